@@ -1,0 +1,31 @@
+"""numbsparse: block-sparse weights for neural networks, in pure Python, on CPUs and GPUs."""
+
+from numbsparse import nn, patterns, testing
+from numbsparse.autograd import Tensor, grad, no_grad
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import DeviceArray, synchronize, to_device
+from numbsparse.draw import draw
+from numbsparse.layout import Layout
+from numbsparse.nn import load, save
+from numbsparse.nn.functional import matmul, sddmm
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BlockSparse",
+    "DeviceArray",
+    "Layout",
+    "Tensor",
+    "draw",
+    "grad",
+    "load",
+    "matmul",
+    "nn",
+    "no_grad",
+    "patterns",
+    "save",
+    "sddmm",
+    "synchronize",
+    "testing",
+    "to_device",
+]

@@ -1,0 +1,39 @@
+"""What was measured on: one line that every table begins with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+from numbsparse import device
+
+
+def describe(place: str) -> str:
+    """Processor or GPU, cores, and the versions that matter."""
+    if place == "cuda":
+        what = device.describe()
+    else:
+        what = f"{_processor()}, {device.CPU_THREADS} of {os.cpu_count()} cores"
+    packages = ("numba", "numba-cuda", "numpy", "scipy", "torch")
+    versions = [f"{name} {number}" for name in packages if (number := _version(name))]
+    return f"{what}; Python {sys.version.split()[0]}, {', '.join(versions)}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,334 @@
+"""BlockSparse: a matrix that is zero outside its kept blocks, on the CPU or on a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.sparse
+
+from numbsparse.device import DeviceArray, as_device_array, is_device_operand, to_device
+from numbsparse.files import write_npz
+from numbsparse.layout import Layout, as_layout
+
+DTYPES = ("float16", "float32", "float64")
+
+
+class BlockSparse:
+    """A block-sparse matrix `w` of shape (in_features, out_features).
+
+    Parameters
+    ----------
+    data : array of float16, float32 or float64, (n_blocks, B, B)
+        The values of the kept blocks, in the order of SciPy's BSR format: block row by block row.
+        A NumPy array, or a GPU array of numbsparse, torch, CuPy, JAX or Numba. Never copied.
+    layout : Layout, or a pattern (array of bool, (in_blocks, out_blocks))
+        Which blocks are kept.
+    shape : (in_features, out_features), optional
+        If the features are no multiples of B: the last block row and block column reach over the
+        edge, and what stands there is never read. Default: (in_blocks * B, out_blocks * B).
+
+    Attributes
+    ----------
+    data, indices, indptr, shape, dtype, nnz, ndim : as in `scipy.sparse.bsr_array`
+    layout, n_blocks, density, block_size : what is kept
+    place : "cpu" or "cuda"
+    T : the transposed matrix, a view
+
+    Raises
+    ------
+    TypeError
+        If the dtype is another one.
+    ValueError
+        If `data`, `layout` and `shape` disagree.
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse as ns
+    >>> layout = ns.Layout([[1, 0], [1, 1]])
+    >>> w = ns.BlockSparse(np.ones((3, 4, 4), np.float32), layout)
+    >>> w
+    BlockSparse(8 x 8, float32, 3 blocks of 4 x 4, density 0.75)
+    >>> x = np.ones((1, 8), np.float32)
+    >>> x @ w
+    array([[8., 8., 8., 8., 4., 4., 4., 4.]], dtype=float32)
+    """
+
+    ndim = 2
+    # NumPy steps back, so that `numpy_array @ w` reaches `w.__rmatmul__`.
+    __array_ufunc__ = None
+
+    if TYPE_CHECKING:  # brought by numbsparse.ops.matmul, the room that multiplies
+
+        def __matmul__(self, x: Any) -> Any: ...
+        def __rmatmul__(self, x: Any) -> Any: ...
+
+    def __init__(self, data: Any, layout: Any, *, shape: tuple[int, int] | None = None):
+        layout = as_layout(layout)
+        data = as_device_array(data, "data") if is_device_operand(data) else np.asarray(data)
+        if str(data.dtype) not in DTYPES:
+            raise TypeError(f"data takes {', '.join(DTYPES)}, got {data.dtype}")
+        if data.ndim != 3 or data.shape[1] != data.shape[2] or data.shape[1] == 0:
+            raise ValueError(f"data takes the shape (n_blocks, B, B), got {data.shape}")
+        if data.shape[0] != layout.n_blocks:
+            raise ValueError(
+                f"data has {data.shape[0]} blocks, but layout keeps {layout.n_blocks} blocks"
+            )
+        if isinstance(data, DeviceArray) and not data.is_contiguous:
+            raise ValueError("data on a GPU takes a C-contiguous array, got one with gaps")
+        block_size = data.shape[1]
+        full = (layout.shape[0] * block_size, layout.shape[1] * block_size)
+        shape = full if shape is None else shape
+        _check_shape("shape", shape, full, block_size)
+        self.values: Any = data if isinstance(data, DeviceArray) else np.ascontiguousarray(data)
+        self.stored_layout = layout
+        self.shape: tuple[int, int] = (int(shape[0]), int(shape[1]))
+        self.is_transposed = False
+
+    @property
+    def layout(self) -> Layout:
+        return self.stored_layout.T if self.is_transposed else self.stored_layout
+
+    @property
+    def data(self) -> Any:
+        """The blocks in SciPy's order; of a transposed view, a copy."""
+        if not self.is_transposed:
+            return self.values
+        order = self.stored_layout.index.columns.blocks
+        if isinstance(self.values, DeviceArray):
+            return to_device(self.values.numpy()[order].transpose(0, 2, 1))
+        return np.ascontiguousarray(self.values[order].transpose(0, 2, 1))
+
+    @property
+    def indptr(self) -> np.ndarray:
+        return self.layout.indptr
+
+    @property
+    def indices(self) -> np.ndarray:
+        return self.layout.indices
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.values.dtype
+
+    @property
+    def block_size(self) -> int:
+        return self.values.shape[1]
+
+    @property
+    def n_blocks(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def nnz(self) -> int:
+        """Stored values, zeros among them counted."""
+        return self.values.size
+
+    @property
+    def density(self) -> float:
+        return self.stored_layout.density
+
+    @property
+    def place(self) -> str:
+        return "cuda" if isinstance(self.values, DeviceArray) else "cpu"
+
+    @property
+    def T(self) -> BlockSparse:
+        """The transposed matrix: the same values, walked the other way."""
+        view = self.with_values(self.values)
+        view.shape = self.shape[::-1]
+        view.is_transposed = not self.is_transposed
+        return view
+
+    def with_values(self, values: Any) -> BlockSparse:
+        """The same matrix with other values, given as `w.values` stores them; not checked."""
+        other = BlockSparse.__new__(BlockSparse)
+        other.values = values
+        other.stored_layout = self.stored_layout
+        other.shape = self.shape
+        other.is_transposed = self.is_transposed
+        return other
+
+    def to(self, place: str) -> BlockSparse:
+        """This matrix in the memory of "cpu" or "cuda"; itself if it is there already.
+
+        Raises ValueError for another place, RuntimeError where there is no GPU.
+        """
+        if place not in ("cpu", "cuda"):
+            raise ValueError(f'place takes "cpu" or "cuda", got {place!r}')
+        if place == self.place:
+            return self
+        return self.with_values(to_device(self.values) if place == "cuda" else self.values.numpy())
+
+    def astype(self, dtype: Any) -> BlockSparse:
+        """A copy with another dtype: float16, float32 or float64."""
+        if str(np.dtype(dtype)) not in DTYPES:
+            raise TypeError(f"dtype takes {', '.join(DTYPES)}, got {np.dtype(dtype)}")
+        host = self.to("cpu")
+        return host.with_values(host.values.astype(dtype)).to(self.place)
+
+    def copy(self) -> BlockSparse:
+        """The same matrix in memory of its own."""
+        host = self.to("cpu")
+        return host.with_values(host.values.copy()).to(self.place)
+
+    def toarray(self) -> np.ndarray:
+        """The dense matrix as a NumPy array, (in_features, out_features)."""
+        values = self.values if self.place == "cpu" else self.values.numpy()
+        index, (in_blocks, out_blocks) = self.stored_layout.index, self.stored_layout.shape
+        size = self.block_size
+        dense = np.zeros((in_blocks, size, out_blocks, size), self.dtype)
+        dense[index.block_rows, :, index.block_columns, :] = values
+        dense = dense.reshape(in_blocks * size, out_blocks * size)
+        dense = dense.T if self.is_transposed else dense
+        return np.ascontiguousarray(dense[: self.shape[0], : self.shape[1]])
+
+    @classmethod
+    def from_dense(cls, array: Any, layout: Any, *, block_size: int) -> BlockSparse:
+        """The blocks of a dense matrix that a layout keeps; the others are dropped.
+
+        >>> import numpy as np, numbsparse as ns
+        >>> ns.BlockSparse.from_dense(np.eye(8), [[1, 0], [0, 1]], block_size=4)
+        BlockSparse(8 x 8, float64, 2 blocks of 4 x 4, density 0.5)
+        """
+        array, layout = np.asarray(array), as_layout(layout)
+        if array.ndim != 2:
+            raise ValueError(f"array takes two axes, got {array.ndim}")
+        full = (layout.shape[0] * block_size, layout.shape[1] * block_size)
+        _check_shape("array.shape", array.shape, full, block_size)
+        padded = np.zeros(full, array.dtype)
+        padded[: array.shape[0], : array.shape[1]] = array
+        blocks = padded.reshape(layout.shape[0], block_size, layout.shape[1], block_size)
+        index = layout.index
+        return cls(blocks[index.block_rows, :, index.block_columns, :], layout, shape=array.shape)
+
+    @classmethod
+    def from_scipy(cls, a: Any) -> BlockSparse:
+        """A matrix from SciPy's BSR format, its values shared where they are canonical.
+
+        Values are copied only if blocks stand twice or out of order; they are then summed and
+        sorted.
+
+        Parameters
+        ----------
+        a : scipy.sparse.bsr_array or bsr_matrix of float32 or float64, with square blocks
+
+        Raises
+        ------
+        TypeError
+            If `a` is not in BSR format, or of another dtype.
+        ValueError
+            If its blocks are not square.
+
+        Examples
+        --------
+        >>> import numpy as np, scipy.sparse, numbsparse as ns
+        >>> a = scipy.sparse.bsr_array(np.eye(8), blocksize=(4, 4))
+        >>> np.shares_memory(ns.BlockSparse.from_scipy(a).data, a.data)
+        True
+        """
+        if getattr(a, "format", None) != "bsr":
+            raise TypeError(
+                f"a takes a SciPy array in BSR format, got {type(a).__name__}: "
+                "convert it with a.tobsr(blocksize=(32, 32))"
+            )
+        if a.blocksize[0] != a.blocksize[1]:
+            raise ValueError(f"a takes square blocks, got {a.blocksize}")
+        if not _is_canonical(a):
+            a = a.copy()
+            a.sort_indices()
+            a.sum_duplicates()
+        n_blocks = a.indptr[-1]
+        grid = (a.shape[0] // a.blocksize[0], a.shape[1] // a.blocksize[1])
+        layout = Layout.from_arrays(a.indptr, a.indices[:n_blocks], grid)
+        return cls(a.data if len(a.data) == n_blocks else a.data[:n_blocks], layout)
+
+    def to_scipy(self) -> scipy.sparse.bsr_array:
+        """This matrix as a `scipy.sparse.bsr_array`, sharing its values where they are on the CPU.
+
+        Raises
+        ------
+        TypeError
+            If the dtype is float16, which SciPy does not take: `.astype("float32")` first.
+        ValueError
+            If the features are no multiples of the block, which BSR cannot say.
+        """
+        if self.dtype == np.float16:
+            raise TypeError('SciPy takes no float16: convert with .astype("float32") first')
+        if any(n % self.block_size for n in self.shape):
+            raise ValueError(
+                f"SciPy's BSR takes features that are multiples of {self.block_size}, "
+                f"got {self.shape}: take toarray()"
+            )
+        host = self.to("cpu")
+        arrays = (host.data, host.indices.copy(), host.indptr.copy())
+        return scipy.sparse.bsr_array(arrays, shape=self.shape, copy=False)
+
+    def save(self, path: Any) -> None:
+        """Write this matrix to an `.npz` file that `numpy.load` reads: whole, or not at all.
+
+        Its arrays are `data, indices, indptr, shape, format`, as `scipy.sparse.save_npz` names
+        them.
+        """
+        write_npz(path, self.arrays())
+
+    @classmethod
+    def load(cls, path: Any) -> BlockSparse:
+        """Read a matrix that `save` wrote (or `scipy.sparse.save_npz`, in BSR format)."""
+        with np.load(path) as file:
+            missing = {"data", "indices", "indptr", "shape"} - set(file.files)
+            if missing:
+                raise ValueError(f"{path} holds no block-sparse matrix: it lacks {sorted(missing)}")
+            return cls.from_arrays(dict(file))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The NumPy arrays that say all of this matrix, by SciPy's names."""
+        return {
+            "data": self.to("cpu").data,
+            "indices": self.indices,
+            "indptr": self.indptr,
+            "shape": np.array(self.shape),
+            "format": np.array(b"bsr"),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> BlockSparse:
+        """The matrix that `arrays()` says."""
+        data, (in_features, out_features) = arrays["data"], arrays["shape"].tolist()
+        grid = (-(-in_features // data.shape[1]), -(-out_features // data.shape[1]))
+        layout = Layout.from_arrays(arrays["indptr"], arrays["indices"], grid)
+        return cls(data, layout, shape=(in_features, out_features))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.arrays(), self.place)
+
+    def __repr__(self) -> str:
+        size, place = self.block_size, "" if self.place == "cpu" else f", on {self.place}"
+        return (
+            f"BlockSparse({self.shape[0]} x {self.shape[1]}, {self.dtype}, {self.n_blocks} blocks "
+            f"of {size} x {size}, density {self.density:.3g}{place})"
+        )
+
+
+def _check_shape(
+    argument: str, shape: tuple[int, ...], full: tuple[int, int], block_size: int
+) -> None:
+    """Refuse a shape that does not end within the last block row and the last block column."""
+    if len(shape) != 2 or any(
+        not whole - block_size < n <= whole for n, whole in zip(shape, full, strict=True)
+    ):
+        raise ValueError(
+            f"{argument} takes at most {full} and less than a block under it, got {tuple(shape)}"
+        )
+
+
+def _restore(arrays: dict[str, np.ndarray], place: str) -> BlockSparse:
+    return BlockSparse.from_arrays(arrays).to(place)
+
+
+def _is_canonical(a: Any) -> bool:
+    """Whether block columns rise within each row, each once (SciPy's own flag may be stale)."""
+    n_blocks = a.indptr[-1]
+    block_rows = np.repeat(np.arange(len(a.indptr) - 1, dtype=np.int64), np.diff(a.indptr))
+    columns = a.shape[1] // a.blocksize[1]
+    return bool((np.diff(block_rows * columns + a.indices[:n_blocks]) > 0).all())

@@ -1,0 +1,222 @@
+"""DeviceArray: a strided array in GPU memory that every GPU library can read."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from numbsparse.device import memory, runtime
+
+
+class DeviceArray:
+    """An array in GPU memory, with NumPy's shape, dtype and strides.
+
+    It computes nothing by itself: the functions of numbsparse do. Slices, `.T` and `.reshape` of
+    contiguous arrays are views. torch, CuPy, JAX and Numba read it without a copy, through
+    `__cuda_array_interface__` or DLPack. Nothing is copied to the host unless `.numpy()` says so.
+
+    Make one with `numbsparse.to_device`.
+    """
+
+    __slots__ = ("__weakref__", "_contiguous", "address", "dtype", "owner", "shape", "strides")
+
+    # NumPy steps back, so that `numpy_array @ w` and the like reach our own methods or fail.
+    __array_ufunc__ = None
+
+    def __init__(
+        self,
+        address: int,
+        shape: tuple[int, ...],
+        dtype: Any,
+        strides: tuple[int, ...] | None = None,
+        owner: Any = None,
+    ):
+        self.address = address
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self.owner = owner
+        contiguous = contiguous_strides(shape, self.dtype.itemsize)
+        self.strides = contiguous if strides is None else strides
+        # An axis of one item may have any stride.
+        self._contiguous = (
+            strides is None
+            or strides == contiguous
+            or all(n == 1 or s == c for n, s, c in zip(shape, strides, contiguous, strict=True))
+        )
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the values lie in C order without gaps."""
+        return self._contiguous
+
+    @property
+    def T(self) -> DeviceArray:
+        """The transposed view."""
+        return DeviceArray(
+            self.address, self.shape[::-1], self.dtype, self.strides[::-1], self.owner
+        )
+
+    def reshape(self, *shape: Any) -> DeviceArray:
+        """A view with another shape; of a C-contiguous array only."""
+        if len(shape) == 1 and not isinstance(shape[0], int | np.integer):
+            shape = tuple(shape[0])
+        if -1 in shape:
+            rest = prod(n for n in shape if n != -1)
+            shape = tuple(self.size // max(rest, 1) if n == -1 else n for n in shape)
+        if prod(shape) != self.size:
+            raise ValueError(f"an array of shape {self.shape} cannot take the shape {shape}")
+        if not self.is_contiguous:
+            raise ValueError("reshape takes a C-contiguous array; copy it first")
+        return DeviceArray(self.address, shape, self.dtype, None, self.owner)
+
+    def view(self, dtype: Any) -> DeviceArray:
+        """The same bits as another dtype of the same size."""
+        if np.dtype(dtype).itemsize != self.itemsize:
+            raise ValueError(f"dtype takes {self.itemsize} bytes an item, got {np.dtype(dtype)}")
+        return DeviceArray(self.address, self.shape, dtype, self.strides, self.owner)
+
+    def __getitem__(self, key: Any) -> DeviceArray:
+        """Basic indexing: integers, slices with positive steps, `...`, None. Always a view."""
+        address, shape, strides = self.address, [], []
+        axes = iter(zip(self.shape, self.strides, strict=True))
+        for item in _expand(key, self.ndim):
+            if item is None:
+                shape.append(1)
+                strides.append(0)
+                continue
+            n, stride = next(axes)
+            if isinstance(item, slice):
+                start, stop, step = item.indices(n)
+                if step < 0:
+                    raise IndexError("slices of a DeviceArray take positive steps")
+                address += start * stride
+                shape.append(len(range(start, stop, step)))
+                strides.append(step * stride)
+            elif isinstance(item, int | np.integer) and not isinstance(item, bool):
+                if not -n <= item < n:
+                    raise IndexError(f"index {item} is out of bounds for an axis of {n}")
+                address += int(item) % n * stride
+            else:
+                raise IndexError(
+                    f"a DeviceArray takes integers and slices as indices, got {item!r}"
+                )
+        return DeviceArray(address, tuple(shape), self.dtype, tuple(strides), self.owner)
+
+    def numpy(self) -> np.ndarray:
+        """Copy to the host, waiting for pending work: a new NumPy array."""
+        if self.is_contiguous:
+            host = np.empty(self.shape, self.dtype)
+            memory.copy_out(host, self.address)
+            return host
+        span = np.empty(span_of(self), self.dtype)
+        memory.copy_out(span, self.address)
+        return np.lib.stride_tricks.as_strided(span, self.shape, self.strides).copy()
+
+    def item(self) -> Any:
+        """The only value, as a Python number, copied from the device."""
+        return self.numpy().item()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of an array without axes")
+        return self.shape[0]
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        stream = None if runtime.SIMULATED else int(runtime.current_stream().handle) or 1
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.address, False),
+            "strides": None if self.is_contiguous else self.strides,
+            "version": 3,
+            "stream": stream,
+        }
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._strided_memory_view().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._strided_memory_view().__dlpack_device__()
+
+    def _strided_memory_view(self) -> Any:
+        from cuda.core import Buffer
+        from cuda.core.utils import StridedMemoryView
+
+        buffer = Buffer.from_handle(self.address, span_of(self) * self.itemsize, owner=self)
+        strides = tuple(s // self.itemsize for s in self.strides)
+        return StridedMemoryView.from_buffer(buffer, self.shape, strides, dtype=self.dtype)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        raise TypeError("a DeviceArray is not copied to the host silently: call .numpy()")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return to_device, (self.numpy(),)
+
+    def __repr__(self) -> str:
+        return f"DeviceArray(shape={self.shape}, dtype={self.dtype})"
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> DeviceArray:
+    """An array in GPU memory whose values are whatever was there."""
+    dtype = np.dtype(dtype)
+    address, owner = memory.allocate(prod(shape) * dtype.itemsize)
+    return DeviceArray(address, tuple(int(n) for n in shape), dtype, None, owner)
+
+
+def to_device(host: Any) -> DeviceArray:
+    """Copy a NumPy array (or what `numpy.asarray` takes) to the GPU."""
+    host = np.ascontiguousarray(host).reshape(np.shape(host))
+    array = empty(host.shape, host.dtype)
+    memory.copy_in(array.address, host)
+    return array
+
+
+def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """The strides, in bytes, of an array in C order without gaps."""
+    strides = []
+    for n in reversed(shape):
+        strides.append(itemsize)
+        itemsize *= n
+    return tuple(reversed(strides))
+
+
+def span_of(array: DeviceArray) -> int:
+    """Items from the first to the last, gaps counted."""
+    if array.is_contiguous or array.size == 0:
+        return array.size
+    last = sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True))
+    return last // array.itemsize + 1
+
+
+def _expand(key: Any, ndim: int) -> list[Any]:
+    """An index as one item per axis (and per new axis), without an ellipsis."""
+    items = list(key) if isinstance(key, tuple) else [key]
+    given = sum(item is not None and item is not Ellipsis for item in items)
+    if given > ndim:
+        raise IndexError(f"{given} indices for an array of {ndim} axes")
+    if not any(item is Ellipsis for item in items):
+        items.append(Ellipsis)
+    where = next(i for i, item in enumerate(items) if item is Ellipsis)
+    return items[:where] + [slice(None)] * (ndim - given) + items[where + 1 :]

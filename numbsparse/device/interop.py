@@ -1,0 +1,65 @@
+"""Arrays of other GPU libraries in, and results back in the caller's library."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from numbsparse.device import runtime
+from numbsparse.device.array import DeviceArray
+
+
+def is_device_operand(x: Any) -> bool:
+    """Whether `x` lives in GPU memory: ours, or any library's that says so."""
+    if isinstance(x, DeviceArray):
+        return True
+    if hasattr(x, "__dlpack_device__"):
+        cuda, managed = 2, 13  # DLPack's numbers of the kinds of device
+        return x.__dlpack_device__()[0] in (cuda, managed)
+    return hasattr(x, "__cuda_array_interface__")
+
+
+def as_device_array(x: Any, argument: str = "x") -> DeviceArray:
+    """A view of a GPU array of torch, CuPy, JAX, Numba or ourselves; nothing is copied."""
+    if isinstance(x, DeviceArray):
+        return x
+    if not is_device_operand(x):
+        raise TypeError(f"{argument} takes an array in GPU memory, got {type(x).__name__}")
+    runtime.require()
+    if getattr(x, "requires_grad", False):
+        x = x.detach()  # torch lends only tensors that its own tape does not watch
+    if runtime.SIMULATED:
+        return _from_interface(x)
+    from cuda.core.utils import StridedMemoryView
+
+    device, stream = runtime.current_device(), int(runtime.current_stream().handle)
+    # Stream number 1 names the legacy default stream in both protocols; 0 is not allowed.
+    view = StridedMemoryView.from_any_interface(x, stream_ptr=stream or 1)
+    if view.device_id not in (device.device_id, -1):
+        raise ValueError(
+            f"{argument} lives on GPU {view.device_id}, numbsparse works on GPU {device.device_id}"
+        )
+    dtype = np.dtype(view.dtype)
+    strides = None if view.strides is None else tuple(s * dtype.itemsize for s in view.strides)
+    return DeviceArray(view.ptr, tuple(view.shape), dtype, strides, owner=x)
+
+
+def in_library_of(x: Any, result: DeviceArray) -> Any:
+    """The result as an array of the library that `x` came from, without a copy.
+
+    torch and CuPy get their own type; any other caller gets the DeviceArray, which speaks DLPack.
+    """
+    library = type(x).__module__.partition(".")[0]
+    if isinstance(x, DeviceArray) or library not in ("torch", "cupy"):
+        return result
+    module = sys.modules[library]
+    return module.as_tensor(result, device="cuda") if library == "torch" else module.asarray(result)
+
+
+def _from_interface(x: Any) -> DeviceArray:
+    """Read __cuda_array_interface__ (version 3) by hand: the simulator has no cuda.core."""
+    interface = x.__cuda_array_interface__
+    address, shape = interface["data"][0], tuple(interface["shape"])
+    return DeviceArray(address, shape, interface["typestr"], interface.get("strides"), owner=x)

@@ -1,0 +1,113 @@
+"""Is there a GPU, and which stream does work go to?
+
+Without a GPU, kernels can run in numba-cuda's simulator: set NUMBA_ENABLE_CUDASIM=1 before numba
+is imported. The simulator's device memory is host memory; everything else is the same code.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import config
+
+SIMULATED = bool(config.ENABLE_CUDASIM)
+"""True where kernels run in numba-cuda's simulator."""
+
+CPU_THREADS = config.NUMBA_NUM_THREADS
+"""How many threads CPU kernels may use."""
+
+
+@cache
+def why_unavailable() -> str | None:
+    """None where kernels can run; else one sentence that says what is missing and what to do."""
+    if SIMULATED:
+        return None
+    try:
+        from cuda.core import Device
+    except ImportError:
+        return "cuda.core is not installed: pip install numba-cuda"
+    try:
+        device = Device()
+    except Exception:  # the driver's absence shows in many ways, one per platform and version
+        return "no NVIDIA driver or no GPU was found: install the NVIDIA driver, or keep to the CPU"
+    if device.compute_capability < (7, 0):
+        return f"{device.name} is too old: numbsparse takes compute capability 7.0 and up"
+    if (library := _missing_compiler()) is not None:
+        major = _driver_major()
+        return f"the compiler library {library} was not found: pip install 'numbsparse[cu{major}]'"
+    return None
+
+
+def _missing_compiler() -> str | None:
+    """The name of a library that numba-cuda needs to compile, if it cannot be loaded."""
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    library = ""
+    try:
+        for library in ("nvvm", "nvrtc", "nvJitLink"):
+            load_nvidia_dynamic_lib(library)
+    except Exception:  # pathfinder raises its own types, one per platform
+        return library
+    return None
+
+
+def _driver_major() -> int:
+    from cuda.bindings import driver
+
+    return driver.cuDriverGetVersion()[1] // 1000
+
+
+def is_available() -> bool:
+    """Whether kernels can run: on a GPU, or in the simulator."""
+    return why_unavailable() is None
+
+
+def require() -> None:
+    """Raise RuntimeError, with the reason, where no kernel can run."""
+    if (reason := why_unavailable()) is not None:
+        raise RuntimeError(f"a GPU is needed here, but {reason}")
+
+
+@cache
+def current_device() -> Any:
+    """The cuda.core Device that everything runs on, made current."""
+    require()
+    from cuda.core import Device
+
+    device = Device()
+    device.set_current()
+    return device
+
+
+@cache
+def current_stream() -> Any:
+    """The stream that orders all work: the legacy default stream, as in PyTorch and CuPy."""
+    from cuda.core import LEGACY_DEFAULT_STREAM
+
+    current_device()
+    return LEGACY_DEFAULT_STREAM
+
+
+@cache
+def compute_capability() -> tuple[int, int]:
+    """(major, minor) of the GPU; (7, 0), the least that is supported, in the simulator."""
+    if SIMULATED:
+        return (7, 0)
+    return tuple(current_device().compute_capability)
+
+
+def describe() -> str:
+    """Name and driver of the GPU, in a few words."""
+    if SIMULATED:
+        return "numba-cuda's simulator"
+    from cuda.bindings import driver
+
+    version = driver.cuDriverGetVersion()[1]
+    return f"{current_device().name}, driver for CUDA {version // 1000}.{version % 1000 // 10}"
+
+
+def synchronize() -> None:
+    """Wait until the GPU has done all that was asked of it."""
+    if not SIMULATED:
+        current_stream().sync()

@@ -1,0 +1,1 @@
+"""Kernels: for each operation its NumPy meaning first, then what runs it fast."""

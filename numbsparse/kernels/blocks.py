@@ -1,0 +1,62 @@
+"""What the threads of a block find out together, by a tree in shared memory.
+
+The tree has a fixed order: the same values give the same bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import cuda
+
+from numbsparse.device import SIMULATED
+
+MOST_THREADS = 8 if SIMULATED else 256  # a constant: shared arrays take constant shapes
+LEAST_THREADS = 2 if SIMULATED else 32
+
+LOWEST = np.float32(-np.inf)
+
+
+def threads_for(n: int) -> int:
+    """Threads of a block that walks n items together: a power of two, as the tree needs."""
+    threads = LEAST_THREADS
+    while threads < min(n, MOST_THREADS):
+        threads *= 2
+    return threads
+
+
+@cuda.jit(device=True)
+def larger(a, b):
+    """The larger of two, or the NaN."""
+    return a if a >= b or a != a else b
+
+
+@cuda.jit(device=True)
+def block_sum(value, scratch):
+    """The sum of the threads' values, for all of them. `scratch` is shared, one item a thread."""
+    t, half = cuda.threadIdx.x, cuda.blockDim.x // 2
+    scratch[t] = value
+    cuda.syncthreads()
+    while half:
+        if t < half:
+            scratch[t] += scratch[t + half]
+        cuda.syncthreads()
+        half //= 2
+    total = scratch[0]
+    cuda.syncthreads()  # scratch may be written again
+    return total
+
+
+@cuda.jit(device=True)
+def block_max(value, scratch):
+    """The largest of the threads' values, for all of them."""
+    t, half = cuda.threadIdx.x, cuda.blockDim.x // 2
+    scratch[t] = value
+    cuda.syncthreads()
+    while half:
+        if t < half:
+            scratch[t] = larger(scratch[t], scratch[t + half])
+        cuda.syncthreads()
+        half //= 2
+    largest = scratch[0]
+    cuda.syncthreads()
+    return largest

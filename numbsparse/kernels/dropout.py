@@ -1,0 +1,24 @@
+"""The dropout mask: a thread per value, which hashes its position."""
+
+from __future__ import annotations
+
+from numba import cuda, float32
+
+from numbsparse.device.launch import launch
+from numbsparse.kernels.elementwise import THREADS, blocks
+from numbsparse.kernels.hashing import MASK, triple32
+
+_triple32 = cuda.jit(device=True)(triple32)
+
+
+def dropout_mask(mask, key, second_key, threshold, kept):
+    """mask[i] = kept if hash(i) >= threshold else 0, for mask (n,)."""
+    launch(mask_kernel, blocks(mask.size), THREADS, mask, key, second_key, threshold, kept)
+
+
+@cuda.jit
+def mask_kernel(mask, key, second_key, threshold, kept):
+    i = cuda.grid(1)
+    if i < mask.size:
+        bits = _triple32(_triple32((i + key) & MASK) ^ second_key)
+        mask[i] = kept if bits >= threshold else float32(0)

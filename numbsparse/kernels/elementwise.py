@@ -1,0 +1,204 @@
+"""Functions of each value by itself: a thread per value of the output.
+
+A scalar function below, and the mechanism after it, make a kernel: it walks inputs and output with
+their own strides, 0 along an axis that is broadcast, so that views cost no copy. Where all are
+contiguous, only one axis is left and an index needs no division.
+
+`run("add", out, a, b)` means out[...] = a + b.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import cuda, float32
+
+from numbsparse.device import SIMULATED, DeviceArray
+from numbsparse.device.launch import launch
+from numbsparse.kernels.views import span, walk
+
+THREADS = 32 if SIMULATED else 256
+
+# In a kernel a Python number is a float64, and would take the whole formula with it.
+ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
+GELU_SCALE = np.float32(math.sqrt(2 / math.pi))
+GELU_CUBE = np.float32(0.044715)
+GELU_SLOPE = np.float32(3 * 0.044715)
+
+
+def maximum(a, b):
+    return a if a >= b or a != a else b  # a != a: NaN
+
+
+def sigmoid(x):
+    # The exponential of a negative number never overflows.
+    if x >= ZERO:
+        return ONE / (ONE + math.exp(-x))
+    e = math.exp(x)
+    return e / (ONE + e)
+
+
+def relu(x):
+    return ZERO if x <= ZERO else x
+
+
+def relu_grad(x, dy):
+    return dy if x > ZERO else ZERO
+
+
+def gelu(x):
+    t = math.tanh(GELU_SCALE * (x + GELU_CUBE * x * x * x))
+    return HALF * x * (ONE + t)
+
+
+def gelu_grad(x, dy):
+    t = math.tanh(GELU_SCALE * (x + GELU_CUBE * x * x * x))
+    du = GELU_SCALE * (ONE + GELU_SLOPE * x * x)
+    return dy * HALF * (ONE + t + x * (ONE - t * t) * du)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "divide": lambda a, b: a / b,
+    "maximum": maximum,
+    "power": lambda a, exponent: math.pow(a, exponent),
+    "negative": lambda a: -a,
+    "exp": lambda a: math.exp(a),
+    "log": lambda a: math.log(a),
+    "sqrt": lambda a: math.sqrt(a),
+    "tanh": lambda a: math.tanh(a),
+    "sigmoid": sigmoid,
+    "relu": relu,
+    "relu_grad": relu_grad,
+    "gelu": gelu,
+    "gelu_grad": gelu_grad,
+}
+"""Each of float32 values, to a float32."""
+
+
+def run(name: str, out: DeviceArray, *operands: DeviceArray | float) -> None:
+    """out[...] = function(*operands), broadcast to the shape of `out`, which is C-contiguous."""
+    kinds = "".join("n" if isinstance(x, float) else "a" for x in operands)
+    arrays = [x for x in operands if not isinstance(x, float)]
+    shape, strides = walk(out.shape, *arrays)
+    flat: list[Any] = []
+    steps = iter(strides)
+    for x in operands:
+        flat += [x] if isinstance(x, float) else [span(x), next(steps)]
+    launch(_kernel(name, kinds), blocks(out.size), THREADS, span(out), shape, *flat)
+
+
+def copy(out: DeviceArray, source: DeviceArray) -> None:
+    """out[...] = source, broadcast and rounded to the dtype of `out`; both of any strides."""
+    shape, (out_strides, strides) = walk(out.shape, out, source)
+    args = span(out), out_strides, span(source), strides
+    launch(copy_kernel, blocks(out.size), THREADS, out.size, shape, *args)
+
+
+def fill(out: DeviceArray, value: float) -> None:
+    """out[...] = value, for a C-contiguous `out`."""
+    launch(fill_kernel, blocks(out.size), THREADS, span(out), value)
+
+
+def blocks(size: int) -> int:
+    """Blocks of threads with a thread for each of `size` items."""
+    return -(-size // THREADS)
+
+
+@cuda.jit(device=True)
+def offset(i, shape, strides):
+    """Where item i, in C order, of a view lies in its span."""
+    place = 0
+    for axis in range(len(shape) - 1, 0, -1):
+        rest = i // shape[axis]
+        place += (i - rest * shape[axis]) * strides[axis]
+        i = rest
+    return place + i * strides[0]
+
+
+@cuda.jit(device=True)
+def offsets(i, shape, a_strides, b_strides):
+    """`offset` in two views of one shape, with the divisions shared."""
+    a, b = 0, 0
+    for axis in range(len(shape) - 1, 0, -1):
+        rest = i // shape[axis]
+        a += (i - rest * shape[axis]) * a_strides[axis]
+        b += (i - rest * shape[axis]) * b_strides[axis]
+        i = rest
+    return a + i * a_strides[0], b + i * b_strides[0]
+
+
+@cuda.jit
+def copy_kernel(size, shape, out, out_strides, source, strides):
+    i = cuda.grid(1)
+    if i < size:
+        target, place = offsets(i, shape, out_strides, strides)
+        out[target] = source[place]
+
+
+@cuda.jit
+def fill_kernel(out, value):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = value
+
+
+@cache
+def _kernel(name: str, kinds: str) -> Any:
+    """The kernel of a function for its operands: "a" for an array, "n" for a number."""
+    return _MAKERS[kinds](cuda.jit(device=True)(FUNCTIONS[name]))
+
+
+def _of_array(function):
+    @cuda.jit
+    def kernel(out, shape, a, strides):
+        i = cuda.grid(1)
+        if i < out.size:
+            out[i] = function(float32(a[offset(i, shape, strides)]))
+
+    return kernel
+
+
+def _of_arrays(function):
+    @cuda.jit
+    def kernel(out, shape, a, a_strides, b, b_strides):
+        i = cuda.grid(1)
+        if i < out.size:
+            in_a, in_b = offsets(i, shape, a_strides, b_strides)
+            out[i] = function(float32(a[in_a]), float32(b[in_b]))
+
+    return kernel
+
+
+def _of_array_and_number(function):
+    @cuda.jit
+    def kernel(out, shape, a, strides, number):
+        i = cuda.grid(1)
+        if i < out.size:
+            out[i] = function(float32(a[offset(i, shape, strides)]), number)
+
+    return kernel
+
+
+def _of_number_and_array(function):
+    @cuda.jit
+    def kernel(out, shape, number, b, strides):
+        i = cuda.grid(1)
+        if i < out.size:
+            out[i] = function(number, float32(b[offset(i, shape, strides)]))
+
+    return kernel
+
+
+_MAKERS = {
+    "a": _of_array,
+    "aa": _of_arrays,
+    "an": _of_array_and_number,
+    "na": _of_number_and_array,
+}

@@ -1,0 +1,46 @@
+"""The ladder: the three block-sparse products, one technique per file, in reading order.
+
+Every rung is a module with the same four names:
+
+    unsupported(product, block_size, dtype, place)   # None, or the reason in words
+    forward(x, values, index, y)                     # y[:] = x @ w
+    input_grad(dy, values, index, dx)                # dx[:] = dy @ w.T
+    weight_grad(x, dy, index, dvalues)               # dvalues = (x.T @ dy) at the kept blocks
+
+`x` and `dx` are (batch, in_features), `y` and `dy` (batch, out_features), `values` and `dvalues`
+(n_blocks, B, B); `index` is the Index of the layout, where the operands are. The last operand is
+written whole. Inputs may have any strides, outputs are C-contiguous. Features may end inside the
+last block: what `values` holds beyond the edge is not read, and `dvalues` is zero there.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+
+PRODUCTS = ("forward", "input_grad", "weight_grad")
+
+RUNGS = {
+    "k0_reference": "cpu",
+    "k0_cpu": "cpu",
+    "k1_naive": "cuda",
+    "k2_shared": "cuda",
+}
+"""The place of each rung; each is faster than the one before in the same place."""
+
+LADDER: dict[str, ModuleType]
+"""The rungs by name, in reading order."""
+
+
+@cache
+def rung(name: str) -> ModuleType:
+    """The module of a rung; loaded when first named, because those for GPUs load numba.cuda."""
+    return import_module(f"{__name__}.{name}")
+
+
+def __getattr__(name: str) -> dict[str, ModuleType]:
+    if name != "LADDER":
+        raise AttributeError(f"module {__name__} has no attribute {name!r}")
+    ladder = globals()["LADDER"] = {name: rung(name) for name in RUNGS}
+    return ladder

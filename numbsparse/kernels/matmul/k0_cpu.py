@@ -1,0 +1,257 @@
+"""All CPU cores: a tile of outputs stays in vector registers until its whole sum is in it.
+
+The three products are one loop around one step,
+
+    tile[r, v] += a[r] * b[v]        R scalars times a row of C: R * C multiply-adds
+
+    product       a                      b                           tile
+    forward       a row of a block       x,  the batch along v       R out_features x C of the batch
+    input_grad    a column of a block    dy, the batch along v       R in_features  x C of the batch
+    weight_grad   a row of x             dy, features along v        R x C of one block's weights
+
+The batch fills the vectors, not the block, so a small block runs as fast as a large one, and a
+transposed block is the same block read with its strides swapped. `x` and `dy` are packed first, in
+panels C wide, to make each row of `b` one run of memory. An output is summed in one order whatever
+the batch and the number of cores.
+
+Reads per output, from cache: (1/R + 1/C) * steps; steps is the batch for a weight, and else
+B * (blocks in the line). With R = 8 and C = 32 they hide behind the arithmetic, and the limit is
+how many multiply-adds the cores can do. A GPU has far more of those, and the next rung goes there.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import from_dtype, njit, types
+from numba.np.unsafe.ndarray import to_fixed_tuple
+
+from numbsparse.kernels.cores import on_cores, shares
+from numbsparse.kernels.panels import empty_panels, pack, with_unit_stride
+from numbsparse.kernels.simd import (
+    lanes,
+    load,
+    multiply_add,
+    prefetch,
+    store,
+    store_transposed,
+    vector_registers,
+    zeros,
+)
+
+BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
+DTYPES = ("float32", "float64")
+SLAB = 1 << 21  # numbers packed at a time, to stay in the outer cache
+OUTER_CACHE = 1 << 24  # bytes, about; larger weights are read once instead of once per panel
+
+
+def unsupported(product: str, block_size: int, dtype: Any, place: str) -> str | None:
+    if place != "cpu":
+        return "k0_cpu runs on the CPU"
+    if block_size not in BLOCK_SIZES:
+        return f"k0_cpu takes block sizes {BLOCK_SIZES}, got {block_size}"
+    if str(dtype) not in DTYPES:
+        return f"k0_cpu takes {' and '.join(DTYPES)}, got {dtype}"
+    return None
+
+
+def forward(x, values, index, y):
+    """y[:] = x @ w."""
+    _product(x, values, index.columns, y, sum_stride=values.shape[1], out_stride=1)
+
+
+def input_grad(dy, values, index, dx):
+    """dx[:] = dy @ w.T."""
+    _product(dy, values, index.rows, dx, sum_stride=1, out_stride=values.shape[1])
+
+
+def weight_grad(x, dy, index, dvalues):
+    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
+    n_blocks, size, _ = dvalues.shape
+    dtype = from_dtype(dvalues.dtype)
+    columns = 2 * lanes(dtype)
+    width = min(size, columns)  # of a panel; several narrow blocks share a tile
+    kernel = weight_grad_kernel(dtype, _tile_shape(size)[0], columns // width)
+    x_panels = size // width * (len(index.rows.indptr) - 1)
+    dy_panels = size // width * (len(index.columns.indptr) - 1)
+    slab = max(256, SLAB // (width * max(1, x_panels + dy_panels)))
+    x, dy = with_unit_stride(x), with_unit_stride(dy)
+    for start in range(0, max(1, len(x)), slab):
+        x_slab, dy_slab = x[start : start + slab], dy[start : start + slab]
+        batch = len(x_slab)
+        packed_x = empty_panels(x_panels, batch, width, dvalues.dtype)
+        packed_dy = empty_panels(dy_panels, batch, width, dvalues.dtype)
+        lines = (index.block_rows, index.block_columns)
+        on_cores(
+            kernel,
+            (x_slab.T, dy_slab.T, packed_x, packed_dy, *lines, dvalues, start > 0),
+            phases=3,
+            work=n_blocks,
+            multiply_adds=dvalues.size * batch,
+        )
+
+
+def _product(x, values, walk, y, sum_stride, out_stride):
+    """y[:, line] = sum over the line's blocks of x[:, other line] @ block, the batch in slabs.
+
+    In a block, the next step of a sum is `sum_stride` numbers away, the next output `out_stride`.
+    """
+    x = with_unit_stride(x)
+    batch, features = x.shape
+    size, dtype = values.shape[1], from_dtype(values.dtype)
+    rows, vectors = _tile_shape(size)
+    wide, narrow = vectors * lanes(dtype), lanes(dtype)
+    slab = max(1, SLAB // (wide * max(1, features))) * wide
+    start = 0
+    while start < batch:
+        count, columns = min(slab, batch - start), wide
+        if count <= narrow:
+            columns = narrow
+        elif 0 < count % wide <= narrow:  # the last few follow by themselves
+            count -= count % wide
+        packed = empty_panels(-(-count // columns), features, columns, values.dtype)
+        x_slab, y_slab = x[start : start + count], y[start : start + count]
+        by_line = values.nbytes > OUTER_CACHE
+        on_cores(
+            product_kernel(dtype, rows, columns // lanes(dtype)),
+            (x_slab, packed, values, sum_stride, out_stride, *walk, y_slab, by_line),
+            phases=2,
+            work=len(packed) * (len(walk.indptr) - 1) * (size // rows),
+            multiply_adds=values.size * len(packed) * columns,
+        )
+        start += count
+
+
+def _tile_shape(size):
+    """R, and C in vectors: with a row of `b` and a scalar of `a`, what the registers hold."""
+    rows, vectors = (8, 2) if vector_registers() == 32 else (4, 3)
+    return min(rows, size), vectors
+
+
+def _read_only(dtype, axes, layout="C"):
+    return types.Array(dtype, axes, layout, readonly=True)
+
+
+@cache
+def product_kernel(dtype, rows, vectors):
+    """The compiled loop of `_product` for tiles of `rows` x (`vectors` vectors)."""
+    columns = vectors * lanes(dtype)
+    integers = _read_only(types.int32, 1)
+    signature = types.void(
+        types.int64[:, ::1],  # progress
+        types.int64,  # share
+        _read_only(dtype, 2, "A"),  # x (batch, features)
+        dtype[:, :, ::1],  # packed (panels, features, columns)
+        _read_only(dtype, 3),  # values (n_blocks, B, B)
+        *(types.int64, types.int64),  # sum_stride, out_stride
+        *(integers, integers, integers),  # indptr (lines + 1,), indices, blocks (n_blocks,)
+        dtype[:, :],  # y (batch, features of the lines)
+        types.boolean,  # line by line, or panel by panel
+    )
+
+    @njit(signature, nogil=True, cache=True)
+    def kernel(
+        progress,
+        share,
+        x,
+        packed,
+        values,
+        sum_stride,
+        out_stride,
+        indptr,
+        indices,
+        blocks,
+        y,
+        by_line,
+    ):
+        batch, features = x.shape
+        panels, lines, size = len(packed), len(indptr) - 1, values.shape[1]
+        tiles_in_line = size // rows
+        y_stride = y.strides[0] // y.itemsize
+        corner = np.empty((columns, rows), y.dtype)
+        pack(progress[0], x, packed)
+        for first, last in shares(progress[1], share, panels * lines * tiles_in_line):
+            for number in range(first, last):
+                pair, r = number // tiles_in_line, number % tiles_in_line * rows
+                line, panel = pair % lines, pair // lines
+                if by_line:
+                    line, panel = pair // panels, pair % panels
+                tile = zeros(packed, rows, vectors)
+                for position in range(indptr[line], indptr[line + 1]):
+                    other = indices[position] * size
+                    a = blocks[position] * size * size + r * out_stride
+                    b = (panel * features + other) * columns
+                    following = min(position + 1, len(blocks) - 1)
+                    next_a = blocks[following] * size * size + r * out_stride
+                    next_b = (panel * features + indices[following] * size) * columns
+                    for step in range(min(size, features - other)):
+                        prefetch(values, next_a + step * max(sum_stride, rows), rows)
+                        prefetch(packed, next_b + step * columns, columns)
+                        tile = multiply_add(tile, values, a, out_stride, packed, (b,), 0)
+                        a += sum_stride
+                        b += columns
+                n, k = panel * columns, line * size + r
+                if n + columns <= batch and k + rows <= y.shape[1]:
+                    store_transposed(tile, y, n * y_stride + k, y_stride)
+                else:  # the tile reaches over the edge of y
+                    store_transposed(tile, corner, 0, rows)
+                    for v in range(min(columns, batch - n)):
+                        for i in range(min(rows, y.shape[1] - k)):
+                            y[n + v, k + i] = corner[v, i]
+
+    return kernel
+
+
+@cache
+def weight_grad_kernel(dtype, rows, pieces):
+    """dvalues[b] (+)= x[rows of b] @ dy[columns of b].T, `pieces` blocks of a line in one tile."""
+    columns = 2 * lanes(dtype)
+    width = columns // pieces
+    integers = _read_only(types.int32, 1)
+    signature = types.void(
+        types.int64[:, ::1],  # progress
+        types.int64,  # share
+        _read_only(dtype, 2, "A"),  # x (in_features, batch)
+        _read_only(dtype, 2, "A"),  # dy (out_features, batch)
+        dtype[:, :, ::1],  # packed_x (panels, batch, width)
+        dtype[:, :, ::1],  # packed_dy (panels, batch, width)
+        *(integers, integers),  # block_rows, block_columns (n_blocks,)
+        dtype[:, :, ::1],  # dvalues (n_blocks, B, B)
+        types.boolean,  # add to dvalues
+    )
+
+    @njit(signature, nogil=True, cache=True)
+    def kernel(
+        progress, share, x, dy, packed_x, packed_dy, block_rows, block_columns, dvalues, add
+    ):
+        batch = x.shape[1]
+        n_blocks, size, _ = dvalues.shape
+        b, out = np.empty(pieces, np.int64), np.empty(pieces, np.int64)
+        pack(progress[0], x, packed_x)
+        pack(progress[1], dy, packed_dy)
+        for first, last in shares(progress[2], share, n_blocks):
+            block = first
+            while block < last:
+                line, end = block_rows[block], block + 1
+                while end < min(block + pieces, last) and block_rows[end] == line:
+                    end += 1
+                for v in range(0, size, width):
+                    for piece in range(pieces):  # past the end of the line, its last block again
+                        here = min(block + piece, end - 1)
+                        b[piece] = (block_columns[here] * size + v) * batch
+                        out[piece] = here * size * size + v
+                    sources, targets = to_fixed_tuple(b, pieces), to_fixed_tuple(out, pieces)
+                    for r in range(0, size, rows):
+                        a = (line * size + r) // width * width * batch + r % width
+                        if add:
+                            tile = load(dvalues, targets, r * size, size, rows, columns)
+                        else:
+                            tile = zeros(dvalues, rows, 2)
+                        for n in range(0, batch * width, width):
+                            tile = multiply_add(tile, packed_x, a + n, 1, packed_dy, sources, n)
+                        store(tile, dvalues, targets, r * size, size)
+                block = end
+
+    return kernel

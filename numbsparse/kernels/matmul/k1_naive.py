@@ -1,0 +1,107 @@
+"""Rung 1: a GPU thread per output.
+
+Thread (n, k) sums y[n, k] alone, block by block down its block column. Neighbouring threads take
+neighbouring k, so a warp reads 32 weights side by side, and one x that all of them share.
+
+Reads per output, from global memory: 2 * B * (blocks in the column). Every x is read again by each
+of the B threads that need it and every weight by each row of the batch: the next rung removes that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import cuda, float32
+
+from numbsparse.device.launch import launch
+
+BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
+DTYPES = ("float16", "float32")
+THREADS = (32, 4)  # along the contiguous axis, along the other
+
+
+def unsupported(product: str, block_size: int, dtype: Any, place: str) -> str | None:
+    if place != "cuda":
+        return "k1_naive runs on a GPU"
+    if block_size not in BLOCK_SIZES:
+        return f"k1_naive takes block sizes {BLOCK_SIZES}, got {block_size}"
+    if str(dtype) not in DTYPES:
+        return f"k1_naive takes {' and '.join(DTYPES)}, got {dtype}"
+    return None
+
+
+def forward(x, values, index, y):
+    """y[:] = x @ w."""
+    batch, out_features = y.shape
+    launch(forward_kernel, _grid(out_features, batch), THREADS, x, values, *index.columns, y)
+
+
+def input_grad(dy, values, index, dx):
+    """dx[:] = dy @ w.T."""
+    batch, in_features = dx.shape
+    launch(input_grad_kernel, _grid(in_features, batch), THREADS, dy, values, *index.rows, dx)
+
+
+def weight_grad(x, dy, index, dvalues):
+    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
+    n_blocks, size, _ = dvalues.shape
+    grid = _grid(size, n_blocks * size)
+    launch(weight_grad_kernel, grid, THREADS, x, dy, index.block_rows, index.block_columns, dvalues)
+
+
+def _grid(width, height):
+    """Blocks of threads that cover a width x height output; the height may pass 65535 * 4."""
+    return (-(-height // THREADS[1]), -(-width // THREADS[0]))
+
+
+@cuda.jit
+def forward_kernel(x, values, indptr, indices, blocks, y):
+    n = cuda.blockIdx.x * cuda.blockDim.y + cuda.threadIdx.y
+    k = cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
+    batch, out_features = y.shape
+    if n >= batch or k >= out_features:
+        return
+    size = values.shape[1]
+    column, j = k // size, k % size
+    acc = float32(0)
+    for position in range(indptr[column], indptr[column + 1]):
+        block, row = blocks[position], indices[position]
+        first = row * size
+        for i in range(min(size, x.shape[1] - first)):
+            acc += float32(x[n, first + i]) * float32(values[block, i, j])
+    y[n, k] = acc
+
+
+@cuda.jit
+def input_grad_kernel(dy, values, indptr, indices, blocks, dx):
+    n = cuda.blockIdx.x * cuda.blockDim.y + cuda.threadIdx.y
+    c = cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
+    batch, in_features = dx.shape
+    if n >= batch or c >= in_features:
+        return
+    size = values.shape[1]
+    row, i = c // size, c % size
+    acc = float32(0)
+    for position in range(indptr[row], indptr[row + 1]):
+        block, column = blocks[position], indices[position]
+        first = column * size
+        for j in range(min(size, dy.shape[1] - first)):
+            acc += float32(dy[n, first + j]) * float32(values[block, i, j])
+    dx[n, c] = acc
+
+
+@cuda.jit
+def weight_grad_kernel(x, dy, block_rows, block_columns, dvalues):
+    # The blocks lie one under the other: line = block * B + i.
+    line = cuda.blockIdx.x * cuda.blockDim.y + cuda.threadIdx.y
+    j = cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
+    n_blocks, size = dvalues.shape[0], dvalues.shape[1]
+    if line >= n_blocks * size or j >= size:
+        return
+    block, i = line // size, line % size
+    c, k = block_rows[block] * size + i, block_columns[block] * size + j
+    acc = float32(0)
+    if c < x.shape[1] and k < dy.shape[1]:
+        for n in range(x.shape[0]):
+            acc += float32(x[n, c]) * float32(dy[n, k])
+    dvalues[block, i, j] = acc

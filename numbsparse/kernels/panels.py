@@ -1,0 +1,59 @@
+"""A matrix packed in panels: what a register tile reads becomes one run of memory."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from numbsparse.kernels.cores import shares, wait
+from numbsparse.kernels.simd import CACHE_LINE, load, store, store_transposed
+
+STRIP = 128  # rows of a panel packed at a time
+
+
+def empty_panels(panels: int, length: int, columns: int, dtype: np.dtype) -> np.ndarray:
+    """Room for panels (panels, length, columns), from a cache line's border on.
+
+    Else every vector of a cache line's size would lie across two lines.
+    """
+    count, line = panels * length * columns, CACHE_LINE // dtype.itemsize
+    room = np.empty(count + line, dtype)
+    first = -(room.ctypes.data // dtype.itemsize) % line
+    return room[first : first + count].reshape(panels, length, columns)
+
+
+def with_unit_stride(x: np.ndarray) -> np.ndarray:
+    """x, or a copy if neither of its axes is a run of memory."""
+    return x if x.itemsize in x.strides and x.flags.aligned else np.ascontiguousarray(x)
+
+
+@njit(nogil=True)
+def pack(counts, source, packed):
+    """packed[panel, q, v] = source[panel * columns + v, q], zero beyond the edge of `source`.
+
+    One axis of `source` has unit stride, and squares of 4 x 4 follow it through the registers.
+    Returns when every panel is packed, by whichever core.
+    """
+    panels, length, columns = packed.shape
+    p_stride, q_stride = source.strides[0] // source.itemsize, source.strides[1] // source.itemsize
+    strips = panels * ((length + STRIP - 1) // STRIP)
+    for strip, _ in shares(counts, 1, strips):
+        panel, first = strip % panels, strip // panels * STRIP
+        p_first, last = panel * columns, min(first + STRIP, length)
+        count = max(0, min(columns, source.shape[0] - p_first))
+        v_squares, q_squares = count - count % 4, last - (last - first) % 4
+        if q_stride == 1:
+            for v in range(0, v_squares, 4):
+                for q in range(first, q_squares, 4):
+                    square = load(source, ((p_first + v) * p_stride + q,), 0, p_stride, 4, 4)
+                    store_transposed(square, packed, (panel * length + q) * columns + v, columns)
+        else:
+            for q in range(first, q_squares, 4):
+                for v in range(0, v_squares, 4):
+                    square = load(source, (p_first + v + q * q_stride,), 0, q_stride, 4, 4)
+                    store(square, packed, ((panel * length + q) * columns + v,), 0, columns)
+        for q in range(first, last):
+            for v in range(v_squares if q < q_squares else 0, count):
+                packed[panel, q, v] = source[p_first + v, q]
+            packed[panel, q, count:] = 0
+    wait(counts, strips)

@@ -1,0 +1,124 @@
+"""Sums, means and maxima over axes.
+
+A block of threads is a table: x runs along outputs, y along what is reduced to each. Every thread
+takes each blockDim.y-th item of its output, and a tree in shared memory joins the threads of an
+output. How wide and high the table is decides which threads read side by side: high for rows of
+memory, wide for columns. Where outputs are few, each is cut in parts that a second launch joins.
+
+`reduce("sum", out, a, axes)` means out[...] = a.sum(axes).
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+from numba import cuda, float32
+
+from numbsparse.device import SIMULATED, DeviceArray, empty
+from numbsparse.device.launch import launch
+from numbsparse.kernels.blocks import LOWEST, MOST_THREADS, larger
+from numbsparse.kernels.elementwise import offset
+from numbsparse.kernels.views import collapse, span, strides_within
+
+WIDTH = 4 if SIMULATED else 32  # outputs side by side, where these are neighbours in memory
+PER_THREAD = 16  # items that make a part worth its thread
+ENOUGH_BLOCKS = 4 if SIMULATED else 512  # more blocks than that are not made by cutting
+
+
+def reduce(name: str, out: DeviceArray, a: DeviceArray, axes: tuple[int, ...]) -> None:
+    """out[...] = the sum, mean or max of `a` over `axes`; `out` is C-contiguous."""
+    if out.size == 0:
+        return
+    kernel = max_kernel if name == "max" else sum_kernel
+    strides = strides_within(a, a.shape)
+    kept = [i for i in range(a.ndim) if i not in axes]
+    # The order of what is summed is free: walk memory upwards.
+    reduced = sorted(axes, key=lambda i: -strides[i])
+    kept_shape, (kept_strides,) = _collapsed(a, kept, strides)
+    reduced_shape, (reduced_strides,) = _collapsed(a, reduced, strides)
+    n, length = out.size, prod(reduced_shape)
+    threads = _threads(n, length, neighbours=kept_strides[-1] == 1)
+    parts = _parts(n, length, threads)
+    divisor = float(length) if name == "mean" else 1.0
+    flat, walk = span(a), (kept_shape, kept_strides, reduced_shape, reduced_strides)
+    grid = (-(-n // threads[0]), parts)
+    if parts == 1:
+        launch(kernel, grid, threads, flat, *walk, n, length, length, divisor, span(out))
+        return
+    partial = empty((n, parts), np.float32)
+    per_part = -(-length // parts)
+    launch(kernel, grid, threads, flat, *walk, n, length, per_part, 1.0, span(partial))
+    walk = ((n,), (parts,), (parts,), (1,))
+    threads = _threads(n, parts, neighbours=False)
+    grid = (-(-n // threads[0]), 1)
+    launch(kernel, grid, threads, span(partial), *walk, n, parts, parts, divisor, span(out))
+
+
+def _collapsed(a: DeviceArray, axes: list[int], strides: tuple[int, ...]) -> Any:
+    return collapse([a.shape[i] for i in axes], [strides[i] for i in axes])
+
+
+def _threads(n: int, length: int, neighbours: bool) -> tuple[int, int]:
+    """(x, y) threads, powers of two: x outputs at once, y threads on each."""
+    if neighbours and n >= WIDTH:
+        return WIDTH, MOST_THREADS // WIDTH
+    high = 1
+    while high < min(length, MOST_THREADS):
+        high *= 2
+    return MOST_THREADS // high, high
+
+
+def _parts(n: int, length: int, threads: tuple[int, int]) -> int:
+    """In how many parts to cut the items of each output. A matter of sizes alone."""
+    useful = length // (threads[1] * PER_THREAD)
+    wanted = ENOUGH_BLOCKS // -(-n // threads[0])
+    return max(1, min(useful, wanted))
+
+
+def _reduction(combine, identity):
+    @cuda.jit
+    def kernel(
+        a,
+        kept_shape,
+        kept_strides,
+        reduced_shape,
+        reduced_strides,
+        n,
+        length,
+        per_part,
+        divisor,
+        out,
+    ):
+        scratch = cuda.shared.array(MOST_THREADS, float32)
+        x, y, part = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y
+        width, t = cuda.blockDim.x, cuda.threadIdx.y * cuda.blockDim.x + cuda.threadIdx.x
+        item = cuda.blockIdx.x * width + x
+        first = part * per_part
+        acc = identity
+        if item < n:
+            start = offset(item, kept_shape, kept_strides)
+            for i in range(first + y, min(first + per_part, length), cuda.blockDim.y):
+                acc = combine(acc, float32(a[start + offset(i, reduced_shape, reduced_strides)]))
+        scratch[t] = acc
+        cuda.syncthreads()
+        half = cuda.blockDim.y // 2
+        while half:
+            if y < half:
+                scratch[t] = combine(scratch[t], scratch[t + half * width])
+            cuda.syncthreads()
+            half //= 2
+        if y == 0 and item < n:
+            out[item * cuda.gridDim.y + part] = scratch[t] / divisor
+
+    return kernel
+
+
+@cuda.jit(device=True)
+def plus(a, b):
+    return a + b
+
+
+sum_kernel = _reduction(plus, np.float32(0))
+max_kernel = _reduction(larger, LOWEST)

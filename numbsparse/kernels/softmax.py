@@ -1,0 +1,144 @@
+"""Softmax and cross-entropy: a block of threads per row.
+
+The threads of a row find its largest value, then the sum of its exponentials, by trees in shared
+memory; the row is read again for each, from the cache. All in float32. Arrays are (rows, width).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import cuda, float32
+
+from numbsparse.device.launch import launch
+from numbsparse.kernels.blocks import (
+    LOWEST,
+    MOST_THREADS,
+    block_max,
+    block_sum,
+    larger,
+    threads_for,
+)
+
+NAN = np.float32(np.nan)
+
+
+def softmax(x, y):
+    """y[:] = e^x / sum(e^x)."""
+    launch(softmax_kernel, x.shape[0], threads_for(x.shape[1]), x, y)
+
+
+def log_softmax(x, y):
+    """y[:] = x - log(sum(e^x))."""
+    launch(log_softmax_kernel, x.shape[0], threads_for(x.shape[1]), x, y)
+
+
+def softmax_grad(y, dy, dx):
+    """dx[:] = y * (dy - sum(y * dy))."""
+    launch(softmax_grad_kernel, y.shape[0], threads_for(y.shape[1]), y, dy, dx)
+
+
+def log_softmax_grad(y, dy, dx):
+    """dx[:] = dy - e^y * sum(dy)."""
+    launch(log_softmax_grad_kernel, y.shape[0], threads_for(y.shape[1]), y, dy, dx)
+
+
+def cross_entropy(logits, targets, losses, probabilities):
+    """probabilities[:] = softmax(logits); losses[i] = -log(probabilities[i, targets[i]])."""
+    rows, classes = logits.shape
+    threads = threads_for(classes)
+    launch(cross_entropy_kernel, rows, threads, logits, targets, losses, probabilities)
+
+
+def cross_entropy_grad(probabilities, targets, dlosses, dlogits):
+    """dlogits[i] = (probabilities[i] - one_hot(targets[i])) * dlosses[i]."""
+    rows, classes = probabilities.shape
+    threads = threads_for(classes)
+    launch(cross_entropy_grad_kernel, rows, threads, probabilities, targets, dlosses, dlogits)
+
+
+@cuda.jit(device=True)
+def row_max(x, row, scratch):
+    largest = LOWEST
+    for j in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
+        largest = larger(largest, float32(x[row, j]))
+    return block_max(largest, scratch)
+
+
+@cuda.jit(device=True)
+def row_sum_of_exponentials(x, row, largest, scratch):
+    total = float32(0)
+    for j in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
+        total += math.exp(float32(x[row, j]) - largest)
+    return block_sum(total, scratch)
+
+
+@cuda.jit
+def softmax_kernel(x, y):
+    scratch = cuda.shared.array(MOST_THREADS, float32)
+    row = cuda.blockIdx.x
+    largest = row_max(x, row, scratch)
+    total = row_sum_of_exponentials(x, row, largest, scratch)
+    for j in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
+        y[row, j] = math.exp(float32(x[row, j]) - largest) / total
+
+
+@cuda.jit
+def log_softmax_kernel(x, y):
+    scratch = cuda.shared.array(MOST_THREADS, float32)
+    row = cuda.blockIdx.x
+    largest = row_max(x, row, scratch)
+    log_total = math.log(row_sum_of_exponentials(x, row, largest, scratch))
+    for j in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
+        y[row, j] = float32(x[row, j]) - largest - log_total
+
+
+@cuda.jit
+def softmax_grad_kernel(y, dy, dx):
+    scratch = cuda.shared.array(MOST_THREADS, float32)
+    row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
+    dot = float32(0)
+    for j in range(t, y.shape[1], threads):
+        dot += float32(y[row, j]) * float32(dy[row, j])
+    dot = block_sum(dot, scratch)
+    for j in range(t, y.shape[1], threads):
+        dx[row, j] = float32(y[row, j]) * (float32(dy[row, j]) - dot)
+
+
+@cuda.jit
+def log_softmax_grad_kernel(y, dy, dx):
+    scratch = cuda.shared.array(MOST_THREADS, float32)
+    row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
+    total = float32(0)
+    for j in range(t, y.shape[1], threads):
+        total += float32(dy[row, j])
+    total = block_sum(total, scratch)
+    for j in range(t, y.shape[1], threads):
+        dx[row, j] = float32(dy[row, j]) - math.exp(float32(y[row, j])) * total
+
+
+@cuda.jit
+def cross_entropy_kernel(logits, targets, losses, probabilities):
+    scratch = cuda.shared.array(MOST_THREADS, float32)
+    row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
+    classes, target = logits.shape[1], targets[row]
+    largest = row_max(logits, row, scratch)
+    total = row_sum_of_exponentials(logits, row, largest, scratch)
+    for j in range(t, classes, threads):
+        probabilities[row, j] = math.exp(float32(logits[row, j]) - largest) / total
+    if t == 0:
+        losses[row] = NAN
+        if 0 <= target < classes:
+            losses[row] = math.log(total) - (float32(logits[row, target]) - largest)
+
+
+@cuda.jit
+def cross_entropy_grad_kernel(probabilities, targets, dlosses, dlogits):
+    row, classes = cuda.blockIdx.x, probabilities.shape[1]
+    target, dloss = targets[row], dlosses[row]
+    if target < 0 or target >= classes:
+        dloss = NAN
+    for j in range(cuda.threadIdx.x, classes, cuda.blockDim.x):
+        hit = float32(1) if j == target else float32(0)
+        dlogits[row, j] = (float32(probabilities[row, j]) - hit) * dloss

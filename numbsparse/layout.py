@@ -1,0 +1,199 @@
+"""Which blocks of a matrix are kept, and how to walk them."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numbsparse.patterns import as_pattern
+
+
+class Walk(NamedTuple):
+    """The kept blocks line by line: what a kernel follows to sum one output line.
+
+    Line `i` owns the positions `indptr[i]` to `indptr[i + 1]`; at position `k` it meets line
+    `indices[k]` of the other axis in the stored block `blocks[k]`. Within a line `indices` rise.
+    """
+
+    indptr: Any  # (lines + 1,) int32
+    indices: Any  # (n_blocks,) int32
+    blocks: Any  # (n_blocks,) int32
+
+
+class Index(NamedTuple):
+    """The index arrays of a layout, all int32; the values are stored once, in row order.
+
+    `forward` follows `columns`, `input_grad` follows `rows`, `weight_grad` takes a block at a time.
+    """
+
+    rows: Walk  # a line per block row; blocks = 0, 1, 2, ...
+    columns: Walk  # a line per block column; blocks permuted
+    block_rows: Any  # (n_blocks,) int32
+    block_columns: Any  # (n_blocks,) int32
+
+
+class Layout:
+    """The kept blocks of a block-sparse matrix, in the order of SciPy's BSR format.
+
+    Parameters
+    ----------
+    pattern : array of bool, (in_blocks, out_blocks)
+        True where a block is kept. See `numbsparse.patterns` for makers of patterns.
+
+    Attributes
+    ----------
+    shape : (in_blocks, out_blocks)
+    n_blocks : kept blocks
+    density : kept blocks / all blocks
+    indptr, indices : SciPy's BSR index arrays, int32
+    index : every index array that a kernel needs
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `pattern` is not a 2-D array of booleans (or of zeros and ones).
+
+    Examples
+    --------
+    >>> import numbsparse as ns
+    >>> layout = ns.Layout([[1, 0, 1], [0, 1, 0]])
+    >>> layout
+    Layout(2 x 3, 3 blocks, density 0.5)
+    >>> layout.indptr, layout.indices
+    (array([0, 2, 3], dtype=int32), array([0, 2, 1], dtype=int32))
+    """
+
+    def __init__(self, pattern: Any):
+        block_rows, block_columns = np.nonzero(as_pattern(pattern))
+        self._set(np.shape(pattern), block_rows, block_columns)
+
+    @classmethod
+    def from_arrays(cls, indptr: Any, indices: Any, shape: tuple[int, int]) -> Layout:
+        """A layout from SciPy's BSR index arrays; `indices` must rise within each block row.
+
+        >>> import numbsparse as ns
+        >>> ns.Layout.from_arrays([0, 2, 3], [0, 2, 1], (2, 3)).pattern.astype(int)
+        array([[1, 0, 1],
+               [0, 1, 0]])
+        """
+        indptr, indices = np.asarray(indptr), np.asarray(indices)
+        in_blocks, out_blocks = shape
+        if indptr.shape != (in_blocks + 1,) or indptr[0] != 0 or (np.diff(indptr) < 0).any():
+            raise ValueError(
+                f"indptr takes {in_blocks + 1} rising numbers from 0 on, got {_short(indptr)}"
+            )
+        if indices.shape != (indptr[-1],):
+            raise ValueError(
+                f"indices takes {indptr[-1]} numbers (the last of indptr), got {indices.size}"
+            )
+        if indices.size and not (indices.min() >= 0 and indices.max() < out_blocks):
+            raise ValueError(
+                f"indices takes block columns from 0 to {out_blocks - 1}, "
+                f"got {indices.min()} to {indices.max()}"
+            )
+        block_rows = np.repeat(np.arange(in_blocks), np.diff(indptr))
+        if (np.diff(block_rows * out_blocks + indices) <= 0).any():
+            raise ValueError("indices takes rising numbers within each block row, each once")
+        layout = cls.__new__(cls)
+        layout._set((in_blocks, out_blocks), block_rows, indices)
+        return layout
+
+    def _set(
+        self, shape: tuple[int, ...], block_rows: np.ndarray, block_columns: np.ndarray
+    ) -> None:
+        in_blocks, out_blocks = (int(n) for n in shape)
+        if block_rows.size > np.iinfo(np.int32).max:
+            raise ValueError(
+                f"pattern keeps {block_rows.size} blocks; a layout takes up to 2^31 - 1"
+            )
+        self.shape = (in_blocks, out_blocks)
+        self.index = Index(
+            rows=_walk(block_rows, block_columns, in_blocks),
+            columns=_walk(block_columns, block_rows, out_blocks),
+            block_rows=_int32(block_rows),
+            block_columns=_int32(block_columns),
+        )
+
+    @property
+    def n_blocks(self) -> int:
+        return self.index.block_rows.size
+
+    @property
+    def density(self) -> float:
+        return self.n_blocks / (self.shape[0] * self.shape[1])
+
+    @property
+    def indptr(self) -> np.ndarray:
+        return self.index.rows.indptr
+
+    @property
+    def indices(self) -> np.ndarray:
+        return self.index.rows.indices
+
+    @property
+    def pattern(self) -> np.ndarray:
+        """The pattern as a new bool array, (in_blocks, out_blocks)."""
+        pattern = np.zeros(self.shape, dtype=bool)
+        pattern[self.index.block_rows, self.index.block_columns] = True
+        return pattern
+
+    @cached_property
+    def T(self) -> Layout:
+        """The layout of the transposed matrix."""
+        layout = Layout.__new__(Layout)
+        order = self.index.columns.blocks
+        layout._set(self.shape[::-1], self.index.block_columns[order], self.index.block_rows[order])
+        layout.__dict__["T"] = self
+        return layout
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return (
+            isinstance(other, Layout)
+            and self.shape == other.shape
+            and np.array_equal(self.indptr, other.indptr)
+            and np.array_equal(self.indices, other.indices)
+        )
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.shape, self.indptr.tobytes(), self.indices.tobytes()))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Layout.from_arrays, (self.indptr, self.indices, self.shape)
+
+    def __repr__(self) -> str:
+        grid = "{} x {}".format(*self.shape)
+        return f"Layout({grid}, {self.n_blocks} blocks, density {self.density:.3g})"
+
+
+def as_layout(layout: Any, argument: str = "layout") -> Layout:
+    """A Layout as it is; a pattern made one."""
+    return layout if isinstance(layout, Layout) else Layout(as_pattern(layout, argument))
+
+
+def _walk(lines: np.ndarray, others: np.ndarray, n_lines: int) -> Walk:
+    """Blocks given by (line, other), in stored order, walked line by line."""
+    order = np.lexsort((others, lines))
+    indptr = np.zeros(n_lines + 1, dtype=np.int32)
+    np.cumsum(np.bincount(lines, minlength=n_lines), out=indptr[1:])
+    return Walk(_read_only(indptr), _int32(others[order]), _int32(order))
+
+
+def _int32(array: np.ndarray) -> np.ndarray:
+    return _read_only(array.astype(np.int32))
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+def _short(array: np.ndarray) -> str:
+    return np.array2string(array, threshold=8, edgeitems=3)

@@ -1,0 +1,83 @@
+"""State dicts in files: whole or not at all, and readable by `numpy.load`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.files import write_npz
+
+_SPARSE = "@"  # a BlockSparse named w is stored as w@data, w@indices, ...
+
+
+def save(path: Any, state: Mapping[str, Any]) -> None:
+    """Write a dict of arrays, BlockSparse matrices, numbers, strings and such dicts to a file.
+
+    The file is in NumPy's `.npz` format, a nested key is its keys joined by "/". It appears whole
+    or not at all.
+
+    Raises
+    ------
+    TypeError
+        If a value is of another kind, or a key is no string or holds "/" or "@".
+    """
+    arrays: dict[str, np.ndarray] = {}
+    _flatten(state, "", arrays)
+    write_npz(path, arrays)
+
+
+def load(path: Any) -> dict[str, Any]:
+    """Read what `save` wrote.
+
+    Raises ValueError if the file is no such file, FileNotFoundError if there is none.
+    """
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as npz:
+            arrays = dict(npz)
+    except (BadZipFile, EOFError, ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path} is no checkpoint: {error}") from error
+    state: dict[str, Any] = {}
+    sparse: dict[str, dict[str, np.ndarray]] = {}
+    for key, array in arrays.items():
+        name, is_sparse, part = key.partition(_SPARSE)
+        if is_sparse:
+            sparse.setdefault(name, {})[part] = array
+            _set(state, name, None)  # keeps the order of the names
+        else:
+            _set(state, key, array.item() if _is_scalar(array) else array)
+    for name, parts in sparse.items():
+        _set(state, name, BlockSparse.from_arrays(parts))
+    return state
+
+
+def _flatten(state: Mapping[str, Any], prefix: str, arrays: dict[str, np.ndarray]) -> None:
+    for key, value in state.items():
+        if not isinstance(key, str) or "/" in key or _SPARSE in key:
+            raise TypeError(f'state takes strings without "/" and "@" as keys, got {key!r}')
+        name = prefix + key
+        if isinstance(value, Mapping):
+            _flatten(value, name + "/", arrays)
+        elif isinstance(value, BlockSparse):
+            arrays |= {f"{name}{_SPARSE}{part}": a for part, a in value.arrays().items()}
+        elif (
+            isinstance(value, np.ndarray | int | float | str) and np.asarray(value).dtype != object
+        ):
+            # One-element arrays keep their axis; plain numbers and strings have none.
+            arrays[name] = np.asarray(value)
+        else:
+            raise TypeError(f"state[{name!r}] cannot be saved: it is a {type(value).__name__}")
+
+
+def _is_scalar(array: np.ndarray) -> bool:
+    return array.ndim == 0
+
+
+def _set(state: dict[str, Any], name: str, value: Any) -> None:
+    *folders, last = name.split("/")
+    for folder in folders:
+        state = state.setdefault(folder, {})
+    state[last] = value

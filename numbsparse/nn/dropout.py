@@ -1,0 +1,36 @@
+"""Dropout."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from numbsparse.autograd import Tensor
+from numbsparse.nn import functional
+from numbsparse.nn.module import Module
+
+
+class Dropout(Module):
+    """In training, each value becomes 0 with probability `p`, and x / (1 - p) otherwise.
+
+    The mask depends on `seed` and on how often the module was called, which the state dict keeps:
+    a resumed training drops what the first one would have. Srivastava et al., "Dropout", 2014.
+    """
+
+    saved = ("seed", "calls")
+
+    def __init__(self, p: float = 0.5, *, seed: int | None = None):
+        super().__init__()
+        if not 0 <= p < 1:
+            raise ValueError(f"p takes a probability from 0 to below 1, got {p}")
+        self.p = p
+        self.seed = int(np.random.default_rng().integers(2**31)) if seed is None else int(seed)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        self.calls += 1
+        return functional.dropout(x, self.p, seed=self.seed, call=self.calls)
+
+    def describe(self) -> str:
+        return f"p={self.p}"

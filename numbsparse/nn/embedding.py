@@ -1,0 +1,34 @@
+"""Embedding: a row of a table for each index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from numbsparse.autograd import Tensor
+from numbsparse.nn import functional
+from numbsparse.nn.module import Module, Parameter
+
+
+class Embedding(Module):
+    """indices (...) to rows of a table: (..., embedding_dim).
+
+    The table (num_embeddings, embedding_dim) is drawn from a standard normal, as in torch.
+    """
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, *, dtype: Any = np.float32, seed: Any = None
+    ):
+        super().__init__()
+        for name, value in (("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim)):
+            if value < 1:
+                raise ValueError(f"{name} takes a whole number from 1 on, got {value}")
+        table = np.random.default_rng(seed).standard_normal((num_embeddings, embedding_dim))
+        self.weight = Parameter(table.astype(dtype))
+
+    def forward(self, indices: Any) -> Tensor:
+        return functional.embedding(self.weight, indices)
+
+    def describe(self) -> str:
+        return "{}, {}".format(*self.weight.shape)

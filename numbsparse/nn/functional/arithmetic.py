@@ -1,0 +1,118 @@
+"""Arithmetic, elementwise, with NumPy's broadcasting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor, Vjp, record
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.nn.functional.shape import sum_to
+
+
+def add(a: Any, b: Any) -> Tensor:
+    """a + b; each a Tensor, an array or a number. Two block-sparse tensors take one layout."""
+    if is_block_sparse(a):
+        return _add_block_sparse(a, b)
+    return record(
+        ops.add(data_of(a), data_of(b)),
+        *edges((a, lambda dy, y: sum_to(dy, a.shape)), (b, lambda dy, y: sum_to(dy, b.shape))),
+    )
+
+
+def subtract(a: Any, b: Any) -> Tensor:
+    """a - b; each a Tensor, an array or a number."""
+    return record(
+        ops.subtract(data_of(a), data_of(b)),
+        *edges(
+            (a, lambda dy, y: sum_to(dy, a.shape)),
+            (b, lambda dy, y: sum_to(negative(dy), b.shape)),
+        ),
+    )
+
+
+def multiply(a: Any, b: Any) -> Tensor:
+    """a * b; each a Tensor, an array or a number. A block-sparse one takes a number beside it."""
+    if is_block_sparse(a):
+        return _scale_block_sparse(a, b)
+    if is_block_sparse(b):
+        return _scale_block_sparse(b, a)
+    return record(
+        ops.multiply(data_of(a), data_of(b)),
+        *edges(
+            (a, lambda dy, y: sum_to(multiply(dy, b), a.shape)),
+            (b, lambda dy, y: sum_to(multiply(dy, a), b.shape)),
+        ),
+    )
+
+
+def divide(a: Any, b: Any) -> Tensor:
+    """a / b; each a Tensor, an array or a number."""
+    return record(
+        ops.divide(data_of(a), data_of(b)),
+        *edges(
+            (a, lambda dy, y: sum_to(divide(dy, b), a.shape)),
+            (b, lambda dy, y: sum_to(negative(divide(multiply(dy, y), b)), b.shape)),
+        ),
+    )
+
+
+def negative(a: Any) -> Tensor:
+    """-a."""
+    return record(ops.negative(data_of(a)), *edges((a, lambda dy, y: negative(dy))))
+
+
+def power(a: Any, exponent: float) -> Tensor:
+    """a ** exponent, for a number as the exponent."""
+    if not isinstance(exponent, int | float):
+        raise TypeError(f"exponent takes a number, got {type(exponent).__name__}")
+    slope = lambda dy: multiply(dy, multiply(power(a, exponent - 1), exponent))  # noqa: E731
+    return record(ops.power(data_of(a), exponent), *edges((a, lambda dy, y: slope(dy))))
+
+
+def exp(a: Any) -> Tensor:
+    """e ** a."""
+    return record(ops.exp(data_of(a)), *edges((a, lambda dy, y: multiply(dy, y))))
+
+
+def log(a: Any) -> Tensor:
+    """The natural logarithm of a."""
+    return record(ops.log(data_of(a)), *edges((a, lambda dy, y: divide(dy, a))))
+
+
+def sqrt(a: Any) -> Tensor:
+    """The square root of a."""
+    return record(ops.sqrt(data_of(a)), *edges((a, lambda dy, y: divide(dy, multiply(y, 2.0)))))
+
+
+def data_of(a: Any) -> Any:
+    """The array in a Tensor; an array or a number as it is."""
+    return a.data if isinstance(a, Tensor) else a
+
+
+def edges(*pairs: tuple[Any, Vjp]) -> list[tuple[Tensor, Vjp]]:
+    """The (input, vjp) pairs whose input is a Tensor: numbers and arrays have no gradient."""
+    return [pair for pair in pairs if isinstance(pair[0], Tensor)]
+
+
+def is_block_sparse(a: Any) -> bool:
+    return isinstance(a, Tensor) and isinstance(a.data, BlockSparse)
+
+
+def _add_block_sparse(a: Tensor, b: Any) -> Tensor:
+    left, right = a.data, data_of(b)
+    if not isinstance(right, BlockSparse) or right.layout != left.layout:
+        raise ValueError("a and b take the same layout where one is block-sparse")
+    if left.is_transposed != right.is_transposed:
+        right = BlockSparse(right.T.data, left.stored_layout, shape=right.shape[::-1]).T
+    total = left.with_values(ops.add(left.values, right.values))
+    return record(total, *edges((a, lambda dy, y: dy), (b, lambda dy, y: dy)))
+
+
+def _scale_block_sparse(a: Tensor, factor: Any) -> Tensor:
+    if not isinstance(factor, int | float):
+        raise TypeError(
+            f"a block-sparse tensor takes a number beside *, got {type(factor).__name__}"
+        )
+    scaled = a.data.with_values(ops.multiply(a.data.values, factor))
+    return record(scaled, (a, lambda dy, y: multiply(dy, factor)))

@@ -1,0 +1,41 @@
+"""What layers compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor, once, record
+from numbsparse.nn.functional.arithmetic import add, data_of, multiply
+from numbsparse.nn.functional.products import matmul
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight + bias, with a block-sparse weight (in_features, out_features)."""
+    y = matmul(x, weight)
+    return y if bias is None else add(y, bias)
+
+
+def embedding(table: Tensor, indices: Any) -> Tensor:
+    """Rows of a table (rows, width): indices (...) to (..., width)."""
+    indices = data_of(indices)
+    return record(
+        ops.take_rows(table.data, indices),
+        (table, once(lambda dy, y: ops.sum_rows(dy, indices, table.shape[0]))),
+    )
+
+
+def layer_norm(
+    x: Tensor, gain: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) * gain + bias, over the last axis.
+
+    Ba, Kiros and Hinton, "Layer Normalization", 2016.
+    """
+    normalised, inverse_std = ops.layer_norm(x.data, eps)
+    y = record(
+        normalised,
+        (x, once(lambda dy, y: ops.layer_norm_grad(normalised, inverse_std, dy))),
+    )
+    y = y if gain is None else multiply(y, gain)
+    return y if bias is None else add(y, bias)

@@ -1,0 +1,61 @@
+"""The three block-sparse products; the gradient of each is another of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor, record
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.nn.functional.arithmetic import data_of, edges
+from numbsparse.nn.functional.shape import reshape, transpose
+
+
+def matmul(x: Any, w: Any, *, out: Any = None, kernel: str = "auto") -> Any:
+    if not (isinstance(x, Tensor) or isinstance(w, Tensor)):
+        return ops.matmul(x, w, out=out, kernel=kernel)
+    if out is not None:
+        raise ValueError("out takes no Tensor operands: what is differentiated is not overwritten")
+    if isinstance(data_of(x), BlockSparse):
+        return transpose(_dense_times_sparse(_transposed(w), _transposed(x), kernel))
+    return _dense_times_sparse(x, w, kernel)
+
+
+def sddmm(
+    a: Any, b: Any, layout: Any, *, block_size: int | None = None, kernel: str = "auto"
+) -> Any:
+    product = ops.sddmm(data_of(a), data_of(b), layout, block_size=block_size, kernel=kernel)
+    if not (isinstance(a, Tensor) or isinstance(b, Tensor)):
+        return product
+    # s = (a @ b) at the kept blocks, so da = ds @ b.T and db = a.T @ ds.
+    return record(
+        product,
+        *edges(
+            (a, lambda ds, s: transpose(matmul(b, transpose(ds), kernel=kernel))),
+            (b, lambda ds, s: matmul(_transposed(a), ds, kernel=kernel)),
+        ),
+    )
+
+
+matmul.__doc__ = ops.matmul.__doc__
+sddmm.__doc__ = ops.sddmm.__doc__
+
+
+def _dense_times_sparse(x: Any, w: Any, kernel: str) -> Tensor:
+    """x (..., in_features) times w (in_features, out_features)."""
+    if len(x.shape) != 2:
+        x = x if isinstance(x, Tensor) else Tensor(x)
+        rows = reshape(x, (-1, x.shape[-1])) if x.size else reshape(x, (0, x.shape[-1]))
+        y = _dense_times_sparse(rows, w, kernel)
+        return reshape(y, (*x.shape[:-1], y.shape[1]))
+    return record(
+        ops.matmul(data_of(x), data_of(w), kernel=kernel),
+        *edges(
+            (x, lambda dy, y: matmul(dy, _transposed(w), kernel=kernel)),
+            (w, lambda dy, y: sddmm(_transposed(x), dy, data_of(w), kernel=kernel)),
+        ),
+    )
+
+
+def _transposed(a: Any) -> Any:
+    return transpose(a) if isinstance(a, Tensor) else a.T

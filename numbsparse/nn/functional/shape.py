@@ -1,0 +1,147 @@
+"""Shapes: sums over axes, views, joining and parting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor, record
+from numbsparse.block_sparse import BlockSparse
+
+Axis = int | tuple[int, ...] | None
+
+
+def sum(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The sum over the given axes, or over all."""
+    kept = kept_shape(x.shape, axis)
+    return record(
+        ops.sum(x.data, axis, keepdims),
+        (x, lambda dy, y: broadcast_to(reshape(dy, kept), x.shape)),
+    )
+
+
+def mean(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The mean over the given axes, or over all."""
+    total = sum(x, axis, keepdims)
+    return total * (total.size / x.size)
+
+
+def sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Undo broadcasting: sum over the axes that `shape` lacks or has as 1."""
+    if x.shape == shape:
+        return x
+    return record(ops.sum_to(x.data, shape), (x, lambda dy, y: broadcast_to(dy, x.shape)))
+
+
+def broadcast_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """NumPy's broadcasting to a shape, as an array of its own."""
+    if x.shape == shape:
+        return x
+    return record(ops.broadcast_to(x.data, shape), (x, lambda dy, y: sum_to(dy, x.shape)))
+
+
+def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """The same values in another shape; one axis may be -1."""
+    return record(ops.reshape(x.data, tuple(shape)), (x, lambda dy, y: reshape(dy, x.shape)))
+
+
+def transpose(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
+    """The axes in another order (default: reversed), as a view. A BlockSparse takes no `axes`."""
+    if isinstance(x.data, BlockSparse):
+        return record(x.data.T, (x, lambda dy, y: transpose(dy)))
+    if axes is None:
+        axes = tuple(reversed(range(x.ndim)))
+    order = tuple(axis % x.ndim for axis in axes)
+    back = tuple(order.index(axis) for axis in range(x.ndim))
+    return record(ops.transpose(x.data, order), (x, lambda dy, y: transpose(dy, back)))
+
+
+def getitem(x: Tensor, key: Any) -> Tensor:
+    """x[key] for integers and slices. To take all the parts of an axis, use `unbind` or `split`."""
+    return record(ops.getitem(x.data, key), (x, lambda dy, y: _put(x.shape, key, dy)))
+
+
+def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """The tensors one after the other along an existing axis."""
+    if not tensors:
+        raise ValueError("tensors takes at least one Tensor")
+    axis, start, parts = axis % tensors[0].ndim, 0, []
+    for tensor in tensors:
+        stop = start + tensor.shape[axis]
+        key = (slice(None),) * axis + (slice(start, stop),)
+        parts.append((tensor, lambda dy, y, key=key: getitem(dy, key)))
+        start = stop
+    return record(ops.concatenate([tensor.data for tensor in tensors], axis), *parts)
+
+
+def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """The tensors one after the other along a new axis."""
+    if not tensors:
+        raise ValueError("tensors takes at least one Tensor")
+    axis %= tensors[0].ndim + 1
+    before = (slice(None),) * axis
+    parts = [
+        (tensor, lambda dy, y, i=i: getitem(dy, (*before, i))) for i, tensor in enumerate(tensors)
+    ]
+    return record(ops.stack([tensor.data for tensor in tensors], axis), *parts)
+
+
+def unbind(x: Tensor, axis: int = 0) -> list[Tensor]:
+    """The parts of `x` along an axis, without it: [x[0], x[1], ...].
+
+    Their gradients are joined once, where indexing would add a whole array for each.
+    """
+    axis %= x.ndim
+    keys = [(*(slice(None),) * axis, i) for i in range(x.shape[axis])]
+    return _parts(x, keys, lambda pieces: stack(pieces, axis))
+
+
+def split(x: Tensor, sections: int, axis: int = -1) -> list[Tensor]:
+    """`x` cut along an axis in equal sections; raises ValueError where they would not be equal."""
+    axis %= x.ndim
+    width, rest = divmod(x.shape[axis], sections)
+    if rest:
+        raise ValueError(f"sections takes a divisor of {x.shape[axis]}, got {sections}")
+    before = (slice(None),) * axis
+    keys = [(*before, slice(i * width, (i + 1) * width)) for i in range(sections)]
+    return _parts(x, keys, lambda pieces: concatenate(pieces, axis))
+
+
+def kept_shape(shape: tuple[int, ...], axis: Axis) -> tuple[int, ...]:
+    """The shape with the given axes as 1."""
+    axes = range(len(shape)) if axis is None else (axis,) if isinstance(axis, int) else axis
+    reduced = {a % len(shape) for a in axes}
+    return tuple(1 if a in reduced else n for a, n in enumerate(shape))
+
+
+def _put(shape: tuple[int, ...], key: Any, values: Tensor) -> Tensor:
+    """Zeros with `values` at `key`: the gradient of getitem."""
+    return record(ops.put(shape, key, values.data), (values, lambda dy, y: getitem(dy, key)))
+
+
+class _Pieces(dict[int, Tensor]):
+    """The gradients of some parts of a tensor, by number; their sum is the gradients of more."""
+
+    def __add__(self, other: _Pieces) -> _Pieces:
+        for i, gradient in other.items():
+            self[i] = self[i] + gradient if i in self else gradient
+        return self
+
+
+def _parts(x: Tensor, keys: list[Any], join: Callable[[list[Tensor]], Tensor]) -> list[Tensor]:
+    """x[key] for each key, all recorded behind one hidden tensor that joins their gradients."""
+    datas = [ops.getitem(x.data, key) for key in keys]
+
+    def joined(pieces: Any, y: Tensor) -> Tensor:
+        whole = [
+            pieces[i] if i in pieces else Tensor(ops.zeros(data.shape, data.dtype, x.place))
+            for i, data in enumerate(datas)
+        ]
+        return join(whole)
+
+    hidden = record(x.data, (x, joined))
+    return [
+        record(data, (hidden, lambda dy, y, i=i: _Pieces({i: dy})))  # type: ignore[arg-type,misc]
+        for i, data in enumerate(datas)
+    ]

@@ -1,0 +1,129 @@
+"""First values of block-sparse weights. A unit's fan-in counts the kept blocks alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.layout import Layout, as_layout
+
+
+def fan_in(w: BlockSparse) -> np.ndarray:
+    """How many inputs each output feature of `w` has: int64, (out_features,).
+
+    >>> import numpy as np, numbsparse as ns
+    >>> w = ns.BlockSparse(np.zeros((3, 4, 4)), ns.Layout([[1, 0], [1, 1]]))
+    >>> ns.nn.init.fan_in(w)
+    array([8, 8, 8, 8, 4, 4, 4, 4])
+    """
+    return np.repeat(_column_fan_in(w.layout, w.block_size, w.shape[0]), w.block_size)[: w.shape[1]]
+
+
+def uniform(
+    layout: Any,
+    block_size: int = 32,
+    *,
+    shape: tuple[int, int] | None = None,
+    gain: float = 1.0,
+    dtype: Any = np.float32,
+    seed: Any = None,
+) -> BlockSparse:
+    """Uniform within gain / sqrt(fan-in).
+
+    With gain sqrt(3) the variance of the inputs is kept; with 1 it is what torch's layers begin
+    with.
+
+    Parameters
+    ----------
+    layout : Layout or pattern
+    block_size : int
+    shape : (in_features, out_features), optional, as in BlockSparse
+    gain : float
+    dtype : float16, float32 or float64
+    seed : int or numpy.random.Generator, optional
+    """
+    layout, rng = as_layout(layout), np.random.default_rng(seed)
+    values = rng.uniform(-gain, gain, (layout.n_blocks, block_size, block_size))
+    return _scaled(values, layout, block_size, shape, dtype)
+
+
+def normal(
+    layout: Any,
+    block_size: int = 32,
+    *,
+    shape: tuple[int, int] | None = None,
+    gain: float = 1.0,
+    dtype: Any = np.float32,
+    seed: Any = None,
+) -> BlockSparse:
+    """Normal with standard deviation gain / sqrt(fan-in); sqrt(2) suits a ReLU.
+
+    He et al., "Delving Deep into Rectifiers", 2015, section 2.2. Parameters as in `uniform`.
+    """
+    layout, rng = as_layout(layout), np.random.default_rng(seed)
+    values = rng.standard_normal((layout.n_blocks, block_size, block_size)) * gain
+    return _scaled(values, layout, block_size, shape, dtype)
+
+
+def identity(
+    layout: Any, block_size: int = 32, *, scale: float = 1.0, dtype: Any = np.float32
+) -> BlockSparse:
+    """`scale` on the diagonal of every kept block (i, j) with i = j modulo the shorter side.
+
+    With the diagonal kept and as many inputs as outputs, x @ w = scale * x; where there are more of
+    one, they share. Other kept blocks are zero.
+    """
+    layout = as_layout(layout)
+    shorter = min(layout.shape)
+    on_diagonal = layout.index.block_rows % shorter == layout.index.block_columns % shorter
+    values = np.zeros((layout.n_blocks, block_size, block_size), dtype)
+    values[on_diagonal] = scale * np.eye(block_size)
+    return BlockSparse(values, layout)
+
+
+def orthogonal(
+    layout: Any,
+    block_size: int = 32,
+    *,
+    gain: float = 1.0,
+    dtype: Any = np.float32,
+    seed: Any = None,
+) -> BlockSparse:
+    """Orthonormal columns within each block column, times `gain`.
+
+    Of the kept blocks of a block column, one under the other, the columns q obey q.T @ q = I.
+    After Saxe, McClelland and Ganguli, "Exact solutions to the nonlinear dynamics of learning in
+    deep linear neural networks", 2014.
+    """
+    layout, rng = as_layout(layout), np.random.default_rng(seed)
+    walk = layout.index.columns
+    values = np.empty((layout.n_blocks, block_size, block_size), dtype)
+    for column in range(layout.shape[1]):
+        blocks = walk.blocks[walk.indptr[column] : walk.indptr[column + 1]]
+        if blocks.size:
+            q, r = np.linalg.qr(rng.standard_normal((blocks.size * block_size, block_size)))
+            q *= np.sign(np.diag(r))  # every orthonormal q is as likely as any other
+            values[blocks] = gain * q.reshape(blocks.size, block_size, block_size)
+    return BlockSparse(values, layout)
+
+
+def _scaled(
+    values: np.ndarray, layout: Layout, block_size: int, shape: Any, dtype: Any
+) -> BlockSparse:
+    """Values over the square root of their block column's fan-in."""
+    in_features = layout.shape[0] * block_size if shape is None else shape[0]
+    inputs = np.maximum(_column_fan_in(layout, block_size, in_features), 1)
+    values /= np.sqrt(inputs)[layout.index.block_columns, None, None]
+    return BlockSparse(values.astype(dtype), layout, shape=shape)
+
+
+def _column_fan_in(layout: Layout, block_size: int, in_features: int) -> np.ndarray:
+    """Inputs of each block column, (out_blocks,); the last block row may be cut by the edge."""
+    heights = np.minimum(block_size, in_features - np.arange(layout.shape[0]) * block_size)
+    return np.bincount(
+        layout.index.block_columns,
+        weights=heights[layout.index.block_rows],
+        minlength=layout.shape[1],
+    ).astype(np.int64)

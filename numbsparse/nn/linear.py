@@ -1,0 +1,98 @@
+"""Linear: a sparse one is a Linear with a layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from numbsparse.autograd import Tensor
+from numbsparse.layout import Layout, as_layout
+from numbsparse.nn import functional, init
+from numbsparse.nn.module import Module, Parameter
+
+
+class Linear(Module):
+    """y = x @ weight + bias.
+
+    Parameters
+    ----------
+    in_features, out_features : int
+    bias : bool
+    layout : Layout or pattern, (in_blocks, out_blocks), optional
+        Which blocks of the weight are kept; None keeps all.
+    block_size : int
+        Features that are no multiples of it are allowed.
+    dtype : float32 or float64 (float16 on a GPU)
+    seed : int or numpy.random.Generator, optional
+
+    Attributes
+    ----------
+    weight : Parameter of a BlockSparse, (in_features, out_features)
+        Drawn uniformly within 1 / sqrt(fan-in), as in torch; the fan-in counts kept blocks alone.
+    bias : Parameter, (out_features,), or None
+
+    Raises
+    ------
+    ValueError
+        If `layout` does not fit the features.
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse as ns
+    >>> from numbsparse import nn
+    >>> dense = nn.Linear(1024, 256, seed=0)
+    >>> sparse = nn.Linear(1024, 256, layout=ns.patterns.random(32, 8, 0.1, seed=0), seed=0)
+    >>> sparse(np.ones((5, 1024), np.float32)).shape
+    (5, 256)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        layout: Any = None,
+        block_size: int = 32,
+        dtype: Any = np.float32,
+        seed: Any = None,
+    ):
+        super().__init__()
+        rng = np.random.default_rng(seed)
+        layout = layout_for(in_features, out_features, layout, block_size)
+        self.weight = Parameter(
+            init.uniform(
+                layout, block_size, shape=(in_features, out_features), dtype=dtype, seed=rng
+            )
+        )
+        self.bias = None
+        if bias:
+            bound = 1 / np.sqrt(np.maximum(init.fan_in(self.weight.data), 1))
+            self.bias = Parameter((rng.uniform(-1, 1, out_features) * bound).astype(dtype))
+
+    def forward(self, x: Any) -> Tensor:
+        x = x if isinstance(x, Tensor) else Tensor(x)
+        return functional.linear(x, self.weight, self.bias)
+
+    def describe(self) -> str:
+        return f"{self.weight.data!r}, bias={self.bias is not None}"
+
+
+def layout_for(in_features: int, out_features: int, layout: Any, block_size: int) -> Layout:
+    """The given layout, checked against the features; the dense one for None."""
+    for name, value in (
+        ("in_features", in_features),
+        ("out_features", out_features),
+        ("block_size", block_size),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{name} takes a whole number from 1 on, got {value!r}")
+    grid = (-(-in_features // block_size), -(-out_features // block_size))
+    layout = Layout(np.ones(grid, dtype=bool)) if layout is None else as_layout(layout)
+    if layout.shape != grid:
+        raise ValueError(
+            f"layout takes {grid[0]} x {grid[1]} blocks for {in_features} x {out_features} "
+            f"features in blocks of {block_size}, got {layout.shape[0]} x {layout.shape[1]}"
+        )
+    return layout

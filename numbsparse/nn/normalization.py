@@ -1,0 +1,32 @@
+"""LayerNorm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from numbsparse.autograd import Tensor
+from numbsparse.nn import functional
+from numbsparse.nn.module import Module, Parameter
+
+
+class LayerNorm(Module):
+    """(x - mean) / sqrt(variance + eps) * weight + bias, over the last axis of length `features`.
+
+    Ba, Kiros and Hinton, "Layer Normalization", 2016.
+    """
+
+    def __init__(self, features: int, *, eps: float = 1e-5, dtype: Any = np.float32):
+        super().__init__()
+        if features < 1:
+            raise ValueError(f"features takes a whole number from 1 on, got {features}")
+        self.eps = eps
+        self.weight = Parameter(np.ones(features, dtype))
+        self.bias = Parameter(np.zeros(features, dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.layer_norm(x, self.weight, self.bias, self.eps)
+
+    def describe(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}"

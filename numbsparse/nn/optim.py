@@ -1,0 +1,206 @@
+"""Optimisers, clipping and learning-rate schedules. State lives where the parameters do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import cos, pi
+from typing import Any
+
+import numpy as np
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor
+from numbsparse.device import DeviceArray, to_device
+
+
+class Optimizer:
+    """The base of all optimisers: parameters, a learning rate, and arrays kept for each.
+
+    Set `lr` before a step to follow a schedule.
+    """
+
+    slots: tuple[str, ...] = ()  # names of the arrays kept for each parameter
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float):
+        self.parameters = list(parameters)
+        if not self.parameters:
+            raise ValueError("parameters takes at least one tensor, got none")
+        if not lr >= 0:
+            raise ValueError(f"lr takes a number from 0 on, got {lr}")
+        self.lr = lr
+        self.steps = 0
+        self._state: dict[int, dict[str, Any]] = {}
+
+    def step(self) -> None:
+        """Update every parameter that has a gradient, in place."""
+        self.steps += 1
+        for i, parameter in enumerate(self.parameters):
+            if parameter.grad is not None:
+                self._update(parameter.values, parameter.grad.values, self._slots_of(i))
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _update(self, p: Any, g: Any, slots: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _slots_of(self, i: int) -> dict[str, Any]:
+        if i not in self._state:
+            values = self.parameters[i].values
+            self._state[i] = {name: ops.zeros_like(values) for name in self.slots}
+        return self._state[i]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps done and the kept arrays, on the CPU, in memory of their own."""
+        state: dict[str, Any] = {"steps": self.steps, "lr": self.lr}
+        for i, slots in self._state.items():
+            for name, array in slots.items():
+                on_gpu = isinstance(array, DeviceArray)
+                state[f"{i}.{name}"] = array.numpy() if on_gpu else array.copy()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict()` gave; raises ValueError where it is of another optimiser."""
+        loaded: dict[int, dict[str, Any]] = {}
+        for key, array in state.items():
+            if key in ("steps", "lr"):
+                continue
+            number, _, name = key.partition(".")
+            if name not in self.slots or int(number) >= len(self.parameters):
+                raise ValueError(f"state is of another optimiser: it has {key!r}")
+            values = self.parameters[int(number)].values
+            if array.shape != values.shape or array.dtype != values.dtype:
+                raise ValueError(f"state[{key!r}] takes {values.shape}, got {array.shape}")
+            on_gpu = isinstance(values, DeviceArray)
+            loaded.setdefault(int(number), {})[name] = to_device(array) if on_gpu else array.copy()
+        self._state = loaded
+        self.steps, self.lr = int(state["steps"]), float(state["lr"])
+
+
+class SGD(Optimizer):
+    """v = momentum * v + g;  p -= lr * v  (with nesterov: p -= lr * (g + momentum * v)).
+
+    `weight_decay * p` is added to g first. Without momentum, v is g.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        lr: float,
+        *,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ):
+        super().__init__(parameters, lr)
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum takes a number from 0 to below 1, got {momentum}")
+        if nesterov and momentum == 0:
+            raise ValueError("nesterov takes a momentum above 0")
+        self.momentum, self.weight_decay, self.nesterov = momentum, weight_decay, nesterov
+        self.slots = ("velocity",) if momentum else ()
+
+    def _update(self, p: Any, g: Any, slots: dict[str, Any]) -> None:
+        velocity = slots.get("velocity")
+        ops.sgd_step(p, g, velocity, self.lr, self.momentum, self.weight_decay, self.nesterov)
+
+
+class Adam(Optimizer):
+    """m = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) * g^2;
+    p -= lr * m' / (sqrt(v') + eps), with m' = m / (1 - beta1^t) and v' = v / (1 - beta2^t).
+
+    `weight_decay * p` is added to g first. Kingma and Ba, "Adam", 2015, algorithm 1.
+    """
+
+    slots = ("m", "v")
+    decoupled = False
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ):
+        super().__init__(parameters, lr)
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas takes two numbers from 0 to below 1, got {betas}")
+        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+
+    def _update(self, p: Any, g: Any, slots: dict[str, Any]) -> None:
+        ops.adam_step(
+            p,
+            g,
+            slots["m"],
+            slots["v"],
+            self.lr,
+            *self.betas,
+            self.eps,
+            self.weight_decay,
+            self.decoupled,
+            self.steps,
+        )
+
+
+class AdamW(Adam):
+    """Adam with p -= lr * weight_decay * p beside the step, not within g.
+
+    Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019, algorithm 2.
+    """
+
+    decoupled = True
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ):
+        super().__init__(parameters, lr, betas=betas, eps=eps, weight_decay=weight_decay)
+
+
+def clip_by_global_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+    """Scale all gradients by min(1, max_norm / norm), where norm is that of all of them together.
+
+    Returns the norm before, as a Tensor beside the gradients: nothing is copied to the host.
+    Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013.
+    """
+    if not max_norm > 0:
+        raise ValueError(f"max_norm takes a number above 0, got {max_norm}")
+    gradients = [p.grad.values for p in parameters if p.grad is not None]
+    if not gradients:
+        return Tensor(np.zeros(1, np.float32))
+    return Tensor(ops.scale_to_norm(gradients, max_norm))
+
+
+def warmup(step: int, steps: int) -> float:
+    """A factor that rises from 1 / steps at step 0, in a line, to 1 at step `steps - 1`."""
+    return min(1.0, (step + 1) / max(steps, 1))
+
+
+def cosine(step: int, steps: int, floor: float = 0.0) -> float:
+    """A factor that falls from 1 at step 0 to `floor` at step `steps`, along half a cosine.
+
+    Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017.
+    """
+    done = min(1.0, step / max(steps, 1))
+    return floor + (1 - floor) * 0.5 * (1 + cos(pi * done))
+
+
+def warmup_cosine(step: int, steps: int, warmup_steps: int, floor: float = 0.0) -> float:
+    """`warmup` for the first steps, then `cosine` over the rest: a factor for the learning rate.
+
+    >>> from numbsparse.nn import optim
+    >>> [round(optim.warmup_cosine(step, 6, 2), 2) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.85, 0.5, 0.15]
+    """
+    if step < warmup_steps:
+        return warmup(step, warmup_steps)
+    return cosine(step - warmup_steps, steps - warmup_steps, floor)

@@ -1,0 +1,86 @@
+"""Activation functions and their gradients, elementwise, with the rules of `elementwise`.
+
+>>> relu(np.float32([-1, 0, 2]))
+array([0., 0., 2.], dtype=float32)
+"""
+
+from __future__ import annotations
+
+from math import pi
+from typing import Any
+
+import numpy as np
+
+from numbsparse.ops.elementwise import apply_on_gpu
+from numbsparse.ops.operands import alike, on_gpu
+
+GELU_SCALE = (2 / pi) ** 0.5
+GELU_CUBE = 0.044715
+
+
+def sigmoid(a: Any) -> Any:
+    """1 / (1 + e ** -a)."""
+    if on_gpu(a, "a"):
+        return apply_on_gpu("sigmoid", a)
+    y = np.asarray(np.negative(a, order="C"))
+    with np.errstate(over="ignore"):  # 1 / (1 + inf) is the right 0
+        np.exp(y, out=y)
+    y += 1
+    return np.divide(1, y, out=y)
+
+
+def relu(a: Any) -> Any:
+    """max(a, 0)."""
+    if on_gpu(a, "a"):
+        return apply_on_gpu("relu", a)
+    return np.asarray(np.maximum(a, 0, order="C"))
+
+
+def relu_grad(x: Any, dy: Any) -> Any:
+    """dy where x > 0, else 0: dy times the derivative of relu, taken as 0 at 0."""
+    if alike(x=x, dy=dy):
+        return apply_on_gpu("relu_grad", x, dy)
+    return np.asarray(np.multiply(dy, x > 0, order="C"))
+
+
+def gelu(a: Any) -> Any:
+    """a / 2 * (1 + tanh(sqrt(2 / pi) * (a + 0.044715 a^3))).
+
+    The tanh form of Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, section 2.
+    """
+    if on_gpu(a, "a"):
+        return apply_on_gpu("gelu", a)
+    y = _gelu_tanh(a)
+    y += 1
+    y *= a
+    y *= 0.5
+    return y
+
+
+def gelu_grad(x: Any, dy: Any) -> Any:
+    """dy times the derivative of gelu, (1 + t) / 2 + x / 2 * (1 - t^2) * u'.
+
+    t = tanh(u), u = sqrt(2 / pi) * (x + 0.044715 x^3).
+    """
+    if alike(x=x, dy=dy):
+        return apply_on_gpu("gelu_grad", x, dy)
+    t = _gelu_tanh(x)
+    slope = np.asarray(np.multiply(x, x, order="C"))
+    slope *= 3 * GELU_CUBE * GELU_SCALE
+    slope += GELU_SCALE
+    slope *= 1 - t * t
+    slope *= x
+    slope += t
+    slope += 1
+    slope *= dy
+    slope *= 0.5
+    return slope
+
+
+def _gelu_tanh(x: np.ndarray) -> np.ndarray:
+    """tanh(sqrt(2 / pi) * (x + 0.044715 x^3))."""
+    u = np.asarray(np.multiply(x, x, order="C"))
+    u *= GELU_CUBE * GELU_SCALE
+    u += GELU_SCALE
+    u *= x
+    return np.tanh(u, out=u)

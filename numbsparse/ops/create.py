@@ -1,0 +1,45 @@
+"""New arrays of one value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from numbsparse.device import DeviceArray, empty
+from numbsparse.ops.operands import GPU_FLOATS, place_of
+
+
+def full(shape: int | tuple[int, ...], value: float, dtype: Any, place: str) -> Any:
+    """An array of one value on the "cpu" (any dtype) or on "cuda" (float16, float32).
+
+    >>> full((2, 2), 0.5, "float32", "cpu")
+    array([[0.5, 0.5],
+           [0.5, 0.5]], dtype=float32)
+    """
+    if place == "cpu":
+        return np.full(shape, value, dtype) if value else np.zeros(shape, dtype)
+    if place != "cuda":
+        raise ValueError(f'place takes "cpu" or "cuda", got {place!r}')
+    if np.dtype(dtype) not in GPU_FLOATS:
+        raise TypeError(f"dtype takes float16 or float32 on a GPU, got {np.dtype(dtype)}")
+    from numbsparse.kernels import elementwise as kernels
+
+    array = empty((shape,) if isinstance(shape, int) else tuple(shape), dtype)
+    kernels.fill(array, float(value))
+    return array
+
+
+def zeros(shape: int | tuple[int, ...], dtype: Any, place: str) -> Any:
+    """An array of zeros on the "cpu" (any dtype) or on "cuda" (float16, float32)."""
+    return full(shape, 0, dtype, place)
+
+
+def full_like(a: np.ndarray | DeviceArray, value: float) -> Any:
+    """An array of one value with the shape, dtype and place of `a`."""
+    return full(a.shape, value, a.dtype, place_of(a))
+
+
+def zeros_like(a: np.ndarray | DeviceArray) -> Any:
+    """An array of zeros with the shape, dtype and place of `a`."""
+    return full(a.shape, 0, a.dtype, place_of(a))

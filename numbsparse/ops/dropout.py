@@ -1,0 +1,72 @@
+"""Which values dropout keeps: a function of (seed, call) and the position, on every machine."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from numbsparse.device import empty
+from numbsparse.kernels.hashing import MASK, triple32
+from numbsparse.ops.operands import CPU_FLOATS, GPU_FLOATS
+
+
+def dropout_mask(
+    shape: tuple[int, ...], rate: float, seed: int, call: int, dtype: Any, place: str
+) -> Any:
+    """0 with probability `rate`, else 1 / (1 - rate), for each position by itself.
+
+    The bits are a hash of (seed, call) and the position in C order, so that the CPU and the GPU
+    give the same mask, and a resumed training repeats it. Twice through the 32-bit hash
+    "triple32" of C. Wellons, "Prospecting for Hash Functions", 2018.
+
+    Parameters
+    ----------
+    shape : tuple of int, up to 2^32 values
+    rate : float, from 0 to below 1
+    seed, call : int, from 0 to below 2^64
+        One seed a layer, say, and one call a step.
+    dtype : float32 or float64 on the CPU, float16 or float32 on a GPU
+    place : "cpu" or "cuda"
+
+    Examples
+    --------
+    >>> dropout_mask((2, 4), 0.5, seed=1, call=0, dtype="float32", place="cpu").shape
+    (2, 4)
+    """
+    if not 0 <= rate < 1:
+        raise ValueError(f"rate takes a probability from 0 to below 1, got {rate}")
+    for name, number in (("seed", seed), ("call", call)):
+        if not 0 <= number < 2**64:
+            raise ValueError(f"{name} takes an integer from 0 to below 2**64, got {number}")
+    if place not in ("cpu", "cuda"):
+        raise ValueError(f'place takes "cpu" or "cuda", got {place!r}')
+    dtype, size = np.dtype(dtype), prod(shape)
+    if dtype not in (GPU_FLOATS if place == "cuda" else CPU_FLOATS):
+        takes = "float16 or float32" if place == "cuda" else "float32 or float64"
+        raise TypeError(f"dtype takes {takes} on {place}, got {dtype}")
+    if size > 2**32:
+        raise ValueError(f"shape takes up to 2**32 values, got {shape}")
+    key, second_key = _keys(int(seed), int(call))
+    threshold, kept = min(round(rate * 2**32), MASK), 1 / (1 - rate)
+    if place == "cuda":
+        from numbsparse.kernels import dropout as kernels
+
+        mask = empty(tuple(shape), dtype)
+        kernels.dropout_mask(mask.reshape(-1), key, second_key, threshold, kept)
+        return mask
+    position = np.arange(size, dtype=np.uint32)
+    bits = triple32(triple32(position + np.uint32(key)) ^ np.uint32(second_key))
+    mask = (bits >= threshold).astype(dtype)
+    mask *= kept
+    return mask.reshape(shape)
+
+
+def _keys(seed: int, call: int) -> tuple[int, int]:
+    """64 bits that depend on every bit of the seed and of the call."""
+    state, keys = 0, []
+    for word in (seed & MASK, seed >> 32, call & MASK, call >> 32, 0, 1):
+        state = triple32((state + word + 0x9E3779B9) & MASK)
+        keys.append(state)
+    return keys[-2], keys[-1]

@@ -1,0 +1,87 @@
+"""Rows of a table, and the sum back into the table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csc_array
+
+from numbsparse.device import empty
+from numbsparse.ops.operands import check_integers, check_range, on_gpu
+from numbsparse.ops.shape import reshape
+
+
+def take_rows(table: Any, indices: Any) -> Any:
+    """table[indices]: a row for each index.
+
+    Parameters
+    ----------
+    table : array, (rows, width)
+    indices : array of integers of any shape, from 0 to rows - 1, in the place of the table
+        On the CPU others raise ValueError; on a GPU, where looking would mean a copy to the host,
+        they give a row of NaN.
+
+    Returns
+    -------
+    array, (*indices.shape, width)
+
+    Examples
+    --------
+    >>> take_rows(np.float32([[1, 2], [3, 4]]), np.array([1, 1, 0]))
+    array([[3., 4.],
+           [3., 4.],
+           [1., 2.]], dtype=float32)
+    """
+    gpu = on_gpu(table, "table")
+    check_integers(indices, "indices", "table", gpu)
+    if table.ndim != 2:
+        raise ValueError(f"table takes the shape (rows, width), got {table.shape}")
+    if gpu:
+        from numbsparse.kernels import embedding as kernels
+
+        taken = empty((*indices.shape, table.shape[1]), table.dtype)
+        width = table.shape[1]
+        flat = reshape(indices, (indices.size,))
+        kernels.take_rows(table, flat, taken.reshape(indices.size, width))
+        return taken
+    check_range(indices, table.shape[0], "indices")
+    return np.take(table, indices, axis=0)
+
+
+def sum_rows(dy: Any, indices: Any, rows: int) -> Any:
+    """dtable[r] = the sum of dy[i] where indices[i] == r, in the order of i: take_rows' gradient.
+
+    Parameters
+    ----------
+    dy : array, (*indices.shape, width)
+    indices : array of integers, from 0 to rows - 1, in the place of dy
+        On the CPU others raise ValueError; on a GPU they are left out.
+    rows : int
+
+    Returns
+    -------
+    array, (rows, width); the same bits every time
+    """
+    gpu = on_gpu(dy, "dy")
+    check_integers(indices, "indices", "dy", gpu)
+    if dy.shape[:-1] != indices.shape or dy.ndim == 0:
+        raise ValueError(
+            f"dy takes the shape (*indices.shape, width), got {dy.shape} with {indices.shape}"
+        )
+    if not isinstance(rows, int | np.integer) or rows < 0:
+        raise ValueError(f"rows takes an integer of at least 0, got {rows!r}")
+    if gpu:
+        from numbsparse.kernels import embedding as kernels
+
+        dtable = empty((int(rows), dy.shape[-1]), dy.dtype)
+        flat = reshape(indices, (indices.size,))
+        kernels.sum_rows(reshape(dy, (indices.size, dy.shape[-1])), flat, dtable)
+        return dtable
+    check_range(indices, rows, "indices")
+    # A column with a single 1 for each index: SciPy multiplies it column by column, in order.
+    ones = np.ones(indices.size, dy.dtype)
+    one_hot = csc_array(
+        (ones, indices.reshape(-1), np.arange(indices.size + 1)), shape=(rows, indices.size)
+    )
+    return one_hot @ np.ascontiguousarray(dy).reshape(indices.size, dy.shape[-1])

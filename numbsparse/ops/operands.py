@@ -1,0 +1,106 @@
+"""What the functions of this room ask of their arrays: one place, one dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from numbsparse.device import DeviceArray
+
+CPU_FLOATS = frozenset(map(np.dtype, ("float32", "float64")))
+GPU_FLOATS = frozenset(map(np.dtype, ("float16", "float32")))
+
+
+def on_gpu(a: Any, argument: str) -> bool:
+    """Whether an array of floats lives on the GPU; anything else is refused."""
+    if isinstance(a, np.ndarray):
+        if a.dtype in CPU_FLOATS:
+            return False
+        raise TypeError(f"{argument} takes float32 or float64 on the CPU, got {a.dtype}")
+    if isinstance(a, DeviceArray):
+        if a.dtype in GPU_FLOATS:
+            return True
+        raise TypeError(f"{argument} takes float16 or float32 on a GPU, got {a.dtype}")
+    raise TypeError(not_an_array(a, argument))
+
+
+def together(**arrays: Any) -> bool:
+    """Whether all of them live on the GPU; a mix of places or of dtypes is refused."""
+    (first_name, first), *others = arrays.items()
+    gpu = on_gpu(first, first_name)
+    for name, array in others:
+        if on_gpu(array, name) != gpu:
+            raise ValueError(places_differ(first_name, name))
+        if array.dtype != first.dtype:
+            raise TypeError(
+                f"{first_name} and {name} take one dtype, got {first.dtype} and {array.dtype}"
+            )
+    return gpu
+
+
+def alike(**arrays: Any) -> bool:
+    """`together`, and all of one shape."""
+    gpu = together(**arrays)
+    (first_name, first), *others = arrays.items()
+    for name, array in others:
+        if array.shape != first.shape:
+            raise ValueError(
+                f"{first_name} and {name} take one shape, got {first.shape} and {array.shape}"
+            )
+    return gpu
+
+
+def check_statistic(
+    array: Any, argument: str, beside: Any, gpu: bool, shape: tuple[int, ...]
+) -> None:
+    """Refuse what is no array of `shape`, in the place of `beside`, and in its compute dtype."""
+    if not isinstance(array, np.ndarray | DeviceArray):
+        raise TypeError(not_an_array(array, argument))
+    if isinstance(array, DeviceArray) != gpu:
+        raise ValueError(places_differ("the other arrays", argument))
+    dtype = np.dtype(np.float32) if gpu else beside.dtype
+    if array.dtype != dtype:
+        raise TypeError(f"{argument} takes {dtype} beside {beside.dtype}, got {array.dtype}")
+    if array.shape != shape:
+        raise ValueError(f"{argument} takes the shape {shape}, got {array.shape}")
+
+
+def check_integers(indices: Any, argument: str, beside: str, gpu: bool) -> None:
+    """Refuse what is no array of integers in the place of the argument `beside`."""
+    if not isinstance(indices, np.ndarray | DeviceArray):
+        raise TypeError(not_an_array(indices, argument))
+    if isinstance(indices, DeviceArray) != gpu:
+        raise ValueError(places_differ(beside, argument))
+    if indices.dtype.kind not in "iu" or (gpu and indices.dtype.name not in ("int32", "int64")):
+        takes = "int32 or int64" if gpu else "integers"
+        raise TypeError(f"{argument} takes {takes}, got {indices.dtype}")
+
+
+def check_range(indices: np.ndarray, n: int, argument: str) -> None:
+    """Refuse integers outside 0 to n - 1."""
+    # As unsigned numbers the negative ones are the largest: one comparison finds both.
+    unsigned = indices.view(f"u{indices.itemsize}")
+    if indices.size and np.maximum.reduce(unsigned, axis=None) >= n:
+        raise ValueError(
+            f"{argument} takes integers from 0 to {n - 1}, got {indices.min()} to {indices.max()}"
+        )
+
+
+def place_of(a: Any) -> str:
+    return "cuda" if isinstance(a, DeviceArray) else "cpu"
+
+
+def contiguous(y: Any) -> np.ndarray:
+    """A result of NumPy's as a C-contiguous array: NumPy also gives scalars and other orders."""
+    if type(y) is np.ndarray and y.flags.c_contiguous:
+        return y
+    return np.asarray(y, order="C")
+
+
+def not_an_array(a: Any, argument: str) -> str:
+    return f"{argument} takes a NumPy array or a DeviceArray, got {type(a).__name__}"
+
+
+def places_differ(first: str, second: str) -> str:
+    return f"{first} and {second} take one place, got one on the CPU and one on a GPU"

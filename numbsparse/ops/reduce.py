@@ -1,0 +1,96 @@
+"""Sums, means and maxima over axes.
+
+`axis` is an integer, a tuple of integers, or None for all axes. Sums are kept in float32 for
+float16 and float32, in float64 for float64, in an order that depends on shape and strides alone:
+the same input gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_tuple
+
+from numbsparse.device import DeviceArray, empty
+from numbsparse.ops.operands import contiguous, on_gpu
+
+Axis = int | tuple[int, ...] | None
+
+_add: Callable[..., Any] = np.add.reduce
+_maximum: Callable[..., Any] = np.maximum.reduce
+
+
+def sum(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """The sum over the given axes; ValueError where there is no such axis.
+
+    >>> sum(np.float32([[1, 2], [3, 4]]), axis=0)
+    array([4., 6.], dtype=float32)
+    """
+    if on_gpu(a, "a"):
+        return _on_gpu("sum", a, axis, keepdims)
+    return contiguous(_add(a, axis=axis, keepdims=keepdims))
+
+
+def mean(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """The mean over the given axes; ValueError where there is no such axis, or no value in it."""
+    gpu = on_gpu(a, "a")
+    _check_not_empty(a, axis)
+    if gpu:
+        return _on_gpu("mean", a, axis, keepdims)
+    total = contiguous(_add(a, axis=axis, keepdims=keepdims))
+    return np.divide(total, a.size / (total.size or 1), out=total)
+
+
+def max(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """The largest value over the given axes, NaN where there is one.
+
+    ValueError where there is no such axis, or no value in it.
+    """
+    gpu = on_gpu(a, "a")
+    _check_not_empty(a, axis)
+    if gpu:
+        return _on_gpu("max", a, axis, keepdims)
+    return contiguous(_maximum(a, axis=axis, keepdims=keepdims))
+
+
+def sum_to(a: Any, shape: tuple[int, ...]) -> Any:
+    """Undo broadcasting: the sum over the axes that `shape` lacks, or has as 1.
+
+    An array of that shape is returned as it is, not copied.
+
+    >>> sum_to(np.ones((3, 2), np.float32), (1, 2))
+    array([[3., 3.]], dtype=float32)
+    """
+    if a.shape == shape:
+        return a
+    extra = a.ndim - len(shape)
+    axes = list(range(extra))
+    for i, n in enumerate(shape, extra):
+        if extra < 0 or n not in (1, a.shape[i]):
+            raise ValueError(f"shape takes one that broadcasts to {a.shape}, got {shape}")
+        if n != a.shape[i]:
+            axes.append(i)
+    return sum(a, tuple(axes)).reshape(shape)
+
+
+def _check_not_empty(a: Any, axis: Axis) -> None:
+    if a.size == 0 and any(a.shape[i] == 0 for i in _axes(a, axis)):
+        raise ValueError(f"a takes values along the axis {axis}, got the shape {a.shape}")
+
+
+def _axes(a: Any, axis: Axis) -> tuple[int, ...]:
+    return normalize_axis_tuple(range(a.ndim) if axis is None else axis, a.ndim, "axis")
+
+
+def _on_gpu(name: str, a: DeviceArray, axis: Axis, keepdims: bool) -> DeviceArray:
+    from numbsparse.kernels import reduce as kernels
+
+    axes = _axes(a, axis)
+    kept = tuple(n for i, n in enumerate(a.shape) if i not in axes)
+    out = empty(kept, a.dtype)
+    kernels.reduce(name, out, a, axes)
+    if not keepdims:
+        return out
+    return out.reshape(tuple(1 if i in axes else n for i, n in enumerate(a.shape)))

@@ -1,0 +1,155 @@
+"""Softmax along the last axis, and the cross-entropy loss.
+
+Each row is shifted by its largest value first, so that no exponential overflows.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from numbsparse.device import empty
+from numbsparse.ops.create import zeros_like
+from numbsparse.ops.operands import alike, check_integers, check_range, check_statistic, on_gpu
+from numbsparse.ops.shape import reshape
+
+
+def softmax(x: Any) -> Any:
+    """y = e^x / sum(e^x), along the last axis.
+
+    >>> softmax(np.float32([[0, 0, 0, 0]]))
+    array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
+    """
+    gpu = on_gpu(x, "x")
+    _check_rows(x, "x")
+    if x.size == 0:
+        return zeros_like(x)
+    if gpu:
+        return _on_gpu("softmax", x)
+    y = _shifted(x)
+    np.exp(y, out=y)
+    y /= np.add.reduce(y, axis=-1, keepdims=True)
+    return y
+
+
+def log_softmax(x: Any) -> Any:
+    """y = x - log(sum(e^x)), along the last axis."""
+    gpu = on_gpu(x, "x")
+    _check_rows(x, "x")
+    if x.size == 0:
+        return zeros_like(x)
+    if gpu:
+        return _on_gpu("log_softmax", x)
+    y = _shifted(x)
+    y -= np.log(np.add.reduce(np.exp(y), axis=-1, keepdims=True))
+    return y
+
+
+def softmax_grad(y: Any, dy: Any) -> Any:
+    """dx = y * (dy - sum(y * dy)), along the last axis, for y = softmax(x)."""
+    gpu = alike(y=y, dy=dy)
+    _check_rows(y, "y")
+    if gpu:
+        return _on_gpu("softmax_grad", y, dy)
+    dx = np.multiply(y, dy, order="C")
+    dx -= y * np.add.reduce(dx, axis=-1, keepdims=True)
+    return dx
+
+
+def log_softmax_grad(y: Any, dy: Any) -> Any:
+    """dx = dy - e^y * sum(dy), along the last axis, for y = log_softmax(x)."""
+    gpu = alike(y=y, dy=dy)
+    _check_rows(y, "y")
+    if gpu:
+        return _on_gpu("log_softmax_grad", y, dy)
+    dx = np.exp(y, order="C")
+    dx *= -np.add.reduce(dy, axis=-1, keepdims=True)
+    dx += dy
+    return dx
+
+
+def cross_entropy(logits: Any, targets: Any) -> tuple[Any, Any]:
+    """The loss of each row, -log(softmax(logits)[target]), in nats.
+
+    Parameters
+    ----------
+    logits : array, (n, classes)
+    targets : array of integers, (n,), from 0 to classes - 1
+        On the CPU others raise ValueError; on a GPU, where looking would mean a copy to the host,
+        the loss of such a row is NaN.
+
+    Returns
+    -------
+    losses : array, (n,), float32 for float16
+    probabilities : array, (n, classes), softmax(logits), which the gradient needs
+
+    Examples
+    --------
+    >>> losses, probabilities = cross_entropy(np.float32([[0, 0]]), np.array([1]))
+    >>> losses
+    array([0.6931472], dtype=float32)
+    """
+    gpu = on_gpu(logits, "logits")
+    _check_targets(logits, "logits", targets, gpu)
+    if gpu:
+        from numbsparse.kernels import softmax as kernels
+
+        probabilities = empty(logits.shape, logits.dtype)
+        losses = empty(targets.shape, np.float32)
+        kernels.cross_entropy(logits, targets, losses, probabilities)
+        return losses, probabilities
+    check_range(targets, logits.shape[1], "targets")
+    shifted = _shifted(logits)
+    losses = -shifted[np.arange(len(targets)), targets]
+    probabilities = np.exp(shifted, out=shifted)
+    total = np.add.reduce(probabilities, axis=-1)
+    losses += np.log(total)
+    probabilities /= total[:, None]
+    return losses, probabilities
+
+
+def cross_entropy_grad(probabilities: Any, targets: Any, dlosses: Any) -> Any:
+    """dlogits[i] = (probabilities[i] - one_hot(targets[i])) * dlosses[i], (n, classes)."""
+    gpu = on_gpu(probabilities, "probabilities")
+    _check_targets(probabilities, "probabilities", targets, gpu)
+    check_statistic(dlosses, "dlosses", probabilities, gpu, targets.shape)
+    if gpu:
+        from numbsparse.kernels import softmax as kernels
+
+        dlogits = empty(probabilities.shape, probabilities.dtype)
+        kernels.cross_entropy_grad(probabilities, targets, dlosses, dlogits)
+        return dlogits
+    check_range(targets, probabilities.shape[1], "targets")
+    dlogits = np.multiply(probabilities, dlosses[:, None], order="C")
+    dlogits[np.arange(len(targets)), targets] -= dlosses
+    return dlogits
+
+
+def _shifted(x: np.ndarray) -> np.ndarray:
+    return np.subtract(x, np.maximum.reduce(x, axis=-1, keepdims=True), order="C")
+
+
+def _check_rows(x: Any, argument: str) -> None:
+    if x.ndim == 0:
+        raise ValueError(f"{argument} takes at least one axis, got the shape ()")
+
+
+def _check_targets(logits: Any, argument: str, targets: Any, gpu: bool) -> None:
+    check_integers(targets, "targets", argument, gpu)
+    if logits.ndim != 2 or logits.shape[1] == 0 or targets.shape != logits.shape[:1]:
+        raise ValueError(
+            f"{argument} and targets take the shapes (n, classes), with a class, and (n,), "
+            f"got {logits.shape} and {targets.shape}"
+        )
+
+
+def _on_gpu(name: str, *operands: Any) -> Any:
+    from numbsparse.kernels import softmax as kernels
+
+    shape = operands[0].shape
+    out = empty(shape, operands[0].dtype)
+    rows = prod(shape[:-1]), shape[-1]
+    getattr(kernels, name)(*(reshape(a, rows) for a in (*operands, out)))
+    return out

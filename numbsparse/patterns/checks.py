@@ -1,0 +1,110 @@
+"""What a pattern is, and the checks of the arguments that makers of patterns take."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pattern: TypeAlias = NDArray[np.bool_]
+Seed: TypeAlias = int | np.random.Generator
+
+INTEGER = (int, np.integer)
+REAL = (int, float, np.integer, np.floating)
+BOOL = (bool, np.bool_)
+
+
+def as_pattern(pattern: Any, argument: str = "pattern") -> Pattern:
+    """`pattern` as a bool array (in_blocks, out_blocks), checked.
+
+    Parameters
+    ----------
+    pattern : array_like, (in_blocks, out_blocks)
+        Booleans, or numbers that are all 0 or 1. Both sides must be at least 1. A bool array comes
+        back as it is, without a copy.
+    argument : str
+        The name that errors give it.
+
+    Raises
+    ------
+    TypeError
+        If it does not hold booleans or numbers.
+    ValueError
+        If it is not 2-D, a side is 0, or an entry is neither 0 nor 1 (NaN included).
+
+    Examples
+    --------
+    >>> import numbsparse as ns
+    >>> ns.patterns.as_pattern([[1, 0, 0], [0, 1, 1]])
+    array([[ True, False, False],
+           [False,  True,  True]])
+    """
+    takes = "a 2-D array of booleans (or of zeros and ones), (in_blocks, out_blocks)"
+    array = real_array(argument, pattern, takes)
+    if array.ndim != 2:
+        raise ValueError(f"{argument} takes {takes}, got {array.ndim} dimensions")
+    if 0 in array.shape:
+        raise ValueError(f"{argument} takes at least one block on each side, got {array.shape}")
+    if array.dtype == bool:
+        return array
+    kept = array == 1
+    strange = array[~kept & (array != 0)]
+    if strange.size:
+        raise ValueError(f"{argument} takes nothing but 0 and 1, got {strange[0]}")
+    return kept
+
+
+def real_array(argument: str, value: Any, takes: str) -> np.ndarray:
+    """`value` as an array of booleans or real numbers; `takes` tells the user what was expected."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        got = type(value).__name__
+        raise TypeError(f"{argument} takes {takes}, got a {got} that is no array") from error
+    if array.dtype.kind not in "biuf":
+        got = f"dtype {array.dtype}" if array.ndim else type(value).__name__
+        raise TypeError(f"{argument} takes {takes}, got {got}")
+    return array
+
+
+def as_square(pattern: Any) -> Pattern:
+    pattern = as_pattern(pattern)
+    if pattern.shape[0] != pattern.shape[1]:
+        raise ValueError(f"pattern takes as many rows as columns, got {pattern.shape}")
+    return pattern
+
+
+def integer(argument: str, value: Any, least: int = 1, most: float = math.inf) -> int:
+    """`value` as an int between `least` and `most`."""
+    if most == math.inf:
+        takes = f"an integer of at least {least}"
+    else:
+        takes = f"an integer from {least} to {most}"
+    if isinstance(value, BOOL) or not isinstance(value, INTEGER):
+        raise TypeError(f"{argument} takes {takes}, got {value!r}")
+    if not least <= value <= most:
+        raise ValueError(f"{argument} takes {takes}, got {value!r}")
+    return int(value)
+
+
+def number(argument: str, value: Any, most: float = math.inf) -> float:
+    """`value` as a float between 0 and `most`; NaN is refused."""
+    takes = "a number of at least 0" if most == math.inf else f"a number from 0 to {most}"
+    if isinstance(value, BOOL) or not isinstance(value, REAL):
+        raise TypeError(f"{argument} takes {takes}, got {value!r}")
+    if not 0 <= value <= most:
+        raise ValueError(f"{argument} takes {takes}, got {value!r}")
+    return float(value)
+
+
+def generator(seed: Any) -> np.random.Generator:
+    takes = "seed takes an integer of at least 0 or a numpy.random.Generator"
+    if isinstance(seed, np.random.Generator):
+        return seed
+    if isinstance(seed, BOOL) or not isinstance(seed, INTEGER):
+        raise TypeError(f"{takes}, got {seed!r}")
+    if seed < 0:
+        raise ValueError(f"{takes}, got {seed!r}")
+    return np.random.default_rng(int(seed))

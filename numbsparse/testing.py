@@ -1,0 +1,226 @@
+"""For those who write functions and kernels: is the gradient right, is the kernel right?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from numbsparse import autograd, ops
+from numbsparse.autograd import Tensor
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import DeviceArray, to_device
+from numbsparse.kernels.matmul import k0_reference
+from numbsparse.layout import Index, Layout
+
+
+def check_grads(
+    function: Callable[..., Tensor], *inputs: Any, order: int = 1, seed: Any = 0
+) -> None:
+    """Compare the gradients of a function with central differences, along random directions.
+
+    For random u and v, u . J v from `backward` must agree with
+    u . (f(x + h v) - f(x - h v)) / 2h: one number that holds every entry of the Jacobian J.
+
+    Parameters
+    ----------
+    function : takes Tensors, gives a Tensor
+    inputs : float64 arrays or BlockSparse matrices on the CPU
+    order : int
+        2 also checks the gradients of the gradients.
+    seed : int or numpy.random.Generator
+
+    Raises
+    ------
+    AssertionError
+        If they disagree; it says by how much.
+    TypeError
+        If an input is not of float64: differences need its accuracy.
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse as ns
+    >>> ns.testing.check_grads(ns.nn.functional.tanh, np.linspace(-2, 2, 5), order=2)
+    """
+    rng = np.random.default_rng(seed)
+    for i, data in enumerate(inputs):
+        if str(data.dtype) != "float64" or not isinstance(data, np.ndarray | BlockSparse):
+            raise TypeError(f"inputs[{i}] takes float64 on the CPU, got {data.dtype}")
+    tensors = [Tensor(data, requires_grad=True) for data in inputs]
+    y = function(*tensors)
+    u = rng.standard_normal(_values(y.data).shape)
+    directions = [rng.standard_normal(_values(data).shape) for data in inputs]
+
+    gradients = autograd.grad(y, tensors, grad_output=_like(y.data, u), create_graph=order > 1)
+    slope = sum(
+        float(np.vdot(gradient.values, v))
+        for gradient, v in zip(gradients, directions, strict=True)
+        if gradient is not None
+    )
+    expected, scale = _slope(function, inputs, directions, u)
+    if not abs(slope - expected) <= 1e-6 * max(scale, 1.0):
+        raise AssertionError(f"gradient: backward gives {slope}, differences give {expected}")
+    if order > 1:
+
+        def gradients_of(*tensors: Tensor) -> Tensor:
+            """The gradients for a given gradient of the output, summed along the directions."""
+            *tensors_, dy = tensors
+            found = autograd.grad(function(*tensors_), tensors_, grad_output=dy, create_graph=True)
+            parts = [
+                _weighted_sum(g, v) for g, v in zip(found, directions, strict=True) if g is not None
+            ]
+            total = parts[0]
+            for part in parts[1:]:
+                total = total + part
+            return total
+
+        check_grads(gradients_of, *inputs, _like(y.data, u), order=order - 1, seed=rng)
+
+
+def _slope(function: Any, inputs: Any, directions: Any, u: Any) -> tuple[float, float]:
+    """u . (f(x + h v) - f(x - h v)) / 2h, and the size of the terms in that sum."""
+    h = 1e-5
+    ends = [
+        function(
+            *(
+                Tensor(_like(data, _values(data) + sign * h * v), requires_grad=True)
+                for data, v in zip(inputs, directions, strict=True)
+            )
+        ).values
+        for sign in (1, -1)
+    ]
+    change = (ends[0] - ends[1]) / (2 * h)
+    return float(np.vdot(u, change)), float(np.abs(u * change).sum())
+
+
+def _weighted_sum(gradient: Tensor, v: np.ndarray) -> Tensor:
+    """sum(gradient * v), differentiable, for dense and block-sparse gradients."""
+    if not isinstance(gradient.data, BlockSparse):
+        return (gradient * v).sum()
+    # sum(g * v) over the kept blocks is u @ g summed against a dense v.
+    rows = Tensor(np.eye(gradient.shape[0]))
+    return ((rows @ gradient) * gradient.data.with_values(v).toarray()).sum()
+
+
+def _values(data: Any) -> np.ndarray:
+    return data.values if isinstance(data, BlockSparse) else data
+
+
+def _like(data: Any, values: np.ndarray) -> Any:
+    return data.with_values(values) if isinstance(data, BlockSparse) else values
+
+
+@dataclass(frozen=True)
+class Case:
+    """A random problem for a rung of the ladder."""
+
+    batch: int
+    in_features: int
+    out_features: int
+    block_size: int
+    density: float = 0.4
+
+    def __str__(self) -> str:
+        return (
+            f"{self.batch}x{self.in_features}x{self.out_features}"
+            f"-B{self.block_size}-d{self.density:g}"
+        )
+
+    def layout(self, rng: np.random.Generator) -> Layout:
+        """Random blocks; with more than one of them, a row and a column are left empty."""
+        grid = (-(-self.in_features // self.block_size), -(-self.out_features // self.block_size))
+        pattern = rng.random(grid) < self.density
+        if self.density < 1:
+            pattern[rng.integers(grid[0])] &= grid[0] == 1
+            pattern[:, rng.integers(grid[1])] &= grid[1] == 1
+        return Layout(pattern)
+
+
+def check_rung(
+    rung: ModuleType, product: str, case: Case, dtype: Any, place: str, seed: Any = 0
+) -> None:
+    """Run one product of one rung on random data, and compare it with `k0_reference`.
+
+    The output is NaN before; what `values` holds beyond the edge is NaN; the inputs are strided.
+    An output may differ by as much as its sum's length allows: n * eps * sum |a| |b| in the
+    accumulator's precision, and one rounding to its own dtype.
+
+    Parameters
+    ----------
+    rung : a module with the four names of `numbsparse.kernels.matmul`
+    product : "forward", "input_grad" or "weight_grad"
+    case : Case
+    dtype : dtype of all operands
+    place : "cpu" or "cuda"
+    seed : int or numpy.random.Generator
+
+    Raises AssertionError that says where and by how much they differ.
+    """
+    rng = np.random.default_rng(seed)
+    layout = case.layout(rng)
+    x = _strided(rng.standard_normal((case.batch, case.in_features)).astype(dtype))
+    dy = _strided(rng.standard_normal((case.batch, case.out_features)).astype(dtype))
+    values = rng.standard_normal((layout.n_blocks, case.block_size, case.block_size)).astype(dtype)
+    inside = _inside(layout, case)
+    values[~inside] = np.nan
+    if product == "weight_grad":
+        operands, terms = (x, dy), case.batch
+        out_shape: tuple[int, ...] = values.shape
+    else:
+        lines = layout.index.columns if product == "forward" else layout.index.rows
+        width = case.out_features if product == "forward" else case.in_features
+        operands, out_shape = (x if product == "forward" else dy, values), (case.batch, width)
+        terms = int(np.diff(lines.indptr).max()) * case.block_size
+
+    got = np.full(out_shape, np.nan, dtype)
+    _run(rung, product, operands, layout, got, place)
+    exact = [np.nan_to_num(operand.astype(np.float64)) for operand in operands]
+    expected, magnitude = np.full(out_shape, np.nan), np.full(out_shape, np.nan)
+    getattr(k0_reference, product)(*exact, layout.index, expected)
+    getattr(k0_reference, product)(*(abs(operand) for operand in exact), layout.index, magnitude)
+
+    accumulator = np.float64 if np.dtype(dtype) == np.float64 else np.float32
+    bound = (terms + 2) * np.finfo(accumulator).eps * magnitude
+    bound += np.finfo(dtype).eps * abs(expected) + np.finfo(dtype).smallest_subnormal
+    wrong = ~(abs(got - expected) <= bound)  # NaN is wrong
+    if wrong.any():
+        first = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise AssertionError(
+            f"{rung.__name__} {product} {case}: {wrong.sum()} of {wrong.size} outputs are wrong; "
+            f"at {first} {got[first]} where {expected[first]} +- {bound[first]} is right"
+        )
+
+
+def _run(rung: Any, product: str, operands: Any, layout: Layout, out: Any, place: str) -> None:
+    if place == "cpu":
+        getattr(rung, product)(*operands, layout.index, out)
+        return
+    index: Index = ops.index_beside(layout, to_device(out))
+    on_device = to_device(out)
+    getattr(rung, product)(*(_strided_to_device(a) for a in operands), index, on_device)
+    out[:] = on_device.numpy()
+
+
+def _inside(layout: Layout, case: Case) -> np.ndarray:
+    """Which stored values lie inside the matrix: bool, (n_blocks, B, B)."""
+    offsets = np.arange(case.block_size)
+    rows = layout.index.block_rows[:, None] * case.block_size + offsets < case.in_features
+    columns = layout.index.block_columns[:, None] * case.block_size + offsets < case.out_features
+    return rows[:, :, None] & columns[:, None, :]
+
+
+def _strided(array: np.ndarray) -> np.ndarray:
+    """The same values, every second of a longer row: no kernel may count on gapless rows."""
+    wide = np.full((array.shape[0], 2, array.shape[1]), np.nan, array.dtype)
+    wide[:, 0] = array
+    return wide[:, 0]
+
+
+def _strided_to_device(array: np.ndarray) -> DeviceArray:
+    """A copy on the device with the strides kept: the array it is a view of goes along."""
+    if array.base is None or array.ndim != 2:
+        return to_device(array)
+    return to_device(array.base)[:, 0]

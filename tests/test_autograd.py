@@ -1,0 +1,204 @@
+"""The tape: gradients, gradients of gradients, and a checker that finds wrong ones."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from conftest import host
+
+import numbsparse as ns
+from numbsparse import ops
+from numbsparse.autograd import record
+from numbsparse.nn import functional as F
+from numbsparse.testing import check_grads
+
+RNG = np.random.default_rng(1)
+A, B, ROW = RNG.standard_normal((3, 4)), RNG.standard_normal((3, 4)), RNG.standard_normal(4)
+CUBE = RNG.standard_normal((2, 3, 4))
+TARGETS = np.array([0, 3, 1])
+LAYOUT = ns.Layout([[1, 0, 1], [0, 1, 1]])
+W = ns.BlockSparse(RNG.standard_normal((4, 4, 4)), LAYOUT, shape=(8, 11))
+X, DY = RNG.standard_normal((3, 8)), RNG.standard_normal((3, 11))
+
+ONCE = {  # functions whose gradient cannot be differentiated again
+    "gelu": (F.gelu, A),
+    "softmax": (F.softmax, A),
+    "log_softmax": (F.log_softmax, A),
+    "cross_entropy": (lambda x: F.cross_entropy(x, TARGETS), A),
+    "cross_entropy, three axes": (lambda x: F.cross_entropy(x, np.ones((2, 3), int)), CUBE),
+    "layer_norm": (F.layer_norm, A, ROW, B[0]),
+    "embedding": (lambda table: F.embedding(table, np.array([[0, 2], [2, 2]])), A),
+}
+TWICE = {
+    "add": (F.add, A, B),
+    "add a row": (F.add, A, ROW),
+    "add a number": (lambda a: 2.5 + a + 1, A),
+    "subtract": (lambda a, b: (a - b) * (1 - a), A, ROW),
+    "multiply": (F.multiply, A, B),
+    "multiply by a column": (F.multiply, A, B[:, :1]),
+    "multiply by itself": (lambda a: a * a * a, A),
+    "divide": (F.divide, A, abs(B) + 1),
+    "divide a row": (lambda a, b: a / b, ROW, abs(B) + 1),
+    "negative": (lambda a: -a * a, A),
+    "power": (lambda a: a**3, A),
+    "exp": (F.exp, A),
+    "log": (F.log, abs(A) + 1),
+    "sqrt": (F.sqrt, abs(A) + 1),
+    "tanh": (F.tanh, A),
+    "sigmoid": (F.sigmoid, A),
+    "relu": (lambda a: F.relu(a * a - 0.5), A),
+    "sum": (lambda a: (a * a).sum(), CUBE),
+    "sum over an axis": (lambda a: (a * a).sum(1), CUBE),
+    "sum, axes kept": (lambda a: (a * a).sum((0, -1), keepdims=True), CUBE),
+    "mean": (lambda a: (a * a).mean(-1), CUBE),
+    "reshape": (lambda a: (a * a).reshape(2, -1), CUBE),
+    "transpose": (lambda a: (a * a).transpose((1, 2, 0)), CUBE),
+    "T": (lambda a: (a * a).T, A),
+    "getitem": (lambda a: (a * a)[1, :, 1:3], CUBE),
+    "concatenate": (lambda a, b: F.concatenate([a * b, b, a], axis=1), A, B),
+    "stack": (lambda a, b: F.stack([a * b, b], axis=-1), A, B),
+    "unbind": (lambda a: (lambda p: p[0] * p[1] + p[0])(F.unbind(a)), CUBE),
+    "split": (lambda a: (lambda p: p[1] * p[0])(F.split(a, 2)), CUBE),
+    "matmul": (F.matmul, X, W),
+    "matmul, transposed": (lambda dy, w: F.matmul(dy, w.T), DY, W),
+    "matmul, sparse first": (lambda w, x: w @ x, W, DY.T.copy()),
+    "matmul, three axes": (F.matmul, RNG.standard_normal((2, 3, 8)), W),
+    "matmul, squared": (lambda x, w: F.matmul(x, w) * F.matmul(x, w), X, W),
+    "sddmm": (lambda a, b: F.matmul(X, F.sddmm(a, b, W)), X.T.copy(), DY),
+    "sddmm, both ways": (lambda x, w: F.sddmm(x.T, x @ w, W), X, W),
+    "linear": (F.linear, X, W, RNG.standard_normal(11)),
+    "dropout": (lambda a: F.dropout(a * a, 0.5, seed=3), A),
+    "mse_loss": (lambda a: F.mse_loss(a, B), A),
+    "block-sparse arithmetic": (lambda x, w: x @ (w * 2.0 + w), X, W),
+}
+
+
+@pytest.mark.parametrize("name", ONCE | TWICE)
+def test_gradient(name):
+    check_grads(*(ONCE | TWICE)[name])
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_gradient_of_the_gradient(name):
+    check_grads(*TWICE[name], order=2)
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_a_gradient_that_cannot_be_differentiated_again_says_so(name):
+    with pytest.raises(NotImplementedError, match="create_graph"):
+        check_grads(*ONCE[name], order=2)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda dy, y: dy * 2.0001,
+        lambda dy, y: dy + 1e-4,
+        lambda dy, y: dy * np.array([1.0, 1, 1, 0]),
+    ],
+    ids=["scaled", "shifted", "one missing"],
+)
+def test_check_grads_finds_a_wrong_gradient(wrong):
+    def doubled(x):
+        return record(ops.multiply(x.data, 2.0), (x, lambda dy, y: wrong(dy * 2.0, y)))
+
+    with pytest.raises(AssertionError, match="backward gives"):
+        check_grads(doubled, A)
+
+
+def test_check_grads_finds_a_wrong_second_gradient():
+    def cube(x):
+        # The first gradient is right, but it forgets that it depends on x.
+        return record(x.data**3, (x, lambda dy, y: dy * ns.Tensor(3 * x.data**2)))
+
+    check_grads(cube, A)
+    with pytest.raises(AssertionError, match="backward gives"):
+        check_grads(cube, A, order=2)
+
+
+def test_check_grads_takes_float64():
+    with pytest.raises(TypeError, match="float64"):
+        check_grads(F.tanh, A.astype(np.float32))
+
+
+def test_backward_adds_up():
+    x = ns.Tensor(A, requires_grad=True)
+    (x * 2.0).sum().backward()
+    (x * 3.0).sum().backward()
+    np.testing.assert_array_equal(x.grad.data, np.full_like(A, 5))
+
+
+def test_a_weight_used_twice_gets_both_gradients(put):
+    w = ns.Tensor(put(W.astype("float32")), requires_grad=True)
+    x = ns.Tensor(put(X.astype(np.float32)))
+    ((x @ w).sum() + (x @ w * 2.0).sum()).backward()
+    once = ns.sddmm(X.T, np.ones_like(DY), W).toarray()
+    np.testing.assert_allclose(host(w.grad.data), 3 * once, atol=1e-5)
+    assert w.grad.data.layout == LAYOUT
+
+
+def test_no_grad_records_nothing():
+    x = ns.Tensor(A, requires_grad=True)
+    with ns.no_grad():
+        y = x * 2.0
+    assert not y.requires_grad
+    assert (x * 2.0).requires_grad
+
+
+def test_gradients_go_only_where_they_are_required():
+    a, b = ns.Tensor(A, requires_grad=True), ns.Tensor(B)
+    (a * b).sum().backward()
+    assert b.grad is None
+    assert ns.grad((a * a).sum(), [a, b])[1] is None
+
+
+def test_a_long_chain_needs_no_recursion():
+    x = y = ns.Tensor(1.0, requires_grad=True)
+    for _ in range(5000):
+        y = y + 0.0
+    y.backward()
+    assert x.grad.item() == 1
+
+
+def test_a_dropped_graph_is_freed_at_once():
+    x = ns.Tensor(A, requires_grad=True)
+    y = F.tanh(x)
+    loss = (y * y).sum()
+    seen = weakref.ref(y)
+    gc.disable()
+    try:
+        loss.backward()
+        del y, loss
+        assert seen() is None  # no cycle keeps it: memory returns without the collector
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: ns.Tensor(A).sum().backward(), RuntimeError, "requires a gradient"),
+        (lambda: ns.Tensor(A, requires_grad=True).backward(), ValueError, "grad"),
+        (lambda: ns.Tensor(A, requires_grad=True).backward(A[0]), ValueError, "grad takes"),
+        (lambda: ns.Tensor(TARGETS, requires_grad=True), TypeError, "int64"),
+        (lambda: ns.Tensor(ns.Tensor(A)), TypeError, "detach"),
+        (lambda: ns.Tensor(A) ** "2", TypeError, "exponent"),
+        (lambda: ns.Tensor(W) * A, TypeError, "number"),
+        (lambda: ns.Tensor(W) + A, ValueError, "layout"),
+        (lambda: F.split(ns.Tensor(A), 3), ValueError, "divisor of 4"),
+        (lambda: F.dropout(ns.Tensor(A), 1.0, seed=0), ValueError, "rate"),
+        (lambda: F.cross_entropy(ns.Tensor(A), np.array([0, 1, 4])), ValueError, "targets"),
+        (lambda: ns.matmul(ns.Tensor(X), W, out=DY), ValueError, "out"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_refuses(call, error, says):
+    with pytest.raises(error, match=says):
+        call()
+
+
+def test_repr():
+    assert repr(ns.Tensor([1.0, 2.0])) == "Tensor([1., 2.])"
+    assert repr(ns.Tensor(np.float32([1]))) == "Tensor([1.], dtype=float32)"
+    assert repr(ns.Tensor(W)).startswith("Tensor(BlockSparse(8 x 11")

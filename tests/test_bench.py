@@ -1,0 +1,86 @@
+"""The benchmark: what it prints, and that a wrong result is not timed. Its times are no tests."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from numbsparse import __main__ as command_line
+from numbsparse import device
+from numbsparse.bench import contestants, timing
+from numbsparse.kernels import matmul as ladder
+from numbsparse.layout import Layout
+
+
+def test_quick_bench(capsys, tmp_path):
+    path = tmp_path / "rows.json"
+    command_line.main(["bench", "--place", "cpu", "--quick", "--json", str(path)])
+    printed = capsys.readouterr().out
+    results = json.loads(path.read_text())
+    assert results["machine"] in printed
+    assert [row["product"] for row in results["rows"]] == list(ladder.PRODUCTS) * 2
+    for row in results["rows"]:
+        assert row["wrong"] == {}
+        sparse_peer = "NumPy by block" if row["product"] == "weight_grad" else "SciPy BSR"
+        assert {"k0_cpu", "NumPy dense", sparse_peer} <= row["seconds"].keys()
+        kept = round(row["density"] * (row["features"] // row["block_size"]) ** 2)
+        assert row["flops"] == 2 * row["batch"] * kept * row["block_size"] ** 2
+
+
+def test_a_wrong_result_is_not_timed(capsys, monkeypatch):
+    right = ladder.rung("k0_cpu")
+
+    def forward(x, values, index, y):
+        right.forward(x, values, index, y)
+        y[0, 0] += 1
+
+    wrong = SimpleNamespace(
+        unsupported=right.unsupported,
+        forward=forward,
+        input_grad=right.input_grad,
+        weight_grad=right.weight_grad,
+    )
+    monkeypatch.setattr(sys.modules["numbsparse.ops.matmul"], "rung", lambda name: wrong)
+    command_line.main(["bench", "--place", "cpu", "--quick"])
+    forwards = [line for line in capsys.readouterr().out.splitlines() if "forward" in line]
+    assert len(forwards) == 2
+    for line in forwards:
+        assert "k0_cpu wrong: relative error" in line
+        assert "k0_cpu  " not in line
+
+
+def test_times_takes_turns():
+    order = []
+    calls = {name: lambda name=name: order.append(name) for name in "ab"}
+    taken = timing.times(calls, seconds=0.0)
+    turns = ["a"] * (1 + timing.SAMPLES_IN_A_TURN) + ["b"] * (1 + timing.SAMPLES_IN_A_TURN)
+    assert order == ["a", "b", *turns, *turns]
+    assert taken.keys() == {"a", "b"}
+
+
+def test_kept_takes_the_blocks_of_a_dense_matrix():
+    dense = np.arange(64.0).reshape(8, 8)
+    blocks = contestants.kept(dense, Layout([[0, 1], [1, 0]]))
+    np.testing.assert_array_equal(blocks, [dense[:4, 4:], dense[4:, :4]])
+
+
+def test_gpu_bench_refuses_the_simulator():
+    if device.SIMULATED or not device.is_available():
+        with pytest.raises(SystemExit, match="numbsparse: "):
+            command_line.main(["bench", "--place", "cuda"])
+    else:
+        command_line.main(["bench", "--place", "cuda", "--quick"])
+
+
+@pytest.mark.parametrize("arguments", [[], ["bench", "--place", "moon"], ["other"]])
+def test_refuses(arguments):
+    with pytest.raises(SystemExit):
+        command_line.main(arguments)
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        command_line.main(["--version"])
+    assert capsys.readouterr().out.strip() == "0.1.0"

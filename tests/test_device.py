@@ -1,0 +1,112 @@
+"""DeviceArray: NumPy's views in device memory, and no silent copies to the host."""
+
+import pickle
+
+import numpy as np
+import pytest
+from numba import cuda
+
+import numbsparse as ns
+from numbsparse import device
+from numbsparse.device.launch import launch
+
+pytestmark = pytest.mark.skipif(not device.is_available(), reason="no GPU and no simulator")
+
+A = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
+KEYS = [
+    0, -1, slice(1, 3), slice(None, None, 2), slice(5, 2), ..., None, (..., 2), (1, ..., None),
+    (slice(None), 1), (1, 2, 3), (slice(1, None), slice(0, 4, 3), -2), (None, 0, ..., slice(2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+def test_getitem_is_numpys_view(key):
+    array = ns.to_device(A)
+    part = array[key]
+    np.testing.assert_array_equal(part.numpy(), A[key])
+    assert part.is_contiguous == A[key].flags.c_contiguous or part.size <= 1
+    assert part.owner is array.owner
+
+
+BAD_KEYS = [3, -4, (0, 0, 5), (0, 0, 0, 0), slice(None, None, -1), [0], "a"]
+
+
+@pytest.mark.parametrize("key", BAD_KEYS, ids=str)
+def test_getitem_refuses(key):
+    with pytest.raises(IndexError):
+        ns.to_device(A)[key]
+
+
+def test_transpose_and_reshape():
+    array = ns.to_device(A)
+    np.testing.assert_array_equal(array.T.numpy(), A.T)
+    np.testing.assert_array_equal(array.reshape(4, -1).numpy(), A.reshape(4, -1))
+    np.testing.assert_array_equal(array.reshape((60,)).numpy(), A.reshape(60))
+    np.testing.assert_array_equal(array[1].T.T.reshape(20).numpy(), A[1].reshape(20))
+    with pytest.raises(ValueError, match="contiguous"):
+        array.T.reshape(60)
+    with pytest.raises(ValueError, match=r"\(7,\)"):
+        array.reshape(7)
+
+
+DTYPES = ["float16", "float32", "float64", "int32", "int64", "uint8", "bool"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3)], ids=str)
+def test_there_and_back(dtype, shape):
+    host = (np.random.default_rng(0).random(shape) * 100).astype(dtype)
+    array = ns.to_device(host)
+    back = array.numpy()
+    assert (back.shape, back.dtype, array.nbytes) == (host.shape, host.dtype, host.nbytes)
+    np.testing.assert_array_equal(back, host)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(array)).numpy(), host)
+
+
+def test_strided_arrays_go_there():
+    np.testing.assert_array_equal(ns.to_device(A.T[::2]).numpy(), A.T[::2])
+
+
+def test_nothing_reaches_the_host_silently():
+    array = ns.to_device(A)
+    with pytest.raises(TypeError, match=r"\.numpy\(\)"):
+        np.asarray(array)
+    with pytest.raises(TypeError):
+        A + array
+    assert float(ns.to_device(3.5)) == 3.5
+    assert ns.to_device([7]).item() == 7
+    assert repr(array) == "DeviceArray(shape=(3, 4, 5), dtype=float32)"
+    assert len(array) == 3
+
+
+@cuda.jit
+def fill_kernel(a, number, sizes, flag):
+    i = cuda.grid(1)
+    if i < a.shape[0]:
+        a[i] = number + sizes[0] * 10 + sizes[1] * 100 + flag * 1000
+
+
+@pytest.mark.parametrize("number", [1, 1.0])
+@pytest.mark.parametrize("stride", [1, 3])
+def test_launch_takes_arrays_numbers_and_tuples(number, stride):
+    whole = ns.to_device(np.zeros(15, np.float32))
+    launch(fill_kernel, (3,), 2, whole[::stride], number, (2, 3), 4)
+    expected = np.zeros(15, np.float32)
+    expected[::stride][:6] = 4321
+    np.testing.assert_array_equal(whole.numpy(), expected)
+
+
+def test_an_empty_grid_is_no_work():
+    launch(fill_kernel, (0, 3), 2, ns.to_device(np.zeros(0, np.float32)), 1, (2, 3), 4)
+
+
+def test_as_device_array_refuses_host_memory():
+    with pytest.raises(TypeError, match="operand takes an array in GPU memory, got ndarray"):
+        device.as_device_array(A, "operand")
+
+
+@pytest.mark.skipif(device.SIMULATED, reason="simulated memory is the host's")
+def test_running_out_of_memory_says_so():
+    with pytest.raises(MemoryError, match=r"MiB of device memory were asked for; .* are free"):
+        device.empty((1 << 43,), "uint8")
+    assert ns.to_device(A).numpy().sum() == A.sum()

@@ -1,0 +1,112 @@
+"""Every rung, product, dtype and odd shape against k0_reference."""
+
+import re
+from itertools import product as every
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from numbsparse import device
+from numbsparse.kernels.matmul import LADDER, PRODUCTS, k0_reference
+from numbsparse.testing import Case, check_rung
+
+SMALL = [
+    Case(batch=0, in_features=8, out_features=8, block_size=4),
+    Case(batch=1, in_features=12, out_features=8, block_size=4),
+    Case(batch=7, in_features=10, out_features=15, block_size=4),
+    Case(batch=3, in_features=16, out_features=24, block_size=8),
+    Case(batch=9, in_features=9, out_features=23, block_size=8),
+    Case(batch=5, in_features=32, out_features=16, block_size=16, density=1),
+    Case(batch=2, in_features=16, out_features=16, block_size=16, density=0),
+    Case(batch=4, in_features=33, out_features=31, block_size=32, density=1),
+]
+LARGE = [
+    Case(batch=63, in_features=96, out_features=64, block_size=16),
+    Case(batch=65, in_features=130, out_features=70, block_size=8),
+    Case(batch=200, in_features=256, out_features=320, block_size=32),
+    Case(batch=33, in_features=100, out_features=257, block_size=32),
+    Case(batch=17, in_features=192, out_features=128, block_size=64, density=1),
+    Case(batch=31, in_features=100, out_features=190, block_size=64),
+    Case(batch=12, in_features=384, out_features=256, block_size=128),
+    Case(batch=130, in_features=129, out_features=255, block_size=128, density=1),
+    Case(batch=500, in_features=1000, out_features=63, block_size=4, density=0.1),
+]
+ON_GPU = device.is_available() and not device.SIMULATED
+# A simulated GPU thread is an operating-system thread: the large cases are for real GPUs and CPUs.
+PLACES = {"cpu": (SMALL + LARGE, ["float32", "float64"])}
+PLACES["cuda"] = (SMALL + LARGE * ON_GPU, ["float32", "float16"])
+
+
+def runs():
+    for (name, rung), (place, (cases, dtypes)) in every(LADDER.items(), PLACES.items()):
+        for product, case, dtype in every(PRODUCTS, cases, dtypes):
+            if rung.unsupported(product, case.block_size, np.dtype(dtype), place) is None:
+                label = f"{name}-{product}-{case}-{dtype}"
+                yield pytest.param(rung, product, case, dtype, place, id=label)
+
+
+@pytest.mark.parametrize(("rung", "product", "case", "dtype", "place"), list(runs()))
+def test_rung(rung, product, case, dtype, place):
+    if place == "cuda" and not device.is_available():
+        pytest.skip(device.why_unavailable())
+    check_rung(rung, product, case, dtype, place)
+
+
+@pytest.mark.parametrize("name", LADDER)
+def test_every_rung_serves_the_sizes_it_should(name):
+    place = "cpu" if name.startswith("k0") else "cuda"
+    for product, size in every(PRODUCTS, (4, 8, 16, 32, 64, 128)):
+        assert LADDER[name].unsupported(product, size, np.dtype("float32"), place) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "place", "reason"),
+    [
+        (32, "float32", "elsewhere", "runs on"),
+        (5, "float32", None, "5"),
+        (32, "int32", None, "int32"),
+    ],
+)
+@pytest.mark.parametrize("name", [name for name in LADDER if name != "k0_reference"])
+def test_unsupported_says_why(name, size, dtype, place, reason):
+    place = place or ("cpu" if name.startswith("k0") else "cuda")
+    assert reason in LADDER[name].unsupported("forward", size, np.dtype(dtype), place)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("fault", ["one wrong", "one hole", "nothing written"])
+def test_check_rung_finds_a_fault(product, fault):
+    def broken(*operands):
+        out = operands[-1]
+        if fault != "nothing written":
+            getattr(k0_reference, product)(*operands)
+            out.flat[0] = np.nan if fault == "one hole" else out.flat[0] + 1e-3
+
+    rung = SimpleNamespace(__name__="broken", **{product: broken})
+    case = Case(batch=3, in_features=16, out_features=24, block_size=8, density=1)
+    with pytest.raises(AssertionError, match=re.escape(f"broken {product} {case}")):
+        check_rung(rung, product, case, "float32", "cpu")
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_cpu_gives_the_same_bits_for_any_number_of_threads(product, rng):
+    import numba
+
+    case = Case(batch=70, in_features=512, out_features=512, block_size=16, density=0.2)
+    layout = case.layout(rng)
+    x = rng.standard_normal((case.batch, case.in_features), dtype=np.float32)
+    values = rng.standard_normal((layout.n_blocks, 16, 16), dtype=np.float32)
+    shape = values.shape if product == "weight_grad" else x.shape
+    operands = (x, x) if product == "weight_grad" else (x, values)
+    results = []
+    before = numba.get_num_threads()
+    try:
+        for threads in range(1, before + 1):
+            numba.set_num_threads(threads)
+            out = np.full(shape, np.nan, np.float32)
+            getattr(LADDER["k0_cpu"], product)(*operands, layout.index, out)
+            results.append(out)
+    finally:
+        numba.set_num_threads(before)
+    assert all((out == results[0]).all() for out in results)

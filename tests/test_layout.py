@@ -1,0 +1,100 @@
+"""Layout: patterns and index arrays that agree."""
+
+import pickle
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+import numbsparse as ns
+from numbsparse.layout import Layout
+
+PATTERNS = {
+    "dense": np.ones((3, 5), bool),
+    "random": np.random.default_rng(0).random((7, 4)) < 0.4,
+    "one row": np.array([[True, False, True]]),
+    "no block": np.zeros((2, 3), bool),
+    "skewed": ns.patterns.barabasi_albert(20, 2, seed=0),
+}
+
+
+@pytest.fixture(params=PATTERNS)
+def pattern(request):
+    return PATTERNS[request.param]
+
+
+def test_agrees_with_scipy(pattern):
+    layout = Layout(pattern)
+    expected = scipy.sparse.csr_array(pattern)
+    assert layout.shape == pattern.shape
+    assert layout.n_blocks == pattern.sum()
+    assert layout.density == pattern.mean()
+    np.testing.assert_array_equal(layout.indptr, expected.indptr)
+    np.testing.assert_array_equal(layout.indices, expected.indices)
+    np.testing.assert_array_equal(layout.pattern, pattern)
+
+
+@pytest.mark.parametrize("walk", ["rows", "columns"])
+def test_walks_meet_every_block_once_in_order(pattern, walk):
+    layout = Layout(pattern)
+    indptr, indices, blocks = getattr(layout.index, walk)
+    own, other = layout.index.block_rows, layout.index.block_columns
+    if walk == "columns":
+        own, other = other, own
+    for line in range(len(indptr) - 1):
+        mine = slice(indptr[line], indptr[line + 1])
+        assert (np.diff(indices[mine]) > 0).all()
+        assert (own[blocks[mine]] == line).all()
+        np.testing.assert_array_equal(other[blocks[mine]], indices[mine])
+    np.testing.assert_array_equal(np.sort(blocks), np.arange(layout.n_blocks))
+
+
+def test_index_is_int32_and_read_only(pattern):
+    index = Layout(pattern).index
+    for array in (*index.rows, *index.columns, index.block_rows, index.block_columns):
+        assert array.dtype == np.int32
+        assert not array.flags.writeable
+
+
+def test_transposed(pattern):
+    layout = Layout(pattern)
+    assert Layout(pattern.T) == layout.T
+    assert layout.T.T is layout
+
+
+def test_from_arrays_and_pickle(pattern):
+    layout = Layout(pattern)
+    assert Layout.from_arrays(layout.indptr, layout.indices, layout.shape) == layout
+    again = pickle.loads(pickle.dumps(layout))
+    assert again == layout
+    assert hash(again) == hash(layout)
+
+
+def test_equality():
+    assert Layout([[1, 0]]) != Layout([[0, 1]])
+    assert Layout([[1, 0]]) != Layout([[1], [0]])
+    assert Layout([[1, 0]]) != "another thing"
+
+
+@pytest.mark.parametrize(
+    ("indptr", "indices", "names"),
+    [
+        ([0, 1], [0], "indptr"),
+        ([0, 2, 1], [0, 1], "indptr"),
+        ([1, 1, 2], [0, 1], "indptr"),
+        ([0, 1, 2], [0], "indices"),
+        ([0, 1, 2], [0, 3], "indices"),
+        ([0, 1, 2], [0, -1], "indices"),
+        ([0, 2, 2], [1, 0], "indices"),
+        ([0, 2, 2], [1, 1], "indices"),
+    ],
+)
+def test_from_arrays_refuses(indptr, indices, names):
+    with pytest.raises(ValueError, match=names):
+        Layout.from_arrays(indptr, indices, (2, 3))
+
+
+@pytest.mark.parametrize("bad", [[[np.nan, 1.0]], [[0.5, 1]], [1, 0], np.zeros((0, 3)), [[2]]])
+def test_refuses_what_is_no_pattern(bad):
+    with pytest.raises(ValueError, match="pattern"):
+        Layout(bad)

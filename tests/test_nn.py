@@ -1,0 +1,240 @@
+"""Layers, state dicts and checkpoints."""
+
+import numpy as np
+import pytest
+from conftest import host
+
+import numbsparse as ns
+from numbsparse import nn
+from numbsparse.nn import functional as F
+from numbsparse.testing import check_grads
+
+
+def test_linear_is_the_dense_one_where_blocks_are_kept(rng, put, place):
+    layout = ns.Layout(rng.random((3, 2)) < 0.7)
+    linear = nn.Linear(20, 13, layout=layout, block_size=8, seed=0).to(place)
+    x = rng.standard_normal((5, 20), dtype=np.float32)
+    y = linear(put(x))
+    expected = x @ linear.weight.numpy() + host(linear.bias.data)
+    np.testing.assert_allclose(host(y.data), expected, atol=1e-5)
+
+
+def test_linear_without_a_layout_keeps_all(rng):
+    linear = nn.Linear(20, 13, block_size=8, seed=0, bias=False)
+    assert linear.weight.data.density == 1
+    assert linear.bias is None
+
+
+@pytest.mark.parametrize("hidden", [16, 13], ids=["whole blocks", "cut block"])
+def test_lstm_is_the_textbook_one(rng, put, place, hidden):
+    pattern = rng.random((2, 2)) < 0.8
+    lstm = nn.LSTM(5, hidden, layout=pattern, block_size=8, seed=0).to(place)
+    x = rng.standard_normal((3, 2, 5), dtype=np.float32)
+    y, (h, c) = lstm(put(x))
+    ih, hh, bias = lstm.weight_ih.numpy(), lstm.weight_hh.numpy(), host(lstm.bias.data)
+    sigmoid = lambda a: 1 / (1 + np.exp(-a))  # noqa: E731
+    h_, c_ = np.zeros((2, hidden)), np.zeros((2, hidden))
+    for t in range(3):
+        gates = (x[t] @ ih + h_ @ hh + bias).reshape(2, 4, -1)[:, :, :hidden]
+        i, f, g, o = gates.transpose(1, 0, 2)
+        c_ = sigmoid(f) * c_ + sigmoid(i) * np.tanh(g)
+        h_ = sigmoid(o) * np.tanh(c_)
+        np.testing.assert_allclose(host(y.data)[t], h_, atol=1e-5)
+    np.testing.assert_allclose(host(h.data), h_, atol=1e-5)
+    np.testing.assert_allclose(host(c.data), c_, atol=1e-5)
+
+
+def test_lstm_state_carries_on(rng):
+    lstm = nn.LSTM(4, 8, block_size=8, seed=0)
+    x = rng.standard_normal((6, 2, 4), dtype=np.float32)
+    whole, _ = lstm(x)
+    first, state = lstm(x[:2])
+    second, _ = lstm(x[2:], state)
+    np.testing.assert_allclose(np.concatenate([first.data, second.data]), whole.data, atol=1e-6)
+
+
+@pytest.mark.parametrize("hidden", [8, 6], ids=["whole blocks", "cut block"])
+def test_lstm_gradients(rng, hidden):
+    lstm = nn.LSTM(3, hidden, block_size=8, dtype=np.float64, seed=0)
+    ih, hh, bias = (p.data for p in (lstm.weight_ih, lstm.weight_hh, lstm.bias))
+
+    def run(x, ih, hh, bias):
+        lstm.weight_ih, lstm.weight_hh, lstm.bias = ih, hh, bias
+        y, (_, c) = lstm(x)
+        return F.concatenate([y.reshape(-1), c.reshape(-1)])
+
+    check_grads(run, rng.standard_normal((3, 2, 3)), ih, hh, bias)
+
+
+def test_dropout(rng, put):
+    dropout = nn.Dropout(0.25, seed=3)
+    x = ns.Tensor(put(np.ones((100, 40), np.float32)))
+    first, second = host(dropout(x).data), host(dropout(x).data)
+    assert set(np.unique(first)) == {0, np.float32(1 / 0.75)}
+    assert abs((first == 0).mean() - 0.25) < 5 * np.sqrt(0.25 * 0.75 / first.size)
+    assert (first != second).any()
+    again = nn.Dropout(0.25, seed=3)
+    assert (host(again(x).data) == first).all()
+    state = again.state_dict()
+    resumed = nn.Dropout(0.25)
+    resumed.load_state_dict(state)
+    assert (host(resumed(x).data) == second).all()
+    assert dropout.eval()(x) is x
+
+
+def test_layer_norm_and_embedding(rng, put, place):
+    norm, table = nn.LayerNorm(6).to(place), nn.Embedding(5, 6, seed=0).to(place)
+    codes = put(np.array([[0, 4], [2, 2]], np.int32))
+    rows = table(codes)
+    np.testing.assert_array_equal(host(rows.data), host(table.weight.data)[[[0, 4], [2, 2]]])
+    y = host(norm(rows).data)
+    np.testing.assert_allclose(y.mean(-1), 0, atol=1e-6)
+    np.testing.assert_allclose(y.std(-1), 1, atol=1e-4)
+
+
+class Model(nn.Module):
+    def __init__(self, seed=0):
+        super().__init__()
+        rng = np.random.default_rng(seed)
+        self.stages = [nn.Embedding(7, 8, seed=rng), nn.Dropout(0.5, seed=1)]
+        self.lstm = nn.LSTM(8, 16, layout=np.eye(2), block_size=8, seed=rng)
+        self.head = nn.Sequential(
+            nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 7, block_size=8, seed=rng)
+        )
+
+    def forward(self, codes):
+        x = codes
+        for stage in self.stages:
+            x = stage(x)
+        return self.head(self.lstm(x)[0])
+
+
+NAMES = [
+    "stages.0.weight", "lstm.weight_ih", "lstm.weight_hh", "lstm.bias",
+    "head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias",
+]  # fmt: skip
+
+
+def test_module_finds_its_parameters():
+    model = Model()
+    assert [name for name, _ in model.named_parameters()] == NAMES
+    assert model.n_parameters() == 7 * 8 + 4 * 2 * 64 + 4 * 2 * 64 + 64 + 16 + 16 + 16 * 7 + 7
+    model.tied = model.head[2]
+    assert len(model.parameters()) == len(NAMES)
+    assert not model.eval().stages[1].training
+    assert "Linear(BlockSparse(16 x 7" in repr(model)
+
+
+def test_state_dict_round_trip(tmp_path, place):
+    model, other = Model(0).to(place), Model(1)
+    model.stages[1].calls = 5
+    ns.save(
+        tmp_path / "model.npz", {"model": model.state_dict(), "note": "ä", "step": 3, "lr": 0.5}
+    )
+    loaded = ns.load(tmp_path / "model.npz")
+    assert (loaded["note"], loaded["step"], loaded["lr"]) == ("ä", 3, 0.5)
+    other.load_state_dict(loaded["model"])
+    for name, value in model.state_dict().items():
+        np.testing.assert_array_equal(host(other.state_dict()[name]), host(value))
+    other.lstm.bias.data[:] = 7  # loaded values are the model's own
+    assert not (loaded["model"]["lstm.bias"] == 7).all()
+    with np.load(tmp_path / "model.npz") as file:
+        assert file["model/lstm.bias"].shape == (64,)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda s: s.pop("lstm.bias"), r"lacks \['lstm.bias'\]"),
+        (lambda s: s.update(other=1), r"has \['other'\]"),
+        (lambda s: s.update({"lstm.bias": np.zeros(3, np.float32)}), "lstm.bias"),
+        (lambda s: s.update({"lstm.bias": np.zeros(64)}), "float64"),
+        (lambda s: s.update({"lstm.bias": 3}), "int"),
+        (lambda s: s.update({"lstm.weight_hh": np.zeros((16, 64), np.float32)}), "BlockSparse"),
+        (
+            lambda s: s.update({"lstm.weight_hh": nn.LSTM(8, 16, block_size=8).weight_hh.data}),
+            "layout",
+        ),
+    ],
+    ids=["missing", "unknown", "shape", "dtype", "number", "dense", "layout"],
+)
+def test_a_state_of_another_model_changes_nothing(change, says):
+    model = Model()
+    before = model.state_dict()
+    state = Model(1).state_dict()
+    change(state)
+    with pytest.raises(ValueError, match=says):
+        model.load_state_dict(state)
+    for name, value in model.state_dict().items():
+        np.testing.assert_array_equal(host(value), host(before[name]))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no npz", b"PK\x03\x04 cut off"], ids=["empty", "text", "cut"]
+)
+def test_load_refuses_what_is_no_checkpoint(tmp_path, content):
+    (tmp_path / "file.npz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"file\.npz is no checkpoint"):
+        ns.load(tmp_path / "file.npz")
+
+
+@pytest.mark.parametrize("state", [{"a": object()}, {"a/b": 1}, {1: 2}, {"a": [1]}], ids=repr)
+def test_save_refuses(tmp_path, state):
+    with pytest.raises(TypeError, match="state"):
+        ns.save(tmp_path / "file.npz", state)
+    assert not list(tmp_path.iterdir())
+
+
+class TestInit:
+    layout = ns.Layout([[1, 1, 0], [1, 0, 0], [1, 0, 1]])
+
+    def test_fan_in_counts_kept_blocks_alone(self):
+        w = ns.BlockSparse(np.zeros((5, 4, 4)), self.layout, shape=(10, 11))
+        np.testing.assert_array_equal(nn.init.fan_in(w), [10] * 4 + [4] * 4 + [2] * 3)
+
+    @pytest.mark.parametrize("make", [nn.init.uniform, nn.init.normal])
+    def test_variance_of_the_output_is_the_same_in_every_column(self, make, rng):
+        layout = ns.patterns.barabasi_albert(30, 2, seed=0)
+        gain = np.sqrt(3) if make is nn.init.uniform else 1
+        w = make(layout, 16, gain=gain, dtype=np.float64, seed=0)
+        y = rng.standard_normal((400, w.shape[0])) @ w
+        variance = (y**2).reshape(400, 30, 16).mean((0, 2))
+        np.testing.assert_allclose(variance, 1, atol=0.25)
+
+    def test_identity(self, rng):
+        x = rng.standard_normal((2, 12))
+        w = nn.init.identity(ns.patterns.dense(3, 3), 4, scale=2.0, dtype=np.float64)
+        np.testing.assert_array_equal(x @ w, 2 * x)
+        wide = nn.init.identity(ns.patterns.dense(1, 3), 4, dtype=np.float64)
+        np.testing.assert_array_equal(x[:, :4] @ wide, np.tile(x[:, :4], 3))
+
+    def test_orthogonal(self):
+        w = nn.init.orthogonal(self.layout, 4, gain=2.0, dtype=np.float64, seed=0).toarray()
+        for column in range(3):
+            block_column = w[:, 4 * column : 4 * column + 4]
+            np.testing.assert_allclose(block_column.T @ block_column, 4 * np.eye(4), atol=1e-12)
+
+    @pytest.mark.parametrize("make", [nn.init.uniform, nn.init.normal, nn.init.orthogonal])
+    def test_an_empty_column_is_no_trouble(self, make):
+        assert make([[1, 0]], 4, seed=0).n_blocks == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: nn.Linear(64, 64, layout=np.ones((3, 2))), "layout takes 2 x 2 blocks.*got 3 x 2"),
+        (lambda: nn.Linear(0, 64), "in_features"),
+        (lambda: nn.Linear(64, 6.5), "out_features"),
+        (lambda: nn.LSTM(64, 64, layout=np.ones((3, 2))), "layout"),
+        (lambda: nn.LSTM(4, 8, block_size=8)(np.zeros((3, 2, 5), np.float32)), "x takes"),
+        (lambda: nn.LSTM(4, 8, block_size=8)(np.zeros((0, 2, 4), np.float32)), "x takes"),
+        (lambda: nn.Dropout(1.0), "p takes"),
+        (lambda: nn.Embedding(0, 3), "num_embeddings"),
+        (lambda: nn.LayerNorm(0), "features"),
+        (lambda: nn.Linear(8, 8, block_size=8).to("gpu"), "place"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_refuses(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()

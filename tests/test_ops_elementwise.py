@@ -1,0 +1,235 @@
+"""Elementwise functions against NumPy in float64, in every place, dtype and order of memory."""
+
+import numpy as np
+import pytest
+from ops_helpers import (
+    HOMES,
+    Home,
+    assert_close,
+    in_all_forms,
+    in_all_homes,
+    numeric_grad,
+    on_both_places,
+)
+
+from numbsparse import ops
+
+BINARY = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "divide": np.divide,
+    "maximum": np.maximum,
+}
+
+
+def gelu(x):
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+UNARY = {
+    "negative": np.negative,
+    "exp": np.exp,
+    "log": lambda x: np.log(np.abs(x)),
+    "sqrt": lambda x: np.sqrt(np.abs(x)),
+    "tanh": np.tanh,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": gelu,
+}
+SHAPES = [(0,), (1,), (7,), (), (3, 0), (2, 1, 3)]
+PAIRS = [((3, 1, 5), (4, 5)), ((2, 3), (3,)), ((4, 1), (1, 3)), ((), (5,)), ((33, 2), (33, 2))]
+
+
+@in_all_homes
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [*((name, (3, 5)) for name in UNARY), *(("negative", shape) for shape in SHAPES)],
+    ids=str,
+)
+def test_unary(home, name, shape, rng):
+    x = rng.uniform(-4, 4, shape)
+    x = np.abs(x) if name in ("log", "sqrt") else x
+    got = home.fetch(getattr(ops, name)(home.send(x)))
+    x = home.rounded(x)
+    # 1 + tanh(u) cancels for negative x: the error is one of x.
+    magnitude = np.abs(x) + 1 if name in ("gelu", "log") else None
+    assert_close(home, got, UNARY[name](x), steps=8, magnitude=magnitude)
+
+
+@in_all_homes
+@in_all_forms
+def test_unary_of_views(home, form, rng):
+    x = rng.uniform(-4, 4, (4, 3, 2))
+    got = home.fetch(ops.tanh(home.send(x, form=form)))
+    assert_close(home, got, np.tanh(home.rounded(x)), steps=8)
+
+
+@in_all_homes
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [*((name, PAIRS[0]) for name in BINARY), *(("subtract", shapes) for shapes in PAIRS[1:])],
+    ids=str,
+)
+def test_binary(home, name, shapes, rng):
+    a, b = (rng.uniform(1, 4, shape) for shape in shapes)
+    got = home.fetch(getattr(ops, name)(home.send(a), home.send(b)))
+    assert_close(home, got, BINARY[name](home.rounded(a), home.rounded(b)))
+
+
+@in_all_homes
+@in_all_forms
+def test_binary_of_views(home, form, rng):
+    a, b = rng.standard_normal((4, 3)), rng.standard_normal((4, 3))
+    got = home.fetch(ops.subtract(home.send(a, form=form), home.send(b)))
+    assert_close(home, got, home.rounded(a) - home.rounded(b))
+    got = home.fetch(ops.subtract(home.send(a, form=form), home.send(b, form=form)))
+    assert_close(home, got, home.rounded(a) - home.rounded(b))
+
+
+@in_all_homes
+@pytest.mark.parametrize("name", BINARY)
+@pytest.mark.parametrize("number", [2, 0.3, np.float64(0.3)], ids=repr)
+def test_binary_with_a_number(home, name, number, rng):
+    a = rng.uniform(1, 4, (5,))
+    function, expected = getattr(ops, name), BINARY[name]
+    rounded = np.asarray(number, home.compute_dtype).astype(float)
+    right = home.fetch(function(home.send(a), number))
+    assert_close(home, right, expected(home.rounded(a), rounded))
+    left = home.fetch(function(number, home.send(a)))
+    assert_close(home, left, expected(rounded, home.rounded(a)))
+
+
+@in_all_homes
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 4, 5, 0.5, -1, -1.5])
+def test_power(home, exponent, rng):
+    a = rng.uniform(0.5, 2, (7,))
+    got = home.fetch(ops.power(home.send(a), exponent))
+    assert_close(home, got, home.rounded(a) ** exponent, steps=16)
+
+
+@in_all_homes
+@pytest.mark.parametrize("name", ["sigmoid", "tanh", "gelu", "relu"])
+def test_far_out(home, name):
+    x = [-1e4, -60.0, -30.0, -0.0, 0.0, 30.0, 60.0, 1e4]
+    got = home.fetch(getattr(ops, name)(home.send(x)))
+    with np.errstate(over="ignore"):
+        expected = UNARY[name](home.rounded(x))
+    magnitude = np.abs(x) if name == "gelu" else None
+    assert_close(home, got, expected, steps=16, magnitude=magnitude)
+
+
+@on_both_places
+def test_nan_is_kept(home):
+    x = home.send([np.nan, -1.0, 2.0])
+    zeros = home.send([0.0, 0.0, 0.0])
+    for result in (ops.relu(x), ops.maximum(x, 0.0), ops.maximum(x, zeros), ops.maximum(zeros, x)):
+        np.testing.assert_array_equal(home.fetch(result), [np.nan, 0, 2])
+
+
+@in_all_homes
+@in_all_forms
+@pytest.mark.parametrize("name", ["relu_grad", "gelu_grad"])
+def test_grads(home, name, form, rng):
+    x, dy = rng.uniform(-3, 3, (3, 5)), rng.standard_normal((3, 5))
+    x[0, 0] = 0
+    got = home.fetch(getattr(ops, name)(home.send(x, form=form), home.send(dy)))
+    expected = getattr(ops, name)(home.rounded(x), home.rounded(dy))
+    assert_close(home, got, expected, steps=16, magnitude=np.abs(home.rounded(dy)) * 4)
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu"])
+def test_grads_are_derivatives(name, rng):
+    x, dy = rng.uniform(-3, 3, (4, 5)), rng.standard_normal((4, 5))
+    expected = numeric_grad(getattr(ops, name), x, dy)
+    np.testing.assert_allclose(getattr(ops, f"{name}_grad")(x, dy), expected, atol=1e-8)
+
+
+@in_all_homes
+@in_all_forms
+def test_copies(home, form, rng):
+    a = rng.standard_normal((3, 4))
+    for shape in ((3, 4), (2, 3, 4)):
+        got = home.fetch(ops.broadcast_to(home.send(a, form=form), shape))
+        np.testing.assert_array_equal(got, np.broadcast_to(home.rounded(a), shape))
+    got = home.fetch(ops.copy(home.send(a, form=form)))
+    np.testing.assert_array_equal(got, home.rounded(a))
+    target = home.send(np.full((3, 8), np.nan))
+    ops.copy_into(target[:, ::2], home.send(a, form=form))
+    got = home.fetch(target)
+    np.testing.assert_array_equal(got[:, ::2], home.rounded(a))
+    assert np.isnan(got[:, 1::2]).all()
+
+
+@on_both_places
+def test_copy_of_integers(home):
+    indices = home.send([[1, 2**40], [-3, 4]], dtype="int64", form="T")
+    got = home.fetch(ops.copy(indices), dtype="int64")
+    np.testing.assert_array_equal(got, [[1, 2**40], [-3, 4]])
+
+
+@in_all_homes
+@in_all_forms
+def test_cast(home, form, rng):
+    a = rng.standard_normal((3, 4))
+    for target in ("float16" if home.place == "cuda" else "float64", "float32"):
+        got = home.fetch(ops.cast(home.send(a, form=form), target), dtype=target)
+        np.testing.assert_array_equal(got, home.rounded(a).astype(target).astype(float))
+
+
+@in_all_homes
+def test_create(home):
+    home.send(0)  # skips where there is no GPU
+    for array, value in (
+        (ops.full((3, 2), 0.1, home.dtype, home.place), 0.1),
+        (ops.zeros((3, 2), home.dtype, home.place), 0),
+        (ops.full_like(home.send(np.ones((3, 2))), -2), -2),
+        (ops.zeros_like(home.send(np.ones((3, 2)))), 0),
+    ):
+        np.testing.assert_array_equal(home.fetch(array), home.rounded(np.full((3, 2), value)))
+    assert ops.zeros(4, home.dtype, home.place).shape == (4,)
+    assert ops.zeros((0, 4), home.dtype, home.place).shape == (0, 4)
+
+
+F32, F64 = np.ones(3, np.float32), np.ones(3)
+REFUSED = {
+    "no array": (lambda: ops.add(1.0, 2.0), TypeError, "at least one array"),
+    "list": (lambda: ops.add([1.0], F32), TypeError, "a takes .* got list"),
+    "dtypes": (lambda: ops.multiply(F32, F64), TypeError, "a and b .* float32 and float64"),
+    "integers": (lambda: ops.exp(np.arange(3)), TypeError, "a takes .* got int64"),
+    "shapes": (lambda: ops.add(F32, F32[:2]), ValueError, r"a and b .* \(3,\) and \(2,\)"),
+    "no broadcast": (lambda: ops.relu_grad(F32, F32[:1]), ValueError, "x and dy take one shape"),
+    "exponent": (lambda: ops.power(F32, F32), TypeError, "exponent takes a number"),
+    "cast": (lambda: ops.cast(F32, "int32"), TypeError, "dtype takes .* got int32"),
+    "copy": (lambda: ops.copy([1]), TypeError, "a takes .* got list"),
+    "copy_into": (lambda: ops.copy_into(F32[:2], F32), ValueError, "target and source take"),
+    "broadcast_to": (lambda: ops.broadcast_to(F32, (3, 1)), ValueError, "shape takes"),
+    "broadcast_to fewer": (lambda: ops.broadcast_to(F32, ()), ValueError, "shape takes"),
+    "broadcast_to other": (lambda: ops.broadcast_to(F32, (2,)), ValueError, "shape takes"),
+    "place": (lambda: ops.zeros(3, "float32", "gpu"), ValueError, "place takes"),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_refusals(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_refusals_on_a_gpu():
+    half, single = Home("cuda", "float16").send(np.ones(3)), Home("cuda", "float32").send(F32)
+    for a, b in ((single, F32), (F32, single)):
+        with pytest.raises(ValueError, match="a and b take one place"):
+            ops.add(a, b)
+    with pytest.raises(ValueError, match="target and source take one place"):
+        ops.copy_into(F32, single)
+    with pytest.raises(TypeError, match="a and b take one dtype, got float16 and float32"):
+        ops.add(half, single)
+    with pytest.raises(TypeError, match="a takes float16 or float32 on a GPU, got float64"):
+        ops.tanh(HOMES[2].send(F64, dtype="float64"))
+    with pytest.raises(ValueError, match="a and b take shapes that broadcast"):
+        ops.add(single, single[:2])
+    with pytest.raises(TypeError, match="dtype takes float16 or float32"):
+        ops.zeros(3, "int64", "cuda")
+    with pytest.raises(TypeError, match="dtype takes float16 or float32 on a GPU, got float64"):
+        ops.cast(single, "float64")

@@ -1,0 +1,155 @@
+"""Steps in place, against the formulas in float64; norms and scaling."""
+
+import numpy as np
+import pytest
+from ops_helpers import HOMES, Home, assert_close, in_all_forms, in_all_homes, on_both_places
+
+from numbsparse import ops
+
+
+@in_all_homes
+@in_all_forms
+@pytest.mark.parametrize(
+    ("momentum", "weight_decay", "nesterov"),
+    [(None, 0.0, False), (None, 0.1, False), (0.9, 0.1, False), (0.9, 0.0, True)],
+    ids=["plain", "decay", "momentum", "nesterov"],
+)
+def test_sgd_step(home, form, momentum, weight_decay, nesterov, rng):
+    p, g, v = (rng.standard_normal((3, 5)) for _ in range(3))
+    there, velocity = home.send(p), None if momentum is None else home.send(v)
+    momentum = momentum or 0.0
+    ops.sgd_step(there, home.send(g, form=form), velocity, 0.1, momentum, weight_decay, nesterov)
+    p, g, v = map(home.rounded, (p, g, v))
+    slope = g + weight_decay * p
+    speed = momentum * v + slope
+    if velocity is None:
+        speed = slope
+    else:
+        assert_close(home, home.fetch(velocity), speed, magnitude=10.0)
+    step = slope + momentum * speed if nesterov else speed
+    # A float16 velocity is rounded once more than the step that is made of it.
+    assert_close(home, home.fetch(there), p - 0.1 * step, magnitude=10.0)
+
+
+@in_all_homes
+@in_all_forms
+@pytest.mark.parametrize("decoupled", [False, True], ids=["adam", "adamw"])
+@pytest.mark.parametrize("step", [1, 10])
+def test_adam_step(home, form, decoupled, step, rng):
+    p, g, m = (rng.standard_normal((3, 5)) for _ in range(3))
+    v = rng.uniform(0.1, 1, (3, 5))
+    there, first, second = (home.send(a) for a in (p, m, v))
+    lr, beta1, beta2, eps, decay = 0.01, 0.9, 0.999, 1e-8, 0.1
+    ops.adam_step(
+        there, home.send(g, form=form), first, second, lr, beta1, beta2, eps, decay, decoupled, step
+    )
+    p, g, m, v = map(home.rounded, (p, g, m, v))
+    slope = g if decoupled else g + decay * p
+    m = beta1 * m + (1 - beta1) * slope
+    v = beta2 * v + (1 - beta2) * slope**2
+    p = p * (1 - lr * decay) if decoupled else p
+    p = p - lr * m / (1 - beta1**step) / (np.sqrt(v / (1 - beta2**step)) + eps)
+    assert_close(home, home.fetch(first), m, magnitude=4.0)
+    assert_close(home, home.fetch(second), v, magnitude=4.0)
+    assert_close(home, home.fetch(there), p, steps=16, magnitude=4.0)
+
+
+def test_float16_with_state_in_float32(rng):
+    home = Home("cuda", "float16")
+    p, g = home.send(np.ones(5)), home.send(np.full(5, 1e-4))
+    m, v = (home.send(np.zeros(5), dtype="float32") for _ in range(2))
+    ops.adam_step(p, g, m, v, 0.1, 0.9, 0.999, 1e-8, 0.0, False, 1)
+    # The squares, 1e-11, would be 0 in float16 and the step enormous.
+    assert home.fetch(v, dtype="float32") == pytest.approx(1e-11, rel=2e-3)
+    assert home.fetch(p) == pytest.approx(0.9, rel=2e-3)
+
+
+@on_both_places
+def test_no_weights(home):
+    p, g, m, v = (home.send(np.ones((0, 3))) for _ in range(4))
+    ops.sgd_step(p, g, m, 0.1, 0.9)
+    ops.adam_step(p, g, m, v, 0.1, 0.9, 0.999, 1e-8, 0.0, False, 1)
+
+
+@in_all_homes
+@in_all_forms
+def test_global_norm(home, form, rng):
+    arrays = [rng.standard_normal(shape) for shape in ((3, 5), (), (40,), (0, 2), (2, 1, 3))]
+    norm = ops.global_norm([home.send(a, form=form) for a in arrays])
+    assert norm.shape == ()
+    flat = np.concatenate([home.rounded(a).reshape(-1) for a in arrays])
+    got = home.fetch(norm, dtype=home.compute_dtype)
+    np.testing.assert_allclose(got, np.sqrt(flat @ flat), rtol=flat.size * home.sum_eps)
+
+
+@on_both_places
+def test_norm_of_many_values(home, rng):
+    a = rng.standard_normal(700)  # more than one part
+    got = home.fetch(ops.global_norm([home.send(a), home.send(a)]))
+    expected = np.sqrt(2) * np.linalg.norm(home.rounded(a))
+    np.testing.assert_allclose(got, expected, rtol=700 * home.sum_eps)
+
+
+@in_all_homes
+@in_all_forms
+@pytest.mark.parametrize("share", [0.5, 2.0], ids=["above", "below"])
+def test_scale_to_norm(home, form, share, rng):
+    arrays = [rng.standard_normal((3, 5)), rng.standard_normal((4,))]
+    sent = [home.send(a, form=form) for a in arrays]
+    flat = np.concatenate([home.rounded(a).reshape(-1) for a in arrays])
+    before = np.linalg.norm(flat)
+    norm = ops.scale_to_norm(sent, share * before)
+    got = home.fetch(norm, dtype=home.compute_dtype)
+    np.testing.assert_allclose(got, before, rtol=flat.size * home.sum_eps)
+    for a, scaled in zip(arrays, sent, strict=True):
+        expected = home.rounded(a) * min(1.0, share)
+        assert_close(home, home.fetch(ops.copy(scaled)), expected, steps=2 * flat.size)
+
+
+@on_both_places
+def test_scale_of_zeros_and_of_nan(home):
+    zeros = home.send(np.zeros(3))
+    assert home.fetch(ops.scale_to_norm([zeros], 1.0)) == 0
+    np.testing.assert_array_equal(home.fetch(zeros), 0)
+    assert np.isnan(home.fetch(ops.scale_to_norm([home.send([np.nan, 1])], 1.0)))
+
+
+@on_both_places
+def test_refusals(home):
+    p, g, v = (home.send(np.ones((2, 3))) for _ in range(3))
+    other = home.send(np.ones((3, 2)))
+    halves = home.send(np.ones((2, 3)), dtype="float64" if home.place == "cpu" else "float16")
+    adam = (0.1, 0.9, 0.999, 1e-8, 0.0, False)
+    with pytest.raises(ValueError, match="p and g take one shape"):
+        ops.sgd_step(p, other, None, 0.1)
+    with pytest.raises(TypeError, match="p and g take one dtype"):
+        ops.sgd_step(p, halves, None, 0.1)
+    with pytest.raises(ValueError, match="velocity takes an array where there is momentum"):
+        ops.sgd_step(p, g, None, 0.1, momentum=0.9)
+    with pytest.raises(ValueError, match=r"velocity takes the place and shape \(2, 3\) of p"):
+        ops.sgd_step(p, g, other, 0.1, 0.9)
+    with pytest.raises(TypeError, match="velocity takes the dtype of p"):
+        ops.sgd_step(p, g, halves, 0.1, 0.9)
+    with pytest.raises(ValueError, match="p is written in place and takes a C-contiguous array"):
+        ops.sgd_step(other.T, g, None, 0.1)
+    with pytest.raises(ValueError, match="v is written in place and takes a C-contiguous array"):
+        ops.adam_step(p, g, v, other.T, *adam, 1)
+    with pytest.raises(ValueError, match="step takes an integer of at least 1, got 0"):
+        ops.adam_step(p, g, v, v, *adam, 0)
+    with pytest.raises(ValueError, match="arrays takes at least one array"):
+        ops.global_norm([])
+    with pytest.raises(TypeError, match=r"arrays\[0\] and arrays\[1\] take one dtype"):
+        ops.global_norm([p, halves])
+    for max_norm in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="max_norm takes a number above 0"):
+            ops.scale_to_norm([p], max_norm)
+
+
+def test_two_places_are_refused():
+    there, here = HOMES[2].send(np.ones(3)), np.ones(3, np.float32)
+    with pytest.raises(ValueError, match="p and g take one place"):
+        ops.sgd_step(there, here, None, 0.1)
+    with pytest.raises(ValueError, match="velocity takes the place and shape"):
+        ops.sgd_step(there, there, here, 0.1, 0.9)
+    with pytest.raises(ValueError, match="take one place"):
+        ops.global_norm([there, here])
