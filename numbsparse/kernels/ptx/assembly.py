@@ -1,0 +1,176 @@
+"""How an intrinsic of `emitted` becomes one instruction: addresses, registers, inline assembly.
+
+Each function returns the signature for Numba and the function that builds the code. Types are
+checked, not converted, because a float32 that quietly becomes a uint32 is a wrong number.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.cuda.core.errors import TypingError
+
+i32, i64 = ir.IntType(32), ir.IntType(64)
+u32, f32 = types.uint32, types.float32
+
+GLOBAL, SHARED = 1, 3  # LLVM's numbers of the address spaces
+_LETTERS = {"i32": "r", "i64": "l", "float": "f"}  # kinds of registers, in inline assembly
+_MMA_REGISTERS = " {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+
+
+def order(text):
+    """An instruction without operands that orders accesses to memory."""
+
+    def build(context, builder, signature, args):
+        _emit(builder, text, [], [], memory=True)
+        return context.get_dummy_value()
+
+    return build
+
+
+def copy(text, shared, i, source, j, *n):
+    _check_array("cp_async", shared, i)
+    _check_array("cp_async", source, j)
+    if not all(isinstance(count, types.Integer) for count in n):
+        raise TypingError(f"cp_async_zero_fill takes a number of bytes, got {n[0]}")
+
+    def build(context, builder, signature, args):
+        target = _address(context, builder, shared, args[0], args[1], SHARED)
+        origin = _address(context, builder, source, args[2], args[3], GLOBAL)
+        _emit(builder, text, [], [target, origin, *args[4:]], memory=True)
+        return context.get_dummy_value()
+
+    return types.void(shared, types.int64, source, types.int64, *(u32 for _ in n)), build
+
+
+def ldmatrix(name, shared, i):
+    _check_array(name, shared, i)
+
+    def build(context, builder, signature, args):
+        address = _address(context, builder, shared, args[0], args[1], SHARED)
+        text = name + " {$0, $1, $2, $3}, [$4];"
+        results = _emit(builder, text, 4 * [i32], [address], memory=True)
+        return context.make_tuple(builder, signature.return_type, results)
+
+    return types.UniTuple(u32, 4)(shared, types.int64), build
+
+
+def mma(name, *operands):
+    wanted = 6 * [u32] + 4 * [f32]
+    return on_registers(name + _MMA_REGISTERS, 4 * [f32], wanted, operands)
+
+
+def shuffle(text, value, lane):
+    if value not in (u32, types.int32, f32) or not isinstance(lane, types.Integer):
+        raise TypingError(f"shfl takes a register of 32 bits and an integer, got {value}, {lane}")
+    return on_registers(text, [value], [value, types.int32], [value, types.int32])
+
+
+def on_registers(text, results, wanted, got):
+    """An instruction that takes and gives registers alone."""
+    _check(text.split()[0], wanted, got)
+
+    def build(context, builder, signature, args):
+        kinds = [context.get_value_type(kind) for kind in results]
+        values = _emit(builder, text, kinds, args)
+        if len(values) == 1:
+            return values[0]
+        return context.make_tuple(builder, signature.return_type, values)
+
+    returned = results[0] if len(results) == 1 else types.UniTuple(results[0], len(results))
+    return returned(*wanted), build
+
+
+def same_bits(result, wanted, got):
+    """mov.b32, as a cast that the compiler sees through."""
+    _check("mov.b32", [wanted], [got])
+
+    def build(context, builder, signature, args):
+        return builder.bitcast(args[0], context.get_value_type(result))
+
+    return result(wanted), build
+
+
+def wide_load(array, j, kind, dtype=None):
+    """A plain load: the compiler finds out whether it is ld.global.v4 or ld.shared.v4."""
+    _check_array("a load of 16 bytes", array, j, dtype)
+
+    def build(context, builder, signature, args):
+        vector = builder.load(_vector(context, builder, array, args[0], args[1], kind), align=16)
+        values = [builder.extract_element(vector, i32(k)) for k in range(4)]
+        return context.make_tuple(builder, signature.return_type, values)
+
+    return types.UniTuple(kind, 4)(array, types.int64), build
+
+
+def wide_store(array, j, kind, dtype, *values):
+    _check_array("a store of 16 bytes", array, j, dtype)
+    _check("a store of 16 bytes", 4 * [kind], values)
+
+    def build(context, builder, signature, args):
+        pointer = _vector(context, builder, array, args[0], args[1], kind)
+        vector = ir.Constant(ir.VectorType(context.get_value_type(kind), 4), ir.Undefined)
+        for k in range(4):
+            vector = builder.insert_element(vector, args[2 + k], i32(k))
+        builder.store(vector, pointer, align=16)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, kind, kind, kind, kind), build
+
+
+def _vector(context, builder, array, value, j, kind):
+    """A pointer to 4 values of `kind` at item j."""
+    data = context.make_array(array)(context, builder, value).data
+    four = ir.VectorType(context.get_value_type(kind), 4)
+    return builder.bitcast(builder.gep(data, [j]), four.as_pointer())
+
+
+def _address(context, builder, array, value, i, space):
+    """The address of item i: 64 bits in global memory, 32 in shared."""
+    data = context.make_array(array)(context, builder, value).data
+    data = builder.addrspacecast(data, ir.PointerType(data.type.pointee, space))
+    width = i32 if space == SHARED else i64
+    i = builder.trunc(i, i32) if space == SHARED else i
+    return builder.add(
+        builder.ptrtoint(data, width), builder.mul(i, width(array.dtype.bitwidth // 8))
+    )
+
+
+def _emit(builder, text, results, operands, memory=False):
+    """One instruction: the values of its results.
+
+    With `memory`, loads and stores stay on their side of it. Warp-wide ones, all with .sync in
+    their names, are convergent: the compiler may not move them to where fewer lanes come by.
+    """
+    returned = ir.VoidType()
+    if results:
+        returned = results[0] if len(results) == 1 else ir.LiteralStructType(results)
+    constraints = ["=" + _LETTERS[str(kind)] for kind in results]
+    constraints += [_LETTERS[str(operand.type)] for operand in operands]
+    constraints += ["~{memory}"] if memory else []
+    function = ir.FunctionType(returned, [operand.type for operand in operands])
+    assembly = ir.InlineAsm(function, text, ",".join(constraints), side_effect=memory)
+    attributes = ("convergent",) if ".sync" in text else ()
+    value = builder.call(assembly, operands, attrs=attributes)
+    if len(results) < 2:
+        return [value]
+    return [builder.extract_value(value, k) for k in range(len(results))]
+
+
+def _check(name, wanted, got):
+    if list(wanted) != list(got):
+        wanted, got = (", ".join(map(str, kinds)) for kinds in (wanted, got))
+        raise TypingError(f"{name} takes {wanted}, got {got}")
+
+
+def _check_array(name, array, i, dtype=None):
+    fits = isinstance(array, types.Array) and array.layout == "C"
+    if not (fits and (array.dtype == dtype or (dtype is None and _is_number(array.dtype)))):
+        wanted = "numbers" if dtype is None else dtype
+        raise TypingError(f"{name} takes an array of {wanted} in C order, got {array}")
+    if not isinstance(i, types.Integer):
+        raise TypingError(f"{name} takes the flat index of an item, got {i}")
+
+
+def _is_number(dtype):
+    return isinstance(dtype, types.Integer | types.Float)

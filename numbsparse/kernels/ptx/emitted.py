@@ -1,0 +1,129 @@
+"""The instructions on a GPU: intrinsics that emit them, one each.
+
+In the texts $0, $1, ... are the registers of the results, then of the operands.
+"""
+
+from __future__ import annotations
+
+from numba import types
+from numba.cuda.core.errors import TypingError
+from numba.cuda.extending import intrinsic
+
+from numbsparse.kernels.ptx.assembly import (
+    copy,
+    f32,
+    ldmatrix,
+    mma,
+    on_registers,
+    order,
+    same_bits,
+    shuffle,
+    u32,
+    wide_load,
+    wide_store,
+)
+
+
+@intrinsic
+def cp_async(typing, shared, i, source, j):
+    return copy("cp.async.cg.shared.global [$0], [$1], 16;", shared, i, source, j)
+
+
+@intrinsic
+def cp_async_zero_fill(typing, shared, i, source, j, n):
+    return copy("cp.async.cg.shared.global [$0], [$1], 16, $2;", shared, i, source, j, n)
+
+
+@intrinsic
+def cp_async_commit(typing):
+    return types.void(), order("cp.async.commit_group;")
+
+
+@intrinsic
+def cp_async_wait(typing, n):
+    if not isinstance(n, types.IntegerLiteral):
+        raise TypingError(f"cp_async_wait takes a constant, got {n}")
+    return types.void(n), order(f"cp.async.wait_group {n.literal_value};")
+
+
+@intrinsic
+def ldmatrix_x4(typing, shared, i):
+    return ldmatrix("ldmatrix.sync.aligned.m8n8.x4.shared.b16", shared, i)
+
+
+@intrinsic
+def ldmatrix_x4_trans(typing, shared, i):
+    return ldmatrix("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", shared, i)
+
+
+@intrinsic
+def mma_m16n8k16_f16(typing, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
+    name = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+    return mma(name, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)
+
+
+@intrinsic
+def mma_m16n8k16_bf16(typing, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
+    name = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+    return mma(name, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)
+
+
+@intrinsic
+def mma_m16n8k8_tf32(typing, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
+    name = "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"
+    return mma(name, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)
+
+
+@intrinsic
+def load_4xf32(typing, array, j):
+    return wide_load(array, j, f32, f32)
+
+
+@intrinsic
+def load_4xu32(typing, array, j):
+    return wide_load(array, j, u32)
+
+
+@intrinsic
+def store_4xf32(typing, array, j, v0, v1, v2, v3):
+    return wide_store(array, j, f32, f32, v0, v1, v2, v3)
+
+
+@intrinsic
+def store_4xu32(typing, array, j, v0, v1, v2, v3):
+    return wide_store(array, j, u32, None, v0, v1, v2, v3)
+
+
+@intrinsic
+def cvt_rna_tf32(typing, x):
+    return on_registers("cvt.rna.tf32.f32 $0, $1;", [u32], [f32], [x])
+
+
+@intrinsic
+def pack_half2(typing, lo, hi):
+    return on_registers("cvt.rn.f16x2.f32 $0, $2, $1;", [u32], [f32, f32], [lo, hi])
+
+
+@intrinsic
+def pack_bfloat2(typing, lo, hi):
+    return on_registers("cvt.rn.bf16x2.f32 $0, $2, $1;", [u32], [f32, f32], [lo, hi])
+
+
+@intrinsic
+def as_uint32(typing, x):
+    return same_bits(u32, f32, x)
+
+
+@intrinsic
+def as_float32(typing, bits):
+    return same_bits(f32, u32, bits)
+
+
+@intrinsic
+def shfl_xor(typing, value, mask):
+    return shuffle("shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;", value, mask)
+
+
+@intrinsic
+def shfl_idx(typing, value, source):
+    return shuffle("shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;", value, source)

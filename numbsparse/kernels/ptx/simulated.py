@@ -1,0 +1,168 @@
+"""The instructions in the simulator: what one thread does, with the meaning from `meaning`.
+
+What a GPU would do wrong without a word raises here: places outside an array or between multiples
+of 16 bytes, global memory for shared, registers of the wrong type.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from numba.cuda.simulator.cudadrv.devicearray import FakeWithinKernelCUDAArray
+
+from numbsparse.kernels.ptx import meaning
+from numbsparse.kernels.ptx.warp import together
+
+
+class _Copies(threading.local):
+    """The copies that a thread has begun: a list since the last commit, and the groups before."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[np.ndarray, np.ndarray]] = []
+        self.groups: list[list[tuple[np.ndarray, np.ndarray]]] = []
+
+
+_copies = _Copies()
+
+
+def cp_async(shared, i, source, j):
+    cp_async_zero_fill(shared, i, source, j, 16)
+
+
+def cp_async_zero_fill(shared, i, source, j, n):
+    if not 0 <= n <= 16:
+        raise ValueError(f"cp_async_zero_fill takes n from 0 to 16 bytes, got {n}")
+    target = _piece(_shared(shared), i, 16)
+    # Until the wait nobody may look: 0xFF is a NaN in floating point.
+    target[:] = 0xFF
+    _copies.begun.append((target, _piece(_global(source), j, n)))
+
+
+def cp_async_commit():
+    _copies.groups.append(_copies.begun)
+    _copies.begun = []
+
+
+def cp_async_wait(n):
+    while len(_copies.groups) > n:
+        for target, source in _copies.groups.pop(0):
+            target[: source.size] = source
+            target[source.size :] = 0
+
+
+def ldmatrix_x4(shared, i):
+    return tuple(together(meaning.ldmatrix_x4, _row(shared, i)))
+
+
+def ldmatrix_x4_trans(shared, i):
+    return tuple(together(meaning.ldmatrix_x4_trans, _row(shared, i)))
+
+
+def mma_m16n8k16_f16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
+    return _mma(meaning.mma_m16n8k16_f16, (a0, a1, a2, a3), (b0, b1), (c0, c1, c2, c3))
+
+
+def mma_m16n8k16_bf16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
+    return _mma(meaning.mma_m16n8k16_bf16, (a0, a1, a2, a3), (b0, b1), (c0, c1, c2, c3))
+
+
+def mma_m16n8k8_tf32(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
+    return _mma(meaning.mma_m16n8k8_tf32, (a0, a1, a2, a3), (b0, b1), (c0, c1, c2, c3))
+
+
+def load_4xf32(array, j):
+    if array.dtype != np.float32:
+        raise TypeError(f"load_4xf32 takes an array of float32, got {array.dtype}")
+    return tuple(_piece(array, j, 16).view(np.float32))
+
+
+def load_4xu32(array, j):
+    return tuple(_piece(array, j, 16).view(np.uint32))
+
+
+def store_4xf32(array, j, v0, v1, v2, v3):
+    if array.dtype != np.float32:
+        raise TypeError(f"store_4xf32 takes an array of float32, got {array.dtype}")
+    _piece(array, j, 16).view(np.float32)[:] = _registers(np.float32, v0, v1, v2, v3)
+
+
+def store_4xu32(array, j, v0, v1, v2, v3):
+    _piece(array, j, 16).view(np.uint32)[:] = _registers(np.uint32, v0, v1, v2, v3)
+
+
+def cvt_rna_tf32(x):
+    return meaning.cvt_rna_tf32(_registers(np.float32, x))[0]
+
+
+def pack_half2(lo, hi):
+    return meaning.pack_half2(_registers(np.float32, lo), _registers(np.float32, hi))[0]
+
+
+def pack_bfloat2(lo, hi):
+    return meaning.pack_bfloat2(_registers(np.float32, lo), _registers(np.float32, hi))[0]
+
+
+def as_uint32(x):
+    return _registers(np.float32, x).view(np.uint32)[0]
+
+
+def as_float32(bits):
+    return _registers(np.uint32, bits).view(np.float32)[0]
+
+
+def shfl_xor(value, mask):
+    return together(meaning.shfl_xor, _any_register(value), mask)
+
+
+def shfl_idx(value, source):
+    return together(meaning.shfl_idx, _any_register(value), source)
+
+
+def _mma(which, a, b, c):
+    a, b, c = _registers(np.uint32, *a), _registers(np.uint32, *b), _registers(np.float32, *c)
+    return tuple(together(which, a, b, c))
+
+
+def _registers(dtype, *values):
+    for value in values:
+        if type(value) is not dtype:
+            raise TypeError(f"a register of {dtype.__name__} got {type(value).__name__} {value!r}")
+    return np.array(values, dtype)
+
+
+def _any_register(value):
+    if type(value) not in (np.uint32, np.int32, np.float32):
+        raise TypeError(f"a register of 32 bits got {type(value).__name__} {value!r}")
+    return value
+
+
+def _row(shared, i):
+    """Eight 16-bit values of shared memory."""
+    return _piece(_shared(shared), i, 16).view(np.uint16)
+
+
+def _shared(array):
+    if isinstance(array, FakeWithinKernelCUDAArray):
+        raise TypeError("a shared array is taken here, got one in global memory")
+    return array
+
+
+def _global(array):
+    if not isinstance(array, FakeWithinKernelCUDAArray):
+        raise TypeError("an array in global memory is taken here, got a shared or local one")
+    return array
+
+
+def _piece(array, i, nbytes):
+    """The `nbytes` bytes from item i of the flat array on, as a view; it starts at 16 bytes."""
+    array = np.asarray(array)
+    if not array.flags.c_contiguous:
+        raise ValueError("an array in C order without gaps is taken here")
+    start = int(i) * array.itemsize
+    if start < 0 or (nbytes and start + nbytes > array.nbytes):
+        raise IndexError(f"{nbytes} bytes from item {i} lie outside an array of {array.size}")
+    piece = array.reshape(-1).view(np.uint8)[start : start + nbytes]
+    if nbytes and piece.ctypes.data % 16:
+        raise ValueError(f"item {i} does not start at a multiple of 16 bytes")
+    return piece
