@@ -20,6 +20,7 @@ SMALL = [
     Case(batch=5, in_features=32, out_features=16, block_size=16, density=1),
     Case(batch=2, in_features=16, out_features=16, block_size=16, density=0),
     Case(batch=4, in_features=33, out_features=31, block_size=32, density=1),
+    Case(batch=130, in_features=17, out_features=15, block_size=8, density=1),
 ]
 LARGE = [
     Case(batch=63, in_features=96, out_features=64, block_size=16),
@@ -30,6 +31,9 @@ LARGE = [
     Case(batch=31, in_features=100, out_features=190, block_size=64),
     Case(batch=12, in_features=384, out_features=256, block_size=128),
     Case(batch=130, in_features=129, out_features=255, block_size=128, density=1),
+    Case(batch=257, in_features=200, out_features=72, block_size=8),
+    Case(batch=258, in_features=90, out_features=150, block_size=16),
+    Case(batch=259, in_features=200, out_features=300, block_size=64),
     Case(batch=500, in_features=1000, out_features=63, block_size=4, density=0.1),
 ]
 ON_GPU = device.is_available() and not device.SIMULATED

@@ -90,7 +90,9 @@ def test_sddmm(rng, put, w):
     assert_near(dw, expected.T)
 
 
-@pytest.mark.parametrize("kernel", ["k0_reference", "k0_cpu", "k1_naive", "k2_shared"])
+@pytest.mark.parametrize(
+    "kernel", ["k0_reference", "k0_cpu", "k1_naive", "k2_shared", "k3_registers"]
+)
 def test_kernel_by_name(rng, put, w, place, kernel):
     x = normal(rng, 5, 30)
     if kernel.startswith("k0") == (place == "cpu"):

@@ -1,18 +1,20 @@
 """One compiled function on every CPU core.
 
-The function runs on all the cores at once, and its runs take shares of the work by counting in an
-array that they have in common. A core that comes late, or is busy elsewhere, only takes fewer. The
-helpers are plain Python threads under functions compiled with `nogil=True`, so any thread may start
-a product at any time, and so may a forked process.
+The function runs on all the cores at once. Each run starts on its own stretch of the work, so that
+data stay in the caches of the core that wrote them, and then helps with the stretches of others: a
+core that comes late, or is busy elsewhere, only does less. The helpers are plain Python threads
+under functions compiled with `nogil=True`, so any thread may start a product at any time, and so
+may a forked process.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from queue import SimpleQueue
-from threading import Semaphore, Thread
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -22,24 +24,26 @@ from numbsparse.kernels.simd import fetch_add
 
 WORTH_A_CORE = 1 << 22  # multiply-adds; fewer are done before a helper wakes up
 SHARES = 32  # for each core, so that uneven shares even out
-TAKEN, DONE = 0, 1  # what the counts of a phase count
+DONE = 0  # position in the counts
+WAITING = 4  # calls that a helper may be behind; it closes one while its caller starts the next
 
 
 def on_cores(
     function: Callable, args: tuple, *, phases: int, work: int, multiply_adds: int
 ) -> None:
-    """Run `function(progress, share, *args)` on the cores; return when all its work is done.
+    """Run `function(core, progress, share, *args)` on the cores; return when all work is done.
 
-    `progress` (phases, 2) has the counts of each phase for `shares`; the last phase has `work`
-    parts, taken `share` at a time. It runs on NUMBA_NUM_THREADS cores at most, on one if
-    `multiply_adds` are few.
+    `progress` has the counts of each phase for `next_share`; the last phase has `work` parts, to
+    be taken `share` at a time. NUMBA_NUM_THREADS cores at most, one if `multiply_adds` are few.
     """
     cores = cores_for(multiply_adds)
-    progress = np.zeros((phases, 2), np.int64)
+    progress = np.zeros((phases, cores + 1), np.int64)
     share = max(1, work // (cores * SHARES))
-    if cores > 1:
-        _helpers(os.getpid()).offer(cores - 1, function, progress, share, *args)
-    function(progress, share, *args)
+    for core in range(1, cores):
+        helper = _helper(os.getpid(), core)
+        if helper.qsize() < WAITING:
+            helper.put((function, (core, progress, share, *args)))
+    function(0, progress, share, *args)
     wait(progress[-1], work)
 
 
@@ -49,14 +53,20 @@ def cores_for(multiply_adds: int) -> int:
 
 
 @njit(nogil=True)
-def shares(counts, share, work):
-    """The parts of `work` that this core does: (first, last), `share` at a time."""
-    first = fetch_add(counts, TAKEN, share)
-    while first < work:
-        last = min(first + share, work)
-        yield first, last
-        fetch_add(counts, DONE, last - first)
-        first = fetch_add(counts, TAKEN, share)
+def next_share(core, counts, share, work):
+    """What this core does next, (first, last): of its own stretch, then of others'; or (0, 0).
+
+    `counts` has how much is done, and how much of each core's stretch is taken. The one who took a
+    share adds it to `counts[DONE]` in the end.
+    """
+    cores = len(counts) - 1
+    for turn in range(cores):
+        stretch = (core + turn) % cores
+        start, end = work * stretch // cores, work * (stretch + 1) // cores
+        first = start + fetch_add(counts, 1 + stretch, share)
+        if first < end:
+            return first, min(first + share, end)
+    return 0, 0
 
 
 @njit(nogil=True, cache=True)
@@ -67,34 +77,16 @@ def wait(counts, work):
 
 
 @cache
-def _helpers(process: int) -> _Helpers:
-    """This process's helpers: a forked process has none of its parent's threads."""
-    return _Helpers(config.NUMBA_NUM_THREADS - 1)
+def _helper(process: int, core: int) -> SimpleQueue[Any]:
+    """What one thread of this process is to run; a forked process has none of its parent's."""
+    calls: SimpleQueue[Any] = SimpleQueue()
+    Thread(target=_serve, args=(calls,), name=f"numbsparse-{core}", daemon=True).start()
+    return calls
 
 
-class _Helpers:
-    """Threads that wait for a function to run."""
-
-    def __init__(self, count: int):
-        # A caller is often back with its next function before a helper has closed the last one,
-        # so a few may wait; any more would only keep memory alive.
-        self._room = Semaphore(4 * count)
-        self._offers: SimpleQueue = SimpleQueue()
-        for _ in range(count):
-            Thread(target=self._serve, name="numbsparse", daemon=True).start()
-
-    def offer(self, count: int, function: Callable, *args: Any) -> None:
-        """Let `count` threads run `function(*args)` when they can; nobody waits for them."""
-        for _ in range(count):
-            if not self._room.acquire(blocking=False):
-                return
-            self._offers.put((function, args))
-
-    def _serve(self) -> None:
-        while True:
-            function, args = self._offers.get()
-            try:
-                function(*args)
-            finally:
-                del function, args
-                self._room.release()
+def _serve(calls: SimpleQueue[Any]) -> None:
+    while True:
+        function, args = calls.get()
+        with suppress(Exception):  # the caller runs the same and meets the same error
+            function(*args)
+        del function, args  # nothing is kept alive while waiting

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from numbsparse.kernels.cores import shares, wait
-from numbsparse.kernels.simd import CACHE_LINE, load, store, store_transposed
+from numbsparse.kernels.cores import DONE, next_share, wait
+from numbsparse.kernels.simd import CACHE_LINE, fetch_add, load, store, store_transposed
 
 STRIP = 128  # rows of a panel packed at a time
 
@@ -28,7 +28,7 @@ def with_unit_stride(x: np.ndarray) -> np.ndarray:
 
 
 @njit(nogil=True)
-def pack(counts, source, packed):
+def pack(core, counts, source, packed):
     """packed[panel, q, v] = source[panel * columns + v, q], zero beyond the edge of `source`.
 
     One axis of `source` has unit stride, and squares of 4 x 4 follow it through the registers.
@@ -36,9 +36,10 @@ def pack(counts, source, packed):
     """
     panels, length, columns = packed.shape
     p_stride, q_stride = source.strides[0] // source.itemsize, source.strides[1] // source.itemsize
-    strips = panels * ((length + STRIP - 1) // STRIP)
-    for strip, _ in shares(counts, 1, strips):
-        panel, first = strip % panels, strip // panels * STRIP
+    strips = (length + STRIP - 1) // STRIP  # in a panel
+    strip, end = next_share(core, counts, 1, panels * strips)
+    while strip < end:
+        panel, first = strip // strips, strip % strips * STRIP
         p_first, last = panel * columns, min(first + STRIP, length)
         count = max(0, min(columns, source.shape[0] - p_first))
         v_squares, q_squares = count - count % 4, last - (last - first) % 4
@@ -56,4 +57,6 @@ def pack(counts, source, packed):
             for v in range(v_squares if q < q_squares else 0, count):
                 packed[panel, q, v] = source[p_first + v, q]
             packed[panel, q, count:] = 0
-    wait(counts, strips)
+        fetch_add(counts, DONE, 1)
+        strip, end = next_share(core, counts, 1, panels * strips)
+    wait(counts, panels * strips)

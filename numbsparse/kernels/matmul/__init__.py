@@ -26,6 +26,9 @@ RUNGS = {
     "k0_cpu": "cpu",
     "k1_naive": "cuda",
     "k2_shared": "cuda",
+    "k3_registers": "cuda",
+    "k4_pipelined": "cuda",
+    "k5_tensor_core": "cuda",
 }
 """The place of each rung; each is faster than the one before in the same place."""
 

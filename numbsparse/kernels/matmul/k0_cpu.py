@@ -28,9 +28,10 @@ import numpy as np
 from numba import from_dtype, njit, types
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
-from numbsparse.kernels.cores import on_cores, shares
+from numbsparse.kernels.cores import DONE, next_share, on_cores
 from numbsparse.kernels.panels import empty_panels, pack, with_unit_stride
 from numbsparse.kernels.simd import (
+    fetch_add,
     lanes,
     load,
     multiply_add,
@@ -59,12 +60,12 @@ def unsupported(product: str, block_size: int, dtype: Any, place: str) -> str | 
 
 def forward(x, values, index, y):
     """y[:] = x @ w."""
-    _product(x, values, index.columns, y, sum_stride=values.shape[1], out_stride=1)
+    _product(x, values, index.columns, y, strides=(values.shape[1], 1))
 
 
 def input_grad(dy, values, index, dx):
     """dx[:] = dy @ w.T."""
-    _product(dy, values, index.rows, dx, sum_stride=1, out_stride=values.shape[1])
+    _product(dy, values, index.rows, dx, strides=(1, values.shape[1]))
 
 
 def weight_grad(x, dy, index, dvalues):
@@ -93,10 +94,10 @@ def weight_grad(x, dy, index, dvalues):
         )
 
 
-def _product(x, values, walk, y, sum_stride, out_stride):
+def _product(x, values, walk, y, strides):
     """y[:, line] = sum over the line's blocks of x[:, other line] @ block, the batch in slabs.
 
-    In a block, the next step of a sum is `sum_stride` numbers away, the next output `out_stride`.
+    `strides`: how far away in a block are the next step of a sum and the next output.
     """
     x = with_unit_stride(x)
     batch, features = x.shape
@@ -116,7 +117,7 @@ def _product(x, values, walk, y, sum_stride, out_stride):
         by_line = values.nbytes > OUTER_CACHE
         on_cores(
             product_kernel(dtype, rows, columns // lanes(dtype)),
-            (x_slab, packed, values, sum_stride, out_stride, *walk, y_slab, by_line),
+            (x_slab, packed, values, strides, tuple(walk), y_slab, by_line),
             phases=2,
             work=len(packed) * (len(walk.indptr) - 1) * (size // rows),
             multiply_adds=values.size * len(packed) * columns,
@@ -140,39 +141,31 @@ def product_kernel(dtype, rows, vectors):
     columns = vectors * lanes(dtype)
     integers = _read_only(types.int32, 1)
     signature = types.void(
+        types.int64,  # core
         types.int64[:, ::1],  # progress
         types.int64,  # share
         _read_only(dtype, 2, "A"),  # x (batch, features)
         dtype[:, :, ::1],  # packed (panels, features, columns)
         _read_only(dtype, 3),  # values (n_blocks, B, B)
-        *(types.int64, types.int64),  # sum_stride, out_stride
-        *(integers, integers, integers),  # indptr (lines + 1,), indices, blocks (n_blocks,)
+        types.UniTuple(types.int64, 2),  # sum_stride, out_stride
+        types.UniTuple(integers, 3),  # indptr (lines + 1,), indices, blocks (n_blocks,)
         dtype[:, :],  # y (batch, features of the lines)
         types.boolean,  # line by line, or panel by panel
     )
 
     @njit(signature, nogil=True, cache=True)
-    def kernel(
-        progress,
-        share,
-        x,
-        packed,
-        values,
-        sum_stride,
-        out_stride,
-        indptr,
-        indices,
-        blocks,
-        y,
-        by_line,
-    ):
+    def kernel(core, progress, share, x, packed, values, strides, walk, y, by_line):
+        sum_stride, out_stride = strides
+        indptr, indices, blocks = walk
         batch, features = x.shape
         panels, lines, size = len(packed), len(indptr) - 1, values.shape[1]
         tiles_in_line = size // rows
         y_stride = y.strides[0] // y.itemsize
         corner = np.empty((columns, rows), y.dtype)
-        pack(progress[0], x, packed)
-        for first, last in shares(progress[1], share, panels * lines * tiles_in_line):
+        pack(core, progress[0], x, packed)
+        tiles = panels * lines * tiles_in_line
+        first, last = next_share(core, progress[1], share, tiles)
+        while first < last:
             for number in range(first, last):
                 pair, r = number // tiles_in_line, number % tiles_in_line * rows
                 line, panel = pair % lines, pair // lines
@@ -200,6 +193,8 @@ def product_kernel(dtype, rows, vectors):
                     for v in range(min(columns, batch - n)):
                         for i in range(min(rows, y.shape[1] - k)):
                             y[n + v, k + i] = corner[v, i]
+            fetch_add(progress[1], DONE, last - first)
+            first, last = next_share(core, progress[1], share, tiles)
 
     return kernel
 
@@ -211,6 +206,7 @@ def weight_grad_kernel(dtype, rows, pieces):
     width = columns // pieces
     integers = _read_only(types.int32, 1)
     signature = types.void(
+        types.int64,  # core
         types.int64[:, ::1],  # progress
         types.int64,  # share
         _read_only(dtype, 2, "A"),  # x (in_features, batch)
@@ -224,14 +220,15 @@ def weight_grad_kernel(dtype, rows, pieces):
 
     @njit(signature, nogil=True, cache=True)
     def kernel(
-        progress, share, x, dy, packed_x, packed_dy, block_rows, block_columns, dvalues, add
+        core, progress, share, x, dy, packed_x, packed_dy, block_rows, block_columns, dvalues, add
     ):
         batch = x.shape[1]
         n_blocks, size, _ = dvalues.shape
         b, out = np.empty(pieces, np.int64), np.empty(pieces, np.int64)
-        pack(progress[0], x, packed_x)
-        pack(progress[1], dy, packed_dy)
-        for first, last in shares(progress[2], share, n_blocks):
+        pack(core, progress[0], x, packed_x)
+        pack(core, progress[1], dy, packed_dy)
+        first, last = next_share(core, progress[2], share, n_blocks)
+        while first < last:
             block = first
             while block < last:
                 line, end = block_rows[block], block + 1
@@ -253,5 +250,7 @@ def weight_grad_kernel(dtype, rows, pieces):
                             tile = multiply_add(tile, packed_x, a + n, 1, packed_dy, sources, n)
                         store(tile, dvalues, targets, r * size, size)
                 block = end
+            fetch_add(progress[2], DONE, last - first)
+            first, last = next_share(core, progress[2], share, n_blocks)
 
     return kernel
