@@ -1,6 +1,7 @@
 """DeviceArray: NumPy's views in device memory, and no silent copies to the host."""
 
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from numba import cuda
 
 import numbsparse as ns
 from numbsparse import device
+from numbsparse.device import runtime
 from numbsparse.device.launch import launch
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="no GPU and no simulator")
@@ -110,3 +112,44 @@ def test_running_out_of_memory_says_so():
     with pytest.raises(MemoryError, match=r"MiB of device memory were asked for; .* are free"):
         device.empty((1 << 43,), "uint8")
     assert ns.to_device(A).numpy().sum() == A.sum()
+
+
+class Card:
+    """Stands in for cuda.core.Device."""
+
+    name = "Old Card"
+    compute_capability = (9, 0)
+
+
+class OldCard(Card):
+    compute_capability = (6, 1)
+
+
+def no_driver():
+    raise OSError("libcuda.so.1 not found")
+
+
+def no_library(name):
+    if name == "nvvm":
+        raise OSError("libnvvm.so not found")
+
+
+@pytest.mark.parametrize(
+    ("card", "load", "says"),
+    [
+        (no_driver, None, "install the NVIDIA driver"),
+        (OldCard, None, "Old Card is too old: .* 7.0 and up"),
+        (Card, no_library, r"nvvm was not found: pip install 'numbsparse\[cu13\]'"),
+        (Card, lambda name: None, None),
+    ],
+    ids=["no driver", "old card", "no compiler", "all there"],
+)
+def test_what_is_missing_is_named(monkeypatch, card, load, says):
+    core = pytest.importorskip("cuda.core")
+    pathfinder = pytest.importorskip("cuda.pathfinder")
+    monkeypatch.setattr(runtime, "SIMULATED", False)
+    monkeypatch.setattr(runtime, "_driver_major", lambda: 13)
+    monkeypatch.setattr(core, "Device", card)
+    monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", load)
+    reason = runtime.why_unavailable.__wrapped__()
+    assert (reason is None) if says is None else re.search(says, reason)

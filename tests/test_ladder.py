@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from numbsparse import device
-from numbsparse.kernels.matmul import LADDER, PRODUCTS, k0_reference
+from numbsparse.kernels.matmul import LADDER, PRODUCTS, RUNGS, k0_reference
 from numbsparse.testing import Case, check_rung
 
 SMALL = [
@@ -57,11 +57,36 @@ def test_rung(rung, product, case, dtype, place):
     check_rung(rung, product, case, dtype, place)
 
 
-@pytest.mark.parametrize("name", LADDER)
-def test_every_rung_serves_the_sizes_it_should(name):
-    place = "cpu" if name.startswith("k0") else "cuda"
-    for product, size in every(PRODUCTS, (4, 8, 16, 32, 64, 128)):
-        assert LADDER[name].unsupported(product, size, np.dtype("float32"), place) is None
+SIZES = (4, 8, 16, 32, 64, 128)
+
+
+@pytest.mark.parametrize("name", [name for name in LADDER if name != "k0_reference"])
+def test_every_rung_serves_what_it_names(name):
+    rung, place = LADDER[name], RUNGS[name]
+    if place == "cuda" and name >= "k4" and not serves_ampere():
+        pytest.skip("takes a GPU of compute capability 8.0, or the simulator")
+    for product, size, dtype in every(PRODUCTS, SIZES, PLACES[place][1]):
+        named = size in rung.BLOCK_SIZES and dtype in rung.DTYPES
+        reason = rung.unsupported(product, size, np.dtype(dtype), place)
+        assert (reason is None) == named, (product, size, dtype, reason)
+
+
+def serves_ampere():
+    return device.SIMULATED or (device.is_available() and device.compute_capability() >= (8, 0))
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("place", PLACES)
+def test_every_size_and_dtype_is_served(product, place):
+    rungs = [rung for name, rung in LADDER.items() if RUNGS[name] == place]
+    for size, dtype in every(SIZES, PLACES[place][1]):
+        reasons = [rung.unsupported(product, size, np.dtype(dtype), place) for rung in rungs]
+        assert None in reasons, (size, dtype, reasons)
+
+
+def test_tensor_cores_say_what_they_cannot_take():
+    reason = LADDER["k5_tensor_core"].unsupported("forward", 8, np.dtype("float16"), "cuda")
+    assert "16 products of a sum at once" in reason
 
 
 @pytest.mark.parametrize(

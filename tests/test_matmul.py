@@ -91,7 +91,7 @@ def test_sddmm(rng, put, w):
 
 
 @pytest.mark.parametrize(
-    "kernel", ["k0_reference", "k0_cpu", "k1_naive", "k2_shared", "k3_registers"]
+    "kernel", ["k0_reference", "k0_cpu", "k1_naive", "k2_shared", "k3_registers", "k4_pipelined"]
 )
 def test_kernel_by_name(rng, put, w, place, kernel):
     x = normal(rng, 5, 30)

@@ -39,17 +39,22 @@ def ladder() -> str:
     for name, module in LADDER.items():
         idea = (module.__doc__ or "").partition("\n")[0].partition(": ")[2].rstrip(".")
         place, shape = ("cpu", CPU_SHAPE) if name == "k0_cpu" else ("cuda", GPU_SHAPE)
+        if "float32" not in getattr(module, "DTYPES", ["float32"]):
+            shape, idea = shape | {"dtype": "float16"}, f"{idea} (float16)"
         speeds = [_speed(results[place], shape, product, name) for product in PRODUCTS]
         path = Path(module.__file__ or "")
         link = f"[{name}](numbsparse/kernels/matmul/{path.name})"
         lines = sum(bool(line.strip()) for line in path.read_text(encoding="utf-8").splitlines())
         rows.append([link, idea, *speeds, str(lines)])
-    peer = [_speed(results["cuda"], GPU_SHAPE, product, "cuBLAS dense") for product in PRODUCTS]
-    rows.append(["cuBLAS", "dense, its work on dropped blocks not counted", *peer, ""])
+    for dtype in ("float32", "float16"):
+        shape = GPU_SHAPE | {"dtype": dtype}
+        peer = [_speed(results["cuda"], shape, product, "cuBLAS dense") for product in PRODUCTS]
+        idea = f"dense, its work on dropped blocks not counted ({dtype})"
+        rows.append(["cuBLAS", idea, *peer, ""])
     header = ["rung", "idea", *(PASSES[product] for product in PRODUCTS), "lines"]
     return (
-        "GFLOP/s over kept blocks; hidden 4096, B = 32, density 0.1, float32; k0_cpu with batch "
-        f"512 on {results['cpu']['machine']}; the GPU's rungs with batch 4096 on "
+        "GFLOP/s over kept blocks; hidden 4096, B = 32, density 0.1, float32 unless said; k0_cpu "
+        f"with batch 512 on {results['cpu']['machine']}; the GPU's rungs with batch 4096 on "
         f"{results['cuda']['machine']}.\n\n{_markdown(header, rows)}\n"
     )
 
