@@ -78,7 +78,8 @@ def serves_ampere():
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("place", PLACES)
 def test_every_size_and_dtype_is_served(product, place):
-    rungs = [rung for name, rung in LADDER.items() if RUNGS[name] == place]
+    # The reference takes everything, and is never chosen by itself.
+    rungs = [LADDER[name] for name in RUNGS if RUNGS[name] == place and name != "k0_reference"]
     for size, dtype in every(SIZES, PLACES[place][1]):
         reasons = [rung.unsupported(product, size, np.dtype(dtype), place) for rung in rungs]
         assert None in reasons, (size, dtype, reasons)

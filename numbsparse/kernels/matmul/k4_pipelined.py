@@ -24,10 +24,9 @@ from typing import Any
 
 from numba import cuda, float32, from_dtype, uint32
 
-from numbsparse.device import SIMULATED, DeviceArray, compute_capability, empty
-from numbsparse.device.array import span_of
+from numbsparse.device import SIMULATED, compute_capability
 from numbsparse.device.launch import launch
-from numbsparse.kernels import elementwise
+from numbsparse.kernels.matmul.aligned import BYTES, aligned_rows
 from numbsparse.kernels.matmul.k3_registers import (
     DTYPES,
     FEW,
@@ -46,7 +45,6 @@ from numbsparse.kernels.ptx import (
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)  # a row of 4 float16 is shorter than a copy
 STAGES = 3
-BYTES = 16  # of one copy
 RUNS = 4  # copies in a line of x
 STAGE_WIDTH = 1024  # values of one operand in a step of the weight-gradient
 
@@ -79,7 +77,7 @@ def _along_lines(kernel_for, x, values, lines, y):
     tile = tile_of(size, batch, x.itemsize)
     grid = -(-batch // tile.BM) * -(-out_features // tile.BN)
     kernel = kernel_for(size, tile, x.dtype, _store_for(y))
-    (x, stride), (values, _) = in_runs(x), in_runs(values.reshape(-1, size))
+    (x, stride), (values, _) = aligned_rows(x), aligned_rows(values.reshape(-1, size))
     launch(kernel, grid, tile.threads, x, stride, in_features, values, *lines, y)
 
 
@@ -91,20 +89,8 @@ def weight_grad(x, dy, index, dvalues):
     threads = max(tile.threads, LEAST_THREADS)
     grid = -(-n_blocks * tile.threads // threads) * (size // tile.BN) ** 2
     kernel = weight_grad_kernel(size, tile, x.dtype)
-    sides = *in_runs(x), in_features, *in_runs(dy), out_features
+    sides = *aligned_rows(x), in_features, *aligned_rows(dy), out_features
     launch(kernel, grid, threads, batch, *sides, index.block_rows, index.block_columns, dvalues)
-
-
-def in_runs(x: DeviceArray) -> tuple[DeviceArray, int]:
-    """x as one axis, and the items from row to row; copied unless its rows are in aligned runs."""
-    (rows, width), item = x.shape, x.itemsize
-    starts = (x.address, x.strides[0] if rows > 1 else 0)
-    if (width > 1 and x.strides[1] != item) or any(s % BYTES or s < 0 for s in starts):
-        run = BYTES // item
-        aligned = empty((rows, -(-width // run) * run), x.dtype)[:, :width]
-        elementwise.copy(aligned, x)
-        x = aligned
-    return DeviceArray(x.address, (span_of(x),), x.dtype, None, x.owner), x.strides[0] // item
 
 
 def _store_for(y):
@@ -155,9 +141,8 @@ def line_kernel(B: int, tile: Tile, dtype: Any, store: Any, turned: bool) -> Any
     @cuda.jit
     def kernel(x, stride, in_features, values, indptr, indices, blocks, y):
         xs = cuda.shared.array(X_SHAPE, TYPE, ALIGNMENT)  # (stage, batch, in)
-        ws = cuda.shared.array(
-            W_SHAPE, TYPE, ALIGNMENT
-        )  # (stage, in, out), turned (stage, out, in)
+        # (stage, in, out); turned (stage, out, in)
+        ws = cuda.shared.array(W_SHAPE, TYPE, ALIGNMENT)
         acc = cuda.local.array((TM, TN), float32)
         for m in range(TM):
             for k in range(TN):

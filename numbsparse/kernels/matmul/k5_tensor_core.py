@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int64, uint32
 from numba.types import float16
 
-from numbsparse.device import SIMULATED, DeviceArray, compute_capability, empty
+from numbsparse.device import SIMULATED, compute_capability
 from numbsparse.device.launch import launch
-from numbsparse.kernels.elementwise import copy
+from numbsparse.kernels.matmul.aligned import aligned_rows
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cp_async_commit,
@@ -37,7 +37,6 @@ from numbsparse.kernels.ptx import (
     ldmatrix_x4_trans,
     mma_m16n8k16_f16,
 )
-from numbsparse.kernels.views import span
 
 BLOCK_SIZES = (16, 32, 64, 128)
 DTYPES = ("float16",)
@@ -84,11 +83,9 @@ def _along_lines(kernel_for, x, values, lines, y):
     (batch, out_features), size = y.shape, values.shape[1]
     tile = tile_of(size, batch)
     grid = -(-batch // tile.BM) * -(-out_features // tile.BN)
-    if not (values.is_contiguous and values.address % 16 == 0):
-        values = copied(values)
-    x = with_pieces(x)
-    kernel = kernel_for(size, tile)
-    launch(kernel, grid, THREADS, span(x), stride_of(x), x.shape[1], values, *lines, y)
+    kernel, in_features = kernel_for(size, tile), x.shape[1]
+    (x, stride), (values, _) = aligned_rows(x), aligned_rows(values.reshape(-1, size))
+    launch(kernel, grid, THREADS, x, stride, in_features, values, *lines, y)
 
 
 def weight_grad(x, dy, index, dvalues):
@@ -96,12 +93,13 @@ def weight_grad(x, dy, index, dvalues):
     n_blocks, size, _ = dvalues.shape
     tile = block_tile_of(size)
     grid = n_blocks * (size // tile.BN) ** 2
-    x, dy = with_pieces(x), with_pieces(dy)
-    operands = (part for a in (x, dy) for part in (span(a), stride_of(a), a.shape[1]))
-    kernel = weight_grad_kernel(size, tile)
-    launch(
-        kernel, grid, THREADS, x.shape[0], *operands, index.block_rows, index.block_columns, dvalues
+    kernel, (batch, in_features), out_features = (
+        weight_grad_kernel(size, tile),
+        x.shape,
+        dy.shape[1],
     )
+    sides = *aligned_rows(x), in_features, *aligned_rows(dy), out_features
+    launch(kernel, grid, THREADS, batch, *sides, index.block_rows, index.block_columns, dvalues)
 
 
 def tile_of(size: int, batch: int) -> Tile:
@@ -113,26 +111,6 @@ def block_tile_of(size: int) -> Tile:
     """The tile of a (B, B) output; 4 KB a stage and operand."""
     side = min(size, 64)
     return Tile(side, side, 2048 // side, 4)
-
-
-def with_pieces(x: DeviceArray) -> DeviceArray:
-    """`x`, or a copy of it, whose rows are gapless and start at multiples of 16 bytes."""
-    gapless = x.shape[1] == 1 or x.strides[1] == x.itemsize
-    at_pieces = x.address % 16 == 0 and x.strides[0] % 16 == 0 and x.strides[0] >= 0
-    return x if gapless and at_pieces else copied(x)
-
-
-def copied(x: DeviceArray) -> DeviceArray:
-    """The same values, in rows a multiple of 16 bytes apart."""
-    *lines, width = x.shape
-    target = empty((*lines, -(-width // PIECE) * PIECE), x.dtype)[..., :width]
-    copy(target, x)
-    return target
-
-
-def stride_of(x: DeviceArray) -> int:
-    """From row to row, in items."""
-    return x.strides[0] // x.itemsize
 
 
 def forward_kernel(B: int, tile: Tile) -> Any:
