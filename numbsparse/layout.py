@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -22,7 +23,8 @@ class Walk(NamedTuple):
     blocks: Any  # (n_blocks,) int32
 
 
-class Index(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Index:
     """The index arrays of a layout, all int32; the values are stored once, in row order.
 
     `forward` follows `columns`, `input_grad` follows `rows`, `weight_grad` takes a block at a time.

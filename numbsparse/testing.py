@@ -32,6 +32,8 @@ def check_grads(
     order : int
         2 also checks the gradients of the gradients.
     seed : int or numpy.random.Generator
+    precision : "highest" or "high"
+    feature_major : whether activations lie (features, batch) in memory
 
     Raises
     ------
@@ -140,13 +142,21 @@ class Case:
 
 
 def check_rung(
-    rung: ModuleType, product: str, case: Case, dtype: Any, place: str, seed: Any = 0
+    rung: ModuleType,
+    product: str,
+    case: Case,
+    dtype: Any,
+    place: str,
+    seed: Any = 0,
+    precision: str = "highest",
+    feature_major: bool = False,
 ) -> None:
     """Run one product of one rung on random data, and compare it with `k0_reference`.
 
     The output is NaN before; what `values` holds beyond the edge is NaN; the inputs are strided.
     An output may differ by as much as its sum's length allows: n * eps * sum |a| |b| in the
-    accumulator's precision, and one rounding to its own dtype.
+    accumulator's precision, and one rounding to its own dtype; at "high" also by factors that were
+    rounded to tf32.
 
     Parameters
     ----------
@@ -156,6 +166,8 @@ def check_rung(
     dtype : dtype of all operands
     place : "cpu" or "cuda"
     seed : int or numpy.random.Generator
+    precision : "highest" or "high"
+    feature_major : whether activations lie (features, batch) in memory
 
     Raises AssertionError that says where and by how much they differ.
     """
@@ -176,7 +188,7 @@ def check_rung(
         terms = int(np.diff(lines.indptr).max()) * case.block_size
 
     got = np.full(out_shape, np.nan, dtype)
-    _run(rung, product, operands, layout, got, place)
+    _run(rung, product, operands, layout, got, place, precision, feature_major)
     exact = [np.nan_to_num(operand.astype(np.float64)) for operand in operands]
     expected, magnitude = np.full(out_shape, np.nan), np.full(out_shape, np.nan)
     getattr(k0_reference, product)(*exact, layout.index, expected)
@@ -184,6 +196,8 @@ def check_rung(
 
     accumulator = np.float64 if np.dtype(dtype) == np.float64 else np.float32
     bound = (terms + 2) * np.finfo(accumulator).eps * magnitude
+    if precision == "high" and np.dtype(dtype) == np.float32:
+        bound += 2.0**-9 * magnitude  # two factors, each within 2^-10 of itself
     bound += np.finfo(dtype).eps * abs(expected) + np.finfo(dtype).smallest_subnormal
     wrong = ~(abs(got - expected) <= bound)  # NaN is wrong
     if wrong.any():
@@ -194,13 +208,28 @@ def check_rung(
         )
 
 
-def _run(rung: Any, product: str, operands: Any, layout: Layout, out: Any, place: str) -> None:
+def _run(
+    rung: Any,
+    product: str,
+    operands: Any,
+    layout: Layout,
+    out: Any,
+    place: str,
+    precision: str,
+    feature_major: bool,
+) -> None:
+    run = getattr(rung, product)
     if place == "cpu":
-        getattr(rung, product)(*operands, layout.index, out)
+        run(*operands, layout.index, out, precision)
         return
-    index: Index = ops.index_beside(layout, to_device(out))
-    on_device = to_device(out)
-    getattr(rung, product)(*(_strided_to_device(a) for a in operands), index, on_device)
+    if feature_major:
+        on_device = to_device(out.T).T if out.ndim == 2 else to_device(out)
+        operands = [to_device(a.T).T if a.ndim == 2 else to_device(a) for a in operands]
+    else:
+        on_device = to_device(out)
+        operands = [_strided_to_device(a) for a in operands]
+    index: Index = ops.index_beside(layout, on_device)
+    run(*operands, index, on_device, precision)
     out[:] = on_device.numpy()
 
 

@@ -45,7 +45,10 @@ PLACES["cuda"] = (SMALL + LARGE * ON_GPU, ["float32", "float16"])
 def runs():
     for (name, rung), (place, (cases, dtypes)) in every(LADDER.items(), PLACES.items()):
         for product, case, dtype in every(PRODUCTS, cases, dtypes):
-            if rung.unsupported(product, case.block_size, np.dtype(dtype), place) is None:
+            if (
+                rung.unsupported(product, case.block_size, np.dtype(dtype), place, case.batch)
+                is None
+            ):
                 label = f"{name}-{product}-{case}-{dtype}"
                 yield pytest.param(rung, product, case, dtype, place, id=label)
 
@@ -55,6 +58,20 @@ def test_rung(rung, product, case, dtype, place):
     if place == "cuda" and not device.is_available():
         pytest.skip(device.why_unavailable())
     check_rung(rung, product, case, dtype, place)
+
+
+def turned_runs():
+    case = Case(batch=37, in_features=70, out_features=100, block_size=32)
+    for name, product, dtype in every(LADDER, PRODUCTS, PLACES["cuda"][1]):
+        if LADDER[name].unsupported(product, 32, np.dtype(dtype), "cuda", case.batch) is None:
+            yield pytest.param(LADDER[name], product, case, dtype, id=f"{name}-{product}-{dtype}")
+
+
+@pytest.mark.parametrize(("rung", "product", "case", "dtype"), list(turned_runs()))
+def test_rung_takes_feature_major_activations(rung, product, case, dtype):
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    check_rung(rung, product, case, dtype, "cuda", feature_major=True)
 
 
 SIZES = (4, 8, 16, 32, 64, 128)
@@ -108,9 +125,9 @@ def test_unsupported_says_why(name, size, dtype, place, reason):
 @pytest.mark.parametrize("fault", ["one wrong", "one hole", "nothing written"])
 def test_check_rung_finds_a_fault(product, fault):
     def broken(*operands):
-        out = operands[-1]
+        *operands, out, _ = operands
         if fault != "nothing written":
-            getattr(k0_reference, product)(*operands)
+            getattr(k0_reference, product)(*operands, out)
             out.flat[0] = np.nan if fault == "one hole" else out.flat[0] + 1e-3
 
     rung = SimpleNamespace(__name__="broken", **{product: broken})

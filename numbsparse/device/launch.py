@@ -78,10 +78,15 @@ def _type_key(arg: Any) -> Any:
 def _numba_type(arg: Any) -> types.Type:
     if isinstance(arg, DeviceArray):
         layout = "C" if arg.is_contiguous else "A"
-        return types.Array(_NUMBA_TYPES[arg.dtype], arg.ndim, layout)
+        return types.Array(_numba_dtype(arg.dtype), arg.ndim, layout)
     if isinstance(arg, tuple):
         return types.UniTuple(types.int64, len(arg))
     return types.float32 if isinstance(arg, float | np.floating) else types.int64
+
+
+def _numba_dtype(dtype: np.dtype) -> types.Type:
+    """Kernels see bfloat16, which Numba does not know everywhere, as its 16 bits."""
+    return types.uint16 if dtype.name == "bfloat16" else _NUMBA_TYPES[dtype]
 
 
 def _compile(kernel: Any, args: tuple[Any, ...]) -> Any:
@@ -107,7 +112,8 @@ def _simulated(arg: Any) -> Any:
         return np.float32(arg) if isinstance(arg, float | np.floating) else arg
     from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 
+    dtype = np.dtype(np.uint16) if arg.dtype.name == "bfloat16" else arg.dtype
     if arg.size == 0:
-        return FakeCUDAArray(np.empty(arg.shape, arg.dtype))
-    span = memory.view(arg.address, span_of(arg) * arg.itemsize).view(arg.dtype)
+        return FakeCUDAArray(np.empty(arg.shape, dtype))
+    span = memory.view(arg.address, span_of(arg) * arg.itemsize).view(dtype)
     return FakeCUDAArray(np.lib.stride_tricks.as_strided(span, arg.shape, arg.strides))

@@ -18,13 +18,15 @@ from numbsparse.device import (
     is_device_operand,
     to_device,
 )
-from numbsparse.kernels.matmul import RUNGS, rung
+from numbsparse.kernels.matmul import PRECISIONS, RUNGS, rung
 from numbsparse.layout import Index, Layout, Walk, as_layout
 from numbsparse.ops.elementwise import copy_into
 from numbsparse.ops.shape import reshape
 
 
-def matmul(x: Any, w: Any, *, out: Any = None, kernel: str = "auto") -> Any:
+def matmul(
+    x: Any, w: Any, *, out: Any = None, kernel: str = "auto", precision: str = "highest"
+) -> Any:
     """The product of a dense and a block-sparse matrix, `x @ w` or `w @ x`.
 
     y[n, k] = sum over c of x[n, c] * w[c, k], in time proportional to the kept blocks.
@@ -43,6 +45,9 @@ def matmul(x: Any, w: Any, *, out: Any = None, kernel: str = "auto") -> Any:
         C-contiguous, of the same dtype; written whole and returned.
     kernel : str
         "auto", or a rung of `numbsparse.kernels.matmul.LADDER` by name.
+    precision : str
+        For float32: "highest" is as accurate as a float32 product; "high" lets tensor cores round
+        the factors to tf32, 10 bits of mantissa. Sums are float32 in both.
 
     Returns
     -------
@@ -70,14 +75,14 @@ def matmul(x: Any, w: Any, *, out: Any = None, kernel: str = "auto") -> Any:
     if isinstance(w, BlockSparse):
         if isinstance(x, BlockSparse):
             raise TypeError("matmul takes one block-sparse operand, got two")
-        return _dense_times_sparse(x, w, out, kernel)
+        return _dense_times_sparse(x, w, out, kernel, precision)
     if not isinstance(x, BlockSparse):
         raise TypeError(
             f"matmul takes one BlockSparse, got x a {type(x).__name__} and w a {type(w).__name__}"
         )
     if len(np.shape(w)) > 2:
         raise ValueError(f"w @ x takes an x of one or two axes, got {len(np.shape(w))}")
-    y = _dense_times_sparse(w.T, x.T, None, kernel).T  # w @ x = (x.T @ w.T).T
+    y = _dense_times_sparse(w.T, x.T, None, kernel, precision).T  # w @ x = (x.T @ w.T).T
     if out is None:
         return y
     copy_into(_checked_out(out, tuple(y.shape), x.dtype), _operand(y, "y"))
@@ -85,7 +90,13 @@ def matmul(x: Any, w: Any, *, out: Any = None, kernel: str = "auto") -> Any:
 
 
 def sddmm(
-    a: Any, b: Any, layout: Any, *, block_size: int | None = None, kernel: str = "auto"
+    a: Any,
+    b: Any,
+    layout: Any,
+    *,
+    block_size: int | None = None,
+    kernel: str = "auto",
+    precision: str = "highest",
 ) -> Any:
     """The product of two dense matrices at the kept blocks alone: the weight-gradient.
 
@@ -102,6 +113,8 @@ def sddmm(
         B. Needed only where the features are no multiples of it.
     kernel : str
         "auto", or a rung of `numbsparse.kernels.matmul.LADDER` by name.
+    precision : str
+        "highest" or "high", as in `matmul`.
 
     Returns
     -------
@@ -136,14 +149,14 @@ def sddmm(
         if layout.shape != shape:
             raise ValueError(f"layout has the shape {layout.shape}, a @ b has {shape}")
         if layout.is_transposed:  # keep the order of the stored blocks
-            return sddmm(b.T, a.T, layout.T, kernel=kernel).T
+            return sddmm(b.T, a.T, layout.T, kernel=kernel, precision=precision).T
         layout, block_size = layout.stored_layout, layout.block_size
     layout = as_layout(layout)
     size = block_size or _block_size(shape, layout.shape)
-    chosen = _choose("weight_grad", kernel, size, a)
+    chosen = _choose("weight_grad", kernel, size, a, a.shape[1], precision)
     values = _empty((layout.n_blocks, size, size), a)
     dw = BlockSparse(values, layout, shape=shape)
-    chosen.weight_grad(a.T, b, index_beside(layout, a), values)
+    chosen.weight_grad(a.T, b, index_beside(layout, a), values, precision)
     return dw
 
 
@@ -153,11 +166,12 @@ def index_beside(layout: Layout, array: Any) -> Index:
         return layout.index
     index = _device_index.get(layout)
     if index is None:
-        rows, columns, *coordinates = layout.index
+        host = layout.index
         index = _device_index[layout] = Index(
-            Walk(*map(to_device, rows)),
-            Walk(*map(to_device, columns)),
-            *map(to_device, coordinates),
+            Walk(*map(to_device, host.rows)),
+            Walk(*map(to_device, host.columns)),
+            to_device(host.block_rows),
+            to_device(host.block_columns),
         )
     return index
 
@@ -165,7 +179,7 @@ def index_beside(layout: Layout, array: Any) -> Index:
 _device_index: WeakKeyDictionary[Layout, Index] = WeakKeyDictionary()
 
 
-def _dense_times_sparse(x: Any, w: BlockSparse, out: Any, kernel: str) -> Any:
+def _dense_times_sparse(x: Any, w: BlockSparse, out: Any, kernel: str, precision: str) -> Any:
     caller, x = x, _operand(x, "x")
     if isinstance(x, DeviceArray) and w.place == "cpu":
         raise ValueError('x is on a GPU and w on the CPU: move the weight with w.to("cuda") first')
@@ -179,33 +193,37 @@ def _dense_times_sparse(x: Any, w: BlockSparse, out: Any, kernel: str) -> Any:
     batch = prod(x.shape[:-1])
     rows = reshape(x, (batch, x.shape[-1])) if x.ndim != 2 else x
     if w.place == "cuda" and not isinstance(rows, DeviceArray):
-        y = _product(to_device(rows), w, None, batch, kernel).numpy().reshape(shape)
+        y = _product(to_device(rows), w, None, batch, kernel, precision).numpy().reshape(shape)
         if out is None:
             return y
         copy_into(out, y if isinstance(out, np.ndarray) else to_device(y))
         return caller_out
     if out is None:
-        y = _product(rows, w, None, batch, kernel).reshape(shape)
+        y = _product(rows, w, None, batch, kernel, precision).reshape(shape)
         return in_library_of(caller, y) if isinstance(y, DeviceArray) else y
     if isinstance(out, DeviceArray) != isinstance(rows, DeviceArray):
         raise ValueError("out takes the place of x, got one on the CPU and one on a GPU")
-    _product(rows, w, out.reshape((batch, w.shape[1])), batch, kernel)
+    _product(rows, w, out.reshape((batch, w.shape[1])), batch, kernel, precision)
     return caller_out
 
 
-def _product(x: Any, w: BlockSparse, y: Any, batch: int, kernel: str) -> Any:
+def _product(x: Any, w: BlockSparse, y: Any, batch: int, kernel: str, precision: str) -> Any:
     """x (batch, in_features) times w, both in one place, into y."""
     product = "input_grad" if w.is_transposed else "forward"
-    chosen = _choose(product, kernel, w.block_size, x)
+    chosen = _choose(product, kernel, w.block_size, x, batch, precision)
     if y is None:
         y = _empty((batch, w.shape[1]), x)
-    getattr(chosen, product)(x, w.values, index_beside(w.stored_layout, x), y)
+    getattr(chosen, product)(x, w.values, index_beside(w.stored_layout, x), y, precision)
     return y
 
 
-def _choose(product: str, kernel: str, block_size: int, x: Any) -> ModuleType:
+def _choose(
+    product: str, kernel: str, block_size: int, x: Any, batch: int, precision: str
+) -> ModuleType:
     """The rung that serves: the named one, or the fastest that does."""
     place = "cuda" if isinstance(x, DeviceArray) else "cpu"
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision takes one of {PRECISIONS}, got {precision!r}")
     if kernel != "auto":
         if kernel not in RUNGS:
             raise ValueError(f'kernel takes "auto" or one of {list(RUNGS)}, got {kernel!r}')
@@ -214,7 +232,7 @@ def _choose(product: str, kernel: str, block_size: int, x: Any) -> ModuleType:
         names = [name for name in RUNGS if RUNGS[name] == place and name != "k0_reference"]
     reasons = []
     for name in reversed(names):
-        reason = rung(name).unsupported(product, block_size, x.dtype, place)
+        reason = rung(name).unsupported(product, block_size, x.dtype, place, batch, precision)
         if reason is None:
             return rung(name)
         reasons.append(reason)

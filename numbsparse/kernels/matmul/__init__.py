@@ -2,15 +2,19 @@
 
 Every rung is a module with the same four names:
 
-    unsupported(product, block_size, dtype, place)   # None, or the reason in words
-    forward(x, values, index, y)                     # y[:] = x @ w
-    input_grad(dy, values, index, dx)                # dx[:] = dy @ w.T
-    weight_grad(x, dy, index, dvalues)               # dvalues = (x.T @ dy) at the kept blocks
+    unsupported(product, block_size, dtype, place, batch, precision)   # None, or why, in words
+    forward(x, values, index, y, precision)            # y[:] = x @ w
+    input_grad(dy, values, index, dx, precision)       # dx[:] = dy @ w.T
+    weight_grad(x, dy, index, dvalues, precision)      # dvalues = (x.T @ dy) at the kept blocks
 
 `x` and `dx` are (batch, in_features), `y` and `dy` (batch, out_features), `values` and `dvalues`
 (n_blocks, B, B); `index` is the Index of the layout, where the operands are. The last operand is
-written whole. Inputs may have any strides, outputs are C-contiguous. Features may end inside the
-last block: what `values` holds beyond the edge is not read, and `dvalues` is zero there.
+written whole. Inputs may have any strides; `dvalues` is C-contiguous, `y` and `dx` are, or their
+transposes are (feature-major activations). Features may end inside the last block: what `values`
+holds beyond the edge is not read, and `dvalues` is zero there.
+
+`precision` matters for float32 alone: "highest" is as accurate as a float32 product, "high" allows
+factors rounded to tf32 (10 bits of mantissa); a rung may always compute more accurately than asked.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from importlib import import_module
 from types import ModuleType
 
 PRODUCTS = ("forward", "input_grad", "weight_grad")
+PRECISIONS = ("highest", "high")
 
 RUNGS = {
     "k0_reference": "cpu",

@@ -48,7 +48,14 @@ SLAB = 1 << 21  # numbers packed at a time, to stay in the outer cache
 OUTER_CACHE = 1 << 24  # bytes, about; larger weights are read once instead of once per panel
 
 
-def unsupported(product: str, block_size: int, dtype: Any, place: str) -> str | None:
+def unsupported(
+    product: str,
+    block_size: int,
+    dtype: Any,
+    place: str,
+    batch: int = 1,
+    precision: str = "highest",
+) -> str | None:
     if place != "cpu":
         return "k0_cpu runs on the CPU"
     if block_size not in BLOCK_SIZES:
@@ -58,17 +65,17 @@ def unsupported(product: str, block_size: int, dtype: Any, place: str) -> str | 
     return None
 
 
-def forward(x, values, index, y):
+def forward(x, values, index, y, precision="highest"):
     """y[:] = x @ w."""
     _product(x, values, index.columns, y, strides=(values.shape[1], 1))
 
 
-def input_grad(dy, values, index, dx):
+def input_grad(dy, values, index, dx, precision="highest"):
     """dx[:] = dy @ w.T."""
     _product(dy, values, index.rows, dx, strides=(1, values.shape[1]))
 
 
-def weight_grad(x, dy, index, dvalues):
+def weight_grad(x, dy, index, dvalues, precision="highest"):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
     n_blocks, size, _ = dvalues.shape
     dtype = from_dtype(dvalues.dtype)

@@ -12,25 +12,32 @@ import numpy as np
 import scipy.sparse
 
 
-def unsupported(product: str, block_size: int, dtype: Any, place: str) -> str | None:
+def unsupported(
+    product: str,
+    block_size: int,
+    dtype: Any,
+    place: str,
+    batch: int = 1,
+    precision: str = "highest",
+) -> str | None:
     if place != "cpu":
         return "k0_reference runs on the CPU"
     return None
 
 
-def forward(x, values, index, y):
+def forward(x, values, index, y, precision="highest"):
     """y[:] = x @ w."""
     w = _matrix(values, index, x.shape[1], y.shape[1])
     y[:] = (_padded(x, w.shape[0]) @ w)[:, : y.shape[1]]
 
 
-def input_grad(dy, values, index, dx):
+def input_grad(dy, values, index, dx, precision="highest"):
     """dx[:] = dy @ w.T."""
     w = _matrix(values, index, dx.shape[1], dy.shape[1])
     dx[:] = (_padded(dy, w.shape[1]) @ w.T)[:, : dx.shape[1]]
 
 
-def weight_grad(x, dy, index, dvalues):
+def weight_grad(x, dy, index, dvalues, precision="highest"):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
     size = dvalues.shape[1]
     x = _padded(x, size * (len(index.rows.indptr) - 1))

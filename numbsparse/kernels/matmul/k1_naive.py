@@ -20,7 +20,14 @@ DTYPES = ("float16", "float32")
 THREADS = (32, 4)  # along the contiguous axis, along the other
 
 
-def unsupported(product: str, block_size: int, dtype: Any, place: str) -> str | None:
+def unsupported(
+    product: str,
+    block_size: int,
+    dtype: Any,
+    place: str,
+    batch: int = 1,
+    precision: str = "highest",
+) -> str | None:
     if place != "cuda":
         return "k1_naive runs on a GPU"
     if block_size not in BLOCK_SIZES:
@@ -30,19 +37,19 @@ def unsupported(product: str, block_size: int, dtype: Any, place: str) -> str | 
     return None
 
 
-def forward(x, values, index, y):
+def forward(x, values, index, y, precision="highest"):
     """y[:] = x @ w."""
     batch, out_features = y.shape
     launch(forward_kernel, _grid(out_features, batch), THREADS, x, values, *index.columns, y)
 
 
-def input_grad(dy, values, index, dx):
+def input_grad(dy, values, index, dx, precision="highest"):
     """dx[:] = dy @ w.T."""
     batch, in_features = dx.shape
     launch(input_grad_kernel, _grid(in_features, batch), THREADS, dy, values, *index.rows, dx)
 
 
-def weight_grad(x, dy, index, dvalues):
+def weight_grad(x, dy, index, dvalues, precision="highest"):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
     n_blocks, size, _ = dvalues.shape
     grid = _grid(size, n_blocks * size)

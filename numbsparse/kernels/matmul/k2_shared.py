@@ -23,7 +23,14 @@ MOST = 16  # T at most; a constant, because shared arrays take constant shapes
 MOST_PADDED = MOST + 1  # a tile read by columns, with no two rows in the same memory bank
 
 
-def unsupported(product: str, block_size: int, dtype: Any, place: str) -> str | None:
+def unsupported(
+    product: str,
+    block_size: int,
+    dtype: Any,
+    place: str,
+    batch: int = 1,
+    precision: str = "highest",
+) -> str | None:
     if place != "cuda":
         return "k2_shared runs on a GPU"
     if block_size not in BLOCK_SIZES:
@@ -33,7 +40,7 @@ def unsupported(product: str, block_size: int, dtype: Any, place: str) -> str | 
     return None
 
 
-def forward(x, values, index, y):
+def forward(x, values, index, y, precision="highest"):
     """y[:] = x @ w."""
     batch, out_features = y.shape
     tile = min(values.shape[1], MOST)
@@ -41,7 +48,7 @@ def forward(x, values, index, y):
     launch(forward_kernel, grid, (tile, tile), x, values, *index.columns, y)
 
 
-def input_grad(dy, values, index, dx):
+def input_grad(dy, values, index, dx, precision="highest"):
     """dx[:] = dy @ w.T."""
     batch, in_features = dx.shape
     tile = min(values.shape[1], MOST)
@@ -49,7 +56,7 @@ def input_grad(dy, values, index, dx):
     launch(input_grad_kernel, grid, (tile, tile), dy, values, *index.rows, dx)
 
 
-def weight_grad(x, dy, index, dvalues):
+def weight_grad(x, dy, index, dvalues, precision="highest"):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
     n_blocks, size, _ = dvalues.shape
     tile = min(size, MOST)

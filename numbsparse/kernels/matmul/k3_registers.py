@@ -45,7 +45,14 @@ class Tile(NamedTuple):
         return self.BM // self.TM * (self.BN // self.TN)
 
 
-def unsupported(product: str, block_size: int, dtype: Any, place: str) -> str | None:
+def unsupported(
+    product: str,
+    block_size: int,
+    dtype: Any,
+    place: str,
+    batch: int = 1,
+    precision: str = "highest",
+) -> str | None:
     if place != "cuda":
         return "k3_registers runs on a GPU"
     if block_size not in BLOCK_SIZES:
@@ -55,12 +62,12 @@ def unsupported(product: str, block_size: int, dtype: Any, place: str) -> str | 
     return None
 
 
-def forward(x, values, index, y):
+def forward(x, values, index, y, precision="highest"):
     """y[:] = x @ w."""
     _along_lines(forward_kernel, x, values, index.columns, y)
 
 
-def input_grad(dy, values, index, dx):
+def input_grad(dy, values, index, dx, precision="highest"):
     """dx[:] = dy @ w.T."""
     _along_lines(input_grad_kernel, dy, values, index.rows, dx)
 
@@ -72,7 +79,7 @@ def _along_lines(kernel_for, x, values, lines, y):
     launch(kernel_for(size, tile), grid, tile.threads, x, values, *lines, y)
 
 
-def weight_grad(x, dy, index, dvalues):
+def weight_grad(x, dy, index, dvalues, precision="highest"):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
     n_blocks, size, _ = dvalues.shape
     tile = block_tile_of(size)

@@ -49,7 +49,14 @@ RUNS = 4  # copies in a line of x
 STAGE_WIDTH = 1024  # values of one operand in a step of the weight-gradient
 
 
-def unsupported(product: str, block_size: int, dtype: Any, place: str) -> str | None:
+def unsupported(
+    product: str,
+    block_size: int,
+    dtype: Any,
+    place: str,
+    batch: int = 1,
+    precision: str = "highest",
+) -> str | None:
     if place != "cuda":
         return "k4_pipelined runs on a GPU"
     if block_size not in BLOCK_SIZES:
@@ -62,12 +69,12 @@ def unsupported(product: str, block_size: int, dtype: Any, place: str) -> str | 
     return None
 
 
-def forward(x, values, index, y):
+def forward(x, values, index, y, precision="highest"):
     """y[:] = x @ w."""
     _along_lines(forward_kernel, x, values, index.columns, y)
 
 
-def input_grad(dy, values, index, dx):
+def input_grad(dy, values, index, dx, precision="highest"):
     """dx[:] = dy @ w.T."""
     _along_lines(input_grad_kernel, dy, values, index.rows, dx)
 
@@ -81,7 +88,7 @@ def _along_lines(kernel_for, x, values, lines, y):
     launch(kernel, grid, tile.threads, x, stride, in_features, values, *lines, y)
 
 
-def weight_grad(x, dy, index, dvalues):
+def weight_grad(x, dy, index, dvalues, precision="highest"):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
     n_blocks, size, _ = dvalues.shape
     (batch, in_features), (_, out_features) = x.shape, dy.shape
@@ -94,8 +101,8 @@ def weight_grad(x, dy, index, dvalues):
 
 
 def _store_for(y):
-    wide = y.dtype == "float32" and y.shape[1] % QUAD == 0 and y.address % BYTES == 0
-    return store_wide if wide else store_narrow
+    aligned = y.is_contiguous and y.shape[1] % QUAD == 0 and y.address % BYTES == 0
+    return store_wide if aligned and y.dtype == "float32" else store_narrow
 
 
 def tile_of(size: int, batch: int, itemsize: int) -> Tile:

@@ -1,0 +1,40 @@
+"""What a rung works out of a layout before its first launch: once per layout, then remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from numbsparse.device import DeviceArray, to_device
+from numbsparse.layout import Index, Walk
+
+_plans: WeakKeyDictionary[Index, dict[Any, Any]] = WeakKeyDictionary()
+
+
+def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tuple[Any, ...]:
+    """make(index, *key), with the index as NumPy arrays; the arrays of its result on the GPU.
+
+    It is called once for every layout and `key`, and its result lives as long as the layout.
+    """
+    plans = _plans.setdefault(index, {})
+    found = plans.get((make, key))
+    if found is None:
+        result = make(_on_host(index), *key)
+        found = tuple(to_device(a) if isinstance(a, np.ndarray) else a for a in result)
+        plans[make, key] = found
+    return found
+
+
+def _on_host(index: Index) -> Index:
+    def host(array: Any) -> np.ndarray:
+        return array.numpy() if isinstance(array, DeviceArray) else array
+
+    return Index(
+        Walk(*map(host, index.rows)),
+        Walk(*map(host, index.columns)),
+        host(index.block_rows),
+        host(index.block_columns),
+    )
