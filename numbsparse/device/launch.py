@@ -21,6 +21,9 @@ _NUMBA_TYPES = {
     for name in ("float16", "float32", "float64", "int32", "int64", "uint8", "uint16", "uint32")
 } | {np.dtype(bool): types.boolean}
 
+STATIC_SHARED = 48 * 1024
+"""Bytes of shared memory that every kernel may have; more must be asked for."""
+
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
@@ -41,10 +44,12 @@ def launch(kernel: Any, grid: Any, block: Any, *args: Any, shared_bytes: int = 0
     if runtime.SIMULATED:
         kernel[grid, block, 0, shared_bytes](*(_simulated(arg) for arg in args))
         return
-    key = (kernel, *map(_type_key, args))
+    key = (kernel, shared_bytes > STATIC_SHARED and shared_bytes, *map(_type_key, args))
     compiled = _compiled.get(key)
     if compiled is None:
         compiled = _compiled[key] = _compile(kernel, args)
+        if shared_bytes > STATIC_SHARED:
+            _permit_shared_memory(compiled, shared_bytes)
     start, config, stream = _launcher()
     flat: list[Any] = []
     for arg in args:
@@ -95,6 +100,16 @@ def _compile(kernel: Any, args: tuple[Any, ...]) -> Any:
     cuda.current_context()
     overload = kernel.compile(tuple(_numba_type(arg) for arg in args))
     return overload._codelibrary.get_cufunc().kernel
+
+
+def _permit_shared_memory(compiled: Any, nbytes: int) -> None:
+    from cuda.bindings import driver
+
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    device = runtime.current_device().device_id
+    (error,) = driver.cuKernelSetAttribute(attribute, nbytes, int(compiled.handle), device)
+    if int(error) != 0:
+        raise RuntimeError(f"a block of {nbytes} bytes of shared memory was refused: {error.name}")
 
 
 def _flatten(arg: Any, flat: list[Any]) -> None:
