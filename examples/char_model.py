@@ -54,6 +54,7 @@ class Training:
         self.train_text = streams(text.train, options.batch)
         self.held_out_text = streams(text.held_out, options.batch)
         self.optimizer = optim.Adam(model.parameters(), lr=options.lr)
+        self.update = ns.graph(self._update) if options.device == "cuda" else self._update
         self.file = options.out / f"{name}.npz"
         self.settings = {
             key: getattr(options, key)
@@ -94,15 +95,21 @@ class Training:
         factor = optim.warmup_cosine(self.step, options.steps, options.steps // 20, floor=0.05)
         self.optimizer.lr = options.lr * factor
         codes, targets, anew = self._batch(self.train_text, self.step)
-        logits, state = self.model(codes, None if anew else self.state)
+        if anew or self.state is None:
+            self.state = self.model.lstm.zero_state(options.batch)
+        loss, self.state = self.update(codes, targets, self.state)
+        self.step += 1
+        return loss
+
+    def _update(self, codes: Any, targets: Any, state: State) -> tuple[ns.Tensor, State]:
+        """Forward, backward and optimizer: on a GPU captured once, and then replayed."""
+        logits, (h, c) = self.model(codes, state)
         loss = F.cross_entropy(logits, targets)
         self.model.zero_grad()
         loss.backward()
         optim.clip_by_global_norm(self.model.parameters(), 1.0)
         self.optimizer.step()
-        self.state = (state[0].detach(), state[1].detach())
-        self.step += 1
-        return loss.detach()
+        return loss.detach(), (h.detach(), c.detach())
 
     def held_out_bits(self) -> float:
         """Bits per character on the held-out text, the state carried along."""

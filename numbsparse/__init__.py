@@ -5,9 +5,12 @@ from numbsparse.autograd import Tensor, grad, no_grad
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, synchronize, to_device
 from numbsparse.draw import draw
+from numbsparse.graph import graph
 from numbsparse.layout import Layout
 from numbsparse.nn import load, save
 from numbsparse.nn.functional import matmul, sddmm
+from numbsparse.ops import set_precision
+from numbsparse.tune import tune
 
 __version__ = "0.1.0"
 
@@ -18,6 +21,7 @@ __all__ = [
     "Tensor",
     "draw",
     "grad",
+    "graph",
     "load",
     "matmul",
     "nn",
@@ -25,7 +29,9 @@ __all__ = [
     "patterns",
     "save",
     "sddmm",
+    "set_precision",
     "synchronize",
     "testing",
     "to_device",
+    "tune",
 ]

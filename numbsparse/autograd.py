@@ -20,6 +20,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, as_device_array, is_device_operand
+from numbsparse.dtypes import is_floating
 
 Vjp = Callable[["Tensor", "Tensor"], "Tensor"]
 
@@ -59,7 +60,7 @@ class Tensor:
             raise TypeError("data takes an array or a BlockSparse, got a Tensor: use .detach()")
         if not isinstance(data, np.ndarray | DeviceArray | BlockSparse):
             data = as_device_array(data, "data") if is_device_operand(data) else np.asarray(data)
-        if requires_grad and data.dtype.kind != "f":
+        if requires_grad and not is_floating(data.dtype):
             raise TypeError(f"requires_grad takes floating-point data, got {data.dtype}")
         self.data = data
         self.requires_grad = requires_grad
@@ -140,6 +141,7 @@ class Tensor:
         def __matmul__(self, other: Any) -> Tensor: ...
         def __rmatmul__(self, other: Any) -> Tensor: ...
         def __getitem__(self, key: Any) -> Tensor: ...
+        def astype(self, dtype: Any) -> Tensor: ...
         def transpose(self, axes: Sequence[int] | None = None) -> Tensor: ...
         def reshape(self, *shape: Any) -> Tensor: ...
         def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor: ...

@@ -8,10 +8,11 @@ import numpy as np
 import scipy.sparse
 
 from numbsparse.device import DeviceArray, as_device_array, is_device_operand, to_device
+from numbsparse.dtypes import as_dtype, from_file
 from numbsparse.files import write_npz
 from numbsparse.layout import Layout, as_layout
 
-DTYPES = ("float16", "float32", "float64")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 class BlockSparse:
@@ -19,7 +20,7 @@ class BlockSparse:
 
     Parameters
     ----------
-    data : array of float16, float32 or float64, (n_blocks, B, B)
+    data : array of float16, bfloat16, float32 or float64, (n_blocks, B, B)
         The values of the kept blocks, in the order of SciPy's BSR format: block row by block row.
         A NumPy array, or a GPU array of numbsparse, torch, CuPy, JAX or Numba. Never copied.
     layout : Layout, or a pattern (array of bool, (in_blocks, out_blocks))
@@ -161,9 +162,10 @@ class BlockSparse:
         return self.with_values(to_device(self.values) if place == "cuda" else self.values.numpy())
 
     def astype(self, dtype: Any) -> BlockSparse:
-        """A copy with another dtype: float16, float32 or float64."""
-        if str(np.dtype(dtype)) not in DTYPES:
-            raise TypeError(f"dtype takes {', '.join(DTYPES)}, got {np.dtype(dtype)}")
+        """A copy with another dtype: float16, bfloat16, float32 or float64."""
+        dtype = as_dtype(dtype)
+        if str(dtype) not in DTYPES:
+            raise TypeError(f"dtype takes {', '.join(DTYPES)}, got {dtype}")
         host = self.to("cpu")
         return host.with_values(host.values.astype(dtype)).to(self.place)
 
@@ -249,12 +251,13 @@ class BlockSparse:
         Raises
         ------
         TypeError
-            If the dtype is float16, which SciPy does not take: `.astype("float32")` first.
+            If the dtype is float16 or bfloat16, which SciPy does not take: `.astype("float32")`
+            first.
         ValueError
             If the features are no multiples of the block, which BSR cannot say.
         """
-        if self.dtype == np.float16:
-            raise TypeError('SciPy takes no float16: convert with .astype("float32") first')
+        if self.dtype.itemsize == 2:
+            raise TypeError(f'SciPy takes no {self.dtype}: convert with .astype("float32") first')
         if any(n % self.block_size for n in self.shape):
             raise ValueError(
                 f"SciPy's BSR takes features that are multiples of {self.block_size}, "
@@ -268,7 +271,7 @@ class BlockSparse:
         """Write this matrix to an `.npz` file that `numpy.load` reads: whole, or not at all.
 
         Its arrays are `data, indices, indptr, shape, format`, as `scipy.sparse.save_npz` names
-        them.
+        them. bfloat16, which NumPy's format cannot name, lies there as two bytes a value (|V2).
         """
         write_npz(path, self.arrays())
 
@@ -279,7 +282,7 @@ class BlockSparse:
             missing = {"data", "indices", "indptr", "shape"} - set(file.files)
             if missing:
                 raise ValueError(f"{path} holds no block-sparse matrix: it lacks {sorted(missing)}")
-            return cls.from_arrays(dict(file))
+            return cls.from_arrays({name: from_file(file[name]) for name in file.files})
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The NumPy arrays that say all of this matrix, by SciPy's names."""

@@ -67,6 +67,8 @@ class Layout:
     (array([0, 2, 3], dtype=int32), array([0, 2, 1], dtype=int32))
     """
 
+    device_index: Index | None = None  # `index` on the GPU, once numbsparse.ops sent it there
+
     def __init__(self, pattern: Any):
         block_rows, block_columns = np.nonzero(as_pattern(pattern))
         self._set(np.shape(pattern), block_rows, block_columns)

@@ -13,6 +13,7 @@ from numbsparse import autograd, ops
 from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, to_device
+from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import k0_reference
 from numbsparse.layout import Index, Layout
 
@@ -32,8 +33,6 @@ def check_grads(
     order : int
         2 also checks the gradients of the gradients.
     seed : int or numpy.random.Generator
-    precision : "highest" or "high"
-    feature_major : whether activations lie (features, batch) in memory
 
     Raises
     ------
@@ -163,7 +162,7 @@ def check_rung(
     rung : a module with the four names of `numbsparse.kernels.matmul`
     product : "forward", "input_grad" or "weight_grad"
     case : Case
-    dtype : dtype of all operands
+    dtype : dtype of all operands, "bfloat16" too where ml_dtypes is installed
     place : "cpu" or "cuda"
     seed : int or numpy.random.Generator
     precision : "highest" or "high"
@@ -171,7 +170,7 @@ def check_rung(
 
     Raises AssertionError that says where and by how much they differ.
     """
-    rng = np.random.default_rng(seed)
+    rng, dtype = np.random.default_rng(seed), as_dtype(dtype)
     layout = case.layout(rng)
     x = _strided(rng.standard_normal((case.batch, case.in_features)).astype(dtype))
     dy = _strided(rng.standard_normal((case.batch, case.out_features)).astype(dtype))
@@ -194,12 +193,12 @@ def check_rung(
     getattr(k0_reference, product)(*exact, layout.index, expected)
     getattr(k0_reference, product)(*(abs(operand) for operand in exact), layout.index, magnitude)
 
-    accumulator = np.float64 if np.dtype(dtype) == np.float64 else np.float32
+    accumulator = np.float64 if dtype == np.float64 else np.float32
     bound = (terms + 2) * np.finfo(accumulator).eps * magnitude
-    if precision == "high" and np.dtype(dtype) == np.float32:
+    if precision == "high" and dtype == np.float32:
         bound += 2.0**-9 * magnitude  # two factors, each within 2^-10 of itself
-    bound += np.finfo(dtype).eps * abs(expected) + np.finfo(dtype).smallest_subnormal
-    wrong = ~(abs(got - expected) <= bound)  # NaN is wrong
+    bound += float(finfo(dtype).eps) * abs(expected) + float(finfo(dtype).smallest_subnormal)
+    wrong = ~(abs(got.astype(np.float64) - expected) <= bound)  # NaN is wrong
     if wrong.any():
         first = tuple(int(i) for i in np.argwhere(wrong)[0])
         raise AssertionError(
@@ -219,18 +218,15 @@ def _run(
     feature_major: bool,
 ) -> None:
     run = getattr(rung, product)
-    if place == "cpu":
-        run(*operands, layout.index, out, precision)
-        return
+    send: Any = to_device if place == "cuda" else np.ascontiguousarray
     if feature_major:
-        on_device = to_device(out.T).T if out.ndim == 2 else to_device(out)
-        operands = [to_device(a.T).T if a.ndim == 2 else to_device(a) for a in operands]
+        there, *operands = (send(a.T).T if a.ndim == 2 else send(a) for a in (out, *operands))
     else:
-        on_device = to_device(out)
-        operands = [_strided_to_device(a) for a in operands]
-    index: Index = ops.index_beside(layout, on_device)
-    run(*operands, index, on_device, precision)
-    out[:] = on_device.numpy()
+        there = send(out)
+        operands = [_strided_to_device(a) if place == "cuda" else a for a in operands]
+    index: Index = ops.index_beside(layout, there)
+    run(*operands, index, there, precision)
+    out[:] = there.numpy() if isinstance(there, DeviceArray) else there
 
 
 def _inside(layout: Layout, case: Case) -> np.ndarray:

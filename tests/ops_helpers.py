@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from conftest import HAS_BFLOAT16
 
 from numbsparse import device
+from numbsparse.dtypes import as_dtype, finfo
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,11 @@ class Home:
     @property
     def eps(self) -> float:
         """The relative error of one rounding to the dtype."""
-        return float(np.finfo(self.dtype).eps) / 2
+        return float(finfo(self.dtype).eps) / 2
 
     @property
     def sum_eps(self) -> float:
-        """The same for the sums: float16 is summed in float32."""
+        """The same for the sums: 16-bit floats are summed in float32."""
         return 2.0**-53 if self.dtype == "float64" else 2.0**-24
 
     @property
@@ -38,7 +40,7 @@ class Home:
         """The array in this home: in C order, as the `.T` of another, or each second of a row."""
         if self.place == "cuda" and not device.is_available():
             pytest.skip(device.why_unavailable())
-        array = np.asarray(array, dtype or self.dtype)
+        array = np.asarray(array, as_dtype(dtype or self.dtype))
         put = device.to_device if self.place == "cuda" else np.array
         if form == "T":
             return put(np.array(array.T, order="C")).T
@@ -56,7 +58,7 @@ class Home:
 
     def rounded(self, array):
         """What the array is once sent, in float64 for the oracle."""
-        return np.asarray(array, self.dtype).astype(np.float64)
+        return np.asarray(array, as_dtype(self.dtype)).astype(np.float64)
 
 
 HOMES = [
@@ -65,9 +67,11 @@ HOMES = [
     Home("cuda", "float32"),
     Home("cuda", "float16"),
 ]
+if HAS_BFLOAT16:
+    HOMES.append(Home("cuda", "bfloat16"))
 in_all_homes = pytest.mark.parametrize("home", HOMES, ids=str)
 in_all_forms = pytest.mark.parametrize("form", ["C", "T", "slice"])
-on_both_places = pytest.mark.parametrize("home", HOMES[::2], ids=str)
+on_both_places = pytest.mark.parametrize("home", [HOMES[0], HOMES[2]], ids=str)
 
 
 def host(array):
@@ -79,7 +83,7 @@ def assert_close(home, got, expected, *, steps=4, magnitude=None):
     expected = np.asarray(expected, np.float64)
     assert got.shape == expected.shape
     magnitude = np.abs(expected) if magnitude is None else magnitude
-    smallest = float(np.finfo(home.dtype).smallest_subnormal)
+    smallest = float(finfo(home.dtype).smallest_subnormal)
     bound = steps * home.sum_eps * magnitude + home.eps * np.abs(expected) + smallest
     error = np.abs(got - expected)
     assert np.all(error <= bound), f"off by {np.max(error / bound):.2f} times the bound"

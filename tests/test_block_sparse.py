@@ -5,9 +5,10 @@ import pickle
 import numpy as np
 import pytest
 import scipy.sparse
-from conftest import host
+from conftest import HALVES, host, needs_bfloat16
 
 import numbsparse as ns
+from numbsparse.dtypes import as_dtype
 
 
 @pytest.fixture
@@ -76,8 +77,9 @@ def test_from_scipy_refuses(a, error, says):
 
 
 def test_to_scipy_refuses(rng):
-    with pytest.raises(TypeError, match="float16"):
-        edged(rng, (20, 28), np.float16).to_scipy()
+    for dtype in HALVES:
+        with pytest.raises(TypeError, match=f'SciPy takes no {dtype}: .*astype\\("float32"\\)'):
+            edged(rng, (20, 28), as_dtype(dtype)).to_scipy()
     with pytest.raises(ValueError, match=r"multiples of 4.*18, 27"):
         edged(rng).to_scipy()
 
@@ -129,6 +131,32 @@ def test_save_and_pickle(rng, tmp_path, shape, transposed):
         np.testing.assert_array_equal(again.toarray(), w.toarray())
     with np.load(tmp_path / "w.npz") as file:
         np.testing.assert_array_equal(file["indices"], w.indices)
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
+def test_bfloat16_everywhere(rng, tmp_path, put, place, transposed):
+    exact = edged(rng, dtype=np.float32)
+    w = put(exact).astype("bfloat16")
+    assert (w.dtype, w.place) == (as_dtype("bfloat16"), place)
+    assert repr(w).startswith("BlockSparse(18 x 27, bfloat16, ")
+    w, exact = (w.T, exact.T) if transposed else (w, exact)
+    rounded = exact.toarray().astype(as_dtype("bfloat16"))
+    w.save(tmp_path / "w.npz")
+    ns.save(tmp_path / "state.npz", {"w": w.to("cpu"), "bias": rounded[0], "step": 3})
+    state = ns.load(tmp_path / "state.npz")
+    assert state["bias"].dtype == w.dtype
+    np.testing.assert_array_equal(state["bias"], rounded[0])
+    copies = (w.copy(), w.to("cpu").to(place), pickle.loads(pickle.dumps(w)))
+    for again in (w, *copies, ns.BlockSparse.load(tmp_path / "w.npz"), state["w"]):
+        assert (again.shape, again.dtype, again.layout) == (w.shape, w.dtype, w.layout)
+        np.testing.assert_array_equal(again.toarray(), rounded)
+    wide = w.astype("float32")
+    np.testing.assert_array_equal(wide.toarray(), rounded.astype(np.float32))
+    dense = ns.BlockSparse.from_dense(rounded, w.layout, block_size=4)
+    np.testing.assert_array_equal(dense.toarray(), rounded)
+    with np.load(tmp_path / "w.npz") as file:  # two bytes a value, for those without ml_dtypes
+        assert file["data"].dtype == "V2"
 
 
 def test_files_are_scipys(w, tmp_path):

@@ -5,12 +5,14 @@ import re
 
 import numpy as np
 import pytest
+from conftest import HALVES, needs_bfloat16
 from numba import cuda
 
 import numbsparse as ns
 from numbsparse import device
-from numbsparse.device import runtime
+from numbsparse.device import dlpack, memory, runtime
 from numbsparse.device.launch import launch
+from numbsparse.dtypes import as_dtype
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="no GPU and no simulator")
 
@@ -51,13 +53,13 @@ def test_transpose_and_reshape():
         array.reshape(7)
 
 
-DTYPES = ["float16", "float32", "float64", "int32", "int64", "uint8", "bool"]
+DTYPES = [*HALVES, "float32", "float64", "int32", "int64", "uint8", "bool"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3)], ids=str)
 def test_there_and_back(dtype, shape):
-    host = (np.random.default_rng(0).random(shape) * 100).astype(dtype)
+    host = (np.random.default_rng(0).random(shape) * 100).astype(as_dtype(dtype))
     array = ns.to_device(host)
     back = array.numpy()
     assert (back.shape, back.dtype, array.nbytes) == (host.shape, host.dtype, host.nbytes)
@@ -79,6 +81,27 @@ def test_nothing_reaches_the_host_silently():
     assert ns.to_device([7]).item() == 7
     assert repr(array) == "DeviceArray(shape=(3, 4, 5), dtype=float32)"
     assert len(array) == 3
+
+
+@needs_bfloat16
+def test_bfloat16_is_not_shown_as_other_bits():
+    # __cuda_array_interface__ would say "<V2", which some libraries take for another thing.
+    array = ns.to_device(A.astype(as_dtype("bfloat16")))
+    assert not hasattr(array, "__cuda_array_interface__")
+    assert hasattr(array.view("uint16"), "__cuda_array_interface__")
+    assert array.view("uint16").view("bfloat16").dtype == array.dtype
+    assert device.is_device_operand(array)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_version": (1, 0)}], ids=["plain", "versioned"])
+def test_a_dlpack_capsule_is_made_to_say_bfloat16(options):
+    torch = pytest.importorskip("torch")
+    numbers = np.float32([1, -2.5, 3e38, 0]).view(np.uint16)[1::2].copy()  # the upper halves
+    lent = torch.from_dlpack(dlpack.as_bfloat16(numbers.__dlpack__(**options)))
+    assert lent.dtype == torch.bfloat16
+    np.testing.assert_array_equal(lent.view(torch.uint16).numpy(), numbers)
+    with pytest.raises(RuntimeError, match="kind of number"):
+        dlpack.as_bfloat16(np.zeros(3).__dlpack__(**options))
 
 
 @cuda.jit
@@ -153,3 +176,39 @@ def test_what_is_missing_is_named(monkeypatch, card, load, says):
     monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", load)
     reason = runtime.why_unavailable.__wrapped__()
     assert (reason is None) if says is None else re.search(says, reason)
+
+
+@pytest.mark.skipif(device.SIMULATED, reason="simulated memory is the host's")
+def test_small_blocks_serve_again_and_are_given_up_when_memory_runs_out():
+    memory.give_up_kept()
+    first = device.empty((1000,), "float32")
+    address = first.address
+    del first
+    assert memory._kept == 4096
+    again = device.empty((999,), "float32")
+    assert again.address == address
+    assert memory._kept == 0
+    del again
+    with pytest.raises(MemoryError):
+        device.empty((1 << 43,), "uint8")
+    assert memory._kept == 0
+
+
+def test_views_are_made_once():
+    array = ns.to_device(A)
+    assert array.T is array.T
+    assert array.reshape(4, -1) is array.reshape(4, -1)
+    assert array.reshape(3, 4, 5) is array
+    assert array.span is array.span
+    flat = array.reshape(60)
+    assert flat.span is flat
+    assert array[1:].T.strides == A[1:].T.strides
+
+
+def test_a_grid_that_is_no_multiple_of_its_cluster_is_refused():
+    if device.SIMULATED:
+        pytest.skip("the simulator knows no clusters")
+    with pytest.raises(
+        ValueError, match=r"grid takes a multiple of the cluster \(2,\), got \(3,\)"
+    ):
+        launch(fill_kernel, 3, 2, ns.to_device(np.zeros(6, np.float32)), 1, (2, 3), 4, cluster=(2,))

@@ -1,12 +1,16 @@
 """The package loads quickly, and without what only some users have."""
 
+import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 
-@pytest.mark.parametrize("module", ["numba.cuda", "cuda.core", "matplotlib", "torch", "tqdm"])
+@pytest.mark.parametrize(
+    "module", ["numba.cuda", "cuda.core", "matplotlib", "ml_dtypes", "torch", "tqdm"]
+)
 def test_import_loads_no(module):
     code = f"import sys, numbsparse; sys.exit({module!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
@@ -20,6 +24,32 @@ np.ones((1, 4), np.float32) @ w
 sys.exit("numba.cuda" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_without_ml_dtypes_only_bfloat16_is_missing(tmp_path):
+    np.savez(tmp_path / "state.npz", w=np.zeros(2, "V2"))  # as bfloat16 is stored
+    code = """
+import sys
+sys.modules["ml_dtypes"] = None
+import numpy as np, numbsparse as ns
+w = ns.BlockSparse(np.ones((1, 4, 4), np.float16), [[1]])
+print((np.ones((1, 4), np.float16) @ w)[0, 0])
+for call in (lambda: w.astype("bfloat16"), lambda: ns.load("state.npz")):
+    try:
+        call()
+    except ImportError as error:
+        print(error)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    says = "bfloat16 takes the package ml_dtypes: pip install 'numbsparse[bfloat16]'"
+    assert run.stdout.splitlines() == ["4.0", says, says], run.stderr
 
 
 def test_without_a_gpu_one_sentence_says_what_is_missing():

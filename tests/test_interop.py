@@ -1,11 +1,15 @@
 """Arrays of torch, CuPy, JAX and Numba on a real GPU, in and out without a copy."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
-from conftest import host
+from conftest import HALVES, host, needs_bfloat16
 
 import numbsparse as ns
 from numbsparse import device
+from numbsparse.dtypes import as_dtype, finfo
 
 pytestmark = pytest.mark.skipif(
     device.SIMULATED or not device.is_available(), reason="no GPU; the simulator has no libraries"
@@ -17,7 +21,12 @@ W = ns.BlockSparse(np.random.default_rng(1).standard_normal((2, 8, 8), dtype=np.
 
 def make(library, array):
     if library == "torch":
-        return pytest.importorskip("torch").from_numpy(array).cuda()
+        torch = pytest.importorskip("torch")
+        if array.dtype.name == "bfloat16":
+            return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).cuda()
+        return torch.from_numpy(array).cuda()
+    if library == "numba" and array.dtype.name == "bfloat16":
+        pytest.skip("Numba's arrays know no bfloat16")
     if library == "cupy":
         return pytest.importorskip("cupy").asarray(array)
     if library == "jax":
@@ -31,18 +40,30 @@ def address(x):
 
 def to_numpy(x):
     if hasattr(x, "detach"):
+        x = x.float() if str(x.dtype) == "torch.bfloat16" else x
         return x.detach().cpu().numpy()
     return x.get() if hasattr(x, "get") else host(x)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", *HALVES])
+@pytest.mark.parametrize("side", ["x @ w", "w @ x"])
 @pytest.mark.parametrize("library", ["torch", "cupy", "jax", "numba"])
-def test_operand_and_result(library, dtype):
-    x, w = make(library, X.astype(dtype)), W.astype(dtype).to("cuda")
-    y = ns.matmul(x, w)
+def test_operand_and_result(library, side, dtype):
+    dtype = as_dtype(dtype)
+    w = W.astype(dtype).to("cuda")
+    if side == "x @ w":
+        x = make(library, X.astype(dtype))
+        y, axis = ns.matmul(x, w), 0
+    else:
+        x = make(library, np.ascontiguousarray(X.astype(dtype).T))
+        y, axis = ns.matmul(w.T, x), 1
     assert type(y) is (type(x) if library in ("torch", "cupy") else ns.DeviceArray)
+    assert y.dtype == (x.dtype if library == "torch" else dtype)
+    assert y.shape[axis] == 5
     expected = X.astype(dtype).astype(float) @ w.toarray().astype(float)
-    assert abs(to_numpy(y) - expected).max() < 30 * np.finfo(dtype).eps
+    got = np.moveaxis(to_numpy(y).astype(float), axis, 0)
+    assert abs(got - expected).max() < 8 * float(finfo(dtype).eps)
+    assert address(y) % 16 == 0
 
 
 @pytest.mark.parametrize("library", ["torch", "cupy", "jax", "numba"])
@@ -75,15 +96,51 @@ def test_torch_tensor_that_requires_a_gradient():
     np.testing.assert_allclose(to_numpy(ns.matmul(x, W.to("cuda"))), X @ W.toarray(), atol=1e-5)
 
 
+@needs_bfloat16
+@pytest.mark.parametrize("library", ["torch", "cupy"])
+def test_bfloat16_out_and_gradients(library):
+    bfloat16 = as_dtype("bfloat16")
+    x, dy = make(library, X.astype(bfloat16)), make(library, np.ones((5, 16), bfloat16))
+    out = make(library, np.full((5, 16), np.nan, bfloat16))
+    w = W.astype(bfloat16).to("cuda")
+    assert ns.matmul(x, w, out=out) is out
+    exact = X.astype(bfloat16).astype(float) @ w.toarray().astype(float)
+    assert abs(to_numpy(out).astype(float) - exact).max() < 2.0**-6
+    weight = ns.Tensor(w, requires_grad=True)
+    ns.matmul(ns.Tensor(x), weight).backward(ns.Tensor(dy))
+    exact = X.astype(bfloat16).astype(float).sum(0)[:, None].repeat(16, 1)
+    assert abs(weight.grad.numpy().astype(float) - exact).max() < 2.0**-6
+
+
+@needs_bfloat16
+def test_a_bfloat16_tensor_without_ml_dtypes_says_what_is_missing():
+    pytest.importorskip("torch")
+    code = """
+import sys
+sys.modules["ml_dtypes"] = None
+import torch, numbsparse as ns
+try:
+    ns.Tensor(torch.zeros(3, dtype=torch.bfloat16, device="cuda"))
+except TypeError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert "data has a dtype that NumPy does not know here, torch.bfloat16" in run.stdout, run
+    assert "pip install 'numbsparse[bfloat16]'" in run.stdout
+
+
+@pytest.mark.parametrize("dtype", ["float32", *HALVES])
 @pytest.mark.parametrize("library", ["torch", "cupy", "jax"])
-def test_a_device_array_goes_out_through_dlpack(library):
+def test_a_device_array_goes_out_through_dlpack(library, dtype):
     module = pytest.importorskip(library)
-    array = ns.to_device(X)
+    array = ns.to_device(X.astype(as_dtype(dtype)))
     from_dlpack = module.dlpack.from_dlpack if library == "jax" else module.from_dlpack
     there = from_dlpack(array)
     assert address(there) == array.address
     del array  # the other library keeps the memory alive
-    np.testing.assert_array_equal(np.asarray(there) if library == "jax" else to_numpy(there), X)
+    got = np.asarray(there) if library == "jax" else to_numpy(there)
+    np.testing.assert_array_equal(got.astype(float), X.astype(as_dtype(dtype)).astype(float))
+    assert dtype in str(there.dtype)
 
 
 def test_work_of_torch_is_waited_for():

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from conftest import HALVES
 
 from numbsparse import device
-from numbsparse.kernels.matmul import LADDER, PRODUCTS, RUNGS, k0_reference
+from numbsparse.dtypes import as_dtype, finfo
+from numbsparse.kernels.matmul import LADDER, PRECISIONS, PRODUCTS, RUNGS, k0_reference
 from numbsparse.testing import Case, check_rung
 
 SMALL = [
@@ -38,40 +40,51 @@ LARGE = [
 ]
 ON_GPU = device.is_available() and not device.SIMULATED
 # A simulated GPU thread is an operating-system thread: the large cases are for real GPUs and CPUs.
-PLACES = {"cpu": (SMALL + LARGE, ["float32", "float64"])}
-PLACES["cuda"] = (SMALL + LARGE * ON_GPU, ["float32", "float16"])
+PLACES = {"cpu": (SMALL + LARGE, ["float32", "float64", *HALVES])}
+PLACES["cuda"] = (SMALL + LARGE * ON_GPU, ["float32", *HALVES])
+
+
+FEW = SMALL[1::2] + LARGE * ON_GPU  # of each block size up to 32 one
 
 
 def runs():
     for (name, rung), (place, (cases, dtypes)) in every(LADDER.items(), PLACES.items()):
-        for product, case, dtype in every(PRODUCTS, cases, dtypes):
-            if (
-                rung.unsupported(product, case.block_size, np.dtype(dtype), place, case.batch)
-                is None
-            ):
-                label = f"{name}-{product}-{case}-{dtype}"
-                yield pytest.param(rung, product, case, dtype, place, id=label)
+        problems = [(*problem, "highest") for problem in every(cases, dtypes)]
+        if place == "cuda":
+            problems += [(case, "float32", "high") for case in FEW]
+        for product, (case, dtype, precision) in every(PRODUCTS, problems):
+            asked = (product, case.block_size, as_dtype(dtype), place, case.batch, precision)
+            if rung.unsupported(*asked) is None:
+                label = f"{name}-{product}-{case}-{dtype}" + "-high" * (precision == "high")
+                yield pytest.param(rung, product, case, dtype, place, precision, id=label)
 
 
-@pytest.mark.parametrize(("rung", "product", "case", "dtype", "place"), list(runs()))
-def test_rung(rung, product, case, dtype, place):
+@pytest.mark.parametrize(("rung", "product", "case", "dtype", "place", "precision"), list(runs()))
+def test_rung(rung, product, case, dtype, place, precision):
     if place == "cuda" and not device.is_available():
         pytest.skip(device.why_unavailable())
-    check_rung(rung, product, case, dtype, place)
+    check_rung(rung, product, case, dtype, place, precision=precision)
 
 
 def turned_runs():
     case = Case(batch=37, in_features=70, out_features=100, block_size=32)
-    for name, product, dtype in every(LADDER, PRODUCTS, PLACES["cuda"][1]):
-        if LADDER[name].unsupported(product, 32, np.dtype(dtype), "cuda", case.batch) is None:
-            yield pytest.param(LADDER[name], product, case, dtype, id=f"{name}-{product}-{dtype}")
+    for name, product in every(LADDER, PRODUCTS):
+        rung, place = LADDER[name], RUNGS[name]
+        operands = [(dtype, "highest") for dtype in PLACES[place][1]] + [("float32", "high")]
+        for dtype, precision in operands:
+            asked = (product, 32, as_dtype(dtype), place, case.batch, precision)
+            if rung.unsupported(*asked) is None:
+                label = f"{name}-{product}-{dtype}" + "-high" * (precision == "high")
+                yield pytest.param(rung, product, case, dtype, place, precision, id=label)
 
 
-@pytest.mark.parametrize(("rung", "product", "case", "dtype"), list(turned_runs()))
-def test_rung_takes_feature_major_activations(rung, product, case, dtype):
-    if not device.is_available():
+@pytest.mark.parametrize(
+    ("rung", "product", "case", "dtype", "place", "precision"), list(turned_runs())
+)
+def test_rung_takes_feature_major_activations(rung, product, case, dtype, place, precision):
+    if place == "cuda" and not device.is_available():
         pytest.skip(device.why_unavailable())
-    check_rung(rung, product, case, dtype, "cuda", feature_major=True)
+    check_rung(rung, product, case, dtype, place, precision=precision, feature_major=True)
 
 
 SIZES = (4, 8, 16, 32, 64, 128)
@@ -84,8 +97,11 @@ def test_every_rung_serves_what_it_names(name):
         pytest.skip("takes a GPU of compute capability 8.0, or the simulator")
     for product, size, dtype in every(PRODUCTS, SIZES, PLACES[place][1]):
         named = size in rung.BLOCK_SIZES and dtype in rung.DTYPES
-        reason = rung.unsupported(product, size, np.dtype(dtype), place)
-        assert (reason is None) == named, (product, size, dtype, reason)
+        reasons = [
+            rung.unsupported(product, size, as_dtype(dtype), place, 1, precision)
+            for precision in PRECISIONS
+        ]
+        assert (None in reasons) == named, (product, size, dtype, reasons)
 
 
 def serves_ampere():
@@ -98,7 +114,7 @@ def test_every_size_and_dtype_is_served(product, place):
     # The reference takes everything, and is never chosen by itself.
     rungs = [LADDER[name] for name in RUNGS if RUNGS[name] == place and name != "k0_reference"]
     for size, dtype in every(SIZES, PLACES[place][1]):
-        reasons = [rung.unsupported(product, size, np.dtype(dtype), place) for rung in rungs]
+        reasons = [rung.unsupported(product, size, as_dtype(dtype), place) for rung in rungs]
         assert None in reasons, (size, dtype, reasons)
 
 
@@ -118,22 +134,26 @@ def test_tensor_cores_say_what_they_cannot_take():
 @pytest.mark.parametrize("name", [name for name in LADDER if name != "k0_reference"])
 def test_unsupported_says_why(name, size, dtype, place, reason):
     place = place or ("cpu" if name.startswith("k0") else "cuda")
-    assert reason in LADDER[name].unsupported("forward", size, np.dtype(dtype), place)
+    assert reason in LADDER[name].unsupported("forward", size, as_dtype(dtype), place)
 
 
+@pytest.mark.parametrize("dtype", ["float32", *HALVES])
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("fault", ["one wrong", "one hole", "nothing written"])
-def test_check_rung_finds_a_fault(product, fault):
+def test_check_rung_finds_a_fault(product, fault, dtype):
+    eps = float(finfo(dtype).eps)
+
     def broken(*operands):
         *operands, out, _ = operands
         if fault != "nothing written":
             getattr(k0_reference, product)(*operands, out)
-            out.flat[0] = np.nan if fault == "one hole" else out.flat[0] + 1e-3
+            wrong = float(out.flat[0]) * (1 + 4 * eps) + 1e-3
+            out.flat[0] = np.nan if fault == "one hole" else wrong
 
     rung = SimpleNamespace(__name__="broken", **{product: broken})
     case = Case(batch=3, in_features=16, out_features=24, block_size=8, density=1)
     with pytest.raises(AssertionError, match=re.escape(f"broken {product} {case}")):
-        check_rung(rung, product, case, "float32", "cpu")
+        check_rung(rung, product, case, dtype, "cpu")
 
 
 @pytest.mark.parametrize("product", PRODUCTS)

@@ -1,11 +1,15 @@
 """ns.matmul and ns.sddmm: places, strides, out, and what they refuse."""
 
+import sys
+
 import numpy as np
 import pytest
-from conftest import host
+from conftest import HALVES, host, needs_bfloat16
 
 import numbsparse as ns
 from numbsparse import device
+from numbsparse.dtypes import as_dtype, finfo
+from numbsparse.kernels.matmul import LADDER, PRODUCTS
 
 
 @pytest.fixture
@@ -74,6 +78,106 @@ def test_out(rng, put, w, side):
     assert_near(out, expected)
 
 
+def test_feature_major_results_are_written_where_they_lie(rng, put, w, monkeypatch):
+    # (out_features, batch) in C order, by the rung itself: no view that turns it, no copy.
+    x = normal(rng, 22, 35)
+    y = w @ put(x)
+    assert y.flags.c_contiguous if isinstance(y, np.ndarray) else y.is_contiguous
+    out = put(np.full((30, 35), np.nan, np.float32))
+    spare = ns.matmul(w, put(x), out=out)
+    matmul = sys.modules["numbsparse.ops.matmul"]
+    for name in ("_empty", "empty"):
+        monkeypatch.setattr(matmul, name, lambda *args: pytest.fail("memory was asked for"))
+    assert ns.matmul(w, put(x), out=out) is out is spare
+    assert_near(out, w.toarray() @ x)
+    # The same bits as batch-major.
+    np.testing.assert_array_equal(host(y), host(out))
+
+
+def test_feature_major_gradients(rng, put, w):
+    x, dy = normal(rng, 22, 35), normal(rng, 30, 35)
+    tensor = ns.Tensor(put(x), requires_grad=True)
+    weight = ns.Tensor(w, requires_grad=True)
+    ns.matmul(weight, tensor).backward(put(dy))
+    assert_near(tensor.grad.data, w.toarray().T @ dy)
+    dense = np.zeros((32, 24), np.float32)
+    dense[:30, :22] = dy @ x.T
+    kept = ns.BlockSparse.from_dense(dense, w.layout, block_size=8).toarray()
+    np.testing.assert_allclose(weight.grad.numpy(), kept[:30, :22], rtol=0, atol=1e-4)
+
+
+@pytest.fixture
+def asked(place, monkeypatch):
+    """(product, precision) of every call of a rung in this place."""
+    calls = []
+    rung = LADDER["k0_cpu" if place == "cpu" else "k1_naive"]
+
+    def noting(product, run):
+        def noted(*operands):
+            calls.append((product, operands[4]))
+            run(*operands)
+
+        return noted
+
+    for product in PRODUCTS:
+        monkeypatch.setattr(rung, product, noting(product, getattr(rung, product)))
+    return calls
+
+
+THREE = ["forward", "input_grad", "weight_grad"]
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("side", ["x @ w", "w @ x"])
+@pytest.mark.parametrize("how", ["argument", "context", "setting"])
+def test_gradients_are_as_precise_as_their_product(rng, put, w, place, asked, precision, side, how):
+    kernel = "k0_cpu" if place == "cpu" else "k1_naive"
+    x = ns.Tensor(put(normal(rng, *((5, 30) if side == "x @ w" else (22, 5)))), requires_grad=True)
+    weight = ns.Tensor(w, requires_grad=True)
+    operands = (x, weight) if side == "x @ w" else (weight, x)
+    if how == "argument":
+        y = ns.matmul(*operands, kernel=kernel, precision=precision)
+    else:
+        with ns.set_precision(precision):
+            y = ns.matmul(*operands, kernel=kernel)
+    y.backward(put(np.ones(y.shape, np.float32)))  # outside of the context
+    assert sorted(product for product, _ in asked) == THREE
+    assert {said for _, said in asked} == {precision}
+
+
+def test_sddmm_and_its_gradients_are_as_precise_as_asked(rng, put, place, asked):
+    kernel = "k0_cpu" if place == "cpu" else "k1_naive"
+    a, b = (ns.Tensor(put(normal(rng, 8, 8)), requires_grad=True) for _ in range(2))
+    s = ns.sddmm(a, b, [[1]], kernel=kernel, precision="high")
+    s.backward(s.data)
+    assert [said for _, said in asked] == 3 * ["high"]
+
+
+def test_set_precision_holds_until_it_is_set_again(put, asked, place):
+    x, w = put(np.ones((1, 8), np.float32)), put(ns.BlockSparse(np.ones((1, 8, 8), "f4"), [[1]]))
+    kernel = "k0_cpu" if place == "cpu" else "k1_naive"
+
+    def said(**precision):
+        ns.matmul(x, w, kernel=kernel, **precision)
+        return asked[-1][1]
+
+    assert said() == "highest"
+    try:
+        ns.set_precision("high")
+        assert (said(), said(precision="highest"), said()) == ("high", "highest", "high")
+        with ns.set_precision("highest"):
+            assert said() == "highest"
+            with pytest.raises(ValueError, match=r"precision takes one of .*'highest'.*'medium'"):
+                ns.set_precision("medium")
+            assert said() == "highest"
+        assert said() == "high"
+    finally:
+        ns.set_precision("highest")
+    for call in (lambda: said(precision="tf32"), lambda: ns.set_precision(None)):
+        with pytest.raises(ValueError, match=r"precision takes one of .*got ('tf32'|None)"):
+            call()
+
+
 def test_sddmm(rng, put, w):
     x, dy = normal(rng, 9, 30), normal(rng, 9, 22)
     full = np.zeros((32, 24), np.float32)
@@ -103,18 +207,44 @@ def test_kernel_by_name(rng, put, w, place, kernel):
             ns.matmul(put(x), w, kernel=kernel)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", [*HALVES, "float32", "float64"])
 def test_dtypes(rng, put, place, dtype):
-    x = normal(rng, 3, 16).astype(dtype)
-    w = put(ns.BlockSparse(normal(rng, 2, 8, 8).astype(dtype), [[1], [1]]))
-    if dtype == ("float16" if place == "cpu" else "float64"):
-        with pytest.raises(ValueError, match=dtype):
+    dtype = as_dtype(dtype)
+    x, values = (normal(rng, *shape).astype(dtype) for shape in ((3, 16), (2, 8, 8)))
+    w = put(ns.BlockSparse(values, [[1], [1]]))
+    if dtype == "float64" and place == "cuda":
+        with pytest.raises(ValueError, match="k1_naive takes float16, bfloat16, float32, got"):
             ns.matmul(put(x), w)
-    else:
-        y = ns.matmul(put(x), w)
+        return
+    results = [ns.matmul(put(x), w), (w.T @ put(np.ascontiguousarray(x.T))).T]
+    x, dense = x.astype(np.float64), w.toarray().astype(np.float64)
+    # Sums of 16 are far more accurate than a 16-bit float: one rounding is left.
+    bound = finfo(dtype).eps / (2 if dtype.itemsize == 2 else 1 / 20)
+    for y in results:
         assert y.dtype == dtype
-        exact = x.astype(np.float64) @ w.toarray().astype(np.float64)
-        assert abs(host(y) - exact).max() <= 20 * np.finfo(dtype).eps * abs(exact).max()
+        error = abs(host(y).astype(np.float64) - x @ dense)
+        assert (error <= float(bound) * abs(x @ dense) + 1e-5).all()
+    dw = ns.sddmm(put(x.astype(dtype)).T, put((x @ dense).astype(dtype)), w)
+    assert (dw.dtype, dw.place) == (dtype, place)
+
+
+@needs_bfloat16
+def test_a_16_bit_float_is_no_other(rng, put):
+    x, w = normal(rng, 3, 8), ns.BlockSparse(normal(rng, 1, 8, 8), [[1]])
+    for mine, other in (("float16", "bfloat16"), ("bfloat16", "float16"), ("bfloat16", "float32")):
+        with pytest.raises(TypeError, match=f"x and w take one dtype, got {mine} and {other}"):
+            ns.matmul(put(x.astype(as_dtype(mine))), put(w.astype(other)))
+        with pytest.raises(TypeError, match=f"a and b take one dtype, got {mine} and {other}"):
+            ns.sddmm(put(x.T.astype(as_dtype(mine))), put(x.astype(as_dtype(other))), w)
+
+
+@needs_bfloat16
+def test_bits_are_no_bfloat16(put):
+    bits = np.ones((1, 8, 8), np.uint16)
+    with pytest.raises(TypeError, match=r"data takes .*bfloat16.* got uint16"):
+        ns.BlockSparse(put(bits), [[1]])
+    with pytest.raises(ValueError, match=r"takes .*bfloat16.*, got uint16"):
+        ns.sddmm(put(bits[0]), put(bits[0]), [[1]])
 
 
 needs_cuda = pytest.mark.skipif(not device.is_available(), reason="no GPU and no simulator")
@@ -127,9 +257,12 @@ def test_numpy_operand_meets_a_weight_on_the_gpu(rng):
     y = x @ w
     assert isinstance(y, np.ndarray)
     assert_near(y, x @ w.toarray())
-    out = np.full((3, 16), np.nan, np.float32)
-    assert ns.matmul(x, w, out=out) is out
-    assert_near(out, x @ w.toarray())
+    for out in (np.full((3, 16), np.nan, np.float32), ns.to_device(np.full((3, 16), np.nan, "f4"))):
+        assert ns.matmul(x, w, out=out) is out
+        assert_near(out, x @ w.toarray())
+    for out in (np.full((16, 3), np.nan, np.float32), ns.to_device(np.full((16, 3), np.nan, "f4"))):
+        assert ns.matmul(w.T, x.T, out=out) is out
+        assert_near(out, (x @ w.toarray()).T)
     vector = w.T @ normal(rng, 8)
     assert isinstance(vector, np.ndarray)
 
@@ -175,7 +308,7 @@ X = np.ones((3, 8), np.float32)
         (lambda: ns.matmul(X[:, :7], W), ValueError, r"\(\.\.\., 8\).*\(3, 7\)"),
         (lambda: ns.matmul(np.float32(1), W), ValueError, r"\(\.\.\., 8\)"),
         (lambda: ns.matmul(W, np.ones((2, 13, 2), np.float32)), ValueError, "axes"),
-        (lambda: ns.matmul(W, X), ValueError, r"\(\.\.\., 13\)"),
+        (lambda: ns.matmul(W, X), ValueError, r"\(13, batch\)"),
         (lambda: ns.matmul(X, W, kernel="fast"), ValueError, "'fast'"),
         (lambda: ns.matmul(X, W, kernel="k2_shared"), ValueError, "k2_shared runs on a GPU"),
         (lambda: ns.matmul(X, W, out=np.ones((3, 12), np.float32)), ValueError, "out"),

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from conftest import host
+from conftest import HALVES, host, needs_bfloat16
 
 import numbsparse as ns
 from numbsparse import nn
+from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional as F
 from numbsparse.testing import check_grads
 
@@ -17,6 +18,84 @@ def test_linear_is_the_dense_one_where_blocks_are_kept(rng, put, place):
     y = linear(put(x))
     expected = x @ linear.weight.numpy() + host(linear.bias.data)
     np.testing.assert_allclose(host(y.data), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_layers_of_16_bit_floats(rng, dtype):
+    if not ns.device.is_available():
+        pytest.skip(ns.device.why_unavailable())
+    layers = [
+        nn.Linear(20, 16, block_size=8, dtype=dtype, seed=0),
+        nn.LayerNorm(16, dtype=dtype),
+        nn.LSTM(16, 8, block_size=8, dtype=dtype, seed=0),
+    ]
+    x = ns.Tensor(ns.to_device(rng.standard_normal((3, 2, 20)).astype(as_dtype(dtype))))
+    for layer in layers:
+        layer.to("cuda")
+    y, _ = layers[2](layers[1](layers[0](x)))
+    F.mse_loss(y, 0.5).backward()
+    for layer in layers:
+        for parameter in layer.parameters():
+            gradient = parameter.grad.numpy()
+            assert gradient.dtype == as_dtype(dtype)
+            assert np.isfinite(gradient.astype(float)).all()
+            assert gradient.any()
+
+
+@pytest.mark.parametrize("layer", ["Linear", "LSTM"])
+def test_a_layer_asks_for_its_precision(rng, monkeypatch, layer):
+    said = []
+
+    def noting(run):
+        def noted(*operands, **how):
+            said.append(how["precision"])
+            return run(*operands, **how)
+
+        return noted
+
+    for name in ("matmul", "sddmm"):
+        monkeypatch.setattr(ns.ops, name, noting(getattr(ns.ops, name)))
+    module = getattr(nn, layer)(8, 8, block_size=8, precision="high", seed=0)
+    x = ns.Tensor(rng.standard_normal((2, 3, 8), dtype=np.float32), requires_grad=True)
+    y = module(x)
+    (y if layer == "Linear" else y[0]).sum().backward()
+    assert len(said) == (3 if layer == "Linear" else 8)
+    assert set(said) == {"high"}
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, "float32", "float64"])
+def test_cast_and_its_gradient(rng, put, place, dtype):
+    if place == "cuda" and dtype == "float64":
+        pytest.skip("float64 is for the CPU")
+    x = ns.Tensor(put(rng.standard_normal((3, 4), dtype=np.float32)), requires_grad=True)
+    y = x.astype(dtype)
+    assert y.dtype == as_dtype(dtype)
+    expected = host(x.data).astype(as_dtype(dtype))
+    np.testing.assert_array_equal(host(y.data), expected)
+    dy = rng.standard_normal((3, 4)).astype(as_dtype(dtype))
+    y.backward(put(dy))
+    assert x.grad.dtype == np.float32
+    np.testing.assert_array_equal(host(x.grad.data), dy.astype(np.float32))
+    assert x.astype("float32") is x
+
+
+@needs_bfloat16
+def test_a_bfloat16_product_of_float32_weights(rng, put):
+    # Mixed precision: the parameter and its gradient stay float32.
+    layout = ns.Layout([[1, 0], [1, 1]])
+    w = put(ns.BlockSparse(rng.standard_normal((3, 8, 8), dtype=np.float32), layout))
+    weight = ns.Tensor(w, requires_grad=True)
+    x = put(rng.standard_normal((5, 16)).astype(as_dtype("bfloat16")))
+    y = F.matmul(x, F.cast(weight, "bfloat16"))
+    assert y.dtype == as_dtype("bfloat16")
+    exact = host(x).astype(float) @ host(w.astype("bfloat16")).astype(float)
+    assert (abs(y.numpy().astype(float) - exact) <= 2.0**-8 * abs(exact) + 1e-5).all()
+    dy = rng.standard_normal(y.shape).astype(as_dtype("bfloat16"))
+    y.backward(put(dy))
+    assert (weight.grad.dtype, weight.grad.place) == (np.float32, w.place)
+    dense = host(x).astype(float).T @ dy.astype(float)
+    kept = ns.BlockSparse.from_dense(dense, layout, block_size=8).toarray()
+    assert (abs(weight.grad.numpy() - kept) <= 2.0**-8 * abs(kept) + 1e-5).all()
 
 
 def test_linear_without_a_layout_keeps_all(rng):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from conftest import HAS_BFLOAT16, needs_bfloat16
 from ops_helpers import (
     HOMES,
     Home,
@@ -13,6 +14,7 @@ from ops_helpers import (
 )
 
 from numbsparse import ops
+from numbsparse.dtypes import as_dtype
 
 BINARY = {
     "add": np.add,
@@ -168,13 +170,58 @@ def test_copy_of_integers(home):
     np.testing.assert_array_equal(got, [[1, 2**40], [-3, 4]])
 
 
+# Halfway between two bfloat16, up and down to the even one; the largest numbers, which round to
+# infinity; one below the smallest float16.
+EDGES = [
+    [1 + 2.0**-8, 1 + 3 * 2.0**-8, -(1 + 2.0**-8), 1 + 2.0**-8 + 2.0**-20],
+    [np.nan, np.inf, -np.inf, -0.0],
+    [3.4e38, 70000.0, 1e-8, -3.4e38],
+]
+CASTS = ["float16", "float32", "float64"] + ["bfloat16"] * HAS_BFLOAT16
+
+
 @in_all_homes
 @in_all_forms
-def test_cast(home, form, rng):
-    a = rng.standard_normal((3, 4))
-    for target in ("float16" if home.place == "cuda" else "float64", "float32"):
-        got = home.fetch(ops.cast(home.send(a, form=form), target), dtype=target)
-        np.testing.assert_array_equal(got, home.rounded(a).astype(target).astype(float))
+@pytest.mark.parametrize("target", CASTS)
+@pytest.mark.filterwarnings("ignore:.*overflow encountered in cast")
+def test_cast(home, form, target, rng):
+    if home.place == "cuda" and target == "float64":
+        return  # refused, below
+    scale = 10.0 ** rng.integers(-9, 9, (3, 4))
+    a = np.append(rng.standard_normal((3, 4)) * scale, EDGES, axis=0)
+    got = home.fetch(ops.cast(home.send(a, form=form), target), dtype=as_dtype(target))
+    expected = np.asarray(a, as_dtype(home.dtype)).astype(as_dtype(target)).astype(float)
+    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(np.signbit(got), np.signbit(expected))
+
+
+@pytest.mark.parametrize("dtype", CASTS)
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_cast_on_the_cpu(dtype):
+    a = np.array(EDGES, as_dtype(dtype))
+    for target in CASTS:
+        got = ops.cast(a, target)
+        assert got.dtype == as_dtype(target)
+        np.testing.assert_array_equal(got.astype(float), a.astype(as_dtype(target)).astype(float))
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("home", [HOMES[0], HOMES[2]], ids=str)
+def test_every_nan_stays_a_nan(home):
+    # The first is NaN by a bit that bfloat16 lacks; rounding the last up would carry into the sign.
+    nans = np.array([0x7F800001, 0xFF80FFFF, 0x7FC00000, 0xFFFFFFFF], np.uint32).view(np.float32)
+    assert np.isnan(home.fetch(ops.cast(home.send(nans), "bfloat16"), as_dtype("bfloat16"))).all()
+
+
+@needs_bfloat16
+def test_bfloat16_beside_integers_is_refused():
+    home = Home("cuda", "bfloat16")
+    half, bits = home.send(np.ones(3)), home.send(np.ones(3), dtype="uint16")
+    for target, source in ((half, bits), (bits, half)):
+        with pytest.raises(TypeError, match="target and source take floats beside bfloat16"):
+            ops.copy_into(target, source)
+    with pytest.raises(TypeError, match="got uint16"):
+        ops.exp(bits)
 
 
 @in_all_homes
@@ -225,11 +272,13 @@ def test_refusals_on_a_gpu():
         ops.copy_into(F32, single)
     with pytest.raises(TypeError, match="a and b take one dtype, got float16 and float32"):
         ops.add(half, single)
-    with pytest.raises(TypeError, match="a takes float16 or float32 on a GPU, got float64"):
+    with pytest.raises(
+        TypeError, match="a takes float16, bfloat16 or float32 on a GPU, got float64"
+    ):
         ops.tanh(HOMES[2].send(F64, dtype="float64"))
     with pytest.raises(ValueError, match="a and b take shapes that broadcast"):
         ops.add(single, single[:2])
-    with pytest.raises(TypeError, match="dtype takes float16 or float32"):
+    with pytest.raises(TypeError, match="dtype takes float16, bfloat16 or float32"):
         ops.zeros(3, "int64", "cuda")
-    with pytest.raises(TypeError, match="dtype takes float16 or float32 on a GPU, got float64"):
+    with pytest.raises(TypeError, match="dtype takes float16, bfloat16 or float32 on a GPU"):
         ops.cast(single, "float64")

@@ -2,9 +2,15 @@
 
 import numpy as np
 import pytest
-from ops_helpers import HOMES, Home, assert_close, in_all_forms, in_all_homes, on_both_places
+from conftest import needs_bfloat16
+from ops_helpers import HOMES, Home, assert_close, in_all_forms, on_both_places
 
 from numbsparse import ops
+
+# bfloat16 is refused: its weights would not move.
+in_all_homes = pytest.mark.parametrize(
+    "home", [home for home in HOMES if home.dtype != "bfloat16"], ids=str
+)
 
 
 @in_all_homes
@@ -153,3 +159,15 @@ def test_two_places_are_refused():
         ops.sgd_step(there, there, here, 0.1, 0.9)
     with pytest.raises(ValueError, match="take one place"):
         ops.global_norm([there, here])
+
+
+@needs_bfloat16
+def test_bfloat16_is_refused():
+    p, g, m, v = (Home("cuda", "bfloat16").send(np.ones(3)) for _ in range(4))
+    for call in (
+        lambda: ops.sgd_step(p, g, None, 0.1),
+        lambda: ops.adam_step(p, g, m, v, 0.1, 0.9, 0.999, 1e-8, 0.0, False, 1),
+        lambda: ops.scale_to_norm([p, g], 1.0),
+    ):
+        with pytest.raises(TypeError, match="got bfloat16: keep the parameter in float32"):
+            call()

@@ -1,17 +1,28 @@
-"""The only room that knows the GPU's runtime: memory, streams, launches.
+"""The only room that knows the GPU's runtime: memory, streams, launches, graphs.
 
 `launch` is imported from `numbsparse.device.launch`, so that numba.cuda loads with the first
 kernel and not with the package.
 """
 
-from numbsparse.device.array import DeviceArray, empty, to_device
+from numbsparse.device.array import DeviceArray, copy_of, empty, refill, to_device
+from numbsparse.device.capture import (
+    Capture,
+    forget_captures,
+    generation,
+    is_of_a_graph,
+    live,
+    outside_capture,
+)
+from numbsparse.device.fingerprint import library
 from numbsparse.device.interop import as_device_array, in_library_of, is_device_operand
 from numbsparse.device.runtime import (
     CPU_THREADS,
     SIMULATED,
+    card,
     compute_capability,
     describe,
     is_available,
+    is_capturing,
     require,
     synchronize,
     why_unavailable,
@@ -20,14 +31,25 @@ from numbsparse.device.runtime import (
 __all__ = [
     "CPU_THREADS",
     "SIMULATED",
+    "Capture",
     "DeviceArray",
     "as_device_array",
+    "card",
     "compute_capability",
+    "copy_of",
     "describe",
     "empty",
+    "forget_captures",
+    "generation",
     "in_library_of",
     "is_available",
+    "is_capturing",
     "is_device_operand",
+    "is_of_a_graph",
+    "library",
+    "live",
+    "outside_capture",
+    "refill",
     "require",
     "synchronize",
     "to_device",

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.device import memory, runtime
+from numbsparse.device import dlpack, memory, runtime
+from numbsparse.dtypes import as_dtype, is_bfloat16
 
 
 class DeviceArray:
@@ -20,7 +21,18 @@ class DeviceArray:
     Make one with `numbsparse.to_device`.
     """
 
-    __slots__ = ("__weakref__", "_contiguous", "address", "dtype", "owner", "shape", "strides")
+    __slots__ = (
+        "__weakref__",
+        "_strides",
+        "_views",
+        "address",
+        "dtype",
+        "is_contiguous",
+        "owner",
+        "packed",
+        "rows",
+        "shape",
+    )
 
     # NumPy steps back, so that `numpy_array @ w` and the like reach our own methods or fail.
     __array_ufunc__ = None
@@ -35,16 +47,21 @@ class DeviceArray:
     ):
         self.address = address
         self.shape = shape
-        self.dtype = np.dtype(dtype)
+        self.dtype = dtype = np.dtype(dtype)
         self.owner = owner
-        contiguous = contiguous_strides(shape, self.dtype.itemsize)
-        self.strides = contiguous if strides is None else strides
-        # An axis of one item may have any stride.
-        self._contiguous = (
-            strides is None
-            or strides == contiguous
-            or all(n == 1 or s == c for n, s, c in zip(shape, strides, contiguous, strict=True))
-        )
+        self.packed: Any = None  # how kernels take it, worked out once: see device/launch.py
+        self.rows: Any = None  # the same for its rows: see kernels/matmul/aligned.py
+        self._strides = strides
+        self._views: dict[Any, DeviceArray] | None = None  # those asked for before
+        # Whether the values lie in C order without gaps; an axis of one item may have any stride.
+        self.is_contiguous = strides is None or _without_gaps(shape, strides, dtype.itemsize)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from an item to the next, along each axis."""
+        if self._strides is None:
+            self._strides = contiguous_strides(self.shape, self.dtype.itemsize)
+        return self._strides
 
     @property
     def ndim(self) -> int:
@@ -63,21 +80,41 @@ class DeviceArray:
         return self.size * self.dtype.itemsize
 
     @property
-    def is_contiguous(self) -> bool:
-        """Whether the values lie in C order without gaps."""
-        return self._contiguous
-
-    @property
     def T(self) -> DeviceArray:
         """The transposed view."""
-        return DeviceArray(
-            self.address, self.shape[::-1], self.dtype, self.strides[::-1], self.owner
+        if self._views is not None and (known := self._views.get("T")) is not None:
+            return known
+        strides = self.strides[::-1]
+        return self._keep(
+            "T", DeviceArray(self.address, self.shape[::-1], self.dtype, strides, self.owner)
         )
+
+    @property
+    def span(self) -> DeviceArray:
+        """The memory of this view, gaps counted, as an array of one axis."""
+        if self._views is not None and (known := self._views.get("span")) is not None:
+            return known
+        if self.is_contiguous and len(self.shape) == 1:
+            return self
+        items = (span_of(self),)
+        return self._keep("span", DeviceArray(self.address, items, self.dtype, None, self.owner))
+
+    def _keep(self, name: Any, view: DeviceArray) -> DeviceArray:
+        """Remember a view: those of arrays that live long are asked for at every launch."""
+        if self._views is None:
+            self._views = {}
+        self._views[name] = view
+        return view
 
     def reshape(self, *shape: Any) -> DeviceArray:
         """A view with another shape; of a C-contiguous array only."""
+        if self._views is not None and (known := self._views.get(shape)) is not None:
+            return known
+        asked = shape
         if len(shape) == 1 and not isinstance(shape[0], int | np.integer):
             shape = tuple(shape[0])
+        if shape == self.shape and self.is_contiguous:
+            return self
         if -1 in shape:
             rest = prod(n for n in shape if n != -1)
             shape = tuple(self.size // max(rest, 1) if n == -1 else n for n in shape)
@@ -85,12 +122,13 @@ class DeviceArray:
             raise ValueError(f"an array of shape {self.shape} cannot take the shape {shape}")
         if not self.is_contiguous:
             raise ValueError("reshape takes a C-contiguous array; copy it first")
-        return DeviceArray(self.address, shape, self.dtype, None, self.owner)
+        return self._keep(asked, DeviceArray(self.address, shape, self.dtype, None, self.owner))
 
     def view(self, dtype: Any) -> DeviceArray:
         """The same bits as another dtype of the same size."""
-        if np.dtype(dtype).itemsize != self.itemsize:
-            raise ValueError(f"dtype takes {self.itemsize} bytes an item, got {np.dtype(dtype)}")
+        dtype = as_dtype(dtype)
+        if dtype.itemsize != self.itemsize:
+            raise ValueError(f"dtype takes {self.itemsize} bytes an item, got {dtype}")
         return DeviceArray(self.address, self.shape, dtype, self.strides, self.owner)
 
     def __getitem__(self, key: Any) -> DeviceArray:
@@ -144,6 +182,8 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
+        if is_bfloat16(self.dtype):  # hasattr() then says no, and libraries go on to DLPack
+            raise AttributeError("__cuda_array_interface__ has no bfloat16: take it by DLPack")
         stream = None if runtime.SIMULATED else int(runtime.current_stream().handle) or 1
         return {
             "shape": self.shape,
@@ -155,10 +195,13 @@ class DeviceArray:
         }
 
     def __dlpack__(self, **options: Any) -> Any:
+        if is_bfloat16(self.dtype):  # cuda.core lends no bfloat16
+            return dlpack.as_bfloat16(self.view(np.uint16).__dlpack__(**options))
         return self._strided_memory_view().__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self._strided_memory_view().__dlpack_device__()
+        view = self.view(np.uint16) if is_bfloat16(self.dtype) else self
+        return view._strided_memory_view().__dlpack_device__()
 
     def _strided_memory_view(self) -> Any:
         from cuda.core import Buffer
@@ -181,8 +224,8 @@ class DeviceArray:
 def empty(shape: tuple[int, ...], dtype: Any) -> DeviceArray:
     """An array in GPU memory whose values are whatever was there."""
     dtype = np.dtype(dtype)
-    address, owner = memory.allocate(prod(shape) * dtype.itemsize)
-    return DeviceArray(address, tuple(int(n) for n in shape), dtype, None, owner)
+    owner = memory.allocate(prod(shape) * dtype.itemsize)
+    return DeviceArray(owner.address, tuple(map(int, shape)), dtype, None, owner)
 
 
 def to_device(host: Any) -> DeviceArray:
@@ -193,6 +236,22 @@ def to_device(host: Any) -> DeviceArray:
     return array
 
 
+def copy_of(array: DeviceArray) -> DeviceArray:
+    """An array with memory of its own, of the same values and strides."""
+    fresh = empty(array.span.shape, array.dtype)
+    memory.copy_within(fresh.address, array.span.address, fresh.nbytes)
+    strides = None if array.is_contiguous else array.strides
+    return DeviceArray(fresh.address, array.shape, array.dtype, strides, fresh.owner)
+
+
+def refill(target: DeviceArray, source: Any) -> None:
+    """target[...] = source, C-contiguous both: a NumPy array or a DeviceArray of its dtype."""
+    if isinstance(source, DeviceArray):
+        memory.copy_within(target.address, source.address, target.nbytes)
+    else:
+        memory.copy_in(target.address, np.ascontiguousarray(source))
+
+
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """The strides, in bytes, of an array in C order without gaps."""
     strides = []
@@ -200,6 +259,14 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
         strides.append(itemsize)
         itemsize *= n
     return tuple(reversed(strides))
+
+
+def _without_gaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    for n, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if stride != itemsize and n != 1:
+            return False
+        itemsize *= n
+    return True
 
 
 def span_of(array: DeviceArray) -> int:

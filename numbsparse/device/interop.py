@@ -9,6 +9,7 @@ import numpy as np
 
 from numbsparse.device import runtime
 from numbsparse.device.array import DeviceArray
+from numbsparse.dtypes import is_bfloat16
 
 
 def is_device_operand(x: Any) -> bool:
@@ -41,7 +42,13 @@ def as_device_array(x: Any, argument: str = "x") -> DeviceArray:
         raise ValueError(
             f"{argument} lives on GPU {view.device_id}, numbsparse works on GPU {device.device_id}"
         )
-    dtype = np.dtype(view.dtype)
+    try:
+        dtype = np.dtype(view.dtype)
+    except (NotImplementedError, TypeError) as error:
+        raise TypeError(
+            f"{argument} has a dtype that NumPy does not know here, {getattr(x, 'dtype', '')}: "
+            "bfloat16 takes the package ml_dtypes, pip install 'numbsparse[bfloat16]'"
+        ) from error
     strides = None if view.strides is None else tuple(s * dtype.itemsize for s in view.strides)
     return DeviceArray(view.ptr, tuple(view.shape), dtype, strides, owner=x)
 
@@ -55,7 +62,13 @@ def in_library_of(x: Any, result: DeviceArray) -> Any:
     if isinstance(x, DeviceArray) or library not in ("torch", "cupy"):
         return result
     module = sys.modules[library]
-    return module.as_tensor(result, device="cuda") if library == "torch" else module.asarray(result)
+    # bfloat16 goes by its bits: __cuda_array_interface__, the quicker way, has no name for it.
+    bits = result.view(np.uint16) if is_bfloat16(result.dtype) else result
+    if library == "torch":
+        lent = module.as_tensor(bits, device="cuda")
+        return lent if bits is result else lent.view(module.bfloat16)
+    lent = module.asarray(bits)
+    return lent if bits is result else lent.view(result.dtype)
 
 
 def _from_interface(x: Any) -> DeviceArray:

@@ -11,9 +11,9 @@ from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
-from numba import cuda, types
+from numba import types
 
-from numbsparse.device import memory, runtime
+from numbsparse.device import kernel_cache, memory, runtime
 from numbsparse.device.array import DeviceArray, span_of
 
 _NUMBA_TYPES = {
@@ -25,9 +25,17 @@ STATIC_SHARED = 48 * 1024
 """Bytes of shared memory that every kernel may have; more must be asked for."""
 
 _compiled: dict[tuple[Any, ...], Any] = {}
+_kinds: dict[tuple[Any, ...], int] = {}
 
 
-def launch(kernel: Any, grid: Any, block: Any, *args: Any, shared_bytes: int = 0) -> None:
+def launch(
+    kernel: Any,
+    grid: Any,
+    block: Any,
+    *args: Any,
+    shared_bytes: int = 0,
+    cluster: tuple[int, ...] | None = None,
+) -> None:
     """Run `kernel` on a grid of blocks of threads.
 
     Parameters
@@ -37,24 +45,47 @@ def launch(kernel: Any, grid: Any, block: Any, *args: Any, shared_bytes: int = 0
         Blocks in the grid and threads in a block, along x, y and z. An empty grid is no work.
     args : DeviceArray, int (taken as int64), float (as float32), tuple of int
     shared_bytes : bytes of dynamic shared memory per block
+    cluster : blocks in a cluster, along x, y and z: on compute capability 9.0 and up
+        Such blocks run together and read each other's shared memory. The grid is a multiple of it.
     """
-    grid, block = _dimensions(grid), _dimensions(block)
+    if type(grid) is not tuple:
+        grid = (grid,) if isinstance(grid, int) else tuple(grid)
     if 0 in grid:
         return
+    capture = runtime.capturing()
+    if capture is not None:
+        capture.hold(args)
     if runtime.SIMULATED:
         kernel[grid, block, 0, shared_bytes](*(_simulated(arg) for arg in args))
         return
-    key = (kernel, shared_bytes > STATIC_SHARED and shared_bytes, *map(_type_key, args))
-    compiled = _compiled.get(key)
+    kinds: list[Any] = [kernel, shared_bytes > STATIC_SHARED and shared_bytes]
+    flat: list[Any] = []
+    for arg in args:
+        if type(arg) is DeviceArray:
+            kind, items = arg.packed or _pack(arg)
+            kinds.append(kind)
+            flat += items
+        elif type(arg) is int:
+            kinds.append(int)
+            flat.append(arg)
+        elif type(arg) is tuple:
+            kinds.append(~len(arg))  # below the numbers of the arrays
+            flat += arg
+        elif type(arg) is float:
+            kinds.append(np.float32)
+            flat.append(np.float32(arg))
+        else:
+            number = np.float32(arg) if isinstance(arg, float | np.floating) else int(arg)
+            kinds.append(type(number))
+            flat.append(number)
+    compiled = _compiled.get(key := tuple(kinds))
     if compiled is None:
         compiled = _compiled[key] = _compile(kernel, args)
         if shared_bytes > STATIC_SHARED:
             _permit_shared_memory(compiled, shared_bytes)
     start, config, stream = _launcher()
-    flat: list[Any] = []
-    for arg in args:
-        _flatten(arg, flat)
-    start(stream, config(grid, block, shared_bytes), compiled, *flat)
+    setting = config(grid, block, shared_bytes, cluster)
+    start(stream if capture is None else capture.stream, setting, compiled, *flat)
 
 
 @cache
@@ -64,20 +95,23 @@ def _launcher() -> tuple[Any, Any, Any]:
     from cuda.core import launch as start
 
     @lru_cache(maxsize=1024)
-    def config(grid: tuple[int, ...], block: tuple[int, ...], shared_bytes: int) -> LaunchConfig:
-        return LaunchConfig(grid=grid, block=block, shmem_size=shared_bytes)
+    def config(grid: Any, block: Any, shared_bytes: int, cluster: Any) -> LaunchConfig:
+        if cluster is not None:
+            if any(n % c for n, c in zip(grid, cluster, strict=True)):
+                raise ValueError(f"grid takes a multiple of the cluster {cluster}, got {grid}")
+            # cuda.core counts such a grid in clusters.
+            grid = tuple(n // c for n, c in zip(grid, cluster, strict=True))
+        return LaunchConfig(grid=grid, cluster=cluster, block=block, shmem_size=shared_bytes)
 
     return start, config, runtime.current_stream()
 
 
-def _dimensions(n: Any) -> tuple[int, ...]:
-    return (n,) if isinstance(n, int) else tuple(n)
-
-
-def _type_key(arg: Any) -> Any:
-    if isinstance(arg, DeviceArray):
-        return arg.dtype, len(arg.shape), arg.is_contiguous
-    return len(arg) if isinstance(arg, tuple) else type(arg)
+def _pack(array: DeviceArray) -> tuple[int, tuple[int, ...]]:
+    """A number for its type, and what a kernel takes for it; kept with the array."""
+    kind = _kinds.setdefault((array.dtype, array.ndim, array.is_contiguous), len(_kinds))
+    items = (0, 0, array.size, array.itemsize, array.address, *array.shape, *array.strides)
+    array.packed = kind, items
+    return array.packed
 
 
 def _numba_type(arg: Any) -> types.Type:
@@ -97,9 +131,7 @@ def _numba_dtype(dtype: np.dtype) -> types.Type:
 def _compile(kernel: Any, args: tuple[Any, ...]) -> Any:
     """The cuda.core kernel for these argument types."""
     runtime.current_device()
-    cuda.current_context()
-    overload = kernel.compile(tuple(_numba_type(arg) for arg in args))
-    return overload._codelibrary.get_cufunc().kernel
+    return kernel_cache.compiled(kernel, tuple(map(_numba_type, args)))
 
 
 def _permit_shared_memory(compiled: Any, nbytes: int) -> None:
@@ -110,15 +142,6 @@ def _permit_shared_memory(compiled: Any, nbytes: int) -> None:
     (error,) = driver.cuKernelSetAttribute(attribute, nbytes, int(compiled.handle), device)
     if int(error) != 0:
         raise RuntimeError(f"a block of {nbytes} bytes of shared memory was refused: {error.name}")
-
-
-def _flatten(arg: Any, flat: list[Any]) -> None:
-    if isinstance(arg, DeviceArray):
-        flat += (0, 0, arg.size, arg.dtype.itemsize, arg.address, *arg.shape, *arg.strides)
-    elif isinstance(arg, tuple):
-        flat += arg
-    else:
-        flat.append(np.float32(arg) if isinstance(arg, float | np.floating) else int(arg))
 
 
 def _simulated(arg: Any) -> Any:

@@ -1,25 +1,93 @@
-"""Device memory: take it, fill it, copy it. In the simulator it is host memory."""
+"""Device memory: take it, fill it, copy it. In the simulator it is host memory.
+
+All work is ordered by one stream, so memory may be used again as soon as the host lets go of it,
+while kernels that read it still wait: they come first. Small blocks are kept for that, by size.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from numbsparse.device import runtime
 
+GRAIN = 512  # sizes are rounded up to it: the alignment that CUDA gives
+LARGEST_KEPT = 2**20  # bytes of a block that is kept
+MOST_KEPT = 2**28  # bytes of all of them
 
-def allocate(nbytes: int) -> tuple[int, Any]:
-    """(address, owner): the memory lives until the owner is collected."""
+Shelf = list[tuple[int, Any]]
+
+_shelves: dict[int, Shelf] = {}
+_kept = 0
+
+
+class Block:
+    """A piece of device memory; back on its shelf when nobody holds it any more."""
+
+    __slots__ = ("address", "buffer", "nbytes", "shelf")
+
+    def __init__(self, address: int, buffer: Any, nbytes: int = 0, shelf: Shelf | None = None):
+        self.address, self.buffer, self.nbytes, self.shelf = address, buffer, nbytes, shelf
+
+    def __del__(self) -> None:
+        global _kept
+        if self.shelf is not None and _kept + self.nbytes <= MOST_KEPT:
+            _kept += self.nbytes
+            self.shelf.append((self.address, self.buffer))
+
+
+def allocate(nbytes: int) -> Block:
+    """A block of at least so many bytes, held until the Block is collected."""
+    global _kept
+    if (capture := runtime.capturing()) is not None:
+        return capture.arena.allocate(nbytes)
+    size = rounded(nbytes)
+    shelf = _shelves.get(size)
+    if shelf:
+        address, buffer = shelf.pop()
+        _kept -= size
+        return Block(address, buffer, size, shelf)
+    return _fresh(nbytes, size)
+
+
+def rounded(nbytes: int) -> int:
+    """The bytes of the block that serves a request of `nbytes`."""
+    return max(-(-nbytes // GRAIN), 1) * GRAIN
+
+
+def _fresh(nbytes: int, size: int) -> Block:
     runtime.require()
     if runtime.SIMULATED:
-        # Fresh memory holds no numbers, so that a kernel that leaves a hole is seen.
-        owner = np.full(max(nbytes, 1), 0xFF, dtype=np.uint8)
-        return owner.ctypes.data, owner
+        return simulated(nbytes)
+    buffer = take(size)
+    shelf = _shelves.setdefault(size, []) if size <= LARGEST_KEPT else None
+    return Block(int(buffer.handle), buffer, size, shelf)
+
+
+def simulated(nbytes: int) -> Block:
+    """Fresh memory holds no numbers, so that a kernel that leaves a hole is seen."""
+    owner = np.full(max(nbytes, 1), 0xFF, dtype=np.uint8)
+    return Block(owner.ctypes.data, owner)
+
+
+def take(nbytes: int) -> Any:
+    """A buffer of CUDA's own pool; what is kept here is given up before memory runs out."""
+    try:
+        return _from_pool(nbytes)
+    except MemoryError:
+        if not _kept:
+            raise
+        give_up_kept()
+        return _from_pool(nbytes)
+
+
+def _from_pool(nbytes: int) -> Any:
     pool = runtime.current_device().memory_resource
     try:
-        buffer = pool.allocate(max(nbytes, 1), stream=runtime.current_stream())
+        return pool.allocate(nbytes, stream=runtime.current_stream())
     except Exception as error:
         if "OUT_OF_MEMORY" not in str(error):
             raise
@@ -30,28 +98,50 @@ def allocate(nbytes: int) -> tuple[int, Any]:
             f"{nbytes / 2**20:.1f} MiB of device memory were asked for; "
             f"{free / 2**20:.1f} of {total / 2**20:.1f} MiB are free"
         ) from error
-    return int(buffer.handle), buffer
+
+
+def give_up_kept() -> None:
+    """Give all blocks that are kept for later back to CUDA's pool."""
+    global _kept
+    for shelf in _shelves.values():
+        shelf.clear()
+    _kept = 0
 
 
 def copy_in(address: int, host: np.ndarray) -> None:
     """Copy a C-contiguous NumPy array to the device."""
+    runtime.refuse_in_capture(
+        "a copy to the GPU",
+        "each replay would copy the same values; make the array an argument of the step",
+    )
     if runtime.SIMULATED:
         ctypes.memmove(address, host.ctypes.data, host.nbytes)
     elif host.nbytes:
-        from cuda.bindings import driver
-
-        _check(driver.cuMemcpyHtoDAsync(address, host.ctypes.data, host.nbytes, _stream_handle()))
+        driver, stream = _driver()
+        _check(driver.cuMemcpyHtoDAsync(address, host.ctypes.data, host.nbytes, stream))
 
 
 def copy_out(host: np.ndarray, address: int) -> None:
     """Copy from the device into a C-contiguous NumPy array, and wait for it."""
+    runtime.refuse_in_capture(
+        "a copy to the host (.numpy(), .item(), float())",
+        "its values do not exist yet; return the array and read it outside",
+    )
     if runtime.SIMULATED:
         ctypes.memmove(host.ctypes.data, address, host.nbytes)
     elif host.nbytes:
-        from cuda.bindings import driver
-
-        _check(driver.cuMemcpyDtoHAsync(host.ctypes.data, address, host.nbytes, _stream_handle()))
+        driver, stream = _driver()
+        _check(driver.cuMemcpyDtoHAsync(host.ctypes.data, address, host.nbytes, stream))
         runtime.synchronize()
+
+
+def copy_within(target: int, source: int, nbytes: int) -> None:
+    """Copy from one place on the device to another."""
+    if runtime.SIMULATED:
+        ctypes.memmove(target, source, nbytes)
+    elif nbytes:
+        driver, stream = _driver()
+        _check(driver.cuMemcpyDtoDAsync(target, source, nbytes, stream))
 
 
 def view(address: int, nbytes: int) -> np.ndarray:
@@ -59,8 +149,11 @@ def view(address: int, nbytes: int) -> np.ndarray:
     return np.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=np.uint8)  # type: ignore[call-overload]
 
 
-def _stream_handle() -> int:
-    return int(runtime.current_stream().handle)
+@cache
+def _driver() -> tuple[Any, int]:
+    from cuda.bindings import driver
+
+    return driver, int(runtime.current_stream().handle)
 
 
 def _check(result: tuple[Any, ...]) -> None:

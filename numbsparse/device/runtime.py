@@ -7,6 +7,7 @@ is imported. The simulator's device memory is host memory; everything else is th
 from __future__ import annotations
 
 from functools import cache
+from threading import get_ident
 from typing import Any
 
 from numba import config
@@ -16,6 +17,25 @@ SIMULATED = bool(config.ENABLE_CUDASIM)
 
 CPU_THREADS = config.NUMBA_NUM_THREADS
 """How many threads CPU kernels may use."""
+
+capture: Any = None
+"""The capture that is under way, if any: see device/capture.py."""
+
+
+def capturing() -> Any:
+    """That capture for the thread that began it; None for the others, whose work runs as ever."""
+    return capture if capture is not None and capture.thread == get_ident() else None
+
+
+def is_capturing() -> bool:
+    """Whether the work of this thread is being captured."""
+    return capturing() is not None
+
+
+def refuse_in_capture(what: str, instead: str) -> None:
+    """Raise RuntimeError for what cannot be part of a captured step."""
+    if capturing() is not None:
+        raise RuntimeError(f"{what} cannot be part of a captured step: {instead}")
 
 
 @cache
@@ -82,7 +102,10 @@ def current_device() -> Any:
 
 @cache
 def current_stream() -> Any:
-    """The stream that orders all work: the legacy default stream, as in PyTorch and CuPy."""
+    """The stream that orders all work: the legacy default stream, as in PyTorch and CuPy.
+
+    A capture records into a stream of its own, and its graph is launched here.
+    """
     from cuda.core import LEGACY_DEFAULT_STREAM
 
     current_device()
@@ -97,6 +120,11 @@ def compute_capability() -> tuple[int, int]:
     return tuple(current_device().compute_capability)
 
 
+def card() -> str:
+    """The name of the GPU."""
+    return "simulator" if SIMULATED else current_device().name
+
+
 def describe() -> str:
     """Name and driver of the GPU, in a few words."""
     if SIMULATED:
@@ -104,10 +132,11 @@ def describe() -> str:
     from cuda.bindings import driver
 
     version = driver.cuDriverGetVersion()[1]
-    return f"{current_device().name}, driver for CUDA {version // 1000}.{version % 1000 // 10}"
+    return f"{card()}, driver for CUDA {version // 1000}.{version % 1000 // 10}"
 
 
 def synchronize() -> None:
     """Wait until the GPU has done all that was asked of it."""
+    refuse_in_capture("synchronize()", "nothing runs before the step is captured; wait after it")
     if not SIMULATED:
         current_stream().sync()

@@ -15,10 +15,12 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import cuda, float32
+from numba import cuda
 
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import launch
+from numbsparse.dtypes import is_bfloat16
+from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.views import span, walk
 
 THREADS = 32 if SIMULATED else 256
@@ -84,21 +86,26 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 def run(name: str, out: DeviceArray, *operands: DeviceArray | float) -> None:
     """out[...] = function(*operands), broadcast to the shape of `out`, which is C-contiguous."""
-    kinds = "".join("n" if isinstance(x, float) else "a" for x in operands)
-    arrays = [x for x in operands if not isinstance(x, float)]
-    shape, strides = walk(out.shape, *arrays)
+    shape, strides = walk(out.shape, *(x for x in operands if type(x) is DeviceArray))
     flat: list[Any] = []
-    steps = iter(strides)
+    kinds, steps = "", iter(strides)
     for x in operands:
-        flat += [x] if isinstance(x, float) else [span(x), next(steps)]
-    launch(_kernel(name, kinds), blocks(out.size), THREADS, span(out), shape, *flat)
+        if type(x) is DeviceArray:
+            kinds += "a"
+            flat += x.span, next(steps)
+        else:
+            kinds += "n"
+            flat.append(x)
+    launch(_kernel(name, kinds), blocks(out.size), THREADS, out.span, shape, *flat)
 
 
 def copy(out: DeviceArray, source: DeviceArray) -> None:
     """out[...] = source, broadcast and rounded to the dtype of `out`; both of any strides."""
     shape, (out_strides, strides) = walk(out.shape, out, source)
     args = span(out), out_strides, span(source), strides
-    launch(copy_kernel, blocks(out.size), THREADS, out.size, shape, *args)
+    converts = out.dtype != source.dtype and (is_bfloat16(out.dtype) or is_bfloat16(source.dtype))
+    kernel = convert_kernel if converts else copy_kernel
+    launch(kernel, blocks(out.size), THREADS, out.size, shape, *args)
 
 
 def fill(out: DeviceArray, value: float) -> None:
@@ -143,10 +150,18 @@ def copy_kernel(size, shape, out, out_strides, source, strides):
 
 
 @cuda.jit
+def convert_kernel(size, shape, out, out_strides, source, strides):
+    i = cuda.grid(1)
+    if i < size:
+        target, place = offsets(i, shape, out_strides, strides)
+        out[target] = rounded(widened(source[place]), out)
+
+
+@cuda.jit
 def fill_kernel(out, value):
     i = cuda.grid(1)
     if i < out.size:
-        out[i] = value
+        out[i] = rounded(value, out)
 
 
 @cache
@@ -160,7 +175,7 @@ def _of_array(function):
     def kernel(out, shape, a, strides):
         i = cuda.grid(1)
         if i < out.size:
-            out[i] = function(float32(a[offset(i, shape, strides)]))
+            out[i] = rounded(function(widened(a[offset(i, shape, strides)])), out)
 
     return kernel
 
@@ -171,7 +186,7 @@ def _of_arrays(function):
         i = cuda.grid(1)
         if i < out.size:
             in_a, in_b = offsets(i, shape, a_strides, b_strides)
-            out[i] = function(float32(a[in_a]), float32(b[in_b]))
+            out[i] = rounded(function(widened(a[in_a]), widened(b[in_b])), out)
 
     return kernel
 
@@ -181,7 +196,7 @@ def _of_array_and_number(function):
     def kernel(out, shape, a, strides, number):
         i = cuda.grid(1)
         if i < out.size:
-            out[i] = function(float32(a[offset(i, shape, strides)]), number)
+            out[i] = rounded(function(widened(a[offset(i, shape, strides)]), number), out)
 
     return kernel
 
@@ -191,7 +206,7 @@ def _of_number_and_array(function):
     def kernel(out, shape, number, b, strides):
         i = cuda.grid(1)
         if i < out.size:
-            out[i] = function(number, float32(b[offset(i, shape, strides)]))
+            out[i] = rounded(function(number, widened(b[offset(i, shape, strides)])), out)
 
     return kernel
 

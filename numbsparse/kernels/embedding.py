@@ -13,6 +13,7 @@ from numba import cuda, float32, int32, int64
 from numbsparse.device.launch import launch
 from numbsparse.kernels.blocks import MOST_THREADS, threads_for
 from numbsparse.kernels.elementwise import THREADS, blocks
+from numbsparse.kernels.floats import rounded, widened
 
 NAN = np.float32(np.nan)
 
@@ -40,7 +41,7 @@ def take_rows_kernel(table, indices, taken):
     if 0 <= row < rows:
         taken[i, column] = table[row, column]
     else:
-        taken[i, column] = NAN
+        taken[i, column] = rounded(NAN, taken)
 
 
 @cuda.jit
@@ -56,7 +57,7 @@ def sum_rows_kernel(dy, indices, dtable):
             if column < width:
                 for k in range(threads):
                     if tile[k] == row:
-                        acc += float32(dy[first + k, column])
+                        acc += widened(dy[first + k, column])
             cuda.syncthreads()  # before the tile is written again
     if column < width:
-        dtable[row, column] = acc
+        dtable[row, column] = rounded(acc, dtable)

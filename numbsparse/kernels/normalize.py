@@ -12,6 +12,7 @@ from numba import cuda, float32
 
 from numbsparse.device.launch import launch
 from numbsparse.kernels.blocks import MOST_THREADS, block_sum, threads_for
+from numbsparse.kernels.floats import rounded, widened
 
 
 def layer_norm(x, eps, normalised, inverse_std):
@@ -32,16 +33,16 @@ def layer_norm_kernel(x, eps, normalised, inverse_std):
     row, t, threads, width = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x, x.shape[1]
     acc = float32(0)
     for j in range(t, width, threads):
-        acc += float32(x[row, j])
+        acc += widened(x[row, j])
     mean = block_sum(acc, scratch) / float32(width)
     acc = float32(0)
     for j in range(t, width, threads):
-        centred = float32(x[row, j]) - mean
+        centred = widened(x[row, j]) - mean
         acc += centred * centred
     variance = block_sum(acc, scratch) / float32(width)
     scale = float32(1) / math.sqrt(variance + eps)
     for j in range(t, width, threads):
-        normalised[row, j] = (float32(x[row, j]) - mean) * scale
+        normalised[row, j] = rounded((widened(x[row, j]) - mean) * scale, normalised)
     if t == 0:
         inverse_std[row] = scale
 
@@ -52,11 +53,11 @@ def layer_norm_grad_kernel(normalised, inverse_std, dy, dx):
     row, t, threads, width = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x, dy.shape[1]
     total, dot = float32(0), float32(0)
     for j in range(t, width, threads):
-        total += float32(dy[row, j])
-        dot += float32(dy[row, j]) * float32(normalised[row, j])
+        total += widened(dy[row, j])
+        dot += widened(dy[row, j]) * widened(normalised[row, j])
     mean = block_sum(total, scratch) / float32(width)
     mean_dot = block_sum(dot, scratch) / float32(width)
     scale = float32(inverse_std[row])
     for j in range(t, width, threads):
-        slope = float32(dy[row, j]) - mean - float32(normalised[row, j]) * mean_dot
-        dx[row, j] = scale * slope
+        slope = widened(dy[row, j]) - mean - widened(normalised[row, j]) * mean_dot
+        dx[row, j] = rounded(scale * slope, dx)

@@ -1,6 +1,7 @@
 """Steps of the optimizers, a thread per weight, and the norm of many arrays without the host.
 
-A step reads every array once and writes it once: one kernel for what NumPy does in ten passes.
+A step reads every array once and writes it once: one kernel for what NumPy does in ten passes. Its
+numbers, such as the learning rate, come as an array: a captured step finds new ones there.
 """
 
 from __future__ import annotations
@@ -20,25 +21,26 @@ PER_THREAD = 16  # squares that a thread adds
 MOST_BLOCKS = 256  # on one array
 
 
-def sgd_step(p, g, velocity, lr, momentum, weight_decay, nesterov):
-    """g' = g + weight_decay p;  v = momentum v + g';  p -= lr v; Nesterov: lr (g' + momentum v)."""
+def sgd_step(p, g, velocity, numbers, nesterov):
+    """g' = g + weight_decay p;  v = momentum v + g';  p -= lr v; Nesterov: lr (g' + momentum v).
+
+    numbers = lr, momentum, weight_decay.
+    """
     grid, p, g = blocks(p.size), span(p), span(g)
     if velocity is None:
-        launch(sgd_kernel, grid, THREADS, p, g, float(lr), float(weight_decay))
+        launch(sgd_kernel, grid, THREADS, p, g, numbers)
     else:
-        numbers = float(lr), float(momentum), float(weight_decay), int(nesterov)
-        launch(momentum_kernel, grid, THREADS, p, g, span(velocity), *numbers)
+        launch(momentum_kernel, grid, THREADS, p, g, span(velocity), numbers, int(nesterov))
 
 
-def adam_step(p, g, m, v, beta1, beta2, rate, root_scale, eps, shrink, weight_decay):
-    """m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
+def adam_step(p, g, m, v, numbers):
+    """m = beta1 m + rest1 g;  v = beta2 v + rest2 g^2;
 
     p = shrink p - rate m / (root_scale sqrt(v) + eps), with g + weight_decay p for g.
+    numbers = beta1, rest1, beta2, rest2, rate, root_scale, eps, shrink, weight_decay.
     """
-    # 1 - beta is taken in float64: in float32 beta2 = 0.999 would leave five digits of it.
-    numbers = beta1, 1 - beta1, beta2, 1 - beta2, rate, root_scale, eps, shrink, weight_decay
     arrays = span(p), span(g), span(m), span(v)
-    launch(adam_kernel, blocks(p.size), THREADS, *arrays, *map(float, numbers))
+    launch(adam_kernel, blocks(p.size), THREADS, *arrays, numbers)
 
 
 def global_norm(arrays, norm):
@@ -62,17 +64,19 @@ def scale_to_norm(arrays, norm, max_norm):
 
 
 @cuda.jit
-def sgd_kernel(p, g, lr, weight_decay):
+def sgd_kernel(p, g, numbers):
     i = cuda.grid(1)
     if i < p.size:
+        lr, weight_decay = numbers[0], numbers[2]
         weight = float32(p[i])
         p[i] = weight - lr * (float32(g[i]) + weight_decay * weight)
 
 
 @cuda.jit
-def momentum_kernel(p, g, velocity, lr, momentum, weight_decay, nesterov):
+def momentum_kernel(p, g, velocity, numbers, nesterov):
     i = cuda.grid(1)
     if i < p.size:
+        lr, momentum, weight_decay = numbers[0], numbers[1], numbers[2]
         weight = float32(p[i])
         slope = float32(g[i]) + weight_decay * weight
         speed = momentum * float32(velocity[i]) + slope
@@ -81,11 +85,12 @@ def momentum_kernel(p, g, velocity, lr, momentum, weight_decay, nesterov):
 
 
 @cuda.jit
-def adam_kernel(
-    p, g, m, v, beta1, rest1, beta2, rest2, rate, root_scale, eps, shrink, weight_decay
-):
+def adam_kernel(p, g, m, v, numbers):
     i = cuda.grid(1)
     if i < p.size:
+        beta1, rest1, beta2, rest2 = numbers[0], numbers[1], numbers[2], numbers[3]
+        rate, root_scale, eps = numbers[4], numbers[5], numbers[6]
+        shrink, weight_decay = numbers[7], numbers[8]
         weight = float32(p[i])
         slope = float32(g[i]) + weight_decay * weight
         mean = beta1 * float32(m[i]) + rest1 * slope

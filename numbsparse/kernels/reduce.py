@@ -20,6 +20,7 @@ from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.blocks import LOWEST, MOST_THREADS, larger
 from numbsparse.kernels.elementwise import offset
+from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.views import collapse, span, strides_within
 
 WIDTH = 4 if SIMULATED else 32  # outputs side by side, where these are neighbours in memory
@@ -100,7 +101,7 @@ def _reduction(combine, identity):
         if item < n:
             start = offset(item, kept_shape, kept_strides)
             for i in range(first + y, min(first + per_part, length), cuda.blockDim.y):
-                acc = combine(acc, float32(a[start + offset(i, reduced_shape, reduced_strides)]))
+                acc = combine(acc, widened(a[start + offset(i, reduced_shape, reduced_strides)]))
         scratch[t] = acc
         cuda.syncthreads()
         half = cuda.blockDim.y // 2
@@ -110,7 +111,7 @@ def _reduction(combine, identity):
             cuda.syncthreads()
             half //= 2
         if y == 0 and item < n:
-            out[item * cuda.gridDim.y + part] = scratch[t] / divisor
+            out[item * cuda.gridDim.y + part] = rounded(scratch[t] / divisor, out)
 
     return kernel
 

@@ -20,6 +20,7 @@ from numbsparse.kernels.blocks import (
     larger,
     threads_for,
 )
+from numbsparse.kernels.floats import rounded, widened
 
 NAN = np.float32(np.nan)
 
@@ -62,7 +63,7 @@ def cross_entropy_grad(probabilities, targets, dlosses, dlogits):
 def row_max(x, row, scratch):
     largest = LOWEST
     for j in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
-        largest = larger(largest, float32(x[row, j]))
+        largest = larger(largest, widened(x[row, j]))
     return block_max(largest, scratch)
 
 
@@ -70,7 +71,7 @@ def row_max(x, row, scratch):
 def row_sum_of_exponentials(x, row, largest, scratch):
     total = float32(0)
     for j in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
-        total += math.exp(float32(x[row, j]) - largest)
+        total += math.exp(widened(x[row, j]) - largest)
     return block_sum(total, scratch)
 
 
@@ -81,7 +82,7 @@ def softmax_kernel(x, y):
     largest = row_max(x, row, scratch)
     total = row_sum_of_exponentials(x, row, largest, scratch)
     for j in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
-        y[row, j] = math.exp(float32(x[row, j]) - largest) / total
+        y[row, j] = rounded(math.exp(widened(x[row, j]) - largest) / total, y)
 
 
 @cuda.jit
@@ -91,7 +92,7 @@ def log_softmax_kernel(x, y):
     largest = row_max(x, row, scratch)
     log_total = math.log(row_sum_of_exponentials(x, row, largest, scratch))
     for j in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
-        y[row, j] = float32(x[row, j]) - largest - log_total
+        y[row, j] = rounded(widened(x[row, j]) - largest - log_total, y)
 
 
 @cuda.jit
@@ -100,10 +101,10 @@ def softmax_grad_kernel(y, dy, dx):
     row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
     dot = float32(0)
     for j in range(t, y.shape[1], threads):
-        dot += float32(y[row, j]) * float32(dy[row, j])
+        dot += widened(y[row, j]) * widened(dy[row, j])
     dot = block_sum(dot, scratch)
     for j in range(t, y.shape[1], threads):
-        dx[row, j] = float32(y[row, j]) * (float32(dy[row, j]) - dot)
+        dx[row, j] = rounded(widened(y[row, j]) * (widened(dy[row, j]) - dot), dx)
 
 
 @cuda.jit
@@ -112,10 +113,10 @@ def log_softmax_grad_kernel(y, dy, dx):
     row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
     total = float32(0)
     for j in range(t, y.shape[1], threads):
-        total += float32(dy[row, j])
+        total += widened(dy[row, j])
     total = block_sum(total, scratch)
     for j in range(t, y.shape[1], threads):
-        dx[row, j] = float32(dy[row, j]) - math.exp(float32(y[row, j])) * total
+        dx[row, j] = rounded(widened(dy[row, j]) - math.exp(widened(y[row, j])) * total, dx)
 
 
 @cuda.jit
@@ -126,11 +127,12 @@ def cross_entropy_kernel(logits, targets, losses, probabilities):
     largest = row_max(logits, row, scratch)
     total = row_sum_of_exponentials(logits, row, largest, scratch)
     for j in range(t, classes, threads):
-        probabilities[row, j] = math.exp(float32(logits[row, j]) - largest) / total
+        probability = math.exp(widened(logits[row, j]) - largest) / total
+        probabilities[row, j] = rounded(probability, probabilities)
     if t == 0:
         losses[row] = NAN
         if 0 <= target < classes:
-            losses[row] = math.log(total) - (float32(logits[row, target]) - largest)
+            losses[row] = math.log(total) - (widened(logits[row, target]) - largest)
 
 
 @cuda.jit
@@ -141,4 +143,4 @@ def cross_entropy_grad_kernel(probabilities, targets, dlosses, dlogits):
         dloss = NAN
     for j in range(cuda.threadIdx.x, classes, cuda.blockDim.x):
         hit = float32(1) if j == target else float32(0)
-        dlogits[row, j] = (float32(probabilities[row, j]) - hit) * dloss
+        dlogits[row, j] = rounded((widened(probabilities[row, j]) - hit) * dloss, dlogits)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
-from numbsparse.device.array import DeviceArray, span_of
+from numbsparse.device.array import DeviceArray
+
+MOST_WALKS = 4096  # remembered
 
 
 def span(a: DeviceArray) -> DeviceArray:
     """The memory of a view, gaps counted, as an array of one axis."""
-    if a.is_contiguous and len(a.shape) == 1:
-        return a
-    return DeviceArray(a.address, (span_of(a),), a.dtype, None, a.owner)
+    return a.span
 
 
 def strides_within(a: DeviceArray, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -28,8 +29,18 @@ def walk(
     """How to go through arrays broadcast to `shape`: (axes, the strides of each array in items)."""
     for a in arrays:
         if not a.is_contiguous or a.shape != shape:
-            return collapse(shape, *(strides_within(a, shape) for a in arrays))
-    return (prod(shape),), [(1,)] * len(arrays)
+            break
+    else:
+        return (prod(shape),), [(1,)] * len(arrays)
+    key = (shape, *((a.shape, a.strides, a.itemsize) for a in arrays))
+    if key not in _walks:
+        if len(_walks) > MOST_WALKS:
+            _walks.clear()
+        _walks[key] = collapse(shape, *(strides_within(a, shape) for a in arrays))
+    return _walks[key]
+
+
+_walks: dict[Any, tuple[tuple[int, ...], list[tuple[int, ...]]]] = {}
 
 
 def collapse(

@@ -9,6 +9,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
+from numbsparse.dtypes import from_file
 from numbsparse.files import write_npz
 
 _SPARSE = "@"  # a BlockSparse named w is stored as w@data, w@indices, ...
@@ -42,7 +43,8 @@ def load(path: Any) -> dict[str, Any]:
         raise ValueError(f"{path} is no checkpoint: {error}") from error
     state: dict[str, Any] = {}
     sparse: dict[str, dict[str, np.ndarray]] = {}
-    for key, array in arrays.items():
+    for key, stored in arrays.items():
+        array = from_file(stored)
         name, is_sparse, part = key.partition(_SPARSE)
         if is_sparse:
             sparse.setdefault(name, {})[part] = array

@@ -29,8 +29,11 @@ class Dropout(Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
+        return functional.dropout(x, self.p, seed=self.seed, call=self._next_call)
+
+    def _next_call(self) -> int:
         self.calls += 1
-        return functional.dropout(x, self.p, seed=self.seed, call=self.calls)
+        return self.calls
 
     def describe(self) -> str:
         return f"p={self.p}"

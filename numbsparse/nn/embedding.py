@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.autograd import Tensor
+from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module, Parameter
 
@@ -25,7 +26,7 @@ class Embedding(Module):
             if value < 1:
                 raise ValueError(f"{name} takes a whole number from 1 on, got {value}")
         table = np.random.default_rng(seed).standard_normal((num_embeddings, embedding_dim))
-        self.weight = Parameter(table.astype(dtype))
+        self.weight = Parameter(table.astype(as_dtype(dtype)))
 
     def forward(self, indices: Any) -> Tensor:
         return functional.embedding(self.weight, indices)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
+from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
 
 
@@ -41,7 +42,7 @@ def uniform(
     block_size : int
     shape : (in_features, out_features), optional, as in BlockSparse
     gain : float
-    dtype : float16, float32 or float64
+    dtype : float16, bfloat16, float32 or float64
     seed : int or numpy.random.Generator, optional
     """
     layout, rng = as_layout(layout), np.random.default_rng(seed)
@@ -78,7 +79,7 @@ def identity(
     layout = as_layout(layout)
     shorter = min(layout.shape)
     on_diagonal = layout.index.block_rows % shorter == layout.index.block_columns % shorter
-    values = np.zeros((layout.n_blocks, block_size, block_size), dtype)
+    values = np.zeros((layout.n_blocks, block_size, block_size), as_dtype(dtype))
     values[on_diagonal] = scale * np.eye(block_size)
     return BlockSparse(values, layout)
 
@@ -99,7 +100,7 @@ def orthogonal(
     """
     layout, rng = as_layout(layout), np.random.default_rng(seed)
     walk = layout.index.columns
-    values = np.empty((layout.n_blocks, block_size, block_size), dtype)
+    values = np.empty((layout.n_blocks, block_size, block_size), as_dtype(dtype))
     for column in range(layout.shape[1]):
         blocks = walk.blocks[walk.indptr[column] : walk.indptr[column + 1]]
         if blocks.size:
@@ -116,7 +117,7 @@ def _scaled(
     in_features = layout.shape[0] * block_size if shape is None else shape[0]
     inputs = np.maximum(_column_fan_in(layout, block_size, in_features), 1)
     values /= np.sqrt(inputs)[layout.index.block_columns, None, None]
-    return BlockSparse(values.astype(dtype), layout, shape=shape)
+    return BlockSparse(values.astype(as_dtype(dtype)), layout, shape=shape)
 
 
 def _column_fan_in(layout: Layout, block_size: int, in_features: int) -> np.ndarray:

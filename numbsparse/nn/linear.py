@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.autograd import Tensor
+from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional, init
 from numbsparse.nn.module import Module, Parameter
@@ -23,7 +24,9 @@ class Linear(Module):
         Which blocks of the weight are kept; None keeps all.
     block_size : int
         Features that are no multiples of it are allowed.
-    dtype : float32 or float64 (float16 on a GPU)
+    dtype : float32 or float64 (float16 or bfloat16 on a GPU)
+    precision : "highest" or "high", optional
+        Of its three products, in training too: see `numbsparse.set_precision`.
     seed : int or numpy.random.Generator, optional
 
     Attributes
@@ -56,11 +59,13 @@ class Linear(Module):
         layout: Any = None,
         block_size: int = 32,
         dtype: Any = np.float32,
+        precision: str | None = None,
         seed: Any = None,
     ):
         super().__init__()
         rng = np.random.default_rng(seed)
-        layout = layout_for(in_features, out_features, layout, block_size)
+        self.precision = precision
+        layout, dtype = layout_for(in_features, out_features, layout, block_size), as_dtype(dtype)
         self.weight = Parameter(
             init.uniform(
                 layout, block_size, shape=(in_features, out_features), dtype=dtype, seed=rng
@@ -73,7 +78,7 @@ class Linear(Module):
 
     def forward(self, x: Any) -> Tensor:
         x = x if isinstance(x, Tensor) else Tensor(x)
-        return functional.linear(x, self.weight, self.bias)
+        return functional.linear(x, self.weight, self.bias, precision=self.precision)
 
     def describe(self) -> str:
         return f"{self.weight.data!r}, bias={self.bias is not None}"

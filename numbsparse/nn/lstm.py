@@ -8,6 +8,7 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
+from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional as F
 from numbsparse.nn import init
@@ -34,7 +35,9 @@ class LSTM(Module):
     block_size : int
     forget_bias : float
         First value of the forget gate's bias.
-    dtype : float32 or float64 (float16 on a GPU)
+    dtype : float32 or float64 (float16 or bfloat16 on a GPU)
+    precision : "highest" or "high", optional
+        Of its products, in training too: see `numbsparse.set_precision`.
     seed : int or numpy.random.Generator, optional
 
     Attributes
@@ -66,11 +69,13 @@ class LSTM(Module):
         block_size: int = 32,
         forget_bias: float = 1.0,
         dtype: Any = np.float32,
+        precision: str | None = None,
         seed: Any = None,
     ):
         super().__init__()
-        rng = np.random.default_rng(seed)
+        rng, dtype = np.random.default_rng(seed), as_dtype(dtype)
         self.hidden_size = hidden_size
+        self.precision = precision
         recurrent = layout_for(hidden_size, hidden_size, layout, block_size)
         inputs = layout_for(input_size, hidden_size, input_layout, block_size)
         width = recurrent.shape[1] * block_size
@@ -102,7 +107,8 @@ class LSTM(Module):
             )
         h, c = self.zero_state(x.shape[1]) if state is None else state
         outputs = []
-        for x_gates in F.unbind(F.linear(x, self.weight_ih, self.bias)):
+        from_inputs = F.linear(x, self.weight_ih, self.bias, precision=self.precision)
+        for x_gates in F.unbind(from_inputs):
             h, c = self._step(x_gates, h, c)
             outputs.append(h)
         return F.stack(outputs), (h, c)
@@ -114,7 +120,8 @@ class LSTM(Module):
         return zeros[0], zeros[1]
 
     def _step(self, x_gates: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        gates = x_gates + h @ self.weight_hh  # (batch, 4 * width)
+        # gates (batch, 4 * width)
+        gates = x_gates + F.matmul(h, self.weight_hh, precision=self.precision)
         i, f, g, o = (self._cut(gate) for gate in F.split(gates, GATES))
         c = F.sigmoid(f) * c + F.sigmoid(i) * F.tanh(g)
         return F.sigmoid(o) * F.tanh(c), c

@@ -9,7 +9,7 @@ import numpy as np
 
 from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, to_device
+from numbsparse.device import DeviceArray, forget_captures, to_device
 from numbsparse.nn.init import fan_in
 
 
@@ -20,6 +20,21 @@ class Parameter(Tensor):
 
     def __init__(self, data: Any):
         super().__init__(data, requires_grad=True)
+
+    @property
+    def data(self) -> Any:
+        """The values. Where others take their place, captured steps are captured anew."""
+        return _data.__get__(self)
+
+    @data.setter
+    def data(self, data: Any) -> None:
+        replaced = hasattr(self, "data")
+        _data.__set__(self, data)
+        if replaced:
+            forget_captures()
+
+
+_data: Any = Tensor.__dict__["data"]  # the slot beneath
 
 
 class Module:
@@ -101,7 +116,9 @@ class Module:
     def train(self, mode: bool = True) -> Module:
         """Set training mode, which turns dropout on, for all modules; returns this one."""
         for _, module in self.named_modules():
-            module.training = mode
+            if module.training != mode:
+                module.training = mode
+                forget_captures()
         return self
 
     def eval(self) -> Module:

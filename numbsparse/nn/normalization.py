@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.autograd import Tensor
+from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module, Parameter
 
@@ -22,8 +23,8 @@ class LayerNorm(Module):
         if features < 1:
             raise ValueError(f"features takes a whole number from 1 on, got {features}")
         self.eps = eps
-        self.weight = Parameter(np.ones(features, dtype))
-        self.bias = Parameter(np.zeros(features, dtype))
+        self.weight = Parameter(np.ones(features, as_dtype(dtype)))
+        self.bias = Parameter(np.zeros(features, as_dtype(dtype)))
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.layer_norm(x, self.weight, self.bias, self.eps)

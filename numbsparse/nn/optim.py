@@ -10,7 +10,7 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
-from numbsparse.device import DeviceArray, to_device
+from numbsparse.device import DeviceArray, forget_captures, live, outside_capture, to_device
 
 
 class Optimizer:
@@ -20,6 +20,7 @@ class Optimizer:
     """
 
     slots: tuple[str, ...] = ()  # names of the arrays kept for each parameter
+    n_numbers = 0  # how many `_numbers` gives
 
     def __init__(self, parameters: Iterable[Tensor], lr: float):
         self.parameters = list(parameters)
@@ -33,23 +34,41 @@ class Optimizer:
 
     def step(self) -> None:
         """Update every parameter that has a gradient, in place."""
+        on_gpu = [isinstance(p.values, DeviceArray) for p in self.parameters]
+        numbers: dict[bool, Any] = {}
+        if any(on_gpu):  # on the GPU, so that each replay of a captured step counts anew
+            numbers[True] = live(self._count, self.n_numbers, np.float32)
+        else:
+            numbers[False] = self._count()
+        for i, (parameter, place) in enumerate(zip(self.parameters, on_gpu, strict=True)):
+            if parameter.grad is None:
+                continue
+            if place not in numbers:
+                numbers[place] = self._numbers()
+            slots = self._slots_of(i)
+            self._update(parameter.values, parameter.grad.values, slots, numbers[place])
+
+    def _count(self) -> np.ndarray:
         self.steps += 1
-        for i, parameter in enumerate(self.parameters):
-            if parameter.grad is not None:
-                self._update(parameter.values, parameter.grad.values, self._slots_of(i))
+        return self._numbers()
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _update(self, p: Any, g: Any, slots: dict[str, Any]) -> None:
+    def _numbers(self) -> np.ndarray:
+        """What a step needs besides arrays, in float64: the learning rate, and so on."""
+        raise NotImplementedError
+
+    def _update(self, p: Any, g: Any, slots: dict[str, Any], numbers: Any) -> None:
         raise NotImplementedError
 
     def _slots_of(self, i: int) -> dict[str, Any]:
         if i not in self._state:
             values = self.parameters[i].values
-            self._state[i] = {name: ops.zeros_like(values) for name in self.slots}
+            with outside_capture():
+                self._state[i] = {name: ops.zeros_like(values) for name in self.slots}
         return self._state[i]
 
     def state_dict(self) -> dict[str, Any]:
@@ -76,6 +95,7 @@ class Optimizer:
             on_gpu = isinstance(values, DeviceArray)
             loaded.setdefault(int(number), {})[name] = to_device(array) if on_gpu else array.copy()
         self._state = loaded
+        forget_captures()
         self.steps, self.lr = int(state["steps"]), float(state["lr"])
 
 
@@ -84,6 +104,8 @@ class SGD(Optimizer):
 
     `weight_decay * p` is added to g first. Without momentum, v is g.
     """
+
+    n_numbers = 3
 
     def __init__(
         self,
@@ -102,9 +124,11 @@ class SGD(Optimizer):
         self.momentum, self.weight_decay, self.nesterov = momentum, weight_decay, nesterov
         self.slots = ("velocity",) if momentum else ()
 
-    def _update(self, p: Any, g: Any, slots: dict[str, Any]) -> None:
-        velocity = slots.get("velocity")
-        ops.sgd_step(p, g, velocity, self.lr, self.momentum, self.weight_decay, self.nesterov)
+    def _numbers(self) -> np.ndarray:
+        return np.array([self.lr, self.momentum, self.weight_decay])
+
+    def _update(self, p: Any, g: Any, slots: dict[str, Any], numbers: Any) -> None:
+        ops.sgd_step_with(p, g, slots.get("velocity"), numbers, self.nesterov)
 
 
 class Adam(Optimizer):
@@ -115,6 +139,7 @@ class Adam(Optimizer):
     """
 
     slots = ("m", "v")
+    n_numbers = ops.ADAM_NUMBERS
     decoupled = False
 
     def __init__(
@@ -131,19 +156,12 @@ class Adam(Optimizer):
             raise ValueError(f"betas takes two numbers from 0 to below 1, got {betas}")
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
 
-    def _update(self, p: Any, g: Any, slots: dict[str, Any]) -> None:
-        ops.adam_step(
-            p,
-            g,
-            slots["m"],
-            slots["v"],
-            self.lr,
-            *self.betas,
-            self.eps,
-            self.weight_decay,
-            self.decoupled,
-            self.steps,
-        )
+    def _numbers(self) -> np.ndarray:
+        betas, decay = self.betas, self.weight_decay
+        return ops.adam_numbers(self.lr, *betas, self.eps, decay, self.decoupled, self.steps)
+
+    def _update(self, p: Any, g: Any, slots: dict[str, Any], numbers: Any) -> None:
+        ops.adam_step_with(p, g, slots["m"], slots["v"], numbers)
 
 
 class AdamW(Adam):

@@ -27,7 +27,17 @@ from numbsparse.ops.elementwise import (
 from numbsparse.ops.embedding import sum_rows, take_rows
 from numbsparse.ops.matmul import index_beside, matmul, sddmm
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
-from numbsparse.ops.optimizer import adam_step, global_norm, scale_to_norm, sgd_step
+from numbsparse.ops.optimizer import (
+    ADAM_NUMBERS,
+    adam_numbers,
+    adam_step,
+    adam_step_with,
+    global_norm,
+    scale_to_norm,
+    sgd_step,
+    sgd_step_with,
+)
+from numbsparse.ops.precision import checked_precision, set_precision
 from numbsparse.ops.reduce import max, mean, sum, sum_to
 from numbsparse.ops.shape import concatenate, getitem, put, reshape, stack, transpose
 from numbsparse.ops.softmax import (
@@ -40,10 +50,14 @@ from numbsparse.ops.softmax import (
 )
 
 __all__ = [
+    "ADAM_NUMBERS",
+    "adam_numbers",
     "adam_step",
+    "adam_step_with",
     "add",
     "broadcast_to",
     "cast",
+    "checked_precision",
     "concatenate",
     "copy",
     "copy_into",
@@ -77,7 +91,9 @@ __all__ = [
     "reshape",
     "scale_to_norm",
     "sddmm",
+    "set_precision",
     "sgd_step",
+    "sgd_step_with",
     "sigmoid",
     "softmax",
     "softmax_grad",

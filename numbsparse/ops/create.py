@@ -7,31 +7,32 @@ from typing import Any
 import numpy as np
 
 from numbsparse.device import DeviceArray, empty
-from numbsparse.ops.operands import GPU_FLOATS, place_of
+from numbsparse.dtypes import as_dtype
+from numbsparse.ops.operands import checked_dtype, place_of
 
 
 def full(shape: int | tuple[int, ...], value: float, dtype: Any, place: str) -> Any:
-    """An array of one value on the "cpu" (any dtype) or on "cuda" (float16, float32).
+    """An array of one value on the "cpu" (any dtype) or on "cuda" (16-bit floats, float32).
 
     >>> full((2, 2), 0.5, "float32", "cpu")
     array([[0.5, 0.5],
            [0.5, 0.5]], dtype=float32)
     """
+    dtype = as_dtype(dtype)
     if place == "cpu":
         return np.full(shape, value, dtype) if value else np.zeros(shape, dtype)
     if place != "cuda":
         raise ValueError(f'place takes "cpu" or "cuda", got {place!r}')
-    if np.dtype(dtype) not in GPU_FLOATS:
-        raise TypeError(f"dtype takes float16 or float32 on a GPU, got {np.dtype(dtype)}")
     from numbsparse.kernels import elementwise as kernels
 
-    array = empty((shape,) if isinstance(shape, int) else tuple(shape), dtype)
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    array = empty(sizes, checked_dtype(dtype, gpu=True))
     kernels.fill(array, float(value))
     return array
 
 
 def zeros(shape: int | tuple[int, ...], dtype: Any, place: str) -> Any:
-    """An array of zeros on the "cpu" (any dtype) or on "cuda" (float16, float32)."""
+    """An array of zeros on the "cpu" (any dtype) or on "cuda" (16-bit floats, float32)."""
     return full(shape, 0, dtype, place)
 
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from numbsparse.device import empty
+from numbsparse.device import empty, live
+from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.hashing import MASK, triple32
-from numbsparse.ops.operands import CPU_FLOATS, GPU_FLOATS
+from numbsparse.ops.operands import checked_dtype
 
 
 def dropout_mask(
-    shape: tuple[int, ...], rate: float, seed: int, call: int, dtype: Any, place: str
+    shape: tuple[int, ...],
+    rate: float,
+    seed: int,
+    call: int | Callable[[], int],
+    dtype: Any,
+    place: str,
 ) -> Any:
     """0 with probability `rate`, else 1 / (1 - rate), for each position by itself.
 
@@ -26,8 +33,9 @@ def dropout_mask(
     shape : tuple of int, up to 2^32 values
     rate : float, from 0 to below 1
     seed, call : int, from 0 to below 2^64
-        One seed a layer, say, and one call a step.
-    dtype : float32 or float64 on the CPU, float16 or float32 on a GPU
+        One seed a layer, say, and one call a step. A function that gives the next call is asked
+        once, and again for each replay of a captured step.
+    dtype : float32 or float64 on the CPU, float16, bfloat16 or float32 on a GPU
     place : "cpu" or "cuda"
 
     Examples
@@ -37,25 +45,20 @@ def dropout_mask(
     """
     if not 0 <= rate < 1:
         raise ValueError(f"rate takes a probability from 0 to below 1, got {rate}")
-    for name, number in (("seed", seed), ("call", call)):
-        if not 0 <= number < 2**64:
-            raise ValueError(f"{name} takes an integer from 0 to below 2**64, got {number}")
     if place not in ("cpu", "cuda"):
         raise ValueError(f'place takes "cpu" or "cuda", got {place!r}')
-    dtype, size = np.dtype(dtype), prod(shape)
-    if dtype not in (GPU_FLOATS if place == "cuda" else CPU_FLOATS):
-        takes = "float16 or float32" if place == "cuda" else "float32 or float64"
-        raise TypeError(f"dtype takes {takes} on {place}, got {dtype}")
+    dtype, size = checked_dtype(as_dtype(dtype), place == "cuda"), prod(shape)
     if size > 2**32:
         raise ValueError(f"shape takes up to 2**32 values, got {shape}")
-    key, second_key = _keys(int(seed), int(call))
     threshold, kept = min(round(rate * 2**32), MASK), 1 / (1 - rate)
     if place == "cuda":
         from numbsparse.kernels import dropout as kernels
 
         mask = empty(tuple(shape), dtype)
-        kernels.dropout_mask(mask.reshape(-1), key, second_key, threshold, kept)
+        keys = live(lambda: _keys(seed, call), 2, np.int64)
+        kernels.dropout_mask(mask.reshape(-1), keys, threshold, kept)
         return mask
+    key, second_key = _keys(seed, call)
     position = np.arange(size, dtype=np.uint32)
     bits = triple32(triple32(position + np.uint32(key)) ^ np.uint32(second_key))
     mask = (bits >= threshold).astype(dtype)
@@ -63,10 +66,15 @@ def dropout_mask(
     return mask.reshape(shape)
 
 
-def _keys(seed: int, call: int) -> tuple[int, int]:
-    """64 bits that depend on every bit of the seed and of the call."""
+def _keys(seed: int, call: int | Callable[[], int]) -> np.ndarray:
+    """64 bits, as two numbers, that depend on every bit of the seed and of the call."""
+    call = call() if callable(call) else call
+    for name, number in (("seed", seed), ("call", call)):
+        if not 0 <= number < 2**64:
+            raise ValueError(f"{name} takes an integer from 0 to below 2**64, got {number}")
+    seed, call = int(seed), int(call)
     state, keys = 0, []
     for word in (seed & MASK, seed >> 32, call & MASK, call >> 32, 0, 1):
         state = triple32((state + word + 0x9E3779B9) & MASK)
         keys.append(state)
-    return keys[-2], keys[-1]
+    return np.array(keys[-2:], np.int64)

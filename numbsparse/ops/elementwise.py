@@ -1,7 +1,7 @@
 """Functions of each value by itself, with NumPy's broadcasting.
 
-Arrays are NumPy arrays of float32 or float64, or DeviceArrays of float16 or float32, of any
-strides; on a GPU each value is computed in float32 and rounded once. The result is a new
+Arrays are NumPy arrays of float32 or float64, or DeviceArrays of float16, bfloat16 or float32, of
+any strides; on a GPU each value is computed in float32 and rounded once. The result is a new
 C-contiguous array in the same place and dtype. Arrays in different places, and shapes that do not
 broadcast, raise ValueError; other types and mixed dtypes raise TypeError.
 
@@ -13,20 +13,28 @@ array([[1.5, 1.5],
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
 from numbsparse.device import DeviceArray, empty
+from numbsparse.dtypes import as_dtype, is_bfloat16, is_floating
 from numbsparse.ops.operands import (
     CPU_FLOATS,
     GPU_FLOATS,
+    GPU_TAKES,
+    is_gpu_float,
     not_an_array,
     on_gpu,
     places_differ,
     together,
 )
+
+ARRAYS = (ndarray, DeviceArray)
+NUMBERS = (int, float, np.number)
 
 
 def add(a: Any, b: Any) -> Any:
@@ -91,15 +99,22 @@ def tanh(a: Any) -> Any:
 
 
 def cast(a: Any, dtype: Any) -> Any:
-    """The values rounded to float32 or float64 on the CPU, to float16 or float32 on a GPU."""
-    dtype, gpu = np.dtype(dtype), on_gpu(a, "a")
-    if dtype not in (GPU_FLOATS if gpu else CPU_FLOATS):
-        takes = "float16 or float32 on a GPU" if gpu else "float32 or float64 on the CPU"
-        raise TypeError(f"dtype takes {takes}, got {dtype}")
-    if not gpu:
-        return a.astype(dtype, order="C")
-    target = empty(a.shape, dtype)
-    copy_into(target, a)
+    """The values rounded to float16, bfloat16, float32, or on the CPU float64: a new array.
+
+    >>> cast(np.float32([1 / 3, 70000]), "float16")
+    array([0.3333,    inf], dtype=float16)
+    """
+    dtype = as_dtype(dtype)
+    if not isinstance(a, ndarray | DeviceArray):
+        raise TypeError(not_an_array(a, "a"))
+    gpu = isinstance(a, DeviceArray)
+    for argument, given in (("a", a.dtype), ("dtype", dtype)):
+        if not (is_gpu_float(given) if gpu else is_floating(given)):
+            takes = GPU_TAKES if gpu else "float16, bfloat16, float32 or float64"
+            raise TypeError(f"{argument} takes {takes}, got {given}")
+    target: Any = empty(a.shape, dtype) if gpu else np.empty(a.shape, dtype)
+    with np.errstate(over="ignore", invalid="ignore"):  # infinity and NaN, as on a GPU
+        copy_into(target, a)
     return target
 
 
@@ -135,12 +150,18 @@ def broadcast_to(a: Any, shape: tuple[int, ...]) -> Any:
 
 
 def copy_into(target: Any, source: Any) -> None:
-    """target[...] = source, in one place and one shape; strides and dtypes may differ."""
+    """target[...] = source, in one place and one shape; strides and dtypes may differ.
+
+    On a GPU bfloat16 meets floats alone, because kernels know it by its bits.
+    """
     if isinstance(target, DeviceArray) != isinstance(source, DeviceArray):
         raise ValueError(places_differ("target", "source"))
     if target.shape != source.shape:
         raise ValueError(f"target and source take one shape, got {target.shape} and {source.shape}")
     if isinstance(target, DeviceArray):
+        for a, b in ((target.dtype, source.dtype), (source.dtype, target.dtype)):
+            if is_bfloat16(a) and not is_floating(b):
+                raise TypeError(f"target and source take floats beside bfloat16, got {b}")
         from numbsparse.kernels import elementwise as kernels
 
         kernels.copy(target, source)
@@ -156,6 +177,12 @@ def _unary(function: Callable[..., Any], name: str, a: Any) -> Any:
 
 def _binary(function: Callable[..., Any], name: str, a: Any, b: Any) -> Any:
     # The common cases first, cheaply: this runs thousands of times a second on small arrays.
+    if (
+        type(a) is DeviceArray
+        and a.dtype in GPU_FLOATS
+        and (type(b) is float or (type(b) is DeviceArray and b.dtype == a.dtype))
+    ):
+        return apply_on_gpu(name, a, b)
     if type(a) is ndarray and a.dtype in CPU_FLOATS:
         checked = type(b) is float or (type(b) is ndarray and b.dtype is a.dtype)
     else:
@@ -176,10 +203,10 @@ def _binary(function: Callable[..., Any], name: str, a: Any, b: Any) -> Any:
 
 def _number(x: Any, argument: str) -> Any:
     """A number as a float, so that it never widens an array's dtype; an array as it is."""
-    if isinstance(x, int | float | np.number):
-        return float(x)
-    if isinstance(x, ndarray | DeviceArray):
+    if isinstance(x, ARRAYS):
         return x
+    if isinstance(x, NUMBERS):
+        return float(x)
     raise TypeError(
         f"{argument} takes a NumPy array, a DeviceArray or a number, got {type(x).__name__}"
     )
@@ -187,12 +214,19 @@ def _number(x: Any, argument: str) -> Any:
 
 def apply_on_gpu(name: str, *operands: Any) -> DeviceArray:
     """A function of kernels.elementwise on arrays and floats that passed the checks."""
-    from numbsparse.kernels import elementwise as kernels
-
-    arrays = [x for x in operands if not isinstance(x, float)]
-    out = empty(_broadcast(*(x.shape for x in arrays)), arrays[0].dtype)
-    kernels.run(name, out, *operands)
+    arrays = [x for x in operands if type(x) is DeviceArray]
+    first = arrays[0]
+    shape = first.shape if len(arrays) == 1 else _broadcast(*(x.shape for x in arrays))
+    out = empty(shape, first.dtype)
+    _kernels().run(name, out, *operands)
     return out
+
+
+@cache
+def _kernels() -> ModuleType:
+    from numbsparse.kernels import elementwise
+
+    return elementwise
 
 
 def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:

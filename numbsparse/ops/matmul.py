@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import prod
-from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,18 +17,22 @@ from numbsparse.device import (
     is_device_operand,
     to_device,
 )
-from numbsparse.kernels.matmul import PRECISIONS, RUNGS, rung
+from numbsparse.kernels.matmul import rung
 from numbsparse.layout import Index, Layout, Walk, as_layout
-from numbsparse.ops.elementwise import copy_into
+from numbsparse.ops.choice import choose
+from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.shape import reshape
+
+ARRAYS = (np.ndarray, DeviceArray)
 
 
 def matmul(
-    x: Any, w: Any, *, out: Any = None, kernel: str = "auto", precision: str = "highest"
+    x: Any, w: Any, *, out: Any = None, kernel: str = "auto", precision: str | None = None
 ) -> Any:
     """The product of a dense and a block-sparse matrix, `x @ w` or `w @ x`.
 
-    y[n, k] = sum over c of x[n, c] * w[c, k], in time proportional to the kept blocks.
+    y[n, k] = sum over c of x[n, c] * w[c, k], in time proportional to the kept blocks; in `w @ x`
+    the features of x and of the result come before the batch, in memory too.
 
     The input-gradient is the same product with the transposed view, `matmul(dy, w.T)`. The weight's
     place decides where the product is computed, the dense operand's where the result lives: a NumPy
@@ -40,27 +43,30 @@ def matmul(
     x : array, (..., in_features), or BlockSparse
     w : BlockSparse, (in_features, out_features), or array, (out_features, batch)
         One of the two is a BlockSparse. Dense operands are NumPy arrays, or GPU arrays of
-        numbsparse, torch, CuPy, JAX or Numba, of the weight's dtype and of any strides.
-    out : array, (..., out_features), optional
+        numbsparse, torch, CuPy, JAX or Numba, of the weight's dtype and of any strides: float16,
+        bfloat16 (with the package ml_dtypes), float32, and on the CPU float64.
+    out : array, (..., out_features), or (in_features, batch) in `w @ x`, optional
         C-contiguous, of the same dtype; written whole and returned.
     kernel : str
         "auto", or a rung of `numbsparse.kernels.matmul.LADDER` by name.
-    precision : str
+    precision : str, optional
         For float32: "highest" is as accurate as a float32 product; "high" lets tensor cores round
-        the factors to tf32, 10 bits of mantissa. Sums are float32 in both.
+        the factors to tf32, 10 bits of mantissa. Sums are float32 in both. Default: what
+        `numbsparse.set_precision` says, at first "highest".
 
     Returns
     -------
-    array, (..., out_features)
+    array, (..., out_features), or (in_features, batch) in `w @ x`
         Beside the dense operand: NumPy for NumPy, torch for torch, CuPy for CuPy, else a
-        DeviceArray. Sums are kept in float32 for float16 and float32, in float64 for float64.
+        DeviceArray. Sums are kept in float32, for float64 in float64, and rounded at the end.
 
     Raises
     ------
     TypeError
         If neither or both operands are block-sparse, or dtypes differ.
     ValueError
-        If shapes do not meet, places do not fit, `out` does not fit, or no kernel serves the case.
+        If shapes do not meet, places do not fit, `out` does not fit, or no kernel serves the case:
+        the message says what each of them lacks.
 
     Examples
     --------
@@ -72,21 +78,15 @@ def matmul(
 
     Follows S. Gray, A. Radford, D. P. Kingma, "GPU Kernels for Block-Sparse Weights", 2017.
     """
+    if isinstance(x, BlockSparse) and isinstance(w, BlockSparse):
+        raise TypeError("matmul takes one block-sparse operand, got two")
     if isinstance(w, BlockSparse):
-        if isinstance(x, BlockSparse):
-            raise TypeError("matmul takes one block-sparse operand, got two")
-        return _dense_times_sparse(x, w, out, kernel, precision)
-    if not isinstance(x, BlockSparse):
-        raise TypeError(
-            f"matmul takes one BlockSparse, got x a {type(x).__name__} and w a {type(w).__name__}"
-        )
-    if len(np.shape(w)) > 2:
-        raise ValueError(f"w @ x takes an x of one or two axes, got {len(np.shape(w))}")
-    y = _dense_times_sparse(w.T, x.T, None, kernel, precision).T  # w @ x = (x.T @ w.T).T
-    if out is None:
-        return y
-    copy_into(_checked_out(out, tuple(y.shape), x.dtype), _operand(y, "y"))
-    return out
+        return _multiply(x, w, False, out, kernel, precision)
+    if isinstance(x, BlockSparse):
+        return _multiply(w, x, True, out, kernel, precision)
+    raise TypeError(
+        f"matmul takes one BlockSparse, got x a {type(x).__name__} and w a {type(w).__name__}"
+    )
 
 
 def sddmm(
@@ -96,7 +96,7 @@ def sddmm(
     *,
     block_size: int | None = None,
     kernel: str = "auto",
-    precision: str = "highest",
+    precision: str | None = None,
 ) -> Any:
     """The product of two dense matrices at the kept blocks alone: the weight-gradient.
 
@@ -106,14 +106,15 @@ def sddmm(
     ----------
     a : array, (in_features, batch); for a weight-gradient `x.T`
     b : array, (batch, out_features); for a weight-gradient `dy`
-        Both NumPy arrays or both GPU arrays, of one dtype.
+        Both NumPy arrays or both GPU arrays, of one dtype and of any strides; dtypes as in
+        `matmul`.
     layout : Layout, pattern, or BlockSparse
         Which blocks to compute; a BlockSparse also gives the block size.
     block_size : int, optional
         B. Needed only where the features are no multiples of it.
     kernel : str
         "auto", or a rung of `numbsparse.kernels.matmul.LADDER` by name.
-    precision : str
+    precision : str, optional
         "highest" or "high", as in `matmul`.
 
     Returns
@@ -134,7 +135,7 @@ def sddmm(
     >>> ns.sddmm(x.T, dy, ns.Layout([[1], [0]])).toarray()[:5, 0]
     array([3., 3., 3., 3., 0.], dtype=float32)
     """
-    a, b = _operand(a, "a"), _operand(b, "b")
+    a, b, precision = _operand(a, "a"), _operand(b, "b"), checked_precision(precision)
     if isinstance(a, DeviceArray) != isinstance(b, DeviceArray):
         raise ValueError("a and b take the same place, got one on the CPU and one on a GPU")
     if a.dtype != b.dtype:
@@ -153,7 +154,7 @@ def sddmm(
         layout, block_size = layout.stored_layout, layout.block_size
     layout = as_layout(layout)
     size = block_size or _block_size(shape, layout.shape)
-    chosen = _choose("weight_grad", kernel, size, a, a.shape[1], precision)
+    chosen = rung(choose("weight_grad", kernel, size, a, a.shape[1], precision, layout))
     values = _empty((layout.n_blocks, size, size), a)
     dw = BlockSparse(values, layout, shape=shape)
     chosen.weight_grad(a.T, b, index_beside(layout, a), values, precision)
@@ -164,84 +165,79 @@ def index_beside(layout: Layout, array: Any) -> Index:
     """The layout's index arrays in the place of `array`; sent to the GPU once per layout."""
     if not isinstance(array, DeviceArray):
         return layout.index
-    index = _device_index.get(layout)
-    if index is None:
-        host = layout.index
-        index = _device_index[layout] = Index(
-            Walk(*map(to_device, host.rows)),
-            Walk(*map(to_device, host.columns)),
-            to_device(host.block_rows),
-            to_device(host.block_columns),
-        )
-    return index
+    if layout.device_index is None:
+        index = _device_index.get(layout)  # equal layouts share one
+        if index is None:
+            host = layout.index
+            index = _device_index[layout] = Index(
+                Walk(*map(to_device, host.rows)),
+                Walk(*map(to_device, host.columns)),
+                to_device(host.block_rows),
+                to_device(host.block_columns),
+            )
+        layout.device_index = index
+    return layout.device_index
 
 
 _device_index: WeakKeyDictionary[Layout, Index] = WeakKeyDictionary()
 
 
-def _dense_times_sparse(x: Any, w: BlockSparse, out: Any, kernel: str, precision: str) -> Any:
-    caller, x = x, _operand(x, "x")
-    if isinstance(x, DeviceArray) and w.place == "cpu":
+def _multiply(
+    dense: Any, w: BlockSparse, turned: bool, out: Any, kernel: str, precision: str | None
+) -> Any:
+    """dense @ w, or w @ dense where `turned`: then features come before the batch in memory."""
+    x, precision = _operand(dense, "x"), checked_precision(precision)
+    on_gpu, w_on_gpu = isinstance(x, DeviceArray), w.place == "cuda"
+    if on_gpu and not w_on_gpu:
         raise ValueError('x is on a GPU and w on the CPU: move the weight with w.to("cuda") first')
     if x.dtype != w.dtype:
         raise TypeError(f"x and w take one dtype, got {x.dtype} and {w.dtype}")
-    if x.ndim == 0 or x.shape[-1] != w.shape[0]:
-        raise ValueError(f"x takes the shape (..., {w.shape[0]}) with this w, got {x.shape}")
-    shape = (*x.shape[:-1], w.shape[1])
-    if out is not None:
-        out = _checked_out(caller_out := out, shape, w.dtype)
-    batch = prod(x.shape[:-1])
-    rows = reshape(x, (batch, x.shape[-1])) if x.ndim != 2 else x
-    if w.place == "cuda" and not isinstance(rows, DeviceArray):
-        y = _product(to_device(rows), w, None, batch, kernel, precision).numpy().reshape(shape)
-        if out is None:
-            return y
-        copy_into(out, y if isinstance(out, np.ndarray) else to_device(y))
-        return caller_out
-    if out is None:
-        y = _product(rows, w, None, batch, kernel, precision).reshape(shape)
-        return in_library_of(caller, y) if isinstance(y, DeviceArray) else y
-    if isinstance(out, DeviceArray) != isinstance(rows, DeviceArray):
+    if turned and x.ndim > 2:
+        raise ValueError(f"w @ x takes an x of one or two axes, got {x.ndim}")
+    outputs, features = w.shape if turned else w.shape[::-1]
+    if x.ndim == 0 or x.shape[0 if turned else -1] != features:
+        takes = f"({features}, batch)" if turned else f"(..., {features})"
+        raise ValueError(f"x takes the shape {takes} with this w, got {x.shape}")
+    shape = (outputs, *x.shape[1:]) if turned else (*x.shape[:-1], outputs)
+    target = None if out is None else _checked_out(out, shape, w.dtype)
+    if w_on_gpu and not on_gpu:
+        y = target if isinstance(target, DeviceArray) else empty(shape, w.dtype)
+        _run(to_device(x), w, y, turned, kernel, precision)
+        if target is None:
+            return y.numpy()
+        if target is not y:
+            target[...] = y.numpy()
+        return out
+    if target is None:
+        y = _empty(shape, x)
+        _run(x, w, y, turned, kernel, precision)
+        return in_library_of(dense, y) if on_gpu else y
+    if isinstance(target, DeviceArray) != on_gpu:
         raise ValueError("out takes the place of x, got one on the CPU and one on a GPU")
-    _product(rows, w, out.reshape((batch, w.shape[1])), batch, kernel, precision)
-    return caller_out
+    _run(x, w, target, turned, kernel, precision)
+    return out
 
 
-def _product(x: Any, w: BlockSparse, y: Any, batch: int, kernel: str, precision: str) -> Any:
-    """x (batch, in_features) times w, both in one place, into y."""
-    product = "input_grad" if w.is_transposed else "forward"
-    chosen = _choose(product, kernel, w.block_size, x, batch, precision)
-    if y is None:
-        y = _empty((batch, w.shape[1]), x)
-    getattr(chosen, product)(x, w.values, index_beside(w.stored_layout, x), y, precision)
-    return y
+def _run(x: Any, w: BlockSparse, y: Any, turned: bool, kernel: str, precision: str) -> None:
+    """One product on operands of one place: y = x @ w, or w @ x = (x.T @ w.T).T by strides."""
+    if turned:
+        x, y, w = _columns_as_rows(x), _columns_as_rows(y), w.T
+    elif len(x.shape) != 2:
+        batch = prod(x.shape[:-1])
+        x, y = (reshape(a, (batch, a.shape[-1])) for a in (x, y))
+    product, layout = "input_grad" if w.is_transposed else "forward", w.stored_layout
+    chosen = rung(choose(product, kernel, w.block_size, x, x.shape[0], precision, layout))
+    getattr(chosen, product)(x, w.values, index_beside(layout, x), y, precision)
 
 
-def _choose(
-    product: str, kernel: str, block_size: int, x: Any, batch: int, precision: str
-) -> ModuleType:
-    """The rung that serves: the named one, or the fastest that does."""
-    place = "cuda" if isinstance(x, DeviceArray) else "cpu"
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision takes one of {PRECISIONS}, got {precision!r}")
-    if kernel != "auto":
-        if kernel not in RUNGS:
-            raise ValueError(f'kernel takes "auto" or one of {list(RUNGS)}, got {kernel!r}')
-        names = [kernel]
-    else:  # the reference is for checking, never for speed
-        names = [name for name in RUNGS if RUNGS[name] == place and name != "k0_reference"]
-    reasons = []
-    for name in reversed(names):
-        reason = rung(name).unsupported(product, block_size, x.dtype, place, batch, precision)
-        if reason is None:
-            return rung(name)
-        reasons.append(reason)
-    raise ValueError("; ".join(reasons))
+def _columns_as_rows(a: Any) -> Any:
+    """(features, batch) as (batch, features), a view; a vector is one column."""
+    return a.T if a.ndim == 2 else a.reshape(1, -1) if isinstance(a, np.ndarray) else a[None]
 
 
 def _operand(x: Any, argument: str) -> Any:
     """A dense operand as a NumPy array or a DeviceArray."""
-    if isinstance(x, np.ndarray | DeviceArray):
+    if isinstance(x, ARRAYS):
         return x
     return as_device_array(x, argument) if is_device_operand(x) else np.asarray(x)
 
@@ -250,10 +246,10 @@ def _checked_out(out: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     array = _operand(out, "out")
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(f"out takes {shape} of {dtype}, got {array.shape} of {array.dtype}")
-    contiguous = array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous
-    if not contiguous:
+    on_cpu = isinstance(array, np.ndarray)
+    if not (array.flags.c_contiguous if on_cpu else array.is_contiguous):
         raise ValueError("out takes a C-contiguous array")
-    if isinstance(array, np.ndarray) and (array is not out or not array.flags.writeable):
+    if on_cpu and (array is not out or not array.flags.writeable):
         raise ValueError(f"out takes a writeable array, got {type(out).__name__}")
     return array
 

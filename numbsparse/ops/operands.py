@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 
 from numbsparse.device import DeviceArray
+from numbsparse.dtypes import is_bfloat16
 
 CPU_FLOATS = frozenset(map(np.dtype, ("float32", "float64")))
-GPU_FLOATS = frozenset(map(np.dtype, ("float16", "float32")))
+GPU_FLOATS = frozenset(map(np.dtype, ("float16", "float32")))  # and bfloat16
+CPU_TAKES = "float32 or float64 on the CPU"
+GPU_TAKES = "float16, bfloat16 or float32 on a GPU"
 
 
 def on_gpu(a: Any, argument: str) -> bool:
@@ -17,12 +20,24 @@ def on_gpu(a: Any, argument: str) -> bool:
     if isinstance(a, np.ndarray):
         if a.dtype in CPU_FLOATS:
             return False
-        raise TypeError(f"{argument} takes float32 or float64 on the CPU, got {a.dtype}")
+        raise TypeError(f"{argument} takes {CPU_TAKES}, got {a.dtype}")
     if isinstance(a, DeviceArray):
-        if a.dtype in GPU_FLOATS:
+        if is_gpu_float(a.dtype):
             return True
-        raise TypeError(f"{argument} takes float16 or float32 on a GPU, got {a.dtype}")
+        raise TypeError(f"{argument} takes {GPU_TAKES}, got {a.dtype}")
     raise TypeError(not_an_array(a, argument))
+
+
+def is_gpu_float(dtype: np.dtype) -> bool:
+    """Whether the kernels of this room take the dtype."""
+    return dtype in GPU_FLOATS or is_bfloat16(dtype)
+
+
+def checked_dtype(dtype: np.dtype, gpu: bool) -> np.dtype:
+    """A dtype for a new array of floats in that place; another one is refused."""
+    if not (is_gpu_float(dtype) if gpu else dtype in CPU_FLOATS):
+        raise TypeError(f"dtype takes {GPU_TAKES if gpu else CPU_TAKES}, got {dtype}")
+    return dtype
 
 
 def together(**arrays: Any) -> bool:

@@ -2,7 +2,8 @@
 
 Arrays are written where they are, so they must be C-contiguous; the gradient may have any strides.
 The state of a step (velocity, moments) has the parameter's dtype, or float32 beside float16,
-whose range is too small for squared gradients.
+whose range is too small for squared gradients. bfloat16 is refused: its 8 bits would lose most
+steps, so the parameter stays float32 and is cast where it is used.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.device import DeviceArray, empty
+from numbsparse.device import DeviceArray, empty, live
+from numbsparse.dtypes import is_bfloat16
 from numbsparse.ops.elementwise import copy
 from numbsparse.ops.operands import alike, on_gpu, together
 
@@ -40,15 +42,21 @@ def sgd_step(
 
     Raises ValueError for shapes, places or orders that do not fit, TypeError for dtypes.
     """
-    gpu = _check(p, g, velocity=velocity)
+    numbers = _beside(p, np.array([lr, momentum, weight_decay]))
     if velocity is None and (momentum or nesterov):
         raise ValueError("velocity takes an array where there is momentum, got None")
-    if gpu:
+    sgd_step_with(p, g, velocity, numbers, nesterov)
+
+
+def sgd_step_with(p: Any, g: Any, velocity: Any, numbers: Any, nesterov: bool) -> None:
+    """`sgd_step` with numbers = (lr, momentum, weight_decay): float64, or float32 on the GPU."""
+    if _check(p, g, velocity=velocity):
         from numbsparse.kernels import optimizer as kernels
 
         g = g if g.is_contiguous else copy(g)
-        kernels.sgd_step(p, g, velocity, lr, momentum, weight_decay, nesterov)
+        kernels.sgd_step(p, g, velocity, numbers, nesterov)
         return
+    lr, momentum, weight_decay = numbers.tolist()
     step = g + weight_decay * p if weight_decay else g
     if velocity is not None:
         velocity *= momentum
@@ -87,26 +95,54 @@ def adam_step(
 
     Raises ValueError for shapes, places, orders or a step that do not fit, TypeError for dtypes.
     """
-    gpu = _check(p, g, m=m, v=v)
+    numbers = adam_numbers(lr, beta1, beta2, eps, weight_decay, decoupled, step)
+    adam_step_with(p, g, m, v, _beside(p, numbers))
+
+
+ADAM_NUMBERS = 9
+
+
+def adam_numbers(
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+    step: int,
+) -> np.ndarray:
+    """What a step of Adam needs to know, worked out in float64, which keeps the digits of 1 - beta.
+
+    (beta1, 1 - beta1, beta2, 1 - beta2, rate, root_scale, eps, shrink, weight_decay) with
+    p = shrink * p - rate * m / (root_scale * sqrt(v) + eps).
+    """
     if step < 1:
         raise ValueError(f"step takes an integer of at least 1, got {step}")
     rate = lr / (1 - beta1**step)
     root_scale = 1 / sqrt(1 - beta2**step)
     shrink = 1 - lr * weight_decay if decoupled else 1.0
     added_decay = 0.0 if decoupled else weight_decay
-    if gpu:
+    return np.array(
+        [beta1, 1 - beta1, beta2, 1 - beta2, rate, root_scale, eps, shrink, added_decay]
+    )
+
+
+def adam_step_with(p: Any, g: Any, m: Any, v: Any, numbers: Any) -> None:
+    """`adam_step` with the numbers of `adam_numbers`: float64, or float32 on the GPU."""
+    if _check(p, g, m=m, v=v):
         from numbsparse.kernels import optimizer as kernels
 
         g = g if g.is_contiguous else copy(g)
-        kernels.adam_step(p, g, m, v, beta1, beta2, rate, root_scale, eps, shrink, added_decay)
+        kernels.adam_step(p, g, m, v, numbers)
         return
+    beta1, rest1, beta2, rest2, rate, root_scale, eps, shrink, added_decay = numbers.tolist()
     if added_decay:
         g = g + added_decay * p
     m *= beta1
-    m += (1 - beta1) * g
+    m += rest1 * g
     v *= beta2
     scratch = np.multiply(g, g, order="C")
-    scratch *= 1 - beta2
+    scratch *= rest2
     v += scratch
     np.sqrt(v, out=scratch)
     scratch *= root_scale
@@ -161,8 +197,15 @@ def scale_to_norm(arrays: Sequence[Any], max_norm: float) -> Any:
     return norm
 
 
+def _beside(p: Any, numbers: np.ndarray) -> Any:
+    if not isinstance(p, DeviceArray):
+        return numbers
+    return live(lambda: numbers, numbers.size, np.float32)
+
+
 def _check(p: Any, g: Any, **state: Any) -> bool:
     gpu = alike(p=p, g=g)
+    _refuse_bfloat16(p, "p")
     for name, array in (("p", p), *state.items()):
         if array is None:
             continue
@@ -178,4 +221,14 @@ def _check(p: Any, g: Any, **state: Any) -> bool:
 def _check_list(arrays: Sequence[Any]) -> bool:
     if not arrays:
         raise ValueError("arrays takes at least one array")
-    return together(**{f"arrays[{i}]": a for i, a in enumerate(arrays)})
+    gpu = together(**{f"arrays[{i}]": a for i, a in enumerate(arrays)})
+    _refuse_bfloat16(arrays[0], "arrays")
+    return gpu
+
+
+def _refuse_bfloat16(a: Any, argument: str) -> None:
+    if is_bfloat16(a.dtype):
+        raise TypeError(
+            f"{argument} takes float16 or float32 on a GPU, got bfloat16: keep the parameter in "
+            "float32 and cast it where it is used"
+        )

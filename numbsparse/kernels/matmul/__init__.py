@@ -11,7 +11,8 @@ Every rung is a module with the same four names:
 (n_blocks, B, B); `index` is the Index of the layout, where the operands are. The last operand is
 written whole. Inputs may have any strides; `dvalues` is C-contiguous, `y` and `dx` are, or their
 transposes are (feature-major activations). Features may end inside the last block: what `values`
-holds beyond the edge is not read, and `dvalues` is zero there.
+holds beyond the edge is not read, and `dvalues` is zero there. A kernel sees bfloat16 as uint16;
+`numbsparse.kernels.floats` converts.
 
 `precision` matters for float32 alone: "highest" is as accurate as a float32 product, "high" allows
 factors rounded to tf32 (10 bits of mantissa); a rung may always compute more accurately than asked.

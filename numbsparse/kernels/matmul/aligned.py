@@ -11,11 +11,18 @@ BYTES = 16  # of one copy
 
 def aligned_rows(x: DeviceArray) -> tuple[DeviceArray, int]:
     """x (rows, width) as one axis, and the items from row to row; copied unless it is aligned."""
+    if x.rows is not None:
+        return x.rows
     (rows, width), item = x.shape, x.itemsize
-    starts = (x.address, x.strides[0] if rows > 1 else 0)
-    if (width > 1 and x.strides[1] != item) or any(s % BYTES or s < 0 for s in starts):
+    step, next_item = x.strides
+    if (
+        x.address % BYTES
+        or (rows > 1 and (step % BYTES or step < 0))
+        or (width > 1 and next_item != item)
+    ):
         run = BYTES // item
         aligned = empty((rows, -(-width // run) * run), x.dtype)[:, :width]
         copy(aligned, x)
-        x = aligned
-    return span(x), x.strides[0] // item
+        return span(aligned), aligned.strides[0] // item
+    x.rows = span(x), step // item
+    return x.rows

@@ -12,7 +12,8 @@ The three products are one loop around one step,
 The batch fills the vectors, not the block, so a small block runs as fast as a large one, and a
 transposed block is the same block read with its strides swapped. `x` and `dy` are packed first, in
 panels C wide, to make each row of `b` one run of memory. An output is summed in one order whatever
-the batch and the number of cores.
+the batch and the number of cores. CPUs multiply no 16-bit floats: such operands are copied as
+float32 first, and the result is rounded.
 
 Reads per output, from cache: (1/R + 1/C) * steps; steps is the batch for a weight, and else
 B * (blocks in the line). With R = 8 and C = 32 they hide behind the arithmetic, and the limit is
@@ -21,7 +22,7 @@ how many multiply-adds the cores can do. A GPU has far more of those, and the ne
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ from numbsparse.kernels.simd import (
 )
 
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
-DTYPES = ("float32", "float64")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
 SLAB = 1 << 21  # numbers packed at a time, to stay in the outer cache
 OUTER_CACHE = 1 << 24  # bytes, about; larger weights are read once instead of once per panel
 
@@ -61,20 +62,38 @@ def unsupported(
     if block_size not in BLOCK_SIZES:
         return f"k0_cpu takes block sizes {BLOCK_SIZES}, got {block_size}"
     if str(dtype) not in DTYPES:
-        return f"k0_cpu takes {' and '.join(DTYPES)}, got {dtype}"
+        return f"k0_cpu takes {', '.join(DTYPES)}, got {dtype}"
     return None
 
 
+def widening(product):
+    """The product of 16-bit operands too."""
+
+    @wraps(product)
+    def widened(a, b, index, out, precision="highest"):
+        if out.itemsize > 2:
+            return product(a, b, index, out, precision)
+        wide = np.empty_like(out, np.float32)
+        product(a.astype(np.float32), b.astype(np.float32), index, wide, precision)
+        with np.errstate(over="ignore"):  # infinity, as on a GPU
+            out[...] = wide
+
+    return widened
+
+
+@widening
 def forward(x, values, index, y, precision="highest"):
     """y[:] = x @ w."""
     _product(x, values, index.columns, y, strides=(values.shape[1], 1))
 
 
+@widening
 def input_grad(dy, values, index, dx, precision="highest"):
     """dx[:] = dy @ w.T."""
     _product(dy, values, index.rows, dx, strides=(1, values.shape[1]))
 
 
+@widening
 def weight_grad(x, dy, index, dvalues, precision="highest"):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
     n_blocks, size, _ = dvalues.shape
@@ -167,7 +186,7 @@ def product_kernel(dtype, rows, vectors):
         batch, features = x.shape
         panels, lines, size = len(packed), len(indptr) - 1, values.shape[1]
         tiles_in_line = size // rows
-        y_stride = y.strides[0] // y.itemsize
+        n_stride, k_stride = y.strides[0] // y.itemsize, y.strides[1] // y.itemsize
         corner = np.empty((columns, rows), y.dtype)
         pack(core, progress[0], x, packed)
         tiles = panels * lines * tiles_in_line
@@ -193,8 +212,11 @@ def product_kernel(dtype, rows, vectors):
                         a += sum_stride
                         b += columns
                 n, k = panel * columns, line * size + r
-                if n + columns <= batch and k + rows <= y.shape[1]:
-                    store_transposed(tile, y, n * y_stride + k, y_stride)
+                inside = n + columns <= batch and k + rows <= y.shape[1]
+                if inside and k_stride == 1:
+                    store_transposed(tile, y, n * n_stride + k, n_stride)
+                elif inside and n_stride == 1:  # feature-major
+                    store(tile, y, (k * k_stride + n,), 0, k_stride)
                 else:  # the tile reaches over the edge of y
                     store_transposed(tile, corner, 0, rows)
                     for v in range(min(columns, batch - n)):

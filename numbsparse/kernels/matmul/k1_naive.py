@@ -1,7 +1,8 @@
 """Rung 1: a GPU thread per output.
 
 Thread (n, k) sums y[n, k] alone, block by block down its block column. Neighbouring threads take
-neighbouring k, so a warp reads 32 weights side by side, and one x that all of them share.
+neighbouring k, so a warp reads 32 weights side by side, and one x that all of them share. 16-bit
+numbers are `widened` to float32 where they are read, and the sum is `rounded` where it is stored.
 
 Reads per output, from global memory: 2 * B * (blocks in the column). Every x is read again by each
 of the B threads that need it and every weight by each row of the batch: the next rung removes that.
@@ -14,9 +15,10 @@ from typing import Any
 from numba import cuda, float32
 
 from numbsparse.device.launch import launch
+from numbsparse.kernels.floats import rounded, widened
 
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
-DTYPES = ("float16", "float32")
+DTYPES = ("float16", "bfloat16", "float32")
 THREADS = (32, 4)  # along the contiguous axis, along the other
 
 
@@ -33,7 +35,7 @@ def unsupported(
     if block_size not in BLOCK_SIZES:
         return f"k1_naive takes block sizes {BLOCK_SIZES}, got {block_size}"
     if str(dtype) not in DTYPES:
-        return f"k1_naive takes {' and '.join(DTYPES)}, got {dtype}"
+        return f"k1_naive takes {', '.join(DTYPES)}, got {dtype}"
     return None
 
 
@@ -57,15 +59,22 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
 
 
 def _grid(width, height):
-    """Blocks of threads that cover a width x height output; the height may pass 65535 * 4."""
-    return (-(-height // THREADS[1]), -(-width // THREADS[0]))
+    """Blocks of threads that cover a width x height output, along x alone: y ends at 65535."""
+    return -(-height // THREADS[1]) * -(-width // THREADS[0])
+
+
+@cuda.jit(device=True)
+def line_and_column(height):
+    """The output of this thread: blocks of threads go down the lines first."""
+    blocks = -(-height // cuda.blockDim.y)
+    line = cuda.blockIdx.x % blocks * cuda.blockDim.y + cuda.threadIdx.y
+    return line, cuda.blockIdx.x // blocks * cuda.blockDim.x + cuda.threadIdx.x
 
 
 @cuda.jit
 def forward_kernel(x, values, indptr, indices, blocks, y):
-    n = cuda.blockIdx.x * cuda.blockDim.y + cuda.threadIdx.y
-    k = cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     batch, out_features = y.shape
+    n, k = line_and_column(batch)
     if n >= batch or k >= out_features:
         return
     size = values.shape[1]
@@ -75,15 +84,14 @@ def forward_kernel(x, values, indptr, indices, blocks, y):
         block, row = blocks[position], indices[position]
         first = row * size
         for i in range(min(size, x.shape[1] - first)):
-            acc += float32(x[n, first + i]) * float32(values[block, i, j])
-    y[n, k] = acc
+            acc += widened(x[n, first + i]) * widened(values[block, i, j])
+    y[n, k] = rounded(acc, y)
 
 
 @cuda.jit
 def input_grad_kernel(dy, values, indptr, indices, blocks, dx):
-    n = cuda.blockIdx.x * cuda.blockDim.y + cuda.threadIdx.y
-    c = cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     batch, in_features = dx.shape
+    n, c = line_and_column(batch)
     if n >= batch or c >= in_features:
         return
     size = values.shape[1]
@@ -93,16 +101,15 @@ def input_grad_kernel(dy, values, indptr, indices, blocks, dx):
         block, column = blocks[position], indices[position]
         first = column * size
         for j in range(min(size, dy.shape[1] - first)):
-            acc += float32(dy[n, first + j]) * float32(values[block, i, j])
-    dx[n, c] = acc
+            acc += widened(dy[n, first + j]) * widened(values[block, i, j])
+    dx[n, c] = rounded(acc, dx)
 
 
 @cuda.jit
 def weight_grad_kernel(x, dy, block_rows, block_columns, dvalues):
     # The blocks lie one under the other: line = block * B + i.
-    line = cuda.blockIdx.x * cuda.blockDim.y + cuda.threadIdx.y
-    j = cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     n_blocks, size = dvalues.shape[0], dvalues.shape[1]
+    line, j = line_and_column(n_blocks * size)
     if line >= n_blocks * size or j >= size:
         return
     block, i = line // size, line % size
@@ -110,5 +117,5 @@ def weight_grad_kernel(x, dy, block_rows, block_columns, dvalues):
     acc = float32(0)
     if c < x.shape[1] and k < dy.shape[1]:
         for n in range(x.shape[0]):
-            acc += float32(x[n, c]) * float32(dy[n, k])
-    dvalues[block, i, j] = acc
+            acc += widened(x[n, c]) * widened(dy[n, k])
+    dvalues[block, i, j] = rounded(acc, dvalues)

@@ -44,7 +44,7 @@ def forward(x, values, index, y, precision="highest"):
     """y[:] = x @ w."""
     batch, out_features = y.shape
     tile = min(values.shape[1], MOST)
-    grid = (-(-batch // tile), -(-out_features // tile))
+    grid = -(-batch // tile) * -(-out_features // tile)
     launch(forward_kernel, grid, (tile, tile), x, values, *index.columns, y)
 
 
@@ -52,7 +52,7 @@ def input_grad(dy, values, index, dx, precision="highest"):
     """dx[:] = dy @ w.T."""
     batch, in_features = dx.shape
     tile = min(values.shape[1], MOST)
-    grid = (-(-batch // tile), -(-in_features // tile))
+    grid = -(-batch // tile) * -(-in_features // tile)
     launch(input_grad_kernel, grid, (tile, tile), dy, values, *index.rows, dx)
 
 
@@ -78,9 +78,10 @@ def forward_kernel(x, values, indptr, indices, blocks, y):
     xs = cuda.shared.array((MOST, MOST), float32)  # (batch, in)
     ws = cuda.shared.array((MOST, MOST), float32)  # (in, out)
     tx, ty, tile = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockDim.x
-    n = cuda.blockIdx.x * tile + ty
-    k = cuda.blockIdx.y * tile + tx
     (batch, in_features), size = x.shape, values.shape[1]
+    down = -(-batch // tile)  # tiles of y, along the batch
+    n = cuda.blockIdx.x % down * tile + ty
+    k = cuda.blockIdx.x // down * tile + tx
     column, j = k // size, k % size
     acc = float32(0)
     for position in range(indptr[column], indptr[column + 1]):
@@ -102,10 +103,11 @@ def input_grad_kernel(dy, values, indptr, indices, blocks, dx):
     dys = cuda.shared.array((MOST, MOST), float32)  # (batch, out)
     ws = cuda.shared.array((MOST, MOST_PADDED), float32)  # (in, out)
     tx, ty, tile = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockDim.x
-    n = cuda.blockIdx.x * tile + ty
-    c = cuda.blockIdx.y * tile + tx
     (batch, out_features), size = dy.shape, values.shape[1]
-    row, top = c // size, cuda.blockIdx.y * tile % size
+    down = -(-batch // tile)  # tiles of dx, along the batch
+    n = cuda.blockIdx.x % down * tile + ty
+    c = cuda.blockIdx.x // down * tile + tx
+    row, top = c // size, c % size - tx
     acc = float32(0)
     for position in range(indptr[row], indptr[row + 1]):
         block, column = blocks[position], indices[position]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from numbsparse.device import DeviceArray, to_device
 from numbsparse.layout import Index, Walk
-
-_plans: WeakKeyDictionary[Index, dict[Any, Any]] = WeakKeyDictionary()
 
 
 def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tuple[Any, ...]:
@@ -19,7 +16,7 @@ def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tu
 
     It is called once for every layout and `key`, and its result lives as long as the layout.
     """
-    plans = _plans.setdefault(index, {})
+    plans = vars(index).setdefault("plans", {})  # with the index, and as long as it
     found = plans.get((make, key))
     if found is None:
         result = make(_on_host(index), *key)

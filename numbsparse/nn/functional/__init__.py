@@ -15,6 +15,7 @@ from numbsparse.nn.functional.activations import (
 )
 from numbsparse.nn.functional.arithmetic import (
     add,
+    cast,
     divide,
     exp,
     log,
@@ -43,6 +44,7 @@ from numbsparse.nn.functional.shape import (
 __all__ = [
     "add",
     "broadcast_to",
+    "cast",
     "concatenate",
     "cross_entropy",
     "divide",

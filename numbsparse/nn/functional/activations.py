@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from numbsparse import ops
 from numbsparse.autograd import Tensor, once, record
 from numbsparse.nn.functional.arithmetic import multiply, subtract
@@ -47,7 +49,7 @@ def log_softmax(x: Tensor) -> Tensor:
     return record(ops.log_softmax(x.data), (x, once(lambda dy, y: ops.log_softmax_grad(y, dy))))
 
 
-def dropout(x: Tensor, rate: float, *, seed: int, call: int = 0) -> Tensor:
+def dropout(x: Tensor, rate: float, *, seed: int, call: int | Callable[[], int] = 0) -> Tensor:
     """Each value is zero with probability `rate`, and x / (1 - rate) otherwise.
 
     Which values is a function of (seed, call) and their position, the same on CPU and GPU.

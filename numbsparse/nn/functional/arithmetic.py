@@ -7,6 +7,7 @@ from typing import Any
 from numbsparse import ops
 from numbsparse.autograd import Tensor, Vjp, record
 from numbsparse.block_sparse import BlockSparse
+from numbsparse.dtypes import as_dtype
 from numbsparse.nn.functional.shape import sum_to
 
 
@@ -83,6 +84,23 @@ def log(a: Any) -> Tensor:
 def sqrt(a: Any) -> Tensor:
     """The square root of a."""
     return record(ops.sqrt(data_of(a)), *edges((a, lambda dy, y: divide(dy, multiply(y, 2.0)))))
+
+
+def cast(a: Any, dtype: Any) -> Tensor:
+    """a rounded to float16, bfloat16, float32 or float64; the gradient is rounded to a's dtype.
+
+    Of that dtype already, `a` is returned as it is. Float64 is for the CPU alone.
+
+    >>> x = Tensor([1 / 3], requires_grad=True)
+    >>> cast(x, "float16")
+    Tensor([0.3333], dtype=float16)
+    """
+    a = a if isinstance(a, Tensor) else Tensor(a)
+    if a.dtype == (dtype := as_dtype(dtype)):
+        return a
+    values = ops.cast(a.values, dtype)
+    rounded = a.data.with_values(values) if is_block_sparse(a) else values
+    return record(rounded, (a, lambda dy, y: cast(dy, a.dtype)))
 
 
 def data_of(a: Any) -> Any:

@@ -10,9 +10,11 @@ from numbsparse.nn.functional.arithmetic import add, data_of, multiply
 from numbsparse.nn.functional.products import matmul
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, precision: str | None = None
+) -> Tensor:
     """x @ weight + bias, with a block-sparse weight (in_features, out_features)."""
-    y = matmul(x, weight)
+    y = matmul(x, weight, precision=precision)
     return y if bias is None else add(y, bias)
 
 

@@ -32,6 +32,7 @@ _OPERATORS = {
     "__matmul__": products.matmul,
     "__rmatmul__": _reflected(products.matmul),
     "__getitem__": shape.getitem,
+    "astype": arithmetic.cast,
     "T": property(shape.transpose),
     "transpose": shape.transpose,
     "reshape": _reshape,

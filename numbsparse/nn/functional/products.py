@@ -11,28 +11,38 @@ from numbsparse.nn.functional.arithmetic import data_of, edges
 from numbsparse.nn.functional.shape import reshape, transpose
 
 
-def matmul(x: Any, w: Any, *, out: Any = None, kernel: str = "auto") -> Any:
+def matmul(
+    x: Any, w: Any, *, out: Any = None, kernel: str = "auto", precision: str | None = None
+) -> Any:
     if not (isinstance(x, Tensor) or isinstance(w, Tensor)):
-        return ops.matmul(x, w, out=out, kernel=kernel)
+        return ops.matmul(x, w, out=out, kernel=kernel, precision=precision)
     if out is not None:
         raise ValueError("out takes no Tensor operands: what is differentiated is not overwritten")
+    how = {"kernel": kernel, "precision": ops.checked_precision(precision)}
     if isinstance(data_of(x), BlockSparse):
-        return transpose(_dense_times_sparse(_transposed(w), _transposed(x), kernel))
-    return _dense_times_sparse(x, w, kernel)
+        return _sparse_times_dense(x, w, how)
+    return _dense_times_sparse(x, w, how)
 
 
 def sddmm(
-    a: Any, b: Any, layout: Any, *, block_size: int | None = None, kernel: str = "auto"
+    a: Any,
+    b: Any,
+    layout: Any,
+    *,
+    block_size: int | None = None,
+    kernel: str = "auto",
+    precision: str | None = None,
 ) -> Any:
-    product = ops.sddmm(data_of(a), data_of(b), layout, block_size=block_size, kernel=kernel)
+    how: Any = {"kernel": kernel, "precision": ops.checked_precision(precision)}
+    product = ops.sddmm(data_of(a), data_of(b), layout, block_size=block_size, **how)
     if not (isinstance(a, Tensor) or isinstance(b, Tensor)):
         return product
     # s = (a @ b) at the kept blocks, so da = ds @ b.T and db = a.T @ ds.
     return record(
         product,
         *edges(
-            (a, lambda ds, s: transpose(matmul(b, transpose(ds), kernel=kernel))),
-            (b, lambda ds, s: matmul(_transposed(a), ds, kernel=kernel)),
+            (a, lambda ds, s: transpose(matmul(b, transpose(ds), **how))),
+            (b, lambda ds, s: matmul(_transposed(a), ds, **how)),
         ),
     )
 
@@ -41,18 +51,32 @@ matmul.__doc__ = ops.matmul.__doc__
 sddmm.__doc__ = ops.sddmm.__doc__
 
 
-def _dense_times_sparse(x: Any, w: Any, kernel: str) -> Tensor:
+def _dense_times_sparse(x: Any, w: Any, how: Any) -> Tensor:
     """x (..., in_features) times w (in_features, out_features)."""
     if len(x.shape) != 2:
         x = x if isinstance(x, Tensor) else Tensor(x)
         rows = reshape(x, (-1, x.shape[-1])) if x.size else reshape(x, (0, x.shape[-1]))
-        y = _dense_times_sparse(rows, w, kernel)
+        y = _dense_times_sparse(rows, w, how)
         return reshape(y, (*x.shape[:-1], y.shape[1]))
     return record(
-        ops.matmul(data_of(x), data_of(w), kernel=kernel),
+        ops.matmul(data_of(x), data_of(w), **how),
         *edges(
-            (x, lambda dy, y: matmul(dy, _transposed(w), kernel=kernel)),
-            (w, lambda dy, y: sddmm(_transposed(x), dy, data_of(w), kernel=kernel)),
+            (x, lambda dy, y: matmul(dy, _transposed(w), **how)),
+            (w, lambda dy, y: sddmm(_transposed(x), dy, data_of(w), **how)),
+        ),
+    )
+
+
+def _sparse_times_dense(w: Any, x: Any, how: Any) -> Tensor:
+    """w (out_features, in_features) times x (in_features) or (in_features, batch)."""
+    if len(x.shape) == 1:
+        x = x if isinstance(x, Tensor) else Tensor(x)
+        return reshape(_sparse_times_dense(w, reshape(x, (-1, 1)), how), (-1,))
+    return record(
+        ops.matmul(data_of(w), data_of(x), **how),
+        *edges(
+            (x, lambda dy, y: matmul(_transposed(w), dy, **how)),
+            (w, lambda dy, y: sddmm(dy, _transposed(x), data_of(w), **how)),
         ),
     )
 

@@ -1,0 +1,180 @@
+"""Capture: the launches of a stretch of Python, kept in a CUDA graph instead of run.
+
+While a capture is under way in a thread, `launch` records into its stream, memory comes from an
+arena that belongs to the graph, and copies between host and device are refused. The graph can then
+be launched any number of times: the same kernels on the same addresses, for the price of one.
+
+In the simulator nothing is recorded: the work runs at once, and the refusals are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from sys import getrefcount
+from threading import get_ident
+from typing import Any
+
+import numpy as np
+
+from numbsparse.device import memory, runtime
+from numbsparse.device.array import DeviceArray, empty
+
+Numbers = Callable[[], np.ndarray]
+
+_generation = 0
+
+
+def generation() -> int:
+    """Rises whenever an array that captured work may use was replaced by another."""
+    return _generation
+
+
+def forget_captures() -> None:
+    """An array that captured work may use was replaced: what was captured so far is stale."""
+    global _generation
+    _generation += 1
+
+
+def live(numbers: Numbers, size: int, dtype: Any) -> DeviceArray:
+    """`size` numbers of the host, as an array on the GPU that follows them from replay to replay.
+
+    Without a capture `numbers` is called and copied now. Within one it is called before each launch
+    of the graph, and not before; so it may count, and an error in the capture loses no count.
+    """
+    capture = runtime.capturing()
+    if capture is None:
+        return _filled(empty((size,), dtype), numbers)
+    with outside_capture():  # no array of the arena, where others would share its memory
+        array = empty((size,), dtype)
+        if runtime.SIMULATED:  # where what is captured runs at once
+            _filled(array, numbers)
+    capture.lives.append((array, numbers))
+    return array
+
+
+@contextmanager
+def outside_capture() -> Iterator[None]:
+    """Within this context, inside a capture, work runs once and now, and memory is its own.
+
+    For what a step makes when it first needs it and keeps: the state of an optimizer, a plan.
+    """
+    capture = runtime.capturing()
+    if capture is None:
+        yield
+        return
+    runtime.capture = None
+    try:
+        yield
+    finally:
+        runtime.capture = capture
+
+
+def _filled(array: DeviceArray, numbers: Numbers) -> DeviceArray:
+    memory.copy_in(array.address, np.ascontiguousarray(numbers(), array.dtype))
+    return array
+
+
+class Arena:
+    """The memory of one graph: its addresses stay, and what is let go of serves again within it."""
+
+    def __init__(self) -> None:
+        self._shelves: dict[int, memory.Shelf] = {}
+        self._buffers: list[Any] = []
+
+    def allocate(self, nbytes: int) -> memory.Block:
+        if runtime.SIMULATED:
+            fresh = memory.simulated(nbytes)
+            return ArenaBlock(fresh.address, fresh.buffer)
+        size = memory.rounded(nbytes)
+        shelf = self._shelves.setdefault(size, [])
+        if shelf:
+            return ArenaBlock(*shelf.pop(), shelf=shelf)
+        buffer = memory.take(size)
+        self._buffers.append(buffer)
+        return ArenaBlock(int(buffer.handle), buffer, shelf=shelf)
+
+
+class ArenaBlock(memory.Block):
+    """A block of an arena. It counts for nothing among the blocks kept outside."""
+
+    __slots__ = ()
+
+
+def _references(owners: dict[int, Any]) -> list[int]:
+    """How often each block from outside of the graph is held, as Python counts it."""
+    return [getrefcount(owner) for owner in owners.values() if type(owner) is memory.Block]
+
+
+_ALONE = _references({0: memory.Block(0, None)})[0]
+
+
+def is_of_a_graph(array: DeviceArray) -> bool:
+    """Whether launches of a graph write where this array is."""
+    return isinstance(array.owner, ArenaBlock)
+
+
+class Capture:
+    """Work under capture; then the graph of it, which holds all memory that it uses.
+
+    Attributes
+    ----------
+    arena : where arrays that are made within come from
+    used : the owners of the memory from outside that kernels were given, by id
+    lives : arrays to fill before each launch, and what with
+    """
+
+    def __init__(self) -> None:
+        self.thread = get_ident()
+        self.arena = Arena()
+        self.used: dict[int, Any] = {}
+        self.lives: list[tuple[DeviceArray, Numbers]] = []
+        self.stream: Any = None
+        self._graph: Any = None
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Within this context the work of this thread is captured, and nothing runs.
+
+        After an error the work so far is dropped, and everything goes on as before.
+        """
+        if runtime.capture is not None:
+            raise RuntimeError("another capture is under way: one at a time")
+        if not runtime.SIMULATED:
+            # A stream of its own that does not wait for the legacy one, which cannot be captured;
+            # relaxed, so that memory can be taken and kernels loaded meanwhile.
+            self.stream = runtime.current_device().create_stream().create_graph_builder()
+            self.stream.begin_building("relaxed")
+        runtime.capture = self
+        try:
+            yield
+            runtime.capture = None
+            if self.stream is not None:
+                self._graph = self.stream.end_building().complete()
+        finally:
+            runtime.capture = None
+            if self.stream is not None:
+                with suppress(Exception):  # the first error is the one to see
+                    if self.stream.is_building:
+                        self.stream.end_building()
+                self.stream.close()
+                self.stream = None
+
+    def hold(self, args: tuple[Any, ...]) -> None:
+        """Keep the memory behind a kernel's arguments for as long as this capture."""
+        for arg in args:  # what is of the arena stays there, and may serve again
+            if type(arg) is DeviceArray and type(arg.owner) is not ArenaBlock:
+                self.used[id(arg.owner)] = arg.owner
+
+    def has_lost_memory(self) -> bool:
+        """Whether nobody but this capture holds some memory from outside that it uses.
+
+        Then what stood there has been replaced, and the captured work would not see by what.
+        """
+        return any(count <= _ALONE for count in _references(self.used))
+
+    def launch(self) -> None:
+        """Start the captured work, after all that was asked of the GPU before."""
+        for array, numbers in self.lives:
+            _filled(array, numbers)
+        self._graph.launch(runtime.current_stream())

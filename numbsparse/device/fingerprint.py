@@ -1,0 +1,122 @@
+"""A kernel's fingerprint: equal for equal machine code, in another process too.
+
+Numba's own `cache=True` cannot tell apart kernels that are closures over other kernels' functions.
+Here a function stands for its code and, followed as far as they go, the values that it closes over;
+the text of this library stands for all else. What cannot be followed gets no fingerprint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+LIBRARIES = ("numbsparse", "numba", "numba_cuda", "llvmlite", "numpy", "math", "operator", "cuda")
+"""Modules whose versions, or source text, are part of every fingerprint."""
+
+
+class Unknown(Exception):
+    """A value that no fingerprint can be taken of."""
+
+
+def fingerprint(kernel: Any, signature: tuple[Any, ...], *machine: Any) -> str | None:
+    """Letters that name the machine code of a kernel; None where that cannot be told.
+
+    Parameters
+    ----------
+    kernel : a function decorated with `numba.cuda.jit`
+    signature : Numba types of its arguments
+    machine : what else it depends on, such as the GPU's compute capability
+    """
+    try:
+        parts = (library(), machine, tuple(map(str, signature)), _described(kernel, {}))
+    except Unknown:
+        return None
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+@cache
+def library() -> tuple[str, ...]:
+    """The source text of kernels and device, hashed, and the versions of what compiles them."""
+    text = hashlib.sha256()
+    package = Path(__file__).parents[1]
+    for folder in ("device", "kernels"):
+        for file in sorted((package / folder).rglob("*.py")):
+            text.update(file.relative_to(package).as_posix().encode() + b"\0" + file.read_bytes())
+    versions = map(version, ("numba", "numba-cuda", "llvmlite", "numpy", "cuda-bindings"))
+    return (text.hexdigest(), platform.python_version(), *versions)
+
+
+def _described(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
+    """A value as nested tuples of texts, the same in every process."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return type(value).__name__, repr(value)
+    if id(value) in seen:
+        return "seen", seen[id(value)][0]
+    seen[id(value)] = len(seen), value  # held, so that no other value takes its id
+    if isinstance(value, tuple | list):
+        return type(value).__qualname__, *(_described(item, seen) for item in value)
+    if isinstance(value, dict):
+        return "dict", *((str(k), _described(v, seen)) for k, v in sorted(value.items(), key=str))
+    if isinstance(value, np.dtype):
+        return "dtype", str(value)
+    if isinstance(value, np.generic | np.ndarray) and value.dtype != object:
+        return "array", str(value.dtype), np.shape(value), value.tobytes()
+    if isinstance(value, FunctionType):
+        return _function(value, seen)
+    if isinstance(value, ModuleType | type | BuiltinFunctionType):
+        return _of_a_library(value)
+    if hasattr(value, "py_func") and hasattr(value, "targetoptions"):  # what cuda.jit makes
+        return "jit", _described(value.targetoptions, seen), _described(value.py_func, seen)
+    if hasattr(value, "_defn"):  # what intrinsic makes
+        return "intrinsic", _described(value._defn, seen)
+    if type(value).__module__.startswith("numba.") and hasattr(value, "mangling_args"):
+        return "numba type", str(value)
+    raise Unknown(repr(value))
+
+
+def _function(function: FunctionType, seen: dict[int, tuple[int, Any]]) -> Any:
+    inside = tuple(cell.cell_contents for cell in function.__closure__ or ())
+    around: list[Any] = []
+    if _root(function.__module__) != "numbsparse":  # there, the library's text stands for them
+        names = sorted(_names(function.__code__))
+        around = [(n, function.__globals__[n]) for n in names if n in function.__globals__]
+    return (
+        "function",
+        function.__module__,
+        function.__qualname__,
+        _code(function.__code__),
+        *(_described(value, seen) for value in (inside, function.__defaults__, around)),
+    )
+
+
+def _code(code: CodeType) -> Any:
+    constants = (_code(c) if isinstance(c, CodeType) else _constant(c) for c in code.co_consts)
+    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, tuple(constants)
+
+
+def _constant(value: Any) -> Any:
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (_names(c) for c in code.co_consts if isinstance(c, CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _of_a_library(value: Any) -> tuple[str, str]:
+    """A module, a class or a built-in function, by name."""
+    module = value.__name__ if isinstance(value, ModuleType) else value.__module__
+    if _root(module) not in (*LIBRARIES, "builtins"):
+        raise Unknown(repr(value))
+    return "named", f"{module}.{getattr(value, '__qualname__', '')}"
+
+
+def _root(module: str | None) -> str:
+    return (module or "").partition(".")[0]

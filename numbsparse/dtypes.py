@@ -1,0 +1,54 @@
+"""The floating-point dtypes; bfloat16 is one where the package ml_dtypes is installed.
+
+NumPy has no bfloat16 of its own. Nothing here loads ml_dtypes before bfloat16 is asked for by name;
+an array that has the dtype comes from those who loaded it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def as_dtype(dtype: Any) -> np.dtype:
+    """`numpy.dtype(dtype)`, to which "bfloat16" is a name too.
+
+    Raises ImportError, which says what to install, for "bfloat16" where ml_dtypes is missing.
+    """
+    return bfloat16() if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
+
+
+def bfloat16() -> np.dtype:
+    """The dtype of ml_dtypes: the upper 16 bits of a float32."""
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError:
+        raise ImportError(
+            "bfloat16 takes the package ml_dtypes: pip install 'numbsparse[bfloat16]'"
+        ) from None
+    return np.dtype(bfloat16)
+
+
+def is_bfloat16(dtype: np.dtype) -> bool:
+    return dtype.kind == "V" and dtype.name == "bfloat16"
+
+
+def is_floating(dtype: np.dtype) -> bool:
+    """Whether numbers of this dtype have gradients."""
+    return dtype.kind == "f" or is_bfloat16(dtype)
+
+
+def finfo(dtype: Any) -> Any:
+    """`numpy.finfo(dtype)`, of bfloat16 too."""
+    dtype = as_dtype(dtype)
+    if not is_bfloat16(dtype):
+        return np.finfo(dtype)
+    import ml_dtypes
+
+    return ml_dtypes.finfo(dtype)
+
+
+def from_file(array: np.ndarray) -> np.ndarray:
+    """An array as it was before `numpy.save`, which writes bfloat16 as two bytes without a name."""
+    return array.view(bfloat16()) if array.dtype.str == "|V2" else array

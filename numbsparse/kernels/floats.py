@@ -1,0 +1,58 @@
+"""Floating-point numbers as kernels load and store them: float32 inside, whatever the array holds.
+
+A kernel sees an array of bfloat16 as its bits, uint16; arrays of real uint16 are refused before. So
+what it loads goes through `widened`, and what it stores through `rounded`: without a cost for
+float32, and for float16 as Numba converts it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import float32, types, uint16, uint32
+
+from numbsparse.device import SIMULATED
+from numbsparse.kernels.ptx import as_float32, as_uint32
+
+
+def widened(item):
+    """An item of an array, as float32."""
+    return (_from_bits if item.dtype == np.uint16 else _from_float)(item)
+
+
+def rounded(value, array):
+    """A float32 as an item of the array: the nearest one, halves to even."""
+    return (_to_bits if array.dtype == np.uint16 else _as_it_is)(value, array)
+
+
+def _from_bits(item):
+    return as_float32(uint32(uint32(item) << uint32(16)))
+
+
+def _from_float(item):
+    return float32(item)
+
+
+def _to_bits(value, array):
+    value = float32(value)
+    if value != value:
+        return uint16(0x7FFF)  # a NaN whose upper bits alone are set would become an infinity
+    bits = as_uint32(value)
+    # Just under a half carries into the upper 16 bits where more than a half is cut off, and with
+    # the last bit that stays also where it is a half exactly.
+    return uint16(uint32(bits + uint32(0x7FFF) + (bits >> uint32(16) & uint32(1))) >> uint32(16))
+
+
+def _as_it_is(value, array):
+    return value
+
+
+if not SIMULATED:
+    from numba.cuda.extending import overload
+
+    @overload(widened)
+    def _widened(item):
+        return _from_bits if item == types.uint16 else _from_float
+
+    @overload(rounded)
+    def _rounded(value, array):
+        return _to_bits if array.dtype == types.uint16 else _as_it_is

@@ -1,0 +1,80 @@
+"""Which rung of the ladder computes a product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numbsparse.device import DeviceArray
+from numbsparse.kernels.matmul import PRECISIONS, RUNGS, rung
+from numbsparse.layout import Layout
+from numbsparse.ops import tuned
+
+_chosen: dict[tuple[Any, ...], str] = {}
+
+
+def choose(
+    product: str,
+    kernel: str,
+    block_size: int,
+    x: Any,
+    batch: int,
+    precision: str,
+    layout: Layout,
+) -> str:
+    """The name of the rung that serves: the named one, or the fastest that does.
+
+    The fastest is what `numbsparse.tune` measured, else the last of the ladder.
+
+    Worked out once for each case, then looked up. Raises ValueError where none serves.
+    """
+    where = x.dtype, type(x), layout.shape, layout.n_blocks
+    case = (product, kernel, block_size, batch, precision, *where)
+    name = _chosen.get(case)
+    if name is None:
+        names = _checked(kernel, precision, "cuda" if isinstance(x, DeviceArray) else "cpu")
+        if kernel == "auto" and isinstance(x, DeviceArray):
+            measured = tuned.fastest(
+                tuned.case(product, block_size, x.dtype, batch, precision, layout)
+            )
+            names.sort(key=lambda name: name == measured)  # the last is tried first
+        name = _last_that_serves(names, product, block_size, x, batch, precision)
+        _chosen[case] = name
+    return name
+
+
+def forget() -> None:
+    """Choose anew in each case: something was measured."""
+    _chosen.clear()
+
+
+def serving(
+    product: str, block_size: int, dtype: Any, place: str, batch: int, precision: str
+) -> list[str]:
+    """The rungs that serve a case, the ladder's last first."""
+    names = _checked("auto", precision, place)
+    case = (product, block_size, dtype, place, batch, precision)
+    return [name for name in reversed(names) if rung(name).unsupported(*case) is None]
+
+
+def _checked(kernel: str, precision: str, place: str) -> list[str]:
+    """The rungs to choose from, the fastest last."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision takes one of {PRECISIONS}, got {precision!r}")
+    if kernel == "auto":  # the reference is for checking, never for speed
+        return [name for name in RUNGS if RUNGS[name] == place and name != "k0_reference"]
+    if kernel not in RUNGS:
+        raise ValueError(f'kernel takes "auto" or one of {list(RUNGS)}, got {kernel!r}')
+    return [kernel]
+
+
+def _last_that_serves(
+    names: list[str], product: str, block_size: int, x: Any, batch: int, precision: str
+) -> str:
+    place = "cuda" if isinstance(x, DeviceArray) else "cpu"
+    reasons = []
+    for name in reversed(names):
+        reason = rung(name).unsupported(product, block_size, x.dtype, place, batch, precision)
+        if reason is None:
+            return name
+        reasons.append(reason)
+    raise ValueError("; ".join(reasons))

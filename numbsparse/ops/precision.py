@@ -1,0 +1,57 @@
+"""How exact float32 products are where a call does not say: one setting for the whole process."""
+
+from __future__ import annotations
+
+from numbsparse.kernels.matmul import PRECISIONS
+
+_default = "highest"
+
+
+class set_precision:
+    """How exact float32 products are, from now on or in a `with` block.
+
+    Parameters
+    ----------
+    precision : str
+        "highest", which it is at first: as accurate as a float32 product. "high": tensor cores may
+        round the factors to tf32, 10 bits of mantissa, for a multiple of the speed; sums are
+        float32. The words of `torch.set_float32_matmul_precision` and
+        `jax.default_matmul_precision`.
+
+    A call's own `precision=` goes before it, and a gradient is computed as exactly as the product
+    that it belongs to. Products of other dtypes know one precision. Holds for all threads.
+
+    Raises ValueError for another word.
+
+    Examples
+    --------
+    >>> import numbsparse as ns
+    >>> with ns.set_precision("high"):
+    ...     pass  # products on tf32 tensor cores, where there are some
+    """
+
+    def __init__(self, precision: str):
+        global _default
+        self._precision = _checked(precision)
+        self._before, _default = _default, precision
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        global _default
+        _default = self._before
+
+    def __repr__(self) -> str:
+        return f"set_precision({self._precision!r})"
+
+
+def checked_precision(precision: str | None) -> str:
+    """The precision of a call: its own, or the default."""
+    return _default if precision is None else _checked(precision)
+
+
+def _checked(precision: str) -> str:
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision takes one of {PRECISIONS}, got {precision!r}")
+    return precision

@@ -1,0 +1,123 @@
+"""Time the rungs of the ladder on the card at hand, and let `kernel="auto"` take the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from numbsparse import device, ops
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import Capture, to_device
+from numbsparse.ops import choice, tuned
+
+SECONDS = 5e-3  # of work in a sample
+MOST_CALLS = 100  # in a sample
+SAMPLES = 3
+ERRORS = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+"""How far results may lie apart, as a part of their size."""
+
+
+def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str, dict[str, float]]:
+    """Time every rung on the three products of a weight, and remember the fastest.
+
+    From then on `kernel="auto"` takes them wherever a product is alike: the same dtype, precision
+    and block size, and batch, features and density within a factor of about 1.4. They are kept in
+    the cache folder (NUMBSPARSE_CACHE_DIR, or `numbsparse` in the user's), a file for each card,
+    until the library's kernels change. Where nothing was measured "auto" takes the last rung of the
+    ladder that serves.
+
+    Parameters
+    ----------
+    w : BlockSparse, on the GPU
+    batch : int
+        Rows of the dense operand.
+    precision : "highest" or "high"
+        As in `matmul`.
+
+    Returns
+    -------
+    dict of product ("forward", "input_grad", "weight_grad") to dict of rung to seconds
+        The fastest first. Rungs that do not serve the case are absent; the time of one whose result
+        disagrees with the first rung's is infinite, and it is never chosen.
+
+    Examples
+    --------
+    >>> import numbsparse as ns
+    >>> layout = ns.patterns.random(64, 64, 0.1, seed=0)
+    >>> layer = ns.nn.Linear(2048, 2048, layout=layout)
+    >>> seconds = ns.tune(layer.to("cuda").weight.data, batch=32)  # doctest: +SKIP
+    >>> seconds["forward"]  # doctest: +SKIP
+    {'k3_registers': 8.1e-06, 'k2_shared': 1.9e-05, ...}
+    """
+    if not isinstance(w, BlockSparse) or w.place != "cuda":
+        raise ValueError("w takes a BlockSparse on the GPU: see BlockSparse.to")
+    if batch < 1:
+        raise ValueError(f"batch takes an integer of at least 1, got {batch}")
+    w = w.T if w.is_transposed else w
+    results, fastest = {}, {}
+    for product, call in _products(w, batch, precision).items():
+        names = choice.serving(product, w.block_size, w.dtype, "cuda", batch, precision)
+        right = _sample(call(names[-1]))
+        seconds = {}
+        for name in names:
+            agrees = _agree(_sample(call(name)), right, w.dtype, precision)
+            seconds[name] = _seconds(partial(call, name)) if agrees else float("inf")
+        results[product] = dict(sorted(seconds.items(), key=lambda pair: pair[1]))
+        case = tuned.case(product, w.block_size, w.dtype, batch, precision, w.stored_layout)
+        fastest[case] = next(iter(results[product]))
+    tuned.remember(fastest)
+    choice.forget()
+    return results
+
+
+def _products(w: BlockSparse, batch: int, precision: str) -> dict[str, Callable[[str], Any]]:
+    """Each product as a function of the rung's name, on random operands."""
+    rng = np.random.default_rng(0)
+
+    def dense(features: int) -> Any:
+        return to_device(rng.standard_normal((batch, features), np.float32).astype(w.dtype))
+
+    x, dy = dense(w.shape[0]), dense(w.shape[1])
+    y, dx = (device.empty(a.shape, a.dtype) for a in (dy, x))
+    return {
+        "forward": lambda name: ops.matmul(x, w, out=y, kernel=name, precision=precision),
+        "input_grad": lambda name: ops.matmul(dy, w.T, out=dx, kernel=name, precision=precision),
+        "weight_grad": lambda name: ops.sddmm(x.T, dy, w, kernel=name, precision=precision).values,
+    }
+
+
+def _sample(result: Any) -> np.ndarray:
+    """The first and the last rows, or blocks, on the host."""
+    n = len(result)
+    few = [result[: min(n, 64)], result[max(n - 64, 0) :]]
+    return np.concatenate([part.numpy().astype(np.float64) for part in few])
+
+
+def _agree(result: np.ndarray, right: np.ndarray, dtype: Any, precision: str) -> bool:
+    error = ERRORS["float16" if precision == "high" else str(dtype)]
+    return bool(np.linalg.norm(result - right) <= error * np.linalg.norm(right))
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    """The GPU's time of one call: the shortest of a few samples of many, captured in a graph."""
+    if device.SIMULATED:
+        return _timed(call)
+    n = min(max(int(SECONDS / _timed(call)), 1), MOST_CALLS)
+    capture = Capture()
+    with capture.under_way():
+        for _ in range(n):
+            call()
+    capture.launch()
+    return min(_timed(capture.launch) for _ in range(SAMPLES)) / n
+
+
+def _timed(work: Callable[[], Any]) -> float:
+    device.synchronize()
+    began = perf_counter()
+    work()
+    device.synchronize()
+    return perf_counter() - began

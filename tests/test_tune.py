@@ -1,0 +1,122 @@
+"""The fastest rung is measured once, remembered in a file, and taken by kernel="auto"."""
+
+import importlib
+import json
+
+import numpy as np
+import pytest
+
+import numbsparse as ns
+from numbsparse import device
+from numbsparse.kernels.matmul import PRODUCTS, RUNGS
+from numbsparse.ops import choice, tuned
+
+tuning = importlib.import_module("numbsparse.tune")
+
+pytestmark = pytest.mark.skipif(not device.is_available(), reason="no GPU and no simulator")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A cache folder of its own, and no choice left behind."""
+    monkeypatch.setenv("NUMBSPARSE_CACHE_DIR", str(tmp_path / "cache"))
+    forget()
+    yield tmp_path / "cache"
+    forget()
+
+
+def forget():
+    tuned._choices.cache_clear()
+    choice.forget()
+
+
+@pytest.fixture
+def w():
+    blocks = np.random.default_rng(0).standard_normal((3, 4, 4), np.float32)
+    return ns.BlockSparse(blocks, [[1, 0], [1, 1]]).to("cuda")
+
+
+def chosen(w, product="forward", batch=3):
+    x = ns.to_device(np.ones((batch, 8), np.float32))
+    return choice.choose(product, "auto", 4, x, batch, "highest", w.stored_layout)
+
+
+def test_the_fastest_is_taken_and_remembered(w, folder, monkeypatch):
+    untuned = chosen(w)
+    slow = {"k1_naive": 1.0, "k2_shared": 3.0, "k3_registers": 2.0}
+    times = iter([slow.get(name, 4.0) for _ in PRODUCTS for name in serving(w)])
+    monkeypatch.setattr(tuning, "_seconds", lambda call: next(times))
+    seconds = ns.tune(w, 3)
+    assert list(seconds) == list(PRODUCTS)
+    for times_of in seconds.values():
+        assert list(times_of.values()) == sorted(times_of.values())
+    assert {next(iter(times_of)) for times_of in seconds.values()} == {"k1_naive"}
+    assert chosen(w) == "k1_naive"
+    assert chosen(w, batch=300) == untuned  # another bucket
+    forget()
+    assert chosen(w, "weight_grad") == "k1_naive"  # from the file
+    (file,) = folder.glob("*.json")
+    assert len(json.loads(file.read_text())["fastest"]) == 3
+
+
+def serving(w):
+    return choice.serving("forward", 4, w.dtype, "cuda", 3, "highest")
+
+
+def test_it_runs_as_it_is(w):
+    seconds = ns.tune(w.T, 2)
+    assert all(0 < s < float("inf") for times in seconds.values() for s in times.values())
+    assert chosen(w, batch=2) in RUNGS
+
+
+def test_a_wrong_rung_is_never_chosen(w, monkeypatch):
+    wrong = serving(w)[0]
+    monkeypatch.setattr(tuning, "_seconds", lambda call: 1.0)
+    agree = tuning._agree
+    answers = iter([False] + [True] * 20)
+    monkeypatch.setattr(tuning, "_agree", lambda *args: agree(*args) and next(answers))
+    assert ns.tune(w, 3)["forward"][wrong] == float("inf")
+    assert chosen(w) != wrong
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"library": "other", "fastest": {}}', "3"])
+def test_a_file_of_another_library_or_a_damaged_one_is_nothing(w, folder, content):
+    untuned = chosen(w)
+    tuned.remember({tuned.case("forward", 4, w.dtype, 3, "highest", w.layout): "k1_naive"})
+    (file,) = folder.glob("*.json")
+    choice.forget()
+    assert chosen(w) == "k1_naive"
+    file.write_text(content)
+    forget()
+    assert chosen(w) == untuned
+
+
+def test_a_remembered_rung_that_does_not_serve_is_passed_over(w):
+    untuned = chosen(w)
+    case = tuned.case("forward", 4, w.dtype, 3, "highest", w.layout)
+    for rung in ("k5_tensor_core", "k0_cpu", "no such rung"):
+        tuned.remember({case: rung})
+        choice.forget()
+        assert chosen(w) == untuned
+
+
+def test_a_folder_that_cannot_be_written_costs_the_memory_alone(w, folder):
+    folder.write_text("a file, where a folder is expected")
+    tuned.remember({tuned.case("forward", 4, w.dtype, 3, "highest", w.layout): "k1_naive"})
+    choice.forget()
+    assert chosen(w) == "k1_naive"
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda w: ns.tune(w.to("cpu"), 3), "w takes a BlockSparse on the GPU"),
+        (lambda w: ns.tune(np.ones(3), 3), "w takes"),
+        (lambda w: ns.tune(w, 0), "batch"),
+        (lambda w: ns.tune(w, 3, precision="low"), "precision"),
+    ],
+    ids=["cpu", "array", "batch", "precision"],
+)
+def test_refuses(w, call, says):
+    with pytest.raises(ValueError, match=says):
+        call(w)
