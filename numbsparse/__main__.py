@@ -23,22 +23,55 @@ def main(arguments: list[str] | None = None) -> None:
         "--quick", action="store_true", help="two small shapes, in a second or two"
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    on_gpu = command.add_argument_group("on a GPU")
+    on_gpu.add_argument(
+        "--only",
+        type=_sections,
+        default=(),
+        metavar="SECTIONS",
+        help=f"of {','.join(bench.SECTIONS)}; what --json FILE holds of the others is kept",
+    )
+    on_gpu.add_argument(
+        "--kernels",
+        choices=("auto", "all"),
+        default="auto",
+        help="time the rung that is chosen (auto), or all that serve",
+    )
+    on_gpu.add_argument("--png", type=Path, metavar="FILE", help="draw the figure there")
     command = commands.add_parser("tables", help="write the committed results into a README")
     command.add_argument("file", type=Path)
     options = parser.parse_args(arguments)
-    if options.command == "tables":
-        bench.fill(options.file)
-        return
-    places = [options.place] if options.place else ["cpu"]
-    if options.place is None and device.is_available() and not device.SIMULATED:
+    try:
+        if options.command == "tables":
+            bench.fill(options.file)
+        else:
+            _bench(options, parser)
+    except RuntimeError as error:
+        sys.exit(f"numbsparse: {error}")
+
+
+def _bench(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    of_gpu = bool(options.only) or options.png is not None
+    if of_gpu and options.place == "cpu":
+        parser.error("--only and --png are of the GPU's benchmark: give --place cuda")
+    places = [options.place] if options.place else ["cuda"] if of_gpu else ["cpu"]
+    if options.place is None and not of_gpu and device.is_available() and not device.SIMULATED:
         places.append("cuda")
     if options.json is not None and len(places) > 1:
         parser.error("--json takes one place: give --place cpu or --place cuda")
-    try:
-        for place in places:
-            bench.run(place, quick=options.quick, json_file=options.json)
-    except RuntimeError as error:
-        sys.exit(f"numbsparse: {error}")
+    if "cpu" in places:
+        bench.run_cpu(quick=options.quick, json_file=options.json)
+    if "cuda" in places:
+        how = bench.Options(options.kernels, options.quick)
+        bench.run_gpu(options.only, how, json_file=options.json, png=options.png)
+
+
+def _sections(names: str) -> tuple[str, ...]:
+    """The sections of a list with commas."""
+    chosen = tuple(names.split(","))
+    if unknown := [name for name in chosen if name not in bench.SECTIONS]:
+        raise argparse.ArgumentTypeError(f"no section {unknown[0]!r}")
+    return chosen
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from numbsparse.device import Capture, to_device
 from numbsparse.ops import choice, tuned
 
 SECONDS = 5e-3  # of work in a sample
-MOST_CALLS = 100  # in a sample
-SAMPLES = 3
+CALLS = (10, 100)  # at least and at most, in a sample
+SAMPLES = 7
 ERRORS = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 """How far results may lie apart, as a part of their size."""
 
@@ -106,7 +106,8 @@ def _seconds(call: Callable[[], Any]) -> float:
     """The GPU's time of one call: the shortest of a few samples of many, captured in a graph."""
     if device.SIMULATED:
         return _timed(call)
-    n = min(max(int(SECONDS / _timed(call)), 1), MOST_CALLS)
+    least, most = CALLS
+    n = min(max(int(SECONDS / min(_timed(call) for _ in range(SAMPLES))), least), most)
     capture = Capture()
     with capture.under_way():
         for _ in range(n):

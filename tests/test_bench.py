@@ -9,7 +9,7 @@ import pytest
 
 from numbsparse import __main__ as command_line
 from numbsparse import device
-from numbsparse.bench import contestants, timing
+from numbsparse.bench.cpu import contestants, timing
 from numbsparse.kernels import matmul as ladder
 from numbsparse.layout import Layout
 
@@ -71,13 +71,24 @@ def test_gpu_bench_refuses_the_simulator():
         with pytest.raises(SystemExit, match="numbsparse: "):
             command_line.main(["bench", "--place", "cuda"])
     else:
-        command_line.main(["bench", "--place", "cuda", "--quick"])
+        command_line.main(["bench", "--place", "cuda", "--quick", "--only", "limits,ladder"])
 
 
-@pytest.mark.parametrize("arguments", [[], ["bench", "--place", "moon"], ["other"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "",
+        "other",
+        "bench --place moon",
+        "bench --only limits,moon",
+        "bench --place cpu --only limits",
+        "bench --place cpu --png speed_up.png",
+    ],
+)
 def test_refuses(arguments):
-    with pytest.raises(SystemExit):
-        command_line.main(arguments)
+    with pytest.raises(SystemExit) as refused:
+        command_line.main(arguments.split())
+    assert refused.value.code == 2
 
 
 def test_version(capsys):

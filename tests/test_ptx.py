@@ -89,6 +89,24 @@ def test_wide_loads_and_stores(rng):
 
 
 @cuda.jit
+def narrow_kernel(source, out):
+    """Pairs by way of shared memory, from each lane to the one before it."""
+    shared = cuda.shared.array(64, uint32, ALIGNMENT)
+    t = cuda.threadIdx.x
+    a, b = ptx.load_2xu32(source, 2 * t)
+    ptx.store_2xu32(shared, 2 * t, b, a)
+    ptx.sync_warp()
+    a, b = ptx.load_2xu32(shared, (2 * t + 2) % 64)
+    ptx.store_2xu32(out, 2 * t, a, b)
+
+
+def test_loads_and_stores_of_8_bytes(rng):
+    source = random_bits(rng, 32, 2)
+    got = run(narrow_kernel, source, out=np.zeros((32, 2), np.uint32))
+    np.testing.assert_array_equal(got, np.roll(source, -1, 0)[:, ::-1])
+
+
+@cuda.jit
 def convert_kernel(x, out):
     t = cuda.threadIdx.x
     for row in range(x.shape[0]):

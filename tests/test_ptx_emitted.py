@@ -35,6 +35,10 @@ EMITTED = {
             "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 ",
         ],
     ),
+    "ldmatrix_if_kernel": (
+        (u16[:, ::1], u32[::1], u32[:, ::1], u32[:, :, ::1]),
+        ["setp.ne.u32 p, %r", "@p ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 "],
+    ),
     "copy_kernel": (
         (f32[:, ::1], f32[:, ::1]),
         [
@@ -54,6 +58,16 @@ EMITTED = {
             "st.global.v4.f32",
             "ld.global.v4.u32",
             "st.global.v4.u32",
+        ],
+    ),
+    "narrow_kernel": (
+        (u32[:, ::1], u32[:, ::1]),
+        [
+            "ld.global.v2.u32",
+            "st.shared.v2.u32",
+            "bar.warp.sync 0xffffffff;",
+            "ld.shared.v2.u32",
+            "st.global.v2.u32",
         ],
     ),
     "convert_kernel": (

@@ -159,6 +159,33 @@ def test_ldmatrix_gives_fragments_of_rows_and_columns(rng):
 
 
 @cuda.jit
+def ldmatrix_if_kernel(source, wanted, kept, out):
+    shared = cuda.shared.array((32, 8), uint16, ALIGNMENT)
+    t = cuda.threadIdx.x
+    for i in range(8):
+        shared[t, i] = source[t, i]
+    cuda.syncthreads()
+    for k in range(2):
+        k0, k1, k2, k3 = kept[t, 0], kept[t, 1], kept[t, 2], kept[t, 3]
+        r = ptx.ldmatrix_x4_trans_if(shared, 8 * t, wanted[k], k0, k1, k2, k3)
+        out[k, t, 0], out[k, t, 1], out[k, t, 2], out[k, t, 3] = r
+
+
+def test_ldmatrix_if_loads_where_wanted_and_else_keeps(rng):
+    source, kept = rng.integers(0, 2**16, (32, 8), dtype=np.uint16), random_bits(rng, 32, 4)
+    wanted = np.array([0, 2**31], np.uint32)
+    got = run(ldmatrix_if_kernel, source, wanted, kept, out=np.empty((2, 32, 4), np.uint32))
+    np.testing.assert_array_equal(got[0], kept)
+    np.testing.assert_array_equal(got[1], meaning.ldmatrix_x4_trans(source))
+
+
+def test_ldmatrix_if_takes_one_wish_per_warp():
+    rows, kept = np.zeros((32, 8), np.uint16), np.zeros((32, 4), np.uint32)
+    with pytest.raises(ValueError, match="as one"):
+        meaning.ldmatrix_x4_trans_if(rows, np.arange(32), kept)
+
+
+@cuda.jit
 def tile_product_kernel(a, b, d):
     """d = a @ b, (16, 16) @ (16, 8), float16 as uint16, as a kernel does it."""
     a_tile = cuda.shared.array((16, 16), uint16, ALIGNMENT)
@@ -187,3 +214,15 @@ def test_copy_load_and_multiply_a_tile(rng):
     out = np.empty((16, 16), np.float32)
     got = run(tile_product_kernel, a.view(np.uint16), b.view(np.uint16), out=out)
     np.testing.assert_array_equal(got, a.astype(np.float32) @ b.astype(np.float32))
+
+
+@cuda.jit
+def movmatrix_kernel(pairs, out):
+    t = cuda.threadIdx.x
+    out[t] = ptx.movmatrix_trans(pairs[t])
+
+
+def test_movmatrix_transposes(rng):
+    matrix = rng.integers(0, 2**16, (8, 8), dtype=np.uint16)
+    got = run(movmatrix_kernel, matrix.view(np.uint32).reshape(32), out=np.empty(32, np.uint32))
+    np.testing.assert_array_equal(got.view(np.uint16).reshape(8, 8), matrix.T)

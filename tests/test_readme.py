@@ -56,11 +56,21 @@ def test_extras_exist() -> None:
     assert {"examples", "test"} <= named <= set(metadata("numbsparse").get_all("Provides-Extra"))
 
 
-def test_tables_are_those_of_the_committed_results(tmp_path: Path) -> None:
-    copy = tmp_path / "README.md"
+def test_tables_and_figure_are_those_of_the_committed_results(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    copy, picture = tmp_path / "README.md", "examples/results/speed_up.png"
     copy.write_text(README.read_text(encoding="utf-8"), encoding="utf-8")
     bench.fill(copy)
     assert copy.read_text(encoding="utf-8") == README.read_text(encoding="utf-8")
+    # Another matplotlib may draw other pixels, of the same results.
+    assert drawn_from(ROOT / picture) == drawn_from(tmp_path / picture)
+
+
+def drawn_from(picture: Path) -> bytes:
+    """The digest that a picture carries of its results."""
+    found = re.search(rb"tEXtDescription\0([0-9a-f]{64})", picture.read_bytes())
+    assert found is not None, f"{picture} does not say what it was drawn from"
+    return found[1]
 
 
 def test_relative_links_lead_somewhere() -> None:

@@ -1,6 +1,8 @@
 """What `python -m numbsparse bench` runs: each result is checked before it is timed."""
 
-from numbsparse.bench.matmul import run
+from numbsparse.bench.cpu import run as run_cpu
+from numbsparse.bench.gpu import SECTIONS, Options
+from numbsparse.bench.gpu import run as run_gpu
 from numbsparse.bench.tables import fill
 
-__all__ = ["fill", "run"]
+__all__ = ["SECTIONS", "Options", "fill", "run_cpu", "run_gpu"]

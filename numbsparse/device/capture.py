@@ -130,6 +130,7 @@ class Capture:
         self.used: dict[int, Any] = {}
         self.lives: list[tuple[DeviceArray, Numbers]] = []
         self.stream: Any = None
+        self.stream_handle = 0
         self._graph: Any = None
 
     @contextmanager
@@ -145,6 +146,7 @@ class Capture:
             # relaxed, so that memory can be taken and kernels loaded meanwhile.
             self.stream = runtime.current_device().create_stream().create_graph_builder()
             self.stream.begin_building("relaxed")
+            self.stream_handle = int(self.stream.stream.handle)
         runtime.capture = self
         try:
             yield

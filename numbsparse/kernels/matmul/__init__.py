@@ -35,6 +35,9 @@ RUNGS = {
     "k3_registers": "cuda",
     "k4_pipelined": "cuda",
     "k5_tensor_core": "cuda",
+    "k6_hopper": "cuda",
+    "k7_small_blocks": "cuda",
+    "k8_small_batch": "cuda",
 }
 """The place of each rung; each is faster than the one before in the same place."""
 

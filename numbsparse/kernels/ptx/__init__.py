@@ -23,9 +23,25 @@ from __future__ import annotations
 from typing import Any
 
 from numbsparse.device import SIMULATED
-from numbsparse.kernels.ptx import emitted, simulated
+from numbsparse.kernels.ptx import (
+    bulk_emitted,
+    bulk_simulated,
+    cluster_emitted,
+    cluster_simulated,
+    emitted,
+    simulated,
+    split_emitted,
+    split_simulated,
+    wgmma_emitted,
+    wgmma_simulated,
+)
+from numbsparse.kernels.ptx.tiles import Operand as Operand
 
 _here: Any = simulated if SIMULATED else emitted
+_bulk: Any = bulk_simulated if SIMULATED else bulk_emitted
+_cluster: Any = cluster_simulated if SIMULATED else cluster_emitted
+_wgmma: Any = wgmma_simulated if SIMULATED else wgmma_emitted
+_split: Any = split_simulated if SIMULATED else split_emitted
 
 ALIGNMENT = None if SIMULATED else 16  # bytes; Numba's own choice is the size of one item
 
@@ -37,20 +53,27 @@ cp_async_zero_fill = _here.cp_async_zero_fill  # (..., n): n of the 16 bytes, ze
 cp_async_commit = _here.cp_async_commit  # (): the thread's copies since the last one are a group
 cp_async_wait = _here.cp_async_wait  # (n): until all but the newest n groups are there
 
+# An 8 x 8 matrix of 16-bit values, transposed across the lanes of a warp; 7.5.
+movmatrix_trans = _here.movmatrix_trans  # uint32 -> uint32; two neighbours of a row
+
 # Four 8 x 8 matrices of 16-bit values from shared memory to registers; warp-wide, 7.5.
 ldmatrix_x4 = _here.ldmatrix_x4  # (shared, i) -> 4 uint32; lane 8m + r gives row r of matrix m
 ldmatrix_x4_trans = _here.ldmatrix_x4_trans  # the same, of the transposed matrices
+# (shared, i, wanted, r0..r3): the same if `wanted`, one uint32 for the warp, is not 0; else r0..r3
+ldmatrix_x4_trans_if = _here.ldmatrix_x4_trans_if
 
 # d = a @ b + c on the tensor cores; warp-wide, 8.0. (a0..a3, b0, b1, c0..c3) -> 4 float32
 mma_m16n8k16_f16 = _here.mma_m16n8k16_f16  # a register of a, b: two float16
 mma_m16n8k16_bf16 = _here.mma_m16n8k16_bf16  # two bfloat16
 mma_m16n8k8_tf32 = _here.mma_m16n8k8_tf32  # one float32 of which 10 bits of mantissa count
 
-# 16 bytes at once between registers and global or shared memory.
+# 16 or 8 bytes at once between registers and global or shared memory.
 load_4xf32 = _here.load_4xf32  # (array, j) -> 4 float32; array of float32
 load_4xu32 = _here.load_4xu32  # (array, j) -> 4 uint32; array of any numbers
 store_4xf32 = _here.store_4xf32  # (array, j, 4 float32)
 store_4xu32 = _here.store_4xu32  # (array, j, 4 uint32)
+load_2xu32 = _here.load_2xu32  # (array, j) -> 2 uint32; array of any numbers
+store_2xu32 = _here.store_2xu32  # (array, j, 2 uint32)
 
 # Rounding and packing; 8.0.
 cvt_rna_tf32 = _here.cvt_rna_tf32  # float32 -> uint32, the nearest tf32, halves away from zero
@@ -64,3 +87,47 @@ as_float32 = _here.as_float32
 # A register of another lane, of uint32, int32 or float32; warp-wide.
 shfl_xor = _here.shfl_xor  # (value, mask): the value of lane ^ mask
 shfl_idx = _here.shfl_idx  # (value, source): the value of lane `source`
+
+# All lanes of a warp are here, and see what the others wrote; 7.0.
+sync_warp = _here.sync_warp  # ()
+
+# Barriers in shared memory that count arrivals and bytes; 9.0. `bars` is a shared array of uint64.
+mbarrier_init = _bulk.mbarrier_init  # (bars, i, count): a phase takes `count` arrivals; one thread
+mbarrier_expect = _bulk.mbarrier_expect  # (bars, i, nbytes): arrive, and the phase takes the bytes
+mbarrier_arrive = _bulk.mbarrier_arrive  # (bars, i)
+mbarrier_wait = _bulk.mbarrier_wait  # (bars, i, parity): until the phase of this parity is over
+fence_mbarrier_init = _bulk.fence_mbarrier_init  # (): the copy engine sees the new barriers
+fence_proxy_async = _bulk.fence_proxy_async  # (): the copy engine and wgmma see the thread's stores
+elect = _bulk.elect  # () -> uint32: 1 in one lane of the warp; the copy engine is asked by that one
+
+# A box of an array to shared memory by the copy engine, tensor_map (device.tensor_map) says how it
+# lies there; what reaches beyond the array is 0. One thread asks for it, 9.0.
+tma_load_2d = _bulk.tma_load_2d  # (shared, i, tensor_map, column, row, bars, j): to shared[i] on
+tma_load_3d = _bulk.tma_load_3d  # (shared, i, tensor_map, column, row, layer, bars, j)
+tma_load_3d_multicast = _bulk.tma_load_3d_multicast  # (..., j, ranks): to those of the cluster
+fence_tensor_map = _bulk.fence_tensor_map  # (tensor_map): before its first use in a kernel
+first_multiple = _bulk.first_multiple  # (shared, nbytes) -> uint32: item at a multiple of nbytes
+
+# Blocks of a cluster, which run together and reach each other's shared memory; 9.0.
+cluster_sync = _cluster.cluster_sync  # (): all threads of the cluster meet
+mbarrier_arrive_at = _cluster.mbarrier_arrive_at  # (bars, i, rank): at the barrier of that block
+
+# Products of a warpgroup, 128 threads, of tiles in shared memory; 9.0. wgmma makes a function of
+# kind ("f16", "bf16"), 64 m_tiles rows, n columns, 16 k_steps terms, and how a (rows, terms) and b
+# (columns, terms) lie: (acc, a, i, b, j) -> acc, all tuples of m_tiles * n / 2 float32. With
+# `columns`, acc holds as many of these, one after another, and (acc, a, i, b, j, mask) multiplies
+# the same a by those columns whose bit the mask has, their b gapless from b[j] on; `inputs` a's,
+# `stride` bytes from one to the next, each have `columns` bits of the mask in turn.
+wgmma = _wgmma.wgmma  # (kind, m_tiles, n, k_steps, a: Operand, b: Operand, columns=0, ...)
+zeros = _wgmma.zeros  # (count): makes a function () -> a tuple of float32
+to_local = _wgmma.to_local  # (values, local): a tuple to a local array of float32
+
+# Products whose factors lie anywhere: (acc, shared, i, where, number) -> acc. `where`, a tuple of
+# two words for each of `units` products of 64 rows, says where a and b lie from shared[i] on; the
+# first `number` of them are computed, or of a single one the columns sizes[number - 1].
+wgmma_units = _cluster.wgmma_units  # (kind, units, sizes, k_steps, a: Operand, b: Operand)
+words = _cluster.words  # (count): makes a function (array of int32, j) -> a tuple of uint32
+
+# The same of float32: hi and lo of the first factor in registers, those of the second in shared
+# memory. (acc, hi, lo, shared, i), the first three local arrays; acc is added to in float32.
+wgmma_split = _split.wgmma_split  # (n, k_steps, exact)

@@ -22,37 +22,53 @@ def order(text):
     """An instruction without operands that orders accesses to memory."""
 
     def build(context, builder, signature, args):
-        _emit(builder, text, [], [], memory=True)
+        emit(builder, text, [], [], memory=True)
         return context.get_dummy_value()
 
     return build
 
 
 def copy(text, shared, i, source, j, *n):
-    _check_array("cp_async", shared, i)
-    _check_array("cp_async", source, j)
+    check_array("cp_async", shared, i)
+    check_array("cp_async", source, j)
     if not all(isinstance(count, types.Integer) for count in n):
         raise TypingError(f"cp_async_zero_fill takes a number of bytes, got {n[0]}")
 
     def build(context, builder, signature, args):
-        target = _address(context, builder, shared, args[0], args[1], SHARED)
-        origin = _address(context, builder, source, args[2], args[3], GLOBAL)
-        _emit(builder, text, [], [target, origin, *args[4:]], memory=True)
+        target = address(context, builder, shared, args[0], args[1], SHARED)
+        origin = address(context, builder, source, args[2], args[3], GLOBAL)
+        emit(builder, text, [], [target, origin, *args[4:]], memory=True)
         return context.get_dummy_value()
 
     return types.void(shared, types.int64, source, types.int64, *(u32 for _ in n)), build
 
 
 def ldmatrix(name, shared, i):
-    _check_array(name, shared, i)
+    check_array(name, shared, i)
 
     def build(context, builder, signature, args):
-        address = _address(context, builder, shared, args[0], args[1], SHARED)
+        source = address(context, builder, shared, args[0], args[1], SHARED)
         text = name + " {$0, $1, $2, $3}, [$4];"
-        results = _emit(builder, text, 4 * [i32], [address], memory=True)
+        results = emit(builder, text, 4 * [i32], [source], memory=True)
         return context.make_tuple(builder, signature.return_type, results)
 
     return types.UniTuple(u32, 4)(shared, types.int64), build
+
+
+def ldmatrix_if(name, shared, i, wanted, *kept):
+    """A predicated load: a branch would end what the compiler moves about as one piece."""
+    check_array(name, shared, i)
+    _check(name, 5 * [u32], [wanted, *kept])
+
+    def build(context, builder, signature, args):
+        source = address(context, builder, shared, args[0], args[1], SHARED)
+        load = name + " {$0, $1, $2, $3}, [$4];"
+        text = "{ .reg .pred p; setp.ne.u32 p, $5, 0; @p " + load + " }"
+        operands = [source, args[2]]
+        results = emit(builder, text, 4 * [i32], operands, memory=True, kept=args[3:])
+        return context.make_tuple(builder, signature.return_type, results)
+
+    return types.UniTuple(u32, 4)(shared, types.int64, u32, u32, u32, u32, u32), build
 
 
 def mma(name, *operands):
@@ -66,13 +82,13 @@ def shuffle(text, value, lane):
     return on_registers(text, [value], [value, types.int32], [value, types.int32])
 
 
-def on_registers(text, results, wanted, got):
-    """An instruction that takes and gives registers alone."""
+def on_registers(text, results, wanted, got, ordered=False):
+    """An instruction that takes and gives registers alone; `ordered`, it stays where it stands."""
     _check(text.split()[0], wanted, got)
 
     def build(context, builder, signature, args):
         kinds = [context.get_value_type(kind) for kind in results]
-        values = _emit(builder, text, kinds, args)
+        values = emit(builder, text, kinds, args, memory=ordered)
         if len(values) == 1:
             return values[0]
         return context.make_tuple(builder, signature.return_type, values)
@@ -91,41 +107,43 @@ def same_bits(result, wanted, got):
     return result(wanted), build
 
 
-def wide_load(array, j, kind, dtype=None):
+def wide_load(array, j, kind, dtype=None, count=4):
     """A plain load: the compiler finds out whether it is ld.global.v4 or ld.shared.v4."""
-    _check_array("a load of 16 bytes", array, j, dtype)
+    check_array(f"a load of {4 * count} bytes", array, j, dtype)
 
     def build(context, builder, signature, args):
-        vector = builder.load(_vector(context, builder, array, args[0], args[1], kind), align=16)
-        values = [builder.extract_element(vector, i32(k)) for k in range(4)]
+        pointer = _vector(context, builder, array, args[0], args[1], kind, count)
+        vector = builder.load(pointer, align=4 * count)
+        values = [builder.extract_element(vector, i32(k)) for k in range(count)]
         return context.make_tuple(builder, signature.return_type, values)
 
-    return types.UniTuple(kind, 4)(array, types.int64), build
+    return types.UniTuple(kind, count)(array, types.int64), build
 
 
 def wide_store(array, j, kind, dtype, *values):
-    _check_array("a store of 16 bytes", array, j, dtype)
-    _check("a store of 16 bytes", 4 * [kind], values)
+    count = len(values)
+    check_array(f"a store of {4 * count} bytes", array, j, dtype)
+    _check(f"a store of {4 * count} bytes", count * [kind], values)
 
     def build(context, builder, signature, args):
-        pointer = _vector(context, builder, array, args[0], args[1], kind)
-        vector = ir.Constant(ir.VectorType(context.get_value_type(kind), 4), ir.Undefined)
-        for k in range(4):
+        pointer = _vector(context, builder, array, args[0], args[1], kind, count)
+        vector = ir.Constant(ir.VectorType(context.get_value_type(kind), count), ir.Undefined)
+        for k in range(count):
             vector = builder.insert_element(vector, args[2 + k], i32(k))
-        builder.store(vector, pointer, align=16)
+        builder.store(vector, pointer, align=4 * count)
         return context.get_dummy_value()
 
-    return types.void(array, types.int64, kind, kind, kind, kind), build
+    return types.void(array, types.int64, *values), build
 
 
-def _vector(context, builder, array, value, j, kind):
-    """A pointer to 4 values of `kind` at item j."""
+def _vector(context, builder, array, value, j, kind, count):
+    """A pointer to `count` values of `kind` at item j."""
     data = context.make_array(array)(context, builder, value).data
-    four = ir.VectorType(context.get_value_type(kind), 4)
-    return builder.bitcast(builder.gep(data, [j]), four.as_pointer())
+    vector = ir.VectorType(context.get_value_type(kind), count)
+    return builder.bitcast(builder.gep(data, [j]), vector.as_pointer())
 
 
-def _address(context, builder, array, value, i, space):
+def address(context, builder, array, value, i, space):
     """The address of item i: 64 bits in global memory, 32 in shared."""
     data = context.make_array(array)(context, builder, value).data
     data = builder.addrspacecast(data, ir.PointerType(data.type.pointee, space))
@@ -136,18 +154,21 @@ def _address(context, builder, array, value, i, space):
     )
 
 
-def _emit(builder, text, results, operands, memory=False):
+def emit(builder, text, results, operands, memory=False, kept=()):
     """One instruction: the values of its results.
 
-    With `memory`, loads and stores stay on their side of it. Warp-wide ones, all with .sync in
-    their names, are convergent: the compiler may not move them to where fewer lanes come by.
+    With `memory`, loads and stores stay on their side of it; `kept` are the values that the results
+    have before. Warp-wide ones, all with .sync in their names, are convergent: the compiler may not
+    move them to where fewer lanes come by.
     """
     returned = ir.VoidType()
     if results:
         returned = results[0] if len(results) == 1 else ir.LiteralStructType(results)
     constraints = ["=" + _LETTERS[str(kind)] for kind in results]
     constraints += [_LETTERS[str(operand.type)] for operand in operands]
+    constraints += [str(k) for k in range(len(kept))]
     constraints += ["~{memory}"] if memory else []
+    operands = [*operands, *kept]
     function = ir.FunctionType(returned, [operand.type for operand in operands])
     assembly = ir.InlineAsm(function, text, ",".join(constraints), side_effect=memory)
     attributes = ("convergent",) if ".sync" in text else ()
@@ -163,7 +184,7 @@ def _check(name, wanted, got):
         raise TypingError(f"{name} takes {wanted}, got {got}")
 
 
-def _check_array(name, array, i, dtype=None):
+def check_array(name, array, i, dtype=None):
     fits = isinstance(array, types.Array) and array.layout == "C"
     if not (fits and (array.dtype == dtype or (dtype is None and _is_number(array.dtype)))):
         wanted = "numbers" if dtype is None else dtype

@@ -13,6 +13,7 @@ from numbsparse.kernels.ptx.assembly import (
     copy,
     f32,
     ldmatrix,
+    ldmatrix_if,
     mma,
     on_registers,
     order,
@@ -57,6 +58,18 @@ def ldmatrix_x4_trans(typing, shared, i):
 
 
 @intrinsic
+def movmatrix_trans(typing, value):
+    text = "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;"
+    return on_registers(text, [u32], [u32], [value])
+
+
+@intrinsic
+def ldmatrix_x4_trans_if(typing, shared, i, wanted, r0, r1, r2, r3):
+    name = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
+    return ldmatrix_if(name, shared, i, wanted, r0, r1, r2, r3)
+
+
+@intrinsic
 def mma_m16n8k16_f16(typing, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
     name = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
     return mma(name, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)
@@ -85,6 +98,11 @@ def load_4xu32(typing, array, j):
 
 
 @intrinsic
+def load_2xu32(typing, array, j):
+    return wide_load(array, j, u32, count=2)
+
+
+@intrinsic
 def store_4xf32(typing, array, j, v0, v1, v2, v3):
     return wide_store(array, j, f32, f32, v0, v1, v2, v3)
 
@@ -92,6 +110,11 @@ def store_4xf32(typing, array, j, v0, v1, v2, v3):
 @intrinsic
 def store_4xu32(typing, array, j, v0, v1, v2, v3):
     return wide_store(array, j, u32, None, v0, v1, v2, v3)
+
+
+@intrinsic
+def store_2xu32(typing, array, j, v0, v1):
+    return wide_store(array, j, u32, None, v0, v1)
 
 
 @intrinsic
@@ -127,3 +150,8 @@ def shfl_xor(typing, value, mask):
 @intrinsic
 def shfl_idx(typing, value, source):
     return shuffle("shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;", value, source)
+
+
+@intrinsic
+def sync_warp(typing):
+    return types.void(), order("bar.warp.sync 0xffffffff;")

@@ -98,6 +98,20 @@ def ldmatrix_x4_trans(rows: np.ndarray) -> np.ndarray:
     return ldmatrix_x4(rows.reshape(4, 8, 8).swapaxes(1, 2).reshape(32, 8))
 
 
+def movmatrix_trans(pairs: np.ndarray) -> np.ndarray:
+    """(32,) to (32,): lane l has matrix[l // 4, 2 * (l % 4)] and its right neighbour, and gets
+    those of the transposed matrix."""
+    matrix = np.ascontiguousarray(pairs).view(np.uint16).reshape(8, 8)
+    return np.ascontiguousarray(matrix.T).view(np.uint32).reshape(32)
+
+
+def ldmatrix_x4_trans_if(rows: np.ndarray, wanted: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """`ldmatrix_x4_trans` where `wanted` (32,), alike in all lanes, is not 0; else kept (32, 4)."""
+    if (wanted != wanted[0]).any():
+        raise ValueError(f"a warp loads a matrix as one, but the lanes want {wanted}")
+    return ldmatrix_x4_trans(rows) if wanted[0] else kept
+
+
 def cvt_rna_tf32(x: np.ndarray) -> np.ndarray:
     """float32 to the bits of the nearest tf32, 10 bits of mantissa; halves away from zero."""
     bits = x.view(np.uint32)
@@ -140,3 +154,13 @@ def shfl_xor(value: np.ndarray, mask: np.ndarray) -> np.ndarray:
 def shfl_idx(value: np.ndarray, source: np.ndarray) -> np.ndarray:
     """Each lane's value of lane `source`, from 0 to 31; (32,) to (32,)."""
     return value[source % 32]
+
+
+def elect(unused: np.ndarray) -> np.ndarray:
+    """1 for one lane of the warp, 0 for the others; which one is not said."""
+    return np.where(LANE == 0, np.uint32(1), np.uint32(0))
+
+
+def sync_warp(nothing: np.ndarray) -> np.ndarray:
+    """Lanes go on when all have come."""
+    return nothing

@@ -59,6 +59,15 @@ def ldmatrix_x4_trans(shared, i):
     return tuple(together(meaning.ldmatrix_x4_trans, _row(shared, i)))
 
 
+def movmatrix_trans(value):
+    return together(meaning.movmatrix_trans, _registers(np.uint32, value)[0])
+
+
+def ldmatrix_x4_trans_if(shared, i, wanted, r0, r1, r2, r3):
+    kept = _registers(np.uint32, wanted, r0, r1, r2, r3)
+    return tuple(together(meaning.ldmatrix_x4_trans_if, _row(shared, i), kept[0], kept[1:]))
+
+
 def mma_m16n8k16_f16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
     return _mma(meaning.mma_m16n8k16_f16, (a0, a1, a2, a3), (b0, b1), (c0, c1, c2, c3))
 
@@ -81,6 +90,10 @@ def load_4xu32(array, j):
     return tuple(_piece(array, j, 16).view(np.uint32))
 
 
+def load_2xu32(array, j):
+    return tuple(_piece(array, j, 8, 8).view(np.uint32))
+
+
 def store_4xf32(array, j, v0, v1, v2, v3):
     if array.dtype != np.float32:
         raise TypeError(f"store_4xf32 takes an array of float32, got {array.dtype}")
@@ -89,6 +102,10 @@ def store_4xf32(array, j, v0, v1, v2, v3):
 
 def store_4xu32(array, j, v0, v1, v2, v3):
     _piece(array, j, 16).view(np.uint32)[:] = _registers(np.uint32, v0, v1, v2, v3)
+
+
+def store_2xu32(array, j, v0, v1):
+    _piece(array, j, 8, 8).view(np.uint32)[:] = _registers(np.uint32, v0, v1)
 
 
 def cvt_rna_tf32(x):
@@ -117,6 +134,10 @@ def shfl_xor(value, mask):
 
 def shfl_idx(value, source):
     return together(meaning.shfl_idx, _any_register(value), source)
+
+
+def sync_warp():
+    together(meaning.sync_warp, 0)
 
 
 def _mma(which, a, b, c):
@@ -154,15 +175,21 @@ def _global(array):
     return array
 
 
-def _piece(array, i, nbytes):
-    """The `nbytes` bytes from item i of the flat array on, as a view; it starts at 16 bytes."""
+def _piece(array, i, nbytes, align=16):
+    """The `nbytes` bytes from item i of the flat array on, as a view; it starts aligned."""
     array = np.asarray(array)
-    if not array.flags.c_contiguous:
-        raise ValueError("an array in C order without gaps is taken here")
     start = int(i) * array.itemsize
     if start < 0 or (nbytes and start + nbytes > array.nbytes):
         raise IndexError(f"{nbytes} bytes from item {i} lie outside an array of {array.size}")
-    piece = array.reshape(-1).view(np.uint8)[start : start + nbytes]
-    if nbytes and piece.ctypes.data % 16:
-        raise ValueError(f"item {i} does not start at a multiple of 16 bytes")
+    piece = flat_bytes(array)[start : start + nbytes]
+    if nbytes and piece.ctypes.data % align:
+        raise ValueError(f"item {i} does not start at a multiple of {align} bytes")
     return piece
+
+
+def flat_bytes(array):
+    """The bytes of an array, as a view."""
+    array = np.asarray(array)
+    if not array.flags.c_contiguous:
+        raise ValueError("an array in C order without gaps is taken here")
+    return array.reshape(-1).view(np.uint8)

@@ -28,18 +28,13 @@ class Shape:
         return f"{self.features} x {self.features}, batch {self.batch}"
 
 
-CPU_SHAPES = [
+SHAPES = [
     Shape(4096, 64, 0.5, 32),
     Shape(4096, 64, 0.1, 32),
     Shape(4096, 64, 0.02, 32),
     Shape(4096, 512, 0.1, 32),
     Shape(2048, 256, 0.1, 16),
     Shape(4096, 64, 0.1, 8),
-]
-GPU_SHAPES = [
-    Shape(4096, 64, 0.1, 32),
-    Shape(4096, 4096, 0.1, 32),
-    Shape(4096, 4096, 0.1, 8),
 ]
 QUICK_SHAPES = [Shape(256, 64, 0.1, 32), Shape(256, 64, 0.1, 8)]
 

@@ -1,4 +1,4 @@
-"""Who computes: numbsparse's rungs, and the peers that are installed.
+"""Who computes on the CPU: numbsparse, and the peers that are installed.
 
 A contestant of a product is a pair (call, host): `call()` computes and gives a result,
 `host(result)` makes it a NumPy array of the shape that `Problem.exact` has.
@@ -13,21 +13,19 @@ from typing import Any
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.bench.problem import Problem
+from numbsparse.bench.cpu.problem import Problem
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, to_device
-from numbsparse.kernels.matmul import LADDER
 from numbsparse.layout import Layout
 
 Contestant = tuple[Callable[[], Any], Callable[[Any], np.ndarray]]
 
 
-def on_cpu(problem: Problem, product: str) -> dict[str, Contestant]:
+def contestants_of(problem: Problem, product: str) -> dict[str, Contestant]:
     """k0_cpu, NumPy's dense product, SciPy's BSR, and torch's BSR where torch is installed.
 
     SciPy and torch have no weight-gradient; there NumPy's small products, block by block, stand in.
     """
-    contestants = {"k0_cpu": _rung(problem, product, "k0_cpu", problem.x, problem.dy, problem.w)}
+    contestants = {"k0_cpu": _own(problem, product)}
     dense, sparse = problem.w.toarray(), problem.w.to_scipy()
     x, dy = problem.x, problem.dy
     if product == "weight_grad":
@@ -46,44 +44,20 @@ def on_cpu(problem: Problem, product: str) -> dict[str, Contestant]:
     return contestants
 
 
-def on_gpu(problem: Problem, product: str) -> dict[str, Contestant]:
-    """Every rung that runs on this GPU, and cuBLAS's dense product where torch is installed."""
-    x, dy, w = to_device(problem.x), to_device(problem.dy), problem.w.to("cuda")
-    contestants = {
-        name: _rung(problem, product, name, x, dy, w)
-        for name, rung in LADDER.items()
-        if rung.unsupported(product, problem.shape.block_size, x.dtype, "cuda") is None
-    }
-    torch = _torch()
-    if torch is not None and torch.cuda.is_available():
-        tx, tdy, dense = (
-            torch.from_numpy(a).cuda() for a in (problem.x, problem.dy, problem.w.toarray())
-        )
-        calls: dict[str, Contestant] = {
-            "forward": (lambda: tx @ dense, lambda y: y.cpu().numpy()),
-            "input_grad": (lambda: tdy @ dense.T, lambda y: y.cpu().numpy()),
-            "weight_grad": (
-                lambda: tx.T @ tdy,
-                lambda dw: kept(dw.cpu().numpy(), problem.layout),
-            ),
-        }
-        contestants["cuBLAS dense"] = calls[product]
-    return contestants
-
-
 def kept(dense: np.ndarray, layout: Layout) -> np.ndarray:
     """The kept blocks of a dense matrix, (n_blocks, B, B)."""
     size = dense.shape[0] // layout.shape[0]
     return BlockSparse.from_dense(dense, layout, block_size=size).values
 
 
-def _rung(problem: Problem, product: str, name: str, x: Any, dy: Any, w: Any) -> Contestant:
+def _own(problem: Problem, product: str) -> Contestant:
+    x, dy, w = problem.x, problem.dy, problem.w
     calls = {
-        "forward": lambda: ops.matmul(x, w, kernel=name),
-        "input_grad": lambda: ops.matmul(dy, w.T, kernel=name),
-        "weight_grad": lambda: ops.sddmm(x.T, dy, w, kernel=name).values,
+        "forward": lambda: ops.matmul(x, w, kernel="k0_cpu"),
+        "input_grad": lambda: ops.matmul(dy, w.T, kernel="k0_cpu"),
+        "weight_grad": lambda: ops.sddmm(x.T, dy, w, kernel="k0_cpu").values,
     }
-    return calls[product], lambda y: y.numpy() if isinstance(y, DeviceArray) else y
+    return calls[product], np.asarray
 
 
 def _block_by_block(problem: Problem) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The products against their peers, as a table."""
+"""The products on the CPU against their peers, as a table."""
 
 from __future__ import annotations
 
@@ -7,59 +7,42 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from numbsparse.bench.contestants import on_cpu, on_gpu
+from numbsparse.bench.cpu.contestants import contestants_of
+from numbsparse.bench.cpu.problem import PRODUCTS, QUICK_SHAPES, SHAPES, Problem, Shape
+from numbsparse.bench.cpu.timing import times
 from numbsparse.bench.machine import describe
-from numbsparse.bench.problem import (
-    CPU_SHAPES,
-    GPU_SHAPES,
-    PRODUCTS,
-    QUICK_SHAPES,
-    Problem,
-    Shape,
-)
-from numbsparse.bench.timing import times
-from numbsparse.device import SIMULATED, require
 
 
-def run(place: str, *, quick: bool = False, json_file: Path | None = None) -> list[dict[str, Any]]:
-    """Print the table of one place, "cpu" or "cuda"; with `json_file` also write its rows there.
-
-    Raises RuntimeError where there is no GPU for "cuda".
-    """
-    if place == "cuda":
-        if SIMULATED:
-            raise RuntimeError("the simulator's times mean nothing: unset NUMBA_ENABLE_CUDASIM")
-        require()
-    shapes = QUICK_SHAPES if quick else CPU_SHAPES if place == "cpu" else GPU_SHAPES
-    dtypes = ["float32"] if place == "cpu" else ["float32", "float16"]
-    machine = describe(place)
+def run(*, quick: bool = False, json_file: Path | None = None) -> list[dict[str, Any]]:
+    """Print the table; with `json_file` also write its rows there."""
+    machine = describe("cpu")
     print(
         f"{machine}\nmedian time per call; in brackets, how many times as fast the first column is"
     )
     rows = []
-    for dtype in dtypes:
-        for shape in shapes:
-            print(f"\n{shape}, density {shape.density}, B {shape.block_size}, {dtype}", flush=True)
-            for row in measure(shape, dtype, place, seconds=0.01 if quick else 1.0):
-                rows.append(row)
-                print(_line(row), flush=True)
+    for shape in QUICK_SHAPES if quick else SHAPES:
+        size = f"density {shape.density}, B {shape.block_size}, float32"
+        print(f"\n{shape}, {size}", flush=True)
+        for row in measure(shape, "float32", seconds=0.01 if quick else 1.0):
+            rows.append(row)
+            print(_line(row), flush=True)
     if json_file is not None:
         json_file.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
     return rows
 
 
-def measure(shape: Shape, dtype: str, place: str, seconds: float) -> Iterator[dict[str, Any]]:
+def measure(shape: Shape, dtype: str, seconds: float) -> Iterator[dict[str, Any]]:
     """A row per product: the seconds of each contestant, or what is wrong with its result."""
     problem = Problem(shape, dtype)
     for product in PRODUCTS:
-        contestants = (on_cpu if place == "cpu" else on_gpu)(problem, product)
+        contestants = contestants_of(problem, product)
         exact = problem.exact(product)
         faults = {
             name: problem.check(product, host(call()), exact)
             for name, (call, host) in contestants.items()
         }
         right = {name: contestants[name][0] for name in contestants if faults[name] is None}
-        seconds_of: dict[str, Any] = times(right, seconds=seconds, on_gpu=place == "cuda")
+        seconds_of: dict[str, Any] = times(right, seconds=seconds)
         yield {
             "product": product,
             "dtype": dtype,

@@ -1,0 +1,111 @@
+"""The figure of 2017's launch post, drawn from the section "headline": speed-up by density.
+
+Needs matplotlib, which is asked for here alone.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from numbsparse.bench.gpu.peers import CUSPARSE, TRITON
+from numbsparse.bench.gpu.show import speed_up
+
+# Colours that readers with any kind of colour vision tell apart (Okabe and Ito, 2008).
+PASSES = {
+    "forward": ("forward", "#0072b2"),
+    "input_grad": ("input-gradient", "#009e73"),
+    "weight_grad": ("weight-gradient", "#d55e00"),
+}
+TICKS = (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
+PEERS = {TRITON: ("torch BSR (Triton)", "--"), CUSPARSE: ("cuSPARSE CSR", ":")}
+
+
+def draw_speed_up(section: dict[str, Any], path: Path) -> None:
+    """Write the picture; raises RuntimeError where matplotlib is missing."""
+    figures = matplotlib_figure()
+    rows = section["rows"]
+    kinds = list(dict.fromkeys((row["dtype"], row["precision"]) for row in rows))
+    figure = figures.Figure(figsize=(4.4 * len(kinds), 4.2), layout="constrained")
+    axes = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+    for axis, kind in zip(axes, kinds, strict=True):
+        _draw_panel(axis, [row for row in rows if (row["dtype"], row["precision"]) == kind])
+    axes[0].set_ylabel("times as fast as cuBLAS, dense")
+    handles, labels = axes[0].get_legend_handles_labels()
+    axes[0].legend(handles, labels, loc="upper left", frameon=False, fontsize=8.5)
+    first = rows[0]
+    figure.suptitle(
+        f"{first['features']} x {first['features']} weights in {first['block_size']} x "
+        f"{first['block_size']} blocks, batch {first['batch']}; "
+        f"{section['machine'].partition(';')[0]}",
+        fontsize=10,
+    )
+    figure.savefig(path, dpi=150, metadata={"Description": digest_of(section)})
+
+
+def digest_of(section: dict[str, Any]) -> str:
+    """What a picture carries of the results that it was drawn from."""
+    return sha256(json.dumps(section["rows"], sort_keys=True).encode()).hexdigest()
+
+
+def _draw_panel(axis: Any, rows: list[dict[str, Any]]) -> None:
+    """One dtype: a line a product and contestant."""
+    axis.axhline(1, color="#888888", linewidth=1)
+    below = {"xytext": (-2, -4), "textcoords": "offset points", "ha": "right", "va": "top"}
+    axis.annotate("cuBLAS", (1, 1), xycoords=("axes fraction", "data"), color="#666666", **below)
+    ends: list[float] = []
+    for product, (name, colour) in PASSES.items():
+        own = [(row["density"], speed_up(row, row["auto"], rows)) for row in _timed(rows, product)]
+        axis.plot(*_line(own), "o-", color=colour, label=name, linewidth=2, markersize=4)
+        ends += _line(own)[1][-1:]
+    for peer, (name, style) in PEERS.items():
+        for product, (_, colour) in PASSES.items():
+            points = [
+                (row["density"], speed_up(row, peer, rows))
+                for row in _timed(rows, product)
+                if peer in row["seconds"]
+            ]
+            if points:
+                axis.plot(*_line(points), style, color=colour, linewidth=1.2, alpha=0.8)
+        axis.plot([], [], style, color="#666666", linewidth=1.2, label=name)
+    densities = sorted({float(f"{row['density']:.2g}") for row in rows})
+    if ends:
+        last = min(row["density"] for row in rows)
+        place = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center"}
+        axis.annotate(f"{max(ends):.0f}x", (last, max(ends)), weight="bold", **place)
+    axis.set(xscale="log", yscale="log", xlabel="density (kept blocks / all blocks)")
+    axis.set_xticks(densities, [f"{density:g}" for density in densities], rotation=45)
+    axis.minorticks_off()
+    axis.invert_xaxis()
+    axis.set_yticks(TICKS, [f"{tick:g}" for tick in TICKS])
+    axis.set_ylim(0.2, 200)
+    axis.grid(color="#e5e5e5", linewidth=0.7)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    first = rows[0]
+    precise = {"highest": ", as accurate as float32", "high": ", tf32"}
+    axis.set_title(first["dtype"] + (precise[first["precision"]] if "32" in first["dtype"] else ""))
+
+
+Points = list[tuple[float, Any]]
+
+
+def _timed(rows: list[dict[str, Any]], product: str) -> list[dict[str, Any]]:
+    """The rows of a product, those left out whose result was wrong."""
+    return [row for row in rows if row["product"] == product and row["auto"] in row["seconds"]]
+
+
+def _line(points: Points) -> tuple[list[float], list[float]]:
+    known = [(x, y) for x, y in points if y is not None]
+    return [x for x, _ in known], [y for _, y in known]
+
+
+def matplotlib_figure() -> Any:
+    """matplotlib's module of figures, which draw without a screen."""
+    try:
+        from matplotlib import figure
+    except ImportError:
+        raise RuntimeError("the figure takes matplotlib: pip install matplotlib") from None
+    return figure

@@ -1,0 +1,57 @@
+"""Who computes on the GPU. Peers stand in `peers`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numbsparse.bench.gpu.problem import Problem, dtype_of
+from numbsparse.bench.gpu.replay import Recorder, record
+from numbsparse.device import DeviceArray
+from numbsparse.kernels.matmul import rung
+from numbsparse.ops.choice import choose, serving
+
+
+class Contestant(NamedTuple):
+    """A call that computes one product into `out`, and how to look at the result."""
+
+    call: Callable[[], Any]
+    out: DeviceArray  # whole and contiguous
+    pick: Callable[[np.ndarray], np.ndarray]  # rows of y or dx, blocks of dw
+    record: Recorder
+
+
+def chosen(problem: Problem, product: str) -> str:
+    """The rung that `ops` takes by itself; ValueError with the reasons where none serves."""
+    case = problem.block_size, problem.x.device, problem.batch, problem.precision, problem.layout
+    return choose(product, "auto", *case)
+
+
+def all_serving(problem: Problem, product: str) -> list[str]:
+    """The GPU's rungs that take this problem, in reading order."""
+    dtype = dtype_of(problem.dtype)
+    case = problem.block_size, dtype, "cuda", problem.batch, problem.precision
+    return serving(product, *case)[::-1]
+
+
+def of_rung(problem: Problem, product: str, name: str) -> Contestant:
+    """A rung of the ladder, called as `ops.matmul` and `ops.sddmm` call it."""
+    out = problem.out(product)
+    x, dy, values = problem.x.device, problem.dy.device, problem.values.device
+    compute, index = getattr(rung(name), product), problem.index
+    operands = {
+        "forward": (x, values, index),
+        "input_grad": (dy, values, index),
+        "weight_grad": (x, dy, index),
+    }[product]
+
+    def call() -> None:
+        compute(*operands, out, problem.precision)
+
+    def pick(rows: np.ndarray) -> np.ndarray:
+        picked = [out[int(row)].numpy() for row in rows]
+        return np.stack(picked) if picked else np.empty((0, *out.shape[1:]), out.dtype)
+
+    return Contestant(call, out, pick, record)

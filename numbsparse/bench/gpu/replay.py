@@ -1,0 +1,106 @@
+"""Time on the GPU alone: calls recorded in a CUDA graph and replayed, side by side.
+
+A graph takes the host's share of a launch out of our times and of the peers'. Replays follow one
+another: what fits in the L2 cache is found there by the next one, and larger operands are read from
+memory each time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any, NamedTuple
+
+from numbsparse.device import SIMULATED, Capture, synchronize
+
+Call = Callable[[], Any]
+Recorder = Callable[[Call, int], Call]
+
+GRAPH = 1e-3  # seconds that a graph should take
+SAMPLE = 5e-3  # seconds of replays between two looks at the clock
+FEW, MOST = 5, 100  # calls in a graph
+TURNS, SAMPLES = 2, 5
+
+
+class Graph(NamedTuple):
+    """`replay()` runs `call` `calls` times; what that reads and writes lives as long."""
+
+    replay: Call
+    calls: int
+    call: Call
+
+
+def graph_of(recorder: Recorder, call: Call) -> Graph:
+    """A graph of about GRAPH seconds. The call has run before, and compiled what it needs."""
+    if _time(call, 1) > GRAPH:
+        return Graph(recorder(call, 1), 1, call)
+    # The host may take longer to call than the GPU to compute: only a replay tells.
+    replay = recorder(call, FEW)
+    replay()
+    calls = max(1, min(MOST, int(GRAPH / _time(replay, FEW) * FEW)))
+    return Graph(recorder(call, calls), calls, call)
+
+
+def seconds_of(graphs: dict[str, Graph], seconds: float = 0.05) -> dict[str, float]:
+    """Median seconds a call; in turn, so that a slow moment of the card meets them all.
+
+    Each name gets `seconds` in all, and a sample a turn at least. The graphs have run before.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in graphs}
+    took = {name: _time(graph.replay, 1) for name, graph in graphs.items()}
+    for _ in range(TURNS):
+        for name, (replay, calls, _) in graphs.items():
+            repeats = max(1, int(SAMPLE / took[name]))
+            if took[name] < seconds:
+                replay()  # brings the caches and the clock to its own state
+            end = time.perf_counter() + seconds / TURNS
+            taken = [_time(replay, repeats)]
+            while time.perf_counter() < end and len(taken) < SAMPLES:
+                taken.append(_time(replay, repeats))
+            samples[name] += [t / calls for t in taken]
+    return {name: median(taken) for name, taken in samples.items()}
+
+
+def record(call: Call, count: int) -> Call:
+    """`count` calls of ours as one graph."""
+    if SIMULATED:
+        return _repeated(call, count)
+    capture = Capture()
+    with capture.under_way():
+        _repeated(call, count)()
+    return capture.launch
+
+
+def record_torch(call: Call, count: int) -> Call:
+    """`count` calls of torch as one graph."""
+    import torch
+
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    synchronize()
+    # torch.cuda.graph would collect garbage each time, which takes longer than all else here.
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+        try:
+            _repeated(call, count)()
+        finally:
+            graph.capture_end()
+    return graph.replay
+
+
+def _repeated(call: Call, count: int) -> Call:
+    def repeat() -> None:
+        for _ in range(count):
+            call()
+
+    return repeat
+
+
+def _time(call: Call, count: int) -> float:
+    """Seconds a call, of `count` calls from an idle GPU to an idle GPU."""
+    synchronize()
+    began = time.perf_counter()
+    for _ in range(count):
+        call()
+    synchronize()
+    return (time.perf_counter() - began) / count

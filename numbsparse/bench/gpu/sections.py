@@ -1,0 +1,131 @@
+"""What the benchmark of the GPU measures, section by section, a row at a time.
+
+A section is a function of the options that yields rows. All shapes have B = 32 unless said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from numbsparse import patterns
+from numbsparse.bench.gpu.host import host
+from numbsparse.bench.gpu.limits import limits
+from numbsparse.bench.gpu.measure import Row
+from numbsparse.bench.gpu.options import Options
+from numbsparse.bench.gpu.peers import CUBLAS, CUSPARSE, TRITON
+from numbsparse.bench.gpu.problem import Problem
+from numbsparse.kernels.matmul import PRODUCTS
+from numbsparse.layout import Layout
+
+FIGURE = [("float32", "highest"), ("float16", "highest")]
+DENSITIES = (1, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.005)
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+
+
+def headline(options: Options) -> Iterator[Row]:
+    """The launch post's figure: 12288 x 12288, batch 32, against density."""
+    features, batch = (128, 4) if options.quick else (12288, 32)
+    for dtype, precision in FIGURE:
+        for density in DENSITIES[:4] if options.quick else DENSITIES:
+            problem = Problem(_random(features, 32, density), 32, batch, dtype, precision)
+            yield from _products(problem, options, CUBLAS, TRITON, CUSPARSE)
+
+
+def float32(options: Options) -> Iterator[Row]:
+    """The table at 8192 x 8192, batch 8192 in float32: at both precisions."""
+    yield from _table(options, "float32", "highest", (0.1, 0.02, 0.5))
+    yield from _table(options, "float32", "high", (0.1,))
+
+
+def float16(options: Options) -> Iterator[Row]:
+    """The same in float16, and in bfloat16."""
+    yield from _table(options, "float16", "highest", (0.1, 0.02, 0.5))
+    yield from _table(options, "bfloat16", "highest", (0.1,))
+
+
+def _table(
+    options: Options, dtype: str, precision: str, densities: tuple[float, ...]
+) -> Iterator[Row]:
+    """Every block size, beside the peers at the first density; cuBLAS where all is kept."""
+    features, batch = (128, 16) if options.quick else (8192, 8192)
+    dense = Problem(_random(features, 32, 1), 32, batch, dtype, precision)
+    yield from _products(dense, options, CUBLAS)
+    for density in densities:
+        for size in (8, 16) if options.quick else BLOCK_SIZES:
+            layout = _random(features, size, 0.5 if options.quick else density)
+            others = [TRITON] if density == densities[0] else []
+            yield from _products(Problem(layout, size, batch, dtype, precision), options, *others)
+
+
+def ladder(options: Options) -> Iterator[Row]:
+    """Every rung that serves, at density 0.1: many rows, then small blocks, then few rows."""
+    homes = [(8192, 32, 8192), (8192, 8, 8192), (12288, 32, 32)]
+    for features, size, batch in [(128, 32, 4)] if options.quick else homes:
+        for dtype, precision in FIGURE:
+            problem = Problem(_random(features, size, 0.1), size, batch, dtype, precision)
+            yield from _products(problem, replace(options, kernels="all"))
+
+
+def layouts(options: Options) -> Iterator[Row]:
+    """Uneven and clustered layouts, each beside a random one of as many blocks."""
+    shapes = [(8192, 8192, "float16"), (8192, 8192, "float32"), (12288, 32, "float32")]
+    for features, batch, dtype in [(512, 4, "float32")] if options.quick else shapes:
+        n = features // 32
+        few, band = max(2, n // 50), max(1, n // 20)
+        named = {
+            "Barabasi-Albert": patterns.barabasi_albert(n, few, seed=0),
+            "banded": patterns.banded(n, n, band),
+            "Watts-Strogatz": patterns.watts_strogatz(n, band, 0.1, seed=0),
+            "block-diagonal": patterns.block_diagonal(n, n, 10),
+        }
+        for name, pattern in named.items():
+            random = patterns.random(n, n, float(pattern.mean()), seed=0)
+            for kind, kept in ((f"random for {name}", random), (name, pattern)):
+                for row in _products(Problem(Layout(kept), 32, batch, dtype), options):
+                    yield row | {"layout": kind}
+
+
+def sweep(options: Options) -> Iterator[Row]:
+    """From 8192 x 8192, batch 4096, density 0.1: one thing doubled or halved at a time."""
+    features, batch = (128, 4) if options.quick else (8192, 4096)
+    n = features // 32
+    blocks = round(0.1 * n * n)
+    cases = {
+        "": (1, 1, 1),
+        "features / 2": (0.5, 1, 1),
+        "features x 2": (2, 1, 1),
+        "blocks / 2": (1, 0.5, 1),
+        "blocks x 2": (1, 2, 1),
+        "batch / 2": (1, 1, 0.5),
+        "batch x 2": (1, 1, 2),
+    }
+    for dtype, _ in FIGURE[-1:] if options.quick else FIGURE:
+        for changed, (wider, more, longer) in cases.items():
+            width = round(n * wider)
+            layout = Layout(patterns.random(width, width, blocks * more / width**2, seed=0))
+            problem = Problem(layout, 32, round(batch * longer), dtype)
+            for row in _products(problem, options):
+                yield row | {"changed": changed}
+
+
+SECTIONS: dict[str, Callable[[Options], Iterator[Row]]] = {
+    "limits": limits,
+    "headline": headline,
+    "float16": float16,
+    "float32": float32,
+    "ladder": ladder,
+    "layouts": layouts,
+    "sweep": sweep,
+    "host": host,
+}
+
+
+def _products(problem: Problem, options: Options, *others: str) -> Iterator[Row]:
+    for product in PRODUCTS:
+        yield options.measure(problem, product, options.kernels, others, options.seconds)
+
+
+def _random(features: int, block_size: int, density: float) -> Layout:
+    blocks = features // block_size
+    return Layout(patterns.random(blocks, blocks, density, seed=0))

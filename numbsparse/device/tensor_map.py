@@ -1,0 +1,127 @@
+"""Tensor maps: what the copy engine of compute capability 9.0 must know of a matrix, in 128 bytes.
+
+The driver works them out on the host. They reach the GPU as arguments of a small kernel, and stay
+there for the next call with the same matrix.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import prod
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from numbsparse.device import runtime
+from numbsparse.device.array import DeviceArray, empty
+from numbsparse.device.capture import outside_capture
+from numbsparse.device.launch import launch
+
+WORDS = 16  # of 64 bits
+REMEMBERED = 4096  # maps
+
+SIMULATED_MAP = np.dtype(
+    {
+        "names": ["address", "axes", "itemsize", "swizzle", "shape", "strides", "box"],
+        "formats": ["u8", "i8", "i8", "i8", "(3,)i8", "(3,)i8", "(3,)i8"],
+        "itemsize": 8 * WORDS,
+    }
+)
+"""What the 128 bytes say in the simulator."""
+
+_maps: OrderedDict[tuple[Any, ...], DeviceArray] = OrderedDict()
+
+
+def tensor_map(x: DeviceArray, box: tuple[int, ...], swizzle: int) -> DeviceArray:
+    """The map of an array of two or three axes for boxes of it, each line swizzled.
+
+    No axis of x is empty, the last one is gapless; its address and the other strides are multiples
+    of 16 bytes. A line of the box fills `swizzle` bytes: 32, 64 or 128, and no axis of it is longer
+    than 256. The map is 16 words of int64.
+    """
+    return _remembered((_key(x, box, swizzle),), (WORDS,))
+
+
+def tensor_maps(*boxes: tuple[DeviceArray, tuple[int, ...], int]) -> DeviceArray:
+    """Several maps one after another, (maps, 16), each of what `tensor_map` takes."""
+    return _remembered(tuple(_key(*box) for box in boxes), (len(boxes), WORDS))
+
+
+def _key(x: DeviceArray, box: tuple[int, ...], swizzle: int) -> tuple[Any, ...]:
+    strides = x.strides[:-1]
+    if x.shape[0] == 1:  # any stride, so perhaps none that the driver takes
+        strides = (-(-prod(x.shape[1:]) * x.itemsize // 16) * 16, *strides[1:])
+    return (x.address, x.shape, strides, x.itemsize, box, swizzle)
+
+
+def _remembered(keys: tuple[tuple[Any, ...], ...], shape: tuple[int, ...]) -> DeviceArray:
+    found = _maps.get(keys)
+    if found is not None:
+        _maps.move_to_end(keys)
+        return found
+    with outside_capture():  # written now and once; a graph keeps the memory of what it reads
+        words = _maps[keys] = empty(shape, np.int64)
+        for k, key in enumerate(keys):
+            encoded = _simulated(*key) if runtime.SIMULATED else _encoded(*key)
+            launch(_write, 1, 1, encoded, words.reshape(-1), k * WORDS)
+    if len(_maps) > REMEMBERED:
+        _maps.popitem(last=False)
+    return words
+
+
+@cuda.jit
+def _write(words: Any, out: Any, first: Any) -> None:
+    for i in range(WORDS):
+        out[first + i] = words[i]
+
+
+def _simulated(
+    address: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    itemsize: int,
+    box: tuple[int, ...],
+    swizzle: int,
+) -> tuple[int, ...]:
+    def padded(*numbers: int) -> tuple[int, ...]:
+        return (*numbers, 0)[:3]
+
+    fields = (padded(*shape), padded(*strides, itemsize), padded(*box))
+    info = np.array([(address, len(shape), itemsize, swizzle, *fields)], SIMULATED_MAP)
+    return tuple(info.view(np.int64).tolist())
+
+
+def _encoded(
+    address: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    itemsize: int,
+    box: tuple[int, ...],
+    swizzle: int,
+) -> tuple[int, ...]:
+    from cuda.bindings import driver
+
+    # Copied as they are, so only the size of the values counts.
+    kind = f"CU_TENSOR_MAP_DATA_TYPE_{ {1: 'UINT8', 2: 'UINT16', 4: 'UINT32'}[itemsize] }"
+    error, encoded = driver.cuTensorMapEncodeTiled(
+        getattr(driver.CUtensorMapDataType, kind),
+        len(shape),
+        address,
+        [driver.cuuint64_t(n) for n in reversed(shape)],
+        [driver.cuuint64_t(n) for n in reversed(strides)],
+        [driver.cuuint32_t(n) for n in reversed(box)],
+        [driver.cuuint32_t(1)] * len(box),
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}B"),
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if int(error) != 0:
+        raise RuntimeError(
+            f"a tensor map of {shape} at {address:#x}, strides {strides}, box {box}, swizzle "
+            f"{swizzle} was refused: {error.name}"
+        )
+    return tuple(
+        np.array([int(word) for word in encoded.opaque], np.uint64).view(np.int64).tolist()
+    )

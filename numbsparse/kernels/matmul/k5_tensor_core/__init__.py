@@ -1,0 +1,103 @@
+"""Rung 5: `ldmatrix` and `mma.sync`, the tensor cores.
+
+One mma.sync multiplies 16 x 16 by 16 x 8 values of a whole warp, two 16-bit values in a register,
+or 16 x 8 by 8 x 8 of float32 cut to tf32, and sums in float32. The tiles come by `cp.async` through
+a ring of stages, as in the rung before, and keep their type; the sum may run along the lines of a
+tile or down its rows. So input_grad reads the same blocks as forward, weight_grad x as it lies, and
+feature-major activations are read and written as they are.
+
+Reads per output, for a sum of K products: from global memory K / BM + K / BN, as in the two rungs
+before; from shared memory K / WN + K / WM with the tile WM x WN of a warp, 32 x min(B, 64), where a
+thread alone had K / TM + K / TN.
+
+    fetches               tiles of x and blocks of w to shared memory
+    swizzle               where their pieces lie there
+    halves, singles       products of 16-bit values and of float32
+    recipes               the parts of the kernel of a line, for each of these
+    lines                 forward and input_grad
+    weight_grad_halves    a block of w for each block of threads
+    weight_grad_singles   regions of blocks that share tiles of x and dy
+    regions, cells        which those are; the parts of blocks in them
+    repair                infinities and NaN of float32
+
+cp.async reads pieces of 16 bytes that start at multiples of 16 bytes. An operand that lies so in
+neither direction (other strides, an odd address) is copied first. The registers of each warp still
+pass every operand, and each warp issues its own loads: the next rung removes both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from numbsparse.device import SIMULATED, compute_capability
+from numbsparse.kernels.matmul.aligned import aligned_rows
+from numbsparse.kernels.matmul.k5_tensor_core import weight_grad_halves, weight_grad_singles
+from numbsparse.kernels.matmul.k5_tensor_core.fetches import Tile
+from numbsparse.kernels.matmul.k5_tensor_core.lines import multiply_lines
+from numbsparse.kernels.matmul.k5_tensor_core.recipes import recipe_of
+from numbsparse.kernels.views import span
+
+BLOCK_SIZES = (16, 32, 64, 128)
+DTYPES = ("float16", "bfloat16", "float32")
+FEW = 64  # rows: batches up to here get smaller tiles
+
+
+def unsupported(
+    product: str,
+    block_size: int,
+    dtype: Any,
+    place: str,
+    batch: int = 1,
+    precision: str = "highest",
+) -> str | None:
+    if place != "cuda":
+        return "k5_tensor_core runs on a GPU"
+    if str(dtype) not in DTYPES:
+        return f"k5_tensor_core takes {', '.join(DTYPES)}, got {dtype}"
+    if block_size not in BLOCK_SIZES:
+        few = "; with smaller ones k4_pipelined is faster" if block_size < 16 else ""
+        return f"k5_tensor_core takes block sizes {BLOCK_SIZES}, got {block_size}{few}"
+    if not SIMULATED and compute_capability() < (8, 0):
+        major, minor = compute_capability()
+        return f"k5_tensor_core needs compute capability 8.0, this GPU is {major}.{minor}"
+    return None
+
+
+def forward(x, values, index, y, precision="highest"):
+    """y[:] = x @ w."""
+    _along_lines("forward", x, values, index, y, precision)
+
+
+def input_grad(dy, values, index, dx, precision="highest"):
+    """dx[:] = dy @ w.T."""
+    _along_lines("input_grad", dy, values, index, dx, precision)
+
+
+def _along_lines(product, x, values, index, y, precision):
+    size = values.shape[1]
+    arithmetic = precision if x.dtype == "float32" else x.dtype.name
+    if x.itemsize == 2:
+        x, values, y = (a.view(np.uint16) for a in (x, values, y))
+    values, _ = aligned_rows(values.reshape(-1, size))
+    values = values.reshape(-1, size)
+    tile = tile_of(size, x.shape[0], arithmetic)
+    multiply_lines(
+        product, x, lambda _: span(values), values, index, y, arithmetic, tile, recipe_of
+    )
+
+
+def weight_grad(x, dy, index, dvalues, precision="highest"):
+    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
+    if x.itemsize == 2:
+        weight_grad_halves.weight_grad(x, dy, index, dvalues)
+    else:
+        weight_grad_singles.weight_grad(x, dy, index, dvalues, precision)
+
+
+def tile_of(size: int, batch: int, arithmetic: str) -> Tile:
+    """The tile of a (batch, features) output."""
+    if arithmetic in ("float16", "bfloat16"):
+        return Tile(64 if batch <= FEW else 128, min(size, 64), 32, 4)
+    return Tile(128, min(size, 64), 32, 2 if size == 32 else 3)

@@ -1,0 +1,240 @@
+"""Products of float32 on the tensor cores, which take tf32: float32 with 10 bits of mantissa.
+
+"high" rounds each factor to tf32. "highest" splits it, x = hi + lo with hi the nearest tf32, and
+adds lo * hi, hi * lo and hi * hi: what is left out is 2^-22 of a product. A tensor core cuts off
+bits when it adds, a bias that grows with the length of the sum; so the products of a step start
+from zero, and what they come to is added in float32. Values below 2^-113 lose bits of their lo,
+which is then too small for a float32; a hi that is not finite makes NaN of the sum, and `repair`
+computes such outputs anew.
+
+An mma takes 8 values of the sum, q and q + 4 of them in lane 4 g + q. Which ones these are is free
+as long as both factors agree, and so are the rows and columns that a lane holds: here four
+neighbours in memory, so that one load of 16 bytes feeds two or four mma.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import cuda, float32, uint32
+
+from numbsparse.kernels.matmul.k5_tensor_core.swizzle import place, swap_for_lanes
+from numbsparse.kernels.ptx import (
+    as_float32,
+    as_uint32,
+    cvt_rna_tf32,
+    load_4xf32,
+    mma_m16n8k8_tf32,
+    store_4xf32,
+)
+
+PIECE = 4  # values in 16 bytes
+
+
+def places(PIECES: int, along: bool, UNITS: int, DEPTH: int) -> Any:
+    neighbours = UNITS % 4 == 0 if along else DEPTH >= 16
+    return place(PIECES, PIECE, swap_for_lanes(PIECES, 4 if neighbours else 1))
+
+
+@cache
+def fragment(PIECES: int, along: bool, UNITS: int, DEPTH: int) -> tuple[Any, Any]:
+    """(begin, load) for the values that a lane holds of 8 UNITS lines, CHUNK of the sum at a time.
+
+    begin(line, piece) is where the lane reads; load(tile, at, k, values) fills values[j, u] with
+    value j along the sum, from chunk k on, of the lane's line u. The sum runs along the lines of
+    the tile, or down its rows.
+    """
+    CHUNK = min(DEPTH, 16)
+    RUN, FOURS = CHUNK // 4, UNITS % 4 == 0
+    place_in, move = places(PIECES, along, UNITS, DEPTH)
+
+    @cuda.jit(device=True)
+    def begin(line, piece):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        if along:
+            line = line + (4 * g if FOURS else g)
+            return place_in(line, piece + q) if RUN == 4 else place_in(line, piece) + q
+        line = line + (4 * q if RUN == 4 else q)
+        return place_in(line, piece + g) if FOURS else place_in(line, piece + g // 4) + g % 4
+
+    @cuda.jit(device=True)
+    def load_along(tile, at, k, values):
+        for u in range(UNITS):
+            line = u // 4 * 32 + u % 4 if FOURS else 8 * u
+            if RUN == 4:
+                run = load_4xf32(tile, move(at, line, 4 * k))
+                for j in range(4):
+                    values[j, u] = run[j]
+            else:
+                for j in range(2):
+                    values[j, u] = tile[move(at, line, j)]
+
+    @cuda.jit(device=True)
+    def load_down(tile, at, k, values):
+        for j in range(RUN):
+            line = k * CHUNK + (j if RUN == 4 else 4 * j)
+            if FOURS:
+                for group in range(UNITS // 4):
+                    run = load_4xf32(tile, move(at, line, 8 * group))
+                    for e in range(4):
+                        values[j, 4 * group + e] = run[e]
+            else:
+                for u in range(UNITS):
+                    values[j, u] = tile[move(at, line, 2 * u)]
+
+    return begin, load_along if along else load_down
+
+
+@cache
+def products(
+    precision: str,
+    TA: int,
+    TB: int,
+    DEPTH: int,
+    A_PIECES: int,
+    a_along: bool,
+    B_PIECES: int,
+    b_along: bool,
+) -> Any:
+    """(begin_a, begin_b, add_products), as in `halves.products`."""
+    exact = precision == "highest"
+    split = split_exact if exact else round_to_tf32
+    CHUNK = min(DEPTH, 16)  # of the sum, loaded at once
+    RUN, A_UNITS = CHUNK // 4, 2 * TA
+    A_VALUES, B_VALUES, SUMS = (RUN, A_UNITS), (RUN, TB), (TA, TB, 4)
+    A_SPLIT, B_SPLIT = (2, A_UNITS), (2, TB)
+    begin_a, load_a = fragment(A_PIECES, a_along, A_UNITS, DEPTH)
+    begin_b, load_b = fragment(B_PIECES, b_along, TB, DEPTH)
+
+    @cuda.jit(device=True)
+    def multiply(a, b, acc):
+        for m in range(TA):
+            for n in range(TB):
+                c = acc[m, n]
+                c[0], c[1], c[2], c[3] = mma_m16n8k8_tf32(
+                    a[0, 2 * m],
+                    a[0, 2 * m + 1],
+                    a[1, 2 * m],
+                    a[1, 2 * m + 1],
+                    b[0, n],
+                    b[1, n],
+                    c[0],
+                    c[1],
+                    c[2],
+                    c[3],
+                )
+
+    def chunks_from(k):
+        """The products of each chunk from k on: loops unrolled, so that loads run ahead."""
+
+        @cuda.jit(device=True)
+        def none(ring, a_at, b_at, acc):
+            pass
+
+        if k == DEPTH // CHUNK:
+            return none
+        rest = chunks_from(k + 1)
+
+        @cuda.jit(device=True)
+        def add_chunk(ring, a_at, b_at, acc):
+            ar, br = cuda.local.array(A_VALUES, float32), cuda.local.array(B_VALUES, float32)
+            ah, al = cuda.local.array(A_SPLIT, uint32), cuda.local.array(A_SPLIT, uint32)
+            bh, bl = cuda.local.array(B_SPLIT, uint32), cuda.local.array(B_SPLIT, uint32)
+            load_a(ring, a_at, k, ar)
+            load_b(ring, b_at, k, br)
+            for s in range(RUN // 2):
+                for j in range(2):
+                    for u in range(A_UNITS):
+                        ah[j, u], al[j, u] = split(ar[2 * s + j, u])
+                    for u in range(TB):
+                        bh[j, u], bl[j, u] = split(br[2 * s + j, u])
+                if exact:
+                    multiply(al, bh, acc)
+                    multiply(ah, bl, acc)
+                multiply(ah, bh, acc)
+            rest(ring, a_at, b_at, acc)
+
+        return add_chunk
+
+    add_chunks = chunks_from(0)
+
+    @cuda.jit(device=True)
+    def add_promoted(ring, a_at, b_at, acc):
+        step = cuda.local.array(SUMS, float32)
+        for m in range(TA):
+            for n in range(TB):
+                for i in range(4):
+                    step[m, n, i] = 0
+        add_chunks(ring, a_at, b_at, step)
+        for m in range(TA):
+            for n in range(TB):
+                for i in range(4):
+                    acc[m, n, i] += step[m, n, i]
+
+    return begin_a, begin_b, add_promoted if exact else add_chunks
+
+
+@cuda.jit(device=True)
+def split_exact(x):
+    """(hi, lo) of x = hi + lo, hi the nearest tf32; an mma ignores the last 13 bits of both.
+
+    cvt.rna_tf32 takes three instructions more, for a NaN, which the addition may turn into 0: then
+    it is lo that is NaN.
+    """
+    hi = uint32(as_uint32(x) + uint32(0x1000))
+    return hi, as_uint32(x - as_float32(uint32(hi & uint32(0xFFFFE000))))
+
+
+@cuda.jit(device=True)
+def round_to_tf32(x):
+    return cvt_rna_tf32(x), uint32(0)
+
+
+@cache
+def coordinates(UNITS: int) -> Any:
+    """Where line g of unit u stands, of the 8 UNITS lines of a fragment."""
+
+    @cuda.jit(device=True)
+    def coordinate(u, g):
+        if UNITS % 4 == 0:
+            return u // 4 * 32 + 4 * g + u % 4
+        return 8 * u + g
+
+    return coordinate
+
+
+@cache
+def store(TA: int, TB: int, turned: bool, wide: bool) -> Any:
+    """y[top + ., left + .] = acc, where that lies before the edges; turned, y[left + ., top + .].
+
+    y is of one axis. Four neighbours at once where `wide` and a lane holds four.
+    """
+    row_in, column_in = coordinates(2 * TA), coordinates(TB)
+    down = wide and turned and TA % 2 == 0
+    across = wide and not turned and TB % 4 == 0
+
+    @cuda.jit(device=True)
+    def store_tile(acc, y, top, left, rows, columns):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for m in range(TA):
+            for n in range(TB):
+                for i in range(4):
+                    row = top + row_in(2 * m + i // 2, g)
+                    column = left + column_in(n, 2 * q + i % 2)
+                    at = column * rows + row if turned else row * columns + column
+                    if row < rows and column < columns:
+                        if across:
+                            if n % 4 == 0:
+                                a, b, c = acc[m, n + 1, i], acc[m, n + 2, i], acc[m, n + 3, i]
+                                store_4xf32(y, at, acc[m, n, i], a, b, c)
+                        elif down:
+                            if m % 2 == 0 and i < 2:
+                                a, b, c = acc[m, n, i + 2], acc[m + 1, n, i], acc[m + 1, n, i + 2]
+                                store_4xf32(y, at, acc[m, n, i], a, b, c)
+                        else:
+                            y[at] = acc[m, n, i]
+
+    return store_tile

@@ -1,0 +1,84 @@
+"""Rung 6: Hopper's copy engine and `wgmma`, whose factors never pass through registers.
+
+One warp does nothing but ask the copy engine for tiles: a box of x or a block of w is a single
+instruction, lands in shared memory with its pieces already swapped, zero beyond the edges, and
+tells a barrier how many bytes came. Warpgroups of four warps each wait at that barrier, multiply 64
+rows by whole blocks with wgmma straight from shared memory, and give the stage back at another
+barrier; nobody else waits. The blocks of threads stay for the whole launch, one on each
+multiprocessor, and go from tile to tile while the copies for the next one already run. Which blocks
+come when is worked out once for every layout.
+
+Reads per output, for a sum of K products: from global memory K / (B U) of x, where a tile of x
+serves U of the columns that a block of threads computes at once, and K / (ROWS CLUSTER) of w, which
+the blocks of threads of a cluster share; the rung before read K / min(B, 64) + K / BM. Columns that
+keep the same inputs are computed together: of 8 columns of a random layout at density 0.1 a tile
+of x serves 1.6, where neighbours would share it among 1.4, and where columns are alike, all 8. From
+shared memory it is K / B + K / 64, at the tensor cores' own pace.
+
+weight_grad is the same machine with both factors turned, and float32 (`split`) the same products
+of tf32; see their files.
+
+What limits it at a small B is the L2 cache, which brings x to every multiprocessor: it serves so
+many requests, of a line of a tile each, and its ways out carry so many bytes. Only sharing more of
+x would help.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numbsparse.device import SIMULATED, compute_capability
+from numbsparse.kernels.matmul.k6_hopper import split, split_weight_grad
+from numbsparse.kernels.matmul.k6_hopper import weight_grad as halves_weight_grad
+from numbsparse.kernels.matmul.k6_hopper.lines import along_lines
+
+__all__ = ["BLOCK_SIZES", "DTYPES", "forward", "input_grad", "unsupported", "weight_grad"]
+
+BLOCK_SIZES = (32, 64, 128)
+DTYPES = ("float16", "bfloat16", "float32")
+SPLIT_SIZES = (64, 128)  # of float32; k5_tensor_core is faster at 32
+
+
+def unsupported(
+    product: str,
+    block_size: int,
+    dtype: Any,
+    place: str,
+    batch: int = 1,
+    precision: str = "highest",
+) -> str | None:
+    if place != "cuda":
+        return "k6_hopper runs on a GPU"
+    if str(dtype) not in DTYPES:
+        return f"k6_hopper takes {', '.join(DTYPES)}, got {dtype}"
+    sizes = SPLIT_SIZES if str(dtype) == "float32" else BLOCK_SIZES
+    if block_size not in sizes:
+        return f"k6_hopper takes block sizes {sizes} of {dtype}, got {block_size}"
+    if not SIMULATED and compute_capability() != (9, 0):
+        major, minor = compute_capability()
+        return f"k6_hopper needs compute capability 9.0, this GPU is {major}.{minor}"
+    return None
+
+
+def forward(x, values, index, y, precision="highest"):
+    """y[:] = x @ w."""
+    if x.dtype == "float32":
+        split.along_lines("forward", x, values, index, y, precision)
+    else:
+        along_lines(x, values, index, y, False)
+
+
+def input_grad(dy, values, index, dx, precision="highest"):
+    """dx[:] = dy @ w.T."""
+    if dy.dtype == "float32":
+        split.along_lines("input_grad", dy, values, index, dx, precision)
+    else:
+        along_lines(dy, values, index, dx, True)
+
+
+def weight_grad(x, dy, index, dvalues, precision="highest"):
+    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
+    if x.dtype == "float32":
+        split_weight_grad.weight_grad(x, dy, index, dvalues, precision)
+    else:
+        halves_weight_grad.weight_grad(x, dy, index, dvalues, precision)

@@ -1,0 +1,80 @@
+"""The warpgroups that multiply: 64 M_TILES rows of y each, in all columns of the group.
+
+Which columns have a block at an input is known only at run time, and accumulators are registers: so
+every product has its own code, and the mask of the step skips those that are not there.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import cuda, float32, uint32
+
+from numbsparse.kernels.matmul.k6_hopper.store import storer
+from numbsparse.kernels.matmul.k6_hopper.tile import Tile
+from numbsparse.kernels.ptx import (
+    Operand,
+    mbarrier_arrive_at,
+    mbarrier_wait,
+    shfl_idx,
+    to_local,
+    wgmma,
+    zeros,
+)
+
+
+@cache
+def consumer(tile: Tile, kind: str, turned: bool, x_turned: bool, y_lies: str) -> Any:
+    STAGES, STAGE_BYTES, ROWS, SUMS = tile.STAGES, tile.STAGE_BYTES, tile.ROWS, tile.SUMS
+    W_START, W_BYTES, OWN_ROWS = tile.W_START, tile.W_BYTES, 64 * tile.M_TILES
+    SHARE, SHARES, BITS = tile.SHARE, tile.SHARES, tile.INPUTS * tile.SHARE
+    OWN_BITS = (1 << BITS) - 1
+    CLUSTER = tile.CLUSTER
+    LINE_BYTES = 2 * tile.DEPTH  # of x in a stage, on average where it is turned
+    multiply, no_sums = products(tile, kind, turned, x_turned), zeros(SUMS)
+    store = storer(tile, kind, y_lies)
+
+    @cuda.jit(device=True)
+    def consume(lines, tiles, first, last, shared, base, bars, info, y):
+        t = uint32(cuda.threadIdx.x)
+        warpgroup, lane = shfl_idx(uint32(t // 128), 0), t % 32
+        rank = uint32(cuda.blockIdx.x) % CLUSTER
+        sums = cuda.local.array(SUMS, float32)
+        share, rows = warpgroup % SHARES, warpgroup // SHARES * OWN_ROWS
+        own = uint32(base + rows * LINE_BYTES)
+        w_place = uint32(base + W_START)
+        stage, phase = uint32(0), uint32(0)
+        for i in range(first, last):
+            acc = no_sums()
+            mask = uint32(0)
+            while mask >> 31 == 0:
+                mbarrier_wait(bars, stage, phase)
+                mask = shfl_idx(info[stage], 0)
+                start = uint32(stage * STAGE_BYTES)
+                w_start = w_place + start
+                own_mask = mask
+                if SHARES > 1:  # the blocks of the shares before come first
+                    before = mask & ((1 << (share * BITS)) - 1)
+                    w_start += cuda.popc(uint32(before)) * W_BYTES
+                    own_mask = uint32(mask >> (share * BITS) & OWN_BITS)
+                acc = multiply(acc, shared, own + start, shared, w_start, own_mask)
+                if lane < CLUSTER:
+                    mbarrier_arrive_at(bars, STAGES + stage, lane)
+                stage = uint32(stage + 1)
+                if stage == STAGES:
+                    stage, phase = uint32(0), uint32(phase ^ 1)
+            to_local(acc, sums)
+            row = (tiles[i, 1] * CLUSTER + rank) * ROWS + rows
+            store(sums, lines, tiles[i, 0], share * SHARE, row, y)
+
+    return consume
+
+
+def products(tile: Tile, kind: str, turned: bool, x_turned: bool) -> Any:
+    """The products of a step, by its mask."""
+    DEPTH, WIDTH = tile.DEPTH, min(tile.B, 64)
+    x = Operand(128, 128 * DEPTH, True) if x_turned else Operand(2 * DEPTH, 0)
+    w = Operand(2 * DEPTH, 0) if turned else Operand(2 * WIDTH, 2 * WIDTH * DEPTH, True)
+    shape = tile.M_TILES, tile.B, DEPTH // 16
+    return wgmma(kind, *shape, x, w, tile.SHARE, tile.INPUTS, tile.X_BYTES)

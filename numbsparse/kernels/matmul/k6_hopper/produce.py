@@ -1,0 +1,168 @@
+"""The warps that keep the ring full: they ask the copy engine for the tiles of each step, in turns.
+
+A lane holds the record of one of 32 steps while those of the next 32 are under way, across tiles
+too, so no step waits for its record; each in turn is told to the whole warp. One lane asks, chosen
+by `elect`: of any other choice the compiler makes a loop over the lanes. To ask takes time, about
+as long as a step of small blocks is multiplied, and so there are several such warps.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import cuda, int32, uint32
+
+from numbsparse.kernels.matmul.k6_hopper.tile import Tile
+from numbsparse.kernels.ptx import (
+    elect,
+    fence_tensor_map,
+    mbarrier_expect,
+    mbarrier_wait,
+    shfl_idx,
+    tma_load_2d,
+    tma_load_3d,
+    tma_load_3d_multicast,
+)
+
+
+@cache
+def producer(tile: Tile, turned: bool, x_turned: bool, ragged: bool) -> Any:
+    RECORD, STAGES, ROWS, CLUSTER = tile.RECORD, tile.STAGES, tile.ROWS, tile.CLUSTER
+    FETCHERS = tile.FETCHERS
+    issue = fetch_step(tile, turned, x_turned, ragged)
+
+    @cuda.jit(device=True)
+    def told(tiles, i):
+        """First row, first step and end of a tile."""
+        rank = uint32(cuda.blockIdx.x) % CLUSTER
+        return int32((tiles[i, 1] * CLUSTER + rank) * ROWS), tiles[i, 2], tiles[i, 3]
+
+    @cuda.jit(device=True)
+    def produce(fetcher, maps, records, tiles, first, last, shared, base, bars, info):
+        lane = uint32(cuda.threadIdx.x) % 32
+        held = cuda.local.array(RECORD, uint32)
+        coming = cuda.local.array(RECORD, uint32)
+        step = cuda.local.array(RECORD, uint32)
+        for m in maps:
+            fence_tensor_map(m)
+        row, at, end = told(tiles, first)
+        next_row, next_at, next_end = told(tiles, min(first + 1, last - 1))
+        for e in range(RECORD):
+            held[e] = uint32(records[at + lane, e])
+        done = uint32(0)  # steps, by whichever fetcher
+        for i in range(first, last):
+            then_row, then_at, then_end = told(tiles, min(i + 2, last - 1))
+            while at < end:
+                n = uint32(min(32, end - at))
+                at += 32
+                for e in range(RECORD):
+                    coming[e] = uint32(records[(at if at < end else next_at) + lane, e])
+                k = uint32((fetcher + FETCHERS - done % FETCHERS) % FETCHERS)
+                while k < n:
+                    for e in range(RECORD):
+                        step[e] = shfl_idx(held[e], k)
+                    turn = uint32(done + k)
+                    stage, phase = uint32(turn % STAGES), uint32(turn // STAGES % 2)
+                    mbarrier_wait(bars, STAGES + stage, phase ^ 1)
+                    if elect() != 0:
+                        info[stage] = step[0]
+                        issue(maps, step, row, shared, base, bars, stage)
+                    k = uint32(k + FETCHERS)
+                for e in range(RECORD):
+                    held[e] = coming[e]
+                done = uint32(done + n)
+            row, at, end = next_row, next_at, next_end
+            next_row, next_at, next_end = then_row, then_at, then_end
+
+    return produce
+
+
+@cache
+def fetch_step(tile: Tile, turned: bool, x_turned: bool, ragged: bool) -> Any:
+    INPUTS, BLOCKS, STAGE_BYTES, W_START = tile.INPUTS, tile.BLOCKS, tile.STAGE_BYTES, tile.W_START
+    X_BYTES, W_BYTES, CLUSTER = tile.X_BYTES, tile.W_BYTES, tile.CLUSTER
+    fetch_x, fetch_w = fetch_rows(tile, x_turned), fetch_block(tile, turned)
+
+    @cuda.jit(device=True)
+    def issue(maps, step, row, shared, base, bars, stage):
+        rank = uint32(cuda.blockIdx.x) % CLUSTER
+        x_map, w_map, edge_map = maps
+        inputs, blocks = uint32(step[1] & 255), uint32(step[1] >> 8)
+        mbarrier_expect(bars, stage, inputs * X_BYTES + blocks * W_BYTES)
+        start = uint32(base + stage * STAGE_BYTES)
+        for e in range(INPUTS):
+            if e < inputs:
+                fetch_x(x_map, step[2 + e], row, shared, start + e * X_BYTES, bars, stage)
+        for b in range(BLOCKS):
+            # The blocks of a cluster take turns; each one's copies are for all of them.
+            if b < blocks and (CLUSTER == 1 or (stage + b) % CLUSTER == rank):
+                kept, place = step[2 + INPUTS + b], start + W_START + b * W_BYTES
+                if ragged and kept >> 31:
+                    fetch_w(edge_map, kept & 0x7FFFFFFF, shared, place, bars, stage)
+                else:
+                    fetch_w(w_map, kept, shared, place, bars, stage)
+
+    return issue
+
+
+def x_box(tile: Tile, x_turned: bool) -> tuple[int, int]:
+    """The box of x that one copy brings; of x.T where x lies feature by feature."""
+    return (tile.DEPTH, 64) if x_turned else (min(tile.ROWS, 256), tile.DEPTH)
+
+
+@cache
+def fetch_rows(tile: Tile, x_turned: bool) -> Any:
+    """DEPTH features of ROWS rows of x."""
+    DEPTH, BOX = tile.DEPTH, 64 if x_turned else x_box(tile, False)[0]
+    COUNT, BYTES = tile.ROWS // BOX, 2 * BOX * DEPTH
+
+    @cuda.jit(device=True)
+    def fetch(x_map, x_tile, row, shared, place, bars, stage):
+        feature = int32(x_tile * DEPTH)
+        for i in range(COUNT):
+            if x_turned:
+                tma_load_2d(shared, place + i * BYTES, x_map, row + i * BOX, feature, bars, stage)
+            else:
+                tma_load_2d(shared, place + i * BYTES, x_map, feature, row + i * BOX, bars, stage)
+
+    return fetch
+
+
+def w_box(tile: Tile, turned: bool) -> tuple[int, int, int]:
+    """The box of w that one copy brings."""
+    return (1, tile.B, tile.DEPTH) if turned else (1, tile.DEPTH, min(tile.B, 64))
+
+
+@cache
+def fetch_block(tile: Tile, turned: bool) -> Any:
+    """DEPTH rows of a block of w, turned its columns, in panels of at most 64 columns."""
+    DEPTH, PARTS = tile.DEPTH, tile.PARTS
+    _, LINES, WIDTH = w_box(tile, turned)
+    PANELS, BYTES = 1 if turned else tile.B // WIDTH, 2 * LINES * WIDTH
+    load = fetch_for(tile.CLUSTER)
+
+    @cuda.jit(device=True)
+    def fetch(w_map, kept, shared, place, bars, stage):
+        block, part = int32(kept // PARTS), int32(kept % PARTS * DEPTH)
+        for i in range(PANELS):
+            at = place + i * BYTES
+            if turned:
+                load(shared, at, w_map, part, 0, block, bars, stage)
+            else:
+                load(shared, at, w_map, i * WIDTH, part, block, bars, stage)
+
+    return fetch
+
+
+def fetch_for(cluster: int) -> Any:
+    """tma_load_3d, to all blocks of a cluster."""
+    if cluster == 1:
+        return tma_load_3d
+    RANKS = (1 << cluster) - 1
+
+    @cuda.jit(device=True)
+    def load(shared, i, w_map, column, row, layer, bars, stage):
+        tma_load_3d_multicast(shared, i, w_map, column, row, layer, bars, stage, RANKS)
+
+    return load

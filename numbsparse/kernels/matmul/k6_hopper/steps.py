@@ -1,0 +1,158 @@
+"""What a block of threads does step by step, worked out once for every layout."""
+
+from __future__ import annotations
+
+from heapq import heapreplace
+from typing import Any
+
+import numpy as np
+
+from numbsparse.kernels.matmul.k6_hopper.tile import Tile
+from numbsparse.layout import Index, Walk
+
+MATCHED = 4096  # lines: more of them are grouped as they come
+READ_AHEAD = 64  # records
+LAST = 1 << 31  # in a mask: the group's last step
+EDGE = 1 << 31  # in a kept block: it reaches beyond the edge along the sum
+TILE_STEPS = 3  # what a tile costs beside its steps
+
+
+class Lengths:
+    """Where the steps of each group begin; the same object for every launch with a layout."""
+
+    def __init__(self, starts: np.ndarray):
+        self.starts, self.steps = starts[:-1], np.diff(starts)
+
+
+def steps_of(index: Index, turned: bool, tile: Tile, ragged: bool) -> tuple[Any, ...]:
+    """(records, lines, lengths) of the groups of output block columns.
+
+    lines : (groups, COLUMNS), the output block columns of a group, -1 for none
+    records : (steps + READ_AHEAD, RECORD); of each step
+        a mask with a bit for every block, and LAST; of each share of SHARE columns in turn, bit
+        e * SHARE + g where its column g has a block at the e-th input;
+        the number of inputs, and 256 times that of blocks;
+        the inputs, counted in tiles of x; the kept blocks in order of the mask's bits, counted in
+        PARTS, and EDGE.
+
+    Turned, w.T is meant: output columns are the block rows of w. `ragged` says whether the last
+    input block reaches beyond the edge.
+    """
+    walk, others = (index.rows, index.columns) if turned else (index.columns, index.rows)
+    n_inputs = len(others.indptr) - 1
+    lines = grouped(walk, n_inputs, tile.COLUMNS)
+    groups, inputs, columns, blocks = _sorted_by_group(walk, lines)
+
+    # A tile of x for every input that a group meets; for every part of it.
+    first = np.flatnonzero(np.diff(groups, prepend=-1) | np.diff(inputs, prepend=-1))
+    counts = np.diff(first, append=len(groups))
+    first, counts = np.repeat(first, tile.PARTS), np.repeat(counts, tile.PARTS)
+    parts = np.arange(len(first)) % tile.PARTS
+    x_groups, x_tiles = groups[first], inputs[first] * tile.PARTS + parts
+
+    step, place = _packed(x_groups, counts, tile)
+    owner = np.zeros(step[-1] + 1 if len(step) else 0, np.int64)
+    owner[step] = x_groups
+    absent = np.setdiff1d(np.arange(len(lines)), owner)  # these have a step without inputs
+    order = np.argsort(np.concatenate([owner, absent]), kind="stable")
+    starts = np.searchsorted(np.concatenate([owner, absent])[order], np.arange(len(lines) + 1))
+    row = np.argsort(order)[step]
+
+    of = np.repeat(np.arange(len(row)), counts)  # of each block, its tile of x
+    block = first[of] + np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+    share, column = np.divmod(columns[block], tile.SHARE)
+    bit = (share * tile.INPUTS + place[of]) * tile.SHARE + column
+    kept = blocks[block] * tile.PARTS + parts[of]
+    kept += EDGE * (ragged & (x_tiles[of] // tile.PARTS == n_inputs - 1))
+    in_order = np.lexsort((bit, row[of]))
+    slot = np.arange(len(of)) - np.searchsorted(row[of][in_order], row[of][in_order])
+
+    records = np.zeros((len(order) + READ_AHEAD, tile.RECORD), np.int64)
+    np.add.at(records[:, 0], row[of], 1 << bit)
+    records[starts[1:] - 1, 0] += LAST
+    np.add.at(records[:, 1], row, 1 + 256 * counts)
+    records[row, 2 + place] = x_tiles
+    records[row[of][in_order], 2 + tile.INPUTS + slot] = kept[in_order]
+    return records.astype(np.uint32).view(np.int32), lines, Lengths(starts)
+
+
+def schedule(index: Index, lengths: Lengths, row_tiles: int, units: int) -> tuple[Any, ...]:
+    """(tiles, starts): what each unit computes in turn, (group, tile of rows, first step, end).
+
+    A unit is a cluster, and all run at once. Rows change slowly, so that their x stays in the L2
+    cache; within them the longest group comes first, and each goes to the unit that is free first.
+    """
+    groups = np.argsort(-lengths.steps, kind="stable").tolist()
+    own: list[list[tuple[int, int]]] = [[] for _ in range(min(units, row_tiles * len(groups)))]
+    free = [(0, unit) for unit in range(len(own))]
+    for rows in range(row_tiles):
+        for group in groups:
+            time, unit = free[0]
+            own[unit].append((group, rows))
+            heapreplace(free, (time + int(lengths.steps[group]) + TILE_STEPS, unit))
+    starts = np.cumsum([0] + [len(tiles) for tiles in own])
+    flat = np.array([tile for tiles in own for tile in tiles], np.int32)
+    first = lengths.starts[flat[:, 0]]
+    steps = np.stack([first, first + lengths.steps[flat[:, 0]]], axis=1, dtype=np.int32)
+    return np.hstack([flat, steps]), starts.astype(np.int32)
+
+
+def grouped(walk: Walk, n_inputs: int, size: int) -> np.ndarray:
+    """(groups, size) int32: lines that meet many inputs together, -1 for none.
+
+    Pairs with the largest overlap are matched, then pairs of pairs.
+    """
+    n_lines = len(walk.indptr) - 1
+    groups = np.arange(n_lines, dtype=np.int32)[:, None]
+    if n_lines > MATCHED:
+        groups = np.append(groups, np.full(-n_lines % size, -1, np.int32))
+        return groups.reshape(-1, size)
+    meets = np.zeros((n_lines, n_inputs), np.float32)
+    meets[np.repeat(np.arange(n_lines), np.diff(walk.indptr)), walk.indices] = 1
+    while groups.shape[1] < size:
+        if len(groups) % 2:
+            groups = np.vstack([groups, np.full((1, groups.shape[1]), -1, np.int32)])
+            meets = np.vstack([meets, np.zeros((1, n_inputs), np.float32)])
+        pairs = _pairs(meets)
+        groups = np.hstack([groups[pairs[:, 0]], groups[pairs[:, 1]]])
+        meets = np.maximum(meets[pairs[:, 0]], meets[pairs[:, 1]])
+    return np.ascontiguousarray(groups)
+
+
+def _pairs(meets: np.ndarray) -> np.ndarray:
+    """(n / 2, 2): every line with the one of those left that shares most inputs with it."""
+    overlap = meets @ meets.T
+    np.fill_diagonal(overlap, -1)
+    left = np.ones(len(meets), bool)
+    pairs = []
+    for line in np.argsort(-meets.sum(1), kind="stable"):
+        if left[line]:
+            left[line] = False
+            other = int(np.argmax(np.where(left, overlap[line], -2)))
+            left[other] = False
+            pairs.append((line, other))
+    return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+def _sorted_by_group(walk: Walk, lines: np.ndarray) -> list[np.ndarray]:
+    """Of each kept block its group, input, column in the group, and number; in this order."""
+    flat = lines.reshape(-1)
+    place = np.empty(len(walk.indptr) - 1, np.int64)
+    place[flat[flat >= 0]] = np.flatnonzero(flat >= 0)
+    group, column = np.divmod(np.repeat(place, np.diff(walk.indptr)), lines.shape[1])
+    inputs, blocks = walk.indices.astype(np.int64), walk.blocks.astype(np.int64)
+    order = np.lexsort((column, inputs, group))
+    return [array[order] for array in (group, inputs, column, blocks)]
+
+
+def _packed(groups: np.ndarray, counts: np.ndarray, tile: Tile) -> tuple[np.ndarray, np.ndarray]:
+    """The step of each tile of x, and its place there: as many as fit into one, in order."""
+    steps, places = [], []
+    step, group, place, blocks = -1, -1, 0, 0
+    for own, count in zip(groups.tolist(), counts.tolist(), strict=True):
+        if own != group or place == tile.INPUTS or blocks + count > tile.BLOCKS:
+            step, group, place, blocks = step + 1, own, 0, 0
+        steps.append(step)
+        places.append(place)
+        place, blocks = place + 1, blocks + count
+    return np.array(steps, np.int64), np.array(places, np.int64)

@@ -1,0 +1,173 @@
+"""Which kept blocks of w a block of threads computes together, and in which order its warps do.
+
+A region is a panel of block rows by a run of block columns: so many that the slots of its warps,
+one product of 16 x B each, are taken, or the shared memory that the features of x and dy take. Of
+both only the groups of 32 features that a block of the region needs are loaded. A slot is a block
+of 16 x 16, or two blocks of 8 x 8 of one column. Slots stand column by column, so that most find
+the dy of their column already in registers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import GROUP, PIECE, rank_in_run
+from numbsparse.layout import Index
+
+NO_GROUP = -1
+PLACE_BITS = 10
+NEW_COLUMN = 1 << 3 * PLACE_BITS
+
+
+class Region(NamedTuple):
+    """Warps, slots of a warp, groups of features, and rows of a stage of x and dy."""
+
+    WARPS: int
+    SLOTS: int
+    GROUPS: int
+    DEPTH: int
+    STAGES: int
+
+
+def plan_regions(
+    index: Index, B: int, sides: tuple[int, int], region: Region, places: int
+) -> tuple[Any, ...]:
+    """What `regions` reads.
+
+    segments (segments, 4): region, which of how many pieces of the batch it sums over, and where
+    its sums lie among those that a second pass adds up, or -1.
+    groups (regions, GROUPS): twice the group, plus 1 where it is one of dy; or -1.
+    codes (regions, WARPS, SLOTS): where both pieces of x and the first of dy stand in a row of a
+    stage, in 10 bits each, and NEW_COLUMN where the slot before had another column.
+    used (regions, WARPS): the slots that are taken, first ones first.
+    blocks (regions, WARPS, SLOTS, 2): the stored blocks, or -1.
+    cut (regions that are cut,): their numbers; and as a number how many pieces they are cut into.
+    """
+    rows, columns = (a.astype(np.int64) for a in (index.block_rows, index.block_columns))
+    per_slot, of_group = 16 // B, GROUP // B
+    row_groups, column_groups = (-(-n // of_group) for n in sides)
+    height = _best_height(rows, columns, B, sides, region)
+    panel, column_group = rows // (height * of_group), columns // of_group
+    regions_of, n = _runs(_slots_of_groups(rows, columns, height, B, sides), height, region)
+    item = regions_of[panel, column_group]
+
+    # Blocks in the order of the slots.
+    order = np.lexsort((rows, columns, item))
+    item, rows, columns = item[order], rows[order], columns[order]
+    column_of_item = item * sides[1] + columns
+    half = rank_in_run(column_of_item) % per_slot
+    begun = half == 0
+    at = np.cumsum(begun) - 1  # the slot of each block
+    slot_item = item[begun]
+    slots = np.bincount(slot_item, minlength=n)
+    warp, slot = _shared_out(rank_in_run(slot_item), slots[slot_item], region.WARPS)
+    new = (rank_in_run(column_of_item)[begun] == 0) | (slot == 0)
+
+    xs, x_width, x_place = _lined_up(item, rows // of_group, n, row_groups)
+    dys, _, dy_place = _lined_up(item, columns // of_group, n, column_groups)
+    groups = np.full((n, region.GROUPS), NO_GROUP, np.int32)
+    groups[xs[0], xs[2]] = 2 * xs[1]
+    groups[dys[0], x_width[dys[0]] + dys[2]] = 2 * dys[1] + 1
+    x_piece = (x_place * GROUP + rows % of_group * B) // PIECE
+    dy_piece = ((x_width[item] + dy_place) * GROUP + columns % of_group * B) // PIECE
+
+    codes = np.zeros((n, region.WARPS, region.SLOTS), np.uint32)
+    blocks = np.full((n, region.WARPS, region.SLOTS, 2), -1, np.int32)
+    where = (slot_item, warp, slot)
+    second = np.zeros(slot_item.size, np.int64)
+    second[:] = x_piece[begun] + (B == 16)
+    second[at[~begun]] = x_piece[~begun]
+    codes[where] = (
+        x_piece[begun] | second << PLACE_BITS | dy_piece[begun] << 2 * PLACE_BITS | new * NEW_COLUMN
+    )
+    blocks[(*(a[at] for a in where), half)] = order
+    segments, cut, pieces = _segments(n, places)
+    used = np.bincount(slot_item * region.WARPS + warp, minlength=n * region.WARPS)
+    used = used.astype(np.int32)
+    return segments, groups.reshape(-1), codes.reshape(-1), used, blocks.reshape(-1), cut, pieces
+
+
+def _best_height(
+    rows: np.ndarray, columns: np.ndarray, B: int, sides: tuple[int, int], region: Region
+) -> int:
+    """Groups of block rows in a panel, for the fewest bytes and products of all regions."""
+
+    def cost(height: int) -> float:
+        slots = _slots_of_groups(rows, columns, height, B, sides)
+        _, n = _runs(slots, height, region)
+        needed = (slots > 0).sum() + n * height
+        return n * region.WARPS * region.SLOTS * (B // 8 + 4.5) + needed * 16
+
+    # The slots must hold one group of dy where all blocks are kept.
+    fits = region.WARPS * region.SLOTS * B // 64
+    most = min(region.GROUPS * 3 // 4, fits, -(-sides[0] * B // GROUP))
+    heights = sorted({max(1, most * i // 8) for i in range(1, 9)})
+    return min(heights, key=cost)
+
+
+def _slots_of_groups(
+    rows: np.ndarray, columns: np.ndarray, height: int, B: int, sides: tuple[int, int]
+) -> np.ndarray:
+    """(panels, groups of block columns): the slots that they take."""
+    of_group = GROUP // B
+    n_panels, n_groups = (-(-sides[0] // (height * of_group)), -(-sides[1] // of_group))
+    width = n_groups * of_group
+    panel = rows // (height * of_group)
+    counts = np.bincount(panel * width + columns, minlength=n_panels * width)
+    per_slot = 16 // B
+    return (-(-counts // per_slot)).reshape(n_panels, n_groups, of_group).sum(2)
+
+
+def _runs(slots: np.ndarray, height: int, region: Region) -> tuple[np.ndarray, int]:
+    """The region of each panel and group of block columns, and how many there are."""
+    regions_of = np.zeros(slots.shape, np.int64)
+    capacity, n = region.WARPS * region.SLOTS, 0
+    for panel, taken in enumerate(slots):
+        (groups,) = np.nonzero(taken)
+        ends = np.cumsum(taken[groups])
+        first = 0
+        while first < groups.size:
+            before = ends[first - 1] if first else 0
+            last = int(np.searchsorted(ends, before + capacity, side="right"))
+            last = min(last, first + region.GROUPS - height)
+            regions_of[panel, groups[first:last]] = n
+            first, n = last, n + 1
+    return regions_of, n
+
+
+def _shared_out(slot: np.ndarray, slots: np.ndarray, n_warps: int) -> tuple[np.ndarray, np.ndarray]:
+    """(warp, slot of the warp): equal runs, but for one."""
+    warp = ((slot + 1) * n_warps - 1) // slots
+    return warp, slot - slots * warp // n_warps
+
+
+def _lined_up(
+    item: np.ndarray, group: np.ndarray, n: int, n_groups: int
+) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray, np.ndarray]:
+    """The groups of each region as (region, group, place), their number, and each block's place."""
+    needed = np.zeros((n, n_groups), bool)
+    needed[item, group] = True
+    place = np.cumsum(needed, axis=1) - 1
+    which, wanted = np.nonzero(needed)
+    return (which, wanted, place[which, wanted]), needed.sum(1), place[item, group]
+
+
+def _segments(n: int, places: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Whole regions, as many as fill all multiprocessors; the rest are cut over the batch."""
+    rest = n % places
+
+    def time(pieces: int) -> float:
+        return -(-rest * pieces // places) * (1 / pieces + 0.02)
+
+    pieces = min(range(1, 33), key=time) if rest else 1
+    whole = n - rest if pieces > 1 else n
+    cut = np.arange(whole, n)
+    segments = np.zeros((whole + cut.size * pieces, 4), np.int32)
+    segments[:whole] = np.stack([np.arange(whole), 0 * np.arange(whole)] * 2, axis=1)
+    segments[:whole, 2:] = 1, -1
+    piece, which = np.divmod(np.arange(cut.size * pieces), max(cut.size, 1))
+    segments[whole:, 0], segments[whole:, 1] = whole + which, piece
+    segments[whole:, 2], segments[whole:, 3] = pieces, which * pieces + piece
+    return segments.reshape(-1), cut.astype(np.int32), pieces

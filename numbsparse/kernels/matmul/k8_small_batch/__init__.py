@@ -1,0 +1,186 @@
+"""Rung 8: batches up to 32, where reading w once is all the work.
+
+With few rows of x each value of w is multiplied at most 32 times, so tiles in shared memory have
+nothing to share: every warp loads blocks of w, and what they meet of x, straight to the registers
+of its mma instructions, one unit ahead of the one it multiplies (`fragments`). A layout is cut once
+into equal shares, one per multiprocessor, and each share into equal runs, one per warp (`plan`,
+`lines`), so that neither long lines nor few blocks leave a part of the GPU idle.
+
+Reads per output of a sum of K terms: K / batch of w and K / min(B, 32) of x, which comes from the
+L2 cache. float32 is multiplied as hi + lo, two tf32 each, in three products; each unit's sum starts
+from zero and is added in float32, because tensor cores cut off what they add (`products`).
+
+What is left, in float32: its registers leave two warps to a scheduler, too few to hide all that a
+warp waits for. Behind that stands the L2 cache, from which comes as much of x as of w, and at low
+densities the time to start and end.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numbsparse.device import SIMULATED, compute_capability
+from numbsparse.device.launch import launch
+from numbsparse.device.runtime import current_device
+from numbsparse.kernels.matmul.k8_small_batch.blocks import BlockWay, block_kernel
+from numbsparse.kernels.matmul.k8_small_batch.fragments import Form, Side
+from numbsparse.kernels.matmul.k8_small_batch.lines import Way, line_kernel
+from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH, plan_blocks, plan_lines
+from numbsparse.kernels.matmul.k8_small_batch.sums import PART
+from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.views import span
+
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+DTYPES = ("float32", "float16", "bfloat16")
+LARGEST_BATCH = 32
+
+
+def unsupported(
+    product: str,
+    block_size: int,
+    dtype: Any,
+    place: str,
+    batch: int = 1,
+    precision: str = "highest",
+) -> str | None:
+    if place != "cuda":
+        return "k8_small_batch runs on a GPU"
+    if block_size not in BLOCK_SIZES:
+        return f"k8_small_batch takes block sizes {BLOCK_SIZES}, got {block_size}"
+    if str(dtype) not in DTYPES:
+        return f"k8_small_batch takes float32, float16 and bfloat16, got {dtype}"
+    if batch > LARGEST_BATCH:
+        return f"k8_small_batch takes batches up to {LARGEST_BATCH}, got {batch}"
+    if not SIMULATED and compute_capability() < (8, 0):
+        major, minor = compute_capability()
+        return f"k8_small_batch needs compute capability 8.0, this GPU is {major}.{minor}"
+    return None
+
+
+def forward(x, values, index, y, precision="highest"):
+    """y[:] = x @ w."""
+    _along_lines(x, values, index, y, False, precision)
+
+
+def input_grad(dy, values, index, dx, precision="highest"):
+    """dx[:] = dy @ w.T."""
+    _along_lines(dy, values, index, dx, True, precision)
+
+
+def _along_lines(x, values, index, y, turned, precision):
+    batch, in_features = x.shape
+    if 0 in y.shape:
+        return
+    size, form = values.shape[1], _form(values, precision)
+    whole = "whole" if size >= WIDTH and in_features % size == 0 else "runs"
+    if in_features % form.run:
+        whole = "each"
+    J, JB = min(size // 8, 4), _lines_of(batch)
+    w_check = whole if values.address % 16 == 0 else "each"
+    way = Way(
+        form,
+        size,
+        turned,
+        Side(J, not turned, w_check),
+        _activations(x, form, JB, whole),
+        _stored(y, J, JB),
+        _warps(form.split),
+    )
+    shares = _multiprocessors()
+    work = planned(index, plan_lines, turned, size, shares, way.warps)
+    (x, x_is), (y, y_is), (values, _) = map(_flat, (x, y, values.reshape(1, -1)))
+    args = (x, x_is, values, *work, y, y_is)
+    shared = (way.warps - 1) * PART * 4
+    launch(line_kernel(way), shares, 32 * way.warps, *args, shared_bytes=shared)
+
+
+def weight_grad(x, dy, index, dvalues, precision="highest"):
+    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
+    size, form = dvalues.shape[1], _form(dvalues, precision)
+    (batch, in_features), out_features = x.shape, dy.shape[1]
+    edge = in_features % size != 0 or out_features % size != 0
+    check = "each" if edge else "whole" if batch == WIDTH else "runs"
+    way = BlockWay(
+        form,
+        size,
+        _terms_down(dy, form, 4, check),
+        _terms_down(x, form, min(size // 8, 4), check),
+        edge,
+        "across" if dvalues.address % 16 == 0 else "each",
+        _warps(False),
+        _multiprocessors(),
+    )
+    units, count = planned(index, plan_blocks, size)
+    (x, x_is), (dy, dy_is), (dvalues, _) = map(_flat, (x, dy, dvalues.reshape(1, -1)))
+    if count:
+        args = (x, x_is, dy, dy_is, units, count, dvalues)
+        launch(block_kernel(way), way.shares, 32 * way.warps, *args)
+
+
+def _form(values, precision):
+    dtype = values.dtype.name
+    return Form(dtype, dtype == "float32" and precision == "highest")
+
+
+def _warps(many_registers):
+    """Warps of a multiprocessor, with 255 registers a thread or with 168."""
+    return 2 if SIMULATED else 8 if many_registers else 12
+
+
+def _lines_of(batch):
+    """Lines of x a lane: eight times as many in a warp."""
+    return 1 if batch <= 8 else 2 if batch <= 16 else 4
+
+
+def _activations(x, form, J, check):
+    """How x (batch, features) lies, where the sum runs over its features."""
+    if check == "whole" and x.shape[0] != 8 * J:
+        check = "runs"
+    if check == "each":
+        return Side(J, False, check)
+    if _gapless(x, form.run):
+        return Side(J, False, check)
+    if _gapless(x.T, J) and x.shape[0] % J == 0:
+        return Side(J, True, check)
+    return Side(J, False, "each")
+
+
+def _terms_down(x, form, J, check):
+    """How x (batch, features) lies, where the sum runs over the batch."""
+    if check == "each":
+        return Side(J, False, check)
+    if _gapless(x, J):
+        return Side(J, True, check)
+    if _gapless(x.T, form.run) and x.shape[0] % form.run == 0:
+        return Side(J, False, check)
+    return Side(J, False, "each")
+
+
+def _stored(y, J, JB):
+    if J == 4 and _gapless(y, 4) and y.shape[1] % 4 == 0:
+        return "across"
+    if JB == 4 and y.shape[0] == WIDTH and _gapless(y.T, 8):
+        return "along"
+    return "each"
+
+
+def _gapless(x, items):
+    """Whether pieces of `items` items of a row can be loaded at once."""
+    n = min(items * x.itemsize, 16)
+    rows = x.strides[0] if x.shape[0] > 1 else 0
+    columns = x.strides[1] if x.shape[1] > 1 else x.itemsize
+    return columns == x.itemsize and rows >= 0 and rows % n == 0 and x.address % n == 0
+
+
+def _flat(x):
+    """The memory of x, halves as bits; and (rows, columns, strides in items)."""
+    rows, columns = x.shape
+    strides = (stride // x.itemsize for stride in x.strides)
+    return span(x if x.itemsize == 4 else x.view("uint16")), (rows, columns, *strides)
+
+
+@cache
+def _multiprocessors():
+    """How many shares of equal size there are."""
+    return 3 if SIMULATED else current_device().properties.multiprocessor_count

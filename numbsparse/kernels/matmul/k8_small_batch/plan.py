@@ -1,0 +1,163 @@
+"""The work of a layout, cut once into equal shares: one for each multiprocessor.
+
+A unit is what a warp multiplies at once: 32 features of the sum for one line of up to 32 output
+features; a larger block is cut into squares of 32, and smaller blocks of a line come together, 32
+features of them. A piece is the units of a line that one share holds. A line is cut only where
+shares of whole lines would be uneven; the parts of such a line are added in their order by
+whichever comes last.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heapreplace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numbsparse.layout import Index
+
+WIDTH = 32  # features of a unit
+READ_AHEAD = 4  # units that a warp may look at behind its last
+TOGETHER = 12  # units of a share that take as long as adding up the parts of lines
+
+
+class Lines(NamedTuple):
+    """Where the parts of a plan for forward or input_grad start, in an array of int32.
+
+    It begins with the units, places for `each` of a warp: (block, line of x) for each block of a
+    unit, line of y, end of its piece.
+    """
+
+    counts: Any  # units of each warp
+    cuts: Any  # per part of a cut line: its line, the line's first part and how many it has
+    empty: Any  # lines without a unit
+    indptr: Any  # the lines once more, for `mend`
+    indices: Any
+    blocks: Any
+
+
+def plan_lines(
+    index: Index, turned: bool, size: int, shares: int, warps: int
+) -> tuple[np.ndarray, int, tuple[int, ...], int, np.ndarray, np.ndarray]:
+    """(plan, units of a warp, where the parts of the plan start, empty lines, partials, tickets).
+
+    The lines of y are the block columns, or turned the block rows, in parts of up to 32 features;
+    lines of x are numbered likewise. A block is -1 where a unit has fewer than others; a line of y
+    that was cut is named by -1 - part.
+    """
+    indptr, xs, blocks = _lines_of(index, turned, size)
+    together = max(WIDTH // size, 1)
+    counts = -(-np.diff(indptr) // together)
+    line, first, count, part_of, share = _pieces(counts, shares)
+    order = np.lexsort((first, line, share))
+    line, first, count, part_of, share = (a[order] for a in (line, first, count, part_of, share))
+
+    ends = np.cumsum(count)
+    which = np.repeat(np.arange(count.size), count)  # the piece of each unit
+    step = np.arange(which.size) - (ends - count)[which] + first[which]
+    loads = np.bincount(share, count, shares).astype(np.int64)
+    each = max(-(-int(loads.max(initial=0)) // warps), 1)
+    moved = np.arange(shares) * each * warps - (np.cumsum(loads) - loads)  # by gaps between shares
+    moved = moved[share]
+    units = np.zeros((shares * warps * each + READ_AHEAD, 2 * together + 2), np.int32)
+    filled = np.clip(loads[:, None] - np.arange(warps) * each, 0, each)
+    place = np.arange(which.size) + moved[which]
+    for k in range(together):
+        entry = indptr[line[which]] + step * together + k
+        there = entry < indptr[line[which] + 1]
+        entry = np.where(there, entry, 0)
+        units[place, 2 * k] = np.where(there, blocks[entry], -1)
+        units[place, 2 * k + 1] = np.where(there, xs[entry], 0)
+    parts = np.flatnonzero(part_of > 1)
+    name = line.copy()
+    name[parts] = -1 - _numbers(line[parts], first[parts])
+    units[place, -2], units[place, -1] = name[which], (ends + moved)[which]
+
+    cut = np.lexsort((first[parts], line[parts]))
+    cut_lines, begins, many = np.unique(line[parts][cut], return_index=True, return_counts=True)
+    cuts = np.stack([cut_lines, begins, many], 1).repeat(many, 0)
+    empty = np.flatnonzero(counts == 0)
+    sections = [np.ravel(part) for part in (units, *Lines(filled, cuts, empty, indptr, xs, blocks))]
+    begin = np.cumsum([part.size for part in sections])[:-1]
+    return (
+        np.concatenate(sections).astype(np.int32),
+        each,
+        tuple(map(int, begin)),
+        empty.size,
+        np.zeros(max(parts.size, 1) * WIDTH * WIDTH, np.float32),
+        np.zeros(max(parts.size, 1), np.int32),
+    )
+
+
+def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int]:
+    """(per unit: line of x, then (block, line of dy) for each of its blocks; units).
+
+    For weight_grad: the lines of x are the block rows in parts of up to 32 features, those of dy
+    the block columns. A unit is a square of 32 of a block, or several blocks side by side; -1 where
+    it has fewer. Units of one line of x come after each other.
+    """
+    indptr, ys, blocks = _lines_of(index, True, size)
+    together = max(WIDTH // size, 1)
+    counts = -(-np.diff(indptr) // together)
+    line = np.repeat(np.arange(counts.size), counts)
+    step = np.arange(line.size) - (np.cumsum(counts) - counts)[line]
+    units = np.zeros((line.size + READ_AHEAD, 2 * together + 2), np.int32)
+    units[: line.size, -2] = line
+    for k in range(together):
+        entry = indptr[line] + step * together + k
+        there = entry < indptr[line + 1]
+        entry = np.where(there, entry, 0)
+        units[: line.size, 2 * k] = np.where(there, blocks[entry], -1)
+        units[: line.size, 2 * k + 1] = np.where(there, ys[entry], 0)
+    return units.reshape(-1), line.size
+
+
+def _lines_of(index: Index, turned: bool, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A walk over squares of up to 32: square s of a block in row order is block * squares + s."""
+    walk = index.rows if turned else index.columns
+    cut = max(size // WIDTH, 1)
+    lengths = np.diff(walk.indptr).repeat(cut) * cut
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    line = np.repeat(np.arange(lengths.size), lengths)
+    step = np.arange(line.size) - indptr[line]
+    entry = walk.indptr[line // cut] + step // cut
+    mine, other = line % cut, step % cut
+    square = mine * cut + other if turned else other * cut + mine
+    blocks = walk.blocks[entry].astype(np.int64) * cut * cut + square
+    return indptr, walk.indices[entry].astype(np.int64) * cut + other, blocks
+
+
+def _pieces(counts: np.ndarray, shares: int) -> tuple[np.ndarray, ...]:
+    """(line, first unit within it, units, pieces of the line, share), per piece."""
+    line = np.flatnonzero(counts)
+    whole = counts[line]
+    share = _share_out(whole, shares)
+    total = int(counts.sum())
+    fair = -(-total // shares)
+    if np.bincount(share, whole, shares).max(initial=0) <= fair + TOGETHER:
+        return line, np.zeros_like(line), whole, np.ones_like(line), share
+    # All lines end to end, cut wherever a share is full.
+    starts = np.cumsum(counts) - counts
+    cuts = np.union1d(starts[line], np.arange(0, total, fair))
+    of = np.searchsorted(starts[line], cuts, "right") - 1
+    line, count = line[of], np.diff(np.append(cuts, total))
+    return line, cuts - starts[line], count, np.bincount(of)[of], cuts // fair
+
+
+def _share_out(counts: np.ndarray, shares: int) -> np.ndarray:
+    """The share of each piece: the largest first, each to the share that has least."""
+    loads = [(0, share) for share in range(shares)]
+    heapify(loads)
+    shared = np.empty(counts.size, np.int64)
+    for piece in np.argsort(-counts, kind="stable"):
+        load, share = loads[0]
+        shared[piece] = share
+        heapreplace(loads, (load + int(counts[piece]), share))
+    return shared
+
+
+def _numbers(line: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """The place of each part when they are sorted by line and start."""
+    numbers = np.empty(line.size, np.int64)
+    numbers[np.lexsort((first, line))] = np.arange(line.size)
+    return numbers

@@ -1,0 +1,99 @@
+"""Sums that the split into two tf32 cannot give: those with an infinity or a NaN.
+
+inf = inf + 0 as a split, and inf times the lesser part of the other factor is a NaN or of the wrong
+sign. An output that was not finite is therefore computed once more, in float32 from start to end.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import cuda, float32, int64, uint32
+
+
+@cache
+def all_finite(M: int, JB: int) -> Any:
+    """Whether all sums of this lane are finite."""
+
+    @cuda.jit(device=True)
+    def finite(acc):
+        nothing = float32(0)
+        for m in range(M):
+            for n in range(JB):
+                for i in range(4):
+                    nothing += acc[m, n, i] * float32(0)
+        return nothing == float32(0)
+
+    return finite
+
+
+@cache
+def mend_line(size: int, turned: bool, J: int, JB: int) -> Any:
+    """Compute again what is not finite of this lane's outputs in a line of y = x @ w."""
+    DEPTH = min(size, 32)
+    TERM, LINE = (1, size) if turned else (size, 1)
+    start_of = square_start(size)
+
+    @cuda.jit(device=True)
+    def mend(x, x_is, values, plan, sections, line, y, y_is):
+        lane = uint32(cuda.threadIdx.x) % 32
+        batch, in_features, x_batch, x_feature = x_is
+        _, out_features, y_batch, y_feature = y_is
+        first, last = plan[sections[3] + line], plan[sections[3] + line + 1]
+        for n in range(2 * JB * J):
+            b, i = 2 * JB * (lane % 4) + n // J, J * (lane // 4) + n % J
+            at = b * y_batch + (line * DEPTH + i) * y_feature
+            if b < batch and line * DEPTH + i < out_features and not finite(y[at]):
+                value = float32(0)
+                for entry in range(first, last):
+                    c = plan[sections[4] + entry] * int64(DEPTH)
+                    w_at = start_of(plan[sections[5] + entry]) + i * LINE
+                    for k in range(min(DEPTH, in_features - c)):
+                        value += x[b * x_batch + (c + k) * x_feature] * values[w_at + k * TERM]
+                y[at] = value
+
+    return mend
+
+
+@cache
+def mend_square(size: int, JB: int) -> Any:
+    """Compute again what is not finite of this lane's outputs in a unit of dvalues."""
+
+    @cuda.jit(device=True)
+    def mend(x, x_is, x_first, dy, dy_is, dy_first, dvalues, at):
+        lane = uint32(cuda.threadIdx.x) % 32
+        batch, in_features, x_batch, x_feature = x_is
+        _, out_features, dy_batch, dy_feature = dy_is
+        for n in range(2 * JB * 4):
+            i, k = 2 * JB * (lane % 4) + n // 4, n % 4
+            inside = x_first + i < in_features and dy_first + k < out_features
+            if inside and not finite(dvalues[at + i * size + k]):
+                value = float32(0)
+                for b in range(batch):
+                    a = x[b * x_batch + (x_first + i) * x_feature]
+                    value += a * dy[b * dy_batch + (dy_first + k) * dy_feature]
+                dvalues[at + i * size + k] = value
+
+    return mend
+
+
+@cuda.jit(device=True)
+def finite(value):
+    return value - value == float32(0)
+
+
+@cache
+def square_start(size: int) -> Any:
+    """Where square number s of 32 by 32 starts among the values; a smaller block is one square."""
+    CUT = max(size // 32, 1)
+
+    @cuda.jit(device=True)
+    def start_of(square):
+        s = int64(square)
+        if CUT == 1:
+            return s * (size * size)
+        place = s % (CUT * CUT)
+        return s // (CUT * CUT) * (size * size) + place // CUT * (32 * size) + place % CUT * 32
+
+    return start_of

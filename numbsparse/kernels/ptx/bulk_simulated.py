@@ -1,0 +1,155 @@
+"""The instructions of `bulk_emitted` in the simulator.
+
+A tensor map is 128 bytes that say what the hardware's opaque ones say: `TENSOR_MAP`. A copy is done
+at once, so a kernel that never waits goes wrong on a GPU alone; one that waits for the wrong number
+of bytes or arrivals waits for ever on both, and raises here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from numbsparse.device.tensor_map import SIMULATED_MAP
+from numbsparse.kernels.ptx import meaning
+from numbsparse.kernels.ptx.simulated import flat_bytes
+from numbsparse.kernels.ptx.tiles import swizzled
+from numbsparse.kernels.ptx.warp import PATIENCE, together
+
+_lock = threading.Condition()
+# A BlockManager runs one block of one launch; its barriers end with it.
+_barriers: WeakKeyDictionary[Any, dict[int, _Barrier]] = WeakKeyDictionary()
+
+
+class _Barrier:
+    """A phase ends when all arrivals came and all bytes that were told of; then the next begins."""
+
+    def __init__(self, count: int) -> None:
+        self.count = self.pending = count
+        self.missing_bytes = self.phase = 0
+
+    def change(self, arrivals: int, nbytes: int) -> None:
+        self.pending -= arrivals
+        self.missing_bytes += nbytes
+        if self.pending < 0:
+            raise RuntimeError(f"more than {self.count} arrivals at an mbarrier in one phase")
+        if self.pending == self.missing_bytes == 0:
+            self.pending, self.phase = self.count, self.phase ^ 1
+            _lock.notify_all()
+
+
+def mbarrier_init(bars, i, count):
+    with _lock:
+        barriers, place = _place(bars, i)
+        barriers[place] = _Barrier(int(count))
+
+
+def mbarrier_expect(bars, i, nbytes):
+    with _lock:
+        _barrier(bars, i).change(1, int(nbytes))
+
+
+def mbarrier_arrive(bars, i):
+    with _lock:
+        _barrier(bars, i).change(1, 0)
+
+
+def mbarrier_wait(bars, i, parity):
+    with _lock:
+        barrier = _barrier(bars, i)
+        if not _lock.wait_for(lambda: barrier.phase != int(parity), PATIENCE):
+            raise RuntimeError(
+                f"after {PATIENCE:g} s mbarrier {int(i)} still waits for {barrier.pending} "
+                f"arrivals and {barrier.missing_bytes} bytes"
+            )
+
+
+def fence_mbarrier_init():
+    pass
+
+
+def fence_proxy_async():
+    pass
+
+
+def elect():
+    return together(meaning.elect, np.uint32(0))
+
+
+def fence_tensor_map(tensor_map):
+    pass
+
+
+def tma_load_2d(shared, i, tensor_map, column, row, bars, j):
+    _load(shared, i, tensor_map, (row, column), bars, j)
+
+
+def tma_load_3d(shared, i, tensor_map, column, row, layer, bars, j):
+    _load(shared, i, tensor_map, (layer, row, column), bars, j)
+
+
+def tma_load_3d_multicast(shared, i, tensor_map, column, row, layer, bars, j, ranks):
+    if ranks != 1:
+        raise ValueError(f"the simulator has clusters of one block, got the ranks {ranks:#b}")
+    _load(shared, i, tensor_map, (layer, row, column), bars, j)
+
+
+def first_multiple(shared, nbytes):
+    """Places are counted from the start of the array: the simulator's memory has no addresses."""
+    return np.uint32(0)
+
+
+def _load(shared, i, tensor_map, corner, bars, j):
+    info = np.asarray(tensor_map).view(np.uint8).view(SIMULATED_MAP)[0]
+    target, start = flat_bytes(shared), int(i) * shared.itemsize
+    axes, itemsize = int(info["axes"]), int(info["itemsize"])
+    if axes != len(corner):
+        raise ValueError(f"a map of {axes} axes was given {len(corner)} places")
+    box = _box(info, [int(n) for n in corner]).view(np.uint8)
+    line = int(info["box"][axes - 1]) * itemsize
+    byte = start + np.arange(box.size)
+    if start % 128 or byte[-1] >= target.size:
+        raise ValueError(f"a box of {box.size} bytes does not fit at byte {start}")
+    if line != int(info["swizzle"]):
+        raise ValueError(f"a line of {line} bytes is not swizzled over {info['swizzle']}")
+    target[swizzled(byte, line)] = box.reshape(-1)
+    with _lock:
+        _barrier(bars, j).change(0, -byte.size)
+
+
+def _box(info, corner):
+    """The values of a box, 0 where it reaches beyond the array."""
+    axes = range(len(corner))
+    box = np.zeros([int(info["box"][a]) for a in axes], f"u{int(info['itemsize'])}")
+    first = [max(corner[a], 0) for a in axes]
+    counts = [max(min(corner[a] + box.shape[a], int(info["shape"][a])) - first[a], 0) for a in axes]
+    if 0 not in counts:
+        strides = [int(info["strides"][a]) for a in axes]
+        start = int(info["address"]) + sum(f * s for f, s in zip(first, strides, strict=True))
+        nbytes = sum((n - 1) * s for n, s in zip(counts, strides, strict=True)) + box.itemsize
+        memory = np.frombuffer((ctypes.c_char * nbytes).from_address(start), np.uint8)
+        values = np.lib.stride_tricks.as_strided(
+            memory[: box.itemsize].view(box.dtype), counts, strides
+        )
+        inside = (slice(first[a] - corner[a], first[a] - corner[a] + counts[a]) for a in axes)
+        box[tuple(inside)] = values
+    return box
+
+
+def _barrier(bars, i):
+    barriers, place = _place(bars, i)
+    if place not in barriers:
+        raise RuntimeError(f"mbarrier {int(i)} was not initialized")
+    return barriers[place]
+
+
+def _place(bars, i):
+    if bars.dtype != np.uint64:
+        raise TypeError(f"an mbarrier lies in an array of uint64, got {bars.dtype}")
+    thread: Any = threading.current_thread()
+    barriers = _barriers.setdefault(thread._manager, {})
+    return barriers, flat_bytes(bars)[8 * int(i) :].ctypes.data

@@ -1,0 +1,72 @@
+"""The instructions of `cluster_emitted` in the simulator, where a block is a cluster of its own."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from numbsparse.kernels.ptx.bulk_simulated import mbarrier_arrive
+from numbsparse.kernels.ptx.simulated import flat_bytes
+from numbsparse.kernels.ptx.tiles import Operand
+from numbsparse.kernels.ptx.warp import WARPGROUP, together
+from numbsparse.kernels.ptx.wgmma_simulated import _matrix
+
+
+def cluster_sync():
+    pass
+
+
+def mbarrier_arrive_at(bars, i, rank):
+    if rank != 0:
+        raise ValueError(f"the simulator has clusters of one block, got rank {rank}")
+    mbarrier_arrive(bars, i)
+
+
+def words(count: int) -> Any:
+    return lambda array, j: tuple(np.asarray(array).reshape(-1)[j : j + count].view(np.uint32))
+
+
+@cache
+def wgmma_units(
+    kind: str, units: int, sizes: tuple[int, ...], k_steps: int, a: Operand, b: Operand
+) -> Any:
+    """acc[u] += 64 rows of a times n columns of b, where `where` says, for the units counted.
+
+    `where` holds two words for each unit, as the lower words of the hardware's descriptors: bits 0
+    to 13 the place of the factor from the start on, bits 16 to 29 the distance of its panels, both
+    in 16 bytes. One unit of several sizes takes the size that is counted.
+    """
+    depth, n = 16 * k_steps, max(sizes)
+    t, i = np.arange(128)[:, None], np.arange(n // 2)
+    row = t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8
+    column = t % 4 * 2 + i % 2 + i // 4 * 8
+
+    def wgmma_units_meaning(acc, start, where, number, shared):
+        result = acc.reshape(128, units, n // 2).copy()
+        number = int(number[0])
+        width = n if len(sizes) == 1 else (0, *sizes)[number]
+        for u in range(number if len(sizes) == 1 else min(number, 1)):
+            x, y = (
+                _matrix(kind, shared, *_placed(start[0], where[0, 2 * u + k], factor), rows, depth)
+                for k, factor, rows in ((0, a, 64), (1, b, width))
+            )
+            used = i < width // 2
+            result[:, u, used] += (x @ y.T)[row[:, used], column[:, used]]
+        return result.reshape(128, -1)
+
+    def multiply(acc, shared, i, where, number):
+        acc, where = np.array(acc, np.float32), np.array(where, np.uint32)
+        if acc.size != units * n // 2 or where.size != 2 * units:
+            raise TypeError(f"this wgmma takes other tuples than {acc.size} and {where.size}")
+        start, shared = int(i) * shared.itemsize, (flat_bytes(shared),)
+        operands = acc, start, where, int(number)
+        return tuple(together(wgmma_units_meaning, *operands, shared=shared, of=WARPGROUP))
+
+    return multiply
+
+
+def _placed(start: int, word: Any, factor: Operand) -> tuple[int, Operand]:
+    place, panel = (int(word) & 0x3FFF) << 4, int(word) >> 16 << 4
+    return int(start) + place, factor._replace(panel=panel)

@@ -1,0 +1,59 @@
+"""`wgmma` of tf32 with the first factor in registers, in the simulator."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from numbsparse.kernels.ptx.meaning import float32_of_tf32
+from numbsparse.kernels.ptx.simulated import flat_bytes
+from numbsparse.kernels.ptx.warp import WARPGROUP, together
+
+
+@cache
+def wgmma_split(n: int, k_steps: int, exact: bool) -> Any:
+    """acc += a @ b, 64 x 8 k_steps times 8 k_steps x n: with exact, lo @ hi + hi @ lo + hi @ hi.
+
+    Warp w of the warpgroup has rows 16 w to 16 w + 15 of a, in registers as `meaning.A_16x8`, four
+    for each 8 terms, and of acc, as `meaning.C_16x8` for every 8 columns. b lies in shared memory
+    as matrices of 8 columns x 4 terms, 128 bytes each: n / 8 side by side, then the next terms;
+    after all of hi the same of lo. The products start from zero, and acc is added in float32.
+    """
+    t, i = np.arange(128)[:, None], np.arange(n // 2)
+    row = t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8
+    column = t % 4 * 2 + i % 2 + i // 4 * 8
+
+    def split_meaning(hi, lo, i, shared):
+        a = [_rows(part, k_steps) for part in (hi, lo)]
+        items = shared[int(i[0]) * 4 :][: (1 + exact) * 32 * n * k_steps]
+        b = [_terms(part, n, k_steps) for part in np.split(items, 1 + exact)]
+        product = a[0] @ b[0]
+        if exact:
+            product = a[1] @ b[0] + a[0] @ b[1] + product
+        return product[row, column]
+
+    def multiply(acc, hi, lo, shared, i):
+        bytes_ = flat_bytes(shared)
+        product = together(
+            split_meaning, hi.copy(), lo.copy(), int(i), shared=(bytes_,), of=WARPGROUP
+        )
+        acc += product.reshape(acc.shape)
+
+    return multiply
+
+
+def _rows(registers, k_steps):
+    """(64, 8 k_steps) of registers (128, 4 k_steps)."""
+    t, i = np.arange(128)[:, None], np.arange(4 * k_steps)
+    a = np.empty((64, 8 * k_steps), np.float32)
+    row = t // 32 * 16 + t % 32 // 4 + i % 2 * 8
+    a[row, i // 4 * 8 + i // 2 % 2 * 4 + t % 4] = float32_of_tf32(registers)
+    return a
+
+
+def _terms(part, n, k_steps):
+    """(8 k_steps, n) of matrices (2 k_steps, n / 8, 8 columns, 4 terms)."""
+    matrices = float32_of_tf32(part.view(np.uint32)).reshape(2 * k_steps, n // 8, 8, 4)
+    return matrices.transpose(0, 3, 1, 2).reshape(8 * k_steps, n)

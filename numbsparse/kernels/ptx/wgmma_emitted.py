@@ -1,0 +1,166 @@
+"""`wgmma` on a GPU, and tuples of accumulators.
+
+The accumulators of a thread are one tuple, handed in and out of one block of assembly that holds
+everything from the fence to the wait: so no compiler moves them while products are in flight, and
+none of them leaves its register. A step must be long enough to hide the wait.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.cuda.core.errors import TypingError
+from numba.cuda.extending import intrinsic
+
+from numbsparse.kernels.ptx.assembly import SHARED, address, check_array, f32, i32, u32
+from numbsparse.kernels.ptx.tiles import Operand
+
+_SWIZZLES = {128: 1, 64: 2, 32: 3}
+_FLOAT = ir.FloatType()
+
+
+@cache
+def wgmma(
+    kind: str,
+    m_tiles: int,
+    n: int,
+    k_steps: int,
+    a: Operand,
+    b: Operand,
+    columns: int = 0,
+    inputs: int = 1,
+    stride: int = 0,
+) -> Any:
+    per_column = m_tiles * n // 2
+    count = max(columns, 1) * per_column
+    accumulators = types.UniTuple(f32, count)
+    # Of the operands, the results come first, then the two places and the mask.
+    one = _products(kind, m_tiles, n, k_steps, a, b, count)
+    block = n * k_steps * 32
+    text = _in_flight(_chosen(one, per_column, columns, inputs, stride, block, count))
+
+    def multiply(acc, xs, i, ws, j, *mask):
+        if acc != accumulators:
+            raise TypingError(f"this wgmma takes {accumulators}, got {acc}")
+        check_array("wgmma", xs, i)
+        check_array("wgmma", ws, j)
+
+        def build(context, builder, signature, args):
+            places = (
+                _place(context, builder, xs, args[1], args[2], a),
+                _place(context, builder, ws, args[3], args[4], b),
+            )
+            values = [builder.extract_value(args[0], k) for k in range(count)]
+            results = _tied(builder, text, [*places, *args[5:]], values)
+            return context.make_tuple(builder, signature.return_type, results)
+
+        masks = (u32 for _ in mask)
+        return accumulators(accumulators, xs, types.int64, ws, types.int64, *masks), build
+
+    def wgmma_all(typing, acc, xs, i, ws, j):
+        return multiply(acc, xs, i, ws, j)
+
+    def wgmma_masked(typing, acc, xs, i, ws, j, mask):
+        return multiply(acc, xs, i, ws, j, mask)
+
+    return intrinsic(wgmma_masked if columns else wgmma_all)
+
+
+@cache
+def zeros(count: int) -> Any:
+    def typing_of(typing):
+        def build(context, builder, signature, args):
+            values = [ir.Constant(_FLOAT, 0.0)] * count
+            return context.make_tuple(builder, signature.return_type, values)
+
+        return types.UniTuple(f32, count)(), build
+
+    return intrinsic(typing_of)
+
+
+@intrinsic
+def to_local(typing, values, local):
+    check_array("to_local", local, types.int64, f32)
+
+    def build(context, builder, signature, args):
+        data = context.make_array(local)(context, builder, args[1]).data
+        for k in range(values.count):
+            builder.store(builder.extract_value(args[0], k), builder.gep(data, [i32(k)]))
+        return context.get_dummy_value()
+
+    return types.void(values, local), build
+
+
+def _products(kind, m_tiles, n, k_steps, a, b, first):
+    """The text of one column's products: a function of its first accumulator and a's place."""
+    kinds = f"m64n{n}k16.f32.{kind}.{kind}"
+    turned = f"{int(a.turned)}, {int(b.turned)}"
+
+    def text(start, place):
+        lines = []
+        for k in range(k_steps):
+            for m in range(m_tiles):
+                numbers = range(start + m * n // 2, start + (m + 1) * n // 2)
+                acc = ", ".join(f"${i}" for i in numbers)
+                lines += [
+                    f"add.u32 low, ${first}, {(place + a.rows(m) + a.step(k)) >> 4};",
+                    f"mov.b64 da, {{low, {_high(a)}}};",
+                    f"add.u32 low, at, {b.step(k) >> 4};",
+                    f"mov.b64 db, {{low, {_high(b)}}};",
+                    f"wgmma.mma_async.sync.aligned.{kinds} {{{acc}}}, da, db, 1, 1, 1, {turned};",
+                ]
+        return lines
+
+    return text
+
+
+def _chosen(one, per_column, columns, inputs, stride, block, first):
+    """The products that the mask names; their blocks lie one after another."""
+    lines = [f"mov.b32 at, ${first + 1};"]
+    if not columns:
+        return [*lines, *one(0, 0)]
+    for bit in range(inputs * columns):
+        e, g = divmod(bit, columns)
+        lines += [
+            f"and.b32 low, ${first + 2}, {1 << bit};",
+            "setp.eq.u32 none, low, 0;",
+            f"@none bra.uni PAST{bit};",
+            *one(g * per_column, e * stride),
+            f"add.u32 at, at, {block >> 4};",
+            f"PAST{bit}:",
+        ]
+    return lines
+
+
+def _in_flight(lines):
+    begin = ["{ .reg .b64 da, db; .reg .b32 low, at; .reg .pred none;", "wgmma.fence.sync.aligned;"]
+    end = ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0; }"]
+    return " ".join([*begin, *lines, *end])
+
+
+def _place(context, builder, array, value, i, operand):
+    """The lower word of a descriptor: the address, and the bytes from panel to panel."""
+    place = address(context, builder, array, value, i, SHARED)
+    # Above the first 18 bits, the address names the block in its cluster.
+    place = builder.lshr(builder.and_(place, i32(0x3FFFF)), i32(4))
+    return builder.or_(place, i32(operand.panel // 16 << 16))
+
+
+def _high(operand):
+    """The upper word of a descriptor: the bytes of 8 lines, and the swizzle."""
+    return operand.width // 2 | _SWIZZLES[operand.width] << 30
+
+
+def _tied(builder, text, operands, values):
+    """One block of assembly that changes all the values in place."""
+    n = len(values)
+    constraints = ["=f"] * n + ["r"] * len(operands) + [str(k) for k in range(n)] + ["~{memory}"]
+    results = ir.LiteralStructType([_FLOAT] * n)
+    inputs = [*operands, *values]
+    function = ir.FunctionType(results, [value.type for value in inputs])
+    assembly = ir.InlineAsm(function, text, ",".join(constraints), side_effect=True)
+    value = builder.call(assembly, inputs, attrs=("convergent",))
+    return [builder.extract_value(value, k) for k in range(n)]

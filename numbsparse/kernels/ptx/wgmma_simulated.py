@@ -1,0 +1,77 @@
+"""`wgmma` in the simulator: the 128 threads of a warpgroup meet, and the last one computes."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from numbsparse.kernels.ptx.meaning import float32_of_bfloats, float32_of_halves
+from numbsparse.kernels.ptx.simulated import flat_bytes
+from numbsparse.kernels.ptx.tiles import Operand, swizzled
+from numbsparse.kernels.ptx.warp import WARPGROUP, together
+
+_KINDS = {"f16": float32_of_halves, "bf16": float32_of_bfloats}
+
+
+@cache
+def wgmma(
+    kind: str,
+    m_tiles: int,
+    n: int,
+    k_steps: int,
+    a: Operand,
+    b: Operand,
+    columns: int = 0,
+    inputs: int = 1,
+    stride: int = 0,
+) -> Any:
+    """acc[g, m] += rows 64 m .. 64 m + 63 of a, times b of the g-th column that the mask names.
+
+    A thread's accumulators of a 64 x n product: warp w of the warpgroup has rows 16 w to 16 w + 15,
+    and in these and every 8 columns the 16 x 8 fragment of `meaning.C_16x8`. PTX ISA, "Register
+    Fragments for wgmma.mma_async.m64nNk16".
+    """
+    depth, block = 16 * k_steps, n * k_steps * 32
+    t, i = np.arange(128)[:, None], np.arange(n // 2)
+    row = t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8
+    column = t % 4 * 2 + i % 2 + i // 4 * 8
+
+    def wgmma_meaning(acc, i, j, mask, xs, ws):
+        result = acc.reshape(128, max(columns, 1), m_tiles, n // 2).copy()
+        at = int(j[0])
+        for bit in range(inputs * max(columns, 1)):
+            if mask[0] >> bit & 1:
+                e, g = divmod(bit, max(columns, 1))
+                x = _matrix(kind, xs, int(i[0]) + e * stride, a, 64 * m_tiles, depth)
+                product = x @ _matrix(kind, ws, at, b, n, depth).T
+                for m in range(m_tiles):
+                    result[:, g, m] += product[64 * m + row, column]
+                at += block
+        return result.reshape(128, -1)
+
+    def multiply(acc, xs, i, ws, j, mask=1):
+        acc = np.array(acc, np.float32)
+        if acc.size != max(columns, 1) * m_tiles * n // 2:
+            raise TypeError(f"this wgmma takes another number of accumulators than {acc.size}")
+        i, j = int(i) * xs.itemsize, int(j) * ws.itemsize
+        shared = flat_bytes(xs), flat_bytes(ws)
+        return tuple(together(wgmma_meaning, acc, i, j, int(mask), shared=shared, of=WARPGROUP))
+
+    return multiply
+
+
+def zeros(count: int) -> Any:
+    return lambda: (np.float32(0),) * count
+
+
+def to_local(values, local):
+    local[:] = values
+
+
+def _matrix(kind, shared, start, operand, rows, depth):
+    """(rows, depth) float32 of a factor in shared memory; the swaps go by the address."""
+    row, k = np.arange(rows)[:, None], np.arange(depth)
+    byte = swizzled(start + operand.place(row, k), operand.width)
+    return _KINDS[kind](shared.view(np.uint16)[byte // 2].view(np.uint32))

@@ -1,0 +1,286 @@
+"""The GPU's benchmark: what it checks before it times, what it keeps, what it draws."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from numbsparse import device, ops, patterns
+from numbsparse.bench import figure
+from numbsparse.bench.gpu import ahead, contestants, replay, results, sections, show
+from numbsparse.bench.gpu import measure as measuring
+from numbsparse.bench.gpu.options import Options
+from numbsparse.bench.gpu.problem import Problem, error_of, fault_in
+from numbsparse.kernels import limits, poison
+from numbsparse.kernels import matmul as ladder
+from numbsparse.kernels.matmul import PRODUCTS, k0_reference
+from numbsparse.layout import Layout
+
+pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes a GPU or the simulator")
+
+
+@pytest.fixture
+def problem():
+    pattern = patterns.random(12, 15, 0.3, seed=0)
+    pattern[3], pattern[:, 4] = False, False
+    return Problem(Layout(pattern), 8, 37, "float32")
+
+
+@pytest.fixture
+def once(monkeypatch):
+    """Nothing is timed: each call is one second, and recorded alone."""
+    monkeypatch.setattr(measuring, "graph_of", lambda _, call: replay.Graph(call, 1, call))
+    monkeypatch.setattr(measuring, "seconds_of", lambda graphs, _: dict.fromkeys(graphs, 1.0))
+
+
+def whole(problem, product):
+    """The result by the reference, in the dtype of the problem."""
+    x, dy, w = (operand.host for operand in (problem.x, problem.dy, problem.values))
+    out = np.full(problem.out(product).shape, np.nan)
+    operands = {"forward": (x, w), "input_grad": (dy, w), "weight_grad": (x, dy)}[product]
+    exact = [operand.astype(np.float64) for operand in operands]
+    getattr(k0_reference, product)(*exact, problem.layout.index, out)
+    return out.astype(problem.dtype)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_the_parts_are_those_of_the_reference(problem, product):
+    parts, right = problem.parts(product), whole(problem, product)
+    picked = right[parts.picked]
+    assert parts.exact.size > 500
+    assert fault_in(parts, picked, "float32", "highest") is None
+    assert error_of(parts, picked) < 1e-7
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("fault", [np.nan, 0.01])
+def test_one_wrong_value_in_a_part_is_a_fault(problem, product, fault):
+    parts = problem.parts(product)
+    picked = whole(problem, product)[parts.picked]
+    picked[(0, 0, 0) if parts.columns is None else (0, parts.columns[0])] += fault
+    assert fault_in(parts, picked, "float32", "highest").startswith("wrong: 1 of")
+
+
+@pytest.mark.parametrize("fault", ["doubled", "nothing"])
+def test_a_wrong_product_is_not_timed(problem, once, monkeypatch, fault):
+    right = ladder.rung("k1_naive")
+
+    def broken(x, values, index, y, precision):
+        if fault == "doubled":
+            right.forward(x, values, index, y)
+            y_twice = device.to_device(2 * y.numpy())
+            ops.copy_into(y, y_twice)
+
+    fake = SimpleNamespace(unsupported=right.unsupported, forward=broken)
+    monkeypatch.setattr(contestants, "rung", lambda name: fake)
+    row = measuring.measure(problem, "forward")
+    assert row["seconds"] == {}
+    assert row["not_timed"][row["auto"]].startswith("wrong: ")
+
+
+def test_a_value_that_is_never_written_is_a_fault(problem, once, monkeypatch):
+    monkeypatch.setattr(measuring, "holds_nan", lambda out: True)
+    row = measuring.measure(problem, "weight_grad")
+    assert row["not_timed"] == {row["auto"]: "wrong: NaN in the result"}
+
+
+def test_a_failure_costs_its_cell_alone(problem, once, monkeypatch):
+    def fail(problem, product):
+        raise ValueError("at 5:1\ntoo small")
+
+    monkeypatch.setattr(measuring, "peers", lambda *_: {"a peer": fail})
+    row = measuring.measure(problem, "forward", others=("a peer",))
+    assert row["not_timed"] == {"a peer": "failed: ValueError: too small"}
+    assert row["seconds"] == {row["auto"]: 1.0}
+
+
+def test_all_kernels_or_the_chosen_one(problem, once):
+    chosen = measuring.measure(problem, "forward")
+    every = measuring.measure(problem, "forward", kernels="all")
+    assert list(chosen["seconds"]) == [chosen["auto"]] == list(every["seconds"])[-1:]
+    assert {"k1_naive", "k2_shared", "k3_registers"} <= every["seconds"].keys()
+    kept = problem.layout.n_blocks * 64
+    assert every["flops"] == 2 * 37 * kept
+    assert every["bytes"] == 4 * (37 * 12 * 8 + 37 * 15 * 8 + kept)
+    assert all(error < 1e-6 for error in every["errors"].values())
+
+
+def test_what_no_rung_takes_says_why(once):
+    row = measuring.measure(Problem(Layout([[1]]), 5, 3, "float32"), "forward")
+    assert row["auto"] is None
+    assert "got 5" in row["not_timed"]["numbsparse"]
+    assert "got 5" in show.line("float32", row, [row])
+
+
+def test_bfloat16_problems():
+    pytest.importorskip("ml_dtypes")
+    problem = Problem(Layout([[1, 0], [1, 1]]), 8, 5, "bfloat16")
+    assert problem.x.host.dtype.name == problem.x.device.dtype.name == "bfloat16"
+    parts = problem.parts("forward")
+    assert fault_in(parts, whole(problem, "forward")[parts.picked], "bfloat16", "highest") is None
+
+
+def fake_measure(problem, product, kernels, others, seconds):
+    size = {"features": problem.in_features, "batch": problem.batch}
+    density = problem.layout.density
+    return {
+        **size,
+        "product": product,
+        "dtype": problem.dtype,
+        "precision": problem.precision,
+        "density": density,
+        "block_size": problem.block_size,
+        "n_blocks": problem.layout.n_blocks,
+        "flops": problem.flops,
+        "auto": "k3_registers",
+        "seconds": {"k3_registers": problem.flops * 1e-9}
+        | ({"cuBLAS dense": 1.0} if density == 1 else {}),
+        "not_timed": {"torch BSR": "wrong: all"},
+    }
+
+
+def quick(name):
+    return list(sections.SECTIONS[name](Options("auto", quick=True, measure=fake_measure)))
+
+
+@pytest.mark.parametrize("name", ["headline", "float16", "float32", "ladder", "layouts", "sweep"])
+def test_every_section_prints_each_product_with_its_faults(name):
+    rows = quick(name)
+    assert {row["product"] for row in rows} == set(PRODUCTS)
+    for row in rows:
+        assert "k3_registers" in show.line(name, row, rows)
+        assert "torch BSR wrong: all" in show.line(name, row, rows)
+
+
+def test_the_kernels_are_compiled_in_parts(monkeypatch):
+    called = []
+
+    def of_rung(problem, product, name):
+        return SimpleNamespace(call=lambda: called.append((product, problem.dtype, name)))
+
+    monkeypatch.setattr(ahead, "of_rung", of_rung)
+    for part in range(4):
+        ahead._part(["ladder", "ladder"], Options(quick=True), part, 4)
+    assert len(called) == len(set(called))
+    rungs = [name for name, place in ladder.RUNGS.items() if place == "cuda"]
+    float16 = {
+        name for product, dtype, name in called if (product, dtype) == ("forward", "float16")
+    }
+    assert {"k1_naive", "k5_tensor_core"} <= float16 <= set(rungs)
+    assert {product for product, _, _ in called} == set(PRODUCTS)
+
+
+def test_headline_compares_with_the_dense_product():
+    rows = quick("headline")
+    last = rows[-1]
+    assert show.speed_up(last, "k3_registers", rows) == pytest.approx(1e9 / last["flops"])
+
+
+def test_layouts_are_compared_with_as_many_random_blocks():
+    rows = quick("layouts")
+    for row in rows:
+        if not row["layout"].startswith("random"):
+            twin = next(r for r in rows if r["layout"] == f"random for {row['layout']}")
+            assert twin["n_blocks"] == row["n_blocks"]
+            assert show.relative(row, rows) == pytest.approx(1)
+
+
+def test_sweep_changes_one_thing_at_a_time():
+    rows = quick("sweep")
+    base = next(row for row in rows if row["changed"] == "")
+    of = {row["changed"]: row for row in rows}
+    assert of["features x 2"]["n_blocks"] == of["batch x 2"]["n_blocks"] == base["n_blocks"]
+    assert of["blocks x 2"]["n_blocks"] == 2 * base["n_blocks"]
+    assert of["features x 2"]["features"] == 2 * base["features"]
+    assert show.relative(of["blocks x 2"], rows) == pytest.approx(1)
+
+
+def test_what_was_kept_of_other_sections_stays(tmp_path):
+    path = tmp_path / "cuda.json"
+    row = {"seconds": {"k1": 1.23456789e-5}, "features": 123456789}
+    results.save(path, {"a": {"machine": "m", "rows": [row, row]}})
+    results.save(path, {"b": {"machine": "n", "rows": []}})
+    results.save(path, {"a": {"machine": "o", "rows": [row]}})
+    kept = results.load(path)
+    rounded = {"seconds": {"k1": 1.2346e-5}, "features": 123456789}
+    assert kept == {"a": {"machine": "o", "rows": [rounded]}, "b": {"machine": "n", "rows": []}}
+    assert json.loads(path.read_text())["sections"] == kept
+    assert [file.name for file in tmp_path.iterdir()] == ["cuda.json"]
+
+
+def test_the_figure_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "speed_up.png"
+    figure.draw_speed_up({"machine": "a card; versions", "rows": quick("headline")}, path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_figure_says_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(RuntimeError, match="pip install matplotlib"):
+        figure.matplotlib_figure()
+
+
+def test_the_clock_runs_from_idle_to_idle(monkeypatch):
+    order = []
+    monkeypatch.setattr(replay, "synchronize", lambda: order.append("idle"))
+    replay._time(lambda: order.append("call"), 2)
+    assert order == ["idle", "call", "call", "idle"]
+
+
+def test_replays_take_turns():
+    order = []
+    graphs = {name: replay.Graph(lambda name=name: order.append(name), 10, None) for name in "ab"}
+    assert replay.seconds_of(graphs, seconds=0.0).keys() == {"a", "b"}
+    turns = [a for a, b in zip(order, [*order[1:], None], strict=True) if a != b]
+    assert turns == ["a", "b"] * (1 + replay.TURNS)
+
+
+@pytest.mark.parametrize(("call", "calls"), [(2e-3, 1), (1e-4, 10), (1e-7, replay.MOST)])
+def test_a_graph_holds_about_a_millisecond(monkeypatch, call, calls):
+    monkeypatch.setattr(replay, "_time", lambda work, count: work())
+    recorded = replay.graph_of(lambda call, count: lambda: count * call(), lambda: call)
+    assert recorded.calls == pytest.approx(calls, abs=1)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_nan_is_put_in_and_found(dtype):
+    values = np.array([0, 1, -np.inf, np.inf, -2], np.float32)
+    if dtype == "bfloat16":
+        values = values.astype(pytest.importorskip("ml_dtypes").bfloat16)
+    array = device.to_device(values.astype(dtype))
+    assert not poison.holds_nan(array)
+    assert poison.holds_nan(device.to_device(np.r_[array.numpy(), np.float32(np.nan)]))
+    poison.fill_with_nan(array)
+    assert np.isnan(array.numpy().astype(np.float32)).all()
+
+
+def test_the_reading_kernel_reads_everything(rng):
+    grid = 2
+    x = rng.standard_normal(2 * 4 * limits.AT_ONCE * limits.THREADS * grid, dtype=np.float32)
+    out = device.empty((limits.THREADS * grid,), np.float32)
+    assert limits.read(device.to_device(x), grid, 3, out) == 3 * x.nbytes
+    np.testing.assert_allclose(out.numpy().sum(), 3 * x.sum(dtype=np.float64), rtol=1e-4)
+
+
+def test_operations_are_counted():
+    out = device.empty((limits.THREADS,), np.float32)
+    assert limits.multiply_add(1, 3, out) == 2 * 3 * limits.CHAINS * limits.THREADS
+    t = np.arange(limits.THREADS)[:, None] + np.arange(limits.CHAINS)
+    for _ in range(3):
+        t = t * (1 + limits.FACTOR)
+    np.testing.assert_allclose(out.numpy(), t.sum(axis=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", limits.TENSOR_CORES)
+def test_tensor_cores_multiply(dtype):
+    out = device.empty((limits.THREADS,), np.float32)
+    poison.fill_with_nan(out)
+    warps, products = limits.THREADS // 32, limits.TENSOR_CORES[dtype][1]
+    assert limits.tensor_core(dtype, 1, 1, out) == 2 * warps * limits.SQUARES * products
+    assert np.isfinite(out.numpy()).all()
+    assert np.ptp(out.numpy()) > 0

@@ -1,0 +1,90 @@
+"""float32 on tensor cores: as accurate as float32, for long sums and for any number."""
+
+import numpy as np
+import pytest
+
+from numbsparse import Layout, device, ops, to_device
+from numbsparse.kernels.matmul import LADDER, PRODUCTS
+
+ON_GPU = device.is_available() and not device.SIMULATED
+SIZES = {"k5_tensor_core": 32, "k6_hopper": 64}
+
+
+@pytest.fixture(params=SIZES)
+def rung(request):
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    rung = LADDER[request.param]
+    reason = rung.unsupported(
+        "forward", SIZES[request.param], np.dtype("float32"), "cuda", 1, "highest"
+    )
+    if reason:
+        pytest.skip(reason)
+    return rung
+
+
+def run(rung, product, operands, layout, shape, precision="highest"):
+    out = to_device(np.full(shape, np.nan, np.float32))
+    index = ops.index_beside(layout, out)
+    getattr(rung, product)(*map(to_device, operands), index, out, precision)
+    return out.numpy()
+
+
+def size_of(rung):
+    return SIZES[rung.__name__.rpartition(".")[2]]
+
+
+def long_sums(rng, product, terms, size, batch=8):
+    """Operands of a product with sums of that many positive terms, and the result in float64."""
+    blocks = terms // size
+    if product == "weight_grad":
+        x, dy = (rng.random((terms, size), dtype=np.float32) for _ in range(2))
+        return (x, dy), Layout([[1]]), (x.astype(float).T @ dy.astype(float))[None]
+    x = rng.random((batch, terms), dtype=np.float32)
+    values = rng.random((blocks, size, size), dtype=np.float32)
+    turned = product == "input_grad"
+    w = (values.swapaxes(1, 2) if turned else values).reshape(terms, size)
+    layout = Layout(np.ones((1, blocks) if turned else (blocks, 1), bool))
+    return (x, values), layout, x.astype(float) @ w.astype(float)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_long_sums_are_as_accurate_as_float32(rung, product, rng):
+    terms, bound = (10240, 6e-7) if ON_GPU else (128, 2e-7)
+    operands, layout, expected = long_sums(rng, product, terms, size_of(rung))
+    got = run(rung, product, operands, layout, expected.shape)
+    assert np.linalg.norm(got - expected) <= bound * np.linalg.norm(expected)
+    rounded = run(rung, product, operands, layout, expected.shape, "high")
+    assert np.linalg.norm(rounded - expected) <= 1e-3 * np.linalg.norm(expected)
+
+
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_infinities_and_nan_pass_and_large_values_stay(rung, product, rng):
+    operands, layout, _ = long_sums(rng, product, 64, size_of(rung))
+    x, other = operands
+    x -= np.float32(0.5)
+    x[0, 0], x[1, 1], x[2, 2] = np.inf, np.nan, -np.inf
+    x[3, 3], x[4, 4] = 3.4028e38, 1e-30  # the nearest tf32 to the one is infinite
+    other -= np.float32(0.5)
+    got = run(rung, product, (x, other), layout, expected_shape(product, x, other))
+    expected = plain(product, x, other)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
+    np.testing.assert_array_equal(np.isinf(got), np.isinf(expected))
+    finite = np.isfinite(expected)
+    assert 0 < finite.sum() < finite.size
+    np.testing.assert_allclose(got[finite], expected[finite], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(got[np.isinf(got)], expected[np.isinf(got)])
+
+
+def plain(product, x, other):
+    with np.errstate(all="ignore"):
+        if product == "weight_grad":
+            return (x.astype(float).T @ other.astype(float)).astype(np.float32)[None]
+        turned = product == "input_grad"
+        w = (other.swapaxes(1, 2) if turned else other).reshape(x.shape[1], -1)
+        return (x.astype(float) @ w.astype(float)).astype(np.float32)
+
+
+def expected_shape(product, x, other):
+    return plain(product, x, other).shape

@@ -1,0 +1,56 @@
+"""forward and input_grad of the Hopper rung where the ladder's cases do not lead: whole pieces of
+16 bytes in both directions, blocks over the edge, more tiles than stages."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ptx_helpers import capability
+
+from numbsparse import device
+from numbsparse.kernels.matmul import rung
+from numbsparse.kernels.matmul.k6_hopper.lines import how_it_lies, is_aligned
+from numbsparse.kernels.matmul.k6_hopper.tile import TILES, tile_of
+from numbsparse.testing import Case, check_rung
+
+on_hopper = pytest.mark.skipif(
+    not device.SIMULATED and capability() != (9, 0),
+    reason="takes a GPU of compute capability 9.0, or the simulator",
+)
+CASES = [
+    (Case(24, 70, 104, 32, 0.7), True),  # x and y feature by feature
+    (Case(20, 104, 72, 64, 0.8), False),  # y in whole pieces along the rows
+    (Case(72, 40, 136, 128, 1), False),  # two tiles of rows in the simulator
+    (Case(16, 136, 24, 128, 1), True),
+    (Case(130, 64, 32, 32, 1), True),
+]
+
+
+@on_hopper
+@pytest.mark.parametrize("product", ["forward", "input_grad"])
+@pytest.mark.parametrize(("case", "feature_major"), CASES, ids=str)
+def test_products(product, case, feature_major):
+    hopper = rung("k6_hopper")
+    check_rung(hopper, product, case, "float16", "cuda", feature_major=feature_major)
+
+
+@pytest.mark.skipif(not device.is_available(), reason="takes device memory")
+def test_how_arrays_lie():
+    even = device.to_device(np.zeros((8, 24), np.float16))
+    odd = device.to_device(np.zeros((7, 9), np.float16))
+    assert (how_it_lies(even), how_it_lies(even.T), how_it_lies(odd)) == ("rows", "features", "any")
+    assert is_aligned(even)
+    assert is_aligned(even[:, :9])
+    assert not is_aligned(even.T)
+    assert not is_aligned(even[:, 1:])
+    assert not is_aligned(odd)
+
+
+@pytest.mark.parametrize("size", TILES)
+@pytest.mark.parametrize("batch", [1, 64, 65, 256, 257, 5000])
+def test_tiles_fit(size, batch):
+    tile = tile_of(size, batch)
+    assert tile.WARPGROUPS % tile.SHARES == 0
+    assert tile.THREADS <= 1024
+    assert tile.SHARED_BYTES <= 227 * 1024 - 256
+    assert device.SIMULATED or min(batch, tile.ROWS) > tile.ROWS - 64

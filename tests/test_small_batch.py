@@ -1,0 +1,150 @@
+"""What the ladder's cases do not reach in k8_small_batch: cut lines, infinities, x turned over."""
+
+import numpy as np
+import pytest
+
+import numbsparse as ns
+from numbsparse import device, ops
+from numbsparse.dtypes import as_dtype
+from numbsparse.kernels.matmul import PRODUCTS, k0_reference
+from numbsparse.kernels.matmul import k8_small_batch as rung
+from numbsparse.kernels.matmul.k8_small_batch import plan as plans
+from numbsparse.kernels.matmul.k8_small_batch.plan import (
+    READ_AHEAD,
+    TOGETHER,
+    Lines,
+    plan_blocks,
+    plan_lines,
+)
+from numbsparse.testing import Case, check_rung
+
+needs_ampere = pytest.mark.skipif(
+    not device.is_available() or not (device.SIMULATED or device.compute_capability() >= (8, 0)),
+    reason="takes a GPU of compute capability 8.0, or the simulator",
+)
+
+
+def units_of(plan, sections, together):
+    """(units as rows of numbers, cuts) of a plan for lines."""
+    begin = Lines(*sections)
+    units = plan[: begin.counts].reshape(-1, 2 * together + 2)
+    return units[:-READ_AHEAD], plan[begin.cuts : begin.empty].reshape(-1, 3)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("size", [8, 16, 32, 64])
+def test_a_plan_holds_every_block_once_in_equal_shares(size, turned, rng):
+    pattern = rng.random((40, 30)) < 0.2
+    pattern[:, 3] = True  # a line longer than a share
+    pattern[5, :] = True
+    pattern[:, 7] = pattern[9, :] = False
+    index = ns.Layout(pattern).index
+    plan, each, sections, empty, _, tickets = plan_lines(index, turned, size, 13, 2)
+    together, cut = max(32 // size, 1), max(size // 32, 1)
+    units, cuts = units_of(plan, sections, together)
+    assert len(units) == 13 * 2 * each
+    shares = (units[:, -1].reshape(13, 2 * each) > 0).sum(1)
+    counts = plan[Lines(*sections).counts : Lines(*sections).cuts]
+    np.testing.assert_array_equal(counts.reshape(13, 2).sum(1), shares)
+    units = units[units[:, -1] > 0]
+    squares = units[:, 0 : 2 * together : 2]
+    squares = np.sort(squares[squares >= 0])
+    np.testing.assert_array_equal(squares, np.arange(pattern.sum() * cut * cut))
+    assert shares.max() <= shares.mean() + TOGETHER  # cutting is not free
+    assert empty == cut
+    assert tickets.size == max(len(cuts), 1)
+    names = units[:, -2]
+    lines = names.copy()
+    lines[names < 0] = cuts[-1 - names[names < 0], 0]
+    mine = index.block_rows if turned else index.block_columns
+    for unit, line in zip(units, lines, strict=True):
+        for square in unit[0 : 2 * together : 2]:
+            if square >= 0:
+                assert mine[square // cut**2] == line // cut
+
+
+def test_a_plan_for_weight_grad_holds_every_square_once(rng):
+    index = ns.Layout(rng.random((9, 7)) < 0.4).index
+    for size, together, cut in ((8, 4, 1), (32, 1, 1), (64, 1, 2)):
+        units, count = plan_blocks(index, size)
+        units = units.reshape(-1, 2 * together + 2)[:count]
+        squares = units[:, 0 : 2 * together : 2]
+        expected = np.arange(index.block_rows.size * cut * cut)
+        np.testing.assert_array_equal(np.sort(squares[squares >= 0]), expected)
+        assert (np.diff(units[:, -2]) >= 0).all()  # x stays as long as it can
+
+
+CASES = [
+    Case(batch=8, in_features=128, out_features=64, block_size=8, density=0.6),
+    Case(batch=12, in_features=96, out_features=64, block_size=16, density=0.8),
+    Case(batch=16, in_features=224, out_features=64, block_size=32, density=1),
+    Case(batch=32, in_features=64, out_features=40, block_size=32, density=1),
+    Case(batch=20, in_features=68, out_features=72, block_size=64, density=1),
+]
+
+
+ON_GPU = device.is_available() and not device.SIMULATED
+ORDERS = {"batch-major": False, "feature-major": True}
+# The simulator is slow: there the large cases run in one order of activations each.
+RUNS = [
+    pytest.param(case, order, id=f"{case}-{name}")
+    for k, case in enumerate(CASES)
+    for name, order in ORDERS.items()
+    if ON_GPU or k < 2 or order == bool(k % 2)
+]
+
+
+@needs_ampere
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("case", "feature_major"), RUNS)
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_cut_lines_and_both_orders_of_activations(product, case, dtype, feature_major, monkeypatch):
+    monkeypatch.setattr(plans, "TOGETHER", -1)  # cut every line that ends in another share
+    check_rung(rung, product, case, dtype, "cuda", feature_major=feature_major)
+
+
+@needs_ampere
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # of simulated registers
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_infinities_and_nans_come_out_as_in_float32(product, rng):
+    layout = ns.Layout(np.ones((3, 2), bool))
+    x, dy = (rng.standard_normal((5, n)).astype(np.float32) for n in (96, 64))
+    values = rng.standard_normal((6, 32, 32)).astype(np.float32)
+    x[0, 3], x[1, 7], x[2, 9], dy[0, 3], dy[3, 40] = np.inf, -np.inf, np.nan, -np.inf, np.nan
+    x[4, 11] = dy[4, 5] = np.finfo(np.float32).max  # rounds to an infinity as a tf32
+    x[:3, 20], values[1, 20, 4], values[2, 4, 20] = 1, np.inf, -np.inf
+    values[0, 5, 5], values[0, 3] = 0, np.round(values[0, 3])
+    operands = {"forward": (x, values), "input_grad": (dy, values), "weight_grad": (x, dy)}[product]
+    shape = {"forward": dy.shape, "input_grad": x.shape, "weight_grad": values.shape}[product]
+    expected = np.full(shape, np.nan)
+    with np.errstate(all="ignore"):
+        wide = [a.astype(np.float64) for a in operands]
+        getattr(k0_reference, product)(*wide, layout.index, expected)
+        expected = expected.astype(np.float32)
+    got = device.to_device(np.zeros(shape, np.float32))
+    on_device = [device.to_device(a) for a in operands]
+    getattr(rung, product)(*on_device, ops.index_beside(layout, got), got)
+    assert np.isinf(expected).any()
+    assert np.isnan(expected).any()
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+@needs_ampere
+def test_the_same_bits_every_time(rng, monkeypatch):
+    monkeypatch.setattr(plans, "TOGETHER", -1)
+    layout = ns.Layout(np.ones((9, 1), bool))  # one line over all shares
+    x = device.to_device(rng.standard_normal((8, 288)).astype(np.float32))
+    values = device.to_device(rng.standard_normal((9, 32, 32)).astype(np.float32))
+    index = ops.index_beside(layout, values)
+    results = []
+    for _ in range(3):
+        y = device.to_device(np.full((8, 32), np.nan, np.float32))
+        rung.forward(x, values, index, y)
+        results.append(y.numpy())
+    assert np.isfinite(results[0]).all()
+    assert all((y == results[0]).all() for y in results)
+
+
+def test_large_batches_are_refused():
+    reason = rung.unsupported("forward", 32, as_dtype("float32"), "cuda", 33)
+    assert reason == "k8_small_batch takes batches up to 32, got 33"

@@ -1,0 +1,116 @@
+"""k7_small_blocks where a layout takes several strips, stages, regions and passes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from numbsparse import device
+from numbsparse.kernels.matmul import PRODUCTS, rung
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, plan_regions
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import GROUP, PIECE, Strip, plan_strips
+from numbsparse.layout import Layout
+from numbsparse.testing import Case, check_rung
+
+pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes a GPU or the simulator")
+
+CASES = [
+    Case(batch=3, in_features=300, out_features=40, block_size=16, density=0.9),
+    Case(batch=3, in_features=290, out_features=36, block_size=8, density=0.5),
+    Case(batch=66, in_features=40, out_features=60, block_size=8, density=0.2),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_products(product, case):
+    check_rung(rung("k7_small_blocks"), product, case, "float16", "cuda")
+
+
+@pytest.mark.parametrize("size", [8, 16])
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_products_of_feature_major_activations(product, size):
+    case = Case(batch=5, in_features=43, out_features=30, block_size=size)
+    check_rung(rung("k7_small_blocks"), product, case, "float16", "cuda", feature_major=True)
+
+
+def uneven(rng, B):
+    """Hubs among the columns, an empty panel of rows, and edges inside a group of features."""
+    pattern = rng.random((700 // B, 1100 // B)) < rng.random(1100 // B) ** 4
+    pattern[64 // B : 200 // B] = False
+    return Layout(pattern)
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["forward", "turned"])
+@pytest.mark.parametrize("B", [8, 16])
+def test_every_block_is_in_one_step_where_its_features_are(rng, B, turned):
+    layout, strip = uneven(rng, B), Strip(64, 4, 256, 1, 2)
+    walk = layout.index.rows if turned else layout.index.columns
+    features = (layout.shape[1] if turned else layout.shape[0]) * B
+    plan = plan_strips(layout.index, B, turned, features, strip)
+    lefts, places, firsts, groups, begins, counts, steps, halves = plan
+    places = places.reshape(lefts.size, strip.WARPS, 32 // B)
+    groups, halves = groups.reshape(-1, strip.FEATURES // GROUP), halves.reshape(-1, 2)
+    found = []
+    for s in range(lefts.size):
+        for stage in range(firsts[s], firsts[s + 1]):
+            assert begins[stage + 1] - begins[stage] <= 64 * strip.WARPS // B
+            for warp in range(strip.WARPS):
+                word = int(counts[stage * strip.WARPS + warp])
+                step = begins[stage] + (word >> 24)
+                for j, place in enumerate(places[s, warp]):
+                    for _ in range(word >> 6 * j & 63):
+                        for half, piece in enumerate(halves[step]):
+                            at = int(steps[step]) >> 16 * half & 0xFFFF
+                            assert (piece < 0) == (at == strip.FEATURES)
+                            if piece >= 0:
+                                group = groups[stage, at // GROUP]
+                                feature = group * GROUP + at % GROUP
+                                found.append((lefts[s] + place, feature // PIECE, piece))
+                        step += 1
+    line, pieces = np.repeat(np.arange(walk.indptr.size - 1), np.diff(walk.indptr)), B // PIECE
+    kept = [
+        (i, index * pieces + k, block * pieces + k)
+        for i, index, block in zip(line, walk.indices, walk.blocks, strict=True)
+        for k in range(pieces)
+    ]
+    assert sorted(found) == sorted(kept)
+
+
+@pytest.mark.parametrize("B", [8, 16])
+def test_every_block_is_in_one_slot_where_its_features_are(rng, B):
+    layout, region = uneven(rng, B), Region(3, 5, 16, 32, 2)
+    plan = plan_regions(layout.index, B, layout.shape, region, 4)
+    segments, groups, codes, used, blocks, cut, pieces = plan
+    groups, used = groups.reshape(-1, region.GROUPS), used.reshape(-1, region.WARPS)
+    shape = (groups.shape[0], region.WARPS, region.SLOTS)
+    codes, blocks = codes.reshape(shape), blocks.reshape(*shape, 2)
+
+    def feature(item, piece, of_dy):
+        group = groups[item, int(piece) * PIECE // GROUP]
+        assert group >= 0
+        assert group % 2 == of_dy
+        return group // 2 * GROUP + int(piece) * PIECE % GROUP
+
+    found = []
+    for item, warp, slot in np.ndindex(shape):
+        assert (blocks[item, warp, slot, 0] >= 0) == (slot < used[item, warp])
+        code = int(codes[item, warp, slot])
+        for half, block in enumerate(blocks[item, warp, slot]):
+            if block >= 0:
+                row = feature(item, code >> 10 * half & 1023, False)
+                column = feature(item, code >> 20 & 1023, True)
+                found.append((row // B, column // B, block))
+                same = slot > 0 and code >> 20 & 1023 == codes[item, warp, slot - 1] >> 20 & 1023
+                assert code >> 30 == (not same)
+    places = layout.index.block_rows, layout.index.block_columns
+    kept = zip(*places, range(layout.n_blocks), strict=True)
+    assert sorted(found) == sorted(kept)
+
+    segments = segments.reshape(-1, 4)
+    parts = np.zeros(groups.shape[0])
+    np.add.at(parts, segments[:, 0], 1 / segments[:, 2])
+    np.testing.assert_allclose(parts, 1)
+    at = segments[segments[:, 3] >= 0]
+    assert (cut[at[:, 3] // pieces] == at[:, 0]).all()
+    assert (at[:, 3] % pieces == at[:, 1]).all()

@@ -1,0 +1,83 @@
+"""The Hopper weight-gradient on what the ladder's small cases leave out."""
+
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from numbsparse import device
+from numbsparse.kernels.matmul import rung
+from numbsparse.testing import Case, check_rung
+
+hopper = rung("k6_hopper")
+weight_grad = sys.modules[f"{hopper.__name__}.weight_grad"]
+weight_grad_plan = sys.modules[f"{hopper.__name__}.weight_grad_plan"]
+HALVES = ["float16", "bfloat16"] if find_spec("ml_dtypes") else ["float16"]
+
+pytestmark = pytest.mark.skipif(
+    not device.is_available()
+    or hopper.unsupported("weight_grad", 32, np.dtype("float16"), "cuda") is not None,
+    reason="takes a GPU of compute capability 9.0, or the simulator",
+)
+CASES = [
+    Case(batch=70, in_features=70, out_features=190, block_size=64, density=1),
+    Case(batch=65, in_features=130, out_features=100, block_size=128, density=1),
+]
+CUT = [
+    Case(batch=140, in_features=60, out_features=64, block_size=32, density=0.7),
+    Case(batch=200, in_features=70, out_features=60, block_size=64, density=1),
+]
+
+
+@pytest.mark.parametrize("feature_major", [False, True], ids=["batch-major", "feature-major"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_large_blocks(case, feature_major):
+    check_rung(hopper, "weight_grad", case, "float16", "cuda", feature_major=feature_major)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("case", CUT, ids=str)
+def test_pieces_of_the_batch_are_added(case, dtype, monkeypatch):
+    # So little work is not cut by itself.
+    monkeypatch.setattr(weight_grad_plan, "cut", lambda *_: (0, 2))
+    check_rung(hopper, "weight_grad", case, dtype, "cuda")
+
+
+def test_mixed_strides(rng):
+    from numbsparse.layout import Layout
+
+    layout = Layout([[1, 1], [0, 1]])
+    x, dy = (rng.standard_normal((40, 64)).astype(np.float16) for _ in range(2))
+    exact = x.astype(np.float64).T @ dy.astype(np.float64)
+    for x_major in (x, x.T.copy().T):
+        for dy_major in (dy, dy.T.copy().T):
+            operands = [to_device_as_it_lies(a) for a in (x_major, dy_major)]
+            out = device.to_device(np.full((3, 32, 32), np.nan, np.float16))
+            hopper.weight_grad(*operands, on_device(layout.index), out)
+            for block, row, column in zip(
+                out.numpy(), layout.index.block_rows, layout.index.block_columns, strict=True
+            ):
+                expected = exact[32 * row :, 32 * column :][:32, :32]
+                np.testing.assert_allclose(block, expected, rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.skipif(device.SIMULATED, reason="the simulator has clusters of one block")
+@pytest.mark.parametrize("cluster", [1, 2, 4])
+@pytest.mark.parametrize("size", sorted(weight_grad.TILES))
+def test_clusters_of_any_size(size, cluster, monkeypatch):
+    tile = weight_grad.TILES[size]._replace(CLUSTER=cluster)
+    monkeypatch.setitem(weight_grad.TILES, size, tile)
+    case = Case(batch=3000, in_features=900, out_features=1300, block_size=size, density=0.3)
+    check_rung(hopper, "weight_grad", case, "float16", "cuda")
+
+
+def to_device_as_it_lies(a):
+    return device.to_device(a) if a.flags.c_contiguous else device.to_device(a.T).T
+
+
+def on_device(index):
+    from numbsparse.layout import Index, Walk
+
+    rows, columns = (Walk(*map(device.to_device, walk)) for walk in (index.rows, index.columns))
+    return Index(rows, columns, *map(device.to_device, (index.block_rows, index.block_columns)))
