@@ -28,6 +28,7 @@ from numbsparse.kernels.ptx import (
     mbarrier_wait,
     pack_bfloat2,
     pack_half2,
+    sync_warp,
     tma_load_3d,
     tma_load_3d_multicast,
     to_local,
@@ -91,10 +92,12 @@ def weight_grad_kernel(tile: Tile, kind: str, x_turned: bool, dy_turned: bool) -
             if mine:
                 panel = loads[item, own + lane * LOADERS, 0]
                 code = uint32(loads[item, own + lane * LOADERS, 1])
-            # A warp that nobody waits for could fall two phases behind, and wait for ever.
+            # Who is not waited for could fall two phases behind, and wait for ever: warps without
+            # copies end at once, and lanes without any stay beside the others.
             awaited = own == 0 or own < n_loads
             for step in range(steps if awaited else 0):
                 mbarrier_wait(bars, EMPTY + stage, parity ^ uint32(1))
+                sync_warp()
                 if lane == 0 and own == 0:
                     mbarrier_expect(bars, stage, uint32(arriving * SLOT * 2))
                 row = int32((first + step) * DEPTH)
