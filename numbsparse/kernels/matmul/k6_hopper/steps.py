@@ -107,7 +107,7 @@ def grouped(walk: Walk, n_inputs: int, size: int) -> np.ndarray:
     if n_lines > MATCHED:
         groups = np.append(groups, np.full(-n_lines % size, -1, np.int32))
         return groups.reshape(-1, size)
-    meets = np.zeros((n_lines, n_inputs), np.float32)
+    meets: np.ndarray = np.zeros((n_lines, n_inputs), np.float32)
     meets[np.repeat(np.arange(n_lines), np.diff(walk.indptr)), walk.indices] = 1
     while groups.shape[1] < size:
         if len(groups) % 2:

@@ -82,7 +82,8 @@ def plan_regions(
     codes[where] = (
         x_piece[begun] | second << PLACE_BITS | dy_piece[begun] << 2 * PLACE_BITS | new * NEW_COLUMN
     )
-    blocks[(*(a[at] for a in where), half)] = order
+    place = (*(a[at] for a in where), half)
+    blocks[place] = order
     segments, cut, pieces = _segments(n, places)
     used = np.bincount(slot_item * region.WARPS + warp, minlength=n * region.WARPS)
     used = used.astype(np.int32)
