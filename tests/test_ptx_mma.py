@@ -17,31 +17,15 @@ pytestmark = needs_ampere
 LANES = range(32)
 
 
-@cuda.jit
-def mma_f16_kernel(a, b, c, d):
-    t = cuda.threadIdx.x
-    d0, d1, d2, d3 = ptx.mma_m16n8k16_f16(
-        a[t, 0], a[t, 1], a[t, 2], a[t, 3], b[t, 0], b[t, 1], c[t, 0], c[t, 1], c[t, 2], c[t, 3]
-    )
-    d[t, 0], d[t, 1], d[t, 2], d[t, 3] = d0, d1, d2, d3
+def mma_kernel(mma):
+    @cuda.jit
+    def kernel(a, b, c, d):
+        t = cuda.threadIdx.x
+        at, bt, ct = a[t], b[t], c[t]
+        d0, d1, d2, d3 = mma(at[0], at[1], at[2], at[3], bt[0], bt[1], ct[0], ct[1], ct[2], ct[3])
+        d[t, 0], d[t, 1], d[t, 2], d[t, 3] = d0, d1, d2, d3
 
-
-@cuda.jit
-def mma_bf16_kernel(a, b, c, d):
-    t = cuda.threadIdx.x
-    d0, d1, d2, d3 = ptx.mma_m16n8k16_bf16(
-        a[t, 0], a[t, 1], a[t, 2], a[t, 3], b[t, 0], b[t, 1], c[t, 0], c[t, 1], c[t, 2], c[t, 3]
-    )
-    d[t, 0], d[t, 1], d[t, 2], d[t, 3] = d0, d1, d2, d3
-
-
-@cuda.jit
-def mma_tf32_kernel(a, b, c, d):
-    t = cuda.threadIdx.x
-    d0, d1, d2, d3 = ptx.mma_m16n8k8_tf32(
-        a[t, 0], a[t, 1], a[t, 2], a[t, 3], b[t, 0], b[t, 1], c[t, 0], c[t, 1], c[t, 2], c[t, 3]
-    )
-    d[t, 0], d[t, 1], d[t, 2], d[t, 3] = d0, d1, d2, d3
+    return kernel
 
 
 def where_in_a16(group, member, i):
@@ -89,9 +73,9 @@ def with_mantissa(values, bits):
 
 
 MMAS = {
-    "f16": (mma_f16_kernel, meaning.mma_m16n8k16_f16, 16, 10, as_halves),
-    "bf16": (mma_bf16_kernel, meaning.mma_m16n8k16_bf16, 16, 7, as_bfloats),
-    "tf32": (mma_tf32_kernel, meaning.mma_m16n8k8_tf32, 8, 10, as_floats),
+    "f16": (mma_kernel(ptx.mma_m16n8k16_f16), meaning.mma_m16n8k16_f16, 16, 10, as_halves),
+    "bf16": (mma_kernel(ptx.mma_m16n8k16_bf16), meaning.mma_m16n8k16_bf16, 16, 7, as_bfloats),
+    "tf32": (mma_kernel(ptx.mma_m16n8k8_tf32), meaning.mma_m16n8k8_tf32, 8, 10, as_floats),
 }
 
 

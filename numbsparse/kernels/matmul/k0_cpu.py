@@ -23,13 +23,13 @@ how many multiply-adds the cores can do. A GPU has far more of those, and the ne
 from __future__ import annotations
 
 from functools import cache, wraps
-from typing import Any
 
 import numpy as np
 from numba import from_dtype, njit, types
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from numbsparse.kernels.cores import DONE, next_share, on_cores
+from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.panels import empty_panels, pack, with_unit_stride
 from numbsparse.kernels.simd import (
     fetch_add,
@@ -49,21 +49,7 @@ SLAB = 1 << 21  # numbers packed at a time, to stay in the outer cache
 OUTER_CACHE = 1 << 24  # bytes, about; larger weights are read once instead of once per panel
 
 
-def unsupported(
-    product: str,
-    block_size: int,
-    dtype: Any,
-    place: str,
-    batch: int = 1,
-    precision: str = "highest",
-) -> str | None:
-    if place != "cpu":
-        return "k0_cpu runs on the CPU"
-    if block_size not in BLOCK_SIZES:
-        return f"k0_cpu takes block sizes {BLOCK_SIZES}, got {block_size}"
-    if str(dtype) not in DTYPES:
-        return f"k0_cpu takes {', '.join(DTYPES)}, got {dtype}"
-    return None
+unsupported = reach("k0_cpu", "cpu", BLOCK_SIZES, DTYPES)
 
 
 def widening(product):

@@ -6,23 +6,12 @@ other.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import scipy.sparse
 
+from numbsparse.kernels.matmul.reach import reach
 
-def unsupported(
-    product: str,
-    block_size: int,
-    dtype: Any,
-    place: str,
-    batch: int = 1,
-    precision: str = "highest",
-) -> str | None:
-    if place != "cpu":
-        return "k0_reference runs on the CPU"
-    return None
+unsupported = reach("k0_reference", "cpu")
 
 
 def forward(x, values, index, y, precision="highest"):

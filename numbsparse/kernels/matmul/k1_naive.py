@@ -10,33 +10,18 @@ of the B threads that need it and every weight by each row of the batch: the nex
 
 from __future__ import annotations
 
-from typing import Any
-
 from numba import cuda, float32
 
 from numbsparse.device.launch import launch
 from numbsparse.kernels.floats import rounded, widened
+from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
 THREADS = (32, 4)  # along the contiguous axis, along the other
 
 
-def unsupported(
-    product: str,
-    block_size: int,
-    dtype: Any,
-    place: str,
-    batch: int = 1,
-    precision: str = "highest",
-) -> str | None:
-    if place != "cuda":
-        return "k1_naive runs on a GPU"
-    if block_size not in BLOCK_SIZES:
-        return f"k1_naive takes block sizes {BLOCK_SIZES}, got {block_size}"
-    if str(dtype) not in DTYPES:
-        return f"k1_naive takes {', '.join(DTYPES)}, got {dtype}"
-    return None
+unsupported = reach("k1_naive", "cuda", BLOCK_SIZES, DTYPES)
 
 
 def forward(x, values, index, y, precision="highest"):

@@ -11,11 +11,10 @@ several outputs in a thread's registers, and uses each shared element for all of
 
 from __future__ import annotations
 
-from typing import Any
-
 from numba import cuda, float32
 
 from numbsparse.device.launch import launch
+from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
 DTYPES = ("float16", "float32")
@@ -23,21 +22,7 @@ MOST = 16  # T at most; a constant, because shared arrays take constant shapes
 MOST_PADDED = MOST + 1  # a tile read by columns, with no two rows in the same memory bank
 
 
-def unsupported(
-    product: str,
-    block_size: int,
-    dtype: Any,
-    place: str,
-    batch: int = 1,
-    precision: str = "highest",
-) -> str | None:
-    if place != "cuda":
-        return "k2_shared runs on a GPU"
-    if block_size not in BLOCK_SIZES:
-        return f"k2_shared takes block sizes {BLOCK_SIZES}, got {block_size}"
-    if str(dtype) not in DTYPES:
-        return f"k2_shared takes {' and '.join(DTYPES)}, got {dtype}"
-    return None
+unsupported = reach("k2_shared", "cuda", BLOCK_SIZES, DTYPES)
 
 
 def forward(x, values, index, y, precision="highest"):

@@ -21,6 +21,7 @@ from numba import cuda, float32, uint32
 
 from numbsparse.device.launch import launch
 from numbsparse.device.runtime import SIMULATED
+from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
 DTYPES = ("float16", "float32")
@@ -45,21 +46,7 @@ class Tile(NamedTuple):
         return self.BM // self.TM * (self.BN // self.TN)
 
 
-def unsupported(
-    product: str,
-    block_size: int,
-    dtype: Any,
-    place: str,
-    batch: int = 1,
-    precision: str = "highest",
-) -> str | None:
-    if place != "cuda":
-        return "k3_registers runs on a GPU"
-    if block_size not in BLOCK_SIZES:
-        return f"k3_registers takes block sizes {BLOCK_SIZES}, got {block_size}"
-    if str(dtype) not in DTYPES:
-        return f"k3_registers takes {' and '.join(DTYPES)}, got {dtype}"
-    return None
+unsupported = reach("k3_registers", "cuda", BLOCK_SIZES, DTYPES)
 
 
 def forward(x, values, index, y, precision="highest"):

@@ -27,16 +27,14 @@ pass every operand, and each warp issues its own loads: the next rung removes bo
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from numbsparse.device import SIMULATED, compute_capability
 from numbsparse.kernels.matmul.aligned import aligned_rows
 from numbsparse.kernels.matmul.k5_tensor_core import weight_grad_halves, weight_grad_singles
 from numbsparse.kernels.matmul.k5_tensor_core.fetches import Tile
 from numbsparse.kernels.matmul.k5_tensor_core.lines import multiply_lines
 from numbsparse.kernels.matmul.k5_tensor_core.recipes import recipe_of
+from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.views import span
 
 BLOCK_SIZES = (16, 32, 64, 128)
@@ -44,25 +42,14 @@ DTYPES = ("float16", "bfloat16", "float32")
 FEW = 64  # rows: batches up to here get smaller tiles
 
 
-def unsupported(
-    product: str,
-    block_size: int,
-    dtype: Any,
-    place: str,
-    batch: int = 1,
-    precision: str = "highest",
-) -> str | None:
-    if place != "cuda":
-        return "k5_tensor_core runs on a GPU"
-    if str(dtype) not in DTYPES:
-        return f"k5_tensor_core takes {', '.join(DTYPES)}, got {dtype}"
-    if block_size not in BLOCK_SIZES:
-        few = "; with smaller ones k4_pipelined is faster" if block_size < 16 else ""
-        return f"k5_tensor_core takes block sizes {BLOCK_SIZES}, got {block_size}{few}"
-    if not SIMULATED and compute_capability() < (8, 0):
-        major, minor = compute_capability()
-        return f"k5_tensor_core needs compute capability 8.0, this GPU is {major}.{minor}"
-    return None
+unsupported = reach(
+    "k5_tensor_core",
+    "cuda",
+    BLOCK_SIZES,
+    DTYPES,
+    below="with smaller ones k4_pipelined is faster",
+    capability=(8, 0),
+)
 
 
 def forward(x, values, index, y, precision="highest"):

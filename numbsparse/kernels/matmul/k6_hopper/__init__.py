@@ -25,12 +25,10 @@ x would help.
 
 from __future__ import annotations
 
-from typing import Any
-
-from numbsparse.device import SIMULATED, compute_capability
 from numbsparse.kernels.matmul.k6_hopper import split, split_weight_grad
 from numbsparse.kernels.matmul.k6_hopper import weight_grad as halves_weight_grad
 from numbsparse.kernels.matmul.k6_hopper.lines import along_lines
+from numbsparse.kernels.matmul.reach import reach
 
 __all__ = ["BLOCK_SIZES", "DTYPES", "forward", "input_grad", "unsupported", "weight_grad"]
 
@@ -39,25 +37,15 @@ DTYPES = ("float16", "bfloat16", "float32")
 SPLIT_SIZES = (64, 128)  # of float32; k5_tensor_core is faster at 32
 
 
-def unsupported(
-    product: str,
-    block_size: int,
-    dtype: Any,
-    place: str,
-    batch: int = 1,
-    precision: str = "highest",
-) -> str | None:
-    if place != "cuda":
-        return "k6_hopper runs on a GPU"
-    if str(dtype) not in DTYPES:
-        return f"k6_hopper takes {', '.join(DTYPES)}, got {dtype}"
-    sizes = SPLIT_SIZES if str(dtype) == "float32" else BLOCK_SIZES
-    if block_size not in sizes:
-        return f"k6_hopper takes block sizes {sizes} of {dtype}, got {block_size}"
-    if not SIMULATED and compute_capability() != (9, 0):
-        major, minor = compute_capability()
-        return f"k6_hopper needs compute capability 9.0, this GPU is {major}.{minor}"
-    return None
+unsupported = reach(
+    "k6_hopper",
+    "cuda",
+    BLOCK_SIZES,
+    DTYPES,
+    sizes_of={"float32": SPLIT_SIZES},
+    capability=(9, 0),
+    later=False,
+)
 
 
 def forward(x, values, index, y, precision="highest"):

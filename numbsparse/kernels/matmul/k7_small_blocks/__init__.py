@@ -25,33 +25,15 @@ rung before brings 8 to 9.
 
 from __future__ import annotations
 
-from typing import Any
-
-from numbsparse.device import SIMULATED, compute_capability
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strips import along_strips
+from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (8, 16)
 DTYPES = ("float16", "bfloat16")
 
 
-def unsupported(
-    product: str,
-    block_size: int,
-    dtype: Any,
-    place: str,
-    batch: int = 1,
-    precision: str = "highest",
-) -> str | None:
-    if place != "cuda":
-        return "k7_small_blocks runs on a GPU"
-    if block_size not in BLOCK_SIZES or str(dtype) not in DTYPES:
-        takes = f"{' and '.join(DTYPES)} in block sizes {BLOCK_SIZES}"
-        return f"k7_small_blocks takes {takes}, got {dtype} in {block_size}"
-    if not SIMULATED and compute_capability() < (8, 0):
-        major, minor = compute_capability()
-        return f"k7_small_blocks needs compute capability 8.0, this GPU is {major}.{minor}"
-    return None
+unsupported = reach("k7_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
 
 
 def forward(x, values, index, y, precision="highest"):

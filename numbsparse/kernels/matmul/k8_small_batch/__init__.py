@@ -18,9 +18,8 @@ densities the time to start and end.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
-from numbsparse.device import SIMULATED, compute_capability
+from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.device.runtime import current_device
 from numbsparse.kernels.matmul.k8_small_batch.blocks import BlockWay, block_kernel
@@ -29,6 +28,7 @@ from numbsparse.kernels.matmul.k8_small_batch.lines import Way, line_kernel
 from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH, plan_blocks, plan_lines
 from numbsparse.kernels.matmul.k8_small_batch.sums import PART
 from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.views import span
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -36,26 +36,14 @@ DTYPES = ("float32", "float16", "bfloat16")
 LARGEST_BATCH = 32
 
 
-def unsupported(
-    product: str,
-    block_size: int,
-    dtype: Any,
-    place: str,
-    batch: int = 1,
-    precision: str = "highest",
-) -> str | None:
-    if place != "cuda":
-        return "k8_small_batch runs on a GPU"
-    if block_size not in BLOCK_SIZES:
-        return f"k8_small_batch takes block sizes {BLOCK_SIZES}, got {block_size}"
-    if str(dtype) not in DTYPES:
-        return f"k8_small_batch takes float32, float16 and bfloat16, got {dtype}"
-    if batch > LARGEST_BATCH:
-        return f"k8_small_batch takes batches up to {LARGEST_BATCH}, got {batch}"
-    if not SIMULATED and compute_capability() < (8, 0):
-        major, minor = compute_capability()
-        return f"k8_small_batch needs compute capability 8.0, this GPU is {major}.{minor}"
-    return None
+unsupported = reach(
+    "k8_small_batch",
+    "cuda",
+    BLOCK_SIZES,
+    DTYPES,
+    largest_batch=LARGEST_BATCH,
+    capability=(8, 0),
+)
 
 
 def forward(x, values, index, y, precision="highest"):

@@ -1,0 +1,63 @@
+"""What a rung serves, from its limits: the `unsupported` of its contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from numbsparse.device import SIMULATED, compute_capability
+
+Sizes = tuple[int, ...]
+
+
+def reach(
+    rung: str,
+    home: str,
+    block_sizes: Sizes = (),
+    dtypes: tuple[str, ...] = (),
+    *,
+    sizes_of: Mapping[str, Sizes] | None = None,
+    below: str = "",
+    largest_batch: int | None = None,
+    capability: tuple[int, int] = (7, 0),
+    later: bool = True,
+) -> Callable[..., str | None]:
+    """unsupported(product, block_size, dtype, place, batch, precision): None, or why, in words.
+
+    Parameters
+    ----------
+    rung, home : its name, and "cpu" or "cuda"
+    block_sizes, dtypes : what it takes; empty: all
+    sizes_of : the block sizes of dtypes that take fewer
+    below : what to say of smaller blocks
+    largest_batch : None: any
+    capability : the least compute capability; with `later` False, the only one
+    """
+
+    def unsupported(
+        product: str,
+        block_size: int,
+        dtype: Any,
+        place: str,
+        batch: int = 1,
+        precision: str = "highest",
+    ) -> str | None:
+        if place != home:
+            return f"{rung} runs on {'the CPU' if home == 'cpu' else 'a GPU'}"
+        of = str(dtype)
+        sizes = (sizes_of or {}).get(of, block_sizes)
+        if (sizes and block_size not in sizes) or (dtypes and of not in dtypes):
+            types = of if of in (sizes_of or {}) else ", ".join(dtypes) or "any dtype"
+            hint = f"; {below}" if below and block_size < min(sizes) else ""
+            taken = f"block sizes {sizes}" if sizes else "any block size"
+            return f"{rung} takes {taken} of {types}, got {block_size} of {of}{hint}"
+        if largest_batch is not None and batch > largest_batch:
+            return f"{rung} takes batches up to {largest_batch}, got {batch}"
+        if place == "cuda" and not SIMULATED:
+            here = compute_capability()
+            if here < capability or (here != capability and not later):
+                needed, got = (".".join(map(str, version)) for version in (capability, here))
+                return f"{rung} needs compute capability {needed}, this GPU is {got}"
+        return None
+
+    return unsupported
