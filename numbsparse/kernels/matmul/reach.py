@@ -44,13 +44,16 @@ def reach(
     ) -> str | None:
         if place != home:
             return f"{rung} runs on {'the CPU' if home == 'cpu' else 'a GPU'}"
-        of = str(dtype)
-        sizes = (sizes_of or {}).get(of, block_sizes)
-        if (sizes and block_size not in sizes) or (dtypes and of not in dtypes):
-            types = of if of in (sizes_of or {}) else ", ".join(dtypes) or "any dtype"
+        sizes = (sizes_of or {}).get(str(dtype), block_sizes)
+        reasons = []
+        if dtypes and str(dtype) not in dtypes:
+            reasons.append(f"takes {', '.join(dtypes)}, got {dtype}")
+        if sizes and block_size not in sizes:
+            of = f" of {dtype}" if sizes is not block_sizes else ""
             hint = f"; {below}" if below and block_size < min(sizes) else ""
-            taken = f"block sizes {sizes}" if sizes else "any block size"
-            return f"{rung} takes {taken} of {types}, got {block_size} of {of}{hint}"
+            reasons.append(f"takes block sizes {sizes}{of}, got {block_size}{hint}")
+        if reasons:
+            return f"{rung} {' and '.join(reasons)}"
         if largest_batch is not None and batch > largest_batch:
             return f"{rung} takes batches up to {largest_batch}, got {batch}"
         if place == "cuda" and not SIMULATED:
