@@ -28,6 +28,11 @@ def mma_kernel(mma):
     return kernel
 
 
+mma_f16_kernel = mma_kernel(ptx.mma_m16n8k16_f16)
+mma_bf16_kernel = mma_kernel(ptx.mma_m16n8k16_bf16)
+mma_tf32_kernel = mma_kernel(ptx.mma_m16n8k8_tf32)
+
+
 def where_in_a16(group, member, i):
     row = group if i in (0, 1, 4, 5) else group + 8
     return row, member * 2 + (i & 1) + (8 if i >= 4 else 0)
@@ -73,9 +78,9 @@ def with_mantissa(values, bits):
 
 
 MMAS = {
-    "f16": (mma_kernel(ptx.mma_m16n8k16_f16), meaning.mma_m16n8k16_f16, 16, 10, as_halves),
-    "bf16": (mma_kernel(ptx.mma_m16n8k16_bf16), meaning.mma_m16n8k16_bf16, 16, 7, as_bfloats),
-    "tf32": (mma_kernel(ptx.mma_m16n8k8_tf32), meaning.mma_m16n8k8_tf32, 8, 10, as_floats),
+    "f16": (mma_f16_kernel, meaning.mma_m16n8k16_f16, 16, 10, as_halves),
+    "bf16": (mma_bf16_kernel, meaning.mma_m16n8k16_bf16, 16, 7, as_bfloats),
+    "tf32": (mma_tf32_kernel, meaning.mma_m16n8k8_tf32, 8, 10, as_floats),
 }
 
 
