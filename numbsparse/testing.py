@@ -1,9 +1,10 @@
-"""For those who write functions and kernels: is the gradient right, is the kernel right?"""
+"""For those who write functions and kernels: is the gradient right, is the kernel, at what cost?"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 from numbsparse import autograd, ops
 from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
+from numbsparse.counting import Count as Count
+from numbsparse.counting import count as count
 from numbsparse.device import DeviceArray, to_device
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import k0_reference
@@ -149,6 +152,7 @@ def check_rung(
     seed: Any = 0,
     precision: str = "highest",
     feature_major: bool = False,
+    tile: int | None = None,
 ) -> None:
     """Run one product of one rung on random data, and compare it with `k0_reference`.
 
@@ -167,6 +171,7 @@ def check_rung(
     seed : int or numpy.random.Generator
     precision : "highest" or "high"
     feature_major : whether activations lie (features, batch) in memory
+    tile : the number of one of the rung's tiles, where it has several
 
     Raises AssertionError that says where and by how much they differ.
     """
@@ -187,7 +192,9 @@ def check_rung(
         terms = int(np.diff(lines.indptr).max()) * case.block_size
 
     got = np.full(out_shape, np.nan, dtype)
-    _run(rung, product, operands, layout, got, place, precision, feature_major)
+    run = getattr(rung, product)
+    run = run if tile is None else partial(run, tile=tile)
+    _run(run, operands, layout, got, place, precision, feature_major)
     exact = [np.nan_to_num(operand.astype(np.float64)) for operand in operands]
     expected, magnitude = np.full(out_shape, np.nan), np.full(out_shape, np.nan)
     getattr(k0_reference, product)(*exact, layout.index, expected)
@@ -208,8 +215,7 @@ def check_rung(
 
 
 def _run(
-    rung: Any,
-    product: str,
+    run: Callable[..., None],
     operands: Any,
     layout: Layout,
     out: Any,
@@ -217,7 +223,6 @@ def _run(
     precision: str,
     feature_major: bool,
 ) -> None:
-    run = getattr(rung, product)
     send: Any = to_device if place == "cuda" else np.ascontiguousarray
     if feature_major:
         there, *operands = (send(a.T).T if a.ndim == 2 else send(a) for a in (out, *operands))

@@ -1,4 +1,4 @@
-"""Time the rungs of the ladder on the card at hand, and let `kernel="auto"` take the fastest."""
+"""Time the rungs and their tiles on the card at hand; `kernel="auto"` takes the fastest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ERRORS = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 
 def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str, dict[str, float]]:
-    """Time every rung on the three products of a weight, and remember the fastest.
+    """Time every rung, with every tile it has, on the products of a weight; remember the fastest.
 
     From then on `kernel="auto"` takes them wherever a product is alike: the same dtype, precision
     and block size, and batch, features and density within a factor of about 1.4. They are kept in
@@ -41,8 +41,9 @@ def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str,
     Returns
     -------
     dict of product ("forward", "input_grad", "weight_grad") to dict of rung to seconds
-        The fastest first. Rungs that do not serve the case are absent; the time of one whose result
-        disagrees with the first rung's is infinite, and it is never chosen.
+        The fastest first; "k4_pipelined/1" is that rung with its second tile. Rungs that do not
+        serve the case are absent; the time of one whose result disagrees with the first rung's is
+        infinite, and it is never chosen.
 
     Examples
     --------
@@ -60,7 +61,7 @@ def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str,
     w = w.T if w.is_transposed else w
     results, fastest = {}, {}
     for product, call in _products(w, batch, precision).items():
-        names = choice.serving(product, w.block_size, w.dtype, "cuda", batch, precision)
+        names = choice.with_tiles(product, w.block_size, w.dtype, "cuda", batch, precision)
         right = _sample(call(names[-1]))
         seconds = {}
         for name in names:

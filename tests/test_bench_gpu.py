@@ -76,7 +76,7 @@ def test_a_wrong_product_is_not_timed(problem, once, monkeypatch, fault):
             ops.copy_into(y, y_twice)
 
     fake = SimpleNamespace(unsupported=right.unsupported, forward=broken)
-    monkeypatch.setattr(contestants, "rung", lambda name: fake)
+    monkeypatch.setattr(contestants, "function_of", lambda name, product: getattr(fake, product))
     row = measuring.measure(problem, "forward")
     assert row["seconds"] == {}
     assert row["not_timed"][row["auto"]].startswith("wrong: ")
@@ -282,5 +282,17 @@ def test_tensor_cores_multiply(dtype):
     poison.fill_with_nan(out)
     warps, products = limits.THREADS // 32, limits.TENSOR_CORES[dtype][1]
     assert limits.tensor_core(dtype, 1, 1, out) == 2 * warps * limits.SQUARES * products
+    assert np.isfinite(out.numpy()).all()
+    assert np.ptp(out.numpy()) > 0
+
+
+@pytest.mark.parametrize("dtype", limits.KINDS)
+def test_warpgroups_multiply(dtype):
+    if not device.SIMULATED and device.compute_capability() != (9, 0):
+        pytest.skip("wgmma takes compute capability 9.0")
+    out = device.empty((128 * limits.WARPGROUPS,), np.float32)
+    poison.fill_with_nan(out)
+    products = limits.SIDE**2 * limits.DEPTH * limits.TIMES
+    assert limits.warpgroup(dtype, 1, 2, out) == 2 * 2 * limits.WARPGROUPS * products
     assert np.isfinite(out.numpy()).all()
     assert np.ptp(out.numpy()) > 0

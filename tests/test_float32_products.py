@@ -7,20 +7,33 @@ from numbsparse import Layout, device, ops, to_device
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
 
 ON_GPU = device.is_available() and not device.SIMULATED
-SIZES = {"k5_tensor_core": 32, "k6_hopper": 64}
+CASES = (
+    ("k5_tensor_core", 32),
+    ("k6_hopper", 64),
+    ("k7_small_blocks", 8),
+    ("k7_small_blocks", 16),
+)
 
 
-@pytest.fixture(params=SIZES)
-def rung(request):
+@pytest.fixture(params=CASES, ids=[f"{name}-B{size}" for name, size in CASES])
+def rung_and_size(request):
     if not device.is_available():
         pytest.skip(device.why_unavailable())
-    rung = LADDER[request.param]
-    reason = rung.unsupported(
-        "forward", SIZES[request.param], np.dtype("float32"), "cuda", 1, "highest"
-    )
+    name, size = request.param
+    reason = LADDER[name].unsupported("forward", size, np.dtype("float32"), "cuda", 1, "highest")
     if reason:
         pytest.skip(reason)
-    return rung
+    return LADDER[name], size
+
+
+@pytest.fixture
+def rung(rung_and_size):
+    return rung_and_size[0]
+
+
+@pytest.fixture
+def size(rung_and_size):
+    return rung_and_size[1]
 
 
 def run(rung, product, operands, layout, shape, precision="highest"):
@@ -28,10 +41,6 @@ def run(rung, product, operands, layout, shape, precision="highest"):
     index = ops.index_beside(layout, out)
     getattr(rung, product)(*map(to_device, operands), index, out, precision)
     return out.numpy()
-
-
-def size_of(rung):
-    return SIZES[rung.__name__.rpartition(".")[2]]
 
 
 def long_sums(rng, product, terms, size, batch=8):
@@ -49,9 +58,9 @@ def long_sums(rng, product, terms, size, batch=8):
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_long_sums_are_as_accurate_as_float32(rung, product, rng):
+def test_long_sums_are_as_accurate_as_float32(rung, size, product, rng):
     terms, bound = (10240, 6e-7) if ON_GPU else (128, 2e-7)
-    operands, layout, expected = long_sums(rng, product, terms, size_of(rung))
+    operands, layout, expected = long_sums(rng, product, terms, size)
     got = run(rung, product, operands, layout, expected.shape)
     assert np.linalg.norm(got - expected) <= bound * np.linalg.norm(expected)
     rounded = run(rung, product, operands, layout, expected.shape, "high")
@@ -60,8 +69,8 @@ def test_long_sums_are_as_accurate_as_float32(rung, product, rng):
 
 @pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_infinities_and_nan_pass_and_large_values_stay(rung, product, rng):
-    operands, layout, _ = long_sums(rng, product, 64, size_of(rung))
+def test_infinities_and_nan_pass_and_large_values_stay(rung, size, product, rng):
+    operands, layout, _ = long_sums(rng, product, 64, size)
     x, other = operands
     x -= np.float32(0.5)
     x[0, 0], x[1, 1], x[2, 2] = np.inf, np.nan, -np.inf

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import numbsparse as ns
+from numbsparse.kernels.matmul.k6_hopper import steps as plan
 from numbsparse.kernels.matmul.k6_hopper.steps import EDGE, LAST, grouped, schedule, steps_of
 from numbsparse.kernels.matmul.k6_hopper.tile import TILES, Tile
 
@@ -32,11 +33,11 @@ def test_steps_tell_of_every_block_once(tile, turned, rng):
     numbers = numbers.T if turned else numbers
 
     found = []
-    for group, (start, steps) in enumerate(zip(lengths.starts, lengths.steps, strict=True)):
-        assert steps > 0
-        for i, record in enumerate(records[start : start + steps]):
+    for group, (start, n_steps) in enumerate(zip(lengths.starts, lengths.steps, strict=True)):
+        assert n_steps > 0
+        for i, record in enumerate(records[start : start + n_steps]):
             mask, counts = record[:2]
-            assert (mask & LAST > 0) == (i == steps - 1)
+            assert (mask & LAST > 0) == (i == n_steps - 1)
             inputs = record[2 : 2 + tile.INPUTS]
             blocks = iter(record[2 + tile.INPUTS :])
             assert counts >> 8 == bin(mask & ~LAST).count("1") <= tile.BLOCKS
@@ -66,6 +67,19 @@ def test_lines_that_meet_the_same_inputs_are_grouped(rng):
         assert (layout.pattern[:, group] == layout.pattern[:, group[:1]]).all()
     odd = grouped(ns.Layout(pattern(rng)).index.columns, 21, 4)
     assert sorted(odd[odd >= 0]) == list(range(13))
+
+
+def test_groups_exchange_lines_that_others_share_more_of(rng, monkeypatch):
+    layout = ns.Layout(pattern(rng, 64, 61, 0.1))
+
+    def inputs():
+        groups = grouped(layout.index.columns, 64, 8)
+        assert sorted(groups[groups >= 0]) == list(range(61))
+        return sum(layout.pattern[:, group[group >= 0]].any(1).sum() for group in groups)
+
+    after = inputs()
+    monkeypatch.setattr(plan, "EXCHANGES", 0)
+    assert after < 0.99 * inputs()
 
 
 @pytest.mark.parametrize("row_tiles", [1, 2, 9])

@@ -10,7 +10,7 @@ from conftest import HALVES
 
 from numbsparse import device
 from numbsparse.dtypes import as_dtype, finfo
-from numbsparse.kernels.matmul import LADDER, PRECISIONS, PRODUCTS, RUNGS, k0_reference
+from numbsparse.kernels.matmul import LADDER, PRECISIONS, PRODUCTS, RUNGS, k0_reference, n_tiles
 from numbsparse.testing import Case, check_rung
 
 SMALL = [
@@ -46,6 +46,8 @@ PLACES["cuda"] = (SMALL + LARGE * ON_GPU, ["float32", *HALVES])
 
 FEW = SMALL[1::2] + LARGE * ON_GPU  # of each block size up to 32 one
 
+SIZES = (4, 8, 16, 32, 64, 128)
+
 
 def runs():
     for (name, rung), (place, (cases, dtypes)) in every(LADDER.items(), PLACES.items()):
@@ -64,6 +66,21 @@ def test_rung(rung, product, case, dtype, place, precision):
     if place == "cuda" and not device.is_available():
         pytest.skip(device.why_unavailable())
     check_rung(rung, product, case, dtype, place, precision=precision)
+
+
+def tile_runs():
+    cases = [Case(9, 90, 150, size) for size in SIZES] + LARGE * ON_GPU
+    for name, product, case, dtype in every(LADDER, PRODUCTS, cases, PLACES["cuda"][1]):
+        asked = (product, case.block_size, as_dtype(dtype), "cuda", case.batch, "highest")
+        if LADDER[name].unsupported(*asked) is None:
+            for tile in range(1, n_tiles(name, *asked[:3], *asked[4:])):
+                label = f"{name}-{tile}-{product}-{case}-{dtype}"
+                yield pytest.param(LADDER[name], product, case, dtype, tile, id=label)
+
+
+@pytest.mark.parametrize(("rung", "product", "case", "dtype", "tile"), list(tile_runs()))
+def test_rung_with_its_other_tiles(rung, product, case, dtype, tile):
+    check_rung(rung, product, case, dtype, "cuda", tile=tile)
 
 
 def turned_runs():
@@ -87,9 +104,6 @@ def test_rung_takes_feature_major_activations(rung, product, case, dtype, place,
     check_rung(rung, product, case, dtype, place, precision=precision, feature_major=True)
 
 
-SIZES = (4, 8, 16, 32, 64, 128)
-
-
 @pytest.mark.parametrize("name", [name for name in LADDER if name != "k0_reference"])
 def test_every_rung_serves_what_it_names(name):
     rung, place = LADDER[name], RUNGS[name]
@@ -97,8 +111,6 @@ def test_every_rung_serves_what_it_names(name):
         pytest.skip("takes a GPU of compute capability 8.0, or the simulator")
     for product, size, dtype in every(PRODUCTS, SIZES, PLACES[place][1]):
         named = size in rung.BLOCK_SIZES and dtype in rung.DTYPES
-        if name == "k6_hopper":
-            named = named and (size > 32 or dtype != "float32")
         reasons = [
             rung.unsupported(product, size, as_dtype(dtype), place, 1, precision)
             for precision in PRECISIONS

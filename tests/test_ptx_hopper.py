@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numba import cuda, float32, int64, uint8, uint32, uint64
-from ptx_helpers import capability, simulated_only
+from numba import cuda, float32, int64, uint8, uint16, uint32, uint64
+from ptx_helpers import capability, run, simulated_only
 
 from numbsparse import device
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels import ptx
-from numbsparse.kernels.ptx import Operand
+from numbsparse.kernels.ptx import ALIGNMENT, Operand
 from numbsparse.kernels.ptx.tiles import swizzled
 
 pytestmark = pytest.mark.skipif(
@@ -62,6 +62,79 @@ def test_tma_load_swizzles_and_fills_with_zeros(width, column, row, rng):
     expected = np.empty(height * width, np.uint8)
     expected[swizzled(np.arange(height * width), width)] = np.ravel(box).view(np.uint8)
     np.testing.assert_array_equal(out.numpy(), expected)
+
+
+def storing_kernel(height, width):
+    NBYTES = height * width
+
+    @cuda.jit
+    def kernel(given, x_map, column, row):
+        """The bytes of a box from shared memory, twice."""
+        shared = cuda.shared.array(0, uint8)
+        t = uint32(cuda.threadIdx.x)
+        start = ptx.first_multiple(shared, 1024)
+        ptx.fence_tensor_map(x_map)
+        for turn in range(2):
+            ptx.bulk_wait_read()
+            ptx.sync_warp()
+            for i in range(t, NBYTES, 32):
+                shared[start + i] = given[turn, i]
+            ptx.fence_proxy_async()
+            ptx.sync_warp()
+            if ptx.elect() != 0:
+                ptx.tma_store_2d(shared, start, x_map, column, row)
+                ptx.bulk_commit()
+        ptx.bulk_wait_read()
+
+    return kernel
+
+
+@pytest.mark.parametrize("width", [32, 64, 128])
+@pytest.mark.parametrize(("column", "row"), [(0, 0), (16, 5), (40, 30), (0, 40)])
+def test_tma_store_writes_what_lies_inside(width, column, row, rng):
+    height, before = 24, rng.standard_normal((37, 2, 56)).astype(np.float16)
+    boxes = rng.standard_normal((2, height, width // 2)).astype(np.float16)
+    given = np.empty((2, height * width), np.uint8)
+    given[:, swizzled(np.arange(height * width), width)] = boxes.view(np.uint8).reshape(2, -1)
+    kept = device.to_device(before)  # the map names its address
+    x_map = tensor_map(kept[:, 0], (height, width // 2), width)
+    kernel, shared_bytes = storing_kernel(height, width), height * width + 1024
+    launch(kernel, 1, 32, device.to_device(given), x_map, column, row, shared_bytes=shared_bytes)
+
+    padded = np.zeros((200, 200), np.float16)
+    padded[50:87, 50:106] = before[:, 0]
+    padded[50 + row :, 50 + column :][:height, : width // 2] = boxes[1]
+    expected = before.copy()
+    expected[:, 0] = padded[50:87, 50:106]
+    np.testing.assert_array_equal(kept.numpy(), expected)
+
+
+@cuda.jit
+def stmatrix_kernel(registers, out):
+    """Four matrices, then the transposed ones."""
+    shared = cuda.shared.array((4, 8, 16), uint16, ALIGNMENT)
+    t = cuda.threadIdx.x
+    r0, r1, r2, r3 = registers[t, 0], registers[t, 1], registers[t, 2], registers[t, 3]
+    for turn in range(2):
+        if turn == 0:
+            ptx.stmatrix_x4(shared, 16 * t, r0, r1, r2, r3)
+        else:
+            ptx.stmatrix_x4_trans(shared, 16 * t, r0, r1, r2, r3)
+        ptx.sync_warp()
+        for m in range(4):
+            for i in range(t, 64, 32):
+                out[turn, m, i // 8, i % 8] = shared[m, i // 8, i % 8]
+        ptx.sync_warp()
+
+
+def test_stmatrix_stores_fragments(rng):
+    matrices = rng.integers(0, 2**16, (4, 8, 8), dtype=np.uint16)
+    lanes = np.arange(32)  # each holds two neighbours of a row, of every matrix
+    pairs = matrices.reshape(4, 8, 4, 2)[:, lanes // 4, lanes % 4]
+    registers = np.ascontiguousarray(pairs).view(np.uint32)[:, :, 0].T
+    got = run(stmatrix_kernel, registers, out=np.empty((2, 4, 8, 8), np.uint16))
+    np.testing.assert_array_equal(got[0], matrices)
+    np.testing.assert_array_equal(got[1], matrices.swapaxes(1, 2))
 
 
 @cuda.jit

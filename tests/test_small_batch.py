@@ -1,5 +1,7 @@
 """What the ladder's cases do not reach in k8_small_batch: cut lines, infinities, x turned over."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.matmul import PRODUCTS, k0_reference
 from numbsparse.kernels.matmul import k8_small_batch as rung
 from numbsparse.kernels.matmul.k8_small_batch import plan as plans
+from numbsparse.kernels.matmul.k8_small_batch import ring_launch
 from numbsparse.kernels.matmul.k8_small_batch.plan import (
     READ_AHEAD,
     TOGETHER,
@@ -39,7 +42,7 @@ def test_a_plan_holds_every_block_once_in_equal_shares(size, turned, rng):
     pattern[5, :] = True
     pattern[:, 7] = pattern[9, :] = False
     index = ns.Layout(pattern).index
-    plan, each, sections, empty, _, tickets = plan_lines(index, turned, size, 13, 2)
+    plan, each, sections, empty, _, tickets = plan_lines(index, turned, size, 13, 2, 100)
     together, cut = max(32 // size, 1), max(size // 32, 1)
     units, cuts = units_of(plan, sections, together)
     assert len(units) == 13 * 2 * each
@@ -103,6 +106,59 @@ def test_cut_lines_and_both_orders_of_activations(product, case, dtype, feature_
     check_rung(rung, product, case, dtype, "cuda", feature_major=feature_major)
 
 
+RING_CASES = [
+    Case(batch=32, in_features=96, out_features=160, block_size=32, density=0.7),
+    Case(batch=49, in_features=128, out_features=90, block_size=32, density=0.6),
+    Case(batch=64, in_features=128, out_features=64, block_size=64, density=1),
+]
+
+
+@needs_ampere
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("feature_major", [False, True], ids=["batch-major", "feature-major"])
+@pytest.mark.parametrize("case", RING_CASES, ids=str)
+@pytest.mark.parametrize("product", ["forward", "input_grad"])
+def test_rings_of_tiles(product, case, feature_major, dtype, monkeypatch):
+    if rung.unsupported(product, case.block_size, as_dtype(dtype), "cuda", case.batch):
+        pytest.skip("takes compute capability 9.0, or the simulator")
+    monkeypatch.setattr(plans, "TOGETHER", -1)
+    monkeypatch.setattr(ring_launch, "ENOUGH", 0)
+    check_rung(rung, product, case, dtype, "cuda", feature_major=feature_major)
+
+
+@needs_ampere
+def test_a_launch_is_not_taken_for_another_one_at_the_same_place(rng):
+    layout = ns.Layout(np.ones((2, 3), bool))
+    x = device.to_device(rng.standard_normal((4, 64)).astype(np.float32))
+    values = device.to_device(rng.standard_normal((6, 32, 32)).astype(np.float32))
+    y = device.to_device(np.full((4, 96), np.nan, np.float32))
+    for _ in range(2):
+        device.refill(y, np.full((4, 96), np.nan, np.float32))
+        for columns in (90, 96):
+            rung.forward(x, values, ops.index_beside(layout, x), y[:, :columns])
+            assert (np.isfinite(y.numpy()).sum(0) == 4 * (np.arange(96) < columns)).all()
+
+
+@needs_ampere
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_products_that_overlap_wait_for_each_other(dtype, rng):
+    n, steps, rounds = (12, 20, 3) if ON_GPU else (2, 2, 2)
+    layout = ns.Layout(np.eye(n, dtype=bool)[::-1] | np.eye(n, dtype=bool))
+    values = (rng.standard_normal((layout.n_blocks, 32, 32)) / 8).astype(dtype)
+    w = ns.BlockSparse(values, layout).to("cuda")
+    shape = (16, 32 * n)
+    x = [device.to_device(rng.standard_normal(shape).astype(dtype))]
+    x += [device.to_device(np.empty(shape, dtype)) for _ in range(steps)]
+    for _ in range(rounds):  # from the second one on a product starts while the last one ends
+        for y in x[1:]:
+            device.refill(y, np.full(shape, np.nan, dtype))
+        for given, y in itertools.pairwise(x):
+            ns.matmul(given, w, out=y, kernel="k8_small_batch")
+        for given, y in itertools.pairwise(x):
+            alone = ns.matmul(given.numpy(), w, kernel="k8_small_batch")
+            np.testing.assert_array_equal(y.numpy(), alone)
+
+
 @needs_ampere
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # of simulated registers
 @pytest.mark.parametrize("product", PRODUCTS)
@@ -145,6 +201,14 @@ def test_the_same_bits_every_time(rng, monkeypatch):
     assert all((y == results[0]).all() for y in results)
 
 
-def test_large_batches_are_refused():
-    reason = rung.unsupported("forward", 32, as_dtype("float32"), "cuda", 33)
-    assert reason == "k8_small_batch takes batches up to 32, got 33"
+@needs_ampere
+@pytest.mark.parametrize(
+    ("product", "size", "most"), [("forward", 32, 64), ("forward", 16, 32), ("weight_grad", 32, 32)]
+)
+def test_large_batches_are_refused(product, size, most):
+    if not device.SIMULATED and device.is_available() and device.compute_capability() < (9, 0):
+        most = 32
+    case = product, size, as_dtype("float32"), "cuda"
+    assert rung.unsupported(*case, most) is None
+    reason = rung.unsupported(*case, most + 1)
+    assert reason == f"k8_small_batch takes batches up to {most}, got {most + 1}"

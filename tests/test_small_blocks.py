@@ -7,8 +7,10 @@ import pytest
 
 from numbsparse import device
 from numbsparse.kernels.matmul import PRODUCTS, rung
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, plan_regions
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import GROUP, PIECE, Strip, plan_strips
+from numbsparse.kernels.matmul.k7_small_blocks import regions, strips
+from numbsparse.kernels.matmul.k7_small_blocks.region import GROUP, Region
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import plan_regions
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE, Strip, plan_strips
 from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung
 
@@ -21,16 +23,29 @@ CASES = [
 ]
 
 
+@pytest.fixture(params=["copy engine", "cp.async"])
+def fetched_by(request, monkeypatch):
+    for room in (strips, regions):
+        monkeypatch.setattr(room, "copy_engine", lambda: request.param == "copy engine")
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_products(product, case):
+def test_products(product, case, fetched_by):
     check_rung(rung("k7_small_blocks"), product, case, "float16", "cuda")
 
 
-@pytest.mark.parametrize("size", [8, 16])
+@pytest.mark.skipif(device.SIMULATED, reason="the simulator has clusters of one block")
+@pytest.mark.parametrize("product", ["forward", "input_grad"])
+def test_products_of_strips_in_a_cluster(product):
+    case = Case(batch=130, in_features=1130, out_features=1200, block_size=16, density=0.1)
+    check_rung(rung("k7_small_blocks"), product, case, "float16", "cuda")
+
+
+@pytest.mark.parametrize(("size", "density"), [(8, 0.5), (16, 0.5), (8, 0)])
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_products_of_feature_major_activations(product, size):
-    case = Case(batch=5, in_features=43, out_features=30, block_size=size)
+def test_products_of_feature_major_activations(product, size, density):
+    case = Case(5, in_features=43, out_features=30, block_size=size, density=density)
     check_rung(rung("k7_small_blocks"), product, case, "float16", "cuda", feature_major=True)
 
 
@@ -43,30 +58,35 @@ def uneven(rng, B):
 
 @pytest.mark.parametrize("turned", [False, True], ids=["forward", "turned"])
 @pytest.mark.parametrize("B", [8, 16])
-def test_every_block_is_in_one_step_where_its_features_are(rng, B, turned):
-    layout, strip = uneven(rng, B), Strip(64, 4, 256, 1, 2)
+@pytest.mark.parametrize(("width", "cluster"), [(32, 1), (64, 2)])
+def test_every_block_is_in_one_step_where_its_features_are(rng, B, turned, width, cluster):
+    layout, strip = uneven(rng, B), Strip(B, 64, 4, width, 4, width * 8 // B, 2, cluster)
     walk = layout.index.rows if turned else layout.index.columns
     features = (layout.shape[1] if turned else layout.shape[0]) * B
-    plan = plan_strips(layout.index, B, turned, features, strip)
-    lefts, places, firsts, groups, begins, counts, steps, halves = plan
-    places = places.reshape(lefts.size, strip.WARPS, 32 // B)
-    groups, halves = groups.reshape(-1, strip.FEATURES // GROUP), halves.reshape(-1, 2)
+    plan = plan_strips(layout.index, turned, features, strip)
+    lengths, lines, groups, begins, words, halves = plan
+    lines = lines.reshape(-1, cluster, strip.WARPS, strip.COLUMNS)
+    head = strip.HEAD
+    groups, halves = groups.reshape(-1, strip.GROUPS), halves.reshape(-1, 2)
     found = []
-    for s in range(lefts.size):
-        for stage in range(firsts[s], firsts[s + 1]):
-            assert begins[stage + 1] - begins[stage] <= 64 * strip.WARPS // B
-            for warp in range(strip.WARPS):
-                word = int(counts[stage * strip.WARPS + warp])
-                step = begins[stage] + (word >> 24)
-                for j, place in enumerate(places[s, warp]):
-                    for _ in range(word >> 6 * j & 63):
+    for s, (first, n_stages) in enumerate(zip(lengths.starts, lengths.steps, strict=True)):
+        for stage, rank in np.ndindex(n_stages, cluster):
+            stage += first
+            block = stage * cluster + rank
+            begin, end = begins[block : block + 2]
+            assert end - begin <= strip.STEPS
+            told = words[begin + block * head :]
+            for word, own in zip(told[: strip.WARPS], lines[s, rank], strict=True):
+                step = begin + (int(word) >> 24)
+                for j, line in enumerate(own):
+                    for _ in range(int(word) >> 6 * j & 63):
                         for half, piece in enumerate(halves[step]):
-                            at = int(steps[step]) >> 16 * half & 0xFFFF
-                            assert (piece < 0) == (at == strip.FEATURES)
+                            place = int(told[head + step - begin]) >> 16 * half & 0xFFFF
+                            group, at = divmod(place, strip.GROUP_BYTES)
+                            assert (piece < 0) == (group == strip.GROUPS)
                             if piece >= 0:
-                                group = groups[stage, at // GROUP]
-                                feature = group * GROUP + at % GROUP
-                                found.append((lefts[s] + place, feature // PIECE, piece))
+                                feature = groups[stage, group] * width + at // 2
+                                found.append((line, feature // PIECE, piece))
                         step += 1
     line, pieces = np.repeat(np.arange(walk.indptr.size - 1), np.diff(walk.indptr)), B // PIECE
     kept = [
@@ -79,7 +99,7 @@ def test_every_block_is_in_one_step_where_its_features_are(rng, B, turned):
 
 @pytest.mark.parametrize("B", [8, 16])
 def test_every_block_is_in_one_slot_where_its_features_are(rng, B):
-    layout, region = uneven(rng, B), Region(3, 5, 16, 32, 2)
+    layout, region = uneven(rng, B), Region(3, 96 // B, 4, 32, 2)
     plan = plan_regions(layout.index, B, layout.shape, region, 4)
     segments, groups, codes, used, blocks, cut, pieces = plan
     groups, used = groups.reshape(-1, region.GROUPS), used.reshape(-1, region.WARPS)
@@ -87,10 +107,11 @@ def test_every_block_is_in_one_slot_where_its_features_are(rng, B):
     codes, blocks = codes.reshape(shape), blocks.reshape(*shape, 2)
 
     def feature(item, piece, of_dy):
-        group = groups[item, int(piece) * PIECE // GROUP]
+        group, at = divmod(int(piece) * PIECE, GROUP)
+        group = groups[item, group]
         assert group >= 0
         assert group % 2 == of_dy
-        return group // 2 * GROUP + int(piece) * PIECE % GROUP
+        return group // 2 * GROUP + at
 
     found = []
     for item, warp, slot in np.ndindex(shape):

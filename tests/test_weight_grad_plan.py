@@ -114,28 +114,37 @@ def test_pieces_cover_the_batch_in_order(tile, rng):
         assert ends == STEPS
 
 
-def test_neighbouring_rows_share_their_tiles():
+def test_rows_with_the_same_columns_share_their_tiles():
     tile = TILES[1]
 
     def panels(pattern):
-        items = regions(Layout(pattern).index, tile)
+        items = regions(Layout(pattern).index, tile, 1)
         return sum(len(s.x_loads) + len(s.dy_loads) for item in items for s in item)
 
-    banded = patterns.banded(128, 128, width=8)
-    shuffled = banded[np.random.default_rng(0).permutation(128)]
-    assert panels(banded) < 0.7 * panels(shuffled)
+    banded, rng = patterns.banded(128, 128, width=8), np.random.default_rng(0)
+    shuffled = banded[rng.permutation(128)]
+    assert panels(shuffled) < 1.1 * panels(banded) < 0.7 * panels(rng.permuted(banded, axis=1))
 
 
 def test_cut_fills_the_places():
-    tile, steps = TILES[0], 256
-    assert cut([27] * 8, 8, steps, tile) == (8, 1)
-    whole, pieces = cut([27] * 9, 8, steps, tile)
+    tile, steps = TILES[3], 256
+    item = next(rows_of_blocks(Layout(np.ones((1, 26), bool)).index, tile))
+    assert cut([item] * 8, 8, steps, tile) == (8, 1)
+    whole, pieces = cut([item] * 9, 8, steps, tile)
     assert whole == 8
     assert pieces > 1
-    whole, pieces = cut([27] * 3, 8, steps, tile)
+    whole, pieces = cut([item] * 3, 8, steps, tile)
     assert whole == 0
     assert pieces > 1
-    assert cut([27] * 3, 8, 2, tile)[1] == 1  # too short
+    assert cut([item] * 3, 8, 2, tile)[1] == 1  # too short
+
+
+def test_few_items_are_made_smaller(rng):
+    layout, tile = Layout(rng.random((128, 128)) < 0.02), TILES[3]
+    few, enough = (list(regions(layout.index, tile, places)) for places in (1, 60))
+    assert len(few) < len(enough)
+    largest = [max(share.arriving for item in items for share in item) for items in (few, enough)]
+    assert largest[1] < largest[0]
 
 
 def test_neighbours_come_in_one_copy():

@@ -69,8 +69,8 @@ def _fresh(nbytes: int, size: int) -> Block:
 
 def simulated(nbytes: int) -> Block:
     """Fresh memory holds no numbers, so that a kernel that leaves a hole is seen."""
-    owner = np.full(max(nbytes, 1), 0xFF, dtype=np.uint8)
-    return Block(owner.ctypes.data, owner)
+    owner = np.full(nbytes + GRAIN, 0xFF, dtype=np.uint8)
+    return Block(-(-owner.ctypes.data // GRAIN) * GRAIN, owner)
 
 
 def take(nbytes: int) -> Any:

@@ -24,7 +24,7 @@ REMEMBERED = 4096  # maps
 SIMULATED_MAP = np.dtype(
     {
         "names": ["address", "axes", "itemsize", "swizzle", "shape", "strides", "box"],
-        "formats": ["u8", "i8", "i8", "i8", "(3,)i8", "(3,)i8", "(3,)i8"],
+        "formats": ["u8", "i2", "i2", "i2", "(5,)i4", "(5,)i8", "(5,)i4"],
         "itemsize": 8 * WORDS,
     }
 )
@@ -34,7 +34,7 @@ _maps: OrderedDict[tuple[Any, ...], DeviceArray] = OrderedDict()
 
 
 def tensor_map(x: DeviceArray, box: tuple[int, ...], swizzle: int) -> DeviceArray:
-    """The map of an array of two or three axes for boxes of it, each line swizzled.
+    """The map of an array of two to five axes for boxes of it, each line swizzled.
 
     No axis of x is empty, the last one is gapless; its address and the other strides are multiples
     of 16 bytes. A line of the box fills `swizzle` bytes: 32, 64 or 128, and no axis of it is longer
@@ -85,7 +85,7 @@ def _simulated(
     swizzle: int,
 ) -> tuple[int, ...]:
     def padded(*numbers: int) -> tuple[int, ...]:
-        return (*numbers, 0)[:3]
+        return (*numbers, 0, 0, 0)[:5]
 
     fields = (padded(*shape), padded(*strides, itemsize), padded(*box))
     info = np.array([(address, len(shape), itemsize, swizzle, *fields)], SIMULATED_MAP)

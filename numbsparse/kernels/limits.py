@@ -5,15 +5,21 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32, int64, uint32
+from numba import cuda, float32, int64, uint16, uint32
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels.ptx import (
+    Operand,
+    fence_proxy_async,
+    first_multiple,
     load_4xf32,
     mma_m16n8k8_tf32,
     mma_m16n8k16_bf16,
     mma_m16n8k16_f16,
+    to_local,
+    wgmma,
+    zeros,
 )
 
 THREADS = 32 if SIMULATED else 256
@@ -29,6 +35,12 @@ TENSOR_CORES = {
     "bfloat16": (mma_m16n8k16_bf16, 16 * 8 * 16, 0x807F807F, 0x3F803F80),
     "tf32": (mma_m16n8k8_tf32, 16 * 8 * 8, 0x807FFFFF, 0x3F800000),
 }
+
+# Of a warpgroup, tiles in shared memory: 128 rows of x, 128 columns of w, and a sum that goes over
+# the same 64 terms four times, so that no step waits long for the one before.
+WARPGROUPS, SIDE, DEPTH, TIMES = (1, 64, 64, 1) if SIMULATED else (2, 128, 64, 4)
+ALONG = Operand(2 * DEPTH, 0)
+KINDS = {"float16": "f16", "bfloat16": "bf16"}
 
 
 def read(x, grid: int, passes: int, out) -> int:
@@ -51,6 +63,12 @@ def tensor_core(dtype: str, grid: int, rounds: int, out) -> int:
     """Products on the tensor cores, operands in registers; how many operations."""
     launch(tensor_core_kernel(dtype), grid, THREADS, rounds, out)
     return 2 * grid * (THREADS // 32) * rounds * SQUARES * TENSOR_CORES[dtype][1]
+
+
+def warpgroup(dtype: str, grid: int, rounds: int, out) -> int:
+    """Products of warpgroups, tiles in shared memory; how many operations."""
+    launch(warpgroup_kernel(dtype), grid, WARPGROUPS * 128, rounds, out)
+    return 2 * grid * WARPGROUPS * rounds * SIDE * SIDE * DEPTH * TIMES
 
 
 @cuda.jit
@@ -88,11 +106,7 @@ def multiply_add_kernel(rounds, factor, out):
 def tensor_core_kernel(dtype: str) -> Any:
     mma, _, DRAWN, ONE_TO_TWO = TENSOR_CORES[dtype]
     ACC = (SQUARES, 4)
-
-    @cuda.jit(device=True)
-    def factor(seed):
-        bits = seed * int64(2654435761) + int64(12345)
-        return uint32(bits & DRAWN | ONE_TO_TWO)
+    factor = drawn(DRAWN, ONE_TO_TWO)
 
     @cuda.jit
     def kernel(rounds, out):
@@ -115,3 +129,42 @@ def tensor_core_kernel(dtype: str) -> Any:
         out[cuda.grid(1)] = total
 
     return kernel
+
+
+@cache
+def warpgroup_kernel(dtype: str) -> Any:
+    multiply = wgmma(KINDS[dtype], SIDE // 64, SIDE, DEPTH // 16 * TIMES, ALONG, ALONG)
+    SUMS, TILE, ROOM = SIDE * SIDE // 128, SIDE * DEPTH, 2 * SIDE * DEPTH + 512
+    no_sums, factor = zeros(SUMS), drawn(*TENSOR_CORES[dtype][2:])
+
+    @cuda.jit
+    def kernel(rounds, out):
+        tiles = cuda.shared.array(ROOM, uint16)
+        sums = cuda.local.array(SUMS, float32)
+        for i in range(cuda.threadIdx.x, ROOM, cuda.blockDim.x):
+            tiles[i] = uint16(factor(i))
+        fence_proxy_async()
+        cuda.syncthreads()
+        start = first_multiple(tiles, 1024)
+        acc = no_sums()
+        for _ in range(rounds):
+            acc = multiply(acc, tiles, start, tiles, start + TILE)
+        to_local(acc, sums)
+        total = float32(0)
+        for i in range(SUMS):
+            total += sums[i]
+        out[cuda.grid(1)] = total
+
+    return kernel
+
+
+@cache
+def drawn(DRAWN: int, ONE_TO_TWO: int) -> Any:
+    """Two 16-bit numbers, or one tf32, from 1 to 2, signs drawn too."""
+
+    @cuda.jit(device=True)
+    def factor(seed):
+        bits = seed * int64(2654435761) + int64(12345)
+        return uint32(bits & DRAWN | ONE_TO_TWO)
+
+    return factor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from numbsparse.device import DeviceArray
-from numbsparse.kernels.matmul import PRECISIONS, RUNGS, rung
+from numbsparse.kernels.matmul import PRECISIONS, RUNGS, n_tiles, rung
 from numbsparse.layout import Layout
 from numbsparse.ops import tuned
 
@@ -21,7 +21,7 @@ def choose(
     precision: str,
     layout: Layout,
 ) -> str:
-    """The name of the rung that serves: the named one, or the fastest that does.
+    """The name of the rung that serves, maybe with a tile: the named one, or the fastest that does.
 
     The fastest is what `numbsparse.tune` measured, else the last of the ladder.
 
@@ -36,7 +36,8 @@ def choose(
             measured = tuned.fastest(
                 tuned.case(product, block_size, x.dtype, batch, precision, layout)
             )
-            names.sort(key=lambda name: name == measured)  # the last is tried first
+            if measured and measured.partition("/")[0] in names:
+                names.append(measured)  # the last is tried first
         name = _last_that_serves(names, product, block_size, x, batch, precision)
         _chosen[case] = name
     return name
@@ -56,13 +57,25 @@ def serving(
     return [name for name in reversed(names) if rung(name).unsupported(*case) is None]
 
 
+def with_tiles(
+    product: str, block_size: int, dtype: Any, place: str, batch: int, precision: str
+) -> list[str]:
+    """The rungs that serve a case, each with each tile that is worth trying."""
+    case = (product, block_size, dtype, batch, precision)
+    return [
+        f"{name}/{tile}" if tile else name
+        for name in serving(product, block_size, dtype, place, batch, precision)
+        for tile in range(n_tiles(name, *case))
+    ]
+
+
 def _checked(kernel: str, precision: str, place: str) -> list[str]:
     """The rungs to choose from, the fastest last."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision takes one of {PRECISIONS}, got {precision!r}")
     if kernel == "auto":  # the reference is for checking, never for speed
         return [name for name in RUNGS if RUNGS[name] == place and name != "k0_reference"]
-    if kernel not in RUNGS:
+    if kernel.partition("/")[0] not in RUNGS or kernel.endswith("/"):
         raise ValueError(f'kernel takes "auto" or one of {list(RUNGS)}, got {kernel!r}')
     return [kernel]
 
@@ -72,9 +85,13 @@ def _last_that_serves(
 ) -> str:
     place = "cuda" if isinstance(x, DeviceArray) else "cpu"
     reasons = []
-    for name in reversed(names):
-        reason = rung(name).unsupported(product, block_size, x.dtype, place, batch, precision)
+    for kernel in reversed(names):
+        name, _, tile = kernel.partition("/")
+        case = (product, block_size, x.dtype, batch, precision)
+        reason = rung(name).unsupported(*case[:3], place, *case[3:])
+        if reason is None and tile and tile not in map(str, range(n_tiles(name, *case))):
+            reason = f"{name} has {n_tiles(name, *case)} tiles for this, counted from 0, got {tile}"
         if reason is None:
-            return name
+            return kernel
         reasons.append(reason)
     raise ValueError("; ".join(reasons))

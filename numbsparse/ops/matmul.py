@@ -17,7 +17,7 @@ from numbsparse.device import (
     is_device_operand,
     to_device,
 )
-from numbsparse.kernels.matmul import rung
+from numbsparse.kernels.matmul import function_of
 from numbsparse.layout import Index, Layout, Walk, as_layout
 from numbsparse.ops.choice import choose
 from numbsparse.ops.precision import checked_precision
@@ -154,10 +154,11 @@ def sddmm(
         layout, block_size = layout.stored_layout, layout.block_size
     layout = as_layout(layout)
     size = block_size or _block_size(shape, layout.shape)
-    chosen = rung(choose("weight_grad", kernel, size, a, a.shape[1], precision, layout))
+    chosen = choose("weight_grad", kernel, size, a, a.shape[1], precision, layout)
     values = _empty((layout.n_blocks, size, size), a)
     dw = BlockSparse(values, layout, shape=shape)
-    chosen.weight_grad(a.T, b, index_beside(layout, a), values, precision)
+    compute = function_of(chosen, "weight_grad")
+    compute(a.T, b, index_beside(layout, a), values, precision)
     return dw
 
 
@@ -226,8 +227,8 @@ def _run(x: Any, w: BlockSparse, y: Any, turned: bool, kernel: str, precision: s
         batch = prod(x.shape[:-1])
         x, y = (reshape(a, (batch, a.shape[-1])) for a in (x, y))
     product, layout = "input_grad" if w.is_transposed else "forward", w.stored_layout
-    chosen = rung(choose(product, kernel, w.block_size, x, x.shape[0], precision, layout))
-    getattr(chosen, product)(x, w.values, index_beside(layout, x), y, precision)
+    chosen = choose(product, kernel, w.block_size, x, x.shape[0], precision, layout)
+    function_of(chosen, product)(x, w.values, index_beside(layout, x), y, precision)
 
 
 def _columns_as_rows(a: Any) -> Any:

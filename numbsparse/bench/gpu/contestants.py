@@ -10,7 +10,7 @@ import numpy as np
 from numbsparse.bench.gpu.problem import Problem, dtype_of
 from numbsparse.bench.gpu.replay import Recorder, record
 from numbsparse.device import DeviceArray
-from numbsparse.kernels.matmul import rung
+from numbsparse.kernels.matmul import function_of
 from numbsparse.ops.choice import choose, serving
 
 
@@ -40,7 +40,7 @@ def of_rung(problem: Problem, product: str, name: str) -> Contestant:
     """A rung of the ladder, called as `ops.matmul` and `ops.sddmm` call it."""
     out = problem.out(product)
     x, dy, values = problem.x.device, problem.dy.device, problem.values.device
-    compute, index = getattr(rung(name), product), problem.index
+    compute, index = function_of(name, product), problem.index
     operands = {
         "forward": (x, values, index),
         "input_grad": (dy, values, index),

@@ -44,6 +44,14 @@ def limits(options: Options) -> Iterator[dict[str, Any]]:
                 name, "FLOP/s", lambda d=dtype: kernels.tensor_core(d, grid, rounds // 4 + 1, out)
             )
 
+    if SIMULATED or compute_capability() == (9, 0):
+        grid = _multiprocessors()  # more would not find registers
+        for dtype in kernels.KINDS:
+            name = f"wgmma {dtype}, operands in shared memory"
+            yield rate(
+                name, "FLOP/s", lambda d=dtype: kernels.warpgroup(d, grid, rounds // 4 + 1, out)
+            )
+
 
 def _multiprocessors() -> int:
     return 1 if SIMULATED else current_device().properties.multiprocessor_count

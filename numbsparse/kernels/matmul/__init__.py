@@ -16,13 +16,21 @@ holds beyond the edge is not read, and `dvalues` is zero there. A kernel sees bf
 
 `precision` matters for float32 alone: "highest" is as accurate as a float32 product, "high" allows
 factors rounded to tf32 (10 bits of mantissa); a rung may always compute more accurately than asked.
+
+Which tile is fastest differs from card to card. A rung with several worth trying also has
+
+    tile_choices(product, block_size, dtype, batch, precision)   # those, the sensible one first
+
+and its products take `tile`, the number of one; elsewhere "k4_pipelined/1" names the rung with it.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 PRODUCTS = ("forward", "input_grad", "weight_grad")
 PRECISIONS = ("highest", "high")
@@ -49,6 +57,19 @@ LADDER: dict[str, ModuleType]
 def rung(name: str) -> ModuleType:
     """The module of a rung; loaded when first named, because those for GPUs load numba.cuda."""
     return import_module(f"{__name__}.{name}")
+
+
+def function_of(kernel: str, product: str) -> Callable[..., None]:
+    """A product of a rung by name, or of a rung with another of its tiles: "k4_pipelined/1"."""
+    name, _, tile = kernel.partition("/")
+    compute: Callable[..., None] = getattr(rung(name), product)
+    return partial(compute, tile=int(tile)) if tile else compute
+
+
+def n_tiles(name: str, *case: Any) -> int:
+    """How many tiles a rung has to choose from in a case that it serves."""
+    module = rung(name)
+    return len(module.tile_choices(*case)) if hasattr(module, "tile_choices") else 1
 
 
 def __getattr__(name: str) -> dict[str, ModuleType]:

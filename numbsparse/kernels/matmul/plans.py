@@ -19,13 +19,13 @@ def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tu
     plans = vars(index).setdefault("plans", {})  # with the index, and as long as it
     found = plans.get((make, key))
     if found is None:
-        result = make(_on_host(index), *key)
+        result = make(on_host(index), *key)
         found = tuple(to_device(a) if isinstance(a, np.ndarray) else a for a in result)
         plans[make, key] = found
     return found
 
 
-def _on_host(index: Index) -> Index:
+def on_host(index: Index) -> Index:
     def host(array: Any) -> np.ndarray:
         return array.numpy() if isinstance(array, DeviceArray) else array
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from numbsparse.device import SIMULATED, compute_capability
@@ -16,7 +16,6 @@ def reach(
     block_sizes: Sizes = (),
     dtypes: tuple[str, ...] = (),
     *,
-    sizes_of: Mapping[str, Sizes] | None = None,
     below: str = "",
     largest_batch: int | None = None,
     capability: tuple[int, int] = (7, 0),
@@ -28,7 +27,6 @@ def reach(
     ----------
     rung, home : its name, and "cpu" or "cuda"
     block_sizes, dtypes : what it takes; empty: all
-    sizes_of : the block sizes of dtypes that take fewer
     below : what to say of smaller blocks
     largest_batch : None: any
     capability : the least compute capability; with `later` False, the only one
@@ -44,14 +42,12 @@ def reach(
     ) -> str | None:
         if place != home:
             return f"{rung} runs on {'the CPU' if home == 'cpu' else 'a GPU'}"
-        sizes = (sizes_of or {}).get(str(dtype), block_sizes)
         reasons = []
         if dtypes and str(dtype) not in dtypes:
             reasons.append(f"takes {', '.join(dtypes)}, got {dtype}")
-        if sizes and block_size not in sizes:
-            of = f" of {dtype}" if sizes is not block_sizes else ""
-            hint = f"; {below}" if below and block_size < min(sizes) else ""
-            reasons.append(f"takes block sizes {sizes}{of}, got {block_size}{hint}")
+        if block_sizes and block_size not in block_sizes:
+            hint = f"; {below}" if below and block_size < min(block_sizes) else ""
+            reasons.append(f"takes block sizes {block_sizes}, got {block_size}{hint}")
         if reasons:
             return f"{rung} {' and '.join(reasons)}"
         if largest_batch is not None and batch > largest_batch:

@@ -62,6 +62,10 @@ ldmatrix_x4_trans = _here.ldmatrix_x4_trans  # the same, of the transposed matri
 # (shared, i, wanted, r0..r3): the same if `wanted`, one uint32 for the warp, is not 0; else r0..r3
 ldmatrix_x4_trans_if = _here.ldmatrix_x4_trans_if
 
+# The way back: (shared, i, 4 uint32); lane 8m + r says where row r of matrix m goes; 9.0.
+stmatrix_x4 = _here.stmatrix_x4
+stmatrix_x4_trans = _here.stmatrix_x4_trans
+
 # d = a @ b + c on the tensor cores; warp-wide, 8.0. (a0..a3, b0, b1, c0..c3) -> 4 float32
 mma_m16n8k16_f16 = _here.mma_m16n8k16_f16  # a register of a, b: two float16
 mma_m16n8k16_bf16 = _here.mma_m16n8k16_bf16  # two bfloat16
@@ -104,9 +108,23 @@ elect = _bulk.elect  # () -> uint32: 1 in one lane of the warp; the copy engine 
 # lies there; what reaches beyond the array is 0. One thread asks for it, 9.0.
 tma_load_2d = _bulk.tma_load_2d  # (shared, i, tensor_map, column, row, bars, j): to shared[i] on
 tma_load_3d = _bulk.tma_load_3d  # (shared, i, tensor_map, column, row, layer, bars, j)
+tma_load_5d = _bulk.tma_load_5d  # (..., column, row, layer, block, image, bars, j), of five axes
+tma_load_2d_multicast = _bulk.tma_load_2d_multicast  # (..., j, ranks): as tma_load_3d_multicast
 tma_load_3d_multicast = _bulk.tma_load_3d_multicast  # (..., j, ranks): to those of the cluster
+# (shared, i, source, j, nbytes, bars, k): gapless bytes, a multiple of 16, without a box
+bulk_load = _bulk.bulk_load
+# And back to the array, where the box lies inside it; (): those since the last commit are a group,
+# and shared memory may be written again when all groups of the thread were read.
+tma_store_2d = _bulk.tma_store_2d  # (shared, i, tensor_map, column, row), neither negative
+bulk_commit = _bulk.bulk_commit  # ()
+bulk_wait_read = _bulk.bulk_wait_read  # ()
 fence_tensor_map = _bulk.fence_tensor_map  # (tensor_map): before its first use in a kernel
 first_multiple = _bulk.first_multiple  # (shared, nbytes) -> uint32: item at a multiple of nbytes
+
+# A kernel launched with `overlap` begins while those before it end; 9.0. All threads wait before
+# they read what an earlier kernel wrote, or write at all.
+wait_for_earlier_kernels = _bulk.wait_for_earlier_kernels  # ()
+let_next_kernel_start = _bulk.let_next_kernel_start  # (): once all blocks have said so or ended
 
 # Blocks of a cluster, which run together and reach each other's shared memory; 9.0.
 cluster_sync = _cluster.cluster_sync  # (): all threads of the cluster meet

@@ -71,6 +71,18 @@ def ldmatrix_if(name, shared, i, wanted, *kept):
     return types.UniTuple(u32, 4)(shared, types.int64, u32, u32, u32, u32, u32), build
 
 
+def stmatrix(name, shared, i, *registers):
+    check_array(name, shared, i)
+    _check(name, 4 * [u32], registers)
+
+    def build(context, builder, signature, args):
+        target = address(context, builder, shared, args[0], args[1], SHARED)
+        emit(builder, name + " [$0], {$1, $2, $3, $4};", [], [target, *args[2:]], memory=True)
+        return context.get_dummy_value()
+
+    return types.void(shared, types.int64, u32, u32, u32, u32), build
+
+
 def mma(name, *operands):
     wanted = 6 * [u32] + 4 * [f32]
     return on_registers(name + _MMA_REGISTERS, 4 * [f32], wanted, operands)

@@ -1,4 +1,4 @@
-"""Barriers that count bytes, and the copy engine that fills shared memory; 9.0."""
+"""Barriers that count bytes, and the copy engine between shared memory and arrays; 9.0."""
 
 from __future__ import annotations
 
@@ -26,11 +26,17 @@ _WAIT = (
 _COPY = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"
 _LOAD_2D = _COPY.format(2) + " [$0], [$1, {$3, $4}], [$2];"
 _LOAD_3D = _COPY.format(3) + " [$0], [$1, {$3, $4, $5}], [$2];"
-_LOAD_3D_MULTICAST = (
-    "{ .reg .b16 ranks; cvt.u16.u32 ranks, $6; "
-    + _COPY.format(3)
-    + ".multicast::cluster [$0], [$1, {$3, $4, $5}], [$2], ranks; }"
+_LOAD_5D = _COPY.format(5) + " [$0], [$1, {$3, $4, $5, $6, $7}], [$2];"
+_MULTICAST = "{ .reg .b16 ranks; cvt.u16.u32 ranks, "
+_LOAD_2D_MULTICAST = (
+    f"{_MULTICAST} $5; {_COPY.format(2)}.multicast::cluster [$0], [$1, {{$3, $4}}], [$2], ranks; }}"
 )
+_STORE_2D = "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [$1, {$2, $3}], [$0];"
+_LOAD_3D_MULTICAST = (
+    f"{_MULTICAST} $6; {_COPY.format(3)}.multicast::cluster [$0], [$1, {{$3, $4, $5}}], [$2], "
+    "ranks; }"
+)
+_BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
 _ELECT = "{ .reg .pred one; elect.sync _|one, 0xffffffff; selp.u32 $0, 1, 0, one; }"
 
 
@@ -70,6 +76,16 @@ def elect(typing):
 
 
 @intrinsic
+def wait_for_earlier_kernels(typing):
+    return types.void(), order("griddepcontrol.wait;")
+
+
+@intrinsic
+def let_next_kernel_start(typing):
+    return types.void(), order("griddepcontrol.launch_dependents;")
+
+
+@intrinsic
 def fence_tensor_map(typing, tensor_map):
     check_array("fence_tensor_map", tensor_map, types.int64, types.int64)
 
@@ -84,7 +100,7 @@ def fence_tensor_map(typing, tensor_map):
 
 @intrinsic
 def tma_load_2d(typing, shared, i, tensor_map, column, row, bars, j):
-    return _load(_LOAD_2D, shared, i, tensor_map, bars, j, column, row)
+    return _load(_LOAD_2D, shared, i, tensor_map, bars, j, column, row, axes=2)
 
 
 @intrinsic
@@ -93,8 +109,59 @@ def tma_load_3d(typing, shared, i, tensor_map, column, row, layer, bars, j):
 
 
 @intrinsic
+def tma_load_2d_multicast(typing, shared, i, tensor_map, column, row, bars, j, ranks):
+    return _load(_LOAD_2D_MULTICAST, shared, i, tensor_map, bars, j, column, row, ranks, axes=2)
+
+
+@intrinsic
+def tma_load_5d(typing, shared, i, tensor_map, column, row, layer, block, image, bars, j):
+    return _load(_LOAD_5D, shared, i, tensor_map, bars, j, column, row, layer, block, image, axes=5)
+
+
+@intrinsic
 def tma_load_3d_multicast(typing, shared, i, tensor_map, column, row, layer, bars, j, ranks):
     return _load(_LOAD_3D_MULTICAST, shared, i, tensor_map, bars, j, column, row, layer, ranks)
+
+
+@intrinsic
+def tma_store_2d(typing, shared, i, tensor_map, column, row):
+    check_array("tma_store", shared, i)
+    check_array("tma_store", tensor_map, types.int64, types.int64)
+
+    def build(context, builder, signature, args):
+        origin = address(context, builder, shared, args[0], args[1], SHARED)
+        target = address(context, builder, tensor_map, args[2], ir.Constant(_i64, 0), GLOBAL)
+        emit(builder, _STORE_2D, [], [origin, target, *args[3:]], memory=True)
+        return context.get_dummy_value()
+
+    return types.void(shared, types.int64, tensor_map, types.int32, types.int32), build
+
+
+@intrinsic
+def bulk_commit(typing):
+    return types.void(), order("cp.async.bulk.commit_group;")
+
+
+@intrinsic
+def bulk_wait_read(typing):
+    return types.void(), order("cp.async.bulk.wait_group.read 0;")
+
+
+@intrinsic
+def bulk_load(typing, shared, i, source, j, nbytes, bars, k):
+    check_array("bulk_load", shared, i)
+    check_array("bulk_load", source, j)
+    check_array("bulk_load", bars, k, types.uint64)
+
+    def build(context, builder, signature, args):
+        target = address(context, builder, shared, args[0], args[1], SHARED)
+        origin = address(context, builder, source, args[2], args[3], GLOBAL)
+        bar = address(context, builder, bars, args[5], args[6], SHARED)
+        emit(builder, _BULK, [], [target, origin, args[4], bar], memory=True)
+        return context.get_dummy_value()
+
+    place = types.int64
+    return types.void(shared, place, source, place, u32, bars, place), build
 
 
 @intrinsic
@@ -112,23 +179,22 @@ def first_multiple(typing, shared, nbytes):
 _i64 = ir.IntType(64)
 
 
-def _load(text, shared, i, tensor_map, bars, j, *numbers):
+def _load(text, shared, i, tensor_map, bars, j, *numbers, axes=3):
     check_array("tma_load", shared, i)
     check_array("tma_load", tensor_map, types.int64, types.int64)
     check_array("tma_load", bars, j, types.uint64)
-    places = 3 if text is not _LOAD_2D else 2
 
     def build(context, builder, signature, args):
         target = address(context, builder, shared, args[0], args[1], SHARED)
         origin = address(context, builder, tensor_map, args[2], ir.Constant(_i64, 0), GLOBAL)
-        bar_at = 3 + places
+        bar_at = 3 + axes
         bar = address(context, builder, bars, args[bar_at], args[bar_at + 1], SHARED)
         rest = [*args[3:bar_at], *args[bar_at + 2 :]]
         emit(builder, text, [], [target, origin, bar, *rest], memory=True)
         return context.get_dummy_value()
 
-    where = (types.int32,) * places
-    ranks = (u32,) * (len(numbers) - places)
+    where = (types.int32,) * axes
+    ranks = (u32,) * (len(numbers) - axes)
     return types.void(shared, types.int64, tensor_map, *where, bars, types.int64, *ranks), build
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from numbsparse.device.tensor_map import SIMULATED_MAP
 from numbsparse.kernels.ptx import meaning
-from numbsparse.kernels.ptx.simulated import flat_bytes
+from numbsparse.kernels.ptx.simulated import _global, _piece, flat_bytes
 from numbsparse.kernels.ptx.tiles import swizzled
 from numbsparse.kernels.ptx.warp import PATIENCE, together
 
@@ -80,6 +80,14 @@ def elect():
     return together(meaning.elect, np.uint32(0))
 
 
+def wait_for_earlier_kernels():
+    pass
+
+
+def let_next_kernel_start():
+    pass
+
+
 def fence_tensor_map(tensor_map):
     pass
 
@@ -92,10 +100,47 @@ def tma_load_3d(shared, i, tensor_map, column, row, layer, bars, j):
     _load(shared, i, tensor_map, (layer, row, column), bars, j)
 
 
+def tma_load_2d_multicast(shared, i, tensor_map, column, row, bars, j, ranks):
+    _check_alone(ranks)
+    _load(shared, i, tensor_map, (row, column), bars, j)
+
+
+def tma_load_5d(shared, i, tensor_map, column, row, layer, block, image, bars, j):
+    _load(shared, i, tensor_map, (image, block, layer, row, column), bars, j)
+
+
 def tma_load_3d_multicast(shared, i, tensor_map, column, row, layer, bars, j, ranks):
-    if ranks != 1:
-        raise ValueError(f"the simulator has clusters of one block, got the ranks {ranks:#b}")
+    _check_alone(ranks)
     _load(shared, i, tensor_map, (layer, row, column), bars, j)
+
+
+def tma_store_2d(shared, i, tensor_map, column, row):
+    info = _info(tensor_map, 2)
+    place, width = _place_of_box(shared, i, info)
+    lines = flat_bytes(shared)[place].reshape(int(info["box"][0]), width)
+    itemsize, rows, columns = int(info["itemsize"]), int(info["shape"][0]), int(info["shape"][1])
+    if row < 0 or column < 0:
+        raise ValueError(f"a box is stored from row 0 and column 0 on, got {row}, {column}")
+    inside = max(columns - int(column), 0) * itemsize
+    for k, line in enumerate(lines[: max(rows - int(row), 0), :inside]):
+        start = (int(row) + k) * int(info["strides"][0]) + int(column) * itemsize
+        ctypes.memmove(int(info["address"]) + start, line.tobytes(), line.size)
+
+
+def bulk_commit():
+    pass
+
+
+def bulk_wait_read():
+    pass
+
+
+def bulk_load(shared, i, source, j, nbytes, bars, k):
+    if nbytes % 16:
+        raise ValueError(f"bulk_load takes a multiple of 16 bytes, got {nbytes}")
+    _piece(shared, i, nbytes)[:] = _piece(_global(source), j, nbytes)
+    with _lock:
+        _barrier(bars, k).change(0, -int(nbytes))
 
 
 def first_multiple(shared, nbytes):
@@ -103,22 +148,37 @@ def first_multiple(shared, nbytes):
     return np.uint32(0)
 
 
+def _check_alone(ranks):
+    if ranks != 1:
+        raise ValueError(f"the simulator has clusters of one block, got the ranks {ranks:#b}")
+
+
 def _load(shared, i, tensor_map, corner, bars, j):
-    info = np.asarray(tensor_map).view(np.uint8).view(SIMULATED_MAP)[0]
-    target, start = flat_bytes(shared), int(i) * shared.itemsize
-    axes, itemsize = int(info["axes"]), int(info["itemsize"])
-    if axes != len(corner):
-        raise ValueError(f"a map of {axes} axes was given {len(corner)} places")
+    info = _info(tensor_map, len(corner))
+    place, _ = _place_of_box(shared, i, info)
     box = _box(info, [int(n) for n in corner]).view(np.uint8)
-    line = int(info["box"][axes - 1]) * itemsize
-    byte = start + np.arange(box.size)
-    if start % 128 or byte[-1] >= target.size:
-        raise ValueError(f"a box of {box.size} bytes does not fit at byte {start}")
+    flat_bytes(shared)[place] = box.reshape(-1)
+    with _lock:
+        _barrier(bars, j).change(0, -box.size)
+
+
+def _info(tensor_map, places):
+    info = np.asarray(tensor_map).view(np.uint8).view(SIMULATED_MAP)[0]
+    if info["axes"] != places:
+        raise ValueError(f"a map of {info['axes']} axes was given {places} places")
+    return info
+
+
+def _place_of_box(shared, i, info):
+    """Where the bytes of a box lie in shared memory, and how many a line has."""
+    axes, start = int(info["axes"]), int(i) * shared.itemsize
+    line = int(info["box"][axes - 1]) * int(info["itemsize"])
+    size = int(np.prod(info["box"][:axes])) * int(info["itemsize"])
+    if start % 128 or start + size > flat_bytes(shared).size:
+        raise ValueError(f"a box of {size} bytes does not fit at byte {start}")
     if line != int(info["swizzle"]):
         raise ValueError(f"a line of {line} bytes is not swizzled over {info['swizzle']}")
-    target[swizzled(byte, line)] = box.reshape(-1)
-    with _lock:
-        _barrier(bars, j).change(0, -byte.size)
+    return swizzled(start + np.arange(size), line), line
 
 
 def _box(info, corner):

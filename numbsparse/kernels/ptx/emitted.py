@@ -19,6 +19,7 @@ from numbsparse.kernels.ptx.assembly import (
     order,
     same_bits,
     shuffle,
+    stmatrix,
     u32,
     wide_load,
     wide_store,
@@ -61,6 +62,16 @@ def ldmatrix_x4_trans(typing, shared, i):
 def movmatrix_trans(typing, value):
     text = "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;"
     return on_registers(text, [u32], [u32], [value])
+
+
+@intrinsic
+def stmatrix_x4(typing, shared, i, r0, r1, r2, r3):
+    return stmatrix("stmatrix.sync.aligned.m8n8.x4.shared.b16", shared, i, r0, r1, r2, r3)
+
+
+@intrinsic
+def stmatrix_x4_trans(typing, shared, i, r0, r1, r2, r3):
+    return stmatrix("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16", shared, i, r0, r1, r2, r3)
 
 
 @intrinsic

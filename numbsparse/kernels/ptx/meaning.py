@@ -98,6 +98,18 @@ def ldmatrix_x4_trans(rows: np.ndarray) -> np.ndarray:
     return ldmatrix_x4(rows.reshape(4, 8, 8).swapaxes(1, 2).reshape(32, 8))
 
 
+def stmatrix_x4(registers: np.ndarray) -> np.ndarray:
+    """(32, 4) to rows (32, 8) uint16: what `ldmatrix_x4` of those rows gives. PTX ISA,
+    "Warp-level matrix store instruction: stmatrix"."""
+    return np.ascontiguousarray(registers.T).view(np.uint16).reshape(32, 8)
+
+
+def stmatrix_x4_trans(registers: np.ndarray) -> np.ndarray:
+    """As `stmatrix_x4`, of the transposed matrices."""
+    matrices = stmatrix_x4(registers).reshape(4, 8, 8)
+    return np.ascontiguousarray(matrices.swapaxes(1, 2)).reshape(32, 8)
+
+
 def movmatrix_trans(pairs: np.ndarray) -> np.ndarray:
     """(32,) to (32,): lane l has matrix[l // 4, 2 * (l % 4)] and its right neighbour, and gets
     those of the transposed matrix."""

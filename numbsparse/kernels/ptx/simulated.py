@@ -11,6 +11,7 @@ import threading
 import numpy as np
 from numba.cuda.simulator.cudadrv.devicearray import FakeWithinKernelCUDAArray
 
+from numbsparse.device.accesses import note_piece
 from numbsparse.kernels.ptx import meaning
 from numbsparse.kernels.ptx.warp import together
 
@@ -33,7 +34,7 @@ def cp_async(shared, i, source, j):
 def cp_async_zero_fill(shared, i, source, j, n):
     if not 0 <= n <= 16:
         raise ValueError(f"cp_async_zero_fill takes n from 0 to 16 bytes, got {n}")
-    target = _piece(_shared(shared), i, 16)
+    target = _piece(_shared(shared), i, 16, writes=True)
     # Until the wait nobody may look: 0xFF is a NaN in floating point.
     target[:] = 0xFF
     _copies.begun.append((target, _piece(_global(source), j, n)))
@@ -57,6 +58,14 @@ def ldmatrix_x4(shared, i):
 
 def ldmatrix_x4_trans(shared, i):
     return tuple(together(meaning.ldmatrix_x4_trans, _row(shared, i)))
+
+
+def stmatrix_x4(shared, i, r0, r1, r2, r3):
+    _row(shared, i)[:] = together(meaning.stmatrix_x4, _registers(np.uint32, r0, r1, r2, r3))
+
+
+def stmatrix_x4_trans(shared, i, r0, r1, r2, r3):
+    _row(shared, i)[:] = together(meaning.stmatrix_x4_trans, _registers(np.uint32, r0, r1, r2, r3))
 
 
 def movmatrix_trans(value):
@@ -97,15 +106,15 @@ def load_2xu32(array, j):
 def store_4xf32(array, j, v0, v1, v2, v3):
     if array.dtype != np.float32:
         raise TypeError(f"store_4xf32 takes an array of float32, got {array.dtype}")
-    _piece(array, j, 16).view(np.float32)[:] = _registers(np.float32, v0, v1, v2, v3)
+    _piece(array, j, 16, writes=True).view(np.float32)[:] = _registers(np.float32, v0, v1, v2, v3)
 
 
 def store_4xu32(array, j, v0, v1, v2, v3):
-    _piece(array, j, 16).view(np.uint32)[:] = _registers(np.uint32, v0, v1, v2, v3)
+    _piece(array, j, 16, writes=True).view(np.uint32)[:] = _registers(np.uint32, v0, v1, v2, v3)
 
 
 def store_2xu32(array, j, v0, v1):
-    _piece(array, j, 8, 8).view(np.uint32)[:] = _registers(np.uint32, v0, v1)
+    _piece(array, j, 8, 8, writes=True).view(np.uint32)[:] = _registers(np.uint32, v0, v1)
 
 
 def cvt_rna_tf32(x):
@@ -175,15 +184,16 @@ def _global(array):
     return array
 
 
-def _piece(array, i, nbytes, align=16):
+def _piece(array, i, nbytes, align=16, writes=False):
     """The `nbytes` bytes from item i of the flat array on, as a view; it starts aligned."""
-    array = np.asarray(array)
+    of, array = array, np.asarray(array)
     start = int(i) * array.itemsize
     if start < 0 or (nbytes and start + nbytes > array.nbytes):
         raise IndexError(f"{nbytes} bytes from item {i} lie outside an array of {array.size}")
     piece = flat_bytes(array)[start : start + nbytes]
     if nbytes and piece.ctypes.data % align:
         raise ValueError(f"item {i} does not start at a multiple of {align} bytes")
+    note_piece(of, writes, piece)
     return piece
 
 

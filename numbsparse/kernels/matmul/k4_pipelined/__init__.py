@@ -38,30 +38,30 @@ STAGE_WIDTH = 1024  # values of one operand in a step of the weight-gradient
 unsupported = reach("k4_pipelined", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
 
 
-def forward(x, values, index, y, precision="highest"):
+def forward(x, values, index, y, precision="highest", tile=0):
     """y[:] = x @ w."""
-    _along_lines(forward_kernel, x, values, index.columns, y)
+    _along_lines(forward_kernel, x, values, index.columns, y, tile)
 
 
-def input_grad(dy, values, index, dx, precision="highest"):
+def input_grad(dy, values, index, dx, precision="highest", tile=0):
     """dx[:] = dy @ w.T."""
-    _along_lines(input_grad_kernel, dy, values, index.rows, dx)
+    _along_lines(input_grad_kernel, dy, values, index.rows, dx, tile)
 
 
-def _along_lines(kernel_for, x, values, lines, y):
+def _along_lines(kernel_for, x, values, lines, y, number):
     (batch, out_features), (_, in_features), size = y.shape, x.shape, values.shape[1]
-    tile = tile_of(size, batch, x.itemsize)
+    tile = line_tiles(size, batch, x.itemsize)[number]
     grid = -(-batch // tile.BM) * -(-out_features // tile.BN)
     kernel = kernel_for(size, tile, x.dtype, _store_for(y))
     (x, stride), (values, _) = aligned_rows(x), aligned_rows(values.reshape(-1, size))
     launch(kernel, grid, tile.threads, x, stride, in_features, values, *lines, y)
 
 
-def weight_grad(x, dy, index, dvalues, precision="highest"):
+def weight_grad(x, dy, index, dvalues, precision="highest", tile=0):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
     n_blocks, size, _ = dvalues.shape
     (batch, in_features), (_, out_features) = x.shape, dy.shape
-    tile = block_tile_of(size)
+    tile = block_tiles(size)[tile]
     threads = max(tile.threads, LEAST_THREADS)
     grid = -(-n_blocks * tile.threads // threads) * (size // tile.BN) ** 2
     kernel = weight_grad_kernel(size, tile, x.dtype)
@@ -74,16 +74,26 @@ def _store_for(y):
     return store_wide if aligned and y.dtype == "float32" else store_narrow
 
 
-def tile_of(size: int, batch: int, itemsize: int) -> Tile:
-    """The tile of a (batch, features) output."""
+def tile_choices(product, block_size, dtype, batch, precision="highest"):
+    if product == "weight_grad":
+        return block_tiles(block_size)
+    return line_tiles(block_size, batch, dtype.itemsize)
+
+
+def line_tiles(size: int, batch: int, itemsize: int) -> list[Tile]:
+    """Tiles of a (batch, features) output."""
     BN, BK = min(size, 64), RUNS * BYTES // itemsize
-    if batch <= FEW:
-        return Tile(512 // min(size, 16), BN, BK, 4, 4)
-    return Tile(128, BN, BK, 4 if size <= 8 else 8, 4 if size <= 16 else 8)
+    few = Tile(512 // min(size, 16), BN, BK, 4, 4)
+    many = Tile(128, BN, BK, 4 if size <= 8 else 8, 4 if size <= 16 else 8)
+    return [few] if batch <= FEW else [many, few]
 
 
-def block_tile_of(size: int) -> Tile:
-    """The tile of a (B, B) output; where it takes few threads, LEAST_THREADS share several."""
-    side, TM, TN = min(size, 64), 4 if size <= 8 else 8, 4 if size <= 16 else 8
+def block_tiles(size: int) -> list[Tile]:
+    """Tiles of a (B, B) output; where one takes few threads, LEAST_THREADS share several."""
+    return [_block_tile(side) for side in ((64, 32) if size > 32 else (size,))]
+
+
+def _block_tile(side: int) -> Tile:
+    TM, TN = 4 if side <= 8 else 8, 4 if side <= 16 else 8
     threads = side // TM * (side // TN)
     return Tile(side, side, STAGE_WIDTH // side // max(LEAST_THREADS // threads, 1), TM, TN)

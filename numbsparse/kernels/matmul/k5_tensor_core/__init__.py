@@ -52,30 +52,30 @@ unsupported = reach(
 )
 
 
-def forward(x, values, index, y, precision="highest"):
+def forward(x, values, index, y, precision="highest", tile=0):
     """y[:] = x @ w."""
-    _along_lines("forward", x, values, index, y, precision)
+    _along_lines("forward", x, values, index, y, precision, tile)
 
 
-def input_grad(dy, values, index, dx, precision="highest"):
+def input_grad(dy, values, index, dx, precision="highest", tile=0):
     """dx[:] = dy @ w.T."""
-    _along_lines("input_grad", dy, values, index, dx, precision)
+    _along_lines("input_grad", dy, values, index, dx, precision, tile)
 
 
-def _along_lines(product, x, values, index, y, precision):
+def _along_lines(product, x, values, index, y, precision, number):
     size = values.shape[1]
     arithmetic = precision if x.dtype == "float32" else x.dtype.name
     if x.itemsize == 2:
         x, values, y = (a.view(np.uint16) for a in (x, values, y))
     values, _ = aligned_rows(values.reshape(-1, size))
     values = values.reshape(-1, size)
-    tile = tile_of(size, x.shape[0], arithmetic)
+    tile = line_tiles(size, x.shape[0], arithmetic)[number]
     multiply_lines(
         product, x, lambda _: span(values), values, index, y, arithmetic, tile, recipe_of
     )
 
 
-def weight_grad(x, dy, index, dvalues, precision="highest"):
+def weight_grad(x, dy, index, dvalues, precision="highest", tile=0):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
     if x.itemsize == 2:
         weight_grad_halves.weight_grad(x, dy, index, dvalues)
@@ -83,8 +83,16 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
         weight_grad_singles.weight_grad(x, dy, index, dvalues, precision)
 
 
-def tile_of(size: int, batch: int, arithmetic: str) -> Tile:
-    """The tile of a (batch, features) output."""
+def tile_choices(product, block_size, dtype, batch, precision="highest"):
+    if product == "weight_grad":
+        return (None,)
+    return line_tiles(block_size, batch, precision if dtype == "float32" else dtype.name)
+
+
+def line_tiles(size: int, batch: int, arithmetic: str) -> list[Tile]:
+    """Tiles of a (batch, features) output."""
+    width = min(size, 64)
     if arithmetic in ("float16", "bfloat16"):
-        return Tile(64 if batch <= FEW else 128, min(size, 64), 32, 4)
-    return Tile(128, min(size, 64), 32, 2 if size == 32 else 3)
+        rows = [64] if batch <= FEW else [128, 64]
+        return [Tile(BM, width, 32, 4) for BM in rows]
+    return [Tile(128, width, 32, stages) for stages in ((2, 3) if size == 32 else (3, 2))]

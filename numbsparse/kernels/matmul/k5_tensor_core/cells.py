@@ -10,6 +10,7 @@ from numba import cuda, float32, int64, uint32
 from numbsparse.kernels.matmul.k5_tensor_core import singles
 from numbsparse.kernels.matmul.k5_tensor_core.fetches import bytes_of
 from numbsparse.kernels.matmul.k5_tensor_core.regions import WIDTH, Region
+from numbsparse.kernels.matmul.k5_tensor_core.repair import any_nan
 from numbsparse.kernels.ptx import cp_async, cp_async_zero_fill, store_4xf32
 
 PIECE = singles.PIECE
@@ -68,9 +69,9 @@ def finish_cells(cells: Cells, CELLS: int) -> Any:
     """dvalues of CELLS of a warp's cells = acc, and plain sums where that is NaN (see `repair`)."""
     B, height, width, region, precision, x_turned, dy_turned, wide = cells
     TA, TB, XT = height // 16, width // 8, region.XT
-    PARTS, TWO = B // width, height > B  # two blocks to a cell
+    PARTS = B // width
     fours = wide and TB % 4 == 0
-    repairs = precision == "highest"
+    repairs, nan_in = precision == "highest", any_nan(CELLS, TA, TB, 4)
     row_in, column_in = singles.coordinates(2 * TA), singles.coordinates(TB)
 
     @cuda.jit(device=True)
@@ -83,8 +84,8 @@ def finish_cells(cells: Cells, CELLS: int) -> Any:
         x_at, y_at = code & 0xFFFF, code >> 16
         for number in range(lane, height * width, 32):
             row, column = number // width, number % width
-            target = int64(targets[item, cell, row // B if TWO else 0])
-            at = (target + (row % B if TWO else row) * PARTS) * width + column
+            target = int64(targets[item, cell])
+            at = (target + row * PARTS) * width + column
             if target >= 0 and dvalues[at] != dvalues[at]:
                 i = tiles[item, x_at // WIDTH] + x_at % WIDTH + row
                 j = tiles[item, XT + y_at // WIDTH] + y_at % WIDTH + column
@@ -104,8 +105,8 @@ def finish_cells(cells: Cells, CELLS: int) -> Any:
         for cell in range(CELLS):
             for m in range(TA):
                 for i in range(4):
-                    target = int64(targets[item, first + cell, i // 2 if TWO else 0])
-                    row = g if TWO else row_in(2 * m + i // 2, g)
+                    target = int64(targets[item, first + cell])
+                    row = row_in(2 * m + i // 2, g)
                     for n in range(TB):
                         at = (target + row * PARTS) * width + column_in(n, 2 * q + i % 2)
                         if target >= 0:
@@ -117,8 +118,7 @@ def finish_cells(cells: Cells, CELLS: int) -> Any:
                                     )  # fmt: skip
                             else:
                                 dvalues[at] = acc[cell, m, n, i]
-        if repairs:
-            cuda.syncthreads()
+        if repairs and cuda.syncthreads_or(nan_in(acc)):
             for cell in range(first, first + CELLS):
                 if codes[item, cell] >= 0:
                     repair(

@@ -19,7 +19,7 @@ from numbsparse.kernels.matmul.k5_tensor_core.fetches import (
     slots_of,
 )
 from numbsparse.kernels.matmul.k5_tensor_core.recipes import Recipe, Shape
-from numbsparse.kernels.matmul.k5_tensor_core.repair import repair_line
+from numbsparse.kernels.matmul.k5_tensor_core.repair import any_nan, repair_line
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 from numbsparse.kernels.views import span
@@ -121,7 +121,7 @@ def line_kernel(shape: Shape, recipe_of: Callable[[Shape], Recipe]) -> Any:
     begin_x, find_x, fetch_x, X_FOUND = fetch_from(tile, slots, B, PIECE, recipe.x_places)
     find_w, fetch_w, W_FOUND = recipe.fetch_w
     repair = repair_line(B, tile, turned, x_turned, y_turned)
-    repairs = arithmetic == "highest"
+    repairs, nan_in = arithmetic == "highest", any_nan(*ACC)
 
     @cuda.jit(device=True)
     def find_kept(masks, first, last, step):
@@ -225,7 +225,7 @@ def line_kernel(shape: Shape, recipe_of: Callable[[Shape], Recipe]) -> Any:
                 store(acc[c], y, column, row, out_features, batch)
             else:
                 store(acc[c], y, row, column, batch, out_features)
-        if repairs:
+        if repairs and cuda.syncthreads_or(nan_in(acc)):
             repair(
                 x, stride, batch, in_features, values, indices, blocks, first, last, y, top, left,
                 out_features,

@@ -2,7 +2,7 @@
 
 A tile is 32 features wide, 128 bytes of a row. A block of threads takes up to XT tiles of x that
 are neighbours, up to YT tiles of dy, and every kept cell where one of these meets one of those: a
-cell is a part of a block of w, or for B = 8 two blocks one below the other.
+cell is a block of w, or a part of one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Region(NamedTuple):
 
 
 def cell_shape(B: int) -> tuple[int, int]:
-    return max(min(B, WIDTH), 16), min(B, WIDTH)
+    return min(B, WIDTH), min(B, WIDTH)
 
 
 def regions(index: Index, B: int, region: Region) -> tuple[Any, ...]:
@@ -39,16 +39,13 @@ def regions(index: Index, B: int, region: Region) -> tuple[Any, ...]:
 
     tiles (XT + YT) : the first feature of each tile, -1 where there is none
     cells (CELLS * WARPS) : a cell's first column among the tiles of x and, times 2^16, of dy; or -1
-    targets (CELLS * WARPS, 2) : where a cell begins in dvalues seen as rows of a cell's width, and
-        where its lower half does; -1 where there is none
+    targets (CELLS * WARPS) : where a cell begins in dvalues seen as rows of a cell's width, or -1
     """
-    height, width = cell_shape(B)
-    rows, columns, upper, lower = _cells(index, B, height, width)
-    panel, tile = rows * height // (region.XT * WIDTH), columns * width // WIDTH
+    side, _ = cell_shape(B)
+    rows, columns, target = _cells(index, B, side)
+    panel, tile = rows * side // (region.XT * WIDTH), columns * side // WIDTH
     order = np.lexsort((rows, columns, panel))
-    rows, columns, upper, lower, panel, tile = (
-        a[order] for a in (rows, columns, upper, lower, panel, tile)
-    )
+    rows, columns, target, panel, tile = (a[order] for a in (rows, columns, target, panel, tile))
     group_starts = np.flatnonzero(_changes(panel, tile))
     of_region, starts = _fill(group_starts, panel, rows.size, region)
     count = starts.size
@@ -58,38 +55,31 @@ def regions(index: Index, B: int, region: Region) -> tuple[Any, ...]:
 
     group_of_cell = np.cumsum(_changes(panel, tile)) - 1
     y_tile = group_of_cell - group_of_cell[starts][of_region]
-    x_tile = rows * height // WIDTH - panel * region.XT
+    x_tile = rows * side // WIDTH - panel * region.XT
     at = rank[of_region]
     tiles = np.full((count, region.XT + region.YT), -1, np.int32)
-    tiles[at, x_tile] = rows * height // WIDTH * WIDTH
+    tiles[at, x_tile] = rows * side // WIDTH * WIDTH
     tiles[at, region.XT + y_tile] = tile * WIDTH
 
     number = np.arange(rows.size) - starts[of_region]
     slot = number % region.WARPS * region.CELLS + number // region.WARPS
     cells = np.full((count, region.capacity), -1, np.int32)
-    x_at = x_tile * WIDTH + rows * height % WIDTH
-    y_at = y_tile * WIDTH + columns * width % WIDTH
+    x_at = x_tile * WIDTH + rows * side % WIDTH
+    y_at = y_tile * WIDTH + columns * side % WIDTH
     cells[at, slot] = x_at | y_at << 16
-    targets = np.full((count, region.capacity, 2), -1, np.int32)
-    targets[at, slot, 0], targets[at, slot, 1] = upper, lower
+    targets = np.full((count, region.capacity), -1, np.int32)
+    targets[at, slot] = target
     return tiles, cells, targets
 
 
-def _cells(index: Index, B: int, height: int, width: int) -> tuple[np.ndarray, ...]:
-    """The row and column of each cell, counted in cells, and the targets of its halves."""
-    block = np.arange(index.block_rows.size)
-    if height > B:  # two blocks to a cell, of which one may be missing
-        pairs = index.block_rows // 2 * np.int64(2**31) + index.block_columns
-        pairs, at = np.unique(pairs, return_inverse=True)
-        halves = np.full((2, pairs.size), -1, np.int64)
-        halves[index.block_rows % 2, at] = block * B
-        return pairs // 2**31, pairs % 2**31, halves[0], halves[1]
-    parts = B // width
+def _cells(index: Index, B: int, side: int) -> tuple[np.ndarray, ...]:
+    """The row and column of each cell, counted in cells, and where it begins."""
+    parts = B // side
     row, column = (a.reshape(-1) for a in np.indices((parts, parts)))
+    block = np.arange(index.block_rows.size)[:, None]
     rows = (index.block_rows[:, None] * np.int64(parts) + row).reshape(-1)
     columns = (index.block_columns[:, None] * np.int64(parts) + column).reshape(-1)
-    first = ((block[:, None] * B + row * height) * parts + column).reshape(-1)
-    return rows, columns, first, first + height // 2 * parts
+    return rows, columns, ((block * B + row * side) * parts + column).reshape(-1)
 
 
 def _changes(*keys: np.ndarray) -> np.ndarray:

@@ -15,6 +15,25 @@ from numbsparse.kernels.matmul.k5_tensor_core.fetches import Tile
 
 
 @cache
+def any_nan(*shape: int) -> Any:
+    """Whether accumulators (columns or cells, strips, strips, 4) of a thread hold a NaN: 0 or 1."""
+    COUNT, TA, TB, _ = shape
+
+    @cuda.jit(device=True)
+    def nan_in(acc):
+        found = 0
+        for c in range(COUNT):
+            for m in range(TA):
+                for n in range(TB):
+                    for i in range(4):
+                        if acc[c, m, n, i] != acc[c, m, n, i]:
+                            found = 1
+        return found
+
+    return nan_in
+
+
+@cache
 def repair_line(B: int, tile: Tile, turned: bool, x_turned: bool, y_turned: bool) -> Any:
     """Of the tile that a block of threads wrote, where y is NaN: y = x @ w by plain sums."""
     BM, BN, COLUMNS = tile.BM, tile.BN, max(tile.BN // B, 1)
@@ -36,7 +55,6 @@ def repair_line(B: int, tile: Tile, turned: bool, x_turned: bool, y_turned: bool
         left,
         out_features,
     ):
-        cuda.syncthreads()
         for item in range(cuda.threadIdx.x, BM * BN, THREADS):
             in_row, in_column = (item % BM, item // BM) if y_turned else (item // BN, item % BN)
             row, feature = top + in_row, int64(left + in_column)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32, uint32
+from numba import cuda, float32, int32, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.store import storer
+from numbsparse.kernels.matmul.k6_hopper.store import ANY, storer
 from numbsparse.kernels.matmul.k6_hopper.tile import Tile
 from numbsparse.kernels.ptx import (
     Operand,
+    bulk_wait_read,
+    fence_tensor_map,
     mbarrier_arrive_at,
     mbarrier_wait,
     shfl_idx,
@@ -33,7 +35,8 @@ def consumer(tile: Tile, kind: str, turned: bool, x_turned: bool, y_lies: str) -
     CLUSTER = tile.CLUSTER
     LINE_BYTES = 2 * tile.DEPTH  # of x in a stage, on average where it is turned
     multiply, no_sums = products(tile, kind, turned, x_turned), zeros(SUMS)
-    store = storer(tile, kind, y_lies)
+    store, by_boxes = storer(tile, kind, y_lies), y_lies != ANY
+    RING_BYTES, ROOM = tile.RING_BYTES, tile.ROOMS * tile.ROOM_BYTES
 
     @cuda.jit(device=True)
     def consume(lines, tiles, first, last, shared, base, bars, info, y):
@@ -41,11 +44,18 @@ def consumer(tile: Tile, kind: str, turned: bool, x_turned: bool, y_lies: str) -
         warpgroup, lane = shfl_idx(uint32(t // 128), 0), t % 32
         rank = uint32(cuda.blockIdx.x) % CLUSTER
         sums = cuda.local.array(SUMS, float32)
+        columns = cuda.local.array(SHARE, int32)
         share, rows = warpgroup % SHARES, warpgroup // SHARES * OWN_ROWS
         own = uint32(base + rows * LINE_BYTES)
         w_place = uint32(base + W_START)
+        room = uint32(base + RING_BYTES + t // 32 * ROOM)
         stage, phase = uint32(0), uint32(0)
+        if by_boxes:
+            fence_tensor_map(y[0])
         for i in range(first, last):
+            group, row = tiles[i, 0], (tiles[i, 1] * CLUSTER + rank) * ROWS + rows
+            for c in range(SHARE):
+                columns[c] = lines[group, share * SHARE + c]
             acc = no_sums()
             mask = uint32(0)
             while mask >> 31 == 0:
@@ -65,15 +75,16 @@ def consumer(tile: Tile, kind: str, turned: bool, x_turned: bool, y_lies: str) -
                 if stage == STAGES:
                     stage, phase = uint32(0), uint32(phase ^ 1)
             to_local(acc, sums)
-            row = (tiles[i, 1] * CLUSTER + rank) * ROWS + rows
-            store(sums, lines, tiles[i, 0], share * SHARE, row, y)
+            store(sums, columns, row + t // 32 % 4 * 16, shared, room, y)
+        if by_boxes:
+            bulk_wait_read()
 
     return consume
 
 
 def products(tile: Tile, kind: str, turned: bool, x_turned: bool) -> Any:
     """The products of a step, by its mask."""
-    DEPTH, WIDTH = tile.DEPTH, min(tile.B, 64)
+    DEPTH, WIDTH = tile.DEPTH, tile.WIDTH
     x = Operand(128, 128 * DEPTH, True) if x_turned else Operand(2 * DEPTH, 0)
     w = Operand(2 * DEPTH, 0) if turned else Operand(2 * WIDTH, 2 * WIDTH * DEPTH, True)
     shape = tile.M_TILES, tile.B, DEPTH // 16

@@ -17,8 +17,8 @@ from numbsparse.kernels.matmul.aligned import BYTES, aligned
 from numbsparse.kernels.matmul.k6_hopper.consume import consumer
 from numbsparse.kernels.matmul.k6_hopper.produce import producer, w_box, x_box
 from numbsparse.kernels.matmul.k6_hopper.steps import schedule, steps_of
-from numbsparse.kernels.matmul.k6_hopper.store import ANY, FEATURES, ROWS
-from numbsparse.kernels.matmul.k6_hopper.tile import ALIGNED, Tile, tile_of
+from numbsparse.kernels.matmul.k6_hopper.store import ANY, FEATURES, ROWS, y_box
+from numbsparse.kernels.matmul.k6_hopper.tile import ALIGNED, Tile, line_tiles
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.ptx import (
     cluster_sync,
@@ -30,18 +30,19 @@ from numbsparse.kernels.ptx import (
 from numbsparse.kernels.views import span
 
 
-def along_lines(x: Any, values: Any, index: Any, y: Any, turned: bool) -> None:
-    """y = x @ w; turned, y = x @ w.T."""
+def along_lines(x: Any, values: Any, index: Any, y: Any, turned: bool, number: int) -> None:
+    """y = x @ w; turned, y = x @ w.T; with the tile of this number."""
     (batch, features), (n_blocks, size, _) = y.shape, values.shape
     if batch == 0 or features == 0:
         return
     if n_blocks == 0:
         fill(y, 0)
         return
-    tile, edge = tile_of(size, batch), x.shape[1] % size
+    tile, edge = line_tiles(size, batch)[number], x.shape[1] % size
     x_turned = not is_aligned(x) and is_aligned(x.T)
     x, y_lies = x if x_turned else aligned(x), how_it_lies(y)
     maps = maps_of(x.T if x_turned else x, x_turned, values, edge, turned, tile)
+    y_map = maps[0] if y_lies == ANY else map_of_y(y, y_lies, tile)
 
     units = units_of(tile)
     row_tiles = -(-batch // (tile.ROWS * tile.CLUSTER))
@@ -55,6 +56,7 @@ def along_lines(x: Any, values: Any, index: Any, y: Any, turned: bool) -> None:
         (len(tile_starts) - 1) * tile.CLUSTER,
         tile.THREADS,
         *maps,
+        y_map,
         records,
         lines,
         tiles,
@@ -81,6 +83,11 @@ def maps_of(
         return x_map, w_map, w_map
     inside = values[:, :, :edge] if turned else values[:, :edge]
     return x_map, w_map, tensor_map(inside, box, 2 * box[-1])
+
+
+def map_of_y(y: DeviceArray, y_lies: str, tile: Tile) -> DeviceArray:
+    box = y_box(tile, y_lies)
+    return tensor_map(y.T if y_lies == FEATURES else y, box, 2 * box[1])
 
 
 def is_aligned(x: DeviceArray) -> bool:
@@ -122,6 +129,7 @@ def line_kernel(
         x_map,
         w_map,
         edge_map,
+        y_map,
         records,
         lines,
         tiles,
@@ -152,7 +160,7 @@ def line_kernel(
             fetcher, maps = uint32(warp - WARPS), (x_map, w_map, edge_map)
             produce(fetcher, maps, records, tiles, first, last, shared, base, bars, info)
         else:
-            y = (values, row_stride, column_stride, batch, features)
+            y = (y_map, values, row_stride, column_stride, batch, features)
             consume(lines, tiles, first, last, shared, base, bars, info, y)
         if CLUSTER > 1:
             cluster_sync()  # the others may still arrive at barriers here

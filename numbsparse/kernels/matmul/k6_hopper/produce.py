@@ -131,7 +131,7 @@ def fetch_rows(tile: Tile, x_turned: bool) -> Any:
 
 def w_box(tile: Tile, turned: bool) -> tuple[int, int, int]:
     """The box of w that one copy brings."""
-    return (1, tile.B, tile.DEPTH) if turned else (1, tile.DEPTH, min(tile.B, 64))
+    return (1, tile.B, tile.DEPTH) if turned else (1, tile.DEPTH, tile.WIDTH)
 
 
 @cache

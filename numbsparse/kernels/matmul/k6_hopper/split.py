@@ -20,7 +20,13 @@ from numbsparse.kernels.matmul.k5_tensor_core import singles
 from numbsparse.kernels.matmul.k5_tensor_core.fetches import Slots, Tile, slots_of
 from numbsparse.kernels.matmul.k5_tensor_core.lines import multiply_lines
 from numbsparse.kernels.matmul.k5_tensor_core.recipes import Recipe, Shape, sides_of
-from numbsparse.kernels.ptx import as_float32, cp_async, fence_proxy_async, wgmma_split
+from numbsparse.kernels.ptx import (
+    as_float32,
+    cp_async,
+    fence_proxy_async,
+    store_4xf32,
+    wgmma_split,
+)
 from numbsparse.layout import Index
 
 SIDE_BY_SIDE = 4  # tiles of rows: what they read of x and of w together stays in the L2 cache
@@ -65,6 +71,7 @@ def split_kernel(shape: Shape) -> Any:
         terms, part = at // (4 * N) % (DEPTH // 4), at // HALF % PARTS
         block, across = at // (B * B), at // (HALF * PARTS) % ACROSS
         n = across * N + column_of(unit, g)
+        his, los = cuda.local.array(4, float32), cuda.local.array(4, float32)
         for q in range(4):
             # Lane q of a fragment holds the terms RUN q to RUN q + RUN - 1 of each 4 RUN.
             k = terms // RUN * (4 * RUN)
@@ -73,8 +80,10 @@ def split_kernel(shape: Shape) -> Any:
             if block_rows[block] * B + k < in_features:
                 value = values[block * (B * B) + (n * B + k if turned else k * B + n)]
             hi, lo = singles.split_exact(value)
-            to = at // HALF * (2 * HALF) + at % HALF + q
-            images[to], images[to + HALF] = as_float32(hi), as_float32(lo)
+            his[q], los[q] = as_float32(hi), as_float32(lo)
+        to = at // HALF * (2 * HALF) + at % HALF
+        store_4xf32(images, to, his[0], his[1], his[2], his[3])
+        store_4xf32(images, to + HALF, los[0], los[1], los[2], los[3])
 
     return kernel
 

@@ -60,12 +60,12 @@ def columns(index: Index, B: int, region: Region) -> tuple[Any, ...]:
 
     at, slot = rank[region_of_cell], number % XT
     tiles = np.full((sizes.size, XT + region.YT), -1, np.int32)
-    cells, targets = (np.full((sizes.size, XT, *more), -1, np.int32) for more in ((), (2,)))
+    cells, targets = (np.full((sizes.size, XT), -1, np.int32) for _ in range(2))
     tiles[at, slot] = rows * WIDTH
     for k in range(region.YT):
         tiles[at, XT + k] = across * width + k * WIDTH
     cells[at, slot] = slot * WIDTH
-    targets[at, slot, 0] = target
+    targets[at, slot] = target
     return tiles, cells, targets
 
 

@@ -26,6 +26,7 @@ class Tile(NamedTuple):
     CLUSTER: int = 1  # blocks of threads that share the blocks of w
     SHARES: int = 1  # of the columns, each with WARPGROUPS // SHARES warpgroups
     FETCHERS: int = 1  # warps that ask for copies
+    ROOMS: int = 1  # panels of y that a warp has room for
 
     @property
     def DEPTH(self) -> int:
@@ -54,6 +55,15 @@ class Tile(NamedTuple):
         return 2 * self.B * self.DEPTH
 
     @property
+    def WIDTH(self) -> int:
+        """Columns of a panel of w or y."""
+        return min(self.B, 64)
+
+    @property
+    def ROOM_BYTES(self) -> int:
+        return 2 * 16 * self.WIDTH
+
+    @property
     def W_START(self) -> int:
         """Where in a stage the blocks of w begin."""
         return self.INPUTS * self.X_BYTES
@@ -64,8 +74,12 @@ class Tile(NamedTuple):
         return -(-size // ALIGNED) * ALIGNED
 
     @property
+    def RING_BYTES(self) -> int:
+        return self.STAGES * self.STAGE_BYTES
+
+    @property
     def SHARED_BYTES(self) -> int:
-        return self.STAGES * self.STAGE_BYTES + ALIGNED
+        return self.RING_BYTES + self.WARPS * self.ROOMS * self.ROOM_BYTES + ALIGNED
 
     @property
     def WARPS(self) -> int:
@@ -112,3 +126,9 @@ def tile_of(size: int, batch: int) -> Tile:
     if batch > tile.ROWS:
         return tile
     return tile._replace(WARPGROUPS=-(-batch // 64) * tile.SHARES, CLUSTER=1)
+
+
+def line_tiles(size: int, batch: int) -> list[Tile]:
+    """That tile, and those worth trying beside it."""
+    tile = tile_of(size, batch)
+    return [tile, tile._replace(CLUSTER=1)] if tile.CLUSTER > 1 else [tile]

@@ -6,7 +6,7 @@ threads, or a cluster of two, computes many kept blocks together that share bloc
 columns, and the copy engine brings each of their tiles from L2 once.
 
 Reads per output, for a sum of K products: K / B times the tiles per kept block, 2 where nothing is
-shared. On a random layout of density 0.1 these are 1.0 at B = 32 (`weight_grad_regions`), 1.0 at
+shared. On a random layout of density 0.1 these are 0.9 at B = 32 (`weight_grad_regions`), 1.0 at
 B = 64 (`weight_grad_pairs`) and 1.3 at B = 128 (a block row for a cluster, `weight_grad_items`).
 """
 
@@ -23,6 +23,7 @@ from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.dtypes import is_bfloat16
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import aligned
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_fours import in_fours
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import RUNS, Tile
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_kernel import (
     add_kernel,
@@ -32,12 +33,14 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_kernel import (
 )
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import plan
 from numbsparse.kernels.matmul.plans import planned
+from numbsparse.layout import Index
 
 TILES = {
     32: Tile(32, 2, 8, (32,), 64, 2, 27, 1),
     64: Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1, 2),
     128: Tile(128, 2, 1, (128, 256), 64, 4, 6, 2),
 }
+OF_FOURS = Tile(32, 2, 1, (64, 128, 192, 256), 128, 2, 12, 1, 1)
 THREADS_TO_ADD = 256
 
 
@@ -50,7 +53,7 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
         fill(dvalues, 0.0)
         return
     (x, x_turned), (dy, dy_turned) = lying(x), lying(dy)
-    tile = tile_of(B, dy_turned)
+    tile = tile_of(B, dy_turned, index)
     steps = -(-batch // tile.DEPTH)
     edges = edge_of(x, tile, x_turned), edge_of(dy, tile, dy_turned)
     *tables, cut, pieces = planned(
@@ -70,11 +73,13 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
         cluster=(tile.CLUSTER,) if tile.CLUSTER > 1 else None,
     )
     if pieces:
-        grid = -(-cut.size * B * B // THREADS_TO_ADD)
-        launch(add_kernel(kind), grid, THREADS_TO_ADD, sums, cut, pieces, dvalues.view(np.uint16))
+        add = add_kernel(kind, B, THREADS_TO_ADD)
+        launch(add, cut.size, THREADS_TO_ADD, sums, cut, pieces, dvalues.view(np.uint16))
 
 
-def tile_of(B: int, dy_turned: bool) -> Tile:
+def tile_of(B: int, dy_turned: bool, index: Index) -> Tile:
+    if B == 32 and dy_turned and planned(index, in_fours)[0]:
+        return OF_FOURS._replace(DEPTH=64) if SIMULATED else OF_FOURS
     tile = TILES[B]
     if SIMULATED:
         return tile._replace(GROUPS=1 if B == 32 else 2, STAGES=2, CLUSTER=1, LOADERS=1)

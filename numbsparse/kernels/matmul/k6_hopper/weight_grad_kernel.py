@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32, int32, uint32, uint64
+from numba import cuda, float32, int32, int64, uint32, uint64
 from numba.types import uint16
 
 from numbsparse.device import SIMULATED
@@ -189,19 +189,19 @@ def stores(tile: Tile, kind: str | None) -> Any:
 
 
 @cache
-def add_kernel(kind: str) -> Any:
+def add_kernel(kind: str, B: int, THREADS: int) -> Any:
     rounded = pack_bfloat2 if kind == "bf16" else pack_half2
 
     @cuda.jit
     def kernel(sums, blocks, pieces, dvalues):
         """dvalues[blocks[k]] = the sum of the pieces of block k, in the order of the batch."""
-        _, rows, columns = dvalues.shape
-        i = cuda.grid(1)
-        if i < blocks.size * rows * columns:
-            k, row, column = i // (rows * columns), i // columns % rows, i % columns
+        k = int64(cuda.blockIdx.x)
+        block = blocks[k]
+        for i in range(cuda.threadIdx.x, B * B, THREADS):
+            row, column = uint32(i) // B, uint32(i) % B
             total = float32(0)
             for piece in range(pieces):
                 total += sums[piece * blocks.size + k, row, column]
-            dvalues[blocks[k], row, column] = rounded(total, total) & 0xFFFF
+            dvalues[block, row, column] = rounded(total, total) & 0xFFFF
 
     return kernel

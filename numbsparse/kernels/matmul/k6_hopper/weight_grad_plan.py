@@ -7,12 +7,20 @@ that do not fill all places once more, cut over the batch. Only these leave sums
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heapreplace
 from typing import Any
 
 import numpy as np
 
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Share, Tile, rows_of_blocks
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_fours import fours
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import (
+    OPERANDS,
+    Share,
+    Tile,
+    copying,
+    from_l2,
+    last_end,
+    rows_of_blocks,
+)
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_pairs import pairs_of_rows
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_regions import regions
 from numbsparse.layout import Index
@@ -34,8 +42,9 @@ def plan(
     two tiles of dy that one product takes may lie anywhere; `edges` how many panels of x and of dy
     are whole, and whether a part of one follows.
     """
-    items = sorted(items_of(index, tile, apart), key=cost_of, reverse=True)
-    whole, pieces = cut([cost_of(i) for i in items], processors // tile.CLUSTER, steps, tile)
+    at_once = processors // tile.CLUSTER
+    items = sorted(items_of(index, tile, apart, at_once), key=lambda i: time_of(i, tile))[::-1]
+    whole, pieces = cut(items, at_once, steps, tile)
     tail = items[whole:] if pieces > 1 else []
     kept = [share.outs[share.outs >= 0] for item in tail for share in item]
     cut_blocks = np.sort(np.concatenate([np.zeros(0, np.int32), *kept]))
@@ -65,37 +74,46 @@ def plan(
     return heads, loads, places, outs, cut_blocks, pieces if tail else 0
 
 
-def items_of(index: Index, tile: Tile, apart: bool) -> Iterator[list[Share]]:
-    """What the tile can share: rectangles, block rows in pairs, or one block row."""
+def items_of(index: Index, tile: Tile, apart: bool, places: int) -> Iterator[list[Share]]:
+    """What the tile can share: fours of columns, rectangles, pairs of block rows, or one."""
+    if tile.B == 32 and len(tile.SIZES) > 1:
+        return fours(index, tile)
     if tile.B == 32 and apart:
-        return regions(index, tile)
+        return regions(index, tile, places)
     if tile.B == 64 and (tile.GROUPS, tile.CLUSTER) == (2, 1):
         return pairs_of_rows(index, tile)
     return rows_of_blocks(index, tile)
 
 
-def cost_of(item: list[Share]) -> int:
-    return max(share.blocks for share in item) + 1
+def time_of(item: list[Share], tile: Tile) -> float:
+    """Of a step of an item: its copies or its products, whatever takes longer."""
+    panels, blocks = (max(n) for n in zip(*((s.arriving, s.blocks) for s in item), strict=True))
+    products = blocks * tile.B**2 * (2 if tile.B == 32 else 1)
+    return max(copying(panels, tile), products * tile.DEPTH / 4e6)
 
 
-def cut(costs: list[int], places: int, steps: int, tile: Tile) -> tuple[int, int]:
+def cut(items: list[list[Share]], places: int, steps: int, tile: Tile) -> tuple[int, int]:
     """(items that stay whole, pieces of each other one): what ends first on so many places.
 
-    Times are in microseconds as measured on an H200; only their ratios decide.
+    `items` come longest first. However they are cut, the copies take their time, from the L2 cache
+    and, the first of each panel, from memory.
     """
-    whole = len(costs) // places * places
-    step = tile.B * tile.DEPTH / 3.2e4  # a tile: loading is what counts
+    times = [time_of(item, tile) * steps for item in items]
+    loads = [[share.x_loads, share.dy_loads] for item in items for share in item]
+    panels = sum(len(panels) for operands in loads for panels in operands)
+    first = sum(len({p for share in loads for p, _ in share[k]}) for k in range(OPERANDS))
+    memory = 2.4  # times as long as from the L2 cache
+    least = steps * max(from_l2(panels, tile), memory * from_l2(first, tile))
     start = 4.0  # until a block of threads multiplies, and while it writes
+    whole = len(items) // places * places
+    sums = sum(share.blocks for item in items[whole:] for share in item) * tile.B**2
     best = (float("inf"), 0, 1)
     for pieces in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32):
         if pieces > max(steps // 4, 1):
             break
-        ends = [0.0] * places
-        for cost in costs[:whole]:
-            heapreplace(ends, ends[0] + cost * steps * step + start)
-        for cost in costs[whole:] * pieces:
-            heapreplace(ends, ends[0] + cost * steps * step / pieces + start)
+        parts = times[:whole] + [time / pieces for time in times[whole:]] * pieces
+        end = max(least, last_end([time + start for time in parts], places))
         if pieces > 1:  # a launch, and 8 bytes for every sum, to memory and back
-            ends[0] = max(ends) + 8 + sum(costs[whole:]) * tile.CLUSTER * pieces * tile.B**2 / 3e5
-        best = min(best, (max(ends), whole, pieces))
+            end += 16 + sums * pieces / 3e5
+        best = min(best, (end, whole, pieces))
     return best[1:]

@@ -1,8 +1,9 @@
 """Rectangles of block rows and columns, for a block size of which a product takes two kept blocks.
 
-Blocks of threads in a cluster have block rows of their own and the same block columns, so tiles of
-dy go to all that keep a block there. On a random layout of density 0.1 a cluster of two reads 0.8
-tiles per kept block at B = 32, where a block row alone needs 1.04.
+Block rows that keep the same columns are taken together. Blocks of threads in a cluster have block
+rows of their own and the same block columns, so tiles of dy go to all that keep a block there. On a
+random layout of density 0.1 and 256 x 256 blocks of B = 32, 8 rows read 0.88 tiles per kept block,
+where a block row alone needs 1.04.
 """
 
 from __future__ import annotations
@@ -12,16 +13,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Share, Tile
+from numbsparse.kernels.matmul.k6_hopper.steps import grouped
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import (
+    Share,
+    Tile,
+    copying,
+    from_l2,
+    last_end,
+)
 from numbsparse.layout import Index
 
-ROWS = (1, 2, 3, 4, 5, 6, 8, 10)  # block rows of a block of threads, tried in turn
+ROWS = (1, 2, 4, 8)  # block rows of a block of threads
+LEAST_COLUMNS = 4
 
 
 class Rectangle(NamedTuple):
     """Kept blocks of some block rows for each block of threads, and of columns for all of them."""
 
-    lines: np.ndarray  # block rows, fewer than (ranks * rows) at the end of the matrix
+    lines: np.ndarray  # block rows, ranks * rows of them, -1 for none
     columns: np.ndarray  # block columns
     ids: np.ndarray  # (ranks, rows, columns) kept blocks, -1 where there is none
 
@@ -32,33 +41,39 @@ class Rectangle(NamedTuple):
         return int(kept.any(2).sum()) + self.columns.size
 
 
-def regions(index: Index, tile: Tile) -> Iterator[list[Share]]:
-    """An item for each of the rectangles that together read the fewest panels.
+def regions(index: Index, tile: Tile, places: int) -> Iterator[list[Share]]:
+    """An item for each of the rectangles that bring their panels in the least time.
 
-    The more rows a rectangle has, the fewer columns fit in, with an optimum between.
+    The more rows a rectangle has, the fewer columns fit in. Where there are few of them, smaller
+    ones may keep all places busy.
     """
     best: list[Rectangle] = []
     least = float("inf")
     for rows in ROWS:
-        tried = list(_rectangles(index, tile, rows))
-        panels = sum(rectangle.panels + tile.CLUSTER for rectangle in tried)
-        if panels > least:
-            break
-        best, least = tried, panels
+        groups = grouped(index.rows, len(index.columns.indptr) - 1, tile.CLUSTER * rows)
+        groups.sort(axis=1)  # neighbours come in one copy
+        for slots in range(tile.SLOTS, rows + LEAST_COLUMNS, -1):
+            tried = list(_rectangles(index, tile._replace(SLOTS=slots), groups))
+            panels = [rectangle.panels for rectangle in tried]
+            times = [copying(n, tile) for n in sorted(panels)[::-1]]
+            time = max(from_l2(sum(panels), tile), last_end(times, places))
+            if time < least:
+                best, least = tried, time
+            if len(tried) > 2 * places:
+                break
     for rectangle in best:
         yield _shares(tile, rectangle)
 
 
-def _rectangles(index: Index, tile: Tile, rows: int) -> Iterator[Rectangle]:
+def _rectangles(index: Index, tile: Tile, groups: np.ndarray) -> Iterator[Rectangle]:
     indptr, columns, _ = index.rows
-    kept_rows = np.flatnonzero(np.diff(indptr))
+    rows = groups.shape[1] // tile.CLUSTER
     units, most = tile.GROUPS * tile.UNITS, tile.SLOTS * tile.CLUSTER
-    for top in range(0, kept_rows.size, tile.CLUSTER * rows):
-        lines = kept_rows[top : top + tile.CLUSTER * rows]
-        used = np.unique(np.concatenate([columns[indptr[r] : indptr[r + 1]] for r in lines]))
+    for lines in groups:
+        spans = [slice(indptr[r], indptr[r + 1]) if r >= 0 else slice(0, 0) for r in lines]
+        used = np.unique(np.concatenate([columns[at] for at in spans]))
         ids = np.full((tile.CLUSTER, rows, used.size), -1)
-        for k, r in enumerate(lines):
-            at = slice(indptr[r], indptr[r + 1])
+        for k, at in enumerate(spans):
             line = ids[k // rows, k % rows]
             line[np.searchsorted(used, columns[at])] = np.arange(at.start, at.stop)
         while used.size:

@@ -9,43 +9,70 @@ kernel is compiled. `strip_plan` and `region_plan` settle once per layout who pi
 - `strips`: a strip of 512 columns of y by 64 rows. Each warp has 32 columns, and walks the blocks
   of each, stage by stage. An mma sums 16 products: one block of 16 x 16, or two of 8 x 8 of one
   column, wherever they stand. `pack` puts w in that order, in the registers of an mma.
-- `regions`: some 150 blocks of w of 16 x 16, or 600 of 8 x 8, near each other. Each warp has slots
+- `regions`: some 130 blocks of w of 16 x 16, or 480 of 8 x 8, near each other. Each warp has slots
   for their sums; neighbouring slots are in one column and read its dy once.
 
-Reads per output from global memory, for a sum of K products over the features of x: K / 512 + K d
-/ 64 at density d, for any B; the rungs before had K d / B of x alone. From shared memory K d / B +
-K d / 64 of w, as those before. Of weight_grad, for a sum of K: 2 K / (s d B) per value of a block
-with regions of s blocks a side, about 40 at density 0.1 and B = 16, where k5_tensor_core had 2 K /
-B. Features that no block of a strip or region keeps are not read, so clustered layouts read less.
+Both exist twice, alike but for who fills the ring in shared memory. Where there is a copy engine
+(`strip_bulk`, `region_bulk`), some warps ask it, and the others need not wait for each other: how
+many blocks a warp finds in a stage is chance, and the ring evens it out. Elsewhere (`strip_async`,
+`region_async`) all warps fetch by cp.async, and the slowest of each stage holds them all up.
 
-All warps fetch, and then wait for each other after every stage. Without the products four fifths
-of the time remain on an H200: cp.async brings some 5 TB/s from L2, where the copy engine of the
-rung before brings 8 to 9.
+`single_strips` and `single_regions` are the same of float32, where there is a copy engine. Tensor
+cores take it as tf32, by three products where they are to be exact (`k5_tensor_core.singles`). It
+takes twice the room: a strip has 352 columns of y, a region 128 blocks of 16 x 16.
+
+Reads per output from global memory, for a sum of K products over the features of x: K / 512 + K d
+/ 64 at density d, for any B; the rungs before had K d / B of x alone. Of x it is K / 1024 where two
+strips share it in a cluster. From shared memory K d / B + K d / 64 of w, as those before. Of
+weight_grad, for a sum of K: 2 K / (s d B) per value of a block with regions of s blocks a side,
+about 36 at density 0.1 and B = 16, where k5_tensor_core had 2 K / B. Features that no block of a
+strip or region keeps are not read, so clustered layouts read less.
+
+What limits it is the way from the L2 cache: where few blocks are kept nearly all of x must still
+come to every strip, and there is less to multiply for it.
 """
 
 from __future__ import annotations
 
+from numbsparse.kernels.matmul.k7_small_blocks import single_regions, single_strips
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strips import along_strips
 from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (8, 16)
-DTYPES = ("float16", "bfloat16")
+DTYPES = ("float16", "bfloat16", "float32")
 
 
-unsupported = reach("k7_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
+_of_halves = reach("k7_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
+_of_singles = reach("k7_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0))
+
+
+def unsupported(product, block_size, dtype, place, batch=1, precision="highest"):
+    """None, or why, in words."""
+    reason = _of_singles if str(dtype) == "float32" else _of_halves
+    return reason(product, block_size, dtype, place, batch, precision)
 
 
 def forward(x, values, index, y, precision="highest"):
     """y[:] = x @ w."""
-    along_strips(x, values, index, y, turned=False)
+    _along_strips(x, values, index, y, False, precision)
 
 
 def input_grad(dy, values, index, dx, precision="highest"):
     """dx[:] = dy @ w.T."""
-    along_strips(dy, values, index, dx, turned=True)
+    _along_strips(dy, values, index, dx, True, precision)
+
+
+def _along_strips(x, values, index, y, turned, precision):
+    if x.dtype == "float32":
+        single_strips.along_strips(x, values, index, y, turned, precision)
+    else:
+        along_strips(x, values, index, y, turned)
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest"):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
-    in_regions(x, dy, index, dvalues)
+    if x.dtype == "float32":
+        single_regions.in_regions(x, dy, index, dvalues, precision)
+    else:
+        in_regions(x, dy, index, dvalues)

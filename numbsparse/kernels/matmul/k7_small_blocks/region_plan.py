@@ -2,33 +2,25 @@
 
 A region is a panel of block rows by a run of block columns: so many that the slots of its warps,
 one product of 16 x B each, are taken, or the shared memory that the features of x and dy take. Of
-both only the groups of 32 features that a block of the region needs are loaded. A slot is a block
+both only the groups of 64 features that a block of the region needs are loaded. A slot is a block
 of 16 x 16, or two blocks of 8 x 8 of one column. Slots stand column by column, so that most find
 the dy of their column already in registers.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import GROUP, PIECE, rank_in_run
+from numbsparse.kernels.matmul.k7_small_blocks.region import Region
+from numbsparse.kernels.matmul.k7_small_blocks.region_runs import region_of_blocks
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE, rank_in_run
 from numbsparse.layout import Index
 
 NO_GROUP = -1
 PLACE_BITS = 10
 NEW_COLUMN = 1 << 3 * PLACE_BITS
-
-
-class Region(NamedTuple):
-    """Warps, slots of a warp, groups of features, and rows of a stage of x and dy."""
-
-    WARPS: int
-    SLOTS: int
-    GROUPS: int
-    DEPTH: int
-    STAGES: int
 
 
 def plan_regions(
@@ -46,12 +38,9 @@ def plan_regions(
     cut (regions that are cut,): their numbers; and as a number how many pieces they are cut into.
     """
     rows, columns = (a.astype(np.int64) for a in (index.block_rows, index.block_columns))
-    per_slot, of_group = 16 // B, GROUP // B
+    per_slot, of_group = 16 // B, region.FEATURES // B
     row_groups, column_groups = (-(-n // of_group) for n in sides)
-    height = _best_height(rows, columns, B, sides, region)
-    panel, column_group = rows // (height * of_group), columns // of_group
-    regions_of, n = _runs(_slots_of_groups(rows, columns, height, B, sides), height, region)
-    item = regions_of[panel, column_group]
+    item, n = region_of_blocks(rows, columns, B, sides, region)
 
     # Blocks in the order of the slots.
     order = np.lexsort((rows, columns, item))
@@ -70,8 +59,8 @@ def plan_regions(
     groups = np.full((n, region.GROUPS), NO_GROUP, np.int32)
     groups[xs[0], xs[2]] = 2 * xs[1]
     groups[dys[0], x_width[dys[0]] + dys[2]] = 2 * dys[1] + 1
-    x_piece = (x_place * GROUP + rows % of_group * B) // PIECE
-    dy_piece = ((x_width[item] + dy_place) * GROUP + columns % of_group * B) // PIECE
+    x_piece = (x_place * region.FEATURES + rows % of_group * B) // PIECE
+    dy_piece = ((x_width[item] + dy_place) * region.FEATURES + columns % of_group * B) // PIECE
 
     codes = np.zeros((n, region.WARPS, region.SLOTS), np.uint32)
     blocks = np.full((n, region.WARPS, region.SLOTS, 2), -1, np.int32)
@@ -88,54 +77,6 @@ def plan_regions(
     used = np.bincount(slot_item * region.WARPS + warp, minlength=n * region.WARPS)
     used = used.astype(np.int32)
     return segments, groups.reshape(-1), codes.reshape(-1), used, blocks.reshape(-1), cut, pieces
-
-
-def _best_height(
-    rows: np.ndarray, columns: np.ndarray, B: int, sides: tuple[int, int], region: Region
-) -> int:
-    """Groups of block rows in a panel, for the fewest bytes and products of all regions."""
-
-    def cost(height: int) -> float:
-        slots = _slots_of_groups(rows, columns, height, B, sides)
-        _, n = _runs(slots, height, region)
-        needed = (slots > 0).sum() + n * height
-        return n * region.WARPS * region.SLOTS * (B // 8 + 4.5) + needed * 16
-
-    # The slots must hold one group of dy where all blocks are kept.
-    fits = region.WARPS * region.SLOTS * B // 64
-    most = min(region.GROUPS * 3 // 4, fits, -(-sides[0] * B // GROUP))
-    heights = sorted({max(1, most * i // 8) for i in range(1, 9)})
-    return min(heights, key=cost)
-
-
-def _slots_of_groups(
-    rows: np.ndarray, columns: np.ndarray, height: int, B: int, sides: tuple[int, int]
-) -> np.ndarray:
-    """(panels, groups of block columns): the slots that they take."""
-    of_group = GROUP // B
-    n_panels, n_groups = (-(-sides[0] // (height * of_group)), -(-sides[1] // of_group))
-    width = n_groups * of_group
-    panel = rows // (height * of_group)
-    counts = np.bincount(panel * width + columns, minlength=n_panels * width)
-    per_slot = 16 // B
-    return (-(-counts // per_slot)).reshape(n_panels, n_groups, of_group).sum(2)
-
-
-def _runs(slots: np.ndarray, height: int, region: Region) -> tuple[np.ndarray, int]:
-    """The region of each panel and group of block columns, and how many there are."""
-    regions_of = np.zeros(slots.shape, np.int64)
-    capacity, n = region.WARPS * region.SLOTS, 0
-    for panel, taken in enumerate(slots):
-        (groups,) = np.nonzero(taken)
-        ends = np.cumsum(taken[groups])
-        first = 0
-        while first < groups.size:
-            before = ends[first - 1] if first else 0
-            last = int(np.searchsorted(ends, before + capacity, side="right"))
-            last = min(last, first + region.GROUPS - height)
-            regions_of[panel, groups[first:last]] = n
-            first, n = last, n + 1
-    return regions_of, n
 
 
 def _shared_out(slot: np.ndarray, slots: np.ndarray, n_warps: int) -> tuple[np.ndarray, np.ndarray]:

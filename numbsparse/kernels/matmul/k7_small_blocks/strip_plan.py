@@ -1,122 +1,185 @@
 """Which features of x a strip of y needs, stage by stage, and which warp multiplies them by what.
 
 A strip is a run of block columns (of block rows, turned) with a warp for every 32 of its columns.
-The groups of 32 features that any of its blocks keeps are lined up, gaps left out, and cut into
-stages that fit shared memory with the blocks of w that meet them. An mma takes a step of 16
+The groups of 32 or 64 features that any of its blocks keeps are lined up, gaps left out, and cut
+into stages that fit shared memory with the blocks of w that meet them. An mma takes a step of 16
 products of a sum, two pieces of 8 features: the halves of one block of 16 x 16, or two blocks of
 8 x 8 of one column. The steps of a stage lie one after another, by warp, then by column.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from numbsparse.kernels.matmul.k6_hopper.steps import Lengths
 from numbsparse.layout import Index
 
-GROUP = 32  # features that are fetched together: 64 bytes of a row of x
 PIECE = 8  # features in 16 bytes
 WARP_COLUMNS = 32
 COUNT_BITS = 6
+CHOICE = 32  # groups of which the next one is chosen
 ALIGNED = 4  # steps: what says where they stand is fetched by 16 bytes
+SWIZZLED = 1024  # bytes after which a swizzled group repeats
 
 
 class Strip(NamedTuple):
-    """Rows of y, warps, features of a stage of x, room for w, and stages in the ring.
+    """Block size, rows of y, warps that multiply; features that are fetched together, such groups
+    and steps in a stage; stages of the ring; blocks of threads that share the groups of x, each for
+    columns and warps of its own.
 
-    The room for w in a stage is counted in groups of features of which all blocks are kept.
+    A stage begins with how many steps each warp has and where they stand, then come the values of
+    w, and then the groups, ROWS lines of WIDTH features each, their pieces swizzled. So what a warp
+    reads ahead of the last step stays as long as the stage does.
     """
 
+    B: int
     ROWS: int
     WARPS: int
-    FEATURES: int
-    ROOM: int
+    WIDTH: int
+    GROUPS: int
+    STEPS: int
     STAGES: int
+    CLUSTER: int = 1
+    FETCHERS: int = 4  # warps, at no cost: as many registers are left with one of them
+    ITEM: int = 2  # bytes of a value
+
+    @property
+    def COLUMNS(self) -> int:
+        """Block columns of a warp."""
+        return WARP_COLUMNS // self.B
+
+    @property
+    def FACTORS(self) -> int:
+        """Blocks of a step: two of 8 x 8 fill the 16 terms of an mma of 16 bits."""
+        return 16 // self.B if self.ITEM == 2 else 1
+
+    @property
+    def HEAD(self) -> int:
+        """Words that say how many steps each warp has."""
+        return -(-self.WARPS // ALIGNED) * ALIGNED
+
+    @property
+    def W_START(self) -> int:
+        """Bytes of a stage before the values of w."""
+        return 4 * (self.HEAD + self.STEPS)
+
+    @property
+    def STEP_BYTES(self) -> int:
+        return self.ITEM * self.FACTORS * self.B**2
+
+    @property
+    def X_START(self) -> int:
+        return -(-(self.W_START + self.STEPS * self.STEP_BYTES) // SWIZZLED) * SWIZZLED
+
+    @property
+    def GROUP_BYTES(self) -> int:
+        return self.ITEM * self.WIDTH * self.ROWS
+
+    @property
+    def STAGE_BYTES(self) -> int:
+        """With a group of zeros where a step may be half empty."""
+        groups = self.GROUPS + (self.FACTORS == 2)
+        return self.X_START + groups * self.GROUP_BYTES
+
+    @property
+    def SHARED_BYTES(self) -> int:
+        return self.STAGES * self.STAGE_BYTES + SWIZZLED
 
 
-def most_steps(B: int, strip: Strip) -> int:
-    """Steps that a stage has room for."""
-    return strip.ROOM * (WARP_COLUMNS // B) * strip.WARPS * (GROUP // 16)
-
-
-def kept_in_strips(index: Index, B: int, turned: bool, width: int) -> tuple[float]:
-    """The part of blocks that strips of `width` columns keep, of the groups that they need."""
+def steps_in_strips(
+    index: Index, B: int, turned: bool, width: int, group_width: int, factors: int
+) -> tuple[float, float, int]:
+    """Of the groups that strips of `width` columns need: the part of their blocks that is kept, and
+    the steps of a group, on average if all are full, and at most."""
     walk = index.rows if turned else index.columns
     line = np.repeat(np.arange(walk.indptr.size - 1), np.diff(walk.indptr))
-    strip, group = line // (width // B), walk.indices * np.int64(B) // GROUP
-    needed = np.unique(strip * (group.max(initial=0) + 1) + group).size
-    return (line.size / max(needed * (width // B) * (GROUP // B), 1),)
+    group = walk.indices * np.int64(B) // group_width
+    of_group = line // (width // B) * (group.max(initial=0) + 1) + group
+    columns, counts = np.unique(of_group * (width // B) + line % (width // B), return_counts=True)
+    steps: np.ndarray = np.bincount(columns // (width // B), -(-counts // factors))
+    needed = int(np.count_nonzero(steps)) or 1
+    kept = line.size / (needed * (width // B) * (group_width // B))
+    return kept, line.size / factors / needed, int(steps.max(initial=1))
 
 
-def plan_strips(
-    index: Index, B: int, turned: bool, features: int, strip: Strip
-) -> tuple[np.ndarray, ...]:
+def plan_strips(index: Index, turned: bool, features: int, strip: Strip) -> tuple[Any, ...]:
     """What `strips` and `pack` read; strips with more blocks first.
 
-    lefts (strips,): the first block column of each strip.
-    places (strips, WARPS, columns of a warp): the block column of the strip that a warp takes.
-    firsts (strips + 1,): where the stages of each strip begin.
+    lengths : where the stages of each strip begin.
+    lines (strips, columns): the block columns that each warp takes, or -1.
     groups (stages + 1, groups of a stage): the groups of features, or -1.
-    begins (stages + 2,): where the steps of each stage begin.
-    counts (stages + 1, WARPS): the steps of each column of a warp, in 6 bits each, and above them
-        those of the warps before.
-    steps (steps,): where the two pieces of a step stand in a row of its stage, in 16 bits each; the
-        place after the last feature is that of zeros.
+    begins (stages + 1, blocks of a cluster), and 1: where the steps of each begin.
+    words : HEAD of each block of each stage, before those of its steps. First for each warp the
+        steps of each column, in 6 bits each, and above them those of the warps before; and for each
+        step where its two pieces stand among the groups, in bytes and 16 bits each; after the last
+        group come zeros.
     halves (steps, 2): the two pieces of w: the stored block times its pieces, plus the piece; or -1
     """
-    walk = index.rows if turned else index.columns
-    lines = walk.indptr.size - 1
-    width = strip.WARPS * (WARP_COLUMNS // B)
+    walk, B = index.rows if turned else index.columns, strip.B
+    lines, per_block = walk.indptr.size - 1, strip.WARPS * strip.COLUMNS
+    n_warps, width = strip.WARPS * strip.CLUSTER, per_block * strip.CLUSTER
     n_strips = -(-lines // width)
     kept = np.zeros((n_strips, width), np.int64)
     kept.reshape(-1)[:lines] = np.diff(walk.indptr)
     order = np.argsort(-kept.sum(1), kind="stable")
-    warps, slots = _dealt(kept, strip.WARPS)
-    places = np.argsort(warps * (width // strip.WARPS) + slots, axis=1)[order]
+    place = _dealt(kept.reshape(-1, per_block), strip).reshape(n_strips, width)
+    of_warps = np.argsort(place, axis=1)[order] + order[:, None] * width
 
     line = np.repeat(np.arange(lines), np.diff(walk.indptr))
     of, column = np.divmod(line, width)
-    rank = np.argsort(order)[of]
-    shape = n_strips, -(-features // GROUP), width
-    stage, piece, firsts, groups = _gathered(rank, column, walk.indices, shape, B, strip)
+    rank, column = np.argsort(order)[of], place[of, column]
+    shape = n_strips, -(-features // strip.WIDTH), width
+    stage, piece, firsts, groups = _gathered(rank, column, walk.indices, shape, strip)
 
-    warp, slot = warps[of, column], slots[of, column]
-    key = (stage * strip.WARPS + warp) * 4 + slot
+    warp, slot = np.divmod(column, strip.COLUMNS)
+    key = (stage * n_warps + warp) * 4 + slot
     by_step = np.argsort(key, kind="stable")
-    key, stage, piece, block = (a[by_step] for a in (key, stage, piece, walk.blocks))
-    half = rank_in_run(key) % (16 // B)
+    key, stage, warp, piece, block = (a[by_step] for a in (key, stage, warp, piece, walk.blocks))
+    half = rank_in_run(key) % strip.FACTORS
     begun = half == 0
-    counts = np.bincount(key[begun], minlength=(firsts[-1] + 1) * strip.WARPS * 4)
-    counts = counts.reshape(-1, strip.WARPS, 4)
-    taken = counts.sum((1, 2))
+    counts: np.ndarray = np.bincount(key[begun], minlength=(firsts[-1] + 1) * n_warps * 4)
+    of_warp: np.ndarray = counts.reshape(-1, strip.WARPS, 4).sum(2)
+    taken = of_warp.sum(1)
     begins = np.append(0, np.cumsum(-(-taken // ALIGNED) * ALIGNED))
-    step = np.cumsum(begun) - 1 + (begins[:-1] - np.cumsum(taken) + taken)[stage]
+    gaps = begins[:-1] - np.cumsum(taken) + taken
+    step = np.cumsum(begun) - 1 + gaps[stage * strip.CLUSTER + warp // strip.WARPS]
 
-    pieces = np.full((begins[-1], 2), strip.FEATURES // PIECE, np.uint32)
+    pieces = np.full((begins[-1], 2), strip.GROUPS * strip.WIDTH // PIECE, np.int64)
     halves = np.full((begins[-1], 2), -1, np.int32)
     for i in range(B // PIECE):
         pieces[step, half + i] = piece + i
         halves[step, half + i] = block * (B // PIECE) + i
-    before = np.cumsum(counts.sum(2), axis=1) - counts.sum(2)
-    words = (counts << COUNT_BITS * np.arange(4)).sum(2) | before << 4 * COUNT_BITS
+    group, within = np.divmod(pieces, strip.WIDTH // PIECE)
+    places = (group * strip.GROUP_BYTES + within * strip.ITEM * PIECE).astype(np.uint32)
+    before = of_warp.cumsum(axis=1) - of_warp
+    in_columns: np.ndarray = counts.reshape(*of_warp.shape, 4) << COUNT_BITS * np.arange(4)
+    head = np.zeros((len(of_warp), strip.HEAD), np.uint32)
+    head[:, : strip.WARPS] = in_columns.sum(2) + before * (1 << 4 * COUNT_BITS)
+    words = np.insert(
+        places[:, 0] | places[:, 1] << 16, np.repeat(begins[:-1], strip.HEAD), head.reshape(-1)
+    )
     return (
-        (order * width).astype(np.int32),
-        places.astype(np.int32).reshape(-1),
-        firsts.astype(np.int32),
+        Lengths(firsts),
+        np.where(of_warps < lines, of_warps, -1).astype(np.int32),
         groups,
         begins.astype(np.int32),
-        words.astype(np.uint32).reshape(-1),
-        (pieces[:, 0] * PIECE | pieces[:, 1] * PIECE << 16).astype(np.uint32),
+        words.astype(np.uint32),
         halves.reshape(-1),
     )
 
 
-def _dealt(kept: np.ndarray, n_warps: int) -> tuple[np.ndarray, np.ndarray]:
-    """(warp, slot) of each column: the longest are dealt in turn, there and back."""
+def _dealt(kept: np.ndarray, strip: Strip) -> np.ndarray:
+    """The place of each column of each block of threads, by rank in the cluster, warp and slot.
+
+    The longest are dealt to the warps in turn, there and back.
+    """
     rank = np.argsort(np.argsort(-kept, axis=1, kind="stable"), axis=1)
-    slots, warps = np.divmod(rank, n_warps)
-    return np.where(slots % 2 == 0, warps, n_warps - 1 - warps), slots
+    slots, warps = np.divmod(rank, strip.WARPS)
+    warps = np.where(slots % 2 == 0, warps, strip.WARPS - 1 - warps)
+    block = np.arange(len(kept))[:, None] % strip.CLUSTER
+    return (block * strip.WARPS + warps) * strip.COLUMNS + slots
 
 
 def _gathered(
@@ -124,46 +187,77 @@ def _gathered(
     column: np.ndarray,
     rows: np.ndarray,
     shape: tuple[int, int, int],
-    B: int,
     strip: Strip,
 ) -> tuple[np.ndarray, ...]:
     """(stage, piece in the stage) of each block; firsts and groups as in `plan_strips`."""
     n_strips, n_groups, width = shape
-    group, within = np.divmod(rows * B, GROUP)
+    group, within = np.divmod(rows * strip.B, strip.WIDTH)
     flat = (strip_of * n_groups + group) * width + column
     counts = np.bincount(flat, minlength=n_strips * n_groups * width).reshape(shape)
     needed = counts.any(2)
     which, wanted = np.nonzero(needed)
     position = np.cumsum(needed, axis=1) - 1
+    n_warps = strip.WARPS * strip.CLUSTER
+    load = (strip_of * n_groups + position[strip_of, group]) * n_warps + column // strip.COLUMNS
+    loads: np.ndarray = np.bincount(load, minlength=n_strips * n_groups * n_warps)
+    order = _evened(loads.reshape(n_strips, n_groups, n_warps), needed.sum(1))
+    position = np.take_along_axis(order, position, axis=1)
     lined_up = np.zeros_like(counts)
     lined_up[which, position[which, wanted]] = counts[which, wanted]
-    stage_of, place_of, n_stages = _cut(lined_up, needed.sum(1), B, strip)
+    stage_of, place_of, n_stages = _cut(lined_up, needed.sum(1), strip)
 
     firsts = np.append(0, np.cumsum(n_stages))
-    groups = np.full((firsts[-1] + 1, strip.FEATURES // GROUP), -1, np.int32)
+    groups = np.full((firsts[-1] + 1, strip.GROUPS), -1, np.int32)
     at = position[which, wanted]
     groups[firsts[which] + stage_of[which, at], place_of[which, at]] = wanted
     at = position[strip_of, group]
-    piece = (place_of[strip_of, at] * GROUP + within) // PIECE
+    piece = (place_of[strip_of, at] * strip.WIDTH + within) // PIECE
     return firsts[strip_of] + stage_of[strip_of, at], piece, firsts, groups.reshape(-1)
 
 
+def _evened(loads: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """(strips, groups): places for the groups of each strip, such that its warps keep step.
+
+    loads (strips, groups, warps) : the blocks that a warp meets in a group
+    lengths (strips,) : how many of the groups count
+
+    The next group is the one of a few that leaves the blocks met so far most even among the warps:
+    they can only be as far apart as the ring is long.
+    """
+    n_strips, n_groups, _ = loads.shape
+    places, strips = np.zeros((n_strips, n_groups), np.int64), np.arange(n_strips)
+    mean = loads.sum(1) / np.maximum(lengths, 1)[:, None]
+    ahead = np.zeros(mean.shape)  # of the mean, each warp
+    few = np.tile(np.arange(min(CHOICE, n_groups)), (n_strips, 1))
+    for k in range(n_groups):
+        after = ahead[:, None] + loads[strips[:, None], np.minimum(few, n_groups - 1)]
+        after -= mean[:, None]
+        cost = np.where(few < lengths[:, None], (after**2).sum(2), np.inf)
+        best = cost.argmin(1)
+        going = k < lengths
+        places[strips[going], few[strips, best][going]] = k
+        ahead = after[strips, best]
+        few[strips, best] = few.shape[1] + k
+    return places
+
+
 def _cut(
-    counts: np.ndarray, lengths: np.ndarray, B: int, strip: Strip
+    counts: np.ndarray, lengths: np.ndarray, strip: Strip
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The stage of each group of each strip, its place there, and the stages of each strip.
 
     A stage takes groups while there is room for them and for their steps. All strips go on
     together, a stage at a time; counts are (strips, groups, columns).
     """
-    n_strips, most = counts.shape[0], strip.FEATURES // GROUP
+    n_strips, most = counts.shape[0], strip.GROUPS
     stage_of, place_of = np.zeros((2, *counts.shape[:2]), np.int64)
     n_stages, first = np.zeros((2, n_strips), np.int64)
     strips, window = np.arange(n_strips)[:, None], np.arange(most)
     while (first < lengths).any():
         at = np.minimum(first[:, None] + window, counts.shape[1] - 1)
-        steps = (-(-np.cumsum(counts[strips, at], axis=1) // (16 // B))).sum(2)
-        taken = np.minimum((steps <= most_steps(B, strip)).sum(1), lengths - first)
+        steps = -(-np.cumsum(counts[strips, at], axis=1) // strip.FACTORS)
+        steps = steps.reshape(n_strips, most, strip.CLUSTER, -1).sum(3).max(2)
+        taken = np.minimum((steps <= strip.STEPS).sum(1), lengths - first)
         mine = window < taken[:, None]
         who = np.broadcast_to(strips, mine.shape)[mine]
         stage_of[who, at[mine]] = n_stages[who]

@@ -1,66 +1,103 @@
-"""Rung 8: batches up to 32, where reading w once is all the work.
+"""Rung 8: batches up to 64, where reading w once is all the work.
 
-With few rows of x each value of w is multiplied at most 32 times, so tiles in shared memory have
-nothing to share: every warp loads blocks of w, and what they meet of x, straight to the registers
-of its mma instructions, one unit ahead of the one it multiplies (`fragments`). A layout is cut once
-into equal shares, one per multiprocessor, and each share into equal runs, one per warp (`plan`,
-`lines`), so that neither long lines nor few blocks leave a part of the GPU idle.
+With few rows of x each value of w is multiplied at most 64 times, so the warps of a block have
+nothing to share. A layout is cut once into equal shares, one per multiprocessor, and each share
+into equal runs, one per warp (`plan`), so that neither long lines nor few blocks leave a part of
+the GPU idle. On compute capability 9.0 the copy engine brings each warp the tiles that it
+multiplies next, to a ring of its own in shared memory (`ring`, `tiles`, `ring_lines`). Elsewhere,
+for blocks under 32 and for few halves, a warp loads blocks of w, and what they meet of x, straight
+to the registers of its mma instructions (`fragments`, `lines`).
+
+A product is one launch: whoever comes last adds up the parts of a line that was cut, in their
+order. It starts while the kernel before it ends, and the host works out a launch once (`calls`).
 
 Reads per output of a sum of K terms: K / batch of w and K / min(B, 32) of x, which comes from the
 L2 cache. float32 is multiplied as hi + lo, two tf32 each, in three products; each unit's sum starts
-from zero and is added in float32, because tensor cores cut off what they add (`products`).
+from zero and is added in float32, because tensor cores cut off what they add.
 
-What is left, in float32: its registers leave two warps to a scheduler, too few to hide all that a
-warp waits for. Behind that stands the L2 cache, from which comes as much of x as of w, and at low
-densities the time to start and end.
+What is left, in float32: the tensor cores, which need half the time that the kernel takes, and get
+their operands two warps at a time. In halves: the L2 cache, from which comes as much of x as of w,
+and at batches over 32 twice as much. At low densities: the time to start and to end.
 """
 
 from __future__ import annotations
 
 from functools import cache
 
-from numbsparse.device import SIMULATED
-from numbsparse.device.launch import launch
+from numbsparse.device import SIMULATED, DeviceArray, compute_capability
+from numbsparse.device.launch import Bound
 from numbsparse.device.runtime import current_device
 from numbsparse.kernels.matmul.k8_small_batch.blocks import BlockWay, block_kernel
+from numbsparse.kernels.matmul.k8_small_batch.calls import Call, again
 from numbsparse.kernels.matmul.k8_small_batch.fragments import Form, Side
 from numbsparse.kernels.matmul.k8_small_batch.lines import Way, line_kernel
 from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH, plan_blocks, plan_lines
-from numbsparse.kernels.matmul.k8_small_batch.sums import PART
+from numbsparse.kernels.matmul.k8_small_batch.products import tiles as tiles_of
+from numbsparse.kernels.matmul.k8_small_batch.ring_launch import by_rings, serves
+from numbsparse.kernels.matmul.k8_small_batch.sums import part_of
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.views import span
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 DTYPES = ("float32", "float16", "bfloat16")
-LARGEST_BATCH = 32
+LARGEST_BATCH = 64  # with rings, on compute capability 9.0
+OTHERWISE = 32
 
 
-unsupported = reach(
-    "k8_small_batch",
-    "cuda",
-    BLOCK_SIZES,
-    DTYPES,
-    largest_batch=LARGEST_BATCH,
-    capability=(8, 0),
-)
+def unsupported(product, block_size, dtype, place, batch=1, precision="highest"):
+    """None, or why this rung does not compute it."""
+    rings = product != "weight_grad" and block_size >= WIDTH
+    rings = rings and (SIMULATED or (place == "cuda" and compute_capability() >= (9, 0)))
+    limits = _reach(LARGEST_BATCH if rings else OTHERWISE)
+    return limits(product, block_size, dtype, place, batch, precision)
+
+
+@cache
+def _reach(largest_batch):
+    return reach(
+        "k8_small_batch",
+        "cuda",
+        BLOCK_SIZES,
+        DTYPES,
+        largest_batch=largest_batch,
+        capability=(8, 0),
+    )
 
 
 def forward(x, values, index, y, precision="highest"):
     """y[:] = x @ w."""
-    _along_lines(x, values, index, y, False, precision)
+    _product(index, x, values, y, False, precision)
 
 
 def input_grad(dy, values, index, dx, precision="highest"):
     """dx[:] = dy @ w.T."""
-    _along_lines(dy, values, index, dx, True, precision)
+    _product(index, dy, values, dx, True, precision)
 
 
-def _along_lines(x, values, index, y, turned, precision):
-    batch, in_features = x.shape
-    if 0 in y.shape:
-        return
-    size, form = values.shape[1], _form(values, precision)
+def weight_grad(x, dy, index, dvalues, precision="highest"):
+    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
+    if dvalues.size:
+        again(index, _block_by_block, (x, dy, dvalues), precision)
+
+
+def _product(index, x, values, y, turned, precision):
+    if x.shape[0] > WIDTH and not serves(x, values, _multiprocessors()):
+        for rows in (slice(WIDTH), slice(WIDTH, None)):
+            _product(index, x[rows], values, y[rows], turned, precision)
+    elif 0 not in y.shape:
+        again(index, _along_lines, (x, values, y), turned, precision)
+
+
+def _along_lines(index, x, values, y, turned, precision):
+    form = _form(values, precision)
+    if serves(x, values, _multiprocessors()):
+        return by_rings(index, x, values, y, turned, form, _multiprocessors())
+    return _by_warps(index, x, values, y, turned, form)
+
+
+def _by_warps(index, x, values, y, turned, form):
+    (batch, in_features), size = x.shape, values.shape[1]
     whole = "whole" if size >= WIDTH and in_features % size == 0 else "runs"
     if in_features % form.run:
         whole = "each"
@@ -74,17 +111,20 @@ def _along_lines(x, values, index, y, turned, precision):
         _activations(x, form, JB, whole),
         _stored(y, J, JB),
         _warps(form.split),
+        _overlaps(),
     )
     shares = _multiprocessors()
-    work = planned(index, plan_lines, turned, size, shares, way.warps)
+    part = part_of(tiles_of(J), JB)
+    work = planned(index, plan_lines, turned, size, shares, way.warps, part)
     (x, x_is), (y, y_is), (values, _) = map(_flat, (x, y, values.reshape(1, -1)))
     args = (x, x_is, values, *work, y, y_is)
-    shared = (way.warps - 1) * PART * 4
-    launch(line_kernel(way), shares, 32 * way.warps, *args, shared_bytes=shared)
+    where, shared = (line_kernel(way), shares, 32 * way.warps), (way.warps - 1) * part * 4
+    first = Bound(*where, *args, shared_bytes=shared)
+    later = Bound(*where, *args, shared_bytes=shared, overlap=way.overlap)
+    return Call(first, later, tuple(a for a in work if isinstance(a, DeviceArray)))
 
 
-def weight_grad(x, dy, index, dvalues, precision="highest"):
-    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
+def _block_by_block(index, x, dy, dvalues, precision):
     size, form = dvalues.shape[1], _form(dvalues, precision)
     (batch, in_features), out_features = x.shape, dy.shape[1]
     edge = in_features % size != 0 or out_features % size != 0
@@ -98,12 +138,13 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
         "across" if dvalues.address % 16 == 0 else "each",
         _warps(False),
         _multiprocessors(),
+        _overlaps(),
     )
     units, count = planned(index, plan_blocks, size)
     (x, x_is), (dy, dy_is), (dvalues, _) = map(_flat, (x, dy, dvalues.reshape(1, -1)))
-    if count:
-        args = (x, x_is, dy, dy_is, units, count, dvalues)
-        launch(block_kernel(way), way.shares, 32 * way.warps, *args)
+    args = (x, x_is, dy, dy_is, units, count, dvalues)
+    where = block_kernel(way), way.shares, 32 * way.warps
+    return Call(Bound(*where, *args), Bound(*where, *args, overlap=way.overlap), (units,))
 
 
 def _form(values, precision):
@@ -166,6 +207,12 @@ def _flat(x):
     rows, columns = x.shape
     strides = (stride // x.itemsize for stride in x.strides)
     return span(x if x.itemsize == 4 else x.view("uint16")), (rows, columns, *strides)
+
+
+@cache
+def _overlaps():
+    """Whether a kernel can start while the one before it ends."""
+    return not SIMULATED and compute_capability() >= (9, 0)
 
 
 @cache

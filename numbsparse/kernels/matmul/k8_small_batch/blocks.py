@@ -18,6 +18,7 @@ from numbsparse.kernels.matmul.k8_small_batch.products import products
 from numbsparse.kernels.matmul.k8_small_batch.registers import jit_for
 from numbsparse.kernels.matmul.k8_small_batch.repair import all_finite, mend_square, square_start
 from numbsparse.kernels.matmul.k8_small_batch.sums import clear
+from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
 
 class BlockWay(NamedTuple):
@@ -31,12 +32,13 @@ class BlockWay(NamedTuple):
     y: str  # how outputs are stored
     warps: int  # of a share
     shares: int
+    overlap: bool  # whether it may start while the kernel before it ends
 
 
 @cache
 def block_kernel(way: BlockWay) -> Any:
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]; operands as in `lines.line_kernel`."""
-    form, size, dy_side, x_side, _, _, WARPS, shares = way
+    form, size, dy_side, x_side, _, _, WARPS, shares, OVERLAP = way
     ROUNDS, ALL = form.rounds, WARPS * shares
     RECORD = 2 * max(WIDTH // size, 1) + 2
     JB = x_side.J
@@ -54,11 +56,15 @@ def block_kernel(way: BlockWay) -> Any:
         now = coming = (int32(-1), int32(-1), int32(-1))  # block, line of dy, line of x
         if unit < last:
             now = find(units, unit * RECORD)
+            if unit + 1 < last:
+                coming = find(units, (unit + 1) * RECORD)
+        if OVERLAP:
+            let_next_kernel_start()
+            wait_for_earlier_kernels()
+        if unit < last:
             fetch_round(0, x, x_is, dy, dy_is, now, x_raw, dy_raw)
             if ROUNDS == 2:
                 fetch_round(1, x, x_is, dy, dy_is, now, x_raw, dy_raw)
-            if unit + 1 < last:
-                coming = find(units, (unit + 1) * RECORD)
         while unit < last:
             clear_sums(acc)
             more = unit + 1 < last

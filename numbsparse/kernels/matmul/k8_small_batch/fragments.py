@@ -182,7 +182,7 @@ def operand(form: Form, side: Side) -> Any:
     across = side.beside
     packed = across and form.halves
     word = packed_word(side.J) if packed else plain_word(side.J, across)
-    J, HALF, UPPER = side.J, uint32(0x1000), uint32(0xFFFFE000)
+    J = side.J
 
     @cuda.jit(device=True)
     def take(raw, h, s, hi, lo):
@@ -200,14 +200,19 @@ def operand(form: Form, side: Side) -> Any:
     def split(raw, h, s, hi, lo):
         for j in range(J):
             for i in range(2):
-                # An mma reads the upper 19 bits alone, so the others need not be cut off for it.
-                # What this does to infinities and NaNs is mended with the sums.
-                bits = word(raw, h, j, 2 * s + i)
-                hi[j, i] = uint32(bits + HALF)
-                nearest = as_float32(uint32(hi[j, i] & UPPER))
-                lo[j, i] = as_uint32(as_float32(bits) - nearest)
+                hi[j, i], lo[j, i] = in_two(word(raw, h, j, 2 * s + i))
 
     return take if form.halves else split if form.split else round_off
+
+
+@cuda.jit(device=True)
+def in_two(bits):
+    """The nearest tf32 of a float32, and what is left of it."""
+    # An mma reads the upper 19 bits alone, so the others need not be cut off for it.
+    # What this does to infinities and NaNs is mended with the sums.
+    hi = uint32(bits + uint32(0x1000))
+    nearest = as_float32(uint32(hi & uint32(0xFFFFE000)))
+    return hi, as_uint32(as_float32(bits) - nearest)
 
 
 @cache

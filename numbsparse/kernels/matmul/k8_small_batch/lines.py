@@ -17,8 +17,14 @@ from numbsparse.kernels.matmul.k8_small_batch.outputs import store
 from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH
 from numbsparse.kernels.matmul.k8_small_batch.products import products, tiles
 from numbsparse.kernels.matmul.k8_small_batch.registers import jit_for
-from numbsparse.kernels.matmul.k8_small_batch.repair import all_finite, mend_line, square_start
+from numbsparse.kernels.matmul.k8_small_batch.repair import (
+    all_finite,
+    mend_line,
+    own_lines,
+    square_start,
+)
 from numbsparse.kernels.matmul.k8_small_batch.sums import add, add_saved, clear, join_parts, save
+from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
 
 class Way(NamedTuple):
@@ -31,12 +37,13 @@ class Way(NamedTuple):
     x: Side
     y: str  # how outputs are stored
     warps: int
+    overlap: bool  # whether it may start while the kernel before it ends
 
 
 @cache
 def line_kernel(way: Way) -> Any:
     """y = x @ w; operands are (batch, features, stride over the batch, stride over features)."""
-    form, size, _, w_side, x_side, _, WARPS = way
+    form, size, _, w_side, x_side, _, WARPS, OVERLAP = way
     ROUNDS = form.rounds
     RECORD = 2 * max(WIDTH // size, 1) + 2
     J, JB = w_side.J, x_side.J
@@ -61,11 +68,18 @@ def line_kernel(way: Way) -> Any:
         name, end = plan[unit * RECORD + RECORD - 2], plan[unit * RECORD + RECORD - 1]
         there = unit < last
         continued = there and warp > 0 and plan[unit * RECORD - 1] == end
+        if OVERLAP:
+            let_next_kernel_start()
+            wait_for_earlier_kernels()
         if there:
             fetch_round(0, x, x_is, values, blocks, lines, w_raw, x_raw)
             if ROUNDS == 2:
                 fetch_round(1, x, x_is, values, blocks, lines, w_raw, x_raw)
         find(plan, unit + 1, blocks, lines)
+        number = cuda.blockIdx.x + cuda.gridDim.x * int64(warp)
+        while number < empty_lines:  # while the first unit is on its way
+            write_zeros(y, y_is, plan[sections[2] + number])
+            number += cuda.gridDim.x * WARPS
         clear_sums(acc)
         while True:
             at = unit * RECORD + RECORD
@@ -95,9 +109,6 @@ def line_kernel(way: Way) -> Any:
                 clear_sums(acc)
                 continued = False
             name, end = next_name, next_end
-        while number < empty_lines:
-            write_zeros(y, y_is, plan[sections[2] + number])
-            number += cuda.gridDim.x * WARPS
 
     return kernel
 
@@ -145,7 +156,7 @@ def round_of(way: Way) -> Any:
 @cache
 def fetching(way: Way) -> Any:
     """Begin to load this lane's run h of a unit, of w and of x."""
-    form, size, turned, w_side, x_side, _, _ = way
+    form, size, turned, w_side, x_side, *_ = way
     DEPTH, RUN, J, JB = min(size, WIDTH), form.run, w_side.J, x_side.J
     TERM, LINE = (1, size) if turned else (size, 1)
     # Lines of x in one load: all of them are there.
@@ -172,11 +183,12 @@ def fetching(way: Way) -> Any:
 @cache
 def finishing(way: Way) -> Any:
     """Write a line; of a line in parts, leave this part, and let the last one to come write it."""
-    form, size, turned, w_side, x_side, y_way, _ = way
+    form, size, turned, w_side, x_side, y_way, *_ = way
     J, JB, DEPTH = w_side.J, x_side.J, min(size, WIDTH)
     M, SPLIT = tiles(J), form.split
     put, join = store(form, J, JB, y_way), join_parts(M, JB)
-    finite, mend = all_finite(M, JB), mend_line(size, turned, J, JB)
+    finite = all_finite(M, JB)
+    mend = mend_line(size, turned, 2 * JB * J, own_lines(J, JB))
 
     @cuda.jit(device=True)
     def write(x, x_is, values, plan, sections, line, y, y_is, acc):

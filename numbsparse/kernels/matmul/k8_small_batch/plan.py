@@ -17,7 +17,7 @@ import numpy as np
 from numbsparse.layout import Index
 
 WIDTH = 32  # features of a unit
-READ_AHEAD = 4  # units that a warp may look at behind its last
+READ_AHEAD = 16  # units that a warp may look at behind its last
 TOGETHER = 12  # units of a share that take as long as adding up the parts of lines
 
 
@@ -37,17 +37,54 @@ class Lines(NamedTuple):
 
 
 def plan_lines(
-    index: Index, turned: bool, size: int, shares: int, warps: int
+    index: Index, turned: bool, size: int, shares: int, warps: int, part: int, slots: int = 0
 ) -> tuple[np.ndarray, int, tuple[int, ...], int, np.ndarray, np.ndarray]:
     """(plan, units of a warp, where the parts of the plan start, empty lines, partials, tickets).
 
     The lines of y are the block columns, or turned the block rows, in parts of up to 32 features;
     lines of x are numbered likewise. A block is -1 where a unit has fewer than others; a line of y
-    that was cut is named by -1 - part.
+    that was cut is named by -1 - part. A part is `part` float32 of the partials, and after them
+    come `slots` more.
     """
-    indptr, xs, blocks = _lines_of(index, turned, size)
+    indptr, xs, blocks = lines_of(index, turned, size)
     together = max(WIDTH // size, 1)
     counts = -(-np.diff(indptr) // together)
+    work = spread(counts, shares, warps)
+    units = np.zeros((shares * warps * work.each + READ_AHEAD, 2 * together + 2), np.int32)
+    for k in range(together):
+        entry = indptr[work.line] + work.step * together + k
+        there = entry < indptr[work.line + 1]
+        entry = np.where(there, entry, 0)
+        units[work.place, 2 * k] = np.where(there, blocks[entry], -1)
+        units[work.place, 2 * k + 1] = np.where(there, xs[entry], 0)
+    units[work.place, -2], units[work.place, -1] = work.name, work.end
+    empty = np.flatnonzero(counts == 0)
+    plan, begin = joined(units, Lines(work.filled, work.cuts, empty, indptr, xs, blocks))
+    parts = max(len(work.cuts), 1)
+    partials = np.zeros((parts + slots) * part, np.float32)
+    return plan, work.each, begin, empty.size, partials, np.zeros(parts, np.int32)
+
+
+class Work(NamedTuple):
+    """Units of all lines, in the order of the warps that take them, with gaps between shares.
+
+    Per unit: its line, its number within the line, its place, its line's name (or -1 - part, where
+    the line is cut), and the end of its piece. For all: places of a warp, how many of them each
+    warp fills, and of each part the line, the line's first part and how many it has.
+    """
+
+    line: np.ndarray
+    step: np.ndarray
+    place: np.ndarray
+    name: np.ndarray
+    end: np.ndarray
+    each: int
+    filled: np.ndarray
+    cuts: np.ndarray
+
+
+def spread(counts: np.ndarray, shares: int, warps: int) -> Work:
+    """Cut lines of so many units into equal shares, and each share into equal runs."""
     line, first, count, part_of, share = _pieces(counts, shares)
     order = np.lexsort((first, line, share))
     line, first, count, part_of, share = (a[order] for a in (line, first, count, part_of, share))
@@ -59,34 +96,23 @@ def plan_lines(
     each = max(-(-int(loads.max(initial=0)) // warps), 1)
     moved = np.arange(shares) * each * warps - (np.cumsum(loads) - loads)  # by gaps between shares
     moved = moved[share]
-    units = np.zeros((shares * warps * each + READ_AHEAD, 2 * together + 2), np.int32)
     filled = np.clip(loads[:, None] - np.arange(warps) * each, 0, each)
-    place = np.arange(which.size) + moved[which]
-    for k in range(together):
-        entry = indptr[line[which]] + step * together + k
-        there = entry < indptr[line[which] + 1]
-        entry = np.where(there, entry, 0)
-        units[place, 2 * k] = np.where(there, blocks[entry], -1)
-        units[place, 2 * k + 1] = np.where(there, xs[entry], 0)
     parts = np.flatnonzero(part_of > 1)
     name = line.copy()
     name[parts] = -1 - _numbers(line[parts], first[parts])
-    units[place, -2], units[place, -1] = name[which], (ends + moved)[which]
 
     cut = np.lexsort((first[parts], line[parts]))
     cut_lines, begins, many = np.unique(line[parts][cut], return_index=True, return_counts=True)
     cuts = np.stack([cut_lines, begins, many], 1).repeat(many, 0)
-    empty = np.flatnonzero(counts == 0)
-    sections = [np.ravel(part) for part in (units, *Lines(filled, cuts, empty, indptr, xs, blocks))]
-    begin = np.cumsum([part.size for part in sections])[:-1]
-    return (
-        np.concatenate(sections).astype(np.int32),
-        each,
-        tuple(map(int, begin)),
-        empty.size,
-        np.zeros(max(parts.size, 1) * WIDTH * WIDTH, np.float32),
-        np.zeros(max(parts.size, 1), np.int32),
-    )
+    place, end = np.arange(which.size) + moved[which], (ends + moved)[which]
+    return Work(line[which], step, place, name[which], end, each, filled, cuts)
+
+
+def joined(units: np.ndarray, sections: tuple[Any, ...]) -> tuple[np.ndarray, tuple[int, ...]]:
+    """One array of int32 of all that a plan says, and where the parts behind the units start."""
+    arrays = [np.ravel(part) for part in (units, *sections)]
+    begin = np.cumsum([part.size for part in arrays])[:-1]
+    return np.concatenate(arrays).astype(np.int32), tuple(map(int, begin))
 
 
 def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int]:
@@ -96,7 +122,7 @@ def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int]:
     the block columns. A unit is a square of 32 of a block, or several blocks side by side; -1 where
     it has fewer. Units of one line of x come after each other.
     """
-    indptr, ys, blocks = _lines_of(index, True, size)
+    indptr, ys, blocks = lines_of(index, True, size)
     together = max(WIDTH // size, 1)
     counts = -(-np.diff(indptr) // together)
     line = np.repeat(np.arange(counts.size), counts)
@@ -112,7 +138,7 @@ def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int]:
     return units.reshape(-1), line.size
 
 
-def _lines_of(index: Index, turned: bool, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def lines_of(index: Index, turned: bool, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A walk over squares of up to 32: square s of a block in row order is block * squares + s."""
     walk = index.rows if turned else index.columns
     cut = max(size // WIDTH, 1)

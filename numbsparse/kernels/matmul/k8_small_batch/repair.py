@@ -29,20 +29,22 @@ def all_finite(M: int, JB: int) -> Any:
 
 
 @cache
-def mend_line(size: int, turned: bool, J: int, JB: int) -> Any:
-    """Compute again what is not finite of this lane's outputs in a line of y = x @ w."""
+def mend_line(size: int, turned: bool, count: int, place: Any) -> Any:
+    """Compute again what is not finite of this lane's outputs in a line of y = x @ w.
+
+    place(n) = (row of the batch, feature of the line) of output n of `count`.
+    """
     DEPTH = min(size, 32)
     TERM, LINE = (1, size) if turned else (size, 1)
     start_of = square_start(size)
 
     @cuda.jit(device=True)
     def mend(x, x_is, values, plan, sections, line, y, y_is):
-        lane = uint32(cuda.threadIdx.x) % 32
         batch, in_features, x_batch, x_feature = x_is
         _, out_features, y_batch, y_feature = y_is
         first, last = plan[sections[3] + line], plan[sections[3] + line + 1]
-        for n in range(2 * JB * J):
-            b, i = 2 * JB * (lane % 4) + n // J, J * (lane // 4) + n % J
+        for n in range(count):
+            b, i = place(n)
             at = b * y_batch + (line * DEPTH + i) * y_feature
             if b < batch and line * DEPTH + i < out_features and not finite(y[at]):
                 value = float32(0)
@@ -54,6 +56,18 @@ def mend_line(size: int, turned: bool, J: int, JB: int) -> Any:
                 y[at] = value
 
     return mend
+
+
+@cache
+def own_lines(J: int, JB: int) -> Any:
+    """The places of a lane that has J lines of w and twice JB of x side by side."""
+
+    @cuda.jit(device=True)
+    def place(n):
+        lane = uint32(cuda.threadIdx.x) % 32
+        return 2 * JB * (lane % 4) + n // J, J * (lane // 4) + n % J
+
+    return place
 
 
 @cache

@@ -9,7 +9,10 @@ from numba import cuda, float32, int32, uint32
 
 from numbsparse.kernels.ptx import load_4xf32, shfl_idx, store_4xf32, sync_warp
 
-PART = 32 * 32  # float32 of a warp's sums; fewer are used where the batch is small
+
+def part_of(M: int, JB: int) -> int:
+    """float32 of a warp's sums."""
+    return 32 * 4 * M * JB
 
 
 @cache
@@ -39,6 +42,7 @@ def add(M: int, JB: int) -> Any:
 @cache
 def save(M: int, JB: int) -> Any:
     """Leave the sums as part number k of an array, each lane 16 bytes beside the next one's."""
+    PART = part_of(M, JB)
 
     @cuda.jit(device=True)
     def save_sums(parts, k, acc):
@@ -54,6 +58,7 @@ def save(M: int, JB: int) -> Any:
 @cache
 def add_saved(M: int, JB: int) -> Any:
     """acc += part number k of an array."""
+    PART = part_of(M, JB)
 
     @cuda.jit(device=True)
     def add_part(parts, k, acc):

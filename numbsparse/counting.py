@@ -1,0 +1,185 @@
+"""Count what a kernel asks of the memory, in the simulator: what a rung costs, seen without a GPU.
+
+The threads of a warp that stand at the same place of the text, for the same time, access memory
+together: one request. What it costs follows from its addresses alone,
+
+    global memory: sectors, the pieces of 32 bytes that it touches,
+    shared memory: wavefronts, each of which serves 32 banks of 4 bytes; words of the same bank
+        take one each.
+
+A request of accesses wider than 4 bytes is served in as many parts. NVIDIA, "CUDA C++ Programming
+Guide", on global and shared memory; Nsight Compute counts the same sectors and wavefronts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from numbsparse.device import SIMULATED
+from numbsparse.device.accesses import Access, Launch, Watcher
+
+WARP, SECTOR, BANK, BANKS = 32, 32, 4, 32
+
+
+class Traffic(NamedTuple):
+    """What the warps of a kernel asked of one memory, in one direction."""
+
+    requests: int  # of whole warps
+    accesses: int  # of threads
+    nbytes: int  # that the threads asked for
+    units: int  # sectors of global memory, wavefronts of shared memory
+    least: int  # units, had no address stood in the way
+
+    @property
+    def excess(self) -> int:
+        """Sectors fetched beside the asked bytes; wavefronts that wait for a bank."""
+        return self.units - self.least
+
+
+@dataclass(frozen=True)
+class Count:
+    """What one launch asked for. `str` shows it as a table."""
+
+    kernel: str
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    global_reads: Traffic
+    global_writes: Traffic
+    shared_reads: Traffic
+    shared_writes: Traffic
+    barriers: int  # that each block of threads passes, on average over blocks rounded up
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [("", "requests", "accesses", "bytes", "units", "excess")]
+        for name in ("global_reads", "global_writes", "shared_reads", "shared_writes"):
+            traffic = getattr(self, name)
+            unit = "sectors" if name.startswith("global") else "wavefronts"
+            cells = (*traffic[:3], f"{traffic.units:,} {unit}", traffic.excess)
+            shown = (c if isinstance(c, str) else f"{c:,}" for c in cells)
+            rows.append((name.replace("_", " "), *shown))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        head = (
+            f"{self.kernel}, {self.grid} blocks of {self.block} threads, {self.barriers} barriers"
+        )
+        lines = (
+            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+            for row in rows
+        )
+        return "\n".join([head, *lines])
+
+
+def count(call: Callable[[], Any]) -> list[Count]:
+    """Run `call` and count what each kernel that it launches asks of the memory.
+
+    Parameters
+    ----------
+    call : function of no arguments
+
+    Returns
+    -------
+    list of Count, one for each launch, in order
+        Each names `requests` (of warps), `accesses` (of threads), `nbytes`, `units` (sectors of 32
+        bytes, or wavefronts) and `excess` (units beyond those that the bytes alone would take), of
+        reads and writes to global and to shared memory, and the barriers.
+
+    Notes
+    -----
+    Every access in the kernel's text counts; a compiler may keep in a register what a loop reads
+    again. Caches are not simulated: a sector is counted each time that it is asked for. What the
+    copy engine and `wgmma` move is not counted.
+
+    Raises RuntimeError outside the simulator: set NUMBA_ENABLE_CUDASIM=1 before numba is imported.
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse as ns
+    >>> w = ns.nn.init.uniform(ns.Layout([[1, 0], [1, 1]]), 8, seed=0)
+    >>> x = np.ones((4, 16), np.float32)
+    >>> if ns.device.SIMULATED:
+    ...     (counted,) = ns.testing.count(lambda: ns.matmul(x, w.to("cuda"), kernel="k1_naive"))
+    ...     print(counted.global_writes.nbytes)
+    ... else:
+    ...     print(4 * 16 * 4)
+    256
+    """
+    if not SIMULATED:
+        raise RuntimeError("counting takes the simulator: set NUMBA_ENABLE_CUDASIM=1 before import")
+    with Watcher().watching() as watcher:
+        call()
+    return [_count(launch) for launch in watcher.launches]
+
+
+def _count(launch: Launch) -> Count:
+    traffic = {
+        (space, writes): _traffic(space, _requests(launch, space, writes))
+        for space in ("global", "shared")
+        for writes in (False, True)
+    }
+    barriers = [len(thread.barriers) for thread in launch.threads if thread.number == 0]
+    return Count(
+        getattr(launch.kernel, "__name__", "kernel"),
+        launch.grid,
+        launch.block if isinstance(launch.block, tuple) else (launch.block,),
+        traffic["global", False],
+        traffic["global", True],
+        traffic["shared", False],
+        traffic["shared", True],
+        max(barriers, default=0),
+    )
+
+
+def _requests(launch: Launch, space: str, writes: bool) -> Iterable[list[Access]]:
+    """The accesses that a warp makes together: of one instruction, for the same time."""
+    together: dict[Any, list[Access]] = defaultdict(list)
+    for thread in sorted(launch.threads, key=lambda thread: thread.number):
+        times: Counter[Any] = Counter()
+        for access in thread.accesses:
+            if access.space == space and access.writes == writes:
+                time = access.site, times[access.site]
+                together[thread.block, thread.number // WARP, time].append(access)
+                times[access.site] += 1
+    return together.values()
+
+
+def _traffic(space: str, requests: Iterable[list[Access]]) -> Traffic:
+    total = [0, 0, 0, 0, 0]
+    for accesses in requests:
+        nbytes = sum(access.nbytes for access in accesses)
+        units, least = (_sectors if space == "global" else _wavefronts)(accesses)
+        for i, number in enumerate((1, len(accesses), nbytes, units, least)):
+            total[i] += number
+    return Traffic(*total)
+
+
+def _sectors(accesses: list[Access]) -> tuple[int, int]:
+    """The sectors that a request touches, and how few could hold its bytes."""
+    touched = {byte // SECTOR for access in accesses for byte in _ends(access)}
+    distinct = len({access.address for access in accesses}) * accesses[0].nbytes
+    return len(touched), -(-distinct // SECTOR)
+
+
+def _wavefronts(accesses: list[Access]) -> tuple[int, int]:
+    """A wavefront for each word of the busiest bank, in each part of a request."""
+    taken, least = 0, 0
+    for part in _parts(accesses):
+        words = {word for access in part for word in _words(access)}
+        taken += max(Counter(word % BANKS for word in words).values())
+        least += -(-len(words) // BANKS)
+    return taken, least
+
+
+def _parts(accesses: list[Access]) -> Iterator[list[Access]]:
+    lanes = WARP * BANK // max(accesses[0].nbytes, BANK)
+    for start in range(0, len(accesses), lanes):
+        yield accesses[start : start + lanes]
+
+
+def _words(access: Access) -> range:
+    return range(access.address // BANK, (access.address + access.nbytes - 1) // BANK + 1)
+
+
+def _ends(access: Access) -> tuple[int, int]:
+    return access.address, access.address + access.nbytes - 1

@@ -1,0 +1,192 @@
+"""What a simulated kernel reads and writes: every access, by thread and by place in the text.
+
+Under a `Watcher` the arrays of kernels note what is asked of them. Local arrays are registers, and
+are not watched; what the copy engine brings and what `wgmma` reads is not, either.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import types
+
+watcher: Watcher | None = None
+"""Who watches, if anybody."""
+
+_INSIDE = ("numba.", "numbsparse.device.", "numbsparse.kernels.ptx.")
+"""Modules between the text of a kernel and this one."""
+
+ALL_BANKS = 128  # bytes
+
+_making = threading.Lock()
+
+
+class Access(NamedTuple):
+    """One thread reads or writes neighbouring bytes."""
+
+    site: Any  # the code, and the place in it
+    space: str  # "global" or "shared"
+    writes: bool
+    address: int
+    nbytes: int
+
+
+class Thread(NamedTuple):
+    """What a simulated thread did, in its order."""
+
+    block: tuple[int, ...]
+    number: int  # in its block
+    accesses: list[Access]
+    barriers: list[Any]  # the site of each
+
+
+class Launch(NamedTuple):
+    """A kernel that ran under a watcher."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    threads: list[Thread]
+
+
+class Watcher:
+    """Collects launches, and what their threads do."""
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[Watcher]:
+        """While this lasts, in the simulator, kernels of every thread are watched."""
+        from numba.cuda.simulator.kernel import BlockThread
+        from numba.cuda.simulator.kernelapi import FakeCUDAShared
+
+        global watcher
+        if watcher is not None:
+            raise RuntimeError("somebody watches already")
+        plain_array, plain_barrier = FakeCUDAShared.array, BlockThread.syncthreads
+
+        def barrier(thread: Any) -> None:
+            self._thread(thread).barriers.append(_site())
+            plain_barrier(thread)
+
+        watcher, FakeCUDAShared.array, BlockThread.syncthreads = self, _shared_array, barrier
+        try:
+            yield self
+        finally:
+            watcher = None
+            FakeCUDAShared.array, BlockThread.syncthreads = plain_array, plain_barrier
+
+    def note(self, space: str, writes: bool, address: int, nbytes: int) -> None:
+        """An access by the running thread; the host's own are none."""
+        thread: Any = threading.current_thread()
+        if hasattr(thread, "blockIdx"):
+            access = Access(_site(), space, writes, address, nbytes)
+            self._thread(thread).accesses.append(access)
+
+    def _thread(self, thread: Any) -> Thread:
+        known: Thread | None = getattr(thread, "watched", None)
+        if known is None:
+            known = thread.watched = Thread(tuple(thread.blockIdx), thread.thread_id, [], [])
+            self.launches[-1].threads.append(known)
+        return known
+
+
+class Shared(np.ndarray):  # type: ignore[type-arg]
+    """An array in shared memory that is watched."""
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        if not isinstance(found, np.ndarray):
+            _note(self, "shared", False, place)
+        return found
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        _note(self, "shared", True, place)
+        super().__setitem__(place, value)
+
+
+def in_global_memory(array: np.ndarray) -> Any:
+    """What the simulator's kernels take; watched, if anybody watches."""
+    from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+
+    if watcher is None:
+        return FakeCUDAArray(array)
+
+    class Global(FakeCUDAArray):  # type: ignore[misc]
+        """An array in global memory that is watched."""
+
+        def __getitem__(self, place: Any) -> Any:
+            found = self._ary[place]
+            if isinstance(found, np.ndarray):
+                return Global(found)
+            _note(self._ary, "global", False, place)
+            return found
+
+        def __setitem__(self, place: Any, value: Any) -> None:
+            _note(self._ary, "global", True, place)
+            self._ary[place] = value
+
+    return Global(array)
+
+
+def note_piece(array: Any, writes: bool, piece: np.ndarray) -> None:
+    """An access to neighbouring bytes of an array at once, by an instruction of `kernels.ptx`."""
+    if watcher is not None and piece.nbytes and type(array) is not np.ndarray:
+        space = "shared" if isinstance(array, Shared) else "global"
+        watcher.note(space, writes, piece.ctypes.data, piece.nbytes)
+
+
+def _note(array: np.ndarray, space: str, writes: bool, place: Any) -> None:
+    if watcher is not None:
+        places = place if isinstance(place, tuple) else (place,)
+        offset = sum(int(i) * stride for i, stride in zip(places, array.strides, strict=True))
+        watcher.note(space, writes, array.ctypes.data + offset, array.itemsize)
+
+
+def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -> Any:
+    """`cuda.shared.array` of the simulator, watched: one array for each line that asks for one."""
+    from numba.np.numpy_support import as_dtype
+
+    dtype = np.dtype(as_dtype(dtype) if isinstance(dtype, types.Type) else dtype)
+    if shape == 0:
+        count = memory._dynshared_size // dtype.itemsize
+        return np.frombuffer(memory._dynshared.data, dtype, count).view(Shared)
+    frame = sys._getframe(1)
+    line = frame.f_code.co_filename, frame.f_lineno
+    with _making:
+        array = memory._allocations.get(line)
+        if array is None:
+            array = memory._allocations[line] = _aligned(shape, dtype).view(Shared)
+    return array
+
+
+def _aligned(shape: Any, dtype: np.dtype) -> np.ndarray:
+    """An array that begins in the first bank."""
+    nbytes = int(np.prod(shape)) * dtype.itemsize
+    room = np.empty(nbytes + ALL_BANKS, np.uint8)
+    start = -room.ctypes.data % ALL_BANKS
+    return room[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def _site() -> Any:
+    """Where in a kernel's text, or that of a device function, the running access stands."""
+    frame: Any = sys._getframe(2)
+    while frame.f_globals["__name__"].startswith(_INSIDE):
+        frame = frame.f_back
+    return frame.f_code, _position(frame.f_code, frame.f_lasti)
+
+
+@cache
+def _position(code: Any, instruction: int) -> Any:
+    """Line and columns, where Python knows them: it numbers an instruction anew once it is warm."""
+    if hasattr(code, "co_positions"):
+        return next(islice(code.co_positions(), instruction // 2, None))
+    return instruction

@@ -1,0 +1,125 @@
+"""Strips by `cp.async`: all warps fetch, and wait for each other after every stage."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import cuda, float32, int32, int64, uint8, uint32
+
+from numbsparse.kernels.matmul.k7_small_blocks.card import registers
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
+    ALIGNED,
+    PIECE,
+    SWIZZLED,
+    Strip,
+)
+from numbsparse.kernels.matmul.k7_small_blocks.strip_products import clear_zeros, products
+from numbsparse.kernels.matmul.k7_small_blocks.strip_store import storer
+from numbsparse.kernels.ptx import (
+    ALIGNMENT,
+    cp_async,
+    cp_async_commit,
+    cp_async_wait,
+    cp_async_zero_fill,
+    first_multiple,
+)
+
+
+@cache
+def async_kernel(name: str, strip: Strip, y_lies: str) -> Any:
+    ROWS, WARPS, GROUPS, STAGES = strip.ROWS, strip.WARPS, strip.GROUPS, strip.STAGES
+    AHEAD, PENDING, PIECES = STAGES - 1, STAGES - 2, strip.WIDTH // PIECE
+    LANES = PIECES * GROUPS
+    STAGE_BYTES, SUMS = strip.STAGE_BYTES, strip.ROWS
+    add_stage, store = products(name, strip), storer(name, strip, y_lies)
+    fetch_x, fetch_w, clear = fetch_rows(strip), fetch_steps(strip), clear_zeros(strip, WARPS)
+
+    @cuda.jit(**registers(WARPS))
+    def kernel(x, stride, features, w, words_of, begins, groups, lines, tiles, y, sizes):
+        shared = cuda.shared.array(0, uint8, ALIGNMENT)
+        words = cuda.shared.array(0, uint32, ALIGNMENT)  # the same memory
+        base = first_multiple(shared, SWIZZLED)
+        acc = cuda.local.array(SUMS, float32)
+        for k in range(SUMS):
+            acc[k] = 0
+        clear(words, base)
+        t = uint32(cuda.threadIdx.x)
+        warp = t // 32
+        i = cuda.blockIdx.x
+        top, first, stages = int64(tiles[i, 1]) * ROWS, tiles[i, 2], tiles[i, 3] - tiles[i, 2]
+
+        # What the next stages are is read a stage ahead, at places that stay within 32 bits.
+        group_at, begin_at = uint32(first * GROUPS + t % LANES // PIECES), uint32(first)
+        group, begin, end = groups[group_at], begins[begin_at], begins[uint32(begin_at + 1)]
+        rows = int32(min(sizes[2] - top, ROWS))
+        row = (top + t // LANES) * stride + t % PIECES * PIECE
+        stage, fetched = int32(0), int32(0)
+        for s in range(int32(-AHEAD), stages):
+            cp_async_wait(PENDING)
+            cuda.syncthreads()
+            if s + AHEAD < stages:
+                start = uint32(base + fetched * STAGE_BYTES)
+                fetch_x(x, row, stride, rows, group, int32(features), shared, start)
+                fetch_w(
+                    words_of, w, int32(first + s + AHEAD), begin, int32(end - begin), shared, start
+                )
+                fetched = int32(fetched + 1) if fetched < STAGES - 1 else int32(0)
+                group_at, begin_at = uint32(group_at + GROUPS), uint32(begin_at + 1)
+                group, begin, end = groups[group_at], end, begins[uint32(begin_at + 1)]
+            cp_async_commit()
+            if s >= 0:
+                add_stage(shared, words, uint32(base + stage * STAGE_BYTES), warp, acc)
+                stage = int32(stage + 1) if stage < STAGES - 1 else int32(0)
+        store(acc, tiles[i, 0], warp, top, (lines, y, sizes))
+
+    return kernel
+
+
+@cache
+def fetch_rows(strip: Strip) -> Any:
+    """The groups of the next stage; 0 beyond the edges of x."""
+    ROWS, GROUPS, X_START, GROUP_BYTES = strip.ROWS, strip.GROUPS, strip.X_START, strip.GROUP_BYTES
+    WIDTH, PIECES, ALIKE = strip.WIDTH, strip.WIDTH // PIECE, 64 // strip.WIDTH
+    LANES = PIECES * GROUPS
+    LINES = min(32 * strip.WARPS // LANES, ROWS)  # fetched at once
+    COUNT = ROWS // LINES
+
+    @cuda.jit(device=True)
+    def fetch(x, row, stride, rows, group, features, shared, start):
+        t = uint32(cuda.threadIdx.x)
+        if group >= 0 and t < LINES * LANES:
+            inside = int32(features - group * WIDTH - t % PIECES * PIECE)
+            n = uint32(2 * min(max(inside, int32(0)), int32(PIECE)))
+            to = start + X_START + t % LANES // PIECES * GROUP_BYTES
+            source = row + group * WIDTH
+            for i in range(COUNT):
+                line = t // LANES + i * LINES
+                at, m = (source, n) if line < rows else (0, uint32(0))
+                swizzled = line * PIECES + (t % PIECES ^ line // ALIKE % PIECES)
+                cp_async_zero_fill(shared, to + swizzled * 16, x, at, m)
+                source += LINES * stride
+
+    return fetch
+
+
+@cache
+def fetch_steps(strip: Strip) -> Any:
+    """First in a stage of the ring: its words, then the values of its steps."""
+    THREADS, W_START, STEP = 32 * strip.WARPS, strip.W_START, strip.STEP_BYTES // 16
+    HEAD, TIMES = strip.HEAD, -(-strip.STEPS * STEP // THREADS)
+
+    @cuda.jit(device=True)
+    def fetch(words_of, w, number, begin, many, shared, start):
+        t = int32(cuda.threadIdx.x)
+        left = int32(many * STEP - t)
+        source = int64(begin) * (4 * STEP) + t * 4
+        first = int64(begin) + number * HEAD
+        for i in range(t, (HEAD + many) // ALIGNED, THREADS):
+            cp_async(shared, start + i * 16, words_of, first + i * ALIGNED)
+        for i in range(TIMES):
+            if left > int32(i * THREADS):
+                to = start + W_START + (t + i * THREADS) * 16
+                cp_async(shared, to, w, source + i * (THREADS * 4))
+
+    return fetch

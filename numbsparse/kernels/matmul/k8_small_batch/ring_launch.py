@@ -1,0 +1,91 @@
+"""Launches of `ring_lines`: where the copy engine reaches x and w, and there is work for it."""
+
+from __future__ import annotations
+
+from numbsparse.device import SIMULATED, DeviceArray, compute_capability
+from numbsparse.device.launch import Bound
+from numbsparse.device.tensor_map import tensor_maps
+from numbsparse.kernels.matmul.aligned import is_aligned
+from numbsparse.kernels.matmul.k8_small_batch.calls import Call
+from numbsparse.kernels.matmul.k8_small_batch.fragments import Form
+from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH, plan_lines
+from numbsparse.kernels.matmul.k8_small_batch.ring import Ring, boxes, with_stages
+from numbsparse.kernels.matmul.k8_small_batch.ring_lines import ring_kernel
+from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.views import span
+from numbsparse.layout import Index
+
+WARPS = 2 if SIMULATED else 8
+ENOUGH = 0 if SIMULATED else 32  # blocks a warp that pay for the copy engine's start, of halves
+MOST_MAPS = 2**16
+
+_maps: dict[int, DeviceArray] = {}
+
+
+def serves(x: DeviceArray, values: DeviceArray, shares: int) -> bool:
+    """Whether whole tiles of x and w can be copied, and soon enough."""
+    size, (batch, features) = values.shape[1], x.shape
+    if size < WIDTH or features % WIDTH or not values.size:
+        return False
+    if not SIMULATED and (compute_capability() < (9, 0) or len(_maps) >= MOST_MAPS):
+        return False
+    squares = values.size // WIDTH**2
+    if values.itemsize == 2 and batch <= WIDTH and squares < ENOUGH * WARPS * shares:
+        return False
+    return values.address % 16 == 0 and (_fits(x) or _fits(x.T))
+
+
+def by_rings(index: Index, x, values, y, turned: bool, form: Form, shares: int) -> Call:
+    """y = x @ w, for x of at most 64 rows."""
+    size, batch = values.shape[1], x.shape[0]
+    x_across = not _fits(x)
+    groups = 8 if batch > 32 else 4 if batch > 16 or x_across else 2
+    far = groups == 8
+    ring = Ring(form, size, turned, x_across, groups, _stored(y, form), WARPS, 0, far)
+    ring = with_stages(ring, 4 if form.halves else 2)
+    slots = shares * (WARPS - 1) if far else 0
+    work = planned(index, plan_lines, turned, size, shares, WARPS, ring.part, slots)
+    (x_box, x_line), (w_box, w_line) = boxes(ring)
+    lines = values.reshape(-1, 2 * WIDTH if ring.paired else size)
+    maps = tensor_maps((x.T if x_across else x, x_box, x_line), (lines, w_box, w_line))
+    # The copy engine remembers a map by its address. It is told of this one at the first launch,
+    # which costs more than a small product, and to be sure no other one ever comes to this place.
+    _maps[maps.address] = maps
+    y_is = _strides(y)
+    flat = span(y) if form.dtype == "float32" else _bits(y, "uint16")
+    if form.halves and ring.y == "across":
+        flat, y_is = _bits(y, "uint32"), (*y_is[:2], y_is[2] // 2, 1)
+    before, after = (span(x), _strides(x), span(values.reshape(1, -1)), maps), (*work, flat, y_is)
+    where, shared = (ring_kernel(ring), shares, 32 * WARPS), ring.shared_bytes
+    first = Bound(*where, *before, 1, *after, shared_bytes=shared)
+    later = Bound(*where, *before, 0, *after, shared_bytes=shared, overlap=True)
+    return Call(first, later, (maps, *(a for a in work if isinstance(a, DeviceArray))))
+
+
+def _fits(x: DeviceArray) -> bool:
+    """Whether the copy engine reads rows of x as they lie."""
+    return is_aligned(x) and (x.shape[0] == 1 or x.strides[0] > 0)
+
+
+def _stored(y: DeviceArray, form: Form) -> str:
+    """In which direction y takes four float32 or two halves at once."""
+    n, wide = (2, 4) if form.halves else (4, 16)
+    views = {"across": y} if form.halves else {"across": y, "along": y.T}
+    for name, view in views.items():
+        rows, columns = view.shape
+        stride = view.strides[0] if rows > 1 else 0
+        gapless = view.strides[1] == view.itemsize or columns == 1
+        if gapless and columns % n == 0 and stride % wide == 0 and view.address % wide == 0:
+            return name
+    return "each"
+
+
+def _strides(x: DeviceArray) -> tuple[int, ...]:
+    return (*x.shape, *(stride // x.itemsize for stride in x.strides))
+
+
+def _bits(y: DeviceArray, dtype: str) -> DeviceArray:
+    """The memory of y as whole numbers."""
+    flat = span(y)
+    n = 2 if dtype == "uint32" else 1
+    return DeviceArray(flat.address, (flat.size // n,), dtype, None, flat.owner)

@@ -1,0 +1,102 @@
+"""Copies without a box, and boxes that a cluster shares."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numba import cuda, uint8, uint32, uint64
+from ptx_helpers import capability, simulated_only
+
+from numbsparse import device
+from numbsparse.device.launch import launch
+from numbsparse.device.tensor_map import tensor_map
+from numbsparse.kernels import ptx
+
+pytestmark = pytest.mark.skipif(
+    not device.SIMULATED and capability() != (9, 0),
+    reason="takes a GPU of compute capability 9.0, or the simulator",
+)
+
+
+@cuda.jit
+def bulk_kernel(source, first, nbytes, out):
+    shared = cuda.shared.array(0, uint8)
+    bars = cuda.shared.array(1, uint64)
+    t = uint32(cuda.threadIdx.x)
+    start = ptx.first_multiple(shared, 1024)
+    if t == 0:
+        ptx.mbarrier_init(bars, 0, 1)
+        ptx.fence_mbarrier_init()
+    cuda.syncthreads()
+    if ptx.elect() != 0:
+        ptx.mbarrier_expect(bars, 0, uint32(nbytes))
+        ptx.bulk_load(shared, start + 32, source, first, uint32(nbytes), bars, 0)
+    ptx.mbarrier_wait(bars, 0, 0)
+    for i in range(t, nbytes, 32):
+        out[i] = shared[start + 32 + i]
+
+
+@pytest.mark.parametrize(("first", "nbytes"), [(0, 16), (4, 4096), (1000, 64)])
+def test_bulk_load_copies_bytes(first, nbytes, rng):
+    source = rng.integers(0, 2**32, 2048, dtype=np.uint32)
+    out = device.to_device(np.zeros(nbytes, np.uint8))
+    args = device.to_device(source), first, nbytes, out
+    launch(bulk_kernel, 1, 32, *args, shared_bytes=8192)
+    np.testing.assert_array_equal(out.numpy(), source[first:].view(np.uint8)[:nbytes])
+
+
+@cuda.jit
+def lone_kernel(source, first, nbytes):
+    shared = cuda.shared.array(0, uint8)
+    bars = cuda.shared.array(1, uint64)
+    ptx.mbarrier_init(bars, 0, 1)
+    ptx.bulk_load(shared, 0, source, first, uint32(nbytes), bars, 0)
+
+
+@simulated_only
+@pytest.mark.parametrize(("first", "nbytes"), [(0, 20), (1, 16), (2040, 64)])
+def test_bulk_load_is_refused_between_multiples_of_16_bytes_and_outside(first, nbytes, rng):
+    source = rng.integers(0, 2**32, 2048, dtype=np.uint32)
+    with pytest.raises((ValueError, IndexError)):
+        launch(lone_kernel, 1, 1, device.to_device(source), first, nbytes, shared_bytes=8192)
+
+
+def shared_box_kernel(CLUSTER):
+    RANKS, NBYTES = (1 << CLUSTER) - 1, 8 * 64
+
+    @cuda.jit
+    def kernel(x_map, out):
+        """Each block asks for a box for all blocks: as many land in each."""
+        shared = cuda.shared.array(0, uint8)
+        bars = cuda.shared.array(1, uint64)
+        t, rank = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.x)
+        start = ptx.first_multiple(shared, 1024)
+        if t == 0:
+            ptx.mbarrier_init(bars, 0, 1)
+            ptx.fence_mbarrier_init()
+        cuda.syncthreads()
+        ptx.cluster_sync()
+        if ptx.elect() != 0:
+            ptx.mbarrier_expect(bars, 0, CLUSTER * NBYTES)
+            to = start + rank * NBYTES
+            ptx.tma_load_2d_multicast(shared, to, x_map, rank * 32, 0, bars, 0, RANKS)
+        ptx.mbarrier_wait(bars, 0, 0)
+        for i in range(t, CLUSTER * NBYTES, 32):
+            out[rank, i] = shared[start + i]
+        ptx.cluster_sync()
+
+    return kernel
+
+
+def test_a_box_lands_in_every_block_of_a_cluster(rng):
+    cluster = 1 if device.SIMULATED else 2
+    x = device.to_device(rng.integers(0, 2**16, (8, 64), dtype=np.uint16))
+    out = device.to_device(np.zeros((cluster, cluster * 8 * 64), np.uint8))
+    args = tensor_map(x, (8, 32), 64), out
+    kernel = shared_box_kernel(cluster)
+    launch(kernel, cluster, 32, *args, shared_bytes=4096, cluster=(cluster,))
+    rows, byte = np.divmod(np.arange(8 * 64), 64)
+    swizzled = byte ^ rows // 2 % 4 * 16
+    boxes = [x.numpy()[:, 32 * r : 32 * r + 32].copy().view(np.uint8) for r in range(cluster)]
+    expected = np.concatenate([box[rows, swizzled] for box in boxes])
+    np.testing.assert_array_equal(out.numpy(), np.tile(expected, (cluster, 1)))
