@@ -8,7 +8,7 @@ from numbsparse.draw import draw
 from numbsparse.graph import graph
 from numbsparse.layout import Layout
 from numbsparse.nn import load, save
-from numbsparse.nn.functional import matmul, sddmm
+from numbsparse.nn.functional import conv, conv_transpose, conv_weight_grad, matmul, sddmm
 from numbsparse.ops import set_precision
 from numbsparse.tune import tune
 
@@ -19,6 +19,9 @@ __all__ = [
     "DeviceArray",
     "Layout",
     "Tensor",
+    "conv",
+    "conv_transpose",
+    "conv_weight_grad",
     "draw",
     "grad",
     "graph",

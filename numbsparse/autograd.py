@@ -10,7 +10,7 @@ After D. Maclaurin, D. Duvenaud, R. P. Adams, "Autograd: Effortless gradients in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from numbsparse.dtypes import is_floating
 Vjp = Callable[["Tensor", "Tensor"], "Tensor"]
 
 _recording: ContextVar[bool] = ContextVar("numbsparse_recording", default=True)
+_noted: ContextVar[dict[int, Tensor] | None] = ContextVar("numbsparse_noted", default=None)
 
 
 class Tensor:
@@ -184,12 +185,28 @@ def grad(
     return [found.get(id(tensor)) for tensor in inputs]
 
 
+def differentiable_grads(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """`grad` of function(*inputs), one value, that can be differentiated again.
+
+    What the inputs were computed from is not gone through now, only when that is done.
+    """
+    leaves = [Tensor(a.data, requires_grad=a.requires_grad) for a in inputs]
+    gradients = grad(function(*leaves), leaves, create_graph=True)
+    for leaf, a in zip(leaves, inputs, strict=True):
+        leaf._edges = ((a, lambda dy, y: dy),) if a.requires_grad else ()
+    return gradients
+
+
 def record(data: Any, *edges: tuple[Tensor, Vjp]) -> Tensor:
     """The Tensor of a result, with the way back to each input that requires a gradient."""
     result = Tensor(data)
     if _recording.get():
         result._edges = tuple(edge for edge in edges if edge[0].requires_grad)
         result.requires_grad = bool(result._edges)
+    elif (noted := _noted.get()) is not None:
+        noted.update((id(tensor), tensor) for tensor, _ in edges if tensor.requires_grad)
     return result
 
 
@@ -219,6 +236,39 @@ def no_grad() -> Iterator[None]:
 
 
 @contextmanager
+def noting() -> Iterator[dict[int, Tensor]]:
+    """As `no_grad`, but the tensors with gradients that operations take are noted, by their ids."""
+    noted: dict[int, Tensor] = {}
+    token = _noted.set(noted)
+    try:
+        with no_grad():
+            yield noted
+    finally:
+        _noted.reset(token)
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Within this context operations are written on the tape: for a vjp that needs a tape."""
+    with _set_recording(True):
+        yield
+
+
+def grads_at(
+    outputs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """The gradients of `inputs` from (output, its gradient) pairs, and of nothing behind them."""
+    with recording():
+        joined = record(np.zeros(()), *((y, lambda _, z, dy=dy: dy) for y, dy in outputs))  # type: ignore[misc]
+    ends = {id(tensor) for tensor in inputs}
+    found = {}
+    for tensor, gradient in _gradients(joined, Tensor(np.ones(())), False, ends):
+        if id(tensor) in ends:
+            found[id(tensor)] = gradient
+    return [found.get(id(tensor)) for tensor in inputs]
+
+
+@contextmanager
 def _set_recording(value: bool) -> Iterator[None]:
     token = _recording.set(value)
     try:
@@ -245,20 +295,25 @@ def _seed(output: Tensor, gradient: Any) -> Tensor:
     return gradient
 
 
-def _gradients(output: Tensor, seed: Tensor, create_graph: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every tensor behind `output` with its gradient, from the output back."""
+def _gradients(
+    output: Tensor, seed: Tensor, create_graph: bool, ends: Collection[int] = ()
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every tensor behind `output` with its gradient, from the output back.
+
+    `ends` are the ids of tensors that nothing is looked for behind.
+    """
     gradients = {id(output): seed}
     with _set_recording(create_graph):
-        for tensor in _from_output_back(output):
+        for tensor in _from_output_back(output, ends):
             dy = gradients.pop(id(tensor))
             yield tensor, dy
-            for parent, vjp in tensor._edges:
+            for parent, vjp in () if id(tensor) in ends else tensor._edges:
                 gradient = vjp(dy, tensor)
                 known = gradients.get(id(parent))
                 gradients[id(parent)] = gradient if known is None else known + gradient
 
 
-def _from_output_back(output: Tensor) -> list[Tensor]:
+def _from_output_back(output: Tensor, ends: Collection[int]) -> list[Tensor]:
     """The tensors behind `output`, each before all that it was computed from."""
     order: list[Tensor] = []
     seen: set[int] = set()
@@ -270,5 +325,6 @@ def _from_output_back(output: Tensor) -> list[Tensor]:
         elif id(tensor) not in seen:
             seen.add(id(tensor))
             stack.append((tensor, True))
-            stack.extend((parent, False) for parent, _ in tensor._edges)
+            if id(tensor) not in ends:
+                stack.extend((parent, False) for parent, _ in tensor._edges)
     return order[::-1]

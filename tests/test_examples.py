@@ -1,30 +1,20 @@
-"""The examples run, resume bit for bit, and refuse what they cannot use."""
+"""examples/char_lm.py learns, leaves its results, and refuses what it cannot use."""
 
-import importlib
 import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-EXAMPLES = Path(__file__).parents[1] / "examples"
-SMALL = ["--device", "cpu", "--hidden", "64", "--batch", "4", "--length", "8", "--sample", "20"]
-SMALL += ["--block-size", "8", "--embedding", "16", "--held-out-batches", "2"]
+from examples_helpers import EXAMPLES, SMALL, imported, write_text
 
 
 @pytest.fixture
 def char_lm(monkeypatch):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    return importlib.import_module("char_lm")
+    return imported(monkeypatch, "char_lm")
 
 
 @pytest.fixture
 def text(tmp_path):
-    """A small text with something to learn."""
-    words = np.random.default_rng(0).choice(["block ", "sparse ", "weights\n"], 4000)
-    path = tmp_path / "text.txt"
-    path.write_text("".join(words))
-    return str(path)
+    return write_text(tmp_path)
 
 
 def test_block_sparse_matmul(capsys):
@@ -34,76 +24,67 @@ def test_block_sparse_matmul(capsys):
 
 def test_char_lm_learns_and_leaves_its_results(char_lm, text, tmp_path, capsys):
     out = tmp_path / "out"
-    bits = char_lm.main([*SMALL, "--text", text, "--steps", "60", "--out", str(out)])
+    arguments = ["--text", text, "--steps", "60", "--out", str(out), "--prompt", "block"]
+    bits = char_lm.main([*SMALL, *arguments])
     assert sorted(bits) == ["dense", "sparse"]
     assert max(bits.values()) < 3  # 16 characters are 4 bits; the words are far fewer
-    names = {
-        "sparse.npz",
-        "dense.npz",
-        "sparse.txt",
-        "dense.txt",
-        "layout.png",
-        "learning_curve.png",
-    }
-    assert {path.name for path in out.iterdir()} == names
+    pictures = {"layout.png", "learning_curve.png"}
+    models = {"sparse.npz", "dense.npz", "sparse.txt", "dense.txt"}
+    assert {path.name for path in out.iterdir()} == pictures | models
+    written = (out / "sparse.txt").read_text()
+    assert len(written) == 5 + 20
+    assert written.startswith("block")
     printed = capsys.readouterr().out
     assert "sample of the sparse model" in printed
     assert "bits per character held out" in printed
 
 
-def test_the_dense_model_has_as_many_parameters(char_lm):
-    from char_model import CharModel
-
-    options = char_lm.parse(["--hidden", "2048", "--density", "0.05"])
-    pattern = char_lm.make_pattern(options)
-    sparse = CharModel(100, 2048, layout=pattern).n_parameters()
-    dense = CharModel(100, char_lm.dense_twin(sparse, 100, options), layout=None).n_parameters()
-    assert dense == pytest.approx(sparse, rel=0.05)
+@pytest.mark.parametrize(
+    "cell", [["--layers", "2"], ["--cell", "mlstm", "--internal-steps", "2"]], ids=" ".join
+)
+def test_other_cells_learn(char_lm, text, tmp_path, cell):
+    arguments = ["--text", text, "--steps", "90", *cell, "--out", str(tmp_path / "out")]
+    assert max(char_lm.main([*SMALL, *arguments]).values()) < 3
 
 
-@pytest.mark.parametrize("pattern", ["watts_strogatz", "barabasi_albert", "random", "dense"])
-def test_patterns_have_about_the_density_that_was_asked_for(char_lm, pattern):
-    options = char_lm.parse(["--hidden", "2048", "--density", "0.2", "--pattern", pattern])
-    expected = 1.0 if pattern == "dense" else 0.2
-    assert char_lm.make_pattern(options).mean() == pytest.approx(expected, rel=0.1)
+def test_held_out_text_is_read_at_every_mark(char_lm, text, tmp_path):
+    import numbsparse as ns
+
+    arguments = ["--text", text, "--steps", "25", "--mark-every", "8", "--no-compare"]
+    char_lm.main([*SMALL, *arguments, "--out", str(tmp_path)])
+    steps, training, held_out = ns.load(tmp_path / "sparse.npz")["curve"].T
+    assert steps.tolist() == [8, 10, 16, 20, 24, 25]
+    assert np.isfinite(training).all()
+    assert np.isfinite(held_out).tolist() == [True, False, True, False, True, True]
 
 
-def test_a_resumed_training_is_the_uninterrupted_one(char_lm, text, tmp_path, monkeypatch):
-    """Bit for bit: the weights, the optimiser's moments and the curve."""
+@pytest.mark.parametrize(
+    ("cell", "n_layouts"), [("--layers 1", 1), ("--layers 2", 2), ("--cell mlstm", 5)]
+)
+@pytest.mark.parametrize(("hidden", "density"), [(2048, 0.08), (3072, 0.05)])
+def test_the_dense_model_has_as_many_parameters(char_lm, hidden, density, cell, n_layouts):
     import char_model
 
     import numbsparse as ns
 
-    arguments = [*SMALL, "--text", text, "--steps", "20", "--no-compare"]
-    char_lm.main([*arguments, "--out", str(tmp_path / "whole")])
-
-    train_step = char_model.Training.train_step
-
-    def interrupted(training):
-        if training.step == 13:
-            raise KeyboardInterrupt
-        return train_step(training)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(char_model.Training, "train_step", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            char_lm.main([*arguments, "--out", str(tmp_path / "parts")])
-    assert ns.load(tmp_path / "parts" / "sparse.npz")["step"] < 13
-    char_lm.main([*arguments, "--resume", "--out", str(tmp_path / "parts")])
-
-    with (
-        np.load(tmp_path / "whole" / "sparse.npz") as whole,
-        np.load(tmp_path / "parts" / "sparse.npz") as parts,
-    ):
-        assert whole.files == parts.files
-        for name in whole.files:
-            np.testing.assert_array_equal(whole[name], parts[name], err_msg=name)
+    options = char_lm.parse([*cell.split(), "--hidden", str(hidden), "--density", str(density)])
+    sparse, wiring = char_model.sparse_model(100, options)
+    dense = char_model.dense_twin(sparse, 100, options)
+    assert len(wiring) == n_layouts
+    assert len({pattern.tobytes() for pattern in wiring}) == n_layouts
+    half_a_block = options.block_size / dense.hidden_size  # of the width: as a share of its square
+    assert dense.n_parameters() == pytest.approx(sparse.n_parameters(), rel=half_a_block)
+    weights = [p.data for p in dense.parameters() if isinstance(p.data, ns.BlockSparse)]
+    assert min(weight.density for weight in weights) == 1
 
 
-def write(tmp_path, content):
-    path = tmp_path / "bad.txt"
-    path.write_bytes(content)
-    return str(path)
+@pytest.mark.parametrize("pattern", ["watts_strogatz", "barabasi_albert", "random", "dense"])
+def test_patterns_have_about_the_density_that_was_asked_for(char_lm, pattern):
+    from char_model import make_pattern
+
+    options = char_lm.parse(["--hidden", "2048", "--density", "0.2", "--pattern", pattern])
+    expected = 1.0 if pattern == "dense" else 0.2
+    assert make_pattern(options, 0).mean() == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -112,40 +93,31 @@ def write(tmp_path, content):
     ids=["empty", "binary", "short", "missing"],
 )
 def test_char_lm_refuses_a_text(char_lm, tmp_path, content, says):
-    path = str(tmp_path / "missing") if content is None else write(tmp_path, content)
+    path = tmp_path / "bad.txt"
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(SystemExit, match=f"char_lm: .*{says}"):
-        char_lm.main([*SMALL, "--text", path, "--out", str(tmp_path / "out")])
+        char_lm.main([*SMALL, "--text", str(path), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 
 
-def test_char_lm_refuses_a_checkpoint_of_another_model(char_lm, text, tmp_path):
-    arguments = ["--text", text, "--steps", "2", "--no-compare", "--out", str(tmp_path / "out")]
-    char_lm.main([*SMALL, *arguments])
-    before = (tmp_path / "out" / "sparse.npz").read_bytes()
-    with pytest.raises(SystemExit, match=r"char_lm: .*sparse\.npz was made with"):
-        char_lm.main([*SMALL, *arguments, "--hidden", "32", "--resume"])
-    assert (tmp_path / "out" / "sparse.npz").read_bytes() == before
-
-
-def test_char_lm_stops_where_the_loss_is_no_number(char_lm, text, tmp_path):
-    out = tmp_path / "out"
-    arguments = [*SMALL, "--text", text, "--steps", "20", "--no-compare", "--out", str(out)]
-    with np.errstate(all="ignore"), pytest.raises(SystemExit, match="lower --lr"):
-        char_lm.main([*arguments, "--lr", "1e38"])
+def test_char_lm_refuses_a_prompt_outside_of_the_vocabulary(char_lm, text, tmp_path):
+    arguments = ["--text", text, "--prompt", "block 7?", "--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match=r"char_lm: 'block 7\?' holds b'7\?', outside the voc"):
+        char_lm.main([*SMALL, *arguments])
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--hidden", "0"], ["--density", "0"], ["--density", "1.5"], ["--steps", "x"]]
+    "arguments",
+    [
+        *(["--hidden", "0"], ["--density", "0"], ["--density", "1.5"], ["--steps", "x"]),
+        *(["--lr", "0"], ["--clip", "-1"], ["--temperature", "0"], ["--layers", "0"]),
+        *(["--dtype", "float16"], ["--cell", "mlstm", "--layers", "2"]),
+    ],
+    ids=" ".join,
 )
 def test_char_lm_refuses_arguments(char_lm, text, tmp_path, arguments):
     with pytest.raises(SystemExit):
         char_lm.main([*SMALL, "--text", text, "--out", str(tmp_path / "out"), *arguments])
-
-
-def test_the_standard_library_is_text(char_lm):
-    from char_text import standard_library
-
-    text, again = standard_library(), standard_library()
-    assert text.train.size > 10 * text.held_out.size > 1e6
-    assert (text.train == again.train).all()
-    assert "import " in text.decode(text.train[:5000].tolist())
+    assert not (tmp_path / "out").exists()

@@ -43,7 +43,7 @@ def make_step(make_optimizer):
         loss = F.cross_entropy(logits, targets)
         model.zero_grad()
         loss.backward()
-        norm = optim.clip_by_global_norm(model.parameters(), 0.5)
+        norm = nn.utils.clip_grad_norm(model.parameters(), 0.5)
         optimizer.step()
         return {"loss": loss, "norm": norm}, state
 
@@ -55,7 +55,7 @@ def train(make_optimizer, calls, captured):
     rng = np.random.default_rng(1)
     model, optimizer, step = make_step(make_optimizer)
     step = ns.graph(step) if captured else step
-    state = tuple(ns.Tensor(ns.to_device(np.zeros((2, 8), np.float32))) for _ in "hc")
+    state = tuple(ns.Tensor(ns.to_device(np.zeros((1, 2, 8), np.float32))) for _ in "hc")
     seen = []
     for i in range(calls):
         codes = rng.integers(0, 5, (3, 2)).astype(np.int32)
@@ -214,7 +214,7 @@ def test_loading_a_checkpoint_captures_anew():
     saved = model.state_dict(), optimizer.state_dict()
     captured = ns.graph(step)
     codes = np.ones((3, 2), np.int32)
-    state = tuple(np.zeros((2, 8), np.float32) for _ in "hc")
+    state = tuple(np.zeros((1, 2, 8), np.float32) for _ in "hc")
 
     def losses():
         return [

@@ -1,5 +1,7 @@
 """Layers, state dicts and checkpoints."""
 
+import sys
+
 import numpy as np
 import pytest
 from conftest import HALVES, host, needs_bfloat16
@@ -8,7 +10,6 @@ import numbsparse as ns
 from numbsparse import nn
 from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional as F
-from numbsparse.testing import check_grads
 
 
 def test_linear_is_the_dense_one_where_blocks_are_kept(rng, put, place):
@@ -55,6 +56,7 @@ def test_a_layer_asks_for_its_precision(rng, monkeypatch, layer):
 
     for name in ("matmul", "sddmm"):
         monkeypatch.setattr(ns.ops, name, noting(getattr(ns.ops, name)))
+    monkeypatch.setattr(sys.modules["numbsparse.ops.lstm"], "matmul", ns.ops.matmul)
     module = getattr(nn, layer)(8, 8, block_size=8, precision="high", seed=0)
     x = ns.Tensor(rng.standard_normal((2, 3, 8), dtype=np.float32), requires_grad=True)
     y = module(x)
@@ -104,47 +106,6 @@ def test_linear_without_a_layout_keeps_all(rng):
     assert linear.bias is None
 
 
-@pytest.mark.parametrize("hidden", [16, 13], ids=["whole blocks", "cut block"])
-def test_lstm_is_the_textbook_one(rng, put, place, hidden):
-    pattern = rng.random((2, 2)) < 0.8
-    lstm = nn.LSTM(5, hidden, layout=pattern, block_size=8, seed=0).to(place)
-    x = rng.standard_normal((3, 2, 5), dtype=np.float32)
-    y, (h, c) = lstm(put(x))
-    ih, hh, bias = lstm.weight_ih.numpy(), lstm.weight_hh.numpy(), host(lstm.bias.data)
-    sigmoid = lambda a: 1 / (1 + np.exp(-a))  # noqa: E731
-    h_, c_ = np.zeros((2, hidden)), np.zeros((2, hidden))
-    for t in range(3):
-        gates = (x[t] @ ih + h_ @ hh + bias).reshape(2, 4, -1)[:, :, :hidden]
-        i, f, g, o = gates.transpose(1, 0, 2)
-        c_ = sigmoid(f) * c_ + sigmoid(i) * np.tanh(g)
-        h_ = sigmoid(o) * np.tanh(c_)
-        np.testing.assert_allclose(host(y.data)[t], h_, atol=1e-5)
-    np.testing.assert_allclose(host(h.data), h_, atol=1e-5)
-    np.testing.assert_allclose(host(c.data), c_, atol=1e-5)
-
-
-def test_lstm_state_carries_on(rng):
-    lstm = nn.LSTM(4, 8, block_size=8, seed=0)
-    x = rng.standard_normal((6, 2, 4), dtype=np.float32)
-    whole, _ = lstm(x)
-    first, state = lstm(x[:2])
-    second, _ = lstm(x[2:], state)
-    np.testing.assert_allclose(np.concatenate([first.data, second.data]), whole.data, atol=1e-6)
-
-
-@pytest.mark.parametrize("hidden", [8, 6], ids=["whole blocks", "cut block"])
-def test_lstm_gradients(rng, hidden):
-    lstm = nn.LSTM(3, hidden, block_size=8, dtype=np.float64, seed=0)
-    ih, hh, bias = (p.data for p in (lstm.weight_ih, lstm.weight_hh, lstm.bias))
-
-    def run(x, ih, hh, bias):
-        lstm.weight_ih, lstm.weight_hh, lstm.bias = ih, hh, bias
-        y, (_, c) = lstm(x)
-        return F.concatenate([y.reshape(-1), c.reshape(-1)])
-
-    check_grads(run, rng.standard_normal((3, 2, 3)), ih, hh, bias)
-
-
 def test_dropout(rng, put):
     dropout = nn.Dropout(0.25, seed=3)
     x = ns.Tensor(put(np.ones((100, 40), np.float32)))
@@ -189,9 +150,12 @@ class Model(nn.Module):
 
 
 NAMES = [
-    "stages.0.weight", "lstm.weight_ih", "lstm.weight_hh", "lstm.bias",
+    "stages.0.weight", "lstm.layers.0.weight_ih", "lstm.layers.0.weight_hh", "lstm.layers.0.bias",
     "head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias",
 ]  # fmt: skip
+
+
+BIAS = "lstm.layers.0.bias"
 
 
 def test_module_finds_its_parameters():
@@ -215,23 +179,28 @@ def test_state_dict_round_trip(tmp_path, place):
     other.load_state_dict(loaded["model"])
     for name, value in model.state_dict().items():
         np.testing.assert_array_equal(host(other.state_dict()[name]), host(value))
-    other.lstm.bias.data[:] = 7  # loaded values are the model's own
-    assert not (loaded["model"]["lstm.bias"] == 7).all()
+    other.lstm.layers[0].bias.data[:] = 7  # loaded values are the model's own
+    assert not (loaded["model"]["lstm.layers.0.bias"] == 7).all()
     with np.load(tmp_path / "model.npz") as file:
-        assert file["model/lstm.bias"].shape == (64,)
+        assert file["model/lstm.layers.0.bias"].shape == (64,)
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda s: s.pop("lstm.bias"), r"lacks \['lstm.bias'\]"),
+        (lambda s: s.pop(BIAS), r"lacks \['lstm.layers.0.bias'\]"),
         (lambda s: s.update(other=1), r"has \['other'\]"),
-        (lambda s: s.update({"lstm.bias": np.zeros(3, np.float32)}), "lstm.bias"),
-        (lambda s: s.update({"lstm.bias": np.zeros(64)}), "float64"),
-        (lambda s: s.update({"lstm.bias": 3}), "int"),
-        (lambda s: s.update({"lstm.weight_hh": np.zeros((16, 64), np.float32)}), "BlockSparse"),
+        (lambda s: s.update({BIAS: np.zeros(3, np.float32)}), BIAS),
+        (lambda s: s.update({BIAS: np.zeros(64)}), "float64"),
+        (lambda s: s.update({BIAS: 3}), "int"),
         (
-            lambda s: s.update({"lstm.weight_hh": nn.LSTM(8, 16, block_size=8).weight_hh.data}),
+            lambda s: s.update({"lstm.layers.0.weight_hh": np.zeros((16, 64), np.float32)}),
+            "BlockSparse",
+        ),
+        (
+            lambda s: s.update(
+                {"lstm.layers.0.weight_hh": nn.LSTM(8, 16, block_size=8).layers[0].weight_hh.data}
+            ),
             "layout",
         ),
     ],

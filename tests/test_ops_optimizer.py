@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 from conftest import needs_bfloat16
-from ops_helpers import HOMES, Home, assert_close, in_all_forms, on_both_places
+from ops_helpers import HOMES, Home, assert_close, in_all_forms, in_all_homes, on_both_places
 
 from numbsparse import ops
 
-# bfloat16 is refused: its weights would not move.
-in_all_homes = pytest.mark.parametrize(
+# bfloat16 takes a master: without one its weights would not move.
+in_homes_without_a_master = pytest.mark.parametrize(
     "home", [home for home in HOMES if home.dtype != "bfloat16"], ids=str
 )
 
 
-@in_all_homes
+@in_homes_without_a_master
 @in_all_forms
 @pytest.mark.parametrize(
     ("momentum", "weight_decay", "nesterov"),
@@ -37,7 +37,7 @@ def test_sgd_step(home, form, momentum, weight_decay, nesterov, rng):
     assert_close(home, home.fetch(there), p - 0.1 * step, magnitude=10.0)
 
 
-@in_all_homes
+@in_homes_without_a_master
 @in_all_forms
 @pytest.mark.parametrize("decoupled", [False, True], ids=["adam", "adamw"])
 @pytest.mark.parametrize("step", [1, 10])
@@ -113,11 +113,21 @@ def test_scale_to_norm(home, form, share, rng):
 
 
 @on_both_places
-def test_scale_of_zeros_and_of_nan(home):
+def test_scale_of_zeros_and_of_what_is_not_finite(home):
     zeros = home.send(np.zeros(3))
     assert home.fetch(ops.scale_to_norm([zeros], 1.0)) == 0
     np.testing.assert_array_equal(home.fetch(zeros), 0)
-    assert np.isnan(home.fetch(ops.scale_to_norm([home.send([np.nan, 1])], 1.0)))
+    for bad in (np.nan, np.inf):
+        array = home.send([bad, 100])
+        np.testing.assert_array_equal(home.fetch(ops.scale_to_norm([array], 1.0)), bad)
+        np.testing.assert_array_equal(home.fetch(array), [bad, 100])
+
+
+@on_both_places
+def test_arrays_that_bear_a_scale(home):
+    array, scale = home.send([300, 400]), home.send(np.float32(100))
+    assert home.fetch(ops.scale_to_norm([array], 2.5, scale)) == 5
+    np.testing.assert_allclose(home.fetch(array), [150, 200], rtol=1e-6)
 
 
 @on_both_places
@@ -144,8 +154,17 @@ def test_refusals(home):
         ops.adam_step(p, g, v, v, *adam, 0)
     with pytest.raises(ValueError, match="arrays takes at least one array"):
         ops.global_norm([])
-    with pytest.raises(TypeError, match=r"arrays\[0\] and arrays\[1\] take one dtype"):
-        ops.global_norm([p, halves])
+    with pytest.raises(TypeError, match=f"master takes None beside a p of {home.dtype}"):
+        ops.sgd_step(p, g, None, 0.1, master=v)
+    if home.place == "cpu":
+        with pytest.raises(TypeError, match=r"arrays\[0\] and arrays\[1\] take one dtype"):
+            ops.global_norm([p, halves])
+    else:
+        assert home.fetch(ops.global_norm([p, halves])) == pytest.approx(np.sqrt(12))
+        with pytest.raises(TypeError, match="master takes float32 beside a p of float16"):
+            ops.sgd_step(halves, halves, None, 0.1, master=halves)
+        with pytest.raises(ValueError, match=r"master takes the place and shape \(2, 3\) of p"):
+            ops.sgd_step(halves, halves, None, 0.1, master=other)
     for max_norm in (0, -1, float("nan")):
         with pytest.raises(ValueError, match="max_norm takes a number above 0"):
             ops.scale_to_norm([p], max_norm)
@@ -162,12 +181,22 @@ def test_two_places_are_refused():
 
 
 @needs_bfloat16
-def test_bfloat16_is_refused():
-    p, g, m, v = (Home("cuda", "bfloat16").send(np.ones(3)) for _ in range(4))
-    for call in (
-        lambda: ops.sgd_step(p, g, None, 0.1),
-        lambda: ops.adam_step(p, g, m, v, 0.1, 0.9, 0.999, 1e-8, 0.0, False, 1),
-        lambda: ops.scale_to_norm([p, g], 1.0),
-    ):
-        with pytest.raises(TypeError, match="got bfloat16: keep the parameter in float32"):
-            call()
+def test_bfloat16_takes_a_master_and_float32_state():
+    home = Home("cuda", "bfloat16")
+    p, g, m, v = (home.send(np.ones(3)) for _ in range(4))
+    master = home.send(np.zeros(3), "float32")
+    adam = (0.1, 0.9, 0.999, 1e-8, 0.0, False, 1)
+    with pytest.raises(TypeError, match="master takes a float32 array beside a p of bfloat16"):
+        ops.sgd_step(p, g, None, 0.1)
+    with pytest.raises(TypeError, match="m takes float32 beside a p of bfloat16, got bfloat16"):
+        ops.adam_step(p, g, m, v, *adam, master)
+
+
+def test_more_values_than_threads(monkeypatch, rng):
+    from numbsparse.kernels import optimizer as kernels
+
+    monkeypatch.setattr(kernels, "MOST_BLOCKS", 1)
+    home, a = HOMES[2], rng.standard_normal(1000)
+    array, norm = home.send(a), np.linalg.norm(a)
+    np.testing.assert_allclose(home.fetch(ops.scale_to_norm([array], 1.0)), norm, rtol=1e-6)
+    np.testing.assert_allclose(home.fetch(array), a / norm, rtol=1e-5)

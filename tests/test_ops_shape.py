@@ -82,6 +82,19 @@ def test_concatenate(home, form, axis, rng):
     np.testing.assert_array_equal(got, home.rounded(np.concatenate(parts, axis)))
 
 
+def test_arrays_that_adjoin_are_joined_without_a_copy():
+    whole = Home("cuda", "float32").send(np.arange(12.0).reshape(6, 2))
+    parts = [whole[:1], whole[1:3], whole[3:6]]
+    joined = ops.concatenate(parts)
+    assert joined.address == whole.address
+    np.testing.assert_array_equal(joined.numpy(), whole.numpy())
+    assert is_view(ops.stack([whole[2], whole[3]]), whole)
+    for others in ([parts[0], parts[2]], parts[::-1], [whole[:3, :1], whole[3:, :1]]):
+        assert not is_view(ops.concatenate(others), whole)
+        expected = np.concatenate([other.numpy() for other in others])
+        np.testing.assert_array_equal(ops.concatenate(others).numpy(), expected)
+
+
 @in_all_homes
 @in_all_forms
 @pytest.mark.parametrize("axis", [0, 1, -1])

@@ -21,7 +21,9 @@ def widened(item):
 
 def rounded(value, array):
     """A float32 as an item of the array: the nearest one, halves to even."""
-    return (_to_bits if array.dtype == np.uint16 else _as_it_is)(value, array)
+    if array.dtype == np.uint16:
+        return _to_bits(value, array)
+    return (_to_half if array.dtype == np.float16 else _as_it_is)(value, array)
 
 
 def _from_bits(item):
@@ -42,6 +44,10 @@ def _to_bits(value, array):
     return uint16(uint32(bits + uint32(0x7FFF) + (bits >> uint32(16) & uint32(1))) >> uint32(16))
 
 
+def _to_half(value, array):
+    return types.float16(value)
+
+
 def _as_it_is(value, array):
     return value
 
@@ -55,4 +61,6 @@ if not SIMULATED:
 
     @overload(rounded)
     def _rounded(value, array):
-        return _to_bits if array.dtype == types.uint16 else _as_it_is
+        if array.dtype == types.uint16:
+            return _to_bits
+        return _to_half if array.dtype == types.float16 else _as_it_is

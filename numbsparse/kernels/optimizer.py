@@ -15,31 +15,37 @@ from numbsparse.device import empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.blocks import MOST_THREADS, block_sum
 from numbsparse.kernels.elementwise import THREADS, blocks, offset
+from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.views import span, walk
 
 PER_THREAD = 16  # squares that a thread adds
-MOST_BLOCKS = 256  # on one array
+MOST_BLOCKS = 1024  # on one array: as many as run at a time
+INFINITY = np.float32(np.inf)
 
 
-def sgd_step(p, g, velocity, numbers, nesterov):
+def sgd_step(p, g, velocity, master, numbers, nesterov):
     """g' = g + weight_decay p;  v = momentum v + g';  p -= lr v; Nesterov: lr (g' + momentum v).
 
-    numbers = lr, momentum, weight_decay.
+    numbers = lr, momentum, weight_decay, unscale, go; the last two as in `adam_step`.
     """
-    grid, p, g = blocks(p.size), span(p), span(g)
+    grid, arrays = blocks(p.size), (span(p), span(g), span(p if master is None else master))
     if velocity is None:
-        launch(sgd_kernel, grid, THREADS, p, g, numbers)
+        launch(sgd_kernel, grid, THREADS, *arrays, numbers)
     else:
-        launch(momentum_kernel, grid, THREADS, p, g, span(velocity), numbers, int(nesterov))
+        launch(momentum_kernel, grid, THREADS, *arrays, span(velocity), numbers, int(nesterov))
 
 
-def adam_step(p, g, m, v, numbers):
+def adam_step(p, g, m, v, master, numbers):
     """m = beta1 m + rest1 g;  v = beta2 v + rest2 g^2;
 
     p = shrink p - rate m / (root_scale sqrt(v) + eps), with g + weight_decay p for g.
-    numbers = beta1, rest1, beta2, rest2, rate, root_scale, eps, shrink, weight_decay.
+    numbers = beta1, rest1, beta2, rest2, rate, root_scale, eps, shrink, weight_decay, unscale, go:
+    the gradient is unscale * g, and nothing is written where go is 0.
+
+    A 16-bit parameter may have a float32 master: p is then the master rounded. Where p was set to
+    something else meanwhile, the master follows it.
     """
-    arrays = span(p), span(g), span(m), span(v)
+    arrays = span(p), span(g), span(p if master is None else master), span(m), span(v)
     launch(adam_kernel, blocks(p.size), THREADS, *arrays, numbers)
 
 
@@ -56,48 +62,65 @@ def global_norm(arrays, norm):
 
 
 def scale_to_norm(arrays, norm, max_norm):
-    """a *= min(1, max_norm / norm) for each array, with the norm read from GPU memory."""
+    """a *= min(1, max_norm / norm) for each array, with the norm read from GPU memory.
+
+    Where the norm is not finite the arrays stay as they are.
+    """
     for a in arrays:
         shape, (strides,) = walk(a.shape, a)
         args = span(a), a.size, shape, strides, span(norm), max_norm
-        launch(scale_kernel, blocks(a.size), THREADS, *args)
+        launch(scale_kernel, min(blocks(a.size), MOST_BLOCKS), THREADS, *args)
+
+
+@cuda.jit(device=True)
+def followed(master, p, i):
+    """The float32 weight behind p[i]: its master, unless p[i] is no longer that one rounded."""
+    kept, shown = widened(master[i]), widened(p[i])
+    return kept if widened(rounded(kept, p)) == shown else shown
+
+
+@cuda.jit(device=True)
+def keep(weight, master, p, i):
+    master[i] = rounded(weight, master)
+    p[i] = rounded(weight, p)
 
 
 @cuda.jit
-def sgd_kernel(p, g, numbers):
+def sgd_kernel(p, g, master, numbers):
     i = cuda.grid(1)
-    if i < p.size:
-        lr, weight_decay = numbers[0], numbers[2]
-        weight = float32(p[i])
-        p[i] = weight - lr * (float32(g[i]) + weight_decay * weight)
+    if i < p.size and numbers[4] != 0:
+        lr, weight_decay, unscale = numbers[0], numbers[2], numbers[3]
+        weight = followed(master, p, i)
+        slope = unscale * widened(g[i]) + weight_decay * weight
+        keep(weight - lr * slope, master, p, i)
 
 
 @cuda.jit
-def momentum_kernel(p, g, velocity, numbers, nesterov):
+def momentum_kernel(p, g, master, velocity, numbers, nesterov):
     i = cuda.grid(1)
-    if i < p.size:
-        lr, momentum, weight_decay = numbers[0], numbers[1], numbers[2]
-        weight = float32(p[i])
-        slope = float32(g[i]) + weight_decay * weight
+    if i < p.size and numbers[4] != 0:
+        lr, momentum, weight_decay, unscale = numbers[0], numbers[1], numbers[2], numbers[3]
+        weight = followed(master, p, i)
+        slope = unscale * widened(g[i]) + weight_decay * weight
         speed = momentum * float32(velocity[i]) + slope
         velocity[i] = speed
-        p[i] = weight - lr * (slope + momentum * speed if nesterov else speed)
+        keep(weight - lr * (slope + momentum * speed if nesterov else speed), master, p, i)
 
 
 @cuda.jit
-def adam_kernel(p, g, m, v, numbers):
+def adam_kernel(p, g, master, m, v, numbers):
     i = cuda.grid(1)
-    if i < p.size:
+    if i < p.size and numbers[10] != 0:
         beta1, rest1, beta2, rest2 = numbers[0], numbers[1], numbers[2], numbers[3]
         rate, root_scale, eps = numbers[4], numbers[5], numbers[6]
-        shrink, weight_decay = numbers[7], numbers[8]
-        weight = float32(p[i])
-        slope = float32(g[i]) + weight_decay * weight
+        shrink, weight_decay, unscale = numbers[7], numbers[8], numbers[9]
+        weight = followed(master, p, i)
+        slope = unscale * widened(g[i]) + weight_decay * weight
         mean = beta1 * float32(m[i]) + rest1 * slope
         square = beta2 * float32(v[i]) + rest2 * slope * slope
         m[i] = mean
         v[i] = square
-        p[i] = shrink * weight - rate * mean / (root_scale * math.sqrt(square) + eps)
+        keep(shrink * weight - rate * mean / (root_scale * math.sqrt(square) + eps), master, p, i)
 
 
 @cuda.jit
@@ -105,7 +128,7 @@ def squares_kernel(a, size, shape, strides, partial):
     scratch = cuda.shared.array(MOST_THREADS, float32)
     acc = float32(0)
     for i in range(cuda.grid(1), size, cuda.gridsize(1)):
-        value = float32(a[offset(i, shape, strides)])
+        value = widened(a[offset(i, shape, strides)])
         acc += value * value
     total = block_sum(acc, scratch)
     if cuda.threadIdx.x == 0:
@@ -125,7 +148,7 @@ def norm_kernel(partial, norm):
 
 @cuda.jit
 def scale_kernel(a, size, shape, strides, norm, max_norm):
-    i = cuda.grid(1)
-    if i < size and norm[0] > max_norm:
-        place = offset(i, shape, strides)
-        a[place] = float32(a[place]) * (max_norm / norm[0])
+    if max_norm < norm[0] < INFINITY:
+        for i in range(cuda.grid(1), size, cuda.gridsize(1)):
+            place = offset(i, shape, strides)
+            a[place] = rounded(widened(a[place]) * (max_norm / norm[0]), a)

@@ -1,23 +1,43 @@
 """Layers in torch's names and order; each takes `layout` and `block_size` besides."""
 
-from numbsparse.nn import functional, init, optim
+from numbsparse.nn import functional, init, optim, utils
 from numbsparse.nn.activations import GELU, ReLU, Sigmoid, Tanh
+from numbsparse.nn.batch_norm import BatchNorm
 from numbsparse.nn.checkpoint import load, save
+from numbsparse.nn.conv import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+)
 from numbsparse.nn.dropout import Dropout
 from numbsparse.nn.embedding import Embedding
 from numbsparse.nn.linear import Linear
 from numbsparse.nn.lstm import LSTM
 from numbsparse.nn.module import Module, Parameter, Sequential
+from numbsparse.nn.multiplicative_lstm import MultiplicativeLSTM, NormalizedProduct
 from numbsparse.nn.normalization import LayerNorm
+from numbsparse.nn.recompute import recompute
 
 __all__ = [
     "GELU",
     "LSTM",
+    "BatchNorm",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
     "Dropout",
     "Embedding",
     "LayerNorm",
     "Linear",
     "Module",
+    "MultiplicativeLSTM",
+    "NormalizedProduct",
     "Parameter",
     "ReLU",
     "Sequential",
@@ -27,5 +47,7 @@ __all__ = [
     "init",
     "load",
     "optim",
+    "recompute",
     "save",
+    "utils",
 ]

@@ -29,9 +29,10 @@ class Dropout(Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        return functional.dropout(x, self.p, seed=self.seed, call=self._next_call)
+        return functional.dropout(x, self.p, seed=self.seed, call=self.next_call)
 
-    def _next_call(self) -> int:
+    def next_call(self) -> int:
+        """The number of a call, each one higher than the last."""
         self.calls += 1
         return self.calls
 

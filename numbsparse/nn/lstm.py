@@ -1,7 +1,8 @@
-"""LSTM, written with the functions of this room."""
+"""LSTM layers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,40 +13,54 @@ from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional as F
 from numbsparse.nn import init
+from numbsparse.nn.dropout import Dropout
 from numbsparse.nn.linear import layout_for
 from numbsparse.nn.module import Module, Parameter
 
-GATES = 4  # input, forget, candidate, output: torch's order
+State = tuple[Tensor, Tensor]
 
 
 class LSTM(Module):
     """Long short-term memory over a sequence, with block-sparse recurrent weights.
 
-    i, f, g, o = split(x_t @ weight_ih + h_(t-1) @ weight_hh + bias)
+    i, f, g, o = the gates of x_t @ weight_ih + h_(t-1) @ weight_hh + bias
     c_t = sigmoid(f) * c_(t-1) + sigmoid(i) * tanh(g)
     h_t = sigmoid(o) * tanh(c_t)
 
+    A layer is one operation over the whole sequence: see `numbsparse.nn.functional.lstm`. A layer
+    above the first takes the h of the one below as its x.
+
     Parameters
     ----------
-    input_size, hidden_size : int
+    input_size, hidden_size, num_layers : int
     layout : Layout or pattern, (hidden_blocks, hidden_blocks), optional
-        Kept blocks of the recurrent weights, the same for the four gates; None keeps all.
+        Kept blocks of the recurrent weights, the same for the four gates; None keeps all. A list
+        of them, one for each layer, where there are several layers.
     input_layout : Layout or pattern, (input_blocks, hidden_blocks), optional
-        Kept blocks of the input weights, likewise.
+        Kept blocks of the first layer's input weights, likewise. A list gives those of the layers
+        above too, which else are those of their recurrent weights.
     block_size : int
+    layer_norm : bool
+        Whether the gates are normalised, each over the units, before gain and bias.
+    update_dropout : float
+        In training, the share of updates sigmoid(i) * tanh(g) that are left out of c, anew at each
+        step; the others are scaled up.
     forget_bias : float
         First value of the forget gate's bias.
-    dtype : float32 or float64 (float16 or bfloat16 on a GPU)
+    dtype : float32 or float64 (float16 or bfloat16 on a GPU, with a float32 c)
     precision : "highest" or "high", optional
         Of its products, in training too: see `numbsparse.set_precision`.
     seed : int or numpy.random.Generator, optional
 
     Attributes
     ----------
-    weight_ih : Parameter of a BlockSparse, (input_size, 4 * width)
-    weight_hh : Parameter of a BlockSparse, (hidden_size, 4 * width)
-    bias : Parameter, (4 * width,)
-        `width` is hidden_size up to a whole number of blocks, so that each gate begins a block.
+    layers : list of LSTMLayer
+        With Parameters weight_ih, weight_hh, bias, and gain with layer norm.
+
+    Raises
+    ------
+    ValueError
+        If a layout does not fit, or an x or state; a state of another dtype is a TypeError.
 
     Examples
     --------
@@ -53,10 +68,117 @@ class LSTM(Module):
     >>> lstm = ns.nn.LSTM(32, 256, layout=ns.patterns.watts_strogatz(8, 1, 0.2, seed=0), seed=0)
     >>> y, (h, c) = lstm(np.zeros((10, 4, 32), np.float32))
     >>> y.shape, h.shape
-    ((10, 4, 256), (4, 256))
+    ((10, 4, 256), (1, 4, 256))
 
     Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997; the forget bias from Gers,
-    Schmidhuber and Cummins, "Learning to Forget", 2000.
+    Schmidhuber and Cummins, "Learning to Forget", 2000; layer norm and dropout of the update as in
+    S. Gray, A. Radford, D. P. Kingma, "GPU Kernels for Block-Sparse Weights", 2017.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        layout: Any = None,
+        input_layout: Any = None,
+        block_size: int = 32,
+        layer_norm: bool = False,
+        update_dropout: float = 0.0,
+        forget_bias: float = 1.0,
+        dtype: Any = np.float32,
+        precision: str | None = None,
+        seed: Any = None,
+    ):
+        super().__init__()
+        if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 1:
+            raise ValueError(f"num_layers takes a whole number from 1 on, got {num_layers!r}")
+        rng = np.random.default_rng(seed)
+        recurrent = _per_layer(layout, num_layers, "layout")
+        if _is_list(input_layout):
+            inputs = _per_layer(input_layout, num_layers, "input_layout")
+        else:
+            inputs = [input_layout, *recurrent[1:]]
+        self.hidden_size = hidden_size
+        self.layers = [
+            LSTMLayer(
+                hidden_size if i else input_size,
+                hidden_size,
+                layout=recurrent[i],
+                input_layout=inputs[i],
+                block_size=block_size,
+                layer_norm=layer_norm,
+                forget_bias=forget_bias,
+                dtype=as_dtype(dtype),
+                precision=precision,
+                rng=rng,
+            )
+            for i in range(num_layers)
+        ]
+        for layer in self.layers if update_dropout else ():
+            layer.update_dropout = Dropout(update_dropout, seed=int(rng.integers(2**31)))
+
+    def forward(self, x: Any, state: tuple[Any, Any] | None = None) -> tuple[Tensor, State]:
+        """x (time, batch, input_size), state (h, c) -> y (time, batch, hidden_size), (h, c).
+
+        `h` and `c` are (num_layers, batch, hidden_size), c float32 beside 16-bit floats; without a
+        state they begin as zeros. Truncated back-propagation goes on from the detached state.
+        """
+        x = x if isinstance(x, Tensor) else Tensor(x)
+        first = self.layers[0].weight_ih
+        if x.ndim != 3 or x.shape[2] != first.shape[0] or x.shape[0] == 0:
+            raise ValueError(
+                f"x takes the shape (time, batch, {first.shape[0]}), of one step at least, "
+                f"got {x.shape}"
+            )
+        if x.dtype != first.dtype:
+            raise TypeError(f"x takes {first.dtype}, as the weights are, got {x.dtype}")
+        if x.place != first.place:
+            raise ValueError(f"x takes the place of the weights, {first.place}, got {x.place}")
+        h, c = self._checked(x, self.zero_state(x.shape[1]) if state is None else state)
+        last = []
+        for layer, *begin in zip(self.layers, F.unbind(h), F.unbind(c), strict=True):
+            x, *end = layer(x, *begin)
+            last.append(end)
+        h, c = (F.stack(parts) for parts in zip(*last, strict=True))
+        return x, (h, c)
+
+    def zero_state(self, batch: int) -> State:
+        """(h, c) of zeros, where the weights are."""
+        shape, weight = (len(self.layers), batch, self.hidden_size), self.layers[0].weight_hh
+        dtypes = weight.dtype, ops.state_dtype(weight.dtype)
+        h, c = (Tensor(ops.zeros(shape, dtype, weight.place)) for dtype in dtypes)
+        return h, c
+
+    def _checked(self, x: Tensor, state: Any) -> list[Tensor]:
+        """h and c as Tensors; refused where they are not of this batch, place and dtypes."""
+        shape = (len(self.layers), x.shape[1], self.hidden_size)
+        if not isinstance(state, tuple | list) or len(state) != 2:
+            raise TypeError(f"state takes (h, c), got {type(state).__name__}")
+        parts = [part if isinstance(part, Tensor) else Tensor(part) for part in state]
+        for name, part, dtype in zip("hc", parts, (x.dtype, ops.state_dtype(x.dtype)), strict=True):
+            if part.shape != shape:
+                raise ValueError(f"{name} takes the shape {shape}, got {part.shape}")
+            if part.dtype != dtype:
+                raise TypeError(f"{name} takes {dtype} beside an x of {x.dtype}, got {part.dtype}")
+            if part.place != x.place:
+                raise ValueError(f"{name} takes the place of x, {x.place}, got {part.place}")
+        return parts
+
+
+class LSTMLayer(Module):
+    """One layer of an LSTM.
+
+    Attributes
+    ----------
+    weight_ih : Parameter of a BlockSparse, (input_size, 4 * width)
+    weight_hh : Parameter of a BlockSparse, (hidden_size, 4 * width)
+    bias : Parameter, (4 * width,)
+    gain : Parameter, (4 * width,), or None without layer norm
+        `width` is hidden_size up to a whole number of blocks. The columns are (blocks, 4, B): of
+        each block of units B columns of the input gate, then of forget gate, candidate and output
+        gate.
     """
 
     def __init__(
@@ -64,71 +186,63 @@ class LSTM(Module):
         input_size: int,
         hidden_size: int,
         *,
-        layout: Any = None,
-        input_layout: Any = None,
-        block_size: int = 32,
-        forget_bias: float = 1.0,
-        dtype: Any = np.float32,
-        precision: str | None = None,
-        seed: Any = None,
+        layout: Any,
+        input_layout: Any,
+        block_size: int,
+        layer_norm: bool,
+        forget_bias: float,
+        dtype: np.dtype,
+        precision: str | None,
+        rng: np.random.Generator,
     ):
         super().__init__()
-        rng, dtype = np.random.default_rng(seed), as_dtype(dtype)
-        self.hidden_size = hidden_size
         self.precision = precision
         recurrent = layout_for(hidden_size, hidden_size, layout, block_size)
         inputs = layout_for(input_size, hidden_size, input_layout, block_size)
-        width = recurrent.shape[1] * block_size
+        blocks = recurrent.shape[1]
 
         def weight(features: int, one_gate: Layout) -> Parameter:
-            four_gates = as_layout(np.tile(one_gate.pattern, (1, GATES)))
-            shape = (features, GATES * width)
+            four_gates = as_layout(np.repeat(one_gate.pattern, ops.GATES, axis=1))
+            shape = (features, blocks * ops.GATES * block_size)
             return Parameter(
                 init.uniform(four_gates, block_size, shape=shape, dtype=dtype, seed=rng)
             )
 
         self.weight_ih = weight(input_size, inputs)
         self.weight_hh = weight(hidden_size, recurrent)
-        bias = np.zeros((GATES, width), dtype)
-        bias[1] = forget_bias
+        bias = np.zeros((blocks, ops.GATES, block_size), dtype)
+        bias[:, 1] = forget_bias
         self.bias = Parameter(bias.reshape(-1))
+        self.gain = Parameter(np.ones(bias.size, dtype)) if layer_norm else None
+        self.update_dropout: Dropout | None = None
 
-    def forward(
-        self, x: Any, state: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """x (time, batch, input_size), state (h, c) -> y (time, batch, hidden_size), (h, c).
-
-        `h` and `c` are (batch, hidden_size); without a state they begin as zeros.
-        """
-        x = x if isinstance(x, Tensor) else Tensor(x)
-        if x.ndim != 3 or x.shape[2] != self.weight_ih.shape[0] or x.shape[0] == 0:
-            raise ValueError(
-                f"x takes the shape (time, batch, {self.weight_ih.shape[0]}), got {x.shape}"
-            )
-        h, c = self.zero_state(x.shape[1]) if state is None else state
-        outputs = []
-        from_inputs = F.linear(x, self.weight_ih, self.bias, precision=self.precision)
-        for x_gates in F.unbind(from_inputs):
-            h, c = self._step(x_gates, h, c)
-            outputs.append(h)
-        return F.stack(outputs), (h, c)
-
-    def zero_state(self, batch: int) -> tuple[Tensor, Tensor]:
-        """(h, c) of zeros, where the weights are."""
-        shape, weight = (batch, self.hidden_size), self.weight_hh
-        zeros = [Tensor(ops.zeros(shape, weight.dtype, weight.place)) for _ in "hc"]
-        return zeros[0], zeros[1]
-
-    def _step(self, x_gates: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        # gates (batch, 4 * width)
-        gates = x_gates + F.matmul(h, self.weight_hh, precision=self.precision)
-        i, f, g, o = (self._cut(gate) for gate in F.split(gates, GATES))
-        c = F.sigmoid(f) * c + F.sigmoid(i) * F.tanh(g)
-        return F.sigmoid(o) * F.tanh(c), c
-
-    def _cut(self, gate: Tensor) -> Tensor:
-        """A gate without the columns that fill its last block."""
-        return gate if gate.shape[1] == self.hidden_size else gate[:, : self.hidden_size]
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (time, batch, input_size), h and c (batch, hidden_size) -> y, the last h and c."""
+        kept, dropout = None, self.update_dropout
+        if self.training and dropout is not None:
+            shape = (*x.shape[:2], h.shape[1])
+            how: Any = (dropout.p, dropout.seed, dropout.next_call, x.dtype, x.place)
+            kept = ops.dropout_mask(shape, *how)
+        weights = self.weight_ih, self.weight_hh, self.bias
+        how = {"gain": self.gain, "kept": kept, "precision": self.precision}
+        return F.lstm(x, *weights, h, c, **how)
 
     def describe(self) -> str:
-        return f"{self.weight_ih.shape[0]}, {self.hidden_size}, recurrent {self.weight_hh.data!r}"
+        return f"{self.weight_ih.shape[0]}, recurrent {self.weight_hh.data!r}"
+
+
+def _is_list(layout: Any) -> bool:
+    """Whether it is a list of layouts, and not a pattern written as one."""
+    return isinstance(layout, Sequence) and any(
+        item is None or isinstance(item, Layout) or np.ndim(item) == 2 for item in layout
+    )
+
+
+def _per_layer(layout: Any, layers: int, argument: str) -> list[Any]:
+    if not _is_list(layout):
+        return [layout] * layers
+    if len(layout) != layers:
+        raise ValueError(
+            f"{argument} takes a layout for each of {layers} layers, got {len(layout)}"
+        )
+    return list(layout)

@@ -106,6 +106,7 @@ class Module:
             if isinstance(parameter.data, BlockSparse)
             else parameter.size
             for parameter in self.parameters()
+            if parameter.requires_grad
         )
 
     def zero_grad(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import cos, pi
 from typing import Any
 
@@ -11,12 +11,17 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.autograd import Tensor
 from numbsparse.device import DeviceArray, forget_captures, live, outside_capture, to_device
+from numbsparse.nn.scaling import LossScaler as LossScaler
 
 
 class Optimizer:
     """The base of all optimisers: parameters, a learning rate, and arrays kept for each.
 
     Set `lr` before a step to follow a schedule.
+
+    A parameter of float16 or bfloat16 (on a GPU) gets a float32 master here, which is what steps
+    are added to; the parameter is the master rounded, and all that is kept beside it is float32.
+    Weights that are set or loaded between steps are followed. See `LossScaler` for float16.
     """
 
     slots: tuple[str, ...] = ()  # names of the arrays kept for each parameter
@@ -30,16 +35,22 @@ class Optimizer:
             raise ValueError(f"lr takes a number from 0 on, got {lr}")
         self.lr = lr
         self.steps = 0
+        self._skipped: Any = np.zeros(1, np.int64)  # steps that a LossScaler called off
         self._state: dict[int, dict[str, Any]] = {}
 
-    def step(self) -> None:
-        """Update every parameter that has a gradient, in place."""
+    def step(self, verdict: Any = None) -> None:
+        """Update every parameter that has a gradient, in place.
+
+        `verdict` is for `LossScaler.step`: (what to multiply gradients by, whether to step at all).
+        """
         on_gpu = [isinstance(p.values, DeviceArray) for p in self.parameters]
         numbers: dict[bool, Any] = {}
-        if any(on_gpu):  # on the GPU, so that each replay of a captured step counts anew
-            numbers[True] = live(self._count, self.n_numbers, np.float32)
+        if verdict is not None:
+            numbers[any(on_gpu)] = self._guarded(verdict)
+        elif any(on_gpu):  # on the GPU, so that each replay of a captured step counts anew
+            numbers[True] = live(lambda: self._count()._numbers(), self.n_numbers, np.float32)
         else:
-            numbers[False] = self._count()
+            numbers[False] = self._count()._numbers()
         for i, (parameter, place) in enumerate(zip(self.parameters, on_gpu, strict=True)):
             if parameter.grad is None:
                 continue
@@ -48,9 +59,9 @@ class Optimizer:
             slots = self._slots_of(i)
             self._update(parameter.values, parameter.grad.values, slots, numbers[place])
 
-    def _count(self) -> np.ndarray:
+    def _count(self) -> Optimizer:
         self.steps += 1
-        return self._numbers()
+        return self
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -61,42 +72,87 @@ class Optimizer:
         """What a step needs besides arrays, in float64: the learning rate, and so on."""
         raise NotImplementedError
 
+    def _settings(self) -> list[float]:
+        """What `guarded_numbers` works them out of, where the GPU knows which steps were taken."""
+        raise NotImplementedError
+
+    guarded_numbers: Callable[..., Any]
+
     def _update(self, p: Any, g: Any, slots: dict[str, Any], numbers: Any) -> None:
         raise NotImplementedError
+
+    def _guarded(self, verdict: Any) -> Any:
+        """The numbers of a step that the verdict may call off, in the verdict's place."""
+        size = len(self._settings())
+        if not isinstance(verdict, DeviceArray):
+            settings: Any = np.array(self._count()._settings())
+        else:
+            settings = live(lambda: np.array(self._count()._settings()), size, np.float64)
+            if isinstance(self._skipped, np.ndarray):
+                with outside_capture():
+                    self._skipped = to_device(self._skipped)
+        return type(self).guarded_numbers(settings, verdict, self._skipped)
 
     def _slots_of(self, i: int) -> dict[str, Any]:
         if i not in self._state:
             values = self.parameters[i].values
+            place = "cuda" if isinstance(values, DeviceArray) else "cpu"
             with outside_capture():
-                self._state[i] = {name: ops.zeros_like(values) for name in self.slots}
+                self._state[i] = {
+                    name: ops.zeros(values.shape, _slot_dtype(values), place)
+                    for name in self._slot_names(values)
+                }
         return self._state[i]
+
+    def _slot_names(self, values: Any) -> tuple[str, ...]:
+        return (*self.slots, "master") if values.dtype.itemsize == 2 else self.slots
 
     def state_dict(self) -> dict[str, Any]:
         """Steps done and the kept arrays, on the CPU, in memory of their own."""
-        state: dict[str, Any] = {"steps": self.steps, "lr": self.lr}
+        skipped = int(_on_cpu(self._skipped)[0])
+        state: dict[str, Any] = {"steps": self.steps, "skipped": skipped, "lr": self.lr}
         for i, slots in self._state.items():
             for name, array in slots.items():
-                on_gpu = isinstance(array, DeviceArray)
-                state[f"{i}.{name}"] = array.numpy() if on_gpu else array.copy()
+                state[f"{i}.{name}"] = _on_cpu(array)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict()` gave; raises ValueError where it is of another optimiser."""
         loaded: dict[int, dict[str, Any]] = {}
         for key, array in state.items():
-            if key in ("steps", "lr"):
+            if key in ("steps", "skipped", "lr"):
                 continue
             number, _, name = key.partition(".")
-            if name not in self.slots or int(number) >= len(self.parameters):
+            if not number.isdigit() or int(number) >= len(self.parameters):
                 raise ValueError(f"state is of another optimiser: it has {key!r}")
             values = self.parameters[int(number)].values
-            if array.shape != values.shape or array.dtype != values.dtype:
-                raise ValueError(f"state[{key!r}] takes {values.shape}, got {array.shape}")
+            if name not in self._slot_names(values):
+                raise ValueError(f"state is of another optimiser: it has {key!r}")
+            dtype = _slot_dtype(values)
+            if array.shape != values.shape or array.dtype != dtype:
+                raise ValueError(
+                    f"state[{key!r}] takes {values.shape} of {dtype}, "
+                    f"got {array.shape} of {array.dtype}"
+                )
             on_gpu = isinstance(values, DeviceArray)
             loaded.setdefault(int(number), {})[name] = to_device(array) if on_gpu else array.copy()
+        for i, slots in loaded.items():
+            for name in self._slot_names(self.parameters[i].values):
+                if name not in slots:
+                    raise ValueError(f"state lacks {f'{i}.{name}'!r}")
         self._state = loaded
+        self._skipped = np.array([state.get("skipped", 0)], np.int64)
         forget_captures()
         self.steps, self.lr = int(state["steps"]), float(state["lr"])
+
+
+def _slot_dtype(values: Any) -> np.dtype:
+    """What is kept for a parameter is float32 at least."""
+    return np.dtype(np.float32) if values.dtype.itemsize == 2 else values.dtype
+
+
+def _on_cpu(array: Any) -> np.ndarray:
+    return array.numpy() if isinstance(array, DeviceArray) else array.copy()
 
 
 class SGD(Optimizer):
@@ -105,7 +161,8 @@ class SGD(Optimizer):
     `weight_decay * p` is added to g first. Without momentum, v is g.
     """
 
-    n_numbers = 3
+    n_numbers = ops.SGD_NUMBERS
+    guarded_numbers = staticmethod(ops.guarded_sgd_numbers)
 
     def __init__(
         self,
@@ -125,10 +182,14 @@ class SGD(Optimizer):
         self.slots = ("velocity",) if momentum else ()
 
     def _numbers(self) -> np.ndarray:
-        return np.array([self.lr, self.momentum, self.weight_decay])
+        return np.array([*self._settings(), *ops.TAKEN])
+
+    def _settings(self) -> list[float]:
+        return [self.lr, self.momentum, self.weight_decay]
 
     def _update(self, p: Any, g: Any, slots: dict[str, Any], numbers: Any) -> None:
-        ops.sgd_step_with(p, g, slots.get("velocity"), numbers, self.nesterov)
+        velocity, master = slots.get("velocity"), slots.get("master")
+        ops.sgd_step_with(p, g, velocity, master, numbers, self.nesterov)
 
 
 class Adam(Optimizer):
@@ -140,6 +201,7 @@ class Adam(Optimizer):
 
     slots = ("m", "v")
     n_numbers = ops.ADAM_NUMBERS
+    guarded_numbers = staticmethod(ops.guarded_adam_numbers)
     decoupled = False
 
     def __init__(
@@ -157,11 +219,14 @@ class Adam(Optimizer):
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
 
     def _numbers(self) -> np.ndarray:
+        return ops.adam_numbers(*self._settings())
+
+    def _settings(self) -> list[float]:
         betas, decay = self.betas, self.weight_decay
-        return ops.adam_numbers(self.lr, *betas, self.eps, decay, self.decoupled, self.steps)
+        return [self.lr, *betas, self.eps, decay, float(self.decoupled), float(self.steps)]
 
     def _update(self, p: Any, g: Any, slots: dict[str, Any], numbers: Any) -> None:
-        ops.adam_step_with(p, g, slots["m"], slots["v"], numbers)
+        ops.adam_step_with(p, g, slots["m"], slots["v"], slots.get("master"), numbers)
 
 
 class AdamW(Adam):
@@ -182,20 +247,6 @@ class AdamW(Adam):
         weight_decay: float = 1e-2,
     ):
         super().__init__(parameters, lr, betas=betas, eps=eps, weight_decay=weight_decay)
-
-
-def clip_by_global_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scale all gradients by min(1, max_norm / norm), where norm is that of all of them together.
-
-    Returns the norm before, as a Tensor beside the gradients: nothing is copied to the host.
-    Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013.
-    """
-    if not max_norm > 0:
-        raise ValueError(f"max_norm takes a number above 0, got {max_norm}")
-    gradients = [p.grad.values for p in parameters if p.grad is not None]
-    if not gradients:
-        return Tensor(np.zeros(1, np.float32))
-    return Tensor(ops.scale_to_norm(gradients, max_norm))
 
 
 def warmup(step: int, steps: int) -> float:

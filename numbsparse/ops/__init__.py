@@ -5,8 +5,20 @@ so does the result. Anything else is refused before it runs.
 """
 
 from numbsparse.ops.activations import gelu, gelu_grad, relu, relu_grad, sigmoid
+from numbsparse.ops.affine_norm import affine_norm, affine_norm_grad, affine_norm_sums
+from numbsparse.ops.cell import cell, cell_grad
+from numbsparse.ops.conv import (
+    conv,
+    conv_in,
+    conv_transpose,
+    conv_transpose_in,
+    conv_weight_grad,
+    conv_weight_grad_in,
+)
+from numbsparse.ops.conv_operands import operand
+from numbsparse.ops.conv_window import conv_window, transpose_window
 from numbsparse.ops.create import full, full_like, zeros, zeros_like
-from numbsparse.ops.dropout import dropout_mask
+from numbsparse.ops.dropout import draws_noted, draws_repeated, dropout_mask
 from numbsparse.ops.elementwise import (
     add,
     broadcast_to,
@@ -25,10 +37,20 @@ from numbsparse.ops.elementwise import (
     tanh,
 )
 from numbsparse.ops.embedding import sum_rows, take_rows
+from numbsparse.ops.loss_scale import (
+    LEAST_SCALE,
+    MOST_SCALE,
+    guarded_adam_numbers,
+    guarded_sgd_numbers,
+    judge,
+)
+from numbsparse.ops.lstm import GATES, LSTMTrace, lstm, lstm_grad, lstm_steps, state_dtype
 from numbsparse.ops.matmul import index_beside, matmul, sddmm
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
 from numbsparse.ops.optimizer import (
     ADAM_NUMBERS,
+    SGD_NUMBERS,
+    TAKEN,
     adam_numbers,
     adam_step,
     adam_step_with,
@@ -51,19 +73,39 @@ from numbsparse.ops.softmax import (
 
 __all__ = [
     "ADAM_NUMBERS",
+    "GATES",
+    "LEAST_SCALE",
+    "MOST_SCALE",
+    "SGD_NUMBERS",
+    "TAKEN",
+    "LSTMTrace",
     "adam_numbers",
     "adam_step",
     "adam_step_with",
     "add",
+    "affine_norm",
+    "affine_norm_grad",
+    "affine_norm_sums",
     "broadcast_to",
     "cast",
+    "cell",
+    "cell_grad",
     "checked_precision",
     "concatenate",
+    "conv",
+    "conv_in",
+    "conv_transpose",
+    "conv_transpose_in",
+    "conv_weight_grad",
+    "conv_weight_grad_in",
+    "conv_window",
     "copy",
     "copy_into",
     "cross_entropy",
     "cross_entropy_grad",
     "divide",
+    "draws_noted",
+    "draws_repeated",
     "dropout_mask",
     "exp",
     "full",
@@ -72,18 +114,25 @@ __all__ = [
     "gelu_grad",
     "getitem",
     "global_norm",
+    "guarded_adam_numbers",
+    "guarded_sgd_numbers",
     "index_beside",
+    "judge",
     "layer_norm",
     "layer_norm_grad",
     "log",
     "log_softmax",
     "log_softmax_grad",
+    "lstm",
+    "lstm_grad",
+    "lstm_steps",
     "matmul",
     "max",
     "maximum",
     "mean",
     "multiply",
     "negative",
+    "operand",
     "power",
     "put",
     "relu",
@@ -99,6 +148,7 @@ __all__ = [
     "softmax_grad",
     "sqrt",
     "stack",
+    "state_dtype",
     "subtract",
     "sum",
     "sum_rows",
@@ -106,6 +156,7 @@ __all__ = [
     "take_rows",
     "tanh",
     "transpose",
+    "transpose_window",
     "zeros",
     "zeros_like",
 ]

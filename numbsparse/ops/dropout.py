@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from math import prod
 from typing import Any
 
@@ -51,19 +53,65 @@ def dropout_mask(
     if size > 2**32:
         raise ValueError(f"shape takes up to 2**32 values, got {shape}")
     threshold, kept = min(round(rate * 2**32), MASK), 1 / (1 - rate)
+    keys = _draw.get()(
+        lambda: (
+            live(lambda: _keys(seed, call), 2, np.int64) if place == "cuda" else _keys(seed, call)
+        )
+    )
     if place == "cuda":
         from numbsparse.kernels import dropout as kernels
 
         mask = empty(tuple(shape), dtype)
-        keys = live(lambda: _keys(seed, call), 2, np.int64)
         kernels.dropout_mask(mask.reshape(-1), keys, threshold, kept)
         return mask
-    key, second_key = _keys(seed, call)
+    key, second_key = keys
     position = np.arange(size, dtype=np.uint32)
     bits = triple32(triple32(position + np.uint32(key)) ^ np.uint32(second_key))
     mask = (bits >= threshold).astype(dtype)
     mask *= kept
     return mask.reshape(shape)
+
+
+Draw = Callable[[Callable[[], Any]], Any]
+
+_draw: ContextVar[Draw] = ContextVar("numbsparse_draw", default=lambda new: new())
+
+
+@contextmanager
+def draws_noted() -> Iterator[list[Any]]:
+    """Within this context what masks are made from is noted, for `draws_repeated`."""
+    noted: list[Any] = []
+    before = _draw.get()
+
+    def draw(new: Callable[[], Any]) -> Any:
+        noted.append(keys := before(new))
+        return keys
+
+    with _drawing(draw):
+        yield noted
+
+
+@contextmanager
+def draws_repeated(noted: list[Any]) -> Iterator[None]:
+    """Within this context masks are those noted before, in their order, and no call is counted."""
+    left = iter(noted)
+
+    def draw(new: Callable[[], Any]) -> Any:
+        for keys in left:
+            return keys
+        raise RuntimeError("function takes more dropout masks than it took the first time")
+
+    with _drawing(draw):
+        yield
+
+
+@contextmanager
+def _drawing(draw: Draw) -> Iterator[None]:
+    token = _draw.set(draw)
+    try:
+        yield
+    finally:
+        _draw.reset(token)
 
 
 def _keys(seed: int, call: int | Callable[[], int]) -> np.ndarray:

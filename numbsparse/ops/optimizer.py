@@ -1,23 +1,28 @@
 """Steps of the optimizers, in place, and the norm of many arrays.
 
 Arrays are written where they are, so they must be C-contiguous; the gradient may have any strides.
-The state of a step (velocity, moments) has the parameter's dtype, or float32 beside float16,
-whose range is too small for squared gradients. bfloat16 is refused: its 8 bits would lose most
-steps, so the parameter stays float32 and is cast where it is used.
+The state of a step (velocity, moments) has the parameter's dtype, or float32 beside 16 bits: their
+range is too small for squared gradients, or their digits too few for a mean.
+
+A 16-bit parameter on a GPU may have a `master`: the weight itself, in float32, of which the
+parameter shows the nearest value. bfloat16 takes one: its 8 bits would lose most steps. The first
+step may find zeros there: wherever a master does not round to the parameter, as after loading other
+weights, it becomes what the parameter is. Micikevicius et al., "Mixed Precision
+Training", 2018, section 3.1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
 from typing import Any
 
 import numpy as np
 
 from numbsparse.device import DeviceArray, empty, live
 from numbsparse.dtypes import is_bfloat16
-from numbsparse.ops.elementwise import copy
-from numbsparse.ops.operands import alike, on_gpu, together
+from numbsparse.kernels.rates import adam_rates
+from numbsparse.ops.elementwise import copy, divide
+from numbsparse.ops.operands import alike, on_gpu, places_differ, together
 
 
 def sgd_step(
@@ -28,6 +33,7 @@ def sgd_step(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     nesterov: bool = False,
+    master: Any = None,
 ) -> None:
     """One step of gradient descent with momentum, in place.
 
@@ -39,24 +45,38 @@ def sgd_step(
     p, g : array, the parameter and its gradient
     velocity : array like p, or None without momentum
         Zeros before the first step.
+    master : float32 array like a 16-bit p, or None
 
     Raises ValueError for shapes, places or orders that do not fit, TypeError for dtypes.
     """
-    numbers = _beside(p, np.array([lr, momentum, weight_decay]))
+    numbers = _beside(p, np.array([lr, momentum, weight_decay, *TAKEN]))
     if velocity is None and (momentum or nesterov):
         raise ValueError("velocity takes an array where there is momentum, got None")
-    sgd_step_with(p, g, velocity, numbers, nesterov)
+    sgd_step_with(p, g, velocity, master, numbers, nesterov)
 
 
-def sgd_step_with(p: Any, g: Any, velocity: Any, numbers: Any, nesterov: bool) -> None:
-    """`sgd_step` with numbers = (lr, momentum, weight_decay): float64, or float32 on the GPU."""
-    if _check(p, g, velocity=velocity):
+TAKEN = (1.0, 1.0)
+"""The last two numbers of a step as it usually is: what the gradient is multiplied by, and whether
+to step at all. Loss scaling has others there."""
+
+SGD_NUMBERS = 5
+
+
+def sgd_step_with(p: Any, g: Any, velocity: Any, master: Any, numbers: Any, nesterov: bool) -> None:
+    """`sgd_step` with numbers = (lr, momentum, weight_decay, unscale, go).
+
+    They are float64, or float32 on the GPU; see `TAKEN`.
+    """
+    if _check(p, g, master, velocity=velocity):
         from numbsparse.kernels import optimizer as kernels
 
         g = g if g.is_contiguous else copy(g)
-        kernels.sgd_step(p, g, velocity, numbers, nesterov)
+        kernels.sgd_step(p, g, velocity, master, numbers, nesterov)
         return
-    lr, momentum, weight_decay = numbers.tolist()
+    lr, momentum, weight_decay, unscale, go = numbers.tolist()
+    if not go:
+        return
+    g = g if unscale == 1 else g * unscale
     step = g + weight_decay * p if weight_decay else g
     if velocity is not None:
         velocity *= momentum
@@ -77,6 +97,7 @@ def adam_step(
     weight_decay: float,
     decoupled: bool,
     step: int,
+    master: Any = None,
 ) -> None:
     """One step of Adam, in place.
 
@@ -92,14 +113,15 @@ def adam_step(
     p, g : array, the parameter and its gradient
     m, v : array like p, the moments; zeros before the first step
     step : int, 1 in the first step
+    master : float32 array like a 16-bit p, or None
 
     Raises ValueError for shapes, places, orders or a step that do not fit, TypeError for dtypes.
     """
     numbers = adam_numbers(lr, beta1, beta2, eps, weight_decay, decoupled, step)
-    adam_step_with(p, g, m, v, _beside(p, numbers))
+    adam_step_with(p, g, m, v, master, _beside(p, numbers))
 
 
-ADAM_NUMBERS = 9
+ADAM_NUMBERS = 11
 
 
 def adam_numbers(
@@ -108,34 +130,35 @@ def adam_numbers(
     beta2: float,
     eps: float,
     weight_decay: float,
-    decoupled: bool,
-    step: int,
+    decoupled: float,
+    step: float,
 ) -> np.ndarray:
     """What a step of Adam needs to know, worked out in float64, which keeps the digits of 1 - beta.
 
-    (beta1, 1 - beta1, beta2, 1 - beta2, rate, root_scale, eps, shrink, weight_decay) with
+    (beta1, 1 - beta1, beta2, 1 - beta2, rate, root_scale, eps, shrink, weight_decay, *TAKEN) with
     p = shrink * p - rate * m / (root_scale * sqrt(v) + eps).
     """
     if step < 1:
         raise ValueError(f"step takes an integer of at least 1, got {step}")
-    rate = lr / (1 - beta1**step)
-    root_scale = 1 / sqrt(1 - beta2**step)
+    rates = adam_rates(lr, beta1, beta2, step)
     shrink = 1 - lr * weight_decay if decoupled else 1.0
     added_decay = 0.0 if decoupled else weight_decay
-    return np.array(
-        [beta1, 1 - beta1, beta2, 1 - beta2, rate, root_scale, eps, shrink, added_decay]
-    )
+    return np.array([beta1, 1 - beta1, beta2, 1 - beta2, *rates, eps, shrink, added_decay, *TAKEN])
 
 
-def adam_step_with(p: Any, g: Any, m: Any, v: Any, numbers: Any) -> None:
+def adam_step_with(p: Any, g: Any, m: Any, v: Any, master: Any, numbers: Any) -> None:
     """`adam_step` with the numbers of `adam_numbers`: float64, or float32 on the GPU."""
-    if _check(p, g, m=m, v=v):
+    if _check(p, g, master, m=m, v=v):
         from numbsparse.kernels import optimizer as kernels
 
         g = g if g.is_contiguous else copy(g)
-        kernels.adam_step(p, g, m, v, numbers)
+        kernels.adam_step(p, g, m, v, master, numbers)
         return
-    beta1, rest1, beta2, rest2, rate, root_scale, eps, shrink, added_decay = numbers.tolist()
+    *numbers, unscale, go = numbers.tolist()
+    if not go:
+        return
+    beta1, rest1, beta2, rest2, rate, root_scale, eps, shrink, added_decay = numbers
+    g = g if unscale == 1 else g * unscale
     if added_decay:
         g = g + added_decay * p
     m *= beta1
@@ -157,7 +180,8 @@ def adam_step_with(p: Any, g: Any, m: Any, v: Any, numbers: Any) -> None:
 def global_norm(arrays: Sequence[Any]) -> Any:
     """The square root of the sum of the squares of all values: an array without axes.
 
-    In the place of the arrays, in float32 for float16 and float32, in float64 for float64.
+    In the place of the arrays, in float32 on a GPU, where their dtypes may differ, and else in
+    theirs.
 
     >>> global_norm([np.float32([3]), np.float32([[4]])])
     array(5., dtype=float32)
@@ -172,11 +196,15 @@ def global_norm(arrays: Sequence[Any]) -> Any:
     return norm
 
 
-def scale_to_norm(arrays: Sequence[Any], max_norm: float) -> Any:
+def scale_to_norm(arrays: Sequence[Any], max_norm: float, scale: Any = None) -> Any:
     """Scale all arrays in place by min(1, max_norm / global_norm(arrays)); gives the norm before.
 
-    On a GPU nothing is copied to the host. Pascanu, Mikolov and Bengio, "On the difficulty of
-    training recurrent neural networks", 2013, section 3.2.
+    Arrays that bear a loss's `scale` (float32, no axes, in their place) are held against it: the
+    norm is that of the arrays over the scale, and they bear it still. Where the norm is infinite or
+    NaN the arrays stay as they are. On a GPU nothing is copied to the host.
+
+    Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013,
+    section 3.2.
 
     >>> g = np.float32([3, 4])
     >>> scale_to_norm([g], 1.0)
@@ -187,12 +215,17 @@ def scale_to_norm(arrays: Sequence[Any], max_norm: float) -> Any:
     if not max_norm > 0:
         raise ValueError(f"max_norm takes a number above 0, got {max_norm}")
     norm = global_norm(arrays)
+    unique = list({id(a): a for a in arrays}.values())  # two weights may share a gradient
     if isinstance(norm, DeviceArray):
         from numbsparse.kernels import optimizer as kernels
 
-        kernels.scale_to_norm(arrays, norm, float(max_norm))
-    elif norm > max_norm:
-        for a in arrays:
+        norm = norm if scale is None else divide(norm, scale)
+        kernels.scale_to_norm(unique, norm, float(max_norm))
+        return norm
+    if scale is not None:
+        norm /= scale
+    if max_norm < norm < np.inf:
+        for a in unique:
             a *= max_norm / float(norm)
     return norm
 
@@ -203,32 +236,41 @@ def _beside(p: Any, numbers: np.ndarray) -> Any:
     return live(lambda: numbers, numbers.size, np.float32)
 
 
-def _check(p: Any, g: Any, **state: Any) -> bool:
+def _check(p: Any, g: Any, master: Any, **state: Any) -> bool:
     gpu = alike(p=p, g=g)
-    _refuse_bfloat16(p, "p")
-    for name, array in (("p", p), *state.items()):
+    halves = p.dtype.itemsize == 2
+    if master is None and is_bfloat16(p.dtype):
+        raise TypeError("master takes a float32 array beside a p of bfloat16, got None")
+    if master is not None and not halves:
+        raise TypeError(f"master takes None beside a p of {p.dtype}, got an array")
+    for name, array in (("p", p), ("master", master), *state.items()):
         if array is None:
             continue
         if on_gpu(array, name) != gpu or array.shape != p.shape:
             raise ValueError(f"{name} takes the place and shape {p.shape} of p, got {array.shape}")
-        if array.dtype != p.dtype and not (gpu and array.dtype == np.float32):
-            raise TypeError(f"{name} takes the dtype of p, {p.dtype}, got {array.dtype}")
+        if name != "p":
+            _check_dtype(array, name, p)
         if not (array.is_contiguous if gpu else array.flags.c_contiguous):
             raise ValueError(f"{name} is written in place and takes a C-contiguous array")
     return gpu
 
 
+def _check_dtype(array: Any, name: str, p: Any) -> None:
+    if array.dtype == np.float32 and p.dtype.itemsize == 2:
+        return
+    if name == "master" or is_bfloat16(p.dtype):
+        raise TypeError(f"{name} takes float32 beside a p of {p.dtype}, got {array.dtype}")
+    if array.dtype != p.dtype:
+        raise TypeError(f"{name} takes the dtype of p, {p.dtype}, got {array.dtype}")
+
+
 def _check_list(arrays: Sequence[Any]) -> bool:
+    """Whether the arrays live on the GPU; on the CPU they are of one dtype."""
     if not arrays:
         raise ValueError("arrays takes at least one array")
-    gpu = together(**{f"arrays[{i}]": a for i, a in enumerate(arrays)})
-    _refuse_bfloat16(arrays[0], "arrays")
-    return gpu
-
-
-def _refuse_bfloat16(a: Any, argument: str) -> None:
-    if is_bfloat16(a.dtype):
-        raise TypeError(
-            f"{argument} takes float16 or float32 on a GPU, got bfloat16: keep the parameter in "
-            "float32 and cast it where it is used"
-        )
+    if not isinstance(arrays[0], DeviceArray):
+        return together(**{f"arrays[{i}]": a for i, a in enumerate(arrays)})
+    for i, a in enumerate(arrays):
+        if not on_gpu(a, f"arrays[{i}]"):
+            raise ValueError(places_differ("arrays[0]", f"arrays[{i}]"))
+    return True

@@ -50,6 +50,8 @@ def transpose(a: Any, axes: Sequence[int] | None = None) -> Any:
 def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
     """The arrays one after the other along an existing axis.
 
+    On a GPU, arrays that lie so in memory already are not copied: the result is a view of them.
+
     >>> concatenate([np.float32([1, 2]), np.float32([3])], 0)
     array([1., 2., 3.], dtype=float32)
     """
@@ -65,6 +67,8 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
             )
     if not gpu:
         return contiguous(np.concatenate(arrays, axis))
+    if axis == 0 and (whole := adjoining(arrays)) is not None:
+        return whole
     shape = list(first.shape)
     shape[axis] = sum(array.shape[axis] for array in arrays)
     joined, start = empty(tuple(shape), first.dtype), 0
@@ -73,6 +77,20 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
         copy_into(joined[(slice(None),) * axis + (slice(start, stop),)], array)
         start = stop
     return joined
+
+
+def adjoining(arrays: Sequence[DeviceArray]) -> DeviceArray | None:
+    """The arrays along their first axis as one view, where they lie one after the other in memory.
+
+    They are C-contiguous arrays of one dtype, equal but for the first axis; None for others.
+    """
+    first, end = arrays[0], arrays[0].address
+    for array in arrays:
+        if array.owner is not first.owner or array.address != end or not array.is_contiguous:
+            return None
+        end += array.nbytes
+    rows = sum(array.shape[0] for array in arrays)
+    return DeviceArray(first.address, (rows, *first.shape[1:]), first.dtype, None, first.owner)
 
 
 def stack(arrays: Sequence[Any], axis: int = 0) -> Any:

@@ -15,11 +15,13 @@ array([[1, 1, 0, 0],
 """
 
 from numbsparse.patterns.balanced import balanced_random
+from numbsparse.patterns.bck import from_bck
 from numbsparse.patterns.checks import as_pattern
 from numbsparse.patterns.mixing import mean_path_length, mixing_steps
 from numbsparse.patterns.scale_free import barabasi_albert, barabasi_albert_rectangular
 from numbsparse.patterns.simple import banded, block_diagonal, dense, random
 from numbsparse.patterns.small_world import watts_strogatz, watts_strogatz_2d
+from numbsparse.patterns.taps import causal, taps
 from numbsparse.patterns.weights import from_dense
 
 __all__ = [
@@ -29,11 +31,14 @@ __all__ = [
     "barabasi_albert",
     "barabasi_albert_rectangular",
     "block_diagonal",
+    "causal",
     "dense",
+    "from_bck",
     "from_dense",
     "mean_path_length",
     "mixing_steps",
     "random",
+    "taps",
     "watts_strogatz",
     "watts_strogatz_2d",
 ]

@@ -21,7 +21,7 @@ from numbsparse.bench.gpu.sections import SECTIONS
 
 MOST_PROCESSES = 8
 PATIENCE = 60.0  # seconds; what is not compiled by then is compiled where it is timed
-WITHOUT_PRODUCTS = ("limits", "host")
+WITHOUT_PRODUCTS = ("limits", "host", "lstm")
 
 
 def compile_ahead(names: Iterable[str], options: Options) -> float:

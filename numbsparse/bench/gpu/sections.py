@@ -11,6 +11,7 @@ from dataclasses import replace
 from numbsparse import patterns
 from numbsparse.bench.gpu.host import host
 from numbsparse.bench.gpu.limits import limits
+from numbsparse.bench.gpu.lstm import lstm
 from numbsparse.bench.gpu.measure import Row
 from numbsparse.bench.gpu.options import Options
 from numbsparse.bench.gpu.peers import CUBLAS, CUSPARSE, TRITON
@@ -117,6 +118,7 @@ SECTIONS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "ladder": ladder,
     "layouts": layouts,
     "sweep": sweep,
+    "lstm": lstm,
     "host": host,
 }
 

@@ -17,6 +17,7 @@ HEADINGS = {
     "ladder": "in brackets, how many times as fast as the rung before",
     "layouts": "in brackets, the time a block against as many random blocks",
     "sweep": "in brackets, the time a block and row of the batch against the unchanged case",
+    "lstm": "forward and backward over a sequence; in brackets, how many times ours",
     "host": "what the host's side costs",
 }
 SAME: tuple[str, ...] = ("product", "dtype", "precision", "features", "batch")
@@ -32,6 +33,8 @@ def line(section: str, row: Row, rows: list[Row]) -> str:
         cache = f", {row['cache']} cache" if "cache" in row else ""
         return f"  {row['host']}{cache}: " + ", ".join(cells)
     what = f"{row['dtype']} {row['precision']}" if row["dtype"] == "float32" else row["dtype"]
+    if section == "lstm":
+        return f"  {what:15} {_lstm(row)}"
     label = row.get("layout", row.get("changed", ""))
     size = (
         f"{row['features']:5} x {row['batch']:<4} B {row['block_size']:<3} {row['density']:<6.2g}"
@@ -80,6 +83,21 @@ def _cell(name: str, row: Row, rows: list[Row]) -> str:
     if name == row["auto"] and (ratio := relative(row, rows)) is not None:
         cell += f" ({ratio:.2f})"
     return cell
+
+
+def _lstm(row: Row) -> str:
+    """Time and memory of each contestant, and what one recurrent step of ours takes."""
+    cells = []
+    ours = row["seconds"].get("numbsparse"), row["bytes"].get("numbsparse")
+    for name, seconds in row["seconds"].items():
+        cell = f"{name} {_time(seconds)} {row['bytes'][name] / 2**30:.2f} GiB"
+        if name != "numbsparse" and None not in ours:
+            cell += f" ({seconds / ours[0]:.1f}x, {row['bytes'][name] / ours[1]:.1f}x)"
+        cells.append(cell)
+    cells += [f"{name} {why}" for name, why in row["not_timed"].items()]
+    cells += [f"{name} {_time(seconds)}" for name, seconds in row["step"].items()]
+    shape = f"{row['hidden']:5} hidden, {row['batch']} x {row['steps']} steps {row['density']:.2g}"
+    return f"{shape}: " + "; ".join(cells)
 
 
 def _gains(row: Row) -> list[str]:

@@ -25,9 +25,14 @@ from numbsparse.nn.functional.arithmetic import (
     sqrt,
     subtract,
 )
+from numbsparse.nn.functional.cell import repeated_cell
+from numbsparse.nn.functional.columns import column_norms, scale_columns
+from numbsparse.nn.functional.conv import conv, conv_transpose, conv_weight_grad
 from numbsparse.nn.functional.layers import embedding, layer_norm, linear
 from numbsparse.nn.functional.loss import cross_entropy, mse_loss
+from numbsparse.nn.functional.lstm import lstm, lstm_step_by_step
 from numbsparse.nn.functional.products import matmul, sddmm
+from numbsparse.nn.functional.repeated import repeated_norm, repeated_product
 from numbsparse.nn.functional.shape import (
     broadcast_to,
     concatenate,
@@ -45,7 +50,11 @@ __all__ = [
     "add",
     "broadcast_to",
     "cast",
+    "column_norms",
     "concatenate",
+    "conv",
+    "conv_transpose",
+    "conv_weight_grad",
     "cross_entropy",
     "divide",
     "dropout",
@@ -57,6 +66,8 @@ __all__ = [
     "linear",
     "log",
     "log_softmax",
+    "lstm",
+    "lstm_step_by_step",
     "matmul",
     "mean",
     "mse_loss",
@@ -64,7 +75,11 @@ __all__ = [
     "negative",
     "power",
     "relu",
+    "repeated_cell",
+    "repeated_norm",
+    "repeated_product",
     "reshape",
+    "scale_columns",
     "sddmm",
     "sigmoid",
     "softmax",

@@ -23,8 +23,10 @@ def sum(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 def mean(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The mean over the given axes, or over all."""
-    total = sum(x, axis, keepdims)
-    return total * (total.size / x.size)
+    kept = kept_shape(x.shape, axis)
+    average = ops.mean(x.data, axis, keepdims)  # no sum that 16 bits could not hold
+    share = average.size / x.size
+    return record(average, (x, lambda dy, y: broadcast_to(reshape(dy * share, kept), x.shape)))
 
 
 def sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -120,10 +122,10 @@ def _put(shape: tuple[int, ...], key: Any, values: Tensor) -> Tensor:
     return record(ops.put(shape, key, values.data), (values, lambda dy, y: getitem(dy, key)))
 
 
-class _Pieces(dict[int, Tensor]):
+class Pieces(dict[int, Tensor]):
     """The gradients of some parts of a tensor, by number; their sum is the gradients of more."""
 
-    def __add__(self, other: _Pieces) -> _Pieces:
+    def __add__(self, other: Pieces) -> Pieces:
         for i, gradient in other.items():
             self[i] = self[i] + gradient if i in self else gradient
         return self
@@ -142,6 +144,6 @@ def _parts(x: Tensor, keys: list[Any], join: Callable[[list[Tensor]], Tensor]) -
 
     hidden = record(x.data, (x, joined))
     return [
-        record(data, (hidden, lambda dy, y, i=i: _Pieces({i: dy})))  # type: ignore[arg-type,misc]
+        record(data, (hidden, lambda dy, y, i=i: Pieces({i: dy})))  # type: ignore[arg-type,misc]
         for i, data in enumerate(datas)
     ]

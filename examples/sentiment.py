@@ -1,0 +1,148 @@
+"""What a small-world LSTM knows about a text that it has read: sentiment from its last state.
+
+    python examples/sentiment.py                            # Python's own prose, on this CPU
+    python examples/sentiment.py --reviews aclImdb --device cuda --hidden 4096 --density 0.05 \\
+        --batch 128 --steps 20000 --lr 1e-3 --longest 1000 --train 25000 --test 25000
+
+It trains language models on reviews without their labels, a sparse one and a dense one with as many
+parameters, lets each read labelled reviews, and fits a linear classifier to the state at the end of
+each review. Accuracies are of reviews that neither has seen, beside that of the more frequent class
+and that of the same classifier on how often each byte occurs.
+
+Without --reviews nothing is downloaded: the labelled text is the comments and docstrings of
+Python's standard library, and the question is which of the two a paragraph is. That is no
+sentiment, but the same work on real text.
+
+After A. Radford, R. Jozefowicz, I. Sutskever, "Learning to Generate Reviews and Discovering
+Sentiment", 2017, and S. Gray, A. Radford, D. P. Kingma, "GPU Kernels for Block-Sparse Weights",
+2017.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import labelled_text
+import numpy as np
+from char_model import CharModel, State
+from char_options import add_model, add_output, add_size, add_training, positive, settle
+from char_text import check_length
+from char_training import Training, prepare
+from labelled_text import Labelled
+from linear_classifier import fit_best
+
+import numbsparse as ns
+
+
+def main(arguments: list[str] | None = None) -> dict[str, float]:
+    """Train, read, classify; gives the accuracies by the kind of feature."""
+    options = parse(arguments)
+    began = time.perf_counter()
+    try:
+        settle(options)
+        data = labelled_text.read(options.reviews, options.train, options.test, options.seed)
+        check_length(data.text, options.batch, options.length)
+        accuracies = compare(options, data)
+    except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
+        sys.exit(f"sentiment: {error}")
+    print(f"checkpoints are in {options.out}; {time.perf_counter() - began:.0f} s")
+    return accuracies
+
+
+def compare(options: Namespace, data: Labelled) -> dict[str, float]:
+    text, (no, yes) = data.text, data.classes
+    print(f"text: {text.name}, {text.train.size:,} characters to learn from")
+    print(f"question: {no} or {yes}; {len(data.train):,} to fit, {len(data.test):,} to test")
+    parts = [data.train, data.test]
+    y, y_test = (np.array([label for _, label in part]) for part in parts)
+    accuracies = {"majority": float(max(y_test.mean(), 1 - y_test.mean()))}
+    x, x_test = (np.log1p([np.bincount(u8(t), minlength=256) for t, _ in part]) for part in parts)
+    accuracies["byte counts"] = fit_best(x, y).accuracy(x_test, y_test)
+    lines = [f"{name:12} {value:.1%}" for name, value in accuracies.items()]
+    trainings, _ = prepare(options, text)
+    while trainings:
+        training = trainings.pop(0)
+        name, bits = training.name, training.run()
+        x, x_test = (final_states(training, [t for t, _ in part]) for part in parts)
+        accuracies[name] = fit_best(x, y).accuracy(x_test, y_test)
+        size = f"{training.model.hidden_size} hidden units, {training.model.n_parameters():,}"
+        lines.append(f"{name:12} {accuracies[name]:.1%} ({size} parameters, {bits:.3f} bits per "
+                     "character held out)")  # fmt: skip
+    print("accuracy in the test:\n" + "\n".join(lines))
+    return accuracies
+
+
+def final_states(training: Training, texts: Sequence[str]) -> np.ndarray:
+    """(n, hidden): tanh of the last layer's cell after each text, from its own bytes alone.
+
+    A text begins with line ends, as the texts that it was trained on are divided, so many that it
+    fills a whole number of `--length`s; texts of as many of these are read side by side.
+    """
+    options, model = training.options, training.model
+    read = reader(model, options)
+    filled = [fill(u8(text)[-options.longest :], options.length) for text in texts]
+    alike = defaultdict(list)
+    for i, codes in enumerate(filled):
+        alike[codes.size].append(i)
+    features = np.empty((len(texts), model.hidden_size), np.float32)
+    for size, group in alike.items():
+        for first in range(0, len(group), options.batch):
+            rows = group[first : first + options.batch]
+            codes = np.zeros((size, options.batch), np.int32)  # columns to spare: not looked at
+            codes[:, : len(rows)] = np.transpose([filled[i] for i in rows])
+            state = model.zero_state(options.batch)
+            for start in range(0, size, options.length):
+                state = read(codes[start : start + options.length], state)
+            features[rows] = np.tanh(last_layer(state)[: len(rows)])
+    return features
+
+
+def reader(model: CharModel, options: Namespace) -> Any:
+    def read(codes: Any, state: State) -> State:
+        with ns.no_grad():
+            return model.read(codes, state)[1]
+
+    return ns.graph(read) if options.device == "cuda" else read
+
+
+def last_layer(state: State) -> np.ndarray:
+    """Its cell, (batch, hidden) float32, of a state with or without an axis of layers."""
+    cells = state[1].numpy().astype(np.float32)
+    return cells.reshape(-1, *cells.shape[-2:])[-1]
+
+
+def fill(codes: np.ndarray, length: int) -> np.ndarray:
+    """At least one line end before the codes, up to a multiple of `length`."""
+    size = -(-(codes.size + 1) // length) * length
+    return np.concatenate([np.full(size - codes.size, ord("\n"), np.uint8), codes])
+
+
+def u8(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def parse(arguments: list[str] | None) -> Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--reviews", help="aclImdb, or Amazon's JSON lines; default: Python's own prose")
+    add("--train", type=positive, default=4000, help="reviews to fit (%(default)s)")
+    add("--test", type=positive, default=1000, help="reviews to test (%(default)s)")
+    add("--longest", type=positive, default=256, help="bytes read of a review, its last"
+        " (%(default)s)")  # fmt: skip
+    add_output(parser, "sentiment_run")
+    add_size(parser, hidden=1024, density=0.15)
+    add_model(parser)
+    add_training(parser, batch=32, length=64, steps=300, lr=4e-3, held_out=10)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""A small-world LSTM, forward and backward over a sequence, beside torch's dense one as wide.
+
+All compute the same: torch's dense weights are zero where no block is kept. What ours gives is
+checked against float64 on the host, unit by unit; what the peers give, gradients too, against ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numbsparse import nn, ops, patterns
+from numbsparse.autograd import no_grad
+from numbsparse.bench.gpu.limits import limits
+from numbsparse.bench.gpu.options import Options
+from numbsparse.bench.gpu.problem import dtype_of
+from numbsparse.bench.gpu.replay import Graph, graph_of, record, seconds_of
+from numbsparse.device import SIMULATED, synchronize, to_device
+from numbsparse.device.runtime import current_device
+from numbsparse.graph import graph
+
+INPUTS, BATCH, STEPS, DENSITY, B = 64, 64, 64, 0.03, 32
+WIDTHS = (18432, 36864)  # the second is too wide for a dense one
+DTYPES = [("float16", "highest"), ("float32", "high"), ("float32", "highest")]
+WEIGHTS = ("weight_ih", "weight_hh", "bias")
+BLOCKS = 8  # of the weight-gradient, and block columns of the gates, that are looked at
+STEP_TURNS = 8  # steps timed together, each with its own x part
+ALLOWED = {"float16": 2e-2, "float32": 5e-3}  # relative; tf32 has float16's mantissa
+
+Row = dict[str, Any]
+
+
+class Sequence:
+    """An LSTM of one layer on the GPU, its input x and the gradient dy of its output."""
+
+    def __init__(self, hidden: int, dtype: str, precision: str, steps: int, batch: int):
+        self.hidden, self.dtype, self.precision = hidden, dtype, precision
+        self.steps, self.batch = steps, batch
+        rng, n = np.random.default_rng(0), hidden // B
+        edges = max(round(DENSITY * n / 2), 1)  # of each node: 2 * edges * n blocks of n * n
+        self.pattern = patterns.barabasi_albert(n, edges, seed=0)
+        self.lstm = nn.LSTM(
+            INPUTS, hidden, layout=self.pattern, block_size=B, precision=precision, seed=0
+        )
+        self.layer = self.lstm.layers[0]
+        for parameter in self.lstm.parameters():
+            parameter.data = parameter.data.astype(dtype_of(dtype))
+        self.weights = {name: getattr(self.layer, name).data for name in WEIGHTS}
+        self.lstm.to("cuda")
+        self.x, self.dy = (
+            to_device(rng.standard_normal((steps, batch, n), np.float32).astype(dtype_of(dtype)))
+            for n in (INPUTS, hidden)
+        )
+        index = self.weights["weight_hh"].layout.index
+        self.blocks = np.unique(rng.integers(0, index.block_rows.size, BLOCKS))
+        self.columns = np.unique(np.r_[0, n - 1, rng.integers(0, n, BLOCKS)])
+
+
+class Contestant(NamedTuple):
+    """A forward and backward pass; then the output, and blocks of the gradient of weight_hh."""
+
+    run: Callable[[], Any]
+    outputs: Callable[[], np.ndarray]  # (time, batch, hidden)
+    gradient: Callable[[], np.ndarray]  # (blocks, B, B)
+    nbytes: Callable[[], int]  # the most that it took at once
+
+
+def lstm(options: Options) -> Iterator[Row]:
+    """A row a dtype and width: seconds and bytes of each, and of one recurrent step of ours."""
+    from numbsparse.bench.gpu.lstm_peers import PEERS
+
+    for hidden in (64,) if options.quick else WIDTHS:
+        for dtype, precision in DTYPES[:1] if options.quick else DTYPES:
+            shape = (2, 3) if options.quick else (STEPS, BATCH)
+            sequence = Sequence(hidden, dtype, precision, *shape)
+            peers = PEERS if hidden < WIDTHS[-1] else {}
+            yield _measured(sequence, {"numbsparse": ours} | peers, options)
+
+
+def ours(sequence: Sequence) -> Contestant:
+    """One captured step of training, without an optimizer."""
+    module, weight = sequence.lstm, sequence.layer.weight_hh
+    results: list[Any] = []
+
+    def step(x: Any, dy: Any) -> Any:
+        y, _ = module(x)
+        module.zero_grad()
+        y.backward(dy)
+        return y[-1].detach()
+
+    pool = None if SIMULATED else current_device().memory_resource
+    before = 0 if pool is None else pool.attributes.used_mem_current
+    captured = graph(step)
+
+    def run() -> None:
+        results[:] = [captured(sequence.x, sequence.dy)]
+
+    for _ in range(2):  # runs, and is captured
+        run()
+    taken = 0 if pool is None else pool.attributes.used_mem_high - before
+
+    def gradient() -> np.ndarray:
+        values = weight.grad.data.values  # type: ignore[union-attr]
+        return np.stack([values[int(b)].numpy() for b in sequence.blocks]).astype(np.float64)
+
+    held = sum(p.values.nbytes for p in module.parameters()) + sequence.x.nbytes
+
+    def outputs() -> np.ndarray:
+        with no_grad():
+            y = module(sequence.x)[0].numpy()
+        if (y[-1] != results[0].numpy()).any():
+            raise ArithmeticError("wrong: captured, it gives another output")
+        return y.astype(np.float64)
+
+    return Contestant(run, outputs, gradient, lambda: taken + held + sequence.dy.nbytes)
+
+
+def _measured(
+    sequence: Sequence, makers: dict[str, Callable[[Sequence], Contestant]], options: Options
+) -> Row:
+    row: Row = {
+        "hidden": sequence.hidden,
+        "steps": sequence.steps,
+        "batch": sequence.batch,
+        "inputs": INPUTS,
+        "block_size": B,
+        "dtype": sequence.dtype,
+        "precision": sequence.precision,
+        "density": float(sequence.pattern.mean()),
+        "bytes": {},
+        "errors": {},
+        "not_timed": {},
+    }
+    exact = exact_gradient = None
+    seconds: dict[str, float] = {}
+    contestant: Contestant | None
+    for name, make in makers.items():
+        try:
+            contestant = make(sequence)
+            contestant.run()
+            synchronize()
+            y, gradient = contestant.outputs(), contestant.gradient()
+            if exact is None or exact_gradient is None:
+                error = _relative(*_some_units(sequence, y))
+                exact, exact_gradient = y, gradient
+            else:
+                error = max(_relative(y, exact), _relative(gradient, exact_gradient))
+            row["errors"][name] = error
+            if not error <= ALLOWED[sequence.dtype]:
+                raise ArithmeticError(f"wrong: relative error {error:.1e}")
+            once = {name: Graph(contestant.run, 1, contestant.run)}
+            seconds |= seconds_of(once, 10 * options.seconds)
+            row["bytes"][name] = contestant.nbytes()
+        except Exception as error:  # a peer that fails costs its cell, not the table
+            row["not_timed"][name] = f"{type(error).__name__}: {error}"[:160]
+        contestant = None  # its memory is for the next one
+    return row | {"seconds": seconds, "step": _step(sequence, options)}
+
+
+def _relative(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a - b) / (np.linalg.norm(b) or 1.0))
+
+
+def _some_units(sequence: Sequence, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """y of some blocks of units, and what it must be, each step from the y before as it is."""
+    w = sequence.weights
+    x, before = sequence.x.numpy().astype(np.float64), np.zeros_like(y)
+    before[1:] = y[:-1]
+    parts, got = [], []
+    for column in sequence.columns:
+        z = w["bias"].reshape(-1, 4, B)[column].astype(np.float64)
+        z = z + _columns(w["weight_ih"], x, column) + _columns(w["weight_hh"], before, column)
+        i, f, g, o = np.moveaxis(z, -2, 0)
+        c, h = np.zeros((z.shape[1], B)), np.zeros(i.shape)
+        for t in range(len(h)):
+            c = _sigmoid(f[t]) * c + _sigmoid(i[t]) * np.tanh(g[t])
+            h[t] = _sigmoid(o[t]) * np.tanh(c)
+        parts.append(h)
+        got.append(y[..., column * B : (column + 1) * B])
+    return np.stack(got), np.stack(parts)
+
+
+def _columns(w: Any, x: np.ndarray, column: int, size: int = B) -> np.ndarray:
+    """x @ w at the four block columns of a block of units: (..., 4, B)."""
+    lines, parts = w.layout.index.columns, []
+    for k in range(4 * column, 4 * column + 4):
+        span = slice(lines.indptr[k], lines.indptr[k + 1])
+        rows = (lines.indices[span, None] * size + np.arange(size)).ravel()
+        block = w.values[lines.blocks[span]].astype(np.float64).reshape(-1, size)
+        parts.append(x[..., rows] @ block)
+    return np.stack(parts, axis=-2)
+
+
+def _sigmoid(z: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-z))
+
+
+def _step(sequence: Sequence, options: Options) -> dict[str, float]:
+    """Seconds of one recurrent step forward, and of reading the kept weights from memory once."""
+    weight, bias = sequence.layer.weight_hh.data, sequence.layer.bias.data
+    n, units, dtype, place = sequence.batch, sequence.hidden, weight.dtype, weight.place
+    z = ops.zeros((STEP_TURNS, n, weight.shape[1]), dtype, place)
+    h = ops.zeros((STEP_TURNS + 1, n, units), dtype, place)
+    c = ops.zeros(h.shape, ops.state_dtype(dtype), place)
+    step = ops.lstm_steps(ops.LSTMTrace(z, h, c), weight, bias, precision=sequence.precision)
+
+    def turns() -> None:
+        for t in range(STEP_TURNS):
+            step(t)
+
+    turns()
+    took = seconds_of({"": graph_of(record, turns)}, options.seconds)[""] / STEP_TURNS
+    rate = next(limits(options))["rate"]
+    return {"recurrent step": took, "reading weight_hh": weight.values.nbytes / rate}

@@ -1,0 +1,46 @@
+"""Convolutions as block-sparse products over shifted rows; a small ladder of its own.
+
+The weight is a block-sparse matrix whose rows are (tap, in_feature), taps slowest, so block row
+tap * in_blocks + i joins in-block i, seen through that tap, to the out-blocks of its columns. A
+`Window` says which pixel each tap sees. Nothing is unfolded in memory: a kernel follows the rows.
+
+Every rung is a module with the four names of `numbsparse.kernels.matmul`, the products taking the
+window too:
+
+    forward(x, values, index, window, y, precision)          # y[:] = conv(x, w)
+    input_grad(dy, values, index, window, dx, precision)     # dx[:] = its transpose
+    weight_grad(x, dy, index, window, dvalues, precision)    # dvalues = the kept blocks of dw
+
+`x` and `dx` are (batch, pixels of the larger image, in_features), `y` and `dy` (batch, pixels of
+the smaller image, out_features), all C-contiguous; the last operand is written whole. Features may
+end inside the last block: what `values` holds beyond the edge is not read, and `dvalues` is zero
+there.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+
+from numbsparse.kernels.conv.window import Window
+
+PRODUCTS = ("forward", "input_grad", "weight_grad")
+
+RUNGS = {
+    "k0_reference": "cpu",
+    "k0_cpu": "cpu",
+    "k1_naive": "cuda",
+    "k2_tensor_core": "cuda",
+    "k3_hopper": "cuda",
+}
+"""The place of each rung; each is faster than the one before in the same place."""
+
+
+@cache
+def rung(name: str) -> ModuleType:
+    """The module of a rung; loaded when first named, because those for GPUs load numba.cuda."""
+    return import_module(f"{__name__}.{name}")
+
+
+__all__ = ["PRODUCTS", "RUNGS", "Window", "rung"]

@@ -1,0 +1,64 @@
+"""All CPU cores: a tile of outputs stays in vector registers until its whole sum is in it.
+
+The loops are those of the matmul's `k0_cpu`. There the batch fills the vectors; here pixels of a
+row of the image do, of several images where rows are short. Each row of input is packed once,
+features down and pixels across, with the zeros of its padding: a tap sees the same memory a few
+items further on, so nothing is copied for it. A tap that looks above or below the image is left
+out.
+
+    rows          how rows of pixels are packed, and where each tap finds them
+    lines         forward and input-gradient
+    weight_grad   the weight-gradient, over runs of pixels that a tap joins
+
+Reads per output, from cache: (1/R + 1/C) * B * (entries of the line), with tiles of R features and
+C pixels.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+
+import numpy as np
+
+from numbsparse.kernels.conv.k0_cpu.lines import multiply_lines
+from numbsparse.kernels.conv.k0_cpu.weight_grad import sum_pixels
+from numbsparse.kernels.matmul.reach import reach
+
+BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+unsupported = reach("k0_cpu", "cpu", BLOCK_SIZES, DTYPES)
+
+
+def widening(product):
+    """The product of 16-bit operands too: in float32, rounded at the end."""
+
+    @wraps(product)
+    def widened(a, b, index, window, out, precision="highest"):
+        if out.itemsize > 2:
+            return product(a, b, index, window, out, precision)
+        wide = np.empty_like(out, np.float32)
+        product(a.astype(np.float32), b.astype(np.float32), index, window, wide, precision)
+        with np.errstate(over="ignore"):  # infinity, as on a GPU
+            out[...] = wide
+
+    return widened
+
+
+@widening
+def forward(x, values, index, window, y, precision="highest"):
+    """y[:] = conv(x, w)."""
+    multiply_lines("forward", x, values, index, window, y)
+
+
+@widening
+def input_grad(dy, values, index, window, dx, precision="highest"):
+    """dx[:] = conv_transpose(dy, w)."""
+    multiply_lines("input_grad", dy, values, index, window, dx)
+
+
+@widening
+def weight_grad(x, dy, index, window, dvalues, precision="highest"):
+    """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
+    sum_pixels(x, dy, index, window, dvalues)

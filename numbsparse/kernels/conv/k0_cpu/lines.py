@@ -1,0 +1,165 @@
+"""forward and input-gradient: R features x C pixels in registers, over the entries of a line."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+
+import numpy as np
+from numba import from_dtype, njit, types
+
+from numbsparse.kernels.conv.k0_cpu.rows import pack_rows, strips_of
+from numbsparse.kernels.conv.walks import line_walk, planned
+from numbsparse.kernels.cores import DONE, next_share, on_cores
+from numbsparse.kernels.panels import empty_panels
+from numbsparse.kernels.simd import (
+    fetch_add,
+    lanes,
+    multiply_add,
+    prefetch,
+    store_transposed,
+    vector_registers,
+    zeros,
+)
+
+SLAB = 1 << 21  # numbers packed at a time, to stay in the outer cache
+
+
+def multiply_lines(product, x, values, index, window, y):
+    """y[:] = conv(x, w), or conv_transpose(x, w)."""
+    sizes, out_sizes = window.big, window.small
+    turned = product == "input_grad"
+    if turned:
+        sizes, out_sizes = out_sizes, sizes
+    batch, size, dtype = x.shape[0], values.shape[1], from_dtype(values.dtype)
+    images_of_rows = x.reshape(batch, sizes[0] * sizes[1], sizes[2], x.shape[2])
+    y = y.reshape(batch, out_sizes[0] * out_sizes[1], out_sizes[2], y.shape[2])
+    rows, vectors = tile_shape(size)
+    for of in window.passes(product):
+        if not batch:
+            return
+        walk = planned(index, window, line_walk, product, of)[:4]
+        how = strips_of(of, batch, sizes, vectors * lanes(dtype), lanes(dtype))
+        out_rows = np.arange(of.counts[0])[:, None] * of.step[0] + of.first[0]
+        out_rows = out_rows * out_sizes[1] + np.arange(of.counts[1]) * of.step[1] + of.first[1]
+        room = sizes[0] * sizes[1] * how.strips * x.shape[2] * how.lanes  # of a group
+        groups = -(-batch // how.images)
+        slab = max(1, SLAB // room)
+        for group in range(0, groups, slab):
+            count = min(slab, groups - group)
+            packed = _room(count, sizes[0] * sizes[1], how, x.shape[2], values.dtype)
+            chunks = -(-how.width * how.images // how.columns)
+            tiles = count * out_rows.size * how.strips * chunks
+            lines = (len(walk[0]) - 1) * (size // rows)
+            on_cores(
+                line_kernel(dtype, rows, how.columns // lanes(dtype)),
+                (
+                    images_of_rows, packed, values, (1, size) if turned else (size, 1), walk,
+                    (how.images, how.width, of.counts[2], group * how.images),
+                    (of.scale[2], how.start), how.residues, how.tap_lane, how.tap_row,
+                    out_rows.reshape(-1), (of.step[2], of.first[2]), y,
+                ),
+                phases=2,
+                work=tiles * lines,
+                multiply_adds=values.size * tiles * how.columns,
+            )  # fmt: skip
+
+
+def tile_shape(size):
+    """R, and C in vectors: with a row of pixels and a scalar of w, what the registers hold."""
+    rows, vectors = (8, 2) if vector_registers() == 32 else (4, 3)
+    return min(rows, size), vectors
+
+
+def _room(groups, rows, how, features, dtype):
+    """Room for packed strips, and a tile's width more: a tile may read past the last one."""
+    shape = (groups, rows, how.strips, features, how.lanes)
+    flat = empty_panels(1, 1, prod(shape) + how.columns, dtype).reshape(-1)
+    flat[prod(shape) :] = 0
+    return flat[: prod(shape)].reshape(shape)
+
+
+@cache
+def line_kernel(dtype, rows, vectors):
+    """The compiled loop for tiles of `rows` features x `vectors` full registers of pixels."""
+    columns = vectors * lanes(dtype)
+    integers = types.Array(types.int64, 1, "C", readonly=False)
+    fixed = types.Array(types.int32, 1, "C", readonly=False)
+    pair = types.UniTuple(types.int64, 2)
+    signature = types.void(
+        types.int64,  # core
+        types.int64[:, ::1],  # progress
+        types.int64,  # share
+        types.Array(dtype, 4, "C", readonly=True),  # x (batch, rows, pixels, features)
+        dtype[:, :, :, :, ::1],  # packed (groups, rows, strips, features, lanes)
+        types.Array(dtype, 3, "C", readonly=True),  # values (n_blocks, B, B)
+        pair,  # sum_stride, out_stride: in a block, to the next step and to the next output
+        types.UniTuple(fixed, 4),  # indptr (lines + 1,), taps, others, blocks (entries,)
+        types.UniTuple(types.int64, 4),  # images, width, count, first image
+        pair,  # scale, start
+        *(integers, integers),  # residues, tap_lane
+        types.int64[:, ::1],  # tap_row (taps, out rows)
+        integers,  # out_rows
+        pair,  # step, first
+        dtype[:, :, :, ::1],  # y (batch, rows, pixels, features)
+    )
+
+    @njit(signature, nogil=True, cache=True)
+    def kernel(
+        core, progress, share, x, packed, values, strides, walk, shape, sampled, residues, tap_lane,
+        tap_row, out_rows, step, y,
+    ):  # fmt: skip
+        sum_stride, out_stride = strides
+        indptr, taps, others, blocks = walk
+        images, width, count, first_image = shape
+        groups, in_rows, strips, features, lanes = packed.shape
+        size = values.shape[1]
+        line = np.empty((4, features), y.dtype)
+        pack_rows(
+            core, progress[0], x, images, strips, width, sampled[0], sampled[1], residues,
+            first_image, packed, line,
+        )  # fmt: skip
+        tiles_in_line = size // rows
+        lines = (len(indptr) - 1) * tiles_in_line
+        chunks = (width * images + columns - 1) // columns
+        corner = np.empty((columns, rows), y.dtype)
+        work = groups * len(out_rows) * strips * chunks * lines
+        number, last = next_share(core, progress[1], share, work)
+        while number < last:
+            taken = last - number
+            for item in range(number, last):
+                r, where = item % lines % tiles_in_line * rows, item // lines
+                line_number = item % lines // tiles_in_line
+                chunk, where = where % chunks * columns, where // chunks
+                strip, where = where % strips, where // strips
+                out_row, group = where % len(out_rows), where // len(out_rows)
+                tile = zeros(packed, rows, vectors)
+                for position in range(indptr[line_number], indptr[line_number + 1]):
+                    tap = taps[position]
+                    row = tap_row[tap, out_row]
+                    if row < 0:
+                        continue
+                    other = others[position] * size
+                    a = blocks[position] * size * size + r * out_stride
+                    b = ((group * in_rows + row) * strips + strip) * features + other
+                    b = b * lanes + tap_lane[tap] + chunk
+                    following = blocks[min(position + 1, len(blocks) - 1)]
+                    next_a = following * size * size + r * out_stride
+                    for i in range(min(size, features - other)):
+                        prefetch(values, next_a + i * max(sum_stride, rows), rows)
+                        tile = multiply_add(tile, values, a, out_stride, packed, (b,), 0)
+                        a += sum_stride
+                        b += lanes
+                store_transposed(tile, corner, 0, rows)
+                k = line_number * size + r
+                inside = min(rows, y.shape[3] - k)
+                for v in range(min(columns, width * images - chunk)):
+                    o = strip * width + (chunk + v) // images
+                    n = first_image + group * images + (chunk + v) % images
+                    if o < count and n < len(y):
+                        for i in range(inside):
+                            y[n, out_rows[out_row], o * step[0] + step[1], k + i] = corner[v, i]
+            fetch_add(progress[1], DONE, taken)
+            number, last = next_share(core, progress[1], share, work)
+
+    return kernel

@@ -1,0 +1,116 @@
+"""Rows of pixels, packed: features down, pixels and images across, the padding's zeros at the ends.
+
+A strip is a part of a row of the image, of `width` outputs; its lanes are (residue, pixel, image):
+every `scale`-th pixel of the row from `residue` on, each of `images` images.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from numbsparse.kernels.conv.window import Pass, Three
+from numbsparse.kernels.cores import DONE, next_share, wait
+from numbsparse.kernels.simd import fetch_add, load, store_transposed
+
+MOST_WIDTH = 128  # outputs of a strip
+MOST_IMAGES = 32
+NARROW = 1.25  # how much longer a product of one vector takes, for each of its lanes
+
+
+class Strips(NamedTuple):
+    """How the outputs of a pass lie in vectors."""
+
+    images: int  # of a group, side by side
+    width: int  # outputs of a strip, each of every image
+    strips: int  # in a row
+    columns: int  # lanes of a tile
+    lanes: int  # of a strip, packed
+    residues: np.ndarray  # (residues,) int64
+    start: int  # the first pixel of a strip, in sampled pixels from the first output's
+    tap_lane: np.ndarray  # (taps,) int64: the lane that holds what output 0 sees
+    tap_row: np.ndarray  # (taps, rows of outputs) int64: the row of the image, or -1
+
+
+@lru_cache(maxsize=256)
+def strips_of(of: Pass, batch: int, sizes: Three, wide: int, narrow: int) -> Strips:
+    """`wide` and `narrow`: the lanes that a tile may have."""
+    scale, count = of.scale[2], of.counts[2]
+    seen = [divmod(offset[2], scale) for offset in of.offsets]
+    start = min((shift for shift, _ in seen), default=0)
+    spread = max((shift for shift, _ in seen), default=0) - start
+    residues = sorted({residue for _, residue in seen}) or [0]
+    width = -(-count // -(-count // MOST_WIDTH))
+    _, images, columns = min(
+        (-(-batch // n) * -(-width * n // columns) * columns * price, n, columns)
+        for n in range(1, min(batch, MOST_IMAGES) + 1)
+        for columns, price in ((wide, 1.0), (narrow, NARROW))
+    )
+    plane = width + spread
+    tap_lane = [
+        (residues.index(residue) * plane + shift - start) * images for shift, residue in seen
+    ]
+    return Strips(
+        images,
+        width,
+        -(-count // width),
+        columns,
+        len(residues) * plane * images,
+        np.array(residues),
+        start,
+        np.array(tap_lane, np.int64),
+        _rows(of, sizes),
+    )
+
+
+def _rows(of: Pass, sizes: Three) -> np.ndarray:
+    """(taps, rows of outputs): the row of the image that each row of outputs sees, or -1."""
+    places = np.indices(of.counts[:2]).reshape(2, -1).T * of.scale[:2]
+    rows = np.full((len(of.taps), len(places)), -1)
+    for k, offset in enumerate(of.offsets):
+        at = places + offset[:2]
+        inside = ((at >= 0) & (at < sizes[:2])).all(axis=1)
+        rows[k] = np.where(inside, at @ (sizes[1], 1), -1)
+    return rows
+
+
+@njit(nogil=True)
+def pack_rows(core, counts, x, images, strips, width, scale, start, residues, first, packed, line):
+    """packed[group, row, strip] = (features, lanes) of the images from `first` on.
+
+    x is (batch, rows, pixels, features); `line` has room for four lanes. Returns when all is
+    packed, by whichever core.
+    """
+    groups, rows, _, features, lanes = packed.shape
+    batch, _, pixels, _ = x.shape
+    plane = lanes // (len(residues) * images)
+    squares = features - features % 4
+    work = groups * rows * strips
+    item, end = next_share(core, counts, 1, work)
+    while item < end:
+        group, row, strip = item // (rows * strips), item // strips % rows, item % strips
+        begin = item * features * lanes
+        flat = packed.reshape(-1)
+        for lane in range(0, lanes, 4):
+            last = min(lane + 4, lanes)
+            for v in range(lane, last):
+                n = first + group * images + v % images
+                p = v // images
+                pixel = (strip * width + p % plane + start) * scale + residues[p // plane]
+                if n < batch and 0 <= pixel < pixels:
+                    line[v - lane, :] = x[n, row, pixel]
+                else:
+                    line[v - lane, :] = 0
+            if last - lane == 4:
+                for c in range(0, squares, 4):
+                    square = load(line, (c,), 0, features, 4, 4)
+                    store_transposed(square, packed, begin + c * lanes + lane, lanes)
+            for c in range(squares if last - lane == 4 else 0, features):
+                for v in range(lane, last):
+                    flat[begin + c * lanes + v] = line[v - lane, c]
+        fetch_add(counts, DONE, 1)
+        item, end = next_share(core, counts, 1, work)
+    wait(counts, work)

@@ -1,0 +1,60 @@
+"""Rung 2: tensor cores, and each pixel loaded once for many taps.
+
+Neighbouring outputs see nearly the same pixels through neighbouring taps. A block of threads takes
+a tile of outputs and loads, for a block of features, the box of pixels that a chunk of up to nine
+taps sees from there. In shared memory a tap is a shift of rows: `ldmatrix` takes an address for
+each row, so the shifted tile feeds `mma.sync` without being copied. Pixels outside the image are
+zeros that `cp.async` fills in.
+
+Reads per output of a 3 x 3 convolution with all taps kept, from global memory: a row of x is read
+(8 + 2) * (32 + 2) / (8 * 32) = 1.3 times for 9 taps, with tiles of 8 x 32 pixels, where the rung
+before read it 9 times; w is read once a tile.
+
+    tiles         how outputs are cut into tiles and taps into chunks; what each line multiplies
+    boxes         boxes of pixels and blocks of w on their way to shared memory
+    products      the products of shifted rows, and where their sums go
+    singles       those of float32, by three products of tf32, or one with precision="high"
+    lines         forward and input-gradient
+    weight_grad   a pair of blocks of features, all taps of a chunk
+
+A stride of the forward product makes a box of every s-th pixel; that of the input-gradient makes
+passes, one for the outputs of each residue, which few taps reach. An infinity that a split into
+tf32 made NaN is summed anew by the rung before.
+"""
+
+from __future__ import annotations
+
+from numbsparse.kernels.conv import k1_naive
+from numbsparse.kernels.conv.k2_tensor_core import weight_grad as gradient
+from numbsparse.kernels.conv.k2_tensor_core.lines import multiply_lines
+from numbsparse.kernels.matmul.reach import reach
+
+BLOCK_SIZES = (16, 32, 64)
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+unsupported = reach("k2_tensor_core", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
+
+
+def forward(x, values, index, window, y, precision="highest"):
+    """y[:] = conv(x, w)."""
+    arithmetic = precision if x.dtype == "float32" else x.dtype.name
+    multiply_lines("forward", x, values, index, window, y, arithmetic)
+    if arithmetic == "highest":
+        k1_naive.repair_lines("forward", x, values, index, window, y)
+
+
+def input_grad(dy, values, index, window, dx, precision="highest"):
+    """dx[:] = conv_transpose(dy, w)."""
+    arithmetic = precision if dy.dtype == "float32" else dy.dtype.name
+    multiply_lines("input_grad", dy, values, index, window, dx, arithmetic)
+    if arithmetic == "highest":
+        k1_naive.repair_lines("input_grad", dy, values, index, window, dx)
+
+
+def weight_grad(x, dy, index, window, dvalues, precision="highest"):
+    """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
+    arithmetic = precision if x.dtype == "float32" else x.dtype.name
+    gradient.weight_grad(x, dy, index, window, dvalues, arithmetic)
+    if arithmetic == "highest":
+        k1_naive.repair_blocks(x, dy, index, window, dvalues)

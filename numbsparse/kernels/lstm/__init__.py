@@ -1,0 +1,18 @@
+"""One step of an LSTM between its products: the gates of every unit, and their gradients.
+
+The four gates of a unit lie in neighbouring blocks: of each block of B units come B values of the
+input gate i, then of the forget gate f, the candidate g and the output gate o. So the four blocks
+of a weight that share their inputs are neighbours, and the products read those inputs once for all.
+
+    z = x part + recurrent part + bias                   both parts (batch, 4 * width)
+    i, f, g, o = sigmoid(z_i), sigmoid(z_f), tanh(z_g), sigmoid(z_o)
+    c = f * c_before + i * g * kept                      `kept`: dropout on the update
+    h = o * tanh(c)
+
+i, f, g and o take the place of the x part, where the gradient finds them. With layer norm of the
+gates z = n * gain + bias, where n is what is normalised, and n takes that place; the gradient
+computes i, f, g and o once more.
+
+`on_gpu` and `on_cpu` have the same functions. Arrays are of one step: (batch, 4 * width) of gates,
+(batch, units) of states; c and its gradient are float32 beside 16-bit floats.
+"""

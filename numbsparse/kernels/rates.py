@@ -1,0 +1,14 @@
+"""Adam's correction of its moments, as Python and the GPU compute it alike, in float64."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+
+def adam_rates(lr: float, beta1: float, beta2: float, step: float) -> tuple[float, float]:
+    """(rate, root_scale): a step is rate * m / (root_scale * sqrt(v) + eps).
+
+    rate = lr / (1 - beta1^step), root_scale = 1 / sqrt(1 - beta2^step): what moments that began as
+    zeros lack after so many steps. Kingma and Ba, "Adam", 2015, section 3.
+    """
+    return lr / (1 - beta1**step), 1 / sqrt(1 - beta2**step)

@@ -1,0 +1,90 @@
+"""BatchNorm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor
+from numbsparse.dtypes import as_dtype
+from numbsparse.nn import functional
+from numbsparse.nn.module import Module, Parameter
+
+
+class BatchNorm(Module):
+    """(x - mean) / sqrt(variance + eps) * weight + bias, for each feature, the last axis.
+
+    In training, mean and variance are those of the batch, over all other axes, and running ones
+    follow them: running = (1 - momentum) * running + momentum * batch, of the unbiased variance. In
+    evaluation the running ones are used. They are saved and moved with the parameters, and get no
+    gradients.
+
+    Parameters
+    ----------
+    features : int
+    eps, momentum : float
+    dtype : float32 or float64 (float16 or bfloat16 on a GPU)
+
+    Raises ValueError for features under 1, and for inputs of other features or of a single value
+    for each in training.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from numbsparse import nn
+    >>> x = np.random.default_rng(0).normal(3.0, 2.0, (4, 8, 8, 5)).astype(np.float32)
+    >>> y = nn.BatchNorm(5)(x).numpy()
+    >>> bool(abs(y.mean((0, 1, 2))).max() < 1e-5), bool(abs(y.std((0, 1, 2)) - 1).max() < 1e-4)
+    (True, True)
+
+    Ioffe and Szegedy, "Batch Normalization", 2015.
+    """
+
+    def __init__(
+        self, features: int, *, eps: float = 1e-5, momentum: float = 0.1, dtype: Any = np.float32
+    ):
+        super().__init__()
+        if features < 1:
+            raise ValueError(f"features takes a whole number from 1 on, got {features}")
+        self.eps, self.momentum, dtype = eps, momentum, as_dtype(dtype)
+        self.weight = Parameter(np.ones(features, dtype))
+        self.bias = Parameter(np.zeros(features, dtype))
+        self.running_mean = Parameter(np.zeros(features, dtype))
+        self.running_variance = Parameter(np.ones(features, dtype))
+        self.running_mean.requires_grad = self.running_variance.requires_grad = False
+
+    def forward(self, x: Any) -> Tensor:
+        x = x if isinstance(x, Tensor) else Tensor(x)
+        features = self.weight.shape[0]
+        if x.ndim < 2 or x.shape[-1] != features:
+            raise ValueError(f"x takes the shape (..., {features}), got {x.shape}")
+        if self.training:
+            mean, centred, variance = self._of_batch(x)
+        else:
+            mean, variance = self.running_mean, self.running_variance
+            centred = x - mean
+        return centred * (self.weight / functional.sqrt(variance + self.eps)) + self.bias
+
+    def _of_batch(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(mean, x - mean, variance) of the batch, which the running ones follow."""
+        axes, count = tuple(range(x.ndim - 1)), x.size // x.shape[-1]
+        if count < 2:
+            raise ValueError(
+                f"x takes at least two values of each feature in training, got {count}"
+            )
+        mean = functional.mean(x, axes)
+        centred = x - mean
+        variance = functional.mean(centred * centred, axes)
+        self._follow(self.running_mean.data, mean.data, 1.0)
+        self._follow(self.running_variance.data, variance.data, count / (count - 1))
+        return mean, centred, variance
+
+    def _follow(self, running: Any, batch: Any, unbiased: float) -> None:
+        """running = (1 - momentum) * running + momentum * unbiased * batch, in place."""
+        kept = ops.multiply(running, 1 - self.momentum)
+        ops.copy_into(running, ops.add(kept, ops.multiply(batch, self.momentum * unbiased)))
+
+    def describe(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}, momentum={self.momentum}"

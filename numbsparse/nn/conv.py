@@ -1,0 +1,267 @@
+"""Convolutions: a sparse one is a convolution with a layout."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from numbsparse import patterns
+from numbsparse.autograd import Tensor
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.dtypes import as_dtype
+from numbsparse.layout import Layout, as_layout
+from numbsparse.nn import functional
+from numbsparse.nn.linear import layout_for
+from numbsparse.nn.module import Module, Parameter
+from numbsparse.ops.conv_window import sizes
+
+
+class _Conv(Module):
+    """What the convolutions have in common; `axes` of space."""
+
+    axes = 0
+    transposed = False
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        *,
+        bias: bool = True,
+        layout: Any = None,
+        taps: Any = None,
+        block_size: int = 32,
+        dtype: Any = np.float32,
+        precision: str | None = None,
+        seed: Any = None,
+    ):
+        super().__init__()
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.kernel_size, self.stride, self.dilation = sizes(
+            self.axes, kernel_size, stride, dilation
+        )
+        self.padding, self.precision = padding, precision
+        rng, dtype = np.random.default_rng(seed), as_dtype(dtype)
+        joined = self._layout(layout, taps, block_size)
+        height, width = in_channels, out_channels
+        if self.transposed:
+            height, width = width, height
+        values, bound = _drawn(
+            joined, prod(self.kernel_size), height, width, block_size, self.transposed, rng
+        )
+        shape = (joined.shape[0] * block_size, width)
+        self.weight = Parameter(BlockSparse(values.astype(dtype), joined, shape=shape))
+        self.bias = None
+        if bias:
+            self.bias = Parameter((rng.uniform(-1, 1, out_channels) * bound).astype(dtype))
+
+    def _layout(self, layout: Any, taps: Any, block_size: int) -> Layout:
+        """The layout of the weight: (taps * in_blocks, out_blocks), or of its transpose."""
+        n_taps = prod(self.kernel_size)
+        one = layout_for(self.in_channels, self.out_channels, None, block_size)
+        pattern = one.pattern if layout is None else as_layout(layout).pattern
+        if pattern.shape == (n_taps * one.shape[0], one.shape[1]) and n_taps > 1:
+            if taps is not None:
+                raise ValueError("taps takes None where the layout has rows for each tap")
+            if not self.transposed:
+                return Layout(pattern)
+            return Layout(
+                pattern.reshape(n_taps, *one.shape).swapaxes(1, 2).reshape(-1, one.shape[0])
+            )
+        layout_for(self.in_channels, self.out_channels, pattern, block_size)
+        return Layout(
+            patterns.taps(pattern.T if self.transposed else pattern, self.kernel_size, kept=taps)
+        )
+
+    def forward(self, x: Any) -> Tensor:
+        x = x if isinstance(x, Tensor) else Tensor(x)
+        _check_axes(x, self.axes)
+        y = functional.conv(
+            x,
+            self.weight,
+            kernel_size=self.kernel_size,
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            precision=self.precision,
+        )
+        return y if self.bias is None else y + self.bias
+
+    def describe(self) -> str:
+        weight = self.weight.data
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
+            f"stride={self.stride}, padding={self.padding!r}, dilation={self.dilation}, "
+            f"bias={self.bias is not None}; {weight.n_blocks} blocks of {weight.block_size}, "
+            f"density {weight.density:.3g}"
+        )
+
+
+class _ConvTranspose(_Conv):
+    transposed = True
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        dilation: Any = 1,
+        **options: Any,
+    ):
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, **options
+        )
+        self.output_padding = output_padding
+
+    def forward(self, x: Any) -> Tensor:
+        x = x if isinstance(x, Tensor) else Tensor(x)
+        _check_axes(x, self.axes)
+        y = functional.conv_transpose(
+            x,
+            self.weight,
+            kernel_size=self.kernel_size,
+            stride=self.stride,
+            padding=self.padding,
+            output_padding=self.output_padding,
+            dilation=self.dilation,
+            out_features=self.out_channels,
+            precision=self.precision,
+        )
+        return y if self.bias is None else y + self.bias
+
+
+class Conv1d(_Conv):
+    """y = conv(x) + bias, x (batch, length, in_channels): see `numbsparse.conv`.
+
+    Parameters as in `Conv2d`.
+
+    >>> import numpy as np
+    >>> from numbsparse import nn
+    >>> nn.Conv1d(8, 16, 3, padding="same", block_size=8)(np.ones((2, 10, 8), np.float32)).shape
+    (2, 10, 16)
+    """
+
+    axes = 1
+
+
+class Conv2d(_Conv):
+    """y = conv(x) + bias, x (batch, height, width, in_channels): see `numbsparse.conv`.
+
+    Parameters
+    ----------
+    in_channels, out_channels : int
+    kernel_size, stride, dilation : int, or one for each axis
+    padding : int, one for each axis, or a (before, after) pair for each; "valid" or "same"
+    bias : bool
+    layout : Layout or pattern, (in_blocks, out_blocks), optional
+        Which blocks of channels are joined, through every tap; None joins all. Or one of
+        (taps * in_blocks, out_blocks), which says it for each tap.
+    taps : array of bool, of the shape of the kernel, optional
+        False where a tap is masked; see `numbsparse.patterns.causal`.
+    block_size : int
+        Channels that are no multiples of it are allowed.
+    dtype : float32 or float64 (float16 or bfloat16 on a GPU)
+    precision : "highest" or "high", optional
+    seed : int or numpy.random.Generator, optional
+
+    Attributes
+    ----------
+    weight : Parameter of a BlockSparse, as `numbsparse.conv` takes it
+        Drawn uniformly within 1 / sqrt(fan-in); the fan-in counts kept blocks alone.
+    bias : Parameter, (out_channels,), or None
+
+    Raises TypeError or ValueError that names the argument.
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse as ns
+    >>> from numbsparse import nn
+    >>> layout = ns.patterns.banded(4, 4, width=1)
+    >>> conv = nn.Conv2d(128, 128, 3, stride=2, padding=1, layout=layout, seed=0)
+    >>> conv(np.ones((1, 8, 8, 128), np.float32)).shape
+    (1, 4, 4, 128)
+    """
+
+    axes = 2
+
+
+class Conv3d(_Conv):
+    """y = conv(x) + bias, x (batch, depth, height, width, in_channels): see `numbsparse.conv`.
+
+    Parameters as in `Conv2d`.
+    """
+
+    axes = 3
+
+
+class ConvTranspose1d(_ConvTranspose):
+    """y = conv_transpose(x) + bias, x (batch, length, in_channels).
+
+    Parameters as in `ConvTranspose2d`.
+    """
+
+    axes = 1
+
+
+class ConvTranspose2d(_ConvTranspose):
+    """y = conv_transpose(x) + bias, x (batch, height, width, in_channels).
+
+    Its weight is that of the convolution whose transpose it is: see `numbsparse.conv_transpose`.
+    Parameters as in `Conv2d`, and `output_padding` before `dilation`: how much larger the result
+    is, an int or one for each axis, less than the stride. `layout` is (in_blocks, out_blocks).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from numbsparse import nn
+    >>> conv = nn.ConvTranspose2d(16, 8, 2, stride=2, block_size=8, seed=0)
+    >>> conv(np.ones((1, 4, 4, 16), np.float32)).shape
+    (1, 8, 8, 8)
+    """
+
+    axes = 2
+
+
+class ConvTranspose3d(_ConvTranspose):
+    """y = conv_transpose(x) + bias, x (batch, depth, height, width, in_channels).
+
+    Parameters as in `ConvTranspose2d`.
+    """
+
+    axes = 3
+
+
+def _check_axes(x: Tensor, axes: int) -> None:
+    if x.ndim != axes + 2:
+        raise ValueError(
+            f"x takes {axes + 2} axes, (batch, *space, channels), {axes} of space, got {x.shape}"
+        )
+
+
+def _drawn(
+    layout: Layout, taps: int, height: int, width: int, size: int, transposed: bool, rng: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """(values, the bound of each output feature): uniform within 1 / sqrt(fan-in).
+
+    The rows of a tap end after `height` features: what lies beyond is zero, and stays so.
+    """
+    row = layout.index.block_rows % (layout.shape[0] // taps)
+    column = layout.index.block_columns
+    rows_in = np.minimum(size, height - row * size)
+    columns_in = np.minimum(size, width - column * size)
+    line, inputs = (row, columns_in) if transposed else (column, rows_in)
+    outputs = height if transposed else width
+    fan_in = np.bincount(line, weights=inputs, minlength=-(-outputs // size))
+    bound = 1 / np.sqrt(np.maximum(fan_in, 1))
+    values = rng.uniform(-1, 1, (layout.n_blocks, size, size)) * bound[line][:, None, None]
+    values *= (np.arange(size) < rows_in[:, None])[:, :, None]
+    return values, np.repeat(bound, size)[:outputs]

@@ -1,0 +1,49 @@
+"""The gates of an LSTM's units, in one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor, record
+from numbsparse.nn.functional.repeated import Places, Terms, jointly
+
+
+def repeated_cell(*, calls: int = 1) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The gates of an LSTM for a loop: a function (z, c, kept=None) -> (h, c after).
+
+    c after = sigmoid(z_f) * c + sigmoid(z_i) * tanh(z_g) * kept;  h = sigmoid(z_o) * tanh(c after)
+
+    Parameters
+    ----------
+    calls : int
+        How many to expect, as in `repeated_product`.
+
+    Returns
+    -------
+    function of Tensors
+        z (batch, 4, units): i, f, g, o in torch's order; c (batch, units), float32 beside a z of
+        16-bit floats; kept (batch, units) gets no gradient. No gradients of gradients.
+    """
+    of_h, of_dz = Places(calls), Places(calls)
+
+    def cell(z: Tensor, c: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        factor, at = None if kept is None else kept.data, of_dz.next()
+        h, after = ops.cell(z.data, c.data, factor, of_h.next())
+
+        def gradients(terms: Any, y: Tensor) -> list[Any]:
+            given = dict(terms)
+            dh, dc = (
+                given[name].data if name in given else ops.zeros_like(like)
+                for name, like in (("h", h), ("c", after))
+            )
+            return [Tensor(d) for d in ops.cell_grad(z.data, c.data, factor, after, dh, dc, at)]
+
+        hidden = record(h, *jointly(gradients, z, c))
+        return (
+            record(h, (hidden, lambda dy, y: Terms([("h", dy)]))),  # type: ignore[arg-type,return-value]
+            record(after, (hidden, lambda dy, y: Terms([("c", dy)]))),  # type: ignore[arg-type,return-value]
+        )
+
+    return cell

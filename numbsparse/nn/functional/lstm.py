@@ -1,0 +1,201 @@
+"""The LSTM as one function of a whole sequence, and step by step as the textbooks have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor, differentiable_grads, is_recording, record
+from numbsparse.nn.functional.activations import sigmoid, tanh
+from numbsparse.nn.functional.arithmetic import add, cast, data_of, multiply
+from numbsparse.nn.functional.layers import layer_norm
+from numbsparse.nn.functional.products import matmul
+from numbsparse.nn.functional.shape import Pieces, reshape, stack, unbind
+from numbsparse.nn.functional.shape import sum as sum_over
+
+Sequence = tuple[Tensor, Tensor, Tensor]
+
+
+def lstm(
+    x: Any,
+    weight_ih: Any,
+    weight_hh: Any,
+    bias: Any,
+    h: Any,
+    c: Any,
+    *,
+    gain: Any = None,
+    eps: float = 1e-5,
+    kept: Any = None,
+    precision: str | None = None,
+) -> Sequence:
+    """One layer of LSTM cells over a sequence.
+
+    i, f, g, o = the gates of z_t = x_t @ weight_ih + h_(t-1) @ weight_hh + bias
+    c_t = sigmoid(f) * c_(t-1) + sigmoid(i) * tanh(g) * kept_t
+    h_t = sigmoid(o) * tanh(c_t)
+
+    One operation, forward and backward: the products of the inputs, and the gradients of weights
+    and inputs, are each one product for all steps; between them a step is one product and one
+    kernel. Of B units that share a block the four gates lie one block after another: the columns
+    of both weights, bias and gain are (blocks, 4, B) in C order, i, f, g and o along the second
+    axis.
+
+    Parameters
+    ----------
+    x : Tensor or array, (time, batch, input_size), of one step at least
+        float32 or float64 on the CPU; float16, bfloat16 or float32 on a GPU. All others are there
+        too and have its dtype, but for c.
+    weight_ih, weight_hh : Tensor of a BlockSparse, (input_size, 4 * width), (units, 4 * width)
+        `width` is the units up to a whole number of blocks.
+    bias : Tensor or array, (4 * width,)
+    h, c : Tensor or array, (batch, units)
+        The state before the first step. c and its gradient are float32 for 16-bit floats.
+    gain : Tensor or array, (4 * width,), optional
+        Layer norm of the gates: z_t = n_t * gain + bias, where n_t is the sum of both products,
+        normalised over the units of each gate by itself.
+    eps : float, of layer norm
+    kept : array, (time, batch, units), optional
+        Factors of the update, as `dropout_mask` gives them.
+    precision : str, optional, as in `matmul`
+
+    Returns
+    -------
+    y : Tensor, (time, batch, units), h_t of each step
+    h, c : Tensor, (batch, units), the state after the last step
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where shapes, dtypes or places do not fit; by name, before anything runs.
+    NotImplementedError
+        Where gradients of gradients are asked for with layer norm.
+
+    Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997; layer norm after Ba, Kiros and
+    Hinton, "Layer Normalization", 2016; dropout of the update after Semeniuta, Severyn and Barth,
+    "Recurrent Dropout without Memory Loss", 2016.
+    """
+    given = x, weight_ih, weight_hh, bias, h, c, *(() if gain is None else (gain,))
+    inputs = [a if isinstance(a, Tensor) else Tensor(a) for a in given]
+    how: Any = {"eps": eps, "kept": data_of(kept), "precision": ops.checked_precision(precision)}
+    datas = [tensor.data for tensor in inputs]
+    trace = ops.lstm(*datas[:6], gain=None if gain is None else datas[6], **how)
+    backward = _Backward(inputs, trace, how)
+    y, *last = trace.h[1:], ops.copy(trace.h[-1]), ops.copy(trace.c[-1])
+    # One hidden tensor stands for the three results; its gradient is theirs, by number.
+    hidden = record(y, *((a, backward.vjp(i)) for i, a in enumerate(inputs)))
+    results = [
+        record(data, (hidden, lambda dy, y, i=i: Pieces({i: dy})))  # type: ignore[arg-type,misc]
+        for i, data in enumerate((y, *last))
+    ]
+    return results[0], results[1], results[2]
+
+
+def lstm_step_by_step(
+    x: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias: Tensor,
+    h: Tensor,
+    c: Tensor,
+    gain: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    kept: Any = None,
+    precision: str | None = None,
+) -> Sequence:
+    """The same of other functions, a step after the other: what is right, and what create_graph
+    differentiates again."""
+    outputs, B = [], weight_hh.data.block_size
+    from_inputs = matmul(x, weight_ih, precision=precision)
+    for t, x_part in enumerate(unbind(from_inputs)):
+        z = add(x_part, matmul(h, weight_hh, precision=precision))
+        gates = _gates(z if gain is not None else add(z, bias), B, h.shape[1])
+        if gain is not None:
+            gains, biases = (_gates(a, B, h.shape[1]) for a in (gain, bias))
+            gates = [layer_norm(*of_one, eps) for of_one in zip(gates, gains, biases, strict=True)]
+        i, f, g, o = (cast(gate, c.dtype) for gate in gates)
+        update = multiply(sigmoid(i), tanh(g))
+        if kept is not None:
+            update = multiply(update, ops.cast(kept[t], c.dtype))
+        c = add(multiply(sigmoid(f), c), update)
+        h = cast(multiply(sigmoid(o), tanh(c)), h.dtype)
+        outputs.append(h)
+    return stack(outputs), h, c
+
+
+def _gates(z: Tensor, block_size: int, units: int) -> list[Tensor]:
+    """(..., 4 * width) as four gates (..., units)."""
+    *rows, columns = z.shape
+    blocks = reshape(z, (*rows, columns // (ops.GATES * block_size), ops.GATES, block_size))
+    parts = [reshape(gate, (*rows, columns // ops.GATES)) for gate in unbind(blocks, -2)]
+    return [gate if gate.shape[-1] == units else gate[..., :units] for gate in parts]
+
+
+class _Backward:
+    """The way back from the three results to each input, of which the time loop runs once."""
+
+    def __init__(self, inputs: list[Tensor], trace: Any, how: Any):
+        self.inputs, self.trace, self.how = inputs, trace, how
+        self.pieces: Any = None  # the gradients that `found` belongs to
+        self.found: Any = None
+        self.left = 0  # inputs that still ask for theirs
+
+    def vjp(self, i: int) -> Callable[[Any, Tensor], Tensor]:
+        return lambda pieces, y: self.gradient(i, pieces)
+
+    def gradient(self, i: int, pieces: Any) -> Tensor:
+        """Of input number i, from those of the results."""
+        if self.pieces is not pieces:
+            self.found = self._again(pieces) if is_recording() else self._once(pieces)
+            self.pieces, self.left = pieces, sum(a.requires_grad for a in self.inputs)
+        gradient = self.found(i)
+        self.left -= 1
+        if not self.left:  # nothing of it is kept until the tape goes
+            self.found = self.pieces = None
+        return gradient
+
+    def _once(self, pieces: Any) -> Callable[[int], Tensor]:
+        """The fused gradient."""
+        precision = self.how["precision"]
+        x, weight_ih, weight_hh, bias, _, _, *gain = (a.data for a in self.inputs)
+        grads = ops.lstm_grad(
+            self.trace,
+            weight_hh,
+            bias,
+            *(pieces[i].data if i in pieces else None for i in range(3)),
+            gain=gain[0] if gain else None,
+            kept=self.how["kept"],
+            precision=precision,
+        )
+        dz = ops.reshape(grads.gates, (-1, weight_hh.shape[1]))
+
+        def product(of: Any, weight: Any) -> Any:
+            rows = ops.reshape(of, (dz.shape[0], weight.shape[0]))
+            return ops.sddmm(rows.T, dz, weight, precision=precision)
+
+        makers = [
+            lambda: ops.matmul(grads.gates, weight_ih.T, precision=precision),
+            lambda: product(x, weight_ih),
+            lambda: product(self.trace.h[:-1], weight_hh),
+            lambda: grads.bias,
+            lambda: grads.h,
+            lambda: grads.c,
+            lambda: grads.gain,
+        ]
+        return lambda i: Tensor(makers[i]())
+
+    def _again(self, pieces: Any) -> Callable[[int], Any]:
+        """Gradients that are differentiable again, through the steps one by one."""
+
+        def weighted(*inputs: Tensor) -> Tensor:
+            results = lstm_step_by_step(*inputs, **self.how)
+            terms = [sum_over(multiply(results[i], dy)) for i, dy in pieces.items()]
+            total = terms[0]
+            for term in terms[1:]:
+                total = add(total, term)
+            return total
+
+        gradients = differentiable_grads(weighted, self.inputs)
+        return lambda i: gradients[i]

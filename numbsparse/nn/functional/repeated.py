@@ -1,0 +1,176 @@
+"""What a loop uses in each of its steps: gradients are gathered, and summed once at the end.
+
+The weight of a recurrent cell meets an input in every step t, and its gradient is a sum,
+dw = sum over t of x_t.T @ dy_t. The tape would compute and add a whole dw for each step. Here a use
+only notes its (x_t, dy_t); once all are there, one product over the inputs of all steps is left:
+dw = concatenate(x).T @ concatenate(dy). The same for the gain and bias of a normalization.
+
+Gray, Radford and Kingma, "GPU Kernels for Block-Sparse Weights", 2017, group up to eight steps so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor, is_recording, record
+from numbsparse.device import DeviceArray, empty
+from numbsparse.nn.functional.products import matmul, sddmm
+from numbsparse.nn.functional.shape import concatenate, transpose
+from numbsparse.ops.affine_norm import Place
+
+
+def repeated_product(
+    w: Tensor, *, precision: str | None = None, calls: int = 1
+) -> Callable[[Tensor], Tensor]:
+    """A function x -> x @ w for a loop: the weight-gradients of all calls become one product.
+
+    Parameters
+    ----------
+    w : Tensor of a BlockSparse, (in_features, out_features)
+    precision : "highest" or "high", optional
+    calls : int
+        How many to expect; on a GPU the results of so many lie side by side in memory.
+
+    Returns
+    -------
+    function of a Tensor x, (batch, in_features), with gradients of gradients
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse as ns
+    >>> w = ns.Tensor(ns.BlockSparse(np.ones((1, 4, 4)), [[1]]), requires_grad=True)
+    >>> h, times_w = ns.Tensor(np.full((1, 4), 0.5)), ns.nn.functional.repeated_product(w)
+    >>> for _ in range(3):
+    ...     h = times_w(h)
+    >>> h.sum().backward()  # one product of (4, 3) and (3, 4)
+    >>> w.grad.numpy()[0]
+    array([24., 24., 24., 24.])
+    """
+    how: Any = {"precision": ops.checked_precision(precision)}
+
+    def product_of_all(terms: Any, y: Tensor) -> Tensor:
+        xs, dys = (list(of) for of in zip(*reversed(terms), strict=True))
+        return sddmm(transpose(concatenate(xs)), concatenate(dys), w.data, **how)
+
+    hidden = record(w.data, (w, product_of_all))
+    places = Places(calls)
+
+    def times_w(x: Tensor) -> Tensor:
+        out = None
+        if w.place == x.place == "cuda":
+            out = places.next()((x.shape[0], w.shape[1]), w.dtype)
+        return record(
+            ops.matmul(x.data, w.data, out=out, **how),
+            (x, lambda dy, y: matmul(dy, transpose(w), **how)),
+            (hidden, lambda dy, y: Terms([(x, dy)])),  # type: ignore[arg-type,return-value]
+        )
+
+    return times_w
+
+
+def repeated_norm(
+    gain: Tensor, bias: Tensor, eps: float = 1e-5, *, calls: int = 1
+) -> Callable[..., Tensor]:
+    """A layer normalization for a loop, and what follows it: see `ops.affine_norm`.
+
+    Parameters
+    ----------
+    gain, bias : Tensor, (width,) or (groups, width)
+    eps : float
+    calls : int
+        How many to expect, as in `repeated_product`.
+
+    Returns
+    -------
+    function (x, kind="plain", other=None) of Tensors, (batch, width) or (batch, groups, width)
+        v = (x - mean) / sqrt(variance + eps) * gain + bias; by its kind v ("plain"), max(v, 0)
+        ("relu"), v * other ("times") or max(v + other, 0) ("plus_relu"). No gradients of gradients.
+    """
+
+    def sums(terms: Any, y: Tensor) -> list[Any]:
+        return [Tensor(d) for d in ops.affine_norm_sums(terms[::-1], gain.data)]
+
+    hidden = record(gain.data, *jointly(sums, gain, bias))
+    of_results = [Places(calls) for _ in range(3)]
+    of_gradients = [Places(calls) for _ in range(3)]
+
+    def norm(x: Tensor, kind: str = "plain", other: Tensor | None = None) -> Tensor:
+        beside = None if other is None else other.data
+        affine, results = (gain.data, bias.data), [places.next() for places in of_results]
+        at = [places.next() for places in of_gradients]
+        y, normalized = ops.affine_norm(kind, x.data, *affine, eps, beside, results)
+
+        def gradients(dy: Tensor, y: Tensor) -> list[Any]:
+            dx, dv, dother = ops.affine_norm_grad(
+                kind, normalized, *affine, beside, y.data, dy.data, at
+            )
+            terms = Terms([(normalized, dv)])
+            return [Tensor(dx), terms, None if dother is None else Tensor(dother)]
+
+        inputs = [x, hidden] if other is None else [x, hidden, other]
+        return record(y, *jointly(gradients, *inputs))
+
+    return norm
+
+
+class Places:
+    """Memory on the GPU for the arrays of so many calls, one after the other in memory.
+
+    Without a tape, or of a shape that differs, an array gets memory of its own.
+    """
+
+    def __init__(self, calls: int):
+        self.calls = self.given = calls
+        self.whole: list[DeviceArray] = []  # one array, once it is known
+
+    def next(self) -> Place:
+        """`empty` for the next call's array, whenever it is made."""
+        if self.given == self.calls:
+            self.given, self.whole = 0, []
+        whole, i = self.whole, self.given
+        self.given += 1
+        if self.calls == 1 or not is_recording():
+            return empty
+
+        def place(shape: tuple[int, ...], dtype: Any) -> DeviceArray:
+            if not whole:
+                whole.append(empty((self.calls, *shape), dtype))
+            fits = whole[0].shape[1:] == shape and whole[0].dtype == dtype
+            return whole[0][i] if fits else empty(shape, dtype)
+
+        return place
+
+
+class Terms(list[Any]):
+    """What a gradient will be computed from; the sum of two gradients is computed from both."""
+
+    def __add__(self, other: Any) -> Terms:  # type: ignore[override]
+        self.extend(other)
+        return self
+
+
+def jointly(vjp: Callable[[Any, Tensor], list[Any]], *inputs: Tensor) -> list[Any]:
+    """Edges to inputs whose gradients `vjp(dy, y)` computes all at once, in order."""
+    wanted = sum(tensor.requires_grad for tensor in inputs)
+    found: dict[str, Any] = {}
+
+    def part(i: int) -> Callable[[Any, Tensor], Any]:
+        def on_tensors(dy: Any, y: Tensor) -> Any:
+            if is_recording():
+                raise NotImplementedError(
+                    "the gradient of this function cannot be differentiated again "
+                    "(create_graph=True)"
+                )
+            if not found:
+                found.update(gradients=vjp(dy, y), left=wanted)
+            gradient = found["gradients"][i]
+            found["left"] -= 1
+            if not found["left"]:
+                found.clear()
+            return gradient
+
+        return on_tensors
+
+    return [(tensor, part(i)) for i, tensor in enumerate(inputs)]

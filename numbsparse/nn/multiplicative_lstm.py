@@ -1,0 +1,276 @@
+"""MultiplicativeLSTM: a small-world cell with several internal steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.dtypes import as_dtype
+from numbsparse.layout import Layout, as_layout
+from numbsparse.nn import functional as F
+from numbsparse.nn import init
+from numbsparse.nn.dropout import Dropout
+from numbsparse.nn.linear import layout_for
+from numbsparse.nn.module import Module, Parameter
+
+
+class MultiplicativeLSTM(Module):
+    """A multiplicative LSTM whose state goes through several block-sparse layers in each time step.
+
+    With N a layer normalization (gain and bias of its own) and W_j kept by layouts of their own,
+
+        m, a = N(x_t @ W_m), N(x_t @ W_a)                    for all t at once
+        s_0 = N(h_(t-1) @ W_0) * m
+        s_1 = relu(N(s_0 @ W_1) + a)
+        s_j = relu(N(s_(j-1) @ W_j))                         for 2 <= j < internal_steps
+        i, f, g, o = N(s @ W_i), N(s @ W_f), N(s @ W_g), N(s @ W_o)
+        c_t = sigmoid(f) * c_(t-1) + sigmoid(i) * dropout(tanh(g))
+        h_t = sigmoid(o) * tanh(c_t)
+
+    Between small-world layouts, a few internal steps connect every unit with every other before the
+    gates are computed: see `ns.patterns.mixing_steps`. The paper finds that at least two are
+    needed, and little gain after four.
+
+    Parameters
+    ----------
+    input_size, hidden_size : int
+    internal_steps : int, at least 2
+    layout : optional
+        Of the weights W_0, W_1, ... and, last, of the gates, which share one: a list of
+        internal_steps + 1 layouts or patterns, (hidden_blocks, hidden_blocks); or a function that
+        gives the pattern of step 0, 1, ..., internal_steps; or one for all. None keeps all blocks.
+    input_layout : Layout or pattern, (input_blocks, hidden_blocks), optional
+        Of W_m and W_a.
+    block_size : int
+    dropout : float, from 0 to below 1
+        In training, how many of the updates tanh(g) are left out, anew in each time step.
+    forget_bias : float
+        First value of the bias of f.
+    eps : float
+        Of the normalizations.
+    dtype : float32 or float64 (float16 or bfloat16 on a GPU, with a float32 c)
+    precision : "highest" or "high", optional
+    seed : int or numpy.random.Generator, optional
+
+    Attributes
+    ----------
+    multiplier, addend : NormalizedProduct, (input_size, hidden_size), drawn uniformly
+    internal : list of NormalizedProduct, (hidden_size, hidden_size)
+    gates : NormalizedProduct, (hidden_size, 4 * width)
+        `width` is hidden_size up to a whole number of blocks. The recurrent weights begin as the
+        identity, where their layouts keep the diagonal.
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse as ns
+    >>> small_world = lambda step: ns.patterns.watts_strogatz(8, 1, 0.2, seed=step)
+    >>> cell = ns.nn.MultiplicativeLSTM(32, 256, internal_steps=3, layout=small_world, seed=0)
+    >>> y, (h, c) = cell(np.ones((10, 4, 32), np.float32))
+    >>> y.shape, h.shape, len(cell.internal)
+    ((10, 4, 256), (4, 256), 3)
+
+    S. Gray, A. Radford, D. P. Kingma, "GPU Kernels for Block-Sparse Weights", 2017, algorithm 1;
+    after Krause, Lu, Murray and Renals, "Multiplicative LSTM for sequence modelling", 2016.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        internal_steps: int = 5,
+        layout: Any = None,
+        input_layout: Any = None,
+        block_size: int = 32,
+        dropout: float = 0.0,
+        forget_bias: float = 1.0,
+        eps: float = 1e-5,
+        dtype: Any = np.float32,
+        precision: str | None = None,
+        seed: Any = None,
+    ):
+        super().__init__()
+        if not isinstance(internal_steps, int) or internal_steps < 2:
+            raise ValueError(f"internal_steps takes a whole number from 2 on, got {internal_steps}")
+        rng, dtype = np.random.default_rng(seed), as_dtype(dtype)
+        *internal, gates = (
+            layout_for(hidden_size, hidden_size, each, block_size)
+            for each in _each(layout, internal_steps + 1)
+        )
+        inputs = layout_for(input_size, hidden_size, input_layout, block_size)
+        self.input_size, self.hidden_size = input_size, hidden_size
+        how: Any = {"eps": eps, "precision": precision}
+
+        def from_inputs() -> NormalizedProduct:
+            size: Any = {"shape": (input_size, hidden_size), "dtype": dtype}
+            return NormalizedProduct(init.uniform(inputs, block_size, **size, seed=rng), **how)
+
+        def from_state(kept: Layout, out_features: int, **more: Any) -> NormalizedProduct:
+            values = init.identity(kept, block_size, dtype=dtype).values
+            w = BlockSparse(values, kept, shape=(hidden_size, out_features))
+            return NormalizedProduct(w, **more, **how)
+
+        self.multiplier, self.addend = from_inputs(), from_inputs()
+        self.internal = [from_state(kept, hidden_size) for kept in internal]
+        four = as_layout(np.tile(gates.pattern, (1, ops.GATES)))
+        width = four.shape[1] * block_size
+        self.gates = from_state(four, width, features=hidden_size, groups=ops.GATES)
+        self.gates.bias.data[1] = forget_bias
+        self.dropout = Dropout(dropout, seed=int(rng.integers(2**31)))
+
+    def forward(
+        self, x: Any, state: tuple[Any, Any] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """x (time, batch, input_size), state (h, c) -> y (time, batch, hidden_size), (h, c).
+
+        `h` and `c` are (batch, hidden_size); without a state they begin as zeros.
+
+        Raises ValueError for other shapes and places, TypeError for other dtypes.
+        """
+        x = x if isinstance(x, Tensor) else Tensor(x)
+        if x.ndim != 3 or x.shape[2] != self.input_size or x.shape[0] == 0:
+            raise ValueError(
+                f"x takes the shape (time, batch, {self.input_size}), of one step at least, "
+                f"got {x.shape}"
+            )
+        h, c = self._checked(x, self.zero_state(x.shape[1]) if state is None else state)
+        rows = F.reshape(x, (-1, self.input_size))
+        of_inputs = (
+            F.unbind(F.reshape(side.in_a_loop()(rows), (*x.shape[:2], self.hidden_size)))
+            for side in (self.multiplier, self.addend)
+        )
+        kept = self._kept(x)
+        *internal, gates = (part.in_a_loop(len(x)) for part in (*self.internal, self.gates))
+        cell = F.repeated_cell(calls=len(x))
+        outputs = []
+        for t, (m, a) in enumerate(zip(*of_inputs, strict=True)):
+            h = internal[0](h, "times", m)
+            h = internal[1](h, "plus_relu", a)
+            for step in internal[2:]:
+                h = step(h, "relu")
+            h, c = cell(gates(h), c, None if kept is None else kept[t])
+            outputs.append(h)
+        return F.stack(outputs), (h, c)
+
+    def zero_state(self, batch: int) -> tuple[Tensor, Tensor]:
+        """(h, c) of zeros, where the weights are."""
+        gain = self.gates.gain
+        shape, dtypes = (batch, self.hidden_size), (gain.dtype, ops.state_dtype(gain.dtype))
+        h, c = (Tensor(ops.zeros(shape, dtype, gain.place)) for dtype in dtypes)
+        return h, c
+
+    def _checked(self, x: Tensor, state: Any) -> list[Tensor]:
+        """The state as Tensors; refused where x or the state does not fit the weights."""
+        if not isinstance(state, tuple | list) or len(state) != 2:
+            raise TypeError(f"state takes (h, c), got {type(state).__name__}")
+        gain = self.gates.gain
+        h, c = (part if isinstance(part, Tensor) else Tensor(part) for part in state)
+        shape = (x.shape[1], self.hidden_size)
+        for name, part, takes in (("x", x, x.shape), ("h", h, shape), ("c", c, shape)):
+            dtype = ops.state_dtype(gain.dtype) if name == "c" else gain.dtype
+            if part.shape != takes:
+                raise ValueError(f"{name} takes the shape {takes}, got {part.shape}")
+            if part.dtype != dtype:
+                raise TypeError(f"{name} takes {dtype} in this layer, got {part.dtype}")
+            if part.place != gain.place:
+                raise ValueError(f'{name} takes the place of the weights, "{gain.place}"')
+        return [h, c]
+
+    def _kept(self, x: Tensor) -> Tensor | None:
+        """What dropout multiplies the updates of all time steps by; None for ones."""
+        if not self.training or self.dropout.p == 0:
+            return None
+        shape = (*x.shape[:2], self.hidden_size)
+        return self.dropout(Tensor(ops.full(shape, 1.0, x.dtype, x.place)))
+
+    def describe(self) -> str:
+        return f"{self.input_size}, {self.hidden_size}, internal_steps={len(self.internal)}"
+
+
+class NormalizedProduct(Module):
+    """N(x @ weight): a block-sparse product, normalised over the features of each of its groups.
+
+    (z - mean) / sqrt(variance + eps) * gain + bias, where z is x @ weight, (batch, features) or
+    (batch, groups, features).
+
+    Parameters
+    ----------
+    weight : BlockSparse, (in_features, features), or (in_features, groups * width)
+    features : int, optional
+        Of each group: `width` is that up to a whole number of blocks. Default: of `weight`.
+    groups : int
+    eps : float
+    precision : "highest" or "high", optional
+
+    Attributes
+    ----------
+    weight : Parameter of a BlockSparse
+    gain, bias : Parameter, (features,) or (groups, features), of ones and of zeros
+    """
+
+    def __init__(
+        self,
+        weight: BlockSparse,
+        *,
+        features: int | None = None,
+        groups: int = 1,
+        eps: float = 1e-5,
+        precision: str | None = None,
+    ):
+        super().__init__()
+        if not eps >= 0:
+            raise ValueError(f"eps takes a number from 0 on, got {eps}")
+        features = weight.shape[1] if features is None else features
+        shape = (features,) if groups == 1 else (groups, features)
+        self.eps, self.precision = eps, precision
+        self.weight = Parameter(weight)
+        self.gain = Parameter(np.ones(shape, weight.dtype))
+        self.bias = Parameter(np.zeros(shape, weight.dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.in_a_loop()(x)
+
+    def in_a_loop(self, calls: int = 1) -> Callable[..., Tensor]:
+        """This layer as a function for the steps of a loop: gradients are summed once, at its end.
+
+        `calls` says how many steps to expect. The function takes (x, kind, other), the last two as
+        that of `functional.repeated_norm` does.
+        """
+        product = F.repeated_product(self.weight, precision=self.precision, calls=calls)
+        norm = F.repeated_norm(self.gain, self.bias, self.eps, calls=calls)
+        width = self.weight.shape[1] // (self.gain.shape[0] if self.gain.ndim == 2 else 1)
+
+        def layer(x: Tensor, *how: Any) -> Tensor:
+            z = product(x)
+            if self.gain.ndim == 2:
+                z = F.reshape(z, (x.shape[0], -1, width))
+                if width != self.gain.shape[1]:
+                    z = z[:, :, : self.gain.shape[1]]
+            return norm(z, *how)
+
+        return layer
+
+    def describe(self) -> str:
+        return f"{self.weight.data!r}"
+
+
+def _each(layout: Any, n: int) -> list[Any]:
+    """The layouts of n weights: given one by one, by a function, or one for all."""
+    if callable(layout):
+        return [layout(i) for i in range(n)]
+    one_by_one = isinstance(layout, list | tuple) and any(
+        isinstance(item, Layout) or item is None or np.ndim(item) == 2 for item in layout
+    )
+    if not one_by_one:
+        return [layout] * n
+    if len(layout) != n:
+        raise ValueError(
+            f"layout takes {n} layouts, one for each internal step and one for the gates, "
+            f"got {len(layout)}"
+        )
+    return list(layout)

@@ -1,0 +1,109 @@
+"""Activations computed twice instead of kept: memory for time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor, grads_at, is_recording, noting, record, recording
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.nn.functional.repeated import Terms, jointly
+
+
+def recompute(function: Callable[..., Any], *inputs: Any) -> Any:
+    """function(*inputs), without keeping what lies between until the gradient is computed.
+
+    The tape remembers the inputs alone. `backward` runs the function once more, with a tape, goes
+    back through that, and forgets it. Of a chain cut in k such segments of n activations, k + n are
+    kept at a time, not k * n, for one more forward pass. Gradients are the same bit for bit;
+    only of a weight that several segments share may the order of the sum be another.
+
+    Parameters
+    ----------
+    function : callable, such as a Module
+        Of the same inputs it must compute the same: it runs twice. Dropout repeats its masks and
+        counts one call. Parameters, and other tensors that it takes from around it, get gradients.
+    inputs : Tensors, and tuples, lists and dicts of them, or anything else
+        Not to be changed in place before `backward`.
+
+    Returns
+    -------
+    what `function` returns: a Tensor, or tuples, lists and dicts of them
+
+    Raises
+    ------
+    NotImplementedError
+        In a `backward` with create_graph=True.
+    RuntimeError
+        In `backward`, if the function does something else the second time.
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse as ns
+    >>> layers = [ns.nn.Linear(8, 8, block_size=4, seed=i) for i in range(3)]
+    >>> y = np.ones((2, 8), np.float32)
+    >>> for layer in layers:
+    ...     y = ns.nn.recompute(lambda x, layer=layer: ns.nn.functional.gelu(layer(x)), y)
+    >>> y.sum().backward()
+    >>> layers[0].weight.grad.shape
+    (8, 8)
+
+    T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016.
+    """
+    if not is_recording():
+        return function(*inputs)
+    with noting() as used, ops.draws_noted() as draws:
+        results = function(*inputs)
+    outputs = list(_tensors(results))
+    used.update((id(y), y) for y in outputs if y.requires_grad)  # an input that is returned
+    leaves = list(used.values())
+    if not leaves:
+        return results
+
+    kinds = [(y.shape, y.dtype) for y in outputs]
+
+    def gradients(terms: Any, y: Tensor) -> list[Any]:
+        with recording(), ops.draws_repeated(draws):
+            again = list(_tensors(function(*inputs)))
+        if [(y.shape, y.dtype) for y in again] != kinds:
+            raise RuntimeError("function gives results of other shapes or dtypes the second time")
+        found = grads_at([(again[i], dy) for i, dy in terms], leaves)
+        return [_zeros(a) if da is None else da for a, da in zip(leaves, found, strict=True)]
+
+    hidden = record(outputs[0].data, *jointly(gradients, *leaves))
+    numbered = enumerate(outputs)
+
+    def on_tape(y: Tensor) -> Tensor:
+        i, _ = next(numbered)
+        return record(y.data, (hidden, lambda dy, y: Terms([(i, dy)])))  # type: ignore[arg-type,return-value]
+
+    return _mapped(results, on_tape)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in a result, in the order of `_mapped`."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """A result with `function` of its tensors."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, list | tuple):
+        items = [_mapped(item, function) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {key: _mapped(item, function) for key, item in value.items()}
+    return value
+
+
+def _zeros(a: Tensor) -> Tensor:
+    zeros = ops.zeros_like(a.values)
+    return Tensor(a.data.with_values(zeros) if isinstance(a.data, BlockSparse) else zeros)

@@ -1,0 +1,108 @@
+"""Loss scaling: float16 gradients kept from vanishing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor
+from numbsparse.device import DeviceArray, outside_capture, refill, to_device
+from numbsparse.nn import functional as F
+
+if TYPE_CHECKING:
+    from numbsparse.nn.optim import Optimizer
+
+
+class LossScaler:
+    """Multiplies a loss, so that float16 gradients do not vanish, and finds the factor by itself.
+
+    The gradients bear the scale until the optimiser, in float32, divides by it. A step whose
+    gradients are infinite or NaN is skipped: parameters and moments stay, Adam does not count it,
+    and the scale is halved. After `interval` good steps on end it is doubled.
+
+    On a GPU all of it happens there, with nothing copied to the host, so `ns.graph` captures it.
+    bfloat16 has the range of float32 and needs no scale; `LossScaler(1.0, interval=None)` still
+    skips the bad steps.
+
+    Parameters
+    ----------
+    scale : float, the first; a power of two loses no digits
+    interval : int, or None to leave the scale as it is
+
+    Raises ValueError for a scale out of 2^-14 to 2^24, or an interval below 1.
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse as ns
+    >>> model = ns.nn.Linear(8, 4, block_size=4, seed=0)
+    >>> optimizer, scaler = ns.nn.optim.SGD(model.parameters(), lr=0.1), ns.nn.optim.LossScaler()
+    >>> def step(x, target):
+    ...     loss = ns.nn.functional.mse_loss(model(x), target)
+    ...     model.zero_grad()
+    ...     scaler.scale(loss).backward()
+    ...     ns.nn.utils.clip_grad_norm(model.parameters(), 1.0, scaler=scaler)
+    ...     scaler.step(optimizer)
+    ...     return loss
+    >>> loss = step(np.ones((2, 8), np.float32), np.ones((2, 4), np.float32))
+    >>> scaler.state_dict()
+    {'scale': 32768.0, 'good_steps': 1}
+
+    Micikevicius et al., "Mixed Precision Training", 2018, section 3.2.
+    """
+
+    def __init__(self, scale: float = 2.0**15, *, interval: int | None = 2000):
+        least, most = ops.LEAST_SCALE, ops.MOST_SCALE
+        if not least <= scale <= most:
+            raise ValueError(f"scale takes a number from {least:g} to {most:g}, got {scale}")
+        if interval is not None and not (isinstance(interval, int) and interval >= 1):
+            raise ValueError(f"interval takes a whole number from 1 on, or None, got {interval}")
+        self.interval = interval
+        self._state: Any = np.array(
+            [scale, 0], np.float32
+        )  # and the good steps since it last changed
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """loss * scale, in float32 for a loss of 16 bits."""
+        loss = F.cast(loss, np.float32) if loss.dtype.itemsize == 2 else loss
+        scale = self.array_in(loss.place)
+        return loss * Tensor(scale if scale.dtype == loss.dtype else ops.cast(scale, loss.dtype))
+
+    def step(self, *optimizers: Optimizer) -> None:
+        """A step of each optimiser, or of none if a gradient is not finite; then the next scale.
+
+        Raises ValueError where no parameter has a gradient, or they are not all in one place.
+        """
+        gradients = [p.grad.values for o in optimizers for p in o.parameters if p.grad is not None]
+        if not gradients:
+            raise ValueError("optimizers take parameters with gradients: call backward before")
+        place = "cuda" if isinstance(gradients[0], DeviceArray) else "cpu"
+        self.array_in(place)
+        verdict = ops.judge(gradients, self._state, self.interval or 0)
+        for optimizer in optimizers:
+            optimizer.step(verdict)
+
+    def array_in(self, place: str) -> Any:
+        """The scale as an array without axes, in "cpu" or "cuda"; steps change it in place."""
+        if isinstance(self._state, DeviceArray) != (place == "cuda"):
+            with outside_capture():
+                own = self._state
+                self._state = to_device(own) if place == "cuda" else own.numpy()
+        return ops.getitem(self._state, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scale, and the good steps since it last changed, copied to the host."""
+        state = self._state.numpy() if isinstance(self._state, DeviceArray) else self._state
+        return {"scale": float(state[0]), "good_steps": int(state[1])}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict()` gave."""
+        if set(state) != {"scale", "good_steps"}:
+            raise ValueError(f"state takes scale and good_steps, got {sorted(state)}")
+        values = np.array([state["scale"], state["good_steps"]], np.float32)
+        if isinstance(self._state, DeviceArray):
+            refill(self._state, values)
+        else:
+            self._state = values

@@ -1,0 +1,97 @@
+"""The gates of an LSTM's units from four groups of values, and their gradients.
+
+i, f, g, o = sigmoid(z_i), sigmoid(z_f), tanh(z_g), sigmoid(z_o)
+c = f * c_before + i * g * kept
+h = o * tanh(c)
+
+Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997. `kept` is dropout on the update:
+Semeniuta, Severyn and Barth, "Recurrent Dropout without Memory Loss", 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from numbsparse.device import empty
+from numbsparse.ops.activations import sigmoid
+from numbsparse.ops.elementwise import copy
+from numbsparse.ops.lstm import GATES, state_dtype
+from numbsparse.ops.operands import on_gpu, together
+
+
+def cell(
+    z: Any, c_before: Any, kept: Any = None, place: Callable[..., Any] = empty
+) -> tuple[Any, Any]:
+    """(h, c) of one step.
+
+    Parameters
+    ----------
+    z : array, (batch, 4, units): input gate, forget gate, candidate, output gate
+    c_before : array, (batch, units), float32 beside a z of 16-bit floats
+    kept : array, (batch, units), of the dtype of z, or None
+    place : function like `empty`, which on a GPU says where h is written
+
+    Examples
+    --------
+    >>> h, c = cell(np.zeros((1, 4, 2), np.float32), np.float32([[2, 4]]))
+    >>> c
+    array([[1., 2.]], dtype=float32)
+    """
+    if _check(z, c_before, kept):
+        from numbsparse.kernels import cell as kernels
+
+        h, c = place(c_before.shape, z.dtype), empty(c_before.shape, c_before.dtype)
+        kernels.forward(_gapless(z), _gapless(c_before), _gapless(kept), c, h)
+        return h, c
+    i, f, g, o = _gates(z)
+    c = f * c_before + (i * g if kept is None else i * g * kept)
+    return o * np.tanh(c), c
+
+
+def cell_grad(
+    z: Any, c_before: Any, kept: Any, c: Any, dh: Any, dc: Any, place: Callable[..., Any] = empty
+) -> tuple[Any, Any]:
+    """(dz, dc_before) from the gradients of h and c; on a GPU `place` says where dz is written."""
+    if _check(z, c_before, kept):
+        from numbsparse.kernels import cell as kernels
+
+        dz, dc_before = place(z.shape, z.dtype), empty(c.shape, c.dtype)
+        before = _gapless(z), _gapless(c_before), _gapless(kept), c
+        kernels.backward(*before, _gapless(dh), _gapless(dc), dz, dc_before)
+        return dz, dc_before
+    i, f, g, o = _gates(z)
+    t = np.tanh(c)
+    state = dc + dh * o * (1 - t * t)
+    update = state if kept is None else state * kept
+    of_gates = (
+        update * g * i * (1 - i),
+        state * c_before * f * (1 - f),
+        update * i * (1 - g * g),
+        dh * t * o * (1 - o),
+    )
+    return np.stack(of_gates, axis=1), state * f
+
+
+def _gates(z: np.ndarray) -> tuple[np.ndarray, ...]:
+    return sigmoid(z[:, 0]), sigmoid(z[:, 1]), np.tanh(z[:, 2]), sigmoid(z[:, 3])
+
+
+def _gapless(a: Any) -> Any:
+    return a if a is None or a.is_contiguous else copy(a)
+
+
+def _check(z: Any, c_before: Any, kept: Any) -> bool:
+    gpu = together(z=z) if kept is None else together(z=z, kept=kept)
+    if on_gpu(c_before, "c_before") != gpu:
+        raise ValueError("c_before takes the place of z, got another")
+    if z.ndim != 3 or z.shape[1] != GATES:
+        raise ValueError(f"z takes the shape (batch, {GATES}, units), got {z.shape}")
+    for name, array in (("c_before", c_before), ("kept", kept)):
+        if array is not None and array.shape != (z.shape[0], z.shape[2]):
+            raise ValueError(f"{name} takes the shape {z.shape[::2]} here, got {array.shape}")
+    if c_before.dtype != state_dtype(z.dtype):
+        raise TypeError(f"c_before takes {state_dtype(z.dtype)} here, got {c_before.dtype}")
+    return gpu

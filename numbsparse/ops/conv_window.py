@@ -1,0 +1,162 @@
+"""What a convolution's sizes say about its window: checked, and made into one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from numbsparse.kernels.conv import Window
+
+INTEGER = (int, np.integer)
+Pairs = tuple[tuple[int, int], ...]
+
+
+def conv_window(
+    space: tuple[int, ...], kernel_size: Any, stride: Any, padding: Any, dilation: Any
+) -> Window:
+    """The window of a convolution of images of this size, one to three axes.
+
+    Raises TypeError or ValueError that names the argument.
+    """
+    kernel, stride, dilation = sizes(len(space), kernel_size, stride, dilation)
+    spread = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
+    pairs = _pairs(padding, space, spread, stride)
+    small = tuple(
+        (n + low + high - s) // step + 1
+        for n, (low, high), s, step in zip(space, pairs, spread, stride, strict=True)
+    )
+    if min(small) < 1:
+        raise ValueError(
+            f"kernel_size takes at most the padded image: {kernel} at dilation {dilation} spans "
+            f"{tuple(spread)} pixels, the image {space} with padding {pairs} has "
+            f"{tuple(n + sum(pair) for n, pair in zip(space, pairs, strict=True))}"
+        )
+    return _window(space, small, kernel, stride, tuple(low for low, _ in pairs), dilation)
+
+
+def transpose_window(
+    space: tuple[int, ...],
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    dilation: Any,
+) -> Window:
+    """The window of the convolution whose transpose takes images of this size."""
+    kernel, stride, dilation = sizes(len(space), kernel_size, stride, dilation)
+    extra = _numbers("output_padding", output_padding, len(space), least=0)
+    for axis, (more, s) in enumerate(zip(extra, stride, strict=True)):
+        if more >= s:
+            raise ValueError(
+                f"output_padding takes less than the stride, {s} on axis {axis}, got {more}"
+            )
+    spread = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
+    if isinstance(padding, str) and padding == "same":
+        big = tuple(n * s for n, s in zip(space, stride, strict=True))
+        pairs = _pairs(padding, big, spread, stride)
+        big = tuple(n + more for n, more in zip(big, extra, strict=True))
+    else:
+        pairs = _pairs(padding, None, spread, stride)
+        big = tuple(
+            (n - 1) * s + width - sum(pair) + more
+            for n, s, width, pair, more in zip(space, stride, spread, pairs, extra, strict=True)
+        )
+    if min(big) < 1:
+        raise ValueError(
+            f"padding takes less than what the taps add: images {space} with kernel_size {kernel}, "
+            f"stride {stride} and padding {pairs} would become {big}"
+        )
+    _check_padding(pairs, big)
+    return _window(big, space, kernel, stride, tuple(low for low, _ in pairs), dilation)
+
+
+def sizes(axes: int, kernel_size: Any, stride: Any, dilation: Any) -> tuple[tuple[int, ...], ...]:
+    """kernel_size, stride and dilation with a number for every axis."""
+    if not 1 <= axes <= 3:
+        raise ValueError(
+            f"x takes the shape (batch, *space, features) with one to three axes of space, "
+            f"got {axes}"
+        )
+    return (
+        _numbers("kernel_size", kernel_size, axes),
+        _numbers("stride", stride, axes),
+        _numbers("dilation", dilation, axes),
+    )
+
+
+def in_blocks_of(rows: int, window: Window) -> int:
+    """Blocks of features that each tap of a weight has, from the block rows of its layout."""
+    if rows % window.taps:
+        raise ValueError(
+            f"w takes a layout with the same block rows for each of the {window.taps} taps, "
+            f"got {rows} block rows"
+        )
+    return rows // window.taps
+
+
+def _numbers(argument: str, value: Any, axes: int, least: int = 1) -> tuple[int, ...]:
+    numbers = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else None
+    numbers = (value,) * axes if numbers is None else numbers
+    if len(numbers) != axes or not all(
+        isinstance(n, INTEGER) and not isinstance(n, bool) for n in numbers
+    ):
+        raise TypeError(
+            f"{argument} takes a whole number, or one for each of {axes} axes, got {value!r}"
+        )
+    if min(numbers) < least:
+        raise ValueError(f"{argument} takes whole numbers from {least} on, got {value!r}")
+    return tuple(int(n) for n in numbers)
+
+
+def _pairs(padding: Any, space: tuple[int, ...] | None, spread: Any, stride: Any) -> Pairs:
+    """Padding before and after, on each axis; `space` is None where it does not matter."""
+    axes = len(spread)
+    if isinstance(padding, str):
+        if padding == "valid":
+            return ((0, 0),) * axes
+        if padding == "same" and space is not None:
+            totals = [
+                max((-(-n // s) - 1) * s + width - n, 0)
+                for n, s, width in zip(space, stride, spread, strict=True)
+            ]
+            return tuple((total // 2, total - total // 2) for total in totals)
+        raise ValueError(
+            f'padding takes "same", "valid", whole numbers or pairs of them, got {padding!r}'
+        )
+    if isinstance(padding, Iterable):
+        padding = tuple(padding)
+        if any(isinstance(pair, Iterable) for pair in padding):
+            if len(padding) != axes or not all(
+                isinstance(pair, Iterable) and len(tuple(pair)) == 2 for pair in padding
+            ):
+                raise TypeError(
+                    f"padding takes a (before, after) pair for each of {axes} axes, got {padding!r}"
+                )
+            both = [_numbers("padding", pair, 2, least=0) for pair in padding]
+            pairs: Pairs = tuple((low, high) for low, high in both)
+            return _check_padding(pairs, space) if space is not None else pairs
+    pairs = tuple((n, n) for n in _numbers("padding", padding, axes, least=0))
+    return _check_padding(pairs, space) if space is not None else pairs
+
+
+def _check_padding(pairs: Pairs, space: tuple[int, ...]) -> Pairs:
+    for axis, (pair, n) in enumerate(zip(pairs, space, strict=True)):
+        if max(pair) > n:
+            raise ValueError(
+                f"padding takes at most the length of the image, {n} on axis {axis}, got {pair}"
+            )
+    return pairs
+
+
+def _window(big: Any, small: Any, kernel: Any, stride: Any, low: Any, dilation: Any) -> Window:
+    fill = (1,) * (3 - len(big))
+    zeros = (0,) * len(fill)
+
+    def three(sizes: Any, first: Any = fill) -> Any:
+        return (*first, *map(int, sizes))
+
+    return Window(
+        three(big), three(small), three(kernel), three(stride), three(low, zeros), three(dilation)
+    )

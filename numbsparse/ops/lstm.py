@@ -1,0 +1,242 @@
+"""An LSTM over a whole sequence, and its gradient: two products and one kernel a step.
+
+What depends on no earlier step is done for all steps at once: the products of the inputs before,
+the gradients of weights and inputs after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import DeviceArray, empty
+from numbsparse.ops.create import zeros
+from numbsparse.ops.elementwise import cast, copy, copy_into
+from numbsparse.ops.matmul import matmul
+from numbsparse.ops.operands import on_gpu, place_of
+from numbsparse.ops.precision import checked_precision
+from numbsparse.ops.reduce import sum as sum_over
+
+GATES = 4
+
+
+class LSTMTrace(NamedTuple):
+    """What the forward pass leaves for the gradient; y is h[1:].
+
+    Attributes
+    ----------
+    gates : (time, batch, 4 * width), i, f, g, o of each step, or what layer norm made of them
+    h, c : (time + 1, batch, units), of all steps, the first state before them
+    inverse_std : (time, batch, 4) with layer norm
+    """
+
+    gates: Any
+    h: Any
+    c: Any
+    inverse_std: Any = None
+
+
+class LSTMGrads(NamedTuple):
+    """Gradients: of z (time, batch, 4 * width), the first h and c, the bias, the gain."""
+
+    gates: Any
+    h: Any
+    c: Any
+    bias: Any
+    gain: Any = None
+
+
+def state_dtype(dtype: Any) -> np.dtype:
+    """Of c, which is summed over all steps: float32 beside 16-bit floats."""
+    dtype = np.dtype(dtype)
+    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+
+
+def lstm(
+    x: Any,
+    weight_ih: BlockSparse,
+    weight_hh: BlockSparse,
+    bias: Any,
+    h: Any,
+    c: Any,
+    *,
+    gain: Any = None,
+    eps: float = 1e-5,
+    kept: Any = None,
+    precision: str | None = None,
+) -> LSTMTrace:
+    """See `numbsparse.nn.functional.lstm`, which differentiates it."""
+    check(x, weight_ih, weight_hh, bias, h, c, gain=gain, kept=kept)
+    precision = checked_precision(precision)
+    (steps, batch, _), units, gpu = x.shape, h.shape[1], isinstance(x, DeviceArray)
+    gates = matmul(x, weight_ih, precision=precision)
+    hs = _empty((steps + 1, batch, units), x.dtype, gpu)
+    cs = _empty((steps + 1, batch, units), c.dtype, gpu)
+    copy_into(hs[0], h)
+    copy_into(cs[0], c)
+    scales = None if gain is None else _empty((steps, batch, GATES), c.dtype, gpu)
+    trace = LSTMTrace(gates, hs, cs, scales)
+    step = lstm_steps(trace, weight_hh, bias, gain=gain, eps=eps, kept=kept, precision=precision)
+    for t in range(steps):
+        step(t)
+    return trace
+
+
+def lstm_steps(
+    trace: LSTMTrace,
+    weight_hh: BlockSparse,
+    bias: Any,
+    *,
+    gain: Any = None,
+    eps: float = 1e-5,
+    kept: Any = None,
+    precision: str | None = None,
+) -> Callable[[int], None]:
+    """A function of t that makes h[t + 1] and c[t + 1] of a trace, and its gates[t] of x parts."""
+    gates, hs, cs, scales = trace
+    steps, units, B = gates.shape[0], hs.shape[2], weight_hh.block_size
+    each_z, each_h, each_c, each_kept = _each(gates), _each(hs), _each(cs), _each(kept, steps)
+    kernels = _kernels(gates)
+    recurrent = _empty(gates.shape[1:], gates.dtype, isinstance(gates, DeviceArray))
+
+    def step(t: int) -> None:
+        matmul(each_h[t], weight_hh, out=recurrent, precision=precision)
+        if scales is not None:
+            kernels.normalise(each_z[t], recurrent, eps, scales[t], units, B)
+        states = each_c[t], each_c[t + 1], each_h[t + 1]
+        kernels.forward(each_z[t], recurrent, bias, gain, each_kept[t], *states, B)
+
+    return step
+
+
+def lstm_grad(
+    trace: LSTMTrace,
+    weight_hh: BlockSparse,
+    bias: Any,
+    dy: Any,
+    dh: Any,
+    dc: Any,
+    *,
+    gain: Any = None,
+    kept: Any = None,
+    precision: str | None = None,
+) -> LSTMGrads:
+    """The gradients of what `lstm` computed, but for those that are products of all steps at once.
+
+    Parameters
+    ----------
+    trace : LSTMTrace, with weight_hh, bias, gain and kept as `lstm` took them
+    dy, dh, dc : the gradients of y, of the last h and of the last c; each may be None
+    """
+    precision = checked_precision(precision)
+    gates, hs, cs, scales = trace
+    kernels, gpu, place = _kernels(gates), isinstance(gates, DeviceArray), place_of(gates)
+    (steps, batch, units), B = hs.shape, weight_hh.block_size
+    steps -= 1
+    dy = zeros((steps, batch, units), hs.dtype, place) if dy is None else _gapless(dy)
+    dh = zeros((batch, units), hs.dtype, place) if dh is None else copy(dh)
+    dc = zeros((batch, units), cs.dtype, place) if dc is None else copy(dc)
+    dgates = _empty(gates.shape, gates.dtype, gpu)
+    parts = kernels.parts(batch), *bias.shape
+    dbias = zeros(parts, cs.dtype, place)
+    dgain = None if gain is None else zeros(parts, cs.dtype, place)
+    each_c, each_kept = _each(cs), _each(kept, steps)
+    each_z, each_dz, each_dy = _each(gates), _each(dgates), _each(dy)
+    for t in reversed(range(steps)):
+        states = each_c[t], each_c[t + 1]
+        step = each_z[t], bias, gain, each_kept[t], *states, each_dy[t], dh, dc, each_dz[t]
+        kernels.backward(*step, dbias, dgain, B)
+        if scales is not None:
+            kernels.normalise_grad(each_z[t], gain, scales[t], each_dz[t], units, B)
+        matmul(each_dz[t], weight_hh.T, out=dh, precision=precision)
+    dbias = _summed(dbias, bias.dtype)
+    return LSTMGrads(dgates, dh, dc, dbias, None if dgain is None else _summed(dgain, bias.dtype))
+
+
+def check(
+    x: Any,
+    weight_ih: Any,
+    weight_hh: Any,
+    bias: Any,
+    h: Any,
+    c: Any,
+    *,
+    gain: Any = None,
+    kept: Any = None,
+) -> None:
+    """Refuse what does not fit together, by name."""
+    gpu = on_gpu(x, "x")
+    place = "cuda" if gpu else "cpu"
+    for name, w in (("weight_ih", weight_ih), ("weight_hh", weight_hh)):
+        if not isinstance(w, BlockSparse):
+            raise TypeError(f"{name} takes a BlockSparse, got {type(w).__name__}")
+        if w.place != place:
+            raise ValueError(f"{name} takes the place of x, {place}, got {w.place}")
+        if w.dtype != x.dtype:
+            raise TypeError(f"{name} takes the dtype of x, {x.dtype}, got {w.dtype}")
+    B, (units, columns) = weight_hh.block_size, weight_hh.shape
+    if columns != GATES * -(-units // B) * B:
+        raise ValueError(
+            f"weight_hh takes four gates of whole blocks of {B} for {units} units, "
+            f"got {columns} columns"
+        )
+    if x.ndim != 3 or x.shape[2] != weight_ih.shape[0] or x.shape[0] == 0:
+        raise ValueError(
+            f"x takes the shape (time, batch, {weight_ih.shape[0]}), of one step at least, "
+            f"got {x.shape}"
+        )
+    if weight_ih.shape[1] != columns or weight_ih.block_size != B:
+        raise ValueError(
+            f"weight_ih takes {columns} columns in blocks of {B}, as weight_hh has, "
+            f"got {weight_ih.shape[1]} in blocks of {weight_ih.block_size}"
+        )
+    state = (x.shape[1], units)
+    wanted = [("bias", bias, (columns,), x.dtype), ("h", h, state, x.dtype)]
+    wanted += [("c", c, state, state_dtype(x.dtype))]
+    wanted += [] if gain is None else [("gain", gain, (columns,), x.dtype)]
+    wanted += [] if kept is None else [("kept", kept, (*x.shape[:2], units), x.dtype)]
+    for name, a, shape, dtype in wanted:
+        if on_gpu(a, name) != gpu:
+            raise ValueError(f"{name} takes the place of x, {place}, got {place_of(a)}")
+        if a.dtype != dtype:
+            raise TypeError(f"{name} takes {dtype} beside an x of {x.dtype}, got {a.dtype}")
+        if a.shape != shape:
+            raise ValueError(f"{name} takes the shape {shape}, got {a.shape}")
+
+
+def _kernels(array: Any) -> ModuleType:
+    """The file for the place of the array; loaded when first needed."""
+    home = "on_gpu" if isinstance(array, DeviceArray) else "on_cpu"
+    return import_module(f"numbsparse.kernels.lstm.{home}")
+
+
+def _each(array: Any, steps: int = 0) -> list[Any]:
+    """array[0], array[1], ... of a C-contiguous array; `steps` times None for None."""
+    if array is None:
+        return [None] * steps
+    if isinstance(array, np.ndarray):
+        return list(array)
+    stride, rest = array.strides[0], array.shape[1:]
+    return [
+        DeviceArray(array.address + t * stride, rest, array.dtype, None, array.owner)
+        for t in range(array.shape[0])
+    ]
+
+
+def _empty(shape: tuple[int, ...], dtype: Any, gpu: bool) -> Any:
+    return empty(shape, dtype) if gpu else np.empty(shape, dtype)
+
+
+def _gapless(a: Any) -> Any:
+    gapless = a.is_contiguous if isinstance(a, DeviceArray) else a.flags.c_contiguous
+    return a if gapless else copy(a)
+
+
+def _summed(parts: Any, dtype: np.dtype) -> Any:
+    total = sum_over(parts, 0)
+    return total if total.dtype == dtype else cast(total, dtype)

@@ -1,0 +1,148 @@
+"""Every rung of the convolutions, product, dtype and odd shape against dense float64."""
+
+from itertools import product as every
+
+import numpy as np
+import pytest
+from conftest import HALVES
+from conv_helpers import ConvCase, ConvProblem
+
+from numbsparse import device, ops
+from numbsparse.dtypes import as_dtype
+from numbsparse.kernels.conv import PRODUCTS, RUNGS, rung
+
+SMALL = [
+    ConvCase(1, (1, 1), 8, 8, 8, (3, 3), padding=1),  # one pixel
+    ConvCase(2, (5, 3), 9, 7, 4, (3, 3), padding="same"),
+    ConvCase(1, (7,), 4, 12, 4, (3,), stride=2, padding=((2, 0),)),
+    ConvCase(3, (4,), 5, 4, 4, (2,), stride=3, padding=1, dilation=2),  # pixels that none sees
+    ConvCase(1, (4, 5), 8, 9, 8, (2, 3), stride=(2, 1), padding=(0, 1), dilation=(1, 2)),
+    ConvCase(2, (2, 3, 2), 4, 4, 4, (2, 2, 2), padding=1, density=1),
+    ConvCase(0, (3, 3), 16, 16, 16, (3, 3), padding=1),
+    ConvCase(2, (3, 2), 16, 16, 16, (3, 1), padding="same", density=0),
+    ConvCase(1, (3, 3), 16, 17, 16, (3, 3), stride=2, padding=1),
+    ConvCase(2, (3, 2), 16, 18, 16, (3, 3), padding=1),
+    ConvCase(3, (4,), 32, 24, 16, (2,), padding=((1, 0),), dilation=2),
+    ConvCase(2, (2, 3), 33, 32, 32, (1, 2), padding="same", density=1),
+]
+LARGE = [
+    ConvCase(3, (13, 17), 96, 64, 32, (3, 3), padding="same"),
+    ConvCase(2, (31, 9), 64, 100, 16, (5, 5), stride=2, padding=2),
+    ConvCase(65, (1, 1), 64, 64, 32, (3, 3), padding=1),
+    ConvCase(40, (4, 4), 70, 64, 32, (3, 3), padding="same"),
+    ConvCase(2, (300,), 130, 64, 64, (7,), padding="same", dilation=4),
+    ConvCase(1, (9, 8, 7), 32, 48, 16, (3, 3, 3), stride=(1, 2, 1), padding=1),
+    ConvCase(2, (40, 40), 64, 64, 32, (3, 3), padding=16, dilation=16),
+    ConvCase(1, (20, 20), 128, 128, 64, (4, 4), stride=2, padding=1, density=1),
+    ConvCase(7, (5, 6), 20, 20, 4, (3, 3), padding=((2, 0), (1, 1))),
+]
+ON_GPU = device.is_available() and not device.SIMULATED
+# A simulated GPU thread is an operating-system thread: the large cases are for real GPUs and CPUs.
+PLACES = {
+    "cpu": (SMALL + LARGE, ["float32", "float64", *HALVES]),
+    "cuda": (SMALL + LARGE * ON_GPU, ["float32", *HALVES]),
+}
+
+
+def runs():
+    for (name, place), product in every(RUNGS.items(), PRODUCTS):
+        cases, dtypes = PLACES[place]
+        for case, dtype in every(cases, dtypes):
+            reason = rung(name).unsupported(product, case.block_size, as_dtype(dtype), place)
+            slow = name == "k0_reference" and (case in LARGE or dtype != "float64")
+            if not ON_GPU:
+                few = SMALL[1::3] if name in ("k0_cpu", "k1_naive") else SMALL
+                slow |= dtype in HALVES and case not in few
+                slow |= dtype == "bfloat16" and place == "cuda" and case.block_size > 16
+            if reason is None and not slow:
+                label = f"{name}-{product}-{case}-{dtype}"
+                yield pytest.param(name, product, case, dtype, id=label)
+
+
+@pytest.mark.parametrize(("name", "product", "case", "dtype"), list(runs()))
+def test_rung(name, product, case, dtype):
+    place = RUNGS[name]
+    if place == "cuda" and not device.is_available():
+        pytest.skip(device.why_unavailable())
+    problem = ConvProblem(case, dtype)
+    got = run(name, product, problem, place)
+    expected, bound = problem.exact(product), problem.bound(product, dtype)
+    wrong = ~(abs(got.astype(np.float64) - expected) <= bound)  # NaN is wrong
+    assert not wrong.any(), (
+        f"{wrong.sum()} of {wrong.size} are wrong, first at {np.argwhere(wrong)[0]}: "
+        f"{got[wrong][0]} where {expected[wrong][0]} +- {bound[wrong][0]} is right"
+    )
+
+
+def run(name, product, problem, place, precision="highest"):
+    """A product of a rung into an output that is NaN before."""
+    case, w = problem.case, problem.w
+    x, dy = (
+        a.reshape(case.batch, np.prod(a.shape[1:-1]), a.shape[-1]) for a in (problem.x, problem.dy)
+    )
+    first, second, out = {
+        "forward": (x, w.values, problem.dy),
+        "input_grad": (dy, w.values, problem.x),
+        "weight_grad": (x, dy, w.values),
+    }[product]
+    shape = out.shape if out is w.values else (dy if out is problem.dy else x).shape
+    blank = np.full(shape, np.nan, out.dtype)
+    send = device.to_device if place == "cuda" else np.ascontiguousarray
+    there = send(blank)
+    index = ops.index_beside(w.layout, there)
+    getattr(rung(name), product)(send(first), send(second), index, case.window, there, precision)
+    result = there.numpy() if place == "cuda" else there
+    return result.reshape(out.shape)
+
+
+needs_cuda = pytest.mark.skipif(not device.is_available(), reason="no GPU and no simulator")
+TENSOR_CORE = ConvCase(2, (3, 2), 16, 18, 16, (3, 3), padding=1)
+
+
+@needs_cuda
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_high_rounds_the_factors_of_float32_alone(product):
+    problem = ConvProblem(TENSOR_CORE)
+    got, exact = (run("k2_tensor_core", product, problem, "cuda", "high"), problem.exact(product))
+    error, magnitude = abs(got - exact), problem.exact(product, magnitude=True)
+    assert (error <= problem.bound(product, "float32") + 2.0**-9 * magnitude).all()
+    assert not (error <= problem.bound(product, "float32")).all()
+
+
+@needs_cuda
+@pytest.mark.filterwarnings("ignore:.*(invalid value|overflow) encountered")
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_infinities_of_float32_are_those_of_plain_sums(product):
+    problem = ConvProblem(TENSOR_CORE)
+    problem.x[0, 1, 1, 3] = np.inf
+    problem.dy[1, 0, 0, [5, 17]] = -np.inf
+    got, expected = (run(name, product, problem, "cuda") for name in ("k2_tensor_core", "k1_naive"))
+    infinite = np.isinf(expected)
+    assert infinite.any()
+    np.testing.assert_array_equal(got[infinite], expected[infinite])
+    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(expected))
+
+
+def test_cpu_gives_the_same_bits_for_any_number_of_threads():
+    import numba
+
+    problem = ConvProblem(LARGE[0])
+    before = numba.get_num_threads()
+    try:
+        for product in PRODUCTS:
+            results = []
+            for threads in range(1, before + 1):
+                numba.set_num_threads(threads)
+                results.append(run("k0_cpu", product, problem, "cpu"))
+            assert all((result == results[0]).all() for result in results)
+    finally:
+        numba.set_num_threads(before)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_every_size_and_dtype_is_served(product):
+    for place, sizes in (("cpu", (4, 8, 16, 32, 64, 128)), ("cuda", (4, 5, 8, 16, 32, 64, 128))):
+        rungs = [rung(name) for name in RUNGS if RUNGS[name] == place and name != "k0_reference"]
+        for size, dtype in every(sizes, PLACES[place][1]):
+            reasons = [of.unsupported(product, size, as_dtype(dtype), place) for of in rungs]
+            assert None in reasons, (size, dtype, reasons)

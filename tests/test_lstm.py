@@ -1,0 +1,323 @@
+"""The LSTM as one operation: beside torch's, beside itself step by step, and in training."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from conftest import HALVES, host
+
+import numbsparse as ns
+from numbsparse import nn, ops
+from numbsparse.dtypes import as_dtype, finfo
+from numbsparse.nn import functional as F
+from numbsparse.ops import choice
+from numbsparse.testing import check_grads
+
+STEPS, BATCH, INPUTS, B = 2, 3, 5, 8
+
+
+@pytest.fixture(autouse=True)
+def cheap_products(monkeypatch):
+    """The simulator runs a thread for a thread: with few of them it takes a tenth of the time."""
+    if ns.device.SIMULATED:
+        rungs = {name: choice.RUNGS[name] for name in ("k0_cpu", "k1_naive")}
+        monkeypatch.setattr(choice, "RUNGS", rungs)
+        choice.forget()
+        yield
+        choice.forget()
+    else:
+        yield
+
+
+def gates_first(a, block_size):
+    """Columns (blocks, 4, B) of a weight or bias as (..., 4, width)."""
+    *rows, columns = a.shape
+    blocks = a.reshape(*rows, -1, 4, block_size)
+    return np.moveaxis(blocks, -2, -3).reshape(*rows, 4, columns // 4)
+
+
+def as_torch(a, block_size, units):
+    """A parameter or its gradient as torch's: (4 * units, inputs), or (4 * units,)."""
+    gates = gates_first(host(a.data), block_size)[..., :units]
+    return gates.reshape(*gates.shape[:-2], 4 * units).T
+
+
+@pytest.mark.parametrize(("layers", "hidden"), [(1, 16), (2, 13)], ids=["one layer", "two, cut"])
+def test_it_is_torchs(rng, put, place, layers, hidden):
+    torch = pytest.importorskip("torch")
+    ours = nn.LSTM(INPUTS, hidden, layers, block_size=B, seed=0).to(place)
+    theirs = torch.nn.LSTM(INPUTS, hidden, layers)
+    for i, layer in enumerate(ours.layers):
+        for name, value in (
+            ("weight_ih", layer.weight_ih),
+            ("weight_hh", layer.weight_hh),
+            ("bias_ih", layer.bias),
+        ):
+            values = np.ascontiguousarray(as_torch(value, B, hidden))
+            getattr(theirs, f"{name}_l{i}").data[:] = torch.from_numpy(values)
+        getattr(theirs, f"bias_hh_l{i}").data[:] = 0
+    shapes = [(STEPS, BATCH, INPUTS), (layers, BATCH, hidden), (layers, BATCH, hidden)]
+    given = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
+    x, h, c = (ns.Tensor(put(a), requires_grad=True) for a in given)
+    tx, th, tc = (torch.tensor(a, requires_grad=True) for a in given)
+    y, (h_end, c_end) = ours(x, (h, c))
+    ty, (th_end, tc_end) = theirs(tx, (th, tc))
+    pairs = [(y, ty), (h_end, th_end), (c_end, tc_end)]
+    total, theirs_total = ns.Tensor(put(np.zeros((), np.float32))), 0
+    for ours_, theirs_ in pairs:
+        dy = rng.standard_normal(ours_.shape, dtype=np.float32)
+        total = total + (ours_ * put(dy)).sum()
+        theirs_total = theirs_total + (theirs_ * torch.from_numpy(dy)).sum()
+    total.backward()
+    theirs_total.backward()
+    pairs += [(x.grad, tx.grad), (h.grad, th.grad), (c.grad, tc.grad)]
+    for ours_, theirs_ in pairs:
+        np.testing.assert_allclose(host(ours_.data), theirs_.detach().numpy(), atol=1e-5)
+    for i, layer in enumerate(ours.layers):
+        for name in ("weight_ih", "weight_hh", "bias"):
+            gradient = as_torch(getattr(layer, name).grad, B, hidden)
+            theirs_ = getattr(theirs, f"{'bias_ih' if name == 'bias' else name}_l{i}").grad
+            np.testing.assert_allclose(gradient, theirs_.numpy(), atol=1e-5)
+
+
+def draw(rng, dtype, hidden, block_size, batch, norm, drop):
+    """Arguments of F.lstm on the CPU, of float64 but representable in `dtype`; and options."""
+    blocks = -(-hidden // block_size)
+    columns = 4 * blocks * block_size
+    layout = ns.Layout(np.repeat(np.triu(np.ones((blocks, blocks), bool)), 4, axis=1))
+    dense = ns.Layout(np.ones((-(-INPUTS // block_size), 4 * blocks), bool))
+
+    def numbers(*shape):
+        return (rng.standard_normal(shape) / 2).astype(as_dtype(dtype)).astype(float)
+
+    def weight(features, kept):
+        values = numbers(kept.n_blocks, block_size, block_size)
+        return ns.BlockSparse(values, kept, shape=(features, columns))
+
+    arguments = [
+        numbers(STEPS, batch, INPUTS), weight(INPUTS, dense), weight(hidden, layout),
+        numbers(columns), numbers(batch, hidden), numbers(batch, hidden),
+    ]  # fmt: skip
+    if norm:
+        arguments.append(numbers(columns))
+    kept = ops.dropout_mask((STEPS, batch, hidden), 0.5, 1, 2, "float64", "cpu") if drop else None
+    return arguments, kept
+
+
+def outcome(function, arguments, kept):
+    """y, h, c and the gradients of all arguments, of sums that weigh every value."""
+    tensors = [ns.Tensor(a, requires_grad=True) for a in arguments]
+    *first, gain = tensors if len(tensors) == 7 else (*tensors, None)
+    results = function(*first, gain=gain, kept=kept)
+    y, h, c = results
+    (y * 0.5).sum().backward()
+    (h * 0.25).sum().backward()
+    (c * c).sum().backward()
+    return [host(result.data) for result in results] + [host(a.grad.data) for a in tensors]
+
+
+PLAIN, DROPOUT, NORM, BOTH = product((False, True), (False, True))
+OPTIONS = {"plain": PLAIN, "dropout": DROPOUT, "layer norm": NORM, "layer norm, dropout": BOTH}
+SIZES = {"whole blocks": (16, 8, 3), "cut block": (13, 8, 1), "small blocks": (6, 4, 5)}
+CASES = [
+    *product(["cpu float32", "cpu float64"], OPTIONS, SIZES),
+    *product(["cuda float32"], OPTIONS, ["cut block"]),
+    *product(
+        [f"cuda {dtype}" for dtype in HALVES], ["plain", "layer norm, dropout"], ["cut block"]
+    ),
+    *product(["cuda float32", "cuda float16"], ["plain"], ["whole blocks", "small blocks"]),
+]
+
+
+@pytest.mark.parametrize(("where", "options", "sizes"), CASES, ids=map(" - ".join, CASES))
+def test_one_operation_is_the_steps(rng, where, options, sizes):
+    (home, dtype), (norm, drop) = where.split(), OPTIONS[options]
+    hidden, block_size, batch = SIZES[sizes]
+    if home == "cuda" and not ns.device.is_available():
+        pytest.skip(ns.device.why_unavailable())
+    exact, kept = draw(rng, dtype, hidden, block_size, batch, norm, drop)
+    expected = outcome(F.lstm_step_by_step, exact, kept)
+
+    def placed(a, to):
+        a = a.astype(to)
+        if home == "cpu":
+            return a
+        return a.to("cuda") if isinstance(a, ns.BlockSparse) else ns.to_device(a)
+
+    to, of_c = as_dtype(dtype), ops.state_dtype(as_dtype(dtype))
+    given = [placed(a, of_c if i == 5 else to) for i, a in enumerate(exact)]
+    got = outcome(F.lstm, given, None if kept is None else placed(kept, to))
+    # A few roundings a step, each of at most eps of numbers near 1, and as many sums as units.
+    bound = 4 * STEPS * float(finfo(to).eps) * np.sqrt(hidden)
+    for name, a, b in zip(
+        ("y", "h", "c", "dx", "dweight_ih", "dweight_hh", "dbias", "dh", "dc", "dgain"),
+        got,
+        expected,
+        strict=False,
+    ):
+        assert a.dtype == (of_c if name in ("c", "dc") else to), name
+        error = abs(a.astype(float) - b).max()
+        assert error <= bound * max(1, abs(b).max()), f"{name}: {error:.1e}, bound {bound:.1e}"
+
+
+@pytest.mark.parametrize("drop", [False, True], ids=["plain", "dropout"])
+def test_gradients_and_their_gradients(rng, drop):
+    arguments, kept = draw(rng, "float64", 6, 4, 2, False, drop)
+
+    def run(*tensors):
+        parts = F.lstm(*tensors, kept=kept)
+        return F.concatenate([part.reshape(-1) for part in parts])
+
+    check_grads(run, *arguments, order=2)
+
+
+def test_gradients_with_layer_norm(rng):
+    arguments, _ = draw(rng, "float64", 6, 4, 2, True, False)
+
+    def run(*tensors):
+        parts = F.lstm(*tensors[:6], gain=tensors[6])
+        return F.concatenate([part.reshape(-1) for part in parts])
+
+    check_grads(run, *arguments)
+    with pytest.raises(NotImplementedError, match="create_graph"):
+        check_grads(run, *arguments, order=2)
+
+
+def test_backward_again_gives_the_same(rng, put, place):
+    lstm = nn.LSTM(INPUTS, 13, block_size=B, seed=0).to(place)
+    y, (_, c) = lstm(put(rng.standard_normal((STEPS, BATCH, INPUTS), dtype=np.float32)))
+    total = y.sum() + c.sum()
+    first, again = (ns.grad(total, lstm.parameters()) for _ in range(2))
+    for a, b in zip(first, again, strict=True):
+        np.testing.assert_array_equal(host(a.data), host(b.data))
+
+
+def test_state_carries_on(rng, put, place):
+    lstm = nn.LSTM(INPUTS, 13, 2, block_size=B, seed=0).to(place)
+    x = rng.standard_normal((STEPS, BATCH, INPUTS), dtype=np.float32)
+    whole, (h, c) = lstm(put(x))
+    first, state = lstm(put(x[:1]))
+    second, (h_, c_) = lstm(put(x[1:]), [part.detach() for part in state])
+    joined = np.concatenate([host(first.data), host(second.data)])
+    for a, b in ((whole, joined), (h, host(h_.data)), (c, host(c_.data))):
+        np.testing.assert_allclose(host(a.data), b, atol=1e-6)
+
+
+def test_an_empty_batch(put, place):
+    lstm = nn.LSTM(INPUTS, 13, block_size=B, seed=0).to(place)
+    y, (h, c) = lstm(put(np.zeros((STEPS, 0, INPUTS), np.float32)))
+    assert (y.shape, h.shape, c.shape) == ((STEPS, 0, 13), (1, 0, 13), (1, 0, 13))
+    y.sum().backward()
+    assert not host(lstm.layers[0].weight_hh.grad.data).any()
+
+
+def make(place="cpu", **options):
+    return nn.LSTM(INPUTS, 16, 2, layout=np.eye(2), block_size=B, seed=0, **options).to(place)
+
+
+def test_the_forget_bias_and_each_layers_layout():
+    lstm = make(forget_bias=2.0)
+    bias = gates_first(lstm.layers[1].bias.data, B)
+    np.testing.assert_array_equal(bias[1], 2)
+    assert not bias[[0, 2, 3]].any()
+    assert [layer.weight_hh.data.density for layer in lstm.layers] == [0.5, 0.5]
+    assert [layer.weight_ih.data.density for layer in lstm.layers] == [1, 0.5]
+    lstm = nn.LSTM(
+        INPUTS, 16, 2, block_size=B, layout=[np.eye(2), None], input_layout=[None, np.eye(2)]
+    )
+    assert [layer.weight_hh.data.density for layer in lstm.layers] == [0.5, 1]
+    assert [layer.weight_ih.data.density for layer in lstm.layers] == [1, 0.5]
+
+
+def test_dropout_of_the_update_is_for_training_and_goes_on_after_a_load(rng):
+    x = rng.standard_normal((STEPS, BATCH, INPUTS), dtype=np.float32)
+    lstm, other = make(update_dropout=0.5), make(update_dropout=0.5)
+    first, second = lstm(x)[0].data, lstm(x)[0].data
+    assert abs(first - second).max() > 0.01
+    other(x)
+    other.load_state_dict(lstm.state_dict())
+    np.testing.assert_array_equal(other(x)[0].data, lstm(x)[0].data)
+    lstm.eval()
+    np.testing.assert_array_equal(lstm(x)[0].data, lstm(x)[0].data)
+    np.testing.assert_array_equal(lstm(x)[0].data, make()(x)[0].data)
+
+
+def test_a_captured_training_is_the_uncaptured_one_bit_for_bit(rng):
+    if not ns.device.is_available():
+        pytest.skip(ns.device.why_unavailable())
+    x = rng.standard_normal((3, 2, BATCH, INPUTS), dtype=np.float32)
+    ends = []
+    for captured in (False, True):
+        lstm = nn.LSTM(INPUTS, 8, block_size=B, layer_norm=True, update_dropout=0.25, seed=0)
+        lstm.to("cuda")
+        optimizer, state = nn.optim.SGD(lstm.parameters(), lr=0.1), lstm.zero_state(BATCH)
+
+        def step(x, state, lstm=lstm, optimizer=optimizer):
+            y, state = lstm(x, state)
+            lstm.zero_grad()
+            F.mse_loss(y, 0.5).backward()
+            optimizer.step()
+            return tuple(part.detach() for part in state)
+
+        step = ns.graph(step) if captured else step
+        for part in x:
+            state = step(ns.to_device(part), state)
+        ends.append([host(a.data) for a in (*lstm.parameters(), *state)])
+    for a, b in zip(*ends, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+X = np.zeros((STEPS, BATCH, INPUTS), np.float32)
+H = np.zeros((2, BATCH, 16), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: make()(X[0]), ValueError, "x takes the shape"),
+        (lambda: make()(X[:0]), ValueError, "one step at least"),
+        (lambda: make()(X.astype(float)), TypeError, "x takes float32"),
+        (lambda: make()(X, (H[:1], H)), ValueError, r"h takes the shape \(2, 3, 16\)"),
+        (lambda: make()(X, (H, H[:, :1])), ValueError, r"c takes the shape \(2, 3, 16\)"),
+        (lambda: make()(X, (H, H.astype(float))), TypeError, "c takes float32"),
+        (lambda: make()(X, H), TypeError, "state takes"),
+        (lambda: make()(X, (H, ns.to_device(H))), ValueError, "c takes the place of x, cpu"),
+        (lambda: make()(ns.to_device(X)), ValueError, "x takes the place of the weights, cpu"),
+        (lambda: make(update_dropout=1.0), ValueError, "from 0 to below 1"),
+        (lambda: nn.LSTM(4, 8, 0), ValueError, "num_layers"),
+        (lambda: nn.LSTM(8, 8, 2, layout=[np.eye(1)] * 3, block_size=8), ValueError, "2 layers"),
+    ],
+    ids=[
+        "axes of x", "no steps", "dtype of x", "layers of h", "batch of c", "dtype of c",
+        "no pair", "place of c", "place of x", "dropout", "layers", "layouts",
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_by_name(call, error, says):
+    if not ns.device.is_available():
+        pytest.skip(ns.device.why_unavailable())
+    with pytest.raises(error, match=says):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({1: 3}, TypeError, "weight_ih takes a BlockSparse"),
+        ({2: "other width"}, ValueError, "weight_hh takes four gates of whole blocks"),
+        ({1: "other width"}, ValueError, "weight_ih takes 64 columns"),
+        ({3: np.zeros(3)}, ValueError, r"bias takes the shape \(64,\)"),
+        ({4: np.zeros((1, 16))}, ValueError, r"h takes the shape \(3, 16\)"),
+        ({5: np.zeros((3, 16), np.float32)}, TypeError, "c takes float64"),
+    ],
+    ids=["dense", "gates", "columns", "bias", "h", "c"],
+)
+def test_the_function_refuses_by_name(rng, change, error, says):
+    arguments, _ = draw(rng, "float64", 16, 8, 3, False, False)
+    for i, value in change.items():
+        if value == "other width" if isinstance(value, str) else False:
+            w = arguments[i]
+            layout = ns.Layout(np.ones((w.layout.shape[0], 9), bool))
+            value = ns.BlockSparse(np.ones((layout.n_blocks, 8, 8)), layout, shape=(w.shape[0], 72))
+        arguments[i] = value
+    with pytest.raises(error, match=says):
+        F.lstm(*arguments)
