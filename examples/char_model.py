@@ -13,6 +13,7 @@ from numbsparse import nn, patterns
 State = tuple[ns.Tensor, ns.Tensor]  # h and c, (layers, batch, hidden), or (batch, hidden)
 
 PATTERNS = ("watts_strogatz", "barabasi_albert", "random", "dense")
+LEAST_BLOCKS = {"watts_strogatz": 3, "barabasi_albert": 2}
 
 
 class CharModel(nn.Module):
@@ -111,8 +112,12 @@ def build(symbols: int, hidden: int, layouts: list[Any], options: Namespace) -> 
 def make_pattern(options: Namespace, seed: int) -> np.ndarray:
     """The recurrent weight's kept blocks, (n, n), of about the density that was asked for."""
     n = -(-options.hidden // options.block_size)
-    if not 0 < options.density <= 1:
-        raise ValueError(f"--density takes a number above 0 and up to 1, got {options.density}")
+    least = LEAST_BLOCKS.get(options.pattern, 1)
+    if n < least:
+        raise ValueError(
+            f"--pattern {options.pattern} takes at least {least} blocks of hidden units, got "
+            f"{options.hidden} units in blocks of {options.block_size}"
+        )
     if options.pattern == "dense":
         return patterns.dense(n, n)
     if options.pattern == "random":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from argparse import ArgumentParser, Namespace
+from math import inf
 from pathlib import Path
 
 from char_model import PATTERNS
@@ -15,7 +17,7 @@ def add_size(parser: ArgumentParser, *, hidden: int, density: float) -> None:
     """Arguments of the sparse model's size. The dense one has as many parameters."""
     add = parser.add_argument
     add("--hidden", type=positive, default=hidden, help="hidden units (%(default)s)")
-    add("--density", type=float, default=density, help="kept blocks, about (%(default)s)")
+    add("--density", type=share, default=density, help="kept blocks, about (%(default)s)")
 
 
 def add_model(parser: ArgumentParser) -> None:
@@ -26,9 +28,10 @@ def add_model(parser: ArgumentParser) -> None:
         help="an LSTM, or a multiplicative one with several internal steps")  # fmt: skip
     add("--internal-steps", type=positive, default=4, help="of an mlstm (%(default)s)")
     add("--layers", type=positive, default=1, help="of an lstm (%(default)s)")
-    add("--pattern", choices=PATTERNS, default=PATTERNS[0])
-    add("--block-size", type=int, choices=(4, 8, 16, 32, 64, 128), default=32)
-    add("--embedding", type=positive, default=64)
+    add("--pattern", choices=PATTERNS, default=PATTERNS[0], help="of the wiring (%(default)s)")
+    add("--block-size", type=int, choices=(4, 8, 16, 32, 64, 128), default=32,
+        help="of the layouts (%(default)s)")  # fmt: skip
+    add("--embedding", type=positive, default=64, help="features of a character (%(default)s)")
     add("--precision", choices=("highest", "high"), default="highest",
         help="of float32 products: high may round factors to tf32 on a GPU")  # fmt: skip
     add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32",
@@ -41,13 +44,14 @@ def add_training(
     """Arguments of the training, and where it runs."""
     group = parser.add_argument_group("training")
     add = group.add_argument
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto",
+        help="auto: a GPU if there is one")  # fmt: skip
     add("--batch", type=positive, default=batch, help="sequences side by side (%(default)s)")
     add("--length", type=positive, default=length, help="characters per step (%(default)s)")
     add("--steps", type=positive, default=steps, help="updates (%(default)s)")
     add("--lr", type=positive_number, default=lr, help="highest learning rate (%(default)s)")
     add("--clip", type=positive_number, default=1.0, help="longest gradient (%(default)s)")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="of weights, wiring and sample (%(default)s)")
     add("--mark-every", type=positive, metavar="STEPS",
         help="how often the held-out text is read (a tenth of the steps)")  # fmt: skip
     add("--held-out-batches", type=positive, default=held_out, help="of them at each mark"
@@ -76,6 +80,17 @@ def settle(options: Namespace) -> None:
         raise ValueError(f"--dtype {options.dtype} takes a GPU, got --device {options.device}")
 
 
+def make_folder(folder: Path) -> None:
+    """Make --out before anything is trained; ValueError where nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(
+            f"--out takes a folder to write to, got {folder}: {error.strerror}"
+        ) from error
+
+
 def positive(word: str) -> int:
     number = int(word)
     if number < 1:
@@ -85,6 +100,13 @@ def positive(word: str) -> int:
 
 def positive_number(word: str) -> float:
     number = float(word)
-    if not number > 0:
+    if not 0 < number < inf:
         raise argparse.ArgumentTypeError(f"takes a number above 0, got {word}")
+    return number
+
+
+def share(word: str) -> float:
+    number = float(word)
+    if not 0 < number <= 1:
+        raise argparse.ArgumentTypeError(f"takes a number above 0 and up to 1, got {word}")
     return number

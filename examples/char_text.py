@@ -48,13 +48,14 @@ class Text:
 
     def encode(self, text: str) -> list[int]:
         """Codes of a short text; ValueError where it has bytes outside the alphabet."""
-        strangers = set(text.encode()) - set(self.alphabet)
+        code = text.encode(errors="surrogateescape")  # an argument may hold any bytes
+        strangers = set(code) - set(self.alphabet)
         if strangers:
             raise ValueError(
                 f"{text!r} holds {bytes(sorted(strangers))!r}, outside the vocabulary of "
                 f"{len(self.alphabet)} bytes that {self.name} has"
             )
-        return [int(self.code_of[byte]) for byte in text.encode()]
+        return [int(self.code_of[byte]) for byte in code]
 
     def decode(self, codes: list[int]) -> str:
         return bytes(self.alphabet[code] for code in codes).decode(errors="replace")
@@ -145,8 +146,9 @@ def mapped(file: IO[bytes]) -> np.ndarray:
 def check_length(text: Text, batch: int, length: int) -> None:
     """Refuse a text that is too short for one step of training or of evaluation."""
     least = batch * (length + 1)
-    for part, content in (("training", text.train), ("held-out", text.held_out)):
-        if content.size < least:
+    parts = {"training": text.train, "held-out": text.held_out, "test": text.test}
+    for part, content in parts.items():
+        if content is not None and content.size < least:
             raise ValueError(
                 f"the {part} text has {content.size} characters; "
                 f"--batch {batch} and --length {length} take at least {least}"

@@ -10,6 +10,7 @@ from typing import Any
 import char_checkpoint
 import numpy as np
 from char_model import CharModel, State, dense_twin, sparse_model
+from char_options import make_folder
 from char_text import Streams, Text
 from progress import progress_bar
 
@@ -140,11 +141,13 @@ def prepare(options: Namespace, text: Text) -> tuple[list[Training], list[np.nda
     models = {"sparse": sparse}
     if options.compare:
         models["dense"] = dense_twin(sparse, symbols, options)
-    options.out.mkdir(parents=True, exist_ok=True)
+    make_folder(options.out)
     trainings = []
     for name, model in models.items():
         file = options.out / f"{name}.npz"
         trainings.append(Training(name, model, text, options, file))
         if options.resume and file.exists():
             char_checkpoint.resume(trainings[-1], file)
+        elif options.resume:
+            print(f"there is no {file}: the {name} model begins anew")
     return trainings, wiring

@@ -25,7 +25,15 @@ from typing import Any
 
 import numpy as np
 from char_model import CharModel, dense_twin, sparse_model
-from char_options import add_model, add_training, positive, positive_number, settle
+from char_options import (
+    add_model,
+    add_training,
+    make_folder,
+    positive,
+    positive_number,
+    settle,
+    share,
+)
 from char_text import Text, check_length, open_text
 from char_training import Training
 
@@ -41,14 +49,14 @@ SAME = (
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     """Do the runs that are missing; gives the table, a row for each size and kind."""
     options = parse(arguments)
+    file = options.out / f"{options.name}.json"
     try:
         settle(options)
         text = open_text(options.text)
         check_length(text, options.batch, options.length)
         options.text = text.identity
-        file = options.out / f"{options.name}.json"
         runs = earlier_runs(file, options)
-        options.out.mkdir(parents=True, exist_ok=True)
+        make_folder(options.out)
         seeds = range(options.seed, options.seed + options.seeds)
         for seed, (hidden, density), kind in product(seeds, options.sizes, KINDS):
             one = Namespace(**vars(options) | {"hidden": hidden, "density": density, "seed": seed})
@@ -60,6 +68,8 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
                 write(file, options, runs)
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
         sys.exit(f"equal_parameters: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"\nequal_parameters: stopped; a second call does the runs that {file} lacks")
     rows = table(runs)
     for row in rows:
         print("{size:12} {kind:6} {hidden:6} hidden units {parameters:12,} parameters  "
@@ -105,8 +115,13 @@ def earlier_runs(file: Path, options: Namespace) -> list[dict[str, Any]]:
     """The runs that the file holds; ValueError where they were of another text or length."""
     if not file.exists():
         return []
-    content = json.loads(file.read_text())
     ours = settings(options)
+    try:
+        content = json.loads(file.read_text())
+        if content["settings"].keys() != ours.keys():
+            raise KeyError("settings")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} holds no runs of this program: {error!r}") from error
     for key, theirs in content["settings"].items():
         if theirs != ours[key]:
             raise ValueError(f"{file} has runs with {key} {theirs}; these would have {ours[key]}")
@@ -156,7 +171,16 @@ def draw(file: Path, runs: list[dict[str, Any]]) -> None:
 
 def size_of(word: str) -> tuple[int, float]:
     hidden, _, density = word.partition(":")
-    return positive(hidden), positive_number(density)
+    try:
+        return positive(hidden), share(density)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"takes HIDDEN:DENSITY, got {word}") from None
+
+
+def file_name(word: str) -> str:
+    if word != Path(word).name:
+        raise argparse.ArgumentTypeError(f"takes a name without folders, got {word}")
+    return word
 
 
 def parse(arguments: list[str] | None) -> Namespace:
@@ -169,7 +193,7 @@ def parse(arguments: list[str] | None) -> Namespace:
         metavar="HIDDEN:DENSITY", help="of the sparse models (2048:0.08 4096:0.055)")  # fmt: skip
     add("--seeds", type=positive, default=3, help="of weights and wiring (%(default)s)")
     add("--dense-lr", type=positive_number, help="the dense models' learning rate, if another")
-    add("--name", default="equal_parameters", help="of the files (%(default)s)")
+    add("--name", type=file_name, default="equal_parameters", help="of the files (%(default)s)")
     add("--out", type=Path, default=Path("equal_parameters_run"), help="folder (%(default)s)")
     add_model(parser)
     add_training(parser, batch=128, length=64, steps=1100, lr=8e-3, held_out=40)

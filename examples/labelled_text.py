@@ -13,6 +13,7 @@ import random
 import re
 import sysconfig
 import tempfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,14 +97,22 @@ def amazon(files: list[Path]) -> Iterator[Example]:
     """
     n = 0
     for file in files:
-        opened = gzip.open if file.suffix == ".gz" else open
+        for number, line in enumerate(lines_of(file), 1):
+            text, stars = parsed(line, f"{file}, line {number}")
+            if text:
+                n += 1
+                part = "train" if n % AMAZON_TEST_EVERY else "test"
+                yield part, None if 2 < stars < 4 else int(stars >= 4), text
+
+
+def lines_of(file: Path) -> Iterator[str]:
+    """Lines of a text file, compressed or not; ValueError where it is broken off or no gzip."""
+    opened = gzip.open if file.suffix == ".gz" else open
+    try:
         with opened(file, "rt", encoding="utf-8", errors="replace") as lines:
-            for number, line in enumerate(lines, 1):
-                text, stars = parsed(line, f"{file}, line {number}")
-                if text:
-                    n += 1
-                    part = "train" if n % AMAZON_TEST_EVERY else "test"
-                    yield part, None if 2 < stars < 4 else int(stars >= 4), text
+            yield from lines
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
 
 
 def parsed(line: str, where: str) -> tuple[str, float]:

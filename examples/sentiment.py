@@ -51,6 +51,8 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         accuracies = compare(options, data)
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
         sys.exit(f"sentiment: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"\nsentiment: stopped; --resume goes on from the last mark, in {options.out}")
     print(f"checkpoints are in {options.out}; {time.perf_counter() - began:.0f} s")
     return accuracies
 

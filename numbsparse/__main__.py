@@ -1,4 +1,4 @@
-"""The command line: python -m numbsparse bench, python -m numbsparse tables README.md."""
+"""Benchmarks of the products on this machine, and README's tables of their results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m numbsparse", description=__doc__)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("bench", help="time the products beside the peers installed here")
+    bench_parser = command = commands.add_parser(
+        "bench", help="time the products beside the peers installed here"
+    )
     command.add_argument(
         "--place",
         choices=("cpu", "cuda"),
@@ -45,20 +47,23 @@ def main(arguments: list[str] | None = None) -> None:
         if options.command == "tables":
             bench.fill(options.file)
         else:
-            _bench(options, parser)
-    except RuntimeError as error:
+            _bench(options, bench_parser)
+    except (RuntimeError, ValueError, OSError) as error:
         sys.exit(f"numbsparse: {error}")
 
 
 def _bench(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    of_gpu = bool(options.only) or options.png is not None
+    of_gpu = bool(options.only) or options.png is not None or options.kernels != "auto"
     if of_gpu and options.place == "cpu":
-        parser.error("--only and --png are of the GPU's benchmark: give --place cuda")
+        parser.error("--only, --kernels and --png are of the GPU's benchmark: give --place cuda")
     places = [options.place] if options.place else ["cuda"] if of_gpu else ["cpu"]
     if options.place is None and not of_gpu and device.is_available() and not device.SIMULATED:
         places.append("cuda")
     if options.json is not None and len(places) > 1:
         parser.error("--json takes one place: give --place cpu or --place cuda")
+    for name, file in (("--json", options.json), ("--png", options.png)):
+        if file is not None and (file.is_dir() or not file.parent.is_dir()):
+            parser.error(f"{name} takes a file in a folder that exists, got {file}")
     if "cpu" in places:
         bench.run_cpu(quick=options.quick, json_file=options.json)
     if "cuda" in places:

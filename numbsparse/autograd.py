@@ -177,6 +177,8 @@ def grad(
     >>> first.item(), second.item()
     (27.0, 18.0)
     """
+    if isinstance(inputs, Tensor):  # its rows are new tensors, which nothing depends on
+        raise TypeError("inputs takes a list of Tensors, got a Tensor")
     wanted = {id(tensor) for tensor in inputs}
     found = {}
     for tensor, gradient in _gradients(output, _seed(output, grad_output), create_graph):
@@ -214,13 +216,18 @@ def once(vjp: Callable[..., Any]) -> Vjp:
     """A vjp given on arrays, `vjp(dy, y)`, for an operation without gradients of gradients."""
 
     def on_tensors(dy: Tensor, y: Tensor) -> Tensor:
-        if _recording.get():
-            raise NotImplementedError(
-                "the gradient of this function cannot be differentiated again (create_graph=True)"
-            )
+        refuse_again()
         return Tensor(vjp(dy.data, y.data))
 
     return on_tensors
+
+
+def refuse_again() -> None:
+    """For a vjp that works on arrays alone, at its start."""
+    if _recording.get():
+        raise NotImplementedError(
+            "the gradient of this function cannot be differentiated again (create_graph=True)"
+        )
 
 
 def is_recording() -> bool:
@@ -292,6 +299,8 @@ def _seed(output: Tensor, gradient: Any) -> Tensor:
         raise ValueError(
             f"grad takes {output.shape} of {output.dtype}, got {gradient.shape} of {gradient.dtype}"
         )
+    if gradient.place != output.place:
+        raise ValueError(f"grad takes the place {output.place}, got {gradient.place}")
     return gradient
 
 

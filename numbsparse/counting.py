@@ -50,7 +50,8 @@ class Count:
     global_writes: Traffic
     shared_reads: Traffic
     shared_writes: Traffic
-    barriers: int  # that each block of threads passes, on average over blocks rounded up
+    barriers: int  # `syncthreads` that a block passes, of the block that passes most
+    unseen: tuple[str, ...]  # units of the GPU at work here whose accesses are not counted
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("", "requests", "accesses", "bytes", "units", "excess")]
@@ -68,7 +69,8 @@ class Count:
             "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
             for row in rows
         )
-        return "\n".join([head, *lines])
+        unseen = f"not counted: the bytes of {' and '.join(self.unseen)}"
+        return "\n".join([head, *lines, *([unseen] if self.unseen else [])])
 
 
 def count(call: Callable[[], Any]) -> list[Count]:
@@ -83,13 +85,15 @@ def count(call: Callable[[], Any]) -> list[Count]:
     list of Count, one for each launch, in order
         Each names `requests` (of warps), `accesses` (of threads), `nbytes`, `units` (sectors of 32
         bytes, or wavefronts) and `excess` (units beyond those that the bytes alone would take), of
-        reads and writes to global and to shared memory, and the barriers.
+        reads and writes to global and to shared memory, the barriers, and in `unseen` what
+        else was at work: "the copy engine", "wgmma".
 
     Notes
     -----
     Every access in the kernel's text counts; a compiler may keep in a register what a loop reads
     again. Caches are not simulated: a sector is counted each time that it is asked for. What the
-    copy engine and `wgmma` move is not counted.
+    copy engine moves and `wgmma` reads is not counted, nor are arrays in local memory. A kernel
+    launched for the first time may come after others that prepare it, each a launch of its own.
 
     Raises RuntimeError outside the simulator: set NUMBA_ENABLE_CUDASIM=1 before numba is imported.
 
@@ -128,6 +132,7 @@ def _count(launch: Launch) -> Count:
         traffic["shared", False],
         traffic["shared", True],
         max(barriers, default=0),
+        tuple(sorted(launch.unseen)),
     )
 
 

@@ -175,12 +175,16 @@ def test_a_dropped_graph_is_freed_at_once():
         gc.enable()
 
 
+X_GRAD = ns.Tensor(A, requires_grad=True)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
         (lambda: ns.Tensor(A).sum().backward(), RuntimeError, "requires a gradient"),
         (lambda: ns.Tensor(A, requires_grad=True).backward(), ValueError, "grad"),
         (lambda: ns.Tensor(A, requires_grad=True).backward(A[0]), ValueError, "grad takes"),
+        (lambda: ns.grad(X_GRAD.sum(), X_GRAD), TypeError, "inputs takes a list"),
         (lambda: ns.Tensor(TARGETS, requires_grad=True), TypeError, "int64"),
         (lambda: ns.Tensor(ns.Tensor(A)), TypeError, "detach"),
         (lambda: ns.Tensor(A) ** "2", TypeError, "exponent"),

@@ -84,6 +84,9 @@ def test_gpu_bench_refuses_the_simulator():
         "bench --only limits,moon",
         "bench --place cpu --only limits",
         "bench --place cpu --png speed_up.png",
+        "bench --place cpu --kernels all",
+        "bench --place cpu --quick --json no-such-folder/rows.json",
+        "bench --place cpu --quick --json .",
     ],
 )
 def test_refuses(arguments):
@@ -96,3 +99,12 @@ def test_version(capsys):
     with pytest.raises(SystemExit):
         command_line.main(["--version"])
     assert capsys.readouterr().out.strip() == "0.1.0"
+
+
+@pytest.mark.parametrize("content", [None, "no marks"], ids=["missing", "without marks"])
+def test_tables_refuses_a_file(tmp_path, content):
+    path = tmp_path / "README.md"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SystemExit, match=r"numbsparse: .*README\.md"):
+        command_line.main(["tables", str(path)])

@@ -53,6 +53,7 @@ def runs():
             if not ON_GPU:
                 few = SMALL[1::3] if name in ("k0_cpu", "k1_naive") else SMALL
                 slow |= dtype in HALVES and case not in few
+                slow |= dtype == "float64" and case in LARGE and case not in LARGE[::3]
                 slow |= dtype == "bfloat16" and place == "cuda" and case.block_size > 16
             if reason is None and not slow:
                 label = f"{name}-{product}-{case}-{dtype}"

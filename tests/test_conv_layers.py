@@ -21,7 +21,7 @@ def test_layers_by_torchs_names(rng, put, place, axes, kind):
     layer = getattr(nn, f"{kind}{axes}d")(
         6, 10, 3, 2, 1, dilation=1, layout=[[1, 0, 1], [0, 1, 1]], block_size=4, seed=0
     )
-    x = rng.standard_normal((2, *(5, 4, 3)[:axes], 6)).astype(np.float32)
+    x = rng.standard_normal((2, *((5,), (4, 3), (1, 2, 2))[axes - 1], 6)).astype(np.float32)
     expected = layer(x)
     y = layer.to(place)(put(x))
     assert y.shape == expected.shape
@@ -118,7 +118,17 @@ def test_weight_norm_gradients(rng):
     check_grads(product, x, w, g, order=2)
 
 
+def test_column_functions_refuse():
+    w = ns.Tensor(ns.BlockSparse(np.ones((1, 4, 4)), [[1]]))
+    with pytest.raises(ValueError, match=r"scale takes the shape \(4,\).*\(3,\)"):
+        nn.functional.scale_columns(w, ns.Tensor(np.ones(3)))
+    with pytest.raises(TypeError, match="BlockSparse, got one of ndarray"):
+        nn.functional.column_norms(ns.Tensor(np.ones((4, 4))))
+
+
 def test_weight_norm_refuses():
+    with pytest.raises(ValueError, match=r"eps.*-1"):
+        nn.utils.weight_norm(nn.Linear(8, 8, block_size=4), eps=-1)
     layer = nn.utils.weight_norm(nn.Linear(8, 8, block_size=4))
     for module in (nn.LayerNorm(8), layer, nn.ReLU()):
         with pytest.raises(TypeError, match="block-sparse parameter `weight`"):
@@ -156,16 +166,29 @@ def test_batch_norm_gradients(rng):
     [
         (lambda: nn.Conv2d(8, 8, 3, stride=0), ValueError, "stride"),
         (lambda: nn.Conv2d(8, 8, (3, 3, 3)), TypeError, "kernel_size.*2 axes"),
-        (lambda: nn.Conv2d(0, 8, 3), ValueError, "in_features"),
+        (lambda: nn.Conv2d(0, 8, 3), ValueError, "in_channels"),
+        (lambda: nn.Conv2d(8, "8", 3), TypeError, "out_channels"),
+        (lambda: nn.Conv2d(8, 8, 3, padding=-1), ValueError, "padding.*-1"),
+        (lambda: nn.Conv2d(8, 8, 3, padding="full"), ValueError, "'full'"),
+        (lambda: nn.ConvTranspose2d(8, 8, 3, output_padding=1), ValueError, "the stride, 1"),
+        (lambda: nn.Conv2d(8, 8, 3, groups=2), TypeError, "groups"),
+        (lambda: nn.ConvTranspose2d(8, 8, 3, 2, 1, 1, 2), TypeError, "positional"),
         (lambda: nn.Conv2d(8, 8, 3, layout=[[1, 1]], block_size=4), ValueError, "layout takes 2 x"),
-        (lambda: nn.Conv2d(8, 8, 3, taps=[[1, 1]]), ValueError, "kept"),
+        (lambda: nn.Conv2d(8, 8, 3, taps=[[1, 1]]), ValueError, r"taps.*\(3, 3\)"),
         (
             lambda: nn.Conv1d(4, 4, 2, layout=[[1], [1]], taps=[1, 0], block_size=4),
             ValueError,
             "taps",
         ),
         (lambda: nn.Conv2d(8, 8, 3)(np.ones((1, 8, 8), "f4")), ValueError, r"4 axes.*\(1, 8, 8\)"),
+        (
+            lambda: nn.Conv1d(5, 8, 3, block_size=4)(np.ones((1, 8, 6), "f4")),
+            ValueError,
+            r"5 channels.*\(1, 8, 6\)",
+        ),
         (lambda: nn.BatchNorm(0), ValueError, "features"),
+        (lambda: nn.BatchNorm(2.5), TypeError, "features.*2.5"),
+        (lambda: nn.BatchNorm(4, momentum=2), ValueError, "momentum.*2"),
         (lambda: nn.BatchNorm(4)(np.ones((2, 3), "f4")), ValueError, r"\(\.\.\., 4\)"),
         (lambda: nn.BatchNorm(4)(np.ones((1, 4), "f4")), ValueError, "two values"),
     ],

@@ -94,6 +94,14 @@ def test_gradients_of_gradients(case):
     check_grads(lambda x, dy: ns.conv_weight_grad(x, dy, w, **case.sizes), p.x, p.dy)
 
 
+def test_same_padding_of_a_kernel_larger_than_the_image(rng, put):
+    w = ns.BlockSparse(rng.standard_normal((5, 4, 4)).astype("f4"), np.ones((5, 1)))
+    x = rng.standard_normal((1, 1, 4)).astype(np.float32)
+    sizes = {"kernel_size": 5, "padding": "same"}
+    assert_near(ns.conv(put(x), put(w), **sizes), x @ w.values[2])
+    assert_near(ns.conv_transpose(put(x), put(w), **sizes), x @ w.values[2].T)
+
+
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_same_padding_keeps_or_divides_the_size(rng, put, stride):
     w = put(ns.BlockSparse(rng.standard_normal((12, 4, 4)).astype("f4"), np.ones((12, 1))))
@@ -159,6 +167,8 @@ X = np.ones((1, 5, 5, 4), np.float32)
         (lambda: ns.conv(X, W, kernel_size=(3,)), TypeError, "kernel_size.*2 axes"),
         (lambda: ns.conv(X, W, kernel_size=3.0), TypeError, "kernel_size.*3.0"),
         (lambda: ns.conv(X, W, kernel_size=3, stride=0), ValueError, "stride.*0"),
+        (lambda: ns.conv(X, W, kernel_size=3, padding=1, stride=2**31), ValueError, r"2\^31"),
+        (lambda: ns.conv(X, W, kernel_size=3, padding="same", dilation=2**30), ValueError, "2.31"),
         (lambda: ns.conv(X, W, kernel_size=3, dilation=(1, 0)), ValueError, "dilation"),
         (lambda: ns.conv(X, W, kernel_size=3, dilation=3), ValueError, r"spans \(7, 7\).*\(5, 5\)"),
         (lambda: ns.conv(X, W, kernel_size=3, padding=6), ValueError, "length of the image, 5"),
@@ -168,6 +178,7 @@ X = np.ones((1, 5, 5, 4), np.float32)
         (lambda: ns.conv(X, W, kernel_size=2), ValueError, "4 taps, got 9 block rows"),
         (lambda: ns.conv(X[..., :3], W, kernel_size=(1, 3)), ValueError, "9 to 12 features"),
         (lambda: ns.conv(X, W, kernel_size=3, kernel="fast"), ValueError, "'fast'"),
+        (lambda: ns.conv(X, W, kernel_size=3, kernel=["k0_cpu"]), ValueError, "kernel takes"),
         (lambda: ns.conv(X, W, kernel_size=3, kernel="k1_naive"), ValueError, "runs on a GPU"),
         (lambda: ns.conv_transpose(X, W, kernel_size=3, padding=4), ValueError, "would become"),
         (lambda: ns.conv_transpose(X, W, kernel_size=3, output_padding=1), ValueError, "stride, 1"),
@@ -177,7 +188,26 @@ X = np.ones((1, 5, 5, 4), np.float32)
             "out_features",
         ),
         (lambda: ns.conv_transpose(X[..., :3], W, kernel_size=3), ValueError, "x takes 4 features"),
+        (
+            lambda: ns.conv_transpose(X, W, kernel_size=3, out_features=2.5),
+            TypeError,
+            "out_features.*2.5",
+        ),
+        (
+            lambda: ns.conv_transpose(X[:, :1, :1], W, kernel_size=3, padding=((0, 2), (0, 2))),
+            ValueError,
+            "length of the result, 1 on axis 0",
+        ),
+        (lambda: ns.conv(ns.Tensor(X[0, 0]), W, kernel_size=3), ValueError, r"space.*\(5, 4\)"),
+        (lambda: ns.conv_transpose(ns.Tensor(X[:0, :0]), W, kernel_size=3), ValueError, "pixel"),
+        (lambda: ns.conv(X.tolist(), ns.Tensor(W), kernel_size=3), TypeError, "one dtype"),
+        (lambda: ns.conv_weight_grad(X, X, X, kernel_size=3), TypeError, "BlockSparse"),
         (lambda: ns.conv_weight_grad(X, X, W, kernel_size=3), ValueError, r"\(1, 3, 3, 4\)"),
+        (
+            lambda: ns.conv_weight_grad(ns.Tensor(X), ns.Tensor(X), W, kernel_size=3),
+            ValueError,
+            r"dy takes the shape \(1, 3, 3, 4\).*\(1, 5, 5, 4\)",
+        ),
         (
             lambda: ns.conv_weight_grad(X, np.ones((1, 3, 3, 4)), W, kernel_size=3),
             TypeError,
@@ -223,6 +253,8 @@ def test_from_bck_is_the_convolution_of_the_lists(rng):
         ([([], [0])], ValueError, r"bck\[0\]\[0\].*at least one"),
         ([([0.5], [0])], TypeError, r"bck\[0\]\[0\].*0.5"),
         ([([0, 1, 2, 3],)], TypeError, r"bck\[0\].*pair"),
+        ([(3, [0])], TypeError, r"bck\[0\]\[0\].*list.*3"),
+        (None, TypeError, "bck takes.*None"),
         ([([0, 1, 2], [0, 1, 2, 3])], ValueError, r"groups of \[3, 4\]"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numba import cuda, float32
+from numba import cuda, float32, uint64
 
 import numbsparse as ns
 from numbsparse import device
@@ -54,6 +54,34 @@ def loop_kernel(x, out):
         out[t] = -total
 
 
+@cuda.jit
+def slice_kernel(x, out):
+    tile = cuda.shared.array((4, 4), float32)
+    t = cuda.threadIdx.x
+    tile[t] = 1
+    out[t, :] = tile[t, 0] + x[t]
+
+
+@cuda.jit
+def last_kernel(x, out):
+    t = cuda.threadIdx.x
+    out[-1 - t] = x[t] + x[-x.size + t]
+
+
+@cuda.jit
+def bulk_kernel(x, out):
+    tile = cuda.shared.array(64, float32, ALIGNMENT)
+    bars = cuda.shared.array(1, uint64)
+    t = cuda.threadIdx.x
+    if t == 0:
+        ptx.mbarrier_init(bars, 0, 1)
+        ptx.mbarrier_expect(bars, 0, 256)
+        ptx.bulk_load(tile, 0, x, 0, 256, bars, 0)
+    cuda.syncthreads()
+    ptx.mbarrier_wait(bars, 0, 0)
+    out[t] = tile[t]
+
+
 def array(*shape):
     return ns.to_device(np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
 
@@ -96,6 +124,42 @@ def test_each_time_and_each_branch_is_a_request_of_its_own():
     assert counted.global_reads == (3, 96, 384, 12, 12)
     # Both branches of both warps store 16 values in every second place.
     assert counted.global_writes == (4, 64, 256, 16, 8)
+
+
+@simulator
+def test_a_slice_is_an_access_for_each_of_its_values():
+    out = array(4, 4)
+    (counted,) = count(lambda: launch(slice_kernel, 1, 4, array(4), out))
+    assert counted.shared_writes[:3] == counted.global_writes[:3] == (4, 16, 64)
+    assert counted.shared_reads[:3] == counted.global_reads[:3] == (1, 4, 16)
+    np.testing.assert_array_equal(out.numpy(), [[1] * 4, [2] * 4, [3] * 4, [4] * 4])
+
+
+@simulator
+def test_negative_places_count_from_the_end():
+    x = array(12)
+    (counted,) = count(lambda: launch(last_kernel, 1, 8, x, x))
+    touched = {byte // 32 for byte in range(x.address + 16, x.address + 48)}
+    assert counted.global_writes[:4] == (1, 8, 32, len(touched))
+
+
+@simulator
+def test_what_wgmma_reads_is_named():
+    w = ns.nn.init.uniform(ns.Layout([[1]]), 32, seed=0).astype("float16").to("cuda")
+    x = ns.to_device(np.ones((16, 32), np.float16))
+    counted = count(lambda: ns.matmul(x, w, kernel="k6_hopper"))[-1]
+    assert counted.unseen == ("the copy engine", "wgmma")
+
+
+@simulator
+def test_what_the_copy_engine_moves_is_named_and_not_counted():
+    x, out = array(64), array(32)
+    (counted,) = count(lambda: launch(bulk_kernel, 1, 32, x, out))
+    assert counted.global_reads.requests == counted.shared_writes.requests == 0
+    assert counted.shared_reads[:3] == (1, 32, 128)
+    assert counted.unseen == ("the copy engine",)
+    assert str(counted).endswith("not counted: the bytes of the copy engine")
+    np.testing.assert_array_equal(out.numpy(), x.numpy()[:32])
 
 
 @simulator

@@ -1,6 +1,7 @@
 """examples/equal_parameters.py: each run once, a table over the seeds, and a picture."""
 
 import json
+from pathlib import Path
 
 import pytest
 from examples_helpers import imported, write_text
@@ -50,7 +51,27 @@ def test_runs_of_another_length_are_not_mixed(equal_parameters, arguments):
         equal_parameters.main([*arguments, *one, "--steps", "11"])
 
 
-@pytest.mark.parametrize("size", ["64", "64:0", "0:0.5", "x:0.1"])
-def test_sizes_are_refused(equal_parameters, arguments, size):
+@pytest.mark.parametrize("size", ["64", "64:0", "64:2", "0:0.5", "x:0.1"])
+def test_sizes_are_refused(equal_parameters, arguments, size, capsys):
     with pytest.raises(SystemExit):
         equal_parameters.main([*arguments, "--sizes", size])
+    assert "argument --sizes: takes " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"settings": {}, "runs": []}'])
+def test_a_file_of_another_program_is_refused_and_kept(equal_parameters, arguments, content):
+    file = Path(arguments[arguments.index("--out") + 1]) / "equal_parameters.json"
+    file.parent.mkdir()
+    file.write_text(content)
+    with pytest.raises(SystemExit, match="holds no runs of this program"):
+        equal_parameters.main([*arguments, "--sizes", "64:0.2", "--seeds", "1"])
+    assert file.read_text() == content
+
+
+def test_an_interrupted_call_says_how_to_go_on(equal_parameters, arguments, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(equal_parameters, "train", interrupted)
+    with pytest.raises(SystemExit, match="stopped; a second call"):
+        equal_parameters.main(arguments)

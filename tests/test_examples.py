@@ -114,6 +114,7 @@ def test_char_lm_refuses_a_prompt_outside_of_the_vocabulary(char_lm, text, tmp_p
         *(["--hidden", "0"], ["--density", "0"], ["--density", "1.5"], ["--steps", "x"]),
         *(["--lr", "0"], ["--clip", "-1"], ["--temperature", "0"], ["--layers", "0"]),
         *(["--dtype", "float16"], ["--cell", "mlstm", "--layers", "2"]),
+        *(["--lr", "inf"], ["--hidden", "16"], ["--prompt", "\udcff"]),
     ],
     ids=" ".join,
 )
@@ -121,3 +122,16 @@ def test_char_lm_refuses_arguments(char_lm, text, tmp_path, arguments):
     with pytest.raises(SystemExit):
         char_lm.main([*SMALL, "--text", text, "--out", str(tmp_path / "out"), *arguments])
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("out", ["file", "file/folder"])
+def test_a_folder_that_cannot_be_written_is_refused_before_training(char_lm, text, tmp_path, out):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match=r"--out takes a folder to write to, got .*file"):
+        char_lm.main([*SMALL, "--text", text, "--out", str(tmp_path / out)])
+
+
+def test_resuming_says_where_nothing_is_to_resume(char_lm, text, tmp_path, capsys):
+    arguments = ["--text", text, "--steps", "1", "--no-compare", "--resume"]
+    char_lm.main([*SMALL, *arguments, "--out", str(tmp_path)])
+    assert f"there is no {tmp_path / 'sparse.npz'}" in capsys.readouterr().out

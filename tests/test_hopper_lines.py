@@ -9,7 +9,8 @@ from ptx_helpers import capability
 
 from numbsparse import device
 from numbsparse.kernels.matmul import rung
-from numbsparse.kernels.matmul.k6_hopper.lines import how_it_lies, is_aligned
+from numbsparse.kernels.matmul.aligned import is_aligned
+from numbsparse.kernels.matmul.k6_hopper.lines import how_it_lies
 from numbsparse.kernels.matmul.k6_hopper.tile import TILES, tile_of
 from numbsparse.testing import Case, check_rung
 
@@ -44,6 +45,8 @@ def test_how_arrays_lie():
     assert not is_aligned(even.T)
     assert not is_aligned(even[:, 1:])
     assert not is_aligned(odd)
+    repeated = device.DeviceArray(even.address, (8, 24), even.dtype, (0, 2), even.owner)
+    assert not is_aligned(repeated)
 
 
 @pytest.mark.parametrize("size", TILES)

@@ -211,6 +211,30 @@ def test_an_empty_batch(put, place):
     assert not host(lstm.layers[0].weight_hh.grad.data).any()
 
 
+@pytest.mark.parametrize("strided", ["x", "bias", "h", "c", "gain", "kept"])
+def test_operands_may_be_strided(rng, put, strided):
+    lstm = nn.LSTM(INPUTS, 13, block_size=B, layer_norm=True, seed=0)
+    layer = lstm.layers[0]
+    shapes = {
+        "x": (STEPS, 2, INPUTS), "bias": layer.bias.shape, "h": (2, 13), "c": (2, 13),
+        "gain": layer.bias.shape, "kept": (STEPS, 2, 13),
+    }  # fmt: skip
+    values = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    weights = layer.weight_ih.data, layer.weight_hh.data
+    dh = np.ones((2, 13), np.float32)
+
+    def outcome(weights, dh, x, bias, h, c, **how):
+        trace = ops.lstm(x, *weights, bias, h, c, **how)
+        return trace.h, *ops.lstm_grad(trace, weights[1], bias, None, dh, None, **how)
+
+    there = {name: put(a) for name, a in values.items()}
+    whole = put(np.repeat(values[strided], 2, axis=-1))
+    expected = outcome(weights, dh, **values)
+    got = outcome([put(w) for w in weights], put(dh), **(there | {strided: whole[..., ::2]}))
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(host(a), b, atol=1e-5)
+
+
 def make(place="cpu", **options):
     return nn.LSTM(INPUTS, 16, 2, layout=np.eye(2), block_size=B, seed=0, **options).to(place)
 
@@ -321,3 +345,9 @@ def test_the_function_refuses_by_name(rng, change, error, says):
         arguments[i] = value
     with pytest.raises(error, match=says):
         F.lstm(*arguments)
+
+
+def test_the_function_refuses_an_eps_below_zero(rng):
+    arguments, _ = draw(rng, "float64", 16, 8, 3, False, False)
+    with pytest.raises(ValueError, match="eps takes a number from 0 on, got -1"):
+        F.lstm(*arguments, eps=-1.0)

@@ -209,6 +209,16 @@ def test_float16_gradients_that_would_vanish_arrive():
     np.testing.assert_allclose(moved[1], 2.0**-6, rtol=0.05)
 
 
+@needs_a_gpu
+def test_a_parameter_without_a_gradient_may_be_elsewhere(rng):
+    values = rng.standard_normal(3, dtype=np.float32)
+    near, far = nn.Parameter(values.copy()), nn.Parameter(ns.to_device(values))
+    scaler = LossScaler()
+    scaler.scale((near * near).sum()).backward()
+    scaler.step(optim.SGD([near, far], 0.1))
+    np.testing.assert_allclose(near.data, values - 0.1 * 2 * values, rtol=1e-5, atol=1e-6)
+
+
 def test_the_scale_stays_within_its_bounds():
     parameter = nn.Parameter(np.zeros(1, np.float32))
     for first, gradient, last in ((2.0**24, 1.0, 2.0**24), (2.0**-14, np.inf, 2.0**-14)):
@@ -241,6 +251,15 @@ def test_block_sparse_and_dense_gradients_have_one_norm(rng, put):
         (lambda p: LossScaler(float("nan")), "scale takes a number from"),
         (lambda p: LossScaler(interval=0), "interval takes a whole number"),
         (lambda p: LossScaler(interval=1.5), "interval takes a whole number"),
+        (lambda p: LossScaler(interval=True), "interval takes a whole number"),
+        (
+            lambda p: LossScaler().load_state_dict({"scale": 0.0, "good_steps": 0}),
+            "scale takes a number from",
+        ),
+        (
+            lambda p: LossScaler().load_state_dict({"scale": 1.0, "good_steps": -1}),
+            "good_steps takes a number from 0",
+        ),
         (lambda p: LossScaler().step(optim.SGD([p], 0.1)), "call backward before"),
         (lambda p: LossScaler().load_state_dict({"scale": 1.0}), "state takes scale and good"),
         (lambda p: clip_grad_norm([p], 0.0), "max_norm takes a number above 0"),

@@ -212,9 +212,18 @@ def test_checkpoints(tmp_path, rng):
     np.testing.assert_array_equal(other.eval()(x)[0].data, cell(x)[0].data)
 
 
+def test_an_empty_batch(place, put):
+    cell = make().to(place)
+    y, (h, c) = cell(put(np.zeros((2, 0, 5), np.float32)))
+    assert (y.shape[:2], h.shape[0], c.shape[0]) == ((2, 0), 0, 0)
+    y.sum().backward()
+    assert all(not host(p.grad.values).any() for p in cell.parameters())
+
+
 CELL = nn.MultiplicativeLSTM(4, 8, block_size=8, seed=0)
 X = np.zeros((2, 3, 4), np.float32)
 H = np.zeros((3, 8), np.float32)
+Z = np.zeros((3, 4, 8), np.float32)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +250,8 @@ H = np.zeros((3, 8), np.float32)
         (ValueError, lambda: ops.cell(X, H), r"z takes the shape \(batch, 4, units\)"),
         (ValueError, lambda: ops.cell(np.zeros((3, 4, 7), "f"), H), "c_before takes the shape"),
         (TypeError, lambda: ops.cell(np.zeros((3, 4, 8)), H), "c_before takes float64"),
+        (ValueError, lambda: ops.cell_grad(Z, H, None, H, H[:1], H), r"dh takes the shape \(3, 8"),
+        (TypeError, lambda: ops.cell_grad(Z, H, None, H, H, H.astype(float)), "dc takes float32"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -268,7 +279,7 @@ def test_affine_norm(home, kind, shape, rng):
     x, other, dy = (rng.standard_normal(shape) for _ in range(3))
     gain, bias = rng.uniform(0.5, 2, shape[1:]), rng.standard_normal(shape[1:])
     form = "slice" if len(shape) == 2 else "C"
-    sent = home.send(x, form=form), home.send(gain), home.send(bias)
+    sent = tuple(home.send(a, form=form) for a in (x, gain, bias))
     has_other = kind in ("times", "plus_relu")
     beside = home.send(other, form=form) if has_other else None
     y, kept = ops.affine_norm(kind, *sent, 1e-3, beside)

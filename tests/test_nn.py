@@ -168,6 +168,19 @@ def test_module_finds_its_parameters():
     assert "Linear(BlockSparse(16 x 7" in repr(model)
 
 
+def test_an_empty_dict_is_kept(tmp_path):
+    state = {"activation": nn.ReLU().state_dict(), "more": {"none": {}, "one": 1}}
+    ns.save(tmp_path / "state.npz", state)
+    assert ns.load(tmp_path / "state.npz") == state
+
+
+def test_dropout_takes_arrays():
+    x = np.ones(8, np.float32)
+    layer = nn.Dropout(0.5, seed=0)
+    assert set(layer(x).data) == {0, 2}
+    np.testing.assert_array_equal(layer.eval()(x).data, x)
+
+
 def test_state_dict_round_trip(tmp_path, place):
     model, other = Model(0).to(place), Model(1)
     model.stages[1].calls = 5
@@ -226,7 +239,9 @@ def test_load_refuses_what_is_no_checkpoint(tmp_path, content):
         ns.load(tmp_path / "file.npz")
 
 
-@pytest.mark.parametrize("state", [{"a": object()}, {"a/b": 1}, {1: 2}, {"a": [1]}], ids=repr)
+@pytest.mark.parametrize(
+    "state", [{"a": object()}, {"a/b": 1}, {"": 1}, {1: 2}, {"a": [1]}], ids=repr
+)
 def test_save_refuses(tmp_path, state):
     with pytest.raises(TypeError, match="state"):
         ns.save(tmp_path / "file.npz", state)

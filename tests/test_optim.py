@@ -107,7 +107,13 @@ def state(key, array):
         (lambda p: optim.SGD(p, float("nan")), "lr"),
         (lambda p: optim.SGD(p, 1, momentum=1.0), "momentum"),
         (lambda p: optim.SGD(p, 1, nesterov=True), "nesterov"),
+        (lambda p: optim.SGD([*p, *p], 1), "each tensor once"),
+        (lambda p: optim.SGD(p, 1, weight_decay=-1), "weight_decay"),
         (lambda p: optim.Adam(p, betas=(1.0, 0.9)), "betas"),
+        (lambda p: optim.Adam(p, betas=(0.9,)), "betas"),
+        (lambda p: optim.Adam(p, eps=-1), "eps"),
+        (lambda p: optim.SGD(p, 1).load_state_dict({"lr": 0.1}), "state lacks 'steps'"),
+        (lambda p: optim.Adam(p).load_state_dict(state("0.m", 1.0)), "0.m.* takes an array"),
         (lambda p: nn.utils.clip_grad_norm(p, 0), "max_norm"),
         (lambda p: optim.Adam(p).load_state_dict(state("0.velocity", np.ones(3))), "velocity"),
         (lambda p: optim.Adam(p).load_state_dict(state("5.m", np.ones(3))), "5.m"),
@@ -118,6 +124,19 @@ def state(key, array):
 def test_refuses(call, says):
     with pytest.raises(ValueError, match=says):
         call([nn.Parameter(np.ones(3))])
+
+
+@pytest.mark.parametrize(
+    "parameters", [nn.Parameter(np.ones(3)), [np.ones(3)]], ids=["no list", "an array"]
+)
+def test_refuses_what_are_no_tensors(parameters):
+    with pytest.raises(TypeError, match="parameters"):
+        optim.SGD(parameters, 0.1)
+
+
+def test_clipping_refuses_a_tensor_for_its_list():
+    with pytest.raises(TypeError, match="parameters takes a list"):
+        nn.utils.clip_grad_norm(nn.Parameter(np.ones(3)), 1.0)
 
 
 class TinyModel(nn.Module):

@@ -150,6 +150,14 @@ def test_sentiment_refuses_reviews(sentiment, tmp_path, content, says):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("broken", [lambda data: b"text", lambda data: data[:-20]])
+def test_a_broken_gzip_is_refused(sentiment, tmp_path, broken):
+    path = tmp_path / "r.json.gz"
+    path.write_bytes(broken(gzip.compress(b'{"reviewText": "good", "overall": 5}\n' * 9)))
+    with pytest.raises(SystemExit, match=r"sentiment: .*r\.json\.gz cannot be read"):
+        sentiment.main([*SMALL_MODEL, "--reviews", str(path), "--out", str(tmp_path / "out")])
+
+
 def test_logistic_regression_is_at_its_minimum(monkeypatch):
     """The gradient of the stated loss is zero there, by central differences."""
     linear_classifier = imported(monkeypatch, "linear_classifier")

@@ -206,9 +206,19 @@ def test_the_same_bits_every_time(rng, monkeypatch):
     ("product", "size", "most"), [("forward", 32, 64), ("forward", 16, 32), ("weight_grad", 32, 32)]
 )
 def test_large_batches_are_refused(product, size, most):
-    if not device.SIMULATED and device.is_available() and device.compute_capability() < (9, 0):
+    if not ring_launch.has_rings():
         most = 32
     case = product, size, as_dtype("float32"), "cuda"
     assert rung.unsupported(*case, most) is None
     reason = rung.unsupported(*case, most + 1)
     assert reason == f"k8_small_batch takes batches up to {most}, got {most + 1}"
+
+
+@needs_ampere
+def test_a_card_with_little_shared_memory_has_no_rings(monkeypatch):
+    monkeypatch.setattr(ring_launch, "copy_engine", lambda: True)
+    monkeypatch.setattr(ring_launch, "shared_memory", lambda: 99 * 1024)
+    x, values = (device.to_device(np.zeros(shape, np.float32)) for shape in [(8, 32), (1, 32, 32)])
+    assert not ring_launch.serves(x, values, shares=1)
+    assert rung.unsupported("forward", 32, "float32", "cuda", 32) is None
+    assert "up to 32" in rung.unsupported("forward", 32, "float32", "cuda", 33)

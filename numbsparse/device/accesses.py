@@ -1,14 +1,14 @@
 """What a simulated kernel reads and writes: every access, by thread and by place in the text.
 
 Under a `Watcher` the arrays of kernels note what is asked of them. Local arrays are registers, and
-are not watched; what the copy engine brings and what `wgmma` reads is not, either.
+are not watched; of the copy engine and of `wgmma` it is noted that they were at work, no more.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import islice
@@ -54,6 +54,7 @@ class Launch(NamedTuple):
     grid: tuple[int, ...]
     block: tuple[int, ...]
     threads: list[Thread]
+    unseen: set[str]  # what moved or read bytes that no thread asked for
 
 
 class Watcher:
@@ -144,10 +145,25 @@ def note_piece(array: Any, writes: bool, piece: np.ndarray) -> None:
         watcher.note(space, writes, piece.ctypes.data, piece.nbytes)
 
 
-def _note(array: np.ndarray, space: str, writes: bool, place: Any) -> None:
+def note_unseen(what: str) -> None:
+    """The running kernel uses a unit of the GPU whose accesses are not counted."""
     if watcher is not None:
-        places = place if isinstance(place, tuple) else (place,)
-        offset = sum(int(i) * stride for i, stride in zip(places, array.strides, strict=True))
+        watcher.launches[-1].unseen.add(what)
+
+
+def _note(array: np.ndarray, space: str, writes: bool, place: Any) -> None:
+    """An access to one value, or to those of a slice, one after the other."""
+    if watcher is None:
+        return
+    named = np.asarray(array)[place]
+    if isinstance(named, np.ndarray):
+        array = named
+        every: Iterable[tuple[Any, ...]] = np.ndindex(named.shape)
+    else:
+        every = [place if isinstance(place, tuple) else (place,)]
+    for places in every:
+        axes = zip(places, array.shape, array.strides, strict=True)
+        offset = sum(int(i) % length * stride for i, length, stride in axes)  # -1 is the last
         watcher.note(space, writes, array.ctypes.data + offset, array.itemsize)
 
 

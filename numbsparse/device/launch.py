@@ -67,7 +67,7 @@ def launch(
         capture.hold(args)
     if runtime.SIMULATED:
         if accesses.watcher is not None:
-            accesses.watcher.launches.append(accesses.Launch(kernel, grid, block, []))
+            accesses.watcher.launches.append(accesses.Launch(kernel, grid, block, [], set()))
         with runtime.on_one_core():
             kernel[grid, block, 0, shared_bytes](*(_simulated(arg) for arg in args))
         return

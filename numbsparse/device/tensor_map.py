@@ -30,7 +30,10 @@ SIMULATED_MAP = np.dtype(
 )
 """What the 128 bytes say in the simulator."""
 
-_maps: OrderedDict[tuple[Any, ...], DeviceArray] = OrderedDict()
+# address, shape, strides but the last, bytes of an item, box, swizzle
+Key = tuple[int, tuple[int, ...], tuple[int, ...], int, tuple[int, ...], int]
+
+_maps: OrderedDict[tuple[Key, ...], DeviceArray] = OrderedDict()
 
 
 def tensor_map(x: DeviceArray, box: tuple[int, ...], swizzle: int) -> DeviceArray:
@@ -48,14 +51,14 @@ def tensor_maps(*boxes: tuple[DeviceArray, tuple[int, ...], int]) -> DeviceArray
     return _remembered(tuple(_key(*box) for box in boxes), (len(boxes), WORDS))
 
 
-def _key(x: DeviceArray, box: tuple[int, ...], swizzle: int) -> tuple[Any, ...]:
+def _key(x: DeviceArray, box: tuple[int, ...], swizzle: int) -> Key:
     strides = x.strides[:-1]
     if x.shape[0] == 1:  # any stride, so perhaps none that the driver takes
         strides = (-(-prod(x.shape[1:]) * x.itemsize // 16) * 16, *strides[1:])
     return (x.address, x.shape, strides, x.itemsize, box, swizzle)
 
 
-def _remembered(keys: tuple[tuple[Any, ...], ...], shape: tuple[int, ...]) -> DeviceArray:
+def _remembered(keys: tuple[Key, ...], shape: tuple[int, ...]) -> DeviceArray:
     found = _maps.get(keys)
     if found is not None:
         _maps.move_to_end(keys)
@@ -63,7 +66,7 @@ def _remembered(keys: tuple[tuple[Any, ...], ...], shape: tuple[int, ...]) -> De
     with outside_capture():  # written now and once; a graph keeps the memory of what it reads
         words = _maps[keys] = empty(shape, np.int64)
         for k, key in enumerate(keys):
-            encoded = _simulated(*key) if runtime.SIMULATED else _encoded(*key)
+            encoded = _simulated(key) if runtime.SIMULATED else _encoded(key)
             launch(_write, 1, 1, encoded, words.reshape(-1), k * WORDS)
     if len(_maps) > REMEMBERED:
         _maps.popitem(last=False)
@@ -76,14 +79,9 @@ def _write(words: Any, out: Any, first: Any) -> None:
         out[first + i] = words[i]
 
 
-def _simulated(
-    address: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    itemsize: int,
-    box: tuple[int, ...],
-    swizzle: int,
-) -> tuple[int, ...]:
+def _simulated(key: Key) -> tuple[int, ...]:
+    address, shape, strides, itemsize, box, swizzle = key
+
     def padded(*numbers: int) -> tuple[int, ...]:
         return (*numbers, 0, 0, 0)[:5]
 
@@ -92,16 +90,10 @@ def _simulated(
     return tuple(info.view(np.int64).tolist())
 
 
-def _encoded(
-    address: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    itemsize: int,
-    box: tuple[int, ...],
-    swizzle: int,
-) -> tuple[int, ...]:
+def _encoded(key: Key) -> tuple[int, ...]:
     from cuda.bindings import driver
 
+    address, shape, strides, itemsize, box, swizzle = key
     # Copied as they are, so only the size of the values counts.
     kind = f"CU_TENSOR_MAP_DATA_TYPE_{ {1: 'UINT8', 2: 'UINT16', 4: 'UINT32'}[itemsize] }"
     error, encoded = driver.cuTensorMapEncodeTiled(

@@ -11,6 +11,7 @@ from numbsparse.autograd import Tensor
 from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module, Parameter
+from numbsparse.patterns.checks import integer, number
 
 
 class BatchNorm(Module):
@@ -19,16 +20,17 @@ class BatchNorm(Module):
     In training, mean and variance are those of the batch, over all other axes, and running ones
     follow them: running = (1 - momentum) * running + momentum * batch, of the unbiased variance. In
     evaluation the running ones are used. They are saved and moved with the parameters, and get no
-    gradients.
+    gradients. Within `nn.recompute`, which runs a layer twice, they follow each batch twice.
 
     Parameters
     ----------
     features : int
-    eps, momentum : float
+    eps : float, at least 0
+    momentum : float, from 0 to 1
     dtype : float32 or float64 (float16 or bfloat16 on a GPU)
 
-    Raises ValueError for features under 1, and for inputs of other features or of a single value
-    for each in training.
+    Raises TypeError or ValueError for parameters that are none of these, and for inputs of other
+    features or of a single value for each in training.
 
     Examples
     --------
@@ -46,9 +48,8 @@ class BatchNorm(Module):
         self, features: int, *, eps: float = 1e-5, momentum: float = 0.1, dtype: Any = np.float32
     ):
         super().__init__()
-        if features < 1:
-            raise ValueError(f"features takes a whole number from 1 on, got {features}")
-        self.eps, self.momentum, dtype = eps, momentum, as_dtype(dtype)
+        features, dtype = integer("features", features), as_dtype(dtype)
+        self.eps, self.momentum = number("eps", eps), number("momentum", momentum, most=1)
         self.weight = Parameter(np.ones(features, dtype))
         self.bias = Parameter(np.zeros(features, dtype))
         self.running_mean = Parameter(np.zeros(features, dtype))

@@ -24,7 +24,7 @@ def save(path: Any, state: Mapping[str, Any]) -> None:
     Raises
     ------
     TypeError
-        If a value is of another kind, or a key is no string or holds "/" or "@".
+        If a value is of another kind, or a key is no string, empty, or holds "/" or "@".
     """
     arrays: dict[str, np.ndarray] = {}
     _flatten(state, "", arrays)
@@ -49,6 +49,8 @@ def load(path: Any) -> dict[str, Any]:
         if is_sparse:
             sparse.setdefault(name, {})[part] = array
             _set(state, name, None)  # keeps the order of the names
+        elif key.endswith("/"):  # an empty dict
+            _set(state, key[:-1], {})
         else:
             _set(state, key, array.item() if _is_scalar(array) else array)
     for name, parts in sparse.items():
@@ -57,9 +59,13 @@ def load(path: Any) -> dict[str, Any]:
 
 
 def _flatten(state: Mapping[str, Any], prefix: str, arrays: dict[str, np.ndarray]) -> None:
+    if prefix and not state:
+        arrays[prefix] = np.zeros(0)
     for key, value in state.items():
-        if not isinstance(key, str) or "/" in key or _SPARSE in key:
-            raise TypeError(f'state takes strings without "/" and "@" as keys, got {key!r}')
+        if not isinstance(key, str) or not key or "/" in key or _SPARSE in key:
+            raise TypeError(
+                f'state takes strings without "/" and "@", not empty, as keys, got {key!r}'
+            )
         name = prefix + key
         if isinstance(value, Mapping):
             _flatten(value, name + "/", arrays)

@@ -15,7 +15,9 @@ from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional
 from numbsparse.nn.linear import layout_for
 from numbsparse.nn.module import Module, Parameter
-from numbsparse.ops.conv_window import sizes
+from numbsparse.ops.conv_window import check_padding, extra_sizes, sizes
+from numbsparse.patterns.checks import integer
+from numbsparse.patterns.taps import as_kept
 
 
 class _Conv(Module):
@@ -42,10 +44,12 @@ class _Conv(Module):
         seed: Any = None,
     ):
         super().__init__()
-        self.in_channels, self.out_channels = in_channels, out_channels
+        self.in_channels = integer("in_channels", in_channels)
+        self.out_channels = integer("out_channels", out_channels)
         self.kernel_size, self.stride, self.dilation = sizes(
             self.axes, kernel_size, stride, dilation
         )
+        check_padding(self.axes, padding)
         self.padding, self.precision = padding, precision
         rng, dtype = np.random.default_rng(seed), as_dtype(dtype)
         joined = self._layout(layout, taps, block_size)
@@ -75,13 +79,14 @@ class _Conv(Module):
                 pattern.reshape(n_taps, *one.shape).swapaxes(1, 2).reshape(-1, one.shape[0])
             )
         layout_for(self.in_channels, self.out_channels, pattern, block_size)
+        taps = None if taps is None else as_kept(taps, self.kernel_size, "taps")
         return Layout(
             patterns.taps(pattern.T if self.transposed else pattern, self.kernel_size, kept=taps)
         )
 
     def forward(self, x: Any) -> Tensor:
         x = x if isinstance(x, Tensor) else Tensor(x)
-        _check_axes(x, self.axes)
+        _check_images(x, self.axes, self.in_channels)
         y = functional.conv(
             x,
             self.weight,
@@ -114,17 +119,14 @@ class _ConvTranspose(_Conv):
         stride: Any = 1,
         padding: Any = 0,
         output_padding: Any = 0,
-        dilation: Any = 1,
         **options: Any,
     ):
-        super().__init__(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, **options
-        )
-        self.output_padding = output_padding
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, **options)
+        self.output_padding = extra_sizes(output_padding, self.stride)
 
     def forward(self, x: Any) -> Tensor:
         x = x if isinstance(x, Tensor) else Tensor(x)
-        _check_axes(x, self.axes)
+        _check_images(x, self.axes, self.in_channels)
         y = functional.conv_transpose(
             x,
             self.weight,
@@ -164,7 +166,8 @@ class Conv2d(_Conv):
     bias : bool
     layout : Layout or pattern, (in_blocks, out_blocks), optional
         Which blocks of channels are joined, through every tap; None joins all. Or one of
-        (taps * in_blocks, out_blocks), which says it for each tap.
+        (taps * in_blocks, out_blocks), which says it for each tap. It takes the place of torch's
+        `groups`: `numbsparse.patterns.block_diagonal` keeps groups apart.
     taps : array of bool, of the shape of the kernel, optional
         False where a tap is masked; see `numbsparse.patterns.causal`.
     block_size : int
@@ -216,8 +219,9 @@ class ConvTranspose2d(_ConvTranspose):
     """y = conv_transpose(x) + bias, x (batch, height, width, in_channels).
 
     Its weight is that of the convolution whose transpose it is: see `numbsparse.conv_transpose`.
-    Parameters as in `Conv2d`, and `output_padding` before `dilation`: how much larger the result
-    is, an int or one for each axis, less than the stride. `layout` is (in_blocks, out_blocks).
+    Parameters as in `Conv2d`, and `output_padding` after `padding`: how much larger the result is,
+    an int or one for each axis, less than the stride. All that follows, `dilation` too, goes by
+    name. `layout` is (in_blocks, out_blocks).
 
     Examples
     --------
@@ -240,10 +244,11 @@ class ConvTranspose3d(_ConvTranspose):
     axes = 3
 
 
-def _check_axes(x: Tensor, axes: int) -> None:
-    if x.ndim != axes + 2:
+def _check_images(x: Tensor, axes: int, channels: int) -> None:
+    if x.ndim != axes + 2 or x.shape[-1] != channels:
         raise ValueError(
-            f"x takes {axes + 2} axes, (batch, *space, channels), {axes} of space, got {x.shape}"
+            f"x takes {axes + 2} axes, (batch, *space, channels), {axes} of space and {channels} "
+            f"channels, got {x.shape}"
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from numbsparse.autograd import Tensor
@@ -26,7 +28,8 @@ class Dropout(Module):
         self.seed = int(np.random.default_rng().integers(2**31)) if seed is None else int(seed)
         self.calls = 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any) -> Tensor:
+        x = x if isinstance(x, Tensor) else Tensor(x)
         if not self.training or self.p == 0:
             return x
         return functional.dropout(x, self.p, seed=self.seed, call=self.next_call)

@@ -101,3 +101,10 @@ def layout_for(in_features: int, out_features: int, layout: Any, block_size: int
             f"features in blocks of {block_size}, got {layout.shape[0]} x {layout.shape[1]}"
         )
     return layout
+
+
+def is_list_of_layouts(layout: Any) -> bool:
+    """Whether it is a list of layouts, and not a pattern written as one."""
+    return isinstance(layout, list | tuple) and any(
+        item is None or isinstance(item, Layout) or np.ndim(item) == 2 for item in layout
+    )

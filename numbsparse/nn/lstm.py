@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional as F
 from numbsparse.nn import init
 from numbsparse.nn.dropout import Dropout
-from numbsparse.nn.linear import layout_for
+from numbsparse.nn.linear import is_list_of_layouts, layout_for
 from numbsparse.nn.module import Module, Parameter
 
 State = tuple[Tensor, Tensor]
@@ -96,7 +95,7 @@ class LSTM(Module):
             raise ValueError(f"num_layers takes a whole number from 1 on, got {num_layers!r}")
         rng = np.random.default_rng(seed)
         recurrent = _per_layer(layout, num_layers, "layout")
-        if _is_list(input_layout):
+        if is_list_of_layouts(input_layout):
             inputs = _per_layer(input_layout, num_layers, "input_layout")
         else:
             inputs = [input_layout, *recurrent[1:]]
@@ -231,15 +230,8 @@ class LSTMLayer(Module):
         return f"{self.weight_ih.shape[0]}, recurrent {self.weight_hh.data!r}"
 
 
-def _is_list(layout: Any) -> bool:
-    """Whether it is a list of layouts, and not a pattern written as one."""
-    return isinstance(layout, Sequence) and any(
-        item is None or isinstance(item, Layout) or np.ndim(item) == 2 for item in layout
-    )
-
-
 def _per_layer(layout: Any, layers: int, argument: str) -> list[Any]:
-    if not _is_list(layout):
+    if not is_list_of_layouts(layout):
         return [layout] * layers
     if len(layout) != layers:
         raise ValueError(

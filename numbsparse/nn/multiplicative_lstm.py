@@ -15,7 +15,7 @@ from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional as F
 from numbsparse.nn import init
 from numbsparse.nn.dropout import Dropout
-from numbsparse.nn.linear import layout_for
+from numbsparse.nn.linear import is_list_of_layouts, layout_for
 from numbsparse.nn.module import Module, Parameter
 
 
@@ -96,7 +96,9 @@ class MultiplicativeLSTM(Module):
     ):
         super().__init__()
         if not isinstance(internal_steps, int) or internal_steps < 2:
-            raise ValueError(f"internal_steps takes a whole number from 2 on, got {internal_steps}")
+            raise ValueError(
+                f"internal_steps takes a whole number from 2 on, got {internal_steps!r}"
+            )
         rng, dtype = np.random.default_rng(seed), as_dtype(dtype)
         *internal, gates = (
             layout_for(hidden_size, hidden_size, each, block_size)
@@ -130,7 +132,8 @@ class MultiplicativeLSTM(Module):
 
         `h` and `c` are (batch, hidden_size); without a state they begin as zeros.
 
-        Raises ValueError for other shapes and places, TypeError for other dtypes.
+        Raises ValueError for other shapes and places, TypeError for other dtypes; in a `backward`
+        with create_graph=True NotImplementedError.
         """
         x = x if isinstance(x, Tensor) else Tensor(x)
         if x.ndim != 3 or x.shape[2] != self.input_size or x.shape[0] == 0:
@@ -178,7 +181,9 @@ class MultiplicativeLSTM(Module):
             if part.dtype != dtype:
                 raise TypeError(f"{name} takes {dtype} in this layer, got {part.dtype}")
             if part.place != gain.place:
-                raise ValueError(f'{name} takes the place of the weights, "{gain.place}"')
+                raise ValueError(
+                    f"{name} takes the place of the weights, {gain.place}, got {part.place}"
+                )
         return [h, c]
 
     def _kept(self, x: Tensor) -> Tensor | None:
@@ -248,7 +253,7 @@ class NormalizedProduct(Module):
         def layer(x: Tensor, *how: Any) -> Tensor:
             z = product(x)
             if self.gain.ndim == 2:
-                z = F.reshape(z, (x.shape[0], -1, width))
+                z = F.reshape(z, (x.shape[0], self.gain.shape[0], width))
                 if width != self.gain.shape[1]:
                     z = z[:, :, : self.gain.shape[1]]
             return norm(z, *how)
@@ -263,10 +268,7 @@ def _each(layout: Any, n: int) -> list[Any]:
     """The layouts of n weights: given one by one, by a function, or one for all."""
     if callable(layout):
         return [layout(i) for i in range(n)]
-    one_by_one = isinstance(layout, list | tuple) and any(
-        isinstance(item, Layout) or item is None or np.ndim(item) == 2 for item in layout
-    )
-    if not one_by_one:
+    if not is_list_of_layouts(layout):
         return [layout] * n
     if len(layout) != n:
         raise ValueError(

@@ -28,11 +28,8 @@ class Optimizer:
     n_numbers = 0  # how many `_numbers` gives
 
     def __init__(self, parameters: Iterable[Tensor], lr: float):
-        self.parameters = list(parameters)
-        if not self.parameters:
-            raise ValueError("parameters takes at least one tensor, got none")
-        if not lr >= 0:
-            raise ValueError(f"lr takes a number from 0 on, got {lr}")
+        self.parameters = _checked_parameters(parameters)
+        _check_from_zero(lr=lr)
         self.lr = lr
         self.steps = 0
         self._skipped: Any = np.zeros(1, np.int64)  # steps that a LossScaler called off
@@ -46,7 +43,7 @@ class Optimizer:
         on_gpu = [isinstance(p.values, DeviceArray) for p in self.parameters]
         numbers: dict[bool, Any] = {}
         if verdict is not None:
-            numbers[any(on_gpu)] = self._guarded(verdict)
+            numbers[isinstance(verdict, DeviceArray)] = self._guarded(verdict)
         elif any(on_gpu):  # on the GPU, so that each replay of a captured step counts anew
             numbers[True] = live(lambda: self._count()._numbers(), self.n_numbers, np.float32)
         else:
@@ -117,7 +114,13 @@ class Optimizer:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict()` gave; raises ValueError where it is of another optimiser."""
+        """Take what `state_dict()` gave.
+
+        Raises ValueError where it is of another optimiser; nothing is changed then.
+        """
+        for key in ("steps", "lr"):
+            if key not in state:
+                raise ValueError(f"state lacks {key!r}")
         loaded: dict[int, dict[str, Any]] = {}
         for key, array in state.items():
             if key in ("steps", "skipped", "lr"):
@@ -129,6 +132,8 @@ class Optimizer:
             if name not in self._slot_names(values):
                 raise ValueError(f"state is of another optimiser: it has {key!r}")
             dtype = _slot_dtype(values)
+            if not isinstance(array, np.ndarray):
+                raise ValueError(f"state[{key!r}] takes an array, got {type(array).__name__}")
             if array.shape != values.shape or array.dtype != dtype:
                 raise ValueError(
                     f"state[{key!r}] takes {values.shape} of {dtype}, "
@@ -144,6 +149,27 @@ class Optimizer:
         self._skipped = np.array([state.get("skipped", 0)], np.int64)
         forget_captures()
         self.steps, self.lr = int(state["steps"]), float(state["lr"])
+
+
+def _checked_parameters(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """As a list, of Tensors that each step once."""
+    if isinstance(parameters, Tensor):  # its rows would be copies
+        raise TypeError("parameters takes a list of Tensors, got a Tensor")
+    found = list(parameters)
+    if not found:
+        raise ValueError("parameters takes at least one tensor, got none")
+    for i, parameter in enumerate(found):
+        if not isinstance(parameter, Tensor):
+            raise TypeError(f"parameters[{i}] takes a Tensor, got {type(parameter).__name__}")
+    if len({id(parameter) for parameter in found}) < len(found):
+        raise ValueError("parameters takes each tensor once, got one more than once")
+    return found
+
+
+def _check_from_zero(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not number >= 0:
+            raise ValueError(f"{name} takes a number from 0 on, got {number}")
 
 
 def _slot_dtype(values: Any) -> np.dtype:
@@ -176,6 +202,7 @@ class SGD(Optimizer):
         super().__init__(parameters, lr)
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum takes a number from 0 to below 1, got {momentum}")
+        _check_from_zero(weight_decay=weight_decay)
         if nesterov and momentum == 0:
             raise ValueError("nesterov takes a momentum above 0")
         self.momentum, self.weight_decay, self.nesterov = momentum, weight_decay, nesterov
@@ -214,8 +241,9 @@ class Adam(Optimizer):
         weight_decay: float = 0.0,
     ):
         super().__init__(parameters, lr)
-        if not all(0 <= beta < 1 for beta in betas):
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas takes two numbers from 0 to below 1, got {betas}")
+        _check_from_zero(eps=eps, weight_decay=weight_decay)
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
 
     def _numbers(self) -> np.ndarray:

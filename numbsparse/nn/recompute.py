@@ -23,7 +23,8 @@ def recompute(function: Callable[..., Any], *inputs: Any) -> Any:
     ----------
     function : callable, such as a Module
         Of the same inputs it must compute the same: it runs twice. Dropout repeats its masks and
-        counts one call. Parameters, and other tensors that it takes from around it, get gradients.
+        counts one call; the running statistics of BatchNorm follow a batch twice. Parameters, and
+        other tensors that it takes from around it, get gradients.
     inputs : Tensors, and tuples, lists and dicts of them, or anything else
         Not to be changed in place before `backward`.
 
@@ -58,7 +59,7 @@ def recompute(function: Callable[..., Any], *inputs: Any) -> Any:
     outputs = list(_tensors(results))
     used.update((id(y), y) for y in outputs if y.requires_grad)  # an input that is returned
     leaves = list(used.values())
-    if not leaves:
+    if not leaves or not outputs:
         return results
 
     kinds = [(y.shape, y.dtype) for y in outputs]

@@ -54,15 +54,12 @@ class LossScaler:
     """
 
     def __init__(self, scale: float = 2.0**15, *, interval: int | None = 2000):
-        least, most = ops.LEAST_SCALE, ops.MOST_SCALE
-        if not least <= scale <= most:
-            raise ValueError(f"scale takes a number from {least:g} to {most:g}, got {scale}")
-        if interval is not None and not (isinstance(interval, int) and interval >= 1):
-            raise ValueError(f"interval takes a whole number from 1 on, or None, got {interval}")
+        if interval is not None and (
+            isinstance(interval, bool) or not isinstance(interval, int) or interval < 1
+        ):
+            raise ValueError(f"interval takes a whole number from 1 on, or None, got {interval!r}")
         self.interval = interval
-        self._state: Any = np.array(
-            [scale, 0], np.float32
-        )  # and the good steps since it last changed
+        self._state: Any = _checked_state(scale, 0)
 
     def scale(self, loss: Tensor) -> Tensor:
         """loss * scale, in float32 for a loss of 16 bits."""
@@ -98,11 +95,21 @@ class LossScaler:
         return {"scale": float(state[0]), "good_steps": int(state[1])}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict()` gave."""
+        """Take what `state_dict()` gave; raises ValueError where it did not."""
         if set(state) != {"scale", "good_steps"}:
             raise ValueError(f"state takes scale and good_steps, got {sorted(state)}")
-        values = np.array([state["scale"], state["good_steps"]], np.float32)
+        values = _checked_state(**state)
         if isinstance(self._state, DeviceArray):
             refill(self._state, values)
         else:
             self._state = values
+
+
+def _checked_state(scale: float, good_steps: int) -> np.ndarray:
+    """The scale, and the good steps since it last changed."""
+    least, most = ops.LEAST_SCALE, ops.MOST_SCALE
+    if not least <= scale <= most:
+        raise ValueError(f"scale takes a number from {least:g} to {most:g}, got {scale}")
+    if not good_steps >= 0:
+        raise ValueError(f"good_steps takes a number from 0 on, got {good_steps}")
+    return np.array([scale, good_steps], np.float32)

@@ -4,6 +4,7 @@ All arrays of one call live in one place, NumPy's or the GPU's (DeviceArray), an
 so does the result. Anything else is refused before it runs.
 """
 
+from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.ops.activations import gelu, gelu_grad, relu, relu_grad, sigmoid
 from numbsparse.ops.affine_norm import affine_norm, affine_norm_grad, affine_norm_sums
 from numbsparse.ops.cell import cell, cell_grad
@@ -15,7 +16,7 @@ from numbsparse.ops.conv import (
     conv_weight_grad,
     conv_weight_grad_in,
 )
-from numbsparse.ops.conv_operands import operand
+from numbsparse.ops.conv_operands import operand, space_of
 from numbsparse.ops.conv_window import conv_window, transpose_window
 from numbsparse.ops.create import full, full_like, zeros, zeros_like
 from numbsparse.ops.dropout import draws_noted, draws_repeated, dropout_mask
@@ -44,7 +45,7 @@ from numbsparse.ops.loss_scale import (
     guarded_sgd_numbers,
     judge,
 )
-from numbsparse.ops.lstm import GATES, LSTMTrace, lstm, lstm_grad, lstm_steps, state_dtype
+from numbsparse.ops.lstm import LSTMTrace, lstm, lstm_grad, lstm_steps, state_dtype
 from numbsparse.ops.matmul import index_beside, matmul, sddmm
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
 from numbsparse.ops.optimizer import (
@@ -146,6 +147,7 @@ __all__ = [
     "sigmoid",
     "softmax",
     "softmax_grad",
+    "space_of",
     "sqrt",
     "stack",
     "state_dtype",

@@ -23,7 +23,7 @@ import numpy as np
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.ops.activations import relu, relu_grad
-from numbsparse.ops.elementwise import cast
+from numbsparse.ops.elementwise import cast, gapless
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
 from numbsparse.ops.operands import together
 from numbsparse.ops.reduce import sum as sum_over
@@ -158,7 +158,7 @@ def _sums_on_gpu(terms: list[Any], gain: Any) -> tuple[Any, Any]:
 
 
 def _lines(*of_gain: Any) -> list[Any]:
-    return [a.reshape(-1, a.shape[-1]) for a in of_gain]
+    return [gapless(a).reshape(-1, a.shape[-1]) for a in of_gain]
 
 
 def _check(kind: str, x: Any, gain: Any, bias: Any, eps: float, other: Any) -> bool:

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from numbsparse.device import empty
+from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.ops.activations import sigmoid
-from numbsparse.ops.elementwise import copy
-from numbsparse.ops.lstm import GATES, state_dtype
-from numbsparse.ops.operands import on_gpu, together
+from numbsparse.ops.elementwise import gapless
+from numbsparse.ops.lstm import state_dtype
+from numbsparse.ops.operands import on_gpu, places_differ
 
 
 def cell(
@@ -40,11 +41,11 @@ def cell(
     >>> c
     array([[1., 2.]], dtype=float32)
     """
-    if _check(z, c_before, kept):
+    if _check(z, c_before=c_before, kept=kept):
         from numbsparse.kernels import cell as kernels
 
         h, c = place(c_before.shape, z.dtype), empty(c_before.shape, c_before.dtype)
-        kernels.forward(_gapless(z), _gapless(c_before), _gapless(kept), c, h)
+        kernels.forward(gapless(z), gapless(c_before), gapless(kept), c, h)
         return h, c
     i, f, g, o = _gates(z)
     c = f * c_before + (i * g if kept is None else i * g * kept)
@@ -55,12 +56,12 @@ def cell_grad(
     z: Any, c_before: Any, kept: Any, c: Any, dh: Any, dc: Any, place: Callable[..., Any] = empty
 ) -> tuple[Any, Any]:
     """(dz, dc_before) from the gradients of h and c; on a GPU `place` says where dz is written."""
-    if _check(z, c_before, kept):
+    if _check(z, c_before=c_before, kept=kept, c=c, dh=dh, dc=dc):
         from numbsparse.kernels import cell as kernels
 
         dz, dc_before = place(z.shape, z.dtype), empty(c.shape, c.dtype)
-        before = _gapless(z), _gapless(c_before), _gapless(kept), c
-        kernels.backward(*before, _gapless(dh), _gapless(dc), dz, dc_before)
+        before = gapless(z), gapless(c_before), gapless(kept), gapless(c)
+        kernels.backward(*before, gapless(dh), gapless(dc), dz, dc_before)
         return dz, dc_before
     i, f, g, o = _gates(z)
     t = np.tanh(c)
@@ -79,19 +80,19 @@ def _gates(z: np.ndarray) -> tuple[np.ndarray, ...]:
     return sigmoid(z[:, 0]), sigmoid(z[:, 1]), np.tanh(z[:, 2]), sigmoid(z[:, 3])
 
 
-def _gapless(a: Any) -> Any:
-    return a if a is None or a.is_contiguous else copy(a)
-
-
-def _check(z: Any, c_before: Any, kept: Any) -> bool:
-    gpu = together(z=z) if kept is None else together(z=z, kept=kept)
-    if on_gpu(c_before, "c_before") != gpu:
-        raise ValueError("c_before takes the place of z, got another")
+def _check(z: Any, **of_units: Any) -> bool:
+    """Whether z is on the GPU; refused where the arrays (batch, units) do not fit it."""
+    gpu, wide = on_gpu(z, "z"), state_dtype(z.dtype)
     if z.ndim != 3 or z.shape[1] != GATES:
         raise ValueError(f"z takes the shape (batch, {GATES}, units), got {z.shape}")
-    for name, array in (("c_before", c_before), ("kept", kept)):
-        if array is not None and array.shape != (z.shape[0], z.shape[2]):
+    for name, array in of_units.items():
+        if array is None:
+            continue
+        if on_gpu(array, name) != gpu:
+            raise ValueError(places_differ("z", name))
+        if array.shape != z.shape[::2]:
             raise ValueError(f"{name} takes the shape {z.shape[::2]} here, got {array.shape}")
-    if c_before.dtype != state_dtype(z.dtype):
-        raise TypeError(f"c_before takes {state_dtype(z.dtype)} here, got {c_before.dtype}")
+        dtype = z.dtype if name in ("kept", "dh") else wide
+        if array.dtype != dtype:
+            raise TypeError(f"{name} takes {dtype} here, got {array.dtype}")
     return gpu

@@ -39,8 +39,8 @@ def conv(
     """The convolution of images with a block-sparse weight, sparse in features and dense in space.
 
     y[n, o, k] = sum over taps t and c of x[n, o * stride - padding + t * dilation, c] * w[t, c, k],
-    pixels outside the image being zero; in time proportional to the kept blocks, and without a
-    copy of the input in memory.
+    pixels outside the image being zero; in time proportional to the kept blocks, and without
+    unfolding the input in memory.
 
     Parameters
     ----------
@@ -114,7 +114,8 @@ def conv_transpose(
     kernel_size, stride, padding, dilation : as in `conv`, whose transpose this is
         With "same" the result is stride times as large as x.
     output_padding : int, or one for each axis, less than the stride
-        How much larger the result is: several sizes have a convolution to the size of x.
+        How much larger the result is: several sizes have a convolution to the size of x. Unlike
+        in torch it is below the stride for any dilation, and padding at most the result's length.
     out_features : int, optional
         Default: all rows of a tap. Less than B fewer, where the edge lies inside the last block.
     kernel, precision : as in `conv`
@@ -184,9 +185,6 @@ def conv_weight_grad(
     """
     x, dy = operand(x, "x"), operand(dy, "dy")
     window = conv_window(space_of(x), kernel_size, stride, padding, dilation)
-    expected = (x.shape[0], *small_space(window, x.ndim - 2), w.shape[1])
-    if dy.shape != expected:
-        raise ValueError(f"dy takes the shape {expected} with this x and w, got {dy.shape}")
     return conv_weight_grad_in(x, dy, w, window, kernel, precision)
 
 
@@ -249,6 +247,9 @@ def conv_weight_grad_in(
     if x.dtype != dy.dtype:
         raise TypeError(f"x and dy take one dtype, got {x.dtype} and {dy.dtype}")
     check_features(w, window, x.shape[-1])
+    expected = (x.shape[0], *small_space(window, x.ndim - 2), w.shape[1])
+    if dy.shape != expected:
+        raise ValueError(f"dy takes the shape {expected} with this x and w, got {dy.shape}")
     size, layout = w.block_size, w.layout
     if window.is_identity and kernel == "auto":
         only = sddmm(as_rows(x).T, as_rows(dy), layout, block_size=size, precision=precision)
@@ -264,7 +265,7 @@ def conv_weight_grad_in(
 def choose(product: str, kernel: str, block_size: int, x: Any, precision: str) -> Any:
     """The rung that serves: the named one, or the last that does. ValueError where none does."""
     place = "cuda" if isinstance(x, DeviceArray) else "cpu"
-    if kernel != "auto" and kernel not in RUNGS:
+    if kernel != "auto" and kernel not in list(RUNGS):
         raise ValueError(f'kernel takes "auto" or one of {list(RUNGS)}, got {kernel!r}')
     names = [name for name in RUNGS if RUNGS[name] == place and name != "k0_reference"]
     batch, reasons = x.shape[0], []

@@ -11,7 +11,8 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, as_device_array, empty, in_library_of, is_device_operand
 from numbsparse.kernels.conv import Window
 from numbsparse.ops.conv_window import in_blocks_of
-from numbsparse.ops.elementwise import copy
+from numbsparse.ops.elementwise import gapless
+from numbsparse.patterns.checks import INTEGER
 
 ARRAYS = (np.ndarray, DeviceArray)
 MOST_PIXELS, MOST_BYTES = 1 << 31, 1 << 35  # kernels count rows, and pieces of 16 bytes
@@ -49,6 +50,8 @@ def check_features(w: BlockSparse, window: Window, features: int, argument: str 
     """Refuse features that do not end inside the last block row of each tap."""
     size = w.block_size
     in_blocks = in_blocks_of(w.layout.shape[0], window)
+    if isinstance(features, bool) or not isinstance(features, INTEGER):
+        raise TypeError(f"{argument} takes a whole number, got {features!r}")
     if not (in_blocks - 1) * size < features <= in_blocks * size:
         takes = f"{(in_blocks - 1) * size + 1} to {in_blocks * size}"
         takes = f"{takes} features" if argument == "x" else takes
@@ -93,7 +96,7 @@ def as_pixels(x: Any) -> Any:
                 f"x takes under 2^31 pixels and 2^35 bytes on a GPU, got {x.shape} of {x.dtype}: "
                 "take the batch in parts"
             )
-        return (x if x.is_contiguous else copy(x)).reshape(shape)
+        return gapless(x).reshape(shape)
     return np.ascontiguousarray(x).reshape(shape)
 
 

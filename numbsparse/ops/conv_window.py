@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from numbsparse.kernels.conv import Window
+from numbsparse.patterns.checks import INTEGER
 
-INTEGER = (int, np.integer)
+MOST = 2**31 - 1  # places of pixels are whole numbers of 32 bits
 Pairs = tuple[tuple[int, int], ...]
 
 
@@ -21,7 +20,7 @@ def conv_window(
     Raises TypeError or ValueError that names the argument.
     """
     kernel, stride, dilation = sizes(len(space), kernel_size, stride, dilation)
-    spread = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
+    spread = _spread(kernel, dilation)
     pairs = _pairs(padding, space, spread, stride)
     small = tuple(
         (n + low + high - s) // step + 1
@@ -46,14 +45,9 @@ def transpose_window(
 ) -> Window:
     """The window of the convolution whose transpose takes images of this size."""
     kernel, stride, dilation = sizes(len(space), kernel_size, stride, dilation)
-    extra = _numbers("output_padding", output_padding, len(space), least=0)
-    for axis, (more, s) in enumerate(zip(extra, stride, strict=True)):
-        if more >= s:
-            raise ValueError(
-                f"output_padding takes less than the stride, {s} on axis {axis}, got {more}"
-            )
-    spread = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
-    if isinstance(padding, str) and padding == "same":
+    extra = extra_sizes(output_padding, stride)
+    spread = _spread(kernel, dilation)
+    if is_same(padding):
         big = tuple(n * s for n, s in zip(space, stride, strict=True))
         pairs = _pairs(padding, big, spread, stride)
         big = tuple(n + more for n, more in zip(big, extra, strict=True))
@@ -68,7 +62,8 @@ def transpose_window(
             f"padding takes less than what the taps add: images {space} with kernel_size {kernel}, "
             f"stride {stride} and padding {pairs} would become {big}"
         )
-    _check_padding(pairs, big)
+    if not is_same(padding):
+        _check_padding(pairs, big, "result")
     return _window(big, space, kernel, stride, tuple(low for low, _ in pairs), dilation)
 
 
@@ -79,11 +74,41 @@ def sizes(axes: int, kernel_size: Any, stride: Any, dilation: Any) -> tuple[tupl
             f"x takes the shape (batch, *space, features) with one to three axes of space, "
             f"got {axes}"
         )
-    return (
-        _numbers("kernel_size", kernel_size, axes),
-        _numbers("stride", stride, axes),
-        _numbers("dilation", dilation, axes),
-    )
+    kernel = _numbers("kernel_size", kernel_size, axes)
+    steps = _numbers("stride", stride, axes)
+    dilations = _numbers("dilation", dilation, axes)
+    if max(steps) > MOST or max(_spread(kernel, dilations)) > MOST:
+        raise ValueError(
+            f"stride, and dilation times kernel_size, take numbers under 2^31, got stride {steps}, "
+            f"dilation {dilations} and kernel_size {kernel}"
+        )
+    return kernel, steps, dilations
+
+
+def extra_sizes(output_padding: Any, stride: tuple[int, ...]) -> tuple[int, ...]:
+    """output_padding with a number for every axis."""
+    extra = _numbers("output_padding", output_padding, len(stride), least=0)
+    for axis, (more, s) in enumerate(zip(extra, stride, strict=True)):
+        if more >= s:
+            raise ValueError(
+                f"output_padding takes less than the stride, {s} on axis {axis}, got {more}"
+            )
+    return extra
+
+
+def is_same(padding: Any) -> bool:
+    return isinstance(padding, str) and padding == "same"
+
+
+def check_padding(axes: int, padding: Any) -> None:
+    """Refuse what is no padding of images of any size."""
+    if not is_same(padding):
+        _pairs(padding, None, (1,) * axes, (1,) * axes)
+
+
+def _spread(kernel: tuple[int, ...], dilation: tuple[int, ...]) -> list[int]:
+    """The pixels from the first tap to the last, on each axis."""
+    return [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
 
 
 def in_blocks_of(rows: int, window: Window) -> int:
@@ -116,7 +141,7 @@ def _pairs(padding: Any, space: tuple[int, ...] | None, spread: Any, stride: Any
     if isinstance(padding, str):
         if padding == "valid":
             return ((0, 0),) * axes
-        if padding == "same" and space is not None:
+        if is_same(padding) and space is not None:
             totals = [
                 max((-(-n // s) - 1) * s + width - n, 0)
                 for n, s, width in zip(space, stride, spread, strict=True)
@@ -141,11 +166,11 @@ def _pairs(padding: Any, space: tuple[int, ...] | None, spread: Any, stride: Any
     return _check_padding(pairs, space) if space is not None else pairs
 
 
-def _check_padding(pairs: Pairs, space: tuple[int, ...]) -> Pairs:
+def _check_padding(pairs: Pairs, space: tuple[int, ...], whose: str = "image") -> Pairs:
     for axis, (pair, n) in enumerate(zip(pairs, space, strict=True)):
         if max(pair) > n:
             raise ValueError(
-                f"padding takes at most the length of the image, {n} on axis {axis}, got {pair}"
+                f"padding takes at most the length of the {whose}, {n} on axis {axis}, got {pair}"
             )
     return pairs
 

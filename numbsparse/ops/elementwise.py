@@ -129,6 +129,13 @@ def copy(a: Any) -> Any:
     return np.array(a, order="C")
 
 
+def gapless(a: Any) -> Any:
+    """`a` itself where it is C-contiguous, or None; else a copy that is."""
+    if a is None or (a.is_contiguous if isinstance(a, DeviceArray) else a.flags.c_contiguous):
+        return a
+    return copy(a)
+
+
 def broadcast_to(a: Any, shape: tuple[int, ...]) -> Any:
     """The values repeated to a larger shape by NumPy's rules, as a new array.
 

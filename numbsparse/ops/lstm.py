@@ -15,14 +15,13 @@ import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty
+from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.ops.create import zeros
-from numbsparse.ops.elementwise import cast, copy, copy_into
+from numbsparse.ops.elementwise import cast, copy, copy_into, gapless
 from numbsparse.ops.matmul import matmul
 from numbsparse.ops.operands import on_gpu, place_of
 from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.reduce import sum as sum_over
-
-GATES = 4
 
 
 class LSTMTrace(NamedTuple):
@@ -72,6 +71,8 @@ def lstm(
 ) -> LSTMTrace:
     """See `numbsparse.nn.functional.lstm`, which differentiates it."""
     check(x, weight_ih, weight_hh, bias, h, c, gain=gain, kept=kept)
+    if not eps >= 0:
+        raise ValueError(f"eps takes a number from 0 on, got {eps}")
     precision = checked_precision(precision)
     (steps, batch, _), units, gpu = x.shape, h.shape[1], isinstance(x, DeviceArray)
     gates = matmul(x, weight_ih, precision=precision)
@@ -98,6 +99,7 @@ def lstm_steps(
     precision: str | None = None,
 ) -> Callable[[int], None]:
     """A function of t that makes h[t + 1] and c[t + 1] of a trace, and its gates[t] of x parts."""
+    bias, gain, kept = map(gapless, (bias, gain, kept))
     gates, hs, cs, scales = trace
     steps, units, B = gates.shape[0], hs.shape[2], weight_hh.block_size
     each_z, each_h, each_c, each_kept = _each(gates), _each(hs), _each(cs), _each(kept, steps)
@@ -134,11 +136,12 @@ def lstm_grad(
     dy, dh, dc : the gradients of y, of the last h and of the last c; each may be None
     """
     precision = checked_precision(precision)
+    bias, gain, kept = map(gapless, (bias, gain, kept))
     gates, hs, cs, scales = trace
     kernels, gpu, place = _kernels(gates), isinstance(gates, DeviceArray), place_of(gates)
     (steps, batch, units), B = hs.shape, weight_hh.block_size
     steps -= 1
-    dy = zeros((steps, batch, units), hs.dtype, place) if dy is None else _gapless(dy)
+    dy = zeros((steps, batch, units), hs.dtype, place) if dy is None else gapless(dy)
     dh = zeros((batch, units), hs.dtype, place) if dh is None else copy(dh)
     dc = zeros((batch, units), cs.dtype, place) if dc is None else copy(dc)
     dgates = _empty(gates.shape, gates.dtype, gpu)
@@ -230,11 +233,6 @@ def _each(array: Any, steps: int = 0) -> list[Any]:
 
 def _empty(shape: tuple[int, ...], dtype: Any, gpu: bool) -> Any:
     return empty(shape, dtype) if gpu else np.empty(shape, dtype)
-
-
-def _gapless(a: Any) -> Any:
-    gapless = a.is_contiguous if isinstance(a, DeviceArray) else a.flags.c_contiguous
-    return a if gapless else copy(a)
 
 
 def _summed(parts: Any, dtype: np.dtype) -> Any:

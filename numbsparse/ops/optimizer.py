@@ -21,7 +21,7 @@ import numpy as np
 from numbsparse.device import DeviceArray, empty, live
 from numbsparse.dtypes import is_bfloat16
 from numbsparse.kernels.rates import adam_rates
-from numbsparse.ops.elementwise import copy, divide
+from numbsparse.ops.elementwise import divide, gapless
 from numbsparse.ops.operands import alike, on_gpu, places_differ, together
 
 
@@ -70,8 +70,7 @@ def sgd_step_with(p: Any, g: Any, velocity: Any, master: Any, numbers: Any, nest
     if _check(p, g, master, velocity=velocity):
         from numbsparse.kernels import optimizer as kernels
 
-        g = g if g.is_contiguous else copy(g)
-        kernels.sgd_step(p, g, velocity, master, numbers, nesterov)
+        kernels.sgd_step(p, gapless(g), velocity, master, numbers, nesterov)
         return
     lr, momentum, weight_decay, unscale, go = numbers.tolist()
     if not go:
@@ -151,8 +150,7 @@ def adam_step_with(p: Any, g: Any, m: Any, v: Any, master: Any, numbers: Any) ->
     if _check(p, g, master, m=m, v=v):
         from numbsparse.kernels import optimizer as kernels
 
-        g = g if g.is_contiguous else copy(g)
-        kernels.adam_step(p, g, m, v, master, numbers)
+        kernels.adam_step(p, gapless(g), m, v, master, numbers)
         return
     *numbers, unscale, go = numbers.tolist()
     if not go:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ class FromBck(NamedTuple):
 
 
 def from_bck(
-    bck: Sequence[tuple[Sequence[int], Sequence[int]]],
+    bck: Iterable[tuple[Iterable[int], Iterable[int]]],
     in_channels: int,
     out_channels: int,
     *,
@@ -46,7 +46,7 @@ def from_bck(
 
     Parameters
     ----------
-    bck : sequence of pairs of sequences of int
+    bck : sequence of pairs of sequences (or sets) of int
     in_channels, out_channels : int
     block_size : int, optional
         Default: the largest of 128, 64, 32, 16, 8 and 4 that divides all groups.
@@ -58,7 +58,7 @@ def from_bck(
     Raises
     ------
     TypeError
-        If channels are no whole numbers.
+        If `bck` holds no pairs of lists, or channels are no whole numbers.
     ValueError
         If a channel is out of range or twice in a list, a list is empty, or a group is no multiple
         of a block: the message names the block or the group.
@@ -77,8 +77,10 @@ def from_bck(
     in_channels = integer("in_channels", in_channels)
     out_channels = integer("out_channels", out_channels)
     in_lists, out_lists = [], []
+    if not isinstance(bck, Iterable):
+        raise TypeError(f"bck takes a sequence of pairs of lists of channels, got {bck!r}")
     for b, pair in enumerate(bck):
-        if not isinstance(pair, Sequence) or len(pair) != 2:
+        if not isinstance(pair, Sequence | np.ndarray) or len(pair) != 2:
             raise TypeError(f"bck[{b}] takes a pair of lists of channels, got {pair!r}")
         in_lists.append(_channels(f"bck[{b}][0]", pair[0], in_channels))
         out_lists.append(_channels(f"bck[{b}][1]", pair[1], out_channels))
@@ -105,6 +107,8 @@ def from_bck(
 
 
 def _channels(argument: str, channels: Any, count: int) -> np.ndarray:
+    if not isinstance(channels, Iterable):
+        raise TypeError(f"{argument} takes a list of channels, got {channels!r}")
     numbers = list(channels)
     for n in numbers:
         if isinstance(n, bool) or not isinstance(n, INTEGER):

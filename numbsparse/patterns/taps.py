@@ -34,7 +34,7 @@ def taps(pattern: Any, kernel_size: Any, *, kept: Any = None) -> Pattern:
            [0, 0]])
     """
     pattern, kernel = as_pattern(pattern), _kernel(kernel_size)
-    kept = np.ones(kernel, bool) if kept is None else _as_kept(kept, kernel)
+    kept = np.ones(kernel, bool) if kept is None else as_kept(kept, kernel)
     return (kept.reshape(-1, 1, 1) & pattern).reshape(-1, pattern.shape[1])
 
 
@@ -67,11 +67,12 @@ def _kernel(kernel_size: Any) -> tuple[int, ...]:
     return tuple(integer("kernel_size", n) for n in kernel_size)
 
 
-def _as_kept(kept: Any, kernel: tuple[int, ...]) -> np.ndarray:
+def as_kept(kept: Any, kernel: tuple[int, ...], argument: str = "kept") -> np.ndarray:
+    """Which taps are kept, as booleans of the shape of the kernel."""
     takes = f"booleans (or zeros and ones) of the shape {kernel}"
-    array = real_array("kept", kept, takes)
+    array = real_array(argument, kept, takes)
     if array.shape != kernel:
-        raise ValueError(f"kept takes {takes}, got the shape {array.shape}")
+        raise ValueError(f"{argument} takes {takes}, got the shape {array.shape}")
     if not ((array == 0) | (array == 1)).all():
-        raise ValueError(f"kept takes {takes}, got other numbers")
+        raise ValueError(f"{argument} takes {takes}, got other numbers")
     return array.astype(bool)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from numbsparse import files
 from numbsparse.bench.cpu.contestants import contestants_of
 from numbsparse.bench.cpu.problem import PRODUCTS, QUICK_SHAPES, SHAPES, Problem, Shape
 from numbsparse.bench.cpu.timing import times
@@ -27,7 +28,8 @@ def run(*, quick: bool = False, json_file: Path | None = None) -> list[dict[str,
             rows.append(row)
             print(_line(row), flush=True)
     if json_file is not None:
-        json_file.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+        text = json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n"
+        files.write_bytes(json_file, text.encode())
     return rows
 
 

@@ -6,25 +6,32 @@ Sections may be run one at a time: what a file holds of the others is kept.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from numbsparse import files
 
 Results = dict[str, dict[str, Any]]
 
 
 def load(path: Path) -> Results:
-    """Sections by name: {"machine", "command", "took": seconds, "rows"}."""
-    return json.loads(path.read_text(encoding="utf-8"))["sections"] if path.exists() else {}
+    """Sections by name: {"machine", "command", "took": seconds, "rows"}.
+
+    ValueError where the file holds something else, as the CPU's results.
+    """
+    if not path.exists():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["sections"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} holds no results of the GPU's benchmark: {error!r}") from error
 
 
 def save(path: Path, sections: Results) -> None:
     """Put sections into a file, in the place of those of the same names; written whole."""
     merged = load(path) | sections
     text = ",\n".join(f"{json.dumps(name)}: {_section(merged[name])}" for name in sorted(merged))
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    new.write_text(f'{{"sections": {{\n{text}\n}}}}\n', encoding="utf-8")
-    new.replace(path)
+    files.write_bytes(path, f'{{"sections": {{\n{text}\n}}}}\n'.encode())
 
 
 def _section(section: dict[str, Any]) -> str:

@@ -36,13 +36,16 @@ def run(
     leaves what it has; sections of earlier runs stay. With `png` the figure of the section
     "headline" is drawn, of this run or from `json_file`.
 
-    Raises RuntimeError where there is no GPU, or matplotlib is missing for `png`.
+    Raises RuntimeError where there is no GPU, or matplotlib is missing for `png`, ValueError where
+    `json_file` holds something else.
     """
     if SIMULATED:
         raise RuntimeError("the simulator's times mean nothing: unset NUMBA_ENABLE_CUDASIM")
     require()
     if png is not None:
         matplotlib_figure()  # before the measuring: it may be missing
+    if json_file is not None:
+        load(json_file)  # the same: it may be another program's
     machine = describe("cuda")
     print(f"{machine}\nMedians of CUDA-graph replays, random data. {CELLS}.", flush=True)
     names = list(only or SECTIONS)

@@ -1,4 +1,4 @@
-"""Rows that `cp.async` can read: gapless, from one multiple of 16 bytes to another."""
+"""Rows that `cp.async` and the copy engine can read: gapless, each from a multiple of 16 bytes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def aligned(x: DeviceArray) -> DeviceArray:
 
 
 def is_aligned(x: DeviceArray) -> bool:
+    """Whether x (rows, width) can be read as it is; rows that repeat, of stride 0, can not."""
     rows, width = x.shape
-    starts = (x.address, x.strides[0] if rows > 1 else 0)
+    stride = x.strides[0] if rows > 1 else BYTES
     gapless = width <= 1 or x.strides[1] == x.itemsize
-    return gapless and not any(s % BYTES or s < 0 for s in starts)
+    return gapless and stride > 0 and x.address % BYTES == stride % BYTES == 0

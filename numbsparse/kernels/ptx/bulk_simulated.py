@@ -14,11 +14,14 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from numbsparse.device.accesses import note_unseen
 from numbsparse.device.tensor_map import SIMULATED_MAP
 from numbsparse.kernels.ptx import meaning
 from numbsparse.kernels.ptx.simulated import _global, _piece, flat_bytes
 from numbsparse.kernels.ptx.tiles import swizzled
 from numbsparse.kernels.ptx.warp import PATIENCE, together
+
+COPY_ENGINE = "the copy engine"
 
 _lock = threading.Condition()
 # A BlockManager runs one block of one launch; its barriers end with it.
@@ -115,6 +118,7 @@ def tma_load_3d_multicast(shared, i, tensor_map, column, row, layer, bars, j, ra
 
 
 def tma_store_2d(shared, i, tensor_map, column, row):
+    note_unseen(COPY_ENGINE)
     info = _info(tensor_map, 2)
     place, width = _place_of_box(shared, i, info)
     lines = flat_bytes(shared)[place].reshape(int(info["box"][0]), width)
@@ -138,7 +142,9 @@ def bulk_wait_read():
 def bulk_load(shared, i, source, j, nbytes, bars, k):
     if nbytes % 16:
         raise ValueError(f"bulk_load takes a multiple of 16 bytes, got {nbytes}")
-    _piece(shared, i, nbytes)[:] = _piece(_global(source), j, nbytes)
+    note_unseen(COPY_ENGINE)
+    target, origin = np.asarray(shared), np.asarray(_global(source))  # no thread's accesses
+    _piece(target, i, nbytes)[:] = _piece(origin, j, nbytes)
     with _lock:
         _barrier(bars, k).change(0, -int(nbytes))
 
@@ -154,6 +160,7 @@ def _check_alone(ranks):
 
 
 def _load(shared, i, tensor_map, corner, bars, j):
+    note_unseen(COPY_ENGINE)
     info = _info(tensor_map, len(corner))
     place, _ = _place_of_box(shared, i, info)
     box = _box(info, [int(n) for n in corner]).view(np.uint8)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse.device.accesses import note_unseen
 from numbsparse.kernels.ptx.bulk_simulated import mbarrier_arrive
 from numbsparse.kernels.ptx.simulated import flat_bytes
 from numbsparse.kernels.ptx.tiles import Operand
@@ -57,6 +58,7 @@ def wgmma_units(
         return result.reshape(128, -1)
 
     def multiply(acc, shared, i, where, number):
+        note_unseen("wgmma")
         acc, where = np.array(acc, np.float32), np.array(where, np.uint32)
         if acc.size != units * n // 2 or where.size != 2 * units:
             raise TypeError(f"this wgmma takes other tuples than {acc.size} and {where.size}")

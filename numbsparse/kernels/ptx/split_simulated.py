@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse.device.accesses import note_unseen
 from numbsparse.kernels.ptx.meaning import float32_of_tf32
 from numbsparse.kernels.ptx.simulated import flat_bytes
 from numbsparse.kernels.ptx.warp import WARPGROUP, together
@@ -35,6 +36,7 @@ def wgmma_split(n: int, k_steps: int, exact: bool) -> Any:
         return product[row, column]
 
     def multiply(acc, hi, lo, shared, i):
+        note_unseen("wgmma")
         bytes_ = flat_bytes(shared)
         product = together(
             split_meaning, hi.copy(), lo.copy(), int(i), shared=(bytes_,), of=WARPGROUP

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-WIDTHS = (32, 64, 128)  # bytes of a line in a panel
-
 
 class Operand(NamedTuple):
     """How a factor of a product lies in shared memory."""
 
-    width: int  # bytes of a line in a panel
+    width: int  # bytes of a line in a panel: 32, 64 or 128
     panel: int  # bytes from one panel to the next
     turned: bool = False  # whether the sum runs down the lines; else along them
 

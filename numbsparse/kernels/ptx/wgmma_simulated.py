@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse.device.accesses import note_unseen
 from numbsparse.kernels.ptx.meaning import float32_of_bfloats, float32_of_halves
 from numbsparse.kernels.ptx.simulated import flat_bytes
 from numbsparse.kernels.ptx.tiles import Operand, swizzled
@@ -52,6 +53,7 @@ def wgmma(
         return result.reshape(128, -1)
 
     def multiply(acc, xs, i, ws, j, mask=1):
+        note_unseen("wgmma")
         acc = np.array(acc, np.float32)
         if acc.size != max(columns, 1) * m_tiles * n // 2:
             raise TypeError(f"this wgmma takes another number of accumulators than {acc.size}")

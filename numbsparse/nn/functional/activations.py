@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor, once, record
@@ -49,13 +50,14 @@ def log_softmax(x: Tensor) -> Tensor:
     return record(ops.log_softmax(x.data), (x, once(lambda dy, y: ops.log_softmax_grad(y, dy))))
 
 
-def dropout(x: Tensor, rate: float, *, seed: int, call: int | Callable[[], int] = 0) -> Tensor:
+def dropout(x: Any, rate: float, *, seed: int, call: int | Callable[[], int] = 0) -> Tensor:
     """Each value is zero with probability `rate`, and x / (1 - rate) otherwise.
 
     Which values is a function of (seed, call) and their position, the same on CPU and GPU.
     """
     if not 0 <= rate < 1:
         raise ValueError(f"rate takes a probability from 0 to below 1, got {rate}")
+    x = x if isinstance(x, Tensor) else Tensor(x)
     if rate == 0:
         return x
     return multiply(x, Tensor(ops.dropout_mask(x.shape, rate, seed, call, x.dtype, x.place)))

@@ -19,9 +19,9 @@ def column_norms(w: Tensor, eps: float = 0.0) -> Tensor:
     >>> column_norms(w)
     Tensor([4.24264069, 4.24264069, 4.24264069, 4.24264069])
     """
+    columns = _block_columns(w.data)
     values = blocks_of(w)
     squares = sum(multiply(values, values), axis=1)  # (n_blocks, B)
-    _, columns = _indices(w.data)
     totals = _sum_rows(squares, columns, w.data.layout.shape[1])
     flat = reshape(totals, (-1,))
     flat = getitem(flat, slice(0, w.shape[1])) if flat.size != w.shape[1] else flat
@@ -31,7 +31,9 @@ def column_norms(w: Tensor, eps: float = 0.0) -> Tensor:
 def scale_columns(w: Tensor, scale: Tensor) -> Tensor:
     """w[c, k] * scale[k], of a block-sparse w, with its layout; differentiable."""
     data: BlockSparse = w.data
-    _, columns = _indices(data)
+    columns = _block_columns(data)
+    if scale.shape != (data.shape[1],):
+        raise ValueError(f"scale takes the shape {(data.shape[1],)} with this w, got {scale.shape}")
     size, out_blocks = data.block_size, data.layout.shape[1]
     padded = _padded(scale, out_blocks * size)
     rows = _take_rows(reshape(padded, (out_blocks, size)), columns)
@@ -49,11 +51,12 @@ def with_blocks(like: BlockSparse, values: Tensor) -> Tensor:
     return record(like.with_values(values.data), (values, lambda dw, w: blocks_of(dw)))
 
 
-def _indices(w: BlockSparse) -> tuple[Any, Any]:
+def _block_columns(w: Any) -> Any:
+    if not isinstance(w, BlockSparse):
+        raise TypeError(f"w takes a Tensor of a BlockSparse, got one of {type(w).__name__}")
     if w.is_transposed:
         raise ValueError("w takes a matrix that is no transposed view")
-    index = ops.index_beside(w.layout, w.values)
-    return index.block_rows, index.block_columns
+    return ops.index_beside(w.layout, w.values).block_columns
 
 
 def _take_rows(table: Tensor, rows: Any) -> Tensor:

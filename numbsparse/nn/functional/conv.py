@@ -24,8 +24,9 @@ def conv(
     if not (isinstance(x, Tensor) or isinstance(w, Tensor)):
         how: Any = {**sizes, "dilation": dilation, "kernel": kernel, "precision": precision}
         return ops.conv(x, w, **how)
-    x_data = ops.operand(data_of(x), "x")
-    window = ops.conv_window(x_data.shape[1:-1], kernel_size, stride, padding, dilation)
+    x = _dense(x, "x")
+    space = ops.space_of(data_of(x))
+    window = ops.conv_window(space, kernel_size, stride, padding, dilation)
     return _conv(x, w, window, (kernel, ops.checked_precision(precision)))
 
 
@@ -47,8 +48,8 @@ def conv_transpose(
         names = ("kernel_size", "stride", "padding", "output_padding", "dilation")
         how: Any = {"out_features": out_features, "kernel": kernel, "precision": precision}
         return ops.conv_transpose(x, w, **dict(zip(names, sizes, strict=True)), **how)
-    space = ops.operand(data_of(x), "x").shape[1:-1]
-    window = ops.transpose_window(space, *sizes)
+    x = _dense(x, "x")
+    window = ops.transpose_window(ops.space_of(data_of(x)), *sizes)
     return _transpose(x, w, window, out_features, (kernel, ops.checked_precision(precision)))
 
 
@@ -71,13 +72,18 @@ def conv_weight_grad(
         return ops.conv_weight_grad(
             x, dy, data_of(w), **dict(zip(names, sizes, strict=True)), **how
         )
-    window = ops.conv_window(ops.operand(data_of(x), "x").shape[1:-1], *sizes)
+    x, dy = _dense(x, "x"), _dense(dy, "dy")
+    window = ops.conv_window(ops.space_of(data_of(x)), *sizes)
     return _weight_grad(x, dy, data_of(w), window, (kernel, ops.checked_precision(precision)))
 
 
 conv.__doc__ = ops.conv.__doc__
 conv_transpose.__doc__ = ops.conv_transpose.__doc__
 conv_weight_grad.__doc__ = ops.conv_weight_grad.__doc__
+
+
+def _dense(x: Any, argument: str) -> Any:
+    return x if isinstance(x, Tensor) else ops.operand(x, argument)
 
 
 def _conv(x: Any, w: Any, window: Any, how: Any) -> Tensor:

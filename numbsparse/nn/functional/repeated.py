@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, is_recording, record
+from numbsparse.autograd import Tensor, is_recording, record, refuse_again
 from numbsparse.device import DeviceArray, empty
 from numbsparse.nn.functional.products import matmul, sddmm
 from numbsparse.nn.functional.shape import concatenate, transpose
@@ -158,11 +158,7 @@ def jointly(vjp: Callable[[Any, Tensor], list[Any]], *inputs: Tensor) -> list[An
 
     def part(i: int) -> Callable[[Any, Tensor], Any]:
         def on_tensors(dy: Any, y: Tensor) -> Any:
-            if is_recording():
-                raise NotImplementedError(
-                    "the gradient of this function cannot be differentiated again "
-                    "(create_graph=True)"
-                )
+            refuse_again()
             if not found:
                 found.update(gradients=vjp(dy, y), left=wanted)
             gradient = found["gradients"][i]

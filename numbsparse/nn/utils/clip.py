@@ -51,6 +51,8 @@ def clip_grad_norm(
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm takes a number above 0, got {max_norm}")
+    if isinstance(parameters, Tensor):  # its rows would be copies, without gradients
+        raise TypeError("parameters takes a list of Tensors, got a Tensor")
     found = [p.grad for p in parameters if p.grad is not None]
     if not found:
         return Tensor(np.zeros((), np.float32))

@@ -9,6 +9,7 @@ from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module, Parameter
+from numbsparse.patterns.checks import number
 
 
 def weight_norm(module: Module, *, eps: float = 1e-12) -> Module:
@@ -23,14 +24,15 @@ def weight_norm(module: Module, *, eps: float = 1e-12) -> Module:
     Parameters
     ----------
     module : a Module with a block-sparse Parameter `weight`
-    eps : float
+    eps : float, at least 0
         Added to the squared norm.
 
     Returns
     -------
     module, changed in place
 
-    Raises TypeError if it has no such weight, or has been normalised before.
+    Raises TypeError if it has no such weight, or has been normalised before; TypeError or
+    ValueError for another eps.
 
     Examples
     --------
@@ -41,6 +43,7 @@ def weight_norm(module: Module, *, eps: float = 1e-12) -> Module:
 
     Salimans and Kingma, "Weight Normalization", 2016.
     """
+    eps = number("eps", eps)
     weight = vars(module).get("weight")
     if not isinstance(weight, Parameter) or not isinstance(weight.data, BlockSparse):
         raise TypeError(

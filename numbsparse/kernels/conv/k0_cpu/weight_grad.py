@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numba import from_dtype, njit, types
@@ -47,7 +47,7 @@ def sum_pixels(x, dy, index, window, dvalues):
         )  # fmt: skip
 
 
-@cache
+@lru_cache(maxsize=256)
 def runs_of(window: Window) -> tuple[np.ndarray, np.ndarray]:
     """(run_ptr (taps + 1,), runs (., 3)): where a tap joins pixels that lie in a row.
 

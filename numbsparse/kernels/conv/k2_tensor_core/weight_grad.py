@@ -10,6 +10,7 @@ from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device import SIMULATED, empty
 from numbsparse.device.launch import launch
+from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.conv.k2_tensor_core import products, singles
 from numbsparse.kernels.conv.k2_tensor_core.boxes import (
     fetch_rows,
@@ -25,7 +26,6 @@ from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import aligned_rows
 from numbsparse.kernels.matmul.k5_tensor_core import halves
 from numbsparse.kernels.matmul.k5_tensor_core.singles import places as single_places
-from numbsparse.kernels.matmul.k5_tensor_core.weight_grad_singles import multiprocessors
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 from numbsparse.kernels.views import span
 

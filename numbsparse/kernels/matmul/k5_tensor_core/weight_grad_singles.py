@@ -16,7 +16,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.device.runtime import current_device
+from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.matmul.aligned import BYTES, aligned_lines
 from numbsparse.kernels.matmul.k5_tensor_core import singles
 from numbsparse.kernels.matmul.k5_tensor_core.cells import (
@@ -100,11 +100,6 @@ def cut(count: int, steps: int, per_sm: int) -> tuple[int, int]:
 
     pieces = min(range(1, most + 1), key=time)
     return (count, 1) if pieces == 1 else (count - rest, pieces)
-
-
-@cache
-def multiprocessors() -> int:
-    return 2 if SIMULATED else current_device().properties.multiprocessor_count
 
 
 @cache

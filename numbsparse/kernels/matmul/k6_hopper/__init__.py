@@ -1,6 +1,6 @@
 """Rung 6: Hopper's copy engine and `wgmma`, whose factors never pass through registers.
 
-One warp does nothing but ask the copy engine for tiles: a box of x or a block of w is a single
+A warp or two do nothing but ask the copy engine for tiles: a box of x or a block of w is a single
 instruction, lands in shared memory with its pieces already swapped, zero beyond the edges, and
 tells a barrier how many bytes came. Warpgroups of four warps each wait at that barrier, multiply 64
 rows by whole blocks with wgmma straight from shared memory, and give the stage back at another
@@ -68,7 +68,7 @@ def weight_grad(x, dy, index, dvalues, precision="highest", tile=0):
     if x.dtype == "float32":
         split_weight_grad.weight_grad(x, dy, index, dvalues, precision)
     else:
-        halves_weight_grad.weight_grad(x, dy, index, dvalues, precision)
+        halves_weight_grad.weight_grad(x, dy, index, dvalues)
 
 
 def tile_choices(product, block_size, dtype, batch, precision="highest"):

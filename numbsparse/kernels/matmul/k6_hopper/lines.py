@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numba import cuda, uint8, uint32, uint64
 
-from numbsparse.device import SIMULATED, DeviceArray
+from numbsparse.device import DeviceArray
 from numbsparse.device.launch import launch
-from numbsparse.device.runtime import current_device
 from numbsparse.device.tensor_map import tensor_map
+from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.aligned import BYTES, aligned
+from numbsparse.kernels.matmul.aligned import BYTES, aligned, is_aligned
 from numbsparse.kernels.matmul.k6_hopper.consume import consumer
 from numbsparse.kernels.matmul.k6_hopper.produce import producer, w_box, x_box
 from numbsparse.kernels.matmul.k6_hopper.steps import schedule, steps_of
@@ -44,7 +44,7 @@ def along_lines(x: Any, values: Any, index: Any, y: Any, turned: bool, number: i
     maps = maps_of(x.T if x_turned else x, x_turned, values, edge, turned, tile)
     y_map = maps[0] if y_lies == ANY else map_of_y(y, y_lies, tile)
 
-    units = units_of(tile)
+    units = multiprocessors() // tile.CLUSTER  # clusters that run at once
     row_tiles = -(-batch // (tile.ROWS * tile.CLUSTER))
     records, lines, lengths = planned(index, steps_of, turned, tile, edge > 0)
     tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units)
@@ -90,30 +90,12 @@ def map_of_y(y: DeviceArray, y_lies: str, tile: Tile) -> DeviceArray:
     return tensor_map(y.T if y_lies == FEATURES else y, box, 2 * box[1])
 
 
-def is_aligned(x: DeviceArray) -> bool:
-    """Whether the copy engine reads x (rows, width) as it is."""
-    rows, width = x.shape
-    if width > 1 and x.strides[1] != x.itemsize:
-        return False
-    return x.address % BYTES == 0 and (
-        rows == 1 or (x.strides[0] > 0 and x.strides[0] % BYTES == 0)
-    )
-
-
 def how_it_lies(y: DeviceArray) -> str:
     """In which direction y takes whole pieces of 16 bytes."""
     for lies, view in ((ROWS, y), (FEATURES, y.T)):
         if view.is_contiguous and view.shape[1] * y.itemsize % BYTES == 0 == y.address % BYTES:
             return lies
     return ANY
-
-
-@cache
-def units_of(tile: Tile) -> int:
-    """Clusters that run at once."""
-    if SIMULATED:
-        return 2
-    return current_device().properties.multiprocessor_count // tile.CLUSTER
 
 
 @cache

@@ -12,7 +12,6 @@ B = 64 (`weight_grad_pairs`) and 1.3 at B = 128 (a block row for a cluster, `wei
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.dtypes import is_bfloat16
+from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import aligned
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_fours import in_fours
@@ -44,7 +44,7 @@ OF_FOURS = Tile(32, 2, 1, (64, 128, 192, 256), 128, 2, 12, 1, 1)
 THREADS_TO_ADD = 256
 
 
-def weight_grad(x, dy, index, dvalues, precision="highest"):
+def weight_grad(x, dy, index, dvalues):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
     (n_blocks, B, _), batch = dvalues.shape, x.shape[0]
     if n_blocks == 0:
@@ -83,16 +83,7 @@ def tile_of(B: int, dy_turned: bool, index: Index) -> Tile:
     tile = TILES[B]
     if SIMULATED:
         return tile._replace(GROUPS=1 if B == 32 else 2, STAGES=2, CLUSTER=1, LOADERS=1)
-    return tile if dy_turned or B != 32 else tile._replace(CLUSTER=1)
-
-
-@cache
-def multiprocessors() -> int:
-    if SIMULATED:
-        return 2
-    from numbsparse.device.runtime import current_device
-
-    return current_device().properties.multiprocessor_count
+    return tile
 
 
 def lying(x: DeviceArray) -> tuple[DeviceArray, bool]:

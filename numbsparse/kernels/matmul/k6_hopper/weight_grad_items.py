@@ -1,8 +1,9 @@
 """What one cluster of blocks of threads computes together: kept blocks that share tiles.
 
 A tile is read from L2 once for the whole cluster, so an item should have many kept blocks on few
-lines: pieces of a block row (`rows_of_blocks`), or rectangles of block rows and columns, which take
-any two kept blocks of a row to a product (`regions`).
+lines: pieces of a block row (`rows_of_blocks`), pairs of block rows (`pairs_of_rows`), rectangles
+of block rows and columns, which take any two kept blocks of a row to a product (`regions`), or four
+block columns that keep the same rows (`fours`).
 """
 
 from __future__ import annotations

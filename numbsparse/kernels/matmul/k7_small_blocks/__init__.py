@@ -9,8 +9,8 @@ kernel is compiled. `strip_plan` and `region_plan` settle once per layout who pi
 - `strips`: a strip of 512 columns of y by 64 rows. Each warp has 32 columns, and walks the blocks
   of each, stage by stage. An mma sums 16 products: one block of 16 x 16, or two of 8 x 8 of one
   column, wherever they stand. `pack` puts w in that order, in the registers of an mma.
-- `regions`: some 130 blocks of w of 16 x 16, or 480 of 8 x 8, near each other. Each warp has slots
-  for their sums; neighbouring slots are in one column and read its dy once.
+- `regions`: 130 or more blocks of w of 16 x 16, or 430 of 8 x 8, near each other. Each warp has
+  slots for their sums; neighbouring slots are in one column and read its dy once.
 
 Both exist twice, alike but for who fills the ring in shared memory. Where there is a copy engine
 (`strip_bulk`, `region_bulk`), some warps ask it, and the others need not wait for each other: how
@@ -19,7 +19,7 @@ many blocks a warp finds in a stage is chance, and the ring evens it out. Elsewh
 
 `single_strips` and `single_regions` are the same of float32, where there is a copy engine. Tensor
 cores take it as tf32, by three products where they are to be exact (`k5_tensor_core.singles`). It
-takes twice the room: a strip has 352 columns of y, a region 128 blocks of 16 x 16.
+takes twice the room: a strip has 352 columns of y, a region 128 or 144 blocks of 16 x 16.
 
 Reads per output from global memory, for a sum of K products over the features of x: K / 512 + K d
 / 64 at density d, for any B; the rungs before had K d / B of x alone. Of x it is K / 1024 where two

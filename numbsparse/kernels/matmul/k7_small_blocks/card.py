@@ -1,4 +1,4 @@
-"""What a multiprocessor of the card has, and the instructions for each dtype."""
+"""The registers of a thread, and the instructions for each dtype and cluster."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 from numba import cuda
 
-from numbsparse.device import SIMULATED, compute_capability
-from numbsparse.device.runtime import current_device
+from numbsparse.device import SIMULATED
 from numbsparse.kernels.ptx import (
     mma_m16n8k16_bf16,
     mma_m16n8k16_f16,
@@ -20,22 +19,6 @@ from numbsparse.kernels.ptx import (
 
 MMA = {"float16": mma_m16n8k16_f16, "bfloat16": mma_m16n8k16_bf16}
 PAIR = {"float16": pack_half2, "bfloat16": pack_bfloat2}
-
-_KILOBYTES = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
-
-
-def shared_memory() -> int | None:
-    """Bytes of shared memory that a block may have; None in the simulator."""
-    return None if SIMULATED else 1024 * _KILOBYTES.get(compute_capability(), 99)
-
-
-def copy_engine() -> bool:
-    """Whether the card has one, and barriers that count its bytes."""
-    return SIMULATED or compute_capability() >= (9, 0)
-
-
-def multiprocessors() -> int:
-    return 2 if SIMULATED else int(current_device().properties.multiprocessor_count)
 
 
 def registers(warps: int) -> dict[str, int]:

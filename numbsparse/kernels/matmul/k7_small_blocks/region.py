@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import SWIZZLED
+
 GROUP = 64  # features of 16 bits that are fetched together: 128 bytes of a row
-SWIZZLED = 1024  # bytes after which a swizzled group repeats
 
 
 class Region(NamedTuple):

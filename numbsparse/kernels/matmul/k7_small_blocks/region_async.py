@@ -8,14 +8,14 @@ from typing import Any
 from numba import cuda, float32, int64, uint8, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.card import registers
-from numbsparse.kernels.matmul.k7_small_blocks.region import GROUP, SWIZZLED, Region
+from numbsparse.kernels.matmul.k7_small_blocks.region import GROUP, Region
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import (
     LINE,
     places_of_lane,
     products,
 )
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import storer
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE, SWIZZLED
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cp_async_commit,

@@ -11,19 +11,15 @@ from typing import Any
 from numbsparse.device import empty
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
+from numbsparse.kernels.card import copy_engine, multiprocessors, shared_memory
+from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import aligned, aligned_rows
-from numbsparse.kernels.matmul.k7_small_blocks.card import (
-    copy_engine,
-    multiprocessors,
-    shared_memory,
-)
 from numbsparse.kernels.matmul.k7_small_blocks.region import GROUP, Region
 from numbsparse.kernels.matmul.k7_small_blocks.region_async import async_kernel
 from numbsparse.kernels.matmul.k7_small_blocks.region_bulk import bulk_kernel
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import plan_regions
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import total_kernel
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
-from numbsparse.kernels.matmul.k7_small_blocks.zero import set_to_zero
 from numbsparse.kernels.matmul.plans import planned
 
 
@@ -32,7 +28,8 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any) -> None:
     name, B = dvalues.dtype.name, dvalues.shape[1]
     batch, sides = x.shape[0], (x.shape[1], dy.shape[1])
     if dvalues.shape[0] == 0 or batch == 0:
-        return set_to_zero(dvalues)
+        fill(dvalues, 0)
+        return
     block_sides = -(-sides[0] // B), -(-sides[1] // B)
     kept, *_ = planned(index, steps_in_strips, B, False, min(512, block_sides[1] * B), 32, 16 // B)
     region = region_of(B, kept)

@@ -14,14 +14,11 @@ from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 
 from numbsparse.device import empty
 from numbsparse.device.launch import launch
+from numbsparse.kernels.card import multiprocessors, shared_memory
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import BYTES, aligned
-from numbsparse.kernels.matmul.k7_small_blocks.card import (
-    multiprocessors,
-    registers,
-    shared_memory,
-)
-from numbsparse.kernels.matmul.k7_small_blocks.region import SWIZZLED, Region
+from numbsparse.kernels.matmul.k7_small_blocks.card import registers
+from numbsparse.kernels.matmul.k7_small_blocks.region import Region
 from numbsparse.kernels.matmul.k7_small_blocks.single_boxes import (
     WIDE,
     fetch_boxes,
@@ -39,7 +36,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.single_sums import (
     store_slots,
     total_kernel,
 )
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import SWIZZLED, steps_in_strips
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.ptx import (
     ALIGNMENT,

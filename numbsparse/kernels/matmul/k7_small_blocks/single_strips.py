@@ -14,16 +14,13 @@ from numba import cuda, float32, int64, uint8, uint32, uint64
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
+from numbsparse.kernels.card import multiprocessors, shared_memory
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import aligned
 from numbsparse.kernels.matmul.k6_hopper.lines import how_it_lies
 from numbsparse.kernels.matmul.k6_hopper.steps import schedule
 from numbsparse.kernels.matmul.k6_hopper.store import ROWS as ALONG_ROWS
-from numbsparse.kernels.matmul.k7_small_blocks.card import (
-    multiprocessors,
-    registers,
-    shared_memory,
-)
+from numbsparse.kernels.matmul.k7_small_blocks.card import registers
 from numbsparse.kernels.matmul.k7_small_blocks.single_steps import packed, products
 from numbsparse.kernels.matmul.k7_small_blocks.strip_bulk import consumer, producer
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
@@ -59,7 +56,7 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, turned: bool, precisio
         fill(y, 0)
         return
     warps = min(MOST_WARPS, -(-columns // WARP_COLUMNS))
-    steps = planned(index, steps_in_strips, B, turned, warps * WARP_COLUMNS, GROUP, 1)
+    _, *steps = planned(index, steps_in_strips, B, turned, warps * WARP_COLUMNS, GROUP, 1)
     strip = strip_of(B, warps, *steps)
     plan = planned(index, plan_strips, turned, features, strip)
     lengths, lines, groups, begins, words, halves = plan
@@ -81,7 +78,7 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, turned: bool, precisio
     )
 
 
-def strip_of(B: int, warps: int, kept: float, mean: float, most: int) -> Strip:
+def strip_of(B: int, warps: int, mean: float, most: int) -> Strip:
     """As many groups to a stage, with room for their steps, as leave three stages."""
     limit = (shared_memory() or 65 * 1024) - 1024  # beside the ring there are barriers
     for groups in (4, 2, 1):

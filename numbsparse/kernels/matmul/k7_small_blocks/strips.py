@@ -12,14 +12,11 @@ from typing import Any
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
+from numbsparse.kernels.card import copy_engine, multiprocessors, shared_memory
+from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import aligned, aligned_rows
 from numbsparse.kernels.matmul.k6_hopper.lines import how_it_lies
 from numbsparse.kernels.matmul.k6_hopper.steps import schedule
-from numbsparse.kernels.matmul.k7_small_blocks.card import (
-    copy_engine,
-    multiprocessors,
-    shared_memory,
-)
 from numbsparse.kernels.matmul.k7_small_blocks.pack import packed
 from numbsparse.kernels.matmul.k7_small_blocks.strip_async import async_kernel
 from numbsparse.kernels.matmul.k7_small_blocks.strip_bulk import bulk_kernel
@@ -30,7 +27,6 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     plan_strips,
     steps_in_strips,
 )
-from numbsparse.kernels.matmul.k7_small_blocks.zero import set_to_zero
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.views import span
 
@@ -42,7 +38,8 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, turned: bool) -> None:
     if batch == 0 or columns == 0:
         return
     if values.shape[0] == 0:
-        return set_to_zero(y)
+        fill(y, 0)
+        return
     strip = strip_of(index, B, turned, columns)
     plan = planned(index, plan_strips, turned, features, strip)
     lengths, lines, groups, begins, words, halves = plan

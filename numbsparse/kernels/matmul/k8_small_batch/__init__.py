@@ -3,10 +3,12 @@
 With few rows of x each value of w is multiplied at most 64 times, so the warps of a block have
 nothing to share. A layout is cut once into equal shares, one per multiprocessor, and each share
 into equal runs, one per warp (`plan`), so that neither long lines nor few blocks leave a part of
-the GPU idle. On compute capability 9.0 the copy engine brings each warp the tiles that it
-multiplies next, to a ring of its own in shared memory (`ring`, `tiles`, `ring_lines`). Elsewhere,
-for blocks under 32 and for few halves, a warp loads blocks of w, and what they meet of x, straight
-to the registers of its mma instructions (`fragments`, `lines`).
+the GPU idle. On a card with a copy engine and 225 KiB of shared memory that engine brings each warp
+the tiles that it multiplies next, to a ring of its own (`ring`, `tiles`, `ring_lines`). Elsewhere,
+for blocks under 32, for few halves and where features end inside a tile, a warp loads blocks of w,
+and what they meet of x, straight to the registers of its mma instructions (`fragments`, `lines`),
+32 rows of x at most: batches end there without rings, for blocks under 32, and in `weight_grad`
+(`blocks`).
 
 A product is one launch: whoever comes last adds up the parts of a line that was cut, in their
 order. It starts while the kernel before it ends, and the host works out a launch once (`calls`).
@@ -33,7 +35,7 @@ from numbsparse.kernels.matmul.k8_small_batch.fragments import Form, Side
 from numbsparse.kernels.matmul.k8_small_batch.lines import Way, line_kernel
 from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH, plan_blocks, plan_lines
 from numbsparse.kernels.matmul.k8_small_batch.products import tiles as tiles_of
-from numbsparse.kernels.matmul.k8_small_batch.ring_launch import by_rings, serves
+from numbsparse.kernels.matmul.k8_small_batch.ring_launch import by_rings, has_rings, serves
 from numbsparse.kernels.matmul.k8_small_batch.sums import part_of
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.matmul.reach import reach
@@ -41,14 +43,14 @@ from numbsparse.kernels.views import span
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 DTYPES = ("float32", "float16", "bfloat16")
-LARGEST_BATCH = 64  # with rings, on compute capability 9.0
+LARGEST_BATCH = 64  # with rings
 OTHERWISE = 32
 
 
 def unsupported(product, block_size, dtype, place, batch=1, precision="highest"):
     """None, or why this rung does not compute it."""
     rings = product != "weight_grad" and block_size >= WIDTH
-    rings = rings and (SIMULATED or (place == "cuda" and compute_capability() >= (9, 0)))
+    rings = rings and place == "cuda" and has_rings()
     limits = _reach(LARGEST_BATCH if rings else OTHERWISE)
     return limits(product, block_size, dtype, place, batch, precision)
 

@@ -79,11 +79,11 @@ def fetch(form: Form, side: Side) -> Any:
     """
     if side.check == "each":
         return fetch_each(form, side.J)
-    return fetch_across(form, side) if side.across else fetch_along(form, side)
+    return fetch_across(form, side) if side.across else fetch_along(side)
 
 
 @cache
-def fetch_along(form: Form, side: Side) -> Any:
+def fetch_along(side: Side) -> Any:
     J, WHOLE = side.J, side.check == "whole"
 
     @cuda.jit(device=True)

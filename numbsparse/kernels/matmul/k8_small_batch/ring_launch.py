@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from numbsparse.device import SIMULATED, DeviceArray, compute_capability
+from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import Bound
 from numbsparse.device.tensor_map import tensor_maps
+from numbsparse.kernels.card import copy_engine, shared_memory
 from numbsparse.kernels.matmul.aligned import is_aligned
 from numbsparse.kernels.matmul.k8_small_batch.calls import Call
 from numbsparse.kernels.matmul.k8_small_batch.fragments import Form
 from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH, plan_lines
-from numbsparse.kernels.matmul.k8_small_batch.ring import Ring, boxes, with_stages
+from numbsparse.kernels.matmul.k8_small_batch.ring import SHARED_BYTES, Ring, boxes, with_stages
 from numbsparse.kernels.matmul.k8_small_batch.ring_lines import ring_kernel
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.views import span
@@ -22,23 +23,28 @@ MOST_MAPS = 2**16
 _maps: dict[int, DeviceArray] = {}
 
 
+def has_rings() -> bool:
+    """Whether the card has a copy engine, and room for a ring for each warp."""
+    return copy_engine() and (shared_memory() or SHARED_BYTES) >= SHARED_BYTES
+
+
 def serves(x: DeviceArray, values: DeviceArray, shares: int) -> bool:
     """Whether whole tiles of x and w can be copied, and soon enough."""
     size, (batch, features) = values.shape[1], x.shape
     if size < WIDTH or features % WIDTH or not values.size:
         return False
-    if not SIMULATED and (compute_capability() < (9, 0) or len(_maps) >= MOST_MAPS):
+    if not has_rings() or len(_maps) >= MOST_MAPS:
         return False
     squares = values.size // WIDTH**2
     if values.itemsize == 2 and batch <= WIDTH and squares < ENOUGH * WARPS * shares:
         return False
-    return values.address % 16 == 0 and (_fits(x) or _fits(x.T))
+    return values.address % 16 == 0 and (is_aligned(x) or is_aligned(x.T))
 
 
 def by_rings(index: Index, x, values, y, turned: bool, form: Form, shares: int) -> Call:
     """y = x @ w, for x of at most 64 rows."""
     size, batch = values.shape[1], x.shape[0]
-    x_across = not _fits(x)
+    x_across = not is_aligned(x)
     groups = 8 if batch > 32 else 4 if batch > 16 or x_across else 2
     far = groups == 8
     ring = Ring(form, size, turned, x_across, groups, _stored(y, form), WARPS, 0, far)
@@ -60,11 +66,6 @@ def by_rings(index: Index, x, values, y, turned: bool, form: Form, shares: int) 
     first = Bound(*where, *before, 1, *after, shared_bytes=shared)
     later = Bound(*where, *before, 0, *after, shared_bytes=shared, overlap=True)
     return Call(first, later, (maps, *(a for a in work if isinstance(a, DeviceArray))))
-
-
-def _fits(x: DeviceArray) -> bool:
-    """Whether the copy engine reads rows of x as they lie."""
-    return is_aligned(x) and (x.shape[0] == 1 or x.strides[0] > 0)
 
 
 def _stored(y: DeviceArray, form: Form) -> str:

@@ -1,0 +1,25 @@
+"""What kernels ask of the card before they are launched."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from numbsparse.device import SIMULATED, compute_capability
+from numbsparse.device.runtime import current_device
+
+_KILOBYTES = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
+
+
+def shared_memory() -> int | None:
+    """Bytes of shared memory that a block may have; None in the simulator."""
+    return None if SIMULATED else 1024 * _KILOBYTES.get(compute_capability(), 99)
+
+
+def copy_engine() -> bool:
+    """Whether the card has one, and barriers that count its bytes."""
+    return SIMULATED or compute_capability() >= (9, 0)
+
+
+@cache
+def multiprocessors() -> int:
+    return 2 if SIMULATED else int(current_device().properties.multiprocessor_count)
