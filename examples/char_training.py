@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from math import isfinite, log
+from math import isfinite, log, log2
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from numbsparse.nn import functional as F
 from numbsparse.nn import optim
 
 BITS = 1 / log(2)  # a nat in bits
+DIVERGED = 4.0  # a loss as many times that of guessing comes from weights that run away
 
 
 class Training:
@@ -48,7 +49,8 @@ class Training:
     def run(self) -> float:
         """Train to the last step; gives the bits per character on the held-out text.
 
-        Raises FloatingPointError where the loss is no number; what was saved stays as it is.
+        Raises FloatingPointError where the loss is no number, or far above that of guessing; what
+        was saved stays as it is.
         """
         options = self.options
         every = options.mark_every or max(options.steps // 10, 1)
@@ -118,11 +120,14 @@ class Training:
     def _note(self, training_bits: float, held_out_bits: float | None) -> None:
         """Add a point to the curve. The held-out loss shows what the last update did."""
         held_out = np.nan if held_out_bits is None else held_out_bits
-        if not isfinite(training_bits) or not (held_out_bits is None or isfinite(held_out_bits)):
+        worst = float(np.max([training_bits, held_out_bits or 0.0]))  # NaN where one of them is
+        guessing = max(log2(len(self.text.alphabet)), 1.0)
+        if not worst <= DIVERGED * guessing:
+            what = f"{worst:.3g} bits, where guessing takes {guessing:.3g},"
             kept = f"; {self.file} is as it was" if self.file and self.file.exists() else ""
             raise FloatingPointError(
-                f"the {self.name} model's loss is no number at step {self.step}: "
-                f"take a lower --lr than {self.options.lr}{kept}"
+                f"the {self.name} model's loss is {what if isfinite(worst) else 'no number'} "
+                f"at step {self.step}: take a lower --lr than {self.options.lr}{kept}"
             )
         self.curve.append((self.step, training_bits, held_out))
 
@@ -150,4 +155,7 @@ def prepare(options: Namespace, text: Text) -> tuple[list[Training], list[np.nda
             char_checkpoint.resume(trainings[-1], file)
         elif options.resume:
             print(f"there is no {file}: the {name} model begins anew")
+        elif file.exists():
+            earlier = file.replace(file.with_suffix(".earlier.npz"))
+            print(f"an earlier run's checkpoint is kept as {earlier}")
     return trainings, wiring

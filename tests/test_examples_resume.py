@@ -130,11 +130,23 @@ def test_a_resumed_training_may_go_further(char_lm, training, finished, capsys):
     assert "was made with --steps 20; it goes on with 25" in capsys.readouterr().out
 
 
-def test_a_diverging_training_stops_and_keeps_its_checkpoint(char_lm, training, finished):
-    """From the last mark on, at a rate that turns the weights to infinity in one update."""
+def test_a_new_training_keeps_the_checkpoint_of_an_earlier_one(char_lm, training, finished, capsys):
     out, before = finished
-    arguments = [*training, "--out", str(out), "--resume", "--steps", "40", "--lr", "1e38"]
-    with np.errstate(all="ignore"), pytest.raises(SystemExit, match="loss is no number") as stop:
+    char_lm.main([*training, "--out", str(out), "--seed", "1"])
+    assert (out / "sparse.earlier.npz").read_bytes() == before != (out / "sparse.npz").read_bytes()
+    assert "kept as" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("lr", "says"),
+    [("1e38", "no number"), ("1e3", "bits, where guessing takes")],
+    ids=["NaN", "finite"],
+)
+def test_a_diverging_training_stops_and_keeps_its_checkpoint(char_lm, training, finished, lr, says):
+    """From the last mark on, at a rate that spoils the weights in one update."""
+    out, before = finished
+    arguments = [*training, "--out", str(out), "--resume", "--steps", "40", "--lr", lr]
+    with np.errstate(all="ignore"), pytest.raises(SystemExit, match=f"loss is .*{says}") as stop:
         char_lm.main(arguments)
     assert "take a lower --lr" in str(stop.value)
     assert f"{out / 'sparse.npz'} is as it was" in str(stop.value)

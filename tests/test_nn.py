@@ -291,6 +291,14 @@ class TestInit:
         (lambda: nn.LSTM(64, 64, layout=np.ones((3, 2))), "layout"),
         (lambda: nn.LSTM(4, 8, block_size=8)(np.zeros((3, 2, 5), np.float32)), "x takes"),
         (lambda: nn.LSTM(4, 8, block_size=8)(np.zeros((0, 2, 4), np.float32)), "x takes"),
+        *(
+            (
+                lambda make=make: make(8, 8, block_size=8, precision="best"),
+                "precision takes.*'best'",
+            )
+            for make in (nn.Linear, nn.LSTM, nn.MultiplicativeLSTM)
+        ),
+        (lambda: nn.Conv2d(8, 8, 3, block_size=8, precision="best"), "precision takes.*'best'"),
         (lambda: nn.Dropout(1.0), "p takes"),
         (lambda: nn.Embedding(0, 3), "num_embeddings"),
         (lambda: nn.LayerNorm(0), "features"),

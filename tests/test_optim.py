@@ -5,7 +5,7 @@ import pytest
 from conftest import host
 
 import numbsparse as ns
-from numbsparse import nn
+from numbsparse import device, nn
 from numbsparse.nn import functional as F
 from numbsparse.nn import optim
 
@@ -59,6 +59,28 @@ def test_optimiser_follows_its_formula(rng, put, name):
         optimiser.step()
         expected = formula(expected, gradient, state, **options)
     np.testing.assert_allclose(host(parameter.data.to("cpu").values), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["step", "scaled step"])
+def test_state_moves_with_the_parameters(rng, scaled):
+    """A model goes from home to home between steps: as if it had stayed in one."""
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    gradients = rng.standard_normal((4, 8, 8), dtype=np.float32)
+
+    def trained(places):
+        layer = nn.Linear(8, 8, bias=False, block_size=8, seed=0)
+        adam, scaler = optim.Adam(layer.parameters(), lr=0.1), optim.LossScaler(1.0)
+        for place, gradient in zip(places, gradients, strict=True):
+            weight = layer.to(place).weight
+            w = ns.BlockSparse(gradient[None], weight.data.layout)
+            weight.grad = ns.Tensor(w.to(place))
+            scaler.step(adam) if scaled else adam.step()
+        return host(layer.to("cpu").weight.data.values), adam.state_dict()
+
+    (stayed, state), (moved, moved_state) = trained(["cpu"] * 4), trained(["cpu", "cuda"] * 2)
+    np.testing.assert_allclose(moved, stayed, atol=1e-6)
+    assert moved_state["steps"] - moved_state["skipped"] == state["steps"] - state["skipped"] == 4
 
 
 def test_parameters_without_a_gradient_stay(rng):

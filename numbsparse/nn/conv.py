@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse import patterns
+from numbsparse import ops, patterns
 from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_dtype
@@ -50,7 +50,7 @@ class _Conv(Module):
             self.axes, kernel_size, stride, dilation
         )
         check_padding(self.axes, padding)
-        self.padding, self.precision = padding, precision
+        self.padding, self.precision = padding, ops.own_precision(precision)
         rng, dtype = np.random.default_rng(seed), as_dtype(dtype)
         joined = self._layout(layout, taps, block_size)
         height, width = in_channels, out_channels

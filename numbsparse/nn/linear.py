@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse import ops
 from numbsparse.autograd import Tensor
 from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
@@ -64,7 +65,7 @@ class Linear(Module):
     ):
         super().__init__()
         rng = np.random.default_rng(seed)
-        self.precision = precision
+        self.precision = ops.own_precision(precision)
         layout, dtype = layout_for(in_features, out_features, layout, block_size), as_dtype(dtype)
         self.weight = Parameter(
             init.uniform(

@@ -195,7 +195,7 @@ class LSTMLayer(Module):
         rng: np.random.Generator,
     ):
         super().__init__()
-        self.precision = precision
+        self.precision = ops.own_precision(precision)
         recurrent = layout_for(hidden_size, hidden_size, layout, block_size)
         inputs = layout_for(input_size, hidden_size, input_layout, block_size)
         blocks = recurrent.shape[1]

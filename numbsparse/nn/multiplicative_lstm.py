@@ -232,7 +232,7 @@ class NormalizedProduct(Module):
             raise ValueError(f"eps takes a number from 0 on, got {eps}")
         features = weight.shape[1] if features is None else features
         shape = (features,) if groups == 1 else (groups, features)
-        self.eps, self.precision = eps, precision
+        self.eps, self.precision = eps, ops.own_precision(precision)
         self.weight = Parameter(weight)
         self.gain = Parameter(np.ones(shape, weight.dtype))
         self.bias = Parameter(np.zeros(shape, weight.dtype))

@@ -81,25 +81,30 @@ class Optimizer:
     def _guarded(self, verdict: Any) -> Any:
         """The numbers of a step that the verdict may call off, in the verdict's place."""
         size = len(self._settings())
-        if not isinstance(verdict, DeviceArray):
-            settings: Any = np.array(self._count()._settings())
+        on_gpu = isinstance(verdict, DeviceArray)
+        if on_gpu:
+            settings: Any = live(lambda: np.array(self._count()._settings()), size, np.float64)
         else:
-            settings = live(lambda: np.array(self._count()._settings()), size, np.float64)
-            if isinstance(self._skipped, np.ndarray):
-                with outside_capture():
-                    self._skipped = to_device(self._skipped)
+            settings = np.array(self._count()._settings())
+        with outside_capture():
+            self._skipped = _beside(self._skipped, on_gpu)
         return type(self).guarded_numbers(settings, verdict, self._skipped)
 
     def _slots_of(self, i: int) -> dict[str, Any]:
+        values = self.parameters[i].values
+        on_gpu = isinstance(values, DeviceArray)
         if i not in self._state:
-            values = self.parameters[i].values
-            place = "cuda" if isinstance(values, DeviceArray) else "cpu"
+            place = "cuda" if on_gpu else "cpu"
             with outside_capture():
                 self._state[i] = {
                     name: ops.zeros(values.shape, _slot_dtype(values), place)
                     for name in self._slot_names(values)
                 }
-        return self._state[i]
+        slots = self._state[i]
+        if any(isinstance(array, DeviceArray) != on_gpu for array in slots.values()):
+            with outside_capture():  # the parameter was moved
+                slots.update({name: _beside(array, on_gpu) for name, array in slots.items()})
+        return slots
 
     def _slot_names(self, values: Any) -> tuple[str, ...]:
         return (*self.slots, "master") if values.dtype.itemsize == 2 else self.slots
@@ -175,6 +180,13 @@ def _check_from_zero(**numbers: float) -> None:
 def _slot_dtype(values: Any) -> np.dtype:
     """What is kept for a parameter is float32 at least."""
     return np.dtype(np.float32) if values.dtype.itemsize == 2 else values.dtype
+
+
+def _beside(array: Any, on_gpu: bool) -> Any:
+    """The array where a parameter is."""
+    if isinstance(array, DeviceArray) == on_gpu:
+        return array
+    return to_device(array) if on_gpu else array.numpy()
 
 
 def _on_cpu(array: Any) -> np.ndarray:

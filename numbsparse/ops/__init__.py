@@ -16,7 +16,7 @@ from numbsparse.ops.conv import (
     conv_weight_grad,
     conv_weight_grad_in,
 )
-from numbsparse.ops.conv_operands import operand, space_of
+from numbsparse.ops.conv_operands import space_of
 from numbsparse.ops.conv_window import conv_window, transpose_window
 from numbsparse.ops.create import full, full_like, zeros, zeros_like
 from numbsparse.ops.dropout import draws_noted, draws_repeated, dropout_mask
@@ -48,6 +48,7 @@ from numbsparse.ops.loss_scale import (
 from numbsparse.ops.lstm import LSTMTrace, lstm, lstm_grad, lstm_steps, state_dtype
 from numbsparse.ops.matmul import index_beside, matmul, sddmm
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
+from numbsparse.ops.operands import operand
 from numbsparse.ops.optimizer import (
     ADAM_NUMBERS,
     SGD_NUMBERS,
@@ -60,7 +61,7 @@ from numbsparse.ops.optimizer import (
     sgd_step,
     sgd_step_with,
 )
-from numbsparse.ops.precision import checked_precision, set_precision
+from numbsparse.ops.precision import checked_precision, own_precision, set_precision
 from numbsparse.ops.reduce import max, mean, sum, sum_to
 from numbsparse.ops.shape import concatenate, getitem, put, reshape, stack, transpose
 from numbsparse.ops.softmax import (
@@ -134,6 +135,7 @@ __all__ = [
     "multiply",
     "negative",
     "operand",
+    "own_precision",
     "power",
     "put",
     "relu",

@@ -16,12 +16,12 @@ from numbsparse.ops.conv_operands import (
     in_library,
     is_away,
     only_tap,
-    operand,
     small_space,
     space_of,
 )
 from numbsparse.ops.conv_window import conv_window, in_blocks_of, transpose_window
 from numbsparse.ops.matmul import index_beside, matmul, sddmm
+from numbsparse.ops.operands import operand
 from numbsparse.ops.precision import checked_precision
 
 

@@ -8,21 +8,13 @@ from typing import Any
 import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, as_device_array, empty, in_library_of, is_device_operand
+from numbsparse.device import DeviceArray, empty, in_library_of
 from numbsparse.kernels.conv import Window
 from numbsparse.ops.conv_window import in_blocks_of
 from numbsparse.ops.elementwise import gapless
 from numbsparse.patterns.checks import INTEGER
 
-ARRAYS = (np.ndarray, DeviceArray)
 MOST_PIXELS, MOST_BYTES = 1 << 31, 1 << 35  # kernels count rows, and pieces of 16 bytes
-
-
-def operand(x: Any, argument: str) -> Any:
-    """A dense operand as a NumPy array or a DeviceArray."""
-    if isinstance(x, ARRAYS):
-        return x
-    return as_device_array(x, argument) if is_device_operand(x) else np.asarray(x)
 
 
 def space_of(x: Any) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from numpy import ndarray
 from numbsparse.device import DeviceArray, empty
 from numbsparse.dtypes import as_dtype, is_bfloat16, is_floating
 from numbsparse.ops.operands import (
+    ARRAYS,
     CPU_FLOATS,
     GPU_FLOATS,
     GPU_TAKES,
@@ -33,7 +34,6 @@ from numbsparse.ops.operands import (
     together,
 )
 
-ARRAYS = (ndarray, DeviceArray)
 NUMBERS = (int, float, np.number)
 
 

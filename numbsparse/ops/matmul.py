@@ -9,21 +9,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import (
-    DeviceArray,
-    as_device_array,
-    empty,
-    in_library_of,
-    is_device_operand,
-    to_device,
-)
+from numbsparse.device import DeviceArray, empty, in_library_of, to_device
 from numbsparse.kernels.matmul import function_of
 from numbsparse.layout import Index, Layout, Walk, as_layout
 from numbsparse.ops.choice import choose
+from numbsparse.ops.operands import operand
 from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.shape import reshape
-
-ARRAYS = (np.ndarray, DeviceArray)
 
 
 def matmul(
@@ -135,7 +127,7 @@ def sddmm(
     >>> ns.sddmm(x.T, dy, ns.Layout([[1], [0]])).toarray()[:5, 0]
     array([3., 3., 3., 3., 0.], dtype=float32)
     """
-    a, b, precision = _operand(a, "a"), _operand(b, "b"), checked_precision(precision)
+    a, b, precision = operand(a, "a"), operand(b, "b"), checked_precision(precision)
     if isinstance(a, DeviceArray) != isinstance(b, DeviceArray):
         raise ValueError("a and b take the same place, got one on the CPU and one on a GPU")
     if a.dtype != b.dtype:
@@ -187,7 +179,7 @@ def _multiply(
     dense: Any, w: BlockSparse, turned: bool, out: Any, kernel: str, precision: str | None
 ) -> Any:
     """dense @ w, or w @ dense where `turned`: then features come before the batch in memory."""
-    x, precision = _operand(dense, "x"), checked_precision(precision)
+    x, precision = operand(dense, "x"), checked_precision(precision)
     on_gpu, w_on_gpu = isinstance(x, DeviceArray), w.place == "cuda"
     if on_gpu and not w_on_gpu:
         raise ValueError('x is on a GPU and w on the CPU: move the weight with w.to("cuda") first')
@@ -236,15 +228,8 @@ def _columns_as_rows(a: Any) -> Any:
     return a.T if a.ndim == 2 else a.reshape(1, -1) if isinstance(a, np.ndarray) else a[None]
 
 
-def _operand(x: Any, argument: str) -> Any:
-    """A dense operand as a NumPy array or a DeviceArray."""
-    if isinstance(x, ARRAYS):
-        return x
-    return as_device_array(x, argument) if is_device_operand(x) else np.asarray(x)
-
-
 def _checked_out(out: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    array = _operand(out, "out")
+    array = operand(out, "out")
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(f"out takes {shape} of {dtype}, got {array.shape} of {array.dtype}")
     on_cpu = isinstance(array, np.ndarray)

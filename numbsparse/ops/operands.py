@@ -6,13 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.device import DeviceArray
+from numbsparse.device import DeviceArray, as_device_array, is_device_operand
 from numbsparse.dtypes import is_bfloat16
 
+ARRAYS = (np.ndarray, DeviceArray)
 CPU_FLOATS = frozenset(map(np.dtype, ("float32", "float64")))
 GPU_FLOATS = frozenset(map(np.dtype, ("float16", "float32")))  # and bfloat16
 CPU_TAKES = "float32 or float64 on the CPU"
 GPU_TAKES = "float16, bfloat16 or float32 on a GPU"
+
+
+def operand(x: Any, argument: str) -> Any:
+    """A dense operand as a NumPy array or a DeviceArray."""
+    if isinstance(x, ARRAYS):
+        return x
+    return as_device_array(x, argument) if is_device_operand(x) else np.asarray(x)
 
 
 def on_gpu(a: Any, argument: str) -> bool:

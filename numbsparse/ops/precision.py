@@ -51,6 +51,11 @@ def checked_precision(precision: str | None) -> str:
     return _default if precision is None else _checked(precision)
 
 
+def own_precision(precision: str | None) -> str | None:
+    """A layer's own precision, checked; None stays, for the default at the time of each call."""
+    return None if precision is None else _checked(precision)
+
+
 def _checked(precision: str) -> str:
     if precision not in PRECISIONS:
         raise ValueError(f"precision takes one of {PRECISIONS}, got {precision!r}")
