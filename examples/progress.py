@@ -13,20 +13,24 @@ except ImportError:
 
 
 class Bar:
-    """Shows how far a training is, its loss, and how fast it reads."""
+    """Shows how far a training is, its loss, and how fast it reads.
 
-    def __init__(self, name: str, steps: int, first: int):
-        self.name, self.steps, self.first = name, steps, first
+    `unit` is what bits are counted for and `read` what is read: characters, unless said.
+    """
+
+    def __init__(self, name: str, steps: int, first: int, unit: str = "char", read: str = "chars"):
+        self.name, self.steps, self.first, self.unit, self.read = name, steps, first, unit, read
         self.began = self.spoke = time.perf_counter()
         self.bar = tqdm(total=steps, initial=first, desc=name, unit="step") if tqdm else None
 
-    def show(self, step: int, point: tuple[float, float, float], characters: int) -> None:
-        """`point` is (step, bits per character in training, held-out bits or NaN)."""
+    def show(self, step: int, point: tuple[float, float, float], size: int) -> None:
+        """`point` is (step, bits in training, held-out bits or NaN); a step reads `size`."""
         _, bits, held_out = point
-        speed = (step - self.first) * characters / (time.perf_counter() - self.began)
-        line = f"loss {bits * 0.6931:.3f}, {bits:.3f} bits/char, {speed:,.0f} chars/s"
+        speed = (step - self.first) * size / (time.perf_counter() - self.began)
+        loss = f"loss {bits * 0.6931:.3f}, {bits:.3f} bits/{self.unit}"
+        line = f"{loss}, {speed:,.0f} {self.read}/s"
         if held_out == held_out:  # not NaN
-            message = f"{self.name} step {step}: {held_out:.3f} bits/char held out"
+            message = f"{self.name} step {step}: {held_out:.3f} bits/{self.unit} held out"
             self.bar.write(message) if self.bar else print(f"{message}; {line}", flush=True)
         if self.bar:
             self.bar.set_postfix_str(line, refresh=False)
@@ -34,8 +38,9 @@ class Bar:
 
 
 @contextmanager
-def progress_bar(name: str, steps: int, first: int = 0) -> Iterator[Bar]:
-    bar = Bar(name, steps, first)
+def progress_bar(name: str, steps: int, first: int = 0, **what: str) -> Iterator[Bar]:
+    """`what` is the bar's unit and what is read, where it is no text."""
+    bar = Bar(name, steps, first, **what)
     try:
         yield bar
     finally:

@@ -1,12 +1,15 @@
-"""Benchmarks of the products on this machine, and README's tables of their results."""
+"""The ladder of kernels, its benchmarks on this machine, and tables of their results."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 from numbsparse import __version__, bench, device
+from numbsparse.kernels.matmul import OWN, RUNGS, add_rung
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -25,6 +28,14 @@ def main(arguments: list[str] | None = None) -> None:
         "--quick", action="store_true", help="two small shapes, in a second or two"
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    command.add_argument(
+        "--rung",
+        type=Path,
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="a rung of your own, a Python file: timed wherever all rungs are (ladder)",
+    )
     on_gpu = command.add_argument_group("on a GPU")
     on_gpu.add_argument(
         "--only",
@@ -35,24 +46,44 @@ def main(arguments: list[str] | None = None) -> None:
     )
     on_gpu.add_argument(
         "--kernels",
-        choices=("auto", "all"),
         default="auto",
-        help="time the rung that is chosen (auto), or all that serve",
+        metavar="RUNGS",
+        help="time the rung that is chosen (auto), all that serve (all), or these, with commas",
     )
     on_gpu.add_argument("--png", type=Path, metavar="FILE", help="draw the figure there")
+    command = commands.add_parser(
+        "ladder", help="print the rungs: idea, reads, speed, what runs here"
+    )
+    command.add_argument(
+        "--dtype", choices=("float16", "float32"), default="float16", help="default: float16"
+    )
+    command = commands.add_parser(
+        "profile",
+        help="read what NVIDIA's profiler counts of the rungs; in the simulator, count it",
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the readings there too")
     command = commands.add_parser("tables", help="write the committed results into a README")
     command.add_argument("file", type=Path)
     options = parser.parse_args(arguments)
     try:
         if options.command == "tables":
             bench.fill(options.file)
+        elif options.command == "ladder":
+            print(bench.ladder_table(options.dtype))
+        elif options.command == "profile":
+            bench.profile(options.json)
         else:
             _bench(options, bench_parser)
-    except (RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, TypeError, ValueError, OSError) as error:
         sys.exit(f"numbsparse: {error}")
 
 
 def _bench(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    for file in options.rung:
+        add_rung(file.stem, _module_of(file))
+    known = ["auto", "all", *RUNGS, *OWN]
+    if unknown := [name for name in options.kernels.split(",") if name not in known]:
+        parser.error(f"--kernels takes some of {', '.join(known)}, got {unknown[0]!r}")
     of_gpu = bool(options.only) or options.png is not None or options.kernels != "auto"
     if of_gpu and options.place == "cpu":
         parser.error("--only, --kernels and --png are of the GPU's benchmark: give --place cuda")
@@ -69,6 +100,17 @@ def _bench(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None
     if "cuda" in places:
         how = bench.Options(options.kernels, options.quick)
         bench.run_gpu(options.only, how, json_file=options.json, png=options.png)
+
+
+def _module_of(file: Path) -> ModuleType:
+    """A Python file as a module, which finds its neighbours as if it were run."""
+    spec = spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"--rung takes a Python file, got {file}")
+    sys.path.insert(0, str(file.resolve().parent))
+    module = sys.modules[file.stem] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _sections(names: str) -> tuple[str, ...]:

@@ -237,7 +237,15 @@ def is_recording() -> bool:
 
 @contextmanager
 def no_grad() -> Iterator[None]:
-    """Within this context nothing is remembered: for evaluation, and for updating weights."""
+    """Within this context nothing is remembered: for evaluation, and for updating weights.
+
+    >>> import numbsparse as ns
+    >>> x = ns.Tensor([1.0], requires_grad=True)
+    >>> with ns.no_grad():
+    ...     y = x * 2
+    >>> y.requires_grad
+    False
+    """
     with _set_recording(False):
         yield
 

@@ -13,12 +13,24 @@ import numpy as np
 from numbsparse import autograd, ops
 from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.counting import Count as Count
-from numbsparse.counting import count as count
+from numbsparse.counting import Count, count
 from numbsparse.device import DeviceArray, to_device
+from numbsparse.device.turns import in_turns
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import k0_reference
 from numbsparse.layout import Index, Layout
+from numbsparse.races import Race, races
+
+__all__ = [
+    "Case",
+    "Count",
+    "Race",
+    "check_grads",
+    "check_rung",
+    "count",
+    "in_turns",
+    "races",
+]
 
 
 def check_grads(
@@ -119,7 +131,12 @@ def _like(data: Any, values: np.ndarray) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """A random problem for a rung of the ladder."""
+    """A random problem for a rung of the ladder.
+
+    >>> from numbsparse.testing import Case
+    >>> print(Case(batch=3, in_features=16, out_features=24, block_size=8))
+    3x16x24-B8-d0.4
+    """
 
     batch: int
     in_features: int
@@ -174,6 +191,12 @@ def check_rung(
     tile : the number of one of the rung's tiles, where it has several
 
     Raises AssertionError that says where and by how much they differ.
+
+    Examples
+    --------
+    >>> from numbsparse.kernels.matmul import LADDER
+    >>> from numbsparse.testing import Case, check_rung
+    >>> check_rung(LADDER["k0_cpu"], "forward", Case(3, 20, 12, 8), "float32", "cpu")
     """
     rng, dtype = np.random.default_rng(seed), as_dtype(dtype)
     layout = case.layout(rng)

@@ -1,65 +1,15 @@
 """Without a GPU the kernels run in the CUDA simulator, which must be chosen before numba loads."""
 
-import ctypes
-import os
 import sys
-import threading
 from importlib.util import find_spec
+from pathlib import Path
+from runpy import run_path
 
 import numpy as np
 import pytest
 
-
-def gpu_is_there() -> bool:
-    try:
-        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-    except OSError:
-        return False
-    count = ctypes.c_int()
-    return (
-        driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value
-    )
-
-
-if not gpu_is_there() and "numba" not in sys.modules:
-    os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")
-    # The simulator polls its threads: where they hand over sooner, barriers take a tenth.
-    sys.setswitchinterval(1e-4)
-
-
-class MadeOnce(dict):
-    """The shared arrays of a simulated block of threads: the first that asks makes one.
-
-    The simulator looks one up and, where there is none, makes it: two threads at the same moment
-    would make two. Between the look and the making nobody else may look.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.lock = threading.Lock()
-
-    def get(self, key):
-        self.lock.acquire()
-        if (found := super().get(key)) is not None:
-            self.lock.release()
-        return found
-
-    def __setitem__(self, key, value):
-        super().__setitem__(key, value)
-        self.lock.release()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def shared_arrays_are_made_once():
-    if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
-        from numba.cuda.simulator.kernelapi import FakeCUDAShared
-
-        def init(self, dynshared_size, plain=FakeCUDAShared.__init__):
-            plain(self, dynshared_size)
-            self._allocations = MadeOnce()
-
-        FakeCUDAShared.__init__ = init
-
+if "numba" not in sys.modules:
+    run_path(str(Path(__file__).parents[1] / "examples" / "gpu_or_simulator.py"))
 
 HAS_BFLOAT16 = find_spec("ml_dtypes") is not None
 needs_bfloat16 = pytest.mark.skipif(not HAS_BFLOAT16, reason="ml_dtypes is not installed")

@@ -1,5 +1,6 @@
 """Every rung of the convolutions, product, dtype and odd shape against dense float64."""
 
+from importlib import import_module
 from itertools import product as every
 
 import numpy as np
@@ -36,11 +37,18 @@ LARGE = [
     ConvCase(1, (20, 20), 128, 128, 64, (4, 4), stride=2, padding=1, density=1),
     ConvCase(7, (5, 6), 20, 20, 4, (3, 3), padding=((2, 0), (1, 1))),
 ]
+WHOLE = [  # mostly tiles of 8 x 8
+    ConvCase(3, (17, 15), 256, 136, 128, (3, 3), padding=1),
+    ConvCase(5, (16, 24), 64, 48, 32, (3, 3), padding=2, dilation=2),
+    ConvCase(2, (300,), 32, 40, 16, (5,), padding="same"),
+    ConvCase(2, (5, 16, 8), 64, 64, 64, (3, 2, 3), padding=1),
+    ConvCase(4, (32, 32), 32, 64, 32, (4, 4), stride=2, padding=1),
+]
 ON_GPU = device.is_available() and not device.SIMULATED
 # A simulated GPU thread is an operating-system thread: the large cases are for real GPUs and CPUs.
 PLACES = {
     "cpu": (SMALL + LARGE, ["float32", "float64", *HALVES]),
-    "cuda": (SMALL + LARGE * ON_GPU, ["float32", *HALVES]),
+    "cuda": (SMALL + (LARGE + WHOLE) * ON_GPU, ["float32", *HALVES]),
 }
 
 
@@ -51,8 +59,10 @@ def runs():
             reason = rung(name).unsupported(product, case.block_size, as_dtype(dtype), place)
             slow = name == "k0_reference" and (case in LARGE or dtype != "float64")
             if not ON_GPU:
-                few = SMALL[1::3] if name in ("k0_cpu", "k1_naive") else SMALL
+                few = SMALL if name in ("k2_tensor_core", "k3_hopper", "k4_wgmma") else SMALL[1::3]
                 slow |= dtype in HALVES and case not in few
+                slow |= name == "k5_small_blocks" and case not in SMALL[1::2]
+                slow |= (name, dtype, product) == ("k4_wgmma", "float32", "weight_grad")  # as k2's
                 slow |= dtype == "float64" and case in LARGE and case not in LARGE[::3]
                 slow |= dtype == "bfloat16" and place == "cuda" and case.block_size > 16
             if reason is None and not slow:
@@ -98,6 +108,8 @@ def run(name, product, problem, place, precision="highest"):
 
 needs_cuda = pytest.mark.skipif(not device.is_available(), reason="no GPU and no simulator")
 TENSOR_CORE = ConvCase(2, (3, 2), 16, 18, 16, (3, 3), padding=1)
+MERGED = ConvCase(2, (3, 4), 24, 18, 8, (2, 3), stride=2, padding=1)
+LINES = [("float32", "forward"), ("bfloat16", "forward"), ("float16", "input_grad")]
 
 
 @needs_cuda
@@ -112,16 +124,66 @@ def test_high_rounds_the_factors_of_float32_alone(product):
 
 @needs_cuda
 @pytest.mark.filterwarnings("ignore:.*(invalid value|overflow) encountered")
-@pytest.mark.parametrize("product", PRODUCTS)
-def test_infinities_of_float32_are_those_of_plain_sums(product):
-    problem = ConvProblem(TENSOR_CORE)
+@pytest.mark.parametrize(
+    ("name", "case", "dtype", "product"),
+    [
+        *(("k2_tensor_core", TENSOR_CORE, "float32", product) for product in PRODUCTS),
+        *(("k5_small_blocks", MERGED, dtype, product) for dtype, product in LINES),
+    ],
+)
+def test_infinities_are_those_of_plain_sums(name, case, dtype, product):
+    problem = ConvProblem(case, dtype)
     problem.x[0, 1, 1, 3] = np.inf
     problem.dy[1, 0, 0, [5, 17]] = -np.inf
-    got, expected = (run(name, product, problem, "cuda") for name in ("k2_tensor_core", "k1_naive"))
+    got, expected = (run(of, product, problem, "cuda") for of in (name, "k1_naive"))
     infinite = np.isinf(expected)
     assert infinite.any()
     np.testing.assert_array_equal(got[infinite], expected[infinite])
     np.testing.assert_array_equal(np.isfinite(got), np.isfinite(expected))
+
+
+PIECES = ConvCase(2, (16, 24) if ON_GPU else (9, 17), 16, 16, 16, (3, 3), padding="same")
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("k2_tensor_core", "float16"),
+        ("k2_tensor_core", "float32"),
+        ("k3_hopper", "float16"),
+        ("k4_wgmma", "float16"),
+    ],
+)
+def test_pieces_of_a_weight_grad_add_up_in_turn(name, dtype, monkeypatch):
+    if (reason := rung(name).unsupported("weight_grad", 16, as_dtype(dtype), "cuda")) is not None:
+        pytest.skip(reason)
+    module = import_module(f"numbsparse.kernels.conv.{name}.weight_grad")
+    cut = []
+    monkeypatch.setattr(module, "pieces_of", lambda items, tiles: cut.append(tiles) or 3)
+    problem = ConvProblem(PIECES, dtype)
+    got = run(name, "weight_grad", problem, "cuda").astype(np.float64)
+    assert min(cut) >= 3
+    assert (abs(got - problem.exact("weight_grad")) <= problem.bound("weight_grad", dtype)).all()
+
+
+@needs_cuda
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        ConvCase(1, (3, 9), 128, 136, 128, (1, 2), padding=1, density=1),
+        ConvCase(1, (5, 4), 16, 16, 16, (3, 3), stride=2, padding=1),
+        ConvCase(1, (3, 3), 16, 16, 16, (1, 1), stride=2),  # pixels that no tap sees
+        ConvCase(2, (2, 3, 4), 16, 16, 16, (2, 1, 2)),
+    ],
+    ids=str,
+)
+def test_tiles_of_8_x_8(product, case):
+    """What takes other ways than images whose blocks are small: parts, strides, depth."""
+    problem = ConvProblem(case, "float16")
+    got = run("k4_wgmma", product, problem, "cuda").astype(np.float64)
+    assert (abs(got - problem.exact(product)) <= problem.bound(product, "float16")).all()
 
 
 def test_cpu_gives_the_same_bits_for_any_number_of_threads():

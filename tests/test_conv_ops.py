@@ -17,6 +17,7 @@ CASES = [
     ConvCase(3, (1, 1), 8, 8, 8, (3, 3), padding=1),
     ConvCase(2, (3, 4), 6, 5, 4, (1, 1)),
     ConvCase(1, (6, 7), 4, 4, 4, (2, 3), padding="same", dilation=(1, 2)),
+    ConvCase(2, (9,), 8, 4, 4, (3,), stride=2, padding=1, dilation=4),
 ]
 ids = pytest.mark.parametrize("case", CASES, ids=str)
 
@@ -63,8 +64,8 @@ def test_beside_torch(put, case):
     if case.padding == "same":  # torch's transpose knows no words
         return
     transpose = getattr(functional, f"conv_transpose{axes}d")
-    stride = np.broadcast_to(case.stride, axes)
-    extra = tuple(int(n) for n in stride - 1)
+    most = np.maximum(np.broadcast_to(case.stride, axes), case.dilation)
+    extra = tuple(int(n) for n in most - 1)
     dx = transpose(channels_first(p.dy), w, padding=case.padding, output_padding=extra, **how)
     got = ns.conv_transpose(
         put(p.dy), put(p.w), output_padding=extra, out_features=case.in_features, **case.sizes
@@ -181,7 +182,11 @@ X = np.ones((1, 5, 5, 4), np.float32)
         (lambda: ns.conv(X, W, kernel_size=3, kernel=["k0_cpu"]), ValueError, "kernel takes"),
         (lambda: ns.conv(X, W, kernel_size=3, kernel="k1_naive"), ValueError, "runs on a GPU"),
         (lambda: ns.conv_transpose(X, W, kernel_size=3, padding=4), ValueError, "would become"),
-        (lambda: ns.conv_transpose(X, W, kernel_size=3, output_padding=1), ValueError, "stride, 1"),
+        (
+            lambda: ns.conv_transpose(X, W, kernel_size=3, output_padding=1),
+            ValueError,
+            "stride or the",
+        ),
         (
             lambda: ns.conv_transpose(X, W, kernel_size=3, out_features=5),
             ValueError,

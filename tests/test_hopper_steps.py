@@ -9,10 +9,23 @@ import pytest
 
 import numbsparse as ns
 from numbsparse.kernels.matmul.k6_hopper import steps as plan
-from numbsparse.kernels.matmul.k6_hopper.steps import EDGE, LAST, grouped, schedule, steps_of
+from numbsparse.kernels.matmul.k6_hopper.steps import (
+    BEFORE,
+    EDGE,
+    LAST,
+    MOST,
+    grouped,
+    schedule,
+    steps_of,
+)
 from numbsparse.kernels.matmul.k6_hopper.tile import TILES, Tile
 
-CASES = [*TILES.values(), Tile(64, 4, 2, 5, 1, 4, 3), Tile(16, 4, 3, 9, 1, 1, 2)]
+CASES = [
+    *TILES.values(),
+    Tile(64, 4, 2, 5, 1, 4, 3),
+    Tile(16, 4, 3, 9, 1, 1, 2),
+    Tile(32, 8, 3, 8, 1, 4, 2, SHARES=4),
+]
 
 
 def pattern(rng, rows=21, columns=13, density=0.4):
@@ -36,26 +49,28 @@ def test_steps_tell_of_every_block_once(tile, turned, rng):
     for group, (start, n_steps) in enumerate(zip(lengths.starts, lengths.steps, strict=True)):
         assert n_steps > 0
         for i, record in enumerate(records[start : start + n_steps]):
-            mask, counts = record[:2]
-            assert (mask & LAST > 0) == (i == n_steps - 1)
-            inputs = record[2 : 2 + tile.INPUTS]
-            blocks = iter(record[2 + tile.INPUTS :])
-            assert counts >> 8 == bin(mask & ~LAST).count("1") <= tile.BLOCKS
-            for bit in range(31):
-                if mask >> bit & 1:
-                    share, rest = divmod(bit, tile.INPUTS * tile.SHARE)
-                    e, column = divmod(rest, tile.SHARE)
+            masks, counts, *rest = np.split(record, [tile.SHARES, tile.SHARES + 1])
+            counts, (inputs, blocks) = int(counts[0]), np.split(rest[0], [tile.INPUTS])
+            taken = 0
+            for share, mask in enumerate(masks):
+                assert (mask & LAST > 0) == (i == n_steps - 1)
+                assert mask >> BEFORE & MOST == taken
+                for bit in np.flatnonzero(mask >> np.arange(BEFORE) & 1):
+                    e, column = divmod(bit, tile.SHARE)
                     assert e < counts & 255
-                    line, block = lines[group, share * tile.SHARE + column], next(blocks)
+                    line, block = lines[group, share * tile.SHARE + column], blocks[taken]
+                    taken += 1
                     source, part = divmod(inputs[e], tile.PARTS)
                     assert (block & EDGE > 0) == (source == len(kept) - 1)
                     assert block & ~EDGE == numbers[source, line] * tile.PARTS + part
                     found.append((source, line, part))
+            assert counts >> 8 == taken <= tile.BLOCKS
     assert len(set(found)) == len(found) == layout.n_blocks * tile.PARTS
 
 
-def test_all_bits_of_a_mask_have_room_beside_last():
-    assert all(tile.INPUTS * tile.COLUMNS < 32 and tile.BLOCKS >= tile.COLUMNS for tile in CASES)
+def test_all_bits_of_a_mask_have_room():
+    assert all(tile.INPUTS * tile.SHARE <= BEFORE for tile in CASES)
+    assert all(tile.COLUMNS <= tile.BLOCKS <= MOST for tile in CASES)
     assert all(tile.SHARED_BYTES <= 227 * 1024 - 256 for tile in TILES.values())
 
 

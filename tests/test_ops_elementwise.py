@@ -15,6 +15,7 @@ from ops_helpers import (
 
 from numbsparse import ops
 from numbsparse.dtypes import as_dtype
+from numbsparse.kernels import elementwise as ops_kernels
 
 BINARY = {
     "add": np.add,
@@ -32,11 +33,14 @@ def gelu(x):
 UNARY = {
     "negative": np.negative,
     "exp": np.exp,
+    "expm1": np.expm1,
     "log": lambda x: np.log(np.abs(x)),
     "sqrt": lambda x: np.sqrt(np.abs(x)),
     "tanh": np.tanh,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "relu": lambda x: np.maximum(x, 0),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "softplus": lambda x: np.logaddexp(0, x),
     "gelu": gelu,
 }
 SHAPES = [(0,), (1,), (7,), (), (3, 0), (2, 1, 3)]
@@ -79,6 +83,23 @@ def test_binary(home, name, shapes, rng):
     assert_close(home, got, BINARY[name](home.rounded(a), home.rounded(b)))
 
 
+LARGE = ops_kernels.LARGE
+TABLES = [(LARGE,), (LARGE + 37,), (LARGE // 5 + 1, 5), (LARGE // 48 + 2, 48)]
+
+
+@in_all_homes
+@pytest.mark.parametrize("name", BINARY)
+@pytest.mark.parametrize("shape", TABLES, ids=str)
+def test_binary_of_large_arrays(home, name, shape, rng):
+    """Alike, and a row beside a table, where a thread has several values."""
+    a, b = rng.uniform(1, 4, shape), rng.uniform(1, 4, shape)
+    for other in (b, b[0]) if len(shape) == 2 else (b,):
+        got = home.fetch(getattr(ops, name)(home.send(a), home.send(other)))
+        assert_close(home, got, BINARY[name](home.rounded(a), home.rounded(other)))
+    got = home.fetch(getattr(ops, name)(home.send(b[0] if b.ndim == 2 else b), home.send(a)))
+    assert_close(home, got, BINARY[name](home.rounded(b[0] if b.ndim == 2 else b), home.rounded(a)))
+
+
 @in_all_homes
 @in_all_forms
 def test_binary_of_views(home, form, rng):
@@ -111,7 +132,7 @@ def test_power(home, exponent, rng):
 
 
 @in_all_homes
-@pytest.mark.parametrize("name", ["sigmoid", "tanh", "gelu", "relu"])
+@pytest.mark.parametrize("name", ["sigmoid", "tanh", "gelu", "relu", "elu", "softplus"])
 def test_far_out(home, name):
     x = [-1e4, -60.0, -30.0, -0.0, 0.0, 30.0, 60.0, 1e4]
     got = home.fetch(getattr(ops, name)(home.send(x)))
@@ -125,13 +146,15 @@ def test_far_out(home, name):
 def test_nan_is_kept(home):
     x = home.send([np.nan, -1.0, 2.0])
     zeros = home.send([0.0, 0.0, 0.0])
+    np.testing.assert_array_equal(np.isnan(home.fetch(ops.elu(x))), [True, False, False])
+    np.testing.assert_array_equal(np.isnan(home.fetch(ops.softplus(x))), [True, False, False])
     for result in (ops.relu(x), ops.maximum(x, 0.0), ops.maximum(x, zeros), ops.maximum(zeros, x)):
         np.testing.assert_array_equal(home.fetch(result), [np.nan, 0, 2])
 
 
 @in_all_homes
 @in_all_forms
-@pytest.mark.parametrize("name", ["relu_grad", "gelu_grad"])
+@pytest.mark.parametrize("name", ["relu_grad", "elu_grad", "gelu_grad"])
 def test_grads(home, name, form, rng):
     x, dy = rng.uniform(-3, 3, (3, 5)), rng.standard_normal((3, 5))
     x[0, 0] = 0
@@ -140,7 +163,14 @@ def test_grads(home, name, form, rng):
     assert_close(home, got, expected, steps=16, magnitude=np.abs(home.rounded(dy)) * 4)
 
 
-@pytest.mark.parametrize("name", ["relu", "gelu"])
+@in_all_homes
+def test_expm1_near_zero(home):
+    x = np.array([1e-4, -1e-4, 3e-3])
+    got = home.fetch(ops.expm1(home.send(x)))
+    assert_close(home, got, np.expm1(home.rounded(x)))
+
+
+@pytest.mark.parametrize("name", ["relu", "elu", "gelu"])
 def test_grads_are_derivatives(name, rng):
     x, dy = rng.uniform(-3, 3, (4, 5)), rng.standard_normal((4, 5))
     expected = numeric_grad(getattr(ops, name), x, dy)

@@ -56,6 +56,28 @@ def test_softmax_far_out(home):
 
 
 @in_all_homes
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s[-1]], ids=str)
+@pytest.mark.parametrize("form", ["C", "slice"])
+def test_logsumexp(home, shape, form, rng):
+    x = rng.uniform(-4, 4, shape)
+    got = home.fetch(ops.logsumexp(home.send(x, form=form)))
+    expected = scipy.special.logsumexp(home.rounded(x), axis=-1) if x.size else np.zeros(0)
+    assert_close(home, got, expected, steps=16 + 2 * shape[-1], magnitude=np.abs(expected) + 4)
+
+
+@in_all_homes
+def test_logsumexp_far_out(home):
+    x = [[-1e4, 1e4, 0], [-np.inf] * 3, [-np.inf, 0, -np.inf], [0, np.inf, 0], [0, np.nan, 0]]
+    got = home.fetch(ops.logsumexp(home.send(x)))
+    np.testing.assert_array_equal(got, [home.rounded(1e4), -np.inf, 0, np.inf, np.nan])
+
+
+def test_logsumexp_of_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"x takes values along the last axis.* \(3, 0\)"):
+        ops.logsumexp(np.ones((3, 0)))
+
+
+@in_all_homes
 @shapes
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_softmax_grads(home, name, shape, rng):

@@ -163,6 +163,37 @@ def test_conversions_keep_nan():
 
 
 @cuda.jit
+def unpack_kernel(words, out):
+    t = cuda.threadIdx.x
+    out[0, t, 0], out[0, t, 1] = ptx.unpack_half2(words[t])
+    out[1, t, 0], out[1, t, 1] = ptx.unpack_bfloat2(words[t])
+
+
+def test_pairs_are_unpacked(rng):
+    words = random_bits(rng, 32) & np.uint32(0xBFFFBFFF)  # neither infinities nor NaNs
+    got = run(unpack_kernel, words, out=np.empty((2, 32, 2), np.float32))
+    halves = words.view(np.float16).reshape(32, 2)
+    bfloats = (words.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(32, 2)
+    np.testing.assert_array_equal(got[0], halves.astype(np.float32))
+    np.testing.assert_array_equal(got[1], bfloats)
+
+
+@cuda.jit
+def approximate_kernel(x, out):
+    t = cuda.threadIdx.x
+    out[0, t], out[1, t] = ptx.ex2(x[t]), ptx.rcp(x[t])
+
+
+def test_powers_and_reciprocals_are_near(rng):
+    x = (rng.standard_normal(32) * 30).astype(np.float32)
+    x[:3] = np.inf, -np.inf, 200
+    got = run(approximate_kernel, x, out=np.empty((2, 32), np.float32))
+    with np.errstate(over="ignore"):
+        expected = np.exp2(x.astype(np.float64)), 1 / x.astype(np.float64)
+        np.testing.assert_allclose(got, np.float32(expected), rtol=5e-7)
+
+
+@cuda.jit
 def shuffle_kernel(x, source, out):
     t = cuda.threadIdx.x
     out[0, t] = ptx.shfl_xor(x[t], 5)

@@ -251,15 +251,18 @@ def product_kernel(kind, m_tiles, n, k_steps, a, b, columns, inputs, a_bytes):
 
 
 def laid(values, operand, panels_bytes):
-    """A factor (rows, terms) of 16-bit values as `operand` says, swaps included."""
+    """The bits of a factor (rows, terms) as `operand` says, swaps included."""
     row, k = np.indices(values.shape)
-    byte = swizzled(operand.place(row, k), operand.width)
-    out = np.zeros(panels_bytes // 2, np.uint16)
-    out[byte // 2] = values.view(np.uint16)
+    item = values.itemsize
+    byte = swizzled(operand.place(row, k, item), operand.width)
+    out = np.zeros(panels_bytes // item, f"u{item}")
+    out[byte // item] = values.view(out.dtype)
     return out.view(np.uint8)
 
 
 def bits_of(values, kind):
+    if kind == "tf32":
+        return values.astype(np.float32)
     if kind == "f16":
         return values.astype(np.float16)
     return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
@@ -309,6 +312,20 @@ def test_wgmma(kind, m_tiles, n, depth, a_width, a_turned, b_width, b_turned, co
     np.testing.assert_array_equal(got, expected[g, row, column])
 
 
+@pytest.mark.parametrize(("n", "depth"), [(32, 64), (128, 32)])
+def test_wgmma_of_float32(n, depth, rng):
+    a, b = Operand(128, 64 * 128), Operand(128, n * 128)
+    x, w = (rng.integers(-8, 8, (rows, depth)).astype(np.float64) for rows in (64, n))
+    tiles = [laid(bits_of(f, "tf32"), of, f.size * 4) for f, of in ((x, a), (w, b))]
+    kernel = product_kernel("tf32", 1, n, depth // 8, a, b, 0, 1, tiles[0].size)
+    tiles = np.concatenate(tiles)
+    out = device.to_device(np.full((128, n // 2), np.nan, np.float32))
+    launch(kernel, 1, 128, device.to_device(tiles), 1, out, shared_bytes=tiles.size + 1024)
+    t, i = np.indices((128, n // 2))
+    row, column = t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8, i // 4 * 8 + t % 4 * 2 + i % 2
+    np.testing.assert_array_equal(out.numpy(), (2 * x @ w.T)[row, column])
+
+
 def test_wgmma_of_several_inputs(rng):
     """acc[g] += x[e] @ w.T for the bits e * columns + g of the mask, w one after another."""
     rows = depth = n = 64
@@ -354,3 +371,32 @@ def test_misused_barriers_are_told(kernel, message):
     out = device.to_device(np.zeros(1, np.int64))
     with pytest.raises(RuntimeError, match=message):
         launch(kernel, 1, 1, out)
+
+
+def registers_kernel(given, taken):
+    @cuda.jit(**({} if device.SIMULATED else {"launch_bounds": (512, 1)}))
+    def kernel(x, out):
+        t = uint32(cuda.threadIdx.x)
+        if t < 128:
+            ptx.fewer_registers(given)
+            out[t] = x[t] + 1
+        else:
+            ptx.more_registers(taken)
+            out[t] = x[t] * 2
+
+    return kernel
+
+
+def test_registers_handed_over_change_no_value(rng):
+    x = rng.standard_normal(512).astype(np.float32)
+    out = device.to_device(np.full(512, np.nan, np.float32))
+    launch(registers_kernel(32, 160), 1, 512, device.to_device(x), out)
+    np.testing.assert_array_equal(out.numpy(), np.r_[x[:128] + 1, x[128:] * 2])
+
+
+@simulated_only
+@pytest.mark.parametrize("count", [16, 100, 264])
+def test_registers_are_multiples_of_8(count):
+    x = device.to_device(np.zeros(512, np.float32))
+    with pytest.raises(ValueError, match=f"24 to 256, a multiple of 8, got {count}"):
+        launch(registers_kernel(count, 160), 1, 512, x, x)

@@ -10,9 +10,10 @@ from numbsparse.kernels import ptx
 from numbsparse.kernels.ptx import ALIGNMENT
 
 
-def product_kernel(n, k_steps, exact):
-    COUNT, REGISTERS, SIZE = n // 2, 4 * k_steps, (1 + exact) * 8 * k_steps * n
-    multiply = ptx.wgmma_split(n, k_steps, exact)
+def product_kernel(n, k_steps, exact, units):
+    COUNT, REGISTERS = (units, n // 2), (units, 4 * k_steps)
+    SIZE = units * (1 + exact) * 8 * k_steps * n
+    multiply = ptx.wgmma_split(n, k_steps, exact, units)
 
     @cuda.jit
     def kernel(a, image, out):
@@ -22,38 +23,46 @@ def product_kernel(n, k_steps, exact):
         t = cuda.threadIdx.x
         for i in range(t, SIZE, 128):
             shared[i] = image[i]
-        for i in range(REGISTERS):
-            hi[i], lo[i] = ptx.as_uint32(a[0, t, i]), ptx.as_uint32(a[1, t, i])
-        for i in range(COUNT):
-            acc[i] = 1
+        for u in range(REGISTERS[0]):
+            for i in range(REGISTERS[1]):
+                hi[u, i], lo[u, i] = ptx.as_uint32(a[u, 0, t, i]), ptx.as_uint32(a[u, 1, t, i])
+            for i in range(COUNT[1]):
+                acc[u, i] = 1
         ptx.fence_proxy_async()
         cuda.syncthreads()
-        multiply(acc, hi, lo, shared, 0)
-        for i in range(COUNT):
-            out[t, i] = acc[i]
+        if units == 1:
+            multiply(acc, hi, lo, shared, 0)
+        else:
+            multiply(acc, hi, lo, shared, 0, SIZE // 2)
+        for u in range(COUNT[0]):
+            for i in range(COUNT[1]):
+                out[u, t, i] = acc[u, i]
 
     return kernel
 
 
 @pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize(("n", "k_steps"), [(8, 1), (32, 4), (64, 2)])
-def test_wgmma_split(n, k_steps, exact, rng):
+@pytest.mark.parametrize(("n", "k_steps", "units"), [(8, 1, 1), (32, 4, 1), (64, 2, 1), (32, 2, 2)])
+def test_wgmma_split(n, k_steps, exact, units, rng):
     if not device.is_available():
         pytest.skip(device.why_unavailable())
     if not device.SIMULATED and device.compute_capability() != (9, 0):
         pytest.skip("takes a GPU of compute capability 9.0")
     k = 8 * k_steps
-    a = rng.integers(-8, 9, (2, 64, k)).astype(np.float32)  # hi and lo, exact in tf32
-    b = rng.integers(-8, 9, (2, k, n)).astype(np.float32)
+    a = rng.integers(-8, 9, (units, 2, 64, k)).astype(np.float32)  # hi and lo, exact in tf32
+    b = rng.integers(-8, 9, (units, 2, k, n)).astype(np.float32)
     t, i = np.arange(128)[:, None], np.arange(4 * k_steps)
     row = t // 32 * 16 + t % 32 // 4 + i % 2 * 8
-    registers = a[:, row, i // 4 * 8 + i // 2 % 2 * 4 + t % 4]
-    # (hi or lo, 4 terms, 8 columns, column, term)
-    image = b.reshape(2, k // 4, 4, n // 8, 8).transpose(0, 1, 3, 4, 2)[: 1 + exact]
-    out = to_device(np.full((128, n // 2), np.nan, np.float32))
-    kernel = product_kernel(n, k_steps, exact)
+    registers = a[:, :, row, i // 4 * 8 + i // 2 % 2 * 4 + t % 4]
+    # (unit, hi or lo, 4 terms, 8 columns, column, term)
+    image = b.reshape(units, 2, k // 4, 4, n // 8, 8).transpose(0, 1, 2, 4, 5, 3)[:, : 1 + exact]
+    out = to_device(np.full((units, 128, n // 2), np.nan, np.float32))
+    kernel = product_kernel(n, k_steps, exact, units)
     launch(kernel, 1, 128, to_device(registers), to_device(image.reshape(-1).copy()), out)
-    expected = 1 + a[0] @ b[0] + (a[1] @ b[0] + a[0] @ b[1] if exact else 0)
+    expected = 1 + a[:, 0] @ b[:, 0]
+    if exact:
+        expected += a[:, 1] @ b[:, 0] + a[:, 0] @ b[:, 1]
     i = np.arange(n // 2)
     row = t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8
-    np.testing.assert_array_equal(out.numpy(), expected[row, t % 4 * 2 + i % 2 + i // 4 * 8])
+    column = t % 4 * 2 + i % 2 + i // 4 * 8
+    np.testing.assert_array_equal(out.numpy(), expected[:, row, column])

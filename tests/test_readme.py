@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from numbsparse import bench
+from numbsparse import bench, device
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -121,3 +121,12 @@ def test_python_blocks_print_what_their_comments_say(
         assert doctest.OutputChecker().check_output(want, got, flags), (
             f"{code}\npromises\n{want}\nand prints\n{got}"
         )
+
+
+@pytest.mark.skipif(not device.SIMULATED, reason="counting takes the simulator")
+def test_sessions_print_what_they_show() -> None:
+    (session,) = blocks("pycon")
+    test = doctest.DocTestParser().get_doctest(session, {}, "README.md", None, None)
+    failed, tried = doctest.DocTestRunner(verbose=False).run(test)
+    assert tried == 4
+    assert not failed

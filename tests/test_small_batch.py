@@ -47,8 +47,14 @@ def test_a_plan_holds_every_block_once_in_equal_shares(size, turned, rng):
     units, cuts = units_of(plan, sections, together)
     assert len(units) == 13 * 2 * each
     shares = (units[:, -1].reshape(13, 2 * each) > 0).sum(1)
-    counts = plan[Lines(*sections).counts : Lines(*sections).cuts]
-    np.testing.assert_array_equal(counts.reshape(13, 2).sum(1), shares)
+    counts = plan[Lines(*sections).counts : Lines(*sections).cuts].reshape(13, 2)
+    np.testing.assert_array_equal(abs(counts).sum(1), shares)
+    assert np.isin(abs(counts[:, 0]) - abs(counts[:, 1]), (0, 1)).all()
+    firsts, lasts = (
+        units.reshape(13, 2, each, -1)[:, 1, 0, -1],
+        units.reshape(13, 2, each, -1)[np.arange(13), 0, abs(counts[:, 0]) - 1, -1],
+    )
+    np.testing.assert_array_equal(counts[:, 1] < 0, (counts[:, 1] != 0) & (firsts == lasts))
     units = units[units[:, -1] > 0]
     squares = units[:, 0 : 2 * together : 2]
     squares = np.sort(squares[squares >= 0])
@@ -122,8 +128,43 @@ def test_rings_of_tiles(product, case, feature_major, dtype, monkeypatch):
     if rung.unsupported(product, case.block_size, as_dtype(dtype), "cuda", case.batch):
         pytest.skip("takes compute capability 9.0, or the simulator")
     monkeypatch.setattr(plans, "TOGETHER", -1)
-    monkeypatch.setattr(ring_launch, "ENOUGH", 0)
+    monkeypatch.setattr(ring_launch, "FEW", 2**30 if feature_major else 0)  # one stage or more
     check_rung(rung, product, case, dtype, "cuda", feature_major=feature_major)
+
+
+WEIGHT_CASES = [
+    Case(batch=24, in_features=96, out_features=160, block_size=32, density=0.7),
+    Case(batch=32, in_features=64, out_features=128, block_size=64, density=1),
+]
+
+
+@needs_ampere
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dy_turned", [False, True], ids=["dy", "dy.T"])
+@pytest.mark.parametrize("x_turned", [False, True], ids=["x", "x.T"])
+@pytest.mark.parametrize("case", WEIGHT_CASES, ids=str)
+def test_rings_of_tiles_for_weight_grad(case, x_turned, dy_turned, dtype, rng, monkeypatch):
+    if not ring_launch.has_rings():
+        pytest.skip("takes compute capability 9.0, or the simulator")
+    layout = case.layout(rng)
+    shapes = (case.batch, case.in_features), (case.batch, case.out_features)
+    x, dy = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
+    shape = (layout.n_blocks, case.block_size, case.block_size)
+    expected, magnitude = np.full(shape, np.nan), np.full(shape, np.nan)
+    exact = [a.astype(np.float64) for a in (x, dy)]
+    k0_reference.weight_grad(*exact, layout.index, expected)
+    k0_reference.weight_grad(*map(abs, exact), layout.index, magnitude)
+    on_device = [
+        device.to_device(a.T.copy()).T if turned else device.to_device(a)
+        for a, turned in ((x, x_turned), (dy, dy_turned))
+    ]
+    got = device.to_device(np.full(shape, np.nan, dtype))
+    monkeypatch.setattr(ring_launch, "FEW", 2**30 if x_turned else 0)  # few warps or many
+    monkeypatch.setattr(rung, "block_kernel", None)  # by rings, or not at all
+    rung.weight_grad(*on_device, ops.index_beside(layout, got), got)
+    bound = (case.batch + 2) * np.finfo(np.float32).eps * magnitude
+    bound += np.finfo(dtype).eps * abs(expected)
+    assert (abs(got.numpy().astype(np.float64) - expected) <= bound).all()
 
 
 @needs_ampere
@@ -161,8 +202,11 @@ def test_products_that_overlap_wait_for_each_other(dtype, rng):
 
 @needs_ampere
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # of simulated registers
+@pytest.mark.parametrize("rings", [True, False], ids=["rings", "no rings"])
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_infinities_and_nans_come_out_as_in_float32(product, rng):
+def test_infinities_and_nans_come_out_as_in_float32(product, rings, rng, monkeypatch):
+    if not rings:
+        monkeypatch.setattr(ring_launch, "has_rings", lambda: False)
     layout = ns.Layout(np.ones((3, 2), bool))
     x, dy = (rng.standard_normal((5, n)).astype(np.float32) for n in (96, 64))
     values = rng.standard_normal((6, 32, 32)).astype(np.float32)
@@ -215,10 +259,30 @@ def test_large_batches_are_refused(product, size, most):
 
 
 @needs_ampere
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_tensor_maps_that_are_not_kept(product, monkeypatch):
+    if not ring_launch.has_rings():
+        pytest.skip("takes compute capability 9.0, or the simulator")
+    monkeypatch.setattr(ring_launch, "MOST_MAPS", 0)
+    monkeypatch.setattr(ring_launch, "_maps", {})
+    told, bound = [], ring_launch.Bound
+    place = {"weight_grad": 8}.get(product, 7)  # of `fresh` among a launch's arguments
+
+    def noted(*args, **options):
+        told.append(args[place])
+        return bound(*args, **options)
+
+    monkeypatch.setattr(ring_launch, "Bound", noted)
+    check_rung(rung, product, Case(32, 64, 64, 32, 1), "float32", "cuda")
+    assert told == [1, 1]
+    assert not ring_launch._maps
+
+
+@needs_ampere
 def test_a_card_with_little_shared_memory_has_no_rings(monkeypatch):
     monkeypatch.setattr(ring_launch, "copy_engine", lambda: True)
     monkeypatch.setattr(ring_launch, "shared_memory", lambda: 99 * 1024)
     x, values = (device.to_device(np.zeros(shape, np.float32)) for shape in [(8, 32), (1, 32, 32)])
-    assert not ring_launch.serves(x, values, shares=1)
+    assert not ring_launch.serves(x, values)
     assert rung.unsupported("forward", 32, "float32", "cuda", 32) is None
     assert "up to 32" in rung.unsupported("forward", 32, "float32", "cuda", 33)

@@ -123,7 +123,14 @@ def test_rows_with_the_same_columns_share_their_tiles():
 
     banded, rng = patterns.banded(128, 128, width=8), np.random.default_rng(0)
     shuffled = banded[rng.permutation(128)]
-    assert panels(shuffled) < 1.1 * panels(banded) < 0.7 * panels(rng.permuted(banded, axis=1))
+    assert panels(shuffled) < 1.15 * panels(banded) < 0.7 * panels(rng.permuted(banded, axis=1))
+
+
+def test_few_products_are_half_empty(rng):
+    layout = Layout(rng.random((128, 128)) < 0.1)
+    items = regions(layout.index, TILES[0], 1)
+    products = sum(share.counts.sum() for item in items for share in item)
+    assert layout.n_blocks <= 2 * products < 1.1 * layout.n_blocks
 
 
 def test_cut_fills_the_places():

@@ -7,73 +7,91 @@ picture that it shows.
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from numbsparse.bench import lessons
 from numbsparse.bench.figure import draw_speed_up
+from numbsparse.bench.gpu.conv import OURS
 from numbsparse.bench.gpu.peers import CUBLAS, TRITON
-from numbsparse.bench.gpu.results import load
-from numbsparse.bench.gpu.show import speed_up
+from numbsparse.bench.gpu.results import Results
+from numbsparse.bench.gpu.show import beside_cudnn, speed_up
+from numbsparse.bench.markdown import table as _markdown
+from numbsparse.bench.rungs import (
+    Row,
+    idea_of,
+    lines_of,
+    on_cpu,
+    on_gpu,
+    rate_of,
+    rows_of,
+    shape_of,
+    teraflops,
+)
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
 
-RESULTS = Path(__file__).parent / "results"
-CPU_SHAPE = {"features": 4096, "batch": 512, "density": 0.1, "block_size": 32, "dtype": "float32"}
 PASSES = {"forward": "forward", "input_grad": "input-gradient", "weight_grad": "weight-gradient"}
-
-Row = dict[str, Any]
 
 
 def fill(path: Path) -> None:
     """Rewrite what stands between `<!-- ladder -->` and `<!-- /ladder -->`, and the like.
 
-    Draws `speed_up.png` where the file shows it; raises RuntimeError where matplotlib is missing.
+    Draws `speed_up.png` where the file shows it; raises RuntimeError where matplotlib is missing,
+    ValueError where the file has no such markers.
     """
     text = path.read_text(encoding="utf-8")
-    for name, table in (("ladder", ladder()), ("gpu", gpu()), ("cpu", cpu())):
+    makers: dict[str, Callable[[], str]] = {
+        "ladder": ladder,
+        "gpu": gpu,
+        "conv": conv,
+        "cpu": cpu,
+    }
+    makers |= lessons.PARTS
+    names = [name for name in makers if f"<!-- {name} -->" in text]
+    if not names:
+        raise ValueError(f"{path} has no markers <!-- {next(iter(makers))} --> or the like")
+    for name in names:
         marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         found = marked.search(text)
         if found is None:
-            raise ValueError(f"{path} has no markers <!-- {name} --> and <!-- /{name} -->")
+            raise ValueError(f"{path} has no marker <!-- /{name} --> after <!-- {name} -->")
         before, after = text[: found.start()], text[found.end() :]
-        text = f"{before}{found[1]}{table}{found[2]}{after}"
+        text = f"{before}{found[1]}{makers[name]()}{found[2]}{after}"
     if (shown := re.search(r'src="([^"]*speed_up\.png)"', text)) is not None:
         picture = path.parent / shown[1]
         picture.parent.mkdir(parents=True, exist_ok=True)
-        draw_speed_up(load(RESULTS / "cuda.json")["headline"], picture)
+        draw_speed_up(on_gpu()["headline"], picture)
     path.write_text(text, encoding="utf-8")
 
 
 def ladder() -> str:
     """A line per rung: its idea, its speed in float32 and float16, its length."""
-    on_cpu, results = _load("cpu"), load(RESULTS / "cuda.json")
-    on_gpu = results["ladder"]["rows"]
-    first = _shape(on_gpu[0])
+    cpu_machine, results = on_cpu()["machine"], on_gpu()
+    first = results["ladder"]["rows"][0]
     table = []
     for name, module in LADDER.items():
-        idea = (module.__doc__ or "").partition("\n")[0].partition(": ")[2].rstrip(".")
-        rows = _on_cpu(on_cpu["rows"]) if name == "k0_cpu" else _home(name, on_gpu)
-        if name != "k0_cpu" and rows and (shape := _shape(rows[0])) != first:
-            idea += f" ({shape})"
+        idea, rows = idea_of(module), rows_of(name)
+        if name != "k0_cpu" and rows and shape_of(rows[0]) != shape_of(first):
+            idea += f" ({shape_of(rows[0])})"
         speeds = [_speeds(rows, product, name) for product in PRODUCTS]
-        path = Path(module.__file__ or "")
-        table.append([_link(name, path), idea, *speeds, str(_lines(path))])
-    dense = [row | {"flops": on_gpu[0]["flops"]} for row in _dense(results)]
+        table.append([_link(name), idea, *speeds, str(lines_of(module))])
+    dense = [row | {"flops": first["flops"]} for row in _dense(results)]
     cells = [_speeds(dense, product, CUBLAS) for product in PRODUCTS]
     if any(cells):
         table.append(["cuBLAS", "dense; its work on dropped blocks is not counted", *cells, ""])
     header = ["rung", "idea", *(PASSES[product] for product in PRODUCTS), "lines"]
     return (
         "TFLOP/s over kept blocks, float32 (as accurate as a float32 product) / float16; density "
-        f"0.1, {first} unless said, {results['ladder']['machine']}. k0_cpu: 4096 x 4096, B = 32, "
-        f"batch 512, {on_cpu['machine']}.\n\n{_markdown(header, table)}\n"
+        f"0.1, {shape_of(first)} unless said, {results['ladder']['machine']}. k0_cpu: 4096 x 4096, "
+        f"B = 32, batch 512, {cpu_machine}.\n\n{_markdown(header, table)}\n"
     )
 
 
 def gpu() -> str:
     """A line per dtype and block size at density 0.1: our speed, and over the peers'."""
-    results = load(RESULTS / "cuda.json")
+    results = on_gpu()
     measured = {dtype: results[dtype] for dtype in ("float16", "float32") if dtype in results}
     if not measured:
         return ""
@@ -98,9 +116,46 @@ def gpu() -> str:
     )
 
 
+def conv() -> str:
+    """A line per dtype, taps and block size: our speed, over cuDNN's, and the memory beside."""
+    section = on_gpu().get("conv")
+    if section is None:
+        return ""
+    rows = section["rows"]
+    table: list[list[str]] = []
+    ours = [row for row in rows if OURS in {**row["seconds"], **row["not_timed"]}]
+    lines: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in ours:
+        key = row["dtype"], row["precision"], row["taps_along"], row["block_size"]
+        lines.setdefault(key, {})[row["product"]] = row
+    for (dtype, precision, k, size), cells in lines.items():
+        name = f"{dtype}, tf32" if precision == "high" else dtype
+        speeds = [_beside_cudnn(cells.get(product), rows) for product in PRODUCTS]
+        extra = max(row["workspace"] / row["input_bytes"] for row in cells.values())
+        table.append([name, f"{k} x {k}", str(size), *speeds, f"{extra:.1%}"])
+    header = ["dtype", "taps", "B", *(PASSES[product] for product in PRODUCTS), "memory"]
+    first = ours[0]
+    return (
+        f"TFLOP/s over kept blocks; {first['features']} to {first['features']} features, batch "
+        f"{first['batch']}, {first['side']} x {first['side']} images, density 0.1, random blocks. "
+        "In brackets, times as fast as cuDNN's dense convolution, channels last. Memory beside "
+        f"operands and result, of the input. {section['machine']}; `{section['command']}`.\n\n"
+        f"{_markdown(header, table)}\n"
+    )
+
+
+def _beside_cudnn(row: Row | None, rows: list[Row]) -> str:
+    if row is None:
+        return "-"
+    if OURS not in row["seconds"]:
+        return row["not_timed"][OURS]
+    seconds, dense = row["seconds"][OURS], beside_cudnn(row, rows)
+    return f"{teraflops(row['flops'] / seconds)} ({f'{dense / seconds:.1f}' if dense else '-'})"
+
+
 def cpu() -> str:
     """A line per shape and product on the CPU: our time, and the peers' as multiples of it."""
-    results = _load("cpu")
+    results = on_cpu()
     peers = ["NumPy dense", "NumPy by block", "SciPy BSR", "torch BSR"]
     rows = []
     for row in results["rows"]:
@@ -118,24 +173,7 @@ def cpu() -> str:
     )
 
 
-def _load(place: str) -> dict[str, Any]:
-    return json.loads((RESULTS / f"{place}.json").read_text(encoding="utf-8"))
-
-
-def _on_cpu(rows: list[Row]) -> list[Row]:
-    """The rows of the ladder's shape on the CPU."""
-    return [row for row in rows if CPU_SHAPE.items() <= row.items()]
-
-
-def _home(name: str, rows: list[Row]) -> list[Row]:
-    """The rows of the first shape that a rung was measured at."""
-    for row in rows:
-        if name in row["seconds"]:
-            return [other for other in rows if _shape(other) == _shape(row)]
-    return []
-
-
-def _dense(results: dict[str, Any]) -> list[Row]:
+def _dense(results: Results) -> list[Row]:
     """cuBLAS's rows, as accurate as the ladder's."""
     sections = [results[dtype]["rows"] for dtype in ("float16", "float32") if dtype in results]
     rows = [row for section in sections for row in section]
@@ -149,11 +187,7 @@ def _is_of_figure(row: Row) -> bool:
 
 def _speeds(rows: list[Row], product: str, name: str) -> str:
     """float32 / float16, those that were measured."""
-    speeds = []
-    for dtype in ("float32", "float16"):
-        wanted = {"product": product, "dtype": dtype}
-        of = [row for row in rows if wanted.items() <= row.items() and name in row["seconds"]]
-        speeds.append(_teraflops(of[0]["flops"] / of[0]["seconds"][name]) if of else "-")
+    speeds = [teraflops(rate_of(name, rows, product, dtype)) for dtype in ("float32", "float16")]
     return "" if speeds == ["-", "-"] else " / ".join(speeds)
 
 
@@ -166,33 +200,11 @@ def _against_peers(row: Row, rows: list[Row]) -> str:
     dense = speed_up(row, name, rows)
     times = [f"{dense:.1f}" if dense else "-"]
     times.append(f"{row['seconds'][TRITON] / seconds:.1f}" if TRITON in row["seconds"] else "-")
-    return f"{_teraflops(row['flops'] / seconds)} ({', '.join(times)})"
+    return f"{teraflops(row['flops'] / seconds)} ({', '.join(times)})"
 
 
-def _teraflops(rate: float) -> str:
-    """Three digits at most, and no more than two behind the point."""
-    rate /= 1e12
-    return f"{rate:.0f}" if rate >= 100 else f"{rate:.1f}" if rate >= 10 else f"{rate:.2f}"
-
-
-def _shape(row: Row) -> str:
-    features = f"{row['features']} x {row['features']}"
-    return f"{features}, B = {row['block_size']}, batch {row['batch']}"
-
-
-def _link(name: str, path: Path) -> str:
+def _link(name: str) -> str:
     """A rung is a file, or a folder of them."""
+    path = Path(LADDER[name].__file__ or "")
     file = f"{name}/" if path.name == "__init__.py" else path.name
     return f"[{name}](numbsparse/kernels/matmul/{file})"
-
-
-def _lines(path: Path) -> int:
-    """Lines that say something, of a rung's file or of its folder's files."""
-    files = path.parent.rglob("*.py") if path.name == "__init__.py" else [path]
-    texts = (file.read_text(encoding="utf-8") for file in files)
-    return sum(bool(line.strip()) for text in texts for line in text.splitlines())
-
-
-def _markdown(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -15,17 +15,12 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
 
 watcher: Watcher | None = None
 """Who watches, if anybody."""
 
 _INSIDE = ("numba.", "numbsparse.device.", "numbsparse.kernels.ptx.")
 """Modules between the text of a kernel and this one."""
-
-ALL_BANKS = 128  # bytes
-
-_making = threading.Lock()
 
 
 class Access(NamedTuple):
@@ -44,7 +39,8 @@ class Thread(NamedTuple):
     block: tuple[int, ...]
     number: int  # in its block
     accesses: list[Access]
-    barriers: list[Any]  # the site of each
+    barriers: list[int]  # of each `syncthreads`, how many accesses came before it
+    meetings: list[int]  # the same of each `ptx.sync_warp`
 
 
 class Launch(NamedTuple):
@@ -67,23 +63,22 @@ class Watcher:
     def watching(self) -> Iterator[Watcher]:
         """While this lasts, in the simulator, kernels of every thread are watched."""
         from numba.cuda.simulator.kernel import BlockThread
-        from numba.cuda.simulator.kernelapi import FakeCUDAShared
 
         global watcher
         if watcher is not None:
             raise RuntimeError("somebody watches already")
-        plain_array, plain_barrier = FakeCUDAShared.array, BlockThread.syncthreads
+        plain_barrier = BlockThread.syncthreads
 
         def barrier(thread: Any) -> None:
-            self._thread(thread).barriers.append(_site())
+            noted = self._thread(thread)
+            noted.barriers.append(len(noted.accesses))
             plain_barrier(thread)
 
-        watcher, FakeCUDAShared.array, BlockThread.syncthreads = self, _shared_array, barrier
+        watcher, BlockThread.syncthreads = self, barrier
         try:
             yield self
         finally:
-            watcher = None
-            FakeCUDAShared.array, BlockThread.syncthreads = plain_array, plain_barrier
+            watcher, BlockThread.syncthreads = None, plain_barrier
 
     def note(self, space: str, writes: bool, address: int, nbytes: int) -> None:
         """An access by the running thread; the host's own are none."""
@@ -95,7 +90,7 @@ class Watcher:
     def _thread(self, thread: Any) -> Thread:
         known: Thread | None = getattr(thread, "watched", None)
         if known is None:
-            known = thread.watched = Thread(tuple(thread.blockIdx), thread.thread_id, [], [])
+            known = thread.watched = Thread(tuple(thread.blockIdx), thread.thread_id, [], [], [])
             self.launches[-1].threads.append(known)
         return known
 
@@ -145,6 +140,13 @@ def note_piece(array: Any, writes: bool, piece: np.ndarray) -> None:
         watcher.note(space, writes, piece.ctypes.data, piece.nbytes)
 
 
+def note_meeting() -> None:
+    """The running thread is at a barrier of its warp."""
+    if watcher is not None:
+        noted = watcher._thread(threading.current_thread())
+        noted.meetings.append(len(noted.accesses))
+
+
 def note_unseen(what: str) -> None:
     """The running kernel uses a unit of the GPU whose accesses are not counted."""
     if watcher is not None:
@@ -165,31 +167,6 @@ def _note(array: np.ndarray, space: str, writes: bool, place: Any) -> None:
         axes = zip(places, array.shape, array.strides, strict=True)
         offset = sum(int(i) % length * stride for i, length, stride in axes)  # -1 is the last
         watcher.note(space, writes, array.ctypes.data + offset, array.itemsize)
-
-
-def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -> Any:
-    """`cuda.shared.array` of the simulator, watched: one array for each line that asks for one."""
-    from numba.np.numpy_support import as_dtype
-
-    dtype = np.dtype(as_dtype(dtype) if isinstance(dtype, types.Type) else dtype)
-    if shape == 0:
-        count = memory._dynshared_size // dtype.itemsize
-        return np.frombuffer(memory._dynshared.data, dtype, count).view(Shared)
-    frame = sys._getframe(1)
-    line = frame.f_code.co_filename, frame.f_lineno
-    with _making:
-        array = memory._allocations.get(line)
-        if array is None:
-            array = memory._allocations[line] = _aligned(shape, dtype).view(Shared)
-    return array
-
-
-def _aligned(shape: Any, dtype: np.dtype) -> np.ndarray:
-    """An array that begins in the first bank."""
-    nbytes = int(np.prod(shape)) * dtype.itemsize
-    room = np.empty(nbytes + ALL_BANKS, np.uint8)
-    start = -room.ctypes.data % ALL_BANKS
-    return room[start : start + nbytes].view(dtype).reshape(shape)
 
 
 def _site() -> Any:

@@ -19,6 +19,11 @@ class DeviceArray:
     `__cuda_array_interface__` or DLPack. Nothing is copied to the host unless `.numpy()` says so.
 
     Make one with `numbsparse.to_device`.
+
+    >>> import numpy as np, numbsparse as ns
+    >>> x = ns.to_device(np.arange(6, dtype=np.float32).reshape(2, 3))
+    >>> x.shape, x.T.strides, x[1].numpy()
+    ((2, 3), (4, 12), array([3., 4., 5.], dtype=float32))
     """
 
     __slots__ = (
@@ -229,7 +234,12 @@ def empty(shape: tuple[int, ...], dtype: Any) -> DeviceArray:
 
 
 def to_device(host: Any) -> DeviceArray:
-    """Copy a NumPy array (or what `numpy.asarray` takes) to the GPU."""
+    """Copy a NumPy array (or what `numpy.asarray` takes) to the GPU.
+
+    >>> import numbsparse as ns
+    >>> ns.to_device([1.0, 2.0]).numpy()
+    array([1., 2.])
+    """
     host = np.ascontiguousarray(host).reshape(np.shape(host))
     array = empty(host.shape, host.dtype)
     memory.copy_in(array.address, host)

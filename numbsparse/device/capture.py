@@ -76,22 +76,28 @@ def _filled(array: DeviceArray, numbers: Numbers) -> DeviceArray:
 
 
 class Arena:
-    """The memory of one graph: its addresses stay, and what is let go of serves again within it."""
+    """The memory of one graph: its addresses stay, and what is let go of serves again within it.
+
+    `nbytes` is all that it took.
+    """
 
     def __init__(self) -> None:
         self._shelves: dict[int, memory.Shelf] = {}
         self._buffers: list[Any] = []
+        self.nbytes = 0
 
     def allocate(self, nbytes: int) -> memory.Block:
+        size = memory.rounded(nbytes)
         if runtime.SIMULATED:
             fresh = memory.simulated(nbytes)
+            self.nbytes += size
             return ArenaBlock(fresh.address, fresh.buffer)
-        size = memory.rounded(nbytes)
         shelf = self._shelves.setdefault(size, [])
         if shelf:
             return ArenaBlock(*shelf.pop(), shelf=shelf)
         buffer = memory.take(size)
         self._buffers.append(buffer)
+        self.nbytes += size
         return ArenaBlock(int(buffer.handle), buffer, shelf=shelf)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from numbsparse.device import accesses, kernel_cache, memory, runtime
+from numbsparse.device import accesses, kernel_cache, memory, runtime, simulator
 from numbsparse.device.array import DeviceArray, span_of
 
 _NUMBA_TYPES = {
@@ -43,6 +43,7 @@ def launch(
     shared_bytes: int = 0,
     cluster: tuple[int, ...] | None = None,
     overlap: bool = False,
+    together: bool = False,
 ) -> None:
     """Run `kernel` on a grid of blocks of threads.
 
@@ -57,6 +58,9 @@ def launch(
         Such blocks run together and read each other's shared memory. The grid is a multiple of it.
     overlap : whether blocks may start while earlier kernels end, on compute capability 9.0 and up
         All threads of the kernel call `ptx.wait_for_earlier_kernels` before they touch its results.
+    together : whether blocks wait for each other, so that all must run at once or none
+        A grid that does not fit on the GPU at once is refused. The simulator runs a block after
+        another: there such a kernel takes no more than needs no waiting.
     """
     if type(grid) is not tuple:
         grid = (grid,) if isinstance(grid, int) else tuple(grid)
@@ -68,11 +72,11 @@ def launch(
     if runtime.SIMULATED:
         if accesses.watcher is not None:
             accesses.watcher.launches.append(accesses.Launch(kernel, grid, block, [], set()))
-        with runtime.on_one_core():
+        with simulator.running():
             kernel[grid, block, 0, shared_bytes](*(_simulated(arg) for arg in args))
         return
     prepared, values = _prepare(kernel, args, shared_bytes)
-    _start(prepared, values, (grid, block, shared_bytes, cluster, overlap), capture)
+    _start(prepared, values, (grid, block, shared_bytes, cluster, overlap, together), capture)
 
 
 class Bound:
@@ -100,7 +104,7 @@ class Bound:
         shared_bytes: int = 0,
         overlap: bool = False,
     ):
-        self._how = (grid,), block, shared_bytes, None, overlap
+        self._how = (grid,), block, shared_bytes, None, overlap, False
         if runtime.SIMULATED:
             self._kernel, self._args = kernel, [_without_owner(arg) for arg in args]
         else:
@@ -197,7 +201,13 @@ def _launcher() -> tuple[Any, Any, int]:
 
     @lru_cache(maxsize=4096)
     def setting(
-        grid: Any, block: Any, shared_bytes: int, cluster: Any, overlap: bool, stream: int
+        grid: Any,
+        block: Any,
+        shared_bytes: int,
+        cluster: Any,
+        overlap: bool,
+        together: bool,
+        stream: int,
     ) -> Any:
         config, ones = driver.CUlaunchConfig(), (1, 1, 1)
         block = block if isinstance(block, tuple) else (block,)
@@ -219,6 +229,11 @@ def _launcher() -> tuple[Any, Any, int]:
             early.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             early.value.programmaticStreamSerializationAllowed = 1
             attributes.append(early)
+        if together:
+            all_or_none = driver.CUlaunchAttribute()
+            all_or_none.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            all_or_none.value.cooperative = 1
+            attributes.append(all_or_none)
         if attributes:
             config.attrs = attributes
         config.numAttrs = len(attributes)

@@ -6,9 +6,6 @@ is imported. The simulator's device memory is host memory; everything else is th
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from threading import get_ident
 from typing import Any
@@ -128,24 +125,6 @@ def card() -> str:
     return "simulator" if SIMULATED else current_device().name
 
 
-@contextmanager
-def on_one_core() -> Iterator[None]:
-    """Keep this thread, and those that it starts within, on one core where the system can.
-
-    The simulator's threads hold Python's lock by turns, and on one core they hand it over several
-    times as fast.
-    """
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
-
-
 def describe() -> str:
     """Name and driver of the GPU, in a few words."""
     if SIMULATED:
@@ -157,7 +136,12 @@ def describe() -> str:
 
 
 def synchronize() -> None:
-    """Wait until the GPU has done all that was asked of it."""
+    """Wait until the GPU has done all that was asked of it.
+
+    >>> import numpy as np, numbsparse as ns
+    >>> x = ns.to_device(np.ones(4, np.float32))
+    >>> ns.synchronize()
+    """
     refuse_in_capture("synchronize()", "nothing runs before the step is captured; wait after it")
     if not SIMULATED:
         current_stream().sync()

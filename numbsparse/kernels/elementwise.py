@@ -20,10 +20,12 @@ from numba import cuda
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.dtypes import is_bfloat16
+from numbsparse.kernels import several
 from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.views import span, walk
 
 THREADS = 32 if SIMULATED else 256
+LARGE = 100 if SIMULATED else 1 << 18  # values, of which a thread takes several
 
 # In a kernel a Python number is a float64, and would take the whole formula with it.
 ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
@@ -52,6 +54,18 @@ def relu_grad(x, dy):
     return dy if x > ZERO else ZERO
 
 
+def elu(x):
+    return x if x > ZERO else math.expm1(x)
+
+
+def elu_grad(x, dy):
+    return dy if x > ZERO else dy * math.exp(x)
+
+
+def softplus(x):
+    return max(x, ZERO) + math.log1p(math.exp(-abs(x)))
+
+
 def gelu(x):
     t = math.tanh(GELU_SCALE * (x + GELU_CUBE * x * x * x))
     return HALF * x * (ONE + t)
@@ -72,12 +86,16 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "power": lambda a, exponent: math.pow(a, exponent),
     "negative": lambda a: -a,
     "exp": lambda a: math.exp(a),
+    "expm1": lambda a: math.expm1(a),
     "log": lambda a: math.log(a),
     "sqrt": lambda a: math.sqrt(a),
     "tanh": lambda a: math.tanh(a),
     "sigmoid": sigmoid,
     "relu": relu,
     "relu_grad": relu_grad,
+    "elu": elu,
+    "elu_grad": elu_grad,
+    "softplus": softplus,
     "gelu": gelu,
     "gelu_grad": gelu_grad,
 }
@@ -87,6 +105,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 def run(name: str, out: DeviceArray, *operands: DeviceArray | float) -> None:
     """out[...] = function(*operands), broadcast to the shape of `out`, which is C-contiguous."""
     shape, strides = walk(out.shape, *(x for x in operands if type(x) is DeviceArray))
+    if len(strides) == 2 and out.size >= LARGE and _run_large(name, out, operands, shape, strides):
+        return
     flat: list[Any] = []
     kinds, steps = "", iter(strides)
     for x in operands:
@@ -97,6 +117,18 @@ def run(name: str, out: DeviceArray, *operands: DeviceArray | float) -> None:
             kinds += "n"
             flat.append(x)
     launch(_kernel(name, kinds), blocks(out.size), THREADS, out.span, shape, *flat)
+
+
+def _run_large(name: str, out: DeviceArray, operands: Any, shape: Any, strides: Any) -> bool:
+    """`run` of two arrays with several values a thread, where they lie so; whether they do."""
+    arrays = out.span, *(x.span for x in operands)
+    if strides == [(1,), (1,)]:
+        launch(_flat(name), *several.flat_grid(out.size), *arrays)
+    elif strides == [(shape[-1], 1), (0, 1)] and shape[-1] <= several.WIDEST:
+        launch(_table(name), *several.table_grid(*shape), *arrays, *shape)
+    else:
+        return False
+    return True
 
 
 def copy(out: DeviceArray, source: DeviceArray) -> None:
@@ -162,6 +194,16 @@ def fill_kernel(out, value):
     i = cuda.grid(1)
     if i < out.size:
         out[i] = rounded(value, out)
+
+
+@cache
+def _flat(name: str) -> Any:
+    return several.of_arrays(cuda.jit(device=True)(FUNCTIONS[name]))
+
+
+@cache
+def _table(name: str) -> Any:
+    return several.of_array_and_row(cuda.jit(device=True)(FUNCTIONS[name]))
 
 
 @cache

@@ -35,6 +35,11 @@ def log_softmax(x, y):
     launch(log_softmax_kernel, x.shape[0], threads_for(x.shape[1]), x, y)
 
 
+def logsumexp(x, y):
+    """y[i] = log(sum(e^x[i]))."""
+    launch(logsumexp_kernel, x.shape[0], threads_for(x.shape[1]), x, y)
+
+
 def softmax_grad(y, dy, dx):
     """dx[:] = y * (dy - sum(y * dy))."""
     launch(softmax_grad_kernel, y.shape[0], threads_for(y.shape[1]), y, dy, dx)
@@ -93,6 +98,17 @@ def log_softmax_kernel(x, y):
     log_total = math.log(row_sum_of_exponentials(x, row, largest, scratch))
     for j in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
         y[row, j] = rounded(widened(x[row, j]) - largest - log_total, y)
+
+
+@cuda.jit
+def logsumexp_kernel(x, y):
+    scratch = cuda.shared.array(MOST_THREADS, float32)
+    row = cuda.blockIdx.x
+    largest = row_max(x, row, scratch)
+    shift = largest if LOWEST < largest < -LOWEST else float32(0)  # no infinity less infinity
+    total = row_sum_of_exponentials(x, row, shift, scratch)
+    if cuda.threadIdx.x == 0:
+        y[row] = rounded(LOWEST if total == float32(0) else math.log(total) + shift, y)
 
 
 @cuda.jit

@@ -8,28 +8,48 @@ from numbsparse.nn.module import Module
 
 
 class ReLU(Module):
-    """max(x, 0)."""
+    """max(x, 0).
+
+    >>> import numbsparse as ns
+    >>> ns.nn.ReLU()(ns.Tensor([-1.0, 2.0]))
+    Tensor([0., 2.])
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.relu(x)
 
 
 class GELU(Module):
-    """x * Phi(x), by the tanh form."""
+    """x * Phi(x), by the tanh form.
+
+    >>> import numbsparse as ns
+    >>> ns.nn.GELU()(ns.Tensor([-1.0, 0.0, 1.0]))
+    Tensor([-0.15880801,  0.        ,  0.84119199])
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.gelu(x)
 
 
 class Tanh(Module):
-    """The hyperbolic tangent."""
+    """The hyperbolic tangent.
+
+    >>> import numbsparse as ns
+    >>> ns.nn.Tanh()(ns.Tensor([0.0, 1.0]))
+    Tensor([0.        , 0.76159416])
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.tanh(x)
 
 
 class Sigmoid(Module):
-    """1 / (1 + e^-x)."""
+    """1 / (1 + e^-x).
+
+    >>> import numbsparse as ns
+    >>> ns.nn.Sigmoid()(ns.Tensor([0.0, 2.0]))
+    Tensor([0.5       , 0.88079708])
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.sigmoid(x)

@@ -25,6 +25,16 @@ def save(path: Any, state: Mapping[str, Any]) -> None:
     ------
     TypeError
         If a value is of another kind, or a key is no string, empty, or holds "/" or "@".
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse as ns
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "state.npz")
+    >>> w = ns.BlockSparse(np.ones((1, 4, 4)), [[1]])
+    >>> ns.save(path, {"model": {"weight": w, "bias": np.zeros(4)}, "step": 3})
+    >>> sorted(np.load(path))[:2]
+    ['model/bias', 'model/weight@data']
     """
     arrays: dict[str, np.ndarray] = {}
     _flatten(state, "", arrays)
@@ -35,6 +45,13 @@ def load(path: Any) -> dict[str, Any]:
     """Read what `save` wrote.
 
     Raises ValueError if the file is no such file, FileNotFoundError if there is none.
+
+    >>> import numpy as np, numbsparse as ns
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "state.npz")
+    >>> ns.save(path, {"step": 3, "model": {"bias": np.zeros(2)}})
+    >>> ns.load(path)
+    {'step': 3, 'model': {'bias': array([0., 0.])}}
     """
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as npz:

@@ -122,7 +122,7 @@ class _ConvTranspose(_Conv):
         **options: Any,
     ):
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, **options)
-        self.output_padding = extra_sizes(output_padding, self.stride)
+        self.output_padding = extra_sizes(output_padding, self.stride, self.dilation)
 
     def forward(self, x: Any) -> Tensor:
         x = x if isinstance(x, Tensor) else Tensor(x)
@@ -201,6 +201,12 @@ class Conv3d(_Conv):
     """y = conv(x) + bias, x (batch, depth, height, width, in_channels): see `numbsparse.conv`.
 
     Parameters as in `Conv2d`.
+
+    >>> import numpy as np
+    >>> from numbsparse import nn
+    >>> conv = nn.Conv3d(8, 16, 3, padding="same", block_size=8, seed=0)
+    >>> conv(np.ones((1, 2, 4, 4, 8), np.float32)).shape
+    (1, 2, 4, 4, 16)
     """
 
     axes = 3
@@ -210,6 +216,12 @@ class ConvTranspose1d(_ConvTranspose):
     """y = conv_transpose(x) + bias, x (batch, length, in_channels).
 
     Parameters as in `ConvTranspose2d`.
+
+    >>> import numpy as np
+    >>> from numbsparse import nn
+    >>> conv = nn.ConvTranspose1d(16, 8, 2, stride=2, block_size=8, seed=0)
+    >>> conv(np.ones((1, 5, 16), np.float32)).shape
+    (1, 10, 8)
     """
 
     axes = 1
@@ -239,6 +251,12 @@ class ConvTranspose3d(_ConvTranspose):
     """y = conv_transpose(x) + bias, x (batch, depth, height, width, in_channels).
 
     Parameters as in `ConvTranspose2d`.
+
+    >>> import numpy as np
+    >>> from numbsparse import nn
+    >>> conv = nn.ConvTranspose3d(16, 8, 2, stride=2, block_size=8, seed=0)
+    >>> conv(np.ones((1, 2, 2, 2, 16), np.float32)).shape
+    (1, 4, 4, 4, 8)
     """
 
     axes = 3

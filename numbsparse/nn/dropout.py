@@ -16,6 +16,14 @@ class Dropout(Module):
 
     The mask depends on `seed` and on how often the module was called, which the state dict keeps:
     a resumed training drops what the first one would have. Srivastava et al., "Dropout", 2014.
+
+    >>> import numpy as np, numbsparse as ns
+    >>> dropout = ns.nn.Dropout(0.5, seed=0)
+    >>> x = ns.Tensor(np.ones(6))
+    >>> dropout(x)
+    Tensor([2., 2., 0., 2., 2., 0.])
+    >>> dropout.eval()(x)
+    Tensor([1., 1., 1., 1., 1., 1.])
     """
 
     saved = ("seed", "calls")

@@ -16,6 +16,11 @@ class Embedding(Module):
     """indices (...) to rows of a table: (..., embedding_dim).
 
     The table (num_embeddings, embedding_dim) is drawn from a standard normal, as in torch.
+
+    >>> import numpy as np, numbsparse as ns
+    >>> table = ns.nn.Embedding(10, 4, seed=0)
+    >>> table(np.array([[1, 2, 1]])).shape
+    (1, 3, 4)
     """
 
     def __init__(

@@ -10,6 +10,8 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
 
+__all__ = ["fan_in", "identity", "normal", "orthogonal", "uniform"]
+
 
 def fan_in(w: BlockSparse) -> np.ndarray:
     """How many inputs each output feature of `w` has: int64, (out_features,).
@@ -44,6 +46,13 @@ def uniform(
     gain : float
     dtype : float16, bfloat16, float32 or float64
     seed : int or numpy.random.Generator, optional
+
+    Examples
+    --------
+    >>> import numbsparse as ns
+    >>> w = ns.nn.init.uniform([[1, 0], [1, 1]], 4, seed=0)
+    >>> w, bool(abs(w.values).max() <= 0.5)  # the second block column has 4 inputs
+    (BlockSparse(8 x 8, float32, 3 blocks of 4 x 4, density 0.75), True)
     """
     layout, rng = as_layout(layout), np.random.default_rng(seed)
     values = rng.uniform(-gain, gain, (layout.n_blocks, block_size, block_size))
@@ -62,6 +71,11 @@ def normal(
     """Normal with standard deviation gain / sqrt(fan-in); sqrt(2) suits a ReLU.
 
     He et al., "Delving Deep into Rectifiers", 2015, section 2.2. Parameters as in `uniform`.
+
+    >>> import numpy as np, numbsparse as ns
+    >>> w = ns.nn.init.normal(np.ones((32, 4)), 32, gain=2, seed=0)
+    >>> round(float(w.values.std() * np.sqrt(1024)), 2)
+    2.0
     """
     layout, rng = as_layout(layout), np.random.default_rng(seed)
     values = rng.standard_normal((layout.n_blocks, block_size, block_size)) * gain
@@ -75,6 +89,14 @@ def identity(
 
     With the diagonal kept and as many inputs as outputs, x @ w = scale * x; where there are more of
     one, they share. Other kept blocks are zero.
+
+    >>> import numbsparse as ns
+    >>> w = ns.nn.init.identity([[1, 0], [1, 1]], 2, scale=3)
+    >>> w.toarray()
+    array([[3., 0., 0., 0.],
+           [0., 3., 0., 0.],
+           [0., 0., 3., 0.],
+           [0., 0., 0., 3.]], dtype=float32)
     """
     layout = as_layout(layout)
     shorter = min(layout.shape)
@@ -97,6 +119,11 @@ def orthogonal(
     Of the kept blocks of a block column, one under the other, the columns q obey q.T @ q = I.
     After Saxe, McClelland and Ganguli, "Exact solutions to the nonlinear dynamics of learning in
     deep linear neural networks", 2014.
+
+    >>> import numpy as np, numbsparse as ns
+    >>> q = ns.nn.init.orthogonal([[1, 0], [1, 1]], 4, seed=0).toarray()[:, :4]
+    >>> np.allclose(q.T @ q, np.eye(4), atol=1e-6)
+    True
     """
     layout, rng = as_layout(layout), np.random.default_rng(seed)
     walk = layout.index.columns

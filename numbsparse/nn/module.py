@@ -14,7 +14,18 @@ from numbsparse.nn.init import fan_in
 
 
 class Parameter(Tensor):
-    """A Tensor that requires a gradient and that its Module finds by itself."""
+    """A Tensor that requires a gradient and that its Module finds by itself.
+
+    >>> import numpy as np, numbsparse as ns
+    >>> class Scale(ns.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.factor = ns.nn.Parameter(np.ones(1))
+    ...     def forward(self, x):
+    ...         return x * self.factor
+    >>> [name for name, _ in Scale().named_parameters()]
+    ['factor']
+    """
 
     __slots__ = ()
 
@@ -182,7 +193,13 @@ class Module:
 
 
 class Sequential(Module):
-    """Modules one after the other: Sequential(a, b)(x) = b(a(x))."""
+    """Modules one after the other: Sequential(a, b)(x) = b(a(x)).
+
+    >>> import numpy as np, numbsparse as ns
+    >>> model = ns.nn.Sequential(ns.nn.Linear(64, 32, seed=0), ns.nn.ReLU())
+    >>> model(np.ones((2, 64), np.float32)).shape
+    (2, 32)
+    """
 
     def __init__(self, *modules: Module):
         super().__init__()

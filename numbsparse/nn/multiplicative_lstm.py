@@ -216,6 +216,14 @@ class NormalizedProduct(Module):
     ----------
     weight : Parameter of a BlockSparse
     gain, bias : Parameter, (features,) or (groups, features), of ones and of zeros
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse as ns
+    >>> product = ns.nn.NormalizedProduct(ns.nn.init.uniform([[1, 0], [1, 1]], 4, seed=0))
+    >>> z = product(ns.Tensor(np.arange(8, dtype=np.float32)[None]))
+    >>> z.shape, abs(float(z.numpy().mean())) < 1e-6
+    ((1, 8), True)
     """
 
     def __init__(

@@ -16,6 +16,10 @@ class LayerNorm(Module):
     """(x - mean) / sqrt(variance + eps) * weight + bias, over the last axis of length `features`.
 
     Ba, Kiros and Hinton, "Layer Normalization", 2016.
+
+    >>> import numpy as np, numbsparse as ns
+    >>> ns.nn.LayerNorm(3)(ns.Tensor(np.array([[1, 2, 3]], np.float32)))
+    Tensor([[-1.2247356,  0.       ,  1.2247356]], dtype=float32)
     """
 
     def __init__(self, features: int, *, eps: float = 1e-5, dtype: Any = np.float32):

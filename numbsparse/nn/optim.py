@@ -11,7 +11,20 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.autograd import Tensor
 from numbsparse.device import DeviceArray, forget_captures, live, outside_capture, to_device
-from numbsparse.nn.scaling import LossScaler as LossScaler
+from numbsparse.nn.average import ExponentialMovingAverage
+from numbsparse.nn.scaling import LossScaler
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "ExponentialMovingAverage",
+    "LossScaler",
+    "Optimizer",
+    "cosine",
+    "warmup",
+    "warmup_cosine",
+]
 
 
 class Optimizer:
@@ -197,6 +210,14 @@ class SGD(Optimizer):
     """v = momentum * v + g;  p -= lr * v  (with nesterov: p -= lr * (g + momentum * v)).
 
     `weight_decay * p` is added to g first. Without momentum, v is g.
+
+    >>> import numbsparse as ns
+    >>> p = ns.Tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ns.nn.optim.SGD([p], lr=0.1)
+    >>> (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p
+    Tensor([0.8, 1.6])
     """
 
     n_numbers = ops.SGD_NUMBERS
@@ -236,6 +257,14 @@ class Adam(Optimizer):
     p -= lr * m' / (sqrt(v') + eps), with m' = m / (1 - beta1^t) and v' = v / (1 - beta2^t).
 
     `weight_decay * p` is added to g first. Kingma and Ba, "Adam", 2015, algorithm 1.
+
+    >>> import numbsparse as ns
+    >>> p = ns.Tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ns.nn.optim.Adam([p], lr=0.1)
+    >>> (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p
+    Tensor([0.9, 1.9])
     """
 
     slots = ("m", "v")
@@ -273,6 +302,14 @@ class AdamW(Adam):
     """Adam with p -= lr * weight_decay * p beside the step, not within g.
 
     Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019, algorithm 2.
+
+    >>> import numbsparse as ns
+    >>> p = ns.Tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ns.nn.optim.AdamW([p], lr=0.1, weight_decay=0.5)
+    >>> (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p
+    Tensor([0.85, 1.8 ])
     """
 
     decoupled = True
@@ -290,7 +327,12 @@ class AdamW(Adam):
 
 
 def warmup(step: int, steps: int) -> float:
-    """A factor that rises from 1 / steps at step 0, in a line, to 1 at step `steps - 1`."""
+    """A factor that rises from 1 / steps at step 0, in a line, to 1 at step `steps - 1`.
+
+    >>> import numbsparse as ns
+    >>> [ns.nn.optim.warmup(step, 4) for step in range(5)]
+    [0.25, 0.5, 0.75, 1.0, 1.0]
+    """
     return min(1.0, (step + 1) / max(steps, 1))
 
 
@@ -298,6 +340,10 @@ def cosine(step: int, steps: int, floor: float = 0.0) -> float:
     """A factor that falls from 1 at step 0 to `floor` at step `steps`, along half a cosine.
 
     Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017.
+
+    >>> import numbsparse as ns
+    >>> [round(ns.nn.optim.cosine(step, 4), 2) for step in range(5)]
+    [1.0, 0.85, 0.5, 0.15, 0.0]
     """
     done = min(1.0, step / max(steps, 1))
     return floor + (1 - floor) * 0.5 * (1 + cos(pi * done))

@@ -5,9 +5,20 @@ so does the result. Anything else is refused before it runs.
 """
 
 from numbsparse.kernels.lstm.cell import GATES
-from numbsparse.ops.activations import gelu, gelu_grad, relu, relu_grad, sigmoid
+from numbsparse.ops.activations import (
+    elu,
+    elu_grad,
+    gelu,
+    gelu_grad,
+    relu,
+    relu_grad,
+    sigmoid,
+    softplus,
+)
 from numbsparse.ops.affine_norm import affine_norm, affine_norm_grad, affine_norm_sums
+from numbsparse.ops.average import average_step
 from numbsparse.ops.cell import cell, cell_grad
+from numbsparse.ops.columns import column_dots, scale_columns
 from numbsparse.ops.conv import (
     conv,
     conv_in,
@@ -28,6 +39,7 @@ from numbsparse.ops.elementwise import (
     copy_into,
     divide,
     exp,
+    expm1,
     log,
     maximum,
     multiply,
@@ -38,6 +50,7 @@ from numbsparse.ops.elementwise import (
     tanh,
 )
 from numbsparse.ops.embedding import sum_rows, take_rows
+from numbsparse.ops.halves import concat_elu, concat_elu_grad, glu, glu_grad
 from numbsparse.ops.loss_scale import (
     LEAST_SCALE,
     MOST_SCALE,
@@ -69,6 +82,7 @@ from numbsparse.ops.softmax import (
     cross_entropy_grad,
     log_softmax,
     log_softmax_grad,
+    logsumexp,
     softmax,
     softmax_grad,
 )
@@ -88,11 +102,15 @@ __all__ = [
     "affine_norm",
     "affine_norm_grad",
     "affine_norm_sums",
+    "average_step",
     "broadcast_to",
     "cast",
     "cell",
     "cell_grad",
     "checked_precision",
+    "column_dots",
+    "concat_elu",
+    "concat_elu_grad",
     "concatenate",
     "conv",
     "conv_in",
@@ -109,13 +127,18 @@ __all__ = [
     "draws_noted",
     "draws_repeated",
     "dropout_mask",
+    "elu",
+    "elu_grad",
     "exp",
+    "expm1",
     "full",
     "full_like",
     "gelu",
     "gelu_grad",
     "getitem",
     "global_norm",
+    "glu",
+    "glu_grad",
     "guarded_adam_numbers",
     "guarded_sgd_numbers",
     "index_beside",
@@ -125,6 +148,7 @@ __all__ = [
     "log",
     "log_softmax",
     "log_softmax_grad",
+    "logsumexp",
     "lstm",
     "lstm_grad",
     "lstm_steps",
@@ -141,6 +165,7 @@ __all__ = [
     "relu",
     "relu_grad",
     "reshape",
+    "scale_columns",
     "scale_to_norm",
     "sddmm",
     "set_precision",
@@ -149,6 +174,7 @@ __all__ = [
     "sigmoid",
     "softmax",
     "softmax_grad",
+    "softplus",
     "space_of",
     "sqrt",
     "stack",

@@ -43,6 +43,39 @@ def relu_grad(x: Any, dy: Any) -> Any:
     return np.asarray(np.multiply(dy, x > 0, order="C"))
 
 
+def elu(a: Any) -> Any:
+    """a where a > 0, else e ** a - 1.
+
+    Clevert, Unterthiner and Hochreiter, "Fast and Accurate Deep Network Learning by Exponential
+    Linear Units", 2016.
+    """
+    if on_gpu(a, "a"):
+        return apply_on_gpu("elu", a)
+    y = np.asarray(np.minimum(a, 0, order="C"))
+    np.expm1(y, out=y)
+    return np.add(y, np.maximum(a, 0), out=y)
+
+
+def elu_grad(x: Any, dy: Any) -> Any:
+    """dy times the derivative of elu, 1 where x > 0, else e ** x."""
+    if alike(x=x, dy=dy):
+        return apply_on_gpu("elu_grad", x, dy)
+    slope = np.asarray(np.minimum(x, 0, order="C"))
+    np.exp(slope, out=slope)
+    return np.multiply(slope, dy, out=slope)
+
+
+def softplus(a: Any) -> Any:
+    """log(1 + e ** a), without overflow: max(a, 0) + log(1 + e ** -|a|)."""
+    if on_gpu(a, "a"):
+        return apply_on_gpu("softplus", a)
+    y = np.abs(np.asarray(a, order="C"))
+    np.negative(y, out=y)
+    np.exp(y, out=y)
+    np.log1p(y, out=y)
+    return np.add(y, np.maximum(a, 0), out=y)
+
+
 def gelu(a: Any) -> Any:
     """a / 2 * (1 + tanh(sqrt(2 / pi) * (a + 0.044715 a^3))).
 

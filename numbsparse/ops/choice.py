@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from numbsparse.device import DeviceArray
-from numbsparse.kernels.matmul import PRECISIONS, RUNGS, n_tiles, rung
+from numbsparse.kernels.matmul import OWN, PRECISIONS, RUNGS, n_tiles, rung
 from numbsparse.layout import Layout
 from numbsparse.ops import tuned
 
@@ -51,7 +51,7 @@ def forget() -> None:
 def serving(
     product: str, block_size: int, dtype: Any, place: str, batch: int, precision: str
 ) -> list[str]:
-    """The rungs that serve a case, the ladder's last first."""
+    """The library's rungs that serve a case, the ladder's last first."""
     names = _checked("auto", precision, place)
     case = (product, block_size, dtype, place, batch, precision)
     return [name for name in reversed(names) if rung(name).unsupported(*case) is None]
@@ -75,8 +75,9 @@ def _checked(kernel: str, precision: str, place: str) -> list[str]:
         raise ValueError(f"precision takes one of {PRECISIONS}, got {precision!r}")
     if kernel == "auto":  # the reference is for checking, never for speed
         return [name for name in RUNGS if RUNGS[name] == place and name != "k0_reference"]
-    if kernel.partition("/")[0] not in RUNGS or kernel.endswith("/"):
-        raise ValueError(f'kernel takes "auto" or one of {list(RUNGS)}, got {kernel!r}')
+    names = [*RUNGS, *OWN]
+    if kernel.partition("/")[0] not in names or kernel.endswith("/"):
+        raise ValueError(f'kernel takes "auto" or one of {names}, got {kernel!r}')
     return [kernel]
 
 

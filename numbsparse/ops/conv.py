@@ -113,9 +113,9 @@ def conv_transpose(
     w : BlockSparse, (taps * out_features, features), as `conv` takes it
     kernel_size, stride, padding, dilation : as in `conv`, whose transpose this is
         With "same" the result is stride times as large as x.
-    output_padding : int, or one for each axis, less than the stride
+    output_padding : int, or one for each axis, less than the stride or the dilation
         How much larger the result is: several sizes have a convolution to the size of x. Unlike
-        in torch it is below the stride for any dilation, and padding at most the result's length.
+        in torch, padding is at most the result's length.
     out_features : int, optional
         Default: all rows of a tap. Less than B fewer, where the edge lies inside the last block.
     kernel, precision : as in `conv`

@@ -45,7 +45,7 @@ def transpose_window(
 ) -> Window:
     """The window of the convolution whose transpose takes images of this size."""
     kernel, stride, dilation = sizes(len(space), kernel_size, stride, dilation)
-    extra = extra_sizes(output_padding, stride)
+    extra = extra_sizes(output_padding, stride, dilation)
     spread = _spread(kernel, dilation)
     if is_same(padding):
         big = tuple(n * s for n, s in zip(space, stride, strict=True))
@@ -85,13 +85,16 @@ def sizes(axes: int, kernel_size: Any, stride: Any, dilation: Any) -> tuple[tupl
     return kernel, steps, dilations
 
 
-def extra_sizes(output_padding: Any, stride: tuple[int, ...]) -> tuple[int, ...]:
+def extra_sizes(
+    output_padding: Any, stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> tuple[int, ...]:
     """output_padding with a number for every axis."""
     extra = _numbers("output_padding", output_padding, len(stride), least=0)
-    for axis, (more, s) in enumerate(zip(extra, stride, strict=True)):
-        if more >= s:
+    for axis, (more, s, d) in enumerate(zip(extra, stride, dilation, strict=True)):
+        if more >= max(s, d):
             raise ValueError(
-                f"output_padding takes less than the stride, {s} on axis {axis}, got {more}"
+                f"output_padding takes less than the stride or the dilation, {s} and {d} on axis "
+                f"{axis}, got {more}"
             )
     return extra
 

@@ -83,6 +83,11 @@ def exp(a: Any) -> Any:
     return _unary(np.exp, "exp", a)
 
 
+def expm1(a: Any) -> Any:
+    """e ** a - 1, with all its digits near a = 0."""
+    return _unary(np.expm1, "expm1", a)
+
+
 def log(a: Any) -> Any:
     """The natural logarithm."""
     return _unary(np.log, "log", a)

@@ -1,7 +1,8 @@
 """An LSTM over a whole sequence, and its gradient: two products and one kernel a step.
 
 What depends on no earlier step is done for all steps at once: the products of the inputs before,
-the gradients of weights and inputs after.
+the gradients of weights and inputs after. Where kernels stream the recurrent weight, all steps are
+one launch, too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numbsparse.device import DeviceArray, empty
 from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.ops.create import zeros
 from numbsparse.ops.elementwise import cast, copy, copy_into, gapless
+from numbsparse.ops.lstm_streamed import streamed
 from numbsparse.ops.matmul import matmul
 from numbsparse.ops.operands import on_gpu, place_of
 from numbsparse.ops.precision import checked_precision
@@ -82,9 +84,8 @@ def lstm(
     copy_into(cs[0], c)
     scales = None if gain is None else _empty((steps, batch, GATES), c.dtype, gpu)
     trace = LSTMTrace(gates, hs, cs, scales)
-    step = lstm_steps(trace, weight_hh, bias, gain=gain, eps=eps, kept=kept, precision=precision)
-    for t in range(steps):
-        step(t)
+    run = lstm_steps(trace, weight_hh, bias, gain=gain, eps=eps, kept=kept, precision=precision)
+    run(0, steps)
     return trace
 
 
@@ -97,23 +98,29 @@ def lstm_steps(
     eps: float = 1e-5,
     kept: Any = None,
     precision: str | None = None,
-) -> Callable[[int], None]:
-    """A function of t that makes h[t + 1] and c[t + 1] of a trace, and its gates[t] of x parts."""
+) -> Callable[[int, int], None]:
+    """A function of two times: from the first one until before the second it makes h[t + 1] and
+    c[t + 1] of a trace, and its gates[t] of x parts."""
     bias, gain, kept = map(gapless, (bias, gain, kept))
     gates, hs, cs, scales = trace
     steps, units, B = gates.shape[0], hs.shape[2], weight_hh.block_size
+    precision = checked_precision(precision)
+    streams = None if gain is not None else streamed(weight_hh, hs, precision)
+    if streams is not None:
+        return lambda first, last: streams.forward(first, last, gates, bias, kept, hs, cs)
     each_z, each_h, each_c, each_kept = _each(gates), _each(hs), _each(cs), _each(kept, steps)
     kernels = _kernels(gates)
     recurrent = _empty(gates.shape[1:], gates.dtype, isinstance(gates, DeviceArray))
 
-    def step(t: int) -> None:
-        matmul(each_h[t], weight_hh, out=recurrent, precision=precision)
-        if scales is not None:
-            kernels.normalise(each_z[t], recurrent, eps, scales[t], units, B)
-        states = each_c[t], each_c[t + 1], each_h[t + 1]
-        kernels.forward(each_z[t], recurrent, bias, gain, each_kept[t], *states, B)
+    def run(first: int, last: int) -> None:
+        for t in range(first, last):
+            matmul(each_h[t], weight_hh, out=recurrent, precision=precision)
+            if scales is not None:
+                kernels.normalise(each_z[t], recurrent, eps, scales[t], units, B)
+            states = each_c[t], each_c[t + 1], each_h[t + 1]
+            kernels.forward(each_z[t], recurrent, bias, gain, each_kept[t], *states, B)
 
-    return step
+    return run
 
 
 def lstm_grad(
@@ -145,18 +152,30 @@ def lstm_grad(
     dh = zeros((batch, units), hs.dtype, place) if dh is None else copy(dh)
     dc = zeros((batch, units), cs.dtype, place) if dc is None else copy(dc)
     dgates = _empty(gates.shape, gates.dtype, gpu)
+    streams = None if gain is not None else streamed(weight_hh, hs, precision)
     parts = kernels.parts(batch), *bias.shape
+    if streams is not None:
+        parts = max(parts[0], streams.PARTS), *bias.shape
     dbias = zeros(parts, cs.dtype, place)
     dgain = None if gain is None else zeros(parts, cs.dtype, place)
     each_c, each_kept = _each(cs), _each(kept, steps)
     each_z, each_dz, each_dy = _each(gates), _each(dgates), _each(dy)
-    for t in reversed(range(steps)):
+
+    def through_gates(t: int) -> None:
         states = each_c[t], each_c[t + 1]
         step = each_z[t], bias, gain, each_kept[t], *states, each_dy[t], dh, dc, each_dz[t]
         kernels.backward(*step, dbias, dgain, B)
         if scales is not None:
             kernels.normalise_grad(each_z[t], gain, scales[t], each_dz[t], units, B)
-        matmul(each_dz[t], weight_hh.T, out=dh, precision=precision)
+
+    through_gates(steps - 1)
+    if streams is not None:
+        streams.backward(steps, 1, gates, kept, cs, dy, dgates, dc, dbias)
+    else:
+        for t in reversed(range(1, steps)):
+            matmul(each_dz[t], weight_hh.T, out=dh, precision=precision)
+            through_gates(t - 1)
+    matmul(each_dz[0], weight_hh.T, out=dh, precision=precision)
     dbias = _summed(dbias, bias.dtype)
     return LSTMGrads(dgates, dh, dc, dbias, None if dgain is None else _summed(dgain, bias.dtype))
 

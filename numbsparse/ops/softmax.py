@@ -1,4 +1,4 @@
-"""Softmax along the last axis, and the cross-entropy loss.
+"""Softmax and log(sum(e^x)) along the last axis, and the cross-entropy loss.
 
 Each row is shifted by its largest value first, so that no exponential overflows.
 """
@@ -12,7 +12,14 @@ import numpy as np
 
 from numbsparse.device import empty
 from numbsparse.ops.create import zeros_like
-from numbsparse.ops.operands import alike, check_integers, check_range, check_statistic, on_gpu
+from numbsparse.ops.operands import (
+    alike,
+    check_integers,
+    check_range,
+    check_statistic,
+    contiguous,
+    on_gpu,
+)
 from numbsparse.ops.shape import reshape
 
 
@@ -45,6 +52,29 @@ def log_softmax(x: Any) -> Any:
     y = _shifted(x)
     y -= np.log(np.add.reduce(np.exp(y), axis=-1, keepdims=True))
     return y
+
+
+def logsumexp(x: Any) -> Any:
+    """y = log(sum(e^x)), along the last axis, which y lacks; ValueError where it has no value.
+
+    >>> logsumexp(np.float32([[0, 0], [1000, -1000]]))
+    array([6.931472e-01, 1.000000e+03], dtype=float32)
+    """
+    gpu = on_gpu(x, "x")
+    _check_rows(x, "x")
+    if x.shape[-1] == 0:
+        raise ValueError(f"x takes values along the last axis, got the shape {x.shape}")
+    if gpu:
+        from numbsparse.kernels import softmax as kernels
+
+        y = empty(x.shape[:-1], x.dtype)
+        kernels.logsumexp(reshape(x, (prod(x.shape[:-1]), x.shape[-1])), y.reshape(-1))
+        return y
+    largest = np.maximum.reduce(x, axis=-1, keepdims=True)
+    shift = np.where(np.isfinite(largest), largest, 0)  # no infinity less infinity
+    with np.errstate(divide="ignore"):  # log(0) is the right -infinity
+        y = np.log(np.add.reduce(np.exp(x - shift), axis=-1))
+    return contiguous(y + shift[..., 0])
 
 
 def softmax_grad(y: Any, dy: Any) -> Any:

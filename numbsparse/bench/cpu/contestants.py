@@ -15,17 +15,24 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.bench.cpu.problem import Problem
 from numbsparse.block_sparse import BlockSparse
+from numbsparse.kernels.matmul import serving_own
 from numbsparse.layout import Layout
 
 Contestant = tuple[Callable[[], Any], Callable[[Any], np.ndarray]]
 
 
 def contestants_of(problem: Problem, product: str) -> dict[str, Contestant]:
-    """k0_cpu, NumPy's dense product, SciPy's BSR, and torch's BSR where torch is installed.
+    """k0_cpu, users' rungs, NumPy's dense product, SciPy's BSR, torch's BSR where it is installed.
 
     SciPy and torch have no weight-gradient; there NumPy's small products, block by block, stand in.
     """
-    contestants = {"k0_cpu": _own(problem, product)}
+    contestants = {
+        name: _of_rung(problem, product, name)
+        for name in (
+            "k0_cpu",
+            *serving_own(product, problem.shape.block_size, problem.x.dtype, "cpu"),
+        )
+    }
     dense, sparse = problem.w.toarray(), problem.w.to_scipy()
     x, dy = problem.x, problem.dy
     if product == "weight_grad":
@@ -50,12 +57,12 @@ def kept(dense: np.ndarray, layout: Layout) -> np.ndarray:
     return BlockSparse.from_dense(dense, layout, block_size=size).values
 
 
-def _own(problem: Problem, product: str) -> Contestant:
+def _of_rung(problem: Problem, product: str, name: str) -> Contestant:
     x, dy, w = problem.x, problem.dy, problem.w
     calls = {
-        "forward": lambda: ops.matmul(x, w, kernel="k0_cpu"),
-        "input_grad": lambda: ops.matmul(dy, w.T, kernel="k0_cpu"),
-        "weight_grad": lambda: ops.sddmm(x.T, dy, w, kernel="k0_cpu").values,
+        "forward": lambda: ops.matmul(x, w, kernel=name),
+        "input_grad": lambda: ops.matmul(dy, w.T, kernel=name),
+        "weight_grad": lambda: ops.sddmm(x.T, dy, w, kernel=name).values,
     }
     return calls[product], np.asarray
 

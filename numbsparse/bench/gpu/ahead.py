@@ -14,14 +14,14 @@ from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
 
-from numbsparse.bench.gpu.contestants import all_serving, chosen, of_rung
+from numbsparse.bench.gpu.contestants import named, of_rung
 from numbsparse.bench.gpu.options import Options
 from numbsparse.bench.gpu.problem import Problem, forget_numbers
 from numbsparse.bench.gpu.sections import SECTIONS
 
 MOST_PROCESSES = 8
 PATIENCE = 60.0  # seconds; what is not compiled by then is compiled where it is timed
-WITHOUT_PRODUCTS = ("limits", "host", "lstm")
+WITHOUT_PRODUCTS = ("limits", "host", "lstm", "conv")
 
 
 def compile_ahead(names: Iterable[str], options: Options) -> float:
@@ -63,7 +63,6 @@ def _part(names: list[str], options: Options, part: int, parts: int) -> None:
 
 def _call(problem: Problem, product: str, kernels: str) -> None:
     with suppress(Exception):  # the benchmark itself will say what is wrong
-        auto = chosen(problem, product)
-        for name in all_serving(problem, product) if kernels == "all" else [auto]:
+        for name in named(problem, product, kernels):
             of_rung(problem, product, name).call()
     forget_numbers()

@@ -10,7 +10,7 @@ import numpy as np
 from numbsparse.bench.gpu.problem import Problem, dtype_of
 from numbsparse.bench.gpu.replay import Recorder, record
 from numbsparse.device import DeviceArray
-from numbsparse.kernels.matmul import function_of
+from numbsparse.kernels.matmul import function_of, serving_own
 from numbsparse.ops.choice import choose, serving
 
 
@@ -30,10 +30,18 @@ def chosen(problem: Problem, product: str) -> str:
 
 
 def all_serving(problem: Problem, product: str) -> list[str]:
-    """The GPU's rungs that take this problem, in reading order."""
+    """The GPU's rungs that take this problem, in reading order; those of users last."""
     dtype = dtype_of(problem.dtype)
     case = problem.block_size, dtype, "cuda", problem.batch, problem.precision
-    return serving(product, *case)[::-1]
+    return serving(product, *case)[::-1] + serving_own(product, *case)
+
+
+def named(problem: Problem, product: str, kernels: str) -> list[str]:
+    """ "auto": the rung that `ops` takes; "all" that serve; or those of a list with commas."""
+    if kernels == "auto":
+        return [chosen(problem, product)]
+    names = all_serving(problem, product)
+    return names if kernels == "all" else [name for name in names if name in kernels.split(",")]
 
 
 def of_rung(problem: Problem, product: str, name: str) -> Contestant:

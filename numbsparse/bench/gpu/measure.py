@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from numbsparse.bench.gpu.contestants import Contestant, all_serving, chosen, of_rung
+from numbsparse.bench.gpu.contestants import Contestant, chosen, named, of_rung
 from numbsparse.bench.gpu.peers import peers
 from numbsparse.bench.gpu.problem import Problem, error_of, fault_in
 from numbsparse.bench.gpu.replay import Graph, graph_of, seconds_of
@@ -25,13 +25,14 @@ def measure(
 ) -> Row:
     """Seconds a call and relative errors by name, and why a name has none.
 
-    `kernels` is "auto", the rung that `ops` chooses, or "all" that serve; `others` names peers.
+    `kernels` is "auto", the rung that `ops` chooses, "all" that serve, or a list of names with
+    commas, of which those that serve are taken; `others` names peers.
     """
     right, errors, not_timed, names = {}, {}, {}, []
     auto = None
     try:
         auto = chosen(problem, product)
-        names = all_serving(problem, product) if kernels == "all" else [auto]
+        names = named(problem, product, kernels)
     except ValueError as reasons:
         not_timed["numbsparse"] = str(reasons)
     makers: dict[str, Callable[[Problem, str], Contestant]] = {
@@ -42,9 +43,9 @@ def measure(
         try:
             contestant = make(problem, product)
             graph = _recorded(contestant)
-            errors[name], fault = _check(graph, contestant, problem, product)
+            errors[name], fault = fault_of(graph, contestant, problem, product)
         except Exception as error:  # a peer or a rung that fails costs its cell, not the table
-            fault = f"failed: {_short(error)}"
+            fault = f"failed: {short(error)}"
         if fault is None:
             right[name] = graph
         else:
@@ -73,9 +74,7 @@ def _recorded(contestant: Contestant) -> Graph:
     return graph_of(contestant.record, contestant.call)
 
 
-def _check(
-    graph: Graph, contestant: Contestant, problem: Problem, product: str
-) -> tuple[float, str | None]:
+def fault_of(graph: Graph, contestant: Any, problem: Any, product: str) -> tuple[float, str | None]:
     """The relative error of what a replay computes, and what is wrong."""
     fill_with_nan(contestant.out)
     graph.replay()
@@ -88,7 +87,7 @@ def _check(
     return error_of(parts, picked), fault
 
 
-def _short(error: Exception) -> str:
+def short(error: Exception) -> str:
     """The last line of a message, which is often the only one that says what is wrong."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
     return f"{type(error).__name__}: {lines[-1].strip()}"[:160]

@@ -11,7 +11,7 @@ from numbsparse.bench.gpu.measure import measure
 
 @dataclass(frozen=True)
 class Options:
-    """`kernels`: "auto" or "all" rungs that serve; `quick`: small shapes, for tests.
+    """`kernels`: "auto", "all" rungs that serve, or names with commas; `quick`: small, for tests.
 
     `measure` is called with a problem, a product, `kernels`, the names of peers, and `seconds`.
     """

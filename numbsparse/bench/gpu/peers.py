@@ -17,6 +17,7 @@ from numbsparse.bench.gpu.replay import record_torch
 from numbsparse.device import DeviceArray, empty, is_available
 
 CUBLAS, TRITON, CUSPARSE = "cuBLAS dense", "torch BSR", "cuSPARSE CSR"
+CUDNN = "cuDNN dense"
 
 
 def torch_on_gpu() -> Any:
@@ -48,11 +49,11 @@ def _cublas(problem: Problem, product: str) -> Contestant:
     """The dense product; of a layout that keeps every block."""
     torch = torch_on_gpu()
     torch.set_float32_matmul_precision(problem.precision)
-    x, dy = _torch(problem.x.device), _torch(problem.dy.device)
+    x, dy = as_torch(problem.x.device), as_torch(problem.dy.device)
     (rows, columns), size = problem.layout.shape, problem.block_size
     if product == "weight_grad":
         out = empty((problem.in_features, problem.out_features), problem.x.device.dtype)
-        dw = _torch(out)
+        dw = as_torch(out)
         blocks = dw.view(rows, size, columns, size).transpose(1, 2)
 
         def pick(b: np.ndarray) -> np.ndarray:
@@ -60,11 +61,11 @@ def _cublas(problem: Problem, product: str) -> Contestant:
             return _host(blocks[b_rows.cuda(), b_columns.cuda()])
 
         return Contestant(lambda: torch.mm(x.T, dy, out=dw), out, pick, record_torch)
-    w = _torch(problem.values.device).view(rows, columns, size, size)
+    w = as_torch(problem.values.device).view(rows, columns, size, size)
     w = w.transpose(1, 2).reshape(problem.in_features, problem.out_features)
     operand, matrix = (x, w) if product == "forward" else (dy, w.T)
     out = problem.out(product)
-    y = _torch(out)
+    y = as_torch(out)
     return Contestant(
         lambda: torch.mm(operand, matrix, out=y), out, lambda r: _host(y[_places(r)]), record_torch
     )
@@ -76,8 +77,8 @@ def _triton(problem: Problem, product: str) -> Contestant:
 
     if product == "weight_grad":
         out = problem.out(product)
-        dw = _bsr(problem, transposed=False, values=_torch(out))
-        x, dy = _torch(problem.x.device).T.contiguous(), _torch(problem.dy.device)
+        dw = _bsr(problem, transposed=False, values=as_torch(out))
+        x, dy = as_torch(problem.x.device).T.contiguous(), as_torch(problem.dy.device)
         return Contestant(
             lambda: _triton_ops.sampled_addmm(dw, x, dy, beta=0.0, out=dw, skip_checks=True),
             out,
@@ -114,7 +115,7 @@ def _from_the_left(problem: Problem, product: str) -> tuple[Any, Any, DeviceArra
     operand = (problem.x if forward else problem.dy).device
     features = problem.out_features if forward else problem.in_features
     out = empty((features, problem.batch), operand.dtype)
-    return _bsr(problem, forward), _torch(operand).T.contiguous(), out, _torch(out)
+    return _bsr(problem, forward), as_torch(operand).T.contiguous(), out, as_torch(out)
 
 
 def _bsr(problem: Problem, transposed: bool, values: Any = None) -> Any:
@@ -123,7 +124,7 @@ def _bsr(problem: Problem, transposed: bool, values: Any = None) -> Any:
     lines = index.columns if transposed else index.rows
     if values is None:
         order = torch.from_numpy(lines.blocks.astype(np.int64)).cuda()
-        values = _torch(problem.values.device)[order]
+        values = as_torch(problem.values.device)[order]
         values = values.transpose(1, 2).contiguous() if transposed else values
     shape = (problem.in_features, problem.out_features)
     with warnings.catch_warnings():
@@ -136,7 +137,7 @@ def _bsr(problem: Problem, transposed: bool, values: Any = None) -> Any:
         )
 
 
-def _torch(array: DeviceArray) -> Any:
+def as_torch(array: DeviceArray) -> Any:
     """The same memory as a tensor."""
     torch = torch_on_gpu()
     bits = array.view(np.dtype(f"int{8 * array.itemsize}"))

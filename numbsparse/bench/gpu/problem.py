@@ -33,16 +33,16 @@ class Problem:
 
     @cached_property
     def x(self) -> Operand:
-        return _normal((self.batch, self.in_features), self.dtype, seed=1)
+        return normal((self.batch, self.in_features), self.dtype, seed=1)
 
     @cached_property
     def dy(self) -> Operand:
-        return _normal((self.batch, self.out_features), self.dtype, seed=2)
+        return normal((self.batch, self.out_features), self.dtype, seed=2)
 
     @cached_property
     def values(self) -> Operand:
         size = self.block_size
-        return _normal((self.layout.n_blocks, size, size), self.dtype, seed=3)
+        return normal((self.layout.n_blocks, size, size), self.dtype, seed=3)
 
     @cached_property
     def index(self) -> Index:
@@ -153,7 +153,7 @@ def _blocks_of(problem: Problem, product: str) -> Parts:
     return Parts(blocks, None, exact, problem.batch)
 
 
-def _normal(shape: tuple[int, ...], dtype: str, seed: int) -> Operand:
+def normal(shape: tuple[int, ...], dtype: str, seed: int) -> Operand:
     """Random numbers of a shape: the first ones of a pool that problems share."""
     size = int(np.prod(shape))
     host, device = _pool(1 << max(size - 1, 0).bit_length(), dtype, seed)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from numbsparse import patterns
+from numbsparse.bench.gpu.conv import conv
 from numbsparse.bench.gpu.host import host
 from numbsparse.bench.gpu.limits import limits
 from numbsparse.bench.gpu.lstm import lstm
@@ -60,12 +61,16 @@ def _table(
 
 
 def ladder(options: Options) -> Iterator[Row]:
-    """Every rung that serves, at density 0.1: many rows, then small blocks, then few rows."""
+    """Every rung that serves, at density 0.1: many rows, then small blocks, then few rows.
+
+    Or those that the options name.
+    """
+    options = replace(options, kernels="all") if options.kernels == "auto" else options
     homes = [(8192, 32, 8192), (8192, 8, 8192), (12288, 32, 32)]
     for features, size, batch in [(128, 32, 4)] if options.quick else homes:
         for dtype, precision in FIGURE:
             problem = Problem(_random(features, size, 0.1), size, batch, dtype, precision)
-            yield from _products(problem, replace(options, kernels="all"))
+            yield from _products(problem, options)
 
 
 def layouts(options: Options) -> Iterator[Row]:
@@ -119,6 +124,7 @@ SECTIONS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "layouts": layouts,
     "sweep": sweep,
     "lstm": lstm,
+    "conv": conv,
     "host": host,
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from numbsparse.bench.gpu.peers import CUBLAS
+from numbsparse.bench.gpu.peers import CUBLAS, CUDNN
 
 Row = dict[str, Any]
 
@@ -18,6 +18,7 @@ HEADINGS = {
     "layouts": "in brackets, the time a block against as many random blocks",
     "sweep": "in brackets, the time a block and row of the batch against the unchanged case",
     "lstm": "forward and backward over a sequence; in brackets, how many times ours",
+    "conv": "beside cuDNN, dense and channels last; in brackets, times as fast",
     "host": "what the host's side costs",
 }
 SAME: tuple[str, ...] = ("product", "dtype", "precision", "features", "batch")
@@ -35,6 +36,8 @@ def line(section: str, row: Row, rows: list[Row]) -> str:
     what = f"{row['dtype']} {row['precision']}" if row["dtype"] == "float32" else row["dtype"]
     if section == "lstm":
         return f"  {what:15} {_lstm(row)}"
+    if section == "conv":
+        return f"  {what:15} {_conv(row, rows)}"
     label = row.get("layout", row.get("changed", ""))
     size = (
         f"{row['features']:5} x {row['batch']:<4} B {row['block_size']:<3} {row['density']:<6.2g}"
@@ -98,6 +101,30 @@ def _lstm(row: Row) -> str:
     cells += [f"{name} {_time(seconds)}" for name, seconds in row["step"].items()]
     shape = f"{row['hidden']:5} hidden, {row['batch']} x {row['steps']} steps {row['density']:.2g}"
     return f"{shape}: " + "; ".join(cells)
+
+
+def _conv(row: Row, rows: list[Row]) -> str:
+    """Time of each, how much faster it is than cuDNN, and the memory that ours takes beside."""
+    cells = []
+    for name, seconds in row["seconds"].items():
+        cell = f"{name} {_time(seconds)} {row['flops'] / seconds / 1e12:.0f}"
+        if (dense := beside_cudnn(row, rows)) is not None:
+            cell += f" ({dense / seconds:.2g}x)"
+        cells.append(cell)
+    cells += [f"{name} {why}" for name, why in row["not_timed"].items()]
+    if "workspace" in row:
+        cells.append(f"memory {row['workspace'] / row['input_bytes']:.1%} of the input")
+    k, size = row["taps_along"], f"B {row['block_size']:<3}"
+    return f"{k} x {k} {size} {row['density']:<6.2g} {row['product']:11} " + "; ".join(cells)
+
+
+def beside_cudnn(row: Row, rows: list[Row]) -> float | None:
+    """Seconds of cuDNN's dense convolution of the same images and taps."""
+    same = ("product", "dtype", "precision", "batch", "side", "features", "taps_along")
+    for other in rows:
+        if CUDNN in other["seconds"] and all(other[key] == row[key] for key in same):
+            return None if other is row else other["seconds"][CUDNN]
+    return None
 
 
 def _gains(row: Row) -> list[str]:

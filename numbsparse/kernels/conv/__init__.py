@@ -33,6 +33,8 @@ RUNGS = {
     "k1_naive": "cuda",
     "k2_tensor_core": "cuda",
     "k3_hopper": "cuda",
+    "k4_wgmma": "cuda",
+    "k5_small_blocks": "cuda",
 }
 """The place of each rung; each is faster than the one before in the same place."""
 

@@ -27,20 +27,15 @@ unsupported = reach("k1_naive", "cuda", (), DTYPES)
 
 def forward(x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w)."""
-    _lines("forward", x, values, index, window, y, False)
+    _lines("forward", x, values, index, window, y)
 
 
 def input_grad(dy, values, index, window, dx, precision="highest"):
     """dx[:] = conv_transpose(dy, w)."""
-    _lines("input_grad", dy, values, index, window, dx, False)
+    _lines("input_grad", dy, values, index, window, dx)
 
 
-def repair_lines(product, x, values, index, window, y):
-    """The outputs of a product that are NaN, computed anew."""
-    _lines(product, x, values, index, window, y, True)
-
-
-def _lines(product, x, values, index, window, y, repairs):
+def _lines(product, x, values, index, window, y):
     sizes, out_sizes = window.big, window.small
     if product == "input_grad":
         sizes, out_sizes = out_sizes, sizes
@@ -51,7 +46,7 @@ def _lines(product, x, values, index, window, y, repairs):
         launch(
             line_kernel, grid, THREADS,
             x, values, int(product == "input_grad"), *walk, sizes, out_sizes,
-            of.counts, of.step, of.first, of.scale, y, int(repairs),
+            of.counts, of.step, of.first, of.scale, y,
         )  # fmt: skip
 
 
@@ -85,21 +80,11 @@ def line_and_column(height):
     return line, cuda.blockIdx.x // blocks * cuda.blockDim.x + cuda.threadIdx.x
 
 
-@cuda.jit
-def line_kernel(
-    x, values, turned, indptr, taps, others, blocks, offsets, sizes, out_sizes, counts, step, first,
-    scale, y, repairs,
-):  # fmt: skip
-    rows = y.shape[0] * counts[0] * counts[1] * counts[2]
-    row, k = line_and_column(rows)
-    if row >= rows or k >= y.shape[2]:
-        return
-    n, o = place_of(row, counts)
+@cuda.jit(device=True)
+def output_of(x, values, turned, indptr, taps, others, blocks, offsets, sizes, scale, n, o, k):
+    """Feature k of the output o of image n."""
     size = values.shape[1]
     line, j = k // size, k % size
-    target = pixel(moved(o, step, first), out_sizes)
-    if repairs and y[n, target, k] == y[n, target, k]:
-        return
     acc = float32(0)
     for position in range(indptr[line], indptr[line + 1]):
         source = pixel(moved(o, scale, offsets[taps[position]]), sizes)
@@ -109,7 +94,24 @@ def line_kernel(
         for i in range(min(size, x.shape[2] - begin)):
             w = values[block, j, i] if turned else values[block, i, j]
             acc += widened(x[n, source, begin + i]) * widened(w)
-    y[n, target, k] = rounded(acc, y)
+    return acc
+
+
+@cuda.jit
+def line_kernel(
+    x, values, turned, indptr, taps, others, blocks, offsets, sizes, out_sizes, counts, step, first,
+    scale, y,
+):  # fmt: skip
+    rows = y.shape[0] * counts[0] * counts[1] * counts[2]
+    row, k = line_and_column(rows)
+    if row >= rows or k >= y.shape[2]:
+        return
+    n, o = place_of(row, counts)
+    target = pixel(moved(o, step, first), out_sizes)
+    total = output_of(
+        x, values, turned, indptr, taps, others, blocks, offsets, sizes, scale, n, o, k
+    )
+    y[n, target, k] = rounded(total, y)
 
 
 @cuda.jit

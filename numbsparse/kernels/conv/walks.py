@@ -35,18 +35,21 @@ class Entries(NamedTuple):
         return np.searchsorted(self.line, np.arange(self.lines + 1))
 
 
-def entries(index: Index, n_taps: int, product: str) -> Entries:
+def entries(index: Index, n_taps: int, product: str, parts: int = 1) -> Entries:
     """Of a product's lines: out-blocks for forward, in-blocks for input_grad; sorted by other, tap.
 
-    `index` is one of NumPy arrays, with block rows (tap, in_block).
+    `index` is one of NumPy arrays, with block rows (tap, in_block). With `parts` each block stands
+    for parts x parts smaller ones, whose numbers are (block * parts + row) * parts + column.
     """
     in_blocks = (index.rows.indptr.size - 1) // n_taps
     tap, row = np.divmod(index.block_rows, in_blocks)
-    column, block = index.block_columns, np.arange(tap.size)
+    block, down, across = np.indices((tap.size, parts, parts)).reshape(3, -1)
+    tap, row = tap[block], row[block] * parts + down
+    column, block = index.block_columns[block] * parts + across, np.arange(block.size)
     line, other = (row, column) if product == "input_grad" else (column, row)
     order = np.lexsort((tap, other, line))
     lines = in_blocks if product == "input_grad" else index.columns.indptr.size - 1
-    return Entries(line[order], tap[order], other[order], block[order], lines)
+    return Entries(line[order], tap[order], other[order], block[order], lines * parts)
 
 
 def line_walk(index: Index, n_taps: int, product: str, of: Pass) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 GATES = 4
+WARPS = 4  # of a block of threads that streams a recurrent weight, that multiply
 
 ONE, TWO = np.float32(1), np.float32(2)
 

@@ -9,7 +9,6 @@ import math
 from functools import cache
 from typing import Any
 
-import numpy as np
 from numba import cuda, float32, uint64
 
 from numbsparse.device import SIMULATED
@@ -17,7 +16,8 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.blocks import MOST_THREADS, block_sum, threads_for
 from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.lstm.cell import GATES, ONE, TWO, cell_grad, column
-from numbsparse.kernels.smooth import LARGEST, SMALL, TANH
+from numbsparse.kernels.ptx import ex2, rcp
+from numbsparse.kernels.smooth import LOG2_E, SMALL, TANH
 from numbsparse.kernels.views import span
 
 THREADS = 8 if SIMULATED else 128
@@ -79,40 +79,17 @@ def _grid(units: int, batch: int) -> tuple[int, int]:
     return -(-units // THREADS), parts(batch)
 
 
-if SIMULATED:
-
-    def exp(x):
-        return np.float32(math.exp(x))
-
-    def over(x, y):
-        return x / y
-
-else:
-    from numba.cuda import libdevice
-
-    @cuda.jit(device=True)
-    def exp(x):
-        return libdevice.fast_expf(x)
-
-    @cuda.jit(device=True)
-    def over(x, y):
-        return libdevice.fast_fdividef(x, y)
-
-
 @cuda.jit(device=True)
 def sigmoid(x):
-    x = -x
-    return over(ONE, ONE + exp(LARGEST if x > LARGEST else x))
+    return rcp(ONE + ex2(-LOG2_E * x))
 
 
 @cuda.jit(device=True)
 def tanh(x):
-    size = abs(x)
-    twice = size + size
-    far = ONE - over(TWO, ONE + exp(LARGEST if twice > LARGEST else twice))
+    far = ONE - TWO * rcp(ONE + ex2(TWO * LOG2_E * x))
     xx = x * x
     near = x + x * xx * ((((A * xx + B) * xx + C) * xx + D) * xx + E)
-    return near if size < SMALL else math.copysign(far, x)
+    return cuda.selp(abs(x) < SMALL, near, far)  # no branch, so that several are under way
 
 
 @cuda.jit(device=True)

@@ -53,9 +53,60 @@ LADDER: dict[str, ModuleType]
 """The rungs by name, in reading order."""
 
 
+OWN: dict[str, Any] = {}
+"""The rungs of users, which `add_rung` entered."""
+
+
+def add_rung(name: str, module: Any) -> None:
+    """Enter a rung of one's own, for as long as this process lives.
+
+    `kernel=name` computes with it, and the benchmark checks it and times it beside the others.
+    `kernel="auto"` and `ns.tune` keep to the library's.
+
+    Parameters
+    ----------
+    name : a new one, without "/"; one of `OWN` is replaced
+    module : anything with `unsupported` and the products that this does not refuse
+
+    Raises
+    ------
+    ValueError
+        If the name is taken by the library.
+    TypeError
+        If `module` lacks `unsupported`, or all of the products.
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse as ns
+    >>> from types import SimpleNamespace
+    >>> from numbsparse.kernels.matmul import OWN, add_rung, k0_reference, reach
+    >>> mine = SimpleNamespace(unsupported=reach.reach("mine", "cpu"), forward=k0_reference.forward)
+    >>> add_rung("mine", mine)
+    >>> w = ns.BlockSparse(np.ones((1, 4, 4), np.float32), [[1]])
+    >>> ns.matmul(np.ones((1, 4), np.float32), w, kernel="mine")
+    array([[4., 4., 4., 4.]], dtype=float32)
+    >>> del OWN["mine"]
+    """
+    if name in RUNGS or "/" in name:
+        raise ValueError(f"name takes a new one without '/', got {name!r}")
+    if not hasattr(module, "unsupported") or not any(hasattr(module, p) for p in PRODUCTS):
+        raise TypeError(f"module takes one with `unsupported` and some of {PRODUCTS}")
+    OWN[name] = module
+
+
+def serving_own(*case: Any) -> list[str]:
+    """The rungs of users that serve (product, block_size, dtype, place, batch, precision)."""
+    return [name for name, module in OWN.items() if module.unsupported(*case) is None]
+
+
+def rung(name: str) -> Any:
+    """The module of a rung."""
+    return OWN[name] if name in OWN else _of_the_library(name)
+
+
 @cache
-def rung(name: str) -> ModuleType:
-    """The module of a rung; loaded when first named, because those for GPUs load numba.cuda."""
+def _of_the_library(name: str) -> ModuleType:
+    """Loaded when first named, because those for GPUs load numba.cuda."""
     return import_module(f"{__name__}.{name}")
 
 

@@ -1,11 +1,16 @@
 """Rung 1: a GPU thread per output.
 
 Thread (n, k) sums y[n, k] alone, block by block down its block column. Neighbouring threads take
-neighbouring k, so a warp reads 32 weights side by side, and one x that all of them share. 16-bit
-numbers are `widened` to float32 where they are read, and the sum is `rounded` where it is stored.
+neighbouring k, so a warp reads 32 weights side by side, and one x that all of them share. Numbers
+of 16 bits are `widened` to float32 where they are read, and the sum is `rounded` where it is
+stored.
 
-Reads per output, from global memory: 2 * B * (blocks in the column). Every x is read again by each
-of the B threads that need it and every weight by each row of the batch: the next rung removes that.
+What changed since k0_cpu: there a core kept many outputs in vector registers and went through them
+in turn; here each output has a thread, and thousands of them run at a time.
+
+Reads per output, for a sum of K = B * (blocks in the column) products: 2 * K, from global memory.
+Every x is read again by each of the B threads that need it and every weight by each row of the
+batch: the next rung removes that.
 """
 
 from __future__ import annotations
@@ -27,25 +32,25 @@ unsupported = reach("k1_naive", "cuda", BLOCK_SIZES, DTYPES)
 def forward(x, values, index, y, precision="highest"):
     """y[:] = x @ w."""
     batch, out_features = y.shape
-    launch(forward_kernel, _grid(out_features, batch), THREADS, x, values, *index.columns, y)
+    launch(forward_kernel, grid_of(out_features, batch), THREADS, x, values, *index.columns, y)
 
 
 def input_grad(dy, values, index, dx, precision="highest"):
     """dx[:] = dy @ w.T."""
     batch, in_features = dx.shape
-    launch(input_grad_kernel, _grid(in_features, batch), THREADS, dy, values, *index.rows, dx)
+    launch(input_grad_kernel, grid_of(in_features, batch), THREADS, dy, values, *index.rows, dx)
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest"):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
     n_blocks, size, _ = dvalues.shape
-    grid = _grid(size, n_blocks * size)
+    grid = grid_of(size, n_blocks * size)
     launch(weight_grad_kernel, grid, THREADS, x, dy, index.block_rows, index.block_columns, dvalues)
 
 
-def _grid(width, height):
+def grid_of(width, height, threads=THREADS):
     """Blocks of threads that cover a width x height output, along x alone: y ends at 65535."""
-    return -(-height // THREADS[1]) * -(-width // THREADS[0])
+    return -(-height // threads[1]) * -(-width // threads[0])
 
 
 @cuda.jit(device=True)

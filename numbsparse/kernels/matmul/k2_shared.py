@@ -4,9 +4,14 @@ A block of T x T threads owns a T x T tile of the output, T = min(B, 16). For ea
 that the outputs need, the threads fetch it and the tile of x that meets it into shared memory,
 one element each, and every thread then sums T products from there.
 
-Reads per output, from global memory: 2 * B / T * (blocks in the column), a T-th of the rung
-before; from shared memory still 2 per product, which is now the limit: the next rung keeps
-several outputs in a thread's registers, and uses each shared element for all of them.
+What changed since the rung before: a thread reads for all T that need a value, and waits twice for
+the others, until the tiles are whole, and until nobody reads them any more. So no thread may leave
+early: those beyond the edge fetch zeros, and store nothing.
+
+Reads per output, for a sum of K products: from global memory 2 * K / T, a T-th of the rung before;
+from shared memory still 2 * K, two reads for each multiply-add. The limit is the instructions that
+a thread issues, most of them for those reads: the next rung keeps several outputs in a thread's
+registers, and uses each shared element for all of them.
 """
 
 from __future__ import annotations
@@ -14,10 +19,10 @@ from __future__ import annotations
 from numba import cuda, float32
 
 from numbsparse.device.launch import launch
+from numbsparse.kernels.floats import rounded, widened
+from numbsparse.kernels.matmul.k1_naive import BLOCK_SIZES, DTYPES, grid_of, line_and_column
 from numbsparse.kernels.matmul.reach import reach
 
-BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
-DTYPES = ("float16", "float32")
 MOST = 16  # T at most; a constant, because shared arrays take constant shapes
 MOST_PADDED = MOST + 1  # a tile read by columns, with no two rows in the same memory bank
 
@@ -28,34 +33,29 @@ unsupported = reach("k2_shared", "cuda", BLOCK_SIZES, DTYPES)
 def forward(x, values, index, y, precision="highest"):
     """y[:] = x @ w."""
     batch, out_features = y.shape
-    tile = min(values.shape[1], MOST)
-    grid = -(-batch // tile) * -(-out_features // tile)
-    launch(forward_kernel, grid, (tile, tile), x, values, *index.columns, y)
+    threads = threads_for(values.shape[1])
+    grid = grid_of(out_features, batch, threads)
+    launch(forward_kernel, grid, threads, x, values, *index.columns, y)
 
 
 def input_grad(dy, values, index, dx, precision="highest"):
     """dx[:] = dy @ w.T."""
     batch, in_features = dx.shape
-    tile = min(values.shape[1], MOST)
-    grid = -(-batch // tile) * -(-in_features // tile)
-    launch(input_grad_kernel, grid, (tile, tile), dy, values, *index.rows, dx)
+    threads = threads_for(values.shape[1])
+    grid = grid_of(in_features, batch, threads)
+    launch(input_grad_kernel, grid, threads, dy, values, *index.rows, dx)
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest"):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
     n_blocks, size, _ = dvalues.shape
-    tile = min(size, MOST)
-    grid = (n_blocks * (size // tile), size // tile)
-    launch(
-        weight_grad_kernel,
-        grid,
-        (tile, tile),
-        x,
-        dy,
-        index.block_rows,
-        index.block_columns,
-        dvalues,
-    )
+    threads = threads_for(size)
+    grid = grid_of(size, n_blocks * size, threads)
+    launch(weight_grad_kernel, grid, threads, x, dy, index.block_rows, index.block_columns, dvalues)
+
+
+def threads_for(size):
+    return min(size, MOST), min(size, MOST)
 
 
 @cuda.jit
@@ -63,24 +63,25 @@ def forward_kernel(x, values, indptr, indices, blocks, y):
     xs = cuda.shared.array((MOST, MOST), float32)  # (batch, in)
     ws = cuda.shared.array((MOST, MOST), float32)  # (in, out)
     tx, ty, tile = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockDim.x
-    (batch, in_features), size = x.shape, values.shape[1]
-    down = -(-batch // tile)  # tiles of y, along the batch
-    n = cuda.blockIdx.x % down * tile + ty
-    k = cuda.blockIdx.x // down * tile + tx
+    (batch, in_features), out_features = x.shape, y.shape[1]
+    n, k = line_and_column(batch)
+    size = values.shape[1]
     column, j = k // size, k % size
     acc = float32(0)
     for position in range(indptr[column], indptr[column + 1]):
         block, row = blocks[position], indices[position]
         for first in range(0, size, tile):
             c = row * size + first
-            xs[ty, tx] = x[n, c + tx] if n < batch and c + tx < in_features else float32(0)
-            ws[ty, tx] = values[block, first + ty, j] if c + ty < in_features else float32(0)
+            inside = n < batch and c + tx < in_features
+            xs[ty, tx] = widened(x[n, c + tx]) if inside else float32(0)
+            inside = c + ty < in_features
+            ws[ty, tx] = widened(values[block, first + ty, j]) if inside else float32(0)
             cuda.syncthreads()
             for i in range(tile):
                 acc += xs[ty, i] * ws[i, tx]
             cuda.syncthreads()
-    if n < batch and k < y.shape[1]:
-        y[n, k] = acc
+    if n < batch and k < out_features:
+        y[n, k] = rounded(acc, y)
 
 
 @cuda.jit
@@ -88,47 +89,43 @@ def input_grad_kernel(dy, values, indptr, indices, blocks, dx):
     dys = cuda.shared.array((MOST, MOST), float32)  # (batch, out)
     ws = cuda.shared.array((MOST, MOST_PADDED), float32)  # (in, out)
     tx, ty, tile = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockDim.x
-    (batch, out_features), size = dy.shape, values.shape[1]
-    down = -(-batch // tile)  # tiles of dx, along the batch
-    n = cuda.blockIdx.x % down * tile + ty
-    c = cuda.blockIdx.x // down * tile + tx
+    (batch, out_features), in_features = dy.shape, dx.shape[1]
+    n, c = line_and_column(batch)
+    size = values.shape[1]
     row, top = c // size, c % size - tx
     acc = float32(0)
     for position in range(indptr[row], indptr[row + 1]):
         block, column = blocks[position], indices[position]
         for first in range(0, size, tile):
             k = column * size + first + tx
-            dys[ty, tx] = dy[n, k] if n < batch and k < out_features else float32(0)
-            ws[ty, tx] = values[block, top + ty, first + tx] if k < out_features else float32(0)
+            inside = k < out_features
+            dys[ty, tx] = widened(dy[n, k]) if n < batch and inside else float32(0)
+            ws[ty, tx] = widened(values[block, top + ty, first + tx]) if inside else float32(0)
             cuda.syncthreads()
             for j in range(tile):
                 acc += dys[ty, j] * ws[tx, j]
             cuda.syncthreads()
-    if n < batch and c < dx.shape[1]:
-        dx[n, c] = acc
+    if n < batch and c < in_features:
+        dx[n, c] = rounded(acc, dx)
 
 
 @cuda.jit
 def weight_grad_kernel(x, dy, block_rows, block_columns, dvalues):
+    # The blocks lie one under the other: line = block * B + i.
     xs = cuda.shared.array((MOST, MOST), float32)  # (batch, in)
     dys = cuda.shared.array((MOST, MOST), float32)  # (batch, out)
     tx, ty, tile = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockDim.x
-    batch, size = x.shape[0], dvalues.shape[1]
-    tiles = size // tile
-    block, top, left = (
-        cuda.blockIdx.x // tiles,
-        cuda.blockIdx.x % tiles * tile,
-        cuda.blockIdx.y * tile,
-    )
-    c = block_rows[block] * size + top + tx
-    k = block_columns[block] * size + left + tx
+    n_blocks, size = dvalues.shape[0], dvalues.shape[1]
+    line, j = line_and_column(n_blocks * size)
+    block, i = line // size, line % size
+    c, k = block_rows[block] * size + i - ty + tx, block_columns[block] * size + j
     acc = float32(0)
-    for first in range(0, batch, tile):
+    for first in range(0, x.shape[0], tile):
         n = first + ty
-        xs[ty, tx] = x[n, c] if n < batch and c < x.shape[1] else float32(0)
-        dys[ty, tx] = dy[n, k] if n < batch and k < dy.shape[1] else float32(0)
+        xs[ty, tx] = widened(x[n, c]) if n < x.shape[0] and c < x.shape[1] else float32(0)
+        dys[ty, tx] = widened(dy[n, k]) if n < x.shape[0] and k < dy.shape[1] else float32(0)
         cuda.syncthreads()
         for m in range(tile):
             acc += xs[m, ty] * dys[m, tx]
         cuda.syncthreads()
-    dvalues[block, top + ty, left + tx] = acc
+    dvalues[block, i, j] = rounded(acc, dvalues)

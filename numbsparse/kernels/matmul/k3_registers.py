@@ -4,12 +4,16 @@ A block of threads owns a BM x BN tile of the output, and each thread TM x TN of
 for each step of a sum it reads TM + TN values from shared memory, four in one load, and makes
 TM * TN products of them. Where B is small, the tiles in shared memory hold several blocks of w.
 
-Reads per output, for a sum of K = B * (blocks in the column) products: from global memory
-K / BM + K / BN, with BM = 128 or more rows of a large batch, but BN at most B, because no two block
-columns keep the same rows; from shared memory K / TM + K / TN, where the rung before took 2 * K.
-From global memory the values still come one by one, through registers, because only rows that start
-at a multiple of 16 bytes could be read in quads; and while they come, their threads multiply
-nothing: the next rung removes both.
+What changed since the rung before: `acc` is an array. It stays in registers only where each of its
+places is known when the kernel is compiled, so kernels are now made by functions, for a block size
+and a tile: what is written in capitals is a constant there, and loops over it are unrolled. x is
+turned on its way to shared memory, so that the values which a thread wants lie side by side.
+
+Reads per output, for a sum of K products: from global memory K / BM + K / BN, with BM = 128 or more
+rows of a large batch, but BN at most B, because no two block columns keep the same rows; from
+shared memory K / TM + K / TN, where the rung before took 2 * K. From global memory the values still
+come one by one, through registers, because only rows that start at a multiple of 16 bytes could be
+read in quads; and while they come, their threads multiply nothing: the next rung removes both.
 """
 
 from __future__ import annotations
@@ -21,10 +25,11 @@ from numba import cuda, float32, uint32
 
 from numbsparse.device.launch import launch
 from numbsparse.device.runtime import SIMULATED
+from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
-DTYPES = ("float16", "float32")
+DTYPES = ("float16", "bfloat16", "float32")
 FEW = 128  # rows: batches up to here get smaller tiles, and so more of them to fill the GPU
 LEAST_THREADS = 64  # in a block of threads of the weight-gradient
 # Shared tiles end in an axis of four: at a multiple of 16 bytes, four float32 are one load.
@@ -141,10 +146,10 @@ def line_kernel(B: int, tile: Tile, fetch_of_w: Any) -> Any:
                 cuda.syncthreads()
         for m in range(TM):
             n = top + (ty + m // QUAD * TY) * QUAD + m % QUAD
-            for j in range(TN):
-                k = left + (tx + j // QUAD * TX) * QUAD + j % QUAD
+            for i in range(TN):
+                k = left + (tx + i // QUAD * TX) * QUAD + i % QUAD
                 if n < batch and k < out_features:
-                    y[n, k] = acc[m, j]
+                    y[n, k] = rounded(acc[m, i], y)
 
     return kernel
 
@@ -167,7 +172,7 @@ def weight_grad_kernel(B: int, tile: Tile) -> Any:
             for j in range(TN):
                 acc[i, j] = 0
         t = uint32(cuda.threadIdx.x)
-        mine, ty, tx = t // (TY * TX), t // TX % TY, t % TX
+        mine, ty, tx = t // (TY * TX), t // TX % TY, t % TX  # mine: which of BLOCKS blocks
         part = cuda.blockIdx.x % (PARTS * PARTS)
         first_block = cuda.blockIdx.x // (PARTS * PARTS) * BLOCKS
         top, left = part // PARTS * BM, part % PARTS * BN
@@ -186,7 +191,8 @@ def weight_grad_kernel(B: int, tile: Tile) -> Any:
                 for k in range(TN):
                     j = left + (tx + k // QUAD * TX) * QUAD + k % QUAD
                     inside = i < in_rows and j < in_columns
-                    dvalues[block, i, j] = acc[m, k] if inside else float32(0)
+                    value = acc[m, k] if inside else float32(0)
+                    dvalues[block, i, j] = rounded(value, dvalues)
 
     return kernel
 
@@ -205,7 +211,7 @@ def fetch_straight(DEPTH: int, WIDTH: int, THREADS: int) -> Any:
         j, step = t % WIDTH, 0
         while step < DEPTH // ROWS:
             i = t // WIDTH % ROWS + step * ROWS
-            value = float32(w[offset + i, first + j])
+            value = widened(w[offset + i, first + j])
             tile[line + i, j // QUAD, j % QUAD] = value if i < inside else float32(0)
             step += 1
 
@@ -231,7 +237,7 @@ def fetch_turned(DEPTH: int, WIDTH: int, THREADS: int) -> Any:
         while step < WIDTH // QUAD // QUADS:
             j = t // DEPTH % QUADS + step * QUADS
             for q in range(QUAD):
-                value = float32(rows[min(uint32(j * QUAD + q), last), c])
+                value = widened(rows[min(uint32(j * QUAD + q), last), c])
                 quad[q] = value if i < inside else float32(0)
             for q in range(QUAD):
                 tile[line + i, j, q] = quad[q]
@@ -257,7 +263,7 @@ def fetch_blocks(B: int, BLOCKS: int, tile: Tile) -> Any:
             c = min(line * B + start + i % BN, x.shape[1] - 1)
             while step < BK // ROWS:
                 m = uint32(t // LANES + step * ROWS)
-                value = float32(rows[min(m, last), c])
+                value = widened(rows[min(m, last), c])
                 tile[m, i // QUAD, i % QUAD] = value if m <= last else float32(0)
                 step += 1
 

@@ -29,6 +29,8 @@ from numbsparse.kernels.ptx import (
     cluster_emitted,
     cluster_simulated,
     emitted,
+    grid_emitted,
+    grid_simulated,
     simulated,
     split_emitted,
     split_simulated,
@@ -40,6 +42,7 @@ from numbsparse.kernels.ptx.tiles import Operand as Operand
 _here: Any = simulated if SIMULATED else emitted
 _bulk: Any = bulk_simulated if SIMULATED else bulk_emitted
 _cluster: Any = cluster_simulated if SIMULATED else cluster_emitted
+_grid: Any = grid_simulated if SIMULATED else grid_emitted
 _wgmma: Any = wgmma_simulated if SIMULATED else wgmma_emitted
 _split: Any = split_simulated if SIMULATED else split_emitted
 
@@ -83,6 +86,12 @@ store_2xu32 = _here.store_2xu32  # (array, j, 2 uint32)
 cvt_rna_tf32 = _here.cvt_rna_tf32  # float32 -> uint32, the nearest tf32, halves away from zero
 pack_half2 = _here.pack_half2  # (lo, hi) float32 -> uint32, two float16
 pack_bfloat2 = _here.pack_bfloat2  # (lo, hi) float32 -> uint32, two bfloat16
+unpack_half2 = _here.unpack_half2  # uint32 -> (lo, hi) float32, of two float16
+unpack_bfloat2 = _here.unpack_bfloat2  # of two bfloat16
+
+# To about 22 bits, as the hardware has them; denormal numbers are zeros.
+ex2 = _here.ex2  # float32 -> 2 ** x
+rcp = _here.rcp  # float32 -> 1 / x
 
 # The same 32 bits as another type.
 as_uint32 = _here.as_uint32
@@ -116,6 +125,7 @@ bulk_load = _bulk.bulk_load
 # And back to the array, where the box lies inside it; (): those since the last commit are a group,
 # and shared memory may be written again when all groups of the thread were read.
 tma_store_2d = _bulk.tma_store_2d  # (shared, i, tensor_map, column, row), neither negative
+tma_store_5d = _bulk.tma_store_5d  # (shared, i, tensor_map, column, row, layer, block, image)
 bulk_commit = _bulk.bulk_commit  # ()
 bulk_wait_read = _bulk.bulk_wait_read  # ()
 fence_tensor_map = _bulk.fence_tensor_map  # (tensor_map): before its first use in a kernel
@@ -126,19 +136,32 @@ first_multiple = _bulk.first_multiple  # (shared, nbytes) -> uint32: item at a m
 wait_for_earlier_kernels = _bulk.wait_for_earlier_kernels  # ()
 let_next_kernel_start = _bulk.let_next_kernel_start  # (): once all blocks have said so or ended
 
+# Between blocks of a grid that all run at once; 7.0, the fence 9.0.
+# (array, j) -> uint32; what its writer wrote before it is seen after it
+load_acquire = _grid.load_acquire
+# (): what other blocks wrote, and was acquired, is seen by the copy engine, and the other way round
+fence_proxy_async_global = _grid.fence_proxy_async_global
+
 # Blocks of a cluster, which run together and reach each other's shared memory; 9.0.
 cluster_sync = _cluster.cluster_sync  # (): all threads of the cluster meet
 mbarrier_arrive_at = _cluster.mbarrier_arrive_at  # (bars, i, rank): at the barrier of that block
 
 # Products of a warpgroup, 128 threads, of tiles in shared memory; 9.0. wgmma makes a function of
-# kind ("f16", "bf16"), 64 m_tiles rows, n columns, 16 k_steps terms, and how a (rows, terms) and b
-# (columns, terms) lie: (acc, a, i, b, j) -> acc, all tuples of m_tiles * n / 2 float32. With
+# kind ("f16", "bf16"; "tf32" of float32, with 8 for 16 terms), 64 m_tiles rows, n columns,
+# 16 k_steps terms, and how a (rows, terms) and b (columns, terms) lie:
+# (acc, a, i, b, j) -> acc, all tuples of m_tiles * n / 2 float32. With
 # `columns`, acc holds as many of these, one after another, and (acc, a, i, b, j, mask) multiplies
 # the same a by those columns whose bit the mask has, their b gapless from b[j] on; `inputs` a's,
 # `stride` bytes from one to the next, each have `columns` bits of the mask in turn.
 wgmma = _wgmma.wgmma  # (kind, m_tiles, n, k_steps, a: Operand, b: Operand, columns=0, ...)
 zeros = _wgmma.zeros  # (count): makes a function () -> a tuple of float32
 to_local = _wgmma.to_local  # (values, local): a tuple to a local array of float32
+
+# Registers of a thread, for all of a warpgroup: some warpgroups of a block give what others take,
+# which wait until they are there. (n): from now on, a constant multiple of 8 from 24 to 256; the
+# launch bounds say how many it had; 9.0.
+more_registers = _wgmma.more_registers
+fewer_registers = _wgmma.fewer_registers
 
 # Products whose factors lie anywhere: (acc, shared, i, where, number) -> acc. `where`, a tuple of
 # two words for each of `units` products of 64 rows, says where a and b lie from shared[i] on; the
@@ -148,4 +171,6 @@ words = _cluster.words  # (count): makes a function (array of int32, j) -> a tup
 
 # The same of float32: hi and lo of the first factor in registers, those of the second in shared
 # memory. (acc, hi, lo, shared, i), the first three local arrays; acc is added to in float32.
-wgmma_split = _split.wgmma_split  # (n, k_steps, exact)
+# With two units, acc, hi and lo are of two products, and (acc, hi, lo, shared, i, j) says where the
+# second factor of each is.
+wgmma_split = _split.wgmma_split  # (n, k_steps, exact, units=1)

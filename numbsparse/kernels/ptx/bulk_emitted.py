@@ -31,7 +31,9 @@ _MULTICAST = "{ .reg .b16 ranks; cvt.u16.u32 ranks, "
 _LOAD_2D_MULTICAST = (
     f"{_MULTICAST} $5; {_COPY.format(2)}.multicast::cluster [$0], [$1, {{$3, $4}}], [$2], ranks; }}"
 )
-_STORE_2D = "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [$1, {$2, $3}], [$0];"
+_STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.bulk_group "
+_STORE_2D = _STORE.format(2) + "[$1, {$2, $3}], [$0];"
+_STORE_5D = _STORE.format(5) + "[$1, {$2, $3, $4, $5, $6}], [$0];"
 _LOAD_3D_MULTICAST = (
     f"{_MULTICAST} $6; {_COPY.format(3)}.multicast::cluster [$0], [$1, {{$3, $4, $5}}], [$2], "
     "ranks; }"
@@ -125,16 +127,12 @@ def tma_load_3d_multicast(typing, shared, i, tensor_map, column, row, layer, bar
 
 @intrinsic
 def tma_store_2d(typing, shared, i, tensor_map, column, row):
-    check_array("tma_store", shared, i)
-    check_array("tma_store", tensor_map, types.int64, types.int64)
+    return _store(_STORE_2D, shared, i, tensor_map, axes=2)
 
-    def build(context, builder, signature, args):
-        origin = address(context, builder, shared, args[0], args[1], SHARED)
-        target = address(context, builder, tensor_map, args[2], ir.Constant(_i64, 0), GLOBAL)
-        emit(builder, _STORE_2D, [], [origin, target, *args[3:]], memory=True)
-        return context.get_dummy_value()
 
-    return types.void(shared, types.int64, tensor_map, types.int32, types.int32), build
+@intrinsic
+def tma_store_5d(typing, shared, i, tensor_map, column, row, layer, block, image):
+    return _store(_STORE_5D, shared, i, tensor_map, axes=5)
 
 
 @intrinsic
@@ -196,6 +194,19 @@ def _load(text, shared, i, tensor_map, bars, j, *numbers, axes=3):
     where = (types.int32,) * axes
     ranks = (u32,) * (len(numbers) - axes)
     return types.void(shared, types.int64, tensor_map, *where, bars, types.int64, *ranks), build
+
+
+def _store(text, shared, i, tensor_map, axes):
+    check_array("tma_store", shared, i)
+    check_array("tma_store", tensor_map, types.int64, types.int64)
+
+    def build(context, builder, signature, args):
+        origin = address(context, builder, shared, args[0], args[1], SHARED)
+        target = address(context, builder, tensor_map, args[2], ir.Constant(_i64, 0), GLOBAL)
+        emit(builder, text, [], [origin, target, *args[3:]], memory=True)
+        return context.get_dummy_value()
+
+    return types.void(shared, types.int64, tensor_map, *(types.int32,) * axes), build
 
 
 def _on_barrier(text, bars, i, *operand):

@@ -118,17 +118,11 @@ def tma_load_3d_multicast(shared, i, tensor_map, column, row, layer, bars, j, ra
 
 
 def tma_store_2d(shared, i, tensor_map, column, row):
-    note_unseen(COPY_ENGINE)
-    info = _info(tensor_map, 2)
-    place, width = _place_of_box(shared, i, info)
-    lines = flat_bytes(shared)[place].reshape(int(info["box"][0]), width)
-    itemsize, rows, columns = int(info["itemsize"]), int(info["shape"][0]), int(info["shape"][1])
-    if row < 0 or column < 0:
-        raise ValueError(f"a box is stored from row 0 and column 0 on, got {row}, {column}")
-    inside = max(columns - int(column), 0) * itemsize
-    for k, line in enumerate(lines[: max(rows - int(row), 0), :inside]):
-        start = (int(row) + k) * int(info["strides"][0]) + int(column) * itemsize
-        ctypes.memmove(int(info["address"]) + start, line.tobytes(), line.size)
+    _store(shared, i, tensor_map, (row, column))
+
+
+def tma_store_5d(shared, i, tensor_map, column, row, layer, block, image):
+    _store(shared, i, tensor_map, (image, block, layer, row, column))
 
 
 def bulk_commit():
@@ -167,6 +161,23 @@ def _load(shared, i, tensor_map, corner, bars, j):
     flat_bytes(shared)[place] = box.reshape(-1)
     with _lock:
         _barrier(bars, j).change(0, -box.size)
+
+
+def _store(shared, i, tensor_map, corner):
+    note_unseen(COPY_ENGINE)
+    info = _info(tensor_map, len(corner))
+    place, _ = _place_of_box(shared, i, info)
+    if min(corner) < 0:
+        raise ValueError(f"a box is stored from places of 0 on, got {corner}")
+    axes, itemsize = range(len(corner)), int(info["itemsize"])
+    box = [int(info["box"][a]) for a in axes]
+    inside = [max(min(int(info["shape"][a]) - int(corner[a]), box[a]), 0) for a in axes]
+    lines = flat_bytes(shared)[place].reshape(*box[:-1], box[-1] * itemsize)
+    strides = [int(info["strides"][a]) for a in axes]
+    for at in np.ndindex(*inside[:-1]):
+        start = sum((int(c) + k) * s for c, k, s in zip(corner, (*at, 0), strides, strict=True))
+        line = lines[at][: inside[-1] * itemsize]
+        ctypes.memmove(int(info["address"]) + start, line.tobytes(), line.size)
 
 
 def _info(tensor_map, places):

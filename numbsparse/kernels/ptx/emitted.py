@@ -144,6 +144,28 @@ def pack_bfloat2(typing, lo, hi):
 
 
 @intrinsic
+def ex2(typing, x):
+    return on_registers("ex2.approx.ftz.f32 $0, $1;", [f32], [f32], [x])
+
+
+@intrinsic
+def rcp(typing, x):
+    return on_registers("rcp.approx.ftz.f32 $0, $1;", [f32], [f32], [x])
+
+
+@intrinsic
+def unpack_half2(typing, word):
+    text = "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $2; cvt.f32.f16 $0, lo; cvt.f32.f16 $1, hi; }"
+    return on_registers(text, [f32, f32], [u32], [word])
+
+
+@intrinsic
+def unpack_bfloat2(typing, word):
+    text = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+    return on_registers(text, [f32, f32], [u32], [word])
+
+
+@intrinsic
 def as_uint32(typing, x):
     return same_bits(u32, f32, x)
 

@@ -11,7 +11,7 @@ import threading
 import numpy as np
 from numba.cuda.simulator.cudadrv.devicearray import FakeWithinKernelCUDAArray
 
-from numbsparse.device.accesses import note_piece
+from numbsparse.device.accesses import note_meeting, note_piece
 from numbsparse.kernels.ptx import meaning
 from numbsparse.kernels.ptx.warp import together
 
@@ -129,6 +129,24 @@ def pack_bfloat2(lo, hi):
     return meaning.pack_bfloat2(_registers(np.float32, lo), _registers(np.float32, hi))[0]
 
 
+def ex2(x):
+    with np.errstate(over="ignore"):
+        return np.exp2(_registers(np.float32, x))[0]
+
+
+def rcp(x):
+    with np.errstate(divide="ignore"):
+        return np.float32(1) / _registers(np.float32, x)[0]
+
+
+def unpack_half2(word):
+    return tuple(meaning.float32_of_halves(_registers(np.uint32, word)))
+
+
+def unpack_bfloat2(word):
+    return tuple(meaning.float32_of_bfloats(_registers(np.uint32, word)))
+
+
 def as_uint32(x):
     return _registers(np.float32, x).view(np.uint32)[0]
 
@@ -146,6 +164,7 @@ def shfl_idx(value, source):
 
 
 def sync_warp():
+    note_meeting()
     together(meaning.sync_warp, 0)
 
 

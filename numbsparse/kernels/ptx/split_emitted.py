@@ -16,29 +16,30 @@ _FLOAT = ir.FloatType()
 
 
 @cache
-def wgmma_split(n: int, k_steps: int, exact: bool) -> Any:
-    count, registers = n // 2, 4 * k_steps
-    text = _text(n, k_steps, exact)
+def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1) -> Any:
+    count, registers = units * n // 2, units * 4 * k_steps
+    text = _text(n, k_steps, exact, units)
 
-    def multiply(typing, acc, hi, lo, shared, i):
+    def checked(acc, hi, lo, shared, places):
         if any(a.dtype != kind for a, kind in ((acc, f32), (hi, u32), (lo, u32))):
             raise TypingError(f"wgmma_split takes float32 and two uint32, got {acc}, {hi}, {lo}")
-        check_array("wgmma_split", shared, i, f32)
+        for place in places:
+            check_array("wgmma_split", shared, place, f32)
 
         def build(context, builder, signature, args):
-            place = address(context, builder, shared, args[3], args[4], SHARED)
-            # Core matrices, 8 columns x 4 terms: n / 8 of them side by side, then the next terms.
-            low = builder.or_(builder.lshr(place, i32(4)), i32(8 * (n // 8) << 16))
             values = []
             for array, arg in ((hi, args[1]), (lo, args[2]))[: 2 if exact else 1]:
                 data = context.make_array(array)(context, builder, arg).data
                 values += [builder.load(builder.gep(data, [i32(k)])) for k in range(registers)]
-            constraints = ["=&f"] * count + ["r"] * (len(values) + 1) + ["~{memory}"]
-            operands = [*values, low]
+            for place in args[4:]:
+                where = address(context, builder, shared, args[3], place, SHARED)
+                # Core matrices, 8 columns x 4 terms: n / 8 side by side, then the next terms.
+                values += [builder.or_(builder.lshr(where, i32(4)), i32(8 * (n // 8) << 16))]
+            constraints = ["=&f"] * count + ["r"] * len(values) + ["~{memory}"]
             results = ir.LiteralStructType([_FLOAT] * count)
-            function = ir.FunctionType(results, [value.type for value in operands])
+            function = ir.FunctionType(results, [value.type for value in values])
             assembly = ir.InlineAsm(function, text, ",".join(constraints), side_effect=True)
-            products = builder.call(assembly, operands, attrs=("convergent",))
+            products = builder.call(assembly, values, attrs=("convergent",))
             data = context.make_array(acc)(context, builder, args[0]).data
             for k in range(count):
                 at = builder.gep(data, [i32(k)])
@@ -46,27 +47,36 @@ def wgmma_split(n: int, k_steps: int, exact: bool) -> Any:
                 builder.store(builder.fadd(builder.load(at), product), at)
             return context.get_dummy_value()
 
-        return types.void(acc, hi, lo, shared, types.int64), build
+        return types.void(acc, hi, lo, shared, *(types.int64 for _ in places)), build
 
-    return intrinsic(multiply)
+    def multiply(typing, acc, hi, lo, shared, i):
+        return checked(acc, hi, lo, shared, [i])
+
+    def multiply_two(typing, acc, hi, lo, shared, i, j):
+        return checked(acc, hi, lo, shared, [i, j])
+
+    return intrinsic({1: multiply, 2: multiply_two}[units])
 
 
-def _text(n, k_steps, exact):
+def _text(n, k_steps, exact, units):
     """Everything from the fence to the wait; the small products of each step come first."""
-    count, registers = n // 2, 4 * k_steps
-    place = count + (2 if exact else 1) * registers
-    acc = ", ".join(f"${k}" for k in range(count))
+    per_unit, registers = n // 2, 4 * k_steps
+    of_values = units * per_unit
+    of_places = of_values + (2 if exact else 1) * units * registers
     pairs = ((1, 0), (0, 1), (0, 0)) if exact else ((0, 0),)
     lines = ["{ .reg .b64 db; .reg .b32 low;", "wgmma.fence.sync.aligned;"]
     for step in range(k_steps):
         for a, b in pairs:
-            first = count + a * registers + 4 * step
-            part = ", ".join(f"${k}" for k in range(first, first + 4))
-            go_on = int((step, a, b) != (0, *pairs[0]))
-            lines += [
-                f"add.u32 low, ${place}, {(b * k_steps + step) * n * 32 >> 4};",
-                f"mov.b64 db, {{low, {128 >> 4}}};",
-                f"wgmma.mma_async.sync.aligned.m64n{n}k8.f32.tf32.tf32 "
-                f"{{{acc}}}, {{{part}}}, db, {go_on}, 1, 1;",
-            ]
+            # Neighbours have different accumulators, so that none waits for the one before.
+            for u in range(units):
+                acc = ", ".join(f"${u * per_unit + k}" for k in range(per_unit))
+                first = of_values + (a * units + u) * registers + 4 * step
+                part = ", ".join(f"${k}" for k in range(first, first + 4))
+                go_on = int((step, a, b) != (0, *pairs[0]))
+                lines += [
+                    f"add.u32 low, ${of_places + u}, {(b * k_steps + step) * n * 32 >> 4};",
+                    f"mov.b64 db, {{low, {128 >> 4}}};",
+                    f"wgmma.mma_async.sync.aligned.m64n{n}k8.f32.tf32.tf32 "
+                    f"{{{acc}}}, {{{part}}}, db, {go_on}, 1, 1;",
+                ]
     return " ".join([*lines, "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"])

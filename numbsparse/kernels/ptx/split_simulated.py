@@ -14,13 +14,14 @@ from numbsparse.kernels.ptx.warp import WARPGROUP, together
 
 
 @cache
-def wgmma_split(n: int, k_steps: int, exact: bool) -> Any:
+def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1) -> Any:
     """acc += a @ b, 64 x 8 k_steps times 8 k_steps x n: with exact, lo @ hi + hi @ lo + hi @ hi.
 
     Warp w of the warpgroup has rows 16 w to 16 w + 15 of a, in registers as `meaning.A_16x8`, four
     for each 8 terms, and of acc, as `meaning.C_16x8` for every 8 columns. b lies in shared memory
     as matrices of 8 columns x 4 terms, 128 bytes each: n / 8 side by side, then the next terms;
-    after all of hi the same of lo. The products start from zero, and acc is added in float32.
+    after all of hi the same of lo. The products start from zero, and acc is added in float32. Two
+    units are two such products, one after another in acc, hi and lo, each with a b of its own.
     """
     t, i = np.arange(128)[:, None], np.arange(n // 2)
     row = t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8
@@ -35,13 +36,12 @@ def wgmma_split(n: int, k_steps: int, exact: bool) -> Any:
             product = a[1] @ b[0] + a[0] @ b[1] + product
         return product[row, column]
 
-    def multiply(acc, hi, lo, shared, i):
+    def multiply(acc, hi, lo, shared, *places):
         note_unseen("wgmma")
-        bytes_ = flat_bytes(shared)
-        product = together(
-            split_meaning, hi.copy(), lo.copy(), int(i), shared=(bytes_,), of=WARPGROUP
-        )
-        acc += product.reshape(acc.shape)
+        parts = (a.reshape(units, -1) for a in (acc, hi, lo))
+        for own, hi_, lo_, i in zip(*parts, places, strict=True):
+            factors, bytes_ = (hi_.copy(), lo_.copy(), int(i)), (flat_bytes(shared),)
+            own += together(split_meaning, *factors, shared=bytes_, of=WARPGROUP)
 
     return multiply
 

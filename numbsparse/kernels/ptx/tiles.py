@@ -1,9 +1,11 @@
 """Where the values of a tile lie in shared memory, for the copy engine and for `wgmma`.
 
-A tile is LINES lines of 16-bit values, cut into panels: a panel holds `width` bytes of every line,
-gapless, and wider tiles have several panels, `panel` bytes from one to the next. Within a panel the
-pieces of 16 bytes change places, so that neither a line nor a column of pieces meets a bank twice:
-`swizzled` says how. The hardware goes by the address, so panels start at multiples of 8 lines.
+A tile is LINES lines of 16-bit values or of float32, cut into panels: a panel holds `width` bytes
+of every line, gapless, and wider tiles have several panels, `panel` bytes from one to the next.
+Eight lines are a group, and groups may lie apart, as those of a part of a picture do. Within a
+panel the pieces of 16 bytes change places, so that neither a line nor a column of pieces meets a
+bank twice: `swizzled` says how. The hardware goes by the address, not by the line, so panels are
+laid down from multiples of 8 lines on, and read from any line on.
 """
 
 from __future__ import annotations
@@ -17,22 +19,28 @@ class Operand(NamedTuple):
     width: int  # bytes of a line in a panel: 32, 64 or 128
     panel: int  # bytes from one panel to the next
     turned: bool = False  # whether the sum runs down the lines; else along them
+    group: int = 0  # bytes from 8 lines to the next 8; 0: gapless
+
+    @property
+    def apart(self) -> int:
+        return self.group or 8 * self.width
 
     def step(self, k: int) -> int:
-        """The byte where the k-th 16 terms of the sum begin."""
+        """The byte where the k-th 16 terms of the sum begin; of float32 8 terms, never turned."""
         if self.turned:
-            return 16 * k * self.width
+            return 2 * k * self.apart
         panel, within = divmod(32 * k, self.width)
         return panel * self.panel + within
 
     def rows(self, m: int) -> int:
         """The byte where the m-th 64 rows of the product begin."""
-        return 128 // self.width * m * self.panel if self.turned else 64 * m * self.width
+        return 128 // self.width * m * self.panel if self.turned else 8 * m * self.apart
 
-    def place(self, row: Any, k: Any) -> Any:
+    def place(self, row: Any, k: Any, itemsize: int = 2) -> Any:
         """The byte of a row of the product and a term of its sum, swaps left out."""
         line, along = (k, row) if self.turned else (row, k)
-        return 2 * along // self.width * self.panel + line * self.width + 2 * along % self.width
+        panel, within = divmod(itemsize * along, self.width)
+        return panel * self.panel + line // 8 * self.apart + line % 8 * self.width + within
 
 
 def swizzled(byte: Any, width: int) -> Any:

@@ -35,6 +35,8 @@ def together(
         raise RuntimeError(
             f"{meaning.__name__} takes warps of {of} threads; a block of {threads} ends inside one"
         )
+    if getattr(block, "takes_turns", False):
+        raise RuntimeError(f"{meaning.__name__} takes all lanes of a warp at once, not in turns")
     with _lock:
         warp = _warps.setdefault(block, {}).setdefault((of, number), Warp(of))
     return warp.run(lane, meaning, operands, shared)

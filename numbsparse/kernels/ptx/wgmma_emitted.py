@@ -15,7 +15,7 @@ from numba import types
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import intrinsic
 
-from numbsparse.kernels.ptx.assembly import SHARED, address, check_array, f32, i32, u32
+from numbsparse.kernels.ptx.assembly import SHARED, address, check_array, f32, i32, order, u32
 from numbsparse.kernels.ptx.tiles import Operand
 
 _SWIZZLES = {128: 1, 64: 2, 32: 3}
@@ -94,10 +94,27 @@ def to_local(typing, values, local):
     return types.void(values, local), build
 
 
+@intrinsic
+def more_registers(typing, n):
+    return _set_registers("more_registers", "inc", n)
+
+
+@intrinsic
+def fewer_registers(typing, n):
+    return _set_registers("fewer_registers", "dec", n)
+
+
+def _set_registers(name, direction, n):
+    if not isinstance(n, types.IntegerLiteral) or n.literal_value not in range(24, 257, 8):
+        raise TypingError(f"{name} takes a constant multiple of 8 from 24 to 256, got {n}")
+    return types.void(n), order(f"setmaxnreg.{direction}.sync.aligned.u32 {n.literal_value};")
+
+
 def _products(kind, m_tiles, n, k_steps, a, b, first):
     """The text of one column's products: a function of its first accumulator and a's place."""
-    kinds = f"m64n{n}k16.f32.{kind}.{kind}"
-    turned = f"{int(a.turned)}, {int(b.turned)}"
+    terms = 8 if kind == "tf32" else 16
+    kinds = f"m64n{n}k{terms}.f32.{kind}.{kind}"
+    turned = "" if kind == "tf32" else f", {int(a.turned)}, {int(b.turned)}"
 
     def text(start, place):
         lines = []
@@ -110,7 +127,7 @@ def _products(kind, m_tiles, n, k_steps, a, b, first):
                     f"mov.b64 da, {{low, {_high(a)}}};",
                     f"add.u32 low, at, {b.step(k) >> 4};",
                     f"mov.b64 db, {{low, {_high(b)}}};",
-                    f"wgmma.mma_async.sync.aligned.{kinds} {{{acc}}}, da, db, 1, 1, 1, {turned};",
+                    f"wgmma.mma_async.sync.aligned.{kinds} {{{acc}}}, da, db, 1, 1, 1{turned};",
                 ]
         return lines
 
@@ -124,10 +141,17 @@ def _chosen(one, per_column, columns, inputs, stride, block, first):
         return [*lines, *one(0, 0)]
     for bit in range(inputs * columns):
         e, g = divmod(bit, columns)
+        if g == 0:
+            # All tests of an input at once, so that none is waited for; and as floats: integers
+            # that all lanes share would be tested by another unit, which takes longer.
+            for k in range(columns):
+                lines += [
+                    f"and.b32 low, ${first + 2}, {1 << bit + k};",
+                    "mov.b32 number, low;",
+                    f"setp.eq.f32 none{k}, number, 0f00000000;",
+                ]
         lines += [
-            f"and.b32 low, ${first + 2}, {1 << bit};",
-            "setp.eq.u32 none, low, 0;",
-            f"@none bra.uni PAST{bit};",
+            f"@none{g} bra.uni PAST{bit};",
             *one(g * per_column, e * stride),
             f"add.u32 at, at, {block >> 4};",
             f"PAST{bit}:",
@@ -136,7 +160,10 @@ def _chosen(one, per_column, columns, inputs, stride, block, first):
 
 
 def _in_flight(lines):
-    begin = ["{ .reg .b64 da, db; .reg .b32 low, at; .reg .pred none;", "wgmma.fence.sync.aligned;"]
+    begin = [
+        "{ .reg .b64 da, db; .reg .b32 low, at; .reg .f32 number; .reg .pred none<32>;",
+        "wgmma.fence.sync.aligned;",
+    ]
     end = ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0; }"]
     return " ".join([*begin, *lines, *end])
 
@@ -151,7 +178,7 @@ def _place(context, builder, array, value, i, operand):
 
 def _high(operand):
     """The upper word of a descriptor: the bytes of 8 lines, and the swizzle."""
-    return operand.width // 2 | _SWIZZLES[operand.width] << 30
+    return operand.apart >> 4 | _SWIZZLES[operand.width] << 30
 
 
 def _tied(builder, text, operands, values):

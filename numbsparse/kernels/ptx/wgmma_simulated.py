@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from numbsparse.device.accesses import note_unseen
-from numbsparse.kernels.ptx.meaning import float32_of_bfloats, float32_of_halves
+from numbsparse.kernels.ptx.meaning import float32_of_bfloats, float32_of_halves, float32_of_tf32
 from numbsparse.kernels.ptx.simulated import flat_bytes
 from numbsparse.kernels.ptx.tiles import Operand, swizzled
 from numbsparse.kernels.ptx.warp import WARPGROUP, together
 
-_KINDS = {"f16": float32_of_halves, "bf16": float32_of_bfloats}
+_KINDS = {"f16": float32_of_halves, "bf16": float32_of_bfloats, "tf32": float32_of_tf32}
 
 
 @cache
@@ -34,7 +34,7 @@ def wgmma(
     and in these and every 8 columns the 16 x 8 fragment of `meaning.C_16x8`. PTX ISA, "Register
     Fragments for wgmma.mma_async.m64nNk16".
     """
-    depth, block = 16 * k_steps, n * k_steps * 32
+    depth, block = (8 if kind == "tf32" else 16) * k_steps, n * k_steps * 32
     t, i = np.arange(128)[:, None], np.arange(n // 2)
     row = t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8
     column = t % 4 * 2 + i % 2 + i // 4 * 8
@@ -72,8 +72,22 @@ def to_local(values, local):
     local[:] = values
 
 
+def more_registers(n):
+    _check_registers(n)
+
+
+def fewer_registers(n):
+    _check_registers(n)
+
+
+def _check_registers(n):
+    if n not in range(24, 257, 8):
+        raise ValueError(f"registers are 24 to 256, a multiple of 8, got {n}")
+
+
 def _matrix(kind, shared, start, operand, rows, depth):
     """(rows, depth) float32 of a factor in shared memory; the swaps go by the address."""
+    item = 4 if kind == "tf32" else 2
     row, k = np.arange(rows)[:, None], np.arange(depth)
-    byte = swizzled(start + operand.place(row, k), operand.width)
-    return _KINDS[kind](shared.view(np.uint16)[byte // 2].view(np.uint32))
+    byte = swizzled(start + operand.place(row, k, item), operand.width)
+    return _KINDS[kind](shared.view(f"u{item}")[byte // item].view(np.uint32))

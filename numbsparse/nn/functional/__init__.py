@@ -1,16 +1,23 @@
 """Differentiable functions: each forward beside its gradient.
 
-They take Tensors (or arrays, which they wrap) and give Tensors, on the CPU and on a GPU alike.
+They take Tensors and give Tensors, on the CPU and on a GPU alike; an operand of a product or of
+arithmetic may be an array.
 """
 
 from numbsparse.nn.functional import operators as _operators  # noqa: F401  Tensor's + - * / @ []
 from numbsparse.nn.functional.activations import (
+    concat_elu,
     dropout,
+    elu,
     gelu,
+    glu,
+    log_sigmoid,
     log_softmax,
+    logsumexp,
     relu,
     sigmoid,
     softmax,
+    softplus,
     tanh,
 )
 from numbsparse.nn.functional.arithmetic import (
@@ -18,6 +25,7 @@ from numbsparse.nn.functional.arithmetic import (
     cast,
     divide,
     exp,
+    expm1,
     log,
     multiply,
     negative,
@@ -26,7 +34,7 @@ from numbsparse.nn.functional.arithmetic import (
     subtract,
 )
 from numbsparse.nn.functional.cell import repeated_cell
-from numbsparse.nn.functional.columns import column_norms, scale_columns
+from numbsparse.nn.functional.columns import column_norms, normalise_columns, scale_columns
 from numbsparse.nn.functional.conv import conv, conv_transpose, conv_weight_grad
 from numbsparse.nn.functional.layers import embedding, layer_norm, linear
 from numbsparse.nn.functional.loss import cross_entropy, mse_loss
@@ -51,6 +59,7 @@ __all__ = [
     "broadcast_to",
     "cast",
     "column_norms",
+    "concat_elu",
     "concatenate",
     "conv",
     "conv_transpose",
@@ -58,14 +67,19 @@ __all__ = [
     "cross_entropy",
     "divide",
     "dropout",
+    "elu",
     "embedding",
     "exp",
+    "expm1",
     "gelu",
     "getitem",
+    "glu",
     "layer_norm",
     "linear",
     "log",
+    "log_sigmoid",
     "log_softmax",
+    "logsumexp",
     "lstm",
     "lstm_step_by_step",
     "matmul",
@@ -73,6 +87,7 @@ __all__ = [
     "mse_loss",
     "multiply",
     "negative",
+    "normalise_columns",
     "power",
     "relu",
     "repeated_cell",
@@ -83,6 +98,7 @@ __all__ = [
     "sddmm",
     "sigmoid",
     "softmax",
+    "softplus",
     "split",
     "sqrt",
     "stack",

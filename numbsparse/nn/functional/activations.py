@@ -1,4 +1,4 @@
-"""Activations, softmax and dropout."""
+"""Activations, gates, softmax and dropout."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from typing import Any
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor, once, record
-from numbsparse.nn.functional.arithmetic import multiply, subtract
+from numbsparse.nn.functional.arithmetic import exp, multiply, negative, subtract
+from numbsparse.nn.functional.shape import reshape
 
 
 def relu(x: Tensor) -> Tensor:
-    """max(x, 0); the gradient at 0 is 0."""
+    """max(x, 0); the gradient at 0 is 0.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.relu(Tensor([-1.0, 2.0]))
+    Tensor([0., 2.])
+    """
     return record(ops.relu(x.data), (x, lambda dy, y: _relu_grad(x, dy)))
 
 
@@ -20,33 +27,142 @@ def _relu_grad(x: Tensor, dy: Tensor) -> Tensor:
     return record(ops.relu_grad(x.data, dy.data), (dy, lambda g, y: _relu_grad(x, g)))
 
 
+def elu(x: Tensor) -> Tensor:
+    """x where x > 0, else e^x - 1.
+
+    Clevert, Unterthiner and Hochreiter, "Fast and Accurate Deep Network Learning by Exponential
+    Linear Units", 2016.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.elu(Tensor([-1.0, 2.0]))
+    Tensor([-0.63212056,  2.        ])
+    """
+    return record(ops.elu(x.data), (x, once(lambda dy, y: ops.elu_grad(x.data, dy))))
+
+
+def concat_elu(x: Tensor) -> Tensor:
+    """elu(x) and elu(-x), one after the other along the last axis: (..., n) to (..., 2n).
+
+    Salimans, Karpathy, Chen and Kingma, "PixelCNN++", 2017, whose code uses it throughout.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.concat_elu(Tensor([-1.0, 2.0]))
+    Tensor([-0.63212056,  2.        ,  1.        , -0.86466472])
+    """
+    return record(ops.concat_elu(x.data), (x, once(lambda dy, y: ops.concat_elu_grad(x.data, dy))))
+
+
+def glu(x: Tensor) -> Tensor:
+    """The gated linear unit, x[..., :n] * sigmoid(x[..., n:]): (..., 2n) to (..., n).
+
+    Raises ValueError for an odd last axis. Dauphin, Fan, Auli and Grangier, "Language Modeling with
+    Gated Convolutional Networks", 2017.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.glu(Tensor([[2.0, 4.0, 0.0, 0.0]]))
+    Tensor([[1., 2.]])
+    """
+    return record(ops.glu(x.data), (x, once(lambda dy, y: ops.glu_grad(x.data, dy))))
+
+
 def gelu(x: Tensor) -> Tensor:
     """x * Phi(x), by the tanh form: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
 
     Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, section 2.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.gelu(Tensor([-1.0, 0.0, 1.0]))
+    Tensor([-0.15880801,  0.        ,  0.84119199])
     """
     return record(ops.gelu(x.data), (x, once(lambda dy, y: ops.gelu_grad(x.data, dy))))
 
 
 def tanh(x: Tensor) -> Tensor:
-    """The hyperbolic tangent."""
+    """The hyperbolic tangent.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.tanh(Tensor([0.0, 1.0]))
+    Tensor([0.        , 0.76159416])
+    """
     return record(ops.tanh(x.data), (x, lambda dy, y: multiply(dy, subtract(1.0, multiply(y, y)))))
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + e^-x)."""
+    """1 / (1 + e^-x).
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.sigmoid(Tensor([0.0, 2.0]))
+    Tensor([0.5       , 0.88079708])
+    """
     return record(
         ops.sigmoid(x.data), (x, lambda dy, y: multiply(dy, multiply(y, subtract(1.0, y))))
     )
 
 
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x), without overflow.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.softplus(Tensor([0.0, 1000.0]))
+    Tensor([6.93147181e-01, 1.00000000e+03])
+    """
+    return record(ops.softplus(x.data), (x, lambda dy, y: multiply(dy, sigmoid(x))))
+
+
+def log_sigmoid(x: Tensor) -> Tensor:
+    """log(1 / (1 + e^-x)) = -softplus(-x).
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.log_sigmoid(Tensor([0.0, -1000.0]))
+    Tensor([-6.93147181e-01, -1.00000000e+03])
+    """
+    return negative(softplus(negative(x)))
+
+
+def logsumexp(x: Tensor) -> Tensor:
+    """log(sum(e^x)) along the last axis, which the result lacks.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.logsumexp(Tensor([[0.0, 0.0], [1000.0, 0.0]]))
+    Tensor([6.93147181e-01, 1.00000000e+03])
+    """
+
+    def gradient(dy: Tensor, y: Tensor) -> Tensor:
+        column = (*y.shape, 1)
+        return multiply(exp(subtract(x, reshape(y, column))), reshape(dy, column))
+
+    return record(ops.logsumexp(x.data), (x, gradient))
+
+
 def softmax(x: Tensor) -> Tensor:
-    """e^x / sum(e^x) along the last axis."""
+    """e^x / sum(e^x) along the last axis.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.softmax(Tensor([[0.0, 0.0], [0.0, 2.0]]))
+    Tensor([[0.5       , 0.5       ],
+            [0.11920292, 0.88079708]])
+    """
     return record(ops.softmax(x.data), (x, once(lambda dy, y: ops.softmax_grad(y, dy))))
 
 
 def log_softmax(x: Tensor) -> Tensor:
-    """x - log(sum(e^x)) along the last axis."""
+    """x - log(sum(e^x)) along the last axis.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.log_softmax(Tensor([0.0, 0.0]))
+    Tensor([-0.69314718, -0.69314718])
+    """
     return record(ops.log_softmax(x.data), (x, once(lambda dy, y: ops.log_softmax_grad(y, dy))))
 
 
@@ -54,6 +170,11 @@ def dropout(x: Any, rate: float, *, seed: int, call: int | Callable[[], int] = 0
     """Each value is zero with probability `rate`, and x / (1 - rate) otherwise.
 
     Which values is a function of (seed, call) and their position, the same on CPU and GPU.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.dropout(Tensor([1.0] * 6), 0.5, seed=0)
+    Tensor([0., 2., 0., 0., 2., 0.])
     """
     if not 0 <= rate < 1:
         raise ValueError(f"rate takes a probability from 0 to below 1, got {rate}")

@@ -12,7 +12,13 @@ from numbsparse.nn.functional.shape import sum_to
 
 
 def add(a: Any, b: Any) -> Tensor:
-    """a + b; each a Tensor, an array or a number. Two block-sparse tensors take one layout."""
+    """a + b; each a Tensor, an array or a number. Two block-sparse tensors take one layout.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.add(Tensor([1.0, 2.0]), 1)  # or Tensor([1.0, 2.0]) + 1
+    Tensor([2., 3.])
+    """
     if is_block_sparse(a):
         return _add_block_sparse(a, b)
     return record(
@@ -22,7 +28,13 @@ def add(a: Any, b: Any) -> Tensor:
 
 
 def subtract(a: Any, b: Any) -> Tensor:
-    """a - b; each a Tensor, an array or a number."""
+    """a - b; each a Tensor, an array or a number.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.subtract(Tensor([1.0, 2.0]), Tensor([1.0, 1.0]))
+    Tensor([0., 1.])
+    """
     return record(
         ops.subtract(data_of(a), data_of(b)),
         *edges(
@@ -33,7 +45,14 @@ def subtract(a: Any, b: Any) -> Tensor:
 
 
 def multiply(a: Any, b: Any) -> Tensor:
-    """a * b; each a Tensor, an array or a number. A block-sparse one takes a number beside it."""
+    """a * b; each a Tensor, an array or a number. A block-sparse one takes a number beside it.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.multiply(Tensor([[1.0], [2.0]]), Tensor([3.0, 4.0]))
+    Tensor([[3., 4.],
+            [6., 8.]])
+    """
     if is_block_sparse(a):
         return _scale_block_sparse(a, b)
     if is_block_sparse(b):
@@ -48,7 +67,13 @@ def multiply(a: Any, b: Any) -> Tensor:
 
 
 def divide(a: Any, b: Any) -> Tensor:
-    """a / b; each a Tensor, an array or a number."""
+    """a / b; each a Tensor, an array or a number.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.divide(1, Tensor([1.0, 2.0]))
+    Tensor([1. , 0.5])
+    """
     return record(
         ops.divide(data_of(a), data_of(b)),
         *edges(
@@ -59,12 +84,24 @@ def divide(a: Any, b: Any) -> Tensor:
 
 
 def negative(a: Any) -> Tensor:
-    """-a."""
+    """-a.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.negative(Tensor([1.0, -2.0]))
+    Tensor([-1.,  2.])
+    """
     return record(ops.negative(data_of(a)), *edges((a, lambda dy, y: negative(dy))))
 
 
 def power(a: Any, exponent: float) -> Tensor:
-    """a ** exponent, for a number as the exponent."""
+    """a ** exponent, for a number as the exponent.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.power(Tensor([1.0, 2.0]), 3)
+    Tensor([1., 8.])
+    """
     if not isinstance(exponent, int | float):
         raise TypeError(f"exponent takes a number, got {type(exponent).__name__}")
     slope = lambda dy: multiply(dy, multiply(power(a, exponent - 1), exponent))  # noqa: E731
@@ -72,17 +109,46 @@ def power(a: Any, exponent: float) -> Tensor:
 
 
 def exp(a: Any) -> Tensor:
-    """e ** a."""
+    """e ** a.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.exp(Tensor([0.0, 1.0]))
+    Tensor([1.        , 2.71828183])
+    """
     return record(ops.exp(data_of(a)), *edges((a, lambda dy, y: multiply(dy, y))))
 
 
+def expm1(a: Any) -> Tensor:
+    """e ** a - 1, with all its digits near a = 0.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.expm1(Tensor([1e-12, 1.0]))
+    Tensor([1.00000000e-12, 1.71828183e+00])
+    """
+    return record(ops.expm1(data_of(a)), *edges((a, lambda dy, y: multiply(dy, add(y, 1.0)))))
+
+
 def log(a: Any) -> Tensor:
-    """The natural logarithm of a."""
+    """The natural logarithm of a.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.log(Tensor([1.0, 10.0]))
+    Tensor([0.        , 2.30258509])
+    """
     return record(ops.log(data_of(a)), *edges((a, lambda dy, y: divide(dy, a))))
 
 
 def sqrt(a: Any) -> Tensor:
-    """The square root of a."""
+    """The square root of a.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.sqrt(Tensor([4.0, 9.0]))
+    Tensor([2., 3.])
+    """
     return record(ops.sqrt(data_of(a)), *edges((a, lambda dy, y: divide(dy, multiply(y, 2.0)))))
 
 
@@ -91,8 +157,9 @@ def cast(a: Any, dtype: Any) -> Tensor:
 
     Of that dtype already, `a` is returned as it is. Float64 is for the CPU alone.
 
-    >>> x = Tensor([1 / 3], requires_grad=True)
-    >>> cast(x, "float16")
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.cast(Tensor([1 / 3]), "float16")
     Tensor([0.3333], dtype=float16)
     """
     a = a if isinstance(a, Tensor) else Tensor(a)

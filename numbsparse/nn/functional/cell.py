@@ -25,6 +25,15 @@ def repeated_cell(*, calls: int = 1) -> Callable[..., tuple[Tensor, Tensor]]:
     function of Tensors
         z (batch, 4, units): i, f, g, o in torch's order; c (batch, units), float32 beside a z of
         16-bit floats; kept (batch, units) gets no gradient. No gradients of gradients.
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse as ns
+    >>> from numbsparse.nn import functional as F
+    >>> cell = F.repeated_cell()
+    >>> h, c = cell(ns.Tensor(np.zeros((1, 4, 2))), ns.Tensor(np.ones((1, 2))))
+    >>> h, c
+    (Tensor([[0.23105858, 0.23105858]]), Tensor([[0.5, 0.5]]))
     """
     of_h, of_dz = Places(calls), Places(calls)
 

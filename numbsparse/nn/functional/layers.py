@@ -13,13 +13,29 @@ from numbsparse.nn.functional.products import matmul
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, precision: str | None = None
 ) -> Tensor:
-    """x @ weight + bias, with a block-sparse weight (in_features, out_features)."""
+    """x @ weight + bias, with a block-sparse weight (in_features, out_features).
+
+    >>> import numpy as np, numbsparse as ns
+    >>> from numbsparse.nn import functional as F
+    >>> weight = ns.Tensor(ns.BlockSparse(np.ones((1, 4, 4)), [[1, 0]]))
+    >>> F.linear(ns.Tensor([[1.0, 2.0, 3.0, 4.0]]), weight, ns.Tensor(np.arange(8.0)))
+    Tensor([[10., 11., 12., 13.,  4.,  5.,  6.,  7.]])
+    """
     y = matmul(x, weight, precision=precision)
     return y if bias is None else add(y, bias)
 
 
 def embedding(table: Tensor, indices: Any) -> Tensor:
-    """Rows of a table (rows, width): indices (...) to (..., width)."""
+    """Rows of a table (rows, width): indices (...) to (..., width).
+
+    >>> import numpy as np
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.embedding(Tensor([[0.0, 1.0], [2.0, 3.0]]), np.array([1, 0, 1]))
+    Tensor([[2., 3.],
+            [0., 1.],
+            [2., 3.]])
+    """
     indices = data_of(indices)
     return record(
         ops.take_rows(table.data, indices),
@@ -33,6 +49,11 @@ def layer_norm(
     """(x - mean) / sqrt(variance + eps) * gain + bias, over the last axis.
 
     Ba, Kiros and Hinton, "Layer Normalization", 2016.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.layer_norm(Tensor([[1.0, 2.0, 3.0]]))
+    Tensor([[-1.22473569,  0.        ,  1.22473569]])
     """
     normalised, inverse_std = ops.layer_norm(x.data, eps)
     y = record(

@@ -75,6 +75,16 @@ def lstm(
     Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997; layer norm after Ba, Kiros and
     Hinton, "Layer Normalization", 2016; dropout of the update after Semeniuta, Severyn and Barth,
     "Recurrent Dropout without Memory Loss", 2016.
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse as ns
+    >>> weight = ns.BlockSparse(np.zeros((4, 4, 4), np.float32), np.ones((1, 4)))  # of 4 units
+    >>> x, state = np.ones((3, 2, 4), np.float32), np.ones((2, 4), np.float32)
+    >>> bias = np.zeros(16, np.float32)
+    >>> y, h, c = ns.nn.functional.lstm(x, weight, weight, bias, state, state)
+    >>> y.shape, c.numpy()[0]  # half of c is forgotten in each of three steps
+    ((3, 2, 4), array([0.125, 0.125, 0.125, 0.125], dtype=float32))
     """
     given = x, weight_ih, weight_hh, bias, h, c, *(() if gain is None else (gain,))
     inputs = [a if isinstance(a, Tensor) else Tensor(a) for a in given]

@@ -13,7 +13,13 @@ Axis = int | tuple[int, ...] | None
 
 
 def sum(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """The sum over the given axes, or over all."""
+    """The sum over the given axes, or over all.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.sum(Tensor([[1.0, 2.0], [3.0, 4.0]]), axis=0)
+    Tensor([4., 6.])
+    """
     kept = kept_shape(x.shape, axis)
     return record(
         ops.sum(x.data, axis, keepdims),
@@ -22,7 +28,14 @@ def sum(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 
 def mean(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """The mean over the given axes, or over all."""
+    """The mean over the given axes, or over all.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.mean(Tensor([[1.0, 2.0], [3.0, 4.0]]), axis=1, keepdims=True)
+    Tensor([[1.5],
+            [3.5]])
+    """
     kept = kept_shape(x.shape, axis)
     average = ops.mean(x.data, axis, keepdims)  # no sum that 16 bits could not hold
     share = average.size / x.size
@@ -37,19 +50,39 @@ def sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def broadcast_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """NumPy's broadcasting to a shape, as an array of its own."""
+    """NumPy's broadcasting to a shape, as an array of its own.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.broadcast_to(Tensor([1.0, 2.0]), (2, 2))
+    Tensor([[1., 2.],
+            [1., 2.]])
+    """
     if x.shape == shape:
         return x
     return record(ops.broadcast_to(x.data, shape), (x, lambda dy, y: sum_to(dy, x.shape)))
 
 
 def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """The same values in another shape; one axis may be -1."""
+    """The same values in another shape; one axis may be -1.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.reshape(Tensor([[1.0, 2.0], [3.0, 4.0]]), (-1,))
+    Tensor([1., 2., 3., 4.])
+    """
     return record(ops.reshape(x.data, tuple(shape)), (x, lambda dy, y: reshape(dy, x.shape)))
 
 
 def transpose(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
-    """The axes in another order (default: reversed), as a view. A BlockSparse takes no `axes`."""
+    """The axes in another order (default: reversed), as a view. A BlockSparse takes no `axes`.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.transpose(Tensor([[1.0, 2.0], [3.0, 4.0]]))
+    Tensor([[1., 3.],
+            [2., 4.]])
+    """
     if isinstance(x.data, BlockSparse):
         return record(x.data.T, (x, lambda dy, y: transpose(dy)))
     if axes is None:
@@ -60,12 +93,24 @@ def transpose(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """x[key] for integers and slices. To take all the parts of an axis, use `unbind` or `split`."""
+    """x[key] for integers and slices. To take all the parts of an axis, use `unbind` or `split`.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.getitem(Tensor([1.0, 2.0, 3.0]), slice(1, None))  # or tensor[1:]
+    Tensor([2., 3.])
+    """
     return record(ops.getitem(x.data, key), (x, lambda dy, y: _put(x.shape, key, dy)))
 
 
 def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """The tensors one after the other along an existing axis."""
+    """The tensors one after the other along an existing axis.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.concatenate([Tensor([1.0, 2.0]), Tensor([3.0])])
+    Tensor([1., 2., 3.])
+    """
     if not tensors:
         raise ValueError("tensors takes at least one Tensor")
     axis, start, parts = axis % tensors[0].ndim, 0, []
@@ -78,7 +123,14 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """The tensors one after the other along a new axis."""
+    """The tensors one after the other along a new axis.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.stack([Tensor([1.0, 2.0]), Tensor([3.0, 4.0])])
+    Tensor([[1., 2.],
+            [3., 4.]])
+    """
     if not tensors:
         raise ValueError("tensors takes at least one Tensor")
     axis %= tensors[0].ndim + 1
@@ -93,6 +145,11 @@ def unbind(x: Tensor, axis: int = 0) -> list[Tensor]:
     """The parts of `x` along an axis, without it: [x[0], x[1], ...].
 
     Their gradients are joined once, where indexing would add a whole array for each.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.unbind(Tensor([[1.0, 2.0], [3.0, 4.0]]))
+    [Tensor([1., 2.]), Tensor([3., 4.])]
     """
     axis %= x.ndim
     keys = [(*(slice(None),) * axis, i) for i in range(x.shape[axis])]
@@ -100,7 +157,13 @@ def unbind(x: Tensor, axis: int = 0) -> list[Tensor]:
 
 
 def split(x: Tensor, sections: int, axis: int = -1) -> list[Tensor]:
-    """`x` cut along an axis in equal sections; raises ValueError where they would not be equal."""
+    """`x` cut along an axis in equal sections; raises ValueError where they would not be equal.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.split(Tensor([1.0, 2.0, 3.0, 4.0]), 2)
+    [Tensor([1., 2.]), Tensor([3., 4.])]
+    """
     axis %= x.ndim
     width, rest = divmod(x.shape[axis], sections)
     if rest:

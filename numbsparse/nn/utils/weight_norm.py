@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.nn import functional
@@ -19,7 +21,7 @@ def weight_norm(module: Module, *, eps: float = 1e-12) -> Module:
     its kept blocks: one length for each output of a Linear or a convolution, and one for each input
     channel of a transposed convolution, as in torch. The layer's `weight` becomes `weight_g`, a
     Parameter of (out_features,), and `weight_v`, a Parameter of a BlockSparse; `weight` is computed
-    from both whenever it is asked for, at first with its old values.
+    from both whenever it is asked for, at first with its old values; of 16-bit floats in float32.
 
     Parameters
     ----------
@@ -54,7 +56,9 @@ def weight_norm(module: Module, *, eps: float = 1e-12) -> Module:
     del state.weight
     state.weight_norm_eps = eps
     state.weight_v = weight
-    state.weight_g = Parameter(functional.column_norms(Tensor(weight.data), eps).data)
+    wide = np.float32 if weight.dtype.itemsize == 2 else weight.dtype
+    lengths = functional.column_norms(functional.cast(Tensor(weight.data), wide), eps)
+    state.weight_g = Parameter(functional.cast(lengths, weight.dtype).data)
     kind: Any = type(module)
     module.__class__ = _normalised(kind)
     return module
@@ -65,8 +69,7 @@ def _normalised(layer: Any) -> Any:
     """The layer's class with a `weight` that is computed."""
 
     def weight(self: Any) -> Tensor:
-        scale = self.weight_g / functional.column_norms(self.weight_v, self.weight_norm_eps)
-        return functional.scale_columns(self.weight_v, scale)
+        return functional.normalise_columns(self.weight_v, self.weight_g, self.weight_norm_eps)
 
     names = {"weight": property(weight), "__module__": layer.__module__, "__doc__": layer.__doc__}
     return type(layer.__name__, (layer,), names)

@@ -27,6 +27,7 @@ from __future__ import annotations
 from numbsparse.kernels.conv import k1_naive
 from numbsparse.kernels.conv.k2_tensor_core import weight_grad as gradient
 from numbsparse.kernels.conv.k2_tensor_core.lines import multiply_lines
+from numbsparse.kernels.conv.repair import repair_lines
 from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (16, 32, 64)
@@ -41,7 +42,7 @@ def forward(x, values, index, window, y, precision="highest"):
     arithmetic = precision if x.dtype == "float32" else x.dtype.name
     multiply_lines("forward", x, values, index, window, y, arithmetic)
     if arithmetic == "highest":
-        k1_naive.repair_lines("forward", x, values, index, window, y)
+        repair_lines("forward", x, values, index, window, y)
 
 
 def input_grad(dy, values, index, window, dx, precision="highest"):
@@ -49,7 +50,7 @@ def input_grad(dy, values, index, window, dx, precision="highest"):
     arithmetic = precision if dy.dtype == "float32" else dy.dtype.name
     multiply_lines("input_grad", dy, values, index, window, dx, arithmetic)
     if arithmetic == "highest":
-        k1_naive.repair_lines("input_grad", dy, values, index, window, dx)
+        repair_lines("input_grad", dy, values, index, window, dx)
 
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):

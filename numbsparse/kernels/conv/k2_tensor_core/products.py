@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import cuda, float32, int64, uint16, uint32
+from numba import cuda, int64, uint16, uint32
 
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.matmul.k5_tensor_core import halves, singles
@@ -152,17 +152,14 @@ def add_shifted(dtype: str, B: int, PER: int) -> Any:
 
 
 @cache
-def gather_sums(arithmetic: str, B: int, PER: int, THREADS: int, cut_up: bool) -> Any:
-    """The sums of all warps to the kept blocks: of those that share one, in a fixed order."""
-    HEIGHT, SLOT = min(B, 32), B * B
+def gather_sums(arithmetic: str, B: int, PER: int) -> Any:
+    """The sums of all warps, one kept block after another; of those that share one, in order."""
+    HEIGHT = min(B, 32)
     TA, TB = HEIGHT // 16, B // 8
     row_in, column_in = coordinates(arithmetic, 2 * TA), coordinates(arithmetic, TB)
-    rounded = rounding(arithmetic)
 
     @cuda.jit(device=True)
-    def gather(
-        acc, sums, own_slices, slices, part, group, mine, entry, count, entry_block, out, first
-    ):
+    def gather(acc, sums, own_slices, slices, part, group, mine):
         t = uint32(cuda.threadIdx.x)
         g, q = t % 32 // 4, t % 4
         for s in range(slices):
@@ -181,53 +178,10 @@ def gather_sums(arithmetic: str, B: int, PER: int, THREADS: int, cut_up: bool) -
                                     else:
                                         sums[at] += acc[p, m, n, i]
         cuda.syncthreads()
-        if t < THREADS:
-            for i in range(t, count * SLOT, THREADS):
-                at = (first + entry_block[entry + i // SLOT]) * SLOT + i % SLOT
-                if cut_up:
-                    out[at] = sums[i]
-                else:
-                    out[at] = rounded(sums[i])
 
     return gather
-
-
-@cache
-def sum_kernel(arithmetic: str) -> Any:
-    """dvalues = the sum of the pieces, in their order."""
-    rounded = rounding(arithmetic)
-
-    @cuda.jit
-    def kernel(parts, pieces, dvalues):
-        at = int64(cuda.grid(1))
-        if at < dvalues.size:
-            total = float32(0)
-            for piece in range(pieces):
-                total += parts[piece * dvalues.size + at]
-            dvalues[at] = rounded(total)
-
-    return kernel
 
 
 def coordinates(arithmetic: str, UNITS: int) -> Any:
     """Where line g of unit u stands, of the 8 UNITS lines of a result."""
     return singles.coordinates(UNITS if arithmetic not in halves.MMA else 1)
-
-
-@cache
-def rounding(arithmetic: str) -> Any:
-    """float32 as dvalues holds it: for halves their bits."""
-    if arithmetic not in halves.MMA:
-
-        @cuda.jit(device=True)
-        def as_it_is(value):
-            return value
-
-        return as_it_is
-    pack = halves.PACK[arithmetic]
-
-    @cuda.jit(device=True)
-    def rounded(value):
-        return uint16(pack(value, value) & uint32(0xFFFF))
-
-    return rounded

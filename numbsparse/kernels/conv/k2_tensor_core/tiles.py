@@ -8,6 +8,7 @@ and then a box holds every scale-th pixel.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -46,8 +47,30 @@ class Cut(NamedTuple):
         return -(-self.images * prod(self.box) // ALIGNED) * ALIGNED
 
 
+Shapes = Iterator[tuple[int, Three]]
+
+
+def any_shapes(of: Pass, batch: int, rows: int) -> Shapes:
+    """(images, tile) of up to `rows` outputs: sides are powers of two, or whole images."""
+    sides = [
+        sorted({min(n, 1 << k) for k in range(rows.bit_length())}) for n in (*of.counts, batch)
+    ]
+    for z in sides[0]:
+        for y in sides[1]:
+            for x in sides[2]:
+                if z * y * x <= rows:
+                    yield min(batch, rows // (z * y * x)), (z, y, x)
+
+
 @lru_cache(maxsize=1024)
-def cut(of: Pass, batch: int, rows: int, most_taps: int, most_rows: int) -> Cut:
+def cut(
+    of: Pass,
+    batch: int,
+    rows: int,
+    most_taps: int,
+    most_rows: int,
+    shapes: Callable[[Pass, int, int], Shapes] = any_shapes,
+) -> Cut:
     """The cheapest cut: tiles of up to `rows` outputs, boxes of up to `most_rows` pixels."""
     while True:
         chunks = chunks_of(of, most_taps)
@@ -56,10 +79,7 @@ def cut(of: Pass, batch: int, rows: int, most_taps: int, most_rows: int) -> Cut:
             for axis in range(3)
         ]
         best = min(
-            (
-                _cost(of, batch, shape, spread, rows, most_rows)
-                for shape in _shapes(of, batch, rows)
-            ),
+            (_cost(of, batch, shape, spread, rows, most_rows) for shape in shapes(of, batch, rows)),
             default=None,
         )
         if best is not None and best[0] < np.inf:
@@ -89,13 +109,15 @@ def chunks_of(of: Pass, most: int) -> tuple[Chunk, ...]:
     return tuple(chunks)
 
 
-def line_units(index: Index, n_taps: int, product: str, of: Pass, box: Three, chunks: Any) -> Any:
+def line_units(
+    index: Index, n_taps: int, product: str, of: Pass, box: Three, chunks: Any, parts: int = 1
+) -> Any:
     """What each line multiplies, int32: a unit is a block of features, a chunk, and blocks of w.
 
     (unit_ptr (lines + 1), unit_line, unit_other, unit_chunk, entry_ptr (units + 1), entry_block,
     entry_shift, origins (chunks, 3)); every line has a unit, if only one without entries.
     """
-    found = entries(index, n_taps, product).of(of.taps)
+    found = entries(index, n_taps, product, parts).of(of.taps)
     chunk, shift = _of_taps(chunks, box, len(of.taps))
     line, other, block = found.line, found.other, found.block
     chunk, shift = chunk[found.tap], shift[found.tap]
@@ -117,12 +139,14 @@ def line_units(index: Index, n_taps: int, product: str, of: Pass, box: Three, ch
     )
 
 
-def block_items(index: Index, n_taps: int, of: Pass, box: Three, chunks: Any) -> Any:
+def block_items(
+    index: Index, n_taps: int, of: Pass, box: Three, chunks: Any, parts: int = 1
+) -> Any:
     """Pairs of blocks of features, each with a chunk and its kept blocks of w, int32.
 
     (item_row, item_column, item_chunk, entry_ptr (items + 1), entry_block, entry_shift, origins).
     """
-    found = entries(index, n_taps, "forward").of(of.taps)
+    found = entries(index, n_taps, "forward", parts).of(of.taps)
     chunk, shift = _of_taps(chunks, box, len(of.taps))
     column, row, block = found.line, found.other, found.block
     chunk, shift = chunk[found.tap], shift[found.tap]
@@ -162,18 +186,6 @@ def _changes(*keys: np.ndarray) -> np.ndarray:
     begins = np.ones(keys[0].size, bool)
     begins[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
     return begins
-
-
-def _shapes(of: Pass, batch: int, rows: int) -> Any:
-    """(images, tile) of up to `rows` outputs: sides are powers of two, or whole images."""
-    sides = [
-        sorted({min(n, 1 << k) for k in range(rows.bit_length())}) for n in (*of.counts, batch)
-    ]
-    for z in sides[0]:
-        for y in sides[1]:
-            for x in sides[2]:
-                if z * y * x <= rows:
-                    yield min(batch, rows // (z * y * x)), (z, y, x)
 
 
 def _cost(of: Pass, batch: int, shape: Any, spread: Any, rows: int, most_rows: int) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda, float32, int32, int64, uint16, uint32
 
-from numbsparse.device import SIMULATED, empty
+from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.conv.k2_tensor_core import products, singles
@@ -21,6 +21,7 @@ from numbsparse.kernels.conv.k2_tensor_core.boxes import (
     tile_of,
 )
 from numbsparse.kernels.conv.k2_tensor_core.tiles import block_items, cut
+from numbsparse.kernels.conv.turns import add_in_turn, room_for_turns
 from numbsparse.kernels.conv.walks import planned
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import aligned_rows
@@ -42,7 +43,6 @@ STAGES = 3
 PER_SM = 2  # blocks of threads that a multiprocessor holds
 MOST_PIECES = 16
 LEAST_TILES = 4  # of a piece
-SUM_THREADS = 32 if SIMULATED else 256
 
 
 class Limits(NamedTuple):
@@ -61,8 +61,8 @@ def limits_of(arithmetic: str, B: int) -> Limits:
 
 
 def weight_grad(x, dy, index, window, dvalues, arithmetic):
-    n_blocks, size, _ = dvalues.shape
-    if not n_blocks:
+    size = dvalues.shape[1]
+    if not dvalues.size:
         return
     limits = limits_of(arithmetic, size)
     (batch, _, in_features), out_features = x.shape, dy.shape[2]
@@ -78,19 +78,16 @@ def weight_grad(x, dy, index, window, dvalues, arithmetic):
     plan = planned(index, window, block_items, of, how.box, how.chunks)
     items, tiles, stages = plan[0].size, int(np.prod(how.tiles)), 3 if x.itemsize == 2 else 2
     pieces = pieces_of(items, tiles)
-    out = empty((pieces * dvalues.size,), np.float32) if pieces > 1 else span(dvalues)
+    totals, turns = room_for_turns(pieces, items, dvalues.size)
     stage = (how.rows + TILE) * size
     shared = max(stages * stage * x.itemsize, 4 * limits.taps * size * size)
     launch(
-        item_kernel(arithmetic, size, TILE, stages, pieces > 1), items * pieces, 32 * limits.warps,
+        item_kernel(arithmetic, size, TILE, stages), items * pieces, 32 * limits.warps,
         x, x_stride, in_features, dy, dy_stride, out_features, batch,
         how.images, how.tile, how.box, how.rows, how.tiles, of.counts, of.scale,
-        window.big, window.small, *plan, pieces, n_blocks, out, stage,
+        window.big, window.small, *plan, pieces, totals, turns, span(dvalues), stage,
         shared_bytes=shared,
     )  # fmt: skip
-    if pieces > 1:
-        grid = -(-dvalues.size // SUM_THREADS)
-        launch(products.sum_kernel(arithmetic), grid, SUM_THREADS, out, pieces, span(dvalues))
 
 
 def pieces_of(items: int, tiles: int) -> int:
@@ -98,13 +95,13 @@ def pieces_of(items: int, tiles: int) -> int:
     places = PER_SM * multiprocessors()
 
     def time(pieces: int) -> float:
-        return -(-items * pieces // places) / pieces + 0.005 * pieces
+        return -(-items * pieces // places) / pieces + 0.01 * pieces
 
     return min(range(1, max(1, min(MOST_PIECES, tiles // LEAST_TILES)) + 1), key=time)
 
 
 @cache
-def item_kernel(arithmetic: str, B: int, BM: int, STAGES: int, cut_up: bool) -> Any:
+def item_kernel(arithmetic: str, B: int, BM: int, STAGES: int) -> Any:
     _, ROWS, WARPS, PER = limits_of(arithmetic, B)
     THREADS, HEIGHT = 32 * WARPS, min(B, 32)  # of the part of a block that a warp sums at once
     TA, TB, PARTS = HEIGHT // 16, B // 8, B // HEIGHT
@@ -120,7 +117,8 @@ def item_kernel(arithmetic: str, B: int, BM: int, STAGES: int, cut_up: bool) -> 
         x_place = singles.places_in_columns(B // PIECE)
         dy_place = single_places(B // PIECE, False, TB, BM)[0]
     fetch_x, fetch_dy = (fetch_rows(B, THREADS, PIECE, place) for place in (x_place, dy_place))
-    gather = products.gather_sums(arithmetic, B, PER, THREADS, cut_up)
+    gather = products.gather_sums(arithmetic, B, PER)
+    add = add_in_turn(arithmetic, B, THREADS)
     most = 65536 // (PER_SM * THREADS) // 8 * 8 if B < 64 or uint16 == ITEM else 248
     limit = {} if SIMULATED else {"max_registers": min(most, 248)}
 
@@ -128,7 +126,7 @@ def item_kernel(arithmetic: str, B: int, BM: int, STAGES: int, cut_up: bool) -> 
     def kernel(
         x, x_stride, in_features, dy, dy_stride, out_features, batch, images, tile, box, box_rows,
         tiles, counts, scale, sizes, out_sizes, item_row, item_column, item_chunk, order, entry_ptr,
-        entry_block, entry_shift, origins, pieces, n_blocks, out, stage,
+        entry_block, entry_shift, origins, pieces, totals, turns, dvalues, stage,
     ):  # fmt: skip
         ring = cuda.shared.array(0, ITEM, ALIGNMENT)  # stages, each a box of x and a tile of dy
         sums = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory, in the end
@@ -203,9 +201,7 @@ def item_kernel(arithmetic: str, B: int, BM: int, STAGES: int, cut_up: bool) -> 
                 now = now + stage if now + stage < STAGES * stage else 0
 
         cp_async_wait(0)
-        gather(
-            acc, sums, slices, slices, part, group, mine, entry, count, entry_block, out,
-            int64(piece) * n_blocks,
-        )  # fmt: skip
+        gather(acc, sums, slices, slices, part, group, mine)
+        add(sums, entry_block, entry, count, piece, pieces, totals, turns, item, dvalues)
 
     return kernel

@@ -31,7 +31,7 @@ unsupported = reach("k3_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0),
 
 def forward(x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w)."""
-    if x.shape[2] % values.shape[1] or max(window.stride) > 1 or not _serves(x, values, y):
+    if x.shape[2] % values.shape[1] or max(window.stride) > 1 or not serves(x, values, y):
         k2_tensor_core.forward(x, values, index, window, y)
     else:
         multiply_lines("forward", x, values, index, window, y)
@@ -39,7 +39,7 @@ def forward(x, values, index, window, y, precision="highest"):
 
 def input_grad(dy, values, index, window, dx, precision="highest"):
     """dx[:] = conv_transpose(dy, w)."""
-    if dy.shape[2] % values.shape[1] or not _serves(dy, values, dx):
+    if dy.shape[2] % values.shape[1] or not serves(dy, values, dx):
         k2_tensor_core.input_grad(dy, values, index, window, dx)
     else:
         multiply_lines("input_grad", dy, values, index, window, dx)
@@ -47,12 +47,12 @@ def input_grad(dy, values, index, window, dx, precision="highest"):
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
-    if max(window.stride) > 1 or x.shape[2] % 8 or dy.shape[2] % 8 or not _serves(x, dy, dvalues):
+    if max(window.stride) > 1 or x.shape[2] % 8 or dy.shape[2] % 8 or not serves(x, dy, dvalues):
         k2_tensor_core.weight_grad(x, dy, index, window, dvalues)
     else:
         gradient.weight_grad(x, dy, index, window, dvalues)
 
 
-def _serves(*arrays):
+def serves(*arrays):
     """Whether the copy engine can read them: they have values, from multiples of 16 bytes on."""
     return all(array.size and array.address % 16 == 0 for array in arrays)

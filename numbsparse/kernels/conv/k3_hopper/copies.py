@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from numba import cuda, uint32
+from functools import cache
+from typing import Any
+
+from numba import cuda, int32, uint32
 
 from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_map
+from numbsparse.kernels.conv.k2_tensor_core.boxes import tile_of
 from numbsparse.kernels.conv.k2_tensor_core.tiles import Cut
 from numbsparse.kernels.conv.window import Three
-from numbsparse.kernels.ptx import fence_mbarrier_init, mbarrier_init
+from numbsparse.kernels.ptx import (
+    elect,
+    fence_mbarrier_init,
+    fence_tensor_map,
+    mbarrier_expect,
+    mbarrier_init,
+    mbarrier_wait,
+    tma_load_5d,
+)
 
 
 def pixel_map(x: DeviceArray, sizes: Three, images: int, box: Three, B: int) -> DeviceArray:
     """The map of images (batch, pixels, features) for boxes of B features of some images."""
     whole = x.reshape(x.shape[0], *sizes, x.shape[2])
-    return tensor_map(whole, (images, *box, B), 2 * B)
+    return tensor_map(whole, (images, *box, B), x.itemsize * B)
 
 
-def block_map(values: DeviceArray) -> DeviceArray:
-    """The map of blocks (n_blocks, B, B), one at a time."""
-    size = values.shape[1]
-    return tensor_map(values.reshape(-1, size), (size, size), 2 * size)
+def block_map(values: DeviceArray, B: int) -> DeviceArray:
+    """The map of blocks (n_blocks, size, size), B x B of one at a time."""
+    return tensor_map(values.reshape(-1, values.shape[2]), (B, B), 2 * B)
 
 
 def box_rows(cut: Cut, B: int) -> int:
@@ -38,3 +49,34 @@ def start_ring(bars, stages, consumers):
             mbarrier_init(bars, stages + s, uint32(consumers))
         fence_mbarrier_init()
     cuda.syncthreads()
+
+
+@cache
+def step_fetcher(B: int, STAGES: int) -> Any:
+    """Asks for the box of x and the tile of dy behind it, of one tile of outputs after another."""
+
+    @cuda.jit(device=True)
+    def fetch(maps, features, begin, end, cut, origin, ring, stage, bars):
+        (x_map, dy_map), (c, k) = maps, features
+        images, tile, box, rows, tiles = cut
+        fence_tensor_map(x_map)
+        fence_tensor_map(dy_map)
+        pixels = images * (box[0] * box[1] * box[2] + tile[0] * tile[1] * tile[2])
+        nbytes = uint32(pixels * (2 * B))
+        at, phase = uint32(0), uint32(1)
+        for step in range(begin, end):
+            image, top = tile_of(step, images, tile, tiles)
+            z, y = int32(top[0] + origin[0]), int32(top[1] + origin[1])
+            x = int32(top[2] + origin[2])
+            mbarrier_wait(bars, STAGES + at, phase)
+            if elect() != 0:
+                start = uint32(at * stage)
+                mbarrier_expect(bars, at, nbytes)
+                tma_load_5d(ring, start, x_map, c, x, y, z, image, bars, at)
+                start = uint32(start + rows * B)
+                tma_load_5d(ring, start, dy_map, k, top[2], top[1], top[0], image, bars, at)
+            at = uint32(at + 1)
+            if at == STAGES:
+                at, phase = uint32(0), uint32(phase ^ 1)
+
+    return fetch

@@ -60,7 +60,7 @@ def multiply_lines(product, x, values, index, window, y):
         launch(
             line_kernel(dtype, size, height, warps, STAGES, product == "input_grad", stored),
             tiles * -(-lines // together), 32 * (warps + 1),
-            pixel_map(x, sizes, how.images, how.box, size), block_map(values), batch,
+            pixel_map(x, sizes, how.images, how.box, size), block_map(values, size), batch,
             how.images, how.tile, how.box, rows, how.tiles, of.counts, of.step, of.first,
             out_sizes, *plan, together, y, out_features, stage,
             shared_bytes=STAGES * stage * 2 + 1024,

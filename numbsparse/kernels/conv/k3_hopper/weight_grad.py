@@ -8,33 +8,34 @@ from typing import Any
 import numpy as np
 from numba import cuda, float32, int32, int64, uint16, uint32, uint64
 
-from numbsparse.device import SIMULATED, empty
+from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
-from numbsparse.kernels.conv.k2_tensor_core.boxes import in_box, spread, tile_of
+from numbsparse.kernels.conv.k2_tensor_core.boxes import in_box, spread
 from numbsparse.kernels.conv.k2_tensor_core.products import (
     add_shifted,
     gather_sums,
-    sum_kernel,
 )
 from numbsparse.kernels.conv.k2_tensor_core.tiles import block_items, cut
 from numbsparse.kernels.conv.k2_tensor_core.weight_grad import (
     MOST_ROWS,
     MOST_TAPS,
     PER_WARP,
-    SUM_THREADS,
     pieces_of,
 )
-from numbsparse.kernels.conv.k3_hopper.copies import box_rows, pixel_map, start_ring
+from numbsparse.kernels.conv.k3_hopper.copies import (
+    box_rows,
+    pixel_map,
+    start_ring,
+    step_fetcher,
+)
+from numbsparse.kernels.conv.turns import add_in_turn, room_for_turns
 from numbsparse.kernels.conv.walks import planned
 from numbsparse.kernels.ptx import (
-    elect,
+    ALIGNMENT,
     fence_proxy_async,
-    fence_tensor_map,
     first_multiple,
     mbarrier_arrive,
-    mbarrier_expect,
     mbarrier_wait,
-    tma_load_5d,
 )
 from numbsparse.kernels.views import span
 
@@ -44,75 +45,48 @@ STAGES = 2 if SIMULATED else 3
 
 
 def weight_grad(x, dy, index, window, dvalues):
-    n_blocks, size, _ = dvalues.shape
-    batch, dtype = x.shape[0], x.dtype.name
+    size, batch, dtype = dvalues.shape[1], x.shape[0], x.dtype.name
     x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
     (of,) = window.passes("weight_grad")
     how = cut(of, batch, TILE, MOST_TAPS[size], MOST_ROWS[size])
     plan = planned(index, window, block_items, of, how.box, how.chunks)
     items, tiles, warps = plan[0].size, int(np.prod(how.tiles)), WARPS[size]
     pieces = pieces_of(items, tiles)
-    out = empty((pieces * dvalues.size,), np.float32) if pieces > 1 else span(dvalues)
+    totals, turns = room_for_turns(pieces, items, dvalues.size)
     rows = box_rows(how, size)
     stage = (rows + max(TILE, 512 // size)) * size
     shared = max(2 * STAGES * stage, 4 * MOST_TAPS[size] * size * size) + 1024
     launch(
-        item_kernel(dtype, size, warps, TILE, STAGES, pieces > 1), items * pieces, 32 * (warps + 1),
+        item_kernel(dtype, size, warps, TILE, STAGES), items * pieces, 32 * (warps + 1),
         pixel_map(x, window.big, how.images, how.box, size),
         pixel_map(dy, window.small, how.images, how.tile, size),
-        how.images, how.tile, how.box, rows, how.tiles, *plan, pieces, n_blocks, out, stage,
+        how.images, how.tile, how.box, rows, how.tiles, *plan, pieces, totals, turns, span(dvalues),
+        stage,
         shared_bytes=shared,
     )  # fmt: skip
-    if pieces > 1:
-        grid = -(-dvalues.size // SUM_THREADS)
-        launch(sum_kernel(dtype), grid, SUM_THREADS, out, pieces, span(dvalues))
 
 
 @cache
-def item_kernel(dtype: str, B: int, WARPS: int, BM: int, STAGES: int, cut_up: bool) -> Any:
+def item_kernel(dtype: str, B: int, WARPS: int, BM: int, STAGES: int) -> Any:
     THREADS, PER = 32 * WARPS, PER_WARP[B]
     HEIGHT = min(B, 32)  # of the part of a block that a warp sums at once
     TA, TB, PARTS = HEIGHT // 16, B // 8, B // HEIGHT
     ACC, BARS = (PER, TA, TB, 4), 2 * STAGES
     add_rows, begin_dy = add_shifted(dtype, B, PER)
-    gather = gather_sums(dtype, B, PER, THREADS, cut_up)
+    fetch = step_fetcher(B, STAGES)
+    gather, add = gather_sums(dtype, B, PER), add_in_turn(dtype, B, THREADS)
     limit = {} if SIMULATED else {"max_registers": 65536 // (2 * (THREADS + 32)) // 8 * 8}
-
-    @cuda.jit(device=True)
-    def produce(
-        x_map, dy_map, begin, end, c, k, images, tile, box, rows, tiles, origin, ring, stage,
-        bars,
-    ):  # fmt: skip
-        fence_tensor_map(x_map)
-        fence_tensor_map(dy_map)
-        pixels = images * (box[0] * box[1] * box[2] + tile[0] * tile[1] * tile[2])
-        nbytes = uint32(pixels * (2 * B))
-        at, phase = uint32(0), uint32(1)
-        for step in range(begin, end):
-            image, top = tile_of(step, images, tile, tiles)
-            z, y = int32(top[0] + origin[0]), int32(top[1] + origin[1])
-            x = int32(top[2] + origin[2])
-            mbarrier_wait(bars, STAGES + at, phase)
-            if elect() != 0:
-                start = uint32(at * stage)
-                mbarrier_expect(bars, at, nbytes)
-                tma_load_5d(ring, start, x_map, c, x, y, z, image, bars, at)
-                start = uint32(start + rows * B)
-                tma_load_5d(ring, start, dy_map, k, top[2], top[1], top[0], image, bars, at)
-            at = uint32(at + 1)
-            if at == STAGES:
-                at, phase = uint32(0), uint32(phase ^ 1)
 
     @cuda.jit(**limit)
     def kernel(
         x_map, dy_map, images, tile, box, rows, tiles, item_row, item_column, item_chunk, order,
-        entry_ptr, entry_block, entry_shift, origins, pieces, n_blocks, out, stage,
+        entry_ptr, entry_block, entry_shift, origins, pieces, totals, turns, dvalues, stage,
     ):  # fmt: skip
         whole = cuda.shared.array(0, uint16)
         # Stages, each a box of x and a tile of dy; from where swizzled lines begin, because places
         # in them are worked out from there.
         ring = whole[first_multiple(whole, uint32(1024)) :]
-        sums = cuda.shared.array(0, float32)  # the same memory, in the end
+        sums = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory, in the end
         bars = cuda.shared.array(BARS, uint64)
         bases = cuda.shared.array(BM, int32)
         places = cuda.shared.array(BM, int64)
@@ -144,10 +118,9 @@ def item_kernel(dtype: str, B: int, WARPS: int, BM: int, STAGES: int, cut_up: bo
         acc = cuda.local.array(ACC, float32)
         if warp == WARPS:
             c, k = int32(item_row[item] * B), int32(item_column[item] * B)
-            produce(
-                x_map, dy_map, begin, end, c, k, images, tile, box, rows, tiles,
-                origins[item_chunk[item]], ring, stage, bars,
-            )  # fmt: skip
+            cut = (images, tile, box, rows, tiles)
+            origin = origins[item_chunk[item]]
+            fetch((x_map, dy_map), (c, k), begin, end, cut, origin, ring, stage, bars)
         else:
             shifts = cuda.local.array(PER, int32)
             for p in range(PER):
@@ -172,10 +145,7 @@ def item_kernel(dtype: str, B: int, WARPS: int, BM: int, STAGES: int, cut_up: bo
                 at = uint32(at + 1)
                 if at == STAGES:
                     at, phase = uint32(0), uint32(phase ^ 1)
-        cuda.syncthreads()
-        gather(
-            acc, sums, slices if warp < WARPS else 0, slices, part, group, mine, entry, count,
-            entry_block, out, int64(piece) * n_blocks,
-        )  # fmt: skip
+        gather(acc, sums, slices if warp < WARPS else 0, slices, part, group, mine)
+        add(sums, entry_block, entry, count, piece, pieces, totals, turns, item, dvalues)
 
     return kernel

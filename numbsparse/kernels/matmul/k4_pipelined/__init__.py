@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul.aligned import BYTES, aligned_rows
-from numbsparse.kernels.matmul.k3_registers import DTYPES, FEW, LEAST_THREADS, QUAD, Tile
+from numbsparse.kernels.matmul.k3_registers import FEW, LEAST_THREADS, QUAD, Tile
 from numbsparse.kernels.matmul.k4_pipelined.blocks import weight_grad_kernel
 from numbsparse.kernels.matmul.k4_pipelined.fetches import RUNS
 from numbsparse.kernels.matmul.k4_pipelined.lines import (
@@ -33,6 +33,7 @@ from numbsparse.kernels.matmul.k4_pipelined.lines import (
 from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)  # a row of 4 float16 is shorter than a copy
+DTYPES = ("float16", "float32")  # tiles are copied as they are, and bfloat16 would be bits there
 STAGE_WIDTH = 1024  # values of one operand in a step of the weight-gradient
 
 unsupported = reach("k4_pipelined", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))

@@ -52,7 +52,7 @@ def weight_grad_kernel(B: int, tile: Tile, dtype: Any) -> Any:
         _, dy_slot = slot_of(block_columns, first_block, mine)
         y_quad, x_quad = uint32(x_slot * (BM // QUAD) + ty), uint32(dy_slot * (BN // QUAD) + tx)
         steps = (batch + BK - 1) // BK
-        for step in range(-AHEAD, steps):
+        for step in range(-AHEAD, steps):  # the first ones only fetch
             if step >= 0:
                 cp_async_wait(PENDING)
                 cuda.syncthreads()

@@ -62,7 +62,7 @@ def line_kernel(B: int, tile: Tile, dtype: Any, store: Any, turned: bool) -> Any
         column, j = left // B, left % B
         begin, end = indptr[column], indptr[column + 1]
         steps = (end - begin + BLOCKS - 1) // BLOCKS * PARTS
-        for step in range(-AHEAD, steps):
+        for step in range(-AHEAD, steps):  # the first ones only fetch
             if step >= 0:
                 cp_async_wait(PENDING)
                 cuda.syncthreads()
@@ -74,15 +74,15 @@ def line_kernel(B: int, tile: Tile, dtype: Any, store: Any, turned: bool) -> Any
                 last = min(batch - top, BM) - 1
                 fetch_x(x, top * stride + c, stride, last, inside, xs[coming % STAGES])
                 fetch_w(values, j, line, indices, blocks, ws[coming % STAGES])
-            cp_async_commit()
+            cp_async_commit()  # a group in every step, even an empty one: PENDING counts groups
             if step >= 0:
                 add_products(xs[step % STAGES], ws[step % STAGES], ty, tx, acc)
         for m in range(TM):
             n = top + (ty + m // QUAD * TY) * QUAD + m % QUAD
-            for j in range(0, TN, QUAD):
-                k = left + (tx + j // QUAD * TX) * QUAD
+            for i in range(0, TN, QUAD):
+                k = left + (tx + i // QUAD * TX) * QUAD
                 if n < batch and k < out_features:
-                    store(y, n, k, acc[m, j], acc[m, j + 1], acc[m, j + 2], acc[m, j + 3])
+                    store(y, n, k, acc[m, i], acc[m, i + 1], acc[m, i + 2], acc[m, i + 3])
 
     return kernel
 

@@ -198,7 +198,7 @@ def line_kernel(shape: Shape, recipe_of: Callable[[Shape], Recipe]) -> Any:
         x_lane = begin_in_x(0, own // PIECE) if x_turned else begin_in_x(own, 0)
         w_lane = X_SIZE + begin_in_w()
         now = then = int64(0)  # where the stages start that are multiplied and fetched
-        for step in range(-AHEAD, steps):
+        for step in range(-AHEAD, steps):  # the first ones only fetch
             cp_async_wait(PENDING)
             arrived()
             cuda.syncthreads()
@@ -212,8 +212,8 @@ def line_kernel(shape: Shape, recipe_of: Callable[[Shape], Recipe]) -> Any:
             cp_async_commit()
             if step >= 0:
                 for p in range(BLOCKS):
-                    line, piece = (p * DEPTH, 0) if x_turned else (0, p * DEPTH // PIECE)
-                    x_at = move_in_x(now + x_lane, line, piece)
+                    down, piece = (p * DEPTH, 0) if x_turned else (0, p * DEPTH // PIECE)
+                    x_at = move_in_x(now + x_lane, down, piece)
                     w_at = now + w_lane + p * (COLUMNS * SLOT)
                     add_columns(kept >> (p * COLUMNS), ring, x_at, w_at, acc)
                 now = now + STAGE if now + STAGE < RING else 0

@@ -26,6 +26,7 @@ from numbsparse.kernels.ptx import (
     cvt_rna_tf32,
     load_4xf32,
     mma_m16n8k8_tf32,
+    shfl_xor,
     store_4xf32,
 )
 
@@ -211,6 +212,8 @@ def store(TA: int, TB: int, turned: bool, wide: bool) -> Any:
 
     y is of one axis. Four neighbours at once where `wide` and a lane holds four.
     """
+    if wide and not turned and TB == 4:
+        return store_sectors(TA)
     row_in, column_in = coordinates(2 * TA), coordinates(TB)
     down = wide and turned and TA % 2 == 0
     across = wide and not turned and TB % 4 == 0
@@ -236,5 +239,35 @@ def store(TA: int, TB: int, turned: bool, wide: bool) -> Any:
                                 store_4xf32(y, at, acc[m, n, i], a, b, c)
                         else:
                             y[at] = acc[m, n, i]
+
+    return store_tile
+
+
+def store_sectors(TA: int) -> Any:
+    """`store` of 32 columns: a lane holds eight neighbours of a row.
+
+    Two lanes write four each, first of the one's and then of the other's: whole sectors of 32
+    bytes. With more columns what is exchanged takes longer than what is won.
+    """
+    row_in = coordinates(2 * TA)
+
+    @cuda.jit(device=True)
+    def store_tile(acc, y, top, left, rows, columns):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q, odd = lane // 4, lane % 4, lane % 2
+        one, other = cuda.local.array(4, float32), cuda.local.array(4, float32)
+        column = left + q // 2 * 16 + 4 * odd
+        for m in range(TA):
+            for half in range(2):
+                row = top + row_in(2 * m + half, g)
+                for e in range(4):
+                    low, high = acc[m, e, 2 * half], acc[m, e, 2 * half + 1]
+                    got = shfl_xor(low if odd else high, 1)
+                    one[e], other[e] = got if odd else low, high if odd else got
+                at = row * columns + column
+                if row < rows and column < columns:
+                    store_4xf32(y, at, one[0], one[1], one[2], one[3])
+                if row < rows and column + 8 < columns:
+                    store_4xf32(y, at + 8, other[0], other[1], other[2], other[3])
 
     return store_tile

@@ -8,13 +8,12 @@ kernel adds the pieces in their order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from numba import cuda, float32, int32, int64, uint32
 
-from numbsparse.device import SIMULATED, DeviceArray, empty
+from numbsparse.device import SIMULATED, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.matmul.aligned import BYTES, aligned_lines
@@ -35,15 +34,6 @@ LEAST_STEPS = 4  # of a piece of a region
 MOST_PIECES = 8
 
 
-class Recipe(NamedTuple):
-    """How a step of a region is multiplied."""
-
-    x_places: Any  # see `swizzle`
-    dy_places: Any
-    room: int  # items of shared memory beside the stages
-    add_step: Any  # (ring, where the stage starts, codes of the cells, acc)
-
-
 def region_of(size: int) -> Region:
     if size == 16:
         return Region(16, 16, 14, 8, 16, 3, 1)
@@ -54,20 +44,6 @@ def weight_grad(x, dy, index, dvalues, precision):
     size = dvalues.shape[1]
     region, shape = region_of(size), cell_shape(size)
     plan = planned(index, regions, size, region)
-    multiply_regions(x, dy, dvalues, precision, shape, region, plan, recipe_of)
-
-
-def multiply_regions(
-    x: DeviceArray,
-    dy: DeviceArray,
-    dvalues: DeviceArray,
-    precision: str,
-    shape: tuple[int, int],
-    region: Region,
-    plan: tuple[Any, ...],
-    recipe_of: Callable[[Cells], Recipe],
-) -> None:
-    """dvalues = x.T @ dy in the cells of a plan (see `regions`), which are of this shape."""
     if not dvalues.shape[0]:
         return
     (batch, in_features), out_features, count = x.shape, dy.shape[1], plan[0].shape[0]
@@ -80,9 +56,9 @@ def multiply_regions(
     dense = x, x_stride, in_features, dy, dy_stride, out_features, batch
     operands = *dense, *plan, span(dvalues), parts, whole, pieces
     stage = (region.XT + region.YT) * WIDTH * region.NT
-    shared = (region.STAGES * stage + recipe_of(cells).room) * dvalues.itemsize
+    shared = region.STAGES * stage * dvalues.itemsize
     grid, threads = whole + (count - whole) * pieces, region.WARPS * 32
-    launch(region_kernel(cells, recipe_of), grid, threads, *operands, shared_bytes=shared)
+    launch(region_kernel(cells), grid, threads, *operands, shared_bytes=shared)
     if pieces > 1:
         launch(sum_kernel(cells), (count - whole) * region.CELLS, threads, *operands)
 
@@ -103,8 +79,8 @@ def cut(count: int, steps: int, per_sm: int) -> tuple[int, int]:
 
 
 @cache
-def recipe_of(cells: Cells) -> Recipe:
-    """Each warp by mma.sync, cell after cell."""
+def products(cells: Cells) -> tuple[Any, Any, Any]:
+    """(places of x, of dy, add_step): each warp by mma.sync, cell after cell; see `swizzle`."""
     _, height, width, region, precision, x_turned, dy_turned, _ = cells
     XT, NT, CELLS, TILE = region.XT, region.NT, region.CELLS, region.NT * WIDTH
     TA, TB = height // 16, width // 8
@@ -150,11 +126,11 @@ def recipe_of(cells: Cells) -> Recipe:
         x_lane, dy_lane = start + begin_in_x(0, 0), start + XT * TILE + begin_in_dy(0, 0)
         add_cells(ring, x_lane, dy_lane, codes, first, acc)
 
-    return Recipe(x_places, dy_places, 0, add_step)
+    return x_places, dy_places, add_step
 
 
 @cache
-def region_kernel(cells: Cells, recipe_of: Callable[[Cells], Recipe]) -> Any:
+def region_kernel(cells: Cells) -> Any:
     _, height, width, region, _, x_turned, dy_turned, _ = cells
     XT, YT, CELLS, WARPS, NT, STAGES, _ = region
     AHEAD, PENDING = STAGES - 1, STAGES - 2
@@ -163,7 +139,7 @@ def region_kernel(cells: Cells, recipe_of: Callable[[Cells], Recipe]) -> Any:
     TA, TB = height // 16, width // 8
     ACC = (CELLS, TA, TB, 4)
     AT_ONCE = max(THREADS * PIECE // TILE, 1)  # tiles
-    x_places, dy_places, _, add_step = recipe_of(cells)
+    x_places, dy_places, add_step = products(cells)
     fetch_x = fetch_tile(NT, THREADS, x_turned, x_places)
     fetch_dy = fetch_tile(NT, THREADS, dy_turned, dy_places)
     finish = finish_cells(cells, CELLS)

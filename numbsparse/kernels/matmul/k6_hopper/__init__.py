@@ -8,12 +8,12 @@ barrier; nobody else waits. The blocks of threads stay for the whole launch, one
 multiprocessor, and go from tile to tile while the copies for the next one already run, and those of
 y still do. Which blocks come when is worked out once for every layout.
 
-Reads per output, for a sum of K products: from global memory K / (B U) of x, where a tile of x
-serves U of the columns that a block of threads computes at once, and K / (ROWS CLUSTER) of w, which
-the blocks of threads of a cluster share; the rung before read K / min(B, 64) + K / BM. Columns that
-keep the same inputs are computed together: of 8 columns of a random layout at density 0.1 a tile
-of x serves 1.7, where neighbours would share it among 1.4, and where columns are alike, all 8. From
-shared memory it is K / B + K / 64, at the tensor cores' own pace.
+Reads per output, for a sum of K products: from global memory K / (B * U) of x, where a tile of x
+serves U of the columns that a block of threads computes at once, and K / (ROWS * CLUSTER) of w,
+which the blocks of threads of a cluster share; the rung before read K / min(B, 64) + K / BM.
+Columns that keep the same inputs are computed together: of 8 columns of a random layout at density
+0.1 a tile of x serves 1.7, where neighbours would share it among 1.4, and where columns are alike,
+all 8. From shared memory it is K / B + K / 64, at the tensor cores' own pace.
 
 weight_grad is the same machine with both factors turned, and float32 (`split`) the same products
 of tf32; see their files.

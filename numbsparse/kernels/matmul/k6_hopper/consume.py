@@ -11,6 +11,7 @@ from typing import Any
 
 from numba import cuda, float32, int32, uint32
 
+from numbsparse.kernels.matmul.k6_hopper.steps import BEFORE, MOST
 from numbsparse.kernels.matmul.k6_hopper.store import ANY, storer
 from numbsparse.kernels.matmul.k6_hopper.tile import Tile
 from numbsparse.kernels.ptx import (
@@ -30,8 +31,7 @@ from numbsparse.kernels.ptx import (
 def consumer(tile: Tile, kind: str, turned: bool, x_turned: bool, y_lies: str) -> Any:
     STAGES, STAGE_BYTES, ROWS, SUMS = tile.STAGES, tile.STAGE_BYTES, tile.ROWS, tile.SUMS
     W_START, W_BYTES, OWN_ROWS = tile.W_START, tile.W_BYTES, 64 * tile.M_TILES
-    SHARE, SHARES, BITS = tile.SHARE, tile.SHARES, tile.INPUTS * tile.SHARE
-    OWN_BITS = (1 << BITS) - 1
+    SHARE, SHARES, BITS = tile.SHARE, tile.SHARES, (1 << tile.INPUTS * tile.SHARE) - 1
     CLUSTER = tile.CLUSTER
     LINE_BYTES = 2 * tile.DEPTH  # of x in a stage, on average where it is turned
     multiply, no_sums = products(tile, kind, turned, x_turned), zeros(SUMS)
@@ -60,15 +60,10 @@ def consumer(tile: Tile, kind: str, turned: bool, x_turned: bool, y_lies: str) -
             mask = uint32(0)
             while mask >> 31 == 0:
                 mbarrier_wait(bars, stage, phase)
-                mask = shfl_idx(info[stage], 0)
+                mask = shfl_idx(info[stage * SHARES + share], 0)
                 start = uint32(stage * STAGE_BYTES)
-                w_start = w_place + start
-                own_mask = mask
-                if SHARES > 1:  # the blocks of the shares before come first
-                    before = mask & ((1 << (share * BITS)) - 1)
-                    w_start += cuda.popc(uint32(before)) * W_BYTES
-                    own_mask = uint32(mask >> (share * BITS) & OWN_BITS)
-                acc = multiply(acc, shared, own + start, shared, w_start, own_mask)
+                w_start = w_place + start + (mask >> BEFORE & MOST) * W_BYTES
+                acc = multiply(acc, shared, own + start, shared, w_start, uint32(mask & BITS))
                 if lane < CLUSTER:
                     mbarrier_arrive_at(bars, STAGES + stage, lane)
                 stage = uint32(stage + 1)

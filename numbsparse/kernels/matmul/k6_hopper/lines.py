@@ -103,6 +103,7 @@ def line_kernel(
     tile: Tile, kind: str, turned: bool, x_turned: bool, ragged: bool, y_lies: str
 ) -> Any:
     STAGES, BARRIERS, WARPS, CLUSTER = tile.STAGES, 2 * tile.STAGES, tile.WARPS, tile.CLUSTER
+    MASKS = STAGES * tile.SHARES
     produce = producer(tile, turned, x_turned, ragged)
     consume = consumer(tile, kind, turned, x_turned, y_lies)
 
@@ -124,7 +125,7 @@ def line_kernel(
     ):
         shared = cuda.shared.array(0, uint8)
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
-        info = cuda.shared.array(STAGES, uint32)  # its mask
+        info = cuda.shared.array(MASKS, uint32)  # of a stage, for each share
         base = first_multiple(shared, ALIGNED)
         t = uint32(cuda.threadIdx.x)
         if t == 0:

@@ -29,7 +29,7 @@ from numbsparse.kernels.ptx import (
 @cache
 def producer(tile: Tile, turned: bool, x_turned: bool, ragged: bool) -> Any:
     RECORD, STAGES, ROWS, CLUSTER = tile.RECORD, tile.STAGES, tile.ROWS, tile.CLUSTER
-    FETCHERS = tile.FETCHERS
+    FETCHERS, SHARES = tile.FETCHERS, tile.SHARES
     issue = fetch_step(tile, turned, x_turned, ragged)
 
     @cuda.jit(device=True)
@@ -66,7 +66,8 @@ def producer(tile: Tile, turned: bool, x_turned: bool, ragged: bool) -> Any:
                     stage, phase = uint32(turn % STAGES), uint32(turn // STAGES % 2)
                     mbarrier_wait(bars, STAGES + stage, phase ^ 1)
                     if elect() != 0:
-                        info[stage] = step[0]
+                        for s in range(SHARES):
+                            info[stage * SHARES + s] = step[s]
                         issue(maps, step, row, shared, base, bars, stage)
                     k = uint32(k + FETCHERS)
                 for e in range(RECORD):
@@ -82,22 +83,23 @@ def producer(tile: Tile, turned: bool, x_turned: bool, ragged: bool) -> Any:
 def fetch_step(tile: Tile, turned: bool, x_turned: bool, ragged: bool) -> Any:
     INPUTS, BLOCKS, STAGE_BYTES, W_START = tile.INPUTS, tile.BLOCKS, tile.STAGE_BYTES, tile.W_START
     X_BYTES, W_BYTES, CLUSTER = tile.X_BYTES, tile.W_BYTES, tile.CLUSTER
+    COUNTS, FIRST_INPUT, FIRST_BLOCK = tile.SHARES, tile.SHARES + 1, tile.SHARES + 1 + INPUTS
     fetch_x, fetch_w = fetch_rows(tile, x_turned), fetch_block(tile, turned)
 
     @cuda.jit(device=True)
     def issue(maps, step, row, shared, base, bars, stage):
         rank = uint32(cuda.blockIdx.x) % CLUSTER
         x_map, w_map, edge_map = maps
-        inputs, blocks = uint32(step[1] & 255), uint32(step[1] >> 8)
+        inputs, blocks = uint32(step[COUNTS] & 255), uint32(step[COUNTS] >> 8)
         mbarrier_expect(bars, stage, inputs * X_BYTES + blocks * W_BYTES)
         start = uint32(base + stage * STAGE_BYTES)
         for e in range(INPUTS):
             if e < inputs:
-                fetch_x(x_map, step[2 + e], row, shared, start + e * X_BYTES, bars, stage)
+                fetch_x(x_map, step[FIRST_INPUT + e], row, shared, start + e * X_BYTES, bars, stage)
         for b in range(BLOCKS):
             # The blocks of a cluster take turns; each one's copies are for all of them.
             if b < blocks and (CLUSTER == 1 or (stage + b) % CLUSTER == rank):
-                kept, place = step[2 + INPUTS + b], start + W_START + b * W_BYTES
+                kept, place = step[FIRST_BLOCK + b], start + W_START + b * W_BYTES
                 if ragged and kept >> 31:
                     fetch_w(edge_map, kept & 0x7FFFFFFF, shared, place, bars, stage)
                 else:

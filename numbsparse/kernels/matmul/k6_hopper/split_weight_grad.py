@@ -1,9 +1,16 @@
 """The weight-gradient of float32 by `wgmma` of tf32.
 
 wgmma takes its second factor from shared memory with the terms of the sum side by side, and dy has
-them below each other. So at each step the threads split the tiles of dy into hi and lo and turn
-them over; that is why a region here is one or two tiles of dy and as many tiles of x as there are
-warps, all of them kept blocks of one block column: each image of dy serves the whole region.
+them below each other. So some warps do nothing but split the tiles of dy into hi and lo and turn
+them over, a step ahead of the warpgroups that multiply; one of them also asks the copy engine for
+tiles. Nobody meets everybody: a stage of tiles has two barriers, the room for the images of a step
+two more. Those who multiply take the registers that the others do not need.
+
+Reads per output, for a sum of K products: K / N of x, where N is 32 or 64 columns, and K / 384 or
+K / 256 of dy, which six or four products of 64 rows share. Columns that keep the same rows are
+taken by pairs, so that N is 64 at B = 32 too. What limits it is shared memory, from which wgmma
+reads 64 bytes of an image each cycle, beside what comes in and what is split; at N = 32 also the L2
+cache: on an H200 the copies alone would take two thirds of the time, at N = 64 half of it.
 """
 
 from __future__ import annotations
@@ -11,131 +18,131 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numpy as np
-from numba import cuda, uint32
+from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 
-from numbsparse.kernels.matmul.k5_tensor_core import singles
-from numbsparse.kernels.matmul.k5_tensor_core.cells import PIECE, Cells
-from numbsparse.kernels.matmul.k5_tensor_core.regions import WIDTH, Region
-from numbsparse.kernels.matmul.k5_tensor_core.weight_grad_singles import Recipe, multiply_regions
-from numbsparse.kernels.matmul.k6_hopper.split import products
+from numbsparse.device import SIMULATED, DeviceArray, empty
+from numbsparse.device.launch import launch
+from numbsparse.device.tensor_map import tensor_maps
+from numbsparse.kernels.elementwise import fill
+from numbsparse.kernels.matmul.aligned import BYTES
+from numbsparse.kernels.matmul.k5_tensor_core.weight_grad_singles import cut
+from numbsparse.kernels.matmul.k6_hopper.split_items import (
+    ALIGNED,
+    HALVES,
+    NT,
+    POOL,
+    TILE,
+    Work,
+    items,
+    work_of,
+)
+from numbsparse.kernels.matmul.k6_hopper.split_roles import multiplier, supplier
+from numbsparse.kernels.matmul.k6_hopper.split_sums import add_kernel, finisher
+from numbsparse.kernels.matmul.k6_hopper.weight_grad import lying
 from numbsparse.kernels.matmul.plans import planned
-from numbsparse.kernels.ptx import as_float32, fence_proxy_async, load_4xf32
-from numbsparse.layout import Index
-
-NT = 32  # rows of the batch in a step
-
-
-def region_of(size: int) -> Region:
-    return Region(4, 1, 1, 4, NT, 3, 3) if size == 32 else Region(4, 2, 1, 4, NT, 3, 2)
-
-
-def weight_grad(x, dy, index, dvalues, precision):
-    size = dvalues.shape[1]
-    region = region_of(size)
-    shape = WIDTH, region.YT * WIDTH
-    plan = planned(index, columns, size, region)
-    multiply_regions(x, dy, dvalues, precision, shape, region, plan, recipe_of)
+from numbsparse.kernels.ptx import (
+    ALIGNMENT,
+    fence_mbarrier_init,
+    fewer_registers,
+    first_multiple,
+    mbarrier_init,
+    more_registers,
+    shfl_idx,
+)
+from numbsparse.kernels.views import span
 
 
-def columns(index: Index, B: int, region: Region) -> tuple[Any, ...]:
-    """(tiles, cells, targets) as `regions` gives them; a region stays within a column of cells."""
-    XT, width = region.XT, region.YT * WIDTH
-    part_row, part = (a.reshape(-1) for a in np.indices((B // WIDTH, B // width)))
-    block = np.arange(index.block_rows.size)[:, None]
-    rows = (index.block_rows[:, None] * np.int64(B // WIDTH) + part_row).reshape(-1)
-    across = (index.block_columns[:, None] * np.int64(B // width) + part).reshape(-1)
-    target = ((block * B + part_row * WIDTH) * (B // width) + part).reshape(-1)
-    order = np.lexsort((rows, across))
-    rows, across, target = rows[order], across[order], target[order]
-
-    cells_of_column = np.bincount(across)
-    before = np.cumsum(cells_of_column) - cells_of_column
-    number = np.arange(rows.size) - before[across]  # in its column
-    regions_of_column = -(-cells_of_column // XT)
-    region_of_cell = (np.cumsum(regions_of_column) - regions_of_column)[across] + number // XT
-    sizes = np.bincount(region_of_cell)
-    rank = np.empty(sizes.size, np.int64)  # the fullest first
-    rank[np.argsort(-sizes, kind="stable")] = np.arange(sizes.size)
-
-    at, slot = rank[region_of_cell], number % XT
-    tiles = np.full((sizes.size, XT + region.YT), -1, np.int32)
-    cells, targets = (np.full((sizes.size, XT), -1, np.int32) for _ in range(2))
-    tiles[at, slot] = rows * WIDTH
-    for k in range(region.YT):
-        tiles[at, XT + k] = across * width + k * WIDTH
-    cells[at, slot] = slot * WIDTH
-    targets[at, slot] = target
-    return tiles, cells, targets
+def weight_grad(
+    x: DeviceArray, dy: DeviceArray, index: Any, dvalues: DeviceArray, precision: str
+) -> None:
+    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
+    (n_blocks, B, _), (batch, in_features), out_features = dvalues.shape, x.shape, dy.shape[1]
+    if n_blocks == 0:
+        return
+    if batch == 0:
+        fill(dvalues, 0)
+        return
+    (work,) = planned(index, work_of, B)
+    plan = planned(index, items, B, work)
+    (x, x_in_rows), (dy, dy_in_rows) = lying(x), lying(dy)
+    maps = tensor_maps(*((a, (NT, TILE), 4 * TILE) for a in (x, dy)))
+    count = plan[0].shape[0]
+    whole, pieces = cut(count, -(-batch // NT), 1)
+    rest = count - whole
+    parts = empty((rest * pieces * work.SUMS if rest else 1,), dvalues.dtype)
+    exact, wide = precision == "highest", dvalues.address % BYTES == 0
+    how = B, work, exact, wide, not x_in_rows, not dy_in_rows
+    strides = (a.strides[0] // a.itemsize for a in (x, dy))
+    sizes = (*strides, in_features, out_features, batch)
+    operands = span(x), span(dy), sizes, *plan, span(dvalues), parts, whole, pieces
+    grid, shared = whole + rest * pieces, POOL + ALIGNED
+    launch(item_kernel(*how), grid, work.THREADS, maps, *operands, shared_bytes=shared)
+    if rest:
+        launch(add_kernel(*how), rest * HALVES, 128 * work.GROUPS, *operands)
 
 
 @cache
-def recipe_of(cells: Cells) -> Recipe:
-    _, _, N, region, precision, x_turned, dy_turned, _ = cells
-    TILE, STAGES = NT * WIDTH, region.STAGES * (region.XT + region.YT) * NT * WIDTH
-    X_SIDE = (NT if x_turned else WIDTH) // PIECE, x_turned
-    begin_in_x, add_products = products(precision, 2, N, NT, *X_SIDE)
-    dy_places = singles.places(WIDTH // PIECE, dy_turned, 4, NT)
-    turn_over = turn(region, precision, dy_turned, dy_places)
-    XT = region.XT
+def item_kernel(
+    B: int, work: Work, exact: bool, wide: bool, x_turned: bool, dy_turned: bool
+) -> Any:
+    STAGES, ROOMS, WARPS, TURNERS = work.STAGES, work.ROOMS, 4 * work.GROUPS, work.TURNERS
+    BARRIERS = 2 * (STAGES + ROOMS)
+    COUNT, LANES, STRIPS = work.PER_LANE, 128 * work.GROUPS, work.N // 8
+    ACC = HALVES, STRIPS, 4
+    MORE, FEWER = work.REGISTERS
+    supply = supplier(work, exact, x_turned, dy_turned)
+    multiply = multiplier(work, exact, x_turned)
+    finish = finisher(B, work, exact, wide, x_turned, dy_turned)
+    options = {} if SIMULATED else {"launch_bounds": (work.THREADS, 1)}
 
-    @cuda.jit(device=True)
-    def add_step(ring, start, codes, acc):
-        turn_over(ring, start + XT * TILE, STAGES)
-        fence_proxy_async()
+    @cuda.jit(**options)
+    def kernel(
+        maps, x, dy, sizes, tiles, images, columns, extents, targets, dvalues, parts, whole, pieces
+    ):
+        shared = cuda.shared.array(0, uint8, ALIGNMENT)
+        bars = cuda.shared.array(BARRIERS, uint64)  # stages full and empty, rooms full and empty
+        base = first_multiple(shared, ALIGNED)
+        t = uint32(cuda.threadIdx.x)
+        if t == 0:
+            for i in range(STAGES):
+                mbarrier_init(bars, i, 1)
+                mbarrier_init(bars, STAGES + i, WARPS + TURNERS)
+            for i in range(ROOMS):
+                mbarrier_init(bars, 2 * STAGES + i, TURNERS)
+                mbarrier_init(bars, 2 * STAGES + ROOMS + i, WARPS)
+            fence_mbarrier_init()
         cuda.syncthreads()
-        warp = uint32(cuda.threadIdx.x) // 32
-        add_products(ring, start + warp * TILE + begin_in_x(0, 0), STAGES, acc[0])
-
-    return Recipe(singles.places(*X_SIDE, 4, NT), dy_places, 2 * NT * N, add_step)
-
-
-@cache
-def turn(region: Region, precision: str, dy_turned: bool, dy_places: Any) -> Any:
-    """The image of the tiles of dy: see `split.split_kernel`. A lane turns four values at once."""
-    N, WARPS = region.YT * WIDTH, region.WARPS
-    HALF = NT * N
-    exact = precision == "highest"
-    split = singles.split_exact if exact else singles.round_to_tf32
-    begin, _ = singles.fragment(WIDTH // PIECE, dy_turned, 4, NT)
-    _, move = dy_places
-
-    def units_from(unit):
-        """Every WARPS-th unit from this on: 16 terms, a fourth of 32 columns or of these terms."""
-
-        @cuda.jit(device=True)
-        def none(ring, at, image):
-            pass
-
-        if unit >= 8 * region.YT:
-            return none
-        rest = units_from(unit + WARPS)
-
-        @cuda.jit(device=True)
-        def turn_unit(ring, at, image):
-            own = unit + uint32(cuda.threadIdx.x) // 32
-            chunk, j, group = own % 2, own // 2 % 4, own // 8
-            tile = at + group * (NT * WIDTH)
-            if dy_turned:
-                values = load_4xf32(ring, move(tile, j, 4 * chunk))
+        item, piece, of = int64(cuda.blockIdx.x), int64(0), int64(1)
+        if item >= whole:
+            cut_items = tiles.shape[0] - whole
+            piece, of = (item - whole) // cut_items, pieces
+            item = whole + (item - whole) % cut_items
+        all_steps = (sizes[4] + NT - 1) // NT
+        first = all_steps * piece // of
+        steps = int32(all_steps * (piece + 1) // of - first)
+        warp = shfl_idx(uint32(t // 32), 0)
+        if warp >= WARPS:
+            fewer_registers(FEWER)
+            row = int32(first * NT)
+            plan = tiles, columns, extents
+            supply(uint32(warp - WARPS), maps, plan, item, row, steps, shared, base, bars)
+        else:
+            more_registers(MORE)
+            acc = cuda.local.array(ACC, float32)
+            for m in range(HALVES):
+                for i in range(STRIPS):
+                    for k in range(4):
+                        acc[m, i, k] = 0
+            multiply(warp, images, extents, item, steps, base, bars, acc)
+            if of > 1:
+                for m in range(HALVES):
+                    at = (((item - whole) * pieces + piece) * HALVES + m) * (COUNT * LANES) + t
+                    for i in range(STRIPS):
+                        for k in range(4):
+                            parts[at + (4 * i + k) * LANES] = acc[m, i, k]
             else:
-                values = load_4xf32(ring, move(tile, 16 * chunk + j, 0))
-            for e in range(4):
-                term, column = (e, j) if dy_turned else (j, e)
-                place = (chunk * 4 + term) * (N // 8) + 4 * group + column
-                to = image + place * 32 + uint32(cuda.threadIdx.x) % 32
-                hi, lo = split(values[e])
-                ring[to] = as_float32(hi)
-                if exact:
-                    ring[to + HALF] = as_float32(lo)
-            rest(ring, at, image)
+                where = tiles, images, columns, targets
+                for m in range(HALVES):
+                    finish(acc[m], m, t, (x, dy, sizes), where, item, dvalues)
 
-        return turn_unit
-
-    turn_units = units_from(0)
-
-    @cuda.jit(device=True)
-    def turn_over(ring, start, image):
-        turn_units(ring, start + begin(0, 0), image)
-
-    return turn_over
+    return kernel

@@ -14,6 +14,7 @@ MATCHED = 4096  # lines: more of them are grouped as they come
 EXCHANGES, EXCHANGED = 16, 1024  # rounds at most, of at most so many lines
 READ_AHEAD = 64  # records
 LAST = 1 << 31  # in a mask: the group's last step
+BEFORE, MOST = 26, 31  # in a mask, from this bit on: kept blocks of the shares before, at most
 EDGE = 1 << 31  # in a kept block: it reaches beyond the edge along the sum
 TILE_STEPS = 3  # what a tile costs beside its steps
 
@@ -30,10 +31,10 @@ def steps_of(index: Index, turned: bool, tile: Tile, ragged: bool) -> tuple[Any,
 
     lines : (groups, COLUMNS), the output block columns of a group, -1 for none
     records : (steps + READ_AHEAD, RECORD); of each step
-        a mask with a bit for every block, and LAST; of each share of SHARE columns in turn, bit
-        e * SHARE + g where its column g has a block at the e-th input;
+        a mask for each share of SHARE columns: bit e * SHARE + g where its column g has a block at
+        the e-th input, the number of blocks BEFORE its own, and LAST;
         the number of inputs, and 256 times that of blocks;
-        the inputs, counted in tiles of x; the kept blocks in order of the mask's bits, counted in
+        the inputs, counted in tiles of x; the kept blocks in order of the masks' bits, counted in
         PARTS, and EDGE.
 
     Turned, w.T is meant: output columns are the block rows of w. `ragged` says whether the last
@@ -62,18 +63,21 @@ def steps_of(index: Index, turned: bool, tile: Tile, ragged: bool) -> tuple[Any,
     of = np.repeat(np.arange(len(row)), counts)  # of each block, its tile of x
     block = first[of] + np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
     share, column = np.divmod(columns[block], tile.SHARE)
-    bit = (share * tile.INPUTS + place[of]) * tile.SHARE + column
+    bit = place[of] * tile.SHARE + column
     kept = blocks[block] * tile.PARTS + parts[of]
     kept += EDGE * (ragged & (x_tiles[of] // tile.PARTS == n_inputs - 1))
-    in_order = np.lexsort((bit, row[of]))
+    in_order = np.lexsort((bit, share, row[of]))
     slot = np.arange(len(of)) - np.searchsorted(row[of][in_order], row[of][in_order])
 
     records = np.zeros((len(order) + READ_AHEAD, tile.RECORD), np.int64)
-    np.add.at(records[:, 0], row[of], 1 << bit)
-    records[starts[1:] - 1, 0] += LAST
-    np.add.at(records[:, 1], row, 1 + 256 * counts)
-    records[row, 2 + place] = x_tiles
-    records[row[of][in_order], 2 + tile.INPUTS + slot] = kept[in_order]
+    masks, first_input = records[:, : tile.SHARES], tile.SHARES + 1
+    np.add.at(masks, (row[of], share), 1 << bit)
+    for later in range(1, tile.SHARES):
+        np.add.at(masks[:, later], row[of], (share < later) << BEFORE)
+    masks[starts[1:] - 1] += LAST
+    np.add.at(records[:, tile.SHARES], row, 1 + 256 * counts)
+    records[row, first_input + place] = x_tiles
+    records[row[of][in_order], first_input + tile.INPUTS + slot] = kept[in_order]
     return records.astype(np.uint32).view(np.int32), lines, Lengths(starts)
 
 

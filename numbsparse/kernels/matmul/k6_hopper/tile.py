@@ -97,8 +97,8 @@ class Tile(NamedTuple):
 
     @property
     def RECORD(self) -> int:
-        """Numbers that tell of a step: a mask, counts, input blocks, kept blocks."""
-        return 2 + self.INPUTS + self.BLOCKS
+        """Numbers that tell of a step: a mask for each share, counts, input blocks, kept blocks."""
+        return self.SHARES + 1 + self.INPUTS + self.BLOCKS
 
     @property
     def options(self) -> dict[str, Any]:

@@ -36,10 +36,11 @@ from numbsparse.kernels.matmul.plans import planned
 from numbsparse.layout import Index
 
 TILES = {
-    32: Tile(32, 2, 8, (32,), 64, 2, 27, 1),
+    32: Tile(32, 2, 8, (32,), 32, 3, 37, 1, REGISTERS=(40, 232)),
     64: Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1, 2),
     128: Tile(128, 2, 1, (128, 256), 64, 4, 6, 2),
 }
+LENGTHWISE = TILES[32]._replace(DEPTH=64, STAGES=2, SLOTS=27)  # lines of 128 bytes along a batch
 OF_FOURS = Tile(32, 2, 1, (64, 128, 192, 256), 128, 2, 12, 1, 1)
 THREADS_TO_ADD = 256
 
@@ -53,7 +54,7 @@ def weight_grad(x, dy, index, dvalues):
         fill(dvalues, 0.0)
         return
     (x, x_turned), (dy, dy_turned) = lying(x), lying(dy)
-    tile = tile_of(B, dy_turned, index)
+    tile = tile_of(B, x_turned, dy_turned, index)
     steps = -(-batch // tile.DEPTH)
     edges = edge_of(x, tile, x_turned), edge_of(dy, tile, dy_turned)
     *tables, cut, pieces = planned(
@@ -77,10 +78,10 @@ def weight_grad(x, dy, index, dvalues):
         launch(add, cut.size, THREADS_TO_ADD, sums, cut, pieces, dvalues.view(np.uint16))
 
 
-def tile_of(B: int, dy_turned: bool, index: Index) -> Tile:
+def tile_of(B: int, x_turned: bool, dy_turned: bool, index: Index) -> Tile:
     if B == 32 and dy_turned and planned(index, in_fours)[0]:
         return OF_FOURS._replace(DEPTH=64) if SIMULATED else OF_FOURS
-    tile = TILES[B]
+    tile = TILES[B] if B != 32 or (x_turned and dy_turned) else LENGTHWISE
     if SIMULATED:
         return tile._replace(GROUPS=1 if B == 32 else 2, STAGES=2, CLUSTER=1, LOADERS=1)
     return tile

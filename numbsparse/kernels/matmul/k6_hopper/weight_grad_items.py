@@ -30,6 +30,7 @@ class Tile(NamedTuple):
     CLUSTER: int
     LOADERS: int = 4  # warps that ask for copies
     RESIDENT: int = 1  # blocks of threads on a multiprocessor
+    REGISTERS: tuple[int, int] = (0, 0)  # of a thread that asks for copies, and one that multiplies
 
     @property
     def PANEL(self) -> int:
@@ -93,7 +94,8 @@ class Share(NamedTuple):
 
 def copying(panels: int, tile: Tile) -> float:
     """Until the panels of a step are in one multiprocessor, and the next step begins."""
-    return (0.6 if tile.B == 32 else 0.25) + panels * tile.DEPTH * 0.6e-3
+    start, row = (0.3, 0.55e-3) if tile.B == 32 else (0.25, 0.6e-3)
+    return start + panels * tile.DEPTH * row
 
 
 def from_l2(panels: int, tile: Tile) -> float:

@@ -21,11 +21,13 @@ from numbsparse.kernels.ptx import (
     cluster_sync,
     fence_mbarrier_init,
     fence_tensor_map,
+    fewer_registers,
     first_multiple,
     mbarrier_arrive_at,
     mbarrier_expect,
     mbarrier_init,
     mbarrier_wait,
+    more_registers,
     pack_bfloat2,
     pack_half2,
     sync_warp,
@@ -48,7 +50,8 @@ def shared_bytes(tile: Tile) -> int:
 
 @cache
 def weight_grad_kernel(tile: Tile, kind: str, x_turned: bool, dy_turned: bool) -> Any:
-    B, GROUPS, UNITS, SIZES, DEPTH, STAGES, SLOTS, CLUSTER, LOADERS, RESIDENT = tile
+    B, GROUPS, UNITS, SIZES, DEPTH, STAGES, SLOTS, CLUSTER, LOADERS, RESIDENT = tile[:10]
+    GIVEN, TAKEN = tile.REGISTERS
     PANEL, SLOT = tile.PANEL, tile.PANEL_BYTES // 2
     STAGE = SLOTS * SLOT
     WARPS, N = 4 * GROUPS, max(SIZES)
@@ -83,6 +86,8 @@ def weight_grad_kernel(tile: Tile, kind: str, x_turned: bool, dy_turned: bool) -
         first, steps = heads[item, 0], heads[item, 1]
         stage, parity = uint32(0), uint32(0)
         if warp >= WARPS:
+            if GIVEN:
+                fewer_registers(GIVEN)
             for m in range(ALL_MAPS):
                 fence_tensor_map(maps[m])
             own = warp - WARPS
@@ -107,6 +112,8 @@ def weight_grad_kernel(tile: Tile, kind: str, x_turned: bool, dy_turned: bool) -
                 if stage == STAGES:
                     stage, parity = uint32(0), parity ^ uint32(1)
         else:
+            if TAKEN:
+                more_registers(TAKEN)
             group = warp // 4
             number = uint32(places[item, group, 0])
             where = read_places(places, (item * GROUPS + group) * PLACES + 1)

@@ -107,6 +107,7 @@ def cut(items: list[list[Share]], places: int, steps: int, tile: Tile) -> tuple[
     start = 4.0  # until a block of threads multiplies, and while it writes
     whole = len(items) // places * places
     sums = sum(share.blocks for item in items[whole:] for share in item) * tile.B**2
+    sums_in_us = 7e4 if tile.UNITS > 1 else 3e5  # pairs of blocks leave theirs number by number
     best = (float("inf"), 0, 1)
     for pieces in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32):
         if pieces > max(steps // 4, 1):
@@ -114,6 +115,6 @@ def cut(items: list[list[Share]], places: int, steps: int, tile: Tile) -> tuple[
         parts = times[:whole] + [time / pieces for time in times[whole:]] * pieces
         end = max(least, last_end([time + start for time in parts], places))
         if pieces > 1:  # a launch, and 8 bytes for every sum, to memory and back
-            end += 16 + sums * pieces / 3e5
+            end += 16 + sums * pieces / sums_in_us
         best = min(best, (end, whole, pieces))
     return best[1:]

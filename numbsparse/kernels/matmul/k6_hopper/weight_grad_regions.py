@@ -1,14 +1,15 @@
 """Rectangles of block rows and columns, for a block size of which a product takes two kept blocks.
 
-Block rows that keep the same columns are taken together. Blocks of threads in a cluster have block
-rows of their own and the same block columns, so tiles of dy go to all that keep a block there. On a
+Block rows that keep the same columns are taken together, and columns that leave few products with
+one kept block alone: it would cost as much as two. Blocks of threads in a cluster have block rows
+of their own and the same block columns, so tiles of dy go to all that keep a block there. On a
 random layout of density 0.1 and 256 x 256 blocks of B = 32, 8 rows read 0.88 tiles per kept block,
-where a block row alone needs 1.04.
+where a block row alone needs 1.04, and 3 % of the products are half empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from numbsparse.layout import Index
 
 ROWS = (1, 2, 4, 8)  # block rows of a block of threads
 LEAST_COLUMNS = 4
+LIKELY = 4  # ways that are looked at closely
 
 
 class Rectangle(NamedTuple):
@@ -47,28 +49,38 @@ def regions(index: Index, tile: Tile, places: int) -> Iterator[list[Share]]:
     The more rows a rectangle has, the fewer columns fit in. Where there are few of them, smaller
     ones may keep all places busy.
     """
-    best: list[Rectangle] = []
-    least = float("inf")
+    tried: list[tuple[float, int, int]] = []
+    groups = {}
     for rows in ROWS:
-        groups = grouped(index.rows, len(index.columns.indptr) - 1, tile.CLUSTER * rows)
-        groups.sort(axis=1)  # neighbours come in one copy
-        for slots in range(tile.SLOTS, rows + LEAST_COLUMNS, -1):
-            tried = list(_rectangles(index, tile._replace(SLOTS=slots), groups))
-            panels = [rectangle.panels for rectangle in tried]
-            times = [copying(n, tile) for n in sorted(panels)[::-1]]
-            time = max(from_l2(sum(panels), tile), last_end(times, places))
-            if time < least:
-                best, least = tried, time
-            if len(tried) > 2 * places:
+        lines = grouped(index.rows, len(index.columns.indptr) - 1, tile.CLUSTER * rows)
+        groups[rows] = np.sort(lines, axis=1)  # neighbours come in one copy
+        slots = tile.SLOTS
+        while slots > rows + LEAST_COLUMNS:
+            smaller = tile._replace(SLOTS=slots)
+            found = list(_rectangles(index, smaller, groups[rows], _at_best))
+            tried.append((_time(found, tile, places), rows, slots))
+            if len(found) > 2 * places:
                 break
-    for rectangle in best:
+            slots = min(slots, max((each.panels for each in found), default=0)) - 1
+    likely = [
+        list(_rectangles(index, tile._replace(SLOTS=slots), groups[rows], _together))
+        for _, rows, slots in sorted(tried)[:LIKELY]
+    ]
+    for rectangle in min(likely, key=lambda found: _time(found, tile, places)):
         yield _shares(tile, rectangle)
 
 
-def _rectangles(index: Index, tile: Tile, groups: np.ndarray) -> Iterator[Rectangle]:
+def _time(found: list[Rectangle], tile: Tile, places: int) -> float:
+    panels = [rectangle.panels for rectangle in found]
+    times = [copying(n, tile) for n in sorted(panels)[::-1]]
+    return last_end(times, places) + from_l2(sum(panels), tile)
+
+
+def _rectangles(
+    index: Index, tile: Tile, groups: np.ndarray, choose: Callable[..., np.ndarray]
+) -> Iterator[Rectangle]:
     indptr, columns, _ = index.rows
     rows = groups.shape[1] // tile.CLUSTER
-    units, most = tile.GROUPS * tile.UNITS, tile.SLOTS * tile.CLUSTER
     for lines in groups:
         spans = [slice(indptr[r], indptr[r + 1]) if r >= 0 else slice(0, 0) for r in lines]
         used = np.unique(np.concatenate([columns[at] for at in spans]))
@@ -77,15 +89,55 @@ def _rectangles(index: Index, tile: Tile, groups: np.ndarray) -> Iterator[Rectan
             line = ids[k // rows, k % rows]
             line[np.searchsorted(used, columns[at])] = np.arange(at.start, at.stop)
         while used.size:
-            kept = ids[:, :, :most] >= 0
-            counts = kept.cumsum(2)
-            products = (-(-counts // 2)).sum(1).max(0)
-            needed = kept.any(1)
-            taken = needed.cumsum(1).max(0) if tile.CLUSTER <= 2 else needed.any(0).cumsum()
-            slots = (counts > 0).sum(1).max(0) + taken
-            fit = int(((products <= units) & (slots <= tile.SLOTS)).sum())
-            yield Rectangle(lines, used[:fit], ids[:, :, :fit])
-            used, ids = used[fit:], ids[:, :, fit:]
+            taken = choose(ids >= 0, tile)
+            yield Rectangle(lines, used[taken], ids[:, :, taken])
+            used, ids = used[~taken], ids[:, :, ~taken]
+
+
+def _at_best(kept: np.ndarray, tile: Tile) -> np.ndarray:
+    """Which columns a rectangle takes of (ranks, rows, columns), if no product is half empty."""
+    counts = kept[:, :, : tile.SLOTS * tile.CLUSTER].cumsum(2)
+    return _first(kept, counts, -(-counts.sum(1) // 2), tile, 0)
+
+
+def _together(kept: np.ndarray, tile: Tile) -> np.ndarray:
+    """Which columns a rectangle takes of (ranks, rows, columns).
+
+    The first ones, and then, as long as there is room, the one that fills most of the products in
+    which a kept block is alone.
+    """
+    counts = kept[:, :, : tile.SLOTS * tile.CLUSTER].cumsum(2)
+    spare = kept.shape[1] // 2
+    taken = _first(kept, counts, (-(-counts // 2)).sum(1), tile, spare)
+    needed = _needed(kept, tile)
+    while True:
+        inside = kept[:, :, taken].sum(2)[:, :, None]
+        alone = inside % 2 == 1
+        opened, filled = (kept & ~alone).sum(1), (kept & alone).sum(1)
+        products = (-(-inside // 2)).sum(1) + opened
+        begun = (inside + kept > 0).sum(1)
+        slots = begun.max(0) + (needed[:, taken].sum(1)[:, None] + needed).max(0)
+        fits = ~taken & (products.max(0) <= tile.GROUPS * tile.UNITS) & (slots <= tile.SLOTS)
+        if not fits.any():
+            return taken
+        gain = (filled - opened - begun).sum(0)
+        taken[np.where(fits, gain, gain.min() - 1).argmax()] = True
+
+
+def _first(
+    kept: np.ndarray, counts: np.ndarray, products: np.ndarray, tile: Tile, spare: int
+) -> np.ndarray:
+    """The first columns whose products and slots are there, `spare` slots left; one at least."""
+    needed = _needed(kept[:, :, : counts.shape[2]], tile)
+    slots = (counts > 0).sum(1).max(0) + needed.cumsum(1).max(0)
+    fit = (products.max(0) <= tile.GROUPS * tile.UNITS) & (slots <= tile.SLOTS - spare)
+    return np.arange(kept.shape[2]) < max(int(fit.sum()), 1)
+
+
+def _needed(kept: np.ndarray, tile: Tile) -> np.ndarray:
+    """Whose tile of dy takes a slot, of each rank; of more than two, the same one in all."""
+    needed = np.asarray(kept.any(1))
+    return needed if tile.CLUSTER <= 2 else np.asarray(needed.any(0))[None]
 
 
 def _shares(tile: Tile, rectangle: Rectangle) -> list[Share]:

@@ -21,15 +21,16 @@ many blocks a warp finds in a stage is chance, and the ring evens it out. Elsewh
 cores take it as tf32, by three products where they are to be exact (`k5_tensor_core.singles`). It
 takes twice the room: a strip has 352 columns of y, a region 128 or 144 blocks of 16 x 16.
 
-Reads per output from global memory, for a sum of K products over the features of x: K / 512 + K d
-/ 64 at density d, for any B; the rungs before had K d / B of x alone. Of x it is K / 1024 where two
-strips share it in a cluster. From shared memory K d / B + K d / 64 of w, as those before. Of
-weight_grad, for a sum of K: 2 K / (s d B) per value of a block with regions of s blocks a side,
-about 36 at density 0.1 and B = 16, where k5_tensor_core had 2 K / B. Features that no block of a
-strip or region keeps are not read, so clustered layouts read less.
+Reads per output, for a sum of K products at density d, so over K / d features of x: from global
+memory K / (512 * d) of x, or K / (1024 * d) where two strips share it in a cluster, and K / 64 of
+w, for any B; the rungs before had K / B of x alone. From shared memory K / B of x and K / 64 of w,
+as those before. weight_grad reads 2 * K / (s * d * B) per value, for a batch of K rows and regions
+of s blocks a side, about 36 at density 0.1 and B = 16, where k5_tensor_core had 2 * K / B. Features
+that no block of a strip or region keeps are not read, so clustered layouts read less.
 
-What limits it is the way from the L2 cache: where few blocks are kept nearly all of x must still
-come to every strip, and there is less to multiply for it.
+What limits it at B = 8 is shared memory, which is read for every kept block; where few blocks are
+kept, the way from the L2 cache: nearly all of x must still come to every strip, and there is less
+to multiply for it.
 """
 
 from __future__ import annotations

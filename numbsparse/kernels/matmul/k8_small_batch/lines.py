@@ -51,7 +51,7 @@ def line_kernel(way: Way) -> Any:
     W_RAW, X_RAW = (ROUNDS, words(form, w_side)), (ROUNDS, words(form, x_side))
     SUMS = (M, JB, 4)
     find, fetch_round, multiply = record(way), fetching(way), round_of(way)
-    finish, write_zeros = finishing(way), zeros(way)
+    finish, write = finishing(way), writing(way)
     clear_sums, add_sums = clear(M, JB), add(M, JB)
     save_sums, add_part = save(M, JB), add_saved(M, JB)
 
@@ -63,11 +63,12 @@ def line_kernel(way: Way) -> Any:
         blocks, lines = cuda.local.array(ROUNDS, int32), cuda.local.array(ROUNDS, int32)
         warp, number = cuda.threadIdx.x // 32, cuda.blockIdx.x * WARPS + cuda.threadIdx.x // 32
         unit = number * each
-        last = unit + plan[sections[0] + number]
+        count = plan[sections[0] + number]
         find(plan, unit, blocks, lines)
         name, end = plan[unit * RECORD + RECORD - 2], plan[unit * RECORD + RECORD - 1]
-        there = unit < last
-        continued = there and warp > 0 and plan[unit * RECORD - 1] == end
+        empty = cuda.blockIdx.x + cuda.gridDim.x * int64(WARPS - 1 - warp)
+        empty_line = plan[sections[2] + min(empty, empty_lines)]
+        last, there, continued = unit + abs(count), count != 0, count < 0
         if OVERLAP:
             let_next_kernel_start()
             wait_for_earlier_kernels()
@@ -76,11 +77,11 @@ def line_kernel(way: Way) -> Any:
             if ROUNDS == 2:
                 fetch_round(1, x, x_is, values, blocks, lines, w_raw, x_raw)
         find(plan, unit + 1, blocks, lines)
-        number = cuda.blockIdx.x + cuda.gridDim.x * int64(warp)
-        while number < empty_lines:  # while the first unit is on its way
-            write_zeros(y, y_is, plan[sections[2] + number])
-            number += cuda.gridDim.x * WARPS
         clear_sums(acc)
+        while empty < empty_lines:  # while the first unit is on its way
+            write(int64(empty_line), y, y_is, acc)
+            empty += cuda.gridDim.x * WARPS
+            empty_line = plan[sections[2] + min(empty, empty_lines)]
         while True:
             at = unit * RECORD + RECORD
             next_name, next_end = plan[at + RECORD - 2], plan[at + RECORD - 1]
@@ -183,27 +184,12 @@ def fetching(way: Way) -> Any:
 @cache
 def finishing(way: Way) -> Any:
     """Write a line; of a line in parts, leave this part, and let the last one to come write it."""
-    form, size, turned, w_side, x_side, y_way, *_ = way
-    J, JB, DEPTH = w_side.J, x_side.J, min(size, WIDTH)
+    form, size, turned, w_side, x_side, *_ = way
+    J, JB = w_side.J, x_side.J
     M, SPLIT = tiles(J), form.split
-    put, join = store(form, J, JB, y_way), join_parts(M, JB)
+    write, join = writing(way), join_parts(M, JB)
     finite = all_finite(M, JB)
     mend = mend_line(size, turned, 2 * JB * J, own_lines(J, JB))
-
-    @cuda.jit(device=True)
-    def write(x, x_is, values, plan, sections, line, y, y_is, acc):
-        batch, out_features, y_batch, y_feature = y_is
-        first = line * DEPTH + J * int64(cuda.threadIdx.x % 32 // 4)
-        left = out_features - first
-        put(y, first * y_feature, y_feature, y_batch, left, batch, acc)
-
-    @cuda.jit(device=True)
-    def write_mended(x, x_is, values, plan, sections, line, y, y_is, acc):
-        write(x, x_is, values, plan, sections, line, y, y_is, acc)
-        if not finite(acc):
-            mend(x, x_is, values, plan, sections, line, y, y_is)
-
-    write_line = write_mended if SPLIT else write
 
     @cuda.jit(device=True)
     def finish(x, x_is, values, plan, sections, partials, tickets, name, y, y_is, acc):
@@ -213,23 +199,23 @@ def finishing(way: Way) -> Any:
             line, first, many = int64(plan[cut]), int64(plan[cut + 1]), int64(plan[cut + 2])
             complete = join(partials, tickets, -1 - int64(name), first, many, acc)
         if complete:
-            write_line(x, x_is, values, plan, sections, line, y, y_is, acc)
+            write(line, y, y_is, acc)
+            if SPLIT and not finite(acc):
+                mend(x, x_is, values, plan, sections, line, y, y_is)
 
     return finish
 
 
 @cache
-def zeros(way: Way) -> Any:
-    """Write a line without a block."""
-    DEPTH = min(way.size, WIDTH)
+def writing(way: Way) -> Any:
+    """Write the sums of a line."""
+    J, DEPTH = way.w.J, min(way.size, WIDTH)
+    put = store(way.form, J, way.x.J, way.y)
 
     @cuda.jit(device=True)
-    def write_zeros(y, y_is, line):
+    def write(line, y, y_is, acc):
         batch, out_features, y_batch, y_feature = y_is
-        lane = cuda.threadIdx.x % 32
-        column = int64(line) * DEPTH + lane
-        if lane < DEPTH and column < out_features:
-            for b in range(batch):
-                y[b * y_batch + column * y_feature] = 0
+        first = line * DEPTH + J * int64(cuda.threadIdx.x % 32 // 4)
+        put(y, first * y_feature, y_feature, y_batch, out_features - first, batch, acc)
 
-    return write_zeros
+    return write

@@ -28,7 +28,7 @@ class Lines(NamedTuple):
     unit, line of y, end of its piece.
     """
 
-    counts: Any  # units of each warp
+    counts: Any  # units of each warp; below 0 where its first line began in an earlier one
     cuts: Any  # per part of a cut line: its line, the line's first part and how many it has
     empty: Any  # lines without a unit
     indptr: Any  # the lines once more, for `mend`
@@ -66,11 +66,12 @@ def plan_lines(
 
 
 class Work(NamedTuple):
-    """Units of all lines, in the order of the warps that take them, with gaps between shares.
+    """Units of all lines, in the order of the warps that take them, with gaps between warps.
 
     Per unit: its line, its number within the line, its place, its line's name (or -1 - part, where
     the line is cut), and the end of its piece. For all: places of a warp, how many of them each
-    warp fills, and of each part the line, the line's first part and how many it has.
+    warp fills (see `Lines.counts`), and of each part the line, the line's first part and how many
+    it has.
     """
 
     line: np.ndarray
@@ -93,10 +94,7 @@ def spread(counts: np.ndarray, shares: int, warps: int) -> Work:
     which = np.repeat(np.arange(count.size), count)  # the piece of each unit
     step = np.arange(which.size) - (ends - count)[which] + first[which]
     loads = np.bincount(share, count, shares).astype(np.int64)
-    each = max(-(-int(loads.max(initial=0)) // warps), 1)
-    moved = np.arange(shares) * each * warps - (np.cumsum(loads) - loads)  # by gaps between shares
-    moved = moved[share]
-    filled = np.clip(loads[:, None] - np.arange(warps) * each, 0, each)
+    each, place, filled = _runs(loads, warps, which)
     parts = np.flatnonzero(part_of > 1)
     name = line.copy()
     name[parts] = -1 - _numbers(line[parts], first[parts])
@@ -104,8 +102,23 @@ def spread(counts: np.ndarray, shares: int, warps: int) -> Work:
     cut = np.lexsort((first[parts], line[parts]))
     cut_lines, begins, many = np.unique(line[parts][cut], return_index=True, return_counts=True)
     cuts = np.stack([cut_lines, begins, many], 1).repeat(many, 0)
-    place, end = np.arange(which.size) + moved[which], (ends + moved)[which]
+    end = place[ends - 1][which] + 1
     return Work(line[which], step, place, name[which], end, each, filled, cuts)
+
+
+def _runs(loads: np.ndarray, warps: int, piece: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
+    """(places of a warp, place of each unit, how many places each warp fills) of equal runs."""
+    each = max(-(-int(loads.max(initial=0)) // warps), 1)
+    # Those of a share differ by one unit at most, the longer ones first.
+    longer = np.arange(warps) < loads[:, None] % warps
+    lengths = (loads[:, None] // warps + longer).ravel()
+    run = np.repeat(np.arange(lengths.size), lengths)
+    begin = np.cumsum(lengths) - lengths
+    place = np.arange(piece.size) - begin[run] + run * each
+    continued = (lengths > 0) & (np.arange(lengths.size) % warps > 0)
+    there = begin[begin < piece.size]
+    continued[: there.size] &= piece[there] == piece[there - 1]
+    return each, place, np.where(continued, -lengths, lengths)
 
 
 def joined(units: np.ndarray, sections: tuple[Any, ...]) -> tuple[np.ndarray, tuple[int, ...]]:

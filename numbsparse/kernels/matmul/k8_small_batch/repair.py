@@ -11,21 +11,26 @@ from typing import Any
 
 from numba import cuda, float32, int64, uint32
 
+from numbsparse.kernels.ptx import as_float32, as_uint32
+
 
 @cache
 def all_finite(M: int, JB: int) -> Any:
-    """Whether all sums of this lane are finite."""
+    """Whether all sums of this lane are finite; False may be wrong where they are huge."""
 
     @cuda.jit(device=True)
-    def finite(acc):
-        nothing = float32(0)
+    def are_finite(acc):
+        # Four sums of their own, because each addition waits for the one before it.
+        s0 = s1 = s2 = s3 = float32(0)
         for m in range(M):
             for n in range(JB):
-                for i in range(4):
-                    nothing += acc[m, n, i] * float32(0)
-        return nothing == float32(0)
+                s0 += acc[m, n, 0]
+                s1 += acc[m, n, 1]
+                s2 += acc[m, n, 2]
+                s3 += acc[m, n, 3]
+        return finite((s0 + s1) + (s2 + s3))
 
-    return finite
+    return are_finite
 
 
 @cache
@@ -77,19 +82,42 @@ def mend_square(size: int, JB: int) -> Any:
     @cuda.jit(device=True)
     def mend(x, x_is, x_first, dy, dy_is, dy_first, dvalues, at):
         lane = uint32(cuda.threadIdx.x) % 32
-        batch, in_features, x_batch, x_feature = x_is
-        _, out_features, dy_batch, dy_feature = dy_is
+        _, in_features, _, _ = x_is
+        _, out_features, _, _ = dy_is
         for n in range(2 * JB * 4):
             i, k = 2 * JB * (lane % 4) + n // 4, n % 4
             inside = x_first + i < in_features and dy_first + k < out_features
             if inside and not finite(dvalues[at + i * size + k]):
-                value = float32(0)
-                for b in range(batch):
-                    a = x[b * x_batch + (x_first + i) * x_feature]
-                    value += a * dy[b * dy_batch + (dy_first + k) * dy_feature]
-                dvalues[at + i * size + k] = value
+                dvalues[at + i * size + k] = one_product(
+                    x, x_is, x_first + i, dy, dy_is, dy_first + k
+                )
 
     return mend
+
+
+@cuda.jit(device=True)
+def mend_tile(x, x_is, x_first, dy, dy_is, dy_first, tile, start):
+    """Compute again what is not finite of this lane's outputs in a square of dvalues.
+
+    `tile` is the shared memory in which it lies from `start` on, see `block_tiles`.
+    """
+    lane = uint32(cuda.threadIdx.x) % 32
+    g, q = lane // 4, lane % 4
+    for n in range(32):
+        i, k = 8 * (n // 8) + 2 * q + n // 4 % 2, n % 4
+        at = start + 32 * i + 4 * (g ^ (i % 8)) + k
+        if not finite(as_float32(tile[at])):
+            value = one_product(x, x_is, x_first + i, dy, dy_is, dy_first + 4 * g + k)
+            tile[at] = as_uint32(value)
+
+
+@cuda.jit(device=True)
+def one_product(x, x_is, i, dy, dy_is, k):
+    """The sum over the batch of feature i of x times feature k of dy."""
+    value = float32(0)
+    for b in range(x_is[0]):
+        value += x[b * x_is[2] + i * x_is[3]] * dy[b * dy_is[2] + k * dy_is[3]]
+    return value
 
 
 @cuda.jit(device=True)

@@ -16,7 +16,15 @@ from numbsparse.kernels.matmul.k8_small_batch.fragments import Form
 from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH
 from numbsparse.kernels.matmul.k8_small_batch.sums import part_of
 from numbsparse.kernels.matmul.k8_small_batch.tiles import words_of
-from numbsparse.kernels.ptx import elect, mbarrier_expect, tma_load_2d
+from numbsparse.kernels.ptx import (
+    elect,
+    fence_mbarrier_init,
+    fence_tensor_map,
+    mbarrier_expect,
+    mbarrier_init,
+    sync_warp,
+    tma_load_2d,
+)
 
 SHARED_BYTES = 225 * 1024  # of a block, with room for the barriers
 ALIGNED = 1024  # bytes, where the pattern of swizzled tiles begins anew
@@ -78,6 +86,24 @@ def boxes(ring: Ring) -> tuple[Box, Box]:
     if ring.paired:
         return x, ((WIDTH // 2, 2 * WIDTH), 2 * nbytes)
     return x, ((WIDTH, WIDTH), nbytes)
+
+
+@cache
+def open_ring(stages: int, many_maps: int) -> Any:
+    """Make the barriers of a warp's ring; where the maps are fresh, tell the copy engine so."""
+
+    @cuda.jit(device=True)
+    def prepare(bars, bar, fresh, maps):
+        if elect() != 0:
+            for s in range(stages):
+                mbarrier_init(bars, bar + s, 1)
+            fence_mbarrier_init()
+            if fresh != 0:
+                for k in range(many_maps):
+                    fence_tensor_map(maps[k])
+        sync_warp()
+
+    return prepare
 
 
 @cache

@@ -13,18 +13,14 @@ from numba import cuda, float32, int32, int64, uint32, uint64
 
 from numbsparse.kernels.matmul.k8_small_batch.registers import jit_for
 from numbsparse.kernels.matmul.k8_small_batch.repair import all_finite, mend_line
-from numbsparse.kernels.matmul.k8_small_batch.ring import ALIGNED, Ring, ask
+from numbsparse.kernels.matmul.k8_small_batch.ring import ALIGNED, Ring, ask, open_ring
 from numbsparse.kernels.matmul.k8_small_batch.sums import add, add_saved, clear, join_parts, save
-from numbsparse.kernels.matmul.k8_small_batch.tile_outputs import places, store_tiles, store_zeros
+from numbsparse.kernels.matmul.k8_small_batch.tile_outputs import places, store_tiles
 from numbsparse.kernels.matmul.k8_small_batch.tiles import multiply_tiles, words_of
 from numbsparse.kernels.ptx import (
-    elect,
-    fence_mbarrier_init,
-    fence_tensor_map,
     first_multiple,
     let_next_kernel_start,
     load_4xu32,
-    mbarrier_init,
     mbarrier_wait,
     sync_warp,
     wait_for_earlier_kernels,
@@ -42,8 +38,8 @@ def ring_kernel(ring: Ring) -> Any:
     WARPS, STAGES, STAGE, SLOTS = ring.warps, ring.stages, ring.stage_words, ring.slot_words
     M, FAR, BARRIERS = ring.groups // 2, ring.far, ring.warps * ring.stages
     SUMS = (M, 4, 4)
-    ask_for, consume = ask(ring), consuming(ring)
-    finish, write_zeros = finishing(ring), store_zeros(ring)
+    prepare, ask_for, consume = open_ring(STAGES, 2), ask(ring), consuming(ring)
+    finish, put = finishing(ring), store_tiles(ring)
     clear_sums, save_sums, add_part = clear(M, 4), save(M, 4), add_saved(M, 4)
 
     @jit_for(WARPS)
@@ -62,33 +58,29 @@ def ring_kernel(ring: Ring) -> Any:
         warp = uint32(cuda.threadIdx.x) // 32
         base = uint32(first_multiple(shared, ALIGNED) + SLOTS + warp * (STAGES * STAGE))
         bar = uint32(warp * STAGES)
-        number = int64(cuda.blockIdx.x) * WARPS + warp
-        unit, last = number * each, number * each + plan[sections[0] + number]
         let_next_kernel_start()
-        if elect() != 0:
-            for s in range(STAGES):
-                mbarrier_init(bars, bar + s, 1)
-            fence_mbarrier_init()
-            if fresh != 0:
-                fence_tensor_map(x_map)
-                fence_tensor_map(w_map)
+        number = int64(cuda.blockIdx.x) * WARPS + warp
+        unit = number * each
+        # All that is read of the plan, on its way at once; it is looked at after the wait.
+        count = plan[sections[0] + number]
         for s in range(STAGES):
             squares[s], x_lines[s], _, _ = read(plan, unit + s)
         square, x_line, _, _ = read(plan, unit + STAGES)
         _, _, name, end = read(plan, unit)
-        there = unit < last
-        continued = there and warp > 0 and plan[unit * RECORD - 1] == end
-        sync_warp()
+        empty = cuda.blockIdx.x + cuda.gridDim.x * int64(WARPS - 1 - warp)
+        empty_line = plan[sections[2] + min(empty, empty_lines)]
+        prepare(bars, bar, fresh, maps)
         wait_for_earlier_kernels()
+        last, there, continued = unit + abs(count), count != 0, count < 0
         for s in range(STAGES):
             if unit + s < last:
                 start = uint32(base + s * STAGE)
                 ask_for(x_map, w_map, x_lines[s], squares[s], shared, start, bars, bar + s)
-        number = cuda.blockIdx.x + cuda.gridDim.x * int64(warp)
-        while number < empty_lines:  # while the first tiles are on their way
-            write_zeros(y, int64(plan[sections[2] + number]), y_is)
-            number += cuda.gridDim.x * WARPS
         clear_sums(acc)
+        while empty < empty_lines:  # while the first tiles are on their way
+            put(y, int64(empty_line), y_is, acc)
+            empty += cuda.gridDim.x * WARPS
+            empty_line = plan[sections[2] + min(empty, empty_lines)]
         stage = phase = uint32(0)
         while True:
             more = unit + 1 < last

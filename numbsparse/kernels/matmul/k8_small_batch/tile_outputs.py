@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import cuda, uint32
+from numba import cuda, uint32, uint64
 
 from numbsparse.kernels.matmul.k8_small_batch.outputs import item_of, packing
 from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH
@@ -85,13 +85,15 @@ def store_pairs(ring: Ring) -> Any:
         batch, out_features, y_batch, _ = y_is
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
+        first = line * HALF + q
         for m in range(M):
             for r in range(2):
                 b = row_of(2 * m + r, g)
                 for t in range(4):
-                    word = line * HALF + 4 * t + q
-                    if b < batch and 2 * word < out_features:
-                        y[b * y_batch + word] = pack(acc[m, t, 2 * r], acc[m, t, 2 * r + 1])
+                    if b < batch and 2 * first + 8 * t < out_features:
+                        # Numba asks of a signed index whether it counts from the end.
+                        place = uint64(b * y_batch + first + 4 * t)
+                        y[place] = pack(acc[m, t, 2 * r], acc[m, t, 2 * r + 1])
 
     return put
 
@@ -137,25 +139,7 @@ def store_each(ring: Ring) -> Any:
                     for p in range(2):
                         feature = line * WIDTH + feature_of(t, 2 * q + p)
                         if b < batch and feature < out_features:
-                            value = item(acc[m, t, 2 * r + p])
-                            y[b * y_batch + feature * y_feature] = value
-
-    return put
-
-
-@cache
-def store_zeros(ring: Ring) -> Any:
-    """Write a line without a block."""
-    ITEMS = 2 if ring.form.halves and ring.y == "across" else 1  # of a number of y
-    COLUMNS = WIDTH // ITEMS
-
-    @cuda.jit(device=True)
-    def put(y, line, y_is):
-        batch, out_features, y_batch, y_feature = y_is
-        lane = uint32(cuda.threadIdx.x) % 32
-        column = line * COLUMNS + lane
-        if lane < COLUMNS and column * ITEMS < out_features:
-            for b in range(batch):
-                y[b * y_batch + column * y_feature] = 0
+                            place = uint64(b * y_batch + feature * y_feature)
+                            y[place] = item(acc[m, t, 2 * r + p])
 
     return put

@@ -38,13 +38,14 @@ def steps(form: Form) -> int:
     return 2 if form.halves else 4
 
 
+@cuda.jit(device=True)
+def in_order(j, i):
+    return 8 * j + i
+
+
 @cache
 def line_of(form: Form, across: bool) -> Any:
     """The line that is number i of group j; each tile has four groups."""
-
-    @cuda.jit(device=True)
-    def natural(j, i):
-        return 8 * j + i
 
     @cuda.jit(device=True)
     def neighbours(j, i):
@@ -54,7 +55,7 @@ def line_of(form: Form, across: bool) -> Any:
     def side_by_side(j, i):
         return 4 * i + j % 4 + 32 * (j // 4)
 
-    return natural if form.halves else side_by_side if across else neighbours
+    return in_order if form.halves else side_by_side if across else neighbours
 
 
 @cache
@@ -65,7 +66,7 @@ def take(form: Form, across: bool, groups: int, paired: bool) -> Any:
     """
     if form.halves:
         return take_halves(across, groups, paired)
-    return take_across(groups) if across else take_along(groups)
+    return take_across(groups) if across else take_along(groups, line_of(form, False))
 
 
 @cache
@@ -114,15 +115,34 @@ def take_across(groups: int) -> Any:
 
 
 @cache
-def take_along(groups: int) -> Any:
+def take_single(groups: int) -> Any:
+    """As take_across, but of lines in their order."""
+
+    @cuda.jit(device=True)
+    def read(tile, start, s, raw):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for e in range(2):
+            row = 2 * q + e
+            for j in range(groups):
+                piece = (2 * j + g // 4) ^ row
+                raw[j, e] = tile[start + 256 * s + 32 * row + 4 * piece + g % 4]
+
+    return read
+
+
+@cache
+def take_along(groups: int, number_of: Any) -> Any:
+    """number_of(j, g) is the line that is number g of group j."""
+
     @cuda.jit(device=True)
     def read(tile, start, s, raw):
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
         for j in range(groups):
-            row = 2 * g + j % 2
+            row = number_of(j, g)
             piece = (q // 2) ^ (row % 8) ^ (2 * s)
-            v = load_2xu32(tile, start + 512 * (j // 2) + 32 * row + 4 * piece + q % 2 * 2)
+            v = load_2xu32(tile, start + 32 * row + 4 * piece + q % 2 * 2)
             raw[j, 0], raw[j, 1] = v[0], v[1]
 
     return read

@@ -1,0 +1,37 @@
+"""k6_hopper: how many block columns share a tile of x, if neighbours or likes are grouped.
+
+A block of threads computes 8 block columns at once, and brings a tile of x once for all of them
+that keep the block row. On a random layout of density d that are 8 d / (1 - (1 - d)^8) columns of
+neighbours; grouping columns that keep much the same brings more, and on a banded layout far more.
+"""
+
+import numpy as np
+
+import numbsparse as ns
+from numbsparse.kernels.matmul.k6_hopper.steps import grouped
+
+COLUMNS = 8
+
+
+def columns_per_tile(pattern, groups):
+    """Kept blocks over tiles of x that the groups fetch."""
+    tiles = sum(pattern[:, group[group >= 0]].any(1).sum() for group in groups)
+    return pattern.sum() / tiles
+
+
+shared = {}
+for name, pattern in {
+    "random": ns.patterns.random(256, 256, 0.1, seed=0),
+    "banded": ns.patterns.banded(256, 256, width=12),
+}.items():
+    walk = ns.Layout(pattern).index.columns
+    neighbours = np.arange(256).reshape(-1, COLUMNS)
+    matched = grouped(walk, 256, COLUMNS)
+    assert sorted(matched.ravel()) == list(range(256))
+    shared[name] = [columns_per_tile(pattern, groups) for groups in (neighbours, matched)]
+    print("{}: a tile of x serves {:.2f} neighbours, {:.2f} matched".format(name, *shared[name]))
+
+expected = COLUMNS * 0.1 / (1 - 0.9**COLUMNS)
+assert abs(shared["random"][0] - expected) < 0.05
+assert shared["random"][1] > 1.15 * shared["random"][0]
+assert min(shared["banded"]) > 3 * expected

@@ -1,0 +1,223 @@
+"""What NVIDIA's profiler reads of the rungs' forward product, one launch each.
+
+`profile` runs `profiled` under Nsight Compute (`ncu`), which replays every launch of a rung as
+often as its counters take, and reads them. The ladder's own shapes say what bounds a rung; the
+small one is that of `count_small`, which counts requests and sectors in the simulator.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from numbsparse import counting, patterns
+from numbsparse.bench.gpu.problem import Problem
+from numbsparse.bench.gpu.results import Results, save
+from numbsparse.bench.machine import describe
+from numbsparse.device import SIMULATED, require, synchronize
+from numbsparse.kernels.matmul import rung
+from numbsparse.layout import Layout
+
+
+class Case(NamedTuple):
+    """A forward product, and the rungs that are read computing it."""
+
+    rungs: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, int]  # in_features, out_features
+    batch: int
+    block_size: int
+    density: float
+
+    def problem(self) -> Problem:
+        in_blocks, out_blocks = (features // self.block_size for features in self.shape)
+        layout = Layout(patterns.random(in_blocks, out_blocks, self.density, seed=0))
+        return Problem(layout, self.block_size, self.batch, self.dtype)
+
+
+SIMPLE = ("k1_naive", "k2_shared", "k3_registers", "k4_pipelined")
+SECTIONS = {
+    "small": (
+        Case(SIMPLE, "float32", (64, 96), 64, 32, 1),
+        Case(("k5_tensor_core",), "float16", (64, 96), 64, 32, 1),
+    ),
+    "float32": (
+        Case(SIMPLE, "float32", (8192, 8192), 8192, 32, 0.1),
+        Case(("k8_small_batch",), "float32", (12288, 12288), 32, 32, 0.1),
+    ),
+    "float16": (
+        Case(("k5_tensor_core", "k6_hopper"), "float16", (8192, 8192), 8192, 32, 0.1),
+        Case(("k7_small_blocks",), "float16", (8192, 8192), 8192, 8, 0.1),
+    ),
+}
+
+COUNTED = "counted"  # the section of what the simulator counts
+
+_OF_PEAK = "avg.pct_of_peak_sustained"
+METRICS = {
+    "seconds": "gpu__time_duration.sum",
+    "registers": "launch__registers_per_thread",
+    "threads": "launch__block_size",
+    "blocks": "launch__grid_size",
+    "warps active": f"sm__warps_active.{_OF_PEAK}_active",
+    "instructions": "smsp__inst_executed.sum",
+    "issue": f"smsp__issue_active.{_OF_PEAK}_active",
+    "alu": f"sm__inst_executed_pipe_alu.{_OF_PEAK}_active",
+    "fma": f"sm__pipe_fma_cycles_active.{_OF_PEAK}_active",
+    "fma heavy": f"sm__inst_executed_pipe_fmaheavy.{_OF_PEAK}_active",
+    "fp64": f"sm__inst_executed_pipe_fp64.{_OF_PEAK}_active",
+    "tensor": f"sm__pipe_tensor_cycles_active.{_OF_PEAK}_active",
+    "mma": "sm__inst_executed_pipe_tensor_op_hmma.sum",
+    "wgmma": "sm__inst_executed_pipe_tensor_op_gmma.sum",
+    "L1 data": f"l1tex__data_pipe_lsu_wavefronts.{_OF_PEAK}_active",
+    "L2": f"lts__throughput.{_OF_PEAK}_elapsed",
+    "L2 requests": f"lts__t_requests.{_OF_PEAK}_elapsed",
+    "L2 hits": "lts__t_sector_hit_rate.pct",
+    "L2 to L1": f"l1tex__m_xbar2l1tex_read_bytes.{_OF_PEAK}_elapsed",
+    "L2 to L1 bytes": "l1tex__m_xbar2l1tex_read_bytes.sum",
+    "copied bytes": "l1tex__m_xbar2l1tex_read_bytes_pipe_tma.sum",
+    "memory": f"dram__throughput.{_OF_PEAK}_elapsed",
+    "memory bytes read": "dram__bytes_read.sum",
+    "memory bytes written": "dram__bytes_write.sum",
+    "global read requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+    "global read sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "global write requests": "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
+    "global write sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+    "L1 hits": "l1tex__t_sector_pipe_lsu_mem_global_op_ld_hit_rate.pct",
+    "shared read requests": "smsp__inst_executed_op_shared_ld.sum",
+    "ldmatrix": "sm__inst_executed_op_ldsm.sum",
+    "shared wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+    "shared read wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+    "shared write wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+}
+WAITS = {
+    "a barrier": "barrier",
+    "wgmma": "gmma",
+    "global memory": "long_scoreboard",
+    "shared memory": "short_scoreboard",
+    "a busy pipe": "math_pipe_throttle",
+    "a full memory queue": "mio_throttle",
+    "a full load queue": "lg_throttle",
+    "the instruction before": "wait",
+    "instructions to come": "no_instruction",
+    "its turn": "not_selected",
+}
+METRICS |= {
+    f"waits for {what}": f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio"
+    for what, name in WAITS.items()
+}
+
+
+def profile(json_file: Path | None = None) -> Results:
+    """Read the sections, print them, and put them into `json_file`; in the simulator count instead.
+
+    Raises RuntimeError where there is no GPU, no ncu, or ncu fails.
+    """
+    if not SIMULATED:
+        require()
+        if shutil.which("ncu") is None:
+            raise RuntimeError("ncu, NVIDIA's Nsight Compute, is not on the PATH")
+    results: Results = {}
+    for name in (COUNTED,) if SIMULATED else tuple(SECTIONS):
+        rows = list(count_small() if SIMULATED else _read(name))
+        command = "python -m numbsparse profile"
+        if SIMULATED:
+            command = f"NUMBA_ENABLE_CUDASIM=1 {command}"
+        results[name] = {"machine": describe("cuda"), "command": command, "rows": rows}
+        for row in rows:
+            print(f"{name}: {row['rung']}")
+            print("".join(f"  {key:34} {value:,}\n" for key, value in row["readings"].items()))
+        if json_file is not None:
+            save(json_file, {name: results[name]})
+    return results
+
+
+def count_small(rungs: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
+    """A row for each rung of the small section, or those named: what the simulator counts of it."""
+    for case in SECTIONS["small"]:
+        problem = case.problem()
+        for kernel in case.rungs:
+            if not rungs or kernel in rungs:
+                launched = partial(forward, kernel, problem)
+                counted = counting.count(launched)[-1]
+                yield {"rung": kernel, **_named(case), "readings": _readings(counted)}
+
+
+def _readings(counted: counting.Count) -> dict[str, Any]:
+    """A count, under the names of the profiler's readings."""
+    return {
+        "global read requests": counted.global_reads.requests,
+        "global read sectors": counted.global_reads.units,
+        "global read bytes": counted.global_reads.nbytes,
+        "global write requests": counted.global_writes.requests,
+        "global write sectors": counted.global_writes.units,
+        "shared read requests": counted.shared_reads.requests,
+        "shared read wavefronts": counted.shared_reads.units,
+        "shared read bytes": counted.shared_reads.nbytes,
+        "shared write wavefronts": counted.shared_writes.units,
+        "barriers": counted.barriers,
+    }
+
+
+def _read(name: str) -> Iterator[dict[str, Any]]:
+    """A row per rung of a section: of several launches the one that took longest."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log.csv"
+        options = ("--csv", "--page=raw", "--print-units=base", "--clock-control=none")
+        # A mangled name holds the whole path of the module that a kernel stands in.
+        names = "--kernel-name-base=mangled", "--print-kernel-base=mangled"
+        rungs = (*names, "--kernel-name=regex:kernels6matmul")
+        metrics = f"--metrics={','.join(METRICS.values())}"
+        target = (sys.executable, "-m", "numbsparse.bench.gpu.profiled", name)
+        command = ["ncu", *options, *rungs, metrics, f"--log-file={log}", *target]
+        ran = subprocess.run(command, capture_output=True, text=True)
+        text = log.read_text() if log.exists() else ""
+    if ran.returncode or '"Kernel Name"' not in text:
+        raise RuntimeError(f"ncu failed: {(ran.stderr or text or ran.stdout).strip()[-500:]}")
+    found = list(csv.DictReader(io.StringIO(text[text.index('"ID"') :])))[1:]  # after the units
+    for case in SECTIONS[name]:
+        for kernel in case.rungs:
+            launches = [row for row in found if kernel in row["Kernel Name"]]
+            if not launches:
+                raise RuntimeError(f"ncu saw no launch of {kernel}")
+            longest = max(launches, key=lambda row: _number(row[METRICS["seconds"]]) or 0)
+            known = {key: _number(longest.get(metric, "")) for key, metric in METRICS.items()}
+            readings = {key: value for key, value in known.items() if value is not None}
+            readings["seconds"] *= 1e-9
+            yield {"rung": kernel, **_named(case), "readings": readings}
+
+
+def _named(case: Case) -> dict[str, Any]:
+    in_features, out_features = case.shape
+    return {
+        "product": "forward",
+        "dtype": case.dtype,
+        "in_features": in_features,
+        "out_features": out_features,
+        "batch": case.batch,
+        "block_size": case.block_size,
+        "density": case.density,
+    }
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text.replace(",", ""))
+    except ValueError:
+        return None  # this card has no such counter
+    return int(value) if value.is_integer() else value
+
+
+def forward(kernel: str, problem: Problem) -> None:
+    """y = x @ w by a rung, once."""
+    x, values = problem.x.device, problem.values.device
+    rung(kernel).forward(x, values, problem.index, problem.out("forward"))
+    synchronize()

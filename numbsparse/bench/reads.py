@@ -1,0 +1,84 @@
+"""How many values of x and w a rung reads for each value of y = x @ w: its formula, with its tiles.
+
+Index arrays and edges are left out. `counted` in `profile.json` counts the same in the simulator;
+the tests hold one against the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numbsparse import patterns
+from numbsparse.kernels.matmul import k2_shared, k3_registers, k4_pipelined, k5_tensor_core
+from numbsparse.kernels.matmul.k6_hopper.steps import steps_of
+from numbsparse.kernels.matmul.k6_hopper.tile import TILES
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import WARP_COLUMNS, steps_in_strips
+from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH
+from numbsparse.layout import Layout
+
+STRIP_ROWS, STRIP_WARPS, GROUP = 64, 16, 32  # of k7_small_blocks on compute capability 9.0
+
+
+class Reads(NamedTuple):
+    """Values read per output, from each memory, by an average output."""
+
+    from_global: float
+    from_shared: float
+
+
+def reads_at(name: str, row: dict[str, Any], dtype: str) -> Reads | None:
+    """Of a rung at the shape of a row of the benchmark's ladder."""
+    size, blocks = row["block_size"], row["features"] // row["block_size"]
+    layout = Layout(patterns.random(blocks, blocks, 0.1, seed=0))  # as the benchmark's
+    return reads(name, layout, size, row["batch"], dtype)
+
+
+def reads(name: str, layout: Layout, size: int, batch: int, dtype: str) -> Reads | None:
+    """Of the forward product; None where there is no formula (the CPU, float32 of two rungs)."""
+    K = layout.n_blocks / layout.shape[1] * size  # products of an average output
+    if name == "k1_naive":
+        return Reads(2 * K, 0)
+    if name == "k2_shared":
+        return Reads(2 * K / min(size, k2_shared.MOST), 2 * K)
+    if name in ("k3_registers", "k4_pipelined"):
+        tile: Any = k3_registers.tile_of(size, batch)
+        if name == "k4_pipelined":
+            tile = k4_pipelined.line_tiles(size, batch, 4 if dtype == "float32" else 2)[0]
+        return Reads(K / tile.BM + K / tile.BN, K / tile.TM + K / tile.TN)
+    if name == "k5_tensor_core":
+        arithmetic = "highest" if dtype == "float32" else dtype
+        BM, BN, _, _ = tile = k5_tensor_core.line_tiles(size, batch, arithmetic)[0]
+        from_shared = K / (BM // tile.warps) + K / BN
+        return Reads(K / min(BM, batch) + K / BN, from_shared * _filled_up(batch, BM))
+    if name == "k8_small_batch":
+        each = K / batch + K / min(size, WIDTH)
+        return Reads(each, each)
+    if dtype == "float32":
+        return None
+    if name == "k6_hopper":
+        return _of_hopper(layout, size, batch, K)
+    return _of_small_blocks(layout, size, K) if name == "k7_small_blocks" else None
+
+
+def _of_hopper(layout: Layout, size: int, batch: int, K: float) -> Reads:
+    """x once for all columns of a group that meet it, w once for the rows of a cluster."""
+    tile = TILES[size]
+    records, _, _ = steps_of(layout.index, False, tile, False)
+    tiles_of_x = int((records[:, tile.SHARES] & 255).sum())
+    x = tiles_of_x * tile.DEPTH / (layout.shape[1] * size)
+    from_shared = (K / size + K / 64) * _filled_up(batch, 64)
+    return Reads(x + K / min(tile.ROWS * tile.CLUSTER, batch), from_shared)
+
+
+def _filled_up(batch: int, rows: int) -> float:
+    """How many rows are computed for each one of the batch, in tiles of so many."""
+    return -(-batch // rows) * rows / batch
+
+
+def _of_small_blocks(layout: Layout, size: int, K: float) -> Reads:
+    """x once for all columns of a strip, in groups of features; w once for its rows."""
+    width = STRIP_WARPS * WARP_COLUMNS
+    kept, _, _ = steps_in_strips(layout.index, size, False, width, GROUP, 16 // size)
+    groups = layout.n_blocks / (kept * (width // size) * (GROUP // size))  # of all strips
+    x = groups * GROUP / (layout.shape[1] * size)
+    return Reads(x + K / STRIP_ROWS, K / size + K / STRIP_ROWS)

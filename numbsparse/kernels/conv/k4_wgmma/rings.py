@@ -1,0 +1,114 @@
+"""Two rings in shared memory: boxes of pixels, and groups of blocks of w; and who fills them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from numba import cuda, int32, uint32
+
+from numbsparse.kernels.conv.k2_tensor_core.boxes import tile_of
+from numbsparse.kernels.ptx import (
+    elect,
+    fence_mbarrier_init,
+    fence_tensor_map,
+    mbarrier_expect,
+    mbarrier_init,
+    mbarrier_wait,
+    tma_load_2d,
+    tma_load_5d,
+)
+
+
+class Rings(NamedTuple):
+    """Stages of boxes, and stages of W_TAPS blocks of w."""
+
+    X_STAGES: int
+    W_STAGES: int
+    W_TAPS: int
+
+    def nbytes(self, rows: int, line: int, slot: int) -> int:
+        """Of boxes of so many rows, with so many bytes of a row and of a block of w."""
+        return self.X_STAGES * rows * line + self.W_STAGES * self.W_TAPS * slot
+
+
+@cuda.jit(device=True)
+def start_rings(bars, x_stages, w_stages, consumers):
+    """Barriers of each ring, the boxes' first: a stage is full; it is empty, as consumers say."""
+    if cuda.threadIdx.x == 0:
+        for s in range(x_stages):
+            mbarrier_init(bars, s, uint32(1))
+            mbarrier_init(bars, x_stages + s, uint32(consumers))
+        for s in range(2 * x_stages, 2 * x_stages + w_stages):
+            mbarrier_init(bars, s, uint32(1))
+            mbarrier_init(bars, w_stages + s, uint32(consumers))
+        fence_mbarrier_init()
+    cuda.syncthreads()
+
+
+@cache
+def fetcher(B: int, rings: Rings, ITEM: int, SLOT: int, of_w: Any) -> Any:
+    """Asks for the box of each unit, and for the blocks of w that are multiplied by it.
+
+    Items have ITEM bytes, and a block of w SLOT of them; `of_w` is (begin, fetch_block).
+    """
+    X_STAGES, W_STAGES, W_TAPS = rings
+    W_FULL = 2 * X_STAGES
+    begin_w, fetch_block = of_w
+
+    @cuda.jit(device=True)
+    def fetch(x_map, w, items, first, last_item, cut, units, ring, bars):
+        images, tile, box, x_rows, tiles = cut
+        unit_ptr, unit_other, unit_chunk, entry_ptr, entry_block, origins = units
+        fence_tensor_map(x_map)
+        begin_w(w)
+        box_bytes = uint32(images * box[0] * box[1] * box[2] * (ITEM * B))
+        w_ring = uint32(X_STAGES * x_rows * B)
+        x_at, x_phase, w_at, w_phase = uint32(0), uint32(1), uint32(0), uint32(1)
+        for item in range(first, last_item):
+            image, top = tile_of(items[item, 0], images, tile, tiles)
+            line = items[item, 1]
+            for unit in range(unit_ptr[line], unit_ptr[line + 1]):
+                entry, last = uint32(entry_ptr[unit]), uint32(entry_ptr[unit + 1])
+                if entry < last:
+                    chunk = unit_chunk[unit]
+                    z, y = int32(top[0] + origins[chunk, 0]), int32(top[1] + origins[chunk, 1])
+                    x, c = int32(top[2] + origins[chunk, 2]), int32(unit_other[unit] * B)
+                    mbarrier_wait(bars, X_STAGES + x_at, x_phase)
+                    if elect() != 0:
+                        start = uint32(x_at * x_rows * B)
+                        mbarrier_expect(bars, x_at, box_bytes)
+                        tma_load_5d(ring, start, x_map, c, x, y, z, image, bars, x_at)
+                    x_at = uint32(x_at + 1)
+                    if x_at == X_STAGES:
+                        x_at, x_phase = uint32(0), uint32(x_phase ^ 1)
+                while entry < last:
+                    stop, full = uint32(min(entry + W_TAPS, last)), uint32(W_FULL + w_at)
+                    mbarrier_wait(bars, full + W_STAGES, w_phase)
+                    if elect() != 0:
+                        mbarrier_expect(bars, full, uint32((stop - entry) * (ITEM * SLOT)))
+                        start = uint32(w_ring + w_at * (W_TAPS * SLOT))
+                        for k in range(entry, stop):
+                            fetch_block(w, entry_block[k], ring, start, bars, full)
+                            start = uint32(start + SLOT)
+                    entry, w_at = stop, uint32(w_at + 1)
+                    if w_at == W_STAGES:
+                        w_at, w_phase = uint32(0), uint32(w_phase ^ 1)
+
+    return fetch
+
+
+@cache
+def block_fetcher(B: int, PARTS: int) -> Any:
+    """(begin, fetch_block) for blocks as they are stored, or parts of them."""
+
+    @cuda.jit(device=True)
+    def begin(w_map):
+        fence_tensor_map(w_map)
+
+    @cuda.jit(device=True)
+    def fetch_block(w_map, block, ring, start, bars, full):
+        row, column = int32(block // PARTS * B), int32(block % PARTS * B)
+        tma_load_2d(ring, start, w_map, column, row, bars, full)
+
+    return begin, fetch_block

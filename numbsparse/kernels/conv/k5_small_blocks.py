@@ -1,0 +1,123 @@
+"""Rung 5: blocks too small for tensor cores, merged to blocks of 16.
+
+A block of 16 is kept where any of the blocks in it is; what is not kept in it is zero, multiplied
+as the rest, and left out of a weight-gradient. On a random layout of density 0.1 a third of all
+blocks of 16 hold a kept block of 8. The rungs before compute; where an infinity met such a zero,
+the output is summed anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import cuda, int32, int64
+
+from numbsparse.device import DeviceArray, empty, to_device
+from numbsparse.device.launch import launch
+from numbsparse.kernels.conv import k2_tensor_core, k4_wgmma
+from numbsparse.kernels.conv.repair import repair_lines
+from numbsparse.kernels.conv.walks import planned
+from numbsparse.kernels.elementwise import THREADS, blocks
+from numbsparse.kernels.matmul.reach import reach
+from numbsparse.kernels.views import span
+from numbsparse.layout import Index, Layout, Walk
+
+BLOCK_SIZES = (4, 8)
+DTYPES = ("float16", "bfloat16", "float32")
+MERGED = 16
+
+unsupported = reach("k5_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
+
+
+def forward(x, values, index, window, y, precision="highest"):
+    """y[:] = conv(x, w)."""
+    merged, cells, _ = planned(index, window, merge, values.shape[1])
+    rung(x).forward(x, packed(values, cells), merged, window, y, precision)
+    repair_lines("forward", x, values, index, window, y)
+
+
+def input_grad(dy, values, index, window, dx, precision="highest"):
+    """dx[:] = conv_transpose(dy, w)."""
+    merged, cells, _ = planned(index, window, merge, values.shape[1])
+    rung(dy).input_grad(dy, packed(values, cells), merged, window, dx, precision)
+    repair_lines("input_grad", dy, values, index, window, dx)
+
+
+def weight_grad(x, dy, index, window, dvalues, precision="highest"):
+    """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
+    merged, cells, homes = planned(index, window, merge, dvalues.shape[1])
+    whole = empty((cells.shape[0], MERGED, MERGED), dvalues.dtype)
+    rung(x).weight_grad(x, dy, merged, window, whole, precision)
+    source, target = bits(whole), bits(dvalues)
+    launch(take_out, blocks(target.size), THREADS, source, homes, dvalues.shape[1], target)
+
+
+def rung(x: DeviceArray) -> Any:
+    """The best of the rungs before that takes merged blocks."""
+    reason = k4_wgmma.unsupported("forward", MERGED, x.dtype, "cuda")
+    return k4_wgmma if reason is None else k2_tensor_core
+
+
+def merge(index: Index, n_taps: int, B: int) -> tuple[Any, ...]:
+    """(merged index on the GPU, cells (merged blocks, along * along), homes (blocks)).
+
+    A merged block holds along * along blocks: `cells` says which, -1 for none, and `homes` in which
+    cell each is.
+    """
+    along = MERGED // B
+    rows, columns = index.rows.indptr.size - 1, index.columns.indptr.size - 1
+    tap, row = np.divmod(index.block_rows, rows // n_taps)
+    in_blocks, out_blocks = -(-(rows // n_taps) // along), -(-columns // along)
+    down, across = tap * in_blocks + row // along, index.block_columns // along
+    pattern = np.zeros((n_taps * in_blocks, out_blocks), bool)
+    pattern[down, across] = True
+    merged = Layout(pattern).index
+    number = np.cumsum(pattern).reshape(pattern.shape) - 1
+    cell = row % along * along + index.block_columns % along
+    homes = number[down, across] * along**2 + cell
+    cells = np.full((merged.block_rows.size, along**2), -1, np.int32)
+    cells.reshape(-1)[homes] = np.arange(homes.size)
+    there = Index(
+        Walk(*map(to_device, merged.rows)),
+        Walk(*map(to_device, merged.columns)),
+        to_device(merged.block_rows),
+        to_device(merged.block_columns),
+    )
+    return there, cells, homes.astype(np.int32)
+
+
+def packed(values: DeviceArray, cells: DeviceArray) -> DeviceArray:
+    """The merged blocks, (merged blocks, MERGED, MERGED)."""
+    out = empty((cells.shape[0], MERGED, MERGED), values.dtype)
+    source, target = bits(values), bits(out)
+    launch(put_in, blocks(target.size), THREADS, source, cells, values.shape[1], target)
+    return out
+
+
+def bits(array: DeviceArray) -> DeviceArray:
+    """All values as whole numbers, along one axis."""
+    return span(array).view(np.dtype(f"uint{8 * array.itemsize}"))
+
+
+@cuda.jit
+def put_in(values, cells, B, merged):
+    """merged = the values of the block in each cell, zero where there is none."""
+    at = int64(cuda.grid(1))
+    if at < merged.size:
+        block, row, column = at // MERGED**2, int32(at // MERGED % MERGED), int32(at % MERGED)
+        kept = int64(cells[block, row // B * (MERGED // B) + column // B])
+        merged[at] = 0
+        if kept >= 0:
+            merged[at] = values[(kept * B + row % B) * B + column % B]
+
+
+@cuda.jit
+def take_out(merged, homes, B, values):
+    """values = what stands in the cell of each block."""
+    at = int64(cuda.grid(1))
+    if at < values.size:
+        home, along = int64(homes[at // (B * B)]), MERGED // B
+        block, cell = home // along**2, home % along**2
+        row = cell // along * B + at // B % B
+        values[at] = merged[(block * MERGED + row) * MERGED + cell % along * B + at % B]

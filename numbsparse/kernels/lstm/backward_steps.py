@@ -1,0 +1,290 @@
+"""Backward steps in one kernel on Hopper: the recurrent product and the gates.
+
+dh = dy + dgates @ w.T of a step is a line's sums in registers; with them a thread computes the
+gates' gradients of the step before, which are the factor of the product that comes next. Factors of
+float32 are cut off to tf32.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import cuda, float32, int32, int64, uint16, uint32, uint64
+
+from numbsparse.device import SIMULATED, DeviceArray
+from numbsparse.device.launch import launch
+from numbsparse.device.tensor_map import tensor_maps
+from numbsparse.kernels.lstm.cell import GATES, ONE, WARPS
+from numbsparse.kernels.lstm.deal import KINDS, ROWS, B, deal, places
+from numbsparse.kernels.lstm.eights import (
+    DOWN,
+    TWOS,
+    exchanging,
+    loading_eight,
+    one_by_one,
+    place_of,
+    putting,
+    storing_eight,
+    taking,
+    words_of,
+)
+from numbsparse.kernels.lstm.on_gpu import _cell_grad as cell_grad
+from numbsparse.kernels.lstm.on_gpu import tanh
+from numbsparse.kernels.lstm.parts import joining
+from numbsparse.kernels.lstm.stream import (
+    COLUMNS,
+    KNOWN,
+    LINE,
+    THREADS,
+    Ring,
+    beginning,
+    meeting,
+    taking_reads,
+)
+from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.ptx import (
+    Operand,
+    first_multiple,
+    mbarrier_wait,
+    shfl_xor,
+    to_local,
+    wgmma,
+    zeros,
+)
+from numbsparse.kernels.views import span
+
+RINGS = {
+    2: Ring(True, ITEM=2, FEW=GATES, BLOCKS=2, STAGES=2 if SIMULATED else 4),
+    4: Ring(True, ITEM=4, FEW=GATES // 2, BLOCKS=2, STAGES=2 if SIMULATED else 4),
+}
+SUMS = B // 2  # of a thread
+BIASES = TWOS * GATES  # twos of columns, of a thread
+
+
+def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, first, last, arrived):
+    """dgates[t - 1] from dgates[t], for t = first - 1, first - 2, ..., last.
+
+    dc is the gradient of c[t] before and after; dbias, float32 (WARPS at least, 4 * width), is
+    added to; `arrived` has a zero for each but the last one of these steps. The rest is as in
+    `forward_steps`, but for `values`, which are as they are stored.
+    """
+    (steps, batch, width), units = dgates.shape, c.shape[2]
+    ring = RINGS[dgates.itemsize]
+    count, item, panel = places(ring.BLOCKS), ring.ITEM, ring.PANEL
+    plan = planned(index, deal, count, True, ring.FEW, SUMS * 32 * WARPS)
+    panels = DeviceArray(
+        dgates.address,
+        (width // panel, steps * batch, panel),
+        dgates.dtype,
+        (LINE, width * item, item),
+        dgates.owner,
+    )
+    box = ring.FEW * B // panel, ROWS, panel
+    maps = tensor_maps((values, (ring.FEW, B, B), item * B), (panels, box, LINE))
+    kernel = steps_kernel(KINDS[dgates.dtype.name], kept is not None)
+    flat = map(span, (gates, dy if kept is None else kept, c, dy, dc, dgates, dbias))
+    args = maps, *plan, *flat, arrived, first, last, batch, units, width
+    how = {"shared_bytes": ring.shared_bytes, "together": first - last > 1}
+    launch(kernel, count, THREADS, *args, **how)
+
+
+@cache
+def steps_kernel(kind: str, dropped: bool) -> Any:
+    EARLY = kind != "tf32"
+    ring = RINGS[2 if EARLY else 4]
+    ITEM, BARS = ring.ITEM, ring.BARS
+    begin, meet = beginning(ring), meeting(ring)
+    dz, w = Operand(LINE, LINE * ROWS), Operand(ITEM * B, ITEM * B * B)
+    start_from, multiply = zeros(SUMS), wgmma(kind, 1, B, ring.FEW * B * ITEM // 32, dz, w)
+    take = taking_reads(ring, multiply)
+    join, exchange, add_biases = joining(SUMS), exchanging(1), biases_adding()
+    load = one_by_one(lambda down: loading(kind, down, dropped), DOWN)
+    finish = one_by_one(lambda down: finishing(kind, down, dropped, not EARLY), DOWN)
+    OF_GATES, OF_ROWS = DOWN * GATES * words_of(kind), DOWN * words_of(kind)
+
+    @cuda.jit(**ring.options)
+    def kernel(
+        maps, starts, pieces, read_starts, reads, partials, tickets, gates, kept, c, dy, dc,
+        dgates, dbias, arrived, first_step, last_step, batch, units, width
+    ):  # fmt: skip
+        shared = cuda.shared.array(0, uint16)
+        bars = cuda.shared.array(BARS, uint64)
+        known, turn = cuda.local.array(KNOWN, int32), cuda.local.array(2, uint32)
+        z, slope = cuda.local.array(OF_GATES, uint32), cuda.local.array(OF_ROWS, uint32)
+        share, before = cuda.local.array(OF_ROWS, uint32), cuda.local.array(OF_STATE, uint32)
+        after, of_c = cuda.local.array(OF_STATE, uint32), cuda.local.array(OF_STATE, uint32)
+        sums, biases = cuda.local.array(SUMS, float32), cuda.local.array((BIASES, 2), float32)
+        loaded, taken = (z, slope, share, before, after, of_c), (gates, kept, c, dy, dc)
+        place, steps, row = cuda.blockIdx.x, first_step - last_step, (first_step - 1) * batch
+        own = read_starts[place], read_starts[place + 1]
+        engine = maps, reads, shared, first_multiple(shared, uint32(1024)), bars
+        begin(known, engine, own, row, steps)
+        turn[0] = turn[1] = uint32(0)
+        for step in range(steps):
+            for k in range(starts[place], starts[place + 1]):
+                line, count, part = pieces[k, 0], pieces[k, 1], pieces[k, 2]
+                first_part, many = pieces[k, 3], pieces[k, 4]
+                where = int64(line), row - batch, batch, units, width
+                if EARLY:
+                    if count > 0:  # what the last step gave is known to be there with the rows
+                        mbarrier_wait(bars, turn[0], turn[1])
+                    load(loaded, taken, where)
+                acc = take(start_from(), count, turn, known, engine, own, row, steps)
+                to_local(acc, sums)
+                whole = True
+                if many > 1:
+                    whole = join(sums, partials, tickets, part, first_part, many)
+                if whole:
+                    exchange(sums)
+                    finish(sums, loaded, taken, biases, dgates, where)
+                    add_biases(biases, dbias, where)
+            row -= batch
+            if step < steps - 1:
+                meet(step, known, engine, own, row, arrived)
+
+    return kernel
+
+
+OF_STATE, GRADIENTS = DOWN * 8, (GATES + 1, 2)  # of gates and c
+
+
+@cache
+def loading(kind: str, down: int, dropped: bool) -> Any:
+    """What the gradients of eight units take beside their sums."""
+    WORDS, place = words_of(kind), place_of(down)
+    Z, STATE, HALVES = down * GATES * WORDS, down * 8, down * WORDS
+    load_eight, load_floats = loading_eight(kind), loading_eight("tf32")
+
+    @cuda.jit(device=True)
+    def load(loaded, taken, where):
+        z, slope, share, before, after, of_c = loaded
+        gates, kept, c, dy, dc = taken
+        (line, first_row, batch, units, width), (n, unit) = where, place()
+        n = min(n, batch - 1)
+        i = (first_row + n) * width + line * COLUMNS + unit
+        for gate in range(GATES):
+            load_eight(gates, i + gate * B, z, Z + gate * WORDS)
+        unit = min(line * B + unit, units - 8)
+        at = (first_row + n) * units + unit
+        load_eight(dy, at, slope, HALVES)
+        if dropped:
+            load_eight(kept, at, share, HALVES)
+        load_floats(c, at, before, STATE)
+        load_floats(c, at + batch * units, after, STATE)
+        load_floats(dc, n * units + unit, of_c, STATE)
+
+    return load
+
+
+@cache
+def finishing(kind: str, down: int, dropped: bool, late: bool) -> Any:
+    """The gradients of eight units, to where they belong; `late`, what they take is loaded now."""
+    load, store = loading(kind, down, dropped), storing(kind, down)
+    compute = one_by_one(lambda k: computing(kind, down, k, dropped), TWOS)
+
+    @cuda.jit(device=True)
+    def finish(sums, loaded, taken, biases, dgates, where):
+        if late:
+            load(loaded, taken, where)
+        compute(sums, loaded, biases, where)
+        store(loaded, taken, dgates, where)
+
+    return finish
+
+
+@cache
+def computing(kind: str, down: int, two: int, dropped: bool) -> Any:
+    """The gradients of gates and c of two units take their places; the bias', of both rows."""
+    WORDS, place, FIRST = words_of(kind), place_of(down), 4 * two + 2 * down
+    Z, STATE, HALVES = down * GATES * WORDS, down * 8, down * WORDS
+    take, put, take_floats, put_floats = (
+        taking(kind),
+        putting(kind),
+        taking("tf32"),
+        putting("tf32"),
+    )
+
+    @cuda.jit(device=True)
+    def compute(sums, loaded, biases, where):
+        z, slope, share, before, after, of_c = loaded
+        (line, _, batch, units, _), (n, unit) = where, place()
+        there = n < batch and line * B + unit < units
+        a_i, a_f = take(z, Z, two), take(z, Z + WORDS, two)
+        a_g, a_o = take(z, Z + 2 * WORDS, two), take(z, Z + 3 * WORDS, two)
+        more, factors = (
+            take(slope, HALVES, two),
+            take(share, HALVES, two) if dropped else (ONE, ONE),
+        )
+        old, new = take_floats(before, STATE, two), take_floats(after, STATE, two)
+        d_c, dz = take_floats(of_c, STATE, two), cuda.local.array(GRADIENTS, float32)
+        for j in range(2):
+            dh = sums[FIRST + j] + more[j]
+            dz[0, j], dz[1, j], dz[2, j], dz[3, j], dz[4, j] = cell_grad(
+                a_i[j], a_f[j], a_g[j], a_o[j], factors[j], old[j], tanh(new[j]), dh, d_c[j]
+            )
+        put_floats(of_c, STATE, two, dz[GATES, 0], dz[GATES, 1])
+        for gate in range(GATES):
+            for j in range(2):
+                d, i = dz[gate, j] if there else float32(0), two * GATES + gate
+                dz[gate, j] = d
+                biases[i, j] = d if down == 0 else biases[i, j] + d
+            put(z, Z + gate * WORDS, two, dz[gate, 0], dz[gate, 1])
+
+    return compute
+
+
+@cache
+def storing(kind: str, down: int) -> Any:
+    """The gradients of eight units, from where `compute` left them."""
+    WORDS, place = words_of(kind), place_of(down)
+    Z, STATE = down * GATES * WORDS, down * 8
+    store_eight, store_floats = storing_eight(kind), storing_eight("tf32")
+
+    @cuda.jit(device=True)
+    def store(loaded, taken, dgates, where):
+        z, _, _, _, _, of_c = loaded
+        dc = taken[4]
+        (line, first_row, batch, units, width), (n, unit) = where, place()
+        i = (first_row + n) * width + line * COLUMNS + unit
+        if n < batch:
+            for gate in range(GATES):
+                store_eight(dgates, i + gate * B, z, Z + gate * WORDS)
+            if line * B + unit < units:
+                store_floats(dc, n * units + line * B + unit, of_c, STATE)
+
+    return store
+
+
+@cache
+def biases_adding() -> Any:
+    """Sums over the 16 rows of a warp: of two threads each keeps one half and gives the other."""
+    first, second, third = folding(8, 16), folding(4, 8), folding(2, 4)
+
+    @cuda.jit(device=True)
+    def add(biases, dbias, where):
+        line, _, _, _, width = where
+        first(biases)
+        second(biases)
+        third(biases)
+        warp, lane = int64(cuda.threadIdx.x // 32), int64(cuda.threadIdx.x % 32)
+        k = lane // 16 * 8 + lane // 8 % 2 * 4 + lane // 4 % 2 * 2  # the first of its own
+        at = warp * width + line * COLUMNS + lane % 4 * 8 + k // GATES * 2 + k % GATES * B
+        a, b, c, d = dbias[at], dbias[at + 1], dbias[at + B], dbias[at + B + 1]
+        dbias[at], dbias[at + 1] = a + biases[0, 0], b + biases[0, 1]
+        dbias[at + B], dbias[at + B + 1] = c + biases[1, 0], d + biases[1, 1]
+
+    return add
+
+
+@cache
+def folding(COUNT: int, MASK: int) -> Any:
+    @cuda.jit(device=True)
+    def fold(values):
+        upper = cuda.threadIdx.x & MASK != 0
+        for i in range(COUNT):
+            for j in range(2):
+                low, high = values[i, j], values[COUNT + i, j]
+                values[i, j] = (high if upper else low) + shfl_xor(low if upper else high, MASK)
+
+    return fold

@@ -1,0 +1,105 @@
+"""Who does what of a recurrent product: its lines, cut where they are long, dealt to even places.
+
+A line is a block of units: the four block columns of their gates, or where `turned` their block
+row. A read is four kept blocks side by side in memory, or where `turned` perhaps two, and what they
+meet: of a line of gates one block of h, of a row as many blocks of the gates' gradient.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from heapq import heapify, heapreplace
+from itertools import pairwise
+
+import numpy as np
+
+from numbsparse.device import SIMULATED, DeviceArray, compute_capability
+from numbsparse.device.runtime import current_device
+from numbsparse.kernels.lstm.cell import GATES, WARPS
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_fours import in_fours
+from numbsparse.kernels.matmul.plans import planned
+from numbsparse.layout import Index
+
+B, ROWS = 32, 64  # of a block; of the batch
+KINDS = {"float16": "f16", "bfloat16": "bf16", "float32": "tf32"}  # of product, of a dtype
+TO_BEGIN_AND_END = 2  # reads that take as long as a piece's own work
+
+
+def serves(values: DeviceArray, index: Index, batch: int, units: int) -> bool:
+    """Whether the streaming kernels take this weight, (blocks, 32, 32), and such a state."""
+    return (
+        values.size > 0
+        and values.shape[1] == B
+        and 0 < batch <= ROWS
+        and units % 8 == 0  # rows of h begin at multiples of 16 bytes
+        and values.address % 16 == 0
+        and (SIMULATED or compute_capability() == (9, 0))
+        and planned(index, in_fours)[0]
+    )
+
+
+@cache
+def places(blocks: int) -> int:
+    """Of a grid with so many blocks on each multiprocessor."""
+    return 3 if SIMULATED else blocks * current_device().properties.multiprocessor_count
+
+
+def deal(
+    index: Index, places: int, turned: bool, blocks_of_read: int, sums: int
+) -> tuple[np.ndarray, ...]:
+    """What each place takes, and memory for the parts of lines that are cut.
+
+    (starts (places + 1,), pieces (n, 5), read_starts (places + 1,), reads (m, 2); of each part
+    `sums` float32 and WARPS tickets.)
+
+    Of a piece: its line, how many reads it has, its part of all cut lines, the line's first part,
+    and how many there are; a line that is whole has one. Of a read: the first of its blocks, and
+    the block row of h that they meet, or the first block column of the gates' gradient. The largest
+    pieces are dealt first, each to the place that has least.
+    """
+    blocks, others, indptr = _reads(index, turned, blocks_of_read)
+    lengths = np.diff(indptr)
+    most = max(-(-int(lengths.sum()) // places), 1)  # a fair share
+    line, first, count, part, first_part, many = _pieces(lengths, most)
+    taken: list[list[int]] = [[] for _ in range(places)]
+    loads = [(0, place) for place in range(places)]
+    heapify(loads)
+    for piece in np.argsort(-count, kind="stable"):
+        load, place = loads[0]
+        taken[place].append(int(piece))
+        heapreplace(loads, (load + int(count[piece]) + TO_BEGIN_AND_END, place))
+    order = np.array([piece for own in taken for piece in own], np.int64)
+    start, parts = indptr[line] + first, max(int((many > 1).sum()), 1)
+    at = np.concatenate([np.arange(start[k], start[k] + count[k]) for k in order])
+    reads = np.stack([blocks[at], others[at]], 1)
+    return (
+        np.cumsum([0, *map(len, taken)]).astype(np.int32),
+        np.stack([line, count, part, first_part, many], 1)[order].astype(np.int32),
+        np.cumsum([0, *(int(count[own].sum()) for own in taken)]).astype(np.int32),
+        np.pad(reads, ((0, 1), (0, 0))).astype(np.int32),  # one that is never taken
+        np.zeros(parts * sums, np.float32),
+        np.zeros(parts * WARPS, np.int32),
+    )
+
+
+def _reads(index: Index, turned: bool, of_read: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Line by line: the first block, what it meets, and where each line begins."""
+    if turned:
+        walk = index.rows
+        return walk.blocks[::of_read], walk.indices[::of_read], walk.indptr // of_read
+    walk = index.columns
+    spans = [slice(i, j) for i, j in list(pairwise(walk.indptr))[::GATES]]
+    indptr = np.cumsum([0, *(span.stop - span.start for span in spans)])
+    kept = np.concatenate([np.zeros(0, np.int64), *(np.r_[span] for span in spans)]).astype(int)
+    return walk.blocks[kept], walk.indices[kept], indptr
+
+
+def _pieces(lengths: np.ndarray, most: int) -> tuple[np.ndarray, ...]:
+    """(line, first read, reads, part, first part, parts); lines over `most` reads in even parts."""
+    many = np.maximum(-(-lengths // most), 1)
+    line = np.repeat(np.arange(lengths.size), many)
+    k = np.arange(line.size) - np.repeat(np.cumsum(many) - many, many)
+    many, lengths = many[line], lengths[line]
+    first, end = lengths * k // many, lengths * (k + 1) // many
+    part = np.cumsum(many > 1) - 1
+    return line, first, end - first, part, part - k, many

@@ -1,0 +1,28 @@
+"""What the blocks of a whole grid share: counters, and what another of them wrote."""
+
+from __future__ import annotations
+
+from numba import types
+from numba.cuda.core.errors import TypingError
+from numba.cuda.extending import intrinsic
+
+from numbsparse.kernels.ptx.assembly import GLOBAL, address, check_array, emit, i32, order, u32
+
+
+@intrinsic
+def load_acquire(typing, array, j):
+    check_array("load_acquire", array, j)
+    if array.dtype not in (types.int32, types.uint32):
+        raise TypingError(f"load_acquire takes an array of 32-bit integers, got {array}")
+
+    def build(context, builder, signature, args):
+        where = address(context, builder, array, args[0], args[1], GLOBAL)
+        (value,) = emit(builder, "ld.acquire.gpu.global.u32 $0, [$1];", [i32], [where], memory=True)
+        return value
+
+    return u32(array, types.int64), build
+
+
+@intrinsic
+def fence_proxy_async_global(typing):
+    return types.void(), order("fence.proxy.async.global;")

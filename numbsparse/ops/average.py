@@ -1,0 +1,47 @@
+"""Moving averages of weights, in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from numbsparse.device import DeviceArray
+from numbsparse.ops.operands import on_gpu, places_differ
+
+
+def average_step(average: Any, p: Any, share: Any) -> None:
+    """average += share * (p - average), in place; a share of 1 makes it p, whatever it was.
+
+    Parameters
+    ----------
+    average : array like p, C-contiguous; float32 beside a p of 16 bits
+    p : array, C-contiguous
+    share : array of one float, from 0 to 1, in the place of p, on a GPU float32
+
+    Raises ValueError for shapes, places or orders that do not fit, TypeError for dtypes.
+
+    >>> average = np.float32([1, 2])
+    >>> average_step(average, np.float32([3, 2]), np.float32([0.5]))
+    >>> average
+    array([2., 2.], dtype=float32)
+    """
+    gpu = on_gpu(p, "p")
+    if on_gpu(average, "average") != gpu or isinstance(share, DeviceArray) != gpu:
+        raise ValueError(places_differ("average, share", "p"))
+    wide = np.dtype(np.float32) if p.dtype.itemsize == 2 else p.dtype
+    if average.dtype != wide:
+        raise TypeError(f"average takes {wide} beside a p of {p.dtype}, got {average.dtype}")
+    if average.shape != p.shape:
+        raise ValueError(f"average takes the shape {p.shape} of p, got {average.shape}")
+    for name, array in (("average", average), ("p", p)):
+        if not (array.is_contiguous if gpu else array.flags.c_contiguous):
+            raise ValueError(f"{name} takes a C-contiguous array")
+    if gpu:
+        from numbsparse.kernels import average as kernels
+
+        kernels.average_step(average, p, share)
+    elif share[0] < 1:
+        average += share[0] * (p - average)
+    else:
+        average[...] = p

@@ -1,0 +1,96 @@
+"""Functions between the last axis and its two halves, each in one pass over the memory.
+
+>>> glu(np.float32([[2, 4, 0, 0]]))
+array([[1., 2.]], dtype=float32)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from numbsparse.device import empty
+from numbsparse.ops.activations import elu, elu_grad, sigmoid
+from numbsparse.ops.elementwise import gapless
+from numbsparse.ops.operands import on_gpu, together
+
+
+def concat_elu(x: Any) -> Any:
+    """y = elu(x) and elu(-x), one after the other: (..., n) to (..., 2n).
+
+    Shang, Sohn, Almeida and Lee, "Understanding and Improving Convolutional Neural Networks via
+    Concatenated Rectified Linear Units", 2016, with elu.
+
+    >>> concat_elu(np.float32([[1, 2]]))
+    array([[ 1.        ,  2.        , -0.63212055, -0.86466473]], dtype=float32)
+    """
+    gpu, n = on_gpu(x, "x"), _width(x, "x")
+    if gpu:
+        return _on_gpu("concat_elu", n, (*x.shape[:-1], 2 * n), x)
+    y = np.empty((*x.shape[:-1], 2 * n), x.dtype)
+    y[..., :n], y[..., n:] = elu(x), elu(-x)
+    return y
+
+
+def concat_elu_grad(x: Any, dy: Any) -> Any:
+    """dx = dy[..., :n] elu'(x) - dy[..., n:] elu'(-x)."""
+    n = _width(x, "x")
+    gpu = together(x=x, dy=dy)
+    _check_shape(dy, "dy", (*x.shape[:-1], 2 * n))
+    if gpu:
+        return _on_gpu("concat_elu_grad", n, x.shape, x, dy)
+    return elu_grad(x, dy[..., :n]) - elu_grad(-x, dy[..., n:])
+
+
+def glu(x: Any) -> Any:
+    """y = x[..., :n] * sigmoid(x[..., n:]), the gated linear unit: (..., 2n) to (..., n).
+
+    Dauphin, Fan, Auli and Grangier, "Language Modeling with Gated Convolutional Networks", 2017.
+    """
+    gpu, n = on_gpu(x, "x"), _half(x, "x")
+    if gpu:
+        return _on_gpu("glu", n, (*x.shape[:-1], n), x)
+    gate = sigmoid(x[..., n:])
+    return np.multiply(gate, x[..., :n], out=gate)
+
+
+def glu_grad(x: Any, dy: Any) -> Any:
+    """dx = dy * s and dy * x[..., :n] * s * (1 - s), with s = sigmoid(x[..., n:])."""
+    n = _half(x, "x")
+    gpu = together(x=x, dy=dy)
+    _check_shape(dy, "dy", (*x.shape[:-1], n))
+    if gpu:
+        return _on_gpu("glu_grad", n, x.shape, x, dy)
+    gate, dx = sigmoid(x[..., n:]), np.empty(x.shape, x.dtype)
+    dx[..., :n] = dy * gate
+    dx[..., n:] = dx[..., :n] * x[..., :n] * (1 - gate)
+    return dx
+
+
+def _width(x: Any, argument: str) -> int:
+    if x.ndim == 0:
+        raise ValueError(f"{argument} takes at least one axis, got the shape ()")
+    return x.shape[-1]
+
+
+def _half(x: Any, argument: str) -> int:
+    width = _width(x, argument)
+    if width % 2:
+        raise ValueError(f"{argument} takes an even last axis, got the shape {x.shape}")
+    return width // 2
+
+
+def _check_shape(a: Any, argument: str, shape: tuple[int, ...]) -> None:
+    if a.shape != shape:
+        raise ValueError(f"{argument} takes the shape {shape} here, got {a.shape}")
+
+
+def _on_gpu(name: str, n: int, shape: tuple[int, ...], *operands: Any) -> Any:
+    from numbsparse.kernels import halves as kernels
+
+    out = empty(shape, operands[0].dtype)
+    if out.size:
+        flat = (gapless(a).reshape(-1) for a in (*operands, out))
+        getattr(kernels, name)(n, *flat)
+    return out

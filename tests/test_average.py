@@ -1,0 +1,146 @@
+"""The moving average of weights: its formula, its loan to the parameters, and its state."""
+
+import numpy as np
+import pytest
+from conftest import HALVES, host
+
+import numbsparse as ns
+from numbsparse import nn, ops
+from numbsparse.dtypes import as_dtype, finfo
+from numbsparse.nn import optim
+
+LAYOUT = ns.Layout([[1, 0], [1, 1]])
+
+
+def averaged(history, decay):
+    """The average after these values, in float64."""
+    average = np.zeros_like(history[0], float)
+    for t, value in enumerate(history):
+        d = min(decay, t / (t + 9))
+        average = d * average + (1 - d) * value.astype(float)
+    return average
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", *HALVES])
+@pytest.mark.parametrize("decay", [0.0, 0.3, 0.9995])
+def test_average_follows_its_formula(rng, put, place, dtype, decay):
+    if (place == "cpu" and dtype in HALVES) or (place == "cuda" and dtype == "float64"):
+        pytest.skip(f"{dtype} is not trained in there")
+    dtype = as_dtype(dtype)
+    dense = nn.Parameter(put(np.full((3, 5), np.nan).astype(dtype)))
+    sparse = nn.Parameter(put(ns.BlockSparse(np.full((3, 4, 4), np.nan).astype(dtype), LAYOUT)))
+    average = optim.ExponentialMovingAverage([dense, sparse], decay)
+    history = []
+    for _ in range(12):
+        values = [rng.standard_normal(p.values.shape).astype(dtype) for p in (dense, sparse)]
+        for parameter, array in zip((dense, sparse), values, strict=True):
+            ops.copy_into(parameter.values, put(array))
+        average.step()
+        history.append(values)
+    eps = 2.0**-52 if dtype == "float64" else 2.0**-23
+    for i, parameter in enumerate((dense, sparse)):
+        expected = averaged([values[i] for values in history], decay)
+        np.testing.assert_allclose(average.state_dict()[str(i)], expected, rtol=0, atol=64 * eps)
+        with average.applied():
+            shown = host(parameter.values).astype(float)
+        bound = 64 * eps + float(finfo(dtype).eps) * np.abs(expected)
+        assert (abs(shown - expected) <= bound).all()
+        np.testing.assert_array_equal(host(parameter.values), history[-1][i])
+
+
+def test_parameters_are_given_back_after_an_error(rng):
+    parameter = nn.Parameter(np.ones(3))
+    average = optim.ExponentialMovingAverage([parameter])
+    average.step()
+    parameter.data[:] = 2
+    with pytest.raises(IndexError), average.applied():
+        assert parameter.data[3 * int(parameter.data[0])]
+    assert (parameter.data == 2).all()
+
+
+def test_average_resumes(rng, put):
+    values = [rng.standard_normal(4, dtype=np.float32) for _ in range(6)]
+    parameter = nn.Parameter(put(values[0]))
+    whole, first = (optim.ExponentialMovingAverage([parameter], 0.5) for _ in range(2))
+    for value in values[:3]:
+        ops.copy_into(parameter.data, put(value))
+        whole.step()
+        first.step()
+    second = optim.ExponentialMovingAverage([parameter], 0.5)
+    second.load_state_dict(first.state_dict())
+    for value in values[3:]:
+        ops.copy_into(parameter.data, put(value))
+        whole.step()
+        second.step()
+    assert second.steps == 6
+    np.testing.assert_array_equal(whole.state_dict()["0"], second.state_dict()["0"])
+
+
+def test_average_within_a_graph_counts_each_replay():
+    if not ns.device.is_available():
+        pytest.skip(ns.device.why_unavailable())
+    parameters = [nn.Parameter(ns.to_device(np.zeros(5, np.float32))) for _ in range(2)]
+    averages = [optim.ExponentialMovingAverage([p], 0.5) for p in parameters]
+
+    def step(x):
+        for p, average in zip(parameters, averages, strict=True):
+            ops.copy_into(p.data, x if isinstance(x, ns.DeviceArray) else x.data)
+            average.step()
+
+    captured = ns.graph(step)
+    for i in range(5):
+        captured(np.full(5, i, np.float32))
+    assert averages[0].steps == 5
+    expected = averaged([np.full(5, i) for i in range(5)], 0.5)
+    np.testing.assert_allclose(averages[0].state_dict()["0"], expected, rtol=1e-6)
+
+
+P = nn.Parameter(np.ones(3))
+OTHER = {"steps": 1, "0": np.ones(4)}
+REFUSED = {
+    "decay": (lambda: optim.ExponentialMovingAverage([P], 1.0), ValueError, "decay"),
+    "nan": (lambda: optim.ExponentialMovingAverage([P], float("nan")), ValueError, "decay"),
+    "tensor": (lambda: optim.ExponentialMovingAverage(P), TypeError, "parameters takes a list"),
+    "array": (lambda: optim.ExponentialMovingAverage([P.data]), TypeError, r"parameters\[0\]"),
+    "too soon": (
+        lambda: optim.ExponentialMovingAverage([P]).applied().__enter__(),
+        RuntimeError,
+        "before the first step",
+    ),
+    "no steps": (
+        lambda: optim.ExponentialMovingAverage([P]).load_state_dict({"0": P.data}),
+        ValueError,
+        "state takes steps",
+    ),
+    "more": (
+        lambda: optim.ExponentialMovingAverage([P]).load_state_dict(OTHER | {"1": P.data}),
+        ValueError,
+        "state takes steps and 1 averages",
+    ),
+    "shape": (
+        lambda: optim.ExponentialMovingAverage([P]).load_state_dict(OTHER),
+        ValueError,
+        r"state\['0'\] takes \(3,\) of float64, got \(4,\)",
+    ),
+    "ops, shape": (
+        lambda: ops.average_step(np.ones(3), np.ones(4), np.ones(1)),
+        ValueError,
+        "average takes the shape",
+    ),
+    "ops, dtype": (
+        lambda: ops.average_step(np.ones(3, np.float32), np.ones(3), np.ones(1)),
+        TypeError,
+        "average takes float64",
+    ),
+    "ops, order": (
+        lambda: ops.average_step(np.ones((3, 2)).T, np.ones((2, 3)), np.ones(1)),
+        ValueError,
+        "average takes a C-contiguous",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_refusals(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

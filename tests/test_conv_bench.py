@@ -1,0 +1,76 @@
+"""The benchmark's section of the convolutions: what it checks, shows and tabulates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from numbsparse import device
+from numbsparse.bench import rungs, tables
+from numbsparse.bench.gpu import SECTIONS, conv, replay, results, show
+from numbsparse.bench.gpu.conv_problem import ConvProblem
+from numbsparse.bench.gpu.options import Options
+from numbsparse.bench.gpu.peers import CUDNN
+from numbsparse.bench.gpu.problem import error_of, fault_in
+from numbsparse.kernels.conv import k0_reference
+from numbsparse.kernels.matmul import PRODUCTS
+
+pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes a GPU or the simulator")
+
+
+def whole(problem, product):
+    """The result by the reference: rows of pixels, or blocks."""
+    shape = problem.batch, problem.side**2, problem.features
+    x, dy = (a.host.reshape(shape).astype(float) for a in (problem.x, problem.dy))
+    operands = {
+        "forward": (x, problem.values.host),
+        "input_grad": (dy, problem.values.host),
+        "weight_grad": (x, dy),
+    }[product]
+    out = np.full(problem.values.host.shape if product == "weight_grad" else shape, np.nan)
+    getattr(k0_reference, product)(*operands, problem.layout.index, problem.window, out)
+    return out if product == "weight_grad" else out.reshape(-1, problem.features)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("taps_along", [1, 3])
+def test_the_parts_are_those_of_the_reference(product, taps_along):
+    problem = ConvProblem(conv.Case(3, 5, 32, taps_along, 8), "float32", "highest", 0.6)
+    parts, right = problem.parts(product), whole(problem, product)
+    picked = right[parts.picked]
+    assert fault_in(parts, picked, "float32", "highest") is None
+    assert error_of(parts, picked) < 1e-6
+    wrong = picked.copy()
+    wrong[(0, 0, 0) if parts.columns is None else (0, parts.columns[0])] += 0.01
+    assert fault_in(parts, wrong, "float32", "highest").startswith("wrong: 1 of")
+
+
+def test_rows_are_checked_shown_and_tabulated(tmp_path, monkeypatch):
+    monkeypatch.setattr(conv, "graph_of", lambda _, call: replay.Graph(call, 1, call))
+    monkeypatch.setattr(conv, "seconds_of", lambda graphs, _: dict.fromkeys(graphs, 1e-3))
+    rows = list(SECTIONS["conv"](Options(quick=True)))
+    own = [row for row in rows if conv.OURS in row["seconds"]]
+    assert [row["product"] for row in own] == 2 * list(PRODUCTS)
+    assert all(max(row["errors"].values()) < 1e-3 for row in own)
+    assert all(row["seconds"].keys() == {conv.OURS, conv.MATMUL} for row in own[-3:])
+    assert all(row["workspace"] >= 0 for row in own)
+    for row in rows:
+        if conv.OURS not in row["seconds"]:
+            row["seconds"], row["not_timed"] = {CUDNN: 5e-3}, {}
+    line = show.line("conv", own[0], rows)
+    assert "3 x 3 B 16" in line
+    assert "numbsparse 1 ms" in line
+    assert "(5x)" in line
+    assert "of the input" in line
+    monkeypatch.setattr(rungs, "RESULTS", tmp_path)
+    section = {"machine": "a card", "command": "bench", "took": 1.0, "rows": rows}
+    results.save(tmp_path / "cuda.json", {"conv": section})
+    table = tables.conv().splitlines()
+    assert table[2].startswith("| dtype | taps | B | forward ")
+    assert len(table) == 4 + 2
+    assert table[4].count("(5.0)") == len(PRODUCTS)
+
+
+def test_without_results_there_is_no_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(rungs, "RESULTS", tmp_path)
+    assert tables.conv() == ""

@@ -1,0 +1,54 @@
+"""Every public name says what it is, and shows it in an example that the tests run as a doctest."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import numbsparse as ns
+from numbsparse.kernels.matmul import add_rung
+
+MODULES = [
+    *(ns, ns.nn, ns.nn.functional, ns.nn.init, ns.nn.optim, ns.nn.utils, ns.patterns, ns.testing)
+]
+# Those that need no example of their own, and why.
+SHOWN_ELSEWHERE = {
+    "numbsparse.nn.functional.lstm_step_by_step": "the arguments and results of `lstm`",
+    "numbsparse.nn.functional.repeated_norm": "the loop of `repeated_product`",
+    "numbsparse.nn.optim.Optimizer": "a base: see `SGD`",
+    "numbsparse.testing.Count": "what `count` gives",
+    "numbsparse.testing.Race": "what `races` gives",
+}
+
+
+def public():
+    for module in MODULES:
+        for name in module.__all__:
+            value = getattr(module, name)
+            if not inspect.ismodule(value):
+                yield f"{module.__name__}.{name}", value
+    yield "numbsparse.kernels.matmul.add_rung", add_rung
+
+
+NAMES = dict(public())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shows_an_example(name):
+    said = NAMES[name].__doc__ or ""
+    assert said.strip(), "no docstring"
+    shown = ">>> " in said
+    assert shown != (name in SHOWN_ELSEWHERE), "an example, or a reason for none, but not both"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_examples_name_what_they_import(name):
+    """An example can be pasted: it imports first."""
+    lines = (line.strip() for line in (NAMES[name].__doc__ or "").splitlines())
+    shown = [line for line in lines if line.startswith(">>> ")]
+    assert not shown or shown[0].startswith((">>> import ", ">>> from "))
+
+
+def test_the_reasons_are_of_public_names():
+    assert SHOWN_ELSEWHERE.keys() <= NAMES.keys()

@@ -1,0 +1,70 @@
+"""The numbered examples: a course in order, each short, each run, each ending in an assertion."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from examples_helpers import EXAMPLES
+
+COURSE = sorted(EXAMPLES.glob("[0-9]*.py"))
+LINES, SECONDS = 100, 30
+# What each prints, among other things: its point, seen without a GPU.
+SAYS = {
+    "01_layout": r"block column 2 meets \[3\] in blocks \[6\]",
+    "02_three_products": r"multiplications of each: 3,200 of the 7,680",
+    "03_first_kernel": r"y\[9\] = 18  by thread 1 of block 2",
+    "04_shared_tile": r"reads of global memory per output: 64 and 8",
+    "05_race": r"thread 0 writes to shared memory \(05_race.py:\d+\) what thread 7 reads",
+    "06_tensor_core": r"\n 4a0  4a0  5a0  5a0  6a0  6a0  7a0  7a0 ",
+    "07_your_own_rung": r"four_rows: 14\.5 reads per output|four_rows [\d.]+ [mu]s",
+    "08_dense_to_sparse": r"wide, last letters 156,224 parameters",
+}
+
+
+def test_they_are_numbered_without_a_gap():
+    assert [path.stem for path in COURSE] == list(SAYS)
+    assert [int(path.stem[:2]) for path in COURSE] == list(range(1, 9))
+
+
+@pytest.mark.parametrize("path", COURSE, ids=lambda path: path.stem)
+def test_form(path):
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    assert len(text.splitlines()) < LINES
+    said = ast.get_docstring(tree) or ""
+    assert re.match(rf"Lesson {int(path.stem[:2])}: \w.*\.\n\nYou will learn ", said)
+    assert "\n\nLook at " in said
+    assert "\n\nExercise: " in said
+    last = tree.body[-1]
+    if isinstance(last, ast.If):  # what runs when it is the program
+        last = last.body[-1]
+    assert isinstance(last, ast.Assert)
+
+
+@pytest.mark.parametrize("path", COURSE, ids=lambda path: path.stem)
+def test_runs(path, tmp_path):
+    paths = [str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment.pop("NUMBA_ENABLE_CUDASIM", None)  # it finds out for itself
+    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+    environment |= dict.fromkeys(threads, "2")
+    began = os.times().children_user
+    run = subprocess.run(
+        [sys.executable, "-W", "error", str(path)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert re.search(SAYS[path.stem], run.stdout), run.stdout
+    assert run.stderr == ""
+    assert max(map(len, run.stdout.splitlines())) <= 160
+    assert os.times().children_user - began < 2 * SECONDS  # of two cores
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,182 @@
+"""The ladder as it is shown: the printed table, the lessons and their numbers, the solutions."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numba import cuda
+
+import numbsparse as ns
+from numbsparse import __main__ as command_line
+from numbsparse import bench, device
+from numbsparse.bench import ladder, lessons
+from numbsparse.bench.gpu.profile import SECTIONS, count_small
+from numbsparse.bench.reads import reads
+from numbsparse.bench.rungs import gain_of, profiled, rows_of
+from numbsparse.bench.walks import EXAMPLE, picture
+from numbsparse.device.launch import launch
+from numbsparse.kernels.matmul import LADDER
+from numbsparse.kernels.matmul.k5_tensor_core.swizzle import place, swap_for_rows
+from numbsparse.kernels.matmul.k6_hopper.tile import TILES
+from numbsparse.layout import Layout
+
+ROOT = Path(__file__).parents[1]
+LESSONS = ROOT / "numbsparse" / "kernels" / "README.md"
+SOLUTIONS = sorted((ROOT / "examples" / "solutions").glob("*.py"))
+
+simulator = pytest.mark.skipif(not device.SIMULATED, reason="counting takes the simulator")
+
+
+def read_lessons():
+    return LESSONS.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_ladder_is_printed(capsys, dtype):
+    command_line.main(["ladder", "--dtype", dtype])
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    assert max(map(len, lines)) <= 100
+    begins = {line.split()[0]: line for line in lines if line and not line.startswith(" ")}
+    assert set(LADDER) <= begins.keys()
+    for name in ("k2_shared", "k4_pipelined"):
+        numbers = begins[name].split()[1:]
+        assert len(numbers) == 7
+        gain = gain_of(name, rows_of(name), "forward", dtype)
+        assert numbers[-1] == f"{gain:.1f}"
+    assert "NVIDIA H200" in printed
+    assert "8192 x 8192, B = 32, batch 8192" in " ".join(printed.split())
+
+
+def test_the_ladder_says_why_a_rung_does_not_run_here(monkeypatch):
+    monkeypatch.setattr(device, "why_unavailable", lambda: "no GPU was found")
+    takes, why = ladder.reach_of("k6_hopper")
+    assert takes == "takes B = 32, 64, 128 in float16, bfloat16, float32"
+    assert why == "no GPU was found"
+    assert "[1] no GPU was found" in ladder.table()
+    assert ladder.table().count("not here: [1]") == 8
+    assert ladder.reach_of("k0_cpu").why_not == ""
+
+
+def test_the_ladder_says_what_is_left_of_a_rung_here(monkeypatch):
+    def unsupported(product, block_size, dtype, place, batch=1, precision="highest"):
+        return "needs compute capability 9.0" if dtype == "float32" else None
+
+    monkeypatch.setattr(device, "why_unavailable", lambda: None)
+    monkeypatch.setattr(LADDER["k7_small_blocks"], "unsupported", unsupported)
+    takes, why = ladder.reach_of("k7_small_blocks")
+    assert takes == "here: B = 8, 16 in float16, bfloat16"
+    assert why == "needs compute capability 9.0"
+
+
+def test_the_lessons_show_what_the_code_and_the_results_say(tmp_path):
+    copy = tmp_path / "README.md"
+    copy.write_text(read_lessons(), encoding="utf-8")
+    bench.fill(copy)
+    assert copy.read_text(encoding="utf-8") == read_lessons()
+
+
+def test_the_drawn_arrays_are_those_of_the_layout():
+    layout = ns.Layout(EXAMPLE)
+    drawn = picture(layout)
+    for name, walk in (("rows", layout.index.rows), ("columns", layout.index.columns)):
+        for array in ("indptr", "indices", "blocks"):
+            shown = re.search(rf"{name}\.{array} +\[(.*)\]", drawn)[1]
+            numbers = [int(number) for number in re.findall(r"\d+", shown)]
+            np.testing.assert_array_equal(numbers, getattr(walk, array))
+
+
+@simulator
+def test_the_drawn_swizzle_is_that_of_the_tensor_core_rung():
+    LINES, PIECES = 8, 4
+    place_in, _ = place(PIECES, 1, swap_for_rows(PIECES))
+
+    @cuda.jit
+    def kernel(out):
+        line, piece = cuda.threadIdx.y, cuda.threadIdx.x
+        out[place_in(line, piece), 0] = line
+        out[place_in(line, piece), 1] = piece
+
+    out = ns.to_device(np.full((LINES * PIECES, 2), -1, np.int32))
+    launch(kernel, 1, (PIECES, LINES), out)
+    (picture,) = re.findall(r"^  line\.piece.*?^```", read_lessons(), re.MULTILINE | re.DOTALL)
+    drawn = [[int(line), int(piece)] for line, piece in re.findall(r"(\d)\.(\d)", picture)]
+    np.testing.assert_array_equal(out.numpy(), drawn)
+
+
+@simulator
+def test_the_tools_work(capsys):
+    (tools,) = re.findall(r"^```python\n(.*?)^```", read_lessons(), re.MULTILINE | re.DOTALL)
+    exec(compile(tools, "README.md", "exec"), {"__name__": "tools"})
+    counted = rows_by_rung("counted")["k3_registers"]["readings"]
+    requests = f"{counted['global read requests']:,}"
+    assert re.search(rf"^global reads +{requests} ", capsys.readouterr().out, re.MULTILINE)
+
+
+def rows_by_rung(section):
+    return {row["rung"]: row for row in profiled()[section]["rows"]}
+
+
+@simulator
+@pytest.mark.parametrize("name", ["k4_pipelined", "k5_tensor_core"])
+def test_the_committed_counts_are_those_of_the_code(name):
+    (counted,) = count_small((name,))
+    assert counted == rows_by_rung("counted")[name]
+
+
+@pytest.mark.parametrize("name", rows_by_rung("counted"))
+def test_the_formulas_are_what_is_counted(name):
+    """From shared memory to the value; from global memory the index arrays come in addition."""
+    row = rows_by_rung("counted")[name]
+    layout = ns.Layout(np.ones((row["in_features"] // 32, row["out_features"] // 32)))
+    found = reads(name, layout, row["block_size"], row["batch"], row["dtype"])
+    values = row["batch"] * row["out_features"] * np.dtype(row["dtype"]).itemsize
+    counted = row["readings"]
+    assert counted["shared read bytes"] == found.from_shared * values
+    threads = counted["global write requests"] * 32
+    index_reads = (counted["global read bytes"] - found.from_global * values) / 4
+    assert 0 <= index_reads <= 26 * threads
+
+
+@pytest.mark.parametrize("name", rows_by_rung("counted"))
+def test_the_counts_are_the_profilers(name):
+    counted, read = (rows_by_rung(section)[name]["readings"] for section in ("counted", "small"))
+    exact = ["global write requests", "global write sectors"]
+    if name != "k4_pipelined":  # whose index loads the compiler moves
+        exact += ["global read requests", "global read sectors"]
+    if name not in ("k3_registers", "k4_pipelined"):  # whose shared loads it joins
+        exact += ["shared read requests", "shared read wavefronts"]
+    assert {key: counted[key] for key in exact} == {key: read[key] for key in exact}
+    sectors = "global read sectors"
+    assert counted[sectors] == pytest.approx(read[sectors], rel=0.1)
+
+
+def test_every_rung_on_a_gpu_is_profiled():
+    read = {kernel for cases in SECTIONS.values() for case in cases for kernel in case.rungs}
+    assert read == lessons.BEFORE.keys() == {name for name in LADDER if name[:2] != "k0"}
+
+
+def test_links_of_the_lessons_lead_somewhere():
+    text = read_lessons()
+    targets = set(re.findall(r"\]\(([^)#:\s]+)\)", text))
+    assert not {target for target in targets if not (LESSONS.parent / target).exists()}
+    assert {path.name for path in SOLUTIONS} <= {Path(target).name for target in targets}
+
+
+@simulator
+@pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
+def test_solutions_run(path):
+    runpy.run_path(str(path), run_name="__main__")
+
+
+def test_reads_of_hopper_are_those_of_its_plan():
+    """Where all is kept, a group of columns takes each input once, and a cluster each weight."""
+    tile, layout, batch = TILES[32], Layout(np.ones((8, 16))), 8192
+    found = reads("k6_hopper", layout, 32, batch, "float16")
+    K = 8 * 32
+    assert found.from_global == K / (tile.COLUMNS * 32) + K / (tile.ROWS * tile.CLUSTER)
+    assert found.from_shared == K / 32 + K / 64

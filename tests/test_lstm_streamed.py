@@ -1,0 +1,130 @@
+"""Recurrent steps that stream their weight: dealt evenly, and the steps of the textbook."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from conftest import HALVES
+
+import numbsparse as ns
+from numbsparse import ops
+from numbsparse.dtypes import as_dtype, finfo
+from numbsparse.kernels.lstm import backward_steps, deal, forward_steps
+from numbsparse.nn import functional as F
+from numbsparse.ops import choice, lstm_streamed
+
+STEPS, INPUTS, B = 3, 5, 32
+HUB = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]], bool)
+
+
+@pytest.fixture(autouse=True)
+def cheap_products(monkeypatch):
+    """Of what is no recurrent step: the simulator takes its time for each thread."""
+    if ns.device.SIMULATED:
+        rungs = {name: choice.RUNGS[name] for name in ("k0_cpu", "k1_naive")}
+        monkeypatch.setattr(choice, "RUNGS", rungs)
+    choice.forget()
+    yield
+    choice.forget()
+
+
+def draw(rng, dtype, hidden, batch, drop):
+    """What F.lstm takes, of float64 but representable in `dtype`, and `kept`."""
+
+    def numbers(*shape):
+        return (rng.standard_normal(shape) / 2).astype(as_dtype(dtype)).astype(float)
+
+    def weight(features, pattern):
+        layout = ns.Layout(np.repeat(pattern, 4, axis=1))
+        values = numbers(layout.n_blocks, B, B)
+        return ns.BlockSparse(values, layout, shape=(features, 4 * B * len(HUB)))
+
+    state, columns = (batch, hidden), 4 * B * len(HUB)
+    given = [numbers(STEPS, batch, INPUTS), weight(INPUTS, np.ones((1, len(HUB)), bool))]
+    given += [weight(hidden, HUB), numbers(columns), numbers(*state), numbers(*state)]
+    return given, rng.integers(0, 2, (STEPS, *state)) * 2.0 if drop else None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "hidden", "batch", "drop", "at_once"),
+    [
+        (HALVES[0], 104, 3, True, False),
+        (HALVES[-1], 128, 1, False, True),
+        ("float32", 104, 2, True, True),
+    ],
+    ids=["16 bits, cut block, dropout", "16 bits, whole blocks", "float32, cut block, dropout"],
+)
+def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, hidden, batch, drop, at_once):
+    monkeypatch.setattr(lstm_streamed, "FEW_STEPS", 2)
+    if at_once and ns.device.SIMULATED:  # one block of threads waits for no other
+        monkeypatch.setattr(lstm_streamed, "SIMULATED", False)
+        for kernels in (forward_steps, backward_steps):
+            monkeypatch.setattr(kernels, "places", lambda blocks: 1)
+    if not ns.device.is_available():
+        pytest.skip(ns.device.why_unavailable())
+    exact, kept = draw(rng, dtype, hidden, batch, drop)
+    to = as_dtype(dtype)
+
+    def put(a, to=to):
+        a = a.astype(to)
+        return a.to("cuda") if isinstance(a, ns.BlockSparse) else ns.to_device(a)
+
+    x, weight_ih, weight_hh, bias, h = map(put, exact[:5])
+    c, kept_ = put(exact[5], np.float32), None if kept is None else put(kept)
+    hs = put(np.zeros((STEPS + 1, batch, hidden)))
+    if lstm_streamed.streamed(weight_hh, hs, "high") is None:
+        pytest.skip("takes a GPU of compute capability 9.0, or the simulator")
+    how = {"kept": kept_, "precision": "high"}
+    trace = ops.lstm(x, weight_ih, weight_hh, bias, h, c, **how)
+    dy = [rng.standard_normal(shape) for shape in (trace.h[1:].shape, h.shape, h.shape)]
+    given = [put(a, kind) for a, kind in zip(dy, (to, to, np.float32), strict=True)]
+    grads = ops.lstm_grad(trace, weight_hh, bias, *given, **how)
+    got = trace.h[1:], trace.c[-1], grads.bias, grads.h, grads.c
+
+    tensors = [ns.Tensor(a, requires_grad=True) for a in exact]
+    y, h_end, c_end = F.lstm_step_by_step(*tensors, kept=kept)
+    ((y * dy[0]).sum() + (h_end * dy[1]).sum() + (c_end * dy[2]).sum()).backward()
+    expected = y.data, c_end.data, *(tensor.grad.data for tensor in tensors[3:])
+    # A few roundings a step, each of at most eps of numbers near 1, and as many sums as units; a
+    # float32 is cut off to tf32, which has float16's mantissa.
+    eps = float(finfo(to if dtype in HALVES else np.float16).eps)
+    bound = 4 * STEPS * eps * np.sqrt(hidden)
+    for a, b in zip(got, expected, strict=True):
+        assert abs(a.numpy().astype(float) - b).max() <= bound * max(1, abs(b).max())
+    columns = grads.gates.numpy().reshape(STEPS, batch, -1, 4, B)
+    beyond = np.moveaxis(columns, 3, 2).reshape(STEPS, batch, 4, -1)[..., hidden:]
+    np.testing.assert_array_equal(beyond.astype(float), 0)
+
+
+@pytest.mark.parametrize("places", [1, 3, 50])
+@pytest.mark.parametrize(
+    ("turned", "few"), [(False, 4), (True, 4), (True, 2)], ids=["columns", "rows", "half rows"]
+)
+def test_lines_are_dealt_evenly(rng, places, turned, few):
+    pattern = rng.random((9, 9)) < 0.4
+    pattern[:, 4] = pattern[2] = False
+    pattern[:, 5] = pattern[3] = True
+    index = ns.Layout(np.repeat(pattern, 4, axis=1)).index
+    starts, pieces, read_starts, reads, partials, tickets = deal.deal(
+        index, places, turned, few, 10
+    )
+    line, count, part, first_part, many = pieces.T
+    lengths = pattern.sum(1 if turned else 0) * (4 // few)
+    np.testing.assert_array_equal(np.bincount(line, count), lengths)
+    np.testing.assert_allclose(np.bincount(line, 1 / many), 1)
+    cut = many > 1
+    assert sorted(part[cut]) == list(range(cut.sum()))
+    assert (part - first_part < many)[cut].all()
+    assert (part >= first_part)[cut].all()
+    parts = max(cut.sum(), 1)
+    assert (partials.size, tickets.size) == (10 * parts, deal.WARPS * parts)
+
+    of_line, reads = np.repeat(line, count), reads[:-1]
+    row, column = (of_line, reads[:, 1]) if turned else (reads[:, 1], 4 * of_line)
+    assert len({*zip(row, column, strict=True)}) == lengths.sum()
+    np.testing.assert_array_equal(index.block_rows[reads[:, 0]], row)
+    np.testing.assert_array_equal(index.block_columns[reads[:, 0]], column)
+
+    taken = [count[a:b].sum() for a, b in pairwise(starts)]
+    np.testing.assert_array_equal(np.diff(read_starts), taken)
+    assert max(taken) <= -(-lengths.sum() // places) + count.max()

@@ -1,0 +1,98 @@
+"""A rung of one's own computes, is checked and is timed beside the library's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import host
+
+import numbsparse as ns
+from numbsparse import __main__ as command_line
+from numbsparse.bench.gpu.contestants import all_serving
+from numbsparse.bench.gpu.problem import Problem
+from numbsparse.kernels import matmul as ladder
+from numbsparse.kernels.matmul import add_rung, rung
+from numbsparse.layout import Layout
+from numbsparse.ops import choice
+
+FILE = """
+from numbsparse.kernels.matmul import k0_reference
+from numbsparse.kernels.matmul.reach import reach
+
+unsupported = reach("mine", "cpu", (32,), ("float32",))
+forward = k0_reference.forward
+input_grad = k0_reference.input_grad
+weight_grad = k0_reference.weight_grad
+"""
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    yield
+    ladder.OWN.clear()
+
+
+def doubled(place):
+    """A rung whose results are twice as large as they should be, so that it is known by them."""
+    naive = rung("k1_naive" if place == "cuda" else "k0_cpu")
+
+    def forward(x, values, index, y, precision="highest"):
+        naive.forward(
+            x, ns.to_device(2 * values.numpy()) if place == "cuda" else 2 * values, index, y
+        )
+
+    return SimpleNamespace(unsupported=naive.unsupported, forward=forward)
+
+
+def test_it_computes_where_it_is_named_alone(place, put):
+    w = ns.nn.init.uniform(Layout([[1, 0], [1, 1]]), 8, seed=0).to(place)
+    x = put(np.ones((3, 16), np.float32))
+    plain = ns.matmul(x, w)
+    add_rung("mine", doubled(place))
+    for kernel, factor in (("mine", 2), ("auto", 1)):
+        y = ns.matmul(x, w, kernel=kernel)
+        np.testing.assert_allclose(host(y), factor * host(plain), rtol=1e-5)
+
+
+def test_tune_and_auto_keep_to_the_library():
+    before = choice.serving("forward", 32, np.dtype("float32"), "cuda", 4, "highest")
+    add_rung("mine", doubled("cuda"))
+    assert choice.serving("forward", 32, np.dtype("float32"), "cuda", 4, "highest") == before
+
+
+def test_the_gpus_benchmark_takes_it_last(put, place):
+    if place != "cuda":
+        pytest.skip("of the GPU's benchmark")
+    add_rung("mine", doubled("cuda"))
+    problem = Problem(Layout([[1]]), 8, 4, "float32")
+    assert all_serving(problem, "forward")[-2:] == ["k8_small_batch", "mine"]
+
+
+def test_the_command_line_times_a_file(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(FILE)
+    command_line.main(["bench", "--place", "cpu", "--quick", "--rung", str(tmp_path / "mine.py")])
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line for line in lines if "GFLOP/s" in line]
+    assert len(shown) == 6
+    assert sum("   mine " in line for line in shown) == 3  # of the two block sizes it takes one
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("k2_shared.py", FILE), ("mine.py", "x = 1"), ("mine.txt", FILE), ("no.py", None)],
+    ids=["taken", "no rung", "no python", "missing"],
+)
+def test_refuses(tmp_path, name, content):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(SystemExit, match="numbsparse: "):
+        command_line.main(["bench", "--place", "cpu", "--quick", "--rung", str(tmp_path / name)])
+
+
+def test_an_unknown_kernel_names_the_own_ones_too():
+    add_rung("mine", doubled("cpu"))
+    w = ns.BlockSparse(np.ones((1, 4, 4), np.float32), [[1]])
+    with pytest.raises(ValueError, match=r"'k8_small_batch', 'mine'\], got 'mime'"):
+        ns.matmul(np.ones((1, 4), np.float32), w, kernel="mime")

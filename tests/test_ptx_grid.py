@@ -1,0 +1,49 @@
+"""Blocks of a grid that run together and wait for each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numba import cuda
+from ptx_helpers import capability
+
+from numbsparse import device
+from numbsparse.device.launch import launch
+from numbsparse.kernels import ptx
+
+pytestmark = pytest.mark.skipif(
+    not device.SIMULATED and capability() != (9, 0),
+    reason="takes a GPU of compute capability 9.0, or the simulator",
+)
+
+
+@cuda.jit
+def round_kernel(arrived, steps, values, out):
+    """Each block shows a number and takes its neighbour's, step after step."""
+    block, blocks = cuda.blockIdx.x, cuda.gridDim.x
+    for step in range(steps):
+        values[step, block] = 100 * step + block
+        cuda.threadfence()
+        cuda.atomic.add(arrived, step, 1)
+        while ptx.load_acquire(arrived, step) < blocks:
+            pass
+        out[step, block] = values[step, (block + 1) % blocks]
+
+
+def test_blocks_wait_for_each_other():
+    blocks = 1
+    if not device.SIMULATED:
+        blocks = 2 * device.runtime.current_device().properties.multiprocessor_count
+    arrived = device.to_device(np.zeros(5, np.int32))
+    values, out = (device.to_device(np.zeros((5, blocks), np.int32)) for _ in "ab")
+    launch(round_kernel, blocks, 1, arrived, 5, values, out, together=True)
+    expected = 100 * np.arange(5)[:, None] + np.roll(np.arange(blocks), -1)
+    np.testing.assert_array_equal(out.numpy(), expected)
+
+
+@pytest.mark.skipif(device.SIMULATED, reason="the simulator runs a block after another")
+def test_a_grid_that_does_not_fit_at_once_is_refused():
+    arrays = (device.to_device(np.zeros((5, 1), np.int32)) for _ in "ab")
+    with pytest.raises(RuntimeError, match="was not launched"):
+        launch(round_kernel, 1 << 20, 1, device.to_device(np.zeros(5, np.int32)), 0, *arrays,
+               together=True)  # fmt: skip
