@@ -240,7 +240,9 @@ def test_load_refuses_what_is_no_checkpoint(tmp_path, content):
 
 
 @pytest.mark.parametrize(
-    "state", [{"a": object()}, {"a/b": 1}, {"": 1}, {1: 2}, {"a": [1]}], ids=repr
+    "state",
+    [{"a": object()}, {"a/b": 1}, {"": 1}, {1: 2}, {"a": [1]}],
+    ids=["an object", "a slash", "no name", "a number", "a list"],
 )
 def test_save_refuses(tmp_path, state):
     with pytest.raises(TypeError, match="state"):

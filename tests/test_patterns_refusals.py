@@ -115,7 +115,9 @@ BAD = {
     ],
 }
 REFUSALS = [
-    pytest.param(make, good, argument, bad, id=f"{make.__name__}-{argument}-{bad!r}"[:60])
+    pytest.param(
+        make, good, argument, bad, id=f"{make.__name__}-{argument}-{bad!r}".split(" at 0x")[0][:60]
+    )
     for make, good in SIGNATURES.items()
     for argument in good
     for bad in BAD[argument]

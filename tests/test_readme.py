@@ -24,7 +24,7 @@ python3 -m ensurepip --version || $(command -v sudo) sh -c 'apt-get update; apt-
 python3 -m venv .venv && .venv/bin/pip install {what} && .venv/bin/python {run}
 """  # noqa: E501
 MAIN_JOB = SET_UP.format(what="'.[examples]'", run="examples/char_lm.py")
-TESTS = SET_UP.format(what="-e '.[test]'", run="-m pytest")
+TESTS = SET_UP.format(what="-e '.[test]'", run="-m pytest -n 2")
 
 
 def blocks(language: str) -> list[str]:

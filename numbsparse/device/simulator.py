@@ -30,15 +30,15 @@ def running() -> Iterator[None]:
     """While kernels run.
 
     On one core, where the system can: the threads hold Python's lock by turns, and on one core they
-    hand it over several times as fast. The simulator polls them: where they hand over sooner,
-    barriers take a tenth.
+    hand it over several times as fast; processes side by side take different ones. The simulator
+    polls them: where they hand over sooner, barriers take a tenth.
     """
     _mend()
     interval = sys.getswitchinterval()
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
     sys.setswitchinterval(min(SWITCH, interval))
     if cores is not None:
-        os.sched_setaffinity(0, {min(cores)})
+        os.sched_setaffinity(0, {sorted(cores)[os.getpid() % len(cores)]})
     try:
         yield
     finally:
