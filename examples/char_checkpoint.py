@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from char_text import Text
+from checkpoint_parts import check_keys, check_settings, parts_of, take_parts
 
 import numbsparse as ns
 
@@ -27,46 +28,25 @@ def save(training: Training, file: Path) -> None:
     checkpoint = {
         "text": training.text.identity,
         "alphabet": np.frombuffer(training.text.alphabet, np.uint8),
-        "settings": {key: getattr(training.options, key) for key in (*SHAPE, *COURSE)},
-        "step": training.step,
-        "curve": np.array(training.curve),
         "state": {name: part.numpy() for name, part in state},
-        "model": training.model.state_dict(),
-        "optimizer": training.optimizer.state_dict(),
-        "scaler": training.scaler.state_dict() if training.scaler else {},
     }
-    ns.save(file, checkpoint)
+    ns.save(file, checkpoint | parts_of(training, SHAPE, COURSE))
 
 
 def resume(training: Training, file: Path) -> None:
     """Go on where `save` was. ValueError where text or model are others, and nothing is changed."""
     checkpoint = ns.load(file)
     check_fits(file, checkpoint, training)
-    training.model.load_state_dict(checkpoint["model"])
-    training.optimizer.load_state_dict(checkpoint["optimizer"])
-    if training.scaler:
-        training.scaler.load_state_dict(checkpoint["scaler"])
+    take_parts(training, checkpoint, file)
     h, c = (training.placed(checkpoint["state"][name]) for name in "hc")
     training.state = (h, c)
-    training.step = checkpoint["step"]
-    training.curve = [tuple(row) for row in checkpoint["curve"].tolist()]
-    for unfinished in file.parent.glob(f".{file.name}.*"):  # left where a kill met the writing
-        unfinished.unlink()
 
 
 def check_fits(file: Path, checkpoint: dict[str, Any], training: Training) -> None:
     """Refuse a checkpoint of another program, text or model; say what else is new."""
-    missing = [key for key in ("text", "alphabet", "settings", "step") if key not in checkpoint]
-    if missing:
-        raise ValueError(f"{file} is no checkpoint of this program: it lacks {missing}")
+    check_keys(file, checkpoint, "text", "alphabet", "settings", "step")
     check_text(file, checkpoint, training.text)
-    for key, theirs in checkpoint["settings"].items():
-        ours, option = getattr(training.options, key), f"--{key.replace('_', '-')}"
-        if theirs == ours:
-            continue
-        if key in SHAPE:
-            raise ValueError(f"{file} was made with {option} {theirs}; this run has {ours}")
-        print(f"{file} was made with {option} {theirs}; it goes on with {ours}")
+    check_settings(file, checkpoint, training.options, SHAPE)
 
 
 def check_text(file: Path, checkpoint: dict[str, Any], text: Text) -> None:

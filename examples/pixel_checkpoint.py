@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from checkpoint_parts import check_keys, check_settings, parts_of, take_parts
 
 import numbsparse as ns
 
@@ -24,44 +24,23 @@ def save(training: Training, file: Path) -> None:
     """Write it, whole or not at all: a kill leaves the file that stood there before."""
     checkpoint = {
         "images": training.images.identity,
-        "settings": {key: getattr(training.options, key) for key in (*SHAPE, *COURSE)},
-        "step": training.step,
-        "curve": np.array(training.curve),
-        "model": training.model.state_dict(),
-        "optimizer": training.optimizer.state_dict(),
         "average": training.average.state_dict(),
-        "scaler": training.scaler.state_dict() if training.scaler else {},
     }
-    ns.save(file, checkpoint)
+    ns.save(file, checkpoint | parts_of(training, SHAPE, COURSE))
 
 
 def resume(training: Training, file: Path) -> None:
     """Go on where `save` was. ValueError where images or model are others; nothing is changed."""
     checkpoint = ns.load(file)
     check_fits(file, checkpoint, training)
-    training.model.load_state_dict(checkpoint["model"])
-    training.optimizer.load_state_dict(checkpoint["optimizer"])
+    take_parts(training, checkpoint, file)
     training.average.load_state_dict(checkpoint["average"])
-    if training.scaler:
-        training.scaler.load_state_dict(checkpoint["scaler"])
-    training.step = checkpoint["step"]
-    training.curve = [tuple(row) for row in checkpoint["curve"].tolist()]
-    for unfinished in file.parent.glob(f".{file.name}.*"):  # left where a kill met the writing
-        unfinished.unlink()
 
 
 def check_fits(file: Path, checkpoint: dict[str, Any], training: Training) -> None:
     """Refuse a checkpoint of another program, of other images or another model; say what is new."""
-    missing = [key for key in ("images", "settings", "step", "average") if key not in checkpoint]
-    if missing:
-        raise ValueError(f"{file} is no checkpoint of this program: it lacks {missing}")
+    check_keys(file, checkpoint, "images", "settings", "step", "average")
     if checkpoint["images"] != training.images.identity:
         theirs, ours = checkpoint["images"], training.images.identity
         raise ValueError(f"{file} has seen {theirs}; this run has {ours}")
-    for key, theirs in checkpoint["settings"].items():
-        ours, option = getattr(training.options, key), f"--{key.replace('_', '-')}"
-        if theirs == ours:
-            continue
-        if key in SHAPE:
-            raise ValueError(f"{file} was made with {option} {theirs}; this run has {ours}")
-        print(f"{file} was made with {option} {theirs}; it goes on with {ours}")
+    check_settings(file, checkpoint, training.options, SHAPE)

@@ -18,6 +18,10 @@ def capability() -> tuple[int, int]:
 needs_ampere = pytest.mark.skipif(
     capability() < (8, 0), reason="takes a GPU of compute capability 8.0, or the simulator"
 )
+on_hopper = pytest.mark.skipif(
+    not device.SIMULATED and capability() != (9, 0),
+    reason="takes a GPU of compute capability 9.0, or the simulator",
+)
 simulated_only = pytest.mark.skipif(not device.SIMULATED, reason="a GPU does not notice")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ptx_helpers import capability
+from ptx_helpers import on_hopper
 
 from numbsparse import device
 from numbsparse.kernels.matmul import rung
@@ -14,10 +14,6 @@ from numbsparse.kernels.matmul.k6_hopper.lines import how_it_lies
 from numbsparse.kernels.matmul.k6_hopper.tile import TILES, tile_of
 from numbsparse.testing import Case, check_rung
 
-on_hopper = pytest.mark.skipif(
-    not device.SIMULATED and capability() != (9, 0),
-    reason="takes a GPU of compute capability 9.0, or the simulator",
-)
 CASES = [
     (Case(24, 70, 104, 32, 0.7), True),  # x and y feature by feature
     (Case(20, 104, 72, 64, 0.8), False),  # y in whole pieces along the rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numba import cuda, float32, uint8, uint32
-from ptx_helpers import capability
+from ptx_helpers import on_hopper
 
 from numbsparse import device
 from numbsparse.device.launch import launch
@@ -14,10 +14,7 @@ from numbsparse.kernels import ptx
 from numbsparse.kernels.ptx import Operand
 from numbsparse.kernels.ptx.tiles import swizzled
 
-pytestmark = pytest.mark.skipif(
-    not device.SIMULATED and capability() != (9, 0),
-    reason="takes a GPU of compute capability 9.0, or the simulator",
-)
+pytestmark = on_hopper
 UNITS, HEIGHT, WIDTH = 2, 19, 10  # pixels of the box
 
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numba import cuda, uint8, uint32, uint64
-from ptx_helpers import capability, simulated_only
+from ptx_helpers import on_hopper, simulated_only
 
 from numbsparse import device
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels import ptx
 
-pytestmark = pytest.mark.skipif(
-    not device.SIMULATED and capability() != (9, 0),
-    reason="takes a GPU of compute capability 9.0, or the simulator",
-)
+pytestmark = on_hopper
 
 
 @cuda.jit

@@ -5,16 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numba import cuda
-from ptx_helpers import capability
+from ptx_helpers import on_hopper
 
 from numbsparse import device
 from numbsparse.device.launch import launch
 from numbsparse.kernels import ptx
 
-pytestmark = pytest.mark.skipif(
-    not device.SIMULATED and capability() != (9, 0),
-    reason="takes a GPU of compute capability 9.0, or the simulator",
-)
+pytestmark = on_hopper
 
 
 @cuda.jit

@@ -29,8 +29,7 @@ from numbsparse.kernels.lstm.eights import (
     taking,
     words_of,
 )
-from numbsparse.kernels.lstm.on_gpu import _cell_grad as cell_grad
-from numbsparse.kernels.lstm.on_gpu import tanh
+from numbsparse.kernels.lstm.on_gpu import gpu_cell_grad, tanh
 from numbsparse.kernels.lstm.parts import joining
 from numbsparse.kernels.lstm.stream import (
     COLUMNS,
@@ -220,7 +219,7 @@ def computing(kind: str, down: int, two: int, dropped: bool) -> Any:
         d_c, dz = take_floats(of_c, STATE, two), cuda.local.array(GRADIENTS, float32)
         for j in range(2):
             dh = sums[FIRST + j] + more[j]
-            dz[0, j], dz[1, j], dz[2, j], dz[3, j], dz[4, j] = cell_grad(
+            dz[0, j], dz[1, j], dz[2, j], dz[3, j], dz[4, j] = gpu_cell_grad(
                 a_i[j], a_f[j], a_g[j], a_o[j], factors[j], old[j], tanh(new[j]), dh, d_c[j]
             )
         put_floats(of_c, STATE, two, dz[GATES, 0], dz[GATES, 1])

@@ -26,7 +26,7 @@ ROWS = 4  # of the batch, of a thread
 A, B, C, D, E = TANH
 
 _column = cuda.jit(device=True)(column)
-_cell_grad = cuda.jit(device=True)(cell_grad)
+gpu_cell_grad = cuda.jit(device=True)(cell_grad)
 
 
 def forward(gates, recurrent, bias, gain, kept, c_before, c, h, block_size):
@@ -196,7 +196,7 @@ def backward_kernel(normalised: bool, dropped: bool, B: int, ROWS: int) -> Any:
                         a_g * widened(gain[i + uint64(2 * B)]) + widened(bias[i + uint64(2 * B)]),
                         a_o * widened(gain[i + uint64(3 * B)]) + widened(bias[i + uint64(3 * B)]),
                     )
-                d_i, d_f, d_g, d_o, d_c = _cell_grad(
+                d_i, d_f, d_g, d_o, d_c = gpu_cell_grad(
                     a_i, a_f, a_g, a_o, share[r], before[r], tanh(t[r]), of_h[r], of_c[r]
                 )
                 dc[n * units + unit] = d_c
