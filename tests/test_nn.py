@@ -43,6 +43,35 @@ def test_layers_of_16_bit_floats(rng, dtype):
             assert gradient.any()
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(
+    ("make", "shape", "first"),
+    [
+        (lambda **how: nn.Linear(8, 8, block_size=8, **how), (2, 8), "weight"),
+        (lambda **how: nn.LayerNorm(8, **how), (2, 8), "weight"),
+        (lambda **how: nn.LSTM(8, 8, block_size=8, **how), (2, 2, 8), "layers.0.weight_ih"),
+        (lambda **how: nn.MultiplicativeLSTM(8, 8, block_size=8, **how), (2, 2, 8), "multiplier"),
+        (lambda **how: nn.Conv1d(8, 8, 1, block_size=8, **how), (2, 4, 8), "weight"),
+        (lambda **how: nn.BatchNorm(8, **how), (2, 4, 8), "weight"),
+    ],
+    ids=["Linear", "LayerNorm", "LSTM", "MultiplicativeLSTM", "Conv1d", "BatchNorm"],
+)
+def test_16_bit_layers_on_the_cpu_are_refused_by_name(make, shape, first, dtype):
+    layer = make(dtype=dtype)  # made, moved and saved on the CPU, but not computed with
+    x = ns.Tensor(np.ones(shape, as_dtype(dtype)))
+    says = rf"{first}\S* is {dtype} on the CPU.*\.to\(\"cuda\"\).*dtype=\"float32\""
+    with pytest.raises(TypeError, match="^" + says):
+        layer(x)
+    with pytest.raises(TypeError, match=rf"^1\.0\.{says}"):
+        nn.Sequential(nn.Dropout(0.0), nn.Sequential(layer))(x)
+
+
+def test_a_16_bit_x_of_a_float32_model_is_refused_as_x():
+    x = ns.Tensor(np.ones((2, 8), np.float16))
+    with pytest.raises(TypeError, match=r"^x takes float32 .*got float16: .*astype\(\"float32\"\)"):
+        nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8, block_size=8))(x)
+
+
 @pytest.mark.parametrize("layer", ["Linear", "LSTM"])
 def test_a_layer_asks_for_its_precision(rng, monkeypatch, layer):
     said = []

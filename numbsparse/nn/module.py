@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse import ops
 from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, forget_captures, to_device
@@ -53,6 +54,8 @@ class Module:
 
     Subclasses write `forward`; a call runs it. Attributes that are Parameters or Modules, and lists
     of Modules, are found by name. Attributes named in `saved` (numbers) go into the state dict too.
+    Parameters of 16-bit floats are made, moved and saved anywhere, and computed with on a GPU: on
+    the CPU a call raises TypeError that names one.
 
     Examples
     --------
@@ -76,7 +79,23 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def __call__(self, *args: Any) -> Any:
-        return self.forward(*args)
+        try:
+            return self.forward(*args)
+        except ops.HalfOnCPU as error:
+            # On its way out each module gives the parameter a longer name: the model's is seen.
+            error.args = (self._half_on_cpu() or error.args[0],)
+            raise
+
+    def _half_on_cpu(self) -> str | None:
+        """What to do about a parameter of 16-bit floats on the CPU; None if there is none."""
+        for name, parameter in self.named_parameters():
+            if parameter.place == "cpu" and ops.is_half(parameter.dtype):
+                return (
+                    f"{name} is {parameter.dtype} on the CPU, where layers take float32 or "
+                    f'float64: move the model to a GPU, .to("cuda"), or make it with '
+                    f'dtype="float32"'
+                )
+        return None
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """The modules directly in this one, with their names."""

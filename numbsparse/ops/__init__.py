@@ -61,7 +61,7 @@ from numbsparse.ops.loss_scale import (
 from numbsparse.ops.lstm import LSTMTrace, lstm, lstm_grad, lstm_steps, state_dtype
 from numbsparse.ops.matmul import index_beside, matmul, sddmm
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
-from numbsparse.ops.operands import operand
+from numbsparse.ops.operands import HalfOnCPU, is_half, operand
 from numbsparse.ops.optimizer import (
     ADAM_NUMBERS,
     SGD_NUMBERS,
@@ -94,6 +94,7 @@ __all__ = [
     "MOST_SCALE",
     "SGD_NUMBERS",
     "TAKEN",
+    "HalfOnCPU",
     "LSTMTrace",
     "adam_numbers",
     "adam_step",
@@ -142,6 +143,7 @@ __all__ = [
     "guarded_adam_numbers",
     "guarded_sgd_numbers",
     "index_beside",
+    "is_half",
     "judge",
     "layer_norm",
     "layer_norm_grad",

@@ -16,6 +16,16 @@ CPU_TAKES = "float32 or float64 on the CPU"
 GPU_TAKES = "float16, bfloat16 or float32 on a GPU"
 
 
+class HalfOnCPU(TypeError):
+    """16-bit floats on the CPU, where only products, casts and copies take them."""
+
+    def __init__(self, argument: str, dtype: np.dtype):
+        super().__init__(
+            f"{argument} takes {CPU_TAKES}, got {dtype}: "
+            f'move it to a GPU (ns.to_device), or cast it here, .astype("float32")'
+        )
+
+
 def operand(x: Any, argument: str) -> Any:
     """A dense operand as a NumPy array or a DeviceArray."""
     if isinstance(x, ARRAYS):
@@ -28,11 +38,11 @@ def on_gpu(a: Any, argument: str) -> bool:
     if isinstance(a, np.ndarray):
         if a.dtype in CPU_FLOATS:
             return False
-        raise TypeError(f"{argument} takes {CPU_TAKES}, got {a.dtype}")
+        raise refusal(argument, a.dtype, gpu=False)
     if isinstance(a, DeviceArray):
         if is_gpu_float(a.dtype):
             return True
-        raise TypeError(f"{argument} takes {GPU_TAKES}, got {a.dtype}")
+        raise refusal(argument, a.dtype, gpu=True)
     raise TypeError(not_an_array(a, argument))
 
 
@@ -41,11 +51,23 @@ def is_gpu_float(dtype: np.dtype) -> bool:
     return dtype in GPU_FLOATS or is_bfloat16(dtype)
 
 
+def is_half(dtype: np.dtype) -> bool:
+    """Whether the dtype is one of 16 bits: float16 or bfloat16."""
+    return is_gpu_float(dtype) and dtype.itemsize == 2
+
+
 def checked_dtype(dtype: np.dtype, gpu: bool) -> np.dtype:
     """A dtype for a new array of floats in that place; another one is refused."""
     if not (is_gpu_float(dtype) if gpu else dtype in CPU_FLOATS):
-        raise TypeError(f"dtype takes {GPU_TAKES if gpu else CPU_TAKES}, got {dtype}")
+        raise refusal("dtype", dtype, gpu)
     return dtype
+
+
+def refusal(argument: str, dtype: np.dtype, gpu: bool) -> TypeError:
+    """What to raise for a dtype that this room does not take in that place."""
+    if not gpu and is_half(dtype):
+        return HalfOnCPU(argument, dtype)
+    return TypeError(f"{argument} takes {GPU_TAKES if gpu else CPU_TAKES}, got {dtype}")
 
 
 def together(**arrays: Any) -> bool:
