@@ -21,7 +21,13 @@ from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.conv.k2_tensor_core.boxes import in_box, spread, tile_of
 from numbsparse.kernels.conv.k2_tensor_core.tiles import Cut, cut
 from numbsparse.kernels.conv.k3_hopper.copies import block_map, box_rows, pixel_map
-from numbsparse.kernels.conv.k4_wgmma.rings import Rings, block_fetcher, fetcher, start_rings
+from numbsparse.kernels.conv.k4_wgmma.rings import (
+    Rings,
+    block_fetcher,
+    fetcher,
+    start_rings,
+    walker,
+)
 from numbsparse.kernels.conv.k4_wgmma.schedule import line_items
 from numbsparse.kernels.conv.k4_wgmma.store import ROWS, output_map, room_bytes, storer
 from numbsparse.kernels.conv.k4_wgmma.tiles import (
@@ -38,8 +44,6 @@ from numbsparse.kernels.ptx import (
     bulk_wait_read,
     fence_tensor_map,
     first_multiple,
-    mbarrier_arrive,
-    mbarrier_wait,
     shfl_idx,
     to_local,
     wgmma_units,
@@ -125,16 +129,21 @@ def multiply_lines(product, x, values, index, window, y):
 def line_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int, turned: bool) -> Any:
     WARPGROUPS, BM, LINE, COUNT = shape.WARPGROUPS, shape.ROWS, 2 * B, UNITS * B // 2
     X_STAGES, W_STAGES, W_TAPS = shape.rings
-    BARS, W_FULL = 2 * (X_STAGES + W_STAGES), 2 * X_STAGES
+    BARS = 2 * (X_STAGES + W_STAGES)
     ROW16, SLOT16 = LINE // 16, B * LINE // 16  # pieces of 16 bytes of a row, and of a block
     ROOM, W_ITEMS = room_bytes(B) // 2, W_STAGES * W_TAPS * B * B
     x_operand, w_operand = Operand(LINE, 0, group=GROUP * LINE), Operand(LINE, 0, not turned)
     multiply = wgmma_units(KINDS[dtype], UNITS, (B,), B // 16, x_operand, w_operand)
-    start_from, fetch, store = (
-        zeros(COUNT),
-        fetcher(B, shape.rings, 2, B * B, block_fetcher(B, PARTS)),
-        storer(dtype, B),
-    )
+    start_from, store = zeros(COUNT), storer(dtype, B)
+    fetch = fetcher(B, shape.rings, 2, B * B, block_fetcher(B, PARTS))
+
+    @cuda.jit(device=True)
+    def add(acc, ring, x_place, shift, w_place, starts):
+        at = uint32(x_place + shift * ROW16)
+        where = uint32(at + starts[0]), w_place, uint32(at + starts[1]), w_place
+        return multiply(acc, ring, 0, where, uint32(UNITS))
+
+    walk = walker(shape.rings, SLOT16, add)
 
     @cuda.jit(**shape.options)
     def kernel(
@@ -159,41 +168,17 @@ def line_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int, turned
         fence_tensor_map(y_map)
         sums = cuda.local.array(COUNT, float32)
         own = uint32(warp // 4 * (UNITS * PIXELS))
-        start0 = uint32(in_box(places[own], box) * ROW16)
-        start1 = uint32(in_box(places[own + PIXELS], box) * ROW16)
-        w_ring, box16 = uint32(X_STAGES * x_rows * ROW16), uint32(x_rows * ROW16)
+        starts = (
+            uint32(in_box(places[own], box) * ROW16),
+            uint32(in_box(places[own + PIXELS], box) * ROW16),
+        )
+        box16 = uint32(x_rows * ROW16)
         room = uint32(X_STAGES * x_rows * B + W_ITEMS + warp * ROOM)
-        x_at, x_phase, w_at, w_phase = uint32(0), uint32(0), uint32(0), uint32(0)
+        units = (unit_ptr, entry_ptr, entry_shift)
+        at = (uint32(0), uint32(0), uint32(0), uint32(0))
         for item in range(first, last_item):
             line = items[item, 1]
-            acc = start_from()
-            for unit in range(unit_ptr[line], unit_ptr[line + 1]):
-                entry, last = uint32(entry_ptr[unit]), uint32(entry_ptr[unit + 1])
-                if entry < last:
-                    coming = entry_shift[entry]
-                    mbarrier_wait(bars, x_at, x_phase)
-                    x_place = uint32(x_at * box16)
-                    while entry < last:
-                        stop = uint32(min(entry + W_TAPS, last))
-                        w_place = uint32(w_ring + w_at * (W_TAPS * SLOT16))
-                        mbarrier_wait(bars, W_FULL + w_at, w_phase)
-                        while entry < stop:
-                            at, entry = uint32(x_place + coming * ROW16), uint32(entry + 1)
-                            if entry < last:  # under way while this tap is multiplied
-                                coming = entry_shift[entry]
-                            where = uint32(at + start0), w_place, uint32(at + start1), w_place
-                            acc = multiply(acc, ring, 0, where, uint32(UNITS))
-                            w_place = uint32(w_place + SLOT16)
-                        if t % 32 == 0:
-                            mbarrier_arrive(bars, W_FULL + W_STAGES + w_at)
-                        w_at = uint32(w_at + 1)
-                        if w_at == W_STAGES:
-                            w_at, w_phase = uint32(0), uint32(w_phase ^ 1)
-                    if t % 32 == 0:
-                        mbarrier_arrive(bars, X_STAGES + x_at)
-                    x_at = uint32(x_at + 1)
-                    if x_at == X_STAGES:
-                        x_at, x_phase = uint32(0), uint32(x_phase ^ 1)
+            acc, at = walk(start_from(), starts, units, line, ring, box16, bars, at)
             image, top = tile_of(items[item, 0], images, tile, tiles)
             to_local(acc, sums)
             for u in range(UNITS):

@@ -1,4 +1,4 @@
-"""Two rings in shared memory: boxes of pixels, and groups of blocks of w; and who fills them."""
+"""Two rings in shared memory, of boxes of pixels and of blocks of w: who fills and reads them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numbsparse.kernels.ptx import (
     elect,
     fence_mbarrier_init,
     fence_tensor_map,
+    mbarrier_arrive,
     mbarrier_expect,
     mbarrier_init,
     mbarrier_wait,
@@ -96,6 +97,53 @@ def fetcher(B: int, rings: Rings, ITEM: int, SLOT: int, of_w: Any) -> Any:
                         w_at, w_phase = uint32(0), uint32(w_phase ^ 1)
 
     return fetch
+
+
+@cache
+def walker(rings: Rings, SLOT: int, add: Any) -> Any:
+    """Reads what `fetch` asks for: multiplies the box of each unit by its blocks of w.
+
+    `add(acc, ring, x_place, shift, w_place, own)` gives the sums with a tap added, or adds it to an
+    array in `own` and gives None. Places, and the sizes `box` and SLOT, are in its own measure.
+    `at` is where a warp is in the rings.
+    """
+    X_STAGES, W_STAGES, W_TAPS = rings
+    W_FULL = 2 * X_STAGES
+
+    @cuda.jit(device=True)
+    def walk(acc, own, units, line, ring, box, bars, at):
+        unit_ptr, entry_ptr, entry_shift = units
+        x_at, x_phase, w_at, w_phase = at
+        w_ring, first_lane = uint32(X_STAGES * box), cuda.threadIdx.x % 32 == 0
+        for unit in range(unit_ptr[line], unit_ptr[line + 1]):
+            entry, last = uint32(entry_ptr[unit]), uint32(entry_ptr[unit + 1])
+            if entry < last:
+                coming = entry_shift[entry]
+                mbarrier_wait(bars, x_at, x_phase)
+                x_place = uint32(x_at * box)
+                while entry < last:
+                    stop = uint32(min(entry + W_TAPS, last))
+                    w_place = uint32(w_ring + w_at * (W_TAPS * SLOT))
+                    mbarrier_wait(bars, W_FULL + w_at, w_phase)
+                    while entry < stop:
+                        shift, entry = coming, uint32(entry + 1)
+                        if entry < last:  # under way while this tap is multiplied
+                            coming = entry_shift[entry]
+                        acc = add(acc, ring, x_place, shift, w_place, own)
+                        w_place = uint32(w_place + SLOT)
+                    if first_lane:
+                        mbarrier_arrive(bars, W_FULL + W_STAGES + w_at)
+                    w_at = uint32(w_at + 1)
+                    if w_at == W_STAGES:
+                        w_at, w_phase = uint32(0), uint32(w_phase ^ 1)
+                if first_lane:
+                    mbarrier_arrive(bars, X_STAGES + x_at)
+                x_at = uint32(x_at + 1)
+                if x_at == X_STAGES:
+                    x_at, x_phase = uint32(0), uint32(x_phase ^ 1)
+        return acc, (x_at, x_phase, w_at, w_phase)
+
+    return walk
 
 
 @cache

@@ -17,7 +17,7 @@ from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.conv.k2_tensor_core.boxes import in_box, spread, tile_of
 from numbsparse.kernels.conv.k2_tensor_core.tiles import cut
 from numbsparse.kernels.conv.k3_hopper.copies import box_rows, pixel_map
-from numbsparse.kernels.conv.k4_wgmma.rings import Rings, fetcher, start_rings
+from numbsparse.kernels.conv.k4_wgmma.rings import Rings, fetcher, start_rings, walker
 from numbsparse.kernels.conv.k4_wgmma.schedule import line_items
 from numbsparse.kernels.conv.k4_wgmma.singles import add_tap, pixel_of, split_blocks, storer
 from numbsparse.kernels.conv.k4_wgmma.tiles import PIXELS
@@ -25,8 +25,6 @@ from numbsparse.kernels.conv.walks import planned
 from numbsparse.kernels.ptx import (
     bulk_load,
     first_multiple,
-    mbarrier_arrive,
-    mbarrier_wait,
     shfl_idx,
 )
 from numbsparse.kernels.views import span
@@ -83,10 +81,11 @@ def multiply_lines(product, x, values, index, window, y, precision):
 @cache
 def line_kernel(precision: str, B: int, shape: Shape) -> Any:
     WARPGROUPS, BM, SUMS, SLOT = shape.WARPGROUPS, shape.ROWS, B // 2, 2 * B * B
-    X_STAGES, W_STAGES, W_TAPS = shape.rings
-    BARS, W_FULL = 2 * (X_STAGES + W_STAGES), 2 * X_STAGES
+    X_STAGES, W_STAGES, _ = shape.rings
+    BARS = 2 * (X_STAGES + W_STAGES)
     fetch = fetcher(B, shape.rings, 4, SLOT, image_fetcher(SLOT))
-    add, store, pixel = add_tap(precision, B), storer(B), pixel_of(B)
+    walk = walker(shape.rings, SLOT, add_tap(precision, B))
+    store, pixel = storer(B), pixel_of(B)
 
     @cuda.jit(**shape.options)
     def kernel(
@@ -111,39 +110,15 @@ def line_kernel(precision: str, B: int, shape: Shape) -> Any:
         acc = cuda.local.array(SUMS, float32)
         of = (counts, step, first, out_sizes, features)
         own = warp * 16 + pixel(t % 32 // 4)
-        upper, lower = in_box(places[own], box), in_box(places[own + 8], box)
-        w_ring = uint32(X_STAGES * x_rows * B)
-        x_at, x_phase, w_at, w_phase = uint32(0), uint32(0), uint32(0), uint32(0)
+        rows = in_box(places[own], box), in_box(places[own + 8], box)
+        box_size = uint32(x_rows * B)
+        units = (unit_ptr, entry_ptr, entry_shift)
+        at = (uint32(0), uint32(0), uint32(0), uint32(0))
         for item in range(begin, end):
             line = items[item, 1]
             for i in range(SUMS):
                 acc[i] = 0
-            for unit in range(unit_ptr[line], unit_ptr[line + 1]):
-                entry, last = uint32(entry_ptr[unit]), uint32(entry_ptr[unit + 1])
-                if entry < last:
-                    coming = entry_shift[entry]
-                    mbarrier_wait(bars, x_at, x_phase)
-                    x_place = uint32(x_at * x_rows * B)
-                    while entry < last:
-                        stop = uint32(min(entry + W_TAPS, last))
-                        w_place = uint32(w_ring + w_at * (W_TAPS * SLOT))
-                        mbarrier_wait(bars, W_FULL + w_at, w_phase)
-                        while entry < stop:
-                            shift, entry = coming, uint32(entry + 1)
-                            if entry < last:  # under way while this tap is multiplied
-                                coming = entry_shift[entry]
-                            add(ring, x_place, upper + shift, lower + shift, w_place, acc)
-                            w_place = uint32(w_place + SLOT)
-                        if t % 32 == 0:
-                            mbarrier_arrive(bars, W_FULL + W_STAGES + w_at)
-                        w_at = uint32(w_at + 1)
-                        if w_at == W_STAGES:
-                            w_at, w_phase = uint32(0), uint32(w_phase ^ 1)
-                    if t % 32 == 0:
-                        mbarrier_arrive(bars, X_STAGES + x_at)
-                    x_at = uint32(x_at + 1)
-                    if x_at == X_STAGES:
-                        x_at, x_phase = uint32(0), uint32(x_phase ^ 1)
+            _, at = walk(None, (acc, rows), units, line, ring, box_size, bars, at)
             image, top = tile_of(items[item, 0], images, tile, tiles)
             for h in range(2):
                 packed = places[own + 8 * h]

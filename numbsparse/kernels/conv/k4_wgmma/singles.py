@@ -72,10 +72,10 @@ def pixel_of(B: int) -> Any:
 
 @cache
 def add_tap(precision: str, B: int) -> Any:
-    """add(ring, start, upper, lower, w_at, acc): acc += 64 lines of a box times a block of w.
+    """add(_, ring, start, shift, w_at, (acc, rows)): acc += 64 lines of a box times a block of w.
 
-    `upper` and `lower` are the lines of the box, from `start` on, that are the lane's rows g and
-    g + 8 of its warp's 16.
+    `rows` are the lines of the box, from `start` on and before the tap's shift, that are the lane's
+    rows g and g + 8 of its warp's 16.
     """
     LINE, REGISTERS, CHUNKS = 4 * B, B // 2, B // CHUNK
     SWAPS, exact = LINE // 16 - 1, precision == "highest"
@@ -83,11 +83,12 @@ def add_tap(precision: str, B: int) -> Any:
     multiply = wgmma_split(B, B // 8, exact)
 
     @cuda.jit(device=True)
-    def add(ring, start, upper, lower, w_at, acc):
+    def add(_, ring, start, shift, w_at, own):
+        acc, rows = own
         hi, lo = cuda.local.array(REGISTERS, uint32), cuda.local.array(REGISTERS, uint32)
         q = uint32(cuda.threadIdx.x) % 4
         for h in range(2):
-            line = uint32((lower if h else upper) * LINE)
+            line = uint32((rows[h] + shift) * LINE)
             for c in range(CHUNKS):
                 byte = uint32(line + 16 * (4 * c + q))
                 byte = uint32(byte ^ (byte >> 7 & SWAPS) << 4)
