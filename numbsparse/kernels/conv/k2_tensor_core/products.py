@@ -105,8 +105,8 @@ def add_shifted(dtype: str, B: int, PER: int) -> Any:
     _, load_x = halves.square(PIECES, False, False)
 
     @cuda.jit(device=True)
-    def add_tap(ring, x_start, row, piece, br, acc):
-        at = x_start + place_in(row, piece)
+    def add_tap(ring, x_start, base, shift, piece, br, acc):
+        at = x_start + place_in(uint32(base + shift), piece)
         for m in range(TA):
             a = load_x(ring, at, 0, 2 * m)
             for n in range(TB):
@@ -116,26 +116,7 @@ def add_shifted(dtype: str, B: int, PER: int) -> Any:
                     c[0], c[1], c[2], c[3],
                 )  # fmt: skip
 
-    def taps_from(p):
-        """The products of each tap of a warp from p on: unrolled, so acc[p] stays in registers."""
-
-        @cuda.jit(device=True)
-        def none(mine, ring, x_start, base, shifts, pieces, br, acc):
-            pass
-
-        if p == PER:
-            return none
-        rest = taps_from(p + 1)
-
-        @cuda.jit(device=True)
-        def add(mine, ring, x_start, base, shifts, pieces, br, acc):
-            if p < mine:
-                add_tap(ring, x_start, uint32(base + shifts[p]), pieces, br, acc[p])
-                rest(mine, ring, x_start, base, shifts, pieces, br, acc)
-
-        return add
-
-    add_taps = taps_from(0)
+    add_taps = unrolled(add_tap, PER)
 
     @cuda.jit(device=True)
     def add_rows(mine, ring, x_start, dy_at, bases, i, shifts, half, acc):
@@ -149,6 +130,30 @@ def add_shifted(dtype: str, B: int, PER: int) -> Any:
         add_taps(mine, ring, x_start, row, shifts, piece, br, acc)
 
     return add_rows, begin_dy
+
+
+def unrolled(add_tap: Any, PER: int, p: int = 0) -> Any:
+    """add(mine, ring, x_start, rows, shifts, piece, br, acc): the first `mine` of PER taps.
+
+    Unrolled, so that acc[p], to which add_tap(ring, x_start, rows, shifts[p], piece, br, acc[p])
+    adds, stays in registers.
+    """
+
+    @cuda.jit(device=True)
+    def none(mine, ring, x_start, rows, shifts, piece, br, acc):
+        pass
+
+    if p == PER:
+        return none
+    rest = unrolled(add_tap, PER, p + 1)
+
+    @cuda.jit(device=True)
+    def add(mine, ring, x_start, rows, shifts, piece, br, acc):
+        if p < mine:
+            add_tap(ring, x_start, rows, shifts[p], piece, br, acc[p])
+            rest(mine, ring, x_start, rows, shifts, piece, br, acc)
+
+    return add
 
 
 @cache

@@ -11,6 +11,7 @@ from typing import Any
 
 from numba import cuda, float32, uint32
 
+from numbsparse.kernels.conv.k2_tensor_core.products import unrolled
 from numbsparse.kernels.matmul.k5_tensor_core import singles
 from numbsparse.kernels.matmul.k5_tensor_core.swizzle import place, swap_for_lanes
 from numbsparse.kernels.ptx import load_4xf32, mma_m16n8k8_tf32, store_4xf32
@@ -157,26 +158,7 @@ def add_shifted(precision: str, B: int, BM: int, PER: int) -> Any:
                     ar[j, u] = ring[x_start + at + g % 4]
         multiply(ar, br, acc)
 
-    def taps_from(p):
-        """The products of each tap of a warp from p on: unrolled, so acc[p] stays in registers."""
-
-        @cuda.jit(device=True)
-        def none(mine, ring, x_start, rows, shifts, piece, br, acc):
-            pass
-
-        if p == PER:
-            return none
-        rest = taps_from(p + 1)
-
-        @cuda.jit(device=True)
-        def add(mine, ring, x_start, rows, shifts, piece, br, acc):
-            if p < mine:
-                add_tap(ring, x_start, rows, shifts[p], piece, br, acc[p])
-                rest(mine, ring, x_start, rows, shifts, piece, br, acc)
-
-        return add
-
-    add_taps = taps_from(0)
+    add_taps = unrolled(add_tap, PER)
 
     @cuda.jit(device=True)
     def add_rows(mine, ring, x_start, dy_at, bases, i, shifts, half, acc):
