@@ -11,7 +11,7 @@ import pytest
 
 from numbsparse import device, ops, patterns
 from numbsparse.bench import figure
-from numbsparse.bench.gpu import ahead, contestants, replay, results, sections, show
+from numbsparse.bench.gpu import ahead, contestants, conv, replay, results, sections, show
 from numbsparse.bench.gpu import measure as measuring
 from numbsparse.bench.gpu.options import Options
 from numbsparse.bench.gpu.problem import Problem, error_of, fault_in
@@ -174,6 +174,22 @@ def test_the_kernels_are_compiled_in_parts(monkeypatch):
     }
     assert {"k1_naive", "k5_tensor_core"} <= float16 <= set(rungs)
     assert {product for product, _, _ in called} == set(PRODUCTS)
+
+
+def test_the_convolutions_are_compiled_in_parts(monkeypatch):
+    called = []
+
+    def ours(problem, product):
+        case = product, problem.taps_along, problem.block_size
+        return SimpleNamespace(call=lambda: called.append(case))
+
+    monkeypatch.setattr(conv, "ours", ours)
+    monkeypatch.setattr(conv, "matmul", ours)
+    for part in range(4):
+        ahead._part(["conv"], Options(quick=True), part, 4)
+    alone = [(product, 3, 16) for product in PRODUCTS]
+    beside = [(product, 1, 32) for product in PRODUCTS]  # the matmul
+    assert sorted(called) == sorted(alone + 2 * beside)
 
 
 def test_headline_compares_with_the_dense_product():

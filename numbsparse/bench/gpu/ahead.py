@@ -11,23 +11,26 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
+from numbsparse.bench.gpu import conv
 from numbsparse.bench.gpu.contestants import named, of_rung
 from numbsparse.bench.gpu.options import Options
+from numbsparse.bench.gpu.peers import CUDNN
 from numbsparse.bench.gpu.problem import Problem, forget_numbers
 from numbsparse.bench.gpu.sections import SECTIONS
 
 MOST_PROCESSES = 8
 PATIENCE = 60.0  # seconds; what is not compiled by then is compiled where it is timed
-WITHOUT_PRODUCTS = ("limits", "host", "lstm", "conv")
+NOT_COMPILED = ("limits", "host", "lstm")
 
 
 def compile_ahead(names: Iterable[str], options: Options) -> float:
     """Call what the sections will time, each kernel in one of several processes; the seconds."""
     began = time.perf_counter()
-    names = [name for name in names if name not in WITHOUT_PRODUCTS]
+    names = [name for name in names if name not in NOT_COMPILED]
     count = min(MOST_PROCESSES, (os.cpu_count() or 1) // 2)
     if names and not options.quick and count > 1:
         spawn = get_context("spawn")
@@ -57,8 +60,25 @@ def _part(names: list[str], options: Options, part: int, parts: int) -> None:
         return {}
 
     for name in names:
+        if name == "conv":
+            _call_convolutions(options, part, parts)
+            continue
         for _ in SECTIONS[name](replace(options, measure=call_once)):
             pass
+
+
+def _call_convolutions(options: Options, part: int, parts: int) -> None:
+    """The same of the convolutions."""
+    own = [
+        partial(make, problem, product)
+        for problem, product, makers in conv.cases(options)
+        for name, make in makers.items()
+        if name != CUDNN
+    ]
+    for make in own[part::parts]:
+        with suppress(Exception):
+            make().call()
+    forget_numbers()
 
 
 def _call(problem: Problem, product: str, kernels: str) -> None:

@@ -32,6 +32,7 @@ KINDS = (
 QUICK = ((3, "float16", "highest", (16,)), (1, "float16", "highest", (32,)))
 
 Row = dict[str, Any]
+Make = Callable[[ConvProblem, str], Any]
 Pick = Callable[[DeviceArray, np.ndarray], np.ndarray]  # pixels of y or dx, or blocks of dw
 
 
@@ -63,6 +64,12 @@ class Result:
 
 def conv(options: Options) -> Iterator[Row]:
     """3 x 3 and 1 x 1 at 512 features, 32 x 32 images, batch 64, density 0.1."""
+    for problem, product, makers in cases(options):
+        yield _measured(problem, product, makers, options)
+
+
+def cases(options: Options) -> Iterator[tuple[ConvProblem, str, dict[str, Make]]]:
+    """What is measured, row by row: of each name what makes its result."""
     from numbsparse.bench.gpu.conv_peers import cudnn
 
     batch, side, features = (1, 4, 32) if options.quick else (64, 32, 512)
@@ -71,12 +78,12 @@ def conv(options: Options) -> Iterator[Row]:
         where = batch, side, features, taps_along
         dense = ConvProblem(Case(*where, 32), dtype, precision, 1.0)
         for product in PRODUCTS:
-            yield _measured(dense, product, {CUDNN: cudnn}, options)
+            yield dense, product, {CUDNN: cudnn}
         for size in sizes:
             problem = ConvProblem(Case(*where, size), dtype, precision, density)
             own = {OURS: ours} | ({MATMUL: matmul} if taps_along == 1 else {})
             for product in PRODUCTS:
-                yield _measured(problem, product, own, options)
+                yield problem, product, own
 
 
 def ours(problem: ConvProblem, product: str) -> Result:
