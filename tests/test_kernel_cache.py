@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from numba import cuda, types
+from numba import cuda, njit, types
 
 import numbsparse as ns
 from numbsparse import device, files
 from numbsparse.device import fingerprint, kernel_cache
 from numbsparse.device.fingerprint import Unknown, _described
+from numbsparse.kernels import cores
 
 on_a_gpu = pytest.mark.skipif(
     device.SIMULATED or not device.is_available(), reason="nothing is compiled without a GPU"
@@ -208,3 +209,14 @@ def test_a_damaged_file_is_made_anew(folder, content):
 def test_a_folder_that_cannot_be_written_costs_nothing_but_time(folder):
     folder.write_text("a file, where a folder is expected")
     assert run(make_kernel(6)) == [6, 6, 6]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no locator available"), OSError("disk full")])
+def test_cpu_kernels_are_compiled_where_no_folder_takes_them(monkeypatch, error):
+    def refusing(signature, cache=False, **how):
+        if cache:
+            raise error
+        return njit(signature, **how)
+
+    monkeypatch.setattr(cores, "njit", refusing)
+    assert cores.compiled(types.int64(types.int64))(lambda n: n + 1)(41) == 42

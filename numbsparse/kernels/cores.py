@@ -18,7 +18,7 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
-from numba import config, njit
+from numba import config, njit, types
 
 from numbsparse.kernels.simd import fetch_add
 
@@ -69,7 +69,22 @@ def next_share(core, counts, share, work):
     return 0, 0
 
 
-@njit(nogil=True, cache=True)
+def compiled(signature: Any) -> Callable[[Any], Any]:
+    """`numba.njit` without Python's lock, for one signature; kept on disk.
+
+    A folder that cannot be written, or a full disk, costs nothing but time.
+    """
+
+    def compile_now(function: Any) -> Any:
+        try:
+            return njit(signature, nogil=True, cache=True)(function)
+        except (RuntimeError, OSError):  # Numba found no folder, or could not write there
+            return njit(signature, nogil=True)(function)
+
+    return compile_now
+
+
+@compiled(types.void(types.int64[::1], types.int64))
 def wait(counts, work):
     """Return when all the work is done; it has all been taken, so that is soon."""
     while fetch_add(counts, DONE, 0) < work:

@@ -25,10 +25,10 @@ from __future__ import annotations
 from functools import cache, wraps
 
 import numpy as np
-from numba import from_dtype, njit, types
+from numba import from_dtype, types
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
-from numbsparse.kernels.cores import DONE, next_share, on_cores
+from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.panels import empty_panels, pack, with_unit_stride
 from numbsparse.kernels.simd import (
@@ -165,7 +165,7 @@ def product_kernel(dtype, rows, vectors):
         types.boolean,  # line by line, or panel by panel
     )
 
-    @njit(signature, nogil=True, cache=True)
+    @compiled(signature)
     def kernel(core, progress, share, x, packed, values, strides, walk, y, by_line):
         sum_stride, out_stride = strides
         indptr, indices, blocks = walk
@@ -233,7 +233,7 @@ def weight_grad_kernel(dtype, rows, pieces):
         types.boolean,  # add to dvalues
     )
 
-    @njit(signature, nogil=True, cache=True)
+    @compiled(signature)
     def kernel(
         core, progress, share, x, dy, packed_x, packed_dy, block_rows, block_columns, dvalues, add
     ):

@@ -6,11 +6,11 @@ from functools import cache
 from math import prod
 
 import numpy as np
-from numba import from_dtype, njit, types
+from numba import from_dtype, types
 
 from numbsparse.kernels.conv.k0_cpu.rows import pack_rows, strips_of
 from numbsparse.kernels.conv.walks import line_walk, planned
-from numbsparse.kernels.cores import DONE, next_share, on_cores
+from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores
 from numbsparse.kernels.panels import empty_panels
 from numbsparse.kernels.simd import (
     fetch_add,
@@ -104,7 +104,7 @@ def line_kernel(dtype, rows, vectors):
         dtype[:, :, :, ::1],  # y (batch, rows, pixels, features)
     )
 
-    @njit(signature, nogil=True, cache=True)
+    @compiled(signature)
     def kernel(
         core, progress, share, x, packed, values, strides, walk, shape, sampled, residues, tap_lane,
         tap_row, out_rows, step, y,

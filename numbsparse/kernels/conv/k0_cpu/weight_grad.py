@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cache, lru_cache
 
 import numpy as np
-from numba import from_dtype, njit, types
+from numba import from_dtype, types
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from numbsparse.kernels.conv.k0_cpu.lines import SLAB, tile_shape
 from numbsparse.kernels.conv.window import Window
-from numbsparse.kernels.cores import DONE, next_share, on_cores
+from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores
 from numbsparse.kernels.panels import empty_panels, pack
 from numbsparse.kernels.simd import fetch_add, lanes, load, multiply_add, store, zeros
 
@@ -87,7 +87,7 @@ def weight_grad_kernel(dtype, rows, pieces):
         types.boolean,  # add to dvalues
     )
 
-    @njit(signature, nogil=True, cache=True)
+    @compiled(signature)
     def kernel(
         core, progress, share, x, dy, packed_x, packed_dy, block_rows, block_columns, in_blocks,
         run_ptr, runs, image, dvalues, add,
