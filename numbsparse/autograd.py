@@ -20,7 +20,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, as_device_array, is_device_operand
-from numbsparse.dtypes import is_floating
+from numbsparse.dtypes import as_array, is_floating
 
 Vjp = Callable[["Tensor", "Tensor"], "Tensor"]
 
@@ -60,7 +60,7 @@ class Tensor:
         if isinstance(data, Tensor):
             raise TypeError("data takes an array or a BlockSparse, got a Tensor: use .detach()")
         if not isinstance(data, np.ndarray | DeviceArray | BlockSparse):
-            data = as_device_array(data, "data") if is_device_operand(data) else np.asarray(data)
+            data = as_device_array(data, "data") if is_device_operand(data) else as_array(data)
         if requires_grad and not is_floating(data.dtype):
             raise TypeError(f"requires_grad takes floating-point data, got {data.dtype}")
         self.data = data
@@ -201,6 +201,11 @@ def differentiable_grads(
     return gradients
 
 
+def as_tensor(x: Any) -> Tensor:
+    """A Tensor as it is; an array as one that takes no gradient."""
+    return x if isinstance(x, Tensor) else Tensor(x)
+
+
 def record(data: Any, *edges: tuple[Tensor, Vjp]) -> Tensor:
     """The Tensor of a result, with the way back to each input that requires a gradient."""
     result = Tensor(data)
@@ -302,7 +307,7 @@ def _seed(output: Tensor, gradient: Any) -> Tensor:
                 f"backward of a tensor of shape {output.shape} takes grad, of the same shape"
             )
         return Tensor(ops.full(output.shape, 1.0, output.dtype, output.place))
-    gradient = gradient if isinstance(gradient, Tensor) else Tensor(gradient)
+    gradient = as_tensor(gradient)
     if gradient.shape != output.shape or gradient.dtype != output.dtype:
         raise ValueError(
             f"grad takes {output.shape} of {output.dtype}, got {gradient.shape} of {gradient.dtype}"

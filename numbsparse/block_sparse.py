@@ -8,8 +8,8 @@ import numpy as np
 import scipy.sparse
 
 from numbsparse.device import DeviceArray, as_device_array, is_device_operand, to_device
-from numbsparse.dtypes import as_dtype, from_file
-from numbsparse.files import write_npz
+from numbsparse.dtypes import as_array, as_dtype, from_file
+from numbsparse.files import read_npz, write_npz
 from numbsparse.layout import Layout, as_layout
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -66,7 +66,7 @@ class BlockSparse:
 
     def __init__(self, data: Any, layout: Any, *, shape: tuple[int, int] | None = None):
         layout = as_layout(layout)
-        data = as_device_array(data, "data") if is_device_operand(data) else np.asarray(data)
+        data = as_device_array(data, "data") if is_device_operand(data) else as_array(data)
         if str(data.dtype) not in DTYPES:
             raise TypeError(f"data takes {', '.join(DTYPES)}, got {data.dtype}")
         if data.ndim != 3 or data.shape[1] != data.shape[2] or data.shape[1] == 0:
@@ -236,6 +236,10 @@ class BlockSparse:
             )
         if a.blocksize[0] != a.blocksize[1]:
             raise ValueError(f"a takes square blocks, got {a.blocksize}")
+        if a.indptr[0] != 0 or (np.diff(a.indptr) < 0).any() or a.indptr[-1] > len(a.indices):
+            raise ValueError(
+                f"indptr takes rising numbers from 0 to the {len(a.indices)} blocks, got {a.indptr}"
+            )
         if not _is_canonical(a):
             a = a.copy()
             a.sort_indices()
@@ -277,12 +281,12 @@ class BlockSparse:
 
     @classmethod
     def load(cls, path: Any) -> BlockSparse:
-        """Read a matrix that `save` wrote (or `scipy.sparse.save_npz`, in BSR format)."""
-        with np.load(path) as file:
-            missing = {"data", "indices", "indptr", "shape"} - set(file.files)
-            if missing:
-                raise ValueError(f"{path} holds no block-sparse matrix: it lacks {sorted(missing)}")
-            return cls.from_arrays({name: from_file(file[name]) for name in file.files})
+        """Read a matrix that `save` wrote (or `scipy.sparse.save_npz`, in BSR format).
+
+        Raises ValueError if the file is none of theirs, or cut short.
+        """
+        arrays = read_npz(path, "block-sparse matrix")
+        return cls.from_arrays({name: from_file(array) for name, array in arrays.items()})
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The NumPy arrays that say all of this matrix, by SciPy's names."""
@@ -297,7 +301,15 @@ class BlockSparse:
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray]) -> BlockSparse:
         """The matrix that `arrays()` says."""
-        data, (in_features, out_features) = arrays["data"], arrays["shape"].tolist()
+        missing = {"data", "indices", "indptr", "shape"} - set(arrays)
+        if missing:
+            raise ValueError(f"arrays are no block-sparse matrix: {sorted(missing)} missing")
+        data, shape = arrays["data"], arrays["shape"]
+        if data.ndim != 3 or shape.shape != (2,):
+            raise ValueError(
+                f"data takes (n_blocks, B, B) and shape two numbers, got {data.shape} and {shape}"
+            )
+        in_features, out_features = shape.tolist()
         grid = (-(-in_features // data.shape[1]), -(-out_features // data.shape[1]))
         layout = Layout.from_arrays(arrays["indptr"], arrays["indices"], grid)
         return cls(data, layout, shape=(in_features, out_features))

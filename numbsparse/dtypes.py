@@ -30,6 +30,15 @@ def bfloat16() -> np.dtype:
     return np.dtype(bfloat16)
 
 
+def as_array(x: Any) -> np.ndarray:
+    """`numpy.asarray(x)`, of a bfloat16 tensor of torch on the CPU too, sharing its memory."""
+    if str(getattr(x, "dtype", "")) != "torch.bfloat16":
+        return np.asarray(x)
+    import torch
+
+    return x.view(torch.int16).numpy().view(bfloat16())
+
+
 def is_bfloat16(dtype: np.dtype) -> bool:
     return dtype.kind == "V" and dtype.name == "bfloat16"
 

@@ -1,5 +1,7 @@
 """BlockSparse: values with a layout, in and out of SciPy."""
 
+import errno
+import io
 import pickle
 
 import numpy as np
@@ -8,6 +10,7 @@ import scipy.sparse
 from conftest import HALVES, host, needs_bfloat16
 
 import numbsparse as ns
+from numbsparse import files
 from numbsparse.dtypes import as_dtype
 
 
@@ -73,6 +76,14 @@ def test_from_scipy_makes_canonical(rng, fault):
 )
 def test_from_scipy_refuses(a, error, says):
     with pytest.raises(error, match=says):
+        ns.BlockSparse.from_scipy(a)
+
+
+@pytest.mark.parametrize("indptr", [[0, 3, 2], [0, 2, 9], [1, 2, 3]], ids=str)
+def test_from_scipy_refuses_a_broken_indptr(indptr):
+    a = scipy.sparse.bsr_array((np.ones((3, 4, 4)), [1, 0, 0], [0, 2, 3]), shape=(8, 8))
+    a.indptr = np.array(indptr, np.int32)
+    with pytest.raises(ValueError, match="indptr takes rising numbers from 0 to the 3 blocks"):
         ns.BlockSparse.from_scipy(a)
 
 
@@ -186,6 +197,43 @@ def test_load_refuses_another_file(tmp_path):
     np.savez(tmp_path / "a.npz", data=np.zeros(3))
     with pytest.raises(ValueError, match="indices"):
         ns.BlockSparse.load(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("whole", [0.0, 0.5, 0.99])
+def test_load_refuses_what_is_cut_short(w, tmp_path, whole):
+    file = tmp_path / "w.npz"
+    w.save(file)
+    content = file.read_bytes()
+    file.write_bytes(content[: int(whole * len(content))])
+    with pytest.raises(ValueError, match=r"w\.npz is no block-sparse matrix"):
+        ns.BlockSparse.load(file)
+    file.write_bytes(content.replace(content[200:210], bytes(10), 1))
+    with pytest.raises(ValueError, match=r"w\.npz is no block-sparse matrix"):
+        ns.BlockSparse.load(file)
+
+
+def test_load_refuses_a_shape_that_is_none(tmp_path):
+    file = tmp_path / "w.npz"
+    np.savez(file, data=np.ones((1, 4, 4)), indices=[0], indptr=[0, 1], shape=4)
+    with pytest.raises(ValueError, match="shape two numbers, got"):
+        ns.BlockSparse.load(file)
+
+
+def test_a_full_disk_is_named(w, tmp_path, monkeypatch):
+    """Writing fails after the first bytes, as on a full disk, while zipfile has the file open."""
+    (tmp_path / "w.npz").write_bytes(b"as it was")
+
+    class Full(io.FileIO):
+        def write(self, data):
+            if self.tell():
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)
+
+    monkeypatch.setattr(files, "open", lambda path, mode: Full(path, "w"), raising=False)
+    for save in (w.save, lambda path: ns.save(path, {"w": w})):
+        with pytest.raises(OSError, match=r"No space left.*w\.npz'$"):
+            save(tmp_path / "w.npz")
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"as it was"]
 
 
 def test_repr_shows_shape_blocks_and_density(w):

@@ -78,6 +78,42 @@ def test_out(rng, put, w, side):
     assert_near(out, expected)
 
 
+def test_out_takes_memory_of_its_own(put):
+    both = put(np.ones((8, 16), np.float32))
+    w = put(ns.BlockSparse(np.ones((2, 8, 8), np.float32), np.eye(2)))
+    x, rest = both[:4], both[4:]
+    with pytest.raises(ValueError, match="own, got some of x"):
+        ns.matmul(x, w, out=x)
+    with pytest.raises(ValueError, match="own, got some of w"):
+        ns.matmul(x, w, out=w.values.reshape((8, 16))[:4])
+    assert ns.matmul(x, w, out=rest) is rest
+    assert_near(rest, np.full((4, 16), 8))
+
+
+def test_torch_on_the_cpu():
+    torch = pytest.importorskip("torch")
+    w = ns.BlockSparse(torch.ones(2, 8, 8), np.eye(2))
+    out = torch.full((4, 16), torch.nan)
+    assert ns.matmul(torch.ones(4, 16), w, out=out) is out
+    assert (out == 8).all()
+    with pytest.raises(ValueError, match="out takes a writeable array, got list"):
+        ns.matmul(np.ones((4, 16)), w.astype("float64"), out=np.ones((4, 16)).tolist())
+
+
+@needs_bfloat16
+def test_torch_on_the_cpu_in_bfloat16():
+    torch = pytest.importorskip("torch")
+    values = torch.ones(2, 8, 8, dtype=torch.bfloat16)
+    w, x = ns.BlockSparse(values, np.eye(2)), torch.ones(4, 16, dtype=torch.bfloat16)
+    values.mul_(2)  # the memory is shared
+    assert ns.matmul(x, w).dtype == as_dtype("bfloat16")
+    assert (ns.matmul(x, w).astype(float) == 16).all()
+    assert ns.Tensor(x).dtype == as_dtype("bfloat16")
+    out = torch.zeros(4, 16, dtype=torch.bfloat16)
+    assert ns.matmul(x, w, out=out) is out
+    assert (out == 16).all()
+
+
 def test_feature_major_results_are_written_where_they_lie(rng, put, w, monkeypatch):
     # (out_features, batch) in C order, by the rung itself: no view that turns it, no copy.
     x = normal(rng, 22, 35)

@@ -72,6 +72,25 @@ def test_a_16_bit_x_of_a_float32_model_is_refused_as_x():
         nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8, block_size=8))(x)
 
 
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    "function",
+    [nn.ReLU(), nn.GELU(), nn.Tanh(), nn.Sigmoid(), nn.LayerNorm(4), F.relu, F.elu, F.concat_elu,
+     F.glu, F.softplus, F.log_sigmoid, F.logsumexp, F.softmax, F.log_softmax, F.layer_norm, F.sum,
+     F.mean, F.transpose, lambda x: F.reshape(x, (4, 2)), lambda x: F.broadcast_to(x, (3, 2, 4)),
+     lambda x: F.getitem(x, 1), lambda x: F.split(x, 2)[1], lambda x: F.unbind(x)[0],
+     lambda x: F.concatenate([x, x]), lambda x: F.stack([x, x])],
+)  # fmt: skip
+def test_functions_take_arrays(rng, function, place):
+    if place == "cuda" and not ns.device.is_available():
+        pytest.skip(ns.device.why_unavailable())
+    x = rng.standard_normal((2, 4), dtype=np.float32)
+    x = x if place == "cpu" else ns.to_device(x)
+    if isinstance(function, nn.Module):
+        function.to(place)
+    np.testing.assert_array_equal(function(x).numpy(), function(ns.Tensor(x)).numpy())
+
+
 @pytest.mark.parametrize("layer", ["Linear", "LSTM"])
 def test_a_layer_asks_for_its_precision(rng, monkeypatch, layer):
     said = []

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor
+from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module, Parameter
@@ -57,7 +57,7 @@ class BatchNorm(Module):
         self.running_mean.requires_grad = self.running_variance.requires_grad = False
 
     def forward(self, x: Any) -> Tensor:
-        x = x if isinstance(x, Tensor) else Tensor(x)
+        x = as_tensor(x)
         features = self.weight.shape[0]
         if x.ndim < 2 or x.shape[-1] != features:
             raise ValueError(f"x takes the shape (..., {features}), got {x.shape}")

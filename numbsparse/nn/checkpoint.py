@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import from_file
-from numbsparse.files import write_npz
+from numbsparse.files import read_npz, write_npz
 
 _SPARSE = "@"  # a BlockSparse named w is stored as w@data, w@indices, ...
 
@@ -53,11 +52,7 @@ def load(path: Any) -> dict[str, Any]:
     >>> ns.load(path)
     {'step': 3, 'model': {'bias': array([0., 0.])}}
     """
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as npz:
-            arrays = dict(npz)
-    except (BadZipFile, EOFError, ValueError, AttributeError, TypeError) as error:
-        raise ValueError(f"{path} is no checkpoint: {error}") from error
+    arrays = read_npz(path, "checkpoint")
     state: dict[str, Any] = {}
     sparse: dict[str, dict[str, np.ndarray]] = {}
     for key, stored in arrays.items():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse import ops, patterns
-from numbsparse.autograd import Tensor
+from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
@@ -85,7 +85,7 @@ class _Conv(Module):
         )
 
     def forward(self, x: Any) -> Tensor:
-        x = x if isinstance(x, Tensor) else Tensor(x)
+        x = as_tensor(x)
         _check_images(x, self.axes, self.in_channels)
         y = functional.conv(
             x,
@@ -125,7 +125,7 @@ class _ConvTranspose(_Conv):
         self.output_padding = extra_sizes(output_padding, self.stride, self.dilation)
 
     def forward(self, x: Any) -> Tensor:
-        x = x if isinstance(x, Tensor) else Tensor(x)
+        x = as_tensor(x)
         _check_images(x, self.axes, self.in_channels)
         y = functional.conv_transpose(
             x,

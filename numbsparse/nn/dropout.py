@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.autograd import Tensor
+from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module
 
@@ -37,7 +37,7 @@ class Dropout(Module):
         self.calls = 0
 
     def forward(self, x: Any) -> Tensor:
-        x = x if isinstance(x, Tensor) else Tensor(x)
+        x = as_tensor(x)
         if not self.training or self.p == 0:
             return x
         return functional.dropout(x, self.p, seed=self.seed, call=self.next_call)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor
+from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional, init
@@ -78,7 +78,7 @@ class Linear(Module):
             self.bias = Parameter((rng.uniform(-1, 1, out_features) * bound).astype(dtype))
 
     def forward(self, x: Any) -> Tensor:
-        x = x if isinstance(x, Tensor) else Tensor(x)
+        x = as_tensor(x)
         return functional.linear(x, self.weight, self.bias, precision=self.precision)
 
     def describe(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor
+from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
@@ -135,7 +135,7 @@ class MultiplicativeLSTM(Module):
         Raises ValueError for other shapes and places, TypeError for other dtypes; in a `backward`
         with create_graph=True NotImplementedError.
         """
-        x = x if isinstance(x, Tensor) else Tensor(x)
+        x = as_tensor(x)
         if x.ndim != 3 or x.shape[2] != self.input_size or x.shape[0] == 0:
             raise ValueError(
                 f"x takes the shape (time, batch, {self.input_size}), of one step at least, "
@@ -172,7 +172,7 @@ class MultiplicativeLSTM(Module):
         if not isinstance(state, tuple | list) or len(state) != 2:
             raise TypeError(f"state takes (h, c), got {type(state).__name__}")
         gain = self.gates.gain
-        h, c = (part if isinstance(part, Tensor) else Tensor(part) for part in state)
+        h, c = (as_tensor(part) for part in state)
         shape = (x.shape[1], self.hidden_size)
         for name, part, takes in (("x", x, x.shape), ("h", h, shape), ("c", c, shape)):
             dtype = ops.state_dtype(gain.dtype) if name == "c" else gain.dtype

@@ -192,7 +192,7 @@ def _multiply(
         takes = f"({features}, batch)" if turned else f"(..., {features})"
         raise ValueError(f"x takes the shape {takes} with this w, got {x.shape}")
     shape = (outputs, *x.shape[1:]) if turned else (*x.shape[:-1], outputs)
-    target = None if out is None else _checked_out(out, shape, w.dtype)
+    target = None if out is None else _checked_out(out, shape, x, w)
     if w_on_gpu and not on_gpu:
         y = target if isinstance(target, DeviceArray) else empty(shape, w.dtype)
         _run(to_device(x), w, y, turned, kernel, precision)
@@ -228,16 +228,30 @@ def _columns_as_rows(a: Any) -> Any:
     return a.T if a.ndim == 2 else a.reshape(1, -1) if isinstance(a, np.ndarray) else a[None]
 
 
-def _checked_out(out: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+def _checked_out(out: Any, shape: tuple[int, ...], x: Any, w: BlockSparse) -> Any:
     array = operand(out, "out")
-    if array.shape != shape or array.dtype != dtype:
-        raise ValueError(f"out takes {shape} of {dtype}, got {array.shape} of {array.dtype}")
+    if array.shape != shape or array.dtype != w.dtype:
+        raise ValueError(f"out takes {shape} of {w.dtype}, got {array.shape} of {array.dtype}")
     on_cpu = isinstance(array, np.ndarray)
     if not (array.flags.c_contiguous if on_cpu else array.is_contiguous):
         raise ValueError("out takes a C-contiguous array")
-    if on_cpu and (array is not out or not array.flags.writeable):
+    # A second view of a torch tensor shares its memory; a second copy of a list does not.
+    if on_cpu and not (
+        array.flags.writeable and (array is out or np.may_share_memory(array, operand(out, "out")))
+    ):
         raise ValueError(f"out takes a writeable array, got {type(out).__name__}")
+    for name, other in (("x", x), ("w", w.values)):
+        if isinstance(other, DeviceArray) != on_cpu and _overlap(array, other):
+            raise ValueError(f"out takes memory of its own, got some of {name}")
     return array
+
+
+def _overlap(a: Any, b: Any) -> bool:
+    """Whether two arrays of one place share memory; of a `b` with gaps nothing is said."""
+    if isinstance(a, np.ndarray):
+        return b.flags.forc and np.may_share_memory(a, b)
+    ends = a.address + a.nbytes, b.address + b.nbytes
+    return b.is_contiguous and a.address < ends[1] and b.address < ends[0]
 
 
 def _empty(shape: tuple[int, ...], beside: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.device import DeviceArray, as_device_array, is_device_operand
-from numbsparse.dtypes import is_bfloat16
+from numbsparse.dtypes import as_array, is_bfloat16
 
 ARRAYS = (np.ndarray, DeviceArray)
 CPU_FLOATS = frozenset(map(np.dtype, ("float32", "float64")))
@@ -30,7 +30,7 @@ def operand(x: Any, argument: str) -> Any:
     """A dense operand as a NumPy array or a DeviceArray."""
     if isinstance(x, ARRAYS):
         return x
-    return as_device_array(x, argument) if is_device_operand(x) else np.asarray(x)
+    return as_device_array(x, argument) if is_device_operand(x) else as_array(x)
 
 
 def on_gpu(a: Any, argument: str) -> bool:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, once, record
+from numbsparse.autograd import Tensor, as_tensor, once, record
 from numbsparse.nn.functional.arithmetic import exp, multiply, negative, subtract
 from numbsparse.nn.functional.shape import reshape
 
 
-def relu(x: Tensor) -> Tensor:
+def relu(x: Any) -> Tensor:
     """max(x, 0); the gradient at 0 is 0.
 
     >>> from numbsparse import Tensor
@@ -19,6 +19,7 @@ def relu(x: Tensor) -> Tensor:
     >>> F.relu(Tensor([-1.0, 2.0]))
     Tensor([0., 2.])
     """
+    x = as_tensor(x)
     return record(ops.relu(x.data), (x, lambda dy, y: _relu_grad(x, dy)))
 
 
@@ -27,7 +28,7 @@ def _relu_grad(x: Tensor, dy: Tensor) -> Tensor:
     return record(ops.relu_grad(x.data, dy.data), (dy, lambda g, y: _relu_grad(x, g)))
 
 
-def elu(x: Tensor) -> Tensor:
+def elu(x: Any) -> Tensor:
     """x where x > 0, else e^x - 1.
 
     Clevert, Unterthiner and Hochreiter, "Fast and Accurate Deep Network Learning by Exponential
@@ -38,10 +39,11 @@ def elu(x: Tensor) -> Tensor:
     >>> F.elu(Tensor([-1.0, 2.0]))
     Tensor([-0.63212056,  2.        ])
     """
+    x = as_tensor(x)
     return record(ops.elu(x.data), (x, once(lambda dy, y: ops.elu_grad(x.data, dy))))
 
 
-def concat_elu(x: Tensor) -> Tensor:
+def concat_elu(x: Any) -> Tensor:
     """elu(x) and elu(-x), one after the other along the last axis: (..., n) to (..., 2n).
 
     Salimans, Karpathy, Chen and Kingma, "PixelCNN++", 2017, whose code uses it throughout.
@@ -51,10 +53,11 @@ def concat_elu(x: Tensor) -> Tensor:
     >>> F.concat_elu(Tensor([-1.0, 2.0]))
     Tensor([-0.63212056,  2.        ,  1.        , -0.86466472])
     """
+    x = as_tensor(x)
     return record(ops.concat_elu(x.data), (x, once(lambda dy, y: ops.concat_elu_grad(x.data, dy))))
 
 
-def glu(x: Tensor) -> Tensor:
+def glu(x: Any) -> Tensor:
     """The gated linear unit, x[..., :n] * sigmoid(x[..., n:]): (..., 2n) to (..., n).
 
     Raises ValueError for an odd last axis. Dauphin, Fan, Auli and Grangier, "Language Modeling with
@@ -65,10 +68,11 @@ def glu(x: Tensor) -> Tensor:
     >>> F.glu(Tensor([[2.0, 4.0, 0.0, 0.0]]))
     Tensor([[1., 2.]])
     """
+    x = as_tensor(x)
     return record(ops.glu(x.data), (x, once(lambda dy, y: ops.glu_grad(x.data, dy))))
 
 
-def gelu(x: Tensor) -> Tensor:
+def gelu(x: Any) -> Tensor:
     """x * Phi(x), by the tanh form: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
 
     Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, section 2.
@@ -78,10 +82,11 @@ def gelu(x: Tensor) -> Tensor:
     >>> F.gelu(Tensor([-1.0, 0.0, 1.0]))
     Tensor([-0.15880801,  0.        ,  0.84119199])
     """
+    x = as_tensor(x)
     return record(ops.gelu(x.data), (x, once(lambda dy, y: ops.gelu_grad(x.data, dy))))
 
 
-def tanh(x: Tensor) -> Tensor:
+def tanh(x: Any) -> Tensor:
     """The hyperbolic tangent.
 
     >>> from numbsparse import Tensor
@@ -89,10 +94,11 @@ def tanh(x: Tensor) -> Tensor:
     >>> F.tanh(Tensor([0.0, 1.0]))
     Tensor([0.        , 0.76159416])
     """
+    x = as_tensor(x)
     return record(ops.tanh(x.data), (x, lambda dy, y: multiply(dy, subtract(1.0, multiply(y, y)))))
 
 
-def sigmoid(x: Tensor) -> Tensor:
+def sigmoid(x: Any) -> Tensor:
     """1 / (1 + e^-x).
 
     >>> from numbsparse import Tensor
@@ -100,12 +106,13 @@ def sigmoid(x: Tensor) -> Tensor:
     >>> F.sigmoid(Tensor([0.0, 2.0]))
     Tensor([0.5       , 0.88079708])
     """
+    x = as_tensor(x)
     return record(
         ops.sigmoid(x.data), (x, lambda dy, y: multiply(dy, multiply(y, subtract(1.0, y))))
     )
 
 
-def softplus(x: Tensor) -> Tensor:
+def softplus(x: Any) -> Tensor:
     """log(1 + e^x), without overflow.
 
     >>> from numbsparse import Tensor
@@ -113,6 +120,7 @@ def softplus(x: Tensor) -> Tensor:
     >>> F.softplus(Tensor([0.0, 1000.0]))
     Tensor([6.93147181e-01, 1.00000000e+03])
     """
+    x = as_tensor(x)
     return record(ops.softplus(x.data), (x, lambda dy, y: multiply(dy, sigmoid(x))))
 
 
@@ -127,7 +135,7 @@ def log_sigmoid(x: Tensor) -> Tensor:
     return negative(softplus(negative(x)))
 
 
-def logsumexp(x: Tensor) -> Tensor:
+def logsumexp(x: Any) -> Tensor:
     """log(sum(e^x)) along the last axis, which the result lacks.
 
     >>> from numbsparse import Tensor
@@ -135,6 +143,7 @@ def logsumexp(x: Tensor) -> Tensor:
     >>> F.logsumexp(Tensor([[0.0, 0.0], [1000.0, 0.0]]))
     Tensor([6.93147181e-01, 1.00000000e+03])
     """
+    x = as_tensor(x)
 
     def gradient(dy: Tensor, y: Tensor) -> Tensor:
         column = (*y.shape, 1)
@@ -143,7 +152,7 @@ def logsumexp(x: Tensor) -> Tensor:
     return record(ops.logsumexp(x.data), (x, gradient))
 
 
-def softmax(x: Tensor) -> Tensor:
+def softmax(x: Any) -> Tensor:
     """e^x / sum(e^x) along the last axis.
 
     >>> from numbsparse import Tensor
@@ -152,10 +161,11 @@ def softmax(x: Tensor) -> Tensor:
     Tensor([[0.5       , 0.5       ],
             [0.11920292, 0.88079708]])
     """
+    x = as_tensor(x)
     return record(ops.softmax(x.data), (x, once(lambda dy, y: ops.softmax_grad(y, dy))))
 
 
-def log_softmax(x: Tensor) -> Tensor:
+def log_softmax(x: Any) -> Tensor:
     """x - log(sum(e^x)) along the last axis.
 
     >>> from numbsparse import Tensor
@@ -163,6 +173,7 @@ def log_softmax(x: Tensor) -> Tensor:
     >>> F.log_softmax(Tensor([0.0, 0.0]))
     Tensor([-0.69314718, -0.69314718])
     """
+    x = as_tensor(x)
     return record(ops.log_softmax(x.data), (x, once(lambda dy, y: ops.log_softmax_grad(y, dy))))
 
 
@@ -178,7 +189,7 @@ def dropout(x: Any, rate: float, *, seed: int, call: int | Callable[[], int] = 0
     """
     if not 0 <= rate < 1:
         raise ValueError(f"rate takes a probability from 0 to below 1, got {rate}")
-    x = x if isinstance(x, Tensor) else Tensor(x)
+    x = as_tensor(x)
     if rate == 0:
         return x
     return multiply(x, Tensor(ops.dropout_mask(x.shape, rate, seed, call, x.dtype, x.place)))

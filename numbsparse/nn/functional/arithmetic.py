@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, Vjp, record
+from numbsparse.autograd import Tensor, Vjp, as_tensor, record
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_dtype
 from numbsparse.nn.functional.shape import sum_to
@@ -162,7 +162,7 @@ def cast(a: Any, dtype: Any) -> Tensor:
     >>> F.cast(Tensor([1 / 3]), "float16")
     Tensor([0.3333], dtype=float16)
     """
-    a = a if isinstance(a, Tensor) else Tensor(a)
+    a = as_tensor(a)
     if a.dtype == (dtype := as_dtype(dtype)):
         return a
     values = ops.cast(a.values, dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, once, record
+from numbsparse.autograd import Tensor, as_tensor, once, record
 from numbsparse.nn.functional.arithmetic import add, data_of, multiply
 from numbsparse.nn.functional.products import matmul
 
@@ -44,7 +44,7 @@ def embedding(table: Tensor, indices: Any) -> Tensor:
 
 
 def layer_norm(
-    x: Tensor, gain: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    x: Any, gain: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     """(x - mean) / sqrt(variance + eps) * gain + bias, over the last axis.
 
@@ -55,6 +55,7 @@ def layer_norm(
     >>> F.layer_norm(Tensor([[1.0, 2.0, 3.0]]))
     Tensor([[-1.22473569,  0.        ,  1.22473569]])
     """
+    x = as_tensor(x)
     normalised, inverse_std = ops.layer_norm(x.data, eps)
     y = record(
         normalised,

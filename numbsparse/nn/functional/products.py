@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, record
+from numbsparse.autograd import Tensor, as_tensor, record
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.nn.functional.arithmetic import data_of, edges
 from numbsparse.nn.functional.shape import reshape, transpose
@@ -54,7 +54,7 @@ sddmm.__doc__ = ops.sddmm.__doc__
 def _dense_times_sparse(x: Any, w: Any, how: Any) -> Tensor:
     """x (..., in_features) times w (in_features, out_features)."""
     if len(x.shape) != 2:
-        x = x if isinstance(x, Tensor) else Tensor(x)
+        x = as_tensor(x)
         rows = reshape(x, (-1, x.shape[-1])) if x.size else reshape(x, (0, x.shape[-1]))
         y = _dense_times_sparse(rows, w, how)
         return reshape(y, (*x.shape[:-1], y.shape[1]))
@@ -70,7 +70,7 @@ def _dense_times_sparse(x: Any, w: Any, how: Any) -> Tensor:
 def _sparse_times_dense(w: Any, x: Any, how: Any) -> Tensor:
     """w (out_features, in_features) times x (in_features) or (in_features, batch)."""
     if len(x.shape) == 1:
-        x = x if isinstance(x, Tensor) else Tensor(x)
+        x = as_tensor(x)
         return reshape(_sparse_times_dense(w, reshape(x, (-1, 1)), how), (-1,))
     return record(
         ops.matmul(data_of(w), data_of(x), **how),

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, record
+from numbsparse.autograd import Tensor, as_tensor, record
 from numbsparse.block_sparse import BlockSparse
 
 Axis = int | tuple[int, ...] | None
 
 
-def sum(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The sum over the given axes, or over all.
 
     >>> from numbsparse import Tensor
@@ -20,6 +20,7 @@ def sum(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     >>> F.sum(Tensor([[1.0, 2.0], [3.0, 4.0]]), axis=0)
     Tensor([4., 6.])
     """
+    x = as_tensor(x)
     kept = kept_shape(x.shape, axis)
     return record(
         ops.sum(x.data, axis, keepdims),
@@ -27,7 +28,7 @@ def sum(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     )
 
 
-def mean(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The mean over the given axes, or over all.
 
     >>> from numbsparse import Tensor
@@ -36,6 +37,7 @@ def mean(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     Tensor([[1.5],
             [3.5]])
     """
+    x = as_tensor(x)
     kept = kept_shape(x.shape, axis)
     average = ops.mean(x.data, axis, keepdims)  # no sum that 16 bits could not hold
     share = average.size / x.size
@@ -49,7 +51,7 @@ def sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return record(ops.sum_to(x.data, shape), (x, lambda dy, y: broadcast_to(dy, x.shape)))
 
 
-def broadcast_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+def broadcast_to(x: Any, shape: tuple[int, ...]) -> Tensor:
     """NumPy's broadcasting to a shape, as an array of its own.
 
     >>> from numbsparse import Tensor
@@ -58,12 +60,13 @@ def broadcast_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     Tensor([[1., 2.],
             [1., 2.]])
     """
+    x = as_tensor(x)
     if x.shape == shape:
         return x
     return record(ops.broadcast_to(x.data, shape), (x, lambda dy, y: sum_to(dy, x.shape)))
 
 
-def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
+def reshape(x: Any, shape: Sequence[int]) -> Tensor:
     """The same values in another shape; one axis may be -1.
 
     >>> from numbsparse import Tensor
@@ -71,10 +74,11 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
     >>> F.reshape(Tensor([[1.0, 2.0], [3.0, 4.0]]), (-1,))
     Tensor([1., 2., 3., 4.])
     """
+    x = as_tensor(x)
     return record(ops.reshape(x.data, tuple(shape)), (x, lambda dy, y: reshape(dy, x.shape)))
 
 
-def transpose(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
+def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
     """The axes in another order (default: reversed), as a view. A BlockSparse takes no `axes`.
 
     >>> from numbsparse import Tensor
@@ -83,6 +87,7 @@ def transpose(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
     Tensor([[1., 3.],
             [2., 4.]])
     """
+    x = as_tensor(x)
     if isinstance(x.data, BlockSparse):
         return record(x.data.T, (x, lambda dy, y: transpose(dy)))
     if axes is None:
@@ -92,7 +97,7 @@ def transpose(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
     return record(ops.transpose(x.data, order), (x, lambda dy, y: transpose(dy, back)))
 
 
-def getitem(x: Tensor, key: Any) -> Tensor:
+def getitem(x: Any, key: Any) -> Tensor:
     """x[key] for integers and slices. To take all the parts of an axis, use `unbind` or `split`.
 
     >>> from numbsparse import Tensor
@@ -100,6 +105,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     >>> F.getitem(Tensor([1.0, 2.0, 3.0]), slice(1, None))  # or tensor[1:]
     Tensor([2., 3.])
     """
+    x = as_tensor(x)
     return record(ops.getitem(x.data, key), (x, lambda dy, y: _put(x.shape, key, dy)))
 
 
@@ -111,6 +117,7 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     >>> F.concatenate([Tensor([1.0, 2.0]), Tensor([3.0])])
     Tensor([1., 2., 3.])
     """
+    tensors = [as_tensor(tensor) for tensor in tensors]
     if not tensors:
         raise ValueError("tensors takes at least one Tensor")
     axis, start, parts = axis % tensors[0].ndim, 0, []
@@ -131,6 +138,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     Tensor([[1., 2.],
             [3., 4.]])
     """
+    tensors = [as_tensor(tensor) for tensor in tensors]
     if not tensors:
         raise ValueError("tensors takes at least one Tensor")
     axis %= tensors[0].ndim + 1
@@ -141,7 +149,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     return record(ops.stack([tensor.data for tensor in tensors], axis), *parts)
 
 
-def unbind(x: Tensor, axis: int = 0) -> list[Tensor]:
+def unbind(x: Any, axis: int = 0) -> list[Tensor]:
     """The parts of `x` along an axis, without it: [x[0], x[1], ...].
 
     Their gradients are joined once, where indexing would add a whole array for each.
@@ -151,12 +159,13 @@ def unbind(x: Tensor, axis: int = 0) -> list[Tensor]:
     >>> F.unbind(Tensor([[1.0, 2.0], [3.0, 4.0]]))
     [Tensor([1., 2.]), Tensor([3., 4.])]
     """
+    x = as_tensor(x)
     axis %= x.ndim
     keys = [(*(slice(None),) * axis, i) for i in range(x.shape[axis])]
     return _parts(x, keys, lambda pieces: stack(pieces, axis))
 
 
-def split(x: Tensor, sections: int, axis: int = -1) -> list[Tensor]:
+def split(x: Any, sections: int, axis: int = -1) -> list[Tensor]:
     """`x` cut along an axis in equal sections; raises ValueError where they would not be equal.
 
     >>> from numbsparse import Tensor
@@ -164,6 +173,7 @@ def split(x: Tensor, sections: int, axis: int = -1) -> list[Tensor]:
     >>> F.split(Tensor([1.0, 2.0, 3.0, 4.0]), 2)
     [Tensor([1., 2.]), Tensor([3., 4.])]
     """
+    x = as_tensor(x)
     axis %= x.ndim
     width, rest = divmod(x.shape[axis], sections)
     if rest:
