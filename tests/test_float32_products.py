@@ -9,6 +9,7 @@ from numbsparse.kernels.matmul import LADDER, PRODUCTS
 ON_GPU = device.is_available() and not device.SIMULATED
 CASES = (
     ("k5_tensor_core", 32),
+    ("k6_hopper", 32),
     ("k6_hopper", 64),
     ("k7_small_blocks", 8),
     ("k7_small_blocks", 16),

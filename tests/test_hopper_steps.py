@@ -97,11 +97,12 @@ def test_groups_exchange_lines_that_others_share_more_of(rng, monkeypatch):
     assert after < 0.99 * inputs()
 
 
+@pytest.mark.parametrize("together", [1, 2])
 @pytest.mark.parametrize("row_tiles", [1, 2, 9])
-def test_every_tile_is_computed_once(row_tiles, rng):
+def test_every_tile_is_computed_once(row_tiles, together, rng):
     layout, tile = ns.Layout(pattern(rng, 40, 30)), TILES[64]
     _, lines, lengths = steps_of(layout.index, False, tile, False)
-    tiles, starts = schedule(layout.index, lengths, row_tiles, 6)
+    tiles, starts = schedule(layout.index, lengths, row_tiles, 6, together)
     assert len(tiles) == starts[-1] == len(lines) * row_tiles
     assert len({tuple(own[:2]) for own in tiles}) == len(tiles)
     for group, _, first, end in tiles:

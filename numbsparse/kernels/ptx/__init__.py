@@ -173,4 +173,4 @@ words = _cluster.words  # (count): makes a function (array of int32, j) -> a tup
 # memory. (acc, hi, lo, shared, i), the first three local arrays; acc is added to in float32.
 # With two units, acc, hi and lo are of two products, and (acc, hi, lo, shared, i, j) says where the
 # second factor of each is.
-wgmma_split = _split.wgmma_split  # (n, k_steps, exact, units=1)
+wgmma_split = _split.wgmma_split  # (n, k_steps, exact, units=1, apart=False)

@@ -16,9 +16,10 @@ _FLOAT = ir.FloatType()
 
 
 @cache
-def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1) -> Any:
+def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool = False) -> Any:
     count, registers = units * n // 2, units * 4 * k_steps
-    text = _text(n, k_steps, exact, units)
+    text = _text(n, k_steps, exact, units, apart)
+    along = 8 if apart else n  # columns whose matrices of the same terms lie side by side
 
     def checked(acc, hi, lo, shared, places):
         if any(a.dtype != kind for a, kind in ((acc, f32), (hi, u32), (lo, u32))):
@@ -34,7 +35,7 @@ def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1) -> Any:
             for place in args[4:]:
                 where = address(context, builder, shared, args[3], place, SHARED)
                 # Core matrices, 8 columns x 4 terms: n / 8 side by side, then the next terms.
-                values += [builder.or_(builder.lshr(where, i32(4)), i32(8 * (n // 8) << 16))]
+                values += [builder.or_(builder.lshr(where, i32(4)), i32(along << 16))]
             constraints = ["=&f"] * count + ["r"] * len(values) + ["~{memory}"]
             results = ir.LiteralStructType([_FLOAT] * count)
             function = ir.FunctionType(results, [value.type for value in values])
@@ -58,11 +59,12 @@ def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1) -> Any:
     return intrinsic({1: multiply, 2: multiply_two}[units])
 
 
-def _text(n, k_steps, exact, units):
+def _text(n, k_steps, exact, units, apart):
     """Everything from the fence to the wait; the small products of each step come first."""
     per_unit, registers = n // 2, 4 * k_steps
     of_values = units * per_unit
     of_places = of_values + (2 if exact else 1) * units * registers
+    along, across = (8, 512 * k_steps) if apart else (n, 128)  # across: bytes to 8 columns more
     pairs = ((1, 0), (0, 1), (0, 0)) if exact else ((0, 0),)
     lines = ["{ .reg .b64 db; .reg .b32 low;", "wgmma.fence.sync.aligned;"]
     for step in range(k_steps):
@@ -74,8 +76,8 @@ def _text(n, k_steps, exact, units):
                 part = ", ".join(f"${k}" for k in range(first, first + 4))
                 go_on = int((step, a, b) != (0, *pairs[0]))
                 lines += [
-                    f"add.u32 low, ${of_places + u}, {(b * k_steps + step) * n * 32 >> 4};",
-                    f"mov.b64 db, {{low, {128 >> 4}}};",
+                    f"add.u32 low, ${of_places + u}, {(b * k_steps + step) * along * 32 >> 4};",
+                    f"mov.b64 db, {{low, {across >> 4}}};",
                     f"wgmma.mma_async.sync.aligned.m64n{n}k8.f32.tf32.tf32 "
                     f"{{{acc}}}, {{{part}}}, db, {go_on}, 1, 1;",
                 ]

@@ -14,13 +14,14 @@ from numbsparse.kernels.ptx.warp import WARPGROUP, together
 
 
 @cache
-def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1) -> Any:
+def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool = False) -> Any:
     """acc += a @ b, 64 x 8 k_steps times 8 k_steps x n: with exact, lo @ hi + hi @ lo + hi @ hi.
 
     Warp w of the warpgroup has rows 16 w to 16 w + 15 of a, in registers as `meaning.A_16x8`, four
     for each 8 terms, and of acc, as `meaning.C_16x8` for every 8 columns. b lies in shared memory
     as matrices of 8 columns x 4 terms, 128 bytes each: n / 8 side by side, then the next terms;
-    after all of hi the same of lo. The products start from zero, and acc is added in float32. Two
+    after all of hi the same of lo; or, with `apart`, each 8 columns by themselves, terms of hi and
+    then of lo, be it exact or not. The products start from zero, and acc is added in float32. Two
     units are two such products, one after another in acc, hi and lo, each with a b of its own.
     """
     t, i = np.arange(128)[:, None], np.arange(n // 2)
@@ -29,8 +30,16 @@ def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1) -> Any:
 
     def split_meaning(hi, lo, i, shared):
         a = [_rows(part, k_steps) for part in (hi, lo)]
-        items = shared[int(i[0]) * 4 :][: (1 + exact) * 32 * n * k_steps]
-        b = [_terms(part, n, k_steps) for part in np.split(items, 1 + exact)]
+        items = shared[int(i[0]) * 4 :]
+        if apart:
+            strips = items[: 64 * n * k_steps].reshape(n // 8, 2, -1)[:, : 1 + exact]
+            b = [
+                np.hstack([_terms(strip, 8, k_steps) for strip in part])
+                for part in strips.swapaxes(0, 1)
+            ]
+        else:
+            items = items[: (1 + exact) * 32 * n * k_steps]
+            b = [_terms(part, n, k_steps) for part in np.split(items, 1 + exact)]
         product = a[0] @ b[0]
         if exact:
             product = a[1] @ b[0] + a[0] @ b[1] + product

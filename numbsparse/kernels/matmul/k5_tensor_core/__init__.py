@@ -33,9 +33,7 @@ from numbsparse.kernels.matmul.aligned import aligned_rows
 from numbsparse.kernels.matmul.k5_tensor_core import weight_grad_halves, weight_grad_singles
 from numbsparse.kernels.matmul.k5_tensor_core.fetches import Tile
 from numbsparse.kernels.matmul.k5_tensor_core.lines import multiply_lines
-from numbsparse.kernels.matmul.k5_tensor_core.recipes import recipe_of
 from numbsparse.kernels.matmul.reach import reach
-from numbsparse.kernels.views import span
 
 BLOCK_SIZES = (16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
@@ -70,9 +68,7 @@ def _along_lines(product, x, values, index, y, precision, number):
     values, _ = aligned_rows(values.reshape(-1, size))
     values = values.reshape(-1, size)
     tile = line_tiles(size, x.shape[0], arithmetic)[number]
-    multiply_lines(
-        product, x, lambda _: span(values), values, index, y, arithmetic, tile, recipe_of
-    )
+    multiply_lines(product, x, values, index, y, arithmetic, tile)
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest", tile=0):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -18,7 +17,7 @@ from numbsparse.kernels.matmul.k5_tensor_core.fetches import (
     fetch_rows,
     slots_of,
 )
-from numbsparse.kernels.matmul.k5_tensor_core.recipes import Recipe, Shape
+from numbsparse.kernels.matmul.k5_tensor_core.recipes import Shape, recipe_of
 from numbsparse.kernels.matmul.k5_tensor_core.repair import any_nan, repair_line
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
@@ -29,18 +28,16 @@ from numbsparse.layout import Index
 def multiply_lines(
     product: str,
     x: DeviceArray,
-    w: Any,
     values: DeviceArray,
     index: Index,
     y: DeviceArray,
     arithmetic: str,
     tile: Tile,
-    recipe_of: Callable[[Shape], Recipe],
 ) -> None:
-    """y[:] = x @ w or x @ w.T, from `values` (rows of blocks), or what `w(shape)` makes of them."""
+    """y[:] = x @ w or x @ w.T, from `values`, the rows of blocks."""
     (batch, out_features), size, in_features = y.shape, values.shape[1], x.shape[1]
     flat, stride, x_turned = aligned_lines(x)
-    y, y_turned, wide = _stored(y)
+    y, y_turned, wide = stored(y)
     turned, edge = product == "input_grad", in_features % size > 0
     shape = Shape(size, tile, arithmetic, turned, x_turned, y_turned, wide, edge)
     recipe, slots = recipe_of(shape), slots_of(size, tile, turned)
@@ -48,13 +45,13 @@ def multiply_lines(
     grid = -(-batch // tile.BM) * plan[0].size
     stage = tile.BM * tile.BK + slots.BLOCKS * slots.COLUMNS * recipe.slot
     launch(
-        line_kernel(shape, recipe_of), grid, tile.threads,
-        flat, stride, batch, in_features, w(shape), span(values), *plan, y, out_features,
+        line_kernel(shape), grid, tile.threads,
+        flat, stride, batch, in_features, span(values), *plan, y, out_features,
         shared_bytes=tile.STAGES * stage * values.itemsize,
     )  # fmt: skip
 
 
-def _stored(y: DeviceArray) -> tuple[DeviceArray, bool, bool]:
+def stored(y: DeviceArray) -> tuple[DeviceArray, bool, bool]:
     """y as one axis, whether that is of y.T, and whether several values may be stored at once.
 
     16-bit values go by pairs, float32 by fours.
@@ -96,7 +93,7 @@ def strips(index: Index, product: str, B: int, width: int, features: int) -> tup
 
 
 @cache
-def line_kernel(shape: Shape, recipe_of: Callable[[Shape], Recipe]) -> Any:
+def line_kernel(shape: Shape) -> Any:
     B, tile, arithmetic, turned, x_turned, y_turned = shape[:6]
     recipe = recipe_of(shape)
     BM, BN, BK, STAGES = tile
@@ -111,11 +108,11 @@ def line_kernel(shape: Shape, recipe_of: Callable[[Shape], Recipe]) -> Any:
         recipe.item,
     )
     TA, TB, ACC = recipe.TA, recipe.TB, (COLUMNS, recipe.TA, recipe.TB, 4)
-    X_SIZE, SIDE_BY_SIDE = BM * BK, recipe.side_by_side
+    X_SIZE = BM * BK
     STAGE = X_SIZE + BLOCKS * COLUMNS * SLOT
     RING = STAGES * STAGE
     begin_in_x, begin_in_w, add_products = recipe.begin_x, recipe.begin_w, recipe.add_products
-    arrived, store, swapped = recipe.arrived, recipe.store, recipe.swapped
+    store, swapped = recipe.store, recipe.swapped
     _, move_in_x = recipe.x_places
     fetch_from = fetch_columns if x_turned else fetch_rows
     begin_x, find_x, fetch_x, X_FOUND = fetch_from(tile, slots, B, PIECE, recipe.x_places)
@@ -160,7 +157,6 @@ def line_kernel(shape: Shape, recipe_of: Callable[[Shape], Recipe]) -> Any:
         stride,
         batch,
         in_features,
-        w,
         values,
         order,
         indptr,
@@ -178,11 +174,8 @@ def line_kernel(shape: Shape, recipe_of: Callable[[Shape], Recipe]) -> Any:
                     for i in range(4):
                         acc[c, m, n, i] = 0
         warp = uint32(cuda.threadIdx.x) // 32
-        tall = SIDE_BY_SIDE * order.size  # blocks of threads that share the rows of x
-        first_row = cuda.blockIdx.x // tall * SIDE_BY_SIDE
-        rows = min(SIDE_BY_SIDE, (batch + BM - 1) // BM - first_row)
-        strip = order[cuda.blockIdx.x % tall // rows]
-        top, left = (first_row + cuda.blockIdx.x % tall % rows) * BM, strip * BN
+        strip = order[cuda.blockIdx.x % order.size]
+        top, left = cuda.blockIdx.x // order.size * BM, strip * BN
         line = left // B if COLUMNS == 1 else strip
         first, last = indptr[line], indptr[line + 1]
         steps = (last - first + BLOCKS - 1) // BLOCKS * PARTS
@@ -200,12 +193,11 @@ def line_kernel(shape: Shape, recipe_of: Callable[[Shape], Recipe]) -> Any:
         now = then = int64(0)  # where the stages start that are multiplied and fetched
         for step in range(-AHEAD, steps):  # the first ones only fetch
             cp_async_wait(PENDING)
-            arrived()
             cuda.syncthreads()
             coming = step + AHEAD
             if coming < steps:
                 fetch_x(x, x_begin, stride, top, batch, x_found, in_features, ring, then)
-                fetch_w(w, w_found, insides, left % B, coming, ring, then + X_SIZE)
+                fetch_w(values, w_found, insides, left % B, coming, ring, then + X_SIZE)
                 then = then + STAGE if then + STAGE < RING else 0
                 find_x(indices, first, last, coming + 1, in_features, x_found)
                 find_w(blocks, indices, first, last, coming + 1, in_features, w_found, insides)

@@ -37,8 +37,6 @@ class Recipe(NamedTuple):
     begin_w: Any  # () -> where it begins in a slot
     add_products: Any  # (ring, x_at, w_at, acc)
     fetch_w: Any  # see `fetches.fetch_blocks`
-    arrived: Any  # () after a thread's copies arrived
-    side_by_side: int  # tiles of rows that go through the strips of w together
     store: Any  # (acc, y, top, left, rows, columns)
 
 
@@ -85,8 +83,6 @@ def _of_halves(shape: Shape) -> Recipe:
         begin_w,
         add_swapped if swapped else add,
         fetch_blocks(tile, slots, shape.B, shape.turned, shape.edge, halves.PIECE, w_places),
-        nothing,
-        1,
         halves.store(shape.arithmetic, TA, TB, shape.wide),
     )
 
@@ -117,12 +113,5 @@ def _of_singles(shape: Shape) -> Recipe:
         begin_w,
         add,
         fetch_blocks(tile, slots, shape.B, shape.turned, shape.edge, singles.PIECE, w_places),
-        nothing,
-        1,
         singles.store(TA, TB, shape.y_turned, shape.wide),
     )
-
-
-@cuda.jit(device=True)
-def nothing():
-    pass

@@ -207,14 +207,15 @@ def coordinates(UNITS: int) -> Any:
 
 
 @cache
-def store(TA: int, TB: int, turned: bool, wide: bool) -> Any:
+def store(TA: int, TB: int, turned: bool, wide: bool, row_in: Any = None) -> Any:
     """y[top + ., left + .] = acc, where that lies before the edges; turned, y[left + ., top + .].
 
-    y is of one axis. Four neighbours at once where `wide` and a lane holds four.
+    y is of one axis. Four neighbours at once where `wide` and a lane holds four. Line g of unit u
+    is row `row_in(u, g)`, if not that of `coordinates`.
     """
+    row_in, column_in = row_in or coordinates(2 * TA), coordinates(TB)
     if wide and not turned and TB == 4:
-        return store_sectors(TA)
-    row_in, column_in = coordinates(2 * TA), coordinates(TB)
+        return store_sectors(TA, row_in)
     down = wide and turned and TA % 2 == 0
     across = wide and not turned and TB % 4 == 0
 
@@ -243,13 +244,12 @@ def store(TA: int, TB: int, turned: bool, wide: bool) -> Any:
     return store_tile
 
 
-def store_sectors(TA: int) -> Any:
+def store_sectors(TA: int, row_in: Any) -> Any:
     """`store` of 32 columns: a lane holds eight neighbours of a row.
 
     Two lanes write four each, first of the one's and then of the other's: whole sectors of 32
     bytes. With more columns what is exchanged takes longer than what is won.
     """
-    row_in = coordinates(2 * TA)
 
     @cuda.jit(device=True)
     def store_tile(acc, y, top, left, rows, columns):

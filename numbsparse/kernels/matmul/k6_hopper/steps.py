@@ -81,20 +81,24 @@ def steps_of(index: Index, turned: bool, tile: Tile, ragged: bool) -> tuple[Any,
     return records.astype(np.uint32).view(np.int32), lines, Lengths(starts)
 
 
-def schedule(index: Index, lengths: Lengths, row_tiles: int, units: int) -> tuple[Any, ...]:
+def schedule(
+    index: Index, lengths: Lengths, row_tiles: int, units: int, together: int = 1
+) -> tuple[Any, ...]:
     """(tiles, starts): what each unit computes in turn, (group, tile of rows, first step, end).
 
     A unit is a cluster, and all run at once. Rows change slowly, so that their x stays in the L2
     cache; within them the longest group comes first, and each goes to the unit that is free first.
+    Tiles of `together` neighbouring rows follow one another, so that blocks of w stay there too.
     """
     groups = np.argsort(-lengths.steps, kind="stable").tolist()
     own: list[list[tuple[int, int]]] = [[] for _ in range(min(units, row_tiles * len(groups)))]
     free = [(0, unit) for unit in range(len(own))]
-    for rows in range(row_tiles):
+    for top in range(0, row_tiles, together):
         for group in groups:
-            time, unit = free[0]
-            own[unit].append((group, rows))
-            heapreplace(free, (time + int(lengths.steps[group]) + TILE_STEPS, unit))
+            for rows in range(top, min(top + together, row_tiles)):
+                time, unit = free[0]
+                own[unit].append((group, rows))
+                heapreplace(free, (time + int(lengths.steps[group]) + TILE_STEPS, unit))
     starts = np.cumsum([0] + [len(tiles) for tiles in own])
     flat = np.array([tile for tiles in own for tile in tiles], np.int32)
     first = lengths.starts[flat[:, 0]]
