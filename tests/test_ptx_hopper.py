@@ -32,6 +32,7 @@ def box_kernel(height, width):
             ptx.fence_mbarrier_init()
         cuda.syncthreads()
         ptx.fence_tensor_map(x_map)
+        ptx.prefetch_tensor_map(x_map)
         if ptx.elect() != 0:
             ptx.mbarrier_expect(bars, 0, NBYTES)
             ptx.tma_load_2d(shared, start, x_map, column, row, bars, 0)

@@ -129,6 +129,7 @@ def test_rings_of_tiles(product, case, feature_major, dtype, monkeypatch):
         pytest.skip("takes compute capability 9.0, or the simulator")
     monkeypatch.setattr(plans, "TOGETHER", -1)
     monkeypatch.setattr(ring_launch, "FEW", 2**30 if feature_major else 0)  # one stage or more
+    monkeypatch.setattr(ring_launch, "SHORT", 2**30 if case.block_size == 64 else 0)
     check_rung(rung, product, case, dtype, "cuda", feature_major=feature_major)
 
 

@@ -32,7 +32,7 @@ KINDS = (
 QUICK = ((3, "float16", "highest", (16,)), (1, "float16", "highest", (32,)))
 
 Row = dict[str, Any]
-Make = Callable[[ConvProblem, str], Any]
+Make = Callable[[ConvProblem, str], "Result"]
 Pick = Callable[[DeviceArray, np.ndarray], np.ndarray]  # pixels of y or dx, or blocks of dw
 
 
@@ -81,7 +81,9 @@ def cases(options: Options) -> Iterator[tuple[ConvProblem, str, dict[str, Make]]
             yield dense, product, {CUDNN: cudnn}
         for size in sizes:
             problem = ConvProblem(Case(*where, size), dtype, precision, density)
-            own = {OURS: ours} | ({MATMUL: matmul} if taps_along == 1 else {})
+            own: dict[str, Make] = {OURS: ours}
+            if taps_along == 1:
+                own[MATMUL] = matmul
             for product in PRODUCTS:
                 yield problem, product, own
 

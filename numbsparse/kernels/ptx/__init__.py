@@ -129,6 +129,7 @@ tma_store_5d = _bulk.tma_store_5d  # (shared, i, tensor_map, column, row, layer,
 bulk_commit = _bulk.bulk_commit  # ()
 bulk_wait_read = _bulk.bulk_wait_read  # ()
 fence_tensor_map = _bulk.fence_tensor_map  # (tensor_map): before its first use in a kernel
+prefetch_tensor_map = _bulk.prefetch_tensor_map  # (tensor_map): on its way to the copy engine
 first_multiple = _bulk.first_multiple  # (shared, nbytes) -> uint32: item at a multiple of nbytes
 
 # A kernel launched with `overlap` begins while those before it end; 9.0. All threads wait before

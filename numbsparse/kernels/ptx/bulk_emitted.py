@@ -89,15 +89,13 @@ def let_next_kernel_start(typing):
 
 @intrinsic
 def fence_tensor_map(typing, tensor_map):
-    check_array("fence_tensor_map", tensor_map, types.int64, types.int64)
+    text = "fence.proxy.tensormap::generic.acquire.gpu [$0], 128;"
+    return _on_map("fence_tensor_map", text, tensor_map)
 
-    def build(context, builder, signature, args):
-        where = address(context, builder, tensor_map, args[0], ir.Constant(_i64, 0), GLOBAL)
-        text = "fence.proxy.tensormap::generic.acquire.gpu [$0], 128;"
-        emit(builder, text, [], [where], memory=True)
-        return context.get_dummy_value()
 
-    return types.void(tensor_map), build
+@intrinsic
+def prefetch_tensor_map(typing, tensor_map):
+    return _on_map("prefetch_tensor_map", "prefetch.tensormap [$0];", tensor_map)
 
 
 @intrinsic
@@ -207,6 +205,17 @@ def _store(text, shared, i, tensor_map, axes):
         return context.get_dummy_value()
 
     return types.void(shared, types.int64, tensor_map, *(types.int32,) * axes), build
+
+
+def _on_map(name, text, tensor_map):
+    check_array(name, tensor_map, types.int64, types.int64)
+
+    def build(context, builder, signature, args):
+        where = address(context, builder, tensor_map, args[0], ir.Constant(_i64, 0), GLOBAL)
+        emit(builder, text, [], [where], memory=True)
+        return context.get_dummy_value()
+
+    return types.void(tensor_map), build
 
 
 def _on_barrier(text, bars, i, *operand):

@@ -95,6 +95,10 @@ def fence_tensor_map(tensor_map):
     pass
 
 
+def prefetch_tensor_map(tensor_map):
+    pass
+
+
 def tma_load_2d(shared, i, tensor_map, column, row, bars, j):
     _load(shared, i, tensor_map, (row, column), bars, j)
 

@@ -174,11 +174,11 @@ def line_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int, turned
         )
         box16 = uint32(x_rows * ROW16)
         room = uint32(X_STAGES * x_rows * B + W_ITEMS + warp * ROOM)
-        units = (unit_ptr, entry_ptr, entry_shift)
+        walked = (unit_ptr, entry_ptr, entry_shift)
         at = (uint32(0), uint32(0), uint32(0), uint32(0))
         for item in range(first, last_item):
             line = items[item, 1]
-            acc, at = walk(start_from(), starts, units, line, ring, box16, bars, at)
+            acc, at = walk(start_from(), starts, walked, line, ring, box16, bars, at)
             image, top = tile_of(items[item, 0], images, tile, tiles)
             to_local(acc, sums)
             for u in range(UNITS):

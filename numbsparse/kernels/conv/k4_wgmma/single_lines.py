@@ -112,13 +112,13 @@ def line_kernel(precision: str, B: int, shape: Shape) -> Any:
         own = warp * 16 + pixel(t % 32 // 4)
         rows = in_box(places[own], box), in_box(places[own + 8], box)
         box_size = uint32(x_rows * B)
-        units = (unit_ptr, entry_ptr, entry_shift)
+        walked = (unit_ptr, entry_ptr, entry_shift)
         at = (uint32(0), uint32(0), uint32(0), uint32(0))
         for item in range(begin, end):
             line = items[item, 1]
             for i in range(SUMS):
                 acc[i] = 0
-            _, at = walk(None, (acc, rows), units, line, ring, box_size, bars, at)
+            _, at = walk(None, (acc, rows), walked, line, ring, box_size, bars, at)
             image, top = tile_of(items[item, 0], images, tile, tiles)
             for h in range(2):
                 packed = places[own + 8 * h]

@@ -12,18 +12,14 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32
 
+from numbsparse.kernels.matmul.k8_small_batch.finish import finishing
 from numbsparse.kernels.matmul.k8_small_batch.fragments import Form, Side, fetch, operand, words
 from numbsparse.kernels.matmul.k8_small_batch.outputs import store
 from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH
 from numbsparse.kernels.matmul.k8_small_batch.products import products, tiles
 from numbsparse.kernels.matmul.k8_small_batch.registers import jit_for
-from numbsparse.kernels.matmul.k8_small_batch.repair import (
-    all_finite,
-    mend_line,
-    own_lines,
-    square_start,
-)
-from numbsparse.kernels.matmul.k8_small_batch.sums import add, add_saved, clear, join_parts, save
+from numbsparse.kernels.matmul.k8_small_batch.repair import mend_line, own_lines, square_start
+from numbsparse.kernels.matmul.k8_small_batch.sums import add, add_saved, clear, save
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
 
@@ -43,7 +39,7 @@ class Way(NamedTuple):
 @cache
 def line_kernel(way: Way) -> Any:
     """y = x @ w; operands are (batch, features, stride over the batch, stride over features)."""
-    form, size, _, w_side, x_side, _, WARPS, OVERLAP = way
+    form, size, turned, w_side, x_side, _, WARPS, OVERLAP = way
     ROUNDS = form.rounds
     RECORD = 2 * max(WIDTH // size, 1) + 2
     J, JB = w_side.J, x_side.J
@@ -51,7 +47,8 @@ def line_kernel(way: Way) -> Any:
     W_RAW, X_RAW = (ROUNDS, words(form, w_side)), (ROUNDS, words(form, x_side))
     SUMS = (M, JB, 4)
     find, fetch_round, multiply = record(way), fetching(way), round_of(way)
-    finish, write = finishing(way), writing(way)
+    put, mend = writing(way), mend_line(size, turned, 2 * JB * J, own_lines(J, JB))
+    finish = finishing(form, M, JB, put, mend)
     clear_sums, add_sums = clear(M, JB), add(M, JB)
     save_sums, add_part = save(M, JB), add_saved(M, JB)
 
@@ -79,7 +76,7 @@ def line_kernel(way: Way) -> Any:
         find(plan, unit + 1, blocks, lines)
         clear_sums(acc)
         while empty < empty_lines:  # while the first unit is on its way
-            write(int64(empty_line), y, y_is, acc)
+            put(y, int64(empty_line), y_is, acc)
             empty += cuda.gridDim.x * WARPS
             empty_line = plan[sections[2] + min(empty, empty_lines)]
         while True:
@@ -182,40 +179,15 @@ def fetching(way: Way) -> Any:
 
 
 @cache
-def finishing(way: Way) -> Any:
-    """Write a line; of a line in parts, leave this part, and let the last one to come write it."""
-    form, size, turned, w_side, x_side, *_ = way
-    J, JB = w_side.J, x_side.J
-    M, SPLIT = tiles(J), form.split
-    write, join = writing(way), join_parts(M, JB)
-    finite = all_finite(M, JB)
-    mend = mend_line(size, turned, 2 * JB * J, own_lines(J, JB))
-
-    @cuda.jit(device=True)
-    def finish(x, x_is, values, plan, sections, partials, tickets, name, y, y_is, acc):
-        line, complete = int64(name), True
-        if name < 0:
-            cut = sections[1] - 3 * (int64(name) + 1)
-            line, first, many = int64(plan[cut]), int64(plan[cut + 1]), int64(plan[cut + 2])
-            complete = join(partials, tickets, -1 - int64(name), first, many, acc)
-        if complete:
-            write(line, y, y_is, acc)
-            if SPLIT and not finite(acc):
-                mend(x, x_is, values, plan, sections, line, y, y_is)
-
-    return finish
-
-
-@cache
 def writing(way: Way) -> Any:
     """Write the sums of a line."""
     J, DEPTH = way.w.J, min(way.size, WIDTH)
-    put = store(way.form, J, way.x.J, way.y)
+    write = store(way.form, J, way.x.J, way.y)
 
     @cuda.jit(device=True)
-    def write(line, y, y_is, acc):
+    def put(y, line, y_is, acc):
         batch, out_features, y_batch, y_feature = y_is
         first = line * DEPTH + J * int64(cuda.threadIdx.x % 32 // 4)
-        put(y, first * y_feature, y_feature, y_batch, out_features - first, batch, acc)
+        write(y, first * y_feature, y_feature, y_batch, out_features - first, batch, acc)
 
-    return write
+    return put

@@ -22,6 +22,7 @@ from numbsparse.kernels.ptx import (
     fence_tensor_map,
     mbarrier_expect,
     mbarrier_init,
+    prefetch_tensor_map,
     sync_warp,
     tma_load_2d,
 )
@@ -44,6 +45,12 @@ class Ring(NamedTuple):
     warps: int
     stages: int
     far: bool  # whether warps leave sums for each other in global memory
+    patient: bool = False  # whether a unit is asked for when the one before it is there
+
+    @property
+    def first(self) -> int:
+        """Units that a warp asks for at once when it starts."""
+        return 1 if self.patient else self.stages
 
     @property
     def paired(self) -> bool:
@@ -90,17 +97,22 @@ def boxes(ring: Ring) -> tuple[Box, Box]:
 
 @cache
 def open_ring(stages: int, many_maps: int) -> Any:
-    """Make the barriers of a warp's ring; where the maps are fresh, tell the copy engine so."""
+    """Make the barriers of a warp's ring, and let the copy engine fetch the maps meanwhile.
+
+    Where the maps are fresh, it is told so first.
+    """
 
     @cuda.jit(device=True)
     def prepare(bars, bar, fresh, maps):
         if elect() != 0:
-            for s in range(stages):
-                mbarrier_init(bars, bar + s, 1)
-            fence_mbarrier_init()
             if fresh != 0:
                 for k in range(many_maps):
                     fence_tensor_map(maps[k])
+            for k in range(many_maps):
+                prefetch_tensor_map(maps[k])
+            for s in range(stages):
+                mbarrier_init(bars, bar + s, 1)
+            fence_mbarrier_init()
         sync_warp()
 
     return prepare

@@ -21,6 +21,7 @@ from numbsparse.layout import Index
 
 WARPS = 2 if SIMULATED else 8
 FEW = 8  # units of a warp: below, halves gain more by launches that overlap than by long rings
+SHORT = 3  # units of a warp: up to there, the first ones of all warps come before any other
 MOST_MAPS = 2**14  # groups of them that are kept for ever
 
 _maps: dict[int, DeviceArray] = {}
@@ -50,6 +51,7 @@ def by_rings(index: Index, x, values, y, turned: bool, form: Form, shares: int) 
     ring = with_stages(ring, 1 if few else 2)
     slots = shares * (WARPS - 1) if far else 0
     work = planned(index, plan_lines, turned, size, shares, WARPS, ring.part, slots)
+    ring = ring._replace(patient=ring.stages == 2 and work[1] <= SHORT)
     (x_box, x_line), (w_box, w_line) = boxes(ring)
     lines = values.reshape(-1, 2 * WIDTH if ring.paired else size)
     maps = tensor_maps((x.T if x_across else x, x_box, x_line), (lines, w_box, w_line))

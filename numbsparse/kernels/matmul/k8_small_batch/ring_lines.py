@@ -11,10 +11,11 @@ from typing import Any
 
 from numba import cuda, float32, int32, int64, uint32, uint64
 
+from numbsparse.kernels.matmul.k8_small_batch.finish import finishing
 from numbsparse.kernels.matmul.k8_small_batch.registers import jit_for
-from numbsparse.kernels.matmul.k8_small_batch.repair import all_finite, mend_line
+from numbsparse.kernels.matmul.k8_small_batch.repair import mend_line
 from numbsparse.kernels.matmul.k8_small_batch.ring import ALIGNED, Ring, ask, open_ring
-from numbsparse.kernels.matmul.k8_small_batch.sums import add, add_saved, clear, join_parts, save
+from numbsparse.kernels.matmul.k8_small_batch.sums import add, add_saved, clear, save
 from numbsparse.kernels.matmul.k8_small_batch.tile_outputs import places, store_tiles
 from numbsparse.kernels.matmul.k8_small_batch.tiles import multiply_tiles, words_of
 from numbsparse.kernels.ptx import (
@@ -37,9 +38,11 @@ def ring_kernel(ring: Ring) -> Any:
     """
     WARPS, STAGES, STAGE, SLOTS = ring.warps, ring.stages, ring.stage_words, ring.slot_words
     M, FAR, BARRIERS = ring.groups // 2, ring.far, ring.warps * ring.stages
+    FIRST, PATIENT = ring.first, ring.patient
     SUMS = (M, 4, 4)
     prepare, ask_for, consume = open_ring(STAGES, 2), ask(ring), consuming(ring)
-    finish, put = finishing(ring), store_tiles(ring)
+    put, mend = store_tiles(ring), mend_line(ring.size, ring.turned, 16 * M, places(ring))
+    finish = finishing(ring.form, M, 4, put, mend)
     clear_sums, save_sums, add_part = clear(M, 4), save(M, 4), add_saved(M, 4)
 
     @jit_for(WARPS)
@@ -53,7 +56,7 @@ def ring_kernel(ring: Ring) -> Any:
             slots, first_slot = partials, tickets.size + cuda.blockIdx.x * int64(WARPS - 1)
         bars = cuda.shared.array(BARRIERS, uint64)
         acc = cuda.local.array(SUMS, float32)
-        squares, x_lines = cuda.local.array(STAGES, int32), cuda.local.array(STAGES, int32)
+        squares, x_lines = cuda.local.array(FIRST, int32), cuda.local.array(FIRST, int32)
         x_map, w_map = maps[0], maps[1]
         warp = uint32(cuda.threadIdx.x) // 32
         base = uint32(first_multiple(shared, ALIGNED) + SLOTS + warp * (STAGES * STAGE))
@@ -63,16 +66,16 @@ def ring_kernel(ring: Ring) -> Any:
         unit = number * each
         # All that is read of the plan, on its way at once; it is looked at after the wait.
         count = plan[sections[0] + number]
-        for s in range(STAGES):
+        for s in range(FIRST):
             squares[s], x_lines[s], _, _ = read(plan, unit + s)
-        square, x_line, _, _ = read(plan, unit + STAGES)
+        square, x_line, _, _ = read(plan, unit + FIRST)
         _, _, name, end = read(plan, unit)
         empty = cuda.blockIdx.x + cuda.gridDim.x * int64(WARPS - 1 - warp)
         empty_line = plan[sections[2] + min(empty, empty_lines)]
         prepare(bars, bar, fresh, maps)
         wait_for_earlier_kernels()
         last, there, continued = unit + abs(count), count != 0, count < 0
-        for s in range(STAGES):
+        for s in range(FIRST):
             if unit + s < last:
                 start = uint32(base + s * STAGE)
                 ask_for(x_map, w_map, x_lines[s], squares[s], shared, start, bars, bar + s)
@@ -88,9 +91,14 @@ def ring_kernel(ring: Ring) -> Any:
             if there:
                 start = uint32(base + stage * STAGE)
                 mbarrier_wait(bars, bar + stage, phase)
+                if PATIENT and more:
+                    other = uint32(1 - stage)
+                    place = uint32(base + other * STAGE)
+                    ask_for(x_map, w_map, x_line, square, shared, place, bars, bar + other)
+                    square, x_line, _, _ = read(plan, unit + 2)
                 consume(shared, start, acc)
                 sync_warp()
-                if unit + STAGES < last:
+                if not PATIENT and unit + STAGES < last:
                     ask_for(x_map, w_map, x_line, square, shared, start, bars, bar + stage)
                     square, x_line, _, _ = read(plan, unit + STAGES + 1)
             stage = uint32(stage + 1)
@@ -148,25 +156,3 @@ def consuming(ring: Ring) -> Any:
         multiply(shared, start, uint32(start + W_START), acc)
 
     return of_halves if ring.form.halves else of_floats
-
-
-@cache
-def finishing(ring: Ring) -> Any:
-    """Write a line; of a line in parts, leave this part, and let the last one to come write it."""
-    M, SPLIT = ring.groups // 2, ring.form.split
-    put, join, finite = store_tiles(ring), join_parts(M, 4), all_finite(M, 4)
-    mend = mend_line(ring.size, ring.turned, 16 * M, places(ring))
-
-    @cuda.jit(device=True)
-    def finish(x, x_is, values, plan, sections, partials, tickets, name, y, y_is, acc):
-        line, complete = int64(name), True
-        if name < 0:
-            cut = sections[1] - 3 * (int64(name) + 1)
-            line, first, many = int64(plan[cut]), int64(plan[cut + 1]), int64(plan[cut + 2])
-            complete = join(partials, tickets, -1 - int64(name), first, many, acc)
-        if complete:
-            put(y, line, y_is, acc)
-            if SPLIT and not finite(acc):
-                mend(x, x_is, values, plan, sections, line, y, y_is)
-
-    return finish
