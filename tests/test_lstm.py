@@ -183,12 +183,37 @@ def test_gradients_with_layer_norm(rng):
         check_grads(run, *arguments, order=2)
 
 
-def test_backward_again_gives_the_same(rng, put, place):
-    lstm = nn.LSTM(INPUTS, 13, block_size=B, seed=0).to(place)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"update_dropout": 0.5}, {"layer_norm": True}],
+    ids=["plain", "dropout", "layer norm"],
+)
+def test_backward_again_gives_the_same(rng, put, place, options):
+    lstm = nn.LSTM(INPUTS, 13, block_size=B, seed=0, **options).to(place)
     y, (_, c) = lstm(put(rng.standard_normal((STEPS, BATCH, INPUTS), dtype=np.float32)))
     total = y.sum() + c.sum()
-    first, again = (ns.grad(total, lstm.parameters()) for _ in range(2))
-    for a, b in zip(first, again, strict=True):
+    first, *again = (ns.grad(total, lstm.parameters()) for _ in range(3))
+    for grads in again:
+        for a, b in zip(first, grads, strict=True):
+            np.testing.assert_array_equal(host(a.data), host(b.data))
+
+
+def test_backward_again_after_one_that_failed(rng, put, place, monkeypatch):
+    lstm = nn.LSTM(INPUTS, 13, block_size=B, seed=0).to(place)
+    x = put(rng.standard_normal((STEPS, BATCH, INPUTS), dtype=np.float32))
+    total, right = lstm(x)[0].sum(), ops.lstm_grad
+
+    def fails(trace, *args, **how):
+        right(trace, *args, **how)
+        raise MemoryError
+
+    monkeypatch.setattr(ops, "lstm_grad", fails)
+    with pytest.raises(MemoryError):
+        ns.grad(total, lstm.parameters())
+    monkeypatch.setattr(ops, "lstm_grad", right)
+    got = ns.grad(total, lstm.parameters())
+    expected = ns.grad(lstm(x)[0].sum(), lstm.parameters())
+    for a, b in zip(got, expected, strict=True):
         np.testing.assert_array_equal(host(a.data), host(b.data))
 
 

@@ -108,7 +108,7 @@ def test_lines_are_dealt_evenly(rng, places, turned, few):
     starts, pieces, read_starts, reads, partials, tickets = deal.deal(
         index, places, turned, few, 10
     )
-    line, count, part, first_part, many = pieces.T
+    line, count, part, first_part, many, early = pieces.T
     lengths = pattern.sum(1 if turned else 0) * (4 // few)
     np.testing.assert_array_equal(np.bincount(line, count), lengths)
     np.testing.assert_allclose(np.bincount(line, 1 / many), 1)
@@ -120,6 +120,10 @@ def test_lines_are_dealt_evenly(rng, places, turned, few):
     assert (partials.size, tickets.size) == (10 * parts, deal.WARPS * parts)
 
     of_line, reads = np.repeat(line, count), reads[:-1]
+    met = reads[:, 1] // 4 if turned else reads[:, 1]
+    last = np.diff(np.repeat(np.arange(line.size), count), append=-1) != 0
+    np.testing.assert_array_equal(reads[:, 2], last | np.isin(met, line[early == 0]))
+    assert (np.diff(reads[:, 2])[~last[:-1]] >= 0).all()
     row, column = (of_line, reads[:, 1]) if turned else (reads[:, 1], 4 * of_line)
     assert len({*zip(row, column, strict=True)}) == lengths.sum()
     np.testing.assert_array_equal(index.block_rows[reads[:, 0]], row)

@@ -19,7 +19,7 @@ pytestmark = on_hopper
 def product_kernel(kind, m_tiles, n, k_steps, a, b, columns, inputs, a_bytes):
     multiply = ptx.wgmma(kind, m_tiles, n, k_steps, a, b, columns, inputs, a_bytes)
     COUNT = max(columns, 1) * m_tiles * n // 2
-    B_START, start_from = inputs * a_bytes, ptx.zeros(COUNT)
+    B_START, start_from, to_tuple = inputs * a_bytes, ptx.zeros(COUNT), ptx.from_local(COUNT)
 
     @cuda.jit
     def kernel(tiles, mask, out):
@@ -35,7 +35,8 @@ def product_kernel(kind, m_tiles, n, k_steps, a, b, columns, inputs, a_bytes):
         acc = start_from()
         for _ in range(2):
             acc = multiply_once(acc, shared, start, start + B_START, mask)
-        ptx.to_local(acc, local)
+            ptx.to_local(acc, local)
+            acc = to_tuple(local)
         for i in range(COUNT):
             out[t, i] = local[i]
 

@@ -116,6 +116,7 @@ RING_CASES = [
     Case(batch=32, in_features=96, out_features=160, block_size=32, density=0.7),
     Case(batch=49, in_features=128, out_features=90, block_size=32, density=0.6),
     Case(batch=64, in_features=128, out_features=64, block_size=64, density=1),
+    Case(batch=8, in_features=128, out_features=160, block_size=32, density=1),
 ]
 
 
@@ -129,7 +130,7 @@ def test_rings_of_tiles(product, case, feature_major, dtype, monkeypatch):
         pytest.skip("takes compute capability 9.0, or the simulator")
     monkeypatch.setattr(plans, "TOGETHER", -1)
     monkeypatch.setattr(ring_launch, "FEW", 2**30 if feature_major else 0)  # one stage or more
-    monkeypatch.setattr(ring_launch, "SHORT", 2**30 if case.block_size == 64 else 0)
+    monkeypatch.setattr(ring_launch, "SHORT", 2**30 if case.density == 1 else 0)
     check_rung(rung, product, case, dtype, "cuda", feature_major=feature_major)
 
 

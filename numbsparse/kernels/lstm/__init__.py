@@ -17,6 +17,6 @@ computes i, f, g and o once more.
 (batch, units) of states; c and its gradient are float32 beside 16-bit floats.
 
 On Hopper, `forward_steps` and `backward_steps` compute many steps with their products in one kernel
-each: `deal` shares out the work, `stream` brings the weights, `parts` joins what several blocks of
-threads have of a line, `eights` says which sums a thread has.
+each: `deal` shares out the work, `carriers` bring the weights, `parts` joins what several blocks of
+threads have of a line, `twos` and `eights` say which sums a thread has.
 """

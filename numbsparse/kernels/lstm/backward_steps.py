@@ -1,8 +1,9 @@
 """Backward steps in one kernel on Hopper: the recurrent product and the gates.
 
 dh = dy + dgates @ w.T of a step is a line's sums in registers; with them a thread computes the
-gates' gradients of the step before, which are the factor of the product that comes next. Factors of
-float32 are cut off to tf32.
+gates' gradients of the step before, which are the factor of the product that comes next. They may
+take the place of the gates, and c after a step is computed again from these and c before.
+Factors of float32 are cut off to tf32.
 """
 
 from __future__ import annotations
@@ -10,11 +11,24 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32, int32, int64, uint16, uint32, uint64
+from numba import cuda, float32, int64, uint16, uint32, uint64
 
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
+from numbsparse.kernels.lstm.carriers import (
+    BLOCKS,
+    LINE,
+    OF_ROWS,
+    OF_WEIGHTS,
+    THREADS,
+    Ring,
+    beginning,
+    carrying_rows,
+    carrying_weights,
+    taking_reads,
+    tell,
+)
 from numbsparse.kernels.lstm.cell import GATES, ONE, WARPS
 from numbsparse.kernels.lstm.deal import KINDS, ROWS, B, deal, places
 from numbsparse.kernels.lstm.eights import (
@@ -31,21 +45,10 @@ from numbsparse.kernels.lstm.eights import (
 )
 from numbsparse.kernels.lstm.on_gpu import gpu_cell_grad, tanh
 from numbsparse.kernels.lstm.parts import joining
-from numbsparse.kernels.lstm.stream import (
-    COLUMNS,
-    KNOWN,
-    LINE,
-    THREADS,
-    Ring,
-    beginning,
-    meeting,
-    taking_reads,
-)
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.ptx import (
     Operand,
     first_multiple,
-    mbarrier_wait,
     shfl_xor,
     to_local,
     wgmma,
@@ -54,23 +57,23 @@ from numbsparse.kernels.ptx import (
 from numbsparse.kernels.views import span
 
 RINGS = {
-    2: Ring(True, ITEM=2, FEW=GATES, BLOCKS=2, STAGES=2 if SIMULATED else 4),
-    4: Ring(True, ITEM=4, FEW=GATES // 2, BLOCKS=2, STAGES=2 if SIMULATED else 4),
+    2: Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 4, turned=True),
+    4: Ring(ITEM=4, FEW=GATES // 2, STAGES=2 if SIMULATED else 4, turned=True),
 }
 SUMS = B // 2  # of a thread
 BIASES = TWOS * GATES  # twos of columns, of a thread
+COLUMNS = GATES * B  # of a line
 
 
 def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, first, last, arrived):
     """dgates[t - 1] from dgates[t], for t = first - 1, first - 2, ..., last.
 
     dc is the gradient of c[t] before and after; dbias, float32 (WARPS at least, 4 * width), is
-    added to; `arrived` has a zero for each but the last one of these steps. The rest is as in
-    `forward_steps`, but for `values`, which are as they are stored.
+    added to. The rest is as in `forward_steps`, but for `values`, which are as they are stored.
     """
     (steps, batch, width), units = dgates.shape, c.shape[2]
     ring = RINGS[dgates.itemsize]
-    count, item, panel = places(ring.BLOCKS), ring.ITEM, ring.PANEL
+    count, item, panel = places(BLOCKS), ring.ITEM, ring.PANEL
     plan = planned(index, deal, count, True, ring.FEW, SUMS * 32 * WARPS)
     panels = DeviceArray(
         dgates.address,
@@ -90,17 +93,10 @@ def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, first, last, 
 
 @cache
 def steps_kernel(kind: str, dropped: bool) -> Any:
-    EARLY = kind != "tf32"
-    ring = RINGS[2 if EARLY else 4]
-    ITEM, BARS = ring.ITEM, ring.BARS
-    begin, meet = beginning(ring), meeting(ring)
-    dz, w = Operand(LINE, LINE * ROWS), Operand(ITEM * B, ITEM * B * B)
-    start_from, multiply = zeros(SUMS), wgmma(kind, 1, B, ring.FEW * B * ITEM // 32, dz, w)
-    take = taking_reads(ring, multiply)
-    join, exchange, add_biases = joining(SUMS), exchanging(1), biases_adding()
-    load = one_by_one(lambda down: loading(kind, down, dropped), DOWN)
-    finish = one_by_one(lambda down: finishing(kind, down, dropped, not EARLY), DOWN)
-    OF_GATES, OF_ROWS = DOWN * GATES * words_of(kind), DOWN * words_of(kind)
+    ring = RINGS[4 if kind == "tf32" else 2]
+    BARS = ring.BARS
+    begin, multiply_steps = beginning(ring), multiplying_steps(kind, dropped)
+    carry_weights, carry_rows = carrying_weights(ring), carrying_rows(ring)
 
     @cuda.jit(**ring.options)
     def kernel(
@@ -109,40 +105,74 @@ def steps_kernel(kind: str, dropped: bool) -> Any:
     ):  # fmt: skip
         shared = cuda.shared.array(0, uint16)
         bars = cuda.shared.array(BARS, uint64)
-        known, turn = cuda.local.array(KNOWN, int32), cuda.local.array(2, uint32)
-        z, slope = cuda.local.array(OF_GATES, uint32), cuda.local.array(OF_ROWS, uint32)
-        share, before = cuda.local.array(OF_ROWS, uint32), cuda.local.array(OF_STATE, uint32)
-        after, of_c = cuda.local.array(OF_STATE, uint32), cuda.local.array(OF_STATE, uint32)
-        sums, biases = cuda.local.array(SUMS, float32), cuda.local.array((BIASES, 2), float32)
-        loaded, taken = (z, slope, share, before, after, of_c), (gates, kept, c, dy, dc)
         place, steps, row = cuda.blockIdx.x, first_step - last_step, (first_step - 1) * batch
-        own = read_starts[place], read_starts[place + 1]
-        engine = maps, reads, shared, first_multiple(shared, uint32(1024)), bars
-        begin(known, engine, own, row, steps)
-        turn[0] = turn[1] = uint32(0)
+        first, last, warp = read_starts[place], read_starts[place + 1], cuda.threadIdx.x // 32
+        engine = maps, reads, first, last, shared, first_multiple(shared, uint32(1024)), bars
+        begin(bars)
+        if warp == OF_WEIGHTS:
+            carry_weights(engine, steps)
+        elif warp == OF_ROWS:
+            carry_rows(engine, steps, row, -batch, arrived)
+        else:
+            work, cut = (pieces, starts[place], starts[place + 1]), (partials, tickets)
+            given, size = (gates, kept, c, dy, dc), (batch, units, width)
+            of_steps = steps, row, arrived
+            multiply_steps(engine, work, cut, given, dgates, dbias, of_steps, size)
+
+    return kernel
+
+
+@cache
+def multiplying_steps(kind: str, dropped: bool) -> Any:
+    AHEAD = kind != "tf32"  # 16-bit floats are few enough registers to be loaded ahead
+    ring = RINGS[2 if AHEAD else 4]
+    ITEM = ring.ITEM
+    dz, w = Operand(LINE, LINE * ROWS), Operand(ITEM * B, ITEM * B * B)
+    start_from, multiply = zeros(SUMS), wgmma(kind, 1, B, ring.FEW * B * ITEM // 32, dz, w)
+    take = taking_reads(ring, multiply)
+    join, exchange, add_biases = joining(SUMS), exchanging(1), biases_adding()
+    load = one_by_one(lambda down: loading(kind, down, dropped), DOWN)
+    finish = one_by_one(lambda down: finishing(kind, down, dropped), DOWN)
+    OF_GATES, OF_UNITS = DOWN * GATES * words_of(kind), DOWN * words_of(kind)
+
+    @cuda.jit(device=True)
+    def multiply_steps(engine, work, cut, given, dgates, dbias, of_steps, size):
+        z, slope = cuda.local.array(OF_GATES, uint32), cuda.local.array(OF_UNITS, uint32)
+        share, before = cuda.local.array(OF_UNITS, uint32), cuda.local.array(OF_STATE, uint32)
+        of_c = cuda.local.array(OF_STATE, uint32)
+        sums, biases = cuda.local.array(SUMS, float32), cuda.local.array((BIASES, 2), float32)
+        loaded, (batch, units, width) = (z, slope, share, before, of_c), size
+        (pieces, first, last), (partials, tickets), (steps, row, arrived) = work, cut, of_steps
+        number = uint32(0)
         for step in range(steps):
-            for k in range(starts[place], starts[place + 1]):
+            told = False
+            for k in range(first, last):
                 line, count, part = pieces[k, 0], pieces[k, 1], pieces[k, 2]
-                first_part, many = pieces[k, 3], pieces[k, 4]
+                first_part, many, early = pieces[k, 3], pieces[k, 4], pieces[k, 5]
                 where = int64(line), row - batch, batch, units, width
-                if EARLY:
-                    if count > 0:  # what the last step gave is known to be there with the rows
-                        mbarrier_wait(bars, turn[0], turn[1])
-                    load(loaded, taken, where)
-                acc = take(start_from(), count, turn, known, engine, own, row, steps)
-                to_local(acc, sums)
+                if early == 0 and not told:
+                    tell(arrived, 2 * step)
+                    told = True
+                ahead = AHEAD and many == 1  # then dc is this thread's own
+                if ahead:
+                    load(loaded, given, where)
+                to_local(take(start_from(), number, count, engine), sums)
                 whole = True
                 if many > 1:
                     whole = join(sums, partials, tickets, part, first_part, many)
                 if whole:
+                    if not ahead:
+                        load(loaded, given, where)
                     exchange(sums)
-                    finish(sums, loaded, taken, biases, dgates, where)
+                    finish(sums, loaded, given, biases, dgates, where)
                     add_biases(biases, dbias, where)
+                number += uint32(count)
             row -= batch
-            if step < steps - 1:
-                meet(step, known, engine, own, row, arrived)
+            if not told:
+                tell(arrived, 2 * step)
+            tell(arrived, 2 * step + 1)
 
-    return kernel
+    return multiply_steps
 
 
 OF_STATE, GRADIENTS = DOWN * 8, (GATES + 1, 2)  # of gates and c
@@ -157,7 +187,7 @@ def loading(kind: str, down: int, dropped: bool) -> Any:
 
     @cuda.jit(device=True)
     def load(loaded, taken, where):
-        z, slope, share, before, after, of_c = loaded
+        z, slope, share, before, of_c = loaded
         gates, kept, c, dy, dc = taken
         (line, first_row, batch, units, width), (n, unit) = where, place()
         n = min(n, batch - 1)
@@ -170,24 +200,21 @@ def loading(kind: str, down: int, dropped: bool) -> Any:
         if dropped:
             load_eight(kept, at, share, HALVES)
         load_floats(c, at, before, STATE)
-        load_floats(c, at + batch * units, after, STATE)
         load_floats(dc, n * units + unit, of_c, STATE)
 
     return load
 
 
 @cache
-def finishing(kind: str, down: int, dropped: bool, late: bool) -> Any:
-    """The gradients of eight units, to where they belong; `late`, what they take is loaded now."""
-    load, store = loading(kind, down, dropped), storing(kind, down)
+def finishing(kind: str, down: int, dropped: bool) -> Any:
+    """The gradients of eight units, to where they belong."""
+    store = storing(kind, down)
     compute = one_by_one(lambda k: computing(kind, down, k, dropped), TWOS)
 
     @cuda.jit(device=True)
-    def finish(sums, loaded, taken, biases, dgates, where):
-        if late:
-            load(loaded, taken, where)
+    def finish(sums, loaded, given, biases, dgates, where):
         compute(sums, loaded, biases, where)
-        store(loaded, taken, dgates, where)
+        store(loaded, given, dgates, where)
 
     return finish
 
@@ -206,7 +233,7 @@ def computing(kind: str, down: int, two: int, dropped: bool) -> Any:
 
     @cuda.jit(device=True)
     def compute(sums, loaded, biases, where):
-        z, slope, share, before, after, of_c = loaded
+        z, slope, share, before, of_c = loaded
         (line, _, batch, units, _), (n, unit) = where, place()
         there = n < batch and line * B + unit < units
         a_i, a_f = take(z, Z, two), take(z, Z + WORDS, two)
@@ -215,12 +242,12 @@ def computing(kind: str, down: int, two: int, dropped: bool) -> Any:
             take(slope, HALVES, two),
             take(share, HALVES, two) if dropped else (ONE, ONE),
         )
-        old, new = take_floats(before, STATE, two), take_floats(after, STATE, two)
+        old = take_floats(before, STATE, two)
         d_c, dz = take_floats(of_c, STATE, two), cuda.local.array(GRADIENTS, float32)
         for j in range(2):
-            dh = sums[FIRST + j] + more[j]
+            new, dh = a_f[j] * old[j] + a_i[j] * a_g[j] * factors[j], sums[FIRST + j] + more[j]
             dz[0, j], dz[1, j], dz[2, j], dz[3, j], dz[4, j] = gpu_cell_grad(
-                a_i[j], a_f[j], a_g[j], a_o[j], factors[j], old[j], tanh(new[j]), dh, d_c[j]
+                a_i[j], a_f[j], a_g[j], a_o[j], factors[j], old[j], tanh(new), dh, d_c[j]
             )
         put_floats(of_c, STATE, two, dz[GATES, 0], dz[GATES, 1])
         for gate in range(GATES):
@@ -242,7 +269,7 @@ def storing(kind: str, down: int) -> Any:
 
     @cuda.jit(device=True)
     def store(loaded, taken, dgates, where):
-        z, _, _, _, _, of_c = loaded
+        z, _, _, _, of_c = loaded
         dc = taken[4]
         (line, first_row, batch, units, width), (n, unit) = where, place()
         i = (first_row + n) * width + line * COLUMNS + unit

@@ -23,6 +23,8 @@ from numbsparse.layout import Index
 B, ROWS = 32, 64  # of a block; of the batch
 KINDS = {"float16": "f16", "bfloat16": "bf16", "float32": "tf32"}  # of product, of a dtype
 TO_BEGIN_AND_END = 2  # reads that take as long as a piece's own work
+TO_JOIN = 12  # and as long as to hand over, or add, the parts of a line that is cut
+EARLY = 0.65  # of a step: pieces that end until then, and lines of such pieces, are early
 
 
 def serves(values: DeviceArray, index: Index, batch: int, units: int) -> bool:
@@ -49,32 +51,42 @@ def deal(
 ) -> tuple[np.ndarray, ...]:
     """What each place takes, and memory for the parts of lines that are cut.
 
-    (starts (places + 1,), pieces (n, 5), read_starts (places + 1,), reads (m, 2); of each part
+    (starts (places + 1,), pieces (n, 6), read_starts (places + 1,), reads (m, 3); of each part
     `sums` float32 and WARPS tickets.)
 
     Of a piece: its line, how many reads it has, its part of all cut lines, the line's first part,
-    and how many there are; a line that is whole has one. Of a read: the first of its blocks, and
-    the block row of h that they meet, or the first block column of the gates' gradient. The largest
-    pieces are dealt first, each to the place that has least.
+    how many there are (a line that is whole has one), and whether the piece is early. Of a read:
+    the first of its blocks, the block row of h that they meet, or the first block column of the
+    gates' gradient, and whether these come late. The largest pieces are dealt first, each to the
+    place that has least. A piece's reads of early lines come first, and the last one always counts
+    as late: so no piece ends before all have ended the step before.
     """
     blocks, others, indptr = _reads(index, turned, blocks_of_read)
     lengths = np.diff(indptr)
     most = max(-(-int(lengths.sum()) // places), 1)  # a fair share
     line, first, count, part, first_part, many = _pieces(lengths, most)
+    cost = count + TO_BEGIN_AND_END + TO_JOIN * (many > 1)
     taken: list[list[int]] = [[] for _ in range(places)]
     loads = [(0, place) for place in range(places)]
     heapify(loads)
-    for piece in np.argsort(-count, kind="stable"):
+    for piece in np.argsort(-cost, kind="stable"):
         load, place = loads[0]
         taken[place].append(int(piece))
-        heapreplace(loads, (load + int(count[piece]) + TO_BEGIN_AND_END, place))
+        heapreplace(loads, (load + int(cost[piece]), place))
+    early = np.zeros(line.size, bool)
+    for own in taken:
+        early[own] = np.cumsum(cost[own]) <= EARLY * max(loads)[0]
     order = np.array([piece for own in taken for piece in own], np.int64)
     start, parts = indptr[line] + first, max(int((many > 1).sum()), 1)
     at = np.concatenate([np.arange(start[k], start[k] + count[k]) for k in order])
-    reads = np.stack([blocks[at], others[at]], 1)
+    of_piece = np.repeat(np.arange(order.size), count[order])
+    late = np.isin(others[at] // GATES if turned else others[at], line[~early])
+    by_time = np.lexsort((late, of_piece))
+    at, late = at[by_time], late[by_time] | (np.diff(of_piece, append=-1) != 0)
+    reads = np.stack([blocks[at], others[at], late], 1)
     return (
         np.cumsum([0, *map(len, taken)]).astype(np.int32),
-        np.stack([line, count, part, first_part, many], 1)[order].astype(np.int32),
+        np.stack([line, count, part, first_part, many, early], 1)[order].astype(np.int32),
         np.cumsum([0, *(int(count[own].sum()) for own in taken)]).astype(np.int32),
         np.pad(reads, ((0, 1), (0, 0))).astype(np.int32),  # one that is never taken
         np.zeros(parts * sums, np.float32),

@@ -8,7 +8,7 @@ from typing import Any
 from numba import cuda, float32, int32, int64
 
 from numbsparse.kernels.lstm.cell import WARPS
-from numbsparse.kernels.ptx import load_4xf32, shfl_idx, store_4xf32, sync_warp
+from numbsparse.kernels.ptx import add_acq_rel, load_4xf32, shfl_idx, store_4xf32, sync_warp
 
 
 @cache
@@ -20,14 +20,13 @@ def joining(SUMS: int) -> Any:
         at = (part * WARPS + warp) * (32 * SUMS) + 4 * lane
         for i in range(0, SUMS, 4):
             store_4xf32(partials, at + 32 * i, sums[i], sums[i + 1], sums[i + 2], sums[i + 3])
-        cuda.threadfence()
         sync_warp()
         ticket, counter = int32(0), first_part * WARPS + warp
         if lane == 0:
-            ticket = int32(cuda.atomic.add(tickets, counter, 1))
+            ticket = add_acq_rel(tickets, counter, int32(1))
         if shfl_idx(ticket, 0) < many - 1:
             return False
-        cuda.threadfence()
+        sync_warp()
         for i in range(SUMS):
             sums[i] = float32(0)
         for k in range(first_part, first_part + many):

@@ -140,6 +140,10 @@ let_next_kernel_start = _bulk.let_next_kernel_start  # (): once all blocks have 
 # Between blocks of a grid that all run at once; 7.0, the fence 9.0.
 # (array, j) -> uint32; what its writer wrote before it is seen after it
 load_acquire = _grid.load_acquire
+# (array, j, n): array[j] += n after all that this thread wrote, or saw written
+add_release = _grid.add_release
+# (array of int32, j, n) -> array[j] before; then what was written before other additions is seen
+add_acq_rel = _grid.add_acq_rel
 # (): what other blocks wrote, and was acquired, is seen by the copy engine, and the other way round
 fence_proxy_async_global = _grid.fence_proxy_async_global
 
@@ -157,6 +161,7 @@ mbarrier_arrive_at = _cluster.mbarrier_arrive_at  # (bars, i, rank): at the barr
 wgmma = _wgmma.wgmma  # (kind, m_tiles, n, k_steps, a: Operand, b: Operand, columns=0, ...)
 zeros = _wgmma.zeros  # (count): makes a function () -> a tuple of float32
 to_local = _wgmma.to_local  # (values, local): a tuple to a local array of float32
+from_local = _wgmma.from_local  # (count): makes a function (local) -> a tuple of float32
 
 # Registers of a thread, for all of a warpgroup: some warpgroups of a block give what others take,
 # which wait until they are there. (n): from now on, a constant multiple of 8 from 24 to 256; the

@@ -94,6 +94,21 @@ def to_local(typing, values, local):
     return types.void(values, local), build
 
 
+@cache
+def from_local(count: int) -> Any:
+    def typing_of(typing, local):
+        check_array("from_local", local, types.int64, f32)
+
+        def build(context, builder, signature, args):
+            data = context.make_array(local)(context, builder, args[0]).data
+            values = [builder.load(builder.gep(data, [i32(k)])) for k in range(count)]
+            return context.make_tuple(builder, signature.return_type, values)
+
+        return types.UniTuple(f32, count)(local), build
+
+    return intrinsic(typing_of)
+
+
 @intrinsic
 def more_registers(typing, n):
     return _set_registers("more_registers", "inc", n)

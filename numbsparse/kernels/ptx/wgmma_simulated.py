@@ -72,6 +72,10 @@ def to_local(values, local):
     local[:] = values
 
 
+def from_local(count: int) -> Any:
+    return lambda local: tuple(np.float32(local[k]) for k in range(count))
+
+
 def more_registers(n):
     _check_registers(n)
 

@@ -42,6 +42,10 @@ def lstm(
     of both weights, bias and gain are (blocks, 4, B) in C order, i, f, g and o along the second
     axis.
 
+    On a GPU, without layer norm, the gradients of the gates take the place of the gates. So a
+    second `backward` over the same results runs the forward pass once more, with the same outcome;
+    inputs and weights are not to be changed in place before it.
+
     Parameters
     ----------
     x : Tensor or array, (time, batch, input_size), of one step at least
@@ -169,9 +173,12 @@ class _Backward:
     def _once(self, pieces: Any) -> Callable[[int], Tensor]:
         """The fused gradient."""
         precision = self.how["precision"]
-        x, weight_ih, weight_hh, bias, _, _, *gain = (a.data for a in self.inputs)
+        x, weight_ih, weight_hh, bias, h, c, *gain = (a.data for a in self.inputs)
+        if self.trace.gates is None:  # a backward before this one has used them up
+            self.trace = ops.lstm(x, weight_ih, weight_hh, bias, h, c, **self.how)
+        trace, self.trace = self.trace, self.trace._replace(gates=None)
         grads = ops.lstm_grad(
-            self.trace,
+            trace,
             weight_hh,
             bias,
             *(pieces[i].data if i in pieces else None for i in range(3)),
@@ -179,6 +186,8 @@ class _Backward:
             kept=self.how["kept"],
             precision=precision,
         )
+        if grads.gates is not trace.gates:  # in memory of their own
+            self.trace = trace
         dz = ops.reshape(grads.gates, (-1, weight_hh.shape[1]))
 
         def product(of: Any, weight: Any) -> Any:
@@ -188,7 +197,7 @@ class _Backward:
         makers = [
             lambda: ops.matmul(grads.gates, weight_ih.T, precision=precision),
             lambda: product(x, weight_ih),
-            lambda: product(self.trace.h[:-1], weight_hh),
+            lambda: product(trace.h[:-1], weight_hh),
             lambda: grads.bias,
             lambda: grads.h,
             lambda: grads.c,

@@ -58,6 +58,7 @@ def consumer(tile: Tile, precision: str, x_turned: bool, y_turned: bool, wide: b
                 start = uint32(stage * STAGE)
                 read(ring, start, warp, hi, lo)
                 multiply(mask, acc, hi, lo, ring, uint32(start + X_SIZE))
+                sync_warp()  # all lanes have read
                 if lane == 0:
                     mbarrier_arrive(bars, STAGES + stage)
                 stage = uint32(stage + 1)

@@ -1,0 +1,211 @@
+"""Kept weights and the rows that they meet, carried to shared memory step after step.
+
+Of a block of threads one warp carries weights, one carries rows, and four warps multiply.
+A ring of stages lies between them: a stage is one read and its rows, and is full when both came.
+The weights of the next step are on their way before this step ends, so memory has no pause between
+steps. The rows follow when all blocks of the grid have written theirs: those of early lines first,
+which were written well before the step's end, so that products have no pause either.
+
+In the simulator blocks run one after another, so there a launch takes a single step.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from numba import cuda, int32, uint32
+
+from numbsparse.device import SIMULATED
+from numbsparse.kernels.lstm.cell import WARPS
+from numbsparse.kernels.lstm.deal import ROWS, B
+from numbsparse.kernels.ptx import (
+    add_release,
+    elect,
+    fence_mbarrier_init,
+    fence_proxy_async_global,
+    fence_tensor_map,
+    load_acquire,
+    mbarrier_arrive,
+    mbarrier_expect,
+    mbarrier_init,
+    mbarrier_wait,
+    shfl_idx,
+    sync_warp,
+    tma_load_3d,
+)
+
+OF_WEIGHTS, OF_ROWS = WARPS, WARPS + 1  # the warps that carry
+THREADS = 32 * (WARPS + 2)
+BLOCKS = 2  # of threads, on a multiprocessor: one computes gates while the other multiplies
+
+LINE = 128  # bytes of a line of the gates' gradient in shared memory
+
+# The kernels' `engine` is (tensor maps, reads, the place's first and last of them, shared memory,
+# its first item, barriers).
+
+
+class Ring(NamedTuple):
+    """Of a block of threads."""
+
+    ITEM: int  # bytes
+    FEW: int  # blocks of a read
+    STAGES: int
+    turned: bool = False  # when rows of the gates' gradient are carried, else rows of h
+
+    @property
+    def WEIGHTS(self) -> int:
+        """Bytes of a stage's weights."""
+        return self.FEW * B * B * self.ITEM
+
+    @property
+    def ROWS(self) -> int:
+        return ROWS * (self.FEW if self.turned else 1) * B * self.ITEM
+
+    @property
+    def PANEL(self) -> int:
+        """Columns of the gates' gradient in a line."""
+        return LINE // self.ITEM
+
+    @property
+    def STAGE(self) -> int:
+        return self.WEIGHTS + self.ROWS
+
+    @property
+    def FREE(self) -> int:
+        """The first barrier of free stages, after those of full ones."""
+        return self.STAGES
+
+    @property
+    def BARS(self) -> int:
+        return 2 * self.STAGES
+
+    @property
+    def shared_bytes(self) -> int:
+        return 1024 + self.STAGE * self.STAGES
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {} if SIMULATED else {"launch_bounds": (THREADS, BLOCKS)}
+
+
+@cache
+def beginning(ring: Ring) -> Any:
+    STAGES, FREE = ring.STAGES, ring.FREE
+
+    @cuda.jit(device=True)
+    def begin(bars):
+        if cuda.threadIdx.x == 0:
+            for s in range(STAGES):
+                mbarrier_init(bars, s, 2)
+                mbarrier_init(bars, FREE + s, WARPS)
+            fence_mbarrier_init()
+        cuda.syncthreads()
+
+    return begin
+
+
+@cache
+def carrying_weights(ring: Ring) -> Any:
+    STAGES, STAGE, FREE, WEIGHTS = ring.STAGES, ring.STAGE // 2, ring.FREE, ring.WEIGHTS
+
+    @cuda.jit(device=True)
+    def carry(engine, steps):
+        maps, reads, first, last, shared, base, bars = engine
+        fence_tensor_map(maps[0])
+        stage, parity, lane, blocks = uint32(0), uint32(1), cuda.threadIdx.x % 32, int32(0)
+        for _ in range(steps):
+            for read in range(first, last):
+                ahead = (read - first) % 32
+                if ahead == 0:  # of 32 reads, one a lane
+                    blocks = int32(reads[min(read + lane, last - 1), 0])
+                block = shfl_idx(blocks, uint32(ahead))
+                mbarrier_wait(bars, FREE + stage, parity)
+                if elect() != 0:
+                    at, none = uint32(base + stage * STAGE), int32(0)
+                    mbarrier_expect(bars, stage, uint32(WEIGHTS))
+                    tma_load_3d(shared, at, maps[0], none, none, block, bars, stage)
+                stage = uint32(stage + 1)
+                if stage == STAGES:
+                    stage, parity = uint32(0), parity ^ uint32(1)
+
+    return carry
+
+
+@cache
+def carrying_rows(ring: Ring) -> Any:
+    STAGES, STAGE, FREE = ring.STAGES, ring.STAGE // 2, ring.FREE
+    AFTER, BYTES, TURNED, PANEL = ring.WEIGHTS // 2, ring.ROWS, ring.turned, ring.PANEL
+
+    @cuda.jit(device=True)
+    def carry(engine, steps, row, down, arrived):
+        """From `row` on; those of the next step are `down` of these."""
+        maps, reads, first, last, shared, base, bars = engine
+        fence_tensor_map(maps[1])
+        stage, parity, lane = uint32(0), uint32(1), cuda.threadIdx.x % 32
+        lines, lates = int32(0), int32(0)
+        for step in range(steps):
+            met = 0  # counters of the step before
+            for read in range(first, last):
+                ahead = (read - first) % 32
+                if ahead == 0:
+                    mine = min(read + lane, last - 1)
+                    lines, lates = int32(reads[mine, 1]), int32(reads[mine, 2])
+                line, late = shfl_idx(lines, uint32(ahead)), shfl_idx(lates, uint32(ahead))
+                while step > 0 and met <= late:
+                    wait_for_all(arrived, 2 * step - 2 + met)
+                    met += 1
+                mbarrier_wait(bars, FREE + stage, parity)
+                if elect() != 0:
+                    at, column = uint32(base + stage * STAGE + AFTER), int32(line * B)
+                    mbarrier_expect(bars, stage, uint32(BYTES))
+                    x, z = (int32(0), int32(column // PANEL)) if TURNED else (column, int32(0))
+                    tma_load_3d(shared, at, maps[1], x, int32(row), z, bars, stage)
+                stage = uint32(stage + 1)
+                if stage == STAGES:
+                    stage, parity = uint32(0), parity ^ uint32(1)
+            row += down
+
+    return carry
+
+
+@cuda.jit(device=True)
+def tell(arrived, i):
+    """This warp has written what counter i stands for."""
+    sync_warp()
+    if cuda.threadIdx.x % 32 == 0:
+        fence_proxy_async_global()
+        add_release(arrived, i, 1)
+
+
+@cuda.jit(device=True)
+def wait_for_all(arrived, i):
+    """All warps that multiply, of the whole grid, have written that."""
+    if cuda.threadIdx.x % 32 == 0:
+        while load_acquire(arrived, i) < WARPS * cuda.gridDim.x:
+            pass
+    sync_warp()
+    fence_proxy_async_global()
+
+
+@cache
+def taking_reads(ring: Ring, multiply: Any) -> Any:
+    STAGE, STAGES, AFTER, FREE = ring.STAGE // 2, ring.STAGES, ring.WEIGHTS // 2, ring.FREE
+
+    @cuda.jit(device=True)
+    def take(acc, number, count, engine):
+        """acc + the products of `count` reads from read `number` of all steps on."""
+        _, _, _, _, shared, base, bars = engine
+        stage, parity = uint32(number % STAGES), uint32(number // STAGES % 2)
+        for _ in range(count):
+            mbarrier_wait(bars, stage, parity)
+            at = uint32(base + stage * STAGE)
+            acc = multiply(acc, shared, at + AFTER, shared, at)
+            if cuda.threadIdx.x % 32 == 0:
+                mbarrier_arrive(bars, FREE + stage)
+            stage = uint32(stage + 1)
+            if stage == STAGES:
+                stage, parity = uint32(0), parity ^ uint32(1)
+        return acc
+
+    return take
