@@ -37,10 +37,11 @@ def test_products(product, case, fetched_by):
 
 @pytest.mark.skipif(device.SIMULATED, reason="the simulator has clusters of one block")
 @pytest.mark.parametrize(("size", "density"), [(8, 0.03), (16, 0.1)])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
-def test_products_of_strips_in_a_cluster(product, size, density):
-    case = Case(130, in_features=1130, out_features=1200, block_size=size, density=density)
-    check_rung(rung("k7_small_blocks"), product, case, "float16", "cuda")
+def test_products_of_strips_in_a_cluster(product, dtype, size, density):
+    case = Case(130, in_features=1130, out_features=2100, block_size=size, density=density)
+    check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
 
 
 @pytest.mark.parametrize(("size", "density"), [(8, 0.5), (16, 0.5), (8, 0)])

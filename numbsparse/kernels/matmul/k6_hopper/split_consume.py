@@ -54,11 +54,14 @@ def consumer(tile: Tile, precision: str, x_turned: bool, y_turned: bool, wide: b
             own = uint32(ALL if tiles[i, 1] * ROWS < batch - warp // 4 * 64 else 0)
             for _ in range(tiles[i, 2], tiles[i, 3]):
                 mbarrier_wait(bars, stage, phase)
-                mask = uint32(shfl_idx(masks[stage], 0) & own)
+                mask = uint32(0)
+                if lane == 0:  # who gives the stage back
+                    mask = masks[stage]
+                mask = uint32(shfl_idx(mask, 0) & own)
                 start = uint32(stage * STAGE)
-                read(ring, start, warp, hi, lo)
-                multiply(mask, acc, hi, lo, ring, uint32(start + X_SIZE))
-                sync_warp()  # all lanes have read
+                if mask != 0:  # after a product all lanes have read
+                    read(ring, start, warp, hi, lo)
+                    multiply(mask, acc, hi, lo, ring, uint32(start + X_SIZE))
                 if lane == 0:
                     mbarrier_arrive(bars, STAGES + stage)
                 stage = uint32(stage + 1)

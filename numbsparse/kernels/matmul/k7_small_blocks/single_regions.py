@@ -101,10 +101,13 @@ def region_of(B: int, kept: float) -> Region:
     limit = shared_memory()
     if limit is None:
         return Region(2, 4, 4, 16, 2, ITEM=4) if kept > 0.2 else Region(2, 4, 8, 8, 2, ITEM=4)
-    if kept > 0.05:
-        region = Region(12, 12, 37, 16, 3, ITEM=4) if B == 16 else Region(16, 16, 37, 16, 3, ITEM=4)
+    if B == 8:
+        shape = (16, 16, 37, 16, 3) if kept > 0.05 else (16, 16, 54, 16, 2)
+    elif kept > 0.05:
+        shape = (12, 12, 37, 16, 3) if kept > 0.12 else (12, 12, 54, 16, 2)
     else:
-        region = Region(16, 8, 108, 8, 2, ITEM=4) if B == 16 else Region(16, 16, 54, 16, 2, ITEM=4)
+        shape = 16, 8, 108, 8, 2
+    region = Region(*shape, ITEM=4)
     limit -= SWIZZLED + 16 * (region.WARPS * region.SLOTS + 1) + 16 * region.STAGES
     return region._replace(GROUPS=min(region.GROUPS, limit // (region.STAGES * region.GROUP_BYTES)))
 

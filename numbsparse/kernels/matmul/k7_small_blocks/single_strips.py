@@ -22,7 +22,7 @@ from numbsparse.kernels.matmul.k6_hopper.steps import schedule
 from numbsparse.kernels.matmul.k6_hopper.store import ROWS as ALONG_ROWS
 from numbsparse.kernels.matmul.k7_small_blocks.card import registers
 from numbsparse.kernels.matmul.k7_small_blocks.single_steps import packed, products
-from numbsparse.kernels.matmul.k7_small_blocks.strip_bulk import consumer, producer
+from numbsparse.kernels.matmul.k7_small_blocks.strip_bulk import barriers, consumer, producer
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     ALIGNED,
     SWIZZLED,
@@ -35,9 +35,7 @@ from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     as_uint32,
-    fence_mbarrier_init,
     first_multiple,
-    mbarrier_init,
     shfl_idx,
     store_2xu32,
 )
@@ -93,9 +91,8 @@ def strip_of(B: int, warps: int, mean: float, most: int) -> Strip:
 
 @cache
 def strip_kernel(strip: Strip, exact: bool, turned: bool, y_lies: str) -> Any:
-    WARPS, STAGES, BARRIERS = strip.WARPS, strip.STAGES, 2 * strip.STAGES
-    FETCHERS = strip.FETCHERS
-    produce = producer(strip)
+    WARPS, FETCHERS, BARRIERS = strip.WARPS, strip.FETCHERS, 2 * strip.STAGES
+    begin, produce = barriers(strip), producer(strip)
     consume = consumer(strip, products(strip, exact), storer(strip, exact, turned, y_lies))
 
     @cuda.jit(**registers(WARPS + FETCHERS))
@@ -122,12 +119,7 @@ def strip_kernel(strip: Strip, exact: bool, turned: bool, y_lies: str) -> Any:
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
         base = first_multiple(shared, SWIZZLED)
         t = uint32(cuda.threadIdx.x)
-        if t == 0:
-            for i in range(STAGES):
-                mbarrier_init(bars, i, FETCHERS)
-                mbarrier_init(bars, STAGES + i, WARPS)
-            fence_mbarrier_init()
-        cuda.syncthreads()
+        begin(bars)
         first, last = tile_starts[cuda.blockIdx.x], tile_starts[cuda.blockIdx.x + 1]
         warp = shfl_idx(uint32(t // 32), 0)
         if warp >= WARPS:

@@ -27,6 +27,7 @@ from numbsparse.kernels.ptx import (
     fence_mbarrier_init,
     fence_tensor_map,
     first_multiple,
+    mbarrier_arrive,
     mbarrier_arrive_at,
     mbarrier_expect,
     mbarrier_init,
@@ -38,8 +39,8 @@ from numbsparse.kernels.ptx import (
 
 @cache
 def bulk_kernel(name: str, strip: Strip, y_lies: str) -> Any:
-    WARPS, CLUSTER, STAGES, BARRIERS = strip.WARPS, strip.CLUSTER, strip.STAGES, 2 * strip.STAGES
-    FETCHERS, produce = strip.FETCHERS, producer(strip)
+    WARPS, CLUSTER, BARRIERS = strip.WARPS, strip.CLUSTER, 2 * strip.STAGES
+    FETCHERS, begin, produce = strip.FETCHERS, barriers(strip), producer(strip)
     consume = consumer(strip, products(name, strip), storer(name, strip, y_lies))
     clear = clear_zeros(strip, WARPS + FETCHERS)
 
@@ -51,12 +52,7 @@ def bulk_kernel(name: str, strip: Strip, y_lies: str) -> Any:
         base = first_multiple(shared, SWIZZLED)
         t = uint32(cuda.threadIdx.x)
         clear(words, base)
-        if t == 0:
-            for i in range(STAGES):
-                mbarrier_init(bars, i, FETCHERS)
-                mbarrier_init(bars, STAGES + i, WARPS * CLUSTER)
-            fence_mbarrier_init()
-        cuda.syncthreads()
+        begin(bars)
         if CLUSTER > 1:
             cluster_sync()
         unit = cuda.blockIdx.x // CLUSTER
@@ -71,6 +67,25 @@ def bulk_kernel(name: str, strip: Strip, y_lies: str) -> Any:
             cluster_sync()  # the others may still copy to here, and arrive at barriers
 
     return kernel
+
+
+@cache
+def barriers(strip: Strip) -> Any:
+    """A stage is full when all fetchers' copies are there, and empty when all lanes have read it:
+    those of the block each by itself, as `racecheck` knows lanes only, others' by one of a warp."""
+    STAGES, FETCHERS = strip.STAGES, strip.FETCHERS
+    READERS = strip.WARPS * (32 + strip.CLUSTER - 1)
+
+    @cuda.jit(device=True)
+    def begin(bars):
+        if cuda.threadIdx.x == 0:
+            for i in range(STAGES):
+                mbarrier_init(bars, i, FETCHERS)
+                mbarrier_init(bars, STAGES + i, READERS)
+            fence_mbarrier_init()
+        cuda.syncthreads()
+
+    return begin
 
 
 @cache
@@ -90,9 +105,11 @@ def consumer(strip: Strip, add_stage: Any, store: Any) -> Any:
             for _ in range(tiles[i, 2], tiles[i, 3]):
                 mbarrier_wait(bars, stage, phase)
                 add_stage(shared, words, uint32(base + stage * STAGE_BYTES), warp, acc)
-                sync_warp()
-                if lane < CLUSTER:
-                    mbarrier_arrive_at(bars, STAGES + stage, lane)
+                mbarrier_arrive(bars, STAGES + stage)
+                if CLUSTER > 1:
+                    sync_warp()
+                    if lane < CLUSTER and lane != rank:
+                        mbarrier_arrive_at(bars, STAGES + stage, lane)
                 stage = uint32(stage + 1)
                 if stage == STAGES:
                     stage, phase = uint32(0), uint32(phase ^ 1)
