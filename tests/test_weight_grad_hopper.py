@@ -40,8 +40,15 @@ def test_large_blocks(case, feature_major):
 @pytest.mark.parametrize("case", CUT, ids=str)
 def test_pieces_of_the_batch_are_added(case, dtype, monkeypatch):
     # So little work is not cut by itself.
-    monkeypatch.setattr(weight_grad_plan, "cut", lambda *_: (0, 2))
+    monkeypatch.setattr(weight_grad_plan, "cut", lambda *_: (0.0, 0, 2))
     check_rung(hopper, "weight_grad", case, dtype, "cuda")
+
+
+@pytest.mark.parametrize("case", [CUT[0], CASES[0]], ids=["at once", "pairs of rows"])
+def test_tiles_of_many_blocks(case, monkeypatch):
+    monkeypatch.setitem(weight_grad.TILES, 32, weight_grad.AT_ONCE)
+    monkeypatch.setattr(weight_grad, "FEW", 0)
+    check_rung(hopper, "weight_grad", case, "float16", "cuda")
 
 
 def test_mixed_strides(rng):
@@ -64,11 +71,10 @@ def test_mixed_strides(rng):
 
 @pytest.mark.skipif(device.SIMULATED, reason="the simulator has clusters of one block")
 @pytest.mark.parametrize("cluster", [1, 2, 4])
-@pytest.mark.parametrize("size", sorted(weight_grad.TILES))
-def test_clusters_of_any_size(size, cluster, monkeypatch):
-    tile = weight_grad.TILES[size]._replace(CLUSTER=cluster)
-    monkeypatch.setitem(weight_grad.TILES, size, tile)
-    case = Case(batch=3000, in_features=900, out_features=1300, block_size=size, density=0.3)
+def test_clusters_of_any_size(cluster, monkeypatch):
+    tile = weight_grad.TILES[128]._replace(CLUSTER=cluster)
+    monkeypatch.setitem(weight_grad.TILES, 128, tile)
+    case = Case(batch=3000, in_features=900, out_features=1300, block_size=128, density=0.3)
     check_rung(hopper, "weight_grad", case, "float16", "cuda")
 
 

@@ -1,26 +1,29 @@
 """What the Hopper weight-gradient works out of a layout: every block once, every tile in place."""
 
+import sys
+
 import numpy as np
 import pytest
 
 from numbsparse import patterns
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import MAPS, RUNS, Tile, rows_of_blocks
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_pairs import pairs_of_rows
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import cut, plan
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_regions import regions
 from numbsparse.layout import Layout
 
 TILES = [
     Tile(32, 2, 8, (32,), 32, 3, 37, 1),
-    Tile(32, 2, 8, (32,), 32, 3, 37, 2),
-    Tile(32, 2, 8, (32,), 32, 3, 37, 4),
+    Tile(32, 2, 13, (32,), 32, 2, 56, 1),
+    Tile(32, 1, 2, (32,), 32, 3, 5, 1),
     Tile(32, 2, 8, (32,), 64, 2, 27, 1),
     Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1),
-    Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 2),
+    Tile(64, 2, 6, (64,), 64, 3, 9, 1),
+    Tile(64, 1, 2, (64,), 64, 3, 3, 1),
     Tile(128, 2, 1, (128, 256), 64, 4, 6, 1),
     Tile(128, 2, 1, (128, 256), 64, 4, 6, 2),
 ]
 CHUNKS = 64
+weight_grad_regions = sys.modules[regions.__module__]
 STEPS = 512  # so long that a cut pays
 
 
@@ -63,6 +66,9 @@ def products(tile, edges, heads, loads, places, outs, work):
                     if block >= 0:
                         dy = slots[starts[unit, 0] + half * apart[unit, 0]]
                         yield block, slots[starts[unit, 1]], dy
+        elif tile.B == 64 and tile.UNITS > 1:
+            for unit in range(number):
+                yield outs[work, group, unit], *(slots[start] for start in starts[unit])
         else:
             panels = tile.B // 64
             for k in range(number):
@@ -72,7 +78,9 @@ def products(tile, edges, heads, loads, places, outs, work):
 
 
 @pytest.mark.parametrize(
-    "tile", TILES, ids=lambda tile: f"B{tile.B}-{tile.SLOTS}slots-cluster{tile.CLUSTER}"
+    "tile",
+    TILES,
+    ids=lambda tile: f"B{tile.B}-{tile.SLOTS}slots-{tile.STAGES}-cluster{tile.CLUSTER}",
 )
 @pytest.mark.parametrize("apart", [True, False], ids=["apart", "side by side"])
 def test_every_block_is_computed_from_its_tiles(tile, apart, rng):
@@ -93,7 +101,7 @@ def test_every_block_is_computed_from_its_tiles(tile, apart, rng):
         assert (steps == CHUNKS).all()
 
 
-@pytest.mark.parametrize("tile", TILES[:2], ids=["alone", "cluster"])
+@pytest.mark.parametrize("tile", [TILES[0], TILES[-1]], ids=["alone", "cluster"])
 def test_pieces_cover_the_batch_in_order(tile, rng):
     layout = Layout(rng.random((20, 20)) < 0.2)
     heads, _, _, outs, blocks, pieces = plan(
@@ -114,44 +122,74 @@ def test_pieces_cover_the_batch_in_order(tile, rng):
         assert ends == STEPS
 
 
+def panels(items):
+    return sum(share.arriving for item in items for share in item)
+
+
 def test_rows_with_the_same_columns_share_their_tiles():
-    tile = TILES[1]
-
-    def panels(pattern):
-        items = regions(Layout(pattern).index, tile, 1)
-        return sum(len(s.x_loads) + len(s.dy_loads) for item in items for s in item)
-
     banded, rng = patterns.banded(128, 128, width=8), np.random.default_rng(0)
     shuffled = banded[rng.permutation(128)]
-    assert panels(shuffled) < 1.15 * panels(banded) < 0.7 * panels(rng.permuted(banded, axis=1))
+    read, read_shuffled, read_random = (
+        panels(regions(Layout(pattern).index, TILES[1], 26))
+        for pattern in (banded, shuffled, rng.permuted(banded, axis=1))
+    )
+    assert read_shuffled < 1.15 * read
+    assert read < 0.7 * read_random
 
 
-def test_few_products_are_half_empty(rng):
-    layout = Layout(rng.random((128, 128)) < 0.1)
-    items = regions(layout.index, TILES[0], 1)
-    products = sum(share.counts.sum() for item in items for share in item)
-    assert layout.n_blocks <= 2 * products < 1.1 * layout.n_blocks
+@pytest.mark.parametrize(
+    ("tile", "share"),
+    [(TILES[0], 0.75), (TILES[1], 0.7), (TILES[5], 1.0)],
+    ids=["B32", "B32 at once", "B64"],
+)
+def test_regions_share_more_than_rows(tile, share, rng):
+    layout, most = Layout(rng.random((128, 128)) < 0.1), tile.GROUPS * tile.UNITS
+    items = list(regions(layout.index, tile, most))
+    products = [each.counts.sum() for item in items for each in item]
+    assert panels(items) < share * layout.n_blocks
+    assert max(products) <= most
+    assert layout.n_blocks <= sum(products) * tile.PAIR < 1.1 * layout.n_blocks
+
+
+def test_regions_of_many_rows(rng, monkeypatch):
+    """Rows are looked at some at a time."""
+    monkeypatch.setattr(weight_grad_regions, "TOGETHER", 31 * 7)
+    monkeypatch.setattr(weight_grad_regions, "LEAST", 1)
+    layout = Layout(rng.random((40, 30)) < 0.2)
+    found = [share.outs for item in regions(layout.index, TILES[1], 26) for share in item]
+    kept = np.concatenate([outs[outs >= 0] for outs in found])
+    assert sorted(kept) == list(range(layout.n_blocks))
 
 
 def test_cut_fills_the_places():
     tile, steps = TILES[3], 256
     item = next(rows_of_blocks(Layout(np.ones((1, 26), bool)).index, tile))
-    assert cut([item] * 8, 8, steps, tile) == (8, 1)
-    whole, pieces = cut([item] * 9, 8, steps, tile)
+    assert cut([item] * 8, 8, steps, tile)[1:] == (8, 1)
+    _, whole, pieces = cut([item] * 9, 8, steps, tile)
     assert whole == 8
     assert pieces > 1
-    whole, pieces = cut([item] * 3, 8, steps, tile)
+    _, whole, pieces = cut([item] * 3, 8, steps, tile)
     assert whole == 0
     assert pieces > 1
-    assert cut([item] * 3, 8, 2, tile)[1] == 1  # too short
+    assert cut([item] * 3, 8, 2, tile)[2] == 1  # too short
 
 
-def test_few_items_are_made_smaller(rng):
-    layout, tile = Layout(rng.random((128, 128)) < 0.02), TILES[3]
-    few, enough = (list(regions(layout.index, tile, places)) for places in (1, 60))
-    assert len(few) < len(enough)
-    largest = [max(share.arriving for item in items for share in item) for items in (few, enough)]
-    assert largest[1] < largest[0]
+def test_few_blocks_and_a_long_batch():
+    """Large items, so that what is cut leaves few sums to add."""
+    layout = Layout(patterns.random(16, 16, 26 / 256, seed=0))
+    edges = ((16, False), (16, False))
+    heads, *_, pieces = plan(layout.index, TILES[0], 2048, 132, True, edges)
+    items = len(heads) // pieces
+    assert items <= 6
+    assert 50 <= len(heads) <= 132
+    assert heads[:, 3].sum() < 1.4 * layout.n_blocks * pieces
+
+
+def test_many_blocks_stay_whole():
+    layout = Layout(patterns.random(256, 256, 0.1, seed=0))
+    heads, *_, pieces = plan(layout.index, TILES[0], 256, 132, True, ((256, False),) * 2)
+    assert pieces == 0
+    assert len(heads) <= 264  # two for each of the 132 multiprocessors
 
 
 def test_neighbours_come_in_one_copy():
@@ -161,12 +199,3 @@ def test_neighbours_come_in_one_copy():
     heads, loads, *_ = plan(dense.index, tile, CHUNKS, 8, True, edges)
     assert (heads[:, 2] <= heads[:, 3] / 2).all()
     assert (loads[:, :, 1] >> 8 & 0xFF).max() < MAPS + len(RUNS)  # none at an edge
-
-
-def test_pairs_of_rows_share_tiles(rng):
-    layout = Layout(rng.random((128, 128)) < 0.1)
-    panels = [
-        sum(len(share.x_loads) + len(share.dy_loads) for item in items for share in item)
-        for items in (rows_of_blocks(layout.index, TILES[4]), pairs_of_rows(layout.index, TILES[4]))
-    ]
-    assert panels[1] < 0.9 * panels[0]

@@ -173,7 +173,8 @@ fewer_registers = _wgmma.fewer_registers
 # two words for each of `units` products of 64 rows, says where a and b lie from shared[i] on; the
 # first `number` of them are computed, or of a single one the columns sizes[number - 1].
 wgmma_units = _cluster.wgmma_units  # (kind, units, sizes, k_steps, a: Operand, b: Operand)
-words = _cluster.words  # (count): makes a function (array of int32, j) -> a tuple of uint32
+# (count): makes a function (array of int32, j) -> a tuple of uint32, j the same in all of a warp
+words = _cluster.words
 
 # The same of float32: hi and lo of the first factor in registers, those of the second in shared
 # memory. (acc, hi, lo, shared, i), the first three local arrays; acc is added to in float32.

@@ -27,6 +27,8 @@ _ARRIVE = (
     "mbarrier.arrive.shared::cluster.b64 _, [there]; }"
 )
 
+_OF_FIRST = "shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;"
+
 
 @intrinsic
 def cluster_sync(typing):
@@ -54,6 +56,9 @@ def words(count: int) -> Any:
             data = context.make_array(array)(context, builder, args[0]).data
             places = [builder.add(args[1], i64(k)) for k in range(count)]
             values = [builder.load(builder.gep(data, [place])) for place in places]
+            # That all lanes have the same is known to ptxas from here on: it then works out what is
+            # made of them once for a warp, where the descriptors of a product must be.
+            values = [emit(builder, _OF_FIRST, [i32], [value])[0] for value in values]
             return context.make_tuple(builder, signature.return_type, values)
 
         return types.UniTuple(u32, count)(array, types.int64), build

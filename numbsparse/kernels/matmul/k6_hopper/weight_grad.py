@@ -6,8 +6,13 @@ threads, or a cluster of two, computes many kept blocks together that share bloc
 columns, and the copy engine brings each of their tiles from L2 once.
 
 Reads per output, for a sum of K products: K / B times the tiles per kept block, 2 where nothing is
-shared. On a random layout of density 0.1 these are 0.9 at B = 32 (`weight_grad_regions`), 1.0 at
+shared. On a random layout of density 0.1 these are 0.6 at B = 32 (`weight_grad_regions`), 1.0 at
 B = 64 (`weight_grad_pairs`) and 1.3 at B = 128 (a block row for a cluster, `weight_grad_items`).
+
+Where the rows of x and dy are long, one item of up to 52 kept blocks for each multiprocessor, whose
+sums are 208 registers of each thread that multiplies, has all of them go down the batch side by
+side: then each row comes from memory once. More stages would let some run ahead of others, which
+then find what they share no longer in the L2 cache.
 """
 
 from __future__ import annotations
@@ -40,6 +45,12 @@ TILES = {
     64: Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1, 2),
     128: Tile(128, 2, 1, (128, 256), 64, 4, 6, 2),
 }
+# So many kept blocks that every multiprocessor has one item, of up to 52, of so many features that
+# a second item for some, which reads x and dy from memory once more, would take longer.
+AT_ONCE = Tile(32, 2, 13, (32,), 32, 2, 56, 1, REGISTERS=(24, 240))
+BLOCKS_AT_ONCE, FEATURES_AT_ONCE = range(33, 51), 24_576  # of a multiprocessor; of x and dy
+OF_FEW = Tile(64, 2, 6, (64,), 64, 3, 9, 1, REGISTERS=(40, 232))  # kept blocks at B = 64
+FEW = 4  # of a multiprocessor
 LENGTHWISE = TILES[32]._replace(DEPTH=64, STAGES=2, SLOTS=27)  # lines of 128 bytes along a batch
 OF_FOURS = Tile(32, 2, 1, (64, 128, 192, 256), 128, 2, 12, 1, 1)
 THREADS_TO_ADD = 256
@@ -74,14 +85,23 @@ def weight_grad(x, dy, index, dvalues):
         cluster=(tile.CLUSTER,) if tile.CLUSTER > 1 else None,
     )
     if pieces:
-        add = add_kernel(kind, B, THREADS_TO_ADD)
-        launch(add, cut.size, THREADS_TO_ADD, sums, cut, pieces, dvalues.view(np.uint16))
+        add = add_kernel(kind, B)
+        grid = cut.size, B * B // THREADS_TO_ADD
+        launch(add, grid, THREADS_TO_ADD, sums, cut, pieces, dvalues.view(np.uint16))
 
 
 def tile_of(B: int, x_turned: bool, dy_turned: bool, index: Index) -> Tile:
     if B == 32 and dy_turned and planned(index, in_fours)[0]:
         return OF_FOURS._replace(DEPTH=64) if SIMULATED else OF_FOURS
-    tile = TILES[B] if B != 32 or (x_turned and dy_turned) else LENGTHWISE
+    blocks = -(-index.block_rows.shape[0] // multiprocessors())
+    features = B * (index.rows.indptr.shape[0] + index.columns.indptr.shape[0] - 2)
+    tile = TILES[B]
+    if B == 32 and not (x_turned and dy_turned):
+        tile = LENGTHWISE
+    elif B == 32 and blocks in BLOCKS_AT_ONCE and features >= FEATURES_AT_ONCE:
+        tile = AT_ONCE
+    elif B == 64 and blocks <= FEW:
+        tile = OF_FEW
     if SIMULATED:
         return tile._replace(GROUPS=1 if B == 32 else 2, STAGES=2, CLUSTER=1, LOADERS=1)
     return tile

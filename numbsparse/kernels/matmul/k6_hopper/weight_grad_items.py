@@ -1,9 +1,9 @@
 """What one cluster of blocks of threads computes together: kept blocks that share tiles.
 
 A tile is read from L2 once for the whole cluster, so an item should have many kept blocks on few
-lines: pieces of a block row (`rows_of_blocks`), pairs of block rows (`pairs_of_rows`), rectangles
-of block rows and columns, which take any two kept blocks of a row to a product (`regions`), or four
-block columns that keep the same rows (`fours`).
+lines: pieces of a block row (`rows_of_blocks`), pairs of block rows (`pairs_of_rows`), block rows
+and columns with many kept blocks where they cross (`regions`), or four block columns that keep the
+same rows (`fours`).
 """
 
 from __future__ import annotations
@@ -42,9 +42,14 @@ class Tile(NamedTuple):
         return 2 * self.PANEL * self.DEPTH
 
     @property
+    def PAIR(self) -> int:
+        """Kept blocks that the 64 rows of a product make."""
+        return max(64 // self.B, 1)
+
+    @property
     def OUTS(self) -> int:
         """Kept blocks that a warpgroup computes or has a part in."""
-        return (2 * self.UNITS if self.B == 32 else 1) * max(self.SIZES) // self.B
+        return self.PAIR * self.UNITS * max(self.SIZES) // self.B
 
 
 RUNS = (1, 2, 4)  # panels that one copy may bring

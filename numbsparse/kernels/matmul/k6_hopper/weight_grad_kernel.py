@@ -30,6 +30,7 @@ from numbsparse.kernels.ptx import (
     more_registers,
     pack_bfloat2,
     pack_half2,
+    shfl_idx,
     sync_warp,
     tma_load_3d,
     tma_load_3d_multicast,
@@ -72,7 +73,7 @@ def weight_grad_kernel(tile: Tile, kind: str, x_turned: bool, dy_turned: bool) -
         shared = cuda.shared.array(0, uint16)
         bars = cuda.shared.array(BARS, uint64)
         t = uint32(cuda.threadIdx.x)
-        warp, lane = t // 32, t % 32
+        warp, lane = shfl_idx(uint32(t // 32), 0), t % 32
         item = cuda.blockIdx.x
         base = first_multiple(shared, uint32(1024))
         if t == 0:
@@ -196,7 +197,7 @@ def stores(tile: Tile, kind: str | None) -> Any:
 
 
 @cache
-def add_kernel(kind: str, B: int, THREADS: int) -> Any:
+def add_kernel(kind: str, B: int) -> Any:
     rounded = pack_bfloat2 if kind == "bf16" else pack_half2
 
     @cuda.jit
@@ -204,11 +205,11 @@ def add_kernel(kind: str, B: int, THREADS: int) -> Any:
         """dvalues[blocks[k]] = the sum of the pieces of block k, in the order of the batch."""
         k = int64(cuda.blockIdx.x)
         block = blocks[k]
-        for i in range(cuda.threadIdx.x, B * B, THREADS):
-            row, column = uint32(i) // B, uint32(i) % B
-            total = float32(0)
-            for piece in range(pieces):
-                total += sums[piece * blocks.size + k, row, column]
-            dvalues[block, row, column] = rounded(total, total) & 0xFFFF
+        i = uint32(cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x)
+        row, column = i // B, i % B
+        total = float32(0)
+        for piece in range(pieces):
+            total += sums[piece * blocks.size + k, row, column]
+        dvalues[block, row, column] = rounded(total, total) & 0xFFFF
 
     return kernel

@@ -6,7 +6,8 @@ that do not fill all places once more, cut over the batch. Only these leave sums
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_pairs import pairs_of_rows
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_regions import regions
 from numbsparse.layout import Index
 
+HALF_EMPTY = 1.1  # products, where one of all blocks full would be enough
 HEAD = 5  # first step, steps, copies, panels that arrive, whether sums are left to add
 
 
@@ -43,8 +45,13 @@ def plan(
     are whole, and whether a part of one follows.
     """
     at_once = processors // tile.CLUSTER
-    items = sorted(items_of(index, tile, apart, at_once), key=lambda i: time_of(i, tile))[::-1]
-    whole, pieces = cut(items, at_once, steps, tile)
+    ways = [
+        sorted(items, key=lambda item: time_of(item, tile))[::-1]
+        for items in ways_of(index, tile, apart, at_once)
+    ]
+    _, whole, pieces, items = min(
+        ((*cut(items, at_once, steps, tile), items) for items in ways), key=lambda way: way[0]
+    )
     tail = items[whole:] if pieces > 1 else []
     kept = [share.outs[share.outs >= 0] for item in tail for share in item]
     cut_blocks = np.sort(np.concatenate([np.zeros(0, np.int32), *kept]))
@@ -74,15 +81,25 @@ def plan(
     return heads, loads, places, outs, cut_blocks, pieces if tail else 0
 
 
-def items_of(index: Index, tile: Tile, apart: bool, places: int) -> Iterator[list[Share]]:
-    """What the tile can share: fours of columns, rectangles, pairs of block rows, or one."""
+def ways_of(index: Index, tile: Tile, apart: bool, places: int) -> Iterator[Iterable[list[Share]]]:
+    """What the tile can share: fours of columns, pairs of block rows, one, or regions by size."""
     if tile.B == 32 and len(tile.SIZES) > 1:
-        return fours(index, tile)
-    if tile.B == 32 and apart:
-        return regions(index, tile, places)
-    if tile.B == 64 and (tile.GROUPS, tile.CLUSTER) == (2, 1):
-        return pairs_of_rows(index, tile)
-    return rows_of_blocks(index, tile)
+        yield fours(index, tile)
+    elif tile.B == 64 and tile.UNITS == 1:
+        yield pairs_of_rows(index, tile)
+    elif tile.B == 128 or (tile.B == 32 and not apart):
+        yield rows_of_blocks(index, tile)
+    else:
+        for products in sizes(index, tile, places):
+            yield regions(index, tile, products)
+
+
+def sizes(index: Index, tile: Tile, places: int) -> list[int]:
+    """Products of a region: the most; where all places are busy with less, also so many that they
+    are, and more, which share more."""
+    most = tile.GROUPS * tile.UNITS
+    even = ceil(HALF_EMPTY * max(index.block_rows.size, 1) / tile.PAIR / places)
+    return sorted({min(n, most) for n in (even, 2 * even, 4 * even, most)})
 
 
 def time_of(item: list[Share], tile: Tile) -> float:
@@ -92,8 +109,8 @@ def time_of(item: list[Share], tile: Tile) -> float:
     return max(copying(panels, tile), products * tile.DEPTH / 4e6)
 
 
-def cut(items: list[list[Share]], places: int, steps: int, tile: Tile) -> tuple[int, int]:
-    """(items that stay whole, pieces of each other one): what ends first on so many places.
+def cut(items: list[list[Share]], places: int, steps: int, tile: Tile) -> tuple[float, int, int]:
+    """(end, items that stay whole, pieces of each other one): what ends first on so many places.
 
     `items` come longest first. However they are cut, the copies take their time, from the L2 cache
     and, the first of each panel, from memory.
@@ -117,4 +134,4 @@ def cut(items: list[list[Share]], places: int, steps: int, tile: Tile) -> tuple[
         if pieces > 1:  # a launch, and 8 bytes for every sum, to memory and back
             end += 16 + sums * pieces / sums_in_us
         best = min(best, (end, whole, pieces))
-    return best[1:]
+    return best
