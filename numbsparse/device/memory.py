@@ -108,6 +108,15 @@ def give_up_kept() -> None:
     _kept = 0
 
 
+def forget_peak() -> None:
+    """Let the pool's `used_mem_high` count anew, from what is in use now."""
+    if not runtime.SIMULATED:
+        driver, _ = _driver()
+        peak = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_HIGH
+        pool = runtime.current_device().memory_resource.handle
+        _check(driver.cuMemPoolSetAttribute(pool, peak, driver.cuuint64_t(0)))
+
+
 def copy_in(address: int, host: np.ndarray) -> None:
     """Copy a C-contiguous NumPy array to the device."""
     runtime.refuse_in_capture(

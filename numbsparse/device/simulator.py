@@ -38,13 +38,18 @@ def running() -> Iterator[None]:
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
     sys.setswitchinterval(min(SWITCH, interval))
     if cores is not None:
-        os.sched_setaffinity(0, {sorted(cores)[os.getpid() % len(cores)]})
+        os.sched_setaffinity(0, {sorted(cores)[_number() % len(cores)]})
     try:
         yield
     finally:
         sys.setswitchinterval(interval)
         if cores is not None:
             os.sched_setaffinity(0, cores)
+
+
+def _number() -> int:
+    """Of this process among those side by side: pytest-xdist counts its own."""
+    return int(os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw") or os.getpid())
 
 
 @cache

@@ -17,7 +17,7 @@ from numbsparse.bench.gpu.limits import limits
 from numbsparse.bench.gpu.options import Options
 from numbsparse.bench.gpu.problem import dtype_of
 from numbsparse.bench.gpu.replay import Graph, graph_of, record, seconds_of
-from numbsparse.device import SIMULATED, synchronize, to_device
+from numbsparse.device import SIMULATED, memory, synchronize, to_device
 from numbsparse.device.runtime import current_device
 from numbsparse.graph import graph
 
@@ -90,7 +90,8 @@ def ours(sequence: Sequence) -> Contestant:
         return y[-1].detach()
 
     pool = None if SIMULATED else current_device().memory_resource
-    before = 0 if pool is None else _forget_peak(pool)
+    before = 0 if pool is None else pool.attributes.used_mem_current
+    memory.forget_peak()
     captured = graph(step)
 
     def run() -> None:
@@ -114,17 +115,6 @@ def ours(sequence: Sequence) -> Contestant:
         return y.astype(np.float64)
 
     return Contestant(run, outputs, gradient, lambda: taken + held + sequence.dy.nbytes)
-
-
-def _forget_peak(pool: Any) -> int:
-    """The bytes in use now, from which the pool's peak counts anew."""
-    from cuda.bindings import driver
-
-    peak, nothing = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_HIGH, driver.cuuint64_t(0)
-    (error,) = driver.cuMemPoolSetAttribute(pool.handle, peak, nothing)
-    if error:
-        raise RuntimeError(f"the peak of memory in use cannot be forgotten: {error.name}")
-    return int(pool.attributes.used_mem_current)
 
 
 def _measured(
