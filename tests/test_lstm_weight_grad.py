@@ -36,7 +36,7 @@ def test_fours(rng, monkeypatch, kept, pieces, dtype):
     if (reason := hopper.unsupported("weight_grad", 32, as_dtype(dtype), "cuda")) is not None:
         pytest.skip(reason)
     if pieces > 1:
-        monkeypatch.setattr(plan, "cut", lambda *_: (0, pieces))
+        monkeypatch.setattr(plan, "cut", lambda *_: (0.0, 0, pieces))
     layout = Layout(np.repeat(KEPT[kept], 4, axis=1))
     batch, features = 70, 32 * layout.shape[0] - 16
     x = rng.standard_normal((batch, features)).astype(as_dtype(dtype))
