@@ -152,10 +152,18 @@ def spoilt_kernel(x, y):
 @simulator
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("order", ["rising", "falling", 0, 1])
-def test_rungs_are_right_in_every_order(order, product):
-    case = Case(batch=7, in_features=20, out_features=23, block_size=8, density=0.7)
+@pytest.mark.parametrize(
+    ("name", "block_size", "dtype"),
+    [
+        ("k2_shared", 8, "float32"),  # barriers of the block
+        ("k5_tensor_core", 16, "float16"),  # and of warps
+        ("k6_hopper", 32, "float16"),  # and the copy engine's
+    ],
+)
+def test_rungs_are_right_in_every_order(name, block_size, dtype, order, product):
+    case = Case(batch=7, in_features=40, out_features=46, block_size=block_size, density=0.7)
     with in_turns(order):
-        check_rung(LADDER["k2_shared"], product, case, "float32", "cuda")
+        check_rung(LADDER[name], product, case, dtype, "cuda")
 
 
 @simulator
@@ -172,9 +180,8 @@ def test_in_turns_refuses_and_leaves_nothing_behind():
     with in_turns("falling"):
         with pytest.raises(ValueError, match="thread 3"):
             launch(failing_kernel, 1, 8, x, y)
-        with pytest.raises(RuntimeError, match=r"sync_warp takes all lanes of a warp at once"):
-            launch(warp_kernel, 1, 32, x, y)
-    launch(warp_kernel, 1, 32, x, y)
+        launch(barrier_kernel, 1, 64, x, y)
+    np.testing.assert_array_equal(y.numpy()[:64], np.roll(x.numpy(), -1))
     with pytest.raises(ValueError, match="order takes"), in_turns("sideways"):
         pass
 

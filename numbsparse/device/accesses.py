@@ -62,35 +62,32 @@ class Watcher:
     @contextmanager
     def watching(self) -> Iterator[Watcher]:
         """While this lasts, in the simulator, kernels of every thread are watched."""
-        from numba.cuda.simulator.kernel import BlockThread
-
         global watcher
         if watcher is not None:
             raise RuntimeError("somebody watches already")
-        plain_barrier = BlockThread.syncthreads
-
-        def barrier(thread: Any) -> None:
-            noted = self._thread(thread)
-            noted.barriers.append(len(noted.accesses))
-            plain_barrier(thread)
-
-        watcher, BlockThread.syncthreads = self, barrier
+        watcher = self
         try:
             yield self
         finally:
-            watcher, BlockThread.syncthreads = None, plain_barrier
+            watcher = None
+
+    def note_barrier(self, thread: Any) -> None:
+        """That thread is at a barrier of its block."""
+        noted = self._thread(thread)
+        noted.barriers.append(len(noted.accesses))
 
     def note(self, space: str, writes: bool, address: int, nbytes: int) -> None:
         """An access by the running thread; the host's own are none."""
         thread: Any = threading.current_thread()
-        if hasattr(thread, "blockIdx"):
+        if hasattr(thread, "own"):
             access = Access(_site(), space, writes, address, nbytes)
             self._thread(thread).accesses.append(access)
 
     def _thread(self, thread: Any) -> Thread:
-        known: Thread | None = getattr(thread, "watched", None)
+        known: Thread | None = thread.own.get(Watcher)
         if known is None:
-            known = thread.watched = Thread(tuple(thread.blockIdx), thread.thread_id, [], [], [])
+            known = Thread(tuple(thread.blockIdx), thread.thread_id, [], [], [])
+            thread.own[Watcher] = known
             self.launches[-1].threads.append(known)
         return known
 

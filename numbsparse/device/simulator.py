@@ -1,16 +1,14 @@
 """Numba's CUDA simulator, made right and quick enough to learn with.
 
-It runs the threads of a block as Python's threads, one block after another. What it lacks stands
-here; `accesses` and `turns` reach into it too, and nobody else.
+One block runs after another, its threads as `threads` says. What else it lacks stands here.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -20,29 +18,22 @@ from numba import types
 from numbsparse.device import accesses
 
 ALL_BANKS = 128  # bytes
-SWITCH = 1e-4  # seconds
-
-_making = threading.Lock()
 
 
 @contextmanager
 def running() -> Iterator[None]:
     """While kernels run.
 
-    On one core, where the system can: the threads hold Python's lock by turns, and on one core they
-    hand it over several times as fast; processes side by side take different ones. The simulator
-    polls them: where they hand over sooner, barriers take a tenth.
+    On one core, where the system can: there threads hand over their turn several times as fast.
+    Processes side by side take different ones.
     """
     _mend()
-    interval = sys.getswitchinterval()
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
-    sys.setswitchinterval(min(SWITCH, interval))
     if cores is not None:
         os.sched_setaffinity(0, {sorted(cores)[_number() % len(cores)]})
     try:
         yield
     finally:
-        sys.setswitchinterval(interval)
         if cores is not None:
             os.sched_setaffinity(0, cores)
 
@@ -54,16 +45,44 @@ def _number() -> int:
 
 @cache
 def _mend() -> None:
+    from numba.cuda.simulator.kernel import FakeCUDAKernel
     from numba.cuda.simulator.kernelapi import FakeCUDAShared
 
+    import numbsparse.device.threads  # noqa: F401, takes the place of the simulator's own
+
     FakeCUDAShared.array = _shared_array
+    FakeCUDAKernel.__call__ = _calling(FakeCUDAKernel.__call__)
+
+
+def _calling(plain: Callable[..., None]) -> Callable[..., Any]:
+    """A kernel, or a device function in it: its module sees the simulator's `cuda` meanwhile.
+
+    The simulator's own looks through the module in each call of a device function, which takes
+    longer than most of these functions; here a module is met once in a launch.
+    """
+    from numba.cuda.simulator.kernel import _get_kernel_context, swapped_cuda_module
+
+    met: set[int] = set()
+    swaps = ExitStack()
+
+    def call(kernel: Any, *args: Any) -> Any:
+        cuda = _get_kernel_context()
+        if cuda is None:
+            with swaps:
+                met.clear()
+                return plain(kernel, *args)
+        if id(kernel.fn.__globals__) not in met:
+            met.add(id(kernel.fn.__globals__))
+            swaps.enter_context(swapped_cuda_module(kernel.fn, cuda))
+        return kernel.fn(*args)
+
+    return call
 
 
 def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -> Any:
     """`cuda.shared.array`: one array for each line that asks for one, from the first bank on.
 
-    The simulator's own lets two threads that ask at the same moment make an array each. Until a
-    thread writes, all bits are set: a NaN in floating point.
+    Until a thread writes, all bits are set: a NaN in floating point.
     """
     from numba.np.numpy_support import as_dtype
 
@@ -74,10 +93,9 @@ def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -
         return np.frombuffer(memory._dynshared.data, dtype, count).view(kind)
     frame = sys._getframe(1)
     line = frame.f_code.co_filename, frame.f_lineno
-    with _making:
-        array = memory._allocations.get(line)
-        if array is None:
-            array = memory._allocations[line] = _aligned(shape, dtype).view(kind)
+    array = memory._allocations.get(line)
+    if array is None:
+        array = memory._allocations[line] = _aligned(shape, dtype).view(kind)
     return array
 
 

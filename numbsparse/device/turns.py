@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +13,7 @@ from numbsparse.device.runtime import SIMULATED
 
 @contextmanager
 def in_turns(order: str | int = "rising") -> Iterator[None]:
-    """Run the threads of a block one after another, each to its next barrier, in a given order.
+    """Run the threads of a block one after another, each until it must wait, in a given order.
 
     A GPU promises no order between two barriers: a kernel whose results depend on it is wrong. Here
     the order is chosen, so that such a kernel goes wrong every time, and not once in a thousand.
@@ -28,8 +27,7 @@ def in_turns(order: str | int = "rising") -> Iterator[None]:
     ValueError
         If `order` is another word.
     RuntimeError
-        Outside the simulator; and in a kernel whose threads meet otherwise than in
-        `cuda.syncthreads()`, as the lanes of a warp do in `mma.sync`.
+        Outside the simulator.
 
     Examples
     --------
@@ -54,75 +52,19 @@ def in_turns(order: str | int = "rising") -> Iterator[None]:
         raise ValueError(f'order takes "rising", "falling" or a seed, got {order!r}')
     if not SIMULATED:
         raise RuntimeError("an order takes the simulator: set NUMBA_ENABLE_CUDASIM=1 before import")
-    from numba.cuda.simulator.kernel import BlockManager, BlockThread
+    from numbsparse.device import threads
 
     rng = None if isinstance(order, str) else np.random.default_rng(order)
 
-    def ordered(threads: Sequence[Any]) -> list[Any]:
+    def ordered(those: Sequence[Any]) -> list[Any]:
         if rng is not None:
-            return [threads[i] for i in rng.permutation(len(threads))]
-        return sorted(threads, key=lambda t: t.thread_id, reverse=order == "falling")
+            return [those[i] for i in rng.permutation(len(those))]
+        numbers = {that: getattr(that, "thread_id", that) for that in those}
+        return sorted(those, key=numbers.__getitem__, reverse=order == "falling")
 
-    def run(manager: Any, grid_point: Any, *args: Any) -> None:
-        _run_in_turns(manager, grid_point, args, ordered)
-
-    plain = BlockManager.run, BlockThread.syncthreads
-    BlockManager.run, BlockThread.syncthreads = run, _stop
+    usual = threads.order
+    threads.order = ordered
     try:
         yield
     finally:
-        BlockManager.run, BlockThread.syncthreads = plain
-
-
-def _run_in_turns(
-    manager: Any, grid_point: Any, args: Any, ordered: Callable[[Sequence[Any]], list[Any]]
-) -> None:
-    """A block: in each round every thread goes on to its next barrier, or to its end."""
-    from numba.cuda.simulator.kernel import BlockThread
-
-    def work() -> None:
-        try:
-            manager._f(*args)
-        finally:
-            thread: Any = threading.current_thread()
-            thread.ended = True
-            thread.stopped.set()
-
-    manager.takes_turns = True
-    threads = []
-    for point in np.ndindex(*manager._block_dim):
-        thread = BlockThread(work, manager, grid_point, point, manager._debug)
-        thread.ended, thread.stopped = False, threading.Event()
-        threads.append(thread)
-    going = threads
-    while going:
-        for thread in ordered(going):
-            thread.stopped.clear()
-            if thread.ident is None:
-                thread.start()
-            else:
-                thread.syncthreads_event.set()
-            thread.stopped.wait()
-            if thread.ended:
-                thread.join()
-            if thread.exception:
-                _abort(threads)
-                raise thread.exception[0].with_traceback(thread.exception[1])
-        going = [thread for thread in going if not thread.ended]
-
-
-def _stop(thread: Any) -> None:
-    """`syncthreads` of a thread that waits for its turn."""
-    thread.stopped.set()
-    thread.syncthreads_event.wait()
-    thread.syncthreads_event.clear()
-    if thread.abort:
-        raise RuntimeError("another thread of the block failed")
-
-
-def _abort(threads: Sequence[Any]) -> None:
-    for thread in threads:
-        if thread.ident is not None and not thread.ended:
-            thread.abort = True
-            thread.syncthreads_event.set()
-            thread.join()
+        threads.order = usual

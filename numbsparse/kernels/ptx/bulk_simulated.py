@@ -2,30 +2,24 @@
 
 A tensor map is 128 bytes that say what the hardware's opaque ones say: `TENSOR_MAP`. A copy is done
 at once, so a kernel that never waits goes wrong on a GPU alone; one that waits for the wrong number
-of bytes or arrivals waits for ever on both, and raises here.
+of bytes or arrivals waits for ever there, and raises here.
 """
 
 from __future__ import annotations
 
 import ctypes
-import threading
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from numbsparse.device.accesses import note_unseen
 from numbsparse.device.tensor_map import SIMULATED_MAP
+from numbsparse.device.threads import Worker, current
 from numbsparse.kernels.ptx import meaning
 from numbsparse.kernels.ptx.simulated import _global, _piece, flat_bytes
 from numbsparse.kernels.ptx.tiles import swizzled
-from numbsparse.kernels.ptx.warp import PATIENCE, together
+from numbsparse.kernels.ptx.warp import together
 
 COPY_ENGINE = "the copy engine"
-
-_lock = threading.Condition()
-# A BlockManager runs one block of one launch; its barriers end with it.
-_barriers: WeakKeyDictionary[Any, dict[int, _Barrier]] = WeakKeyDictionary()
 
 
 class _Barrier:
@@ -34,6 +28,7 @@ class _Barrier:
     def __init__(self, count: int) -> None:
         self.count = self.pending = count
         self.missing_bytes = self.phase = 0
+        self.waiting: list[Worker] = []
 
     def change(self, arrivals: int, nbytes: int) -> None:
         self.pending -= arrivals
@@ -42,33 +37,32 @@ class _Barrier:
             raise RuntimeError(f"more than {self.count} arrivals at an mbarrier in one phase")
         if self.pending == self.missing_bytes == 0:
             self.pending, self.phase = self.count, self.phase ^ 1
-            _lock.notify_all()
+            current().block.wake(self.waiting)
 
 
 def mbarrier_init(bars, i, count):
-    with _lock:
-        barriers, place = _place(bars, i)
-        barriers[place] = _Barrier(int(count))
+    barriers, place = _place(bars, i)
+    barriers[place] = _Barrier(int(count))
 
 
 def mbarrier_expect(bars, i, nbytes):
-    with _lock:
-        _barrier(bars, i).change(1, int(nbytes))
+    _barrier(bars, i).change(1, int(nbytes))
 
 
 def mbarrier_arrive(bars, i):
-    with _lock:
-        _barrier(bars, i).change(1, 0)
+    _barrier(bars, i).change(1, 0)
 
 
 def mbarrier_wait(bars, i, parity):
-    with _lock:
-        barrier = _barrier(bars, i)
-        if not _lock.wait_for(lambda: barrier.phase != int(parity), PATIENCE):
-            raise RuntimeError(
-                f"after {PATIENCE:g} s mbarrier {int(i)} still waits for {barrier.pending} "
-                f"arrivals and {barrier.missing_bytes} bytes"
-            )
+    barrier, thread = _barrier(bars, i), current()
+    while barrier.phase == parity:
+        barrier.waiting.append(thread)
+        thread.block.wait(
+            thread,
+            lambda: (
+                f"{barrier.pending} arrivals and {barrier.missing_bytes} bytes at mbarrier {int(i)}"
+            ),
+        )
 
 
 def fence_mbarrier_init():
@@ -143,8 +137,7 @@ def bulk_load(shared, i, source, j, nbytes, bars, k):
     note_unseen(COPY_ENGINE)
     target, origin = np.asarray(shared), np.asarray(_global(source))  # no thread's accesses
     _piece(target, i, nbytes)[:] = _piece(origin, j, nbytes)
-    with _lock:
-        _barrier(bars, k).change(0, -int(nbytes))
+    _barrier(bars, k).change(0, -int(nbytes))
 
 
 def first_multiple(shared, nbytes):
@@ -163,8 +156,7 @@ def _load(shared, i, tensor_map, corner, bars, j):
     place, _ = _place_of_box(shared, i, info)
     box = _box(info, [int(n) for n in corner]).view(np.uint8)
     flat_bytes(shared)[place] = box.reshape(-1)
-    with _lock:
-        _barrier(bars, j).change(0, -box.size)
+    _barrier(bars, j).change(0, -box.size)
 
 
 def _store(shared, i, tensor_map, corner):
@@ -232,6 +224,5 @@ def _barrier(bars, i):
 def _place(bars, i):
     if bars.dtype != np.uint64:
         raise TypeError(f"an mbarrier lies in an array of uint64, got {bars.dtype}")
-    thread: Any = threading.current_thread()
-    barriers = _barriers.setdefault(thread._manager, {})
+    barriers: dict[int, _Barrier] = current().block.own.setdefault(_Barrier, {})
     return barriers, flat_bytes(bars)[8 * int(i) :].ctypes.data

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 
-_lock = threading.Lock()
+from numbsparse.device.threads import current
 
 
 def load_acquire(array, j):
+    thread = current()
+    thread.block.poll(thread)
     return np.uint32(array[j])
 
 
 def add_release(array, j, n):
-    with _lock:
-        array[j] += n
+    array[j] += n
 
 
 def add_acq_rel(array, j, n):
-    with _lock:
-        before = np.int32(array[j])
-        array[j] += n
-        return before
+    before = np.int32(array[j])
+    array[j] += n
+    return before
 
 
 def fence_proxy_async_global():

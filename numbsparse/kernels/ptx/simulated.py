@@ -6,25 +6,21 @@ of 16 bytes, global memory for shared, registers of the wrong type.
 
 from __future__ import annotations
 
-import threading
+from typing import Any
 
 import numpy as np
 from numba.cuda.simulator.cudadrv.devicearray import FakeWithinKernelCUDAArray
 
 from numbsparse.device.accesses import note_meeting, note_piece
+from numbsparse.device.threads import current
 from numbsparse.kernels.ptx import meaning
 from numbsparse.kernels.ptx.warp import together
 
 
-class _Copies(threading.local):
-    """The copies that a thread has begun: a list since the last commit, and the groups before."""
-
-    def __init__(self) -> None:
-        self.begun: list[tuple[np.ndarray, np.ndarray]] = []
-        self.groups: list[list[tuple[np.ndarray, np.ndarray]]] = []
-
-
-_copies = _Copies()
+def _copies() -> list[list[tuple[np.ndarray, np.ndarray]]]:
+    """The groups of copies that the running thread has begun; the last one is not yet committed."""
+    copies: Any = current().own.setdefault(_copies, [[]])
+    return copies
 
 
 def cp_async(shared, i, source, j):
@@ -37,17 +33,17 @@ def cp_async_zero_fill(shared, i, source, j, n):
     target = _piece(_shared(shared), i, 16, writes=True)
     # Until the wait nobody may look: 0xFF is a NaN in floating point.
     target[:] = 0xFF
-    _copies.begun.append((target, _piece(_global(source), j, n)))
+    _copies()[-1].append((target, _piece(_global(source), j, n)))
 
 
 def cp_async_commit():
-    _copies.groups.append(_copies.begun)
-    _copies.begun = []
+    _copies().append([])
 
 
 def cp_async_wait(n):
-    while len(_copies.groups) > n:
-        for target, source in _copies.groups.pop(0):
+    groups = _copies()
+    while len(groups) - 1 > n:
+        for target, source in groups.pop(0):
             target[: source.size] = source
             target[source.size :] = 0
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-PATIENCE = 60.0
-"""Seconds that lanes wait for the others; then they raise and end."""
+from numbsparse.device.threads import Worker, current
 
 WARP, WARPGROUP = 32, 128
-
-_lock = threading.Lock()
-# A BlockManager runs one block of one launch, and its warps end with it.
-_warps: WeakKeyDictionary[Any, dict[tuple[int, int], Warp]] = WeakKeyDictionary()
 
 
 def together(
@@ -27,56 +20,56 @@ def together(
     `shared` are the same for all lanes, and come after those. Raises RuntimeError where the lanes
     do not all come, or come for different things.
     """
-    thread: Any = threading.current_thread()
-    number, lane = divmod(thread.thread_id, of)
-    block = thread._manager
-    threads = int(np.prod(block._block_dim))
-    if of * number + of > threads:
-        raise RuntimeError(
-            f"{meaning.__name__} takes warps of {of} threads; a block of {threads} ends inside one"
-        )
-    if getattr(block, "takes_turns", False):
-        raise RuntimeError(f"{meaning.__name__} takes all lanes of a warp at once, not in turns")
-    with _lock:
-        warp = _warps.setdefault(block, {}).setdefault((of, number), Warp(of))
-    return warp.run(lane, meaning, operands, shared)
+    thread = current()
+    block, (number, lane) = thread.block, divmod(thread.thread_id, of)
+    warp: Warp | None = block.own.get((of, number))
+    if warp is None:
+        if of * number + of > block.threads:
+            raise RuntimeError(
+                f"{meaning.__name__} takes warps of {of} threads; "
+                f"a block of {block.threads} ends inside one"
+            )
+        warp = block.own[of, number] = Warp(of)
+    return warp.run(thread, lane, meaning, operands, shared)
 
 
 class Warp:
-    """One barrier per instruction: the last lane to come computes, and then all go on.
+    """The last lane to come computes, and then all go on.
 
     A lane comes back only after it took its result, so the next instruction overwrites nothing.
     """
 
-    def __init__(self, lanes: int = WARP) -> None:
+    def __init__(self, lanes: int) -> None:
         self.lanes = range(lanes)
-        self.barrier = threading.Barrier(lanes, self.compute)
         self.calls: dict[int, tuple[Callable[..., np.ndarray], tuple[Any, ...]]] = {}
-        self.shared: tuple[Any, ...] = ()
+        self.waiting: list[Worker] = []
         self.results: Any = None
         self.error = ""
 
     def run(
         self,
+        thread: Worker,
         lane: int,
         meaning: Callable[..., np.ndarray],
         operands: tuple[Any, ...],
-        shared: tuple[Any, ...] = (),
+        shared: tuple[Any, ...],
     ) -> Any:
         self.calls[lane] = meaning, operands
-        self.shared = shared
-        try:
-            self.barrier.wait(PATIENCE)
-        except threading.BrokenBarrierError:
-            self.error = self.error or (
-                f"the lanes of a warp run {meaning.__name__} together, but after {PATIENCE:g} s "
-                f"lanes {sorted(set(self.lanes) - set(self.calls))} had not come"
-            )
+        if len(self.calls) < len(self.lanes):
+            self.waiting.append(thread)
+            thread.block.wait(thread, self.missing)
+        else:
+            self.compute(shared)
+            thread.block.wake(self.waiting)
         if self.error:
             raise RuntimeError(self.error)
         return self.results[lane]
 
-    def compute(self) -> None:
+    def missing(self) -> str:
+        names = sorted({meaning.__name__ for meaning, _ in self.calls.values()})
+        return f"lanes {sorted({*self.lanes} - {*self.calls})} to run {' or '.join(names)}"
+
+    def compute(self, shared: tuple[Any, ...]) -> None:
         calls = [self.calls[lane] for lane in self.lanes]
         self.calls = {}
         lanes: dict[Any, list[int]] = {}
@@ -87,6 +80,6 @@ class Warp:
                 f"{meaning.__name__} in lanes {at}" for meaning, at in lanes.items()
             )
             return
-        stacked = (np.stack(operand) for operand in zip(*(o for _, o in calls), strict=True))
+        stacked = (np.array(operand) for operand in zip(*(o for _, o in calls), strict=True))
         with np.errstate(all="ignore"):  # infinities and NaNs are results like others
-            self.results = meaning(*stacked, *self.shared)
+            self.results = meaning(*stacked, *shared)
