@@ -114,7 +114,8 @@ def forget_peak() -> None:
         driver, _ = _driver()
         peak = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_HIGH
         pool = runtime.current_device().memory_resource.handle
-        _check(driver.cuMemPoolSetAttribute(pool, peak, driver.cuuint64_t(0)))
+        error = driver.cuMemPoolSetAttribute(pool, peak, driver.cuuint64_t(0))
+        _check(error, "forgetting the peak of the pool's memory")
 
 
 def copy_in(address: int, host: np.ndarray) -> None:
@@ -127,7 +128,8 @@ def copy_in(address: int, host: np.ndarray) -> None:
         ctypes.memmove(address, host.ctypes.data, host.nbytes)
     elif host.nbytes:
         driver, stream = _driver()
-        _check(driver.cuMemcpyHtoDAsync(address, host.ctypes.data, host.nbytes, stream))
+        error = driver.cuMemcpyHtoDAsync(address, host.ctypes.data, host.nbytes, stream)
+        _check(error, "copying to the GPU")
 
 
 def copy_out(host: np.ndarray, address: int) -> None:
@@ -140,7 +142,8 @@ def copy_out(host: np.ndarray, address: int) -> None:
         ctypes.memmove(host.ctypes.data, address, host.nbytes)
     elif host.nbytes:
         driver, stream = _driver()
-        _check(driver.cuMemcpyDtoHAsync(host.ctypes.data, address, host.nbytes, stream))
+        error = driver.cuMemcpyDtoHAsync(host.ctypes.data, address, host.nbytes, stream)
+        _check(error, "copying to the host")
         runtime.synchronize()
 
 
@@ -150,7 +153,7 @@ def copy_within(target: int, source: int, nbytes: int) -> None:
         ctypes.memmove(target, source, nbytes)
     elif nbytes:
         driver, stream = _driver()
-        _check(driver.cuMemcpyDtoDAsync(target, source, nbytes, stream))
+        _check(driver.cuMemcpyDtoDAsync(target, source, nbytes, stream), "copying on the GPU")
 
 
 def view(address: int, nbytes: int) -> np.ndarray:
@@ -165,7 +168,7 @@ def _driver() -> tuple[Any, int]:
     return driver, int(runtime.current_stream().handle)
 
 
-def _check(result: tuple[Any, ...]) -> None:
+def _check(result: tuple[Any, ...], what: str) -> None:
     (error,) = result
     if int(error) != 0:
-        raise RuntimeError(f"copying between host and device failed: {error.name}")
+        raise RuntimeError(f"{what} failed: {error.name}")
