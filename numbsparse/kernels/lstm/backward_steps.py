@@ -32,11 +32,8 @@ from numbsparse.kernels.lstm.carriers import (
 from numbsparse.kernels.lstm.cell import GATES, ONE, WARPS
 from numbsparse.kernels.lstm.deal import KINDS, ROWS, B, deal, places
 from numbsparse.kernels.lstm.eights import (
-    DOWN,
-    TWOS,
     exchanging,
     loading_eight,
-    one_by_one,
     place_of,
     putting,
     storing_eight,
@@ -44,7 +41,9 @@ from numbsparse.kernels.lstm.eights import (
     words_of,
 )
 from numbsparse.kernels.lstm.on_gpu import gpu_cell_grad, tanh
+from numbsparse.kernels.lstm.one_by_one import one_by_one
 from numbsparse.kernels.lstm.parts import joining
+from numbsparse.kernels.lstm.twos import DOWN, TWOS
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.ptx import (
     Operand,
@@ -130,7 +129,7 @@ def multiplying_steps(kind: str, dropped: bool) -> Any:
     dz, w = Operand(LINE, LINE * ROWS), Operand(ITEM * B, ITEM * B * B)
     start_from, multiply = zeros(SUMS), wgmma(kind, 1, B, ring.FEW * B * ITEM // 32, dz, w)
     take = taking_reads(ring, multiply)
-    join, exchange, add_biases = joining(SUMS), exchanging(1), biases_adding()
+    join, exchange, add_biases = joining(SUMS), exchanging(), biases_adding()
     load = one_by_one(lambda down: loading(kind, down, dropped), DOWN)
     finish = one_by_one(lambda down: finishing(kind, down, dropped), DOWN)
     OF_GATES, OF_UNITS = DOWN * GATES * words_of(kind), DOWN * words_of(kind)

@@ -1,9 +1,9 @@
 """Which sums a thread has: wgmma leaves them in twos, memory is read and written in eights.
 
-The sums of a warp are 16 rows of the batch by one or four blocks of columns, and a thread has two
-rows of them. wgmma gives each of four threads two of every eight columns; they exchange them, and
-then each has eight neighbours of a block's 32 columns: 16 bytes of 16-bit floats, 32 of float32.
-In memory and until they are needed these are words, which no thread has to wait for to widen.
+The sums of a warp are 16 rows of the batch by a block of columns, and a thread has two rows of
+them. wgmma gives each of four threads two of every eight columns; they exchange them, and then each
+has eight neighbours of a block's 32 columns: 16 bytes of 16-bit floats, 32 of float32. In memory
+and until they are needed these are words, which no thread has to wait for to widen.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from numba import cuda, int64
 
+from numbsparse.kernels.lstm.twos import row_of
 from numbsparse.kernels.ptx import (
     as_float32,
     as_uint32,
@@ -25,13 +26,10 @@ from numbsparse.kernels.ptx import (
     unpack_half2,
 )
 
-DOWN = 2  # rows of a thread, 8 apart
-TWOS = 4  # of neighbours that it has of each row and block
-
 
 @cache
-def exchanging(BLOCKS: int) -> Any:
-    """Sums of so many blocks of columns, (BLOCKS, TWOS, DOWN, 2): what their places mean changes.
+def exchanging() -> Any:
+    """Sums (TWOS, DOWN, 2) of a block of columns: what their places mean changes.
 
     Before, two number i of thread q of four are columns 8 i + 2 q and the next; after, 8 q + 2 i.
     """
@@ -39,12 +37,11 @@ def exchanging(BLOCKS: int) -> Any:
 
     @cuda.jit(device=True)
     def exchange(sums):
-        for block in range(BLOCKS):
-            for k in range(16 * block, 16 * block + 4):
-                swap_near(sums, k, k + 4)
-                swap_near(sums, k + 8, k + 12)
-                swap_far(sums, k, k + 8)
-                swap_far(sums, k + 4, k + 12)
+        for k in range(4):
+            swap_near(sums, k, k + 4)
+            swap_near(sums, k + 8, k + 12)
+            swap_far(sums, k, k + 8)
+            swap_far(sums, k + 4, k + 12)
 
     return exchange
 
@@ -66,13 +63,10 @@ def swapping(MASK: int) -> Any:
 @cache
 def place_of(down: int) -> Any:
     """Row of the batch, and first of the eight units among 32, of a thread."""
-    ROWS_DOWN = 8 * down
 
     @cuda.jit(device=True)
     def place():
-        thread = cuda.threadIdx.x
-        row = int64(thread // 32 * 16 + thread % 32 // 4 + ROWS_DOWN)
-        return row, int64(thread % 4 * 8)
+        return row_of(down), int64(cuda.threadIdx.x % 4 * 8)
 
     return place
 
@@ -139,18 +133,3 @@ def putting(kind: str) -> Any:
         words[k + 2 * i], words[k + 2 * i + 1] = as_uint32(a), as_uint32(b)
 
     return floats if kind == "tf32" else halves
-
-
-def one_by_one(make: Any, count: int, k: int = 0) -> Any:
-    """make(0), make(1), ... after one another: no loop is left, and registers have no index."""
-    one = make(k)
-    if k + 1 == count:
-        return one
-    rest = one_by_one(make, count, k + 1)
-
-    @cuda.jit(device=True)
-    def run(*args):
-        one(*args)
-        rest(*args)
-
-    return run

@@ -4,8 +4,8 @@ A line's sums begin as its x parts and bias, and a thread ends it with all four 
 in registers. So a step reads the kept weights once, little else, and writes no recurrent part.
 Of two blocks of threads on a multiprocessor one computes gates while the other multiplies.
 
-Factors of float32 are rounded to tf32. `wgmma` wants the terms of such a sum side by side, so there
-`values` are those of `turned_blocks`.
+Factors of float32 are rounded to tf32, and like 16-bit floats know few bits of a tanh near 0.
+`wgmma` wants the terms of such a sum side by side, so there `values` are those of `turned_blocks`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from numbsparse.kernels.lstm.carriers import (
     taking_reads,
     tell,
 )
-from numbsparse.kernels.lstm.cell import GATES, ONE, TWO, WARPS
+from numbsparse.kernels.lstm.cell import GATES, WARPS
 from numbsparse.kernels.lstm.deal import KINDS, ROWS, B, deal, places
-from numbsparse.kernels.lstm.eights import one_by_one
-from numbsparse.kernels.lstm.on_gpu import sigmoid
+from numbsparse.kernels.lstm.on_gpu import far_tanh, sigmoid
+from numbsparse.kernels.lstm.one_by_one import one_by_one
 from numbsparse.kernels.lstm.parts import joining
 from numbsparse.kernels.lstm.twos import (
     COLUMNS,
@@ -51,14 +51,11 @@ from numbsparse.kernels.lstm.twos import (
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.ptx import (
     Operand,
-    ex2,
     first_multiple,
     from_local,
-    rcp,
     to_local,
     wgmma,
 )
-from numbsparse.kernels.smooth import LOG2_E
 from numbsparse.kernels.views import span
 
 RINGS = {
@@ -242,18 +239,12 @@ def computing(at: int, dropped: bool) -> Any:
 
     @cuda.jit(device=True)
     def compute(sums, state, share):
-        a_i, a_f, a_g = sigmoid(sums[of_i]), sigmoid(sums[of_f]), tanh(sums[of_g])
+        a_i, a_f, a_g = sigmoid(sums[of_i]), sigmoid(sums[of_f]), far_tanh(sums[of_g])
         a_o, update = sigmoid(sums[of_o]), a_i * a_g
         if dropped:
             update *= share[at]
         after = a_f * state[at] + update
         sums[of_i], sums[of_f], sums[of_g], sums[of_o] = a_i, a_f, a_g, a_o
-        state[at], share[at] = after, a_o * tanh(after)
+        state[at], share[at] = after, a_o * far_tanh(after)
 
     return compute
-
-
-@cuda.jit(device=True)
-def tanh(x):
-    """To 2**-22 of 1; factors of so few bits know no more of it near 0."""
-    return ONE - TWO * rcp(ONE + ex2(TWO * LOG2_E * x))

@@ -85,8 +85,14 @@ def sigmoid(x):
 
 
 @cuda.jit(device=True)
+def far_tanh(x):
+    """To 2**-22 of 1, so to few bits near 0."""
+    return ONE - TWO * rcp(ONE + ex2(TWO * LOG2_E * x))
+
+
+@cuda.jit(device=True)
 def tanh(x):
-    far = ONE - TWO * rcp(ONE + ex2(TWO * LOG2_E * x))
+    far = far_tanh(x)
     xx = x * x
     near = x + x * xx * ((((A * xx + B) * xx + C) * xx + D) * xx + E)
     return cuda.selp(abs(x) < SMALL, near, far)  # no branch, so that several are under way
