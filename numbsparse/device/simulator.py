@@ -18,6 +18,7 @@ from numba import types
 from numbsparse.device import accesses
 
 ALL_BANKS = 128  # bytes
+NUMBERS = (int, float, np.generic)
 
 
 @contextmanager
@@ -52,6 +53,8 @@ def _mend() -> None:
 
     FakeCUDAShared.array = _shared_array
     FakeCUDAKernel.__call__ = _calling(FakeCUDAKernel.__call__)
+    for kind in (types.Integer, types.Float):
+        kind.__call__ = _casting(kind.__call__)
 
 
 def _calling(plain: Callable[..., None]) -> Callable[..., Any]:
@@ -77,6 +80,17 @@ def _calling(plain: Callable[..., None]) -> Callable[..., Any]:
         return kernel.fn(*args)
 
     return call
+
+
+def _casting(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`uint32(x)` of a number; the simulator asks first, and slowly, whether x is a type."""
+
+    def cast(kind: Any, *args: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], NUMBERS):
+            return kind.cast_python_value(args[0])
+        return plain(kind, *args)
+
+    return cast
 
 
 def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -> Any:
