@@ -206,8 +206,6 @@ def test_views_are_made_once():
 
 
 def test_a_grid_that_is_no_multiple_of_its_cluster_is_refused():
-    if device.SIMULATED:
-        pytest.skip("the simulator knows no clusters")
     with pytest.raises(
         ValueError, match=r"grid takes a multiple of the cluster \(2,\), got \(3,\)"
     ):

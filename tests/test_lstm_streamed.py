@@ -9,7 +9,7 @@ from conftest import HALVES
 import numbsparse as ns
 from numbsparse import ops
 from numbsparse.dtypes import as_dtype, finfo
-from numbsparse.kernels.lstm import backward_steps, deal, forward_steps
+from numbsparse.kernels.lstm import deal
 from numbsparse.nn import functional as F
 from numbsparse.ops import choice, lstm_streamed
 
@@ -46,20 +46,12 @@ def draw(rng, dtype, hidden, batch, drop):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "hidden", "batch", "drop", "at_once"),
-    [
-        (HALVES[0], 104, 3, True, False),
-        (HALVES[-1], 128, 1, False, True),
-        ("float32", 104, 2, True, True),
-    ],
+    ("dtype", "hidden", "batch", "drop"),
+    [(HALVES[0], 104, 3, True), (HALVES[-1], 128, 1, False), ("float32", 104, 2, True)],
     ids=["16 bits, cut block, dropout", "16 bits, whole blocks", "float32, cut block, dropout"],
 )
-def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, hidden, batch, drop, at_once):
+def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, hidden, batch, drop):
     monkeypatch.setattr(lstm_streamed, "FEW_STEPS", 2)
-    if at_once and ns.device.SIMULATED:  # one block of threads waits for no other
-        monkeypatch.setattr(lstm_streamed, "SIMULATED", False)
-        for kernels in (forward_steps, backward_steps):
-            monkeypatch.setattr(kernels, "places", lambda blocks: 1)
     if not ns.device.is_available():
         pytest.skip(ns.device.why_unavailable())
     exact, kept = draw(rng, dtype, hidden, batch, drop)

@@ -86,7 +86,7 @@ def shared_box_kernel(CLUSTER):
 
 
 def test_a_box_lands_in_every_block_of_a_cluster(rng):
-    cluster = 1 if device.SIMULATED else 2
+    cluster = 2
     x = device.to_device(rng.integers(0, 2**16, (8, 64), dtype=np.uint16))
     out = device.to_device(np.zeros((cluster, cluster * 8 * 64), np.uint8))
     args = tensor_map(x, (8, 32), 64), out

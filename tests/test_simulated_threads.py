@@ -12,6 +12,7 @@ from numba import cuda, float32, uint64
 
 import numbsparse as ns
 from numbsparse import device
+from numbsparse.device import threads
 from numbsparse.device.launch import launch
 from numbsparse.kernels import ptx
 
@@ -70,6 +71,41 @@ def told_kernel(counter, out):
 
 
 @cuda.jit
+def own_memory_kernel(out):
+    """Each block finds its shared memory as nobody wrote to it before."""
+    here, dynamic = cuda.shared.array(1, float32), cuda.shared.array(0, float32)
+    i = cuda.blockIdx.x
+    out[i] = here[0] != here[0] and dynamic[1] != dynamic[1]
+    here[0] = dynamic[1] = i
+    ptx.cluster_sync()
+    out[i] += here[0] + dynamic[1]
+
+
+@cuda.jit
+def relay_kernel(out):
+    """A block waits for its own barrier, at which the other block of the cluster arrives."""
+    bars, rank = cuda.shared.array(1, uint64), cuda.blockIdx.x % 2
+    ptx.mbarrier_init(bars, 0, 1)
+    ptx.cluster_sync()
+    if rank == 0:
+        ptx.mbarrier_wait(bars, 0, 0)
+        out[cuda.blockIdx.x] = 2 * out[cuda.blockIdx.x + 1]
+    else:
+        out[cuda.blockIdx.x] = cuda.blockIdx.x
+        ptx.mbarrier_arrive_at(bars, 0, 0)
+
+
+@cuda.jit
+def uneven_end_kernel(out):
+    """Some threads end before their cluster meets: they are not waited for."""
+    if cuda.threadIdx.x > cuda.blockIdx.x:
+        return
+    ptx.cluster_sync()
+    if cuda.threadIdx.x == cuda.blockIdx.x:
+        out[cuda.blockIdx.x] = cuda.threadIdx.x
+
+
+@cuda.jit
 def other_block_kernel(counter):
     if cuda.blockIdx.x == 0:
         while ptx.load_acquire(counter, 0) == 0:
@@ -85,9 +121,25 @@ def third_fails_kernel(out):
     out[cuda.threadIdx.x] = 1
 
 
+@cuda.jit
+def meeting_kernel():
+    cuda.syncthreads()
+
+
 @cuda.jit(debug=True)
 def quotient_kernel(out):
     out[0] = out[0] / float32(0)
+
+
+@cuda.jit
+def neighbours_kernel(out):
+    """What the block in the middle along x and second along z tells the others of its cluster."""
+    x, y, z = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
+    out[z, y, x] = x + 10 * z + 100
+    ptx.cluster_sync()
+    told = out[z // 2 * 2 + 1, y, x // 3 * 3 + 1]
+    ptx.cluster_sync()
+    out[z, y, x] = told
 
 
 def outputs(shape=8, dtype="float32"):
@@ -119,7 +171,7 @@ def test_a_barrier_opens_when_the_others_have_ended():
 
 def test_threads_that_wait_for_ever_say_for_what():
     text = (
-        r"tid=\[1, 0, 0\].* no thread of the block can go on; they wait, "
+        r"tid=\[1, 0, 0\].* no thread can go on; they wait, "
         r"3 for all threads at cuda.syncthreads\(\); 1 for 2 arrivals and 16 bytes at mbarrier 1"
     )
     with pytest.raises(RuntimeError, match=text):
@@ -133,8 +185,45 @@ def test_who_polls_lets_the_others_run():
 
 
 def test_nobody_polls_for_a_later_block():
-    with pytest.raises(RuntimeError, match="waits for another block"):
+    with pytest.raises(RuntimeError, match="waits for what no thread that runs does"):
         launch(other_block_kernel, 2, 1, counter())
+
+
+def test_blocks_have_memory_of_their_own():
+    for cluster in (None, (2,)):
+        out = outputs(4)
+        launch(own_memory_kernel, 4, 1, out, shared_bytes=8, cluster=cluster)
+        np.testing.assert_array_equal(out.numpy(), 1 + 2 * np.arange(4))
+
+
+def test_blocks_of_a_cluster_wait_for_each_other():
+    out = outputs(6)
+    launch(relay_kernel, 6, 1, out, cluster=(2,))
+    np.testing.assert_array_equal(out.numpy(), [2, 1, 6, 3, 10, 5])
+
+
+def test_a_cluster_meets_when_the_others_have_ended():
+    out = outputs(2)
+    launch(uneven_end_kernel, 2, 4, out, cluster=(2,))
+    np.testing.assert_array_equal(out.numpy(), [0, 1])
+
+
+def test_blocks_that_do_not_run_together_do_not_meet():
+    with pytest.raises(RuntimeError, match="1 for 1 arrivals and 0 bytes at mbarrier 0"):
+        launch(relay_kernel, 6, 1, outputs(6))
+
+
+def test_all_blocks_run_together_where_they_wait_for_each_other():
+    count = counter()
+    launch(other_block_kernel, 2, 1, count, together=True)
+    assert count.numpy() == 2
+
+
+def test_a_cluster_lies_along_any_axis():
+    out = ns.to_device(np.zeros((4, 2, 6), np.int32))
+    launch(neighbours_kernel, (6, 2, 4), 1, out, cluster=(3, 1, 2))
+    z, _, x = np.indices(out.shape)
+    np.testing.assert_array_equal(out.numpy(), x // 3 * 3 + 1 + 10 * (z // 2 * 2 + 1) + 100)
 
 
 def test_an_error_names_its_thread_and_ends_the_others():
@@ -159,6 +248,12 @@ def test_threads_of_python_serve_again():
         launch(rounds_kernel, 2, 8, outputs())
         launch(places_kernel, (1, 3), (5, 4, 2), outputs((3, 2, 4, 5)))
     assert threading.active_count() == running
+
+
+def test_few_threads_of_python_are_kept():
+    launch(meeting_kernel, 1, 300)
+    assert len(threads._idle) == threads.MOST_IDLE
+    launch(meeting_kernel, 1, 300)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="takes fork")

@@ -35,12 +35,19 @@ def test_products(product, case, fetched_by):
     check_rung(rung("k7_small_blocks"), product, case, "float16", "cuda")
 
 
-@pytest.mark.skipif(device.SIMULATED, reason="the simulator has clusters of one block")
-@pytest.mark.parametrize(("size", "density"), [(8, 0.03), (16, 0.1)])
+IN_A_CLUSTER = [Case(130, 1130, 2100, 8, 0.03), Case(130, 1130, 2100, 16, 0.1)]
+if device.SIMULATED:  # where strips are narrower
+    IN_A_CLUSTER = [Case(3, 300, 300, 8, 0.05), Case(3, 300, 300, 16, 0.15)]
+
+
+@pytest.mark.parametrize("case", IN_A_CLUSTER, ids=str)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
-def test_products_of_strips_in_a_cluster(product, dtype, size, density):
-    case = Case(130, in_features=1130, out_features=2100, block_size=size, density=density)
+def test_products_of_strips_in_a_cluster(product, dtype, case):
+    if strips.copy_engine():
+        index, turned = case.layout(np.random.default_rng(0)).index, product == "input_grad"
+        columns = case.in_features if turned else case.out_features
+        assert strips.strip_of(index, case.block_size, turned, columns).CLUSTER == 2
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
 
 

@@ -59,8 +59,7 @@ def launch(
     overlap : whether blocks may start while earlier kernels end, on compute capability 9.0 and up
         All threads of the kernel call `ptx.wait_for_earlier_kernels` before they touch its results.
     together : whether blocks wait for each other, so that all must run at once or none
-        A grid that does not fit on the GPU at once is refused. The simulator runs a block after
-        another: there such a kernel takes no more than needs no waiting.
+        A grid that does not fit on the GPU at once is refused.
     """
     if type(grid) is not tuple:
         grid = (grid,) if isinstance(grid, int) else tuple(grid)
@@ -72,7 +71,7 @@ def launch(
     if runtime.SIMULATED:
         if accesses.watcher is not None:
             accesses.watcher.launches.append(accesses.Launch(kernel, grid, block, [], set()))
-        with simulator.running():
+        with simulator.running(grid, cluster, together):
             kernel[grid, block, 0, shared_bytes](*(_simulated(arg) for arg in args))
         return
     prepared, values = _prepare(kernel, args, shared_bytes)

@@ -1,6 +1,7 @@
 """Numba's CUDA simulator, made right and quick enough to learn with.
 
-One block runs after another, its threads as `threads` says. What else it lacks stands here.
+Which blocks run at once says `grid`, and how their threads do, `threads`. What else Numba's lacks
+stands here.
 """
 
 from __future__ import annotations
@@ -10,30 +11,40 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numba import types
 
 from numbsparse.device import accesses
 
+if TYPE_CHECKING:
+    from numbsparse.device.threads import Block
+
 ALL_BANKS = 128  # bytes
+NANS = 0x7FFF  # in a float of 16 bits, and twice in one of 32; as an integer it may grow
 NUMBERS = (int, float, np.generic)
+DYNAMIC = "dynamic"
 
 
 @contextmanager
-def running() -> Iterator[None]:
-    """While kernels run.
+def running(
+    grid: tuple[int, ...], cluster: tuple[int, ...] | None = None, together: bool = False
+) -> Iterator[None]:
+    """While a kernel runs on a grid, whose blocks wait for others of their cluster, or for all.
 
     On one core, where the system can: there threads hand over their turn several times as fast.
     Processes side by side take different ones.
     """
     _mend()
+    from numbsparse.device.grid import at_once  # where threads begin to take turns
+
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
     if cores is not None:
         os.sched_setaffinity(0, {sorted(cores)[_number() % len(cores)]})
     try:
-        yield
+        with at_once(grid, cluster, together):
+            yield
     finally:
         if cores is not None:
             os.sched_setaffinity(0, cores)
@@ -48,8 +59,6 @@ def _number() -> int:
 def _mend() -> None:
     from numba.cuda.simulator.kernel import FakeCUDAKernel
     from numba.cuda.simulator.kernelapi import FakeCUDAShared
-
-    import numbsparse.device.threads  # noqa: F401, takes the place of the simulator's own
 
     FakeCUDAShared.array = _shared_array
     FakeCUDAKernel.__call__ = _calling(FakeCUDAKernel.__call__)
@@ -94,27 +103,45 @@ def _casting(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -> Any:
-    """`cuda.shared.array`: one array for each line that asks for one, from the first bank on.
+    """`cuda.shared.array`: a block has one array for each line that asks for one, and the dynamic.
 
-    Until a thread writes, all bits are set: a NaN in floating point.
+    From the first bank on.
     """
     from numba.np.numpy_support import as_dtype
 
+    from numbsparse.device.threads import current
+
     kind = np.ndarray if accesses.watcher is None else accesses.Shared
     dtype = np.dtype(as_dtype(dtype) if isinstance(dtype, types.Type) else dtype)
-    if shape == 0:
-        count = memory._dynshared_size // dtype.itemsize
-        return np.frombuffer(memory._dynshared.data, dtype, count).view(kind)
     frame = sys._getframe(1)
-    line = frame.f_code.co_filename, frame.f_lineno
-    array = memory._allocations.get(line)
-    if array is None:
-        array = memory._allocations[line] = _aligned(shape, dtype).view(kind)
-    return array
-
-
-def _aligned(shape: Any, dtype: np.dtype) -> np.ndarray:
+    line = (frame.f_code.co_filename, frame.f_lineno) if shape else DYNAMIC
+    shape = shape or memory._dynshared_size // dtype.itemsize
     nbytes = int(np.prod(shape)) * dtype.itemsize
-    room = np.full(nbytes + ALL_BANKS, 0xFF, np.uint8)
-    start = -room.ctypes.data % ALL_BANKS
-    return room[start : start + nbytes].view(dtype).reshape(shape)
+    return shared_bytes(current().block, line, nbytes).view(dtype).reshape(shape).view(kind)
+
+
+def shared_bytes(block: Block, line: Any, nbytes: int) -> np.ndarray:
+    """A block's shared memory of that name, made when it is asked for first: full of NaN."""
+    rooms = _rooms(block)
+    if line not in rooms:
+        room = np.full(-(-(nbytes + ALL_BANKS) // 2), NANS, np.uint16).view(np.uint8)
+        start = -room.ctypes.data % ALL_BANKS
+        rooms[line] = room[start : start + nbytes]
+    return rooms[line][:nbytes]
+
+
+def counterpart(array: np.ndarray, block: Block, other: Block) -> np.ndarray:
+    """What lies in another block's shared memory where `array` lies in this one's."""
+    if block is other:
+        return array
+    for line, room in _rooms(block).items():
+        start = array.ctypes.data - room.ctypes.data
+        if 0 <= start < room.size:
+            there = shared_bytes(other, line, room.size)[start : start + array.nbytes]
+            return there.view(array.dtype).reshape(array.shape)
+    raise TypeError("a shared array is taken here, got another one")
+
+
+def _rooms(block: Block) -> dict[Any, np.ndarray]:
+    rooms: dict[Any, np.ndarray] = block.own.setdefault(_rooms, {})
+    return rooms

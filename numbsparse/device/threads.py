@@ -1,10 +1,10 @@
-"""The threads of a simulated block: one runs, until it must wait for others; then the next does.
+"""The threads of simulated blocks: one runs, until it must wait for others; then the next does.
 
 Numba's own simulator starts a thread of Python's for each and lets them all run: they fight for
 Python's lock, and whoever waits asks for it again and again. Here one thread has the turn and gives
 it away where it waits: at a barrier, in an instruction that a warp runs together, for the copy
-engine. So a launch goes the same way each time, and a block in which nobody can go on is an error
-at once. Threads that need not wait share one thread of Python's. Imported in the simulator alone.
+engine. So a launch goes the same way each time, and threads of which none can go on are an error at
+once. Threads that need not wait share one thread of Python's.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba.cuda.simulator.kernel import BlockManager, BlockThread
+from numba.cuda.simulator.kernel import BlockThread
 from numba.cuda.simulator.kernelapi import Dim3
 
 from numbsparse.device import accesses
 
+MOST_IDLE = 256
+"""Threads of Python's that are kept for later: some systems allow few thousands of them."""
+
 POLLS = 10_000
-"""How often threads look for what none of their block does, until that is an error."""
+"""How often threads look for what none of them does, until that is an error."""
 
 order: Callable[[Sequence[Any]], list[Any]] = list
-"""Of those whose turn may come at the same moment: `Worker`s, or numbers of threads to begin."""
+"""Of those whose turn may come at the same moment: `Worker` and `Unbegun`."""
 
 _idle: list[Worker] = []
 
@@ -46,13 +48,14 @@ class Worker(BlockThread):  # type: ignore[misc]
         self.turn.acquire()
 
     def run(self) -> None:
-        while True:
+        kept = True
+        while kept:
             self.turn.acquire()
-            self.block.begin(self, self.thread_id)
+            kept = self.block.turns.begin(self, Unbegun(self.block, self.thread_id))
 
     def become(self, block: Block, number: int) -> None:
         width, height, _ = block.shape
-        self.block, self._manager, self.blockIdx = block, block.manager, block.place
+        self.block, self._manager, self.blockIdx = block, block.manager, Dim3(*block.place)
         self.threadIdx = Dim3(number % width, number // width % height, number // (width * height))
         self.thread_id = number
         self.own: dict[Any, Any] = {}
@@ -62,6 +65,19 @@ class Worker(BlockThread):  # type: ignore[misc]
             accesses.watcher.note_barrier(self)
         self.block.meet(self)
 
+    def wait(self, what: Callable[[], str]) -> None:
+        """Until somebody wakes this thread, others run; `what` says what it waits for."""
+        self.block.turns.wait(self, what)
+
+    def wake(self, others: list[Worker]) -> None:
+        """Their turns will come. The list is empty after that."""
+        self.block.turns.wake(others)
+
+
+class Unbegun(NamedTuple):
+    block: Block
+    thread_id: int
+
 
 class Block:
     """A block of threads that runs.
@@ -69,20 +85,58 @@ class Block:
     Attributes
     ----------
     own : what instructions keep for this block
+    cluster : the blocks of its cluster, by rank
+    turns : Turns, of these and of others that run at the same time
     """
 
+    cluster: list[Block]
+    turns: Turns
+
     def __init__(self, manager: Any, place: Sequence[int], work: Callable[[], None]) -> None:
-        self.manager, self.place, self.work = manager, Dim3(*place), work
+        self.manager, self.place, self.work = manager, tuple(place), work
         self.shape = manager._block_dim
         self.threads = int(np.prod(self.shape))
         self.left = self.threads  # that have not ended
         self.own: dict[Any, Any] = {}
-        self._ready: deque[Any] = deque(order(range(self.left)))
+        self._here: list[Worker] = []
+        self._of_cluster: list[Worker] = []
+
+    def meet(self, worker: Worker) -> None:
+        """Wait for all threads of the block that have not ended."""
+        self._here.append(worker)
+        self._open()
+        worker.wait(lambda: "all threads at cuda.syncthreads()")
+
+    def meet_cluster(self, worker: Worker) -> None:
+        """And of its cluster."""
+        self._of_cluster.append(worker)
+        self._open()
+        worker.wait(lambda: "all threads of the cluster")
+
+    def end_one(self) -> None:
+        self.left -= 1
+        self._open()
+
+    def _open(self) -> None:
+        if self._here and len(self._here) == self.left:
+            self.turns.wake(self._here)
+        if sum(len(b._of_cluster) for b in self.cluster) == sum(b.left for b in self.cluster):
+            for block in self.cluster:
+                self.turns.wake(block._of_cluster)
+
+
+class Turns:
+    """Who runs, of the threads of blocks that are there at the same time."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        threads = [Unbegun(block, n) for block in blocks for n in range(block.threads)]
+        self._ready: deque[Any] = deque(order(threads))
         self._waiting: dict[Worker, Callable[[], str]] = {}  # and for what, those of _ready too
-        self._at_barrier: list[Worker] = []
         self._polls, self._stuck = 0, ""
         self._error: BaseException | None = None
         self._ended = threading.Lock()
+        for block in blocks:
+            block.turns = self
 
     def run(self) -> None:
         self._ended.acquire()
@@ -96,7 +150,6 @@ class Block:
             raise self._error
 
     def wait(self, worker: Worker, what: Callable[[], str]) -> None:
-        """Until somebody wakes `worker`, which runs, others do; `what` says what it waits for."""
         self._waiting[worker] = what
         following = self._next()
         if following is not worker:
@@ -104,13 +157,13 @@ class Block:
             worker.turn.acquire()
         del self._waiting[worker]
         if self._error is not None:
-            raise RuntimeError("another thread of the block failed")
+            raise RuntimeError("another thread failed")
         if self._stuck:
             raise RuntimeError(self._stuck)
 
     def wake(self, workers: list[Worker]) -> None:
-        """Their turns will come. The list is empty after that."""
-        self._ready.extend(order(workers))
+        if self._error is None:  # else all end, and some of these have
+            self._ready.extend(order(workers))
         workers.clear()
         self._polls = 0
 
@@ -118,55 +171,51 @@ class Block:
         """Everybody else runs before `worker` looks again."""
         self._polls += 1
         if self._polls > POLLS:
-            raise RuntimeError("a thread waits for another block; here they run one after another")
+            raise RuntimeError("a thread waits for what no thread that runs does")
         self._ready.append(worker)
         self.wait(worker, lambda: "their turn")
 
-    def meet(self, worker: Worker) -> None:
-        """Wait for all threads that have not ended."""
-        self._at_barrier.append(worker)
-        self._open_barrier()
-        self.wait(worker, lambda: "all threads at cuda.syncthreads()")
+    def begin(self, worker: Worker, following: Any) -> bool:
+        """Run that thread in this worker, and then others, while it is for one to begin.
 
-    def begin(self, worker: Worker, number: Any) -> None:
-        """Run that thread in this worker, and then others, while it is for one to begin."""
-        while isinstance(number, int):
-            worker.become(self, number)
+        Gives whether the worker is kept for later.
+        """
+        while isinstance(following, Unbegun):
+            block = following.block
+            worker.become(*following)
             try:
-                self.work()
+                block.work()
             except BaseException as error:
                 if self._error is None:
                     self._error = _named(error, worker)
-            self.left -= 1
             self._polls = 0
-            self._open_barrier()
-            number = self._next()
+            block.end_one()
+            following = self._next()
         del worker.block, worker._manager, worker.own  # nothing is kept alive while it is idle
-        _idle.append(worker)
-        self._give_turn(number)
-
-    def _open_barrier(self) -> None:
-        if self._at_barrier and len(self._at_barrier) == self.left:
-            self.wake(self._at_barrier)
+        kept = len(_idle) < MOST_IDLE
+        if kept:
+            _idle.append(worker)
+        self._give_turn(following)
+        return kept
 
     def _next(self) -> Any:
-        """Whose turn it is: a Worker that waited, the number of a thread to begin, or nobody's."""
+        """Whose turn it is: a Worker that waited, a thread to begin, or nobody's."""
         if self._error is None and self._ready:
             return self._ready.popleft()
         if self._error is None and self._waiting:
             reasons = Counter(what() for what in self._waiting.values())
             told = "; ".join(f"{n} for {what}" for what, n in reasons.items())
-            self._stuck = f"no thread of the block can go on; they wait, {told}"
-            return min(self._waiting, key=lambda worker: worker in self._at_barrier)
+            self._stuck = f"no thread can go on; they wait, {told}"
+            return min(self._waiting, key=lambda worker: worker in worker.block._here)
         return next(iter(self._waiting), None)
 
     def _give_turn(self, to: Any) -> None:
         if to is None:
             self._ended.release()
             return
-        if not isinstance(to, Worker):
+        if isinstance(to, Unbegun):
             worker = _idle_worker()
-            worker.become(self, to)
+            worker.become(*to)
             to = worker
         to.turn.release()
 
@@ -192,16 +241,3 @@ def _named(error: BaseException, worker: Worker) -> BaseException:
     place = f"tid={list(worker.threadIdx)} ctaid={list(worker.blockIdx)}"
     text = f"{place}: {error}" if str(error) else place
     return type(error)(text).with_traceback(error.__traceback__)
-
-
-def run_block(manager: Any, place: Sequence[int], *args: Any) -> None:
-    """In the place of `BlockManager.run`; under `cuda.jit(debug=True)` a division by 0 raises."""
-
-    def work() -> None:
-        with np.errstate(divide="raise"):
-            manager._f(*args)
-
-    Block(manager, place, work if manager._debug else partial(manager._f, *args)).run()
-
-
-BlockManager.run = run_block

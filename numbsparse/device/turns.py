@@ -59,8 +59,8 @@ def in_turns(order: str | int = "rising") -> Iterator[None]:
     def ordered(those: Sequence[Any]) -> list[Any]:
         if rng is not None:
             return [those[i] for i in rng.permutation(len(those))]
-        numbers = {that: getattr(that, "thread_id", that) for that in those}
-        return sorted(those, key=numbers.__getitem__, reverse=order == "falling")
+        by_number = sorted(those, key=lambda that: (that.block.place, that.thread_id))
+        return by_number[::-1] if order == "falling" else by_number
 
     usual = threads.order
     threads.order = ordered

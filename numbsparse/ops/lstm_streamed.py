@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -31,16 +30,13 @@ class Streamed:
         if values.itemsize == 4:
             values = import_module("numbsparse.kernels.lstm.turned_blocks").turned_blocks(values)
         arrays = tuple(map(_aligned, arrays))
-        for begin, end in _launches(first, last):
-            kernels.forward(*arrays, values, index, begin, end, _counters(end - begin))
+        kernels.forward(*arrays, values, index, first, last, _counters(last - first))
 
     def backward(self, first: int, last: int, *arrays: Any) -> None:
         """dgates[first - 2] to dgates[last - 1]."""
         kernels = import_module("numbsparse.kernels.lstm.backward_steps")
         arrays = tuple(map(_aligned, arrays))
-        for begin, end in _launches(last, first):
-            begin, end = first + last - begin, first + last - end
-            kernels.backward(*arrays, *self._weight, begin, end, _counters(begin - end))
+        kernels.backward(*arrays, *self._weight, first, last, _counters(first - last))
 
 
 def streamed(weight_hh: BlockSparse, hs: Any, precision: str) -> Streamed | None:
@@ -55,13 +51,6 @@ def streamed(weight_hh: BlockSparse, hs: Any, precision: str) -> Streamed | None
     deal = import_module("numbsparse.kernels.lstm.deal")
     values, index = weight_hh.values, index_beside(weight_hh.stored_layout, hs)
     return Streamed(values, index) if deal.serves(values, index, *hs.shape[1:]) else None
-
-
-def _launches(first: int, last: int) -> Iterator[tuple[int, int]]:
-    """All steps at once, where blocks of threads run at once; step by step in the simulator."""
-    if not SIMULATED:
-        return iter([(first, last)] if first < last else [])
-    return ((t, t + 1) for t in range(first, last))
 
 
 def _aligned(array: DeviceArray | None) -> DeviceArray | None:

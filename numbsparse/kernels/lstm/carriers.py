@@ -5,8 +5,6 @@ A ring of stages lies between them: a stage is one read and its rows, and is ful
 The weights of the next step are on their way before this step ends, so memory has no pause between
 steps. The rows follow when all blocks of the grid have written theirs: those of early lines first,
 which were written well before the step's end, so that products have no pause either.
-
-In the simulator blocks run one after another, so there a launch takes a single step.
 """
 
 from __future__ import annotations

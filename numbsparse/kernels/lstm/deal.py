@@ -43,7 +43,7 @@ def serves(values: DeviceArray, index: Index, batch: int, units: int) -> bool:
 @cache
 def places(blocks: int) -> int:
     """Of a grid with so many blocks on each multiprocessor."""
-    return 3 if SIMULATED else blocks * current_device().properties.multiprocessor_count
+    return 2 if SIMULATED else blocks * current_device().properties.multiprocessor_count
 
 
 def deal(

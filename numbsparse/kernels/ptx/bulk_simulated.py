@@ -12,6 +12,7 @@ import ctypes
 import numpy as np
 
 from numbsparse.device.accesses import note_unseen
+from numbsparse.device.simulator import counterpart
 from numbsparse.device.tensor_map import SIMULATED_MAP
 from numbsparse.device.threads import Worker, current
 from numbsparse.kernels.ptx import meaning
@@ -37,31 +38,30 @@ class _Barrier:
             raise RuntimeError(f"more than {self.count} arrivals at an mbarrier in one phase")
         if self.pending == self.missing_bytes == 0:
             self.pending, self.phase = self.count, self.phase ^ 1
-            current().block.wake(self.waiting)
+            current().wake(self.waiting)
 
 
 def mbarrier_init(bars, i, count):
-    barriers, place = _place(bars, i)
+    barriers, place = _place(bars, i, current().block)
     barriers[place] = _Barrier(int(count))
 
 
 def mbarrier_expect(bars, i, nbytes):
-    _barrier(bars, i).change(1, int(nbytes))
+    barrier_of(bars, i).change(1, int(nbytes))
 
 
 def mbarrier_arrive(bars, i):
-    _barrier(bars, i).change(1, 0)
+    barrier_of(bars, i).change(1, 0)
 
 
 def mbarrier_wait(bars, i, parity):
-    barrier, thread = _barrier(bars, i), current()
+    barrier, thread = barrier_of(bars, i), current()
     while barrier.phase == parity:
         barrier.waiting.append(thread)
-        thread.block.wait(
-            thread,
+        thread.wait(
             lambda: (
                 f"{barrier.pending} arrivals and {barrier.missing_bytes} bytes at mbarrier {int(i)}"
-            ),
+            )
         )
 
 
@@ -102,8 +102,7 @@ def tma_load_3d(shared, i, tensor_map, column, row, layer, bars, j):
 
 
 def tma_load_2d_multicast(shared, i, tensor_map, column, row, bars, j, ranks):
-    _check_alone(ranks)
-    _load(shared, i, tensor_map, (row, column), bars, j)
+    _load(shared, i, tensor_map, (row, column), bars, j, int(ranks))
 
 
 def tma_load_5d(shared, i, tensor_map, column, row, layer, block, image, bars, j):
@@ -111,8 +110,7 @@ def tma_load_5d(shared, i, tensor_map, column, row, layer, block, image, bars, j
 
 
 def tma_load_3d_multicast(shared, i, tensor_map, column, row, layer, bars, j, ranks):
-    _check_alone(ranks)
-    _load(shared, i, tensor_map, (layer, row, column), bars, j)
+    _load(shared, i, tensor_map, (layer, row, column), bars, j, int(ranks))
 
 
 def tma_store_2d(shared, i, tensor_map, column, row):
@@ -137,7 +135,7 @@ def bulk_load(shared, i, source, j, nbytes, bars, k):
     note_unseen(COPY_ENGINE)
     target, origin = np.asarray(shared), np.asarray(_global(source))  # no thread's accesses
     _piece(target, i, nbytes)[:] = _piece(origin, j, nbytes)
-    _barrier(bars, k).change(0, -int(nbytes))
+    barrier_of(bars, k).change(0, -int(nbytes))
 
 
 def first_multiple(shared, nbytes):
@@ -145,18 +143,16 @@ def first_multiple(shared, nbytes):
     return np.uint32(0)
 
 
-def _check_alone(ranks):
-    if ranks != 1:
-        raise ValueError(f"the simulator has clusters of one block, got the ranks {ranks:#b}")
-
-
-def _load(shared, i, tensor_map, corner, bars, j):
+def _load(shared, i, tensor_map, corner, bars, j, ranks=None):
+    """To this block, or to those of the cluster whose bits are set in `ranks`."""
     note_unseen(COPY_ENGINE)
-    info = _info(tensor_map, len(corner))
+    info, block = _info(tensor_map, len(corner)), current().block
     place, _ = _place_of_box(shared, i, info)
     box = _box(info, [int(n) for n in corner]).view(np.uint8)
-    flat_bytes(shared)[place] = box.reshape(-1)
-    _barrier(bars, j).change(0, -box.size)
+    for rank, other in enumerate(block.cluster):
+        if other is block if ranks is None else ranks >> rank & 1:
+            flat_bytes(counterpart(np.asarray(shared), block, other))[place] = box.reshape(-1)
+            barrier_of(bars, j, rank).change(0, -box.size)
 
 
 def _store(shared, i, tensor_map, corner):
@@ -214,15 +210,18 @@ def _box(info, corner):
     return box
 
 
-def _barrier(bars, i):
-    barriers, place = _place(bars, i)
+def barrier_of(bars, i, rank=None):
+    """This block's, or that of a block of the cluster."""
+    block = current().block
+    barriers, place = _place(bars, i, block if rank is None else block.cluster[rank])
     if place not in barriers:
         raise RuntimeError(f"mbarrier {int(i)} was not initialized")
     return barriers[place]
 
 
-def _place(bars, i):
+def _place(bars, i, block):
     if bars.dtype != np.uint64:
         raise TypeError(f"an mbarrier lies in an array of uint64, got {bars.dtype}")
-    barriers: dict[int, _Barrier] = current().block.own.setdefault(_Barrier, {})
-    return barriers, flat_bytes(bars)[8 * int(i) :].ctypes.data
+    barriers: dict[int, _Barrier] = block.own.setdefault(_Barrier, {})
+    there = counterpart(np.asarray(bars), current().block, block)
+    return barriers, flat_bytes(there)[8 * int(i) :].ctypes.data

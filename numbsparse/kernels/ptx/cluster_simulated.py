@@ -1,4 +1,4 @@
-"""The instructions of `cluster_emitted` in the simulator, where a block is a cluster of its own."""
+"""The instructions of `cluster_emitted` in the simulator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from numbsparse.device.accesses import note_unseen
-from numbsparse.kernels.ptx.bulk_simulated import mbarrier_arrive
+from numbsparse.device.threads import current
+from numbsparse.kernels.ptx.bulk_simulated import barrier_of
 from numbsparse.kernels.ptx.simulated import flat_bytes
 from numbsparse.kernels.ptx.tiles import Operand
 from numbsparse.kernels.ptx.warp import WARPGROUP, together
@@ -16,13 +17,12 @@ from numbsparse.kernels.ptx.wgmma_simulated import _matrix
 
 
 def cluster_sync():
-    pass
+    thread = current()
+    thread.block.meet_cluster(thread)
 
 
 def mbarrier_arrive_at(bars, i, rank):
-    if rank != 0:
-        raise ValueError(f"the simulator has clusters of one block, got rank {rank}")
-    mbarrier_arrive(bars, i)
+    barrier_of(bars, i, int(rank)).change(1, 0)
 
 
 def words(count: int) -> Any:

@@ -1,4 +1,4 @@
-"""The instructions of `grid_emitted` in the simulator, where blocks run one after another."""
+"""The instructions of `grid_emitted` in the simulator, where one thread runs at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numbsparse.device.threads import current
 
 def load_acquire(array, j):
     thread = current()
-    thread.block.poll(thread)
+    thread.block.turns.poll(thread)
     return np.uint32(array[j])
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+import numbsparse.device.grid  # noqa: F401, threads take turns in Numba's own launches too
 from numbsparse.device.threads import Worker, current
 
 WARP, WARPGROUP = 32, 128
@@ -57,10 +58,10 @@ class Warp:
         self.calls[lane] = meaning, operands
         if len(self.calls) < len(self.lanes):
             self.waiting.append(thread)
-            thread.block.wait(thread, self.missing)
+            thread.wait(self.missing)
         else:
             self.compute(shared)
-            thread.block.wake(self.waiting)
+            thread.wake(self.waiting)
         if self.error:
             raise RuntimeError(self.error)
         return self.results[lane]

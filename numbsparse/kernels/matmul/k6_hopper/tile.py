@@ -122,7 +122,8 @@ def tile_of(size: int, batch: int) -> Tile:
     """
     tile = TILES[size]
     if SIMULATED:
-        return tile._replace(WARPGROUPS=tile.SHARES, STAGES=2, CLUSTER=1, FETCHERS=2)
+        tile = tile._replace(WARPGROUPS=tile.SHARES, STAGES=2, FETCHERS=2)
+        return tile if batch > tile.ROWS else tile._replace(CLUSTER=1)
     if batch > tile.ROWS:
         return tile
     return tile._replace(WARPGROUPS=-(-batch // 64) * tile.SHARES, CLUSTER=1)

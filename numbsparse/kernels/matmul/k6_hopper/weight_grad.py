@@ -103,7 +103,7 @@ def tile_of(B: int, x_turned: bool, dy_turned: bool, index: Index) -> Tile:
     elif B == 64 and blocks <= FEW:
         tile = OF_FEW
     if SIMULATED:
-        return tile._replace(GROUPS=1 if B == 32 else 2, STAGES=2, CLUSTER=1, LOADERS=1)
+        return tile._replace(GROUPS=1 if B == 32 else 2, STAGES=2, LOADERS=1)
     return tile
 
 

@@ -86,7 +86,7 @@ def strip_of(index: Any, B: int, turned: bool, columns: int) -> Strip:
     width, limit = warps * WARP_COLUMNS, (shared_memory() or 65 * 1024) - 1024  # beside barriers
     kept, mean, most = planned(index, steps_in_strips, B, turned, width, 32, 16 // B)
     stages, cluster = 3, 1
-    if kept < {8: 0.06, 16: 0.25}[B] and copy_engine() and not SIMULATED:
+    if kept < {8: 0.06, 16: 0.25}[B] and copy_engine():
         stages = 4 if B == 16 else 3
         in_two, *_ = planned(index, steps_in_strips, B, turned, 2 * width, 32, 16 // B)
         cluster = 2 if columns >= 2 * width and in_two > 0.7 * kept else 1
