@@ -88,6 +88,12 @@ def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, hidden, batch, dr
     np.testing.assert_array_equal(beyond.astype(float), 0)
 
 
+def test_no_steps_are_no_launch():
+    nothing = lstm_streamed.Streamed(None, None)
+    nothing.forward(2, 2)
+    nothing.backward(1, 1)
+
+
 @pytest.mark.parametrize("places", [1, 3, 50])
 @pytest.mark.parametrize(
     ("turned", "few"), [(False, 4), (True, 4), (True, 2)], ids=["columns", "rows", "half rows"]

@@ -25,6 +25,8 @@ class Streamed:
 
     def forward(self, first: int, last: int, *arrays: Any) -> None:
         """h[first + 1] to h[last]."""
+        if first >= last:
+            return
         kernels = import_module("numbsparse.kernels.lstm.forward_steps")
         values, index = self._weight
         if values.itemsize == 4:
@@ -34,6 +36,8 @@ class Streamed:
 
     def backward(self, first: int, last: int, *arrays: Any) -> None:
         """dgates[first - 2] to dgates[last - 1]."""
+        if first <= last:
+            return
         kernels = import_module("numbsparse.kernels.lstm.backward_steps")
         arrays = tuple(map(_aligned, arrays))
         kernels.backward(*arrays, *self._weight, first, last, _counters(first - last))
