@@ -42,6 +42,8 @@ class Worker(BlockThread):  # type: ignore[misc]
     own : what instructions keep for this simulated thread
     """
 
+    first: Unbegun  # whom to become when the turn comes
+
     def __init__(self) -> None:
         threading.Thread.__init__(self, daemon=True)
         self.turn = threading.Lock()
@@ -51,7 +53,7 @@ class Worker(BlockThread):  # type: ignore[misc]
         kept = True
         while kept:
             self.turn.acquire()
-            kept = self.block.turns.begin(self, Unbegun(self.block, self.thread_id))
+            kept = self.first.block.turns.begin(self, self.first)
 
     def become(self, block: Block, number: int) -> None:
         width, height, _ = block.shape
@@ -191,7 +193,8 @@ class Turns:
             self._polls = 0
             block.end_one()
             following = self._next()
-        del worker.block, worker._manager, worker.own  # nothing is kept alive while it is idle
+        # Nothing is kept alive while it is idle.
+        del worker.first, worker.block, worker._manager, worker.own
         kept = len(_idle) < MOST_IDLE
         if kept:
             _idle.append(worker)
@@ -215,9 +218,10 @@ class Turns:
             return
         if isinstance(to, Unbegun):
             worker = _idle_worker()
-            worker.become(*to)
-            to = worker
-        to.turn.release()
+            worker.first = to
+            worker.turn.release()
+        else:
+            to.turn.release()
 
 
 def current() -> Worker:
