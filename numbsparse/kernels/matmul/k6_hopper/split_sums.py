@@ -93,11 +93,12 @@ def add_kernel(B: int, work: Work, exact: bool, wide: bool, x_turned: bool, dy_t
         sums = cuda.local.array(SUMS, float32)
         for i in range(STRIPS):
             for k in range(4):
-                total = float32(0)
-                for piece in range(pieces):
-                    at = ((item * pieces + piece) * HALVES + m) * COUNT + 4 * i + k
-                    total += parts[at * LANES + t]
-                sums[i, k] = total
+                sums[i, k] = 0
+        for piece in range(pieces):
+            at = ((item * pieces + piece) * HALVES + m) * COUNT
+            for i in range(STRIPS):
+                for k in range(4):
+                    sums[i, k] += parts[(at + 4 * i + k) * LANES + t]
         plan = tiles, images, columns, targets
         finish(sums, m, t, (x, dy, sizes), plan, whole + item, dvalues)
 
