@@ -13,7 +13,7 @@ from numbsparse.kernels.lstm import deal
 from numbsparse.nn import functional as F
 from numbsparse.ops import choice, lstm_streamed
 
-STEPS, INPUTS, B = 3, 5, 32
+STEPS, B = 3, 32
 HUB = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]], bool)
 
 
@@ -28,7 +28,7 @@ def cheap_products(monkeypatch):
     choice.forget()
 
 
-def draw(rng, dtype, hidden, batch, drop):
+def draw(rng, dtype, inputs, hidden, batch, drop):
     """What F.lstm takes, of float64 but representable in `dtype`, and `kept`."""
 
     def numbers(*shape):
@@ -40,21 +40,33 @@ def draw(rng, dtype, hidden, batch, drop):
         return ns.BlockSparse(values, layout, shape=(features, 4 * B * len(HUB)))
 
     state, columns = (batch, hidden), 4 * B * len(HUB)
-    given = [numbers(STEPS, batch, INPUTS), weight(INPUTS, np.ones((1, len(HUB)), bool))]
+    of_inputs = np.arange(-(-inputs // B))[:, None] <= np.arange(len(HUB)) % 3
+    given = [numbers(STEPS, batch, inputs), weight(inputs, of_inputs)]
     given += [weight(hidden, HUB), numbers(columns), numbers(*state), numbers(*state)]
     return given, rng.integers(0, 2, (STEPS, *state)) * 2.0 if drop else None
 
 
 @pytest.mark.parametrize(
-    ("dtype", "hidden", "batch", "drop"),
-    [(HALVES[0], 104, 3, True), (HALVES[-1], 128, 1, False), ("float32", 104, 2, True)],
-    ids=["16 bits, cut block, dropout", "16 bits, whole blocks", "float32, cut block, dropout"],
+    ("dtype", "inputs", "hidden", "batch", "drop"),
+    [
+        (HALVES[0], 32, 104, 3, True),
+        (HALVES[-1], 64, 128, 1, False),
+        ("float32", 64, 104, 2, True),
+        (HALVES[0], 5, 128, 2, False),
+    ],
+    ids=[
+        "16 bits, cut block, dropout",
+        "16 bits, whole blocks",
+        "float32, cut block, dropout",
+        "16 bits, inputs before",
+    ],
 )
-def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, hidden, batch, drop):
+def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, batch, drop):
     monkeypatch.setattr(lstm_streamed, "FEW_STEPS", 2)
     if not ns.device.is_available():
         pytest.skip(ns.device.why_unavailable())
-    exact, kept = draw(rng, dtype, hidden, batch, drop)
+    monkeypatch.setattr(lstm_streamed, "MOST_INPUTS", 2.0)
+    exact, kept = draw(rng, dtype, inputs, hidden, batch, drop)
     to = as_dtype(dtype)
 
     def put(a, to=to):
@@ -64,14 +76,17 @@ def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, hidden, batch, dr
     x, weight_ih, weight_hh, bias, h = map(put, exact[:5])
     c, kept_ = put(exact[5], np.float32), None if kept is None else put(kept)
     hs = put(np.zeros((STEPS + 1, batch, hidden)))
-    if lstm_streamed.streamed(weight_hh, hs, "high") is None:
+    streams = lstm_streamed.streamed(weight_hh, hs, "high")
+    if streams is None:
         pytest.skip("takes a GPU of compute capability 9.0, or the simulator")
+    assert streams.takes(x, weight_ih) == (inputs % B == 0)
     how = {"kept": kept_, "precision": "high"}
     trace = ops.lstm(x, weight_ih, weight_hh, bias, h, c, **how)
     dy = [rng.standard_normal(shape) for shape in (trace.h[1:].shape, h.shape, h.shape)]
     given = [put(a, kind) for a, kind in zip(dy, (to, to, np.float32), strict=True)]
     grads = ops.lstm_grad(trace, weight_hh, bias, *given, **how)
-    got = trace.h[1:], trace.c[-1], grads.bias, grads.h, grads.c
+    dh = ops.matmul(grads.gates[0], weight_hh.T, precision="high")
+    got = trace.h[1:], trace.c[-1], grads.bias, dh, grads.c
 
     tensors = [ns.Tensor(a, requires_grad=True) for a in exact]
     y, h_end, c_end = F.lstm_step_by_step(*tensors, kept=kept)
@@ -130,3 +145,26 @@ def test_lines_are_dealt_evenly(rng, places, turned, few):
     taken = [count[a:b].sum() for a, b in pairwise(starts)]
     np.testing.assert_array_equal(np.diff(read_starts), taken)
     assert max(taken) <= -(-lengths.sum() // places) + count.max()
+
+
+def test_reads_of_inputs_come_first_and_wait_for_nothing(rng):
+    """Inputs are rows below those of the lines: blocks and rows of their own, counted down."""
+    of_h, of_x = rng.random((7, 7)) < 0.4, rng.random((2, 7)) < 0.7
+    of_h[:, 3] = False  # a line of inputs alone, or of nothing
+    index, apart = (
+        ns.Layout(np.repeat(pattern, 4, axis=1)).index
+        for pattern in (np.concatenate([of_h, of_x]), of_x)
+    )
+    _, pieces, _, reads, *_ = deal.deal(index, 3, False, 4, 10)
+    count = pieces[:, 1]
+    block, row, late = reads[: count.sum()].T
+    inputs, line = row < 0, np.repeat(pieces[:, 0], count)
+    np.testing.assert_array_equal(inputs, block < 0)
+    assert (inputs.sum(), (~inputs).sum()) == (of_x.sum(), of_h.sum())
+    np.testing.assert_array_equal(apart.block_rows[~block[inputs]], ~row[inputs])
+    np.testing.assert_array_equal(apart.block_columns[~block[inputs]], 4 * line[inputs])
+    ends = np.cumsum(count)[count > 0] - 1
+    assert (late[ends] == 1).all()
+    within = np.delete(np.arange(late.size), ends)
+    np.testing.assert_array_equal(late[within] == -1, inputs[within])
+    assert all((np.diff(late[a:b]) >= 0).all() for a, b in pairwise([0, *(ends + 1)]))

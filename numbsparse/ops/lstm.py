@@ -2,7 +2,7 @@
 
 What depends on no earlier step is done for all steps at once: the products of the inputs before,
 the gradients of weights and inputs after. Where kernels stream the recurrent weight, all steps are
-one launch, too.
+one launch, too, and multiply inputs that have few blocks along the way.
 """
 
 from __future__ import annotations
@@ -43,10 +43,9 @@ class LSTMTrace(NamedTuple):
 
 
 class LSTMGrads(NamedTuple):
-    """Gradients: of z (time, batch, 4 * width), the first h and c, the bias, the gain."""
+    """Gradients: of z (time, batch, 4 * width), the first c, the bias, the gain."""
 
     gates: Any
-    h: Any
     c: Any
     bias: Any
     gain: Any = None
@@ -77,15 +76,21 @@ def lstm(
         raise ValueError(f"eps takes a number from 0 on, got {eps}")
     precision = checked_precision(precision)
     (steps, batch, _), units, gpu = x.shape, h.shape[1], isinstance(x, DeviceArray)
-    gates = matmul(x, weight_ih, precision=precision)
     hs = _empty((steps + 1, batch, units), x.dtype, gpu)
     cs = _empty((steps + 1, batch, units), c.dtype, gpu)
     copy_into(hs[0], h)
     copy_into(cs[0], c)
+    streams = None if gain is not None else streamed(weight_hh, hs, precision)
+    inside = streams is not None and streams.takes(x, weight_ih)
+    inputs = (x, weight_ih) if inside else None
+    if inside:
+        gates = _empty((steps, batch, *bias.shape), x.dtype, gpu)
+    else:
+        gates = matmul(x, weight_ih, precision=precision)
     scales = None if gain is None else _empty((steps, batch, GATES), c.dtype, gpu)
     trace = LSTMTrace(gates, hs, cs, scales)
-    run = lstm_steps(trace, weight_hh, bias, gain=gain, eps=eps, kept=kept, precision=precision)
-    run(0, steps)
+    how = {"gain": gain, "eps": eps, "kept": kept, "precision": precision, "inputs": inputs}
+    lstm_steps(trace, weight_hh, bias, **how)(0, steps)
     return trace
 
 
@@ -98,16 +103,20 @@ def lstm_steps(
     eps: float = 1e-5,
     kept: Any = None,
     precision: str | None = None,
+    inputs: Any = None,
 ) -> Callable[[int, int], None]:
     """A function of two times: from the first one until before the second it makes h[t + 1] and
-    c[t + 1] of a trace, and its gates[t] of x parts."""
+    c[t + 1] of a trace, and its gates[t] of x parts.
+
+    With `inputs`, x and its weight, gates hold nothing before."""
     bias, gain, kept = map(gapless, (bias, gain, kept))
     gates, hs, cs, scales = trace
     steps, units, B = gates.shape[0], hs.shape[2], weight_hh.block_size
     precision = checked_precision(precision)
     streams = None if gain is not None else streamed(weight_hh, hs, precision)
     if streams is not None:
-        return lambda first, last: streams.forward(first, last, gates, bias, kept, hs, cs)
+        arrays = gates, bias, kept, hs, cs
+        return lambda first, last: streams.forward(first, last, *arrays, inputs=inputs)
     each_z, each_h, each_c, each_kept = _each(gates), _each(hs), _each(cs), _each(kept, steps)
     kernels = _kernels(gates)
     recurrent = _empty(gates.shape[1:], gates.dtype, isinstance(gates, DeviceArray))
@@ -135,7 +144,10 @@ def lstm_grad(
     kept: Any = None,
     precision: str | None = None,
 ) -> LSTMGrads:
-    """The gradients of what `lstm` computed, but for those that are products of all steps at once.
+    """The gradients of what `lstm` computed, but for those that are products of the gates'.
+
+    These are of the inputs and both weights, of all steps at once, and of the first h, of the first
+    step alone.
 
     Parameters
     ----------
@@ -176,9 +188,8 @@ def lstm_grad(
         for t in reversed(range(1, steps)):
             matmul(each_dz[t], weight_hh.T, out=dh, precision=precision)
             through_gates(t - 1)
-    matmul(each_dz[0], weight_hh.T, out=dh, precision=precision)
     dbias = _summed(dbias, bias.dtype)
-    return LSTMGrads(dgates, dh, dc, dbias, None if dgain is None else _summed(dgain, bias.dtype))
+    return LSTMGrads(dgates, dc, dbias, None if dgain is None else _summed(dgain, bias.dtype))
 
 
 def check(

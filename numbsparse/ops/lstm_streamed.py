@@ -5,14 +5,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+import numpy as np
+
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.kernels.lstm.cell import WARPS
+from numbsparse.kernels.matmul.plans import on_host
+from numbsparse.layout import Layout
 from numbsparse.ops.create import zeros
-from numbsparse.ops.elementwise import copy
+from numbsparse.ops.elementwise import copy, gapless
 from numbsparse.ops.matmul import index_beside
 
 FEW_STEPS = 2 if SIMULATED else 8
+# Blocks of the inputs' weight, to those of the recurrent one: so many are read again each step in
+# less time than the products of all steps are written and read in.
+MOST_INPUTS = 1.0 if SIMULATED else 0.25
 
 
 class Streamed:
@@ -23,16 +30,31 @@ class Streamed:
     def __init__(self, values: DeviceArray, index: Any):
         self._weight = values, index
 
-    def forward(self, first: int, last: int, *arrays: Any) -> None:
-        """h[first + 1] to h[last]."""
+    def takes(self, x: DeviceArray, weight: BlockSparse) -> bool:
+        """Whether `forward` multiplies these inputs itself: whole blocks, few beside those of h."""
+        deal = import_module("numbsparse.kernels.lstm.deal")
+        values, index = weight.values, index_beside(weight.stored_layout, x)
+        return (
+            not weight.is_transposed
+            and x.shape[2] % deal.B == 0
+            and values.shape[0] <= self._weight[0].shape[0] * MOST_INPUTS
+            and values.address % 16 == 0
+            and deal.planned(index, deal.in_fours)[0]
+        )
+
+    def forward(self, first: int, last: int, *arrays: Any, inputs: Any = None) -> None:
+        """h[first + 1] to h[last]; `inputs` to be multiplied here are x and its weight."""
         if first >= last:
             return
         kernels = import_module("numbsparse.kernels.lstm.forward_steps")
         values, index = self._weight
-        if values.itemsize == 4:
-            values = import_module("numbsparse.kernels.lstm.turned_blocks").turned_blocks(values)
         arrays = tuple(map(_aligned, arrays))
-        kernels.forward(*arrays, values, index, first, last, _counters(last - first))
+        if inputs is not None:
+            x, weight = inputs
+            inputs = _aligned(gapless(x)), _lying(weight.values)
+            index = _stacked(index, index_beside(weight.stored_layout, x))
+        counters = _counters(last - first)
+        kernels.forward(*arrays, _lying(values), index, first, last, counters, inputs)
 
     def backward(self, first: int, last: int, *arrays: Any) -> None:
         """dgates[first - 2] to dgates[last - 1]."""
@@ -55,6 +77,31 @@ def streamed(weight_hh: BlockSparse, hs: Any, precision: str) -> Streamed | None
     deal = import_module("numbsparse.kernels.lstm.deal")
     values, index = weight_hh.values, index_beside(weight_hh.stored_layout, hs)
     return Streamed(values, index) if deal.serves(values, index, *hs.shape[1:]) else None
+
+
+def _stacked(index: Any, more: Any) -> Any:
+    """The index of a weight above another one; kept with the first."""
+    plans = vars(index).setdefault("plans", {})
+    key = _stacked, id(more)
+    if key not in plans:
+        plans[key] = _stack(on_host(index), on_host(more)), more
+    return plans[key][0]
+
+
+def _stack(a: Any, b: Any) -> Any:
+    def rows(index: Any) -> np.ndarray:
+        pattern = np.zeros((index.rows.indptr.size - 1, index.columns.indptr.size - 1), bool)
+        pattern[index.block_rows, index.block_columns] = True
+        return pattern
+
+    return Layout(np.concatenate([rows(a), rows(b)])).index
+
+
+def _lying(values: DeviceArray) -> DeviceArray:
+    """Blocks as the tensor cores take them: of tf32 those that are turned over."""
+    if values.itemsize == 2:
+        return values
+    return import_module("numbsparse.kernels.lstm.turned_blocks").turned_blocks(values)
 
 
 def _aligned(array: DeviceArray | None) -> DeviceArray | None:

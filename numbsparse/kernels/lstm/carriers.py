@@ -50,6 +50,7 @@ class Ring(NamedTuple):
     FEW: int  # blocks of a read
     STAGES: int
     turned: bool = False  # when rows of the gates' gradient are carried, else rows of h
+    inputs: bool = False  # rows and weights of the inputs too, by maps 2 and 3
 
     @property
     def WEIGHTS(self) -> int:
@@ -106,11 +107,14 @@ def beginning(ring: Ring) -> Any:
 @cache
 def carrying_weights(ring: Ring) -> Any:
     STAGES, STAGE, FREE, WEIGHTS = ring.STAGES, ring.STAGE // 2, ring.FREE, ring.WEIGHTS
+    INPUTS = ring.inputs
 
     @cuda.jit(device=True)
     def carry(engine, steps):
         maps, reads, first, last, shared, base, bars = engine
         fence_tensor_map(maps[0])
+        if INPUTS:
+            fence_tensor_map(maps[2])
         stage, parity, lane, blocks = uint32(0), uint32(1), cuda.threadIdx.x % 32, int32(0)
         for _ in range(steps):
             for read in range(first, last):
@@ -122,7 +126,10 @@ def carrying_weights(ring: Ring) -> Any:
                 if elect() != 0:
                     at, none = uint32(base + stage * STAGE), int32(0)
                     mbarrier_expect(bars, stage, uint32(WEIGHTS))
-                    tma_load_3d(shared, at, maps[0], none, none, block, bars, stage)
+                    if INPUTS and block < 0:
+                        tma_load_3d(shared, at, maps[2], none, none, int32(~block), bars, stage)
+                    else:
+                        tma_load_3d(shared, at, maps[0], none, none, block, bars, stage)
                 stage = uint32(stage + 1)
                 if stage == STAGES:
                     stage, parity = uint32(0), parity ^ uint32(1)
@@ -134,12 +141,15 @@ def carrying_weights(ring: Ring) -> Any:
 def carrying_rows(ring: Ring) -> Any:
     STAGES, STAGE, FREE = ring.STAGES, ring.STAGE // 2, ring.FREE
     AFTER, BYTES, TURNED, PANEL = ring.WEIGHTS // 2, ring.ROWS, ring.turned, ring.PANEL
+    INPUTS = ring.inputs
 
     @cuda.jit(device=True)
     def carry(engine, steps, row, down, arrived):
         """From `row` on; those of the next step are `down` of these."""
         maps, reads, first, last, shared, base, bars = engine
         fence_tensor_map(maps[1])
+        if INPUTS:
+            fence_tensor_map(maps[3])
         stage, parity, lane = uint32(0), uint32(1), cuda.threadIdx.x % 32
         lines, lates = int32(0), int32(0)
         for step in range(steps):
@@ -158,7 +168,11 @@ def carrying_rows(ring: Ring) -> Any:
                     at, column = uint32(base + stage * STAGE + AFTER), int32(line * B)
                     mbarrier_expect(bars, stage, uint32(BYTES))
                     x, z = (int32(0), int32(column // PANEL)) if TURNED else (column, int32(0))
-                    tma_load_3d(shared, at, maps[1], x, int32(row), z, bars, stage)
+                    if INPUTS and line < 0:
+                        x = int32(~line * B)
+                        tma_load_3d(shared, at, maps[3], x, int32(row), z, bars, stage)
+                    else:
+                        tma_load_3d(shared, at, maps[1], x, int32(row), z, bars, stage)
                 stage = uint32(stage + 1)
                 if stage == STAGES:
                     stage, parity = uint32(0), parity ^ uint32(1)

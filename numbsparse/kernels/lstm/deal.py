@@ -60,6 +60,9 @@ def deal(
     gates' gradient, and whether these come late. The largest pieces are dealt first, each to the
     place that has least. A piece's reads of early lines come first, and the last one always counts
     as late: so no piece ends before all have ended the step before.
+
+    Block rows beyond the lines are of inputs: their reads come before all others, late is -1 there,
+    and block and row are counted down from -1: the first of them is -1.
     """
     blocks, others, indptr = _reads(index, turned, blocks_of_read)
     lengths = np.diff(indptr)
@@ -80,10 +83,19 @@ def deal(
     start, parts = indptr[line] + first, max(int((many > 1).sum()), 1)
     at = np.concatenate([np.arange(start[k], start[k] + count[k]) for k in order])
     of_piece = np.repeat(np.arange(order.size), count[order])
-    late = np.isin(others[at] // GATES if turned else others[at], line[~early])
+    late = np.isin(others[at] // GATES if turned else others[at], line[~early]).astype(int)
+    if not turned:
+        late[others[at] >= lengths.size] = -1
     by_time = np.lexsort((late, of_piece))
-    at, late = at[by_time], late[by_time] | (np.diff(of_piece, append=-1) != 0)
-    reads = np.stack([blocks[at], others[at], late], 1)
+    at, late = at[by_time], late[by_time]
+    late[np.diff(of_piece, append=-1) != 0] = 1
+    block, met = blocks[at], others[at]
+    if not turned:
+        inputs = met >= lengths.size
+        n_blocks = np.count_nonzero(index.block_rows < lengths.size)
+        block = np.where(inputs, n_blocks - 1 - block, block)
+        met = np.where(inputs, lengths.size - 1 - met, met)
+    reads = np.stack([block, met, late], 1)
     return (
         np.cumsum([0, *map(len, taken)]).astype(np.int32),
         np.stack([line, count, part, first_part, many, early], 1)[order].astype(np.int32),

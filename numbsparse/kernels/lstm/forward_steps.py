@@ -1,7 +1,8 @@
 """Forward steps in one kernel on Hopper: the recurrent product and the gates.
 
-A line's sums begin as its x parts and bias, and a thread ends it with all four gates of its units
-in registers. So a step reads the kept weights once, little else, and writes no recurrent part.
+A line's sums begin as its bias and x parts, and a thread ends it with all four gates of its units
+in registers. So a step reads the kept weights once, little else, and writes no recurrent part. Inputs
+with few blocks are multiplied here: they come before the rows of h, while these are being made.
 Of two blocks of threads on a multiprocessor one computes gates while the other multiplies.
 
 Factors of float32 are rounded to tf32, and like 16-bit floats know few bits of a tanh near 0.
@@ -64,19 +65,27 @@ RINGS = {
 }
 
 
-def forward(gates, bias, kept, hs, c, values, index, first, last, arrived):
+def forward(gates, bias, kept, hs, c, values, index, first, last, arrived, inputs=None):
     """Steps first to last - 1, of gates (time, batch, 4 * width) and kept (time, batch, units).
 
     hs and c (time + 1, batch, units) have the state before each step; `arrived` has two zeros for
-    each of these steps.
+    each of these steps. With inputs, x (time, batch, features) and the values that it meets, gates
+    hold nothing before, and the index is of both weights, those of h above those of x.
     """
     (_, batch, units), ring, width = c.shape, RINGS[hs.itemsize], bias.size
     count = places(BLOCKS)
     plan = planned(index, deal, count, False, ring.FEW, SUMS * 32 * WARPS)
     of_h = hs.reshape(1, -1, units), (1, ROWS, B), ring.ITEM * B
-    maps = tensor_maps((values, (ring.FEW, B, B), ring.ITEM * B), of_h)
+    of_x = []
+    if inputs is not None:
+        x, more = inputs
+        of_x = [
+            (more, (ring.FEW, B, B), ring.ITEM * B),
+            (x.reshape(1, -1, x.shape[2]), (1, ROWS, B), ring.ITEM * B),
+        ]
+    maps = tensor_maps((values, (ring.FEW, B, B), ring.ITEM * B), of_h, *of_x)
     flat = map(_words, (gates, bias, hs if kept is None else kept, hs, c))
-    kernel = steps_kernel(KINDS[hs.dtype.name], kept is not None)
+    kernel = steps_kernel(KINDS[hs.dtype.name], kept is not None, inputs is not None)
     args = maps, *plan, *flat, arrived, first, last, batch, units, width
     how = {"shared_bytes": ring.shared_bytes, "together": last - first > 1}
     launch(kernel, count, THREADS, *args, **how)
@@ -91,8 +100,8 @@ def _words(array: DeviceArray) -> DeviceArray:
 
 
 @cache
-def steps_kernel(kind: str, dropped: bool) -> Any:
-    ring = RINGS[4 if kind == "tf32" else 2]
+def steps_kernel(kind: str, dropped: bool, inputs: bool) -> Any:
+    ring = RINGS[4 if kind == "tf32" else 2]._replace(inputs=inputs)
     ITEM, BARS = ring.ITEM, ring.BARS
     begin = beginning(ring)
     carry_weights, carry_rows = carrying_weights(ring), carrying_rows(ring)
@@ -101,7 +110,7 @@ def steps_kernel(kind: str, dropped: bool) -> Any:
     w = Operand(ITEM * B, ITEM * B * B, True) if turned else Operand(ITEM * B, ITEM * B * COLUMNS)
     multiply = wgmma(kind, 1, COLUMNS, B * ITEM // 32, h, w)
     take, join, to_tuple = taking_reads(ring, multiply), joining(SUMS), from_local(SUMS)
-    start = one_by_one(lambda k: starting(kind, *divmod(k, TWOS)), DOWN * TWOS)
+    start = one_by_one(lambda k: starting(kind, *divmod(k, TWOS), inputs), DOWN * TWOS)
     load = one_by_one(lambda k: loading(kind, *divmod(k, TWOS), dropped), DOWN * TWOS)
     finish = one_by_one(lambda k: finishing(kind, *divmod(2 * k, TWOS), dropped), DOWN * TWOS // 2)
 
@@ -171,8 +180,8 @@ OF_STATE = DOWN * TWOS * 2
 
 
 @cache
-def starting(kind: str, down: int, two: int) -> Any:
-    """The x part and bias of a two of each gate."""
+def starting(kind: str, down: int, two: int, inputs: bool) -> Any:
+    """The x part, but where inputs are multiplied here, and bias of a two of each gate."""
     take, FIRST = loading_two(kind), place_of_sum(two, down)
 
     @cuda.jit(device=True)
@@ -181,9 +190,13 @@ def starting(kind: str, down: int, two: int) -> Any:
         column = line * COLUMNS + unit_of(two)
         at = (first_row + min(row_of(down), batch - 1)) * width + column
         for gate in range(GATES):
-            part, shift = take(gates, at + gate * B), take(bias, column + gate * B)
+            shift = take(bias, column + gate * B)
             for j in range(2):
-                sums[gate * PER_GATE + FIRST + j] = part[j] + shift[j]
+                sums[gate * PER_GATE + FIRST + j] = shift[j]
+            if not inputs:
+                part = take(gates, at + gate * B)
+                for j in range(2):
+                    sums[gate * PER_GATE + FIRST + j] += part[j]
 
     return start
 

@@ -199,7 +199,7 @@ class _Backward:
             lambda: product(x, weight_ih),
             lambda: product(trace.h[:-1], weight_hh),
             lambda: grads.bias,
-            lambda: grads.h,
+            lambda: ops.matmul(grads.gates[0], weight_hh.T, precision=precision),
             lambda: grads.c,
             lambda: grads.gain,
         ]
