@@ -107,6 +107,22 @@ def test_loads_and_stores_of_8_bytes(rng):
 
 
 @cuda.jit
+def single_kernel(source, out):
+    """Words of an array of bytes, from each lane to its neighbour by way of shared memory."""
+    shared = cuda.shared.array(32, uint32, ALIGNMENT)
+    t = cuda.threadIdx.x
+    (shared[t],) = ptx.load_1xu32(source, 4 * t)
+    ptx.sync_warp()
+    (out[t],) = ptx.load_1xu32(shared, t ^ 1)
+
+
+def test_loads_of_4_bytes(rng):
+    source = random_bits(rng, 32, 1)
+    got = run(single_kernel, source.view(np.uint8).reshape(-1), out=np.zeros(32, np.uint32))
+    np.testing.assert_array_equal(got, source.reshape(16, 2)[:, ::-1].reshape(-1))
+
+
+@cuda.jit
 def convert_kernel(x, out):
     t = cuda.threadIdx.x
     for row in range(x.shape[0]):

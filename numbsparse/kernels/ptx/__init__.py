@@ -81,6 +81,7 @@ load_4xu32 = _here.load_4xu32  # (array, j) -> 4 uint32; array of any numbers
 store_4xf32 = _here.store_4xf32  # (array, j, 4 float32)
 store_4xu32 = _here.store_4xu32  # (array, j, 4 uint32)
 load_2xu32 = _here.load_2xu32  # (array, j) -> 2 uint32; array of any numbers
+load_1xu32 = _here.load_1xu32  # (array, j) -> 1 uint32, in a tuple too
 store_2xu32 = _here.store_2xu32  # (array, j, 2 uint32)
 
 # Rounding and packing; 8.0.

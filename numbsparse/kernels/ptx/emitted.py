@@ -114,6 +114,11 @@ def load_2xu32(typing, array, j):
 
 
 @intrinsic
+def load_1xu32(typing, array, j):
+    return wide_load(array, j, u32, count=1)
+
+
+@intrinsic
 def store_4xf32(typing, array, j, v0, v1, v2, v3):
     return wide_store(array, j, f32, f32, v0, v1, v2, v3)
 

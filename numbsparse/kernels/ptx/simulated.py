@@ -99,6 +99,10 @@ def load_2xu32(array, j):
     return tuple(_piece(array, j, 8, 8).view(np.uint32))
 
 
+def load_1xu32(array, j):
+    return tuple(_piece(array, j, 4, 4).view(np.uint32))
+
+
 def store_4xf32(array, j, v0, v1, v2, v3):
     if array.dtype != np.float32:
         raise TypeError(f"store_4xf32 takes an array of float32, got {array.dtype}")
