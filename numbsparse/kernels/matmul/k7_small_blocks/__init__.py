@@ -19,7 +19,8 @@ many blocks a warp finds in a stage is chance, and the ring evens it out. Elsewh
 
 `single_strips` and `single_regions` are the same of float32, where there is a copy engine. Tensor
 cores take it as tf32, by three products where they are to be exact (`k5_tensor_core.singles`). It
-takes twice the room: a strip has 352 columns of y, a region 128 or 144 blocks of 16 x 16.
+takes twice the room: a strip has 352 columns of y, a region 128 or 144 blocks of 16 x 16. There too
+some warps of a region only ask the copy engine, and give the others the registers they lack.
 
 Reads per output, for a sum of K products at density d, so over K / d features of x: from global
 memory K / (512 * d) of x, or K / (1024 * d) where two strips share it in a cluster, and K / 64 of

@@ -30,6 +30,11 @@ class Region(NamedTuple):
         return 2 * GROUP // self.ITEM
 
     @property
+    def SHARE(self) -> int:
+        """Groups that a lane asks for, at most, where each lane asks for some."""
+        return -(-self.GROUPS // (32 * self.FETCHERS))
+
+    @property
     def GROUP_BYTES(self) -> int:
         return 2 * GROUP * self.DEPTH
 

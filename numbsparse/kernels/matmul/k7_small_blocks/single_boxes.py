@@ -64,24 +64,25 @@ def map_of(x: DeviceArray, groups: int, region: Region) -> DeviceArray:
 
 @cache
 def fetch_boxes(region: Region) -> tuple[Any, Any]:
-    """(look_up, fetch): each warp asks for every WARPS-th box of a stage.
+    """(look_up, fetch): each lane of the warps that fetch asks for some boxes of a stage.
 
     To ask takes some 100 cycles a time, too long for one warp that asks for all.
     """
-    WARPS, GROUPS, SHARE = region.WARPS, region.GROUPS, -(-region.GROUPS // region.WARPS)
+    GROUPS, FETCHERS, SHARE = region.GROUPS, region.FETCHERS, region.SHARE
     GROUP_BYTES, FEATURES = region.GROUP_BYTES, region.FEATURES
     PLACES = (1 << GROUP_AT - PLACE_AT) - 1
 
     @cuda.jit(device=True)
-    def look_up(boxes, item, warp, mine):
-        """The boxes of a warp, or -1; and their bytes."""
-        count = 0
+    def look_up(boxes, item, own, mine):
+        """The boxes of a lane, or -1; and the bytes of all of its warp."""
         for k in range(SHARE):
-            mine[k] = -1
-            if warp + k * WARPS < GROUPS:
-                mine[k] = boxes[item, warp + k * WARPS]
-            if mine[k] >= 0:
-                count += WIDE if mine[k] & IS_WIDE else 1
+            at = own + FETCHERS * (32 * k + cuda.threadIdx.x % 32)
+            mine[k] = boxes[item, at] if at < GROUPS else -1
+        count = 0
+        for at in range(own, GROUPS, FETCHERS):
+            box = boxes[item, at]
+            if box >= 0:
+                count += WIDE if box & IS_WIDE else 1
         return uint32(count * GROUP_BYTES)
 
     @cuda.jit(device=True)

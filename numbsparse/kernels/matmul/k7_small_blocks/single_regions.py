@@ -1,8 +1,7 @@
 """The weight-gradient of float32: regions as for the half types, with three products of tf32.
 
 The copy engine brings the groups of features of each stage, DEPTH rows of 32 features, their pieces
-of 16 bytes swizzled. Every warp asks for some of them, waits for a stage at one barrier, multiplies
-what its slots need of it, and gives it back at another: a warp may be a stage ahead of others.
+of 16 bytes swizzled. `single_roles` says who asks for them and who multiplies.
 """
 
 from __future__ import annotations
@@ -17,19 +16,18 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, shared_memory
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import BYTES, aligned
-from numbsparse.kernels.matmul.k7_small_blocks.card import registers
 from numbsparse.kernels.matmul.k7_small_blocks.region import Region
 from numbsparse.kernels.matmul.k7_small_blocks.single_boxes import (
     WIDE,
-    fetch_boxes,
     map_of,
     plan_boxes,
 )
-from numbsparse.kernels.matmul.k7_small_blocks.single_slots import (
-    Sums,
-    products,
-    translated,
+from numbsparse.kernels.matmul.k7_small_blocks.single_roles import (
+    multiplier,
+    registers_of,
+    supplier,
 )
+from numbsparse.kernels.matmul.k7_small_blocks.single_slots import Sums, translated
 from numbsparse.kernels.matmul.k7_small_blocks.single_sums import (
     any_nan,
     mend_slots,
@@ -40,18 +38,26 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import SWIZZLED, steps
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
-    elect,
     fence_mbarrier_init,
-    fence_tensor_map,
     first_multiple,
-    mbarrier_arrive,
-    mbarrier_expect,
     mbarrier_init,
-    mbarrier_wait,
     shfl_idx,
-    sync_warp,
 )
 from numbsparse.kernels.views import span
+
+# The part of the blocks that is kept, at most; slots at once; warps, slots, groups, rows, stages.
+SHAPES = {
+    8: [
+        (0.03, 2, (12, 14, 54, 16, 2)),
+        (0.07, 2, (12, 18, 54, 16, 2)),
+        (1, 2, (12, 22, 36, 16, 3)),
+    ],
+    16: [
+        (0.03, 2, (16, 8, 108, 8, 2)),
+        (0.12, 1, (12, 12, 54, 16, 2)),
+        (1, 1, (12, 12, 36, 16, 3)),
+    ],
+}
 
 
 def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> None:
@@ -64,7 +70,7 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
         fill(dvalues, 0)
         return
     kept, *_ = planned(index, steps_in_strips, B, False, min(512, -(-out_features // B) * B), 32, 1)
-    region = region_of(B, kept)
+    region, at_once = region_of(B, kept)
     widths = in_features, out_features
     plan = planned(index, plan_boxes, B, widths, region, multiprocessors())
     segments, boxes, codes, used, blocks, cut, pieces = plan
@@ -72,7 +78,7 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     partials = empty((max(slots * pieces * 16 * B, 1),), "float32")
     edge = in_features % B > 0 or out_features % B > 0
     wide = not edge and dvalues.address % BYTES == 0
-    sums = Sums(B, region, wide, precision == "highest")
+    sums = Sums(B, region, at_once, wide, precision == "highest")
     x, dy = aligned(x), aligned(dy)
     strides = x.strides[0] // x.itemsize, dy.strides[0] // dy.itemsize
     operands = (
@@ -83,7 +89,7 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     launch(
         region_kernel(sums),
         segments.size // 4,
-        32 * region.WARPS,
+        32 * (region.WARPS + region.FETCHERS),
         *operands,
         *(map_of(a, groups, region) for a in (x, dy) for groups in (1, WIDE)),
         segments,
@@ -95,35 +101,30 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     launch(total_kernel(sums), slots, 32, *operands, cut, pieces)
 
 
-def region_of(B: int, kept: float) -> Region:
+def region_of(B: int, kept: float) -> tuple[Region, int]:
     """As many blocks as the registers of a multiprocessor hold, if shared memory holds their x and
-    dy; where few are kept near each other, more features of fewer rows or stages."""
+    dy; where few are kept, more features of fewer rows or stages. And the slots taken at once."""
     limit = shared_memory()
     if limit is None:
-        return Region(2, 4, 4, 16, 2, ITEM=4) if kept > 0.2 else Region(2, 4, 8, 8, 2, ITEM=4)
-    if B == 8:
-        shape = (16, 16, 37, 16, 3) if kept > 0.05 else (16, 16, 54, 16, 2)
-    elif kept > 0.05:
-        shape = (12, 12, 37, 16, 3) if kept > 0.12 else (12, 12, 54, 16, 2)
-    else:
-        shape = 16, 8, 108, 8, 2
-    region = Region(*shape, ITEM=4)
-    limit -= SWIZZLED + 16 * (region.WARPS * region.SLOTS + 1) + 16 * region.STAGES
-    return region._replace(GROUPS=min(region.GROUPS, limit // (region.STAGES * region.GROUP_BYTES)))
+        groups, depth = (4, 16) if kept > 0.2 else (8, 8)
+        return Region(2, 4, groups, depth, 2, FETCHERS=1, ITEM=4), 1 if kept > 0.4 else 2
+    _, at_once, shape = next(row for row in SHAPES[B] if kept <= row[0])
+    region = Region(*shape, FETCHERS=4, ITEM=4)
+    limit -= SWIZZLED + 16 * region.WARPS * region.SLOTS + 16 * region.STAGES
+    groups = min(region.GROUPS, limit // (region.STAGES * region.GROUP_BYTES))
+    return region._replace(GROUPS=groups), at_once
 
 
 @cache
 def region_kernel(sums: Sums) -> Any:
     B, region, exact = sums.B, sums.region, sums.exact
     WARPS, SLOTS, DEPTH, STAGES = region.WARPS, region.SLOTS, region.DEPTH, region.STAGES
-    THREADS, CODES, BARRIERS, COUNT = 32 * WARPS, WARPS * SLOTS, 2 * STAGES, sums.PER_LANE
-    WORDS, ACC, STAGE_BYTES = 4 * (CODES + 1), (SLOTS, COUNT), region.STAGE_BYTES
-    AHEAD, SHARE = max(STAGES - 2, 1), -(-region.GROUPS // WARPS)
-    look_up, fetch = fetch_boxes(region)
-    add_products, translate = products(sums), translated(region)
+    FETCHERS, CODES, BARRIERS, COUNT = region.FETCHERS, WARPS * SLOTS, 2 * STAGES, sums.PER_LANE
+    THREADS, WORDS, ACC = 32 * (WARPS + FETCHERS), 4 * CODES, (SLOTS, COUNT)
+    supply, multiply, translate = supplier(region), multiplier(sums), translated(region)
     store, nan_in, mend = store_slots(sums, SLOTS), any_nan(*ACC), mend_slots(B)
 
-    @cuda.jit(**registers(WARPS))
+    @cuda.jit(**registers_of(region).options)
     def kernel(
         batch,
         x,
@@ -147,63 +148,30 @@ def region_kernel(sums: Sums) -> Any:
         useds,
     ):
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
-        ring = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
         own = cuda.shared.array(WORDS, uint32, ALIGNMENT)
-        base = first_multiple(shared, SWIZZLED)
-        acc = cuda.local.array(ACC, float32)
-        for p in range(SLOTS):
-            for i in range(COUNT):
-                acc[p, i] = 0
-        t = uint32(cuda.threadIdx.x)
-        warp, lane = shfl_idx(uint32(t // 32), 0), t % 32
+        base, t = first_multiple(shared, SWIZZLED), uint32(cuda.threadIdx.x)
         item, piece = segments[4 * cuda.blockIdx.x], segments[4 * cuda.blockIdx.x + 1]
         pieces, partial = segments[4 * cuda.blockIdx.x + 2], segments[4 * cuda.blockIdx.x + 3]
-        for i in range(t, 4, THREADS):  # of a slot that is read ahead of
-            own[4 * CODES + i] = 0
         for i in range(t, CODES, THREADS):
-            own[4 * i], own[4 * i + 1], own[4 * i + 2] = translate(codes[item * CODES + i])
-        mine = cuda.local.array(SHARE, int32)
-        nbytes = look_up(boxes, item, warp, mine)
-        maps = x_map, x_wide, dy_map, dy_wide
+            words = translate(codes[item * CODES + i])
+            own[4 * i], own[4 * i + 1], own[4 * i + 2], own[4 * i + 3] = words
         if t == 0:
             for i in range(STAGES):
-                mbarrier_init(bars, i, WARPS)
+                mbarrier_init(bars, i, FETCHERS)
                 mbarrier_init(bars, STAGES + i, WARPS)
             fence_mbarrier_init()
-        for m in maps:
-            fence_tensor_map(m)
         cuda.syncthreads()
         chunks = (batch + DEPTH - 1) // DEPTH
         first = chunks * piece // pieces
         steps = int32(chunks * (piece + 1) // pieces - first)
-        row = int32(first * DEPTH)
-        used = useds[item * WARPS + warp]
-
-        stage = then = phase = uint32(0)  # the stages that are multiplied and fetched
-        then_phase = uint32(1)
-        for step in range(int32(-AHEAD), steps):
-            if step + AHEAD < steps:
-                mbarrier_wait(bars, STAGES + then, then_phase)
-                if elect() != 0:
-                    mbarrier_expect(bars, then, nbytes)
-                    start = uint32(base + then * STAGE_BYTES)
-                    fetch(maps, mine, row, shared, start, bars, then)
-                row = int32(row + DEPTH)
-                then = uint32(then + 1)
-                if then == STAGES:
-                    then, then_phase = uint32(0), uint32(then_phase ^ 1)
-            if step >= 0:
-                mbarrier_wait(bars, stage, phase)
-                start = uint32(base + stage * STAGE_BYTES)
-                add_products(shared, ring, start, own, warp * SLOTS, used, acc)
-                sync_warp()
-                if lane == 0:
-                    mbarrier_arrive(bars, STAGES + stage)
-                stage = uint32(stage + 1)
-                if stage == STAGES:
-                    stage, phase = uint32(0), uint32(phase ^ 1)
-
+        warp, lane = shfl_idx(uint32(t // 32), 0), t % 32
+        if warp >= WARPS:
+            maps, row = (x_map, x_wide, dy_map, dy_wide), int32(first * DEPTH)
+            supply(int32(warp - WARPS), maps, boxes, item, row, steps, shared, base, bars)
+            return
+        used, acc = useds[item * WARPS + warp], cuda.local.array(ACC, float32)
+        multiply(warp, used, steps, shared, base, bars, own, acc)
         slot = (item * WARPS + warp) * SLOTS
         if partial >= 0:
             at = (int64(partial) * WARPS + warp) * (SLOTS * COUNT * 32) + lane
@@ -213,7 +181,7 @@ def region_kernel(sums: Sums) -> Any:
         else:
             store(acc, used, blocks, slot, block_rows, block_columns, in_features, out_features,
                   dvalues)  # fmt: skip
-            if exact and cuda.syncthreads_or(nan_in(acc)):
+            if exact and nan_in(acc) != 0:
                 mend(batch, x, x_stride, dy, dy_stride, blocks, block_rows, block_columns, dvalues,
                      slot, used)  # fmt: skip
 

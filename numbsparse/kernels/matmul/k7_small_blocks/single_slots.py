@@ -5,6 +5,9 @@ two neighbours of x, features 2 g and 2 g + 1 of a slot, in rows 2 q and 2 q + 1
 dy as many columns. An mma's rows and columns, and the terms that it adds, may be any as long as
 both factors agree; these meet in no bank of swizzled lines. What is split into hi and lo, and why
 the products of a step start from zero, says `k5_tensor_core.singles`.
+
+The three products of a step wait for each other. So two slots are taken at once, each with its own
+dy; or one alone, where most slots find the dy of the one before.
 """
 
 from __future__ import annotations
@@ -12,13 +15,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, uint32
+from numba import cuda, float32, int64, uint32
 
 from numbsparse.kernels.matmul.k5_tensor_core.singles import round_to_tf32, split_exact
 from numbsparse.kernels.matmul.k7_small_blocks.region import Region
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import PLACE_BITS
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE
-from numbsparse.kernels.ptx import as_float32, load_2xu32, load_4xu32, mma_m16n8k8_tf32
+from numbsparse.kernels.ptx import as_float32, load_1xu32, load_2xu32, mma_m16n8k8_tf32
 
 
 class Sums(NamedTuple):
@@ -26,6 +29,7 @@ class Sums(NamedTuple):
 
     B: int
     region: Region
+    at_once: int  # slots, of which the region has a multiple; one alone keeps dy
     wide: bool  # whole blocks, stored several values at once
     exact: bool
 
@@ -37,8 +41,8 @@ class Sums(NamedTuple):
 
 @cache
 def translated(region: Region) -> Any:
-    """Where the pieces of a slot stand in a stage, in bytes: both of x, and that of dy, with the
-    highest bit for a new column."""
+    """Where the pieces of a slot stand in a stage, in bytes: of x the upper, with it that of dy, of
+    x the lower, dy again. The highest bit of dy says that the column is new."""
     GROUP_BYTES, PIECES, PLACE = region.GROUP_BYTES, region.FEATURES // PIECE, (1 << PLACE_BITS) - 1
 
     @cuda.jit(device=True)
@@ -51,71 +55,92 @@ def translated(region: Region) -> Any:
         code = uint32(code)
         new = code >> uint32(3 * PLACE_BITS) << uint32(31)
         dy = uint32(start_of(code >> uint32(2 * PLACE_BITS)) | new)
-        return start_of(code), start_of(code >> uint32(PLACE_BITS)), dy
+        return start_of(code), dy, start_of(code >> uint32(PLACE_BITS)), dy
 
     return translate
 
 
 @cache
-def products(sums: Sums) -> Any:
-    """acc[p] += the products of slot p, of which a warp has `used`."""
-    B, SLOTS, exact = sums.B, sums.region.SLOTS, sums.exact
-    STEPS, TILES = sums.region.DEPTH // 8, B // 8
-    X, Y, STEP = (STEPS, 4), (STEPS, TILES, 2), (STEPS, TILES, 4)  # registers of a lane
+def loads(sums: Sums) -> tuple[Any, Any]:
+    """(load_x, load_dy): a lane's values of a slot, split, those of `at` in a stage."""
+    STEPS, TILES = sums.region.DEPTH // 8, sums.B // 8
     LINE = 4 * sums.region.FEATURES  # bytes
     NEXT = LINE ^ 16  # one line further, where neighbouring pieces of 16 bytes have changed places
-    split = split_exact if exact else round_to_tf32
+    split = split_exact if sums.exact else round_to_tf32
 
     @cuda.jit(device=True)
-    def load_x(shared, start, at, x):
-        for s in range(STEPS):
-            for k in range(2):
-                here = uint32(start + (at ^ uint32(NEXT * k)) + s * 8 * LINE)
-                x[s, 2 * k], x[s, 2 * k + 1] = load_2xu32(shared, here)
+    def load_x(shared, start, at, hi, lo):
+        for k in range(2):
+            here = int64(uint32(start + (at ^ uint32(NEXT * k))))
+            for s in range(STEPS):
+                a, b = load_2xu32(shared, here + s * 8 * LINE)
+                hi[s, 2 * k], lo[s, 2 * k] = split(as_float32(a))
+                hi[s, 2 * k + 1], lo[s, 2 * k + 1] = split(as_float32(b))
 
     @cuda.jit(device=True)
-    def load_dy(shared, ring, start, at, hi, lo):
-        for s in range(STEPS):
-            for k in range(2):
-                here = uint32(start + (at ^ uint32(NEXT * k)) + s * 8 * LINE)
+    def load_dy(shared, start, at, hi, lo):
+        for k in range(2):
+            here = int64(uint32(start + (at ^ uint32(NEXT * k))))
+            for s in range(STEPS):
                 if TILES == 2:
-                    a, b = load_2xu32(shared, here)
+                    a, b = load_2xu32(shared, here + s * 8 * LINE)
                     hi[s, 0, k], lo[s, 0, k] = split(as_float32(a))
                     hi[s, 1, k], lo[s, 1, k] = split(as_float32(b))
                 else:
-                    hi[s, 0, k], lo[s, 0, k] = split(ring[here >> uint32(2)])
+                    (a,) = load_1xu32(shared, here + s * 8 * LINE)
+                    hi[s, 0, k], lo[s, 0, k] = split(as_float32(a))
+
+    return load_x, load_dy
+
+
+@cache
+def products_at_once(sums: Sums) -> Any:
+    """step[w] = the products of slot first + w over the rows of a stage, 8 rows by 8."""
+    STEPS, TILES, AT_ONCE, exact = sums.region.DEPTH // 8, sums.B // 8, sums.at_once, sums.exact
+    X = AT_ONCE, STEPS, 4  # registers of a lane
+    load_x, load_dy = loads(sums)
 
     @cuda.jit(device=True)
-    def multiply(a, b, s, t, c):
-        c[0], c[1], c[2], c[3] = mma_m16n8k8_tf32(
-            a[s, 0], a[s, 1], a[s, 2], a[s, 3], b[s, t, 0], b[s, t, 1], c[0], c[1], c[2], c[3]
-        )
+    def multiply(a, b, step):
+        for s in range(STEPS):
+            for w in range(AT_ONCE):
+                for t in range(TILES):
+                    x, y, c = a[w, s], b[w, s, t], step[w, s, t]
+                    c[0], c[1], c[2], c[3] = mma_m16n8k8_tf32(
+                        x[0], x[1], x[2], x[3], y[0], y[1], c[0], c[1], c[2], c[3]
+                    )
 
     @cuda.jit(device=True)
-    def multiply_slot(shared, ring, start, lanes, codes, slot, x, yh, yl, acc):
-        x_lane, y_lane, lower = lanes
-        _, _, dy_at, _ = load_4xu32(codes, 4 * slot)
-        if dy_at >> uint32(31) != 0:
-            load_dy(shared, ring, start, dy_at & uint32(0x7FFFFFFF) ^ y_lane, yh, yl)
+    def multiply_slots(shared, start, lanes, codes, first, yh, yl, step):
+        x_lane, y_lane, code_lane = lanes
         xh, xl = cuda.local.array(X, uint32), cuda.local.array(X, uint32)
-        for s in range(STEPS):
-            for i in range(4):
-                xh[s, i], xl[s, i] = split(as_float32(x[s, i]))
-        upper_at, lower_at, _, _ = load_4xu32(codes, 4 * (slot + 1))  # is read ahead
-        load_x(shared, start, (lower_at if lower else upper_at) ^ x_lane, x)
-        step = cuda.local.array(STEP, float32)
-        for s in range(STEPS):
-            for t in range(TILES):
-                for i in range(4):
-                    step[s, t, i] = 0
-        for s in range(STEPS):
-            if exact:
+        for w in range(AT_ONCE):
+            x_at, y_at = load_2xu32(codes, 4 * (first + w) + code_lane)
+            load_x(shared, start, x_at ^ x_lane, xh[w], xl[w])
+            if AT_ONCE > 1 or y_at >> uint32(31) != 0:
+                load_dy(shared, start, y_at & uint32(0x7FFFFFFF) ^ y_lane, yh[w], yl[w])
+            for s in range(STEPS):
                 for t in range(TILES):
-                    multiply(xl, yh, s, t, step[s, t])
-                for t in range(TILES):
-                    multiply(xh, yl, s, t, step[s, t])
-            for t in range(TILES):
-                multiply(xh, yh, s, t, step[s, t])
+                    for i in range(4):
+                        step[w, s, t, i] = 0
+        if exact:
+            multiply(xl, yh, step)
+            multiply(xh, yl, step)
+        multiply(xh, yh, step)
+
+    return multiply_slots
+
+
+@cache
+def products(sums: Sums) -> Any:
+    """acc[p] += the products of slot p, of which a warp has `used`."""
+    region, TILES, AT_ONCE = sums.region, sums.B // 8, sums.at_once
+    SLOTS, STEPS, LINE = region.SLOTS, region.DEPTH // 8, 4 * region.FEATURES
+    Y, STEP = (AT_ONCE, STEPS, TILES, 2), (AT_ONCE, STEPS, TILES, 4)
+    multiply_slots = products_at_once(sums)
+
+    @cuda.jit(device=True)
+    def add(step, acc):
         for t in range(TILES):
             for i in range(4):
                 for s in range(1, STEPS):
@@ -123,38 +148,38 @@ def products(sums: Sums) -> Any:
                 acc[4 * t + i] += step[0, t, i]
 
     def slots_from(p: int) -> Any:
-        """Each slot from p on: loops unrolled, so that acc[p] stays in registers."""
+        """The slots from p on: loops unrolled, so that acc[p] stays in registers."""
 
         @cuda.jit(device=True)
-        def none(shared, ring, start, lanes, codes, first, used, x, yh, yl, acc):
+        def none(shared, start, lanes, codes, first, used, yh, yl, acc):
             pass
 
         if p == SLOTS:
             return none
-        rest = slots_from(p + 1)
+        rest = slots_from(p + AT_ONCE)
 
         @cuda.jit(device=True)
-        def add_slot(shared, ring, start, lanes, codes, first, used, x, yh, yl, acc):
+        def add_slots(shared, start, lanes, codes, first, used, yh, yl, acc):
             if p < used:
-                multiply_slot(shared, ring, start, lanes, codes, first + p, x, yh, yl, acc[p])
-                rest(shared, ring, start, lanes, codes, first, used, x, yh, yl, acc)
+                step = cuda.local.array(STEP, float32)
+                multiply_slots(shared, start, lanes, codes, first + p, yh, yl, step)
+                for w in range(AT_ONCE):  # the last may be of a slot that is not taken
+                    add(step[w], acc[p + w])
+                rest(shared, start, lanes, codes, first, used, yh, yl, acc)
 
-        return add_slot
+        return add_slots
 
     add_slots = slots_from(0)
 
     @cuda.jit(device=True)
-    def add_products(shared, ring, start, codes, first, used, acc):
+    def add_products(shared, start, codes, first, used, acc):
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
-        lower = g >= 4
         # Line 2 q of 8, whose pieces of 16 bytes are swizzled: no sum here carries, all are xors.
         line = uint32(q * (2 * LINE) ^ q * 32)
         x_lane, y_lane = uint32(line ^ g % 4 * 8), uint32(line ^ g * (4 * TILES))
-        x = cuda.local.array(X, uint32)
         yh, yl = cuda.local.array(Y, uint32), cuda.local.array(Y, uint32)
-        upper_at, lower_at, _, _ = load_4xu32(codes, 4 * first)
-        load_x(shared, start, (lower_at if lower else upper_at) ^ x_lane, x)
-        add_slots(shared, ring, start, (x_lane, y_lane, lower), codes, first, used, x, yh, yl, acc)
+        lanes = x_lane, y_lane, g // 4 * 2  # half of the lanes read the lower piece of x
+        add_slots(shared, start, lanes, codes, first, used, yh, yl, acc)
 
     return add_products

@@ -8,7 +8,7 @@ from typing import Any
 from numba import cuda, float32, int64, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.single_slots import Sums
-from numbsparse.kernels.ptx import as_uint32, store_2xu32, store_4xf32
+from numbsparse.kernels.ptx import as_uint32, shfl_xor, store_2xu32, store_4xf32, sync_warp
 
 
 @cache
@@ -78,15 +78,18 @@ def store_slots(sums: Sums, SLOTS: int) -> Any:
 
 @cache
 def any_nan(SLOTS: int, COUNT: int) -> Any:
-    """Whether sums of a thread are NaN: 0 or 1."""
+    """Whether sums of a warp are NaN: 0 or 1. What its lanes have stored, all see afterwards."""
 
     @cuda.jit(device=True)
     def nan_in(acc):
-        found = 0
+        found = uint32(0)
         for p in range(SLOTS):
             for i in range(COUNT):
                 if acc[p, i] != acc[p, i]:
-                    found = 1
+                    found = uint32(1)
+        for k in (1, 2, 4, 8, 16):
+            found = uint32(found | shfl_xor(found, k))
+        sync_warp()
         return found
 
     return nan_in
@@ -149,7 +152,7 @@ def total_kernel(sums: Sums) -> Any:
         slot = cut[which] * int64(SLOTS) + slot
         store(acc, 1, blocks, slot, block_rows, block_columns, in_features, out_features,
               dvalues)  # fmt: skip
-        if exact and cuda.syncthreads_or(nan_in(acc)):
+        if exact and nan_in(acc) != 0:
             mend(batch, x, x_stride, dy, dy_stride, blocks, block_rows, block_columns, dvalues,
                  slot, 1)  # fmt: skip
 
