@@ -1,8 +1,8 @@
 """Forward steps in one kernel on Hopper: the recurrent product and the gates.
 
 A line's sums begin as its bias and x parts, and a thread ends it with all four gates of its units
-in registers. So a step reads the kept weights once, little else, and writes no recurrent part. Inputs
-with few blocks are multiplied here: they come before the rows of h, while these are being made.
+in registers. So a step reads the kept weights once, little else, and writes no recurrent part.
+Inputs with few blocks are multiplied here: they come before the rows of h, while these are made.
 Of two blocks of threads on a multiprocessor one computes gates while the other multiplies.
 
 Factors of float32 are rounded to tf32, and like 16-bit floats know few bits of a tanh near 0.
