@@ -152,7 +152,7 @@ def lstm_grad(
     Parameters
     ----------
     trace : LSTMTrace, with weight_hh, bias, gain and kept as `lstm` took them
-        On a GPU, without layer norm, it serves once: its gates become their gradients in place.
+        Without layer norm it serves once: its gates become their gradients in place.
     dy, dh, dc : the gradients of y, of the last h and of the last c; each may be None
     """
     precision = checked_precision(precision)
@@ -164,7 +164,7 @@ def lstm_grad(
     dy = zeros((steps, batch, units), hs.dtype, place) if dy is None else gapless(dy)
     dh = zeros((batch, units), hs.dtype, place) if dh is None else copy(dh)
     dc = zeros((batch, units), cs.dtype, place) if dc is None else copy(dc)
-    dgates = gates if gpu and gain is None else _empty(gates.shape, gates.dtype, gpu)
+    dgates = gates if gain is None else _empty(gates.shape, gates.dtype, gpu)
     streams = None if gain is not None else streamed(weight_hh, hs, precision)
     parts = kernels.parts(batch), *bias.shape
     if streams is not None:

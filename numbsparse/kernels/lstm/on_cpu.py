@@ -7,32 +7,29 @@ import math
 import numpy as np
 from numba import njit
 
-from numbsparse.kernels.lstm.cell import GATES, ONE, cell_grad
+from numbsparse.kernels.lstm.cell import GATES, ONE
 from numbsparse.kernels.smooth import FAST, sigmoid, tanh
 
 HOW = FAST | {"nogil": True, "cache": True}
 SUM = HOW | {"fastmath": {"contract", "reassoc"}}
 
-_cell_grad = njit(**FAST)(cell_grad)
-
 
 def forward(gates, recurrent, bias, gain, kept, c_before, c, h, block_size):
     """As on_gpu.forward."""
-    if gain is None:
-        _activate(gates, recurrent, bias, h.shape[1], block_size)
-        _update(gates, _all(kept, c), c_before, c, h, block_size)
-    else:
-        activated = _rescaled(gates, gain, bias, h.shape[1], block_size)
-        _update(activated, _all(kept, c), c_before, c, h, block_size)
+    if gain is not None:
+        gates, recurrent = gates * gain, np.zeros((1, len(bias)), bias.dtype)
+    z, r, b = (by_gate(a, block_size) for a in (gates, recurrent, bias))
+    activate(z, r, b)
+    update(z, all_kept(kept, c), c_before, c, h)
 
 
 def backward(gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dbias, dgain, block_size):
-    """As on_gpu.backward."""
-    units = dy.shape[1]
-    activated = gates if gain is None else _rescaled(gates, gain, bias, units, block_size)
-    if units % block_size:
-        dgates[:, -GATES * block_size :] = 0
-    _differentiate(activated, _all(kept, c), c_before, c, dy, dh, dc, dgates, block_size)
+    """As on_gpu.backward; without a gain dgates are the gates themselves."""
+    dz = by_gate(dgates, block_size)
+    if gain is not None:
+        np.multiply(gates, gain, out=dgates)
+        activate(dz, np.zeros((1, *dz.shape[1:]), dz.dtype), by_gate(bias, block_size))
+    differentiate(dz, all_kept(kept, c), c_before, c, dy, dh, dc)
     dbias += np.add.reduce(dgates, axis=0)
     if gain is not None:
         dgain += np.einsum("ij,ij->j", gates, dgates)
@@ -55,85 +52,83 @@ def normalise_grad(gates, gain, inverse_std, dgates, units, block_size):
     _normalise_grad(gates, inverse_std, dgates, units, block_size)
 
 
-def _all(kept, like):
+def by_gate(gates, block_size):
+    """(..., 4 * width) as (..., blocks, 4, B), a view."""
+    blocks = gates.shape[-1] // (GATES * block_size)
+    return gates.reshape(*gates.shape[:-1], blocks, GATES, block_size)
+
+
+def all_kept(kept, like):
     """The update's shares; ones, which lie in memory once, where nothing is dropped."""
-    return np.ones((1, like.shape[1]), like.dtype) if kept is None else kept
+    shape = (*[1] * (like.ndim - 1), like.shape[-1])
+    return np.ones(shape, like.dtype) if kept is None else kept
 
 
-def _rescaled(gates, gain, bias, units, block_size):
-    """The activations of gates that are normalised."""
-    scaled = gates * gain
-    _activate(scaled, np.zeros((1, len(bias)), bias.dtype), bias, units, block_size)
-    return scaled
+# Loops over j run to the end of a block, of few arrays each: so compilers fill vectors.
 
 
 @njit(**HOW)
-def _activate(gates, recurrent, bias, units, B):
-    for n in range(gates.shape[0]):
-        z, r = gates[n], recurrent[min(n, len(recurrent) - 1)]
-        for start in range(0, len(z), GATES * B):
-            middle, end = start + 2 * B, start + GATES * B
-            _sigmoid_of(z[start:middle], r[start:middle], bias[start:middle])
-            _tanh_of(z[middle : middle + B], r[middle : middle + B], bias[middle : middle + B])
-            _sigmoid_of(z[middle + B : end], r[middle + B : end], bias[middle + B : end])
-
-
-@njit(**FAST)
-def _sigmoid_of(z, r, b):
-    for j in range(len(z)):
-        z[j] = sigmoid(z[j] + r[j] + b[j])
-
-
-@njit(**FAST)
-def _tanh_of(z, r, b):
-    for j in range(len(z)):
-        z[j] = tanh(z[j] + r[j] + b[j])
+def activate(gates, recurrent, bias):
+    """gates[:] = i, f, g and o of z = gates + recurrent + bias."""
+    batch, blocks, _, B = gates.shape
+    for n in range(batch):
+        r = min(n, len(recurrent) - 1)
+        for b in range(blocks):
+            for gate in range(GATES):
+                z, x, y = gates[n, b, gate], recurrent[r, b, gate], bias[b, gate]
+                if gate == 2:
+                    for j in range(B):
+                        z[j] = tanh(z[j] + x[j] + y[j])
+                else:
+                    for j in range(B):
+                        z[j] = sigmoid(z[j] + x[j] + y[j])
 
 
 @njit(**HOW)
-def _update(gates, kept, c_before, c, h, B):
-    for n in range(h.shape[0]):
-        share = kept[min(n, len(kept) - 1)]
-        for u in range(0, h.shape[1], B):
-            last = min(u + B, h.shape[1])
-            z = gates[n, GATES * u : GATES * (u + B)]
-            _update_block(z, share[u:last], c_before[n, u:last], c[n, u:last], h[n, u:last], B)
-
-
-@njit(**FAST)
-def _update_block(z, kept, c_before, c, h, B):
-    for j in range(len(c)):
-        c[j] = z[B + j] * c_before[j] + z[j] * z[2 * B + j] * kept[j]
-        h[j] = z[3 * B + j] * tanh(c[j])
+def update(gates, kept, c_before, c, h):
+    """c[:] and h[:] of a step whose gates are i, f, g and o."""
+    batch, blocks, _, B = gates.shape
+    for n in range(batch):
+        share = min(n, len(kept) - 1)
+        for b in range(blocks):
+            for j in range(B):
+                u = b * B + j
+                if u < c.shape[1]:
+                    new = gates[n, b, 0, j] * gates[n, b, 2, j] * kept[share, u]
+                    c[n, u] = gates[n, b, 1, j] * c_before[n, u] + new
+                    h[n, u] = gates[n, b, 3, j] * tanh(c[n, u])
 
 
 @njit(**HOW)
-def _differentiate(gates, kept, c_before, c, dy, dh, dc, dgates, B):
-    for n in range(dy.shape[0]):
-        share = kept[min(n, len(kept) - 1)]
-        for u in range(0, dy.shape[1], B):
-            last = min(u + B, dy.shape[1])
-            _differentiate_block(
-                gates[n, GATES * u : GATES * (u + B)],
-                share[u:last],
-                c_before[n, u:last],
-                c[n, u:last],
-                dy[n, u:last],
-                dh[n, u:last],
-                dc[n, u:last],
-                dgates[n, GATES * u : GATES * (u + B)],
-                B,
-            )
+def differentiate(gates, kept, c_before, c, dy, dh, dc):
+    """gates[:], i, f, g and o, become the gradients of z, 0 beyond the last unit.
 
-
-@njit(**FAST)
-def _differentiate_block(z, kept, c_before, c, dy, dh, dc, dz, B):
-    for j in range(len(c)):
-        i, f, g, o = z[j], z[B + j], z[2 * B + j], z[3 * B + j]
-        t, d = tanh(c[j]), dy[j] + dh[j]
-        di, df, dg, do, before = _cell_grad(i, f, g, o, kept[j], c_before[j], t, d, dc[j])
-        dz[j], dz[B + j], dz[2 * B + j], dz[3 * B + j] = di, df, dg, do
-        dc[j] = before
+    The gradient of h is dy + dh; dc[:], that of c, becomes that of c_before. See `cell_grad`.
+    """
+    batch, blocks, _, B = gates.shape
+    for n in range(batch):
+        share = min(n, len(kept) - 1)
+        for b in range(blocks):
+            for j in range(B):
+                u, o = b * B + j, gates[n, b, 3, j]
+                gates[n, b, 3, j] = 0
+                if u < c.shape[1]:
+                    t, d = tanh(c[n, u]), dy[n, u] + dh[n, u]
+                    dc[n, u] += d * o * (ONE - t * t)
+                    gates[n, b, 3, j] = d * t * o * (ONE - o)
+            for j in range(B):
+                u, i, g = b * B + j, gates[n, b, 0, j], gates[n, b, 2, j]
+                gates[n, b, 0, j] = gates[n, b, 2, j] = 0
+                if u < c.shape[1]:
+                    dg = dc[n, u] * kept[share, u]
+                    gates[n, b, 0, j] = dg * g * i * (ONE - i)
+                    gates[n, b, 2, j] = dg * i * (ONE - g * g)
+            for j in range(B):
+                u, f = b * B + j, gates[n, b, 1, j]
+                gates[n, b, 1, j] = 0
+                if u < c.shape[1]:
+                    gates[n, b, 1, j] = dc[n, u] * c_before[n, u] * f * (ONE - f)
+                    dc[n, u] *= f
 
 
 @njit(**SUM)

@@ -42,9 +42,9 @@ def lstm(
     of both weights, bias and gain are (blocks, 4, B) in C order, i, f, g and o along the second
     axis.
 
-    On a GPU, without layer norm, the gradients of the gates take the place of the gates. So a
-    second `backward` over the same results runs the forward pass once more, with the same outcome;
-    inputs and weights are not to be changed in place before it.
+    Without layer norm the gradients of the gates take the place of the gates. So a second
+    `backward` over the same results runs the forward pass once more, with the same outcome; inputs
+    and weights are not to be changed in place before it.
 
     Parameters
     ----------
