@@ -25,6 +25,7 @@ from numbsparse.kernels.simd import fetch_add
 WORTH_A_CORE = 1 << 22  # multiply-adds; fewer are done before a helper wakes up
 SHARES = 32  # for each core, so that uneven shares even out
 DONE = 0  # position in the counts
+PATIENCE = 1 << 14  # looks at a count, a fraction of a millisecond; no share takes as long
 WAITING = 4  # calls that a helper may be behind; it closes one while its caller starts the next
 
 
@@ -89,6 +90,21 @@ def wait(counts, work):
     """Return when all the work is done; it has all been taken, so that is soon."""
     while fetch_add(counts, DONE, 0) < work:
         pass
+
+
+@njit(nogil=True)
+def wait_or_part(core, counts, work, parted):
+    """`wait`, in a loop of phases: core 0 has the others leave it where they keep it waiting.
+
+    Then another program has taken a core of theirs, and may do so again in the next phase. Gives
+    whether this core goes on. `parted` (cores + 1,) is 0 at first.
+    """
+    looks = 0
+    while fetch_add(counts, DONE, 0) < work:
+        looks += 1
+        if core == 0 and looks == PATIENCE:
+            fetch_add(parted, 0, 1)
+    return core == 0 or fetch_add(parted, 0, 0) == 0
 
 
 @cache

@@ -25,10 +25,10 @@ from __future__ import annotations
 from functools import cache, wraps
 
 import numpy as np
-from numba import from_dtype, types
+from numba import from_dtype, literally, njit, types
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
-from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores
+from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores, wait_or_part
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.panels import empty_panels, pack, with_unit_stride
 from numbsparse.kernels.simd import (
@@ -46,6 +46,7 @@ from numbsparse.kernels.simd import (
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 SLAB = 1 << 21  # numbers packed at a time, to stay in the outer cache
+INNER_SLAB = 1 << 18  # the same for the inner cache
 OUTER_CACHE = 1 << 24  # bytes, about; larger weights are read once instead of once per panel
 
 
@@ -86,24 +87,31 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
     dtype = from_dtype(dvalues.dtype)
     columns = 2 * lanes(dtype)
     width = min(size, columns)  # of a panel; several narrow blocks share a tile
-    kernel = weight_grad_kernel(dtype, _tile_shape(size)[0], columns // width)
+    kernel = weight_grad_kernel(dtype, tile_shape(size)[0], columns // width)
     x_panels = size // width * (len(index.rows.indptr) - 1)
     dy_panels = size // width * (len(index.columns.indptr) - 1)
-    slab = max(256, SLAB // (width * max(1, x_panels + dy_panels)))
-    x, dy = with_unit_stride(x), with_unit_stride(dy)
-    for start in range(0, max(1, len(x)), slab):
-        x_slab, dy_slab = x[start : start + slab], dy[start : start + slab]
-        batch = len(x_slab)
-        packed_x = empty_panels(x_panels, batch, width, dvalues.dtype)
-        packed_dy = empty_panels(dy_panels, batch, width, dvalues.dtype)
-        lines = (index.block_rows, index.block_columns)
-        on_cores(
-            kernel,
-            (x_slab.T, dy_slab.T, packed_x, packed_dy, *lines, dvalues, start > 0),
-            phases=3,
-            work=n_blocks,
-            multiply_adds=dvalues.size * batch,
-        )
+    batch, slab = len(x), _slab(width * (x_panels + dy_panels), dvalues.nbytes)
+    packed_x = empty_panels(x_panels, min(slab, batch), width, dvalues.dtype)
+    packed_dy = empty_panels(dy_panels, min(slab, batch), width, dvalues.dtype)
+    lines = (index.block_rows, index.block_columns)
+    on_cores(
+        kernel,
+        (with_unit_stride(x).T, with_unit_stride(dy).T, packed_x, packed_dy, lines, dvalues),
+        phases=1 + 3 * max(1, -(-batch // slab)),
+        work=n_blocks,
+        multiply_adds=dvalues.size * batch,
+    )
+
+
+def _slab(features, nbytes):
+    """Rows that a weight-gradient packs at a time.
+
+    They are read fastest in the inner cache. But each slab is added to the weights once more, and
+    where these come from memory, that takes longer.
+    """
+    if nbytes > OUTER_CACHE:
+        return max(256, SLAB // max(1, features))
+    return max(64, INNER_SLAB // max(1, features))
 
 
 def _product(x, values, walk, y, strides):
@@ -114,7 +122,7 @@ def _product(x, values, walk, y, strides):
     x = with_unit_stride(x)
     batch, features = x.shape
     size, dtype = values.shape[1], from_dtype(values.dtype)
-    rows, vectors = _tile_shape(size)
+    rows, vectors = tile_shape(size)
     wide, narrow = vectors * lanes(dtype), lanes(dtype)
     slab = max(1, SLAB // (wide * max(1, features))) * wide
     start = 0
@@ -137,13 +145,13 @@ def _product(x, values, walk, y, strides):
         start += count
 
 
-def _tile_shape(size):
+def tile_shape(size):
     """R, and C in vectors: with a row of `b` and a scalar of `a`, what the registers hold."""
     rows, vectors = (8, 2) if vector_registers() == 32 else (4, 3)
     return min(rows, size), vectors
 
 
-def _read_only(dtype, axes, layout="C"):
+def read_only(dtype, axes, layout="C"):
     return types.Array(dtype, axes, layout, readonly=True)
 
 
@@ -151,14 +159,14 @@ def _read_only(dtype, axes, layout="C"):
 def product_kernel(dtype, rows, vectors):
     """The compiled loop of `_product` for tiles of `rows` x (`vectors` vectors)."""
     columns = vectors * lanes(dtype)
-    integers = _read_only(types.int32, 1)
+    integers = read_only(types.int32, 1)
     signature = types.void(
         types.int64,  # core
         types.int64[:, ::1],  # progress
         types.int64,  # share
-        _read_only(dtype, 2, "A"),  # x (batch, features)
+        read_only(dtype, 2, "A"),  # x (batch, features)
         dtype[:, :, ::1],  # packed (panels, features, columns)
-        _read_only(dtype, 3),  # values (n_blocks, B, B)
+        read_only(dtype, 3),  # values (n_blocks, B, B)
         types.UniTuple(types.int64, 2),  # sum_stride, out_stride
         types.UniTuple(integers, 3),  # indptr (lines + 1,), indices, blocks (n_blocks,)
         dtype[:, :],  # y (batch, features of the lines)
@@ -167,105 +175,137 @@ def product_kernel(dtype, rows, vectors):
 
     @compiled(signature)
     def kernel(core, progress, share, x, packed, values, strides, walk, y, by_line):
-        sum_stride, out_stride = strides
-        indptr, indices, blocks = walk
-        batch, features = x.shape
-        panels, lines, size = len(packed), len(indptr) - 1, values.shape[1]
-        tiles_in_line = size // rows
-        n_stride, k_stride = y.strides[0] // y.itemsize, y.strides[1] // y.itemsize
-        corner = np.empty((columns, rows), y.dtype)
         pack(core, progress[0], x, packed)
-        tiles = panels * lines * tiles_in_line
-        first, last = next_share(core, progress[1], share, tiles)
-        while first < last:
-            for number in range(first, last):
-                pair, r = number // tiles_in_line, number % tiles_in_line * rows
-                line, panel = pair % lines, pair // lines
-                if by_line:
-                    line, panel = pair // panels, pair % panels
-                tile = zeros(packed, rows, vectors)
-                for position in range(indptr[line], indptr[line + 1]):
-                    other = indices[position] * size
-                    a = blocks[position] * size * size + r * out_stride
-                    b = (panel * features + other) * columns
-                    following = min(position + 1, len(blocks) - 1)
-                    next_a = blocks[following] * size * size + r * out_stride
-                    next_b = (panel * features + indices[following] * size) * columns
-                    for step in range(min(size, features - other)):
-                        prefetch(values, next_a + step * max(sum_stride, rows), rows)
-                        prefetch(packed, next_b + step * columns, columns)
-                        tile = multiply_add(tile, values, a, out_stride, packed, (b,), 0)
-                        a += sum_stride
-                        b += columns
-                n, k = panel * columns, line * size + r
-                inside = n + columns <= batch and k + rows <= y.shape[1]
-                if inside and k_stride == 1:
-                    store_transposed(tile, y, n * n_stride + k, n_stride)
-                elif inside and n_stride == 1:  # feature-major
-                    store(tile, y, (k * k_stride + n,), 0, k_stride)
-                else:  # the tile reaches over the edge of y
-                    store_transposed(tile, corner, 0, rows)
-                    for v in range(min(columns, batch - n)):
-                        for i in range(min(rows, y.shape[1] - k)):
-                            y[n + v, k + i] = corner[v, i]
-            fetch_add(progress[1], DONE, last - first)
-            first, last = next_share(core, progress[1], share, tiles)
+        operands = packed, values, strides, walk, y, by_line
+        product(core, progress[1], share, operands, rows, vectors, columns)
 
     return kernel
+
+
+@njit(nogil=True)
+def product(core, counts, share, operands, rows, vectors, columns):
+    """This core's share of a product's tiles; gives how many there are in all.
+
+    The last three are literal: a tile has `rows`, each of so many vectors or columns.
+    """
+    rows, vectors, columns = literally(rows), literally(vectors), literally(columns)
+    packed, values, strides, walk, y, by_line = operands
+    sum_stride, out_stride = strides
+    indptr, indices, blocks = walk
+    batch, n_outputs = y.shape
+    panels, features, _ = packed.shape
+    lines, size = len(indptr) - 1, values.shape[1]
+    tiles_in_line = size // rows
+    n_stride, k_stride = y.strides[0] // y.itemsize, y.strides[1] // y.itemsize
+    corner = np.empty((columns, rows), y.dtype)
+    tiles = panels * lines * tiles_in_line
+    first, last = next_share(core, counts, share, tiles)
+    while first < last:
+        for number in range(first, last):
+            pair, r = number // tiles_in_line, number % tiles_in_line * rows
+            line, panel = pair % lines, pair // lines
+            if by_line:
+                line, panel = pair // panels, pair % panels
+            tile = zeros(packed, rows, vectors)
+            for position in range(indptr[line], indptr[line + 1]):
+                other = indices[position] * size
+                a = blocks[position] * size * size + r * out_stride
+                b = (panel * features + other) * columns
+                following = min(position + 1, len(blocks) - 1)
+                next_a = blocks[following] * size * size + r * out_stride
+                next_b = (panel * features + indices[following] * size) * columns
+                for step in range(min(size, features - other)):
+                    prefetch(values, next_a + step * max(sum_stride, rows), rows)
+                    prefetch(packed, next_b + step * columns, columns)
+                    tile = multiply_add(tile, values, a, out_stride, packed, (b,), 0)
+                    a += sum_stride
+                    b += columns
+            n, k = panel * columns, line * size + r
+            inside = n + columns <= batch and k + rows <= n_outputs
+            if inside and k_stride == 1:
+                store_transposed(tile, y, n * n_stride + k, n_stride)
+            elif inside and n_stride == 1:  # feature-major
+                store(tile, y, (k * k_stride + n,), 0, k_stride)
+            else:  # the tile reaches over the edge of y
+                store_transposed(tile, corner, 0, rows)
+                for v in range(min(columns, batch - n)):
+                    for i in range(min(rows, n_outputs - k)):
+                        y[n + v, k + i] = corner[v, i]
+        fetch_add(counts, DONE, last - first)
+        first, last = next_share(core, counts, share, tiles)
+    return tiles
 
 
 @cache
 def weight_grad_kernel(dtype, rows, pieces):
-    """dvalues[b] (+)= x[rows of b] @ dy[columns of b].T, `pieces` blocks of a line in one tile."""
+    """dvalues[b] = x[rows of b] @ dy[columns of b].T, `pieces` blocks of a line in one tile."""
     columns = 2 * lanes(dtype)
-    width = columns // pieces
-    integers = _read_only(types.int32, 1)
     signature = types.void(
         types.int64,  # core
-        types.int64[:, ::1],  # progress
+        types.int64[:, ::1],  # progress: who parted, then three counts for each slab
         types.int64,  # share
-        _read_only(dtype, 2, "A"),  # x (in_features, batch)
-        _read_only(dtype, 2, "A"),  # dy (out_features, batch)
-        dtype[:, :, ::1],  # packed_x (panels, batch, width)
-        dtype[:, :, ::1],  # packed_dy (panels, batch, width)
-        *(integers, integers),  # block_rows, block_columns (n_blocks,)
+        read_only(dtype, 2, "A"),  # x (in_features, batch)
+        read_only(dtype, 2, "A"),  # dy (out_features, batch)
+        dtype[:, :, ::1],  # packed_x (panels, slab, width)
+        dtype[:, :, ::1],  # packed_dy (panels, slab, width)
+        types.UniTuple(read_only(types.int32, 1), 2),  # block_rows, block_columns (n_blocks,)
         dtype[:, :, ::1],  # dvalues (n_blocks, B, B)
-        types.boolean,  # add to dvalues
     )
 
     @compiled(signature)
-    def kernel(
-        core, progress, share, x, dy, packed_x, packed_dy, block_rows, block_columns, dvalues, add
-    ):
-        batch = x.shape[1]
-        n_blocks, size, _ = dvalues.shape
-        b, out = np.empty(pieces, np.int64), np.empty(pieces, np.int64)
-        pack(core, progress[0], x, packed_x)
-        pack(core, progress[1], dy, packed_dy)
-        first, last = next_share(core, progress[2], share, n_blocks)
-        while first < last:
-            block = first
-            while block < last:
-                line, end = block_rows[block], block + 1
-                while end < min(block + pieces, last) and block_rows[end] == line:
-                    end += 1
-                for v in range(0, size, width):
-                    for piece in range(pieces):  # past the end of the line, its last block again
-                        here = min(block + piece, end - 1)
-                        b[piece] = (block_columns[here] * size + v) * batch
-                        out[piece] = here * size * size + v
-                    sources, targets = to_fixed_tuple(b, pieces), to_fixed_tuple(out, pieces)
-                    for r in range(0, size, rows):
-                        a = (line * size + r) // width * width * batch + r % width
-                        if add:
-                            tile = load(dvalues, targets, r * size, size, rows, columns)
-                        else:
-                            tile = zeros(dvalues, rows, 2)
-                        for n in range(0, batch * width, width):
-                            tile = multiply_add(tile, packed_x, a + n, 1, packed_dy, sources, n)
-                        store(tile, dvalues, targets, r * size, size)
-                block = end
-            fetch_add(progress[2], DONE, last - first)
-            first, last = next_share(core, progress[2], share, n_blocks)
+    def kernel(core, progress, share, x, dy, packed_x, packed_dy, lines, dvalues):
+        batch, slab = x.shape[1], packed_x.shape[1]
+        for number in range(len(progress) // 3):
+            counts, start = progress[1 + 3 * number :], number * slab
+            length = min(slab, batch - start)
+            some_x, some_dy = _shorter(packed_x, length), _shorter(packed_dy, length)
+            pack(core, counts[0], x[:, start : start + length], some_x)
+            pack(core, counts[1], dy[:, start : start + length], some_dy)
+            operands = some_x, some_dy, lines, dvalues, number > 0
+            _add_slab(core, counts[2], share, operands, rows, pieces, columns)
+            if not wait_or_part(core, counts[2], len(dvalues), progress[0]):
+                return  # before the panels are packed anew
 
     return kernel
+
+
+@njit(nogil=True)
+def _shorter(packed, length):
+    """The beginning of the panels' memory, as panels of another length."""
+    panels, _, width = packed.shape
+    return packed.reshape(-1)[: panels * length * width].reshape(panels, length, width)
+
+
+@njit(nogil=True)
+def _add_slab(core, counts, share, operands, rows, pieces, columns):
+    """This core's share of the blocks, for one slab of the batch; the last three are literal."""
+    rows, pieces, columns = literally(rows), literally(pieces), literally(columns)
+    packed_x, packed_dy, (block_rows, block_columns), dvalues, add = operands
+    _, batch, width = packed_x.shape
+    n_blocks, size, _ = dvalues.shape
+    b, out = np.empty(pieces, np.int64), np.empty(pieces, np.int64)
+    first, last = next_share(core, counts, share, n_blocks)
+    while first < last:
+        block = first
+        while block < last:
+            line, end = block_rows[block], block + 1
+            while end < min(block + pieces, last) and block_rows[end] == line:
+                end += 1
+            for v in range(0, size, width):
+                for piece in range(pieces):  # past the end of the line, its last block again
+                    here = min(block + piece, end - 1)
+                    b[piece] = (block_columns[here] * size + v) * batch
+                    out[piece] = here * size * size + v
+                sources, targets = to_fixed_tuple(b, pieces), to_fixed_tuple(out, pieces)
+                for r in range(0, size, rows):
+                    a = (line * size + r) // width * width * batch + r % width
+                    if add:
+                        tile = load(dvalues, targets, r * size, size, rows, columns)
+                    else:
+                        tile = zeros(dvalues, rows, 2)
+                    for n in range(0, batch * width, width):
+                        tile = multiply_add(tile, packed_x, a + n, 1, packed_dy, sources, n)
+                    store(tile, dvalues, targets, r * size, size)
+            block = end
+        fetch_add(counts, DONE, last - first)
+        first, last = next_share(core, counts, share, n_blocks)
