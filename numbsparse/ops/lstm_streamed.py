@@ -1,8 +1,9 @@
-"""Runs of LSTM steps by the kernels that stream the recurrent weight, where these serve."""
+"""Runs of many LSTM steps by one kernel, where there is one that serves."""
 
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,31 @@ FEW_STEPS = 2 if SIMULATED else 8
 MOST_INPUTS = 1.0 if SIMULATED else 0.25
 
 
+class OnCores:
+    """A recurrent weight and its kernels for CPU cores, which say what arrays they take."""
+
+    PARTS = 1  # of the gradient of the bias
+
+    def __init__(self, values: np.ndarray, index: Any):
+        self._weight = values, index
+
+    def takes(self, x: np.ndarray, weight: BlockSparse) -> bool:
+        """Inputs are multiplied for all steps at once."""
+        return False
+
+    def forward(self, first: int, last: int, *arrays: Any, inputs: None = None) -> None:
+        """h[first + 1] to h[last]."""
+        if first < last:
+            _cpu_steps().forward(first, last, *arrays, *self._weight)
+
+    def backward(self, first: int, last: int, *arrays: Any) -> None:
+        """dgates[first - 2] to dgates[last - 1]."""
+        if first > last:
+            _cpu_steps().backward(first, last, *arrays, *self._weight)
+
+
 class Streamed:
-    """A recurrent weight and its kernels, which say what arrays they take."""
+    """A recurrent weight and the kernels that stream it, on a GPU."""
 
     PARTS = WARPS  # of the gradient of the bias
 
@@ -65,13 +89,17 @@ class Streamed:
         kernels.backward(*arrays, *self._weight, first, last, _counters(first - last))
 
 
-def streamed(weight_hh: BlockSparse, hs: Any, precision: str) -> Streamed | None:
+def streamed(weight_hh: BlockSparse, hs: Any, precision: str) -> Streamed | OnCores | None:
     """The kernels for this weight and states (time + 1, batch, units), or None where none serve.
 
-    float32 has them for "high" precision, and for so many steps that a copy of the weight pays.
+    On a GPU float32 has them for "high" precision, and for so many steps that a copy of the weight
+    pays.
     """
-    if not isinstance(hs, DeviceArray) or weight_hh.is_transposed:
+    if weight_hh.is_transposed:
         return None
+    if not isinstance(hs, DeviceArray):
+        values, index = weight_hh.values, weight_hh.stored_layout.index
+        return OnCores(values, index) if _cpu_steps().serves(values, *hs.shape[1:]) else None
     if hs.itemsize == 4 and (precision != "high" or hs.shape[0] <= FEW_STEPS):
         return None
     deal = import_module("numbsparse.kernels.lstm.deal")
@@ -102,6 +130,10 @@ def _lying(values: DeviceArray) -> DeviceArray:
     if values.itemsize == 2:
         return values
     return import_module("numbsparse.kernels.lstm.turned_blocks").turned_blocks(values)
+
+
+def _cpu_steps() -> ModuleType:
+    return import_module("numbsparse.kernels.lstm.cpu_steps")
 
 
 def _aligned(array: DeviceArray | None) -> DeviceArray | None:

@@ -16,6 +16,8 @@ computes i, f, g and o once more.
 `on_gpu` and `on_cpu` have the same functions. Arrays are of one step: (batch, 4 * width) of gates,
 (batch, units) of states; c and its gradient are float32 beside 16-bit floats.
 
+On the CPU, `cpu_steps` runs many steps with their products at once.
+
 On Hopper, `forward_steps` and `backward_steps` compute many steps with their products in one kernel
 each: `deal` shares out the work, `carriers` bring the weights, `parts` joins what several blocks of
 threads have of a line, `twos` and `eights` say which sums a thread has.

@@ -1,0 +1,191 @@
+"""All steps of an LSTM in one run of every CPU core: their products, and the gates between.
+
+A step takes less than a millisecond; to wake a core for its product takes a good part of that. So
+the cores stay awake over all steps. They share out a product's tiles, wait for each other, share
+out the rows of the gates, and wait again. Each phase of each step has counts of its own.
+Where one keeps core 0 waiting long, as another program took it away, core 0 goes on alone.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numba import from_dtype, types
+
+from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores, wait_or_part
+from numbsparse.kernels.lstm.cell import GATES
+from numbsparse.kernels.lstm.on_cpu import activate, all_kept, by_gate, differentiate, update
+from numbsparse.kernels.matmul.k0_cpu import OUTER_CACHE, SLAB, product, read_only, tile_shape
+from numbsparse.kernels.panels import empty_panels, pack
+from numbsparse.kernels.simd import fetch_add, lanes
+
+PHASES = 3  # of a step: a factor is packed, then multiplied, and then come the gates
+FLOATS = (np.float32, np.float64)
+
+
+def serves(values: np.ndarray, batch: int, units: int) -> bool:
+    """Whether the cores compute in this dtype, and a step's gates stay in the cache."""
+    return values.dtype in FLOATS and 0 < batch * GATES * units <= SLAB
+
+
+def forward(first, last, gates, bias, kept, hs, cs, values, index):
+    """h[first + 1] to h[last], c, and i, f, g and o in `gates` in the place of their x parts.
+
+    gates (time, batch, 4 * width), hs and cs (time + 1, batch, units).
+    """
+    x = np.empty(gates.shape[1:], gates.dtype)
+    by_gates = (by_gate(a, values.shape[1]) for a in (x, gates, bias))
+    arrays = x, *by_gates, all_kept(kept, hs), hs, cs
+    _run(forward_kernel, (first, last), arrays, values, index.columns, hs.shape[1:])
+
+
+def backward(first, last, gates, kept, cs, dy, dgates, dc, dbias, values, index):
+    """dgates[t - 1] from dgates[t], for t = first - 1, first - 2, ..., last, in place of the gates.
+
+    dc is the gradient of c[t] before and after; dbias (1, 4 * width) is added to.
+    """
+    dh = np.empty(dc.shape, dc.dtype)
+    arrays = dh, dgates, by_gate(dgates, values.shape[1]), all_kept(kept, cs), cs, dy, dc
+    _run(backward_kernel, (first, last), arrays, values, index.rows, dgates.shape[1:])
+    for t in reversed(range(last - 1, first - 1)):
+        dbias += np.add.reduce(dgates[t], axis=0)
+
+
+def _run(kernel, ends, arrays, values, walk, shape):
+    """`shape` (batch, features) is that of the factor that is packed in each step."""
+    (batch, features), dtype = shape, from_dtype(values.dtype)
+    rows, most = tile_shape(values.shape[1])
+    panels = -(-batch // (most * lanes(dtype)))
+    vectors = -(-batch // (panels * lanes(dtype)))  # of all panels alike
+    packed = empty_panels(panels, features, vectors * lanes(dtype), values.dtype)
+    on_cores(
+        kernel(dtype, rows, vectors),
+        (*ends, *arrays, packed, values, tuple(walk), values.nbytes > OUTER_CACHE),
+        phases=1 + PHASES * abs(ends[1] - ends[0]),
+        work=batch,
+        multiply_adds=values.size * batch,
+    )
+
+
+def _signature(*arrays, dtype):
+    return types.void(
+        types.int64,  # core
+        types.int64[:, ::1],  # progress
+        types.int64,  # share
+        *(types.int64, types.int64),  # first, last
+        *arrays,
+        dtype[:, :, ::1],  # packed (panels, features, columns)
+        read_only(dtype, 3),  # values (n_blocks, B, B)
+        types.UniTuple(read_only(types.int32, 1), 3),  # indptr (lines + 1,), indices, blocks
+        types.boolean,  # line by line, or panel by panel
+    )
+
+
+@cache
+def forward_kernel(dtype, rows, vectors):
+    columns = vectors * lanes(dtype)
+    signature = _signature(
+        dtype[:, ::1],  # x (batch, 4 * width), and by gate
+        dtype[:, :, :, ::1],
+        dtype[:, :, :, :, ::1],  # z (time, batch, blocks, 4, B)
+        read_only(dtype, 3),  # bias (blocks, 4, B)
+        read_only(dtype, 3),  # kept (time or 1, batch or 1, units)
+        *(dtype[:, :, ::1], dtype[:, :, ::1]),  # hs, cs (time + 1, batch, units)
+        dtype=dtype,
+    )
+
+    @compiled(signature)
+    def kernel(
+        core,
+        progress,
+        share,
+        first,
+        last,
+        x,
+        r,
+        z,
+        bias,
+        kept,
+        hs,
+        cs,
+        packed,
+        values,
+        walk,
+        by_line,
+    ):
+        strides, batch = (values.shape[1], 1), len(x)
+        operands = packed, values, strides, walk, x, by_line
+        for step in range(last - first):
+            t = first + step
+            counts = progress[1 + PHASES * step :]
+            pack(core, counts[0], hs[t], packed)
+            tiles = product(core, counts[1], share, operands, rows, vectors, columns)
+            if not wait_or_part(core, counts[1], tiles, progress[0]):
+                return
+            n, end = next_share(core, counts[2], share, batch)
+            while n < end:
+                activate(z[t, n:end], r[n:end], bias)
+                some = kept[min(t, len(kept) - 1), min(n, kept.shape[1] - 1) :]
+                update(z[t, n:end], some, cs[t, n:end], cs[t + 1, n:end], hs[t + 1, n:end])
+                fetch_add(counts[2], DONE, end - n)
+                n, end = next_share(core, counts[2], share, batch)
+            if not wait_or_part(core, counts[2], batch, progress[0]):
+                return
+
+    return kernel
+
+
+@cache
+def backward_kernel(dtype, rows, vectors):
+    columns = vectors * lanes(dtype)
+    signature = _signature(
+        dtype[:, ::1],  # dh (batch, units)
+        dtype[:, :, ::1],  # dgates (time, batch, 4 * width), and by gate
+        dtype[:, :, :, :, ::1],
+        read_only(dtype, 3),  # kept (time or 1, batch or 1, units)
+        read_only(dtype, 3),  # cs (time + 1, batch, units)
+        read_only(dtype, 3),  # dy (time, batch, units)
+        dtype[:, ::1],  # dc (batch, units)
+        dtype=dtype,
+    )
+
+    @compiled(signature)
+    def kernel(
+        core,
+        progress,
+        share,
+        first,
+        last,
+        dh,
+        dgates,
+        dz,
+        kept,
+        cs,
+        dy,
+        dc,
+        packed,
+        values,
+        walk,
+        by_line,
+    ):
+        strides, batch = (1, values.shape[1]), len(dh)
+        operands = packed, values, strides, walk, dh, by_line
+        for step in range(first - last):
+            t = first - 2 - step
+            counts = progress[1 + PHASES * step :]
+            pack(core, counts[0], dgates[t + 1], packed)
+            tiles = product(core, counts[1], share, operands, rows, vectors, columns)
+            if not wait_or_part(core, counts[1], tiles, progress[0]):
+                return
+            n, end = next_share(core, counts[2], share, batch)
+            while n < end:
+                some = kept[min(t, len(kept) - 1), min(n, kept.shape[1] - 1) :]
+                states = cs[t, n:end], cs[t + 1, n:end]
+                differentiate(dz[t, n:end], some, *states, dy[t, n:end], dh[n:end], dc[n:end])
+                fetch_add(counts[2], DONE, end - n)
+                n, end = next_share(core, counts[2], share, batch)
+            if not wait_or_part(core, counts[2], batch, progress[0]):
+                return
+
+    return kernel
