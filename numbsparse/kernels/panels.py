@@ -28,6 +28,27 @@ def with_unit_stride(x: np.ndarray) -> np.ndarray:
 
 
 @njit(nogil=True)
+def run_of(block_rows, block, last, most):
+    """The end of the blocks of one line from `block` on: before `last`, and `most` at most."""
+    end = block + 1
+    while end < min(block + most, last) and block_rows[end] == block_rows[block]:
+        end += 1
+    return end
+
+
+@njit(nogil=True)
+def places_of_run(block, end, block_columns, size, length, v, sources, targets):
+    """Where column v of each block of a run begins: its panel of `length` rows, and its weights.
+
+    Past the end of the run it is the last block again.
+    """
+    for piece in range(len(sources)):
+        here = min(block + piece, end - 1)
+        sources[piece] = (block_columns[here] * size + v) * length
+        targets[piece] = here * size * size + v
+
+
+@njit(nogil=True)
 def pack(core, counts, source, packed):
     """packed[panel, q, v] = source[panel * columns + v, q], zero beyond the edge of `source`.
 

@@ -30,7 +30,13 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores, wait_or_part
 from numbsparse.kernels.matmul.reach import reach
-from numbsparse.kernels.panels import empty_panels, pack, with_unit_stride
+from numbsparse.kernels.panels import (
+    empty_panels,
+    pack,
+    places_of_run,
+    run_of,
+    with_unit_stride,
+)
 from numbsparse.kernels.simd import (
     fetch_add,
     lanes,
@@ -288,14 +294,9 @@ def _add_slab(core, counts, share, operands, rows, pieces, columns):
     while first < last:
         block = first
         while block < last:
-            line, end = block_rows[block], block + 1
-            while end < min(block + pieces, last) and block_rows[end] == line:
-                end += 1
+            line, end = block_rows[block], run_of(block_rows, block, last, pieces)
             for v in range(0, size, width):
-                for piece in range(pieces):  # past the end of the line, its last block again
-                    here = min(block + piece, end - 1)
-                    b[piece] = (block_columns[here] * size + v) * batch
-                    out[piece] = here * size * size + v
+                places_of_run(block, end, block_columns, size, batch, v, b, out)
                 sources, targets = to_fixed_tuple(b, pieces), to_fixed_tuple(out, pieces)
                 for r in range(0, size, rows):
                     a = (line * size + r) // width * width * batch + r % width

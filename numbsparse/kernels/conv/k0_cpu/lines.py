@@ -11,6 +11,7 @@ from numba import from_dtype, types
 from numbsparse.kernels.conv.k0_cpu.rows import pack_rows, strips_of
 from numbsparse.kernels.conv.walks import line_walk, planned
 from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores
+from numbsparse.kernels.matmul.k0_cpu import SLAB, read_only, tile_shape
 from numbsparse.kernels.panels import empty_panels
 from numbsparse.kernels.simd import (
     fetch_add,
@@ -18,11 +19,8 @@ from numbsparse.kernels.simd import (
     multiply_add,
     prefetch,
     store_transposed,
-    vector_registers,
     zeros,
 )
-
-SLAB = 1 << 21  # numbers packed at a time, to stay in the outer cache
 
 
 def multiply_lines(product, x, values, index, window, y):
@@ -65,12 +63,6 @@ def multiply_lines(product, x, values, index, window, y):
             )  # fmt: skip
 
 
-def tile_shape(size):
-    """R, and C in vectors: with a row of pixels and a scalar of w, what the registers hold."""
-    rows, vectors = (8, 2) if vector_registers() == 32 else (4, 3)
-    return min(rows, size), vectors
-
-
 def _room(groups, rows, how, features, dtype):
     """Room for packed strips, and a tile's width more: a tile may read past the last one."""
     shape = (groups, rows, how.strips, features, how.lanes)
@@ -90,9 +82,9 @@ def line_kernel(dtype, rows, vectors):
         types.int64,  # core
         types.int64[:, ::1],  # progress
         types.int64,  # share
-        types.Array(dtype, 4, "C", readonly=True),  # x (batch, rows, pixels, features)
+        read_only(dtype, 4),  # x (batch, rows, pixels, features)
         dtype[:, :, :, :, ::1],  # packed (groups, rows, strips, features, lanes)
-        types.Array(dtype, 3, "C", readonly=True),  # values (n_blocks, B, B)
+        read_only(dtype, 3),  # values (n_blocks, B, B)
         pair,  # sum_stride, out_stride: in a block, to the next step and to the next output
         types.UniTuple(fixed, 4),  # indptr (lines + 1,), taps, others, blocks (entries,)
         types.UniTuple(types.int64, 4),  # images, width, count, first image

@@ -8,10 +8,10 @@ import numpy as np
 from numba import from_dtype, types
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
-from numbsparse.kernels.conv.k0_cpu.lines import SLAB, tile_shape
 from numbsparse.kernels.conv.window import Window
 from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores
-from numbsparse.kernels.panels import empty_panels, pack
+from numbsparse.kernels.matmul.k0_cpu import SLAB, read_only, tile_shape
+from numbsparse.kernels.panels import empty_panels, pack, places_of_run, run_of
 from numbsparse.kernels.simd import fetch_add, lanes, load, multiply_add, store, zeros
 
 
@@ -71,8 +71,7 @@ def weight_grad_kernel(dtype, rows, pieces):
     """`pieces` blocks of a line of blocks, of one tap, in one tile."""
     columns = 2 * lanes(dtype)
     width = columns // pieces
-    integers = types.Array(types.int32, 1, "C", readonly=True)
-    flat = types.Array(dtype, 2, "A", readonly=True)
+    integers, flat = read_only(types.int32, 1), read_only(dtype, 2, "A")
     signature = types.void(
         types.int64,  # core
         types.int64[:, ::1],  # progress
@@ -102,15 +101,10 @@ def weight_grad_kernel(dtype, rows, pieces):
         while first < last:
             block = first
             while block < last:
-                line, end = block_rows[block], block + 1
-                while end < min(block + pieces, last) and block_rows[end] == line:
-                    end += 1
+                line, end = block_rows[block], run_of(block_rows, block, last, pieces)
                 tap, i_block = line // in_blocks, line % in_blocks
                 for v in range(0, size, width):
-                    for piece in range(pieces):  # past the end of the line, its last block again
-                        here = min(block + piece, end - 1)
-                        b[piece] = (block_columns[here] * size + v) * all_outputs
-                        out[piece] = here * size * size + v
+                    places_of_run(block, end, block_columns, size, all_outputs, v, b, out)
                     sources, targets = to_fixed_tuple(b, pieces), to_fixed_tuple(out, pieces)
                     for r in range(0, size, rows):
                         a = (i_block * size + r) // width * width * all_pixels + r % width
