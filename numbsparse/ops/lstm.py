@@ -80,17 +80,11 @@ def lstm(
     cs = _empty((steps + 1, batch, units), c.dtype, gpu)
     copy_into(hs[0], h)
     copy_into(cs[0], c)
-    streams = None if gain is not None else streamed(weight_hh, hs, precision)
-    inside = streams is not None and streams.takes(x, weight_ih)
-    inputs = (x, weight_ih) if inside else None
-    if inside:
-        gates = _empty((steps, batch, *bias.shape), x.dtype, gpu)
-    else:
-        gates = matmul(x, weight_ih, precision=precision)
+    gates = _empty((steps, batch, *bias.shape), x.dtype, gpu)
     scales = None if gain is None else _empty((steps, batch, GATES), c.dtype, gpu)
     trace = LSTMTrace(gates, hs, cs, scales)
-    how = {"gain": gain, "eps": eps, "kept": kept, "precision": precision, "inputs": inputs}
-    lstm_steps(trace, weight_hh, bias, **how)(0, steps)
+    how = {"gain": gain, "eps": eps, "kept": kept, "precision": precision}
+    lstm_steps(trace, weight_hh, bias, inputs=(x, weight_ih), **how)(0, steps)
     return trace
 
 
@@ -108,12 +102,16 @@ def lstm_steps(
     """A function of two times: from the first one until before the second it makes h[t + 1] and
     c[t + 1] of a trace, and its gates[t] of x parts.
 
-    With `inputs`, x and its weight, gates hold nothing before."""
+    With `inputs`, x and its weight, gates hold nothing before, and the function is to be called for
+    all steps."""
     bias, gain, kept = map(gapless, (bias, gain, kept))
     gates, hs, cs, scales = trace
     steps, units, B = gates.shape[0], hs.shape[2], weight_hh.block_size
     precision = checked_precision(precision)
     streams = None if gain is not None else streamed(weight_hh, hs, precision)
+    if inputs is not None and (streams is None or not streams.takes(*inputs)):
+        matmul(*inputs, out=gates, precision=precision)
+        inputs = None
     if streams is not None:
         arrays = gates, bias, kept, hs, cs
         return lambda first, last: streams.forward(first, last, *arrays, inputs=inputs)

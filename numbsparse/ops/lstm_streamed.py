@@ -11,7 +11,7 @@ import numpy as np
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.kernels.lstm.cell import WARPS
-from numbsparse.kernels.matmul.plans import on_host
+from numbsparse.kernels.matmul.plans import on_host, planned
 from numbsparse.layout import Layout
 from numbsparse.ops.create import zeros
 from numbsparse.ops.elementwise import copy, gapless
@@ -38,12 +38,12 @@ class OnCores:
     def forward(self, first: int, last: int, *arrays: Any, inputs: None = None) -> None:
         """h[first + 1] to h[last]."""
         if first < last:
-            _cpu_steps().forward(first, last, *arrays, *self._weight)
+            _home("cpu_steps").forward(first, last, *arrays, *self._weight)
 
     def backward(self, first: int, last: int, *arrays: Any) -> None:
         """dgates[first - 2] to dgates[last - 1]."""
         if first > last:
-            _cpu_steps().backward(first, last, *arrays, *self._weight)
+            _home("cpu_steps").backward(first, last, *arrays, *self._weight)
 
 
 class Streamed:
@@ -56,7 +56,7 @@ class Streamed:
 
     def takes(self, x: DeviceArray, weight: BlockSparse) -> bool:
         """Whether `forward` multiplies these inputs itself: whole blocks, few beside those of h."""
-        deal = import_module("numbsparse.kernels.lstm.deal")
+        deal = _home("deal")
         values, index = weight.values, index_beside(weight.stored_layout, x)
         return (
             not weight.is_transposed
@@ -70,13 +70,13 @@ class Streamed:
         """h[first + 1] to h[last]; `inputs` to be multiplied here are x and its weight."""
         if first >= last:
             return
-        kernels = import_module("numbsparse.kernels.lstm.forward_steps")
+        kernels = _home("forward_steps")
         values, index = self._weight
         arrays = tuple(map(_aligned, arrays))
         if inputs is not None:
             x, weight = inputs
             inputs = _aligned(gapless(x)), _lying(weight.values)
-            index = _stacked(index, index_beside(weight.stored_layout, x))
+            (index,) = planned(index, _stacked, index_beside(weight.stored_layout, x))
         counters = _counters(last - first)
         kernels.forward(*arrays, _lying(values), index, first, last, counters, inputs)
 
@@ -84,7 +84,7 @@ class Streamed:
         """dgates[first - 2] to dgates[last - 1]."""
         if first <= last:
             return
-        kernels = import_module("numbsparse.kernels.lstm.backward_steps")
+        kernels = _home("backward_steps")
         arrays = tuple(map(_aligned, arrays))
         kernels.backward(*arrays, *self._weight, first, last, _counters(first - last))
 
@@ -99,41 +99,35 @@ def streamed(weight_hh: BlockSparse, hs: Any, precision: str) -> Streamed | OnCo
         return None
     if not isinstance(hs, DeviceArray):
         values, index = weight_hh.values, weight_hh.stored_layout.index
-        return OnCores(values, index) if _cpu_steps().serves(values, *hs.shape[1:]) else None
+        return OnCores(values, index) if _home("cpu_steps").serves(values, *hs.shape[1:]) else None
     if hs.itemsize == 4 and (precision != "high" or hs.shape[0] <= FEW_STEPS):
         return None
-    deal = import_module("numbsparse.kernels.lstm.deal")
+    deal = _home("deal")
     values, index = weight_hh.values, index_beside(weight_hh.stored_layout, hs)
     return Streamed(values, index) if deal.serves(values, index, *hs.shape[1:]) else None
 
 
-def _stacked(index: Any, more: Any) -> Any:
-    """The index of a weight above another one; kept with the first."""
-    plans = vars(index).setdefault("plans", {})
-    key = _stacked, id(more)
-    if key not in plans:
-        plans[key] = _stack(on_host(index), on_host(more)), more
-    return plans[key][0]
+def _stacked(a: Any, b: Any) -> tuple[Any]:
+    """The index of a weight above another one."""
 
-
-def _stack(a: Any, b: Any) -> Any:
     def rows(index: Any) -> np.ndarray:
         pattern = np.zeros((index.rows.indptr.size - 1, index.columns.indptr.size - 1), bool)
         pattern[index.block_rows, index.block_columns] = True
         return pattern
 
-    return Layout(np.concatenate([rows(a), rows(b)])).index
+    return (Layout(np.concatenate([rows(a), rows(on_host(b))])).index,)
 
 
 def _lying(values: DeviceArray) -> DeviceArray:
     """Blocks as the tensor cores take them: of tf32 those that are turned over."""
     if values.itemsize == 2:
         return values
-    return import_module("numbsparse.kernels.lstm.turned_blocks").turned_blocks(values)
+    return _home("turned_blocks").turned_blocks(values)
 
 
-def _cpu_steps() -> ModuleType:
-    return import_module("numbsparse.kernels.lstm.cpu_steps")
+def _home(name: str) -> ModuleType:
+    """A file of kernels; loaded when first needed."""
+    return import_module(f"numbsparse.kernels.lstm.{name}")
 
 
 def _aligned(array: DeviceArray | None) -> DeviceArray | None:

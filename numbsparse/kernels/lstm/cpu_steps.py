@@ -61,24 +61,23 @@ def _run(kernel, ends, arrays, values, walk, shape):
     packed = empty_panels(panels, features, vectors * lanes(dtype), values.dtype)
     on_cores(
         kernel(dtype, rows, vectors),
-        (*ends, *arrays, packed, values, tuple(walk), values.nbytes > OUTER_CACHE),
+        (ends, arrays, (packed, values, tuple(walk), values.nbytes > OUTER_CACHE)),
         phases=1 + PHASES * abs(ends[1] - ends[0]),
         work=batch,
         multiply_adds=values.size * batch,
     )
 
 
-def _signature(*arrays, dtype):
+def _signature(dtype, *arrays):
+    walk = types.UniTuple(read_only(types.int32, 1), 3)  # indptr (lines + 1,), indices, blocks
     return types.void(
         types.int64,  # core
         types.int64[:, ::1],  # progress
         types.int64,  # share
-        *(types.int64, types.int64),  # first, last
-        *arrays,
-        dtype[:, :, ::1],  # packed (panels, features, columns)
-        read_only(dtype, 3),  # values (n_blocks, B, B)
-        types.UniTuple(read_only(types.int32, 1), 3),  # indptr (lines + 1,), indices, blocks
-        types.boolean,  # line by line, or panel by panel
+        types.UniTuple(types.int64, 2),  # first, last
+        types.BaseTuple.from_types(arrays),
+        # packed (panels, features, columns), values (n_blocks, B, B), the walk, line by line or not
+        types.Tuple((dtype[:, :, ::1], read_only(dtype, 3), walk, types.boolean)),
     )
 
 
@@ -86,34 +85,19 @@ def _signature(*arrays, dtype):
 def forward_kernel(dtype, rows, vectors):
     columns = vectors * lanes(dtype)
     signature = _signature(
+        dtype,
         dtype[:, ::1],  # x (batch, 4 * width), and by gate
         dtype[:, :, :, ::1],
         dtype[:, :, :, :, ::1],  # z (time, batch, blocks, 4, B)
         read_only(dtype, 3),  # bias (blocks, 4, B)
         read_only(dtype, 3),  # kept (time or 1, batch or 1, units)
         *(dtype[:, :, ::1], dtype[:, :, ::1]),  # hs, cs (time + 1, batch, units)
-        dtype=dtype,
     )
 
     @compiled(signature)
-    def kernel(
-        core,
-        progress,
-        share,
-        first,
-        last,
-        x,
-        r,
-        z,
-        bias,
-        kept,
-        hs,
-        cs,
-        packed,
-        values,
-        walk,
-        by_line,
-    ):
+    def kernel(core, progress, share, ends, arrays, factors):
+        (first, last), (packed, values, walk, by_line) = ends, factors
+        x, r, z, bias, kept, hs, cs = arrays
         strides, batch = (values.shape[1], 1), len(x)
         operands = packed, values, strides, walk, x, by_line
         for step in range(last - first):
@@ -140,6 +124,7 @@ def forward_kernel(dtype, rows, vectors):
 def backward_kernel(dtype, rows, vectors):
     columns = vectors * lanes(dtype)
     signature = _signature(
+        dtype,
         dtype[:, ::1],  # dh (batch, units)
         dtype[:, :, ::1],  # dgates (time, batch, 4 * width), and by gate
         dtype[:, :, :, :, ::1],
@@ -147,28 +132,12 @@ def backward_kernel(dtype, rows, vectors):
         read_only(dtype, 3),  # cs (time + 1, batch, units)
         read_only(dtype, 3),  # dy (time, batch, units)
         dtype[:, ::1],  # dc (batch, units)
-        dtype=dtype,
     )
 
     @compiled(signature)
-    def kernel(
-        core,
-        progress,
-        share,
-        first,
-        last,
-        dh,
-        dgates,
-        dz,
-        kept,
-        cs,
-        dy,
-        dc,
-        packed,
-        values,
-        walk,
-        by_line,
-    ):
+    def kernel(core, progress, share, ends, arrays, factors):
+        (first, last), (packed, values, walk, by_line) = ends, factors
+        dh, dgates, dz, kept, cs, dy, dc = arrays
         strides, batch = (1, values.shape[1]), len(dh)
         operands = packed, values, strides, walk, dh, by_line
         for step in range(first - last):

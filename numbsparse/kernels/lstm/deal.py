@@ -83,18 +83,15 @@ def deal(
     start, parts = indptr[line] + first, max(int((many > 1).sum()), 1)
     at = np.concatenate([np.arange(start[k], start[k] + count[k]) for k in order])
     of_piece = np.repeat(np.arange(order.size), count[order])
-    late = np.isin(others[at] // GATES if turned else others[at], line[~early]).astype(int)
-    if not turned:
-        late[others[at] >= lengths.size] = -1
+    of_line = others[at] // GATES if turned else others[at]
+    late = np.where(of_line < lengths.size, np.isin(of_line, line[~early]), -1)
     by_time = np.lexsort((late, of_piece))
-    at, late = at[by_time], late[by_time]
+    at, inputs, late = at[by_time], late[by_time] < 0, late[by_time]
     late[np.diff(of_piece, append=-1) != 0] = 1
     block, met = blocks[at], others[at]
-    if not turned:
-        inputs = met >= lengths.size
-        n_blocks = np.count_nonzero(index.block_rows < lengths.size)
-        block = np.where(inputs, n_blocks - 1 - block, block)
-        met = np.where(inputs, lengths.size - 1 - met, met)
+    n_blocks = np.count_nonzero(index.block_rows < lengths.size)
+    block = np.where(inputs, n_blocks - 1 - block, block)
+    met = np.where(inputs, lengths.size - 1 - met, met)
     reads = np.stack([block, met, late], 1)
     return (
         np.cumsum([0, *map(len, taken)]).astype(np.int32),
