@@ -215,15 +215,17 @@ def shuffle_kernel(x, source, out):
     out[0, t] = ptx.shfl_xor(x[t], 5)
     out[1, t] = ptx.shfl_idx(x[t], source[t])
     out[2, t] = ptx.as_uint32(ptx.shfl_xor(ptx.as_float32(x[t]), uint32(16)))
+    out[3, t] = ptx.redux_or(x[t] & uint32(1 << t))
 
 
 def test_shuffles_take_other_lanes_registers(rng):
     x = random_bits(rng, 32) & np.uint32(0x7F7FFFFF)  # no NaN among the floats
     source = rng.integers(0, 32, 32)
-    got = run(shuffle_kernel, x, source, out=np.empty((3, 32), np.uint32))
+    got = run(shuffle_kernel, x, source, out=np.empty((4, 32), np.uint32))
     np.testing.assert_array_equal(got[0], [x[lane ^ 5] for lane in LANES])
     np.testing.assert_array_equal(got[1], [x[source[lane]] for lane in LANES])
     np.testing.assert_array_equal(got[2], [x[lane ^ 16] for lane in LANES])
+    np.testing.assert_array_equal(got[3], sum(int(x[lane]) & 1 << lane for lane in LANES))
 
 
 @cuda.jit

@@ -76,7 +76,7 @@ EMITTED = {
     ),
     "shuffle_kernel": (
         (u32[::1], i64[::1], u32[:, ::1]),
-        ["shfl.sync.bfly.b32 ", "shfl.sync.idx.b32 "],
+        ["shfl.sync.bfly.b32 ", "shfl.sync.idx.b32 ", "redux.sync.or.b32 "],
     ),
 }
 

@@ -103,6 +103,9 @@ as_float32 = _here.as_float32
 shfl_xor = _here.shfl_xor  # (value, mask): the value of lane ^ mask
 shfl_idx = _here.shfl_idx  # (value, source): the value of lane `source`
 
+# The bits of all lanes of a warp together, in one register for all; 8.0.
+redux_or = _here.redux_or  # uint32 -> uint32
+
 # All lanes of a warp are here, and see what the others wrote; 7.0.
 sync_warp = _here.sync_warp  # ()
 

@@ -191,5 +191,10 @@ def shfl_idx(typing, value, source):
 
 
 @intrinsic
+def redux_or(typing, value):
+    return on_registers("redux.sync.or.b32 $0, $1, 0xffffffff;", [u32], [u32], [value])
+
+
+@intrinsic
 def sync_warp(typing):
     return types.void(), order("bar.warp.sync 0xffffffff;")

@@ -168,6 +168,11 @@ def shfl_idx(value: np.ndarray, source: np.ndarray) -> np.ndarray:
     return value[source % 32]
 
 
+def redux_or(value: np.ndarray) -> np.ndarray:
+    """The bits that any lane has, for each lane; (32,) to (32,)."""
+    return np.broadcast_to(np.bitwise_or.reduce(value), value.shape)
+
+
 def elect(unused: np.ndarray) -> np.ndarray:
     """1 for one lane of the warp, 0 for the others; which one is not said."""
     return np.where(LANE == 0, np.uint32(1), np.uint32(0))

@@ -163,6 +163,10 @@ def shfl_idx(value, source):
     return together(meaning.shfl_idx, _any_register(value), source)
 
 
+def redux_or(value):
+    return together(meaning.redux_or, *_registers(np.uint32, value))
+
+
 def sync_warp():
     note_meeting()
     together(meaning.sync_warp, 0)

@@ -20,6 +20,7 @@ from numbsparse.kernels.ptx import (
     fence_tensor_map,
     mbarrier_arrive_at,
     mbarrier_wait,
+    redux_or,
     shfl_idx,
     to_local,
     wgmma,
@@ -32,7 +33,7 @@ def consumer(tile: Tile, kind: str, turned: bool, x_turned: bool, y_lies: str) -
     STAGES, STAGE_BYTES, ROWS, SUMS = tile.STAGES, tile.STAGE_BYTES, tile.ROWS, tile.SUMS
     W_START, W_BYTES, OWN_ROWS = tile.W_START, tile.W_BYTES, 64 * tile.M_TILES
     SHARE, SHARES, BITS = tile.SHARE, tile.SHARES, (1 << tile.INPUTS * tile.SHARE) - 1
-    CLUSTER = tile.CLUSTER
+    CLUSTER, MASKS = tile.CLUSTER, tile.STAGES * tile.SHARES
     LINE_BYTES = 2 * tile.DEPTH  # of x in a stage, on average where it is turned
     multiply, no_sums = products(tile, kind, turned, x_turned), zeros(SUMS)
     store, by_boxes = storer(tile, kind, y_lies), y_lies != ANY
@@ -49,6 +50,8 @@ def consumer(tile: Tile, kind: str, turned: bool, x_turned: bool, y_lies: str) -
         own = uint32(base + rows * LINE_BYTES)
         w_place = uint32(base + W_START)
         room = uint32(base + RING_BYTES + t // 32 * ROOM)
+        # The lane that gives stages back here is the one that reads their masks; others read zeros.
+        told = uint32(share * STAGES if lane == rank else MASKS)
         stage, phase = uint32(0), uint32(0)
         if by_boxes:
             fence_tensor_map(y[0])
@@ -60,15 +63,15 @@ def consumer(tile: Tile, kind: str, turned: bool, x_turned: bool, y_lies: str) -
             mask = uint32(0)
             while mask >> 31 == 0:
                 mbarrier_wait(bars, stage, phase)
-                mask = shfl_idx(info[stage * SHARES + share], 0)
+                mask = redux_or(info[told])
                 start = uint32(stage * STAGE_BYTES)
                 w_start = w_place + start + (mask >> BEFORE & MOST) * W_BYTES
                 acc = multiply(acc, shared, own + start, shared, w_start, uint32(mask & BITS))
                 if lane < CLUSTER:
                     mbarrier_arrive_at(bars, STAGES + stage, lane)
-                stage = uint32(stage + 1)
+                stage, told = uint32(stage + 1), uint32(told + 1)
                 if stage == STAGES:
-                    stage, phase = uint32(0), uint32(phase ^ 1)
+                    stage, told, phase = uint32(0), uint32(told - STAGES), uint32(phase ^ 1)
             to_local(acc, sums)
             store(sums, columns, row + t // 32 % 4 * 16, shared, room, y)
         if by_boxes:

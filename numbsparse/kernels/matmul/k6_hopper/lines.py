@@ -104,6 +104,7 @@ def line_kernel(
 ) -> Any:
     STAGES, BARRIERS, WARPS, CLUSTER = tile.STAGES, 2 * tile.STAGES, tile.WARPS, tile.CLUSTER
     MASKS = STAGES * tile.SHARES
+    WORDS = MASKS + STAGES
     produce = producer(tile, turned, x_turned, ragged)
     consume = consumer(tile, kind, turned, x_turned, y_lies)
 
@@ -125,13 +126,14 @@ def line_kernel(
     ):
         shared = cuda.shared.array(0, uint8)
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
-        info = cuda.shared.array(MASKS, uint32)  # of a stage, for each share
+        info = cuda.shared.array(WORDS, uint32)  # masks, for each share those of all stages; zeros
         base = first_multiple(shared, ALIGNED)
         t = uint32(cuda.threadIdx.x)
         if t == 0:
             for i in range(STAGES):
                 mbarrier_init(bars, i, 1)
                 mbarrier_init(bars, STAGES + i, WARPS * CLUSTER)
+                info[MASKS + i] = uint32(0)
             fence_mbarrier_init()
         cuda.syncthreads()
         if CLUSTER > 1:

@@ -67,7 +67,7 @@ def producer(tile: Tile, turned: bool, x_turned: bool, ragged: bool) -> Any:
                     mbarrier_wait(bars, STAGES + stage, phase ^ 1)
                     if elect() != 0:
                         for s in range(SHARES):
-                            info[stage * SHARES + s] = step[s]
+                            info[s * STAGES + stage] = step[s]
                         issue(maps, step, row, shared, base, bars, stage)
                     k = uint32(k + FETCHERS)
                 for e in range(RECORD):
