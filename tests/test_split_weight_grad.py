@@ -8,7 +8,8 @@ import pytest
 
 from numbsparse import device, patterns
 from numbsparse.kernels.matmul import rung
-from numbsparse.kernels.matmul.k6_hopper.split_items import TILE, Work, items, work_of
+from numbsparse.kernels.matmul.k6_hopper import split_items
+from numbsparse.kernels.matmul.k6_hopper.split_items import TILE, Work, items, way_of, work_of
 from numbsparse.layout import Layout
 from numbsparse.ops import index_beside
 
@@ -24,13 +25,14 @@ PATTERNS = {
 }
 
 
+@pytest.mark.parametrize("swapped", [False, True], ids=["", "swapped"])
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize(("B", "N"), [(32, 32), (32, 64), (64, 64), (128, 64)])
 @pytest.mark.parametrize("name", PATTERNS)
-def test_every_part_of_a_block_is_in_one_product(name, B, N, groups):
+def test_every_part_of_a_block_is_in_one_product(name, B, N, groups, swapped):
     index = Layout(PATTERNS[name]).index
     work = Work(N, groups, 4, 2, 2, 4, (128, 128))
-    tiles, images, columns, extents, targets = items(index, B, work)
+    tiles, images, columns, extents, targets = items(index, B, work, swapped)
     found = []
     for item, group, slot, part in np.argwhere(targets >= 0):
         row = tiles[item, group, slot]
@@ -39,7 +41,8 @@ def test_every_part_of_a_block_is_in_one_product(name, B, N, groups):
     expected = []
     for block, (row, column) in enumerate(zip(index.block_rows, index.block_columns, strict=True)):
         for r, c in product(range(0, B, TILE), repeat=2):
-            expected += [(block * B * B + r * B + c, row * B + r, column * B + c)]
+            place = row * B + r, column * B + c
+            expected += [(block * B * B + r * B + c, *(place[::-1] if swapped else place))]
     assert sorted(found) == sorted(expected)
     # Each image of an item is the next strip that has a product; the others are none.
     assert (columns[:, 0] >= 0).all()
@@ -50,23 +53,30 @@ def test_every_part_of_a_block_is_in_one_product(name, B, N, groups):
 
 
 def test_columns_that_keep_the_same_rows_are_taken_in_pairs():
-    (work,) = work_of(Layout(PATTERNS["pairs"]).index, 32)
-    assert work.N == 64
-    (work,) = work_of(Layout(PATTERNS["random"]).index, 32)
-    assert work.N == 32
+    assert work_of(Layout(PATTERNS["pairs"]).index, 32).N == 64
+    assert work_of(Layout(PATTERNS["random"]).index, 32).N == 32
+
+
+@pytest.mark.parametrize("shape", [(2, 96), (96, 2), (40, 40)])
+def test_a_weight_of_few_rows_changes_places(shape, monkeypatch):
+    monkeypatch.setattr(split_items, "SIMULATED", False)
+    swapped, _ = way_of(Layout(np.ones(shape, bool)).index, 32)
+    assert swapped == (shape[0] == 2)
 
 
 @pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
+@pytest.mark.parametrize("swapped", [False, True], ids=["", "swapped"])
 @pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize("feature_major", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("name", ["pairs", "one column of an odd number"])
-def test_products(rng, monkeypatch, name, feature_major, pieces):
+def test_products(rng, monkeypatch, name, feature_major, pieces, swapped):
     if not device.is_available():
         pytest.skip(device.why_unavailable())
     reason = hopper.unsupported("weight_grad", 32, np.dtype("float32"), "cuda")
     if reason is not None:
         pytest.skip(reason)
     monkeypatch.setattr(kernel, "cut", lambda count, *_: (0 if pieces > 1 else count, pieces))
+    monkeypatch.setattr(split_items, "FEWER", np.inf if swapped else 0)
     layout = Layout(PATTERNS[name])
     batch, (rows, columns) = 70, (32 * n - 5 for n in layout.shape)
     x, dy = (rng.standard_normal((batch, n), np.float32) for n in (rows, columns))

@@ -20,6 +20,7 @@ TILE_BYTES = 4 * NT * TILE
 HALVES = 2  # products of a warpgroup
 PAIRED = 1.6  # the time of a product of 64 columns, where one of 32 takes 1
 ALIGNED = 1024  # bytes: where tiles begin in shared memory
+FEWER = 0.8  # items: so many fewer are worth to store blocks value by value
 POOL = 224 * 1024  # bytes of shared memory for images and tiles
 
 
@@ -73,20 +74,29 @@ class Work(NamedTuple):
         )
 
 
-def work_of(index: Index, B: int) -> tuple[Work]:
+def way_of(index: Index, B: int) -> tuple[bool, Work]:
+    """Whether x and dy change places: a weight with few rows of blocks has fewer items so."""
+    ways = [(swapped, work_of(index, B, swapped)) for swapped in (False, True)]
+    counts = [len(items(index, B, work, swapped)[0]) for swapped, work in ways]
+    return ways[counts[1] <= FEWER * counts[0]]
+
+
+def work_of(index: Index, B: int, swapped: bool = False) -> Work:
     """Products of 64 columns where B is as large, or neighbouring columns keep the same rows."""
     N = 64
     if B == 32:
-        wide, narrow = (_lines(index, B, n)[0].size for n in (64, 32))
+        wide, narrow = (_lines(index, B, n, swapped)[0].size for n in (64, 32))
         N = 64 if PAIRED * wide <= narrow else 32
     if SIMULATED:
-        return (Work(N, 1, 1, 2, 2, 2, (128, 128)),)
+        return Work(N, 1, 1, 2, 2, 2, (128, 128))
     if N == 64:
-        return (Work(64, 2, 4, 3, 2, 5, (216, 72)),)
-    return (Work(32, 3, 4, 4, 2, 5, (144, 80)),)
+        return Work(64, 2, 4, 3, 2, 5, (216, 72))
+    return Work(32, 3, 4, 4, 2, 5, (144, 80))
 
 
-def _lines(index: Index, B: int, N: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _lines(
+    index: Index, B: int, N: int, swapped: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(strip, tile, targets) of each tile of x that a strip keeps any of, strip by strip.
 
     targets (., N / 32): where the parts of 32 x 32 begin in dvalues, counted in 32; -1 for none.
@@ -97,6 +107,8 @@ def _lines(index: Index, B: int, N: int) -> tuple[np.ndarray, np.ndarray, np.nda
     columns = (index.block_columns[:, None] * np.int64(parts) + column).reshape(-1)
     block = np.arange(index.block_rows.size)[:, None]
     target = (block * (B * B // TILE) + row * B + column).reshape(-1)
+    if swapped:
+        rows, columns = columns, rows
     strip, part = np.divmod(columns, across)
     width = int(rows.max(initial=0)) + 1
     lines, of = np.unique(strip * width + rows, return_inverse=True)
@@ -105,7 +117,7 @@ def _lines(index: Index, B: int, N: int) -> tuple[np.ndarray, np.ndarray, np.nda
     return lines // width, lines % width, targets
 
 
-def items(index: Index, B: int, work: Work) -> tuple[Any, ...]:
+def items(index: Index, B: int, work: Work, swapped: bool = False) -> tuple[Any, ...]:
     """(tiles, images, columns, extents, targets), int32, a row for each item.
 
     tiles (GROUPS, 4) : the first feature of each tile of x, two for each product; or -1
@@ -114,7 +126,7 @@ def items(index: Index, B: int, work: Work) -> tuple[Any, ...]:
     extents : strips, tiles of x and of dy, stages
     targets (GROUPS, 4, N / 32) : see `_lines`
     """
-    strip, tile, target = _lines(index, B, work.N)
+    strip, tile, target = _lines(index, B, work.N, swapped)
     kept = np.bincount(strip)
     products = -(-kept // 2)
     number = np.arange(strip.size) - (np.cumsum(kept) - kept)[strip]

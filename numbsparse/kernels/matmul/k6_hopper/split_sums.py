@@ -13,12 +13,16 @@ from numbsparse.kernels.ptx import store_4xf32
 
 
 @cache
-def finisher(B: int, work: Work, exact: bool, wide: bool, x_turned: bool, dy_turned: bool) -> Any:
+def finisher(
+    B: int, work: Work, exact: bool, wide: bool, swapped: bool, x_turned: bool, dy_turned: bool
+) -> Any:
     """finish(sums, m, t, dense, plan, item, dvalues): product m of a lane, sums (N / 8, 4).
 
     A split makes NaN of infinities: where a sum is NaN, the lane that has it adds plain products.
     """
     ACROSS, STRIPS, row_of = work.N // TILE, work.N // 8, rows_of(x_turned)
+    DOWN, ALONG = (1, B) if swapped else (B, 1)  # from a row to the next, and from a column
+    FOURS = wide and not swapped
 
     @cuda.jit(device=True)
     def place_of(m, t, plan, item, c):
@@ -28,7 +32,7 @@ def finisher(B: int, work: Work, exact: bool, wide: bool, x_turned: bool, dy_tur
         tile, row, step = row_of(images, item, group, warp, m)
         row = int64(row + step * g)
         target = int64(targets[item, group, tile, c])
-        at = target * TILE + row * B + 8 * q if target >= 0 else int64(-1)
+        at = target * TILE + row * DOWN + 8 * q * ALONG if target >= 0 else int64(-1)
         return at, tiles[item, group, tile] + row
 
     @cuda.jit(device=True)
@@ -48,16 +52,16 @@ def finisher(B: int, work: Work, exact: bool, wide: bool, x_turned: bool, dy_tur
             start, _ = place_of(m, t, plan, item, c)
             for u in range(2):
                 for i in range(2):
-                    at, k = start + u * B + 4 * i, 2 * u + i
+                    at, k = start + u * DOWN + 4 * i * ALONG, 2 * u + i
                     if start >= 0:
-                        if wide:
+                        if FOURS:
                             store_4xf32(
                                 dvalues, at, sums[4 * c, k], sums[4 * c + 1, k],
                                 sums[4 * c + 2, k], sums[4 * c + 3, k],
                             )  # fmt: skip
                         else:
                             for e in range(4):
-                                dvalues[at + e] = sums[4 * c + e, k]
+                                dvalues[at + e * ALONG] = sums[4 * c + e, k]
         for i in range(STRIPS):
             for k in range(4):
                 if exact and sums[i, k] != sums[i, k]:
@@ -68,7 +72,7 @@ def finisher(B: int, work: Work, exact: bool, wide: bool, x_turned: bool, dy_tur
             for number in range(ACROSS * 16):
                 c, u, across = number // 16, number // 8 % 2, number % 8
                 start, feature = place_of(m, t, plan, item, c)
-                at = start + u * B + across
+                at = start + u * DOWN + across * ALONG
                 if start >= 0 and dvalues[at] != dvalues[at]:
                     column = first + c * TILE + 8 * (t % 4) + across
                     dvalues[at] = plain(dense, feature + u, column)
@@ -77,12 +81,14 @@ def finisher(B: int, work: Work, exact: bool, wide: bool, x_turned: bool, dy_tur
 
 
 @cache
-def add_kernel(B: int, work: Work, exact: bool, wide: bool, x_turned: bool, dy_turned: bool) -> Any:
+def add_kernel(
+    B: int, work: Work, exact: bool, wide: bool, swapped: bool, x_turned: bool, dy_turned: bool
+) -> Any:
     """dvalues of the items that were cut: a block of threads adds the pieces of one product of each
     warpgroup, in the order of the batch."""
     COUNT, LANES, STRIPS = work.PER_LANE, 128 * work.GROUPS, work.N // 8
     SUMS = STRIPS, 4
-    finish = finisher(B, work, exact, wide, x_turned, dy_turned)
+    finish = finisher(B, work, exact, wide, swapped, x_turned, dy_turned)
 
     @cuda.jit
     def kernel(

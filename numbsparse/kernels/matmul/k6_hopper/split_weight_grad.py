@@ -34,7 +34,7 @@ from numbsparse.kernels.matmul.k6_hopper.split_items import (
     TILE,
     Work,
     items,
-    work_of,
+    way_of,
 )
 from numbsparse.kernels.matmul.k6_hopper.split_roles import multiplier, supplier
 from numbsparse.kernels.matmul.k6_hopper.split_sums import add_kernel, finisher
@@ -62,8 +62,10 @@ def weight_grad(
     if batch == 0:
         fill(dvalues, 0)
         return
-    (work,) = planned(index, work_of, B)
-    plan = planned(index, items, B, work)
+    swapped, work = planned(index, way_of, B)
+    plan = planned(index, items, B, work, swapped)
+    if swapped:
+        x, dy, in_features, out_features = dy, x, out_features, in_features
     (x, x_in_rows), (dy, dy_in_rows) = lying(x), lying(dy)
     maps = tensor_maps(*((a, (NT, TILE), 4 * TILE) for a in (x, dy)))
     count = plan[0].shape[0]
@@ -71,7 +73,7 @@ def weight_grad(
     rest = count - whole
     parts = empty((rest * pieces * work.SUMS if rest else 1,), dvalues.dtype)
     exact, wide = precision == "highest", dvalues.address % BYTES == 0
-    how = B, work, exact, wide, not x_in_rows, not dy_in_rows
+    how = B, work, exact, wide, swapped, not x_in_rows, not dy_in_rows
     strides = (a.strides[0] // a.itemsize for a in (x, dy))
     sizes = (*strides, in_features, out_features, batch)
     operands = span(x), span(dy), sizes, *plan, span(dvalues), parts, whole, pieces
@@ -83,7 +85,7 @@ def weight_grad(
 
 @cache
 def item_kernel(
-    B: int, work: Work, exact: bool, wide: bool, x_turned: bool, dy_turned: bool
+    B: int, work: Work, exact: bool, wide: bool, swapped: bool, x_turned: bool, dy_turned: bool
 ) -> Any:
     STAGES, ROOMS, WARPS, TURNERS = work.STAGES, work.ROOMS, 4 * work.GROUPS, work.TURNERS
     BARRIERS = 2 * (STAGES + ROOMS)
@@ -92,7 +94,7 @@ def item_kernel(
     MORE, FEWER = work.REGISTERS
     supply = supplier(work, exact, x_turned, dy_turned)
     multiply = multiplier(work, exact, x_turned)
-    finish = finisher(B, work, exact, wide, x_turned, dy_turned)
+    finish = finisher(B, work, exact, wide, swapped, x_turned, dy_turned)
     options = {} if SIMULATED else {"launch_bounds": (work.THREADS, 1)}
 
     @cuda.jit(**options)
