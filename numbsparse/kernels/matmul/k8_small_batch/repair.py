@@ -45,19 +45,19 @@ def mend_line(size: int, turned: bool, count: int, place: Any) -> Any:
 
     @cuda.jit(device=True)
     def mend(x, x_is, values, plan, sections, line, y, y_is):
-        batch, in_features, x_batch, x_feature = x_is
-        _, out_features, y_batch, y_feature = y_is
-        first, last = plan[sections[3] + line], plan[sections[3] + line + 1]
+        own = sections[3] + line
         for n in range(count):
             b, i = place(n)
-            at = b * y_batch + (line * DEPTH + i) * y_feature
-            if b < batch and line * DEPTH + i < out_features and not finite(y[at]):
+            feature = line * DEPTH + i
+            at = b * y_is[2] + feature * y_is[3]
+            if b < x_is[0] and feature < y_is[1] and not finite(y[at]):
                 value = float32(0)
-                for entry in range(first, last):
+                for entry in range(plan[own], plan[own + 1]):
                     c = plan[sections[4] + entry] * int64(DEPTH)
+                    x_at = b * x_is[2] + c * x_is[3]
                     w_at = start_of(plan[sections[5] + entry]) + i * LINE
-                    for k in range(min(DEPTH, in_features - c)):
-                        value += x[b * x_batch + (c + k) * x_feature] * values[w_at + k * TERM]
+                    for k in range(min(DEPTH, x_is[1] - c)):
+                        value += x[x_at + k * x_is[3]] * values[w_at + k * TERM]
                 y[at] = value
 
     return mend

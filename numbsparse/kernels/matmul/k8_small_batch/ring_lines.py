@@ -78,7 +78,8 @@ def ring_kernel(ring: Ring) -> Any:
         for s in range(FIRST):
             if unit + s < last:
                 start = uint32(base + s * STAGE)
-                ask_for(x_map, w_map, x_lines[s], squares[s], shared, start, bars, bar + s)
+                own = uint32(bar + s)
+                ask_for(x_map, w_map, x_lines[s], squares[s], shared, start, bars, own)
         clear_sums(acc)
         while empty < empty_lines:  # while the first tiles are on their way
             put(y, int64(empty_line), y_is, acc)
@@ -94,12 +95,13 @@ def ring_kernel(ring: Ring) -> Any:
                 if PATIENT and more:
                     other = uint32(1 - stage)
                     place = uint32(base + other * STAGE)
-                    ask_for(x_map, w_map, x_line, square, shared, place, bars, bar + other)
+                    ask_for(x_map, w_map, x_line, square, shared, place, bars, uint32(bar + other))
                     square, x_line, _, _ = read(plan, unit + 2)
                 consume(shared, start, acc)
                 sync_warp()
                 if not PATIENT and unit + STAGES < last:
-                    ask_for(x_map, w_map, x_line, square, shared, start, bars, bar + stage)
+                    own = uint32(bar + stage)
+                    ask_for(x_map, w_map, x_line, square, shared, start, bars, own)
                     square, x_line, _, _ = read(plan, unit + STAGES + 1)
             stage = uint32(stage + 1)
             if stage == STAGES:

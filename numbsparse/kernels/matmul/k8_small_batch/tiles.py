@@ -200,12 +200,13 @@ def multiply_tiles(form: Form, x_across: bool, w_across: bool, x_groups: int, pa
 
     @cuda.jit(device=True)
     def multiply(tile, x_start, w_start, acc):
-        # Written out: the compiler leaves a loop, and then no load is ahead of the products.
-        step(tile, x_start, w_start, 0, acc)
-        step(tile, x_start, w_start, 1, acc)
+        # Written out: the compiler leaves a loop, and then no load is ahead of the products. Their
+        # numbers are of one type; of each literal a step would be compiled anew.
+        step(tile, x_start, w_start, uint32(0), acc)
+        step(tile, x_start, w_start, uint32(1), acc)
         if STEPS == 4:
-            step(tile, x_start, w_start, 2, acc)
-            step(tile, x_start, w_start, 3, acc)
+            step(tile, x_start, w_start, uint32(2), acc)
+            step(tile, x_start, w_start, uint32(3), acc)
 
     return multiply
 
