@@ -215,7 +215,7 @@ def shuffle_kernel(x, source, out):
     out[0, t] = ptx.shfl_xor(x[t], 5)
     out[1, t] = ptx.shfl_idx(x[t], source[t])
     out[2, t] = ptx.as_uint32(ptx.shfl_xor(ptx.as_float32(x[t]), uint32(16)))
-    out[3, t] = ptx.redux_or(x[t] & uint32(1 << t))
+    out[3, t] = ptx.redux_or(uint32(x[t] & 1 << t))
 
 
 def test_shuffles_take_other_lanes_registers(rng):

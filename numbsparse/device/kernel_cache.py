@@ -45,7 +45,7 @@ def compiled(kernel: Any, signature: tuple[Any, ...]) -> Any:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """The compiler makes objects by the million; to search them for garbage is a tenth of its time."""
+    """To search the objects of the compiler for garbage, millions, takes a tenth of its time."""
     collects = gc.isenabled()
     gc.disable()
     try:
