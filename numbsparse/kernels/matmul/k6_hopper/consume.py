@@ -33,7 +33,7 @@ def consumer(tile: Tile, kind: str, turned: bool, x_turned: bool, y_lies: str) -
     STAGES, STAGE_BYTES, ROWS, SUMS = tile.STAGES, tile.STAGE_BYTES, tile.ROWS, tile.SUMS
     W_START, W_BYTES, OWN_ROWS = tile.W_START, tile.W_BYTES, 64 * tile.M_TILES
     SHARE, SHARES, BITS = tile.SHARE, tile.SHARES, (1 << tile.INPUTS * tile.SHARE) - 1
-    CLUSTER, MASKS = tile.CLUSTER, tile.STAGES * tile.SHARES
+    CLUSTER, MASKS = tile.CLUSTER, tile.MASKS
     LINE_BYTES = 2 * tile.DEPTH  # of x in a stage, on average where it is turned
     multiply, no_sums = products(tile, kind, turned, x_turned), zeros(SUMS)
     store, by_boxes = storer(tile, kind, y_lies), y_lies != ANY

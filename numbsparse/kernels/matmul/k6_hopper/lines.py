@@ -103,8 +103,7 @@ def line_kernel(
     tile: Tile, kind: str, turned: bool, x_turned: bool, ragged: bool, y_lies: str
 ) -> Any:
     STAGES, BARRIERS, WARPS, CLUSTER = tile.STAGES, 2 * tile.STAGES, tile.WARPS, tile.CLUSTER
-    MASKS = STAGES * tile.SHARES
-    WORDS = MASKS + STAGES
+    MASKS, WORDS = tile.MASKS, tile.MASKS + STAGES
     produce = producer(tile, turned, x_turned, ragged)
     consume = consumer(tile, kind, turned, x_turned, y_lies)
 

@@ -74,10 +74,15 @@ class Work(NamedTuple):
         )
 
 
-def way_of(index: Index, B: int) -> tuple[bool, Work]:
-    """Whether x and dy change places: a weight with few rows of blocks has fewer items so."""
-    ways = [(swapped, work_of(index, B, swapped)) for swapped in (False, True)]
-    counts = [len(items(index, B, work, swapped)[0]) for swapped, work in ways]
+def way_of(index: Index, B: int) -> tuple[Any, ...]:
+    """(whether x and dy change places, work, its items): few rows of blocks make fewer items so."""
+
+    def way(swapped: bool) -> tuple[Any, ...]:
+        work = work_of(index, B, swapped)
+        return swapped, work, *items(index, B, work, swapped)
+
+    ways = way(False), way(True)
+    counts = [len(tiles) for _, _, tiles, *_ in ways]
     return ways[counts[1] <= FEWER * counts[0]]
 
 

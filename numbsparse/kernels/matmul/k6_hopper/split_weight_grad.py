@@ -33,7 +33,6 @@ from numbsparse.kernels.matmul.k6_hopper.split_items import (
     POOL,
     TILE,
     Work,
-    items,
     way_of,
 )
 from numbsparse.kernels.matmul.k6_hopper.split_roles import multiplier, supplier
@@ -62,8 +61,7 @@ def weight_grad(
     if batch == 0:
         fill(dvalues, 0)
         return
-    swapped, work = planned(index, way_of, B)
-    plan = planned(index, items, B, work, swapped)
+    swapped, work, *plan = planned(index, way_of, B)
     if swapped:
         x, dy, in_features, out_features = dy, x, out_features, in_features
     (x, x_in_rows), (dy, dy_in_rows) = lying(x), lying(dy)

@@ -101,6 +101,11 @@ class Tile(NamedTuple):
         return self.SHARES + 1 + self.INPUTS + self.BLOCKS
 
     @property
+    def MASKS(self) -> int:
+        """Of all stages, for each share."""
+        return self.STAGES * self.SHARES
+
+    @property
     def options(self) -> dict[str, Any]:
         """For cuda.jit: a quarter of a multiprocessor has 16384 registers for its warps."""
         warps = -(-self.THREADS // 128)

@@ -8,7 +8,7 @@ from typing import Any
 from numba import cuda, float32, int64, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.single_slots import Sums
-from numbsparse.kernels.ptx import as_uint32, shfl_xor, store_2xu32, store_4xf32, sync_warp
+from numbsparse.kernels.ptx import as_uint32, redux_or, store_2xu32, store_4xf32, sync_warp
 
 
 @cache
@@ -87,8 +87,7 @@ def any_nan(SLOTS: int, COUNT: int) -> Any:
             for i in range(COUNT):
                 if acc[p, i] != acc[p, i]:
                     found = uint32(1)
-        for k in (1, 2, 4, 8, 16):
-            found = uint32(found | shfl_xor(found, k))
+        found = redux_or(found)
         sync_warp()
         return found
 
