@@ -32,6 +32,8 @@ def layouts(rng):
     yield Layout(rng.random((30, 45)) < 0.6)
     yield Layout(np.eye(20, dtype=bool))
     yield Layout(np.ones((3, 90), dtype=bool))
+    yield Layout(rng.random((21, 29)) < 0.95)
+    yield Layout(np.ones((15, 22), dtype=bool))
     yield Layout(np.zeros((4, 5), dtype=bool))
     one = np.zeros((50, 50), dtype=bool)
     one[7, 31] = True

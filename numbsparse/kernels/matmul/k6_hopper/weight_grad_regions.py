@@ -63,8 +63,8 @@ def _grow(left: np.ndarray, tile: Tile, products: int) -> tuple[np.ndarray, np.n
         free = products - opens[:n][inside[:n]].sum()
         fits = ~inside & (brings > 0) & (opens <= free)
         line = np.where(fits, (1 + LEAVES) * brings - LEAVES * counts, -np.inf).argmax()
-        if not fits[line]:  # begins, perhaps once more, with a row apart
-            apart = np.where(inside[:n], 0, counts[:n] - brings[:n])
+        if not fits[line]:  # begins, perhaps once more, with a row that meets no column inside
+            apart = np.where(inside[:n] | (brings[:n] > 0), 0, counts[:n])
             line = apart.argmax()
             if not apart[line] or not free or room < 2:
                 break
