@@ -20,8 +20,7 @@ from numbsparse.kernels.ptx import (
     load_4xf32,
     mbarrier_arrive,
     mbarrier_wait,
-    shfl_idx,
-    shfl_xor,
+    redux_or,
     sync_warp,
     wgmma_split,
 )
@@ -57,7 +56,7 @@ def consumer(tile: Tile, precision: str, x_turned: bool, y_turned: bool, wide: b
                 mask = uint32(0)
                 if lane == 0:  # who gives the stage back
                     mask = masks[stage]
-                mask = uint32(shfl_idx(mask, 0) & own)
+                mask = uint32(redux_or(mask) & own)
                 start = uint32(stage * STAGE)
                 if mask != 0:  # after a product all lanes have read
                     read(ring, start, warp, hi, lo)
@@ -72,14 +71,10 @@ def consumer(tile: Tile, precision: str, x_turned: bool, y_turned: bool, wide: b
                 column = int64(strips[tiles[i, 0], s * 32 // N])
                 if column >= 0:
                     store(acc[s], y, row, column + s * 32 % N, batch, features)
-            if exact:
-                found = uint32(nan_in(acc))
-                for k in range(5):
-                    found = uint32(found | shfl_xor(found, 1 << k))
-                if found:
-                    sync_warp()
-                    for c in range(COLUMNS):
-                        mend(y, row, strips[tiles[i, 0], c], N, batch, features, dense)
+            if exact and redux_or(uint32(nan_in(acc))) != 0:
+                sync_warp()
+                for c in range(COLUMNS):
+                    mend(y, row, strips[tiles[i, 0], c], N, batch, features, dense)
 
     return consume
 
