@@ -114,7 +114,7 @@ class Tile(NamedTuple):
 
 
 TILES = {
-    32: Tile(32, 8, 3, 8, 1, 4, 5, 2, 2, 2),
+    32: Tile(32, 8, 3, 8, 2, 4, 5, 2, 4, 2),
     64: Tile(64, 2, 1, 2, 1, 4, 4, 2),
     128: Tile(128, 1, 1, 1, 1, 4, 4, 2),
 }
@@ -131,7 +131,8 @@ def tile_of(size: int, batch: int) -> Tile:
         return tile if batch > tile.ROWS else tile._replace(CLUSTER=1)
     if batch > tile.ROWS:
         return tile
-    return tile._replace(WARPGROUPS=-(-batch // 64) * tile.SHARES, CLUSTER=1)
+    tile = tile._replace(M_TILES=min(tile.M_TILES, -(-batch // 64)), CLUSTER=1)
+    return tile._replace(WARPGROUPS=-(-batch // (64 * tile.M_TILES)) * tile.SHARES)
 
 
 def line_tiles(size: int, batch: int) -> list[Tile]:
