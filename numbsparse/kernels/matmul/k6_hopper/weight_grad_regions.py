@@ -45,19 +45,25 @@ def regions(index: Index, tile: Tile, products: int) -> Iterator[list[Share]]:
 
 def _grown(ids: np.ndarray, tile: Tile, products: int) -> Iterator[Region]:
     """Regions, until every kept block is in one."""
-    left = (ids >= 0).astype(np.float32)  # 1 for each block that is in no region
-    while left.any():
-        rows, columns = _grow(left, tile, products)
+    left = (ids >= 0).astype(np.int32)  # 1 for each block that is in no region
+    counts = np.concatenate([left.sum(1), left.sum(0)]).astype(np.float32)  # of rows, of columns
+    while counts.any():
+        rows, columns = _grow(left, counts, tile, products)
         here = np.ix_(rows, columns)
-        yield Region(rows, columns, np.where(left[here] > 0, ids[here], -1))
+        taken = left[here]
+        yield Region(rows, columns, np.where(taken > 0, ids[here], -1))
         left[here] = 0
+        counts[rows] -= taken.sum(1)
+        counts[len(left) + columns] -= taken.sum(0)
 
 
-def _grow(left: np.ndarray, tile: Tile, products: int) -> tuple[np.ndarray, np.ndarray]:
+def _grow(
+    left: np.ndarray, counts: np.ndarray, tile: Tile, products: int
+) -> tuple[np.ndarray, np.ndarray]:
     """(rows, columns) of a region, in order."""
     n = len(left)
-    counts = np.concatenate([left.sum(1), left.sum(0)])  # of lines: rows, and then columns
-    inside, brings = np.zeros(counts.size, bool), np.zeros(counts.size)  # blocks, if taken inside
+    inside = np.zeros(counts.size, bool)
+    brings = np.zeros(counts.size, np.int32)  # blocks, if taken inside
     for room in range(tile.SLOTS, 0, -1):
         opens = _opened(left, inside[:n], brings, tile)
         free = products - opens[:n][inside[:n]].sum()
@@ -82,8 +88,8 @@ def _opened(left: np.ndarray, inside: np.ndarray, brings: np.ndarray, tile: Tile
     if tile.PAIR == 1:
         return brings
     n = len(left)
-    even = inside & (brings[:n] % 2 == 0)  # rows without a product that has one block alone
-    return np.concatenate([-(-brings[:n] // 2), even.astype(np.float32) @ left])
+    even = inside & (brings[:n] & 1 == 0)  # rows without a product that has one block alone
+    return np.concatenate([brings[:n] + 1 >> 1, left[even].sum(0)])
 
 
 def _share(tile: Tile, rows: np.ndarray, columns: np.ndarray, ids: np.ndarray) -> Share:
