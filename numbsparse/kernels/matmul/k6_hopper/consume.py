@@ -1,4 +1,4 @@
-"""The warpgroups that multiply: 64 M_TILES rows of y each, in all columns of the group.
+"""The warpgroups that multiply: 64 M_TILES rows of y each, in their share of a group's columns.
 
 Which columns have a block at an input is known only at run time, and accumulators are registers: so
 every product has its own code, and the mask of the step skips those that are not there.

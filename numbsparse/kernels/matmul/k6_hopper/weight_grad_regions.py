@@ -46,7 +46,8 @@ def regions(index: Index, tile: Tile, products: int) -> Iterator[list[Share]]:
 def _grown(ids: np.ndarray, tile: Tile, products: int) -> Iterator[Region]:
     """Regions, until every kept block is in one."""
     left = (ids >= 0).astype(np.int32)  # 1 for each block that is in no region
-    counts = np.concatenate([left.sum(1), left.sum(0)]).astype(np.float32)  # of rows, of columns
+    # Of rows, then of columns; float32, for its rounding decides between lines that bring the same.
+    counts = np.concatenate([left.sum(1), left.sum(0)]).astype(np.float32)
     while counts.any():
         rows, columns = _grow(left, counts, tile, products)
         here = np.ix_(rows, columns)
