@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from numbsparse.device import runtime
+from numbsparse.device import compiler, runtime
 from numbsparse.device.fingerprint import fingerprint
 from numbsparse.files import cache_folder, write_bytes
 
@@ -32,15 +32,11 @@ def compiled(kernel: Any, signature: tuple[Any, ...]) -> Any:
     file = _file_of(kernel, signature)
     if file is not None and (known := _loaded(file)) is not None:
         return known
-    from numba import cuda
-
-    cuda.current_context()
     with _no_collection():
-        overload = kernel.compile(signature)
-    library = overload._codelibrary
-    if file is not None and not (library._setup_functions or library._teardown_functions):
-        _store(file, overload.entry_name, library.get_cubin().code)
-    return library.get_cufunc().kernel
+        built = compiler.build(kernel, signature)
+    if file is not None and built.code is not None:
+        _store(file, built.name, built.code)
+    return built.kernel
 
 
 @contextmanager

@@ -1,22 +1,19 @@
 """Tensor maps: what the copy engine of compute capability 9.0 must know of a matrix, in 128 bytes.
 
-The driver works them out on the host. They reach the GPU as arguments of a small kernel, and stay
-there for the next call with the same matrix.
+The driver works them out on the host. They are copied to the GPU once, and stay there for the next
+call with the same matrix.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from math import prod
-from typing import Any
 
 import numpy as np
-from numba import cuda
 
 from numbsparse.device import runtime
-from numbsparse.device.array import DeviceArray, empty
+from numbsparse.device.array import DeviceArray, to_device
 from numbsparse.device.capture import outside_capture
-from numbsparse.device.launch import launch
 
 WORDS = 16  # of 64 bits
 REMEMBERED = 4096  # maps
@@ -64,22 +61,14 @@ def _remembered(keys: tuple[Key, ...], shape: tuple[int, ...]) -> DeviceArray:
         _maps.move_to_end(keys)
         return found
     with outside_capture():  # written now and once; a graph keeps the memory of what it reads
-        words = _maps[keys] = empty(shape, np.int64)
-        for k, key in enumerate(keys):
-            encoded = _simulated(key) if runtime.SIMULATED else _encoded(key)
-            launch(_write, 1, 1, encoded, words.reshape(-1), k * WORDS)
+        encoded = _simulated if runtime.SIMULATED else _encoded
+        words = _maps[keys] = to_device(np.array([encoded(key) for key in keys]).reshape(shape))
     if len(_maps) > REMEMBERED:
         _maps.popitem(last=False)
     return words
 
 
-@cuda.jit
-def _write(words: Any, out: Any, first: Any) -> None:
-    for i in range(WORDS):
-        out[first + i] = words[i]
-
-
-def _simulated(key: Key) -> tuple[int, ...]:
+def _simulated(key: Key) -> np.ndarray:
     address, shape, strides, itemsize, box, swizzle = key
 
     def padded(*numbers: int) -> tuple[int, ...]:
@@ -87,10 +76,10 @@ def _simulated(key: Key) -> tuple[int, ...]:
 
     fields = (padded(*shape), padded(*strides, itemsize), padded(*box))
     info = np.array([(address, len(shape), itemsize, swizzle, *fields)], SIMULATED_MAP)
-    return tuple(info.view(np.int64).tolist())
+    return info.view(np.int64)
 
 
-def _encoded(key: Key) -> tuple[int, ...]:
+def _encoded(key: Key) -> np.ndarray:
     from cuda.bindings import driver
 
     address, shape, strides, itemsize, box, swizzle = key
@@ -114,6 +103,4 @@ def _encoded(key: Key) -> tuple[int, ...]:
             f"a tensor map of {shape} at {address:#x}, strides {strides}, box {box}, swizzle "
             f"{swizzle} was refused: {error.name}"
         )
-    return tuple(
-        np.array([int(word) for word in encoded.opaque], np.uint64).view(np.int64).tolist()
-    )
+    return np.array([int(word) for word in encoded.opaque], np.uint64).view(np.int64)
