@@ -99,6 +99,20 @@ def test_torch_tensor_that_requires_a_gradient():
     np.testing.assert_allclose(to_numpy(ns.matmul(x, W.to("cuda"))), X @ W.toarray(), atol=1e-5)
 
 
+def test_a_torch_view_with_another_sign_is_refused():
+    torch = pytest.importorskip("torch")
+    x = torch.ones(5, 8, dtype=torch.complex64, device="cuda").conj().imag
+    with pytest.raises(ValueError, match=r"x is a view with another sign: pass x.resolve_neg\(\)"):
+        ns.matmul(x, W.to("cuda"))
+
+
+def test_a_torch_dtype_that_numpy_lacks():
+    torch = pytest.importorskip("torch")
+    x = torch.ones(5, 8, device="cuda").to(torch.float8_e5m2)
+    with pytest.raises(TypeError, match="x"):
+        ns.matmul(x, W.to("cuda"))
+
+
 @needs_bfloat16
 @pytest.mark.parametrize("library", ["torch", "cupy"])
 def test_bfloat16_out_and_gradients(library):

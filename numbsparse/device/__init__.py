@@ -14,7 +14,12 @@ from numbsparse.device.capture import (
     outside_capture,
 )
 from numbsparse.device.fingerprint import library
-from numbsparse.device.interop import as_device_array, in_library_of, is_device_operand
+from numbsparse.device.interop import (
+    as_device_array,
+    empty_in_library_of,
+    in_library_of,
+    is_device_operand,
+)
 from numbsparse.device.runtime import (
     CPU_THREADS,
     SIMULATED,
@@ -39,6 +44,7 @@ __all__ = [
     "copy_of",
     "describe",
     "empty",
+    "empty_in_library_of",
     "forget_captures",
     "generation",
     "in_library_of",

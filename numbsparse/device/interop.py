@@ -7,15 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.device import runtime
-from numbsparse.device.array import DeviceArray
+from numbsparse.device import cupy_arrays, runtime, torch_tensors
+from numbsparse.device.array import DeviceArray, empty
 from numbsparse.dtypes import is_bfloat16
+
+SHORT_WAYS = (torch_tensors, cupy_arrays)
 
 
 def is_device_operand(x: Any) -> bool:
     """Whether `x` lives in GPU memory: ours, or any library's that says so."""
     if isinstance(x, DeviceArray):
         return True
+    if (known := getattr(x, "is_cuda", None)) is not None:  # of torch, which answers it soonest
+        return bool(known)
     if hasattr(x, "__dlpack_device__"):
         cuda, managed = 2, 13  # DLPack's numbers of the kinds of device
         return x.__dlpack_device__()[0] in (cuda, managed)
@@ -28,6 +32,11 @@ def as_device_array(x: Any, argument: str = "x") -> DeviceArray:
         return x
     if not is_device_operand(x):
         raise TypeError(f"{argument} takes an array in GPU memory, got {type(x).__name__}")
+    if hasattr(x, "is_neg") and x.is_neg():  # torch lends the values as they were before the sign
+        raise ValueError(f"{argument} is a view with another sign: pass {argument}.resolve_neg()")
+    for way in SHORT_WAYS:
+        if (array := way.read(x)) is not None:
+            return array
     runtime.require()
     if getattr(x, "requires_grad", False):
         x = x.detach()  # torch lends only tensors that its own tape does not watch
@@ -51,6 +60,15 @@ def as_device_array(x: Any, argument: str = "x") -> DeviceArray:
         ) from error
     strides = None if view.strides is None else tuple(s * dtype.itemsize for s in view.strides)
     return DeviceArray(view.ptr, tuple(view.shape), dtype, strides, owner=x)
+
+
+def empty_in_library_of(x: Any, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Any, DeviceArray]:
+    """A new array for a result, in the library that `x` came from, and a view of it."""
+    for way in SHORT_WAYS:
+        if (made := way.empty_beside(x, shape)) is not None:
+            return made
+    array = empty(shape, dtype)
+    return in_library_of(x, array), array
 
 
 def in_library_of(x: Any, result: DeviceArray) -> Any:

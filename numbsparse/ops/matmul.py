@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, empty, in_library_of, to_device
+from numbsparse.device import DeviceArray, empty, empty_in_library_of, to_device
 from numbsparse.kernels.matmul import function_of
 from numbsparse.layout import Index, Layout, Walk, as_layout
 from numbsparse.ops.choice import choose
@@ -201,10 +201,10 @@ def _multiply(
         if target is not y:
             target[...] = y.numpy()
         return out
-    if target is None:
-        y = _empty(shape, x)
-        _run(x, w, y, turned, kernel, precision)
-        return in_library_of(dense, y) if on_gpu else y
+    if target is None and on_gpu:
+        out, target = empty_in_library_of(dense, shape, x.dtype)
+    elif target is None:
+        out = target = np.empty(shape, x.dtype)
     if isinstance(target, DeviceArray) != on_gpu:
         raise ValueError("out takes the place of x, got one on the CPU and one on a GPU")
     _run(x, w, target, turned, kernel, precision)

@@ -1,0 +1,43 @@
+"""Arrays of CuPy by the short way: read by their attributes, made by CuPy itself.
+
+As in `torch_tensors`, the protocols see to the rest: other GPUs, and work on side streams.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from numbsparse.device import runtime
+from numbsparse.device.array import DeviceArray
+
+
+def read(x: Any) -> DeviceArray | None:
+    """A view of an array in the memory of our GPU; None for what is left to the protocols."""
+    cupy = _cupy_of(x)
+    if cupy is None or x.device.id != runtime.current_device().device_id:
+        return None
+    if cupy.cuda.get_current_stream().ptr:  # 0 is the legacy default stream
+        return None
+    strides = None if x.flags.c_contiguous else x.strides
+    return DeviceArray(x.data.ptr, x.shape, x.dtype, strides, owner=x)
+
+
+def empty_beside(x: Any, shape: tuple[int, ...]) -> tuple[Any, DeviceArray] | None:
+    """A new array of the dtype of x, and a view of it; None where `read` reads none."""
+    cupy = _cupy_of(x)
+    if cupy is None or runtime.is_capturing():
+        return None
+    try:
+        made = cupy.empty(shape, dtype=x.dtype)
+    except MemoryError:  # ours says how much was asked for, and gives up what it keeps
+        return None
+    array = read(made)
+    return None if array is None else (made, array)
+
+
+def _cupy_of(x: Any) -> Any:
+    """The module cupy where x is an array of its own; a subclass may mean other values."""
+    cupy = sys.modules.get("cupy")
+    own = cupy is not None and not runtime.SIMULATED and type(x) is cupy.ndarray
+    return cupy if own else None

@@ -1,0 +1,72 @@
+"""Tensors of torch by the short way: read by their attributes, made by torch itself.
+
+The protocols take three times as long to lend a tensor, and five times as long to hand one back.
+They still see to the rest: other types, dtypes and GPUs, and work on torch's side streams.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from numbsparse.device import runtime
+from numbsparse.device.array import DeviceArray
+from numbsparse.dtypes import as_dtype
+
+
+def read(x: Any) -> DeviceArray | None:
+    """A view of a tensor in the memory of our GPU; None for what is left to the protocols."""
+    torch = _torch_of(x)
+    if torch is None or not x.is_cuda or x.layout is not torch.strided:
+        return None
+    dtype, index = _numpy_dtype(x.dtype), x.get_device()
+    if dtype is None or index != runtime.current_device().device_id or _stream_of(torch)(index):
+        return None
+    strides = None
+    if not x.is_contiguous():
+        strides = tuple(stride * dtype.itemsize for stride in x.stride())
+    return DeviceArray(x.data_ptr(), tuple(x.shape), dtype, strides, owner=x)
+
+
+def empty_beside(x: Any, shape: tuple[int, ...]) -> tuple[Any, DeviceArray] | None:
+    """A new tensor of the dtype of x, and a view of it; None where `read` reads none."""
+    torch = _torch_of(x)
+    if torch is None or not x.is_cuda or runtime.is_capturing():
+        return None
+    try:
+        tensor = torch.empty(shape, dtype=x.dtype, device=x.device)
+    except RuntimeError:  # no memory: ours says how much was asked for, and gives up what it keeps
+        return None
+    array = read(tensor)
+    return None if array is None else (tensor, array)
+
+
+def _torch_of(x: Any) -> Any:
+    """The module torch where x is a tensor of its own; a subclass may mean other values."""
+    torch = sys.modules.get("torch")
+    own = torch is not None and not runtime.SIMULATED and type(x) in _types_of(torch)
+    return torch if own else None
+
+
+@cache
+def _types_of(torch: Any) -> tuple[type, ...]:
+    return torch.Tensor, torch.nn.Parameter
+
+
+@cache
+def _numpy_dtype(dtype: Any) -> np.dtype | None:
+    try:
+        return as_dtype(str(dtype).removeprefix("torch."))
+    except (TypeError, ImportError):  # of torch alone, or bfloat16 where nobody brings it
+        return None
+
+
+@cache
+def _stream_of(torch: Any) -> Callable[[int], int]:
+    """What tells the number of the current stream of a GPU; 0 is the legacy default stream."""
+    quick: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return quick or (lambda index: torch.cuda.current_stream(index).cuda_stream)
