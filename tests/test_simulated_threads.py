@@ -126,7 +126,7 @@ def meeting_kernel():
     cuda.syncthreads()
 
 
-@cuda.jit(debug=True)
+@cuda.jit(debug=True, opt=False)
 def quotient_kernel(out):
     out[0] = out[0] / float32(0)
 
