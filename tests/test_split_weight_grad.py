@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+import numbsparse as ns
 from numbsparse import device, patterns
 from numbsparse.kernels.matmul import rung
 from numbsparse.kernels.matmul.k6_hopper import split_items
@@ -96,3 +97,26 @@ def test_products(rng, monkeypatch, name, feature_major, pieces, swapped):
         expected, bound = (a[32 * row :, 32 * column :][:32, :32] for a in (exact, size))
         right = abs(block - expected) <= 2.0**-22 * np.sqrt(batch) * bound
         assert (right | (np.isinf(expected) & (block == expected))).all()
+
+
+@pytest.mark.skipif(
+    device.SIMULATED or not device.is_available(), reason="takes a GPU, whose copy engine is ahead"
+)
+@pytest.mark.parametrize("lies", ["batch-major", "feature-major", "x feature-major"])
+@pytest.mark.parametrize("B", [32, 64, 128])
+def test_tiles_are_read_before_others_take_their_place(B, lies, rng):
+    if reason := hopper.unsupported("weight_grad", B, np.dtype("float32"), "cuda"):
+        pytest.skip(reason)
+    layout, batch, features = Layout(patterns.random(1024 // B, 1024 // B, 0.3, seed=0)), 2048, 1024
+    x, dy = (rng.standard_normal((batch, features), np.float32) for _ in range(2))
+    here, index = [ns.to_device(a) for a in (x, dy)], layout.index
+    there = [ns.to_device(np.ascontiguousarray(a.T)).T for a in (x, dy)]
+    turned = {"batch-major": (), "x feature-major": (0,), "feature-major": (0, 1)}[lies]
+    operands = [there[k] if k in turned else here[k] for k in range(2)]
+    exact = (x.T.astype(float) @ dy.astype(float)).reshape(1024 // B, B, 1024 // B, B)
+    exact = exact.swapaxes(1, 2)[index.block_rows, index.block_columns]
+    bound = 4 * np.finfo(np.float32).eps * batch  # of factors about 1
+    for _ in range(10):
+        dvalues = ns.to_device(np.full(exact.shape, np.nan, np.float32))
+        hopper.weight_grad(*operands, index_beside(layout, dvalues), dvalues)
+        assert abs(dvalues.numpy() - exact).max() < bound

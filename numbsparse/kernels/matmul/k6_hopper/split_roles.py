@@ -143,6 +143,7 @@ def multiplier(work: Work, exact: bool, x_turned: bool) -> Any:
             for m in range(HALVES):
                 for i in range(NT // 2):
                     hi[m, i], lo[m, i] = split(raw[m, i])
+            fence_proxy_async()  # or the copy engine may write what is still being read
             sync_warp()
             if lane == 0:
                 mbarrier_arrive(bars, EMPTY + stage)
