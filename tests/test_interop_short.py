@@ -54,12 +54,8 @@ def test_arrays_in_odd_ways(library, name, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float16", "int64", "uint8", "bool"])
 @pytest.mark.parametrize("library", WAYS)
 def test_dtypes(library, dtype, monkeypatch):
-    x = on_gpu(library) > 0
-    x = (
-        x.to(getattr(pytest.importorskip("torch"), dtype))
-        if library == "torch"
-        else x.astype(dtype)
-    )
+    module, x = pytest.importorskip(library), on_gpu(library) > 0
+    x = x.to(getattr(module, dtype)) if library == "torch" else x.astype(dtype)
     assert WAYS[library].read(x).dtype == dtype
     assert_both_ways_agree(library, x, monkeypatch)
 

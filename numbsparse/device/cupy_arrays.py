@@ -23,17 +23,14 @@ def read(x: Any) -> DeviceArray | None:
     return DeviceArray(x.data.ptr, x.shape, x.dtype, strides, owner=x)
 
 
-def empty_beside(x: Any, shape: tuple[int, ...]) -> tuple[Any, DeviceArray] | None:
-    """A new array of the dtype of x, and a view of it; None where `read` reads none."""
-    cupy = _cupy_of(x)
-    if cupy is None or runtime.is_capturing():
+def empty_beside(x: Any, shape: tuple[int, ...]) -> Any:
+    """A new array of the dtype of x; None beside other things, and where CuPy has no memory."""
+    if (cupy := _cupy_of(x)) is None:
         return None
     try:
-        made = cupy.empty(shape, dtype=x.dtype)
-    except MemoryError:  # ours says how much was asked for, and gives up what it keeps
+        return cupy.empty(shape, dtype=x.dtype)
+    except MemoryError:
         return None
-    array = read(made)
-    return None if array is None else (made, array)
 
 
 def _cupy_of(x: Any) -> Any:

@@ -63,10 +63,15 @@ def as_device_array(x: Any, argument: str = "x") -> DeviceArray:
 
 
 def empty_in_library_of(x: Any, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Any, DeviceArray]:
-    """A new array for a result, in the library that `x` came from, and a view of it."""
-    for way in SHORT_WAYS:
-        if (made := way.empty_beside(x, shape)) is not None:
-            return made
+    """A new array for a result, in the library that `x` came from, and a view of it.
+
+    Where that library has no memory, ours says how much was asked for, and gives up what it keeps.
+    """
+    if not runtime.is_capturing():  # a graph's memory is its own
+        for way in SHORT_WAYS:
+            made = way.empty_beside(x, shape)
+            if made is not None and (view := way.read(made)) is not None:
+                return made, view
     array = empty(shape, dtype)
     return in_library_of(x, array), array
 

@@ -32,17 +32,14 @@ def read(x: Any) -> DeviceArray | None:
     return DeviceArray(x.data_ptr(), tuple(x.shape), dtype, strides, owner=x)
 
 
-def empty_beside(x: Any, shape: tuple[int, ...]) -> tuple[Any, DeviceArray] | None:
-    """A new tensor of the dtype of x, and a view of it; None where `read` reads none."""
-    torch = _torch_of(x)
-    if torch is None or not x.is_cuda or runtime.is_capturing():
+def empty_beside(x: Any, shape: tuple[int, ...]) -> Any:
+    """A new tensor of the dtype of x; None beside other things, and where torch has no memory."""
+    if (torch := _torch_of(x)) is None:
         return None
     try:
-        tensor = torch.empty(shape, dtype=x.dtype, device=x.device)
-    except RuntimeError:  # no memory: ours says how much was asked for, and gives up what it keeps
+        return torch.empty(shape, dtype=x.dtype, device=x.device)
+    except RuntimeError:
         return None
-    array = read(tensor)
-    return None if array is None else (tensor, array)
 
 
 def _torch_of(x: Any) -> Any:

@@ -204,7 +204,7 @@ def _multiply(
     if target is None and on_gpu:
         out, target = empty_in_library_of(dense, shape, x.dtype)
     elif target is None:
-        out = target = np.empty(shape, x.dtype)
+        out = target = _empty(shape, x)
     if isinstance(target, DeviceArray) != on_gpu:
         raise ValueError("out takes the place of x, got one on the CPU and one on a GPU")
     _run(x, w, target, turned, kernel, precision)
