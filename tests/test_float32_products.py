@@ -98,3 +98,39 @@ def plain(product, x, other):
 
 def expected_shape(product, x, other):
     return plain(product, x, other).shape
+
+
+SHORT = [(*case, terms) for case in CASES for terms in (64, 256)]
+SHORT += [("k8_small_batch", 32, 64), ("k8_small_batch", 32, 256)]
+
+
+@pytest.mark.skipif(not ON_GPU, reason="the simulator's tensor cores cut nothing off")
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize(("name", "size", "terms"), SHORT, ids=str)
+def test_short_sums_are_as_accurate_as_a_chain_of_float32(rng, name, size, terms, product):
+    rung, lines = LADDER[name], 512
+    few = name == "k8_small_batch" and product == "weight_grad"
+    batch, terms = (32, 32) if few else (64, terms)
+    if product == "weight_grad":
+        batch = terms
+    reason = rung.unsupported(product, size, np.dtype("float32"), "cuda", batch, "highest")
+    if reason:
+        pytest.skip(reason)
+    if product == "weight_grad":
+        a, b = (rng.standard_normal((terms, lines), np.float32) for _ in range(2))
+        layout, n = Layout(np.ones((lines // size, lines // size), bool)), lines // size
+        got = run(rung, product, (a, b), layout, (n * n, size, size))
+        got = got.reshape(n, n, size, size).swapaxes(1, 2).reshape(lines, lines)
+        a = a.T
+    else:
+        down, across = (lines, terms) if product == "input_grad" else (terms, lines)
+        layout = Layout(np.ones((down // size, across // size), bool))
+        a, w = rng.standard_normal((64, terms), np.float32), rng.standard_normal((down, across))
+        w = w.astype(np.float32)
+        blocks = w.reshape(down // size, size, -1, size).swapaxes(1, 2).reshape(-1, size, size)
+        got = run(rung, product, (a, np.ascontiguousarray(blocks)), layout, (64, lines))
+        b = w.T if product == "input_grad" else w
+    exact, chain = a.astype(float) @ b.astype(float), np.zeros(got.shape, np.float32)
+    for k in range(terms):  # as a float32 product adds: rounded after each
+        chain = (chain + np.outer(a[:, k], b[k].astype(float))).astype(np.float32)
+    assert np.linalg.norm(got - exact) <= np.linalg.norm(chain - exact)

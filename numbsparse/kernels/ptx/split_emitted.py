@@ -60,25 +60,25 @@ def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool =
 
 
 def _text(n, k_steps, exact, units, apart):
-    """Everything from the fence to the wait; the small products of each step come first."""
+    """Everything from the fence to the wait; the small products of all steps come first, because
+    the tensor cores cut off what they add, less of a small sum than of a large one."""
     per_unit, registers = n // 2, 4 * k_steps
     of_values = units * per_unit
     of_places = of_values + (2 if exact else 1) * units * registers
     along, across = (8, 512 * k_steps) if apart else (n, 128)  # across: bytes to 8 columns more
-    pairs = ((1, 0), (0, 1), (0, 0)) if exact else ((0, 0),)
+    small = [(step, a, 1 - a) for step in range(k_steps) for a in (1, 0)] if exact else []
+    products = small + [(step, 0, 0) for step in range(k_steps)]
     lines = ["{ .reg .b64 db; .reg .b32 low;", "wgmma.fence.sync.aligned;"]
-    for step in range(k_steps):
-        for a, b in pairs:
-            # Neighbours have different accumulators, so that none waits for the one before.
-            for u in range(units):
-                acc = ", ".join(f"${u * per_unit + k}" for k in range(per_unit))
-                first = of_values + (a * units + u) * registers + 4 * step
-                part = ", ".join(f"${k}" for k in range(first, first + 4))
-                go_on = int((step, a, b) != (0, *pairs[0]))
-                lines += [
-                    f"add.u32 low, ${of_places + u}, {(b * k_steps + step) * along * 32 >> 4};",
-                    f"mov.b64 db, {{low, {across >> 4}}};",
-                    f"wgmma.mma_async.sync.aligned.m64n{n}k8.f32.tf32.tf32 "
-                    f"{{{acc}}}, {{{part}}}, db, {go_on}, 1, 1;",
-                ]
+    for number, (step, a, b) in enumerate(products):
+        # Neighbours have different accumulators, so that none waits for the one before.
+        for u in range(units):
+            acc = ", ".join(f"${u * per_unit + k}" for k in range(per_unit))
+            first = of_values + (a * units + u) * registers + 4 * step
+            part = ", ".join(f"${k}" for k in range(first, first + 4))
+            lines += [
+                f"add.u32 low, ${of_places + u}, {(b * k_steps + step) * along * 32 >> 4};",
+                f"mov.b64 db, {{low, {across >> 4}}};",
+                f"wgmma.mma_async.sync.aligned.m64n{n}k8.f32.tf32.tf32 "
+                f"{{{acc}}}, {{{part}}}, db, {int(number > 0)}, 1, 1;",
+            ]
     return " ".join([*lines, "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"])

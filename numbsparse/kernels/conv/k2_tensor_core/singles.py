@@ -14,7 +14,7 @@ from numba import cuda, float32, uint32
 from numbsparse.kernels.conv.k2_tensor_core.products import unrolled
 from numbsparse.kernels.matmul.k5_tensor_core import singles
 from numbsparse.kernels.matmul.k5_tensor_core.swizzle import place, swap_for_lanes
-from numbsparse.kernels.ptx import load_4xf32, mma_m16n8k8_tf32, store_4xf32
+from numbsparse.kernels.ptx import load_4xf32, store_4xf32
 
 PIECE = singles.PIECE
 RUN = 4  # terms of a sum that a lane holds of 16
@@ -37,59 +37,11 @@ def places_in_columns(PIECES: int) -> Any:
 
 
 @cache
-def multiplier(precision: str, TA: int, TB: int) -> Any:
-    """acc += a (RUN, 2 TA) times b (RUN, TB), 16 terms; "highest" as three products of tf32."""
-    exact = precision == "highest"
-    split = singles.split_exact if exact else singles.round_to_tf32
-    SUMS, A_SPLIT, B_SPLIT = (TA, TB, 4), (2, 2 * TA), (2, TB)
-
-    @cuda.jit(device=True)
-    def multiply(a, b, acc):
-        for m in range(TA):
-            for n in range(TB):
-                c = acc[m, n]
-                c[0], c[1], c[2], c[3] = mma_m16n8k8_tf32(
-                    a[0, 2 * m], a[0, 2 * m + 1], a[1, 2 * m], a[1, 2 * m + 1], b[0, n], b[1, n],
-                    c[0], c[1], c[2], c[3],
-                )  # fmt: skip
-
-    @cuda.jit(device=True)
-    def add(ar, br, acc):
-        ah, al = cuda.local.array(A_SPLIT, uint32), cuda.local.array(A_SPLIT, uint32)
-        bh, bl = cuda.local.array(B_SPLIT, uint32), cuda.local.array(B_SPLIT, uint32)
-        for s in range(RUN // 2):
-            for j in range(2):
-                for u in range(2 * TA):
-                    ah[j, u], al[j, u] = split(ar[2 * s + j, u])
-                for u in range(TB):
-                    bh[j, u], bl[j, u] = split(br[2 * s + j, u])
-            if exact:
-                multiply(al, bh, acc)
-                multiply(ah, bl, acc)
-            multiply(ah, bh, acc)
-
-    @cuda.jit(device=True)
-    def add_promoted(ar, br, acc):
-        step = cuda.local.array(SUMS, float32)
-        for m in range(TA):
-            for n in range(TB):
-                for i in range(4):
-                    step[m, n, i] = 0
-        add(ar, br, step)
-        for m in range(TA):
-            for n in range(TB):
-                for i in range(4):
-                    acc[m, n, i] += step[m, n, i]
-
-    return add_promoted if exact else add
-
-
-@cache
 def add_tap(precision: str, B: int, TA: int, turned: bool) -> Any:
     """(add_products, begin_w), as of halves; a lane has 2 TA rows, 8 u + its group."""
     TB, PIECES, UNITS = B // 8, B // PIECE, 2 * TA
     A_VALUES, B_VALUES = (RUN, UNITS), (RUN, TB)
-    place_in, multiply = places_in_rows(PIECES), multiplier(precision, TA, TB)
+    place_in, multiply = places_in_rows(PIECES), singles.chunk_products(precision, RUN, TA, TB)
     begin_w, load_w = singles.fragment(PIECES, turned, TB, B)
 
     @cuda.jit(device=True)
@@ -139,7 +91,7 @@ def add_shifted(precision: str, B: int, BM: int, PER: int) -> Any:
     HEIGHT, PIECES = min(B, 32), B // PIECE
     TA, TB = HEIGHT // 16, B // 8
     UNITS, A_VALUES, B_VALUES, ROWS = 2 * TA, (RUN, 2 * TA), (RUN, TB), RUN
-    place_in, multiply = places_in_columns(PIECES), multiplier(precision, TA, TB)
+    place_in, multiply = places_in_columns(PIECES), singles.chunk_products(precision, RUN, TA, TB)
     begin_dy, load_dy = singles.fragment(PIECES, False, TB, BM)
 
     @cuda.jit(device=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numba import cuda, float32, int32, int64, uint32
 
-from numbsparse.device import DeviceArray
+from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul.aligned import BYTES, aligned_lines
 from numbsparse.kernels.matmul.k5_tensor_core.fetches import (
@@ -150,8 +150,11 @@ def line_kernel(shape: Shape) -> Any:
         return add_column
 
     add_columns = columns_from(0)
+    # Three blocks of threads to a multiprocessor, at the price of a few registers kept in memory.
+    three = arithmetic == "highest" and B <= 32 and not SIMULATED
+    options = {"launch_bounds": (tile.threads, 3)} if three else {}
 
-    @cuda.jit
+    @cuda.jit(**options)
     def kernel(
         x,
         stride,

@@ -2,10 +2,10 @@
 
 "high" rounds each factor to tf32. "highest" splits it, x = hi + lo with hi the nearest tf32, and
 adds lo * hi, hi * lo and hi * hi: what is left out is 2^-22 of a product. A tensor core cuts off
-bits when it adds, a bias that grows with the length of the sum; so the products of a step start
-from zero, and what they come to is added in float32. Values below 2^-113 lose bits of their lo,
-which is then too small for a float32; a hi that is not finite makes NaN of the sum, and `repair`
-computes such outputs anew.
+bits when it adds, always towards zero, and more of a large sum; so the products of every 16 terms
+start from zero, the small ones first, and what they come to is added in float32. Values below
+2^-113 lose bits of their lo, which is then too small for a float32; a hi that is not finite makes
+NaN of the sum, and `repair` computes such outputs anew.
 
 An mma takes 8 values of the sum, q and q + 4 of them in lane 4 g + q. Which ones these are is free
 as long as both factors agree, and so are the rows and columns that a lane holds: here four
@@ -100,32 +100,12 @@ def products(
     b_along: bool,
 ) -> Any:
     """(begin_a, begin_b, add_products), as in `halves.products`."""
-    exact = precision == "highest"
-    split = split_exact if exact else round_to_tf32
     CHUNK = min(DEPTH, 16)  # of the sum, loaded at once
     RUN, A_UNITS = CHUNK // 4, 2 * TA
-    A_VALUES, B_VALUES, SUMS = (RUN, A_UNITS), (RUN, TB), (TA, TB, 4)
-    A_SPLIT, B_SPLIT = (2, A_UNITS), (2, TB)
+    A_VALUES, B_VALUES = (RUN, A_UNITS), (RUN, TB)
     begin_a, load_a = fragment(A_PIECES, a_along, A_UNITS, DEPTH)
     begin_b, load_b = fragment(B_PIECES, b_along, TB, DEPTH)
-
-    @cuda.jit(device=True)
-    def multiply(a, b, acc):
-        for m in range(TA):
-            for n in range(TB):
-                c = acc[m, n]
-                c[0], c[1], c[2], c[3] = mma_m16n8k8_tf32(
-                    a[0, 2 * m],
-                    a[0, 2 * m + 1],
-                    a[1, 2 * m],
-                    a[1, 2 * m + 1],
-                    b[0, n],
-                    b[1, n],
-                    c[0],
-                    c[1],
-                    c[2],
-                    c[3],
-                )
+    multiply = chunk_products(precision, RUN, TA, TB)
 
     def chunks_from(k):
         """The products of each chunk from k on: loops unrolled, so that loads run ahead."""
@@ -140,41 +120,69 @@ def products(
 
         @cuda.jit(device=True)
         def add_chunk(ring, a_at, b_at, acc):
-            ar, br = cuda.local.array(A_VALUES, float32), cuda.local.array(B_VALUES, float32)
-            ah, al = cuda.local.array(A_SPLIT, uint32), cuda.local.array(A_SPLIT, uint32)
-            bh, bl = cuda.local.array(B_SPLIT, uint32), cuda.local.array(B_SPLIT, uint32)
-            load_a(ring, a_at, k, ar)
-            load_b(ring, b_at, k, br)
-            for s in range(RUN // 2):
-                for j in range(2):
-                    for u in range(A_UNITS):
-                        ah[j, u], al[j, u] = split(ar[2 * s + j, u])
-                    for u in range(TB):
-                        bh[j, u], bl[j, u] = split(br[2 * s + j, u])
-                if exact:
-                    multiply(al, bh, acc)
-                    multiply(ah, bl, acc)
-                multiply(ah, bh, acc)
+            a, b = cuda.local.array(A_VALUES, float32), cuda.local.array(B_VALUES, float32)
+            load_a(ring, a_at, k, a)
+            load_b(ring, b_at, k, b)
+            multiply(a, b, acc)
             rest(ring, a_at, b_at, acc)
 
         return add_chunk
 
-    add_chunks = chunks_from(0)
+    return begin_a, begin_b, chunks_from(0)
+
+
+@cache
+def chunk_products(precision: str, RUN: int, TA: int, TB: int) -> Any:
+    """acc += a (RUN, 2 TA) times b (RUN, TB), what a lane holds of 4 RUN terms."""
+    exact = precision == "highest"
+    split = split_exact if exact else round_to_tf32
+    STEPS, SUMS = RUN // 2, (TA, TB, 4)
+    A_HI, A_LO, B_HI, B_LO = (STEPS, 2, 2 * TA), (2, 2 * TA), (STEPS, 2, TB), (2, TB)
 
     @cuda.jit(device=True)
-    def add_promoted(ring, a_at, b_at, acc):
-        step = cuda.local.array(SUMS, float32)
-        for m in range(TA):
-            for n in range(TB):
-                for i in range(4):
-                    step[m, n, i] = 0
-        add_chunks(ring, a_at, b_at, step)
-        for m in range(TA):
-            for n in range(TB):
-                for i in range(4):
-                    acc[m, n, i] += step[m, n, i]
+    def split_step(a, b, s, ah, al, bh, bl):
+        for j in range(2):
+            for u in range(2 * TA):
+                ah[j, u], al[j, u] = split(a[2 * s + j, u])
+            for u in range(TB):
+                bh[j, u], bl[j, u] = split(b[2 * s + j, u])
 
-    return begin_a, begin_b, add_promoted if exact else add_chunks
+    @cuda.jit(device=True)
+    def multiply(a, b, acc):
+        for m in range(TA):
+            a0, a1, a2, a3 = a[0, 2 * m], a[0, 2 * m + 1], a[1, 2 * m], a[1, 2 * m + 1]
+            for n in range(TB):
+                c = acc[m, n]
+                c[0], c[1], c[2], c[3] = mma_m16n8k8_tf32(
+                    a0, a1, a2, a3, b[0, n], b[1, n], c[0], c[1], c[2], c[3]
+                )
+
+    @cuda.jit(device=True)
+    def multiply_steps(a, b, acc):
+        ah, al = cuda.local.array(A_HI, uint32), cuda.local.array(A_LO, uint32)
+        bh, bl = cuda.local.array(B_HI, uint32), cuda.local.array(B_LO, uint32)
+        for s in range(STEPS):
+            split_step(a, b, s, ah[s], al, bh[s], bl)
+            if exact:
+                multiply(al, bh[s], acc)
+                multiply(ah[s], bl, acc)
+        for s in range(STEPS):
+            multiply(ah[s], bh[s], acc)
+
+    @cuda.jit(device=True)
+    def add_from_zero(a, b, acc):
+        chunk = cuda.local.array(SUMS, float32)
+        for m in range(TA):
+            for n in range(TB):
+                for i in range(4):
+                    chunk[m, n, i] = 0
+        multiply_steps(a, b, chunk)
+        for m in range(TA):
+            for n in range(TB):
+                for i in range(4):
+                    acc[m, n, i] += chunk[m, n, i]
+
+    return add_from_zero if exact else multiply_steps
 
 
 @cuda.jit(device=True)

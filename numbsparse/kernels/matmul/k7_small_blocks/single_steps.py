@@ -116,7 +116,7 @@ def step_products(strip: Strip, exact: bool, j: int) -> Any:
     acc holds, column by column and for each 16 rows, 16 x B values: B / 2 in a lane.
     """
     TM, SQUARES = strip.ROWS // 16, strip.B // 8
-    W, X, SUMS = (SQUARES, 2 * SQUARES), 4, (SQUARES, 4)
+    W, X, SUMS = (SQUARES, 2 * SQUARES), (SQUARES, 4), (SQUARES, 4)
     split = split_exact if exact else round_to_tf32
 
     @cuda.jit(device=True)
@@ -140,18 +140,19 @@ def step_products(strip: Strip, exact: bool, j: int) -> Any:
             for n in range(SQUARES):
                 for i in range(4):
                     c[n, i] = 0
+            xh, xl = cuda.local.array(X, uint32), cuda.local.array(X, uint32)
             for piece in range(SQUARES):
-                xh, xl = cuda.local.array(X, uint32), cuda.local.array(X, uint32)
                 x = ldmatrix_x4(shared, (second if piece else first) + m * 2048)
                 for i in range(4):
-                    xh[i], xl[i] = split(as_float32(x[i]))
+                    xh[piece, i], xl[piece, i] = split(as_float32(x[i]))
                 if exact:
                     for n in range(SQUARES):
-                        multiply(xl, wh, n, piece, c[n])
+                        multiply(xl[piece], wh, n, piece, c[n])
                     for n in range(SQUARES):
-                        multiply(xh, wl, n, piece, c[n])
+                        multiply(xh[piece], wl, n, piece, c[n])
+            for piece in range(SQUARES):
                 for n in range(SQUARES):
-                    multiply(xh, wh, n, piece, c[n])
+                    multiply(xh[piece], wh, n, piece, c[n])
             for n in range(SQUARES):
                 for i in range(4):
                     acc[((j * TM + m) * SQUARES + n) * 4 + i] += c[n, i]

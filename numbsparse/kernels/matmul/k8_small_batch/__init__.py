@@ -14,8 +14,9 @@ A product is one launch: whoever comes last adds up the parts of a line that was
 order. It starts while the kernel before it ends, and the host works out a launch once (`calls`).
 
 Reads per output of a sum of K terms: K / batch of w and K / min(B, 32) of x, which comes from the
-L2 cache. float32 is multiplied as hi + lo, two tf32 each, in three products; each unit's sum starts
-from zero and is added in float32, because tensor cores cut off what they add.
+L2 cache. float32 is multiplied as hi + lo, two tf32 each, in three products. Those of 16
+terms start from zero, of 8 in `weight_grad`, whose sums are the shortest, and are added in float32,
+because tensor cores cut off what they add.
 
 What is left, in float32: the tensor cores, which need half the time that the kernel takes, and get
 their operands two warps at a time. In halves: the L2 cache, from which comes as much of x as of w,

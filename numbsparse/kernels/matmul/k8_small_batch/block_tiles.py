@@ -15,9 +15,9 @@ from numbsparse.kernels.matmul.k8_small_batch.block_ring import BlockRing
 from numbsparse.kernels.matmul.k8_small_batch.fragments import Form
 from numbsparse.kernels.matmul.k8_small_batch.outputs import packing
 from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH
+from numbsparse.kernels.matmul.k8_small_batch.products import products
 from numbsparse.kernels.matmul.k8_small_batch.repair import all_finite, mend_tile
 from numbsparse.kernels.matmul.k8_small_batch.tiles import (
-    add_products,
     factors,
     in_order,
     line_of,
@@ -72,11 +72,11 @@ def hold(form: Form, across: bool) -> Any:
 
     @cuda.jit(device=True)
     def hold_lines(tile, start, hi, lo):
-        step(tile, start, 0, hi[0], lo[0])
-        step(tile, start, 1, hi[1], lo[1])
+        step(tile, start, uint32(0), hi[0], lo[0])
+        step(tile, start, uint32(1), hi[1], lo[1])
         if STEPS == 4:
-            step(tile, start, 2, hi[2], lo[2])
-            step(tile, start, 3, hi[3], lo[3])
+            step(tile, start, uint32(2), hi[2], lo[2])
+            step(tile, start, uint32(3), hi[3], lo[3])
 
     return hold_lines
 
@@ -88,8 +88,8 @@ def multiply_held(form: Form, across: bool) -> Any:
     acc[m, t, 2 r + p] is that of the first's line number g of group 2 m + r and the second's line
     number 2 q + p of group t; dy comes first in float32, x in halves.
     """
-    STEPS, SPLIT, HALVES = steps(form), form.split, form.halves
-    take_lines, make, add = take(form, across), factors(form, 4), add_products(form, 2)
+    STEPS, HALVES = steps(form), form.halves
+    take_lines, make, add = take(form, across), factors(form, 4), products(form, 4, 4)
 
     @cuda.jit(device=True)
     def step(tile, start, s, x_hi, x_lo, acc):
@@ -98,21 +98,17 @@ def multiply_held(form: Form, across: bool) -> Any:
         take_lines(tile, start, s, raw)
         make(raw, hi, lo)
         if HALVES:
-            add(x_hi, hi, acc)
+            add(x_hi, x_lo, hi, lo, acc)
         else:
-            if SPLIT:
-                # The smallest first; lo times lo is less than what a float32 holds.
-                add(lo, x_hi, acc)
-                add(hi, x_lo, acc)
-            add(hi, x_hi, acc)
+            add(hi, lo, x_hi, x_lo, acc)
 
     @cuda.jit(device=True)
     def multiply(tile, start, x_hi, x_lo, acc):
-        step(tile, start, 0, x_hi[0], x_lo[0], acc)
-        step(tile, start, 1, x_hi[1], x_lo[1], acc)
+        step(tile, start, uint32(0), x_hi[0], x_lo[0], acc)
+        step(tile, start, uint32(1), x_hi[1], x_lo[1], acc)
         if STEPS == 4:
-            step(tile, start, 2, x_hi[2], x_lo[2], acc)
-            step(tile, start, 3, x_hi[3], x_lo[3], acc)
+            step(tile, start, uint32(2), x_hi[2], x_lo[2], acc)
+            step(tile, start, uint32(3), x_hi[3], x_lo[3], acc)
 
     return multiply
 

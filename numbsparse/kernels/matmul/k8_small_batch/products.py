@@ -10,9 +10,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import cuda, uint32
+from numba import cuda, float32, uint32
 
 from numbsparse.kernels.matmul.k8_small_batch.fragments import Form
+from numbsparse.kernels.matmul.k8_small_batch.sums import add as add_sums
+from numbsparse.kernels.matmul.k8_small_batch.sums import clear as clear_sums
 from numbsparse.kernels.ptx import mma_m16n8k8_tf32, mma_m16n8k16_bf16, mma_m16n8k16_f16
 
 MMA = {
@@ -29,8 +31,13 @@ def tiles(J: int) -> int:
 
 @cache
 def products(form: Form, J: int, JB: int) -> Any:
-    """acc += A times B, over half the terms of a run: what one mma takes."""
-    add = add_products(form, J, JB)
+    """acc += A times B, over half the terms of a run: what one mma takes.
+
+    Split float32 are three products, which start from zero and are added in float32: a tensor core
+    cuts off what it adds, always towards zero, and of the 12 products of a unit that would be seen.
+    """
+    add, STEP = add_products(form, J, JB), (tiles(J), JB, 4)
+    clear, add_up = clear_sums(tiles(J), JB), add_sums(tiles(J), JB)
 
     @cuda.jit(device=True)
     def once(a, a_lo, b, b_lo, acc):
@@ -38,10 +45,13 @@ def products(form: Form, J: int, JB: int) -> Any:
 
     @cuda.jit(device=True)
     def thrice(a, a_lo, b, b_lo, acc):
+        step = cuda.local.array(STEP, float32)
+        clear(step)
         # The smallest first; lo times lo is less than what a float32 holds.
-        add(a_lo, b, acc)
-        add(a, b_lo, acc)
-        add(a, b, acc)
+        add(a_lo, b, step)
+        add(a, b_lo, step)
+        add(a, b, step)
+        add_up(acc, step)
 
     return thrice if form.split else once
 

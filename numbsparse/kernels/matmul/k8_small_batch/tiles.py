@@ -12,10 +12,12 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import cuda, uint32
+from numba import cuda, float32, uint32
 
 from numbsparse.kernels.matmul.k8_small_batch.fragments import Form, in_two
-from numbsparse.kernels.matmul.k8_small_batch.products import MMA
+from numbsparse.kernels.matmul.k8_small_batch.products import add_products
+from numbsparse.kernels.matmul.k8_small_batch.sums import add as add_up
+from numbsparse.kernels.matmul.k8_small_batch.sums import clear
 from numbsparse.kernels.ptx import (
     as_float32,
     cvt_rna_tf32,
@@ -176,53 +178,59 @@ def factors(form: Form, groups: int) -> Any:
 @cache
 def multiply_tiles(form: Form, x_across: bool, w_across: bool, x_groups: int, paired: bool) -> Any:
     """acc += x w.T of a tile of x and one of w: acc[m, t, 2 r + p] is that of x's line number g of
-    group 2 m + r and w's line number 2 q + p of group t."""
-    STEPS, SPLIT = steps(form), form.split
-    X, W = (x_groups, 2), (4, 2)
-    take_x, take_w = take(form, x_across, x_groups, False), take(form, w_across, 4, paired)
-    make_x, make_w = factors(form, x_groups), factors(form, 4)
-    add = add_products(form, x_groups // 2)
+    group 2 m + r and w's line number 2 q + p of group t.
+
+    Steps are taken by twos. Of split float32 acc is zero before; the small products come first, and
+    the second two start from zero and are added in float32: see `products`.
+    """
+    STEPS, SPLIT, X, W = steps(form), form.split, (2, x_groups, 2), (2, 4, 2)
+    SUMS = (x_groups // 2, 4, 4)
+    make = factors_of_step(form, x_across, w_across, x_groups, paired)
+    add = add_products(form, x_groups, 4)
+    clear_sums, add_sums = clear(x_groups // 2, 4), add_up(x_groups // 2, 4)
 
     @cuda.jit(device=True)
-    def step(tile, x_start, w_start, s, acc):
-        x_raw, w_raw = cuda.local.array(X, uint32), cuda.local.array(W, uint32)
+    def two_steps(tile, x_start, w_start, s, acc):
         x_hi, w_hi = cuda.local.array(X, uint32), cuda.local.array(W, uint32)
         x_lo, w_lo = cuda.local.array(X, uint32), cuda.local.array(W, uint32)
-        take_x(tile, x_start, s, x_raw)
-        take_w(tile, w_start, s, w_raw)
-        make_x(x_raw, x_hi, x_lo)
-        make_w(w_raw, w_hi, w_lo)
-        if SPLIT:
-            # The smallest first; lo times lo is less than what a float32 holds.
-            add(x_lo, w_hi, acc)
-            add(x_hi, w_lo, acc)
-        add(x_hi, w_hi, acc)
+        for k in range(2):
+            make(tile, x_start, w_start, uint32(s + k), x_hi[k], x_lo[k], w_hi[k], w_lo[k])
+            if SPLIT:  # lo times lo is less than what a float32 holds
+                add(x_lo[k], w_hi[k], acc)
+                add(x_hi[k], w_lo[k], acc)
+        for k in range(2):
+            add(x_hi[k], w_hi[k], acc)
 
     @cuda.jit(device=True)
     def multiply(tile, x_start, w_start, acc):
         # Written out: the compiler leaves a loop, and then no load is ahead of the products. Their
         # numbers are of one type; of each literal a step would be compiled anew.
-        step(tile, x_start, w_start, uint32(0), acc)
-        step(tile, x_start, w_start, uint32(1), acc)
+        two_steps(tile, x_start, w_start, uint32(0), acc)
         if STEPS == 4:
-            step(tile, x_start, w_start, uint32(2), acc)
-            step(tile, x_start, w_start, uint32(3), acc)
+            if SPLIT:
+                more = cuda.local.array(SUMS, float32)
+                clear_sums(more)
+                two_steps(tile, x_start, w_start, uint32(2), more)
+                add_sums(acc, more)
+            else:
+                two_steps(tile, x_start, w_start, uint32(2), acc)
 
     return multiply
 
 
 @cache
-def add_products(form: Form, M: int) -> Any:
-    mma = MMA[form.dtype]
+def factors_of_step(form: Form, x_across: bool, w_across: bool, x_groups: int, paired: bool) -> Any:
+    """x_hi, x_lo, w_hi, w_lo of a step."""
+    X, W = (x_groups, 2), (4, 2)
+    take_x, take_w = take(form, x_across, x_groups, False), take(form, w_across, 4, paired)
+    make_x, make_w = factors(form, x_groups), factors(form, 4)
 
     @cuda.jit(device=True)
-    def add(a, b, acc):
-        for m in range(M):
-            a0, a1, a2, a3 = a[2 * m, 0], a[2 * m + 1, 0], a[2 * m, 1], a[2 * m + 1, 1]
-            for t in range(4):
-                c = acc[m, t]
-                c[0], c[1], c[2], c[3] = mma(
-                    a0, a1, a2, a3, b[t, 0], b[t, 1], c[0], c[1], c[2], c[3]
-                )
+    def make(tile, x_start, w_start, s, x_hi, x_lo, w_hi, w_lo):
+        x_raw, w_raw = cuda.local.array(X, uint32), cuda.local.array(W, uint32)
+        take_x(tile, x_start, s, x_raw)
+        take_w(tile, w_start, s, w_raw)
+        make_x(x_raw, x_hi, x_lo)
+        make_w(w_raw, w_hi, w_lo)
 
-    return add
+    return make
