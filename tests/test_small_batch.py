@@ -4,10 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
+from conftest import HALVES
 
 import numbsparse as ns
 from numbsparse import device, ops
-from numbsparse.dtypes import as_dtype
+from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import PRODUCTS, k0_reference
 from numbsparse.kernels.matmul import k8_small_batch as rung
 from numbsparse.kernels.matmul.k8_small_batch import plan as plans
@@ -132,6 +133,56 @@ def test_rings_of_tiles(product, case, feature_major, dtype, monkeypatch):
     monkeypatch.setattr(ring_launch, "FEW", 2**30 if feature_major else 0)  # one stage or more
     monkeypatch.setattr(ring_launch, "SHORT", 2**30 if case.density == 1 else 0)
     check_rung(rung, product, case, dtype, "cuda", feature_major=feature_major)
+
+
+# Rows of the batch, halves from feature to feature in memory, those before the first row, and how
+# outputs are stored: by twos only where no word is shared with a neighbour.
+HALVES_OF_Y = [
+    (10, 14, 2, "along"),
+    (40, 40, 0, "along"),
+    (10, 13, 0, "each"),
+    (10, 14, 1, "each"),
+    (9, 14, 0, "each"),
+]
+
+
+@needs_ampere
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("x_turned", [False, True], ids=["x", "x.T"])
+@pytest.mark.parametrize(("batch", "stride", "start", "way"), HALVES_OF_Y)
+@pytest.mark.parametrize("product", ["forward", "input_grad"])
+def test_halves_that_lie_feature_by_feature(
+    product, batch, stride, start, way, x_turned, dtype, rng, monkeypatch
+):
+    if not ring_launch.has_rings():
+        pytest.skip("takes compute capability 9.0, or the simulator")
+    monkeypatch.setattr(plans, "TOGETHER", -1)
+    monkeypatch.setattr(rung, "line_kernel", None)  # by rings, or not at all
+    pattern = np.array([[1, 0, 1], [1, 0, 1]], bool)  # a line of outputs is empty
+    layout = ns.Layout(pattern if product == "forward" else pattern.T)
+    dtype, features = as_dtype(dtype), 90
+    x = rng.standard_normal((batch, 64)).astype(dtype)
+    values = rng.standard_normal((4, 32, 32)).astype(dtype)
+    there = device.to_device(x)
+    if x_turned:
+        wide = np.full((64, 48), np.nan, dtype)  # rows of 16 bytes, as the copy engine takes them
+        wide[:, :batch] = x.T
+        there = device.to_device(wide)[:, :batch].T
+    memory = device.to_device(np.full((features, stride), np.nan, dtype))
+    y = memory[:, start : start + batch].T
+    assert ring_launch._stored(y, rung._form(y, "highest")) == way
+    getattr(rung, product)(
+        there, device.to_device(values), ops.index_beside(layout, memory), y, "highest"
+    )
+    got = memory.numpy().astype(np.float64).T
+    expected, magnitude = np.full((batch, features), np.nan), np.full((batch, features), np.nan)
+    exact = [a.astype(np.float64) for a in (x, values)]
+    getattr(k0_reference, product)(*exact, layout.index, expected)
+    getattr(k0_reference, product)(*map(abs, exact), layout.index, magnitude)
+    bound = 66 * np.finfo(np.float32).eps * magnitude + float(finfo(dtype).eps) * abs(expected)
+    rows = slice(start, start + batch)
+    assert (abs(got[rows] - expected) <= bound).all()
+    assert np.isnan(np.delete(got, np.arange(stride)[rows], 0)).all()
 
 
 WEIGHT_CASES = [

@@ -58,9 +58,19 @@ class Ring(NamedTuple):
         return self.form.halves and self.size == WIDTH
 
     @property
+    def swapped(self) -> bool:
+        """Whether w x.T is multiplied, not x w.T: see `swapped_tiles`."""
+        return self.form.halves and self.y == "along"
+
+    @property
+    def sums(self) -> tuple[int, int]:
+        """(M, N) of a warp's mma, the groups of its first operand in twos and of its second."""
+        return (2, self.groups) if self.swapped else (self.groups // 2, 4)
+
+    @property
     def part(self) -> int:
         """float32 of a warp's sums."""
-        return part_of(self.groups // 2, 4)
+        return part_of(*self.sums)
 
     @property
     def x_words(self) -> int:

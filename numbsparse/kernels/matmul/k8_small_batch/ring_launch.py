@@ -58,8 +58,9 @@ def by_rings(index: Index, x, values, y, turned: bool, form: Form, shares: int) 
     fresh = _fresh_each_time(maps)
     y_is = _strides(y)
     flat = span(y) if form.dtype == "float32" else _bits(y, "uint16")
-    if form.halves and ring.y == "across":
-        flat, y_is = _bits(y, "uint32"), (*y_is[:2], y_is[2] // 2, 1)
+    if form.halves and ring.y != "each":
+        words = (y_is[2] // 2, 1) if ring.y == "across" else (1, y_is[3] // 2)
+        flat, y_is = _bits(y, "uint32"), (*y_is[:2], *words)
     before, after = (span(x), _strides(x), span(values.reshape(1, -1)), maps), (*work, flat, y_is)
     where, shared = (ring_kernel(ring), shares, 32 * WARPS), ring.shared_bytes
     first = Bound(*where, *before, 1, *after, shared_bytes=shared)
@@ -112,8 +113,7 @@ def _fresh_each_time(maps: DeviceArray) -> int:
 def _stored(y: DeviceArray, form: Form) -> str:
     """In which direction y takes four float32 or two halves at once."""
     n, wide = (2, 4) if form.halves else (4, 16)
-    views = {"across": y} if form.halves else {"across": y, "along": y.T}
-    for name, view in views.items():
+    for name, view in {"across": y, "along": y.T}.items():
         rows, columns = view.shape
         stride = view.strides[0] if rows > 1 else 0
         gapless = view.strides[1] == view.itemsize or columns == 1

@@ -16,6 +16,7 @@ from numbsparse.kernels.matmul.k8_small_batch.registers import jit_for
 from numbsparse.kernels.matmul.k8_small_batch.repair import mend_line
 from numbsparse.kernels.matmul.k8_small_batch.ring import ALIGNED, Ring, ask, open_ring
 from numbsparse.kernels.matmul.k8_small_batch.sums import add, add_saved, clear, save
+from numbsparse.kernels.matmul.k8_small_batch.swapped_tiles import multiply_swapped
 from numbsparse.kernels.matmul.k8_small_batch.tile_outputs import places, store_tiles
 from numbsparse.kernels.matmul.k8_small_batch.tiles import multiply_tiles, words_of
 from numbsparse.kernels.ptx import (
@@ -37,13 +38,13 @@ def ring_kernel(ring: Ring) -> Any:
     `maps` are those of x and w. Where they are `fresh`, the copy engine is told so.
     """
     WARPS, STAGES, STAGE, SLOTS = ring.warps, ring.stages, ring.stage_words, ring.slot_words
-    M, FAR, BARRIERS = ring.groups // 2, ring.far, ring.warps * ring.stages
+    (M, N), FAR, BARRIERS = ring.sums, ring.far, ring.warps * ring.stages
     FIRST, PATIENT = ring.first, ring.patient
-    SUMS = (M, 4, 4)
+    SUMS = (M, N, 4)
     prepare, ask_for, consume = open_ring(STAGES, 2), ask(ring), consuming(ring)
-    put, mend = store_tiles(ring), mend_line(ring.size, ring.turned, 16 * M, places(ring))
-    finish = finishing(ring.form, M, 4, put, mend)
-    clear_sums, save_sums, add_part = clear(M, 4), save(M, 4), add_saved(M, 4)
+    put, mend = store_tiles(ring), mend_line(ring.size, ring.turned, 4 * M * N, places(ring))
+    finish = finishing(ring.form, M, N, put, mend)
+    clear_sums, save_sums, add_part = clear(M, N), save(M, N), add_saved(M, N)
 
     @jit_for(WARPS)
     def kernel(
@@ -142,7 +143,8 @@ def consuming(ring: Ring) -> Any:
     # starts from zero, because tensor cores cut off what they add.
     ROWS = min(ring.groups, 4) if ring.form.dtype == "float32" else ring.groups
     SUMS, TILES = (ROWS // 2, 4, 4), ring.groups // ROWS
-    multiply = multiply_tiles(ring.form, ring.x_across, not ring.turned, ROWS, ring.paired)
+    product = multiply_swapped if ring.swapped else multiply_tiles
+    multiply = product(ring.form, ring.x_across, not ring.turned, ROWS, ring.paired)
     clear_sums, add_sums = clear(ROWS // 2, 4), add(ROWS // 2, 4)
 
     @cuda.jit(device=True)

@@ -33,13 +33,15 @@ def places(ring: Ring) -> Any:
 def store_tiles(ring: Ring) -> Any:
     """y[b * y_batch + i * y_feature] = output (b, i of the line), where they are inside.
 
-    "across" stores neighbouring features at once: four float32, or two halves as a word of y, which
-    is then an array of words. "along" stores four neighbouring rows of the batch at once, all or
-    none of which are there; "each" stores one by one.
+    "across" stores neighbouring features at once, "along" neighbouring rows of the batch, all or
+    none of which are there: four float32, or two halves as a word of y, which is then an array of
+    words. "each" stores one by one.
     """
     if ring.y == "across":
         return store_pairs(ring) if ring.form.halves else store_features(ring)
-    return store_rows(ring) if ring.y == "along" else store_each(ring)
+    if ring.y == "along":
+        return store_row_pairs(ring) if ring.form.halves else store_rows(ring)
+    return store_each(ring)
 
 
 @cache
@@ -93,6 +95,28 @@ def store_pairs(ring: Ring) -> Any:
                     if b < batch and 2 * first + 8 * t < out_features:
                         # Numba asks of a signed index whether it counts from the end.
                         place = uint64(b * y_batch + first + 4 * t)
+                        y[place] = pack(acc[m, t, 2 * r], acc[m, t, 2 * r + 1])
+
+    return put
+
+
+@cache
+def store_row_pairs(ring: Ring) -> Any:
+    """Of sums that were multiplied the other way round, see `swapped_tiles`."""
+    M, N = ring.sums
+    pack = packing(ring.form)
+
+    @cuda.jit(device=True)
+    def put(y, line, y_is, acc):
+        batch, out_features, _, y_feature = y_is
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for m in range(M):
+            for r in range(2):
+                feature = line * WIDTH + 16 * m + 8 * r + g
+                for t in range(N):
+                    if 8 * t + 2 * q < batch and feature < out_features:
+                        place = uint64(feature * y_feature + 4 * t + q)
                         y[place] = pack(acc[m, t, 2 * r], acc[m, t, 2 * r + 1])
 
     return put
