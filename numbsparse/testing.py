@@ -187,7 +187,8 @@ def check_rung(
     place : "cpu" or "cuda"
     seed : int or numpy.random.Generator
     precision : "highest" or "high"
-    feature_major : whether activations lie (features, batch) in memory
+    feature_major : whether activations lie (features, batch) in memory; inputs with gaps between
+        the features, such that each begins at 16 bytes
     tile : the number of one of the rung's tiles, where it has several
 
     Raises AssertionError that says where and by how much they differ.
@@ -248,7 +249,8 @@ def _run(
 ) -> None:
     send: Any = to_device if place == "cuda" else np.ascontiguousarray
     if feature_major:
-        there, *operands = (send(a.T).T if a.ndim == 2 else send(a) for a in (out, *operands))
+        there = send(out.T).T if out.ndim == 2 else send(out)
+        operands = [_feature_major(a, send) if a.ndim == 2 else send(a) for a in operands]
     else:
         there = send(out)
         operands = [_strided_to_device(a) if place == "cuda" else a for a in operands]
@@ -270,6 +272,14 @@ def _strided(array: np.ndarray) -> np.ndarray:
     wide = np.full((array.shape[0], 2, array.shape[1]), np.nan, array.dtype)
     wide[:, 0] = array
     return wide[:, 0]
+
+
+def _feature_major(array: np.ndarray, send: Any) -> Any:
+    """array (batch, features) in lines of the batch, NaN after the last of each."""
+    batch, features = array.shape
+    wide = np.full((features, -(-batch // 8) * 8), np.nan, array.dtype)
+    wide[:, :batch] = array.T
+    return send(wide)[:, :batch].T
 
 
 def _strided_to_device(array: np.ndarray) -> DeviceArray:

@@ -54,7 +54,7 @@ def fetch_tile(NT: int, THREADS: int, turned: bool, places: Any) -> Any:
         elif feature >= 0:
             down = line + (feature if turned else first)
             across = piece * PIECE + (first if turned else feature)
-            n = n_bytes((batch if turned else width) - across)
+            n = n_bytes((batch if turned else width) - int64(across))
             for i in range(COUNT):
                 there = down + i * STEP < (width if turned else batch)
                 row = source + i * STEP * stride if there else 0

@@ -133,7 +133,7 @@ def fetch_columns(tile: Tile, slots: Slots, B: int, PIECE: int, places: Any) -> 
                     item = move(at, p * DEPTH + i * LINES, 0)
                     cp_async(tile, item, x, source + i * LINES * stride)
             return
-        n = n_bytes(batch - top - t % PIECES * PIECE)
+        n = n_bytes(int64(batch - top) - int64(t % PIECES * PIECE))
         for p in range(BLOCKS):
             for i in range(COUNT):
                 inside = found[p] + i * LINES + t // PIECES < in_features

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, uint16, uint32
+from numba import cuda, float32, int64, uint16, uint32
 
 from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul.aligned import aligned_lines
@@ -150,7 +150,7 @@ def fetch_features(BM: int, BK: int, turned: bool) -> Any:
         height, width = (features, batch) if turned else (batch, features)
         line = down + t // PIECES
         source = line * stride + across + t % PIECES * PIECE
-        n = n_bytes(width - across - t % PIECES * PIECE)
+        n = n_bytes(width - int64(across) - int64(t % PIECES * PIECE))
         at = start + place_in(t // PIECES, t % PIECES)
         for i in range(COUNT):
             inside = line + i * LINES < height
