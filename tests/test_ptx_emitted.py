@@ -36,8 +36,12 @@ EMITTED = {
         ],
     ),
     "ldmatrix_if_kernel": (
-        (u16[:, ::1], u32[::1], u32[:, ::1], u32[:, :, ::1]),
-        ["setp.ne.u32 p, %r", "@p ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 "],
+        (u16[:, ::1], u32[::1], u32[:, ::1], u32[:, :, :, ::1]),
+        [
+            "setp.ne.u32 p, %r",
+            "@p ldmatrix.sync.aligned.m8n8.x4.shared.b16 ",
+            "@p ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 ",
+        ],
     ),
     "copy_kernel": (
         (f32[:, ::1], f32[:, ::1]),

@@ -156,22 +156,26 @@ def ldmatrix_if_kernel(source, wanted, kept, out):
     cuda.syncthreads()
     for k in range(2):
         k0, k1, k2, k3 = kept[t, 0], kept[t, 1], kept[t, 2], kept[t, 3]
+        r = ptx.ldmatrix_x4_if(shared, 8 * t, wanted[k], k0, k1, k2, k3)
+        out[0, k, t, 0], out[0, k, t, 1], out[0, k, t, 2], out[0, k, t, 3] = r
         r = ptx.ldmatrix_x4_trans_if(shared, 8 * t, wanted[k], k0, k1, k2, k3)
-        out[k, t, 0], out[k, t, 1], out[k, t, 2], out[k, t, 3] = r
+        out[1, k, t, 0], out[1, k, t, 1], out[1, k, t, 2], out[1, k, t, 3] = r
 
 
 def test_ldmatrix_if_loads_where_wanted_and_else_keeps(rng):
     source, kept = rng.integers(0, 2**16, (32, 8), dtype=np.uint16), random_bits(rng, 32, 4)
     wanted = np.array([0, 2**31], np.uint32)
-    got = run(ldmatrix_if_kernel, source, wanted, kept, out=np.empty((2, 32, 4), np.uint32))
-    np.testing.assert_array_equal(got[0], kept)
-    np.testing.assert_array_equal(got[1], meaning.ldmatrix_x4_trans(source))
+    got = run(ldmatrix_if_kernel, source, wanted, kept, out=np.empty((2, 2, 32, 4), np.uint32))
+    np.testing.assert_array_equal(got[:, 0], [kept, kept])
+    np.testing.assert_array_equal(got[0, 1], meaning.ldmatrix_x4(source))
+    np.testing.assert_array_equal(got[1, 1], meaning.ldmatrix_x4_trans(source))
 
 
 def test_ldmatrix_if_takes_one_wish_per_warp():
     rows, kept = np.zeros((32, 8), np.uint16), np.zeros((32, 4), np.uint32)
-    with pytest.raises(ValueError, match="as one"):
-        meaning.ldmatrix_x4_trans_if(rows, np.arange(32), kept)
+    for load in (meaning.ldmatrix_x4_if, meaning.ldmatrix_x4_trans_if):
+        with pytest.raises(ValueError, match="as one"):
+            load(rows, np.arange(32), kept)
 
 
 @cuda.jit

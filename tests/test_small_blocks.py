@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from numbsparse import device
-from numbsparse.kernels.matmul import PRODUCTS, rung
+from numbsparse import device, ops
+from numbsparse.kernels.matmul import PRODUCTS, aligned, rung
 from numbsparse.kernels.matmul.k7_small_blocks import regions, strips
 from numbsparse.kernels.matmul.k7_small_blocks.region import GROUP, Region
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import plan_regions
@@ -51,11 +51,56 @@ def test_products_of_strips_in_a_cluster(product, dtype, case):
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
 
 
-@pytest.mark.parametrize(("size", "density"), [(8, 0.5), (16, 0.5), (8, 0)])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("B", [8, 16])
+def test_strips_without_blocks_between_others(rng, B, dtype):
+    wide, tall = (1600 // B, 70) if device.SIMULATED else (4096 // B, 64 * 140)
+    pattern = rng.random((48 // B, wide)) < 0.4
+    pattern[:, wide // 5 : 7 * wide // 10] = False  # more than a strip
+    layout, eps = Layout(pattern), np.finfo(dtype).eps
+    x = rng.standard_normal((tall, 48)).astype(dtype)
+    values = rng.standard_normal((layout.n_blocks, B, B)).astype(dtype)
+    y = device.to_device(np.full((tall, wide * B), np.nan, dtype))
+    there = device.to_device(x), device.to_device(values), ops.index_beside(layout, y)
+    rung("k7_small_blocks").forward(*there, y)
+    expected = np.empty(y.shape)
+    exact = (a.astype(np.float64) for a in (x, values))
+    rung("k0_reference").forward(*exact, layout.index, expected)
+    np.testing.assert_allclose(y.numpy(), expected, rtol=eps, atol=48 * 2**-18)
+
+
+FEATURE_MAJOR = [
+    Case(5, in_features=43, out_features=30, block_size=8, density=0),
+    Case(5, in_features=43, out_features=300, block_size=8, density=0.5),
+    Case(72, in_features=300, out_features=40, block_size=16, density=0.6),
+    Case(66, in_features=290, out_features=36, block_size=8, density=0.1),
+]
+
+
+@pytest.mark.parametrize("case", FEATURE_MAJOR, ids=str)
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_products_of_feature_major_activations(product, size, density):
-    case = Case(5, in_features=43, out_features=30, block_size=size, density=density)
+def test_products_of_feature_major_activations(product, case, fetched_by, monkeypatch):
+    monkeypatch.setattr(aligned, "copy", None)  # they are read as they lie
     check_rung(rung("k7_small_blocks"), product, case, "float16", "cuda", feature_major=True)
+
+
+@pytest.mark.parametrize("x_turned", [False, True], ids=["x", "x.T"])
+@pytest.mark.parametrize("dy_turned", [False, True], ids=["dy", "dy.T"])
+@pytest.mark.parametrize(("B", "density"), [(8, 0.5), (8, 0.1), (16, 0.5), (16, 0.1)])
+def test_weight_grad_of_either_order(rng, B, density, x_turned, dy_turned, fetched_by):
+    layout = Case(48, 7 * 16, 9 * 16, B, density).layout(rng)
+    x, dy = (rng.standard_normal((48, n * B), np.float32) for n in layout.shape)
+    x, dy = x.astype(np.float16), dy.astype(np.float16)
+    there = [
+        device.to_device(np.ascontiguousarray(a.T)).T if turned else device.to_device(a)
+        for a, turned in ((x, x_turned), (dy, dy_turned))
+    ]
+    out = device.to_device(np.full((layout.n_blocks, B, B), np.nan, np.float16))
+    rung("k7_small_blocks").weight_grad(*there, ops.index_beside(layout, out), out)
+    expected = np.empty(out.shape)
+    exact = (a.astype(np.float64) for a in (x, dy))
+    rung("k0_reference").weight_grad(*exact, layout.index, expected)
+    np.testing.assert_allclose(out.numpy(), expected, rtol=2**-10, atol=48 * 2**-20)
 
 
 def uneven(rng, B):

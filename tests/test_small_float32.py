@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from numbsparse import device
-from numbsparse.kernels.matmul import PRODUCTS, rung
-from numbsparse.kernels.matmul.k7_small_blocks import single_boxes, strip_plan
+from numbsparse import device, ops
+from numbsparse.device import to_device
+from numbsparse.kernels.matmul import PRODUCTS, aligned, rung
+from numbsparse.kernels.matmul.k7_small_blocks import single_boxes, single_regions, strip_plan
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, plan_regions
 from numbsparse.layout import Layout
-from numbsparse.testing import Case, check_rung
+from numbsparse.testing import Case, check_rung, count
 
 needs_a_gpu = pytest.mark.skipif(not device.is_available(), reason="takes a GPU or the simulator")
 
@@ -33,9 +34,105 @@ def test_products(product, case):
 @pytest.mark.parametrize("size", [8, 16])
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_products_of_feature_major_activations(product, size, precision):
-    case = Case(batch=5, in_features=43, out_features=30, block_size=size)
+    case = Case(batch=70, in_features=43, out_features=30, block_size=size)
     kernels = rung("k7_small_blocks")
     check_rung(kernels, product, case, "float32", "cuda", 0, precision, feature_major=True)
+
+
+OF_ALL_SHAPES = [  # where the simulator's regions differ, and so do the card's
+    Case(batch=37, in_features=43, out_features=101, block_size=8, density=0.5),
+    Case(batch=37, in_features=43, out_features=101, block_size=16, density=0.5),
+    Case(batch=21, in_features=301, out_features=37, block_size=8, density=0.1),
+    Case(batch=21, in_features=301, out_features=161, block_size=16, density=0.15),
+    Case(batch=67, in_features=40, out_features=72, block_size=8, density=0.3),
+    Case(batch=67, in_features=48, out_features=80, block_size=16, density=0.3),
+]
+if not device.SIMULATED:
+    OF_ALL_SHAPES += [
+        Case(batch=301, in_features=1001, out_features=2003, block_size=size, density=density)
+        for size in (8, 16)
+        for density in (0.01, 0.05, 0.1, 0.3)
+    ]
+
+
+def lying(a, turned):
+    """On the device, gapless along the rows or, turned, along the batch; NaN beyond the edge."""
+    lines = a.T if turned else a
+    padded = np.full((lines.shape[0], -(-lines.shape[1] // 4) * 4 + 4), np.nan, np.float32)
+    padded[:, : lines.shape[1]] = lines
+    there = to_device(padded)[:, : lines.shape[1]]
+    return there.T if turned else there
+
+
+def weight_grad(layout, x, dy, B):
+    values = to_device(np.full((layout.n_blocks, B, B), np.nan, np.float32))
+    index = ops.index_beside(layout, values)
+    rung("k7_small_blocks").weight_grad(x, dy, index, values, "highest")
+    return values.numpy()
+
+
+def expected(layout, x, dy, B):
+    whole = np.zeros((layout.shape[0] * B, layout.shape[1] * B))  # 0 beyond the edge
+    whole[: x.shape[1], : dy.shape[1]] = x.astype(np.float64).T @ dy.astype(np.float64)
+    blocks = whole.reshape(layout.shape[0], B, layout.shape[1], B).swapaxes(1, 2)
+    return blocks[layout.index.block_rows, layout.index.block_columns]
+
+
+@pytest.fixture
+def nothing_is_copied(monkeypatch):
+    def copy(*_):
+        raise AssertionError("an operand is copied")
+
+    monkeypatch.setattr(aligned, "copy", copy)
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("dy_turned", [False, True], ids=["dy", "dy_turned"])
+@pytest.mark.parametrize("x_turned", [False, True], ids=["x", "x_turned"])
+@pytest.mark.parametrize("case", OF_ALL_SHAPES, ids=str)
+def test_weight_grad_reads_either_order(rng, case, x_turned, dy_turned, nothing_is_copied):
+    layout, B = case.layout(rng), case.block_size
+    x = rng.standard_normal((case.batch, case.in_features)).astype(np.float32)
+    dy = rng.standard_normal((case.batch, case.out_features)).astype(np.float32)
+    got = weight_grad(layout, lying(x, x_turned), lying(dy, dy_turned), B)
+    bound = (case.batch + 2) * np.finfo(np.float32).eps * expected(layout, abs(x), abs(dy), B)
+    assert (abs(got - expected(layout, x, dy, B)) <= bound).all()  # NaN is not
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("dy_turned", [False, True], ids=["dy", "dy_turned"])
+@pytest.mark.parametrize("x_turned", [False, True], ids=["x", "x_turned"])
+@pytest.mark.parametrize("B", [8, 16])
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_weight_grad_of_infinities_in_either_order(rng, B, x_turned, dy_turned):
+    layout = Layout(np.ones((-(-43 // B), -(-21 // B)), bool))
+    x = rng.standard_normal((19, 43)).astype(np.float32)
+    dy = rng.standard_normal((19, 21)).astype(np.float32)
+    x[7, 13], x[17, 42], dy[3, 20] = np.inf, -np.inf, np.inf
+    got = weight_grad(layout, lying(x, x_turned), lying(dy, dy_turned), B)
+    right = expected(layout, x, dy, B)
+    assert 0.05 < np.isinf(right).mean() < 0.5
+    np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
+@pytest.mark.parametrize("density", [0.1, 0.9], ids=["32 bytes", "64 bytes"])
+@pytest.mark.parametrize("B", [8, 16])
+def test_turned_lines_meet_in_no_bank(rng, B, density):
+    layout = Layout(rng.random((5, 5)) < density)
+    x, dy = (lying(rng.standard_normal((16, 5 * B)), True) for _ in range(2))
+    products, *_ = count(lambda: weight_grad(layout, x, dy, B))
+    assert products.shared_reads.requests > 0 == products.shared_reads.excess
+
+
+@pytest.mark.parametrize("kept", [0.01, 0.05, 0.1, 0.5])
+@pytest.mark.parametrize("B", [8, 16])
+def test_turned_lines_of_a_card_are_not_short(monkeypatch, B, kept):
+    monkeypatch.setattr(single_regions, "shared_memory", lambda: 227 * 1024)
+    region, at_once = single_regions.region_of(B, kept, turned=True)
+    assert region.DEPTH * region.ITEM >= 64
+    assert region.SLOTS % at_once == 0
+    assert region.SHARED_BYTES < 227 * 1024
 
 
 @pytest.mark.parametrize("widths", [(960, 704), (950, 700)], ids=["whole", "ragged"])

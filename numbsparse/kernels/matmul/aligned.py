@@ -26,6 +26,12 @@ def aligned_lines(x: DeviceArray) -> tuple[DeviceArray, int, bool]:
     return *aligned_rows(x.T if turned else x), turned
 
 
+def aligned_either_way(x: DeviceArray) -> tuple[DeviceArray, bool]:
+    """x, or x.T where the batch is gapless, or a copy of it that is aligned; whether it is x.T."""
+    turned = x.strides[0] == x.itemsize != x.strides[1]
+    return aligned(x.T if turned else x), turned
+
+
 def aligned(x: DeviceArray) -> DeviceArray:
     """x (rows, width), or a copy unless it is aligned."""
     if is_aligned(x):

@@ -64,6 +64,7 @@ movmatrix_trans = _here.movmatrix_trans  # uint32 -> uint32; two neighbours of a
 ldmatrix_x4 = _here.ldmatrix_x4  # (shared, i) -> 4 uint32; lane 8m + r gives row r of matrix m
 ldmatrix_x4_trans = _here.ldmatrix_x4_trans  # the same, of the transposed matrices
 # (shared, i, wanted, r0..r3): the same if `wanted`, one uint32 for the warp, is not 0; else r0..r3
+ldmatrix_x4_if = _here.ldmatrix_x4_if
 ldmatrix_x4_trans_if = _here.ldmatrix_x4_trans_if
 
 # The way back: (shared, i, 4 uint32); lane 8m + r says where row r of matrix m goes; 9.0.

@@ -75,6 +75,12 @@ def stmatrix_x4_trans(typing, shared, i, r0, r1, r2, r3):
 
 
 @intrinsic
+def ldmatrix_x4_if(typing, shared, i, wanted, r0, r1, r2, r3):
+    name = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
+    return ldmatrix_if(name, shared, i, wanted, r0, r1, r2, r3)
+
+
+@intrinsic
 def ldmatrix_x4_trans_if(typing, shared, i, wanted, r0, r1, r2, r3):
     name = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
     return ldmatrix_if(name, shared, i, wanted, r0, r1, r2, r3)

@@ -117,11 +117,17 @@ def movmatrix_trans(pairs: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(matrix.T).view(np.uint32).reshape(32)
 
 
-def ldmatrix_x4_trans_if(rows: np.ndarray, wanted: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """`ldmatrix_x4_trans` where `wanted` (32,), alike in all lanes, is not 0; else kept (32, 4)."""
+def ldmatrix_x4_if(rows: np.ndarray, wanted: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """`ldmatrix_x4` where `wanted` (32,), alike in all lanes, is not 0; else kept (32, 4)."""
     if (wanted != wanted[0]).any():
         raise ValueError(f"a warp loads a matrix as one, but the lanes want {wanted}")
-    return ldmatrix_x4_trans(rows) if wanted[0] else kept
+    return ldmatrix_x4(rows) if wanted[0] else kept
+
+
+def ldmatrix_x4_trans_if(rows: np.ndarray, wanted: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """As `ldmatrix_x4_if`, of the transposed matrices."""
+    turned = np.ascontiguousarray(rows.reshape(4, 8, 8).swapaxes(1, 2)).reshape(32, 8)
+    return ldmatrix_x4_if(turned, wanted, kept)
 
 
 def cvt_rna_tf32(x: np.ndarray) -> np.ndarray:

@@ -68,6 +68,11 @@ def movmatrix_trans(value):
     return together(meaning.movmatrix_trans, _registers(np.uint32, value)[0])
 
 
+def ldmatrix_x4_if(shared, i, wanted, r0, r1, r2, r3):
+    kept = _registers(np.uint32, wanted, r0, r1, r2, r3)
+    return tuple(together(meaning.ldmatrix_x4_if, _row(shared, i), kept[0], kept[1:]))
+
+
 def ldmatrix_x4_trans_if(shared, i, wanted, r0, r1, r2, r3):
     kept = _registers(np.uint32, wanted, r0, r1, r2, r3)
     return tuple(together(meaning.ldmatrix_x4_trans_if, _row(shared, i), kept[0], kept[1:]))

@@ -24,7 +24,7 @@ from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.aligned import BYTES
+from numbsparse.kernels.matmul.aligned import BYTES, aligned_either_way
 from numbsparse.kernels.matmul.k5_tensor_core.weight_grad_singles import cut
 from numbsparse.kernels.matmul.k6_hopper.split_items import (
     ALIGNED,
@@ -37,7 +37,6 @@ from numbsparse.kernels.matmul.k6_hopper.split_items import (
 )
 from numbsparse.kernels.matmul.k6_hopper.split_roles import multiplier, supplier
 from numbsparse.kernels.matmul.k6_hopper.split_sums import add_kernel, finisher
-from numbsparse.kernels.matmul.k6_hopper.weight_grad import lying
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
@@ -64,14 +63,14 @@ def weight_grad(
     swapped, work, *plan = planned(index, way_of, B)
     if swapped:
         x, dy, in_features, out_features = dy, x, out_features, in_features
-    (x, x_in_rows), (dy, dy_in_rows) = lying(x), lying(dy)
+    (x, x_turned), (dy, dy_turned) = aligned_either_way(x), aligned_either_way(dy)
     maps = tensor_maps(*((a, (NT, TILE), 4 * TILE) for a in (x, dy)))
     count = plan[0].shape[0]
     whole, pieces = cut(count, -(-batch // NT), 1)
     rest = count - whole
     parts = empty((rest * pieces * work.SUMS if rest else 1,), dvalues.dtype)
     exact, wide = precision == "highest", dvalues.address % BYTES == 0
-    how = B, work, exact, wide, swapped, not x_in_rows, not dy_in_rows
+    how = B, work, exact, wide, swapped, x_turned, dy_turned
     strides = (a.strides[0] // a.itemsize for a in (x, dy))
     sizes = (*strides, in_features, out_features, batch)
     operands = span(x), span(dy), sizes, *plan, span(dvalues), parts, whole, pieces

@@ -27,7 +27,7 @@ from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.dtypes import is_bfloat16
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.aligned import aligned
+from numbsparse.kernels.matmul.aligned import aligned_either_way
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_fours import in_fours
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import RUNS, Tile
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_kernel import (
@@ -64,7 +64,8 @@ def weight_grad(x, dy, index, dvalues):
     if batch == 0:
         fill(dvalues, 0.0)
         return
-    (x, x_turned), (dy, dy_turned) = lying(x), lying(dy)
+    (x, x_columns), (dy, dy_columns) = aligned_either_way(x), aligned_either_way(dy)
+    x_turned, dy_turned = not x_columns, not dy_columns  # over, by wgmma, as the batch is summed
     tile = tile_of(B, x_turned, dy_turned, index)
     steps = -(-batch // tile.DEPTH)
     edges = edge_of(x, tile, x_turned), edge_of(dy, tile, dy_turned)
@@ -105,13 +106,6 @@ def tile_of(B: int, x_turned: bool, dy_turned: bool, index: Index) -> Tile:
     if SIMULATED:
         return tile._replace(GROUPS=1 if B == 32 else 2, STAGES=2, LOADERS=1)
     return tile
-
-
-def lying(x: DeviceArray) -> tuple[DeviceArray, bool]:
-    """x (batch, features) and True, or its transpose and False where the batch is gapless."""
-    if x.strides[0] == x.itemsize != x.strides[1]:
-        return aligned(x.T), False
-    return aligned(x), True
 
 
 def edge_of(x: DeviceArray, tile: Tile, turned: bool) -> tuple[int, bool]:

@@ -22,6 +22,10 @@ cores take it as tf32, by three products where they are to be exact (`k5_tensor_
 takes twice the room: a strip has 352 columns of y, a region 128 or 144 blocks of 16 x 16. There too
 some warps of a region only ask the copy engine, and give the others the registers they lack.
 
+All read x and dy as they lie. Of feature-major ones a line of shared memory is a feature, with 32
+or 64 rows of the batch: then `ldmatrix` turns the tiles over where it does not else, and does not
+where it does, and of float32 a lane reads neighbours of the batch (`single_rows`, `single_turned`).
+
 Reads per output, for a sum of K products at density d, so over K / d features of x: from global
 memory K / (512 * d) of x, or K / (1024 * d) where two strips share it in a cluster, and K / 64 of
 w, for any B; the rungs before had K / B of x alone. From shared memory K / B of x and K / 64 of w,

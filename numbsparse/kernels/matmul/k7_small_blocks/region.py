@@ -9,6 +9,14 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import SWIZZLED
 GROUP = 64  # features of 16 bits that are fetched together: 128 bytes of a row
 
 
+class Turned(NamedTuple):
+    """Which operands are feature-major. A group of theirs is FEATURES lines of DEPTH rows of the
+    batch, where else it is DEPTH lines of FEATURES."""
+
+    x: bool
+    dy: bool
+
+
 class Region(NamedTuple):
     """Warps, slots of a warp, groups of features, rows of a stage of x and dy, stages of the ring;
     and warps that ask the copy engine for them.

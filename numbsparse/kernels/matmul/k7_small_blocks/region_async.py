@@ -8,7 +8,7 @@ from typing import Any
 from numba import cuda, float32, int64, uint8, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.card import registers
-from numbsparse.kernels.matmul.k7_small_blocks.region import GROUP, Region
+from numbsparse.kernels.matmul.k7_small_blocks.region import GROUP, Region, Turned
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import (
     LINE,
     places_of_lane,
@@ -26,12 +26,13 @@ from numbsparse.kernels.ptx import (
 
 
 @cache
-def async_kernel(B: int, name: str, region: Region) -> Any:
+def async_kernel(B: int, name: str, region: Region, turned: Turned) -> Any:
     WARPS, SLOTS, GROUPS, DEPTH, STAGES = region[:5]
     AHEAD, PENDING, LINES = STAGES - 1, STAGES - 2, lines_of(region)
     STAGE_BYTES, SUMS = region.STAGE_BYTES, SLOTS * B // 2
-    place, store = places_of_lane(B, region), storer(B, name, region)
-    fetch, add_stage = fetch_rows(region), products(B, name, region)
+    place, store = places_of_lane(B, region, turned), storer(B, name, region)
+    fetch_x, fetch_dy = fetch_group(region, turned.x), fetch_group(region, turned.dy)
+    add_stage = products(B, name, region, turned)
 
     @cuda.jit(**registers(WARPS))
     def kernel(
@@ -55,26 +56,19 @@ def async_kernel(B: int, name: str, region: Region) -> Any:
         first = chunks * piece // pieces
         steps = chunks * (piece + 1) // pieces - first
 
-        # The part of a row that this thread fetches: 8 of the features of one group.
-        group, line = groups[item * GROUPS + t // LINE % GROUPS], t // LINE // GROUPS
-        of_dy = group % 2 == 1
-        c = int64(group // 2) * GROUP + t % LINE * PIECE
-        n = uint32(2 * min(max((sides[1] if of_dy else sides[0]) - c, 0), PIECE))
-        stride = dy_stride if of_dy else x_stride
-        source = (first * DEPTH + line) * stride + c
-        mine = group >= 0 and line < LINES
+        group = groups[item * GROUPS + t // LINE % GROUPS]
+        mine, feature = group >= 0 and t // LINE // GROUPS < LINES, int64(group // 2) * GROUP
         for step in range(-AHEAD, steps):
             cp_async_wait(PENDING)
             cuda.syncthreads()
             coming = step + AHEAD
             if coming < steps and mine:
                 start = base + uint32(coming) % STAGES * STAGE_BYTES
-                left = batch - (first + coming) * DEPTH
-                if of_dy:
-                    fetch(dy, source, stride, n, left, shared, start)
+                row = (first + coming) * DEPTH
+                if group % 2 == 1:
+                    fetch_dy(dy, dy_stride, row, batch, feature, sides[1], shared, start)
                 else:
-                    fetch(x, source, stride, n, left, shared, start)
-                source += DEPTH * stride
+                    fetch_x(x, x_stride, row, batch, feature, sides[0], shared, start)
             cp_async_commit()
             if step >= 0:
                 add_stage(shared, code, uint32(base + step % STAGES * STAGE_BYTES), acc)
@@ -87,7 +81,7 @@ def async_kernel(B: int, name: str, region: Region) -> Any:
 
 
 def lines_of(region: Region) -> int:
-    """Rows of x and dy that the threads fetch at once: a power of two."""
+    """Lines of 128 bytes that the threads fetch at once of each group: a power of two."""
     lines = 1
     while 2 * lines * region.GROUPS * LINE <= 32 * region.WARPS:
         lines *= 2
@@ -95,21 +89,43 @@ def lines_of(region: Region) -> int:
 
 
 @cache
-def fetch_rows(region: Region) -> Any:
-    """A piece of every row of a stage that this thread fetches; 0 beyond the last of `left`."""
-    GROUPS, GROUP_BYTES = region.GROUPS, region.GROUP_BYTES
-    LINES = lines_of(region)
-    COUNT = region.DEPTH // LINES
+def fetch_group(region: Region, turned: bool) -> Any:
+    """What this thread fetches of a stage: pieces of 16 bytes of one group, from row `row` of the
+    batch and feature `feature` on; 0 beyond the batch and the `side`."""
+    GROUPS, GROUP_BYTES, LINES = region.GROUPS, region.GROUP_BYTES, lines_of(region)
+    COUNT, IN_LINE = region.DEPTH // LINES, region.DEPTH // PIECE  # pieces of a feature
+    TOGETHER = LINE // IN_LINE  # features of 128 bytes
 
     @cuda.jit(device=True)
-    def fetch(x, source, stride, n, left, shared, start):
+    def fetch_rows(x, stride, row, batch, feature, side, shared, start):
         t = uint32(cuda.threadIdx.x)
         first, group = t // LINE // GROUPS, t // LINE % GROUPS
+        c = feature + int64(t % LINE * PIECE)
+        source, n = (row + int64(first)) * stride + c, bytes_of(side - c)
         for i in range(COUNT):
             line = first + i * LINES
-            at, m = (source, n) if line < left else (0, uint32(0))
+            at, m = (source, n) if row + line < batch else (0, uint32(0))
             swizzled = line * LINE + (t ^ line) % LINE
             cp_async_zero_fill(shared, start + group * GROUP_BYTES + swizzled * 16, x, at, m)
             source += LINES * stride
 
-    return fetch
+    @cuda.jit(device=True)
+    def fetch_columns(x, stride, row, batch, feature, side, shared, start):
+        t = uint32(cuda.threadIdx.x)
+        first, group, piece = t // LINE // GROUPS, t // LINE % GROUPS, t % IN_LINE
+        begin, within = row + int64(piece * PIECE), t % LINE // IN_LINE
+        n = bytes_of(batch - begin)
+        for i in range(COUNT):
+            line = first + i * LINES
+            own = feature + int64(line * TOGETHER + within)
+            at, m = (own * stride + begin, n) if own < side else (0, uint32(0))
+            swizzled = line * LINE + within * IN_LINE + (piece ^ line % IN_LINE)
+            cp_async_zero_fill(shared, start + group * GROUP_BYTES + swizzled * 16, x, at, m)
+
+    return fetch_columns if turned else fetch_rows
+
+
+@cuda.jit(device=True)
+def bytes_of(left):
+    """Of a piece, where so many values are left."""
+    return uint32(2 * min(max(left, 0), PIECE))

@@ -10,8 +10,10 @@ from typing import Any
 
 from numba import cuda, float32, int32, uint8, uint32, uint64
 
+from numbsparse.device import DeviceArray
+from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.matmul.k7_small_blocks.card import registers
-from numbsparse.kernels.matmul.k7_small_blocks.region import GROUP, Region
+from numbsparse.kernels.matmul.k7_small_blocks.region import GROUP, Region, Turned
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import places_of_lane, products
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import storer
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import SWIZZLED
@@ -31,11 +33,18 @@ from numbsparse.kernels.ptx import (
 )
 
 
+def map_of(x: DeviceArray, region: Region, turned: bool) -> DeviceArray:
+    """The map of x, or of the transpose of feature-major x, for boxes of a group."""
+    if turned:
+        return tensor_map(x, (region.FEATURES, region.DEPTH), region.ITEM * region.DEPTH)
+    return tensor_map(x, (region.DEPTH, region.FEATURES), region.ITEM * region.FEATURES)
+
+
 @cache
-def bulk_kernel(B: int, name: str, region: Region) -> Any:
+def bulk_kernel(B: int, name: str, region: Region, turned: Turned) -> Any:
     WARPS, FETCHERS, STAGES = region.WARPS, region.FETCHERS, region.STAGES
     DEPTH, BARRIERS = region.DEPTH, 2 * region.STAGES
-    produce, consume = producer(region), consumer(B, name, region)
+    produce, consume = producer(region, turned), consumer(B, name, region, turned)
 
     @cuda.jit(**registers(WARPS + FETCHERS))
     def kernel(
@@ -72,10 +81,10 @@ def bulk_kernel(B: int, name: str, region: Region) -> Any:
 
 
 @cache
-def consumer(B: int, name: str, region: Region) -> Any:
+def consumer(B: int, name: str, region: Region, turned: Turned) -> Any:
     WARPS, SLOTS, SUMS = region.WARPS, region.SLOTS, region.SLOTS * B // 2
     STAGES, STAGE_BYTES = region.STAGES, region.STAGE_BYTES
-    place, add_stage = places_of_lane(B, region), products(B, name, region)
+    place, add_stage = places_of_lane(B, region, turned), products(B, name, region, turned)
     store = storer(B, name, region)
 
     @cuda.jit(device=True)
@@ -106,10 +115,25 @@ def consumer(B: int, name: str, region: Region) -> Any:
 
 
 @cache
-def producer(region: Region) -> Any:
+def loader(turned: bool) -> Any:
+    """Ask for a group of DEPTH rows of the batch."""
+
+    @cuda.jit(device=True)
+    def load(shared, to, x_map, feature, row, bars, stage):
+        if turned:
+            tma_load_2d(shared, to, x_map, row, feature, bars, stage)
+        else:
+            tma_load_2d(shared, to, x_map, feature, row, bars, stage)
+
+    return load
+
+
+@cache
+def producer(region: Region, turned: Turned) -> Any:
     DEPTH, STAGES, GROUPS = region.DEPTH, region.STAGES, region.GROUPS
     STAGE_BYTES, GROUP_BYTES = region.STAGE_BYTES, region.GROUP_BYTES
     FETCHERS, TURNS = region.FETCHERS, -(-GROUPS // region.FETCHERS)
+    load_x, load_dy = loader(turned.x), loader(turned.dy)
 
     @cuda.jit(device=True)
     def produce(fetcher, x_map, dy_map, groups, item, first, end, shared, base, bars):
@@ -133,9 +157,9 @@ def producer(region: Region) -> Any:
                     feature = int32(own[i] // 2 * GROUP)
                     if own[i] >= 0:
                         if own[i] % 2 == 1:
-                            tma_load_2d(shared, to, dy_map, feature, row, bars, stage)
+                            load_dy(shared, to, dy_map, feature, row, bars, stage)
                         else:
-                            tma_load_2d(shared, to, x_map, feature, row, bars, stage)
+                            load_x(shared, to, x_map, feature, row, bars, stage)
             stage = uint32(stage + 1)
             if stage == STAGES:
                 stage, phase = uint32(0), uint32(phase ^ 1)

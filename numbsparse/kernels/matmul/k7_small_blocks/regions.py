@@ -10,13 +10,12 @@ from typing import Any
 
 from numbsparse.device import empty
 from numbsparse.device.launch import launch
-from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import copy_engine, multiprocessors, shared_memory
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.aligned import aligned, aligned_rows
-from numbsparse.kernels.matmul.k7_small_blocks.region import GROUP, Region
+from numbsparse.kernels.matmul.aligned import aligned_either_way, aligned_rows
+from numbsparse.kernels.matmul.k7_small_blocks.region import Region, Turned
 from numbsparse.kernels.matmul.k7_small_blocks.region_async import async_kernel
-from numbsparse.kernels.matmul.k7_small_blocks.region_bulk import bulk_kernel
+from numbsparse.kernels.matmul.k7_small_blocks.region_bulk import bulk_kernel, map_of
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import plan_regions
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import total_kernel
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
@@ -32,7 +31,10 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any) -> None:
         return
     block_sides = -(-sides[0] // B), -(-sides[1] // B)
     kept, *_ = planned(index, steps_in_strips, B, False, min(512, block_sides[1] * B), 32, 16 // B)
-    region = region_of(B, kept)
+    x, x_turned = aligned_either_way(x.view("uint16"))
+    dy, dy_turned = aligned_either_way(dy.view("uint16"))
+    turned = Turned(x_turned, dy_turned)
+    region = region_of(B, kept, any(turned))
     plan = planned(index, plan_regions, B, block_sides, region, multiprocessors())
     segments, groups, codes, used, blocks, cut, pieces = plan
     slots = region.WARPS * region.SLOTS * cut.size
@@ -42,13 +44,13 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any) -> None:
     walk = batch, segments, groups, codes, used, *places, partials, dvalues
     n, shared = segments.size // 4, region.SHARED_BYTES
     if copy_engine():
-        x, dy = aligned(x), aligned(dy)
-        maps = (tensor_map(a.view("uint16"), (region.DEPTH, GROUP), 2 * GROUP) for a in (x, dy))
-        kernel, threads = bulk_kernel(B, name, region), 32 * (region.WARPS + region.FETCHERS)
+        maps = (map_of(a, region, lies) for a, lies in zip((x, dy), turned, strict=True))
+        kernel = bulk_kernel(B, name, region, turned)
+        threads = 32 * (region.WARPS + region.FETCHERS)
         launch(kernel, n, threads, *maps, *walk, shared_bytes=shared)
     else:
-        rows = *aligned_rows(x.view("uint16")), *aligned_rows(dy.view("uint16"))
-        kernel, threads = async_kernel(B, name, region), 32 * region.WARPS
+        rows = *aligned_rows(x), *aligned_rows(dy)
+        kernel, threads = async_kernel(B, name, region, turned), 32 * region.WARPS
         launch(kernel, n, threads, *rows, *walk, shared_bytes=shared)
     total = total_kernel(B, name, region)
     launch(total, slots, 32, partials, pieces, cut, *places, dvalues)
@@ -65,17 +67,23 @@ ASYNC_REGIONS = {
 }
 
 
-def region_of(B: int, kept: float) -> Region:
+def region_of(B: int, kept: float, turned: bool) -> Region:
     """As many blocks as the registers of a multiprocessor hold, if shared memory holds their x and
-    dy; where few are kept near each other, more features of fewer rows."""
+    dy; where few are kept near each other, more features of fewer rows.
+
+    Of feature-major operands always 32 rows, for lines of 64 bytes: shorter ones are slow to fetch.
+    """
     limit = shared_memory()
     if limit is None:
         most = Region(2, 128 // B, 8, 16, 2)
-        return most._replace(GROUPS=4, DEPTH=32) if kept > 0.2 else most
+        return most._replace(GROUPS=4, DEPTH=32) if kept > 0.2 or turned else most
     if copy_engine():
         dense, sparse = ENGINE_REGIONS[B]
     else:
         dense, sparse = ASYNC_REGIONS[B]
     region = dense if kept > 0.05 else sparse
+    if turned and region.DEPTH < 32:
+        stages = max(region.STAGES * region.DEPTH // 32, 2)
+        region = region._replace(DEPTH=32, STAGES=stages)
     most_groups = (limit - 2048) // (region.STAGES * region.GROUP_BYTES)  # beside the barriers
     return region._replace(GROUPS=min(region.GROUPS, most_groups))

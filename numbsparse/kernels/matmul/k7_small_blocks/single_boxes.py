@@ -50,8 +50,13 @@ def plan_boxes(
     return segments, np.take_along_axis(boxes, order, 1).astype(np.int32), *rest
 
 
-def map_of(x: DeviceArray, groups: int, region: Region) -> DeviceArray:
-    """The map of x for boxes of DEPTH rows of one group, or of several that are whole."""
+def map_of(x: DeviceArray, turned: bool, groups: int, region: Region) -> DeviceArray:
+    """The map of x for boxes of DEPTH rows of one group, or of several that are whole.
+
+    Where x is turned, (features, batch), groups are lines below each other.
+    """
+    if turned:
+        return tensor_map(x, (groups * region.FEATURES, region.DEPTH), x.itemsize * region.DEPTH)
     rows, width = x.shape
     line = x.itemsize * region.FEATURES
     if groups == 1 or width < region.FEATURES:
@@ -63,14 +68,35 @@ def map_of(x: DeviceArray, groups: int, region: Region) -> DeviceArray:
 
 
 @cache
-def fetch_boxes(region: Region) -> tuple[Any, Any]:
+def box_loads(region: Region, turned: bool) -> tuple[Any, Any]:
+    """(load, load_wide) of a box that begins at a group and a row of the batch."""
+    FEATURES = region.FEATURES
+
+    @cuda.jit(device=True)
+    def load(shared, to, own_map, group, row, bars, stage):
+        tma_load_2d(shared, to, own_map, int32(group * FEATURES), row, bars, stage)
+
+    @cuda.jit(device=True)
+    def load_wide(shared, to, own_map, group, row, bars, stage):
+        tma_load_3d(shared, to, own_map, 0, row, group, bars, stage)
+
+    @cuda.jit(device=True)
+    def load_lines(shared, to, own_map, group, row, bars, stage):
+        tma_load_2d(shared, to, own_map, row, int32(group * FEATURES), bars, stage)
+
+    return (load_lines, load_lines) if turned else (load, load_wide)
+
+
+@cache
+def fetch_boxes(region: Region, x_turned: bool, dy_turned: bool) -> tuple[Any, Any]:
     """(look_up, fetch): each lane of the warps that fetch asks for some boxes of a stage.
 
     To ask takes some 100 cycles a time, too long for one warp that asks for all.
     """
     GROUPS, FETCHERS, SHARE = region.GROUPS, region.FETCHERS, region.SHARE
-    GROUP_BYTES, FEATURES = region.GROUP_BYTES, region.FEATURES
-    PLACES = (1 << GROUP_AT - PLACE_AT) - 1
+    GROUP_BYTES, PLACES = region.GROUP_BYTES, (1 << GROUP_AT - PLACE_AT) - 1
+    load_x, load_wide_x = box_loads(region, x_turned)
+    load_dy, load_wide_dy = box_loads(region, dy_turned)
 
     @cuda.jit(device=True)
     def look_up(boxes, item, own, mine):
@@ -95,12 +121,12 @@ def fetch_boxes(region: Region) -> tuple[Any, Any]:
                 continue
             if box & IS_WIDE:
                 if box & IS_DY:
-                    tma_load_3d(shared, to, dy_wide, 0, row, group, bars, stage)
+                    load_wide_dy(shared, to, dy_wide, group, row, bars, stage)
                 else:
-                    tma_load_3d(shared, to, x_wide, 0, row, group, bars, stage)
+                    load_wide_x(shared, to, x_wide, group, row, bars, stage)
             elif box & IS_DY:
-                tma_load_2d(shared, to, dy_map, int32(group * FEATURES), row, bars, stage)
+                load_dy(shared, to, dy_map, group, row, bars, stage)
             else:
-                tma_load_2d(shared, to, x_map, int32(group * FEATURES), row, bars, stage)
+                load_x(shared, to, x_map, group, row, bars, stage)
 
     return look_up, fetch

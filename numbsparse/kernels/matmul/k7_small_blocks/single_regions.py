@@ -1,7 +1,8 @@
 """The weight-gradient of float32: regions as for the half types, with three products of tf32.
 
-The copy engine brings the groups of features of each stage, DEPTH rows of 32 features, their pieces
-of 16 bytes swizzled. `single_roles` says who asks for them and who multiplies.
+The copy engine brings the groups of features of each stage, DEPTH rows of 32 features, or 32 lines
+of DEPTH rows where a factor lies feature-major; their pieces of 16 bytes are swizzled.
+`single_roles` says who asks for them and who multiplies.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numbsparse.device import empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, shared_memory
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.aligned import BYTES, aligned
+from numbsparse.kernels.matmul.aligned import BYTES, aligned_either_way
 from numbsparse.kernels.matmul.k7_small_blocks.region import Region
 from numbsparse.kernels.matmul.k7_small_blocks.single_boxes import (
     WIDE,
@@ -46,6 +47,7 @@ from numbsparse.kernels.ptx import (
 from numbsparse.kernels.views import span
 
 # The part of the blocks that is kept, at most; slots at once; warps, slots, groups, rows, stages.
+# Features that lie along the batch come 16 rows at once: lines of 64 bytes.
 SHAPES = {
     8: [
         (0.03, 2, (12, 14, 54, 16, 2)),
@@ -70,7 +72,8 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
         fill(dvalues, 0)
         return
     kept, *_ = planned(index, steps_in_strips, B, False, min(512, -(-out_features // B) * B), 32, 1)
-    region, at_once = region_of(B, kept)
+    (x, x_turned), (dy, dy_turned) = aligned_either_way(x), aligned_either_way(dy)
+    region, at_once = region_of(B, kept, x_turned or dy_turned)
     widths = in_features, out_features
     plan = planned(index, plan_boxes, B, widths, region, multiprocessors())
     segments, boxes, codes, used, blocks, cut, pieces = plan
@@ -78,8 +81,7 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     partials = empty((max(slots * pieces * 16 * B, 1),), "float32")
     edge = in_features % B > 0 or out_features % B > 0
     wide = not edge and dvalues.address % BYTES == 0
-    sums = Sums(B, region, at_once, wide, precision == "highest")
-    x, dy = aligned(x), aligned(dy)
+    sums = Sums(B, region, at_once, wide, precision == "highest", x_turned, dy_turned)
     strides = x.strides[0] // x.itemsize, dy.strides[0] // dy.itemsize
     operands = (
         *(batch, span(x), strides[0], span(dy), strides[1], blocks),
@@ -91,7 +93,8 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
         segments.size // 4,
         32 * (region.WARPS + region.FETCHERS),
         *operands,
-        *(map_of(a, groups, region) for a in (x, dy) for groups in (1, WIDE)),
+        *(map_of(x, x_turned, groups, region) for groups in (1, WIDE)),
+        *(map_of(dy, dy_turned, groups, region) for groups in (1, WIDE)),
         segments,
         boxes,
         codes,
@@ -101,15 +104,16 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     launch(total_kernel(sums), slots, 32, *operands, cut, pieces)
 
 
-def region_of(B: int, kept: float) -> tuple[Region, int]:
+def region_of(B: int, kept: float, turned: bool) -> tuple[Region, int]:
     """As many blocks as the registers of a multiprocessor hold, if shared memory holds their x and
     dy; where few are kept, more features of fewer rows or stages. And the slots taken at once."""
     limit = shared_memory()
     if limit is None:
         groups, depth = (4, 16) if kept > 0.2 else (8, 8)
         return Region(2, 4, groups, depth, 2, FETCHERS=1, ITEM=4), 1 if kept > 0.4 else 2
-    _, at_once, shape = next(row for row in SHAPES[B] if kept <= row[0])
-    region = Region(*shape, FETCHERS=4, ITEM=4)
+    rows = (row for row in SHAPES[B] if kept <= row[0])
+    ways = ((at_once, Region(*shape, FETCHERS=4, ITEM=4)) for _, at_once, shape in rows)
+    at_once, region = next(way for way in ways if way[1].DEPTH >= 16 or not turned)
     limit -= SWIZZLED + 16 * region.WARPS * region.SLOTS + 16 * region.STAGES
     groups = min(region.GROUPS, limit // (region.STAGES * region.GROUP_BYTES))
     return region._replace(GROUPS=groups), at_once
@@ -117,12 +121,12 @@ def region_of(B: int, kept: float) -> tuple[Region, int]:
 
 @cache
 def region_kernel(sums: Sums) -> Any:
-    B, region, exact = sums.B, sums.region, sums.exact
+    region, exact = sums.region, sums.exact
     WARPS, SLOTS, DEPTH, STAGES = region.WARPS, region.SLOTS, region.DEPTH, region.STAGES
     FETCHERS, CODES, BARRIERS, COUNT = region.FETCHERS, WARPS * SLOTS, 2 * STAGES, sums.PER_LANE
     THREADS, WORDS, ACC = 32 * (WARPS + FETCHERS), 4 * CODES, (SLOTS, COUNT)
-    supply, multiply, translate = supplier(region), multiplier(sums), translated(region)
-    store, nan_in, mend = store_slots(sums, SLOTS), any_nan(*ACC), mend_slots(B)
+    supply, multiply, translate = supplier(sums), multiplier(sums), translated(sums)
+    store, nan_in, mend = store_slots(sums, SLOTS), any_nan(*ACC), mend_slots(sums)
 
     @cuda.jit(**registers_of(region).options)
     def kernel(

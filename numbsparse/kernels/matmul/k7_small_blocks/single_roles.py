@@ -42,11 +42,12 @@ def registers_of(region: Region) -> Registers:
 
 
 @cache
-def supplier(region: Region) -> Any:
+def supplier(sums: Sums) -> Any:
     """The warps that ask for boxes, each for its share of every stage."""
+    region = sums.region
     STAGES, STAGE_BYTES, DEPTH = region.STAGES, region.STAGE_BYTES, region.DEPTH
     FEWER, SHARE = registers_of(region).fewer, region.SHARE
-    look_up, fetch = fetch_boxes(region)
+    look_up, fetch = fetch_boxes(region, sums.x_turned, sums.dy_turned)
 
     @cuda.jit(device=True)
     def supply(own, maps, boxes, item, row, steps, shared, base, bars):

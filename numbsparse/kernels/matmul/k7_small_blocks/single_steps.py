@@ -15,8 +15,9 @@ from numba import cuda, float32, int32, int64, uint32
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul.k5_tensor_core.singles import round_to_tf32, split_exact
+from numbsparse.kernels.matmul.k7_small_blocks.single_rows import rows_of
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import COUNT_BITS, PIECE, Strip
-from numbsparse.kernels.ptx import as_float32, ldmatrix_x4, load_2xu32, load_4xu32, mma_m16n8k8_tf32
+from numbsparse.kernels.ptx import as_float32, load_2xu32, load_4xu32, mma_m16n8k8_tf32
 
 THREADS = 128
 
@@ -58,11 +59,12 @@ def pack_kernel(B: int, turned: bool) -> Any:
 
 
 @cache
-def products(strip: Strip, exact: bool) -> Any:
+def products(strip: Strip, exact: bool, x_turned: bool) -> Any:
     """acc += x @ w of the stage that begins at byte `stage`, by a warp of its block."""
     X_START, W_START, STEP = strip.X_START, strip.W_START, strip.STEP_BYTES // 4
     HEAD = strip.HEAD
     LAST_COLUMN, COUNT = strip.COLUMNS - 1, (1 << COUNT_BITS) - 1
+    begin_x = rows_of(x_turned).begin
 
     @cuda.jit(device=True)
     def load(words, at):
@@ -77,7 +79,7 @@ def products(strip: Strip, exact: bool) -> Any:
 
     def columns_from(j: int) -> Any:
         """Column j, then those after it: each with its own registers, named when compiled."""
-        add_step = step_products(strip, exact, j)
+        add_step = step_products(strip, exact, x_turned, j)
         others = columns_from(j + 1) if j < LAST_COLUMN else None
 
         @cuda.jit(device=True)
@@ -96,9 +98,8 @@ def products(strip: Strip, exact: bool) -> Any:
 
     @cuda.jit(device=True)
     def add_all(shared, words, stage, warp, acc):
-        lane, counts = uint32(cuda.threadIdx.x) % 32, words[stage // 4 + warp]
-        # A lane names a row of four values: 16 rows, then their next four.
-        lines = uint32(stage + X_START + lane % 16 * 128)
+        counts = words[stage // 4 + warp]
+        lines = begin_x(uint32(stage + X_START))
         before = counts >> uint32(4 * COUNT_BITS)
         word = uint32(stage // 4 + HEAD + before)
         at = uint32((stage + W_START) // 4 + before * STEP)
@@ -110,14 +111,16 @@ def products(strip: Strip, exact: bool) -> Any:
 
 
 @cache
-def step_products(strip: Strip, exact: bool, j: int) -> Any:
+def step_products(strip: Strip, exact: bool, x_turned: bool, j: int) -> Any:
     """acc of column j += the features of x that a step needs times its block of w.
 
     acc holds, column by column and for each 16 rows, 16 x B values: B / 2 in a lane.
     """
     TM, SQUARES = strip.ROWS // 16, strip.B // 8
     W, X, SUMS = (SQUARES, 2 * SQUARES), (SQUARES, 4), (SQUARES, 4)
+    RAW = (SQUARES, 2, 4)
     split = split_exact if exact else round_to_tf32
+    _, find, load, _ = rows_of(x_turned)
 
     @cuda.jit(device=True)
     def multiply(a, b, n, piece, c):
@@ -131,10 +134,8 @@ def step_products(strip: Strip, exact: bool, j: int) -> Any:
         for n in range(SQUARES):
             for i in range(2 * SQUARES):
                 wh[n, i], wl[n, i] = split(as_float32(b[4 * n + i]))
-        lane = uint32(cuda.threadIdx.x) % 32
-        half, turn = lane // 16 * 16, lane % 8 * 16  # the pieces of a line are swizzled
-        first = uint32(lines + ((place & uint32(0xFFFF)) + half ^ turn))
-        second = uint32(lines + ((place >> uint32(16)) + half ^ turn))
+        first, second = find(lines, place & uint32(0xFFFF)), find(lines, place >> uint32(16))
+        raw = cuda.local.array(RAW, uint32)
         for m in range(TM):
             c = cuda.local.array(SUMS, float32)
             for n in range(SQUARES):
@@ -142,9 +143,9 @@ def step_products(strip: Strip, exact: bool, j: int) -> Any:
                     c[n, i] = 0
             xh, xl = cuda.local.array(X, uint32), cuda.local.array(X, uint32)
             for piece in range(SQUARES):
-                x = ldmatrix_x4(shared, (second if piece else first) + m * 2048)
+                load(shared, second if piece else first, m, raw[piece])
                 for i in range(4):
-                    xh[piece, i], xl[piece, i] = split(as_float32(x[i]))
+                    xh[piece, i], xl[piece, i] = split(as_float32(raw[piece, m % 2, i]))
                 if exact:
                     for n in range(SQUARES):
                         multiply(xl[piece], wh, n, piece, c[n])

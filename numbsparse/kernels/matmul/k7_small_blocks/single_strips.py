@@ -13,16 +13,22 @@ from numba import cuda, float32, int64, uint8, uint32, uint64
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
-from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors, shared_memory
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.aligned import aligned
+from numbsparse.kernels.matmul.aligned import aligned_either_way
 from numbsparse.kernels.matmul.k6_hopper.lines import how_it_lies
 from numbsparse.kernels.matmul.k6_hopper.steps import schedule
+from numbsparse.kernels.matmul.k6_hopper.store import FEATURES as ALONG_FEATURES
 from numbsparse.kernels.matmul.k6_hopper.store import ROWS as ALONG_ROWS
 from numbsparse.kernels.matmul.k7_small_blocks.card import registers
+from numbsparse.kernels.matmul.k7_small_blocks.single_rows import rows_of
 from numbsparse.kernels.matmul.k7_small_blocks.single_steps import packed, products
-from numbsparse.kernels.matmul.k7_small_blocks.strip_bulk import barriers, consumer, producer
+from numbsparse.kernels.matmul.k7_small_blocks.strip_bulk import (
+    barriers,
+    consumer,
+    map_of,
+    producer,
+)
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     ALIGNED,
     SWIZZLED,
@@ -38,6 +44,7 @@ from numbsparse.kernels.ptx import (
     first_multiple,
     shfl_idx,
     store_2xu32,
+    store_4xf32,
 )
 from numbsparse.kernels.views import span
 
@@ -61,16 +68,18 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, turned: bool, precisio
     row_tiles = -(-batch // strip.ROWS)
     tiles, tile_starts = planned(index, schedule, lengths, row_tiles, multiprocessors())
     block_lines = index.block_columns if turned else index.block_rows
-    w, x = packed(values, halves, block_lines, features, turned), aligned(x)
+    w = packed(values, halves, block_lines, features, turned)
+    x, x_turned = aligned_either_way(x)
     walk = index.rows if turned else index.columns
+    x_strides = (1, x.strides[0] // 4) if x_turned else (x.strides[0] // 4, 1)
     launch(
-        strip_kernel(strip, precision == "highest", turned, how_it_lies(y)),
+        strip_kernel(strip, precision == "highest", turned, x_turned, how_it_lies(y)),
         tile_starts.size - 1,
         32 * (strip.WARPS + strip.FETCHERS),
-        tensor_map(x, (strip.ROWS, GROUP), 4 * GROUP),
+        map_of(x, strip, x_turned),
         *(w, words, begins, groups, lines, tiles, tile_starts, span(y)),
         (*(stride // 4 for stride in y.strides), batch, columns),
-        *(span(x), (x.strides[0] // 4, features), values),
+        *(span(x), (*x_strides, features), values),
         *(walk.indptr, walk.indices, walk.blocks),
         shared_bytes=strip.SHARED_BYTES,
     )
@@ -90,10 +99,11 @@ def strip_of(B: int, warps: int, mean: float, most: int) -> Strip:
 
 
 @cache
-def strip_kernel(strip: Strip, exact: bool, turned: bool, y_lies: str) -> Any:
+def strip_kernel(strip: Strip, exact: bool, turned: bool, x_turned: bool, y_lies: str) -> Any:
     WARPS, FETCHERS, BARRIERS = strip.WARPS, strip.FETCHERS, 2 * strip.STAGES
-    begin, produce = barriers(strip), producer(strip)
-    consume = consumer(strip, products(strip, exact), storer(strip, exact, turned, y_lies))
+    begin, produce = barriers(strip), producer(strip, x_turned)
+    add_stage = products(strip, exact, x_turned)
+    consume = consumer(strip, add_stage, storer(strip, exact, turned, x_turned, y_lies))
 
     @cuda.jit(**registers(WARPS + FETCHERS))
     def kernel(
@@ -133,7 +143,7 @@ def strip_kernel(strip: Strip, exact: bool, turned: bool, y_lies: str) -> Any:
 
 
 @cache
-def storer(strip: Strip, exact: bool, turned: bool, y_lies: str) -> Any:
+def storer(strip: Strip, exact: bool, turned: bool, x_turned: bool, y_lies: str) -> Any:
     """The sums of a warp to y, straight from its registers."""
     B, SUMS, COLUMNS, TM, SQUARES = (
         strip.B,
@@ -142,15 +152,15 @@ def storer(strip: Strip, exact: bool, turned: bool, y_lies: str) -> Any:
         strip.ROWS // 16,
         strip.B // 8,
     )
-    PAIRS = y_lies == ALONG_ROWS
-    mend = mend_sum(B, turned)
+    PAIRS, FOURS = y_lies == ALONG_ROWS, y_lies == ALONG_FEATURES and x_turned
+    row_of, mend = rows_of(x_turned).row_of, mend_sum(B, turned)
+    NEXT = 4 * SQUARES  # sums to those of the next 16 rows
 
     @cuda.jit(device=True)
     def store(acc, group, warp, top, into):
         lines, y, sizes, source = into
         row_stride, column_stride, batch, features = sizes
         lane = uint32(cuda.threadIdx.x) % 32
-        top = top + lane // 4
         found = 0
         for j in range(COLUMNS):
             line = int64(lines[group, warp * COLUMNS + j])
@@ -158,11 +168,15 @@ def storer(strip: Strip, exact: bool, turned: bool, y_lies: str) -> Any:
                 for n in range(SQUARES):
                     for e in range(4):
                         i = ((j * TM + m) * SQUARES + n) * 4 + e
-                        row = top + 16 * m + e // 2 * 8
+                        row = top + row_of(m, e // 2)
                         column = line * B + n * 8 + lane % 4 * 2 + e % 2
                         at = row * row_stride + column * column_stride
                         if row < batch and line >= 0 and column < features:
-                            if not PAIRS:
+                            if FOURS:
+                                if m % 2 == 0 and e < 2:
+                                    c, d = acc[i + NEXT], acc[i + NEXT + 2]
+                                    store_4xf32(y, at, acc[i], acc[i + 2], c, d)
+                            elif not PAIRS:
                                 y[at] = acc[i]
                             elif e % 2 == 0:
                                 store_2xu32(y, at, as_uint32(acc[i]), as_uint32(acc[i + 1]))
@@ -171,7 +185,7 @@ def storer(strip: Strip, exact: bool, turned: bool, y_lies: str) -> Any:
         if exact and found:
             for i in range(SUMS):
                 line = lines[group, warp * COLUMNS + i // (4 * SQUARES * TM)]
-                row = top + i // (4 * SQUARES) % TM * 16 + i % 4 // 2 * 8
+                row = top + row_of(i // (4 * SQUARES) % TM, i % 4 // 2)
                 within = i // 4 % SQUARES * 8 + lane % 4 * 2 + i % 2
                 if row < batch and line >= 0 and line * int64(B) + within < features:
                     at = row * row_stride + (line * int64(B) + within) * column_stride
@@ -188,13 +202,13 @@ def mend_sum(B: int, turned: bool) -> Any:
     @cuda.jit(device=True)
     def mend(source, row, line, within):
         x, x_sizes, values, indptr, indices, blocks = source
-        stride, features = x_sizes
+        row_stride, column_stride, features = x_sizes
         total = float32(0)
         for entry in range(indptr[line], indptr[line + 1]):
             c, block = indices[entry] * int64(B), blocks[entry]
             for k in range(min(B, features - c)):
                 w = values[block, within, k] if turned else values[block, k, within]
-                total += x[row * stride + c + k] * w
+                total += x[row * row_stride + (c + k) * column_stride] * w
         return total
 
     return mend

@@ -8,20 +8,34 @@ from typing import Any
 from numba import cuda, float32, int64, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.single_slots import Sums
+from numbsparse.kernels.matmul.k7_small_blocks.single_turned import (
+    feature_of,
+    feature_of_eight,
+)
 from numbsparse.kernels.ptx import as_uint32, redux_or, store_2xu32, store_4xf32, sync_warp
 
 
 @cache
-def place_of(B: int) -> Any:
+def place_of(sums: Sums) -> Any:
     """(half, row, column) of sum i of a lane: which of the slot's blocks, and where in it."""
+    B, x_turned, dy_turned = sums.B, sums.x_turned, sums.dy_turned
+
+    @cuda.jit(device=True)
+    def row_of(g, half):
+        return feature_of(g, half) if x_turned else 2 * g + half
+
+    @cuda.jit(device=True)
+    def column_of(g, half):
+        return feature_of(g, half) if dy_turned else 2 * g + half
 
     @cuda.jit(device=True)
     def place(i):
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
         if B == 16:
-            return 0, 2 * g + i // 2 % 2, 4 * q + i % 2 * 2 + i // 4
-        return g // 4, g % 4 * 2 + i // 2, 2 * q + i % 2
+            return 0, row_of(g, i // 2 % 2), column_of(2 * q + i % 2, i // 4)
+        column = 2 * q + i % 2
+        return g // 4, row_of(g % 4, i // 2), feature_of_eight(column) if dy_turned else column
 
     return place
 
@@ -29,7 +43,8 @@ def place_of(B: int) -> Any:
 @cache
 def store_slot(sums: Sums) -> Any:
     """dvalues of a slot's blocks = acc; 0 beyond the edges."""
-    B, COUNT, wide, place = sums.B, sums.PER_LANE, sums.wide, place_of(sums.B)
+    B, COUNT, wide, place = sums.B, sums.PER_LANE, sums.wide, place_of(sums)
+    FOURS = B == 16 and not sums.dy_turned  # neighbours in a row; else two
 
     @cuda.jit(device=True)
     def store(acc, blocks, slot, block_rows, block_columns, in_features, out_features, dvalues):
@@ -43,9 +58,9 @@ def store_slot(sums: Sums) -> Any:
                     inside = block_rows[block] * int64(B) + row < in_features
                     inside = inside and block_columns[block] * int64(B) + column < out_features
                     dvalues[at] = acc[i] if inside else float32(0)
-                elif B == 16 and i in (0, 2):
+                elif FOURS and i in (0, 2):
                     store_4xf32(dvalues, at, acc[i], acc[i + 4], acc[i + 1], acc[i + 5])
-                elif B == 8 and i % 2 == 0:
+                elif not FOURS and i % 2 == 0:
                     store_2xu32(dvalues, at, as_uint32(acc[i]), as_uint32(acc[i + 1]))
 
     return store
@@ -95,8 +110,12 @@ def any_nan(SLOTS: int, COUNT: int) -> Any:
 
 
 @cache
-def mend_slots(B: int) -> Any:
-    """Plain sums where a slot's are NaN: a split makes NaN of infinities. Rare, so simple."""
+def mend_slots(sums: Sums) -> Any:
+    """Plain sums where a slot's are NaN: a split makes NaN of infinities. Rare, so simple.
+
+    A stride is that of the lines: of the rows of the batch, or of the features.
+    """
+    B, x_turned, dy_turned = sums.B, sums.x_turned, sums.dy_turned
 
     @cuda.jit(device=True)
     def mend(batch, x, x_stride, dy, dy_stride, blocks, rows, columns, dvalues, slot, used):
@@ -110,7 +129,10 @@ def mend_slots(B: int) -> Any:
                     j = columns[block] * int64(B) + number % B
                     total = float32(0)
                     for n in range(batch):
-                        total += x[n * x_stride + i] * dy[n * dy_stride + j]
+                        total += (
+                            x[i * x_stride + n if x_turned else n * x_stride + i]
+                            * dy[j * dy_stride + n if dy_turned else n * dy_stride + j]
+                        )
                     dvalues[at] = total
 
     return mend
@@ -121,7 +143,7 @@ def total_kernel(sums: Sums) -> Any:
     """The sums of the regions that were cut over the batch; a warp per slot."""
     SLOTS, COUNT = sums.region.WARPS * sums.region.SLOTS, sums.PER_LANE
     ACC = (1, COUNT)
-    store, exact, nan_in, mend = store_slots(sums, 1), sums.exact, any_nan(*ACC), mend_slots(sums.B)
+    store, exact, nan_in, mend = store_slots(sums, 1), sums.exact, any_nan(*ACC), mend_slots(sums)
 
     @cuda.jit
     def kernel(

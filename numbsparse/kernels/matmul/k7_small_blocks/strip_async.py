@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint8, uint32
 
@@ -27,13 +27,14 @@ from numbsparse.kernels.ptx import (
 
 
 @cache
-def async_kernel(name: str, strip: Strip, y_lies: str) -> Any:
+def async_kernel(name: str, strip: Strip, x_turned: bool, y_lies: str) -> Any:
     ROWS, WARPS, GROUPS, STAGES = strip.ROWS, strip.WARPS, strip.GROUPS, strip.STAGES
-    AHEAD, PENDING, PIECES = STAGES - 1, STAGES - 2, strip.WIDTH // PIECE
+    AHEAD, PENDING, PIECES = STAGES - 1, STAGES - 2, lines_of(strip, x_turned).PIECES
     LANES = PIECES * GROUPS
     STAGE_BYTES, SUMS = strip.STAGE_BYTES, strip.ROWS
-    add_stage, store = products(name, strip), storer(name, strip, y_lies)
-    fetch_x, fetch_w, clear = fetch_rows(strip), fetch_steps(strip), clear_zeros(strip, WARPS)
+    add_stage, store = products(name, strip, x_turned), storer(name, strip, y_lies)
+    fetch_x, fetch_w = fetch_groups(strip, x_turned), fetch_steps(strip)
+    clear = clear_zeros(strip, WARPS)
 
     @cuda.jit(**registers(WARPS))
     def kernel(x, stride, features, w, words_of, begins, groups, lines, tiles, y, sizes):
@@ -53,14 +54,15 @@ def async_kernel(name: str, strip: Strip, y_lies: str) -> Any:
         group_at, begin_at = uint32(first * GROUPS + t % LANES // PIECES), uint32(first)
         group, begin, end = groups[group_at], begins[begin_at], begins[uint32(begin_at + 1)]
         rows = int32(min(sizes[2] - top, ROWS))
-        row = (top + t // LANES) * stride + t % PIECES * PIECE
+        line, piece = int64(t // LANES), t % PIECES * PIECE  # of a group, this thread's first
+        own = line * stride + top + piece if x_turned else (top + line) * stride + piece
         stage, fetched = int32(0), int32(0)
         for s in range(int32(-AHEAD), stages):
             cp_async_wait(PENDING)
             cuda.syncthreads()
             if s + AHEAD < stages:
                 start = uint32(base + fetched * STAGE_BYTES)
-                fetch_x(x, row, stride, rows, group, int32(features), shared, start)
+                fetch_x(x, own, stride, rows, group, int32(features), shared, start)
                 fetch_w(
                     words_of, w, int32(first + s + AHEAD), begin, int32(end - begin), shared, start
                 )
@@ -76,29 +78,48 @@ def async_kernel(name: str, strip: Strip, y_lies: str) -> Any:
     return kernel
 
 
+class Lines(NamedTuple):
+    """How a group lies: so many lines, and pieces of 16 bytes in each."""
+
+    COUNT: int
+    PIECES: int
+
+
+def lines_of(strip: Strip, x_turned: bool) -> Lines:
+    """Rows of x; or features where it is feature-major."""
+    if x_turned:
+        return Lines(strip.WIDTH, strip.ROWS // PIECE)
+    return Lines(strip.ROWS, strip.WIDTH // PIECE)
+
+
 @cache
-def fetch_rows(strip: Strip) -> Any:
+def fetch_groups(strip: Strip, x_turned: bool) -> Any:
     """The groups of the next stage; 0 beyond the edges of x."""
-    ROWS, GROUPS, X_START, GROUP_BYTES = strip.ROWS, strip.GROUPS, strip.X_START, strip.GROUP_BYTES
-    WIDTH, PIECES, ALIKE = strip.WIDTH, strip.WIDTH // PIECE, 64 // strip.WIDTH
-    LANES = PIECES * GROUPS
-    LINES = min(32 * strip.WARPS // LANES, ROWS)  # fetched at once
-    COUNT = ROWS // LINES
+    WIDTH, GROUPS, X_START, GROUP_BYTES = (
+        strip.WIDTH, strip.GROUPS, strip.X_START, strip.GROUP_BYTES
+    )  # fmt: skip
+    COUNT, PIECES = lines_of(strip, x_turned)
+    ALIKE, LANES = 8 // PIECES, PIECES * GROUPS
+    AT_ONCE = min(32 * strip.WARPS // LANES, COUNT)  # lines
 
     @cuda.jit(device=True)
-    def fetch(x, row, stride, rows, group, features, shared, start):
+    def fetch(x, own, stride, rows, group, features, shared, start):
         t = uint32(cuda.threadIdx.x)
-        if group >= 0 and t < LINES * LANES:
-            inside = int32(features - group * WIDTH - t % PIECES * PIECE)
+        if group >= 0 and t < AT_ONCE * LANES:
+            first = int32(group * WIDTH)
+            left, lines = int32(features - first), rows
+            if x_turned:
+                left, lines = rows, left
+            inside = int32(left - t % PIECES * PIECE)
             n = uint32(2 * min(max(inside, int32(0)), int32(PIECE)))
             to = start + X_START + t % LANES // PIECES * GROUP_BYTES
-            source = row + group * WIDTH
-            for i in range(COUNT):
-                line = t // LANES + i * LINES
-                at, m = (source, n) if line < rows else (0, uint32(0))
+            source = own + (first * stride if x_turned else first)
+            for i in range(COUNT // AT_ONCE):
+                line = t // LANES + i * AT_ONCE
+                at, m = (source, n) if line < lines else (0, uint32(0))
                 swizzled = line * PIECES + (t % PIECES ^ line // ALIKE % PIECES)
                 cp_async_zero_fill(shared, to + swizzled * 16, x, at, m)
-                source += LINES * stride
+                source += AT_ONCE * stride
 
     return fetch
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 
+from numbsparse.device import DeviceArray
+from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.matmul.k7_small_blocks.card import load_for, registers
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import SWIZZLED, Strip
 from numbsparse.kernels.matmul.k7_small_blocks.strip_products import clear_zeros, products
@@ -37,11 +39,18 @@ from numbsparse.kernels.ptx import (
 )
 
 
+def map_of(x: DeviceArray, strip: Strip, turned: bool) -> DeviceArray:
+    """The map of x for boxes of a group; turned, of the transpose of feature-major x."""
+    if turned:
+        return tensor_map(x, (strip.WIDTH, strip.BOX_ROWS), 128)
+    return tensor_map(x, (strip.ROWS, strip.WIDTH), strip.ITEM * strip.WIDTH)
+
+
 @cache
-def bulk_kernel(name: str, strip: Strip, y_lies: str) -> Any:
+def bulk_kernel(name: str, strip: Strip, x_turned: bool, y_lies: str) -> Any:
     WARPS, CLUSTER, BARRIERS = strip.WARPS, strip.CLUSTER, 2 * strip.STAGES
-    FETCHERS, begin, produce = strip.FETCHERS, barriers(strip), producer(strip)
-    consume = consumer(strip, products(name, strip), storer(name, strip, y_lies))
+    FETCHERS, begin, produce = strip.FETCHERS, barriers(strip), producer(strip, x_turned)
+    consume = consumer(strip, products(name, strip, x_turned), storer(name, strip, y_lies))
     clear = clear_zeros(strip, WARPS + FETCHERS)
 
     @cuda.jit(**registers(WARPS + FETCHERS))
@@ -119,10 +128,10 @@ def consumer(strip: Strip, add_stage: Any, store: Any) -> Any:
 
 
 @cache
-def producer(strip: Strip) -> Any:
+def producer(strip: Strip, x_turned: bool) -> Any:
     ROWS, STAGES, GROUPS, CLUSTER = strip.ROWS, strip.STAGES, strip.GROUPS, strip.CLUSTER
     PER = 32 // GROUPS  # stages of which the warp knows the groups, a lane each
-    ask = asker(strip)
+    ask = asker(strip, x_turned)
 
     @cuda.jit(device=True)
     def looked_up(groups, begins, at):
@@ -137,15 +146,19 @@ def producer(strip: Strip) -> Any:
         sources = x_map, w, words_of
         fence_tensor_map(x_map)
         stage, phase = uint32(0), uint32(1)
-        known = looked_up(groups, begins, tiles[first, 2])
+        ahead = tiles[first, 2]  # the stage from which on the lanes know
+        known = looked_up(groups, begins, ahead)
         for i in range(first, last):
             row, at, end = int32(tiles[i, 1] * ROWS), tiles[i, 2], tiles[i, 3]
             then = tiles[min(i + 1, last - 1), 2]
+            if at < end and at != ahead:  # the strip before has no blocks
+                known = looked_up(groups, begins, at)
             while at < end:
                 count = min(PER, end - at)
                 at += PER
                 # The next ones are under way while these are asked for.
-                coming = looked_up(groups, begins, at if at < end else then)
+                ahead = at if at < end else then
+                coming = looked_up(groups, begins, ahead)
                 for k in range(count):
                     mbarrier_wait(bars, STAGES + stage, phase)
                     ring = shared, base, bars, stage
@@ -159,13 +172,15 @@ def producer(strip: Strip) -> Any:
 
 
 @cache
-def asker(strip: Strip) -> Any:
+def asker(strip: Strip, x_turned: bool) -> Any:
     GROUPS, GROUP_BYTES, STAGE_BYTES = strip.GROUPS, strip.GROUP_BYTES, strip.STAGE_BYTES
     W_START, X_START, STEP_BYTES = strip.W_START, strip.X_START, strip.STEP_BYTES
     HEAD, WIDTH = strip.HEAD, strip.WIDTH
     CLUSTER, FETCHERS = strip.CLUSTER, strip.FETCHERS
     TURNS = -(-GROUPS // (FETCHERS * CLUSTER))
     load = load_for(CLUSTER)
+    BOXES, BOX_ROWS = (strip.ROWS // strip.BOX_ROWS, strip.BOX_ROWS) if x_turned else (1, 0)
+    BOX_BYTES = GROUP_BYTES // BOXES
 
     @cuda.jit(device=True)
     def ask(fetcher, sources, known, number, k, row, ring):
@@ -198,7 +213,12 @@ def asker(strip: Strip) -> Any:
                 if own[i] >= 0:
                     g = (i * FETCHERS + fetcher) * CLUSTER + rank
                     to, feature = start + X_START + g * GROUP_BYTES, int32(own[i] * WIDTH)
-                    load(shared, to, x_map, feature, row, bars, stage)
+                    for b in range(BOXES):
+                        box, first_row = to + b * BOX_BYTES, int32(row + b * BOX_ROWS)
+                        if x_turned:
+                            load(shared, box, x_map, first_row, feature, bars, stage)
+                        else:
+                            load(shared, box, x_map, feature, first_row, bars, stage)
             if fetcher == 0:
                 at = int64(first) + (number * CLUSTER + rank) * HEAD
                 nbytes = uint32((HEAD + many) * 4)

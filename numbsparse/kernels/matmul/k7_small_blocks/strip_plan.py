@@ -30,8 +30,9 @@ class Strip(NamedTuple):
     columns and warps of its own.
 
     A stage begins with how many steps each warp has and where they stand, then come the values of
-    w, and then the groups, ROWS lines of WIDTH features each, their pieces swizzled. So what a warp
-    reads ahead of the last step stays as long as the stage does.
+    w, and then the groups, ROWS lines of WIDTH features each, their pieces swizzled; of x that is
+    feature-major boxes of WIDTH lines of BOX_ROWS rows of the batch each. So what a warp reads
+    ahead of the last step stays as long as the stage does.
     """
 
     B: int
@@ -76,6 +77,11 @@ class Strip(NamedTuple):
     @property
     def GROUP_BYTES(self) -> int:
         return self.ITEM * self.WIDTH * self.ROWS
+
+    @property
+    def BOX_ROWS(self) -> int:
+        """Rows of the batch in 128 bytes, the line of a feature where x is feature-major."""
+        return 128 // self.ITEM
 
     @property
     def STAGE_BYTES(self) -> int:

@@ -8,17 +8,17 @@ from typing import Any
 from numba import cuda, int32, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.card import MMA
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import COUNT_BITS, Strip
-from numbsparse.kernels.ptx import ldmatrix_x4, load_2xu32, load_4xu32
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import COUNT_BITS, PIECE, Strip
+from numbsparse.kernels.ptx import ldmatrix_x4, ldmatrix_x4_trans, load_2xu32, load_4xu32
 
 
 @cache
-def products(name: str, strip: Strip) -> Any:
+def products(name: str, strip: Strip, x_turned: bool) -> Any:
     """acc += x @ w of the stage that begins at byte `stage`, by a warp of its block."""
-    X_START, W_START, STEP_BYTES, LINE = (
-        strip.X_START, strip.W_START, strip.STEP_BYTES, 2 * strip.WIDTH
-    )  # fmt: skip
+    X_START, W_START, STEP_BYTES = strip.X_START, strip.W_START, strip.STEP_BYTES
     HEAD, LAST_COLUMN, COUNT = strip.HEAD, strip.COLUMNS - 1, (1 << COUNT_BITS) - 1
+    begin, make_step = (begin_turned, turned_step) if x_turned else (begin_rows, step_of_rows)
+    begin_x = begin(strip)
 
     @cuda.jit(device=True)
     def load(words, at):
@@ -31,7 +31,7 @@ def products(name: str, strip: Strip) -> Any:
 
     def columns_from(j: int) -> Any:
         """Column j, then those after it: each with its own registers, named when compiled."""
-        add_step = step_products(name, strip, j)
+        add_step = make_step(name, strip, j)
         others = columns_from(j + 1) if j < LAST_COLUMN else None
 
         @cuda.jit(device=True)
@@ -51,8 +51,8 @@ def products(name: str, strip: Strip) -> Any:
     @cuda.jit(device=True)
     def add_all(shared, words, stage, warp, acc):
         lane, counts = uint32(cuda.threadIdx.x) % 32, words[stage // 4 + warp]
-        # A lane reads a row of an 8 x 8 matrix: 16 rows, then the second piece of each.
-        lines, piece = uint32(stage + X_START + lane % 16 * LINE), lane // 16 * 16
+        # Half of the lanes read of the first piece of a step, the others of the second.
+        lines, piece = begin_x(uint32(stage + X_START)), lane // 16 * 16
         before = counts >> uint32(4 * COUNT_BITS)
         word = uint32(stage // 4 + HEAD + before)
         at = uint32(stage // 4 + W_START // 4 + before * (STEP_BYTES // 4))
@@ -64,37 +64,94 @@ def products(name: str, strip: Strip) -> Any:
 
 
 @cache
-def step_products(name: str, strip: Strip, j: int) -> Any:
+def begin_rows(strip: Strip) -> Any:
+    """Where the line of a lane begins in the first group: it reads a row of an 8 x 8 matrix, 16
+    rows of the batch, then the second piece of each."""
+    LINE = 2 * strip.WIDTH
+
+    @cuda.jit(device=True)
+    def begin(start):
+        return uint32(start + cuda.threadIdx.x % 16 * LINE)
+
+    return begin
+
+
+@cache
+def step_of_rows(name: str, strip: Strip, j: int) -> Any:
     """acc of column j += 16 features of x, from two pieces, times a step of w.
 
     acc holds, column by column and for each 16 rows, 16 x B values: B / 2 in a lane.
     """
-    TM, SQUARES, BELOW = strip.ROWS // 16, strip.B // 8, 16 * 2 * strip.WIDTH
+    TM, BELOW = strip.ROWS // 16, 16 * 2 * strip.WIDTH
     ALIKE = 64 // strip.WIDTH  # lines that are swizzled alike
-    mma = MMA[name]
+    add_rows = row_products(name, strip, j)
 
     @cuda.jit(device=True)
     def add_step(shared, lines, half, b, acc):
         lane = uint32(cuda.threadIdx.x) % 32
         at = uint32(lines + (half ^ lane % 8 // ALIKE * 16))  # the pieces of a line are swizzled
         for m in range(TM):
-            a0, a1, a2, a3 = ldmatrix_x4(shared, at + m * BELOW)
-            for n in range(SQUARES):
-                i = ((j * TM + m) * SQUARES + n) * 4
-                acc[i], acc[i + 1], acc[i + 2], acc[i + 3] = mma(
-                    a0,
-                    a1,
-                    a2,
-                    a3,
-                    b[2 * n],
-                    b[2 * n + 1],
-                    acc[i],
-                    acc[i + 1],
-                    acc[i + 2],
-                    acc[i + 3],
-                )
+            add_rows(m, ldmatrix_x4(shared, at + m * BELOW), b, acc)
 
     return add_step
+
+
+@cache
+def begin_turned(strip: Strip) -> Any:
+    """The same where x is feature-major: a lane reads 8 rows of the batch of a feature, 8 features
+    of the upper 8 rows, then of the lower."""
+    LINE = strip.ITEM * strip.BOX_ROWS
+
+    @cuda.jit(device=True)
+    def begin(start):
+        return uint32(start + cuda.threadIdx.x % 8 * LINE)
+
+    return begin
+
+
+@cache
+def turned_step(name: str, strip: Strip, j: int) -> Any:
+    """As `step_of_rows`: `ldmatrix` turns the matrices over. A plan counts 16 bytes for a piece,
+    which here is 8 lines."""
+    TM, WITHIN = strip.ROWS // 16, 16 * (strip.WIDTH // PIECE - 1)
+    FURTHER = PIECE * strip.ITEM * strip.BOX_ROWS // 16 - 1
+    add_rows = row_products(name, strip, j)
+
+    @cuda.jit(device=True)
+    def add_step(shared, lines, half, b, acc):
+        lane = uint32(cuda.threadIdx.x) % 32
+        piece = uint32((lane // 8 % 2 ^ lane % 8) * 16)  # the pieces of a line are swizzled
+        at = uint32(lines + half + (half & uint32(WITHIN)) * FURTHER)
+        for m in range(TM):
+            add_rows(m, ldmatrix_x4_trans(shared, at + (piece ^ uint32(32 * m))), b, acc)
+
+    return add_step
+
+
+@cache
+def row_products(name: str, strip: Strip, j: int) -> Any:
+    """acc of column j += the m-th 16 rows of x, in the registers a, times a step of w."""
+    TM, SQUARES = strip.ROWS // 16, strip.B // 8
+    mma = MMA[name]
+
+    @cuda.jit(device=True)
+    def add_rows(m, a, b, acc):
+        for n in range(SQUARES):
+            i = ((j * TM + m) * SQUARES + n) * 4
+            acc[i], acc[i + 1], acc[i + 2], acc[i + 3] = mma(
+                a[0],
+                a[1],
+                a[2],
+                a[3],
+                b[2 * n],
+                b[2 * n + 1],
+                acc[i],
+                acc[i + 1],
+                acc[i + 2],
+                acc[i + 3],
+            )
+
+    return add_rows
 
 
 @cache

@@ -11,15 +11,14 @@ from typing import Any
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
-from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import copy_engine, multiprocessors, shared_memory
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.aligned import aligned, aligned_rows
+from numbsparse.kernels.matmul.aligned import aligned_either_way, aligned_rows
 from numbsparse.kernels.matmul.k6_hopper.lines import how_it_lies
 from numbsparse.kernels.matmul.k6_hopper.steps import schedule
 from numbsparse.kernels.matmul.k7_small_blocks.pack import packed
 from numbsparse.kernels.matmul.k7_small_blocks.strip_async import async_kernel
-from numbsparse.kernels.matmul.k7_small_blocks.strip_bulk import bulk_kernel
+from numbsparse.kernels.matmul.k7_small_blocks.strip_bulk import bulk_kernel, map_of
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     ALIGNED,
     WARP_COLUMNS,
@@ -53,17 +52,18 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, turned: bool) -> None:
     strides = (stride // y.itemsize for stride in y.strides)
     into = span(y).view("uint16"), (*strides, batch, columns)
     lies, shared = how_it_lies(y), strip.SHARED_BYTES
+    x, x_turned = aligned_either_way(x.view("uint16"))
     if copy_engine():
-        x = aligned(x)
-        x_map = tensor_map(x.view("uint16"), (strip.ROWS, strip.WIDTH), 2 * strip.WIDTH)
-        kernel, threads = bulk_kernel(name, strip, lies), 32 * (strip.WARPS + strip.FETCHERS)
+        x_map = map_of(x, strip, x_turned)
+        kernel = bulk_kernel(name, strip, x_turned, lies)
+        threads = 32 * (strip.WARPS + strip.FETCHERS)
         blocks = (tile_starts.size - 1) * strip.CLUSTER
         cluster = (strip.CLUSTER,) if strip.CLUSTER > 1 else None
         args = x_map, *walk, tile_starts, *into
         launch(kernel, blocks, threads, *args, shared_bytes=shared, cluster=cluster)
     else:
-        kernel, threads = async_kernel(name, strip, lies), 32 * strip.WARPS
-        rows = aligned_rows(x.view("uint16"))
+        kernel, threads = async_kernel(name, strip, x_turned, lies), 32 * strip.WARPS
+        rows = aligned_rows(x)
         launch(kernel, tiles_in_all, threads, *rows, features, *walk, *into, shared_bytes=shared)
 
 
