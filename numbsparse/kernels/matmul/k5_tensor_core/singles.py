@@ -27,6 +27,7 @@ from numbsparse.kernels.ptx import (
     load_4xf32,
     mma_m16n8k8_tf32,
     shfl_xor,
+    store_2xu32,
     store_4xf32,
 )
 
@@ -248,6 +249,26 @@ def store(TA: int, TB: int, turned: bool, wide: bool, row_in: Any = None) -> Any
                                 store_4xf32(y, at, acc[m, n, i], a, b, c)
                         else:
                             y[at] = acc[m, n, i]
+
+    return store_tile
+
+
+@cache
+def store_neighbours(TB: int, row_in: Any) -> Any:
+    """`store` of 16 rows to a turned y, two at once: a lane has neighbours."""
+    column_in = coordinates(TB)
+
+    @cuda.jit(device=True)
+    def store_tile(acc, y, top, left, rows, columns):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        row = top + row_in(0, g)
+        for n in range(TB):
+            for i in range(2):
+                column = left + column_in(n, 2 * q + i)
+                if row < rows and column < columns:
+                    low, high = as_uint32(acc[0, n, i]), as_uint32(acc[0, n, i + 2])
+                    store_2xu32(y, column * rows + row, low, high)
 
     return store_tile
 

@@ -35,6 +35,8 @@ def consumer(tile: Tile, precision: str, x_turned: bool, y_turned: bool, wide: b
     read, row_in = reader(x_turned, exact)
     multiply = multiplier(tile, exact)
     store = singles.store(1, 4, y_turned, wide, row_in)
+    if x_turned and y_turned and wide:
+        store = singles.store_neighbours(4, row_in)
     mend, nan_in = mender(tile.B, y_turned), any_nan(*ACC)
 
     @cuda.jit(device=True)
