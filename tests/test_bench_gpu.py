@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from numbsparse import device, ops, patterns
-from numbsparse.bench import figure
+from numbsparse.bench import figure, rungs, tables
 from numbsparse.bench.gpu import ahead, contestants, conv, replay, results, sections, show
 from numbsparse.bench.gpu import measure as measuring
 from numbsparse.bench.gpu.options import Options
@@ -82,6 +82,46 @@ def test_a_wrong_product_is_not_timed(problem, once, monkeypatch, fault):
     assert row["not_timed"][row["auto"]].startswith("wrong: ")
 
 
+def test_both_ways_are_checked_shown_and_tabulated(once, tmp_path, monkeypatch):
+    rows = list(sections.SECTIONS["feature_major"](Options(quick=True)))
+    assert [row["product"] for row in rows] == 2 * list(PRODUCTS)
+    for row in rows:
+        both = [row["auto"], f"{row['auto']} feature-major"]
+        assert list(row["seconds"]) == list(row["errors"]) == both
+        assert max(row["errors"].values()) < (1e-6 if row["dtype"] == "float32" else 1e-3)
+        row["seconds"] = dict(zip(both, (2e-6, 3e-6), strict=True))
+        assert f"{both[0]} 2 us" in show.line("feature_major", row, rows)
+        assert show.line("feature_major", row, rows).endswith(" (1.50)")
+    monkeypatch.setattr(rungs, "RESULTS", tmp_path)
+    assert tables.feature_major() == ""
+    turned = f"{rows[0]['auto']} feature-major"
+    del rows[0]["seconds"][turned]
+    rows[0]["not_timed"][turned] = "wrong: all"
+    section = {"machine": "a card", "command": "bench", "took": 1.0, "rows": rows}
+    results.save(tmp_path / "cuda.json", {"feature_major": section})
+    first, second = tables.feature_major().splitlines()[4:]
+    assert first == "| float32 | 32, 8 | 0.5 | 16 | 2.0 (wrong: all) | 2.0 (1.50) | 2.0 (1.50) |"
+    assert second.count("2.0 (1.50)") == len(PRODUCTS)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_a_product_wrong_in_one_way_is_timed_in_the_other(once, monkeypatch, product):
+    problem, right = Problem(Layout([[1, 0], [1, 1]]), 8, 5, "float32"), ladder.rung("k1_naive")
+
+    def broken(x, other, index, out, precision):
+        getattr(right, product)(x, other, index, out)
+        if not x.is_contiguous:
+            assert x.strides[0] == (other if product == "weight_grad" else out).strides[0] == 4
+            ops.copy_into(out, device.to_device(2 * out.numpy()))
+
+    monkeypatch.setattr(contestants, "function_of", lambda *_: broken)
+    row = measuring.measure(problem, product, others=(contestants.FEATURE_MAJOR,))
+    assert row["seconds"] == {row["auto"]: 1.0}
+    turned = f"{row['auto']} feature-major"
+    assert row["not_timed"][turned].startswith("wrong: ")
+    assert f"{turned} wrong: " in show.line("feature_major", row, [row])
+
+
 def test_a_value_that_is_never_written_is_a_fault(problem, once, monkeypatch):
     monkeypatch.setattr(measuring, "holds_nan", lambda out: True)
     row = measuring.measure(problem, "weight_grad")
@@ -149,7 +189,9 @@ def quick(name):
     return list(sections.SECTIONS[name](Options("auto", quick=True, measure=fake_measure)))
 
 
-@pytest.mark.parametrize("name", ["headline", "float16", "float32", "ladder", "layouts", "sweep"])
+@pytest.mark.parametrize(
+    "name", ["headline", "float16", "float32", "ladder", "layouts", "sweep", "feature_major"]
+)
 def test_every_section_prints_each_product_with_its_faults(name):
     rows = quick(name)
     assert {row["product"] for row in rows} == set(PRODUCTS)
@@ -161,7 +203,8 @@ def test_every_section_prints_each_product_with_its_faults(name):
 def test_the_kernels_are_compiled_in_parts(monkeypatch):
     called = []
 
-    def of_rung(problem, product, name):
+    def of_rung(problem, product, name, feature_major):
+        assert not feature_major
         return SimpleNamespace(call=lambda: called.append((product, problem.dtype, name)))
 
     monkeypatch.setattr(ahead, "of_rung", of_rung)
@@ -174,6 +217,19 @@ def test_the_kernels_are_compiled_in_parts(monkeypatch):
     }
     assert {"k1_naive", "k5_tensor_core"} <= float16 <= set(rungs)
     assert {product for product, _, _ in called} == set(PRODUCTS)
+
+
+def test_both_ways_are_compiled_in_parts(monkeypatch):
+    called = []
+
+    def of_rung(problem, product, name, feature_major):
+        case = problem.dtype, product, feature_major
+        return SimpleNamespace(call=lambda: called.append(case))
+
+    monkeypatch.setattr(ahead, "of_rung", of_rung)
+    for part in range(4):
+        ahead._part(["feature_major", "feature_major"], Options(quick=True), part, 4)
+    assert len(called) == len(set(called)) == 2 * len(PRODUCTS) * 2
 
 
 def test_the_convolutions_are_compiled_in_parts(monkeypatch):

@@ -14,10 +14,11 @@ from typing import Any
 
 from numbsparse.bench import lessons
 from numbsparse.bench.figure import draw_speed_up
+from numbsparse.bench.gpu.contestants import FEATURE_MAJOR
 from numbsparse.bench.gpu.conv import OURS
 from numbsparse.bench.gpu.peers import CUBLAS, TRITON
 from numbsparse.bench.gpu.results import Results
-from numbsparse.bench.gpu.show import beside_cudnn, speed_up
+from numbsparse.bench.gpu.show import beside_batch_major, beside_cudnn, speed_up
 from numbsparse.bench.markdown import table as _markdown
 from numbsparse.bench.rungs import (
     Row,
@@ -45,6 +46,7 @@ def fill(path: Path) -> None:
     makers: dict[str, Callable[[], str]] = {
         "ladder": ladder,
         "gpu": gpu,
+        "feature_major": feature_major,
         "conv": conv,
         "cpu": cpu,
     }
@@ -114,6 +116,39 @@ def gpu() -> str:
         "times as fast as cuBLAS's dense product and as torch's BSR kernels (Triton). "
         f"{section['machine']}; `{command}`.\n\n{_markdown(header, table)}\n"
     )
+
+
+def feature_major() -> str:
+    """A line per dtype, shape and block size: time batch-major, and feature-major beside it."""
+    section = on_gpu().get("feature_major")
+    if section is None:
+        return ""
+    lines: dict[tuple[str, ...], dict[str, Row]] = {}
+    for row in section["rows"]:
+        shape = f"{row['features']}, {row['batch']}", f"{row['density']:.1g}"
+        key = row["dtype"], *shape, str(row["block_size"])
+        lines.setdefault(key, {})[row["product"]] = row
+    table = [
+        [*key, *(_both_ways(cells.get(product)) for product in PRODUCTS)]
+        for key, cells in lines.items()
+    ]
+    header = ["dtype", "features, batch", "density", "B", *(PASSES[name] for name in PRODUCTS)]
+    return (
+        "Microseconds batch-major, and in brackets how many times as long the same product takes "
+        "feature-major, measured in turns; random blocks. "
+        f"{section['machine']}; `{section['command']}`.\n\n{_markdown(header, table)}\n"
+    )
+
+
+def _both_ways(row: Row | None) -> str:
+    if row is None:
+        return "-"
+    name, turned = row["auto"], f"{row['auto']} {FEATURE_MAJOR}"
+    if name not in row["seconds"]:
+        return row["not_timed"].get(name, "")
+    time, ratio = row["seconds"][name] * 1e6, beside_batch_major(row, turned)
+    beside = row["not_timed"].get(turned, "-") if ratio is None else f"{ratio:.2f}"
+    return f"{time:.{0 if time >= 100 else 1}f} ({beside})"
 
 
 def conv() -> str:

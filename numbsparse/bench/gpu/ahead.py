@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from numbsparse.bench.gpu import conv
-from numbsparse.bench.gpu.contestants import named, of_rung
+from numbsparse.bench.gpu.contestants import FEATURE_MAJOR, named, of_rung
 from numbsparse.bench.gpu.options import Options
 from numbsparse.bench.gpu.peers import CUDNN
 from numbsparse.bench.gpu.problem import Problem, forget_numbers
@@ -50,13 +50,16 @@ def _part(names: list[str], options: Options, part: int, parts: int) -> None:
     """Every `parts`-th case of the sections, from the one numbered `part` on."""
     seen: set[Any] = set()
 
-    def call_once(problem: Problem, product: str, kernels: str, *_: Any) -> dict[str, Any]:
+    def call_once(
+        problem: Problem, product: str, kernels: str, others: tuple[str, ...], *_: Any
+    ) -> dict[str, Any]:
         size = problem.block_size, problem.batch
-        case = product, problem.dtype, problem.precision, kernels, *size
-        if case not in seen:
-            seen.add(case)
-            if len(seen) % parts == part:
-                _call(problem, product, kernels)
+        for feature_major in (False, True) if FEATURE_MAJOR in others else (False,):
+            case = product, problem.dtype, problem.precision, kernels, *size, feature_major
+            if case not in seen:
+                seen.add(case)
+                if len(seen) % parts == part:
+                    _call(problem, product, kernels, feature_major)
         return {}
 
     for name in names:
@@ -81,8 +84,8 @@ def _call_convolutions(options: Options, part: int, parts: int) -> None:
     forget_numbers()
 
 
-def _call(problem: Problem, product: str, kernels: str) -> None:
+def _call(problem: Problem, product: str, kernels: str, feature_major: bool) -> None:
     with suppress(Exception):  # the benchmark itself will say what is wrong
         for name in named(problem, product, kernels):
-            of_rung(problem, product, name).call()
+            of_rung(problem, product, name, feature_major).call()
     forget_numbers()

@@ -13,6 +13,8 @@ from numbsparse.device import DeviceArray
 from numbsparse.kernels.matmul import function_of, serving_own
 from numbsparse.ops.choice import choose, serving
 
+FEATURE_MAJOR = "feature-major"
+
 
 class Contestant(NamedTuple):
     """A call that computes one product into `out`, and how to look at the result."""
@@ -44,10 +46,18 @@ def named(problem: Problem, product: str, kernels: str) -> list[str]:
     return names if kernels == "all" else [name for name in names if name in kernels.split(",")]
 
 
-def of_rung(problem: Problem, product: str, name: str) -> Contestant:
-    """A rung of the ladder, called as `ops.matmul` and `ops.sddmm` call it."""
-    out = problem.out(product)
+def of_rung(problem: Problem, product: str, name: str, feature_major: bool = False) -> Contestant:
+    """A rung of the ladder, called as `ops.matmul` and `ops.sddmm` call it.
+
+    With `feature_major` as for `w @ x`: x, dy, y and dx are views of (features, batch).
+    """
+    whole = out = problem.out(product)
     x, dy, values = problem.x.device, problem.dy.device, problem.values.device
+    if feature_major:
+        x, dy = problem.x.feature_major, problem.dy.feature_major
+        if product != "weight_grad":
+            whole = whole.reshape(whole.shape[::-1])
+            out = whole.T
     compute, index = function_of(name, product), problem.index
     operands = {
         "forward": (x, values, index),
@@ -59,7 +69,9 @@ def of_rung(problem: Problem, product: str, name: str) -> Contestant:
         compute(*operands, out, problem.precision)
 
     def pick(rows: np.ndarray) -> np.ndarray:
+        if whole is not out:
+            return whole.numpy().T[rows]
         picked = [out[int(row)].numpy() for row in rows]
         return np.stack(picked) if picked else np.empty((0, *out.shape[1:]), out.dtype)
 
-    return Contestant(call, out, pick, record)
+    return Contestant(call, whole, pick, record)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from numbsparse.bench.gpu.contestants import Contestant, chosen, named, of_rung
+from numbsparse.bench.gpu.contestants import FEATURE_MAJOR, Contestant, chosen, named, of_rung
 from numbsparse.bench.gpu.peers import peers
 from numbsparse.bench.gpu.problem import Problem, error_of, fault_in
 from numbsparse.bench.gpu.replay import Graph, graph_of, seconds_of
@@ -26,7 +26,8 @@ def measure(
     """Seconds a call and relative errors by name, and why a name has none.
 
     `kernels` is "auto", the rung that `ops` chooses, "all" that serve, or a list of names with
-    commas, of which those that serve are taken; `others` names peers.
+    commas, of which those that serve are taken; `others` names peers; with FEATURE_MAJOR among
+    them each rung is measured that way too.
     """
     right, errors, not_timed, names = {}, {}, {}, []
     auto = None
@@ -38,6 +39,9 @@ def measure(
     makers: dict[str, Callable[[Problem, str], Contestant]] = {
         name: partial(of_rung, name=name) for name in names
     }
+    if FEATURE_MAJOR in others:
+        turned = partial(of_rung, feature_major=True)
+        makers |= {f"{name} {FEATURE_MAJOR}": partial(turned, name=name) for name in names}
     makers |= peers(problem, product, others)
     for name, make in makers.items():
         try:

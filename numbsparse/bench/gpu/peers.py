@@ -42,7 +42,7 @@ def peers(problem: Problem, product: str, names: tuple[str, ...]) -> dict[str, A
         and problem.precision == "highest"
         and product != "weight_grad",
     }
-    return {name: makers[name] for name in names if serves[name]}
+    return {name: make for name, make in makers.items() if name in names and serves[name]}
 
 
 def _cublas(problem: Problem, product: str) -> Contestant:

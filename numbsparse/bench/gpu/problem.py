@@ -77,6 +77,13 @@ class Operand:
     def __init__(self, host: np.ndarray, device: DeviceArray):
         self.host, self.device = host, device
 
+    @cached_property
+    def feature_major(self) -> DeviceArray:
+        """(batch, features) on the GPU again, a view of (features, batch)."""
+        turned = empty(self.device.shape[::-1], self.device.dtype)
+        ops.copy_into(turned, self.device.T)
+        return turned.T
+
 
 class Parts:
     """`picked` rows of y or dx, or blocks of dw; `take` cuts what is checked out of those."""

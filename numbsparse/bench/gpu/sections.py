@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from numbsparse import patterns
+from numbsparse.bench.gpu.contestants import FEATURE_MAJOR
 from numbsparse.bench.gpu.conv import conv
 from numbsparse.bench.gpu.host import host
 from numbsparse.bench.gpu.limits import limits
@@ -115,6 +116,16 @@ def sweep(options: Options) -> Iterator[Row]:
                 yield row | {"changed": changed}
 
 
+def feature_major(options: Options) -> Iterator[Row]:
+    """Activations as `w @ x` has them, (features, batch) in memory, beside the same batch-major."""
+    shapes = [(8192, 8192, size, 0.1) for size in BLOCK_SIZES]
+    shapes += [(12288, 32, 32, 0.1), (12288, 32, 32, 0.01)]
+    for dtype, precision in FIGURE:
+        for features, batch, size, density in [(32, 8, 16, 0.5)] if options.quick else shapes:
+            problem = Problem(_random(features, size, density), size, batch, dtype, precision)
+            yield from _products(problem, options, FEATURE_MAJOR)
+
+
 SECTIONS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "limits": limits,
     "headline": headline,
@@ -123,6 +134,7 @@ SECTIONS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "ladder": ladder,
     "layouts": layouts,
     "sweep": sweep,
+    "feature_major": feature_major,
     "lstm": lstm,
     "conv": conv,
     "host": host,

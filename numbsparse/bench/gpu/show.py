@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+from numbsparse.bench.gpu.contestants import FEATURE_MAJOR
 from numbsparse.bench.gpu.peers import CUBLAS, CUDNN
 
 Row = dict[str, Any]
@@ -17,6 +18,7 @@ HEADINGS = {
     "ladder": "in brackets, how many times as fast as the rung before",
     "layouts": "in brackets, the time a block against as many random blocks",
     "sweep": "in brackets, the time a block and row of the batch against the unchanged case",
+    "feature_major": "activations as `w @ x` has them; in brackets, the time against batch-major",
     "lstm": "forward and backward over a sequence; in brackets, how many times ours",
     "conv": "beside cuDNN, dense and channels last; in brackets, times as fast",
     "host": "what the host's side costs",
@@ -76,6 +78,14 @@ def relative(row: Row, rows: list[Row]) -> float | None:
     return None
 
 
+def beside_batch_major(row: Row, name: str) -> float | None:
+    """Time of a rung feature-major, against its time batch-major."""
+    rung, seconds = name.removesuffix(f" {FEATURE_MAJOR}"), row["seconds"]
+    if rung == name or not {name, rung} <= seconds.keys():
+        return None
+    return seconds[name] / seconds[rung]
+
+
 def _cell(name: str, row: Row, rows: list[Row]) -> str:
     if name in row["not_timed"]:
         return f"{name} {row['not_timed'][name]}"
@@ -83,7 +93,8 @@ def _cell(name: str, row: Row, rows: list[Row]) -> str:
     cell = f"{name} {_time(seconds)} {row['flops'] / seconds / 1e12:.1f}"
     if (times := speed_up(row, name, rows)) is not None:
         cell += f" ({times:.2g}x)" if times < 10 else f" ({times:.0f}x)"
-    if name == row["auto"] and (ratio := relative(row, rows)) is not None:
+    ratio = relative(row, rows) if name == row["auto"] else beside_batch_major(row, name)
+    if ratio is not None:
         cell += f" ({ratio:.2f})"
     return cell
 
