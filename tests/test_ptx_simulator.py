@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numba import cuda, float32, uint32
+from numba import cuda, float32, uint8, uint32, uint64
 from ptx_helpers import random_bits, run, simulated_only
 
+from numbsparse import device
+from numbsparse.device.launch import launch
+from numbsparse.device.simulator import DYNAMIC_START
+from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels import ptx
 from numbsparse.kernels.ptx import ALIGNMENT
 
@@ -102,3 +106,118 @@ def test_an_absent_lane_is_named(rng):
 def test_a_block_ends_with_a_whole_warp(rng):
     with pytest.raises(RuntimeError, match="a block of 40 ends inside one"):
         run(second_warp_kernel, random_bits(rng, 40), out=np.empty(40, np.uint32), threads=40)
+
+
+@cuda.jit
+def starts_kernel(out):
+    """Where multiples of bytes begin: in dynamic arrays, a part of one, and a static one."""
+    bytes_, words = cuda.shared.array(0, uint8), cuda.shared.array(0, uint32)
+    static = cuda.shared.array(8, uint32)
+    for k in range(7):
+        nbytes = uint32(16 << k)
+        first = ptx.first_multiple(bytes_, nbytes)
+        out[k, 0], out[k, 1] = first, ptx.first_multiple(words, nbytes)
+        out[k, 2] = ptx.first_multiple(bytes_[first:], nbytes)
+        out[k, 3] = ptx.first_multiple(static, nbytes)
+        words[out[k, 1]] = k
+        out[k, 4] = bytes_[first]
+
+
+def test_dynamic_memory_begins_at_a_multiple_of_16_bytes_alone():
+    out = device.to_device(np.full((7, 5), -1))
+    launch(starts_kernel, 1, 1, out, shared_bytes=2048)
+    first, k = [-DYNAMIC_START % (16 << k) for k in range(7)], np.arange(7)
+    expected = np.stack([first, np.array(first) // 4, 0 * k, 0 * k, k], 1)
+    np.testing.assert_array_equal(out.numpy(), expected)
+    assert [*map(bool, first)] == [k > 0 for k in range(7)]
+
+
+@cuda.jit
+def swapped_kernel(x_map, x, out):
+    """The second half of each line of a box, read by every lane in two ways."""
+    shared = cuda.shared.array(0, uint8)
+    bars = cuda.shared.array(1, uint64)
+    start, t = ptx.first_multiple(shared, 1024), uint32(cuda.threadIdx.x)
+    if t == 0:
+        ptx.mbarrier_init(bars, 0, 1)
+        ptx.mbarrier_expect(bars, 0, 32 * 64)
+        ptx.tma_load_2d(shared, start, x_map, 0, 0, bars, 0)
+    ptx.sync_warp()
+    ptx.mbarrier_wait(bars, 0, 0)
+    at = uint32(64 * t + t // 2 % 4 * 16)  # the first piece of line t
+    out[t, 0] = ptx.load_1xu32(shared, start + (at ^ uint32(32)))[0] == x[t, 8]
+    out[t, 1] = ptx.load_1xu32(shared, (start + at) ^ uint32(32))[0] == x[t, 8]
+
+
+def test_bits_of_an_index_are_not_those_of_an_address():
+    x = device.to_device(np.arange(32 * 16, dtype=np.uint32).reshape(32, 16))
+    out = device.to_device(np.zeros((32, 2), np.uint32))
+    x_map = tensor_map(x, (32, 16), 64)
+    launch(swapped_kernel, 1, 32, x_map, x, out, shared_bytes=32 * 64 + 1024)
+    assert out.numpy()[:, 0].all()
+    assert not out.numpy()[:, 1].all()
+
+
+LINES = ptx.Operand(128, 64 * 128)
+
+
+def factor_kernel():
+    multiply, start_from = ptx.wgmma("f16", 1, 64, 4, LINES, LINES), ptx.zeros(32)
+
+    @cuda.jit
+    def kernel(at, out):
+        shared = cuda.shared.array(0, uint8)
+        multiply(start_from(), shared, at, shared, at)
+
+    return kernel
+
+
+def split_kernel():
+    multiply = ptx.wgmma_split(8, 1, False)
+
+    @cuda.jit
+    def kernel(at, out):
+        shared = cuda.shared.array(0, float32)
+        a, acc = cuda.local.array(4, uint32), cuda.local.array(4, float32)
+        multiply(acc, a, a, shared, at)
+
+    return kernel
+
+
+@cuda.jit
+def multiple_kernel(nbytes, out):
+    ptx.first_multiple(cuda.shared.array(0, uint8), nbytes)
+
+
+@cuda.jit
+def global_kernel(nbytes, out):
+    ptx.first_multiple(out, nbytes)
+
+
+@cuda.jit
+def box_kernel(at, x_map):
+    bars = cuda.shared.array(1, uint64)
+    ptx.tma_load_2d(cuda.shared.array(0, uint8), at, x_map, 0, 0, bars, 0)
+
+
+UNALIGNED = -DYNAMIC_START % 1024 + 8  # an index
+
+
+@pytest.mark.parametrize(
+    ("kernel", "number", "error", "text"),
+    [
+        (multiple_kernel, 48, ValueError, "a power of 2 up to 1024 bytes, got 48"),
+        (multiple_kernel, 2048, ValueError, "got 2048"),
+        (global_kernel, 16, TypeError, "got one in global memory"),
+        (box_kernel, 0, ValueError, "not at a multiple of 128"),
+        (box_kernel, -DYNAMIC_START % 128 + 2048, ValueError, "does not fit at byte"),
+        (factor_kernel(), UNALIGNED, ValueError, "multiple of 16"),
+        (factor_kernel(), 0, IndexError, "begins before"),
+        (split_kernel(), UNALIGNED // 4, ValueError, "multiple of 16"),
+    ],
+)
+def test_addresses_that_do_not_serve_are_refused(kernel, number, error, text):
+    x = device.to_device(np.zeros((32, 16), np.uint32))
+    last = tensor_map(x, (32, 16), 64) if kernel is box_kernel else x
+    with pytest.raises(error, match=text):
+        launch(kernel, 1, 128, number, last, shared_bytes=3072)

@@ -21,7 +21,14 @@ from numbsparse.device import accesses
 if TYPE_CHECKING:
     from numbsparse.device.threads import Block
 
-ALL_BANKS = 128  # bytes
+PERIOD = 1024  # bytes until swizzled lines begin anew: by it an array's address is as on a GPU
+
+# Where dynamic memory begins: on a GPU after the static arrays, at a multiple of 16 bytes, and no
+# kernel can count on more. The next multiple of 1024 is 752 = 0b1011110000 bytes on: all bits of a
+# piece's place in a line are set, and some of the line's, so that swapped bits of an index are not
+# those of the address here either.
+DYNAMIC_START = 272
+
 NANS = 0x7FFF  # in a float of 16 bits, and twice in one of 32; as an integer it may grow
 NUMBERS = (int, float, np.generic)
 DYNAMIC = "dynamic"
@@ -105,7 +112,7 @@ def _casting(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -> Any:
     """`cuda.shared.array`: a block has one array for each line that asks for one, and the dynamic.
 
-    From the first bank on.
+    The latter lies at an address that is a multiple of 16 and of no more, each other one at 0.
     """
     from numba.np.numpy_support import as_dtype
 
@@ -124,8 +131,9 @@ def shared_bytes(block: Block, line: Any, nbytes: int) -> np.ndarray:
     """A block's shared memory of that name, made when it is asked for first: full of NaN."""
     rooms = _rooms(block)
     if line not in rooms:
-        room = np.full(-(-(nbytes + ALL_BANKS) // 2), NANS, np.uint16).view(np.uint8)
-        start = -room.ctypes.data % ALL_BANKS
+        room = np.full(-(-(nbytes + PERIOD) // 2), NANS, np.uint16).view(np.uint8)
+        address = DYNAMIC_START if line == DYNAMIC else 0
+        start = (address - room.ctypes.data) % PERIOD
         rooms[line] = room[start : start + nbytes]
     return rooms[line][:nbytes]
 

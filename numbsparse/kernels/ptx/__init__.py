@@ -9,7 +9,9 @@ Memory is named by an array in C order and the flat index of an item, never by a
 are uint32 and float32 exactly: Numba makes uint64 of uint32 + uint32, so wrap sums in uint32().
 Pieces of 16 bytes start at multiples of 16 bytes, and so must the shared arrays that they lie in:
 `cuda.shared.array(shape, dtype, ALIGNMENT)`, with ALIGNMENT imported by its name, because Numba
-wants a constant there. Warp-wide instructions are run by all 32 lanes of a warp together.
+wants a constant there. Dynamic ones begin at no higher multiple, in the simulator too, and swizzles
+go by the address: `first_multiple` says where it is 0, and bits are swapped before that is added.
+Warp-wide instructions are run by all 32 lanes of a warp together.
 
 >>> from numba import cuda
 >>> from numbsparse.kernels import ptx

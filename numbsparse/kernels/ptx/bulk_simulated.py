@@ -12,11 +12,11 @@ import ctypes
 import numpy as np
 
 from numbsparse.device.accesses import note_unseen
-from numbsparse.device.simulator import counterpart
+from numbsparse.device.simulator import PERIOD, counterpart
 from numbsparse.device.tensor_map import SIMULATED_MAP
 from numbsparse.device.threads import Worker, current
 from numbsparse.kernels.ptx import meaning
-from numbsparse.kernels.ptx.simulated import _global, _piece, flat_bytes
+from numbsparse.kernels.ptx.simulated import _global, _piece, _shared, flat_bytes
 from numbsparse.kernels.ptx.tiles import swizzled
 from numbsparse.kernels.ptx.warp import together
 
@@ -139,8 +139,10 @@ def bulk_load(shared, i, source, j, nbytes, bars, k):
 
 
 def first_multiple(shared, nbytes):
-    """Places are counted from the start of the array: the simulator's memory has no addresses."""
-    return np.uint32(0)
+    if PERIOD % nbytes:
+        raise ValueError(f"first_multiple takes a power of 2 up to {PERIOD} bytes, got {nbytes}")
+    array = np.asarray(_shared(shared))
+    return np.uint32(-array.ctypes.data % int(nbytes) // array.itemsize)
 
 
 def _load(shared, i, tensor_map, corner, bars, j, ranks=None):
@@ -180,15 +182,18 @@ def _info(tensor_map, places):
 
 
 def _place_of_box(shared, i, info):
-    """Where the bytes of a box lie in shared memory, and how many a line has."""
-    axes, start = int(info["axes"]), int(i) * shared.itemsize
+    """Where the bytes of a box lie in a shared array, and how many a line has."""
+    axes, start, flat = int(info["axes"]), int(i) * shared.itemsize, flat_bytes(shared)
+    address = flat.ctypes.data + start
     line = int(info["box"][axes - 1]) * int(info["itemsize"])
     size = int(np.prod(info["box"][:axes])) * int(info["itemsize"])
-    if start % 128 or start + size > flat_bytes(shared).size:
+    if start < 0 or start + size > flat.size:
         raise ValueError(f"a box of {size} bytes does not fit at byte {start}")
+    if address % 128:
+        raise ValueError(f"byte {start}, where a box begins, is not at a multiple of 128 bytes")
     if line != int(info["swizzle"]):
         raise ValueError(f"a line of {line} bytes is not swizzled over {info['swizzle']}")
-    return swizzled(start + np.arange(size), line), line
+    return swizzled(address + np.arange(size), line) - address + start, line
 
 
 def _box(info, corner):

@@ -11,6 +11,7 @@ from numbsparse.device.accesses import note_unseen
 from numbsparse.kernels.ptx.meaning import float32_of_tf32
 from numbsparse.kernels.ptx.simulated import flat_bytes
 from numbsparse.kernels.ptx.warp import WARPGROUP, together
+from numbsparse.kernels.ptx.wgmma_simulated import check_start
 
 
 @cache
@@ -30,6 +31,7 @@ def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool =
 
     def split_meaning(hi, lo, i, shared):
         a = [_rows(part, k_steps) for part in (hi, lo)]
+        check_start(shared, 4 * int(i[0]))
         items = shared[int(i[0]) * 4 :]
         if apart:
             strips = items[: 64 * n * k_steps].reshape(n // 8, 2, -1)[:, : 1 + exact]

@@ -84,6 +84,12 @@ def fewer_registers(n):
     _check_registers(n)
 
 
+def check_start(shared, start):
+    """A descriptor has no more bits of an address."""
+    if (shared.ctypes.data + int(start)) % 16:
+        raise ValueError(f"a factor does not start at a multiple of 16 bytes, but at byte {start}")
+
+
 def _check_registers(n):
     if n not in range(24, 257, 8):
         raise ValueError(f"registers are 24 to 256, a multiple of 8, got {n}")
@@ -91,7 +97,10 @@ def _check_registers(n):
 
 def _matrix(kind, shared, start, operand, rows, depth):
     """(rows, depth) float32 of a factor in shared memory; the swaps go by the address."""
-    item = 4 if kind == "tf32" else 2
+    item, first = 4 if kind == "tf32" else 2, shared.ctypes.data
+    check_start(shared, start)
     row, k = np.arange(rows)[:, None], np.arange(depth)
-    byte = swizzled(start + operand.place(row, k, item), operand.width)
+    byte = swizzled(first + start + operand.place(row, k, item), operand.width) - first
+    if byte.min(initial=0) < 0:
+        raise IndexError("a factor begins before its shared array, by its swaps")
     return _KINDS[kind](shared.view(f"u{item}")[byte // item].view(np.uint32))
