@@ -1,4 +1,4 @@
-"""The registers of a thread, and the instructions for each dtype and cluster."""
+"""The registers of a thread, the instructions for each dtype, and copies in either order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from numba import cuda
 
-from numbsparse.device import SIMULATED
+from numbsparse.device import SIMULATED, DeviceArray
+from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.ptx import (
     mma_m16n8k16_bf16,
     mma_m16n8k16_f16,
@@ -28,15 +29,23 @@ def registers(warps: int) -> dict[str, int]:
     return {"max_registers": min(255, 65536 // (128 * -(-warps // 4)) // 8 * 8)}
 
 
+def map_of(x: DeviceArray, rows: int, features: int, turned: bool) -> DeviceArray:
+    """The map of x for boxes of so many rows and features; turned, of x (features, batch)."""
+    box = (features, rows) if turned else (rows, features)
+    return tensor_map(x, box, x.itemsize * box[1])
+
+
 @cache
-def load_for(cluster: int) -> Any:
-    """tma_load_2d, to all blocks of a cluster."""
-    if cluster == 1:
-        return tma_load_2d
+def load_for(turned: bool, cluster: int = 1) -> Any:
+    """Ask for the box of such a map that begins at a feature and a row, for all of a cluster."""
     RANKS = (1 << cluster) - 1
 
     @cuda.jit(device=True)
-    def load(shared, i, x_map, column, row, bars, stage):
-        tma_load_2d_multicast(shared, i, x_map, column, row, bars, stage, RANKS)
+    def load(shared, to, x_map, feature, row, bars, stage):
+        column, line = (row, feature) if turned else (feature, row)
+        if cluster == 1:
+            tma_load_2d(shared, to, x_map, column, line, bars, stage)
+        else:
+            tma_load_2d_multicast(shared, to, x_map, column, line, bars, stage, RANKS)
 
     return load

@@ -7,6 +7,7 @@ from typing import Any
 
 from numba import cuda, float32, int64, uint8, uint32
 
+from numbsparse.kernels.matmul.k5_tensor_core.fetches import bytes_of
 from numbsparse.kernels.matmul.k7_small_blocks.card import registers
 from numbsparse.kernels.matmul.k7_small_blocks.region import GROUP, Region, Turned
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import (
@@ -94,14 +95,14 @@ def fetch_group(region: Region, turned: bool) -> Any:
     batch and feature `feature` on; 0 beyond the batch and the `side`."""
     GROUPS, GROUP_BYTES, LINES = region.GROUPS, region.GROUP_BYTES, lines_of(region)
     COUNT, IN_LINE = region.DEPTH // LINES, region.DEPTH // PIECE  # pieces of a feature
-    TOGETHER = LINE // IN_LINE  # features of 128 bytes
+    TOGETHER, n_bytes = LINE // IN_LINE, bytes_of(PIECE)  # features of 128 bytes
 
     @cuda.jit(device=True)
     def fetch_rows(x, stride, row, batch, feature, side, shared, start):
         t = uint32(cuda.threadIdx.x)
         first, group = t // LINE // GROUPS, t // LINE % GROUPS
         c = feature + int64(t % LINE * PIECE)
-        source, n = (row + int64(first)) * stride + c, bytes_of(side - c)
+        source, n = (row + int64(first)) * stride + c, n_bytes(side - c)
         for i in range(COUNT):
             line = first + i * LINES
             at, m = (source, n) if row + line < batch else (0, uint32(0))
@@ -114,7 +115,7 @@ def fetch_group(region: Region, turned: bool) -> Any:
         t = uint32(cuda.threadIdx.x)
         first, group, piece = t // LINE // GROUPS, t // LINE % GROUPS, t % IN_LINE
         begin, within = row + int64(piece * PIECE), t % LINE // IN_LINE
-        n = bytes_of(batch - begin)
+        n = n_bytes(batch - begin)
         for i in range(COUNT):
             line = first + i * LINES
             own = feature + int64(line * TOGETHER + within)
@@ -123,9 +124,3 @@ def fetch_group(region: Region, turned: bool) -> Any:
             cp_async_zero_fill(shared, start + group * GROUP_BYTES + swizzled * 16, x, at, m)
 
     return fetch_columns if turned else fetch_rows
-
-
-@cuda.jit(device=True)
-def bytes_of(left):
-    """Of a piece, where so many values are left."""
-    return uint32(2 * min(max(left, 0), PIECE))

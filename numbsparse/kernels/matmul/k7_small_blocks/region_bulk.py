@@ -10,9 +10,7 @@ from typing import Any
 
 from numba import cuda, float32, int32, uint8, uint32, uint64
 
-from numbsparse.device import DeviceArray
-from numbsparse.device.tensor_map import tensor_map
-from numbsparse.kernels.matmul.k7_small_blocks.card import registers
+from numbsparse.kernels.matmul.k7_small_blocks.card import load_for, registers
 from numbsparse.kernels.matmul.k7_small_blocks.region import GROUP, Region, Turned
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import places_of_lane, products
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import storer
@@ -29,15 +27,7 @@ from numbsparse.kernels.ptx import (
     mbarrier_wait,
     shfl_idx,
     sync_warp,
-    tma_load_2d,
 )
-
-
-def map_of(x: DeviceArray, region: Region, turned: bool) -> DeviceArray:
-    """The map of x, or of the transpose of feature-major x, for boxes of a group."""
-    if turned:
-        return tensor_map(x, (region.FEATURES, region.DEPTH), region.ITEM * region.DEPTH)
-    return tensor_map(x, (region.DEPTH, region.FEATURES), region.ITEM * region.FEATURES)
 
 
 @cache
@@ -115,25 +105,11 @@ def consumer(B: int, name: str, region: Region, turned: Turned) -> Any:
 
 
 @cache
-def loader(turned: bool) -> Any:
-    """Ask for a group of DEPTH rows of the batch."""
-
-    @cuda.jit(device=True)
-    def load(shared, to, x_map, feature, row, bars, stage):
-        if turned:
-            tma_load_2d(shared, to, x_map, row, feature, bars, stage)
-        else:
-            tma_load_2d(shared, to, x_map, feature, row, bars, stage)
-
-    return load
-
-
-@cache
 def producer(region: Region, turned: Turned) -> Any:
     DEPTH, STAGES, GROUPS = region.DEPTH, region.STAGES, region.GROUPS
     STAGE_BYTES, GROUP_BYTES = region.STAGE_BYTES, region.GROUP_BYTES
     FETCHERS, TURNS = region.FETCHERS, -(-GROUPS // region.FETCHERS)
-    load_x, load_dy = loader(turned.x), loader(turned.dy)
+    load_x, load_dy = load_for(turned.x), load_for(turned.dy)
 
     @cuda.jit(device=True)
     def produce(fetcher, x_map, dy_map, groups, item, first, end, shared, base, bars):

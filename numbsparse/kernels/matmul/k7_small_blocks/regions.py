@@ -13,9 +13,10 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.card import copy_engine, multiprocessors, shared_memory
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import aligned_either_way, aligned_rows
+from numbsparse.kernels.matmul.k7_small_blocks.card import map_of
 from numbsparse.kernels.matmul.k7_small_blocks.region import Region, Turned
 from numbsparse.kernels.matmul.k7_small_blocks.region_async import async_kernel
-from numbsparse.kernels.matmul.k7_small_blocks.region_bulk import bulk_kernel, map_of
+from numbsparse.kernels.matmul.k7_small_blocks.region_bulk import bulk_kernel
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import plan_regions
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import total_kernel
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
@@ -44,7 +45,8 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any) -> None:
     walk = batch, segments, groups, codes, used, *places, partials, dvalues
     n, shared = segments.size // 4, region.SHARED_BYTES
     if copy_engine():
-        maps = (map_of(a, region, lies) for a, lies in zip((x, dy), turned, strict=True))
+        box = region.DEPTH, region.FEATURES
+        maps = (map_of(a, *box, lies) for a, lies in zip((x, dy), turned, strict=True))
         kernel = bulk_kernel(B, name, region, turned)
         threads = 32 * (region.WARPS + region.FETCHERS)
         launch(kernel, n, threads, *maps, *walk, shared_bytes=shared)

@@ -10,9 +10,10 @@ from numba import cuda, int32, uint32
 
 from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_map
+from numbsparse.kernels.matmul.k7_small_blocks.card import load_for, map_of
 from numbsparse.kernels.matmul.k7_small_blocks.region import Region
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import plan_regions
-from numbsparse.kernels.ptx import tma_load_2d, tma_load_3d
+from numbsparse.kernels.ptx import tma_load_3d
 from numbsparse.layout import Index
 
 WIDE = 4  # groups of a wide box
@@ -50,17 +51,17 @@ def plan_boxes(
     return segments, np.take_along_axis(boxes, order, 1).astype(np.int32), *rest
 
 
-def map_of(x: DeviceArray, turned: bool, groups: int, region: Region) -> DeviceArray:
+def box_map(x: DeviceArray, turned: bool, groups: int, region: Region) -> DeviceArray:
     """The map of x for boxes of DEPTH rows of one group, or of several that are whole.
 
     Where x is turned, (features, batch), groups are lines below each other.
     """
     if turned:
-        return tensor_map(x, (groups * region.FEATURES, region.DEPTH), x.itemsize * region.DEPTH)
+        return map_of(x, region.DEPTH, groups * region.FEATURES, turned)
     rows, width = x.shape
-    line = x.itemsize * region.FEATURES
     if groups == 1 or width < region.FEATURES:
-        return tensor_map(x, (region.DEPTH, region.FEATURES), line)
+        return map_of(x, region.DEPTH, region.FEATURES, turned)
+    line = x.itemsize * region.FEATURES
     shape = width // region.FEATURES, rows, region.FEATURES
     strides = line, x.strides[0], x.itemsize
     by_group = DeviceArray(x.address, shape, x.dtype, strides, x.owner)
@@ -70,21 +71,17 @@ def map_of(x: DeviceArray, turned: bool, groups: int, region: Region) -> DeviceA
 @cache
 def box_loads(region: Region, turned: bool) -> tuple[Any, Any]:
     """(load, load_wide) of a box that begins at a group and a row of the batch."""
-    FEATURES = region.FEATURES
+    FEATURES, load_box = region.FEATURES, load_for(turned)
 
     @cuda.jit(device=True)
     def load(shared, to, own_map, group, row, bars, stage):
-        tma_load_2d(shared, to, own_map, int32(group * FEATURES), row, bars, stage)
+        load_box(shared, to, own_map, int32(group * FEATURES), row, bars, stage)
 
     @cuda.jit(device=True)
     def load_wide(shared, to, own_map, group, row, bars, stage):
         tma_load_3d(shared, to, own_map, 0, row, group, bars, stage)
 
-    @cuda.jit(device=True)
-    def load_lines(shared, to, own_map, group, row, bars, stage):
-        tma_load_2d(shared, to, own_map, row, int32(group * FEATURES), bars, stage)
-
-    return (load_lines, load_lines) if turned else (load, load_wide)
+    return load, load if turned else load_wide
 
 
 @cache

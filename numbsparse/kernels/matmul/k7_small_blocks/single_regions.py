@@ -20,7 +20,7 @@ from numbsparse.kernels.matmul.aligned import BYTES, aligned_either_way
 from numbsparse.kernels.matmul.k7_small_blocks.region import Region
 from numbsparse.kernels.matmul.k7_small_blocks.single_boxes import (
     WIDE,
-    map_of,
+    box_map,
     plan_boxes,
 )
 from numbsparse.kernels.matmul.k7_small_blocks.single_roles import (
@@ -93,8 +93,8 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
         segments.size // 4,
         32 * (region.WARPS + region.FETCHERS),
         *operands,
-        *(map_of(x, x_turned, groups, region) for groups in (1, WIDE)),
-        *(map_of(dy, dy_turned, groups, region) for groups in (1, WIDE)),
+        *(box_map(x, x_turned, groups, region) for groups in (1, WIDE)),
+        *(box_map(dy, dy_turned, groups, region) for groups in (1, WIDE)),
         segments,
         boxes,
         codes,

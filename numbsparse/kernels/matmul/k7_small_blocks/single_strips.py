@@ -20,15 +20,10 @@ from numbsparse.kernels.matmul.k6_hopper.lines import how_it_lies
 from numbsparse.kernels.matmul.k6_hopper.steps import schedule
 from numbsparse.kernels.matmul.k6_hopper.store import FEATURES as ALONG_FEATURES
 from numbsparse.kernels.matmul.k6_hopper.store import ROWS as ALONG_ROWS
-from numbsparse.kernels.matmul.k7_small_blocks.card import registers
+from numbsparse.kernels.matmul.k7_small_blocks.card import map_of, registers
 from numbsparse.kernels.matmul.k7_small_blocks.single_rows import rows_of
 from numbsparse.kernels.matmul.k7_small_blocks.single_steps import packed, products
-from numbsparse.kernels.matmul.k7_small_blocks.strip_bulk import (
-    barriers,
-    consumer,
-    map_of,
-    producer,
-)
+from numbsparse.kernels.matmul.k7_small_blocks.strip_bulk import barriers, consumer, producer
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     ALIGNED,
     SWIZZLED,
@@ -76,7 +71,7 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, turned: bool, precisio
         strip_kernel(strip, precision == "highest", turned, x_turned, how_it_lies(y)),
         tile_starts.size - 1,
         32 * (strip.WARPS + strip.FETCHERS),
-        map_of(x, strip, x_turned),
+        map_of(x, strip.rows_of_box(x_turned), strip.WIDTH, x_turned),
         *(w, words, begins, groups, lines, tiles, tile_starts, span(y)),
         (*(stride // 4 for stride in y.strides), batch, columns),
         *(span(x), (*x_strides, features), values),

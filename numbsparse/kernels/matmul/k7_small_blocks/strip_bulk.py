@@ -15,8 +15,6 @@ from typing import Any
 
 from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 
-from numbsparse.device import DeviceArray
-from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.matmul.k7_small_blocks.card import load_for, registers
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import SWIZZLED, Strip
 from numbsparse.kernels.matmul.k7_small_blocks.strip_products import clear_zeros, products
@@ -37,13 +35,6 @@ from numbsparse.kernels.ptx import (
     shfl_idx,
     sync_warp,
 )
-
-
-def map_of(x: DeviceArray, strip: Strip, turned: bool) -> DeviceArray:
-    """The map of x for boxes of a group; turned, of the transpose of feature-major x."""
-    if turned:
-        return tensor_map(x, (strip.WIDTH, strip.BOX_ROWS), 128)
-    return tensor_map(x, (strip.ROWS, strip.WIDTH), strip.ITEM * strip.WIDTH)
 
 
 @cache
@@ -178,8 +169,10 @@ def asker(strip: Strip, x_turned: bool) -> Any:
     HEAD, WIDTH = strip.HEAD, strip.WIDTH
     CLUSTER, FETCHERS = strip.CLUSTER, strip.FETCHERS
     TURNS = -(-GROUPS // (FETCHERS * CLUSTER))
-    load = load_for(CLUSTER)
-    BOXES, BOX_ROWS = (strip.ROWS // strip.BOX_ROWS, strip.BOX_ROWS) if x_turned else (1, 0)
+    load, BOXES, BOX_ROWS = load_for(x_turned, CLUSTER), 1, 0
+    if x_turned:
+        BOX_ROWS = strip.rows_of_box(x_turned)
+        BOXES = strip.ROWS // BOX_ROWS
     BOX_BYTES = GROUP_BYTES // BOXES
 
     @cuda.jit(device=True)
@@ -215,10 +208,7 @@ def asker(strip: Strip, x_turned: bool) -> Any:
                     to, feature = start + X_START + g * GROUP_BYTES, int32(own[i] * WIDTH)
                     for b in range(BOXES):
                         box, first_row = to + b * BOX_BYTES, int32(row + b * BOX_ROWS)
-                        if x_turned:
-                            load(shared, box, x_map, first_row, feature, bars, stage)
-                        else:
-                            load(shared, box, x_map, feature, first_row, bars, stage)
+                        load(shared, box, x_map, feature, first_row, bars, stage)
             if fetcher == 0:
                 at = int64(first) + (number * CLUSTER + rank) * HEAD
                 nbytes = uint32((HEAD + many) * 4)

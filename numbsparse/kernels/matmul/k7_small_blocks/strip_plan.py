@@ -31,8 +31,8 @@ class Strip(NamedTuple):
 
     A stage begins with how many steps each warp has and where they stand, then come the values of
     w, and then the groups, ROWS lines of WIDTH features each, their pieces swizzled; of x that is
-    feature-major boxes of WIDTH lines of BOX_ROWS rows of the batch each. So what a warp reads
-    ahead of the last step stays as long as the stage does.
+    feature-major boxes of WIDTH lines of 128 bytes along the batch. So what a warp reads ahead of
+    the last step stays as long as the stage does.
     """
 
     B: int
@@ -78,10 +78,9 @@ class Strip(NamedTuple):
     def GROUP_BYTES(self) -> int:
         return self.ITEM * self.WIDTH * self.ROWS
 
-    @property
-    def BOX_ROWS(self) -> int:
-        """Rows of the batch in 128 bytes, the line of a feature where x is feature-major."""
-        return 128 // self.ITEM
+    def rows_of_box(self, turned: bool) -> int:
+        """Rows of the batch that one copy of a group brings; of feature-major x those of a line."""
+        return 128 // self.ITEM if turned else self.ROWS
 
     @property
     def STAGE_BYTES(self) -> int:

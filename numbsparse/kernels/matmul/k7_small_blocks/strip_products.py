@@ -17,8 +17,10 @@ def products(name: str, strip: Strip, x_turned: bool) -> Any:
     """acc += x @ w of the stage that begins at byte `stage`, by a warp of its block."""
     X_START, W_START, STEP_BYTES = strip.X_START, strip.W_START, strip.STEP_BYTES
     HEAD, LAST_COLUMN, COUNT = strip.HEAD, strip.COLUMNS - 1, (1 << COUNT_BITS) - 1
-    begin, make_step = (begin_turned, turned_step) if x_turned else (begin_rows, step_of_rows)
-    begin_x = begin(strip)
+    # A lane reads a line of an 8 x 8 matrix: 16 rows of the batch, then the second piece of each;
+    # or 8 features of the upper 8 rows of 16, of the lower, and then of the second piece.
+    LINES, LINE = (PIECE, 128) if x_turned else (16, 2 * strip.WIDTH)
+    make_step = turned_step if x_turned else step_of_rows
 
     @cuda.jit(device=True)
     def load(words, at):
@@ -51,8 +53,8 @@ def products(name: str, strip: Strip, x_turned: bool) -> Any:
     @cuda.jit(device=True)
     def add_all(shared, words, stage, warp, acc):
         lane, counts = uint32(cuda.threadIdx.x) % 32, words[stage // 4 + warp]
-        # Half of the lanes read of the first piece of a step, the others of the second.
-        lines, piece = begin_x(uint32(stage + X_START)), lane // 16 * 16
+        lines = uint32(uint32(stage + X_START) + cuda.threadIdx.x % LINES * LINE)
+        piece = lane // 16 * 16
         before = counts >> uint32(4 * COUNT_BITS)
         word = uint32(stage // 4 + HEAD + before)
         at = uint32(stage // 4 + W_START // 4 + before * (STEP_BYTES // 4))
@@ -61,19 +63,6 @@ def products(name: str, strip: Strip, x_turned: bool) -> Any:
         columns(shared, words, lines, piece, word, at, place, b, counts, acc)
 
     return add_all
-
-
-@cache
-def begin_rows(strip: Strip) -> Any:
-    """Where the line of a lane begins in the first group: it reads a row of an 8 x 8 matrix, 16
-    rows of the batch, then the second piece of each."""
-    LINE = 2 * strip.WIDTH
-
-    @cuda.jit(device=True)
-    def begin(start):
-        return uint32(start + cuda.threadIdx.x % 16 * LINE)
-
-    return begin
 
 
 @cache
@@ -97,24 +86,11 @@ def step_of_rows(name: str, strip: Strip, j: int) -> Any:
 
 
 @cache
-def begin_turned(strip: Strip) -> Any:
-    """The same where x is feature-major: a lane reads 8 rows of the batch of a feature, 8 features
-    of the upper 8 rows, then of the lower."""
-    LINE = strip.ITEM * strip.BOX_ROWS
-
-    @cuda.jit(device=True)
-    def begin(start):
-        return uint32(start + cuda.threadIdx.x % 8 * LINE)
-
-    return begin
-
-
-@cache
 def turned_step(name: str, strip: Strip, j: int) -> Any:
     """As `step_of_rows`: `ldmatrix` turns the matrices over. A plan counts 16 bytes for a piece,
     which here is 8 lines."""
     TM, WITHIN = strip.ROWS // 16, 16 * (strip.WIDTH // PIECE - 1)
-    FURTHER = PIECE * strip.ITEM * strip.BOX_ROWS // 16 - 1
+    FURTHER = PIECE * 128 // 16 - 1
     add_rows = row_products(name, strip, j)
 
     @cuda.jit(device=True)

@@ -16,9 +16,10 @@ from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import aligned_either_way, aligned_rows
 from numbsparse.kernels.matmul.k6_hopper.lines import how_it_lies
 from numbsparse.kernels.matmul.k6_hopper.steps import schedule
+from numbsparse.kernels.matmul.k7_small_blocks.card import map_of
 from numbsparse.kernels.matmul.k7_small_blocks.pack import packed
 from numbsparse.kernels.matmul.k7_small_blocks.strip_async import async_kernel
-from numbsparse.kernels.matmul.k7_small_blocks.strip_bulk import bulk_kernel, map_of
+from numbsparse.kernels.matmul.k7_small_blocks.strip_bulk import bulk_kernel
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     ALIGNED,
     WARP_COLUMNS,
@@ -54,7 +55,7 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, turned: bool) -> None:
     lies, shared = how_it_lies(y), strip.SHARED_BYTES
     x, x_turned = aligned_either_way(x.view("uint16"))
     if copy_engine():
-        x_map = map_of(x, strip, x_turned)
+        x_map = map_of(x, strip.rows_of_box(x_turned), strip.WIDTH, x_turned)
         kernel = bulk_kernel(name, strip, x_turned, lies)
         threads = 32 * (strip.WARPS + strip.FETCHERS)
         blocks = (tile_starts.size - 1) * strip.CLUSTER

@@ -10,7 +10,7 @@ from numba import cuda, uint32, uint64
 from numbsparse.kernels.matmul.k8_small_batch.outputs import item_of, packing
 from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH
 from numbsparse.kernels.matmul.k8_small_batch.ring import Ring
-from numbsparse.kernels.matmul.k8_small_batch.tiles import line_of
+from numbsparse.kernels.matmul.k8_small_batch.tiles import in_order, line_of
 from numbsparse.kernels.ptx import store_4xf32
 
 
@@ -37,11 +37,11 @@ def store_tiles(ring: Ring) -> Any:
     none of which are there: four float32, or two halves as a word of y, which is then an array of
     words. "each" stores one by one.
     """
-    if ring.y == "across":
-        return store_pairs(ring) if ring.form.halves else store_features(ring)
-    if ring.y == "along":
-        return store_row_pairs(ring) if ring.form.halves else store_rows(ring)
-    return store_each(ring)
+    if ring.y == "each":
+        return store_each(ring)
+    if ring.form.halves:
+        return store_words(ring)
+    return store_features(ring) if ring.y == "across" else store_rows(ring)
 
 
 @cache
@@ -78,45 +78,26 @@ def store_features(ring: Ring) -> Any:
 
 
 @cache
-def store_pairs(ring: Ring) -> Any:
-    M, HALF = ring.groups // 2, WIDTH // 2
-    row_of, pack = line_of(ring.form, ring.x_across), packing(ring.form)
+def store_words(ring: Ring) -> Any:
+    """Two halves at once: neighbouring features, or rows of sums that are `swapped`."""
+    (M, N), SWAPPED, HALF, pack = ring.sums, ring.swapped, WIDTH // 2, packing(ring.form)
 
     @cuda.jit(device=True)
     def put(y, line, y_is, acc):
-        batch, out_features, y_batch, _ = y_is
+        batch, out_features, y_batch, y_feature = y_is
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
-        first = line * HALF + q
+        if SWAPPED:
+            top, rows, stride, word, columns = line * WIDTH, out_features, y_feature, q, batch
+        else:
+            top, rows, stride, word, columns = 0, batch, y_batch, line * HALF + q, out_features
         for m in range(M):
             for r in range(2):
-                b = row_of(2 * m + r, g)
-                for t in range(4):
-                    if b < batch and 2 * first + 8 * t < out_features:
-                        # Numba asks of a signed index whether it counts from the end.
-                        place = uint64(b * y_batch + first + 4 * t)
-                        y[place] = pack(acc[m, t, 2 * r], acc[m, t, 2 * r + 1])
-
-    return put
-
-
-@cache
-def store_row_pairs(ring: Ring) -> Any:
-    """Of sums that were multiplied the other way round, see `swapped_tiles`."""
-    M, N = ring.sums
-    pack = packing(ring.form)
-
-    @cuda.jit(device=True)
-    def put(y, line, y_is, acc):
-        batch, out_features, _, y_feature = y_is
-        lane = uint32(cuda.threadIdx.x) % 32
-        g, q = lane // 4, lane % 4
-        for m in range(M):
-            for r in range(2):
-                feature = line * WIDTH + 16 * m + 8 * r + g
+                row = top + in_order(2 * m + r, g)
                 for t in range(N):
-                    if 8 * t + 2 * q < batch and feature < out_features:
-                        place = uint64(feature * y_feature + 4 * t + q)
+                    if row < rows and 2 * word + 8 * t < columns:
+                        # Numba asks of a signed index whether it counts from the end.
+                        place = uint64(row * stride + word + 4 * t)
                         y[place] = pack(acc[m, t, 2 * r], acc[m, t, 2 * r + 1])
 
     return put
