@@ -11,13 +11,16 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import cut, plan
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_regions import regions
 from numbsparse.layout import Layout
 
+AT_ONCE = Tile(32, 2, 13, (32,), 32, 2, 56, 1)
+OF_FEW = Tile(64, 2, 6, (64,), 64, 3, 9, 1)
 TILES = [
-    Tile(32, 2, 8, (32,), 32, 3, 37, 1),
-    Tile(32, 2, 13, (32,), 32, 2, 56, 1),
+    Tile(32, 4, 4, (32,), 32, 3, 37, 1),
+    Tile(32, 4, 4, (32,), 32, 4, 27, 1),
+    AT_ONCE,
     Tile(32, 1, 2, (32,), 32, 3, 5, 1),
     Tile(32, 2, 8, (32,), 64, 2, 27, 1),
     Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1),
-    Tile(64, 2, 6, (64,), 64, 3, 9, 1),
+    OF_FEW,
     Tile(64, 1, 2, (64,), 64, 3, 3, 1),
     Tile(128, 2, 1, (128, 256), 64, 4, 6, 1),
     Tile(128, 2, 1, (128, 256), 64, 4, 6, 2),
@@ -84,12 +87,11 @@ def products(tile, edges, heads, loads, places, outs, work):
     TILES,
     ids=lambda tile: f"B{tile.B}-{tile.SLOTS}slots-{tile.STAGES}-cluster{tile.CLUSTER}",
 )
-@pytest.mark.parametrize("apart", [True, False], ids=["apart", "side by side"])
-def test_every_block_is_computed_from_its_tiles(tile, apart, rng):
+def test_every_block_is_computed_from_its_tiles(tile, rng):
     for layout in layouts(rng):
         index, parts = layout.index, tile.B // tile.PANEL
         edges = tuple((n * parts - 1, True) for n in layout.shape)
-        *tables, blocks, _ = plan(index, tile, CHUNKS, 8, apart, edges)
+        *tables, blocks, _ = plan(index, tile, CHUNKS, 8, edges)
         heads = tables[0]
         steps = np.zeros((layout.n_blocks, parts, parts), int)
         for work in range(heads.shape[0]):
@@ -107,7 +109,7 @@ def test_every_block_is_computed_from_its_tiles(tile, apart, rng):
 def test_pieces_cover_the_batch_in_order(tile, rng):
     layout = Layout(rng.random((20, 20)) < 0.2)
     heads, _, _, outs, blocks, pieces = plan(
-        layout.index, tile, STEPS, 132, True, ((20, False), (20, False))
+        layout.index, tile, STEPS, 132, ((20, False), (20, False))
     )
     assert pieces > 1
     pieces_of = {}
@@ -132,7 +134,7 @@ def test_rows_with_the_same_columns_share_their_tiles():
     banded, rng = patterns.banded(128, 128, width=8), np.random.default_rng(0)
     shuffled = banded[rng.permutation(128)]
     read, read_shuffled, read_random = (
-        panels(regions(Layout(pattern).index, TILES[1], 26))
+        panels(regions(Layout(pattern).index, AT_ONCE, 26))
         for pattern in (banded, shuffled, rng.permuted(banded, axis=1))
     )
     assert read_shuffled < 1.15 * read
@@ -141,7 +143,7 @@ def test_rows_with_the_same_columns_share_their_tiles():
 
 @pytest.mark.parametrize(
     ("tile", "share"),
-    [(TILES[0], 0.75), (TILES[1], 0.7), (TILES[5], 1.0)],
+    [(TILES[0], 0.75), (AT_ONCE, 0.7), (OF_FEW, 1.0)],
     ids=["B32", "B32 at once", "B64"],
 )
 def test_regions_share_more_than_rows(tile, share, rng):
@@ -158,13 +160,13 @@ def test_regions_of_many_rows(rng, monkeypatch):
     monkeypatch.setattr(weight_grad_regions, "TOGETHER", 31 * 7)
     monkeypatch.setattr(weight_grad_regions, "LEAST", 1)
     layout = Layout(rng.random((40, 30)) < 0.2)
-    found = [share.outs for item in regions(layout.index, TILES[1], 26) for share in item]
+    found = [share.outs for item in regions(layout.index, AT_ONCE, 26) for share in item]
     kept = np.concatenate([outs[outs >= 0] for outs in found])
     assert sorted(kept) == list(range(layout.n_blocks))
 
 
 def test_cut_fills_the_places():
-    tile, steps = TILES[3], 256
+    tile, steps = TILES[4], 256
     item = next(rows_of_blocks(Layout(np.ones((1, 26), bool)).index, tile))
     assert cut([item] * 8, 8, steps, tile)[1:] == (8, 1)
     _, whole, pieces = cut([item] * 9, 8, steps, tile)
@@ -180,24 +182,24 @@ def test_few_blocks_and_a_long_batch():
     """Large items, so that what is cut leaves few sums to add."""
     layout = Layout(patterns.random(16, 16, 26 / 256, seed=0))
     edges = ((16, False), (16, False))
-    heads, *_, pieces = plan(layout.index, TILES[0], 2048, 132, True, edges)
+    heads, *_, pieces = plan(layout.index, TILES[0], 2048, 132, edges)
     items = len(heads) // pieces
     assert items <= 6
     assert 50 <= len(heads) <= 132
     assert heads[:, 3].sum() < 1.4 * layout.n_blocks * pieces
 
 
-def test_many_blocks_stay_whole():
+def test_many_blocks_stay_whole_and_fill_all_places_twice():
     layout = Layout(patterns.random(256, 256, 0.1, seed=0))
-    heads, *_, pieces = plan(layout.index, TILES[0], 256, 132, True, ((256, False),) * 2)
+    heads, *_, pieces = plan(layout.index, TILES[0], 256, 132, ((256, False),) * 2)
     assert pieces == 0
-    assert len(heads) <= 264  # two for each of the 132 multiprocessors
+    assert 250 <= len(heads) <= 264  # two for each of the 132 multiprocessors
 
 
 def test_neighbours_come_in_one_copy():
     tile = TILES[0]
     edges = ((3, False), (90, False))
     dense = Layout(np.ones((3, 90), dtype=bool))
-    heads, loads, *_ = plan(dense.index, tile, CHUNKS, 8, True, edges)
+    heads, loads, *_ = plan(dense.index, tile, CHUNKS, 8, edges)
     assert (heads[:, 2] <= heads[:, 3] / 2).all()
     assert (loads[:, :, 1] >> 8 & 0xFF).max() < MAPS + len(RUNS)  # none at an edge

@@ -70,11 +70,19 @@ def words(count: int) -> Any:
 def wgmma_units(
     kind: str, units: int, sizes: tuple[int, ...], k_steps: int, a: Operand, b: Operand
 ) -> Any:
-    per_unit = max(sizes) // 2
-    count = units * per_unit
+    count = units * max(sizes) // 2
+    return _multiply(_chosen(kind, units, sizes, k_steps, a, b, count), count, units)
+
+
+@cache
+def wgmma_pairs(kind: str, units: int, n: int, k_steps: int, width: int, b: Operand) -> Any:
+    count = units * n // 2
+    return _multiply(_from_registers(kind, units, n, k_steps, width, b, count), count, units)
+
+
+def _multiply(text: str, count: int, units: int) -> Any:
+    """Of the operands of `text`, the results come first, then the start, the number, the places."""
     accumulators, places = types.UniTuple(types.float32, count), types.UniTuple(u32, 2 * units)
-    # Of the operands, the results come first, then the start, the number, and the places.
-    text = _chosen(kind, units, sizes, k_steps, a, b, count)
 
     def multiply(typing, acc, shared, i, where, number):
         if acc != accumulators or where != places:
@@ -87,8 +95,7 @@ def wgmma_units(
             values = [builder.extract_value(args[0], k) for k in range(count)]
             # Above the first 18 bits, the address names the block in its cluster.
             start = builder.lshr(builder.and_(start, i32(0x3FFFF)), i32(4))
-            operands = [start, args[4], *low]
-            results = _tied(builder, text, operands, values)
+            results = _tied(builder, text, [start, args[4], *low], values)
             return context.make_tuple(builder, signature.return_type, results)
 
         return accumulators(accumulators, shared, types.int64, places, u32), build
@@ -129,4 +136,67 @@ def _chosen(kind, units, sizes, k_steps, a, b, first):
             "wgmma.wait_group.sync.aligned 0;",
             f"CASE{number}:",
         ]
+    return " ".join([*lines, "}"])
+
+
+# own = where in a tile of swizzled lines the lane's 16 bytes lie: the (lane / 16)-th of line
+# 16 (warp % 2) + lane % 16; second = 1 in warps 2 and 3, whose rows come from the second tile.
+_OWN_PIECE = (
+    "mov.u32 low, %tid.x; and.b32 own, low, 15; and.b32 second, low, 32; "
+    "shr.u32 second, second, 1; add.u32 own, own, second; mul.lo.u32 own, own, {width}; "
+    "shr.u32 second, own, 7; and.b32 second, second, {pieces} - 1; bfe.u32 apart, low, 4, 1; "
+    "xor.b32 second, second, apart; shl.b32 second, second, 4; add.u32 own, own, second; "
+    "bfe.u32 second, low, 6, 1;"
+)
+
+
+def _from_registers(kind, units, n, k_steps, width, b, first):
+    """The products of the first units, whose first factor `ldmatrix` brings while the unit before
+    is multiplied: two sets of registers take turns."""
+    registers = 4 * k_steps
+    lines = [
+        f"{{ .reg .b64 db; .reg .b32 low, own, second, apart, f<{2 * registers}>;",
+        f".reg .pred other; {_OWN_PIECE.format(width=width, pieces=width // 16)}",
+    ]
+
+    def load(u):
+        word, f = f"${first + 2 + 2 * u}", u % 2 * registers
+        found = [
+            f"and.b32 low, {word}, 0x3FFF; shr.u32 apart, {word}, 16;",
+            f"mad.lo.u32 low, apart, second, low; add.u32 low, low, ${first};",
+            "shl.b32 low, low, 4; add.u32 low, low, own;",
+        ]
+        for k in range(k_steps):
+            into = ", ".join(f"f{f + 4 * k + e}" for e in range(4))
+            found += [
+                f"xor.b32 apart, low, {32 * k};",
+                f"ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{{into}}}, [apart];",
+            ]
+        return found
+
+    def multiply(u):
+        acc = ", ".join(f"${u * n // 2 + i}" for i in range(n // 2))
+        found = ["wgmma.fence.sync.aligned;"]
+        for k in range(k_steps):
+            part = ", ".join(f"f{u % 2 * registers + 4 * k + e}" for e in range(4))
+            found += [
+                f"add.u32 low, ${first}, ${first + 3 + 2 * u}; add.u32 low, low, {b.step(k) >> 4};",
+                f"mov.b64 db, {{low, {_high(b)}}};",
+                f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{acc}}}, {{{part}}}, "
+                f"db, 1, 1, 1, {int(b.turned)};",
+            ]
+        return [*found, "wgmma.commit_group.sync.aligned;"]
+
+    for used in range(1, units + 1):
+        lines += [
+            f"setp.ne.u32 other, ${first + 1}, {used};",
+            f"@other bra.uni CASE{used};",
+            *load(0),
+        ]
+        for u in range(used):
+            lines += multiply(u)
+            if u + 1 < used:
+                lines += ["wgmma.wait_group.sync.aligned 1;"] if u else []
+                lines += load(u + 1)
+        lines += ["wgmma.wait_group.sync.aligned 0;", f"CASE{used}:"]
     return " ".join([*lines, "}"])

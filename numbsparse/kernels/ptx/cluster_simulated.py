@@ -57,14 +57,43 @@ def wgmma_units(
             result[:, u, used] += (x @ y.T)[row[:, used], column[:, used]]
         return result.reshape(128, -1)
 
+    return _multiply(wgmma_units_meaning, units * n // 2, units)
+
+
+@cache
+def wgmma_pairs(kind: str, units: int, n: int, k_steps: int, width: int, b: Operand) -> Any:
+    """`wgmma_units` of one size whose a has 32 rows each of two tiles, anywhere.
+
+    A tile's rows are lines of `width` bytes along the sum; `where` holds for a the place of the one
+    and the distance to the other, which begin at multiples of 1024 bytes.
+    """
+    depth, tile = 16 * k_steps, Operand(width, 0)
+    t, i = np.arange(128)[:, None], np.arange(n // 2)
+    row = t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8
+    column = t % 4 * 2 + i % 2 + i // 4 * 8
+
+    def wgmma_pairs_meaning(acc, start, where, number, shared):
+        result = acc.reshape(128, units, n // 2).copy()
+        for u in range(int(number[0])):
+            first, word = int(start[0]) + ((int(where[0, 2 * u]) & 0x3FFF) << 4), where[0, 2 * u]
+            places = first, first + (int(word) >> 16 << 4)
+            x = np.vstack([_matrix(kind, shared, place, tile, 32, depth) for place in places])
+            y = _matrix(kind, shared, *_placed(start[0], where[0, 2 * u + 1], b), n, depth)
+            result[:, u] += (x @ y.T)[row, column]
+        return result.reshape(128, -1)
+
+    return _multiply(wgmma_pairs_meaning, units * n // 2, units)
+
+
+def _multiply(meaning: Any, count: int, units: int) -> Any:
     def multiply(acc, shared, i, where, number):
         note_unseen("wgmma")
         acc, where = np.array(acc, np.float32), np.array(where, np.uint32)
-        if acc.size != units * n // 2 or where.size != 2 * units:
+        if acc.size != count or where.size != 2 * units:
             raise TypeError(f"this wgmma takes other tuples than {acc.size} and {where.size}")
         start, shared = int(i) * shared.itemsize, (flat_bytes(shared),)
         operands = acc, start, where, int(number)
-        return tuple(together(wgmma_units_meaning, *operands, shared=shared, of=WARPGROUP))
+        return tuple(together(meaning, *operands, shared=shared, of=WARPGROUP))
 
     return multiply
 

@@ -1,12 +1,13 @@
 """The weight-gradient of rung 6: dvalues[b] = x[:, rows of b].T @ dy[:, columns of b].
 
-Both factors are summed down the batch, so they lie turned, and wgmma takes them so. What limits it
-is reading them: a block of B x B sums takes 2 B values of each row of the batch. So a block of
-threads, or a cluster of two, computes many kept blocks together that share block rows and block
-columns, and the copy engine brings each of their tiles from L2 once.
+Both factors are summed down the batch, so batch-major they lie turned, and wgmma takes them so; of
+feature-major ones the lines run along the sum. What limits it is reading them: a block of B x B
+sums takes 2 B values of each row of the batch. So a block of threads, or a cluster of two, computes
+many kept blocks together that share block rows and block columns, and the copy engine brings each
+of their tiles from L2 once. At B = 32 the products then read shared memory as fast as it gives.
 
 Reads per output, for a sum of K products: K / B times the tiles per kept block, 2 where nothing is
-shared. On a random layout of density 0.1 these are 0.6 at B = 32 (`weight_grad_regions`), 1.0 at
+shared. On a random layout of density 0.1 these are 0.7 at B = 32 (`weight_grad_regions`), 1.0 at
 B = 64 (`weight_grad_pairs`) and 1.3 at B = 128 (a block row for a cluster, `weight_grad_items`).
 
 Where the rows of x and dy are long, one item of up to 52 kept blocks for each multiprocessor, whose
@@ -41,7 +42,7 @@ from numbsparse.kernels.matmul.plans import planned
 from numbsparse.layout import Index
 
 TILES = {
-    32: Tile(32, 2, 8, (32,), 32, 3, 37, 1, REGISTERS=(40, 232)),
+    32: Tile(32, 4, 4, (32,), 32, 3, 37, 1, REGISTERS=(24, 112)),
     64: Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1, 2),
     128: Tile(128, 2, 1, (128, 256), 64, 4, 6, 2),
 }
@@ -51,7 +52,9 @@ AT_ONCE = Tile(32, 2, 13, (32,), 32, 2, 56, 1, REGISTERS=(24, 240))
 BLOCKS_AT_ONCE, FEATURES_AT_ONCE = range(33, 51), 24_576  # of a multiprocessor; of x and dy
 OF_FEW = Tile(64, 2, 6, (64,), 64, 3, 9, 1, REGISTERS=(40, 232))  # kept blocks at B = 64
 FEW = 4  # of a multiprocessor
-LENGTHWISE = TILES[32]._replace(DEPTH=64, STAGES=2, SLOTS=27)  # lines of 128 bytes along a batch
+# Of a feature-major dy at B = 32. With a batch-major one, four stages would let some blocks of
+# threads run ahead of others, which then find what they share no longer in the L2 cache.
+OF_LINES = TILES[32]._replace(STAGES=4, SLOTS=27)
 OF_FOURS = Tile(32, 2, 1, (64, 128, 192, 256), 128, 2, 12, 1, 1)
 THREADS_TO_ADD = 256
 
@@ -70,7 +73,7 @@ def weight_grad(x, dy, index, dvalues):
     steps = -(-batch // tile.DEPTH)
     edges = edge_of(x, tile, x_turned), edge_of(dy, tile, dy_turned)
     *tables, cut, pieces = planned(
-        index, plan, tile, steps, multiprocessors() * tile.RESIDENT, dy_turned, edges
+        index, plan, tile, steps, multiprocessors() * tile.RESIDENT, edges
     )
     kind = "bf16" if is_bfloat16(dvalues.dtype) else "f16"
     sums = empty((max(pieces * cut.size, 1), B, B), np.float32)
@@ -97,9 +100,10 @@ def tile_of(B: int, x_turned: bool, dy_turned: bool, index: Index) -> Tile:
     blocks = -(-index.block_rows.shape[0] // multiprocessors())
     features = B * (index.rows.indptr.shape[0] + index.columns.indptr.shape[0] - 2)
     tile = TILES[B]
-    if B == 32 and not (x_turned and dy_turned):
-        tile = LENGTHWISE
-    elif B == 32 and blocks in BLOCKS_AT_ONCE and features >= FEATURES_AT_ONCE:
+    at_once = blocks in BLOCKS_AT_ONCE and features >= FEATURES_AT_ONCE
+    if B == 32 and not dy_turned:
+        tile = OF_LINES
+    elif B == 32 and x_turned and at_once:
         tile = AT_ONCE
     elif B == 64 and blocks <= FEW:
         tile = OF_FEW

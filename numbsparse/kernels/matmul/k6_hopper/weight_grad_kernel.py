@@ -35,6 +35,7 @@ from numbsparse.kernels.ptx import (
     tma_load_3d,
     tma_load_3d_multicast,
     to_local,
+    wgmma_pairs,
     wgmma_units,
     words,
     zeros,
@@ -63,6 +64,8 @@ def weight_grad_kernel(tile: Tile, kind: str, x_turned: bool, dy_turned: bool) -
     dy_operand = Operand(2 * PANEL if dy_turned else 2 * DEPTH, SLOT * 2, dy_turned)
     factors = (dy_operand, x_operand) if B == 32 else (x_operand, dy_operand)
     multiply = wgmma_units(kind, UNITS, SIZES, DEPTH // 16, *factors)
+    if B == 32 and not dy_turned:
+        multiply = wgmma_pairs(kind, UNITS, N, DEPTH // 16, 2 * DEPTH, x_operand)
     start_from, read_places = zeros(COUNT), words(2 * UNITS)
     load = loader(tile, x_turned, dy_turned)
     store, store_sums = stores(tile, kind), stores(tile, None)

@@ -27,6 +27,8 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_regions import regions
 from numbsparse.layout import Index
 
 HALF_EMPTY = 1.1  # products, where one of all blocks full would be enough
+NOT_FULL = 1.03  # the same, where most regions have all the products they may
+FEW_ROUNDS = 4  # so many that the last, half empty, takes much of the time
 HEAD = 5  # first step, steps, copies, panels that arrive, whether sums are left to add
 
 
@@ -35,19 +37,17 @@ def plan(
     tile: Tile,
     steps: int,
     processors: int,
-    apart: bool,
     edges: tuple[tuple[int, bool], ...],
 ) -> tuple[Any, ...]:
     """(heads, loads, places, outs, cut blocks, pieces): what the kernel reads, and the two sums.
 
-    `steps` make the batch, and `processors` blocks of threads run at once. `apart` says whether the
-    two tiles of dy that one product takes may lie anywhere; `edges` how many panels of x and of dy
-    are whole, and whether a part of one follows.
+    `steps` make the batch, and `processors` blocks of threads run at once. `edges` says how many
+    panels of x and of dy are whole, and whether a part of one follows.
     """
     at_once = processors // tile.CLUSTER
     ways = [
         sorted(items, key=lambda item: time_of(item, tile))[::-1]
-        for items in ways_of(index, tile, apart, at_once)
+        for items in ways_of(index, tile, at_once)
     ]
     _, whole, pieces, items = min(
         ((*cut(items, at_once, steps, tile), items) for items in ways), key=lambda way: way[0]
@@ -81,13 +81,13 @@ def plan(
     return heads, loads, places, outs, cut_blocks, pieces if tail else 0
 
 
-def ways_of(index: Index, tile: Tile, apart: bool, places: int) -> Iterator[Iterable[list[Share]]]:
+def ways_of(index: Index, tile: Tile, places: int) -> Iterator[Iterable[list[Share]]]:
     """What the tile can share: fours of columns, pairs of block rows, one, or regions by size."""
     if tile.B == 32 and len(tile.SIZES) > 1:
         yield fours(index, tile)
     elif tile.B == 64 and tile.UNITS == 1:
         yield pairs_of_rows(index, tile)
-    elif tile.B == 128 or (tile.B == 32 and not apart):
+    elif tile.B == 128:
         yield rows_of_blocks(index, tile)
     else:
         for products in sizes(index, tile, places):
@@ -95,11 +95,16 @@ def ways_of(index: Index, tile: Tile, apart: bool, places: int) -> Iterator[Iter
 
 
 def sizes(index: Index, tile: Tile, places: int) -> list[int]:
-    """Products of a region: the most; where all places are busy with less, also so many that they
-    are, and more, which share more."""
+    """Products of a region: the most; so many that the regions fill all places once or a few times
+    over; and where once is enough, more, which share more."""
     most = tile.GROUPS * tile.UNITS
-    even = ceil(HALF_EMPTY * max(index.block_rows.size, 1) / tile.PAIR / places)
-    return sorted({min(n, most) for n in (even, 2 * even, 4 * even, most)})
+    products = max(index.block_rows.size, 1) / tile.PAIR
+    even = ceil(HALF_EMPTY * products / places)
+    rounds = ceil(NOT_FULL * products / (most * places))
+    found = {even, 2 * even, 4 * even, most}
+    if 1 < rounds <= FEW_ROUNDS:
+        found.add(ceil(NOT_FULL * products / (rounds * places)))
+    return sorted({min(n, most) for n in found})
 
 
 def time_of(item: list[Share], tile: Tile) -> float:
