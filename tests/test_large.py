@@ -13,7 +13,6 @@ pytestmark = pytest.mark.skipif(
 
 ROWS, WIDTH = 70_000, 32_768  # 2.3e9 values, 4.6 GB of float16; row 65536 begins at value 2^31
 LOOK = np.array([0, 1, 65_535, 65_536, 65_537, ROWS - 1])  # the other rows are zero
-B = 32
 ON_GPU = [name for name in RUNGS if RUNGS[name] == "cuda"]
 
 
@@ -32,19 +31,22 @@ def x(rows):
     device.synchronize()
 
 
-@pytest.fixture(scope="module")
-def w():
+def block_size_of(name):
+    return 16 if name == "k7_small_blocks" else 32
+
+
+def wide(B):
+    """A weight of WIDTH input features; its blocks meet the first, the middle and the last ones."""
     pattern = np.zeros((WIDTH // B, 2), bool)
-    pattern[[0, 512, 1023, 1023], [0, 1, 0, 1]] = True
-    return weight(pattern)
+    pattern[[0, WIDTH // B // 2, -1, -1], [0, 1, 0, 1]] = True
+    return weight(pattern, B)
 
 
-@pytest.fixture(scope="module")
-def tall():
+def tall(B):
     """A weight of ROWS input features; its blocks meet all rows of LOOK."""
     pattern = np.zeros((-(-ROWS // B), 2), bool)
     pattern[np.append(LOOK // B, 1000), [0, 1, 0, 0, 1, 1, 1]] = True
-    return weight(pattern, shape=(ROWS, 2 * B))
+    return weight(pattern, B, shape=(ROWS, 2 * B))
 
 
 def zeros(shape):
@@ -54,13 +56,13 @@ def zeros(shape):
         pytest.skip(str(error))
 
 
-def weight(pattern, shape=None):
+def weight(pattern, B, shape=None):
     values = np.random.default_rng(1).standard_normal((pattern.sum(), B, B)).astype(np.float16)
     return ns.BlockSparse(values, pattern, shape=shape).to("cuda")
 
 
 def serving(name, product, batch):
-    rung = LADDER[name]
+    rung, B = LADDER[name], block_size_of(name)
     reason = rung.unsupported(product, B, np.dtype(np.float16), "cuda", batch)
     return pytest.skip(reason) if reason else rung
 
@@ -71,8 +73,10 @@ def assert_near(got, expected, terms=100):
 
 
 @pytest.mark.parametrize("name", ON_GPU)
-def test_forward_and_weight_grad(name, x, rows, w):
+def test_forward_and_weight_grad(name, x, rows):
     serving(name, "forward", ROWS)
+    B = block_size_of(name)
+    w = wide(B)
     y = ns.matmul(x, w, kernel=name).numpy()
     exact = rows.astype(float) @ w.toarray().astype(float)
     assert_near(y[LOOK], exact)
@@ -87,8 +91,10 @@ def test_forward_and_weight_grad(name, x, rows, w):
 
 
 @pytest.mark.parametrize("name", ON_GPU)
-def test_input_grad(name, w):
+def test_input_grad(name):
     serving(name, "input_grad", ROWS)
+    B = block_size_of(name)
+    w = wide(B)
     dy = np.zeros((ROWS, 2 * B), np.float16)
     dy[LOOK] = np.random.default_rng(2).standard_normal((len(LOOK), 2 * B))
     dx = ops.full_like(zeros((ROWS, WIDTH)), np.nan)
@@ -101,19 +107,37 @@ def test_input_grad(name, w):
 
 
 @pytest.mark.parametrize("name", ON_GPU)
-def test_feature_major(name, x, rows, tall):
+def test_feature_major(name, x, rows):
     serving(name, "input_grad", WIDTH)
-    exact = tall.toarray()[LOOK].T.astype(float) @ rows.astype(float)
+    B = block_size_of(name)
+    w = tall(B)
+    exact = w.toarray()[LOOK].T.astype(float) @ rows.astype(float)
     out = ns.to_device(np.full((2 * B, WIDTH), np.nan, np.float16))
-    assert_near(ns.matmul(tall.T, x, out=out, kernel=name).numpy(), exact)
+    assert_near(ns.matmul(w.T, x, out=out, kernel=name).numpy(), exact)
     serving(name, "forward", WIDTH)
-    assert_near(ns.matmul(turned(tall), x, out=out, kernel=name).numpy(), exact)
+    assert_near(ns.matmul(turned(w), x, out=out, kernel=name).numpy(), exact)
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+def test_feature_major_weight_grad(name, x, rows):
+    serving(name, "weight_grad", WIDTH)
+    B = block_size_of(name)
+    w = tall(B)
+    dy = np.random.default_rng(6).standard_normal((2 * B, WIDTH)).astype(np.float16) / 64
+    dw = ns.sddmm(x, ns.to_device(dy).T, w.layout, block_size=B, kernel=name)
+    exact = np.zeros((ROWS, 2 * B))
+    exact[LOOK] = rows.astype(float) @ dy.T.astype(float)
+    kept = ns.BlockSparse.from_dense(exact, w.layout, block_size=B)
+    assert_near(dw.data.numpy(), kept.data, terms=1000)
 
 
 @pytest.mark.parametrize("name", ON_GPU)
 def test_weight_of_more_values(name):
-    n, b = 46_400, np.array([0, 2**31 // B**2 - 1, 2**31 // B**2, 2**31 // B**2 + 1, 1450**2 - 1])
-    layout, values = ns.Layout(np.ones((n // B, n // B), bool)), zeros((1450**2, B, B))
+    n, B = 46_400, block_size_of(name)
+    at = 2**31 // B**2
+    layout = ns.Layout(np.ones((n // B, n // B), bool))
+    values = zeros((layout.n_blocks, B, B))
+    b = np.array([0, at - 1, at, at + 1, layout.n_blocks - 1])
     rng = np.random.default_rng(3)
     blocks = rng.standard_normal((b.size, B, B)).astype(np.float16)
     for place, block in zip(b, blocks, strict=True):
@@ -139,7 +163,7 @@ def test_weight_of_more_values(name):
     assert not np.isnan(ops.max(values).numpy())
 
 
-@pytest.mark.parametrize("size", [4, B])
+@pytest.mark.parametrize("size", [4, 16, 32])
 @pytest.mark.parametrize("name", ON_GPU)
 def test_a_wide_output(name, size):
     # More blocks of threads than a grid has along y.
