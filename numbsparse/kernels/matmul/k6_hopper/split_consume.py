@@ -111,12 +111,12 @@ def reader(x_turned: bool, exact: bool) -> tuple[Any, Any]:
     @cuda.jit(device=True)
     def read_rows(ring, start, warp, hi, lo):
         lane = uint32(cuda.threadIdx.x) % 32
-        g, q = lane // 4, lane % 4
-        for u in range(2):
-            row = row_of_rows(u, g)
-            line = uint32(start + (16 * warp + row) * DEPTH)
-            for c in range(2):
-                run = load_4xf32(ring, uint32(line + ((4 * c + q) ^ row % 8) * 4))
+        row, q = row_of_rows(0, lane // 4), lane % 4
+        line = uint32(start + (16 * warp + row) * DEPTH)
+        for c in range(2):
+            piece = int64(line + ((4 * c + q) ^ row) * 4)  # and 8 rows below
+            for u in range(2):
+                run = load_4xf32(ring, piece + u * (8 * DEPTH))
                 for j in range(4):
                     k = (2 * c + j // 2) * 4 + j % 2 * 2 + u
                     hi[k], lo[k] = split(run[j])
@@ -126,12 +126,12 @@ def reader(x_turned: bool, exact: bool) -> tuple[Any, Any]:
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
         box = uint32(start + warp // 2 * (BOX * DEPTH) + g % 2 * 2)
-        piece = warp % 2 * 4 + g // 2
-        for c in range(2):
-            for j in range(4):
-                line = 16 * c + 2 * q + j % 2 + j // 2 * 8
-                a, b = load_2xu32(ring, uint32(box + line * BOX + (piece ^ line % 8) * 4))
-                k = (2 * c + j // 2) * 4 + j % 2 * 2
+        for j in range(2):
+            line = 2 * q + j
+            piece = int64(box + line * BOX + (warp % 2 * 4 + g // 2 ^ line) * 4)
+            for c in range(4):  # and 8, 16 and 24 lines below
+                a, b = load_2xu32(ring, piece + c * (8 * BOX))
+                k = 4 * c + 2 * j
                 hi[k], lo[k] = split(as_float32(a))
                 hi[k + 1], lo[k + 1] = split(as_float32(b))
 

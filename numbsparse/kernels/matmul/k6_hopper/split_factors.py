@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32, uint32
+from numba import cuda, float32, int64, uint32
 
 from numbsparse.kernels.matmul.k5_tensor_core import singles
 from numbsparse.kernels.matmul.k6_hopper.split_items import NT, TILE, Work
@@ -73,10 +73,10 @@ def reader(x_turned: bool) -> Any:
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
         for u in range(2):
-            line = row + 2 * g + u
+            line = 2 * g + u  # and of 16 rows, so that these shift no piece
+            own = uint32(line * LINE + (q // 2 ^ line % 8) * 4 + q % 2 * 2)
             for s in range(NT // 8):
-                piece = (2 * s + q // 2) ^ line % 8
-                a, b = load_2xu32(ring, start + line * LINE + piece * 4 + q % 2 * 2)
+                a, b = load_2xu32(ring, start + row * LINE + int64(own ^ 8 * s))
                 raw[4 * s + u], raw[4 * s + 2 + u] = as_float32(a), as_float32(b)
 
     @cuda.jit(device=True)
@@ -134,16 +134,21 @@ def turner(work: Work, exact: bool, dy_turned: bool) -> Any:
     def turn_columns(ring, tile, chunk, image):
         lane = uint32(cuda.threadIdx.x) % 32
         low, high = lane % 8, lane // 8
-        line = 4 * low + high
+        line, raw = 4 * low + high, cuda.local.array(RAW, float32)
+        # Half of the lanes begin with the other 8 terms: they would meet in the same banks.
+        start, begin = tile + line * LINE, low // 4
         for j in range(2):
-            # Half of the lanes begin with the other 8 terms: they would meet in the same banks.
-            eight = 2 * chunk + (j ^ low // 4)
-            start = tile + line * LINE
-            a = load_4xf32(ring, start + (2 * eight ^ line % 8) * 4)
-            b = load_4xf32(ring, start + ((2 * eight + 1) ^ line % 8) * 4)
-            to = image + eight * (8 * N) + high * 32 + 4 * low
-            store(ring, to, a[0], a[2], b[0], b[2])
-            store(ring, to + 4 * N, a[1], a[3], b[1], b[3])
+            eight = 2 * chunk + (j ^ begin)
+            for u in range(2):
+                four = load_4xf32(ring, start + ((2 * eight + u) ^ line % 8) * 4)
+                for e in range(4):
+                    raw[2 * j + u, e] = four[e]
+        for j in range(2):
+            eight = 2 * chunk + (j ^ begin)
+            to, k = image + eight * (8 * N) + high * 32 + 4 * low, 2 * j
+            for u in range(2):
+                terms = raw[k, u], raw[k, u + 2], raw[k + 1, u], raw[k + 1, u + 2]
+                store(ring, to + u * (4 * N), *terms)
 
     @cuda.jit(device=True)
     def turn(ring, start, warp, count, room):
