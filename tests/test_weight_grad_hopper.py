@@ -6,8 +6,9 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from numbsparse import device
+from numbsparse import device, patterns
 from numbsparse.kernels.matmul import rung
+from numbsparse.layout import Index, Layout, Walk
 from numbsparse.testing import Case, check_rung
 
 hopper = rung("k6_hopper")
@@ -45,16 +46,31 @@ def test_pieces_of_the_batch_are_added(case, dtype, monkeypatch):
     check_rung(hopper, "weight_grad", case, dtype, "cuda")
 
 
-@pytest.mark.parametrize("case", [CUT[0], CASES[0]], ids=["at once", "pairs of rows"])
-def test_tiles_of_many_blocks(case, monkeypatch):
-    monkeypatch.setitem(weight_grad.TILES, 32, weight_grad.AT_ONCE)
+@pytest.mark.parametrize("most", [most for most, _ in weight_grad.AT_ONCE])
+def test_all_blocks_at_once(most, monkeypatch):
+    monkeypatch.setitem(weight_grad.TILES, 32, dict(weight_grad.AT_ONCE)[most])
+    check_rung(hopper, "weight_grad", CUT[0], "float16", "cuda")
+
+
+def test_pairs_of_rows(monkeypatch):
     monkeypatch.setattr(weight_grad, "FEW", 0)
-    check_rung(hopper, "weight_grad", case, "float16", "cuda")
+    check_rung(hopper, "weight_grad", CASES[0], "float16", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("features", "blocks", "room"),
+    [(16_384, 40, 32), (32_768, 32, 32), (32_768, 40, 48), (32_768, 50, 52), (32_768, 51, 32)],
+)
+def test_wide_weights_have_all_blocks_computed_at_once(features, blocks, room, monkeypatch):
+    monkeypatch.setattr(weight_grad, "SIMULATED", False)
+    monkeypatch.setattr(weight_grad, "multiprocessors", lambda: 132)
+    n = features // 64
+    pattern = patterns.random(n, n, blocks * 132 / n**2, seed=0)
+    index = on_device(Layout(pattern).index)
+    assert room == weight_grad.tile_of(32, True, True, index).MOST
 
 
 def test_mixed_strides(rng):
-    from numbsparse.layout import Layout
-
     layout = Layout([[1, 1], [0, 1]])
     x, dy = (rng.standard_normal((40, 64)).astype(np.float16) for _ in range(2))
     exact = x.astype(np.float64).T @ dy.astype(np.float64)
@@ -84,7 +100,5 @@ def to_device_as_it_lies(a):
 
 
 def on_device(index):
-    from numbsparse.layout import Index, Walk
-
     rows, columns = (Walk(*map(device.to_device, walk)) for walk in (index.rows, index.columns))
     return Index(rows, columns, *map(device.to_device, (index.block_rows, index.block_columns)))

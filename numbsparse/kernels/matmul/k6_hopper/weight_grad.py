@@ -11,8 +11,8 @@ shared. On a random layout of density 0.1 these are 0.7 at B = 32 (`weight_grad_
 B = 64 (`weight_grad_pairs`) and 1.3 at B = 128 (a block row for a cluster, `weight_grad_items`).
 
 Where the rows of x and dy are long, one item of up to 52 kept blocks for each multiprocessor, whose
-sums are 208 registers of each thread that multiplies, has all of them go down the batch side by
-side: then each row comes from memory once. More stages would let some run ahead of others, which
+sums are up to 208 registers of each thread that multiplies, has all of them go down the batch side
+by side: then each row comes from memory once. More stages would let some run ahead of others, which
 then find what they share no longer in the L2 cache.
 """
 
@@ -46,10 +46,13 @@ TILES = {
     64: Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1, 2),
     128: Tile(128, 2, 1, (128, 256), 64, 4, 6, 2),
 }
-# So many kept blocks that every multiprocessor has one item, of up to 52, of so many features that
+# The most kept blocks of a multiprocessor that it takes at once, if there are so many features that
 # a second item for some, which reads x and dy from memory once more, would take longer.
-AT_ONCE = Tile(32, 2, 13, (32,), 32, 2, 56, 1, REGISTERS=(24, 240))
-BLOCKS_AT_ONCE, FEATURES_AT_ONCE = range(33, 51), 24_576  # of a multiprocessor; of x and dy
+AT_ONCE = (
+    (43, Tile(32, 3, 8, (32,), 32, 2, 56, 1, REGISTERS=(24, 160))),
+    (50, Tile(32, 2, 13, (32,), 32, 2, 56, 1, REGISTERS=(24, 240))),
+)
+FEATURES_AT_ONCE = 24_576  # of x and dy
 OF_FEW = Tile(64, 2, 6, (64,), 64, 3, 9, 1, REGISTERS=(40, 232))  # kept blocks at B = 64
 FEW = 4  # of a multiprocessor
 # Of a feature-major dy at B = 32. With a batch-major one, four stages would let some blocks of
@@ -100,11 +103,10 @@ def tile_of(B: int, x_turned: bool, dy_turned: bool, index: Index) -> Tile:
     blocks = -(-index.block_rows.shape[0] // multiprocessors())
     features = B * (index.rows.indptr.shape[0] + index.columns.indptr.shape[0] - 2)
     tile = TILES[B]
-    at_once = blocks in BLOCKS_AT_ONCE and features >= FEATURES_AT_ONCE
     if B == 32 and not dy_turned:
         tile = OF_LINES
-    elif B == 32 and x_turned and at_once:
-        tile = AT_ONCE
+    elif B == 32 and x_turned and features >= FEATURES_AT_ONCE and blocks > tile.MOST:
+        tile = next((each for most, each in AT_ONCE if blocks <= most), tile)
     elif B == 64 and blocks <= FEW:
         tile = OF_FEW
     if SIMULATED:

@@ -51,6 +51,11 @@ class Tile(NamedTuple):
         """Kept blocks that a warpgroup computes or has a part in."""
         return self.PAIR * self.UNITS * max(self.SIZES) // self.B
 
+    @property
+    def MOST(self) -> int:
+        """Kept blocks that a block of threads computes at once."""
+        return self.GROUPS * self.OUTS
+
 
 RUNS = (1, 2, 4)  # panels that one copy may bring
 MAPS = 1 + len(RUNS)  # tensor maps of an operand: of each run, and of the panel at its edge
