@@ -166,7 +166,7 @@ def test_regions_of_many_rows(rng, monkeypatch):
 
 
 def test_cut_fills_the_places():
-    tile, steps = TILES[4], 256
+    tile, steps = TILES[5], 256
     item = next(rows_of_blocks(Layout(np.ones((1, 26), bool)).index, tile))
     assert cut([item] * 8, 8, steps, tile)[1:] == (8, 1)
     _, whole, pieces = cut([item] * 9, 8, steps, tile)

@@ -143,7 +143,7 @@ def _blocks_in(tile: Tile) -> int:
     panels = tile.B // tile.PANEL
     room = tile.SLOTS // panels - 1  # without x
     outs = tile.OUTS if tile.B == 128 else tile.GROUPS * tile.OUTS
-    return min(outs, room // 2 * 2)
+    return min(outs, room)
 
 
 def _piece_of_row(tile: Tile, row: int, columns: np.ndarray, blocks: np.ndarray) -> list[Share]:
@@ -164,28 +164,13 @@ def _piece_of_row(tile: Tile, row: int, columns: np.ndarray, blocks: np.ndarray)
         counts = np.zeros(tile.GROUPS, np.int32)
         where = np.zeros((tile.GROUPS, 2 * tile.UNITS), np.int32)
         outs = np.full((tile.GROUPS, tile.OUTS), -1, np.int32)
-        shared = [np.arange(part.size)] * tile.GROUPS
-        for group, own in enumerate(shared if tile.B == 128 else _dealt(part.size, tile)):
-            outs[group, : own.size] = part[own]
-            counts[group] = -(-own.size // 2) if tile.B == 32 else own.size
+        own = np.arange(part.size)
+        dealt = [own] * tile.GROUPS if tile.B == 128 else np.array_split(own, tile.GROUPS)
+        for group, own in enumerate(dealt):
+            outs[group, : own.size], counts[group] = part[own], own.size
+            x_panel = group if tile.B == 128 else 0
             first = panels * (1 + (own[0] if own.size else 0))
-            apart = step << 16
-            if tile.B == 32:
-                pairs = first + 2 * np.arange(tile.UNITS)
-                where[group, ::2] = pairs * step | apart
-            else:
-                x_panel = group if tile.B == 128 else 0
-                where[group] = x_panel * step | apart, first * step | apart
+            where[group] = np.array([x_panel, first]) * step | step << 16
         arriving = (panels + len(dy_loads)) if part.size else 0
         shares.append(Share(x_loads, dy_loads, arriving, counts, where, outs))
     return shares
-
-
-def _dealt(blocks: int, tile: Tile) -> list[np.ndarray]:
-    """Which blocks each warpgroup computes; in pairs where a product takes two."""
-    size = 2 if tile.B == 32 else 1
-    dealt = np.array_split(np.arange(-(-blocks // size)), tile.GROUPS)
-    return [
-        np.arange(part[0] * size, min((part[-1] + 1) * size, blocks)) if part.size else part
-        for part in dealt
-    ]
