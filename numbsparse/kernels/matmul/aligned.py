@@ -21,15 +21,19 @@ def aligned_rows(x: DeviceArray) -> tuple[DeviceArray, int]:
 
 
 def aligned_lines(x: DeviceArray) -> tuple[DeviceArray, int, bool]:
-    """As `aligned_rows`, of x or of x.T, whichever lies so; and whether it is x.T."""
-    turned = not is_aligned(x) and is_aligned(x.T)
+    """As `aligned_rows`, of x or of x.T, whichever is gapless; and whether it is x.T."""
+    turned = batch_is_gapless(x)
     return *aligned_rows(x.T if turned else x), turned
 
 
 def aligned_either_way(x: DeviceArray) -> tuple[DeviceArray, bool]:
     """x, or x.T where the batch is gapless, or a copy of it that is aligned; whether it is x.T."""
-    turned = x.strides[0] == x.itemsize != x.strides[1]
+    turned = batch_is_gapless(x)
     return aligned(x.T if turned else x), turned
+
+
+def batch_is_gapless(x: DeviceArray) -> bool:
+    return x.strides[0] == x.itemsize != x.strides[1]
 
 
 def aligned(x: DeviceArray) -> DeviceArray:

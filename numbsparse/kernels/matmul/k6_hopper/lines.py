@@ -13,7 +13,7 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.aligned import BYTES, aligned, is_aligned
+from numbsparse.kernels.matmul.aligned import BYTES, aligned, aligned_either_way
 from numbsparse.kernels.matmul.k6_hopper.consume import consumer
 from numbsparse.kernels.matmul.k6_hopper.produce import producer, w_box, x_box
 from numbsparse.kernels.matmul.k6_hopper.steps import schedule, steps_of
@@ -39,9 +39,8 @@ def along_lines(x: Any, values: Any, index: Any, y: Any, turned: bool, number: i
         fill(y, 0)
         return
     tile, edge = line_tiles(size, batch)[number], x.shape[1] % size
-    x_turned = not is_aligned(x) and is_aligned(x.T)
-    x, y_lies = x if x_turned else aligned(x), how_it_lies(y)
-    maps = maps_of(x.T if x_turned else x, x_turned, values, edge, turned, tile)
+    (x, x_turned), y_lies = aligned_either_way(x), how_it_lies(y)
+    maps = maps_of(x, x_turned, values, edge, turned, tile)
     y_map = maps[0] if y_lies == ANY else map_of_y(y, y_lies, tile)
 
     units = multiprocessors() // tile.CLUSTER  # clusters that run at once

@@ -24,7 +24,7 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.aligned import aligned, is_aligned
+from numbsparse.kernels.matmul.aligned import aligned, aligned_either_way
 from numbsparse.kernels.matmul.k5_tensor_core import singles
 from numbsparse.kernels.matmul.k5_tensor_core.lines import stored
 from numbsparse.kernels.matmul.k6_hopper.split_lines import line_kernel
@@ -56,10 +56,10 @@ def along_lines(
         return
     turned, units = product == "input_grad", multiprocessors()
     tile = tile_of(size, batch, features, units)
-    x_turned = not is_aligned(x) and is_aligned(x.T)
-    x = x if x_turned else aligned(x)
+    lines, x_turned = aligned_either_way(x)
     box = (DEPTH, BOX) if x_turned else (tile.ROWS, DEPTH)
-    x_map = tensor_map(x.T if x_turned else x, box, 4 * DEPTH)
+    x_map = tensor_map(lines, box, 4 * DEPTH)
+    x = lines.T if x_turned else lines
     values = aligned(values.reshape(-1, size))
     flat = span(values)
     images = empty((2 * flat.size,), values.dtype)
