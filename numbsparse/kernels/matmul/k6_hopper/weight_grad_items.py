@@ -164,8 +164,8 @@ def _piece_of_row(tile: Tile, row: int, columns: np.ndarray, blocks: np.ndarray)
         counts = np.zeros(tile.GROUPS, np.int32)
         where = np.zeros((tile.GROUPS, 2 * tile.UNITS), np.int32)
         outs = np.full((tile.GROUPS, tile.OUTS), -1, np.int32)
-        own = np.arange(part.size)
-        dealt = [own] * tile.GROUPS if tile.B == 128 else np.array_split(own, tile.GROUPS)
+        every = np.arange(part.size)
+        dealt = [every] * tile.GROUPS if tile.B == 128 else np.array_split(every, tile.GROUPS)
         for group, own in enumerate(dealt):
             outs[group, : own.size], counts[group] = part[own], own.size
             x_panel = group if tile.B == 128 else 0
