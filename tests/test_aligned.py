@@ -8,7 +8,7 @@ import pytest
 from numbsparse import Layout, device, ops
 from numbsparse.device import to_device
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.matmul import PRODUCTS, aligned, rung
+from numbsparse.kernels.matmul import PRODUCTS, aligned, k0_reference, rung
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes device memory")
 BATCH, IN, OUT = 29, 75, 61
@@ -55,32 +55,19 @@ def test_products(rng, name, product, dtype, feature_major, copied):
     if reason:
         pytest.skip(reason)
     layout = Layout(rng.random((-(-IN // B), -(-OUT // B))) < 0.7)
-    shape = layout.shape[0] * B, layout.shape[1] * B
-    whole = [np.zeros((BATCH, n)) for n in shape]
     x, dy = (rng.standard_normal((BATCH, n)).astype(dtype) for n in (IN, OUT))
-    whole[0][:, :IN], whole[1][:, :OUT] = x, dy
     values = rng.standard_normal((layout.n_blocks, B, B)).astype(dtype)
-    i = layout.index
-    w = np.zeros((*layout.shape, B, B))
-    w[i.block_rows, i.block_columns] = values
-    w = w.swapaxes(1, 2).reshape(shape)
-    index, there = ops.index_beside(layout, to_device(values)), to_device(values)
-    x_there, dy_there = lying(x, feature_major), lying(dy, feature_major)
-    if product == "weight_grad":
-        out, expected = to_device(np.full_like(values, np.nan)), whole[0].T @ whole[1]
-        bound = abs(whole[0]).T @ abs(whole[1])
-        rung(name).weight_grad(x_there, dy_there, index, out)
-        expected, bound = (
-            a.reshape(layout.shape[0], B, -1, B).swapaxes(1, 2)[i.block_rows, i.block_columns]
-            for a in (expected, bound)
-        )
-    else:
-        given, n = (x_there, OUT) if product == "forward" else (dy_there, IN)
-        factor, w = (whole[0], w) if product == "forward" else (whole[1], w.T)
-        expected, bound = ((f(factor) @ f(w))[:, :n] for f in (np.asarray, abs))
-        out = lying(np.full((BATCH, n), np.nan, dtype), feature_major)
-        getattr(rung(name), product)(given, there, index, out)
+    operands = {"forward": (x, values), "input_grad": (dy, values), "weight_grad": (x, dy)}[product]
+    like = {"forward": dy, "input_grad": x, "weight_grad": values}[product]
+    exact = [a.astype(np.float64) for a in operands]
+    expected, magnitude = np.full(like.shape, np.nan), np.full(like.shape, np.nan)
+    getattr(k0_reference, product)(*exact, layout.index, expected)
+    getattr(k0_reference, product)(*(abs(a) for a in exact), layout.index, magnitude)
+    *there, out = (
+        lying(a, feature_major and a.ndim == 2) for a in (*operands, np.full_like(like, np.nan))
+    )
+    getattr(rung(name), product)(*there, ops.index_beside(layout, out), out)
     terms = max(BATCH, IN, OUT)
-    bound = terms * 2.0**-24 * bound + np.finfo(dtype).eps * abs(expected)
+    bound = terms * 2.0**-24 * magnitude + np.finfo(dtype).eps * abs(expected)
     assert (abs(out.numpy() - expected) <= bound).all()  # NaN is not
-    assert all(stride[1] == there.itemsize for stride in copied)
+    assert all(stride[1] == like.itemsize for stride in copied)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numba import cuda, float32, uint8, uint32
-from ptx_helpers import on_hopper
+from ptx_helpers import bring, laid, on_hopper, rows_of
 
 from numbsparse import device
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels import ptx
 from numbsparse.kernels.ptx import Operand
-from numbsparse.kernels.ptx.tiles import swizzled
 
 pytestmark = on_hopper
 UNITS, HEIGHT, WIDTH = 2, 19, 10  # pixels of the box
@@ -28,12 +27,7 @@ def product_kernel(n, k_steps, a, b, w_start):
         """Two products of a's from different places and the same b."""
         shared = cuda.shared.array(0, uint8)
         local = cuda.local.array(COUNT, float32)
-        start = ptx.first_multiple(shared, 1024)
-        t = cuda.threadIdx.x
-        for i in range(t, tiles.shape[0], 128):
-            shared[start + i] = tiles[i]
-        ptx.fence_proxy_async()
-        cuda.syncthreads()
+        start, t = bring(tiles, shared), cuda.threadIdx.x
         at, w = uint32(apart << 16), uint32(w_start >> 4)
         where = uint32(first >> 4 | at), w, uint32(second >> 4 | at), w
         acc = multiply(start_from(), shared, start, where, uint32(UNITS))
@@ -52,24 +46,7 @@ def multiplied(a, b, tiles, w_start, n, k_steps, first, second, apart=0):
         kernel, 1, 128, device.to_device(tiles), first, second, apart, out,
         shared_bytes=shared_bytes,
     )  # fmt: skip
-    return rows_of(out, n)
-
-
-def rows_of(out, n):
-    """The accumulators of a warpgroup as (units, 64, n)."""
-    got = out.numpy().reshape(4, 32, UNITS, n // 2)
-    warp, lane, u, i = np.indices(got.shape)
-    result = np.full((UNITS, 64, n), np.nan)
-    row, column = 16 * warp + lane // 4 + i // 2 % 2 * 8, i // 4 * 8 + lane % 4 * 2 + i % 2
-    result[u, row, column] = got
-    return result
-
-
-def laid(values, width, nbytes):
-    """Lines of `width` bytes as the copy engine lays them down."""
-    out = np.zeros(nbytes, np.uint8)
-    out[swizzled(np.arange(values.nbytes), width)] = values.view(np.uint8).ravel()
-    return out
+    return rows_of(out, UNITS, n)
 
 
 @pytest.mark.parametrize("size", [16, 32, 64])

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numba import cuda, float32, uint8, uint32
-from ptx_helpers import on_hopper
+from ptx_helpers import bring, laid, on_hopper, rows_of
 
 from numbsparse import device
 from numbsparse.device.launch import launch
 from numbsparse.kernels import ptx
 from numbsparse.kernels.ptx import Operand
-from numbsparse.kernels.ptx.tiles import swizzled
 
 pytestmark = on_hopper
 N = ROWS = 32  # columns of a product, and rows of a tile
@@ -27,12 +26,7 @@ def product_kernel(k_steps, width, b):
     def kernel(tiles, places, number, out):
         shared = cuda.shared.array(0, uint8)
         local = cuda.local.array(COUNT, float32)
-        start = ptx.first_multiple(shared, 1024)
-        t = cuda.threadIdx.x
-        for i in range(t, tiles.shape[0], 128):
-            shared[start + i] = tiles[i]
-        ptx.fence_proxy_async()
-        cuda.syncthreads()
+        start, t = bring(tiles, shared), cuda.threadIdx.x
         acc = multiply(start_from(), shared, start, read(places, 0), uint32(number))
         ptx.to_local(acc, local)
         for i in range(COUNT):
@@ -47,12 +41,9 @@ def product_kernel(k_steps, width, b):
 def test_rows_come_from_two_tiles(rng, depth, b_turned, number):
     tiles = rng.integers(-8, 8, (TILES, ROWS, depth)).astype(np.float16)  # rows along the sum
     ys = rng.integers(-8, 8, (2, N, depth)).astype(np.float16)
-    laid, nbytes = [], 2 * ROWS * depth
-    for tile in (*tiles, *(y.T if b_turned else y for y in ys)):
-        flat, width = np.ascontiguousarray(tile), 2 * tile.shape[1]
-        room = np.zeros(nbytes, np.uint8)
-        room[swizzled(np.arange(nbytes), width)] = flat.view(np.uint8).ravel()
-        laid.append(room)
+    nbytes = 2 * ROWS * depth
+    matrices = (*tiles, *(np.ascontiguousarray(y.T) if b_turned else y for y in ys))
+    given = [laid(matrix, 2 * matrix.shape[1], nbytes) for matrix in matrices]
     pairs = [(0, 3, 0), (2, 3, 1), (1, 1, 0)]  # two tiles, and y
     step = nbytes >> 4
     places = [
@@ -60,14 +51,10 @@ def test_rows_come_from_two_tiles(rng, depth, b_turned, number):
     ]
     b = Operand(2 * (N if b_turned else depth), 0, b_turned)
     out = device.to_device(np.full((128, UNITS * N // 2), np.nan, np.float32))
-    given = device.to_device(np.concatenate(laid)), device.to_device(np.array(places, np.int32))
+    given = device.to_device(np.concatenate(given)), device.to_device(np.array(places, np.int32))
     kernel = product_kernel(depth // 16, 2 * depth, b)
     launch(kernel, 1, 128, *given, number, out, shared_bytes=(TILES + 2) * nbytes + 1024)
-    got = out.numpy().reshape(4, 32, UNITS, N // 2)
-    warp, lane, u, i = np.indices(got.shape)
-    row, column = 16 * warp + lane // 4 + i // 2 % 2 * 8, i // 4 * 8 + lane % 4 * 2 + i % 2
-    result = np.full((UNITS, 64, N), np.nan)
-    result[u, row, column] = got
+    result = rows_of(out, UNITS, N)
     for u, (i, j, k) in enumerate(pairs):
         x = np.vstack([tiles[i], tiles[j]]).astype(float)
         expected = x @ ys[k].T.astype(float) if u < number else np.zeros((64, N))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numba import cuda, float32, uint8, uint32
-from ptx_helpers import on_hopper, simulated_only
+from ptx_helpers import bring, on_hopper, simulated_only
 
 from numbsparse import device
 from numbsparse.device.launch import launch
@@ -26,12 +26,7 @@ def product_kernel(kind, m_tiles, n, k_steps, a, b, columns, inputs, a_bytes):
         """Tiles of a, then of b, as they lie in shared memory; twice the product."""
         shared = cuda.shared.array(0, uint8)
         local = cuda.local.array(COUNT, float32)
-        start = ptx.first_multiple(shared, 1024)
-        t = cuda.threadIdx.x
-        for i in range(t, tiles.shape[0], 128):
-            shared[start + i] = tiles[i]
-        ptx.fence_proxy_async()
-        cuda.syncthreads()
+        start, t = bring(tiles, shared), cuda.threadIdx.x
         acc = start_from()
         for _ in range(2):
             acc = multiply_once(acc, shared, start, start + B_START, mask)

@@ -13,7 +13,7 @@ from numbsparse.kernels.ptx.bulk_simulated import barrier_of
 from numbsparse.kernels.ptx.simulated import flat_bytes
 from numbsparse.kernels.ptx.tiles import Operand
 from numbsparse.kernels.ptx.warp import WARPGROUP, together
-from numbsparse.kernels.ptx.wgmma_simulated import _matrix
+from numbsparse.kernels.ptx.wgmma_simulated import _matrix, accumulators
 
 
 def cluster_sync():
@@ -40,9 +40,7 @@ def wgmma_units(
     in 16 bytes. One unit of several sizes takes the size that is counted.
     """
     depth, n = 16 * k_steps, max(sizes)
-    t, i = np.arange(128)[:, None], np.arange(n // 2)
-    row = t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8
-    column = t % 4 * 2 + i % 2 + i // 4 * 8
+    row, column = accumulators(n)
 
     def wgmma_units_meaning(acc, start, where, number, shared):
         result = acc.reshape(128, units, n // 2).copy()
@@ -53,8 +51,8 @@ def wgmma_units(
                 _matrix(kind, shared, *_placed(start[0], where[0, 2 * u + k], factor), rows, depth)
                 for k, factor, rows in ((0, a, 64), (1, b, width))
             )
-            used = i < width // 2
-            result[:, u, used] += (x @ y.T)[row[:, used], column[:, used]]
+            used = width // 2
+            result[:, u, :used] += (x @ y.T)[row[:, :used], column[:, :used]]
         return result.reshape(128, -1)
 
     return _multiply(wgmma_units_meaning, units * n // 2, units)
@@ -68,15 +66,13 @@ def wgmma_pairs(kind: str, units: int, n: int, k_steps: int, width: int, b: Oper
     and the distance to the other, which begin at multiples of 1024 bytes.
     """
     depth, tile = 16 * k_steps, Operand(width, 0)
-    t, i = np.arange(128)[:, None], np.arange(n // 2)
-    row = t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8
-    column = t % 4 * 2 + i % 2 + i // 4 * 8
+    row, column = accumulators(n)
 
     def wgmma_pairs_meaning(acc, start, where, number, shared):
         result = acc.reshape(128, units, n // 2).copy()
         for u in range(int(number[0])):
-            first, word = int(start[0]) + ((int(where[0, 2 * u]) & 0x3FFF) << 4), where[0, 2 * u]
-            places = first, first + (int(word) >> 16 << 4)
+            first, placed = _placed(start[0], where[0, 2 * u], tile)
+            places = first, first + placed.panel
             x = np.vstack([_matrix(kind, shared, place, tile, 32, depth) for place in places])
             y = _matrix(kind, shared, *_placed(start[0], where[0, 2 * u + 1], b), n, depth)
             result[:, u] += (x @ y.T)[row, column]

@@ -11,7 +11,7 @@ from numbsparse.device.accesses import note_unseen
 from numbsparse.kernels.ptx.meaning import float32_of_tf32
 from numbsparse.kernels.ptx.simulated import flat_bytes
 from numbsparse.kernels.ptx.warp import WARPGROUP, together
-from numbsparse.kernels.ptx.wgmma_simulated import check_start
+from numbsparse.kernels.ptx.wgmma_simulated import accumulators, check_start
 
 
 @cache
@@ -25,9 +25,7 @@ def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool =
     then of lo, be it exact or not. The products start from zero, and acc is added in float32. Two
     units are two such products, one after another in acc, hi and lo, each with a b of its own.
     """
-    t, i = np.arange(128)[:, None], np.arange(n // 2)
-    row = t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8
-    column = t % 4 * 2 + i % 2 + i // 4 * 8
+    row, column = accumulators(n)
 
     def split_meaning(hi, lo, i, shared):
         a = [_rows(part, k_steps) for part in (hi, lo)]

@@ -28,16 +28,9 @@ def wgmma(
     inputs: int = 1,
     stride: int = 0,
 ) -> Any:
-    """acc[g, m] += rows 64 m .. 64 m + 63 of a, times b of the g-th column that the mask names.
-
-    A thread's accumulators of a 64 x n product: warp w of the warpgroup has rows 16 w to 16 w + 15,
-    and in these and every 8 columns the 16 x 8 fragment of `meaning.C_16x8`. PTX ISA, "Register
-    Fragments for wgmma.mma_async.m64nNk16".
-    """
+    """acc[g, m] += rows 64 m .. 64 m + 63 of a, times b of the g-th column that the mask names."""
     depth, block = (8 if kind == "tf32" else 16) * k_steps, n * k_steps * 32
-    t, i = np.arange(128)[:, None], np.arange(n // 2)
-    row = t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8
-    column = t % 4 * 2 + i % 2 + i // 4 * 8
+    row, column = accumulators(n)
 
     def wgmma_meaning(acc, i, j, mask, xs, ws):
         result = acc.reshape(128, max(columns, 1), m_tiles, n // 2).copy()
@@ -62,6 +55,16 @@ def wgmma(
         return tuple(together(wgmma_meaning, acc, i, j, int(mask), shared=shared, of=WARPGROUP))
 
     return multiply
+
+
+def accumulators(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """(row, column) in a 64 x n product of what each thread accumulates: (128 threads, n // 2).
+
+    Warp w of the warpgroup has rows 16 w to 16 w + 15, and in these and every 8 columns the 16 x 8
+    fragment of `meaning.C_16x8`. PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16".
+    """
+    t, i = np.arange(128)[:, None], np.arange(n // 2)
+    return t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8, t % 4 * 2 + i % 2 + i // 4 * 8
 
 
 def zeros(count: int) -> Any:
