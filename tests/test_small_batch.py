@@ -8,6 +8,7 @@ from conftest import HALVES
 
 import numbsparse as ns
 from numbsparse import device, ops
+from numbsparse.device import to_device
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import PRODUCTS, k0_reference
 from numbsparse.kernels.matmul import k8_small_batch as rung
@@ -133,6 +134,33 @@ def test_rings_of_tiles(product, case, feature_major, dtype, monkeypatch):
     monkeypatch.setattr(ring_launch, "FEW", 2**30 if feature_major else 0)  # one stage or more
     monkeypatch.setattr(ring_launch, "SHORT", 2**30 if case.density == 1 else 0)
     check_rung(rung, product, case, dtype, "cuda", feature_major=feature_major)
+
+
+@needs_ampere
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("batch", [1, 4, 20, 33, 64])
+@pytest.mark.parametrize("y_order", ORDERS)
+@pytest.mark.parametrize("x_order", ORDERS)
+@pytest.mark.parametrize("transposed", [False, True], ids=["w", "w.T"])
+def test_either_order_of_x_meets_either_order_of_y(transposed, x_order, y_order, batch, dtype, rng):
+    if rung.unsupported("forward", 32, as_dtype(dtype), "cuda", batch):
+        pytest.skip("takes compute capability 9.0, or the simulator")
+    layout = ns.Layout([[1, 0], [1, 1]])
+    values = rng.standard_normal((3, 32, 32)).astype(dtype)
+    w = ns.BlockSparse(values, layout).to("cuda")
+    w = w.T if transposed else w
+    x = rng.standard_normal((batch, 64)).astype(dtype)
+    rows = to_device(x) if x_order == "batch-major" else to_device(np.ascontiguousarray(x.T)).T
+    out = to_device(np.full(x.shape if y_order == "batch-major" else x.T.shape, np.nan, dtype))
+    if y_order == "batch-major":
+        got = ns.matmul(rows, w, out=out, kernel="k8_small_batch").numpy()
+    else:
+        got = ns.matmul(w.T, rows.T, out=out, kernel="k8_small_batch").numpy().T
+    dense = ns.BlockSparse(values.astype(np.float64), layout).toarray()
+    dense = dense.T if transposed else dense
+    bound = 66 * np.finfo(np.float32).eps * (abs(x.astype(np.float64)) @ abs(dense))
+    right = x.astype(np.float64) @ dense
+    assert (abs(got - right) <= bound + float(finfo(dtype).eps) * abs(right)).all()  # NaN is not
 
 
 # Rows of the batch, halves from feature to feature in memory, those before the first row, and how

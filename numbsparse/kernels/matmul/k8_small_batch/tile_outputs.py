@@ -11,7 +11,7 @@ from numbsparse.kernels.matmul.k8_small_batch.outputs import item_of, packing
 from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH
 from numbsparse.kernels.matmul.k8_small_batch.ring import Ring
 from numbsparse.kernels.matmul.k8_small_batch.tiles import in_order, line_of
-from numbsparse.kernels.ptx import store_4xf32
+from numbsparse.kernels.ptx import as_uint32, store_2xu32, store_4xf32
 
 
 @cache
@@ -34,8 +34,8 @@ def store_tiles(ring: Ring) -> Any:
     """y[b * y_batch + i * y_feature] = output (b, i of the line), where they are inside.
 
     "across" stores neighbouring features at once, "along" neighbouring rows of the batch, all or
-    none of which are there: four float32, or two halves as a word of y, which is then an array of
-    words. "each" stores one by one.
+    none of which are there: four float32 or two, or two halves as a word of y, which is then an
+    array of words. "each" stores one by one.
     """
     if ring.y == "each":
         return store_each(ring)
@@ -105,11 +105,13 @@ def store_words(ring: Ring) -> Any:
 
 @cache
 def store_rows(ring: Ring) -> Any:
-    TILES = ring.groups // 4
+    """Four rows at once where x lies feature by feature, else two: so many neighbours a lane has,
+    by `line_of`."""
+    TILES, PAIRS = ring.groups // 4, ring.groups // 2
     feature_of = line_of(ring.form, not ring.turned)
 
     @cuda.jit(device=True)
-    def put(y, line, y_is, acc):
+    def fours(y, line, y_is, acc):
         batch, out_features, _, y_feature = y_is
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
@@ -123,7 +125,21 @@ def store_rows(ring: Ring) -> Any:
                         v2, v3 = acc[2 * u + 1, t, p], acc[2 * u + 1, t, 2 + p]
                         store_4xf32(y, feature * y_feature + b, v0, v1, v2, v3)
 
-    return put
+    @cuda.jit(device=True)
+    def twos(y, line, y_is, acc):
+        batch, out_features, _, y_feature = y_is
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for m in range(PAIRS):
+            b = 2 * g + 16 * m
+            for t in range(4):
+                for p in range(2):
+                    feature = line * WIDTH + feature_of(t, 2 * q + p)
+                    if b < batch and feature < out_features:
+                        v0, v1 = as_uint32(acc[m, t, p]), as_uint32(acc[m, t, 2 + p])
+                        store_2xu32(y, feature * y_feature + b, v0, v1)
+
+    return fours if ring.x_across else twos
 
 
 @cache
