@@ -20,8 +20,10 @@ from typing import Any, NamedTuple
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.accesses import Access, Launch, Watcher
+from numbsparse.device.clocks import COPY
 
 WARP, SECTOR, BANK, BANKS = 32, 32, 4, 32
+OWN = ("", COPY)  # units whose accesses are a thread's requests
 
 
 class Traffic(NamedTuple):
@@ -52,6 +54,7 @@ class Count:
     shared_writes: Traffic
     barriers: int  # `syncthreads` that a block passes, of the block that passes most
     unseen: tuple[str, ...]  # units of the GPU at work here whose accesses are not counted
+    local_bytes: int = 0  # of local arrays, in registers where they fit; of the thread with most
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("", "requests", "accesses", "bytes", "units", "excess")]
@@ -85,14 +88,14 @@ def count(call: Callable[[], Any]) -> list[Count]:
     list of Count, one for each launch, in order
         Each names `requests` (of warps), `accesses` (of threads), `nbytes`, `units` (sectors of 32
         bytes, or wavefronts) and `excess` (units beyond those that the bytes alone would take), of
-        reads and writes to global and to shared memory, the barriers, and in `unseen` what
-        else was at work: "the copy engine", "wgmma".
+        reads and writes to global and to shared memory, the barriers, in `unseen` what else was
+        at work, "the copy engine", "wgmma", and the bytes of a thread's local arrays.
 
     Notes
     -----
     Every access in the kernel's text counts; a compiler may keep in a register what a loop reads
     again. Caches are not simulated: a sector is counted each time that it is asked for. What the
-    copy engine moves and `wgmma` reads is not counted, nor are arrays in local memory. A kernel
+    copy engine moves and `wgmma` reads is not counted, nor are accesses to local arrays. A kernel
     launched for the first time may come after others that prepare it, each a launch of its own.
 
     Raises RuntimeError outside the simulator: set NUMBA_ENABLE_CUDASIM=1 before numba is imported.
@@ -122,7 +125,7 @@ def _count(launch: Launch) -> Count:
         for space in ("global", "shared")
         for writes in (False, True)
     }
-    barriers = [len(thread.barriers) for thread in launch.threads if thread.number == 0]
+    barriers = [thread.barriers for thread in launch.threads if thread.number == 0]
     return Count(
         getattr(launch.kernel, "__name__", "kernel"),
         launch.grid,
@@ -133,6 +136,7 @@ def _count(launch: Launch) -> Count:
         traffic["shared", True],
         max(barriers, default=0),
         tuple(sorted(launch.unseen)),
+        max((sum(thread.local_arrays.values()) for thread in launch.threads), default=0),
     )
 
 
@@ -142,7 +146,7 @@ def _requests(launch: Launch, space: str, writes: bool) -> Iterable[list[Access]
     for thread in sorted(launch.threads, key=lambda thread: thread.number):
         times: Counter[Any] = Counter()
         for access in thread.accesses:
-            if access.space == space and access.writes == writes:
+            if access.writes == writes and access.space == space and access.unit in OWN:
                 time = access.site, times[access.site]
                 together[thread.block, thread.number // WARP, time].append(access)
                 times[access.site] += 1

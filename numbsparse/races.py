@@ -1,23 +1,30 @@
 """Races: two threads touch the same bytes, one of them writes, and nothing orders them.
 
 A race need not show: the simulator and most GPUs run threads in an order that is often right. So
-results are not looked at, but addresses: the accesses of a block between two `cuda.syncthreads()`,
-and those of a lane between two `ptx.sync_warp()`. NVIDIA's `compute-sanitizer --tool racecheck`
-does the same on a GPU.
+results are not looked at, but addresses, and what orders the accesses to them: barriers of a block,
+of a warp and of a cluster, mbarriers, counters, and waiting for a copy. A copy that a thread begins
+lasts until it has waited for it, and `wgmma` and the copy engine see what threads store only behind
+a fence. NVIDIA's `compute-sanitizer --tool racecheck` looks for the same on a GPU.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from math import gcd
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from numbsparse.device import SIMULATED
-from numbsparse.device.accesses import Access, Launch, Thread, Watcher
+from numbsparse.device.accesses import Access, Launch, Watcher
+from numbsparse.device.clocks import APART, COPY, COPY_ENGINE, WGMMA
 
-WARP = 32
+_WHO = {
+    "": "thread {}",
+    COPY: "the copy that thread {} began",
+    COPY_ENGINE: "the copy engine, as thread {} told it to,",
+    WGMMA: "wgmma of the warp of thread {}",
+}
 
 
 class Race(NamedTuple):
@@ -32,24 +39,28 @@ class Race(NamedTuple):
     others_write: bool
     of_another_block: bool  # the other thread
     pairs: int  # of threads for which it was found
+    units: tuple[str, str] = ("", "")  # who wrote, who else: "", the thread, or what it told to
 
     def __str__(self) -> str:
+        writer, other = (
+            _WHO.get(unit, _WHO[""]).format(thread)
+            for unit, thread in zip(self.units, (self.writer, self.other), strict=True)
+        )
         does = "writes" if self.others_write else "reads"
         block = " of another block" if self.of_another_block else ""
+        lacks = "no barrier stands between" if self.units == ("", "") else "neither waits"
         return (
-            f"{self.kernel}: thread {self.writer} writes to {self.space} memory ({self.written_at})"
-            f" what thread {self.other}{block} {does} ({self.others_at}), and no barrier stands "
-            f"between; {self.pairs} such pair{'s' * (self.pairs > 1)}"
+            f"{self.kernel}: {writer} writes to {self.space} memory ({self.written_at}) what "
+            f"{other}{block} {does} ({self.others_at}), and {lacks}; "
+            f"{self.pairs} such pair{'s' * (self.pairs > 1)}"
         )
 
 
 class _Touch(NamedTuple):
-    """An access, and when it was: between which barriers of its block, and of its warp."""
+    """An access, and the thread that made it or had it made."""
 
     block: tuple[int, ...]
     thread: int
-    barriers: int
-    meetings: int
     access: Access
 
 
@@ -57,11 +68,11 @@ def races(call: Callable[[], Any]) -> list[Race]:
     """Run `call` in the simulator and find the races of the kernels that it launches.
 
     It sees what these operands make the threads touch; other operands may race where these do not.
-    Two threads that write the same value race too.
+    Two threads that write the same value race too, unless both do so by `cuda.atomic`.
 
     Parameters
     ----------
-    call : takes nothing; its kernels wait at `cuda.syncthreads()` and `ptx.sync_warp()` alone
+    call : takes nothing
 
     Returns
     -------
@@ -71,8 +82,7 @@ def races(call: Callable[[], Any]) -> list[Race]:
     Raises
     ------
     RuntimeError
-        Outside the simulator, and for kernels with the copy engine or `wgmma`, whose threads wait
-        for barriers in memory.
+        Outside the simulator.
 
     Examples
     --------
@@ -101,15 +111,16 @@ def races(call: Callable[[], Any]) -> list[Race]:
 
 def _of_launch(launch: Launch) -> Iterator[Race]:
     name = getattr(launch.kernel, "__name__", "kernel")
-    if launch.unseen:
-        raise RuntimeError(f"{name} orders its threads by {' and '.join(sorted(launch.unseen))}")
     found: dict[Any, dict[Any, None]] = defaultdict(dict)
-    for touches in _by_byte(launch).values():
-        writes = [touch for touch in touches if touch.access.writes]
-        for one in writes:
-            for other in touches:
-                if _unordered(one, other):
-                    key = one.access.space, one.access.site, other.access.site, other.access.writes
+    for touches in _by_bytes(launch):
+        for one in touches:
+            for other in touches if one.access.writes else ():
+                if _unordered(one.access, other.access):
+                    places = (
+                        (one.access.site, one.access.unit),
+                        (other.access.site, other.access.unit),
+                    )
+                    key = one.access.space, *places, other.access.writes
                     found[key][one[:2], other[:2]] = None
     for (space, written, others, others_write), pairs in found.items():
         if (
@@ -119,34 +130,41 @@ def _of_launch(launch: Launch) -> Iterator[Race]:
         ):
             continue  # two places that both write are found from both sides
         (home, writer), (_, other) = pair = next(iter(pairs))
-        where = _place(written), other, _place(others), others_write
-        yield Race(name, space, writer, *where, pair[1][0] != home, len(pairs))
+        where = _place(written[0]), other, _place(others[0]), others_write
+        units = written[1], others[1]
+        yield Race(name, space, writer, *where, pair[1][0] != home, len(pairs), units)
 
 
-def _by_byte(launch: Launch) -> dict[Any, list[_Touch]]:
-    """Who touches each byte: of shared memory, by block; each thread once in an interval."""
-    touches: dict[Any, dict[Any, _Touch]] = defaultdict(dict)
+def _by_bytes(launch: Launch) -> Iterator[list[_Touch]]:
+    """Those who touch the same bytes, each once at a time and a place: all such lists."""
+    homes: dict[Any, list[_Touch]] = defaultdict(list)
     for thread in sorted(launch.threads, key=lambda thread: (thread.block, thread.number)):
-        for touch in _touches(thread):
+        for access in thread.accesses:
+            homes[access.home].append(_Touch(thread.block, thread.number, access))
+    seen = set()
+    for of_home in homes.values():
+        grain = gcd(*(n for _, _, each in of_home for n in (each.address, each.nbytes)))
+        touches: dict[int, dict[Any, _Touch]] = defaultdict(dict)
+        for touch in of_home:
             access = touch.access
-            home = thread.block if access.space == "shared" else None
-            for byte in range(access.address, access.address + access.nbytes):
-                touches[home, byte].setdefault((*touch[:4], access.site, access.writes), touch)
-    return {byte: list(of_byte.values()) for byte, of_byte in touches.items()}
+            at = id(access.moment), access.site, access.unit, access.writes, access.atomic
+            for place in range(access.address, access.address + access.nbytes, grain):
+                touches[place].setdefault(at, touch)
+        for each in touches.values():
+            if (those := tuple(each)) not in seen:
+                seen.add(those)
+                yield [*each.values()]
 
 
-def _touches(thread: Thread) -> Iterator[_Touch]:
-    for i, access in enumerate(thread.accesses):
-        barriers, meetings = bisect_right(thread.barriers, i), bisect_right(thread.meetings, i)
-        yield _Touch(thread.block, thread.number, barriers, meetings, access)
-
-
-def _unordered(one: _Touch, other: _Touch) -> bool:
-    if one.block != other.block:
-        return True
-    if one.thread == other.thread or one.barriers != other.barriers:
+def _unordered(one: Access, other: Access) -> bool:
+    if one.moment is other.moment or (one.atomic and other.atomic):
         return False
-    return one.thread // WARP != other.thread // WARP or one.meetings == other.meetings
+    return not (_before(one, other) or _before(other, one))
+
+
+def _before(one: Access, other: Access) -> bool:
+    fenced = one.writes and one.unit not in APART and other.unit in APART and not other.writes
+    return one.moment.before(other.moment, fenced)
 
 
 def _place(site: Any) -> str:

@@ -126,6 +126,26 @@ def test_each_time_and_each_branch_is_a_request_of_its_own():
     assert counted.global_writes == (4, 64, 256, 16, 8)
 
 
+@cuda.jit
+def local_kernel(x, out):
+    t = cuda.threadIdx.x
+    for i in range(3):
+        kept = cuda.local.array(6, float32)
+        kept[0] = x[i]
+    if t == 1:
+        other = cuda.local.array((2, 2), uint64)
+        other[0, 0] = t
+    out[t] = kept[0]
+
+
+@simulator
+def test_local_arrays_are_those_of_the_text_in_the_thread_with_most():
+    (counted,) = count(lambda: launch(local_kernel, 1, 4, array(4), array(4)))
+    assert counted.local_bytes == 6 * 4 + 4 * 8
+    (counted,) = count(lambda: launch(copy_kernel, 1, 4, array(4), 1, array(4)))
+    assert counted.local_bytes == 0
+
+
 @simulator
 def test_a_slice_is_an_access_for_each_of_its_values():
     out = array(4, 4)

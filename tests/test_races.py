@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from numba import cuda, float32
@@ -120,11 +122,15 @@ def test_rungs_have_no_races(name, product):
 
 
 @simulator
-def test_the_copy_engine_is_refused():
-    w = ns.nn.init.uniform(ns.Layout([[1]]), 32, seed=0).astype("float16").to("cuda")
-    x = ns.to_device(np.ones((16, 32), np.float16))
-    with pytest.raises(RuntimeError, match="orders its threads by the copy engine"):
-        races(lambda: ns.matmul(x, w, kernel="k6_hopper"))
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize(
+    ("name", "B"),
+    [("k5_tensor_core", 16), ("k6_hopper", 32), ("k7_small_blocks", 8), ("k8_small_batch", 32)],
+)
+def test_rungs_with_copies_have_no_races(name, B, product):
+    case = Case(batch=8, in_features=B, out_features=B, block_size=B)
+    run = partial(check_rung, LADDER[name], product, case, "float16", "cuda")
+    assert races(run) == []
 
 
 @simulator

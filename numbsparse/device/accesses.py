@@ -1,11 +1,12 @@
 """What a simulated kernel reads and writes: every access, by thread and by place in the text.
 
-Under a `Watcher` the arrays of kernels note what is asked of them. Local arrays are registers, and
-are not watched; of the copy engine and of `wgmma` it is noted that they were at work, no more.
+Under a `Watcher` the arrays of kernels (`watched_arrays`) note what is asked of them, and the
+instructions of `kernels.ptx` what they read and write and what orders it (`clocks`).
 """
 
 from __future__ import annotations
 
+import dis
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -14,33 +15,30 @@ from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
-import numpy as np
+from numbsparse.device.clocks import WGMMA, Moment, Post, Products, Thread
 
 watcher: Watcher | None = None
 """Who watches, if anybody."""
 
-_INSIDE = ("numba.", "numbsparse.device.", "numbsparse.kernels.ptx.")
+_INSIDE = ("numba.", "numbsparse.device.", "numbsparse.kernels.ptx.", "contextlib")
 """Modules between the text of a kernel and this one."""
+
+_ATOMIC = ("numba.cuda.simulator.kernelapi", "numbsparse.kernels.ptx.grid_simulated")
+"""Those whose accesses to arrays are atomic."""
 
 
 class Access(NamedTuple):
-    """One thread reads or writes neighbouring bytes."""
+    """Neighbouring bytes are read or written."""
 
     site: Any  # the code, and the place in it
+    atomic: bool
     space: str  # "global" or "shared"
     writes: bool
     address: int
     nbytes: int
-
-
-class Thread(NamedTuple):
-    """What a simulated thread did, in its order."""
-
-    block: tuple[int, ...]
-    number: int  # in its block
-    accesses: list[Access]
-    barriers: list[int]  # of each `syncthreads`, how many accesses came before it
-    meetings: list[int]  # the same of each `ptx.sync_warp`
+    home: tuple[int, ...] | None  # the block whose shared memory it is
+    unit: str  # "", the thread itself, or who does it for the thread
+    moment: Moment
 
 
 class Launch(NamedTuple):
@@ -58,6 +56,7 @@ class Watcher:
 
     def __init__(self) -> None:
         self.launches: list[Launch] = []
+        self._posts: dict[Any, Post] = {}
 
     @contextmanager
     def watching(self) -> Iterator[Watcher]:
@@ -71,77 +70,64 @@ class Watcher:
         finally:
             watcher = None
 
-    def note_barrier(self, thread: Any) -> None:
-        """That thread is at a barrier of its block."""
-        noted = self._thread(thread)
-        noted.barriers.append(len(noted.accesses))
+    def thread(self, worker: Any) -> Thread:
+        """What that simulated thread does."""
+        if Watcher not in worker.own:
+            worker.own[Watcher] = Thread(tuple(worker.blockIdx), worker.thread_id)
+            self.launches[-1].threads.append(worker.own[Watcher])
+        return worker.own[Watcher]
 
-    def note(self, space: str, writes: bool, address: int, nbytes: int) -> None:
-        """An access by the running thread; the host's own are none."""
-        thread: Any = threading.current_thread()
-        if hasattr(thread, "own"):
-            access = Access(_site(), space, writes, address, nbytes)
-            self._thread(thread).accesses.append(access)
-
-    def _thread(self, thread: Any) -> Thread:
-        known: Thread | None = thread.own.get(Watcher)
-        if known is None:
-            known = Thread(tuple(thread.blockIdx), thread.thread_id, [], [], [])
-            thread.own[Watcher] = known
-            self.launches[-1].threads.append(known)
-        return known
+    def post(self, place: Any, kind: type[Post] = Post) -> Any:
+        """Where the threads that come to this place leave word for each other."""
+        if place not in self._posts:
+            self._posts[place] = kind()
+        return self._posts[place]
 
 
-class Shared(np.ndarray):  # type: ignore[type-arg]
-    """An array in shared memory that is watched."""
-
-    def __getitem__(self, place: Any) -> Any:
-        found = super().__getitem__(place)
-        if not isinstance(found, np.ndarray):
-            _note(self, "shared", False, place)
-        return found
-
-    def __setitem__(self, place: Any, value: Any) -> None:
-        _note(self, "shared", True, place)
-        super().__setitem__(place, value)
-
-
-def in_global_memory(array: np.ndarray) -> Any:
-    """What the simulator's kernels take; watched, if anybody watches."""
-    from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
-
-    if watcher is None:
-        return FakeCUDAArray(array)
-
-    class Global(FakeCUDAArray):  # type: ignore[misc]
-        """An array in global memory that is watched."""
-
-        def __getitem__(self, place: Any) -> Any:
-            found = self._ary[place]
-            if isinstance(found, np.ndarray):
-                return Global(found)
-            _note(self._ary, "global", False, place)
-            return found
-
-        def __setitem__(self, place: Any, value: Any) -> None:
-            _note(self._ary, "global", True, place)
-            self._ary[place] = value
-
-    return Global(array)
-
-
-def note_piece(array: Any, writes: bool, piece: np.ndarray) -> None:
-    """An access to neighbouring bytes of an array at once, by an instruction of `kernels.ptx`."""
-    if watcher is not None and piece.nbytes and type(array) is not np.ndarray:
-        space = "shared" if isinstance(array, Shared) else "global"
-        watcher.note(space, writes, piece.ctypes.data, piece.nbytes)
-
-
-def note_meeting() -> None:
-    """The running thread is at a barrier of its warp."""
+def begin_launch(kernel: Any, grid: Any, block: Any) -> None:
+    """That kernel is launched next."""
     if watcher is not None:
-        noted = watcher._thread(threading.current_thread())
-        noted.meetings.append(len(noted.accesses))
+        watcher.launches.append(Launch(kernel, grid, block, [], set()))
+        watcher._posts.clear()
+
+
+def watching() -> bool:
+    """Whether anybody watches."""
+    return watcher is not None
+
+
+def noted() -> Thread | None:
+    """What the running thread does, if anybody watches; the host is none."""
+    if watcher is None:
+        return None
+    worker: Any = threading.current_thread()
+    own = getattr(worker, "own", None)
+    return None if own is None else own.get(Watcher) or watcher.thread(worker)
+
+
+def note(
+    space: str,
+    writes: bool,
+    address: int,
+    nbytes: int,
+    moment: Moment | None = None,
+    home: tuple[int, ...] | None = None,
+    unit: str = "",
+) -> None:
+    """An access by the running thread, or by a unit that it told to; to its own block's memory."""
+    if (thread := noted()) is not None:
+        site, atomic = _site()
+        home = (home or thread.block) if space == "shared" else None
+        moment = moment or thread.moment
+        unit = unit or moment.unit
+        access = Access(site, atomic, space, writes, address, nbytes, home, unit, moment)
+        thread.accesses.append(access)
+
+
+def note_local(nbytes: int) -> None:
+    """The running thread has a local array, the same one whenever it comes to this place."""
+    if (thread := noted()) is not None:
+        thread.local_arrays[_site()] = nbytes
 
 
 def note_unseen(what: str) -> None:
@@ -150,33 +136,99 @@ def note_unseen(what: str) -> None:
         watcher.launches[-1].unseen.add(what)
 
 
-def _note(array: np.ndarray, space: str, writes: bool, place: Any) -> None:
-    """An access to one value, or to those of a slice, one after the other."""
-    if watcher is None:
+@contextmanager
+def meeting(*place: Any) -> Iterator[None]:
+    """The running thread waits meanwhile for all that come to that place, and hears of them."""
+    with _waiting(place, Post):
+        yield
+
+
+@contextmanager
+def multiplying(*place: Any) -> Iterator[None]:
+    """A warp takes part in `wgmma` meanwhile; its lanes hear of no more than its end."""
+    with _waiting((WGMMA, *place), Products):
+        yield
+
+
+@contextmanager
+def _waiting(place: Any, kind: type[Post]) -> Iterator[None]:
+    thread = noted()
+    if watcher is None or thread is None:
+        yield
         return
-    named = np.asarray(array)[place]
-    if isinstance(named, np.ndarray):
-        array = named
-        every: Iterable[tuple[Any, ...]] = np.ndindex(named.shape)
-    else:
-        every = [place if isinstance(place, tuple) else (place,)]
-    for places in every:
-        axes = zip(places, array.shape, array.strides, strict=True)
-        offset = sum(int(i) % length * stride for i, length, stride in axes)  # -1 is the last
-        watcher.note(space, writes, array.ctypes.data + offset, array.itemsize)
+    post = watcher.post(place, kind)
+    post.leave(thread)
+    turn = post.time + 1
+    yield
+    if post.time < turn:  # the first to go on
+        for address, nbytes, moment in post.close():
+            note("shared", False, address, nbytes, moment)
+    post.read(thread)
 
 
-def _site() -> Any:
-    """Where in a kernel's text, or that of a device function, the running access stands."""
+def note_factor(pieces: Iterable[tuple[int, int]], *place: Any) -> None:
+    """Of the products that run at that place: (address, nbytes) of what they read."""
+    if watcher is not None:
+        watcher.post((WGMMA, *place), Products).reads += pieces
+
+
+def leave(*place: Any) -> None:
+    """The running thread leaves word at that place, and does not wait."""
+    thread = noted()
+    if watcher is not None and thread is not None:
+        watcher.post(place).leave(thread)
+
+
+def tell(*place: Any) -> None:
+    """It leaves word that can be read at once."""
+    leave(*place)
+    if watcher is not None:
+        watcher.post(place).close()
+
+
+def hear(*place: Any) -> None:
+    """It reads what has been told at that place."""
+    thread = noted()
+    if watcher is not None and thread is not None:
+        watcher.post(place).read(thread)
+
+
+def begin(unit: str) -> Moment | None:
+    """The running thread has another unit access memory from now on."""
+    thread = noted()
+    return None if thread is None else thread.begin(unit)
+
+
+def waited_for(those: Iterable[Moment | None]) -> None:
+    """The running thread knows that what `begin` gave is over."""
+    if (thread := noted()) is not None:
+        thread.waited_for(those)
+
+
+def _site() -> tuple[Any, bool]:
+    """Where in a kernel's text, or that of a device function, the running access stands; atomic?"""
     frame: Any = sys._getframe(2)
-    while frame.f_globals["__name__"].startswith(_INSIDE):
+    atomic = False
+    while (name := frame.f_globals["__name__"]).startswith(_INSIDE):
+        atomic = atomic or name in _ATOMIC
         frame = frame.f_back
-    return frame.f_code, _position(frame.f_code, frame.f_lasti)
+    return (frame.f_code, _place(frame.f_code, frame.f_lasti)), atomic
+
+
+def place_in(frame: Any) -> Any:
+    """Where in its text a frame is."""
+    return _place(frame.f_code, frame.f_lasti)
 
 
 @cache
-def _position(code: Any, instruction: int) -> Any:
-    """Line and columns, where Python knows them: it numbers an instruction anew once it is warm."""
+def _place(code: Any, instruction: int) -> Any:
+    """Lines and columns, where Python knows them: it numbers an instruction anew once it is warm.
+
+    Else the number of the instruction, caches that follow it left out.
+    """
     if hasattr(code, "co_positions"):
-        return next(islice(code.co_positions(), instruction // 2, None))
-    return instruction
+        position = next(islice(code.co_positions(), instruction // 2, None))
+        if position[2] is not None:
+            return position
+    starts = (each.offset for each in dis.get_instructions(code))
+    return max(start for start in starts if start <= instruction)

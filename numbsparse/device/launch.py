@@ -18,6 +18,7 @@ from numba import types
 
 from numbsparse.device import accesses, kernel_cache, memory, runtime, simulator
 from numbsparse.device.array import DeviceArray, span_of
+from numbsparse.device.watched_arrays import in_global_memory
 
 _NUMBA_TYPES = {
     np.dtype(name): getattr(types, name)
@@ -69,8 +70,7 @@ def launch(
     if capture is not None:
         capture.hold(args)
     if runtime.SIMULATED:
-        if accesses.watcher is not None:
-            accesses.watcher.launches.append(accesses.Launch(kernel, grid, block, [], set()))
+        accesses.begin_launch(kernel, grid, block)
         with simulator.running(grid, cluster, together):
             kernel[grid, block, 0, shared_bytes](*(_simulated(arg) for arg in args))
         return
@@ -290,6 +290,6 @@ def _simulated(arg: Any) -> Any:
         return np.float32(arg) if isinstance(arg, FLOATS) else arg
     dtype = np.dtype(np.uint16) if arg.dtype.name == "bfloat16" else arg.dtype
     if arg.size == 0:
-        return accesses.in_global_memory(np.empty(arg.shape, dtype))
+        return in_global_memory(np.empty(arg.shape, dtype))
     span = memory.view(arg.address, span_of(arg) * arg.itemsize).view(dtype)
-    return accesses.in_global_memory(np.lib.stride_tricks.as_strided(span, arg.shape, arg.strides))
+    return in_global_memory(np.lib.stride_tricks.as_strided(span, arg.shape, arg.strides))

@@ -17,6 +17,7 @@ import numpy as np
 from numba import types
 
 from numbsparse.device import accesses
+from numbsparse.device.watched_arrays import Shared
 
 if TYPE_CHECKING:
     from numbsparse.device.threads import Block
@@ -65,9 +66,10 @@ def _number() -> int:
 @cache
 def _mend() -> None:
     from numba.cuda.simulator.kernel import FakeCUDAKernel
-    from numba.cuda.simulator.kernelapi import FakeCUDAShared
+    from numba.cuda.simulator.kernelapi import FakeCUDALocal, FakeCUDAShared
 
     FakeCUDAShared.array = _shared_array
+    FakeCUDALocal.array = _noting(FakeCUDALocal.array)
     FakeCUDAKernel.__call__ = _calling(FakeCUDAKernel.__call__)
     for kind in (types.Integer, types.Float):
         kind.__call__ = _casting(kind.__call__)
@@ -109,8 +111,19 @@ def _casting(plain: Callable[..., Any]) -> Callable[..., Any]:
     return cast
 
 
+def _noting(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`cuda.local.array`, whose size is noted."""
+
+    def array(*args: Any, **kwargs: Any) -> Any:
+        made = plain(*args, **kwargs)
+        accesses.note_local(made.nbytes)
+        return made
+
+    return array
+
+
 def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -> Any:
-    """`cuda.shared.array`: a block has one array for each line that asks for one, and the dynamic.
+    """`cuda.shared.array`: a block has one for each call in the compiled text, and the dynamic one.
 
     The latter lies at an address that is a multiple of 16 and of no more, each other one at 0.
     """
@@ -118,34 +131,52 @@ def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -
 
     from numbsparse.device.threads import current
 
-    kind = np.ndarray if accesses.watcher is None else accesses.Shared
+    kind = np.ndarray if accesses.watcher is None else Shared
     dtype = np.dtype(as_dtype(dtype) if isinstance(dtype, types.Type) else dtype)
-    frame = sys._getframe(1)
-    line = (frame.f_code.co_filename, frame.f_lineno) if shape else DYNAMIC
+    name = (_compiled_place(sys._getframe(1)), dtype, shape) if shape else DYNAMIC
     shape = shape or memory._dynshared_size // dtype.itemsize
     nbytes = int(np.prod(shape)) * dtype.itemsize
-    return shared_bytes(current().block, line, nbytes).view(dtype).reshape(shape).view(kind)
+    return shared_bytes(current().block, name, nbytes).view(dtype).reshape(shape).view(kind)
 
 
-def shared_bytes(block: Block, line: Any, nbytes: int) -> np.ndarray:
+def _compiled_place(frame: Any) -> Any:
+    """Where a call stands in the compiled text, be it reached once or often.
+
+    Numba compiles a function once for the types of its arguments, wherever it is called from; two
+    functions of the same text, as a factory makes them, are two. Of the types those of arrays are
+    looked at here. Numba also compiles anew for another number in the text (`part(x, 0)`,
+    `part(x, 1)`), which cannot be seen here: the calls share an array where they may have two.
+    """
+    from numba.cuda.simulator.kernel import FakeCUDAKernel
+
+    function: Any = frame.f_code
+    kinds: tuple[Any, ...] = ()
+    if frame.f_back.f_code is FakeCUDAKernel.__call__.__code__:  # `call` of `_calling`
+        calling = frame.f_back.f_locals
+        function = calling["kernel"]
+        kinds = tuple((a.dtype, a.ndim) for a in calling["args"] if getattr(a, "ndim", 0))
+    return function, kinds, accesses.place_in(frame)
+
+
+def shared_bytes(block: Block, name: Any, nbytes: int) -> np.ndarray:
     """A block's shared memory of that name, made when it is asked for first: full of NaN."""
     rooms = _rooms(block)
-    if line not in rooms:
+    if name not in rooms:
         room = np.full(-(-(nbytes + PERIOD) // 2), NANS, np.uint16).view(np.uint8)
-        address = DYNAMIC_START if line == DYNAMIC else 0
+        address = DYNAMIC_START if name == DYNAMIC else 0
         start = (address - room.ctypes.data) % PERIOD
-        rooms[line] = room[start : start + nbytes]
-    return rooms[line][:nbytes]
+        rooms[name] = room[start : start + nbytes]
+    return rooms[name][:nbytes]
 
 
 def counterpart(array: np.ndarray, block: Block, other: Block) -> np.ndarray:
     """What lies in another block's shared memory where `array` lies in this one's."""
     if block is other:
         return array
-    for line, room in _rooms(block).items():
+    for name, room in _rooms(block).items():
         start = array.ctypes.data - room.ctypes.data
         if 0 <= start < room.size:
-            there = shared_bytes(other, line, room.size)[start : start + array.nbytes]
+            there = shared_bytes(other, name, room.size)[start : start + array.nbytes]
             return there.view(array.dtype).reshape(array.shape)
     raise TypeError("a shared array is taken here, got another one")
 

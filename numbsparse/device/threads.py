@@ -63,9 +63,12 @@ class Worker(BlockThread):  # type: ignore[misc]
         self.own: dict[Any, Any] = {}
 
     def syncthreads(self) -> None:
-        if accesses.watcher is not None:
-            accesses.watcher.note_barrier(self)
-        self.block.meet(self)
+        if accesses.watcher is None:
+            self.block.meet(self)
+            return
+        accesses.watcher.thread(self).barriers += 1
+        with accesses.meeting(self.block):
+            self.block.meet(self)
 
     def wait(self, what: Callable[[], str]) -> None:
         """Until somebody wakes this thread, others run; `what` says what it waits for."""
@@ -111,9 +114,16 @@ class Block:
 
     def meet_cluster(self, worker: Worker) -> None:
         """And of its cluster."""
-        self._of_cluster.append(worker)
-        self._open()
-        worker.wait(lambda: "all threads of the cluster")
+        with accesses.meeting(self.cluster[0], "cluster"):
+            self._of_cluster.append(worker)
+            self._open()
+            worker.wait(lambda: "all threads of the cluster")
+
+    def leave(self) -> None:
+        """The running thread ends: who meets later has word of what it did."""
+        if accesses.watcher is not None:
+            accesses.leave(self)
+            accesses.leave(self.cluster[0], "cluster")
 
     def end_one(self) -> None:
         self.left -= 1
@@ -187,6 +197,7 @@ class Turns:
             worker.become(*following)
             try:
                 block.work()
+                block.leave()
             except BaseException as error:
                 if self._error is None:
                     self._error = _named(error, worker)

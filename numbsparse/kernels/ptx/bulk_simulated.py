@@ -1,68 +1,32 @@
 """The instructions of `bulk_emitted` in the simulator.
 
 A tensor map is 128 bytes that say what the hardware's opaque ones say: `TENSOR_MAP`. A copy is done
-at once, so a kernel that never waits goes wrong on a GPU alone; one that waits for the wrong number
-of bytes or arrivals waits for ever there, and raises here.
+at once, so a kernel that never waits goes wrong on a GPU alone, and `races` says so; one that waits
+for the wrong number of bytes or arrivals waits for ever there, and raises here.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from numbsparse.device.accesses import note_unseen
+from numbsparse.device.accesses import begin, note, note_unseen, noted, waited_for
+from numbsparse.device.clocks import COPY_ENGINE, Moment
 from numbsparse.device.simulator import PERIOD, counterpart
 from numbsparse.device.tensor_map import SIMULATED_MAP
-from numbsparse.device.threads import Worker, current
+from numbsparse.device.threads import current
 from numbsparse.kernels.ptx import meaning
+from numbsparse.kernels.ptx.mbarrier_simulated import barrier_of
+from numbsparse.kernels.ptx.mbarrier_simulated import mbarrier_arrive as mbarrier_arrive
+from numbsparse.kernels.ptx.mbarrier_simulated import mbarrier_expect as mbarrier_expect
+from numbsparse.kernels.ptx.mbarrier_simulated import mbarrier_init as mbarrier_init
+from numbsparse.kernels.ptx.mbarrier_simulated import mbarrier_wait as mbarrier_wait
 from numbsparse.kernels.ptx.simulated import _global, _piece, _shared, flat_bytes
 from numbsparse.kernels.ptx.tiles import swizzled
 from numbsparse.kernels.ptx.warp import together
-
-COPY_ENGINE = "the copy engine"
-
-
-class _Barrier:
-    """A phase ends when all arrivals came and all bytes that were told of; then the next begins."""
-
-    def __init__(self, count: int) -> None:
-        self.count = self.pending = count
-        self.missing_bytes = self.phase = 0
-        self.waiting: list[Worker] = []
-
-    def change(self, arrivals: int, nbytes: int) -> None:
-        self.pending -= arrivals
-        self.missing_bytes += nbytes
-        if self.pending < 0:
-            raise RuntimeError(f"more than {self.count} arrivals at an mbarrier in one phase")
-        if self.pending == self.missing_bytes == 0:
-            self.pending, self.phase = self.count, self.phase ^ 1
-            current().wake(self.waiting)
-
-
-def mbarrier_init(bars, i, count):
-    barriers, place = _place(bars, i, current().block)
-    barriers[place] = _Barrier(int(count))
-
-
-def mbarrier_expect(bars, i, nbytes):
-    barrier_of(bars, i).change(1, int(nbytes))
-
-
-def mbarrier_arrive(bars, i):
-    barrier_of(bars, i).change(1, 0)
-
-
-def mbarrier_wait(bars, i, parity):
-    barrier, thread = barrier_of(bars, i), current()
-    while barrier.phase == parity:
-        barrier.waiting.append(thread)
-        thread.wait(
-            lambda: (
-                f"{barrier.pending} arrivals and {barrier.missing_bytes} bytes at mbarrier {int(i)}"
-            )
-        )
 
 
 def fence_mbarrier_init():
@@ -70,7 +34,8 @@ def fence_mbarrier_init():
 
 
 def fence_proxy_async():
-    pass
+    if (thread := noted()) is not None:
+        thread.fence()
 
 
 def elect():
@@ -121,21 +86,30 @@ def tma_store_5d(shared, i, tensor_map, column, row, layer, block, image):
     _store(shared, i, tensor_map, (image, block, layer, row, column))
 
 
+def _stores() -> list[list[Moment | None]]:
+    """The groups of stores that the running thread has begun; the last one is not yet committed."""
+    stores: Any = current().own.setdefault(_stores, [[]])
+    return stores
+
+
 def bulk_commit():
-    pass
+    _stores().append([])
 
 
 def bulk_wait_read():
-    pass
+    groups = _stores()
+    waited_for([store for group in groups[:-1] for store in group])
+    del groups[:-1]
 
 
 def bulk_load(shared, i, source, j, nbytes, bars, k):
     if nbytes % 16:
         raise ValueError(f"bulk_load takes a multiple of 16 bytes, got {nbytes}")
     note_unseen(COPY_ENGINE)
-    target, origin = np.asarray(shared), np.asarray(_global(source))  # no thread's accesses
-    _piece(target, i, nbytes)[:] = _piece(origin, j, nbytes)
-    barrier_of(bars, k).change(0, -int(nbytes))
+    copy = begin(COPY_ENGINE)
+    origin = _piece(_global(source), j, nbytes, moment=copy)
+    _piece(shared, i, nbytes, writes=True, moment=copy)[:] = origin
+    barrier_of(bars, k, copy=copy).bring(int(nbytes), copy)
 
 
 def first_multiple(shared, nbytes):
@@ -149,29 +123,53 @@ def _load(shared, i, tensor_map, corner, bars, j, ranks=None):
     """To this block, or to those of the cluster whose bits are set in `ranks`."""
     note_unseen(COPY_ENGINE)
     info, block = _info(tensor_map, len(corner)), current().block
-    place, _ = _place_of_box(shared, i, info)
-    box = _box(info, [int(n) for n in corner]).view(np.uint8)
+    place, start = _place_of_box(shared, i, info)
+    corner = [int(n) for n in corner]
+    box = _box(info, corner).view(np.uint8)
     for rank, other in enumerate(block.cluster):
         if other is block if ranks is None else ranks >> rank & 1:
-            flat_bytes(counterpart(np.asarray(shared), block, other))[place] = box.reshape(-1)
-            barrier_of(bars, j, rank).change(0, -box.size)
+            there = flat_bytes(counterpart(np.asarray(shared), block, other))
+            there[place] = box.reshape(-1)
+            copy = begin(COPY_ENGINE)
+            if copy is not None:
+                note("shared", True, there.ctypes.data + start, box.size, copy, other.place)
+                for address, nbytes, _ in _lines(info, corner):
+                    note("global", False, address, nbytes, copy)
+            barrier_of(bars, j, rank, copy).bring(box.size, copy)
 
 
 def _store(shared, i, tensor_map, corner):
     note_unseen(COPY_ENGINE)
     info = _info(tensor_map, len(corner))
-    place, _ = _place_of_box(shared, i, info)
+    place, start = _place_of_box(shared, i, info)
     if min(corner) < 0:
         raise ValueError(f"a box is stored from places of 0 on, got {corner}")
+    box = flat_bytes(shared)[place]
+    # What it reads is over when the thread has waited; when it is written no thread hears.
+    read, written = begin(COPY_ENGINE), begin(COPY_ENGINE)
+    note("shared", False, flat_bytes(shared).ctypes.data + start, box.size, read)
+    _stores()[-1].append(read)
+    for address, nbytes, at in _lines(info, [int(n) for n in corner]):
+        ctypes.memmove(address, box[at : at + nbytes].tobytes(), nbytes)
+        note("global", True, address, nbytes, written)
+
+
+def _lines(info, corner) -> Iterator[tuple[int, int, int]]:
+    """(address, bytes, place in the box) of the lines of a box, as far as they lie in the array."""
     axes, itemsize = range(len(corner)), int(info["itemsize"])
-    box = [int(info["box"][a]) for a in axes]
-    inside = [max(min(int(info["shape"][a]) - int(corner[a]), box[a]), 0) for a in axes]
-    lines = flat_bytes(shared)[place].reshape(*box[:-1], box[-1] * itemsize)
-    strides = [int(info["strides"][a]) for a in axes]
-    for at in np.ndindex(*inside[:-1]):
-        start = sum((int(c) + k) * s for c, k, s in zip(corner, (*at, 0), strides, strict=True))
-        line = lines[at][: inside[-1] * itemsize]
-        ctypes.memmove(int(info["address"]) + start, line.tobytes(), line.size)
+    box, strides, shape = (
+        [int(n) for n in info[name][: len(corner)]] for name in ("box", "strides", "shape")
+    )
+    own = [itemsize * int(np.prod(box[a + 1 :])) for a in axes]
+    first = [max(-corner[a], 0) for a in axes]
+    counts = [min(shape[a] - corner[a], box[a]) - first[a] for a in axes]
+    if min(counts) <= 0:
+        return
+    for at in np.ndindex(*counts[:-1]):
+        places = [f + n for f, n in zip(first, (*at, 0), strict=True)]
+        start = sum((c + n) * s for c, n, s in zip(corner, places, strides, strict=True))
+        within = sum(n * s for n, s in zip(places, own, strict=True))
+        yield int(info["address"]) + start, counts[-1] * itemsize, within
 
 
 def _info(tensor_map, places):
@@ -182,7 +180,7 @@ def _info(tensor_map, places):
 
 
 def _place_of_box(shared, i, info):
-    """Where the bytes of a box lie in a shared array, and how many a line has."""
+    """Where the bytes of a box lie in a shared array, and where the first of them does."""
     axes, start, flat = int(info["axes"]), int(i) * shared.itemsize, flat_bytes(shared)
     address = flat.ctypes.data + start
     line = int(info["box"][axes - 1]) * int(info["itemsize"])
@@ -193,7 +191,7 @@ def _place_of_box(shared, i, info):
         raise ValueError(f"byte {start}, where a box begins, is not at a multiple of 128 bytes")
     if line != int(info["swizzle"]):
         raise ValueError(f"a line of {line} bytes is not swizzled over {info['swizzle']}")
-    return swizzled(address + np.arange(size), line) - address + start, line
+    return swizzled(address + np.arange(size), line) - address + start, start
 
 
 def _box(info, corner):
@@ -213,20 +211,3 @@ def _box(info, corner):
         inside = (slice(first[a] - corner[a], first[a] - corner[a] + counts[a]) for a in axes)
         box[tuple(inside)] = values
     return box
-
-
-def barrier_of(bars, i, rank=None):
-    """This block's, or that of a block of the cluster."""
-    block = current().block
-    barriers, place = _place(bars, i, block if rank is None else block.cluster[rank])
-    if place not in barriers:
-        raise RuntimeError(f"mbarrier {int(i)} was not initialized")
-    return barriers[place]
-
-
-def _place(bars, i, block):
-    if bars.dtype != np.uint64:
-        raise TypeError(f"an mbarrier lies in an array of uint64, got {bars.dtype}")
-    barriers: dict[int, _Barrier] = block.own.setdefault(_Barrier, {})
-    there = counterpart(np.asarray(bars), current().block, block)
-    return barriers, flat_bytes(there)[8 * int(i) :].ctypes.data

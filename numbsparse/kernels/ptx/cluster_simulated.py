@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.device.accesses import note_unseen
 from numbsparse.device.threads import current
-from numbsparse.kernels.ptx.bulk_simulated import barrier_of
+from numbsparse.kernels.ptx.mbarrier_simulated import barrier_of
 from numbsparse.kernels.ptx.simulated import flat_bytes
 from numbsparse.kernels.ptx.tiles import Operand
-from numbsparse.kernels.ptx.warp import WARPGROUP, together
-from numbsparse.kernels.ptx.wgmma_simulated import _matrix, accumulators
+from numbsparse.kernels.ptx.wgmma_simulated import _matrix, accumulators, multiplied
 
 
 def cluster_sync():
@@ -22,7 +20,7 @@ def cluster_sync():
 
 
 def mbarrier_arrive_at(bars, i, rank):
-    barrier_of(bars, i, int(rank)).change(1, 0)
+    barrier_of(bars, i, int(rank)).arrive(0)
 
 
 def words(count: int) -> Any:
@@ -83,13 +81,12 @@ def wgmma_pairs(kind: str, units: int, n: int, k_steps: int, width: int, b: Oper
 
 def _multiply(meaning: Any, count: int, units: int) -> Any:
     def multiply(acc, shared, i, where, number):
-        note_unseen("wgmma")
         acc, where = np.array(acc, np.float32), np.array(where, np.uint32)
         if acc.size != count or where.size != 2 * units:
             raise TypeError(f"this wgmma takes other tuples than {acc.size} and {where.size}")
         start, shared = int(i) * shared.itemsize, (flat_bytes(shared),)
         operands = acc, start, where, int(number)
-        return tuple(together(meaning, *operands, shared=shared, of=WARPGROUP))
+        return tuple(multiplied(meaning, *operands, shared=shared))
 
     return multiply
 

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import numpy as np
 
+from numbsparse.device.accesses import hear, tell
 from numbsparse.device.threads import current
+from numbsparse.kernels.ptx.bulk_simulated import fence_proxy_async
 
 
 def load_acquire(array, j):
     thread = current()
     thread.block.turns.poll(thread)
-    return np.uint32(array[j])
+    value = np.uint32(array[j])
+    hear(_address(array, j))
+    return value
 
 
 def add_release(array, j, n):
     array[j] += n
+    tell(_address(array, j))
 
 
 def add_acq_rel(array, j, n):
     before = np.int32(array[j])
     array[j] += n
+    hear(_address(array, j))
+    tell(_address(array, j))
     return before
 
 
+def _address(array, j):
+    flat = np.asarray(array)
+    return flat.ctypes.data + int(j) * flat.strides[0]
+
+
 def fence_proxy_async_global():
-    pass
+    fence_proxy_async()

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 from numba.cuda.simulator.cudadrv.devicearray import FakeWithinKernelCUDAArray
 
-from numbsparse.device.accesses import note_meeting, note_piece
+from numbsparse.device.accesses import begin, meeting, waited_for
+from numbsparse.device.clocks import COPY, Moment
 from numbsparse.device.threads import current
+from numbsparse.device.watched_arrays import note_piece
 from numbsparse.kernels.ptx import meaning
-from numbsparse.kernels.ptx.warp import together
+from numbsparse.kernels.ptx.warp import WARP, together
 
 
-def _copies() -> list[list[tuple[np.ndarray, np.ndarray]]]:
+def _copies() -> list[list[tuple[np.ndarray, np.ndarray, Moment | None]]]:
     """The groups of copies that the running thread has begun; the last one is not yet committed."""
     copies: Any = current().own.setdefault(_copies, [[]])
     return copies
@@ -30,10 +32,11 @@ def cp_async(shared, i, source, j):
 def cp_async_zero_fill(shared, i, source, j, n):
     if not 0 <= n <= 16:
         raise ValueError(f"cp_async_zero_fill takes n from 0 to 16 bytes, got {n}")
-    target = _piece(_shared(shared), i, 16, writes=True)
+    copy = begin(COPY)
+    target = _piece(_shared(shared), i, 16, writes=True, moment=copy)
     # Until the wait nobody may look: 0xFF is a NaN in floating point.
     target[:] = 0xFF
-    _copies()[-1].append((target, _piece(_global(source), j, n)))
+    _copies()[-1].append((target, _piece(_global(source), j, n, moment=copy), copy))
 
 
 def cp_async_commit():
@@ -41,11 +44,13 @@ def cp_async_commit():
 
 
 def cp_async_wait(n):
-    groups = _copies()
+    groups, over = _copies(), []
     while len(groups) - 1 > n:
-        for target, source in groups.pop(0):
+        for target, source, copy in groups.pop(0):
             target[: source.size] = source
             target[source.size :] = 0
+            over.append(copy)
+    waited_for(over)
 
 
 def ldmatrix_x4(shared, i):
@@ -57,11 +62,15 @@ def ldmatrix_x4_trans(shared, i):
 
 
 def stmatrix_x4(shared, i, r0, r1, r2, r3):
-    _row(shared, i)[:] = together(meaning.stmatrix_x4, _registers(np.uint32, r0, r1, r2, r3))
+    _row(shared, i, writes=True)[:] = together(
+        meaning.stmatrix_x4, _registers(np.uint32, r0, r1, r2, r3)
+    )
 
 
 def stmatrix_x4_trans(shared, i, r0, r1, r2, r3):
-    _row(shared, i)[:] = together(meaning.stmatrix_x4_trans, _registers(np.uint32, r0, r1, r2, r3))
+    _row(shared, i, writes=True)[:] = together(
+        meaning.stmatrix_x4_trans, _registers(np.uint32, r0, r1, r2, r3)
+    )
 
 
 def movmatrix_trans(value):
@@ -173,8 +182,9 @@ def redux_or(value):
 
 
 def sync_warp():
-    note_meeting()
-    together(meaning.sync_warp, 0)
+    thread = current()
+    with meeting(thread.block, "warp", thread.thread_id // WARP):
+        together(meaning.sync_warp, 0)
 
 
 def _mma(which, a, b, c):
@@ -195,9 +205,9 @@ def _any_register(value):
     return value
 
 
-def _row(shared, i):
+def _row(shared, i, writes=False):
     """Eight 16-bit values of shared memory."""
-    return _piece(_shared(shared), i, 16).view(np.uint16)
+    return _piece(_shared(shared), i, 16, writes=writes).view(np.uint16)
 
 
 def _shared(array):
@@ -212,7 +222,7 @@ def _global(array):
     return array
 
 
-def _piece(array, i, nbytes, align=16, writes=False):
+def _piece(array, i, nbytes, align=16, writes=False, moment=None):
     """The `nbytes` bytes from item i of the flat array on, as a view; it starts aligned."""
     of, array = array, np.asarray(array)
     start = int(i) * array.itemsize
@@ -221,7 +231,7 @@ def _piece(array, i, nbytes, align=16, writes=False):
     piece = flat_bytes(array)[start : start + nbytes]
     if nbytes and piece.ctypes.data % align:
         raise ValueError(f"item {i} does not start at a multiple of {align} bytes")
-    note_piece(of, writes, piece)
+    note_piece(of, writes, piece, moment)
     return piece
 
 

@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.device.accesses import note_unseen
 from numbsparse.kernels.ptx.meaning import float32_of_tf32
 from numbsparse.kernels.ptx.simulated import flat_bytes
-from numbsparse.kernels.ptx.warp import WARPGROUP, together
-from numbsparse.kernels.ptx.wgmma_simulated import accumulators, check_start
+from numbsparse.kernels.ptx.wgmma_simulated import accumulators, check_start, multiplied, read
 
 
 @cache
@@ -30,15 +28,18 @@ def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool =
     def split_meaning(hi, lo, i, shared):
         a = [_rows(part, k_steps) for part in (hi, lo)]
         check_start(shared, 4 * int(i[0]))
-        items = shared[int(i[0]) * 4 :]
+        start = int(i[0]) * 4
+        items, places = shared[start:], start + np.arange(64 * n * k_steps)
         if apart:
-            strips = items[: 64 * n * k_steps].reshape(n // 8, 2, -1)[:, : 1 + exact]
+            read(shared, places.reshape(n // 8, 2, -1)[:, : 1 + exact])
+            strips = items[: places.size].reshape(n // 8, 2, -1)[:, : 1 + exact]
             b = [
                 np.hstack([_terms(strip, 8, k_steps) for strip in part])
                 for part in strips.swapaxes(0, 1)
             ]
         else:
             items = items[: (1 + exact) * 32 * n * k_steps]
+            read(shared, places[: items.size])
             b = [_terms(part, n, k_steps) for part in np.split(items, 1 + exact)]
         product = a[0] @ b[0]
         if exact:
@@ -46,11 +47,10 @@ def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool =
         return product[row, column]
 
     def multiply(acc, hi, lo, shared, *places):
-        note_unseen("wgmma")
         parts = (a.reshape(units, -1) for a in (acc, hi, lo))
         for own, hi_, lo_, i in zip(*parts, places, strict=True):
             factors, bytes_ = (hi_.copy(), lo_.copy(), int(i)), (flat_bytes(shared),)
-            own += together(split_meaning, *factors, shared=bytes_, of=WARPGROUP)
+            own += multiplied(split_meaning, *factors, shared=bytes_)
 
     return multiply
 

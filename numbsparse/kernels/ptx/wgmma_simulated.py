@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.device.accesses import note_unseen
+from numbsparse.device.accesses import multiplying, note_factor, note_unseen, watching
+from numbsparse.device.clocks import WGMMA
+from numbsparse.device.threads import current
 from numbsparse.kernels.ptx.meaning import float32_of_bfloats, float32_of_halves, float32_of_tf32
 from numbsparse.kernels.ptx.simulated import flat_bytes
 from numbsparse.kernels.ptx.tiles import Operand, swizzled
-from numbsparse.kernels.ptx.warp import WARPGROUP, together
+from numbsparse.kernels.ptx.warp import WARP, WARPGROUP, together
 
 _KINDS = {"f16": float32_of_halves, "bf16": float32_of_bfloats, "tf32": float32_of_tf32}
 
@@ -46,13 +48,12 @@ def wgmma(
         return result.reshape(128, -1)
 
     def multiply(acc, xs, i, ws, j, mask=1):
-        note_unseen("wgmma")
         acc = np.array(acc, np.float32)
         if acc.size != max(columns, 1) * m_tiles * n // 2:
             raise TypeError(f"this wgmma takes another number of accumulators than {acc.size}")
         i, j = int(i) * xs.itemsize, int(j) * ws.itemsize
         shared = flat_bytes(xs), flat_bytes(ws)
-        return tuple(together(wgmma_meaning, acc, i, j, int(mask), shared=shared, of=WARPGROUP))
+        return tuple(multiplied(wgmma_meaning, acc, i, j, int(mask), shared=shared))
 
     return multiply
 
@@ -65,6 +66,26 @@ def accumulators(n: int) -> tuple[np.ndarray, np.ndarray]:
     """
     t, i = np.arange(128)[:, None], np.arange(n // 2)
     return t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8, t % 4 * 2 + i % 2 + i // 4 * 8
+
+
+def multiplied(meaning, *operands, shared):
+    """A warpgroup runs products, which note by `read` what they read of shared memory."""
+    note_unseen(WGMMA)
+    thread = current()
+    # Each warp for itself begins, reads all of it, and hears of the end of its own reads alone.
+    with multiplying(thread.block, thread.thread_id // WARP):
+        return together(meaning, *operands, shared=shared, of=WARPGROUP)
+
+
+def read(shared, byte):
+    """The running products read these bytes, all of every 16."""
+    if watching():
+        thread = current()
+        pieces = np.unique((shared.ctypes.data + byte) // 16)
+        runs = np.split(pieces, np.flatnonzero(np.diff(pieces) > 1) + 1)
+        first = thread.thread_id // WARPGROUP * WARPGROUP // WARP
+        for warp in range(first, first + WARPGROUP // WARP):
+            note_factor([(16 * int(run[0]), 16 * len(run)) for run in runs], thread.block, warp)
 
 
 def zeros(count: int) -> Any:
@@ -106,4 +127,5 @@ def _matrix(kind, shared, start, operand, rows, depth):
     byte = swizzled(first + start + operand.place(row, k, item), operand.width) - first
     if byte.min(initial=0) < 0:
         raise IndexError("a factor begins before its shared array, by its swaps")
+    read(shared, byte)
     return _KINDS[kind](shared.view(f"u{item}")[byte // item].view(np.uint32))

@@ -1,0 +1,98 @@
+"""Barriers in shared memory that count arrivals and bytes, in the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from numbsparse.device.accesses import note, noted
+from numbsparse.device.clocks import MBARRIER, Moment, Post
+from numbsparse.device.simulator import counterpart
+from numbsparse.device.threads import Worker, current
+from numbsparse.kernels.ptx.simulated import flat_bytes
+
+
+class Barrier:
+    """A phase ends when all arrivals came and all bytes that were told of; then the next begins."""
+
+    def __init__(self, count: int) -> None:
+        self.count = self.pending = count
+        self.missing_bytes = self.phase = 0
+        self.waiting: list[Worker] = []
+        self.post = Post()
+        self.words = [self.post.word]  # at the end of each phase
+
+    def arrive(self, nbytes: int) -> None:
+        if (thread := noted()) is not None:
+            self.post.leave(thread)
+        self._change(1, nbytes)
+
+    def bring(self, nbytes: int, copy: Moment | None) -> None:
+        """A copy is over when the phase is that it belongs to."""
+        if copy is not None:
+            copy.end = self.post.line, self.post.time + 1
+        self._change(0, -nbytes)
+
+    def _change(self, arrivals: int, nbytes: int) -> None:
+        self.pending -= arrivals
+        self.missing_bytes += nbytes
+        if self.pending < 0:
+            raise RuntimeError(f"more than {self.count} arrivals at an mbarrier in one phase")
+        if self.pending == self.missing_bytes == 0:
+            self.pending, self.phase = self.count, self.phase ^ 1
+            if noted() is not None:
+                self.post.close()
+                self.words.append(self.post.word)
+            current().wake(self.waiting)
+
+    def wait(self, parity: int, missing: Callable[[], str]) -> None:
+        awaited, thread = self.post.time + (self.phase == parity), current()
+        while self.phase == parity:
+            self.waiting.append(thread)
+            thread.wait(missing)
+        if (noting := noted()) is not None:
+            self.post.read(noting, self.words[awaited])
+
+
+def mbarrier_init(bars, i, count):
+    barriers, place = _place(bars, i, current().block)
+    note("shared", True, place, 8, unit=MBARRIER)
+    barriers[place] = Barrier(int(count))
+
+
+def mbarrier_expect(bars, i, nbytes):
+    barrier_of(bars, i).arrive(int(nbytes))
+
+
+def mbarrier_arrive(bars, i):
+    barrier_of(bars, i).arrive(0)
+
+
+def mbarrier_wait(bars, i, parity):
+    barrier = barrier_of(bars, i)
+    barrier.wait(
+        parity,
+        lambda: (
+            f"{barrier.pending} arrivals and {barrier.missing_bytes} bytes at mbarrier {int(i)}"
+        ),
+    )
+
+
+def barrier_of(bars, i, rank=None, copy=None):
+    """This block's, or that of a block of the cluster, for the running thread or for a copy."""
+    block = current().block if rank is None else current().block.cluster[rank]
+    barriers, place = _place(bars, i, block)
+    if place not in barriers:
+        raise RuntimeError(f"mbarrier {int(i)} was not initialized")
+    # Barriers change as one; a read of them stands for what must come after `mbarrier_init`.
+    note("shared", False, place, 8, copy, block.place, MBARRIER)
+    return barriers[place]
+
+
+def _place(bars, i, block):
+    if bars.dtype != np.uint64:
+        raise TypeError(f"an mbarrier lies in an array of uint64, got {bars.dtype}")
+    barriers: dict[int, Barrier] = block.own.setdefault(Barrier, {})
+    there = counterpart(np.asarray(bars), current().block, block)
+    return barriers, flat_bytes(there)[8 * int(i) :].ctypes.data
