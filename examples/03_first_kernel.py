@@ -69,4 +69,7 @@ launch(forward_kernel, grid, (8, 4), ns.to_device(inputs), ns.to_device(w.values
 error = abs(outputs.numpy() - inputs @ w.toarray()).max()
 print(f"\ny = x @ w by {grid[0] * grid[1]} blocks of 8 x 4 threads: largest error {error:.1e}")
 assert (y.numpy() == 2 * x.numpy()).all()
-assert error < 1e-5  # NaN is not
+assert error < 1e-5, (  # NaN is not
+    f"forward_kernel: y differs from x @ w by {error}. NaN stood in y before the launch: look for "
+    "what reads y, and for values of it that nobody writes"
+)

@@ -79,4 +79,8 @@ rng = np.random.default_rng(0)
 a, b = rng.integers(-8, 8, (16, 16)), rng.integers(-8, 8, (16, 8))
 d = np.full((16, 8), np.nan, np.float32)
 d[np.divmod(d_held.astype(int), 16)] = step(a, b)[2]
-assert (d == a @ b).all()
+assert (d == a @ b).all(), (
+    f"step_kernel: {(d != a @ b).sum()} of 128 values of d are not those of a @ b. Of column g of b"
+    " lane 4 g + q has to hold rows 2 q and 2 q + 1 in b0, rows 2 q + 8 and 2 q + 9 in b1: look "
+    "where it stands in the picture of b"
+)

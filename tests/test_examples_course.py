@@ -11,6 +11,8 @@ import sys
 import pytest
 from examples_helpers import EXAMPLES
 
+from numbsparse import device
+
 COURSE = sorted(EXAMPLES.glob("[0-9]*.py"))
 LINES, SECONDS = 100, 30
 # What each prints, among other things: its point, seen without a GPU.
@@ -68,3 +70,24 @@ def test_runs(path, tmp_path):
     assert max(map(len, run.stdout.splitlines())) <= 160
     assert os.times().children_user - began < 2 * SECONDS  # of two cores
     assert not any(tmp_path.iterdir())
+
+
+EXERCISES = {  # what the reader changes, and what is said then
+    "03_first_kernel": (
+        "acc = float32(0)",
+        "acc = y[n, k]",
+        "y differs from x @ w by nan.*reads y",
+    ),
+    "06_tensor_core": ("ldmatrix_x4_trans(ws", "ldmatrix_x4(ws", "of 128 values of d .*lane 4 g"),
+}
+
+
+@pytest.mark.skipif(not device.SIMULATED, reason="kernels of a text without a file")
+@pytest.mark.parametrize("stem", EXERCISES)
+def test_an_exercise_says_what_is_wrong_and_where_to_look(stem, monkeypatch, capsys):
+    old, new, says = EXERCISES[stem]
+    text = (EXAMPLES / f"{stem}.py").read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    monkeypatch.syspath_prepend(EXAMPLES)
+    with pytest.raises(AssertionError, match=says):
+        exec(compile(text.replace(old, new), stem, "exec"), {"__name__": "exercise"})

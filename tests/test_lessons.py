@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,7 @@ from numbsparse import bench, device
 from numbsparse.bench import ladder, lessons
 from numbsparse.bench.gpu.profile import SECTIONS, count_small
 from numbsparse.bench.reads import reads
-from numbsparse.bench.rungs import gain_of, profiled, rows_of
+from numbsparse.bench.rungs import gain_of, on_gpu, profiled, rows_of, seconds_of
 from numbsparse.bench.walks import EXAMPLE, picture
 from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul import LADDER
@@ -111,6 +114,7 @@ def test_the_drawn_swizzle_is_that_of_the_tensor_core_rung():
 @simulator
 def test_the_tools_work(capsys):
     (tools,) = re.findall(r"^```python\n(.*?)^```", read_lessons(), re.MULTILINE | re.DOTALL)
+    assert tools.index("NUMBA_ENABLE_CUDASIM") < tools.index("numba import")
     exec(compile(tools, "README.md", "exec"), {"__name__": "tools"})
     counted = rows_by_rung("counted")["k3_registers"]["readings"]
     requests = f"{counted['global read requests']:,}"
@@ -155,6 +159,34 @@ def test_the_counts_are_the_profilers(name):
     assert counted[sectors] == pytest.approx(read[sectors], rel=0.1)
 
 
+def test_the_microseconds_of_small_batches_are_those_of_the_results():
+    name = "k8_small_batch"
+    rows = rows_of(name)
+    (limit,) = (row for row in on_gpu()["limits"]["rows"] if row["limit"] == "device memory, read")
+    nbytes = 0.1 * rows[0]["features"] ** 2 * 4
+    read = rows_by_rung("float32")[name]["readings"]["seconds"]
+    times = read, seconds_of(name, rows, "forward", "float32"), nbytes / limit["rate"]
+    shown = re.search(
+        r"run, of (\d+) microseconds.* product takes (\d+)\. .* are (\d+) MB, .* in (\d+)\.",
+        " ".join(read_lessons().split()),
+    )
+    expected = [1e6 * times[0], 1e6 * times[1], nbytes / 1e6, 1e6 * times[2]]
+    assert [int(number) for number in shown.groups()] == [round(number) for number in expected]
+
+
+@simulator
+def test_the_counts_of_the_text_are_those_of_the_tools():
+    """Those of the tensor-core rung: in float16 as committed, and for the operands of the tools."""
+    x = ns.to_device(np.ones((64, 64), np.float32))
+    w = ns.nn.init.uniform(ns.Layout(np.ones((2, 3))), 32, seed=0).to("cuda")
+    (counted,) = ns.testing.count(lambda: ns.matmul(x, w, kernel="k5_tensor_core"))
+    halves = rows_by_rung("counted")["k5_tensor_core"]["readings"]
+    text = " ".join(read_lessons().split())
+    assert f"{halves['shared read requests']} ldmatrix, " in text
+    assert f"{halves['shared read wavefronts']} wavefronts, 4 each" in text
+    assert f"it is {counted.shared_reads.requests} and {counted.shared_reads.units:,}." in text
+
+
 def test_every_rung_on_a_gpu_is_profiled():
     read = {kernel for cases in SECTIONS.values() for case in cases for kernel in case.rungs}
     assert read == lessons.BEFORE.keys() == {name for name in LADDER if name[:2] != "k0"}
@@ -167,10 +199,42 @@ def test_links_of_the_lessons_lead_somewhere():
     assert {path.name for path in SOLUTIONS} <= {Path(target).name for target in targets}
 
 
+@pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
+def test_solutions_with_kernels_choose_the_simulator_before_numba_loads(path):
+    text = path.read_text(encoding="utf-8")
+    before = text.partition("import numbsparse")[0].partition("from numba import")[0]
+    needs_a_device = "to_device" in text or "from numba import cuda" in text
+    assert not needs_a_device or re.search("import gpu_or_simulator|environ.*CUDASIM", before)
+
+
+def test_a_solution_runs_as_the_lessons_say():
+    """Where there is no GPU, and nothing was set."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment.pop("NUMBA_ENABLE_CUDASIM", None)
+    name = "weight_grad_reads.py"
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "solutions" / name)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "k4_pipelined    1.59   8.00 counted" in run.stdout, run.stderr
+
+
 @simulator
 @pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
 def test_solutions_run(path):
     runpy.run_path(str(path), run_name="__main__")
+
+
+def test_the_sum_in_float16_of_a_solution_is_one():
+    """Where the last sum alone was rounded, it would hold all ones; added one by one they stop."""
+    found = runpy.run_path(str(ROOT / "examples" / "solutions" / "k0_what_a_test_sees.py"))
+    w = ns.BlockSparse(np.ones((32, 128, 128), np.float32), np.ones((32, 1)))
+    y = np.full((1, 128), np.nan, np.float32)
+    found["adds_up_in_float16"](np.ones((1, 4096), np.float32), w.data, w.layout.index, y)
+    assert (y == 2048).all()
 
 
 def test_reads_of_hopper_are_those_of_its_plan():

@@ -4,6 +4,10 @@ Each thread still sums one output, and reads what it read before. But 32 rows of
 a warp touches 32 sectors for them, where 32 neighbouring weights were 4, and as many for y.
 """
 
+import os
+
+os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # what is counted here is counted in the simulator
+
 import numpy as np
 from numba import cuda, float32
 

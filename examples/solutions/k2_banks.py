@@ -6,7 +6,10 @@ The pad costs something too: a warp writes two rows at once, which in rows of 16
 and in rows of 17 have one bank in common. So each write takes two wavefronts, and each read one.
 """
 
+import os
 from functools import partial
+
+os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # what is counted here is counted in the simulator
 
 import numpy as np
 from numba import cuda, float32

@@ -5,7 +5,10 @@ second of them lies in the same banks, in lines of 128 bytes all do. With the bi
 to the place, without carry, the eight lie in eight different places of 128 bytes.
 """
 
+import os
 from functools import partial
+
+os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # what is counted here is counted in the simulator
 
 import numpy as np
 from numba import cuda, uint16

@@ -7,7 +7,10 @@
 (global, then shared). What is counted beyond that are the index arrays.
 """
 
+import os
 from functools import partial
+
+os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # what is counted here is counted in the simulator
 
 import numpy as np
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
+
 from numbsparse.bench.gpu.profile import WAITS
 from numbsparse.bench.markdown import table
-from numbsparse.bench.reads import reads_at
+from numbsparse.bench.reads import reads, reads_at
 from numbsparse.bench.rungs import (
     Row,
     lines_of,
@@ -74,7 +76,10 @@ def figures(name: str) -> str:
     cells.append(["values read per output, global / shared", *(_formula(of, rows) for of in names)])
     counts = [_counted(of) for of in names]
     if all(counts):
-        cells.append(["the same counted, at the small shape", *counts])
+        cells.append(
+            ["the same at the small shape of the counts", *map(_formula_of_counted, names)]
+        )
+        cells.append(["counted there, index arrays too", *counts])
     for product in PRODUCTS:
         speeds = [_speeds(of, rows, product) for of in names]
         if before:
@@ -84,7 +89,7 @@ def figures(name: str) -> str:
     if not readings:
         return text
     heads = ["the profiler, forward", *(f"{row['rung']}, {row['dtype']}" for row in readings)]
-    return f"{text}\n{table(heads, _profile(readings))}\n"
+    return f"{text}\n{table(heads, _profile(readings, rows))}\n"
 
 
 def counts() -> str:
@@ -139,12 +144,25 @@ def _formula(name: str, rows: list[Row]) -> str:
 
 def _counted(name: str) -> str:
     """Bytes read per output, in values; of rungs that read no memory unseen."""
-    for row in profiled()["counted"]["rows"]:
-        if row["rung"] == name:
-            values = row["batch"] * row["out_features"] * (4 if row["dtype"] == "float32" else 2)
-            memories = ("global read bytes", "shared read bytes")
-            return " / ".join(f"{row['readings'][key] / values:.1f}" for key in memories)
-    return ""
+    row = _row_of_counts(name)
+    if row is None:
+        return ""
+    values = row["batch"] * row["out_features"] * (4 if row["dtype"] == "float32" else 2)
+    memories = ("global read bytes", "shared read bytes")
+    return " / ".join(f"{row['readings'][key] / values:.1f}" for key in memories)
+
+
+def _formula_of_counted(name: str) -> str:
+    row = _row_of_counts(name)
+    assert row is not None
+    size = row["block_size"]
+    layout = Layout(np.ones((row["in_features"] // size, row["out_features"] // size)))
+    found = reads(name, layout, size, row["batch"], row["dtype"])
+    return " / ".join(f"{count:.1f}" for count in found or ())
+
+
+def _row_of_counts(name: str) -> Row | None:
+    return next((row for row in profiled()["counted"]["rows"] if row["rung"] == name), None)
 
 
 def _speeds(name: str, rows: list[Row], product: str) -> str:
@@ -171,14 +189,22 @@ def _reading(name: str, rows: list[Row]) -> Row | None:
     return None
 
 
-def _profile(rows: list[Row]) -> list[list[str]]:
-    cells = [["values per output that came from L2", *map(_from_l2, rows)]]
+def _profile(rows: list[Row], timed: list[Row]) -> list[list[str]]:
+    """What was read of each rung; `timed` are the rows of the benchmark at the same shape."""
+    cells = [["microseconds of this run / as timed", *(_microseconds(row, timed) for row in rows)]]
+    cells += [["values per output that came from L2", *map(_from_l2, rows)]]
     cells.append(["instructions of a thread per product", *map(_instructions, rows)])
     for key, label in OF_PEAK.items():
         cells.append([label, *(_share(row["readings"][key], key) for row in rows)])
     cells.append(["registers of a thread", *(f"{row['readings']['registers']}" for row in rows)])
     cells.append(["for each warp that goes on, how many wait for what", *map(_waits, rows)])
     return cells
+
+
+def _microseconds(row: Row, timed: list[Row]) -> str:
+    benchmarks = seconds_of(row["rung"], timed, "forward", row["dtype"])
+    both = row["readings"]["seconds"], benchmarks or 0
+    return " / ".join(f"{1e6 * seconds:,.0f}" for seconds in both)
 
 
 def _from_l2(row: Row) -> str:

@@ -1,4 +1,4 @@
-"""The ladder: the three block-sparse products, one technique per file, in reading order.
+"""The ladder: the three block-sparse products, rung by rung, in reading order.
 
 Every rung is a module with the same four names:
 
@@ -11,11 +11,13 @@ Every rung is a module with the same four names:
 (n_blocks, B, B); `index` is the Index of the layout, where the operands are. The last operand is
 written whole. Inputs may have any strides; `dvalues` is C-contiguous, `y` and `dx` are, or their
 transposes are (feature-major activations). Features may end inside the last block: what `values`
-holds beyond the edge is not read, and `dvalues` is zero there. A kernel sees bfloat16 as uint16;
-`numbsparse.kernels.floats` converts.
+holds beyond the edge is not read, and `dvalues` is zero there, or NaN beside infinity and NaN. A
+kernel sees bfloat16 as uint16; `numbsparse.kernels.floats` converts.
 
 `precision` matters for float32 alone: "highest" is as accurate as a float32 product, "high" allows
 factors rounded to tf32 (10 bits of mantissa); a rung may always compute more accurately than asked.
+A rung whose float32 products are less than exact says by how much: PRODUCT_ERROR, the most that one
+is off by at "highest", in units of 2^-23 of it.
 
 Which tile is fastest differs from card to card. A rung with several worth trying also has
 
@@ -47,7 +49,12 @@ RUNGS = {
     "k7_small_blocks": "cuda",
     "k8_small_batch": "cuda",
 }
-"""The place of each rung; each is faster than the one before in the same place."""
+"""The place of each rung, in reading order.
+
+With blocks of 32 and more and large batches that is nearly the order of their speed, though a step
+may gain nothing (k4_pipelined beside k3_registers). k7_small_blocks is for blocks under 32,
+k8_small_batch for batches up to 64; at such batches earlier rungs stand in no order.
+"""
 
 LADDER: dict[str, ModuleType]
 """The rungs by name, in reading order."""

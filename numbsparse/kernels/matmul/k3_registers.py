@@ -111,8 +111,8 @@ def line_kernel(B: int, tile: Tile, fetch_of_w: Any) -> Any:
     TY, TX = BM // TM, BN // TN
     DEPTH = min(B, BK)  # rows of a block in a step
     BLOCKS = BK // DEPTH  # blocks in a step
-    # A line is a quad longer than the tile: neighbours that write to neighbouring lines then meet
-    # different banks.
+    # A line is a quad longer than the tile: the quads that eight neighbours write to eight lines,
+    # each in one store, then fill all banks once.
     X_SHAPE, W_SHAPE = (BK, BM // QUAD + 1, QUAD), (BK, BN // QUAD + 1, QUAD)
     fetch_x = fetch_turned(DEPTH, BM, TY * TX)
     fetch_w = fetch_of_w(DEPTH, BN, TY * TX)
