@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse
 
 from numbsparse.device import DeviceArray, as_device_array, is_device_operand, to_device
-from numbsparse.dtypes import as_array, as_dtype, from_file
-from numbsparse.files import read_npz, write_npz
+from numbsparse.dtypes import as_array, as_dtype
 from numbsparse.layout import Layout, as_layout
+from numbsparse.npz import open_npz, write_npz
+from numbsparse.patterns.checks import integer
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -66,11 +68,8 @@ class BlockSparse:
 
     def __init__(self, data: Any, layout: Any, *, shape: tuple[int, int] | None = None):
         layout = as_layout(layout)
-        data = as_device_array(data, "data") if is_device_operand(data) else as_array(data)
-        if str(data.dtype) not in DTYPES:
-            raise TypeError(f"data takes {', '.join(DTYPES)}, got {data.dtype}")
-        if data.ndim != 3 or data.shape[1] != data.shape[2] or data.shape[1] == 0:
-            raise ValueError(f"data takes the shape (n_blocks, B, B), got {data.shape}")
+        data = as_device_array(data, "data") if is_device_operand(data) else as_array(data, "data")
+        _check_data(data)
         if data.shape[0] != layout.n_blocks:
             raise ValueError(
                 f"data has {data.shape[0]} blocks, but layout keeps {layout.n_blocks} blocks"
@@ -141,6 +140,9 @@ class BlockSparse:
         view.is_transposed = not self.is_transposed
         return view
 
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        raise TypeError("a BlockSparse is not made dense silently: call .toarray()")
+
     def with_values(self, values: Any) -> BlockSparse:
         """The same matrix with other values, given as `w.values` stores them; not checked."""
         other = BlockSparse.__new__(BlockSparse)
@@ -149,6 +151,22 @@ class BlockSparse:
         other.shape = self.shape
         other.is_transposed = self.is_transposed
         return other
+
+    def stored_as(self, like: BlockSparse, argument: str) -> BlockSparse:
+        """This matrix with its values in the order of those of `like`.
+
+        Raises ValueError, which calls this matrix by `argument`, where their shapes, block sizes or
+        layouts differ.
+        """
+        for name in ("shape", "block_size", "layout"):
+            wanted, got = getattr(like, name), getattr(self, name)
+            if wanted != got:
+                raise ValueError(f"{argument} takes the {name} {wanted}, got {got}, another")
+        if self.is_transposed == like.is_transposed:
+            return self
+        if like.is_transposed:
+            return BlockSparse(self.T.data, like.stored_layout, shape=like.shape[::-1]).T
+        return BlockSparse(self.data, like.layout, shape=like.shape)
 
     def to(self, place: str) -> BlockSparse:
         """This matrix in the memory of "cpu" or "cuda"; itself if it is there already.
@@ -193,7 +211,8 @@ class BlockSparse:
         >>> ns.BlockSparse.from_dense(np.eye(8), [[1, 0], [0, 1]], block_size=4)
         BlockSparse(8 x 8, float64, 2 blocks of 4 x 4, density 0.5)
         """
-        array, layout = np.asarray(array), as_layout(layout)
+        array, layout = as_array(array, "array"), as_layout(layout)
+        block_size = integer("block_size", block_size)
         if array.ndim != 2:
             raise ValueError(f"array takes two axes, got {array.ndim}")
         full = (layout.shape[0] * block_size, layout.shape[1] * block_size)
@@ -283,10 +302,10 @@ class BlockSparse:
     def load(cls, path: Any) -> BlockSparse:
         """Read a matrix that `save` wrote (or `scipy.sparse.save_npz`, in BSR format).
 
-        Raises ValueError if the file is none of theirs, or cut short.
+        Raises ValueError if the file is none of theirs, cut short or damaged.
         """
-        arrays = read_npz(path, "block-sparse matrix")
-        return cls.from_arrays({name: from_file(array) for name, array in arrays.items()})
+        with open_npz(path, "block-sparse matrix") as arrays:
+            return cls.from_arrays(arrays)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The NumPy arrays that say all of this matrix, by SciPy's names."""
@@ -299,20 +318,23 @@ class BlockSparse:
         }
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> BlockSparse:
-        """The matrix that `arrays()` says."""
+    def from_arrays(cls, arrays: Mapping[str, Any]) -> BlockSparse:
+        """The matrix that `arrays()` says; arrays in a file are read when they are known to fit."""
         missing = {"data", "indices", "indptr", "shape"} - set(arrays)
         if missing:
             raise ValueError(f"arrays are no block-sparse matrix: {sorted(missing)} missing")
-        data, shape = arrays["data"], arrays["shape"]
-        if data.ndim != 3 or shape.shape != (2,):
+        data, indices, kind = arrays["data"], arrays["indices"], arrays.get("format")
+        if kind is not None and (kind.ndim or np.asarray(kind).item() not in (b"bsr", "bsr")):
+            raise ValueError("format takes bsr: SciPy's tobsr(blocksize=(32, 32)) gives it")
+        _check_data(data)
+        if indices.shape != data.shape[:1]:
             raise ValueError(
-                f"data takes (n_blocks, B, B) and shape two numbers, got {data.shape} and {shape}"
+                f"indices takes the {data.shape[0]} blocks of data, got {indices.shape}"
             )
-        in_features, out_features = shape.tolist()
-        grid = (-(-in_features // data.shape[1]), -(-out_features // data.shape[1]))
-        layout = Layout.from_arrays(arrays["indptr"], arrays["indices"], grid)
-        return cls(data, layout, shape=(in_features, out_features))
+        features = _features(data, arrays["shape"])
+        grid = tuple(-(-n // data.shape[1]) for n in features)
+        layout = Layout.from_arrays(arrays["indptr"], indices, grid)
+        return cls(np.asarray(data), layout, shape=features)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.arrays(), self.place)
@@ -325,10 +347,30 @@ class BlockSparse:
         )
 
 
+def _check_data(data: Any) -> None:
+    if str(data.dtype) not in DTYPES:
+        raise TypeError(f"data takes {', '.join(DTYPES)}, got {data.dtype}")
+    if data.ndim != 3 or data.shape[1] != data.shape[2] or data.shape[1] == 0:
+        raise ValueError(f"data takes the shape (n_blocks, B, B), got {data.shape}")
+
+
+def _features(data: Any, shape: Any) -> tuple[int, int]:
+    """(in_features, out_features) from an array."""
+    if shape.shape != (2,) or shape.dtype.kind not in "iu":
+        raise ValueError(
+            f"data takes (n_blocks, B, B) and shape two numbers, got {data.shape} "
+            f"and {shape.dtype} {shape.shape}"
+        )
+    in_features, out_features = np.asarray(shape).tolist()
+    return in_features, out_features
+
+
 def _check_shape(
     argument: str, shape: tuple[int, ...], full: tuple[int, int], block_size: int
 ) -> None:
     """Refuse a shape that does not end within the last block row and the last block column."""
+    for i, n in enumerate(shape):
+        integer(f"{argument}[{i}]", n)
     if len(shape) != 2 or any(
         not whole - block_size < n <= whole for n, whole in zip(shape, full, strict=True)
     ):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from numbsparse.files import write_bytes
 from numbsparse.patterns import as_pattern
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Drawing:
         except ImportError:
             return None
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Write the figure whole or not at all; the path ends in its format: png, pdf or svg.
 
         Raises
@@ -106,13 +107,7 @@ class Drawing:
         file_format = path.suffix[1:].lower()
         if file_format not in FORMATS:
             raise ValueError(f"path takes a name that ends in .png, .pdf or .svg, got {path.name}")
-        content = self._render(file_format)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            temporary.write_bytes(content)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_bytes(path, self._render(file_format))
 
     def figure(self) -> Figure:
         """The pattern as a matplotlib figure; its margins show the blocks of each row and column.

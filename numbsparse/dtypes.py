@@ -30,13 +30,30 @@ def bfloat16() -> np.dtype:
     return np.dtype(bfloat16)
 
 
-def as_array(x: Any) -> np.ndarray:
-    """`numpy.asarray(x)`, of a bfloat16 tensor of torch on the CPU too, sharing its memory."""
+def as_array(x: Any, argument: str = "x") -> np.ndarray:
+    """`numpy.asarray(x)`, of a bfloat16 tensor of torch on the CPU too, sharing its memory.
+
+    Raises TypeError for a masked array, whose mask would be lost.
+    """
+    refuse_masked(x, argument)
     if str(getattr(x, "dtype", "")) != "torch.bfloat16":
         return np.asarray(x)
     import torch
 
     return x.view(torch.int16).numpy().view(bfloat16())
+
+
+def refuse_masked(x: Any, argument: str) -> None:
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            f"{argument} takes no masked array, whose mask would be lost: fill it, .filled(0.0)"
+        )
+
+
+def type_name(x: Any) -> str:
+    """What users call the type of x: "int", "numpy.ndarray", "torch.Tensor"."""
+    library, name = type(x).__module__.partition(".")[0], type(x).__qualname__
+    return name if library == "builtins" else f"{library}.{name}"
 
 
 def is_bfloat16(dtype: np.dtype) -> bool:

@@ -4,46 +4,44 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
+from stat import S_IMODE, S_ISREG
 from typing import Any, BinaryIO
-from zipfile import BadZipFile
 
-import numpy as np
-
-# What NumPy and zipfile raise, and an array from `numpy.load` that is no file of arrays.
-_DAMAGED = (BadZipFile, EOFError, ValueError, AttributeError, TypeError, NotImplementedError)
-
-
-def write_npz(path: Any, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays to an `.npz` file; a failure or a kill leaves what stood there before.
-
-    The name is taken as it is given: no ending is added.
-    """
-    _write_whole(Path(path), lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
-
-
-def read_npz(path: Any, what: str) -> dict[str, np.ndarray]:
-    """The arrays of an `.npz` file; ValueError where it is none, or cut short: "no " + `what`."""
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as npz:
-            return dict(npz)
-    except _DAMAGED as error:
-        raise ValueError(f"{path} is no {what}: {error}") from error
+# A name that is taken, by a symbolic link too, is refused.
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
 def write_bytes(path: Any, data: bytes) -> None:
-    """Write a file; a failure or a kill leaves what stood there before."""
-    _write_whole(Path(path), lambda file: file.write(data))
+    """`write_whole` of what is at hand."""
+    write_whole(path, lambda file: file.write(data))
 
 
-def _write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+def write_whole(path: Any, write: Callable[[BinaryIO], Any]) -> None:
+    """Have `write` fill a file; a failure or a kill leaves what stood there before.
+
+    A file that stood there keeps its permissions, a new one has those of the umask. Raises OSError,
+    which names the file, where it cannot be written.
+    """
+    path = Path(path)
+    # A name of its own, for threads and processes that write one path at the same time.
+    temporary, mode = path.with_name(f".{path.name}.{token_hex(8)}"), _mode(path)
     try:
-        with open(temporary, "wb") as file:
+        # Until it is written, no one sees more of it than of what stood there.
+        descriptor = os.open(temporary, _NEW, 0o666 if mode is None else mode)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    try:
+        with open(descriptor, "wb") as file:
+            if mode is not None:
+                with suppress(OSError, AttributeError):  # file systems and Windows without modes
+                    os.fchmod(descriptor, mode)
             write(file)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(descriptor)
         os.replace(temporary, path)
     except Exception as error:
         # Of a full disk zipfile says that its file is open still, and nobody names the file.
@@ -55,12 +53,27 @@ def _write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def _mode(path: Path) -> int | None:
+    """The permissions of a file; None where there is none."""
+    with suppress(OSError):
+        stat = path.lstat()
+        if S_ISREG(stat.st_mode):
+            return S_IMODE(stat.st_mode) & 0o777
+    return None
+
+
 def cache_folder() -> Path:
-    """Where what can be made again is kept: NUMBSPARSE_CACHE_DIR, else the user's cache folder."""
+    """Where what can be made again is kept: NUMBSPARSE_CACHE_DIR, else the user's cache folder.
+
+    Raises OSError where the user has none.
+    """
     if own := os.environ.get("NUMBSPARSE_CACHE_DIR"):
         return Path(own)
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        if sys.platform == "win32":
+            base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+        else:
+            base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise FileNotFoundError(str(error)) from error
     return Path(base) / "numbsparse"

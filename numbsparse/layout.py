@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numbsparse.patterns import as_pattern
+from numbsparse.patterns.checks import integer
+
+MOST = 2**31 - 1  # lines, or blocks, that int32 counts
 
 
 class Walk(NamedTuple):
@@ -77,21 +80,31 @@ class Layout:
     def from_arrays(cls, indptr: Any, indices: Any, shape: tuple[int, int]) -> Layout:
         """A layout from SciPy's BSR index arrays; `indices` must rise within each block row.
 
+        Raises TypeError where they are no integers, ValueError where they say no layout; a side has
+        up to 2^31 - 1 blocks.
+
         >>> import numbsparse as ns
         >>> ns.Layout.from_arrays([0, 2, 3], [0, 2, 1], (2, 3)).pattern.astype(int)
         array([[1, 0, 1],
                [0, 1, 0]])
         """
-        indptr, indices = np.asarray(indptr), np.asarray(indices)
-        in_blocks, out_blocks = shape
-        if indptr.shape != (in_blocks + 1,) or indptr[0] != 0 or (np.diff(indptr) < 0).any():
+        in_blocks, out_blocks = _grid(shape)
+        if np.shape(indptr) != (in_blocks + 1,):
+            raise ValueError(
+                f"indptr takes the shape ({in_blocks + 1},) for {in_blocks} block rows, "
+                f"got {np.shape(indptr)}"
+            )
+        indptr = _integers("indptr", indptr)
+        if indptr[0] != 0 or (np.diff(indptr) < 0).any():
             raise ValueError(
                 f"indptr takes {in_blocks + 1} rising numbers from 0 on, got {_short(indptr)}"
             )
-        if indices.shape != (indptr[-1],):
+        if np.shape(indices) != (indptr[-1],):
             raise ValueError(
-                f"indices takes {indptr[-1]} numbers (the last of indptr), got {indices.size}"
+                f"indices takes the shape ({indptr[-1]},) (the last of indptr), "
+                f"got {np.shape(indices)}"
             )
+        indices = _integers("indices", indices)
         if indices.size and not (indices.min() >= 0 and indices.max() < out_blocks):
             raise ValueError(
                 f"indices takes block columns from 0 to {out_blocks - 1}, "
@@ -107,22 +120,22 @@ class Layout:
     def _set(
         self, shape: tuple[int, ...], block_rows: np.ndarray, block_columns: np.ndarray
     ) -> None:
-        in_blocks, out_blocks = (int(n) for n in shape)
-        if block_rows.size > np.iinfo(np.int32).max:
+        self.shape = _grid(shape)
+        if block_rows.size > MOST:
             raise ValueError(
                 f"pattern keeps {block_rows.size} blocks; a layout takes up to 2^31 - 1"
             )
-        self.shape = (in_blocks, out_blocks)
-        self.index = Index(
-            rows=_walk(block_rows, block_columns, in_blocks),
-            columns=_walk(block_columns, block_rows, out_blocks),
-            block_rows=_int32(block_rows),
-            block_columns=_int32(block_columns),
-        )
+        self._rows = _walk(block_rows, block_columns, self.shape[0])
+        self._block_rows = _int32(block_rows)
+
+    @cached_property
+    def index(self) -> Index:
+        columns = _walk(self._rows.indices, self._block_rows, self.shape[1])
+        return Index(self._rows, columns, self._block_rows, self._rows.indices)
 
     @property
     def n_blocks(self) -> int:
-        return self.index.block_rows.size
+        return self._block_rows.size
 
     @property
     def density(self) -> float:
@@ -130,17 +143,17 @@ class Layout:
 
     @property
     def indptr(self) -> np.ndarray:
-        return self.index.rows.indptr
+        return self._rows.indptr
 
     @property
     def indices(self) -> np.ndarray:
-        return self.index.rows.indices
+        return self._rows.indices
 
     @property
     def pattern(self) -> np.ndarray:
         """The pattern as a new bool array, (in_blocks, out_blocks)."""
         pattern = np.zeros(self.shape, dtype=bool)
-        pattern[self.index.block_rows, self.index.block_columns] = True
+        pattern[self._block_rows, self.indices] = True
         return pattern
 
     @cached_property
@@ -180,6 +193,21 @@ class Layout:
 def as_layout(layout: Any, argument: str = "layout") -> Layout:
     """A Layout as it is; a pattern made one."""
     return layout if isinstance(layout, Layout) else Layout(as_pattern(layout, argument))
+
+
+def _grid(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(in_blocks, out_blocks), that int32 can count."""
+    if len(shape) != 2:
+        raise ValueError(f"shape takes (in_blocks, out_blocks), got {shape}")
+    in_blocks, out_blocks = (integer("shape", n, most=MOST) for n in shape)
+    return in_blocks, out_blocks
+
+
+def _integers(argument: str, numbers: Any) -> np.ndarray:
+    array = np.asarray(numbers)
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"{argument} takes integers, got {array.dtype}")
+    return array.astype(np.int64, copy=False)
 
 
 def _walk(lines: np.ndarray, others: np.ndarray, n_lines: int) -> Walk:

@@ -160,7 +160,7 @@ def no_library(name):
 @pytest.mark.parametrize(
     ("card", "load", "says"),
     [
-        (no_driver, None, "install the NVIDIA driver"),
+        (no_driver, None, r"install NVIDIA's driver, .*\[cu13\].*\[cu12\].* CUDA 12\)"),
         (OldCard, None, "Old Card is too old: .* 7.0 and up"),
         (Card, no_library, r"nvvm was not found: pip install 'numbsparse\[cu13\]'"),
         (Card, lambda name: None, None),
@@ -175,7 +175,9 @@ def test_what_is_missing_is_named(monkeypatch, card, load, says):
     monkeypatch.setattr(core, "Device", card)
     monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", load)
     reason = runtime.why_unavailable.__wrapped__()
-    assert (reason is None) if says is None else re.search(says, reason)
+    assert (
+        (reason is None) if says is None else re.search(f"{says}.*NUMBA_ENABLE_CUDASIM=1", reason)
+    )
 
 
 @pytest.mark.skipif(device.SIMULATED, reason="simulated memory is the host's")

@@ -8,13 +8,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from numba import cuda, njit, types
+from numba import cuda, types
 
 import numbsparse as ns
 from numbsparse import device, files
-from numbsparse.device import fingerprint, kernel_cache
+from numbsparse.device import compiler, fingerprint, kept, kernel_cache
 from numbsparse.device.fingerprint import Unknown, _described
-from numbsparse.kernels import cores
 
 on_a_gpu = pytest.mark.skipif(
     device.SIMULATED or not device.is_available(), reason="nothing is compiled without a GPU"
@@ -140,7 +139,7 @@ def test_the_oldest_files_go_first(tmp_path):
         file.write_bytes(bytes(100))
         os.utime(file, (i, i))
     (tmp_path / "other.txt").write_bytes(bytes(1000))
-    kernel_cache.trim(tmp_path, 250)
+    kept.trim(tmp_path, 250)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["3.cubin", "4.cubin", "other.txt"]
 
 
@@ -179,6 +178,29 @@ def folder(monkeypatch, tmp_path):
     return tmp_path / "kernels"
 
 
+def test_machine_code_is_loaded_from_a_folder_of_ones_own_alone(folder, monkeypatch):
+    """What is loaded runs on the GPU: here it only says what it is."""
+
+    class Code(str):
+        def get_kernel(self, name):
+            return f"{name} of {self}"
+
+    built = compiler.Built("built", "kernel", b"code")
+    monkeypatch.setattr(compiler, "build", lambda kernel, signature: built)
+    monkeypatch.setattr(kernel_cache, "_file_of", lambda kernel, signature: "letters.cubin")
+    code = SimpleNamespace(from_cubin=lambda data: Code(data.decode()))
+    monkeypatch.setitem(sys.modules, "cuda.core", SimpleNamespace(ObjectCode=code))
+    kernels = [kernel_cache.compiled(None, ()) for _ in range(2)]
+    assert kernels == ["built", "kernel of code"]
+    (folder / "letters.cubin").write_bytes(b"cut")
+    kernels = [kernel_cache.compiled(None, ()) for _ in range(2)]
+    assert kernels == ["built", "kernel of code"]
+    if hasattr(os, "geteuid"):
+        folder.chmod(0o777)
+        with pytest.warns(RuntimeWarning, match="compiled kernels are not kept"):
+            assert kernel_cache.compiled(None, ()) == "built"
+
+
 @on_a_gpu
 def test_a_kernel_is_compiled_once(folder, monkeypatch):
     assert run(make_kernel(1)) == [1, 1, 1]
@@ -208,14 +230,3 @@ def test_a_damaged_file_is_made_anew(folder, content):
 def test_a_folder_that_cannot_be_written_costs_nothing_but_time(folder):
     folder.write_text("a file, where a folder is expected")
     assert run(make_kernel(6)) == [6, 6, 6]
-
-
-@pytest.mark.parametrize("error", [RuntimeError("no locator available"), OSError("disk full")])
-def test_cpu_kernels_are_compiled_where_no_folder_takes_them(monkeypatch, error):
-    def refusing(signature, cache=False, **how):
-        if cache:
-            raise error
-        return njit(signature, **how)
-
-    monkeypatch.setattr(cores, "njit", refusing)
-    assert cores.compiled(types.int64(types.int64))(lambda n: n + 1)(41) == 42

@@ -94,6 +94,35 @@ def test_from_arrays_refuses(indptr, indices, names):
         Layout.from_arrays(indptr, indices, (2, 3))
 
 
+@pytest.mark.parametrize("shape", [(2, 2**31), (2**31, 2), (0, 3), (2, 0)], ids=str)
+def test_a_side_has_as_many_blocks_as_int32_counts(shape):
+    with pytest.raises(ValueError, match="shape takes an integer from 1 to 2147483647"):
+        Layout.from_arrays([0, 0, 0], [], shape)
+
+
+@pytest.mark.parametrize(
+    ("indptr", "indices", "error", "says"),
+    [
+        (np.array([0, 2, 1], np.uint32), [0], ValueError, "indptr takes 3 rising numbers"),
+        (np.array([0, 2**32 - 1, 1], np.uint32), [0], ValueError, "indptr takes 3 rising numbers"),
+        (np.array([0, 1, 2**64 - 1], np.uint64), [0], ValueError, "indptr takes 3 rising numbers"),
+        ([0, 0.5, 1], [0], TypeError, "indptr takes integers, got float64"),
+        ([0, 1, 1], [0.5], TypeError, "indices takes integers, got float64"),
+        ([0, 1, 1], [True], TypeError, "indices takes integers, got bool"),
+        ([0, 2, 2], np.array([1, 0], np.uint64), ValueError, "rising numbers within each"),
+        ([0, 1, 1], [[0]], ValueError, r"indices takes the shape \(1,\)"),
+    ],
+)
+def test_from_arrays_counts_in_integers(indptr, indices, error, says):
+    with pytest.raises(error, match=says):
+        Layout.from_arrays(indptr, indices, (2, 3))
+
+
+def test_empty_columns_take_no_memory_before_they_are_walked():
+    layout = Layout.from_arrays([0, 1, 2], [5, 2**31 - 2], (2, 2**31 - 1))
+    assert repr(layout) == "Layout(2 x 2147483647, 2 blocks, density 4.66e-10)"
+
+
 @pytest.mark.parametrize("bad", [[[np.nan, 1.0]], [[0.5, 1]], [1, 0], np.zeros((0, 3)), [[2]]])
 def test_refuses_what_is_no_pattern(bad):
     with pytest.raises(ValueError, match="pattern"):

@@ -289,11 +289,24 @@ def test_load_refuses_what_is_no_checkpoint(tmp_path, content):
 
 @pytest.mark.parametrize(
     "state",
-    [{"a": object()}, {"a/b": 1}, {"": 1}, {1: 2}, {"a": [1]}],
-    ids=["an object", "a slash", "no name", "a number", "a list"],
-)
+    [
+        {"a": object()}, {"a/b": 1}, {"": 1}, {1: 2}, {"a": [1]}, {"a\0": 1}, {"file": 1},
+        {"allow_pickle": 1}, {"a": np.zeros(1, [("b", object)])}, {"a": np.ma.zeros(2)},
+    ],
+    ids=["an object", "a slash", "no name", "a number", "a list", "a zero", "a name of savez's",
+         "another", "objects within", "a mask"],
+)  # fmt: skip
 def test_save_refuses(tmp_path, state):
     with pytest.raises(TypeError, match="state"):
+        ns.save(tmp_path / "file.npz", state)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("state", [nn.Linear(4, 4, block_size=4), "state.npz", None, [1]], ids=str)
+def test_save_says_what_it_takes(tmp_path, state):
+    got = type(state).__name__
+    says = rf"^state takes a dict, such as model\.state_dict\(\), got {got}$"
+    with pytest.raises(TypeError, match=says):
         ns.save(tmp_path / "file.npz", state)
     assert not list(tmp_path.iterdir())
 

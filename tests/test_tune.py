@@ -102,14 +102,25 @@ def test_refuses_a_tile_that_is_none(w, tile):
         ns.matmul(np.ones((2, 8), np.float32), w, kernel=f"k1_naive/{tile}")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"library": "other", "fastest": {}}', "3"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{", "[]", '{"library": "other", "fastest": {}}', "3", '{"library": OWN}',
+        '{"library": OWN, "fastest": []}', '{"library": OWN, "fastest": null}', "\0\xff",
+        '{"library": OWN, "fastest": {"CASE": ["k1_naive"]}}', "[" * 10**5,
+        '{"library": OWN, "fastest": {"CASE": {"k1_naive": 1}}}',
+    ],
+    ids=lambda content: content[:40],
+)  # fmt: skip
 def test_a_file_of_another_library_or_a_damaged_one_is_nothing(w, folder, content):
     untuned = chosen(w)
     tuned.remember({tuned.case("forward", 4, w.dtype, 3, "highest", w.layout): "k1_naive"})
     (file,) = folder.glob("*.json")
     choice.forget()
     assert chosen(w) == "k1_naive"
-    file.write_text(content)
+    content = content.replace("OWN", json.dumps(tuned._version()))
+    case = tuned.case("forward", 4, w.dtype, 3, "highest", w.layout)
+    file.write_text(content.replace("CASE", case), "latin1")
     forget()
     assert chosen(w) == untuned
 
@@ -121,6 +132,15 @@ def test_a_remembered_rung_that_does_not_serve_is_passed_over(w):
         tuned.remember({case: rung})
         choice.forget()
         assert chosen(w) == untuned
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_batches_may_grow_without_end(w, place):
+    x = w.values if place == "cuda" else w.values.numpy()
+    for batch in range(1, 2 * choice.MOST):
+        name = choice.choose("forward", "auto", 4, x, batch, "highest", w.stored_layout)
+        assert (name in RUNGS, RUNGS[name]) == (True, place)
+    assert len(choice._chosen) <= choice.MOST
 
 
 def test_a_folder_that_cannot_be_written_costs_the_memory_alone(w, folder):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.device import dlpack, memory, runtime
-from numbsparse.dtypes import as_dtype, is_bfloat16
+from numbsparse.dtypes import as_array, as_dtype, is_bfloat16
 
 
 class DeviceArray:
@@ -123,7 +123,7 @@ class DeviceArray:
         if -1 in shape:
             rest = prod(n for n in shape if n != -1)
             shape = tuple(self.size // max(rest, 1) if n == -1 else n for n in shape)
-        if prod(shape) != self.size:
+        if prod(shape) != self.size or min(shape, default=0) < 0:
             raise ValueError(f"an array of shape {self.shape} cannot take the shape {shape}")
         if not self.is_contiguous:
             raise ValueError("reshape takes a C-contiguous array; copy it first")
@@ -240,7 +240,8 @@ def to_device(host: Any) -> DeviceArray:
     >>> ns.to_device([1.0, 2.0]).numpy()
     array([1., 2.])
     """
-    host = np.ascontiguousarray(host).reshape(np.shape(host))
+    host = as_array(host, "host")
+    host = np.ascontiguousarray(host).reshape(host.shape)
     array = empty(host.shape, host.dtype)
     memory.copy_in(array.address, host)
     return array

@@ -1,14 +1,21 @@
 """A kernel's fingerprint: equal for equal machine code, in another process too.
 
-Numba's own `cache=True` cannot tell apart kernels that are closures over other kernels' functions.
-Here a function stands for its code and, followed as far as they go, the values that it closes over;
-the text of this library stands for all else. What cannot be followed gets no fingerprint.
+Numba's own `cache=True` cannot tell apart kernels that are closures over other kernels' functions,
+and keeps the machine code of a kernel whose file is as it was, whatever changed in the files that
+it imports from. Here a function stands for its code and, followed as far as they go, the values
+that it closes over; the text of this library stands for all else: all of it on a GPU, on the CPU
+the files that the function's file imports, and those that they import. What cannot be followed gets
+no fingerprint.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
+import re
+import time
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -20,22 +27,33 @@ import numpy as np
 LIBRARIES = ("numbsparse", "numba", "numba_cuda", "llvmlite", "numpy", "math", "operator", "cuda")
 """Modules whose versions, or source text, are part of every fingerprint."""
 
+FROM = re.compile(rb"^ *from (numbsparse\.kernels[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
+IMPORT = re.compile(rb"^ *import (numbsparse\.kernels[\w.]*)", re.MULTILINE)
+
+FOLDER = Path(__file__).parents[1]
+LOADED = time.time()
+"""A file that was changed after this is no longer the text of what runs here."""
+
 
 class Unknown(Exception):
     """A value that no fingerprint can be taken of."""
 
 
-def fingerprint(kernel: Any, signature: tuple[Any, ...], *machine: Any) -> str | None:
+def fingerprint(
+    kernel: Any, signature: tuple[Any, ...], *machine: Any, module: str | None = None
+) -> str | None:
     """Letters that name the machine code of a kernel; None where that cannot be told.
 
     Parameters
     ----------
-    kernel : a function decorated with `numba.cuda.jit`
+    kernel : a function decorated with `numba.cuda.jit`, or one for the CPU
     signature : Numba types of its arguments
     machine : what else it depends on, such as the GPU's compute capability
+    module : the name of its own, of one for the CPU
     """
     try:
-        parts = (library(), machine, tuple(map(str, signature)), _described(kernel, {}))
+        text = library() if module is None else made_of(module)
+        parts = (text, machine, tuple(map(str, signature)), _described(kernel, {}))
     except Unknown:
         return None
     return hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -43,14 +61,69 @@ def fingerprint(kernel: Any, signature: tuple[Any, ...], *machine: Any) -> str |
 
 @cache
 def library() -> tuple[str, ...]:
-    """The source text of kernels and device, hashed, and the versions of what compiles them."""
+    """The source text of kernels and device, hashed, and the versions of what compiles them.
+
+    Raises Unknown where the text is not to be had, or changed since the library was loaded.
+    """
     text = hashlib.sha256()
-    package = Path(__file__).parents[1]
-    for folder in ("device", "kernels"):
-        for file in sorted((package / folder).rglob("*.py")):
-            text.update(file.relative_to(package).as_posix().encode() + b"\0" + file.read_bytes())
+    files = sorted(file for room in ("device", "kernels") for file in (FOLDER / room).rglob("*.py"))
+    if not files:
+        raise Unknown(str(FOLDER))
+    for file in files:
+        text.update(file.relative_to(FOLDER).as_posix().encode() + b"\0" + _text(file))
     versions = map(version, ("numba", "numba-cuda", "llvmlite", "numpy", "cuda-bindings"))
     return (text.hexdigest(), platform.python_version(), *versions)
+
+
+@cache
+def made_of(module: str) -> tuple[str, ...]:
+    """As `library`, for a kernel of the CPU, and so quicker: see `texts`."""
+    import llvmlite
+    import numba
+
+    if _root(module) != "numbsparse":
+        return library()  # a function of the user's
+    versions = numba.__version__, llvmlite.__version__, np.__version__
+    return (str(texts(module)), platform.python_version(), *versions)
+
+
+def texts(module: str) -> list[tuple[str, str]]:
+    """(name, hash of the text) of a module and of all that it imports from `kernels`.
+
+    All that is compiled stands there: what kernels take from other rooms is around them.
+    """
+    found, ahead = {}, [module]
+    while ahead:
+        name = ahead.pop()
+        path = os.path.join(FOLDER, *name.split(".")[1:])
+        file = next(filter(os.path.isfile, (f"{path}.py", f"{path}/__init__.py")), None)
+        if file is not None and name not in found:
+            text = _text(Path(file))
+            found[name] = hashlib.sha256(text).hexdigest()
+            ahead += (other.decode() for other in _imports(text))
+    if module not in found:
+        raise Unknown(module)
+    return sorted(found.items())
+
+
+def _imports(text: bytes) -> Iterator[bytes]:
+    """The modules of `kernels` that a file imports, and other names beside them."""
+    yield from IMPORT.findall(text)
+    for module, names in FROM.findall(text):
+        yield module
+        yield from (module + b"." + name for name in re.findall(rb"\w+", names))
+
+
+def _text(file: Path) -> bytes:
+    try:
+        with open(file, "rb") as opened:
+            changed = os.fstat(opened.fileno()).st_ctime
+            text = opened.read()
+    except OSError as error:  # a library in a zip file, say
+        raise Unknown(str(file)) from error
+    if changed > LOADED:
+        raise Unknown(str(file))
+    return text
 
 
 def _described(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
@@ -62,6 +135,8 @@ def _described(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
     seen[id(value)] = len(seen), value  # held, so that no other value takes its id
     if isinstance(value, tuple | list):
         return type(value).__qualname__, *(_described(item, seen) for item in value)
+    if isinstance(value, set | frozenset):
+        return "set", *sorted(str(_described(item, seen)) for item in value)
     if isinstance(value, dict):
         return "dict", *((str(k), _described(v, seen)) for k, v in sorted(value.items(), key=str))
     if isinstance(value, np.dtype):

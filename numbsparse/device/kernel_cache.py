@@ -1,27 +1,17 @@
 """Compiled kernels kept on disk, so that only the first process of all waits for the compiler.
 
-A file holds a kernel's machine code and is named by its fingerprint. It is written whole or not at
-all; one that is damaged is made anew, and a folder that cannot be written costs nothing but time.
-The oldest files go when all together pass MOST_BYTES. The folder is `kernels` in
-NUMBSPARSE_CACHE_DIR, or else in the user's cache folder under `numbsparse`.
+A file holds a kernel's machine code for a GPU, and is named by its fingerprint; see `kept`.
 """
 
 from __future__ import annotations
 
 import gc
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
-from numbsparse.device import compiler, runtime
+from numbsparse.device import compiler, kept, runtime
 from numbsparse.device.fingerprint import fingerprint
-from numbsparse.files import cache_folder, write_bytes
-
-MOST_BYTES = 2**28
-HEAD = b"numbsparse kernel 1\n"  # then the hash of the rest, the kernel's name, the machine code
-HASH = hashlib.sha256
 
 
 def compiled(kernel: Any, signature: tuple[Any, ...]) -> Any:
@@ -35,7 +25,7 @@ def compiled(kernel: Any, signature: tuple[Any, ...]) -> Any:
     with _no_collection():
         built = compiler.build(kernel, signature)
     if file is not None and built.code is not None:
-        _store(file, built.name, built.code)
+        kept.write(file, pack(built.name, built.code))
     return built.kernel
 
 
@@ -52,51 +42,31 @@ def _no_collection() -> Iterator[None]:
 
 
 def pack(name: str, code: bytes) -> bytes:
-    """The bytes of a file."""
-    rest = name.encode() + b"\n" + code
-    return HEAD + HASH(rest).digest() + rest
+    """The bytes of a file: the kernel's name in the machine code, and that code."""
+    return kept.seal(name.encode() + b"\n" + code)
 
 
-def unpack(data: bytes) -> tuple[str, bytes] | None:
+def unpack(data: bytes | None) -> tuple[str, bytes] | None:
     """The name and the machine code in the bytes of a file; None where they are no whole file."""
-    digest, rest = data[len(HEAD) :][: HASH().digest_size], data[len(HEAD) + HASH().digest_size :]
-    if not data.startswith(HEAD) or HASH(rest).digest() != digest:
+    if (content := kept.unseal(data)) is None:
         return None
-    name, _, code = rest.partition(b"\n")
+    name, _, code = content.partition(b"\n")
     return name.decode(), code
 
 
-def _file_of(kernel: Any, signature: tuple[Any, ...]) -> Path | None:
+def _file_of(kernel: Any, signature: tuple[Any, ...]) -> str | None:
     from cuda.bindings import driver
 
     machine = runtime.compute_capability(), driver.cuDriverGetVersion()[1]
     name = fingerprint(kernel, signature, *machine)
-    return None if name is None else cache_folder() / "kernels" / f"{name}.cubin"
+    return None if name is None else f"{name}.cubin"
 
 
-def _loaded(file: Path) -> Any:
+def _loaded(file: str) -> Any:
     from cuda.core import ObjectCode
 
     with suppress(Exception):  # absent, damaged, or refused by the driver: compile
-        if (known := unpack(file.read_bytes())) is not None:
+        if (known := unpack(kept.read(file))) is not None:
             name, code = known
             return ObjectCode.from_cubin(code).get_kernel(name)
     return None
-
-
-def _store(file: Path, name: str, code: bytes) -> None:
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(file, pack(name, code))
-        trim(file.parent, MOST_BYTES)
-
-
-def trim(folder: Path, most: int) -> None:
-    """Remove the oldest kernels until the rest takes at most so many bytes."""
-    files = [(file.stat(), file) for file in folder.glob("*.cubin")]
-    total = sum(stat.st_size for stat, _ in files)
-    for stat, file in sorted(files, key=lambda pair: pair[0].st_mtime):
-        if total <= most:
-            return
-        file.unlink(missing_ok=True)
-        total -= stat.st_size

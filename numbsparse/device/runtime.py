@@ -38,11 +38,20 @@ def refuse_in_capture(what: str, instead: str) -> None:
         raise RuntimeError(f"{what} cannot be part of a captured step: {instead}")
 
 
+WITHOUT = (
+    "without a GPU keep to the CPU, or set NUMBA_ENABLE_CUDASIM=1 before Python starts: kernels "
+    "then run in Numba's simulator, slowly, for tests and for learning"
+)
+
+
 @cache
 def why_unavailable() -> str | None:
     """None where kernels can run; else one sentence that says what is missing and what to do."""
-    if SIMULATED:
-        return None
+    missing = None if SIMULATED else _missing()
+    return missing and f"{missing}; {WITHOUT}"
+
+
+def _missing() -> str | None:
     try:
         from cuda.core import Device
     except ImportError:
@@ -50,7 +59,10 @@ def why_unavailable() -> str | None:
     try:
         device = Device()
     except Exception:  # the driver's absence shows in many ways, one per platform and version
-        return "no NVIDIA driver or no GPU was found: install the NVIDIA driver, or keep to the CPU"
+        return (
+            "no NVIDIA driver or no GPU was found: for a GPU install NVIDIA's driver, and pip "
+            "install 'numbsparse[cu13]' ('numbsparse[cu12]' for a driver of CUDA 12)"
+        )
     if device.compute_capability < (7, 0):
         return f"{device.name} is too old: numbsparse takes compute capability 7.0 and up"
     if (library := _missing_compiler()) is not None:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numba import config, njit, types
 
+from numbsparse.device.cpu_cache import CpuCache
 from numbsparse.kernels.simd import fetch_add
 
 WORTH_A_CORE = 1 << 22  # multiply-adds; fewer are done before a helper wakes up
@@ -70,19 +71,23 @@ def next_share(core, counts, share, work):
     return 0, 0
 
 
-def compiled(signature: Any) -> Callable[[Any], Any]:
-    """`numba.njit` without Python's lock, for one signature; kept on disk.
+def compiled(signature: Any = None, **how: Any) -> Callable[[Any], Any]:
+    """`numba.njit` without Python's lock, kept on disk: for one signature, or for any when called.
 
     A folder that cannot be written, or a full disk, costs nothing but time.
     """
 
-    def compile_now(function: Any) -> Any:
-        try:
-            return njit(signature, nogil=True, cache=True)(function)
-        except (RuntimeError, OSError):  # Numba found no folder, or could not write there
-            return njit(signature, nogil=True)(function)
+    def decorate(function: Any) -> Any:
+        if config.DISABLE_JIT:
+            return function
+        dispatcher = njit(nogil=True, **how)(function)
+        dispatcher._cache = CpuCache(dispatcher)
+        if signature is not None:
+            dispatcher.compile(signature)
+            dispatcher.disable_compile()
+        return dispatcher
 
-    return compile_now
+    return decorate
 
 
 @compiled(types.void(types.int64[::1], types.int64))

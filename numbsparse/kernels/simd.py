@@ -4,8 +4,7 @@ Compilers keep a loop's sums in registers only when they can see every one of th
 that explicit: `zeros`, `multiply_add`, `store` each become a fixed run of vector instructions, so a
 plain loop around `multiply_add` runs with all its sums in registers and loads only its operands.
 All of it works inside `numba.njit` alone. Positions count elements from an array's first one, and
-nothing is bounds-checked. Numba's disk cache watches the file of the cached function alone: after a
-change here or in `cores` and `panels`, remove the `__pycache__` of the kernels that use it.
+nothing is bounds-checked.
 """
 
 from __future__ import annotations

@@ -16,10 +16,11 @@ from numbsparse.nn.dropout import Dropout
 from numbsparse.nn.embedding import Embedding
 from numbsparse.nn.linear import Linear
 from numbsparse.nn.lstm import LSTM
-from numbsparse.nn.module import Module, Parameter, Sequential
+from numbsparse.nn.module import Module, Parameter
 from numbsparse.nn.multiplicative_lstm import MultiplicativeLSTM, NormalizedProduct
 from numbsparse.nn.normalization import LayerNorm
 from numbsparse.nn.recompute import recompute
+from numbsparse.nn.sequential import Sequential
 
 __all__ = [
     "GELU",

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor
+from numbsparse.autograd import Tensor, as_data
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, forget_captures, to_device
+from numbsparse.dtypes import is_floating, type_name
+from numbsparse.nn.held import held
 from numbsparse.nn.init import fan_in
 
 
@@ -35,15 +37,28 @@ class Parameter(Tensor):
 
     @property
     def data(self) -> Any:
-        """The values. Where others take their place, captured steps are captured anew."""
+        """The values. Others of the same shape may take their place: a BlockSparse for another.
+
+        Captured steps are then captured anew. Raises ValueError for another shape, TypeError for
+        numbers without gradients, and for an array in the place of a BlockSparse.
+        """
         return _data.__get__(self)
 
     @data.setter
     def data(self, data: Any) -> None:
-        replaced = hasattr(self, "data")
+        if not hasattr(self, "data"):
+            _data.__set__(self, data)
+            return
+        data, own = as_data(data), self.data
+        if isinstance(data, BlockSparse) != isinstance(own, BlockSparse):
+            takes = "a BlockSparse" if isinstance(own, BlockSparse) else "an array"
+            raise TypeError(f"data takes {takes} here, got {type_name(data)}")
+        if data.shape != own.shape:
+            raise ValueError(f"data takes the shape {own.shape} here, got {data.shape}")
+        if not is_floating(data.dtype):
+            raise TypeError(f"data takes floating-point numbers here, got {data.dtype}")
         _data.__set__(self, data)
-        if replaced:
-            forget_captures()
+        forget_captures()
 
 
 _data: Any = Tensor.__dict__["data"]  # the slot beneath
@@ -52,10 +67,11 @@ _data: Any = Tensor.__dict__["data"]  # the slot beneath
 class Module:
     """The base of all layers and models: give it parameters and modules as attributes.
 
-    Subclasses write `forward`; a call runs it. Attributes that are Parameters or Modules, and lists
-    of Modules, are found by name. Attributes named in `saved` (numbers) go into the state dict too.
-    Parameters of 16-bit floats are made, moved and saved anywhere, and computed with on a GPU: on
-    the CPU a call raises TypeError that names one.
+    Subclasses write `forward`; a call runs it. Parameters and Modules are found by name, whenever
+    they are asked for, as attributes and in lists, tuples and dicts: "head.weight",
+    "blocks.0.weight". In a set, which has no order, they raise TypeError. Attributes named in
+    `saved` (numbers) go into the state dict too. Parameters of 16-bit floats are made, moved and
+    saved anywhere, and computed with on a GPU: on the CPU a call raises TypeError that names one.
 
     Examples
     --------
@@ -71,6 +87,7 @@ class Module:
     """
 
     saved: tuple[str, ...] = ()
+    tap_features: int | None = None  # of a convolution, the rows of its weight that a tap has
 
     def __init__(self) -> None:
         self.training = True
@@ -99,28 +116,29 @@ class Module:
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """The modules directly in this one, with their names."""
-        for name, value in vars(self).items():
-            if isinstance(value, Module):
-                yield name, value
-            elif isinstance(value, list | tuple):
-                for i, item in enumerate(value):
-                    if isinstance(item, Module):
-                        yield f"{name}.{i}", item
+        return held(vars(self), (Module,))
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """This module and all within it, with their names up to the last dot."""
-        yield prefix, self
-        for name, child in self.named_children():
-            yield from child.named_modules(f"{prefix}{name}.")
+        return _modules(prefix, self, ())
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Every parameter once, with its name."""
+        return ((name, parameter) for _, name, parameter in self._found())
+
+    def _found(self) -> Iterator[tuple[Module, str, Parameter]]:
+        """Every parameter once, with the module that it is directly in, and its name."""
         seen: set[int] = set()
+        names: set[str] = set()
         for prefix, module in self.named_modules():
-            for name, value in vars(module).items():
-                if isinstance(value, Parameter) and id(value) not in seen:
-                    seen.add(id(value))
-                    yield prefix + name, value
+            for name, parameter in held(vars(module), (Parameter,)):
+                if id(parameter) in seen:
+                    continue
+                if prefix + name in names:
+                    raise ValueError(f"two parameters of this module are named {prefix + name!r}")
+                seen.add(id(parameter))
+                names.add(prefix + name)
+                yield module, prefix + name, parameter
 
     def parameters(self) -> list[Parameter]:
         """Every parameter once."""
@@ -132,10 +150,10 @@ class Module:
         What blocks hold beyond the edge of the features does not count.
         """
         return sum(
-            int(fan_in(parameter.data).sum())
+            int(fan_in(parameter.data, module.tap_features).sum())
             if isinstance(parameter.data, BlockSparse)
             else parameter.size
-            for parameter in self.parameters()
+            for module, _, parameter in self._found()
             if parameter.requires_grad
         )
 
@@ -211,35 +229,14 @@ class Module:
         return ""
 
 
-class Sequential(Module):
-    """Modules one after the other: Sequential(a, b)(x) = b(a(x)).
-
-    >>> import numpy as np, numbsparse as ns
-    >>> model = ns.nn.Sequential(ns.nn.Linear(64, 32, seed=0), ns.nn.ReLU())
-    >>> model(np.ones((2, 64), np.float32)).shape
-    (2, 32)
-    """
-
-    def __init__(self, *modules: Module):
-        super().__init__()
-        for module in modules:
-            if not isinstance(module, Module):
-                raise TypeError(f"modules takes Modules, got {type(module).__name__}")
-        self.modules = modules
-
-    def named_children(self) -> Iterator[tuple[str, Module]]:
-        return ((str(i), module) for i, module in enumerate(self.modules))
-
-    def forward(self, x: Any) -> Any:
-        for module in self.modules:
-            x = module(x)
-        return x
-
-    def __getitem__(self, i: int) -> Module:
-        return self.modules[i]
-
-    def __len__(self) -> int:
-        return len(self.modules)
+def _modules(
+    prefix: str, module: Module, above: tuple[Module, ...]
+) -> Iterator[tuple[str, Module]]:
+    if any(module is one for one in above):  # a module that knows its parent
+        return
+    yield prefix, module
+    for name, child in module.named_children():
+        yield from _modules(f"{prefix}{name}.", child, (*above, module))
 
 
 def _moved(data: Any, place: str) -> Any:

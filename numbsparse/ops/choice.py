@@ -9,6 +9,8 @@ from numbsparse.kernels.matmul import OWN, PRECISIONS, RUNGS, n_tiles, rung
 from numbsparse.layout import Layout
 from numbsparse.ops import tuned
 
+MOST = 1024  # cases that are remembered, before all are forgotten
+
 _chosen: dict[tuple[Any, ...], str] = {}
 
 
@@ -39,6 +41,8 @@ def choose(
             if measured and measured.partition("/")[0] in names:
                 names.append(measured)  # the last is tried first
         name = _last_that_serves(names, product, block_size, x, batch, precision)
+        if len(_chosen) >= MOST:  # every batch is a case, and batches may grow without end
+            forget()
         _chosen[case] = name
     return name
 
@@ -76,7 +80,8 @@ def _checked(kernel: str, precision: str, place: str) -> list[str]:
     if kernel == "auto":  # the reference is for checking, never for speed
         return [name for name in RUNGS if RUNGS[name] == place and name != "k0_reference"]
     names = [*RUNGS, *OWN]
-    if kernel.partition("/")[0] not in names or kernel.endswith("/"):
+    named = kernel if isinstance(kernel, str) else ""
+    if named.partition("/")[0] not in names or named.endswith("/"):
         raise ValueError(f'kernel takes "auto" or one of {names}, got {kernel!r}')
     return [kernel]
 

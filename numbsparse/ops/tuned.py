@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from numbsparse.device import card, library
+from numbsparse.device.fingerprint import Unknown
 from numbsparse.files import cache_folder, write_bytes
 from numbsparse.layout import Layout
 
@@ -41,7 +42,7 @@ def remember(rungs: dict[str, str]) -> None:
     """Keep the fastest rung of each case, for this process and those to come."""
     _choices.cache_clear()
     choices = {**_choices(), **rungs}
-    with suppress(OSError):
+    with suppress(OSError, Unknown):
         file = _file()
         file.parent.mkdir(parents=True, exist_ok=True)
         content = {"library": _version(), "card": card(), "fastest": choices}
@@ -52,7 +53,7 @@ def remember(rungs: dict[str, str]) -> None:
 
 @cache
 def _choices() -> dict[str, str]:
-    with suppress(OSError, ValueError, TypeError, KeyError):
+    with suppress(Exception):  # absent, damaged, or written by someone else
         content = json.loads(_file().read_text())
         if content["library"] == _version():
             return {str(case): str(rung) for case, rung in content["fastest"].items()}

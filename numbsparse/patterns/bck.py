@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.patterns.checks import INTEGER, Pattern, integer
-
-BLOCK_SIZES = (128, 64, 32, 16, 8, 4)
+from numbsparse.patterns.checks import BLOCK_SIZES, INTEGER, Pattern, integer
 
 
 class FromBck(NamedTuple):
@@ -141,7 +139,7 @@ def _grouped(lists: list[np.ndarray], count: int) -> tuple[np.ndarray, list[tupl
 
 def _block_size(sizes: list[int]) -> int:
     common = gcd(*sizes)
-    for size in BLOCK_SIZES:
+    for size in reversed(BLOCK_SIZES):
         if common % size == 0:
             return size
     raise ValueError(

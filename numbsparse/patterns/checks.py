@@ -8,12 +8,15 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from numbsparse.dtypes import refuse_masked
+
 Pattern: TypeAlias = NDArray[np.bool_]
 Seed: TypeAlias = int | np.random.Generator
 
 INTEGER = (int, np.integer)
 REAL = (int, float, np.integer, np.floating)
 BOOL = (bool, np.bool_)
+BLOCK_SIZES = (4, 8, 16, 32, 64, 128)  # those that kernels serve
 
 
 def as_pattern(pattern: Any, argument: str = "pattern") -> Pattern:
@@ -58,6 +61,7 @@ def as_pattern(pattern: Any, argument: str = "pattern") -> Pattern:
 
 def real_array(argument: str, value: Any, takes: str) -> np.ndarray:
     """`value` as an array of booleans or real numbers; `takes` tells the user what was expected."""
+    refuse_masked(value, argument)
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
+from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.lstm.cell import GATES, ONE
 from numbsparse.kernels.smooth import FAST, sigmoid, tanh
 
-HOW = FAST | {"nogil": True, "cache": True}
-SUM = HOW | {"fastmath": {"contract", "reassoc"}}
+SUM = FAST | {"fastmath": {"contract", "reassoc"}}
 
 
 def forward(gates, recurrent, bias, gain, kept, c_before, c, h, block_size):
@@ -67,7 +66,7 @@ def all_kept(kept, like):
 # Loops over j run to the end of a block, of few arrays each: so compilers fill vectors.
 
 
-@njit(**HOW)
+@compiled(**FAST)
 def activate(gates, recurrent, bias):
     """gates[:] = i, f, g and o of z = gates + recurrent + bias."""
     batch, blocks, _, B = gates.shape
@@ -84,7 +83,7 @@ def activate(gates, recurrent, bias):
                         z[j] = sigmoid(z[j] + x[j] + y[j])
 
 
-@njit(**HOW)
+@compiled(**FAST)
 def update(gates, kept, c_before, c, h):
     """c[:] and h[:] of a step whose gates are i, f, g and o."""
     batch, blocks, _, B = gates.shape
@@ -99,7 +98,7 @@ def update(gates, kept, c_before, c, h):
                     h[n, u] = gates[n, b, 3, j] * tanh(c[n, u])
 
 
-@njit(**HOW)
+@compiled(**FAST)
 def differentiate(gates, kept, c_before, c, dy, dh, dc):
     """gates[:], i, f, g and o, become the gradients of z, 0 beyond the last unit.
 
@@ -131,7 +130,7 @@ def differentiate(gates, kept, c_before, c, dy, dh, dc):
                     dc[n, u] *= f
 
 
-@njit(**SUM)
+@compiled(**SUM)
 def _normalise(gates, eps, inverse_std, units, B):
     for n in range(gates.shape[0]):
         for gate in range(GATES):
@@ -153,7 +152,7 @@ def _normalise(gates, eps, inverse_std, units, B):
                     z[j] *= inverse_std[n, gate]
 
 
-@njit(**SUM)
+@compiled(**SUM)
 def _normalise_grad(gates, inverse_std, dgates, units, B):
     for n in range(gates.shape[0]):
         for gate in range(GATES):

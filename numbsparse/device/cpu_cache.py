@@ -1,0 +1,42 @@
+"""CPU kernels kept on disk: what Numba compiled, in files named by its fingerprint; see `kept`."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import suppress
+from typing import Any
+
+from numba.core.caching import NullCache
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
+
+from numbsparse.device import kept
+from numbsparse.device.fingerprint import fingerprint
+
+
+class CpuCache(NullCache):  # type: ignore[misc]
+    """Stands where a function of `numba.njit` has Numba's cache, and never raises."""
+
+    def __init__(self, dispatcher: Any):
+        self._kernel = dispatcher.py_func, dict(dispatcher.targetoptions)
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """The compiled function for a signature; None where it is to be compiled."""
+        target.refresh()
+        with suppress(Exception):  # absent, damaged, or of no use to this Numba: compile
+            if (file := self._file(signature, target.codegen())) is not None:
+                content = kept.unseal(kept.read(file))
+                return content and CompileResult._rebuild(target, *pickle.loads(content))
+        return None
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        """Keep it, unless it holds addresses that are right for this process alone."""
+        with suppress(Exception):
+            file = self._file(signature, compiled.codegen)
+            if file is not None and not compiled.library.has_dynamic_globals:
+                kept.write(file, kept.seal(dumps(compiled._reduce())))
+
+    def _file(self, signature: Any, codegen: Any) -> str | None:
+        machine, module = codegen.magic_tuple(), self._kernel[0].__module__
+        name = fingerprint(self._kernel, (signature,), machine, module=module)
+        return None if name is None else f"{name}.cpu"

@@ -1,0 +1,247 @@
+"""Cases by construction: every two choices meet once, and more cases are drawn.
+
+NUMBSPARSE_DRAWS=n in the environment draws n times as many, NUMBSPARSE_SEED=s others; without them
+the cases are the same each time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from itertools import combinations, product
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from conftest import host
+from hypothesis import HealthCheck, assume, seed, settings
+from hypothesis import strategies as st
+
+from numbsparse import device
+from numbsparse.device import DeviceArray
+from numbsparse.dtypes import as_array
+
+DRAWS, SEED = (int(os.environ.get(f"NUMBSPARSE_{n}", d)) for n, d in (("DRAWS", 1), ("SEED", 0)))
+
+Case = dict[str, Any]
+Pair = frozenset[tuple[str, Any]]
+
+
+def draws(usual: int, *name: Any) -> Callable[[Any], Any]:
+    """A decorator: hypothesis draws so many cases, those of this name and of the seed."""
+    chosen = settings(
+        max_examples=usual * DRAWS,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    return lambda test: seed(crc32(repr((SEED, name)).encode()))(chosen(test))
+
+
+@st.composite
+def drawn(draw: Any, factors: dict[str, list], allowed: Callable[[Case], bool]) -> Case:
+    """Any allowed case; `allowed` is also asked of cases that are only begun."""
+    case: Case = {}
+    for name, values in factors.items():
+        choices = [value for value in values if allowed({**case, name: value})]
+        assume(choices)
+        case[name] = draw(st.sampled_from(choices))
+    return case
+
+
+def covering(factors: dict[str, list], allowed: Callable[[Case], bool]) -> list[Case]:
+    """Cases in which every two values of two factors meet, if any allowed case has both."""
+    rng = np.random.default_rng(SEED)
+    left = all_pairs(factors)
+    cases = []
+    for pair in sorted(left, key=lambda pair: sorted(map(repr, pair))):
+        if pair not in left:
+            continue
+        begun = dict(sorted(pair))
+        if not allowed(begun):
+            continue
+        for wanted in (left, left, *[set()] * 20):  # what meets most may end in no case
+            if case := grown(begun, factors, allowed, wanted, rng):
+                cases.append(case)
+                left -= pairs_of(case)
+                break
+    return cases
+
+
+def all_pairs(factors: dict[str, list]) -> set[Pair]:
+    return {
+        frozenset([(a, x), (b, y)])
+        for (a, xs), (b, ys) in combinations(factors.items(), 2)
+        for x, y in product(xs, ys)
+    }
+
+
+def pairs_of(case: Case) -> set[Pair]:
+    return set(map(frozenset, combinations(case.items(), 2)))
+
+
+def grown(
+    begun: Case,
+    factors: dict[str, list],
+    allowed: Callable[[Case], bool],
+    left: set[Pair],
+    rng: np.random.Generator,
+) -> Case | None:
+    """The begun case, each other factor with what meets most of the pairs that are left."""
+    case = dict(begun)
+    for name in rng.permutation([name for name in factors if name not in case]).tolist():
+        choices = [value for value in factors[name] if allowed({**case, name: value})]
+        if not choices:
+            return None
+        own, noise = list(case.items()), rng.random(len(choices))
+        new = [sum(frozenset([(name, v), pair]) in left for pair in own) for v in choices]
+        case[name] = choices[int(np.argmax(new + noise))]
+    return {name: case[name] for name in factors}
+
+
+ORDERS = {
+    # (stride of rows, of columns, first item), in items, of a matrix of r rows and c columns.
+    "C": lambda r, c: (c, 1, 0),
+    "F": lambda r, c: (1, r, 0),
+    "C, gaps": lambda r, c: (c + 3, 1, 0),
+    "F, gaps": lambda r, c: (1, r + 3, 0),
+    "C, aligned gaps": lambda r, c: (-(-c // 8) * 8 + 8, 1, 0),
+    "F, aligned gaps": lambda r, c: (1, -(-r // 8) * 8 + 8, 0),
+    "C, offset": lambda r, c: (c, 1, 1),
+    "F, offset": lambda r, c: (1, r, 1),
+    "every second row": lambda r, c: (2 * c, 1, 0),
+    "every second value": lambda r, c: (2 * c, 2, 0),
+    "rows reversed": lambda r, c: (-c, 1, max(r - 1, 0) * c),
+    "columns reversed": lambda r, c: (c, -1, max(c - 1, 0)),
+    "F, both reversed": lambda r, c: (-1, -r, max(r * c - 1, 0)),
+    "one row repeated": lambda r, c: (0, 1, 0),
+    "one column repeated": lambda r, c: (1, 0, 0),
+    "read-only": lambda r, c: (c, 1, 0),
+    "unaligned": lambda r, c: (c, 1, 0),
+}
+"""How a matrix may lie in memory."""
+
+GUARD = 8  # items after the last one, which nobody may write
+
+
+def laid(values: np.ndarray, order: str) -> np.ndarray:
+    """The matrix in that order, NaN around it; where a line is repeated, the first one's values."""
+    (rows, columns), size = values.shape, values.itemsize
+    row, column, first = ORDERS[order](rows, columns)
+    last = [max((n - 1) * step, 0) for n, step in ((rows, row), (columns, column))]
+    items = first + sum(last) + 1 + GUARD
+    shift = order == "unaligned"
+    memory = np.zeros(items * size + shift, np.uint8)
+    base = np.ndarray(items, values.dtype, memory, offset=int(shift))
+    base[:] = np.nan
+    strides = (row * size, column * size)
+    view = np.ndarray(values.shape, values.dtype, base, first * size, strides)
+    if "repeated" in order:
+        values = np.broadcast_to(values[:1] if row == 0 else values[:, :1], values.shape)
+    view[...] = values
+    view.flags.writeable = order != "read-only"
+    return view
+
+
+def memory_of(view: np.ndarray) -> np.ndarray:
+    """What `laid` made it in: all items, those around it too."""
+    return view if view.base is None else memory_of(view.base)
+
+
+REVERSED = [order for order in ORDERS if "reversed" in order]
+IMPOSSIBLE = {  # orders that a library's arrays do not have, or that are refused
+    "numpy": [],
+    "jax": list(ORDERS)[1:],
+    **{
+        name: [*REVERSED, "read-only", "unaligned"]
+        for name in ("numbsparse", "torch", "cupy", "numba")
+    },
+}
+
+
+def libraries(place: str) -> list[str]:
+    """Those whose arrays operands can be here."""
+    if place == "cpu":
+        return ["numpy", *filter(find_spec, ["torch", "jax"])]
+    on_gpu = device.is_available() and not device.SIMULATED
+    return ["numpy", "numbsparse", *filter(find_spec, ["torch", "jax", "cupy", "numba"] * on_gpu)]
+
+
+class Operand:
+    """A matrix in some order, as an array of some library, and the memory around it."""
+
+    def __init__(self, values: np.ndarray, order: str, library: str, place: str):
+        self.values = laid(values, order)
+        self.memory = memory_of(self.values)
+        self.first = self.values.ctypes.data - self.memory.ctypes.data
+        self.now: Callable[[], np.ndarray] = lambda: self.memory
+        self.array = getattr(self, f"_{library}")(place)
+        self.before = self.now().copy()
+
+    def unchanged(self) -> bool:
+        return np.array_equal(self.now(), self.before)
+
+    def only_it_changed(self) -> bool:
+        """Whether nothing was written around it."""
+        now, before = self.now().copy(), self.before.copy()
+        self._in(now)[...] = self._in(before)[...] = 0
+        return np.array_equal(now, before)
+
+    def _in(self, memory: np.ndarray) -> np.ndarray:
+        view = self.values
+        return np.ndarray(view.shape, view.dtype, memory, self.first, view.strides)
+
+    def _numpy(self, place: str) -> Any:
+        return self.values
+
+    def _numbsparse(self, place: str) -> Any:
+        there, view = device.to_device(self.memory), self.values
+        self.now, address = there.numpy, there.address + self.first
+        return DeviceArray(address, view.shape, view.dtype, view.strides, there)
+
+    def _numba(self, place: str) -> Any:
+        from numba import cuda
+
+        return cuda.as_cuda_array(self._numbsparse(place))
+
+    def _cupy(self, place: str) -> Any:
+        import cupy
+
+        return cupy.asarray(self._numbsparse(place))
+
+    def _torch(self, place: str) -> Any:
+        import torch
+
+        there, view = torch.from_numpy(self.memory).to(place), self.values
+        self.now = lambda: there.cpu().numpy()
+        steps = [step // view.itemsize for step in view.strides]
+        items = there.view(getattr(torch, str(view.dtype)))
+        return torch.as_strided(items, view.shape, steps, self.first // view.itemsize)
+
+    def _jax(self, place: str) -> Any:
+        import jax
+
+        kind = "gpu" if place == "cuda" else "cpu"
+        return jax.device_put(self.values, jax.devices(kind)[0])
+
+
+def as_numpy(result: Any) -> np.ndarray:
+    """A result of any library."""
+    if hasattr(result, "detach"):
+        return as_array(result.detach().cpu())
+    return host(result.get() if hasattr(result, "get") else result)
+
+
+def assert_within(got: np.ndarray, right: np.ndarray, bound: np.ndarray) -> None:
+    """|got - right| <= bound; infinite and NaN where `right` is."""
+    got = got.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        near = abs(got - right) <= bound
+    fine = np.where(np.isfinite(right), near, (got == right) | (np.isnan(got) & np.isnan(right)))
+    if not fine.all():
+        first = tuple(int(i) for i in np.argwhere(~fine)[0])
+        raise AssertionError(
+            f"{(~fine).sum()} of {fine.size} are wrong; at {first} "
+            f"{got[first]} where {right[first]} +- {bound[first]} is right"
+        )

@@ -1,0 +1,130 @@
+"""Kernels on the CPU's cores: no phase begins before every core is done with the one before.
+
+The test plays a core that is late: it takes a part of a phase, and does not finish it. Then no
+count of a later phase may change, however long that takes.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from threading import Thread
+
+import numpy as np
+import pytest
+from conv_helpers import ConvCase, ConvProblem
+
+import numbsparse as ns
+from numbsparse import ops
+from numbsparse.kernels import cores
+from numbsparse.kernels.conv import rung
+from numbsparse.kernels.conv.k0_cpu import lines as conv_lines
+from numbsparse.kernels.lstm import cpu_steps
+from numbsparse.kernels.matmul import k0_cpu
+
+# Its package has a function of that name.
+conv_weight_grad = import_module("numbsparse.kernels.conv.k0_cpu.weight_grad")
+SOON = 0.1  # seconds; whoever runs over a barrier is done in a hundredth
+
+
+class Late(Exception):
+    """The phase was held, and nothing after it began."""
+
+
+def hold(phase):
+    """In the place of `on_cores`: core 1 has taken its first share of a phase, and is not done."""
+
+    def on_cores(function, args, *, phases, work, multiply_adds):
+        progress, held = np.zeros((phases, 2 + 1), np.int64), 1
+        progress[phase, 1 + 1] += held
+        run = Thread(target=function, args=(0, progress, held, *args))
+        run.start()
+        run.join(SOON)
+        waits, later = run.is_alive(), progress[phase + 1 :].copy()
+        progress[phase, cores.DONE] += held  # by now core 0 only reads it
+        run.join()
+        assert waits
+        assert not later.any()
+        assert phase + 1 == phases or progress[phase + 1 :].any()
+        raise Late
+
+    return on_cores
+
+
+def product():
+    w = ns.nn.init.uniform(ns.Layout(np.ones((3, 3))), 16, seed=0)
+    x = np.ones((40, 48), np.float32)
+    return lambda: ns.matmul(x, w)
+
+
+def weight_grad():
+    x, dy = np.ones((2, 128, 48), np.float32)
+    return lambda: ns.sddmm(x.T, dy, ns.Layout(np.ones((3, 3))), block_size=16)
+
+
+def lstm():
+    size, batch = 48, 8
+    layout = ns.Layout(np.ones((3, 12)))
+    x, h, c = (np.ones((*steps, batch, size), np.float32) for steps in ((3,), (), ()))
+    weights = [ns.nn.init.uniform(layout, 16, seed=seed) for seed in range(2)]
+    return x, *weights, np.zeros(4 * size, np.float32), h, c
+
+
+def lstm_forward():
+    operands = lstm()
+    return lambda: ops.lstm(*operands)
+
+
+def lstm_backward():
+    x, w_ih, w_hh, bias, h, c = lstm()
+    trace = ops.lstm(x, w_ih, w_hh, bias, h, c)
+    return lambda: ops.lstm_grad(trace, w_hh, bias, x, h, c)
+
+
+def conv(product):
+    problem = ConvProblem(ConvCase(2, (4, 5), 16, 16, 16, (3, 3), padding=1, density=1))
+    w, image = problem.w, (2, 20, 16)
+    operands = problem.x.reshape(image), w.values
+    if product == "weight_grad":
+        operands = problem.x.reshape(image), problem.dy.reshape(image)
+    out = np.empty(w.values.shape if product == "weight_grad" else image, np.float32)
+    compute = getattr(rung("k0_cpu"), product)
+    return lambda: compute(*operands, w.layout.index, problem.case.window, out, "highest")
+
+
+PHASES = {  # of each: the module that starts it, what prepares it, its phases before the last
+    "product": (k0_cpu, product, {0: "packed"}),
+    "weight_grad": (k0_cpu, weight_grad, {1: "x packed", 2: "dy packed", 3: "added"}),
+    "lstm": (cpu_steps, lstm_forward, {1: "packed", 2: "multiplied", 3: "gates"}),
+    "lstm_grad": (cpu_steps, lstm_backward, {1: "packed", 2: "multiplied", 3: "gates"}),
+    "conv": (conv_lines, lambda: conv("forward"), {0: "packed"}),
+    "conv weight_grad": (
+        conv_weight_grad,
+        lambda: conv("weight_grad"),
+        {0: "x packed", 1: "dy packed"},
+    ),
+}
+HELD = [
+    pytest.param(module, prepare, phase, id=f"{name}, {what}")
+    for name, (module, prepare, phases) in PHASES.items()
+    for phase, what in phases.items()
+]
+
+
+@pytest.mark.parametrize(("module", "prepare", "phase"), HELD)
+def test_a_phase_waits_for_the_one_before(module, prepare, phase, monkeypatch):
+    call = prepare()
+    monkeypatch.setattr(k0_cpu, "_slab", lambda features, nbytes: 64)  # the batch in two
+    monkeypatch.setattr(module, "on_cores", hold(phase))
+    with pytest.raises(Late):
+        call()
+
+
+def test_slabs_of_a_convolution_are_added_up(monkeypatch):
+    """One image a slab: the weights' gradients are those of all of them."""
+    problem = ConvProblem(ConvCase(3, (4, 5), 20, 18, 16, (3, 3), padding=1))
+    w, out = problem.w, np.full(problem.w.values.shape, np.nan, np.float32)
+    x, dy = problem.x.reshape(3, 20, 20), problem.dy.reshape(3, 20, 18)
+    monkeypatch.setattr(conv_weight_grad, "SLAB", 1)
+    rung("k0_cpu").weight_grad(x, dy, w.layout.index, problem.case.window, out, "highest")
+    bound = problem.bound("weight_grad", "float32")
+    assert (abs(out - problem.exact("weight_grad")) <= bound).all()

@@ -1,0 +1,56 @@
+"""The tools that draw cases: every pair that can be met is, and memory is as it says."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from drawn import ORDERS, Operand, all_pairs, assert_within, covering, laid, memory_of, pairs_of
+
+FACTORS = {"a": [0, 1, 2], "b": list("xyz"), "c": [False, True], "d": [0, 1, 2, 3], "e": [0, 1]}
+
+
+def allowed(case):
+    if case.get("a") == 1 and case.get("c", True) is False:
+        return False  # a pair that no case has
+    return not (case.get("b") == "z" and case.get("d", 0) > 1 and case.get("e") == 1)
+
+
+def test_all_pairs_that_some_case_has_are_covered():
+    every = [dict(zip(FACTORS, values, strict=True)) for values in product(*FACTORS.values())]
+    possible = set().union(*(pairs_of(case) for case in every if allowed(case)))
+    cases = covering(FACTORS, allowed)
+    assert set().union(*map(pairs_of, cases)) == possible < all_pairs(FACTORS)
+    assert all(map(allowed, cases))
+    assert len(cases) < 20 < len(every)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_matrix_lies_as_its_order_says(order, rng):
+    values = rng.standard_normal((4, 5)).astype(np.float32)
+    view = laid(values, order)
+    row, column, _ = ORDERS[order](4, 5)
+    assert view.strides == (4 * row, 4 * column)
+    assert view.flags.aligned == (order != "unaligned")
+    assert view.flags.writeable == (order != "read-only")
+    if "repeated" not in order:
+        np.testing.assert_array_equal(view, values)
+    items = memory_of(view)[order == "unaligned" :].view(np.float32)
+    assert np.isnan(items).sum() == items.size - len({*view.ravel().tolist()})
+
+
+@pytest.mark.parametrize("order", ["C", "F, gaps", "C, offset", "every second value"])
+def test_what_is_written_around_a_matrix_is_seen(order):
+    operand = Operand(np.full((3, 4), np.nan, np.float32), order, "numpy", "cpu")
+    operand.array[...] = 1
+    assert not operand.unchanged()
+    assert operand.only_it_changed()
+    memory_of(operand.array)[-1] ^= 1
+    assert not operand.only_it_changed()
+
+
+@pytest.mark.parametrize(
+    ("got", "right"), [(1.1, 1.0), (np.nan, 1.0), (np.inf, 1.0), (1.0, np.nan), (-np.inf, np.inf)]
+)
+def test_what_is_not_within_its_bound_is_wrong(got, right):
+    with pytest.raises(AssertionError, match="1 of 2 are wrong; at"):
+        assert_within(np.array([got, 2.0]), np.array([right, 2.0]), np.array([0.05, 0.05]))
