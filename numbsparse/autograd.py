@@ -57,10 +57,7 @@ class Tensor:
     __array_ufunc__ = None  # NumPy steps back: `array + tensor` is our own sum
 
     def __init__(self, data: Any, *, requires_grad: bool = False):
-        if isinstance(data, Tensor):
-            raise TypeError("data takes an array or a BlockSparse, got a Tensor: use .detach()")
-        if not isinstance(data, np.ndarray | DeviceArray | BlockSparse):
-            data = as_device_array(data, "data") if is_device_operand(data) else as_array(data)
+        data = as_data(data)
         if requires_grad and not is_floating(data.dtype):
             raise TypeError(f"requires_grad takes floating-point data, got {data.dtype}")
         self.data = data
@@ -107,8 +104,14 @@ class Tensor:
         return self.data.numpy() if isinstance(self.data, DeviceArray) else self.data
 
     def item(self) -> float:
-        """The only value, as a Python number."""
-        return self.numpy().item()
+        """The only value, as a Python number; what `float`, `int` and `if` take it by too.
+
+        Raises ValueError where there are more values, or none.
+        """
+        values = self.numpy()
+        if values.size != 1:
+            raise ValueError(f"item takes a Tensor of one value, got the shape {self.shape}")
+        return values.item()
 
     def backward(self, grad: Any = None, *, create_graph: bool = False) -> None:
         """Add the gradient of this tensor to `.grad` of every tensor that requires one.
@@ -142,6 +145,11 @@ class Tensor:
         def __matmul__(self, other: Any) -> Tensor: ...
         def __rmatmul__(self, other: Any) -> Tensor: ...
         def __getitem__(self, key: Any) -> Tensor: ...
+        def __iter__(self) -> Iterator[Tensor]: ...
+        def __bool__(self) -> bool: ...
+        def __int__(self) -> int: ...
+        def __float__(self) -> float: ...
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray: ...
         def astype(self, dtype: Any) -> Tensor: ...
         def transpose(self, axes: Sequence[int] | None = None) -> Tensor: ...
         def reshape(self, *shape: Any) -> Tensor: ...
@@ -149,6 +157,8 @@ class Tensor:
         def mean(self, axis: Any = None, keepdims: bool = False) -> Tensor: ...
 
     def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len takes a Tensor with axes, got the shape ()")
         return self.shape[0]
 
     def __repr__(self) -> str:
@@ -199,6 +209,17 @@ def differentiable_grads(
     for leaf, a in zip(leaves, inputs, strict=True):
         leaf._edges = ((a, lambda dy, y: dy),) if a.requires_grad else ()
     return gradients
+
+
+def as_data(data: Any) -> Any:
+    """What a Tensor holds: a NumPy array, a DeviceArray or a BlockSparse."""
+    if isinstance(data, Tensor):
+        raise TypeError("data takes an array or a BlockSparse, got a Tensor: use .detach()")
+    if type(data) is np.ndarray or isinstance(data, DeviceArray | BlockSparse):
+        return data
+    if is_device_operand(data):
+        return as_device_array(data, "data")
+    return as_array(data, "data")
 
 
 def as_tensor(x: Any) -> Tensor:
@@ -314,6 +335,11 @@ def _seed(output: Tensor, gradient: Any) -> Tensor:
         )
     if gradient.place != output.place:
         raise ValueError(f"grad takes the place {output.place}, got {gradient.place}")
+    sparse = isinstance(output.data, BlockSparse)
+    if isinstance(gradient.data, BlockSparse) != sparse:
+        raise ValueError(f"grad takes {'a BlockSparse' if sparse else 'an array'} here")
+    if sparse and gradient.data.stored_as(output.data, "grad") is not gradient.data:
+        raise ValueError("grad takes blocks stored as this tensor's, got a transposed view's")
     return gradient
 
 

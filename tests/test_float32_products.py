@@ -87,6 +87,33 @@ def test_infinities_and_nan_pass_and_large_values_stay(rung, size, product, rng)
     np.testing.assert_array_equal(got[np.isinf(got)], expected[np.isinf(got)])
 
 
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
+@pytest.mark.parametrize("rung_and_size", CASES[:1], indirect=True)
+@pytest.mark.parametrize(("product", "feature_major"), [("forward", False), ("input_grad", True)])
+def test_infinities_pass_where_the_last_blocks_are_cut_off(rung, product, feature_major, rng):
+    """What the operands hold beyond the edge is NaN, and not read."""
+    B, batch, inner, outer = 16, 5, 40, 23
+    w = np.full((3 * B, 2 * B), np.nan, np.float32)
+    w[:inner, :outer] = rng.standard_normal((inner, outer), np.float32)
+    values = w.reshape(3, B, 2, B).swapaxes(1, 2).reshape(-1, B, B)
+    exact = w[:inner, :outer] if product == "forward" else w[:inner, :outer].T
+    wide = np.full((48, 8) if feature_major else (8, 48), np.nan, np.float32)
+
+    def part(array):
+        return (array.T if feature_major else array)[:batch, : len(exact)]
+
+    part(wide)[:] = rng.standard_normal((batch, len(exact)), np.float32)
+    part(wide)[[0, 1, batch - 1], [0, len(exact) - 1, 2]] = np.inf, -np.inf, np.inf
+    shape = batch, exact.shape[1]
+    out = to_device(np.full(shape[::-1] if feature_major else shape, np.nan, np.float32))
+    y = out.T if feature_major else out
+    index = ops.index_beside(Layout(np.ones((3, 2))), out)
+    getattr(rung, product)(part(to_device(wide)), to_device(values), index, y, "highest")
+    expected = part(wide).astype(float) @ exact.astype(float)
+    assert np.isinf(expected).sum() == 3 * exact.shape[1]
+    np.testing.assert_allclose(y.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
 def plain(product, x, other):
     with np.errstate(all="ignore"):
         if product == "weight_grad":
@@ -98,6 +125,23 @@ def plain(product, x, other):
 
 def expected_shape(product, x, other):
     return plain(product, x, other).shape
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [*CASES, ("k1_naive", 32), ("k4_pipelined", 32), ("k8_small_batch", 64)]
+)
+def test_single_products_keep_to_what_their_rung_says(rng, name, size):
+    rung = LADDER[name]
+    if reason := rung.unsupported("weight_grad", size, np.dtype("float32"), "cuda", 1, "highest"):
+        pytest.skip(reason)
+    # Just over a power of two, where the errors of two tf32 are the largest part of a factor.
+    ones = 1 + rng.integers(2**12, size=(2, 1, 2 * size)) / 2.0**23
+    x, dy = ones.astype(np.float32)
+    got = run(rung, "weight_grad", (x, dy), Layout(np.ones((2, 2))), (4, size, size))
+    exact = (x.T.astype(float) @ dy).reshape(2, size, 2, size).swapaxes(1, 2).reshape(got.shape)
+    off = abs(got - exact).max() / 2.0**-23
+    assert off <= getattr(rung, "PRODUCT_ERROR", 0) + 1  # and one rounding to float32
+    assert off > getattr(rung, "PRODUCT_ERROR", 0) / 3  # that much is needed
 
 
 SHORT = [(*case, terms) for case in CASES for terms in (64, 256)]

@@ -1,13 +1,14 @@
 """ns.matmul and ns.sddmm: places, strides, out, and what they refuse."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import HALVES, host, needs_bfloat16
 
 import numbsparse as ns
-from numbsparse import device
+from numbsparse import device, to_device
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
 
@@ -88,6 +89,34 @@ def test_out_takes_memory_of_its_own(put):
         ns.matmul(x, w, out=w.values.reshape((8, 16))[:4])
     assert ns.matmul(x, w, out=rest) is rest
     assert_near(rest, np.full((4, 16), 8))
+    with pytest.raises(ValueError, match="own, got some of x"):
+        ns.matmul(both[::2], w, out=both[2:6])
+    between = put(np.ones((4, 2, 16), np.float32))
+    assert ns.matmul(between[:2, 0], w, out=between[2:].reshape((4, 16))[:2]) is not None
+    with pytest.raises(ValueError, match="own, got some of w"):
+        ns.matmul(x, w, out=w.values.reshape((8, 16))[4:])
+
+
+def test_out_takes_no_memory_of_a_reversed_operand():
+    both = np.ones((8, 16), np.float32)
+    with pytest.raises(ValueError, match="own, got some of x"):
+        ns.matmul(both[::-1], ns.BlockSparse(np.ones((2, 8, 8), np.float32), np.eye(2)), out=both)
+
+
+def test_a_lent_array_with_negative_strides_is_refused(rng):
+    if not device.SIMULATED:
+        pytest.skip("other libraries' arrays are CuPy's and Numba's")
+    there = to_device(normal(rng, 4, 30))
+    lent = SimpleNamespace(
+        __cuda_array_interface__={
+            **there.__cuda_array_interface__,
+            "data": (there.address + 3 * 120, False),
+            "strides": (-120, 4),
+        }
+    )
+    w = ns.BlockSparse(np.ones((3, 10, 10), np.float32), np.eye(3)).to("cuda")
+    with pytest.raises(ValueError, match=r"x takes strides from 0 up, got \(-120, 4\)"):
+        ns.matmul(lent, w)
 
 
 def test_torch_on_the_cpu():
@@ -96,8 +125,23 @@ def test_torch_on_the_cpu():
     out = torch.full((4, 16), torch.nan)
     assert ns.matmul(torch.ones(4, 16), w, out=out) is out
     assert (out == 8).all()
+    assert torch.equal(ns.matmul(torch.ones(4, 16), w), out)
+    assert torch.equal(ns.matmul(w, torch.ones(16, 4)), out.T)
+    if device.SIMULATED:  # else on a GPU, where the weight is
+        assert torch.equal(ns.matmul(torch.ones(4, 16), w.to("cuda")), out)
+    pixels = ns.conv(torch.ones(1, 2, 2, 16), w, kernel_size=1)
+    assert torch.equal(pixels, torch.full((1, 2, 2, 16), 8.0))
     with pytest.raises(ValueError, match="out takes a writeable array, got list"):
         ns.matmul(np.ones((4, 16)), w.astype("float64"), out=np.ones((4, 16)).tolist())
+
+
+def test_jax_on_the_cpu():
+    jax = pytest.importorskip("jax")
+    w = ns.BlockSparse(np.ones((2, 8, 8), np.float32), np.eye(2))
+    x = jax.device_put(np.ones((4, 16), np.float32), jax.devices("cpu")[0])
+    y = ns.matmul(x, w)
+    assert isinstance(y, jax.Array)
+    assert_near(y, np.full((4, 16), 8))
 
 
 @needs_bfloat16
@@ -106,8 +150,9 @@ def test_torch_on_the_cpu_in_bfloat16():
     values = torch.ones(2, 8, 8, dtype=torch.bfloat16)
     w, x = ns.BlockSparse(values, np.eye(2)), torch.ones(4, 16, dtype=torch.bfloat16)
     values.mul_(2)  # the memory is shared
-    assert ns.matmul(x, w).dtype == as_dtype("bfloat16")
-    assert (ns.matmul(x, w).astype(float) == 16).all()
+    y = ns.matmul(x, w)
+    assert (y.dtype, y.shape) == (torch.bfloat16, (4, 16))
+    assert (y == 16).all()
     assert ns.Tensor(x).dtype == as_dtype("bfloat16")
     out = torch.zeros(4, 16, dtype=torch.bfloat16)
     assert ns.matmul(x, w, out=out) is out

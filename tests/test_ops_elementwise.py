@@ -14,7 +14,7 @@ from ops_helpers import (
 )
 
 from numbsparse import ops
-from numbsparse.dtypes import as_dtype
+from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels import elementwise as ops_kernels
 
 BINARY = {
@@ -140,6 +140,27 @@ def test_far_out(home, name):
         expected = UNARY[name](home.rounded(x))
     magnitude = np.abs(x) if name == "gelu" else None
     assert_close(home, got, expected, steps=16, magnitude=magnitude)
+
+
+@in_all_homes
+def test_gelu_at_both_ends(home):
+    largest = float(finfo(home.dtype).max)
+    x, ones = home.send([-np.inf, -largest, largest, np.inf]), home.send([1.0, 1, 1, 1])
+    np.testing.assert_array_equal(home.fetch(ops.gelu(x)), [0, 0, largest, np.inf])
+    np.testing.assert_array_equal(home.fetch(ops.gelu_grad(x, ones)), [0, 0, 1, 1])
+
+
+@in_all_homes
+def test_relu_stops_infinite_gradients(home):
+    x, dy = home.send([-1.0, 0.0, 2.0]), home.send([np.inf, np.inf, -np.inf])
+    np.testing.assert_array_equal(home.fetch(ops.relu_grad(x, dy)), [0, 0, -np.inf])
+
+
+@in_all_homes
+@pytest.mark.parametrize("name", UNARY)
+def test_without_axes(home, name):
+    got = home.fetch(getattr(ops, name)(home.send(0.5)))
+    assert_close(home, got, UNARY[name](home.rounded(0.5)), steps=8, magnitude=1.0)
 
 
 @on_both_places

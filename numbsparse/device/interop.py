@@ -30,6 +30,13 @@ def as_device_array(x: Any, argument: str = "x") -> DeviceArray:
     """A view of a GPU array of torch, CuPy, JAX, Numba or ourselves; nothing is copied."""
     if isinstance(x, DeviceArray):
         return x
+    array = _lent(x, argument)
+    if not array.is_contiguous and array.size and min(array.strides) < 0:
+        raise ValueError(f"{argument} takes strides from 0 up, got {array.strides}: pass a copy")
+    return array
+
+
+def _lent(x: Any, argument: str) -> DeviceArray:
     if not is_device_operand(x):
         raise TypeError(f"{argument} takes an array in GPU memory, got {type(x).__name__}")
     if hasattr(x, "is_neg") and x.is_neg():  # torch lends the values as they were before the sign
@@ -76,22 +83,32 @@ def empty_in_library_of(x: Any, shape: tuple[int, ...], dtype: np.dtype) -> tupl
     return in_library_of(x, array), array
 
 
-def in_library_of(x: Any, result: DeviceArray) -> Any:
-    """The result as an array of the library that `x` came from, without a copy.
+def in_library_of(x: Any, result: Any) -> Any:
+    """The result as an array of the library that `x` came from.
 
-    torch and CuPy get their own type; any other caller gets the DeviceArray, which speaks DLPack.
+    Beside torch, CuPy and, on the CPU, JAX their own type, without a copy where they share memory;
+    any other caller gets the result as it is: a NumPy array, or a DeviceArray, which speaks DLPack.
     """
     library = type(x).__module__.partition(".")[0]
+    if isinstance(result, np.ndarray):
+        if library == "torch":
+            return _torch_of_bits(result, sys.modules["torch"].from_numpy)
+        return sys.modules["jax"].numpy.asarray(result) if library == "jaxlib" else result
     if isinstance(x, DeviceArray) or library not in ("torch", "cupy"):
         return result
     module = sys.modules[library]
-    # bfloat16 goes by its bits: __cuda_array_interface__, the quicker way, has no name for it.
-    bits = result.view(np.uint16) if is_bfloat16(result.dtype) else result
     if library == "torch":
-        lent = module.as_tensor(bits, device="cuda")
-        return lent if bits is result else lent.view(module.bfloat16)
+        return _torch_of_bits(result, lambda bits: module.as_tensor(bits, device="cuda"))
+    bits = result.view(np.uint16) if is_bfloat16(result.dtype) else result
     lent = module.asarray(bits)
     return lent if bits is result else lent.view(result.dtype)
+
+
+def _torch_of_bits(result: Any, lend: Any) -> Any:
+    """bfloat16 goes by its bits: NumPy and __cuda_array_interface__ have no name for it."""
+    if not is_bfloat16(result.dtype):
+        return lend(result)
+    return lend(result.view(np.int16)).view(sys.modules["torch"].bfloat16)
 
 
 def _from_interface(x: Any) -> DeviceArray:

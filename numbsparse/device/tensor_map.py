@@ -7,7 +7,6 @@ call with the same matrix.
 from __future__ import annotations
 
 from collections import OrderedDict
-from math import prod
 
 import numpy as np
 
@@ -49,10 +48,10 @@ def tensor_maps(*boxes: tuple[DeviceArray, tuple[int, ...], int]) -> DeviceArray
 
 
 def _key(x: DeviceArray, box: tuple[int, ...], swizzle: int) -> Key:
-    strides = x.strides[:-1]
-    if x.shape[0] == 1:  # any stride, so perhaps none that the driver takes
-        strides = (-(-prod(x.shape[1:]) * x.itemsize // 16) * 16, *strides[1:])
-    return (x.address, x.shape, strides, x.itemsize, box, swizzle)
+    # An axis of one item may have any stride, so perhaps none that the driver takes.
+    fitting = -(-x.nbytes // 16) * 16
+    strides = tuple(fitting if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True))
+    return (x.address, x.shape, strides[:-1], x.itemsize, box, swizzle)
 
 
 def _remembered(keys: tuple[Key, ...], shape: tuple[int, ...]) -> DeviceArray:
@@ -70,6 +69,8 @@ def _remembered(keys: tuple[Key, ...], shape: tuple[int, ...]) -> DeviceArray:
 
 def _simulated(key: Key) -> np.ndarray:
     address, shape, strides, itemsize, box, swizzle = key
+    if any(number % 16 for number in (address, *strides)):
+        raise _refused(key, "not a multiple of 16 bytes")
 
     def padded(*numbers: int) -> tuple[int, ...]:
         return (*numbers, 0, 0, 0)[:5]
@@ -99,8 +100,13 @@ def _encoded(key: Key) -> np.ndarray:
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     if int(error) != 0:
-        raise RuntimeError(
-            f"a tensor map of {shape} at {address:#x}, strides {strides}, box {box}, swizzle "
-            f"{swizzle} was refused: {error.name}"
-        )
+        raise _refused(key, error.name)
     return np.array([int(word) for word in encoded.opaque], np.uint64).view(np.int64)
+
+
+def _refused(key: Key, why: str) -> RuntimeError:
+    address, shape, strides, _, box, swizzle = key
+    return RuntimeError(
+        f"a tensor map of {shape} at {address:#x}, strides {strides}, box {box}, swizzle "
+        f"{swizzle} was refused: {why}"
+    )

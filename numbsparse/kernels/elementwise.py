@@ -32,6 +32,7 @@ ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
 GELU_SCALE = np.float32(math.sqrt(2 / math.pi))
 GELU_CUBE = np.float32(0.044715)
 GELU_SLOPE = np.float32(3 * 0.044715)
+GELU_FAR = np.float32(16)  # from here on 1 + tanh is 2, or 0
 
 
 def maximum(a, b):
@@ -67,11 +68,15 @@ def softplus(x):
 
 
 def gelu(x):
+    if abs(x) >= GELU_FAR:  # where cubes may be infinite
+        return x if x > ZERO else ZERO
     t = math.tanh(GELU_SCALE * (x + GELU_CUBE * x * x * x))
     return HALF * x * (ONE + t)
 
 
 def gelu_grad(x, dy):
+    if abs(x) >= GELU_FAR:  # where squares may be infinite
+        return dy * (ONE if x > ZERO else ZERO)
     t = math.tanh(GELU_SCALE * (x + GELU_CUBE * x * x * x))
     du = GELU_SCALE * (ONE + GELU_SLOPE * x * x)
     return dy * HALF * (ONE + t + x * (ONE - t * t) * du)

@@ -13,6 +13,7 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional
+from numbsparse.nn.functional.layers import check_features
 from numbsparse.nn.linear import layout_for
 from numbsparse.nn.module import Module, Parameter
 from numbsparse.ops.conv_window import check_padding, extra_sizes, sizes
@@ -56,6 +57,7 @@ class _Conv(Module):
         height, width = in_channels, out_channels
         if self.transposed:
             height, width = width, height
+        self.tap_features = height
         values, bound = _drawn(
             joined, prod(self.kernel_size), height, width, block_size, self.transposed, rng
         )
@@ -87,6 +89,7 @@ class _Conv(Module):
     def forward(self, x: Any) -> Tensor:
         x = as_tensor(x)
         _check_images(x, self.axes, self.in_channels)
+        check_features((self.out_channels,), bias=self.bias)
         y = functional.conv(
             x,
             self.weight,
@@ -127,6 +130,7 @@ class _ConvTranspose(_Conv):
     def forward(self, x: Any) -> Tensor:
         x = as_tensor(x)
         _check_images(x, self.axes, self.in_channels)
+        check_features((self.out_channels,), bias=self.bias)
         y = functional.conv_transpose(
             x,
             self.weight,
@@ -275,7 +279,7 @@ def _drawn(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(values, the bound of each output feature): uniform within 1 / sqrt(fan-in).
 
-    The rows of a tap end after `height` features: what lies beyond is zero, and stays so.
+    The rows of a tap end after `height` features; what lies beyond an edge is zero.
     """
     row = layout.index.block_rows % (layout.shape[0] // taps)
     column = layout.index.block_columns
@@ -287,4 +291,5 @@ def _drawn(
     bound = 1 / np.sqrt(np.maximum(fan_in, 1))
     values = rng.uniform(-1, 1, (layout.n_blocks, size, size)) * bound[line][:, None, None]
     values *= (np.arange(size) < rows_in[:, None])[:, :, None]
+    values *= (np.arange(size) < columns_in[:, None])[:, None, :]
     return values, np.repeat(bound, size)[:outputs]

@@ -6,22 +6,27 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
+from numbsparse.patterns.checks import integer
 
 __all__ = ["fan_in", "identity", "normal", "orthogonal", "uniform"]
 
 
-def fan_in(w: BlockSparse) -> np.ndarray:
+def fan_in(w: BlockSparse, tap_features: int | None = None) -> np.ndarray:
     """How many inputs each output feature of `w` has: int64, (out_features,).
+
+    Of a convolution's weight the rows of each tap end after `tap_features`: see `ns.conv`.
 
     >>> import numpy as np, numbsparse as ns
     >>> w = ns.BlockSparse(np.zeros((3, 4, 4)), ns.Layout([[1, 0], [1, 1]]))
     >>> ns.nn.init.fan_in(w)
     array([8, 8, 8, 8, 4, 4, 4, 4])
     """
-    return np.repeat(_column_fan_in(w.layout, w.block_size, w.shape[0]), w.block_size)[: w.shape[1]]
+    features = w.shape[0] if tap_features is None else tap_features
+    return np.repeat(_column_fan_in(w.layout, w.block_size, features), w.block_size)[: w.shape[1]]
 
 
 def uniform(
@@ -33,7 +38,7 @@ def uniform(
     dtype: Any = np.float32,
     seed: Any = None,
 ) -> BlockSparse:
-    """Uniform within gain / sqrt(fan-in).
+    """Uniform within gain / sqrt(fan-in); zero beyond the edge.
 
     With gain sqrt(3) the variance of the inputs is kept; with 1 it is what torch's layers begin
     with.
@@ -55,6 +60,7 @@ def uniform(
     (BlockSparse(8 x 8, float32, 3 blocks of 4 x 4, density 0.75), True)
     """
     layout, rng = as_layout(layout), np.random.default_rng(seed)
+    block_size = integer("block_size", block_size)
     values = rng.uniform(-gain, gain, (layout.n_blocks, block_size, block_size))
     return _scaled(values, layout, block_size, shape, dtype)
 
@@ -70,7 +76,8 @@ def normal(
 ) -> BlockSparse:
     """Normal with standard deviation gain / sqrt(fan-in); sqrt(2) suits a ReLU.
 
-    He et al., "Delving Deep into Rectifiers", 2015, section 2.2. Parameters as in `uniform`.
+    Zero beyond the edge. He et al., "Delving Deep into Rectifiers", 2015, section 2.2. Parameters
+    as in `uniform`.
 
     >>> import numpy as np, numbsparse as ns
     >>> w = ns.nn.init.normal(np.ones((32, 4)), 32, gain=2, seed=0)
@@ -78,17 +85,23 @@ def normal(
     2.0
     """
     layout, rng = as_layout(layout), np.random.default_rng(seed)
+    block_size = integer("block_size", block_size)
     values = rng.standard_normal((layout.n_blocks, block_size, block_size)) * gain
     return _scaled(values, layout, block_size, shape, dtype)
 
 
 def identity(
-    layout: Any, block_size: int = 32, *, scale: float = 1.0, dtype: Any = np.float32
+    layout: Any,
+    block_size: int = 32,
+    *,
+    shape: tuple[int, int] | None = None,
+    scale: float = 1.0,
+    dtype: Any = np.float32,
 ) -> BlockSparse:
     """`scale` on the diagonal of every kept block (i, j) with i = j modulo the shorter side.
 
     With the diagonal kept and as many inputs as outputs, x @ w = scale * x; where there are more of
-    one, they share. Other kept blocks are zero.
+    one, they share. Other kept blocks are zero. `shape` as in BlockSparse.
 
     >>> import numbsparse as ns
     >>> w = ns.nn.init.identity([[1, 0], [1, 1]], 2, scale=3)
@@ -98,12 +111,12 @@ def identity(
            [0., 0., 3., 0.],
            [0., 0., 0., 3.]], dtype=float32)
     """
-    layout = as_layout(layout)
+    layout, block_size = as_layout(layout), integer("block_size", block_size)
     shorter = min(layout.shape)
     on_diagonal = layout.index.block_rows % shorter == layout.index.block_columns % shorter
     values = np.zeros((layout.n_blocks, block_size, block_size), as_dtype(dtype))
     values[on_diagonal] = scale * np.eye(block_size)
-    return BlockSparse(values, layout)
+    return _zero_beyond_the_edge(BlockSparse(values, layout, shape=shape))
 
 
 def orthogonal(
@@ -126,6 +139,7 @@ def orthogonal(
     True
     """
     layout, rng = as_layout(layout), np.random.default_rng(seed)
+    block_size = integer("block_size", block_size)
     walk = layout.index.columns
     values = np.empty((layout.n_blocks, block_size, block_size), as_dtype(dtype))
     for column in range(layout.shape[1]):
@@ -144,12 +158,20 @@ def _scaled(
     in_features = layout.shape[0] * block_size if shape is None else shape[0]
     inputs = np.maximum(_column_fan_in(layout, block_size, in_features), 1)
     values /= np.sqrt(inputs)[layout.index.block_columns, None, None]
-    return BlockSparse(values.astype(as_dtype(dtype)), layout, shape=shape)
+    return _zero_beyond_the_edge(BlockSparse(values.astype(as_dtype(dtype)), layout, shape=shape))
+
+
+def _zero_beyond_the_edge(w: BlockSparse) -> BlockSparse:
+    return w.with_values(ops.inside(w))
 
 
 def _column_fan_in(layout: Layout, block_size: int, in_features: int) -> np.ndarray:
-    """Inputs of each block column, (out_blocks,); the last block row may be cut by the edge."""
-    heights = np.minimum(block_size, in_features - np.arange(layout.shape[0]) * block_size)
+    """Inputs of each block column, (out_blocks,); the last block row may be cut by the edge.
+
+    Block rows beyond are those of further taps, cut likewise.
+    """
+    row_of_tap = np.arange(layout.shape[0]) % -(-in_features // block_size)
+    heights = np.minimum(block_size, in_features - row_of_tap * block_size)
     return np.bincount(
         layout.index.block_columns,
         weights=heights[layout.index.block_rows],

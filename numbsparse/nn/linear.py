@@ -12,6 +12,7 @@ from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional, init
 from numbsparse.nn.module import Module, Parameter
+from numbsparse.patterns.checks import BLOCK_SIZES
 
 
 class Linear(Module):
@@ -94,6 +95,7 @@ def layout_for(in_features: int, out_features: int, layout: Any, block_size: int
     ):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name} takes a whole number from 1 on, got {value!r}")
+    check_block_size(block_size)
     grid = (-(-in_features // block_size), -(-out_features // block_size))
     layout = Layout(np.ones(grid, dtype=bool)) if layout is None else as_layout(layout)
     if layout.shape != grid:
@@ -102,6 +104,12 @@ def layout_for(in_features: int, out_features: int, layout: Any, block_size: int
             f"features in blocks of {block_size}, got {layout.shape[0]} x {layout.shape[1]}"
         )
     return layout
+
+
+def check_block_size(block_size: int) -> None:
+    """Refuse blocks that no kernel serves when a layer is made, not when it is used."""
+    if block_size not in BLOCK_SIZES:
+        raise ValueError(f"block_size takes one of {BLOCK_SIZES}, got {block_size}")
 
 
 def is_list_of_layouts(layout: Any) -> bool:

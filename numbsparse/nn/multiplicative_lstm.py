@@ -15,7 +15,7 @@ from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional as F
 from numbsparse.nn import init
 from numbsparse.nn.dropout import Dropout
-from numbsparse.nn.linear import is_list_of_layouts, layout_for
+from numbsparse.nn.linear import check_block_size, is_list_of_layouts, layout_for
 from numbsparse.nn.module import Module, Parameter
 
 
@@ -113,8 +113,8 @@ class MultiplicativeLSTM(Module):
             return NormalizedProduct(init.uniform(inputs, block_size, **size, seed=rng), **how)
 
         def from_state(kept: Layout, out_features: int, **more: Any) -> NormalizedProduct:
-            values = init.identity(kept, block_size, dtype=dtype).values
-            w = BlockSparse(values, kept, shape=(hidden_size, out_features))
+            size: Any = {"shape": (hidden_size, out_features), "dtype": dtype}
+            w = init.identity(kept, block_size, **size)
             return NormalizedProduct(w, **more, **how)
 
         self.multiplier, self.addend = from_inputs(), from_inputs()
@@ -238,6 +238,7 @@ class NormalizedProduct(Module):
         super().__init__()
         if not eps >= 0:
             raise ValueError(f"eps takes a number from 0 on, got {eps}")
+        check_block_size(weight.block_size)
         features = weight.shape[1] if features is None else features
         shape = (features,) if groups == 1 else (groups, features)
         self.eps, self.precision = eps, ops.own_precision(precision)

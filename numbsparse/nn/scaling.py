@@ -72,11 +72,10 @@ class LossScaler:
 
         Raises ValueError where no parameter has a gradient, or they are not all in one place.
         """
-        gradients = [p.grad.values for o in optimizers for p in o.parameters if p.grad is not None]
+        gradients = [p.grad.data for o in optimizers for p in o.parameters if p.grad is not None]
         if not gradients:
             raise ValueError("optimizers take parameters with gradients: call backward before")
-        place = "cuda" if isinstance(gradients[0], DeviceArray) else "cpu"
-        self.array_in(place)
+        self.array_in(Tensor(gradients[0]).place)
         verdict = ops.judge(gradients, self._state, self.interval or 0)
         for optimizer in optimizers:
             optimizer.step(verdict)

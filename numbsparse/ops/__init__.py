@@ -31,7 +31,9 @@ from numbsparse.ops.conv_operands import space_of
 from numbsparse.ops.conv_window import conv_window, transpose_window
 from numbsparse.ops.create import full, full_like, zeros, zeros_like
 from numbsparse.ops.dropout import draws_noted, draws_repeated, dropout_mask
+from numbsparse.ops.edge import inside
 from numbsparse.ops.elementwise import (
+    NUMBERS,
     add,
     broadcast_to,
     cast,
@@ -92,6 +94,7 @@ __all__ = [
     "GATES",
     "LEAST_SCALE",
     "MOST_SCALE",
+    "NUMBERS",
     "SGD_NUMBERS",
     "TAKEN",
     "HalfOnCPU",
@@ -143,6 +146,7 @@ __all__ = [
     "guarded_adam_numbers",
     "guarded_sgd_numbers",
     "index_beside",
+    "inside",
     "is_half",
     "judge",
     "layer_norm",

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from numbsparse.ops.elementwise import apply_on_gpu
-from numbsparse.ops.operands import alike, on_gpu
+from numbsparse.ops.operands import alike, contiguous, on_gpu
 
 GELU_SCALE = (2 / pi) ** 0.5
 GELU_CUBE = 0.044715
+GELU_FAR = 16.0  # from here on 1 + tanh is 2, or 0, in float64 too
 
 
 def sigmoid(a: Any) -> Any:
@@ -40,7 +41,7 @@ def relu_grad(x: Any, dy: Any) -> Any:
     """dy where x > 0, else 0: dy times the derivative of relu, taken as 0 at 0."""
     if alike(x=x, dy=dy):
         return apply_on_gpu("relu_grad", x, dy)
-    return np.asarray(np.multiply(dy, x > 0, order="C"))
+    return contiguous(np.where(x > 0, dy, 0))
 
 
 def elu(a: Any) -> Any:
@@ -69,7 +70,7 @@ def softplus(a: Any) -> Any:
     """log(1 + e ** a), without overflow: max(a, 0) + log(1 + e ** -|a|)."""
     if on_gpu(a, "a"):
         return apply_on_gpu("softplus", a)
-    y = np.abs(np.asarray(a, order="C"))
+    y = np.asarray(np.abs(a, order="C"))
     np.negative(y, out=y)
     np.exp(y, out=y)
     np.log1p(y, out=y)
@@ -83,10 +84,10 @@ def gelu(a: Any) -> Any:
     """
     if on_gpu(a, "a"):
         return apply_on_gpu("gelu", a)
-    y = _gelu_tanh(a)
+    y = _gelu_tanh(np.clip(a, -GELU_FAR, GELU_FAR))
     y += 1
-    y *= a
     y *= 0.5
+    y *= np.maximum(a, -GELU_FAR)  # 0 times infinity is NaN
     return y
 
 
@@ -97,6 +98,7 @@ def gelu_grad(x: Any, dy: Any) -> Any:
     """
     if alike(x=x, dy=dy):
         return apply_on_gpu("gelu_grad", x, dy)
+    x = np.clip(x, -GELU_FAR, GELU_FAR)
     t = _gelu_tanh(x)
     slope = np.asarray(np.multiply(x, x, order="C"))
     slope *= 3 * GELU_CUBE * GELU_SCALE
@@ -105,8 +107,8 @@ def gelu_grad(x: Any, dy: Any) -> Any:
     slope *= x
     slope += t
     slope += 1
-    slope *= dy
     slope *= 0.5
+    slope *= dy
     return slope
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, to_device
+from numbsparse.device import DeviceArray, in_library_of, to_device
 from numbsparse.kernels.conv import RUNGS, Window, rung
 from numbsparse.ops.conv_operands import (
     as_pixels,
@@ -13,7 +13,6 @@ from numbsparse.ops.conv_operands import (
     check_features,
     check_weight,
     empty_beside,
-    in_library,
     is_away,
     only_tap,
     small_space,
@@ -86,7 +85,7 @@ def conv(
     """
     here = operand(x, "x")
     window = conv_window(space_of(here), kernel_size, stride, padding, dilation)
-    return in_library(x, conv_in(here, w, window, kernel, precision))
+    return in_library_of(x, conv_in(here, w, window, kernel, precision))
 
 
 def conv_transpose(
@@ -142,7 +141,9 @@ def conv_transpose(
         space_of(here), kernel_size, stride, padding, output_padding, dilation
     )
     axes = here.ndim - 2
-    return in_library(x, conv_transpose_in(here, w, window, axes, out_features, kernel, precision))
+    return in_library_of(
+        x, conv_transpose_in(here, w, window, axes, out_features, kernel, precision)
+    )
 
 
 def conv_weight_grad(

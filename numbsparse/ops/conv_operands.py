@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, empty, in_library_of
+from numbsparse.device import DeviceArray, empty
 from numbsparse.kernels.conv import Window
 from numbsparse.ops.conv_window import in_blocks_of
 from numbsparse.ops.elementwise import gapless
@@ -61,11 +61,6 @@ def is_away(x: Any, w: BlockSparse) -> bool:
     if on_gpu and w.place != "cuda":
         raise ValueError('x is on a GPU and w on the CPU: move the weight with w.to("cuda") first')
     return w.place == "cuda" and not on_gpu
-
-
-def in_library(x: Any, y: Any) -> Any:
-    """The result in the library of the dense operand."""
-    return in_library_of(x, y) if isinstance(y, DeviceArray) else y
 
 
 def small_space(window: Window, axes: int) -> tuple[int, ...]:

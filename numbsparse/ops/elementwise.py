@@ -21,7 +21,7 @@ import numpy as np
 from numpy import ndarray
 
 from numbsparse.device import DeviceArray, empty
-from numbsparse.dtypes import as_dtype, is_bfloat16, is_floating
+from numbsparse.dtypes import as_dtype, is_bfloat16, is_floating, type_name
 from numbsparse.ops.operands import (
     ARRAYS,
     CPU_FLOATS,
@@ -64,8 +64,8 @@ def maximum(a: Any, b: Any) -> Any:
 
 def power(a: Any, exponent: float) -> Any:
     """a ** exponent, for a number `exponent`."""
-    if not isinstance(exponent, int | float):
-        raise TypeError(f"exponent takes a number, got {type(exponent).__name__}")
+    if not isinstance(exponent, NUMBERS):
+        raise TypeError(f"exponent takes a number, got {type_name(exponent)}")
     if on_gpu(a, "a"):
         return apply_on_gpu("power", a, float(exponent))
     if exponent in (1, 2, 3, 4):
@@ -150,7 +150,11 @@ def broadcast_to(a: Any, shape: tuple[int, ...]) -> Any:
     """
     gpu, shape = on_gpu(a, "a"), tuple(shape)
     extra = len(shape) - a.ndim
-    if extra < 0 or any(n not in (1, m) for n, m in zip(a.shape, shape[extra:], strict=True)):
+    if (
+        extra < 0
+        or min(shape, default=0) < 0
+        or any(n not in (1, m) for n, m in zip(a.shape, shape[extra:], strict=True))
+    ):
         raise ValueError(f"shape takes one that {a.shape} broadcasts to, got {shape}")
     if not gpu:
         return np.array(np.broadcast_to(a, shape), order="C")
@@ -220,7 +224,7 @@ def _number(x: Any, argument: str) -> Any:
     if isinstance(x, NUMBERS):
         return float(x)
     raise TypeError(
-        f"{argument} takes a NumPy array, a DeviceArray or a number, got {type(x).__name__}"
+        f"{argument} takes a NumPy array, a DeviceArray or a number, got {type_name(x)}"
     )
 
 

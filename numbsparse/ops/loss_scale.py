@@ -22,7 +22,7 @@ def judge(gradients: Sequence[Any], state: Any, interval: int) -> Any:
 
     Parameters
     ----------
-    gradients : arrays in one place
+    gradients : arrays and BlockSparse matrices in one place
     state : float32, (2,), in that place: the scale, and the good steps since it last changed
         Halved where a gradient is infinite or NaN; doubled after `interval` good steps.
     interval : int, 0 to leave the scale alone

@@ -9,13 +9,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, empty, empty_in_library_of, to_device
+from numbsparse.device import DeviceArray, empty, empty_in_library_of, in_library_of, to_device
+from numbsparse.dtypes import type_name
 from numbsparse.kernels.matmul import function_of
 from numbsparse.layout import Index, Layout, Walk, as_layout
 from numbsparse.ops.choice import choose
-from numbsparse.ops.operands import operand
+from numbsparse.ops.operands import operand, overlap
 from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.shape import reshape
+from numbsparse.patterns.checks import integer
 
 
 def matmul(
@@ -34,23 +36,26 @@ def matmul(
     ----------
     x : array, (..., in_features), or BlockSparse
     w : BlockSparse, (in_features, out_features), or array, (out_features, batch)
-        One of the two is a BlockSparse. Dense operands are NumPy arrays, or GPU arrays of
-        numbsparse, torch, CuPy, JAX or Numba, of the weight's dtype and of any strides: float16,
-        bfloat16 (with the package ml_dtypes), float32, and on the CPU float64.
+        One of the two is a BlockSparse. Dense operands are arrays of NumPy, or of torch or JAX on
+        the CPU, or GPU arrays of numbsparse, torch, CuPy, JAX or Numba, of the weight's dtype:
+        float16, bfloat16 (with the package ml_dtypes), float32, and on the CPU float64. Strides are
+        any; on a GPU none is negative.
     out : array, (..., out_features), or (in_features, batch) in `w @ x`, optional
-        C-contiguous, of the same dtype; written whole and returned.
+        C-contiguous, of the same dtype, in memory that no operand has; written whole and returned.
     kernel : str
         "auto", or a rung of `numbsparse.kernels.matmul.LADDER` by name.
     precision : str, optional
-        For float32: "highest" is as accurate as a float32 product; "high" lets tensor cores round
-        the factors to tf32, 10 bits of mantissa. Sums are float32 in both. Default: what
-        `numbsparse.set_precision` says, at first "highest".
+        For float32: "highest" is as accurate as a float32 product: a sum of n terms is within
+        (n + 8) 2^-23 of the sum of |x w|, for n = 1 too; "high" lets tensor cores round the factors
+        to tf32, 10 bits of mantissa, for another 2^-9 of it. Sums are float32 in both. Default:
+        what `numbsparse.set_precision` says, at first "highest".
 
     Returns
     -------
     array, (..., out_features), or (in_features, batch) in `w @ x`
-        Beside the dense operand: NumPy for NumPy, torch for torch, CuPy for CuPy, else a
-        DeviceArray. Sums are kept in float32, for float64 in float64, and rounded at the end.
+        Beside the dense operand: NumPy for NumPy, torch for torch, CuPy for CuPy, JAX for JAX on
+        the CPU, else a DeviceArray. Sums are kept in float32, for float64 in float64, and rounded
+        at the end.
 
     Raises
     ------
@@ -76,9 +81,7 @@ def matmul(
         return _multiply(x, w, False, out, kernel, precision)
     if isinstance(x, BlockSparse):
         return _multiply(w, x, True, out, kernel, precision)
-    raise TypeError(
-        f"matmul takes one BlockSparse, got x a {type(x).__name__} and w a {type(w).__name__}"
-    )
+    raise TypeError(f"matmul takes one BlockSparse, got x a {type_name(x)} and w a {type_name(w)}")
 
 
 def sddmm(
@@ -142,10 +145,18 @@ def sddmm(
         if layout.shape != shape:
             raise ValueError(f"layout has the shape {layout.shape}, a @ b has {shape}")
         if layout.is_transposed:  # keep the order of the stored blocks
-            return sddmm(b.T, a.T, layout.T, kernel=kernel, precision=precision).T
+            how: Any = {"block_size": block_size, "kernel": kernel, "precision": precision}
+            return sddmm(b.T, a.T, layout.T, **how).T
+        if block_size not in (None, layout.block_size):
+            raise ValueError(
+                f"block_size takes that of layout, {layout.block_size}, got {block_size}"
+            )
         layout, block_size = layout.stored_layout, layout.block_size
     layout = as_layout(layout)
-    size = block_size or _block_size(shape, layout.shape)
+    if block_size is None:
+        size = _block_size(shape, layout.shape)
+    else:
+        size = integer("block_size", block_size)
     chosen = choose("weight_grad", kernel, size, a, a.shape[1], precision, layout)
     values = _empty((layout.n_blocks, size, size), a)
     dw = BlockSparse(values, layout, shape=shape)
@@ -197,18 +208,18 @@ def _multiply(
         y = target if isinstance(target, DeviceArray) else empty(shape, w.dtype)
         _run(to_device(x), w, y, turned, kernel, precision)
         if target is None:
-            return y.numpy()
+            return in_library_of(dense, y.numpy())
         if target is not y:
             target[...] = y.numpy()
         return out
     if target is None and on_gpu:
         out, target = empty_in_library_of(dense, shape, x.dtype)
     elif target is None:
-        out = target = _empty(shape, x)
+        target = _empty(shape, x)
     if isinstance(target, DeviceArray) != on_gpu:
         raise ValueError("out takes the place of x, got one on the CPU and one on a GPU")
     _run(x, w, target, turned, kernel, precision)
-    return out
+    return in_library_of(dense, target) if out is None else out
 
 
 def _run(x: Any, w: BlockSparse, y: Any, turned: bool, kernel: str, precision: str) -> None:
@@ -237,21 +248,14 @@ def _checked_out(out: Any, shape: tuple[int, ...], x: Any, w: BlockSparse) -> An
         raise ValueError("out takes a C-contiguous array")
     # A second view of a torch tensor shares its memory; a second copy of a list does not.
     if on_cpu and not (
-        array.flags.writeable and (array is out or np.may_share_memory(array, operand(out, "out")))
+        array.flags.writeable
+        and (array is out or not array.size or np.may_share_memory(array, operand(out, "out")))
     ):
         raise ValueError(f"out takes a writeable array, got {type(out).__name__}")
     for name, other in (("x", x), ("w", w.values)):
-        if isinstance(other, DeviceArray) != on_cpu and _overlap(array, other):
+        if isinstance(other, DeviceArray) != on_cpu and overlap(array, other):
             raise ValueError(f"out takes memory of its own, got some of {name}")
     return array
-
-
-def _overlap(a: Any, b: Any) -> bool:
-    """Whether two arrays of one place share memory; of a `b` with gaps nothing is said."""
-    if isinstance(a, np.ndarray):
-        return b.flags.forc and np.may_share_memory(a, b)
-    ends = a.address + a.nbytes, b.address + b.nbytes
-    return b.is_contiguous and a.address < ends[1] and b.address < ends[0]
 
 
 def _empty(shape: tuple[int, ...], beside: Any) -> Any:

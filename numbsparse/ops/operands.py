@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.device import DeviceArray, as_device_array, is_device_operand
-from numbsparse.dtypes import as_array, is_bfloat16
+from numbsparse.dtypes import as_array, is_bfloat16, refuse_masked, type_name
 
 ARRAYS = (np.ndarray, DeviceArray)
 CPU_FLOATS = frozenset(map(np.dtype, ("float32", "float64")))
@@ -28,14 +28,16 @@ class HalfOnCPU(TypeError):
 
 def operand(x: Any, argument: str) -> Any:
     """A dense operand as a NumPy array or a DeviceArray."""
-    if isinstance(x, ARRAYS):
+    if type(x) is np.ndarray or isinstance(x, DeviceArray):
         return x
-    return as_device_array(x, argument) if is_device_operand(x) else as_array(x)
+    return as_device_array(x, argument) if is_device_operand(x) else as_array(x, argument)
 
 
 def on_gpu(a: Any, argument: str) -> bool:
     """Whether an array of floats lives on the GPU; anything else is refused."""
     if isinstance(a, np.ndarray):
+        if type(a) is not np.ndarray:
+            refuse_masked(a, argument)
         if a.dtype in CPU_FLOATS:
             return False
         raise refusal(argument, a.dtype, gpu=False)
@@ -115,6 +117,7 @@ def check_integers(indices: Any, argument: str, beside: str, gpu: bool) -> None:
     """Refuse what is no array of integers in the place of the argument `beside`."""
     if not isinstance(indices, np.ndarray | DeviceArray):
         raise TypeError(not_an_array(indices, argument))
+    refuse_masked(indices, argument)
     if isinstance(indices, DeviceArray) != gpu:
         raise ValueError(places_differ(beside, argument))
     if indices.dtype.kind not in "iu" or (gpu and indices.dtype.name not in ("int32", "int64")):
@@ -144,8 +147,31 @@ def contiguous(y: Any) -> np.ndarray:
 
 
 def not_an_array(a: Any, argument: str) -> str:
-    return f"{argument} takes a NumPy array or a DeviceArray, got {type(a).__name__}"
+    return f"{argument} takes a NumPy array or a DeviceArray, got {type_name(a)}"
 
 
 def places_differ(first: str, second: str) -> str:
     return f"{first} and {second} take one place, got one on the CPU and one on a GPU"
+
+
+class _Place:
+    """An array of any place to NumPy, which asks where it lies and reads nothing of it."""
+
+    def __init__(self, a: Any):
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (a.address, True),
+            "shape": a.shape,
+            "strides": a.strides,
+            "typestr": f"|V{a.itemsize}",
+        }
+
+
+def overlap(a: Any, b: Any) -> bool:
+    """Whether two arrays of one place share any memory, gaps not counted."""
+    if isinstance(a, DeviceArray):
+        first, last = sorted((a, b), key=lambda array: array.address)
+        if first.address + first.span.nbytes <= last.address:
+            return False
+        a, b = np.asarray(_Place(a)), np.asarray(_Place(b))
+    return np.shares_memory(a, b)

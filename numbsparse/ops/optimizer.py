@@ -18,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty, live
 from numbsparse.dtypes import is_bfloat16
 from numbsparse.kernels.rates import adam_rates
+from numbsparse.ops.edge import inside
 from numbsparse.ops.elementwise import divide, gapless
 from numbsparse.ops.operands import alike, on_gpu, places_differ, together
 
@@ -178,12 +180,13 @@ def adam_step_with(p: Any, g: Any, m: Any, v: Any, master: Any, numbers: Any) ->
 def global_norm(arrays: Sequence[Any]) -> Any:
     """The square root of the sum of the squares of all values: an array without axes.
 
-    In the place of the arrays, in float32 on a GPU, where their dtypes may differ, and else in
-    theirs.
+    Of arrays, and of BlockSparse matrices, whose values beyond the edge do not count. In the place
+    of them all, in float32 on a GPU, where their dtypes may differ, and else in theirs.
 
     >>> global_norm([np.float32([3]), np.float32([[4]])])
     array(5., dtype=float32)
     """
+    arrays = [inside(a) if isinstance(a, BlockSparse) else a for a in arrays]
     if not _check_list(arrays):
         squares = (np.vdot(flat, flat) for flat in (a.reshape(-1) for a in arrays))
         return np.asarray(np.sqrt(sum(squares), dtype=arrays[0].dtype))
@@ -195,11 +198,11 @@ def global_norm(arrays: Sequence[Any]) -> Any:
 
 
 def scale_to_norm(arrays: Sequence[Any], max_norm: float, scale: Any = None) -> Any:
-    """Scale all arrays in place by min(1, max_norm / global_norm(arrays)); gives the norm before.
+    """Scale all in place by min(1, max_norm / global_norm(arrays)); gives the norm before.
 
-    Arrays that bear a loss's `scale` (float32, no axes, in their place) are held against it: the
-    norm is that of the arrays over the scale, and they bear it still. Where the norm is infinite or
-    NaN the arrays stay as they are. On a GPU nothing is copied to the host.
+    Arrays, and BlockSparse matrices, that bear a loss's `scale` (float32, no axes, in their place)
+    are held against it: the norm is that of the arrays over the scale, and they bear it still.
+    Where the norm is infinite or NaN they stay as they are. On a GPU nothing is copied to the host.
 
     Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013,
     section 3.2.
@@ -213,7 +216,8 @@ def scale_to_norm(arrays: Sequence[Any], max_norm: float, scale: Any = None) -> 
     if not max_norm > 0:
         raise ValueError(f"max_norm takes a number above 0, got {max_norm}")
     norm = global_norm(arrays)
-    unique = list({id(a): a for a in arrays}.values())  # two weights may share a gradient
+    stored = (a.values if isinstance(a, BlockSparse) else a for a in arrays)
+    unique = list({id(a): a for a in stored}.values())  # two weights may share a gradient
     if isinstance(norm, DeviceArray):
         from numbsparse.kernels import optimizer as kernels
 

@@ -30,7 +30,7 @@ def sum(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """
     if on_gpu(a, "a"):
         return _on_gpu("sum", a, axis, keepdims)
-    return contiguous(_add(a, axis=axis, keepdims=keepdims))
+    return _on_cpu(_add, a, axis, keepdims)
 
 
 def mean(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
@@ -39,7 +39,7 @@ def mean(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     _check_not_empty(a, axis)
     if gpu:
         return _on_gpu("mean", a, axis, keepdims)
-    total = contiguous(_add(a, axis=axis, keepdims=keepdims))
+    total = _on_cpu(_add, a, axis, keepdims)
     return np.divide(total, a.size / (total.size or 1), out=total)
 
 
@@ -52,7 +52,7 @@ def max(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     _check_not_empty(a, axis)
     if gpu:
         return _on_gpu("max", a, axis, keepdims)
-    return contiguous(_maximum(a, axis=axis, keepdims=keepdims))
+    return _on_cpu(_maximum, a, axis, keepdims)
 
 
 def sum_to(a: Any, shape: tuple[int, ...]) -> Any:
@@ -82,6 +82,12 @@ def _check_not_empty(a: Any, axis: Axis) -> None:
 
 def _axes(a: Any, axis: Axis) -> tuple[int, ...]:
     return normalize_axis_tuple(range(a.ndim) if axis is None else axis, a.ndim, "axis")
+
+
+def _on_cpu(function: Callable[..., Any], a: np.ndarray, axis: Axis, keepdims: bool) -> np.ndarray:
+    if a.ndim == 0:  # NumPy takes 0 and -1 as axes of what has none
+        axis = _axes(a, axis)
+    return contiguous(function(a, axis=axis, keepdims=keepdims))
 
 
 def _on_gpu(name: str, a: DeviceArray, axis: Axis, keepdims: bool) -> DeviceArray:

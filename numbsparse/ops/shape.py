@@ -23,6 +23,8 @@ def reshape(a: Any, shape: tuple[int, ...]) -> Any:
     array([[1., 2.],
            [3., 4.]], dtype=float32)
     """
+    if min(shape, default=0) < -1 or shape.count(-1) > 1:
+        raise ValueError(f"shape takes sizes from 0 on, and -1 once, got {shape}")
     if not isinstance(a, DeviceArray) or a.is_contiguous:
         return a.reshape(shape)
     if -1 in shape:

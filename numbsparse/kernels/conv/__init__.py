@@ -36,7 +36,7 @@ RUNGS = {
     "k4_wgmma": "cuda",
     "k5_small_blocks": "cuda",
 }
-"""The place of each rung; each is faster than the one before in the same place."""
+"""The place of each rung, in reading order; k5_small_blocks is for blocks of 4 and 8."""
 
 
 @cache

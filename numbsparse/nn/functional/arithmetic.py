@@ -7,7 +7,7 @@ from typing import Any
 from numbsparse import ops
 from numbsparse.autograd import Tensor, Vjp, as_tensor, record
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.dtypes import as_dtype
+from numbsparse.dtypes import as_dtype, type_name
 from numbsparse.nn.functional.shape import sum_to
 
 
@@ -102,9 +102,10 @@ def power(a: Any, exponent: float) -> Tensor:
     >>> F.power(Tensor([1.0, 2.0]), 3)
     Tensor([1., 8.])
     """
-    if not isinstance(exponent, int | float):
-        raise TypeError(f"exponent takes a number, got {type(exponent).__name__}")
-    slope = lambda dy: multiply(dy, multiply(power(a, exponent - 1), exponent))  # noqa: E731
+    if not isinstance(exponent, ops.NUMBERS):
+        raise TypeError(f"exponent takes a number, got {type_name(exponent)}")
+    less = exponent - 1 if exponent else 0  # the slope of a ** 0 is 0 * a ** 0, at a = 0 too
+    slope = lambda dy: multiply(dy, multiply(power(a, less), exponent))  # noqa: E731
     return record(ops.power(data_of(a), exponent), *edges((a, lambda dy, y: slope(dy))))
 
 
@@ -185,19 +186,21 @@ def is_block_sparse(a: Any) -> bool:
 
 
 def _add_block_sparse(a: Tensor, b: Any) -> Tensor:
-    left, right = a.data, data_of(b)
-    if not isinstance(right, BlockSparse) or right.layout != left.layout:
-        raise ValueError("a and b take the same layout where one is block-sparse")
-    if left.is_transposed != right.is_transposed:
-        right = BlockSparse(right.T.data, left.stored_layout, shape=right.shape[::-1]).T
-    total = left.with_values(ops.add(left.values, right.values))
-    return record(total, *edges((a, lambda dy, y: dy), (b, lambda dy, y: dy)))
+    if not isinstance(data_of(b), BlockSparse):
+        raise ValueError(f"b takes a BlockSparse of the layout of a, got {type_name(data_of(b))}")
+    b = _stored_as(as_tensor(b), a.data, "b")
+    total = a.data.with_values(ops.add(a.values, b.values))
+    return record(total, (a, lambda dy, y: dy), (b, lambda dy, y: dy))
+
+
+def _stored_as(a: Tensor, like: BlockSparse, argument: str) -> Tensor:
+    """A block-sparse tensor with its values in the order of those of `like`."""
+    stored, own = a.data.stored_as(like, argument), a.data
+    return a if stored is own else record(stored, (a, lambda dy, y: _stored_as(dy, own, "dy")))
 
 
 def _scale_block_sparse(a: Tensor, factor: Any) -> Tensor:
-    if not isinstance(factor, int | float):
-        raise TypeError(
-            f"a block-sparse tensor takes a number beside *, got {type(factor).__name__}"
-        )
+    if not isinstance(factor, ops.NUMBERS):
+        raise TypeError(f"a block-sparse tensor takes a number beside *, got {type_name(factor)}")
     scaled = a.data.with_values(ops.multiply(a.data.values, factor))
     return record(scaled, (a, lambda dy, y: multiply(dy, factor)))

@@ -7,25 +7,38 @@ from typing import Any
 from numbsparse import ops
 from numbsparse.autograd import Tensor, is_recording, record
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.nn.functional.arithmetic import add, cast, divide, multiply, negative, sqrt
+from numbsparse.nn.functional.arithmetic import add, cast, divide, multiply, negative
 from numbsparse.nn.functional.repeated import jointly
 from numbsparse.nn.functional.shape import getitem, reshape, sum
 
 
-def column_norms(w: Tensor, eps: float = 0.0) -> Tensor:
+def column_norms(w: Tensor, eps: float = 0.0, *, tap_features: int | None = None) -> Tensor:
     """sqrt(eps + sum over c of w[c, k]^2), (out_features,), of a block-sparse w; differentiable.
+
+    The gradient of a length of 0 is 0. Of a convolution's weight the rows of each tap end after
+    `tap_features`; default: w is a matrix.
 
     >>> import numpy as np, numbsparse as ns
     >>> w = ns.Tensor(ns.BlockSparse(np.full((2, 2, 2), 3.0), [[1, 0], [1, 1]][1:]))
     >>> column_norms(w)
     Tensor([4.24264069, 4.24264069, 4.24264069, 4.24264069])
     """
-    squares = _dots(w, w)
-    return sqrt(add(squares, eps) if eps else squares)
+    data: BlockSparse = w.data
+    _block_columns(data)
+    lengths = _lengths(ops.inside(data, tap_features), data, eps)
+
+    def gradient(dy: Tensor, norms: Tensor) -> Tensor:
+        above_0 = ops.relu_grad(norms.data, ops.full_like(norms.data, 1.0))
+        by = divide(dy, add(norms, Tensor(ops.subtract(1.0, above_0))))  # w / 1 where w is 0
+        return scale_columns(w, by, tap_features=tap_features)
+
+    return record(_cast(lengths, w.dtype), (w, gradient))
 
 
-def scale_columns(w: Tensor, scale: Tensor) -> Tensor:
+def scale_columns(w: Tensor, scale: Tensor, *, tap_features: int | None = None) -> Tensor:
     """w[c, k] * scale[k], of a block-sparse w, with its layout; differentiable.
+
+    `tap_features` as in `column_norms`.
 
     >>> import numpy as np, numbsparse as ns
     >>> from numbsparse.nn import functional as F
@@ -40,14 +53,17 @@ def scale_columns(w: Tensor, scale: Tensor) -> Tensor:
     size, out_blocks = data.block_size, data.layout.shape[1]
     padded = _padded(scale, out_blocks * size)
     rows = _take_rows(reshape(padded, (out_blocks, size)), columns)
-    return with_blocks(data, multiply(blocks_of(w), reshape(rows, (-1, 1, size))))
+    scaled = multiply(_blocks_of(w, tap_features), reshape(rows, (-1, 1, size)))
+    return _with_blocks(data, scaled, tap_features)
 
 
-def normalise_columns(v: Tensor, g: Tensor, eps: float = 0.0) -> Tensor:
+def normalise_columns(
+    v: Tensor, g: Tensor, eps: float = 0.0, *, tap_features: int | None = None
+) -> Tensor:
     """v[c, k] * g[k] / sqrt(eps + sum over c of v[c, k]^2), with the layout of v; differentiable.
 
-    Lengths of 16-bit floats are computed in float32. Salimans and Kingma, "Weight Normalization",
-    2016, equations 2 and 3.
+    Lengths of 16-bit floats are computed in float32; `tap_features` as in `column_norms`. Salimans
+    and Kingma, "Weight Normalization", 2016, equations 2 and 3.
 
     >>> import numpy as np, numbsparse as ns
     >>> v = ns.Tensor(ns.BlockSparse(np.full((1, 2, 2), 3.0), [[1]]))
@@ -59,51 +75,62 @@ def normalise_columns(v: Tensor, g: Tensor, eps: float = 0.0) -> Tensor:
     _block_columns(data)
     _check_columns(data, g, "g")
     layout, n, width = data.layout, data.shape[1], data.layout.shape[1] * data.block_size
-    squares = ops.column_dots(data.values, data.values, layout)[:n]
-    lengths = ops.sqrt(ops.add(squares, eps) if eps else squares)
+    inner: Any = {"tap_features": tap_features}
+    blocks = ops.inside(data, **inner)
+    lengths = _lengths(blocks, data, eps)
     scale = ops.divide(_cast(g.data, lengths.dtype), lengths)
 
     def whole(of_columns: Any) -> Any:
         return of_columns if n == width else ops.put((width,), slice(0, n), of_columns)
 
     def fused(dw: Tensor, w: Tensor) -> list[Tensor]:
-        slopes = dw.data.data  # in the order of v's blocks
-        dg = ops.divide(ops.column_dots(slopes, data.values, layout)[:n], lengths)
+        slopes = ops.inside(data.with_values(dw.data.data), **inner)  # in the order of v's blocks
+        dg = ops.divide(ops.column_dots(slopes, blocks, layout)[:n], lengths)
         along = ops.divide(ops.multiply(scale, dg), lengths)
-        dv = ops.scale_columns(slopes, whole(scale), layout, data.values, whole(along))
+        dv = ops.scale_columns(slopes, whole(scale), layout, blocks, whole(along))
         return [Tensor(data.with_values(dv)), Tensor(_cast(dg, g.dtype))]
 
     def recorded(dw: Tensor) -> tuple[Tensor, Tensor]:
-        own, norms = cast(v, lengths.dtype), column_norms(cast(v, lengths.dtype), eps)
-        by, dw = divide(cast(g, lengths.dtype), norms), cast(dw, lengths.dtype)
-        dg = divide(_dots(dw, own), norms)
-        along = scale_columns(own, negative(divide(multiply(by, dg), norms)))
-        return cast(add(scale_columns(dw, by), along), v.dtype), cast(dg, g.dtype)
+        own, dw = cast(v, lengths.dtype), cast(dw, lengths.dtype)
+        norms = column_norms(own, eps, **inner)
+        by = divide(cast(g, lengths.dtype), norms)
+        dg = divide(_dots(dw, own, tap_features), norms)
+        along = scale_columns(own, negative(divide(multiply(by, dg), norms)), **inner)
+        return cast(add(scale_columns(dw, by, **inner), along), v.dtype), cast(dg, g.dtype)
 
     edges = jointly(fused, v, g)
 
     def edge(i: int) -> Any:
         return lambda dw, w: recorded(dw)[i] if is_recording() else edges[i][1](dw, w)
 
-    values = ops.scale_columns(data.values, whole(scale), layout)
+    values = ops.scale_columns(blocks, whole(scale), layout)
     return record(data.with_values(values), (v, edge(0)), (g, edge(1)))
 
 
-def blocks_of(w: Tensor) -> Tensor:
-    """The stored blocks of a block-sparse tensor as a dense one, (n_blocks, B, B)."""
+def _blocks_of(w: Tensor, tap_features: int | None) -> Tensor:
+    """The stored blocks of a block-sparse tensor, zeros beyond the edge, (n_blocks, B, B)."""
     like: BlockSparse = w.data
-    return record(like.values, (w, lambda dy, y: with_blocks(like, dy)))
+    inside = ops.inside(like, tap_features)
+    return record(inside, (w, lambda dy, y: _with_blocks(like, dy, tap_features)))
 
 
-def with_blocks(like: BlockSparse, values: Tensor) -> Tensor:
+def _with_blocks(like: BlockSparse, values: Tensor, tap_features: int | None) -> Tensor:
     """A block-sparse tensor with the layout of `like` and these stored blocks."""
-    return record(like.with_values(values.data), (values, lambda dw, w: blocks_of(dw)))
+    whole = like.with_values(values.data)
+    return record(whole, (values, lambda dw, w: _blocks_of(dw, tap_features)))
 
 
-def _dots(a: Tensor, b: Tensor) -> Tensor:
+def _lengths(blocks: Any, like: BlockSparse, eps: float) -> Any:
+    """Of the columns of `like`, from its stored blocks: in float32 beside 16-bit floats."""
+    squares = ops.column_dots(blocks, blocks, like.layout)[: like.shape[1]]
+    return ops.sqrt(ops.add(squares, eps) if eps else squares)
+
+
+def _dots(a: Tensor, b: Tensor, tap_features: int | None) -> Tensor:
     """The sum over c of a[c, k] * b[c, k], (out_features,), of matrices of one layout."""
     columns = _block_columns(a.data)
-    of_blocks = sum(multiply(blocks_of(a), blocks_of(b)), axis=1)  # (n_blocks, B)
+    products = multiply(_blocks_of(a, tap_features), _blocks_of(b, tap_features))
+    of_blocks = sum(products, axis=1)  # (n_blocks, B)
     flat = reshape(_sum_rows(of_blocks, columns, a.data.layout.shape[1]), (-1,))
     return getitem(flat, slice(0, a.shape[1])) if flat.size != a.shape[1] else flat
 

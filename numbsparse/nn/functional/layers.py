@@ -21,8 +21,16 @@ def linear(
     >>> F.linear(ns.Tensor([[1.0, 2.0, 3.0, 4.0]]), weight, ns.Tensor(np.arange(8.0)))
     Tensor([[10., 11., 12., 13.,  4.,  5.,  6.,  7.]])
     """
+    check_features(weight.shape[1:], bias=bias)
     y = matmul(x, weight, precision=precision)
     return y if bias is None else add(y, bias)
+
+
+def check_features(shape: tuple[int, ...], **of_features: Any) -> None:
+    """Refuse what has not one number for each feature, which would broadcast; None is taken."""
+    for name, a in of_features.items():
+        if a is not None and a.shape != shape:
+            raise ValueError(f"{name} takes the shape {shape} here, got {a.shape}")
 
 
 def embedding(table: Tensor, indices: Any) -> Tensor:
@@ -36,7 +44,7 @@ def embedding(table: Tensor, indices: Any) -> Tensor:
             [0., 1.],
             [2., 3.]])
     """
-    indices = data_of(indices)
+    indices = ops.operand(data_of(indices), "indices")
     return record(
         ops.take_rows(table.data, indices),
         (table, once(lambda dy, y: ops.sum_rows(dy, indices, table.shape[0]))),
@@ -56,6 +64,7 @@ def layer_norm(
     Tensor([[-1.22473569,  0.        ,  1.22473569]])
     """
     x = as_tensor(x)
+    check_features(x.shape[-1:], gain=gain, bias=bias)
     normalised, inverse_std = ops.layer_norm(x.data, eps)
     y = record(
         normalised,

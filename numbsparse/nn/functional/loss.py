@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, once, record
+from numbsparse.autograd import Tensor, as_tensor, once, record
 from numbsparse.nn.functional.arithmetic import data_of, subtract
 from numbsparse.nn.functional.shape import mean, reshape
 
@@ -16,8 +17,10 @@ def cross_entropy(logits: Tensor, targets: Any) -> Tensor:
     Parameters
     ----------
     logits : Tensor, (..., classes)
-    targets : array of integers, (...), in the place of the logits
+    targets : array or list of integers, (...), in the place of the logits
         On a GPU a target out of range gives NaN; on the CPU it raises ValueError.
+
+    Raises ValueError for targets of another shape, one-hot ones among them.
 
     Examples
     --------
@@ -27,8 +30,18 @@ def cross_entropy(logits: Tensor, targets: Any) -> Tensor:
     >>> round(F.cross_entropy(logits, np.array([0, 1])).item(), 4)  # (log 2 + log(1 + e^-5)) / 2
     0.3499
     """
-    rows = reshape(logits, (-1, logits.shape[-1]))
-    targets = ops.reshape(data_of(targets), (rows.shape[0],))
+    logits, targets = as_tensor(logits), ops.operand(data_of(targets), "targets")
+    if logits.ndim == 0:
+        raise ValueError("logits takes the shape (..., classes), got ()")
+    *outer, classes = logits.shape
+    if targets.shape != tuple(outer):
+        one_hot = ": of one-hot targets take the numbers of the classes, targets.argmax(-1)"
+        raise ValueError(
+            f"targets takes the shape {tuple(outer)} beside logits of {logits.shape}, "
+            f"got {targets.shape}{one_hot if targets.shape == logits.shape else ''}"
+        )
+    rows = reshape(logits, (prod(outer), classes))
+    targets = ops.reshape(targets, (prod(outer),))
     losses, probabilities = ops.cross_entropy(rows.data, targets)
     per_row = record(
         losses, (rows, once(lambda dy, y: ops.cross_entropy_grad(probabilities, targets, dy)))
@@ -37,12 +50,20 @@ def cross_entropy(logits: Tensor, targets: Any) -> Tensor:
 
 
 def mse_loss(prediction: Tensor, target: Any) -> Tensor:
-    """The mean of (prediction - target)^2.
+    """The mean of (prediction - target)^2; the target has the prediction's shape or is a number.
 
     >>> from numbsparse import Tensor
     >>> from numbsparse.nn import functional as F
     >>> F.mse_loss(Tensor([1.0, 2.0]), Tensor([0.0, 4.0])).item()
     2.5
     """
+    prediction = as_tensor(prediction)
+    if not isinstance(target, ops.NUMBERS):
+        target = target if isinstance(target, Tensor) else ops.operand(target, "target")
+        if target.shape != prediction.shape:
+            raise ValueError(
+                f"target takes the shape of the prediction, {prediction.shape}, or a number, "
+                f"got {target.shape}"
+            )
     error = subtract(prediction, target)
     return mean(error * error)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
+
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor, record
 from numbsparse.block_sparse import BlockSparse
+from numbsparse.patterns.checks import integer
 
 Axis = int | tuple[int, ...] | None
 
@@ -92,7 +95,9 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
         return record(x.data.T, (x, lambda dy, y: transpose(dy)))
     if axes is None:
         axes = tuple(reversed(range(x.ndim)))
-    order = tuple(axis % x.ndim for axis in axes)
+    order = normalize_axis_tuple(axes, x.ndim, "axes")
+    if len(order) != x.ndim:
+        raise ValueError(f"axes takes {x.ndim} axes, got {tuple(axes)}")
     back = tuple(order.index(axis) for axis in range(x.ndim))
     return record(ops.transpose(x.data, order), (x, lambda dy, y: transpose(dy, back)))
 
@@ -120,13 +125,14 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     tensors = [as_tensor(tensor) for tensor in tensors]
     if not tensors:
         raise ValueError("tensors takes at least one Tensor")
-    axis, start, parts = axis % tensors[0].ndim, 0, []
+    joined = ops.concatenate([tensor.data for tensor in tensors], axis)
+    axis, start, parts = axis % joined.ndim, 0, []
     for tensor in tensors:
         stop = start + tensor.shape[axis]
         key = (slice(None),) * axis + (slice(start, stop),)
         parts.append((tensor, lambda dy, y, key=key: getitem(dy, key)))
         start = stop
-    return record(ops.concatenate([tensor.data for tensor in tensors], axis), *parts)
+    return record(joined, *parts)
 
 
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
@@ -141,12 +147,13 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     tensors = [as_tensor(tensor) for tensor in tensors]
     if not tensors:
         raise ValueError("tensors takes at least one Tensor")
-    axis %= tensors[0].ndim + 1
+    stacked = ops.stack([tensor.data for tensor in tensors], axis)
+    axis %= stacked.ndim
     before = (slice(None),) * axis
     parts = [
         (tensor, lambda dy, y, i=i: getitem(dy, (*before, i))) for i, tensor in enumerate(tensors)
     ]
-    return record(ops.stack([tensor.data for tensor in tensors], axis), *parts)
+    return record(stacked, *parts)
 
 
 def unbind(x: Any, axis: int = 0) -> list[Tensor]:
@@ -160,7 +167,7 @@ def unbind(x: Any, axis: int = 0) -> list[Tensor]:
     [Tensor([1., 2.]), Tensor([3., 4.])]
     """
     x = as_tensor(x)
-    axis %= x.ndim
+    axis = normalize_axis_index(axis, x.ndim, "axis")
     keys = [(*(slice(None),) * axis, i) for i in range(x.shape[axis])]
     return _parts(x, keys, lambda pieces: stack(pieces, axis))
 
@@ -174,7 +181,8 @@ def split(x: Any, sections: int, axis: int = -1) -> list[Tensor]:
     [Tensor([1., 2.]), Tensor([3., 4.])]
     """
     x = as_tensor(x)
-    axis %= x.ndim
+    axis = normalize_axis_index(axis, x.ndim, "axis")
+    sections = integer("sections", sections)
     width, rest = divmod(x.shape[axis], sections)
     if rest:
         raise ValueError(f"sections takes a divisor of {x.shape[axis]}, got {sections}")
@@ -185,8 +193,8 @@ def split(x: Any, sections: int, axis: int = -1) -> list[Tensor]:
 
 def kept_shape(shape: tuple[int, ...], axis: Axis) -> tuple[int, ...]:
     """The shape with the given axes as 1."""
-    axes = range(len(shape)) if axis is None else (axis,) if isinstance(axis, int) else axis
-    reduced = {a % len(shape) for a in axes}
+    every = range(len(shape))
+    reduced = every if axis is None else normalize_axis_tuple(axis, len(shape), "axis")
     return tuple(1 if a in reduced else n for a, n in enumerate(shape))
 
 

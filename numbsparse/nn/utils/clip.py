@@ -57,4 +57,4 @@ def clip_grad_norm(
     if not found:
         return Tensor(np.zeros((), np.float32))
     scale = None if scaler is None else scaler.array_in(found[0].place)
-    return Tensor(ops.scale_to_norm([grad.values for grad in found], max_norm, scale))
+    return Tensor(ops.scale_to_norm([grad.data for grad in found], max_norm, scale))

@@ -57,7 +57,8 @@ def weight_norm(module: Module, *, eps: float = 1e-12) -> Module:
     state.weight_norm_eps = eps
     state.weight_v = weight
     wide = np.float32 if weight.dtype.itemsize == 2 else weight.dtype
-    lengths = functional.column_norms(functional.cast(Tensor(weight.data), wide), eps)
+    own = functional.cast(Tensor(weight.data), wide)
+    lengths = functional.column_norms(own, eps, tap_features=module.tap_features)
     state.weight_g = Parameter(functional.cast(lengths, weight.dtype).data)
     kind: Any = type(module)
     module.__class__ = _normalised(kind)
@@ -69,7 +70,10 @@ def _normalised(layer: Any) -> Any:
     """The layer's class with a `weight` that is computed."""
 
     def weight(self: Any) -> Tensor:
-        return functional.normalise_columns(self.weight_v, self.weight_g, self.weight_norm_eps)
+        eps, features = self.weight_norm_eps, self.tap_features
+        return functional.normalise_columns(
+            self.weight_v, self.weight_g, eps, tap_features=features
+        )
 
     names = {"weight": property(weight), "__module__": layer.__module__, "__doc__": layer.__doc__}
     return type(layer.__name__, (layer,), names)

@@ -7,8 +7,8 @@ tile or down its rows. So input_grad reads the same blocks as forward, weight_gr
 feature-major activations are read and written as they are.
 
 Reads per output, for a sum of K products: from global memory K / BM + K / BN, as in the two rungs
-before; from shared memory K / WN + K / WM with the tile WM x WN of a warp, 32 x min(B, 64), where a
-thread alone had K / TM + K / TN.
+before; from shared memory K / WN + K / WM with the tile WM x WN of a warp, 32 x min(B, 64), and 16
+rows in batches up to FEW, where a thread alone had K / TM + K / TN.
 
     fetches               tiles of x and blocks of w to shared memory
     swizzle               where their pieces lie there
@@ -37,6 +37,7 @@ from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
+PRODUCT_ERROR = 6  # each factor is off by 2^-22 of itself, and lo * lo is left out
 FEW = 64  # rows: batches up to here get smaller tiles
 
 

@@ -39,6 +39,7 @@ def along_lines(x: Any, values: Any, index: Any, y: Any, turned: bool, number: i
         fill(y, 0)
         return
     tile, edge = line_tiles(size, batch)[number], x.shape[1] % size
+    values = aligned(values.reshape(n_blocks, -1)).reshape(values.shape)
     (x, x_turned), y_lies = aligned_either_way(x), how_it_lies(y)
     maps = maps_of(x, x_turned, values, edge, turned, tile)
     y_map = maps[0] if y_lies == ANY else map_of_y(y, y_lies, tile)
@@ -73,8 +74,6 @@ def maps_of(
     x: DeviceArray, x_turned: bool, values: DeviceArray, edge: int, turned: bool, tile: Tile
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
     """The maps of x, of w, and of w with nothing beyond the edge along the sum."""
-    if values.address % BYTES:
-        values = aligned(values.reshape(len(values), -1)).reshape(values.shape)
     box = w_box(tile, turned)
     x_map = tensor_map(x, x_box(tile, x_turned), 128 if x_turned else 2 * tile.DEPTH)
     w_map = tensor_map(values, box, 2 * box[-1])

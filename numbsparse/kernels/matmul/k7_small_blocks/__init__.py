@@ -47,6 +47,7 @@ from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (8, 16)
 DTYPES = ("float16", "bfloat16", "float32")
+PRODUCT_ERROR = 6  # each factor is off by 2^-22 of itself, and lo * lo is left out
 
 
 _of_halves = reach("k7_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))

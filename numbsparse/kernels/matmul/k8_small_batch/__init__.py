@@ -56,6 +56,7 @@ from numbsparse.kernels.views import span
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 DTYPES = ("float32", "float16", "bfloat16")
+PRODUCT_ERROR = 6  # each factor is off by 2^-22 of itself, and lo * lo is left out
 LARGEST_BATCH = 64  # with rings
 OTHERWISE = 32
 

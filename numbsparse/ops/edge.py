@@ -1,0 +1,43 @@
+"""Blocks that reach over the edge of their matrix. What they hold there is never read.
+
+Products skip it by themselves. A function of the stored values as they lie, a norm or a sum, takes
+them from `inside`; one of each value by itself may take them as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import DeviceArray, empty
+from numbsparse.ops.elementwise import gapless
+from numbsparse.ops.matmul import index_beside
+
+
+def inside(w: BlockSparse, tap_features: int | None = None) -> Any:
+    """The stored blocks of w with zeros beyond its edge, (n_blocks, B, B); no copy without an edge.
+
+    Of a convolution's weight the rows of each tap end after `tap_features`: see `ops.conv`.
+
+    >>> import numpy as np
+    >>> inside(BlockSparse(np.ones((1, 2, 2)), [[1]], shape=(2, 1)))
+    array([[[1., 0.],
+            [1., 0.]]])
+    """
+    shape = w.shape[::-1] if w.is_transposed else w.shape
+    features = shape[0] if tap_features is None else tap_features
+    size = w.block_size
+    if features % size == 0 and shape[1] % size == 0:
+        return w.values
+    index, in_blocks = index_beside(w.stored_layout, w.values), -(-features // size)
+    if isinstance(w.values, DeviceArray):
+        from numbsparse.kernels import edge as kernels
+
+        out = empty(w.values.shape, w.dtype)
+        places = index.block_rows, index.block_columns
+        kernels.inside(gapless(w.values), *places, in_blocks, features, shape[1], out)
+        return out
+    values = w.values.copy()
+    values[index.block_rows % in_blocks == features // size, features % size :] = 0
+    values[index.block_columns == shape[1] // size, :, shape[1] % size :] = 0
+    return values
