@@ -168,6 +168,12 @@ def libraries(place: str) -> list[str]:
     return ["numpy", "numbsparse", *filter(find_spec, ["torch", "jax", "cupy", "numba"] * on_gpu)]
 
 
+def type_of_result(operand: Any, place: str) -> type:
+    """numbsparse's own on a GPU, for libraries that take no results."""
+    theirs = type(operand).__module__.partition(".")[0] not in ("numba", "jaxlib")
+    return type(operand) if theirs or place == "cpu" else DeviceArray
+
+
 class Operand:
     """A matrix in some order, as an array of some library, and the memory around it."""
 
@@ -208,7 +214,10 @@ class Operand:
     def _cupy(self, place: str) -> Any:
         import cupy
 
-        return cupy.asarray(self._numbsparse(place))
+        array = self._numbsparse(place)
+        if array.dtype.name != "bfloat16":
+            return cupy.asarray(array)
+        return cupy.asarray(array.view(np.uint16)).view(array.dtype)  # its protocol has no name
 
     def _torch(self, place: str) -> Any:
         import torch

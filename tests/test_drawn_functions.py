@@ -147,7 +147,7 @@ ROWS = [[-np.inf, 0, 1], [-np.inf] * 3, [1e30, -1e30, 0], [np.inf, 0, 0], [3e38,
         [np.nan, 0, 1], [-1e4, -1e4, -2e4]]  # fmt: skip
 
 
-def far_out(name):
+def far_out(name, dtype):
     """Arrays of numbers that overflow, of infinities and NaN, for a function."""
     if name in OF_ONE:
         return [FAR]
@@ -155,7 +155,7 @@ def far_out(name):
         return np.meshgrid(FAR, FAR)
     if name in GRADS:
         return np.meshgrid(FAR, [1.5, -np.inf])
-    rows = np.array(ROWS)
+    rows = np.array(ROWS).astype(dtype).astype(float)
     return [rows if name == "logsumexp" else rows[~(rows == np.inf).any(-1)]]
 
 
@@ -170,7 +170,10 @@ def test_far_out(name, home):
     room, meaning = next((room, m) for room, m in TABLE if m.name == name)
     others = {"number": None} if name in OF_TWO else {}
     with np.errstate(all="ignore"):
-        arrays = [laid("C", a, as_dtype(home.dtype), home.place) for a in far_out(name)]
+        arrays = [
+            laid("C", a, as_dtype(home.dtype), home.place)
+            for a in far_out(name, as_dtype(home.dtype))
+        ]
         got = meaning.call(getattr(room, name), arrays, others)
         rounded = [values(a) for a in arrays]
         expected = meaning.meaning(*rounded, **others)

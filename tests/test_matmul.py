@@ -383,7 +383,11 @@ X = np.ones((3, 8), np.float32)
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda: ns.matmul(X, X), TypeError, "one BlockSparse, got x a ndarray and w a ndarray"),
+        (
+            lambda: ns.matmul(X, X),
+            TypeError,
+            "one BlockSparse, got x a numpy.ndarray and w a numpy.ndarray",
+        ),
         (lambda: ns.matmul(W, W), TypeError, "got two"),
         (lambda: ns.matmul(X.astype(np.float64), W), TypeError, "float64 and float32"),
         (lambda: ns.matmul(X[:, :7], W), ValueError, r"\(\.\.\., 8\).*\(3, 7\)"),

@@ -66,6 +66,8 @@ def _lent(x: Any, argument: str) -> DeviceArray:
             "bfloat16 takes the package ml_dtypes, pip install 'numbsparse[bfloat16]'"
         ) from error
     strides = None if view.strides is None else tuple(s * dtype.itemsize for s in view.strides)
+    if type(x).__module__.startswith("numba."):
+        strides = x.strides  # its protocols call an array contiguous that repeats a line
     return DeviceArray(view.ptr, tuple(view.shape), dtype, strides, owner=x)
 
 

@@ -34,11 +34,18 @@ class Block:
 
     def __del__(self) -> None:
         global _kept
-        if hasattr(self.buffer, "fill"):  # simulated
-            self.buffer.fill(0xFF)  # no numbers, so that a kernel that still reads them is seen
         if self.shelf is not None and _kept + self.nbytes <= MOST_KEPT:
             _kept += self.nbytes
             self.shelf.append((self.address, self.buffer))
+
+
+class Simulated(Block):
+    """Host memory; holds no numbers when let go, so that a kernel that still reads it is seen."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        self.buffer.fill(0xFF)
 
 
 def allocate(nbytes: int) -> Block:
@@ -72,7 +79,7 @@ def _fresh(nbytes: int, size: int) -> Block:
 def simulated(nbytes: int) -> Block:
     """Fresh memory holds no numbers, so that a kernel that leaves a hole is seen."""
     owner = np.full(nbytes + GRAIN, 0xFF, dtype=np.uint8)
-    return Block(-(-owner.ctypes.data // GRAIN) * GRAIN, owner)
+    return Simulated(-(-owner.ctypes.data // GRAIN) * GRAIN, owner)
 
 
 def take(nbytes: int) -> Any:

@@ -90,7 +90,8 @@ def finish_cells(cells: Cells, CELLS: int) -> Any:
                 i = tiles[item, x_at // WIDTH] + x_at % WIDTH + row
                 j = tiles[item, XT + y_at // WIDTH] + y_at % WIDTH + column
                 total = float32(0)
-                for n in range(batch):
+                inside = i < in_features and j < out_features
+                for n in range(batch if inside else 0):
                     left = x[i * x_stride + n if x_turned else n * x_stride + i]
                     total += left * dy[j * dy_stride + n if dy_turned else n * dy_stride + j]
                 dvalues[at] = total
