@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 
@@ -12,7 +13,7 @@ from numba import cuda, float32, uint64
 
 import numbsparse as ns
 from numbsparse import device
-from numbsparse.device import threads
+from numbsparse.device import stacks
 from numbsparse.device.launch import launch
 from numbsparse.kernels import ptx
 
@@ -252,7 +253,8 @@ def test_threads_of_python_serve_again():
 
 def test_few_threads_of_python_are_kept():
     launch(meeting_kernel, 1, 300)
-    assert len(threads._idle) == threads.MOST_IDLE
+    if stacks.greenlet is None:
+        assert len(stacks._kept.stacks) == stacks.MOST_KEPT
     launch(meeting_kernel, 1, 300)
 
 
@@ -266,3 +268,10 @@ def test_a_forked_process_has_threads_of_its_own():
         launch(rounds_kernel, 1, 8, out)
         os._exit(int((out.numpy() != 247).any()))
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.skipif(stacks.greenlet is None, reason="this is without greenlets")
+def test_the_same_without_greenlets():
+    run = f"import sys, pytest; sys.modules['greenlet'] = None; pytest.main(['-qx', {__file__!r}])"
+    plain = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=True)
+    assert " passed, 1 skipped" in plain.stdout, plain.stdout

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dis
 import sys
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -100,7 +99,9 @@ def noted() -> Thread | None:
     """What the running thread does, if anybody watches; the host is none."""
     if watcher is None:
         return None
-    worker: Any = threading.current_thread()
+    from numbsparse.device.threads import current  # of the simulator
+
+    worker = current()
     own = getattr(worker, "own", None)
     return None if own is None else own.get(Watcher) or watcher.thread(worker)
 

@@ -105,7 +105,7 @@ def _casting(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     def cast(kind: Any, *args: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], NUMBERS):
-            return kind.cast_python_value(args[0])
+            return getattr(np, kind.name)(args[0])
         return plain(kind, *args)
 
     return cast

@@ -4,36 +4,32 @@ Numba's own simulator starts a thread of Python's for each and lets them all run
 Python's lock, and whoever waits asks for it again and again. Here one thread has the turn and gives
 it away where it waits: at a barrier, in an instruction that a warp runs together, for the copy
 engine. So a launch goes the same way each time, and threads of which none can go on are an error at
-once. Threads that need not wait share one thread of Python's.
+once. Threads that need not wait share one stack.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.cuda.simulator.kernel import BlockThread
 from numba.cuda.simulator.kernelapi import Dim3
 
-from numbsparse.device import accesses
-
-MOST_IDLE = 256
-"""Threads of Python's that are kept for later: some systems allow few thousands of them."""
+from numbsparse.device import accesses, stacks
 
 POLLS = 10_000
 """How often threads look for what none of them does, until that is an error."""
 
+current: Callable[[], Worker] = stacks.current
+"""The simulated thread that runs."""
+
 order: Callable[[Sequence[Any]], list[Any]] = list
 """Of those whose turn may come at the same moment: `Worker` and `Unbegun`."""
 
-_idle: list[Worker] = []
 
-
-class Worker(BlockThread):  # type: ignore[misc]
-    """A thread of Python's that is a simulated thread: after its end it becomes another one.
+class Worker(stacks.Stack):  # type: ignore[misc]
+    """A stack that is a simulated thread: after its end it becomes another one.
 
     Attributes
     ----------
@@ -44,16 +40,13 @@ class Worker(BlockThread):  # type: ignore[misc]
 
     first: Unbegun  # whom to become when the turn comes
 
-    def __init__(self) -> None:
-        threading.Thread.__init__(self, daemon=True)
-        self.turn = threading.Lock()
-        self.turn.acquire()
-
     def run(self) -> None:
         kept = True
         while kept:
-            self.turn.acquire()
-            kept = self.first.block.turns.begin(self, self.first)
+            self.rest()
+            following = self.first.block.turns.begin(self)
+            kept = stacks.keep(self)
+            following.switch()
 
     def become(self, block: Block, number: int) -> None:
         width, height, _ = block.shape
@@ -146,18 +139,17 @@ class Turns:
         self._waiting: dict[Worker, Callable[[], str]] = {}  # and for what, those of _ready too
         self._polls, self._stuck = 0, ""
         self._error: BaseException | None = None
-        self._ended = threading.Lock()
+        self._launcher = stacks.Launcher()
         for block in blocks:
             block.turns = self
 
     def run(self) -> None:
-        self._ended.acquire()
-        self._give_turn(self._next())
+        self._whose(self._next()).switch()
         try:
-            self._ended.acquire()
+            self._launcher.rest()
         except BaseException as interruption:  # the threads end where they wait next
             self._error = interruption
-            self._ended.acquire()
+            self._launcher.rest()
         if self._error is not None:
             raise self._error
 
@@ -165,8 +157,8 @@ class Turns:
         self._waiting[worker] = what
         following = self._next()
         if following is not worker:
-            self._give_turn(following)
-            worker.turn.acquire()
+            self._whose(following).switch()
+            worker.rest()
         del self._waiting[worker]
         if self._error is not None:
             raise RuntimeError("another thread failed")
@@ -187,11 +179,12 @@ class Turns:
         self._ready.append(worker)
         self.wait(worker, lambda: "their turn")
 
-    def begin(self, worker: Worker, following: Any) -> bool:
-        """Run that thread in this worker, and then others, while it is for one to begin.
+    def begin(self, worker: Worker) -> Any:
+        """Run the thread that is first in this worker, and others while it is for one to begin.
 
-        Gives whether the worker is kept for later.
+        Gives whose turn it is then.
         """
+        following: Any = worker.first
         while isinstance(following, Unbegun):
             block = following.block
             worker.become(*following)
@@ -206,11 +199,7 @@ class Turns:
             following = self._next()
         # Nothing is kept alive while it is idle.
         del worker.first, worker.block, worker._manager, worker.own
-        kept = len(_idle) < MOST_IDLE
-        if kept:
-            _idle.append(worker)
-        self._give_turn(following)
-        return kept
+        return self._whose(following)
 
     def _next(self) -> Any:
         """Whose turn it is: a Worker that waited, a thread to begin, or nobody's."""
@@ -223,32 +212,13 @@ class Turns:
             return min(self._waiting, key=lambda worker: worker in worker.block._here)
         return next(iter(self._waiting), None)
 
-    def _give_turn(self, to: Any) -> None:
-        if to is None:
-            self._ended.release()
-            return
-        if isinstance(to, Unbegun):
-            worker = _idle_worker()
-            worker.first = to
-            worker.turn.release()
-        else:
-            to.turn.release()
-
-
-def current() -> Worker:
-    """The simulated thread that runs."""
-    worker: Any = threading.current_thread()
-    return worker
-
-
-def _idle_worker() -> Worker:
-    while _idle:
-        worker = _idle.pop()
-        if worker.is_alive():  # a forked process has none of its parent's
-            return worker
-    worker = Worker()
-    worker.start()
-    return worker
+    def _whose(self, turn: Any) -> Any:
+        """The stack of what `_next` gave."""
+        if not isinstance(turn, Unbegun):
+            return self._launcher if turn is None else turn
+        worker = stacks.kept() or Worker()
+        worker.first = turn
+        return worker
 
 
 def _named(error: BaseException, worker: Worker) -> BaseException:

@@ -162,11 +162,11 @@ def unpack_bfloat2(word):
 
 
 def as_uint32(x):
-    return _registers(np.float32, x).view(np.uint32)[0]
+    return _register(np.float32, x).view(np.uint32)
 
 
 def as_float32(bits):
-    return _registers(np.uint32, bits).view(np.float32)[0]
+    return _register(np.uint32, bits).view(np.float32)
 
 
 def shfl_xor(value, mask):
@@ -193,10 +193,16 @@ def _mma(which, a, b, c):
 
 
 def _registers(dtype, *values):
-    for value in values:
-        if type(value) is not dtype:
-            raise TypeError(f"a register of {dtype.__name__} got {type(value).__name__} {value!r}")
+    if {*map(type, values)} != {dtype}:
+        for value in values:
+            _register(dtype, value)
     return np.array(values, dtype)
+
+
+def _register(dtype, value):
+    if type(value) is not dtype:
+        raise TypeError(f"a register of {dtype.__name__} got {type(value).__name__} {value!r}")
+    return value
 
 
 def _any_register(value):

@@ -1,0 +1,122 @@
+"""What simulated threads run on: greenlets where that package is installed, else Python's threads.
+
+Either has a turn: `a.switch()` gives it to `a`, and who gave it rests until it comes back. Python's
+threads do so by locks and the system's scheduler; greenlets by a call, some twenty times as fast.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from numba.cuda.simulator import kernelapi
+from numba.cuda.simulator.kernel import BlockThread
+
+try:
+    import greenlet
+except ImportError:
+    greenlet = None
+
+MOST_KEPT = 256
+"""Threads of Python's that are kept for later: some systems allow few thousands of them."""
+
+
+class PythonsThread(BlockThread):  # type: ignore[misc]
+    def __init__(self) -> None:
+        threading.Thread.__init__(self, daemon=True)
+        self.turn = threading.Lock()
+        self.turn.acquire()
+        self.start()
+
+    def switch(self) -> None:
+        self.turn.release()
+
+    def rest(self) -> None:
+        self.turn.acquire()
+
+
+class ThreadLauncher:
+    """Who launches them; its turn comes back when they have ended."""
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+        self.turn.acquire()
+
+    switch, rest = PythonsThread.switch, PythonsThread.rest
+
+
+Stack: Any = PythonsThread
+Launcher: Any = ThreadLauncher
+current: Callable[[], Any] = threading.current_thread
+"""The simulated thread that runs."""
+_kept: Any = SimpleNamespace(stacks=[])
+
+if greenlet is not None:
+
+    class Own(threading.local):
+        """A greenlet serves the thread of Python's that it was made in."""
+
+        launcher: Any
+
+        def __init__(self) -> None:
+            self.stacks: list[Any] = []
+
+    class Greenlet(greenlet.greenlet):  # type: ignore[misc]
+        """It rests until `switch` returns.
+
+        All turns go through the launcher: a greenlet begins as deep in calls as who switches to it.
+        """
+
+        syncthreads_count = BlockThread.syncthreads_count
+        syncthreads_and = BlockThread.syncthreads_and
+        syncthreads_or = BlockThread.syncthreads_or
+
+        def __init__(self) -> None:
+            super().__init__(parent=_kept.launcher.home)
+
+        def switch(self) -> None:
+            _kept.launcher.following = self
+            _kept.launcher.home.switch()
+
+        def rest(self) -> None:
+            pass
+
+        def is_alive(self) -> bool:
+            return not self.dead
+
+    class GreenletLauncher:
+        def __init__(self) -> None:
+            self.home = greenlet.getcurrent()
+            self.following: Any = self
+            _kept.launcher = self
+
+        def switch(self) -> None:
+            self.following = self
+            self.home.switch()
+
+        def rest(self) -> None:
+            while self.following is not self:
+                greenlet.greenlet.switch(self.following)
+
+    Stack, Launcher, current = Greenlet, GreenletLauncher, greenlet.getcurrent
+    _kept = Own()
+    kernelapi.threading = SimpleNamespace(current_thread=current, Lock=threading.Lock)
+
+
+def keep(stack: Any) -> bool:
+    """For later, if it may be."""
+    if greenlet is None and len(_kept.stacks) >= MOST_KEPT:
+        return False
+    _kept.stacks.append(stack)
+    return True
+
+
+def kept() -> Any:
+    """One of those that were kept, or None."""
+    while _kept.stacks:
+        stack = _kept.stacks.pop()
+        if stack.is_alive():  # a forked process has none of its parent's threads
+            return stack
+    return None
