@@ -116,7 +116,8 @@ class Recording:
                 ops.copy_into(target, source)
             else:
                 device.refill(target, source)
-        if self._capture is not None and self._is_stale(self._capture):
+        stale = self._generation != device.generation()
+        if stale or (self._capture is not None and self._capture.has_lost_memory()):
             self._ran, self._capture, self._results = False, None, None
         if self._capture is not None:
             self._capture.launch()
@@ -124,7 +125,7 @@ class Recording:
         if self._ran:
             return self._captured(step, arguments)
         results = self._run(step, arguments)
-        self._ran = True
+        self._ran, self._generation = True, device.generation()
         return self._given(results)
 
     def _run(self, step: Callable[..., Any], arguments: Any) -> Any:
@@ -135,7 +136,7 @@ class Recording:
         capture, self._generation = Capture(), device.generation()
         with capture.under_way():
             results = self._run(step, arguments)
-        if self._is_stale(capture):
+        if self._generation != device.generation() or capture.has_lost_memory():
             raise RuntimeError(
                 "the step replaces an array that it reads, which no replay of it would see: make "
                 "such state an argument and a result of the step, or update it in place"
@@ -144,10 +145,6 @@ class Recording:
             capture.launch()
             self._capture, self._results = capture, results
         return self._given(results)
-
-    def _is_stale(self, capture: Capture) -> bool:
-        """Whether an array that the captured work uses was replaced by another."""
-        return self._generation != device.generation() or capture.has_lost_memory()
 
     def _given(self, results: Any) -> Any:
         """The results as the caller's own: what replays write or read is copied."""
