@@ -9,6 +9,7 @@ import numpy as np
 from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module
+from numbsparse.patterns.checks import integer
 
 
 class Dropout(Module):
@@ -46,6 +47,9 @@ class Dropout(Module):
         """The number of a call, each one higher than the last."""
         self.calls += 1
         return self.calls
+
+    def check_saved(self, name: str, value: Any, argument: str) -> None:
+        integer(argument, value, least=0, most=2**63 - 1)  # more calls than that are not made
 
     def describe(self) -> str:
         return f"p={self.p}"

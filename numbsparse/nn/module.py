@@ -14,6 +14,7 @@ from numbsparse.device import DeviceArray, forget_captures, to_device
 from numbsparse.dtypes import is_floating, type_name
 from numbsparse.nn.held import held
 from numbsparse.nn.init import fan_in
+from numbsparse.patterns.checks import BOOL, INTEGER, REAL
 
 
 class Parameter(Tensor):
@@ -197,8 +198,8 @@ class Module:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the values of `state_dict()`; where they do not fit, nothing is changed.
 
-        Raises ValueError that names what is missing, left over, or of another shape, dtype or
-        layout.
+        Raises ValueError or TypeError that names what is missing, left over, or of another shape,
+        dtype or layout, and a saved number of another kind.
         """
         parameters = dict(self.named_parameters())
         numbers = {
@@ -212,12 +213,26 @@ class Module:
             raise ValueError(f"state is of another model: it lacks {missing}, and has {unknown}")
         for name, parameter in parameters.items():
             _check_fits(name, state[name], parameter)
+        for name, (module, attribute) in numbers.items():
+            module.check_saved(attribute, state[name], f"state[{name!r}]")
+        own = {name: _moved(state[name].copy(), p.place) for name, p in parameters.items()}
         for name, parameter in parameters.items():
-            own = state[name].copy()
-            parameter.data = _moved(own, parameter.place)
+            parameter.data = own[name]
             parameter.grad = None
         for name, (module, attribute) in numbers.items():
-            setattr(module, attribute, state[name])
+            kind = float if isinstance(getattr(module, attribute), float) else lambda value: value
+            setattr(module, attribute, kind(state[name]))
+        forget_captures()
+
+    def check_saved(self, name: str, value: Any, argument: str) -> None:
+        """Refuse what cannot be the attribute `name`, one of `saved`: a value of another kind.
+
+        A layer whose numbers have bounds overrides it. Errors call the value by `argument`.
+        """
+        own = getattr(self, name)
+        kinds = next((k for k in (INTEGER, REAL) if isinstance(own, k)), type(own))
+        if not isinstance(value, kinds) or isinstance(value, BOOL) != isinstance(own, BOOL):
+            raise TypeError(f"{argument} takes a {type(own).__name__}, got {value!r}")
 
     def __repr__(self) -> str:
         lines = [f"{name}: {child!r}" for name, child in self.named_children()]
