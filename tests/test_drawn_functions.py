@@ -208,7 +208,7 @@ ELSEWHERE = {  # with tests of their own
     *("affine_norm", "affine_norm_grad", "affine_norm_sums", "repeated_norm"),
     *("column_dots", "column_norms", "scale_columns", "normalise_columns", "inside"),
     *("adam_step", "adam_step_with", "sgd_step", "sgd_step_with", "average_step"),
-    *("scale_to_norm", "judge", "guarded_adam_numbers", "guarded_sgd_numbers"),
+    *("scale_to_norm", "judge", "guarded_adam_numbers", "guarded_sgd_numbers", "check_step"),
     *("copy_into", "dropout_mask", "operand"),
 }
 OF_NO_ARRAYS = {

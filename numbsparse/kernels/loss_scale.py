@@ -13,6 +13,7 @@ from numbsparse.kernels.optimizer import INFINITY
 from numbsparse.kernels.rates import adam_rates
 from numbsparse.kernels.views import span
 
+MOST_ROWS = 32  # in a block
 _adam_rates = cuda.jit(device=True)(adam_rates)
 
 
@@ -27,16 +28,28 @@ def judge(norm, state, verdict, interval, least, most):
 
 
 def sgd_numbers(settings, verdict, skipped, numbers):
-    """numbers = (lr, momentum, weight_decay, *verdict), from settings of the first three."""
-    launch(sgd_numbers_kernel, 1, 1, settings, verdict, skipped, numbers)
+    """Rows (lr, momentum, weight_decay, *verdict), from rows of the first three and a `member`.
+
+    Where the verdict is to skip, skipped[0] counts it, and skipped[member] of each row.
+    """
+    rows = settings.size // 4
+    launch(sgd_numbers_kernel, *_grid(rows), settings, verdict, skipped, numbers, rows)
 
 
 def adam_numbers(settings, verdict, skipped, numbers):
-    """What `ops.adam_numbers` says, and the verdict, for a step that follows skipped ones.
+    """Rows of what `ops.adam_numbers` says, and the verdict, of steps that follow skipped ones.
 
-    settings = (lr, beta1, beta2, eps, weight_decay, decoupled, step), step counting skipped ones.
+    Rows of settings: lr, beta1, beta2, eps, weight_decay, decoupled, step, member, where step
+    counts the skipped[member] that were skipped.
     """
-    launch(adam_numbers_kernel, 1, 1, settings, verdict, skipped, numbers)
+    rows = settings.size // 8
+    launch(adam_numbers_kernel, *_grid(rows), settings, verdict, skipped, numbers, rows)
+
+
+def _grid(rows):
+    """A thread for each row."""
+    threads = min(rows, MOST_ROWS)
+    return -(-rows // threads), threads
 
 
 @cuda.jit
@@ -58,25 +71,41 @@ def judge_kernel(norm, state, verdict, interval, least, most):
 
 
 @cuda.jit
-def sgd_numbers_kernel(settings, verdict, skipped, numbers):
+def sgd_numbers_kernel(settings, verdict, skipped, numbers, rows):
+    row = cuda.grid(1)
+    if row >= rows:
+        return
     for i in range(3):
-        numbers[i] = settings[i]
-    numbers[3], numbers[4] = verdict[0], verdict[1]
+        numbers[5 * row + i] = settings[4 * row + i]
+    numbers[5 * row + 3], numbers[5 * row + 4] = verdict[0], verdict[1]
     if verdict[1] == 0:
-        skipped[0] += 1
+        count_skip(skipped, row, int(settings[4 * row + 3]))
 
 
 @cuda.jit
-def adam_numbers_kernel(settings, verdict, skipped, numbers):
-    if verdict[1] == 0:
-        skipped[0] += 1
-        numbers[10] = 0
+def adam_numbers_kernel(settings, verdict, skipped, numbers, rows):
+    row = cuda.grid(1)
+    if row >= rows:
         return
-    lr, beta1, beta2, eps = settings[0], settings[1], settings[2], settings[3]
-    weight_decay, decoupled = settings[4], settings[5] != 0
-    rate, root_scale = _adam_rates(lr, beta1, beta2, int(settings[6]) - skipped[0])
-    numbers[0], numbers[1], numbers[2], numbers[3] = beta1, 1 - beta1, beta2, 1 - beta2
-    numbers[4], numbers[5], numbers[6] = rate, root_scale, eps
-    numbers[7] = 1 - lr * weight_decay if decoupled else 1.0
-    numbers[8] = 0.0 if decoupled else weight_decay
-    numbers[9], numbers[10] = verdict[0], verdict[1]
+    own, to = 8 * row, 11 * row
+    member = int(settings[own + 7])
+    if verdict[1] == 0:
+        count_skip(skipped, row, member)
+        numbers[to + 10] = 0
+        return
+    lr, beta1, beta2 = settings[own], settings[own + 1], settings[own + 2]
+    weight_decay, decoupled = settings[own + 4], settings[own + 5] != 0
+    rate, root_scale = _adam_rates(lr, beta1, beta2, int(settings[own + 6]) - skipped[member])
+    numbers[to], numbers[to + 1] = beta1, 1 - beta1
+    numbers[to + 2], numbers[to + 3] = beta2, 1 - beta2
+    numbers[to + 4], numbers[to + 5], numbers[to + 6] = rate, root_scale, settings[own + 3]
+    numbers[to + 7] = 1 - lr * weight_decay if decoupled else 1.0
+    numbers[to + 8] = 0.0 if decoupled else weight_decay
+    numbers[to + 9], numbers[to + 10] = verdict[0], verdict[1]
+
+
+@cuda.jit(device=True)
+def count_skip(skipped, row, member):
+    skipped[member] += 1
+    if row == 0:
+        skipped[0] += 1

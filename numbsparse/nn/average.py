@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,8 +11,10 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
-from numbsparse.device import DeviceArray, forget_captures, live, outside_capture, to_device
-from numbsparse.patterns.checks import number
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import DeviceArray, forget_captures, live, outside_capture
+from numbsparse.nn import kept
+from numbsparse.patterns.checks import integer, number
 
 
 class ExponentialMovingAverage:
@@ -21,7 +24,9 @@ class ExponentialMovingAverage:
     is at first one of few, however slow it becomes.
 
     Averages live beside their parameters, in float32 beside 16 bits. All of a step runs on the GPU
-    where they are there, so `ns.graph` captures it.
+    where they are there, so `ns.graph` captures it. An average belongs to the layout of its
+    parameter: after `p.data = w` with another one `step` and `applied` raise ValueError until
+    `remap` is called.
 
     Parameters
     ----------
@@ -60,12 +65,15 @@ class ExponentialMovingAverage:
             raise ValueError(f"decay takes a number from 0 to below 1, got {decay}")
         self.steps = 0
         self._averages: list[Any] = []
+        self._forms: list[kept.Form] = []
 
     def step(self) -> None:
         """Take the parameters as they are now, all in one place, into the average."""
         if not self._averages:
             with outside_capture():
-                self._averages = [_like(p.values) for p in self.parameters]
+                self._averages = [kept.like(p.values) for p in self.parameters]
+                self._forms = [kept.form_of(p.data) for p in self.parameters]
+        self._check_forms()
         if any(isinstance(p.values, DeviceArray) for p in self.parameters):
             # On the GPU, so that each replay of a captured step counts anew.
             share: Any = live(self._next_share, 1, np.float32)
@@ -73,6 +81,32 @@ class ExponentialMovingAverage:
             share = self._next_share()
         for average, p in zip(self._averages, self.parameters, strict=True):
             ops.average_step(average, p.values, share)
+
+    def remap(self) -> None:
+        """Follow parameters whose layout was changed, `p.data = w`.
+
+        Averages of blocks that both layouts have go on; those of new blocks begin with the
+        parameter as it is. Raises ValueError for another block size; nothing is changed then.
+        """
+        moved = dict(enumerate(self._averages))
+        for i, (p, old) in enumerate(zip(self.parameters, self._forms, strict=bool(moved))):
+            new, average = kept.form_of(p.data), moved.get(i)
+            if average is not None and new != old:
+                kept.check_can_remap(f"parameters[{i}]", old, new)
+                fresh = ops.zeros(p.values.shape, average.dtype, p.place)
+                ops.copy_into(fresh, p.values)
+                moved[i] = kept.remapped(average, old, new, fresh)
+        self._averages = list(moved.values())
+        self._forms = [kept.form_of(p.data) for p in self.parameters] if moved else []
+        forget_captures()
+
+    def _check_forms(self) -> None:
+        for i, (p, old) in enumerate(zip(self.parameters, self._forms, strict=True)):
+            if (new := kept.form_of(p.data)) != old:
+                raise ValueError(
+                    f"parameters[{i}] has another layout than its average "
+                    f"({kept.against(new, old)}): call remap() to carry it over"
+                )
 
     def _next_share(self) -> np.ndarray:
         """What of the average the newest parameters become."""
@@ -84,10 +118,11 @@ class ExponentialMovingAverage:
     def applied(self) -> Iterator[None]:
         """Within this context the parameters hold their averages; after it, what they held before.
 
-        RuntimeError before the first step.
+        RuntimeError before the first step, ValueError where a parameter has another layout now.
         """
         if not self._averages:
             raise RuntimeError("there is no average before the first step")
+        self._check_forms()
         kept = [ops.copy(p.values) for p in self.parameters]
         try:
             for p, average in zip(self.parameters, self._averages, strict=True):
@@ -98,40 +133,36 @@ class ExponentialMovingAverage:
                 ops.copy_into(p.values, own)
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps done and the averages, on the CPU, in memory of their own."""
-        averages = (a.numpy() if isinstance(a, DeviceArray) else a.copy() for a in self._averages)
-        return {"steps": self.steps} | {str(i): a for i, a in enumerate(averages)}
+        """Steps done and the averages, on the CPU, in memory of their own.
+
+        The average of a BlockSparse is one, of its layout.
+        """
+        pairs = enumerate(zip(self._averages, self._forms, strict=True))
+        return {"steps": self.steps} | {str(i): kept.saved(a, form) for i, (a, form) in pairs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict()` gave.
 
-        Raises ValueError where it is of other parameters; nothing is changed then.
+        Raises TypeError or ValueError where it is of other parameters or layouts; nothing is
+        changed then. State of a version that wrote no layouts is taken by its shapes alone, with a
+        UserWarning.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state takes what state_dict() gave, got {type(state).__name__}")
         names = [key for key in state if key != "steps"]
         expected = [str(i) for i in range(len(self.parameters))] if names else []
         if "steps" not in state or sorted(names) != sorted(expected):
             raise ValueError(
                 f"state takes steps and {len(self.parameters)} averages, got {sorted(state)}"
             )
+        steps = integer("state['steps']", state["steps"], least=0)
         averages = []
-        for name, p in zip(expected, self.parameters, strict=bool(names)):
-            array, like = state[name], _like(p.values)
-            if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (
-                like.shape,
-                like.dtype,
-            ):
-                raise ValueError(
-                    f"state[{name!r}] takes {like.shape} of {like.dtype}, got "
-                    f"{getattr(array, 'shape', type(array).__name__)} of "
-                    f"{getattr(array, 'dtype', 'no dtype')}"
-                )
-            on_gpu = isinstance(like, DeviceArray)
-            averages.append(to_device(array) if on_gpu else array.copy())
-        self._averages, self.steps = averages, int(state["steps"])
+        for name, p in zip(expected, self.parameters, strict=False):
+            dtype = kept.wide_dtype(p.data)
+            averages.append(kept.loaded(f"state[{name!r}]", state[name], p.data, dtype))
+            if isinstance(p.data, BlockSparse) and not isinstance(state[name], BlockSparse):
+                message = f"state[{name!r}] says no layout: taken by its shape alone"
+                warnings.warn(message, stacklevel=2)
+        self._averages, self.steps = averages, steps
+        self._forms = [kept.form_of(p.data) for p in self.parameters] if names else []
         forget_captures()
-
-
-def _like(values: Any) -> Any:
-    """Zeros for the average of these values, which is float32 at least."""
-    dtype = np.dtype(np.float32) if values.dtype.itemsize == 2 else values.dtype
-    return ops.zeros(values.shape, dtype, "cuda" if isinstance(values, DeviceArray) else "cpu")

@@ -70,15 +70,17 @@ class LossScaler:
     def step(self, *optimizers: Optimizer) -> None:
         """A step of each optimiser, or of none if a gradient is not finite; then the next scale.
 
-        Raises ValueError where no parameter has a gradient, or they are not all in one place.
+        Raises ValueError where no parameter has a gradient, or they are not all in one place, and
+        what `Optimizer.step` raises; nothing is changed then.
         """
         gradients = [p.grad.data for o in optimizers for p in o.parameters if p.grad is not None]
         if not gradients:
             raise ValueError("optimizers take parameters with gradients: call backward before")
+        found = [optimizer.checked() for optimizer in optimizers]
         self.array_in(Tensor(gradients[0]).place)
         verdict = ops.judge(gradients, self._state, self.interval or 0)
-        for optimizer in optimizers:
-            optimizer.step(verdict)
+        for optimizer, own in zip(optimizers, found, strict=True):
+            optimizer.step_checked(own, verdict)
 
     def array_in(self, place: str) -> Any:
         """The scale as an array without axes, in "cpu" or "cuda"; steps change it in place."""

@@ -15,6 +15,7 @@ from numbsparse.device import DeviceArray, empty
 from numbsparse.ops.optimizer import ADAM_NUMBERS, SGD_NUMBERS, adam_numbers, global_norm
 
 LEAST_SCALE, MOST_SCALE = 2.0**-14, 2.0**24
+SGD_SETTINGS, ADAM_SETTINGS = 4, 8  # a row of those that `guarded_...` take
 
 
 def judge(gradients: Sequence[Any], state: Any, interval: int) -> Any:
@@ -59,44 +60,54 @@ def judge(gradients: Sequence[Any], state: Any, interval: int) -> Any:
 
 
 def guarded_sgd_numbers(settings: Any, verdict: Any, skipped: Any) -> Any:
-    """(lr, momentum, weight_decay, unscale, go) for `sgd_step_with`; counts a skipped step.
+    """(lr, momentum, weight_decay, unscale, go) for `sgd_step_with`, a row for each parameter.
 
     Parameters
     ----------
-    settings : float64, (3,): lr, momentum, weight_decay
+    settings : float64, rows of 4: lr, momentum, weight_decay, and where it is counted in `skipped`
     verdict : as `judge` gives it
-    skipped : int64, (1,)
+    skipped : int64, (1 + parameters,), the steps skipped in all, and of each parameter
+        Counts this one, if it is.
     """
     if isinstance(verdict, DeviceArray):
         from numbsparse.kernels import loss_scale as kernels
 
-        numbers = empty((SGD_NUMBERS,), np.float32)
+        numbers = empty((settings.size // SGD_SETTINGS * SGD_NUMBERS,), np.float32)
         kernels.sgd_numbers(settings, verdict, skipped, numbers)
         return numbers
-    skipped += not verdict[1]
-    return np.array([*settings, *verdict])
+    _count_skip(settings, verdict, skipped)
+    return np.array([[*row[:-1], *verdict] for row in settings])
 
 
 def guarded_adam_numbers(settings: Any, verdict: Any, skipped: Any) -> Any:
-    """The numbers for `adam_step_with`, of a step that follows skipped ones; counts them.
+    """The numbers for `adam_step_with`, of steps that follow skipped ones; a row each.
 
     Parameters
     ----------
-    settings : float64, (7,): lr, beta1, beta2, eps, weight_decay, decoupled, step
-        The step counts skipped ones, which moments never saw, and this one.
+    settings : float64, rows of 8: lr, beta1, beta2, eps, weight_decay, decoupled, step, and where
+        it is counted in `skipped`. The step counts skipped ones, which moments never saw, and this.
     verdict, skipped : as in `guarded_sgd_numbers`
     """
     if isinstance(verdict, DeviceArray):
         from numbsparse.kernels import loss_scale as kernels
 
-        numbers = empty((ADAM_NUMBERS,), np.float32)
+        numbers = empty((settings.size // ADAM_SETTINGS * ADAM_NUMBERS,), np.float32)
         kernels.adam_numbers(settings, verdict, skipped, numbers)
         return numbers
-    if not verdict[1]:
-        skipped += 1
-        return np.zeros(ADAM_NUMBERS)
-    settings = settings.copy()
-    settings[-1] -= skipped[0]
-    worked_out = adam_numbers(*settings.tolist())
-    worked_out[-2:] = verdict
+    if _count_skip(settings, verdict, skipped):
+        return np.zeros((len(settings), ADAM_NUMBERS))
+    worked_out = np.empty((len(settings), ADAM_NUMBERS))
+    for row, (*own, step, member) in zip(worked_out, settings.tolist(), strict=True):
+        own.append(step - int(skipped[int(member)]))
+        row[:] = adam_numbers(*own)
+        row[-2:] = verdict
     return worked_out
+
+
+def _count_skip(settings: np.ndarray, verdict: np.ndarray, skipped: np.ndarray) -> bool:
+    """Whether the step is skipped; then it is counted, in all and of each parameter."""
+    if verdict[1]:
+        return False
+    skipped[0] += 1
+    skipped[settings[:, -1].astype(int)] += 1
+    return True

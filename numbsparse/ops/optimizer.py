@@ -232,6 +232,16 @@ def scale_to_norm(arrays: Sequence[Any], max_norm: float, scale: Any = None) -> 
     return norm
 
 
+def check_step(p: Any, g: Any, *, master: Any = None, **state: Any) -> None:
+    """Refuse what a step of an optimizer on these would, which then changes nothing.
+
+    >>> check_step(np.ones(3), np.ones(4))
+    Traceback (most recent call last):
+    ValueError: p and g take one shape, got (3,) and (4,)
+    """
+    _check(p, g, master, **state)
+
+
 def _beside(p: Any, numbers: np.ndarray) -> Any:
     if not isinstance(p, DeviceArray):
         return numbers
@@ -254,6 +264,8 @@ def _check(p: Any, g: Any, master: Any, **state: Any) -> bool:
             _check_dtype(array, name, p)
         if not (array.is_contiguous if gpu else array.flags.c_contiguous):
             raise ValueError(f"{name} is written in place and takes a C-contiguous array")
+        if not (gpu or array.flags.writeable):
+            raise ValueError(f"{name} is written in place, and this array is read-only")
     return gpu
 
 

@@ -1,30 +1,19 @@
-"""Optimisers, clipping and learning-rate schedules. State lives where the parameters do."""
+"""What all optimisers share: parameters, the state kept for each, and its checkpoints."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
-from math import cos, pi
 from typing import Any
 
 import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
-from numbsparse.device import DeviceArray, forget_captures, live, outside_capture, to_device
-from numbsparse.nn.average import ExponentialMovingAverage
-from numbsparse.nn.scaling import LossScaler
-
-__all__ = [
-    "SGD",
-    "Adam",
-    "AdamW",
-    "ExponentialMovingAverage",
-    "LossScaler",
-    "Optimizer",
-    "cosine",
-    "warmup",
-    "warmup_cosine",
-]
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import DeviceArray, forget_captures, live, outside_capture
+from numbsparse.nn import kept
+from numbsparse.patterns.checks import integer, number
 
 
 class Optimizer:
@@ -35,54 +24,149 @@ class Optimizer:
     A parameter of float16 or bfloat16 (on a GPU) gets a float32 master here, which is what steps
     are added to; the parameter is the master rounded, and all that is kept beside it is float32.
     Weights that are set or loaded between steps are followed. See `LossScaler` for float16.
+
+    What is kept belongs to the layout of a block-sparse parameter. After `p.data = w` with another
+    layout a step raises ValueError, until `remap` is called:
+
+    >>> import numpy as np, numbsparse as ns
+    >>> p = ns.nn.Parameter(ns.BlockSparse(np.ones((1, 4, 4)), [[1, 0]]))
+    >>> optimizer = ns.nn.optim.SGD([p], lr=0.5, momentum=0.5)
+    >>> (p @ np.ones(8)).sum().backward()
+    >>> optimizer.step()
+    >>> p.data = ns.BlockSparse(np.ones((2, 4, 4)), [[1, 1]])
+    >>> optimizer.remap()
+    >>> [block.max() for block in optimizer.state_dict()["0.velocity"].data]
+    [1.0, 0.0]
     """
 
     slots: tuple[str, ...] = ()  # names of the arrays kept for each parameter
-    n_numbers = 0  # how many `_numbers` gives
+    n_numbers = n_settings = 0  # how many `_numbers` and `_settings` give
 
     def __init__(self, parameters: Iterable[Tensor], lr: float):
         self.parameters = _checked_parameters(parameters)
-        _check_from_zero(lr=lr)
+        check_from_zero(lr=lr)
         self.lr = lr
         self.steps = 0
-        self._skipped: Any = np.zeros(1, np.int64)  # steps that a LossScaler called off
+        self._counts = [0] * len(self.parameters)  # steps of each, those called off counted
+        # Steps that a LossScaler called off: in all, then of each parameter.
+        self._skipped: Any = np.zeros(1 + len(self.parameters), np.int64)
         self._state: dict[int, dict[str, Any]] = {}
+        self._forms: dict[int, kept.Form] = {}  # what the state of each belongs to
 
     def step(self, verdict: Any = None) -> None:
         """Update every parameter that has a gradient, in place.
 
         `verdict` is for `LossScaler.step`: (what to multiply gradients by, whether to step at all).
-        """
-        on_gpu = [isinstance(p.values, DeviceArray) for p in self.parameters]
-        numbers: dict[bool, Any] = {}
-        if verdict is not None:
-            numbers[isinstance(verdict, DeviceArray)] = self._guarded(verdict)
-        elif any(on_gpu):  # on the GPU, so that each replay of a captured step counts anew
-            numbers[True] = live(lambda: self._count()._numbers(), self.n_numbers, np.float32)
-        else:
-            numbers[False] = self._count()._numbers()
-        for i, (parameter, place) in enumerate(zip(self.parameters, on_gpu, strict=True)):
-            if parameter.grad is None:
-                continue
-            if place not in numbers:
-                numbers[place] = self._numbers()
-            slots = self._slots_of(i)
-            self._update(parameter.values, parameter.grad.values, slots, numbers[place])
 
-    def _count(self) -> Optimizer:
-        self.steps += 1
-        return self
+        Raises TypeError or ValueError that names the parameter, and changes nothing, where a
+        gradient does not fit its parameter, or the state is of another layout or dtype.
+        """
+        self.step_checked(self.checked(), verdict)
+
+    def checked(self) -> dict[int, dict[str, Any]]:
+        """What is kept for each parameter with a gradient, by its number, when all of it fits."""
+        found = {}
+        for i, parameter in enumerate(self.parameters):
+            if parameter.grad is not None:
+                name = f"parameters[{i}]"
+                _check_gradient(name, parameter)
+                slots = found[i] = self._slots_of(i)
+                try:
+                    ops.check_step(parameter.values, parameter.grad.values, **slots)
+                except (TypeError, ValueError) as error:
+                    error.args = (f"{name}: {error.args[0]}",)
+                    raise
+        return found
+
+    def step_checked(self, found: dict[int, dict[str, Any]], verdict: Any = None) -> None:
+        """`step` with what `checked` found."""
+        homes: dict[bool, list[int]] = {}
+        for i, slots in found.items():
+            data = self.parameters[i].data
+            self._state[i], self._forms[i] = slots, kept.form_of(data)
+            homes.setdefault(self.parameters[i].place == "cuda", []).append(i)
+        if not found:
+            self.steps += 1
+        for nth, (on_gpu, members) in enumerate(homes.items()):
+            numbers = self._numbers_of(members, on_gpu, verdict, counts=nth == 0)
+            for row, i in enumerate(members):
+                parameter: Any = self.parameters[i]
+                self._update(parameter.values, parameter.grad.values, found[i], numbers[row])
+
+    def _numbers_of(self, members: list[int], on_gpu: bool, verdict: Any, counts: bool) -> Any:
+        """A row of numbers for each of these parameters, which live in one place.
+
+        On the GPU they are worked out for each replay of a captured step, which so counts anew.
+        """
+
+        def count() -> None:
+            self.steps += counts
+            for i in members:
+                self._counts[i] += 1
+
+        def plain() -> np.ndarray:
+            count()
+            taken = [self._counts[i] - int(self._skipped[1 + i]) for i in members]
+            known = {n: self._numbers(n) for n in set(taken)}
+            return np.array([known[n] for n in taken])
+
+        def settings() -> np.ndarray:
+            count()
+            return np.array([[*self._settings(self._counts[i]), 1 + i] for i in members])
+
+        rows = len(members)
+        if verdict is None and on_gpu and isinstance(self._skipped, DeviceArray):
+            verdict = live(
+                lambda: np.ones(2), 2, np.float32
+            )  # how many were skipped is known there
+        if verdict is None:
+            self._skips_in(on_gpu=False)
+            numbers = live(plain, rows * self.n_numbers, np.float32) if on_gpu else plain()
+        else:
+            size = rows * (1 + self.n_settings)
+            given = live(settings, size, np.float64) if on_gpu else settings()
+            numbers = type(self).guarded_numbers(given, verdict, self._skips_in(on_gpu))
+        return numbers.reshape(rows, self.n_numbers)
+
+    def _skips_in(self, on_gpu: bool) -> Any:
+        """The counts of skipped steps, in that place."""
+        if isinstance(self._skipped, DeviceArray) != on_gpu:
+            with outside_capture():
+                self._skipped = kept.beside(self._skipped, on_gpu)
+            forget_captures()
+        return self._skipped
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _numbers(self) -> np.ndarray:
-        """What a step needs besides arrays, in float64: the learning rate, and so on."""
+    def remap(self) -> None:
+        """Follow parameters whose layout was changed, `p.data = w`: ask for it before a step.
+
+        What is kept for blocks that both layouts have goes on; for new blocks it begins with
+        zeros, while Adam's count of the parameter's steps goes on. Raises ValueError for another
+        block size, and changes nothing then. Captured steps are captured anew.
+        """
+        moved = {}
+        for i, slots in self._state.items():
+            data = self.parameters[i].data
+            new, old = kept.form_of(data), self._forms[i]
+            if slots and new != old:
+                kept.check_can_remap(f"parameters[{i}]", old, new)
+                moved[i] = {
+                    name: kept.remapped(array, old, new, kept.like(data.values))
+                    for name, array in slots.items()
+                }
+        for i, slots in moved.items():
+            self._state[i], self._forms[i] = slots, kept.form_of(self.parameters[i].data)
+        forget_captures()
+
+    def _numbers(self, step: int) -> np.ndarray:
+        """What a parameter's step of this number needs, in float64: lr, and so on."""
         raise NotImplementedError
 
-    def _settings(self) -> list[float]:
+    def _settings(self, step: int) -> list[float]:
         """What `guarded_numbers` works them out of, where the GPU knows which steps were taken."""
         raise NotImplementedError
 
@@ -91,82 +175,115 @@ class Optimizer:
     def _update(self, p: Any, g: Any, slots: dict[str, Any], numbers: Any) -> None:
         raise NotImplementedError
 
-    def _guarded(self, verdict: Any) -> Any:
-        """The numbers of a step that the verdict may call off, in the verdict's place."""
-        size = len(self._settings())
-        on_gpu = isinstance(verdict, DeviceArray)
-        if on_gpu:
-            settings: Any = live(lambda: np.array(self._count()._settings()), size, np.float64)
-        else:
-            settings = np.array(self._count()._settings())
-        with outside_capture():
-            self._skipped = _beside(self._skipped, on_gpu)
-        return type(self).guarded_numbers(settings, verdict, self._skipped)
-
     def _slots_of(self, i: int) -> dict[str, Any]:
-        values = self.parameters[i].values
-        on_gpu = isinstance(values, DeviceArray)
-        if i not in self._state:
-            place = "cuda" if on_gpu else "cpu"
-            with outside_capture():
-                self._state[i] = {
-                    name: ops.zeros(values.shape, _slot_dtype(values), place)
-                    for name in self._slot_names(values)
-                }
-        slots = self._state[i]
-        if any(isinstance(array, DeviceArray) != on_gpu for array in slots.values()):
-            with outside_capture():  # the parameter was moved
-                slots.update({name: _beside(array, on_gpu) for name, array in slots.items()})
-        return slots
+        """What is kept for a parameter, where it is; zeros at first. Nothing is changed."""
+        data, values = self.parameters[i].data, self.parameters[i].values
+        names, slots = self._slot_names(values), self._state.get(i)
+        with outside_capture():
+            if slots is None:
+                return {name: kept.like(values) for name in names}
+            self._check_state(i, data, slots)
+            on_gpu = isinstance(values, DeviceArray)
+            return {name: kept.beside(array, on_gpu) for name, array in slots.items()}
+
+    def _check_state(self, i: int, data: Any, slots: dict[str, Any]) -> None:
+        """Refuse state of another layout, or for another dtype."""
+        old, new = self._forms[i], kept.form_of(data)
+        if slots and new != old:
+            raise ValueError(
+                f"parameters[{i}] has another layout than what is kept for it "
+                f"({kept.against(new, old)}): call remap() to carry the state over, or make a new "
+                "optimizer"
+            )
+        names, dtype = self._slot_names(data), kept.wide_dtype(data)
+        if set(slots) != set(names) or any(a.dtype != dtype for a in slots.values()):
+            has = {name: str(a.dtype) for name, a in slots.items()}
+            raise ValueError(
+                f"parameters[{i}] is {data.dtype} now, and what is kept for it is {has}: make a "
+                "new optimizer"
+            )
 
     def _slot_names(self, values: Any) -> tuple[str, ...]:
         return (*self.slots, "master") if values.dtype.itemsize == 2 else self.slots
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps done and the kept arrays, on the CPU, in memory of their own."""
-        skipped = int(_on_cpu(self._skipped)[0])
-        state: dict[str, Any] = {"steps": self.steps, "skipped": skipped, "lr": self.lr}
+        """What a training goes on with, on the CPU, in memory of its own.
+
+        The steps done and skipped, `lr`, and by the number of each parameter the steps that it
+        took, "0.steps", and what is kept for it, "0.m": as a BlockSparse beside a BlockSparse.
+        """
+        skipped = kept.on_cpu(self._skipped).tolist()
+        state: dict[str, Any] = {"steps": self.steps, "skipped": skipped[0], "lr": self.lr}
         for i, slots in self._state.items():
+            state[f"{i}.steps"] = self._counts[i] - skipped[1 + i]
             for name, array in slots.items():
-                state[f"{i}.{name}"] = _on_cpu(array)
+                state[f"{i}.{name}"] = kept.saved(array, self._forms[i])
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict()` gave.
 
-        Raises ValueError where it is of another optimiser; nothing is changed then.
+        Raises TypeError or ValueError where it is of another optimiser or another layout; nothing
+        is changed then. The state of a version that counted steps for all parameters together is
+        taken as if each had taken them all, and of one that wrote no layouts, with a UserWarning,
+        by its shapes alone.
         """
-        for key in ("steps", "lr"):
-            if key not in state:
-                raise ValueError(f"state lacks {key!r}")
-        loaded: dict[int, dict[str, Any]] = {}
-        for key, array in state.items():
-            if key in ("steps", "skipped", "lr"):
-                continue
-            number, _, name = key.partition(".")
-            if not number.isdigit() or int(number) >= len(self.parameters):
-                raise ValueError(f"state is of another optimiser: it has {key!r}")
-            values = self.parameters[int(number)].values
-            if name not in self._slot_names(values):
-                raise ValueError(f"state is of another optimiser: it has {key!r}")
-            dtype = _slot_dtype(values)
-            if not isinstance(array, np.ndarray):
-                raise ValueError(f"state[{key!r}] takes an array, got {type(array).__name__}")
-            if array.shape != values.shape or array.dtype != dtype:
-                raise ValueError(
-                    f"state[{key!r}] takes {values.shape} of {dtype}, "
-                    f"got {array.shape} of {array.dtype}"
-                )
-            on_gpu = isinstance(values, DeviceArray)
-            loaded.setdefault(int(number), {})[name] = to_device(array) if on_gpu else array.copy()
-        for i, slots in loaded.items():
+        steps, skipped, lr = _checked_header(state)
+        arrays, counts = self._loaded(state)
+        for i, slots in arrays.items():
             for name in self._slot_names(self.parameters[i].values):
                 if name not in slots:
                     raise ValueError(f"state lacks {f'{i}.{name}'!r}")
-        self._state = loaded
-        self._skipped = np.array([state.get("skipped", 0)], np.int64)
+            if counts and i not in counts:
+                raise ValueError(f"state lacks {f'{i}.steps'!r}")
+        together = {} if counts else dict.fromkeys(arrays, steps - skipped)
+        self.steps, self.lr = steps, lr
+        self._skipped = np.zeros_like(self._skips_in(on_gpu=False))
+        self._skipped[0] = skipped
+        self._counts = [(counts or together).get(i, 0) for i in range(len(self.parameters))]
+        self._state = {i: arrays.get(i, {}) for i in sorted({*arrays, *counts})}
+        self._forms = {i: kept.form_of(self.parameters[i].data) for i in self._state}
         forget_captures()
-        self.steps, self.lr = int(state["steps"]), float(state["lr"])
+
+    def _loaded(self, state: Mapping[str, Any]) -> tuple[dict[int, dict[str, Any]], dict[int, int]]:
+        """The arrays of each parameter, and the steps that it took."""
+        arrays: dict[int, dict[str, Any]] = {}
+        counts: dict[int, int] = {}
+        by_shape = []
+        for key, value in state.items():
+            if key in _HEADER:
+                continue
+            first, _, name = str(key).partition(".")
+            i = int(first) if first.isdecimal() else len(self.parameters)
+            data = self.parameters[i].data if i < len(self.parameters) else None
+            if data is None or name not in ("steps", *self._slot_names(data)):
+                raise ValueError(f"state is of another optimiser: it has {key!r}")
+            if name == "steps":
+                counts[i] = integer(f"state[{key!r}]", value, least=0)
+                continue
+            if isinstance(data, BlockSparse) and not isinstance(value, BlockSparse):
+                by_shape.append(key)
+            own = kept.loaded(f"state[{key!r}]", value, data, kept.wide_dtype(data))
+            arrays.setdefault(i, {})[name] = own
+        if by_shape:
+            message = f"state[{by_shape[0]!r}] says no layout: taken by its shape alone"
+            warnings.warn(message, stacklevel=3)
+        return arrays, counts
+
+
+_HEADER = ("steps", "skipped", "lr")
+
+
+def _checked_header(state: Mapping[str, Any]) -> tuple[int, int, float]:
+    """Steps, steps skipped, lr."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state takes what state_dict() gave, got {type(state).__name__}")
+    for key in ("steps", "lr"):
+        if key not in state:
+            raise ValueError(f"state lacks {key!r}")
+    steps = integer("state['steps']", state["steps"], least=0)
+    skipped = integer("state['skipped']", state.get("skipped", 0), least=0, most=steps)
+    return steps, skipped, number("state['lr']", state["lr"])
 
 
 def _checked_parameters(parameters: Iterable[Tensor]) -> list[Tensor]:
@@ -184,178 +301,23 @@ def _checked_parameters(parameters: Iterable[Tensor]) -> list[Tensor]:
     return found
 
 
-def _check_from_zero(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if not number >= 0:
-            raise ValueError(f"{name} takes a number from 0 on, got {number}")
+def _check_gradient(name: str, parameter: Tensor) -> None:
+    """Refuse a gradient that is stored in another way than its parameter."""
+    assert parameter.grad is not None
+    own, got = kept.form_of(parameter.data), kept.form_of(parameter.grad.data)
+    if own != got:
+        raise ValueError(
+            f"{name}.grad has another layout than its parameter ({kept.against(got, own)}): run "
+            "backward anew"
+        )
+    if parameter.grad.place != parameter.place:
+        raise ValueError(
+            f"{name}.grad takes the place of its parameter, {parameter.place}, "
+            f"got {parameter.grad.place}"
+        )
 
 
-def _slot_dtype(values: Any) -> np.dtype:
-    """What is kept for a parameter is float32 at least."""
-    return np.dtype(np.float32) if values.dtype.itemsize == 2 else values.dtype
-
-
-def _beside(array: Any, on_gpu: bool) -> Any:
-    """The array where a parameter is."""
-    if isinstance(array, DeviceArray) == on_gpu:
-        return array
-    return to_device(array) if on_gpu else array.numpy()
-
-
-def _on_cpu(array: Any) -> np.ndarray:
-    return array.numpy() if isinstance(array, DeviceArray) else array.copy()
-
-
-class SGD(Optimizer):
-    """v = momentum * v + g;  p -= lr * v  (with nesterov: p -= lr * (g + momentum * v)).
-
-    `weight_decay * p` is added to g first. Without momentum, v is g.
-
-    >>> import numbsparse as ns
-    >>> p = ns.Tensor([1.0, 2.0], requires_grad=True)
-    >>> optimizer = ns.nn.optim.SGD([p], lr=0.1)
-    >>> (p * p).sum().backward()
-    >>> optimizer.step()
-    >>> p
-    Tensor([0.8, 1.6])
-    """
-
-    n_numbers = ops.SGD_NUMBERS
-    guarded_numbers = staticmethod(ops.guarded_sgd_numbers)
-
-    def __init__(
-        self,
-        parameters: Iterable[Tensor],
-        lr: float,
-        *,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-    ):
-        super().__init__(parameters, lr)
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum takes a number from 0 to below 1, got {momentum}")
-        _check_from_zero(weight_decay=weight_decay)
-        if nesterov and momentum == 0:
-            raise ValueError("nesterov takes a momentum above 0")
-        self.momentum, self.weight_decay, self.nesterov = momentum, weight_decay, nesterov
-        self.slots = ("velocity",) if momentum else ()
-
-    def _numbers(self) -> np.ndarray:
-        return np.array([*self._settings(), *ops.TAKEN])
-
-    def _settings(self) -> list[float]:
-        return [self.lr, self.momentum, self.weight_decay]
-
-    def _update(self, p: Any, g: Any, slots: dict[str, Any], numbers: Any) -> None:
-        velocity, master = slots.get("velocity"), slots.get("master")
-        ops.sgd_step_with(p, g, velocity, master, numbers, self.nesterov)
-
-
-class Adam(Optimizer):
-    """m = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) * g^2;
-    p -= lr * m' / (sqrt(v') + eps), with m' = m / (1 - beta1^t) and v' = v / (1 - beta2^t).
-
-    `weight_decay * p` is added to g first. Kingma and Ba, "Adam", 2015, algorithm 1.
-
-    >>> import numbsparse as ns
-    >>> p = ns.Tensor([1.0, 2.0], requires_grad=True)
-    >>> optimizer = ns.nn.optim.Adam([p], lr=0.1)
-    >>> (p * p).sum().backward()
-    >>> optimizer.step()
-    >>> p
-    Tensor([0.9, 1.9])
-    """
-
-    slots = ("m", "v")
-    n_numbers = ops.ADAM_NUMBERS
-    guarded_numbers = staticmethod(ops.guarded_adam_numbers)
-    decoupled = False
-
-    def __init__(
-        self,
-        parameters: Iterable[Tensor],
-        lr: float = 1e-3,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ):
-        super().__init__(parameters, lr)
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas takes two numbers from 0 to below 1, got {betas}")
-        _check_from_zero(eps=eps, weight_decay=weight_decay)
-        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
-
-    def _numbers(self) -> np.ndarray:
-        return ops.adam_numbers(*self._settings())
-
-    def _settings(self) -> list[float]:
-        betas, decay = self.betas, self.weight_decay
-        return [self.lr, *betas, self.eps, decay, float(self.decoupled), float(self.steps)]
-
-    def _update(self, p: Any, g: Any, slots: dict[str, Any], numbers: Any) -> None:
-        ops.adam_step_with(p, g, slots["m"], slots["v"], slots.get("master"), numbers)
-
-
-class AdamW(Adam):
-    """Adam with p -= lr * weight_decay * p beside the step, not within g.
-
-    Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019, algorithm 2.
-
-    >>> import numbsparse as ns
-    >>> p = ns.Tensor([1.0, 2.0], requires_grad=True)
-    >>> optimizer = ns.nn.optim.AdamW([p], lr=0.1, weight_decay=0.5)
-    >>> (p * p).sum().backward()
-    >>> optimizer.step()
-    >>> p
-    Tensor([0.85, 1.8 ])
-    """
-
-    decoupled = True
-
-    def __init__(
-        self,
-        parameters: Iterable[Tensor],
-        lr: float = 1e-3,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-    ):
-        super().__init__(parameters, lr, betas=betas, eps=eps, weight_decay=weight_decay)
-
-
-def warmup(step: int, steps: int) -> float:
-    """A factor that rises from 1 / steps at step 0, in a line, to 1 at step `steps - 1`.
-
-    >>> import numbsparse as ns
-    >>> [ns.nn.optim.warmup(step, 4) for step in range(5)]
-    [0.25, 0.5, 0.75, 1.0, 1.0]
-    """
-    return min(1.0, (step + 1) / max(steps, 1))
-
-
-def cosine(step: int, steps: int, floor: float = 0.0) -> float:
-    """A factor that falls from 1 at step 0 to `floor` at step `steps`, along half a cosine.
-
-    Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017.
-
-    >>> import numbsparse as ns
-    >>> [round(ns.nn.optim.cosine(step, 4), 2) for step in range(5)]
-    [1.0, 0.85, 0.5, 0.15, 0.0]
-    """
-    done = min(1.0, step / max(steps, 1))
-    return floor + (1 - floor) * 0.5 * (1 + cos(pi * done))
-
-
-def warmup_cosine(step: int, steps: int, warmup_steps: int, floor: float = 0.0) -> float:
-    """`warmup` for the first steps, then `cosine` over the rest: a factor for the learning rate.
-
-    >>> from numbsparse.nn import optim
-    >>> [round(optim.warmup_cosine(step, 6, 2), 2) for step in range(6)]
-    [0.5, 1.0, 1.0, 0.85, 0.5, 0.15]
-    """
-    if step < warmup_steps:
-        return warmup(step, warmup_steps)
-    return cosine(step - warmup_steps, steps - warmup_steps, floor)
+def check_from_zero(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not value >= 0:
+            raise ValueError(f"{name} takes a number from 0 on, got {value}")

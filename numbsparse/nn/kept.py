@@ -1,0 +1,147 @@
+"""Arrays kept beside parameters (moments, masters, averages), and the layout they belong to."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numbsparse import ops
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import DeviceArray, to_device
+from numbsparse.layout import Layout
+
+
+class Form(NamedTuple):
+    """How values are stored: what is kept beside them is stored the same way."""
+
+    shape: tuple[int, ...]  # of the array of values
+    features: tuple[int, ...] = ()
+    layout: Layout | None = None
+    is_transposed: bool = False
+
+    def matrix(self, values: Any) -> BlockSparse:
+        """A block-sparse matrix of this form."""
+        assert self.layout is not None
+        if self.is_transposed:
+            return BlockSparse(values, self.layout, shape=_pair(self.features[::-1])).T
+        return BlockSparse(values, self.layout, shape=_pair(self.features))
+
+    @property
+    def matrix_layout(self) -> Layout:
+        assert self.layout is not None
+        return self.layout.T if self.is_transposed else self.layout
+
+    def __str__(self) -> str:
+        if self.layout is None:
+            return f"an array of {self.shape}"
+        size, seen = self.shape[-1], " transposed" * self.is_transposed
+        return f"{self.features[0]} x {self.features[1]} in blocks of {size}, {self.layout}{seen}"
+
+
+def against(own: Form, other: Form) -> str:
+    """ "own, where it is other", in words that tell one from the other."""
+    words = f"{own}, where it is {other}"
+    if None in (own.layout, other.layout) or str(own) != str(other):
+        return words
+    one, two = own.matrix_layout, other.matrix_layout
+    first = np.setxor1d(_numbers(one), _numbers(two))[0]
+    block = tuple(int(n) for n in divmod(first, one.shape[1]))
+    which = "this" if one.pattern[block] else "that"
+    return f"{words}: of the two {which} one alone has block {block}"
+
+
+def form_of(data: Any) -> Form:
+    """Of what a Tensor holds."""
+    if isinstance(data, BlockSparse):
+        return Form(data.values.shape, data.shape, data.stored_layout, data.is_transposed)
+    return Form(data.shape)
+
+
+def like(values: Any) -> Any:
+    """Zeros to keep beside these values, in float32 at least."""
+    place = "cuda" if isinstance(values, DeviceArray) else "cpu"
+    return ops.zeros(values.shape, wide_dtype(values), place)
+
+
+def wide_dtype(values: Any) -> np.dtype:
+    """What is kept for a parameter is float32 at least."""
+    return np.dtype(np.float32) if values.dtype.itemsize == 2 else values.dtype
+
+
+def beside(array: Any, on_gpu: bool) -> Any:
+    """The array where a parameter is."""
+    if isinstance(array, DeviceArray) == on_gpu:
+        return array
+    return to_device(array) if on_gpu else array.numpy()
+
+
+def on_cpu(array: Any) -> np.ndarray:
+    """In memory of its own."""
+    return array.numpy() if isinstance(array, DeviceArray) else array.copy()
+
+
+def remapped(array: Any, old: Form, new: Form, fresh: Any) -> Any:
+    """The kept array in the order of another layout: blocks in both go on, others are `fresh`.
+
+    `old` and `new` differ in their layout, and in whether the matrix is a transposed view, alone.
+    """
+    blocks, wanted = old.matrix(on_cpu(array)), new.matrix(on_cpu(fresh))
+    moved = wanted.data.copy()
+    _, here, there = np.intersect1d(
+        _numbers(wanted.layout), _numbers(blocks.layout), assume_unique=True, return_indices=True
+    )
+    moved[here] = blocks.data[there]
+    result = BlockSparse(moved, wanted.layout, shape=wanted.shape).stored_as(wanted, "array")
+    return beside(result.values, isinstance(array, DeviceArray))
+
+
+def saved(array: Any, form: Form) -> Any:
+    """For a state dict: an array, or a BlockSparse, which says its layout."""
+    host = on_cpu(array)
+    return host if form.layout is None else form.matrix(host)
+
+
+def loaded(name: str, value: Any, data: Any, dtype: np.dtype) -> Any:
+    """An array of a state dict as it is kept beside `data`.
+
+    A plain array where `data` is a BlockSparse is of a version that wrote no layouts. Raises
+    ValueError, which calls it by `name`, for another layout, shape or dtype.
+    """
+    if isinstance(value, BlockSparse) and isinstance(data, BlockSparse):
+        own, got = form_of(data), form_of(value)
+        if own.layout != got.layout and data.layout != value.layout:
+            raise ValueError(f"{name} has another layout than its parameter ({against(got, own)})")
+        value = value.to("cpu").stored_as(data, name).values
+    if not isinstance(value, np.ndarray):
+        takes = "a BlockSparse" if isinstance(data, BlockSparse) else "an array"
+        raise ValueError(f"{name} takes {takes}, got {type(value).__name__}")
+    shape = form_of(data).shape
+    if value.shape != shape or value.dtype != dtype:
+        raise ValueError(f"{name} takes {shape} of {dtype}, got {value.shape} of {value.dtype}")
+    place = data.place if isinstance(data, BlockSparse) else ""
+    on_gpu = place == "cuda" or isinstance(data, DeviceArray)
+    return to_device(value) if on_gpu else value.copy()
+
+
+def check_can_remap(name: str, old: Form, new: Form) -> None:
+    """Refuse what is no other layout of the same blocks."""
+    if (
+        old.layout is None
+        or new.layout is None
+        or ((old.features, old.shape[1:]) != (new.features, new.shape[1:]))
+    ):
+        raise ValueError(
+            f"{name} takes a layout of the same features and block size: {old}, got {new}"
+        )
+
+
+def _numbers(layout: Layout) -> np.ndarray:
+    """Of the blocks in the whole grid, rising."""
+    index = layout.index
+    return index.block_rows.astype(np.int64) * layout.shape[1] + index.block_columns
+
+
+def _pair(features: tuple[int, ...]) -> tuple[int, int]:
+    rows, columns = features
+    return rows, columns

@@ -1,0 +1,87 @@
+"""Adam, and Adam with decoupled weight decay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor
+from numbsparse.nn.optim.optimizer import Optimizer, check_from_zero
+
+
+class Adam(Optimizer):
+    """m = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) * g^2;
+    p -= lr * m' / (sqrt(v') + eps), with m' = m / (1 - beta1^t) and v' = v / (1 - beta2^t).
+
+    `weight_decay * p` is added to g first. t is the number of the parameter's own step: one without
+    a gradient, as while it is frozen, counts none. Kingma and Ba, "Adam", 2015, algorithm 1.
+
+    >>> import numbsparse as ns
+    >>> p = ns.Tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ns.nn.optim.Adam([p], lr=0.1)
+    >>> (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p
+    Tensor([0.9, 1.9])
+    """
+
+    slots = ("m", "v")
+    n_numbers, n_settings = ops.ADAM_NUMBERS, 7
+    guarded_numbers = staticmethod(ops.guarded_adam_numbers)
+    decoupled = False
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ):
+        super().__init__(parameters, lr)
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas takes two numbers from 0 to below 1, got {betas}")
+        check_from_zero(eps=eps, weight_decay=weight_decay)
+        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+
+    def _numbers(self, step: int) -> np.ndarray:
+        return ops.adam_numbers(*self._settings(step))
+
+    def _settings(self, step: int) -> list[float]:
+        betas, decay = self.betas, self.weight_decay
+        return [self.lr, *betas, self.eps, decay, float(self.decoupled), float(step)]
+
+    def _update(self, p: Any, g: Any, slots: dict[str, Any], numbers: Any) -> None:
+        ops.adam_step_with(p, g, slots["m"], slots["v"], slots.get("master"), numbers)
+
+
+class AdamW(Adam):
+    """Adam with p -= lr * weight_decay * p beside the step, not within g.
+
+    Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019, algorithm 2.
+
+    >>> import numbsparse as ns
+    >>> p = ns.Tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ns.nn.optim.AdamW([p], lr=0.1, weight_decay=0.5)
+    >>> (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p
+    Tensor([0.85, 1.8 ])
+    """
+
+    decoupled = True
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ):
+        super().__init__(parameters, lr, betas=betas, eps=eps, weight_decay=weight_decay)

@@ -1,0 +1,58 @@
+"""Gradient descent, with momentum and with Nesterov's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor
+from numbsparse.nn.optim.optimizer import Optimizer, check_from_zero
+
+
+class SGD(Optimizer):
+    """v = momentum * v + g;  p -= lr * v  (with nesterov: p -= lr * (g + momentum * v)).
+
+    `weight_decay * p` is added to g first. Without momentum, v is g.
+
+    >>> import numbsparse as ns
+    >>> p = ns.Tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ns.nn.optim.SGD([p], lr=0.1)
+    >>> (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p
+    Tensor([0.8, 1.6])
+    """
+
+    n_numbers, n_settings = ops.SGD_NUMBERS, 3
+    guarded_numbers = staticmethod(ops.guarded_sgd_numbers)
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        lr: float,
+        *,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ):
+        super().__init__(parameters, lr)
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum takes a number from 0 to below 1, got {momentum}")
+        check_from_zero(weight_decay=weight_decay)
+        if nesterov and momentum == 0:
+            raise ValueError("nesterov takes a momentum above 0")
+        self.momentum, self.weight_decay, self.nesterov = momentum, weight_decay, nesterov
+        self.slots = ("velocity",) if momentum else ()
+
+    def _numbers(self, step: int) -> np.ndarray:
+        return np.array([*self._settings(step), *ops.TAKEN])
+
+    def _settings(self, step: int) -> list[float]:
+        return [self.lr, self.momentum, self.weight_decay]
+
+    def _update(self, p: Any, g: Any, slots: dict[str, Any], numbers: Any) -> None:
+        velocity, master = slots.get("velocity"), slots.get("master")
+        ops.sgd_step_with(p, g, velocity, master, numbers, self.nesterov)

@@ -1,0 +1,265 @@
+"""The state of optimisers and averages: whose it is, what refuses it, and what then stays."""
+
+import numpy as np
+import pytest
+from conftest import host
+
+import numbsparse as ns
+from numbsparse import device, nn
+from numbsparse.nn import optim
+
+HERE = np.array([[0, 1, 0, 1], [1, 0, 0, 0], [0, 0, 1, 0]], bool)
+THERE = np.array([[0, 1, 0, 0], [1, 0, 0, 1], [0, 0, 1, 0]], bool)  # as many blocks
+SHAPE = (10, 15)
+
+OPTIMISERS = {
+    "momentum": lambda p: optim.SGD(p, 0.1, momentum=0.9),
+    "Adam": lambda p: optim.Adam(p, 0.1),
+    "AdamW": lambda p: optim.AdamW(p, 0.1),
+}
+
+
+def matrix(rng, pattern, dtype=np.float32):
+    """A matrix of that pattern; beyond its edge it holds zeros."""
+    dense = rng.standard_normal(SHAPE).astype(dtype)
+    return ns.BlockSparse.from_dense(dense, pattern, block_size=4)
+
+
+def grown(rng, put, make, steps=3):
+    """An optimiser and an average of one parameter, after some steps."""
+    parameter = nn.Parameter(put(matrix(rng, HERE)))
+    optimiser, average = make([parameter]), optim.ExponentialMovingAverage([parameter], 0.5)
+    for _ in range(steps):
+        parameter.grad = ns.Tensor(put(matrix(rng, HERE)))
+        optimiser.step()
+        average.step()
+    return parameter, optimiser, average
+
+
+def dense(state):
+    """Its arrays, made dense: those of blocks that are gone read as zeros."""
+    return {k: host(v) for k, v in state.items() if isinstance(v, ns.BlockSparse)}
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("turned", [False, True], ids=["", "transposed"])
+def test_another_layout_is_refused_until_remapped(rng, put, name, turned):
+    parameter, optimiser, average = grown(rng, put, OPTIMISERS[name])
+    before, averages = optimiser.state_dict(), average.state_dict()
+    data = matrix(rng, THERE)
+    if turned:  # the same matrix, as a view of its transpose
+        data = ns.BlockSparse(data.T.data, data.layout.T, shape=SHAPE[::-1]).T
+    parameter.data = put(data)
+    parameter.grad = ns.Tensor(put(data.with_values(np.ones_like(data.values))))
+    refused = pytest.raises(ValueError, match=r"parameters\[0\] has another layout .* remap\(\)")
+    for call in (optimiser.step, average.step, lambda: average.applied().__enter__()):
+        with refused:
+            call()
+    np.testing.assert_array_equal(host(parameter.data), data.toarray())
+    optimiser.remap()
+    average.remap()
+    kept = ns.BlockSparse(np.ones((3, 4, 4)), HERE & THERE, shape=SHAPE).toarray() > 0
+    new = ns.BlockSparse(np.ones((1, 4, 4)), THERE & ~HERE, shape=SHAPE).toarray() > 0
+    after = dense(optimiser.state_dict())
+    assert after.keys() == dense(before).keys() != set()
+    for key, values in after.items():
+        np.testing.assert_array_equal(values, np.where(kept, host(before[key]), 0), err_msg=key)
+    first = np.where(new, data.toarray(), 0)
+    expected = np.where(kept, host(averages["0"]), first)
+    np.testing.assert_array_equal(host(average.state_dict()["0"]), expected)
+    optimiser.step()
+    average.step()
+
+
+def test_a_gradient_of_another_layout_is_refused(rng, put):
+    parameter = nn.Parameter(put(matrix(rng, HERE)))
+    (parameter @ put(np.ones((15, 2), np.float32))).sum().backward()
+    parameter.data = put(matrix(rng, THERE))
+    with pytest.raises(ValueError, match=r"parameters\[0\]\.grad has another layout .*\(0, 3\)"):
+        optim.SGD([parameter], 0.1).step()
+    np.testing.assert_array_equal(np.argwhere(HERE != THERE)[0], (0, 3))
+
+
+def test_a_plain_step_follows_any_layout(rng, put):
+    """Without state there is nothing to belong to a layout."""
+    parameter = nn.Parameter(put(matrix(rng, HERE)))
+    optimiser = optim.SGD([parameter], 0.5)
+    for pattern in (HERE, THERE):
+        data, gradient = matrix(rng, pattern), matrix(rng, pattern)
+        parameter.data, parameter.grad = put(data), ns.Tensor(put(gradient))
+        expected = data.toarray() - np.float32(0.5) * gradient.toarray()
+        optimiser.step()
+        np.testing.assert_allclose(host(parameter.data), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_a_state_of_another_layout_is_refused(rng, put, name):
+    _, optimiser, average = grown(rng, put, OPTIMISERS[name])
+    states = optimiser.state_dict(), average.state_dict()
+    other, fresh, fresh_average = grown(np.random.default_rng(7), put, OPTIMISERS[name])
+    other.data = put(matrix(rng, THERE))
+    fresh.remap()
+    fresh_average.remap()
+    for part, state in zip((fresh, fresh_average), states, strict=True):
+        before = part.state_dict()
+        with pytest.raises(
+            ValueError, match=r"state\['0.*'\] has another layout .* block \(0, 3\)"
+        ):
+            part.load_state_dict(state)
+        assert_same(part.state_dict(), before)
+
+
+def test_a_state_fits_a_transposed_view_of_the_same_matrix(rng, put):
+    parameter, optimiser, average = grown(rng, put, OPTIMISERS["Adam"])
+    data = parameter.data.to("cpu")
+    view = ns.BlockSparse(data.T.data, data.layout.T, shape=SHAPE[::-1]).T
+    other = nn.Parameter(put(view))
+    parts = OPTIMISERS["Adam"]([other]), optim.ExponentialMovingAverage([other])
+    for part, from_ in zip(parts, (optimiser, average), strict=True):
+        part.load_state_dict(from_.state_dict())
+        for key, value in dense(from_.state_dict()).items():
+            np.testing.assert_array_equal(host(part.state_dict()[key]), value)
+
+
+def test_remapping_another_block_size_is_refused(rng):
+    parameter, optimiser, average = grown(rng, lambda a: a, OPTIMISERS["Adam"])
+    before = optimiser.state_dict()
+    parameter.data = ns.BlockSparse(np.ones((4, 8, 8), np.float32), np.ones((2, 2)), shape=SHAPE)
+    for part in (optimiser, average):
+        with pytest.raises(
+            ValueError, match=r"parameters\[0\] takes a layout of the same features"
+        ):
+            part.remap()
+    assert_same(optimiser.state_dict(), before)
+
+
+def test_a_captured_step_follows_a_remapped_layout(rng):
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    parameter, optimiser, _ = grown(rng, lambda w: w.to("cuda"), OPTIMISERS["Adam"])
+    other, eager, _ = grown(np.random.default_rng(42), lambda w: w.to("cuda"), OPTIMISERS["Adam"])
+    x = rng.standard_normal((15, 2), dtype=np.float32)
+
+    def step_of(p, o):
+        def step(x):
+            p.grad = None
+            (p @ ns.Tensor(x)).sum().backward()
+            o.step()
+
+        return step
+
+    captured, plain = ns.graph(step_of(parameter, optimiser)), step_of(other, eager)
+    for i in range(5):
+        if i == 2:
+            data = matrix(rng, THERE)
+            for p in (parameter, other):
+                p.data = data.to("cuda").copy()
+            with pytest.raises(ValueError, match="another layout"):
+                captured(x)
+            optimiser.remap()
+            eager.remap()
+        captured(x)
+        plain(ns.to_device(x))
+    np.testing.assert_array_equal(host(parameter.data), host(other.data))
+    assert_same(optimiser.state_dict(), eager.state_dict())
+
+
+def adam(gradients, lr, betas=(0.9, 0.999), eps=1e-8):
+    """Where a weight goes from 0, in float64; a gradient of None is no step."""
+    p = m = v = t = 0.0
+    for g in gradients:
+        if g is not None:
+            t += 1
+            m, v = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g * g
+            p -= lr * m / (1 - betas[0] ** t) / (np.sqrt(v / (1 - betas[1] ** t)) + eps)
+    return p
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["step", "scaled step"])
+@pytest.mark.parametrize("captured", [False, True], ids=["", "captured"])
+def test_each_parameter_counts_its_own_steps(rng, put, place, scaled, captured):
+    """One that was frozen for 199 steps goes lr in its first."""
+    if captured and place == "cpu":
+        pytest.skip("steps are captured on a GPU")
+    always, late = (nn.Parameter(put(np.zeros(1, np.float32))) for _ in range(2))
+    optimiser, scaler = optim.Adam([always, late], 0.1), optim.LossScaler(1.0)
+    gradients = rng.uniform(0.5, 1.5, 202).astype(np.float32)
+
+    def step(g):
+        always.grad = ns.Tensor(g)
+        scaler.step(optimiser) if scaled else optimiser.step()
+
+    both = lambda g: setattr(late, "grad", ns.Tensor(g)) or step(g)  # noqa: E731
+    alone, together = (ns.graph(step), ns.graph(both)) if captured else (step, both)
+    for i in range(202):
+        late.grad = None
+        (together if i >= 199 else alone)(put(gradients[i : i + 1]))
+        if i == 199:
+            np.testing.assert_allclose(host(late.data), -0.1, rtol=1e-5)
+    np.testing.assert_allclose(host(late.data), adam(gradients[199:], 0.1), rtol=1e-4)
+    np.testing.assert_allclose(host(always.data), adam(gradients, 0.1), rtol=1e-4)
+    state = optimiser.state_dict()
+    assert [state[key] for key in ("steps", "0.steps", "1.steps")] == [202, 202, 3]
+
+
+def test_skipped_steps_are_counted_for_those_that_would_have_stepped(put):
+    first, second = (nn.Parameter(put(np.zeros(1, np.float32))) for _ in range(2))
+    optimiser, scaler = optim.Adam([first, second], 0.1), optim.LossScaler(1.0, interval=None)
+    for own, other in ((1, None), (np.inf, None), (1, None), (1, 1), (np.nan, 1), (1, 1)):
+        for p, g in ((first, own), (second, other)):
+            p.grad = None if g is None else ns.Tensor(put(np.full(1, g, np.float32)))
+        scaler.step(optimiser)
+    state = optimiser.state_dict()
+    wanted = {"steps": 6, "skipped": 2, "0.steps": 4, "1.steps": 2}
+    assert {key: state[key] for key in wanted} == wanted
+    first.grad = second.grad = ns.Tensor(put(np.ones(1, np.float32)))
+    optimiser.step()  # without the scaler, after its skips
+    np.testing.assert_allclose(host(first.data), adam([1] * 5, 0.1), rtol=1e-5)
+    np.testing.assert_allclose(host(second.data), adam([1] * 3, 0.1), rtol=1e-5)
+    assert optimiser.state_dict()["1.steps"] == 3
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_a_state_goes_on_from_a_file(tmp_path, rng, put, name):
+    parameter, optimiser, average = grown(rng, put, OPTIMISERS[name])
+    nn.save(tmp_path / "c.npz", {"o": optimiser.state_dict(), "a": average.state_dict()})
+    other = nn.Parameter(put(parameter.data.to("cpu").copy()))
+    parts = OPTIMISERS[name]([other]), optim.ExponentialMovingAverage([other], 0.5)
+    loaded = nn.load(tmp_path / "c.npz")
+    for part, key in zip(parts, "oa", strict=True):
+        part.load_state_dict(loaded[key])
+    gradient = matrix(rng, HERE)
+    for p, *both in ((parameter, optimiser, average), (other, *parts)):
+        p.grad = ns.Tensor(put(gradient))
+        for part in both:
+            part.step()
+    np.testing.assert_array_equal(host(parameter.data), host(other.data))
+    for mine, theirs in zip((optimiser, average), parts, strict=True):
+        assert_same(theirs.state_dict(), mine.state_dict())
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_a_state_of_the_old_form_is_taken(rng, put, name):
+    """One count for all parameters, and arrays of blocks without their layout."""
+    parameter, optimiser, average = grown(rng, put, OPTIMISERS[name])
+    state, averages = optimiser.state_dict(), average.state_dict()
+    old = {k: v.data if isinstance(v, ns.BlockSparse) else v for k, v in state.items()}
+    del old["0.steps"]
+    old |= {"steps": state["steps"] + 2, "skipped": 2}
+    for part, own in ((OPTIMISERS[name]([parameter]), old), (average, {"steps": 3})):
+        own = own if "lr" in own else own | {"0": averages["0"].data}
+        with pytest.warns(UserWarning, match=r"says no layout: taken by its shape alone"):
+            part.load_state_dict(own)
+        if "lr" in own:
+            got = part.state_dict()
+            assert got["0.steps"] == state["0.steps"]
+            assert_same(dense(got), dense(state))
+    key = next(key for key in old if isinstance(old[key], np.ndarray))
+    with pytest.raises(ValueError, match=r"takes \(4, 4, 4\) of float32, got \(3, 4, 4\)"):
+        optimiser.load_state_dict(old | {key: old[key][:3]})
+
+
+def assert_same(got, expected):
+    assert got.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_array_equal(host(got[key]), host(value), err_msg=key)

@@ -1,0 +1,197 @@
+"""What is refused changes nothing: steps of optimisers, and states that are loaded."""
+
+import numpy as np
+import pytest
+from conftest import host
+
+import numbsparse as ns
+from numbsparse import device, nn
+from numbsparse.nn import optim
+
+MAKERS = {
+    "SGD": lambda p: optim.SGD(p, 0.1),
+    "momentum": lambda p: optim.SGD(p, 0.1, momentum=0.9),
+    "Adam": lambda p: optim.Adam(p, 0.1),
+    "AdamW": lambda p: optim.AdamW(p, 0.1),
+}
+PATTERN = np.eye(2)
+LAST = 1  # of the two parameters, the one with the bad gradient
+
+
+def two(put, dtype=np.float32):
+    sparse = ns.BlockSparse(np.ones((2, 4, 4), dtype), PATTERN)
+    return [nn.Parameter(put(sparse)), nn.Parameter(put(np.ones(3, dtype)))]
+
+
+def give_gradients(parameters):
+    for p in parameters:
+        p.grad = ns.Tensor(ns.ops.copy(p.data) if p.ndim == 1 else p.data.copy())
+
+
+def state_of(parts):
+    """All that may change, copied to the host."""
+    states = [part.state_dict() for part in parts if hasattr(part, "state_dict")]
+    states += [{"data": part.data} for part in parts if isinstance(part, ns.Tensor)]
+    return [{k: np.array(host(v)) for k, v in state.items()} for state in states]
+
+
+def assert_unchanged(parts, before):
+    for got, expected in zip(state_of(parts), before, strict=True):
+        assert got.keys() == expected.keys()
+        for key, value in expected.items():
+            np.testing.assert_array_equal(got[key], value, err_msg=key)
+
+
+BAD = {
+    "shape": (lambda put: put(np.ones(4, np.float32)), "another layout than its parameter"),
+    "dtype": (lambda put: put(np.ones(3, np.float16)), r"parameters\[1\]: .*float16"),
+    "place": (lambda put: "other", "takes the place of its parameter"),
+    "sparse": (
+        lambda put: put(ns.BlockSparse(np.ones((1, 4, 4), np.float32), [[1]], shape=(3, 3))),
+        "another layout than its parameter",
+    ),
+}
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["step", "scaled step"])
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("begun", [False, True], ids=["first", "later"])
+def test_a_bad_second_gradient_changes_nothing(place, put, name, bad, scaled, begun):
+    parameters = two(put)
+    optimiser, scaler = MAKERS[name](parameters), optim.LossScaler(8.0, interval=1)
+    if begun:
+        give_gradients(parameters)
+        scaler.step(optimiser) if scaled else optimiser.step()
+    give_gradients(parameters)
+    make, says = BAD[bad]
+    gradient = make(put)
+    if isinstance(gradient, str):
+        if not device.is_available():
+            pytest.skip(device.why_unavailable())
+        gradient = np.ones(3, np.float32)
+        gradient = gradient if place == "cuda" else ns.to_device(gradient)
+    parameters[LAST].grad = ns.Tensor(gradient)
+    parts = [optimiser, scaler, *parameters]
+    before = state_of(parts)
+    with pytest.raises((TypeError, ValueError), match=says):
+        scaler.step(optimiser) if scaled else optimiser.step()
+    assert_unchanged(parts, before)
+    give_gradients(parameters)
+    optimiser.step()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_read_only_second_parameter_changes_nothing(name):
+    parameters = two(lambda a: a)
+    parameters[LAST].data.flags.writeable = False
+    optimiser = MAKERS[name](parameters)
+    give_gradients(parameters)
+    before = state_of([optimiser, *parameters])
+    with pytest.raises(ValueError, match=r"parameters\[1\]: p is written in place.*read-only"):
+        optimiser.step()
+    assert_unchanged([optimiser, *parameters], before)
+
+
+@pytest.mark.parametrize("name", ["momentum", "Adam"])
+def test_state_of_another_dtype_is_refused(name):
+    parameters = two(lambda a: a)
+    optimiser = MAKERS[name](parameters)
+    give_gradients(parameters)
+    optimiser.step()
+    parameters[LAST].data = np.ones(3)
+    give_gradients(parameters)
+    before = state_of([optimiser, *parameters])
+    with pytest.raises(ValueError, match=r"parameters\[1\] is float64 now, .* 'float32'"):
+        optimiser.step()
+    assert_unchanged([optimiser, *parameters], before)
+
+
+WRONG = {
+    "steps": [None, "3", -1, 1.5, float("nan"), True, np.ones(2)],
+    "skipped": [None, "0", -1, 0.5, 99],
+    "lr": [None, "0.1", -0.1, float("nan"), True, np.ones(1)],
+    "0.steps": [None, "3", -1, 0.5],
+    "1.m": [None, 1.0, np.ones(4, np.float32), np.ones(3)],
+    "0.v": [None, np.ones(3, np.float32)],
+    "2.m": [np.ones(3, np.float32)],
+    "\u00b2.m": [np.ones(3, np.float32)],
+    "other": [1],
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "number"), [(key, n) for key, values in WRONG.items() for n in range(len(values))]
+)
+def test_a_bad_optimiser_state_changes_nothing(put, key, number):
+    other, parameters = two(put), two(put)
+    loaded, optimiser = MAKERS["Adam"](other), MAKERS["Adam"](parameters)
+    for ps, o in ((other, loaded), (parameters, optimiser), (parameters, optimiser)):
+        give_gradients(ps)
+        o.step()
+    state = loaded.state_dict() | {key: WRONG[key][number]}
+    before = state_of([optimiser, *parameters])
+    with pytest.raises((TypeError, ValueError), match="state"):
+        optimiser.load_state_dict(state)
+    assert_unchanged([optimiser, *parameters], before)
+
+
+@pytest.mark.parametrize("missing", ["steps", "lr", "0.steps", "1.v"])
+def test_a_state_that_lacks_something_changes_nothing(put, missing):
+    parameters = two(put)
+    optimiser = MAKERS["Adam"](parameters)
+    give_gradients(parameters)
+    optimiser.step()
+    state, before = optimiser.state_dict(), state_of([optimiser])
+    del state[missing]
+    with pytest.raises(ValueError, match=f"state lacks '{missing}'"):
+        optimiser.load_state_dict(state)
+    assert_unchanged([optimiser], before)
+
+
+@pytest.mark.parametrize("state", [{}, None, 3, {"steps": "1", "0": np.ones(3)}], ids=repr)
+def test_a_bad_average_state_changes_nothing(state):
+    average = optim.ExponentialMovingAverage([nn.Parameter(np.ones(3))])
+    average.step()
+    before = state_of([average])
+    with pytest.raises((TypeError, ValueError), match="state"):
+        average.load_state_dict(state)
+    assert_unchanged([average], before)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Linear(4, 4, block_size=4, seed=0)
+        self.dropout = nn.Dropout(0.5, seed=3)
+
+
+@pytest.mark.parametrize("key", ["seed", "calls"])
+@pytest.mark.parametrize("bad", [None, "1", -1, 1.5, 2**64, True], ids=repr)
+def test_a_bad_number_of_dropout_changes_nothing(key, bad):
+    model = Model()
+    before = state_of([model])
+    state = model.state_dict() | {f"dropout.{key}": bad}
+    state["hidden.weight"] = state["hidden.weight"].with_values(np.ones((1, 4, 4), np.float32))
+    with pytest.raises(
+        (TypeError, ValueError), match=rf"state\['dropout.{key}'\] takes an integer"
+    ):
+        model.load_state_dict(state)
+    assert_unchanged([model], before)
+
+
+def test_saved_numbers_keep_their_kind():
+    class Gate(nn.Module):
+        saved = ("share", "count", "name", "open")
+
+        def __init__(self):
+            super().__init__()
+            self.share, self.count, self.name, self.open = 0.5, -3, "gate", True
+
+    gate, state = Gate(), Gate().state_dict()
+    gate.load_state_dict(state | {"share": 1, "count": np.int64(-4), "open": False})
+    assert (gate.share, gate.count, gate.open) == (1, -4, False)
+    for key, bad in (("share", "1"), ("count", 1.0), ("name", 3), ("open", 1), ("count", True)):
+        with pytest.raises(TypeError, match=rf"state\['{key}'\] takes a "):
+            gate.load_state_dict(state | {key: bad})
+    assert (gate.share, gate.count) == (1, -4)
