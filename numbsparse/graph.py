@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse import device, ops
+from numbsparse import device, edits, ops
 from numbsparse.autograd import Tensor, is_recording
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import Capture, DeviceArray
@@ -103,6 +103,7 @@ class Recording:
         self._ran = False
         self._capture: Capture | None = None
         self._generation = 0
+        self._edits: list[edits.Note] = []  # what a replay writes, as of the weights
         self._results: Any = None
 
     @property
@@ -121,6 +122,7 @@ class Recording:
             self._ran, self._capture, self._results = False, None, None
         if self._capture is not None:
             self._capture.launch()
+            edits.repeat(self._edits)
             return self._given(self._results)
         if self._ran:
             return self._captured(step, arguments)
@@ -134,7 +136,7 @@ class Recording:
 
     def _captured(self, step: Callable[..., Any], arguments: Any) -> Any:
         capture, self._generation = Capture(), device.generation()
-        with capture.under_way():
+        with capture.under_way(), edits.collected() as self._edits:
             results = self._run(step, arguments)
         if self._generation != device.generation() or capture.has_lost_memory():
             raise RuntimeError(

@@ -16,7 +16,6 @@ MODULES = [
 SHOWN_ELSEWHERE = {
     "numbsparse.nn.functional.lstm_step_by_step": "the arguments and results of `lstm`",
     "numbsparse.nn.functional.repeated_norm": "the loop of `repeated_product`",
-    "numbsparse.nn.optim.Optimizer": "a base: see `SGD`",
     "numbsparse.testing.Count": "what `count` gives",
     "numbsparse.testing.Race": "what `races` gives",
 }

@@ -104,30 +104,33 @@ def test_scale_to_norm(home, form, share, rng):
     sent = [home.send(a, form=form) for a in arrays]
     flat = np.concatenate([home.rounded(a).reshape(-1) for a in arrays])
     before = np.linalg.norm(flat)
-    norm = ops.scale_to_norm(sent, share * before)
+    norm, results = ops.scale_to_norm(sent, share * before)
     got = home.fetch(norm, dtype=home.compute_dtype)
     np.testing.assert_allclose(got, before, rtol=flat.size * home.sum_eps)
-    for a, scaled in zip(arrays, sent, strict=True):
+    for a, given, scaled in zip(arrays, sent, results, strict=True):
         expected = home.rounded(a) * min(1.0, share)
         assert_close(home, home.fetch(ops.copy(scaled)), expected, steps=2 * flat.size)
+        np.testing.assert_array_equal(home.fetch(ops.copy(given)), home.rounded(a))
 
 
 @on_both_places
 def test_scale_of_zeros_and_of_what_is_not_finite(home):
     zeros = home.send(np.zeros(3))
-    assert home.fetch(ops.scale_to_norm([zeros], 1.0)) == 0
-    np.testing.assert_array_equal(home.fetch(zeros), 0)
+    norm, (scaled,) = ops.scale_to_norm([zeros], 1.0)
+    assert home.fetch(norm) == 0
+    np.testing.assert_array_equal(home.fetch(scaled), 0)
     for bad in (np.nan, np.inf):
-        array = home.send([bad, 100])
-        np.testing.assert_array_equal(home.fetch(ops.scale_to_norm([array], 1.0)), bad)
-        np.testing.assert_array_equal(home.fetch(array), [bad, 100])
+        norm, (scaled,) = ops.scale_to_norm([home.send([bad, 100])], 1.0)
+        np.testing.assert_array_equal(home.fetch(norm), bad)
+        np.testing.assert_array_equal(home.fetch(scaled), [bad, 100])
 
 
 @on_both_places
 def test_arrays_that_bear_a_scale(home):
     array, scale = home.send([300, 400]), home.send(np.float32(100))
-    assert home.fetch(ops.scale_to_norm([array], 2.5, scale)) == 5
-    np.testing.assert_allclose(home.fetch(array), [150, 200], rtol=1e-6)
+    norm, (scaled,) = ops.scale_to_norm([array], 2.5, scale)
+    assert home.fetch(norm) == 5
+    np.testing.assert_allclose(home.fetch(scaled), [150, 200], rtol=1e-6)
 
 
 @on_both_places
@@ -198,5 +201,6 @@ def test_more_values_than_threads(monkeypatch, rng):
     monkeypatch.setattr(kernels, "MOST_BLOCKS", 1)
     home, a = HOMES[2], rng.standard_normal(1000)
     array, norm = home.send(a), np.linalg.norm(a)
-    np.testing.assert_allclose(home.fetch(ops.scale_to_norm([array], 1.0)), norm, rtol=1e-6)
-    np.testing.assert_allclose(home.fetch(array), a / norm, rtol=1e-5)
+    got, (scaled,) = ops.scale_to_norm([array], 1.0)
+    np.testing.assert_allclose(home.fetch(got), norm, rtol=1e-6)
+    np.testing.assert_allclose(home.fetch(scaled), a / norm, rtol=1e-5)

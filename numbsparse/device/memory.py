@@ -27,7 +27,7 @@ _kept = 0
 class Block:
     """A piece of device memory; back on its shelf when nobody holds it any more."""
 
-    __slots__ = ("address", "buffer", "nbytes", "shelf")
+    __slots__ = ("__weakref__", "address", "buffer", "nbytes", "shelf")
 
     def __init__(self, address: int, buffer: Any, nbytes: int = 0, shelf: Shelf | None = None):
         self.address, self.buffer, self.nbytes, self.shelf = address, buffer, nbytes, shelf

@@ -61,15 +61,14 @@ def global_norm(arrays, norm):
     launch(norm_kernel, 1, MOST_THREADS, partial, span(norm))
 
 
-def scale_to_norm(arrays, norm, max_norm):
-    """a *= min(1, max_norm / norm) for each array, with the norm read from GPU memory.
+def scale_to_norm(a, norm, max_norm, result):
+    """result = min(1, max_norm / norm) * a, C-contiguous, with the norm read from GPU memory.
 
-    Where the norm is not finite the arrays stay as they are.
+    Where the norm is not finite it is a as it is.
     """
-    for a in arrays:
-        shape, (strides,) = walk(a.shape, a)
-        args = span(a), a.size, shape, strides, span(norm), max_norm
-        launch(scale_kernel, min(blocks(a.size), MOST_BLOCKS), THREADS, *args)
+    shape, (strides,) = walk(a.shape, a)
+    args = span(a), a.size, shape, strides, span(norm), max_norm, span(result)
+    launch(scale_kernel, min(blocks(a.size), MOST_BLOCKS), THREADS, *args)
 
 
 @cuda.jit(device=True)
@@ -147,8 +146,7 @@ def norm_kernel(partial, norm):
 
 
 @cuda.jit
-def scale_kernel(a, size, shape, strides, norm, max_norm):
-    if max_norm < norm[0] < INFINITY:
-        for i in range(cuda.grid(1), size, cuda.gridsize(1)):
-            place = offset(i, shape, strides)
-            a[place] = rounded(widened(a[place]) * (max_norm / norm[0]), a)
+def scale_kernel(a, size, shape, strides, norm, max_norm, result):
+    share = max_norm / norm[0] if max_norm < norm[0] < INFINITY else float32(1)
+    for i in range(cuda.grid(1), size, cuda.gridsize(1)):
+        result[i] = rounded(widened(a[offset(i, shape, strides)]) * share, result)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse import ops
+from numbsparse import edits, ops
 from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, forget_captures, live, outside_capture
@@ -123,14 +123,18 @@ class ExponentialMovingAverage:
         if not self._averages:
             raise RuntimeError("there is no average before the first step")
         self._check_forms()
-        kept = [ops.copy(p.values) for p in self.parameters]
+        own = [ops.copy(p.values) for p in self.parameters]
         try:
-            for p, average in zip(self.parameters, self._averages, strict=True):
-                ops.copy_into(p.values, average)
+            self._write(self._averages)
             yield
         finally:
-            for p, own in zip(self.parameters, kept, strict=True):
-                ops.copy_into(p.values, own)
+            self._write(own)
+
+    def _write(self, arrays: list[Any]) -> None:
+        """Into the parameters."""
+        for p, array in zip(self.parameters, arrays, strict=True):
+            ops.copy_into(p.values, array)
+            edits.note(p.values, "ExponentialMovingAverage.applied")
 
     def state_dict(self) -> dict[str, Any]:
         """Steps done and the averages, on the CPU, in memory of their own.

@@ -11,7 +11,7 @@ from numbsparse import ops
 from numbsparse.autograd import Tensor, as_data
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, forget_captures, to_device
-from numbsparse.dtypes import is_floating, type_name
+from numbsparse.dtypes import type_name
 from numbsparse.nn.held import held
 from numbsparse.nn.init import fan_in
 from numbsparse.patterns.checks import BOOL, INTEGER, REAL
@@ -43,26 +43,20 @@ class Parameter(Tensor):
         Captured steps are then captured anew. Raises ValueError for another shape, TypeError for
         numbers without gradients, and for an array in the place of a BlockSparse.
         """
-        return _data.__get__(self)
+        return _data.fget(self)
 
     @data.setter
     def data(self, data: Any) -> None:
-        if not hasattr(self, "data"):
-            _data.__set__(self, data)
-            return
-        data, own = as_data(data), self.data
+        data, own = as_data(data), self._data
         if isinstance(data, BlockSparse) != isinstance(own, BlockSparse):
             takes = "a BlockSparse" if isinstance(own, BlockSparse) else "an array"
             raise TypeError(f"data takes {takes} here, got {type_name(data)}")
         if data.shape != own.shape:
             raise ValueError(f"data takes the shape {own.shape} here, got {data.shape}")
-        if not is_floating(data.dtype):
-            raise TypeError(f"data takes floating-point numbers here, got {data.dtype}")
-        _data.__set__(self, data)
-        forget_captures()
+        self._set_data(data)
 
 
-_data: Any = Tensor.__dict__["data"]  # the slot beneath
+_data: Any = Tensor.__dict__["data"]
 
 
 class Module:

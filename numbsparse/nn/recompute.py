@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, grads_at, is_recording, noting, record, recording
+from numbsparse.autograd import (
+    Tensor,
+    grads_at,
+    is_recording,
+    noting,
+    record,
+    recording,
+    unchanged,
+    unwatched,
+)
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.nn.functional.repeated import Terms, jointly
 
@@ -26,7 +35,7 @@ def recompute(function: Callable[..., Any], *inputs: Any) -> Any:
         counts one call; the running statistics of BatchNorm follow a batch twice. Parameters, and
         other tensors that it takes from around it, get gradients.
     inputs : Tensors, and tuples, lists and dicts of them, or anything else
-        Not to be changed in place before `backward`.
+        Not to be changed in place before `backward`; of Tensors and parameters that is refused.
 
     Returns
     -------
@@ -65,14 +74,16 @@ def recompute(function: Callable[..., Any], *inputs: Any) -> Any:
     kinds = [(y.shape, y.dtype) for y in outputs]
 
     def gradients(terms: Any, y: Tensor) -> list[Any]:
-        with recording(), ops.draws_repeated(draws):
+        unchanged(*leaves, *given)
+        with recording(), unwatched(), ops.draws_repeated(draws):
             again = list(_tensors(function(*inputs)))
         if [(y.shape, y.dtype) for y in again] != kinds:
             raise RuntimeError("function gives results of other shapes or dtypes the second time")
         found = grads_at([(again[i], dy) for i, dy in terms], leaves)
         return [_zeros(a) if da is None else da for a, da in zip(leaves, found, strict=True)]
 
-    hidden = record(outputs[0].data, *jointly(gradients, *leaves))
+    given = list(_tensors(inputs))
+    hidden = record(outputs[0].data, *jointly(gradients, *leaves), held=given)
     numbered = enumerate(outputs)
 
     def on_tape(y: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numbsparse import ops
+from numbsparse import edits, ops
 from numbsparse.autograd import Tensor
 from numbsparse.device import DeviceArray, outside_capture, refill, to_device
 from numbsparse.nn import functional as F
@@ -79,6 +79,7 @@ class LossScaler:
         found = [optimizer.checked() for optimizer in optimizers]
         self.array_in(Tensor(gradients[0]).place)
         verdict = ops.judge(gradients, self._state, self.interval or 0)
+        edits.note(self._state, "LossScaler.step")
         for optimizer, own in zip(optimizers, found, strict=True):
             optimizer.step_checked(own, verdict)
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from numbsparse import edits
 from numbsparse.device import DeviceArray, empty
 from numbsparse.dtypes import as_dtype, is_bfloat16, is_floating, type_name
 from numbsparse.ops.operands import (
@@ -170,6 +171,17 @@ def copy_into(target: Any, source: Any) -> None:
 
     On a GPU bfloat16 meets floats alone, because kernels know it by its bits.
     """
+    _check_copy(target, source)
+    edits.note(target, "copy_into")
+    if isinstance(target, DeviceArray):
+        from numbsparse.kernels import elementwise as kernels
+
+        kernels.copy(target, source)
+    else:
+        target[...] = source
+
+
+def _check_copy(target: Any, source: Any) -> None:
     if isinstance(target, DeviceArray) != isinstance(source, DeviceArray):
         raise ValueError(places_differ("target", "source"))
     if target.shape != source.shape:
@@ -178,11 +190,6 @@ def copy_into(target: Any, source: Any) -> None:
         for a, b in ((target.dtype, source.dtype), (source.dtype, target.dtype)):
             if is_bfloat16(a) and not is_floating(b):
                 raise TypeError(f"target and source take floats beside bfloat16, got {b}")
-        from numbsparse.kernels import elementwise as kernels
-
-        kernels.copy(target, source)
-    else:
-        target[...] = source
 
 
 def _unary(function: Callable[..., Any], name: str, a: Any) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse import edits
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty, live
 from numbsparse.dtypes import is_bfloat16
@@ -55,6 +56,7 @@ def sgd_step(
     if velocity is None and (momentum or nesterov):
         raise ValueError("velocity takes an array where there is momentum, got None")
     sgd_step_with(p, g, velocity, master, numbers, nesterov)
+    edits.note(p, "sgd_step")
 
 
 TAKEN = (1.0, 1.0)
@@ -120,6 +122,7 @@ def adam_step(
     """
     numbers = adam_numbers(lr, beta1, beta2, eps, weight_decay, decoupled, step)
     adam_step_with(p, g, m, v, master, _beside(p, numbers))
+    edits.note(p, "adam_step")
 
 
 ADAM_NUMBERS = 11
@@ -197,39 +200,51 @@ def global_norm(arrays: Sequence[Any]) -> Any:
     return norm
 
 
-def scale_to_norm(arrays: Sequence[Any], max_norm: float, scale: Any = None) -> Any:
-    """Scale all in place by min(1, max_norm / global_norm(arrays)); gives the norm before.
+def scale_to_norm(
+    arrays: Sequence[Any], max_norm: float, scale: Any = None
+) -> tuple[Any, list[Any]]:
+    """min(1, max_norm / norm) times each, and before them norm, which is global_norm(arrays).
 
     Arrays, and BlockSparse matrices, that bear a loss's `scale` (float32, no axes, in their place)
     are held against it: the norm is that of the arrays over the scale, and they bear it still.
-    Where the norm is infinite or NaN they stay as they are. On a GPU nothing is copied to the host.
+    Where the norm is infinite or NaN they stay as they are. None is written: the results are new,
+    one for each array, but where on the CPU nothing is scaled the arrays themselves. On a GPU
+    nothing is copied to the host.
 
     Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013,
     section 3.2.
 
-    >>> g = np.float32([3, 4])
-    >>> scale_to_norm([g], 1.0)
-    array(5., dtype=float32)
-    >>> g
-    array([0.6, 0.8], dtype=float32)
+    >>> scale_to_norm([np.float32([3, 4])], 1.0)
+    (array(5., dtype=float32), [array([0.6, 0.8], dtype=float32)])
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm takes a number above 0, got {max_norm}")
     norm = global_norm(arrays)
-    stored = (a.values if isinstance(a, BlockSparse) else a for a in arrays)
-    unique = list({id(a): a for a in stored}.values())  # two weights may share a gradient
     if isinstance(norm, DeviceArray):
         from numbsparse.kernels import optimizer as kernels
 
         norm = norm if scale is None else divide(norm, scale)
-        kernels.scale_to_norm(unique, norm, float(max_norm))
-        return norm
-    if scale is not None:
-        norm /= scale
-    if max_norm < norm < np.inf:
-        for a in unique:
-            a *= max_norm / float(norm)
-    return norm
+
+        def scaled(a: Any) -> Any:
+            result = empty(a.shape, a.dtype)
+            kernels.scale_to_norm(a, norm, float(max_norm), result)
+            return result
+    else:
+        if scale is not None:
+            norm /= scale
+        if not max_norm < norm < np.inf:
+            return norm, list(arrays)
+        share = float(max_norm) / float(norm)  # of no dtype
+
+        def scaled(a: Any) -> Any:
+            return np.multiply(a, share, order="C")
+
+    known: dict[int, Any] = {}  # two weights may share a gradient
+    for a in arrays:
+        if id(a) not in known:
+            is_sparse = isinstance(a, BlockSparse)
+            known[id(a)] = a.with_values(scaled(a.values)) if is_sparse else scaled(a)
+    return norm, [known[id(a)] for a in arrays]
 
 
 def check_step(p: Any, g: Any, *, master: Any = None, **state: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, Vjp, as_tensor, record
+from numbsparse.autograd import Tensor, Vjp, as_tensor, record, unread
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_dtype, type_name
 from numbsparse.nn.functional.shape import sum_to
@@ -57,6 +57,7 @@ def multiply(a: Any, b: Any) -> Tensor:
         return _scale_block_sparse(a, b)
     if is_block_sparse(b):
         return _scale_block_sparse(b, a)
+    a, b = _kept(a), _kept(b)
     return record(
         ops.multiply(data_of(a), data_of(b)),
         *edges(
@@ -74,6 +75,7 @@ def divide(a: Any, b: Any) -> Tensor:
     >>> F.divide(1, Tensor([1.0, 2.0]))
     Tensor([1. , 0.5])
     """
+    a, b = _kept(a), _kept(b)
     return record(
         ops.divide(data_of(a), data_of(b)),
         *edges(
@@ -181,8 +183,13 @@ def edges(*pairs: tuple[Any, Vjp]) -> list[tuple[Tensor, Vjp]]:
     return [pair for pair in pairs if isinstance(pair[0], Tensor)]
 
 
+def _kept(a: Any) -> Any:
+    """What a gradient will read, as a Tensor; a number as it is."""
+    return a if isinstance(a, ops.NUMBERS) else as_tensor(a)
+
+
 def is_block_sparse(a: Any) -> bool:
-    return isinstance(a, Tensor) and isinstance(a.data, BlockSparse)
+    return isinstance(a, Tensor) and isinstance(unread(a), BlockSparse)
 
 
 def _add_block_sparse(a: Tensor, b: Any) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, record
+from numbsparse.autograd import Tensor, record, unchanged
 from numbsparse.nn.functional.repeated import Places, Terms, jointly
 
 
@@ -42,6 +42,7 @@ def repeated_cell(*, calls: int = 1) -> Callable[..., tuple[Tensor, Tensor]]:
         h, after = ops.cell(z.data, c.data, factor, of_h.next())
 
         def gradients(terms: Any, y: Tensor) -> list[Any]:
+            unchanged(y)
             given = dict(terms)
             dh, dc = (
                 given[name].data if name in given else ops.zeros_like(like)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, is_recording, record
+from numbsparse.autograd import Tensor, is_recording, record, unchanged
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.nn.functional.arithmetic import add, cast, divide, multiply, negative
 from numbsparse.nn.functional.repeated import jointly
@@ -84,6 +84,7 @@ def normalise_columns(
         return of_columns if n == width else ops.put((width,), slice(0, n), of_columns)
 
     def fused(dw: Tensor, w: Tensor) -> list[Tensor]:
+        unchanged(v, g)
         slopes = ops.inside(data.with_values(dw.data.data), **inner)  # in the order of v's blocks
         dg = ops.divide(ops.column_dots(slopes, blocks, layout)[:n], lengths)
         along = ops.divide(ops.multiply(scale, dg), lengths)

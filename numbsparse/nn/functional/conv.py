@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, record
+from numbsparse.autograd import Tensor, as_tensor, record, unread
 from numbsparse.nn.functional.arithmetic import data_of, edges
 
 
@@ -87,28 +87,31 @@ def _dense(x: Any, argument: str) -> Any:
 
 
 def _conv(x: Any, w: Any, window: Any, how: Any) -> Tensor:
-    features = x.shape[-1]
+    x, w = as_tensor(x), as_tensor(w)
+    features, kept = x.shape[-1], unread(w)
     return record(
         ops.conv_in(data_of(x), data_of(w), window, *how),
         *edges(
             (x, lambda dy, y: _transpose(dy, w, window, features, how)),
-            (w, lambda dy, y: _weight_grad(x, dy, data_of(w), window, how)),
+            (w, lambda dy, y: _weight_grad(x, dy, kept, window, how)),
         ),
     )
 
 
 def _transpose(x: Any, w: Any, window: Any, out_features: Any, how: Any) -> Tensor:
-    axes = len(x.shape) - 2
+    x, w = as_tensor(x), as_tensor(w)
+    axes, kept = len(x.shape) - 2, unread(w)
     return record(
         ops.conv_transpose_in(data_of(x), data_of(w), window, axes, out_features, *how),
         *edges(
             (x, lambda dy, y: _conv(dy, w, window, how)),
-            (w, lambda dy, y: _weight_grad(dy, x, data_of(w), window, how)),
+            (w, lambda dy, y: _weight_grad(dy, x, kept, window, how)),
         ),
     )
 
 
 def _weight_grad(x: Any, dy: Any, like: Any, window: Any, how: Any) -> Tensor:
+    x, dy = as_tensor(x), as_tensor(dy)
     features = x.shape[-1]
     return record(
         ops.conv_weight_grad_in(data_of(x), data_of(dy), like, window, *how),

@@ -45,9 +45,11 @@ def embedding(table: Tensor, indices: Any) -> Tensor:
             [2., 3.]])
     """
     indices = ops.operand(data_of(indices), "indices")
+    kept = Tensor(indices)
     return record(
         ops.take_rows(table.data, indices),
-        (table, once(lambda dy, y: ops.sum_rows(dy, indices, table.shape[0]))),
+        (table, once(lambda dy, y: ops.sum_rows(dy, kept.data, table.shape[0]))),
+        held=[kept],
     )
 
 
@@ -68,7 +70,7 @@ def layer_norm(
     normalised, inverse_std = ops.layer_norm(x.data, eps)
     y = record(
         normalised,
-        (x, once(lambda dy, y: ops.layer_norm_grad(normalised, inverse_std, dy))),
+        (x, once(lambda dy, y: ops.layer_norm_grad(y, inverse_std, dy))),
     )
     y = y if gain is None else multiply(y, gain)
     return y if bias is None else add(y, bias)

@@ -41,10 +41,12 @@ def cross_entropy(logits: Tensor, targets: Any) -> Tensor:
             f"got {targets.shape}{one_hot if targets.shape == logits.shape else ''}"
         )
     rows = reshape(logits, (prod(outer), classes))
-    targets = ops.reshape(targets, (prod(outer),))
-    losses, probabilities = ops.cross_entropy(rows.data, targets)
+    kept = Tensor(ops.reshape(targets, (prod(outer),)))
+    losses, probabilities = ops.cross_entropy(rows.data, kept.data)
     per_row = record(
-        losses, (rows, once(lambda dy, y: ops.cross_entropy_grad(probabilities, targets, dy)))
+        losses,
+        (rows, once(lambda dy, y: ops.cross_entropy_grad(probabilities, kept.data, dy))),
+        held=[kept],
     )
     return mean(per_row)
 

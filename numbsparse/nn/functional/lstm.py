@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, differentiable_grads, is_recording, record
+from numbsparse.autograd import Tensor, differentiable_grads, is_recording, record, unchanged
 from numbsparse.nn.functional.activations import sigmoid, tanh
 from numbsparse.nn.functional.arithmetic import add, cast, data_of, multiply
 from numbsparse.nn.functional.layers import layer_norm
@@ -95,7 +95,7 @@ def lstm(
     how: Any = {"eps": eps, "kept": data_of(kept), "precision": ops.checked_precision(precision)}
     datas = [tensor.data for tensor in inputs]
     trace = ops.lstm(*datas[:6], gain=None if gain is None else datas[6], **how)
-    backward = _Backward(inputs, trace, how)
+    backward = _LSTM(inputs, trace, how)
     y, *last = trace.h[1:], ops.copy(trace.h[-1]), ops.copy(trace.c[-1])
     # One hidden tensor stands for the three results; its gradient is theirs, by number.
     hidden = record(y, *((a, backward.vjp(i)) for i, a in enumerate(inputs)))
@@ -147,7 +147,7 @@ def _gates(z: Tensor, block_size: int, units: int) -> list[Tensor]:
     return [gate if gate.shape[-1] == units else gate[..., :units] for gate in parts]
 
 
-class _Backward:
+class _LSTM:
     """The way back from the three results to each input, of which the time loop runs once."""
 
     def __init__(self, inputs: list[Tensor], trace: Any, how: Any):
@@ -157,7 +157,11 @@ class _Backward:
         self.left = 0  # inputs that still ask for theirs
 
     def vjp(self, i: int) -> Callable[[Any, Tensor], Tensor]:
-        return lambda pieces, y: self.gradient(i, pieces)
+        def gradient(pieces: Any, y: Tensor) -> Tensor:
+            unchanged(y)  # the trace shares its memory
+            return self.gradient(i, pieces)
+
+        return gradient
 
     def gradient(self, i: int, pieces: Any) -> Tensor:
         """Of input number i, from those of the results."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, as_tensor, record
+from numbsparse.autograd import Tensor, as_tensor, record, unread
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.nn.functional.arithmetic import data_of, edges
+from numbsparse.nn.functional.arithmetic import data_of
 from numbsparse.nn.functional.shape import reshape, transpose
 
 
@@ -37,13 +37,12 @@ def sddmm(
     product = ops.sddmm(data_of(a), data_of(b), layout, block_size=block_size, **how)
     if not (isinstance(a, Tensor) or isinstance(b, Tensor)):
         return product
+    a, b = as_tensor(a), as_tensor(b)
     # s = (a @ b) at the kept blocks, so da = ds @ b.T and db = a.T @ ds.
     return record(
         product,
-        *edges(
-            (a, lambda ds, s: transpose(matmul(b, transpose(ds), **how))),
-            (b, lambda ds, s: matmul(_transposed(a), ds, **how)),
-        ),
+        (a, lambda ds, s: transpose(matmul(b, transpose(ds), **how))),
+        (b, lambda ds, s: matmul(transpose(a), ds, **how)),
     )
 
 
@@ -53,33 +52,27 @@ sddmm.__doc__ = ops.sddmm.__doc__
 
 def _dense_times_sparse(x: Any, w: Any, how: Any) -> Tensor:
     """x (..., in_features) times w (in_features, out_features)."""
+    x, w = as_tensor(x), as_tensor(w)
     if len(x.shape) != 2:
-        x = as_tensor(x)
         rows = reshape(x, (-1, x.shape[-1])) if x.size else reshape(x, (0, x.shape[-1]))
         y = _dense_times_sparse(rows, w, how)
         return reshape(y, (*x.shape[:-1], y.shape[1]))
+    kept = unread(w)
     return record(
-        ops.matmul(data_of(x), data_of(w), **how),
-        *edges(
-            (x, lambda dy, y: matmul(dy, _transposed(w), **how)),
-            (w, lambda dy, y: sddmm(_transposed(x), dy, data_of(w), **how)),
-        ),
+        ops.matmul(x.data, w.data, **how),
+        (x, lambda dy, y: matmul(dy, transpose(w), **how)),
+        (w, lambda dy, y: sddmm(transpose(x), dy, kept, **how)),
     )
 
 
 def _sparse_times_dense(w: Any, x: Any, how: Any) -> Tensor:
     """w (out_features, in_features) times x (in_features) or (in_features, batch)."""
+    x, w = as_tensor(x), as_tensor(w)
     if len(x.shape) == 1:
-        x = as_tensor(x)
         return reshape(_sparse_times_dense(w, reshape(x, (-1, 1)), how), (-1,))
+    kept = unread(w)
     return record(
-        ops.matmul(data_of(w), data_of(x), **how),
-        *edges(
-            (x, lambda dy, y: matmul(_transposed(w), dy, **how)),
-            (w, lambda dy, y: sddmm(dy, _transposed(x), data_of(w), **how)),
-        ),
+        ops.matmul(w.data, x.data, **how),
+        (x, lambda dy, y: matmul(transpose(w), dy, **how)),
+        (w, lambda dy, y: sddmm(dy, transpose(x), kept, **how)),
     )
-
-
-def _transposed(a: Any) -> Any:
-    return transpose(a) if isinstance(a, Tensor) else a.T

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, is_recording, record, refuse_again
+from numbsparse.autograd import Tensor, is_recording, record, refuse_again, unchanged, unread
 from numbsparse.device import DeviceArray, empty
 from numbsparse.nn.functional.products import matmul, sddmm
 from numbsparse.nn.functional.shape import concatenate, transpose
@@ -52,8 +52,9 @@ def repeated_product(
 
     def product_of_all(terms: Any, y: Tensor) -> Tensor:
         xs, dys = (list(of) for of in zip(*reversed(terms), strict=True))
-        return sddmm(transpose(concatenate(xs)), concatenate(dys), w.data, **how)
+        return sddmm(transpose(concatenate(xs)), concatenate(dys), kept, **how)
 
+    kept = unread(w)
     hidden = record(w.data, (w, product_of_all))
     places = Places(calls)
 
@@ -64,7 +65,8 @@ def repeated_product(
         return record(
             ops.matmul(x.data, w.data, out=out, **how),
             (x, lambda dy, y: matmul(dy, transpose(w), **how)),
-            (hidden, lambda dy, y: Terms([(x, dy)])),  # type: ignore[arg-type,return-value]
+            (hidden, lambda dy, y: unchanged(x) or Terms([(x, dy)])),  # type: ignore[arg-type,func-returns-value,return-value]
+            held=[w],
         )
 
     return times_w
@@ -167,6 +169,7 @@ def jointly(vjp: Callable[[Any, Tensor], list[Any]], *inputs: Tensor) -> list[An
                 found.clear()
             return gradient
 
+        on_tensors.__qualname__ = vjp.__qualname__
         return on_tensors
 
     return [(tensor, part(i)) for i, tensor in enumerate(inputs)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse import ops
+from numbsparse import edits, ops
 from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, forget_captures, live, outside_capture
@@ -92,6 +92,7 @@ class Optimizer:
             for row, i in enumerate(members):
                 parameter: Any = self.parameters[i]
                 self._update(parameter.values, parameter.grad.values, found[i], numbers[row])
+                edits.note(parameter.values, f"{type(self).__name__}.step")
 
     def _numbers_of(self, members: list[int], on_gpu: bool, verdict: Any, counts: bool) -> Any:
         """A row of numbers for each of these parameters, which live in one place.

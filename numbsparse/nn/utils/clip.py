@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,8 @@ def clip_grad_norm(
     """Scale all gradients by min(1, max_norm / norm), where norm is that of all of them together.
 
     norm = sqrt(sum of the squares of all gradients), of block-sparse ones those of the kept blocks.
+    Each `p.grad` becomes a new Tensor: the arrays that were there, one given to `backward` among
+    them, keep their values.
 
     Parameters
     ----------
@@ -53,8 +55,12 @@ def clip_grad_norm(
         raise ValueError(f"max_norm takes a number above 0, got {max_norm}")
     if isinstance(parameters, Tensor):  # its rows would be copies, without gradients
         raise TypeError("parameters takes a list of Tensors, got a Tensor")
-    found = [p.grad for p in parameters if p.grad is not None]
+    found = [p for p in parameters if p.grad is not None]
+    gradients: list[Any] = [p.grad for p in found]
     if not found:
         return Tensor(np.zeros((), np.float32))
-    scale = None if scaler is None else scaler.array_in(found[0].place)
-    return Tensor(ops.scale_to_norm([grad.data for grad in found], max_norm, scale))
+    scale = None if scaler is None else scaler.array_in(gradients[0].place)
+    norm, scaled = ops.scale_to_norm([grad.data for grad in gradients], max_norm, scale)
+    for p, data in zip(found, scaled, strict=True):
+        p.grad = Tensor(data)
+    return Tensor(norm)

@@ -1,0 +1,77 @@
+"""Whether the tape records, what it notes, and which gradient is being computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from numbsparse.autograd.tensor import Tensor
+
+Vjp = Callable[["Tensor", "Tensor"], "Tensor"]
+
+# Whether operations are recorded; the result and the vjp at work; what `noting` gathers.
+RECORDING: ContextVar[bool] = ContextVar("numbsparse_recording", default=True)
+AT_WORK: ContextVar[tuple[Tensor, Vjp] | None] = ContextVar("numbsparse_at_work", default=None)
+NOTED: ContextVar[dict[int, Tensor] | None] = ContextVar("numbsparse_noted", default=None)
+
+
+def is_recording() -> bool:
+    """Whether operations are written on the tape now."""
+    return RECORDING.get()
+
+
+@contextmanager
+def no_grad() -> Iterator[None]:
+    """Within this context nothing is remembered: for evaluation, and for updating weights.
+
+    >>> import numbsparse as ns
+    >>> x = ns.Tensor([1.0], requires_grad=True)
+    >>> with ns.no_grad():
+    ...     y = x * 2
+    >>> y.requires_grad
+    False
+    """
+    with set_recording(False):
+        yield
+
+
+@contextmanager
+def noting() -> Iterator[dict[int, Tensor]]:
+    """As `no_grad`, but the tensors with gradients that operations take are noted, by their ids."""
+    noted: dict[int, Tensor] = {}
+    token = NOTED.set(noted)
+    try:
+        with no_grad():
+            yield noted
+    finally:
+        NOTED.reset(token)
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Within this context operations are written on the tape: for a vjp that needs a tape."""
+    with set_recording(True):
+        yield
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Within this context, in a vjp, tensors are read as they are now."""
+    token = AT_WORK.set(None)
+    try:
+        yield
+    finally:
+        AT_WORK.reset(token)
+
+
+@contextmanager
+def set_recording(value: bool) -> Iterator[None]:
+    """Within this context operations are written on the tape, or not."""
+    token = RECORDING.set(value)
+    try:
+        yield
+    finally:
+        RECORDING.reset(token)

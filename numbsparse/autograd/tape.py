@@ -1,0 +1,172 @@
+"""The tape: operations record themselves, and gradients go back along what they recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from numbsparse import ops
+from numbsparse.autograd.contexts import AT_WORK, NOTED, RECORDING, Vjp, recording, set_recording
+from numbsparse.autograd.tensor import Tensor, as_tensor
+from numbsparse.autograd.watch import fingerprints
+from numbsparse.block_sparse import BlockSparse
+
+
+def grad(
+    output: Tensor,
+    inputs: Sequence[Tensor],
+    *,
+    grad_output: Any = None,
+    create_graph: bool = False,
+) -> list[Tensor | None]:
+    """The gradients of `output` with respect to each of `inputs`; None where it does not depend.
+
+    With `create_graph=True` they can be differentiated again. Nothing is added to `.grad`.
+
+    >>> import numbsparse as ns
+    >>> x = ns.Tensor(3.0, requires_grad=True)
+    >>> (first,) = ns.grad(x * x * x, [x], create_graph=True)
+    >>> (second,) = ns.grad(first, [x])
+    >>> first.item(), second.item()
+    (27.0, 18.0)
+    """
+    if isinstance(inputs, Tensor):  # its rows are new tensors, which nothing depends on
+        raise TypeError("inputs takes a list of Tensors, got a Tensor")
+    wanted = {id(tensor) for tensor in inputs}
+    found = {}
+    for tensor, gradient in gradients_of(output, seed_of(output, grad_output), create_graph):
+        if id(tensor) in wanted:
+            found[id(tensor)] = gradient
+    return [found.get(id(tensor)) for tensor in inputs]
+
+
+def differentiable_grads(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """`grad` of function(*inputs), one value, that can be differentiated again.
+
+    What the inputs were computed from is not gone through now, only when that is done.
+    """
+    leaves = [Tensor(a.data, requires_grad=a.requires_grad) for a in inputs]
+    gradients = grad(function(*leaves), leaves, create_graph=True)
+    for leaf, a in zip(leaves, inputs, strict=True):
+        leaf._edges = ((a, lambda dy, y: dy),) if a.requires_grad else ()
+    return gradients
+
+
+def record(data: Any, *edges: tuple[Tensor, Vjp], held: Sequence[Tensor] = ()) -> Tensor:
+    """The Tensor of a result, with the way back to each input that requires a gradient.
+
+    `held` are further tensors that a vjp reads. It reads all by `.data`, which refuses what was
+    changed since; `unread` gives what they hold for its layout alone.
+    """
+    result = Tensor(data)
+    if RECORDING.get():
+        result._edges = way = tuple([edge for edge in edges if edge[0].requires_grad])
+        if way:
+            result.requires_grad = True
+            result._prints = fingerprints(result, *[edge[0] for edge in edges], *held)
+    elif (noted := NOTED.get()) is not None:
+        noted.update((id(tensor), tensor) for tensor, _ in edges if tensor.requires_grad)
+    return result
+
+
+def once(vjp: Callable[..., Any]) -> Vjp:
+    """A vjp given on arrays, `vjp(dy, y)`, for an operation without gradients of gradients."""
+
+    def on_tensors(dy: Tensor, y: Tensor) -> Tensor:
+        refuse_again()
+        return Tensor(vjp(dy.data, y.data))
+
+    on_tensors.__qualname__ = vjp.__qualname__
+    return on_tensors
+
+
+def refuse_again() -> None:
+    """For a vjp that works on arrays alone, at its start."""
+    if RECORDING.get():
+        raise NotImplementedError(
+            "the gradient of this function cannot be differentiated again (create_graph=True)"
+        )
+
+
+def grads_at(
+    outputs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """The gradients of `inputs` from (output, its gradient) pairs, and of nothing behind them."""
+    with recording():
+        joined = record(np.zeros(()), *((y, lambda _, z, dy=dy: dy) for y, dy in outputs))  # type: ignore[misc]
+    ends = {id(tensor) for tensor in inputs}
+    found = {}
+    for tensor, gradient in gradients_of(joined, Tensor(np.ones(())), False, ends):
+        if id(tensor) in ends:
+            found[id(tensor)] = gradient
+    return [found.get(id(tensor)) for tensor in inputs]
+
+
+def seed_of(output: Tensor, gradient: Any) -> Tensor:
+    """The gradient to start from."""
+    if not output.requires_grad:
+        raise RuntimeError("backward: nothing that led to this tensor requires a gradient")
+    if gradient is None:
+        if output.size != 1:
+            raise ValueError(
+                f"backward of a tensor of shape {output.shape} takes grad, of the same shape"
+            )
+        return Tensor(ops.full(output.shape, 1.0, output.dtype, output.place))
+    given = as_tensor(gradient)
+    # A new Tensor: it may have been changed after the forward pass, which never saw it.
+    gradient = record(given.data, (given, lambda dy, y: dy))
+    if gradient.shape != output.shape or gradient.dtype != output.dtype:
+        raise ValueError(
+            f"grad takes {output.shape} of {output.dtype}, got {gradient.shape} of {gradient.dtype}"
+        )
+    if gradient.place != output.place:
+        raise ValueError(f"grad takes the place {output.place}, got {gradient.place}")
+    sparse = isinstance(output.data, BlockSparse)
+    if isinstance(gradient.data, BlockSparse) != sparse:
+        raise ValueError(f"grad takes {'a BlockSparse' if sparse else 'an array'} here")
+    if sparse and gradient.data.stored_as(output.data, "grad") is not gradient.data:
+        raise ValueError("grad takes blocks stored as this tensor's, got a transposed view's")
+    return gradient
+
+
+def gradients_of(
+    output: Tensor, seed: Tensor, create_graph: bool, ends: Collection[int] = ()
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every tensor behind `output` with its gradient, from the output back.
+
+    `ends` are the ids of tensors that nothing is looked for behind.
+    """
+    gradients = {id(output): seed}
+    with set_recording(create_graph):
+        for tensor in _from_output_back(output, ends):
+            dy = gradients.pop(id(tensor))
+            yield tensor, dy
+            for parent, vjp in () if id(tensor) in ends else tensor._edges:
+                token = AT_WORK.set((tensor, vjp))
+                try:
+                    gradient = vjp(dy, tensor)
+                finally:
+                    AT_WORK.reset(token)
+                known = gradients.get(id(parent))
+                gradients[id(parent)] = gradient if known is None else known + gradient
+
+
+def _from_output_back(output: Tensor, ends: Collection[int]) -> list[Tensor]:
+    """The tensors behind `output`, each before all that it was computed from."""
+    order: list[Tensor] = []
+    seen: set[int] = set()
+    stack: list[tuple[Tensor, bool]] = [(output, False)]
+    while stack:
+        tensor, parents_done = stack.pop()
+        if parents_done:
+            order.append(tensor)
+        elif id(tensor) not in seen:
+            seen.add(id(tensor))
+            stack.append((tensor, True))
+            if id(tensor) not in ends:
+                stack.extend((parent, False) for parent, _ in tensor._edges)
+    return order[::-1]

@@ -1,0 +1,230 @@
+"""Tensor: an array, or a BlockSparse matrix, that remembers how it was computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from numbsparse import edits
+from numbsparse.autograd.contexts import AT_WORK, Vjp
+from numbsparse.autograd.watch import check_unchanged, values_of
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import DeviceArray, as_device_array, forget_captures, is_device_operand
+from numbsparse.dtypes import as_array, is_floating
+
+
+class Tensor:
+    """An array, or a BlockSparse matrix, that remembers how it was computed.
+
+    Parameters
+    ----------
+    data : array or BlockSparse
+        A NumPy array, a GPU array of any library, or what `numpy.asarray` takes. Not copied.
+    requires_grad : bool
+        Whether `backward` computes the gradient with respect to this tensor.
+
+    Attributes
+    ----------
+    data : NumPy array, DeviceArray or BlockSparse
+        Other values may take their place. What an operation needs for its gradient may not change
+        before `backward`: see there.
+    grad : Tensor or None
+        Where `backward` adds the gradient: the same shape, place and layout as `data`.
+
+    Examples
+    --------
+    >>> import numbsparse as ns
+    >>> x = ns.Tensor([1.0, 2.0, 3.0], requires_grad=True)
+    >>> (x * x).sum().backward()
+    >>> x.grad
+    Tensor([2., 4., 6.])
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_data",
+        "_edges",
+        "_edit",
+        "_prints",
+        "_serial",
+        "grad",
+        "requires_grad",
+    )
+    __array_ufunc__ = None  # NumPy steps back: `array + tensor` is our own sum
+
+    def __init__(self, data: Any, *, requires_grad: bool = False):
+        data = as_data(data)
+        if requires_grad and not is_floating(data.dtype):
+            raise TypeError(f"requires_grad takes floating-point data, got {data.dtype}")
+        self._data = data
+        self.requires_grad = requires_grad
+        self.grad: Tensor | None = None
+        self._edges: tuple[tuple[Tensor, Vjp], ...] = ()
+        self._edit: edits.Edit | None = None  # when other data took the place of the first
+        self._prints: dict[int, int] | None = None  # fingerprints of operands, by their ids
+        self._serial = edits.serial()
+
+    @property
+    def data(self) -> Any:
+        if (at_work := AT_WORK.get()) is not None:
+            check_unchanged(self, *at_work)
+        return self._data
+
+    @data.setter
+    def data(self, data: Any) -> None:
+        self._set_data(as_data(data))
+
+    def _set_data(self, data: Any) -> None:
+        if self.requires_grad and not is_floating(data.dtype):
+            raise TypeError(f"data takes floating-point numbers here, got {data.dtype}")
+        by = "an assignment to .data"
+        if data is self._data:  # as by `x.data *= 2`, which writes first
+            edits.note(values_of(data), by)
+        self._data, self._edit = data, edits.Edit(edits.serial(), by)
+        forget_captures()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._data.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self._data.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self._data.ndim
+
+    @property
+    def size(self) -> int:
+        return self._data.nnz if isinstance(self._data, BlockSparse) else self._data.size
+
+    @property
+    def place(self) -> str:
+        """ "cpu" or "cuda": where the values are."""
+        if isinstance(self._data, BlockSparse):
+            return self._data.place
+        return "cuda" if isinstance(self._data, DeviceArray) else "cpu"
+
+    @property
+    def values(self) -> Any:
+        """The numbers as one array: the data itself, or a BlockSparse's stored blocks."""
+        return values_of(self.data)
+
+    def detach(self) -> Tensor:
+        """The same data, with no memory of how it was computed."""
+        return Tensor(self.data)
+
+    def numpy(self) -> np.ndarray:
+        """The values as a NumPy array; copied if they are on a GPU. A BlockSparse becomes dense."""
+        if isinstance(self.data, BlockSparse):
+            return self.data.toarray()
+        return self.data.numpy() if isinstance(self.data, DeviceArray) else self.data
+
+    def item(self) -> float:
+        """The only value, as a Python number; what `float`, `int` and `if` take it by too.
+
+        Raises ValueError where there are more values, or none.
+        """
+        values = self.numpy()
+        if values.size != 1:
+            raise ValueError(f"item takes a Tensor of one value, got the shape {self.shape}")
+        return values.item()
+
+    def backward(self, grad: Any = None, *, create_graph: bool = False) -> None:
+        """Add the gradient of this tensor to `.grad` of every tensor that requires one.
+
+        Parameters
+        ----------
+        grad : Tensor or array, optional
+            The gradient of this tensor; needed unless it has one value, whose gradient is 1.
+        create_graph : bool
+            Whether the gradients are themselves differentiable.
+
+        Raises
+        ------
+        RuntimeError
+            If nothing that led here requires a gradient; and where a gradient needs an operand, or
+            a result, that was changed since: by a step of an optimiser, by other `data`, by what
+            else this library writes in place, or with NumPy. The last is seen by a sample of 128
+            values, so in full for small arrays alone; writes of other libraries to GPU memory are
+            not seen.
+
+        Examples
+        --------
+        >>> import numbsparse as ns
+        >>> p = ns.nn.Parameter([3.0])
+        >>> loss, optimizer = p * p, ns.nn.optim.SGD([p], lr=0.1)
+        >>> p.grad = ns.Tensor([1.0])
+        >>> optimizer.step()
+        >>> loss.backward()  # the gradient of 3 * 3 would be made of 2.9
+        Traceback (most recent call last):
+        RuntimeError: b of multiply, a Parameter of shape (1,), float64, was changed by SGD.step ...
+        """
+        from numbsparse.autograd.tape import gradients_of, seed_of
+
+        for leaf, gradient in gradients_of(self, seed_of(self, grad), create_graph):
+            if not leaf._edges and leaf.requires_grad:
+                leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
+
+    if TYPE_CHECKING:  # brought by numbsparse.nn.functional.operators
+        T: Tensor
+
+        def __add__(self, other: Any) -> Tensor: ...
+        def __radd__(self, other: Any) -> Tensor: ...
+        def __sub__(self, other: Any) -> Tensor: ...
+        def __rsub__(self, other: Any) -> Tensor: ...
+        def __mul__(self, other: Any) -> Tensor: ...
+        def __rmul__(self, other: Any) -> Tensor: ...
+        def __truediv__(self, other: Any) -> Tensor: ...
+        def __rtruediv__(self, other: Any) -> Tensor: ...
+        def __pow__(self, exponent: float) -> Tensor: ...
+        def __neg__(self) -> Tensor: ...
+        def __matmul__(self, other: Any) -> Tensor: ...
+        def __rmatmul__(self, other: Any) -> Tensor: ...
+        def __getitem__(self, key: Any) -> Tensor: ...
+        def __iter__(self) -> Iterator[Tensor]: ...
+        def __bool__(self) -> bool: ...
+        def __int__(self) -> int: ...
+        def __float__(self) -> float: ...
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray: ...
+        def astype(self, dtype: Any) -> Tensor: ...
+        def transpose(self, axes: Sequence[int] | None = None) -> Tensor: ...
+        def reshape(self, *shape: Any) -> Tensor: ...
+        def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor: ...
+        def mean(self, axis: Any = None, keepdims: bool = False) -> Tensor: ...
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len takes a Tensor with axes, got the shape ()")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        if self.place == "cuda" or isinstance(self.data, BlockSparse):
+            return f"Tensor({self.data!r})"
+        body = np.array2string(self.data, separator=", ", prefix="Tensor(")
+        suffix = "" if self.dtype in (np.float64, np.int64) else f", dtype={self.dtype}"
+        return f"Tensor({body}{suffix})"
+
+
+def as_data(data: Any) -> Any:
+    """What a Tensor holds: a NumPy array, a DeviceArray or a BlockSparse."""
+    if isinstance(data, Tensor):
+        raise TypeError("data takes an array or a BlockSparse, got a Tensor: use .detach()")
+    if type(data) is np.ndarray or isinstance(data, DeviceArray | BlockSparse):
+        return data
+    if is_device_operand(data):
+        return as_device_array(data, "data")
+    return as_array(data, "data")
+
+
+def as_tensor(x: Any) -> Tensor:
+    """A Tensor as it is; an array as one that takes no gradient."""
+    return x if isinstance(x, Tensor) else Tensor(x)
+
+
+def unread(a: Any) -> Any:
+    """What a Tensor holds, of which no values will be read; anything else as it is."""
+    return a._data if isinstance(a, Tensor) else a
