@@ -10,7 +10,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.autograd.contexts import AT_WORK, NOTED, RECORDING, Vjp, recording, set_recording
 from numbsparse.autograd.tensor import Tensor, as_tensor
-from numbsparse.autograd.watch import fingerprints
+from numbsparse.autograd.watch import fingerprints, function_of
 from numbsparse.block_sparse import BlockSparse
 
 
@@ -43,15 +43,17 @@ def grad(
 
 
 def differentiable_grads(
-    function: Callable[..., Tensor], inputs: Sequence[Tensor]
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], beside: Sequence[Tensor] = ()
 ) -> list[Tensor | None]:
-    """`grad` of function(*inputs), one value, that can be differentiated again.
+    """`grad` of function(*inputs, *beside), one value, by the inputs, differentiable again.
 
-    What the inputs were computed from is not gone through now, only when that is done.
+    What any of them was computed from is not gone through now, only when that is done: a gradient
+    of a result, beside the inputs, may come from a graph that leads back to them.
     """
-    leaves = [Tensor(a.data, requires_grad=a.requires_grad) for a in inputs]
-    gradients = grad(function(*leaves), leaves, create_graph=True)
-    for leaf, a in zip(leaves, inputs, strict=True):
+    given = (*inputs, *beside)
+    leaves = [Tensor(a.data, requires_grad=a.requires_grad) for a in given]
+    gradients = grad(function(*leaves), leaves[: len(inputs)], create_graph=True)
+    for leaf, a in zip(leaves, given, strict=True):
         leaf._edges = ((a, lambda dy, y: dy),) if a.requires_grad else ()
     return gradients
 
@@ -87,8 +89,10 @@ def once(vjp: Callable[..., Any]) -> Vjp:
 def refuse_again() -> None:
     """For a vjp that works on arrays alone, at its start."""
     if RECORDING.get():
+        at_work = AT_WORK.get()
+        name = "this function" if at_work is None else function_of(at_work[1])
         raise NotImplementedError(
-            "the gradient of this function cannot be differentiated again (create_graph=True)"
+            f"the gradient of {name} cannot be differentiated again (create_graph=True)"
         )
 
 

@@ -165,9 +165,14 @@ class Tensor:
         """
         from numbsparse.autograd.tape import gradients_of, seed_of
 
-        for leaf, gradient in gradients_of(self, seed_of(self, grad), create_graph):
-            if not leaf._edges and leaf.requires_grad:
-                leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
+        found = [
+            (leaf, gradient)
+            for leaf, gradient in gradients_of(self, seed_of(self, grad), create_graph)
+            if not leaf._edges and leaf.requires_grad
+        ]  # all of them, before one is added
+        sums = [g if leaf.grad is None else leaf.grad + g for leaf, g in found]
+        for (leaf, _), total in zip(found, sums, strict=True):
+            leaf.grad = total
 
     if TYPE_CHECKING:  # brought by numbsparse.nn.functional.operators
         T: Tensor

@@ -51,9 +51,15 @@ def check_unchanged(tensor: Tensor, result: Tensor, vjp: Any) -> None:
         raise RuntimeError(_changed(tensor, vjp, "a write to its array, as with NumPy,"))
 
 
+def function_of(vjp: Any) -> str:
+    """The name of the function that recorded it."""
+    name: str = vjp.__qualname__.partition(".")[0]
+    return name.strip("_").replace("_", " ") if name.startswith("_") else name
+
+
 def _changed(tensor: Tensor, vjp: Any, by: str) -> str:
     kind = type(tensor).__name__
-    function = vjp.__qualname__.partition(".")[0].strip("_").replace("_", " ")
+    function = function_of(vjp)
     cells = dict(zip(vjp.__code__.co_freevars, vjp.__closure__ or (), strict=True))
     names = [name for name, cell in cells.items() if cell.cell_contents is tensor]
     name = f"{names[0]} of {function}" if names else f"an operand, or the result, of {function}"

@@ -120,7 +120,7 @@ def cast(a: Any, dtype: Any) -> Any:
             raise TypeError(f"{argument} takes {takes}, got {given}")
     target: Any = empty(a.shape, dtype) if gpu else np.empty(a.shape, dtype)
     with np.errstate(over="ignore", invalid="ignore"):  # infinity and NaN, as on a GPU
-        copy_into(target, a)
+        write(target, a)
     return target
 
 
@@ -128,7 +128,7 @@ def copy(a: Any) -> Any:
     """A new C-contiguous array with the values of `a`, of any dtype."""
     if isinstance(a, DeviceArray):
         target = empty(a.shape, a.dtype)
-        copy_into(target, a)
+        write(target, a)
         return target
     if not isinstance(a, ndarray):
         raise TypeError(not_an_array(a, "a"))
@@ -171,8 +171,13 @@ def copy_into(target: Any, source: Any) -> None:
 
     On a GPU bfloat16 meets floats alone, because kernels know it by its bits.
     """
-    _check_copy(target, source)
+    write(target, source)
     edits.note(target, "copy_into")
+
+
+def write(target: Any, source: Any) -> None:
+    """`copy_into` memory that no tensor has yet."""
+    _check_copy(target, source)
     if isinstance(target, DeviceArray):
         from numbsparse.kernels import elementwise as kernels
 

@@ -18,7 +18,7 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty
 from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.ops.create import zeros
-from numbsparse.ops.elementwise import cast, copy, copy_into, gapless
+from numbsparse.ops.elementwise import cast, copy, gapless, write
 from numbsparse.ops.lstm_streamed import streamed
 from numbsparse.ops.matmul import matmul
 from numbsparse.ops.operands import on_gpu, place_of
@@ -78,8 +78,8 @@ def lstm(
     (steps, batch, _), units, gpu = x.shape, h.shape[1], isinstance(x, DeviceArray)
     hs = _empty((steps + 1, batch, units), x.dtype, gpu)
     cs = _empty((steps + 1, batch, units), c.dtype, gpu)
-    copy_into(hs[0], h)
-    copy_into(cs[0], c)
+    write(hs[0], h)
+    write(cs[0], c)
     gates = _empty((steps, batch, *bias.shape), x.dtype, gpu)
     scales = None if gain is None else _empty((steps, batch, GATES), c.dtype, gpu)
     trace = LSTMTrace(gates, hs, cs, scales)

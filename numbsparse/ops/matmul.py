@@ -8,7 +8,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from numbsparse import edits
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty, empty_in_library_of, in_library_of, to_device
 from numbsparse.dtypes import type_name
@@ -205,8 +204,6 @@ def _multiply(
         raise ValueError(f"x takes the shape {takes} with this w, got {x.shape}")
     shape = (outputs, *x.shape[1:]) if turned else (*x.shape[:-1], outputs)
     target = None if out is None else _checked_out(out, shape, x, w)
-    if target is not None:
-        edits.note(target, "matmul with it as out")
     if w_on_gpu and not on_gpu:
         y = target if isinstance(target, DeviceArray) else empty(shape, w.dtype)
         _run(to_device(x), w, y, turned, kernel, precision)

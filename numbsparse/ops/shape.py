@@ -12,7 +12,7 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from numbsparse.device import DeviceArray, empty
 from numbsparse.kernels.views import collapse
 from numbsparse.ops.create import zeros
-from numbsparse.ops.elementwise import copy, copy_into
+from numbsparse.ops.elementwise import copy, write
 from numbsparse.ops.operands import contiguous, not_an_array, place_of, places_differ
 
 
@@ -76,7 +76,7 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
     joined, start = empty(tuple(shape), first.dtype), 0
     for array in arrays:
         stop = start + array.shape[axis]
-        copy_into(joined[(slice(None),) * axis + (slice(start, stop),)], array)
+        write(joined[(slice(None),) * axis + (slice(start, stop),)], array)
         start = stop
     return joined
 
@@ -142,7 +142,7 @@ def put(shape: tuple[int, ...], key: Any, values: Any) -> Any:
     part = getitem(array, key)
     if part.shape != values.shape:
         raise ValueError(f"values take the shape {part.shape} at this key, got {values.shape}")
-    copy_into(part, values)
+    write(part, values)
     return array
 
 

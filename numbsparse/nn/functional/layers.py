@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, as_tensor, once, record
-from numbsparse.nn.functional.arithmetic import add, data_of, multiply
+from numbsparse.autograd import Tensor, as_tensor, is_recording, once, record
+from numbsparse.nn.functional.arithmetic import add, data_of, divide, multiply, sqrt, subtract
 from numbsparse.nn.functional.products import matmul
+from numbsparse.nn.functional.shape import mean
 
 
 def linear(
@@ -56,7 +57,7 @@ def embedding(table: Tensor, indices: Any) -> Tensor:
 def layer_norm(
     x: Any, gain: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """(x - mean) / sqrt(variance + eps) * gain + bias, over the last axis.
+    """(x - mean) / sqrt(variance + eps) * gain + bias, over the last axis; differentiable again.
 
     Ba, Kiros and Hinton, "Layer Normalization", 2016.
 
@@ -68,9 +69,16 @@ def layer_norm(
     x = as_tensor(x)
     check_features(x.shape[-1:], gain=gain, bias=bias)
     normalised, inverse_std = ops.layer_norm(x.data, eps)
-    y = record(
-        normalised,
-        (x, once(lambda dy, y: ops.layer_norm_grad(y, inverse_std, dy))),
-    )
+
+    def gradient(dy: Tensor, y: Tensor) -> Tensor:
+        if not is_recording():
+            return Tensor(ops.layer_norm_grad(y.data, inverse_std, dy.data))
+        centred = subtract(x, mean(x, -1, True))
+        variance = mean(multiply(centred, centred), -1, True)
+        along = multiply(y, mean(multiply(dy, y), -1, True))
+        across = subtract(subtract(dy, mean(dy, -1, True)), along)
+        return divide(across, sqrt(add(variance, eps)))
+
+    y = record(normalised, (x, gradient))
     y = y if gain is None else multiply(y, gain)
     return y if bias is None else add(y, bias)

@@ -73,8 +73,6 @@ def lstm(
     ------
     TypeError, ValueError
         Where shapes, dtypes or places do not fit; by name, before anything runs.
-    NotImplementedError
-        Where gradients of gradients are asked for with layer norm.
 
     Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997; layer norm after Ba, Kiros and
     Hinton, "Layer Normalization", 2016; dropout of the update after Semeniuta, Severyn and Barth,
@@ -212,13 +210,17 @@ class _LSTM:
     def _again(self, pieces: Any) -> Callable[[int], Any]:
         """Gradients that are differentiable again, through the steps one by one."""
 
-        def weighted(*inputs: Tensor) -> Tensor:
-            results = lstm_step_by_step(*inputs, **self.how)
-            terms = [sum_over(multiply(results[i], dy)) for i, dy in pieces.items()]
+        n = len(self.inputs)
+
+        def weighted(*given: Tensor) -> Tensor:
+            results = lstm_step_by_step(*given[:n], **self.how)
+            terms = [
+                sum_over(multiply(results[i], dy)) for i, dy in zip(pieces, given[n:], strict=True)
+            ]
             total = terms[0]
             for term in terms[1:]:
                 total = add(total, term)
             return total
 
-        gradients = differentiable_grads(weighted, self.inputs)
+        gradients = differentiable_grads(weighted, self.inputs, list(pieces.values()))
         return lambda i: gradients[i]

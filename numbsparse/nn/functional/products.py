@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numbsparse import ops
+from numbsparse import edits, ops
 from numbsparse.autograd import Tensor, as_tensor, record, unread
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.nn.functional.arithmetic import data_of
@@ -15,7 +15,10 @@ def matmul(
     x: Any, w: Any, *, out: Any = None, kernel: str = "auto", precision: str | None = None
 ) -> Any:
     if not (isinstance(x, Tensor) or isinstance(w, Tensor)):
-        return ops.matmul(x, w, out=out, kernel=kernel, precision=precision)
+        result = ops.matmul(x, w, out=out, kernel=kernel, precision=precision)
+        if out is not None:
+            edits.note(ops.operand(out, "out"), "matmul with it as out")
+        return result
     if out is not None:
         raise ValueError("out takes no Tensor operands: what is differentiated is not overwritten")
     how = {"kernel": kernel, "precision": ops.checked_precision(precision)}
