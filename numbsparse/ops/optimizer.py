@@ -167,7 +167,8 @@ def adam_step_with(p: Any, g: Any, m: Any, v: Any, master: Any, numbers: Any) ->
     m *= beta1
     m += rest1 * g
     v *= beta2
-    scratch = np.multiply(g, g, order="C")
+    scratch = np.empty_like(v)  # an array, of a parameter without axes too
+    np.multiply(g, g, out=scratch)
     scratch *= rest2
     v += scratch
     np.sqrt(v, out=scratch)
@@ -237,7 +238,7 @@ def scale_to_norm(
         share = float(max_norm) / float(norm)  # of no dtype
 
         def scaled(a: Any) -> Any:
-            return np.multiply(a, share, order="C")
+            return np.asarray(np.multiply(a, share, order="C"))
 
     known: dict[int, Any] = {}  # two weights may share a gradient
     for a in arrays:
