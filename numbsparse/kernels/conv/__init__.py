@@ -14,7 +14,10 @@ window too:
 `x` and `dx` are (batch, pixels of the larger image, in_features), `y` and `dy` (batch, pixels of
 the smaller image, out_features), all C-contiguous; the last operand is written whole. Features may
 end inside the last block: what `values` holds beyond the edge is not read, and `dvalues` is zero
-there.
+there, or NaN beside infinity and NaN.
+
+A rung whose float32 products are less than exact says by how much, as those of the ladder do:
+PRODUCT_ERROR, in units of 2^-23 of a product.
 """
 
 from __future__ import annotations

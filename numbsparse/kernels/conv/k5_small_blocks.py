@@ -25,6 +25,7 @@ from numbsparse.layout import Index, Layout, Walk
 
 BLOCK_SIZES = (4, 8)
 DTYPES = ("float16", "bfloat16", "float32")
+PRODUCT_ERROR = 6  # each factor is off by 2^-22 of itself, and lo * lo is left out
 MERGED = 16
 
 unsupported = reach("k5_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))

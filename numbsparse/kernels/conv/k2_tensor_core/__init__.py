@@ -18,8 +18,8 @@ before read it 9 times; w is read once a tile.
     weight_grad   a pair of blocks of features, all taps of a chunk
 
 A stride of the forward product makes a box of every s-th pixel; that of the input-gradient makes
-passes, one for the outputs of each residue, which few taps reach. An infinity that a split into
-tf32 made NaN is summed anew by the rung before.
+passes, one for the outputs of each residue, which few taps reach. What is NaN because an infinity
+was split into tf32, or met the zeros that fill up a tile, is summed anew by the rung before.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (16, 32, 64)
 DTYPES = ("float16", "bfloat16", "float32")
+PRODUCT_ERROR = 6  # each factor is off by 2^-22 of itself, and lo * lo is left out
 
 
 unsupported = reach("k2_tensor_core", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
@@ -56,6 +57,6 @@ def input_grad(dy, values, index, window, dx, precision="highest"):
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
     arithmetic = precision if x.dtype == "float32" else x.dtype.name
-    gradient.weight_grad(x, dy, index, window, dvalues, arithmetic)
-    if arithmetic == "highest":
+    filled = gradient.weight_grad(x, dy, index, window, dvalues, arithmetic)
+    if arithmetic == "highest" or not filled:
         k1_naive.repair_blocks(x, dy, index, window, dvalues)

@@ -46,6 +46,15 @@ class Cut(NamedTuple):
         """Rows of a stage that holds a box."""
         return -(-self.images * prod(self.box) // ALIGNED) * ALIGNED
 
+    def fills(self, of: Pass, rows: int) -> bool:
+        """Whether all `rows` of every tile are outputs.
+
+        In a weight-gradient the others are zeros times pixels of the image, NaN if these are not
+        finite.
+        """
+        along = zip(of.counts, self.tile, strict=True)
+        return self.images * prod(self.tile) == rows and all(n % t == 0 for n, t in along)
+
 
 Shapes = Iterator[tuple[int, Three]]
 

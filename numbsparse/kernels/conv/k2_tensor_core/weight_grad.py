@@ -61,14 +61,15 @@ def limits_of(arithmetic: str, B: int) -> Limits:
 
 
 def weight_grad(x, dy, index, window, dvalues, arithmetic):
+    """Gives whether tiles were filled by outputs: see `Cut.fills`."""
     size = dvalues.shape[1]
     if not dvalues.size:
-        return
+        return True
     limits = limits_of(arithmetic, size)
     (batch, _, in_features), out_features = x.shape, dy.shape[2]
     if not batch:
         fill(dvalues, 0.0)
-        return
+        return True
     if x.itemsize == 2:
         x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
     x, x_stride = aligned_rows(x.reshape(-1, in_features))
@@ -88,6 +89,7 @@ def weight_grad(x, dy, index, window, dvalues, arithmetic):
         window.big, window.small, *plan, pieces, totals, turns, span(dvalues), stage,
         shared_bytes=shared,
     )  # fmt: skip
+    return how.fills(of, TILE)
 
 
 def pieces_of(items: int, tiles: int) -> int:

@@ -17,7 +17,7 @@ inside a block.
 
 from __future__ import annotations
 
-from numbsparse.kernels.conv import k2_tensor_core
+from numbsparse.kernels.conv import k1_naive, k2_tensor_core
 from numbsparse.kernels.conv.k3_hopper import weight_grad as gradient
 from numbsparse.kernels.conv.k3_hopper.lines import multiply_lines
 from numbsparse.kernels.matmul.reach import reach
@@ -49,8 +49,8 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
     if max(window.stride) > 1 or x.shape[2] % 8 or dy.shape[2] % 8 or not serves(x, dy, dvalues):
         k2_tensor_core.weight_grad(x, dy, index, window, dvalues)
-    else:
-        gradient.weight_grad(x, dy, index, window, dvalues)
+    elif not gradient.weight_grad(x, dy, index, window, dvalues):
+        k1_naive.repair_blocks(x, dy, index, window, dvalues)
 
 
 def serves(*arrays):

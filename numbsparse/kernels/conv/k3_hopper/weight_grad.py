@@ -45,6 +45,7 @@ STAGES = 2 if SIMULATED else 3
 
 
 def weight_grad(x, dy, index, window, dvalues):
+    """Gives whether tiles were filled by outputs: see `Cut.fills`."""
     size, batch, dtype = dvalues.shape[1], x.shape[0], x.dtype.name
     x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
     (of,) = window.passes("weight_grad")
@@ -64,6 +65,7 @@ def weight_grad(x, dy, index, window, dvalues):
         stage,
         shared_bytes=shared,
     )  # fmt: skip
+    return how.fills(of, TILE)
 
 
 @cache

@@ -34,6 +34,7 @@ from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
+PRODUCT_ERROR = 6  # each factor is off by 2^-22 of itself, and lo * lo is left out
 
 
 unsupported = reach("k4_wgmma", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
@@ -58,8 +59,8 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     served = whole and x.itemsize == 2 and k3_hopper.serves(x, dy, dvalues)
     if not served or not gradient.fits(x, window, dvalues.shape[1]):
         before(dvalues).weight_grad(x, dy, index, window, dvalues, precision)
-    else:
-        gradient.weight_grad(x, dy, index, window, dvalues)
+    elif not gradient.weight_grad(x, dy, index, window, dvalues):
+        k1_naive.repair_blocks(x, dy, index, window, dvalues)
 
 
 def before(values):

@@ -94,6 +94,7 @@ def cut_for(of: Pass, batch: int, shape: Shape) -> Cut:
 
 
 def weight_grad(x, dy, index, window, dvalues):
+    """Gives whether tiles were filled by outputs: see `Cut.fills`."""
     size, batch, dtype = min(dvalues.shape[1], LARGEST), x.shape[0], x.dtype.name
     parts, shape = dvalues.shape[1] // size, SHAPES[size]
     x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
@@ -117,6 +118,7 @@ def weight_grad(x, dy, index, window, dvalues):
         how.images, how.tile, how.box, rows, how.tiles, *plan, pieces, totals, turns, span(dvalues),
         stage, shared_bytes=shared,
     )  # fmt: skip
+    return how.fills(of, how.images * prod(how.tile))
 
 
 @lru_cache(maxsize=1024)
