@@ -46,6 +46,7 @@ def test_transpose_and_reshape():
     np.testing.assert_array_equal(array.T.numpy(), A.T)
     np.testing.assert_array_equal(array.reshape(4, -1).numpy(), A.reshape(4, -1))
     np.testing.assert_array_equal(array.reshape((60,)).numpy(), A.reshape(60))
+    assert all(type(n) is int for n in array.reshape(np.int64(4), np.int64(15)).shape)
     np.testing.assert_array_equal(array[1].T.T.reshape(20).numpy(), A[1].reshape(20))
     with pytest.raises(ValueError, match="contiguous"):
         array.T.reshape(60)

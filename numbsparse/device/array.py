@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,7 @@ class DeviceArray:
         asked = shape
         if len(shape) == 1 and not isinstance(shape[0], int | np.integer):
             shape = tuple(shape[0])
+        shape = tuple(map(index, shape))  # of NumPy's whole numbers too
         if shape == self.shape and self.is_contiguous:
             return self
         if -1 in shape:

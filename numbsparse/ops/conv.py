@@ -22,6 +22,7 @@ from numbsparse.ops.conv_window import conv_window, in_blocks_of, transpose_wind
 from numbsparse.ops.matmul import index_beside, matmul, sddmm
 from numbsparse.ops.operands import operand
 from numbsparse.ops.precision import checked_precision
+from numbsparse.patterns.checks import BLOCK_SIZES
 
 
 def conv(
@@ -197,7 +198,7 @@ def conv_in(x: Any, w: Any, window: Window, kernel: str, precision: str | None) 
     precision, in_features = checked_precision(precision), x.shape[-1]
     check_features(w, window, in_features)
     shape = (x.shape[0], *small_space(window, x.ndim - 2), w.shape[1])
-    if window.is_identity and kernel == "auto":
+    if is_product(window, kernel, w):
         return matmul(x, only_tap(w, in_features), precision=precision)
     y = empty_beside(shape, x)
     chosen = choose("forward", kernel, w.block_size, x, precision)
@@ -227,7 +228,7 @@ def conv_transpose_in(
     rows = in_blocks_of(w.layout.shape[0], window) * w.block_size
     out_features = rows if out_features is None else out_features
     check_features(w, window, out_features, "out_features")
-    if window.is_identity and kernel == "auto":
+    if is_product(window, kernel, w):
         return matmul(x, only_tap(w, out_features).T, precision=precision)
     dx = empty_beside((x.shape[0], *window.big[3 - axes :], out_features), x)
     chosen = choose("input_grad", kernel, w.block_size, x, precision)
@@ -252,7 +253,7 @@ def conv_weight_grad_in(
     if dy.shape != expected:
         raise ValueError(f"dy takes the shape {expected} with this x and w, got {dy.shape}")
     size, layout = w.block_size, w.layout
-    if window.is_identity and kernel == "auto":
+    if is_product(window, kernel, w):
         only = sddmm(as_rows(x).T, as_rows(dy), layout, block_size=size, precision=precision)
         return w.with_values(only.values)
     values = empty_beside((layout.n_blocks, size, size), x)
@@ -261,6 +262,11 @@ def conv_weight_grad_in(
         as_pixels(x), as_pixels(dy), index_beside(layout, x), window, values, precision
     )
     return w.with_values(values)
+
+
+def is_product(window: Window, kernel: str, w: BlockSparse) -> bool:
+    """Whether the ladder of matrix products serves it: convolutions take more block sizes."""
+    return window.is_identity and kernel == "auto" and w.block_size in BLOCK_SIZES
 
 
 def choose(product: str, kernel: str, block_size: int, x: Any, precision: str) -> Any:
