@@ -7,7 +7,7 @@ the cases are the same each time.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import combinations, product
 from typing import Any
@@ -127,19 +127,21 @@ GUARD = 8  # items after the last one, which nobody may write
 
 def laid(values: np.ndarray, order: str) -> np.ndarray:
     """The matrix in that order, NaN around it; where a line is repeated, the first one's values."""
-    (rows, columns), size = values.shape, values.itemsize
-    row, column, first = ORDERS[order](rows, columns)
-    last = [max((n - 1) * step, 0) for n, step in ((rows, row), (columns, column))]
-    items = first + sum(last) + 1 + GUARD
+    *steps, first = ORDERS[order](*values.shape)
+    return placed(values, order, steps, first)
+
+
+def placed(values: np.ndarray, order: str, steps: Sequence[int], first: int) -> np.ndarray:
+    """`laid`, of any number of axes: their steps and the first item, in items."""
+    last = [max((n - 1) * step, 0) for n, step in zip(values.shape, steps, strict=True)]
+    size, items = values.itemsize, first + sum(last) + 1 + GUARD
     shift = order == "unaligned"
     memory = np.zeros(items * size + shift, np.uint8)
     base = np.ndarray(items, values.dtype, memory, offset=int(shift))
     base[:] = np.nan
-    strides = (row * size, column * size)
-    view = np.ndarray(values.shape, values.dtype, base, first * size, strides)
-    if "repeated" in order:
-        values = np.broadcast_to(values[:1] if row == 0 else values[:, :1], values.shape)
-    view[...] = values
+    view = np.ndarray(values.shape, values.dtype, base, first * size, [n * size for n in steps])
+    one = tuple(slice(None) if step else slice(1) for step in steps)  # of what is repeated
+    view[...] = np.broadcast_to(values[one], values.shape)
     view.flags.writeable = order != "read-only"
     return view
 
@@ -175,10 +177,15 @@ def type_of_result(operand: Any, place: str) -> type:
 
 
 class Operand:
-    """A matrix in some order, as an array of some library, and the memory around it."""
+    """A matrix in some order, as an array of some library, and the memory around it.
+
+    Of other arrays in a subclass, which has another `lay`.
+    """
+
+    lay = staticmethod(laid)
 
     def __init__(self, values: np.ndarray, order: str, library: str, place: str):
-        self.values = laid(values, order)
+        self.values = self.lay(values, order)
         self.memory = memory_of(self.values)
         self.first = self.values.ctypes.data - self.memory.ctypes.data
         self.now: Callable[[], np.ndarray] = lambda: self.memory

@@ -1,0 +1,343 @@
+"""Whole convolutions against float64: every two choices of a call meet once, and more are drawn."""
+
+from functools import cache, partial
+from importlib import import_module
+from itertools import product as every
+from math import prod
+
+import numpy as np
+import pytest
+from conftest import HALVES
+from drawn import (
+    SEED,
+    Operand,
+    all_pairs,
+    as_numpy,
+    assert_within,
+    covering,
+    drawn,
+    draws,
+    grown,
+    libraries,
+    pairs_of,
+)
+from drawn_images import (
+    OF_NUMPY,
+    ORDERS,
+    SIZES_OF_WINDOWS,
+    Images,
+    convolved,
+    pixels_of_taps,
+    sizes_of,
+    window_of,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+import numbsparse as ns
+from numbsparse import device
+from numbsparse.device import DeviceArray
+from numbsparse.dtypes import as_dtype, finfo
+from numbsparse.kernels import matmul
+from numbsparse.kernels.conv import RUNGS, rung
+
+SIMULATED = device.SIMULATED and device.is_available()
+MOST_WORK = {"cpu": 1 << 23, "cuda": 1 << 16 if SIMULATED else 1 << 27}
+
+CALLS = {"conv": "forward", "conv_transpose": "input_grad", "conv_weight_grad": "weight_grad"}
+GRIDS = {4: (5, 3), 5: (2, 3), 8: (3, 5), 16: (2, 3), 32: (2, 2), 64: (1, 2), 128: (1, 1)}
+SPACES = [(7,), (1,), (33,), (5, 4), (1, 1), (3, 9), (2, 3, 4), (1, 2, 1)]
+LARGER_SPACES = [(300,), (20, 17), (9, 4, 6)]
+LAYOUTS = ["random", "empty lines", "one block", "none", "full", "long column", "long row", "tap"]
+MISSING = {"whole": (0, 0), "ragged": (1, 3), "ragged rows": (2, 0), "ragged columns": (0, 1)}
+
+
+@cache
+def factors_of(place):
+    slow = SIMULATED and place == "cuda"
+    return {
+        "kernel": ["auto", *(name for name in RUNGS if RUNGS[name] == place)],
+        "call": list(CALLS),
+        "numbers": ["float32", *HALVES, "float64" if place == "cpu" else "float32, high"],
+        "size": list(GRIDS),
+        "batch": [2, 0, 1, 3, 5] + [33, 65] * (not slow),
+        "space": SPACES + LARGER_SPACES * (not slow),
+        **{name: list(values) for name, values in SIZES_OF_WINDOWS.items()},
+        "layout": LAYOUTS,
+        "features": list(MISSING),
+        "library": libraries(place),
+        "x": list(ORDERS),
+        "dy": list(ORDERS)[:: 3 if slow else 1],
+        "w": ["C", "C, offset", "read-only"],
+        "values": ["normal", "wide", "infinite", "NaN"],
+        "parts": ["as usual", "many"],
+    }
+
+
+OF_WINDOW = ("call", "space", *SIZES_OF_WINDOWS)  # the factors that make it
+
+
+def allowed(place, case):
+    """Whether the library takes such a call, or one that goes on like this."""
+    of = case.get
+    library, orders = of("library"), {of("x", "C"), of("dy", "C")}
+    calls = [call for call in CALLS if of("call", call) == call and takes(place, call, case)]
+    call = calls[0] if len(calls) == 1 else None
+    if not calls:
+        return False
+    if library not in (None, "numpy") and orders & set(OF_NUMPY):
+        return False
+    if library == "jax" and (orders != {"C"} or of("numbers") == "float64"):
+        return False
+    if place == "cuda" and of("w") == "read-only":
+        return False
+    if not has_window(call, *map(of, OF_WINDOW[1:])):
+        return False
+    known = case.keys() >= {"size", "batch", "layout", *OF_WINDOW}
+    if known and work(place, case) > MOST_WORK[place]:
+        return False
+    return serves(place, of("kernel"), call, of("numbers"), of("size"))
+
+
+def takes(place, call, case):
+    """Whether a call has these arguments."""
+    of = case.get
+    if call == "conv_weight_grad":
+        return (place, of("library")) != ("cuda", "numpy") and of("output_padding") != "most"
+    return of("dy", "C") == "C" and (call == "conv_transpose" or of("output_padding") != "most")
+
+
+@cache
+def has_window(*choices):
+    """Whether images have it, for some choice of what is None."""
+    factors = factors_of("cpu")
+    some = ([one] if one else factors[name] for name, one in zip(OF_WINDOW, choices, strict=True))
+    return any(window_of(*sizes) for sizes in every(*some))
+
+
+@cache
+def serves(place, kernel, call, numbers, size):
+    """Whether the rung serves it, for some choice of what is None."""
+    names = [name for name in RUNGS if RUNGS[name] == place and name != "k0_reference"]
+    some = ([call] if call else CALLS, [numbers] if numbers else factors_of(place)["numbers"])
+    some += ([size] if size else GRIDS, names if kernel in (None, "auto") else [kernel])
+    for call_, numbers_, size_, name in every(*some):
+        dtype, precision = in_words(numbers_)
+        if rung(name).unsupported(CALLS[call_], size_, dtype, place, 1, precision) is None:
+            return True
+    return False
+
+
+def in_words(numbers):
+    """dtype, precision."""
+    name, _, precision = numbers.partition(", ")
+    return as_dtype(name), precision or "highest"
+
+
+def problem_of(place, case):
+    """The window, and the pattern (taps, block rows, block columns)."""
+    window = window_of(*(case[name] for name in OF_WINDOW))
+    grid = GRIDS[case["size"]] if SIMULATED and place == "cuda" else (4, 3)
+    return window, pattern_of(case["layout"], (prod(window.kernel), *grid))
+
+
+@cache
+def pattern_of(kind, shape):
+    pattern = np.random.default_rng(SEED).random(shape) < 0.5
+    pattern[-1, -1, -1] = True  # at both edges
+    if kind == "empty lines":
+        pattern[:, 0], pattern[:, :, 0] = False, False
+    elif kind == "long column":
+        pattern[:, :, :-1], pattern[:, :, -1] = False, True
+    elif kind == "long row":
+        pattern[:, :-1], pattern[:, -1] = False, True
+    elif kind == "tap":
+        pattern[:-1] = False
+    elif kind == "one block":
+        pattern[:] = False
+        pattern[-1, -1, -1] = True
+    elif kind in ("none", "full"):
+        pattern[:] = kind == "full"
+    return pattern
+
+
+def work(place, case):
+    """Multiplications, about; in the simulator those of whole tiles, and what threads cost."""
+    window, pattern = problem_of(place, case)
+    size, batch, kept = case["size"], case["batch"], pattern.sum()
+    if not (SIMULATED and place == "cuda"):
+        seen = np.dot(pixels_of_taps(window), pattern.sum(axis=(1, 2)))
+        return max(batch * seen, kept) * size**2
+    threads = kept * size**2
+    outputs = batch * prod(window.small)
+    if case["call"] != "conv_weight_grad":
+        space, across = (window.small, 2) if case["call"] == "conv" else (window.big, 1)
+        threads = batch * prod(space) * pattern.shape[across] * size
+        outputs = max(outputs, batch * prod(space) // prod(window.stride))
+    return max(outputs * kept * max(size, 16) ** 2, 4 * threads)
+
+
+def numbers(rng, kind, dtype, shape):
+    a = rng.standard_normal(shape)
+    if kind == "wide":
+        most = 4 if dtype.itemsize == 2 else 20
+        a *= 2.0 ** rng.integers(-most, most, shape)
+    if kind in ("infinite", "NaN") and a.size:
+        a.flat[rng.integers(a.size)] = np.nan if kind == "NaN" else rng.choice([-np.inf, np.inf])
+    return a.astype(dtype)
+
+
+def check(place, case, seed=0):
+    """One call: its values, its type, and that no operand was written."""
+    dtype, precision = in_words(case["numbers"])
+    draw = partial(numbers, np.random.default_rng([SEED, seed]), case["values"], dtype)
+    window, pattern = problem_of(place, case)
+    how = {**sizes_of(case), "kernel": case["kernel"], "precision": precision}
+    run = check_gradient if case["call"] == "conv_weight_grad" else check_images
+    with pytest.MonkeyPatch.context() as patch:
+        prepare(patch, place, case["parts"])
+        got, right, magnitude, terms = run(place, case, draw, window, pattern, how)
+    assert (got.dtype, got.shape) == (dtype, right.shape)
+    eps = np.finfo(np.float64 if dtype == np.float64 else np.float32).eps
+    bound = (terms + 2 + product_error(place, case)) * eps * magnitude
+    if precision == "high":
+        bound += 2.0**-9 * magnitude  # two factors, each within 2^-10 of itself
+    rounding = float(finfo(dtype).eps) * np.where(np.isfinite(right), abs(right), 0)
+    assert_within(got, right, bound + rounding + float(finfo(dtype).smallest_subnormal))
+
+
+def product_error(place, case):
+    """In units of 2^-23, what a float32 product may be off by."""
+    if case["numbers"] != "float32" or place == "cpu":
+        return 0
+    rungs = [rung(name) for name in (RUNGS if case["kernel"] == "auto" else [case["kernel"]])]
+    if case["kernel"] == "auto":  # one tap may be a product of matrices
+        rungs += map(matmul.rung, matmul.RUNGS)
+    return max(getattr(of, "PRODUCT_ERROR", 0) for of in rungs)
+
+
+def prepare(patch, place, parts):
+    """Results are NaN before; sums and images come in parts where they are small, too."""
+
+    def blank(shape, beside):
+        full = np.full(shape, np.nan, beside.dtype)
+        return device.to_device(full) if isinstance(beside, DeviceArray) else full
+
+    patch.setattr(import_module("numbsparse.ops.conv"), "empty_beside", blank)
+    if parts == "many" and place == "cpu":
+        for name in ("lines", "weight_grad"):
+            patch.setattr(import_module(f"numbsparse.kernels.conv.k0_cpu.{name}"), "SLAB", 1)
+    elif parts == "many":
+        for name in ("k2_tensor_core", "k3_hopper", "k4_wgmma"):
+            module = import_module(f"numbsparse.kernels.conv.{name}.weight_grad")
+            patch.setattr(module, "pieces_of", lambda items, tiles: min(tiles, 3))
+
+
+def features_of(case, pattern):
+    return [
+        n * case["size"] - less
+        for n, less in zip(pattern.shape[1:], MISSING[case["features"]], strict=True)
+    ]
+
+
+def weight_of(case, values, pattern):
+    """A matrix of values in memory (1, all); with "ragged" it ends with the last tap's features."""
+    size, (taps, rows, columns) = case["size"], pattern.shape
+    features = features_of(case, pattern)
+    height = taps * rows * size - (rows * size - features[0]) * (case["features"] == "ragged")
+    kept = pattern.reshape(taps * rows, columns)
+    return ns.BlockSparse(values.reshape(kept.sum(), size, size), kept, shape=(height, features[1]))
+
+
+def others(case):
+    """The numbers beside x: outside of an image zero times what is not finite may be either."""
+    inside = case["padding"] in ("0", "valid") and case["call"] != "conv_transpose"
+    return case["values"] if inside or case["values"] == "wide" else "normal"
+
+
+def check_images(place, case, draw, window, pattern, how):
+    product, size, features = CALLS[case["call"]], case["size"], features_of(case, pattern)
+    values = draw.func(draw.args[0], others(case), draw.args[2], (pattern.sum(), size, size))
+    for block, (_, r, c) in zip(values, np.argwhere(pattern), strict=True):
+        block[features[0] - r * size :] = block[:, features[1] - c * size :] = np.nan  # never read
+    home = "numbsparse" if place == "cuda" else "numpy"
+    stored = Operand(values.reshape(1, -1), case["w"], home, place)
+    w = weight_of(case, stored.array, pattern)
+    if product == "forward":
+        space, (channels, out_channels) = window.big, features
+    else:
+        space, (out_channels, channels) = window.small, features
+        how |= {"output_padding": window.extra}
+        how |= {"out_features": features[0]} if features[0] % size else {}
+    x = Images(draw((case["batch"], *space, channels)), case["x"], case["library"], place)
+    y = getattr(ns, case["call"])(x.array, w, **how)
+    assert type(y) is type(x.array)
+    assert x.unchanged()
+    assert stored.unchanged()
+    exact = partial(convolved, product, pattern=pattern, size=size, window=window)
+    operands = x.values.astype(np.float64), values.astype(np.float64)
+    right, magnitude = exact(*operands), exact(*map(abs, operands))
+    terms = pattern.sum(axis=(0, 1 if product == "forward" else 2)).max() * size
+    return as_numpy(y), right[..., :out_channels], magnitude[..., :out_channels], terms
+
+
+def check_gradient(place, case, draw, window, pattern, how):
+    size, features, batch = case["size"], features_of(case, pattern), case["batch"]
+    unread = np.full((1, pattern.sum() * size**2), np.nan, draw.args[2])
+    w = weight_of(case, unread, pattern).to(place)
+    x, dy = draw((batch, *window.big, features[0])), None
+    dy = draw.func(draw.args[0], others(case), draw.args[2], (batch, *window.small, features[1]))
+    x = Images(x, case["x"], case["library"], place)
+    dy = Images(dy, case["dy"], case["library"], place)
+    dw = ns.conv_weight_grad(x.array, dy.array, w, **how)
+    assert (dw.shape, dw.place, dw.layout) == (w.shape, place, w.layout)
+    assert x.unchanged()
+    assert dy.unchanged()
+    exact = partial(convolved, "weight_grad", pattern=pattern, size=size, window=window)
+    operands = x.values.astype(np.float64), dy.values.astype(np.float64)
+    got, right, terms = as_numpy(dw.values), exact(*operands), batch * prod(window.small)
+    if not all(np.isfinite(a).all() for a in operands):  # beyond the edges NaN may stand
+        inside = exact(*map(np.ones_like, operands)) > 0
+        got = np.where(inside, got, right).astype(got.dtype)
+    return got, right, exact(*map(abs, operands)), terms
+
+
+# SciPy and the simulator say where NaN comes from infinity.
+pytestmark = pytest.mark.filterwarnings("ignore:.*invalid value encountered:RuntimeWarning")
+
+CASES = {
+    place: covering(factors_of(place), partial(allowed, place))
+    for place in ("cpu", "cuda")
+    if place == "cpu" or device.is_available()
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "number"), [(place, n) for place in CASES for n in range(len(CASES[place]))]
+)
+def test_every_two_choices(place, number):
+    case = CASES[place][number]
+    print(case)
+    check(place, case, number)
+
+
+@pytest.mark.parametrize("place", CASES)
+def test_pairs_that_are_left_out_are_in_no_case(place):
+    """`pytest -s -k left_out` says how many cases there are, and how many pairs they cover."""
+    factors, left = factors_of(place), all_pairs(factors_of(place))
+    pairs = len(left)
+    left = left.difference(*map(pairs_of, CASES[place]))
+    print(f"{place}: {len(CASES[place])} cases, {pairs - len(left)} of {pairs} pairs")
+    rng = np.random.default_rng(1)
+    for pair in left:
+        assert not grown(dict(pair), factors, partial(allowed, place), set(), rng), pair
+
+
+@pytest.mark.parametrize("place", CASES)
+def test_drawn(place):
+    @draws(20, place)
+    @given(case=drawn(factors_of(place), partial(allowed, place)), number=st.integers(0, 2**32 - 1))
+    def run(case, number):
+        check(place, case, number)
+
+    run()
