@@ -110,7 +110,7 @@ OF_TENSORS = [
     Meaning("split", given.cut, lambda x, sections, axis: np.split(x, sections, axis), view=True),
     Meaning("unbind", given.parted, lambda x, axis: list(np.moveaxis(x, axis, 0)), view=True),
     Meaning("layer_norm", given.rows("row", "row"), means.layer_norm, in_row,
-            means.layer_norm_terms, order=1, roundings=3),
+            means.layer_norm_terms, roundings=3),
     Meaning("embedding", given.looked_up, lambda table, indices: table[indices], order=1),
     Meaning("cross_entropy", given.classified, lambda x, targets: means.losses(x, targets).mean(),
             in_all, lambda x, targets: 1 + abs(means.losses(x, targets)).mean(), order=1,
