@@ -43,7 +43,7 @@ def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     x = as_tensor(x)
     kept = kept_shape(x.shape, axis)
     average = ops.mean(x.data, axis, keepdims)  # no sum that 16 bits could not hold
-    share = average.size / x.size
+    share = average.size / x.size if x.size else 1.0  # an array without values has no gradients
     return record(average, (x, lambda dy, y: broadcast_to(reshape(dy * share, kept), x.shape)))
 
 
