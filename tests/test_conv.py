@@ -130,7 +130,7 @@ def test_high_rounds_the_factors_of_float32_alone(product):
     [
         *(("k2_tensor_core", TENSOR_CORE, "float32", product) for product in PRODUCTS),
         *(("k5_small_blocks", MERGED, dtype, product) for dtype, product in LINES),
-        *((name, PART_OF_A_TILE, "float16", "weight_grad") for name in HALF_RUNGS),
+        *((name, PART_OF_A_TILE, dtype, "weight_grad") for name in HALF_RUNGS for dtype in HALVES),
     ],
 )
 def test_infinities_are_those_of_plain_sums(name, case, dtype, product):

@@ -74,6 +74,26 @@ def factors_of(place):
     }
 
 
+def of_copy_engine():
+    """What the rungs for it compute themselves; of other calls they leave most to those before."""
+    return factors_of("cuda") | {
+        "kernel": ["k3_hopper", "k4_wgmma"],
+        "numbers": [*HALVES, "float32"],
+        "size": [16, 32, 64],
+        "batch": [2, 3],
+        "space": [(5, 4), (7,), (2, 3, 4)],
+        "kernel_size": ["3", "1", "2"],
+        "stride": ["1", "2"],
+        "padding": ["1", "0", "same"],
+        "dilation": ["1", "2"],
+        "layout": ["random", "full"],
+        "features": ["whole"],
+        "library": ["numbsparse"],
+        "values": ["normal", "infinite"],
+        **{name: ["C"] for name in ("x", "dy", "w")},
+    }
+
+
 OF_WINDOW = ("call", "space", *SIZES_OF_WINDOWS)  # the factors that make it
 
 
@@ -310,6 +330,8 @@ CASES = {
     for place in ("cpu", "cuda")
     if place == "cpu" or device.is_available()
 }
+if "cuda" in CASES:
+    CASES["cuda"] += covering(of_copy_engine(), partial(allowed, "cuda"))
 
 
 @pytest.mark.parametrize(

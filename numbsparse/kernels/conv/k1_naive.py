@@ -124,8 +124,10 @@ def weight_grad_kernel(
     if line >= n_blocks * size or j >= size:
         return
     block, i = line // size, line % size
-    if repairs and dvalues[block, i, j] == dvalues[block, i, j]:
-        return
+    if repairs:
+        value = widened(dvalues[block, i, j])
+        if value == value:
+            return
     in_blocks = -(-x.shape[2] // size)
     tap = block_rows[block] // in_blocks
     c, k = block_rows[block] % in_blocks * size + i, block_columns[block] * size + j
