@@ -61,11 +61,9 @@ def covering(factors: dict[str, list], allowed: Callable[[Case], bool]) -> list[
         begun = dict(sorted(pair))
         if not allowed(begun):
             continue
-        for wanted in (left, left, *[set()] * 20):  # what meets most may end in no case
-            if case := grown(begun, factors, allowed, wanted, rng):
-                cases.append(case)
-                left -= pairs_of(case)
-                break
+        if case := grown(begun, factors, allowed, left, rng):
+            cases.append(case)
+            left -= pairs_of(case)
     return cases
 
 
@@ -88,11 +86,29 @@ def grown(
     left: set[Pair],
     rng: np.random.Generator,
 ) -> Case | None:
-    """The begun case, each other factor with what meets most of the pairs that are left."""
+    """The begun case, each other factor with what meets most of the pairs that are left, if any."""
+    hard: list[str] = []
+    for wanted in (left, left, *[set()] * 20):  # what meets most may end in no case
+        if case := _grown(begun, factors, allowed, wanted, rng, hard):
+            return case
+    return None
+
+
+def _grown(
+    begun: Case,
+    factors: dict[str, list],
+    allowed: Callable[[Case], bool],
+    left: set[Pair],
+    rng: np.random.Generator,
+    hard: list[str],
+) -> Case | None:
+    """`hard` are factors that had no choice, the last one first: to be chosen before others."""
     case = dict(begun)
-    for name in rng.permutation([name for name in factors if name not in case]).tolist():
+    easy = rng.permutation([name for name in factors if name not in hard]).tolist()
+    for name in [name for name in hard + easy if name not in case]:
         choices = [value for value in factors[name] if allowed({**case, name: value})]
         if not choices:
+            hard[:] = [name, *(other for other in hard if other != name)]
             return None
         own, noise = list(case.items()), rng.random(len(choices))
         new = [sum(frozenset([(name, v), pair]) in left for pair in own) for v in choices]

@@ -109,7 +109,7 @@ class ArenaBlock(memory.Block):
 
 def _references(owners: dict[int, Any]) -> list[int]:
     """How often each block from outside of the graph is held, as Python counts it."""
-    return [getrefcount(owner) for owner in owners.values() if type(owner) is memory.Block]
+    return [getrefcount(owner) for owner in owners.values() if isinstance(owner, memory.Block)]
 
 
 _ALONE = _references({0: memory.Block(0, None)})[0]

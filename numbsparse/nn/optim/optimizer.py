@@ -35,7 +35,7 @@ class Optimizer:
     >>> optimizer.step()
     >>> p.data = ns.BlockSparse(np.ones((2, 4, 4)), [[1, 1]])
     >>> optimizer.remap()
-    >>> [block.max() for block in optimizer.state_dict()["0.velocity"].data]
+    >>> [float(block.max()) for block in optimizer.state_dict()["0.velocity"].data]
     [1.0, 0.0]
     """
 
