@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import combinations, product
+from math import prod
 from typing import Any
 from zlib import crc32
 
@@ -142,9 +143,16 @@ GUARD = 8  # items after the last one, which nobody may write
 
 
 def laid(values: np.ndarray, order: str) -> np.ndarray:
-    """The matrix in that order, NaN around it; where a line is repeated, the first one's values."""
-    *steps, first = ORDERS[order](*values.shape)
-    return placed(values, order, steps, first)
+    """The matrix in that order, NaN around it; where a line is repeated, the first one's values.
+
+    Of more axes all but the last are the rows; "batch first" has the first two the other way round.
+    """
+    if order == "batch first":
+        return laid(values.swapaxes(0, 1), "C").swapaxes(0, 1)
+    *outer, columns = values.shape
+    row, column, first = ORDERS[order](prod(outer), columns)
+    rows = [row * prod(outer[axis + 1 :]) for axis in range(len(outer))]
+    return placed(values, order, [*rows, column], first)
 
 
 def placed(values: np.ndarray, order: str, steps: Sequence[int], first: int) -> np.ndarray:

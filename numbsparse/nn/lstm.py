@@ -8,6 +8,7 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
+from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional as F
@@ -225,6 +226,12 @@ class LSTMLayer(Module):
         weights = self.weight_ih, self.weight_hh, self.bias
         how = {"gain": self.gain, "kept": kept, "precision": self.precision}
         return F.lstm(x, *weights, h, c, **how)
+
+    def _trained(self, parameter: Parameter) -> int:
+        data, (units, columns) = parameter.data, self.weight_hh.shape
+        of_columns = init.fan_in(data) if isinstance(data, BlockSparse) else np.ones(columns, int)
+        gates = of_columns.reshape(-1, ops.GATES, self.weight_hh.data.block_size)
+        return int(gates.swapaxes(0, 1).reshape(ops.GATES, -1)[:, :units].sum())
 
     def describe(self) -> str:
         return f"{self.weight_ih.shape[0]}, recurrent {self.weight_hh.data!r}"

@@ -142,15 +142,19 @@ class Module:
     def n_parameters(self) -> int:
         """How many numbers are trained: of block-sparse weights those in kept blocks.
 
-        What blocks hold beyond the edge of the features does not count.
+        What blocks hold beyond the edge of the features, or of a gate's units, does not count.
         """
         return sum(
-            int(fan_in(parameter.data, module.tap_features).sum())
-            if isinstance(parameter.data, BlockSparse)
-            else parameter.size
+            module._trained(parameter)
             for module, _, parameter in self._found()
             if parameter.requires_grad
         )
+
+    def _trained(self, parameter: Parameter) -> int:
+        """How many numbers of a parameter that is directly in this module are."""
+        if isinstance(parameter.data, BlockSparse):
+            return int(fan_in(parameter.data, self.tap_features).sum())
+        return parameter.size
 
     def zero_grad(self) -> None:
         """Forget all gradients."""

@@ -269,6 +269,13 @@ class NormalizedProduct(Module):
 
         return layer
 
+    def _trained(self, parameter: Parameter) -> int:
+        if not isinstance(parameter.data, BlockSparse):
+            return parameter.size
+        groups = self.gain.shape[0] if self.gain.ndim == 2 else 1
+        of_columns = init.fan_in(parameter.data).reshape(groups, -1)
+        return int(of_columns[:, : self.gain.shape[-1]].sum())
+
     def describe(self) -> str:
         return f"{self.weight.data!r}"
 

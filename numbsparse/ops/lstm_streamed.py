@@ -14,6 +14,7 @@ from numbsparse.kernels.lstm.cell import WARPS
 from numbsparse.kernels.matmul.plans import on_host, planned
 from numbsparse.layout import Layout
 from numbsparse.ops.create import zeros
+from numbsparse.ops.edge import inside
 from numbsparse.ops.elementwise import copy, gapless
 from numbsparse.ops.matmul import index_beside
 
@@ -51,8 +52,8 @@ class Streamed:
 
     PARTS = WARPS  # of the gradient of the bias
 
-    def __init__(self, values: DeviceArray, index: Any):
-        self._weight = values, index
+    def __init__(self, weight: BlockSparse, index: Any):
+        self._weight, self._index = weight, index
 
     def takes(self, x: DeviceArray, weight: BlockSparse) -> bool:
         """Whether `forward` multiplies these inputs itself: whole blocks, few beside those of h."""
@@ -61,7 +62,7 @@ class Streamed:
         return (
             not weight.is_transposed
             and x.shape[2] % deal.B == 0
-            and values.shape[0] <= self._weight[0].shape[0] * MOST_INPUTS
+            and values.shape[0] <= self._weight.values.shape[0] * MOST_INPUTS
             and values.address % 16 == 0
             and deal.planned(index, deal.in_fours)[0]
         )
@@ -71,7 +72,8 @@ class Streamed:
         if first >= last:
             return
         kernels = _home("forward_steps")
-        values, index = self._weight
+        index = self._index
+        values = inside(self._weight)  # units beyond the last are zeros of h, and NaN * 0 is NaN
         arrays = tuple(map(_aligned, arrays))
         if inputs is not None:
             x, weight = inputs
@@ -86,7 +88,8 @@ class Streamed:
             return
         kernels = _home("backward_steps")
         arrays = tuple(map(_aligned, arrays))
-        kernels.backward(*arrays, *self._weight, first, last, _counters(first - last))
+        values = self._weight.values  # columns of rows beyond the last unit are stored nowhere
+        kernels.backward(*arrays, values, self._index, first, last, _counters(first - last))
 
 
 def streamed(weight_hh: BlockSparse, hs: Any, precision: str) -> Streamed | OnCores | None:
@@ -104,7 +107,7 @@ def streamed(weight_hh: BlockSparse, hs: Any, precision: str) -> Streamed | OnCo
         return None
     deal = _home("deal")
     values, index = weight_hh.values, index_beside(weight_hh.stored_layout, hs)
-    return Streamed(values, index) if deal.serves(values, index, *hs.shape[1:]) else None
+    return Streamed(weight_hh, index) if deal.serves(values, index, *hs.shape[1:]) else None
 
 
 def _stacked(a: Any, b: Any) -> tuple[Any]:

@@ -1,0 +1,326 @@
+"""Whole calls of recurrent cells against float64: every two choices meet once, more are drawn."""
+
+from functools import cache, partial
+
+import numpy as np
+import pytest
+from conftest import HALVES
+from drawn import (
+    IMPOSSIBLE,
+    SEED,
+    all_pairs,
+    as_numpy,
+    assert_within,
+    covering,
+    drawn,
+    draws,
+    grown,
+    libraries,
+    pairs_of,
+)
+from drawn_cells import Problem, pattern_of, size_of
+from drawn_rounded import SURE, Near, gradients
+from hypothesis import given
+from hypothesis import strategies as st
+
+import numbsparse as ns
+from numbsparse import device
+from numbsparse.ops import choice, lstm_streamed
+
+SIMULATED = device.SIMULATED and device.is_available()
+SIMULATED_WORK = 20_000  # multiplications: simulated threads are slow
+
+ORDERS = ["C", "batch first", "F", "C, gaps", "F, gaps", "C, offset", "every second row",
+          "every second value", "one row repeated", "rows reversed", "F, both reversed",
+          "read-only", "unaligned"]  # fmt: skip
+OF_VECTORS = ["C", "every second value", "C, offset", "columns reversed", "read-only"]
+
+
+def factors_of(place):
+    own = "numpy" if place == "cpu" else "numbsparse"
+    there = [order for order in ORDERS if order not in IMPOSSIBLE[own]]
+    few = SIMULATED and place == "cuda"
+    return {
+        "cell": ["LSTM", "LSTM, norm", "two LSTMs", "two LSTMs, norm", "F.lstm", "F.lstm, norm",
+                 "multiplicative 2", "multiplicative 3"],
+        "numbers": ["float32", *(["float64"] if place == "cpu" else [*HALVES, "float32, high"])],
+        "size": [4, 8, 32] if few else [4, 8, 16, 32],
+        "layout": ["random", "full", "empty lines", "one block", "none", "band", "long lines"],
+        "inputs": ["random", "full", "one block", "none"],
+        "features": ["whole", "a quarter less", "ragged", "ragged inputs"],
+        "steps": [1, 2, 5],
+        "batch": [0, 1, 7, 9] if few else [0, 1, 7, 8, 9, 33],
+        "drops": [False, True],
+        "state": ["none", "arrays", "tensors"],
+        "library": [name for name in libraries(place) if place == "cpu" or name != "numpy"],
+        "x": [*there[:4], "C, offset", "every second value"] if few else there,
+        "of state": there[1::2] if few else there,
+        "dy": there[::2] if few else there,
+        "vectors": [order for order in OF_VECTORS if order not in IMPOSSIBLE[own]],
+        "w": ["C", "C, offset", *(["read-only"] if place == "cpu" else [])],
+        "ends": ["all", "y", "h", "c"],
+        "wants": ["all", "x", "state", "parameters", "recurrent", "vectors", "none"],
+        "way": ["once", "again", "recompute"],
+        "values": ["normal", "wide", "NaN"],
+    }  # fmt: skip
+
+
+STREAMED = {  # where kernels stream the recurrent weight: few cases, as the simulator takes long
+    "numbers": [HALVES[-1], "float32, high"],
+    "layout": ["long column", "long row"],
+    "features": ["a quarter less", "ragged inputs"],
+    "steps": [2, 3],
+    "wants": ["state", "vectors"],
+    **{"cell": ["LSTM"], "size": [32], "inputs": ["one block"], "batch": [5], "drops": [True]},
+    **{"state": ["tensors"], "library": ["numbsparse"], "x": ["C, offset"], "dy": ["F"]},
+    **{"of state": ["batch first"], "vectors": ["C, offset"], "w": ["C"], "ends": ["all"]},
+    **{"way": ["once"], "values": ["normal"]},
+}
+
+
+def allowed(place, case):
+    """Whether there is such a call, or one that goes on like this."""
+    of = case.get
+    if {of("x"), of("of state")} & {*IMPOSSIBLE.get(of("library"), [])}:
+        return False
+    if (of("library"), of("numbers")) == ("jax", "float64"):
+        return False
+    if of("state") == "none" and (of("cell", "")[:2] == "F." or of("wants") == "state"):
+        return False
+    if of("state") == "arrays" and of("wants") == "state":
+        return False
+    if of("values") == "NaN" and (of("batch") in (0, 1) or of("x") == "one row repeated"):
+        return False
+    if of("wants") == "none" and (of("way", "once") != "once" or of("ends", "all") != "all"):
+        return False
+    return not (SIMULATED and place == "cuda") or work_of(case) <= SIMULATED_WORK
+
+
+@cache
+def kept_blocks(kind, rows, columns):
+    return pattern_of(np.random.default_rng(0), kind, rows, columns).sum()
+
+
+def work_of(case):
+    """Multiplications of a forward pass, at least, where some factors are not chosen yet."""
+    least = {"cell": "LSTM", "numbers": "float32", "size": 4, "features": "whole", "steps": 1}
+    least |= {"batch": 1, "layout": "none", "inputs": "none", "way": "once", "wants": "none"}
+    of = least | case
+    size = size_of("cuda", of)
+    recurrent = kept_blocks(of["layout"], size.blocks, size.blocks)
+    inputs = kept_blocks(of["inputs"], size.in_blocks, size.blocks)
+    if of["cell"][:4] == "mult":
+        recurrent, inputs = (4 + int(of["cell"][-1])) * (recurrent + 1), 2 * inputs
+    else:
+        recurrent, inputs = 4 * (recurrent + 1), 4 * inputs
+    passes = 1 + (of["way"] != "once") + 2 * (of["wants"] != "none")
+    rows = size.steps * max(size.batch, 1) * size.layers
+    return passes * rows * (recurrent + inputs) * size.B**2
+
+
+def check(place, case, seed=0):
+    """One call and its gradients: their values and types, and that nothing else was written."""
+    rng = np.random.default_rng([SEED, seed])
+    problem = Problem(place, case, rng)
+    size, several = problem.size, problem.several
+    xs = rng.standard_normal((size.steps, size.batch, size.inputs))
+    if case["values"] == "wide":
+        xs *= 2.0 ** rng.integers(-4, 5, xs.shape)
+    fine = np.ones((size.steps, size.batch), bool)
+    lost = size.steps // 2, size.batch // 2
+    if case["values"] == "NaN":
+        fine[lost[0] :, lost[1]], xs[lost] = False, np.nan
+    x = problem.put(xs, case["x"], case["library"])
+    exact = {"x": np.nan_to_num(problem.operands[-1].values.astype(float))}
+    shape, state = (*[size.layers] * several, size.batch, size.units), []
+    for name, dtype in (("h", problem.dtype), ("c", problem.wide)):
+        exact[name] = np.zeros(shape)
+        if case["state"] != "none":
+            values = rng.uniform(-1, 1, shape)
+            state.append(problem.put(values, case["of state"], case["library"], dtype))
+            exact[name] = problem.operands[-1].values.astype(float)
+
+    wants = case["wants"]
+    inputs = {"x": ns.Tensor(x, requires_grad=wants in ("all", "x"))}
+    if case["state"] == "tensors":
+        state = [ns.Tensor(a, requires_grad=wants in ("all", "state")) for a in state]
+        inputs |= zip("hc", state, strict=True)
+    for name, tensor in problem.tensors.items():
+        kind = "vectors" if name.endswith(("bias", "gain")) else "inputs"
+        kind = "recurrent" if name.endswith(("weight_hh", "internal.0.weight")) else kind
+        tensor.requires_grad = wants in ("all", "parameters", kind)
+    wanted = {n: a for n, a in (inputs | problem.tensors).items() if a.requires_grad}
+    way = partial(ns.nn.recompute, problem.call) if case["way"] == "recompute" else problem.call
+    y, last = way(inputs["x"], state or None)
+    results = dict(zip("yhc", (y, *last), strict=True))
+    leaves, nodes = problem.right(**exact)
+    rights = {name: stacked([node.near for node in own], several or name == "y")
+              for name, own in nodes.items()}  # fmt: skip
+    for name, result in results.items():
+        dtype = problem.wide if name == "c" else problem.dtype
+        assert (result.dtype, result.place, result.requires_grad) == (dtype, place, bool(wanted))
+        rows = fine if name == "y" else fine[-1]
+        compare(as_numpy(result.data), rights[name], rows)
+    if wanted:
+        back(problem, results, wanted, leaves, nodes)
+    assert all(operand.unchanged() for operand in problem.operands)
+
+
+def back(problem, results, wanted, leaves, nodes):
+    case, seeds, dys = problem.case, [], {}
+    for name in "yhc" if case["ends"] == "all" else case["ends"]:
+        values = problem.rng.standard_normal(results[name].shape)
+        dys[name] = problem.put(values, case["dy"], dtype=results[name].dtype)
+        exact = problem.operands[-1].values.astype(float)
+        exact = exact if problem.several or name == "y" else exact[None]
+        seeds += [(node, Near(d, problem.how)) for node, d in zip(nodes[name], exact, strict=True)]
+    if len(dys) == 1:
+        (output,), (dy,) = (results[name] for name in dys), dys.values()
+    else:
+        y, h, c = ((results[name] * dy).sum() for name, dy in dys.items())
+        output, dy = y + h + c.astype(y.dtype), None
+    found = ns.grad(output, [*wanted.values()], grad_output=dy)
+    right = gradients(seeds)
+    rows = np.ones(results["y"].shape[1], bool)
+    if case["values"] == "NaN":
+        rows[len(rows) // 2] = False
+    for (name, tensor), got in zip(wanted.items(), found, strict=True):
+        assert (got.dtype, got.place, got.shape) == (tensor.dtype, tensor.place, tensor.shape)
+        exact = right[leaves[name]].stored()
+        if name in ("x", "h", "c"):
+            compare(as_numpy(got.data), exact, rows)
+        elif rows.all():
+            problem.items[name].check(got.data, exact)
+    if case["way"] == "again":
+        for one, other in zip(
+            found, ns.grad(output, [*wanted.values()], grad_output=dy), strict=True
+        ):
+            one, other = (as_numpy(a.values).astype(float) for a in (one, other))
+            np.testing.assert_array_equal(one, other)
+
+
+def stacked(nears, several):
+    if not several:
+        return nears[0]
+    return Near(
+        np.stack([a.value for a in nears]), nears[0].how, np.stack([a.error for a in nears])
+    )
+
+
+def compare(got, right, rows):
+    """(..., batch, features): the rows of the batch that no NaN reaches."""
+    assert got.shape == right.shape
+    rows = np.broadcast_to(rows, got.shape[:-1])
+    assert_within(got[rows], right.value[rows], SURE * right.error[rows])
+
+
+@pytest.fixture(autouse=True)
+def cheap_products(monkeypatch):
+    """Those of the ladder are drawn elsewhere: of a simulated one threads are few."""
+    if device.SIMULATED:
+        rungs = {name: choice.RUNGS[name] for name in ("k0_cpu", "k1_naive")}
+        monkeypatch.setattr(choice, "RUNGS", rungs)
+    choice.forget()
+    yield
+    choice.forget()
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*invalid value encountered:RuntimeWarning")
+
+CASES = {
+    place: covering(factors_of(place), partial(allowed, place))
+    for place in ("cpu", "cuda")
+    if place == "cpu" or device.is_available()
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "number"), [(place, n) for place in CASES for n in range(len(CASES[place]))]
+)
+def test_every_two_choices(place, number):
+    case = CASES[place][number]
+    print(case)
+    check(place, case, number)
+
+
+OF_STREAMS = covering(STREAMED, lambda case: True)
+
+
+@pytest.mark.parametrize("number", range(len(OF_STREAMS)))
+def test_streamed(number, monkeypatch):
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    ran = []
+    for name in ("forward", "backward"):
+        run = getattr(lstm_streamed.Streamed, name)
+
+        def noted(*args, run=run, **how):
+            ran.append(run.__name__)
+            run(*args, **how)
+
+        monkeypatch.setattr(lstm_streamed.Streamed, name, noted)
+    monkeypatch.setattr(lstm_streamed, "FEW_STEPS", 2)
+    monkeypatch.setattr(lstm_streamed, "MOST_INPUTS", 1.0)
+    print(OF_STREAMS[number])
+    check("cuda", OF_STREAMS[number], number)
+    if ran != ["forward", "backward"]:
+        pytest.skip("takes a GPU of compute capability 9.0, or the simulator")
+
+
+@pytest.mark.parametrize("place", CASES)
+def test_pairs_that_are_left_out_are_in_no_case(place):
+    """`pytest -s -k left_out` says how many cases there are, and how many pairs they cover."""
+    factors, left = factors_of(place), all_pairs(factors_of(place))
+    pairs = len(left)
+    left = left.difference(*map(pairs_of, CASES[place]))
+    print(f"{place}: {len(CASES[place])} cases, {pairs - len(left)} of {pairs} pairs")
+    rng = np.random.default_rng(1)
+    for pair in left:
+        assert not grown(dict(pair), factors, partial(allowed, place), set(), rng), pair
+
+
+@pytest.mark.parametrize("cell", ["two LSTMs", "F.lstm, norm", "multiplicative 3"])
+def test_the_gradients_to_compare_with_are_right(cell, rng):
+    """Of the float64 formulas themselves, beside central differences along random directions."""
+    case = {factor: values[0] for factor, values in factors_of("cpu").items()}
+    case |= {"cell": cell, "numbers": "float64", "steps": 2, "batch": 3, "drops": True}
+    problem = Problem("cpu", case, rng)
+    size = problem.size
+    shapes = {"x": (2, 3, size.inputs)} | dict.fromkeys("hc", (size.layers, 3, size.units))
+    if not problem.several:
+        shapes |= dict.fromkeys("hc", (3, size.units))
+    start = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    start |= {name: item.values for name, item in problem.items.items()}
+    along = {name: rng.standard_normal(a.shape) for name, a in start.items()}
+    dys = {name: rng.standard_normal((2, 3, size.units)) for name in "yhc"}
+
+    def ends(step):
+        moved = {name: a + step * along[name] for name, a in start.items()}
+        for name, item in problem.items.items():
+            item.values = moved[name]
+        leaves, nodes = problem.right(**{name: moved[name] for name in "xhc"})
+        own = [(node, Near(d, problem.how)) for name, many in nodes.items()
+               for node, d in zip(many, dys[name], strict=False)]  # fmt: skip
+        return leaves, own, sum((node.near.value * d.value).sum() for node, d in own)
+
+    difference = (ends(1e-6)[2] - ends(-1e-6)[2]) / 2e-6
+    leaves, own, _ = ends(0)
+    right, slope = gradients(own), 0.0
+    for name, leaf in leaves.items():
+        item = problem.items.get(name)
+        change = along[name]
+        if item is not None:
+            item.values = change
+            change = item.exact()
+        slope += (right[leaf].value * change).sum()
+    assert abs(slope - difference) <= 1e-6 * abs(difference) + 1e-6
+
+
+@pytest.mark.parametrize("place", CASES)
+def test_drawn(place):
+    @draws(10 if place == "cpu" else 5, "cells", place)
+    @given(case=drawn(factors_of(place), partial(allowed, place)), number=st.integers(0, 2**32 - 1))
+    def run(case, number):
+        check(place, case, number)
+
+    run()
