@@ -1,9 +1,11 @@
 """Without a GPU the kernels run in the CUDA simulator, which must be chosen before numba loads."""
 
 import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from runpy import run_path
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -19,6 +21,19 @@ HALVES = ["float16", "bfloat16"] if HAS_BFLOAT16 else ["float16"]
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(42)
+
+
+@pytest.fixture(autouse=True)
+def turns(request):
+    """In the simulator every other test runs the threads of a block the other way round.
+
+    Who comes first is chance on a GPU, and a barrier is missed in one order alone.
+    """
+    from numbsparse import device, testing
+
+    falls = device.SIMULATED and crc32(request.node.nodeid.encode()) % 2
+    with testing.in_turns("falling") if falls else nullcontext():
+        yield
 
 
 @pytest.fixture(params=["cpu", "cuda"])

@@ -170,6 +170,23 @@ def test_pieces_of_a_weight_grad_add_up_in_turn(name, dtype, monkeypatch):
 
 
 @needs_cuda
+@pytest.mark.parametrize("product", ["forward", "input_grad"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("k2_tensor_core", "float32"), ("k2_tensor_core", "float16"), ("k3_hopper", "bfloat16")],
+)
+def test_blocks_of_threads_that_take_several_lines(name, dtype, product, monkeypatch):
+    """They begin each with sums of zero; usually a line is enough for the simulator."""
+    if (reason := rung(name).unsupported(product, 16, as_dtype(dtype), "cuda")) is not None:
+        pytest.skip(reason)
+    module = import_module(f"numbsparse.kernels.conv.{name}.lines")
+    monkeypatch.setattr(module, "ENOUGH", 2)
+    problem = ConvProblem(ConvCase(2, (5, 4), 64, 50, 16, (2, 1), padding=1, density=1), dtype)
+    got = run(name, product, problem, "cuda").astype(np.float64)
+    assert (abs(got - problem.exact(product)) <= problem.bound(product, dtype)).all()
+
+
+@needs_cuda
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize(
     "case",

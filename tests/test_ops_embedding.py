@@ -20,7 +20,9 @@ def test_take_rows(home, form, shape, rng):
 
 @in_all_homes
 @in_all_forms
-@pytest.mark.parametrize(("rows", "shape", "width"), [(4, (21,), 3), (3, (2, 5), 9), (2, (0,), 3)])
+@pytest.mark.parametrize(
+    ("rows", "shape", "width"), [(4, (21,), 3), (3, (9,), 5), (3, (2, 5), 9), (2, (0,), 3)]
+)
 def test_sum_rows(home, form, rows, shape, width, rng):
     indices = rng.integers(0, rows, shape)
     dy = rng.standard_normal((*shape, width))

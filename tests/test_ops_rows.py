@@ -55,6 +55,16 @@ def test_softmax_far_out(home):
     np.testing.assert_allclose(got[0], home.rounded([-2e4, 0, -1e4]))
 
 
+@on_both_places
+@pytest.mark.parametrize("length", [2, 13, 16])
+def test_the_largest_value_is_found_wherever_it_is(home, length):
+    """Of any other, exp overflows."""
+    x = np.where(np.eye(length), 1e4, -1e4)
+    np.testing.assert_array_equal(home.fetch(ops.softmax(home.send(x))), np.eye(length))
+    got = home.fetch(ops.log_softmax(home.send(x)))
+    np.testing.assert_array_equal(got, np.where(np.eye(length), 0, -2e4))
+
+
 @in_all_homes
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s[-1]], ids=str)
 @pytest.mark.parametrize("form", ["C", "slice"])

@@ -8,7 +8,7 @@ from numba import cuda, float32, types, uint64
 from race_helpers import N, array, check, meet, nothing, of
 
 import numbsparse as ns
-from numbsparse import device
+from numbsparse import device, testing
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels import ptx
@@ -197,4 +197,5 @@ CASES = {  # a kernel that races, what is said of it, and its twin that does not
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_race_is_found_and_its_twin_has_none(case):
-    check(*CASES[case])
+    with testing.in_turns("rising"):  # what a race makes of a kernel is chance
+        check(*CASES[case])
