@@ -367,3 +367,13 @@ def test_a_card_with_little_shared_memory_has_no_rings(monkeypatch):
     assert not ring_launch.serves(x, values)
     assert rung.unsupported("forward", 32, "float32", "cuda", 32) is None
     assert "up to 32" in rung.unsupported("forward", 32, "float32", "cuda", 33)
+
+
+@needs_ampere
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("batch", "features"), [(10, 64), (16, 32), (20, 32), (32, 64)])
+def test_blocks_of_32_without_a_copy_engine(batch, features, dtype, monkeypatch):
+    """As on compute capability 8.0: tiles are read whole only where the batch fills them."""
+    monkeypatch.setattr(ring_launch, "has_rings", lambda: False)
+    case = Case(batch=batch, in_features=features, out_features=32, block_size=32, density=1)
+    check_rung(rung, "forward", case, dtype, "cuda")
