@@ -40,7 +40,7 @@ from mutants_lines import Lines, Recorder
 ON_A_GPU = ("*_emitted.py", "*/ptx/assembly.py", "*/kernels/card.py")
 # They start processes, which no line is known of, or run no kernel.
 LEFT_OUT = (
-    "test_bench*", "test_conv_bench*", "test_docstrings*", "test_examples*", "test_import*",
+    "test_bench.py", "test_conv_bench*", "test_docstrings*", "test_examples*", "test_import*",
     "test_kernel_cache*", "test_lessons*", "test_lint*",
     "test_lstm_bench*", "test_mutants*", "test_patterns*", "test_profile*", "test_ptx_emitted*",
     "test_readme*", "test_cpu_upgrade*", "test_interop*", "test_sentiment*",
