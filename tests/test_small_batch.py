@@ -302,7 +302,7 @@ def test_infinities_and_nans_come_out_as_in_float32(product, rings, rng, monkeyp
         wide = [a.astype(np.float64) for a in operands]
         getattr(k0_reference, product)(*wide, layout.index, expected)
         expected = expected.astype(np.float32)
-    got = device.to_device(np.zeros(shape, np.float32))
+    got = device.to_device(np.full(shape, np.nan, np.float32))
     on_device = [device.to_device(a) for a in operands]
     getattr(rung, product)(*on_device, ops.index_beside(layout, got), got)
     assert np.isinf(expected).any()
