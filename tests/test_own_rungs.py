@@ -14,6 +14,7 @@ from numbsparse.bench.gpu.contestants import all_serving
 from numbsparse.bench.gpu.problem import Problem
 from numbsparse.kernels import matmul as ladder
 from numbsparse.kernels.matmul import add_rung, rung
+from numbsparse.kernels.matmul.reach import reach
 from numbsparse.layout import Layout
 from numbsparse.ops import choice
 
@@ -96,3 +97,13 @@ def test_an_unknown_kernel_names_the_own_ones_too():
     w = ns.BlockSparse(np.ones((1, 4, 4), np.float32), [[1]])
     with pytest.raises(ValueError, match=r"'k8_small_batch', 'mine'\], got 'mime'"):
         ns.matmul(np.ones((1, 4), np.float32), w, kernel="mime")
+
+
+@pytest.mark.parametrize(
+    ("below", "says"), [("", "got 4"), ("k7 takes them", "got 4; k7 takes them")]
+)
+def test_a_rung_says_which_blocks_it_takes(below, says):
+    unsupported = reach("mine", "cpu", (8, 16), ("float32",), below=below)
+    reason = unsupported("forward", 4, np.dtype("float32"), "cpu")
+    assert reason == f"mine takes block sizes (8, 16), {says}"
+    assert unsupported("forward", 8, np.dtype("float32"), "cpu") is None
