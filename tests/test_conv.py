@@ -223,6 +223,18 @@ def test_single_products_keep_to_what_their_rung_says(rng, name, size):
     assert error / 3 < off <= error + 1  # that much is needed, and one rounding to float32
 
 
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("name", ["k2_tensor_core", "k3_hopper"])
+def test_three_axes_of_blocks_of_16(name, product):
+    """Padded along the first of them: boxes that begin before the image."""
+    if (reason := rung(name).unsupported(product, 16, as_dtype("float16"), "cuda")) is not None:
+        pytest.skip(reason)
+    case = ConvCase(1, (3, 2, 4), 16, 16, 16, (3, 1, 2), padding=((1, 1), (0, 0), (1, 0)))
+    problem = ConvProblem(case, "float16")
+    got = run(name, product, problem, "cuda").astype(np.float64)
+    assert (abs(got - problem.exact(product)) <= problem.bound(product, "float16")).all()
+
+
 def test_cpu_gives_the_same_bits_for_any_number_of_threads():
     import numba
 

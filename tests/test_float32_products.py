@@ -74,7 +74,7 @@ def test_infinities_and_nan_pass_and_large_values_stay(rung, size, product, rng)
     operands, layout, _ = long_sums(rng, product, 64, size)
     x, other = operands
     x -= np.float32(0.5)
-    x[0, 0], x[1, 1], x[2, 2] = np.inf, np.nan, -np.inf
+    x[0, 0], x[1, 1], x[2, -1] = np.inf, np.nan, -np.inf
     x[3, 3], x[4, 4] = 3.4028e38, 1e-30  # the nearest tf32 to the one is infinite
     other -= np.float32(0.5)
     got = run(rung, product, (x, other), layout, expected_shape(product, x, other))

@@ -377,3 +377,16 @@ def test_blocks_of_32_without_a_copy_engine(batch, features, dtype, monkeypatch)
     monkeypatch.setattr(ring_launch, "has_rings", lambda: False)
     case = Case(batch=batch, in_features=features, out_features=32, block_size=32, density=1)
     check_rung(rung, "forward", case, dtype, "cuda")
+
+
+@needs_ampere
+def test_more_empty_lines_than_warps(rng):
+    layout = ns.Layout(np.arange(40)[None] == 3)
+    values, x = (rng.standard_normal(s).astype(np.float32) for s in ((1, 8, 8), (2, 8)))
+    out = to_device(np.full((2, 320), np.nan, np.float32))
+    w = ns.BlockSparse(values, layout).to("cuda")
+    got = ns.matmul(to_device(x), w, out=out, kernel="k8_small_batch").numpy()
+    right = x.astype(np.float64) @ values[0]
+    bound = 10 * np.finfo(np.float32).eps * (abs(x) @ abs(values[0]))
+    assert (abs(got[:, 24:32] - right) <= bound).all()
+    assert not np.delete(got, slice(24, 32), axis=1).any()
