@@ -5,6 +5,7 @@ import pytest
 
 from numbsparse import Layout, device, ops, to_device
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
+from numbsparse.testing import Case, check_rung
 
 ON_GPU = device.is_available() and not device.SIMULATED
 CASES = (
@@ -112,6 +113,13 @@ def test_infinities_pass_where_the_last_blocks_are_cut_off(rung, product, featur
     expected = part(wide).astype(float) @ exact.astype(float)
     assert np.isinf(expected).sum() == 3 * exact.shape[1]
     np.testing.assert_allclose(y.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rung_and_size", CASES[:1], indirect=True)
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_blocks_of_more_than_a_tile(rung, product):
+    """Each is cut, and its parts find their places."""
+    check_rung(rung, product, Case(3, 64, 67, 64, density=1), "float32", "cuda")
 
 
 def plain(product, x, other):
