@@ -235,6 +235,31 @@ def test_three_axes_of_blocks_of_16(name, product):
     assert (abs(got - problem.exact(product)) <= problem.bound(product, "float16")).all()
 
 
+@needs_cuda
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("product", ["forward", "input_grad"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        ConvCase(2, (2, 3, 4), 32, 48, 16, (2, 1, 2), padding=((1, 0), (0, 0), (0, 1))),
+        ConvCase(1, (3, 9), 64, 32, 32, (1, 2), padding=1, density=1),
+    ],
+    ids=str,
+)
+def test_float32_of_whole_blocks(case, product, precision):
+    """By `wgmma`: the three products of a split, or one of tf32."""
+    if (
+        reason := rung("k4_wgmma").unsupported(product, 16, as_dtype("float32"), "cuda")
+    ) is not None:
+        pytest.skip(reason)
+    problem = ConvProblem(case)
+    got = run("k4_wgmma", product, problem, "cuda", precision).astype(np.float64)
+    bound = problem.bound(product, "float32")
+    if precision == "high":
+        bound = bound + 2.0**-9 * problem.exact(product, magnitude=True)
+    assert (abs(got - problem.exact(product)) <= bound).all()
+
+
 def test_cpu_gives_the_same_bits_for_any_number_of_threads():
     import numba
 
