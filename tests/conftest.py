@@ -1,6 +1,7 @@
 """Without a GPU the kernels run in the CUDA simulator, which must be chosen before numba loads."""
 
 import sys
+from collections import Counter
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,27 @@ if "numba" not in sys.modules:
 HAS_BFLOAT16 = find_spec("ml_dtypes") is not None
 needs_bfloat16 = pytest.mark.skipif(not HAS_BFLOAT16, reason="ml_dtypes is not installed")
 HALVES = ["float16", "bfloat16"] if HAS_BFLOAT16 else ["float16"]
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of a test marked `every(n)` each n-th case runs in the simulator.
+
+    Drawn calls meet the others. n has no factor in common with the number of values of a parameter, so that all are met.
+    """
+    from numbsparse import device
+
+    seen, left = Counter(), []
+    for item in items:
+        marker = item.get_closest_marker("every") if device.SIMULATED else None
+        number = seen[item.function] if marker else 0
+        if marker:
+            seen[item.function] += 1
+        if number % (marker.args[0] if marker else 1):
+            left.append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        gone = set(map(id, left))
+        items[:] = [item for item in items if id(item) not in gone]
 
 
 @pytest.fixture

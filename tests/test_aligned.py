@@ -45,6 +45,7 @@ def test_lines_keep_their_order(rng, way, feature_major, copied):
     assert [stride[1] for stride in copied] == [4]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("feature_major", [False, True], ids=["batch-major", "feature-major"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("product", PRODUCTS)

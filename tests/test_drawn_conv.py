@@ -42,7 +42,7 @@ from numbsparse.kernels import matmul
 from numbsparse.kernels.conv import RUNGS, rung
 
 SIMULATED = device.SIMULATED and device.is_available()
-MOST_WORK = {"cpu": 1 << 23, "cuda": 1 << 16 if SIMULATED else 1 << 27}
+MOST_WORK = {"cpu": 1 << 23, "cuda": 1 << 15 if SIMULATED else 1 << 27}
 
 CALLS = {"conv": "forward", "conv_transpose": "input_grad", "conv_weight_grad": "weight_grad"}
 GRIDS = {4: (5, 3), 5: (2, 3), 8: (3, 5), 16: (2, 3), 32: (2, 2), 64: (1, 2), 128: (1, 1)}

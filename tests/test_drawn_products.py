@@ -31,7 +31,7 @@ from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import RUNGS, rung
 
 SIMULATED = device.SIMULATED and device.is_available()
-SIMULATED_WORK = 150_000  # multiplications: simulated threads are slow
+SIMULATED_WORK = 100_000  # multiplications: simulated threads are slow
 
 CALLS = {  # product of the ladder, and whether features come before the batch
     "x @ w": ("forward", False),

@@ -78,6 +78,7 @@ def tile_runs():
                 yield pytest.param(LADDER[name], product, case, dtype, tile, id=label)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("rung", "product", "case", "dtype", "tile"), list(tile_runs()))
 def test_rung_with_its_other_tiles(rung, product, case, dtype, tile):
     check_rung(rung, product, case, dtype, "cuda", tile=tile)
@@ -95,6 +96,7 @@ def turned_runs():
                 yield pytest.param(rung, product, case, dtype, place, precision, id=label)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("rung", "product", "case", "dtype", "place", "precision"), list(turned_runs())
 )

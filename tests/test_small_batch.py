@@ -123,6 +123,7 @@ RING_CASES = [
 
 
 @needs_ampere
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("feature_major", [False, True], ids=["batch-major", "feature-major"])
 @pytest.mark.parametrize("case", RING_CASES, ids=str)
@@ -137,6 +138,7 @@ def test_rings_of_tiles(product, case, feature_major, dtype, monkeypatch):
 
 
 @needs_ampere
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("batch", [1, 4, 20, 33, 64])
 @pytest.mark.parametrize("y_order", ORDERS)

@@ -51,6 +51,7 @@ def test_products_of_strips_in_a_cluster(product, dtype, case):
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("B", [8, 16])
 def test_strips_without_blocks_between_others(rng, B, dtype):
@@ -84,6 +85,7 @@ def test_products_of_feature_major_activations(product, case, fetched_by, monkey
     check_rung(rung("k7_small_blocks"), product, case, "float16", "cuda", feature_major=True)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("x_turned", [False, True], ids=["x", "x.T"])
 @pytest.mark.parametrize("dy_turned", [False, True], ids=["dy", "dy.T"])
 @pytest.mark.parametrize(("B", "density"), [(8, 0.5), (8, 0.1), (16, 0.5), (16, 0.1)])

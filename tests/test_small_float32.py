@@ -87,6 +87,7 @@ def nothing_is_copied(monkeypatch):
 
 
 @needs_a_gpu
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dy_turned", [False, True], ids=["dy", "dy_turned"])
 @pytest.mark.parametrize("x_turned", [False, True], ids=["x", "x_turned"])
 @pytest.mark.parametrize("case", OF_ALL_SHAPES, ids=str)

@@ -161,7 +161,7 @@ class Tensor:
         >>> optimizer.step()
         >>> loss.backward()  # the gradient of 3 * 3 would be made of 2.9
         Traceback (most recent call last):
-        RuntimeError: ... of multiply, a Parameter of shape (1,), float64, was changed by SGD ...
+        RuntimeError: ... of multiply, a Parameter of shape (1,), float64, was changed by SGD...
         """
         from numbsparse.autograd.tape import gradients_of, seed_of
 
