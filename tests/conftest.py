@@ -22,7 +22,7 @@ HALVES = ["float16", "bfloat16"] if HAS_BFLOAT16 else ["float16"]
 def pytest_collection_modifyitems(config, items):
     """Of a test marked `every(n)` each n-th case runs in the simulator.
 
-    Drawn calls meet the others. n has no factor in common with the number of values of a parameter, so that all are met.
+    Drawn calls meet the others. No parameter's number of values is a multiple of n: all are met.
     """
     from numbsparse import device
 
