@@ -138,7 +138,9 @@ def has_window(*choices):
 @cache
 def serves(place, kernel, call, numbers, size):
     """Whether the rung serves it, for some choice of what is None."""
-    names = [name for name in RUNGS if RUNGS[name] == place and name != "k0_reference"]
+    names = [name for name in RUNGS if RUNGS[name] == place]
+    if kernel == "auto":
+        names = [name for name in names if name != "k0_reference"]  # which is never chosen
     some = ([call] if call else CALLS, [numbers] if numbers else factors_of(place)["numbers"])
     some += ([size] if size else GRIDS, names if kernel in (None, "auto") else [kernel])
     for call_, numbers_, size_, name in every(*some):
