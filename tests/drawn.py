@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from itertools import combinations, product
 from math import prod
@@ -66,6 +67,42 @@ def covering(factors: dict[str, list], allowed: Callable[[Case], bool]) -> list[
             cases.append(case)
             left -= pairs_of(case)
     return cases
+
+
+class Suite:
+    """The covering cases of each place, for `check(place, case, number)`."""
+
+    def __init__(
+        self,
+        factors_of: Callable[[str], dict[str, list]],
+        allowed: Callable[[str, Case], bool],
+        check: Callable[[str, Case, int], None],
+    ):
+        self.factors_of, self.allowed, self.check = factors_of, allowed, check
+        self.cases = {
+            place: covering(factors_of(place), partial(allowed, place))
+            for place in ("cpu", "cuda")
+            if place == "cpu" or device.is_available()
+        }
+
+    def numbers(self) -> list[tuple[str, int]]:
+        """(place, number of a case)."""
+        return [(place, n) for place in self.cases for n in range(len(self.cases[place]))]
+
+    def run(self, place: str, number: int) -> None:
+        case = self.cases[place][number]
+        print(case)
+        self.check(place, case, number)
+
+    def check_left_out(self, place: str) -> None:
+        """That pairs which meet in no case are allowed in none; says how many meet."""
+        factors, cases = self.factors_of(place), self.cases[place]
+        pairs = all_pairs(factors)
+        left = pairs.difference(*map(pairs_of, cases))
+        print(f"{place}: {len(cases)} cases, {len(pairs) - len(left)} of {len(pairs)} pairs")
+        rng = np.random.default_rng(1)
+        for pair in left:
+            assert not grown(dict(pair), factors, partial(self.allowed, place), set(), rng), pair
 
 
 def all_pairs(factors: dict[str, list]) -> set[Pair]:

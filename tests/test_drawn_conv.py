@@ -11,15 +11,13 @@ from conftest import HALVES
 from drawn import (
     SEED,
     Operand,
-    all_pairs,
+    Suite,
     as_numpy,
     assert_within,
     covering,
     drawn,
     draws,
-    grown,
     libraries,
-    pairs_of,
 )
 from drawn_images import (
     OF_NUMPY,
@@ -327,37 +325,23 @@ def check_gradient(place, case, draw, window, pattern, how):
 # SciPy and the simulator say where NaN comes from infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:.*invalid value encountered:RuntimeWarning")
 
-CASES = {
-    place: covering(factors_of(place), partial(allowed, place))
-    for place in ("cpu", "cuda")
-    if place == "cpu" or device.is_available()
-}
-if "cuda" in CASES:
-    CASES["cuda"] += covering(of_copy_engine(), partial(allowed, "cuda"))
+SUITE = Suite(factors_of, allowed, check)
+if "cuda" in SUITE.cases:
+    SUITE.cases["cuda"] += covering(of_copy_engine(), partial(allowed, "cuda"))
 
 
-@pytest.mark.parametrize(
-    ("place", "number"), [(place, n) for place in CASES for n in range(len(CASES[place]))]
-)
+@pytest.mark.parametrize(("place", "number"), SUITE.numbers())
 def test_every_two_choices(place, number):
-    case = CASES[place][number]
-    print(case)
-    check(place, case, number)
+    SUITE.run(place, number)
 
 
-@pytest.mark.parametrize("place", CASES)
+@pytest.mark.parametrize("place", SUITE.cases)
 def test_pairs_that_are_left_out_are_in_no_case(place):
     """`pytest -s -k left_out` says how many cases there are, and how many pairs they cover."""
-    factors, left = factors_of(place), all_pairs(factors_of(place))
-    pairs = len(left)
-    left = left.difference(*map(pairs_of, CASES[place]))
-    print(f"{place}: {len(CASES[place])} cases, {pairs - len(left)} of {pairs} pairs")
-    rng = np.random.default_rng(1)
-    for pair in left:
-        assert not grown(dict(pair), factors, partial(allowed, place), set(), rng), pair
+    SUITE.check_left_out(place)
 
 
-@pytest.mark.parametrize("place", CASES)
+@pytest.mark.parametrize("place", SUITE.cases)
 def test_drawn(place):
     @draws(20, place)
     @given(case=drawn(factors_of(place), partial(allowed, place)), number=st.integers(0, 2**32 - 1))

@@ -8,15 +8,13 @@ from conftest import HALVES
 from drawn import (
     IMPOSSIBLE,
     SEED,
-    all_pairs,
+    Suite,
     as_numpy,
     assert_within,
     covering,
     drawn,
     draws,
-    grown,
     libraries,
-    pairs_of,
 )
 from drawn_cells import Problem, pattern_of, size_of
 from drawn_rounded import SURE, Near, gradients
@@ -227,20 +225,12 @@ def cheap_products(monkeypatch):
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*invalid value encountered:RuntimeWarning")
 
-CASES = {
-    place: covering(factors_of(place), partial(allowed, place))
-    for place in ("cpu", "cuda")
-    if place == "cpu" or device.is_available()
-}
+SUITE = Suite(factors_of, allowed, check)
 
 
-@pytest.mark.parametrize(
-    ("place", "number"), [(place, n) for place in CASES for n in range(len(CASES[place]))]
-)
+@pytest.mark.parametrize(("place", "number"), SUITE.numbers())
 def test_every_two_choices(place, number):
-    case = CASES[place][number]
-    print(case)
-    check(place, case, number)
+    SUITE.run(place, number)
 
 
 OF_STREAMS = covering(STREAMED, lambda case: True)
@@ -267,16 +257,10 @@ def test_streamed(number, monkeypatch):
         pytest.skip("takes a GPU of compute capability 9.0, or the simulator")
 
 
-@pytest.mark.parametrize("place", CASES)
+@pytest.mark.parametrize("place", SUITE.cases)
 def test_pairs_that_are_left_out_are_in_no_case(place):
     """`pytest -s -k left_out` says how many cases there are, and how many pairs they cover."""
-    factors, left = factors_of(place), all_pairs(factors_of(place))
-    pairs = len(left)
-    left = left.difference(*map(pairs_of, CASES[place]))
-    print(f"{place}: {len(CASES[place])} cases, {pairs - len(left)} of {pairs} pairs")
-    rng = np.random.default_rng(1)
-    for pair in left:
-        assert not grown(dict(pair), factors, partial(allowed, place), set(), rng), pair
+    SUITE.check_left_out(place)
 
 
 @pytest.mark.parametrize("cell", ["two LSTMs", "F.lstm, norm", "multiplicative 3"])
@@ -316,7 +300,7 @@ def test_the_gradients_to_compare_with_are_right(cell, rng):
     assert abs(slope - difference) <= 1e-6 * abs(difference) + 1e-6
 
 
-@pytest.mark.parametrize("place", CASES)
+@pytest.mark.parametrize("place", SUITE.cases)
 def test_drawn(place):
     @draws(10 if place == "cpu" else 5, "cells", place)
     @given(case=drawn(factors_of(place), partial(allowed, place)), number=st.integers(0, 2**32 - 1))
