@@ -193,6 +193,21 @@ def test_scaling_by_a_power_of_two_changes_nothing(rng, put, place, name):
     assert scaler.state_dict() == {"scale": 2.0**12, "good_steps": 0}
 
 
+@pytest.mark.parametrize("make", [optim.SGD, optim.Adam, optim.AdamW])
+def test_a_step_with_a_scale_of_1_is_a_step(rng, put, place, make):
+    """Its numbers, weight decay among them, come from another place."""
+    first, gradient = (rng.standard_normal(7).astype(np.float32) for _ in range(2))
+    seen = []
+    for scaler in (None, LossScaler(1.0)):
+        parameter = nn.Parameter(put(first.copy()))
+        optimiser = make([parameter], 0.1, weight_decay=0.5)
+        for _ in range(3):
+            parameter.grad = ns.Tensor(put(gradient))
+            optimiser.step() if scaler is None else scaler.step(optimiser)
+        seen.append(parameter.numpy())
+    np.testing.assert_allclose(*seen, rtol=1e-5)
+
+
 @needs_a_gpu
 def test_float16_gradients_that_would_vanish_arrive():
     moved = []
