@@ -128,7 +128,7 @@ def test_rungs_have_no_races(name, product):
     [("k5_tensor_core", 16), ("k6_hopper", 32), ("k7_small_blocks", 8), ("k8_small_batch", 32)],
 )
 def test_rungs_with_copies_have_no_races(name, B, product):
-    case = Case(batch=8, in_features=B, out_features=B, block_size=B)
+    case = Case(batch=8, in_features=2 * B, out_features=B, block_size=B, density=1)
     run = partial(check_rung, LADDER[name], product, case, "float16", "cuda")
     assert races(run) == []
 
