@@ -27,7 +27,7 @@ from numbsparse.dtypes import as_array
 DRAWS, SEED = (int(os.environ.get(f"NUMBSPARSE_{n}", d)) for n, d in (("DRAWS", 1), ("SEED", 0)))
 
 Case = dict[str, Any]
-Pair = frozenset[tuple[str, Any]]
+Meeting = frozenset[tuple[str, Any]]
 
 
 def draws(usual: int, *name: Any) -> Callable[[Any], Any]:
@@ -52,21 +52,80 @@ def drawn(draw: Any, factors: dict[str, list], allowed: Callable[[Case], bool]) 
     return case
 
 
-def covering(factors: dict[str, list], allowed: Callable[[Case], bool]) -> list[Case]:
-    """Cases in which every two values of two factors meet, if any allowed case has both."""
-    rng = np.random.default_rng(SEED)
-    left = all_pairs(factors)
-    cases = []
-    for pair in sorted(left, key=lambda pair: sorted(map(repr, pair))):
-        if pair not in left:
-            continue
-        begun = dict(sorted(pair))
-        if not allowed(begun):
-            continue
-        if case := grown(begun, factors, allowed, left, rng):
-            cases.append(case)
-            left -= pairs_of(case)
-    return cases
+class Space:
+    """Cases: a value of each factor, where `allowed` says that there is such a case.
+
+    `allowed` takes a case of some factors too: whether one that goes on like this may be allowed.
+    Of any two factors every two values are to meet in a case, and of the factors named in a group
+    all their combinations.
+    """
+
+    def __init__(
+        self,
+        factors: dict[str, list],
+        allowed: Callable[[Case], bool],
+        groups: Sequence[tuple[str, ...]] = (),
+    ):
+        self.factors, self.allowed, self.groups = factors, allowed, groups
+
+    def meetings(self) -> set[Meeting]:
+        """All that could meet."""
+        return {
+            frozenset(zip(names, values, strict=True))
+            for names in [*combinations(self.factors, 2), *self.groups]
+            for values in product(*map(self.factors.get, names))
+        }
+
+    def meetings_of(self, case: Case) -> set[Meeting]:
+        pairs = map(frozenset, combinations(case.items(), 2))
+        groups = (frozenset((name, case[name]) for name in names) for names in self.groups)
+        return {*pairs, *groups}
+
+    def covering(self) -> list[Case]:
+        """Cases with all that any allowed case has."""
+        rng = np.random.default_rng(SEED)
+        left = self.meetings()
+        cases = []
+        for meeting in sorted(left, key=lambda meeting: sorted(map(repr, meeting))):
+            if meeting not in left:
+                continue
+            begun = dict(sorted(meeting))
+            if not self.allowed(begun):
+                continue
+            if case := self.grown(begun, left, rng):
+                cases.append(case)
+                left -= self.meetings_of(case)
+        return cases
+
+    def grown(self, begun: Case, left: set[Meeting], rng: np.random.Generator) -> Case | None:
+        """The begun case, each other factor with what meets most of what is left, if any."""
+        hard: list[str] = []
+        for wanted in (left, left, *[set()] * 20):  # what meets most may end in no case
+            if case := self._grown(begun, wanted, rng, hard):
+                return case
+        return None
+
+    def _grown(
+        self, begun: Case, left: set[Meeting], rng: np.random.Generator, hard: list[str]
+    ) -> Case | None:
+        """`hard` are factors that had no choice, the last one first: to be chosen before others."""
+        case, factors = dict(begun), self.factors
+        easy = rng.permutation([name for name in factors if name not in hard]).tolist()
+        for name in [name for name in hard + easy if name not in case]:
+            choices = [value for value in factors[name] if self.allowed({**case, name: value})]
+            if not choices:
+                hard[:] = [name, *(other for other in hard if other != name)]
+                return None
+            met, noise = self._met_by(name, case), rng.random(len(choices))
+            new = [sum(frozenset([(name, v), *others]) in left for others in met) for v in choices]
+            case[name] = choices[int(np.argmax(new + noise))]
+        return {name: case[name] for name in factors}
+
+    def _met_by(self, name: str, case: Case) -> list[list[tuple[str, Any]]]:
+        """What a value of the factor meets in this case."""
+        others = [{*names} - {name} for names in self.groups if name in names]
+        whole = [sorted(names) for names in others if names <= case.keys()]
+        return [[pair] for pair in case.items()] + [[(n, case[n]) for n in some] for some in whole]
 
 
 class Suite:
@@ -78,12 +137,20 @@ class Suite:
         allowed: Callable[[str, Case], bool],
         check: Callable[[str, Case, int], None],
     ):
-        self.factors_of, self.allowed, self.check = factors_of, allowed, check
-        self.cases = {
-            place: covering(factors_of(place), partial(allowed, place))
-            for place in ("cpu", "cuda")
-            if place == "cpu" or device.is_available()
-        }
+        self.allowed, self.check = allowed, check
+        places = ["cpu", *["cuda"] * device.is_available()]
+        self.spaces: dict[str, list[Space]] = {place: [] for place in places}
+        self.cases: dict[str, list[Case]] = {place: [] for place in places}
+        for place in places:
+            self.add(place, factors_of(place))
+
+    def add(
+        self, place: str, factors: dict[str, list], groups: Sequence[tuple[str, ...]] = ()
+    ) -> None:
+        """More cases: of few choices, say, so that one mistake does not hide behind another."""
+        space = Space(factors, partial(self.allowed, place), groups)
+        self.spaces[place].append(space)
+        self.cases[place] += space.covering()
 
     def numbers(self) -> list[tuple[str, int]]:
         """(place, number of a case)."""
@@ -95,63 +162,16 @@ class Suite:
         self.check(place, case, number)
 
     def check_left_out(self, place: str) -> None:
-        """That pairs which meet in no case are allowed in none; says how many meet."""
-        factors, cases = self.factors_of(place), self.cases[place]
-        pairs = all_pairs(factors)
-        left = pairs.difference(*map(pairs_of, cases))
-        print(f"{place}: {len(cases)} cases, {len(pairs) - len(left)} of {len(pairs)} pairs")
-        rng = np.random.default_rng(1)
-        for pair in left:
-            assert not grown(dict(pair), factors, partial(self.allowed, place), set(), rng), pair
-
-
-def all_pairs(factors: dict[str, list]) -> set[Pair]:
-    return {
-        frozenset([(a, x), (b, y)])
-        for (a, xs), (b, ys) in combinations(factors.items(), 2)
-        for x, y in product(xs, ys)
-    }
-
-
-def pairs_of(case: Case) -> set[Pair]:
-    return set(map(frozenset, combinations(case.items(), 2)))
-
-
-def grown(
-    begun: Case,
-    factors: dict[str, list],
-    allowed: Callable[[Case], bool],
-    left: set[Pair],
-    rng: np.random.Generator,
-) -> Case | None:
-    """The begun case, each other factor with what meets most of the pairs that are left, if any."""
-    hard: list[str] = []
-    for wanted in (left, left, *[set()] * 20):  # what meets most may end in no case
-        if case := _grown(begun, factors, allowed, wanted, rng, hard):
-            return case
-    return None
-
-
-def _grown(
-    begun: Case,
-    factors: dict[str, list],
-    allowed: Callable[[Case], bool],
-    left: set[Pair],
-    rng: np.random.Generator,
-    hard: list[str],
-) -> Case | None:
-    """`hard` are factors that had no choice, the last one first: to be chosen before others."""
-    case = dict(begun)
-    easy = rng.permutation([name for name in factors if name not in hard]).tolist()
-    for name in [name for name in hard + easy if name not in case]:
-        choices = [value for value in factors[name] if allowed({**case, name: value})]
-        if not choices:
-            hard[:] = [name, *(other for other in hard if other != name)]
-            return None
-        own, noise = list(case.items()), rng.random(len(choices))
-        new = [sum(frozenset([(name, v), pair]) in left for pair in own) for v in choices]
-        case[name] = choices[int(np.argmax(new + noise))]
-    return {name: case[name] for name in factors}
+        """That what meets in no case is allowed in none; says how much meets."""
+        for space in self.spaces[place]:
+            everything = space.meetings()
+            left = everything.difference(*map(space.meetings_of, self.cases[place]))
+            met, n = len(everything) - len(left), len(everything)
+            what = "pairs and groups" if space.groups else "pairs"
+            print(f"{place}: {len(self.cases[place])} cases, {met} of {n} {what}")
+            rng = np.random.default_rng(1)
+            for meeting in left:
+                assert not space.grown(dict(meeting), set(), rng), meeting
 
 
 ORDERS = {
@@ -229,6 +249,11 @@ def libraries(place: str) -> list[str]:
         return ["numpy", *filter(find_spec, ["torch", "jax"])]
     on_gpu = device.is_available() and not device.SIMULATED
     return ["numpy", "numbsparse", *filter(find_spec, ["torch", "jax", "cupy", "numba"] * on_gpu)]
+
+
+def has_arrays(library: str | None, numbers: str | None) -> bool:
+    """Whether a library has arrays of such numbers."""
+    return (library, numbers) not in (("jax", "float64"), ("numba", "bfloat16"))
 
 
 def type_of_result(operand: Any, place: str) -> type:

@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from drawn import ORDERS, Operand, all_pairs, assert_within, covering, laid, memory_of, pairs_of
+from drawn import ORDERS, Operand, Space, assert_within, laid, memory_of
 
 FACTORS = {"a": [0, 1, 2], "b": list("xyz"), "c": [False, True], "d": [0, 1, 2, 3], "e": [0, 1]}
 
@@ -15,13 +15,17 @@ def allowed(case):
     return not (case.get("b") == "z" and case.get("d", 0) > 1 and case.get("e") == 1)
 
 
-def test_all_pairs_that_some_case_has_are_covered():
+@pytest.mark.parametrize(("groups", "most"), [([], 20), ([("a", "b", "d")], 40)])
+def test_all_that_some_case_has_is_covered(groups, most):
+    space = Space(FACTORS, allowed, groups)
     every = [dict(zip(FACTORS, values, strict=True)) for values in product(*FACTORS.values())]
-    possible = set().union(*(pairs_of(case) for case in every if allowed(case)))
-    cases = covering(FACTORS, allowed)
-    assert set().union(*map(pairs_of, cases)) == possible < all_pairs(FACTORS)
+    possible = set().union(*(space.meetings_of(case) for case in every if allowed(case)))
+    cases = space.covering()
+    assert set().union(*map(space.meetings_of, cases)) == possible < space.meetings()
     assert all(map(allowed, cases))
-    assert len(cases) < 20 < len(every)
+    assert len(cases) < most < len(every)
+    sizes = {len(meeting) for meeting in possible}
+    assert sizes == ({2, 3} if groups else {2})
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -8,12 +8,13 @@ from conftest import HALVES
 from drawn import (
     IMPOSSIBLE,
     SEED,
+    Space,
     Suite,
     as_numpy,
     assert_within,
-    covering,
     drawn,
     draws,
+    has_arrays,
     libraries,
 )
 from drawn_cells import Problem, pattern_of, size_of
@@ -81,7 +82,7 @@ def allowed(place, case):
     of = case.get
     if {of("x"), of("of state")} & {*IMPOSSIBLE.get(of("library"), [])}:
         return False
-    if (of("library"), of("numbers")) == ("jax", "float64"):
+    if not has_arrays(of("library"), of("numbers")):
         return False
     if of("state") == "none" and (of("cell", "")[:2] == "F." or of("wants") == "state"):
         return False
@@ -233,7 +234,7 @@ def test_every_two_choices(place, number):
     SUITE.run(place, number)
 
 
-OF_STREAMS = covering(STREAMED, lambda case: True)
+OF_STREAMS = Space(STREAMED, lambda case: True).covering()
 
 
 @pytest.mark.parametrize("number", range(len(OF_STREAMS)))

@@ -16,6 +16,7 @@ from drawn import (
     assert_within,
     drawn,
     draws,
+    has_arrays,
     libraries,
     type_of_result,
 )
@@ -61,6 +62,18 @@ def factors_of(place):
     }
 
 
+ORDINARY = {
+    "layout": ["random"],
+    "features": ["whole"],
+    "library": ["numbsparse", "numpy"],
+    "x": ["C", "F"],
+    "second": ["C", "F"],
+    "out": ["none"],
+    "w": ["C"],
+    "values": ["normal"],
+}
+
+
 def allowed(place, case):
     """Whether the library takes such a call, or one that goes on like this."""
     known, of = case.keys(), case.get
@@ -71,11 +84,11 @@ def allowed(place, case):
         return False
     if {of("x"), of("second")} & set(IMPOSSIBLE.get(of("library"), [])):
         return False
-    if of("library") == "jax" and (of("out", "none") != "none" or of("numbers") == "float64"):
+    if of("library") == "jax" and of("out", "none") != "none":
         return False
     if place == "cuda" and of("w") == "read-only":
         return False
-    if (of("library"), of("numbers")) == ("numba", "bfloat16"):  # which it does not know
+    if not has_arrays(of("library"), of("numbers")):
         return False
     slow = SIMULATED and place == "cuda" and {"size", "batch"} <= known
     if slow and case["batch"] * work_of_a_row(of("layout"), case["size"]) > SIMULATED_WORK:
@@ -246,6 +259,13 @@ def sampled(x, dy, pattern, size):
 pytestmark = pytest.mark.filterwarnings("ignore:.*invalid value encountered:RuntimeWarning")
 
 SUITE = Suite(factors_of, allowed, check)
+for each_place in SUITE.cases:
+    few = factors_of(each_place) | ORDINARY
+    if each_place == "cuda" and SIMULATED:
+        few["batch"] = [1, 8, 31, 32, 64, 65]
+    SUITE.add(each_place, few, [("kernel", "call", "batch")])
+    few["batch"] = [0]
+    SUITE.add(each_place, few, [("kernel", "call", "size", "x", "second")])
 
 
 @pytest.mark.parametrize(("place", "number"), SUITE.numbers())

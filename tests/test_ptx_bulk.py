@@ -58,6 +58,22 @@ def test_bulk_load_is_refused_between_multiples_of_16_bytes_and_outside(first, n
         launch(lone_kernel, 1, 1, device.to_device(source), first, nbytes, shared_bytes=8192)
 
 
+@pytest.mark.parametrize(
+    ("shape", "box", "swizzle"),
+    [
+        ((0, 64), (32, 32), 128),  # an empty axis
+        ((64, 64), (257, 32), 128),
+        ((64, 64), (32, 64), 128),  # lines of 256 bytes
+        ((64, 64), (32, 6), 32),  # of 24 bytes
+        ((64, 66), (32, 32), 128),  # from row to row 264 bytes
+    ],
+)
+def test_maps_that_no_copy_engine_takes_are_refused(shape, box, swizzle):
+    x = device.to_device(np.zeros(shape, np.float32))
+    with pytest.raises(RuntimeError, match="a tensor map of"):
+        tensor_map(x, box, swizzle)
+
+
 def shared_box_kernel(CLUSTER):
     RANKS, NBYTES = (1 << CLUSTER) - 1, 8 * 64
 

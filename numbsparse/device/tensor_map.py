@@ -69,8 +69,12 @@ def _remembered(keys: tuple[Key, ...], shape: tuple[int, ...]) -> DeviceArray:
 
 def _simulated(key: Key) -> np.ndarray:
     address, shape, strides, itemsize, box, swizzle = key
-    if any(number % 16 for number in (address, *strides)):
+    if any(number % 16 for number in (address, *strides, box[-1] * itemsize)):
         raise _refused(key, "not a multiple of 16 bytes")
+    if 0 in shape or not all(0 < stride < 2**40 for stride in strides):
+        raise _refused(key, "an axis is empty, or a stride is not from 16 to 2^40")
+    if max(box) > 256 or min(box) < 1 or box[-1] * itemsize > swizzle:
+        raise _refused(key, "an axis of the box is not from 1 to 256, or its lines are too long")
 
     def padded(*numbers: int) -> tuple[int, ...]:
         return (*numbers, 0, 0, 0)[:5]

@@ -36,6 +36,7 @@ from functools import cache
 from numbsparse.device import SIMULATED, DeviceArray, compute_capability
 from numbsparse.device.launch import Bound
 from numbsparse.device.runtime import current_device
+from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k8_small_batch.blocks import BlockWay, block_kernel
 from numbsparse.kernels.matmul.k8_small_batch.calls import Call, again
 from numbsparse.kernels.matmul.k8_small_batch.fragments import Form, Side
@@ -93,7 +94,9 @@ def input_grad(dy, values, index, dx, precision="highest"):
 
 def weight_grad(x, dy, index, dvalues, precision="highest"):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
-    if dvalues.size:
+    if x.shape[0] == 0:
+        fill(dvalues, 0.0)
+    elif dvalues.size:
         again(index, _block_by_block, (x, dy, dvalues), precision)
 
 
