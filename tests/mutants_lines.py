@@ -31,57 +31,73 @@ class Recorder:
     def __init__(self, root: Path) -> None:
         self.tests: dict[str, tuple[float, dict[str, int]]] = {}
         self._root, self._folder = root, f"{root / KERNELS}{os.sep}"
-        self._ours: dict[str, bool] = {}
-        self._codes: dict[int, tuple[Any, int]] = {}  # held, so that no other takes its id
-        self._seen: dict[int, set[int]] = {}
-        self._tracers: dict[int, Any] = {}
-
-    def start(self) -> None:
-        threading.settrace(self._call)
-        sys.settrace(self._call)
-
-    def _call(self, frame: Any, event: str, arg: Any) -> Any:
-        code = frame.f_code
-        if code.co_name == "<module>":  # whichever test imports it first
-            return None
-        ours = self._ours.get(code.co_filename)
-        if ours is None:
-            ours = self._ours[code.co_filename] = code.co_filename.startswith(self._folder)
-        if not ours:
-            return None
-        key = id(code)
-        if key not in self._codes:
-            self._codes[key] = code, len({line for *_, line in code.co_lines() if line})
-        seen = self._seen.get(key)
-        if seen is None:
-            seen = self._seen[key] = {code.co_firstlineno}
-            self._tracers[key] = _line_tracer(seen)
-        # The last lines of a function may never run; then it is traced each time.
-        return self._tracers[key] if len(seen) < self._codes[key][1] else None
+        self._seen: set[tuple[str, int]] = set()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
-        self._seen, self._tracers, start = {}, {}, time.process_time()
-        if sys.gettrace() is None:
-            self.start()
+        self._seen.clear()
+        self.begin()
+        start = time.process_time()
         try:
             return (yield)
         finally:
             files: dict[str, int] = {}
-            for key, lines in list(self._seen.items()):
-                file = os.path.relpath(self._codes[key][0].co_filename, self._root)
-                files[file] = files.get(file, 0) | sum(1 << line for line in lines)
+            for path, line in list(self._seen):
+                file = os.path.relpath(path, self._root)
+                files[file] = files.get(file, 0) | 1 << line
             self.tests[item.nodeid] = time.process_time() - start, files
 
+    def is_ours(self, code: Any) -> bool:
+        """Whether it is a kernel's; a module's own lines run with whichever test imports it."""
+        return code.co_filename.startswith(self._folder) and code.co_name != "<module>"
 
-def _line_tracer(seen: set[int]) -> Any:
-    add = seen.add
+    def begin(self) -> None:
+        """Of a test: all lines are to be seen again."""
+        raise NotImplementedError
 
-    def line(frame: Any, event: str, arg: Any) -> Any:
-        add(frame.f_lineno)
-        return line
 
-    return line
+class Monitor(Recorder):
+    """Python 3.12 tells of a line once a test, which takes next to no time."""
+
+    def begin(self) -> None:
+        monitoring = sys.monitoring
+        tool, events = monitoring.COVERAGE_ID, monitoring.events
+        if monitoring.get_tool(tool) is None:
+            monitoring.use_tool_id(tool, "mutants")
+            monitoring.register_callback(tool, events.PY_START, self._started)
+            monitoring.register_callback(tool, events.LINE, self._ran)
+            monitoring.set_events(tool, events.PY_START)
+        monitoring.restart_events()
+
+    def _started(self, code: Any, offset: int) -> Any:
+        if self.is_ours(code):
+            self._seen.add((code.co_filename, code.co_firstlineno))
+            monitoring = sys.monitoring
+            monitoring.set_local_events(monitoring.COVERAGE_ID, code, monitoring.events.LINE)
+        return sys.monitoring.DISABLE
+
+    def _ran(self, code: Any, line: int) -> Any:
+        self._seen.add((code.co_filename, line))
+        return sys.monitoring.DISABLE
+
+
+class Tracer(Recorder):
+    """Any Python; simulated threads must be threads of Python's, as greenlets are not traced."""
+
+    def begin(self) -> None:
+        if sys.gettrace() is None:
+            threading.settrace(self._call)
+            sys.settrace(self._call)
+
+    def _call(self, frame: Any, event: str, arg: Any) -> Any:
+        if not self.is_ours(frame.f_code):
+            return None
+        self._seen.add((frame.f_code.co_filename, frame.f_lineno))
+        return self._call
+
+
+def recorder(root: Path) -> Recorder:
+    return Monitor(root) if hasattr(sys, "monitoring") else Tracer(root)
 
 
 def digest(*parts: bytes) -> str:

@@ -2,13 +2,14 @@
 
 import ast
 import os
+import sys
 import time
 
 import mutants_code
 import pytest
 from mutants_code import ROOT, Mutant, Tree, kernel_files, mutants_of, one_of_each, sample
 from mutants_forked import SILENT, enter, forked, outcome, run_pytest
-from mutants_lines import Lines, Recorder, around, is_compiled_once
+from mutants_lines import Lines, Monitor, Tracer, around, is_compiled_once
 from mutants_mistakes import MISTAKES
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -174,13 +175,13 @@ def test_a_process_says_what_it_finds_and_is_ended():
     assert list(forked(lambda say: os._exit(1), 20)) == []
 
 
-@pytest.fixture
-def lines(tree, tmp_path):
+@pytest.fixture(params=[Tracer, *[Monitor] * hasattr(sys, "monitoring")])
+def lines(tree, tmp_path, request):
     """Which lines the tests of the tiny kernel execute."""
 
     def work(say):
         enter(tree.root, tmp_path / "cache")
-        recorder = Recorder(tree.root)
+        recorder = request.param(tree.root)
         run_pytest(["tests/test_tiny.py"], recorder)
         Lines(tmp_path / "lines").keep("tests/test_tiny.py", recorder.tests)
 
