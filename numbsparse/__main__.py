@@ -62,6 +62,13 @@ def main(arguments: list[str] | None = None) -> None:
         help="read what NVIDIA's profiler counts of the rungs; in the simulator, count it",
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the readings there too")
+    command = commands.add_parser(
+        "machine-code",
+        help="compile kernels for compute capability 9.0, without a GPU; say which have changed",
+    )
+    command.add_argument("words", nargs="*", help="only calls with one of these in their names")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write what was found there too")
+    command.add_argument("--jobs", type=int, default=0, help="processes; default: one a core")
     command = commands.add_parser("tables", help="write the committed results into a README")
     command.add_argument("file", type=Path)
     options = parser.parse_args(arguments)
@@ -72,6 +79,9 @@ def main(arguments: list[str] | None = None) -> None:
             print(bench.ladder_table(options.dtype))
         elif options.command == "profile":
             bench.profile(options.json)
+        elif options.command == "machine-code":
+            same = bench.machine_code(options.words, json_file=options.json, jobs=options.jobs)
+            sys.exit(0 if same else 1)
         else:
             _bench(options, bench_parser)
     except (RuntimeError, TypeError, ValueError, OSError) as error:

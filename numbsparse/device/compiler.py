@@ -53,33 +53,50 @@ def _is_plain(options: dict[str, Any]) -> bool:
 
 def _optimized_once(kernel: Any, signature: tuple[Any, ...]) -> Built | None:
     """None where the linker wants more than the kernel itself, such as the runtime's library."""
-    from cuda.core import Linker, LinkerOptions, ObjectCode
+    code = lto_ir(kernel, signature)
+    try:
+        cubin = linked(kernel, code)
+        name = _name_of_the_kernel(cubin)
+        return Built(cubin.get_kernel(name), name, cubin.code)
+    except Exception:
+        return None
+
+
+def lto_ir(kernel: Any, signature: tuple[Any, ...]) -> bytes:
+    """What the linker optimizes; takes no GPU."""
     from numba import cuda, types
 
-    options, capability = kernel.targetoptions, runtime.compute_capability()
-    major, minor, own = *capability, "a" if capability >= (9, 0) else ""  # what is of this card
+    options, (major, minor) = kernel.targetoptions, runtime.compute_capability()
     code, _ = cuda.compile(
         kernel.py_func,
         types.void(*signature),
         device=False,
         abi="numba",
-        cc=(major, minor, own),
+        cc=(major, minor, _own()),
         output="ltoir",
         fastmath=options["fastmath"],
         opt=options["opt"],
         launch_bounds=options["launch_bounds"],
     )
+    return code
+
+
+def linked(kernel: Any, code: bytes) -> Any:
+    """Its machine code, a cuda.core ObjectCode; takes no GPU."""
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    major, minor = runtime.compute_capability()
     how = LinkerOptions(
-        arch=f"sm_{major}{minor}{own}",
+        arch=f"sm_{major}{minor}{_own()}",
         link_time_optimization=True,
-        max_register_count=options.get("max_registers"),
+        max_register_count=kernel.targetoptions.get("max_registers"),
     )
-    try:
-        linked = Linker(ObjectCode.from_ltoir(code), options=how).link("cubin")
-        name = _name_of_the_kernel(linked)
-        return Built(linked.get_kernel(name), name, linked.code)
-    except Exception:
-        return None
+    return Linker(ObjectCode.from_ltoir(code), options=how).link("cubin")
+
+
+def _own() -> str:
+    """The letter of what only this card has."""
+    return "a" if runtime.compute_capability() >= (9, 0) else ""
 
 
 def _name_of_the_kernel(linked: Any) -> str:

@@ -65,13 +65,13 @@ def _missing() -> str | None:
         )
     if device.compute_capability < (7, 0):
         return f"{device.name} is too old: numbsparse takes compute capability 7.0 and up"
-    if (library := _missing_compiler()) is not None:
+    if (library := missing_compiler()) is not None:
         major = _driver_major()
         return f"the compiler library {library} was not found: pip install 'numbsparse[cu{major}]'"
     return None
 
 
-def _missing_compiler() -> str | None:
+def missing_compiler() -> str | None:
     """The name of a library that numba-cuda needs to compile, if it cannot be loaded."""
     from cuda.pathfinder import load_nvidia_dynamic_lib
 

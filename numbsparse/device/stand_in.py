@@ -1,0 +1,79 @@
+"""A card that is not there: calls go as far as their launches, whose kernels are only compiled.
+
+Memory is the host's, so that plans are worked out as on a card. Nothing is computed: results hold
+zeros. A process that has installed it is good for nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numbsparse.device import compiler, kernel_cache, launch, memory, runtime, tensor_map
+
+CAPABILITY = (9, 0)
+MULTIPROCESSORS = 132
+
+
+class Compiled(NamedTuple):
+    name: str
+    cubin: bytes
+
+
+def install() -> list[Compiled]:
+    """Put the card in place; the list grows with each kernel that is compiled from then on."""
+    import cuda.core
+    from numba.cuda import dispatcher
+
+    found: list[Compiled] = []
+
+    def build(kernel: Any, signature: Any) -> compiler.Built:
+        code = compiler.linked(kernel, compiler.lto_ir(kernel, signature)).code
+        made_by = kernel.py_func.__qualname__.removesuffix(".<locals>.kernel")
+        module = kernel.py_func.__module__.removeprefix("numbsparse.kernels.")
+        found.append(Compiled(f"{module}.{made_by}", code))
+        return compiler.Built(found[-1], "", None)
+
+    instead: tuple[tuple[Any, str, Any], ...] = (
+        (runtime, "why_unavailable", lambda: None),
+        (cuda.core, "Device", _Card),
+        (dispatcher, "get_current_device", _Card),  # which device functions are compiled for
+        (memory, "take", _Memory),
+        (memory, "copy_in", lambda to, host: ctypes.memmove(to, host.ctypes.data, host.nbytes)),
+        (memory, "copy_out", lambda host, of: ctypes.memmove(host.ctypes.data, of, host.nbytes)),
+        (memory, "copy_within", ctypes.memmove),
+        (tensor_map, "_encoded", lambda key: np.zeros(tensor_map.WORDS, np.int64)),
+        (kernel_cache, "_file_of", lambda kernel, signature: None),
+        (compiler, "build", build),
+        (launch, "Prepared", lambda kernel, nbytes, shared_bytes: kernel),
+        (launch, "_start", lambda prepared, values, how, capture: None),
+    )
+    for module, name, ours in instead:
+        setattr(module, name, ours)
+    return found
+
+
+def forget() -> None:
+    """Compile for the next call what earlier ones have launched too."""
+    launch._prepared.clear()
+
+
+class _Card:
+    """What the library asks of a cuda.core Device, with the figures of an H200."""
+
+    name = "a card that is not there"
+    id = device_id = 0
+    compute_capability = CAPABILITY
+    properties = SimpleNamespace(multiprocessor_count=MULTIPROCESSORS)
+
+    def set_current(self) -> None:
+        pass
+
+
+class _Memory:
+    def __init__(self, nbytes: int):
+        self._bytes = np.zeros(nbytes + memory.GRAIN, np.uint8)
+        self.handle = -(-self._bytes.ctypes.data // memory.GRAIN) * memory.GRAIN

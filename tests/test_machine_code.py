@@ -1,0 +1,136 @@
+"""Machine code is told apart and described rightly; what is committed is what compiles here."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from numbsparse import __main__ as command_line
+from numbsparse import device
+from numbsparse.bench.machine_code import gate
+from numbsparse.bench.machine_code.calls import calls
+from numbsparse.bench.machine_code.cubin import description
+from numbsparse.kernels import conv, matmul
+
+
+def test_each_rung_for_gpus_is_in_some_call():
+    for what, rungs in (("matmul", matmul.RUNGS), ("conv", conv.RUNGS)):
+        for name in (name for name, place in rungs.items() if place == "cuda"):
+            if (what, name) != ("conv", "k1_naive"):  # which no tensor core serves
+                assert any(call.startswith(f"{what} {name} ") for call in calls()), name
+
+
+def test_the_committed_kernels_are_those_of_all_calls():
+    committed = json.loads(gate.COMMITTED.read_text())
+    assert committed["calls"].keys() == calls().keys()
+    assert set(committed["compilers"]) == set(gate.COMPILERS)
+    for name, kernels in committed["calls"].items():
+        assert all(each.keys() == {"kernel", *description_keys()} for each in kernels), name
+
+
+def description_keys():
+    return description(elf({".text.kernel": b"\0" * 16, ".nv.info": info(32, 0)})).keys()
+
+
+def elf(sections):
+    """A file with these sections, laid out as a linker does: header, bytes, names, table."""
+    names, body, headers = b"\0", b"\0" * 64, [(0,) * 10]
+    for name, data in {**sections, ".shstrtab": None}.items():
+        at, names = len(names), names + name.encode() + b"\0"
+        data = names if data is None else data
+        headers.append((at, 1, 0, 0, len(body), len(data), 0, 0, 1, 0))
+        body += data
+    table = b"".join(struct.pack("<IIQQQQIIQQ", *header) for header in headers)
+    head = bytearray(body[:64])
+    struct.pack_into("<Q", head, 40, len(body))
+    struct.pack_into("<3H", head, 58, 64, len(headers), len(headers) - 1)
+    return bytes(head) + body[64:] + table
+
+
+def info(registers, stack):
+    """What a cubin says of its kernel, beside what is not asked for."""
+    aside = struct.pack("<BBH", 3, 0x1B, 255) + struct.pack("<BBHIII", 4, 0x17, 12, 1, 2, 3)
+    said = ((0x2F, registers), (0x11, stack))
+    return aside + b"".join(struct.pack("<BBHII", 4, a, 8, 7, value) for a, value in said) + aside
+
+
+def test_a_kernel_is_described():
+    codes = (0x947, 0x387, 0x983, 0x983, 0x381)  # of which three go to the stack and back
+    text = b"".join(struct.pack("<QQ", 0xABC000 | code, 5) for code in codes)
+    found = description(elf({".nv.info": info(168, 48), ".text._ZN3k": text}))
+    assert found.pop("hash")
+    assert found == {"instructions": 5, "registers": 168, "stack": 48, "stack_instructions": 3}
+
+
+def test_hashes_are_of_instructions_and_constants_alone():
+    sections = {".text.a": bytes(32), ".nv.constant0.a": b"12", ".nv.info": info(1, 0), ".x": b"1"}
+    hashes = [
+        description(elf(sections | other))["hash"]
+        for other in ({}, {".x": b"2"}, {".text.a": b"\1" * 32}, {".nv.constant0.a": b"13"})
+    ]
+    assert hashes[0] == hashes[1]
+    assert len({*hashes}) == 3
+
+
+def kernel(name, hash_, stack=0):
+    return {"kernel": name, "instructions": 1000, "registers": 90, "stack": stack, "hash": hash_}
+
+
+def test_what_differs_is_told():
+    before = {"call": [kernel("a", "1"), kernel("b", "2"), kernel("c", "3")], "more": []}
+    now = {"call": [kernel("renamed", "1"), kernel("b", "4", 64)], "more": [kernel("d", "5")]}
+    assert gate.changes(before, now) == [
+        ["call", "b", "1,000", "90", "0 to 64"],
+        ["call", "c: gone", "1,000", "90", "0"],
+        ["more", "d: new", "1,000", "90", "0"],
+    ]
+    assert gate.changes(now, now) == []
+
+
+def test_what_was_found_of_other_calls_stays_unless_the_compilers_differ(tmp_path):
+    first, second, *_ = calls()
+    file = tmp_path / "found.json"
+    gate._write(file, {second: [kernel("b", "1")]}, {"nvvm": "1"})
+    gate._write(file, {first: [kernel("a", "1")]}, {"nvvm": "1"})
+    found = json.loads(file.read_text())["calls"]
+    assert list(found) == [first, second]
+    gate._write(file, {first: [kernel("a", "1")]}, {"nvvm": "2"})
+    assert list(json.loads(file.read_text())["calls"]) == [first]
+
+
+@pytest.mark.skipif(not device.SIMULATED, reason="the simulator refuses")
+def test_the_simulator_compiles_nothing():
+    with pytest.raises(SystemExit, match="the simulator compiles nothing"):
+        command_line.main(["machine-code", "k1_naive"])
+
+
+def compiled(*words):
+    """The command in a process without the simulator, and without a GPU."""
+    return subprocess.run(
+        [sys.executable, "-m", "numbsparse", "machine-code", *words, "--jobs", "1"],
+        env=os.environ | {"NUMBA_ENABLE_CUDASIM": "0", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_kernels_are_as_committed():
+    ended = compiled("k6_hopper input_grad float16", "k1_naive forward")
+    if "was not found: pip install 'numbsparse[cu13]'" in ended.stderr:
+        pytest.skip("CUDA's compiler libraries were not found: pip install 'numbsparse[cu13]'")
+    assert ended.stdout.startswith("2 calls, 2 kernels; compiled by numba-cuda "), ended.stderr
+    if "not compared: those committed were compiled by" not in ended.stdout:
+        assert (ended.returncode, ended.stdout.splitlines()[1]) == (0, "all are as committed")
+
+
+def test_a_word_in_no_call_is_refused():
+    ended = compiled("k99")
+    missing = "was not found: pip install" in ended.stderr
+    assert missing or "no call has k99 in its name" in ended.stderr
+    assert ended.returncode == 1
