@@ -7,6 +7,8 @@ while kernels that read it still wait: they come first. Small blocks are kept fo
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -17,11 +19,14 @@ from numbsparse.device import runtime
 GRAIN = 512  # sizes are rounded up to it: the alignment that CUDA gives
 LARGEST_KEPT = 2**20  # bytes of a block that is kept
 MOST_KEPT = 2**28  # bytes of all of them
+HOLES = (0xFF, 0x42)
+"""Bytes of simulated memory that nobody has written: NaN; 48.6 in float32, 3.13 in float16."""
 
 Shelf = list[tuple[int, Any]]
 
 _shelves: dict[int, Shelf] = {}
 _kept = 0
+_hole = HOLES[0]
 
 
 class Block:
@@ -40,12 +45,12 @@ class Block:
 
 
 class Simulated(Block):
-    """Host memory; holds no numbers when let go, so that a kernel that still reads it is seen."""
+    """Host memory; is a hole when let go, so that a kernel that still reads it is seen."""
 
     __slots__ = ()
 
     def __del__(self) -> None:
-        self.buffer.fill(0xFF)
+        self.buffer.fill(_hole)
 
 
 def allocate(nbytes: int) -> Block:
@@ -77,9 +82,20 @@ def _fresh(nbytes: int, size: int) -> Block:
 
 
 def simulated(nbytes: int) -> Block:
-    """Fresh memory holds no numbers, so that a kernel that leaves a hole is seen."""
-    owner = np.full(nbytes + GRAIN, 0xFF, dtype=np.uint8)
+    """Fresh memory is a hole, so that a kernel that leaves one is seen."""
+    owner = np.full(nbytes + GRAIN, _hole, dtype=np.uint8)
     return Simulated(-(-owner.ctypes.data // GRAIN) * GRAIN, owner)
+
+
+@contextmanager
+def holes_of(byte: int) -> Iterator[None]:
+    """Have simulated memory that nobody has written hold this byte: see HOLES."""
+    global _hole
+    before, _hole = _hole, byte
+    try:
+        yield
+    finally:
+        _hole = before
 
 
 def take(nbytes: int) -> Any:
