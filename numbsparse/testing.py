@@ -14,7 +14,7 @@ from numbsparse import autograd, ops
 from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.counting import Count, count
-from numbsparse.device import DeviceArray, to_device
+from numbsparse.device import DeviceArray, memory, to_device
 from numbsparse.device.turns import in_turns
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import k0_reference
@@ -220,7 +220,7 @@ def check_rung(
         operands, out_shape = (x if product == "forward" else dy, values), (case.batch, width)
         terms = int(np.diff(lines.indptr).max()) * case.block_size
 
-    got = np.full(out_shape, np.nan, dtype)
+    got = memory.hole(out_shape, dtype)
     run = getattr(rung, product)
     run = run if tile is None else partial(run, tile=tile)
     _run(run, operands, layout, got, place, precision, feature_major)

@@ -61,7 +61,7 @@ def test_strips_without_blocks_between_others(rng, B, dtype):
     layout, eps = Layout(pattern), np.finfo(dtype).eps
     x = rng.standard_normal((tall, 48)).astype(dtype)
     values = rng.standard_normal((layout.n_blocks, B, B)).astype(dtype)
-    y = device.to_device(np.full((tall, wide * B), np.nan, dtype))
+    y = device.to_device(device.memory.hole((tall, wide * B), dtype))
     there = device.to_device(x), device.to_device(values), ops.index_beside(layout, y)
     rung("k7_small_blocks").forward(*there, y)
     expected = np.empty(y.shape)
@@ -97,7 +97,7 @@ def test_weight_grad_of_either_order(rng, B, density, x_turned, dy_turned, fetch
         device.to_device(np.ascontiguousarray(a.T)).T if turned else device.to_device(a)
         for a, turned in ((x, x_turned), (dy, dy_turned))
     ]
-    out = device.to_device(np.full((layout.n_blocks, B, B), np.nan, np.float16))
+    out = device.to_device(device.memory.hole((layout.n_blocks, B, B), np.float16))
     rung("k7_small_blocks").weight_grad(*there, ops.index_beside(layout, out), out)
     expected = np.empty(out.shape)
     exact = (a.astype(np.float64) for a in (x, dy))

@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,12 @@ def simulated(nbytes: int) -> Block:
     """Fresh memory is a hole, so that a kernel that leaves one is seen."""
     owner = np.full(nbytes + GRAIN, _hole, dtype=np.uint8)
     return Simulated(-(-owner.ctypes.data // GRAIN) * GRAIN, owner)
+
+
+def hole(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array of the host that nobody has written, for results."""
+    dtype = np.dtype(dtype)
+    return np.full(prod(shape) * dtype.itemsize, _hole, np.uint8).view(dtype).reshape(shape)
 
 
 @contextmanager
