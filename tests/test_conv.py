@@ -8,7 +8,7 @@ import pytest
 from conftest import HALVES
 from conv_helpers import ConvCase, ConvProblem
 
-from numbsparse import device, ops
+from numbsparse import device, ops, testing
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.conv import PRODUCTS, RUNGS, rung
 
@@ -163,10 +163,42 @@ def test_pieces_of_a_weight_grad_add_up_in_turn(name, dtype, monkeypatch):
     module = import_module(f"numbsparse.kernels.conv.{name}.weight_grad")
     cut = []
     monkeypatch.setattr(module, "pieces_of", lambda items, tiles: cut.append(tiles) or 3)
-    problem = ConvProblem(PIECES, dtype)
-    got = run(name, "weight_grad", problem, "cuda").astype(np.float64)
+    problem, got = ConvProblem(PIECES, dtype), []
+
+    def weight_grad():
+        got.append(run(name, "weight_grad", problem, "cuda").astype(np.float64))
+
+    if device.SIMULATED:
+        assert not testing.races(weight_grad)
+    else:
+        weight_grad()
     assert min(cut) >= 3
+    (got,) = got
     assert (abs(got - problem.exact("weight_grad")) <= problem.bound("weight_grad", dtype)).all()
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", HALF_RUNGS)
+def test_weight_grad_of_more_images_than_pixels(name):
+    if reason := rung(name).unsupported("weight_grad", 16, as_dtype("float16"), "cuda"):
+        pytest.skip(reason)
+    problem = ConvProblem(ConvCase(150, (2,), 16, 16, 16, (1,), density=1), "float16")
+    got = run(name, "weight_grad", problem, "cuda").astype(np.float64)
+    assert (
+        abs(got - problem.exact("weight_grad")) <= problem.bound("weight_grad", "float16")
+    ).all()
+
+
+@needs_cuda
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("name", [*HALF_RUNGS, "k5_small_blocks"])
+def test_nothing_races(name, product):
+    if not device.SIMULATED:
+        pytest.skip("the simulator looks at accesses")
+    size = 8 if name == "k5_small_blocks" else 16
+    case = ConvCase(2, (5, 8), 32, 32, size, (3, 3), padding=1)
+    problem = ConvProblem(case, "float16")
+    assert not testing.races(lambda: run(name, product, problem, "cuda"))
 
 
 @needs_cuda

@@ -180,3 +180,13 @@ def test_reads_of_inputs_come_first_and_wait_for_nothing(rng):
     within = np.delete(np.arange(late.size), ends)
     np.testing.assert_array_equal(late[within] == -1, inputs[within])
     assert all((np.diff(late[a:b]) >= 0).all() for a, b in pairwise([0, *(ends + 1)]))
+
+
+def test_gates_of_different_layouts_are_not_streamed():
+    """A read brings the blocks of a unit's four gates, which stand together."""
+    pattern, values = np.ones((2, 8), bool), ns.to_device(np.zeros((15, B, B), np.float32))
+    alike = ns.Layout(pattern)
+    pattern[0, 2] = False
+    for layout, streamed in ((alike, True), (ns.Layout(pattern), False)):
+        index = ops.index_beside(layout, values)
+        assert deal.serves(values, index, 3, 2 * B) == (streamed and deal.SIMULATED)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numbsparse import device, ops
-from numbsparse.kernels.matmul import PRODUCTS, aligned, rung
+from numbsparse.kernels.matmul import PRODUCTS, aligned, reach, rung
 from numbsparse.kernels.matmul.k7_small_blocks import regions, strips
 from numbsparse.kernels.matmul.k7_small_blocks.region import GROUP, Region
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import plan_regions
@@ -151,6 +151,16 @@ def test_every_block_is_in_one_step_where_its_features_are(rng, B, turned, width
         for k in range(pieces)
     ]
     assert sorted(found) == sorted(kept)
+
+
+@pytest.mark.parametrize(("dtype", "capability"), [("float16", (8, 0)), ("float32", (9, 0))])
+def test_float32_takes_a_newer_card(dtype, capability, monkeypatch):
+    unsupported = rung("k7_small_blocks").unsupported
+    monkeypatch.setattr(reach, "SIMULATED", False)
+    for here in ((7, 5), (8, 0), (8, 9), (9, 0)):
+        monkeypatch.setattr(reach, "compute_capability", lambda here=here: here)
+        reason = unsupported("forward", 8, np.dtype(dtype), "cuda")
+        assert (reason is None) == (here >= capability), reason
 
 
 @pytest.mark.parametrize("B", [8, 16])

@@ -11,7 +11,13 @@ from numba import cuda, float32, int32, int64, uint32
 from numbsparse.device import DeviceArray, empty
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k5_tensor_core import halves
-from numbsparse.kernels.ptx import load_4xf32, store_2xu32, store_4xf32
+from numbsparse.kernels.ptx import (
+    add_release,
+    load_4xf32,
+    load_acquire,
+    store_2xu32,
+    store_4xf32,
+)
 
 RUN = 4  # values that a thread takes at once
 AHEAD = 6  # of those, loads under way
@@ -37,9 +43,8 @@ def add_in_turn(arithmetic: str, B: int, THREADS: int, PARTS: int = 1) -> Any:
         t = uint32(cuda.threadIdx.x)
         if piece > 0:
             if t == 0:
-                while cuda.atomic.add(turns, number, 0) < piece:
+                while load_acquire(turns, number) < piece:
                     pass
-                cuda.threadfence()
             cuda.syncthreads()
         end = uint32(count * RUNS) if t < THREADS else uint32(0)
         start = t
@@ -70,10 +75,9 @@ def add_in_turn(arithmetic: str, B: int, THREADS: int, PARTS: int = 1) -> Any:
                         store_4xf32(totals, at, a, b, c, d)
             start = uint32(start + AHEAD * THREADS)
         if piece + 1 < pieces:
-            cuda.threadfence()
             cuda.syncthreads()
             if t == 0:
-                cuda.atomic.add(turns, number, 1)
+                add_release(turns, number, 1)
 
     return add
 

@@ -27,6 +27,7 @@ from numbsparse.kernels.ptx import (
     mbarrier_arrive,
     mbarrier_expect,
     mbarrier_wait,
+    sync_warp,
     tma_load_2d,
     tma_load_5d,
 )
@@ -158,6 +159,7 @@ def line_kernel(
                     coming = entry_shift[entry]
                 add_products(ring, x_start, w_at, row_of, shift, across, acc)
                 w_at = uint32(w_at + SLOT)
+            sync_warp()
             if lane == 0:
                 mbarrier_arrive(bars, STAGES + at)
             at = uint32(at + 1)

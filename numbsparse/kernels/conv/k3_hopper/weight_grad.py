@@ -36,6 +36,7 @@ from numbsparse.kernels.ptx import (
     first_multiple,
     mbarrier_arrive,
     mbarrier_wait,
+    sync_warp,
 )
 from numbsparse.kernels.views import span
 
@@ -142,6 +143,7 @@ def item_kernel(dtype: str, B: int, WARPS: int, BM: int, STAGES: int) -> Any:
                 if mine > 0:
                     for i in range(part, BM // 16, slices):
                         add_rows(mine, ring, x_start, dy_at, bases, i, shifts, half, acc)
+                sync_warp()
                 if lane == 0:
                     mbarrier_arrive(bars, STAGES + at)
                 at = uint32(at + 1)

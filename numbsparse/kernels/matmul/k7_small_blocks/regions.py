@@ -78,7 +78,9 @@ def region_of(B: int, kept: float, turned: bool) -> Region:
     limit = shared_memory()
     if limit is None:
         most = Region(2, 128 // B, 8, 16, 2)
-        return most._replace(GROUPS=4, DEPTH=32) if kept > 0.2 or turned else most
+        return (
+            most._replace(GROUPS=5, DEPTH=32) if kept > 0.2 or turned else most
+        )  # odd, as some are
     if copy_engine():
         dense, sparse = ENGINE_REGIONS[B]
     else:
