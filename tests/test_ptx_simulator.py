@@ -200,6 +200,22 @@ def box_kernel(at, x_map):
     ptx.tma_load_2d(cuda.shared.array(0, uint8), at, x_map, 0, 0, bars, 0)
 
 
+@cuda.jit
+def awaited_box_kernel(at, x_map):
+    bars = cuda.shared.array(1, uint64)
+    ptx.mbarrier_init(bars, 0, 1)
+    ptx.mbarrier_expect(bars, 0, 4 * 32)
+    ptx.tma_load_2d(cuda.shared.array(0, uint8), at, x_map, 0, 0, bars, 0)
+    ptx.mbarrier_wait(bars, 0, 0)
+
+
+@pytest.mark.parametrize("start", [0, 128, 384])
+def test_a_box_begins_at_any_multiple_of_128_bytes(start):
+    x = device.to_device(np.zeros((4, 8), np.uint32))
+    at = -DYNAMIC_START % 1024 + start
+    launch(awaited_box_kernel, 1, 1, at, tensor_map(x, (4, 8), 32), shared_bytes=2048)
+
+
 UNALIGNED = -DYNAMIC_START % 1024 + 8  # an index
 
 
