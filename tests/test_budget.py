@@ -1,0 +1,47 @@
+"""No room grows unnoticed: each has a budget of lines, and what is saved is not spent elsewhere."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+LINES = {  # of all Python files there; those of a room within it count for that room alone
+    "numbsparse": 2_490,
+    "numbsparse/autograd": 600,
+    "numbsparse/bench": 4_050,
+    "numbsparse/device": 3_350,
+    "numbsparse/kernels": 2_660,
+    "numbsparse/kernels/conv": 4_080,
+    "numbsparse/kernels/lstm": 1_930,
+    "numbsparse/kernels/matmul": 13_090,
+    "numbsparse/kernels/parts": 100,
+    "numbsparse/kernels/ptx": 2_620,
+    "numbsparse/nn": 5_010,
+    "numbsparse/ops": 4_050,
+    "numbsparse/patterns": 960,
+}
+SLACK = 0.05  # of a budget: more than that is to be given back
+
+
+def lines_of(room: str) -> int:
+    inner = [ROOT / other for other in LINES if other.startswith(f"{room}/")]
+    files = [
+        file
+        for file in (ROOT / room).rglob("*.py")
+        if not any(file.is_relative_to(other) for other in inner)
+    ]
+    return sum(file.read_text().count("\n") for file in files)
+
+
+@pytest.mark.parametrize("room", LINES)
+def test_a_room_keeps_to_its_budget(room):
+    lines, budget = lines_of(room), LINES[room]
+    assert lines <= budget, f"{room} has {lines} lines, {lines - budget} more than its budget"
+    spare = f"{room} has {lines} lines: lower its budget of {budget}"
+    assert lines >= (1 - SLACK) * budget - 50, spare
+
+
+def test_every_room_has_a_budget():
+    rooms = [path.parent for path in ROOT.glob("numbsparse/*/__init__.py")]
+    assert {path.relative_to(ROOT).as_posix() for path in rooms} <= LINES.keys()
