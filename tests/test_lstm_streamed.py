@@ -189,4 +189,5 @@ def test_gates_of_different_layouts_are_not_streamed():
     pattern[0, 2] = False
     for layout, streamed in ((alike, True), (ns.Layout(pattern), False)):
         index = ops.index_beside(layout, values)
-        assert deal.serves(values, index, 3, 2 * B) == (streamed and deal.SIMULATED)
+        here = deal.SIMULATED or deal.compute_capability() == (9, 0)
+        assert deal.serves(values, index, 3, 2 * B) == (streamed and here)

@@ -123,13 +123,20 @@ def test_rungs_have_no_races(name, product):
 
 @simulator
 @pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize(
-    ("name", "B"),
-    [("k5_tensor_core", 16), ("k6_hopper", 32), ("k7_small_blocks", 8), ("k8_small_batch", 32)],
+    ("name", "B", "batch"),
+    [
+        ("k5_tensor_core", 16, 8),
+        ("k6_hopper", 32, 40),
+        ("k7_small_blocks", 8, 40),
+        ("k8_small_batch", 32, 9),
+    ],
 )
-def test_rungs_with_copies_have_no_races(name, B, product):
-    case = Case(batch=8, in_features=2 * B, out_features=B, block_size=B, density=1)
-    run = partial(check_rung, LADDER[name], product, case, "float16", "cuda")
+def test_rungs_with_copies_have_no_races(name, B, batch, dtype, product):
+    """With more steps than a ring has stages."""
+    case = Case(batch, in_features=5 * B, out_features=4 * B, block_size=B, density=0.7)
+    run = partial(check_rung, LADDER[name], product, case, dtype, "cuda")
     assert races(run) == []
 
 

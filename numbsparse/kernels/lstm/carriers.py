@@ -17,6 +17,7 @@ from numba import cuda, int32, uint32
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.lstm.cell import WARPS
 from numbsparse.kernels.lstm.deal import ROWS, B
+from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     add_release,
     elect,
@@ -130,9 +131,7 @@ def carrying_weights(ring: Ring) -> Any:
                         tma_load_3d(shared, at, maps[2], none, none, int32(~block), bars, stage)
                     else:
                         tma_load_3d(shared, at, maps[0], none, none, block, bars, stage)
-                stage = uint32(stage + 1)
-                if stage == STAGES:
-                    stage, parity = uint32(0), parity ^ uint32(1)
+                stage, parity = following(stage, parity, STAGES)
 
     return carry
 
@@ -173,9 +172,7 @@ def carrying_rows(ring: Ring) -> Any:
                         tma_load_3d(shared, at, maps[3], x, int32(row), z, bars, stage)
                     else:
                         tma_load_3d(shared, at, maps[1], x, int32(row), z, bars, stage)
-                stage = uint32(stage + 1)
-                if stage == STAGES:
-                    stage, parity = uint32(0), parity ^ uint32(1)
+                stage, parity = following(stage, parity, STAGES)
             row += down
 
     return carry
@@ -215,9 +212,7 @@ def taking_reads(ring: Ring, multiply: Any) -> Any:
             acc = multiply(acc, shared, at + AFTER, shared, at)
             if cuda.threadIdx.x % 32 == 0:
                 mbarrier_arrive(bars, FREE + stage)
-            stage = uint32(stage + 1)
-            if stage == STAGES:
-                stage, parity = uint32(0), parity ^ uint32(1)
+            stage, parity = following(stage, parity, STAGES)
         return acc
 
     return take

@@ -12,6 +12,7 @@ from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.conv.k2_tensor_core.boxes import tile_of
 from numbsparse.kernels.conv.k2_tensor_core.tiles import Cut
 from numbsparse.kernels.conv.window import Three
+from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     elect,
     fence_mbarrier_init,
@@ -75,8 +76,6 @@ def step_fetcher(B: int, STAGES: int) -> Any:
                 tma_load_5d(ring, start, x_map, c, x, y, z, image, bars, at)
                 start = uint32(start + rows * B)
                 tma_load_5d(ring, start, dy_map, k, top[2], top[1], top[0], image, bars, at)
-            at = uint32(at + 1)
-            if at == STAGES:
-                at, phase = uint32(0), uint32(phase ^ 1)
+            at, phase = following(at, phase, STAGES)
 
     return fetch

@@ -20,6 +20,7 @@ from numbsparse.kernels.conv.k2_tensor_core.products import add_tap, store_tile,
 from numbsparse.kernels.conv.k2_tensor_core.tiles import cut, line_units
 from numbsparse.kernels.conv.k3_hopper.copies import block_map, box_rows, pixel_map, start_ring
 from numbsparse.kernels.conv.walks import planned
+from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     elect,
     fence_tensor_map,
@@ -104,9 +105,7 @@ def line_kernel(
                     while entry < last:
                         tma_load_2d(ring, start, w_map, 0, int32(entry_block[entry] * B), bars, at)
                         start, entry = uint32(start + SLOT), uint32(entry + 1)
-            at = uint32(at + 1)
-            if at == STAGES:
-                at, phase = uint32(0), uint32(phase ^ 1)
+            at, phase = following(at, phase, STAGES)
 
     @cuda.jit(**limit)
     def kernel(
@@ -162,9 +161,7 @@ def line_kernel(
             sync_warp()
             if lane == 0:
                 mbarrier_arrive(bars, STAGES + at)
-            at = uint32(at + 1)
-            if at == STAGES:
-                at, phase = uint32(0), uint32(phase ^ 1)
+            at, phase = following(at, phase, STAGES)
             line = unit_line[unit]
             if unit + 1 == end or unit_line[unit + 1] != line:
                 store(acc, y, out_rows, own, line * B, out_features)

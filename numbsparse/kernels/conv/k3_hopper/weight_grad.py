@@ -30,6 +30,7 @@ from numbsparse.kernels.conv.k3_hopper.copies import (
 )
 from numbsparse.kernels.conv.turns import add_in_turn, room_for_turns
 from numbsparse.kernels.conv.walks import planned
+from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     fence_proxy_async,
@@ -146,9 +147,7 @@ def item_kernel(dtype: str, B: int, WARPS: int, BM: int, STAGES: int) -> Any:
                 sync_warp()
                 if lane == 0:
                     mbarrier_arrive(bars, STAGES + at)
-                at = uint32(at + 1)
-                if at == STAGES:
-                    at, phase = uint32(0), uint32(phase ^ 1)
+                at, phase = following(at, phase, STAGES)
         gather(acc, sums, slices if warp < WARPS else 0, slices, part, group, mine)
         add(sums, entry_block, entry, count, piece, pieces, totals, turns, item, dvalues)
 

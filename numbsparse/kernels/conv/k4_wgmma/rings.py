@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from numba import cuda, int32, uint32
 
 from numbsparse.kernels.conv.k2_tensor_core.boxes import tile_of
+from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     elect,
     fence_mbarrier_init,
@@ -80,9 +81,7 @@ def fetcher(B: int, rings: Rings, ITEM: int, SLOT: int, of_w: Any) -> Any:
                         start = uint32(x_at * x_rows * B)
                         mbarrier_expect(bars, x_at, box_bytes)
                         tma_load_5d(ring, start, x_map, c, x, y, z, image, bars, x_at)
-                    x_at = uint32(x_at + 1)
-                    if x_at == X_STAGES:
-                        x_at, x_phase = uint32(0), uint32(x_phase ^ 1)
+                    x_at, x_phase = following(x_at, x_phase, X_STAGES)
                 while entry < last:
                     stop, full = uint32(min(entry + W_TAPS, last)), uint32(W_FULL + w_at)
                     mbarrier_wait(bars, full + W_STAGES, w_phase)
@@ -92,9 +91,8 @@ def fetcher(B: int, rings: Rings, ITEM: int, SLOT: int, of_w: Any) -> Any:
                         for k in range(entry, stop):
                             fetch_block(w, entry_block[k], ring, start, bars, full)
                             start = uint32(start + SLOT)
-                    entry, w_at = stop, uint32(w_at + 1)
-                    if w_at == W_STAGES:
-                        w_at, w_phase = uint32(0), uint32(w_phase ^ 1)
+                    entry = stop
+                    w_at, w_phase = following(w_at, w_phase, W_STAGES)
 
     return fetch
 
@@ -133,14 +131,10 @@ def walker(rings: Rings, SLOT: int, add: Any) -> Any:
                         w_place = uint32(w_place + SLOT)
                     if first_lane:
                         mbarrier_arrive(bars, W_FULL + W_STAGES + w_at)
-                    w_at = uint32(w_at + 1)
-                    if w_at == W_STAGES:
-                        w_at, w_phase = uint32(0), uint32(w_phase ^ 1)
+                    w_at, w_phase = following(w_at, w_phase, W_STAGES)
                 if first_lane:
                     mbarrier_arrive(bars, X_STAGES + x_at)
-                x_at = uint32(x_at + 1)
-                if x_at == X_STAGES:
-                    x_at, x_phase = uint32(0), uint32(x_phase ^ 1)
+                x_at, x_phase = following(x_at, x_phase, X_STAGES)
         return acc, (x_at, x_phase, w_at, w_phase)
 
     return walk

@@ -42,6 +42,7 @@ from numbsparse.kernels.conv.k4_wgmma.tiles import (
 from numbsparse.kernels.conv.turns import add_in_turn, room_for_turns
 from numbsparse.kernels.conv.walks import planned
 from numbsparse.kernels.conv.window import Pass, Window
+from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     Operand,
@@ -196,9 +197,7 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int) -> Any
                         acc = multiply(acc, ring, 0, placed(words, x_at, dy_at), mine)
                 if t % 32 == 0:
                     mbarrier_arrive(bars, STAGES + at)
-                at = uint32(at + 1)
-                if at == STAGES:
-                    at, phase = uint32(0), uint32(phase ^ 1)
+                at, phase = following(at, phase, STAGES)
         gather(acc, sums, slices, group, part, mine)
         first, count = unit * PANELS, count * PANELS
         add(sums, unit_blocks, first, count, piece, pieces, totals, turns, number, dvalues)

@@ -14,12 +14,10 @@ from typing import Any
 from numba import cuda, int32, uint32
 
 from numbsparse.kernels.matmul.k6_hopper.tile import Tile
+from numbsparse.kernels.parts.records import walking
 from numbsparse.kernels.ptx import (
-    elect,
     fence_tensor_map,
     mbarrier_expect,
-    mbarrier_wait,
-    shfl_idx,
     tma_load_2d,
     tma_load_3d,
     tma_load_3d_multicast,
@@ -28,53 +26,22 @@ from numbsparse.kernels.ptx import (
 
 @cache
 def producer(tile: Tile, turned: bool, x_turned: bool, ragged: bool) -> Any:
-    RECORD, STAGES, ROWS, CLUSTER = tile.RECORD, tile.STAGES, tile.ROWS, tile.CLUSTER
-    FETCHERS, SHARES = tile.FETCHERS, tile.SHARES
+    STAGES, SHARES = tile.STAGES, tile.SHARES
     issue = fetch_step(tile, turned, x_turned, ragged)
 
     @cuda.jit(device=True)
-    def told(tiles, i):
-        """First row, first step and end of a tile."""
-        rank = uint32(cuda.blockIdx.x) % CLUSTER
-        return int32((tiles[i, 1] * CLUSTER + rank) * ROWS), tiles[i, 2], tiles[i, 3]
+    def ask(step, row, stage, bars, maps, shared, base, info):
+        for s in range(SHARES):
+            info[s * STAGES + stage] = step[s]
+        issue(maps, step, row, shared, base, bars, stage)
+
+    walk = walking(tile.RECORD, STAGES, tile.ROWS, ask, tile.FETCHERS, tile.CLUSTER)
 
     @cuda.jit(device=True)
     def produce(fetcher, maps, records, tiles, first, last, shared, base, bars, info):
-        lane = uint32(cuda.threadIdx.x) % 32
-        held = cuda.local.array(RECORD, uint32)
-        coming = cuda.local.array(RECORD, uint32)
-        step = cuda.local.array(RECORD, uint32)
         for m in maps:
             fence_tensor_map(m)
-        row, at, end = told(tiles, first)
-        next_row, next_at, next_end = told(tiles, min(first + 1, last - 1))
-        for e in range(RECORD):
-            held[e] = uint32(records[at + lane, e])
-        done = uint32(0)  # steps, by whichever fetcher
-        for i in range(first, last):
-            then_row, then_at, then_end = told(tiles, min(i + 2, last - 1))
-            while at < end:
-                n = uint32(min(32, end - at))
-                at += 32
-                for e in range(RECORD):
-                    coming[e] = uint32(records[(at if at < end else next_at) + lane, e])
-                k = uint32((fetcher + FETCHERS - done % FETCHERS) % FETCHERS)
-                while k < n:
-                    for e in range(RECORD):
-                        step[e] = shfl_idx(held[e], k)
-                    turn = uint32(done + k)
-                    stage, phase = uint32(turn % STAGES), uint32(turn // STAGES % 2)
-                    mbarrier_wait(bars, STAGES + stage, phase ^ 1)
-                    if elect() != 0:
-                        for s in range(SHARES):
-                            info[s * STAGES + stage] = step[s]
-                        issue(maps, step, row, shared, base, bars, stage)
-                    k = uint32(k + FETCHERS)
-                for e in range(RECORD):
-                    held[e] = coming[e]
-                done = uint32(done + n)
-            row, at, end = next_row, next_at, next_end
-            next_row, next_at, next_end = then_row, then_at, then_end
+        walk(fetcher, records, tiles, first, last, bars, maps, shared, base, info)
 
     return produce
 

@@ -14,6 +14,7 @@ from numba import cuda, float32, int64, uint32
 from numbsparse.kernels.matmul.k5_tensor_core import singles
 from numbsparse.kernels.matmul.k5_tensor_core.repair import any_nan
 from numbsparse.kernels.matmul.k6_hopper.split_plan import BOX, DEPTH, Tile
+from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     as_float32,
     load_2xu32,
@@ -63,11 +64,10 @@ def consumer(tile: Tile, precision: str, x_turned: bool, y_turned: bool, wide: b
                 if mask != 0:  # after a product all lanes have read
                     read(ring, start, warp, hi, lo)
                     multiply(mask, acc, hi, lo, ring, uint32(start + X_SIZE))
+                sync_warp()
                 if lane == 0:
                     mbarrier_arrive(bars, STAGES + stage)
-                stage = uint32(stage + 1)
-                if stage == STAGES:
-                    stage, phase = uint32(0), uint32(phase ^ 1)
+                stage, phase = following(stage, phase, STAGES)
             row = int64(tiles[i, 1]) * ROWS + warp * 16
             for s in range(STRIPS):
                 column = int64(strips[tiles[i, 0], s * 32 // N])

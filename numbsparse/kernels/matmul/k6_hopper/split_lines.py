@@ -14,17 +14,16 @@ from numba import cuda, float32, int32, int64, uint32, uint64
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.matmul.k6_hopper.split_consume import consumer
 from numbsparse.kernels.matmul.k6_hopper.split_plan import ALIGNED, BOX, DEPTH, Tile
+from numbsparse.kernels.parts.records import walking
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     bulk_load,
-    elect,
     fence_mbarrier_init,
     fence_tensor_map,
     fewer_registers,
     first_multiple,
     mbarrier_expect,
     mbarrier_init,
-    mbarrier_wait,
     more_registers,
     shfl_idx,
     tma_load_2d,
@@ -80,7 +79,7 @@ def producer(tile: Tile, x_turned: bool) -> Any:
     def issue(x_map, images, step, row, ring, stage, bars, masks):
         mask, count = uint32(0), uint32(0)
         for c in range(RECORD - 1):
-            if step[1 + c] >= 0:
+            if int32(step[1 + c]) >= 0:
                 mask, count = uint32(mask | 1 << c), uint32(count + 1)
         masks[stage] = mask
         mbarrier_expect(bars, stage, uint32(4 * (X_SIZE + count * IMAGE)))
@@ -93,47 +92,20 @@ def producer(tile: Tile, x_turned: bool) -> Any:
             tma_load_2d(ring, at, x_map, feature, row, bars, stage)
         at = uint32(at + X_SIZE)
         for c in range(RECORD - 1):
-            if step[1 + c] >= 0:
-                source = int64(step[1 + c]) * IMAGE
+            if int32(step[1 + c]) >= 0:
+                source = int64(int32(step[1 + c])) * IMAGE
                 bulk_load(ring, at, images, source, uint32(4 * IMAGE), bars, stage)
                 at = uint32(at + IMAGE)
 
     @cuda.jit(device=True)
-    def told(tiles, i):
-        """First row, first step and end of a tile."""
-        return int32(tiles[i, 1] * ROWS), tiles[i, 2], tiles[i, 3]
+    def ask(step, row, stage, bars, x_map, images, ring, masks):
+        issue(x_map, images, step, row, ring, stage, bars, masks)
+
+    walk = walking(RECORD, STAGES, ROWS, ask)
 
     @cuda.jit(device=True)
     def produce(x_map, images, records, tiles, first, last, ring, bars, masks):
-        lane = uint32(cuda.threadIdx.x) % 32
-        held = cuda.local.array(RECORD, int32)
-        coming = cuda.local.array(RECORD, int32)
-        step = cuda.local.array(RECORD, int32)
         fence_tensor_map(x_map)
-        row, at, end = told(tiles, first)
-        next_row, next_at, next_end = told(tiles, min(first + 1, last - 1))
-        for e in range(RECORD):
-            held[e] = records[at + lane, e]
-        stage, phase = uint32(0), uint32(1)
-        for i in range(first, last):
-            then_row, then_at, then_end = told(tiles, min(i + 2, last - 1))
-            while at < end:
-                n = min(32, end - at)
-                at += 32
-                for e in range(RECORD):
-                    coming[e] = records[(at if at < end else next_at) + lane, e]
-                for k in range(n):
-                    for e in range(RECORD):
-                        step[e] = shfl_idx(held[e], k)
-                    mbarrier_wait(bars, STAGES + stage, phase)
-                    if elect() != 0:
-                        issue(x_map, images, step, row, ring, stage, bars, masks)
-                    stage = uint32(stage + 1)
-                    if stage == STAGES:
-                        stage, phase = uint32(0), uint32(phase ^ 1)
-                for e in range(RECORD):
-                    held[e] = coming[e]
-            row, at, end = next_row, next_at, next_end
-            next_row, next_at, next_end = then_row, then_at, then_end
+        walk(uint32(0), records, tiles, first, last, bars, x_map, images, ring, masks)
 
     return produce

@@ -10,6 +10,7 @@ from numba import cuda, float32, int32, uint32
 from numbsparse.kernels.matmul.k5_tensor_core import singles
 from numbsparse.kernels.matmul.k6_hopper.split_factors import reader, turner
 from numbsparse.kernels.matmul.k6_hopper.split_items import HALVES, NT, TILE, TILE_BYTES, Work
+from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     fence_proxy_async,
@@ -94,9 +95,7 @@ def supplier(work: Work, exact: bool, x_turned: bool, dy_turned: bool) -> Any:
                     mbarrier_expect(bars, FULL + then, nbytes)
                 load(maps, mine, row, shared, begin + then * stage_size, bars, FULL + then)
                 row = int32(row + NT)
-                then = uint32(then + 1)
-                if then == stages:
-                    then, then_phase = uint32(0), uint32(then_phase ^ 1)
+                then, then_phase = following(then, then_phase, stages)
             if step >= 0:
                 mbarrier_wait(bars, FULL + stage, phase)
                 mbarrier_wait(bars, FREE + room, room_phase ^ 1)
@@ -107,11 +106,8 @@ def supplier(work: Work, exact: bool, x_turned: bool, dy_turned: bool) -> Any:
                 if lane == 0:
                     mbarrier_arrive(bars, EMPTY + stage)
                     mbarrier_arrive(bars, SHOWN + room)
-                stage, room = uint32(stage + 1), uint32(room + 1)
-                if stage == stages:
-                    stage, phase = uint32(0), uint32(phase ^ 1)
-                if room == ROOMS:
-                    room, room_phase = uint32(0), uint32(room_phase ^ 1)
+                stage, phase = following(stage, phase, stages)
+                room, room_phase = following(room, room_phase, ROOMS)
 
     return supply
 
@@ -152,10 +148,7 @@ def multiplier(work: Work, exact: bool, x_turned: bool) -> Any:
             multiply_both(acc, hi, lo, ring, upper + at, lower + at)
             if lane == 0:
                 mbarrier_arrive(bars, FREE + room)
-            stage, room = uint32(stage + 1), uint32(room + 1)
-            if stage == stages:
-                stage, phase = uint32(0), uint32(phase ^ 1)
-            if room == ROOMS:
-                room, room_phase = uint32(0), uint32(room_phase ^ 1)
+            stage, phase = following(stage, phase, stages)
+            room, room_phase = following(room, room_phase, ROOMS)
 
     return multiply

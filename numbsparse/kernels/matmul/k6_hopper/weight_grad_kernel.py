@@ -16,6 +16,7 @@ from numba.types import uint16
 
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import MAPS, OPERANDS, Tile
+from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     Operand,
     cluster_sync,
@@ -112,9 +113,7 @@ def weight_grad_kernel(tile: Tile, kind: str, x_turned: bool, dy_turned: bool) -
                 row = int32((first + step) * DEPTH)
                 if mine:
                     load(maps, panel, row, code, shared, base + stage * STAGE, bars, stage)
-                stage = uint32(stage + 1)
-                if stage == STAGES:
-                    stage, parity = uint32(0), parity ^ uint32(1)
+                stage, parity = following(stage, parity, STAGES)
         else:
             if TAKEN:
                 more_registers(TAKEN)
@@ -127,9 +126,7 @@ def weight_grad_kernel(tile: Tile, kind: str, x_turned: bool, dy_turned: bool) -
                 acc = multiply(acc, shared, base + stage * STAGE, where, number)
                 if lane < CLUSTER:
                     mbarrier_arrive_at(bars, EMPTY + stage, lane)
-                stage = uint32(stage + 1)
-                if stage == STAGES:
-                    stage, parity = uint32(0), parity ^ uint32(1)
+                stage, parity = following(stage, parity, STAGES)
             results = cuda.local.array(COUNT, float32)
             to_local(acc, results)
             if heads[item, 4] != 0:

@@ -15,6 +15,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.region import GROUP, Region, Turn
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import places_of_lane, products
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import storer
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import SWIZZLED
+from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     elect,
@@ -95,9 +96,7 @@ def consumer(B: int, name: str, region: Region, turned: Turned) -> Any:
             sync_warp()
             if lane == 0:
                 mbarrier_arrive(bars, STAGES + stage)
-            stage = uint32(stage + 1)
-            if stage == STAGES:
-                stage, phase = uint32(0), uint32(phase ^ 1)
+            stage, phase = following(stage, phase, STAGES)
         cuda.syncthreads()  # the ring is free
         store(acc, words, item, partial, useds, places, partials, dvalues)
 
@@ -136,8 +135,6 @@ def producer(region: Region, turned: Turned) -> Any:
                             load_dy(shared, to, dy_map, feature, row, bars, stage)
                         else:
                             load_x(shared, to, x_map, feature, row, bars, stage)
-            stage = uint32(stage + 1)
-            if stage == STAGES:
-                stage, phase = uint32(0), uint32(phase ^ 1)
+            stage, phase = following(stage, phase, STAGES)
 
     return produce

@@ -15,6 +15,7 @@ from numbsparse.device import SIMULATED
 from numbsparse.kernels.matmul.k7_small_blocks.region import Region
 from numbsparse.kernels.matmul.k7_small_blocks.single_boxes import fetch_boxes
 from numbsparse.kernels.matmul.k7_small_blocks.single_slots import Sums, products
+from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     fence_tensor_map,
     fewer_registers,
@@ -64,9 +65,7 @@ def supplier(sums: Sums) -> Any:
             sync_warp()
             fetch(maps, mine, row, shared, uint32(base + stage * STAGE_BYTES), bars, stage)
             row = int32(row + DEPTH)
-            stage = uint32(stage + 1)
-            if stage == STAGES:
-                stage, phase = uint32(0), uint32(phase ^ 1)
+            stage, phase = following(stage, phase, STAGES)
 
     return supply
 
@@ -92,8 +91,6 @@ def multiplier(sums: Sums) -> Any:
             sync_warp()
             if cuda.threadIdx.x % 32 == 0:
                 mbarrier_arrive(bars, STAGES + stage)
-            stage = uint32(stage + 1)
-            if stage == STAGES:
-                stage, phase = uint32(0), uint32(phase ^ 1)
+            stage, phase = following(stage, phase, STAGES)
 
     return multiply

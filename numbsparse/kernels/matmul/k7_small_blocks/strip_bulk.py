@@ -19,6 +19,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.card import load_for, registers
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import SWIZZLED, Strip
 from numbsparse.kernels.matmul.k7_small_blocks.strip_products import clear_zeros, products
 from numbsparse.kernels.matmul.k7_small_blocks.strip_store import storer
+from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     bulk_load,
@@ -110,9 +111,7 @@ def consumer(strip: Strip, add_stage: Any, store: Any) -> Any:
                     sync_warp()
                     if lane < CLUSTER and lane != rank:
                         mbarrier_arrive_at(bars, STAGES + stage, lane)
-                stage = uint32(stage + 1)
-                if stage == STAGES:
-                    stage, phase = uint32(0), uint32(phase ^ 1)
+                stage, phase = following(stage, phase, STAGES)
             store(acc, tiles[i, 0], rank * WARPS + warp, int64(tiles[i, 1]) * ROWS, into)
 
     return consume
@@ -154,9 +153,7 @@ def producer(strip: Strip, x_turned: bool) -> Any:
                     mbarrier_wait(bars, STAGES + stage, phase)
                     ring = shared, base, bars, stage
                     ask(fetcher, sources, known, at - PER + k, k, row, ring)
-                    stage = uint32(stage + 1)
-                    if stage == STAGES:
-                        stage, phase = uint32(0), uint32(phase ^ 1)
+                    stage, phase = following(stage, phase, STAGES)
                 known = coming
 
     return produce

@@ -23,6 +23,7 @@ from numbsparse.kernels.matmul.k8_small_batch.ring import ALIGNED, open_ring
 from numbsparse.kernels.matmul.k8_small_batch.ring_lines import read
 from numbsparse.kernels.matmul.k8_small_batch.sums import clear
 from numbsparse.kernels.matmul.k8_small_batch.tiles import steps, words_of
+from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     bulk_wait_read,
     elect,
@@ -92,9 +93,7 @@ def block_ring_kernel(ring: BlockRing) -> Any:
             write(x, x_is, line, dy, dy_is, column, dw_map, square, shared, leaving, acc)
             square, column, line = next_square, next_column, next_line
             unit += 1
-            stage = uint32(stage + 1)
-            if stage == STAGES:
-                stage, phase = uint32(0), uint32(phase ^ 1)
+            stage, phase = following(stage, phase, STAGES)
         if elect() != 0:
             bulk_wait_read()
 

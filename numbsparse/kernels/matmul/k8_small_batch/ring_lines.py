@@ -19,6 +19,7 @@ from numbsparse.kernels.matmul.k8_small_batch.sums import add, add_saved, clear,
 from numbsparse.kernels.matmul.k8_small_batch.swapped_tiles import multiply_swapped
 from numbsparse.kernels.matmul.k8_small_batch.tile_outputs import places, store_tiles
 from numbsparse.kernels.matmul.k8_small_batch.tiles import multiply_tiles, words_of
+from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     first_multiple,
     let_next_kernel_start,
@@ -104,9 +105,7 @@ def ring_kernel(ring: Ring) -> Any:
                     own = uint32(bar + stage)
                     ask_for(x_map, w_map, x_line, square, shared, start, bars, own)
                     square, x_line, _, _ = read(plan, unit + STAGES + 1)
-            stage = uint32(stage + 1)
-            if stage == STAGES:
-                stage, phase = uint32(0), uint32(phase ^ 1)
+            stage, phase = following(stage, phase, STAGES)
             unit += 1
             if not more or next_end != end:
                 if continued:

@@ -1,0 +1,93 @@
+"""Parts of kernels, each alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numba import cuda, uint32, uint64
+from ptx_helpers import on_hopper
+
+from numbsparse import device
+from numbsparse.device.launch import launch
+from numbsparse.kernels import ptx
+from numbsparse.kernels.parts.records import walking
+from numbsparse.kernels.parts.ring import following
+
+pytestmark = on_hopper
+RECORD, ROWS = 3, 16
+
+
+@cuda.jit
+def around_kernel(stages, out):
+    stage, phase = uint32(0), uint32(0)
+    for i in range(out.shape[0]):
+        out[i, 0], out[i, 1] = stage, phase
+        stage, phase = following(stage, phase, stages)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 7])
+def test_stages_follow_one_another_and_each_round_is_a_phase(stages):
+    out = device.to_device(np.full((20, 2), 99, np.uint32))
+    launch(around_kernel, 1, 1, stages, out)
+    rounds, stage = np.divmod(np.arange(20), stages)
+    np.testing.assert_array_equal(out.numpy(), np.stack([stage, rounds % 2], 1))
+
+
+def walk_kernel(stages, fetchers, cluster):
+    @cuda.jit(device=True)
+    def ask(step, row, stage, bars, out):
+        for e in range(RECORD):
+            out[step[0], e] = step[e]
+        out[step[0], RECORD] = row
+        out[step[0], RECORD + 1] = stage
+        ptx.mbarrier_arrive(bars, stage)
+
+    walk = walking(RECORD, stages, ROWS, ask, fetchers, cluster)
+
+    @cuda.jit
+    def kernel(records, tiles, first, last, out):
+        """`fetchers` warps ask, one more empties each stage when it is full."""
+        bars = cuda.shared.array(2 * stages, uint64)
+        t = uint32(cuda.threadIdx.x)
+        if t == 0:
+            for i in range(2 * stages):
+                ptx.mbarrier_init(bars, i, 1)
+            ptx.fence_mbarrier_init()
+        cuda.syncthreads()
+        if t // 32 < fetchers:
+            walk(t // 32, records, tiles, first, last, bars, out)
+        else:
+            stage, phase = uint32(0), uint32(0)
+            for i in range(first, last):
+                for _ in range(tiles[i, 2], tiles[i, 3]):
+                    ptx.mbarrier_wait(bars, stage, phase)
+                    ptx.sync_warp()
+                    if t % 32 == 0:
+                        ptx.mbarrier_arrive(bars, stages + stage)
+                    stage, phase = following(stage, phase, stages)
+
+    return kernel
+
+
+@pytest.mark.parametrize(("stages", "fetchers", "cluster"), [(3, 1, 1), (4, 2, 2), (2, 2, 1)])
+@pytest.mark.parametrize("lengths", [(1,), (3, 40, 33), (32, 64, 1, 5)])
+def test_every_record_is_asked_for_once_in_the_stage_of_its_turn(
+    stages, fetchers, cluster, lengths, rng
+):
+    ends = np.cumsum(lengths)
+    tiles = [(0, n + 5, end - lengths[n], end) for n, end in enumerate(ends)]
+    first = len(tiles) > 2  # a block of threads need not begin with the first tile
+    records = rng.integers(0, 2**32, (ends[-1] + 32, RECORD), dtype=np.uint32)
+    records[:, 0] = np.arange(len(records))
+    out = device.to_device(np.full((ends[-1], RECORD + 2), 2**32 - 1, np.uint32))
+    args = (device.to_device(a) for a in (records, np.array(tiles, np.int32)))
+    kernel = walk_kernel(stages, fetchers, cluster)
+    launch(kernel, cluster, 32 * (fetchers + 1), *args, int(first), len(tiles), out,
+           cluster=(cluster,) if cluster > 1 else None)  # fmt: skip
+    skipped = lengths[0] if first else 0
+    got = out.numpy()[skipped:]
+    np.testing.assert_array_equal(got[:, :RECORD], records[skipped : ends[-1]])
+    np.testing.assert_array_equal(got[:, -1], np.arange(len(got)) % stages)
+    of = np.repeat(np.arange(len(tiles)), lengths)[skipped:]
+    rows = got[:, RECORD] // ROWS  # of either block of a cluster, which both write here
+    assert np.isin(rows - (of + 5) * cluster, range(cluster)).all()
