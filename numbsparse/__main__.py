@@ -8,7 +8,9 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from numbsparse import __version__, bench, device
+from numbsparse import __version__, device
+from numbsparse.bench.gpu.options import Options
+from numbsparse.bench.gpu.sections import SECTIONS
 from numbsparse.kernels.matmul import OWN, RUNGS, add_rung
 
 
@@ -42,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
         type=_sections,
         default=(),
         metavar="SECTIONS",
-        help=f"of {','.join(bench.SECTIONS)}; what --json FILE holds of the others is kept",
+        help=f"of {','.join(SECTIONS)}; what --json FILE holds of the others is kept",
     )
     on_gpu.add_argument(
         "--kernels",
@@ -73,19 +75,35 @@ def main(arguments: list[str] | None = None) -> None:
     command.add_argument("file", type=Path)
     options = parser.parse_args(arguments)
     try:
-        if options.command == "tables":
-            bench.fill(options.file)
-        elif options.command == "ladder":
-            print(bench.ladder_table(options.dtype))
-        elif options.command == "profile":
-            bench.profile(options.json)
-        elif options.command == "machine-code":
-            same = bench.machine_code(options.words, json_file=options.json, jobs=options.jobs)
-            sys.exit(0 if same else 1)
-        else:
+        if options.command == "bench":
             _bench(options, bench_parser)
+        else:
+            _read_kernels(options)
     except (RuntimeError, TypeError, ValueError, OSError) as error:
         sys.exit(f"numbsparse: {error}")
+
+
+def _read_kernels(options: argparse.Namespace) -> None:
+    """The commands that read the GPU's kernels, and so load numba.cuda."""
+    try:
+        from numbsparse.bench.gpu.profile import profile
+        from numbsparse.bench.ladder import table
+        from numbsparse.bench.machine_code import run as machine_code
+        from numbsparse.bench.tables import fill
+    except ImportError as error:
+        raise RuntimeError(
+            f"{options.command} takes numba-cuda: pip install 'numbsparse[simulator]', or "
+            f"'numbsparse[cu13]' for a GPU ({error})"
+        ) from error
+    if options.command == "tables":
+        fill(options.file)
+    elif options.command == "ladder":
+        print(table(options.dtype))
+    elif options.command == "profile":
+        profile(options.json)
+    else:
+        same = machine_code(options.words, json_file=options.json, jobs=options.jobs)
+        sys.exit(0 if same else 1)
 
 
 def _bench(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -106,10 +124,14 @@ def _bench(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
             parser.error(f"{name} takes a file in a folder that exists, got {file}")
     if "cpu" in places:
-        bench.run_cpu(quick=options.quick, json_file=options.json)
+        from numbsparse.bench.cpu import run as run_cpu
+
+        run_cpu(quick=options.quick, json_file=options.json)
     if "cuda" in places:
-        how = bench.Options(options.kernels, options.quick)
-        bench.run_gpu(options.only, how, json_file=options.json, png=options.png)
+        how = Options(options.kernels, options.quick)
+        from numbsparse.bench.gpu.run import run as run_gpu
+
+        run_gpu(options.only, how, json_file=options.json, png=options.png)
 
 
 def _module_of(file: Path) -> ModuleType:
@@ -126,7 +148,7 @@ def _module_of(file: Path) -> ModuleType:
 def _sections(names: str) -> tuple[str, ...]:
     """The sections of a list with commas."""
     chosen = tuple(names.split(","))
-    if unknown := [name for name in chosen if name not in bench.SECTIONS]:
+    if unknown := [name for name in chosen if name not in SECTIONS]:
         raise argparse.ArgumentTypeError(f"no section {unknown[0]!r}")
     return chosen
 

@@ -123,7 +123,7 @@ def test_a_product_wrong_in_one_way_is_timed_in_the_other(once, monkeypatch, pro
 
 
 def test_a_value_that_is_never_written_is_a_fault(problem, once, monkeypatch):
-    monkeypatch.setattr(measuring, "holds_nan", lambda out: True)
+    monkeypatch.setattr(poison, "holds_nan", lambda out: True)
     row = measuring.measure(problem, "weight_grad")
     assert row["not_timed"] == {row["auto"]: "wrong: NaN in the result"}
 

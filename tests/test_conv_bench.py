@@ -7,11 +7,12 @@ import pytest
 
 from numbsparse import device
 from numbsparse.bench import rungs, tables
-from numbsparse.bench.gpu import SECTIONS, conv, replay, results, show
+from numbsparse.bench.gpu import conv, replay, results, show
 from numbsparse.bench.gpu.conv_problem import ConvProblem
 from numbsparse.bench.gpu.options import Options
 from numbsparse.bench.gpu.peers import CUDNN
 from numbsparse.bench.gpu.problem import error_of, fault_in
+from numbsparse.bench.gpu.sections import SECTIONS
 from numbsparse.kernels.conv import k0_reference
 from numbsparse.kernels.matmul import PRODUCTS
 

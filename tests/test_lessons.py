@@ -15,8 +15,8 @@ from numba import cuda
 
 import numbsparse as ns
 from numbsparse import __main__ as command_line
-from numbsparse import bench, device
-from numbsparse.bench import ladder, lessons
+from numbsparse import device
+from numbsparse.bench import ladder, lessons, tables
 from numbsparse.bench.gpu.profile import SECTIONS, count_small
 from numbsparse.bench.reads import reads
 from numbsparse.bench.rungs import gain_of, on_gpu, profiled, rows_of, seconds_of
@@ -79,7 +79,7 @@ def test_the_ladder_says_what_is_left_of_a_rung_here(monkeypatch):
 def test_the_lessons_show_what_the_code_and_the_results_say(tmp_path):
     copy = tmp_path / "README.md"
     copy.write_text(read_lessons(), encoding="utf-8")
-    bench.fill(copy)
+    tables.fill(copy)
     assert copy.read_text(encoding="utf-8") == read_lessons()
 
 

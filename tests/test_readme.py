@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from numbsparse import bench, device
+from numbsparse import device
+from numbsparse.bench import tables
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -60,7 +61,7 @@ def test_tables_and_figure_are_those_of_the_committed_results(tmp_path: Path) ->
     pytest.importorskip("matplotlib")
     copy, picture = tmp_path / "README.md", "examples/results/speed_up.png"
     copy.write_text(README.read_text(encoding="utf-8"), encoding="utf-8")
-    bench.fill(copy)
+    tables.fill(copy)
     assert copy.read_text(encoding="utf-8") == README.read_text(encoding="utf-8")
     # Another matplotlib may draw other pixels, of the same results.
     assert drawn_from(ROOT / picture) == drawn_from(tmp_path / picture)

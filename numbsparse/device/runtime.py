@@ -7,6 +7,7 @@ is imported. The simulator's device memory is host memory; everything else is th
 from __future__ import annotations
 
 from functools import cache
+from importlib.util import find_spec
 from threading import get_ident
 from typing import Any
 
@@ -39,30 +40,34 @@ def refuse_in_capture(what: str, instead: str) -> None:
 
 
 WITHOUT = (
-    "without a GPU keep to the CPU, or set NUMBA_ENABLE_CUDASIM=1 before Python starts: kernels "
-    "then run in Numba's simulator, slowly, for tests and for learning"
+    "without a GPU keep to the CPU, or pip install 'numbsparse[simulator]' and set "
+    "NUMBA_ENABLE_CUDASIM=1 before Python starts: kernels then run in Numba's simulator, slowly, "
+    "for tests and for learning"
 )
+OF_A_GPU = "pip install 'numbsparse[cu13]' ('numbsparse[cu12]' for a driver of CUDA 12)"
 
 
 @cache
 def why_unavailable() -> str | None:
     """None where kernels can run; else one sentence that says what is missing and what to do."""
-    missing = None if SIMULATED else _missing()
+    if SIMULATED:
+        there = find_spec("numba_cuda") is not None
+        return (
+            None if there else "the simulator is not installed: pip install 'numbsparse[simulator]'"
+        )
+    missing = _missing()
     return missing and f"{missing}; {WITHOUT}"
 
 
 def _missing() -> str | None:
-    try:
-        from cuda.core import Device
-    except ImportError:
-        return "cuda.core is not installed: pip install numba-cuda"
+    if find_spec("numba_cuda") is None:
+        return f"what compiles for it is not installed: {OF_A_GPU}"
+    from cuda.core import Device
+
     try:
         device = Device()
     except Exception:  # the driver's absence shows in many ways, one per platform and version
-        return (
-            "no NVIDIA driver or no GPU was found: for a GPU install NVIDIA's driver, and pip "
-            "install 'numbsparse[cu13]' ('numbsparse[cu12]' for a driver of CUDA 12)"
-        )
+        return f"no driver or no GPU was found: install NVIDIA's driver, and {OF_A_GPU}"
     if device.compute_capability < (7, 0):
         return f"{device.name} is too old: numbsparse takes compute capability 7.0 and up"
     if (library := missing_compiler()) is not None:

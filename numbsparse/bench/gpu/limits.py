@@ -11,14 +11,14 @@ from numbsparse.bench.gpu.options import Options
 from numbsparse.bench.gpu.replay import graph_of, record, seconds_of
 from numbsparse.device import SIMULATED, DeviceArray, compute_capability, empty
 from numbsparse.device.runtime import current_device
-from numbsparse.kernels import limits as kernels
-from numbsparse.kernels.poison import fill_with_nan
 
 MEMORY = 4e9  # bytes: many times an L2 cache
 
 
 def limits(options: Options) -> Iterator[dict[str, Any]]:
     """A row a limit: bytes or operations in a second."""
+    from numbsparse.kernels import limits as kernels  # loads numba.cuda
+
     grid = 8 * _multiprocessors()  # all threads that the card keeps at once
     small = 16 * kernels.AT_ONCE * kernels.THREADS * grid  # bytes; fits in an L2 cache of 25 MB
     large = small * (1 if options.quick else round(MEMORY / small))
@@ -58,6 +58,8 @@ def _multiprocessors() -> int:
 
 
 def _zeros(nbytes: int) -> DeviceArray:
+    from numbsparse.kernels.poison import fill_with_nan
+
     array = empty((nbytes // 4,), np.float32)
     fill_with_nan(array)
     return array

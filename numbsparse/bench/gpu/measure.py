@@ -11,7 +11,6 @@ from numbsparse.bench.gpu.peers import peers
 from numbsparse.bench.gpu.problem import Problem, error_of, fault_in
 from numbsparse.bench.gpu.replay import Graph, graph_of, seconds_of
 from numbsparse.device import synchronize
-from numbsparse.kernels.poison import fill_with_nan, holds_nan
 
 Row = dict[str, Any]
 
@@ -80,6 +79,8 @@ def _recorded(contestant: Contestant) -> Graph:
 
 def fault_of(graph: Graph, contestant: Any, problem: Any, product: str) -> tuple[float, str | None]:
     """The relative error of what a replay computes, and what is wrong."""
+    from numbsparse.kernels.poison import fill_with_nan, holds_nan  # loads numba.cuda
+
     fill_with_nan(contestant.out)
     graph.replay()
     synchronize()

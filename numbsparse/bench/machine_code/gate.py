@@ -66,8 +66,9 @@ def _compared(now: Kernels, used: dict[str, str]) -> bool:
 def _require() -> None:
     if SIMULATED:
         raise RuntimeError("the simulator compiles nothing: unset NUMBA_ENABLE_CUDASIM")
-    if find_spec("cuda.core") is None or (library := runtime.missing_compiler()) is not None:
-        missing = library if find_spec("cuda.core") else "cuda.core"
+    there = find_spec("numba_cuda") is not None
+    if not there or (library := runtime.missing_compiler()) is not None:
+        missing = library if there else "numba-cuda"
         raise RuntimeError(f"{missing} was not found: pip install 'numbsparse[cu13]'")
 
 
