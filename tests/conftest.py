@@ -19,15 +19,32 @@ needs_bfloat16 = pytest.mark.skipif(not HAS_BFLOAT16, reason="ml_dtypes is not i
 HALVES = ["float16", "bfloat16"] if HAS_BFLOAT16 else ["float16"]
 
 
+SLOW = {  # of these files most tests take a second or start processes
+    "test_bench_gpu", "test_changed_operands", "test_conv_bench", "test_cpu_upgrade",
+    "test_equal_parameters", "test_examples", "test_examples_course", "test_examples_resume",
+    "test_examples_text", "test_float32_products", "test_graph", "test_lessons", "test_light",
+    "test_lstm_again", "test_lstm_streamed", "test_machine_code", "test_mixed_precision",
+    "test_multiplicative_lstm", "test_mutants", "test_own_rungs", "test_pixelcnn",
+    "test_pixelcnn_model", "test_sentiment", "test_simulated_threads", "test_small_batch",
+    "test_small_blocks", "test_tune",
+}  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Of a test marked `every(n)` each n-th case runs in the simulator.
 
     Drawn calls meet the others. No parameter's number of values is a multiple of n: all are met.
+    With `-m quick` the first case of each test runs, but for those in the files of SLOW.
     """
     from numbsparse import device
 
-    seen, left = Counter(), []
+    seen, left, functions = Counter(), [], set()
     for item in items:
+        function = item.path, getattr(item, "originalname", None)
+        if all(function) and function not in functions and item.path.stem not in SLOW:
+            functions.add(function)
+            item.add_marker("quick")
         marker = item.get_closest_marker("every") if device.SIMULATED else None
         number = seen[item.function] if marker else 0
         if marker:
