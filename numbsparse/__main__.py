@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from numbsparse import __version__, device
+from numbsparse.bench import info
 from numbsparse.bench.gpu.options import Options
 from numbsparse.bench.gpu.sections import SECTIONS
 from numbsparse.kernels.matmul import OWN, RUNGS, add_rung
@@ -18,6 +19,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m numbsparse", description=__doc__)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser(
+        "info", help="say what runs where on this machine, and what is missing for more"
+    )
+    command.add_argument("--json", action="store_true", help="for programs, not in words")
     bench_parser = command = commands.add_parser(
         "bench", help="time the products beside the peers installed here"
     )
@@ -77,6 +82,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         if options.command == "bench":
             _bench(options, bench_parser)
+        elif options.command == "info":
+            info.write(__version__, options.json)
         else:
             _read_kernels(options)
     except (RuntimeError, TypeError, ValueError, OSError) as error:

@@ -15,7 +15,7 @@ def describe(place: str) -> str:
     if place == "cuda":
         what = device.describe()
     else:
-        what = f"{_processor()}, {device.CPU_THREADS} of {os.cpu_count()} cores"
+        what = f"{processor()}, {device.CPU_THREADS} of {os.cpu_count()} cores"
     packages = ("numba", "numba-cuda", "numpy", "scipy", "torch")
     versions = [f"{name} {number}" for name in packages if (number := _version(name))]
     return f"{what}; Python {sys.version.split()[0]}, {', '.join(versions)}"
@@ -28,7 +28,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Its name."""
     try:
         with open("/proc/cpuinfo") as file:
             for line in file:

@@ -1,0 +1,117 @@
+"""What runs where on this machine, what is missing for more, what was kept: in words or JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from numbsparse import device
+from numbsparse.bench.machine import processor
+from numbsparse.device import runtime
+from numbsparse.files import cache_folder
+from numbsparse.kernels.matmul import RUNGS
+
+DTYPES = ("float32", "float16")
+NEEDED = ("numba", "numpy", "scipy")
+MORE = {  # what a package is good for, and the extra that brings it
+    "numba-cuda": ("a GPU", "cu13"),
+    "greenlet": ("the simulator", "simulator"),
+    "ml_dtypes": ("bfloat16", "bfloat16"),
+    "matplotlib": ("pictures", "examples"),
+    "tqdm": ("progress", "examples"),
+}
+PEERS = ("torch", "jax", "cupy-cuda13x", "cupy-cuda12x")  # whose arrays are taken
+KEPT = {".cpu": "CPU kernels", ".cubin": "GPU kernels"}
+
+
+def info(own: str) -> dict[str, Any]:
+    """Of this machine and installation, numbsparse's `own` version.
+
+    `gpu` is None where there is none, and `why` says what is missing. `rungs` are those of the
+    ladder that can run here, by place; `missing` says of a package what for, and the extra that
+    brings it; `kept` counts the files of compiled kernels, and their bytes.
+    """
+    why = runtime.why_unavailable()
+    return {
+        "numbsparse": own,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": processor(),
+        "threads": device.CPU_THREADS,
+        "gpu": _gpu() if why is None else None,
+        "why": why,
+        "simulated": runtime.SIMULATED,
+        "rungs": {place: _rungs(place) for place in ("cpu", "cuda") if place == "cpu" or not why},
+        "packages": {name: here for name in (*NEEDED, *MORE, *PEERS) if (here := _version(name))},
+        "missing": {name: MORE[name] for name in MORE if not _version(name)},
+        "cache": str(cache_folder()),
+        "kept": _kept(),
+    }
+
+
+def _gpu() -> dict[str, Any]:
+    if runtime.SIMULATED:
+        return {"name": "Numba's simulator"}
+    major, minor = runtime.compute_capability()
+    return {"name": runtime.describe(), "compute_capability": f"{major}.{minor}"}
+
+
+def _rungs(place: str) -> list[str]:
+    """Those that serve some dtype with blocks of some size here."""
+    from numbsparse.kernels.matmul import PRODUCTS, rung
+
+    asked = [(each, size, dtype) for each in PRODUCTS for size in (8, 32) for dtype in DTYPES]
+    return [
+        name
+        for name, home in RUNGS.items()
+        if home == place and any(rung(name).unsupported(*each, place) is None for each in asked)
+    ]
+
+
+def _version(package: str) -> str | None:
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return None
+
+
+def _kept() -> dict[str, dict[str, int]]:
+    sizes: dict[str, list[int]] = {what: [] for what in KEPT.values()}
+    with suppress(OSError):
+        for file in (cache_folder() / "kernels").iterdir():
+            if file.suffix in KEPT:
+                sizes[KEPT[file.suffix]].append(file.stat().st_size)
+    return {what: {"files": len(found), "bytes": sum(found)} for what, found in sizes.items()}
+
+
+def in_words(found: dict[str, Any]) -> str:
+    """A line for each matter."""
+    gpu = found["gpu"]
+    if gpu is None:
+        on_gpu = f"nothing: {found['why']}"
+    else:
+        capability = gpu.get("compute_capability")
+        what = f", compute capability {capability}" if capability else ""
+        on_gpu = f"{', '.join(found['rungs']['cuda'])}, on {gpu['name']}{what}"
+    kept = ", ".join(
+        f"{of['files']} {what} ({of['bytes'] / 1e6:.1f} MB)" for what, of in found["kept"].items()
+    )
+    on_cpu = f"{', '.join(found['rungs']['cpu'])}, {found['threads']} threads"
+    lines = [
+        f"numbsparse {found['numbsparse']}, Python {found['python']}, {found['system']}",
+        f"CPU   {on_cpu} on {found['processor']}",
+        f"GPU   {on_gpu}",
+        "with  " + ", ".join(f"{name} {number}" for name, number in found["packages"].items()),
+        f"kept  {kept}, in {found['cache']}",
+    ]
+    for name, (purpose, extra) in found["missing"].items():
+        lines.append(f"more  {purpose}, with {name}: pip install 'numbsparse[{extra}]'")
+    return "\n".join(lines)
+
+
+def write(own: str, as_json: bool) -> None:
+    """Print it."""
+    found = info(own)
+    print(json.dumps(found, indent=1) if as_json else in_words(found))
