@@ -15,7 +15,8 @@ from numbsparse.device import runtime
 from numbsparse.kernels.matmul import RUNGS
 
 
-def test_json_holds_what_is_said(capsys):
+def test_json_holds_what_is_said(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBSPARSE_CACHE_DIR", str(tmp_path))  # other processes write to the usual
     command_line.main(["info", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads(json.dumps(info.info(ns.__version__)))
