@@ -139,7 +139,7 @@ class Suite:
     ):
         self.allowed, self.check = allowed, check
         places = ["cpu", *["cuda"] * device.is_available()]
-        self.spaces: dict[str, list[Space]] = {place: [] for place in places}
+        self.parts: dict[str, list[tuple[Space, list[Case]]]] = {place: [] for place in places}
         self.cases: dict[str, list[Case]] = {place: [] for place in places}
         for place in places:
             self.add(place, factors_of(place))
@@ -149,8 +149,8 @@ class Suite:
     ) -> None:
         """More cases: of few choices, say, so that one mistake does not hide behind another."""
         space = Space(factors, partial(self.allowed, place), groups)
-        self.spaces[place].append(space)
-        self.cases[place] += space.covering()
+        self.parts[place].append((space, space.covering()))
+        self.cases[place] += self.parts[place][-1][1]
 
     def numbers(self) -> list[tuple[str, int]]:
         """(place, number of a case)."""
@@ -163,12 +163,12 @@ class Suite:
 
     def check_left_out(self, place: str) -> None:
         """That what meets in no case is allowed in none; says how much meets."""
-        for space in self.spaces[place]:
+        for space, cases in self.parts[place]:
             everything = space.meetings()
-            left = everything.difference(*map(space.meetings_of, self.cases[place]))
+            left = everything.difference(*map(space.meetings_of, cases))
             met, n = len(everything) - len(left), len(everything)
             what = "pairs and groups" if space.groups else "pairs"
-            print(f"{place}: {len(self.cases[place])} cases, {met} of {n} {what}")
+            print(f"{place}: {len(cases)} cases, {met} of {n} {what}")
             rng = np.random.default_rng(1)
             for meeting in left:
                 assert not space.grown(dict(meeting), set(), rng), meeting

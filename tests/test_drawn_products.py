@@ -261,11 +261,9 @@ SUITE = Suite(factors_of, allowed, check)
 for each_place in SUITE.cases:
     few = factors_of(each_place) | ORDINARY
     few["library"] = ["numpy"] if each_place == "cpu" else ["numpy", "numbsparse"]
-    if each_place == "cuda" and SIMULATED:
-        few["batch"] = [1, 8, 31, 32, 64, 65]
-    SUITE.add(each_place, few, [("kernel", "call", "batch")])
-    few["batch"] = [0]
-    SUITE.add(each_place, few, [("kernel", "call", "size", "x", "second")])
+    batches = [1, 8, 31, 32, 64, 65] if each_place == "cuda" and SIMULATED else BATCHES
+    SUITE.add(each_place, few | {"batch": batches}, [("kernel", "call", "batch")])
+    SUITE.add(each_place, few | {"batch": [0]}, [("kernel", "call", "size", "x", "second")])
 
 
 @pytest.mark.parametrize(("place", "number"), SUITE.numbers())
