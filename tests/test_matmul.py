@@ -119,46 +119,6 @@ def test_a_lent_array_with_negative_strides_is_refused(rng):
         ns.matmul(lent, w)
 
 
-def test_torch_on_the_cpu():
-    torch = pytest.importorskip("torch")
-    w = ns.BlockSparse(torch.ones(2, 8, 8), np.eye(2))
-    out = torch.full((4, 16), torch.nan)
-    assert ns.matmul(torch.ones(4, 16), w, out=out) is out
-    assert (out == 8).all()
-    assert torch.equal(ns.matmul(torch.ones(4, 16), w), out)
-    assert torch.equal(ns.matmul(w, torch.ones(16, 4)), out.T)
-    if device.SIMULATED:  # else on a GPU, where the weight is
-        assert torch.equal(ns.matmul(torch.ones(4, 16), w.to("cuda")), out)
-    pixels = ns.conv(torch.ones(1, 2, 2, 16), w, kernel_size=1)
-    assert torch.equal(pixels, torch.full((1, 2, 2, 16), 8.0))
-    with pytest.raises(ValueError, match="out takes a writeable array, got list"):
-        ns.matmul(np.ones((4, 16)), w.astype("float64"), out=np.ones((4, 16)).tolist())
-
-
-def test_jax_on_the_cpu():
-    jax = pytest.importorskip("jax")
-    w = ns.BlockSparse(np.ones((2, 8, 8), np.float32), np.eye(2))
-    x = jax.device_put(np.ones((4, 16), np.float32), jax.devices("cpu")[0])
-    y = ns.matmul(x, w)
-    assert isinstance(y, jax.Array)
-    assert_near(y, np.full((4, 16), 8))
-
-
-@needs_bfloat16
-def test_torch_on_the_cpu_in_bfloat16():
-    torch = pytest.importorskip("torch")
-    values = torch.ones(2, 8, 8, dtype=torch.bfloat16)
-    w, x = ns.BlockSparse(values, np.eye(2)), torch.ones(4, 16, dtype=torch.bfloat16)
-    values.mul_(2)  # the memory is shared
-    y = ns.matmul(x, w)
-    assert (y.dtype, y.shape) == (torch.bfloat16, (4, 16))
-    assert (y == 16).all()
-    assert ns.Tensor(x).dtype == as_dtype("bfloat16")
-    out = torch.zeros(4, 16, dtype=torch.bfloat16)
-    assert ns.matmul(x, w, out=out) is out
-    assert (out == 16).all()
-
-
 def test_feature_major_results_are_written_where_they_lie(rng, put, w, monkeypatch):
     # (out_features, batch) in C order, by the rung itself: no view that turns it, no copy.
     x = normal(rng, 22, 35)
