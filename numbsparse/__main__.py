@@ -9,8 +9,10 @@ from pathlib import Path
 from types import ModuleType
 
 from numbsparse import __version__, device
-from numbsparse.bench import info
+from numbsparse.bench import info, machine_code
+from numbsparse.bench.cpu import run as run_cpu
 from numbsparse.bench.gpu.options import Options
+from numbsparse.bench.gpu.run import run as run_gpu
 from numbsparse.bench.gpu.sections import SECTIONS
 from numbsparse.kernels.matmul import OWN, RUNGS, add_rung
 
@@ -84,6 +86,9 @@ def main(arguments: list[str] | None = None) -> None:
             _bench(options, bench_parser)
         elif options.command == "info":
             info.write(__version__, options.json)
+        elif options.command == "machine-code":
+            same = machine_code.run(options.words, json_file=options.json, jobs=options.jobs)
+            sys.exit(0 if same else 1)
         else:
             _read_kernels(options)
     except (RuntimeError, TypeError, ValueError, OSError) as error:
@@ -95,7 +100,6 @@ def _read_kernels(options: argparse.Namespace) -> None:
     try:
         from numbsparse.bench.gpu.profile import profile
         from numbsparse.bench.ladder import table
-        from numbsparse.bench.machine_code import run as machine_code
         from numbsparse.bench.tables import fill
     except ImportError as error:
         raise RuntimeError(
@@ -106,11 +110,8 @@ def _read_kernels(options: argparse.Namespace) -> None:
         fill(options.file)
     elif options.command == "ladder":
         print(table(options.dtype))
-    elif options.command == "profile":
-        profile(options.json)
     else:
-        same = machine_code(options.words, json_file=options.json, jobs=options.jobs)
-        sys.exit(0 if same else 1)
+        profile(options.json)
 
 
 def _bench(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -131,13 +132,9 @@ def _bench(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
             parser.error(f"{name} takes a file in a folder that exists, got {file}")
     if "cpu" in places:
-        from numbsparse.bench.cpu import run as run_cpu
-
         run_cpu(quick=options.quick, json_file=options.json)
     if "cuda" in places:
         how = Options(options.kernels, options.quick)
-        from numbsparse.bench.gpu.run import run as run_gpu
-
         run_gpu(options.only, how, json_file=options.json, png=options.png)
 
 

@@ -42,7 +42,7 @@ def test_without_a_gpu_it_says_what_to_do(monkeypatch):
 
 def test_what_is_missing_names_the_extra_that_brings_it(monkeypatch):
     here = {"numba": "1", "numpy": "2", "scipy": "3", "torch": "4"}
-    monkeypatch.setattr(info, "_version", here.get)
+    monkeypatch.setattr(info, "version_of", here.get)
     found = info.info(ns.__version__)
     assert found["packages"] == here
     assert found["missing"].keys() == info.MORE.keys()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import platform
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from numbsparse import device
-from numbsparse.bench.machine import processor
+from numbsparse.bench.machine import processor, version_of
 from numbsparse.device import runtime
 from numbsparse.files import cache_folder
-from numbsparse.kernels.matmul import RUNGS
+from numbsparse.kernels.matmul import PRODUCTS, RUNGS, rung
 
 DTYPES = ("float32", "float16")
 NEEDED = ("numba", "numpy", "scipy")
@@ -45,8 +44,8 @@ def info(own: str) -> dict[str, Any]:
         "why": why,
         "simulated": runtime.SIMULATED,
         "rungs": {place: _rungs(place) for place in ("cpu", "cuda") if place == "cpu" or not why},
-        "packages": {name: here for name in (*NEEDED, *MORE, *PEERS) if (here := _version(name))},
-        "missing": {name: MORE[name] for name in MORE if not _version(name)},
+        "packages": {name: here for name in (*NEEDED, *MORE, *PEERS) if (here := version_of(name))},
+        "missing": {name: MORE[name] for name in MORE if not version_of(name)},
         "cache": str(cache_folder()),
         "kept": _kept(),
     }
@@ -61,20 +60,12 @@ def _gpu() -> dict[str, Any]:
 
 def _rungs(place: str) -> list[str]:
     """Those that serve some dtype with blocks of some size here."""
-    from numbsparse.kernels.matmul import PRODUCTS, rung
-
     asked = [(each, size, dtype) for each in PRODUCTS for size in (8, 32) for dtype in DTYPES]
     return [
         name
         for name, home in RUNGS.items()
         if home == place and any(rung(name).unsupported(*each, place) is None for each in asked)
     ]
-
-
-def _version(package: str) -> str | None:
-    with suppress(PackageNotFoundError):
-        return version(package)
-    return None
 
 
 def _kept() -> dict[str, dict[str, int]]:

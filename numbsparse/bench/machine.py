@@ -17,11 +17,12 @@ def describe(place: str) -> str:
     else:
         what = f"{processor()}, {device.CPU_THREADS} of {os.cpu_count()} cores"
     packages = ("numba", "numba-cuda", "numpy", "scipy", "torch")
-    versions = [f"{name} {number}" for name in packages if (number := _version(name))]
+    versions = [f"{name} {number}" for name in packages if (number := version_of(name))]
     return f"{what}; Python {sys.version.split()[0]}, {', '.join(versions)}"
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -29,7 +30,6 @@ def _version(package: str) -> str | None:
 
 
 def processor() -> str:
-    """Its name."""
     try:
         with open("/proc/cpuinfo") as file:
             for line in file:

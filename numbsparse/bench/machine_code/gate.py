@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import zip_longest
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from numbsparse.bench.machine import version_of
 from numbsparse.bench.machine_code.calls import calls
 from numbsparse.bench.machine_code.cubin import description
 from numbsparse.bench.markdown import table
@@ -66,19 +66,15 @@ def _compared(now: Kernels, used: dict[str, str]) -> bool:
 def _require() -> None:
     if SIMULATED:
         raise RuntimeError("the simulator compiles nothing: unset NUMBA_ENABLE_CUDASIM")
-    there = find_spec("numba_cuda") is not None
-    if not there or (library := runtime.missing_compiler()) is not None:
-        missing = library if there else "numba-cuda"
-        raise RuntimeError(f"{missing} was not found: pip install 'numbsparse[cu13]'")
+    if find_spec("numba_cuda") is None:
+        raise RuntimeError("machine-code takes numba-cuda: pip install 'numbsparse[cu13]'")
+    if (library := runtime.missing_compiler()) is not None:
+        raise RuntimeError(f"{library} was not found: pip install 'numbsparse[cu13]'")
 
 
 def compilers() -> dict[str, str]:
     """The packages on which machine code depends, by version."""
-    found = {}
-    for name in COMPILERS:
-        with suppress(ImportError):
-            found[name] = version(name)
-    return found
+    return {name: number for name in COMPILERS if (number := version_of(name))}
 
 
 def _told(versions: dict[str, str]) -> str:
@@ -114,7 +110,16 @@ def _write(file: Path, now: Kernels, used: dict[str, str]) -> None:
     before = json.loads(file.read_text()) if file.exists() else {}
     found = (before["calls"] if before.get("compilers") == used else {}) | now
     in_order = {name: found[name] for name in calls() if name in found}
-    file.write_text(json.dumps({"compilers": used, "calls": in_order}, indent=1) + "\n")
+    file.write_text(_as_json(in_order, used))
+
+
+def _as_json(kernels: Kernels, used: dict[str, str]) -> str:
+    """A line for each kernel, so that a diff names those that changed."""
+    of_calls = ",\n".join(
+        f"  {json.dumps(name)}: [\n" + ",\n".join(f"   {json.dumps(k)}" for k in found) + "\n  ]"
+        for name, found in kernels.items()
+    )
+    return f'{{\n "compilers": {json.dumps(used)},\n "calls": {{\n{of_calls}\n }}\n}}\n'
 
 
 def rows(kernels: Kernels) -> list[list[str]]:

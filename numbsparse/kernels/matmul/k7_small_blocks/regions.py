@@ -78,9 +78,9 @@ def region_of(B: int, kept: float, turned: bool) -> Region:
     limit = shared_memory()
     if limit is None:
         most = Region(2, 128 // B, 8, 16, 2)
-        return (
-            most._replace(GROUPS=5, DEPTH=32) if kept > 0.2 or turned else most
-        )  # odd, as some are
+        if kept > 0.2 or turned:
+            return most._replace(GROUPS=5, DEPTH=32)  # an odd number, as on some cards
+        return most
     if copy_engine():
         dense, sparse = ENGINE_REGIONS[B]
     else:
