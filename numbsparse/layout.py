@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -37,6 +37,8 @@ class Index:
     columns: Walk  # a line per block column; blocks permuted
     block_rows: Any  # (n_blocks,) int32
     block_columns: Any  # (n_blocks,) int32
+    on_host: Index | None = None  # of one on the GPU, the same as NumPy arrays
+    plans: dict[Any, Any] = field(default_factory=dict, repr=False)  # see kernels/matmul/plans.py
 
 
 class Layout:

@@ -8,7 +8,8 @@ import pytest
 
 from numbsparse import device, patterns
 from numbsparse.kernels.matmul import rung
-from numbsparse.layout import Index, Layout, Walk
+from numbsparse.kernels.matmul.plans import on_device
+from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung
 
 hopper = rung("k6_hopper")
@@ -97,8 +98,3 @@ def test_clusters_of_any_size(cluster, monkeypatch):
 
 def to_device_as_it_lies(a):
     return device.to_device(a) if a.flags.c_contiguous else device.to_device(a.T).T
-
-
-def on_device(index):
-    rows, columns = (Walk(*map(device.to_device, walk)) for walk in (index.rows, index.columns))
-    return Index(rows, columns, *map(device.to_device, (index.block_rows, index.block_columns)))

@@ -11,8 +11,8 @@ import numpy as np
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.kernels.lstm.cell import WARPS
-from numbsparse.kernels.matmul.plans import on_host, planned
-from numbsparse.layout import Layout
+from numbsparse.kernels.matmul.plans import planned
+from numbsparse.layout import Index, Layout
 from numbsparse.ops.create import zeros
 from numbsparse.ops.edge import inside
 from numbsparse.ops.elementwise import copy, gapless
@@ -78,7 +78,8 @@ class Streamed:
         if inputs is not None:
             x, weight = inputs
             inputs = _aligned(gapless(x)), _lying(weight.values)
-            (index,) = planned(index, _stacked, index_beside(weight.stored_layout, x))
+            (layout,) = planned(index, _stacked, weight.stored_layout)
+            index = index_beside(layout, x)
         counters = _counters(last - first)
         kernels.forward(*arrays, _lying(values), index, first, last, counters, inputs)
 
@@ -110,15 +111,11 @@ def streamed(weight_hh: BlockSparse, hs: Any, precision: str) -> Streamed | OnCo
     return Streamed(weight_hh, index) if deal.serves(values, index, *hs.shape[1:]) else None
 
 
-def _stacked(a: Any, b: Any) -> tuple[Any]:
-    """The index of a weight above another one."""
-
-    def rows(index: Any) -> np.ndarray:
-        pattern = np.zeros((index.rows.indptr.size - 1, index.columns.indptr.size - 1), bool)
-        pattern[index.block_rows, index.block_columns] = True
-        return pattern
-
-    return (Layout(np.concatenate([rows(a), rows(on_host(b))])).index,)
+def _stacked(index: Index, below: Layout) -> tuple[Layout]:
+    """The layout of a weight above another one."""
+    pattern = np.zeros((index.rows.indptr.size - 1, index.columns.indptr.size - 1), bool)
+    pattern[index.block_rows, index.block_columns] = True
+    return (Layout(np.concatenate([pattern, below.pattern])),)
 
 
 def _lying(values: DeviceArray) -> DeviceArray:

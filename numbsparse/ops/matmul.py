@@ -12,7 +12,8 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty, empty_in_library_of, in_library_of, to_device
 from numbsparse.dtypes import type_name
 from numbsparse.kernels.matmul import function_of
-from numbsparse.layout import Index, Layout, Walk, as_layout
+from numbsparse.kernels.matmul.plans import on_device
+from numbsparse.layout import Index, Layout, as_layout
 from numbsparse.ops.choice import choose
 from numbsparse.ops.operands import operand, overlap
 from numbsparse.ops.precision import checked_precision
@@ -172,13 +173,7 @@ def index_beside(layout: Layout, array: Any) -> Index:
     if layout.device_index is None:
         index = _device_index.get(layout)  # equal layouts share one
         if index is None:
-            host = layout.index
-            index = _device_index[layout] = Index(
-                Walk(*map(to_device, host.rows)),
-                Walk(*map(to_device, host.columns)),
-                to_device(host.block_rows),
-                to_device(host.block_columns),
-            )
+            index = _device_index[layout] = on_device(layout.index)
         layout.device_index = index
     return layout.device_index
 

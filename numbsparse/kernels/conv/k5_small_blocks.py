@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 from numba import cuda, int32, int64
 
-from numbsparse.device import DeviceArray, empty, to_device
+from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.conv import k2_tensor_core, k4_wgmma
 from numbsparse.kernels.conv.repair import repair_lines
 from numbsparse.kernels.conv.walks import planned
 from numbsparse.kernels.elementwise import THREADS, blocks
+from numbsparse.kernels.matmul.plans import on_device
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.views import span
-from numbsparse.layout import Index, Layout, Walk
+from numbsparse.layout import Index, Layout
 
 BLOCK_SIZES = (4, 8)
 DTYPES = ("float16", "bfloat16", "float32")
@@ -79,13 +80,7 @@ def merge(index: Index, n_taps: int, B: int) -> tuple[Any, ...]:
     homes = number[down, across] * along**2 + cell
     cells = np.full((merged.block_rows.size, along**2), -1, np.int32)
     cells.reshape(-1)[homes] = np.arange(homes.size)
-    there = Index(
-        Walk(*map(to_device, merged.rows)),
-        Walk(*map(to_device, merged.columns)),
-        to_device(merged.block_rows),
-        to_device(merged.block_columns),
-    )
-    return there, cells, homes.astype(np.int32)
+    return on_device(merged), cells, homes.astype(np.int32)
 
 
 def packed(values: DeviceArray, cells: DeviceArray) -> DeviceArray:

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.device import DeviceArray, to_device
 from numbsparse.kernels.conv.window import Pass, Window
-from numbsparse.kernels.matmul.plans import on_host
+from numbsparse.kernels.matmul import plans
 from numbsparse.layout import Index
 
 
@@ -63,13 +62,4 @@ def line_walk(index: Index, n_taps: int, product: str, of: Pass) -> tuple[Any, .
 
 def planned(index: Index, window: Window, make: Callable[..., tuple[Any, ...]], *key: Any) -> Any:
     """make(index, taps, *key) where the index is: once per layout and key, and as long as it."""
-    plans = vars(index).setdefault("plans", {})
-    name = (make, window.taps, key)
-    found = plans.get(name)
-    if found is None:
-        on_gpu = isinstance(index.block_rows, DeviceArray)
-        result = make(on_host(index) if on_gpu else index, window.taps, *key)
-        found = plans[name] = tuple(
-            to_device(a) if on_gpu and isinstance(a, np.ndarray) else a for a in result
-        )
-    return found
+    return plans.planned(index, make, window.taps, *key)

@@ -7,31 +7,30 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.device import DeviceArray, to_device
+from numbsparse.device import to_device
 from numbsparse.layout import Index, Walk
 
 
+def on_device(index: Index) -> Index:
+    """The index arrays on the GPU."""
+    return Index(
+        Walk(*map(to_device, index.rows)),
+        Walk(*map(to_device, index.columns)),
+        to_device(index.block_rows),
+        to_device(index.block_columns),
+        on_host=index,
+    )
+
+
 def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tuple[Any, ...]:
-    """make(index, *key), with the index as NumPy arrays; the arrays of its result on the GPU.
+    """make(index, *key), with the index as NumPy arrays; the arrays of its result where it is.
 
     It is called once for every layout and `key`, and its result lives as long as the layout.
     """
-    plans = vars(index).setdefault("plans", {})  # with the index, and as long as it
-    found = plans.get((make, key))
+    found = index.plans.get((make, key))
     if found is None:
-        result = make(on_host(index), *key)
-        found = tuple(to_device(a) if isinstance(a, np.ndarray) else a for a in result)
-        plans[make, key] = found
+        on_gpu = index.on_host is not None
+        result = make(index.on_host or index, *key)
+        found = tuple(to_device(a) if on_gpu and isinstance(a, np.ndarray) else a for a in result)
+        index.plans[make, key] = found
     return found
-
-
-def on_host(index: Index) -> Index:
-    def host(array: Any) -> np.ndarray:
-        return array.numpy() if isinstance(array, DeviceArray) else array
-
-    return Index(
-        Walk(*map(host, index.rows)),
-        Walk(*map(host, index.columns)),
-        host(index.block_rows),
-        host(index.block_columns),
-    )
