@@ -18,13 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from numbsparse import counting, patterns
+from numbsparse import patterns
 from numbsparse.bench.gpu.problem import Problem
 from numbsparse.bench.gpu.results import Results, save
 from numbsparse.bench.machine import describe
 from numbsparse.device import SIMULATED, require, synchronize
 from numbsparse.kernels.matmul import rung
 from numbsparse.layout import Layout
+from numbsparse.simulator import counting
 
 
 class Case(NamedTuple):
