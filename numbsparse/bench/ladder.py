@@ -7,12 +7,9 @@ from textwrap import fill
 from typing import NamedTuple
 
 from numbsparse import device
-from numbsparse.bench.reads import reads_at
-from numbsparse.bench.rungs import (
+from numbsparse.bench.results import (
     Row,
     gain_of,
-    idea_of,
-    lines_of,
     on_cpu,
     on_gpu,
     rate_of,
@@ -20,6 +17,7 @@ from numbsparse.bench.rungs import (
     shape_of,
     teraflops,
 )
+from numbsparse.bench.rungs import idea_of, lines_of, reads_at
 from numbsparse.kernels.matmul import LADDER, PRODUCTS, RUNGS
 
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128)

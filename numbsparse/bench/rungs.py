@@ -1,19 +1,25 @@
-"""What is known of a rung: its idea, its length, what was measured of it."""
+"""What the code tells of a rung: its idea, its length, its reads.
+
+A formula, with the rung's tiles, gives the values of x and w that are read for each value of
+y = x @ w. Index arrays and edges are left out. `counted` in `profile.json` counts the same in the
+simulator; the tests hold one against the other.
+"""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-from numbsparse.bench.gpu.results import Results, load
-from numbsparse.kernels.matmul import RUNGS
+from numbsparse.bench.problem import random
+from numbsparse.kernels.matmul import k2_shared, k3_registers, k4_pipelined, k5_tensor_core
+from numbsparse.kernels.matmul.k6_hopper.steps import steps_of
+from numbsparse.kernels.matmul.k6_hopper.tile import TILES
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import WARP_COLUMNS, steps_in_strips
+from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH
+from numbsparse.layout import Layout
 
-RESULTS = Path(__file__).parent / "results"
-CPU_SHAPE = {"features": 4096, "batch": 512, "density": 0.1, "block_size": 32, "dtype": "float32"}
-
-Row = dict[str, Any]
+STRIP_ROWS, STRIP_WARPS, GROUP = 64, 16, 32  # of k7_small_blocks on compute capability 9.0
 
 
 def idea_of(module: ModuleType) -> str:
@@ -29,65 +35,65 @@ def lines_of(module: ModuleType) -> int:
     return sum(bool(line.strip()) for text in texts for line in text.splitlines())
 
 
-def on_gpu() -> Results:
-    """The committed results of the GPU's benchmark, by section."""
-    return load(RESULTS / "cuda.json")
+class Reads(NamedTuple):
+    """Values read per output, from each memory, by an average output."""
+
+    from_global: float
+    from_shared: float
 
 
-def on_cpu() -> dict[str, Any]:
-    """The committed results of the CPU's benchmark."""
-    return json.loads((RESULTS / "cpu.json").read_text(encoding="utf-8"))
+def reads_at(name: str, row: dict[str, Any], dtype: str) -> Reads | None:
+    """Of a rung at the shape of a row of the benchmark's ladder."""
+    layout = random(row["features"], row["block_size"], 0.1)  # as the benchmark's
+    return reads(name, layout, row["block_size"], row["batch"], dtype)
 
 
-def profiled() -> Results:
-    """The committed readings of the profiler and of the counting simulator, by section."""
-    return load(RESULTS / "profile.json")
+def reads(name: str, layout: Layout, size: int, batch: int, dtype: str) -> Reads | None:
+    """Of the forward product; None where there is no formula (the CPU, float32 of two rungs)."""
+    K = layout.n_blocks / layout.shape[1] * size  # products of an average output
+    if name == "k1_naive":
+        return Reads(2 * K, 0)
+    if name == "k2_shared":
+        return Reads(2 * K / min(size, k2_shared.MOST), 2 * K)
+    if name in ("k3_registers", "k4_pipelined"):
+        tile: Any = k3_registers.tile_of(size, batch)
+        if name == "k4_pipelined":
+            tile = k4_pipelined.line_tiles(size, batch, 4 if dtype == "float32" else 2)[0]
+        return Reads(K / tile.BM + K / tile.BN, K / tile.TM + K / tile.TN)
+    if name == "k5_tensor_core":
+        arithmetic = "highest" if dtype == "float32" else dtype
+        BM, BN, _, _ = tile = k5_tensor_core.line_tiles(size, batch, arithmetic)[0]
+        from_shared = K / (BM // tile.warps) + K / BN
+        return Reads(K / min(BM, batch) + K / BN, from_shared * _filled_up(batch, BM))
+    if name == "k8_small_batch":
+        each = K / batch + K / min(size, WIDTH)
+        return Reads(each, each)
+    if dtype == "float32":
+        return None
+    if name == "k6_hopper":
+        return _of_hopper(layout, size, batch, K)
+    return _of_small_blocks(layout, size, K) if name == "k7_small_blocks" else None
 
 
-def rows_of(name: str) -> list[Row]:
-    """The ladder's rows at the first shape that a rung was measured at."""
-    if name == "k0_cpu":
-        return [row for row in on_cpu()["rows"] if CPU_SHAPE.items() <= row.items()]
-    rows: list[Row] = on_gpu()["ladder"]["rows"]
-    for row in rows:
-        if name in row["seconds"]:
-            return [other for other in rows if shape_of(other) == shape_of(row)]
-    return []
+def _of_hopper(layout: Layout, size: int, batch: int, K: float) -> Reads:
+    """x once for all columns of a group that meet it, w once for the rows of a cluster."""
+    tile = TILES[size]
+    records, _, _ = steps_of(layout.index, False, tile, False)
+    tiles_of_x = int((records[:, tile.SHARES] & 255).sum())
+    x = tiles_of_x * tile.DEPTH / (layout.shape[1] * size)
+    from_shared = (K / size + K / 64) * _filled_up(batch, 64)
+    return Reads(x + K / min(tile.ROWS * tile.CLUSTER, batch), from_shared)
 
 
-def seconds_of(name: str, rows: list[Row], product: str, dtype: str) -> float | None:
-    """What a rung took for a product, if it was measured."""
-    row = _row(rows, product, dtype)
-    return None if row is None else row["seconds"].get(name)
+def _filled_up(batch: int, rows: int) -> float:
+    """How many rows are computed for each one of the batch, in tiles of so many."""
+    return -(-batch // rows) * rows / batch
 
 
-def rate_of(name: str, rows: list[Row], product: str, dtype: str) -> float | None:
-    """Its operations a second over kept blocks, if it was measured."""
-    row, seconds = _row(rows, product, dtype), seconds_of(name, rows, product, dtype)
-    return row["flops"] / seconds if row is not None and seconds else None
-
-
-def gain_of(name: str, rows: list[Row], product: str, dtype: str) -> float | None:
-    """How many times as fast as the best of the rungs before it on the GPU, at the same shape."""
-    names = list(RUNGS)
-    before = (seconds_of(other, rows, product, dtype) for other in names[: names.index(name)])
-    others, own = [seconds for seconds in before if seconds], seconds_of(name, rows, product, dtype)
-    return min(others) / own if own and others else None
-
-
-def shape_of(row: Row) -> str:
-    features = f"{row['features']} x {row['features']}"
-    return f"{features}, B = {row['block_size']}, batch {row['batch']}"
-
-
-def teraflops(rate: float | None) -> str:
-    """Three digits at most, and no more than two behind the point."""
-    if rate is None:
-        return "-"
-    rate /= 1e12
-    return f"{rate:.0f}" if rate >= 100 else f"{rate:.1f}" if rate >= 10 else f"{rate:.2f}"
-
-
-def _row(rows: list[Row], product: str, dtype: str) -> Row | None:
-    wanted = {"product": product, "dtype": dtype}
-    return next((row for row in rows if wanted.items() <= row.items()), None)
+def _of_small_blocks(layout: Layout, size: int, K: float) -> Reads:
+    """x once for all columns of a strip, in groups of features; w once for its rows."""
+    width = STRIP_WARPS * WARP_COLUMNS
+    kept, _, _ = steps_in_strips(layout.index, size, False, width, GROUP, 16 // size)
+    groups = layout.n_blocks / (kept * (width // size) * (GROUP // size))  # of all strips
+    x = groups * GROUP / (layout.shape[1] * size)
+    return Reads(x + K / STRIP_ROWS, K / size + K / STRIP_ROWS)

@@ -13,27 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from numbsparse.bench import lessons
+from numbsparse.bench.contestants import FEATURE_MAJOR, OURS
 from numbsparse.bench.figure import draw_speed_up
-from numbsparse.bench.gpu.contestants import FEATURE_MAJOR
-from numbsparse.bench.gpu.conv import OURS
-from numbsparse.bench.gpu.peers import CUBLAS, TRITON
-from numbsparse.bench.gpu.results import Results
-from numbsparse.bench.gpu.show import beside_batch_major, beside_cudnn, speed_up
-from numbsparse.bench.markdown import table as _markdown
-from numbsparse.bench.rungs import (
+from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
+from numbsparse.bench.results import (
+    Results,
     Row,
-    idea_of,
-    lines_of,
     on_cpu,
     on_gpu,
-    rate_of,
     rows_of,
     shape_of,
+    speeds_of,
     teraflops,
 )
+from numbsparse.bench.rungs import idea_of, lines_of
+from numbsparse.bench.show import PASSES, beside_batch_major, beside_cudnn, speed_up
+from numbsparse.bench.show import table as _markdown
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
-
-PASSES = {"forward": "forward", "input_grad": "input-gradient", "weight_grad": "weight-gradient"}
 
 
 def fill(path: Path) -> None:
@@ -77,10 +73,10 @@ def ladder() -> str:
         idea, rows = idea_of(module), rows_of(name)
         if name != "k0_cpu" and rows and shape_of(rows[0]) != shape_of(first):
             idea += f" ({shape_of(rows[0])})"
-        speeds = [_speeds(rows, product, name) for product in PRODUCTS]
+        speeds = [_measured(name, rows, product) for product in PRODUCTS]
         table.append([_link(name), idea, *speeds, str(lines_of(module))])
     dense = [row | {"flops": first["flops"]} for row in _dense(results)]
-    cells = [_speeds(dense, product, CUBLAS) for product in PRODUCTS]
+    cells = [_measured(CUBLAS, dense, product) for product in PRODUCTS]
     if any(cells):
         table.append(["cuBLAS", "dense; its work on dropped blocks is not counted", *cells, ""])
     header = ["rung", "idea", *(PASSES[product] for product in PRODUCTS), "lines"]
@@ -191,17 +187,16 @@ def _beside_cudnn(row: Row | None, rows: list[Row]) -> str:
 def cpu() -> str:
     """A line per shape and product on the CPU: our time, and the peers' as multiples of it."""
     results = on_cpu()
-    peers = ["NumPy dense", "NumPy by block", "SciPy BSR", "torch BSR"]
     rows = []
     for row in results["rows"]:
         own = row["seconds"]["k0_cpu"]
         times = [
-            f"{row['seconds'][peer] / own:.1f}" if peer in row["seconds"] else "" for peer in peers
+            f"{row['seconds'][peer] / own:.1f}" if peer in row["seconds"] else "" for peer in ON_CPU
         ]
         shape = f"{row['features']}, {row['batch']}"
         size, density = str(row["block_size"]), f"{row['density']:g}"
         rows.append([shape, density, size, PASSES[row["product"]], f"{own * 1e3:.2f}", *times])
-    header = ["hidden, batch", "density", "B", "pass", "ms", *(f"{peer}, times" for peer in peers)]
+    header = ["hidden, batch", "density", "B", "pass", "ms", *(f"{peer}, times" for peer in ON_CPU)]
     return (
         f"Milliseconds, and how many times as long each peer takes; {results['machine']}.\n\n"
         f"{_markdown(header, rows)}\n"
@@ -220,10 +215,10 @@ def _is_of_figure(row: Row) -> bool:
     return row["dtype"] != "bfloat16" and row["precision"] == "highest"
 
 
-def _speeds(rows: list[Row], product: str, name: str) -> str:
-    """float32 / float16, those that were measured."""
-    speeds = [teraflops(rate_of(name, rows, product, dtype)) for dtype in ("float32", "float16")]
-    return "" if speeds == ["-", "-"] else " / ".join(speeds)
+def _measured(name: str, rows: list[Row], product: str) -> str:
+    """Speeds, where there is one."""
+    speeds = speeds_of(name, rows, product)
+    return "" if speeds == "- / -" else speeds
 
 
 def _against_peers(row: Row, rows: list[Row]) -> str:

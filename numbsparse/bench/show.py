@@ -1,14 +1,13 @@
-"""The rows as text."""
+"""Results as text: a line a row while they are measured, and tables of Markdown."""
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
-from numbsparse.bench.gpu.contestants import FEATURE_MAJOR
-from numbsparse.bench.gpu.peers import CUBLAS, CUDNN
-
-Row = dict[str, Any]
+from numbsparse.bench.contestants import FEATURE_MAJOR
+from numbsparse.bench.peers import CUBLAS, CUDNN
+from numbsparse.bench.results import Row
+from numbsparse.kernels.matmul import PRODUCTS
 
 HEADINGS = {
     "limits": "the card's own limits",
@@ -22,9 +21,17 @@ HEADINGS = {
     "lstm": "forward and backward over a sequence; in brackets, how many times ours",
     "conv": "beside cuDNN, dense and channels last; in brackets, times as fast",
     "host": "what the host's side costs",
+    "cpu": "median time per call; in brackets, how many times as fast the first column is",
 }
 SAME: tuple[str, ...] = ("product", "dtype", "precision", "features", "batch")
+PASSES = {"forward": "forward", "input_grad": "input-gradient", "weight_grad": "weight-gradient"}
 CELLS = "A line: features x batch, B, density; of each contestant time and TFLOP/s over kept blocks"
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Of Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def line(section: str, row: Row, rows: list[Row]) -> str:
@@ -35,6 +42,8 @@ def line(section: str, row: Row, rows: list[Row]) -> str:
         cells = [f"{name} {_time(seconds)}" for name, seconds in row["seconds"].items()]
         cache = f", {row['cache']} cache" if "cache" in row else ""
         return f"  {row['host']}{cache}: " + ", ".join(cells)
+    if section == "cpu":
+        return _cpu(row)
     what = f"{row['dtype']} {row['precision']}" if row["dtype"] == "float32" else row["dtype"]
     if section == "lstm":
         return f"  {what:15} {_lstm(row)}"
@@ -136,6 +145,24 @@ def beside_cudnn(row: Row, rows: list[Row]) -> float | None:
         if CUDNN in other["seconds"] and all(other[key] == row[key] for key in same):
             return None if other is row else other["seconds"][CUDNN]
     return None
+
+
+def _cpu(row: Row) -> str:
+    """Time of each, and ours in GFLOP/s; a line says what is multiplied, before the first."""
+    cells: list[str] = []
+    for name, seconds in row["seconds"].items():
+        cell = f"{name} {seconds * 1e3:8.3f} ms "
+        if cells:
+            cell += f"({seconds / next(iter(row['seconds'].values())):5.1f}x)"
+        else:
+            cell += f"{row['flops'] / seconds / 1e9:7.0f} GFLOP/s"
+        cells.append(cell)
+    cells += [f"{name} {why}" for name, why in row["not_timed"].items()]
+    text = f"  {row['product']:12} " + "   ".join(cells)
+    if row["product"] != PRODUCTS[0]:
+        return text
+    shape = f"{row['features']} x {row['features']}, batch {row['batch']}"
+    return f"\n{shape}, density {row['density']}, B {row['block_size']}, {row['dtype']}\n{text}"
 
 
 def _gains(row: Row) -> list[str]:
