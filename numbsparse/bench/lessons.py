@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 
+from numbsparse.bench.ladder import lines_of, reads, reads_at
 from numbsparse.bench.profile import WAITS
 from numbsparse.bench.results import (
     Row,
@@ -20,7 +21,6 @@ from numbsparse.bench.results import (
     shape_of,
     speeds_of,
 )
-from numbsparse.bench.rungs import lines_of, reads, reads_at
 from numbsparse.bench.show import PASSES, table
 from numbsparse.bench.walks import EXAMPLE, picture
 from numbsparse.kernels.matmul import LADDER, PRODUCTS

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from numbsparse import patterns
+from numbsparse.bench.contestants import of_rung
 from numbsparse.bench.machine import describe
 from numbsparse.bench.problem import Problem
 from numbsparse.bench.results import Results, save
 from numbsparse.device import SIMULATED, require, synchronize
-from numbsparse.kernels.matmul import rung
 from numbsparse.layout import Layout
 from numbsparse.simulator import counting
 
@@ -219,8 +219,7 @@ def _number(text: str) -> float | None:
 
 def forward(kernel: str, problem: Problem) -> None:
     """y = x @ w by a rung, once."""
-    x, values = problem.x.device, problem.values.device
-    rung(kernel).forward(x, values, problem.index, problem.out("forward"))
+    of_rung(problem, "forward", kernel).call()
     synchronize()
 
 

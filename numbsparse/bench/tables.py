@@ -15,6 +15,7 @@ from typing import Any
 from numbsparse.bench import lessons
 from numbsparse.bench.contestants import FEATURE_MAJOR, OURS
 from numbsparse.bench.figure import draw_speed_up
+from numbsparse.bench.ladder import idea_at, idea_of, lines_of
 from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
 from numbsparse.bench.results import (
     Results,
@@ -26,7 +27,6 @@ from numbsparse.bench.results import (
     speeds_of,
     teraflops,
 )
-from numbsparse.bench.rungs import idea_of, lines_of
 from numbsparse.bench.show import PASSES, beside_batch_major, beside_cudnn, speed_up
 from numbsparse.bench.show import table as _markdown
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
@@ -70,9 +70,8 @@ def ladder() -> str:
     first = results["ladder"]["rows"][0]
     table = []
     for name, module in LADDER.items():
-        idea, rows = idea_of(module), rows_of(name)
-        if name != "k0_cpu" and rows and shape_of(rows[0]) != shape_of(first):
-            idea += f" ({shape_of(rows[0])})"
+        rows = rows_of(name)
+        idea = idea_of(module) if name == "k0_cpu" else idea_at(name, rows)
         speeds = [_measured(name, rows, product) for product in PRODUCTS]
         table.append([_link(name), idea, *speeds, str(lines_of(module))])
     dense = [row | {"flops": first["flops"]} for row in _dense(results)]
