@@ -27,7 +27,7 @@ from numbsparse.bench.results import (
     speeds_of,
     teraflops,
 )
-from numbsparse.bench.show import PASSES, beside_batch_major, beside_cudnn, speed_up
+from numbsparse.bench.show import PASSES, beside_batch_major, speed_up
 from numbsparse.bench.show import table as _markdown
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
 
@@ -179,8 +179,8 @@ def _beside_cudnn(row: Row | None, rows: list[Row]) -> str:
         return "-"
     if OURS not in row["seconds"]:
         return row["not_timed"][OURS]
-    seconds, dense = row["seconds"][OURS], beside_cudnn(row, rows)
-    return f"{teraflops(row['flops'] / seconds)} ({f'{dense / seconds:.1f}' if dense else '-'})"
+    rate, times = row["flops"] / row["seconds"][OURS], speed_up(row, OURS, rows)
+    return f"{teraflops(rate)} ({f'{times:.1f}' if times else '-'})"
 
 
 def cpu() -> str:
