@@ -11,6 +11,7 @@ import pytest
 from numbsparse import __main__ as command_line
 from numbsparse import device
 from numbsparse.bench import peers, timing
+from numbsparse.bench.problem import Problem, random
 from numbsparse.kernels import matmul as ladder
 from numbsparse.layout import Layout
 
@@ -51,6 +52,18 @@ def test_a_wrong_result_is_not_timed(capsys, monkeypatch):
     for line in forwards:
         assert re.search("k0_cpu wrong: 1 of [0-9]+ values, relative error", line)
         assert "k0_cpu  " not in line
+
+
+@pytest.mark.parametrize("product", ladder.PRODUCTS)
+def test_on_the_cpu_all_is_checked_but_the_rows_of_a_large_batch(product):
+    problem = Problem(random(96, 8, 0.4), 8, 300, "float32", place="cpu")
+    parts = problem.parts(product)
+    if product == "weight_grad":
+        assert parts.exact.shape == problem.values.shape
+    else:
+        np.testing.assert_array_equal(parts.columns, np.arange(96))
+        assert {0, 299} < {*parts.picked}
+        assert len(parts.picked) > 150
 
 
 def test_times_takes_turns():

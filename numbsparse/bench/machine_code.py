@@ -20,7 +20,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from numbsparse.bench.calls import calls
+from numbsparse.bench.compiled_calls import calls
 from numbsparse.bench.machine import version_of
 from numbsparse.bench.show import table
 from numbsparse.device import SIMULATED, runtime, stand_in
