@@ -96,11 +96,9 @@ def gpu() -> str:
     for dtype, section in measured.items():
         rows = [row for row in section["rows"] if _is_of_figure(row)]
         kept = [row for row in rows if f"{row['density']:.1g}" == "0.1"]
-        for size in sorted({row["block_size"] for row in kept}):
-            cells = {row["product"]: row for row in kept if row["block_size"] == size}
-            table.append(
-                [dtype, str(size), *(_against_peers(cells[product], rows) for product in PRODUCTS)]
-            )
+        for (size,), cells in sorted(_by_product(kept, "block_size").items()):
+            speeds = [_against_peers(cells[product], rows) for product in PRODUCTS]
+            table.append([dtype, str(size), *speeds])
     header = ["dtype", "B", *(PASSES[product] for product in PRODUCTS)]
     section = next(iter(measured.values()))
     first = section["rows"][0]
@@ -118,15 +116,12 @@ def feature_major() -> str:
     section = on_gpu().get("feature_major")
     if section is None:
         return ""
-    lines: dict[tuple[str, ...], dict[str, Row]] = {}
-    for row in section["rows"]:
-        shape = f"{row['features']}, {row['batch']}", f"{row['density']:.1g}"
-        key = row["dtype"], *shape, str(row["block_size"])
-        lines.setdefault(key, {})[row["product"]] = row
-    table = [
-        [*key, *(_both_ways(cells.get(product)) for product in PRODUCTS)]
-        for key, cells in lines.items()
-    ]
+    table = []
+    lines = _by_product(section["rows"], "dtype", "features", "batch", "density", "block_size")
+    for (dtype, features, batch, density, size), cells in lines.items():
+        shape = f"{features}, {batch}", f"{density:.1g}", str(size)
+        both = [_both_ways(cells.get(product)) for product in PRODUCTS]
+        table.append([dtype, *shape, *both])
     header = ["dtype", "features, batch", "density", "B", *(PASSES[name] for name in PRODUCTS)]
     return (
         "Microseconds batch-major, and in brackets how many times as long the same product takes "
@@ -154,11 +149,8 @@ def conv() -> str:
     rows = section["rows"]
     table: list[list[str]] = []
     ours = [row for row in rows if OURS in {**row["seconds"], **row["not_timed"]}]
-    lines: dict[tuple[Any, ...], dict[str, Row]] = {}
-    for row in ours:
-        key = row["dtype"], row["precision"], row["taps_along"], row["block_size"]
-        lines.setdefault(key, {})[row["product"]] = row
-    for (dtype, precision, k, size), cells in lines.items():
+    keys = "dtype", "precision", "taps_along", "block_size"
+    for (dtype, precision, k, size), cells in _by_product(ours, *keys).items():
         name = f"{dtype}, tf32" if precision == "high" else dtype
         speeds = [_beside_cudnn(cells.get(product), rows) for product in PRODUCTS]
         extra = max(row["workspace"] / row["input_bytes"] for row in cells.values())
@@ -200,6 +192,14 @@ def cpu() -> str:
         f"Milliseconds, and how many times as long each peer takes; {results['machine']}.\n\n"
         f"{_markdown(header, rows)}\n"
     )
+
+
+def _by_product(rows: list[Row], *keys: str) -> dict[tuple[Any, ...], dict[str, Row]]:
+    """For each line of a table its rows."""
+    lines: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        lines.setdefault(tuple(row[key] for key in keys), {})[row["product"]] = row
+    return lines
 
 
 def _dense(results: Results) -> list[Row]:
