@@ -21,9 +21,9 @@ import gpu_or_simulator  # noqa: F401
 from numba import cuda, float32
 
 import numbsparse as ns
-from numbsparse.bench.gpu.measure import measure
-from numbsparse.bench.gpu.problem import Problem
-from numbsparse.bench.gpu.show import line
+from numbsparse.bench.measure import measure
+from numbsparse.bench.problem import Problem
+from numbsparse.bench.show import line
 from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul import add_rung
 from numbsparse.kernels.matmul.reach import reach

@@ -10,10 +10,9 @@ from types import ModuleType
 
 from numbsparse import __version__, device
 from numbsparse.bench import info, machine_code
-from numbsparse.bench.cpu import run as run_cpu
-from numbsparse.bench.gpu.options import Options
-from numbsparse.bench.gpu.run import run as run_gpu
-from numbsparse.bench.gpu.sections import SECTIONS
+from numbsparse.bench.measure import Options
+from numbsparse.bench.run import run, run_cpu
+from numbsparse.bench.sections import SECTIONS
 from numbsparse.kernels.matmul import OWN, RUNGS, add_rung
 
 
@@ -98,8 +97,8 @@ def main(arguments: list[str] | None = None) -> None:
 def _read_kernels(options: argparse.Namespace) -> None:
     """The commands that read the GPU's kernels, and so load numba.cuda."""
     try:
-        from numbsparse.bench.gpu.profile import profile
         from numbsparse.bench.ladder import table
+        from numbsparse.bench.profile import profile
         from numbsparse.bench.tables import fill
     except ImportError as error:
         raise RuntimeError(
@@ -132,10 +131,10 @@ def _bench(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
             parser.error(f"{name} takes a file in a folder that exists, got {file}")
     if "cpu" in places:
-        run_cpu(quick=options.quick, json_file=options.json)
+        run_cpu(Options(quick=options.quick), json_file=options.json)
     if "cuda" in places:
         how = Options(options.kernels, options.quick)
-        run_gpu(options.only, how, json_file=options.json, png=options.png)
+        run(options.only, how, json_file=options.json, png=options.png)
 
 
 def _module_of(file: Path) -> ModuleType:

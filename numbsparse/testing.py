@@ -13,13 +13,13 @@ import numpy as np
 from numbsparse import autograd, ops
 from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.counting import Count, count
 from numbsparse.device import DeviceArray, memory, to_device
-from numbsparse.device.turns import in_turns
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import k0_reference
 from numbsparse.layout import Index, Layout
-from numbsparse.races import Race, races
+from numbsparse.simulator.counting import Count, count
+from numbsparse.simulator.races import Race, races
+from numbsparse.simulator.turns import in_turns
 
 __all__ = [
     "Case",

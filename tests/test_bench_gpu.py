@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from numbsparse import device, ops, patterns
-from numbsparse.bench import figure, rungs, tables
-from numbsparse.bench.gpu import ahead, contestants, conv, replay, results, sections, show
-from numbsparse.bench.gpu import measure as measuring
-from numbsparse.bench.gpu.options import Options
-from numbsparse.bench.gpu.problem import Problem, error_of, fault_in
+from numbsparse.bench import contestants, figure, results, run, sections, show, tables, timing
+from numbsparse.bench import measure as measuring
+from numbsparse.bench.measure import Options
+from numbsparse.bench.problem import Problem, error_of, fault_in
 from numbsparse.kernels import limits, poison
 from numbsparse.kernels import matmul as ladder
 from numbsparse.kernels.matmul import PRODUCTS, k0_reference
@@ -33,7 +32,7 @@ def problem():
 @pytest.fixture
 def once(monkeypatch):
     """Nothing is timed: each call is one second, and recorded alone."""
-    monkeypatch.setattr(measuring, "graph_of", lambda _, call: replay.Graph(call, 1, call))
+    monkeypatch.setattr(measuring, "graph_of", lambda _, call: timing.Graph(call, 1, call))
     monkeypatch.setattr(measuring, "seconds_of", lambda graphs, _: dict.fromkeys(graphs, 1.0))
 
 
@@ -83,7 +82,7 @@ def test_a_wrong_product_is_not_timed(problem, once, monkeypatch, fault):
 
 
 def test_both_ways_are_checked_shown_and_tabulated(once, tmp_path, monkeypatch):
-    rows = list(sections.SECTIONS["feature_major"](Options(quick=True)))
+    rows = list(sections.rows("feature_major", Options(quick=True)))
     assert [row["product"] for row in rows] == 2 * list(PRODUCTS)
     for row in rows:
         both = [row["auto"], f"{row['auto']} feature-major"]
@@ -92,7 +91,7 @@ def test_both_ways_are_checked_shown_and_tabulated(once, tmp_path, monkeypatch):
         row["seconds"] = dict(zip(both, (2e-6, 3e-6), strict=True))
         assert f"{both[0]} 2 us" in show.line("feature_major", row, rows)
         assert show.line("feature_major", row, rows).endswith(" (1.50)")
-    monkeypatch.setattr(rungs, "RESULTS", tmp_path)
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
     assert tables.feature_major() == ""
     turned = f"{rows[0]['auto']} feature-major"
     del rows[0]["seconds"][turned]
@@ -166,7 +165,7 @@ def test_bfloat16_problems():
     assert fault_in(parts, whole(problem, "forward")[parts.picked], "bfloat16", "highest") is None
 
 
-def fake_measure(problem, product, kernels, others, seconds):
+def fake_measure(problem, product, kernels, others):
     size = {"features": problem.in_features, "batch": problem.batch}
     density = problem.layout.density
     return {
@@ -186,7 +185,8 @@ def fake_measure(problem, product, kernels, others, seconds):
 
 
 def quick(name):
-    return list(sections.SECTIONS[name](Options("auto", quick=True, measure=fake_measure)))
+    cases = sections.CASES[name](Options("auto", quick=True))
+    return [fake_measure(*case[:-1]) | case.more for case in cases]
 
 
 @pytest.mark.parametrize(
@@ -203,13 +203,13 @@ def test_every_section_prints_each_product_with_its_faults(name):
 def test_the_kernels_are_compiled_in_parts(monkeypatch):
     called = []
 
-    def of_rung(problem, product, name, feature_major):
+    def of_rung(problem, product, name, feature_major=False):
         assert not feature_major
         return SimpleNamespace(call=lambda: called.append((product, problem.dtype, name)))
 
-    monkeypatch.setattr(ahead, "of_rung", of_rung)
+    monkeypatch.setattr(contestants, "of_rung", of_rung)
     for part in range(4):
-        ahead._part(["ladder", "ladder"], Options(quick=True), part, 4)
+        run._part(["ladder", "ladder"], Options(quick=True), part, 4)
     assert len(called) == len(set(called))
     rungs = [name for name, place in ladder.RUNGS.items() if place == "cuda"]
     float16 = {
@@ -222,13 +222,13 @@ def test_the_kernels_are_compiled_in_parts(monkeypatch):
 def test_both_ways_are_compiled_in_parts(monkeypatch):
     called = []
 
-    def of_rung(problem, product, name, feature_major):
+    def of_rung(problem, product, name, feature_major=False):
         case = problem.dtype, product, feature_major
         return SimpleNamespace(call=lambda: called.append(case))
 
-    monkeypatch.setattr(ahead, "of_rung", of_rung)
+    monkeypatch.setattr(contestants, "of_rung", of_rung)
     for part in range(4):
-        ahead._part(["feature_major", "feature_major"], Options(quick=True), part, 4)
+        run._part(["feature_major", "feature_major"], Options(quick=True), part, 4)
     assert len(called) == len(set(called)) == 2 * len(PRODUCTS) * 2
 
 
@@ -239,10 +239,10 @@ def test_the_convolutions_are_compiled_in_parts(monkeypatch):
         case = product, problem.taps_along, problem.block_size
         return SimpleNamespace(call=lambda: called.append(case))
 
-    monkeypatch.setattr(conv, "ours", ours)
-    monkeypatch.setattr(conv, "matmul", ours)
+    monkeypatch.setattr(contestants, "of_images", ours)
+    monkeypatch.setattr(contestants, "by_ops", ours)
     for part in range(4):
-        ahead._part(["conv"], Options(quick=True), part, 4)
+        run._part(["conv"], Options(quick=True), part, 4)
     alone = [(product, 3, 16) for product in PRODUCTS]
     beside = [(product, 1, 32) for product in PRODUCTS]  # the matmul
     assert sorted(called) == sorted(alone + 2 * beside)
@@ -286,6 +286,24 @@ def test_what_was_kept_of_other_sections_stays(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["cuda.json"]
 
 
+def test_a_run_prints_and_keeps_its_rows_and_command(once, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "SIMULATED", False)
+    path, how = tmp_path / "cuda.json", Options("k1_naive,k2_shared", quick=True)
+    found = run.run(("ladder", "limits"), how, json_file=path)
+    rungs = found["ladder"]["rows"][0]["seconds"]
+    assert list(rungs) == ["k1_naive", "k2_shared"]
+    kept = results.load(path)
+    assert kept["ladder"]["command"].endswith("--only ladder --kernels k1_naive,k2_shared")
+    assert [row["product"] for row in kept["ladder"]["rows"]] == 2 * list(PRODUCTS)
+    assert kept["limits"]["rows"][0]["limit"] == "device memory, read"
+    printed = capsys.readouterr().out
+    assert printed.startswith(kept["ladder"]["machine"])
+    assert printed.count("k1_naive 1.00 s") == printed.count("k2_shared 1.00 s") == 6
+    pytest.importorskip("matplotlib")
+    with pytest.raises(RuntimeError, match="takes the section headline"):
+        run.run(("limits",), how, json_file=path, png=tmp_path / "speed_up.png")
+
+
 def test_the_figure_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "speed_up.png"
@@ -301,23 +319,23 @@ def test_the_figure_says_what_it_needs(monkeypatch):
 
 def test_the_clock_runs_from_idle_to_idle(monkeypatch):
     order = []
-    monkeypatch.setattr(replay, "synchronize", lambda: order.append("idle"))
-    replay._time(lambda: order.append("call"), 2)
+    monkeypatch.setattr(timing, "synchronize", lambda: order.append("idle"))
+    timing._time(lambda: order.append("call"), 2)
     assert order == ["idle", "call", "call", "idle"]
 
 
 def test_replays_take_turns():
     order = []
-    graphs = {name: replay.Graph(lambda name=name: order.append(name), 10, None) for name in "ab"}
-    assert replay.seconds_of(graphs, seconds=0.0).keys() == {"a", "b"}
+    graphs = {name: timing.Graph(lambda name=name: order.append(name), 10, None) for name in "ab"}
+    assert timing.seconds_of(graphs, seconds=0.0).keys() == {"a", "b"}
     turns = [a for a, b in zip(order, [*order[1:], None], strict=True) if a != b]
-    assert turns == ["a", "b"] * (1 + replay.TURNS)
+    assert turns == ["a", "b"] * (1 + timing.TURNS)
 
 
-@pytest.mark.parametrize(("call", "calls"), [(2e-3, 1), (1e-4, 10), (1e-7, replay.MOST)])
+@pytest.mark.parametrize(("call", "calls"), [(2e-3, 1), (1e-4, 10), (1e-7, timing.MOST)])
 def test_a_graph_holds_about_a_millisecond(monkeypatch, call, calls):
-    monkeypatch.setattr(replay, "_time", lambda work, count: work())
-    recorded = replay.graph_of(lambda call, count: lambda: count * call(), lambda: call)
+    monkeypatch.setattr(timing, "_time", lambda work, count: work())
+    recorded = timing.graph_of(lambda call, count: lambda: count * call(), lambda: call)
     assert recorded.calls == pytest.approx(calls, abs=1)
 
 

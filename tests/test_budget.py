@@ -7,10 +7,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_510,
+    "numbsparse": 2_140,
     "numbsparse/autograd": 600,
-    "numbsparse/bench": 4_160,
-    "numbsparse/device": 3_360,
+    "numbsparse/bench": 3_815,
+    "numbsparse/device": 2_195,
     "numbsparse/kernels": 2_660,
     "numbsparse/kernels/conv": 4_080,
     "numbsparse/kernels/lstm": 1_930,
@@ -20,6 +20,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/nn": 5_010,
     "numbsparse/ops": 4_050,
     "numbsparse/patterns": 960,
+    "numbsparse/simulator": 1_540,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from numbsparse import device
-from numbsparse.bench import rungs, tables
-from numbsparse.bench.gpu import conv, replay, results, show
-from numbsparse.bench.gpu.conv_problem import ConvProblem
-from numbsparse.bench.gpu.options import Options
-from numbsparse.bench.gpu.peers import CUDNN
-from numbsparse.bench.gpu.problem import error_of, fault_in
-from numbsparse.bench.gpu.sections import SECTIONS
+from numbsparse.bench import measure as measuring
+from numbsparse.bench import results, sections, show, tables, timing
+from numbsparse.bench.contestants import MATMUL, OURS
+from numbsparse.bench.measure import Options
+from numbsparse.bench.peers import CUDNN
+from numbsparse.bench.problem import error_of, fault_in
 from numbsparse.kernels.conv import k0_reference
 from numbsparse.kernels.matmul import PRODUCTS
 
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes a GPU o
 
 def whole(problem, product):
     """The result by the reference: rows of pixels, or blocks."""
-    shape = problem.batch, problem.side**2, problem.features
+    shape = problem.batch, problem.side**2, problem.in_features
     x, dy = (a.host.reshape(shape).astype(float) for a in (problem.x, problem.dy))
     operands = {
         "forward": (x, problem.values.host),
@@ -30,13 +29,13 @@ def whole(problem, product):
     }[product]
     out = np.full(problem.values.host.shape if product == "weight_grad" else shape, np.nan)
     getattr(k0_reference, product)(*operands, problem.layout.index, problem.window, out)
-    return out if product == "weight_grad" else out.reshape(-1, problem.features)
+    return out if product == "weight_grad" else out.reshape(-1, problem.in_features)
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("taps_along", [1, 3])
 def test_the_parts_are_those_of_the_reference(product, taps_along):
-    problem = ConvProblem(conv.Case(3, 5, 32, taps_along, 8), "float32", "highest", 0.6)
+    problem = sections._images(32, 8, 0.6, 3, "float32", "highest", 5, taps_along)
     parts, right = problem.parts(product), whole(problem, product)
     picked = right[parts.picked]
     assert fault_in(parts, picked, "float32", "highest") is None
@@ -47,23 +46,23 @@ def test_the_parts_are_those_of_the_reference(product, taps_along):
 
 
 def test_rows_are_checked_shown_and_tabulated(tmp_path, monkeypatch):
-    monkeypatch.setattr(conv, "graph_of", lambda _, call: replay.Graph(call, 1, call))
-    monkeypatch.setattr(conv, "seconds_of", lambda graphs, _: dict.fromkeys(graphs, 1e-3))
-    rows = list(SECTIONS["conv"](Options(quick=True)))
-    own = [row for row in rows if conv.OURS in row["seconds"]]
+    monkeypatch.setattr(measuring, "graph_of", lambda _, call: timing.Graph(call, 1, call))
+    monkeypatch.setattr(measuring, "seconds_of", lambda graphs, _: dict.fromkeys(graphs, 1e-3))
+    rows = list(sections.rows("conv", Options(quick=True)))
+    own = [row for row in rows if OURS in row["seconds"]]
     assert [row["product"] for row in own] == 2 * list(PRODUCTS)
     assert all(max(row["errors"].values()) < 1e-3 for row in own)
-    assert all(row["seconds"].keys() == {conv.OURS, conv.MATMUL} for row in own[-3:])
+    assert all(row["seconds"].keys() == {OURS, MATMUL} for row in own[-3:])
     assert all(row["workspace"] >= 0 for row in own)
     for row in rows:
-        if conv.OURS not in row["seconds"]:
+        if OURS not in row["seconds"]:
             row["seconds"], row["not_timed"] = {CUDNN: 5e-3}, {}
     line = show.line("conv", own[0], rows)
     assert "3 x 3 B 16" in line
     assert "numbsparse 1 ms" in line
     assert "(5x)" in line
     assert "of the input" in line
-    monkeypatch.setattr(rungs, "RESULTS", tmp_path)
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
     section = {"machine": "a card", "command": "bench", "took": 1.0, "rows": rows}
     results.save(tmp_path / "cuda.json", {"conv": section})
     table = tables.conv().splitlines()
@@ -73,5 +72,5 @@ def test_rows_are_checked_shown_and_tabulated(tmp_path, monkeypatch):
 
 
 def test_without_results_there_is_no_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(rungs, "RESULTS", tmp_path)
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
     assert tables.conv() == ""

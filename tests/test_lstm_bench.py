@@ -6,8 +6,8 @@ import numpy as np
 
 import numbsparse as ns
 from numbsparse import nn
-from numbsparse.bench.gpu import lstm, show
-from numbsparse.bench.gpu.sections import SECTIONS
+from numbsparse.bench import lstm, show
+from numbsparse.bench.sections import SECTIONS
 
 
 def test_the_check_finds_a_wrong_unit(rng):

@@ -12,9 +12,9 @@ import pytest
 
 from numbsparse import __main__ as command_line
 from numbsparse import device
-from numbsparse.bench.machine_code import gate
-from numbsparse.bench.machine_code.calls import calls
-from numbsparse.bench.machine_code.cubin import description
+from numbsparse.bench import machine_code as gate
+from numbsparse.bench.compiled_calls import calls
+from numbsparse.bench.machine_code import description
 from numbsparse.kernels import conv, matmul
 
 

@@ -10,8 +10,8 @@ from conftest import host
 
 import numbsparse as ns
 from numbsparse import __main__ as command_line
-from numbsparse.bench.gpu.contestants import all_serving
-from numbsparse.bench.gpu.problem import Problem
+from numbsparse.bench.contestants import all_serving
+from numbsparse.bench.problem import Problem
 from numbsparse.kernels import matmul as ladder
 from numbsparse.kernels.matmul import add_rung, rung
 from numbsparse.kernels.matmul.reach import reach

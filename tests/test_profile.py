@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from numbsparse import __main__ as command_line
-from numbsparse.bench.gpu import profile
-from numbsparse.bench.gpu.results import load
+from numbsparse.bench import profile
+from numbsparse.bench.results import load
 
 SMALL = profile.SECTIONS["small"]
 RUNGS = [kernel for case in SMALL for kernel in case.rungs]

@@ -9,10 +9,10 @@ from ptx_helpers import random_bits, run, simulated_only
 
 from numbsparse import device
 from numbsparse.device.launch import launch
-from numbsparse.device.simulator import DYNAMIC_START
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels import ptx
 from numbsparse.kernels.ptx import ALIGNMENT
+from numbsparse.simulator.arrays import DYNAMIC_START
 
 pytestmark = simulated_only
 

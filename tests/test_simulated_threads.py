@@ -13,9 +13,9 @@ from numba import cuda, float32, uint64
 
 import numbsparse as ns
 from numbsparse import device
-from numbsparse.device import stacks
 from numbsparse.device.launch import launch
 from numbsparse.kernels import ptx
+from numbsparse.simulator import stacks
 
 pytestmark = pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
 

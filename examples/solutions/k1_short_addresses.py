@@ -16,7 +16,7 @@ import numpy as np
 from numba import cuda, float32, uint32
 
 import numbsparse as ns
-from numbsparse.bench.gpu.replay import graph_of, record, seconds_of
+from numbsparse.bench.timing import graph_of, record, seconds_of
 from numbsparse.device.launch import launch
 
 SIMULATED = ns.device.SIMULATED

@@ -10,8 +10,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from numbsparse.bench.gpu.peers import CUSPARSE, TRITON
-from numbsparse.bench.gpu.show import speed_up
+from numbsparse.bench.peers import CUSPARSE, TRITON
+from numbsparse.bench.show import speed_up
 
 # Colours that readers with any kind of colour vision tell apart (Okabe and Ito, 2008).
 PASSES = {

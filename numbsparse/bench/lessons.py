@@ -10,20 +10,18 @@ from functools import partial
 
 import numpy as np
 
-from numbsparse.bench.gpu.profile import WAITS
-from numbsparse.bench.markdown import table
-from numbsparse.bench.reads import reads, reads_at
-from numbsparse.bench.rungs import (
+from numbsparse.bench.ladder import lines_of, reads, reads_at
+from numbsparse.bench.profile import WAITS
+from numbsparse.bench.results import (
     Row,
-    lines_of,
     on_gpu,
     profiled,
-    rate_of,
     rows_of,
     seconds_of,
     shape_of,
-    teraflops,
+    speeds_of,
 )
+from numbsparse.bench.show import PASSES, table
 from numbsparse.bench.walks import EXAMPLE, picture
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
 from numbsparse.layout import Layout
@@ -40,7 +38,6 @@ BEFORE = {
 }
 """Each rung of the lessons, and the one that its table stands beside, at its own shape."""
 
-PASSES = {"forward": "forward", "input_grad": "input-gradient", "weight_grad": "weight-gradient"}
 OF_PEAK = {
     "issue": "issue slots in use",
     "alu": "pipe of integers (ALU)",
@@ -81,7 +78,7 @@ def figures(name: str) -> str:
         )
         cells.append(["counted there, index arrays too", *counts])
     for product in PRODUCTS:
-        speeds = [_speeds(of, rows, product) for of in names]
+        speeds = [speeds_of(of, rows, product) for of in names]
         if before:
             speeds[1] += f" ({_gains(before, name, rows, product)})"
         cells.append([f"{PASSES[product]}, TFLOP/s, float32 / float16", *speeds])
@@ -163,11 +160,6 @@ def _formula_of_counted(name: str) -> str:
 
 def _row_of_counts(name: str) -> Row | None:
     return next((row for row in profiled()["counted"]["rows"] if row["rung"] == name), None)
-
-
-def _speeds(name: str, rows: list[Row], product: str) -> str:
-    rates = [rate_of(name, rows, product, dtype) for dtype in ("float32", "float16")]
-    return " / ".join(map(teraflops, rates))
 
 
 def _gains(before: str, name: str, rows: list[Row], product: str) -> str:

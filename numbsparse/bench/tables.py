@@ -13,27 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from numbsparse.bench import lessons
+from numbsparse.bench.contestants import FEATURE_MAJOR, OURS
 from numbsparse.bench.figure import draw_speed_up
-from numbsparse.bench.gpu.contestants import FEATURE_MAJOR
-from numbsparse.bench.gpu.conv import OURS
-from numbsparse.bench.gpu.peers import CUBLAS, TRITON
-from numbsparse.bench.gpu.results import Results
-from numbsparse.bench.gpu.show import beside_batch_major, beside_cudnn, speed_up
-from numbsparse.bench.markdown import table as _markdown
-from numbsparse.bench.rungs import (
+from numbsparse.bench.ladder import idea_at, idea_of, lines_of
+from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
+from numbsparse.bench.results import (
+    Results,
     Row,
-    idea_of,
-    lines_of,
     on_cpu,
     on_gpu,
-    rate_of,
     rows_of,
     shape_of,
+    speeds_of,
     teraflops,
 )
+from numbsparse.bench.show import PASSES, beside_batch_major, speed_up
+from numbsparse.bench.show import table as _markdown
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
-
-PASSES = {"forward": "forward", "input_grad": "input-gradient", "weight_grad": "weight-gradient"}
 
 
 def fill(path: Path) -> None:
@@ -74,13 +70,12 @@ def ladder() -> str:
     first = results["ladder"]["rows"][0]
     table = []
     for name, module in LADDER.items():
-        idea, rows = idea_of(module), rows_of(name)
-        if name != "k0_cpu" and rows and shape_of(rows[0]) != shape_of(first):
-            idea += f" ({shape_of(rows[0])})"
-        speeds = [_speeds(rows, product, name) for product in PRODUCTS]
+        rows = rows_of(name)
+        idea = idea_of(module) if name == "k0_cpu" else idea_at(name, rows)
+        speeds = [_measured(name, rows, product) for product in PRODUCTS]
         table.append([_link(name), idea, *speeds, str(lines_of(module))])
     dense = [row | {"flops": first["flops"]} for row in _dense(results)]
-    cells = [_speeds(dense, product, CUBLAS) for product in PRODUCTS]
+    cells = [_measured(CUBLAS, dense, product) for product in PRODUCTS]
     if any(cells):
         table.append(["cuBLAS", "dense; its work on dropped blocks is not counted", *cells, ""])
     header = ["rung", "idea", *(PASSES[product] for product in PRODUCTS), "lines"]
@@ -101,11 +96,9 @@ def gpu() -> str:
     for dtype, section in measured.items():
         rows = [row for row in section["rows"] if _is_of_figure(row)]
         kept = [row for row in rows if f"{row['density']:.1g}" == "0.1"]
-        for size in sorted({row["block_size"] for row in kept}):
-            cells = {row["product"]: row for row in kept if row["block_size"] == size}
-            table.append(
-                [dtype, str(size), *(_against_peers(cells[product], rows) for product in PRODUCTS)]
-            )
+        for (size,), cells in sorted(_by_product(kept, "block_size").items()):
+            speeds = [_against_peers(cells[product], rows) for product in PRODUCTS]
+            table.append([dtype, str(size), *speeds])
     header = ["dtype", "B", *(PASSES[product] for product in PRODUCTS)]
     section = next(iter(measured.values()))
     first = section["rows"][0]
@@ -123,15 +116,12 @@ def feature_major() -> str:
     section = on_gpu().get("feature_major")
     if section is None:
         return ""
-    lines: dict[tuple[str, ...], dict[str, Row]] = {}
-    for row in section["rows"]:
-        shape = f"{row['features']}, {row['batch']}", f"{row['density']:.1g}"
-        key = row["dtype"], *shape, str(row["block_size"])
-        lines.setdefault(key, {})[row["product"]] = row
-    table = [
-        [*key, *(_both_ways(cells.get(product)) for product in PRODUCTS)]
-        for key, cells in lines.items()
-    ]
+    table = []
+    lines = _by_product(section["rows"], "dtype", "features", "batch", "density", "block_size")
+    for (dtype, features, batch, density, size), cells in lines.items():
+        shape = f"{features}, {batch}", f"{density:.1g}", str(size)
+        both = [_both_ways(cells.get(product)) for product in PRODUCTS]
+        table.append([dtype, *shape, *both])
     header = ["dtype", "features, batch", "density", "B", *(PASSES[name] for name in PRODUCTS)]
     return (
         "Microseconds batch-major, and in brackets how many times as long the same product takes "
@@ -159,11 +149,8 @@ def conv() -> str:
     rows = section["rows"]
     table: list[list[str]] = []
     ours = [row for row in rows if OURS in {**row["seconds"], **row["not_timed"]}]
-    lines: dict[tuple[Any, ...], dict[str, Row]] = {}
-    for row in ours:
-        key = row["dtype"], row["precision"], row["taps_along"], row["block_size"]
-        lines.setdefault(key, {})[row["product"]] = row
-    for (dtype, precision, k, size), cells in lines.items():
+    keys = "dtype", "precision", "taps_along", "block_size"
+    for (dtype, precision, k, size), cells in _by_product(ours, *keys).items():
         name = f"{dtype}, tf32" if precision == "high" else dtype
         speeds = [_beside_cudnn(cells.get(product), rows) for product in PRODUCTS]
         extra = max(row["workspace"] / row["input_bytes"] for row in cells.values())
@@ -184,28 +171,35 @@ def _beside_cudnn(row: Row | None, rows: list[Row]) -> str:
         return "-"
     if OURS not in row["seconds"]:
         return row["not_timed"][OURS]
-    seconds, dense = row["seconds"][OURS], beside_cudnn(row, rows)
-    return f"{teraflops(row['flops'] / seconds)} ({f'{dense / seconds:.1f}' if dense else '-'})"
+    rate, times = row["flops"] / row["seconds"][OURS], speed_up(row, OURS, rows)
+    return f"{teraflops(rate)} ({f'{times:.1f}' if times else '-'})"
 
 
 def cpu() -> str:
     """A line per shape and product on the CPU: our time, and the peers' as multiples of it."""
     results = on_cpu()
-    peers = ["NumPy dense", "NumPy by block", "SciPy BSR", "torch BSR"]
     rows = []
     for row in results["rows"]:
         own = row["seconds"]["k0_cpu"]
         times = [
-            f"{row['seconds'][peer] / own:.1f}" if peer in row["seconds"] else "" for peer in peers
+            f"{row['seconds'][peer] / own:.1f}" if peer in row["seconds"] else "" for peer in ON_CPU
         ]
         shape = f"{row['features']}, {row['batch']}"
         size, density = str(row["block_size"]), f"{row['density']:g}"
         rows.append([shape, density, size, PASSES[row["product"]], f"{own * 1e3:.2f}", *times])
-    header = ["hidden, batch", "density", "B", "pass", "ms", *(f"{peer}, times" for peer in peers)]
+    header = ["hidden, batch", "density", "B", "pass", "ms", *(f"{peer}, times" for peer in ON_CPU)]
     return (
         f"Milliseconds, and how many times as long each peer takes; {results['machine']}.\n\n"
         f"{_markdown(header, rows)}\n"
     )
+
+
+def _by_product(rows: list[Row], *keys: str) -> dict[tuple[Any, ...], dict[str, Row]]:
+    """For each line of a table its rows."""
+    lines: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        lines.setdefault(tuple(row[key] for key in keys), {})[row["product"]] = row
+    return lines
 
 
 def _dense(results: Results) -> list[Row]:
@@ -220,10 +214,10 @@ def _is_of_figure(row: Row) -> bool:
     return row["dtype"] != "bfloat16" and row["precision"] == "highest"
 
 
-def _speeds(rows: list[Row], product: str, name: str) -> str:
-    """float32 / float16, those that were measured."""
-    speeds = [teraflops(rate_of(name, rows, product, dtype)) for dtype in ("float32", "float16")]
-    return "" if speeds == ["-", "-"] else " / ".join(speeds)
+def _measured(name: str, rows: list[Row], product: str) -> str:
+    """Speeds, where there is one."""
+    speeds = speeds_of(name, rows, product)
+    return "" if speeds == "- / -" else speeds
 
 
 def _against_peers(row: Row, rows: list[Row]) -> str:

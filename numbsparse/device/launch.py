@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from numbsparse.device import accesses, kernel_cache, memory, runtime, simulator
+from numbsparse.device import kernel_cache, memory, runtime
 from numbsparse.device.array import DeviceArray, span_of
-from numbsparse.device.watched_arrays import in_global_memory
 
 _NUMBA_TYPES = {
     np.dtype(name): getattr(types, name)
@@ -70,9 +69,9 @@ def launch(
     if capture is not None:
         capture.hold(args)
     if runtime.SIMULATED:
-        accesses.begin_launch(kernel, grid, block)
-        with simulator.running(grid, cluster, together):
-            kernel[grid, block, 0, shared_bytes](*(_simulated(arg) for arg in args))
+        from numbsparse.simulator.launch import run  # which changes Numba's simulator
+
+        run(kernel, grid, block, shared_bytes, map(_simulated, args), cluster, together)
         return
     prepared, values = _prepare(kernel, args, shared_bytes)
     _start(prepared, values, (grid, block, shared_bytes, cluster, overlap, together), capture)
@@ -290,6 +289,6 @@ def _simulated(arg: Any) -> Any:
         return np.float32(arg) if isinstance(arg, FLOATS) else arg
     dtype = np.dtype(np.uint16) if arg.dtype.name == "bfloat16" else arg.dtype
     if arg.size == 0:
-        return in_global_memory(np.empty(arg.shape, dtype))
+        return np.empty(arg.shape, dtype)
     span = memory.view(arg.address, span_of(arg) * arg.itemsize).view(dtype)
-    return in_global_memory(np.lib.stride_tricks.as_strided(span, arg.shape, arg.strides))
+    return np.lib.stride_tricks.as_strided(span, arg.shape, arg.strides)

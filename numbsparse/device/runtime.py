@@ -13,8 +13,7 @@ from typing import Any
 
 from numba import config
 
-SIMULATED = bool(config.ENABLE_CUDASIM)
-"""True where kernels run in numba-cuda's simulator."""
+from numbsparse.simulator import SIMULATED as SIMULATED
 
 CPU_THREADS = config.NUMBA_NUM_THREADS
 """How many threads CPU kernels may use."""

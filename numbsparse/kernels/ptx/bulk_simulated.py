@@ -13,11 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.device.accesses import begin, note, note_unseen, noted, waited_for
-from numbsparse.device.clocks import COPY_ENGINE, Moment
-from numbsparse.device.simulator import PERIOD, counterpart
 from numbsparse.device.tensor_map import SIMULATED_MAP
-from numbsparse.device.threads import current
 from numbsparse.kernels.ptx import meaning
 from numbsparse.kernels.ptx.mbarrier_simulated import barrier_of
 from numbsparse.kernels.ptx.mbarrier_simulated import mbarrier_arrive as mbarrier_arrive
@@ -27,6 +23,10 @@ from numbsparse.kernels.ptx.mbarrier_simulated import mbarrier_wait as mbarrier_
 from numbsparse.kernels.ptx.simulated import _global, _piece, _shared, flat_bytes
 from numbsparse.kernels.ptx.tiles import swizzled
 from numbsparse.kernels.ptx.warp import together
+from numbsparse.simulator.accesses import begin, note, note_unseen, noted, waited_for
+from numbsparse.simulator.arrays import PERIOD, counterpart
+from numbsparse.simulator.clocks import COPY_ENGINE, Moment
+from numbsparse.simulator.threads import current
 
 
 def fence_mbarrier_init():

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.device.threads import current
 from numbsparse.kernels.ptx.mbarrier_simulated import barrier_of
 from numbsparse.kernels.ptx.simulated import flat_bytes
 from numbsparse.kernels.ptx.tiles import Operand
 from numbsparse.kernels.ptx.wgmma_simulated import _matrix, accumulators, multiplied
+from numbsparse.simulator.threads import current
 
 
 def cluster_sync():

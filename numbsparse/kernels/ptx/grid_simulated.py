@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from numbsparse.device.accesses import hear, tell
-from numbsparse.device.threads import current
 from numbsparse.kernels.ptx.bulk_simulated import fence_proxy_async
+from numbsparse.simulator.accesses import hear, tell
+from numbsparse.simulator.threads import current
 
 
 def load_acquire(array, j):

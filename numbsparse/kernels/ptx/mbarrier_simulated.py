@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from numbsparse.device.accesses import note, noted
-from numbsparse.device.clocks import MBARRIER, Moment, Post
-from numbsparse.device.simulator import counterpart
-from numbsparse.device.threads import Worker, current
 from numbsparse.kernels.ptx.simulated import flat_bytes
+from numbsparse.simulator.accesses import note, noted
+from numbsparse.simulator.arrays import counterpart
+from numbsparse.simulator.clocks import MBARRIER, Moment, Post
+from numbsparse.simulator.threads import Worker, current
 
 
 class Barrier:

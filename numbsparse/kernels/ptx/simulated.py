@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numba.cuda.simulator.cudadrv.devicearray import FakeWithinKernelCUDAArray
 
-from numbsparse.device.accesses import begin, meeting, waited_for
-from numbsparse.device.clocks import COPY, Moment
-from numbsparse.device.threads import current
-from numbsparse.device.watched_arrays import note_piece
 from numbsparse.kernels.ptx import meaning
 from numbsparse.kernels.ptx.warp import WARP, together
+from numbsparse.simulator.accesses import begin, meeting, waited_for
+from numbsparse.simulator.arrays import note_piece
+from numbsparse.simulator.clocks import COPY, Moment
+from numbsparse.simulator.threads import current
 
 
 def _copies() -> list[list[tuple[np.ndarray, np.ndarray, Moment | None]]]:

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
-import numbsparse.device.grid  # noqa: F401, threads take turns in Numba's own launches too
-from numbsparse.device.threads import Worker, current
+from numbsparse.simulator import SIMULATED
+from numbsparse.simulator.threads import Worker, current
+
+if SIMULATED:
+    import numbsparse.simulator.launch  # noqa: F401, threads take turns in Numba's own launches too
 
 WARP, WARPGROUP = 32, 128
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.device.accesses import multiplying, note_factor, note_unseen, watching
-from numbsparse.device.clocks import WGMMA
-from numbsparse.device.threads import current
 from numbsparse.kernels.ptx.meaning import float32_of_bfloats, float32_of_halves, float32_of_tf32
 from numbsparse.kernels.ptx.simulated import flat_bytes
 from numbsparse.kernels.ptx.tiles import Operand, swizzled
 from numbsparse.kernels.ptx.warp import WARP, WARPGROUP, together
+from numbsparse.simulator.accesses import multiplying, note_factor, note_unseen, watching
+from numbsparse.simulator.clocks import WGMMA
+from numbsparse.simulator.threads import current
 
 _KINDS = {"f16": float32_of_halves, "bf16": float32_of_bfloats, "tf32": float32_of_tf32}
 

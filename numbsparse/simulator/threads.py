@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda.simulator.kernelapi import Dim3
 
-from numbsparse.device import accesses, stacks
+from numbsparse.simulator import accesses, stacks
 
 POLLS = 10_000
 """How often threads look for what none of them does, until that is an error."""

@@ -1,58 +1,70 @@
-"""Numba's CUDA simulator, made right and quick enough to learn with.
+"""Run a kernel's blocks, one at a time, or as many together as wait for each other: a cluster, all.
 
-Which blocks run at once says `grid`, and how their threads do, `threads`. What else Numba's lacks
-stands here.
+What Numba's simulator does otherwise than a GPU, or slowly, is put right here for all launches,
+Numba's own too; so this is imported in the simulator alone.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from math import prod
+from typing import Any
 
 import numpy as np
 from numba import types
+from numba.cuda.simulator.kernel import (
+    BlockManager,
+    FakeCUDAKernel,
+    _get_kernel_context,
+    swapped_cuda_module,
+)
+from numba.cuda.simulator.kernelapi import FakeCUDALocal, FakeCUDAShared
+from numba.np.numpy_support import as_dtype
 
-from numbsparse.device import accesses
-from numbsparse.device.watched_arrays import Shared
+from numbsparse.simulator import accesses
+from numbsparse.simulator.arrays import DYNAMIC, Shared, in_global_memory, shared_bytes
+from numbsparse.simulator.threads import Block, Turns, current
 
-if TYPE_CHECKING:
-    from numbsparse.device.threads import Block
+Shape = tuple[int, ...]  # along x, y and z
 
-PERIOD = 1024  # bytes until swizzled lines begin anew: by it an array's address is as on a GPU
-
-# Where dynamic memory begins: on a GPU after the static arrays, at a multiple of 16 bytes, and no
-# kernel can count on more. The next multiple of 1024 is 752 = 0b1011110000 bytes on: all bits of a
-# piece's place in a line are set, and some of the line's, so that swapped bits of an index are not
-# those of the address here either.
-DYNAMIC_START = 272
-
-NANS = 0x7FFF  # in a float of 16 bits, and twice in one of 32; as an integer it may grow
+ALONE: Shape = (1, 1, 1)
 NUMBERS = (int, float, np.generic)
-DYNAMIC = "dynamic"
+
+_cluster = _together = ALONE
+_coming: dict[Shape, list[Block]] = {}  # blocks that are not all there yet
+
+
+def run(
+    kernel: Any,
+    grid: Shape,
+    block: Any,
+    shared_bytes: int,
+    args: Iterable[Any],
+    cluster: Shape | None = None,
+    together: bool = False,
+) -> None:
+    """Run a kernel on a grid, whose blocks wait for others of their cluster, or for all."""
+    accesses.begin_launch(kernel, grid, block)
+    given = [in_global_memory(arg) if isinstance(arg, np.ndarray) else arg for arg in args]
+    with _on_one_core(), _at_once(grid, cluster, together):
+        kernel[grid, block, 0, shared_bytes](*given)
 
 
 @contextmanager
-def running(
-    grid: tuple[int, ...], cluster: tuple[int, ...] | None = None, together: bool = False
-) -> Iterator[None]:
-    """While a kernel runs on a grid, whose blocks wait for others of their cluster, or for all.
+def _on_one_core() -> Iterator[None]:
+    """Where the system can: there threads hand over their turn several times as fast.
 
-    On one core, where the system can: there threads hand over their turn several times as fast.
     Processes side by side take different ones.
     """
-    _mend()
-    from numbsparse.device.grid import at_once  # where threads begin to take turns
-
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
     if cores is not None:
         os.sched_setaffinity(0, {sorted(cores)[_number() % len(cores)]})
     try:
-        with at_once(grid, cluster, together):
-            yield
+        yield
     finally:
         if cores is not None:
             os.sched_setaffinity(0, cores)
@@ -63,16 +75,44 @@ def _number() -> int:
     return int(os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw") or os.getpid())
 
 
-@cache
-def _mend() -> None:
-    from numba.cuda.simulator.kernel import FakeCUDAKernel
-    from numba.cuda.simulator.kernelapi import FakeCUDALocal, FakeCUDAShared
+@contextmanager
+def _at_once(grid: Shape, cluster: Shape | None, together: bool) -> Iterator[None]:
+    """While a kernel is launched whose blocks wait for others, of their cluster or of the grid."""
+    global _cluster, _together
+    shape = ALONE if cluster is None else _three(cluster)
+    if any(n % c for n, c in zip(_three(grid), shape, strict=True)):
+        raise ValueError(f"grid takes a multiple of the cluster {cluster}, got {grid}")
+    _cluster, _together = shape, _three(grid) if together else shape
+    try:
+        yield
+    finally:
+        _cluster = _together = ALONE
+        _coming.clear()
 
-    FakeCUDAShared.array = _shared_array
-    FakeCUDALocal.array = _noting(FakeCUDALocal.array)
-    FakeCUDAKernel.__call__ = _calling(FakeCUDAKernel.__call__)
-    for kind in (types.Integer, types.Float):
-        kind.__call__ = _casting(kind.__call__)
+
+def _run_block(manager: Any, place: Sequence[int], *args: Any) -> None:
+    """In the place of `BlockManager.run`; under `cuda.jit(debug=True)` a division by 0 raises."""
+
+    def work() -> None:
+        with np.errstate(divide="raise"):
+            manager._f(*args)
+
+    block = Block(manager, place, work if manager._debug else partial(manager._f, *args))
+    blocks = _coming.setdefault(_group(block, _together), [])
+    blocks.append(block)
+    if len(blocks) == prod(_together):
+        del _coming[_group(block, _together)]
+        for each in blocks:
+            each.cluster = [b for b in blocks if _group(b, _cluster) == _group(each, _cluster)]
+        Turns(blocks).run()
+
+
+def _three(shape: Shape) -> Shape:
+    return (*shape, *ALONE)[:3]
+
+
+def _group(block: Block, shape: Shape) -> Shape:
+    return tuple(p // n for p, n in zip(_three(block.place), shape, strict=True))
 
 
 def _calling(plain: Callable[..., None]) -> Callable[..., Any]:
@@ -81,8 +121,6 @@ def _calling(plain: Callable[..., None]) -> Callable[..., Any]:
     The simulator's own looks through the module in each call of a device function, which takes
     longer than most of these functions; here a module is met once in a launch.
     """
-    from numba.cuda.simulator.kernel import _get_kernel_context, swapped_cuda_module
-
     met: set[int] = set()
     swaps = ExitStack()
 
@@ -127,10 +165,6 @@ def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -
 
     The latter lies at an address that is a multiple of 16 and of no more, each other one at 0.
     """
-    from numba.np.numpy_support import as_dtype
-
-    from numbsparse.device.threads import current
-
     kind = np.ndarray if accesses.watcher is None else Shared
     dtype = np.dtype(as_dtype(dtype) if isinstance(dtype, types.Type) else dtype)
     name = (_compiled_place(sys._getframe(1)), dtype, shape) if shape else DYNAMIC
@@ -147,8 +181,6 @@ def _compiled_place(frame: Any) -> Any:
     looked at here. Numba also compiles anew for another number in the text (`part(x, 0)`,
     `part(x, 1)`), which cannot be seen here: the calls share an array where they may have two.
     """
-    from numba.cuda.simulator.kernel import FakeCUDAKernel
-
     function: Any = frame.f_code
     kinds: tuple[Any, ...] = ()
     if frame.f_back.f_code is FakeCUDAKernel.__call__.__code__:  # `call` of `_calling`
@@ -158,29 +190,9 @@ def _compiled_place(frame: Any) -> Any:
     return function, kinds, accesses.place_in(frame)
 
 
-def shared_bytes(block: Block, name: Any, nbytes: int) -> np.ndarray:
-    """A block's shared memory of that name, made when it is asked for first: full of NaN."""
-    rooms = _rooms(block)
-    if name not in rooms:
-        room = np.full(-(-(nbytes + PERIOD) // 2), NANS, np.uint16).view(np.uint8)
-        address = DYNAMIC_START if name == DYNAMIC else 0
-        start = (address - room.ctypes.data) % PERIOD
-        rooms[name] = room[start : start + nbytes]
-    return rooms[name][:nbytes]
-
-
-def counterpart(array: np.ndarray, block: Block, other: Block) -> np.ndarray:
-    """What lies in another block's shared memory where `array` lies in this one's."""
-    if block is other:
-        return array
-    for name, room in _rooms(block).items():
-        start = array.ctypes.data - room.ctypes.data
-        if 0 <= start < room.size:
-            there = shared_bytes(other, name, room.size)[start : start + array.nbytes]
-            return there.view(array.dtype).reshape(array.shape)
-    raise TypeError("a shared array is taken here, got another one")
-
-
-def _rooms(block: Block) -> dict[Any, np.ndarray]:
-    rooms: dict[Any, np.ndarray] = block.own.setdefault(_rooms, {})
-    return rooms
+BlockManager.run = _run_block
+FakeCUDAShared.array = _shared_array
+FakeCUDALocal.array = _noting(FakeCUDALocal.array)
+FakeCUDAKernel.__call__ = _calling(FakeCUDAKernel.__call__)
+for kind in (types.Integer, types.Float):
+    kind.__call__ = _casting(kind.__call__)

@@ -1,6 +1,6 @@
 """What NVIDIA's profiler reads of the rungs' forward product, one launch each.
 
-`profile` runs `profiled` under Nsight Compute (`ncu`), which replays every launch of a rung as
+`profile` runs this file under Nsight Compute (`ncu`), which replays every launch of a rung as
 often as its counters take, and reads them. The ladder's own shapes say what bounds a rung; the
 small one is that of `count_small`, which counts requests and sectors in the simulator.
 """
@@ -18,13 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from numbsparse import counting, patterns
-from numbsparse.bench.gpu.problem import Problem
-from numbsparse.bench.gpu.results import Results, save
+from numbsparse import patterns
+from numbsparse.bench.contestants import of_rung
 from numbsparse.bench.machine import describe
+from numbsparse.bench.problem import Problem
+from numbsparse.bench.results import Results, save
 from numbsparse.device import SIMULATED, require, synchronize
-from numbsparse.kernels.matmul import rung
 from numbsparse.layout import Layout
+from numbsparse.simulator import counting
 
 
 class Case(NamedTuple):
@@ -176,7 +177,7 @@ def _read(name: str) -> Iterator[dict[str, Any]]:
         names = "--kernel-name-base=mangled", "--print-kernel-base=mangled"
         rungs = (*names, "--kernel-name=regex:kernels6matmul")
         metrics = f"--metrics={','.join(METRICS.values())}"
-        target = (sys.executable, "-m", "numbsparse.bench.gpu.profiled", name)
+        target = (sys.executable, "-m", "numbsparse.bench.profile", name)
         command = ["ncu", *options, *rungs, metrics, f"--log-file={log}", *target]
         ran = subprocess.run(command, capture_output=True, text=True)
         text = log.read_text() if log.exists() else ""
@@ -218,6 +219,12 @@ def _number(text: str) -> float | None:
 
 def forward(kernel: str, problem: Problem) -> None:
     """y = x @ w by a rung, once."""
-    x, values = problem.x.device, problem.values.device
-    rung(kernel).forward(x, values, problem.index, problem.out("forward"))
+    of_rung(problem, "forward", kernel).call()
     synchronize()
+
+
+if __name__ == "__main__":  # what ncu looks on at: each rung of a section, once
+    for case in SECTIONS[sys.argv[1]]:
+        problem = case.problem()
+        for kernel in case.rungs:
+            forward(kernel, problem)

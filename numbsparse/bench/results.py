@@ -1,32 +1,61 @@
-"""What is known of a rung: its idea, its length, what was measured of it."""
+"""The benchmark's JSON, and what the committed files say of the rungs.
+
+Each section stands with the machine and the command that it was made with. Sections may be run one
+at a time: what a file holds of the others is kept.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from numbsparse.bench.gpu.results import Results, load
+from numbsparse import files
 from numbsparse.kernels.matmul import RUNGS
 
 RESULTS = Path(__file__).parent / "results"
 CPU_SHAPE = {"features": 4096, "batch": 512, "density": 0.1, "block_size": 32, "dtype": "float32"}
 
 Row = dict[str, Any]
+Results = dict[str, dict[str, Any]]
 
 
-def idea_of(module: ModuleType) -> str:
-    """The first sentence of its docstring, without the rung's number."""
-    return (module.__doc__ or "").partition("\n")[0].partition(": ")[2].rstrip(".")
+def load(path: Path) -> Results:
+    """Sections by name: {"machine", "command", "took": seconds, "rows"}.
+
+    ValueError where the file holds something else, as the CPU's results.
+    """
+    if not path.exists():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["sections"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} holds no results of the GPU's benchmark: {error!r}") from error
 
 
-def lines_of(module: ModuleType) -> int:
-    """Lines that say something, of a rung's file or of its folder's files."""
-    path = Path(module.__file__ or "")
-    files = path.parent.rglob("*.py") if path.name == "__init__.py" else [path]
-    texts = (file.read_text(encoding="utf-8") for file in files)
-    return sum(bool(line.strip()) for text in texts for line in text.splitlines())
+def save(path: Path, sections: Results) -> None:
+    """Put sections into a file, in the place of those of the same names; written whole."""
+    merged = load(path) | sections
+    text = ",\n".join(f"{json.dumps(name)}: {_section(merged[name])}" for name in sorted(merged))
+    files.write_bytes(path, f'{{"sections": {{\n{text}\n}}}}\n'.encode())
+
+
+def _section(section: dict[str, Any]) -> str:
+    """A line for each row, so that a change of one is a change of one line."""
+    head = "".join(
+        f"\n {json.dumps(key)}: {json.dumps(value)},"
+        for key, value in section.items()
+        if key != "rows"
+    )
+    rows = ",\n".join("  " + json.dumps(_rounded(row)) for row in section["rows"])
+    return f'{{{head}\n "rows": [\n{rows}\n ]}}'
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers to the five digits that a measurement has at most; sizes as they are."""
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def on_gpu() -> Results:
@@ -65,6 +94,12 @@ def rate_of(name: str, rows: list[Row], product: str, dtype: str) -> float | Non
     """Its operations a second over kept blocks, if it was measured."""
     row, seconds = _row(rows, product, dtype), seconds_of(name, rows, product, dtype)
     return row["flops"] / seconds if row is not None and seconds else None
+
+
+def speeds_of(name: str, rows: list[Row], product: str) -> str:
+    """TFLOP/s in float32 / float16."""
+    rates = [rate_of(name, rows, product, dtype) for dtype in ("float32", "float16")]
+    return " / ".join(map(teraflops, rates))
 
 
 def gain_of(name: str, rows: list[Row], product: str, dtype: str) -> float | None:

@@ -15,9 +15,9 @@ from math import gcd
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from numbsparse.device import SIMULATED
-from numbsparse.device.accesses import Access, Launch, Watcher
-from numbsparse.device.clocks import APART, COPY, COPY_ENGINE, WGMMA
+from numbsparse.simulator import SIMULATED
+from numbsparse.simulator.accesses import Access, Launch, Watcher
+from numbsparse.simulator.clocks import APART, COPY, COPY_ENGINE, WGMMA
 
 _WHO = {
     "": "thread {}",

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from numbsparse.device import SIMULATED
-from numbsparse.device.accesses import Access, Launch, Watcher
-from numbsparse.device.clocks import COPY
+from numbsparse.simulator import SIMULATED
+from numbsparse.simulator.accesses import Access, Launch, Watcher
+from numbsparse.simulator.clocks import COPY
 
 WARP, SECTOR, BANK, BANKS = 32, 32, 4, 32
 OWN = ("", COPY)  # units whose accesses are a thread's requests

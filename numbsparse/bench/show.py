@@ -1,14 +1,14 @@
-"""The rows as text."""
+"""Results as text: a line a row while they are measured, and tables of Markdown."""
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
-from numbsparse.bench.gpu.contestants import FEATURE_MAJOR
-from numbsparse.bench.gpu.peers import CUBLAS, CUDNN
-
-Row = dict[str, Any]
+from numbsparse.bench.contestants import FEATURE_MAJOR, OURS
+from numbsparse.bench.peers import CUBLAS, CUDNN
+from numbsparse.bench.results import Row
+from numbsparse.kernels.matmul import PRODUCTS
 
 HEADINGS = {
     "limits": "the card's own limits",
@@ -22,9 +22,18 @@ HEADINGS = {
     "lstm": "forward and backward over a sequence; in brackets, how many times ours",
     "conv": "beside cuDNN, dense and channels last; in brackets, times as fast",
     "host": "what the host's side costs",
+    "cpu": "median time per call; in brackets, how many times as fast the first column is",
 }
 SAME: tuple[str, ...] = ("product", "dtype", "precision", "features", "batch")
+IMAGES = ("side", "taps_along")
+PASSES = {"forward": "forward", "input_grad": "input-gradient", "weight_grad": "weight-gradient"}
 CELLS = "A line: features x batch, B, density; of each contestant time and TFLOP/s over kept blocks"
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Of Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def line(section: str, row: Row, rows: list[Row]) -> str:
@@ -35,6 +44,8 @@ def line(section: str, row: Row, rows: list[Row]) -> str:
         cells = [f"{name} {_time(seconds)}" for name, seconds in row["seconds"].items()]
         cache = f", {row['cache']} cache" if "cache" in row else ""
         return f"  {row['host']}{cache}: " + ", ".join(cells)
+    if section == "cpu":
+        return _cpu(row)
     what = f"{row['dtype']} {row['precision']}" if row["dtype"] == "float32" else row["dtype"]
     if section == "lstm":
         return f"  {what:15} {_lstm(row)}"
@@ -44,17 +55,16 @@ def line(section: str, row: Row, rows: list[Row]) -> str:
     size = (
         f"{row['features']:5} x {row['batch']:<4} B {row['block_size']:<3} {row['density']:<6.2g}"
     )
-    cells = [_cell(name, row, rows) for name in (*row["seconds"], *row["not_timed"])]
-    if section == "ladder":
-        cells = [cell + gain for cell, gain in zip(cells, _gains(row), strict=True)]
+    cells = _cells(row, partial(_gain if section == "ladder" else _beside, row, rows))
     return f"  {what:15} {size} {label}{label and ' '}{row['product']:11} " + "; ".join(cells)
 
 
 def speed_up(row: Row, name: str, rows: list[Row]) -> float | None:
-    """How many times as fast as cuBLAS's dense product of the same features, batch and dtype."""
+    """How many times as fast as the dense product of that shape and dtype: cuBLAS's, cuDNN's."""
+    dense, same = (CUDNN, (*SAME, *IMAGES)) if "side" in row else (CUBLAS, SAME)
     for other in rows:
-        if CUBLAS in other["seconds"] and all(other[key] == row[key] for key in SAME):
-            return other["seconds"][CUBLAS] / row["seconds"][name]
+        if dense in other["seconds"] and all(other[key] == row[key] for key in same):
+            return other["seconds"][dense] / row["seconds"][name]
     return None
 
 
@@ -86,29 +96,41 @@ def beside_batch_major(row: Row, name: str) -> float | None:
     return seconds[name] / seconds[rung]
 
 
-def _cell(name: str, row: Row, rows: list[Row]) -> str:
-    if name in row["not_timed"]:
-        return f"{name} {row['not_timed'][name]}"
-    seconds = row["seconds"][name]
-    cell = f"{name} {_time(seconds)} {row['flops'] / seconds / 1e12:.1f}"
+def _cells(row: Row, more: Callable[[str, float], str]) -> list[str]:
+    """Time of each contestant, and what `more` says of it; what is wrong with others."""
+    timed = [f"{name} {_time(s)}{more(name, s)}" for name, s in row["seconds"].items()]
+    return timed + [f"{name} {why}" for name, why in row["not_timed"].items()]
+
+
+def _beside(row: Row, rows: list[Row], name: str, seconds: float) -> str:
+    """TFLOP/s; beside cuBLAS, and beside the row that this one is to be compared with."""
+    text = f" {row['flops'] / seconds / 1e12:.1f}"
     if (times := speed_up(row, name, rows)) is not None:
-        cell += f" ({times:.2g}x)" if times < 10 else f" ({times:.0f}x)"
+        text += f" ({times:.2g}x)" if times < 10 else f" ({times:.0f}x)"
     ratio = relative(row, rows) if name == row["auto"] else beside_batch_major(row, name)
-    if ratio is not None:
-        cell += f" ({ratio:.2f})"
-    return cell
+    return text if ratio is None else f"{text} ({ratio:.2f})"
+
+
+def _gain(row: Row, rows: list[Row], name: str, seconds: float) -> str:
+    """And how many times as fast as the rung before."""
+    names = list(row["seconds"])
+    before = names[: names.index(name)][-1:]
+    gain = "".join(f" ({row['seconds'][other] / seconds:.2g}x)" for other in before)
+    return _beside(row, rows, name, seconds) + gain
 
 
 def _lstm(row: Row) -> str:
     """Time and memory of each contestant, and what one recurrent step of ours takes."""
-    cells = []
-    ours = row["seconds"].get("numbsparse"), row["bytes"].get("numbsparse")
-    for name, seconds in row["seconds"].items():
-        cell = f"{name} {_time(seconds)} {row['bytes'][name] / 2**30:.2f} GiB"
-        if name != "numbsparse" and None not in ours:
-            cell += f" ({seconds / ours[0]:.1f}x, {row['bytes'][name] / ours[1]:.1f}x)"
-        cells.append(cell)
-    cells += [f"{name} {why}" for name, why in row["not_timed"].items()]
+    ours = row["seconds"].get(OURS), row["bytes"].get(OURS)
+
+    def more(name: str, seconds: float) -> str:
+        memory = row["bytes"][name]
+        text = f" {memory / 2**30:.2f} GiB"
+        if name == OURS or None in ours:
+            return text
+        return f"{text} ({seconds / ours[0]:.1f}x, {memory / ours[1]:.1f}x)"
+
+    cells = _cells(row, more)
     cells += [f"{name} {_time(seconds)}" for name, seconds in row["step"].items()]
     shape = f"{row['hidden']:5} hidden, {row['batch']} x {row['steps']} steps {row['density']:.2g}"
     return f"{shape}: " + "; ".join(cells)
@@ -116,33 +138,34 @@ def _lstm(row: Row) -> str:
 
 def _conv(row: Row, rows: list[Row]) -> str:
     """Time of each, how much faster it is than cuDNN, and the memory that ours takes beside."""
-    cells = []
-    for name, seconds in row["seconds"].items():
-        cell = f"{name} {_time(seconds)} {row['flops'] / seconds / 1e12:.0f}"
-        if (dense := beside_cudnn(row, rows)) is not None:
-            cell += f" ({dense / seconds:.2g}x)"
-        cells.append(cell)
-    cells += [f"{name} {why}" for name, why in row["not_timed"].items()]
+
+    def more(name: str, seconds: float) -> str:
+        times = None if name == CUDNN else speed_up(row, name, rows)
+        return f" {row['flops'] / seconds / 1e12:.0f}" + (f" ({times:.2g}x)" if times else "")
+
+    cells = _cells(row, more)
     if "workspace" in row:
         cells.append(f"memory {row['workspace'] / row['input_bytes']:.1%} of the input")
     k, size = row["taps_along"], f"B {row['block_size']:<3}"
     return f"{k} x {k} {size} {row['density']:<6.2g} {row['product']:11} " + "; ".join(cells)
 
 
-def beside_cudnn(row: Row, rows: list[Row]) -> float | None:
-    """Seconds of cuDNN's dense convolution of the same images and taps."""
-    same = ("product", "dtype", "precision", "batch", "side", "features", "taps_along")
-    for other in rows:
-        if CUDNN in other["seconds"] and all(other[key] == row[key] for key in same):
-            return None if other is row else other["seconds"][CUDNN]
-    return None
-
-
-def _gains(row: Row) -> list[str]:
-    """How many times as fast as the rung before each is."""
-    times = list(row["seconds"].values())
-    gains = [f" ({one / other:.2g}x)" for one, other in pairwise(times)]
-    return ["", *gains][: len(times)] + [""] * len(row["not_timed"])
+def _cpu(row: Row) -> str:
+    """Time of each, and ours in GFLOP/s; a line says what is multiplied, before the first."""
+    cells: list[str] = []
+    for name, seconds in row["seconds"].items():
+        cell = f"{name} {seconds * 1e3:8.3f} ms "
+        if cells:
+            cell += f"({seconds / next(iter(row['seconds'].values())):5.1f}x)"
+        else:
+            cell += f"{row['flops'] / seconds / 1e9:7.0f} GFLOP/s"
+        cells.append(cell)
+    cells += [f"{name} {why}" for name, why in row["not_timed"].items()]
+    text = f"  {row['product']:12} " + "   ".join(cells)
+    if row["product"] != PRODUCTS[0]:
+        return text
+    shape = f"{row['features']} x {row['features']}, batch {row['batch']}"
+    return f"\n{shape}, density {row['density']}, B {row['block_size']}, {row['dtype']}\n{text}"
 
 
 def _time(seconds: float) -> str:

@@ -1,6 +1,6 @@
 """What a simulated kernel reads and writes: every access, by thread and by place in the text.
 
-Under a `Watcher` the arrays of kernels (`watched_arrays`) note what is asked of them, and the
+Under a `Watcher` the arrays of kernels (`arrays`) note what is asked of them, and the
 instructions of `kernels.ptx` what they read and write and what orders it (`clocks`).
 """
 
@@ -14,12 +14,18 @@ from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
-from numbsparse.device.clocks import WGMMA, Moment, Post, Products, Thread
+from numbsparse.simulator.clocks import WGMMA, Moment, Post, Products, Thread
 
 watcher: Watcher | None = None
 """Who watches, if anybody."""
 
-_INSIDE = ("numba.", "numbsparse.device.", "numbsparse.kernels.ptx.", "contextlib")
+_OWN = ("accesses", "arrays", "launch", "threads")
+_INSIDE = (
+    *(f"numbsparse.simulator.{name}" for name in _OWN),
+    "numbsparse.kernels.ptx.",
+    "numba.",
+    "contextlib",
+)
 """Modules between the text of a kernel and this one."""
 
 _ATOMIC = ("numba.cuda.simulator.kernelapi", "numbsparse.kernels.ptx.grid_simulated")
@@ -99,7 +105,7 @@ def noted() -> Thread | None:
     """What the running thread does, if anybody watches; the host is none."""
     if watcher is None:
         return None
-    from numbsparse.device.threads import current  # of the simulator
+    from numbsparse.simulator.threads import current  # of the simulator
 
     worker = current()
     own = getattr(worker, "own", None)

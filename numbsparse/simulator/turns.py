@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.device.runtime import SIMULATED
+from numbsparse.simulator import SIMULATED
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def in_turns(order: str | int = "rising") -> Iterator[None]:
         raise ValueError(f'order takes "rising", "falling" or a seed, got {order!r}')
     if not SIMULATED:
         raise RuntimeError("an order takes the simulator: set NUMBA_ENABLE_CUDASIM=1 before import")
-    from numbsparse.device import threads
+    from numbsparse.simulator import threads
 
     rng = None if isinstance(order, str) else np.random.default_rng(order)
 

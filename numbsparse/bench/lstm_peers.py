@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from numbsparse.bench.gpu.lstm import B, Contestant, Sequence
-from numbsparse.bench.gpu.peers import torch_on_gpu
-from numbsparse.bench.gpu.replay import record_torch
+from numbsparse.bench.lstm import B, Sequence, Trainer
+from numbsparse.bench.peers import bsr_tensor, torch_on_gpu
+from numbsparse.bench.timing import record_torch
 
 
-def cudnn(sequence: Sequence) -> Contestant:
+def cudnn(sequence: Sequence) -> Trainer:
     """torch.nn.LSTM; tf32 is allowed in float32."""
     torch = _torch()
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
@@ -44,10 +43,10 @@ def cudnn(sequence: Sequence) -> Contestant:
         return found.transpose(1, 2).double().cpu().numpy()
 
     nbytes = lambda: torch.cuda.max_memory_allocated() - before + _bytes(x, dy)  # noqa: E731
-    return Contestant(run, lambda: results[0].double().cpu().numpy(), gradient, nbytes)
+    return Trainer(run, lambda: results[0].double().cpu().numpy(), gradient, nbytes)
 
 
-def triton(sequence: Sequence) -> Contestant:
+def triton(sequence: Sequence) -> Trainer:
     """Written with torch's products of block-sparse matrices and its fused cell, in a CUDA graph.
 
     Activations are (features, batch), as those products take them: gates = w.T @ h.
@@ -68,10 +67,8 @@ def triton(sequence: Sequence) -> Contestant:
     across = _turned(w)
     forward, order = _bsr(lines, rows, across, (4 * units, units))
     backward, _ = _bsr(rows, lines, across.transpose(1, 2), (units, 4 * units))
-    dw = torch.zeros_like(forward.values())
-    dw = torch.sparse_bsr_tensor(
-        forward.crow_indices(), forward.col_indices(), dw, size=(4 * units, units)
-    )
+    zeros = torch.zeros_like(forward.values())
+    dw = bsr_tensor(forward.crow_indices(), forward.col_indices(), zeros, (4 * units, units))
     w_ih = torch.as_tensor(sequence.weights["weight_ih"].toarray(), device="cuda")
     w_ih = w_ih.view(-1, units // B, 4, B).transpose(1, 2).reshape(-1, 4 * units)
     bias = torch.as_tensor(sequence.weights["bias"].reshape(-1, 4, B), device="cuda")
@@ -120,10 +117,10 @@ def triton(sequence: Sequence) -> Contestant:
     def replayed(held: Any = run) -> None:  # with the memory that it uses
         replay()
 
-    return Contestant(replayed, outputs, gradient, nbytes)
+    return Trainer(replayed, outputs, gradient, nbytes)
 
 
-PEERS: dict[str, Callable[[Sequence], Contestant]] = {"cuDNN dense": cudnn, "torch BSR": triton}
+PEERS: dict[str, Callable[[Sequence], Trainer]] = {"cuDNN dense": cudnn, "torch BSR": triton}
 
 
 def _torch() -> Any:
@@ -169,6 +166,4 @@ def _bsr(lines: Any, columns: Any, blocks: Any, shape: tuple[int, int]) -> tuple
     counts = torch.bincount(lines, minlength=shape[0] // B)
     starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
     values = blocks[order].contiguous()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that sparse BSR tensors are in beta
-        return torch.sparse_bsr_tensor(starts, columns[order], values, size=shape), order
+    return bsr_tensor(starts, columns[order], values, shape), order

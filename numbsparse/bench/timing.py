@@ -1,8 +1,8 @@
-"""Time on the GPU alone: calls recorded in a CUDA graph and replayed, side by side.
+"""Time calls side by side, in turn, so that a slow moment of the machine meets them all.
 
-A graph takes the host's share of a launch out of our times and of the peers'. Replays follow one
-another: what fits in the L2 cache is found there by the next one, and larger operands are read from
-memory each time.
+On the GPU calls are recorded in a CUDA graph and replayed, which takes the host's share of a launch
+out of our times and of the peers'. Replays follow one another: what fits in the L2 cache is found
+there by the next one, and larger operands are read from memory each time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ GRAPH = 1e-3  # seconds that a graph should take
 SAMPLE = 5e-3  # seconds of replays between two looks at the clock
 FEW, MOST = 5, 100  # calls in a graph
 TURNS, SAMPLES = 2, 5
+PAUSE = 0.25  # seconds, on the CPU
 
 
 class Graph(NamedTuple):
@@ -43,7 +44,7 @@ def graph_of(recorder: Recorder, call: Call) -> Graph:
 
 
 def seconds_of(graphs: dict[str, Graph], seconds: float = 0.05) -> dict[str, float]:
-    """Median seconds a call; in turn, so that a slow moment of the card meets them all.
+    """Median seconds a call of each.
 
     Each name gets `seconds` in all, and a sample a turn at least. The graphs have run before.
     """
@@ -104,3 +105,28 @@ def _time(call: Call, count: int) -> float:
         call()
     synchronize()
     return (time.perf_counter() - began) / count
+
+
+def times(calls: dict[str, Call], *, seconds: float = 1.0) -> dict[str, float]:
+    """Median seconds a call of each, on the CPU.
+
+    A turn begins with a pause, because the threads of other libraries spin on for a while, and a
+    call that is not timed.
+    """
+    pause = min(PAUSE, seconds)
+    for call in calls.values():
+        call()  # compiles, and warms the caches
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    end = time.perf_counter() + seconds * len(calls)
+    while time.perf_counter() < end or len(next(iter(samples.values()))) < 2 * SAMPLES:
+        for name, call in calls.items():
+            time.sleep(pause)
+            call()
+            samples[name] += [_sample(call) for _ in range(SAMPLES)]
+    return {name: median(taken) for name, taken in samples.items()}
+
+
+def _sample(call: Call) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began

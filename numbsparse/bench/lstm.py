@@ -13,12 +13,13 @@ import numpy as np
 
 from numbsparse import nn, ops, patterns
 from numbsparse.autograd import no_grad
-from numbsparse.bench.gpu.limits import limits
-from numbsparse.bench.gpu.options import Options
-from numbsparse.bench.gpu.problem import dtype_of
-from numbsparse.bench.gpu.replay import Graph, graph_of, record, seconds_of
+from numbsparse.bench.machine import limits
+from numbsparse.bench.measure import Options
+from numbsparse.bench.results import Row
+from numbsparse.bench.timing import Graph, graph_of, record, seconds_of
 from numbsparse.device import SIMULATED, memory, synchronize, to_device
 from numbsparse.device.runtime import current_device
+from numbsparse.dtypes import as_dtype
 from numbsparse.graph import graph
 
 INPUTS, BATCH, STEPS, DENSITY, B = 64, 64, 64, 0.03, 32
@@ -27,8 +28,6 @@ DTYPES = [("float16", "highest"), ("float32", "high"), ("float32", "highest")]
 WEIGHTS = ("weight_ih", "weight_hh", "bias")
 BLOCKS = 8  # of the weight-gradient, and block columns of the gates, that are looked at
 ALLOWED = {"float16": 2e-2, "float32": 5e-3}  # relative; tf32 has float16's mantissa
-
-Row = dict[str, Any]
 
 
 class Sequence:
@@ -45,11 +44,11 @@ class Sequence:
         )
         self.layer = self.lstm.layers[0]
         for parameter in self.lstm.parameters():
-            parameter.data = parameter.data.astype(dtype_of(dtype))
+            parameter.data = parameter.data.astype(as_dtype(dtype))
         self.weights = {name: getattr(self.layer, name).data for name in WEIGHTS}
         self.lstm.to("cuda")
         self.x, self.dy = (
-            to_device(rng.standard_normal((steps, batch, n), np.float32).astype(dtype_of(dtype)))
+            to_device(rng.standard_normal((steps, batch, n), np.float32).astype(as_dtype(dtype)))
             for n in (INPUTS, hidden)
         )
         index = self.weights["weight_hh"].layout.index
@@ -57,7 +56,7 @@ class Sequence:
         self.columns = np.unique(np.r_[0, n - 1, rng.integers(0, n, BLOCKS)])
 
 
-class Contestant(NamedTuple):
+class Trainer(NamedTuple):
     """A forward and backward pass; then the output, and blocks of the gradient of weight_hh."""
 
     run: Callable[[], Any]
@@ -68,7 +67,7 @@ class Contestant(NamedTuple):
 
 def lstm(options: Options) -> Iterator[Row]:
     """A row a dtype and width: seconds and bytes of each, and of one recurrent step of ours."""
-    from numbsparse.bench.gpu.lstm_peers import PEERS
+    from numbsparse.bench.lstm_peers import PEERS
 
     for hidden in (64,) if options.quick else WIDTHS:
         for dtype, precision in DTYPES[:1] if options.quick else DTYPES:
@@ -78,7 +77,7 @@ def lstm(options: Options) -> Iterator[Row]:
             yield _measured(sequence, {"numbsparse": ours} | peers, options)
 
 
-def ours(sequence: Sequence) -> Contestant:
+def ours(sequence: Sequence) -> Trainer:
     """One captured step of training, without an optimizer."""
     module, weight = sequence.lstm, sequence.layer.weight_hh
     results: list[Any] = []
@@ -114,11 +113,11 @@ def ours(sequence: Sequence) -> Contestant:
             raise ArithmeticError("wrong: captured, it gives another output")
         return y.astype(np.float64)
 
-    return Contestant(run, outputs, gradient, lambda: taken + held + sequence.dy.nbytes)
+    return Trainer(run, outputs, gradient, lambda: taken + held + sequence.dy.nbytes)
 
 
 def _measured(
-    sequence: Sequence, makers: dict[str, Callable[[Sequence], Contestant]], options: Options
+    sequence: Sequence, makers: dict[str, Callable[[Sequence], Trainer]], options: Options
 ) -> Row:
     row: Row = {
         "hidden": sequence.hidden,
@@ -135,7 +134,7 @@ def _measured(
     }
     exact = exact_gradient = None
     seconds: dict[str, float] = {}
-    contestant: Contestant | None
+    contestant: Trainer | None
     for name, make in makers.items():
         try:
             contestant = make(sequence)

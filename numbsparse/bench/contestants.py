@@ -1,0 +1,163 @@
+"""Who computes: numbsparse's rungs and convolutions. Others stand in `peers`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from numbsparse import ops
+from numbsparse.bench.problem import Problem
+from numbsparse.bench.timing import Recorder, record
+from numbsparse.device import DeviceArray, as_device_array
+from numbsparse.kernels.matmul import function_of, serving_own
+from numbsparse.ops.choice import choose, serving
+
+FEATURE_MAJOR = "feature-major"
+OURS, MATMUL = "numbsparse", "matmul"  # a convolution; the product of matrices that one tap is
+
+Make = Callable[[Problem, str], "Contestant"]
+Makers = dict[str, Make]
+Pick = Callable[[Any, np.ndarray], np.ndarray]
+
+
+class Contestant:
+    """A call that computes one product; a call that is recorded does so again with each replay.
+
+    Attributes
+    ----------
+    record : makes a graph of calls
+    got : what `call` computed last, whole
+    """
+
+    def __init__(self, compute: Callable[[], Any], pick: Pick, record: Recorder = record):
+        self._compute, self._pick, self.record = compute, pick, record
+        self.got: Any = None
+
+    def call(self) -> None:
+        self.got = self._compute()
+
+    @property
+    def out(self) -> DeviceArray:
+        """`got` on the GPU, contiguous."""
+        return self.got if isinstance(self.got, DeviceArray) else as_device_array(self.got, "")
+
+    def pick(self, picked: np.ndarray) -> np.ndarray:
+        """Rows of y or dx (of images: pixels), or blocks of dw, on the host."""
+        return self._pick(self.got, picked)
+
+
+def contestants_of(
+    problem: Problem, product: str, kernels: str, others: tuple[str, ...] = ()
+) -> Makers:
+    """Ours by name: see `named`; and what `others` names of MATMUL and FEATURE_MAJOR."""
+    names = named(problem, product, kernels)
+    if problem.side:
+        makers: Makers = dict.fromkeys(names, of_images)
+        return makers | ({MATMUL: by_ops} if MATMUL in others else {})
+    if problem.place == "cpu":
+        return {name: partial(by_ops, kernel=name) for name in names}
+    makers = {name: partial(of_rung, name=name) for name in names}
+    if FEATURE_MAJOR in others:
+        turned = partial(of_rung, feature_major=True)
+        makers |= {f"{name} {FEATURE_MAJOR}": partial(turned, name=name) for name in names}
+    return makers
+
+
+def chosen(problem: Problem, product: str) -> str:
+    """The rung that `ops` takes by itself; ValueError with the reasons where none serves."""
+    if problem.side:
+        return OURS
+    x = problem.here(problem.x)
+    case = problem.block_size, x, problem.batch, problem.precision, problem.layout
+    return choose(product, "auto", *case)
+
+
+def all_serving(problem: Problem, product: str) -> list[str]:
+    """The rungs that take this problem, in reading order; those of users last."""
+    if problem.side:
+        return [OURS]
+    dtype, place = problem.x.dtype, problem.place
+    case = problem.block_size, dtype, place, problem.batch, problem.precision
+    return serving(product, *case)[::-1] + serving_own(product, *case)
+
+
+def named(problem: Problem, product: str, kernels: str) -> list[str]:
+    """ "auto": the rung that `ops` takes; "all" that serve; or those of a list with commas."""
+    if kernels == "auto":
+        return [chosen(problem, product)]
+    names = all_serving(problem, product)
+    return names if kernels == "all" else [name for name in names if name in kernels.split(",")]
+
+
+def of_rung(problem: Problem, product: str, name: str, feature_major: bool = False) -> Contestant:
+    """A rung of the ladder, called as `ops.matmul` and `ops.sddmm` call it, on a GPU.
+
+    With `feature_major` as for `w @ x`: x, dy, y and dx are views of (features, batch).
+    """
+    whole = out = problem.out(product)
+    x, dy, values = problem.x.device, problem.dy.device, problem.values.device
+    if feature_major:
+        x, dy = problem.x.feature_major, problem.dy.feature_major
+        if product != "weight_grad":
+            whole = whole.reshape(whole.shape[::-1])
+            out = whole.T
+    compute, index = function_of(name, product), problem.index
+    operands = {
+        "forward": (x, values, index),
+        "input_grad": (dy, values, index),
+        "weight_grad": (x, dy, index),
+    }[product]
+
+    def call() -> None:
+        compute(*operands, out, problem.precision)
+
+    across = whole is not out
+    return Contestant(into(whole, call), (lambda y, rows: y.numpy().T[rows]) if across else rows_of)
+
+
+def by_ops(problem: Problem, product: str, kernel: str = "auto") -> Contestant:
+    """A product as users call it, its result allocated too; of images, of each pixel."""
+    x, dy = (problem.here(a).reshape(-1, a.shape[-1]) for a in (problem.x, problem.dy))
+    w = problem.w
+    how: Any = {"kernel": kernel, "precision": problem.precision}
+    compute = {
+        "forward": lambda: ops.matmul(x, w, **how),
+        "input_grad": lambda: ops.matmul(dy, w.T, **how),
+        "weight_grad": lambda: ops.sddmm(x.T, dy, w, **how).values,
+    }[product]
+    return Contestant(compute, rows_of)
+
+
+def of_images(problem: Problem, product: str) -> Contestant:
+    """A convolution as `ops` computes it, its result allocated too."""
+    x, dy, w = problem.x.device, problem.dy.device, problem.w
+    window, how = problem.window, ("auto", problem.precision)
+    compute = {
+        "forward": lambda: ops.conv_in(x, w, window, *how),
+        "input_grad": lambda: ops.conv_transpose_in(dy, w, window, 2, problem.in_features, *how),
+        "weight_grad": lambda: ops.conv_weight_grad_in(x, dy, w, window, *how).values,
+    }[product]
+    return Contestant(compute, rows_of)
+
+
+def into(out: Any, call: Callable[[], Any]) -> Callable[[], Any]:
+    """What computes into an array, as what gives it."""
+
+    def compute() -> Any:
+        call()
+        return out
+
+    return compute
+
+
+def rows_of(out: Any, picked: np.ndarray) -> np.ndarray:
+    """Some rows of y or dx, pixels of images, or blocks of dw (n_blocks, B, B)."""
+    is_blocks = out.ndim == 3 and out.shape[1] == out.shape[2]
+    lines = out if is_blocks else out.reshape(-1, out.shape[-1])
+    if isinstance(out, np.ndarray):
+        return lines[picked]
+    found = [lines[int(row)].numpy() for row in picked]
+    return np.stack(found) if found else np.empty((0, *lines.shape[1:]), out.dtype)

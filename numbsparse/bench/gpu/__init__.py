@@ -1,1 +1,0 @@
-"""The benchmark of the GPU, in sections; every result is checked before it is timed."""

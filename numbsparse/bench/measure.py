@@ -1,0 +1,116 @@
+"""One product of one problem: everybody's result is checked, and what is right is timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from numbsparse.bench.contestants import OURS, Contestant, Makers, chosen, contestants_of
+from numbsparse.bench.peers import peers
+from numbsparse.bench.problem import Problem, error_of, fault_in
+from numbsparse.bench.results import Row
+from numbsparse.bench.timing import Call, Graph, graph_of, seconds_of, times
+from numbsparse.device import Capture, synchronize
+
+ON_CPU, LEAST = 20, 0.01  # times as long as on a GPU, and seconds at least: times vary more
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a benchmark runs.
+
+    `kernels`: "auto", "all" rungs that serve, or names with commas; `quick`: small, for tests.
+    """
+
+    kernels: str = "auto"
+    quick: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """What each cell is timed for."""
+        return 0.0 if self.quick else 0.05
+
+
+def measure(
+    problem: Problem,
+    product: str,
+    kernels: str = "auto",
+    others: tuple[str, ...] = (),
+    seconds: float = 0.05,
+) -> Row:
+    """Seconds a call and relative errors by name, and why a name has none.
+
+    `kernels` is "auto", the rung that `ops` chooses, "all" that serve, or a list of names with
+    commas, of which those that serve are taken; `others` names peers; with FEATURE_MAJOR among
+    them each rung is measured that way too. Of convolutions a row also tells what memory ours takes
+    beside its operands and its result.
+    """
+    row: Row = {"product": product, **problem.named(), "auto": None, "errors": {}, "not_timed": {}}
+    makers: Makers = {}
+    try:
+        row["auto"] = chosen(problem, product)
+        makers = contestants_of(problem, product, kernels, others)
+    except ValueError as reasons:
+        row["not_timed"][OURS] = str(reasons)
+    right: dict[str, Contestant] = {}
+    graphs: dict[str, Graph] = {}
+    for name, make in (makers | peers(problem, product, others)).items():
+        try:
+            contestant = make(problem, product)
+            contestant.call()  # compiles, and plans
+            replay = contestant.call
+            if problem.place == "cuda":
+                synchronize()
+                graphs[name] = graph_of(contestant.record, contestant.call)
+                replay = graphs[name].replay
+            row["errors"][name], fault = fault_of(contestant, replay, problem, product)
+            if fault is None and problem.side and name == OURS:
+                row["workspace"] = _workspace(contestant.call) - contestant.out.nbytes
+        except Exception as error:  # a peer or a rung that fails costs its cell, not the table
+            fault = f"failed: {short(error)}"
+        if fault is None:
+            right[name] = contestant
+        else:
+            row["not_timed"][name] = fault
+            graphs.pop(name, None)
+    if problem.place == "cuda":
+        return row | {"seconds": seconds_of(graphs, seconds) if graphs else {}}
+    calls = {name: contestant.call for name, contestant in right.items()}
+    return row | {"seconds": times(calls, seconds=max(ON_CPU * seconds, LEAST)) if calls else {}}
+
+
+def fault_of(
+    contestant: Contestant, run: Call, problem: Problem, product: str
+) -> tuple[float, str | None]:
+    """The relative error of what `run` computes, and what is wrong."""
+    parts, lacks = problem.parts(product), "NaN in the result"
+    if problem.place == "cpu":
+        run()
+        unwritten, lacks = not np.isfinite(np.asarray(contestant.got)).all(), "not finite"
+    else:
+        from numbsparse.kernels.poison import fill_with_nan, holds_nan  # loads numba.cuda
+
+        fill_with_nan(contestant.out)
+        run()
+        synchronize()
+        unwritten = holds_nan(contestant.out)
+    picked = contestant.pick(parts.picked)
+    fault = fault_in(parts, picked, problem.dtype, problem.precision)
+    if fault is None and unwritten:
+        fault = f"wrong: {lacks}"
+    return error_of(parts, picked), fault
+
+
+def short(error: Exception) -> str:
+    """The last line of a message, which is often the only one that says what is wrong."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+    return f"{type(error).__name__}: {lines[-1].strip()}"[:160]
+
+
+def _workspace(call: Call) -> int:
+    """Bytes that a call takes, its result counted."""
+    capture = Capture()
+    with capture.under_way():
+        call()
+    return capture.arena.nbytes

@@ -1,0 +1,256 @@
+"""The same products by others, where they are installed, on either place.
+
+Through torch on the GPU: cuBLAS, Triton, cuSPARSE, and cuDNN's convolutions; on the CPU NumPy,
+SciPy and torch. Each gets its operands as it likes them best, made before the clock runs: the
+sparse ones of torch multiply from the left, y.T = w.T @ x.T, with activations feature-major.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from numbsparse.bench.contestants import Contestant, Makers, into, rows_of
+from numbsparse.bench.problem import Problem
+from numbsparse.bench.timing import record_torch
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import DeviceArray, empty, is_available
+from numbsparse.layout import Layout
+
+CUBLAS, TRITON, CUSPARSE, CUDNN = "cuBLAS dense", "torch BSR", "cuSPARSE CSR", "cuDNN dense"
+NUMPY, BY_BLOCK, SCIPY = "NumPy dense", "NumPy by block", "SciPy BSR"
+ON_CPU = (NUMPY, BY_BLOCK, SCIPY, TRITON)
+
+
+def torch_here() -> Any:
+    """torch, where it is installed; else None."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch
+
+
+def torch_on_gpu() -> Any:
+    """torch, where it is installed with CUDA; else None."""
+    torch = torch_here()
+    return torch if torch and is_available() and torch.cuda.is_available() else None
+
+
+def peers(problem: Problem, product: str, names: tuple[str, ...]) -> Makers:
+    """The named peers that can take this product.
+
+    SciPy and torch have no weight-gradient on the CPU; there NumPy's small products, block by
+    block, stand in.
+    """
+    of_w = product != "weight_grad"
+    if problem.place == "cpu":
+        serves = {
+            NUMPY: (_numpy, True),
+            BY_BLOCK: (_numpy_by_block, not of_w),
+            SCIPY: (_scipy, of_w),
+            TRITON: (_torch_on_cpu, of_w and torch_here() is not None),
+        }
+    elif problem.side:
+        serves = {CUDNN: (_cudnn, True)}
+    elif torch_on_gpu() is None:
+        return {}
+    else:
+        single = problem.dtype == "float32" and problem.precision == "highest"
+        serves = {
+            # Its time depends on nothing but the features and the batch.
+            CUBLAS: (_cublas, problem.layout.density == 1),
+            TRITON: (_triton, problem.precision == "highest"),
+            CUSPARSE: (_cusparse, single and of_w),
+        }
+    return {name: make for name, (make, can) in serves.items() if name in names and can}
+
+
+def _cublas(problem: Problem, product: str) -> Contestant:
+    """The dense product; of a layout that keeps every block."""
+    torch = torch_on_gpu()
+    torch.set_float32_matmul_precision(problem.precision)
+    x, dy = as_torch(problem.x.device), as_torch(problem.dy.device)
+    (rows, columns), size = problem.layout.shape, problem.block_size
+    if product == "weight_grad":
+        out = empty((problem.in_features, problem.out_features), problem.x.device.dtype)
+        dw = as_torch(out)
+        blocks = dw.view(rows, size, columns, size).transpose(1, 2)
+
+        def pick(b: np.ndarray) -> np.ndarray:
+            b_rows, b_columns = torch.from_numpy(b // columns), torch.from_numpy(b % columns)
+            return _host(blocks[b_rows.cuda(), b_columns.cuda()])
+
+        compute = into(out, lambda: torch.mm(x.T, dy, out=dw))
+        return Contestant(compute, lambda _, b: pick(b), record_torch)
+    w = as_torch(problem.values.device).view(rows, columns, size, size)
+    w = w.transpose(1, 2).reshape(problem.in_features, problem.out_features)
+    operand, matrix = (x, w) if product == "forward" else (dy, w.T)
+    out = problem.out(product)
+    y = as_torch(out)
+    compute = into(out, lambda: torch.mm(operand, matrix, out=y))
+    return Contestant(compute, lambda _, rows: _host(y[_places(rows)]), record_torch)
+
+
+def _triton(problem: Problem, product: str) -> Contestant:
+    """PyTorch's Triton kernels for its block-sparse tensors."""
+    from torch.sparse import _triton_ops
+
+    if product == "weight_grad":
+        out = problem.out(product)
+        dw = _bsr(problem, transposed=False, values=as_torch(out))
+        x, dy = as_torch(problem.x.device).T.contiguous(), as_torch(problem.dy.device)
+        compute = into(
+            out, lambda: _triton_ops.sampled_addmm(dw, x, dy, beta=0.0, out=dw, skip_checks=True)
+        )
+        return Contestant(compute, lambda _, b: _host(dw.values()[_places(b)]), record_torch)
+    w, operand, out, y = _from_the_left(problem, product)
+    compute = into(out, lambda: _triton_ops.bsr_dense_addmm(y, w, operand, beta=0, out=y))
+    return Contestant(compute, partial(_columns, y), record_torch)
+
+
+def _cusparse(problem: Problem, product: str) -> Contestant:
+    """cuSPARSE's product of single values; torch's float32 BSR product is Triton's again."""
+    torch = torch_on_gpu()
+    w, operand, out, y = _from_the_left(problem, product)
+    w = w.to_dense().to_sparse_csr()
+    crow, column = w.crow_indices().int(), w.col_indices().int()
+    w = torch.sparse_csr_tensor(crow, column, w.values(), size=w.shape)
+    compute = into(out, lambda: torch.addmm(y, w, operand, beta=0, out=y))
+    return Contestant(compute, partial(_columns, y), record_torch)
+
+
+def _from_the_left(problem: Problem, product: str) -> tuple[Any, Any, DeviceArray, Any]:
+    """(w.T or w, the operand feature-major, the output, its view in torch)."""
+    forward = product == "forward"
+    operand = (problem.x if forward else problem.dy).device
+    features = problem.out_features if forward else problem.in_features
+    out = empty((features, problem.batch), operand.dtype)
+    return _bsr(problem, forward), as_torch(operand).T.contiguous(), out, as_torch(out)
+
+
+def _bsr(problem: Problem, transposed: bool, values: Any = None) -> Any:
+    """w, or w.T, as a sparse tensor of torch; with `values`, those instead, not copied."""
+    torch, index = torch_on_gpu(), problem.layout.index
+    lines = index.columns if transposed else index.rows
+    if values is None:
+        order = torch.from_numpy(lines.blocks.astype(np.int64)).cuda()
+        values = as_torch(problem.values.device)[order]
+        values = values.transpose(1, 2).contiguous() if transposed else values
+    shape = (problem.in_features, problem.out_features)
+    starts, indices = (torch.from_numpy(a.copy()).cuda() for a in (lines.indptr, lines.indices))
+    return bsr_tensor(starts, indices, values, shape[::-1] if transposed else shape)
+
+
+def bsr_tensor(starts: Any, indices: Any, values: Any, shape: tuple[int, ...]) -> Any:
+    """torch's matrix of blocks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that sparse BSR tensors are in beta
+        return torch_here().sparse_bsr_tensor(starts, indices, values, size=shape)
+
+
+def _cudnn(problem: Problem, product: str) -> Contestant:
+    """A convolution, channels last, of a layout that keeps every block; it tries kernels first."""
+    torch = torch_on_gpu()
+    if torch is None:
+        raise ImportError("torch with CUDA is not installed")
+    torch.backends.cudnn.allow_tf32 = problem.precision == "high"
+    torch.backends.cudnn.benchmark = True
+    x, dy = (as_torch(a.device).permute(0, 3, 1, 2) for a in (problem.x, problem.dy))
+    size, k = problem.block_size, problem.taps_along
+    features = problem.in_features
+    n = features // size
+    blocks = as_torch(problem.values.device).view(k, k, n, n, size, size)
+    w = blocks.permute(3, 5, 2, 4, 0, 1).reshape(features, features, k, k)
+    w = w.contiguous(memory_format=torch.channels_last)
+    padding = [k // 2] * 2
+
+    def compute() -> Any:
+        if product == "forward":
+            return torch.nn.functional.conv2d(x, w, padding=padding)
+        wanted = (product == "input_grad", product == "weight_grad", False)
+        strides = [1, 1], padding, [1, 1], False, [0, 0], 1
+        found = torch.ops.aten.convolution_backward(dy, x, w, None, *strides, wanted)
+        return found[0] if product == "input_grad" else found[1]
+
+    def as_it_lies() -> Any:
+        return compute().permute(0, 2, 3, 1)
+
+    def pick(out: Any, picked: np.ndarray) -> np.ndarray:
+        result = torch.as_tensor(out, device="cuda")
+        if product != "weight_grad":
+            return _host(result.reshape(-1, features)[_places(picked)])
+        # (out_features, k, k, in_features), as blocks (k, k, n, n, size, size)
+        dw = result.view(n, size, k, k, n, size).permute(2, 3, 4, 0, 5, 1)
+        return _host(dw.reshape(-1, size, size)[_places(picked)])
+
+    return Contestant(as_it_lies, pick, record_torch)
+
+
+def _numpy(problem: Problem, product: str) -> Contestant:
+    x, dy, dense = problem.x.host, problem.dy.host, problem.w.toarray()
+    if product == "weight_grad":
+        return Contestant(lambda: x.T @ dy, lambda dw, b: kept(dw, problem.layout)[b])
+    operand, matrix = (x, dense) if product == "forward" else (dy, dense.T)
+    return Contestant(lambda: operand @ matrix, rows_of)
+
+
+def kept(dense: np.ndarray, layout: Layout) -> np.ndarray:
+    """The kept blocks of a dense matrix, (n_blocks, B, B)."""
+    size = dense.shape[0] // layout.shape[0]
+    return BlockSparse.from_dense(dense, layout, block_size=size).values
+
+
+def _numpy_by_block(problem: Problem, product: str) -> Contestant:
+    """The weight-gradient as a small dense product for each kept block."""
+    x, dy, size, index = problem.x.host, problem.dy.host, problem.block_size, problem.layout.index
+
+    def compute() -> np.ndarray:
+        blocks = np.empty_like(problem.w.values)
+        places = zip(index.block_rows.tolist(), index.block_columns.tolist(), strict=True)
+        for b, (row, column) in enumerate(places):
+            x_rows, dy_columns = x[:, row * size :][:, :size], dy[:, column * size :][:, :size]
+            np.matmul(x_rows.T, dy_columns, out=blocks[b])
+        return blocks
+
+    return Contestant(compute, rows_of)
+
+
+def _scipy(problem: Problem, product: str) -> Contestant:
+    sparse = problem.w.to_scipy()
+    if product == "forward":
+        return Contestant(lambda: problem.x.host @ sparse, rows_of)
+    across = sparse.T
+    return Contestant(lambda: problem.dy.host @ across, rows_of)
+
+
+def _torch_on_cpu(problem: Problem, product: str) -> Contestant:
+    torch, forward = torch_here(), product == "forward"
+    w = problem.w.T if forward else problem.w
+    starts, indices = (torch.from_numpy(a.astype(np.int64)) for a in (w.indptr, w.indices))
+    left = bsr_tensor(starts, indices, torch.from_numpy(w.data), w.shape)
+    right = torch.from_numpy((problem.x if forward else problem.dy).host).T
+    return Contestant(lambda: torch.mm(left, right), lambda y, rows: y.T.numpy()[rows])
+
+
+def as_torch(array: DeviceArray) -> Any:
+    """The same memory as a tensor."""
+    torch = torch_on_gpu()
+    bits = array.view(np.dtype(f"int{8 * array.itemsize}"))
+    return torch.as_tensor(bits, device="cuda").view(getattr(torch, array.dtype.name))
+
+
+def _columns(y: Any, _: Any, rows: np.ndarray) -> np.ndarray:
+    """Rows of the batch, of a feature-major result."""
+    return _host(y[:, _places(rows)].T)
+
+
+def _places(indices: np.ndarray) -> Any:
+    return torch_on_gpu().from_numpy(indices).cuda()
+
+
+def _host(tensor: Any) -> np.ndarray:
+    return tensor.float().cpu().numpy()
