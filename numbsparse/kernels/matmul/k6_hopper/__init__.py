@@ -25,7 +25,7 @@ x would help. With few blocks kept it is memory, which must give x and take y.
 
 from __future__ import annotations
 
-from numbsparse.kernels.matmul.k6_hopper import split, split_weight_grad
+from numbsparse.kernels.matmul.k6_hopper import split_weight_grad
 from numbsparse.kernels.matmul.k6_hopper import weight_grad as halves_weight_grad
 from numbsparse.kernels.matmul.k6_hopper.lines import along_lines
 from numbsparse.kernels.matmul.k6_hopper.tile import line_tiles
@@ -50,18 +50,12 @@ unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0),
 
 def forward(x, values, index, y, precision="highest", tile=0):
     """y[:] = x @ w."""
-    if x.dtype == "float32":
-        split.along_lines("forward", x, values, index, y, precision)
-    else:
-        along_lines(x, values, index, y, False, tile)
+    along_lines(x, values, index, y, False, precision, tile)
 
 
 def input_grad(dy, values, index, dx, precision="highest", tile=0):
     """dx[:] = dy @ w.T."""
-    if dy.dtype == "float32":
-        split.along_lines("input_grad", dy, values, index, dx, precision)
-    else:
-        along_lines(dy, values, index, dx, True, tile)
+    along_lines(dy, values, index, dx, True, precision, tile)
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest", tile=0):
@@ -73,5 +67,5 @@ def weight_grad(x, dy, index, dvalues, precision="highest", tile=0):
 
 
 def tile_choices(product, block_size, dtype, batch, precision="highest"):
-    halves_lines = product != "weight_grad" and dtype != "float32"
-    return line_tiles(block_size, batch) if halves_lines else (None,)
+    several = product != "weight_grad" and dtype != "float32"
+    return line_tiles(block_size, batch) if several else (None,)

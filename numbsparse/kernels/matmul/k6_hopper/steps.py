@@ -2,46 +2,37 @@
 
 from __future__ import annotations
 
-from heapq import heapreplace
 from typing import Any
 
 import numpy as np
 
 from numbsparse.kernels.matmul.k6_hopper.tile import Tile
+from numbsparse.kernels.parts.deal import Lengths
+from numbsparse.kernels.parts.groups import grouped
 from numbsparse.layout import Index, Walk
 
-MATCHED = 4096  # lines: more of them are grouped as they come
-EXCHANGES, EXCHANGED = 16, 1024  # rounds at most, of at most so many lines
 READ_AHEAD = 64  # records
 LAST = 1 << 31  # in a mask: the group's last step
 BEFORE, MOST = 26, 31  # in a mask, from this bit on: kept blocks of the shares before, at most
 EDGE = 1 << 31  # in a kept block: it reaches beyond the edge along the sum
-TILE_STEPS = 3  # what a tile costs beside its steps
 
 
-class Lengths:
-    """Where the steps of each group begin; the same object for every launch with a layout."""
+def steps_of(index: Index, transposed: bool, tile: Tile, ragged: bool) -> tuple[Any, ...]:
+    """(records, strips, lengths) of the groups of strips of the output.
 
-    def __init__(self, starts: np.ndarray):
-        self.starts, self.steps = starts[:-1], np.diff(starts)
-
-
-def steps_of(index: Index, turned: bool, tile: Tile, ragged: bool) -> tuple[Any, ...]:
-    """(records, lines, lengths) of the groups of output block columns.
-
-    lines : (groups, COLUMNS), the output block columns of a group, -1 for none
+    strips : (groups, COLUMNS), the strips of a group, -1 for none
     records : (steps + READ_AHEAD, RECORD); of each step
-        a mask for each share of SHARE columns: bit e * SHARE + g where its column g has a block at
+        a mask for each share of SHARE strips: bit e * SHARE + g where its strip g has a block at
         the e-th input, the number of blocks BEFORE its own, and LAST;
         the number of inputs, and 256 times that of blocks;
-        the inputs, counted in tiles of x; the kept blocks in order of the masks' bits, counted in
-        PARTS, and EDGE.
+        the inputs, counted in tiles of x; the kept blocks in order of the masks' bits, each as
+        (block * ACROSS + strip of it) * PARTS + part, and EDGE.
 
-    Turned, w.T is meant: output columns are the block rows of w. `ragged` says whether the last
-    input block reaches beyond the edge.
+    Of w, or of w.T, whose columns are the block rows of w. `ragged` says whether the last input
+    block reaches beyond the edge.
     """
-    walk, others = (index.rows, index.columns) if turned else (index.columns, index.rows)
-    n_inputs = len(others.indptr) - 1
+    walk, others = (index.rows, index.columns) if transposed else (index.columns, index.rows)
+    walk, n_inputs = strips_of(walk, tile.ACROSS), len(others.indptr) - 1
     lines = grouped(walk, n_inputs, tile.COLUMNS)
     groups, inputs, columns, blocks = _sorted_by_group(walk, lines)
 
@@ -81,94 +72,16 @@ def steps_of(index: Index, turned: bool, tile: Tile, ragged: bool) -> tuple[Any,
     return records.astype(np.uint32).view(np.int32), lines, Lengths(starts)
 
 
-def schedule(
-    index: Index, lengths: Lengths, row_tiles: int, units: int, together: int = 1
-) -> tuple[Any, ...]:
-    """(tiles, starts): what each unit computes in turn, (group, tile of rows, first step, end).
-
-    A unit is a cluster, and all run at once. Rows change slowly, so that their x stays in the L2
-    cache; within them the longest group comes first, and each goes to the unit that is free first.
-    Tiles of `together` neighbouring rows follow one another, so that blocks of w stay there too.
-    """
-    groups = np.argsort(-lengths.steps, kind="stable").tolist()
-    own: list[list[tuple[int, int]]] = [[] for _ in range(min(units, row_tiles * len(groups)))]
-    free = [(0, unit) for unit in range(len(own))]
-    for top in range(0, row_tiles, together):
-        for group in groups:
-            for rows in range(top, min(top + together, row_tiles)):
-                time, unit = free[0]
-                own[unit].append((group, rows))
-                heapreplace(free, (time + int(lengths.steps[group]) + TILE_STEPS, unit))
-    starts = np.cumsum([0] + [len(tiles) for tiles in own])
-    flat = np.array([tile for tiles in own for tile in tiles], np.int32)
-    first = lengths.starts[flat[:, 0]]
-    steps = np.stack([first, first + lengths.steps[flat[:, 0]]], axis=1, dtype=np.int32)
-    return np.hstack([flat, steps]), starts.astype(np.int32)
-
-
-def grouped(walk: Walk, n_inputs: int, size: int) -> np.ndarray:
-    """(groups, size) int32: lines that meet many inputs together, -1 for none.
-
-    Pairs with the largest overlap are matched, then pairs of pairs; and as long as two groups gain
-    by it, they exchange a line.
-    """
-    n_lines = len(walk.indptr) - 1
-    groups = np.arange(n_lines, dtype=np.int32)[:, None]
-    if n_lines > MATCHED:
-        groups = np.append(groups, np.full(-n_lines % size, -1, np.int32))
-        return groups.reshape(-1, size)
-    meets: np.ndarray = np.zeros((n_lines, n_inputs), np.float32)
-    meets[np.repeat(np.arange(n_lines), np.diff(walk.indptr)), walk.indices] = 1
-    own = meets
-    while groups.shape[1] < size:
-        if len(groups) % 2:
-            groups = np.vstack([groups, np.full((1, groups.shape[1]), -1, np.int32)])
-            meets = np.vstack([meets, np.zeros((1, n_inputs), np.float32)])
-        pairs = _pairs(meets)
-        groups = np.hstack([groups[pairs[:, 0]], groups[pairs[:, 1]]])
-        meets = np.maximum(meets[pairs[:, 0]], meets[pairs[:, 1]])
-    return _exchanged(groups, own)
-
-
-def _pairs(meets: np.ndarray) -> np.ndarray:
-    """(n / 2, 2): every line with the one of those left that shares most inputs with it."""
-    overlap = meets @ meets.T
-    np.fill_diagonal(overlap, -1)
-    left = np.ones(len(meets), bool)
-    pairs = []
-    for line in np.argsort(-meets.sum(1), kind="stable"):
-        if left[line]:
-            left[line] = False
-            other = int(np.argmax(np.where(left, overlap[line], -2)))
-            left[other] = False
-            pairs.append((line, other))
-    return np.array(pairs, np.int64).reshape(-1, 2)
-
-
-def _exchanged(groups: np.ndarray, meets: np.ndarray) -> np.ndarray:
-    """The groups after exchanges of two lines that leave fewer inputs to both together."""
-    size, lines = groups.shape[1], groups.reshape(-1).copy()
-    group = np.arange(lines.size) // size
-    meets = np.vstack([meets, np.zeros((1, meets.shape[1]), np.float32)])  # of line -1: none
-    for _ in range(EXCHANGES if lines.size <= EXCHANGED else 0):
-        own = meets[lines]
-        held = own.reshape(len(groups), size, -1).sum(1)
-        inputs = np.repeat((held > 0).sum(1), size).astype(np.float32)
-        others = (np.repeat(held, size, axis=0) > own).astype(np.float32)
-        # [i, j]: inputs of the group of i if line j stood in the place of line i
-        with_other = others.sum(1)[:, None] + own.sum(1) - others @ own.T
-        gain = inputs[:, None] + inputs - with_other - with_other.T
-        gain[group[:, None] == group] = 0
-        best, most = gain.argmax(1), gain.max(1)
-        free = np.ones(len(groups), bool)
-        for i in np.argsort(-most, kind="stable")[: np.count_nonzero(most > 0)]:
-            a, b = group[i], group[best[i]]
-            if free[a] and free[b]:
-                lines[[i, best[i]]] = lines[[best[i], i]]
-                free[[a, b]] = False
-        if free.all():
-            break
-    return lines.reshape(-1, size)
+def strips_of(walk: Walk, across: int) -> Walk:
+    """The walk of `across` strips of each line, which keep parts of the same blocks."""
+    if across == 1:
+        return walk
+    lengths = np.diff(walk.indptr).repeat(across)
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    strip = np.repeat(np.arange(lengths.size), lengths)
+    entry = walk.indptr[strip // across] + np.arange(strip.size) - indptr[strip]
+    blocks = walk.blocks[entry].astype(np.int64) * across + strip % across
+    return Walk(indptr, walk.indices[entry], blocks)
 
 
 def _sorted_by_group(walk: Walk, lines: np.ndarray) -> list[np.ndarray]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from numbsparse.device import SIMULATED
+from numbsparse.kernels.card import multiprocessors
+from numbsparse.kernels.parts.store import Sums
 
 ALIGNED = 1024  # bytes: where tiles begin in shared memory
+LINE = 128  # bytes of a line of x in shared memory, at most
+POOL = 224 * 1024  # bytes of shared memory for the stages of float32
 
 
 class Tile(NamedTuple):
-    """A block of threads computes ROWS rows of y in COLUMNS block columns at once.
+    """A block of threads computes ROWS rows of y in COLUMNS strips of columns at once.
 
-    A step brings into one stage of the ring a tile of x for each of up to INPUTS input blocks, and
-    up to BLOCKS kept blocks that meet them.
+    A strip is a block column; in float32, whose sums take more room, at most 64 columns of one. A
+    step brings into one stage of the ring a tile of x for each of up to INPUTS input blocks, and
+    up to BLOCKS parts of kept blocks that meet them.
     """
 
     B: int
@@ -24,18 +29,30 @@ class Tile(NamedTuple):
     WARPGROUPS: int
     STAGES: int
     CLUSTER: int = 1  # blocks of threads that share the blocks of w
-    SHARES: int = 1  # of the columns, each with WARPGROUPS // SHARES warpgroups
+    SHARES: int = 1  # of the strips, each with WARPGROUPS // SHARES warpgroups
     FETCHERS: int = 1  # warps that ask for copies
     ROOMS: int = 1  # panels of y that a warp has room for
+    ITEM: int = 2  # bytes of a value
 
     @property
     def DEPTH(self) -> int:
         """Terms of a sum in a tile of x; a large B takes several."""
-        return min(self.B, 64)
+        return min(self.B, LINE // self.ITEM)
 
     @property
     def PARTS(self) -> int:
+        """Of a block along the sum."""
         return self.B // self.DEPTH
+
+    @property
+    def N(self) -> int:
+        """Columns of a strip."""
+        return min(self.B, 64) if self.ITEM == 4 else self.B
+
+    @property
+    def ACROSS(self) -> int:
+        """Strips of a block column."""
+        return self.B // self.N
 
     @property
     def ROWS(self) -> int:
@@ -43,25 +60,27 @@ class Tile(NamedTuple):
 
     @property
     def SHARE(self) -> int:
-        """Block columns of a warpgroup."""
+        """Strips of a warpgroup."""
         return self.COLUMNS // self.SHARES
 
     @property
+    def X_BOX(self) -> int:
+        """Rows in a line of a feature-major tile of x."""
+        return LINE // self.ITEM
+
+    @property
     def X_BYTES(self) -> int:
-        return 2 * self.ROWS * self.DEPTH
+        return self.ITEM * self.ROWS * self.DEPTH
 
     @property
     def W_BYTES(self) -> int:
-        return 2 * self.B * self.DEPTH
+        """Of a part of a block; in float32 of its image, hi and lo."""
+        return (8 if self.ITEM == 4 else 2) * self.N * self.DEPTH
 
     @property
     def WIDTH(self) -> int:
-        """Columns of a panel of w or y."""
+        """Columns of a panel of w."""
         return min(self.B, 64)
-
-    @property
-    def ROOM_BYTES(self) -> int:
-        return 2 * 16 * self.WIDTH
 
     @property
     def W_START(self) -> int:
@@ -78,8 +97,13 @@ class Tile(NamedTuple):
         return self.STAGES * self.STAGE_BYTES
 
     @property
+    def ROOM_BYTES(self) -> int:
+        """Where a warp puts y in shared memory; float32 goes straight from the registers."""
+        return 0 if self.ITEM == 4 else self.ROOMS * self.sums("f16").PANEL_BYTES
+
+    @property
     def SHARED_BYTES(self) -> int:
-        return self.RING_BYTES + self.WARPS * self.ROOMS * self.ROOM_BYTES + ALIGNED
+        return self.RING_BYTES + self.WARPS * self.ROOM_BYTES + ALIGNED
 
     @property
     def WARPS(self) -> int:
@@ -88,12 +112,13 @@ class Tile(NamedTuple):
 
     @property
     def THREADS(self) -> int:
-        return 32 * (self.WARPS + self.FETCHERS)
+        """Registers are handed over by whole warpgroups: float32's has one warp that fetches."""
+        whole = self.ITEM == 4 and not SIMULATED
+        return 32 * (self.WARPS + (4 if whole else self.FETCHERS))
 
-    @property
-    def SUMS(self) -> int:
-        """Accumulators of a thread."""
-        return self.SHARE * self.M_TILES * self.B // 2
+    def sums(self, kind: str) -> Sums:
+        """The 16-bit sums of a warp."""
+        return Sums(kind, self.B, self.SHARE, self.M_TILES, APART=64)
 
     @property
     def RECORD(self) -> int:
@@ -106,11 +131,25 @@ class Tile(NamedTuple):
         return self.STAGES * self.SHARES
 
     @property
+    def REGISTERS(self) -> tuple[int, int]:
+        """Of a thread that multiplies, and of one that fetches, if these hand over any.
+
+        Five warpgroups begin with 96 each, three with 168: should all together want more, some
+        would wait for ever.
+        """
+        if self.ITEM == 2:
+            return 0, 0
+        return (112, 32) if self.WARPGROUPS == 4 else (200, 32)
+
+    @property
     def options(self) -> dict[str, Any]:
         """For cuda.jit: a quarter of a multiprocessor has 16384 registers for its warps."""
+        if SIMULATED:
+            return {}
+        if self.ITEM == 4:
+            return {"launch_bounds": (self.THREADS, 1)}
         warps = -(-self.THREADS // 128)
-        registers = min(16384 // (32 * warps) // 8 * 8, 248)
-        return {} if SIMULATED else {"max_registers": registers}
+        return {"max_registers": min(16384 // (32 * warps) // 8 * 8, 248)}
 
 
 TILES = {
@@ -120,8 +159,16 @@ TILES = {
 }
 
 
+def line_tiles(size: int, batch: int, features: int = 0, itemsize: int = 2) -> list[Tile]:
+    """The tile for a block size and those worth trying beside it."""
+    if itemsize == 4:
+        return [tile_of_float32(size, batch, features)]
+    tile = tile_of(size, batch)
+    return [tile, tile._replace(CLUSTER=1)] if tile.CLUSTER > 1 else [tile]
+
+
 def tile_of(size: int, batch: int) -> Tile:
-    """The tile for a block size: for a small batch with fewer rows, and no cluster to share them.
+    """For a small batch with fewer rows, and no cluster to share them.
 
     In the simulator it is a small one, for it runs a thread for a thread.
     """
@@ -135,7 +182,10 @@ def tile_of(size: int, batch: int) -> Tile:
     return tile._replace(WARPGROUPS=-(-batch // (64 * tile.M_TILES)) * tile.SHARES)
 
 
-def line_tiles(size: int, batch: int) -> list[Tile]:
-    """That tile, and those worth trying beside it."""
-    tile = tile_of(size, batch)
-    return [tile, tile._replace(CLUSTER=1)] if tile.CLUSTER > 1 else [tile]
+def tile_of_float32(size: int, batch: int, features: int) -> Tile:
+    """With fewer rows where there would not be a tile for each multiprocessor."""
+    columns, rows = 64 // min(size, 64), 64 * 4
+    enough = -(-batch // rows) * -(-features // 64) >= multiprocessors()
+    warpgroups = 1 if SIMULATED else 4 if enough else 2
+    tile = Tile(size, columns, 1, columns, 1, warpgroups, 2, ITEM=4)
+    return tile if SIMULATED else tile._replace(STAGES=POOL // tile.STAGE_BYTES)
