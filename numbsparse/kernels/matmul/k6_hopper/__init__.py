@@ -25,8 +25,7 @@ x would help. With few blocks kept it is memory, which must give x and take y.
 
 from __future__ import annotations
 
-from numbsparse.kernels.matmul.k6_hopper import split_weight_grad
-from numbsparse.kernels.matmul.k6_hopper import weight_grad as halves_weight_grad
+from numbsparse.kernels.matmul.k6_hopper import weight_grad as both_factors
 from numbsparse.kernels.matmul.k6_hopper.lines import along_lines
 from numbsparse.kernels.matmul.k6_hopper.tile import line_tiles
 from numbsparse.kernels.matmul.reach import reach
@@ -60,10 +59,7 @@ def input_grad(dy, values, index, dx, precision="highest", tile=0):
 
 def weight_grad(x, dy, index, dvalues, precision="highest", tile=0):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
-    if x.dtype == "float32":
-        split_weight_grad.weight_grad(x, dy, index, dvalues, precision)
-    else:
-        halves_weight_grad.weight_grad(x, dy, index, dvalues)
+    both_factors.weight_grad(x, dy, index, dvalues, precision)
 
 
 def tile_choices(product, block_size, dtype, batch, precision="highest"):
