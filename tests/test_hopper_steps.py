@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import numbsparse as ns
-from numbsparse.kernels.matmul.k6_hopper.steps import BEFORE, EDGE, LAST, MOST, steps_of
-from numbsparse.kernels.matmul.k6_hopper.tile import TILES, Tile
+from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, EDGE, LAST, MOST, TILES, Tile, steps_of
 from numbsparse.kernels.parts import groups as of_lines
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.groups import grouped

@@ -8,9 +8,16 @@ import pytest
 import numbsparse as ns
 from numbsparse import device, patterns
 from numbsparse.kernels.matmul import rung
-from numbsparse.kernels.matmul.k6_hopper import weight_grad_items, weight_grad_plan
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Items, plan, tile_of, way_of
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS, Tile
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
+    MAPS,
+    RUNS,
+    Items,
+    Tile,
+    plan,
+    tile_of,
+    way_of,
+)
 from numbsparse.layout import Layout
 from numbsparse.ops import index_beside
 
@@ -71,7 +78,7 @@ def test_columns_that_keep_the_same_rows_are_taken_in_pairs():
 
 @pytest.mark.parametrize("shape", [(2, 96), (96, 2), (40, 40)])
 def test_a_weight_of_few_rows_changes_places(shape, monkeypatch):
-    monkeypatch.setattr(weight_grad_items, "SIMULATED", False)
+    monkeypatch.setattr(weight_grad_plan, "SIMULATED", False)
     swapped, *_ = way_of(Layout(np.ones(shape, bool)).index, 32)
     assert swapped == (shape[0] == 2)
 
@@ -89,7 +96,7 @@ def test_products(rng, monkeypatch, name, feature_major, pieces, swapped):
     if reason is not None:
         pytest.skip(reason)
     monkeypatch.setattr(weight_grad_plan, "cut", lambda *_: (0.0, 0, pieces))
-    monkeypatch.setattr(weight_grad_items, "FEWER", np.inf if swapped else 0)
+    monkeypatch.setattr(weight_grad_plan, "FEWER", np.inf if swapped else 0)
     layout = Layout(PATTERNS[name])
     batch, (rows, columns) = 70, (32 * n - 5 for n in layout.shape)
     x, dy = (rng.standard_normal((batch, n), np.float32) for n in (rows, columns))

@@ -14,9 +14,9 @@ from typing import Any
 
 from numba import cuda, float32, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k5_tensor_core.singles import round_to_tf32, split_exact
-from numbsparse.kernels.matmul.k6_hopper.steps import BEFORE, MOST
-from numbsparse.kernels.matmul.k6_hopper.tile import Tile
+from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, MOST, Form, Tile
+from numbsparse.kernels.parts.mend import mender_of_lines
+from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.store import ANY, box_storer, storer, storer_of_float32
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
@@ -39,25 +39,22 @@ from numbsparse.kernels.ptx import (
 
 
 @cache
-def consumer(tile: Tile, kind: str, transposed: bool, x_transposed: bool, order: str) -> Any:
+def consumer(form: Form) -> Any:
     """consume(strips, tiles, first, last, shared, base, bars, info, y, more).
 
-    kind : "f16" or "bf16", or the precision of float32
     y : (values, row stride, column stride, batch, features)
     more : the map of y; of float32, what `mender` takes
     """
+    tile = form.tile
     STAGES, STAGE_BYTES, ROWS = tile.STAGES, tile.STAGE_BYTES, tile.ROWS
     W_START, W_BYTES, OWN_ROWS = tile.W_START, tile.W_BYTES, 64 * tile.M_TILES
     SHARE, SHARES, BITS = tile.SHARE, tile.SHARES, (1 << tile.INPUTS * tile.SHARE) - 1
     CLUSTER, MASKS = tile.CLUSTER, tile.MASKS
     LINE_BYTES = tile.ITEM * tile.DEPTH  # of x in a stage, on average where it is feature-major
-    by_boxes, FLOAT32 = tile.ITEM == 2 and order != ANY, tile.ITEM == 4
-    if FLOAT32:
-        SUMS: Any = (SHARE * tile.N // 32, 4, 4)
-        begin, multiply, end = products_of_float32(tile, kind, transposed, x_transposed, order)
-    else:
-        SUMS = SHARE * tile.M_TILES * tile.N // 2
-        begin, multiply, end = products(tile, kind, transposed, x_transposed, order)
+    by_boxes, FLOAT32 = tile.ITEM == 2 and form.order != ANY, tile.ITEM == 4
+    COUNT = SHARE * tile.M_TILES * tile.N // 2
+    SUMS = (COUNT // 16, 4, 4) if FLOAT32 else COUNT
+    begin, multiply, end = products_of_float32(form) if FLOAT32 else products(form)
     RING_BYTES, ROOM = tile.RING_BYTES, tile.ROOM_BYTES
 
     @cuda.jit(device=True)
@@ -103,17 +100,16 @@ def consumer(tile: Tile, kind: str, transposed: bool, x_transposed: bool, order:
     return consume
 
 
-def products(tile: Tile, kind: str, transposed: bool, x_transposed: bool, order: str) -> Any:
+def products(form: Form) -> Any:
     """(begin, multiply, end) of 16-bit values, whose accumulators are one tuple until the end."""
+    tile, of, boxes = form.tile, form.tile.sums(form.kind), form.order != ANY
     DEPTH, WIDTH = tile.DEPTH, tile.WIDTH
-    x = Operand(128, 128 * DEPTH, True) if x_transposed else Operand(2 * DEPTH, 0)
-    w = Operand(2 * DEPTH, 0) if transposed else Operand(2 * WIDTH, 2 * WIDTH * DEPTH, True)
+    x = Operand(128, 128 * DEPTH, True) if form.x_transposed else Operand(2 * DEPTH, 0)
+    w = Operand(2 * DEPTH, 0) if form.transposed else Operand(2 * WIDTH, 2 * WIDTH * DEPTH, True)
     shape = tile.M_TILES, tile.B, DEPTH // 16
-    add = wgmma(kind, *shape, x, w, tile.SHARE, tile.INPUTS, tile.X_BYTES)
-    no_sums, of = zeros(tile.SHARE * tile.M_TILES * tile.B // 2), tile.sums(kind)
-    items, boxes = order == ANY, order != ANY
-    store_items = storer(of, ANY)
-    store_boxes = box_storer(of, order, tile.ROOMS)
+    add = wgmma(form.kind, *shape, x, w, tile.SHARE, tile.INPUTS, tile.X_BYTES)
+    no_sums = zeros(tile.SHARE * tile.M_TILES * tile.B // 2)
+    store_boxes, store_items = box_storer(of, form.order, tile.ROOMS), storer(of, ANY)
 
     @cuda.jit(device=True)
     def begin(sums):
@@ -128,23 +124,21 @@ def products(tile: Tile, kind: str, transposed: bool, x_transposed: bool, order:
         to_local(acc, sums)
         if boxes:
             store_boxes(sums, columns, row, shared, room, y_map)
-        if items:
+        else:
             store_items(sums, columns, row, y)
 
     return begin, multiply, end
 
 
-def products_of_float32(
-    tile: Tile, precision: str, transposed: bool, x_transposed: bool, order: str
-) -> Any:
+def products_of_float32(form: Form) -> Any:
     """(begin, multiply, end) with the sums in place: (strips of 32 columns, 4, 4)."""
+    tile, exact = form.tile, form.kind == "highest"
     ALL, SPLIT, N, COLUMNS = (1 << tile.COLUMNS) - 1, tile.DEPTH // 2, tile.N, tile.COLUMNS
     STRIPS, LAST = COLUMNS * N // 32, COLUMNS * N // 32 - 1
-    exact = precision == "highest"
-    read, row_in = reader(tile, x_transposed, exact)
+    read, row_in = reader(tile, form.x_transposed, exact)
     one, all_of_them = (wgmma_split(n, tile.DEPTH // 8, exact, 1, True) for n in (N, COLUMNS * N))
-    store = storer_of_float32(order, row_in, x_transposed)
-    mend = mender(tile.B, N, COLUMNS)
+    store = storer_of_float32(form.order, row_in, form.x_transposed)
+    mend = mender_of_lines(tile.B)
 
     @cuda.jit(device=True)
     def begin(sums):
@@ -182,7 +176,11 @@ def products_of_float32(
                         found = 1
         if exact and redux_or(uint32(found)) != 0:
             sync_warp()
-            mend(int64(row), columns[0], columns[COLUMNS - 1], y, dense)
+            for item in range(cuda.threadIdx.x % 32, 16 * N * COLUMNS, 32):
+                strip = columns[COLUMNS - 1] if item >= 16 * N else columns[0]
+                n, feature = int64(row) + item // N % 16, strip * int64(N) + item % N
+                if strip >= 0 and n < y[3] and feature < y[4]:
+                    mend(y, n, feature, dense)
 
     return begin, multiply, end
 
@@ -191,11 +189,10 @@ def products_of_float32(
 def reader(tile: Tile, x_transposed: bool, exact: bool) -> tuple[Any, Any]:
     """(read, row_in): what a lane has of a warpgroup's 64 rows of x, split.
 
-    Which terms of the sum it has is free as long as `image_kernel` gives w's in the same order.
+    Which terms of the sum it has is free as long as the images of w have the same order.
     Line g of half u of a warp is row `row_in(u, g)`: such that lanes meet no bank twice.
     """
-    DEPTH, BOX = tile.DEPTH, tile.X_BOX
-    split = split_exact if exact else round_to_tf32
+    DEPTH, BOX, split = tile.DEPTH, tile.X_BOX, splitting(exact)
 
     @cuda.jit(device=True)
     def read_rows(ring, start, hi, lo):
@@ -233,32 +230,3 @@ def reader(tile: Tile, x_transposed: bool, exact: bool) -> tuple[Any, Any]:
         return 2 * g + u
 
     return (read_columns, row_of_columns) if x_transposed else (read_rows, row_of_rows)
-
-
-@cache
-def mender(B: int, N: int, COLUMNS: int) -> Any:
-    """mend(row, first, second, y, dense): of 16 x N values that a warp wrote of one strip or two
-    those that are NaN, by plain sums: a split makes NaN of infinities."""
-
-    @cuda.jit(device=True)
-    def mend(row, first, second, y, dense):
-        out, row_stride, column_stride, batch, features = y
-        x, x_strides, in_features, values, w_strides, indptr, indices, blocks = dense
-        for item in range(cuda.threadIdx.x % 32, 16 * N * COLUMNS, 32):
-            strip = second if item >= 16 * N else first
-            n, feature = row + item // N % 16, strip * int64(N) + item % N
-            if strip < 0 or n >= batch or feature >= features:
-                continue
-            at = n * row_stride + feature * column_stride
-            if out[at] == out[at]:
-                continue
-            total = float32(0)
-            for entry in range(indptr[feature // B], indptr[feature // B + 1]):
-                c, w = indices[entry] * B, int64(blocks[entry]) * (B * B)
-                w += feature % B * w_strides[1]
-                for i in range(min(B, in_features - c)):
-                    value = x[n * x_strides[0] + (c + i) * x_strides[1]]
-                    total += value * values[w + i * w_strides[0]]
-            out[at] = total
-
-    return mend

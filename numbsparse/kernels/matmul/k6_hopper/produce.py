@@ -4,8 +4,7 @@ How they read the plan ahead says `parts.records`. One lane asks, chosen by `ele
 choice the compiler makes a loop over the lanes. To ask takes time, about as long as a step of small
 blocks is multiplied, and so there may be several such warps.
 
-Of w the copy engine brings 16-bit blocks as they are, and float32's as images that `image_kernel`
-made of them before: a block of w is small against the rows that it meets, so it is split but once.
+Of w the copy engine brings 16-bit blocks as they are, and float32's as `parts.images`.
 """
 
 from __future__ import annotations
@@ -13,17 +12,14 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k5_tensor_core.singles import split_exact
-from numbsparse.kernels.matmul.k6_hopper.tile import Tile
+from numbsparse.kernels.matmul.k6_hopper.plan import Form
 from numbsparse.kernels.parts.records import walking
 from numbsparse.kernels.ptx import (
-    as_float32,
     bulk_load,
     fence_tensor_map,
     mbarrier_expect,
-    store_4xf32,
     tma_load_2d,
     tma_load_3d,
     tma_load_3d_multicast,
@@ -33,11 +29,14 @@ X, W, W_EDGE, Y = range(4)  # tensor maps; W_EDGE ends where x does
 
 
 @cache
-def producer(tile: Tile, transposed: bool, x_transposed: bool, ragged: bool) -> Any:
-    """produce(fetcher, maps, images, plan, shared, base, bars, info)."""
-    STAGES, SHARES = tile.STAGES, tile.SHARES
-    N_MAPS = X + 1 if tile.ITEM == 4 else W_EDGE + 1
-    issue = fetch_step(tile, transposed, x_transposed, ragged)
+def producer(form: Form) -> Any:
+    """produce(fetcher, source, records, tiles, first, last, shared, base, bars, info).
+
+    source : the maps; of float32, and the images of w
+    info : the masks of all stages
+    """
+    tile, issue = form.tile, fetch_step(form)
+    STAGES, SHARES, N_MAPS = tile.STAGES, tile.SHARES, X + 1 if tile.ITEM == 4 else W_EDGE + 1
 
     @cuda.jit(device=True)
     def ask(step, row, stage, bars, source, shared, base, info):
@@ -57,12 +56,13 @@ def producer(tile: Tile, transposed: bool, x_transposed: bool, ragged: bool) -> 
 
 
 @cache
-def fetch_step(tile: Tile, transposed: bool, x_transposed: bool, ragged: bool) -> Any:
+def fetch_step(form: Form) -> Any:
+    tile = form.tile
     INPUTS, BLOCKS, STAGE_BYTES, W_START = tile.INPUTS, tile.BLOCKS, tile.STAGE_BYTES, tile.W_START
     X_BYTES, W_BYTES, CLUSTER = tile.X_BYTES, tile.W_BYTES, tile.CLUSTER
     COUNTS, FIRST_INPUT, FIRST_BLOCK = tile.SHARES, tile.SHARES + 1, tile.SHARES + 1 + INPUTS
-    fetch_x = fetch_rows(tile, x_transposed)
-    fetch_w = fetch_image(tile) if tile.ITEM == 4 else fetch_block(tile, transposed, ragged)
+    fetch_x = fetch_rows(form)
+    fetch_w = fetch_image(tile.W_BYTES) if tile.ITEM == 4 else fetch_block(form)
 
     @cuda.jit(device=True)
     def issue(source, step, row, shared, base, bars, stage):
@@ -83,15 +83,17 @@ def fetch_step(tile: Tile, transposed: bool, x_transposed: bool, ragged: bool) -
     return issue
 
 
-def x_box(tile: Tile, x_transposed: bool) -> tuple[int, int]:
+def x_box(form: Form) -> tuple[int, int]:
     """The box of x that one copy brings; of x.T where x is feature-major."""
-    return (tile.DEPTH, tile.X_BOX) if x_transposed else (min(tile.ROWS, 256), tile.DEPTH)
+    tile = form.tile
+    return (tile.DEPTH, tile.X_BOX) if form.x_transposed else (min(tile.ROWS, 256), tile.DEPTH)
 
 
 @cache
-def fetch_rows(tile: Tile, x_transposed: bool) -> Any:
+def fetch_rows(form: Form) -> Any:
     """DEPTH features of ROWS rows of x."""
-    DEPTH, BOX = tile.DEPTH, x_box(tile, x_transposed)[1 if x_transposed else 0]
+    tile, x_transposed = form.tile, form.x_transposed
+    DEPTH, BOX = tile.DEPTH, x_box(form)[1 if x_transposed else 0]
     COUNT, BYTES = tile.ROWS // BOX, tile.ITEM * BOX * DEPTH
 
     @cuda.jit(device=True)
@@ -106,16 +108,17 @@ def fetch_rows(tile: Tile, x_transposed: bool) -> Any:
     return fetch
 
 
-def w_box(tile: Tile, transposed: bool) -> tuple[int, int, int]:
+def w_box(form: Form) -> tuple[int, int, int]:
     """The box of w that one copy brings."""
-    return (1, tile.B, tile.DEPTH) if transposed else (1, tile.DEPTH, tile.WIDTH)
+    tile = form.tile
+    return (1, tile.B, tile.DEPTH) if form.transposed else (1, tile.DEPTH, tile.WIDTH)
 
 
 @cache
-def fetch_block(tile: Tile, transposed: bool, ragged: bool) -> Any:
+def fetch_block(form: Form) -> Any:
     """DEPTH rows of a block of w, or columns for w.T, in panels of at most 64 columns."""
-    DEPTH, PARTS = tile.DEPTH, tile.PARTS
-    _, LINES, WIDTH = w_box(tile, transposed)
+    tile, transposed, ragged = form.tile, form.transposed, form.ragged
+    DEPTH, PARTS, (_, LINES, WIDTH) = tile.DEPTH, tile.PARTS, w_box(form)
     PANELS, BYTES = 1 if transposed else tile.B // WIDTH, 2 * LINES * WIDTH
     load = fetch_for(tile.CLUSTER)
 
@@ -153,8 +156,8 @@ def fetch_for(cluster: int) -> Any:
 
 
 @cache
-def fetch_image(tile: Tile) -> Any:
-    BYTES = tile.W_BYTES
+def fetch_image(BYTES: int) -> Any:
+    """A part of a block, split."""
 
     @cuda.jit(device=True)
     def fetch(source, image, shared, place, bars, stage):
@@ -162,39 +165,3 @@ def fetch_image(tile: Tile) -> Any:
         bulk_load(shared, place, source[1], at, uint32(BYTES), bars, stage)
 
     return fetch
-
-
-@cache
-def image_kernel(tile: Tile, x_transposed: bool) -> Any:
-    """images[block, strip, part, 8 columns, hi or lo, 4 terms, column, term]: as wgmma reads them.
-
-    Zero beyond the last feature of x. Terms are in the order in which `consume` reads x. Of the
-    columns of a strip, the c-th 8 are c, 4 + c, 8 + c and so on of 32: a lane's sums are then of
-    neighbours.
-    """
-    B, N, PARTS, ACROSS, DEPTH = tile.B, tile.N, tile.PARTS, tile.ACROSS, tile.DEPTH
-    HALF = 8 * DEPTH  # of 8 columns, hi or lo
-
-    @cuda.jit
-    def kernel(values, strides, block_rows, in_features, images):
-        at = 4 * int64(cuda.grid(1))  # of four terms of a column
-        if at >= values.size:
-            return
-        g, terms, eight = at // 4 % 8, at // 32 % (DEPTH // 4), at // HALF % (N // 8)
-        part, across = at // (N * DEPTH) % PARTS, at // (N * B) % ACROSS
-        block, n = at // (B * B), across * N + eight // 4 * 32 + 4 * g + eight % 4
-        his, los = cuda.local.array(4, float32), cuda.local.array(4, float32)
-        for q in range(4):
-            # Lane q of a fragment holds four neighbouring terms of 16, or two of each 8.
-            k = part * DEPTH + terms // 4 * 16
-            k += 2 * q + terms % 2 + terms % 4 // 2 * 8 if x_transposed else 4 * q + terms % 4
-            value = float32(0)
-            if block_rows[block] * B + k < in_features:
-                value = values[block * (B * B) + k * strides[0] + n * strides[1]]
-            hi, lo = split_exact(value)
-            his[q], los[q] = as_float32(hi), as_float32(lo)
-        to = at // HALF * (2 * HALF) + at % HALF
-        store_4xf32(images, to, his[0], his[1], his[2], his[3])
-        store_4xf32(images, to + HALF, los[0], los[1], los[2], los[3])
-
-    return kernel

@@ -33,11 +33,12 @@ from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import BYTES, aligned_either_way
-from numbsparse.kernels.matmul.k6_hopper import weight_grad_items as items
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_products as roles
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, OPERANDS, ROOMS, RUNS, Tile
 from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.mend import mender_of_blocks
 from numbsparse.kernels.parts.store import PACK
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
@@ -87,12 +88,12 @@ def weight_grad(
         return
     kind, swapped = KINDS.get(str(dvalues.dtype)), False
     if kind is None:
-        swapped, tile, *chosen = planned(index, items.way_of, B)
+        swapped, tile, *chosen = planned(index, plans.way_of, B)
         x, dy = (dy, x) if swapped else (x, dy)
     (x, x_transposed), (dy, dy_transposed) = aligned_either_way(x), aligned_either_way(dy)
     if kind is not None:
         tile, chosen = tile_of(B, x_transposed, dy_transposed, index), []
-    steps, plan = -(-batch // tile.DEPTH), items.plan if kind is None else shares.plan
+    steps, plan = -(-batch // tile.DEPTH), plans.plan if kind is None else shares.plan
     edges = edge_of(x, tile, x_transposed), edge_of(dy, tile, dy_transposed)
     processors = multiprocessors() * tile.RESIDENT
     *tables, cut, pieces = planned(index, plan, tile, *chosen, steps, processors, edges)
@@ -204,7 +205,7 @@ def kernel_of_16_bit(tile: Tile, kind: str, x_transposed: bool, dy_transposed: b
 def kernel_of_float32(
     tile: Tile, exact: bool, wide: bool, swapped: bool, x_transposed: bool, dy_transposed: bool
 ) -> Any:
-    mend = mender(tile.B, swapped, x_transposed, dy_transposed) if exact else None
+    mend = mender_of_blocks(tile.B, swapped, x_transposed, dy_transposed) if exact else None
     run = warps(
         tile,
         (tile.UNITS, tile.N // 8, 4),
@@ -304,7 +305,7 @@ def add_kernel_of_float32(
     B: int, mends: bool, swapped: bool, x_transposed: bool, dy_transposed: bool
 ) -> Any:
     """`add_kernel`, of parts of 32 x 32."""
-    PARTS, mend = B // 32, mender(B, swapped, x_transposed, dy_transposed)
+    PARTS, mend = B // 32, mender_of_blocks(B, swapped, x_transposed, dy_transposed)
 
     @cuda.jit
     def kernel(sums, cut, pieces, dvalues, x, dy, sizes, block_rows, block_columns):
@@ -318,26 +319,3 @@ def add_kernel_of_float32(
             mend(dvalues, at, (x, dy, sizes, block_rows, block_columns))
 
     return kernel
-
-
-@cache
-def mender(B: int, swapped: bool, x_transposed: bool, dy_transposed: bool) -> Any:
-    """mend(dvalues, at, dense): by a plain sum, if that is NaN."""
-
-    @cuda.jit(device=True)
-    def mend(dvalues, at, dense):
-        x, dy, (x_stride, dy_stride, in_features, out_features, batch), rows, columns = dense
-        if dvalues[at] == dvalues[at]:
-            return
-        block = at // (B * B)
-        i, j = rows[block] * int64(B) + at // B % B, columns[block] * int64(B) + at % B
-        feature, column = (j, i) if swapped else (i, j)
-        total = float32(0)
-        if feature < in_features and column < out_features:
-            for n in range(batch):
-                left = x[feature * x_stride + n if x_transposed else n * x_stride + feature]
-                right = dy[column * dy_stride + n if dy_transposed else n * dy_stride + column]
-                total += left * right
-        dvalues[at] = total
-
-    return mend

@@ -14,9 +14,9 @@ from typing import Any
 
 from numba import cuda, float32, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k5_tensor_core.singles import round_to_tf32, split_exact
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, ROOMS, Tile
 from numbsparse.kernels.parts.ring import following
+from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.store import PACK
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
@@ -137,7 +137,7 @@ def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -
 
 @cache
 def storer(tile: Tile, kind: str | None) -> Any:
-    """store(sums, warp, places, outs, item, out, dense): to kept blocks, rounded; of no kind, as they are.
+    """store(sums, warp, places, outs, item, out, dense): to kept blocks, rounded; of no kind, not.
 
     Two neighbours at once, but of B = 32, whose products are transposed.
     """
@@ -204,7 +204,7 @@ def rings(tile: Tile) -> Any:
 
 @cache
 def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transposed: bool) -> Any:
-    """`supplier`: the warps that make images of dy; the last of them asks, a lane for each panel."""
+    """`supplier`: warps that make images of dy; the last of them asks, a lane for each panel."""
     STAGES, LOADERS, DEPTH = tile.STAGES, tile.LOADERS, tile.DEPTH
     PANEL_BYTES, X_SIZE = tile.PANEL_BYTES, tile.X_PANELS * tile.PANEL_BYTES // 4
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + ROOMS
@@ -261,7 +261,7 @@ def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
     N, LOADERS, HALF, ACROSS = tile.N, tile.LOADERS, tile.DEPTH * tile.N, tile.N // tile.PANEL
     SIZE, PER_IMAGE, IMAGE = tile.PANEL_BYTES // 4, tile.N // 16, tile.IMAGE // 4
     RAW = (4, 4)
-    split = split_exact if exact else round_to_tf32
+    split = splitting(exact)
 
     @cuda.jit(device=True)
     def store(ring, at, a, b, c, d):
@@ -324,7 +324,7 @@ def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
     STAGES, IMAGE, UNITS, DEPTH = tile.STAGES, tile.IMAGE // 4, tile.UNITS, tile.DEPTH
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + ROOMS
     VALUES, STRIPS = (UNITS, DEPTH // 2), tile.N // 8
-    split = split_exact if exact else round_to_tf32
+    split = splitting(exact)
     places, read = rings(tile), reader(tile, x_transposed)
     add = wgmma_split(tile.N, DEPTH // 8, exact, UNITS)
 

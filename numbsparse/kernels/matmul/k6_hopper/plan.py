@@ -1,16 +1,25 @@
-"""How forward and input_grad cut their work, and how much shared memory it takes."""
+"""How forward and input_grad cut their work, and what a block of threads does step by step."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import multiprocessors
+from numbsparse.kernels.parts.deal import Lengths
+from numbsparse.kernels.parts.groups import grouped
 from numbsparse.kernels.parts.store import Sums
+from numbsparse.layout import Index, Walk
 
 ALIGNED = 1024  # bytes: where tiles begin in shared memory
 LINE = 128  # bytes of a line of x in shared memory, at most
 POOL = 224 * 1024  # bytes of shared memory for the stages of float32
+READ_AHEAD = 64  # records
+LAST = 1 << 31  # in a mask: the group's last step
+BEFORE, MOST = 26, 31  # in a mask, from this bit on: kept blocks of the shares before, at most
+EDGE = 1 << 31  # in a kept block: it reaches beyond the edge along the sum
 
 
 class Tile(NamedTuple):
@@ -152,6 +161,17 @@ class Tile(NamedTuple):
         return {"max_registers": min(16384 // (32 * warps) // 8 * 8, 248)}
 
 
+class Form(NamedTuple):
+    """What a kernel is compiled for."""
+
+    tile: Tile
+    kind: str  # "f16", "bf16", or the precision of float32
+    transposed: bool  # y = x @ w.T
+    x_transposed: bool  # x is feature-major
+    ragged: bool  # of 16 bits: the last input block reaches beyond the edge
+    order: str  # of y, see `parts.store`
+
+
 TILES = {
     32: Tile(32, 8, 3, 8, 2, 4, 5, 2, 4, 2),
     64: Tile(64, 2, 1, 2, 1, 4, 4, 2),
@@ -189,3 +209,94 @@ def tile_of_float32(size: int, batch: int, features: int) -> Tile:
     warpgroups = 1 if SIMULATED else 4 if enough else 2
     tile = Tile(size, columns, 1, columns, 1, warpgroups, 2, ITEM=4)
     return tile if SIMULATED else tile._replace(STAGES=POOL // tile.STAGE_BYTES)
+
+
+def steps_of(index: Index, transposed: bool, tile: Tile, ragged: bool) -> tuple[Any, ...]:
+    """(records, strips, lengths) of the groups of strips of the output.
+
+    strips : (groups, COLUMNS), the strips of a group, -1 for none
+    records : (steps + READ_AHEAD, RECORD); of each step
+        a mask for each share of SHARE strips: bit e * SHARE + g where its strip g has a block at
+        the e-th input, the number of blocks BEFORE its own, and LAST;
+        the number of inputs, and 256 times that of blocks;
+        the inputs, counted in tiles of x; the kept blocks in order of the masks' bits, each as
+        (block * ACROSS + strip of it) * PARTS + part, and EDGE.
+
+    Of w, or of w.T, whose columns are the block rows of w. `ragged` says whether the last input
+    block reaches beyond the edge.
+    """
+    walk, others = (index.rows, index.columns) if transposed else (index.columns, index.rows)
+    walk, n_inputs = strips_of(walk, tile.ACROSS), len(others.indptr) - 1
+    lines = grouped(walk, n_inputs, tile.COLUMNS)
+    groups, inputs, columns, blocks = _sorted_by_group(walk, lines)
+
+    # A tile of x for every input that a group meets; for every part of it.
+    first = np.flatnonzero(np.diff(groups, prepend=-1) | np.diff(inputs, prepend=-1))
+    counts = np.diff(first, append=len(groups))
+    first, counts = np.repeat(first, tile.PARTS), np.repeat(counts, tile.PARTS)
+    parts = np.arange(len(first)) % tile.PARTS
+    x_groups, x_tiles = groups[first], inputs[first] * tile.PARTS + parts
+
+    step, place = _packed(x_groups, counts, tile)
+    owner = np.zeros(step[-1] + 1 if len(step) else 0, np.int64)
+    owner[step] = x_groups
+    absent = np.setdiff1d(np.arange(len(lines)), owner)  # these have a step without inputs
+    order = np.argsort(np.concatenate([owner, absent]), kind="stable")
+    starts = np.searchsorted(np.concatenate([owner, absent])[order], np.arange(len(lines) + 1))
+    row = np.argsort(order)[step]
+
+    of = np.repeat(np.arange(len(row)), counts)  # of each block, its tile of x
+    block = first[of] + np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+    share, column = np.divmod(columns[block], tile.SHARE)
+    bit = place[of] * tile.SHARE + column
+    kept = blocks[block] * tile.PARTS + parts[of]
+    kept += EDGE * (ragged & (x_tiles[of] // tile.PARTS == n_inputs - 1))
+    in_order = np.lexsort((bit, share, row[of]))
+    slot = np.arange(len(of)) - np.searchsorted(row[of][in_order], row[of][in_order])
+
+    records = np.zeros((len(order) + READ_AHEAD, tile.RECORD), np.int64)
+    masks, first_input = records[:, : tile.SHARES], tile.SHARES + 1
+    np.add.at(masks, (row[of], share), 1 << bit)
+    for later in range(1, tile.SHARES):
+        np.add.at(masks[:, later], row[of], (share < later) << BEFORE)
+    masks[starts[1:] - 1] += LAST
+    np.add.at(records[:, tile.SHARES], row, 1 + 256 * counts)
+    records[row, first_input + place] = x_tiles
+    records[row[of][in_order], first_input + tile.INPUTS + slot] = kept[in_order]
+    return records.astype(np.uint32).view(np.int32), lines, Lengths(starts)
+
+
+def strips_of(walk: Walk, across: int) -> Walk:
+    """The walk of `across` strips of each line, which keep parts of the same blocks."""
+    if across == 1:
+        return walk
+    lengths = np.diff(walk.indptr).repeat(across)
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    strip = np.repeat(np.arange(lengths.size), lengths)
+    entry = walk.indptr[strip // across] + np.arange(strip.size) - indptr[strip]
+    blocks = walk.blocks[entry].astype(np.int64) * across + strip % across
+    return Walk(indptr, walk.indices[entry], blocks)
+
+
+def _sorted_by_group(walk: Walk, lines: np.ndarray) -> list[np.ndarray]:
+    """Of each kept block its group, input, column in the group, and number; in this order."""
+    flat = lines.reshape(-1)
+    place = np.empty(len(walk.indptr) - 1, np.int64)
+    place[flat[flat >= 0]] = np.flatnonzero(flat >= 0)
+    group, column = np.divmod(np.repeat(place, np.diff(walk.indptr)), lines.shape[1])
+    inputs, blocks = walk.indices.astype(np.int64), walk.blocks.astype(np.int64)
+    order = np.lexsort((column, inputs, group))
+    return [array[order] for array in (group, inputs, column, blocks)]
+
+
+def _packed(groups: np.ndarray, counts: np.ndarray, tile: Tile) -> tuple[np.ndarray, np.ndarray]:
+    """The step of each tile of x, and its place there: as many as fit into one, in order."""
+    steps, places = [], []
+    step, group, place, blocks = -1, -1, 0, 0
+    for own, count in zip(groups.tolist(), counts.tolist(), strict=True):
+        if own != group or place == tile.INPUTS or blocks + count > tile.BLOCKS:
+            step, group, place, blocks = step + 1, own, 0, 0
+        steps.append(step)
+        places.append(place)
+        place, blocks = place + 1, blocks + count
+    return np.array(steps, np.int64), np.array(places, np.int64)
