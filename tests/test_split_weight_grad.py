@@ -44,7 +44,7 @@ def test_every_part_of_a_block_is_in_one_product(name, B, N, groups, swapped):
     items, edges = Items(index, tile, swapped), ((shape[0] - 1, True), (shape[1], False))
     heads, loads, images, outs, _, _ = plan(index, tile, items, 9, 8, edges)
     found = []
-    for item, (_, steps, n_loads, arriving, left, strips, stages) in enumerate(heads):
+    for item, (_, steps, n_loads, arriving, left, strips, stages, _, _) in enumerate(heads):
         assert (steps, arriving, left) == (9, n_loads, 0)
         assert stages >= 2
         slots = {}

@@ -274,7 +274,11 @@ def tile_of(index: Index, B: int, swapped: bool = False) -> Tile:
 def plan(
     index: Index, tile: Tile, items: Items, steps: int, processors: int, edges: Edges
 ) -> tuple[np.ndarray | int, ...]:
-    """What `cut_up` makes of the items; heads end with the strips of an item, and its stages."""
+    """What `cut_up` makes of the items.
+
+    Heads end with the strips of an item, its stages, and how many values are in the images of a
+    step, a room, and in its panels, a stage. In shared memory the rooms come first.
+    """
     across = tile.N // tile.PANEL
     own = items.strips[..., None] * across + np.arange(across)
     of_dy = np.where(items.strips[..., None] >= 0, own, -1).reshape(len(items), -1)
@@ -284,7 +288,9 @@ def plan(
     absent = loads[..., 0] < 0
     loads = np.take_along_axis(loads, np.argsort(absent, axis=1, kind="stable")[..., None], axis=1)
     n_loads, strips = (~absent).sum(1), (items.strips >= 0).sum(1)
-    heads = np.stack([n_loads, n_loads, strips, stages_of(tile, strips)], 1).astype(np.int32)
+    room, stage = strips * tile.IMAGE, (tile.X_PANELS + strips * across) * tile.PANEL_BYTES
+    stages = np.minimum((POOL - ROOMS * room) // stage, tile.STAGES)
+    heads = np.stack([n_loads, n_loads, strips, stages, room // 4, stage // 4], 1).astype(np.int32)
 
     rest = len(items) % processors
     sums = rest * tile.UNITS * tile.GROUPS * 64 * tile.N
@@ -297,10 +303,3 @@ def coded(panels: np.ndarray, operand: int, slot: int, edge: tuple[int, bool]) -
     at_edge = (panels == edge[0]) & edge[1]
     code = slot + np.arange(panels.shape[1]) | (MAPS * operand + len(RUNS) * at_edge) << 8 | 1 << 16
     return np.stack([np.where(at_edge, 0, panels), code], -1).astype(np.int32)
-
-
-def stages_of(tile: Tile, strips: np.ndarray) -> np.ndarray:
-    """For how many steps the panels of an item with so many strips have room."""
-    room = POOL - ROOMS * strips * tile.IMAGE
-    panels = tile.X_PANELS + strips * (tile.N // tile.PANEL)
-    return np.minimum(room // (panels * tile.PANEL_BYTES), tile.STAGES)

@@ -42,7 +42,6 @@ from numbsparse.kernels.ptx import (
 )
 
 LINE = 32  # values of a line of a panel of float32
-STRIPS_AT, STAGES_AT = 5, 6  # of a head, of float32
 
 
 @cache
@@ -184,40 +183,22 @@ def storer(tile: Tile, kind: str | None) -> Any:
 
 
 @cache
-def rings(tile: Tile) -> Any:
-    """places(heads, item, base): where the stages begin, what a stage and a room take; in values.
-
-    The rooms come first. What an item needs of each depends on its strips.
-    """
-    IMAGE, PANELS, ACROSS = tile.IMAGE // 4, tile.X_PANELS, tile.N // tile.PANEL
-    SIZE = tile.PANEL_BYTES // 4
-
-    @cuda.jit(device=True)
-    def places(heads, item, base):
-        strips = uint32(heads[item, STRIPS_AT])
-        room_size = uint32(strips * IMAGE)
-        start = uint32(base // 4 + ROOMS * room_size)
-        return start, uint32((PANELS + strips * ACROSS) * SIZE), room_size
-
-    return places
-
-
-@cache
 def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transposed: bool) -> Any:
     """`supplier`: warps that make images of dy; the last of them asks, a lane for each panel."""
     STAGES, LOADERS, DEPTH = tile.STAGES, tile.LOADERS, tile.DEPTH
     PANEL_BYTES, X_SIZE = tile.PANEL_BYTES, tile.X_PANELS * tile.PANEL_BYTES // 4
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + ROOMS
-    places, transpose = rings(tile), transposer(tile, exact, dy_transposed)
+    transpose = transposer(tile, exact, dy_transposed)
     load = loader(tile, x_transposed, dy_transposed)
 
     @cuda.jit(device=True)
     def supply(own, maps, heads, loads, item, shared, base, bars):
         ring = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory
         lane = uint32(cuda.threadIdx.x) % 32
-        strips, stages = heads[item, STRIPS_AT], uint32(heads[item, STAGES_AT])
         nbytes, steps = uint32(heads[item, 3] * PANEL_BYTES), heads[item, 1]
-        begin, stage_size, room_size = places(heads, item, base)
+        strips, stages = heads[item, 5], uint32(heads[item, 6])
+        room_size, stage_size = uint32(heads[item, 7]), uint32(heads[item, 8])
+        begin = uint32(base // 4 + ROOMS * room_size)
         panel, code, asks = int32(0), uint32(0), own == LOADERS - 1
         mine = asks and lane < heads[item, 2]
         if mine:
@@ -324,16 +305,15 @@ def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
     STAGES, IMAGE, UNITS, DEPTH = tile.STAGES, tile.IMAGE // 4, tile.UNITS, tile.DEPTH
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + ROOMS
     VALUES, STRIPS = (UNITS, DEPTH // 2), tile.N // 8
-    split = splitting(exact)
-    places, read = rings(tile), reader(tile, x_transposed)
+    split, read = splitting(exact), reader(tile, x_transposed)
     add = wgmma_split(tile.N, DEPTH // 8, exact, UNITS)
 
     @cuda.jit(device=True)
     def multiply(warp, heads, images, item, shared, base, bars, sums):
         ring = cuda.shared.array(0, float32, ALIGNMENT)
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
-        begin, stage_size, room_size = places(heads, item, base)
-        stages = uint32(heads[item, STAGES_AT])
+        stages, room_size = uint32(heads[item, 6]), uint32(heads[item, 7])
+        stage_size, begin = uint32(heads[item, 8]), uint32(base // 4 + ROOMS * room_size)
         upper = uint32(base // 4 + images[item, group, 0] * IMAGE)
         lower = uint32(base // 4 + images[item, group, 1] * IMAGE)
         raw = cuda.local.array(VALUES, float32)

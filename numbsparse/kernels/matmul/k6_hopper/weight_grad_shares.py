@@ -33,7 +33,6 @@ TOGETHER = 1 << 20  # places for blocks among which regions are looked for
 LEAST = 32  # block rows of them
 LEAVES = 0.05  # blocks that one left behind counts for
 FOUR, ROWS_OF_FOUR = 4, 8  # columns that keep the same blocks; block rows of their products
-MINE = 1 << 16  # of a slot: a panel for this block of threads alone
 
 
 class Share(NamedTuple):
@@ -50,11 +49,8 @@ class Share(NamedTuple):
     def blocks(self) -> int:
         return np.unique(self.outs[self.outs >= 0]).size
 
-    def copies(self, edges: tuple[tuple[int, bool], ...]) -> list[tuple[int, int]]:
-        """What to ask for: (panel, slot | map << 8 | ranks << 16), neighbours in one copy.
-
-        `edges` says of x and dy how many panels are whole, and whether a part of one follows.
-        """
+    def copies(self, edges: Edges) -> list[tuple[int, int]]:
+        """What to ask for: (panel, slot | map << 8 | ranks << 16), neighbours in one copy."""
         found = []
         for operand, loads in enumerate((self.x_loads, self.dy_loads)):
             (whole, part), k = edges[operand], 0
@@ -99,6 +95,31 @@ def tables(shares: list[Share], tile: Tile, edges: Edges) -> Tables:
         loads[k, : len(copies[k])] = np.reshape(copies[k], (-1, 2))
         places[k, :, 0], places[k, :, 1:], outs[k] = share.counts, share.where, share.outs
     return heads.reshape(-1, 2), loads, places, outs
+
+
+def alone(panels: Iterable[int], slot: int) -> list[tuple[int, int]]:
+    """Loads for this block of threads alone, to slots from that one on."""
+    return [(int(panel), slot + k | 1 << 16) for k, panel in enumerate(panels)]
+
+
+def side_by_side(
+    tile: Tile,
+    x_loads: list[tuple[int, int]],
+    dy_loads: list[tuple[int, int]],
+    arriving: int,
+    groups: list[tuple[int, int, int, np.ndarray]],
+) -> Share:
+    """One product for a warpgroup: (slots of both factors, its size, kept blocks) of each."""
+    step = tile.PANEL_BYTES >> 4
+    outs = np.full((tile.GROUPS, tile.OUTS), -1, np.int32)
+    where = np.zeros((tile.GROUPS, 2 * tile.UNITS), np.int32)
+    for group, (left, right, _, blocks) in enumerate(groups):
+        outs[group, : blocks.size], where[group] = (
+            blocks,
+            np.array([left, right]) * step | step << 16,
+        )
+    counts = np.array([count for _, _, count, _ in groups], np.int32)
+    return Share(x_loads, dy_loads, arriving, counts, where, outs)
 
 
 def ways_of(index: Index, tile: Tile, places: int) -> Iterator[Iterable[list[Share]]]:
@@ -192,7 +213,7 @@ def _blocks_in(tile: Tile) -> int:
 
 
 def _piece_of_row(tile: Tile, row: int, columns: np.ndarray, blocks: np.ndarray) -> list[Share]:
-    panels, step = tile.B // tile.PANEL, tile.PANEL_BYTES >> 4
+    panels = tile.B // tile.PANEL
     parts = np.array_split(blocks, tile.CLUSTER)
     busy = [rank for rank, part in enumerate(parts) if part.size]
     mask = sum(1 << rank for rank in busy)
@@ -206,18 +227,14 @@ def _piece_of_row(tile: Tile, row: int, columns: np.ndarray, blocks: np.ndarray)
             for k, block in enumerate(part)
             for p in range(panels)
         ]
-        counts = np.zeros(tile.GROUPS, np.int32)
-        where = np.zeros((tile.GROUPS, 2 * tile.UNITS), np.int32)
-        outs = np.full((tile.GROUPS, tile.OUTS), -1, np.int32)
-        every = np.arange(part.size)
-        dealt = [every] * tile.GROUPS if tile.B == 128 else np.array_split(every, tile.GROUPS)
-        for group, own in enumerate(dealt):
-            outs[group, : own.size], counts[group] = part[own], own.size
-            x_panel = group if tile.B == 128 else 0
-            first = panels * (1 + (own[0] if own.size else 0))
-            where[group] = np.array([x_panel, first]) * step | step << 16
+        every, whole = np.arange(part.size), tile.B == 128
+        dealt = [every] * tile.GROUPS if whole else np.array_split(every, tile.GROUPS)
+        groups = [
+            (group * whole, panels * (1 + int(own[:1].sum())), own.size, part[own])
+            for group, own in enumerate(dealt)
+        ]
         arriving = (panels + len(dy_loads)) if part.size else 0
-        shares.append(Share(x_loads, dy_loads, arriving, counts, where, outs))
+        shares.append(side_by_side(tile, x_loads, dy_loads, arriving, groups))
     return shares
 
 
@@ -264,17 +281,14 @@ def _pairs(
 
 def _share_of_pair(tile: Tile, rows: np.ndarray, columns: np.ndarray, parts) -> Share:
     """Slots of x for both rows, then dy: what the first has alone, both, the second alone."""
-    step = tile.PANEL_BYTES >> 4
-    (first, both), (second, _) = parts
+    (first, both), (second, of_second) = parts
     order = np.concatenate([first, both, second])
-    x_loads = [(int(row), slot | MINE) for slot, row in enumerate(rows)]
-    dy_loads = [(int(columns[block]), 2 + k | MINE) for k, block in enumerate(order)]
-    counts = np.array([first.size + both.size, both.size + second.size], np.int32)
-    outs = np.full((2, tile.OUTS), -1, np.int32)
-    outs[0, : counts[0]] = np.concatenate(parts[0])
-    outs[1, : counts[1]] = np.concatenate([parts[1][1], second])
-    where = np.array([[0, 2], [1, 2 + first.size]]) * step | step << 16
-    return Share(x_loads, dy_loads, 2 + order.size, counts, where.astype(np.int32), outs)
+    groups = [
+        (0, 2, first.size + both.size, np.concatenate([first, both])),
+        (1, 2 + first.size, both.size + second.size, np.concatenate([of_second, second])),
+    ]
+    dy_loads = alone(columns[order], 2)
+    return side_by_side(tile, alone(rows, 0), dy_loads, 2 + order.size, groups)
 
 
 class Region(NamedTuple):
@@ -350,8 +364,6 @@ def _opened(left: np.ndarray, inside: np.ndarray, brings: np.ndarray, tile: Tile
 def _share_of_region(tile: Tile, rows: np.ndarray, columns: np.ndarray, ids: np.ndarray) -> Share:
     """Slots of x, then of dy; and the products, dealt evenly to the warpgroups."""
     step = tile.PANEL_BYTES >> 4
-    x_loads = [(int(row), k | MINE) for k, row in enumerate(rows)]
-    dy_loads = [(int(column), rows.size + k | MINE) for k, column in enumerate(columns)]
     products = [
         (k, at[first : first + tile.PAIR])
         for k, at in enumerate(map(np.flatnonzero, ids >= 0))
@@ -368,7 +380,8 @@ def _share_of_region(tile: Tile, rows: np.ndarray, columns: np.ndarray, ids: np.
         where[group, unit] = (dy[0] | apart, x) if tile.PAIR == 2 else (x, dy[0])
         outs[group, unit, : at.size] = ids[k, at]
     flat = where.reshape(tile.GROUPS, -1), outs.reshape(tile.GROUPS, -1)
-    return Share(x_loads, dy_loads, rows.size + columns.size, counts, *flat)
+    loads = alone(rows, 0), alone(columns, rows.size)
+    return Share(*loads, rows.size + columns.size, counts, *flat)
 
 
 def in_fours(index: Index) -> tuple[bool]:
@@ -401,12 +414,10 @@ def fours(index: Index, tile: Tile) -> Iterator[list[Share]]:
 
 def _share_of_four(tile: Tile, column: int, rows: np.ndarray, ids: np.ndarray) -> Share:
     """Slots of dy for the four columns, then one of x for each row."""
-    step = tile.PANEL_BYTES >> 4
-    x_loads = [(int(row), FOUR + k | MINE) for k, row in enumerate(rows)]
-    dy_loads = [(column + k, k | MINE) for k in range(FOUR)]
-    counts = np.full(tile.GROUPS, -(-rows.size * tile.B // min(tile.SIZES)), np.int32)
-    where = np.array([[2 * group, FOUR] for group in range(tile.GROUPS)]) * step | step << 16
-    outs = np.full((tile.GROUPS, tile.OUTS), -1, np.int32)
-    for group in range(tile.GROUPS):
-        outs[group, : 2 * rows.size] = ids[2 * group : 2 * group + 2].T.ravel()
-    return Share(x_loads, dy_loads, FOUR + rows.size, counts, where.astype(np.int32), outs)
+    count = -(-rows.size * tile.B // min(tile.SIZES))
+    groups = [
+        (2 * group, FOUR, count, ids[2 * group : 2 * group + 2].T.ravel())
+        for group in range(tile.GROUPS)
+    ]
+    loads = alone(rows, FOUR), alone(range(column, column + FOUR), 0)
+    return side_by_side(tile, *loads, FOUR + rows.size, groups)
