@@ -15,8 +15,14 @@ Columns that keep the same inputs are computed together: of 8 columns of a rando
 0.1 a tile of x serves 1.7, where neighbours would share it among 1.4, and where columns are alike,
 all 8. From shared memory it is K / B + K / 64, at the tensor cores' own pace.
 
-weight_grad is the same machine with both factors turned, and float32 (`split`) the same products
-of tf32; see their files.
+float32 is the same machine with products of tf32: x is split into hi and lo in registers, w before
+the kernel; what these are says `parts.split`. Its reads are K / B of x, or K / 64 where two columns
+of blocks of 32 keep the same inputs, and K / 128 of w. What limits it is shared memory: wgmma takes
+64 bytes a cycle of w from there, at the tensor cores' own pace, and what else passes comes on top:
+x in and out and w in make 336 cycles of 192 for 64 rows and a block of 32, and 272 where a tile of
+x serves two blocks, or one of 64. An H200 at 1.72 GHz took about 340 and 265.
+
+The weight-gradient sums down the batch: see `weight_grad`.
 
 What limits it at a small B is the L2 cache, which brings x to every multiprocessor: it serves so
 many requests, of a line of a tile each, and its ways out carry so many bytes. Only sharing more of
@@ -45,6 +51,7 @@ from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.images import images_of
+from numbsparse.kernels.parts.ring import begin_ring
 from numbsparse.kernels.parts.store import ANY, FEATURES, box_of, order_of
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
@@ -52,7 +59,6 @@ from numbsparse.kernels.ptx import (
     fence_mbarrier_init,
     fewer_registers,
     first_multiple,
-    mbarrier_init,
     more_registers,
     shfl_idx,
 )
@@ -100,13 +106,7 @@ def tile_choices(product, block_size, dtype, batch, precision="highest"):
 
 
 def along_lines(
-    x: DeviceArray,
-    values: DeviceArray,
-    index: Index,
-    y: DeviceArray,
-    transposed: bool,
-    precision: str,
-    number: int | None,
+    x: Any, values: Any, index: Index, y: Any, transposed: bool, precision: str, number: int | None
 ) -> None:
     """y = x @ w, or x @ w.T; with the tile of this number."""
     (batch, features), (n_blocks, size, _) = y.shape, values.shape
@@ -137,21 +137,15 @@ def along_lines(
         kernel, maps = kernel_of_float32(form), tensor_maps((lines, x_box(form), LINE))
         rows = index.block_columns if transposed else index.block_rows
         strides = (1, size) if transposed else (size, 1)  # of w, along the sum and across
-        how = tile.N, tile.DEPTH, x_transposed
-        images = images_of(values, strides, rows, x.shape[1], *how)
+        images = images_of(values, strides, rows, x.shape[1], tile.N, tile.DEPTH, x_transposed)
         x = lines.T if x_transposed else lines
         x_strides = tuple(stride // 4 for stride in x.strides)
         walk = index.rows if transposed else index.columns
         dense = span(x), x_strides, x.shape[1], span(values), strides, *walk
         args = maps, images, *plan, span(y), sizes, *dense
-    launch(
-        kernel,
-        (len(tile_starts) - 1) * tile.CLUSTER,
-        tile.THREADS,
-        *args,
-        shared_bytes=tile.SHARED_BYTES,
-        cluster=(tile.CLUSTER,) if tile.CLUSTER > 1 else None,
-    )
+    blocks, nbytes = (len(tile_starts) - 1) * tile.CLUSTER, tile.SHARED_BYTES
+    cluster = (tile.CLUSTER,) if tile.CLUSTER > 1 else None
+    launch(kernel, blocks, tile.THREADS, *args, shared_bytes=nbytes, cluster=cluster)
 
 
 def maps_of(
@@ -206,7 +200,7 @@ def roles(form: Form) -> Any:
     """run(source, plan, y, more): a block of threads, some warps of which multiply, some fetch."""
     tile = form.tile
     STAGES, BARRIERS, WARPS, CLUSTER = tile.STAGES, 2 * tile.STAGES, tile.WARPS, tile.CLUSTER
-    MASKS, WORDS = tile.MASKS, tile.MASKS + STAGES
+    MASKS, WORDS = STAGES * tile.SHARES, STAGES * (tile.SHARES + 1)
     MORE, FEWER = tile.REGISTERS
     produce, consume = producer(form), consumer(form)
 
@@ -219,9 +213,8 @@ def roles(form: Form) -> Any:
         base = first_multiple(shared, ALIGNED)
         t = uint32(cuda.threadIdx.x)
         if t == 0:
+            begin_ring(bars, 0, STAGES, 1, WARPS * CLUSTER)
             for i in range(STAGES):
-                mbarrier_init(bars, i, 1)
-                mbarrier_init(bars, STAGES + i, WARPS * CLUSTER)
                 info[MASKS + i] = uint32(0)
             fence_mbarrier_init()
         cuda.syncthreads()

@@ -14,7 +14,7 @@ from typing import Any
 
 from numba import cuda, float32, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, MOST, Form, Tile
+from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, LINE, MOST, Form, Tile
 from numbsparse.kernels.parts.mend import mender_of_lines
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.store import ANY, box_storer, storer, storer_of_float32
@@ -49,7 +49,7 @@ def consumer(form: Form) -> Any:
     STAGES, STAGE_BYTES, ROWS = tile.STAGES, tile.STAGE_BYTES, tile.ROWS
     W_START, W_BYTES, OWN_ROWS = tile.W_START, tile.W_BYTES, 64 * tile.M_TILES
     SHARE, SHARES, BITS = tile.SHARE, tile.SHARES, (1 << tile.INPUTS * tile.SHARE) - 1
-    CLUSTER, MASKS = tile.CLUSTER, tile.MASKS
+    CLUSTER, MASKS = tile.CLUSTER, STAGES * tile.SHARES
     LINE_BYTES = tile.ITEM * tile.DEPTH  # of x in a stage, on average where it is feature-major
     by_boxes, FLOAT32 = tile.ITEM == 2 and form.order != ANY, tile.ITEM == 4
     COUNT = SHARE * tile.M_TILES * tile.N // 2
@@ -103,7 +103,7 @@ def consumer(form: Form) -> Any:
 def products(form: Form) -> Any:
     """(begin, multiply, end) of 16-bit values, whose accumulators are one tuple until the end."""
     tile, of, boxes = form.tile, form.tile.sums(form.kind), form.order != ANY
-    DEPTH, WIDTH = tile.DEPTH, tile.WIDTH
+    DEPTH, WIDTH = tile.DEPTH, of.WIDTH
     x = Operand(128, 128 * DEPTH, True) if form.x_transposed else Operand(2 * DEPTH, 0)
     w = Operand(2 * DEPTH, 0) if form.transposed else Operand(2 * WIDTH, 2 * WIDTH * DEPTH, True)
     shape = tile.M_TILES, tile.B, DEPTH // 16
@@ -192,7 +192,7 @@ def reader(tile: Tile, x_transposed: bool, exact: bool) -> tuple[Any, Any]:
     Which terms of the sum it has is free as long as the images of w have the same order.
     Line g of half u of a warp is row `row_in(u, g)`: such that lanes meet no bank twice.
     """
-    DEPTH, BOX, split = tile.DEPTH, tile.X_BOX, splitting(exact)
+    DEPTH, BOX, split = tile.DEPTH, LINE // tile.ITEM, splitting(exact)
 
     @cuda.jit(device=True)
     def read_rows(ring, start, hi, lo):

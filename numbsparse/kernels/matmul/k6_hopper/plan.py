@@ -73,11 +73,6 @@ class Tile(NamedTuple):
         return self.COLUMNS // self.SHARES
 
     @property
-    def X_BOX(self) -> int:
-        """Rows in a line of a feature-major tile of x."""
-        return LINE // self.ITEM
-
-    @property
     def X_BYTES(self) -> int:
         return self.ITEM * self.ROWS * self.DEPTH
 
@@ -85,11 +80,6 @@ class Tile(NamedTuple):
     def W_BYTES(self) -> int:
         """Of a part of a block; in float32 of its image, hi and lo."""
         return (8 if self.ITEM == 4 else 2) * self.N * self.DEPTH
-
-    @property
-    def WIDTH(self) -> int:
-        """Columns of a panel of w."""
-        return min(self.B, 64)
 
     @property
     def W_START(self) -> int:
@@ -133,11 +123,6 @@ class Tile(NamedTuple):
     def RECORD(self) -> int:
         """Numbers that tell of a step: a mask for each share, counts, input blocks, kept blocks."""
         return self.SHARES + 1 + self.INPUTS + self.BLOCKS
-
-    @property
-    def MASKS(self) -> int:
-        """Of all stages, for each share."""
-        return self.STAGES * self.SHARES
 
     @property
     def REGISTERS(self) -> tuple[int, int]:

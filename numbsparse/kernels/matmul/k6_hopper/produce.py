@@ -14,7 +14,7 @@ from typing import Any
 
 from numba import cuda, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.plan import Form
+from numbsparse.kernels.matmul.k6_hopper.plan import LINE, Form
 from numbsparse.kernels.parts.records import walking
 from numbsparse.kernels.ptx import (
     bulk_load,
@@ -35,16 +35,10 @@ def producer(form: Form) -> Any:
     source : the maps; of float32, and the images of w
     info : the masks of all stages
     """
-    tile, issue = form.tile, fetch_step(form)
-    STAGES, SHARES, N_MAPS = tile.STAGES, tile.SHARES, X + 1 if tile.ITEM == 4 else W_EDGE + 1
-
-    @cuda.jit(device=True)
-    def ask(step, row, stage, bars, source, shared, base, info):
-        for s in range(SHARES):
-            info[s * STAGES + stage] = step[s]
-        issue(source, step, row, shared, base, bars, stage)
-
-    walk = walking(tile.RECORD, STAGES, tile.ROWS, ask, tile.FETCHERS, tile.CLUSTER)
+    tile = form.tile
+    N_MAPS = X + 1 if tile.ITEM == 4 else W_EDGE + 1
+    shape = tile.RECORD, tile.STAGES, tile.ROWS
+    walk = walking(*shape, asking(form), tile.FETCHERS, tile.CLUSTER)
 
     @cuda.jit(device=True)
     def produce(fetcher, source, records, tiles, first, last, shared, base, bars, info):
@@ -56,16 +50,19 @@ def producer(form: Form) -> Any:
 
 
 @cache
-def fetch_step(form: Form) -> Any:
-    tile = form.tile
+def asking(form: Form) -> Any:
+    """What `walking` does of a step: its masks are told, its tiles are asked for."""
+    tile, STAGES, SHARES = form.tile, form.tile.STAGES, form.tile.SHARES
     INPUTS, BLOCKS, STAGE_BYTES, W_START = tile.INPUTS, tile.BLOCKS, tile.STAGE_BYTES, tile.W_START
     X_BYTES, W_BYTES, CLUSTER = tile.X_BYTES, tile.W_BYTES, tile.CLUSTER
-    COUNTS, FIRST_INPUT, FIRST_BLOCK = tile.SHARES, tile.SHARES + 1, tile.SHARES + 1 + INPUTS
+    COUNTS, FIRST_INPUT, FIRST_BLOCK = SHARES, SHARES + 1, SHARES + 1 + INPUTS
     fetch_x = fetch_rows(form)
     fetch_w = fetch_image(tile.W_BYTES) if tile.ITEM == 4 else fetch_block(form)
 
     @cuda.jit(device=True)
-    def issue(source, step, row, shared, base, bars, stage):
+    def ask(step, row, stage, bars, source, shared, base, info):
+        for s in range(SHARES):
+            info[s * STAGES + stage] = step[s]
         rank = uint32(cuda.blockIdx.x) % CLUSTER
         inputs, blocks = uint32(step[COUNTS] & 255), uint32(step[COUNTS] >> 8)
         mbarrier_expect(bars, stage, inputs * X_BYTES + blocks * W_BYTES)
@@ -80,13 +77,15 @@ def fetch_step(form: Form) -> Any:
                 at = start + W_START + b * W_BYTES
                 fetch_w(source, step[FIRST_BLOCK + b], shared, at, bars, stage)
 
-    return issue
+    return ask
 
 
 def x_box(form: Form) -> tuple[int, int]:
     """The box of x that one copy brings; of x.T where x is feature-major."""
     tile = form.tile
-    return (tile.DEPTH, tile.X_BOX) if form.x_transposed else (min(tile.ROWS, 256), tile.DEPTH)
+    return (
+        (tile.DEPTH, LINE // tile.ITEM) if form.x_transposed else (min(tile.ROWS, 256), tile.DEPTH)
+    )
 
 
 @cache
@@ -111,7 +110,7 @@ def fetch_rows(form: Form) -> Any:
 def w_box(form: Form) -> tuple[int, int, int]:
     """The box of w that one copy brings."""
     tile = form.tile
-    return (1, tile.B, tile.DEPTH) if form.transposed else (1, tile.DEPTH, tile.WIDTH)
+    return (1, tile.B, tile.DEPTH) if form.transposed else (1, tile.DEPTH, min(tile.B, 64))
 
 
 @cache

@@ -39,6 +39,7 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, OPERANDS, ROOMS, RUNS, Tile
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.parts.mend import mender_of_blocks
+from numbsparse.kernels.parts.ring import begin_ring
 from numbsparse.kernels.parts.store import PACK
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
@@ -47,7 +48,6 @@ from numbsparse.kernels.ptx import (
     fence_tensor_map,
     fewer_registers,
     first_multiple,
-    mbarrier_init,
     more_registers,
     shfl_idx,
 )
@@ -252,12 +252,8 @@ def warps(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, leave: 
         item = cuda.blockIdx.x
         base = first_multiple(shared, uint32(1024))
         if t == 0:
-            for s in range(STAGES):
-                mbarrier_init(bars, s, 1)
-                mbarrier_init(bars, STAGES + s, READERS)
-            for s in range(IMAGES):
-                mbarrier_init(bars, 2 * STAGES + s, LOADERS)
-                mbarrier_init(bars, 2 * STAGES + IMAGES + s, WARPS)
+            begin_ring(bars, 0, STAGES, 1, READERS)
+            begin_ring(bars, 2 * STAGES, IMAGES, LOADERS, WARPS)
             fence_mbarrier_init()
         cuda.syncthreads()
         if CLUSTER > 1:
