@@ -10,6 +10,18 @@ MATCHED = 4096  # lines: more of them are grouped as they come
 EXCHANGES, EXCHANGED = 16, 1024  # rounds at most, of at most so many lines
 
 
+def strips_of(walk: Walk, across: int) -> Walk:
+    """The walk of `across` strips of each line, which keep parts of the same blocks."""
+    if across == 1:
+        return walk
+    lengths = np.diff(walk.indptr).repeat(across)
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    strip = np.repeat(np.arange(lengths.size), lengths)
+    entry = walk.indptr[strip // across] + np.arange(strip.size) - indptr[strip]
+    blocks = walk.blocks[entry].astype(np.int64) * across + strip % across
+    return Walk(indptr, walk.indices[entry], blocks)
+
+
 def grouped(walk: Walk, n_inputs: int, size: int) -> np.ndarray:
     """(groups, size) int32: lines that meet many inputs together, -1 for none.
 
@@ -73,3 +85,14 @@ def _exchanged(groups: np.ndarray, meets: np.ndarray) -> np.ndarray:
         if free.all():
             break
     return lines.reshape(-1, size)
+
+
+def blocks_by_group(walk: Walk, lines: np.ndarray) -> list[np.ndarray]:
+    """Of each kept block its group, input, column in the group, and number; in this order."""
+    flat = lines.reshape(-1)
+    place = np.empty(len(walk.indptr) - 1, np.int64)
+    place[flat[flat >= 0]] = np.flatnonzero(flat >= 0)
+    group, column = np.divmod(np.repeat(place, np.diff(walk.indptr)), lines.shape[1])
+    inputs, blocks = walk.indices.astype(np.int64), walk.blocks.astype(np.int64)
+    order = np.lexsort((column, inputs, group))
+    return [array[order] for array in (group, inputs, column, blocks)]

@@ -37,6 +37,7 @@ from numbsparse.kernels.ptx import (
 
 BYTES = 16  # of a piece
 ROWS, FEATURES, ANY = "rows", "features", "any"  # along which y takes whole pieces
+KINDS = {"float16": "f16", "bfloat16": "bf16"}  # of sums that are rounded to
 PACK = {"f16": pack_half2, "bf16": pack_bfloat2}
 
 

@@ -52,7 +52,7 @@ from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.images import images_of
 from numbsparse.kernels.parts.ring import begin_ring
-from numbsparse.kernels.parts.store import ANY, FEATURES, box_of, order_of
+from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, box_of, order_of
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
@@ -81,7 +81,6 @@ PRODUCT_ERROR = 6  # each factor is off by 2^-22 of itself, and lo * lo is left 
 
 unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
-KINDS = {"float16": "f16", "bfloat16": "bf16"}
 TOGETHER = 2  # tiles of rows of float32 that meet a block of w one after another, in the L2 cache
 
 

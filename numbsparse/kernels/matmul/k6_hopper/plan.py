@@ -9,9 +9,9 @@ import numpy as np
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.parts.deal import Lengths
-from numbsparse.kernels.parts.groups import grouped
+from numbsparse.kernels.parts.groups import blocks_by_group, grouped, strips_of
 from numbsparse.kernels.parts.store import Sums
-from numbsparse.layout import Index, Walk
+from numbsparse.layout import Index
 
 ALIGNED = 1024  # bytes: where tiles begin in shared memory
 LINE = 128  # bytes of a line of x in shared memory, at most
@@ -213,7 +213,7 @@ def steps_of(index: Index, transposed: bool, tile: Tile, ragged: bool) -> tuple[
     walk, others = (index.rows, index.columns) if transposed else (index.columns, index.rows)
     walk, n_inputs = strips_of(walk, tile.ACROSS), len(others.indptr) - 1
     lines = grouped(walk, n_inputs, tile.COLUMNS)
-    groups, inputs, columns, blocks = _sorted_by_group(walk, lines)
+    groups, inputs, columns, blocks = blocks_by_group(walk, lines)
 
     # A tile of x for every input that a group meets; for every part of it.
     first = np.flatnonzero(np.diff(groups, prepend=-1) | np.diff(inputs, prepend=-1))
@@ -249,29 +249,6 @@ def steps_of(index: Index, transposed: bool, tile: Tile, ragged: bool) -> tuple[
     records[row, first_input + place] = x_tiles
     records[row[of][in_order], first_input + tile.INPUTS + slot] = kept[in_order]
     return records.astype(np.uint32).view(np.int32), lines, Lengths(starts)
-
-
-def strips_of(walk: Walk, across: int) -> Walk:
-    """The walk of `across` strips of each line, which keep parts of the same blocks."""
-    if across == 1:
-        return walk
-    lengths = np.diff(walk.indptr).repeat(across)
-    indptr = np.concatenate([[0], np.cumsum(lengths)])
-    strip = np.repeat(np.arange(lengths.size), lengths)
-    entry = walk.indptr[strip // across] + np.arange(strip.size) - indptr[strip]
-    blocks = walk.blocks[entry].astype(np.int64) * across + strip % across
-    return Walk(indptr, walk.indices[entry], blocks)
-
-
-def _sorted_by_group(walk: Walk, lines: np.ndarray) -> list[np.ndarray]:
-    """Of each kept block its group, input, column in the group, and number; in this order."""
-    flat = lines.reshape(-1)
-    place = np.empty(len(walk.indptr) - 1, np.int64)
-    place[flat[flat >= 0]] = np.flatnonzero(flat >= 0)
-    group, column = np.divmod(np.repeat(place, np.diff(walk.indptr)), lines.shape[1])
-    inputs, blocks = walk.indices.astype(np.int64), walk.blocks.astype(np.int64)
-    order = np.lexsort((column, inputs, group))
-    return [array[order] for array in (group, inputs, column, blocks)]
 
 
 def _packed(groups: np.ndarray, counts: np.ndarray, tile: Tile) -> tuple[np.ndarray, np.ndarray]:

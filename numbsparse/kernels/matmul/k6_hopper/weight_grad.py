@@ -40,7 +40,7 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, OPERANDS,
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.parts.mend import mender_of_blocks
 from numbsparse.kernels.parts.ring import begin_ring
-from numbsparse.kernels.parts.store import PACK
+from numbsparse.kernels.parts.store import KINDS, PACK
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
@@ -73,7 +73,6 @@ FEW = 4  # of a multiprocessor
 OF_LINES = TILES[32]._replace(STAGES=4, SLOTS=27)
 OF_FOURS = Tile(32, 2, 1, (64, 128, 192, 256), 128, 2, 12, 1, 1)
 THREADS_TO_ADD = 256
-KINDS = {"float16": "f16", "bfloat16": "bf16"}
 
 
 def weight_grad(

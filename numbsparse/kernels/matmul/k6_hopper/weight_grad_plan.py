@@ -10,7 +10,6 @@ that do not fill all places once more, cut over the batch. Only these leave sums
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -104,14 +103,8 @@ class Tile(NamedTuple):
 
     @property
     def SHARED_BYTES(self) -> int:
-        if self.ITEM == 4:
-            return 1024 * 225
-        return 1024 + self.STAGES * self.SLOTS * self.PANEL_BYTES
-
-
-def last_end(times: Iterable[float], places: int) -> float:
-    """When the last one ends, if each begins in turn, where a place gets free first."""
-    return dealt(times, places)[1]
+        room = POOL if self.ITEM == 4 else self.STAGES * self.SLOTS * self.PANEL_BYTES
+        return room + 1024  # panels begin at multiples of that
 
 
 def cut(
@@ -131,7 +124,7 @@ def cut(
         if pieces > max(steps // 4, 1):
             break
         parts = of_all[:whole] + [time / pieces for time in of_all[whole:]] * pieces
-        end = max(least, last_end([time + TO_START for time in parts], places))
+        end = max(least, dealt([time + TO_START for time in parts], places)[1])
         if pieces > 1:
             end += TO_ADD + sums * pieces / rate
         best = min(best, (end, whole, pieces))
