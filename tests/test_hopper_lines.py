@@ -10,8 +10,8 @@ from ptx_helpers import on_hopper
 from numbsparse import device
 from numbsparse.kernels.matmul import rung
 from numbsparse.kernels.matmul.aligned import is_aligned
-from numbsparse.kernels.matmul.k6_hopper.lines import how_it_lies
-from numbsparse.kernels.matmul.k6_hopper.tile import TILES, tile_of
+from numbsparse.kernels.matmul.k6_hopper.plan import TILES, line_tiles
+from numbsparse.kernels.parts.store import order_of
 from numbsparse.testing import Case, check_rung
 
 CASES = [
@@ -34,10 +34,10 @@ def test_products(product, case, feature_major):
 
 
 @pytest.mark.skipif(not device.is_available(), reason="takes device memory")
-def test_how_arrays_lie():
+def test_which_arrays_take_whole_pieces():
     even = device.to_device(np.zeros((8, 24), np.float16))
     odd = device.to_device(np.zeros((7, 9), np.float16))
-    assert (how_it_lies(even), how_it_lies(even.T), how_it_lies(odd)) == ("rows", "features", "any")
+    assert [order_of(a) for a in (even, even.T, odd)] == ["rows", "features", "any"]
     assert is_aligned(even)
     assert is_aligned(even[:, :9])
     assert not is_aligned(even.T)
@@ -48,10 +48,12 @@ def test_how_arrays_lie():
 
 
 @pytest.mark.parametrize("size", TILES)
+@pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("batch", [1, 64, 65, 256, 257, 5000])
-def test_tiles_fit(size, batch):
-    tile = tile_of(size, batch)
-    assert tile.WARPGROUPS % tile.SHARES == 0
-    assert tile.THREADS <= 1024
-    assert tile.SHARED_BYTES <= 227 * 1024 - 256
-    assert device.SIMULATED or min(batch, tile.ROWS) > tile.ROWS - 64
+def test_tiles_fit(size, itemsize, batch):
+    for tile in line_tiles(size, batch, 4096, itemsize):
+        assert tile.WARPGROUPS % tile.SHARES == 0
+        assert tile.THREADS <= 1024
+        assert tile.SHARED_BYTES <= 227 * 1024 - 256
+        fits = itemsize == 4 or device.SIMULATED or min(batch, tile.ROWS) > tile.ROWS - 64
+        assert fits, "16-bit tiles have fewer rows for a small batch"

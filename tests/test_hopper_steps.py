@@ -8,23 +8,17 @@ import numpy as np
 import pytest
 
 import numbsparse as ns
-from numbsparse.kernels.matmul.k6_hopper import steps as plan
-from numbsparse.kernels.matmul.k6_hopper.steps import (
-    BEFORE,
-    EDGE,
-    LAST,
-    MOST,
-    grouped,
-    schedule,
-    steps_of,
-)
-from numbsparse.kernels.matmul.k6_hopper.tile import TILES, Tile
+from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, EDGE, LAST, MOST, TILES, Tile, steps_of
+from numbsparse.kernels.parts import groups as of_lines
+from numbsparse.kernels.parts.deal import schedule
+from numbsparse.kernels.parts.groups import grouped
 
 CASES = [
     *TILES.values(),
     Tile(64, 4, 2, 5, 1, 4, 3),
     Tile(16, 4, 3, 9, 1, 1, 2),
     Tile(32, 8, 3, 8, 1, 4, 2, SHARES=4),
+    *(Tile(B, columns, 1, columns, 1, 4, 2, ITEM=4) for B, columns in ((32, 2), (64, 1), (128, 1))),
 ]
 
 
@@ -34,16 +28,17 @@ def pattern(rng, rows=21, columns=13, density=0.4):
     return kept
 
 
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("tile", CASES, ids=lambda tile: f"B{tile.B}-{tile.COLUMNS}")
-def test_steps_tell_of_every_block_once(tile, turned, rng):
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("tile", CASES, ids=lambda t: f"B{t.B}-{t.COLUMNS}-{8 * t.ITEM}bit")
+def test_steps_tell_of_every_block_once(tile, transposed, rng):
     layout = ns.Layout(pattern(rng))
-    records, lines, lengths = steps_of(layout.index, turned, tile, True)
+    records, strips, lengths = steps_of(layout.index, transposed, tile, True)
     records = records.view(np.uint32).astype(np.int64)
-    kept = layout.pattern.T if turned else layout.pattern
+    kept = layout.pattern.T if transposed else layout.pattern
     numbers = np.full(layout.shape, -1)
     numbers[layout.index.block_rows, layout.index.block_columns] = np.arange(layout.n_blocks)
-    numbers = numbers.T if turned else numbers
+    numbers = numbers.T if transposed else numbers
+    assert sorted(strips[strips >= 0]) == list(range(kept.shape[1] * tile.ACROSS))
 
     found = []
     for group, (start, n_steps) in enumerate(zip(lengths.starts, lengths.steps, strict=True)):
@@ -58,14 +53,24 @@ def test_steps_tell_of_every_block_once(tile, turned, rng):
                 for bit in np.flatnonzero(mask >> np.arange(BEFORE) & 1):
                     e, column = divmod(bit, tile.SHARE)
                     assert e < counts & 255
-                    line, block = lines[group, share * tile.SHARE + column], blocks[taken]
+                    strip, block = strips[group, share * tile.SHARE + column], blocks[taken]
+                    line, across = divmod(strip, tile.ACROSS)
                     taken += 1
                     source, part = divmod(inputs[e], tile.PARTS)
                     assert (block & EDGE > 0) == (source == len(kept) - 1)
-                    assert block & ~EDGE == numbers[source, line] * tile.PARTS + part
-                    found.append((source, line, part))
+                    number = numbers[source, line] * tile.ACROSS + across
+                    assert block & ~EDGE == number * tile.PARTS + part
+                    found.append((source, strip, part))
             assert counts >> 8 == taken <= tile.BLOCKS
-    assert len(set(found)) == len(found) == layout.n_blocks * tile.PARTS
+    assert len(set(found)) == len(found) == layout.n_blocks * tile.ACROSS * tile.PARTS
+
+
+def test_strips_that_keep_the_same_inputs_share_steps():
+    kinds = np.array([[1, 0], [1, 0], [1, 1], [0, 1], [0, 1]], bool)
+    layout = ns.Layout(kinds[:, [0, 1, 0, 1]])
+    _, strips, lengths = steps_of(layout.index, False, Tile(32, 2, 1, 2, 1, 4, 2, ITEM=4), False)
+    assert sorted(sorted(pair) for pair in strips.tolist()) == [[0, 2], [1, 3]]
+    np.testing.assert_array_equal(lengths.steps, [3, 3])
 
 
 def test_all_bits_of_a_mask_have_room():
@@ -93,7 +98,7 @@ def test_groups_exchange_lines_that_others_share_more_of(rng, monkeypatch):
         return sum(layout.pattern[:, group[group >= 0]].any(1).sum() for group in groups)
 
     after = inputs()
-    monkeypatch.setattr(plan, "EXCHANGES", 0)
+    monkeypatch.setattr(of_lines, "EXCHANGES", 0)
     assert after < 0.99 * inputs()
 
 

@@ -11,7 +11,7 @@ from numbsparse import device
 from numbsparse.device.launch import launch
 from numbsparse.kernels import ptx
 from numbsparse.kernels.parts.records import walking
-from numbsparse.kernels.parts.ring import following
+from numbsparse.kernels.parts.ring import begin_ring, following
 
 pytestmark = on_hopper
 RECORD, ROWS = 3, 16
@@ -50,8 +50,7 @@ def walk_kernel(stages, fetchers, cluster):
         bars = cuda.shared.array(2 * stages, uint64)
         t = uint32(cuda.threadIdx.x)
         if t == 0:
-            for i in range(2 * stages):
-                ptx.mbarrier_init(bars, i, 1)
+            begin_ring(bars, 0, stages, 1, 1)
             ptx.fence_mbarrier_init()
         cuda.syncthreads()
         if t // 32 < fetchers:

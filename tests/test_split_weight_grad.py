@@ -1,6 +1,5 @@
 """float32's weight-gradient on Hopper: which products an item has, and what comes of them."""
 
-import sys
 from itertools import product
 
 import numpy as np
@@ -9,13 +8,21 @@ import pytest
 import numbsparse as ns
 from numbsparse import device, patterns
 from numbsparse.kernels.matmul import rung
-from numbsparse.kernels.matmul.k6_hopper import split_items
-from numbsparse.kernels.matmul.k6_hopper.split_items import TILE, Work, items, way_of, work_of
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
+    MAPS,
+    RUNS,
+    Items,
+    Tile,
+    plan,
+    tile_of,
+    way_of,
+)
 from numbsparse.layout import Layout
 from numbsparse.ops import index_beside
 
 hopper = rung("k6_hopper")
-kernel = sys.modules["numbsparse.kernels.matmul.k6_hopper.split_weight_grad"]
+PANEL = 32
 
 PATTERNS = {
     "random": patterns.random(9, 11, 0.3, seed=0),
@@ -31,36 +38,47 @@ PATTERNS = {
 @pytest.mark.parametrize(("B", "N"), [(32, 32), (32, 64), (64, 64), (128, 64)])
 @pytest.mark.parametrize("name", PATTERNS)
 def test_every_part_of_a_block_is_in_one_product(name, B, N, groups, swapped):
-    index = Layout(PATTERNS[name]).index
-    work = Work(N, groups, 4, 2, 2, 4, (128, 128))
-    tiles, images, columns, extents, targets = items(index, B, work, swapped)
+    layout = Layout(PATTERNS[name])
+    index, shape = layout.index, [n * B // PANEL for n in layout.shape[:: -1 if swapped else 1]]
+    tile = Tile(B, groups, 2, (N,), 32, 4, 0, 1, ITEM=4, STRIPS=2)
+    items, edges = Items(index, tile, swapped), ((shape[0] - 1, True), (shape[1], False))
+    heads, loads, images, outs, _, _ = plan(index, tile, items, 9, 8, edges)
     found = []
-    for item, group, slot, part in np.argwhere(targets >= 0):
-        row = tiles[item, group, slot]
-        column = columns[item, images[item, group, slot // 2]] + part * TILE
-        found.append((targets[item, group, slot, part] * TILE, row, column))
-    expected = []
+    for item, (_, steps, n_loads, arriving, left, strips, stages, _, _) in enumerate(heads):
+        assert (steps, arriving, left) == (9, n_loads, 0)
+        assert stages >= 2
+        slots = {}
+        for panel, code in loads[item, :n_loads]:
+            operand, which = divmod(code >> 8 & 0xFF, MAPS)
+            at_edge = which == len(RUNS)
+            assert at_edge or not edges[operand][1] or panel != edges[operand][0]
+            slots[code & 0xFF] = operand, edges[operand][0] if at_edge else panel
+        # Each image of an item is the next strip that has a product; the others are none.
+        assert images[item].max() + 1 == strips
+        assert len(slots) == n_loads
+        assert sum(operand for operand, _ in slots.values()) == strips * N // PANEL
+        for group, out in np.argwhere(outs[item] >= 0):
+            slot, part = divmod(int(out), N // PANEL)
+            own = 4 * group + slot
+            of_dy = tile.X_PANELS + images[item, group, slot // 2] * (N // PANEL) + part
+            (x, row), (dy, column) = slots[own], slots[of_dy]
+            assert (x, dy) == (0, 1)
+            found.append((outs[item, group, out], *((column, row) if swapped else (row, column))))
+    n, expected = B // PANEL, []
     for block, (row, column) in enumerate(zip(index.block_rows, index.block_columns, strict=True)):
-        for r, c in product(range(0, B, TILE), repeat=2):
-            place = row * B + r, column * B + c
-            expected += [(block * B * B + r * B + c, *(place[::-1] if swapped else place))]
+        for r, c in product(range(n), repeat=2):
+            expected += [(block * n * n + r * n + c, row * n + r, column * n + c)]
     assert sorted(found) == sorted(expected)
-    # Each image of an item is the next strip that has a product; the others are none.
-    assert (columns[:, 0] >= 0).all()
-    assert (images.max((1, 2)) + 1 == (columns >= 0).sum(1)).all()
-    assert (extents[:, 0] == (columns >= 0).sum(1)).all()
-    assert (extents[:, 2] >= 2).all()
-    assert (extents[:, 1] == (tiles >= 0).sum((1, 2)) + extents[:, 0] * (N // TILE)).all()
 
 
 def test_columns_that_keep_the_same_rows_are_taken_in_pairs():
-    assert work_of(Layout(PATTERNS["pairs"]).index, 32).N == 64
-    assert work_of(Layout(PATTERNS["random"]).index, 32).N == 32
+    assert tile_of(Layout(PATTERNS["pairs"]).index, 32).N == 64
+    assert tile_of(Layout(PATTERNS["random"]).index, 32).N == 32
 
 
 @pytest.mark.parametrize("shape", [(2, 96), (96, 2), (40, 40)])
 def test_a_weight_of_few_rows_changes_places(shape, monkeypatch):
-    monkeypatch.setattr(split_items, "SIMULATED", False)
+    monkeypatch.setattr(weight_grad_plan, "SIMULATED", False)
     swapped, *_ = way_of(Layout(np.ones(shape, bool)).index, 32)
     assert swapped == (shape[0] == 2)
 
@@ -77,8 +95,8 @@ def test_products(rng, monkeypatch, name, feature_major, pieces, swapped):
     reason = hopper.unsupported("weight_grad", 32, np.dtype("float32"), "cuda")
     if reason is not None:
         pytest.skip(reason)
-    monkeypatch.setattr(kernel, "cut", lambda count, *_: (0 if pieces > 1 else count, pieces))
-    monkeypatch.setattr(split_items, "FEWER", np.inf if swapped else 0)
+    monkeypatch.setattr(weight_grad_plan, "cut", lambda *_: (0.0, 0, pieces))
+    monkeypatch.setattr(weight_grad_plan, "FEWER", np.inf if swapped else 0)
     layout = Layout(PATTERNS[name])
     batch, (rows, columns) = 70, (32 * n - 5 for n in layout.shape)
     x, dy = (rng.standard_normal((batch, n), np.float32) for n in (rows, columns))
@@ -112,8 +130,8 @@ def test_tiles_are_read_before_others_take_their_place(B, lies, rng):
     x, dy = (rng.standard_normal((batch, features), np.float32) for _ in range(2))
     here, index = [ns.to_device(a) for a in (x, dy)], layout.index
     there = [ns.to_device(np.ascontiguousarray(a.T)).T for a in (x, dy)]
-    turned = {"batch-major": (), "x feature-major": (0,), "feature-major": (0, 1)}[lies]
-    operands = [there[k] if k in turned else here[k] for k in range(2)]
+    transposed = {"batch-major": (), "x feature-major": (0,), "feature-major": (0, 1)}[lies]
+    operands = [there[k] if k in transposed else here[k] for k in range(2)]
     exact = (x.T.astype(float) @ dy.astype(float)).reshape(1024 // B, B, 1024 // B, B)
     exact = exact.swapaxes(1, 2)[index.block_rows, index.block_columns]
     bound = 4 * np.finfo(np.float32).eps * batch  # of factors about 1

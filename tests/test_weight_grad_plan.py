@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from numbsparse import patterns
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import MAPS, RUNS, Tile, rows_of_blocks
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import cut, plan
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_regions import regions
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import (
+    cut_of,
+    plan,
+    regions,
+    rows_of_blocks,
+)
 from numbsparse.layout import Layout
 
 AT_ONCE = Tile(32, 2, 13, (32,), 32, 2, 56, 1)
@@ -26,7 +30,7 @@ TILES = [
     Tile(128, 2, 1, (128, 256), 64, 4, 6, 2),
 ]
 CHUNKS = 64
-weight_grad_regions = sys.modules[regions.__module__]
+weight_grad_shares = sys.modules[regions.__module__]
 STEPS = 512  # so long that a cut pays
 
 
@@ -157,8 +161,8 @@ def test_regions_share_more_than_rows(tile, share, rng):
 
 def test_regions_of_many_rows(rng, monkeypatch):
     """Rows are looked at some at a time."""
-    monkeypatch.setattr(weight_grad_regions, "TOGETHER", 31 * 7)
-    monkeypatch.setattr(weight_grad_regions, "LEAST", 1)
+    monkeypatch.setattr(weight_grad_shares, "TOGETHER", 31 * 7)
+    monkeypatch.setattr(weight_grad_shares, "LEAST", 1)
     layout = Layout(rng.random((40, 30)) < 0.2)
     found = [share.outs for item in regions(layout.index, AT_ONCE, 26) for share in item]
     kept = np.concatenate([outs[outs >= 0] for outs in found])
@@ -168,14 +172,14 @@ def test_regions_of_many_rows(rng, monkeypatch):
 def test_cut_fills_the_places():
     tile, steps = TILES[5], 256
     item = next(rows_of_blocks(Layout(np.ones((1, 26), bool)).index, tile))
-    assert cut([item] * 8, 8, steps, tile)[1:] == (8, 1)
-    _, whole, pieces = cut([item] * 9, 8, steps, tile)
+    assert cut_of([item] * 8, 8, steps, tile)[1:] == (8, 1)
+    _, whole, pieces = cut_of([item] * 9, 8, steps, tile)
     assert whole == 8
     assert pieces > 1
-    _, whole, pieces = cut([item] * 3, 8, steps, tile)
+    _, whole, pieces = cut_of([item] * 3, 8, steps, tile)
     assert whole == 0
     assert pieces > 1
-    assert cut([item] * 3, 8, 2, tile)[2] == 1  # too short
+    assert cut_of([item] * 3, 8, 2, tile)[2] == 1  # too short
 
 
 def test_few_blocks_and_a_long_batch():

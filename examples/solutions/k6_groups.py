@@ -10,7 +10,7 @@ little as in a random one: there matching brings four times as much, nearly what
 import numpy as np
 
 import numbsparse as ns
-from numbsparse.kernels.matmul.k6_hopper.steps import grouped
+from numbsparse.kernels.parts.groups import grouped
 
 COLUMNS = 8
 

@@ -34,8 +34,7 @@ from numbsparse.kernels.matmul import (
     k4_pipelined,
     k5_tensor_core,
 )
-from numbsparse.kernels.matmul.k6_hopper.steps import steps_of
-from numbsparse.kernels.matmul.k6_hopper.tile import TILES
+from numbsparse.kernels.matmul.k6_hopper.plan import TILES, steps_of
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import WARP_COLUMNS, steps_in_strips
 from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH
 from numbsparse.layout import Layout

@@ -16,7 +16,7 @@ import numpy as np
 from numbsparse.device import SIMULATED, DeviceArray, compute_capability
 from numbsparse.device.runtime import current_device
 from numbsparse.kernels.lstm.cell import GATES, WARPS
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_fours import in_fours
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import in_fours
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.layout import Index
 

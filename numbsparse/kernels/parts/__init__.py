@@ -2,4 +2,9 @@
 
 - `ring`: stages in shared memory, walked one after another.
 - `records`: warps that walk a plan, and ask the copy engine for what each step names.
+- `groups`: which lines of a layout are computed together.
+- `deal`: which multiprocessor computes what, and when.
+- `split`: float32 as tf32, in one or three products; `images`: w split so, once, before the kernel.
+- `mend`: outputs that such a split made NaN.
+- `store`: accumulators to y, in three orders.
 """

@@ -8,6 +8,20 @@ from __future__ import annotations
 
 from numba import cuda, uint32
 
+from numbsparse.kernels.ptx import mbarrier_init
+
+
+@cuda.jit(device=True)
+def begin_ring(bars, at, stages, fillers, readers):
+    """From barrier `at` on one for each stage that is full, then one for each that is empty.
+
+    So many arrivals fill a stage, beside what is copied, and so many empty it. One thread does it;
+    `fence_mbarrier_init` and a barrier for all threads follow.
+    """
+    for i in range(stages):
+        mbarrier_init(bars, at + i, fillers)
+        mbarrier_init(bars, at + stages + i, readers)
+
 
 @cuda.jit(device=True)
 def following(stage, phase, stages):

@@ -15,8 +15,14 @@ Columns that keep the same inputs are computed together: of 8 columns of a rando
 0.1 a tile of x serves 1.7, where neighbours would share it among 1.4, and where columns are alike,
 all 8. From shared memory it is K / B + K / 64, at the tensor cores' own pace.
 
-weight_grad is the same machine with both factors turned, and float32 (`split`) the same products
-of tf32; see their files.
+float32 is the same machine with products of tf32: x is split into hi and lo in registers, w before
+the kernel; what these are says `parts.split`. Its reads are K / B of x, or K / 64 where two columns
+of blocks of 32 keep the same inputs, and K / 128 of w. What limits it is shared memory: wgmma takes
+64 bytes a cycle of w from there, at the tensor cores' own pace, and what else passes comes on top:
+x in and out and w in make 336 cycles of 192 for 64 rows and a block of 32, and 272 where a tile of
+x serves two blocks, or one of 64. An H200 at 1.72 GHz took about 340 and 265.
+
+The weight-gradient sums down the batch: see `weight_grad`.
 
 What limits it at a small B is the L2 cache, which brings x to every multiprocessor: it serves so
 many requests, of a line of a tile each, and its ways out carry so many bytes. Only sharing more of
@@ -25,11 +31,39 @@ x would help. With few blocks kept it is memory, which must give x and take y.
 
 from __future__ import annotations
 
-from numbsparse.kernels.matmul.k6_hopper import split, split_weight_grad
-from numbsparse.kernels.matmul.k6_hopper import weight_grad as halves_weight_grad
-from numbsparse.kernels.matmul.k6_hopper.lines import along_lines
-from numbsparse.kernels.matmul.k6_hopper.tile import line_tiles
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import cuda, uint8, uint32, uint64
+
+from numbsparse.device import DeviceArray
+from numbsparse.device.launch import launch
+from numbsparse.device.tensor_map import tensor_maps
+from numbsparse.kernels.card import multiprocessors
+from numbsparse.kernels.elementwise import fill
+from numbsparse.kernels.matmul.aligned import aligned, aligned_either_way
+from numbsparse.kernels.matmul.k6_hopper import weight_grad as both_factors
+from numbsparse.kernels.matmul.k6_hopper.consume import consumer
+from numbsparse.kernels.matmul.k6_hopper.plan import ALIGNED, LINE, Form, line_tiles, steps_of
+from numbsparse.kernels.matmul.k6_hopper.produce import X, Y, producer, w_box, x_box
+from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.matmul.reach import reach
+from numbsparse.kernels.parts.deal import schedule
+from numbsparse.kernels.parts.images import images_of
+from numbsparse.kernels.parts.ring import begin_ring
+from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, box_of, order_of
+from numbsparse.kernels.ptx import (
+    ALIGNMENT,
+    cluster_sync,
+    fence_mbarrier_init,
+    fewer_registers,
+    first_multiple,
+    more_registers,
+    shfl_idx,
+)
+from numbsparse.kernels.views import span
+from numbsparse.layout import Index
 
 __all__ = [
     "BLOCK_SIZES",
@@ -47,31 +81,158 @@ PRODUCT_ERROR = 6  # each factor is off by 2^-22 of itself, and lo * lo is left 
 
 unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
+TOGETHER = 2  # tiles of rows of float32 that meet a block of w one after another, in the L2 cache
+
 
 def forward(x, values, index, y, precision="highest", tile=0):
     """y[:] = x @ w."""
-    if x.dtype == "float32":
-        split.along_lines("forward", x, values, index, y, precision)
-    else:
-        along_lines(x, values, index, y, False, tile)
+    along_lines(x, values, index, y, False, precision, tile)
 
 
 def input_grad(dy, values, index, dx, precision="highest", tile=0):
     """dx[:] = dy @ w.T."""
-    if dy.dtype == "float32":
-        split.along_lines("input_grad", dy, values, index, dx, precision)
-    else:
-        along_lines(dy, values, index, dx, True, tile)
+    along_lines(dy, values, index, dx, True, precision, tile)
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest", tile=0):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
-    if x.dtype == "float32":
-        split_weight_grad.weight_grad(x, dy, index, dvalues, precision)
-    else:
-        halves_weight_grad.weight_grad(x, dy, index, dvalues)
+    both_factors.weight_grad(x, dy, index, dvalues, precision)
 
 
 def tile_choices(product, block_size, dtype, batch, precision="highest"):
-    halves_lines = product != "weight_grad" and dtype != "float32"
-    return line_tiles(block_size, batch) if halves_lines else (None,)
+    several = product != "weight_grad" and dtype != "float32"
+    return line_tiles(block_size, batch) if several else (None,)
+
+
+def along_lines(
+    x: Any, values: Any, index: Index, y: Any, transposed: bool, precision: str, number: int | None
+) -> None:
+    """y = x @ w, or x @ w.T; with the tile of this number."""
+    (batch, features), (n_blocks, size, _) = y.shape, values.shape
+    if batch == 0 or features == 0:
+        return
+    if n_blocks == 0:
+        fill(y, 0)
+        return
+    tile, edge = line_tiles(size, batch, features, x.itemsize)[number or 0], x.shape[1] % size
+    values = aligned(values.reshape(n_blocks, -1)).reshape(values.shape)
+    lines, x_transposed = aligned_either_way(x)
+    is_16_bit = str(x.dtype) in KINDS
+    ragged = is_16_bit and edge > 0  # float32's images are zero there
+    kind = KINDS.get(str(x.dtype), precision)
+    form = Form(tile, kind, transposed, x_transposed, ragged, order_of(y))
+
+    units = multiprocessors() // tile.CLUSTER  # clusters that run at once
+    row_tiles = -(-batch // (tile.ROWS * tile.CLUSTER))
+    records, strips, lengths = planned(index, steps_of, transposed, tile, ragged)
+    together = 1 if is_16_bit else TOGETHER
+    tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units, together)
+    plan = records, strips, tiles, tile_starts
+    sizes = (*(stride // y.itemsize for stride in y.strides), batch, features)
+    if is_16_bit:
+        kernel, maps = kernel_of_16_bit(form), maps_of(form, lines, values, edge, y)
+        args: tuple[Any, ...] = maps, *plan, span(y).view(np.uint16), sizes
+    else:
+        kernel, maps = kernel_of_float32(form), tensor_maps((lines, x_box(form), LINE))
+        rows = index.block_columns if transposed else index.block_rows
+        strides = (1, size) if transposed else (size, 1)  # of w, along the sum and across
+        images = images_of(values, strides, rows, x.shape[1], tile.N, tile.DEPTH, x_transposed)
+        x = lines.T if x_transposed else lines
+        x_strides = tuple(stride // 4 for stride in x.strides)
+        walk = index.rows if transposed else index.columns
+        dense = span(x), x_strides, x.shape[1], span(values), strides, *walk
+        args = maps, images, *plan, span(y), sizes, *dense
+    blocks, nbytes = (len(tile_starts) - 1) * tile.CLUSTER, tile.SHARED_BYTES
+    cluster = (tile.CLUSTER,) if tile.CLUSTER > 1 else None
+    launch(kernel, blocks, tile.THREADS, *args, shared_bytes=nbytes, cluster=cluster)
+
+
+def maps_of(
+    form: Form, x: DeviceArray, values: DeviceArray, edge: int, y: DeviceArray
+) -> DeviceArray:
+    """The maps of x, of w, of w with nothing beyond the edge along the sum, and of y."""
+    w, of_y = w_box(form), box_of(form.tile.sums(form.kind), form.order)
+    inside = values if edge == 0 else values[:, :, :edge] if form.transposed else values[:, :edge]
+    boxes = [
+        (x, x_box(form), LINE if form.x_transposed else 2 * form.tile.DEPTH),
+        (values, w, 2 * w[-1]),
+        (inside, w, 2 * w[-1]),
+        (y.T if form.order == FEATURES else y, of_y, 2 * of_y[1]),
+    ]
+    return tensor_maps(*boxes[: Y if form.order == ANY else Y + 1])
+
+
+@cache
+def kernel_of_16_bit(form: Form) -> Any:
+    run, LAST = roles(form), X if form.order == ANY else Y
+
+    @cuda.jit(**form.tile.options)
+    def kernel(maps, records, strips, tiles, tile_starts, values, sizes):
+        row_stride, column_stride, batch, features = sizes
+        y = values, row_stride, column_stride, batch, features
+        plan = records, strips, tiles, tile_starts
+        run((maps,), plan, y, maps[LAST])
+
+    return kernel
+
+
+@cache
+def kernel_of_float32(form: Form) -> Any:
+    run = roles(form)
+
+    @cuda.jit(**form.tile.options)
+    def kernel(
+        maps, images, records, strips, tiles, tile_starts, values, sizes,
+        x, x_strides, in_features, w, w_strides, indptr, indices, blocks,
+    ):  # fmt: skip
+        row_stride, column_stride, batch, features = sizes
+        y = values, row_stride, column_stride, batch, features
+        plan = records, strips, tiles, tile_starts
+        dense = x, x_strides, in_features, w, w_strides, indptr, indices, blocks
+        run((maps, images), plan, y, dense)
+
+    return kernel
+
+
+@cache
+def roles(form: Form) -> Any:
+    """run(source, plan, y, more): a block of threads, some warps of which multiply, some fetch."""
+    tile = form.tile
+    STAGES, BARRIERS, WARPS, CLUSTER = tile.STAGES, 2 * tile.STAGES, tile.WARPS, tile.CLUSTER
+    MASKS, WORDS = STAGES * tile.SHARES, STAGES * (tile.SHARES + 1)
+    MORE, FEWER = tile.REGISTERS
+    produce, consume = producer(form), consumer(form)
+
+    @cuda.jit(device=True)
+    def run(source, plan, y, more):
+        records, strips, tiles, tile_starts = plan
+        shared = cuda.shared.array(0, uint8, ALIGNMENT)
+        bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
+        info = cuda.shared.array(WORDS, uint32)  # masks, for each share those of all stages; zeros
+        base = first_multiple(shared, ALIGNED)
+        t = uint32(cuda.threadIdx.x)
+        if t == 0:
+            begin_ring(bars, 0, STAGES, 1, WARPS * CLUSTER)
+            for i in range(STAGES):
+                info[MASKS + i] = uint32(0)
+            fence_mbarrier_init()
+        cuda.syncthreads()
+        if CLUSTER > 1:
+            cluster_sync()
+        unit = cuda.blockIdx.x // CLUSTER
+        first, last = tile_starts[unit], tile_starts[unit + 1]
+        warp = shfl_idx(uint32(t // 32), 0)
+        if warp >= WARPS:
+            if FEWER:
+                fewer_registers(FEWER)
+            fetcher = uint32(warp - WARPS)
+            if not FEWER or fetcher == 0:
+                produce(fetcher, source, records, tiles, first, last, shared, base, bars, info)
+        else:
+            if MORE:
+                more_registers(MORE)
+            consume(strips, tiles, first, last, shared, base, bars, info, y, more)
+        if CLUSTER > 1:
+            cluster_sync()  # the others may still arrive at barriers here
+
+    return run

@@ -1,7 +1,10 @@
-"""The warpgroups that multiply: 64 M_TILES rows of y each, in their share of a group's columns.
+"""The warpgroups that multiply: 64 M_TILES rows of y each, in their share of a group's strips.
 
-Which columns have a block at an input is known only at run time, and accumulators are registers: so
+Which strips have a block at an input is known only at run time, and accumulators are registers: so
 every product has its own code, and the mask of the step skips those that are not there.
+
+16-bit factors both come from shared memory. Of float32 a lane reads its values of x, splits them
+into hi and lo, and gives them to wgmma for one image of w or for two side by side.
 """
 
 from __future__ import annotations
@@ -9,38 +12,53 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32, int32, uint32
+from numba import cuda, float32, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.steps import BEFORE, MOST
-from numbsparse.kernels.matmul.k6_hopper.store import ANY, storer
-from numbsparse.kernels.matmul.k6_hopper.tile import Tile
+from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, LINE, MOST, Form, Tile
+from numbsparse.kernels.parts.mend import mender_of_lines
+from numbsparse.kernels.parts.split import splitting
+from numbsparse.kernels.parts.store import ANY, box_storer, storer, storer_of_float32
 from numbsparse.kernels.ptx import (
+    ALIGNMENT,
     Operand,
+    as_float32,
     bulk_wait_read,
     fence_tensor_map,
+    load_2xu32,
+    load_4xf32,
     mbarrier_arrive_at,
     mbarrier_wait,
     redux_or,
     shfl_idx,
+    sync_warp,
     to_local,
     wgmma,
+    wgmma_split,
     zeros,
 )
 
 
 @cache
-def consumer(tile: Tile, kind: str, turned: bool, x_turned: bool, y_lies: str) -> Any:
-    STAGES, STAGE_BYTES, ROWS, SUMS = tile.STAGES, tile.STAGE_BYTES, tile.ROWS, tile.SUMS
+def consumer(form: Form) -> Any:
+    """consume(strips, tiles, first, last, shared, base, bars, info, y, more).
+
+    y : (values, row stride, column stride, batch, features)
+    more : the map of y; of float32, what `mender` takes
+    """
+    tile = form.tile
+    STAGES, STAGE_BYTES, ROWS = tile.STAGES, tile.STAGE_BYTES, tile.ROWS
     W_START, W_BYTES, OWN_ROWS = tile.W_START, tile.W_BYTES, 64 * tile.M_TILES
     SHARE, SHARES, BITS = tile.SHARE, tile.SHARES, (1 << tile.INPUTS * tile.SHARE) - 1
-    CLUSTER, MASKS = tile.CLUSTER, tile.MASKS
-    LINE_BYTES = 2 * tile.DEPTH  # of x in a stage, on average where it is turned
-    multiply, no_sums = products(tile, kind, turned, x_turned), zeros(SUMS)
-    store, by_boxes = storer(tile, kind, y_lies), y_lies != ANY
-    RING_BYTES, ROOM = tile.RING_BYTES, tile.ROOMS * tile.ROOM_BYTES
+    CLUSTER, MASKS = tile.CLUSTER, STAGES * tile.SHARES
+    LINE_BYTES = tile.ITEM * tile.DEPTH  # of x in a stage, on average where it is feature-major
+    by_boxes, FLOAT32 = tile.ITEM == 2 and form.order != ANY, tile.ITEM == 4
+    COUNT = SHARE * tile.M_TILES * tile.N // 2
+    SUMS = (COUNT // 16, 4, 4) if FLOAT32 else COUNT
+    begin, multiply, end = products_of_float32(form) if FLOAT32 else products(form)
+    RING_BYTES, ROOM = tile.RING_BYTES, tile.ROOM_BYTES
 
     @cuda.jit(device=True)
-    def consume(lines, tiles, first, last, shared, base, bars, info, y):
+    def consume(strips, tiles, first, last, shared, base, bars, info, y, more):
         t = uint32(cuda.threadIdx.x)
         warpgroup, lane = shfl_idx(uint32(t // 128), 0), t % 32
         rank = uint32(cuda.blockIdx.x) % CLUSTER
@@ -54,36 +72,161 @@ def consumer(tile: Tile, kind: str, turned: bool, x_turned: bool, y_lies: str) -
         told = uint32(share * STAGES if lane == rank else MASKS)
         stage, phase = uint32(0), uint32(0)
         if by_boxes:
-            fence_tensor_map(y[0])
+            fence_tensor_map(more)
         for i in range(first, last):
             group, row = tiles[i, 0], (tiles[i, 1] * CLUSTER + rank) * ROWS + rows
             for c in range(SHARE):
-                columns[c] = lines[group, share * SHARE + c]
-            acc = no_sums()
+                columns[c] = strips[group, share * SHARE + c]
+            bits = uint32(BITS)
+            if FLOAT32 and row >= y[3]:  # a warpgroup below the last row of y only waits
+                bits = uint32(0)
+            acc = begin(sums)
             mask = uint32(0)
             while mask >> 31 == 0:
                 mbarrier_wait(bars, stage, phase)
                 mask = redux_or(info[told])
                 start = uint32(stage * STAGE_BYTES)
                 w_start = w_place + start + (mask >> BEFORE & MOST) * W_BYTES
-                acc = multiply(acc, shared, own + start, shared, w_start, uint32(mask & BITS))
+                acc = multiply(acc, sums, shared, own + start, w_start, uint32(mask & bits))
                 if lane < CLUSTER:
                     mbarrier_arrive_at(bars, STAGES + stage, lane)
                 stage, told = uint32(stage + 1), uint32(told + 1)
                 if stage == STAGES:
                     stage, told, phase = uint32(0), uint32(told - STAGES), uint32(phase ^ 1)
-            to_local(acc, sums)
-            store(sums, columns, row + t // 32 % 4 * 16, shared, room, y)
+            end(acc, sums, columns, row + t // 32 % 4 * 16, shared, room, y, more)
         if by_boxes:
             bulk_wait_read()
 
     return consume
 
 
-def products(tile: Tile, kind: str, turned: bool, x_turned: bool) -> Any:
-    """The products of a step, by its mask."""
-    DEPTH, WIDTH = tile.DEPTH, tile.WIDTH
-    x = Operand(128, 128 * DEPTH, True) if x_turned else Operand(2 * DEPTH, 0)
-    w = Operand(2 * DEPTH, 0) if turned else Operand(2 * WIDTH, 2 * WIDTH * DEPTH, True)
+def products(form: Form) -> Any:
+    """(begin, multiply, end) of 16-bit values, whose accumulators are one tuple until the end."""
+    tile, of, boxes = form.tile, form.tile.sums(form.kind), form.order != ANY
+    DEPTH, WIDTH = tile.DEPTH, of.WIDTH
+    x = Operand(128, 128 * DEPTH, True) if form.x_transposed else Operand(2 * DEPTH, 0)
+    w = Operand(2 * DEPTH, 0) if form.transposed else Operand(2 * WIDTH, 2 * WIDTH * DEPTH, True)
     shape = tile.M_TILES, tile.B, DEPTH // 16
-    return wgmma(kind, *shape, x, w, tile.SHARE, tile.INPUTS, tile.X_BYTES)
+    add = wgmma(form.kind, *shape, x, w, tile.SHARE, tile.INPUTS, tile.X_BYTES)
+    no_sums = zeros(tile.SHARE * tile.M_TILES * tile.B // 2)
+    store_boxes, store_items = box_storer(of, form.order, tile.ROOMS), storer(of, ANY)
+
+    @cuda.jit(device=True)
+    def begin(sums):
+        return no_sums()
+
+    @cuda.jit(device=True)
+    def multiply(acc, sums, shared, x_at, w_at, mask):
+        return add(acc, shared, x_at, shared, w_at, mask)
+
+    @cuda.jit(device=True)
+    def end(acc, sums, columns, row, shared, room, y, y_map):
+        to_local(acc, sums)
+        if boxes:
+            store_boxes(sums, columns, row, shared, room, y_map)
+        else:
+            store_items(sums, columns, row, y)
+
+    return begin, multiply, end
+
+
+def products_of_float32(form: Form) -> Any:
+    """(begin, multiply, end) with the sums in place: (strips of 32 columns, 4, 4)."""
+    tile, exact = form.tile, form.kind == "highest"
+    ALL, SPLIT, N, COLUMNS = (1 << tile.COLUMNS) - 1, tile.DEPTH // 2, tile.N, tile.COLUMNS
+    STRIPS, LAST = COLUMNS * N // 32, COLUMNS * N // 32 - 1
+    read, row_in = reader(tile, form.x_transposed, exact)
+    one, all_of_them = (wgmma_split(n, tile.DEPTH // 8, exact, 1, True) for n in (N, COLUMNS * N))
+    store = storer_of_float32(form.order, row_in, form.x_transposed)
+    mend = mender_of_lines(tile.B)
+
+    @cuda.jit(device=True)
+    def begin(sums):
+        for s in range(STRIPS):
+            for n in range(4):
+                for k in range(4):
+                    sums[s, n, k] = 0
+        return uint32(0)
+
+    @cuda.jit(device=True)
+    def multiply(acc, sums, shared, x_at, w_at, mask):
+        ring = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory
+        hi, lo = cuda.local.array(SPLIT, uint32), cuda.local.array(SPLIT, uint32)
+        if mask != 0:  # after a product all lanes have read
+            read(ring, uint32(x_at // 4), hi, lo)
+            if mask == ALL:
+                all_of_them(sums, hi, lo, ring, w_at // 4)
+            elif mask == 1:
+                one(sums[0], hi, lo, ring, w_at // 4)
+            elif mask == 2:
+                one(sums[LAST], hi, lo, ring, w_at // 4)
+        sync_warp()
+        return acc
+
+    @cuda.jit(device=True)
+    def end(acc, sums, columns, row, shared, room, y, dense):
+        found = 0
+        for s in range(STRIPS):
+            column = columns[s * 32 // N]
+            if column >= 0:
+                store(sums[s], int64(row), column * int64(N) + s * 32 % N, y)
+            for n in range(4):
+                for k in range(4):
+                    if sums[s, n, k] != sums[s, n, k]:
+                        found = 1
+        if exact and redux_or(uint32(found)) != 0:
+            sync_warp()
+            for item in range(cuda.threadIdx.x % 32, 16 * N * COLUMNS, 32):
+                strip = columns[COLUMNS - 1] if item >= 16 * N else columns[0]
+                n, feature = int64(row) + item // N % 16, strip * int64(N) + item % N
+                if strip >= 0 and n < y[3] and feature < y[4]:
+                    mend(y, n, feature, dense)
+
+    return begin, multiply, end
+
+
+@cache
+def reader(tile: Tile, x_transposed: bool, exact: bool) -> tuple[Any, Any]:
+    """(read, row_in): what a lane has of a warpgroup's 64 rows of x, split.
+
+    Which terms of the sum it has is free as long as the images of w have the same order.
+    Line g of half u of a warp is row `row_in(u, g)`: such that lanes meet no bank twice.
+    """
+    DEPTH, BOX, split = tile.DEPTH, LINE // tile.ITEM, splitting(exact)
+
+    @cuda.jit(device=True)
+    def read_rows(ring, start, hi, lo):
+        t = uint32(cuda.threadIdx.x)
+        row, q = row_of_rows(0, t % 32 // 4), t % 4
+        line = uint32(start + (16 * (t // 32 % 4) + row) * DEPTH)
+        for c in range(2):
+            piece = int64(line + ((4 * c + q) ^ row) * 4)  # and 8 rows below
+            for u in range(2):
+                run = load_4xf32(ring, piece + u * (8 * DEPTH))
+                for j in range(4):
+                    k = (2 * c + j // 2) * 4 + j % 2 * 2 + u
+                    hi[k], lo[k] = split(run[j])
+
+    @cuda.jit(device=True)
+    def read_columns(ring, start, hi, lo):
+        t = uint32(cuda.threadIdx.x)
+        g, q, warp = t % 32 // 4, t % 4, t // 32 % 4
+        box = uint32(start + warp // 2 * (BOX * DEPTH) + g % 2 * 2)
+        for j in range(2):
+            line = 2 * q + j
+            piece = int64(box + line * BOX + (warp % 2 * 4 + g // 2 ^ line) * 4)
+            for c in range(4):  # and 8, 16 and 24 lines below
+                a, b = load_2xu32(ring, piece + c * (8 * BOX))
+                k = 4 * c + 2 * j
+                hi[k], lo[k] = split(as_float32(a))
+                hi[k + 1], lo[k + 1] = split(as_float32(b))
+
+    @cuda.jit(device=True)
+    def row_of_rows(u, g):
+        return 8 * u + g // 2 + g % 2 * 4
+
+    @cuda.jit(device=True)
+    def row_of_columns(u, g):
+        return 2 * g + u
+
+    return (read_columns, row_of_columns) if x_transposed else (read_rows, row_of_rows)

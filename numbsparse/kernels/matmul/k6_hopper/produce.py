@@ -1,9 +1,10 @@
 """The warps that keep the ring full: they ask the copy engine for the tiles of each step, in turns.
 
-A lane holds the record of one of 32 steps while those of the next 32 are under way, across tiles
-too, so no step waits for its record; each in turn is told to the whole warp. One lane asks, chosen
-by `elect`: of any other choice the compiler makes a loop over the lanes. To ask takes time, about
-as long as a step of small blocks is multiplied, and so there are several such warps.
+How they read the plan ahead says `parts.records`. One lane asks, chosen by `elect`: of any other
+choice the compiler makes a loop over the lanes. To ask takes time, about as long as a step of small
+blocks is multiplied, and so there may be several such warps.
+
+Of w the copy engine brings 16-bit blocks as they are, and float32's as `parts.images`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import cuda, int32, uint32
+from numba import cuda, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.tile import Tile
+from numbsparse.kernels.matmul.k6_hopper.plan import LINE, Form
 from numbsparse.kernels.parts.records import walking
 from numbsparse.kernels.ptx import (
+    bulk_load,
     fence_tensor_map,
     mbarrier_expect,
     tma_load_2d,
@@ -23,74 +25,81 @@ from numbsparse.kernels.ptx import (
     tma_load_3d_multicast,
 )
 
+X, W, W_EDGE, Y = range(4)  # tensor maps; W_EDGE ends where x does
+
 
 @cache
-def producer(tile: Tile, turned: bool, x_turned: bool, ragged: bool) -> Any:
-    STAGES, SHARES = tile.STAGES, tile.SHARES
-    issue = fetch_step(tile, turned, x_turned, ragged)
+def producer(form: Form) -> Any:
+    """produce(fetcher, source, records, tiles, first, last, shared, base, bars, info).
+
+    source : the maps; of float32, and the images of w
+    info : the masks of all stages
+    """
+    tile = form.tile
+    N_MAPS = X + 1 if tile.ITEM == 4 else W_EDGE + 1
+    shape = tile.RECORD, tile.STAGES, tile.ROWS
+    walk = walking(*shape, asking(form), tile.FETCHERS, tile.CLUSTER)
 
     @cuda.jit(device=True)
-    def ask(step, row, stage, bars, maps, shared, base, info):
-        for s in range(SHARES):
-            info[s * STAGES + stage] = step[s]
-        issue(maps, step, row, shared, base, bars, stage)
-
-    walk = walking(tile.RECORD, STAGES, tile.ROWS, ask, tile.FETCHERS, tile.CLUSTER)
-
-    @cuda.jit(device=True)
-    def produce(fetcher, maps, records, tiles, first, last, shared, base, bars, info):
-        for m in maps:
-            fence_tensor_map(m)
-        walk(fetcher, records, tiles, first, last, bars, maps, shared, base, info)
+    def produce(fetcher, source, records, tiles, first, last, shared, base, bars, info):
+        for m in range(N_MAPS):
+            fence_tensor_map(source[0][m])
+        walk(fetcher, records, tiles, first, last, bars, source, shared, base, info)
 
     return produce
 
 
 @cache
-def fetch_step(tile: Tile, turned: bool, x_turned: bool, ragged: bool) -> Any:
+def asking(form: Form) -> Any:
+    """What `walking` does of a step: its masks are told, its tiles are asked for."""
+    tile, STAGES, SHARES = form.tile, form.tile.STAGES, form.tile.SHARES
     INPUTS, BLOCKS, STAGE_BYTES, W_START = tile.INPUTS, tile.BLOCKS, tile.STAGE_BYTES, tile.W_START
     X_BYTES, W_BYTES, CLUSTER = tile.X_BYTES, tile.W_BYTES, tile.CLUSTER
-    COUNTS, FIRST_INPUT, FIRST_BLOCK = tile.SHARES, tile.SHARES + 1, tile.SHARES + 1 + INPUTS
-    fetch_x, fetch_w = fetch_rows(tile, x_turned), fetch_block(tile, turned)
+    COUNTS, FIRST_INPUT, FIRST_BLOCK = SHARES, SHARES + 1, SHARES + 1 + INPUTS
+    fetch_x = fetch_rows(form)
+    fetch_w = fetch_image(tile.W_BYTES) if tile.ITEM == 4 else fetch_block(form)
 
     @cuda.jit(device=True)
-    def issue(maps, step, row, shared, base, bars, stage):
+    def ask(step, row, stage, bars, source, shared, base, info):
+        for s in range(SHARES):
+            info[s * STAGES + stage] = step[s]
         rank = uint32(cuda.blockIdx.x) % CLUSTER
-        x_map, w_map, edge_map = maps
         inputs, blocks = uint32(step[COUNTS] & 255), uint32(step[COUNTS] >> 8)
         mbarrier_expect(bars, stage, inputs * X_BYTES + blocks * W_BYTES)
         start = uint32(base + stage * STAGE_BYTES)
         for e in range(INPUTS):
             if e < inputs:
-                fetch_x(x_map, step[FIRST_INPUT + e], row, shared, start + e * X_BYTES, bars, stage)
+                at = start + e * X_BYTES
+                fetch_x(source, step[FIRST_INPUT + e], row, shared, at, bars, stage)
         for b in range(BLOCKS):
             # The blocks of a cluster take turns; each one's copies are for all of them.
             if b < blocks and (CLUSTER == 1 or (stage + b) % CLUSTER == rank):
-                kept, place = step[FIRST_BLOCK + b], start + W_START + b * W_BYTES
-                if ragged and kept >> 31:
-                    fetch_w(edge_map, kept & 0x7FFFFFFF, shared, place, bars, stage)
-                else:
-                    fetch_w(w_map, kept, shared, place, bars, stage)
+                at = start + W_START + b * W_BYTES
+                fetch_w(source, step[FIRST_BLOCK + b], shared, at, bars, stage)
 
-    return issue
+    return ask
 
 
-def x_box(tile: Tile, x_turned: bool) -> tuple[int, int]:
-    """The box of x that one copy brings; of x.T where x lies feature by feature."""
-    return (tile.DEPTH, 64) if x_turned else (min(tile.ROWS, 256), tile.DEPTH)
+def x_box(form: Form) -> tuple[int, int]:
+    """The box of x that one copy brings; of x.T where x is feature-major."""
+    tile = form.tile
+    return (
+        (tile.DEPTH, LINE // tile.ITEM) if form.x_transposed else (min(tile.ROWS, 256), tile.DEPTH)
+    )
 
 
 @cache
-def fetch_rows(tile: Tile, x_turned: bool) -> Any:
+def fetch_rows(form: Form) -> Any:
     """DEPTH features of ROWS rows of x."""
-    DEPTH, BOX = tile.DEPTH, 64 if x_turned else x_box(tile, False)[0]
-    COUNT, BYTES = tile.ROWS // BOX, 2 * BOX * DEPTH
+    tile, x_transposed = form.tile, form.x_transposed
+    DEPTH, BOX = tile.DEPTH, x_box(form)[1 if x_transposed else 0]
+    COUNT, BYTES = tile.ROWS // BOX, tile.ITEM * BOX * DEPTH
 
     @cuda.jit(device=True)
-    def fetch(x_map, x_tile, row, shared, place, bars, stage):
-        feature = int32(x_tile * DEPTH)
+    def fetch(source, x_tile, row, shared, place, bars, stage):
+        x_map, feature = source[0][X], int32(x_tile * DEPTH)
         for i in range(COUNT):
-            if x_turned:
+            if x_transposed:
                 tma_load_2d(shared, place + i * BYTES, x_map, row + i * BOX, feature, bars, stage)
             else:
                 tma_load_2d(shared, place + i * BYTES, x_map, feature, row + i * BOX, bars, stage)
@@ -98,28 +107,36 @@ def fetch_rows(tile: Tile, x_turned: bool) -> Any:
     return fetch
 
 
-def w_box(tile: Tile, turned: bool) -> tuple[int, int, int]:
+def w_box(form: Form) -> tuple[int, int, int]:
     """The box of w that one copy brings."""
-    return (1, tile.B, tile.DEPTH) if turned else (1, tile.DEPTH, tile.WIDTH)
+    tile = form.tile
+    return (1, tile.B, tile.DEPTH) if form.transposed else (1, tile.DEPTH, min(tile.B, 64))
 
 
 @cache
-def fetch_block(tile: Tile, turned: bool) -> Any:
-    """DEPTH rows of a block of w, turned its columns, in panels of at most 64 columns."""
-    DEPTH, PARTS = tile.DEPTH, tile.PARTS
-    _, LINES, WIDTH = w_box(tile, turned)
-    PANELS, BYTES = 1 if turned else tile.B // WIDTH, 2 * LINES * WIDTH
+def fetch_block(form: Form) -> Any:
+    """DEPTH rows of a block of w, or columns for w.T, in panels of at most 64 columns."""
+    tile, transposed, ragged = form.tile, form.transposed, form.ragged
+    DEPTH, PARTS, (_, LINES, WIDTH) = tile.DEPTH, tile.PARTS, w_box(form)
+    PANELS, BYTES = 1 if transposed else tile.B // WIDTH, 2 * LINES * WIDTH
     load = fetch_for(tile.CLUSTER)
 
     @cuda.jit(device=True)
-    def fetch(w_map, kept, shared, place, bars, stage):
+    def fetch_from(w_map, kept, shared, place, bars, stage):
         block, part = int32(kept // PARTS), int32(kept % PARTS * DEPTH)
         for i in range(PANELS):
             at = place + i * BYTES
-            if turned:
+            if transposed:
                 load(shared, at, w_map, part, 0, block, bars, stage)
             else:
                 load(shared, at, w_map, i * WIDTH, part, block, bars, stage)
+
+    @cuda.jit(device=True)
+    def fetch(source, kept, shared, place, bars, stage):
+        if ragged and kept >> 31:
+            fetch_from(source[0][W_EDGE], kept & 0x7FFFFFFF, shared, place, bars, stage)
+        else:
+            fetch_from(source[0][W], kept, shared, place, bars, stage)
 
     return fetch
 
@@ -135,3 +152,15 @@ def fetch_for(cluster: int) -> Any:
         tma_load_3d_multicast(shared, i, w_map, column, row, layer, bars, stage, RANKS)
 
     return load
+
+
+@cache
+def fetch_image(BYTES: int) -> Any:
+    """A part of a block, split."""
+
+    @cuda.jit(device=True)
+    def fetch(source, image, shared, place, bars, stage):
+        at = int64(image) * (BYTES // 4)
+        bulk_load(shared, place, source[1], at, uint32(BYTES), bars, stage)
+
+    return fetch

@@ -1,14 +1,17 @@
 """The weight-gradient of rung 6: dvalues[b] = x[:, rows of b].T @ dy[:, columns of b].
 
-Both factors are summed down the batch, so batch-major they lie turned, and wgmma takes them so; of
-feature-major ones the lines run along the sum. What limits it is reading them: a block of B x B
-sums takes 2 B values of each row of the batch. So a block of threads, or a cluster of two, computes
-many kept blocks together that share block rows and block columns, and the copy engine brings each
-of their tiles from L2 once. At B = 32 the products then read shared memory as fast as it gives.
+What limits it is reading both factors: a block of B x B sums takes 2 B values of each row of the
+batch. So a block of threads, or a cluster of two, computes many kept blocks together that share
+block rows and block columns, and the copy engine brings each of their panels from L2 once. At
+B = 32 the products then read shared memory as fast as it gives.
 
-Reads per output, for a sum of K products: K / B times the tiles per kept block, 2 where nothing is
-shared. On a random layout of density 0.1 these are 0.7 at B = 32 (`weight_grad_regions`), 1.0 at
-B = 64 (`weight_grad_pairs`) and 1.3 at B = 128 (a block row for a cluster, `weight_grad_items`).
+Reads per output, for a sum of K products: K / B times the panels per kept block, 2 where nothing is
+shared. On a random layout of density 0.1 these are 0.7 at B = 32 (`regions`), 1.0 at B = 64
+(`pairs_of_rows`) and 1.3 at B = 128 (a block row for a cluster). Of float32 they are K / N of x,
+where N is 32 or 64 columns, and K / 384 or K / 256 of dy, which six or four products of 64 rows
+share. Columns that keep the same rows are taken by pairs, so that N is 64 at B = 32 too. What
+limits float32 is shared memory, from which wgmma reads 64 bytes of an image each cycle, beside what
+comes in and what is split.
 
 Where the rows of x and dy are long, one item of up to 52 kept blocks for each multiprocessor, whose
 sums are up to 208 registers of each thread that multiplies, has all of them go down the batch side
@@ -18,27 +21,37 @@ then find what they share no longer in the L2 cache.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
+from numba import cuda, float32, int64, uint8, uint32, uint64
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
-from numbsparse.dtypes import is_bfloat16
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.aligned import aligned_either_way
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_fours import in_fours
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import RUNS, Tile
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_kernel import (
-    add_kernel,
-    shared_bytes,
-    threads,
-    weight_grad_kernel,
-)
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import plan
+from numbsparse.kernels.matmul.aligned import BYTES, aligned_either_way
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_products as roles
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, OPERANDS, ROOMS, RUNS, Tile
 from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.mend import mender_of_blocks
+from numbsparse.kernels.parts.ring import begin_ring
+from numbsparse.kernels.parts.store import KINDS, PACK
+from numbsparse.kernels.ptx import (
+    ALIGNMENT,
+    cluster_sync,
+    fence_mbarrier_init,
+    fence_tensor_map,
+    fewer_registers,
+    first_multiple,
+    more_registers,
+    shfl_idx,
+)
+from numbsparse.kernels.views import span
 from numbsparse.layout import Index
 
 TILES = {
@@ -62,7 +75,9 @@ OF_FOURS = Tile(32, 2, 1, (64, 128, 192, 256), 128, 2, 12, 1, 1)
 THREADS_TO_ADD = 256
 
 
-def weight_grad(x, dy, index, dvalues):
+def weight_grad(
+    x: DeviceArray, dy: DeviceArray, index: Index, dvalues: DeviceArray, precision: str
+) -> None:
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
     (n_blocks, B, _), batch = dvalues.shape, x.shape[0]
     if n_blocks == 0:
@@ -70,42 +85,57 @@ def weight_grad(x, dy, index, dvalues):
     if batch == 0:
         fill(dvalues, 0.0)
         return
-    (x, x_columns), (dy, dy_columns) = aligned_either_way(x), aligned_either_way(dy)
-    x_turned, dy_turned = not x_columns, not dy_columns  # over, by wgmma, as the batch is summed
-    tile = tile_of(B, x_turned, dy_turned, index)
-    steps = -(-batch // tile.DEPTH)
-    edges = edge_of(x, tile, x_turned), edge_of(dy, tile, dy_turned)
-    *tables, cut, pieces = planned(
-        index, plan, tile, steps, multiprocessors() * tile.RESIDENT, edges
-    )
-    kind = "bf16" if is_bfloat16(dvalues.dtype) else "f16"
-    sums = empty((max(pieces * cut.size, 1), B, B), np.float32)
+    kind, swapped = KINDS.get(str(dvalues.dtype)), False
+    if kind is None:
+        swapped, tile, *chosen = planned(index, plans.way_of, B)
+        x, dy = (dy, x) if swapped else (x, dy)
+    (x, x_transposed), (dy, dy_transposed) = aligned_either_way(x), aligned_either_way(dy)
+    if kind is not None:
+        tile, chosen = tile_of(B, x_transposed, dy_transposed, index), []
+    steps, plan = -(-batch // tile.DEPTH), plans.plan if kind is None else shares.plan
+    edges = edge_of(x, tile, x_transposed), edge_of(dy, tile, dy_transposed)
+    processors = multiprocessors() * tile.RESIDENT
+    *tables, cut, pieces = planned(index, plan, tile, *chosen, steps, processors, edges)
+    maps = tensor_maps(*boxes(x, tile, x_transposed), *boxes(dy, tile, dy_transposed))
+    sums = empty((max(pieces * cut.size, 1) * tile.PART**2,), np.float32)
+    dense: tuple[Any, ...] = ()
+    if kind is None:
+        wide, mends = dvalues.address % BYTES == 0, precision == "highest"
+        how = swapped, x_transposed, dy_transposed
+        kernel = kernel_of_float32(tile, mends, wide, *how)
+        add = add_kernel_of_float32(B, mends, *how)
+        out = span(dvalues)
+        features = x.shape[0 if x_transposed else 1], dy.shape[0 if dy_transposed else 1]
+        sizes = x.strides[0] // 4, dy.strides[0] // 4, *features, batch
+        dense = span(x), span(dy), sizes, index.block_rows, index.block_columns
+    else:
+        kernel = kernel_of_16_bit(tile, kind, x_transposed, dy_transposed)
+        add, out = add_kernel(kind), as_stored(dvalues)
+        sums = sums.reshape(-1, B, B)
     launch(
-        weight_grad_kernel(tile, kind, x_turned, dy_turned),
+        kernel,
         tables[0].shape[0],
-        threads(tile),
-        tensor_maps(*boxes(x, tile, x_turned), *boxes(dy, tile, dy_turned)),
-        *tables,
-        as_stored(dvalues),
-        sums,
-        shared_bytes=shared_bytes(tile),
+        tile.THREADS,
+        *(maps, *tables, out, sums, *dense),
+        shared_bytes=tile.SHARED_BYTES,
         cluster=(tile.CLUSTER,) if tile.CLUSTER > 1 else None,
     )
     if pieces:
-        add = add_kernel(kind, B)
-        grid = cut.size, B * B // THREADS_TO_ADD
-        launch(add, grid, THREADS_TO_ADD, sums, cut, pieces, dvalues.view(np.uint16))
+        out = out if kind is None else span(dvalues).view(np.uint16)
+        grid = cut.size, tile.PART**2 // THREADS_TO_ADD
+        launch(add, grid, THREADS_TO_ADD, span(sums), cut, pieces, out, *dense)
 
 
-def tile_of(B: int, x_turned: bool, dy_turned: bool, index: Index) -> Tile:
-    if B == 32 and dy_turned and planned(index, in_fours)[0]:
+def tile_of(B: int, x_transposed: bool, dy_transposed: bool, index: Index) -> Tile:
+    """Of 16-bit values."""
+    if B == 32 and not dy_transposed and planned(index, shares.in_fours)[0]:
         return OF_FOURS._replace(DEPTH=64) if SIMULATED else OF_FOURS
     blocks = -(-index.block_rows.shape[0] // multiprocessors())
     features = B * (index.rows.indptr.shape[0] + index.columns.indptr.shape[0] - 2)
     tile = TILES[B]
-    if B == 32 and not dy_turned:
+    if B == 32 and dy_transposed:
         tile = OF_LINES
-    elif B == 32 and x_turned and features >= FEATURES_AT_ONCE and blocks > tile.MOST:
+    elif B == 32 and not x_transposed and features >= FEATURES_AT_ONCE and blocks > tile.MOST:
         tile = next((each for most, each in AT_ONCE if blocks <= most), tile)
     elif B == 64 and blocks <= FEW:
         tile = OF_FEW
@@ -114,32 +144,32 @@ def tile_of(B: int, x_turned: bool, dy_turned: bool, index: Index) -> Tile:
     return tile
 
 
-def edge_of(x: DeviceArray, tile: Tile, turned: bool) -> tuple[int, bool]:
+def edge_of(x: DeviceArray, tile: Tile, transposed: bool) -> tuple[int, bool]:
     """(whole panels, whether a part of one follows) of the features."""
-    whole, rest = divmod(x.shape[1 if turned else 0], tile.PANEL)
+    whole, rest = divmod(x.shape[0 if transposed else 1], tile.PANEL)
     return whole, rest > 0
 
 
-def boxes(x: DeviceArray, tile: Tile, turned: bool) -> list[tuple[DeviceArray, Any, int]]:
+def boxes(x: DeviceArray, tile: Tile, transposed: bool) -> list[tuple[DeviceArray, Any, int]]:
     """What the copies bring: runs of panels, a panel an axis of its own, and the one at the edge.
 
     As an axis of its own, panels beyond the last are zeros; the features of the last one end in it.
     """
     P, item = tile.PANEL, x.itemsize
-    features = x.shape[1 if turned else 0]
+    features = x.shape[0 if transposed else 1]
     whole, rest = divmod(features, P)
     line = x.strides[0] if x.shape[0] > 1 else -(-x.shape[1] * item // 16) * 16
-    step = P * (item if turned else line)
+    step = P * (line if transposed else item)
 
     def panels(first: int, count: int, width: int) -> DeviceArray:
-        lines = (x.shape[0], width) if turned else (width, x.shape[1])
+        lines = (width, x.shape[1]) if transposed else (x.shape[0], width)
         address, strides = x.address + first * step, (step, line, item)
         return DeviceArray(address, (count, *lines), x.dtype, strides, x.owner)
 
     part = panels(whole, 1, rest) if rest else panels(0, whole, P)
     all_whole = panels(0, whole, P) if whole else part
-    lines = (tile.DEPTH, P) if turned else (P, tile.DEPTH)
-    swizzle = 2 * lines[1]
+    lines = (P, tile.DEPTH) if transposed else (tile.DEPTH, P)
+    swizzle = item * lines[1]
     found = [(all_whole, (run, *lines), swizzle) for run in RUNS]
     return [*found, (part, (1, *lines), swizzle)]
 
@@ -150,3 +180,137 @@ def as_stored(dvalues: DeviceArray) -> DeviceArray:
         return dvalues.view(np.uint16)
     n_blocks, B, _ = dvalues.shape
     return DeviceArray(dvalues.address, (n_blocks, B, B // 2), np.uint32, None, dvalues.owner)
+
+
+@cache
+def kernel_of_16_bit(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -> Any:
+    run = warps(
+        tile,
+        tile.UNITS * tile.N // 2,
+        roles.supplier(tile, x_transposed, dy_transposed),
+        roles.multiplier(tile, kind, x_transposed, dy_transposed),
+        roles.storer(tile, kind),
+        roles.storer(tile, None),
+    )
+
+    @cuda.jit(**options(tile))
+    def kernel(maps, heads, loads, places, outs, dvalues, sums):
+        run(maps, heads, loads, places, outs, dvalues, sums, sums)
+
+    return kernel
+
+
+@cache
+def kernel_of_float32(
+    tile: Tile, exact: bool, wide: bool, swapped: bool, x_transposed: bool, dy_transposed: bool
+) -> Any:
+    mend = mender_of_blocks(tile.B, swapped, x_transposed, dy_transposed) if exact else None
+    run = warps(
+        tile,
+        (tile.UNITS, tile.N // 8, 4),
+        roles.supplier_of_float32(tile, exact, x_transposed, dy_transposed),
+        roles.multiplier_of_float32(tile, exact, x_transposed),
+        roles.storer_of_float32(tile, tile.B, wide, swapped, x_transposed, mend),
+        roles.storer_of_float32(tile, tile.PART, True, swapped, x_transposed),
+    )
+
+    @cuda.jit(**options(tile))
+    def kernel(
+        maps, heads, loads, places, outs, dvalues, sums, x, dy, sizes, block_rows, block_columns
+    ):
+        dense = x, dy, sizes, block_rows, block_columns
+        run(maps, heads, loads, places, outs, dvalues, sums, dense)
+
+    return kernel
+
+
+def options(tile: Tile) -> dict[str, Any]:
+    return {} if SIMULATED else {"launch_bounds": (tile.THREADS, tile.RESIDENT)}
+
+
+def warps(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, leave: Any) -> Any:
+    """run(maps, heads, loads, places, outs, dvalues, sums, dense): what a block of threads does.
+
+    GROUPS warpgroups multiply and LOADERS warps supply them. Every step brings DEPTH rows of the
+    batch of all panels of the item to one of STAGES places in shared memory; panels that several
+    blocks of a cluster need are asked for by one of them and sent to all. So a place is free when
+    the warps of the whole cluster have said so; of float32, also those that make images.
+    """
+    STAGES, CLUSTER, WARPS, LOADERS = tile.STAGES, tile.CLUSTER, 4 * tile.GROUPS, tile.LOADERS
+    IMAGES, N_MAPS = ROOMS if tile.ITEM == 4 else 0, MAPS * OPERANDS
+    BARRIERS, READERS = 2 * (STAGES + IMAGES), WARPS * CLUSTER + (LOADERS if IMAGES else 0)
+    GIVEN, TAKEN = tile.REGISTERS
+
+    @cuda.jit(device=True)
+    def run(maps, heads, loads, places, outs, dvalues, sums, dense):
+        shared = cuda.shared.array(0, uint8, ALIGNMENT)
+        # Full and empty: stages, then rooms for images.
+        bars = cuda.shared.array(BARRIERS, uint64)
+        t = uint32(cuda.threadIdx.x)
+        warp = shfl_idx(uint32(t // 32), 0)
+        item = cuda.blockIdx.x
+        base = first_multiple(shared, uint32(1024))
+        if t == 0:
+            begin_ring(bars, 0, STAGES, 1, READERS)
+            begin_ring(bars, 2 * STAGES, IMAGES, LOADERS, WARPS)
+            fence_mbarrier_init()
+        cuda.syncthreads()
+        if CLUSTER > 1:
+            cluster_sync()
+        if warp >= WARPS:
+            if GIVEN:
+                fewer_registers(GIVEN)
+            for m in range(N_MAPS):
+                fence_tensor_map(maps[m])
+            supply(uint32(warp - WARPS), maps, heads, loads, item, shared, base, bars)
+        else:
+            if TAKEN:
+                more_registers(TAKEN)
+            own = cuda.local.array(SUMS, float32)
+            multiply(warp, heads, places, item, shared, base, bars, own)
+            if heads[item, 4] != 0:
+                leave(own, warp, places, outs, item, sums, dense)
+            else:
+                store(own, warp, places, outs, item, dvalues, dense)
+        if CLUSTER > 1:
+            cluster_sync()
+
+    return run
+
+
+@cache
+def add_kernel(kind: str) -> Any:
+    """dvalues of what was cut = the sum of its pieces, in the order of the batch."""
+    rounded = PACK[kind]
+
+    @cuda.jit
+    def kernel(sums, cut, pieces, dvalues):
+        size = cuda.gridDim.y * cuda.blockDim.x
+        k, i = int64(cuda.blockIdx.x), cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
+        total = float32(0)
+        for piece in range(pieces):
+            total += sums[(piece * cut.size + k) * size + i]
+        dvalues[int64(cut[k]) * size + i] = rounded(total, total) & 0xFFFF
+
+    return kernel
+
+
+@cache
+def add_kernel_of_float32(
+    B: int, mends: bool, swapped: bool, x_transposed: bool, dy_transposed: bool
+) -> Any:
+    """`add_kernel`, of parts of 32 x 32."""
+    PARTS, mend = B // 32, mender_of_blocks(B, swapped, x_transposed, dy_transposed)
+
+    @cuda.jit
+    def kernel(sums, cut, pieces, dvalues, x, dy, sizes, block_rows, block_columns):
+        k, i = int64(cuda.blockIdx.x), cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
+        total = float32(0)
+        for piece in range(pieces):
+            total += sums[(piece * cut.size + k) * 1024 + i]
+        at = int64(cut[k]) // PARTS * (32 * B) + cut[k] % PARTS * 32 + i // 32 * B + i % 32
+        dvalues[at] = total
+        if mends and total != total:
+            mend(dvalues, at, (x, dy, sizes, block_rows, block_columns))
+
+    return kernel

@@ -1,4 +1,8 @@
-"""Which kept blocks are computed when, and by whom: worked out once for every layout.
+"""What a block of threads computes of a weight-gradient: worked out once for every layout.
+
+Kept blocks that share panels of x and dy make an item, of a block of threads or a cluster. Of 16
+bits they are chosen in `weight_grad_shares`. Of float32 an item is products, of 64 features of x,
+two panels of 32 that a strip of N columns of dy keeps, by the strip.
 
 The GPU runs items as places get free, in the order of the plan: largest first, and at the end those
 that do not fill all places once more, cut over the batch. Only these leave sums to be added.
@@ -6,137 +10,289 @@ that do not fill all places once more, cut over the batch. Only these leave sums
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from math import ceil
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_fours import fours
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import (
-    OPERANDS,
-    Share,
-    Tile,
-    copying,
-    from_l2,
-    last_end,
-    rows_of_blocks,
-)
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_pairs import pairs_of_rows
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_regions import regions
+from numbsparse.device import SIMULATED
+from numbsparse.kernels.parts.deal import dealt
 from numbsparse.layout import Index
 
-HALF_EMPTY = 1.1  # products, where one of all blocks full would be enough
-NOT_FULL = 1.03  # the same, where most regions have all the products they may
-FEW_ROUNDS = 4  # so many that the last, half empty, takes much of the time
-HEAD = 5  # first step, steps, copies, panels that arrive, whether sums are left to add
+RUNS = (1, 2, 4)  # panels that one copy may bring
+MAPS = 1 + len(RUNS)  # tensor maps of an operand: of each run, and of the panel at its edge
+OPERANDS = 2
+ROOMS = 2  # steps of images of float32 that there is room for
+TO_START = 4.0  # microseconds until a block of threads multiplies, and while it writes
+TO_ADD = 16.0  # for a launch that adds what was cut
+PAIRED = 1.6  # the time of a product of 64 columns, where one of 32 takes 1
+FEWER = 0.8  # items: so many fewer are worth to store blocks value by value
+POOL = 224 * 1024  # bytes of shared memory for images and panels
+STEP = 1.4  # microseconds of a step of an item, as measured on an H200
+SUMS_IN_US = 3e5
+
+Edges = tuple[tuple[int, bool], ...]  # of x and dy: whole panels, and whether a part of one follows
+Tables = tuple[np.ndarray, ...]  # heads, loads, places, outs
 
 
-def plan(
-    index: Index,
-    tile: Tile,
-    steps: int,
-    processors: int,
-    edges: tuple[tuple[int, bool], ...],
-) -> tuple[Any, ...]:
-    """(heads, loads, places, outs, cut blocks, pieces): what the kernel reads, and the two sums.
+class Tile(NamedTuple):
+    """How the work of a block of threads is cut: GROUPS warpgroups of UNITS products each."""
 
-    `steps` make the batch, and `processors` blocks of threads run at once. `edges` says how many
-    panels of x and of dy are whole, and whether a part of one follows.
-    """
-    at_once = processors // tile.CLUSTER
-    ways = [
-        sorted(items, key=lambda item: time_of(item, tile))[::-1]
-        for items in ways_of(index, tile, at_once)
-    ]
-    _, whole, pieces, items = min(
-        ((*cut(items, at_once, steps, tile), items) for items in ways), key=lambda way: way[0]
-    )
-    tail = items[whole:] if pieces > 1 else []
-    kept = [share.outs[share.outs >= 0] for item in tail for share in item]
-    cut_blocks = np.sort(np.concatenate([np.zeros(0, np.int32), *kept]))
-    if tile.B == 128:  # of which both warpgroups have a part
-        cut_blocks = np.unique(cut_blocks)
+    B: int
+    GROUPS: int
+    UNITS: int
+    SIZES: tuple[int, ...]  # columns of a product
+    DEPTH: int  # rows of the batch in a step
+    STAGES: int
+    SLOTS: int  # panels in a stage
+    CLUSTER: int
+    LOADERS: int = 4  # warps that ask for copies
+    RESIDENT: int = 1  # blocks of threads on a multiprocessor
+    REGISTERS: tuple[int, int] = (0, 0)  # of a thread that asks for copies, and one that multiplies
+    ITEM: int = 2  # bytes of a value
+    STRIPS: int = 0  # of dy, of float32: an item has so many at most
 
-    works = [(share, 0, steps, -1) for item in items[: len(items) - len(tail)] for share in item]
-    for piece in range(pieces if tail else 0):
-        first, last = piece * steps // pieces, (piece + 1) * steps // pieces
-        works += [(share, first, last - first, piece) for item in tail for share in item]
+    @property
+    def PANEL(self) -> int:
+        """Features of a panel, the box of one copy."""
+        return 32 if self.ITEM == 4 else min(self.B, 64)
 
-    copies = [share.copies(edges) for share, *_ in works]
-    width = max(map(len, copies), default=0)
-    heads = np.zeros((len(works), HEAD), np.int32)
-    loads = np.zeros((len(works), width, 2), np.int32)
-    places = np.zeros((len(works), tile.GROUPS, 1 + 2 * tile.UNITS), np.int32)
-    outs = np.full((len(works), tile.GROUPS, tile.OUTS), -1, np.int32)
-    for k, (share, first, count, piece) in enumerate(works):
-        heads[k] = first, count, len(copies[k]), share.arriving, piece >= 0
-        loads[k, : len(copies[k])] = np.reshape(copies[k], (-1, 2))
-        places[k, :, 0], places[k, :, 1:] = share.counts, share.where
-        outs[k] = share.outs
-        if piece >= 0:
-            there = share.outs >= 0
-            place = np.searchsorted(cut_blocks, share.outs[there])
-            outs[k][there] = piece * cut_blocks.size + place
-    return heads, loads, places, outs, cut_blocks, pieces if tail else 0
+    @property
+    def PANEL_BYTES(self) -> int:
+        return self.ITEM * self.PANEL * self.DEPTH
 
+    @property
+    def N(self) -> int:
+        """Columns of the largest product."""
+        return max(self.SIZES)
 
-def ways_of(index: Index, tile: Tile, places: int) -> Iterator[Iterable[list[Share]]]:
-    """What the tile can share: fours of columns, pairs of block rows, one, or regions by size."""
-    if tile.B == 32 and len(tile.SIZES) > 1:
-        yield fours(index, tile)
-    elif tile.B == 64 and tile.UNITS == 1:
-        yield pairs_of_rows(index, tile)
-    elif tile.B == 128:
-        yield rows_of_blocks(index, tile)
-    else:
-        for products in sizes(index, tile, places):
-            yield regions(index, tile, products)
+    @property
+    def PAIR(self) -> int:
+        """Kept blocks that the 64 rows of a product make."""
+        return max(64 // self.B, 1)
 
+    @property
+    def OUTS(self) -> int:
+        """Kept blocks that a warpgroup computes or has a part in; of float32 parts of 32 x 32."""
+        if self.ITEM == 4:
+            return self.UNITS * 2 * self.N // self.PANEL
+        return self.PAIR * self.UNITS * self.N // self.B
 
-def sizes(index: Index, tile: Tile, places: int) -> list[int]:
-    """Products of a region: the most; so many that the regions fill all places once or a few times
-    over; and where once is enough, more, which share more."""
-    most = tile.GROUPS * tile.UNITS
-    products = max(index.block_rows.size, 1) / tile.PAIR
-    even = ceil(HALF_EMPTY * products / places)
-    rounds = ceil(NOT_FULL * products / (most * places))
-    found = {even, 2 * even, 4 * even, most}
-    if 1 < rounds <= FEW_ROUNDS:
-        found.add(ceil(NOT_FULL * products / (rounds * places)))
-    return sorted({min(n, most) for n in found})
+    @property
+    def MOST(self) -> int:
+        """Kept blocks that a block of threads computes at once."""
+        return self.GROUPS * self.OUTS
+
+    @property
+    def X_PANELS(self) -> int:
+        """Of an item of float32: two for each product."""
+        return 2 * self.UNITS * self.GROUPS
+
+    @property
+    def PART(self) -> int:
+        """Rows and columns of what one of `outs` names."""
+        return 32 if self.ITEM == 4 else self.B
+
+    @property
+    def THREADS(self) -> int:
+        return 128 * self.GROUPS + 32 * self.LOADERS
+
+    @property
+    def IMAGE(self) -> int:
+        """Bytes of the image of a strip of float32: hi and lo."""
+        return 2 * 4 * self.DEPTH * self.N
+
+    @property
+    def SHARED_BYTES(self) -> int:
+        room = POOL if self.ITEM == 4 else self.STAGES * self.SLOTS * self.PANEL_BYTES
+        return room + 1024  # panels begin at multiples of that
 
 
-def time_of(item: list[Share], tile: Tile) -> float:
-    """Of a step of an item: its copies or its products, whatever takes longer."""
-    panels, blocks = (max(n) for n in zip(*((s.arriving, s.blocks) for s in item), strict=True))
-    products = blocks * tile.B**2 * (2 if tile.B == 32 else 1)
-    return max(copying(panels, tile), products * tile.DEPTH / 4e6)
-
-
-def cut(items: list[list[Share]], places: int, steps: int, tile: Tile) -> tuple[float, int, int]:
+def cut(
+    times: list[float], sums: int, places: int, steps: int, least: float, rate: float
+) -> tuple[float, int, int]:
     """(end, items that stay whole, pieces of each other one): what ends first on so many places.
 
-    `items` come longest first. However they are cut, the copies take their time, from the L2 cache
-    and, the first of each panel, from memory.
+    times : microseconds of a step of each item, longest first
+    sums : that the items leave which do not fill all places once more
+    least : microseconds that the copies take, however items are cut
+    rate : sums of a microsecond, to memory and back
     """
-    times = [time_of(item, tile) * steps for item in items]
-    loads = [[share.x_loads, share.dy_loads] for item in items for share in item]
-    panels = sum(len(panels) for operands in loads for panels in operands)
-    first = sum(len({p for share in loads for p, _ in share[k]}) for k in range(OPERANDS))
-    memory = 2.4  # times as long as from the L2 cache
-    least = steps * max(from_l2(panels, tile), memory * from_l2(first, tile))
-    start = 4.0  # until a block of threads multiplies, and while it writes
-    whole = len(items) // places * places
-    sums = sum(share.blocks for item in items[whole:] for share in item) * tile.B**2
-    sums_in_us = 7e4 if tile.UNITS > 1 else 3e5  # pairs of blocks leave theirs number by number
+    whole = len(times) // places * places
+    of_all = [time * steps for time in times]
     best = (float("inf"), 0, 1)
     for pieces in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32):
         if pieces > max(steps // 4, 1):
             break
-        parts = times[:whole] + [time / pieces for time in times[whole:]] * pieces
-        end = max(least, last_end([time + start for time in parts], places))
-        if pieces > 1:  # a launch, and 8 bytes for every sum, to memory and back
-            end += 16 + sums * pieces / sums_in_us
+        parts = of_all[:whole] + [time / pieces for time in of_all[whole:]] * pieces
+        end = max(least, dealt([time + TO_START for time in parts], places)[1])
+        if pieces > 1:
+            end += TO_ADD + sums * pieces / rate
         best = min(best, (end, whole, pieces))
     return best
+
+
+def cut_up(
+    tables: Tables, whole: int, pieces: int, steps: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
+    """(heads, loads, places, outs, what was cut, pieces): the tables of what each block does.
+
+    tables : of each block of threads, if nothing is cut
+        heads : copies, panels that arrive, and what else the kernel wants to know
+        loads (., 2) : see `coded`
+        places (GROUPS, .) : where the factors of a warpgroup's products lie
+        outs (GROUPS, OUTS) : what they make, or -1
+    heads then have before these the first step and the steps, and after two of them whether sums
+    are left: then outs are places among the sums of `what was cut`, piece after piece.
+    """
+    heads, loads, places, outs = tables
+    whole, pieces = (whole, pieces) if pieces > 1 else (len(heads), 0)
+    rest = np.arange(whole, len(heads))
+    of = np.concatenate([np.arange(whole), np.tile(rest, pieces)])
+    piece = np.repeat(np.arange(pieces), rest.size)
+    first, last = piece * steps // max(pieces, 1), (piece + 1) * steps // max(pieces, 1)
+    span = np.zeros((of.size, 3), np.int32)  # first step, steps, whether sums are left
+    span[:, 1] = steps
+    span[whole:] = np.stack([first, last - first, np.ones_like(first)], 1)
+    kept, outs = np.unique(outs[rest][outs[rest] >= 0]), outs[of]
+    tail = outs[whole:]
+    base = (piece * kept.size)[:, None, None]
+    outs[whole:] = np.where(tail >= 0, base + np.searchsorted(kept, tail), -1)
+    heads = np.column_stack([span[:, :2], heads[of, :2], span[:, 2], heads[of, 2:]])
+    return heads, loads[of], places[of], outs, kept.astype(np.int32), pieces
+
+
+class Items:
+    """Of a layout, longest strips first; the same object for every launch with it.
+
+    panels (items, X_PANELS) : of x, two for each product; or -1
+    images (items, GROUPS, UNITS) : which of the item's strips a product takes
+    strips (items, STRIPS) : of dy, or -1
+    outs (items, GROUPS, OUTS) : parts of kept blocks of 32 x 32, in row order; of each product
+        those of its first panel, then those of the second; or -1
+    """
+
+    def __init__(self, index: Index, tile: Tile, swapped: bool):
+        strip, panel, part = parts_of_strips(index, tile.B, tile.N, swapped)
+        kept = np.bincount(strip)
+        products = -(-kept // 2)
+        number = np.arange(strip.size) - (np.cumsum(kept) - kept)[strip]
+        nth = (np.cumsum(products) - products)[strip] + number // 2
+        place, image = _packed(products, tile)
+        each = tile.UNITS * tile.GROUPS
+        count, product = place[-1] // each + 1, place[nth]
+
+        panels = np.full((count * each, 2), -1, np.int32)
+        outs = np.full((*panels.shape, tile.N // tile.PANEL), -1, np.int32)
+        panels[product, number % 2] = panel
+        outs[product, number % 2] = part
+        of_place = np.full(count * each, -1, np.int32)
+        of_place[place] = image
+        images = np.maximum.accumulate(of_place.reshape(count, each), axis=1)
+        self.strips = np.full((count, tile.STRIPS), -1, np.int32)
+        self.strips[product // each, images.reshape(-1)[product]] = strip
+        self.panels = panels.reshape(count, -1)
+        self.images = images.reshape(count, tile.GROUPS, tile.UNITS)
+        self.outs = outs.reshape(count, tile.GROUPS, tile.OUTS)
+
+    def __len__(self) -> int:
+        return len(self.panels)
+
+
+def _packed(products: np.ndarray, tile: Tile) -> tuple[np.ndarray, np.ndarray]:
+    """The place of each product among those of all items, and the number of its strip there."""
+    places, images = [], []
+    place = image = 0
+    each = tile.UNITS * tile.GROUPS
+    for count in products[products > 0].tolist():
+        if image == tile.STRIPS:
+            place += -place % each
+        for _ in range(count):
+            image = 0 if place % each == 0 else image
+            places.append(place)
+            images.append(image)
+            place += 1
+        image += 1
+    return np.array(places), np.array(images)
+
+
+def parts_of_strips(
+    index: Index, B: int, N: int, swapped: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(strip, panel, parts) of each panel of x that a strip keeps any of, strip by strip.
+
+    parts (., N / 32) : see `Items.outs`
+    """
+    n, across = B // 32, N // 32
+    row, column = (a.reshape(-1) for a in np.indices((n, n)))
+    rows = (index.block_rows[:, None] * np.int64(n) + row).reshape(-1)
+    columns = (index.block_columns[:, None] * np.int64(n) + column).reshape(-1)
+    if swapped:
+        rows, columns = columns, rows
+    strip, part = np.divmod(columns, across)
+    width = int(rows.max(initial=0)) + 1
+    lines, of = np.unique(strip * width + rows, return_inverse=True)
+    parts = np.full((lines.size, across), -1, np.int64)
+    parts[of.reshape(-1), part] = np.arange(rows.size)
+    return lines // width, lines % width, parts
+
+
+def way_of(index: Index, B: int) -> tuple[bool, Tile, Items]:
+    """(whether x and dy change places, tile, items): few rows of blocks make fewer items so."""
+
+    def way(swapped: bool) -> tuple[bool, Tile, Items]:
+        tile = tile_of(index, B, swapped)
+        return swapped, tile, Items(index, tile, swapped)
+
+    ways = way(False), way(True)
+    return ways[len(ways[1][2]) <= FEWER * len(ways[0][2])]
+
+
+def tile_of(index: Index, B: int, swapped: bool = False) -> Tile:
+    """Products of 64 columns where B is as large, or neighbouring columns keep the same rows.
+
+    Three warpgroups begin with 168 registers for a thread, four with 128: should all together want
+    more, some would wait for ever.
+    """
+    N = 64
+    if B == 32:
+        wide, narrow = (parts_of_strips(index, B, n, swapped)[0].size for n in (64, 32))
+        N = 64 if PAIRED * wide <= narrow else 32
+    if SIMULATED:
+        return Tile(B, 1, 2, (N,), 32, 2, 0, 1, 1, 1, (128, 128), ITEM=4, STRIPS=2)
+    if N == 64:
+        return Tile(B, 2, 2, (64,), 32, 5, 0, 1, 4, 1, (72, 216), ITEM=4, STRIPS=3)
+    return Tile(B, 3, 2, (32,), 32, 5, 0, 1, 4, 1, (80, 144), ITEM=4, STRIPS=4)
+
+
+def plan(
+    index: Index, tile: Tile, items: Items, steps: int, processors: int, edges: Edges
+) -> tuple[np.ndarray | int, ...]:
+    """What `cut_up` makes of the items.
+
+    Heads end with the strips of an item, its stages, and how many values are in the images of a
+    step, a room, and in its panels, a stage. In shared memory the rooms come first.
+    """
+    across = tile.N // tile.PANEL
+    own = items.strips[..., None] * across + np.arange(across)
+    of_dy = np.where(items.strips[..., None] >= 0, own, -1).reshape(len(items), -1)
+    loads = np.hstack(
+        [coded(items.panels, 0, 0, edges[0]), coded(of_dy, 1, tile.X_PANELS, edges[1])]
+    )
+    absent = loads[..., 0] < 0
+    loads = np.take_along_axis(loads, np.argsort(absent, axis=1, kind="stable")[..., None], axis=1)
+    n_loads, strips = (~absent).sum(1), (items.strips >= 0).sum(1)
+    room, stage = strips * tile.IMAGE, (tile.X_PANELS + strips * across) * tile.PANEL_BYTES
+    stages = np.minimum((POOL - ROOMS * room) // stage, tile.STAGES)
+    heads = np.stack([n_loads, n_loads, strips, stages, room // 4, stage // 4], 1).astype(np.int32)
+
+    rest = len(items) % processors
+    sums = rest * tile.UNITS * tile.GROUPS * 64 * tile.N
+    _, whole, pieces = cut([STEP] * len(items), sums, processors, steps, 0.0, SUMS_IN_US)
+    return cut_up((heads, loads, items.images, items.outs), whole, pieces, steps)
+
+
+def coded(panels: np.ndarray, operand: int, slot: int, edge: tuple[int, bool]) -> np.ndarray:
+    """(items, panels, 2) int32, as `Share.copies`: each panel alone, to slots from that one on."""
+    at_edge = (panels == edge[0]) & edge[1]
+    code = slot + np.arange(panels.shape[1]) | (MAPS * operand + len(RUNS) * at_edge) << 8 | 1 << 16
+    return np.stack([np.where(at_edge, 0, panels), code], -1).astype(np.int32)

@@ -16,10 +16,6 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, shared_memory
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import aligned_either_way
-from numbsparse.kernels.matmul.k6_hopper.lines import how_it_lies
-from numbsparse.kernels.matmul.k6_hopper.steps import schedule
-from numbsparse.kernels.matmul.k6_hopper.store import FEATURES as ALONG_FEATURES
-from numbsparse.kernels.matmul.k6_hopper.store import ROWS as ALONG_ROWS
 from numbsparse.kernels.matmul.k7_small_blocks.card import map_of, registers
 from numbsparse.kernels.matmul.k7_small_blocks.single_rows import rows_of
 from numbsparse.kernels.matmul.k7_small_blocks.single_steps import packed, products
@@ -33,6 +29,10 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     steps_in_strips,
 )
 from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.deal import schedule
+from numbsparse.kernels.parts.store import FEATURES as ALONG_FEATURES
+from numbsparse.kernels.parts.store import ROWS as ALONG_ROWS
+from numbsparse.kernels.parts.store import order_of as how_it_lies
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     as_uint32,

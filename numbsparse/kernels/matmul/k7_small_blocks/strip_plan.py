@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.kernels.matmul.k6_hopper.steps import Lengths
+from numbsparse.kernels.parts.deal import Lengths
 from numbsparse.layout import Index
 
 PIECE = 8  # features in 16 bytes

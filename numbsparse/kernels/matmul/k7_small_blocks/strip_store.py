@@ -7,8 +7,8 @@ from typing import Any
 
 from numba import cuda, uint16, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.store import ANY, FEATURES, ROWS
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import Strip
+from numbsparse.kernels.parts.store import ANY, FEATURES, ROWS
 from numbsparse.kernels.ptx import (
     movmatrix_trans,
     pack_bfloat2,

@@ -14,8 +14,6 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.card import copy_engine, multiprocessors, shared_memory
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import aligned_either_way, aligned_rows
-from numbsparse.kernels.matmul.k6_hopper.lines import how_it_lies
-from numbsparse.kernels.matmul.k6_hopper.steps import schedule
 from numbsparse.kernels.matmul.k7_small_blocks.card import map_of
 from numbsparse.kernels.matmul.k7_small_blocks.pack import packed
 from numbsparse.kernels.matmul.k7_small_blocks.strip_async import async_kernel
@@ -28,6 +26,8 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     steps_in_strips,
 )
 from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.deal import schedule
+from numbsparse.kernels.parts.store import order_of as how_it_lies
 from numbsparse.kernels.views import span
 
 

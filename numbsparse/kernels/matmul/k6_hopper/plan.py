@@ -1,0 +1,264 @@
+"""How forward and input_grad cut their work, and what a block of threads does step by step."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numbsparse.device import SIMULATED
+from numbsparse.kernels.card import multiprocessors
+from numbsparse.kernels.parts.deal import Lengths
+from numbsparse.kernels.parts.groups import blocks_by_group, grouped, strips_of
+from numbsparse.kernels.parts.store import Sums
+from numbsparse.layout import Index
+
+ALIGNED = 1024  # bytes: where tiles begin in shared memory
+LINE = 128  # bytes of a line of x in shared memory, at most
+POOL = 224 * 1024  # bytes of shared memory for the stages of float32
+READ_AHEAD = 64  # records
+LAST = 1 << 31  # in a mask: the group's last step
+BEFORE, MOST = 26, 31  # in a mask, from this bit on: kept blocks of the shares before, at most
+EDGE = 1 << 31  # in a kept block: it reaches beyond the edge along the sum
+
+
+class Tile(NamedTuple):
+    """A block of threads computes ROWS rows of y in COLUMNS strips of columns at once.
+
+    A strip is a block column; in float32, whose sums take more room, at most 64 columns of one. A
+    step brings into one stage of the ring a tile of x for each of up to INPUTS input blocks, and
+    up to BLOCKS parts of kept blocks that meet them.
+    """
+
+    B: int
+    COLUMNS: int  # a power of 2
+    INPUTS: int
+    BLOCKS: int
+    M_TILES: int  # of 64 rows, in a warpgroup
+    WARPGROUPS: int
+    STAGES: int
+    CLUSTER: int = 1  # blocks of threads that share the blocks of w
+    SHARES: int = 1  # of the strips, each with WARPGROUPS // SHARES warpgroups
+    FETCHERS: int = 1  # warps that ask for copies
+    ROOMS: int = 1  # panels of y that a warp has room for
+    ITEM: int = 2  # bytes of a value
+
+    @property
+    def DEPTH(self) -> int:
+        """Terms of a sum in a tile of x; a large B takes several."""
+        return min(self.B, LINE // self.ITEM)
+
+    @property
+    def PARTS(self) -> int:
+        """Of a block along the sum."""
+        return self.B // self.DEPTH
+
+    @property
+    def N(self) -> int:
+        """Columns of a strip."""
+        return min(self.B, 64) if self.ITEM == 4 else self.B
+
+    @property
+    def ACROSS(self) -> int:
+        """Strips of a block column."""
+        return self.B // self.N
+
+    @property
+    def ROWS(self) -> int:
+        return 64 * self.M_TILES * (self.WARPGROUPS // self.SHARES)
+
+    @property
+    def SHARE(self) -> int:
+        """Strips of a warpgroup."""
+        return self.COLUMNS // self.SHARES
+
+    @property
+    def X_BYTES(self) -> int:
+        return self.ITEM * self.ROWS * self.DEPTH
+
+    @property
+    def W_BYTES(self) -> int:
+        """Of a part of a block; in float32 of its image, hi and lo."""
+        return (8 if self.ITEM == 4 else 2) * self.N * self.DEPTH
+
+    @property
+    def W_START(self) -> int:
+        """Where in a stage the blocks of w begin."""
+        return self.INPUTS * self.X_BYTES
+
+    @property
+    def STAGE_BYTES(self) -> int:
+        size = self.W_START + self.BLOCKS * self.W_BYTES
+        return -(-size // ALIGNED) * ALIGNED
+
+    @property
+    def RING_BYTES(self) -> int:
+        return self.STAGES * self.STAGE_BYTES
+
+    @property
+    def ROOM_BYTES(self) -> int:
+        """Where a warp puts y in shared memory; float32 goes straight from the registers."""
+        return 0 if self.ITEM == 4 else self.ROOMS * self.sums("f16").PANEL_BYTES
+
+    @property
+    def SHARED_BYTES(self) -> int:
+        return self.RING_BYTES + self.WARPS * self.ROOM_BYTES + ALIGNED
+
+    @property
+    def WARPS(self) -> int:
+        """That multiply; after them come those that fetch."""
+        return 4 * self.WARPGROUPS
+
+    @property
+    def THREADS(self) -> int:
+        """Registers are handed over by whole warpgroups: float32's has one warp that fetches."""
+        whole = self.ITEM == 4 and not SIMULATED
+        return 32 * (self.WARPS + (4 if whole else self.FETCHERS))
+
+    def sums(self, kind: str) -> Sums:
+        """The 16-bit sums of a warp."""
+        return Sums(kind, self.B, self.SHARE, self.M_TILES, APART=64)
+
+    @property
+    def RECORD(self) -> int:
+        """Numbers that tell of a step: a mask for each share, counts, input blocks, kept blocks."""
+        return self.SHARES + 1 + self.INPUTS + self.BLOCKS
+
+    @property
+    def REGISTERS(self) -> tuple[int, int]:
+        """Of a thread that multiplies, and of one that fetches, if these hand over any.
+
+        Five warpgroups begin with 96 each, three with 168: should all together want more, some
+        would wait for ever.
+        """
+        if self.ITEM == 2:
+            return 0, 0
+        return (112, 32) if self.WARPGROUPS == 4 else (200, 32)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """For cuda.jit: a quarter of a multiprocessor has 16384 registers for its warps."""
+        if SIMULATED:
+            return {}
+        if self.ITEM == 4:
+            return {"launch_bounds": (self.THREADS, 1)}
+        warps = -(-self.THREADS // 128)
+        return {"max_registers": min(16384 // (32 * warps) // 8 * 8, 248)}
+
+
+class Form(NamedTuple):
+    """What a kernel is compiled for."""
+
+    tile: Tile
+    kind: str  # "f16", "bf16", or the precision of float32
+    transposed: bool  # y = x @ w.T
+    x_transposed: bool  # x is feature-major
+    ragged: bool  # of 16 bits: the last input block reaches beyond the edge
+    order: str  # of y, see `parts.store`
+
+
+TILES = {
+    32: Tile(32, 8, 3, 8, 2, 4, 5, 2, 4, 2),
+    64: Tile(64, 2, 1, 2, 1, 4, 4, 2),
+    128: Tile(128, 1, 1, 1, 1, 4, 4, 2),
+}
+
+
+def line_tiles(size: int, batch: int, features: int = 0, itemsize: int = 2) -> list[Tile]:
+    """The tile for a block size and those worth trying beside it."""
+    if itemsize == 4:
+        return [tile_of_float32(size, batch, features)]
+    tile = tile_of(size, batch)
+    return [tile, tile._replace(CLUSTER=1)] if tile.CLUSTER > 1 else [tile]
+
+
+def tile_of(size: int, batch: int) -> Tile:
+    """For a small batch with fewer rows, and no cluster to share them.
+
+    In the simulator it is a small one, for it runs a thread for a thread.
+    """
+    tile = TILES[size]
+    if SIMULATED:
+        tile = tile._replace(WARPGROUPS=tile.SHARES, STAGES=2, FETCHERS=2)
+        return tile if batch > tile.ROWS else tile._replace(CLUSTER=1)
+    if batch > tile.ROWS:
+        return tile
+    tile = tile._replace(M_TILES=min(tile.M_TILES, -(-batch // 64)), CLUSTER=1)
+    return tile._replace(WARPGROUPS=-(-batch // (64 * tile.M_TILES)) * tile.SHARES)
+
+
+def tile_of_float32(size: int, batch: int, features: int) -> Tile:
+    """With fewer rows where there would not be a tile for each multiprocessor."""
+    columns, rows = 64 // min(size, 64), 64 * 4
+    enough = -(-batch // rows) * -(-features // 64) >= multiprocessors()
+    warpgroups = 1 if SIMULATED else 4 if enough else 2
+    tile = Tile(size, columns, 1, columns, 1, warpgroups, 2, ITEM=4)
+    return tile if SIMULATED else tile._replace(STAGES=POOL // tile.STAGE_BYTES)
+
+
+def steps_of(index: Index, transposed: bool, tile: Tile, ragged: bool) -> tuple[Any, ...]:
+    """(records, strips, lengths) of the groups of strips of the output.
+
+    strips : (groups, COLUMNS), the strips of a group, -1 for none
+    records : (steps + READ_AHEAD, RECORD); of each step
+        a mask for each share of SHARE strips: bit e * SHARE + g where its strip g has a block at
+        the e-th input, the number of blocks BEFORE its own, and LAST;
+        the number of inputs, and 256 times that of blocks;
+        the inputs, counted in tiles of x; the kept blocks in order of the masks' bits, each as
+        (block * ACROSS + strip of it) * PARTS + part, and EDGE.
+
+    Of w, or of w.T, whose columns are the block rows of w. `ragged` says whether the last input
+    block reaches beyond the edge.
+    """
+    walk, others = (index.rows, index.columns) if transposed else (index.columns, index.rows)
+    walk, n_inputs = strips_of(walk, tile.ACROSS), len(others.indptr) - 1
+    lines = grouped(walk, n_inputs, tile.COLUMNS)
+    groups, inputs, columns, blocks = blocks_by_group(walk, lines)
+
+    # A tile of x for every input that a group meets; for every part of it.
+    first = np.flatnonzero(np.diff(groups, prepend=-1) | np.diff(inputs, prepend=-1))
+    counts = np.diff(first, append=len(groups))
+    first, counts = np.repeat(first, tile.PARTS), np.repeat(counts, tile.PARTS)
+    parts = np.arange(len(first)) % tile.PARTS
+    x_groups, x_tiles = groups[first], inputs[first] * tile.PARTS + parts
+
+    step, place = _packed(x_groups, counts, tile)
+    owner = np.zeros(step[-1] + 1 if len(step) else 0, np.int64)
+    owner[step] = x_groups
+    absent = np.setdiff1d(np.arange(len(lines)), owner)  # these have a step without inputs
+    order = np.argsort(np.concatenate([owner, absent]), kind="stable")
+    starts = np.searchsorted(np.concatenate([owner, absent])[order], np.arange(len(lines) + 1))
+    row = np.argsort(order)[step]
+
+    of = np.repeat(np.arange(len(row)), counts)  # of each block, its tile of x
+    block = first[of] + np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+    share, column = np.divmod(columns[block], tile.SHARE)
+    bit = place[of] * tile.SHARE + column
+    kept = blocks[block] * tile.PARTS + parts[of]
+    kept += EDGE * (ragged & (x_tiles[of] // tile.PARTS == n_inputs - 1))
+    in_order = np.lexsort((bit, share, row[of]))
+    slot = np.arange(len(of)) - np.searchsorted(row[of][in_order], row[of][in_order])
+
+    records = np.zeros((len(order) + READ_AHEAD, tile.RECORD), np.int64)
+    masks, first_input = records[:, : tile.SHARES], tile.SHARES + 1
+    np.add.at(masks, (row[of], share), 1 << bit)
+    for later in range(1, tile.SHARES):
+        np.add.at(masks[:, later], row[of], (share < later) << BEFORE)
+    masks[starts[1:] - 1] += LAST
+    np.add.at(records[:, tile.SHARES], row, 1 + 256 * counts)
+    records[row, first_input + place] = x_tiles
+    records[row[of][in_order], first_input + tile.INPUTS + slot] = kept[in_order]
+    return records.astype(np.uint32).view(np.int32), lines, Lengths(starts)
+
+
+def _packed(groups: np.ndarray, counts: np.ndarray, tile: Tile) -> tuple[np.ndarray, np.ndarray]:
+    """The step of each tile of x, and its place there: as many as fit into one, in order."""
+    steps, places = [], []
+    step, group, place, blocks = -1, -1, 0, 0
+    for own, count in zip(groups.tolist(), counts.tolist(), strict=True):
+        if own != group or place == tile.INPUTS or blocks + count > tile.BLOCKS:
+            step, group, place, blocks = step + 1, own, 0, 0
+        steps.append(step)
+        places.append(place)
+        place, blocks = place + 1, blocks + count
+    return np.array(steps, np.int64), np.array(places, np.int64)

@@ -1,0 +1,481 @@
+"""Who does what in a block of threads of a weight-gradient: supply, multiply, and store.
+
+16-bit panels go from the copy engine straight to wgmma, which takes them in either order. Of
+float32 wgmma takes the second factor from shared memory with the terms of the sum side by side, and
+a batch-major dy has them below each other: so some warps do nothing but split the panels of dy into
+hi and lo, a step ahead of the warpgroups that multiply, and leave images of the strips in one of
+ROOMS rooms. x passes through registers.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import cuda, float32, int32, int64, uint32
+
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, ROOMS, Tile
+from numbsparse.kernels.parts.ring import following
+from numbsparse.kernels.parts.split import splitting
+from numbsparse.kernels.parts.store import PACK
+from numbsparse.kernels.ptx import (
+    ALIGNMENT,
+    Operand,
+    as_float32,
+    fence_proxy_async,
+    load_2xu32,
+    load_4xf32,
+    mbarrier_arrive,
+    mbarrier_arrive_at,
+    mbarrier_expect,
+    mbarrier_wait,
+    store_4xf32,
+    sync_warp,
+    tma_load_3d,
+    tma_load_3d_multicast,
+    to_local,
+    wgmma_pairs,
+    wgmma_split,
+    wgmma_units,
+    words,
+    zeros,
+)
+
+LINE = 32  # values of a line of a panel of float32
+
+
+@cache
+def loader(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
+    """Brings a run of panels, of DEPTH rows of the batch, to all blocks of threads in ranks."""
+    SLOT, CLUSTER = tile.PANEL_BYTES, tile.CLUSTER
+
+    @cuda.jit(device=True)
+    def load(maps, layer, row, which, shared, start, bars, i):
+        at = start + (which & uint32(0xFF)) * SLOT
+        tensor_map, ranks = which >> uint32(8) & uint32(0xFF), which >> uint32(16)
+        transposed = x_transposed if tensor_map < MAPS else dy_transposed
+        column, line = (row, int32(0)) if transposed else (int32(0), row)
+        if CLUSTER > 1 and ranks & (ranks - 1):
+            tma_load_3d_multicast(shared, at, maps[tensor_map], column, line, layer, bars, i, ranks)
+        else:
+            tma_load_3d(shared, at, maps[tensor_map], column, line, layer, bars, i)
+
+    return load
+
+
+# 16-bit values
+
+
+@cache
+def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
+    """supply(own, maps, heads, loads, item, shared, base, bars): a warp that asks for copies."""
+    STAGES, EMPTY, LOADERS, PANEL_BYTES = tile.STAGES, tile.STAGES, tile.LOADERS, tile.PANEL_BYTES
+    DEPTH, STAGE = tile.DEPTH, tile.SLOTS * tile.PANEL_BYTES
+    load = loader(tile, x_transposed, dy_transposed)
+
+    @cuda.jit(device=True)
+    def supply(own, maps, heads, loads, item, shared, base, bars):
+        lane = uint32(cuda.threadIdx.x) % 32
+        first, steps = heads[item, 0], heads[item, 1]
+        n_loads, arriving = heads[item, 2], heads[item, 3]
+        panel, code = int32(0), uint32(0)
+        mine = own + lane * LOADERS < n_loads
+        if mine:
+            panel = loads[item, own + lane * LOADERS, 0]
+            code = uint32(loads[item, own + lane * LOADERS, 1])
+        stage, phase = uint32(0), uint32(0)
+        # Who is not waited for could fall two phases behind, and wait for ever: warps without
+        # copies end at once, and lanes without any stay beside the others.
+        awaited = own == 0 or own < n_loads
+        for step in range(steps if awaited else 0):
+            mbarrier_wait(bars, EMPTY + stage, phase ^ uint32(1))
+            sync_warp()
+            if lane == 0 and own == 0:
+                mbarrier_expect(bars, stage, uint32(arriving * PANEL_BYTES))
+            row = int32((first + step) * DEPTH)
+            if mine:
+                load(maps, panel, row, code, shared, base + stage * STAGE, bars, stage)
+            stage, phase = following(stage, phase, STAGES)
+
+    return supply
+
+
+@cache
+def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -> Any:
+    """multiply(warp, heads, places, item, shared, base, bars, sums): sums = an item's products."""
+    B, UNITS, DEPTH, STAGES, CLUSTER = tile.B, tile.UNITS, tile.DEPTH, tile.STAGES, tile.CLUSTER
+    GROUPS, PANEL, SLOT, EMPTY = tile.GROUPS, tile.PANEL, tile.PANEL_BYTES, tile.STAGES
+    STAGE, PLACES = tile.SLOTS * SLOT, 1 + 2 * UNITS
+    x, dy = (
+        Operand(2 * DEPTH if transposed else 2 * PANEL, SLOT, not transposed)
+        for transposed in (x_transposed, dy_transposed)
+    )
+    factors = (dy, x) if B == 32 else (x, dy)
+    add = wgmma_units(kind, UNITS, tile.SIZES, DEPTH // 16, *factors)
+    if B == 32 and dy_transposed:
+        add = wgmma_pairs(kind, UNITS, tile.N, DEPTH // 16, 2 * DEPTH, x)
+    start_from, read_places = zeros(UNITS * tile.N // 2), words(2 * UNITS)
+
+    @cuda.jit(device=True)
+    def multiply(warp, heads, places, item, shared, base, bars, sums):
+        lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
+        number = uint32(places[item, group, 0])
+        where = read_places(places, (item * GROUPS + group) * PLACES + 1)
+        acc = start_from()
+        stage, phase = uint32(0), uint32(0)
+        for _ in range(heads[item, 1]):
+            mbarrier_wait(bars, stage, phase)
+            acc = add(acc, shared, base + stage * STAGE, where, number)
+            if lane < CLUSTER:
+                mbarrier_arrive_at(bars, EMPTY + stage, lane)
+            stage, phase = following(stage, phase, STAGES)
+        to_local(acc, sums)
+
+    return multiply
+
+
+@cache
+def storer(tile: Tile, kind: str | None) -> Any:
+    """store(sums, warp, places, outs, item, out, dense): to kept blocks, rounded; of no kind, not.
+
+    Two neighbours at once, but of B = 32, whose products are transposed.
+    """
+    B, OUTS, PER_OUT = tile.B, tile.OUTS, tile.UNITS * tile.N // 2 // tile.OUTS
+    rounded = PACK[kind or "f16"]
+
+    @cuda.jit(device=True)
+    def store(sums, warp, places, outs, item, out, dense):
+        t = uint32(cuda.threadIdx.x)
+        group, lane = warp // 4, t % 32
+        m, n = 16 * (t // 32 % 4) + lane // 4, lane % 4 * 2
+        for k in range(OUTS):
+            block = outs[item, group, k]
+            if B == 32:
+                # Rows are columns of dy, of two blocks; columns are those of x.
+                if block >= 0 and m // 32 == k % 2:
+                    for i in range(16):
+                        value = sums[k // 2 * 16 + i]
+                        row, column = n + i // 4 * 8 + i % 2, m % 32 + i // 2 % 2 * 8
+                        if kind is None:
+                            out[block, row, column] = value
+                        else:
+                            out[block, row, column] = rounded(value, value) & 0xFFFF
+            elif block >= 0:
+                row = m + (64 * group if B == 128 else 0)
+                for i in range(0, PER_OUT, 2):
+                    low, high = sums[k * PER_OUT + i], sums[k * PER_OUT + i + 1]
+                    line, column = row + i // 2 % 2 * 8, n + i // 4 * 8
+                    if kind is None:
+                        out[block, line, column] = low
+                        out[block, line, column + 1] = high
+                    else:
+                        out[block, line, column // 2] = rounded(low, high)
+
+    return store
+
+
+# float32
+#
+# Lane 4 g + q of a warp has the rows g and g + 8 of an mma of 16 rows, and of every 8 terms of the
+# sum the q-th and the (q + 4)-th. Which terms these are is free as long as both factors agree: here
+# rows 2 q and 2 q + 1 of the batch. Rows g and g + 8 are two neighbouring features. So what is read
+# together from swizzled panels of 32 lines of 128 bytes meets in no bank.
+
+
+@cache
+def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transposed: bool) -> Any:
+    """`supplier`: warps that make images of dy; the last of them asks, a lane for each panel."""
+    STAGES, LOADERS, DEPTH = tile.STAGES, tile.LOADERS, tile.DEPTH
+    PANEL_BYTES, X_SIZE = tile.PANEL_BYTES, tile.X_PANELS * tile.PANEL_BYTES // 4
+    FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + ROOMS
+    transpose = transposer(tile, exact, dy_transposed)
+    load = loader(tile, x_transposed, dy_transposed)
+
+    @cuda.jit(device=True)
+    def supply(own, maps, heads, loads, item, shared, base, bars):
+        ring = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory
+        lane = uint32(cuda.threadIdx.x) % 32
+        nbytes, steps = uint32(heads[item, 3] * PANEL_BYTES), heads[item, 1]
+        strips, stages = heads[item, 5], uint32(heads[item, 6])
+        room_size, stage_size = uint32(heads[item, 7]), uint32(heads[item, 8])
+        begin = uint32(base // 4 + ROOMS * room_size)
+        panel, code, asks = int32(0), uint32(0), own == LOADERS - 1
+        mine = asks and lane < heads[item, 2]
+        if mine:
+            panel, code = loads[item, lane, 0], uint32(loads[item, lane, 1])
+        row, ahead = int32(heads[item, 0] * DEPTH), int32(stages - 1)
+        stage = room = then = phase = room_phase = uint32(0)
+        then_phase = uint32(1)
+        for step in range(-ahead, steps):
+            if asks and step + ahead < steps:
+                mbarrier_wait(bars, EMPTY + then, then_phase)
+                if lane == 0:
+                    mbarrier_expect(bars, FULL + then, nbytes)
+                if mine:
+                    at = uint32(4 * (begin + then * stage_size))
+                    load(maps, panel, row, code, shared, at, bars, FULL + then)
+                row = int32(row + DEPTH)
+                then, then_phase = following(then, then_phase, stages)
+            if step >= 0:
+                mbarrier_wait(bars, FULL + stage, phase)
+                mbarrier_wait(bars, FREE + room, room_phase ^ 1)
+                start = uint32(begin + stage * stage_size + X_SIZE)
+                transpose(ring, start, own, strips, uint32(base // 4 + room * room_size))
+                fence_proxy_async()
+                sync_warp()
+                if lane == 0:
+                    mbarrier_arrive(bars, EMPTY + stage)
+                    mbarrier_arrive(bars, SHOWN + room)
+                stage, phase = following(stage, phase, stages)
+                room, room_phase = following(room, room_phase, ROOMS)
+
+    return supply
+
+
+@cache
+def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
+    """transpose(ring, start, warp, count, room): images of so many strips; see `ptx.wgmma_split`.
+
+    Column 4 g + e of each 32 stands in the e-th matrix of 8 columns, there in line g. A lane has
+    four terms of each of four columns, or of a feature-major dy 16 terms of one.
+    """
+    N, LOADERS, HALF, ACROSS = tile.N, tile.LOADERS, tile.DEPTH * tile.N, tile.N // tile.PANEL
+    SIZE, PER_IMAGE, IMAGE = tile.PANEL_BYTES // 4, tile.N // 16, tile.IMAGE // 4
+    RAW = (4, 4)
+    split = splitting(exact)
+
+    @cuda.jit(device=True)
+    def store(ring, at, a, b, c, d):
+        (ah, al), (bh, bl), (ch, cl), (dh, dl) = split(a), split(b), split(c), split(d)
+        store_4xf32(ring, at, as_float32(ah), as_float32(bh), as_float32(ch), as_float32(dh))
+        if exact:
+            at = at + HALF
+            store_4xf32(ring, at, as_float32(al), as_float32(bl), as_float32(cl), as_float32(dl))
+
+    @cuda.jit(device=True)
+    def from_rows(ring, panel, chunk, image):
+        lane = uint32(cuda.threadIdx.x) % 32
+        low, high = lane % 8, lane // 8
+        raw = cuda.local.array(RAW, float32)
+        for j in range(4):
+            line = 8 * (high // 2) + high % 2 + 2 * j
+            four = load_4xf32(ring, panel + (16 * chunk + line) * LINE + (low ^ line % 8) * 4)
+            for e in range(4):
+                raw[j, e] = four[e]
+        to = image + (4 * chunk + high) * (4 * N) + 4 * low
+        for e in range(4):
+            store(ring, to + e * 32, raw[0, e], raw[1, e], raw[2, e], raw[3, e])
+
+    @cuda.jit(device=True)
+    def from_columns(ring, panel, chunk, image):
+        lane = uint32(cuda.threadIdx.x) % 32
+        low, high = lane % 8, lane // 8
+        line, raw = 4 * low + high, cuda.local.array(RAW, float32)
+        # Half of the lanes begin with the other 8 terms: they would meet in the same banks.
+        start, begin = panel + line * LINE, low // 4
+        for j in range(2):
+            eight = 2 * chunk + (j ^ begin)
+            for u in range(2):
+                four = load_4xf32(ring, start + ((2 * eight + u) ^ line % 8) * 4)
+                for e in range(4):
+                    raw[2 * j + u, e] = four[e]
+        for j in range(2):
+            eight = 2 * chunk + (j ^ begin)
+            to, k = image + eight * (8 * N) + high * 32 + 4 * low, 2 * j
+            for u in range(2):
+                terms = raw[k, u], raw[k, u + 2], raw[k + 1, u], raw[k + 1, u + 2]
+                store(ring, to + u * (4 * N), *terms)
+
+    @cuda.jit(device=True)
+    def transpose(ring, start, warp, count, room):
+        for unit in range(warp, count * PER_IMAGE, LOADERS):
+            panel, chunk = unit // 2, unit % 2
+            image = room + unit // PER_IMAGE * IMAGE + panel % ACROSS * 128
+            if dy_transposed:
+                from_columns(ring, start + panel * SIZE, chunk, image)
+            else:
+                from_rows(ring, start + panel * SIZE, chunk, image)
+
+    return transpose
+
+
+@cache
+def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
+    """`multiplier`, with the sums (UNITS, N / 8, 4) in place."""
+    STAGES, IMAGE, UNITS, DEPTH = tile.STAGES, tile.IMAGE // 4, tile.UNITS, tile.DEPTH
+    FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + ROOMS
+    VALUES, STRIPS = (UNITS, DEPTH // 2), tile.N // 8
+    split, read = splitting(exact), reader(tile, x_transposed)
+    add = wgmma_split(tile.N, DEPTH // 8, exact, UNITS)
+
+    @cuda.jit(device=True)
+    def multiply(warp, heads, images, item, shared, base, bars, sums):
+        ring = cuda.shared.array(0, float32, ALIGNMENT)
+        lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
+        stages, room_size = uint32(heads[item, 6]), uint32(heads[item, 7])
+        stage_size, begin = uint32(heads[item, 8]), uint32(base // 4 + ROOMS * room_size)
+        upper = uint32(base // 4 + images[item, group, 0] * IMAGE)
+        lower = uint32(base // 4 + images[item, group, 1] * IMAGE)
+        raw = cuda.local.array(VALUES, float32)
+        hi, lo = cuda.local.array(VALUES, uint32), cuda.local.array(VALUES, uint32)
+        for m in range(UNITS):
+            for i in range(STRIPS):
+                for k in range(4):
+                    sums[m, i, k] = 0
+        stage = room = phase = room_phase = uint32(0)
+        for _ in range(heads[item, 1]):
+            mbarrier_wait(bars, FULL + stage, phase)
+            read(ring, uint32(begin + stage * stage_size), images, item, group, warp % 4, raw)
+            for m in range(UNITS):
+                for i in range(DEPTH // 2):
+                    hi[m, i], lo[m, i] = split(raw[m, i])
+            fence_proxy_async()  # or the copy engine may write what is still being read
+            sync_warp()
+            if lane == 0:
+                mbarrier_arrive(bars, EMPTY + stage)
+            mbarrier_wait(bars, SHOWN + room, room_phase)
+            at = uint32(room * room_size)
+            add(sums, hi, lo, ring, upper + at, lower + at)
+            if lane == 0:
+                mbarrier_arrive(bars, FREE + room)
+            stage, phase = following(stage, phase, stages)
+            room, room_phase = following(room, room_phase, ROOMS)
+
+    return multiply
+
+
+@cache
+def rows_of(x_transposed: bool) -> Any:
+    @cuda.jit(device=True)
+    def row_of(images, item, group, warp, m):
+        """(panel, row, step): of product m, lane g of a warp has rows row + step g and the next.
+
+        Products of the same strip are taken together, a panel for each warp; else a warp has a half
+        of a panel.
+        """
+        if images[item, group, 0] != images[item, group, 1]:
+            return 2 * m + warp // 2, warp % 2 * 16, 2
+        if x_transposed:
+            return warp, 16 * m, 2
+        return warp, 2 * m, 4
+
+    return row_of
+
+
+@cache
+def reader(tile: Tile, x_transposed: bool) -> Any:
+    """read(ring, start, images, item, group, warp, raw): raw[m, .] = what a lane has of x."""
+    SIZE, EIGHTS = tile.PANEL_BYTES // 4, tile.DEPTH // 8
+    row_of = rows_of(x_transposed)
+
+    @cuda.jit(device=True)
+    def read_whole(ring, start, raw):
+        """Four neighbouring features: two of each product."""
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for k in range(2):
+            line = 2 * q + k
+            at = start + line * LINE + (g ^ line) * 4
+            for s in range(EIGHTS):
+                four = load_4xf32(ring, at + s * (8 * LINE))
+                for e in range(4):
+                    raw[e // 2, 4 * s + 2 * k + e % 2] = four[e]
+
+    @cuda.jit(device=True)
+    def read_half(ring, start, row, raw):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for k in range(2):
+            line = 2 * q + k
+            at = start + line * LINE + ((row // 4 + g // 2) ^ line) * 4 + g % 2 * 2
+            for s in range(EIGHTS):
+                a, b = load_2xu32(ring, at + s * (8 * LINE))
+                raw[4 * s + 2 * k], raw[4 * s + 2 * k + 1] = as_float32(a), as_float32(b)
+
+    @cuda.jit(device=True)
+    def read_transposed(ring, start, row, raw):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for u in range(2):
+            line = 2 * g + u  # and of 16 rows, so that these shift no piece
+            own = uint32(line * LINE + (q // 2 ^ line % 8) * 4 + q % 2 * 2)
+            for s in range(EIGHTS):
+                a, b = load_2xu32(ring, start + row * LINE + int64(own ^ 8 * s))
+                raw[4 * s + u], raw[4 * s + 2 + u] = as_float32(a), as_float32(b)
+
+    @cuda.jit(device=True)
+    def read(ring, start, images, item, group, warp, raw):
+        start = start + group * (4 * SIZE)
+        upper, upper_row, step = row_of(images, item, group, warp, 0)
+        lower, lower_row, _ = row_of(images, item, group, warp, 1)
+        if x_transposed:
+            read_transposed(ring, start + upper * SIZE, upper_row, raw[0])
+            read_transposed(ring, start + lower * SIZE, lower_row, raw[1])
+        elif step == 4:
+            read_whole(ring, start + upper * SIZE, raw)
+        else:
+            read_half(ring, start + upper * SIZE, upper_row, raw[0])
+            read_half(ring, start + lower * SIZE, lower_row, raw[1])
+
+    return read
+
+
+@cuda.jit(device=True)
+def nothing(out, at, dense):
+    pass
+
+
+@cache
+def storer_of_float32(
+    tile: Tile, B: int, wide: bool, swapped: bool, x_transposed: bool, mend: Any = None
+) -> Any:
+    """`storer`, to blocks of B x B. `wide` says whether four neighbours may be stored at once.
+
+    Where a sum is NaN, the lane that has it calls mend(out, at, dense): a split makes NaN of
+    infinities.
+    """
+    UNITS, ACROSS, STRIPS, PARTS = tile.UNITS, tile.N // tile.PANEL, tile.N // 8, B // 32
+    DOWN, ALONG = (1, B) if swapped else (B, 1)  # from a row to the next, and from a column
+    FOURS, MENDS, row_of = wide and not swapped, mend is not None, rows_of(x_transposed)
+    again = mend or nothing
+
+    @cuda.jit(device=True)
+    def place_of(m, c, warp, images, outs, item):
+        """Where a lane's sums of the c-th 32 columns of a product begin; or -1."""
+        lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
+        panel, row, step = row_of(images, item, group, warp % 4, m)
+        part = int64(outs[item, group, panel * ACROSS + c])
+        row = int64(row + step * (lane // 4))
+        at = part // PARTS * (32 * B) + part % PARTS * 32
+        return at + row * DOWN + 8 * (lane % 4) * ALONG if part >= 0 else int64(-1)
+
+    @cuda.jit(device=True)
+    def store(sums, warp, images, outs, item, out, dense):
+        found = 0
+        for m in range(UNITS):
+            for c in range(ACROSS):
+                start = place_of(m, c, warp, images, outs, item)
+                for u in range(2):
+                    for i in range(2):
+                        at, k = start + u * DOWN + 4 * i * ALONG, 2 * u + i
+                        if start >= 0:
+                            if FOURS:
+                                store_4xf32(
+                                    out, at, sums[m, 4 * c, k], sums[m, 4 * c + 1, k],
+                                    sums[m, 4 * c + 2, k], sums[m, 4 * c + 3, k],
+                                )  # fmt: skip
+                            else:
+                                for e in range(4):
+                                    out[at + e * ALONG] = sums[m, 4 * c + e, k]
+            for i in range(STRIPS):
+                for k in range(4):
+                    if MENDS and sums[m, i, k] != sums[m, i, k]:
+                        found = 1
+        if found:
+            for number in range(UNITS * ACROSS * 16):
+                c, u, e = number // 16, number // 8 % 2, number % 8
+                start = place_of(c // ACROSS, c % ACROSS, warp, images, outs, item)
+                if start >= 0:
+                    again(out, start + u * DOWN + e * ALONG, dense)
+
+    return store

@@ -1,0 +1,74 @@
+"""Images: blocks of w of float32 split in two tf32, laid out once as wgmma reads them.
+
+A block is small against the rows that it meets, so it pays to split it before the product.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import cuda, float32, int64
+
+from numbsparse.device import DeviceArray, empty
+from numbsparse.device.launch import launch
+from numbsparse.kernels.parts.split import split_exact
+from numbsparse.kernels.ptx import as_float32, store_4xf32
+from numbsparse.kernels.views import span
+
+THREADS = 256
+
+
+def images_of(
+    values: DeviceArray,
+    strides: tuple[int, int],
+    block_rows: DeviceArray,
+    in_features: int,
+    N: int,
+    DEPTH: int,
+    by_eights: bool,
+) -> DeviceArray:
+    """Of each block (B, B) in turn its parts of N columns, and of each in turn DEPTH terms.
+
+    (blocks, B / N, B / DEPTH, N / 8, 2, DEPTH / 4, 8, 4): of 8 columns hi, then lo, and of each the
+    terms four by four, column by column; see `wgmma_split`. Rows beyond the last feature are zeros.
+
+    strides : within a block, along the sum and across: that of w.T has them exchanged
+    by_eights : whether lane q of a product has terms 2 q and 2 q + 1 of every 8, else its four
+        neighbours of every 16
+
+    The e-th 8 columns of 32 are e, 4 + e, 8 + e and so on: a lane's sums are then of neighbours.
+    """
+    images = empty((2 * values.size,), values.dtype)
+    grid = -(-values.size // (4 * THREADS))
+    kernel = image_kernel(values.shape[-1], N, DEPTH, by_eights)
+    launch(kernel, grid, THREADS, span(values), strides, block_rows, in_features, images)
+    return images
+
+
+@cache
+def image_kernel(B: int, N: int, DEPTH: int, by_eights: bool) -> Any:
+    PARTS, ACROSS, HALF = B // DEPTH, B // N, 8 * DEPTH  # of 8 columns, hi or lo
+
+    @cuda.jit
+    def kernel(values, strides, block_rows, in_features, images):
+        at = 4 * int64(cuda.grid(1))  # of four terms of a column
+        if at >= values.size:
+            return
+        g, terms, eight = at // 4 % 8, at // 32 % (DEPTH // 4), at // HALF % (N // 8)
+        part, across = at // (N * DEPTH) % PARTS, at // (N * B) % ACROSS
+        block, n = at // (B * B), across * N + eight // 4 * 32 + 4 * g + eight % 4
+        his, los = cuda.local.array(4, float32), cuda.local.array(4, float32)
+        for q in range(4):
+            k = part * DEPTH + terms // 4 * 16
+            k += 2 * q + terms % 2 + terms % 4 // 2 * 8 if by_eights else 4 * q + terms % 4
+            value = float32(0)
+            if block_rows[block] * B + k < in_features:
+                value = values[block * (B * B) + k * strides[0] + n * strides[1]]
+            hi, lo = split_exact(value)
+            his[q], los[q] = as_float32(hi), as_float32(lo)
+        to = at // HALF * (2 * HALF) + at % HALF
+        store_4xf32(images, to, his[0], his[1], his[2], his[3])
+        store_4xf32(images, to + HALF, los[0], los[1], los[2], los[3])
+
+    return kernel
