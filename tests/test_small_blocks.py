@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from numbsparse import device, ops
+from numbsparse.kernels import card
 from numbsparse.kernels.matmul import PRODUCTS, aligned, reach, rung
 from numbsparse.kernels.matmul.k7_small_blocks import regions, strips
 from numbsparse.kernels.matmul.k7_small_blocks.region import GROUP, Region
@@ -25,7 +26,7 @@ CASES = [
 
 @pytest.fixture(params=["copy engine", "cp.async"])
 def fetched_by(request, monkeypatch):
-    for room in (strips, regions):
+    for room in (rung("k7_small_blocks"), regions):
         monkeypatch.setattr(room, "copy_engine", lambda: request.param == "copy engine")
 
 
@@ -44,10 +45,10 @@ if device.SIMULATED:  # where strips are narrower
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
 def test_products_of_strips_in_a_cluster(product, dtype, case):
-    if strips.copy_engine():
+    if card.copy_engine():
         index, turned = case.layout(np.random.default_rng(0)).index, product == "input_grad"
         columns = case.in_features if turned else case.out_features
-        assert strips.strip_of(index, case.block_size, turned, columns).CLUSTER == 2
+        assert strips.strip_of(index, case.block_size, 2, turned, columns).CLUSTER == 2
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
 
 

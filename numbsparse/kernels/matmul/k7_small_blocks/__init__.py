@@ -40,9 +40,9 @@ to multiply for it.
 
 from __future__ import annotations
 
-from numbsparse.kernels.matmul.k7_small_blocks import single_regions, single_strips
+from numbsparse.kernels.card import copy_engine
+from numbsparse.kernels.matmul.k7_small_blocks import single_regions, strip_async, strips
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
-from numbsparse.kernels.matmul.k7_small_blocks.strips import along_strips
 from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (8, 16)
@@ -70,11 +70,11 @@ def input_grad(dy, values, index, dx, precision="highest"):
     _along_strips(dy, values, index, dx, True, precision)
 
 
-def _along_strips(x, values, index, y, turned, precision):
-    if x.dtype == "float32":
-        single_strips.along_strips(x, values, index, y, turned, precision)
+def _along_strips(x, values, index, y, transposed, precision):
+    if copy_engine():
+        strips.along_strips(x, values, index, y, transposed, precision)
     else:
-        along_strips(x, values, index, y, turned)
+        strip_async.along_strips(x, values, index, y, transposed)
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest"):

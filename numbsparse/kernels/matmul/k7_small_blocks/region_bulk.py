@@ -10,11 +10,11 @@ from typing import Any
 
 from numba import cuda, float32, int32, uint8, uint32, uint64
 
-from numbsparse.kernels.matmul.k7_small_blocks.card import load_for, registers
 from numbsparse.kernels.matmul.k7_small_blocks.region import GROUP, Region, Turned
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import places_of_lane, products
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import storer
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import SWIZZLED
+from numbsparse.kernels.matmul.k7_small_blocks.strips import load_for, registers
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     ALIGNMENT,

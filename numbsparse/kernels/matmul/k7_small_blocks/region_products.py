@@ -7,9 +7,9 @@ from typing import Any
 
 from numba import cuda, uint32
 
-from numbsparse.kernels.matmul.k7_small_blocks.card import MMA
 from numbsparse.kernels.matmul.k7_small_blocks.region import Region, Turned
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import PLACE_BITS
+from numbsparse.kernels.matmul.k7_small_blocks.strip_products import MMA
 from numbsparse.kernels.ptx import (
     ldmatrix_x4,
     ldmatrix_x4_if,

@@ -7,8 +7,8 @@ from typing import Any
 
 from numba import cuda, float32, int64, uint16, uint32
 
-from numbsparse.kernels.matmul.k7_small_blocks.card import PAIR
 from numbsparse.kernels.matmul.k7_small_blocks.region import Region
+from numbsparse.kernels.matmul.k7_small_blocks.strip_store import PAIR
 
 
 @cache

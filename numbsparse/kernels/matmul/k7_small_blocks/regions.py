@@ -13,13 +13,13 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.card import copy_engine, multiprocessors, shared_memory
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import aligned_either_way, aligned_rows
-from numbsparse.kernels.matmul.k7_small_blocks.card import map_of
 from numbsparse.kernels.matmul.k7_small_blocks.region import Region, Turned
 from numbsparse.kernels.matmul.k7_small_blocks.region_async import async_kernel
 from numbsparse.kernels.matmul.k7_small_blocks.region_bulk import bulk_kernel
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import plan_regions
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import total_kernel
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
+from numbsparse.kernels.matmul.k7_small_blocks.strips import map_of
 from numbsparse.kernels.matmul.plans import planned
 
 

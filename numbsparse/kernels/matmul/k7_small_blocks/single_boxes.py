@@ -10,9 +10,9 @@ from numba import cuda, int32, uint32
 
 from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_map
-from numbsparse.kernels.matmul.k7_small_blocks.card import load_for, map_of
 from numbsparse.kernels.matmul.k7_small_blocks.region import Region
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import plan_regions
+from numbsparse.kernels.matmul.k7_small_blocks.strips import load_for, map_of
 from numbsparse.kernels.ptx import tma_load_3d
 from numbsparse.layout import Index
 

@@ -7,15 +7,26 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint8, uint32
 
-from numbsparse.kernels.matmul.k7_small_blocks.card import registers
+from numbsparse.device import SIMULATED
+from numbsparse.device.launch import launch
+from numbsparse.kernels.card import shared_memory
+from numbsparse.kernels.elementwise import fill
+from numbsparse.kernels.matmul.aligned import aligned_either_way, aligned_rows
+from numbsparse.kernels.matmul.k6_hopper.lines import how_it_lies as order_of
+from numbsparse.kernels.matmul.k6_hopper.steps import schedule
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     ALIGNED,
     PIECE,
-    SWIZZLED,
+    WARP_COLUMNS,
     Strip,
+    plan_strips,
+    steps_in_strips,
 )
-from numbsparse.kernels.matmul.k7_small_blocks.strip_products import clear_zeros, products
+from numbsparse.kernels.matmul.k7_small_blocks.strip_products import clear_zeros, packed, products
 from numbsparse.kernels.matmul.k7_small_blocks.strip_store import storer
+from numbsparse.kernels.matmul.k7_small_blocks.strips import of_bits, registers, warps_for
+from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cp_async,
@@ -24,6 +35,49 @@ from numbsparse.kernels.ptx import (
     cp_async_zero_fill,
     first_multiple,
 )
+from numbsparse.kernels.views import span
+
+
+def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool) -> None:
+    """y[:] = x @ w, or with w transposed."""
+    B, (batch, features), columns = values.shape[1], x.shape, y.shape[1]
+    if batch == 0 or columns == 0:
+        return
+    if values.shape[0] == 0:
+        fill(y, 0)
+        return
+    strip = strip_of(index, B, transposed, columns)
+    plan = planned(index, plan_strips, transposed, features, strip)
+    lengths, lines, groups, begins, words, pieces = plan
+    row_tiles = -(-batch // strip.ROWS)
+    n_tiles = len(lengths.steps) * row_tiles
+    tiles, _ = planned(index, schedule, lengths, row_tiles, n_tiles)
+    summed = index.block_columns if transposed else index.block_rows
+    w = packed(values, pieces, summed, features, transposed)
+    x, x_turned = aligned_either_way(of_bits(x))
+    launch(
+        async_kernel(y.dtype.name, strip, x_turned, order_of(y)),
+        n_tiles,
+        32 * strip.WARPS,
+        *aligned_rows(x),
+        *(features, w, words, begins, groups, lines, tiles, of_bits(span(y))),
+        (*(stride // y.itemsize for stride in y.strides), batch, columns),
+        shared_bytes=strip.SHARED_BYTES,
+    )
+
+
+def strip_of(index: Any, B: int, transposed: bool, columns: int) -> Strip:
+    warps = warps_for(columns, 2)
+    limit = (shared_memory() or 65 * 1024) - 1024
+    width = warps * WARP_COLUMNS
+    _, mean, most = planned(index, steps_in_strips, B, transposed, width, 32, 16 // B)
+    for groups in (8, 4, 2, 1):
+        steps = max(most, min(round(1.15 * groups * mean), 256))
+        steps = -(-steps // ALIGNED) * ALIGNED
+        strip = Strip(B, 64, warps, 32, groups, steps, 3)
+        if limit >= strip.SHARED_BYTES:
+            break
+    return strip._replace(STAGES=2 if SIMULATED else limit // strip.STAGE_BYTES)
 
 
 @cache
@@ -32,15 +86,15 @@ def async_kernel(name: str, strip: Strip, x_turned: bool, y_lies: str) -> Any:
     AHEAD, PENDING, PIECES = STAGES - 1, STAGES - 2, lines_of(strip, x_turned).PIECES
     LANES = PIECES * GROUPS
     STAGE_BYTES, SUMS = strip.STAGE_BYTES, strip.ROWS
-    add_stage, store = products(name, strip, x_turned), storer(name, strip, y_lies)
+    add_stage, store = products(strip, name, x_turned), storer(strip, name, False, x_turned, y_lies)
     fetch_x, fetch_w = fetch_groups(strip, x_turned), fetch_steps(strip)
-    clear = clear_zeros(strip, WARPS)
+    clear = clear_zeros(strip, 32 * WARPS)
 
     @cuda.jit(**registers(WARPS))
     def kernel(x, stride, features, w, words_of, begins, groups, lines, tiles, y, sizes):
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
         words = cuda.shared.array(0, uint32, ALIGNMENT)  # the same memory
-        base = first_multiple(shared, SWIZZLED)
+        base = first_multiple(shared, PERIOD)
         acc = cuda.local.array(SUMS, float32)
         for k in range(SUMS):
             acc[k] = 0

@@ -78,9 +78,9 @@ class Strip(NamedTuple):
     def GROUP_BYTES(self) -> int:
         return self.ITEM * self.WIDTH * self.ROWS
 
-    def rows_of_box(self, turned: bool) -> int:
+    def BOX_ROWS(self, transposed: bool) -> int:
         """Rows of the batch that one copy of a group brings; of feature-major x those of a line."""
-        return 128 // self.ITEM if turned else self.ROWS
+        return 128 // self.ITEM if transposed else self.ROWS
 
     @property
     def STAGE_BYTES(self) -> int:
