@@ -8,7 +8,7 @@ import pytest
 from numbsparse import device, ops
 from numbsparse.device import to_device
 from numbsparse.kernels.matmul import PRODUCTS, aligned, rung
-from numbsparse.kernels.matmul.k7_small_blocks import single_boxes, single_regions, strip_plan
+from numbsparse.kernels.matmul.k7_small_blocks import region_plan, regions, strip_plan
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, plan_regions
 from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung, count
@@ -129,10 +129,10 @@ def test_turned_lines_meet_in_no_bank(rng, B, density):
 @pytest.mark.parametrize("kept", [0.01, 0.05, 0.1, 0.5])
 @pytest.mark.parametrize("B", [8, 16])
 def test_turned_lines_of_a_card_are_not_short(monkeypatch, B, kept):
-    monkeypatch.setattr(single_regions, "shared_memory", lambda: 227 * 1024)
-    region, at_once = single_regions.region_of(B, kept, turned=True)
+    monkeypatch.setattr(regions, "shared_memory", lambda: 227 * 1024)
+    region = regions.region_of(B, 4, kept, transposed=True)
     assert region.DEPTH * region.ITEM >= 64
-    assert region.SLOTS % at_once == 0
+    assert region.SLOTS % region.AT_ONCE == 0
     assert region.SHARED_BYTES < 227 * 1024
 
 
@@ -145,18 +145,19 @@ def test_boxes_bring_every_group_to_its_place(rng, B, widths):
     index = Layout(pattern).index
     region = Region(4, 16, 14, 16, 2, ITEM=4)
     _, groups, *_ = plan_regions(index, B, sides, region, 4)
-    _, boxes, *_ = single_boxes.plan_boxes(index, B, widths, region, 4)
+    _, boxes, *_ = region_plan.plan_boxes(index, B, widths, region, 4)
     found, sizes = np.full(boxes.shape, -1), set()
     for own, row in zip(boxes, found, strict=True):
         for box in own[own >= 0]:
-            first, place = box >> single_boxes.GROUP_AT, box >> single_boxes.PLACE_AT & 0xFF
-            size = single_boxes.WIDE if box & single_boxes.IS_WIDE else 1
-            assert size == 1 or (first + size) * region.FEATURES <= widths[box & 1]
+            side = int(box & region_plan.IS_DY > 0)
+            first, place = box >> region_plan.GROUP_AT, box >> region_plan.PLACE_AT & 0xFF
+            size = region_plan.WIDE if box & region_plan.IS_WIDE else 1
+            assert size == 1 or (first + size) * region.FEATURES <= widths[side]
             assert (row[place : place + size] < 0).all()
-            row[place : place + size] = 2 * np.arange(first, first + size) + (box & 1)
+            row[place : place + size] = 2 * np.arange(first, first + size) + side
             sizes.add(size)
     np.testing.assert_array_equal(found.reshape(-1), groups)
-    assert sizes == {1, single_boxes.WIDE}
+    assert sizes == {1, region_plan.WIDE}
 
 
 def test_an_even_order_keeps_warps_together(rng):

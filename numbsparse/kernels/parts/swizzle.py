@@ -23,6 +23,22 @@ LINE = 128  # bytes of a transposed tile's line
 place_of_byte = cuda.jit(device=True)(swizzled)
 
 
+@cuda.jit(device=True)
+def feature_of(g, half):
+    """Which of 16 lines of 32 or 64 bytes is row g + 8 half of an mma, or column g of its half-th 8.
+
+    Half a warp is served together, or a quarter: the lines of g = 0 to 3, and of 4 to 7, fill all
+    banks. Of an even g and the next the lines are neighbours.
+    """
+    return g // 2 * 4 + (half ^ g // 2 % 2) * 2 + g % 2
+
+
+@cuda.jit(device=True)
+def feature_of_eight(g):
+    """Which of 8 lines is column g, where there are no others."""
+    return feature_of(g % 4, g // 4)
+
+
 class Rows(NamedTuple):
     """How the rows of groups of features become the first factor of an mma, 16 rows at a time.
 

@@ -108,7 +108,7 @@ def load_float32(transposed: bool) -> Any:
         row, column = lane // 4, lane % 4
         for term in range(2):
             f, c = column + 4 * term, n + row
-            words[at + term] = uint32(0)
+            words[at + term] = 0
             if inside > f:
                 words[at + term] = (
                     values[block, c, k + f] if transposed else values[block, k + f, c]
