@@ -7,7 +7,7 @@ import pytest
 
 from numbsparse import device, ops
 from numbsparse.kernels.matmul import PRODUCTS, aligned, reach, rung
-from numbsparse.kernels.matmul.k7_small_blocks import strips
+from numbsparse.kernels.matmul.k7_small_blocks import strip_plan
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, plan_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE, Strip, plan_strips
 from numbsparse.layout import Layout
@@ -39,7 +39,7 @@ if device.SIMULATED:  # where strips are narrower
 def test_products_of_strips_in_a_cluster(product, dtype, case):
     index, transposed = case.layout(np.random.default_rng(0)).index, product == "input_grad"
     columns = case.in_features if transposed else case.out_features
-    assert strips.strip_of(index, case.block_size, 2, transposed, columns).CLUSTER == 2
+    assert strip_plan.strip_of(index, case.block_size, 2, transposed, columns).CLUSTER == 2
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
 
 

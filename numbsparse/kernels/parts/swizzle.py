@@ -1,4 +1,4 @@
-"""Tiles as the copy engine brings them, and how lanes read them as the registers of an mma.
+"""Tiles of swizzled lines: asked of the copy engine, and read as the registers of an mma.
 
 A tile is lines of 32, 64 or 128 bytes, whose pieces of 16 bytes have changed places by the address
 of the line (`ptx.tiles.swizzled`), so that neither a line nor a column of pieces meets a bank
@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 
 from numba import cuda, uint32
 
-from numbsparse.kernels.ptx import ldmatrix_x4, ldmatrix_x4_trans, load_4xu32
+from numbsparse.device import DeviceArray
+from numbsparse.device.tensor_map import tensor_map
+from numbsparse.kernels.ptx import (
+    ldmatrix_x4,
+    ldmatrix_x4_trans,
+    load_4xu32,
+    tma_load_2d,
+    tma_load_2d_multicast,
+)
 from numbsparse.kernels.ptx.tiles import swizzled
 
 PERIOD = 1024  # bytes after which the exchanges repeat
@@ -23,9 +31,31 @@ LINE = 128  # bytes of a transposed tile's line
 place_of_byte = cuda.jit(device=True)(swizzled)
 
 
+def map_of(x: DeviceArray, rows: int, features: int, transposed: bool) -> DeviceArray:
+    """The map of x for boxes of so many rows and features; transposed, of x (features, batch)."""
+    box = (features, rows) if transposed else (rows, features)
+    return tensor_map(x, box, x.itemsize * box[1])
+
+
+@cache
+def load_for(transposed: bool, cluster: int = 1) -> Any:
+    """Ask for the box of such a map that begins at a feature and a row, for all of a cluster."""
+    RANKS = (1 << cluster) - 1
+
+    @cuda.jit(device=True)
+    def load(shared, to, x_map, feature, row, bars, stage):
+        column, line = (row, feature) if transposed else (feature, row)
+        if cluster == 1:
+            tma_load_2d(shared, to, x_map, column, line, bars, stage)
+        else:
+            tma_load_2d_multicast(shared, to, x_map, column, line, bars, stage, RANKS)
+
+    return load
+
+
 @cuda.jit(device=True)
 def feature_of(g, half):
-    """Which of 16 lines of 32 or 64 bytes is row g + 8 half of an mma, or column g of its half-th 8.
+    """Which of 16 lines of 32 or 64 bytes is row g + 8 half of an mma, or column g of 8 of two.
 
     Half a warp is served together, or a quarter: the lines of g = 0 to 3, and of 4 to 7, fill all
     banks. Of an even g and the next the lines are neighbours.

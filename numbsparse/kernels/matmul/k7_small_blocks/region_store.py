@@ -13,7 +13,8 @@ from numba import cuda, float32, int64, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import Sums
 from numbsparse.kernels.matmul.k7_small_blocks.strip_products import words_of_lane
-from numbsparse.kernels.matmul.k7_small_blocks.strip_store import PAIR
+from numbsparse.kernels.parts.mend import mender_of_blocks
+from numbsparse.kernels.parts.store import PACK
 from numbsparse.kernels.parts.swizzle import feature_of, feature_of_eight
 from numbsparse.kernels.ptx import ALIGNMENT, as_float32, as_uint32, sync_warp
 
@@ -44,7 +45,7 @@ def place_of(sums: Sums) -> Any:
 def put_slot(sums: Sums) -> Any:
     """The sums of a slot to shared memory, from a word on."""
     COUNT, LINE, place = sums.PER_LANE, sums.B * sums.region.ITEM // 4, place_of(sums)
-    pair = PAIR.get(sums.arithmetic)
+    pair = PACK["bf16" if sums.arithmetic == "bfloat16" else "f16"]
 
     @cuda.jit(device=True)
     def put_16_bit(acc, words, at):
@@ -69,7 +70,8 @@ def store_slot(sums: Sums) -> Any:
     BLOCK, WORDS = B * B * ITEM // 4, 16 * B * ITEM // 128  # words of a block, and of a lane
     PER_WORD, RUN = 4 // ITEM, min(WORDS, 4)
     load, store_words = words_of_lane(WORDS)
-    mend, exact = mend_run(sums, RUN), sums.arithmetic == "highest"
+    mend = mender_of_blocks(B, False, sums.x_transposed, sums.dy_transposed)
+    exact = sums.arithmetic == "highest"
 
     @cuda.jit(device=True)
     def inside(word, values):
@@ -99,34 +101,10 @@ def store_slot(sums: Sums) -> Any:
                 bad = 0
                 for w in range(WORDS):
                     bad = bad if as_float32(own[w]) == as_float32(own[w]) else WORDS
-                for r in range(0, bad, RUN):
-                    number = r * 32 + lane * RUN - half * BLOCK
-                    i = rows[block] * int64(B) + number // B
-                    j = columns[block] * int64(B) + number % B
-                    mend(dvalues, block * BLOCK + number, i, j, sizes[0], into[6])
+                for w in range(bad):
+                    mend(dvalues, first + w // RUN * 128 + lane * RUN + w % RUN, into[6])
 
     return store
-
-
-@cache
-def mend_run(sums: Sums, RUN: int) -> Any:
-    """Plain sums, where a split made NaN of an infinity: rare, so simple. A stride is that of the
-    lines: of the rows of the batch, or of the features."""
-    x_transposed, dy_transposed = sums.x_transposed, sums.dy_transposed
-
-    @cuda.jit(device=True)
-    def mend(dvalues, first, i, column, batch, source):
-        x, x_stride, dy, dy_stride = source
-        for j in range(column, column + RUN):
-            at = first + j - column
-            if as_float32(dvalues[at]) != as_float32(dvalues[at]):
-                total = float32(0)
-                for n in range(batch):
-                    a = x[i * x_stride + n if x_transposed else n * x_stride + i]
-                    total += a * dy[j * dy_stride + n if dy_transposed else n * dy_stride + j]
-                dvalues[at] = as_uint32(total)
-
-    return mend
 
 
 @cache
@@ -198,10 +176,8 @@ def total_kernel(sums: Sums) -> Any:
         add(cut, pieces, (partials, blocks, rows, columns, sizes, dvalues))
 
     @cuda.jit
-    def mending_kernel(
-        cut, pieces, partials, blocks, rows, columns, sizes, dvalues, x, x_stride, dy, dy_stride
-    ):
-        source = x, x_stride, dy, dy_stride
-        add(cut, pieces, (partials, blocks, rows, columns, sizes, dvalues, source))
+    def mending_kernel(cut, pieces, partials, blocks, rows, columns, sizes, dvalues, x, dy, of_sum):
+        dense = x, dy, of_sum, rows, columns
+        add(cut, pieces, (partials, blocks, rows, columns, sizes, dvalues, dense))
 
     return mending_kernel if sums.arithmetic == "highest" else kernel

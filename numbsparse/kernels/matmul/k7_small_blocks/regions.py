@@ -36,10 +36,10 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_products import (
 )
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import storer, total_kernel
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
-from numbsparse.kernels.matmul.k7_small_blocks.strips import load_for, of_bits, registers
+from numbsparse.kernels.matmul.k7_small_blocks.strips import of_bits, registers
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.parts.ring import following
-from numbsparse.kernels.parts.swizzle import PERIOD
+from numbsparse.kernels.parts.swizzle import PERIOD, load_for
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     fence_mbarrier_init,
@@ -57,22 +57,21 @@ from numbsparse.kernels.ptx import (
 )
 from numbsparse.kernels.views import span
 
-# The part of the blocks that is kept, at most; then warps, slots, groups, rows and stages, and of
-# 16-bit values the warps that ask, found by trying on an H200; of float32 the slots at once.
+# The part of the blocks that is kept, at most, and the region, found by trying on an H200.
 REGIONS_16_BIT = {
-    8: ((0.05, (12, 18, 36, 16, 3, 4)), (1, (14, 17, 26, 32, 2, 2))),
-    16: ((0.05, (9, 15, 54, 16, 2, 3)), (1, (13, 10, 27, 16, 4, 3))),
+    8: ((0.05, Region(12, 18, 36, 16, 3, 4)), (1, Region(14, 17, 26, 32, 2, 2))),
+    16: ((0.05, Region(9, 15, 54, 16, 2, 3)), (1, Region(13, 10, 27, 16, 4, 3))),
 }
 REGIONS_FLOAT32 = {
     8: (
-        (0.03, (12, 14, 54, 16, 2), 2),
-        (0.07, (12, 18, 54, 16, 2), 2),
-        (1, (12, 22, 36, 16, 3), 2),
+        (0.03, Region(12, 14, 54, 16, 2, 4, ITEM=4, AT_ONCE=2)),
+        (0.07, Region(12, 18, 54, 16, 2, 4, ITEM=4, AT_ONCE=2)),
+        (1, Region(12, 22, 36, 16, 3, 4, ITEM=4, AT_ONCE=2)),
     ),
     16: (
-        (0.03, (16, 8, 108, 8, 2), 2),
-        (0.12, (12, 12, 54, 16, 2), 1),
-        (1, (12, 12, 36, 16, 3), 1),
+        (0.03, Region(16, 8, 108, 8, 2, 4, ITEM=4, AT_ONCE=2)),
+        (0.12, Region(12, 12, 54, 16, 2, 4, ITEM=4)),
+        (1, Region(12, 12, 36, 16, 3, 4, ITEM=4)),
     ),
 }
 
@@ -100,12 +99,12 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     sums = Sums(B, arithmetic, region, x_transposed, dy_transposed)
     slots = region.WARPS * region.SLOTS * cut.size
     partials = empty((max(slots * pieces * 16 * B, 1),), "float32")
-    into = (
+    into: tuple[Any, ...] = (
         *(partials, blocks, index.block_rows, index.block_columns, (batch, *widths)),
-        DeviceArray(dvalues.address, (dvalues.nbytes // 4,), np.uint32, None, dvalues),
+        by_words(dvalues),
     )
     if arithmetic == "highest":  # for sums that a split made NaN
-        into += span(x), x.strides[0] // 4, span(dy), dy.strides[0] // 4
+        into += span(x), span(dy), (x.strides[0] // 4, dy.strides[0] // 4, *widths, batch)
     launch(
         region_kernel(sums),
         segments.size // 4,
@@ -118,6 +117,12 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     launch(total_kernel(sums), slots, 32, cut, pieces, *into)
 
 
+def by_words(values: DeviceArray) -> DeviceArray:
+    """Along one axis, 16-bit values by twos."""
+    dtype = np.uint32 if values.itemsize == 2 else np.float32
+    return DeviceArray(values.address, (values.nbytes // 4,), dtype, None, values)
+
+
 def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
     """As many blocks as the registers of a multiprocessor hold, if shared memory holds their x and
     dy; where few are kept near each other, more features of fewer rows or stages.
@@ -128,17 +133,15 @@ def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
     if limit is None:
         return _region_in_the_simulator(B, item, kept, transposed)
     if item == 2:
-        shape = next(shape for most, shape in REGIONS_16_BIT[B] if kept <= most)
-        region = Region(*shape)
+        region = next(region for most, region in REGIONS_16_BIT[B] if kept <= most)
         if rows > region.DEPTH:
             stages = max(region.STAGES * region.DEPTH // rows, 2)
             region = region._replace(DEPTH=rows, STAGES=stages)
     else:
-        found = (row for row in REGIONS_FLOAT32[B] if kept <= row[0])
-        shape, at_once = next(row[1:] for row in found if row[1][3] >= rows)
-        region = Region(*shape, FETCHERS=4, ITEM=4, AT_ONCE=at_once)
+        found = (region for most, region in REGIONS_FLOAT32[B] if kept <= most)
+        region = next(region for region in found if rows <= region.DEPTH)
         limit -= 16 * region.WARPS * region.SLOTS  # where the slots' factors stand
-    limit -= PERIOD + 16 * region.STAGES  # and barriers
+    limit -= PERIOD + 16 * (region.STAGES + 1)  # and barriers
     groups = min(region.GROUPS, limit // (region.STAGES * region.GROUP_BYTES))
     return region._replace(GROUPS=groups)
 
@@ -241,9 +244,10 @@ def region_kernel(sums: Sums) -> Any:
     @cuda.jit(**options)
     def mending_kernel(
         maps, segments, boxes, codes, useds, partials, blocks, rows, columns, sizes, dvalues,
-        x, x_stride, dy, dy_stride,
+        x, dy, of_sum,
     ):  # fmt: skip
-        into = partials, blocks, rows, columns, sizes, dvalues, (x, x_stride, dy, dy_stride)
+        dense = x, dy, of_sum, rows, columns
+        into = partials, blocks, rows, columns, sizes, dvalues, dense
         run(maps, segments, boxes, codes, useds, into)
 
     return mending_kernel if sums.arithmetic == "highest" else kernel
@@ -315,7 +319,7 @@ def load_box(region: Region, transposed: bool) -> Any:
 @cache
 def multiplier(sums: Sums) -> Any:
     """The warps that multiply: the sums of their slots over all steps, and on to dvalues."""
-    region, COUNT, tf32 = sums.region, sums.PER_LANE, sums.region.ITEM == 4
+    region, COUNT = sums.region, sums.PER_LANE
     WARPS, SLOTS, ACC = region.WARPS, region.SLOTS, (region.SLOTS, sums.PER_LANE)
     STAGES, STAGE_BYTES = region.STAGES, region.STAGE_BYTES
     MORE, hand_over = registers_of(region).more, registers_of(region).handed_over

@@ -13,15 +13,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.kernels.matmul.k6_hopper.steps import Lengths
+from numbsparse.device import SIMULATED
+from numbsparse.kernels.card import shared_memory
+from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.deal import Lengths
+from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
 PIECE = 8  # features in 16 bytes
 WARP_COLUMNS = 32
 COUNT_BITS = 6
 CHOICE = 32  # groups of which the next one is chosen
+WIDTH = 32  # features that are fetched together: 64 or 128 bytes of a row of x
 ALIGNED = 4  # steps: what says where they stand is fetched by 16 bytes
-SWIZZLED = 1024  # bytes after which a swizzled group repeats
 
 
 class Strip(NamedTuple):
@@ -72,7 +76,7 @@ class Strip(NamedTuple):
 
     @property
     def X_START(self) -> int:
-        return -(-(self.W_START + self.STEPS * self.STEP_BYTES) // SWIZZLED) * SWIZZLED
+        return -(-(self.W_START + self.STEPS * self.STEP_BYTES) // PERIOD) * PERIOD
 
     @property
     def GROUP_BYTES(self) -> int:
@@ -90,7 +94,45 @@ class Strip(NamedTuple):
 
     @property
     def SHARED_BYTES(self) -> int:
-        return self.STAGES * self.STAGE_BYTES + SWIZZLED
+        return self.STAGES * self.STAGE_BYTES + PERIOD
+
+
+def strip_of(index: Any, B: int, item: int, transposed: bool, columns: int) -> Strip:
+    """As wide as y is, up to 512 columns, of float32 352; and as many groups to a stage, with room
+    for their steps, as leave three stages.
+
+    Where a stage has few steps for a warp, and warps get ahead of each other, four; and two strips
+    share their groups in a cluster if they need much the same.
+    """
+    limit = (shared_memory() or 65 * 1024) - 1024  # beside the ring there are barriers
+    factors = 16 // B if item == 2 else 1
+    warps = warps_for(columns, item)
+    width = warps * WARP_COLUMNS
+    kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, factors)
+    sizes = (14, 8, 6, 4, 3, 2, 1) if item == 2 else (4, 2, 1)  # groups of a stage
+    fetchers, stages, cluster = 4 if item == 2 else 1, 3, 1
+    if item == 2 and kept < {8: 0.06, 16: 0.25}[B]:
+        stages = 4 if B == 16 else 3
+        in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, WIDTH, factors)
+        cluster = 2 if columns >= 2 * width and in_two > 0.7 * kept else 1
+    for groups in sizes:
+        steps = max(most, min(round(1.15 * groups * mean), 256))
+        steps = -(-steps // ALIGNED) * ALIGNED
+        strip = Strip(B, 64, warps, WIDTH, groups, steps, stages, cluster, fetchers, item)
+        if limit >= strip.SHARED_BYTES:
+            break
+    return strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)
+
+
+def warps_for(columns: int, item: int) -> int:
+    """That multiply: with those that ask, each has the registers that its sums need."""
+    if item == 4:
+        return min(11, -(-columns // WARP_COLUMNS))
+    most = 4 if SIMULATED else 8 if (shared_memory() or 0) < 160 * 1024 else 16
+    warps = 1
+    while warps < most and warps * WARP_COLUMNS < columns:
+        warps *= 2
+    return warps
 
 
 def steps_in_strips(

@@ -41,9 +41,6 @@ def packed(
     What lies beyond the last of the features that are summed over becomes 0.
     """
     n_blocks, B, _ = values.shape
-    if not values.is_contiguous or values.address % 4:
-        strided, values = values, empty(values.shape, values.dtype)
-        copy(values, strided)
     n_steps, words = pieces.size // 2, B // 4 if values.itemsize == 2 else B * B // 32
     out = empty((n_steps * 32 * words,), "uint32")
     across = B * values.itemsize // 4
@@ -51,6 +48,15 @@ def packed(
     kernel, grid = pack_kernel(B, values.itemsize, transposed), -(-n_steps * 32 // THREADS)
     launch(kernel, grid, THREADS, in_words, pieces, lines, features, out)
     return out
+
+
+def in_order(values: DeviceArray) -> DeviceArray:
+    """The blocks of w, or a copy of them without gaps that is read by words."""
+    if values.is_contiguous and values.address % 4 == 0:
+        return values
+    whole = empty(values.shape, values.dtype)
+    copy(whole, values)
+    return whole
 
 
 @cache

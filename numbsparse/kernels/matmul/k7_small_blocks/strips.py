@@ -19,26 +19,29 @@ from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import launch
-from numbsparse.device.tensor_map import tensor_map
-from numbsparse.kernels.card import multiprocessors, shared_memory
+from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import aligned_either_way
-from numbsparse.kernels.matmul.k6_hopper.lines import how_it_lies as order_of
-from numbsparse.kernels.matmul.k6_hopper.steps import schedule
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
-    ALIGNED,
-    WARP_COLUMNS,
     Strip,
     plan_strips,
-    steps_in_strips,
+    strip_of,
 )
-from numbsparse.kernels.matmul.k7_small_blocks.strip_products import clear_zeros, packed, products
-from numbsparse.kernels.matmul.k7_small_blocks.strip_store import storer
+from numbsparse.kernels.matmul.k7_small_blocks.strip_products import (
+    clear_zeros,
+    in_order,
+    packed,
+    products,
+)
 from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts import store
+from numbsparse.kernels.parts.deal import schedule
+from numbsparse.kernels.parts.mend import mender_of_lines
 from numbsparse.kernels.parts.ring import following
-from numbsparse.kernels.parts.swizzle import PERIOD
+from numbsparse.kernels.parts.swizzle import PERIOD, load_for, map_of, rows_of
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
+    as_uint32,
     bulk_load,
     cluster_sync,
     elect,
@@ -51,13 +54,11 @@ from numbsparse.kernels.ptx import (
     mbarrier_init,
     mbarrier_wait,
     shfl_idx,
+    store_2xu32,
+    store_4xf32,
     sync_warp,
-    tma_load_2d,
-    tma_load_2d_multicast,
 )
 from numbsparse.kernels.views import span
-
-WIDTH = 32  # features that are fetched together: 64 or 128 bytes of a row of x
 
 
 def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, precision: str) -> None:
@@ -75,19 +76,22 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, prec
     row_tiles, units = -(-batch // strip.ROWS), multiprocessors() // strip.CLUSTER
     tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units)
     summed = index.block_columns if transposed else index.block_rows
+    values = in_order(values)
     w = packed(values, pieces, summed, features, transposed)
     x, x_transposed = aligned_either_way(of_bits(x))
-    args = (
+    args: tuple[Any, ...] = (
         *(map_of(x, strip.BOX_ROWS(x_transposed), strip.WIDTH, x_transposed), w, words, begins),
         *(groups, lines, tiles, tile_starts, of_bits(span(y))),
         (*(stride // y.itemsize for stride in y.strides), batch, columns),
     )
     if arithmetic == "highest":  # for sums that a split made NaN
         walk, stride = index.rows if transposed else index.columns, x.strides[0] // 4
-        x_sizes = (*((1, stride) if x_transposed else (stride, 1)), features)
-        args += span(x), x_sizes, values, walk.indptr, walk.indices, walk.blocks
+        x_strides = (1, stride) if x_transposed else (stride, 1)
+        strides = (1, B) if transposed else (B, 1)
+        args += span(x), (*x_strides, features, *strides), span(values)
+        args += walk.indptr, walk.indices, walk.blocks
     launch(
-        strip_kernel(strip, arithmetic, transposed, x_transposed, order_of(y)),
+        strip_kernel(strip, arithmetic, x_transposed, store.order_of(y)),
         (tile_starts.size - 1) * strip.CLUSTER,
         32 * (strip.WARPS + strip.FETCHERS),
         *args,
@@ -96,70 +100,9 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, prec
     )
 
 
-def strip_of(index: Any, B: int, item: int, transposed: bool, columns: int) -> Strip:
-    """As wide as y is, up to 512 columns, of float32 352; and as many groups to a stage, with room
-    for their steps, as leave three stages.
-
-    Where a stage has few steps for a warp, and warps get ahead of each other, four; and two strips
-    share their groups in a cluster if they need much the same.
-    """
-    limit = (shared_memory() or 65 * 1024) - 1024  # beside the ring there are barriers
-    factors = 16 // B if item == 2 else 1
-    warps = warps_for(columns, item)
-    width = warps * WARP_COLUMNS
-    kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, factors)
-    sizes, fetchers, stages, cluster = (14, 8, 6, 4, 3, 2, 1), 4, 3, 1
-    if item == 4:
-        sizes, fetchers = (4, 2, 1), 1
-    elif kept < {8: 0.06, 16: 0.25}[B]:
-        stages = 4 if B == 16 else 3
-        in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, WIDTH, factors)
-        cluster = 2 if columns >= 2 * width and in_two > 0.7 * kept else 1
-    for groups in sizes:
-        steps = max(most, min(round(1.15 * groups * mean), 256))
-        steps = -(-steps // ALIGNED) * ALIGNED
-        strip = Strip(B, 64, warps, WIDTH, groups, steps, stages, cluster, fetchers, item)
-        if limit >= strip.SHARED_BYTES:
-            break
-    return strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)
-
-
-def warps_for(columns: int, item: int) -> int:
-    """That multiply: with those that ask, each has the registers that its sums need."""
-    if item == 4:
-        return min(11, -(-columns // WARP_COLUMNS))
-    most = 4 if SIMULATED else 8 if (shared_memory() or 0) < 160 * 1024 else 16
-    warps = 1
-    while warps < most and warps * WARP_COLUMNS < columns:
-        warps *= 2
-    return warps
-
-
 def of_bits(a: DeviceArray) -> DeviceArray:
     """16-bit values as NumPy and a kernel know them."""
     return a.view("uint16") if a.itemsize == 2 else a
-
-
-def map_of(x: DeviceArray, rows: int, features: int, transposed: bool) -> DeviceArray:
-    """The map of x for boxes of so many rows and features; transposed, of x (features, batch)."""
-    box = (features, rows) if transposed else (rows, features)
-    return tensor_map(x, box, x.itemsize * box[1])
-
-
-@cache
-def load_for(transposed: bool, cluster: int = 1) -> Any:
-    """Ask for the box of such a map that begins at a feature and a row, for all of a cluster."""
-    RANKS = (1 << cluster) - 1
-
-    @cuda.jit(device=True)
-    def load(shared, to, x_map, feature, row, bars, stage):
-        column, line = (row, feature) if transposed else (feature, row)
-        if cluster == 1:
-            tma_load_2d(shared, to, x_map, column, line, bars, stage)
-        else:
-            tma_load_2d_multicast(shared, to, x_map, column, line, bars, stage, RANKS)
-
-    return load
 
 
 def registers(warps: int) -> dict[str, int]:
@@ -170,13 +113,15 @@ def registers(warps: int) -> dict[str, int]:
 
 
 @cache
-def strip_kernel(
-    strip: Strip, arithmetic: str, transposed: bool, x_transposed: bool, y_order: str
-) -> Any:
-    WARPS, CLUSTER, BARRIERS = strip.WARPS, strip.CLUSTER, 2 * strip.STAGES
-    FETCHERS, begin, produce = strip.FETCHERS, barriers(strip), producer(strip, x_transposed)
-    store = storer(strip, arithmetic, transposed, x_transposed, y_order)
-    consume = consumer(strip, products(strip, arithmetic, x_transposed), store)
+def strip_kernel(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> Any:
+    WARPS, FETCHERS, CLUSTER = strip.WARPS, strip.FETCHERS, strip.CLUSTER
+    STAGES, BARRIERS = strip.STAGES, 2 * strip.STAGES
+    # A stage is full when all fetchers' copies are there, and empty when all lanes have read it:
+    # those of the block each by itself, as `racecheck` knows lanes only, others' by one of a warp.
+    READERS = WARPS * (32 + CLUSTER - 1)
+    produce = producer(strip, x_transposed)
+    store_sums = storer(strip, arithmetic, x_transposed, y_order)
+    consume = consumer(strip, products(strip, arithmetic, x_transposed), store_sums)
     clear = clear_zeros(strip, 32 * (WARPS + FETCHERS))
 
     @cuda.jit(device=True)
@@ -187,7 +132,12 @@ def strip_kernel(
         base = first_multiple(shared, PERIOD)
         t = uint32(cuda.threadIdx.x)
         clear(words, base)
-        begin(bars)
+        if t == 0:
+            for i in range(STAGES):
+                mbarrier_init(bars, i, FETCHERS)
+                mbarrier_init(bars, STAGES + i, READERS)
+            fence_mbarrier_init()
+        cuda.syncthreads()
         if CLUSTER > 1:
             cluster_sync()
         unit = cuda.blockIdx.x // CLUSTER
@@ -202,40 +152,24 @@ def strip_kernel(
 
     @cuda.jit(**registers(WARPS + FETCHERS))
     def kernel(x_map, w, words_of, begins, groups, lines, tiles, tile_starts, y, sizes):
-        run(x_map, (w, words_of, begins, groups, tiles), tile_starts, (lines, y, sizes))
+        into = lines, (y, sizes[0], sizes[1], sizes[2], sizes[3])
+        run(x_map, (w, words_of, begins, groups, tiles), tile_starts, into)
 
     @cuda.jit(**registers(WARPS + FETCHERS))
     def mending_kernel(
         x_map, w, words_of, begins, groups, lines, tiles, tile_starts, y, sizes,
         x, x_sizes, values, indptr, indices, blocks,
     ):  # fmt: skip
-        into = lines, y, sizes, (x, x_sizes, values, indptr, indices, blocks)
+        x_strides, w_strides = (x_sizes[0], x_sizes[1]), (x_sizes[3], x_sizes[4])
+        dense = x, x_strides, x_sizes[2], values, w_strides, indptr, indices, blocks
+        into = lines, (y, sizes[0], sizes[1], sizes[2], sizes[3]), dense
         run(x_map, (w, words_of, begins, groups, tiles), tile_starts, into)
 
     return mending_kernel if arithmetic == "highest" else kernel
 
 
 @cache
-def barriers(strip: Strip) -> Any:
-    """A stage is full when all fetchers' copies are there, and empty when all lanes have read it:
-    those of the block each by itself, as `racecheck` knows lanes only, others' by one of a warp."""
-    STAGES, FETCHERS = strip.STAGES, strip.FETCHERS
-    READERS = strip.WARPS * (32 + strip.CLUSTER - 1)
-
-    @cuda.jit(device=True)
-    def begin(bars):
-        if cuda.threadIdx.x == 0:
-            for i in range(STAGES):
-                mbarrier_init(bars, i, FETCHERS)
-                mbarrier_init(bars, STAGES + i, READERS)
-            fence_mbarrier_init()
-        cuda.syncthreads()
-
-    return begin
-
-
-@cache
-def consumer(strip: Strip, add_stage: Any, store: Any) -> Any:
+def consumer(strip: Strip, add_stage: Any, store_sums: Any) -> Any:
     ROWS, WARPS, STAGES, STAGE_BYTES = strip.ROWS, strip.WARPS, strip.STAGES, strip.STAGE_BYTES
     SUMS, CLUSTER = strip.ROWS, strip.CLUSTER
 
@@ -257,7 +191,7 @@ def consumer(strip: Strip, add_stage: Any, store: Any) -> Any:
                     if lane < CLUSTER and lane != rank:
                         mbarrier_arrive_at(bars, STAGES + stage, lane)
                 stage, phase = following(stage, phase, STAGES)
-            store(acc, tiles[i, 0], rank * WARPS + warp, int64(tiles[i, 1]) * ROWS, into)
+            store_sums(acc, tiles[i, 0], rank * WARPS + warp, int64(tiles[i, 1]) * ROWS, into)
 
     return consume
 
@@ -360,3 +294,78 @@ def asker(strip: Strip, x_transposed: bool) -> Any:
                     bulk_load(shared, start + W_START, w, at, nbytes, bars, stage)
 
     return ask
+
+
+@cache
+def storer(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> Any:
+    """store(acc, of_strip, warp, row, into): a warp's sums, `row` the first one's number.
+
+    into : the block columns of all strips; y, as in `parts.store`; and of exact float32 what is
+        multiplied, as in `parts.mend`
+    """
+    if strip.ITEM == 2:
+        return storer_of_16_bit(strip, arithmetic, y_order)
+    return storer_of_float32(strip, arithmetic == "highest", x_transposed, y_order)
+
+
+@cache
+def storer_of_16_bit(strip: Strip, arithmetic: str, y_order: str) -> Any:
+    COLUMNS, kind = strip.COLUMNS, {"float16": "f16", "bfloat16": "bf16"}[arithmetic]
+    store_sums = store.storer(
+        store.Sums(kind, strip.B, COLUMNS, strip.ROWS // 16, APART=16), y_order
+    )
+
+    @cuda.jit(device=True)
+    def store_all(acc, of_strip, warp, row, into):
+        columns = into[0][of_strip, warp * COLUMNS : (warp + 1) * COLUMNS]
+        store_sums(acc, columns, row, into[1])
+
+    return store_all
+
+
+@cache
+def storer_of_float32(strip: Strip, exact: bool, x_transposed: bool, y_order: str) -> Any:
+    """Lane 4 g + q has columns 2 q and 2 q + 1 of every 8: two neighbours of a row. Where x is
+    transposed it has four neighbouring rows too, those of two tiles of 16."""
+    B, COLUMNS, TM, SQUARES = strip.B, strip.COLUMNS, strip.ROWS // 16, strip.B // 8
+    PAIRS, FOURS = y_order == store.ROWS, y_order == store.FEATURES and x_transposed
+    row_of, mend, NEXT = rows_of(4, strip.WIDTH, x_transposed).row_of, mender_of_lines(B), B // 2
+    SUMS = strip.ROWS
+
+    @cuda.jit(device=True)
+    def column_of(line, n, e):
+        return line * int64(B) + n * 8 + uint32(cuda.threadIdx.x) % 4 * 2 + e % 2
+
+    @cuda.jit(device=True)
+    def store_all(acc, of_strip, warp, top, into):
+        lines, y = into[0], into[1]
+        values, row_stride, column_stride, batch, features = y
+        found = 0
+        for j in range(COLUMNS):
+            line = int64(lines[of_strip, warp * COLUMNS + j])
+            for m in range(TM):
+                for n in range(SQUARES):
+                    for e in range(4):
+                        i = ((j * TM + m) * SQUARES + n) * 4 + e
+                        row, column = top + row_of(m, e // 2), column_of(line, n, e)
+                        at = row * row_stride + column * column_stride
+                        if row < batch and line >= 0 and column < features:
+                            if FOURS:
+                                if m % 2 == 0 and e < 2:
+                                    c, d = acc[i + NEXT], acc[i + NEXT + 2]
+                                    store_4xf32(values, at, acc[i], acc[i + 2], c, d)
+                            elif not PAIRS:
+                                values[at] = acc[i]
+                            elif e % 2 == 0:
+                                store_2xu32(values, at, as_uint32(acc[i]), as_uint32(acc[i + 1]))
+                            if acc[i] != acc[i]:
+                                found = 1
+        if exact:
+            for i in range(SUMS if found else 0):
+                line = lines[of_strip, warp * COLUMNS + i // (4 * SQUARES * TM)]
+                row = top + row_of(i // (4 * SQUARES) % TM, i % 4 // 2)
+                column = column_of(line, i // 4 % SQUARES, i)
+                if row < batch and line >= 0 and column < features:
+                    mend(y, row, column, into[2])
+
+    return store_all

@@ -1,0 +1,320 @@
+"""From a warp's accumulators to y in one of three orders: along rows, along features, by items.
+
+16-bit sums are those of mma and wgmma: 16 rows by strips of 8 columns, of which lane 4 g + q has
+columns 2 q and 2 q + 1 of rows g, the upper half, and g + 8. They are rounded and leave by pieces
+of 16 bytes, straight from the registers of lanes that exchange them (`storer`), or as matrices into
+shared memory and on by the copy engine, while the warp goes on (`box_storer`).
+
+float32 sums lie so that a lane has neighbours: see `storer_of_float32`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from numba import cuda, float32, int32, uint16, uint32
+
+from numbsparse.device import DeviceArray
+from numbsparse.kernels.ptx import (
+    as_uint32,
+    bulk_commit,
+    bulk_wait_read,
+    elect,
+    fence_proxy_async,
+    movmatrix_trans,
+    pack_bfloat2,
+    pack_half2,
+    shfl_xor,
+    stmatrix_x4,
+    stmatrix_x4_trans,
+    store_2xu32,
+    store_4xf32,
+    store_4xu32,
+    sync_warp,
+    tma_store_2d,
+)
+
+BYTES = 16  # of a piece
+ROWS, FEATURES, ANY = "rows", "features", "any"  # along which y takes whole pieces
+PACK = {"f16": pack_half2, "bf16": pack_bfloat2}
+
+
+def order_of(y: DeviceArray) -> str:
+    """Along what y takes whole pieces of 16 bytes: its rows, its features, or neither."""
+    for order, view in ((ROWS, y), (FEATURES, y.T)):
+        if view.is_contiguous and view.shape[1] * y.itemsize % BYTES == 0 == y.address % BYTES:
+            return order
+    return ANY
+
+
+class Sums(NamedTuple):
+    """The 16-bit sums of a lane: one after another [block column, tile of rows, strip, 4]."""
+
+    kind: str  # "f16" or "bf16"
+    B: int
+    COLUMNS: int  # block columns
+    TILES: int  # of 16 rows each, in a block column
+    APART: int  # rows from a tile to the next: 64 of wgmma, 16 of mma
+
+    @property
+    def STRIPS(self) -> int:
+        """Of a tile in all block columns."""
+        return self.COLUMNS * self.B // 8
+
+    @property
+    def WIDTH(self) -> int:
+        """Columns of a panel, which the copy engine writes at once."""
+        return min(self.B, 64)
+
+    @property
+    def PANEL_BYTES(self) -> int:
+        return 2 * 16 * self.WIDTH
+
+
+@cache
+def packed(of: Sums) -> Any:
+    """The pair of a lane in a strip of a tile, as 16-bit values: half 0 is the upper one."""
+    STRIPS, TILES, pack = of.B // 8, of.TILES, PACK[of.kind]
+
+    @cuda.jit(device=True)
+    def pair(sums, tile, strip, half):
+        i = ((strip // STRIPS * TILES + tile) * STRIPS + strip % STRIPS) * 4 + 2 * half
+        return pack(sums[i], sums[i + 1])
+
+    return pair
+
+
+@cache
+def storer(of: Sums, order: str) -> Any:
+    """store(sums, columns, row, y): a warp's rows, `row` the first one's number.
+
+    columns : (COLUMNS,), block columns of y, negative where there is none
+    y : (values, row stride, column stride, batch, features), values as uint16
+    """
+    TILES, APART = of.TILES, of.APART
+    store_tile = {ROWS: _tile_by_rows, FEATURES: _tile_by_features, ANY: _tile_by_items}[order](of)
+
+    @cuda.jit(device=True)
+    def store(sums, columns, row, y):
+        for tile in range(TILES):
+            store_tile(sums, tile, columns, row + APART * tile, y)
+
+    return store
+
+
+@cache
+def column_of(of: Sums) -> Any:
+    """The first column of a strip; negative where there is none."""
+    STRIPS, B = of.B // 8, of.B
+
+    @cuda.jit(device=True)
+    def column(columns, strip):
+        return columns[strip // STRIPS] * B + strip % STRIPS * 8
+
+    return column
+
+
+def _tile_by_rows(of: Sums) -> Any:
+    """Four strips at once: each lane of four gets 8 columns of one of them."""
+    STRIPS, pair, column = of.STRIPS, packed(of), column_of(of)
+
+    @cuda.jit(device=True)
+    def store(sums, tile, columns, row, y):
+        values, stride, _, batch, features = y
+        lane = uint32(cuda.threadIdx.x) % 32
+        for half in range(2):
+            for s in range(0, STRIPS, 4):
+                a, b, c, d = transposed(
+                    pair(sums, tile, s, half),
+                    pair(sums, tile, s + 1, half),
+                    pair(sums, tile, s + 2, half),
+                    pair(sums, tile, s + 3, half),
+                )
+                k, n = column(columns, s + lane % 4), row + 8 * half + lane // 4
+                if n < batch and k >= 0 and k < features:
+                    store_4xu32(values, n * stride + k, a, b, c, d)
+
+    return store
+
+
+def _tile_by_features(of: Sums) -> Any:
+    """Both halves of two strips at once, transposed: each lane of four gets 8 rows of a column."""
+    STRIPS, pair, column = of.STRIPS, packed(of), column_of(of)
+
+    @cuda.jit(device=True)
+    def store(sums, tile, columns, row, y):
+        values, _, stride, batch, features = y
+        lane = uint32(cuda.threadIdx.x) % 32
+        for s in range(0, STRIPS, 2):
+            a, b, c, d = transposed(
+                movmatrix_trans(pair(sums, tile, s, 0)),
+                movmatrix_trans(pair(sums, tile, s, 1)),
+                movmatrix_trans(pair(sums, tile, s + 1, 0)),
+                movmatrix_trans(pair(sums, tile, s + 1, 1)),
+            )
+            k = column(columns, s + lane % 4 // 2)
+            n, inside = row + lane % 2 * 8, k >= 0
+            k += lane // 4
+            if n < batch and inside and k < features:
+                store_4xu32(values, k * stride + n, a, b, c, d)
+
+    return store
+
+
+def _tile_by_items(of: Sums) -> Any:
+    COLUMNS, B, STRIPS, pair = of.COLUMNS, of.B, of.B // 8, packed(of)
+
+    @cuda.jit(device=True)
+    def store(sums, tile, columns, row, y):
+        values, row_stride, column_stride, batch, features = y
+        lane = uint32(cuda.threadIdx.x) % 32
+        for half in range(2):
+            n = row + 8 * half + lane // 4
+            for c in range(COLUMNS):
+                for s in range(STRIPS):
+                    two = pair(sums, tile, c * STRIPS + s, half)
+                    k = columns[c] * B + s * 8 + lane % 4 * 2
+                    for i in range(2):
+                        if n < batch and columns[c] >= 0 and k + i < features:
+                            at = n * row_stride + (k + i) * column_stride
+                            values[at] = uint16(two >> (16 * i) & 0xFFFF)
+
+    return store
+
+
+@cuda.jit(device=True)
+def transposed(a, b, c, d):
+    """Of four lanes that hold a row of a 4 x 4 matrix each, each gets a column."""
+    lane = uint32(cuda.threadIdx.x)
+    a, b = exchanged(a, b, lane % 2, 1)
+    c, d = exchanged(c, d, lane % 2, 1)
+    a, c = exchanged(a, c, lane % 4 // 2, 2)
+    b, d = exchanged(b, d, lane % 4 // 2, 2)
+    return a, b, c, d
+
+
+@cuda.jit(device=True)
+def exchanged(low, high, upper, mask):
+    """One of two values against one of the lane whose number differs in `mask`."""
+    other = shfl_xor(low if upper else high, mask)
+    return (other, high) if upper else (low, other)
+
+
+def box_of(of: Sums, order: str) -> tuple[int, int]:
+    """The box of y that one copy writes; of y.T in the order of features."""
+    return (of.WIDTH, 16) if order == FEATURES else (16, of.WIDTH)
+
+
+@cache
+def box_storer(of: Sums, order: str, ROOMS: int) -> Any:
+    """store(sums, columns, row, shared, room, y_map): as `storer`, by the copy engine.
+
+    A warp has room for ROOMS panels from byte `room` of shared memory on. It goes on, to the next
+    tile if that was the last panel, while the copy engine still reads them: so the multiprocessor
+    writes y while it fetches x.
+    """
+    TILES, COLUMNS, WIDTH, B, APART = of.TILES, of.COLUMNS, of.WIDTH, of.B, of.APART
+    PANELS, STRIPS, PANEL_BYTES = B // WIDTH, WIDTH // 8, of.PANEL_BYTES
+    by_features = order == FEATURES
+    LINE = 2 * box_of(of, order)[1]
+    SWAPS = LINE // 16 - 1
+    store_matrices = stmatrix_x4_trans if by_features else stmatrix_x4
+    pair = packed(of)
+
+    @cuda.jit(device=True)
+    def store(sums, columns, row, shared, room, y_map):
+        lane = uint32(cuda.threadIdx.x) % 32
+        # A lane has a line of one of four matrices: two strips, and in each two halves.
+        strip, half, line = lane // 16, lane // 8 % 2, lane % 8
+        if by_features:
+            byte = uint32((8 * strip + line) * LINE + 16 * half)
+        else:
+            byte = uint32((8 * half + line) * LINE + 16 * strip)
+        byte = uint32(byte ^ (byte >> 7 & SWAPS) << 4)
+        for m in range(TILES):
+            for c in range(COLUMNS):
+                for p in range(PANELS):
+                    number = (m * COLUMNS + c) * PANELS + p
+                    place = uint32(room + number % ROOMS * PANEL_BYTES)
+                    if number % ROOMS == 0:
+                        bulk_wait_read()
+                        sync_warp()
+                    for s in range(0, STRIPS, 2):
+                        at = s + (c * PANELS + p) * STRIPS
+                        to = byte + 8 * s * LINE if by_features else byte ^ (16 * s)
+                        store_matrices(
+                            shared,
+                            place + to,
+                            pair(sums, m, at, 0),
+                            pair(sums, m, at, 1),
+                            pair(sums, m, at + 1, 0),
+                            pair(sums, m, at + 1, 1),
+                        )
+                    fence_proxy_async()
+                    sync_warp()
+                    if elect() != 0 and columns[c] >= 0:
+                        n, k = int32(row + APART * m), int32(columns[c] * B + p * WIDTH)
+                        if by_features:
+                            tma_store_2d(shared, place, y_map, n, k)
+                        else:
+                            tma_store_2d(shared, place, y_map, k, n)
+                        bulk_commit()
+
+    return store
+
+
+@cache
+def storer_of_float32(order: str, row_in: Any, neighbours: bool) -> Any:
+    """store(sums, row, column, y): 16 rows by 32 columns, from a row and a column on.
+
+    Lane 4 g + q has columns 8 q to 8 q + 7 of rows row_in(0, g) and row_in(1, g): sums[n, 2 u + e]
+    is column 8 q + 4 e + n of the u-th. `neighbours` says whether the two rows are neighbours.
+    """
+
+    @cuda.jit(device=True)
+    def by_rows(sums, row, column, y):
+        """Two lanes write four each, first of the one's and then of the other's: whole sectors of
+        32 bytes."""
+        values, stride, _, batch, features = y
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q, odd = lane // 4, lane % 4, lane % 2
+        one, other = cuda.local.array(4, float32), cuda.local.array(4, float32)
+        k = column + q // 2 * 16 + 4 * odd
+        for u in range(2):
+            n = row + row_in(u, g)
+            for e in range(4):
+                low, high = sums[e, 2 * u], sums[e, 2 * u + 1]
+                got = shfl_xor(low if odd else high, 1)
+                one[e], other[e] = got if odd else low, high if odd else got
+            at = n * stride + k
+            if n < batch and k < features:
+                store_4xf32(values, at, one[0], one[1], one[2], one[3])
+            if n < batch and k + 8 < features:
+                store_4xf32(values, at + 8, other[0], other[1], other[2], other[3])
+
+    @cuda.jit(device=True)
+    def by_pairs(sums, row, column, y):
+        values, _, stride, batch, features = y
+        lane = uint32(cuda.threadIdx.x) % 32
+        n = row + row_in(0, lane // 4)
+        for e in range(8):
+            k = column + 8 * (lane % 4) + e
+            if n < batch and k < features:
+                low, high = sums[e % 4, e // 4], sums[e % 4, e // 4 + 2]
+                store_2xu32(values, k * stride + n, as_uint32(low), as_uint32(high))
+
+    @cuda.jit(device=True)
+    def by_items(sums, row, column, y):
+        values, row_stride, column_stride, batch, features = y
+        lane = uint32(cuda.threadIdx.x) % 32
+        for u in range(2):
+            n = row + row_in(u, lane // 4)
+            for e in range(8):
+                k = column + 8 * (lane % 4) + e
+                if n < batch and k < features:
+                    values[n * row_stride + k * column_stride] = sums[e % 4, 2 * u + e // 4]
+
+    if order == ROWS:
+        return by_rows
+    return by_pairs if order == FEATURES and neighbours else by_items

@@ -1,0 +1,34 @@
+"""Work dealt to places: each piece once, each to the place that is free first."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from numbsparse.kernels.parts.deal import dealt, in_turn
+
+
+def test_pieces_go_where_it_is_free_first():
+    owners, end = dealt([5, 4, 3, 3, 1], 2)
+    assert owners.tolist() == [0, 1, 1, 0, 1]
+    assert end == 8
+
+
+def test_longest_first_ends_near_the_fair_share(rng):
+    costs = np.sort(rng.integers(1, 50, 300))[::-1]
+    owners, end = dealt(costs.tolist(), 7)
+    loads = np.bincount(owners, costs, 7)
+    assert end == loads.max()
+    assert loads.max() - loads.min() <= costs.min() + costs[-7:].max()
+
+
+def test_places_take_their_pieces_in_order():
+    order, starts = in_turn(np.array([2, 0, 2, 0, 0]), 4)
+    assert [order[a:b].tolist() for a, b in pairwise(starts)] == [[1, 3, 4], [], [0, 2], []]
+
+
+def test_no_work_takes_no_time():
+    owners, end = dealt([], 3)
+    assert owners.size == 0
+    assert end == 0

@@ -1,0 +1,116 @@
+"""Accumulators to y in each order: every sum in its place, nothing beyond the edges."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numba import cuda, float32, int32
+from ptx_helpers import on_hopper
+
+from numbsparse import device
+from numbsparse.device.launch import launch
+from numbsparse.kernels.parts.store import (
+    ANY,
+    FEATURES,
+    ROWS,
+    Sums,
+    order_of,
+    storer,
+    storer_of_float32,
+)
+from numbsparse.kernels.views import span
+
+pytestmark = on_hopper
+
+
+def filled(order, batch, features, dtype):
+    """y of NaN in that order."""
+    y = device.to_device(np.full((features, batch), np.nan, dtype)).T
+    if order != FEATURES:
+        y = device.to_device(np.full((batch, features), np.nan, dtype))
+    assert order_of(y) == order
+    return y
+
+
+def of_y(y):
+    return tuple(stride // y.itemsize for stride in y.strides) + y.shape
+
+
+def storing_kernel(of, order):
+    store, COUNT = storer(of, order), of.TILES * of.STRIPS * 4
+
+    @cuda.jit
+    def kernel(sums, columns, row, values, sizes):
+        own = cuda.local.array(COUNT, float32)
+        where = cuda.local.array(2, int32)
+        for i in range(COUNT):
+            own[i] = sums[cuda.threadIdx.x, i]
+        for c in range(2):
+            where[c] = columns[c]
+        row_stride, column_stride, batch, features = sizes
+        store(own, where, row, (values, row_stride, column_stride, batch, features))
+
+    return kernel
+
+
+@pytest.mark.parametrize("order", [ROWS, FEATURES, ANY])
+@pytest.mark.parametrize(("B", "apart"), [(16, 16), (32, 64)])
+@pytest.mark.parametrize("columns", [(3, 0), (1, -1)], ids=str)
+def test_16_bit_sums(order, B, apart, columns, rng):
+    of = Sums("f16", B, 2, 2, apart)
+    batch, features = (apart + 24, 4 * B - 8) if order != ANY else (apart + 21, 4 * B - 7)
+    sums = rng.standard_normal((32, of.TILES * of.STRIPS * 4), np.float32)
+    y = filled(order, batch, features, np.float16)
+    args = device.to_device(sums), device.to_device(np.array(columns, np.int32)), 8
+    launch(storing_kernel(of, order), 1, 32, *args, span(y).view("uint16"), of_y(y))
+
+    expected = np.full((batch, features), np.nan, np.float16)
+    each = sums.reshape(8, 4, 2, 2, B // 8, 2, 2)  # g, q, column, tile, strip, half, one of two
+    for g, q, c, tile, strip, half, e in np.ndindex(each.shape):
+        n, k = 8 + apart * tile + 8 * half + g, columns[c] * B + 8 * strip + 2 * q + e
+        if columns[c] >= 0 and n < batch and k < features:
+            expected[n, k] = each[g, q, c, tile, strip, half, e]
+    np.testing.assert_array_equal(y.numpy(), expected)
+
+
+@cuda.jit(device=True)
+def next_to(u, g):
+    return 2 * g + u
+
+
+@cuda.jit(device=True)
+def below(u, g):
+    return 8 * u + g
+
+
+def storing_float32(order, neighbours):
+    store = storer_of_float32(order, next_to if neighbours else below, neighbours)
+
+    @cuda.jit
+    def kernel(sums, row, column, values, sizes):
+        own = cuda.local.array((4, 4), float32)
+        for n in range(4):
+            for k in range(4):
+                own[n, k] = sums[cuda.threadIdx.x, n, k]
+        row_stride, column_stride, batch, features = sizes
+        store(own, row, column, (values, row_stride, column_stride, batch, features))
+
+    return kernel
+
+
+@pytest.mark.parametrize("neighbours", [False, True], ids=["", "neighbours"])
+@pytest.mark.parametrize("order", [ROWS, FEATURES, ANY])
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut off"])
+def test_float32_sums(order, neighbours, cut, rng):
+    batch, features = (20 if cut else 40) + (order == ANY), (56 if cut else 80) + (order == ANY)
+    sums = rng.standard_normal((8, 4, 4, 2, 2), np.float32)  # g, q, n, half, e
+    y = filled(order, batch, features, np.float32)
+    args = device.to_device(sums.reshape(32, 4, 4)), 8, 32
+    launch(storing_float32(order, neighbours), 1, 32, *args, span(y), of_y(y))
+
+    expected = np.full((batch, features), np.nan, np.float32)
+    for g, q, n, u, e in np.ndindex(sums.shape):
+        row, column = 8 + (2 * g + u if neighbours else 8 * u + g), 32 + 8 * q + 4 * e + n
+        if row < batch and column < features:
+            expected[row, column] = sums[g, q, n, u, e]
+    np.testing.assert_array_equal(y.numpy(), expected)
