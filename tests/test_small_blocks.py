@@ -78,16 +78,16 @@ def test_products_of_feature_major_activations(product, case, monkeypatch):
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("x_turned", [False, True], ids=["x", "x.T"])
-@pytest.mark.parametrize("dy_turned", [False, True], ids=["dy", "dy.T"])
+@pytest.mark.parametrize("x_transposed", [False, True], ids=["x", "x.T"])
+@pytest.mark.parametrize("dy_transposed", [False, True], ids=["dy", "dy.T"])
 @pytest.mark.parametrize(("B", "density"), [(8, 0.5), (8, 0.1), (16, 0.5), (16, 0.1)])
-def test_weight_grad_of_either_order(rng, B, density, x_turned, dy_turned):
+def test_weight_grad_of_either_order(rng, B, density, x_transposed, dy_transposed):
     layout = Case(48, 7 * 16, 9 * 16, B, density).layout(rng)
     x, dy = (rng.standard_normal((48, n * B), np.float32) for n in layout.shape)
     x, dy = x.astype(np.float16), dy.astype(np.float16)
     there = [
-        device.to_device(np.ascontiguousarray(a.T)).T if turned else device.to_device(a)
-        for a, turned in ((x, x_turned), (dy, dy_turned))
+        device.to_device(np.ascontiguousarray(a.T)).T if transposed else device.to_device(a)
+        for a, transposed in ((x, x_transposed), (dy, dy_transposed))
     ]
     out = device.to_device(device.memory.hole((layout.n_blocks, B, B), np.float16))
     rung("k7_small_blocks").weight_grad(*there, ops.index_beside(layout, out), out)
@@ -104,18 +104,18 @@ def uneven(rng, B):
     return Layout(pattern)
 
 
-@pytest.mark.parametrize("turned", [False, True], ids=["forward", "turned"])
+@pytest.mark.parametrize("transposed", [False, True], ids=["forward", "transposed"])
 @pytest.mark.parametrize("B", [8, 16])
 @pytest.mark.parametrize(("width", "cluster"), [(32, 1), (64, 2)])
-def test_every_block_is_in_one_step_where_its_features_are(rng, B, turned, width, cluster):
+def test_every_block_is_in_one_step_where_its_features_are(rng, B, transposed, width, cluster):
     layout, strip = uneven(rng, B), Strip(B, 64, 4, width, 4, width * 8 // B, 2, cluster)
-    walk = layout.index.rows if turned else layout.index.columns
-    features = (layout.shape[1] if turned else layout.shape[0]) * B
-    plan = plan_strips(layout.index, turned, features, strip)
-    lengths, lines, groups, begins, words, halves = plan
+    walk = layout.index.rows if transposed else layout.index.columns
+    features = (layout.shape[1] if transposed else layout.shape[0]) * B
+    plan = plan_strips(layout.index, transposed, features, strip)
+    lengths, lines, groups, begins, words, of_w = plan
     lines = lines.reshape(-1, cluster, strip.WARPS, strip.COLUMNS)
     head = strip.HEAD
-    groups, halves = groups.reshape(-1, strip.GROUPS), halves.reshape(-1, 2)
+    groups, of_w = groups.reshape(-1, strip.GROUPS), of_w.reshape(-1, 2)
     found = []
     for s, (first, n_stages) in enumerate(zip(lengths.starts, lengths.steps, strict=True)):
         for stage, rank in np.ndindex(n_stages, cluster):
@@ -128,7 +128,7 @@ def test_every_block_is_in_one_step_where_its_features_are(rng, B, turned, width
                 step = begin + (int(word) >> 24)
                 for j, line in enumerate(own):
                     for _ in range(int(word) >> 6 * j & 63):
-                        for half, piece in enumerate(halves[step]):
+                        for half, piece in enumerate(of_w[step]):
                             place = int(told[head + step - begin]) >> 16 * half & 0xFFFF
                             group, at = divmod(place, strip.GROUP_BYTES)
                             assert (piece < 0) == (group == strip.GROUPS)

@@ -1,6 +1,7 @@
 """Which features of x a strip of y needs, stage by stage, and which warp multiplies them by what.
 
-A strip is a run of block columns (of block rows, turned) with a warp for every 32 of its columns.
+A strip is a run of block columns (transposed, of block rows) with a warp for every 32 of its
+columns.
 The groups of 32 features that any of its blocks keeps are lined up, gaps left out, and cut into
 stages that fit shared memory with the blocks of w that meet them. An mma takes a step of 16
 products of a sum, two pieces of 8 features: the halves of one block of 16 x 16, or two blocks of
@@ -136,11 +137,11 @@ def warps_for(columns: int, item: int) -> int:
 
 
 def steps_in_strips(
-    index: Index, B: int, turned: bool, width: int, group_width: int, factors: int
+    index: Index, B: int, transposed: bool, width: int, group_width: int, factors: int
 ) -> tuple[float, float, int]:
     """Of the groups that strips of `width` columns need: the part of their blocks that is kept, and
     the steps of a group, on average if all are full, and at most."""
-    walk = index.rows if turned else index.columns
+    walk = index.rows if transposed else index.columns
     line = np.repeat(np.arange(walk.indptr.size - 1), np.diff(walk.indptr))
     group = walk.indices * np.int64(B) // group_width
     of_group = line // (width // B) * (group.max(initial=0) + 1) + group
@@ -151,7 +152,7 @@ def steps_in_strips(
     return kept, line.size / factors / needed, int(steps.max(initial=1))
 
 
-def plan_strips(index: Index, turned: bool, features: int, strip: Strip) -> tuple[Any, ...]:
+def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> tuple[Any, ...]:
     """What `strips` and `pack` read; strips with more blocks first.
 
     lengths : where the stages of each strip begin.
@@ -162,9 +163,9 @@ def plan_strips(index: Index, turned: bool, features: int, strip: Strip) -> tupl
         steps of each column, in 6 bits each, and above them those of the warps before; and for each
         step where its two pieces stand among the groups, in bytes and 16 bits each; after the last
         group come zeros.
-    halves (steps, 2): the two pieces of w: the stored block times its pieces, plus the piece; or -1
+    of_w (steps, 2): the two pieces of w: the stored block times its pieces, plus the piece; or -1
     """
-    walk, B = index.rows if turned else index.columns, strip.B
+    walk, B = index.rows if transposed else index.columns, strip.B
     lines, per_block = walk.indptr.size - 1, strip.WARPS * strip.COLUMNS
     n_warps, width = strip.WARPS * strip.CLUSTER, per_block * strip.CLUSTER
     n_strips = -(-lines // width)
@@ -194,10 +195,10 @@ def plan_strips(index: Index, turned: bool, features: int, strip: Strip) -> tupl
     step = np.cumsum(begun) - 1 + gaps[stage * strip.CLUSTER + warp // strip.WARPS]
 
     pieces = np.full((begins[-1], 2), strip.GROUPS * strip.WIDTH // PIECE, np.int64)
-    halves = np.full((begins[-1], 2), -1, np.int32)
+    of_w = np.full((begins[-1], 2), -1, np.int32)
     for i in range(B // PIECE):
         pieces[step, half + i] = piece + i
-        halves[step, half + i] = block * (B // PIECE) + i
+        of_w[step, half + i] = block * (B // PIECE) + i
     group, within = np.divmod(pieces, strip.WIDTH // PIECE)
     places = (group * strip.GROUP_BYTES + within * strip.ITEM * PIECE).astype(np.uint32)
     before = of_warp.cumsum(axis=1) - of_warp
@@ -213,7 +214,7 @@ def plan_strips(index: Index, turned: bool, features: int, strip: Strip) -> tupl
         groups,
         begins.astype(np.int32),
         words.astype(np.uint32),
-        halves.reshape(-1),
+        of_w.reshape(-1),
     )
 
 
