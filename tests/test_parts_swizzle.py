@@ -1,4 +1,4 @@
-"""Lanes read tiles of swizzled lines as the registers of an mma; float32 in one tf32, or in two."""
+"""Lanes read tiles of swizzled lines as the registers of an mma, and words; float32 as tf32."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import pytest
 from numba import cuda, float32, uint8, uint32
 from ptx_helpers import laid, on_hopper, run
 
-from numbsparse.kernels.parts import split, swizzle
+from numbsparse import to_device
+from numbsparse.device.launch import launch
+from numbsparse.kernels.parts import split, swizzle, words
 from numbsparse.kernels.ptx import ALIGNMENT, as_float32, as_uint32, first_multiple
 
 pytestmark = on_hopper
@@ -84,6 +86,32 @@ def test_lines_of_a_fragment_meet_in_no_bank(width):
     every = [swizzle.feature_of.py_func(i % 8, i // 8) for i in range(16)]
     assert sorted(every) == list(range(16))
     assert sorted(swizzle.feature_of_eight.py_func(i) for i in range(8)) == list(range(8))
+
+
+def copying_kernel(count):
+    own = words.words_of_lane(count)
+
+    @cuda.jit
+    def kernel(x, lanes, out):
+        values = own.load(x, 32)
+        for w in range(count):
+            lanes[cuda.threadIdx.x, w] = values[w]
+        own.store(out, 64, values)
+
+    return kernel
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_a_warp_copies_words_side_by_side(count, rng):
+    x = rng.integers(0, 2**32, 32 + 32 * count, dtype=np.uint32)
+    lanes = to_device(np.zeros((32, count), np.uint32))
+    out = to_device(np.zeros(64 + 32 * count, np.uint32))
+    launch(copying_kernel(count), 1, 32, to_device(x), lanes, out)
+    np.testing.assert_array_equal(out.numpy()[64:], x[32:])
+    assert not out.numpy()[:64].any()
+    run = min(count, 4)
+    expected = x[32:].reshape(count // run, 32, run).swapaxes(0, 1).reshape(32, count)
+    np.testing.assert_array_equal(lanes.numpy(), expected)
 
 
 def splitting_kernel(exact):

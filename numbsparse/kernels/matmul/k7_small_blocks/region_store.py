@@ -12,10 +12,10 @@ from typing import Any
 from numba import cuda, float32, int64, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import Sums
-from numbsparse.kernels.matmul.k7_small_blocks.strip_products import words_of_lane
 from numbsparse.kernels.parts.mend import mender_of_blocks
 from numbsparse.kernels.parts.store import PACK
 from numbsparse.kernels.parts.swizzle import feature_of, feature_of_eight
+from numbsparse.kernels.parts.words import words_of_lane
 from numbsparse.kernels.ptx import ALIGNMENT, as_float32, as_uint32, sync_warp
 
 

@@ -1,11 +1,11 @@
 """Which features of x a strip of y needs, stage by stage, and which warp multiplies them by what.
 
 A strip is a run of block columns (transposed, of block rows) with a warp for every 32 of its
-columns.
-The groups of 32 features that any of its blocks keeps are lined up, gaps left out, and cut into
-stages that fit shared memory with the blocks of w that meet them. An mma takes a step of 16
+columns. The groups of 32 features that any of its blocks keeps are lined up, gaps left out, and cut
+into stages that fit shared memory with the blocks of w that meet them. An mma takes a step of 16
 products of a sum, two pieces of 8 features: the halves of one block of 16 x 16, or two blocks of
-8 x 8 of one column. The steps of a stage lie one after another, by warp, then by column.
+8 x 8 of one column. Of float32 a step is a block. The steps of a stage stand one after another, by
+warp, then by column.
 """
 
 from __future__ import annotations

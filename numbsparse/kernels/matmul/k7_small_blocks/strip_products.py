@@ -7,7 +7,7 @@ every 16 rows and 8 columns; or a block of float32, 8 features by 8 columns to a
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import cuda, float32, int32, uint32
@@ -18,15 +18,12 @@ from numbsparse.kernels.elementwise import copy
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import COUNT_BITS, PIECE, Strip
 from numbsparse.kernels.parts.split import add_product, splitting
 from numbsparse.kernels.parts.swizzle import rows_of
+from numbsparse.kernels.parts.words import words_of_lane
 from numbsparse.kernels.ptx import (
     as_float32,
-    load_2xu32,
-    load_4xu32,
     mma_m16n8k16_bf16,
     mma_m16n8k16_f16,
     movmatrix_trans,
-    store_2xu32,
-    store_4xu32,
 )
 
 MMA = {"float16": mma_m16n8k16_f16, "bfloat16": mma_m16n8k16_bf16}
@@ -121,44 +118,6 @@ def load_float32(transposed: bool) -> Any:
                 )
 
     return load
-
-
-class Words(NamedTuple):
-    """load(words, at) -> those of a lane; store(words, at, own): neighbours, or twice four."""
-
-    load: Any
-    store: Any
-
-
-@cache
-def words_of_lane(WORDS: int) -> Words:
-    @cuda.jit(device=True)
-    def load_2(words, at):
-        return load_2xu32(words, at + uint32(cuda.threadIdx.x) % 32 * 2)
-
-    @cuda.jit(device=True)
-    def load_4(words, at):
-        return load_4xu32(words, at + uint32(cuda.threadIdx.x) % 32 * 4)
-
-    @cuda.jit(device=True)
-    def load_8(words, at):
-        return load_4(words, at) + load_4(words, at + 128)
-
-    @cuda.jit(device=True)
-    def store_2(words, at, own):
-        store_2xu32(words, at + uint32(cuda.threadIdx.x) % 32 * 2, own[0], own[1])
-
-    @cuda.jit(device=True)
-    def store_4(words, at, own):
-        first = at + uint32(cuda.threadIdx.x) % 32 * 4
-        store_4xu32(words, first, own[0], own[1], own[2], own[3])
-
-    @cuda.jit(device=True)
-    def store_8(words, at, own):
-        store_4(words, at, own)
-        store_4(words, at + 128, own[4:])
-
-    return {2: Words(load_2, store_2), 4: Words(load_4, store_4), 8: Words(load_8, store_8)}[WORDS]
 
 
 @cache
