@@ -136,8 +136,7 @@ def storer(sums: Sums) -> Any:
     store_slots = slots_from(0)
 
     @cuda.jit(device=True)
-    def store_region(acc, warp, own, segments, useds, words, start, into):
-        partial = segments[4 * cuda.blockIdx.x + 3]
+    def store_region(acc, warp, own, partial, used, words, start, into):
         if partial >= 0:
             lane = uint32(cuda.threadIdx.x) % 32
             at = (int64(partial) * WARPS + warp) * (SLOTS * COUNT * 32) + lane
@@ -146,7 +145,7 @@ def storer(sums: Sums) -> Any:
                     into[0][at + (p * COUNT + i) * 32] = acc[p, i]
         else:
             at = start + warp * (AT_ONCE * SLOT)
-            store_slots(acc, useds[own], own * SLOTS, words, at, into)
+            store_slots(acc, used, own * SLOTS, words, at, into)
 
     return store_region
 

@@ -323,7 +323,7 @@ def multiplier(sums: Sums) -> Any:
     WARPS, SLOTS, ACC = region.WARPS, region.SLOTS, (region.SLOTS, sums.PER_LANE)
     STAGES, STAGE_BYTES = region.STAGES, region.STAGE_BYTES
     MORE, hand_over = registers_of(region).more, registers_of(region).handed_over
-    place, add_products = products(sums)
+    tf32, (place, add_products) = region.ITEM == 4, products(sums)
     store = storer(sums)
 
     @cuda.jit(device=True)
@@ -332,7 +332,7 @@ def multiplier(sums: Sums) -> Any:
         if hand_over:
             more_registers(MORE)
         lane, own_warp = uint32(cuda.threadIdx.x) % 32, int32(item * WARPS + warp)
-        used = useds[own_warp]
+        used, partial = useds[own_warp], segments[4 * cuda.blockIdx.x + 3]
         acc, code = cuda.local.array(ACC, float32), cuda.local.array(SLOTS, uint32)
         for p in range(SLOTS):
             code[p] = place(codes[own_warp * SLOTS + p], lane)
@@ -349,6 +349,8 @@ def multiplier(sums: Sums) -> Any:
                 mbarrier_arrive(bars, STAGES + stage)
             stage, phase = following(stage, phase, STAGES)
         cuda.syncthreads()  # the ring is free
-        store(acc, warp, own_warp, segments, useds, words, base // 4, into)
+        if tf32:  # which has no register for it meanwhile
+            partial = segments[4 * cuda.blockIdx.x + 3]
+        store(acc, warp, own_warp, partial, used, words, base // 4, into)
 
     return multiply
