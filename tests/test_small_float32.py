@@ -8,7 +8,7 @@ import pytest
 from numbsparse import device, ops
 from numbsparse.device import to_device
 from numbsparse.kernels.matmul import PRODUCTS, aligned, rung
-from numbsparse.kernels.matmul.k7_small_blocks import single_boxes, single_regions, strip_plan
+from numbsparse.kernels.matmul.k7_small_blocks import region_plan, regions, strip_plan
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, plan_regions
 from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung, count
@@ -55,13 +55,13 @@ if not device.SIMULATED:
     ]
 
 
-def lying(a, turned):
-    """On the device, gapless along the rows or, turned, along the batch; NaN beyond the edge."""
-    lines = a.T if turned else a
+def lying(a, transposed):
+    """On the device, gapless along the rows or, transposed, the batch; NaN beyond the edge."""
+    lines = a.T if transposed else a
     padded = np.full((lines.shape[0], -(-lines.shape[1] // 4) * 4 + 4), np.nan, np.float32)
     padded[:, : lines.shape[1]] = lines
     there = to_device(padded)[:, : lines.shape[1]]
-    return there.T if turned else there
+    return there.T if transposed else there
 
 
 def weight_grad(layout, x, dy, B):
@@ -88,29 +88,60 @@ def nothing_is_copied(monkeypatch):
 
 @needs_a_gpu
 @pytest.mark.every(5)
-@pytest.mark.parametrize("dy_turned", [False, True], ids=["dy", "dy_turned"])
-@pytest.mark.parametrize("x_turned", [False, True], ids=["x", "x_turned"])
+@pytest.mark.parametrize("dy_transposed", [False, True], ids=["dy", "dy_transposed"])
+@pytest.mark.parametrize("x_transposed", [False, True], ids=["x", "x_transposed"])
 @pytest.mark.parametrize("case", OF_ALL_SHAPES, ids=str)
-def test_weight_grad_reads_either_order(rng, case, x_turned, dy_turned, nothing_is_copied):
+def test_weight_grad_reads_either_order(rng, case, x_transposed, dy_transposed, nothing_is_copied):
     layout, B = case.layout(rng), case.block_size
     x = rng.standard_normal((case.batch, case.in_features)).astype(np.float32)
     dy = rng.standard_normal((case.batch, case.out_features)).astype(np.float32)
-    got = weight_grad(layout, lying(x, x_turned), lying(dy, dy_turned), B)
+    got = weight_grad(layout, lying(x, x_transposed), lying(dy, dy_transposed), B)
     bound = (case.batch + 2) * np.finfo(np.float32).eps * expected(layout, abs(x), abs(dy), B)
     assert (abs(got - expected(layout, x, dy, B)) <= bound).all()  # NaN is not
 
 
-@needs_a_gpu
-@pytest.mark.parametrize("dy_turned", [False, True], ids=["dy", "dy_turned"])
-@pytest.mark.parametrize("x_turned", [False, True], ids=["x", "x_turned"])
+@pytest.mark.skipif(not device.SIMULATED, reason="takes a region that no card needs")
 @pytest.mark.parametrize("B", [8, 16])
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-def test_weight_grad_of_infinities_in_either_order(rng, B, x_turned, dy_turned):
+def test_sums_that_outgrow_the_ring_leave_in_turns(rng, B, monkeypatch):
+    small = regions.Region(2, 10, 3, 8, 2, FETCHERS=1, ITEM=4, AT_ONCE=1)
+    ring, sums = small.STAGES * small.STAGE_BYTES, small.WARPS * small.SLOTS * 16 * B * 4
+    assert sums > 2 * ring / small.WARPS
+    monkeypatch.setattr(regions, "region_of", lambda *_: small)
+    layout = Layout(rng.random((-(-43 // B), -(-61 // B))) < 0.9)
+    x, dy = (rng.standard_normal((19, n)).astype(np.float32) for n in (43, 61))
+    x[3, 40] = np.inf
+    got, right = (
+        weight_grad(layout, lying(x, False), lying(dy, True), B),
+        expected(layout, x, dy, B),
+    )
+    np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-4)
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_weight_grad_goes_anywhere(rng, dtype):
+    """Also to blocks that do not begin at 16 bytes."""
+    layout, room = Layout(np.ones((3, 2), bool)), to_device(np.full(6 * 64 + 1, np.nan, dtype))
+    x, dy = (rng.integers(-3, 4, (5, n)).astype(dtype) for n in (24, 16))
+    out = room[1:].reshape(6, 8, 8)
+    index = ops.index_beside(layout, out)
+    rung("k7_small_blocks").weight_grad(to_device(x), to_device(dy), index, out)
+    np.testing.assert_array_equal(out.numpy(), expected(layout, x, dy, 8))
+    assert np.isnan(room.numpy()[0])
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("dy_transposed", [False, True], ids=["dy", "dy_transposed"])
+@pytest.mark.parametrize("x_transposed", [False, True], ids=["x", "x_transposed"])
+@pytest.mark.parametrize("B", [8, 16])
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_weight_grad_of_infinities_in_either_order(rng, B, x_transposed, dy_transposed):
     layout = Layout(np.ones((-(-43 // B), -(-21 // B)), bool))
     x = rng.standard_normal((19, 43)).astype(np.float32)
     dy = rng.standard_normal((19, 21)).astype(np.float32)
     x[7, 13], x[17, 42], dy[3, 20] = np.inf, -np.inf, np.inf
-    got = weight_grad(layout, lying(x, x_turned), lying(dy, dy_turned), B)
+    got = weight_grad(layout, lying(x, x_transposed), lying(dy, dy_transposed), B)
     right = expected(layout, x, dy, B)
     assert 0.05 < np.isinf(right).mean() < 0.5
     np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-4)
@@ -119,7 +150,7 @@ def test_weight_grad_of_infinities_in_either_order(rng, B, x_turned, dy_turned):
 @pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
 @pytest.mark.parametrize("density", [0.1, 0.9], ids=["32 bytes", "64 bytes"])
 @pytest.mark.parametrize("B", [8, 16])
-def test_turned_lines_meet_in_no_bank(rng, B, density):
+def test_transposed_lines_meet_in_no_bank(rng, B, density):
     layout = Layout(rng.random((5, 5)) < density)
     x, dy = (lying(rng.standard_normal((16, 5 * B)), True) for _ in range(2))
     products, *_ = count(lambda: weight_grad(layout, x, dy, B))
@@ -128,11 +159,11 @@ def test_turned_lines_meet_in_no_bank(rng, B, density):
 
 @pytest.mark.parametrize("kept", [0.01, 0.05, 0.1, 0.5])
 @pytest.mark.parametrize("B", [8, 16])
-def test_turned_lines_of_a_card_are_not_short(monkeypatch, B, kept):
-    monkeypatch.setattr(single_regions, "shared_memory", lambda: 227 * 1024)
-    region, at_once = single_regions.region_of(B, kept, turned=True)
+def test_transposed_lines_of_a_card_are_not_short(monkeypatch, B, kept):
+    monkeypatch.setattr(regions, "shared_memory", lambda: 227 * 1024)
+    region = regions.region_of(B, 4, kept, transposed=True)
     assert region.DEPTH * region.ITEM >= 64
-    assert region.SLOTS % at_once == 0
+    assert region.SLOTS % region.AT_ONCE == 0
     assert region.SHARED_BYTES < 227 * 1024
 
 
@@ -145,18 +176,19 @@ def test_boxes_bring_every_group_to_its_place(rng, B, widths):
     index = Layout(pattern).index
     region = Region(4, 16, 14, 16, 2, ITEM=4)
     _, groups, *_ = plan_regions(index, B, sides, region, 4)
-    _, boxes, *_ = single_boxes.plan_boxes(index, B, widths, region, 4)
+    _, boxes, *_ = region_plan.plan_boxes(index, B, widths, region, 4)
     found, sizes = np.full(boxes.shape, -1), set()
     for own, row in zip(boxes, found, strict=True):
         for box in own[own >= 0]:
-            first, place = box >> single_boxes.GROUP_AT, box >> single_boxes.PLACE_AT & 0xFF
-            size = single_boxes.WIDE if box & single_boxes.IS_WIDE else 1
-            assert size == 1 or (first + size) * region.FEATURES <= widths[box & 1]
+            side = int(box & region_plan.IS_DY > 0)
+            first, place = box >> region_plan.GROUP_AT, box >> region_plan.PLACE_AT & 0xFF
+            size = region_plan.WIDE if box & region_plan.IS_WIDE else 1
+            assert size == 1 or (first + size) * region.FEATURES <= widths[side]
             assert (row[place : place + size] < 0).all()
-            row[place : place + size] = 2 * np.arange(first, first + size) + (box & 1)
+            row[place : place + size] = 2 * np.arange(first, first + size) + side
             sizes.add(size)
     np.testing.assert_array_equal(found.reshape(-1), groups)
-    assert sizes == {1, single_boxes.WIDE}
+    assert sizes == {1, region_plan.WIDE}
 
 
 def test_an_even_order_keeps_warps_together(rng):

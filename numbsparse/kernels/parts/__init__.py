@@ -4,6 +4,8 @@
 - `records`: warps that walk a plan, and ask the copy engine for what each step names.
 - `groups`: which lines of a layout are computed together.
 - `deal`: which multiprocessor computes what, and when.
+- `swizzle`: tiles of swizzled lines, asked of the copy engine and read as registers of an mma.
+- `words`: what a warp reads or writes together, several words a lane.
 - `split`: float32 as tf32, in one or three products; `images`: w split so, once, before the kernel.
 - `mend`: outputs that such a split made NaN.
 - `store`: accumulators to y, in three orders.

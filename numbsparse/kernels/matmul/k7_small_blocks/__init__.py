@@ -12,19 +12,15 @@ kernel is compiled. `strip_plan` and `region_plan` settle once per layout who pi
 - `regions`: 130 or more blocks of w of 16 x 16, or 430 of 8 x 8, near each other. Each warp has
   slots for their sums; neighbouring slots are in one column and read its dy once.
 
-Both exist twice, alike but for who fills the ring in shared memory. Where there is a copy engine
-(`strip_bulk`, `region_bulk`), some warps ask it, and the others need not wait for each other: how
-many blocks a warp finds in a stage is chance, and the ring evens it out. Elsewhere (`strip_async`,
-`region_async`) all warps fetch by cp.async, and the slowest of each stage holds them all up.
+Some warps only ask the copy engine to fill a ring in shared memory, and the others need not wait
+for each other: how many blocks a warp finds in a stage is chance, and the ring evens it out.
 
-`single_strips` and `single_regions` are the same of float32, where there is a copy engine. Tensor
-cores take it as tf32, by three products where they are to be exact (`k5_tensor_core.singles`). It
-takes twice the room: a strip has 352 columns of y, a region 128 or 144 blocks of 16 x 16. There too
-some warps of a region only ask the copy engine, and give the others the registers they lack.
+Tensor cores take float32 as tf32, by three products where they are to be exact (`parts.split`). It
+takes twice the room: a strip has 352 columns of y, a region 128 or 144 blocks of 16 x 16.
 
-All read x and dy as they lie. Of feature-major ones a line of shared memory is a feature, with 32
-or 64 rows of the batch: then `ldmatrix` turns the tiles over where it does not else, and does not
-where it does, and of float32 a lane reads neighbours of the batch (`single_rows`, `single_turned`).
+x and dy are read in either order. Of feature-major ones a line of shared memory is a feature, with
+16 to 64 rows of the batch: then `ldmatrix` transposes the tiles where it does not else, and does
+not where it does, and of float32 a lane reads neighbours of the batch (`parts.swizzle`).
 
 Reads per output, for a sum of K products at density d, so over K / d features of x: from global
 memory K / (512 * d) of x, or K / (1024 * d) where two strips share it in a cluster, and K / 64 of
@@ -40,7 +36,6 @@ to multiply for it.
 
 from __future__ import annotations
 
-from numbsparse.kernels.matmul.k7_small_blocks import single_regions, single_strips
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strips import along_strips
 from numbsparse.kernels.matmul.reach import reach
@@ -50,36 +45,19 @@ DTYPES = ("float16", "bfloat16", "float32")
 PRODUCT_ERROR = 6  # each factor is off by 2^-22 of itself, and lo * lo is left out
 
 
-_of_halves = reach("k7_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
-_of_singles = reach("k7_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0))
-
-
-def unsupported(product, block_size, dtype, place, batch=1, precision="highest"):
-    """None, or why, in words."""
-    reason = _of_singles if str(dtype) == "float32" else _of_halves
-    return reason(product, block_size, dtype, place, batch, precision)
+unsupported = reach("k7_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0))
 
 
 def forward(x, values, index, y, precision="highest"):
     """y[:] = x @ w."""
-    _along_strips(x, values, index, y, False, precision)
+    along_strips(x, values, index, y, False, precision)
 
 
 def input_grad(dy, values, index, dx, precision="highest"):
     """dx[:] = dy @ w.T."""
-    _along_strips(dy, values, index, dx, True, precision)
-
-
-def _along_strips(x, values, index, y, turned, precision):
-    if x.dtype == "float32":
-        single_strips.along_strips(x, values, index, y, turned, precision)
-    else:
-        along_strips(x, values, index, y, turned)
+    along_strips(dy, values, index, dx, True, precision)
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest"):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
-    if x.dtype == "float32":
-        single_regions.in_regions(x, dy, index, dvalues, precision)
-    else:
-        in_regions(x, dy, index, dvalues)
+    in_regions(x, dy, index, dvalues, precision)

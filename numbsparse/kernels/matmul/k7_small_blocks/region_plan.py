@@ -2,31 +2,100 @@
 
 A region is a panel of block rows by a run of block columns: so many that the slots of its warps,
 one product of 16 x B each, are taken, or the shared memory that the features of x and dy take. Of
-both only the groups of 64 features that a block of the region needs are loaded. A slot is a block
-of 16 x 16, or two blocks of 8 x 8 of one column. Slots stand column by column, so that most find
-the dy of their column already in registers.
+both only the groups of features that a block of the region needs are loaded. A slot is a block of
+16 x 16, or two blocks of 8 x 8 of one column. Slots stand column by column, so that most find the
+dy of their column already in registers.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.kernels.matmul.k7_small_blocks.region import Region
-from numbsparse.kernels.matmul.k7_small_blocks.region_runs import region_of_blocks
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE, rank_in_run
+from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
+LINE = 128  # bytes of a group in a row of the batch
 NO_GROUP = -1
 PLACE_BITS = 10
 NEW_COLUMN = 1 << 3 * PLACE_BITS
+WIDE = 4  # groups of a wide box
+IS_WIDE, IS_DY = 1, 2  # bits of a box: the number of its map
+PLACE_AT, GROUP_AT = 2, 10  # the bits from which on it holds its place and its first group
+
+
+class Region(NamedTuple):
+    """Warps that multiply, slots of a warp, groups of features, rows of a stage of x and dy, stages
+    of the ring; warps that ask the copy engine for them; bytes of a value; and slots that are
+    multiplied at once, of which a warp has a multiple.
+
+    A group is DEPTH lines of FEATURES; of a transposed operand FEATURES lines of DEPTH rows of the
+    batch. There are slots for all blocks of a column that a group of x may have.
+    """
+
+    WARPS: int
+    SLOTS: int
+    GROUPS: int
+    DEPTH: int
+    STAGES: int
+    FETCHERS: int = 2
+    ITEM: int = 2
+    AT_ONCE: int = 1
+
+    @property
+    def FEATURES(self) -> int:
+        """Of a group."""
+        return LINE // self.ITEM
+
+    @property
+    def GROUP_BYTES(self) -> int:
+        return LINE * self.DEPTH
+
+    @property
+    def STAGE_BYTES(self) -> int:
+        return self.GROUPS * self.GROUP_BYTES
+
+    @property
+    def SHARED_BYTES(self) -> int:
+        return self.STAGES * self.STAGE_BYTES + PERIOD
+
+
+def plan_boxes(
+    index: Index, B: int, widths: tuple[int, int], region: Region, places: int
+) -> tuple[Any, ...]:
+    """As `plan_regions`, with boxes (regions, GROUPS) instead of groups: -1 after the last.
+
+    A box goes to a place in the stage, counted in groups.
+    """
+    sides = -(-widths[0] // B), -(-widths[1] // B)
+    segments, groups, *rest = plan_regions(index, B, sides, region, places)
+    groups = groups.reshape(-1, region.GROUPS).astype(np.int64)
+    # A wide box sees whole groups alone, so that what lies beyond the edge is 0.
+    whole = np.array([width // region.FEATURES for width in widths])
+    group, side = groups >> 1, groups & 1
+    wideable = (groups >= 0) & (group < whole[side])
+    follows = np.zeros(groups.shape, bool)
+    follows[:, 1:] = wideable[:, 1:] & wideable[:, :-1] & (np.diff(groups, axis=1) == 2)
+    at = np.arange(region.GROUPS)
+    begins = np.maximum.accumulate(np.where(follows, 0, at), axis=1)
+    breaks = np.where(follows, region.GROUPS, at)
+    ends = np.full_like(breaks, region.GROUPS)  # of runs of neighbours
+    ends[:, :-1] = np.minimum.accumulate(breaks[:, :0:-1], axis=1)[:, ::-1]
+    within = at - begins
+    wide = wideable & (at - within % WIDE + WIDE <= ends)
+    bits = group << GROUP_AT | at << PLACE_AT | wide * IS_WIDE | side * IS_DY
+    boxes = np.where(groups < 0, -1, bits)
+    boxes[wide & (within % WIDE > 0)] = -1  # comes with the ones before
+    order = np.argsort(boxes < 0, axis=1, kind="stable")
+    return segments, np.take_along_axis(boxes, order, 1).astype(np.int32), *rest
 
 
 def plan_regions(
     index: Index, B: int, sides: tuple[int, int], region: Region, places: int
 ) -> tuple[Any, ...]:
-    """What `regions` reads.
+    """What `regions` reads, but for boxes.
 
     segments (segments, 4): region, which of how many pieces of the batch it sums over, and where
     its sums lie among those that a second pass adds up, or -1.
@@ -40,7 +109,7 @@ def plan_regions(
     rows, columns = (a.astype(np.int64) for a in (index.block_rows, index.block_columns))
     per_slot, of_group = 16 // B, region.FEATURES // B
     row_groups, column_groups = (-(-n // of_group) for n in sides)
-    item, n = region_of_blocks(rows, columns, B, sides, region)
+    item, n = _region_of_blocks(rows, columns, B, sides, region)
 
     # Blocks in the order of the slots.
     order = np.lexsort((rows, columns, item))
@@ -77,6 +146,70 @@ def plan_regions(
     used = np.bincount(slot_item * region.WARPS + warp, minlength=n * region.WARPS)
     used = used.astype(np.int32)
     return segments, groups.reshape(-1), codes.reshape(-1), used, blocks.reshape(-1), cut, pieces
+
+
+def _region_of_blocks(
+    rows: np.ndarray, columns: np.ndarray, B: int, sides: tuple[int, int], region: Region
+) -> tuple[np.ndarray, int]:
+    """The region of each block, and how many there are.
+
+    Panels have the height with the fewest bytes and products of all regions.
+    """
+
+    of_group = region.FEATURES // B
+
+    def cost(height: int) -> float:
+        slots = _slots(rows, columns, height * of_group, B, sides)
+        if slots.max() > region.WARPS * region.SLOTS:
+            return np.inf
+        _, n, groups = _runs(slots, height, of_group, region)
+        return n * region.WARPS * region.SLOTS * (B // 8 + 4.5) + (groups + n * height) * 32
+
+    most = min(region.GROUPS * 3 // 4, -(-sides[0] // of_group))
+    height = min(range(1, most + 1), key=cost)
+    slots = _slots(rows, columns, height * of_group, B, sides)
+    runs, n, _ = _runs(slots, height, of_group, region)
+    return runs[rows // (height * of_group), columns], n
+
+
+def _slots(
+    rows: np.ndarray, columns: np.ndarray, height: int, B: int, sides: tuple[int, int]
+) -> np.ndarray:
+    """(panels of so many block rows, block columns): the slots that they take."""
+    n_panels, width = -(-sides[0] // height), sides[1]
+    panel = rows // height
+    counts = np.bincount(panel * width + columns, minlength=n_panels * width)
+    return (-(-counts // (16 // B))).reshape(n_panels, width)
+
+
+def _runs(
+    slots: np.ndarray, height: int, of_group: int, region: Region
+) -> tuple[np.ndarray, int, int]:
+    """The region of each panel and block column, their number, and that of their groups of dy."""
+    regions_of = np.zeros(slots.shape, np.int64)
+    n = n_groups = 0
+    for panel, taken in enumerate(slots):
+        (columns,) = np.nonzero(taken)
+        if columns.size:
+            group = columns // of_group
+            nth = np.cumsum(np.diff(group, prepend=group[0]) > 0)  # of those that are needed
+            run = _run_of(taken[columns], nth, region.GROUPS - height, region)
+            regions_of[panel, columns] = n + run
+            n_groups += nth[-1] + 1 + np.count_nonzero((np.diff(run) > 0) & (np.diff(nth) == 0))
+            n += run[-1] + 1
+    return regions_of, n, n_groups
+
+
+def _run_of(taken: np.ndarray, nth: np.ndarray, widest: int, region: Region) -> np.ndarray:
+    """The run of each column."""
+    capacity, ends = region.WARPS * region.SLOTS, np.cumsum(taken)
+    run, first, count = np.zeros(taken.size, np.int64), 0, 0
+    while first < taken.size:
+        room = np.searchsorted(ends, capacity + (ends[first - 1] if first else 0), side="right")
+        last = min(int(room), int(np.searchsorted(nth, nth[first] + widest)))
+        run[first:last] = count
+        first, count = last, count + 1
+    return run
 
 
 def _shared_out(slot: np.ndarray, slots: np.ndarray, n_warps: int) -> tuple[np.ndarray, np.ndarray]:

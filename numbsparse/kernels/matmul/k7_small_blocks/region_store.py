@@ -1,81 +1,182 @@
-"""The sums of a region to dvalues, after those of its pieces are added up where it was cut."""
+"""From the sums of a region's slots to dvalues, by way of shared memory, as whole blocks.
+
+A slot is 16 x B values: a block of 16 x 16, or two of 8 x 8, one after the other. Lanes put their
+sums where they stand there, and take neighbours, 8 bytes to 32.
+"""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32, int64, uint16, uint32
+from numba import cuda, float32, int64, uint32
 
-from numbsparse.kernels.matmul.k7_small_blocks.card import PAIR
-from numbsparse.kernels.matmul.k7_small_blocks.region import Region
+from numbsparse.kernels.matmul.k7_small_blocks.region_products import Sums
+from numbsparse.kernels.parts.mend import mender_of_blocks
+from numbsparse.kernels.parts.store import PACK
+from numbsparse.kernels.parts.swizzle import feature_of, feature_of_eight
+from numbsparse.kernels.parts.words import words_of_lane
+from numbsparse.kernels.ptx import ALIGNMENT, as_float32, as_uint32, sync_warp
 
 
 @cache
-def storer(B: int, name: str, region: Region) -> Any:
-    """The sums of a warp to dvalues, or to the partial sums where its region is one of several
-    pieces. Its own part of shared memory lies between: which slots are taken is known too late for
-    registers."""
-    SLOTS, SUMS, PAIRS = region.SLOTS, B // 2, B // 4
-    WARPS, pair, store = region.WARPS, PAIR[name], store_pair(B)
+def place_of(sums: Sums) -> Any:
+    """(row, column) of sum i of a lane in the 16 x B values of a slot."""
+    x_transposed, dy_transposed, B = sums.x_transposed, sums.dy_transposed, sums.B
 
     @cuda.jit(device=True)
-    def store_region(acc, words, item, partial, useds, places, partials, dvalues):
-        t = uint32(cuda.threadIdx.x)
-        warp, lane = t // 32, t % 32
+    def place_16_bit(i):
+        lane = uint32(cuda.threadIdx.x) % 32
+        return lane // 4 + i // 2 % 2 * 8, i // 4 * 8 + lane % 4 * 2 + i % 2
+
+    @cuda.jit(device=True)
+    def place_tf32(i):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, half, line = lane // 4, i // 2 % 2, lane % 4 * 2 + i % 2
+        row = feature_of(g, half) if x_transposed else 2 * g + half
+        if B == 8:
+            return row, feature_of_eight(line) if dy_transposed else line
+        return row, feature_of(line, i // 4) if dy_transposed else 2 * line + i // 4
+
+    return place_16_bit if sums.region.ITEM == 2 else place_tf32
+
+
+@cache
+def put_slot(sums: Sums) -> Any:
+    """The sums of a slot to shared memory, from a word on."""
+    COUNT, LINE, place = sums.PER_LANE, sums.B * sums.region.ITEM // 4, place_of(sums)
+    pair = PACK["bf16" if sums.arithmetic == "bfloat16" else "f16"]
+
+    @cuda.jit(device=True)
+    def put_16_bit(acc, words, at):
+        for i in range(0, COUNT, 2):
+            row, column = place(i)
+            words[at + row * LINE + column // 2] = pair(acc[i], acc[i + 1])
+
+    @cuda.jit(device=True)
+    def put_float32(acc, words, at):
+        for i in range(COUNT):
+            row, column = place(i)
+            words[at + row * LINE + column] = as_uint32(acc[i])
+
+    return put_16_bit if sums.region.ITEM == 2 else put_float32
+
+
+@cache
+def store_slot(sums: Sums) -> Any:
+    """A slot from shared memory to its blocks, a few neighbours of a row at a time; 0 beyond the
+    edges."""
+    B, ITEM = sums.B, sums.region.ITEM
+    BLOCK, WORDS = B * B * ITEM // 4, 16 * B * ITEM // 128  # words of a block, and of a lane
+    PER_WORD, RUN = 4 // ITEM, min(WORDS, 4)
+    load, store_words = words_of_lane(WORDS)
+    mend = mender_of_blocks(B, False, sums.x_transposed, sums.dy_transposed)
+    exact = sums.arithmetic == "highest"
+
+    @cuda.jit(device=True)
+    def inside(word, values):
+        """The word, of which so many values are inside."""
+        if ITEM == 2 and values == 1:
+            return word & uint32(0xFFFF)
+        return word if values > 0 else uint32(0)
+
+    @cuda.jit(device=True)
+    def store(words, at, slot, into):
+        _, blocks, rows, columns, sizes, dvalues = into[:6]
+        lane = cuda.threadIdx.x % 32
+        half = lane // 16 if B == 8 else 0
+        block = int64(blocks[2 * slot + half])
+        if block >= 0:
+            found, own = load(words, at), cuda.local.array(WORDS, uint32)
+            for r in range(0, WORDS, RUN):
+                number = (r * 32 + lane * RUN - half * BLOCK) * PER_WORD
+                i = rows[block] * int64(B) + number // B
+                j = columns[block] * int64(B) + number % B
+                n_inside = sizes[2] - j if i < sizes[1] else 0
+                for w in range(RUN):
+                    own[r + w] = inside(found[r + w], n_inside - w * PER_WORD)
+            first = (block - half) * BLOCK
+            store_words(dvalues, first, own)
+            if exact:
+                bad = 0
+                for w in range(WORDS):
+                    bad = bad if as_float32(own[w]) == as_float32(own[w]) else WORDS
+                for w in range(bad):
+                    mend(dvalues, first + w // RUN * 128 + lane * RUN + w % RUN, into[6])
+
+    return store
+
+
+@cache
+def storer(sums: Sums) -> Any:
+    """The sums of a warp's slots, in its own part of the ring, as many slots at a time as it holds;
+    or to the partial sums, where the region is one of several pieces."""
+    region, COUNT = sums.region, sums.PER_LANE
+    WARPS, SLOTS, SLOT = region.WARPS, region.SLOTS, 16 * sums.B * region.ITEM // 4
+    AT_ONCE = min(SLOTS, region.STAGES * region.STAGE_BYTES // 4 // (WARPS * SLOT))
+    put, store = put_slot(sums), store_slot(sums)
+
+    def slots_from(first: int) -> Any:
+        last = min(first + AT_ONCE, SLOTS)
+        rest = slots_from(last) if last < SLOTS else None
+
+        @cuda.jit(device=True)
+        def store_from(acc, used, slot, words, at, into):
+            for p in range(first, last):  # which are used is known too late for registers
+                put(acc[p], words, at + (p - first) * SLOT)
+            sync_warp()
+            for p in range(first, min(used, last)):
+                store(words, at + (p - first) * SLOT, slot + p, into)
+            if rest is not None:
+                sync_warp()
+                rest(acc, used, slot, words, at, into)
+
+        return store_from
+
+    store_slots = slots_from(0)
+
+    @cuda.jit(device=True)
+    def store_region(acc, warp, own, partial, used, words, start, into):
         if partial >= 0:
-            for i in range(SLOTS * SUMS):
-                at = int64(partial) * (WARPS * SLOTS * SUMS) + warp * (SLOTS * SUMS) + i
-                partials[at * 32 + lane] = acc[i]
+            lane = uint32(cuda.threadIdx.x) % 32
+            at = (int64(partial) * WARPS + warp) * (SLOTS * COUNT * 32) + lane
+            for p in range(SLOTS):
+                for i in range(COUNT):
+                    into[0][at + (p * COUNT + i) * 32] = acc[p, i]
         else:
-            first = warp * (SLOTS * PAIRS)
-            for i in range(SLOTS * PAIRS):
-                words[(first + i) * 32 + lane] = pair(acc[2 * i], acc[2 * i + 1])
-            for p in range(useds[item * WARPS + warp]):
-                for i in range(PAIRS):
-                    both = words[(first + p * PAIRS + i) * 32 + lane]
-                    store(both, i, (item * WARPS + warp) * SLOTS + p, lane, places, dvalues)
+            at = start + warp * (AT_ONCE * SLOT)
+            store_slots(acc, used, own * SLOTS, words, at, into)
 
     return store_region
 
 
 @cache
-def total_kernel(B: int, name: str, region: Region) -> Any:
+def total_kernel(sums: Sums) -> Any:
     """The sums of the regions that were cut over the batch; a warp per slot."""
-    SLOTS, SUMS = region.WARPS * region.SLOTS, B // 2
-    pair, store = PAIR[name], store_pair(B)
-
-    @cuda.jit
-    def kernel(partials, pieces, cut, blocks, block_rows, block_columns, sides, dvalues):
-        places = blocks, block_rows, block_columns, sides
-        which, slot = cuda.blockIdx.x // SLOTS, cuda.blockIdx.x % SLOTS
-        lane = uint32(cuda.threadIdx.x)
-        for i in range(SUMS // 2):
-            lo = hi = float32(0)
-            for piece in range(pieces):
-                at = (((which * pieces + piece) * SLOTS + slot) * SUMS + 2 * i) * 32 + lane
-                lo += partials[at]
-                hi += partials[at + 32]
-            store(pair(lo, hi), i, cut[which] * SLOTS + slot, lane, places, dvalues)
-
-    return kernel
-
-
-@cache
-def store_pair(B: int) -> Any:
-    """Pair i of a lane's sums of 16 x B to dvalues; 0 beyond the edges."""
+    SLOTS, COUNT = sums.region.WARPS * sums.region.SLOTS, sums.PER_LANE
+    WORDS, put, store = 16 * sums.B * sums.region.ITEM // 4, put_slot(sums), store_slot(sums)
 
     @cuda.jit(device=True)
-    def store(both, i, slot, lane, places, dvalues):
-        blocks, block_rows, block_columns, sides = places
-        half, column = i % 2, i // 2 * 8 + lane % 4 * 2
-        block = blocks[2 * slot + (half if B == 8 else 0)]
-        if block >= 0:
-            row = lane // 4 + (half * 8 if B == 16 else 0)
-            inside = block_rows[block] * B + row < sides[0]
-            right = sides[1] - int64(block_columns[block]) * B - column
-            lo, hi = uint16(both & uint32(0xFFFF)), uint16(both >> uint32(16))
-            dvalues[block, row, column] = lo if inside and right > 0 else uint16(0)
-            dvalues[block, row, column + 1] = hi if inside and right > 1 else uint16(0)
+    def add(cut, pieces, into):
+        which, slot = cuda.blockIdx.x // SLOTS, cuda.blockIdx.x % SLOTS
+        words = cuda.shared.array(WORDS, uint32, ALIGNMENT)
+        acc = cuda.local.array(COUNT, float32)
+        for i in range(COUNT):
+            acc[i] = 0
+            for piece in range(pieces):
+                at = ((which * pieces + piece) * SLOTS + slot) * COUNT + i
+                acc[i] += into[0][at * 32 + cuda.threadIdx.x]
+        put(acc, words, 0)
+        sync_warp()
+        store(words, 0, cut[which] * int64(SLOTS) + slot, into)
 
-    return store
+    @cuda.jit
+    def kernel(cut, pieces, partials, blocks, rows, columns, sizes, dvalues):
+        add(cut, pieces, (partials, blocks, rows, columns, sizes, dvalues))
+
+    @cuda.jit
+    def mending_kernel(cut, pieces, partials, blocks, rows, columns, sizes, dvalues, x, dy, of_sum):
+        dense = x, dy, of_sum, rows, columns
+        add(cut, pieces, (partials, blocks, rows, columns, sizes, dvalues, dense))
+
+    return mending_kernel if sums.arithmetic == "highest" else kernel

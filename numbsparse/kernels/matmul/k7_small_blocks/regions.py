@@ -1,93 +1,356 @@
 """dvalues = x.T @ dy at the kept blocks: each region of w reads the features that it needs once.
 
-Rows of x and dy pass through a ring in shared memory, in groups of 64 features. A slot multiplies
-16 features of x, two pieces that may stand anywhere, by B of dy; its sums stay in registers.
+Rows of x and dy pass through a ring in shared memory, in groups of features; the sums of a warp's
+slots stay in its registers. Some warps only ask the copy engine, so that they ask for a stage as
+soon as the last warp has given it back; those that multiply never wait for each other, and of
+float32 they have the registers that the others lack.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
-from numbsparse.device import empty
+import numpy as np
+from numba import cuda, float32, int32, uint8, uint32, uint64
+
+from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.card import copy_engine, multiprocessors, shared_memory
-from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.aligned import aligned_either_way, aligned_rows
-from numbsparse.kernels.matmul.k7_small_blocks.card import map_of
-from numbsparse.kernels.matmul.k7_small_blocks.region import Region, Turned
-from numbsparse.kernels.matmul.k7_small_blocks.region_async import async_kernel
-from numbsparse.kernels.matmul.k7_small_blocks.region_bulk import bulk_kernel
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import plan_regions
-from numbsparse.kernels.matmul.k7_small_blocks.region_store import total_kernel
+from numbsparse.device.tensor_map import tensor_maps
+from numbsparse.kernels.card import multiprocessors, shared_memory
+from numbsparse.kernels.elementwise import copy, fill
+from numbsparse.kernels.matmul.aligned import BYTES, aligned_either_way
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
+    GROUP_AT,
+    IS_DY,
+    IS_WIDE,
+    PLACE_AT,
+    WIDE,
+    Region,
+    plan_boxes,
+)
+from numbsparse.kernels.matmul.k7_small_blocks.region_products import (
+    Sums,
+    places_tf32,
+    products,
+)
+from numbsparse.kernels.matmul.k7_small_blocks.region_store import storer, total_kernel
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
+from numbsparse.kernels.matmul.k7_small_blocks.strips import of_bits, registers
 from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.ring import following
+from numbsparse.kernels.parts.swizzle import PERIOD, load_for
+from numbsparse.kernels.ptx import (
+    ALIGNMENT,
+    fence_mbarrier_init,
+    fence_tensor_map,
+    fewer_registers,
+    first_multiple,
+    mbarrier_arrive,
+    mbarrier_expect,
+    mbarrier_init,
+    mbarrier_wait,
+    more_registers,
+    shfl_idx,
+    sync_warp,
+    tma_load_3d,
+)
+from numbsparse.kernels.views import span
+
+# The part of the blocks that is kept, at most, and the region, found by trying on an H200.
+REGIONS_16_BIT = {
+    8: ((0.05, Region(12, 18, 36, 16, 3, 4)), (1, Region(14, 17, 26, 32, 2, 2))),
+    16: ((0.05, Region(9, 15, 54, 16, 2, 3)), (1, Region(13, 10, 27, 16, 4, 3))),
+}
+REGIONS_FLOAT32 = {
+    8: (
+        (0.03, Region(12, 14, 54, 16, 2, 4, ITEM=4, AT_ONCE=2)),
+        (0.07, Region(12, 18, 54, 16, 2, 4, ITEM=4, AT_ONCE=2)),
+        (1, Region(12, 22, 36, 16, 3, 4, ITEM=4, AT_ONCE=2)),
+    ),
+    16: (
+        (0.03, Region(16, 8, 108, 8, 2, 4, ITEM=4, AT_ONCE=2)),
+        (0.12, Region(12, 12, 54, 16, 2, 4, ITEM=4)),
+        (1, Region(12, 12, 36, 16, 3, 4, ITEM=4)),
+    ),
+}
 
 
-def in_regions(x: Any, dy: Any, index: Any, dvalues: Any) -> None:
+def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> None:
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
-    name, B = dvalues.dtype.name, dvalues.shape[1]
-    batch, sides = x.shape[0], (x.shape[1], dy.shape[1])
-    if dvalues.shape[0] == 0 or batch == 0:
+    n_blocks, B, _ = dvalues.shape
+    batch, widths = x.shape[0], (x.shape[1], dy.shape[1])
+    if n_blocks == 0 or batch == 0:
         fill(dvalues, 0)
         return
-    block_sides = -(-sides[0] // B), -(-sides[1] // B)
-    kept, *_ = planned(index, steps_in_strips, B, False, min(512, block_sides[1] * B), 32, 16 // B)
-    x, x_turned = aligned_either_way(x.view("uint16"))
-    dy, dy_turned = aligned_either_way(dy.view("uint16"))
-    turned = Turned(x_turned, dy_turned)
-    region = region_of(B, kept, any(turned))
-    plan = planned(index, plan_regions, B, block_sides, region, multiprocessors())
-    segments, groups, codes, used, blocks, cut, pieces = plan
+    if dvalues.address % BYTES:
+        whole = empty(dvalues.shape, dvalues.dtype)
+        in_regions(x, dy, index, whole, precision)
+        copy(dvalues, whole)
+        return
+    arithmetic = precision if x.dtype == "float32" else x.dtype.name
+    width, factors = min(512, -(-widths[1] // B) * B), 16 // B if x.itemsize == 2 else 1
+    kept, *_ = planned(index, steps_in_strips, B, False, width, 32, factors)
+    x, x_transposed = aligned_either_way(of_bits(x))
+    dy, dy_transposed = aligned_either_way(of_bits(dy))
+    region = region_of(B, x.itemsize, kept, x_transposed or dy_transposed)
+    plan = planned(index, plan_boxes, B, widths, region, multiprocessors())
+    segments, boxes, codes, used, blocks, cut, pieces = plan
+    sums = Sums(B, arithmetic, region, x_transposed, dy_transposed)
     slots = region.WARPS * region.SLOTS * cut.size
     partials = empty((max(slots * pieces * 16 * B, 1),), "float32")
-    places = blocks, index.block_rows, index.block_columns, sides
-    dvalues = dvalues.view("uint16")
-    walk = batch, segments, groups, codes, used, *places, partials, dvalues
-    n, shared = segments.size // 4, region.SHARED_BYTES
-    if copy_engine():
-        box = region.DEPTH, region.FEATURES
-        maps = (map_of(a, *box, lies) for a, lies in zip((x, dy), turned, strict=True))
-        kernel = bulk_kernel(B, name, region, turned)
-        threads = 32 * (region.WARPS + region.FETCHERS)
-        launch(kernel, n, threads, *maps, *walk, shared_bytes=shared)
-    else:
-        rows = *aligned_rows(x), *aligned_rows(dy)
-        kernel, threads = async_kernel(B, name, region, turned), 32 * region.WARPS
-        launch(kernel, n, threads, *rows, *walk, shared_bytes=shared)
-    total = total_kernel(B, name, region)
-    launch(total, slots, 32, partials, pieces, cut, *places, dvalues)
+    into: tuple[Any, ...] = (
+        *(partials, blocks, index.block_rows, index.block_columns, (batch, *widths)),
+        by_words(dvalues),
+    )
+    if arithmetic == "highest":  # for sums that a split made NaN
+        into += span(x), span(dy), (x.strides[0] // 4, dy.strides[0] // 4, *widths, batch)
+    launch(
+        region_kernel(sums),
+        segments.size // 4,
+        32 * (region.WARPS + region.FETCHERS),
+        tensor_maps(*maps_of(x, x_transposed, region), *maps_of(dy, dy_transposed, region)),
+        *(segments, boxes, codes, used),
+        *into,
+        shared_bytes=region.SHARED_BYTES,
+    )
+    launch(total_kernel(sums), slots, 32, cut, pieces, *into)
 
 
-# Where many blocks are kept near each other, and where few are, found by trying on an H200.
-ENGINE_REGIONS = {
-    8: (Region(14, 17, 26, 32, 2, 2), Region(12, 18, 36, 16, 3, 4)),
-    16: (Region(13, 10, 27, 16, 4, 3), Region(9, 15, 54, 16, 2, 3)),
-}
-ASYNC_REGIONS = {
-    8: (Region(16, 18, 24, 32, 2), Region(12, 26, 48, 16, 2)),
-    16: (Region(16, 10, 24, 32, 2), Region(12, 14, 48, 16, 2)),
-}
+def by_words(values: DeviceArray) -> DeviceArray:
+    """Along one axis, 16-bit values by twos."""
+    dtype = np.uint32 if values.itemsize == 2 else np.float32
+    return DeviceArray(values.address, (values.nbytes // 4,), dtype, None, values)
 
 
-def region_of(B: int, kept: float, turned: bool) -> Region:
+def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
     """As many blocks as the registers of a multiprocessor hold, if shared memory holds their x and
-    dy; where few are kept near each other, more features of fewer rows.
+    dy; where few are kept near each other, more features of fewer rows or stages.
 
-    Of feature-major operands always 32 rows, for lines of 64 bytes: shorter ones are slow to fetch.
+    Lines of a transposed operand are no shorter than 64 bytes: those are slow to fetch.
     """
-    limit = shared_memory()
+    limit, rows = shared_memory(), 64 // item if transposed else 0
     if limit is None:
-        most = Region(2, 128 // B, 8, 16, 2)
-        if kept > 0.2 or turned:
-            return most._replace(GROUPS=5, DEPTH=32)  # an odd number, as on some cards
-        return most
-    if copy_engine():
-        dense, sparse = ENGINE_REGIONS[B]
+        return _region_in_the_simulator(B, item, kept, transposed)
+    if item == 2:
+        region = next(region for most, region in REGIONS_16_BIT[B] if kept <= most)
+        if rows > region.DEPTH:
+            stages = max(region.STAGES * region.DEPTH // rows, 2)
+            region = region._replace(DEPTH=rows, STAGES=stages)
     else:
-        dense, sparse = ASYNC_REGIONS[B]
-    region = dense if kept > 0.05 else sparse
-    if turned and region.DEPTH < 32:
-        stages = max(region.STAGES * region.DEPTH // 32, 2)
-        region = region._replace(DEPTH=32, STAGES=stages)
-    most_groups = (limit - 2048) // (region.STAGES * region.GROUP_BYTES)  # beside the barriers
-    return region._replace(GROUPS=min(region.GROUPS, most_groups))
+        found = (region for most, region in REGIONS_FLOAT32[B] if kept <= most)
+        region = next(region for region in found if rows <= region.DEPTH)
+        limit -= 16 * region.WARPS * region.SLOTS  # where the slots' factors stand
+    limit -= PERIOD + 16 * (region.STAGES + 1)  # and barriers
+    groups = min(region.GROUPS, limit // (region.STAGES * region.GROUP_BYTES))
+    return region._replace(GROUPS=groups)
+
+
+def _region_in_the_simulator(B: int, item: int, kept: float, transposed: bool) -> Region:
+    if item == 4:
+        groups, depth = (4, 16) if kept > 0.2 else (8, 8)
+        return Region(2, 4, groups, depth, 2, 1, 4, 1 if kept > 0.4 else 2)
+    groups, depth = (5, 32) if kept > 0.2 or transposed else (8, 16)  # 5: odd, as on some cards
+    return Region(2, 128 // B, groups, depth, 2)
+
+
+def maps_of(x: DeviceArray, transposed: bool, region: Region) -> list[tuple[Any, ...]]:
+    """What is to be mapped of x: boxes of DEPTH rows of one group, and of WIDE that are whole.
+
+    Where x is transposed, (features, batch), groups are lines below each other.
+    """
+    FEATURES, DEPTH = region.FEATURES, region.DEPTH
+    if transposed:
+        line = x.itemsize * DEPTH
+        return [(x, (groups * FEATURES, DEPTH), line) for groups in (1, WIDE)]
+    rows, width = x.shape
+    line = x.itemsize * FEATURES
+    narrow: tuple[Any, ...] = x, (DEPTH, FEATURES), line
+    if width < FEATURES:
+        return [narrow, narrow]
+    shape, strides = (width // FEATURES, rows, FEATURES), (line, x.strides[0], x.itemsize)
+    by_group = DeviceArray(x.address, shape, x.dtype, strides, x.owner)
+    return [narrow, (by_group, (WIDE, DEPTH, FEATURES), line)]
+
+
+class Registers(NamedTuple):
+    """Of a thread, when they are handed over, if they are; and what the compiler is told."""
+
+    fewer: int
+    more: int
+    options: dict[str, Any]
+
+    @property
+    def handed_over(self) -> bool:
+        return self.more > 0
+
+
+def registers_of(region: Region) -> Registers:
+    """Warps hand them over by fours."""
+    warps = region.WARPS + region.FETCHERS
+    if not SIMULATED and (region.WARPS % 4 or region.FETCHERS % 4):
+        return Registers(0, 0, registers(warps))
+    each, fewer = 65536 // (32 * warps) // 8 * 8, 24
+    more = min((each * warps - fewer * region.FETCHERS) // region.WARPS // 8 * 8, 240)
+    return Registers(fewer, more, {} if SIMULATED else {"launch_bounds": (32 * warps, 1)})
+
+
+@cache
+def region_kernel(sums: Sums) -> Any:
+    region, tf32 = sums.region, sums.region.ITEM == 4
+    WARPS, SLOTS, DEPTH, STAGES = region.WARPS, region.SLOTS, region.DEPTH, region.STAGES
+    FETCHERS, CODES, BARRIERS = region.FETCHERS, WARPS * SLOTS, 2 * region.STAGES
+    THREADS, WORDS = 32 * (WARPS + FETCHERS), 4 * CODES if tf32 else 4
+    supply, multiply, places = supplier(sums), multiplier(sums), places_tf32(sums)
+    options = registers_of(region).options
+
+    @cuda.jit(device=True)
+    def run(maps, segments, boxes, codes, useds, into):
+        shared = cuda.shared.array(0, uint8, ALIGNMENT)
+        words = cuda.shared.array(0, uint32, ALIGNMENT)  # the same memory
+        bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
+        own = cuda.shared.array(WORDS, uint32, ALIGNMENT)  # where the factors of slots stand
+        base, t = first_multiple(shared, PERIOD), uint32(cuda.threadIdx.x)
+        item, piece = segments[4 * cuda.blockIdx.x], segments[4 * cuda.blockIdx.x + 1]
+        pieces = segments[4 * cuda.blockIdx.x + 2]
+        if tf32:
+            for i in range(t, CODES, THREADS):
+                four = places(codes[item * CODES + i])
+                own[4 * i], own[4 * i + 1], own[4 * i + 2], own[4 * i + 3] = four
+        if t == 0:
+            for i in range(STAGES):
+                mbarrier_init(bars, i, FETCHERS)
+                mbarrier_init(bars, STAGES + i, WARPS)
+            fence_mbarrier_init()
+        cuda.syncthreads()
+        chunks = (into[4][0] + DEPTH - 1) // DEPTH
+        first = chunks * piece // pieces
+        steps = int32(chunks * (piece + 1) // pieces - first)
+        warp, row = shfl_idx(uint32(t // 32), 0), int32(first * DEPTH)
+        if warp >= WARPS:
+            supply(int32(warp - WARPS), maps, boxes, item, row, steps, shared, base, bars)
+            cuda.syncthreads()
+        else:
+            ring = shared, base, bars
+            multiply(item, warp, segments, codes, useds, own, steps, ring, words, into)
+
+    @cuda.jit(**options)
+    def kernel(
+        maps, segments, boxes, codes, useds, partials, blocks, rows, columns, sizes, dvalues
+    ):
+        into = partials, blocks, rows, columns, sizes, dvalues
+        run(maps, segments, boxes, codes, useds, into)
+
+    @cuda.jit(**options)
+    def mending_kernel(
+        maps, segments, boxes, codes, useds, partials, blocks, rows, columns, sizes, dvalues,
+        x, dy, of_sum,
+    ):  # fmt: skip
+        dense = x, dy, of_sum, rows, columns
+        into = partials, blocks, rows, columns, sizes, dvalues, dense
+        run(maps, segments, boxes, codes, useds, into)
+
+    return mending_kernel if sums.arithmetic == "highest" else kernel
+
+
+@cache
+def supplier(sums: Sums) -> Any:
+    """The warps that ask for boxes, each for its share of every stage, and each lane for some: to
+    ask takes some 100 cycles a time."""
+    region = sums.region
+    STAGES, STAGE_BYTES, DEPTH = region.STAGES, region.STAGE_BYTES, region.DEPTH
+    GROUPS, FETCHERS, GROUP_BYTES = region.GROUPS, region.FETCHERS, region.GROUP_BYTES
+    SHARE, PLACES = -(-GROUPS // (32 * FETCHERS)), (1 << GROUP_AT - PLACE_AT) - 1
+    FEWER, hand_over = registers_of(region).fewer, registers_of(region).handed_over
+    load_x = load_box(region, sums.x_transposed)
+    load_dy = load_box(region, sums.dy_transposed)
+
+    @cuda.jit(device=True)
+    def supply(own, maps, boxes, item, row, steps, shared, base, bars):
+        if hand_over:
+            fewer_registers(FEWER)
+        mine, nbytes = cuda.local.array(SHARE, int32), uint32(0)
+        for k in range(SHARE):
+            at = own + FETCHERS * (32 * k + cuda.threadIdx.x % 32)
+            mine[k] = boxes[item, at] if at < GROUPS else -1
+        for at in range(own, GROUPS, FETCHERS):
+            box = boxes[item, at]
+            if box >= 0:
+                nbytes = uint32(nbytes + (WIDE if box & IS_WIDE else 1) * GROUP_BYTES)
+        for m in range(4):
+            fence_tensor_map(maps[m])
+        stage, phase = uint32(0), uint32(1)
+        for _ in range(steps):
+            mbarrier_wait(bars, STAGES + stage, phase)
+            if cuda.threadIdx.x % 32 == 0:
+                mbarrier_expect(bars, stage, nbytes)
+            sync_warp()
+            for k in range(SHARE):
+                box, place = mine[k], mine[k] >> PLACE_AT & PLACES
+                to = uint32(base + stage * STAGE_BYTES + place * GROUP_BYTES)
+                if box >= 0:
+                    own_map = maps[box & (IS_DY | IS_WIDE)]
+                    if box & IS_DY:
+                        load_dy(shared, to, own_map, box, row, bars, stage)
+                    else:
+                        load_x(shared, to, own_map, box, row, bars, stage)
+            row = int32(row + DEPTH)
+            stage, phase = following(stage, phase, STAGES)
+
+    return supply
+
+
+@cache
+def load_box(region: Region, transposed: bool) -> Any:
+    """Ask for a box that begins at a row of the batch."""
+    FEATURES, load_features = region.FEATURES, load_for(transposed)
+
+    @cuda.jit(device=True)
+    def load(shared, to, own_map, box, row, bars, stage):
+        group = int32(box >> GROUP_AT)
+        if transposed or box & IS_WIDE == 0:
+            load_features(shared, to, own_map, int32(group * FEATURES), row, bars, stage)
+        else:
+            tma_load_3d(shared, to, own_map, 0, row, group, bars, stage)
+
+    return load
+
+
+@cache
+def multiplier(sums: Sums) -> Any:
+    """The warps that multiply: the sums of their slots over all steps, and on to dvalues."""
+    region, COUNT = sums.region, sums.PER_LANE
+    WARPS, SLOTS, ACC = region.WARPS, region.SLOTS, (region.SLOTS, sums.PER_LANE)
+    STAGES, STAGE_BYTES = region.STAGES, region.STAGE_BYTES
+    MORE, hand_over = registers_of(region).more, registers_of(region).handed_over
+    tf32, (place, add_products) = region.ITEM == 4, products(sums)
+    store = storer(sums)
+
+    @cuda.jit(device=True)
+    def multiply(item, warp, segments, codes, useds, own, steps, ring, words, into):
+        shared, base, bars = ring
+        if hand_over:
+            more_registers(MORE)
+        lane, own_warp = uint32(cuda.threadIdx.x) % 32, int32(item * WARPS + warp)
+        used, partial = useds[own_warp], segments[4 * cuda.blockIdx.x + 3]
+        acc, code = cuda.local.array(ACC, float32), cuda.local.array(SLOTS, uint32)
+        for p in range(SLOTS):
+            code[p] = place(codes[own_warp * SLOTS + p], lane)
+        for p in range(SLOTS):
+            for i in range(COUNT):
+                acc[p, i] = 0
+        stage = phase = uint32(0)
+        for _ in range(steps):
+            mbarrier_wait(bars, stage, phase)
+            start = uint32(base + stage * STAGE_BYTES)
+            add_products(shared, start, code, own, warp * SLOTS, used, acc)
+            sync_warp()
+            if lane == 0:
+                mbarrier_arrive(bars, STAGES + stage)
+            stage, phase = following(stage, phase, STAGES)
+        cuda.syncthreads()  # the ring is free
+        if tf32:  # which has no register for it meanwhile
+            partial = segments[4 * cuda.blockIdx.x + 3]
+        store(acc, warp, own_warp, partial, used, words, base // 4, into)
+
+    return multiply

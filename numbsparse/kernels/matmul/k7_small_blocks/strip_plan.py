@@ -1,10 +1,11 @@
 """Which features of x a strip of y needs, stage by stage, and which warp multiplies them by what.
 
-A strip is a run of block columns (of block rows, turned) with a warp for every 32 of its columns.
-The groups of 32 features that any of its blocks keeps are lined up, gaps left out, and cut into
-stages that fit shared memory with the blocks of w that meet them. An mma takes a step of 16
+A strip is a run of block columns (transposed, of block rows) with a warp for every 32 of its
+columns. The groups of 32 features that any of its blocks keeps are lined up, gaps left out, and cut
+into stages that fit shared memory with the blocks of w that meet them. An mma takes a step of 16
 products of a sum, two pieces of 8 features: the halves of one block of 16 x 16, or two blocks of
-8 x 8 of one column. The steps of a stage lie one after another, by warp, then by column.
+8 x 8 of one column. Of float32 a step is a block. The steps of a stage stand one after another, by
+warp, then by column.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numbsparse.device import SIMULATED
+from numbsparse.kernels.card import shared_memory
+from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.parts.deal import Lengths
+from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
 PIECE = 8  # features in 16 bytes
 WARP_COLUMNS = 32
 COUNT_BITS = 6
 CHOICE = 32  # groups of which the next one is chosen
+WIDTH = 32  # features that are fetched together: 64 or 128 bytes of a row of x
 ALIGNED = 4  # steps: what says where they stand is fetched by 16 bytes
-SWIZZLED = 1024  # bytes after which a swizzled group repeats
 
 
 class Strip(NamedTuple):
@@ -72,15 +77,15 @@ class Strip(NamedTuple):
 
     @property
     def X_START(self) -> int:
-        return -(-(self.W_START + self.STEPS * self.STEP_BYTES) // SWIZZLED) * SWIZZLED
+        return -(-(self.W_START + self.STEPS * self.STEP_BYTES) // PERIOD) * PERIOD
 
     @property
     def GROUP_BYTES(self) -> int:
         return self.ITEM * self.WIDTH * self.ROWS
 
-    def rows_of_box(self, turned: bool) -> int:
+    def BOX_ROWS(self, transposed: bool) -> int:
         """Rows of the batch that one copy of a group brings; of feature-major x those of a line."""
-        return 128 // self.ITEM if turned else self.ROWS
+        return 128 // self.ITEM if transposed else self.ROWS
 
     @property
     def STAGE_BYTES(self) -> int:
@@ -90,15 +95,53 @@ class Strip(NamedTuple):
 
     @property
     def SHARED_BYTES(self) -> int:
-        return self.STAGES * self.STAGE_BYTES + SWIZZLED
+        return self.STAGES * self.STAGE_BYTES + PERIOD
+
+
+def strip_of(index: Any, B: int, item: int, transposed: bool, columns: int) -> Strip:
+    """As wide as y is, up to 512 columns, of float32 352; and as many groups to a stage, with room
+    for their steps, as leave three stages.
+
+    Where a stage has few steps for a warp, and warps get ahead of each other, four; and two strips
+    share their groups in a cluster if they need much the same.
+    """
+    limit = (shared_memory() or 65 * 1024) - 1024  # beside the ring there are barriers
+    factors = 16 // B if item == 2 else 1
+    warps = warps_for(columns, item)
+    width = warps * WARP_COLUMNS
+    kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, factors)
+    sizes = (14, 8, 6, 4, 3, 2, 1) if item == 2 else (4, 2, 1)  # groups of a stage
+    fetchers, stages, cluster = 4 if item == 2 else 1, 3, 1
+    if item == 2 and kept < {8: 0.06, 16: 0.25}[B]:
+        stages = 4 if B == 16 else 3
+        in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, WIDTH, factors)
+        cluster = 2 if columns >= 2 * width and in_two > 0.7 * kept else 1
+    for groups in sizes:
+        steps = max(most, min(round(1.15 * groups * mean), 256))
+        steps = -(-steps // ALIGNED) * ALIGNED
+        strip = Strip(B, 64, warps, WIDTH, groups, steps, stages, cluster, fetchers, item)
+        if limit >= strip.SHARED_BYTES:
+            break
+    return strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)
+
+
+def warps_for(columns: int, item: int) -> int:
+    """That multiply: with those that ask, each has the registers that its sums need."""
+    if item == 4:
+        return min(11, -(-columns // WARP_COLUMNS))
+    most = 4 if SIMULATED else 8 if (shared_memory() or 0) < 160 * 1024 else 16
+    warps = 1
+    while warps < most and warps * WARP_COLUMNS < columns:
+        warps *= 2
+    return warps
 
 
 def steps_in_strips(
-    index: Index, B: int, turned: bool, width: int, group_width: int, factors: int
+    index: Index, B: int, transposed: bool, width: int, group_width: int, factors: int
 ) -> tuple[float, float, int]:
     """Of the groups that strips of `width` columns need: the part of their blocks that is kept, and
     the steps of a group, on average if all are full, and at most."""
-    walk = index.rows if turned else index.columns
+    walk = index.rows if transposed else index.columns
     line = np.repeat(np.arange(walk.indptr.size - 1), np.diff(walk.indptr))
     group = walk.indices * np.int64(B) // group_width
     of_group = line // (width // B) * (group.max(initial=0) + 1) + group
@@ -109,7 +152,7 @@ def steps_in_strips(
     return kept, line.size / factors / needed, int(steps.max(initial=1))
 
 
-def plan_strips(index: Index, turned: bool, features: int, strip: Strip) -> tuple[Any, ...]:
+def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> tuple[Any, ...]:
     """What `strips` and `pack` read; strips with more blocks first.
 
     lengths : where the stages of each strip begin.
@@ -120,9 +163,9 @@ def plan_strips(index: Index, turned: bool, features: int, strip: Strip) -> tupl
         steps of each column, in 6 bits each, and above them those of the warps before; and for each
         step where its two pieces stand among the groups, in bytes and 16 bits each; after the last
         group come zeros.
-    halves (steps, 2): the two pieces of w: the stored block times its pieces, plus the piece; or -1
+    of_w (steps, 2): the two pieces of w: the stored block times its pieces, plus the piece; or -1
     """
-    walk, B = index.rows if turned else index.columns, strip.B
+    walk, B = index.rows if transposed else index.columns, strip.B
     lines, per_block = walk.indptr.size - 1, strip.WARPS * strip.COLUMNS
     n_warps, width = strip.WARPS * strip.CLUSTER, per_block * strip.CLUSTER
     n_strips = -(-lines // width)
@@ -152,10 +195,10 @@ def plan_strips(index: Index, turned: bool, features: int, strip: Strip) -> tupl
     step = np.cumsum(begun) - 1 + gaps[stage * strip.CLUSTER + warp // strip.WARPS]
 
     pieces = np.full((begins[-1], 2), strip.GROUPS * strip.WIDTH // PIECE, np.int64)
-    halves = np.full((begins[-1], 2), -1, np.int32)
+    of_w = np.full((begins[-1], 2), -1, np.int32)
     for i in range(B // PIECE):
         pieces[step, half + i] = piece + i
-        halves[step, half + i] = block * (B // PIECE) + i
+        of_w[step, half + i] = block * (B // PIECE) + i
     group, within = np.divmod(pieces, strip.WIDTH // PIECE)
     places = (group * strip.GROUP_BYTES + within * strip.ITEM * PIECE).astype(np.uint32)
     before = of_warp.cumsum(axis=1) - of_warp
@@ -171,7 +214,7 @@ def plan_strips(index: Index, turned: bool, features: int, strip: Strip) -> tupl
         groups,
         begins.astype(np.int32),
         words.astype(np.uint32),
-        halves.reshape(-1),
+        of_w.reshape(-1),
     )
 
 

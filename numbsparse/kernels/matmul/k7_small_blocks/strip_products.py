@@ -1,50 +1,150 @@
-"""What a warp does with a stage: its 32 columns of a strip += the features that they keep."""
+"""What a warp does with a stage: its 32 columns of a strip += the features that they keep.
+
+A step is what the registers of a lane hold of w at once: 16 x B values of 16 bits, for one mma for
+every 16 rows and 8 columns; or a block of float32, 8 features by 8 columns to an mma of tf32.
+"""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
-from numba import cuda, int32, uint32
+import numpy as np
+from numba import cuda, float32, int32, uint32
 
-from numbsparse.kernels.matmul.k7_small_blocks.card import MMA
+from numbsparse.device import DeviceArray, empty
+from numbsparse.device.launch import launch
+from numbsparse.kernels.elementwise import copy
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import COUNT_BITS, PIECE, Strip
-from numbsparse.kernels.ptx import ldmatrix_x4, ldmatrix_x4_trans, load_2xu32, load_4xu32
+from numbsparse.kernels.parts.split import add_product, splitting
+from numbsparse.kernels.parts.swizzle import rows_of
+from numbsparse.kernels.parts.words import words_of_lane
+from numbsparse.kernels.ptx import (
+    as_float32,
+    mma_m16n8k16_bf16,
+    mma_m16n8k16_f16,
+    movmatrix_trans,
+)
+
+MMA = {"float16": mma_m16n8k16_f16, "bfloat16": mma_m16n8k16_bf16}
+THREADS = 128
+
+
+def packed(
+    values: DeviceArray, pieces: DeviceArray, lines: DeviceArray, features: int, transposed: bool
+) -> DeviceArray:
+    """The blocks of w in the order of the steps, each value in the register where an mma wants it.
+
+    What lies beyond the last of the features that are summed over becomes 0.
+    """
+    n_blocks, B, _ = values.shape
+    n_steps, words = pieces.size // 2, B // 4 if values.itemsize == 2 else B * B // 32
+    out = empty((n_steps * 32 * words,), "uint32")
+    across = B * values.itemsize // 4
+    in_words = DeviceArray(values.address, (n_blocks, B, across), np.uint32, None, values)
+    kernel, grid = pack_kernel(B, values.itemsize, transposed), -(-n_steps * 32 // THREADS)
+    launch(kernel, grid, THREADS, in_words, pieces, lines, features, out)
+    return out
+
+
+def in_order(values: DeviceArray) -> DeviceArray:
+    """The blocks of w, or a copy of them without gaps that is read by words."""
+    if values.is_contiguous and values.address % 4 == 0:
+        return values
+    whole = empty(values.shape, values.dtype)
+    copy(whole, values)
+    return whole
 
 
 @cache
-def products(name: str, strip: Strip, x_turned: bool) -> Any:
-    """acc += x @ w of the stage that begins at byte `stage`, by a warp of its block."""
-    X_START, W_START, STEP_BYTES = strip.X_START, strip.W_START, strip.STEP_BYTES
-    HEAD, LAST_COLUMN, COUNT = strip.HEAD, strip.COLUMNS - 1, (1 << COUNT_BITS) - 1
-    # A lane reads a line of an 8 x 8 matrix: 16 rows of the batch, then the second piece of each;
-    # or 8 features of the upper 8 rows of 16, of the lower, and then of the second piece.
-    LINES, LINE = (PIECE, 128) if x_turned else (16, 2 * strip.WIDTH)
-    make_step = turned_step if x_turned else step_of_rows
+def pack_kernel(B: int, item: int, transposed: bool) -> Any:
+    PIECES = B // PIECE
+    HALVES = 2 if item == 2 else PIECES  # of a step; for every one of them and every 8 columns
+    TERMS = 1 if item == 2 else 2  # words of a lane
+    WORDS = TERMS * HALVES * PIECES
+    load = load_16_bit(transposed) if item == 2 else load_float32(transposed)
+    store = words_of_lane(WORDS).store
+
+    @cuda.jit
+    def kernel(values, pieces, lines, features, out):
+        item = cuda.grid(1)
+        step = item // 32
+        words = cuda.local.array(WORDS, uint32)
+        if step < pieces.size // 2:
+            for half in range(HALVES):
+                piece = pieces[2 * step + half]
+                block, first = max(piece, 0) // PIECES, max(piece, 0) % PIECES * PIECE
+                inside = features - lines[block] * B - first if piece >= 0 else 0
+                for square in range(PIECES):
+                    at = (square * HALVES + half) * TERMS
+                    load(values, block, first, square * PIECE, inside, words, at)
+            store(out, step * (32 * WORDS), words)
+
+    return kernel
+
+
+@cache
+def load_16_bit(transposed: bool) -> Any:
+    """Of column n + lane // 4 the values of features k + lane % 4 * 2 and the next, in a word."""
 
     @cuda.jit(device=True)
-    def load(words, at):
-        """The registers of a step of w."""
-        lane = uint32(cuda.threadIdx.x) % 32
-        if STEP_BYTES == 512:
-            return load_4xu32(words, at + lane * 4)
-        b0, b1 = load_2xu32(words, at + lane * 2)
-        return b0, b1, b0, b1
+    def load(values, block, k, n, inside, words, at):
+        lane = uint32(cuda.grid(1)) % 32
+        row, column = lane // 4, lane % 4
+        if transposed:
+            two = values[block, n + row, k // 2 + column] if inside > column * 2 else uint32(0)
+            words[at] = two & uint32(0xFFFF) if inside == column * 2 + 1 else two
+        else:
+            two = values[block, k + row, n // 2 + column] if inside > row else uint32(0)
+            words[at] = movmatrix_trans(two)
+
+    return load
+
+
+@cache
+def load_float32(transposed: bool) -> Any:
+    """Of column n + lane // 4 the values of features k + lane % 4 and that + 4."""
+
+    @cuda.jit(device=True)
+    def load(values, block, k, n, inside, words, at):
+        lane = uint32(cuda.grid(1)) % 32
+        row, column = lane // 4, lane % 4
+        for term in range(2):
+            f, c = column + 4 * term, n + row
+            words[at + term] = 0
+            if inside > f:
+                words[at + term] = (
+                    values[block, c, k + f] if transposed else values[block, k + f, c]
+                )
+
+    return load
+
+
+@cache
+def products(strip: Strip, arithmetic: str, x_transposed: bool) -> Any:
+    """acc += x @ w of the stage that begins at byte `stage`, by a warp of its block.
+
+    acc holds, column by column and for each 16 rows, 16 x B values: B / 2 in a lane.
+    """
+    X_START, W_START, HEAD = strip.X_START, strip.W_START, strip.HEAD
+    WORDS, LAST_COLUMN, COUNT = strip.STEP_BYTES // 128, strip.COLUMNS - 1, (1 << COUNT_BITS) - 1
+    load, begin_x = words_of_lane(WORDS).load, rows_of(strip.ITEM, strip.WIDTH, x_transposed).begin
+    make_step = step_16_bit if strip.ITEM == 2 else step_tf32
 
     def columns_from(j: int) -> Any:
         """Column j, then those after it: each with its own registers, named when compiled."""
-        add_step = make_step(name, strip, j)
+        add_step = make_step(strip, arithmetic, x_transposed, j)
         others = columns_from(j + 1) if j < LAST_COLUMN else None
 
         @cuda.jit(device=True)
-        def add_columns(shared, words, lines, piece, word, at, place, b, counts, acc):
+        def add_columns(shared, words, lines, word, at, place, b, counts, acc):
             for _ in range(int32(counts >> uint32(COUNT_BITS * j) & uint32(COUNT))):
-                half, now = place >> piece & uint32(0xFFFF), b
-                word, at = uint32(word + 1), uint32(at + STEP_BYTES // 4)
+                now, own = place, b
+                word, at = uint32(word + 1), uint32(at + 32 * WORDS)
                 place, b = words[word], load(words, at)
-                add_step(shared, lines, half, now, acc)
+                add_step(shared, lines, now, own, acc)
             if others is not None:
-                others(shared, words, lines, piece, word, at, place, b, counts, acc)
+                others(shared, words, lines, word, at, place, b, counts, acc)
 
         return add_columns
 
@@ -52,96 +152,100 @@ def products(name: str, strip: Strip, x_turned: bool) -> Any:
 
     @cuda.jit(device=True)
     def add_all(shared, words, stage, warp, acc):
-        lane, counts = uint32(cuda.threadIdx.x) % 32, words[stage // 4 + warp]
-        lines = uint32(uint32(stage + X_START) + cuda.threadIdx.x % LINES * LINE)
-        piece = lane // 16 * 16
+        counts = words[stage // 4 + warp]
+        lines = begin_x(uint32(stage + X_START))
         before = counts >> uint32(4 * COUNT_BITS)
         word = uint32(stage // 4 + HEAD + before)
-        at = uint32(stage // 4 + W_START // 4 + before * (STEP_BYTES // 4))
+        at = uint32((stage + W_START) // 4 + before * (32 * WORDS))
         # A step is read ahead of the one that is multiplied.
         place, b = words[word], load(words, at)
-        columns(shared, words, lines, piece, word, at, place, b, counts, acc)
+        columns(shared, words, lines, word, at, place, b, counts, acc)
 
     return add_all
 
 
 @cache
-def step_of_rows(name: str, strip: Strip, j: int) -> Any:
-    """acc of column j += 16 features of x, from two pieces, times a step of w.
-
-    acc holds, column by column and for each 16 rows, 16 x B values: B / 2 in a lane.
-    """
-    TM, BELOW = strip.ROWS // 16, 16 * 2 * strip.WIDTH
-    ALIKE = 64 // strip.WIDTH  # lines that are swizzled alike
-    add_rows = row_products(name, strip, j)
+def step_16_bit(strip: Strip, arithmetic: str, x_transposed: bool, j: int) -> Any:
+    """acc of column j += 16 features of x, from two pieces, times a step of w."""
+    TM, SQUARES, A = strip.ROWS // 16, strip.B // 8, (2, 4)
+    rows, mma = rows_of(2, strip.WIDTH, x_transposed), MMA[arithmetic]
+    find, load = rows.find, rows.load
 
     @cuda.jit(device=True)
-    def add_step(shared, lines, half, b, acc):
-        lane = uint32(cuda.threadIdx.x) % 32
-        at = uint32(lines + (half ^ lane % 8 // ALIKE * 16))  # the pieces of a line are swizzled
+    def add_step(shared, lines, place, b, acc):
+        at = find(lines, place)
+        x = cuda.local.array(A, uint32)
         for m in range(TM):
-            add_rows(m, ldmatrix_x4(shared, at + m * BELOW), b, acc)
+            load(shared, at, m, x)
+            a = x[m % 2]
+            for n in range(SQUARES):
+                i = ((j * TM + m) * SQUARES + n) * 4
+                acc[i], acc[i + 1], acc[i + 2], acc[i + 3] = mma(
+                    *(a[0], a[1], a[2], a[3], b[2 * n], b[2 * n + 1]),
+                    *(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]),
+                )
 
     return add_step
 
 
 @cache
-def turned_step(name: str, strip: Strip, j: int) -> Any:
-    """As `step_of_rows`: `ldmatrix` turns the matrices over. A plan counts 16 bytes for a piece,
-    which here is 8 lines."""
-    TM, WITHIN = strip.ROWS // 16, 16 * (strip.WIDTH // PIECE - 1)
-    FURTHER = PIECE * 128 // 16 - 1
-    add_rows = row_products(name, strip, j)
+def step_tf32(strip: Strip, arithmetic: str, x_transposed: bool, j: int) -> Any:
+    """acc of column j += the features of x that a step needs times its block of w: a sum of its
+    own, which begins at zero (`parts.split`)."""
+    TM, SQUARES, exact = strip.ROWS // 16, strip.B // 8, arithmetic == "highest"
+    W, X, SUMS, RAW = (SQUARES, 2 * SQUARES), (SQUARES, 4), (SQUARES, 4), (SQUARES, 2, 4)
+    rows, split = rows_of(4, strip.WIDTH, x_transposed), splitting(exact)
+    find, load = rows.find, rows.load
 
     @cuda.jit(device=True)
-    def add_step(shared, lines, half, b, acc):
-        lane = uint32(cuda.threadIdx.x) % 32
-        piece = uint32((lane // 8 % 2 ^ lane % 8) * 16)  # the pieces of a line are swizzled
-        at = uint32(lines + half + (half & uint32(WITHIN)) * FURTHER)
-        for m in range(TM):
-            add_rows(m, ldmatrix_x4_trans(shared, at + (piece ^ uint32(32 * m))), b, acc)
-
-    return add_step
-
-
-@cache
-def row_products(name: str, strip: Strip, j: int) -> Any:
-    """acc of column j += the m-th 16 rows of x, in the registers a, times a step of w."""
-    TM, SQUARES = strip.ROWS // 16, strip.B // 8
-    mma = MMA[name]
+    def multiply(a, b, piece, c):
+        add_product(a[0], a[1], a[2], a[3], b[2 * piece], b[2 * piece + 1], c)
 
     @cuda.jit(device=True)
-    def add_rows(m, a, b, acc):
+    def add_step(shared, lines, place, b, acc):
+        wh, wl = cuda.local.array(W, uint32), cuda.local.array(W, uint32)
         for n in range(SQUARES):
-            i = ((j * TM + m) * SQUARES + n) * 4
-            acc[i], acc[i + 1], acc[i + 2], acc[i + 3] = mma(
-                a[0],
-                a[1],
-                a[2],
-                a[3],
-                b[2 * n],
-                b[2 * n + 1],
-                acc[i],
-                acc[i + 1],
-                acc[i + 2],
-                acc[i + 3],
-            )
+            for i in range(2 * SQUARES):
+                wh[n, i], wl[n, i] = split(as_float32(b[2 * SQUARES * n + i]))
+        first, second = find(lines, place & uint32(0xFFFF)), find(lines, place >> uint32(16))
+        raw = cuda.local.array(RAW, uint32)
+        for m in range(TM):
+            c = cuda.local.array(SUMS, float32)
+            for n in range(SQUARES):
+                for i in range(4):
+                    c[n, i] = 0
+            xh, xl = cuda.local.array(X, uint32), cuda.local.array(X, uint32)
+            for piece in range(SQUARES):
+                load(shared, second if piece else first, m, raw[piece])
+                for i in range(4):
+                    xh[piece, i], xl[piece, i] = split(as_float32(raw[piece, m % 2, i]))
+                if exact:
+                    for n in range(SQUARES):
+                        multiply(xl[piece], wh[n], piece, c[n])
+                    for n in range(SQUARES):
+                        multiply(xh[piece], wl[n], piece, c[n])
+            for piece in range(SQUARES):
+                for n in range(SQUARES):
+                    multiply(xh[piece], wh[n], piece, c[n])
+            for n in range(SQUARES):
+                for i in range(4):
+                    acc[((j * TM + m) * SQUARES + n) * 4 + i] += c[n, i]
 
-    return add_rows
+    return add_step
 
 
 @cache
-def clear_zeros(strip: Strip, warps: int) -> Any:
-    """The zeros after the groups of every stage, for steps that are half empty."""
-    STAGES, STAGE_BYTES = strip.STAGES, strip.STAGE_BYTES
-    START = strip.X_START + strip.GROUPS * strip.GROUP_BYTES
-    COUNT, THREADS = (STAGE_BYTES - START) // 4, 32 * warps
+def clear_zeros(strip: Strip, threads: int) -> Any:
+    """The zeros after the groups of every stage, where steps may be half empty."""
+    STAGES, STAGE_BYTES, WORDS = strip.STAGES, strip.STAGE_BYTES, strip.GROUP_BYTES // 4
+    START, half_empty = strip.X_START + strip.GROUPS * strip.GROUP_BYTES, strip.FACTORS == 2
 
     @cuda.jit(device=True)
     def clear(words, base):
-        for stage in range(STAGES):
-            first = (base + stage * STAGE_BYTES + START) // 4
-            for i in range(cuda.threadIdx.x, COUNT, THREADS):
-                words[first + i] = 0
+        if half_empty:
+            for stage in range(STAGES):
+                first = (base + stage * STAGE_BYTES + START) // 4
+                for i in range(cuda.threadIdx.x, WORDS, threads):
+                    words[first + i] = 0
 
     return clear

@@ -1,0 +1,216 @@
+"""Tiles of swizzled lines: asked of the copy engine, and read as the registers of an mma.
+
+A tile is lines of 32, 64 or 128 bytes, whose pieces of 16 bytes have changed places by the address
+of the line (`ptx.tiles.swizzled`), so that neither a line nor a column of pieces meets a bank
+twice. A line holds neighbouring features of a row of the batch; or, where the operand is transposed
+(feature-major), neighbouring rows of the batch for one feature.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from numba import cuda, uint32
+
+from numbsparse.device import DeviceArray
+from numbsparse.device.tensor_map import tensor_map
+from numbsparse.kernels.ptx import (
+    ldmatrix_x4,
+    ldmatrix_x4_trans,
+    load_4xu32,
+    tma_load_2d,
+    tma_load_2d_multicast,
+)
+from numbsparse.kernels.ptx.tiles import swizzled
+
+PERIOD = 1024  # bytes after which the exchanges repeat
+PIECE = 8  # features that stand together: those of an 8 x 8 matrix
+LINE = 128  # bytes of a transposed tile's line
+
+place_of_byte = cuda.jit(device=True)(swizzled)
+
+
+def map_of(x: DeviceArray, rows: int, features: int, transposed: bool) -> DeviceArray:
+    """The map of x for boxes of so many rows and features; transposed, of x (features, batch)."""
+    box = (features, rows) if transposed else (rows, features)
+    return tensor_map(x, box, x.itemsize * box[1])
+
+
+@cache
+def load_for(transposed: bool, cluster: int = 1) -> Any:
+    """Ask for the box of such a map that begins at a feature and a row, for all of a cluster."""
+    RANKS = (1 << cluster) - 1
+
+    @cuda.jit(device=True)
+    def load(shared, to, x_map, feature, row, bars, stage):
+        column, line = (row, feature) if transposed else (feature, row)
+        if cluster == 1:
+            tma_load_2d(shared, to, x_map, column, line, bars, stage)
+        else:
+            tma_load_2d_multicast(shared, to, x_map, column, line, bars, stage, RANKS)
+
+    return load
+
+
+@cuda.jit(device=True)
+def feature_of(g, half):
+    """Which of 16 lines of 32 or 64 bytes is row g + 8 half of an mma, or column g of 8 of two.
+
+    Half a warp is served together, or a quarter: the lines of g = 0 to 3, and of 4 to 7, fill all
+    banks. Of an even g and the next the lines are neighbours.
+    """
+    return g // 2 * 4 + (half ^ g // 2 % 2) * 2 + g % 2
+
+
+@cuda.jit(device=True)
+def feature_of_eight(g):
+    """Which of 8 lines is column g, where there are no others."""
+    return feature_of(g % 4, g // 4)
+
+
+class Rows(NamedTuple):
+    """How the rows of groups of features become the first factor of an mma, 16 rows at a time.
+
+    begin(start) -> lines : where a lane reads in the groups that begin at a byte
+    find(lines, place) -> at : where it reads a piece of 8 features; of 16-bit values two of them,
+        whose places stand in the halves of a word. A place is counted in bytes of a row.
+    load(shared, at, m, x) : x[m % 2] = the registers of the m-th 16 rows
+    row_of(m, half) -> row : which row that is, the upper one of a lane and the lower one
+    """
+
+    begin: Any
+    find: Any
+    load: Any
+    row_of: Any
+
+
+@cache
+def rows_of(item: int, width: int, transposed: bool) -> Rows:
+    """For groups of `width` features of `item` bytes; transposed, in boxes of 128 bytes of rows."""
+    if item == 2:
+        return _transposed_16_bit(width) if transposed else _rows_16_bit(width)
+    return _transposed_tf32(width) if transposed else _rows_tf32()
+
+
+@cuda.jit(device=True)
+def lane_of_warp():
+    return uint32(cuda.threadIdx.x) % 32
+
+
+@cuda.jit(device=True)
+def row_of_16(m, half):
+    return lane_of_warp() // 4 + 16 * m + 8 * half
+
+
+def _rows_16_bit(width: int) -> Rows:
+    """A lane names a line of an 8 x 8 matrix: 16 rows, then the second piece of each."""
+    BYTES = 2 * width
+    ALIKE = LINE // BYTES  # lines whose pieces have changed places alike
+
+    @cuda.jit(device=True)
+    def begin(start):
+        return uint32(start + cuda.threadIdx.x % 16 * BYTES)
+
+    @cuda.jit(device=True)
+    def find(lines, place):
+        lane = lane_of_warp()
+        half = place >> lane // 16 * 16 & uint32(0xFFFF)
+        return uint32(lines + (half ^ lane % 8 // ALIKE * 16))
+
+    @cuda.jit(device=True)
+    def load(shared, at, m, x):
+        v = ldmatrix_x4(shared, at + m * (16 * BYTES))
+        x[m % 2, 0], x[m % 2, 1], x[m % 2, 2], x[m % 2, 3] = v
+
+    return Rows(begin, find, load, row_of_16)
+
+
+def further(item: int, width: int) -> Any:
+    """A place counts the bytes of a piece in a row; transposed, a piece is 8 lines."""
+    BYTES = PIECE * item
+    WITHIN, FURTHER = BYTES * (width // PIECE - 1), PIECE * LINE // BYTES - 1
+
+    @cuda.jit(device=True)
+    def at_lines(lines, place):
+        return uint32(lines + place + (place & uint32(WITHIN)) * FURTHER)
+
+    return at_lines
+
+
+def _transposed_16_bit(width: int) -> Rows:
+    """A lane names a feature of the upper 8 rows of 16, of the lower, then of the second piece;
+    `ldmatrix` transposes."""
+    at_lines = further(2, width)
+
+    @cuda.jit(device=True)
+    def begin(start):
+        return uint32(start + cuda.threadIdx.x % PIECE * LINE)
+
+    @cuda.jit(device=True)
+    def find(lines, place):
+        half = place >> lane_of_warp() // 16 * 16 & uint32(0xFFFF)
+        return at_lines(lines, half)
+
+    @cuda.jit(device=True)
+    def load(shared, at, m, x):
+        lane = lane_of_warp()
+        piece = uint32((lane // 8 % 2 ^ lane % 8) * 16)
+        v = ldmatrix_x4_trans(shared, at + (piece ^ uint32(32 * m)))
+        x[m % 2, 0], x[m % 2, 1], x[m % 2, 2], x[m % 2, 3] = v
+
+    return Rows(begin, find, load, row_of_16)
+
+
+def _rows_tf32() -> Rows:
+    """`ldmatrix` brings four neighbours of a row to the four lanes that hold it: lane 4 g + q gets
+    the q-th and the (q + 4)-th of a piece."""
+
+    @cuda.jit(device=True)
+    def begin(start):
+        """A lane names a row of four values: 16 rows, then their next four."""
+        return uint32(start + cuda.threadIdx.x % 16 * LINE)
+
+    @cuda.jit(device=True)
+    def find(lines, place):
+        lane = lane_of_warp()
+        half, exchange = lane // 16 * 16, lane % 8 * 16
+        return uint32(lines + (place + half ^ exchange))
+
+    @cuda.jit(device=True)
+    def load(shared, at, m, x):
+        v = ldmatrix_x4(shared, at + m * (16 * LINE))
+        x[m % 2, 0], x[m % 2, 1], x[m % 2, 2], x[m % 2, 3] = v
+
+    return Rows(begin, find, load, row_of_16)
+
+
+def _transposed_tf32(width: int) -> Rows:
+    """`ldmatrix` transposes no 32-bit values. A lane reads four rows of a feature at once, so its
+    rows are four and four neighbours of 32."""
+    at_lines, BOX = further(4, width), width * LINE
+
+    @cuda.jit(device=True)
+    def four_of(g):
+        """Which four rows of 32 a lane has: such that eight lanes meet in no bank."""
+        return g % 2 * 4 + g // 2
+
+    @cuda.jit(device=True)
+    def begin(start):
+        return uint32(start + cuda.threadIdx.x % 4 * LINE)
+
+    @cuda.jit(device=True)
+    def load(shared, at, m, x):
+        if m % 2 == 0:  # of 32 rows at once
+            lane, box = lane_of_warp(), at + m // 2 * BOX
+            piece = uint32((four_of(lane // 4) ^ lane % 4) * 16)
+            a = load_4xu32(shared, box + piece)
+            b = load_4xu32(shared, box + 4 * LINE + (piece ^ uint32(4 * 16)))  # four features on
+            for u in range(2):
+                x[u, 0], x[u, 1], x[u, 2], x[u, 3] = a[2 * u], a[2 * u + 1], b[2 * u], b[2 * u + 1]
+
+    @cuda.jit(device=True)
+    def row_of(m, half):
+        return 32 * (m // 2) + 4 * four_of(lane_of_warp() // 4) + 2 * (m % 2) + half
+
+    return Rows(begin, at_lines, load, row_of)
