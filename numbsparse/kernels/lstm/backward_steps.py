@@ -41,10 +41,10 @@ from numbsparse.kernels.lstm.eights import (
     words_of,
 )
 from numbsparse.kernels.lstm.on_gpu import gpu_cell_grad, tanh
-from numbsparse.kernels.lstm.one_by_one import one_by_one
 from numbsparse.kernels.lstm.parts import joining
 from numbsparse.kernels.lstm.twos import DOWN, TWOS
 from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.ptx import (
     Operand,
     first_multiple,

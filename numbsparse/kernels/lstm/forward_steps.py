@@ -35,7 +35,6 @@ from numbsparse.kernels.lstm.carriers import (
 from numbsparse.kernels.lstm.cell import GATES, WARPS
 from numbsparse.kernels.lstm.deal import KINDS, ROWS, B, deal, places
 from numbsparse.kernels.lstm.on_gpu import far_tanh, sigmoid
-from numbsparse.kernels.lstm.one_by_one import one_by_one
 from numbsparse.kernels.lstm.parts import joining
 from numbsparse.kernels.lstm.twos import (
     COLUMNS,
@@ -50,6 +49,7 @@ from numbsparse.kernels.lstm.twos import (
     unit_of,
 )
 from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.ptx import (
     Operand,
     first_multiple,

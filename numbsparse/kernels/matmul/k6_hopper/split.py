@@ -3,7 +3,7 @@
 A block of w is small against the rows that it meets, so `split_kernel` splits every block once and
 lays it out as wgmma reads it, terms of the sum side by side: turned for forward, as it is stored
 for the input-gradient. What hi and lo are, and why each step starts from zero, says
-`k5_tensor_core.singles`.
+`parts.fragments_tf32`.
 
 Reads per output, for a sum of K products: K / B of x, or K / 64 where two columns of blocks of 32
 keep the same inputs, and K / 128 of w. What limits it is shared memory. wgmma takes 64 bytes a
@@ -25,8 +25,7 @@ from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import aligned, aligned_either_way
-from numbsparse.kernels.matmul.k5_tensor_core import singles
-from numbsparse.kernels.matmul.k5_tensor_core.lines import stored
+from numbsparse.kernels.matmul.k5_tensor_core.store import stored
 from numbsparse.kernels.matmul.k6_hopper.split_lines import line_kernel
 from numbsparse.kernels.matmul.k6_hopper.split_plan import (
     ALIGNED,
@@ -38,6 +37,7 @@ from numbsparse.kernels.matmul.k6_hopper.split_plan import (
 )
 from numbsparse.kernels.matmul.k6_hopper.steps import schedule
 from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts import fragments_tf32 as singles
 from numbsparse.kernels.ptx import as_float32, store_4xf32
 from numbsparse.kernels.views import span
 from numbsparse.layout import Index

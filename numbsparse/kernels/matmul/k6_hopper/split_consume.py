@@ -11,9 +11,9 @@ from typing import Any
 
 from numba import cuda, float32, int64, uint32
 
-from numbsparse.kernels.matmul.k5_tensor_core import singles
-from numbsparse.kernels.matmul.k5_tensor_core.repair import any_nan
+from numbsparse.kernels.matmul.k5_tensor_core.store import any_nan, store_float32, store_neighbours
 from numbsparse.kernels.matmul.k6_hopper.split_plan import BOX, DEPTH, Tile
+from numbsparse.kernels.parts import fragments_tf32 as singles
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     as_float32,
@@ -35,9 +35,9 @@ def consumer(tile: Tile, precision: str, x_turned: bool, y_turned: bool, wide: b
     exact = precision == "highest"
     read, row_in = reader(x_turned, exact)
     multiply = multiplier(tile, exact)
-    store = singles.store(1, 4, y_turned, wide, row_in)
+    store = store_float32(1, 4, y_turned, wide, row_in)
     if x_turned and y_turned and wide:
-        store = singles.store_neighbours(4, row_in)
+        store = store_neighbours(4, row_in)
     mend, nan_in = mender(tile.B, y_turned), any_nan(*ACC)
 
     @cuda.jit(device=True)
@@ -102,7 +102,7 @@ def multiplier(tile: Tile, exact: bool) -> Any:
 
 @cache
 def reader(x_turned: bool, exact: bool) -> tuple[Any, Any]:
-    """(read, row_in): what a lane has of a tile of x, split; see `singles.fragment` for the terms.
+    """(read, row_in): what a lane has of a tile of x, split: terms as in `fragments_tf32`.
 
     Line g of unit u of a warp is row `row_in(u, g)`: such that lanes meet no bank twice.
     """

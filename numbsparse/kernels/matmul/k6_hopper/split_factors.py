@@ -13,8 +13,8 @@ from typing import Any
 
 from numba import cuda, float32, int64, uint32
 
-from numbsparse.kernels.matmul.k5_tensor_core import singles
 from numbsparse.kernels.matmul.k6_hopper.split_items import NT, TILE, Work
+from numbsparse.kernels.parts import fragments_tf32 as singles
 from numbsparse.kernels.ptx import as_float32, load_2xu32, load_4xf32, store_4xf32
 
 LINE = 32  # values of a line of a tile

@@ -7,9 +7,9 @@ from typing import Any
 
 from numba import cuda, float32, int32, uint32
 
-from numbsparse.kernels.matmul.k5_tensor_core import singles
 from numbsparse.kernels.matmul.k6_hopper.split_factors import reader, turner
 from numbsparse.kernels.matmul.k6_hopper.split_items import HALVES, NT, TILE, TILE_BYTES, Work
+from numbsparse.kernels.parts import fragments_tf32 as singles
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     ALIGNMENT,

@@ -25,7 +25,7 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import BYTES, aligned_either_way
-from numbsparse.kernels.matmul.k5_tensor_core.weight_grad_singles import cut
+from numbsparse.kernels.matmul.k5_tensor_core.weight_grad import cut
 from numbsparse.kernels.matmul.k6_hopper.split_items import (
     ALIGNED,
     HALVES,

@@ -18,7 +18,7 @@ many blocks a warp finds in a stage is chance, and the ring evens it out. Elsewh
 `region_async`) all warps fetch by cp.async, and the slowest of each stage holds them all up.
 
 `single_strips` and `single_regions` are the same of float32, where there is a copy engine. Tensor
-cores take it as tf32, by three products where they are to be exact (`k5_tensor_core.singles`). It
+cores take it as tf32, by three products where they are to be exact (`parts.fragments_tf32`). It
 takes twice the room: a strip has 352 columns of y, a region 128 or 144 blocks of 16 x 16. There too
 some warps of a region only ask the copy engine, and give the others the registers they lack.
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from numba import cuda, float32, int64, uint8, uint32
 
-from numbsparse.kernels.matmul.k5_tensor_core.fetches import bytes_of
 from numbsparse.kernels.matmul.k7_small_blocks.card import registers
 from numbsparse.kernels.matmul.k7_small_blocks.region import GROUP, Region, Turned
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import (
@@ -17,6 +16,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_products import (
 )
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import storer
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE, SWIZZLED
+from numbsparse.kernels.parts.copies import bytes_of
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cp_async_commit,

@@ -5,7 +5,7 @@ two neighbours of x, features 2 g and 2 g + 1 of a slot, in rows 2 q and 2 q + 1
 dy as many columns. An mma's rows and columns, and the terms that it adds, may be any as long as
 both factors agree; these meet in no bank of swizzled lines. A factor that lies feature-major is
 read by `single_turned`. What is split into hi and lo, and why the products of a step start from
-zero, says `k5_tensor_core.singles`.
+zero, says `parts.fragments_tf32`.
 
 The three products of a step wait for each other. So two slots are taken at once, each with its own
 dy; or one alone, where most slots find the dy of the one before.
@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int64, uint32
 
-from numbsparse.kernels.matmul.k5_tensor_core.singles import round_to_tf32, split_exact
 from numbsparse.kernels.matmul.k7_small_blocks.region import Region
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import PLACE_BITS
 from numbsparse.kernels.matmul.k7_small_blocks.single_turned import lanes_of, turned_loads
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE
+from numbsparse.kernels.parts.fragments_tf32 import round_to_tf32, split_exact
 from numbsparse.kernels.ptx import as_float32, load_1xu32, load_2xu32, mma_m16n8k8_tf32
 
 

@@ -14,9 +14,9 @@ from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.matmul.k5_tensor_core.singles import round_to_tf32, split_exact
 from numbsparse.kernels.matmul.k7_small_blocks.single_rows import rows_of
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import COUNT_BITS, PIECE, Strip
+from numbsparse.kernels.parts.fragments_tf32 import round_to_tf32, split_exact
 from numbsparse.kernels.ptx import as_float32, load_2xu32, load_4xu32, mma_m16n8k8_tf32
 
 THREADS = 128

@@ -14,8 +14,8 @@ from typing import Any
 
 from numba import cuda, int64, uint32
 
-from numbsparse.kernels.matmul.k5_tensor_core.singles import round_to_tf32, split_exact
 from numbsparse.kernels.matmul.k7_small_blocks.region import Region
+from numbsparse.kernels.parts.fragments_tf32 import round_to_tf32, split_exact
 from numbsparse.kernels.ptx import as_float32, load_2xu32, load_4xu32
 from numbsparse.kernels.ptx.tiles import swizzled
 
