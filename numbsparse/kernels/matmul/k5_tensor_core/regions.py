@@ -17,6 +17,8 @@ WIDTH = 32  # of a tile
 
 
 class Region(NamedTuple):
+    """What a block of threads takes: all cells that meet in a tile of dy have to fit in."""
+
     XT: int  # tiles of x
     YT: int  # tiles of dy
     CELLS: int  # a warp

@@ -68,7 +68,7 @@ def region_of(size: int, itemsize: int) -> Region:
         region = Region(16, 16, 14, 8, 16, 3, 1)
         least = region.stage * region.STAGES * itemsize
         few = (shared_memory() or least) < least
-        return Region(8, 8, 7, 4, 16, 3, 1) if few else region
+        return Region(6, 10, 7, 4, 16, 3, 1) if few else region
     if itemsize == 2:
         return Region(1, 4, 1, 4, 32, 4, 4) if size == 32 else Region(2, 2, 1, 4, 32, 4, 4)
     return Region(1, 4, 1, 4, 32, 3, 3) if size == 32 else Region(2, 2, 1, 4, 32, 3, 3)
