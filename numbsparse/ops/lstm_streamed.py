@@ -77,10 +77,10 @@ class Streamed:
         arrays = tuple(map(_aligned, arrays))
         if inputs is not None:
             x, weight = inputs
-            inputs = _aligned(gapless(x)), _lying(weight.values)
+            inputs = _aligned(gapless(x)), _as_factors(weight.values)
             (index,) = planned(index, _stacked, index_beside(weight.stored_layout, x))
         counters = _counters(last - first)
-        kernels.forward(*arrays, _lying(values), index, first, last, counters, inputs)
+        kernels.forward(*arrays, _as_factors(values), index, first, last, counters, inputs)
 
     def backward(self, first: int, last: int, *arrays: Any) -> None:
         """dgates[first - 2] to dgates[last - 1]."""
@@ -121,11 +121,11 @@ def _stacked(a: Any, b: Any) -> tuple[Any]:
     return (Layout(np.concatenate([rows(a), rows(on_host(b))])).index,)
 
 
-def _lying(values: DeviceArray) -> DeviceArray:
-    """Blocks as the tensor cores take them: of tf32 those that are turned over."""
+def _as_factors(values: DeviceArray) -> DeviceArray:
+    """Blocks as the tensor cores take them: of tf32 those that are transposed."""
     if values.itemsize == 2:
         return values
-    return _home("turned_blocks").turned_blocks(values)
+    return _home("forward_steps").transposed_blocks(values)
 
 
 def _home(name: str) -> ModuleType:
