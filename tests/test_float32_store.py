@@ -5,13 +5,13 @@ import pytest
 from numba import cuda, float32
 from ptx_helpers import needs_ampere, run
 
-from numbsparse.kernels.matmul.k5_tensor_core import singles
+from numbsparse.kernels.matmul.k5_tensor_core.store import store_float32
 
 TA = 2
 
 
 def storing_kernel(TB, turned, wide, rows, columns):
-    store, ACC = singles.store(TA, TB, turned, wide), (TA, TB, 4)
+    store, ACC = store_float32(TA, TB, turned, wide), (TA, TB, 4)
 
     @cuda.jit
     def kernel(sums, y):

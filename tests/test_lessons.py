@@ -23,8 +23,8 @@ from numbsparse.bench.results import gain_of, on_gpu, profiled, rows_of, seconds
 from numbsparse.bench.walks import EXAMPLE, picture
 from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul import LADDER
-from numbsparse.kernels.matmul.k5_tensor_core.swizzle import place, swap_for_rows
 from numbsparse.kernels.matmul.k6_hopper.plan import TILES
+from numbsparse.kernels.parts.banks import place, swap_for_rows
 from numbsparse.layout import Layout
 
 ROOT = Path(__file__).parents[1]

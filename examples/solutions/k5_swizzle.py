@@ -15,7 +15,7 @@ from numba import cuda, uint16
 
 import numbsparse as ns
 from numbsparse.device.launch import launch
-from numbsparse.kernels.matmul.k5_tensor_core.swizzle import place, swap_for_rows
+from numbsparse.kernels.parts.banks import place, swap_for_rows
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async, cp_async_commit, cp_async_wait, ldmatrix_x4
 
 PIECE, LINES = 8, 32  # 16-bit values in a piece; lines that a warp reads a piece of

@@ -77,11 +77,11 @@ class Streamed:
         arrays = tuple(map(_aligned, arrays))
         if inputs is not None:
             x, weight = inputs
-            inputs = _aligned(gapless(x)), _lying(weight.values)
+            inputs = _aligned(gapless(x)), _as_factors(weight.values)
             (layout,) = planned(index, _stacked, weight.stored_layout)
             index = index_beside(layout, x)
         counters = _counters(last - first)
-        kernels.forward(*arrays, _lying(values), index, first, last, counters, inputs)
+        kernels.forward(*arrays, _as_factors(values), index, first, last, counters, inputs)
 
     def backward(self, first: int, last: int, *arrays: Any) -> None:
         """dgates[first - 2] to dgates[last - 1]."""
@@ -118,11 +118,11 @@ def _stacked(index: Index, below: Layout) -> tuple[Layout]:
     return (Layout(np.concatenate([pattern, below.pattern])),)
 
 
-def _lying(values: DeviceArray) -> DeviceArray:
-    """Blocks as the tensor cores take them: of tf32 those that are turned over."""
+def _as_factors(values: DeviceArray) -> DeviceArray:
+    """Blocks as the tensor cores take them: of tf32 those that are transposed."""
     if values.itemsize == 2:
         return values
-    return _home("turned_blocks").turned_blocks(values)
+    return _home("forward_steps").transposed_blocks(values)
 
 
 def _home(name: str) -> ModuleType:

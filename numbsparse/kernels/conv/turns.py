@@ -10,7 +10,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.k5_tensor_core import halves
+from numbsparse.kernels.parts import fragments as halves
 from numbsparse.kernels.ptx import (
     add_release,
     load_4xf32,

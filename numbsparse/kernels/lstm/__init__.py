@@ -19,6 +19,6 @@ computes i, f, g and o once more.
 On the CPU, `cpu_steps` runs many steps with their products at once.
 
 On Hopper, `forward_steps` and `backward_steps` compute many steps with their products in one kernel
-each: `deal` shares out the work, `carriers` bring the weights, `parts` joins what several blocks of
-threads have of a line, `twos` and `eights` say which sums a thread has.
+each: `deal` shares out the work, `carriers` bring the weights and join what several blocks of
+threads have of a line, `units` says which sums a thread has.
 """

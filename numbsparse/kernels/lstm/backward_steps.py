@@ -11,27 +11,20 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32, int64, uint16, uint32, uint64
+from numba import cuda, float32, int64, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
-from numbsparse.kernels.lstm.carriers import (
-    BLOCKS,
-    LINE,
-    OF_ROWS,
-    OF_WEIGHTS,
-    THREADS,
-    Ring,
-    beginning,
-    carrying_rows,
-    carrying_weights,
-    taking_reads,
-    tell,
-)
+from numbsparse.kernels.lstm.carriers import BLOCKS, LINE, THREADS, Ring
 from numbsparse.kernels.lstm.cell import GATES, ONE, WARPS
 from numbsparse.kernels.lstm.deal import KINDS, ROWS, B, deal, places
-from numbsparse.kernels.lstm.eights import (
+from numbsparse.kernels.lstm.on_gpu import gpu_cell_grad, tanh
+from numbsparse.kernels.lstm.steps import multiplying, streaming
+from numbsparse.kernels.lstm.units import (
+    COLUMNS,
+    DOWN,
+    TWOS,
     exchanging,
     loading_eight,
     place_of,
@@ -40,28 +33,21 @@ from numbsparse.kernels.lstm.eights import (
     taking,
     words_of,
 )
-from numbsparse.kernels.lstm.on_gpu import gpu_cell_grad, tanh
-from numbsparse.kernels.lstm.one_by_one import one_by_one
-from numbsparse.kernels.lstm.parts import joining
-from numbsparse.kernels.lstm.twos import DOWN, TWOS
 from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.ptx import (
     Operand,
-    first_multiple,
     shfl_xor,
-    to_local,
     wgmma,
-    zeros,
 )
 from numbsparse.kernels.views import span
 
 RINGS = {
-    2: Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 4, turned=True),
-    4: Ring(ITEM=4, FEW=GATES // 2, STAGES=2 if SIMULATED else 4, turned=True),
+    2: Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 4, transposed=True),
+    4: Ring(ITEM=4, FEW=GATES // 2, STAGES=2 if SIMULATED else 4, transposed=True),
 }
 SUMS = B // 2  # of a thread
 BIASES = TWOS * GATES  # twos of columns, of a thread
-COLUMNS = GATES * B  # of a line
 
 
 def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, first, last, arrived):
@@ -92,86 +78,56 @@ def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, first, last, 
 
 @cache
 def steps_kernel(kind: str, dropped: bool) -> Any:
-    ring = RINGS[4 if kind == "tf32" else 2]
-    BARS = ring.BARS
-    begin, multiply_steps = beginning(ring), multiplying_steps(kind, dropped)
-    carry_weights, carry_rows = carrying_weights(ring), carrying_rows(ring)
+    AHEAD = kind != "tf32"  # 16-bit floats are few enough registers to be loaded ahead
+    ring = RINGS[2 if AHEAD else 4]
+    ITEM = ring.ITEM
+    dz, w = Operand(LINE, LINE * ROWS), Operand(ITEM * B, ITEM * B * B)
+    multiply = wgmma(kind, 1, B, ring.FEW * B * ITEM // 32, dz, w)
+    load = one_by_one(lambda down: loading(kind, down, dropped), DOWN)
+    OF_GATES, OF_UNITS = DOWN * GATES * words_of(kind), DOWN * words_of(kind)
+    run = multiplying(ring, multiply, SUMS, nothing, load, ending(kind, dropped), AHEAD)
+
+    @cuda.jit(device=True)
+    def multiply_steps(*args):
+        z, slope = cuda.local.array(OF_GATES, uint32), cuda.local.array(OF_UNITS, uint32)
+        share, before = cuda.local.array(OF_UNITS, uint32), cuda.local.array(OF_STATE, uint32)
+        of_c = cuda.local.array(OF_STATE, uint32)
+        sums, biases = cuda.local.array(SUMS, float32), cuda.local.array((BIASES, 2), float32)
+        run(sums, (z, slope, share, before, of_c, biases), *args)
+
+    stream = streaming(ring, multiply_steps)
 
     @cuda.jit(**ring.options)
     def kernel(
         maps, starts, pieces, read_starts, reads, partials, tickets, gates, kept, c, dy, dc,
         dgates, dbias, arrived, first_step, last_step, batch, units, width
     ):  # fmt: skip
-        shared = cuda.shared.array(0, uint16)
-        bars = cuda.shared.array(BARS, uint64)
-        place, steps, row = cuda.blockIdx.x, first_step - last_step, (first_step - 1) * batch
-        first, last, warp = read_starts[place], read_starts[place + 1], cuda.threadIdx.x // 32
-        engine = maps, reads, first, last, shared, first_multiple(shared, uint32(1024)), bars
-        begin(bars)
-        if warp == OF_WEIGHTS:
-            carry_weights(engine, steps)
-        elif warp == OF_ROWS:
-            carry_rows(engine, steps, row, -batch, arrived)
-        else:
-            work, cut = (pieces, starts[place], starts[place + 1]), (partials, tickets)
-            given, size = (gates, kept, c, dy, dc), (batch, units, width)
-            of_steps = steps, row, arrived
-            multiply_steps(engine, work, cut, given, dgates, dbias, of_steps, size)
+        plan = starts, pieces, read_starts, reads, partials, tickets
+        given = gates, kept, c, dy, dc, dgates, dbias
+        of_steps = first_step - last_step, (first_step - 1) * batch, -batch
+        stream(maps, plan, given, arrived, of_steps, (batch, units, width))
 
     return kernel
 
 
+@cuda.jit(device=True)
+def nothing(sums, given, where):
+    """With which sums begin."""
+
+
 @cache
-def multiplying_steps(kind: str, dropped: bool) -> Any:
-    AHEAD = kind != "tf32"  # 16-bit floats are few enough registers to be loaded ahead
-    ring = RINGS[2 if AHEAD else 4]
-    ITEM = ring.ITEM
-    dz, w = Operand(LINE, LINE * ROWS), Operand(ITEM * B, ITEM * B * B)
-    start_from, multiply = zeros(SUMS), wgmma(kind, 1, B, ring.FEW * B * ITEM // 32, dz, w)
-    take = taking_reads(ring, multiply)
-    join, exchange, add_biases = joining(SUMS), exchanging(), biases_adding()
-    load = one_by_one(lambda down: loading(kind, down, dropped), DOWN)
+def ending(kind: str, dropped: bool) -> Any:
+    """The gradients of gates, c and bias, from the sums of a line."""
+    exchange, add_biases = exchanging(), biases_adding()
     finish = one_by_one(lambda down: finishing(kind, down, dropped), DOWN)
-    OF_GATES, OF_UNITS = DOWN * GATES * words_of(kind), DOWN * words_of(kind)
 
     @cuda.jit(device=True)
-    def multiply_steps(engine, work, cut, given, dgates, dbias, of_steps, size):
-        z, slope = cuda.local.array(OF_GATES, uint32), cuda.local.array(OF_UNITS, uint32)
-        share, before = cuda.local.array(OF_UNITS, uint32), cuda.local.array(OF_STATE, uint32)
-        of_c = cuda.local.array(OF_STATE, uint32)
-        sums, biases = cuda.local.array(SUMS, float32), cuda.local.array((BIASES, 2), float32)
-        loaded, (batch, units, width) = (z, slope, share, before, of_c), size
-        (pieces, first, last), (partials, tickets), (steps, row, arrived) = work, cut, of_steps
-        number = uint32(0)
-        for step in range(steps):
-            told = False
-            for k in range(first, last):
-                line, count, part = pieces[k, 0], pieces[k, 1], pieces[k, 2]
-                first_part, many, early = pieces[k, 3], pieces[k, 4], pieces[k, 5]
-                where = int64(line), row - batch, batch, units, width
-                if early == 0 and not told:
-                    tell(arrived, 2 * step)
-                    told = True
-                ahead = AHEAD and many == 1  # then dc is this thread's own
-                if ahead:
-                    load(loaded, given, where)
-                to_local(take(start_from(), number, count, engine), sums)
-                whole = True
-                if many > 1:
-                    whole = join(sums, partials, tickets, part, first_part, many)
-                if whole:
-                    if not ahead:
-                        load(loaded, given, where)
-                    exchange(sums)
-                    finish(sums, loaded, given, biases, dgates, where)
-                    add_biases(biases, dbias, where)
-                number += uint32(count)
-            row -= batch
-            if not told:
-                tell(arrived, 2 * step)
-            tell(arrived, 2 * step + 1)
+    def end(sums, loaded, given, where):
+        exchange(sums)
+        finish(sums, loaded, given, where)
+        add_biases(loaded[5], given[6], where)
 
-    return multiply_steps
+    return end
 
 
 OF_STATE, GRADIENTS = DOWN * 8, (GATES + 1, 2)  # of gates and c
@@ -181,13 +137,13 @@ OF_STATE, GRADIENTS = DOWN * 8, (GATES + 1, 2)  # of gates and c
 def loading(kind: str, down: int, dropped: bool) -> Any:
     """What the gradients of eight units take beside their sums."""
     WORDS, place = words_of(kind), place_of(down)
-    Z, STATE, HALVES = down * GATES * WORDS, down * 8, down * WORDS
+    Z, STATE, OWN = down * GATES * WORDS, down * 8, down * WORDS
     load_eight, load_floats = loading_eight(kind), loading_eight("tf32")
 
     @cuda.jit(device=True)
-    def load(loaded, taken, where):
-        z, slope, share, before, of_c = loaded
-        gates, kept, c, dy, dc = taken
+    def load(loaded, given, where):
+        z, slope, share, before, of_c, _ = loaded
+        gates, kept, c, dy, dc, _, _ = given
         (line, first_row, batch, units, width), (n, unit) = where, place()
         n = min(n, batch - 1)
         i = (first_row + n) * width + line * COLUMNS + unit
@@ -195,9 +151,9 @@ def loading(kind: str, down: int, dropped: bool) -> Any:
             load_eight(gates, i + gate * B, z, Z + gate * WORDS)
         unit = min(line * B + unit, units - 8)
         at = (first_row + n) * units + unit
-        load_eight(dy, at, slope, HALVES)
+        load_eight(dy, at, slope, OWN)
         if dropped:
-            load_eight(kept, at, share, HALVES)
+            load_eight(kept, at, share, OWN)
         load_floats(c, at, before, STATE)
         load_floats(dc, n * units + unit, of_c, STATE)
 
@@ -207,13 +163,23 @@ def loading(kind: str, down: int, dropped: bool) -> Any:
 @cache
 def finishing(kind: str, down: int, dropped: bool) -> Any:
     """The gradients of eight units, to where they belong."""
-    store = storing(kind, down)
+    WORDS, place = words_of(kind), place_of(down)
+    Z, STATE = down * GATES * WORDS, down * 8
+    store_eight, store_floats = storing_eight(kind), storing_eight("tf32")
     compute = one_by_one(lambda k: computing(kind, down, k, dropped), TWOS)
 
     @cuda.jit(device=True)
-    def finish(sums, loaded, given, biases, dgates, where):
-        compute(sums, loaded, biases, where)
-        store(loaded, given, dgates, where)
+    def finish(sums, loaded, given, where):
+        compute(sums, loaded, where)
+        z, _, _, _, of_c, _ = loaded
+        _, _, _, _, dc, dgates, _ = given
+        (line, first_row, batch, units, width), (n, unit) = where, place()
+        i = (first_row + n) * width + line * COLUMNS + unit
+        if n < batch:
+            for gate in range(GATES):
+                store_eight(dgates, i + gate * B, z, Z + gate * WORDS)
+            if line * B + unit < units:
+                store_floats(dc, n * units + line * B + unit, of_c, STATE)
 
     return finish
 
@@ -222,7 +188,7 @@ def finishing(kind: str, down: int, dropped: bool) -> Any:
 def computing(kind: str, down: int, two: int, dropped: bool) -> Any:
     """The gradients of gates and c of two units take their places; the bias', of both rows."""
     WORDS, place, FIRST = words_of(kind), place_of(down), 4 * two + 2 * down
-    Z, STATE, HALVES = down * GATES * WORDS, down * 8, down * WORDS
+    Z, STATE, OWN = down * GATES * WORDS, down * 8, down * WORDS
     take, put, take_floats, put_floats = (
         taking(kind),
         putting(kind),
@@ -231,15 +197,15 @@ def computing(kind: str, down: int, two: int, dropped: bool) -> Any:
     )
 
     @cuda.jit(device=True)
-    def compute(sums, loaded, biases, where):
-        z, slope, share, before, of_c = loaded
+    def compute(sums, loaded, where):
+        z, slope, share, before, of_c, biases = loaded
         (line, _, batch, units, _), (n, unit) = where, place()
         there = n < batch and line * B + unit < units
         a_i, a_f = take(z, Z, two), take(z, Z + WORDS, two)
         a_g, a_o = take(z, Z + 2 * WORDS, two), take(z, Z + 3 * WORDS, two)
         more, factors = (
-            take(slope, HALVES, two),
-            take(share, HALVES, two) if dropped else (ONE, ONE),
+            take(slope, OWN, two),
+            take(share, OWN, two) if dropped else (ONE, ONE),
         )
         old = take_floats(before, STATE, two)
         d_c, dz = take_floats(of_c, STATE, two), cuda.local.array(GRADIENTS, float32)
@@ -257,28 +223,6 @@ def computing(kind: str, down: int, two: int, dropped: bool) -> Any:
             put(z, Z + gate * WORDS, two, dz[gate, 0], dz[gate, 1])
 
     return compute
-
-
-@cache
-def storing(kind: str, down: int) -> Any:
-    """The gradients of eight units, from where `compute` left them."""
-    WORDS, place = words_of(kind), place_of(down)
-    Z, STATE = down * GATES * WORDS, down * 8
-    store_eight, store_floats = storing_eight(kind), storing_eight("tf32")
-
-    @cuda.jit(device=True)
-    def store(loaded, taken, dgates, where):
-        z, _, _, _, of_c = loaded
-        dc = taken[4]
-        (line, first_row, batch, units, width), (n, unit) = where, place()
-        i = (first_row + n) * width + line * COLUMNS + unit
-        if n < batch:
-            for gate in range(GATES):
-                store_eight(dgates, i + gate * B, z, Z + gate * WORDS)
-            if line * B + unit < units:
-                store_floats(dc, n * units + line * B + unit, of_c, STATE)
-
-    return store
 
 
 @cache

@@ -19,15 +19,11 @@ from numbsparse.kernels.lstm.cell import WARPS
 from numbsparse.kernels.lstm.deal import ROWS, B
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
-    add_release,
     elect,
-    fence_mbarrier_init,
     fence_proxy_async_global,
     fence_tensor_map,
     load_acquire,
-    mbarrier_arrive,
     mbarrier_expect,
-    mbarrier_init,
     mbarrier_wait,
     shfl_idx,
     sync_warp,
@@ -40,8 +36,8 @@ BLOCKS = 2  # of threads, on a multiprocessor: one computes gates while the othe
 
 LINE = 128  # bytes of a line of the gates' gradient in shared memory
 
-# The kernels' `engine` is (tensor maps, reads, the place's first and last of them, shared memory,
-# its first item, barriers).
+# `engine` is (tensor maps, reads, the place's first and last of them, shared memory, its first
+# item, barriers).
 
 
 class Ring(NamedTuple):
@@ -50,7 +46,7 @@ class Ring(NamedTuple):
     ITEM: int  # bytes
     FEW: int  # blocks of a read
     STAGES: int
-    turned: bool = False  # when rows of the gates' gradient are carried, else rows of h
+    transposed: bool = False  # when rows of the gates' gradient are carried, else rows of h
     inputs: bool = False  # rows and weights of the inputs too, by maps 2 and 3
 
     @property
@@ -60,7 +56,7 @@ class Ring(NamedTuple):
 
     @property
     def ROWS(self) -> int:
-        return ROWS * (self.FEW if self.turned else 1) * B * self.ITEM
+        return ROWS * (self.FEW if self.transposed else 1) * B * self.ITEM
 
     @property
     def PANEL(self) -> int:
@@ -87,22 +83,6 @@ class Ring(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         return {} if SIMULATED else {"launch_bounds": (THREADS, BLOCKS)}
-
-
-@cache
-def beginning(ring: Ring) -> Any:
-    STAGES, FREE = ring.STAGES, ring.FREE
-
-    @cuda.jit(device=True)
-    def begin(bars):
-        if cuda.threadIdx.x == 0:
-            for s in range(STAGES):
-                mbarrier_init(bars, s, 2)
-                mbarrier_init(bars, FREE + s, WARPS)
-            fence_mbarrier_init()
-        cuda.syncthreads()
-
-    return begin
 
 
 @cache
@@ -139,7 +119,7 @@ def carrying_weights(ring: Ring) -> Any:
 @cache
 def carrying_rows(ring: Ring) -> Any:
     STAGES, STAGE, FREE = ring.STAGES, ring.STAGE // 2, ring.FREE
-    AFTER, BYTES, TURNED, PANEL = ring.WEIGHTS // 2, ring.ROWS, ring.turned, ring.PANEL
+    AFTER, BYTES, TRANSPOSED, PANEL = ring.WEIGHTS // 2, ring.ROWS, ring.transposed, ring.PANEL
     INPUTS = ring.inputs
 
     @cuda.jit(device=True)
@@ -166,7 +146,7 @@ def carrying_rows(ring: Ring) -> Any:
                 if elect() != 0:
                     at, column = uint32(base + stage * STAGE + AFTER), int32(line * B)
                     mbarrier_expect(bars, stage, uint32(BYTES))
-                    x, z = (int32(0), int32(column // PANEL)) if TURNED else (column, int32(0))
+                    x, z = (int32(0), int32(column // PANEL)) if TRANSPOSED else (column, int32(0))
                     if INPUTS and line < 0:
                         x = int32(~line * B)
                         tma_load_3d(shared, at, maps[3], x, int32(row), z, bars, stage)
@@ -179,15 +159,6 @@ def carrying_rows(ring: Ring) -> Any:
 
 
 @cuda.jit(device=True)
-def tell(arrived, i):
-    """This warp has written what counter i stands for."""
-    sync_warp()
-    if cuda.threadIdx.x % 32 == 0:
-        fence_proxy_async_global()
-        add_release(arrived, i, 1)
-
-
-@cuda.jit(device=True)
 def wait_for_all(arrived, i):
     """All warps that multiply, of the whole grid, have written that."""
     if cuda.threadIdx.x % 32 == 0:
@@ -195,24 +166,3 @@ def wait_for_all(arrived, i):
             pass
     sync_warp()
     fence_proxy_async_global()
-
-
-@cache
-def taking_reads(ring: Ring, multiply: Any) -> Any:
-    STAGE, STAGES, AFTER, FREE = ring.STAGE // 2, ring.STAGES, ring.WEIGHTS // 2, ring.FREE
-
-    @cuda.jit(device=True)
-    def take(acc, number, count, engine):
-        """acc + the products of `count` reads from read `number` of all steps on."""
-        _, _, _, _, shared, base, bars = engine
-        stage, parity = uint32(number % STAGES), uint32(number // STAGES % 2)
-        for _ in range(count):
-            mbarrier_wait(bars, stage, parity)
-            at = uint32(base + stage * STAGE)
-            acc = multiply(acc, shared, at + AFTER, shared, at)
-            if cuda.threadIdx.x % 32 == 0:
-                mbarrier_arrive(bars, FREE + stage)
-            stage, parity = following(stage, parity, STAGES)
-        return acc
-
-    return take

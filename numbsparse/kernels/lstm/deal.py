@@ -1,8 +1,8 @@
 """Who does what of a recurrent product: its lines, cut where they are long, dealt to even places.
 
-A line is a block of units: the four block columns of their gates, or where `turned` their block
-row. A read is four kept blocks side by side in memory, or where `turned` perhaps two, and what they
-meet: of a line of gates one block of h, of a row as many blocks of the gates' gradient.
+A line is a block of units: the four block columns of their gates, or where `transposed` their
+block row. A read is four kept blocks side by side in memory, or where `transposed` perhaps two, and
+what they meet: of a line of gates one block of h, of a row as many blocks of the gates' gradient.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def places(blocks: int) -> int:
 
 
 def deal(
-    index: Index, places: int, turned: bool, blocks_of_read: int, sums: int
+    index: Index, places: int, transposed: bool, blocks_of_read: int, sums: int
 ) -> tuple[np.ndarray, ...]:
     """What each place takes, and memory for the parts of lines that are cut.
 
@@ -64,7 +64,7 @@ def deal(
     Block rows beyond the lines are of inputs: their reads come before all others, late is -1 there,
     and block and row are counted down from -1: the first of them is -1.
     """
-    blocks, others, indptr = _reads(index, turned, blocks_of_read)
+    blocks, others, indptr = _reads(index, transposed, blocks_of_read)
     lengths = np.diff(indptr)
     most = max(-(-int(lengths.sum()) // places), 1)  # a fair share
     line, first, count, part, first_part, many = _pieces(lengths, most)
@@ -83,7 +83,7 @@ def deal(
     start, parts = indptr[line] + first, max(int((many > 1).sum()), 1)
     at = np.concatenate([np.arange(start[k], start[k] + count[k]) for k in order])
     of_piece = np.repeat(np.arange(order.size), count[order])
-    of_line = others[at] // GATES if turned else others[at]
+    of_line = others[at] // GATES if transposed else others[at]
     late = np.where(of_line < lengths.size, np.isin(of_line, line[~early]), -1)
     by_time = np.lexsort((late, of_piece))
     at, inputs, late = at[by_time], late[by_time] < 0, late[by_time]
@@ -103,9 +103,11 @@ def deal(
     )
 
 
-def _reads(index: Index, turned: bool, of_read: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _reads(
+    index: Index, transposed: bool, of_read: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Line by line: the first block, what it meets, and where each line begins."""
-    if turned:
+    if transposed:
         walk = index.rows
         return walk.blocks[::of_read], walk.indices[::of_read], walk.indptr // of_read
     walk = index.columns

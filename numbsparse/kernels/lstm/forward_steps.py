@@ -6,7 +6,7 @@ Inputs with few blocks are multiplied here: they come before the rows of h, whil
 Of two blocks of threads on a multiprocessor one computes gates while the other multiplies.
 
 Factors of float32 are rounded to tf32, and like 16-bit floats know few bits of a tanh near 0.
-`wgmma` wants the terms of such a sum side by side, so there `values` are those of `turned_blocks`.
+`wgmma` wants the terms of such a sum side by side, so there `values` are `transposed_blocks`.
 """
 
 from __future__ import annotations
@@ -14,30 +14,18 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32, int64, uint16, uint32, uint64
+from numba import cuda, float32, int64
 
-from numbsparse.device import SIMULATED, DeviceArray
+from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.lstm.carriers import (
-    BLOCKS,
-    OF_ROWS,
-    OF_WEIGHTS,
-    THREADS,
-    Ring,
-    beginning,
-    carrying_rows,
-    carrying_weights,
-    taking_reads,
-    tell,
-)
+from numbsparse.kernels.lstm.carriers import BLOCKS, THREADS, Ring
 from numbsparse.kernels.lstm.cell import GATES, WARPS
 from numbsparse.kernels.lstm.deal import KINDS, ROWS, B, deal, places
 from numbsparse.kernels.lstm.on_gpu import far_tanh, sigmoid
-from numbsparse.kernels.lstm.one_by_one import one_by_one
-from numbsparse.kernels.lstm.parts import joining
-from numbsparse.kernels.lstm.twos import (
+from numbsparse.kernels.lstm.steps import multiplying, streaming
+from numbsparse.kernels.lstm.units import (
     COLUMNS,
     DOWN,
     PER_GATE,
@@ -50,11 +38,13 @@ from numbsparse.kernels.lstm.twos import (
     unit_of,
 )
 from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.ptx import (
     Operand,
-    first_multiple,
-    from_local,
-    to_local,
+    as_float32,
+    cvt_rna_tf32,
+    load_4xf32,
+    store_4xf32,
     wgmma,
 )
 from numbsparse.kernels.views import span
@@ -102,76 +92,33 @@ def _words(array: DeviceArray) -> DeviceArray:
 @cache
 def steps_kernel(kind: str, dropped: bool, inputs: bool) -> Any:
     ring = RINGS[4 if kind == "tf32" else 2]._replace(inputs=inputs)
-    ITEM, BARS = ring.ITEM, ring.BARS
-    begin = beginning(ring)
-    carry_weights, carry_rows = carrying_weights(ring), carrying_rows(ring)
+    ITEM = ring.ITEM
     h = Operand(ITEM * B, ITEM * B * ROWS)
-    turned = kind != "tf32"
-    w = Operand(ITEM * B, ITEM * B * B, True) if turned else Operand(ITEM * B, ITEM * B * COLUMNS)
+    w = Operand(ITEM * B, ITEM * B * B, True)
+    if kind == "tf32":
+        w = Operand(ITEM * B, ITEM * B * COLUMNS)
     multiply = wgmma(kind, 1, COLUMNS, B * ITEM // 32, h, w)
-    take, join, to_tuple = taking_reads(ring, multiply), joining(SUMS), from_local(SUMS)
     start = one_by_one(lambda k: starting(kind, *divmod(k, TWOS), inputs), DOWN * TWOS)
     load = one_by_one(lambda k: loading(kind, *divmod(k, TWOS), dropped), DOWN * TWOS)
     finish = one_by_one(lambda k: finishing(kind, *divmod(2 * k, TWOS), dropped), DOWN * TWOS // 2)
+    run = multiplying(ring, multiply, SUMS, start, load, finish, True)
 
     @cuda.jit(device=True)
-    def multiply_steps(
-        engine, starts, pieces, partials, tickets, gates, bias, kept, hs, c, arrived,
-        steps, row, batch, units, width
-    ):  # fmt: skip
+    def multiply_steps(*args):
         sums = cuda.local.array(SUMS, float32)
         state, share = cuda.local.array(OF_STATE, float32), cuda.local.array(OF_STATE, float32)
-        place, number = cuda.blockIdx.x, uint32(0)
-        for step in range(steps):
-            told = False
-            for k in range(starts[place], starts[place + 1]):
-                line, count, part = pieces[k, 0], pieces[k, 1], pieces[k, 2]
-                first_part, many, early = pieces[k, 3], pieces[k, 4], pieces[k, 5]
-                where = int64(line), row, batch, units, width
-                if early == 0 and not told:
-                    tell(arrived, 2 * step)
-                    told = True
-                for i in range(SUMS):
-                    sums[i] = float32(0)
-                if part == first_part:
-                    start(sums, gates, bias, where)
-                if many == 1:  # then the state before is this thread's own
-                    load(state, share, c, kept, where)
-                to_local(take(to_tuple(sums), number, count, engine), sums)
-                whole = True
-                if many > 1:
-                    whole = join(sums, partials, tickets, part, first_part, many)
-                    if whole:
-                        load(state, share, c, kept, where)
-                if whole:
-                    finish(sums, state, share, gates, c, hs, where)
-                number += uint32(count)
-            row += batch
-            if not told:
-                tell(arrived, 2 * step)
-            tell(arrived, 2 * step + 1)
+        run(sums, (state, share), *args)
+
+    stream = streaming(ring, multiply_steps)
 
     @cuda.jit(**ring.options)
     def kernel(
         maps, starts, pieces, read_starts, reads, partials, tickets, gates, bias, kept, hs, c,
         arrived, first_step, last_step, batch, units, width
     ):  # fmt: skip
-        shared = cuda.shared.array(0, uint16)
-        bars = cuda.shared.array(BARS, uint64)
-        place, steps, row = cuda.blockIdx.x, last_step - first_step, first_step * batch
-        first, last = read_starts[place], read_starts[place + 1]
-        engine = maps, reads, first, last, shared, first_multiple(shared, uint32(1024)), bars
-        begin(bars)
-        warp = cuda.threadIdx.x // 32
-        if warp == OF_WEIGHTS:
-            carry_weights(engine, steps)
-        elif warp == OF_ROWS:
-            carry_rows(engine, steps, row, batch, arrived)
-        else:
-            multiply_steps(
-                engine, starts, pieces, partials, tickets, gates, bias, kept, hs, c, arrived,
-                steps, row, batch, units, width
-            )  # fmt: skip
+        plan = starts, pieces, read_starts, reads, partials, tickets
+        of_steps = last_step - first_step, first_step * batch, batch
+        stream(maps, plan, (gates, bias, kept, hs, c), arrived, of_steps, (batch, units, width))
 
     return kernel
 
@@ -185,8 +132,8 @@ def starting(kind: str, down: int, two: int, inputs: bool) -> Any:
     take, FIRST = loading_two(kind), place_of_sum(two, down)
 
     @cuda.jit(device=True)
-    def start(sums, gates, bias, where):
-        line, first_row, batch, _, width = where
+    def start(sums, given, where):
+        (gates, bias, _, _, _), (line, first_row, batch, _, width) = given, where
         column = line * COLUMNS + unit_of(two)
         at = (first_row + min(row_of(down), batch - 1)) * width + column
         for gate in range(GATES):
@@ -207,7 +154,8 @@ def loading(kind: str, down: int, two: int, dropped: bool) -> Any:
     take, take_floats, FIRST = loading_two(kind), loading_two("tf32"), place_of_sum(two, down)
 
     @cuda.jit(device=True)
-    def load(state, share, c, kept, where):
+    def load(loaded, given, where):
+        (state, share), (_, _, kept, _, c) = loaded, given
         line, first_row, batch, units, _ = where
         unit = min(line * B + unit_of(two), units - 2)
         at = (first_row + min(row_of(down), batch - 1)) * units + unit
@@ -228,7 +176,8 @@ def finishing(kind: str, down: int, two: int, dropped: bool) -> Any:
     A, N = place_of_sum(two, down), place_of_sum(two + 1, down)
 
     @cuda.jit(device=True)
-    def finish(sums, state, share, gates, c, hs, where):
+    def finish(sums, loaded, given, where):
+        (state, share), (gates, _, _, hs, c) = loaded, given
         line, first_row, batch, units, width = where
         n = row_of(down)
         compute(sums, state, share)
@@ -261,3 +210,43 @@ def computing(at: int, dropped: bool) -> Any:
         state[at], share[at] = after, a_o * far_tanh(after)
 
     return compute
+
+
+FOURS, FEW = B // 4, 2  # in a line of a block; blocks
+OF_BLOCKS = B * FOURS  # threads
+PITCH = B + 1  # so that neither a line nor a column meets a bank twice
+TILES, LOADED = (FEW, B * PITCH), (FEW, 4)
+
+
+def transposed_blocks(values: DeviceArray) -> DeviceArray:
+    """(blocks, 32, 32) of float32 at a multiple of 16 bytes, each transposed and rounded to tf32.
+
+    A thread has four neighbours of each of FEW blocks on their way at once: so memory is kept busy.
+    """
+    transposed = empty(values.shape, values.dtype)
+    flat = values.reshape(-1), transposed.reshape(-1)
+    launch(transposing_kernel, -(-values.shape[0] // FEW), OF_BLOCKS, *flat, values.shape[0])
+    return transposed
+
+
+@cuda.jit
+def transposing_kernel(values, transposed, n_blocks):
+    tiles = cuda.shared.array(TILES, float32)
+    line, four = cuda.threadIdx.x // FOURS, cuda.threadIdx.x % FOURS * 4
+    first, loaded = cuda.blockIdx.x * FEW, cuda.local.array(LOADED, float32)
+    for k in range(FEW):
+        if first + k < n_blocks:
+            run = load_4xf32(values, ((first + k) * B + line) * B + four)
+            for e in range(4):
+                loaded[k, e] = run[e]
+    for k in range(FEW):
+        for e in range(4):
+            tiles[k, line * PITCH + four + e] = as_float32(cvt_rna_tf32(loaded[k, e]))
+    cuda.syncthreads()
+    for k in range(FEW):
+        if first + k < n_blocks:
+            to, tile = ((first + k) * B + line) * B + four, tiles[k]
+            store_4xf32(
+                transposed, to, tile[four * PITCH + line], tile[(four + 1) * PITCH + line],
+                tile[(four + 2) * PITCH + line], tile[(four + 3) * PITCH + line],
+            )  # fmt: skip

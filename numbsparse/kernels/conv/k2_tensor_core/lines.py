@@ -23,8 +23,8 @@ from numbsparse.kernels.conv.k2_tensor_core.boxes import (
 from numbsparse.kernels.conv.k2_tensor_core.tiles import cut, line_units
 from numbsparse.kernels.conv.walks import planned
 from numbsparse.kernels.matmul.aligned import aligned_rows
-from numbsparse.kernels.matmul.k5_tensor_core import halves
-from numbsparse.kernels.matmul.k5_tensor_core.singles import places as single_places
+from numbsparse.kernels.parts import fragments as halves
+from numbsparse.kernels.parts.fragments_tf32 import places as single_places
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 from numbsparse.kernels.views import span
 
@@ -114,7 +114,7 @@ def line_kernel(
         add_products, begin_w = singles.add_tap(arithmetic, B, TA, turned)
         store = singles.store_tile(TA, TB, stored == "whole" and TB % 4 == 0)
         x_place = singles.places_in_rows(PIECES)
-        w_place = single_places(PIECES, turned, TB, B)[0]
+        w_place = single_places(PIECES, turned, TB)[0]
     fetch_x = fetch_rows(B, THREADS, PIECE, x_place)
     fetch_w = fetch_blocks(B, THREADS, turned, edge, PIECE, w_place)
 

@@ -9,7 +9,8 @@ import numpy as np
 from numba import cuda, int64, uint16, uint32
 
 from numbsparse.device import DeviceArray
-from numbsparse.kernels.matmul.k5_tensor_core import halves, singles
+from numbsparse.kernels.parts import fragments as halves
+from numbsparse.kernels.parts import fragments_tf32 as singles
 from numbsparse.kernels.views import span
 
 PIECE = halves.PIECE

@@ -1,4 +1,4 @@
-"""float32 on the tensor cores: the split of `k5_tensor_core.singles`, from shifted rows of a box.
+"""float32 on the tensor cores: the split of `parts.fragments_tf32`, from shifted rows of a box.
 
 What a lane reads is as there: four neighbours in memory, which are four terms of a sum, or four
 features. Rows of a box are found one by one, because those of a tile are not at equal distances.
@@ -12,8 +12,8 @@ from typing import Any
 from numba import cuda, float32, uint32
 
 from numbsparse.kernels.conv.k2_tensor_core.products import unrolled
-from numbsparse.kernels.matmul.k5_tensor_core import singles
-from numbsparse.kernels.matmul.k5_tensor_core.swizzle import place, swap_for_lanes
+from numbsparse.kernels.parts import fragments_tf32 as singles
+from numbsparse.kernels.parts.banks import place, swap_for_lanes
 from numbsparse.kernels.ptx import load_4xf32, store_4xf32
 
 PIECE = singles.PIECE
@@ -41,8 +41,8 @@ def add_tap(precision: str, B: int, TA: int, turned: bool) -> Any:
     """(add_products, begin_w), as of halves; a lane has 2 TA rows, 8 u + its group."""
     TB, PIECES, UNITS = B // 8, B // PIECE, 2 * TA
     A_VALUES, B_VALUES = (RUN, UNITS), (RUN, TB)
-    place_in, multiply = places_in_rows(PIECES), singles.chunk_products(precision, RUN, TA, TB)
-    begin_w, load_w = singles.fragment(PIECES, turned, TB, B)
+    place_in, multiply = places_in_rows(PIECES), singles.chunk_products(precision, TA, TB)
+    begin_w, load_w = singles.fragment(PIECES, turned, TB)
 
     @cuda.jit(device=True)
     def add_products(ring, x_start, w_at, base, shift, across, acc):
@@ -86,13 +86,13 @@ def store_tile(TA: int, TB: int, fours: bool) -> Any:
 
 
 @cache
-def add_shifted(precision: str, B: int, BM: int, PER: int) -> Any:
+def add_shifted(precision: str, B: int, PER: int) -> Any:
     """(add_rows, begin_dy): acc[p] += what taps see of 16 rows of a box, turned, times dy."""
     HEIGHT, PIECES = min(B, 32), B // PIECE
     TA, TB = HEIGHT // 16, B // 8
     UNITS, A_VALUES, B_VALUES, ROWS = 2 * TA, (RUN, 2 * TA), (RUN, TB), RUN
-    place_in, multiply = places_in_columns(PIECES), singles.chunk_products(precision, RUN, TA, TB)
-    begin_dy, load_dy = singles.fragment(PIECES, False, TB, BM)
+    place_in, multiply = places_in_columns(PIECES), singles.chunk_products(precision, TA, TB)
+    begin_dy, load_dy = singles.fragment(PIECES, False, TB)
 
     @cuda.jit(device=True)
     def add_tap(ring, x_start, rows, shift, piece, br, acc):

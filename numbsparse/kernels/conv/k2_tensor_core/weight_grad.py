@@ -25,8 +25,8 @@ from numbsparse.kernels.conv.turns import add_in_turn, room_for_turns
 from numbsparse.kernels.conv.walks import planned
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import aligned_rows
-from numbsparse.kernels.matmul.k5_tensor_core import halves
-from numbsparse.kernels.matmul.k5_tensor_core.singles import places as single_places
+from numbsparse.kernels.parts import fragments as halves
+from numbsparse.kernels.parts.fragments_tf32 import places as single_places
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 from numbsparse.kernels.views import span
 
@@ -115,9 +115,9 @@ def item_kernel(arithmetic: str, B: int, BM: int, STAGES: int) -> Any:
         x_place = dy_place = halves.places(B // PIECE)[0]
     else:
         ITEM, PIECE = float32, singles.PIECE
-        add_rows, begin_dy = singles.add_shifted(arithmetic, B, BM, PER)
+        add_rows, begin_dy = singles.add_shifted(arithmetic, B, PER)
         x_place = singles.places_in_columns(B // PIECE)
-        dy_place = single_places(B // PIECE, False, TB, BM)[0]
+        dy_place = single_places(B // PIECE, False, TB)[0]
     fetch_x, fetch_dy = (fetch_rows(B, THREADS, PIECE, place) for place in (x_place, dy_place))
     gather = products.gather_sums(arithmetic, B, PER)
     add = add_in_turn(arithmetic, B, THREADS)

@@ -1,6 +1,6 @@
 """float32 by `wgmma` of tf32: hi and lo of x in registers, of w in shared memory.
 
-What hi and lo are, and why each block's products start from zero, says `k5_tensor_core.singles`. A
+What hi and lo are, and why each block's products start from zero, says `parts.fragments_tf32`. A
 block of w is small against the pixels that it meets: all are split once, before, and laid out as
 wgmma reads them.
 """
@@ -16,7 +16,7 @@ from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.conv.k2_tensor_core.boxes import unpacked
 from numbsparse.kernels.conv.places import moved, plus, row_of
-from numbsparse.kernels.matmul.k5_tensor_core import singles
+from numbsparse.kernels.parts import fragments_tf32 as singles
 from numbsparse.kernels.ptx import as_float32, load_4xf32, store_4xf32, wgmma_split
 from numbsparse.kernels.views import span
 

@@ -16,7 +16,7 @@ from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.conv.k2_tensor_core.boxes import unpacked
 from numbsparse.kernels.conv.k4_wgmma.tiles import SIDE
 from numbsparse.kernels.conv.window import Pass, Three
-from numbsparse.kernels.matmul.k5_tensor_core.halves import PACK
+from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.ptx import (
     bulk_commit,
     bulk_wait_read,

@@ -1,4 +1,4 @@
-"""Copies of a step's tiles along the lines of x and w, 16 bytes at a time."""
+"""Copies of a step's tiles of x, dy and w, 16 bytes at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUNS = 4  # copies in a line of x
 
 @cache
 def locate_in(B: int, DEPTH: int) -> Any:
-    """Where term k of a step lies: its block, its feature, and how many features there are on."""
+    """Where term k of a step is: its block, its feature, and how many features there are on."""
 
     @cuda.jit(device=True)
     def locate(k, line, indices, blocks):
@@ -59,7 +59,7 @@ def fetch_lines(WIDTH: int, ACROSS: int, THREADS: int, dtype: Any) -> Any:
 
 
 @cache
-def fetch_turned(B: int, tile: Tile, dtype: Any) -> Any:
+def fetch_transposed(B: int, tile: Tile, dtype: Any) -> Any:
     """tile[k] = the terms of a step in a column of w.T, from j on, in the order of the lines."""
     RUN, BK, BN = BYTES // dtype.itemsize, tile.BK, tile.BN
     DEPTH = min(B, BK)
@@ -94,5 +94,41 @@ def fetch_straight(B: int, tile: Tile, dtype: Any) -> Any:
                 block, _, inside = locate(k, line, indices, blocks)
                 start = (block * B + line[2] + k % DEPTH) * B + j + i
                 cp_async_zero_fill(tile, k * BN + i, values, start, BYTES if inside > 0 else 0)
+
+    return fetch
+
+
+@cuda.jit(device=True)
+def slot_of(lines, first_block, p):
+    """The line of block first_block + p, and whose features in the tile it reads.
+
+    Neighbours in a row of blocks read the same columns of x: they are fetched once, for the first.
+    """
+    line = lines[min(first_block + p, lines.shape[0] - 1)]
+    return line, uint32(0) if line == lines[first_block] else uint32(p)
+
+
+@cache
+def fetch_blocks(B: int, BLOCKS: int, tile: Tile, dtype: Any) -> Any:
+    """tile[m] = x[first + m, features of some blocks] side by side, and 0 beyond the batch."""
+    ITEM = dtype.itemsize
+    RUN, BN, BK, THREADS = BYTES // ITEM, tile.BN, tile.BK, BLOCKS * tile.threads
+    WIDTH = BLOCKS * BN
+    LANES = WIDTH // RUN
+    ROWS = min(THREADS // LANES, BK)  # fetched at once
+
+    @cuda.jit(device=True)
+    def fetch(x, stride, features, lines, ahead, start, tile):
+        first, rows, first_block = ahead
+        t = uint32(cuda.threadIdx.x)
+        i = t % LANES * RUN
+        line, slot = slot_of(lines, first_block, i // BN)
+        c = line * B + start + i % BN
+        n = min(max(features - c, 0) * ITEM, BYTES)
+        for step in range(BK // ROWS):
+            m = uint32(t // LANES + step * ROWS)
+            if m < BK and slot == i // BN:
+                source_at = (first + m) * stride + c
+                cp_async_zero_fill(tile, m * WIDTH + i, x, source_at, n if m < rows else 0)
 
     return fetch

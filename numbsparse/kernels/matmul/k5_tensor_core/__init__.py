@@ -3,24 +3,22 @@
 One mma.sync multiplies 16 x 16 by 16 x 8 values of a whole warp, two 16-bit values in a register,
 or 16 x 8 by 8 x 8 of float32 cut to tf32, and sums in float32. The tiles come by `cp.async` through
 a ring of stages, as in the rung before, and keep their type; the sum may run along the lines of a
-tile or down its rows. So input_grad reads the same blocks as forward, weight_grad x as it lies, and
+tile or down its rows. So input_grad reads the same blocks as forward, weight_grad x as it is, and
 feature-major activations are read and written as they are.
 
 Reads per output, for a sum of K products: from global memory K / BM + K / BN, as in the two rungs
 before; from shared memory K / WN + K / WM with the tile WM x WN of a warp, 32 x min(B, 64), and 16
 rows in batches up to FEW, where a thread alone had K / TM + K / TN.
 
-    fetches               tiles of x and blocks of w to shared memory
-    swizzle               where their pieces lie there
-    halves, singles       products of 16-bit values and of float32
-    recipes               the parts of the kernel of a line, for each of these
-    lines                 forward and input_grad
-    weight_grad_halves    a block of w for each block of threads
-    weight_grad_singles   regions of blocks that share tiles of x and dy
-    regions, cells        which those are; the parts of blocks in them
-    repair                infinities and NaN of float32
+    lines          forward and input_grad: a block of threads for a tile of y
+    weight_grad    regions of blocks that share tiles of x and dy
+    regions        which those are
+    store          sums to y; infinities and NaN of float32
 
-cp.async reads pieces of 16 bytes that start at multiples of 16 bytes. An operand that lies so in
+`parts.copies` brings the tiles, `parts.fragments` multiplies them: the kernels are the same for
+16-bit values and float32.
+
+cp.async reads pieces of 16 bytes that start at multiples of 16 bytes. An operand that has them in
 neither direction (other strides, an odd address) is copied first. The registers of each warp still
 pass every operand, and each warp issues its own loads: the next rung removes both.
 """
@@ -30,9 +28,8 @@ from __future__ import annotations
 import numpy as np
 
 from numbsparse.kernels.matmul.aligned import aligned_rows
-from numbsparse.kernels.matmul.k5_tensor_core import weight_grad_halves, weight_grad_singles
-from numbsparse.kernels.matmul.k5_tensor_core.fetches import Tile
-from numbsparse.kernels.matmul.k5_tensor_core.lines import multiply_lines
+from numbsparse.kernels.matmul.k5_tensor_core.lines import Tile, multiply_lines
+from numbsparse.kernels.matmul.k5_tensor_core.weight_grad import multiply_regions
 from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (16, 32, 64, 128)
@@ -74,10 +71,7 @@ def _along_lines(product, x, values, index, y, precision, number):
 
 def weight_grad(x, dy, index, dvalues, precision="highest", tile=0):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
-    if x.itemsize == 2:
-        weight_grad_halves.weight_grad(x, dy, index, dvalues)
-    else:
-        weight_grad_singles.weight_grad(x, dy, index, dvalues, precision)
+    multiply_regions(x, dy, index, dvalues, precision)
 
 
 def tile_choices(product, block_size, dtype, batch, precision="highest"):

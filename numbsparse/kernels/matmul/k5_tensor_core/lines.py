@@ -1,28 +1,67 @@
-"""forward and input-gradient: y = x @ w down the block columns of w, or along its rows turned."""
+"""forward and input-gradient: y = x @ w down the block columns of w, x @ w.T along its block rows.
+
+A block of threads owns BM x BN of y, where BN features are a block column or a part of one. It goes
+through the blocks that are kept there, BK features a step: a block, a part of one, or two blocks.
+"""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import launch
-from numbsparse.kernels.matmul.aligned import BYTES, aligned_lines
-from numbsparse.kernels.matmul.k5_tensor_core.fetches import (
-    Tile,
-    fetch_columns,
-    fetch_rows,
-    slots_of,
-)
-from numbsparse.kernels.matmul.k5_tensor_core.recipes import Shape, recipe_of
-from numbsparse.kernels.matmul.k5_tensor_core.repair import any_nan, repair_line
+from numbsparse.kernels.matmul.aligned import aligned_lines
+from numbsparse.kernels.matmul.k5_tensor_core.store import any_nan, store, stored
 from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.copies import copying, copying_matrix
+from numbsparse.kernels.parts.fragments import MMA, Products, Side, piece_of, products
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 from numbsparse.kernels.views import span
 from numbsparse.layout import Index
+
+
+class Tile(NamedTuple):
+    """What a block of threads owns (BM, BN), BK, the length of a step, and stages in the ring."""
+
+    BM: int
+    BN: int
+    BK: int
+    STAGES: int
+
+    @property
+    def threads(self) -> int:
+        return max(self.BM, 128)
+
+    @property
+    def warps(self) -> int:
+        return self.threads // 32
+
+
+class Shape(NamedTuple):
+    """What a kernel is made for."""
+
+    B: int
+    tile: Tile
+    arithmetic: str  # "float16", "bfloat16", or the precision of float32
+    transposed: bool  # w, for the input-gradient
+    x_transposed: bool  # x is feature-major
+    y_transposed: bool
+    wide: bool  # y can be stored several values at once
+    edge: bool  # features of x end inside their last block
+
+    @property
+    def depth(self) -> int:
+        """Features of a block in a step."""
+        return min(self.B, self.tile.BK)
+
+    @property
+    def swapped(self) -> bool:
+        """The sums of a warp are of y.T: a lane has neighbours along their columns."""
+        return self.y_transposed
 
 
 def multiply_lines(
@@ -36,194 +75,204 @@ def multiply_lines(
 ) -> None:
     """y[:] = x @ w or x @ w.T, from `values`, the rows of blocks."""
     (batch, out_features), size, in_features = y.shape, values.shape[1], x.shape[1]
-    flat, stride, x_turned = aligned_lines(x)
-    y, y_turned, wide = stored(y)
-    turned, edge = product == "input_grad", in_features % size > 0
-    shape = Shape(size, tile, arithmetic, turned, x_turned, y_turned, wide, edge)
-    recipe, slots = recipe_of(shape), slots_of(size, tile, turned)
-    plan = planned(index, strips, product, size, tile.BN, out_features)
-    grid = -(-batch // tile.BM) * plan[0].size
-    stage = tile.BM * tile.BK + slots.BLOCKS * slots.COLUMNS * recipe.slot
+    flat, stride, x_transposed = aligned_lines(x)
+    y, y_transposed, wide = stored(y)
+    transposed, edge = product == "input_grad", in_features % size > 0
+    shape = Shape(size, tile, arithmetic, transposed, x_transposed, y_transposed, wide, edge)
+    order = planned(index, longest_first, product, size, tile.BN, out_features)[0]
+    stage = (tile.BM + tile.BN) * tile.BK * values.itemsize
     launch(
-        line_kernel(shape), grid, tile.threads,
-        flat, stride, batch, in_features, span(values), *plan, y, out_features,
-        shared_bytes=tile.STAGES * stage * values.itemsize,
+        line_kernel(shape), -(-batch // tile.BM) * order.size, tile.threads,
+        flat, stride, batch, in_features, span(values),
+        order, *(index.rows if transposed else index.columns), y, out_features,
+        shared_bytes=tile.STAGES * stage,
     )  # fmt: skip
 
 
-def stored(y: DeviceArray) -> tuple[DeviceArray, bool, bool]:
-    """y as one axis, whether that is of y.T, and whether several values may be stored at once.
-
-    16-bit values go by pairs, float32 by fours.
-    """
-    turned = not y.is_contiguous
-    y = y.T if turned else y
-    together = BYTES if y.itemsize == 4 else 4
-    wide = y.shape[1] * y.itemsize % together == 0 and y.address % together == 0
-    y = span(y)
-    if wide and y.itemsize == 2:
-        y = DeviceArray(y.address, (y.size // 2,), np.uint32, None, y.owner)
-    return y, turned, wide
-
-
-def strips(index: Index, product: str, B: int, width: int, features: int) -> tuple[Any, ...]:
-    """The output in strips of `width` features: how each walks its blocks, longest first.
-
-    (order, indptr, indices, blocks, masks): position k of a strip meets the block row indices[k] in
-    the blocks[k] of its columns, -1 where there is none; bit c of masks[k] says that c has one.
-    """
+def longest_first(
+    index: Index, product: str, B: int, width: int, features: int
+) -> tuple[np.ndarray]:
+    """The output in strips of `width` features, those of the most blocks first."""
     walk = index.columns if product == "forward" else index.rows
-    count, columns = -(-features // width), max(width // B, 1)
-    lengths = np.diff(walk.indptr)
-    if columns == 1:
-        of_strip = lengths[np.arange(count) * width // B]
-        order = np.argsort(-of_strip, kind="stable").astype(np.int32)
-        return order, walk.indptr, walk.indices, walk.blocks, np.ones_like(walk.blocks)
-    column = np.repeat(np.arange(lengths.size), lengths)
-    rows = int(walk.indices.max(initial=0)) + 1
-    places, at = np.unique(column // columns * rows + walk.indices, return_inverse=True)
-    blocks = np.full((places.size, columns), -1, np.int32)
-    blocks[at, column % columns] = walk.blocks
-    masks = ((blocks >= 0) << np.arange(columns)).sum(1)
-    indptr = np.searchsorted(places // rows, np.arange(count + 1))
-    # As many blocks as there are take as long as they are, positions a little.
-    work = np.bincount(column // columns, minlength=count) + np.diff(indptr)
-    arrays = (np.argsort(-work, kind="stable"), indptr, places % rows, blocks.reshape(-1), masks)
-    return tuple(array.astype(np.int32) for array in arrays)
+    strips = np.arange(-(-features // width))
+    lengths = np.diff(walk.indptr)[strips * width // B]
+    return (np.argsort(-lengths, kind="stable").astype(np.int32),)
+
+
+def products_of(shape: Shape) -> tuple[Products, Any, Any, Any, Any]:
+    """Of a tile of x and of a part of a block of w: how a warp multiplies them, and their places.
+
+    (products, places of x, of w, lane_of(own), add(ring, x_at, w_at, acc)): lane_of says where a
+    lane begins to read in both, when the warp has the rows of x from `own` on.
+    """
+    tile, PIECE, x_transposed = shape.tile, piece_of(shape.arithmetic), shape.x_transposed
+    rows, across, depth = tile.BM // tile.warps, tile.BN, shape.depth
+    x = Side((tile.BM if x_transposed else depth) // PIECE, not x_transposed)
+    w = Side((depth if shape.transposed else across) // PIECE, shape.transposed)
+    first, second, height, width = (w, x, across, rows) if shape.swapped else (x, w, rows, across)
+    made = products(shape.arithmetic, height // 16, width // 8, depth, first, second)
+    add_products, begin_x, begin_w = made.add, made.begin_a, made.begin_b
+    places = made.a_places, made.b_places
+    if shape.swapped:
+        begin_x, begin_w, places = begin_w, begin_x, places[::-1]
+
+    @cuda.jit(device=True)
+    def lane_of(own):
+        return begin_x(0, own // PIECE) if x_transposed else begin_x(own, 0), begin_w(0, 0)
+
+    @cuda.jit(device=True)
+    def add_swapped(ring, x_at, w_at, acc):
+        add_products(ring, w_at, x_at, acc)
+
+    return made, *places, lane_of, add_swapped if shape.swapped else add_products
+
+
+@cache
+def fetching(shape: Shape, x_places: Any, w_places: Any) -> tuple[int, Any, Any]:
+    """(ROUNDS, find, fetch): what a step takes of x and w, looked up a step ahead, and its copies.
+
+    `features` has the first feature of each block in a step, or -1; `found` the blocks of w that
+    this thread copies, of ROUNDS, or -1, and `of_found` their first features.
+    """
+    B, (BM, BN, BK, _), edge, transposed = shape.B, shape.tile, shape.edge, shape.transposed
+    DEPTH, PIECE = shape.depth, piece_of(shape.arithmetic)
+    BLOCKS, PARTS = BK // DEPTH, B // DEPTH
+    X_SIZE, W_SIZE, ALL_OF_X = BM * DEPTH, DEPTH * BN, BM * BK
+    LINES, WIDTH = (BN, DEPTH) if transposed else (DEPTH, BN)
+    threads = shape.tile.threads
+    _, _, copy_x = copying_matrix(BM, DEPTH, PIECE, threads, shape.x_transposed, x_places)
+    AT_ONCE, own, copy_w = copying(LINES, WIDTH, PIECE, threads, w_places)
+    AT_ONCE = min(AT_ONCE, BLOCKS)
+    ROUNDS = BLOCKS // AT_ONCE
+
+    @cuda.jit(device=True)
+    def find(indices, blocks, first, last, step, features, found, of_found):
+        offset = uint32(step) % PARTS * DEPTH
+        for p in range(BLOCKS):
+            entry, features[p] = uint32(first + uint32(step) // PARTS * BLOCKS + p), -1
+            if entry < last:
+                features[p] = indices[entry] * B + offset
+        for r in range(ROUNDS):
+            p = own() + r * AT_ONCE
+            entry, found[r] = uint32(first + uint32(step) // PARTS * BLOCKS + p), -1
+            if p < BLOCKS and entry < last:
+                found[r] = blocks[entry]
+                if edge:
+                    of_found[r] = indices[entry] * B + offset
+
+    @cuda.jit(device=True)
+    def fetch(dense, top, values, left, step, features, found, of_found, ring, start):
+        x, stride, batch, in_features = dense
+        for p in range(BLOCKS):
+            if BLOCKS == 1 or features[p] >= 0:
+                to = start + p * X_SIZE
+                copy_x(x, stride, int64(top), batch, int64(features[p]), in_features, ring, to)
+        offset = uint32(step) % PARTS * DEPTH
+        row, column = (left, offset) if transposed else (offset, left)
+        for r in range(ROUNDS):
+            if BLOCKS == 1 or found[r] >= 0:
+                inside = in_features - int64(of_found[r]) if edge else int64(DEPTH)
+                lines, items = (int64(BN), inside) if transposed else (inside, int64(BN))
+                to = start + ALL_OF_X + (own() + r * AT_ONCE) * W_SIZE
+                copy_w(values, B, int64(found[r]) * B + row, column, lines, items, ring, to)
+
+    return ROUNDS, find, fetch
 
 
 @cache
 def line_kernel(shape: Shape) -> Any:
-    B, tile, arithmetic, turned, x_turned, y_turned = shape[:6]
-    recipe = recipe_of(shape)
-    BM, BN, BK, STAGES = tile
-    AHEAD, PENDING = STAGES - 1, STAGES - 2
-    slots = slots_of(B, tile, turned)
-    DEPTH, COLUMNS, BLOCKS, PARTS = slots.DEPTH, slots.COLUMNS, slots.BLOCKS, slots.PARTS
-    WM, ACROSS, SLOT, PIECE, ITEM = (
-        BM // tile.warps,
-        BN // COLUMNS,
-        recipe.slot,
-        recipe.piece,
-        recipe.item,
-    )
-    TA, TB, ACC = recipe.TA, recipe.TB, (COLUMNS, recipe.TA, recipe.TB, 4)
-    X_SIZE = BM * BK
-    STAGE = X_SIZE + BLOCKS * COLUMNS * SLOT
-    RING = STAGES * STAGE
-    begin_in_x, begin_in_w, add_products = recipe.begin_x, recipe.begin_w, recipe.add_products
-    store, swapped = recipe.store, recipe.swapped
-    _, move_in_x = recipe.x_places
-    fetch_from = fetch_columns if x_turned else fetch_rows
-    begin_x, find_x, fetch_x, X_FOUND = fetch_from(tile, slots, B, PIECE, recipe.x_places)
-    find_w, fetch_w, W_FOUND = recipe.fetch_w
-    repair = repair_line(B, tile, turned, x_turned, y_turned)
+    B, (BM, BN, BK, STAGES), arithmetic, _, _, _, wide, _ = shape
+    AHEAD, PENDING, DEPTH = STAGES - 1, STAGES - 2, shape.depth
+    BLOCKS, PARTS = BK // DEPTH, B // DEPTH  # blocks in a step, or steps in a block
+    X_SIZE, W_SIZE = BM * DEPTH, DEPTH * BN  # of a block
+    STAGE = BLOCKS * (X_SIZE + W_SIZE)
+    RING, WM, swapped = STAGES * STAGE, BM // shape.tile.warps, shape.swapped
+    ITEM = uint16 if arithmetic in MMA else float32
+    made, x_places, w_places, lane_of, add_products = products_of(shape)
+    TA, TB, ACC = made.TA, made.TB, (made.TA, made.TB, 4)
+    ROUNDS, find, fetch = fetching(shape, x_places, w_places)
+    store_tile = store(arithmetic, TA, TB, False, wide)
+    repair = repairing(shape)
     repairs, nan_in = arithmetic == "highest", any_nan(*ACC)
-
-    @cuda.jit(device=True)
-    def find_kept(masks, first, last, step):
-        """COLUMNS bits for each of the step's blocks of features: which blocks of w there are."""
-        kept = int64(0)
-        for p in range(BLOCKS):
-            entry = first + uint32(step) // PARTS * BLOCKS + p
-            if entry < last:
-                kept |= int64(masks[entry] if COLUMNS > 1 else 1) << (p * COLUMNS)
-        return kept
-
-    def columns_from(c):
-        """The products of each kept column from c on: unrolled, so acc[c] stays in registers."""
-
-        @cuda.jit(device=True)
-        def none(kept, ring, x_at, w_at, acc):
-            pass
-
-        if c == COLUMNS:
-            return none
-        rest = columns_from(c + 1)
-
-        @cuda.jit(device=True)
-        def add_column(kept, ring, x_at, w_at, acc):
-            if kept >> c & 1:
-                add_products(ring, x_at, w_at + c * SLOT, acc[c])
-            rest(kept, ring, x_at, w_at, acc)
-
-        return add_column
-
-    add_columns = columns_from(0)
     # Three blocks of threads to a multiprocessor, at the price of a few registers kept in memory.
     three = arithmetic == "highest" and B <= 32 and not SIMULATED
-    options = {"launch_bounds": (tile.threads, 3)} if three else {}
+    options = {"launch_bounds": (shape.tile.threads, 3)} if three else {}
 
     @cuda.jit(**options)
     def kernel(
-        x,
-        stride,
-        batch,
-        in_features,
-        values,
-        order,
-        indptr,
-        indices,
-        blocks,
-        masks,
-        y,
-        out_features,
+        x, stride, batch, in_features, values, order, indptr, indices, blocks, y, out_features
     ):
         ring = cuda.shared.array(0, ITEM, ALIGNMENT)  # stages, each of x and of w
         acc = cuda.local.array(ACC, float32)
-        for c in range(COLUMNS):
-            for m in range(TA):
-                for n in range(TB):
-                    for i in range(4):
-                        acc[c, m, n, i] = 0
-        warp = uint32(cuda.threadIdx.x) // 32
-        strip = order[cuda.blockIdx.x % order.size]
-        top, left = cuda.blockIdx.x // order.size * BM, strip * BN
-        line = left // B if COLUMNS == 1 else strip
-        first, last = indptr[line], indptr[line + 1]
-        steps = (last - first + BLOCKS - 1) // BLOCKS * PARTS
+        for m in range(TA):
+            for n in range(TB):
+                for i in range(4):
+                    acc[m, n, i] = 0
+        block, strips = uint32(cuda.blockIdx.x), uint32(order.size)
+        top, left = uint32(block // strips * BM), uint32(order[block % strips] * BN)
+        first, last = indptr[left // B], indptr[left // B + 1]
+        steps = int32(uint32(last - first + BLOCKS - 1) // BLOCKS * PARTS)
 
-        x_found = cuda.local.array(X_FOUND, int64)
-        w_found = cuda.local.array(W_FOUND, int32)
-        insides = cuda.local.array(W_FOUND, int64)
-        x_begin = begin_x(stride, top)
-        find_x(indices, first, last, 0, in_features, x_found)
-        find_w(blocks, indices, first, last, 0, in_features, w_found, insides)
-        kept = find_kept(masks, first, last, 0)
-        own = warp * WM
-        x_lane = begin_in_x(0, own // PIECE) if x_turned else begin_in_x(own, 0)
-        w_lane = X_SIZE + begin_in_w()
-        now = then = int64(0)  # where the stages start that are multiplied and fetched
-        for step in range(-AHEAD, steps):  # the first ones only fetch
+        features = cuda.local.array(BLOCKS, int32)
+        found, of_found = cuda.local.array(ROUNDS, int32), cuda.local.array(ROUNDS, int32)
+        find(indices, blocks, first, last, 0, features, found, of_found)
+        dense = x, stride, batch, in_features
+        own = uint32(cuda.threadIdx.x) // 32 * WM
+        x_lane, w_lane = lane_of(own)
+        now = then = uint32(0)  # where the stages start that are multiplied and fetched
+        for step in range(int32(-AHEAD), steps):  # the first ones only fetch
             cp_async_wait(PENDING)
             cuda.syncthreads()
-            coming = step + AHEAD
+            coming = int32(step + AHEAD)
             if coming < steps:
-                fetch_x(x, x_begin, stride, top, batch, x_found, in_features, ring, then)
-                fetch_w(values, w_found, insides, left % B, coming, ring, then + X_SIZE)
-                then = then + STAGE if then + STAGE < RING else 0
-                find_x(indices, first, last, coming + 1, in_features, x_found)
-                find_w(blocks, indices, first, last, coming + 1, in_features, w_found, insides)
+                fetch(dense, top, values, left % B, coming, features, found, of_found, ring, then)
+                then = uint32(then + STAGE) if then + STAGE < RING else uint32(0)
+                find(indices, blocks, first, last, coming + 1, features, found, of_found)
             cp_async_commit()
             if step >= 0:
                 for p in range(BLOCKS):
-                    down, piece = (p * DEPTH, 0) if x_turned else (0, p * DEPTH // PIECE)
-                    x_at = move_in_x(now + x_lane, down, piece)
-                    w_at = now + w_lane + p * (COLUMNS * SLOT)
-                    add_columns(kept >> (p * COLUMNS), ring, x_at, w_at, acc)
-                now = now + STAGE if now + STAGE < RING else 0
-                kept = find_kept(masks, first, last, step + 1)
+                    if BLOCKS == 1 or first + step * BLOCKS + p < last:
+                        x_at = now + p * X_SIZE + x_lane
+                        w_at = now + BLOCKS * X_SIZE + p * W_SIZE + w_lane
+                        add_products(ring, x_at, w_at, acc)
+                now = uint32(now + STAGE) if now + STAGE < RING else uint32(0)
 
-        for c in range(COLUMNS):
-            row, column = top + int64(warp * WM), left + c * ACROSS
-            if swapped:
-                store(acc[c], y, column, row, out_features, batch)
-            else:
-                store(acc[c], y, row, column, batch, out_features)
+        row = top + int64(own)
+        if swapped:
+            store_tile(acc, y, int64(left), row, out_features, batch)
+        else:
+            store_tile(acc, y, row, int64(left), batch, out_features)
         if repairs and cuda.syncthreads_or(nan_in(acc)):
-            repair(
-                x, stride, batch, in_features, values, indices, blocks, first, last, y, top, left,
-                out_features,
-            )  # fmt: skip
+            walk = indices, blocks, first, last
+            repair(dense, values, walk, y, top, left, out_features)
 
     return kernel
+
+
+@cache
+def repairing(shape: Shape) -> Any:
+    """Of the tile that a block of threads wrote, where y is NaN: y = x @ w by plain sums."""
+    B, (BM, BN, _, _), _, transposed, x_transposed, y_transposed, _, _ = shape
+    THREADS = shape.tile.threads
+
+    @cuda.jit(device=True)
+    def repair(dense, values, walk, y, top, left, out_features):
+        (x, stride, batch, in_features), (indices, blocks, first, last) = dense, walk
+        for item in range(cuda.threadIdx.x, BM * BN, THREADS):
+            in_row, in_column = (item % BM, item // BM) if y_transposed else (item // BN, item % BN)
+            row, feature = top + in_row, int64(left + in_column)
+            if row >= batch or feature >= out_features:
+                continue
+            at = feature * batch + row if y_transposed else row * out_features + feature
+            if y[at] == y[at]:
+                continue
+            total = float32(0)
+            for entry in range(first, last):
+                c, j = indices[entry] * B, feature % B
+                for i in range(min(B, in_features - c)):
+                    at_x = (c + i) * stride + row if x_transposed else row * stride + c + i
+                    at_w = j * B + i if transposed else i * B + j
+                    total += x[at_x] * values[int64(blocks[entry]) * (B * B) + at_w]
+            y[at] = total
+
+    return repair

@@ -1,6 +1,6 @@
-"""How the weight-gradient of float32 is cut: regions of a few tiles of x and of dy.
+"""How the weight-gradient is cut: regions of a few tiles of x and of dy.
 
-A tile is 32 features wide, 128 bytes of a row. A block of threads takes up to XT tiles of x that
+A tile is 32 features wide. A block of threads takes up to XT tiles of x that
 are neighbours, up to YT tiles of dy, and every kept cell where one of these meets one of those: a
 cell is a block of w, or a part of one.
 """
@@ -17,6 +17,8 @@ WIDTH = 32  # of a tile
 
 
 class Region(NamedTuple):
+    """What a block of threads takes: all cells that meet in a tile of dy have to fit in."""
+
     XT: int  # tiles of x
     YT: int  # tiles of dy
     CELLS: int  # a warp
@@ -26,12 +28,25 @@ class Region(NamedTuple):
     PER_SM: int  # blocks of threads that a multiprocessor holds
 
     @property
+    def threads(self) -> int:
+        return self.WARPS * 32
+
+    @property
+    def tiles(self) -> int:
+        return self.XT + self.YT
+
+    @property
+    def stage(self) -> int:
+        """Items of a stage."""
+        return self.tiles * self.NT * WIDTH
+
+    @property
     def capacity(self) -> int:
         return self.CELLS * self.WARPS
 
 
-def cell_shape(B: int) -> tuple[int, int]:
-    return min(B, WIDTH), min(B, WIDTH)
+def cell_side(B: int) -> int:
+    return min(B, WIDTH)
 
 
 def regions(index: Index, B: int, region: Region) -> tuple[Any, ...]:
@@ -41,7 +56,7 @@ def regions(index: Index, B: int, region: Region) -> tuple[Any, ...]:
     cells (CELLS * WARPS) : a cell's first column among the tiles of x and, times 2^16, of dy; or -1
     targets (CELLS * WARPS) : where a cell begins in dvalues seen as rows of a cell's width, or -1
     """
-    side, _ = cell_shape(B)
+    side = cell_side(B)
     rows, columns, target = _cells(index, B, side)
     panel, tile = rows * side // (region.XT * WIDTH), columns * side // WIDTH
     order = np.lexsort((rows, columns, panel))

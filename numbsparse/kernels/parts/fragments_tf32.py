@@ -19,64 +19,57 @@ from typing import Any
 
 from numba import cuda, float32, uint32
 
-from numbsparse.kernels.matmul.k5_tensor_core.swizzle import place, swap_for_lanes
+from numbsparse.kernels.parts.banks import place, swap_for_lanes
 from numbsparse.kernels.ptx import (
     as_float32,
     as_uint32,
     cvt_rna_tf32,
     load_4xf32,
     mma_m16n8k8_tf32,
-    shfl_xor,
-    store_2xu32,
-    store_4xf32,
 )
 
 PIECE = 4  # values in 16 bytes
+CHUNK = 16  # terms of the sum, loaded at once
+RUN = CHUNK // 4  # that a lane holds
 
 
-def places(PIECES: int, along: bool, UNITS: int, DEPTH: int) -> Any:
-    neighbours = UNITS % 4 == 0 if along else DEPTH >= 16
+def places(PIECES: int, along: bool, UNITS: int) -> Any:
+    neighbours = not along or UNITS % 4 == 0
     return place(PIECES, PIECE, swap_for_lanes(PIECES, 4 if neighbours else 1))
 
 
 @cache
-def fragment(PIECES: int, along: bool, UNITS: int, DEPTH: int) -> tuple[Any, Any]:
+def fragment(PIECES: int, along: bool, UNITS: int) -> tuple[Any, Any]:
     """(begin, load) for the values that a lane holds of 8 UNITS lines, CHUNK of the sum at a time.
 
     begin(line, piece) is where the lane reads; load(tile, at, k, values) fills values[j, u] with
     value j along the sum, from chunk k on, of the lane's line u. The sum runs along the lines of
     the tile, or down its rows.
     """
-    CHUNK = min(DEPTH, 16)
-    RUN, FOURS = CHUNK // 4, UNITS % 4 == 0
-    place_in, move = places(PIECES, along, UNITS, DEPTH)
+    FOURS = UNITS % 4 == 0
+    place_in, move = places(PIECES, along, UNITS)
 
     @cuda.jit(device=True)
     def begin(line, piece):
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
         if along:
-            line = line + (4 * g if FOURS else g)
-            return place_in(line, piece + q) if RUN == 4 else place_in(line, piece) + q
-        line = line + (4 * q if RUN == 4 else q)
+            return place_in(line + (4 * g if FOURS else g), piece + q)
+        line = line + RUN * q
         return place_in(line, piece + g) if FOURS else place_in(line, piece + g // 4) + g % 4
 
     @cuda.jit(device=True)
     def load_along(tile, at, k, values):
         for u in range(UNITS):
             line = u // 4 * 32 + u % 4 if FOURS else 8 * u
-            if RUN == 4:
-                run = load_4xf32(tile, move(at, line, 4 * k))
-                for j in range(4):
-                    values[j, u] = run[j]
-            else:
-                for j in range(2):
-                    values[j, u] = tile[move(at, line, j)]
+            run = load_4xf32(tile, move(at, line, 4 * k))
+            for j in range(RUN):
+                values[j, u] = run[j]
 
     @cuda.jit(device=True)
     def load_down(tile, at, k, values):
         for j in range(RUN):
-            line = k * CHUNK + (j if RUN == 4 else 4 * j)
+            line = k * CHUNK + j
             if FOURS:
                 for group in range(UNITS // 4):
                     run = load_4xf32(tile, move(at, line, 8 * group))
@@ -90,23 +83,12 @@ def fragment(PIECES: int, along: bool, UNITS: int, DEPTH: int) -> tuple[Any, Any
 
 
 @cache
-def products(
-    precision: str,
-    TA: int,
-    TB: int,
-    DEPTH: int,
-    A_PIECES: int,
-    a_along: bool,
-    B_PIECES: int,
-    b_along: bool,
-) -> Any:
-    """(begin_a, begin_b, add_products), as in `halves.products`."""
-    CHUNK = min(DEPTH, 16)  # of the sum, loaded at once
-    RUN, A_UNITS = CHUNK // 4, 2 * TA
-    A_VALUES, B_VALUES = (RUN, A_UNITS), (RUN, TB)
-    begin_a, load_a = fragment(A_PIECES, a_along, A_UNITS, DEPTH)
-    begin_b, load_b = fragment(B_PIECES, b_along, TB, DEPTH)
-    multiply = chunk_products(precision, RUN, TA, TB)
+def products(precision: str, TA: int, TB: int, DEPTH: int, a: Any, b: Any) -> tuple[Any, Any, Any]:
+    """(begin_a, begin_b, add) of `fragments.Products`, for sides a and b."""
+    A_VALUES, B_VALUES = (RUN, 2 * TA), (RUN, TB)
+    begin_a, load_a = fragment(*a, 2 * TA)
+    begin_b, load_b = fragment(*b, TB)
+    multiply = chunk_products(precision, TA, TB)
 
     def chunks_from(k):
         """The products of each chunk from k on: loops unrolled, so that loads run ahead."""
@@ -121,10 +103,10 @@ def products(
 
         @cuda.jit(device=True)
         def add_chunk(ring, a_at, b_at, acc):
-            a, b = cuda.local.array(A_VALUES, float32), cuda.local.array(B_VALUES, float32)
-            load_a(ring, a_at, k, a)
-            load_b(ring, b_at, k, b)
-            multiply(a, b, acc)
+            ar, br = cuda.local.array(A_VALUES, float32), cuda.local.array(B_VALUES, float32)
+            load_a(ring, a_at, k, ar)
+            load_b(ring, b_at, k, br)
+            multiply(ar, br, acc)
             rest(ring, a_at, b_at, acc)
 
         return add_chunk
@@ -133,8 +115,8 @@ def products(
 
 
 @cache
-def chunk_products(precision: str, RUN: int, TA: int, TB: int) -> Any:
-    """acc += a (RUN, 2 TA) times b (RUN, TB), what a lane holds of 4 RUN terms."""
+def chunk_products(precision: str, TA: int, TB: int) -> Any:
+    """acc += a (RUN, 2 TA) times b (RUN, TB), what a lane holds of a chunk of the sum."""
     exact = precision == "highest"
     split = split_exact if exact else round_to_tf32
     STEPS, SUMS = RUN // 2, (TA, TB, 4)
@@ -213,90 +195,3 @@ def coordinates(UNITS: int) -> Any:
         return 8 * u + g
 
     return coordinate
-
-
-@cache
-def store(TA: int, TB: int, turned: bool, wide: bool, row_in: Any = None) -> Any:
-    """y[top + ., left + .] = acc, where that lies before the edges; turned, y[left + ., top + .].
-
-    y is of one axis. Four neighbours at once where `wide` and a lane holds four. Line g of unit u
-    is row `row_in(u, g)`, if not that of `coordinates`.
-    """
-    row_in, column_in = row_in or coordinates(2 * TA), coordinates(TB)
-    if wide and not turned and TB == 4:
-        return store_sectors(TA, row_in)
-    down = wide and turned and TA % 2 == 0
-    across = wide and not turned and TB % 4 == 0
-
-    @cuda.jit(device=True)
-    def store_tile(acc, y, top, left, rows, columns):
-        lane = uint32(cuda.threadIdx.x) % 32
-        g, q = lane // 4, lane % 4
-        for m in range(TA):
-            for n in range(TB):
-                for i in range(4):
-                    row = top + row_in(2 * m + i // 2, g)
-                    column = left + column_in(n, 2 * q + i % 2)
-                    at = column * rows + row if turned else row * columns + column
-                    if row < rows and column < columns:
-                        if across:
-                            if n % 4 == 0:
-                                a, b, c = acc[m, n + 1, i], acc[m, n + 2, i], acc[m, n + 3, i]
-                                store_4xf32(y, at, acc[m, n, i], a, b, c)
-                        elif down:
-                            if m % 2 == 0 and i < 2:
-                                a, b, c = acc[m, n, i + 2], acc[m + 1, n, i], acc[m + 1, n, i + 2]
-                                store_4xf32(y, at, acc[m, n, i], a, b, c)
-                        else:
-                            y[at] = acc[m, n, i]
-
-    return store_tile
-
-
-@cache
-def store_neighbours(TB: int, row_in: Any) -> Any:
-    """`store` of 16 rows to a turned y, two at once: a lane has neighbours."""
-    column_in = coordinates(TB)
-
-    @cuda.jit(device=True)
-    def store_tile(acc, y, top, left, rows, columns):
-        lane = uint32(cuda.threadIdx.x) % 32
-        g, q = lane // 4, lane % 4
-        row = top + row_in(0, g)
-        for n in range(TB):
-            for i in range(2):
-                column = left + column_in(n, 2 * q + i)
-                if row < rows and column < columns:
-                    low, high = as_uint32(acc[0, n, i]), as_uint32(acc[0, n, i + 2])
-                    store_2xu32(y, column * rows + row, low, high)
-
-    return store_tile
-
-
-def store_sectors(TA: int, row_in: Any) -> Any:
-    """`store` of 32 columns: a lane holds eight neighbours of a row.
-
-    Two lanes write four each, first of the one's and then of the other's: whole sectors of 32
-    bytes. With more columns what is exchanged takes longer than what is won.
-    """
-
-    @cuda.jit(device=True)
-    def store_tile(acc, y, top, left, rows, columns):
-        lane = uint32(cuda.threadIdx.x) % 32
-        g, q, odd = lane // 4, lane % 4, lane % 2
-        one, other = cuda.local.array(4, float32), cuda.local.array(4, float32)
-        column = left + q // 2 * 16 + 4 * odd
-        for m in range(TA):
-            for half in range(2):
-                row = top + row_in(2 * m + half, g)
-                for e in range(4):
-                    low, high = acc[m, e, 2 * half], acc[m, e, 2 * half + 1]
-                    got = shfl_xor(low if odd else high, 1)
-                    one[e], other[e] = got if odd else low, high if odd else got
-                at = row * columns + column
-                if row < rows and column < columns:
-                    store_4xf32(y, at, one[0], one[1], one[2], one[3])
-                if row < rows and column + 8 < columns:
-                    store_4xf32(y, at + 8, other[0], other[1], other[2], other[3])
-
-    return store_tile

@@ -1,0 +1,192 @@
+"""Many steps in one kernel: who carries and who multiplies, and the pieces of lines through time.
+
+A kernel says what sums begin with, what is loaded beside them and what becomes of them. A piece of
+a line is multiplied read by read; where several blocks of threads share the line, the last of them
+adds their sums. All blocks tell each other what is written: first the early lines, then the rest.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import cuda, float32, int32, int64, uint16, uint32, uint64
+
+from numbsparse.kernels.lstm.carriers import (
+    OF_ROWS,
+    OF_WEIGHTS,
+    Ring,
+    carrying_rows,
+    carrying_weights,
+)
+from numbsparse.kernels.lstm.cell import WARPS
+from numbsparse.kernels.parts.ring import following
+from numbsparse.kernels.ptx import (
+    add_acq_rel,
+    add_release,
+    fence_mbarrier_init,
+    fence_proxy_async_global,
+    first_multiple,
+    from_local,
+    load_4xf32,
+    mbarrier_arrive,
+    mbarrier_init,
+    mbarrier_wait,
+    shfl_idx,
+    store_4xf32,
+    sync_warp,
+    to_local,
+)
+
+
+@cache
+def streaming(ring: Ring, multiply_steps: Any) -> Any:
+    """stream(maps, plan, given, arrived, of_steps, size): each warp in its role.
+
+    `plan` is that of `deal`, `of_steps` how many there are, the first row of what is carried for
+    the first of them, and how far down it is to the next; `size` (batch, units, width).
+    """
+    STAGES, FREE, BARS = ring.STAGES, ring.FREE, ring.BARS
+    carry_weights, carry_rows = carrying_weights(ring), carrying_rows(ring)
+
+    @cuda.jit(device=True)
+    def stream(maps, plan, given, arrived, of_steps, size):
+        starts, pieces, read_starts, reads, partials, tickets = plan
+        steps, row, down = of_steps
+        shared = cuda.shared.array(0, uint16)
+        bars = cuda.shared.array(BARS, uint64)
+        place, warp = cuda.blockIdx.x, cuda.threadIdx.x // 32
+        first, last = read_starts[place], read_starts[place + 1]
+        engine = maps, reads, first, last, shared, first_multiple(shared, uint32(1024)), bars
+        if cuda.threadIdx.x == 0:
+            for s in range(STAGES):
+                mbarrier_init(bars, s, 2)
+                mbarrier_init(bars, FREE + s, WARPS)
+            fence_mbarrier_init()
+        cuda.syncthreads()
+        if warp == OF_WEIGHTS:
+            carry_weights(engine, steps)
+        elif warp == OF_ROWS:
+            carry_rows(engine, steps, row, down, arrived)
+        else:
+            work, cut = (pieces, starts[place], starts[place + 1]), (partials, tickets)
+            multiply_steps(engine, work, cut, given, arrived, of_steps, size)
+
+    return stream
+
+
+@cache
+def multiplying(
+    ring: Ring, multiply: Any, SUMS: int, begin: Any, load: Any, finish: Any, ahead: bool
+) -> Any:
+    """run(sums, loaded, engine, work, cut, given, arrived, of_steps, size): all steps of a warp.
+
+    begin(sums, given, where) comes first in a line, load(loaded, given, where) next where `ahead`,
+    else after the products, and finish(sums, loaded, given, where) last.
+    """
+    take, join, to_tuple = taking_reads(ring, multiply), joining(SUMS), from_local(SUMS)
+    BACK = ring.transposed  # what is carried is of the step after
+
+    @cuda.jit(device=True)
+    def run(sums, loaded, engine, work, cut, given, arrived, of_steps, size):
+        (pieces, first, last), (partials, tickets), (steps, row, down) = work, cut, of_steps
+        batch, units, width = size
+        if BACK:
+            row += down
+        number = uint32(0)
+        for step in range(steps):
+            told = False
+            for k in range(first, last):
+                line, count, part = pieces[k, 0], pieces[k, 1], pieces[k, 2]
+                first_part, many, early = pieces[k, 3], pieces[k, 4], pieces[k, 5]
+                where = int64(line), row, batch, units, width
+                if early == 0 and not told:
+                    tell(arrived, 2 * step)
+                    told = True
+                for i in range(SUMS):
+                    sums[i] = float32(0)
+                if part == first_part:
+                    begin(sums, given, where)
+                loads = ahead and many == 1  # then what is loaded is this thread's own
+                if loads:
+                    load(loaded, given, where)
+                to_local(take(to_tuple(sums), number, count, engine), sums)
+                whole = True
+                if many > 1:
+                    whole = join(sums, partials, tickets, part, first_part, many)
+                if whole:
+                    if not loads:
+                        load(loaded, given, where)
+                    finish(sums, loaded, given, where)
+                number += uint32(count)
+            row += down
+            if not told:
+                tell(arrived, 2 * step)
+            tell(arrived, 2 * step + 1)
+
+    return run
+
+
+@cache
+def taking_reads(ring: Ring, multiply: Any) -> Any:
+    STAGE, STAGES, AFTER, FREE = ring.STAGE // 2, ring.STAGES, ring.WEIGHTS // 2, ring.FREE
+
+    @cuda.jit(device=True)
+    def take(acc, number, count, engine):
+        """acc + the products of `count` reads from read `number` of all steps on."""
+        _, _, _, _, shared, base, bars = engine
+        stage, parity = uint32(number % STAGES), uint32(number // STAGES % 2)
+        for _ in range(count):
+            mbarrier_wait(bars, stage, parity)
+            at = uint32(base + stage * STAGE)
+            acc = multiply(acc, shared, at + AFTER, shared, at)
+            if cuda.threadIdx.x % 32 == 0:
+                mbarrier_arrive(bars, FREE + stage)
+            stage, parity = following(stage, parity, STAGES)
+        return acc
+
+    return take
+
+
+@cuda.jit(device=True)
+def tell(arrived, i):
+    """This warp has written what counter i stands for."""
+    sync_warp()
+    if cuda.threadIdx.x % 32 == 0:
+        fence_proxy_async_global()
+        add_release(arrived, i, 1)
+
+
+@cache
+def joining(SUMS: int) -> Any:
+    @cuda.jit(device=True)
+    def join(sums, partials, tickets, part, first_part, many):
+        """Sums of a line that several blocks of threads share: the last adds them, in their order.
+
+        Whether this warp came last; `sums` are the line's then. Tickets are zero again.
+        """
+        warp, lane = int64(cuda.threadIdx.x // 32), int64(cuda.threadIdx.x % 32)
+        at = (part * WARPS + warp) * (32 * SUMS) + 4 * lane
+        for i in range(0, SUMS, 4):
+            store_4xf32(partials, at + 32 * i, sums[i], sums[i + 1], sums[i + 2], sums[i + 3])
+        sync_warp()
+        ticket, counter = int32(0), first_part * WARPS + warp
+        if lane == 0:
+            ticket = add_acq_rel(tickets, counter, int32(1))
+        if shfl_idx(ticket, 0) < many - 1:
+            return False
+        sync_warp()
+        for i in range(SUMS):
+            sums[i] = float32(0)
+        for k in range(first_part, first_part + many):
+            at = (k * WARPS + warp) * (32 * SUMS) + 4 * lane
+            for i in range(0, SUMS, 4):
+                v = load_4xf32(partials, at + 32 * i)
+                sums[i] += v[0]
+                sums[i + 1] += v[1]
+                sums[i + 2] += v[2]
+                sums[i + 3] += v[3]
+        tickets[counter] = 0
+        return True
+
+    return join

@@ -1,0 +1,228 @@
+"""Which units a thread has of a warp's sums, and how they come from memory and go there.
+
+The sums of a warp are 16 rows of the batch by columns, and a thread has two rows of them, 8 apart.
+wgmma gives thread q of four the columns 8 i + 2 q and the next: twos. Forward, where a line has all
+four gates of 32 units, i from 0 to 3, these are all gates of a unit, which are all that it takes.
+Twos of float32 make whole sectors of memory, 32 bytes by four threads; of 16-bit floats two threads
+swap a two each, and then have fours, which do.
+
+Backward, where a line has the 32 units themselves, four threads exchange their twos for eights:
+each has eight neighbours, 16 bytes of 16-bit floats, 32 of float32. In memory and until they are
+needed these are words, which no thread has to wait for to widen.
+
+`kind` is "f16", "bf16", or "tf32", which is float32 in memory.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import cuda, int64, uint64
+
+from numbsparse.kernels.lstm.cell import GATES
+from numbsparse.kernels.lstm.deal import B
+from numbsparse.kernels.ptx import (
+    as_float32,
+    as_uint32,
+    load_2xu32,
+    load_4xu32,
+    pack_bfloat2,
+    pack_half2,
+    shfl_xor,
+    store_2xu32,
+    store_4xu32,
+    unpack_bfloat2,
+    unpack_half2,
+)
+
+COLUMNS = GATES * B  # of a line
+DOWN, TWOS = 2, 4  # rows of a thread, and twos of each row and gate
+PER_GATE = DOWN * TWOS * 2
+SUMS = GATES * PER_GATE  # of a thread, forward
+PACK = {"f16": pack_half2, "bf16": pack_bfloat2}
+UNPACK = {"f16": unpack_half2, "bf16": unpack_bfloat2}
+
+
+def place_of_sum(two: int, down: int) -> int:
+    """Of the first value of a two, among those of a gate."""
+    return 4 * two + 2 * down
+
+
+@cuda.jit(device=True)
+def row_of(down):
+    thread = cuda.threadIdx.x
+    return int64(thread // 32 * 16 + thread % 32 // 4 + 8 * down)
+
+
+@cuda.jit(device=True)
+def unit_of(two):
+    """The first of a two, among 32."""
+    return int64(8 * two + cuda.threadIdx.x % 4 * 2)
+
+
+@cuda.jit(device=True)
+def unit_of_four(two):
+    """The first of the four that two threads have of the twos `two` and `two + 1` after a swap."""
+    q = cuda.threadIdx.x % 4
+    return int64(8 * (two + q % 2) + q // 2 * 4)
+
+
+@cuda.jit(device=True)
+def swapped(a, b):
+    """Words of the twos `two` and `two + 1`: those of a four of one of them."""
+    odd = cuda.threadIdx.x % 2 != 0
+    got = shfl_xor(a if odd else b, 1)
+    return (got if odd else a), (b if odd else got)
+
+
+@cache
+def loading_two(kind: str) -> Any:
+    """(array, at) -> two float32; of 16-bit floats, the array is of words."""
+    unpack: Any = UNPACK.get(kind)
+
+    @cuda.jit(device=True)
+    def load_16_bit(array, at):
+        return unpack(array[uint64(at >> 1)])
+
+    @cuda.jit(device=True)
+    def load_float32(array, at):
+        a, b = load_2xu32(array, at)
+        return as_float32(a), as_float32(b)
+
+    return load_16_bit if unpack else load_float32
+
+
+@cache
+def storing_twos(kind: str, two: int) -> Any:
+    """(array, at, left, a, b, c, d): (a, b) and (c, d) are the twos `two` and `two + 1` of a row.
+
+    They belong at item `at` + their units, those under `left`, a multiple of 8. All threads of a
+    warp come.
+    """
+    pack: Any = PACK.get(kind)
+
+    @cuda.jit(device=True)
+    def store_16_bit(array, at, left, a, b, c, d):
+        low, high = swapped(pack(a, b), pack(c, d))
+        unit = unit_of_four(two)
+        if unit < left:
+            store_2xu32(array, (at + unit) >> 1, low, high)
+
+    @cuda.jit(device=True)
+    def store_float32(array, at, left, a, b, c, d):
+        unit, following = unit_of(two), unit_of(two + 1)
+        if unit < left:
+            store_2xu32(array, at + unit, as_uint32(a), as_uint32(b))
+        if following < left:
+            store_2xu32(array, at + following, as_uint32(c), as_uint32(d))
+
+    return store_16_bit if pack else store_float32
+
+
+@cache
+def exchanging() -> Any:
+    """Sums (TWOS, DOWN, 2) of a block of columns: what their places mean changes.
+
+    Before, two number i of thread q of four are columns 8 i + 2 q and the next; after, 8 q + 2 i.
+    """
+    swap_near, swap_far = swapping(1), swapping(2)
+
+    @cuda.jit(device=True)
+    def exchange(sums):
+        for k in range(4):
+            swap_near(sums, k, k + 4)
+            swap_near(sums, k + 8, k + 12)
+            swap_far(sums, k, k + 8)
+            swap_far(sums, k + 4, k + 12)
+
+    return exchange
+
+
+@cache
+def swapping(MASK: int) -> Any:
+    @cuda.jit(device=True)
+    def swap(sums, i, j):
+        """The j of one thread for the i of the other."""
+        upper = cuda.threadIdx.x & MASK != 0
+        a, b = sums[i], sums[j]
+        got = shfl_xor(a if upper else b, MASK)
+        sums[i] = got if upper else a
+        sums[j] = b if upper else got
+
+    return swap
+
+
+@cache
+def place_of(down: int) -> Any:
+    """Row of the batch, and first of the eight units among 32, of a thread."""
+
+    @cuda.jit(device=True)
+    def place():
+        return row_of(down), int64(cuda.threadIdx.x % 4 * 8)
+
+    return place
+
+
+def words_of(kind: str) -> int:
+    """How many hold eight values."""
+    return 8 if kind == "tf32" else 4
+
+
+@cache
+def loading_eight(kind: str) -> Any:
+    WORDS = words_of(kind)
+
+    @cuda.jit(device=True)
+    def load_eight(array, at, words, k):
+        """words[k], ... = the eight values from item `at` on."""
+        for i in range(0, WORDS, 4):
+            a, b, c, d = load_4xu32(array, at + i)
+            words[k + i], words[k + i + 1], words[k + i + 2], words[k + i + 3] = a, b, c, d
+
+    return load_eight
+
+
+@cache
+def storing_eight(kind: str) -> Any:
+    WORDS = words_of(kind)
+
+    @cuda.jit(device=True)
+    def store_eight(array, at, words, k):
+        for i in range(0, WORDS, 4):
+            k += i
+            store_4xu32(array, at + i, words[k], words[k + 1], words[k + 2], words[k + 3])
+
+    return store_eight
+
+
+@cache
+def taking(kind: str) -> Any:
+    """Two number i of eight values in words[k], ..., as float32."""
+    unpack: Any = UNPACK.get(kind)
+
+    @cuda.jit(device=True)
+    def take_16_bit(words, k, i):
+        return unpack(words[k + i])
+
+    @cuda.jit(device=True)
+    def take_float32(words, k, i):
+        return as_float32(words[k + 2 * i]), as_float32(words[k + 2 * i + 1])
+
+    return take_16_bit if unpack else take_float32
+
+
+@cache
+def putting(kind: str) -> Any:
+    """And back."""
+    pack: Any = PACK.get(kind)
+
+    @cuda.jit(device=True)
+    def put_16_bit(words, k, i, a, b):
+        words[k + i] = pack(a, b)
+
+    @cuda.jit(device=True)
+    def put_float32(words, k, i, a, b):
+        words[k + 2 * i], words[k + 2 * i + 1] = as_uint32(a), as_uint32(b)
+
+    return put_16_bit if pack else put_float32

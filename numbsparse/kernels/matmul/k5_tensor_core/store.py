@@ -1,0 +1,189 @@
+"""What becomes of finished sums: stored to y, and computed anew where a split made them NaN.
+
+An infinity splits into hi = inf and lo = inf - inf, as does a value that rounds up to one. Both
+make NaN of every sum that they enter, so NaN is the mark of the outputs to look at. They are rare,
+so what computes them anew in float32 is simple and slow.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import cuda, float32, uint16, uint32, uint64
+
+from numbsparse.device import DeviceArray
+from numbsparse.kernels.matmul.aligned import BYTES
+from numbsparse.kernels.parts.fragments import MMA, PACK, column_of, row_of
+from numbsparse.kernels.parts.fragments_tf32 import coordinates
+from numbsparse.kernels.ptx import as_uint32, shfl_xor, store_2xu32, store_4xf32
+from numbsparse.kernels.views import span
+
+
+def stored(y: DeviceArray, together: bool = True) -> tuple[DeviceArray, bool, bool]:
+    """y as one axis, whether that is of y.T, and whether several values may be stored at once.
+
+    16-bit values go by pairs, float32 by fours, if they may go `together` and memory allows.
+    """
+    transposed = not y.is_contiguous
+    y = y.T if transposed else y
+    least = BYTES if y.itemsize == 4 else 4
+    wide = together and y.shape[1] * y.itemsize % least == 0 and y.address % least == 0
+    y = span(y)
+    if wide and y.itemsize == 2:
+        y = DeviceArray(y.address, (y.size // 2,), np.uint32, None, y.owner)
+    return y, transposed, wide
+
+
+def store(
+    arithmetic: str, TA: int, TB: int, transposed: bool, wide: bool, whole: bool = False
+) -> Any:
+    """store_tile(acc, y, top, left, rows, columns), as `stored` gives y; `whole` has no edges."""
+    if arithmetic in MMA:
+        return store_16(arithmetic, TA, TB, wide, whole)
+    return store_float32(TA, TB, transposed, wide, whole=whole)
+
+
+@cache
+def store_16(dtype: str, TA: int, TB: int, wide: bool, whole: bool) -> Any:
+    """y[top + ., left + .] = acc, where that is before the edges; y is of one axis.
+
+    Two neighbours at once where `wide`: then y is of uint32, a pair each.
+    """
+    pack = PACK[dtype]
+
+    @cuda.jit(device=True)
+    def store_tile(acc, y, top, left, rows, columns):
+        lane = uint32(cuda.threadIdx.x) % 32
+        for m in range(TA):
+            for n in range(TB):
+                for h in range(2):
+                    row = top + 16 * m + row_of(lane, 2 * h)
+                    column = left + 8 * n + column_of(lane, 0)
+                    pair = pack(acc[m, n, 2 * h], acc[m, n, 2 * h + 1])
+                    at = row * columns + column
+                    if whole or (row < rows and column < columns):
+                        if wide:
+                            y[uint64(at >> 1)] = pair
+                        else:
+                            y[uint64(at)] = uint16(pair & uint32(0xFFFF))
+                            if whole or column + 1 < columns:
+                                y[uint64(at + 1)] = uint16(pair >> uint32(16))
+
+    return store_tile
+
+
+@cache
+def store_float32(
+    TA: int, TB: int, transposed: bool, wide: bool, row_in: Any = None, whole: bool = False
+) -> Any:
+    """y[top + ., left + .] = acc, where that is before the edges; transposed, y[left + ., top + .].
+
+    y is of one axis. Four neighbours at once where `wide` and a lane holds four. Line g of unit u
+    is row `row_in(u, g)`, if not that of `coordinates`.
+    """
+    row_in, column_in = row_in or coordinates(2 * TA), coordinates(TB)
+    if wide and not transposed and not whole and TB == 4:
+        return store_sectors(TA, row_in)
+    down = wide and transposed and TA % 2 == 0
+    across = wide and not transposed and TB % 4 == 0
+
+    @cuda.jit(device=True)
+    def store_tile(acc, y, top, left, rows, columns):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for m in range(TA):
+            for n in range(TB):
+                for i in range(4):
+                    row = top + row_in(2 * m + i // 2, g)
+                    column = left + column_in(n, 2 * q + i % 2)
+                    at = column * rows + row if transposed else row * columns + column
+                    if whole or (row < rows and column < columns):
+                        if across:
+                            if n % 4 == 0:
+                                a, b, c = acc[m, n + 1, i], acc[m, n + 2, i], acc[m, n + 3, i]
+                                store_4xf32(y, at, acc[m, n, i], a, b, c)
+                        elif down:
+                            if m % 2 == 0 and i < 2:
+                                a, b, c = acc[m, n, i + 2], acc[m + 1, n, i], acc[m + 1, n, i + 2]
+                                store_4xf32(y, at, acc[m, n, i], a, b, c)
+                        else:
+                            y[uint64(at)] = acc[m, n, i]
+
+    return store_tile
+
+
+@cache
+def store_neighbours(TB: int, row_in: Any) -> Any:
+    """`store` of 16 rows to a transposed y, two at once: a lane has neighbours."""
+    column_in = coordinates(TB)
+
+    @cuda.jit(device=True)
+    def store_tile(acc, y, top, left, rows, columns):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        row = top + row_in(0, g)
+        for n in range(TB):
+            for i in range(2):
+                column = left + column_in(n, 2 * q + i)
+                if row < rows and column < columns:
+                    low, high = as_uint32(acc[0, n, i]), as_uint32(acc[0, n, i + 2])
+                    store_2xu32(y, column * rows + row, low, high)
+
+    return store_tile
+
+
+def store_sectors(TA: int, row_in: Any) -> Any:
+    """`store` of 32 columns: a lane holds eight neighbours of a row.
+
+    Two lanes write four each, first of the one's and then of the other's: whole sectors of 32
+    bytes. With more columns what is exchanged takes longer than what is won.
+    """
+
+    @cuda.jit(device=True)
+    def store_tile(acc, y, top, left, rows, columns):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q, odd = lane // 4, lane % 4, lane % 2
+        one, other = cuda.local.array(4, float32), cuda.local.array(4, float32)
+        column = left + q // 2 * 16 + 4 * odd
+        for m in range(TA):
+            for half in range(2):
+                row = top + row_in(2 * m + half, g)
+                for e in range(4):
+                    low, high = acc[m, e, 2 * half], acc[m, e, 2 * half + 1]
+                    got = shfl_xor(low if odd else high, 1)
+                    one[e], other[e] = got if odd else low, high if odd else got
+                at = row * columns + column
+                if row < rows and column < columns:
+                    store_4xf32(y, at, one[0], one[1], one[2], one[3])
+                if row < rows and column + 8 < columns:
+                    store_4xf32(y, at + 8, other[0], other[1], other[2], other[3])
+
+    return store_tile
+
+
+@cache
+def any_nan(COUNT: int, *rest: int) -> Any:
+    """Whether accumulators of this shape, of a thread, hold a NaN: 0 or 1."""
+    if not rest:
+
+        @cuda.jit(device=True)
+        def nan_in_values(acc):
+            found = 0
+            for i in range(COUNT):
+                if acc[i] != acc[i]:
+                    found = 1
+            return found
+
+        return nan_in_values
+    nan_in_each = any_nan(*rest)
+
+    @cuda.jit(device=True)
+    def nan_in(acc):
+        found = 0
+        for i in range(COUNT):
+            found |= nan_in_each(acc[i])
+        return found
+
+    return nan_in

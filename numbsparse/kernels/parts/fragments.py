@@ -1,0 +1,146 @@
+"""What each lane holds of the operands and sums of `mma.sync`, and products of tiles made of it.
+
+`products` multiplies two tiles in shared memory, of any arithmetic: "float16", "bfloat16", or the
+precision of float32 ("highest", "high"; see `fragments_tf32`). 16-bit values come by `ldmatrix`,
+four matrices of 8 x 8 at once, and one mma takes 16 terms of the sum.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from numba import cuda, uint32
+
+from numbsparse.kernels.parts import fragments_tf32
+from numbsparse.kernels.parts.banks import place, swap_for_rows
+from numbsparse.kernels.ptx import (
+    ldmatrix_x4,
+    ldmatrix_x4_trans,
+    mma_m16n8k16_bf16,
+    mma_m16n8k16_f16,
+    pack_bfloat2,
+    pack_half2,
+)
+
+PIECE = 8  # values in 16 bytes
+MMA = {"float16": mma_m16n8k16_f16, "bfloat16": mma_m16n8k16_bf16}
+PACK = {"float16": pack_half2, "bfloat16": pack_bfloat2}
+
+
+class Side(NamedTuple):
+    """The tile of an operand in shared memory."""
+
+    PIECES: int  # of 16 bytes, in a line
+    along: bool  # the sum runs along the lines, or else down them
+
+
+class Products(NamedTuple):
+    """acc[m, n] += a times b: the 16 TA x 8 TB sums of a warp.
+
+    add(ring, a_at, b_at, acc) takes what begin_a(line, piece) and begin_b give, where a lane begins
+    to read, plus where the tiles start.
+    """
+
+    TA: int
+    TB: int
+    a_places: Any  # see `banks`
+    b_places: Any
+    begin_a: Any
+    begin_b: Any
+    add: Any
+
+
+def products(arithmetic: str, TA: int, TB: int, DEPTH: int, a: Side, b: Side) -> Products:
+    """For DEPTH terms of the sum."""
+    if arithmetic in MMA:
+        parts = places(a.PIECES), places(b.PIECES), *products_16(arithmetic, TA, TB, DEPTH, a, b)
+    else:
+        of_a, of_b = fragments_tf32.places(*a, 2 * TA), fragments_tf32.places(*b, TB)
+        parts = of_a, of_b, *fragments_tf32.products(arithmetic, TA, TB, DEPTH, a, b)
+    return Products(TA, TB, *parts)
+
+
+def piece_of(arithmetic: str) -> int:
+    """Values in 16 bytes."""
+    return PIECE if arithmetic in MMA else fragments_tf32.PIECE
+
+
+def coordinates(arithmetic: str, UNITS: int) -> Any:
+    """(u, g) -> where line g of unit u stands, of the 8 UNITS rows or columns of a warp's sums.
+
+    acc[m, n, i] of lane 4 g + q is line g of unit 2 m + i // 2 down, 2 q + i % 2 of unit n across.
+    """
+    return fragments_tf32.coordinates(1 if arithmetic in MMA else UNITS)
+
+
+def places(PIECES: int) -> Any:
+    return place(PIECES, PIECE, swap_for_rows(PIECES))
+
+
+@cache
+def products_16(dtype: str, TA: int, TB: int, DEPTH: int, a: Side, b: Side) -> tuple[Any, Any, Any]:
+    """(begin_a, begin_b, add) of `Products`, for 16-bit values."""
+    A_REGISTERS, a_along, b_along = (TA, 4), a.along, b.along
+    mma = MMA[dtype]
+    begin_a, load_a = square(a.PIECES, a_along, a_along)
+    begin_b, load_b = square(b.PIECES, b_along, not b_along)
+
+    @cuda.jit(device=True)
+    def add_products(ring, a_at, b_at, acc):
+        ar = cuda.local.array(A_REGISTERS, uint32)
+        for i in range(DEPTH // 16):
+            for m in range(TA):
+                line, piece = (16 * m, 2 * i) if a_along else (16 * i, 2 * m)
+                ar[m, 0], ar[m, 1], ar[m, 2], ar[m, 3] = load_a(ring, a_at, line, piece)
+            for k in range(TB // 2):
+                line, piece = (16 * k, 2 * i) if b_along else (16 * i, 2 * k)
+                r = load_b(ring, b_at, line, piece)
+                for m in range(TA):
+                    for h in range(2):
+                        c = acc[m, 2 * k + h]
+                        c[0], c[1], c[2], c[3] = mma(
+                            ar[m, 0], ar[m, 1], ar[m, 2], ar[m, 3], r[2 * h], r[2 * h + 1],
+                            c[0], c[1], c[2], c[3],
+                        )  # fmt: skip
+
+    return begin_a, begin_b, add_products
+
+
+@cache
+def square(PIECES: int, along: bool, down_first: bool) -> tuple[Any, Any]:
+    """(begin, load) for the registers of 16 x 16 values of a tile, as an mma takes them.
+
+    begin(line, piece) is where the lane reads in the square there, load(tile, at, line, piece)
+    reads that of the square further on. The quarters come down first or across first, each
+    transposed where the sum runs down.
+    """
+    load_matrices = ldmatrix_x4 if along else ldmatrix_x4_trans
+    place_in, move = places(PIECES)
+
+    @cuda.jit(device=True)
+    def begin(line, piece):
+        lane = uint32(cuda.threadIdx.x) % 32
+        quarter = lane // 8
+        down = quarter % 2 if down_first else quarter // 2
+        across = quarter // 2 if down_first else quarter % 2
+        return place_in(line + lane % 8 + 8 * down, piece + across)
+
+    @cuda.jit(device=True)
+    def load(tile, at, line, piece):
+        return load_matrices(tile, move(at, line, piece))
+
+    return begin, load
+
+
+# PTX ISA, "Matrix Fragments for mma.m16n8k16": where value i of a 16 x 8 result stands.
+
+
+@cuda.jit(device=True)
+def row_of(lane, i):
+    return lane // 4 + i // 2 * 8
+
+
+@cuda.jit(device=True)
+def column_of(lane, i):
+    return lane % 4 * 2 + i % 2
