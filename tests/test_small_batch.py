@@ -1,4 +1,4 @@
-"""What the ladder's cases do not reach in k8_small_batch: cut lines, infinities, x turned over."""
+"""What the ladder's cases do not reach in k8_small_batch: cut lines, infinities, orders of x."""
 
 import itertools
 
@@ -15,6 +15,7 @@ from numbsparse.kernels.matmul import k8_small_batch as rung
 from numbsparse.kernels.matmul.k8_small_batch import blocks, lines
 from numbsparse.kernels.matmul.k8_small_batch import launch as launches
 from numbsparse.kernels.matmul.k8_small_batch import plan as plans
+from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums
 from numbsparse.kernels.matmul.k8_small_batch.plan import (
     READ_AHEAD,
     TOGETHER,
@@ -22,6 +23,8 @@ from numbsparse.kernels.matmul.k8_small_batch.plan import (
     plan_blocks,
     plan_lines,
 )
+from numbsparse.kernels.matmul.k8_small_batch.ring import Source
+from numbsparse.kernels.parts.tiles import Form, Operand
 from numbsparse.testing import Case, check_rung
 
 needs_ampere = pytest.mark.skipif(
@@ -296,10 +299,10 @@ def test_products_that_overlap_wait_for_each_other(dtype, rng):
 
 @needs_ampere
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # of simulated registers
-@pytest.mark.parametrize("rings", [True, False], ids=["rings", "no rings"])
+@pytest.mark.parametrize("engine", [True, False], ids=["copy engine", "lanes"])
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_infinities_and_nans_come_out_as_in_float32(product, rings, rng, monkeypatch):
-    if not rings:
+def test_infinities_and_nans_come_out_as_in_float32(product, engine, rng, monkeypatch):
+    if not engine:
         monkeypatch.setattr(launches, "has_engine", lambda: False)
     layout = ns.Layout(np.ones((3, 2), bool))
     x, dy = (rng.standard_normal((5, n)).astype(np.float32) for n in (96, 64))
@@ -373,13 +376,30 @@ def test_tensor_maps_that_are_not_kept(product, monkeypatch):
 
 
 @needs_ampere
-def test_a_card_with_little_shared_memory_has_no_rings(monkeypatch):
+def test_a_card_with_little_shared_memory_has_no_long_rings(monkeypatch):
     monkeypatch.setattr(launches, "copy_engine", lambda: True)
     monkeypatch.setattr(launches, "shared_memory", lambda: 99 * 1024)
     x, values = (device.to_device(np.zeros(shape, np.float32)) for shape in [(8, 32), (1, 32, 32)])
     assert not launches.serves(x, values)
     assert rung.unsupported("forward", 32, "float32", "cuda", 32) is None
     assert "up to 32" in rung.unsupported("forward", 32, "float32", "cuda", 33)
+
+
+@pytest.mark.parametrize("kilobytes", [99, 163, 227])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("size", [8, 32])
+def test_a_ring_has_a_stage_at_least_on_every_card(size, dtype, kilobytes, monkeypatch):
+    monkeypatch.setattr(launches, "shared_memory", lambda: 1024 * kilobytes)
+    form, source = Form(dtype, dtype == "float32"), Source(False, 0, False)
+    x_side, w_side = Operand(False, 4), Operand(True, size // 8)
+    made = [
+        lines.Lines(Sums(form, x_side, w_side, "each"), size, source, 8, far=False),
+        blocks.Blocks(form, size, w_side, x_side, source, 8, 132),
+    ]
+    for kernel in made:
+        kernel = launches.with_stages(kernel, launches.MOST)
+        assert 1 <= kernel.source.stages <= launches.MOST
+        assert kernel.shared_bytes + launches.BARRIERS <= 1024 * kilobytes
 
 
 @needs_ampere

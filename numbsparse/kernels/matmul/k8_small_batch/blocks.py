@@ -299,17 +299,26 @@ def leave_float32(blocks: Blocks) -> Any:
 
 @cache
 def leave_16_bit(blocks: Blocks) -> Any:
-    GROUPS, pack = blocks.x.groups, packing(blocks.form)
+    GROUPS, pack, ON_HOPPER = blocks.x.groups, packing(blocks.form), blocks.source.engine
 
     @cuda.jit(device=True)
     def leave(shared, leaving, paired, acc):
         lane = uint32(cuda.threadIdx.x) % 32
         for j in range(GROUPS):
-            row, piece, m, i = 8 * j + lane % 8, lane // 8, j // 2, j % 2 * 2
-            place = (16 * row + 4 * (piece ^ (row // 2 % 4))) ^ (2 * row & uint32(paired))
+            m, i = j // 2, j % 2 * 2
             v0, v1 = pack(acc[m, 0, i], acc[m, 0, i + 1]), pack(acc[m, 1, i], acc[m, 1, i + 1])
             v2, v3 = pack(acc[m, 2, i], acc[m, 2, i + 1]), pack(acc[m, 3, i], acc[m, 3, i + 1])
-            stmatrix_x4(shared, leaving + place, v0, v1, v2, v3)
+            if ON_HOPPER:
+                row, piece = 8 * j + lane % 8, lane // 8
+                place = (16 * row + 4 * (piece ^ (row // 2 % 4))) ^ (2 * row & paired)
+                stmatrix_x4(shared, leaving + place, v0, v1, v2, v3)
+            else:
+                row, word = 8 * j + lane // 4, leaving + lane % 4
+                key = row // 2 % 4
+                shared[word + 16 * row + 4 * key] = v0
+                shared[word + 16 * row + 4 * (1 ^ key)] = v1
+                shared[word + 16 * row + 4 * (2 ^ key)] = v2
+                shared[word + 16 * row + 4 * (3 ^ key)] = v3
 
     return leave
 

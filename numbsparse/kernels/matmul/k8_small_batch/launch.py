@@ -76,7 +76,7 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source) -> Lines:
     sums = Sums(form, x_side, w_side, stored(y, form, depth))
     lines = Lines(sums, depth, source, WARPS, far=groups == 8)
     few = form.is_16_bit and values.size < FEW * WARPS * _multiprocessors() * WIDTH**2
-    return _with_stages(lines, lines.stage_words, (1 if few else 2) if source.engine else MOST)
+    return with_stages(lines, (1 if few else 2) if source.engine else MOST)
 
 
 def _together(form: Form, across: bool, depth: int = WIDTH) -> int:
@@ -93,7 +93,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
     many = engine and form.is_16_bit and dvalues.size >= FEW * WARPS * shares * WIDTH**2
     warps = 2 * WARPS if many else WARPS
     blocks = Blocks(form, depth, x_side, dy_side, _source(engine), warps, shares)
-    blocks = _with_stages(blocks, blocks.stage_words, 2 if engine else MOST)
+    blocks = with_stages(blocks, 2 if engine else MOST)
     units, count = planned(index, plan_blocks, size)
     paired, length = _lines_of(size, form, engine)
     w_view = size, _shift(length), paired
@@ -116,11 +116,11 @@ def _source(engine: bool) -> Source:
     return Source(engine, 0, SIMULATED or compute_capability() >= (9, 0))
 
 
-def _with_stages(kernel: Any, words: int, most: int) -> Any:
+def with_stages(kernel: Any, most: int) -> Any:
     """As many stages as fit."""
     room = min(SHARED_BYTES, (shared_memory() or SHARED_BYTES + BARRIERS) - BARRIERS)
     free = room - kernel.shared_bytes
-    stages = min(free // (4 * kernel.warps * words), most)
+    stages = min(free // (4 * kernel.warps * kernel.stage_words), most)
     return kernel._replace(source=kernel.source._replace(stages=stages))
 
 
