@@ -53,7 +53,7 @@ def along_lines(index: Index, x, values, y, transposed: bool, form: Form) -> Cal
     w_view = size, _shift(length), paired
     maps, fresh = work[0], 0
     if engine:
-        x_box = min(8 * lines.sums.x.groups, WIDTH), WIDTH
+        x_box = WIDTH if x_across else 8 * lines.sums.x.groups, WIDTH
         x_tiles = (x.T if x_across else x, x_box, WIDTH * x.itemsize)
         maps = tensor_maps(x_tiles, _squares(values, paired, length))
         fresh = fresh_each_time(maps)

@@ -152,7 +152,7 @@ def engine_asks(form: Form, groups: int, x_across: bool) -> Any:
 
     `w_view` is (size of a block, shift as in `square_of`, `paired` as in `tiles`).
     """
-    TILE, X_WORDS, X_TILES = WIDTH * form.row, x_words(form, groups), -(-groups // 4)
+    TILE, X_WORDS, X_TILES = WIDTH * form.row, x_words(form, groups), groups // 4 if x_across else 1
     NBYTES = 4 * form.row * (8 * groups + WIDTH)
 
     @cuda.jit(device=True)
