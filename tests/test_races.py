@@ -131,6 +131,7 @@ def test_rungs_have_no_races(name, product):
         ("k6_hopper", 32, 40),
         ("k7_small_blocks", 8, 40),
         ("k8_small_batch", 32, 9),
+        ("k8_small_batch", 8, 9),
     ],
 )
 def test_rungs_with_copies_have_no_races(name, B, batch, dtype, product):

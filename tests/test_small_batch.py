@@ -1,4 +1,4 @@
-"""What the ladder's cases do not reach in k8_small_batch: cut lines, infinities, x turned over."""
+"""What the ladder's cases do not reach in k8_small_batch: cut lines, infinities, orders of x."""
 
 import itertools
 
@@ -10,10 +10,12 @@ import numbsparse as ns
 from numbsparse import device, ops
 from numbsparse.device import to_device
 from numbsparse.dtypes import as_dtype, finfo
-from numbsparse.kernels.matmul import PRODUCTS, k0_reference
+from numbsparse.kernels.matmul import PRODUCTS, calls, k0_reference
 from numbsparse.kernels.matmul import k8_small_batch as rung
+from numbsparse.kernels.matmul.k8_small_batch import blocks, lines
+from numbsparse.kernels.matmul.k8_small_batch import launch as launches
 from numbsparse.kernels.matmul.k8_small_batch import plan as plans
-from numbsparse.kernels.matmul.k8_small_batch import ring_launch
+from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums
 from numbsparse.kernels.matmul.k8_small_batch.plan import (
     READ_AHEAD,
     TOGETHER,
@@ -21,6 +23,8 @@ from numbsparse.kernels.matmul.k8_small_batch.plan import (
     plan_blocks,
     plan_lines,
 )
+from numbsparse.kernels.matmul.k8_small_batch.ring import Source
+from numbsparse.kernels.parts.tiles import Form, Operand
 from numbsparse.testing import Case, check_rung
 
 needs_ampere = pytest.mark.skipif(
@@ -34,6 +38,15 @@ def units_of(plan, sections, together):
     begin = Lines(*sections)
     units = plan[: begin.counts].reshape(-1, 2 * together + 2)
     return units[:-READ_AHEAD], plan[begin.cuts : begin.empty].reshape(-1, 3)
+
+
+def squares_at(places, size):
+    """The numbers of the squares that begin at values 32 * place, counted row by row of a block."""
+    block, at = np.divmod(32 * places.astype(np.int64), size * size)
+    row, column = np.divmod(at, size)
+    np.testing.assert_array_equal([row % 32, column % 32], 0)
+    cut = max(size // 32, 1)
+    return (block * cut + row // 32) * cut + column // 32
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -58,8 +71,8 @@ def test_a_plan_holds_every_block_once_in_equal_shares(size, turned, rng):
     )
     np.testing.assert_array_equal(counts[:, 1] < 0, (counts[:, 1] != 0) & (firsts == lasts))
     units = units[units[:, -1] > 0]
-    squares = units[:, 0 : 2 * together : 2]
-    squares = np.sort(squares[squares >= 0])
+    places = units[:, 0 : 2 * together : 2]
+    squares = np.sort(squares_at(places[places >= 0], size))
     np.testing.assert_array_equal(squares, np.arange(pattern.sum() * cut * cut))
     assert shares.max() <= shares.mean() + TOGETHER  # cutting is not free
     assert empty == cut
@@ -69,9 +82,9 @@ def test_a_plan_holds_every_block_once_in_equal_shares(size, turned, rng):
     lines[names < 0] = cuts[-1 - names[names < 0], 0]
     mine = index.block_rows if turned else index.block_columns
     for unit, line in zip(units, lines, strict=True):
-        for square in unit[0 : 2 * together : 2]:
-            if square >= 0:
-                assert mine[square // cut**2] == line // cut
+        for place in unit[0 : 2 * together : 2]:
+            if place >= 0:
+                assert mine[32 * place // size**2] == line // cut
 
 
 def test_a_plan_for_weight_grad_holds_every_square_once(rng):
@@ -79,9 +92,10 @@ def test_a_plan_for_weight_grad_holds_every_square_once(rng):
     for size, together, cut in ((8, 4, 1), (32, 1, 1), (64, 1, 2)):
         units, count = plan_blocks(index, size)
         units = units.reshape(-1, 2 * together + 2)[:count]
-        squares = units[:, 0 : 2 * together : 2]
+        places = units[:, 0 : 2 * together : 2]
         expected = np.arange(index.block_rows.size * cut * cut)
-        np.testing.assert_array_equal(np.sort(squares[squares >= 0]), expected)
+        squares = np.sort(squares_at(places[places >= 0], size))
+        np.testing.assert_array_equal(squares, expected)
         assert (np.diff(units[:, -2]) >= 0).all()  # x stays as long as it can
 
 
@@ -132,8 +146,8 @@ def test_rings_of_tiles(product, case, feature_major, dtype, monkeypatch):
     if rung.unsupported(product, case.block_size, as_dtype(dtype), "cuda", case.batch):
         pytest.skip("takes compute capability 9.0, or the simulator")
     monkeypatch.setattr(plans, "TOGETHER", -1)
-    monkeypatch.setattr(ring_launch, "FEW", 2**30 if feature_major else 0)  # one stage or more
-    monkeypatch.setattr(ring_launch, "SHORT", 2**30 if case.density == 1 else 0)
+    monkeypatch.setattr(launches, "FEW", 2**30 if feature_major else 0)  # one stage or more
+    monkeypatch.setattr(launches, "SHORT", 2**30 if case.density == 1 else 0)
     check_rung(rung, product, case, dtype, "cuda", feature_major=feature_major)
 
 
@@ -168,8 +182,8 @@ def test_either_order_of_x_meets_either_order_of_y(transposed, x_order, y_order,
 # Rows of the batch, halves from feature to feature in memory, those before the first row, and how
 # outputs are stored: by twos only where no word is shared with a neighbour.
 HALVES_OF_Y = [
-    (10, 14, 2, "along"),
-    (40, 40, 0, "along"),
+    (10, 14, 2, "along batch"),
+    (40, 40, 0, "along batch"),
     (10, 13, 0, "each"),
     (10, 14, 1, "each"),
     (9, 14, 0, "each"),
@@ -184,10 +198,10 @@ HALVES_OF_Y = [
 def test_halves_that_lie_feature_by_feature(
     product, batch, stride, start, way, x_turned, dtype, rng, monkeypatch
 ):
-    if not ring_launch.has_rings():
+    if not launches.has_engine():
         pytest.skip("takes compute capability 9.0, or the simulator")
     monkeypatch.setattr(plans, "TOGETHER", -1)
-    monkeypatch.setattr(rung, "line_kernel", None)  # by rings, or not at all
+    monkeypatch.setattr(lines, "lanes_ask", None)  # by the copy engine, or not at all
     pattern = np.array([[1, 0, 1], [1, 0, 1]], bool)  # a line of outputs is empty
     layout = ns.Layout(pattern if product == "forward" else pattern.T)
     dtype, features = as_dtype(dtype), 90
@@ -200,7 +214,7 @@ def test_halves_that_lie_feature_by_feature(
         there = device.to_device(wide)[:, :batch].T
     memory = device.to_device(np.full((features, stride), np.nan, dtype))
     y = memory[:, start : start + batch].T
-    assert ring_launch._stored(y, rung._form(y, "highest")) == way
+    assert launches.stored(y, rung._form(y, "highest"), 32) == way
     getattr(rung, product)(
         there, device.to_device(values), ops.index_beside(layout, memory), y, "highest"
     )
@@ -227,7 +241,7 @@ WEIGHT_CASES = [
 @pytest.mark.parametrize("x_turned", [False, True], ids=["x", "x.T"])
 @pytest.mark.parametrize("case", WEIGHT_CASES, ids=str)
 def test_rings_of_tiles_for_weight_grad(case, x_turned, dy_turned, dtype, rng, monkeypatch):
-    if not ring_launch.has_rings():
+    if not launches.has_engine():
         pytest.skip("takes compute capability 9.0, or the simulator")
     layout = case.layout(rng)
     shapes = (case.batch, case.in_features), (case.batch, case.out_features)
@@ -242,8 +256,8 @@ def test_rings_of_tiles_for_weight_grad(case, x_turned, dy_turned, dtype, rng, m
         for a, turned in ((x, x_turned), (dy, dy_turned))
     ]
     got = device.to_device(np.full(shape, np.nan, dtype))
-    monkeypatch.setattr(ring_launch, "FEW", 2**30 if x_turned else 0)  # few warps or many
-    monkeypatch.setattr(rung, "block_kernel", None)  # by rings, or not at all
+    monkeypatch.setattr(launches, "FEW", 2**30 if x_turned else 0)  # few warps or many
+    monkeypatch.setattr(blocks, "copying", None)  # by the copy engine, or not at all
     rung.weight_grad(*on_device, ops.index_beside(layout, got), got)
     bound = (case.batch + 2) * np.finfo(np.float32).eps * magnitude
     bound += np.finfo(dtype).eps * abs(expected)
@@ -285,11 +299,11 @@ def test_products_that_overlap_wait_for_each_other(dtype, rng):
 
 @needs_ampere
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # of simulated registers
-@pytest.mark.parametrize("rings", [True, False], ids=["rings", "no rings"])
+@pytest.mark.parametrize("engine", [True, False], ids=["copy engine", "lanes"])
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_infinities_and_nans_come_out_as_in_float32(product, rings, rng, monkeypatch):
-    if not rings:
-        monkeypatch.setattr(ring_launch, "has_rings", lambda: False)
+def test_infinities_and_nans_come_out_as_in_float32(product, engine, rng, monkeypatch):
+    if not engine:
+        monkeypatch.setattr(launches, "has_engine", lambda: False)
     layout = ns.Layout(np.ones((3, 2), bool))
     x, dy = (rng.standard_normal((5, n)).astype(np.float32) for n in (96, 64))
     values = rng.standard_normal((6, 32, 32)).astype(np.float32)
@@ -333,7 +347,7 @@ def test_the_same_bits_every_time(rng, monkeypatch):
     ("product", "size", "most"), [("forward", 32, 64), ("forward", 16, 32), ("weight_grad", 32, 32)]
 )
 def test_large_batches_are_refused(product, size, most):
-    if not ring_launch.has_rings():
+    if not launches.has_engine():
         most = 32
     case = product, size, as_dtype("float32"), "cuda"
     assert rung.unsupported(*case, most) is None
@@ -344,31 +358,48 @@ def test_large_batches_are_refused(product, size, most):
 @needs_ampere
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_tensor_maps_that_are_not_kept(product, monkeypatch):
-    if not ring_launch.has_rings():
+    if not launches.has_engine():
         pytest.skip("takes compute capability 9.0, or the simulator")
-    monkeypatch.setattr(ring_launch, "MOST_MAPS", 0)
-    monkeypatch.setattr(ring_launch, "_maps", {})
-    told, bound = [], ring_launch.Bound
-    place = {"weight_grad": 8}.get(product, 7)  # of `fresh` among a launch's arguments
+    monkeypatch.setattr(calls, "MOST_MAPS", 0)
+    monkeypatch.setattr(calls, "_maps", {})
+    told, bound = [], launches.Bound
+    place = {"weight_grad": 9}.get(product, 8)  # of `fresh` among a launch's arguments
 
     def noted(*args, **options):
         told.append(args[place])
         return bound(*args, **options)
 
-    monkeypatch.setattr(ring_launch, "Bound", noted)
+    monkeypatch.setattr(launches, "Bound", noted)
     check_rung(rung, product, Case(32, 64, 64, 32, 1), "float32", "cuda")
     assert told == [1, 1]
-    assert not ring_launch._maps
+    assert not calls._maps
 
 
 @needs_ampere
-def test_a_card_with_little_shared_memory_has_no_rings(monkeypatch):
-    monkeypatch.setattr(ring_launch, "copy_engine", lambda: True)
-    monkeypatch.setattr(ring_launch, "shared_memory", lambda: 99 * 1024)
+def test_a_card_with_little_shared_memory_has_no_long_rings(monkeypatch):
+    monkeypatch.setattr(launches, "copy_engine", lambda: True)
+    monkeypatch.setattr(launches, "shared_memory", lambda: 99 * 1024)
     x, values = (device.to_device(np.zeros(shape, np.float32)) for shape in [(8, 32), (1, 32, 32)])
-    assert not ring_launch.serves(x, values)
+    assert not launches.serves(x, values)
     assert rung.unsupported("forward", 32, "float32", "cuda", 32) is None
     assert "up to 32" in rung.unsupported("forward", 32, "float32", "cuda", 33)
+
+
+@pytest.mark.parametrize("kilobytes", [99, 163, 227])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("size", [8, 32])
+def test_a_ring_has_a_stage_at_least_on_every_card(size, dtype, kilobytes, monkeypatch):
+    monkeypatch.setattr(launches, "shared_memory", lambda: 1024 * kilobytes)
+    form, source = Form(dtype, dtype == "float32"), Source(False, 0, False)
+    x_side, w_side = Operand(False, 4), Operand(True, size // 8)
+    made = [
+        lines.Lines(Sums(form, x_side, w_side, "each"), size, source, 8, far=False),
+        blocks.Blocks(form, size, w_side, x_side, source, 8, 132),
+    ]
+    for kernel in made:
+        kernel = launches.with_stages(kernel, launches.MOST)
+        assert 1 <= kernel.source.stages <= launches.MOST
+        assert kernel.shared_bytes + launches.BARRIERS <= 1024 * kilobytes
 
 
 @needs_ampere
@@ -376,7 +407,7 @@ def test_a_card_with_little_shared_memory_has_no_rings(monkeypatch):
 @pytest.mark.parametrize(("batch", "features"), [(10, 64), (16, 32), (20, 32), (32, 64)])
 def test_blocks_of_32_without_a_copy_engine(batch, features, dtype, monkeypatch):
     """As on compute capability 8.0: tiles are read whole only where the batch fills them."""
-    monkeypatch.setattr(ring_launch, "has_rings", lambda: False)
+    monkeypatch.setattr(launches, "has_engine", lambda: False)
     case = Case(batch=batch, in_features=features, out_features=32, block_size=32, density=1)
     check_rung(rung, "forward", case, dtype, "cuda")
 

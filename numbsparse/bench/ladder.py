@@ -36,7 +36,7 @@ from numbsparse.kernels.matmul import (
 )
 from numbsparse.kernels.matmul.k6_hopper.plan import TILES, steps_of
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import WARP_COLUMNS, steps_in_strips
-from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH
+from numbsparse.kernels.parts.tiles import WIDTH
 from numbsparse.layout import Layout
 
 STRIP_ROWS, STRIP_WARPS, GROUP = 64, 16, 32  # of k7_small_blocks on compute capability 9.0

@@ -52,3 +52,19 @@ def is_aligned(x: DeviceArray) -> bool:
     stride = x.strides[0] if rows > 1 else BYTES
     gapless = width <= 1 or x.strides[1] == x.itemsize
     return gapless and stride > 0 and x.address % BYTES == stride % BYTES == 0
+
+
+def aligned_in_place(x: DeviceArray) -> DeviceArray:
+    """x (rows, width), or a copy unless it or x.T is aligned."""
+    if is_aligned(x) or is_aligned(x.T):
+        return x
+    return aligned(x.T).T if batch_is_gapless(x) else aligned(x)
+
+
+def aligned_values(values: DeviceArray) -> DeviceArray:
+    """Contiguous values, or a copy unless they begin at a multiple of 16 bytes."""
+    if values.address % BYTES == 0:
+        return values
+    moved = empty(values.shape, values.dtype)
+    copy(moved, values)
+    return moved

@@ -1,7 +1,9 @@
-"""weight_grad: a warp computes units of dvalues, each written once.
+"""weight_grad: a warp computes units of dw, squares of 32 or several small blocks side by side.
 
-The batch is the sum, 32 terms at most, so each unit is one step; x is loaded anew only where the
-line of x changes. What bounds it is writing dvalues.
+The batch is the sum, 32 terms at most, so each unit is one tile of x by one of dy. The units of a
+line of x come after each other: x is taken to registers once for a line, dy each time. What bounds
+it is writing dw: a warp leaves a square in shared memory, its pieces of 16 bytes exchanged as in
+`tiles`, and the copy engine or the lanes take it from there.
 """
 
 from __future__ import annotations
@@ -9,187 +11,362 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, int32, int64, uint32, uint64
 
-from numbsparse.kernels.matmul.k8_small_batch.fragments import Form, Side, fetch, operand, words
-from numbsparse.kernels.matmul.k8_small_batch.outputs import store
-from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH
-from numbsparse.kernels.matmul.k8_small_batch.products import products
-from numbsparse.kernels.matmul.k8_small_batch.registers import jit_for
-from numbsparse.kernels.matmul.k8_small_batch.repair import all_finite, mend_square, square_start
-from numbsparse.kernels.matmul.k8_small_batch.sums import clear
-from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
+from numbsparse.kernels.matmul.k8_small_batch.outputs import packing
+from numbsparse.kernels.matmul.k8_small_batch.ring import (
+    ALIGNED,
+    Source,
+    closing,
+    jit_for,
+    opening,
+    reading,
+    square_of,
+    waiting,
+)
+from numbsparse.kernels.parts import pieces
+from numbsparse.kernels.parts.gathers import copying, picking
+from numbsparse.kernels.parts.repair import all_finite, finite, plain_sum
+from numbsparse.kernels.parts.ring import following
+from numbsparse.kernels.parts.tiles import (
+    WIDTH,
+    Form,
+    Operand,
+    factors,
+    products,
+)
+from numbsparse.kernels.ptx import (
+    as_float32,
+    as_uint32,
+    bulk_commit,
+    bulk_wait_read,
+    elect,
+    fence_proxy_async,
+    first_multiple,
+    let_next_kernel_start,
+    load_4xu32,
+    mbarrier_expect,
+    stmatrix_x4,
+    store_4xu32,
+    sync_warp,
+    tma_load_2d,
+    tma_store_2d,
+    wait_for_earlier_kernels,
+)
 
 
-class BlockWay(NamedTuple):
+class Blocks(NamedTuple):
     """What a kernel is made for."""
 
     form: Form
-    size: int  # of a block
-    dy: Side  # 32 lines, of several blocks where they are smaller
-    x: Side
-    edge: bool  # whether blocks reach beyond the features
-    y: str  # how outputs are stored
-    warps: int  # of a share
+    depth: int  # features of a line of x: 32, or those of a smaller block
+    x: Operand  # across where its features are contiguous: rows of tiles are terms, the batch
+    dy: Operand
+    source: Source
+    warps: int
     shares: int
-    overlap: bool  # whether it may start while the kernel before it ends
+
+    @property
+    def stage_words(self) -> int:
+        return 2 * WIDTH * self.form.row
+
+    @property
+    def warp_words(self) -> int:
+        """A ring, and a square of dw that waits to be written."""
+        return self.source.stages * self.stage_words + WIDTH * self.form.row
+
+    @property
+    def shared_bytes(self) -> int:
+        return 4 * self.warps * self.warp_words + ALIGNED
 
 
 @cache
-def block_kernel(way: BlockWay) -> Any:
-    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]; operands as in `lines.line_kernel`."""
-    form, size, dy_side, x_side, _, _, WARPS, shares, OVERLAP = way
-    ROUNDS, ALL = form.rounds, WARPS * shares
-    RECORD = 2 * max(WIDTH // size, 1) + 2
-    JB = x_side.J
-    DY_RAW, X_RAW = (ROUNDS, words(form, dy_side)), (ROUNDS, words(form, x_side))
-    SUMS = (2, JB, 4)
-    find, fetch_round, multiply = record(way), fetching(way), round_of(way)
-    clear_sums, write = clear(2, JB), writing(way)
+def block_kernel(blocks: Blocks) -> Any:
+    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]; views of operands as in `lines`.
+
+    `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `ring.engine_asks`.
+    """
+    form, depth, x_side, _, source, WARPS, shares = blocks
+    STAGES, STAGE, MINE = source.stages, blocks.stage_words, blocks.warp_words
+    ALL, BARRIERS = WARPS * shares, WARPS * source.stages
+    ENGINE, OVERLAP = source.engine, source.overlap
+    TILE, RECORD = WIDTH * form.row, 2 * (WIDTH // depth) + 2
+    LINE, RECORDS = RECORD - 2, (source.stages, RECORD)
+    M = -(-x_side.groups // 2)
+    HELD, SUMS = (form.steps, 2 * M, 2), (M, 4, 4)
+    read, prepare, close = reading(WIDTH // depth), opening(source, 3), closing(source)
+    ask, wait = asking(blocks), waiting(source)
+    hold, multiply, write = holding(blocks), multiplying(blocks), writing(blocks)
+    clear = pieces.clear(M, 4)
 
     @jit_for(WARPS)
-    def kernel(x, x_is, dy, dy_is, units, count, dvalues):
-        dy_raw, x_raw = cuda.local.array(DY_RAW, uint32), cuda.local.array(X_RAW, uint32)
+    def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues):
+        shared = cuda.shared.array(0, uint32)
+        bars = cuda.shared.array(BARRIERS, uint64)
         acc = cuda.local.array(SUMS, float32)
-        warp = cuda.blockIdx.x * WARPS + cuda.threadIdx.x // 32
-        unit, last = count * warp // ALL, count * (warp + 1) // ALL
-        now = coming = (int32(-1), int32(-1), int32(-1))  # block, line of dy, line of x
-        if unit < last:
-            now = find(units, unit * RECORD)
-            if unit + 1 < last:
-                coming = find(units, (unit + 1) * RECORD)
+        x_hi, x_lo = cuda.local.array(HELD, uint32), cuda.local.array(HELD, uint32)
+        records = cuda.local.array(RECORDS, int32)
+        warp = uint32(cuda.threadIdx.x) // 32
+        base = uint32(first_multiple(shared, ALIGNED) + warp * MINE)
+        leaving, bar = uint32(base + STAGES * STAGE), uint32(warp * STAGES)
+        number = int64(cuda.blockIdx.x) * WARPS + warp
+        unit, last = count * number // ALL, count * (number + 1) // ALL
         if OVERLAP:
             let_next_kernel_start()
+        for s in range(STAGES):
+            record = read(plan, unit + s)
+            for e in range(RECORD):
+                records[s, e] = record[e]
+        record, now = read(plan, unit + STAGES), read(plan, unit)
+        prepare(bars, bar, fresh, maps)
+        if OVERLAP:
             wait_for_earlier_kernels()
-        if unit < last:
-            fetch_round(0, x, x_is, dy, dy_is, now, x_raw, dy_raw)
-            if ROUNDS == 2:
-                fetch_round(1, x, x_is, dy, dy_is, now, x_raw, dy_raw)
+        asked = held = now[LINE] - 1
+        for s in range(STAGES):
+            if unit + s < last:
+                start, own = uint32(base + s * STAGE), uint32(bar + s)
+                new, other = records[s], records[s][LINE] != asked
+                ask(new, other, x, x_view, dy, dy_view, maps, shared, start, bars, own)
+                asked = new[LINE]
+            close()
+        stage = phase = uint32(0)
         while unit < last:
-            clear_sums(acc)
-            more = unit + 1 < last
-            # x stays in its registers as long as its line does.
-            load = coming[0], coming[1], coming[2] if coming[2] != now[2] else int32(-1)
-            multiply(0, x, x_is, dy, dy_is, load, more, x_raw, dy_raw, acc)
-            if ROUNDS == 2:
-                multiply(1, x, x_is, dy, dy_is, load, more, x_raw, dy_raw, acc)
-            write(x, x_is, dy, dy_is, now, dvalues, acc)
-            unit += 1
+            coming = read(plan, unit + 1)
+            start, own = uint32(base + stage * STAGE), uint32(bar + stage)
+            wait(bars, own, phase)
+            if now[LINE] != held:
+                hold(shared, uint32(start + TILE), x_hi, x_lo)
+                held = now[LINE]
+            clear(acc)
+            multiply(shared, start, x_hi, x_lo, acc)
+            sync_warp()
+            if unit + STAGES < last:
+                other = record[LINE] != asked
+                ask(record, other, x, x_view, dy, dy_view, maps, shared, start, bars, own)
+                asked = record[LINE]
+                record = read(plan, unit + STAGES + 1)
+            close()
+            write(x, x_view, dy, dy_view, w_view, now, maps, dvalues, shared, leaving, acc)
             now = coming
-            if unit + 1 < last:
-                coming = find(units, (unit + 1) * RECORD)
+            unit += 1
+            stage, phase = following(stage, phase, STAGES)
+        if ENGINE and elect() != 0:
+            bulk_wait_read()
 
     return kernel
 
 
 @cache
-def round_of(way: BlockWay) -> Any:
-    """Multiply run h of a unit; as soon as it is in its last registers, load that of the next."""
-    form, dy_side, x_side = way.form, way.dy, way.x
-    DY_LINES, X_LINES = (4, 2), (x_side.J, 2)
-    take_dy, take_x = operand(form, dy_side), operand(form, x_side)
-    multiply, fetch_round = products(form, 4, x_side.J), fetching(way)
+def asking(blocks: Blocks) -> Any:
+    """Fill a stage with a tile of dy and, where it is another one than before, one of x."""
+    form, depth, x_side, dy_side, source, *_ = blocks
+    TILE, LINE = WIDTH * form.row, 2 * (WIDTH // depth)
+    if not source.engine:
+        copy_x = copying(form, (depth, WIDTH), depth, x_side.across)
+        copy_dy = copying(form, (WIDTH, WIDTH), depth, dy_side.across)
+    X_ACROSS, DY_ACROSS = x_side.across, dy_side.across
 
     @cuda.jit(device=True)
-    def multiply_round(h, x, x_is, dy, dy_is, coming, more, x_raw, dy_raw, acc):
-        dyr, dy_lo = cuda.local.array(DY_LINES, uint32), cuda.local.array(DY_LINES, uint32)
-        xr, x_lo = cuda.local.array(X_LINES, uint32), cuda.local.array(X_LINES, uint32)
-        take_dy(dy_raw, h, 0, dyr, dy_lo)
-        take_x(x_raw, h, 0, xr, x_lo)
-        multiply(dyr, dy_lo, xr, x_lo, acc)
-        take_dy(dy_raw, h, 1, dyr, dy_lo)
-        take_x(x_raw, h, 1, xr, x_lo)
-        if more:
-            fetch_round(h, x, x_is, dy, dy_is, coming, x_raw, dy_raw)
-        multiply(dyr, dy_lo, xr, x_lo, acc)
+    def by_the_engine(
+        record, other, x, x_view, dy, dy_view, maps, shared, start, bars, bar
+    ):  # fmt: skip
+        if elect() != 0:
+            mbarrier_expect(bars, bar, uint32(8 * TILE) if other else uint32(4 * TILE))
+            first = int32(record[1] * WIDTH)  # what is beyond the batch is 0
+            column, row = (first, int32(0)) if DY_ACROSS else (int32(0), first)
+            tma_load_2d(shared, start, maps[1], column, row, bars, bar)
+            if other:
+                first = int32(record[LINE] * WIDTH)
+                column, row = (first, int32(0)) if X_ACROSS else (int32(0), first)
+                tma_load_2d(shared, uint32(start + TILE), maps[0], column, row, bars, bar)
 
-    return multiply_round
+    @cuda.jit(device=True)
+    def by_the_lanes(
+        record, other, x, x_view, dy, dy_view, maps, shared, start, bars, bar
+    ):  # fmt: skip
+        batch, features, of_batch, of_feature = dy_view
+        stride = of_batch if DY_ACROSS else of_feature
+        copy_dy(dy, record, features, stride, batch, shared, start)
+        if other:
+            _, features, of_batch, of_feature = x_view
+            stride, line = of_batch if X_ACROSS else of_feature, (int32(0), record[LINE])
+            copy_x(x, line, features, stride, batch, shared, uint32(start + TILE))
+
+    return by_the_engine if source.engine else by_the_lanes
 
 
 @cache
-def record(way: BlockWay) -> Any:
-    """(block, line of dy, line of x) of a unit, of the block that this lane's lines lie in."""
-    DEPTH = min(way.size, WIDTH)
-    TOGETHER = WIDTH // DEPTH
+def holding(blocks: Blocks) -> Any:
+    """hi[s], lo[s] = the factors of a tile of x at each step."""
+    STEPS, take = blocks.form.steps, factors(blocks.form, blocks.x)
 
     @cuda.jit(device=True)
-    def find(units, at):
-        k = cuda.threadIdx.x % 32 // 4 * 4 // DEPTH
-        return units[at + 2 * k], units[at + 2 * k + 1], units[at + 2 * TOGETHER]
+    def hold(tile, start, hi, lo):
+        for s in range(STEPS):
+            take(tile, start, uint32(s), uint32(0), hi[s], lo[s])
 
-    return find
+    return hold
 
 
 @cache
-def fetching(way: BlockWay) -> Any:
-    """Begin to load this lane's run h of a unit, of dy and, unless its line is -1, of x."""
-    DEPTH, RUN, JB = min(way.size, WIDTH), way.form.run, way.x.J
-    fetch_dy, fetch_x = fetch(way.form, way.dy), fetch(way.form, way.x)
+def multiplying(blocks: Blocks) -> Any:
+    """acc += the products of what is held of x and a tile of dy; acc as in `tiles.products`.
+
+    Those of split float32 start from zero at each step and are added in float32: sums are short
+    here, and tensor cores cut off what they add.
+    """
+    form = blocks.form
+    STEPS, SPLIT, M = form.steps, form.split, -(-blocks.x.groups // 2)
+    FACTORS, SUMS = (4, 2), (M, 4, 4)
+    take, add = factors(form, blocks.dy), products(form, M, 4)
+    clear, add_up = pieces.clear(M, 4), pieces.add(M, 4)
 
     @cuda.jit(device=True)
-    def fetch_round(h, x, x_is, dy, dy_is, unit, x_raw, dy_raw):
-        block, column, line = unit
-        batch, in_features, x_batch, x_feature = x_is
-        _, out_features, dy_batch, dy_feature = dy_is
-        g, q = int64(cuda.threadIdx.x % 32 // 4), int64(cuda.threadIdx.x % 4)
-        b = (4 * h + q) * RUN
-        terms = batch - b if block >= 0 else 0
-        first = int64(column) * DEPTH + 4 * g % DEPTH
-        at = b * dy_batch + first * dy_feature
-        fetch_dy(dy, at, dy_batch, dy_feature, terms, out_features - first, dy_raw, h)
-        if line >= 0:
-            first = int64(line) * DEPTH + JB * g
-            at = b * x_batch + first * x_feature
-            fetch_x(x, at, x_batch, x_feature, batch - b, in_features - first, x_raw, h)
+    def step(tile, start, s, x_hi, x_lo, acc):
+        hi, lo = cuda.local.array(FACTORS, uint32), cuda.local.array(FACTORS, uint32)
+        take(tile, start, s, uint32(0), hi, lo)
+        if SPLIT:
+            sums = cuda.local.array(SUMS, float32)
+            clear(sums)
+            # The smallest first; lo times lo is less than what a float32 holds.
+            add(x_lo, hi, sums)
+            add(x_hi, lo, sums)
+            add(x_hi, hi, sums)
+            add_up(acc, sums)
+        else:
+            add(x_hi, hi, acc)
 
-    return fetch_round
+    @cuda.jit(device=True)
+    def multiply(tile, start, x_hi, x_lo, acc):
+        step(tile, start, uint32(0), x_hi[0], x_lo[0], acc)
+        step(tile, start, uint32(1), x_hi[1], x_lo[1], acc)
+        if STEPS == 4:
+            step(tile, start, uint32(2), x_hi[2], x_lo[2], acc)
+            step(tile, start, uint32(3), x_hi[3], x_lo[3], acc)
+
+    return multiply
 
 
 @cache
-def writing(way: BlockWay) -> Any:
-    """Write a unit: rows are lines of x, and this lane's four columns lie in one block."""
-    form, size, _, x_side, EDGE, stored, *_ = way
-    DEPTH, JB, SPLIT = min(size, WIDTH), x_side.J, way.form.split
-    put, start_of, finite = store(form, 4, JB, stored), square_start(size), all_finite(2, JB)
-    mend, clear_beyond = mend_square(size, JB), zero_beyond(JB, EDGE)
+def writing(blocks: Blocks) -> Any:
+    """Write a unit by way of shared memory."""
+    form, M, SPLIT = blocks.form, -(-blocks.x.groups // 2), blocks.form.split
+    leave = leave_16_bit(blocks) if form.is_16_bit else leave_float32(blocks)
+    mend, finite_sums, ENGINE = mending(blocks), all_finite(M, 4), blocks.source.engine
+    write_pieces = writing_pieces(blocks)
 
     @cuda.jit(device=True)
-    def write(x, x_is, dy, dy_is, unit, dvalues, acc):
-        block, column, line = unit
-        g = int64(cuda.threadIdx.x % 32 // 4)
-        row, first = int64(line) * DEPTH, int64(column) * DEPTH + 4 * g % DEPTH
-        clear_beyond(x_is[1] - row, dy_is[1] - first, acc)
-        if block >= 0:
-            at = start_of(block) + 4 * g % DEPTH
-            put(dvalues, at, 1, size, 4, DEPTH, acc)
-            return at
-        return int64(-1)
+    def write(x, x_view, dy, dy_view, w_view, record, maps, dvalues, shared, leaving, acc):
+        if ENGINE and elect() != 0:
+            bulk_wait_read()  # of what was left here before
+        sync_warp()
+        leave(shared, leaving, uint32(w_view[2]), acc)
+        if SPLIT and not finite_sums(acc):
+            mend(x, x_view, dy, dy_view, record, shared, leaving)
+        if ENGINE:
+            fence_proxy_async()
+        sync_warp()
+        if ENGINE:
+            if elect() != 0:
+                column, row = square_of(record[0], w_view[1])
+                tma_store_2d(shared, leaving, maps[2], column, row)
+                bulk_commit()
+        else:
+            write_pieces(record, w_view[0], dvalues, shared, leaving)
 
-    @cuda.jit(device=True)
-    def write_mended(x, x_is, dy, dy_is, unit, dvalues, acc):
-        at = write(x, x_is, dy, dy_is, unit, dvalues, acc)
-        if at >= 0 and not finite(acc):
-            first = int64(unit[1]) * DEPTH + at % size % DEPTH
-            mend(x, x_is, int64(unit[2]) * DEPTH, dy, dy_is, first, dvalues, at)
-
-    return write_mended if SPLIT else write
+    return write
 
 
 @cache
-def zero_beyond(JB: int, edge: bool) -> Any:
-    """Products beyond the features are 0, whatever they were multiplied with."""
+def leave_float32(blocks: Blocks) -> Any:
+    M, R = -(-blocks.x.groups // 2), min(blocks.x.groups, 2)
 
     @cuda.jit(device=True)
-    def nothing(rows, columns, acc):
-        pass
+    def leave(shared, leaving, paired, acc):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for m in range(M):
+            for r in range(R):
+                for p in range(2):
+                    i = 2 * r + p
+                    place = leaving + 32 * (8 * (2 * m + r) + g) + 4 * ((2 * q + p) ^ g)
+                    v0, v1 = as_uint32(acc[m, 0, i]), as_uint32(acc[m, 1, i])
+                    v2, v3 = as_uint32(acc[m, 2, i]), as_uint32(acc[m, 3, i])
+                    store_4xu32(shared, place, v0, v1, v2, v3)
+
+    return leave
+
+
+@cache
+def leave_16_bit(blocks: Blocks) -> Any:
+    GROUPS, pack, ON_HOPPER = blocks.x.groups, packing(blocks.form), blocks.source.engine
 
     @cuda.jit(device=True)
-    def clear_beyond(rows, columns, acc):
-        q = cuda.threadIdx.x % 4
-        for m in range(2):
-            for n in range(JB):
-                for i in range(4):
-                    if 2 * m + i // 2 >= columns or JB * (2 * q + i % 2) + n >= rows:
-                        acc[m, n, i] = float32(0)
+    def leave(shared, leaving, paired, acc):
+        lane = uint32(cuda.threadIdx.x) % 32
+        for j in range(GROUPS):
+            m, i = j // 2, j % 2 * 2
+            v0, v1 = pack(acc[m, 0, i], acc[m, 0, i + 1]), pack(acc[m, 1, i], acc[m, 1, i + 1])
+            v2, v3 = pack(acc[m, 2, i], acc[m, 2, i + 1]), pack(acc[m, 3, i], acc[m, 3, i + 1])
+            if ON_HOPPER:
+                row, piece = 8 * j + lane % 8, lane // 8
+                place = (16 * row + 4 * (piece ^ (row // 2 % 4))) ^ (2 * row & paired)
+                stmatrix_x4(shared, leaving + place, v0, v1, v2, v3)
+            else:
+                row, word = 8 * j + lane // 4, leaving + lane % 4
+                key = row // 2 % 4
+                shared[word + 16 * row + 4 * key] = v0
+                shared[word + 16 * row + 4 * (1 ^ key)] = v1
+                shared[word + 16 * row + 4 * (2 ^ key)] = v2
+                shared[word + 16 * row + 4 * (3 ^ key)] = v3
 
-    return clear_beyond if edge else nothing
+    return leave
+
+
+@cache
+def mending(blocks: Blocks) -> Any:
+    """Compute again what is not finite of what this lane left; 0 beyond the features."""
+    M, R, depth = -(-blocks.x.groups // 2), min(blocks.x.groups, 2), blocks.depth
+    LINE, line_of = 2 * (WIDTH // depth), picking(1, WIDTH // depth)
+
+    @cuda.jit(device=True)
+    def mend(x, x_view, dy, dy_view, record, tile, start):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for n in range(16 * M):
+            m, r, p, k = n // 16, n // 8 % 2, n // 4 % 2, n % 4
+            i, column = 8 * (2 * m + r) + g, 4 * (2 * q + p) + k
+            at = start + 32 * i + 4 * ((2 * q + p) ^ g) + k
+            if r < R and not finite(as_float32(tile[at])):
+                value = float32(0)
+                line = line_of(record, column // depth)
+                row, column = record[LINE] * depth + i, line * depth + column % depth
+                if row < x_view[1] and column < dy_view[1]:
+                    x_at, dy_at = row * x_view[3], column * dy_view[3]
+                    value = plain_sum(value, x, x_at, x_view[2], dy, dy_at, dy_view[2], x_view[0])
+                tile[at] = as_uint32(value)
+
+    return mend
+
+
+@cache
+def writing_pieces(blocks: Blocks) -> Any:
+    """The lanes write what they left, each 16 bytes of a row of a block at once."""
+    form, depth = blocks.form, blocks.depth
+    RUN, ROW, PIECES, SHARE = form.run, form.row, WIDTH // form.run, WIDTH // form.row
+    place_of = picking(0, WIDTH // depth)
+
+    @cuda.jit(device=True)
+    def write(record, size, dvalues, shared, leaving):
+        lane = uint32(cuda.threadIdx.x) % 32
+        for n in range(depth * PIECES // 32):
+            number = uint32(lane + 32 * n)
+            row, piece = uint32(number // PIECES), uint32(number % PIECES)
+            place = place_of(record, piece * RUN // depth)
+            if place >= 0:
+                swizzled = piece ^ (row // SHARE % (8 // SHARE))
+                v = load_4xu32(shared, leaving + row * ROW + 4 * swizzled)
+                at = int64(place) * WIDTH + row * size + piece * RUN % depth
+                store_4xu32(dvalues, at, v[0], v[1], v[2], v[3])
+
+    return write

@@ -1,8 +1,9 @@
 """forward and input_grad: a warp adds up units of its share, line after line.
 
-While one unit is multiplied, the next one is on its way to the registers, and the record of the one
-after it. The warps of a share take equal runs of its units wherever lines end: a line that began in
-an earlier warp is left in shared memory, where the warp in which it began adds it up.
+While one unit is multiplied, those that come next are on their way to the ring of the warp. The
+warps of a share take equal runs of its units wherever lines end: what a warp has of a line that
+began in an earlier one it leaves in shared memory, where the warp in which it began adds it up. Of
+a line that more than one share holds each leaves its part, and the last to come writes the line.
 """
 
 from __future__ import annotations
@@ -10,184 +11,246 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, int32, int64, uint32, uint64
 
-from numbsparse.kernels.matmul.k8_small_batch.finish import finishing
-from numbsparse.kernels.matmul.k8_small_batch.fragments import Form, Side, fetch, operand, words
-from numbsparse.kernels.matmul.k8_small_batch.outputs import store
-from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH
-from numbsparse.kernels.matmul.k8_small_batch.products import products, tiles
-from numbsparse.kernels.matmul.k8_small_batch.registers import jit_for
-from numbsparse.kernels.matmul.k8_small_batch.repair import mend_line, own_lines, square_start
-from numbsparse.kernels.matmul.k8_small_batch.sums import add, add_saved, clear, save
-from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
+from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums, mending, storing
+from numbsparse.kernels.matmul.k8_small_batch.ring import (
+    ALIGNED,
+    Source,
+    closing,
+    engine_asks,
+    jit_for,
+    lanes_ask,
+    opening,
+    reading,
+    waiting,
+    x_words,
+)
+from numbsparse.kernels.parts import pieces
+from numbsparse.kernels.parts.repair import all_finite
+from numbsparse.kernels.parts.ring import following
+from numbsparse.kernels.parts.tiles import WIDTH, multiply
+from numbsparse.kernels.ptx import (
+    first_multiple,
+    let_next_kernel_start,
+    sync_warp,
+    wait_for_earlier_kernels,
+)
 
 
-class Way(NamedTuple):
+class Lines(NamedTuple):
     """What a kernel is made for."""
 
-    form: Form
-    size: int  # of a block
-    turned: bool  # whether the sum runs along the rows of w
-    w: Side
-    x: Side
-    y: str  # how outputs are stored
+    sums: Sums
+    depth: int  # features of a line: 32, or those of a smaller block
+    source: Source
     warps: int
-    overlap: bool  # whether it may start while the kernel before it ends
+    far: bool  # whether warps leave sums for each other in global memory
+    patient: bool = False  # whether a unit is asked for when the one before it is there
+
+    @property
+    def first(self) -> int:
+        """Units that a warp asks for at once when it starts."""
+        return 1 if self.patient else self.source.stages
+
+    @property
+    def piece(self) -> int:
+        """float32 of a warp's sums."""
+        return pieces.floats_of(*self.sums.shape)
+
+    @property
+    def stage_words(self) -> int:
+        form = self.sums.form
+        return x_words(form, self.sums.x.groups) + WIDTH * form.row
+
+    @property
+    def slot_words(self) -> int:
+        """Room for the sums of lines that began with an earlier warp."""
+        return 0 if self.far else (self.warps - 1) * self.piece
+
+    @property
+    def shared_bytes(self) -> int:
+        stages = self.warps * self.source.stages * self.stage_words
+        return 4 * (stages + self.slot_words) + ALIGNED
 
 
 @cache
-def line_kernel(way: Way) -> Any:
-    """y = x @ w; operands are (batch, features, stride over the batch, stride over features)."""
-    form, size, turned, w_side, x_side, _, WARPS, OVERLAP = way
-    ROUNDS = form.rounds
-    RECORD = 2 * max(WIDTH // size, 1) + 2
-    J, JB = w_side.J, x_side.J
-    M = tiles(J)
-    W_RAW, X_RAW = (ROUNDS, words(form, w_side)), (ROUNDS, words(form, x_side))
-    SUMS = (M, JB, 4)
-    find, fetch_round, multiply = record(way), fetching(way), round_of(way)
-    put, mend = writing(way), mend_line(size, turned, 2 * JB * J, own_lines(J, JB))
-    finish = finishing(form, M, JB, put, mend)
-    clear_sums, add_sums = clear(M, JB), add(M, JB)
-    save_sums, add_part = save(M, JB), add_saved(M, JB)
+def line_kernel(lines: Lines) -> Any:
+    """y = x @ w; x and y are (batch, features, stride over the batch, stride over features).
+
+    `maps` are those of x and w, where the copy engine brings them. Where they are `fresh`, it is
+    told so. `w_view` as in `ring.engine_asks`, the plan as in `plan.plan_lines`.
+    """
+    sums, depth, source, WARPS, FAR, PATIENT = lines
+    (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
+    SUMS, FIRST, OVERLAP, BARRIERS = (M, N, 4), lines.first, source.overlap, WARPS * source.stages
+    RECORD = 2 * (WIDTH // depth) + 2
+    NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
+    read, prepare, close = reading(WIDTH // depth), opening(source, 2), closing(source)
+    ask, wait, consume = asking(lines), waiting(source), consuming(sums)
+    put, finish = storing(sums), finishing(lines)
+    clear, save, add_saved = pieces.clear(M, N), pieces.save(M, N), pieces.add_saved(M, N)
 
     @jit_for(WARPS)
-    def kernel(x, x_is, values, plan, each, sections, empty_lines, partials, tickets, y, y_is):
+    def kernel(
+        x, x_view, values, w_view, maps, fresh, plan, each, sections, empty_lines, partials,
+        tickets, y, y_view,
+    ):  # fmt: skip
+        shared = cuda.shared.array(0, uint32)
         slots = cuda.shared.array(0, float32)  # sums of lines that began in an earlier warp
-        w_raw, x_raw = cuda.local.array(W_RAW, uint32), cuda.local.array(X_RAW, uint32)
-        acc, part = cuda.local.array(SUMS, float32), cuda.local.array(SUMS, float32)
-        blocks, lines = cuda.local.array(ROUNDS, int32), cuda.local.array(ROUNDS, int32)
-        warp, number = cuda.threadIdx.x // 32, cuda.blockIdx.x * WARPS + cuda.threadIdx.x // 32
-        unit = number * each
-        count = plan[sections[0] + number]
-        find(plan, unit, blocks, lines)
-        name, end = plan[unit * RECORD + RECORD - 2], plan[unit * RECORD + RECORD - 1]
-        empty = cuda.blockIdx.x + cuda.gridDim.x * int64(WARPS - 1 - warp)
-        empty_line = plan[sections[2] + min(empty, empty_lines)]
-        last, there, continued = unit + abs(count), count != 0, count < 0
+        first_slot = int64(0)
+        if FAR:
+            slots, first_slot = partials, tickets.size + cuda.blockIdx.x * int64(WARPS - 1)
+        bars = cuda.shared.array(BARRIERS, uint64)
+        acc = cuda.local.array(SUMS, float32)
+        records = cuda.local.array(RECORDS, int32)
+        warp = uint32(cuda.threadIdx.x) // 32
+        base = uint32(first_multiple(shared, ALIGNED) + SLOTS + warp * (STAGES * STAGE))
+        bar = uint32(warp * STAGES)
         if OVERLAP:
             let_next_kernel_start()
+        number = int64(cuda.blockIdx.x) * WARPS + warp
+        unit = int32(number * each)
+        # All that is read of the plan, on its way at once; it is looked at after the wait.
+        count = plan[sections[0] + number]
+        for s in range(FIRST):
+            record = read(plan, unit + s)
+            for e in range(RECORD):
+                records[s, e] = record[e]
+        record, now = read(plan, unit + FIRST), read(plan, unit)
+        empty = cuda.blockIdx.x + cuda.gridDim.x * int64(WARPS - 1 - warp)
+        empty_line = plan[sections[2] + min(empty, empty_lines)]
+        prepare(bars, bar, fresh, maps)
+        if OVERLAP:
             wait_for_earlier_kernels()
-        if there:
-            fetch_round(0, x, x_is, values, blocks, lines, w_raw, x_raw)
-            if ROUNDS == 2:
-                fetch_round(1, x, x_is, values, blocks, lines, w_raw, x_raw)
-        find(plan, unit + 1, blocks, lines)
-        clear_sums(acc)
-        while empty < empty_lines:  # while the first unit is on its way
-            put(y, int64(empty_line), y_is, acc)
+        last, there, continued = int32(unit + abs(count)), count != 0, count < 0
+        name, end = now[NAME], now[END]
+        for s in range(FIRST):
+            if unit + s < last:
+                start, own = uint32(base + s * STAGE), uint32(bar + s)
+                ask(records[s], x, x_view, values, w_view, maps, shared, start, bars, own)
+            close()
+        clear(acc)
+        while empty < empty_lines:  # while the first tiles are on their way
+            put(y, int64(empty_line) * depth, y_view, acc)
             empty += cuda.gridDim.x * WARPS
             empty_line = plan[sections[2] + min(empty, empty_lines)]
+        stage = phase = uint32(0)
         while True:
-            at = unit * RECORD + RECORD
-            next_name, next_end = plan[at + RECORD - 2], plan[at + RECORD - 1]
             more = unit + 1 < last
+            coming = read(plan, unit + 1)
             if there:
-                clear_sums(part)
-                multiply(0, x, x_is, values, blocks, lines, more, w_raw, x_raw, part)
-                if ROUNDS == 2:
-                    multiply(1, x, x_is, values, blocks, lines, more, w_raw, x_raw, part)
-                find(plan, unit + 2, blocks, lines)
-                add_sums(acc, part)
-            unit += 1
-            if not more or next_end != end:
+                start = uint32(base + stage * STAGE)
+                wait(bars, bar + stage, phase)
+                if PATIENT and more:
+                    other = uint32(1 - stage)
+                    place, own = uint32(base + other * STAGE), uint32(bar + other)
+                    ask(record, x, x_view, values, w_view, maps, shared, place, bars, own)
+                    record = read(plan, unit + 2)
+                consume(shared, start, uint32(w_view[2]), acc)
+                sync_warp()
+                if not PATIENT and unit + STAGES < last:
+                    own = uint32(bar + stage)
+                    ask(record, x, x_view, values, w_view, maps, shared, start, bars, own)
+                    record = read(plan, unit + STAGES + 1)
+                close()
+            stage, phase = following(stage, phase, STAGES)
+            unit = int32(unit + 1)
+            if not more or coming[END] != end:
                 if continued:
-                    save_sums(slots, warp - 1, acc)
+                    save(slots, first_slot + warp - 1, acc)
                 if not more:
                     cuda.syncthreads()
                 if there and not continued:
-                    slot, start = warp, unit
-                    while start < end:  # what later warps have of this line
-                        add_part(slots, slot, acc)
-                        slot, start = slot + 1, start + each
-                    finish(x, x_is, values, plan, sections, partials, tickets, name, y, y_is, acc)
+                    slot, start_of = int32(first_slot + warp), unit
+                    while start_of < end:  # what later warps have of this line
+                        add_saved(slots, slot, acc)
+                        slot, start_of = int32(slot + 1), int32(start_of + each)
+                    finish(
+                        x, x_view, values, w_view, plan, sections, partials, tickets, name, y,
+                        y_view, acc,
+                    )  # fmt: skip
                 if not more:
                     break
-                clear_sums(acc)
+                clear(acc)
                 continued = False
-            name, end = next_name, next_end
+            name, end = coming[NAME], coming[END]
 
     return kernel
 
 
-@cache
-def record(way: Way) -> Any:
-    """blocks[h] and lines[h] = block and line of x of a unit, of this lane's run in round h."""
-    ROUNDS, RUN, DEPTH = way.form.rounds, way.form.run, min(way.size, WIDTH)
-    RECORD = 2 * (WIDTH // DEPTH) + 2
-
-    @cuda.jit(device=True)
-    def find(plan, unit, blocks, lines):
-        for h in range(ROUNDS):
-            k = (4 * h + cuda.threadIdx.x % 4) * RUN // DEPTH if DEPTH < WIDTH else 0
-            blocks[h] = plan[unit * RECORD + 2 * k]
-            lines[h] = plan[unit * RECORD + 2 * k + 1]
-
-    return find
+def asking(lines: Lines) -> Any:
+    """Fill a stage with what a unit's record names."""
+    (form, x, w, _), depth, source, *_ = lines
+    if source.engine:
+        return engine_asks(form, x.groups, x.across)
+    return lanes_ask(form, x.groups, x.across, not w.across, depth)
 
 
 @cache
-def round_of(way: Way) -> Any:
-    """Multiply run h of a unit; as soon as it is in its last registers, load that of the next."""
-    form, J, JB = way.form, way.w.J, way.x.J
-    W_LINES, X_LINES = (2 * tiles(J), 2), (JB, 2)
-    take_w, take_x = operand(form, way.w), operand(form, way.x)
-    multiply, fetch_round = products(form, J, JB), fetching(way)
+def consuming(sums: Sums) -> Any:
+    """acc += the products of the tiles of a stage."""
+    form, x, *_ = sums
+    TILE, W_START, X_FIRST = WIDTH * form.row, x_words(form, x.groups), sums.x_first
+    # Of float32, at most 32 rows of the batch at once, as registers allow; and each unit's sum
+    # starts from zero, because tensor cores cut off what they add.
+    part = sums if form.is_16_bit else sums._replace(x=x._replace(groups=min(x.groups, 4)))
+    (M, N), TILES = part.shape, x.groups // part.x.groups
+    SUMS = M, N, 4
+    product = multiply(form, *part.operands)
+    clear, add = pieces.clear(M, N), pieces.add(M, N)
 
     @cuda.jit(device=True)
-    def multiply_round(h, x, x_is, values, blocks, lines, more, w_raw, x_raw, acc):
-        wr, w_lo = cuda.local.array(W_LINES, uint32), cuda.local.array(W_LINES, uint32)
-        xr, x_lo = cuda.local.array(X_LINES, uint32), cuda.local.array(X_LINES, uint32)
-        take_w(w_raw, h, 0, wr, w_lo)
-        take_x(x_raw, h, 0, xr, x_lo)
-        multiply(wr, w_lo, xr, x_lo, acc)
-        take_w(w_raw, h, 1, wr, w_lo)
-        take_x(x_raw, h, 1, xr, x_lo)
-        if more:
-            fetch_round(h, x, x_is, values, blocks, lines, w_raw, x_raw)
-        multiply(wr, w_lo, xr, x_lo, acc)
+    def multiplied(shared, x_start, w_start, paired, acc):
+        if X_FIRST:
+            product(shared, x_start, uint32(0), w_start, paired, acc)
+        else:
+            product(shared, w_start, paired, x_start, uint32(0), acc)
 
-    return multiply_round
+    @cuda.jit(device=True)
+    def of_a_tile(shared, x_start, w_start, paired, acc):
+        unit = cuda.local.array(SUMS, float32)
+        clear(unit)
+        multiplied(shared, x_start, w_start, paired, unit)
+        add(acc, unit)
+
+    @cuda.jit(device=True)
+    def of_float32(shared, start, paired, acc):
+        w_start = uint32(start + W_START)
+        of_a_tile(shared, start, w_start, paired, acc)
+        if TILES == 2:
+            of_a_tile(shared, uint32(start + TILE), w_start, paired, acc[M:])
+
+    @cuda.jit(device=True)
+    def of_16_bit(shared, start, paired, acc):
+        multiplied(shared, start, uint32(start + W_START), paired, acc)
+
+    return of_16_bit if form.is_16_bit else of_float32
 
 
 @cache
-def fetching(way: Way) -> Any:
-    """Begin to load this lane's run h of a unit, of w and of x."""
-    form, size, turned, w_side, x_side, *_ = way
-    DEPTH, RUN, J, JB = min(size, WIDTH), form.run, w_side.J, x_side.J
-    TERM, LINE = (1, size) if turned else (size, 1)
-    # Lines of x in one load: all of them are there.
-    SPAN = JB if x_side.beside else 1
-    ALONG, BESIDE, WHOLE = x_side.along, x_side.beside, w_side.check == "whole"
-    fetch_w, fetch_x, start_of = fetch(form, w_side), fetch(form, x_side), square_start(size)
+def finishing(lines: Lines) -> Any:
+    """Write a line; of a line in parts, leave this part, and let the last one to come write it.
+
+    Of float32 factors in two parts, sums that are not finite are computed again.
+    """
+    sums, depth, *_ = lines
+    (M, N), SPLIT = sums.shape, sums.form.split
+    put, mend = storing(sums), mending(sums, not sums.w.across, depth)
+    join, finite = pieces.join(M, N), all_finite(M, N)
 
     @cuda.jit(device=True)
-    def fetch_round(h, x, x_is, values, blocks, lines, w_raw, x_raw):
-        batch, in_features = x_is[0], x_is[1]
-        x_batch, x_feature = 1 if BESIDE else x_is[2], 1 if ALONG else x_is[3]
-        g, q = int64(cuda.threadIdx.x % 32 // 4), int64(cuda.threadIdx.x % 4)
-        k = (4 * h + q) * RUN % DEPTH
-        c = int64(lines[h]) * DEPTH + k
-        terms = in_features - c if WHOLE or blocks[h] >= 0 else 0
-        at = start_of(blocks[h]) + k * TERM + J * g * LINE
-        fetch_w(values, at, TERM, LINE, terms, J, w_raw, h)
-        b = min(JB * g, batch - SPAN)
-        fetch_x(x, c * x_feature + b * x_batch, x_feature, x_batch, terms, batch - b, x_raw, h)
+    def finish(
+        x, x_view, values, w_view, plan, sections, partials, tickets, name, y, y_view, acc
+    ):  # fmt: skip
+        line, complete = int64(name), True
+        if name < 0:
+            cut = sections[1] - 3 * (int64(name) + 1)
+            line, first, many = int64(plan[cut]), int64(plan[cut + 1]), int64(plan[cut + 2])
+            complete = join(partials, tickets, -1 - int64(name), first, many, acc)
+        if complete:
+            put(y, line * depth, y_view, acc)
+            if SPLIT and not finite(acc):
+                mend(x, x_view, values, w_view[0], plan, sections, line, y, y_view)
 
-    return fetch_round
-
-
-@cache
-def writing(way: Way) -> Any:
-    """Write the sums of a line."""
-    J, DEPTH = way.w.J, min(way.size, WIDTH)
-    write = store(way.form, J, way.x.J, way.y)
-
-    @cuda.jit(device=True)
-    def put(y, line, y_is, acc):
-        batch, out_features, y_batch, y_feature = y_is
-        first = line * DEPTH + J * int64(cuda.threadIdx.x % 32 // 4)
-        write(y, first * y_feature, y_feature, y_batch, out_features - first, batch, acc)
-
-    return put
+    return finish

@@ -1,112 +1,148 @@
-"""From the registers of a warp to the output."""
+"""From the sums of a warp to a line of y, and to the squares of dw.
+
+An mma leaves a lane two neighbours along its second operand. So where y is contiguous along the
+batch x is the second, elsewhere w; what is stored at once is contiguous then: four float32, or two
+16-bit values as a word of y.
+"""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from numba import cuda, uint16, uint32
+from numba import cuda, float32, int64, uint16, uint32, uint64
 
-from numbsparse.kernels.matmul.k8_small_batch.fragments import Form
-from numbsparse.kernels.matmul.k8_small_batch.products import tiles
-from numbsparse.kernels.ptx import (
-    pack_bfloat2,
-    pack_half2,
-    store_2xu32,
-    store_4xf32,
-    store_4xu32,
-)
+from numbsparse.kernels.parts.repair import finite, plain_sum
+from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand, number_of
+from numbsparse.kernels.ptx import pack_bfloat2, pack_half2, store_4xf32
 
 
-@cache
-def store(form: Form, J: int, JB: int, way: str) -> Any:
-    """y[at + a_line * i + b_line * k] = line i of A times line k of B, for k < b_lines.
+class Sums(NamedTuple):
+    """The sums of a line of y: which operand is first, and how they are stored.
 
-    `at` is where this lane's first line of A meets the first line of B; `a_lines` of A are left.
-    "across" stores four lines of A at once (a_line = 1), "along" eight lines of B (b_line = 1), all
-    or none of which are there; "each" stores them one by one.
+    "along features" and "along batch" store what is contiguous at once, all or none of which is
+    there: 16-bit y is an array of words then. "each" stores one by one.
     """
-    if way == "across" and J == 4:
-        return store_across(form, JB)
-    if way == "along" and JB == 4:
-        return store_along(form, J)
-    return store_each(form, J, JB)
+
+    form: Form
+    x: Operand
+    w: Operand
+    y: str
+
+    @property
+    def x_first(self) -> bool:
+        return self.y != "along batch"
+
+    @property
+    def operands(self) -> tuple[Operand, Operand]:
+        return (self.x, self.w) if self.x_first else (self.w, self.x)
+
+    @property
+    def rows(self) -> int:
+        """Lines of the first operand that a lane has in an mma: one where it has eight in all."""
+        return min(self.operands[0].groups, 2)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(M, N), as in `tiles.multiply`."""
+        first, second = self.operands
+        return -(-first.groups // 2) * -(-second.groups // 4), min(second.groups, 4)
 
 
 @cache
-def store_across(form: Form, JB: int) -> Any:
-    pack = packing(form)
+def places(sums: Sums) -> Any:
+    """place(m, n, r, p) = (row of the batch, feature of the line) of acc[m, n, 2 r + p]."""
+    first, second = sums.operands
+    FIRST, X_FIRST = -(-first.groups // 2), sums.x_first
+    line_of, other_of = number_of(first.together), number_of(second.together)
 
     @cuda.jit(device=True)
-    def floats(y, at, a_line, b_line, a_lines, b_lines, acc):
-        q = uint32(cuda.threadIdx.x) % 4
-        for p in range(2):
-            for n in range(JB):
-                k = JB * (2 * q + p) + n
-                if k < b_lines and a_lines > 0:
-                    v0, v1, v2, v3 = acc[0, n, p], acc[0, n, 2 + p], acc[1, n, p], acc[1, n, 2 + p]
-                    store_4xf32(y, at + k * b_line, v0, v1, v2, v3)
+    def place(m, n, r, p):
+        lane = uint32(cuda.threadIdx.x) % 32
+        line = line_of(2 * (m % FIRST) + r, lane // 4)
+        other = other_of(m // FIRST * 4 + n, lane % 4 * 2 + p)
+        return (line, other) if X_FIRST else (other, line)
 
-    @cuda.jit(device=True)
-    def halves(y, at, a_line, b_line, a_lines, b_lines, acc):
-        q = uint32(cuda.threadIdx.x) % 4
-        for p in range(2):
-            for n in range(JB):
-                k = JB * (2 * q + p) + n
-                if k < b_lines and a_lines > 0:
-                    lo = pack(acc[0, n, p], acc[0, n, 2 + p])
-                    store_2xu32(y, at + k * b_line, lo, pack(acc[1, n, p], acc[1, n, 2 + p]))
-
-    return halves if form.halves else floats
+    return place
 
 
 @cache
-def store_along(form: Form, J: int) -> Any:
-    M, R = tiles(J), min(J, 2)
-    pack = packing(form)
+def storing(sums: Sums) -> Any:
+    """put(y, first feature of the line, y_view, acc)."""
+    if sums.y == "each":
+        return store_each(sums)
+    return store_words(sums) if sums.form.is_16_bit else store_fours(sums)
+
+
+@cache
+def store_fours(sums: Sums) -> Any:
+    """Four float32 at once: of four groups, or, where neighbours are in twos, of two."""
+    (M, N), ROWS, X_FIRST = sums.shape, sums.rows, sums.x_first
+    FOURS, place = sums.operands[1].together == 4, places(sums)
 
     @cuda.jit(device=True)
-    def floats(y, at, a_line, b_line, a_lines, b_lines, acc):
-        q = uint32(cuda.threadIdx.x) % 4
+    def put(y, top, y_view, acc):
+        batch, out_features, y_batch, y_feature = y_view
         for m in range(M):
-            for r in range(R):
-                if 2 * m + r < a_lines:
+            for r in range(ROWS):
+                for h in range(N // 2):
+                    if FOURS:
+                        b, i = place(m, 0, r, h)
+                        v0, v1 = acc[m, 0, 2 * r + h], acc[m, 1, 2 * r + h]
+                        v2, v3 = acc[m, 2, 2 * r + h], acc[m, 3, 2 * r + h]
+                    else:
+                        b, i = place(m, 2 * h, r, 0)
+                        v0, v1 = acc[m, 2 * h, 2 * r], acc[m, 2 * h + 1, 2 * r]
+                        v2, v3 = acc[m, 2 * h, 2 * r + 1], acc[m, 2 * h + 1, 2 * r + 1]
+                    i += top
+                    if b < batch and i < out_features:
+                        at = b * y_batch + i if X_FIRST else i * y_feature + b
+                        store_4xf32(y, at, v0, v1, v2, v3)
+
+    return put
+
+
+@cache
+def store_words(sums: Sums) -> Any:
+    """Two 16-bit values at once. Strides are those of words, 1 where they are contiguous."""
+    (M, N), ROWS, X_FIRST = sums.shape, sums.rows, sums.x_first
+    pack, place = packing(sums.form), places(sums)
+
+    @cuda.jit(device=True)
+    def put(y, top, y_view, acc):
+        batch, out_features, y_batch, y_feature = y_view
+        top_word = top >> 1
+        for m in range(M):
+            for r in range(ROWS):
+                for n in range(N):
+                    b, i = place(m, n, r, 0)
+                    if b < batch and top + i < out_features:
+                        if X_FIRST:
+                            at = b * y_batch + top_word + i // 2
+                        else:
+                            at = (top + i) * y_feature + b // 2
+                        # Numba asks of a signed index whether it counts from the end.
+                        y[uint64(at)] = pack(acc[m, n, 2 * r], acc[m, n, 2 * r + 1])
+
+    return put
+
+
+@cache
+def store_each(sums: Sums) -> Any:
+    (M, N), ROWS, item, place = sums.shape, sums.rows, item_of(sums.form), places(sums)
+
+    @cuda.jit(device=True)
+    def put(y, top, y_view, acc):
+        batch, out_features, y_batch, y_feature = y_view
+        for m in range(M):
+            for r in range(ROWS):
+                for n in range(N):
                     for p in range(2):
-                        i = 2 * r + p
-                        start = at + (2 * m + r) * a_line + 4 * (2 * q + p)
-                        v0, v1, v2, v3 = acc[m, 0, i], acc[m, 1, i], acc[m, 2, i], acc[m, 3, i]
-                        store_4xf32(y, start, v0, v1, v2, v3)
-
-    @cuda.jit(device=True)
-    def halves(y, at, a_line, b_line, a_lines, b_lines, acc):
-        q = uint32(cuda.threadIdx.x) % 4
-        for m in range(M):
-            for r in range(R):
-                if 2 * m + r < a_lines:
-                    i = 2 * r
-                    v0, v1 = pack(acc[m, 0, i], acc[m, 1, i]), pack(acc[m, 2, i], acc[m, 3, i])
-                    i += 1
-                    v2, v3 = pack(acc[m, 0, i], acc[m, 1, i]), pack(acc[m, 2, i], acc[m, 3, i])
-                    store_4xu32(y, at + (2 * m + r) * a_line + 8 * q, v0, v1, v2, v3)
-
-    return halves if form.halves else floats
-
-
-@cache
-def store_each(form: Form, J: int, JB: int) -> Any:
-    M, R = tiles(J), min(J, 2)
-    item = item_of(form)
-
-    @cuda.jit(device=True)
-    def put(y, at, a_line, b_line, a_lines, b_lines, acc):
-        q = uint32(cuda.threadIdx.x) % 4
-        for m in range(M):
-            for r in range(R):
-                for p in range(2):
-                    for n in range(JB):
-                        i, k = 2 * m + r, JB * (2 * q + p) + n
-                        if i < a_lines and k < b_lines:
-                            y[at + i * a_line + k * b_line] = item(acc[m, n, 2 * r + p])
+                        b, i = place(m, n, r, p)
+                        i += top
+                        if b < batch and i < out_features:
+                            at = uint64(b * y_batch + i * y_feature)
+                            y[at] = item(acc[m, n, 2 * r + p])
 
     return put
 
@@ -121,11 +157,39 @@ def item_of(form: Form) -> Any:
     pack = packing(form)
 
     @cuda.jit(device=True)
-    def as_half(value):
+    def as_16_bit(value):
         return uint16(pack(value, value) & uint32(0xFFFF))
 
     @cuda.jit(device=True)
     def as_it_is(value):
         return value
 
-    return as_half if form.halves else as_it_is
+    return as_16_bit if form.is_16_bit else as_it_is
+
+
+@cache
+def mending(sums: Sums, transposed: bool, depth: int) -> Any:
+    """Compute again what is not finite of this lane's outputs in a line of y = x @ w."""
+    (M, N), ROWS, place = sums.shape, sums.rows, places(sums)
+
+    @cuda.jit(device=True)
+    def mend(x, x_view, values, size, plan, sections, line, y, y_view):
+        own = sections[3] + line
+        term_step, line_step = (1, size) if transposed else (size, 1)
+        for n in range(4 * M * N):
+            r = n // 2 % 2
+            b, i = place(n // (4 * N), n // 4 % N, r, n % 2)
+            feature = line * depth + i
+            at = b * y_view[2] + feature * y_view[3]
+            inside = r < ROWS and b < x_view[0] and feature < y_view[1]
+            if inside and not finite(y[at]):
+                value = float32(0)
+                for entry in range(plan[own], plan[own + 1]):
+                    c = plan[sections[4] + entry] * int64(depth)
+                    x_at = b * x_view[2] + c * x_view[3]
+                    w_at = plan[sections[5] + entry] * int64(WIDTH) + i * line_step
+                    terms = min(depth, x_view[1] - c)
+                    value = plain_sum(value, x, x_at, x_view[3], values, w_at, term_step, terms)
+                y[at] = value
+
+    return mend

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numbsparse.kernels.parts.tiles import WIDTH
 from numbsparse.layout import Index
 
-WIDTH = 32  # features of a unit
 READ_AHEAD = 16  # units that a warp may look at behind its last
 TOGETHER = 12  # units of a share that take as long as adding up the parts of lines
 
@@ -24,7 +24,7 @@ TOGETHER = 12  # units of a share that take as long as adding up the parts of li
 class Lines(NamedTuple):
     """Where the parts of a plan for forward or input_grad start, in an array of int32.
 
-    It begins with the units, places for `each` of a warp: (block, line of x) for each block of a
+    It begins with the units, room for `each` of a warp: (place, line of x) for each block of a
     unit, line of y, end of its piece.
     """
 
@@ -33,20 +33,20 @@ class Lines(NamedTuple):
     empty: Any  # lines without a unit
     indptr: Any  # the lines once more, for `mend`
     indices: Any
-    blocks: Any
+    places: Any  # of squares, see `lines_of`
 
 
 def plan_lines(
-    index: Index, turned: bool, size: int, shares: int, warps: int, part: int, slots: int = 0
+    index: Index, transposed: bool, size: int, shares: int, warps: int, part: int, slots: int = 0
 ) -> tuple[np.ndarray, int, tuple[int, ...], int, np.ndarray, np.ndarray]:
     """(plan, units of a warp, where the parts of the plan start, empty lines, partials, tickets).
 
-    The lines of y are the block columns, or turned the block rows, in parts of up to 32 features;
-    lines of x are numbered likewise. A block is -1 where a unit has fewer than others; a line of y
+    The lines of y are the block columns, or of w.T the block rows, in parts of up to 32 features;
+    lines of x are numbered likewise. A place is -1 where a unit has fewer than others; a line of y
     that was cut is named by -1 - part. A part is `part` float32 of the partials, and after them
     come `slots` more.
     """
-    indptr, xs, blocks = lines_of(index, turned, size)
+    indptr, xs, places = lines_of(index, transposed, size)
     together = max(WIDTH // size, 1)
     counts = -(-np.diff(indptr) // together)
     work = spread(counts, shares, warps)
@@ -55,11 +55,11 @@ def plan_lines(
         entry = indptr[work.line] + work.step * together + k
         there = entry < indptr[work.line + 1]
         entry = np.where(there, entry, 0)
-        units[work.place, 2 * k] = np.where(there, blocks[entry], -1)
+        units[work.place, 2 * k] = np.where(there, places[entry], -1)
         units[work.place, 2 * k + 1] = np.where(there, xs[entry], 0)
     units[work.place, -2], units[work.place, -1] = work.name, work.end
     empty = np.flatnonzero(counts == 0)
-    plan, begin = joined(units, Lines(work.filled, work.cuts, empty, indptr, xs, blocks))
+    plan, begin = joined(units, Lines(work.filled, work.cuts, empty, indptr, xs, places))
     parts = max(len(work.cuts), 1)
     partials = np.zeros((parts + slots) * part, np.float32)
     return plan, work.each, begin, empty.size, partials, np.zeros(parts, np.int32)
@@ -129,13 +129,13 @@ def joined(units: np.ndarray, sections: tuple[Any, ...]) -> tuple[np.ndarray, tu
 
 
 def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int]:
-    """(per unit: line of x, then (block, line of dy) for each of its blocks; units).
+    """((place, line of dy) for each block of a unit, its line of x, 0; how many units).
 
     For weight_grad: the lines of x are the block rows in parts of up to 32 features, those of dy
     the block columns. A unit is a square of 32 of a block, or several blocks side by side; -1 where
     it has fewer. Units of one line of x come after each other.
     """
-    indptr, ys, blocks = lines_of(index, True, size)
+    indptr, ys, places = lines_of(index, True, size)
     together = max(WIDTH // size, 1)
     counts = -(-np.diff(indptr) // together)
     line = np.repeat(np.arange(counts.size), counts)
@@ -146,14 +146,19 @@ def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int]:
         entry = indptr[line] + step * together + k
         there = entry < indptr[line + 1]
         entry = np.where(there, entry, 0)
-        units[: line.size, 2 * k] = np.where(there, blocks[entry], -1)
+        units[: line.size, 2 * k] = np.where(there, places[entry], -1)
         units[: line.size, 2 * k + 1] = np.where(there, ys[entry], 0)
     return units.reshape(-1), line.size
 
 
-def lines_of(index: Index, turned: bool, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A walk over squares of up to 32: square s of a block in row order is block * squares + s."""
-    walk = index.rows if turned else index.columns
+def lines_of(
+    index: Index, transposed: bool, size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A walk over squares of up to 32: (starts of lines, line of the other operand, place of each).
+
+    A square begins at value 32 * place, and goes on from row to row of its block.
+    """
+    walk = index.rows if transposed else index.columns
     cut = max(size // WIDTH, 1)
     lengths = np.diff(walk.indptr).repeat(cut) * cut
     indptr = np.concatenate([[0], np.cumsum(lengths)])
@@ -161,9 +166,9 @@ def lines_of(index: Index, turned: bool, size: int) -> tuple[np.ndarray, np.ndar
     step = np.arange(line.size) - indptr[line]
     entry = walk.indptr[line // cut] + step // cut
     mine, other = line % cut, step % cut
-    square = mine * cut + other if turned else other * cut + mine
-    blocks = walk.blocks[entry].astype(np.int64) * cut * cut + square
-    return indptr, walk.indices[entry].astype(np.int64) * cut + other, blocks
+    row, column = (mine, other) if transposed else (other, mine)
+    places = walk.blocks[entry].astype(np.int64) * (size * size // WIDTH) + row * size + column
+    return indptr, walk.indices[entry].astype(np.int64) * cut + other, places
 
 
 def _pieces(counts: np.ndarray, shares: int) -> tuple[np.ndarray, ...]:

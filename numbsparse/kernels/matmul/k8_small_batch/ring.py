@@ -1,8 +1,10 @@
-"""Tiles of x and w on their way to shared memory: a ring of stages for each warp.
+"""A ring of stages in shared memory for each warp, and how tiles come to a stage.
 
-The copy engine brings whole tiles, so a warp spends nothing on them but the asking, and no
-registers: what is on its way lies in shared memory. A warp is alone with its ring, so a stage is
-free as soon as its lanes have met.
+A warp is alone with its ring, so a stage is free as soon as its lanes have met. Where whole tiles
+can be copied, the copy engine brings them, and the warp spends nothing on them but the asking.
+Elsewhere, for blocks under 32, features that end inside a tile and cards without a copy engine, its
+lanes copy pieces of 16 bytes to the same places (`cp.async`); either way nothing goes through
+registers.
 """
 
 from __future__ import annotations
@@ -12,105 +14,79 @@ from typing import Any, NamedTuple
 
 from numba import cuda, int32, uint32
 
-from numbsparse.kernels.matmul.k8_small_batch.fragments import Form
-from numbsparse.kernels.matmul.k8_small_batch.plan import WIDTH
-from numbsparse.kernels.matmul.k8_small_batch.sums import part_of
-from numbsparse.kernels.matmul.k8_small_batch.tiles import words_of
+from numbsparse.device import SIMULATED
+from numbsparse.kernels.parts.gathers import copying
+from numbsparse.kernels.parts.tiles import WIDTH, Form
 from numbsparse.kernels.ptx import (
+    cp_async_commit,
+    cp_async_wait,
     elect,
     fence_mbarrier_init,
     fence_tensor_map,
+    load_2xu32,
+    load_4xu32,
     mbarrier_expect,
     mbarrier_init,
+    mbarrier_wait,
     prefetch_tensor_map,
     sync_warp,
     tma_load_2d,
 )
 
-SHARED_BYTES = 225 * 1024  # of a block, with room for the barriers
 ALIGNED = 1024  # bytes, where the pattern of swizzled tiles begins anew
+REGISTERS = 65536  # of a multiprocessor
 
-Box = tuple[tuple[int, int], int]
 
+class Source(NamedTuple):
+    """How tiles come to a stage: by the copy engine, or by the lanes of the warp."""
 
-class Ring(NamedTuple):
-    """What a kernel is made for."""
-
-    form: Form
-    size: int  # of a block
-    turned: bool  # whether the sum runs along the rows of w
-    x_across: bool  # whether x lies feature by feature
-    groups: int  # of eight rows of the batch: 2, 4 or 8
-    y: str  # how outputs are stored
-    warps: int
+    engine: bool
     stages: int
-    far: bool  # whether warps leave sums for each other in global memory
-    patient: bool = False  # whether a unit is asked for when the one before it is there
-
-    @property
-    def first(self) -> int:
-        """Units that a warp asks for at once when it starts."""
-        return 1 if self.patient else self.stages
-
-    @property
-    def paired(self) -> bool:
-        """Whether two rows of w make a line of 128 bytes: the copy engine counts lines."""
-        return self.form.halves and self.size == WIDTH
-
-    @property
-    def swapped(self) -> bool:
-        """Whether w x.T is multiplied, not x w.T: see `swapped_tiles`."""
-        return self.form.halves and self.y == "along"
-
-    @property
-    def sums(self) -> tuple[int, int]:
-        """(M, N) of a warp's mma, the groups of its first operand in twos and of its second."""
-        return (2, self.groups) if self.swapped else (self.groups // 2, 4)
-
-    @property
-    def part(self) -> int:
-        """float32 of a warp's sums."""
-        return part_of(*self.sums)
-
-    @property
-    def x_words(self) -> int:
-        return -(-words_of(self.form) * self.groups // 4 // 256) * 256
-
-    @property
-    def stage_words(self) -> int:
-        return self.x_words + words_of(self.form)
-
-    @property
-    def slot_words(self) -> int:
-        """Room for the sums of lines that began with an earlier warp."""
-        return 0 if self.far else (self.warps - 1) * self.part
-
-    @property
-    def shared_bytes(self) -> int:
-        return 4 * (self.warps * self.stages * self.stage_words + self.slot_words) + ALIGNED
+    overlap: bool  # whether the kernel may start while the one before it ends
 
 
-def with_stages(ring: Ring, most: int) -> Ring:
-    """As many stages as fit."""
-    free = SHARED_BYTES - ring._replace(stages=0).shared_bytes
-    return ring._replace(stages=min(free // (4 * ring.warps * ring.stage_words), most))
-
-
-def boxes(ring: Ring) -> tuple[Box, Box]:
-    """What is copied at once, of x and of w: (rows, columns), and the bytes of a line."""
-    nbytes = 4 * WIDTH // (2 if ring.form.halves else 1)
-    x = (WIDTH if ring.x_across else 8 * ring.groups, WIDTH), nbytes
-    if ring.paired:
-        return x, ((WIDTH // 2, 2 * WIDTH), 2 * nbytes)
-    return x, ((WIDTH, WIDTH), nbytes)
+def jit_for(warps: int) -> Any:
+    """cuda.jit with as many registers a thread as `warps` warps leave each; eight at a time."""
+    registers = min(REGISTERS // (32 * warps) // 8 * 8, 255)
+    return cuda.jit if SIMULATED else cuda.jit(max_registers=registers)
 
 
 @cache
-def open_ring(stages: int, many_maps: int) -> Any:
+def reading(blocks: int) -> Any:
+    """read(plan, unit): a unit's record, two numbers for each of its blocks and two more."""
+    WORDS = 2 * blocks + 2
+
+    @cuda.jit(device=True)
+    def read_four(plan, unit):
+        v = load_4xu32(plan, unit * WORDS)
+        return int32(v[0]), int32(v[1]), int32(v[2]), int32(v[3])
+
+    @cuda.jit(device=True)
+    def read_two(plan, at):
+        v = load_2xu32(plan, at)
+        return int32(v[0]), int32(v[1])
+
+    @cuda.jit(device=True)
+    def read_six(plan, unit):
+        at = unit * WORDS
+        return read_two(plan, at) + read_two(plan, at + 2) + read_two(plan, at + 4)
+
+    @cuda.jit(device=True)
+    def read_ten(plan, unit):
+        at = unit * WORDS
+        first = read_two(plan, at) + read_two(plan, at + 2) + read_two(plan, at + 4)
+        return first + read_two(plan, at + 6) + read_two(plan, at + 8)
+
+    return {1: read_four, 2: read_six, 4: read_ten}[blocks]
+
+
+@cache
+def opening(source: Source, many_maps: int) -> Any:
     """Make the barriers of a warp's ring, and let the copy engine fetch the maps meanwhile.
 
     Where the maps are fresh, it is told so first.
     """
+    STAGES = source.stages
 
     @cuda.jit(device=True)
     def prepare(bars, bar, fresh, maps):
@@ -120,35 +96,96 @@ def open_ring(stages: int, many_maps: int) -> Any:
                     fence_tensor_map(maps[k])
             for k in range(many_maps):
                 prefetch_tensor_map(maps[k])
-            for s in range(stages):
+            for s in range(STAGES):
                 mbarrier_init(bars, bar + s, 1)
             fence_mbarrier_init()
         sync_warp()
 
-    return prepare
+    @cuda.jit(device=True)
+    def nothing(bars, bar, fresh, maps):
+        pass
+
+    return prepare if source.engine else nothing
 
 
 @cache
-def ask(ring: Ring) -> Any:
-    """Fill a stage with a tile of x and a square of w."""
-    TILE, W_START, X_ACROSS = words_of(ring.form), ring.x_words, ring.x_across
-    NBYTES = TILE * ring.groups + 4 * TILE  # of groups / 4 tiles, and of one
-    X_TILES, CUT = ring.groups // 4 if X_ACROSS else 1, ring.size // WIDTH
-    LINES = ring.size // 2 if ring.paired else ring.size  # of a block
+def waiting(source: Source) -> Any:
+    """wait(bars, bar, phase): until the stage is filled for which the warp asked first."""
+    PENDING = source.stages - 1
 
     @cuda.jit(device=True)
-    def ask_for(x_map, w_map, x_line, square, shared, start, bars, bar):
+    def for_the_engine(bars, bar, phase):
+        mbarrier_wait(bars, bar, phase)
+
+    @cuda.jit(device=True)
+    def for_the_lanes(bars, bar, phase):
+        cp_async_wait(PENDING)
+        sync_warp()
+
+    return for_the_engine if source.engine else for_the_lanes
+
+
+@cache
+def closing(source: Source) -> Any:
+    """close(): what was asked of lanes since the last time is one stage, perhaps an empty one."""
+
+    @cuda.jit(device=True)
+    def commit():
+        cp_async_commit()
+
+    @cuda.jit(device=True)
+    def nothing():
+        pass
+
+    return nothing if source.engine else commit
+
+
+@cuda.jit(device=True)
+def square_of(place, shift):
+    """(column, row) among values in lines of 32 << shift, of the one at 32 * place."""
+    return int32((place & ((1 << shift) - 1)) * WIDTH), int32(place >> shift)
+
+
+@cache
+def engine_asks(form: Form, groups: int, x_across: bool) -> Any:
+    """ask(record, ...): fill a stage with tiles of x and a square of w.
+
+    `w_view` is (size of a block, shift as in `square_of`, `paired` as in `tiles`).
+    """
+    TILE, X_WORDS, X_TILES = WIDTH * form.row, x_words(form, groups), groups // 4 if x_across else 1
+    NBYTES = 4 * form.row * (8 * groups + WIDTH)
+
+    @cuda.jit(device=True)
+    def ask(record, x, x_view, values, w_view, maps, shared, start, bars, bar):
         if elect() != 0:
             mbarrier_expect(bars, bar, uint32(NBYTES))
-            block, part = square // (CUT * CUT), square % (CUT * CUT)
-            column, row = int32(part % CUT * WIDTH), int32(block * LINES + part // CUT * WIDTH)
-            tma_load_2d(shared, start + W_START, w_map, column, row, bars, bar)
-            first = int32(x_line * WIDTH)
+            column, row = square_of(record[0], w_view[1])
+            tma_load_2d(shared, start + X_WORDS, maps[1], column, row, bars, bar)
+            first = int32(record[1] * WIDTH)
             for u in range(X_TILES):
-                if X_ACROSS:
-                    place = start + u * TILE
-                    tma_load_2d(shared, place, x_map, int32(u * WIDTH), first, bars, bar)
-                else:
-                    tma_load_2d(shared, start, x_map, first, int32(0), bars, bar)
+                column, row = (int32(u * WIDTH), first) if x_across else (first, int32(u * WIDTH))
+                tma_load_2d(shared, start + u * TILE, maps[0], column, row, bars, bar)
 
-    return ask_for
+    return ask
+
+
+@cache
+def x_words(form: Form, groups: int) -> int:
+    """Words of a tile of x in a stage; that of w begins where the pattern of swizzles does."""
+    return -(-8 * groups * form.row // 256) * 256
+
+
+@cache
+def lanes_ask(form: Form, groups: int, x_across: bool, transposed: bool, depth: int) -> Any:
+    """The same by the lanes, of as many blocks as make 32 terms; what is not there is 0."""
+    X_WORDS = x_words(form, groups)
+    copy_x = copying(form, (WIDTH, 8 * groups), depth, not x_across)
+    copy_w = copying(form, (WIDTH, depth), depth, transposed, of_values=True)
+
+    @cuda.jit(device=True)
+    def ask(record, x, x_view, values, w_view, maps, shared, start, bars, bar):
+        batch, features, x_batch, x_feature = x_view
+        copy_x(x, record, features, x_feature if x_across else x_batch, batch, shared, start)
+        copy_w(values, record, features, w_view[0], depth, shared, uint32(start + X_WORDS))
+
+    return ask

@@ -14,6 +14,9 @@ from numbsparse.device.launch import Bound
 from numbsparse.layout import Index
 
 REMEMBERED = 4096  # launches of a layout
+MOST_MAPS = 2**14  # groups of tensor maps that are kept for ever
+
+_maps: dict[int, DeviceArray] = {}
 
 
 class Call(NamedTuple):
@@ -29,7 +32,7 @@ def again(
 ) -> None:
     """Run make(index, *operands, *options), or what it gave for operands in these places.
 
-    What it gives follows from where the operands are and how they lie.
+    What it gives follows from where the operands are and from their strides.
     """
     calls = vars(index).setdefault("calls", {})  # with the index, and as long as it
     a, b, c = operands
@@ -44,3 +47,16 @@ def again(
     call = make(index, *operands, *options)
     call.first(a, b, c, *call.kept)
     calls[key] = call
+
+
+def fresh_each_time(maps: DeviceArray) -> int:
+    """Whether the copy engine must be told of these maps at every launch, not at the first alone.
+
+    It remembers a map by its address, on each multiprocessor. Telling it takes 2 us, more than a
+    small product; so maps are kept for ever, and no other one comes to their place. To let go of
+    one would not do: the next one at its place could be taken for it. Beyond MOST_MAPS they are not
+    kept, and it is told every time.
+    """
+    if len(_maps) < MOST_MAPS:
+        _maps[maps.address] = maps
+    return int(maps.address not in _maps)

@@ -1,0 +1,78 @@
+"""Tiles that the lanes of a warp copy to shared memory, 16 bytes at a time, with `cp.async`.
+
+Where the copy engine brings no whole tile: a tile is put together from the blocks and lines that a
+record names, in pairs of (place, line), and is 0 where there is nothing. A block begins at value
+32 * place.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import cuda, int32, int64, uint32
+
+from numbsparse.kernels.parts.tiles import WIDTH, Form
+from numbsparse.kernels.ptx import cp_async_zero_fill
+
+
+@cache
+def picking(first: int, many: int) -> Any:
+    """pick(record, k): number first + 2 k of a record, k < many, all of which stay in registers."""
+    SECOND, THIRD, FOURTH = first + 2, first + 4, first + 6
+
+    @cuda.jit(device=True)
+    def of_one(record, k):
+        return record[first]
+
+    @cuda.jit(device=True)
+    def of_two(record, k):
+        return record[first] if k == 0 else record[SECOND]
+
+    @cuda.jit(device=True)
+    def of_four(record, k):
+        even, odd = (record[first], record[SECOND]) if k < 2 else (record[THIRD], record[FOURTH])
+        return even if k % 2 == 0 else odd
+
+    return {1: of_one, 2: of_two, 4: of_four}[many]
+
+
+@cache
+def copying(
+    form: Form, shape: tuple[int, int], depth: int, by_feature: bool, of_values: bool = False
+) -> Any:
+    """Copy to a tile: (features, others), every `depth` features from another place.
+
+    Those are where a record says: its blocks, `of_values`, else its lines of x. Features are
+    contiguous, `by_feature`, and make the rows of the tile, one for each of the others, `stride`
+    apart; else the others are, and `stride` is that of features. `features` and `many` others are
+    there in all.
+    """
+    (FEATURES, OTHERS), RUN, ROW, ITEM = shape, form.run, form.row, 16 // form.run
+    ROWS, PIECES = (OTHERS, FEATURES // RUN) if by_feature else (FEATURES, OTHERS // RUN)
+    SHARE = WIDTH // form.row  # rows of a line of 128 bytes
+    place_of, line_of = picking(0, FEATURES // depth), picking(1, FEATURES // depth)
+
+    @cuda.jit(device=True)
+    def copy(memory, record, features, stride, many, shared, start):
+        lane = uint32(cuda.threadIdx.x) % 32
+        for n in range(ROWS * PIECES // 32):
+            number = uint32(lane + 32 * n)
+            row, piece = uint32(number // PIECES), uint32(number % PIECES)
+            feature, other = (piece * RUN, row) if by_feature else (row, piece * RUN)
+            k, i, j = feature // depth, int64(feature % depth), int64(other)
+            block, line = int64(place_of(record, k)), int64(line_of(record, k)) * depth
+            features_left, others_left = features - line - i, many - j
+            inside = min(features_left if by_feature else others_left, RUN)
+            at = i + j * stride if by_feature else j + i * stride
+            if of_values:
+                at += block * WIDTH
+            else:
+                at += line if by_feature else line * stride
+            if block < 0 or features_left <= 0 or others_left <= 0:
+                inside, at = int64(0), int64(0)
+            swizzled = piece ^ (row // SHARE % (8 // SHARE))
+            place = uint32(start + row * ROW + 4 * swizzled)
+            cp_async_zero_fill(shared, place, memory, at, int32(inside * ITEM))
+
+    return copy

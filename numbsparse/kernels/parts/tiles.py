@@ -1,0 +1,267 @@
+"""From tiles in shared memory to sums: the fragments of an mma, and the products of two tiles.
+
+A tile is 32 terms of a sum by 8 to 64 lines: rows of 32 values, their pieces of 16 bytes exchanged
+(swizzled), so that lanes that read down a column meet every bank once. Its rows are lines (along)
+or terms (across). Lines come in groups of eight; lane 4 g + q holds line g of each group at terms
+that both operands agree on: of 16-bit values the pairs that `ldmatrix` brings, of float32 terms 2 q
+and 2 q + 1 of each eight.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from numba import cuda, float32, uint32
+
+from numbsparse.kernels.parts import pieces
+from numbsparse.kernels.ptx import (
+    as_float32,
+    as_uint32,
+    cvt_rna_tf32,
+    ldmatrix_x4,
+    ldmatrix_x4_trans,
+    load_2xu32,
+    load_4xu32,
+    mma_m16n8k8_tf32,
+    mma_m16n8k16_bf16,
+    mma_m16n8k16_f16,
+)
+
+WIDTH = 32  # terms of a tile, and lines of one of w
+
+MMA = {
+    "float16": mma_m16n8k16_f16,
+    "bfloat16": mma_m16n8k16_bf16,
+    "float32": mma_m16n8k8_tf32,
+}
+
+
+class Form(NamedTuple):
+    """How values are multiplied: their dtype, and whether a float32 is split into two tf32."""
+
+    dtype: str
+    split: bool
+
+    @property
+    def is_16_bit(self) -> bool:
+        return self.dtype != "float32"
+
+    @property
+    def run(self) -> int:
+        """Values in a piece of 16 bytes."""
+        return 8 if self.is_16_bit else 4
+
+    @property
+    def row(self) -> int:
+        """Words of 32 bits in a row of a tile."""
+        return WIDTH // 2 if self.is_16_bit else WIDTH
+
+    @property
+    def steps(self) -> int:
+        """How many mma follow each other along the terms of a tile."""
+        return 2 if self.is_16_bit else 4
+
+
+class Operand(NamedTuple):
+    """How the lines of a tile are taken."""
+
+    across: bool  # whether rows of the tile are terms, not lines
+    groups: int
+    together: int = 1  # neighbouring lines that a lane holds of float32
+
+
+@cache
+def number_of(together: int) -> Any:
+    """The line that is number i of group j."""
+
+    @cuda.jit(device=True)
+    def in_order(j, i):
+        return 8 * j + i
+
+    @cuda.jit(device=True)
+    def twos(j, i):
+        return 2 * i + j % 2 + 16 * (j // 2)
+
+    @cuda.jit(device=True)
+    def fours(j, i):
+        return 4 * i + j % 4 + 32 * (j // 4)
+
+    return {1: in_order, 2: twos, 4: fours}[together]
+
+
+@cache
+def take_16_bit(groups: int, across: bool) -> Any:
+    """raw[j, e] = half e of what an mma takes at once, of the lines of group j, at step s.
+
+    `paired` is 16 where two rows of 64 bytes stand in a line of 128, whose swizzle goes further;
+    else 0.
+    """
+    PAIRS = -(-groups // 2)
+    load = ldmatrix_x4_trans if across else ldmatrix_x4
+
+    @cuda.jit(device=True)
+    def read(tile, start, s, paired, raw):
+        lane = uint32(cuda.threadIdx.x) % 32
+        matrix, r = lane // 8, lane % 8
+        for p in range(PAIRS):
+            line, term = 16 * (p % 2) + matrix // 2 * 8, 16 * s + matrix % 2 * 8
+            row, piece = (term + r, line // 8) if across else (line + r, term // 8)
+            place = (16 * row + 4 * (piece ^ (row // 2 % 4))) ^ (2 * row & paired)
+            v = load(tile, start + p // 2 * (WIDTH * 16) + place)
+            raw[2 * p, 0], raw[2 * p, 1] = v[0], v[1]
+            raw[2 * p + 1, 0], raw[2 * p + 1, 1] = v[2], v[3]
+
+    return read
+
+
+@cache
+def take_float32(operand: Operand) -> Any:
+    """The same of float32."""
+    GROUPS, TILES = operand.groups, operand.groups // 4
+    line_of = number_of(operand.together)
+
+    @cuda.jit(device=True)
+    def four_at_once(tile, start, s, paired, raw):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for u in range(TILES):
+            for e in range(2):
+                row = 2 * q + e
+                v = load_4xu32(tile, start + 1024 * u + 256 * s + 32 * row + 4 * (g ^ row))
+                for j in range(4):
+                    raw[4 * u + j, e] = v[j]
+
+    @cuda.jit(device=True)
+    def in_order(tile, start, s, paired, raw):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for e in range(2):
+            row = 2 * q + e
+            for j in range(GROUPS):
+                piece = (2 * j + g // 4) ^ row
+                raw[j, e] = tile[start + 256 * s + 32 * row + 4 * piece + g % 4]
+
+    @cuda.jit(device=True)
+    def along(tile, start, s, paired, raw):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for j in range(GROUPS):
+            row = line_of(j, g)
+            piece = (q // 2) ^ (row % 8) ^ (2 * s)
+            v = load_2xu32(tile, start + 32 * row + 4 * piece + q % 2 * 2)
+            raw[j, 0], raw[j, 1] = v[0], v[1]
+
+    if not operand.across:
+        return along
+    return four_at_once if operand.together == 4 else in_order
+
+
+@cuda.jit(device=True)
+def in_two(bits):
+    """The nearest tf32 of a float32, and what is left of it."""
+    # An mma reads the upper 19 bits alone, so the others need not be cut off for it.
+    # What this does to infinities and NaNs is mended with the sums.
+    hi = uint32(bits + uint32(0x1000))
+    nearest = as_float32(uint32(hi & uint32(0xFFFFE000)))
+    return hi, as_uint32(as_float32(bits) - nearest)
+
+
+@cache
+def factors(form: Form, operand: Operand) -> Any:
+    """hi, lo of step s: where a float32 is split, the nearest tf32 and what is left of it.
+
+    An mma takes groups by twos: what a lonely one lacks is 0.
+    """
+    GROUPS, RAW = operand.groups, (operand.groups + operand.groups % 2, 2)
+    LACKS, ROWS = operand.groups % 2 == 1, operand.groups + operand.groups % 2
+    sixteen = form.is_16_bit
+    take = take_16_bit(operand.groups, operand.across) if sixteen else take_float32(operand)
+    AS_IT_IS, SPLIT = sixteen, form.split
+
+    @cuda.jit(device=True)
+    def factors_of_step(tile, start, s, paired, hi, lo):
+        raw = cuda.local.array(RAW, uint32)
+        take(tile, start, s, paired, raw)
+        if LACKS:
+            raw[GROUPS, 0] = raw[GROUPS, 1] = uint32(0)
+        for j in range(ROWS):
+            for e in range(2):
+                if AS_IT_IS:
+                    hi[j, e] = raw[j, e]
+                elif SPLIT:
+                    hi[j, e], lo[j, e] = in_two(raw[j, e])
+                else:
+                    hi[j, e] = cvt_rna_tf32(as_float32(raw[j, e]))
+
+    return factors_of_step
+
+
+@cache
+def products(form: Form, M: int, N: int) -> Any:
+    """acc += A times B, over a step: A of M times 16 lines, B of N groups.
+
+    acc[m, n, 2 r + p] is that of A's line number g of group 2 m + r and B's line number 2 q + p of
+    group n.
+    """
+    mma = MMA[form.dtype]
+
+    @cuda.jit(device=True)
+    def add(a, b, acc):
+        for m in range(M):
+            a0, a1, a2, a3 = a[2 * m, 0], a[2 * m + 1, 0], a[2 * m, 1], a[2 * m + 1, 1]
+            for n in range(N):
+                c = acc[m, n]
+                c[0], c[1], c[2], c[3] = mma(
+                    a0, a1, a2, a3, b[n, 0], b[n, 1], c[0], c[1], c[2], c[3]
+                )
+
+    return add
+
+
+@cache
+def multiply(form: Form, first: Operand, second: Operand) -> Any:
+    """acc += first second.T of a tile of each; acc as in `products`.
+
+    Where the second has eight groups, its upper four have sums of their own, behind the others'.
+    Steps are taken by twos. Of split float32 acc is zero before; the small products come first, and
+    the second two steps start from zero and are added in float32: a tensor core cuts off what it
+    adds, always towards zero, and of the 12 products of a unit that would be seen.
+    """
+    STEPS, SPLIT = form.steps, form.split
+    A, B = ((2, o.groups + o.groups % 2, 2) for o in (first, second))
+    M, N, HALVES = -(-first.groups // 2), min(second.groups, 4), -(-second.groups // 4)
+    take_a, take_b = factors(form, first), factors(form, second)
+    add, SUMS = products(form, M, N), (M * HALVES, N, 4)
+    clear_sums, add_sums = pieces.clear(M * HALVES, N), pieces.add(M * HALVES, N)
+
+    @cuda.jit(device=True)
+    def two_steps(tile, a_start, a_paired, b_start, b_paired, s, acc):
+        a_hi, b_hi = cuda.local.array(A, uint32), cuda.local.array(B, uint32)
+        a_lo, b_lo = cuda.local.array(A, uint32), cuda.local.array(B, uint32)
+        for k in range(2):
+            take_a(tile, a_start, uint32(s + k), a_paired, a_hi[k], a_lo[k])
+            take_b(tile, b_start, uint32(s + k), b_paired, b_hi[k], b_lo[k])
+            if SPLIT:  # lo times lo is less than what a float32 holds
+                for u in range(HALVES):
+                    add(a_lo[k], b_hi[k, 4 * u :], acc[M * u :])
+                    add(a_hi[k], b_lo[k, 4 * u :], acc[M * u :])
+        for k in range(2):
+            for u in range(HALVES):
+                add(a_hi[k], b_hi[k, 4 * u :], acc[M * u :])
+
+    @cuda.jit(device=True)
+    def multiply_tiles(tile, a_start, a_paired, b_start, b_paired, acc):
+        # Written out: the compiler leaves a loop, and then no load is ahead of the products. Their
+        # numbers are of one type; of each literal a step would be compiled anew.
+        two_steps(tile, a_start, a_paired, b_start, b_paired, uint32(0), acc)
+        if STEPS == 4:
+            if SPLIT:
+                more = cuda.local.array(SUMS, float32)
+                clear_sums(more)
+                two_steps(tile, a_start, a_paired, b_start, b_paired, uint32(2), more)
+                add_sums(acc, more)
+            else:
+                two_steps(tile, a_start, a_paired, b_start, b_paired, uint32(2), acc)
+
+    return multiply_tiles
