@@ -20,7 +20,7 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.conv.k2_tensor_core.boxes import in_box, spread, tile_of
 from numbsparse.kernels.conv.k2_tensor_core.tiles import Cut, cut
-from numbsparse.kernels.conv.k3_hopper.copies import block_map, box_rows, pixel_map
+from numbsparse.kernels.conv.k4_wgmma.copies import block_map, box_rows, pixel_map
 from numbsparse.kernels.conv.k4_wgmma.rings import (
     Rings,
     block_fetcher,
@@ -89,9 +89,9 @@ if SIMULATED:
     SHAPES = {size: Shape(1, 1, 384, Rings(2, 2, 2)) for size in SHAPES}
 
 
-def fits(product: str, x: Any, window: Window, size: int) -> bool:
+def fits(product: str, batch: int, window: Window, size: int) -> bool:
     """Whether tiles are mostly filled by the outputs of each pass."""
-    shape, batch = SHAPES[min(size, LARGEST)], x.shape[0]
+    shape = SHAPES[min(size, LARGEST)]
     return all(
         is_filled(cut_for(of, batch, shape), shape.ROWS, of, batch) for of in window.passes(product)
     )

@@ -16,7 +16,7 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.conv.k2_tensor_core.boxes import in_box, spread, tile_of
 from numbsparse.kernels.conv.k2_tensor_core.tiles import cut
-from numbsparse.kernels.conv.k3_hopper.copies import box_rows, pixel_map
+from numbsparse.kernels.conv.k4_wgmma.copies import box_rows, pixel_map
 from numbsparse.kernels.conv.k4_wgmma.rings import Rings, fetcher, start_rings, walker
 from numbsparse.kernels.conv.k4_wgmma.schedule import line_items
 from numbsparse.kernels.conv.k4_wgmma.singles import add_tap, pixel_of, split_blocks, storer

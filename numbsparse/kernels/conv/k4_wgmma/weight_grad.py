@@ -23,7 +23,7 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.conv.k2_tensor_core.boxes import in_box, spread
 from numbsparse.kernels.conv.k2_tensor_core.tiles import Cut, cut
-from numbsparse.kernels.conv.k3_hopper.copies import (
+from numbsparse.kernels.conv.k4_wgmma.copies import (
     box_rows,
     pixel_map,
     start_ring,
@@ -84,10 +84,10 @@ if SIMULATED:
     SHAPES = {size: Shape(2, 2, 4, 2, 384, 128) for size in SHAPES}
 
 
-def fits(x: Any, window: Window, size: int) -> bool:
+def fits(batch: int, window: Window, size: int) -> bool:
     """Whether tiles are mostly filled."""
     (of,), shape = window.passes("weight_grad"), SHAPES[min(size, LARGEST)]
-    return is_filled(cut_for(of, x.shape[0], shape), shape.ROWS, of, x.shape[0])
+    return is_filled(cut_for(of, batch, shape), shape.ROWS, of, batch)
 
 
 def cut_for(of: Pass, batch: int, shape: Shape) -> Cut:
