@@ -16,9 +16,9 @@ from numba import cuda, int32, int64
 from numbsparse.device import DeviceArray, empty, to_device
 from numbsparse.device.launch import launch
 from numbsparse.kernels.conv import chosen
-from numbsparse.kernels.conv.repair import repair_lines
-from numbsparse.kernels.conv.walks import planned
+from numbsparse.kernels.conv.k1_naive import repair_lines
 from numbsparse.kernels.elementwise import THREADS, blocks
+from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.views import span
 from numbsparse.layout import Index, Layout, Walk
@@ -34,7 +34,7 @@ unsupported = reach("k5_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(
 
 def forward(x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w)."""
-    merged, cells, _ = planned(index, window, merge, values.shape[1])
+    merged, cells, _ = planned(index, merge, window.taps, values.shape[1])
     of = rung_for("forward", x, window, x.shape[2], y.shape[2])
     of.forward(x, packed(values, cells), merged, window, y, precision)
     repair_lines("forward", x, values, index, window, y)
@@ -42,7 +42,7 @@ def forward(x, values, index, window, y, precision="highest"):
 
 def input_grad(dy, values, index, window, dx, precision="highest"):
     """dx[:] = conv_transpose(dy, w)."""
-    merged, cells, _ = planned(index, window, merge, values.shape[1])
+    merged, cells, _ = planned(index, merge, window.taps, values.shape[1])
     of = rung_for("input_grad", dy, window, dx.shape[2], dy.shape[2])
     of.input_grad(dy, packed(values, cells), merged, window, dx, precision)
     repair_lines("input_grad", dy, values, index, window, dx)
@@ -50,7 +50,7 @@ def input_grad(dy, values, index, window, dx, precision="highest"):
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
-    merged, cells, homes = planned(index, window, merge, dvalues.shape[1])
+    merged, cells, homes = planned(index, merge, window.taps, dvalues.shape[1])
     whole = empty((cells.shape[0], MERGED, MERGED), dvalues.dtype)
     of = rung_for("weight_grad", x, window, x.shape[2], dy.shape[2])
     of.weight_grad(x, dy, merged, window, whole, precision)

@@ -44,6 +44,24 @@ class Window(NamedTuple):
             return (_forward(self).seeing(self.big),)
         return tuple(of.seeing(self.small) for of in _input_grad(self))
 
+    def view(self, product: str, of: Pass) -> View:
+        """One of the passes of a product, for a kernel."""
+        seen, written = self.big, self.small
+        if product == "input_grad":
+            seen, written = written, seen
+        return View(of.counts, of.step, of.first, of.scale, seen, written)
+
+
+class View(NamedTuple):
+    """What a kernel knows of a `Pass`; the sizes of the images that it sees, and of its outputs."""
+
+    counts: Three
+    step: Three
+    first: Three
+    scale: Three
+    sizes: Three
+    out_sizes: Three
+
 
 class Pass(NamedTuple):
     """Outputs o * step + first for o below counts; taps[k] sees o * scale + offsets[k]."""

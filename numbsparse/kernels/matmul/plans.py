@@ -12,15 +12,15 @@ from numbsparse.layout import Index, Walk
 
 
 def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tuple[Any, ...]:
-    """make(index, *key), with the index as NumPy arrays; the arrays of its result on the GPU.
+    """make(index, *key), with the index as NumPy arrays; its result's arrays where the index is.
 
     It is called once for every layout and `key`, and its result lives as long as the layout.
     """
     plans = vars(index).setdefault("plans", {})  # with the index, and as long as it
     found = plans.get((make, key))
     if found is None:
-        result = make(on_host(index), *key)
-        found = tuple(to_device(a) if isinstance(a, np.ndarray) else a for a in result)
+        result, on_gpu = make(on_host(index), *key), isinstance(index.block_rows, DeviceArray)
+        found = tuple(to_device(a) if on_gpu and isinstance(a, np.ndarray) else a for a in result)
         plans[make, key] = found
     return found
 

@@ -5,15 +5,9 @@ instructions as products. `wgmma` reads both factors from shared memory by itsel
 lines at equal distances. Eight neighbours of a line of the picture are such a group, and 8 lines of
 it, a box apart, are the 64 rows of a product: a tap is one number, where in the box they begin.
 
-    tiles         tiles of 8 x 8 pixels
-    schedule      which block of threads computes which line of which tile
     rings         the boxes, and the blocks of w that come one after another for a box
-    store         y on its way to memory
     lines         forward and input-gradient
-    singles       float32, by products of tf32
-    single_lines  forward and input-gradient of float32
-    items         pairs of blocks of features, and the taps that a product takes together
-    sums          where factors of several products lie, and where their sums go
+    products      what is multiplied and stored there, of 16 bits and of float32
     weight_grad   rows of a product are the features of several taps
 
 Reads per output are those of the rung before. What limits it is shared memory, which gives 64 rows
@@ -27,10 +21,9 @@ Larger blocks are taken as several of 64, or of 32.
 from __future__ import annotations
 
 from numbsparse.device import DeviceArray
-from numbsparse.kernels.conv import k1_naive
-from numbsparse.kernels.conv.k4_wgmma import lines, single_lines
+from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
+from numbsparse.kernels.conv.k4_wgmma import lines
 from numbsparse.kernels.conv.k4_wgmma import weight_grad as gradient
-from numbsparse.kernels.conv.repair import repair_lines
 from numbsparse.kernels.conv.window import Window
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import aligned_rows
@@ -74,13 +67,13 @@ def refused(
         read, written = in_features, out_features
         if product == "input_grad":
             read, written = written, read
-        whole = size if dtype == "float32" else 8
+        whole, itemsize = (size, 4) if dtype == "float32" else (8, 2)
         if read % size or written % whole:
             return (
                 f"takes multiples of {size} features and gives multiples of {whole} in {product}, "
                 f"got {read} and {written}"
             )
-        filled = not batch or dtype == "float32" or lines.fits(product, batch, window, size)
+        filled = not batch or lines.fits(product, batch, window, itemsize, size)
     if not filled:
         return f"takes images that mostly fill tiles of 8 x 8 pixels, got {window.big}"
     return None
@@ -103,7 +96,7 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
         return
     x, dy = aligned(x), aligned(dy)
     if not gradient.weight_grad(x, dy, index, window, dvalues):
-        k1_naive.repair_blocks(x, dy, index, window, dvalues)
+        repair_blocks(x, dy, index, window, dvalues)
 
 
 def _lines(product, x, values, index, window, y, precision):
@@ -111,11 +104,8 @@ def _lines(product, x, values, index, window, y, precision):
         fill(y, 0.0)
         return
     x, values = aligned(x), aligned(values)
-    if x.itemsize == 2:
-        lines.multiply_lines(product, x, values, index, window, y)
-        return
-    single_lines.multiply_lines(product, x, values, index, window, y, precision)
-    if precision == "highest":
+    lines.multiply_lines(product, x, values, index, window, y, precision)
+    if x.itemsize == 4 and precision == "highest":
         repair_lines(product, x, values, index, window, y)
 
 

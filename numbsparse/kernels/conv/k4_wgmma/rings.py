@@ -1,4 +1,8 @@
-"""Two rings in shared memory, of boxes of pixels and of blocks of w: who fills and reads them."""
+"""What the copy engine fetches, and the rings in shared memory that hold it: who fills, who reads.
+
+Boxes of pixels have a ring. In forward and input-gradient blocks of w have another one: for a box
+there are as many blocks as a line keeps taps of it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,10 @@ from typing import Any, NamedTuple
 
 from numba import cuda, int32, uint32
 
-from numbsparse.kernels.conv.k2_tensor_core.boxes import tile_of
+from numbsparse.device import DeviceArray
+from numbsparse.device.tensor_map import tensor_map
+from numbsparse.kernels.conv.boxes import tile_of
+from numbsparse.kernels.conv.window import Three
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     elect,
@@ -17,7 +24,6 @@ from numbsparse.kernels.ptx import (
     mbarrier_expect,
     mbarrier_init,
     mbarrier_wait,
-    tma_load_2d,
     tma_load_5d,
 )
 
@@ -32,6 +38,12 @@ class Rings(NamedTuple):
     def nbytes(self, rows: int, line: int, slot: int) -> int:
         """Of boxes of so many rows, with so many bytes of a row and of a block of w."""
         return self.X_STAGES * rows * line + self.W_STAGES * self.W_TAPS * slot
+
+
+def pixel_map(x: DeviceArray, sizes: Three, images: int, box: Three, B: int) -> DeviceArray:
+    """The map of images (batch, pixels, features) for boxes of B features of some images."""
+    whole = x.reshape(x.shape[0], *sizes, x.shape[2])
+    return tensor_map(whole, (images, *box, B), x.itemsize * B)
 
 
 @cuda.jit(device=True)
@@ -59,28 +71,25 @@ def fetcher(B: int, rings: Rings, ITEM: int, SLOT: int, of_w: Any) -> Any:
     begin_w, fetch_block = of_w
 
     @cuda.jit(device=True)
-    def fetch(x_map, w, items, first, last_item, cut, units, ring, bars):
-        images, tile, box, x_rows, tiles = cut
-        unit_ptr, unit_other, unit_chunk, entry_ptr, entry_block, origins = units
+    def fetch(x_map, w, first, last_item, tiling, units, schedule, ring, bars):
+        box, items = tiling.box, schedule.items
         fence_tensor_map(x_map)
         begin_w(w)
-        box_bytes = uint32(images * box[0] * box[1] * box[2] * (ITEM * B))
-        w_ring = uint32(X_STAGES * x_rows * B)
+        box_bytes = uint32(tiling.images * box[0] * box[1] * box[2] * (ITEM * B))
+        w_ring = uint32(X_STAGES * tiling.rows * B)
         x_at, x_phase, w_at, w_phase = uint32(0), uint32(1), uint32(0), uint32(1)
         for item in range(first, last_item):
-            image, top = tile_of(items[item, 0], images, tile, tiles)
+            image, top = tile_of(items[item, 0], tiling)
             line = items[item, 1]
-            for unit in range(unit_ptr[line], unit_ptr[line + 1]):
-                entry, last = uint32(entry_ptr[unit]), uint32(entry_ptr[unit + 1])
+            for unit in range(units.ptr[line], units.ptr[line + 1]):
+                entry, last = uint32(units.entry_ptr[unit]), uint32(units.entry_ptr[unit + 1])
                 if entry < last:
-                    chunk = unit_chunk[unit]
-                    z, y = int32(top[0] + origins[chunk, 0]), int32(top[1] + origins[chunk, 1])
-                    x, c = int32(top[2] + origins[chunk, 2]), int32(unit_other[unit] * B)
+                    origin, c = units.origins[units.chunk[unit]], int32(units.other[unit] * B)
                     mbarrier_wait(bars, X_STAGES + x_at, x_phase)
                     if elect() != 0:
-                        start = uint32(x_at * x_rows * B)
+                        start = uint32(x_at * tiling.rows * B)
                         mbarrier_expect(bars, x_at, box_bytes)
-                        tma_load_5d(ring, start, x_map, c, x, y, z, image, bars, x_at)
+                        fetch_box(ring, start, x_map, c, top, origin, image, bars, x_at)
                     x_at, x_phase = following(x_at, x_phase, X_STAGES)
                 while entry < last:
                     stop, full = uint32(min(entry + W_TAPS, last)), uint32(W_FULL + w_at)
@@ -89,12 +98,19 @@ def fetcher(B: int, rings: Rings, ITEM: int, SLOT: int, of_w: Any) -> Any:
                         mbarrier_expect(bars, full, uint32((stop - entry) * (ITEM * SLOT)))
                         start = uint32(w_ring + w_at * (W_TAPS * SLOT))
                         for k in range(entry, stop):
-                            fetch_block(w, entry_block[k], ring, start, bars, full)
+                            fetch_block(w, units.block[k], ring, start, bars, full)
                             start = uint32(start + SLOT)
                     entry = stop
                     w_at, w_phase = following(w_at, w_phase, W_STAGES)
 
     return fetch
+
+
+@cuda.jit(device=True)
+def fetch_box(ring, start, x_map, c, top, origin, image, bars, full):
+    """Features from c on of the box that a chunk of taps sees from the output `top`."""
+    z, y, x = int32(top[0] + origin[0]), int32(top[1] + origin[1]), int32(top[2] + origin[2])
+    tma_load_5d(ring, start, x_map, c, x, y, z, image, bars, full)
 
 
 @cache
@@ -110,13 +126,12 @@ def walker(rings: Rings, SLOT: int, add: Any) -> Any:
 
     @cuda.jit(device=True)
     def walk(acc, own, units, line, ring, box, bars, at):
-        unit_ptr, entry_ptr, entry_shift = units
         x_at, x_phase, w_at, w_phase = at
         w_ring, first_lane = uint32(X_STAGES * box), cuda.threadIdx.x % 32 == 0
-        for unit in range(unit_ptr[line], unit_ptr[line + 1]):
-            entry, last = uint32(entry_ptr[unit]), uint32(entry_ptr[unit + 1])
+        for unit in range(units.ptr[line], units.ptr[line + 1]):
+            entry, last = uint32(units.entry_ptr[unit]), uint32(units.entry_ptr[unit + 1])
             if entry < last:
-                coming = entry_shift[entry]
+                coming = units.shift[entry]
                 mbarrier_wait(bars, x_at, x_phase)
                 x_place = uint32(x_at * box)
                 while entry < last:
@@ -126,7 +141,7 @@ def walker(rings: Rings, SLOT: int, add: Any) -> Any:
                     while entry < stop:
                         shift, entry = coming, uint32(entry + 1)
                         if entry < last:  # under way while this tap is multiplied
-                            coming = entry_shift[entry]
+                            coming = units.shift[entry]
                         acc = add(acc, ring, x_place, shift, w_place, own)
                         w_place = uint32(w_place + SLOT)
                     if first_lane:
@@ -141,16 +156,26 @@ def walker(rings: Rings, SLOT: int, add: Any) -> Any:
 
 
 @cache
-def block_fetcher(B: int, PARTS: int) -> Any:
-    """(begin, fetch_block) for blocks as they are stored, or parts of them."""
+def step_fetcher(B: int, STAGES: int) -> Any:
+    """Asks for the box of x and the tile of dy behind it, of one tile of outputs after another."""
 
     @cuda.jit(device=True)
-    def begin(w_map):
-        fence_tensor_map(w_map)
+    def fetch(x_map, dy_map, c, k, begin, end, tiling, origin, ring, stage, bars):
+        tile, box = tiling.tile, tiling.box
+        fence_tensor_map(x_map)
+        fence_tensor_map(dy_map)
+        pixels = tiling.images * (box[0] * box[1] * box[2] + tile[0] * tile[1] * tile[2])
+        nbytes = uint32(pixels * (2 * B))
+        at, phase = uint32(0), uint32(1)
+        for step in range(begin, end):
+            image, top = tile_of(step, tiling)
+            mbarrier_wait(bars, STAGES + at, phase)
+            if elect() != 0:
+                start = uint32(at * stage)
+                mbarrier_expect(bars, at, nbytes)
+                fetch_box(ring, start, x_map, c, top, origin, image, bars, at)
+                start = uint32(start + tiling.rows * B)
+                tma_load_5d(ring, start, dy_map, k, top[2], top[1], top[0], image, bars, at)
+            at, phase = following(at, phase, STAGES)
 
-    @cuda.jit(device=True)
-    def fetch_block(w_map, block, ring, start, bars, full):
-        row, column = int32(block // PARTS * B), int32(block % PARTS * B)
-        tma_load_2d(ring, start, w_map, column, row, bars, full)
-
-    return begin, fetch_block
+    return fetch

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.kernels.conv.walks import entries
+from numbsparse.device import SIMULATED
 from numbsparse.kernels.conv.window import Pass, Three
-from numbsparse.layout import Index
 
 Four = tuple[int, int, int, int]
 LONGEST = 256  # side of a box, as the copy engine takes them
 ALIGNED = 8  # rows: a stage ends at a multiple of 128 bytes
+SIDE, PIXELS = 8, 64  # of a tile whose rows wgmma reads where they are: 8 groups of 8
+MOST_WASTE = 1000.0 if SIMULATED else 1.5  # outputs of all tiles, over those that there are
 
 
 class Chunk(NamedTuple):
@@ -30,6 +31,16 @@ class Chunk(NamedTuple):
     taps: tuple[int, ...]  # as the pass counts them
     shifts: tuple[Three, ...]  # of each tap, in pixels of the box
     origin: Three
+
+
+class Tiling(NamedTuple):
+    """What a kernel knows of a `Cut`; `rows` of a stage hold a box."""
+
+    images: int
+    tile: Three
+    box: Three
+    rows: int
+    tiles: Four
 
 
 class Cut(NamedTuple):
@@ -45,6 +56,21 @@ class Cut(NamedTuple):
     def rows(self) -> int:
         """Rows of a stage that holds a box."""
         return -(-self.images * prod(self.box) // ALIGNED) * ALIGNED
+
+    def tiling(self, line: int = 128) -> Tiling:
+        """With boxes that end where swizzled lines, of so many bytes a row, repeat."""
+        together = max(1024 // line, ALIGNED)
+        rows = -(-self.rows // together) * together
+        return Tiling(self.images, self.tile, self.box, rows, self.tiles)
+
+    @property
+    def group(self) -> int:
+        """Rows of a box from one group of 8 outputs to the next, of `square_shapes`."""
+        return SIDE if self.tile[2] > SIDE else self.box[2]
+
+    def is_filled(self, of: Pass, batch: int, rows: int) -> bool:
+        """Whether most of what tiles of so many rows compute are outputs."""
+        return prod(self.tiles) * rows <= MOST_WASTE * batch * prod(of.counts)
 
     def fills(self, of: Pass, rows: int) -> bool:
         """Whether all `rows` of every tile are outputs.
@@ -69,6 +95,19 @@ def any_shapes(of: Pass, batch: int, rows: int) -> Shapes:
             for x in sides[2]:
                 if z * y * x <= rows:
                     yield min(batch, rows // (z * y * x)), (z, y, x)
+
+
+def square_shapes(of: Pass, batch: int, rows: int) -> Shapes:
+    """(images, tile): columns of 8 x 8 pixels; of pictures of one line, lines of 64."""
+    if of.counts[0] == of.counts[1] == 1:
+        for x in (PIXELS << k for k in range(rows.bit_length())):
+            if x <= rows:
+                yield min(batch, rows // x), (1, 1, x)
+        return
+    for z in {min(of.counts[0], 1 << k) for k in range(rows.bit_length())}:
+        for y in (SIDE << k for k in range(rows.bit_length())):
+            if z * y * SIDE <= rows:
+                yield min(batch, rows // (z * y * SIDE)), (z, y, SIDE)
 
 
 @lru_cache(maxsize=1024)
@@ -116,85 +155,6 @@ def chunks_of(of: Pass, most: int) -> tuple[Chunk, ...]:
             origin = tuple(n * s + r for n, s, r in zip(low, of.scale, rest, strict=True))
             chunks.append(Chunk(tuple(k for _, k in few), shifts, origin))  # type: ignore[arg-type]
     return tuple(chunks)
-
-
-def line_units(
-    index: Index, n_taps: int, product: str, of: Pass, box: Three, chunks: Any, parts: int = 1
-) -> Any:
-    """What each line multiplies, int32: a unit is a block of features, a chunk, and blocks of w.
-
-    (unit_ptr (lines + 1), unit_line, unit_other, unit_chunk, entry_ptr (units + 1), entry_block,
-    entry_shift, origins (chunks, 3)); every line has a unit, if only one without entries.
-    """
-    found = entries(index, n_taps, product, parts).of(of.taps)
-    chunk, shift = _of_taps(chunks, box, len(of.taps))
-    line, other, block = found.line, found.other, found.block
-    chunk, shift = chunk[found.tap], shift[found.tap]
-    order = np.lexsort((shift, other, chunk, line))
-    line, other, block, chunk, shift = (a[order] for a in (line, other, block, chunk, shift))
-    begins = np.flatnonzero(_changes(line, chunk, other))
-    sizes = np.diff(np.append(begins, line.size))
-    empty = np.setdiff1d(np.arange(found.lines), line)
-    unit_line = np.append(line[begins], empty)
-    order = np.argsort(unit_line, kind="stable")
-    none = np.zeros(empty.size, int)
-    unit_other, unit_chunk, sizes = (
-        np.append(a, none)[order] for a in (other[begins], chunk[begins], sizes)
-    )
-    unit_line = unit_line[order]
-    unit_ptr = np.searchsorted(unit_line, np.arange(found.lines + 1))
-    return _int32(
-        unit_ptr, unit_line, unit_other, unit_chunk, _starts(sizes), block, shift, _origins(chunks)
-    )
-
-
-def block_items(
-    index: Index, n_taps: int, of: Pass, box: Three, chunks: Any, parts: int = 1
-) -> Any:
-    """Pairs of blocks of features, each with a chunk and its kept blocks of w, int32.
-
-    (item_row, item_column, item_chunk, entry_ptr (items + 1), entry_block, entry_shift, origins).
-    """
-    found = entries(index, n_taps, "forward", parts).of(of.taps)
-    chunk, shift = _of_taps(chunks, box, len(of.taps))
-    column, row, block = found.line, found.other, found.block
-    chunk, shift = chunk[found.tap], shift[found.tap]
-    order = np.lexsort((shift, column, row, chunk))
-    row, column, block, chunk, shift = (a[order] for a in (row, column, block, chunk, shift))
-    begins = np.flatnonzero(_changes(chunk, row, column))
-    sizes = np.diff(np.append(begins, row.size))
-    heaviest = np.argsort(-sizes, kind="stable")
-    items = tuple(a[begins] for a in (row, column, chunk))
-    entry_ptr = _starts(sizes)
-    return _int32(*items, heaviest, entry_ptr, block, shift, _origins(chunks))
-
-
-def _of_taps(chunks: Any, box: Three, n_taps: int) -> tuple[np.ndarray, np.ndarray]:
-    """The chunk of each tap, and its shift in rows of the box."""
-    chunk, shift = np.zeros(n_taps, int), np.zeros(n_taps, int)
-    for number, (taps, shifts, _) in enumerate(chunks):
-        chunk[list(taps)] = number
-        shift[list(taps)] = [(z * box[1] + y) * box[2] + x for z, y, x in shifts]
-    return chunk, shift
-
-
-def _origins(chunks: Any) -> np.ndarray:
-    return np.array([chunk.origin for chunk in chunks] or [(0, 0, 0)])
-
-
-def _starts(sizes: np.ndarray) -> np.ndarray:
-    return np.append(0, np.cumsum(sizes))
-
-
-def _int32(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    return tuple(array.astype(np.int32) for array in arrays)
-
-
-def _changes(*keys: np.ndarray) -> np.ndarray:
-    """Where a run of equal keys begins."""
-    begins = np.ones(keys[0].size, bool)
-    begins[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
-    return begins
 
 
 def _cost(of: Pass, batch: int, shape: Any, spread: Any, rows: int, most_rows: int) -> Any:

@@ -1,4 +1,7 @@
-"""Boxes of pixels and blocks of w on their way to shared memory, 16 bytes a copy."""
+"""Pixels and boxes of them inside kernels: numbers, places and windows; boxes in shared memory.
+
+A place has three axes. Numbers are below 2^32, and whole numbers of 32 bits divide far faster.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,74 @@ from typing import Any
 
 from numba import cuda, int32, int64, uint32
 
-from numbsparse.kernels.conv.places import moved, place_of, plus, row_of
 from numbsparse.kernels.ptx import cp_async, cp_async_zero_fill, store_4xu32
 
 NONE = -1
 
 
 @cuda.jit(device=True)
-def tile_of(number, images, tile, tiles):
+def place_of(number, counts):
+    """(image, place in it) of an output, of images of these counts."""
+    number = uint32(number)
+    a, b, c = uint32(counts[0]), uint32(counts[1]), uint32(counts[2])
+    row = uint32(number // c)
+    layer = uint32(row // b)
+    image = uint32(layer // a)
+    return int32(image), (
+        int32(layer - image * a),
+        int32(row - layer * b),
+        int32(number - row * c),
+    )
+
+
+@cuda.jit(device=True)
+def moved(o, by, offsets):
+    """o * by + offsets."""
+    return (
+        int32(o[0] * by[0] + offsets[0]),
+        int32(o[1] * by[1] + offsets[1]),
+        int32(o[2] * by[2] + offsets[2]),
+    )
+
+
+@cuda.jit(device=True)
+def plus(a, b):
+    return int32(a[0] + b[0]), int32(a[1] + b[1]), int32(a[2] + b[2])
+
+
+@cuda.jit(device=True)
+def pixel(place, sizes):
+    """The number of a pixel in its image, -1 outside of it."""
+    for axis in range(3):
+        if place[axis] < 0 or place[axis] >= sizes[axis]:
+            return int32(-1)
+    return int32((place[0] * sizes[1] + place[1]) * sizes[2] + place[2])
+
+
+@cuda.jit(device=True)
+def row_of(image, batch, place, sizes):
+    """The row of a pixel of an image among all pixels, -1 outside of the image or of the batch."""
+    inside = pixel(place, sizes)
+    if inside < 0 or image >= batch:
+        return int32(-1)
+    return int32(image * (sizes[0] * sizes[1] * sizes[2]) + inside)
+
+
+@cuda.jit(device=True)
+def target_of(image, batch, o, view):
+    """The row of an output of a pass among all pixels, -1 where it is none."""
+    counts = view.counts
+    inside = o[0] < counts[0] and o[1] < counts[1] and o[2] < counts[2]
+    found = row_of(image, batch, moved(o, view.step, view.first), view.out_sizes)
+    return found if inside else int32(-1)
+
+
+@cuda.jit(device=True)
+def tile_of(number, tiling):
     """(first image, first output) of a tile."""
+    tiles = tiling.tiles
     image, at = place_of(number, (tiles[1], tiles[2], tiles[3]))
-    return int32(image * images), moved(at, tile, (0, 0, 0))
+    return int32(image * tiling.images), moved(at, tiling.tile, (0, 0, 0))
 
 
 @cuda.jit(device=True)
@@ -37,7 +97,7 @@ def unpacked(packed):
 
 
 @cuda.jit(device=True)
-def see(rows, places, count, image, batch, top, scale, origin, sizes, pieces):
+def find_pixels(rows, places, count, image, batch, top, view, origin, pieces):
     """rows[r] = where the row of x that pixel r of a box is begins, -1 outside of the image.
 
     Rows are `pieces` long.
@@ -45,20 +105,18 @@ def see(rows, places, count, image, batch, top, scale, origin, sizes, pieces):
     for r in range(cuda.threadIdx.x, count, cuda.blockDim.x):
         packed = places[r]
         n, q = unpacked(packed)
-        found = row_of(image + n, batch, moved(plus(top, q), scale, origin), sizes)
+        found = row_of(image + n, batch, moved(plus(top, q), view.scale, origin), view.sizes)
         rows[r] = found * pieces if packed >= 0 and found >= 0 else -1
 
 
 @cuda.jit(device=True)
-def stand(rows, places, count, image, batch, top, counts, step, first, sizes, pieces):
+def find_outputs(rows, places, count, image, batch, top, view, pieces):
     """rows[m] = where the row of y that output m of a tile is begins, -1 where it is none."""
     for m in range(cuda.threadIdx.x, count, cuda.blockDim.x):
         packed = places[m]
         n, q = unpacked(packed)
-        o = plus(top, q)
-        inside = packed >= 0 and o[0] < counts[0] and o[1] < counts[1] and o[2] < counts[2]
-        found = row_of(image + n, batch, moved(o, step, first), sizes)
-        rows[m] = found * pieces if inside else -1
+        found = target_of(image + n, batch, plus(top, q), view)
+        rows[m] = found * pieces if packed >= 0 and found >= 0 else -1
 
 
 @cuda.jit(device=True)
@@ -96,40 +154,5 @@ def fetch_rows(B: int, THREADS: int, PIECE: int, place_in: Any) -> Any:
             else:
                 cp_async_zero_fill(ring, at, x, begin + int64(row) * PIECE if inside else 0, inside)
             r = uint32(r + LINES)
-
-    return fetch
-
-
-@cache
-def fetch_blocks(B: int, THREADS: int, turned: bool, edge: bool, PIECE: int, place_in: Any) -> Any:
-    """ring[start + .] = the blocks of w from `entry` on; with `edge` 0 after `inside` features."""
-    PIECES, SLOT, SIZE = B // PIECE, B * B, 16 // PIECE
-    LINES = min(THREADS // PIECES, B)  # of a block fetched at once
-    AT_ONCE = max(THREADS // (B * PIECES), 1)  # blocks
-    PARTS = B // LINES
-
-    @cuda.jit(device=True)
-    def fetch(values, entry_block, entry, count, inside, ring, start):
-        t = uint32(cuda.threadIdx.x)
-        piece, line, own = t % PIECES, t // PIECES % LINES, t // (PIECES * LINES)
-        if own >= AT_ONCE:
-            return
-        begin, at = int64(line * B + piece * PIECE), uint32(start + own * SLOT)
-        slot, last = uint32(entry + own), uint32(entry + count)
-        while slot < last:
-            source = begin + int64(entry_block[slot]) * SLOT
-            for p in range(PARTS):
-                item = uint32(at + place_in(uint32(line + p * LINES), piece))
-                row = source + p * (LINES * B)
-                if edge:
-                    left = inside - piece * PIECE
-                    if not turned:
-                        left = (inside - line - p * LINES) * PIECE
-                    n = uint32(SIZE * min(max(left, 0), PIECE))
-                    cp_async_zero_fill(ring, item, values, row, n)
-                else:
-                    cp_async(ring, item, values, row)
-            slot = uint32(slot + AT_ONCE)
-            at = uint32(at + AT_ONCE * SLOT)
 
     return fetch
