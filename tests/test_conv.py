@@ -297,7 +297,7 @@ def test_auto_takes_another_rung_where_one_says_why_it_does_not_serve(product, c
 def test_images_that_tiles_of_8_x_8_would_fill_badly_are_refused(monkeypatch):
     if reason := rung("k4_wgmma").unsupported("forward", 16, as_dtype("float16"), "cuda"):
         pytest.skip(reason)
-    monkeypatch.setattr(import_module("numbsparse.kernels.conv.tiles"), "MOST_WASTE", 1.5)
+    monkeypatch.setattr(import_module("numbsparse.kernels.conv.window"), "MOST_WASTE", 1.5)
     for product in PRODUCTS:
         for side, served in ((8, True), (7, True), (9, False), (5, False), (14, True)):
             case = ConvCase(64, (side, side), 16, 16, 16, (3, 3), padding=1)

@@ -1,4 +1,7 @@
-"""Pixels and boxes of them inside kernels: numbers, places and windows; boxes in shared memory.
+"""Pixels and boxes of them inside kernels, and how boxes come to shared memory.
+
+Threads ask for 16 bytes at a time, with `fetch_rows`; or the copy engine is asked for a whole box,
+with `fetch_box`, and fills a ring of stages with them.
 
 A place has three axes. Numbers are below 2^32, and whole numbers of 32 bits divide far faster.
 """
@@ -10,7 +13,17 @@ from typing import Any
 
 from numba import cuda, int32, int64, uint32
 
-from numbsparse.kernels.ptx import cp_async, cp_async_zero_fill, store_4xu32
+from numbsparse.device import DeviceArray
+from numbsparse.device.tensor_map import tensor_map
+from numbsparse.kernels.conv.window import Three
+from numbsparse.kernels.ptx import (
+    cp_async,
+    cp_async_zero_fill,
+    fence_mbarrier_init,
+    mbarrier_init,
+    store_4xu32,
+    tma_load_5d,
+)
 
 NONE = -1
 
@@ -156,3 +169,30 @@ def fetch_rows(B: int, THREADS: int, PIECE: int, place_in: Any) -> Any:
             r = uint32(r + LINES)
 
     return fetch
+
+
+def pixel_map(x: DeviceArray, sizes: Three, images: int, box: Three, B: int) -> DeviceArray:
+    """The map of images (batch, pixels, features) for boxes of B features of some images."""
+    whole = x.reshape(x.shape[0], *sizes, x.shape[2])
+    return tensor_map(whole, (images, *box, B), x.itemsize * B)
+
+
+@cuda.jit(device=True)
+def start_rings(bars, x_stages, w_stages, consumers):
+    """Barriers of each ring, the boxes' first: a stage is full; it is empty, as consumers say."""
+    if cuda.threadIdx.x == 0:
+        for s in range(x_stages):
+            mbarrier_init(bars, s, uint32(1))
+            mbarrier_init(bars, x_stages + s, uint32(consumers))
+        for s in range(2 * x_stages, 2 * x_stages + w_stages):
+            mbarrier_init(bars, s, uint32(1))
+            mbarrier_init(bars, w_stages + s, uint32(consumers))
+        fence_mbarrier_init()
+    cuda.syncthreads()
+
+
+@cuda.jit(device=True)
+def fetch_box(ring, start, x_map, c, top, origin, image, bars, full):
+    """Features from c on of the box that a chunk of taps sees from the output `top`."""
+    z, y, x = int32(top[0] + origin[0]), int32(top[1] + origin[1]), int32(top[2] + origin[2])
+    tma_load_5d(ring, start, x_map, c, x, y, z, image, bars, full)

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.kernels.conv.tiles import PIXELS
-from numbsparse.kernels.conv.window import Pass, Three
+from numbsparse.kernels.conv.window import PIXELS, Pass, Three
 from numbsparse.layout import Index
 
 START = 4  # what a line of a tile costs beside its taps, in taps

@@ -21,8 +21,8 @@ from numbsparse.kernels.conv.boxes import (
     tile_of,
 )
 from numbsparse.kernels.conv.k2_tensor_core.products import box_product, coordinates, is_16_bit
-from numbsparse.kernels.conv.tiles import cut
 from numbsparse.kernels.conv.walks import Items, block_items
+from numbsparse.kernels.conv.window import cut
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import aligned_rows
 from numbsparse.kernels.matmul.plans import planned

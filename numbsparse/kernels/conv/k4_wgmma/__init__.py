@@ -5,8 +5,7 @@ instructions as products. `wgmma` reads both factors from shared memory by itsel
 lines at equal distances. Eight neighbours of a line of the picture are such a group, and 8 lines of
 it, a box apart, are the 64 rows of a product: a tap is one number, where in the box they begin.
 
-    rings         the boxes, and the blocks of w that come one after another for a box
-    lines         forward and input-gradient
+    lines         forward and input-gradient: rings of boxes and of blocks of w
     products      what is multiplied and stored there, of 16 bits and of float32
     weight_grad   rows of a product are the features of several taps
 

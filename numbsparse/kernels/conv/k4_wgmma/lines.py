@@ -2,7 +2,8 @@
 
 A block of threads has WARPGROUPS that multiply and a warp that asks for copies. Each warpgroup has
 UNITS pieces of 64 outputs, whose sums stay in registers along a line. Blocks of threads stay for
-the whole launch, and go from line to line while copies for the next already run.
+the whole launch, and go from line to line while copies for the next already run. Boxes and blocks
+of w come through two rings: for a box there are as many blocks as the line keeps taps of it.
 
 What differs between 16 bits and float32, where factors are and how y is stored, is in `products`.
 """
@@ -19,20 +20,41 @@ from numba import cuda, float32, int32, int64, uint32, uint64
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors
-from numbsparse.kernels.conv.boxes import spread, tile_of
+from numbsparse.kernels.conv.boxes import fetch_box, pixel_map, spread, start_rings, tile_of
 from numbsparse.kernels.conv.k4_wgmma.products import line_product, output_of, weight_of
-from numbsparse.kernels.conv.k4_wgmma.rings import (
-    Rings,
-    fetcher,
-    pixel_map,
-    start_rings,
-    walker,
-)
-from numbsparse.kernels.conv.tiles import PIXELS, Cut, any_shapes, cut, square_shapes
 from numbsparse.kernels.conv.walks import Schedule, Units, line_items
-from numbsparse.kernels.conv.window import Pass, Window
+from numbsparse.kernels.conv.window import (
+    PIXELS,
+    Cut,
+    Pass,
+    Window,
+    any_shapes,
+    cut,
+    square_shapes,
+)
 from numbsparse.kernels.matmul.plans import planned
-from numbsparse.kernels.ptx import first_multiple, shfl_idx
+from numbsparse.kernels.parts.ring import following
+from numbsparse.kernels.ptx import (
+    elect,
+    fence_tensor_map,
+    first_multiple,
+    mbarrier_arrive,
+    mbarrier_expect,
+    mbarrier_wait,
+    shfl_idx,
+)
+
+
+class Rings(NamedTuple):
+    """Stages of boxes, and stages of W_TAPS blocks of w."""
+
+    X_STAGES: int
+    W_STAGES: int
+    W_TAPS: int
+
+    def nbytes(self, rows: int, line: int, slot: int) -> int:
+        """Of boxes of so many rows, with so many bytes of a row and of a block of w."""
+        return self.X_STAGES * rows * line + self.W_STAGES * self.W_TAPS * slot
 
 
 class Shape(NamedTuple):
@@ -161,3 +183,91 @@ def line_kernel(
         end()
 
     return kernel, 4 * WARPGROUPS * ROOM * NBYTES
+
+
+@cache
+def fetcher(B: int, rings: Rings, ITEM: int, SLOT: int, of_w: Any) -> Any:
+    """Asks for the box of each unit, and for the blocks of w that are multiplied by it.
+
+    Items have ITEM bytes, and a block of w SLOT of them; `of_w` is (begin, fetch_block).
+    """
+    X_STAGES, W_STAGES, W_TAPS = rings
+    W_FULL = 2 * X_STAGES
+    begin_w, fetch_block = of_w
+
+    @cuda.jit(device=True)
+    def fetch(x_map, w, first, last_item, tiling, units, schedule, ring, bars):
+        box, items = tiling.box, schedule.items
+        fence_tensor_map(x_map)
+        begin_w(w)
+        box_bytes = uint32(tiling.images * box[0] * box[1] * box[2] * (ITEM * B))
+        w_ring = uint32(X_STAGES * tiling.rows * B)
+        x_at, x_phase, w_at, w_phase = uint32(0), uint32(1), uint32(0), uint32(1)
+        for item in range(first, last_item):
+            image, top = tile_of(items[item, 0], tiling)
+            line = items[item, 1]
+            for unit in range(units.ptr[line], units.ptr[line + 1]):
+                entry, last = uint32(units.entry_ptr[unit]), uint32(units.entry_ptr[unit + 1])
+                if entry < last:
+                    origin, c = units.origins[units.chunk[unit]], int32(units.other[unit] * B)
+                    mbarrier_wait(bars, X_STAGES + x_at, x_phase)
+                    if elect() != 0:
+                        start = uint32(x_at * tiling.rows * B)
+                        mbarrier_expect(bars, x_at, box_bytes)
+                        fetch_box(ring, start, x_map, c, top, origin, image, bars, x_at)
+                    x_at, x_phase = following(x_at, x_phase, X_STAGES)
+                while entry < last:
+                    stop, full = uint32(min(entry + W_TAPS, last)), uint32(W_FULL + w_at)
+                    mbarrier_wait(bars, full + W_STAGES, w_phase)
+                    if elect() != 0:
+                        mbarrier_expect(bars, full, uint32((stop - entry) * (ITEM * SLOT)))
+                        start = uint32(w_ring + w_at * (W_TAPS * SLOT))
+                        for k in range(entry, stop):
+                            fetch_block(w, units.block[k], ring, start, bars, full)
+                            start = uint32(start + SLOT)
+                    entry = stop
+                    w_at, w_phase = following(w_at, w_phase, W_STAGES)
+
+    return fetch
+
+
+@cache
+def walker(rings: Rings, SLOT: int, add: Any) -> Any:
+    """Reads what `fetch` asks for: multiplies the box of each unit by its blocks of w.
+
+    `add(acc, ring, x_place, shift, w_place, own)` gives the sums with a tap added, or adds it to an
+    array in `own` and gives None. Places, and the sizes `box` and SLOT, are in its own measure.
+    `at` is where a warp is in the rings.
+    """
+    X_STAGES, W_STAGES, W_TAPS = rings
+    W_FULL = 2 * X_STAGES
+
+    @cuda.jit(device=True)
+    def walk(acc, own, units, line, ring, box, bars, at):
+        x_at, x_phase, w_at, w_phase = at
+        w_ring, first_lane = uint32(X_STAGES * box), cuda.threadIdx.x % 32 == 0
+        for unit in range(units.ptr[line], units.ptr[line + 1]):
+            entry, last = uint32(units.entry_ptr[unit]), uint32(units.entry_ptr[unit + 1])
+            if entry < last:
+                coming = units.shift[entry]
+                mbarrier_wait(bars, x_at, x_phase)
+                x_place = uint32(x_at * box)
+                while entry < last:
+                    stop = uint32(min(entry + W_TAPS, last))
+                    w_place = uint32(w_ring + w_at * (W_TAPS * SLOT))
+                    mbarrier_wait(bars, W_FULL + w_at, w_phase)
+                    while entry < stop:
+                        shift, entry = coming, uint32(entry + 1)
+                        if entry < last:  # under way while this tap is multiplied
+                            coming = units.shift[entry]
+                        acc = add(acc, ring, x_place, shift, w_place, own)
+                        w_place = uint32(w_place + SLOT)
+                    if first_lane:
+                        mbarrier_arrive(bars, W_FULL + W_STAGES + w_at)
+                    w_at, w_phase = following(w_at, w_phase, W_STAGES)
+                if first_lane:
+                    mbarrier_arrive(bars, X_STAGES + x_at)
+                x_at, x_phase = following(x_at, x_phase, X_STAGES)
+        return acc, (x_at, x_phase, w_at, w_phase)
+
+    return walk

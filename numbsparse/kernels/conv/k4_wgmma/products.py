@@ -20,8 +20,7 @@ from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.conv.boxes import in_box, plus, target_of, unpacked
-from numbsparse.kernels.conv.tiles import PIXELS, SIDE
-from numbsparse.kernels.conv.window import Three, View
+from numbsparse.kernels.conv.window import PIXELS, SIDE, Three, View
 from numbsparse.kernels.matmul.k5_tensor_core import singles
 from numbsparse.kernels.matmul.k5_tensor_core.halves import PACK
 from numbsparse.kernels.ptx import (
@@ -62,7 +61,7 @@ class LineProduct(NamedTuple):
     of_w : (begin(w), fetch_block(w, block, ring, start, bars, full))
     begin : begin(y, places, warp, lane, box), where a thread's rows are in a box
     start : start(sums), accumulators of zeros, or None where they are `sums`
-    add : see `rings.walker`; `own` is (sums, rows)
+    add : see `lines.walker`; `own` is (sums, rows)
     store : store(acc, sums, y, places, warp, ring, room, image, top, column)
     end : end(), after the last one
     """

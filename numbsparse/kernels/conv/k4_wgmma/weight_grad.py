@@ -17,22 +17,31 @@ from numba import cuda, float32, int32, int64, uint16, uint32, uint64
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors
-from numbsparse.kernels.conv.boxes import in_box, spread
+from numbsparse.kernels.conv.boxes import (
+    fetch_box,
+    in_box,
+    pixel_map,
+    spread,
+    start_rings,
+    tile_of,
+)
 from numbsparse.kernels.conv.k4_wgmma.products import KINDS
-from numbsparse.kernels.conv.k4_wgmma.rings import pixel_map, start_rings, step_fetcher
-from numbsparse.kernels.conv.tiles import PIXELS, Cut, cut, square_shapes
 from numbsparse.kernels.conv.walks import TapItems, tap_items
-from numbsparse.kernels.conv.window import Pass, Window
+from numbsparse.kernels.conv.window import PIXELS, Cut, Pass, Window, cut, square_shapes
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.turns import add_in_turn, pieces_of, sums_into
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     Operand,
+    elect,
+    fence_tensor_map,
     first_multiple,
     mbarrier_arrive,
+    mbarrier_expect,
     mbarrier_wait,
     shfl_idx,
+    tma_load_5d,
     to_local,
     wgmma_units,
     zeros,
@@ -171,6 +180,32 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int) -> Any
         add(gathered, plan.blocks, first, count, piece, number, sums)
 
     return kernel
+
+
+@cache
+def step_fetcher(B: int, STAGES: int) -> Any:
+    """Asks for the box of x and the tile of dy behind it, of one tile of outputs after another."""
+
+    @cuda.jit(device=True)
+    def fetch(x_map, dy_map, c, k, begin, end, tiling, origin, ring, stage, bars):
+        tile, box = tiling.tile, tiling.box
+        fence_tensor_map(x_map)
+        fence_tensor_map(dy_map)
+        pixels = tiling.images * (box[0] * box[1] * box[2] + tile[0] * tile[1] * tile[2])
+        nbytes = uint32(pixels * (2 * B))
+        at, phase = uint32(0), uint32(1)
+        for step in range(begin, end):
+            image, top = tile_of(step, tiling)
+            mbarrier_wait(bars, STAGES + at, phase)
+            if elect() != 0:
+                start = uint32(at * stage)
+                mbarrier_expect(bars, at, nbytes)
+                fetch_box(ring, start, x_map, c, top, origin, image, bars, at)
+                start = uint32(start + tiling.rows * B)
+                tma_load_5d(ring, start, dy_map, k, top[2], top[1], top[0], image, bars, at)
+            at, phase = following(at, phase, STAGES)
+
+    return fetch
 
 
 def places_from(u: int, units: int) -> Any:
