@@ -17,11 +17,9 @@ from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.conv.window import Three
 from numbsparse.kernels.ptx import (
-    cp_async,
     cp_async_zero_fill,
     fence_mbarrier_init,
     mbarrier_init,
-    store_4xu32,
     tma_load_5d,
 )
 
@@ -156,16 +154,12 @@ def fetch_rows(B: int, THREADS: int, PIECE: int, place_in: Any) -> Any:
         piece, r, n = t % PIECES, uint32(t // PIECES), uint32(count)
         if r >= LINES:
             return
-        begin, zero = int64(first + piece * PIECE), uint32(0)
+        begin = int64(first + piece * PIECE)
         inside = uint32(SIZE * min(max(features - begin, 0), PIECE))
         while r < n:
             row, at = rows[r], uint32(start + place_in(r, piece))
-            if row < 0:
-                store_4xu32(ring, at, zero, zero, zero, zero)
-            elif inside == 16:
-                cp_async(ring, at, x, begin + int64(row) * PIECE)
-            else:
-                cp_async_zero_fill(ring, at, x, begin + int64(row) * PIECE if inside else 0, inside)
+            nbytes = inside if row >= 0 else uint32(0)
+            cp_async_zero_fill(ring, at, x, begin + int64(row) * PIECE if nbytes else 0, nbytes)
             r = uint32(r + LINES)
 
     return fetch

@@ -96,12 +96,12 @@ def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, 
     WARPS, _, ROWS, _ = shape_of(arithmetic, B)
     THREADS, BM, WM, TB = 32 * WARPS, 16 * TA * WARPS, 16 * TA, B // 8
     SLOT, AHEAD, PENDING, ACC = B * B, STAGES - 1, STAGES - 2, (TA, TB, 4)
-    ITEM, PIECE, UNITS, read_by, first_piece, x_place, w_place, begin_w, add_products = (
-        line_product(arithmetic, B, TA, transposed)
-    )
+    adds = line_product(arithmetic, B, TA, transposed)
+    ITEM, PIECE, UNITS, add_products = adds.item, adds.PIECE, adds.UNITS, adds.add
+    read_by, first_piece, begin_w = adds.read_by, adds.first_piece, adds.begin_w
     store = store_tile(arithmetic, TA, TB, stored)
-    fetch_x = fetch_rows(B, THREADS, PIECE, x_place)
-    fetch_w = fetch_blocks(B, THREADS, transposed, edge, PIECE, w_place)
+    fetch_x = fetch_rows(B, THREADS, PIECE, adds.x_place)
+    fetch_w = fetch_blocks(B, THREADS, transposed, edge, PIECE, adds.w_place)
 
     @cuda.jit
     def kernel(

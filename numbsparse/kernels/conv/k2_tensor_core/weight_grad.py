@@ -98,8 +98,10 @@ def item_kernel(arithmetic: str, B: int, BM: int) -> Any:
     TA, TB, PARTS = HEIGHT // 16, B // 8, B // HEIGHT
     AHEAD, PENDING, ACC = STAGES - 1, STAGES - 2, (PER, TA, TB, 4)
     TABLES, OUT_TABLES = (2, ROWS), (2, BM)
-    ITEM, PIECE, x_place, dy_place, begin_dy, add_rows = box_product(arithmetic, B, BM, PER)
-    fetch_x, fetch_dy = (fetch_rows(B, THREADS, PIECE, place) for place in (x_place, dy_place))
+    adds = box_product(arithmetic, B, BM, PER)
+    ITEM, PIECE, begin_dy, add_rows = adds.item, adds.PIECE, adds.begin_dy, adds.add
+    fetch_x = fetch_rows(B, THREADS, PIECE, adds.x_place)
+    fetch_dy = fetch_rows(B, THREADS, PIECE, adds.dy_place)
     gather = gather_sums(arithmetic, B, PER)
     of_16_bit = is_16_bit(arithmetic)
     add = add_in_turn(arithmetic if of_16_bit else "float32", B, THREADS)

@@ -21,7 +21,13 @@ from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.conv.boxes import fetch_box, pixel_map, spread, start_rings, tile_of
-from numbsparse.kernels.conv.k4_wgmma.products import line_product, output_of, weight_of
+from numbsparse.kernels.conv.k4_wgmma.products import (
+    LineProduct,
+    output_of,
+    product_of_16_bit,
+    product_of_float32,
+    weight_of,
+)
 from numbsparse.kernels.conv.walks import Schedule, Units, line_items
 from numbsparse.kernels.conv.window import (
     PIXELS,
@@ -52,9 +58,10 @@ class Rings(NamedTuple):
     W_STAGES: int
     W_TAPS: int
 
-    def nbytes(self, rows: int, line: int, slot: int) -> int:
-        """Of boxes of so many rows, with so many bytes of a row and of a block of w."""
-        return self.X_STAGES * rows * line + self.W_STAGES * self.W_TAPS * slot
+
+def registers(warps: int) -> dict[str, Any]:
+    """For cuda.jit: a quarter of a multiprocessor has 16384 registers for so many warps."""
+    return {} if SIMULATED else {"max_registers": min(16384 // (32 * warps) // 8 * 8, 248)}
 
 
 class Shape(NamedTuple):
@@ -71,11 +78,10 @@ class Shape(NamedTuple):
         """Outputs of a tile."""
         return PIXELS * self.UNITS * self.WARPGROUPS
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """For cuda.jit: a quarter of a multiprocessor has 16384 registers for its warps."""
-        warps = self.RESIDENT * (self.WARPGROUPS + 1)
-        return {} if SIMULATED else {"max_registers": min(16384 // (32 * warps) // 8 * 8, 248)}
+    def shared_items(self, box: int, adds: LineProduct) -> int:
+        """Of boxes of so many items, blocks of w, and what warps store y from."""
+        x_stages, w_stages, w_taps = self.rings
+        return x_stages * box + w_stages * w_taps * adds.SLOT + 4 * self.WARPGROUPS * adds.ROOM
 
 
 SHAPES = {  # by the bytes of a value, and the features of a block; larger ones are taken as several
@@ -112,50 +118,41 @@ def cut_for(of: Pass, batch: int, shape: Shape, itemsize: int) -> Cut:
 
 def multiply_lines(product, x, values, index, window, y, precision):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    arithmetic, itemsize = precision if x.dtype == "float32" else x.dtype.name, x.itemsize
+    itemsize, batch, transposed = x.itemsize, x.shape[0], product == "input_grad"
+    arithmetic = precision if itemsize == 4 else x.dtype.name
     size = part_of(itemsize, values.shape[1])
-    parts, shape, transposed = (
-        values.shape[1] // size,
-        SHAPES[itemsize][size],
-        product == "input_grad",
-    )
+    shape, parts = SHAPES[itemsize][size], values.shape[1] // size
     if itemsize == 2:
         x, values, y = (a.view(np.uint16) for a in (x, values, y))
     w = weight_of(values, size, transposed)
     places = shape.RESIDENT * multiprocessors()
     for of in window.passes(product):
-        how, view = cut_for(of, x.shape[0], shape, itemsize), window.view(product, of)
+        how, view = cut_for(of, batch, shape, itemsize), window.view(product, of)
         cuts = of, how.box, how.chunks, prod(how.tiles), places, parts
         *units, items, ptr = planned(index, line_items, window.taps, product, *cuts)
         tiling = how.tiling(itemsize * size)
-        group = how.group if itemsize == 2 else 0
-        kernel, room = line_kernel(arithmetic, size, parts, shape, group, transposed)
-        slot = (1 if itemsize == 2 else 2) * itemsize * size * size
+        if itemsize == 2:
+            adds = product_of_16_bit(arithmetic, size, parts, shape.UNITS, how.group, transposed)
+        else:
+            adds = product_of_float32(arithmetic, size)
         launch(
-            kernel, ptr.size - 1, 128 * shape.WARPGROUPS + 32,
+            line_kernel(adds, size, shape), ptr.size - 1, 128 * shape.WARPGROUPS + 32,
             pixel_map(x, view.sizes, how.images, how.box, size), w,
-            output_of(y, view, how.tile, size), tiling, Units(*units),
-            Schedule(items, ptr),
-            shared_bytes=shape.rings.nbytes(tiling.rows, itemsize * size, slot) + room + 1024,
+            output_of(y, view, how.tile, size), tiling, Units(*units), Schedule(items, ptr),
+            shared_bytes=itemsize * shape.shared_items(tiling.rows * size, adds) + 1024,
         )  # fmt: skip
 
 
 @cache
-def line_kernel(
-    arithmetic: str, B: int, PARTS: int, shape: Shape, GROUP: int, transposed: bool
-) -> tuple[Any, int]:
-    """(kernel, bytes of shared memory that warps store y from)."""
+def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
     WARPGROUPS, UNITS, BM = shape.WARPGROUPS, shape.UNITS, shape.ROWS
     X_STAGES, W_STAGES, W_TAPS = shape.rings
     COUNT, BARS = UNITS * B // 2, 2 * (X_STAGES + W_STAGES)
-    ITEM, NBYTES, MEASURE, SLOT, ROOM, of_w, begin, start, add, store, end = line_product(
-        arithmetic, B, PARTS, UNITS, GROUP, transposed
-    )
-    W_ITEMS = W_STAGES * W_TAPS * SLOT
-    fetch = fetcher(B, shape.rings, NBYTES, SLOT, of_w)
-    walk = walker(shape.rings, SLOT // MEASURE, add)
+    ITEM, MEASURE, W_ITEMS = adds.item, adds.MEASURE, W_STAGES * W_TAPS * adds.SLOT
+    begin, start, store, end = adds.begin, adds.start, adds.store, adds.end
+    fetch, walk = fetcher(B, shape.rings, adds), walker(shape.rings, adds)
 
-    @cuda.jit(**shape.options)
+    @cuda.jit(**registers(shape.RESIDENT * (WARPGROUPS + 1)))
     def kernel(x_map, w, y, tiling, units, schedule):
         whole = cuda.shared.array(0, ITEM)
         # Boxes, blocks of w, and of each warp what it stores; from where swizzled lines begin.
@@ -182,18 +179,15 @@ def line_kernel(
             store(acc, sums, y, places, warp, ring, room, image, top, int32(line * B))
         end()
 
-    return kernel, 4 * WARPGROUPS * ROOM * NBYTES
+    return kernel
 
 
 @cache
-def fetcher(B: int, rings: Rings, ITEM: int, SLOT: int, of_w: Any) -> Any:
-    """Asks for the box of each unit, and for the blocks of w that are multiplied by it.
-
-    Items have ITEM bytes, and a block of w SLOT of them; `of_w` is (begin, fetch_block).
-    """
+def fetcher(B: int, rings: Rings, adds: LineProduct) -> Any:
+    """Asks for the box of each unit, and for the blocks of w that are multiplied by it."""
     X_STAGES, W_STAGES, W_TAPS = rings
-    W_FULL = 2 * X_STAGES
-    begin_w, fetch_block = of_w
+    W_FULL, ITEM, SLOT = 2 * X_STAGES, adds.NBYTES, adds.SLOT
+    begin_w, fetch_block = adds.of_w
 
     @cuda.jit(device=True)
     def fetch(x_map, w, first, last_item, tiling, units, schedule, ring, bars):
@@ -232,15 +226,13 @@ def fetcher(B: int, rings: Rings, ITEM: int, SLOT: int, of_w: Any) -> Any:
 
 
 @cache
-def walker(rings: Rings, SLOT: int, add: Any) -> Any:
+def walker(rings: Rings, adds: LineProduct) -> Any:
     """Reads what `fetch` asks for: multiplies the box of each unit by its blocks of w.
 
-    `add(acc, ring, x_place, shift, w_place, own)` gives the sums with a tap added, or adds it to an
-    array in `own` and gives None. Places, and the sizes `box` and SLOT, are in its own measure.
-    `at` is where a warp is in the rings.
+    `box` is the size of one, in MEASURE; `at` is where a warp is in the rings.
     """
     X_STAGES, W_STAGES, W_TAPS = rings
-    W_FULL = 2 * X_STAGES
+    W_FULL, SLOT, add = 2 * X_STAGES, adds.SLOT // adds.MEASURE, adds.add
 
     @cuda.jit(device=True)
     def walk(acc, own, units, line, ring, box, bars, at):

@@ -61,7 +61,8 @@ class LineProduct(NamedTuple):
     of_w : (begin(w), fetch_block(w, block, ring, start, bars, full))
     begin : begin(y, places, warp, lane, box), where a thread's rows are in a box
     start : start(sums), accumulators of zeros, or None where they are `sums`
-    add : see `lines.walker`; `own` is (sums, rows)
+    add : add(acc, ring, x_place, shift, w_place, (sums, rows)), the accumulators with a tap added;
+        None where they are `sums`
     store : store(acc, sums, y, places, warp, ring, room, image, top, column)
     end : end(), after the last one
     """
@@ -77,15 +78,6 @@ class LineProduct(NamedTuple):
     add: Any
     store: Any
     end: Any
-
-
-def line_product(
-    arithmetic: str, B: int, PARTS: int, UNITS: int, GROUP: int, transposed: bool
-) -> LineProduct:
-    """`arithmetic` is a dtype of 16 bits, or a precision of float32."""
-    if arithmetic in KINDS:
-        return _of_16_bit(arithmetic, B, PARTS, UNITS, GROUP, transposed)
-    return _of_float32(arithmetic, B)
 
 
 def weight_of(values: DeviceArray, B: int, transposed: bool) -> DeviceArray:
@@ -118,7 +110,8 @@ def output_of(y: DeviceArray, view: View, tile: Three, B: int) -> Any:
     return tensor_map(outputs, (1, 1, *lines, B), 2 * B)
 
 
-def _of_16_bit(
+@cache
+def product_of_16_bit(
     dtype: str, B: int, PARTS: int, UNITS: int, GROUP: int, transposed: bool
 ) -> LineProduct:
     LINE, COUNT, OWN, ROOM = 2 * B, UNITS * B // 2, UNITS * PIXELS, B * ROWS
@@ -214,7 +207,8 @@ def _store_unit(dtype: str, B: int) -> Any:
     return store
 
 
-def _of_float32(precision: str, B: int) -> LineProduct:
+@cache
+def product_of_float32(precision: str, B: int) -> LineProduct:
     SLOT, LINE, REGISTERS, CHUNKS = 2 * B * B, 4 * B, B // 2, B // CHUNK
     SWAPS, exact, TB = LINE // 16 - 1, precision == "highest", B // 8
     split = singles.split_exact if exact else singles.round_to_tf32

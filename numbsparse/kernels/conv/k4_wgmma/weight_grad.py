@@ -25,6 +25,7 @@ from numbsparse.kernels.conv.boxes import (
     start_rings,
     tile_of,
 )
+from numbsparse.kernels.conv.k4_wgmma.lines import registers
 from numbsparse.kernels.conv.k4_wgmma.products import KINDS
 from numbsparse.kernels.conv.walks import TapItems, tap_items
 from numbsparse.kernels.conv.window import PIXELS, Cut, Pass, Window, cut, square_shapes
@@ -59,12 +60,6 @@ class Shape(NamedTuple):
     STAGES: int
     MOST_ROWS: int  # of a box
     ROWS: int  # pixels of a tile
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """For cuda.jit: a quarter of a multiprocessor has 16384 registers for its warps."""
-        registers = min(16384 // (32 * (self.WARPGROUPS + 1)) // 8 * 8, 248)
-        return {} if SIMULATED else {"max_registers": registers}
 
 
 SHAPES = {
@@ -124,7 +119,7 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int) -> Any
     start_from, placed, fetch = zeros(COUNT), places_from(0, UNITS), step_fetcher(B, STAGES)
     gather, add = gather_units(B, UNITS), add_in_turn(dtype, B, THREADS, PARTS)
 
-    @cuda.jit(**shape.options)
+    @cuda.jit(**registers(WARPGROUPS + 1))
     def kernel(x_map, dy_map, tiling, plan, sums, stage):
         whole = cuda.shared.array(0, uint16)
         # Stages, each a box of x and a tile of dy; from where swizzled lines begin.
