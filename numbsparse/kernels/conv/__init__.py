@@ -12,6 +12,9 @@ window too:
     weight_grad(x, dy, index, window, dvalues, precision)    # dvalues = the kept blocks of dw
     unsupported(product, block_size, dtype, place, batch, precision, *call)
 
+What rungs share: `window` says which pixels a tap joins and cuts outputs into tiles, `walks` which
+blocks each line multiplies, and `boxes` finds pixels inside kernels and fetches boxes of them.
+
 `x` and `dx` are (batch, pixels of the larger image, in_features), `y` and `dy` (batch, pixels of
 the smaller image, out_features), all C-contiguous; the last operand is written whole, and on a GPU
 begins at a multiple of 16 bytes. Features may end inside the last block: what `values` holds beyond

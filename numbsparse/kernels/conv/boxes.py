@@ -9,13 +9,14 @@ A place has three axes. Numbers are below 2^32, and whole numbers of 32 bits div
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import cuda, int32, int64, uint32
 
 from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.conv.window import Three
+from numbsparse.kernels.matmul.aligned import aligned_rows
 from numbsparse.kernels.ptx import (
     cp_async_zero_fill,
     fence_mbarrier_init,
@@ -139,6 +140,19 @@ def in_box(packed, box):
     return int32(((n * box[0] + q[0]) * box[1] + q[1]) * box[2] + q[2])
 
 
+class Rows(NamedTuple):
+    """Rows of pixels, as one axis; `stride` from row to row."""
+
+    values: DeviceArray
+    stride: int
+    features: int
+
+
+def rows_of(x: DeviceArray) -> Rows:
+    """Those of images (batch, pixels, features), or of a copy that is aligned."""
+    return Rows(*aligned_rows(x.reshape(-1, x.shape[2])), x.shape[2])
+
+
 @cache
 def fetch_rows(B: int, THREADS: int, PIECE: int, place_in: Any) -> Any:
     """ring[start + .] = B features from `first` on of the rows named in `rows`, 0 for none.
@@ -149,17 +163,19 @@ def fetch_rows(B: int, THREADS: int, PIECE: int, place_in: Any) -> Any:
     LINES = THREADS // PIECES  # fetched at once
 
     @cuda.jit(device=True)
-    def fetch(x, features, first, rows, count, ring, start):
+    def fetch(x, first, rows, count, ring, start):
         t = uint32(cuda.threadIdx.x)
         piece, r, n = t % PIECES, uint32(t // PIECES), uint32(count)
         if r >= LINES:
             return
         begin = int64(first + piece * PIECE)
-        inside = uint32(SIZE * min(max(features - begin, 0), PIECE))
+        inside = uint32(SIZE * min(max(x.features - begin, 0), PIECE))
         while r < n:
             row, at = rows[r], uint32(start + place_in(r, piece))
             nbytes = inside if row >= 0 else uint32(0)
-            cp_async_zero_fill(ring, at, x, begin + int64(row) * PIECE if nbytes else 0, nbytes)
+            cp_async_zero_fill(
+                ring, at, x.values, begin + int64(row) * PIECE if nbytes else 0, nbytes
+            )
             r = uint32(r + LINES)
 
     return fetch

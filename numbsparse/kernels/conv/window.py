@@ -229,7 +229,7 @@ def any_shapes(of: Pass, batch: int, rows: int) -> Shapes:
 
 
 def square_shapes(of: Pass, batch: int, rows: int) -> Shapes:
-    """(images, tile): columns of 8 x 8 pixels; of pictures of one line, lines of 64."""
+    """(images, tile): columns of 8 x 8 pixels; of images of one line, lines of 64."""
     if of.counts[0] == of.counts[1] == 1:
         for x in (PIXELS << k for k in range(rows.bit_length())):
             if x <= rows:

@@ -16,6 +16,7 @@ from numbsparse.kernels.conv.boxes import (
     find_outputs,
     find_pixels,
     in_box,
+    rows_of,
     spread,
     tile_of,
 )
@@ -64,15 +65,15 @@ def multiply_lines(product, x, values, index, window, y, arithmetic):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     size, transposed = values.shape[1], product == "input_grad"
     shape = shape_of(arithmetic, size)
-    (batch, _, in_features), out_features = x.shape, y.shape[2]
+    batch, features = x.shape[0], y.shape[2]
     if not batch:
         return
     if x.itemsize == 2:
         x, values, y = (a.view(np.uint16) for a in (x, values, y))
-    x, stride = aligned_rows(x.reshape(-1, in_features))
+    x = rows_of(x)
     values, _ = aligned_rows(values.reshape(-1, size))
     y, stored = stored_as(y, size)
-    lines = -(-out_features // size)
+    lines = -(-features // size)
     for of in window.passes(product):
         height, outputs = shape.height, batch * prod(of.counts)
         while height > 1 and -(-outputs // (16 * height * shape.WARPS)) * lines < ENOUGH:
@@ -83,10 +84,10 @@ def multiply_lines(product, x, values, index, window, y, arithmetic):
         together = min(max(1, lines * tiles // ENOUGH), lines)  # lines of a block of threads
         stage = how.rows * size + shape.taps * size * size
         launch(
-            line_kernel(arithmetic, size, height, transposed, in_features % size > 0, stored),
+            line_kernel(arithmetic, size, height, transposed, x.features % size > 0, stored),
             tiles * -(-lines // together), 32 * shape.WARPS,
-            x, stride, in_features, span(values), batch, how.tiling(), window.view(product, of),
-            units, together, y, out_features, stage,
+            x, span(values), batch, how.tiling(), window.view(product, of),
+            units, together, y, features, stage,
             shared_bytes=STAGES * stage * values.itemsize,
         )  # fmt: skip
 
@@ -104,10 +105,7 @@ def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, 
     fetch_w = fetch_blocks(B, THREADS, transposed, edge, PIECE, adds.w_place)
 
     @cuda.jit
-    def kernel(
-        x, stride, in_features, values, batch, tiling, view, units, together, y, out_features,
-        stage,
-    ):  # fmt: skip
+    def kernel(x, values, batch, tiling, view, units, together, y, features, stage):
         ring = cuda.shared.array(0, ITEM, ALIGNMENT)  # stages, each a box of x and blocks of w
         rows = cuda.shared.array(ROWS, int32)
         places = cuda.shared.array(ROWS, int64)  # of the tile's outputs, then of the box's pixels
@@ -149,13 +147,13 @@ def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, 
                     if chunk != seen:
                         find_pixels(
                             rows, places, tiling.rows, image, batch, top, view,
-                            units.origins[chunk], stride // PIECE,
+                            units.origins[chunk], x.stride // PIECE,
                         )  # fmt: skip
                         seen = chunk
                         cuda.syncthreads()
                     c = units.other[coming] * B
-                    fetch_x(x, in_features, c, rows, tiling.rows, ring, then)
-                    inside = in_features - c if edge else B
+                    fetch_x(x, c, rows, tiling.rows, ring, then)
+                    inside = x.features - c if edge else B
                     at = then + tiling.rows * B
                     fetch_w(values, units.block, entry, count, inside, ring, at)
                 then = then + stage if then + stage < STAGES * stage else 0
@@ -173,7 +171,7 @@ def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, 
                 now = now + stage if now + stage < STAGES * stage else 0
                 line = units.line[unit]
                 if unit + 1 == end or units.line[unit + 1] != line:
-                    store(acc, y, out_rows, own, line * B, out_features)
+                    store(acc, y, out_rows, own, line * B, features)
                     for m in range(TA):
                         for n in range(TB):
                             for i in range(4):

@@ -17,6 +17,7 @@ from numbsparse.kernels.conv.boxes import (
     find_outputs,
     find_pixels,
     in_box,
+    rows_of,
     spread,
     tile_of,
 )
@@ -24,7 +25,6 @@ from numbsparse.kernels.conv.k2_tensor_core.products import box_product, coordin
 from numbsparse.kernels.conv.walks import Items, block_items
 from numbsparse.kernels.conv.window import cut
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.aligned import aligned_rows
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.parts.turns import add_in_turn, pieces_of, sums_into
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
@@ -34,7 +34,7 @@ PER_SM = 2  # blocks of threads that a multiprocessor holds
 
 
 class Shape(NamedTuple):
-    """Of a block of threads; a warp sums PER taps, or halves of them, in up to 96 registers."""
+    """Of a block of threads; a warp sums PER taps, or a half of each, in up to 96 registers."""
 
     taps: int  # of an item
     ROWS: int  # of a box
@@ -55,14 +55,6 @@ def shape_of(arithmetic: str, B: int) -> Shape:
     return Shape(*limits[B], 2)
 
 
-class Rows(NamedTuple):
-    """Rows of pixels, as one axis."""
-
-    values: Any
-    stride: int  # from row to row
-    features: int
-
-
 def weight_grad(x, dy, index, window, dvalues, arithmetic):
     """Gives whether tiles were filled by outputs: see `Cut.fills`."""
     size, batch = dvalues.shape[1], x.shape[0]
@@ -74,7 +66,7 @@ def weight_grad(x, dy, index, window, dvalues, arithmetic):
     shape = shape_of(arithmetic, size)
     if x.itemsize == 2:
         x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
-    x, dy = (Rows(*aligned_rows(a.reshape(-1, a.shape[2])), a.shape[2]) for a in (x, dy))
+    x, dy = rows_of(x), rows_of(dy)
     (of,) = window.passes("weight_grad")
     how = cut(of, batch, TILE, shape.taps, shape.ROWS)
     items = Items(*planned(index, block_items, window.taps, of, how.box, how.chunks))
@@ -158,9 +150,9 @@ def item_kernel(arithmetic: str, B: int, BM: int) -> Any:
             coming = step + AHEAD
             if begin <= coming < end:
                 table = coming % 2
-                fetch_x(x.values, x.features, c, rows[table], tiling.rows, ring, then)
+                fetch_x(x, c, rows[table], tiling.rows, ring, then)
                 at = then + tiling.rows * B
-                fetch_dy(dy.values, dy.features, k, out_rows[table], BM, ring, at)
+                fetch_dy(dy, k, out_rows[table], BM, ring, at)
                 then = then + stage if then + stage < STAGES * stage else 0
             cp_async_commit()
             if coming + 1 < end:  # its rows, for the next step to fetch

@@ -1,9 +1,14 @@
-"""Rung 4: `wgmma` multiplies pixels where the copy engine laid them.
+"""Rung 4: `wgmma` multiplies pixels where the copy engine put them.
 
-In the rung before, every tap takes its pixels out of the box into registers, row by row: as many
-instructions as products. `wgmma` reads both factors from shared memory by itself, in groups of 8
-lines at equal distances. Eight neighbours of a line of the picture are such a group, and 8 lines of
-it, a box apart, are the 64 rows of a product: a tap is one number, where in the box they begin.
+In the rung before, every thread works out where its pixels are and asks for 16 bytes at a time, and
+every tap takes its pixels out of the box into registers, row by row: together as many instructions
+as products. Here one lane asks the copy engine for a whole box, of five axes (image, depth, height,
+width, features), from wherever it begins: what is outside the image arrives as zeros. Barriers that
+count its bytes tell the warps that multiply, and these tell it when a stage is free.
+
+`wgmma` reads both factors from shared memory by itself, in groups of 8 lines at equal distances.
+Eight neighbours of a line of the image are such a group, and 8 lines of it, a box apart, are the 64
+rows of a product: a tap is one number, where in the box they begin.
 
     lines         forward and input-gradient: rings of boxes and of blocks of w
     products      what is multiplied and stored there, of 16 bits and of float32
@@ -13,19 +18,18 @@ Reads per output are those of the rung before. What limits it is shared memory, 
 of x and one block of w for each product of them.
 
 float32 has its first factor in registers, and so tiles of any shape; it has no weight-gradient.
-What the copy engine does not serve, and pictures that tiles of 8 x 8 would fill badly, are refused.
+What the copy engine does not serve, and images that tiles of 8 x 8 would fill badly, are refused.
 Larger blocks are taken as several of 64, or of 32.
 """
 
 from __future__ import annotations
 
-from numbsparse.device import DeviceArray
+from numbsparse.kernels.conv.boxes import rows_of
 from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
 from numbsparse.kernels.conv.k4_wgmma import lines
 from numbsparse.kernels.conv.k4_wgmma import weight_grad as gradient
 from numbsparse.kernels.conv.window import Window
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.aligned import aligned_rows
 from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (16, 32, 64, 128)
@@ -93,7 +97,7 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     if not x.size or not dvalues.size:
         fill(dvalues, 0.0)
         return
-    x, dy = aligned(x), aligned(dy)
+    x, dy = (rows_of(a).values.reshape(a.shape) for a in (x, dy))
     if not gradient.weight_grad(x, dy, index, window, dvalues):
         repair_blocks(x, dy, index, window, dvalues)
 
@@ -102,12 +106,7 @@ def _lines(product, x, values, index, window, y, precision):
     if not x.size or not values.size:
         fill(y, 0.0)
         return
-    x, values = aligned(x), aligned(values)
+    x, values = (rows_of(a).values.reshape(a.shape) for a in (x, values))
     lines.multiply_lines(product, x, values, index, window, y, precision)
     if x.itemsize == 4 and precision == "highest":
         repair_lines(product, x, values, index, window, y)
-
-
-def aligned(x: DeviceArray) -> DeviceArray:
-    """x, (n, rows, width), or a copy of it that the copy engine can read."""
-    return aligned_rows(x.reshape(-1, x.shape[2]))[0].reshape(x.shape)
