@@ -1,5 +1,6 @@
 """Rungs of the convolutions at larger and chosen shapes against dense float64."""
 
+import re
 from importlib import import_module
 from itertools import product as every
 
@@ -53,15 +54,21 @@ PLACES = {
 }
 
 
+def why_not(name, product, case, dtype):
+    """Why a rung does not serve the case, or None."""
+    how = case.block_size, as_dtype(dtype), RUNGS[name], case.batch, "highest"
+    call = case.window, case.in_features, case.out_features
+    return rung(name).unsupported(product, *how, *call)
+
+
 def runs():
     for (name, place), product in every(RUNGS.items(), PRODUCTS):
         cases, dtypes = PLACES[place]
         for case, dtype in every(cases, dtypes):
-            reason = rung(name).unsupported(product, case.block_size, as_dtype(dtype), place)
+            reason = why_not(name, product, case, dtype)
             slow = name == "k0_reference" and (case in LARGE or dtype != "float64")
             if not ON_GPU:  # small cases are drawn too, in test_drawn_conv
                 slow |= name in DRAWN and case in SMALL
-                slow |= (name, dtype, product) == ("k4_wgmma", "float32", "weight_grad")  # as k2's
                 slow |= dtype == "float64" and case in LARGE and case not in LARGE[::3]
                 slow |= dtype == "bfloat16" and place == "cuda"
             if reason is None and not slow:
@@ -82,6 +89,11 @@ def test_rung(name, product, case, dtype):
         f"{wrong.sum()} of {wrong.size} are wrong, first at {np.argwhere(wrong)[0]}: "
         f"{got[wrong][0]} where {expected[wrong][0]} +- {bound[wrong][0]} is right"
     )
+
+
+def skip_unless_served(name, product, case, dtype):
+    if (reason := why_not(name, product, case, dtype)) is not None:
+        pytest.skip(reason)
 
 
 def run(name, product, problem, place, precision="highest"):
@@ -109,7 +121,7 @@ needs_cuda = pytest.mark.skipif(not device.is_available(), reason="no GPU and no
 TENSOR_CORE = ConvCase(2, (3, 2), 16, 18, 16, (3, 3), padding=1)
 MERGED = ConvCase(2, (3, 4), 24, 18, 8, (2, 3), stride=2, padding=1)
 PART_OF_A_TILE = ConvCase(2, (3, 2), 16, 24, 16, (3, 3), padding=1)
-HALF_RUNGS = ["k2_tensor_core", "k3_hopper", "k4_wgmma"]
+SIXTEEN_BIT = ["k2_tensor_core", "k4_wgmma"]
 LINES = [("float32", "forward"), ("bfloat16", "forward"), ("float16", "input_grad")]
 
 
@@ -130,7 +142,7 @@ def test_high_rounds_the_factors_of_float32_alone(product):
     [
         *(("k2_tensor_core", TENSOR_CORE, "float32", product) for product in PRODUCTS),
         *(("k5_small_blocks", MERGED, dtype, product) for dtype, product in LINES),
-        *((name, PART_OF_A_TILE, dtype, "weight_grad") for name in HALF_RUNGS for dtype in HALVES),
+        *((name, PART_OF_A_TILE, dtype, "weight_grad") for name in SIXTEEN_BIT for dtype in HALVES),
     ],
 )
 def test_infinities_are_those_of_plain_sums(name, case, dtype, product):
@@ -153,16 +165,14 @@ PIECES = ConvCase(2, (16, 24) if ON_GPU else (9, 17), 16, 16, 16, (3, 3), paddin
     [
         ("k2_tensor_core", "float16"),
         ("k2_tensor_core", "float32"),
-        ("k3_hopper", "float16"),
         ("k4_wgmma", "float16"),
     ],
 )
 def test_pieces_of_a_weight_grad_add_up_in_turn(name, dtype, monkeypatch):
-    if (reason := rung(name).unsupported("weight_grad", 16, as_dtype(dtype), "cuda")) is not None:
-        pytest.skip(reason)
+    skip_unless_served(name, "weight_grad", PIECES, dtype)
     module = import_module(f"numbsparse.kernels.conv.{name}.weight_grad")
     cut = []
-    monkeypatch.setattr(module, "pieces_of", lambda items, tiles: cut.append(tiles) or 3)
+    monkeypatch.setattr(module, "pieces_of", lambda items, tiles, places: cut.append(tiles) or 3)
     problem, got = ConvProblem(PIECES, dtype), []
 
     def weight_grad():
@@ -178,11 +188,11 @@ def test_pieces_of_a_weight_grad_add_up_in_turn(name, dtype, monkeypatch):
 
 
 @needs_cuda
-@pytest.mark.parametrize("name", HALF_RUNGS)
+@pytest.mark.parametrize("name", SIXTEEN_BIT)
 def test_weight_grad_of_more_images_than_pixels(name):
-    if reason := rung(name).unsupported("weight_grad", 16, as_dtype("float16"), "cuda"):
-        pytest.skip(reason)
-    problem = ConvProblem(ConvCase(150, (2,), 16, 16, 16, (1,), density=1), "float16")
+    case = ConvCase(150, (2,), 16, 16, 16, (1,), density=1)
+    skip_unless_served(name, "weight_grad", case, "float16")
+    problem = ConvProblem(case, "float16")
     got = run(name, "weight_grad", problem, "cuda").astype(np.float64)
     assert (
         abs(got - problem.exact("weight_grad")) <= problem.bound("weight_grad", "float16")
@@ -191,30 +201,34 @@ def test_weight_grad_of_more_images_than_pixels(name):
 
 @needs_cuda
 @pytest.mark.parametrize("product", PRODUCTS)
-@pytest.mark.parametrize("name", [*HALF_RUNGS, "k5_small_blocks"])
-def test_nothing_races(name, product):
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, "float16") for name in (*SIXTEEN_BIT, "k5_small_blocks")),
+        *((name, "float32") for name in SIXTEEN_BIT),
+    ],
+)
+def test_nothing_races(name, product, dtype):
     if not device.SIMULATED:
         pytest.skip("the simulator looks at accesses")
     size = 8 if name == "k5_small_blocks" else 16
     case = ConvCase(2, (5, 8), 32, 32, size, (3, 3), padding=1)
-    problem = ConvProblem(case, "float16")
+    skip_unless_served(name, product, case, dtype)
+    problem = ConvProblem(case, dtype)
     assert not testing.races(lambda: run(name, product, problem, "cuda"))
 
 
 @needs_cuda
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("k2_tensor_core", "float32"), ("k2_tensor_core", "float16"), ("k3_hopper", "bfloat16")],
-)
-def test_blocks_of_threads_that_take_several_lines(name, dtype, product, monkeypatch):
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_blocks_of_threads_that_take_several_lines(dtype, product, monkeypatch):
     """They begin each with sums of zero; usually a line is enough for the simulator."""
-    if (reason := rung(name).unsupported(product, 16, as_dtype(dtype), "cuda")) is not None:
-        pytest.skip(reason)
-    module = import_module(f"numbsparse.kernels.conv.{name}.lines")
+    case = ConvCase(2, (5, 4), 64, 50, 16, (2, 1), padding=1, density=1)
+    skip_unless_served("k2_tensor_core", product, case, dtype)
+    module = import_module("numbsparse.kernels.conv.k2_tensor_core.lines")
     monkeypatch.setattr(module, "ENOUGH", 2)
-    problem = ConvProblem(ConvCase(2, (5, 4), 64, 50, 16, (2, 1), padding=1, density=1), dtype)
-    got = run(name, product, problem, "cuda").astype(np.float64)
+    problem = ConvProblem(case, dtype)
+    got = run("k2_tensor_core", product, problem, "cuda").astype(np.float64)
     assert (abs(got - problem.exact(product)) <= problem.bound(product, dtype)).all()
 
 
@@ -223,18 +237,86 @@ def test_blocks_of_threads_that_take_several_lines(name, dtype, product, monkeyp
 @pytest.mark.parametrize(
     "case",
     [
-        ConvCase(1, (3, 9), 128, 136, 128, (1, 2), padding=1, density=1),
-        ConvCase(1, (5, 4), 16, 16, 16, (3, 3), stride=2, padding=1),
-        ConvCase(1, (3, 3), 16, 16, 16, (1, 1), stride=2),  # pixels that no tap sees
+        ConvCase(1, (3, 9), 128, 256, 128, (1, 2), padding=1, density=1),
+        ConvCase(1, (6, 4), 32, 40, 16, (3, 3), padding=1),
         ConvCase(2, (2, 3, 4), 16, 16, 16, (2, 1, 2)),
     ],
     ids=str,
 )
 def test_tiles_of_8_x_8(product, case):
-    """What takes other ways than images whose blocks are small: parts, strides, depth."""
+    """What takes other ways than images whose blocks are small: parts, an edge of y, depth."""
+    skip_unless_served("k4_wgmma", product, case, "float16")
     problem = ConvProblem(case, "float16")
     got = run("k4_wgmma", product, problem, "cuda").astype(np.float64)
     assert (abs(got - problem.exact(product)) <= problem.bound(product, "float16")).all()
+
+
+STRIDED = [
+    ConvCase(1, (5, 4), 16, 16, 16, (3, 3), stride=2, padding=1),
+    ConvCase(1, (3, 3), 16, 16, 16, (1, 1), stride=2),  # pixels that no tap sees
+]
+
+
+@needs_cuda
+@pytest.mark.parametrize("case", STRIDED, ids=str)
+def test_outputs_of_each_residue_in_a_pass_of_their_own(case):
+    skip_unless_served("k4_wgmma", "input_grad", case, "float16")
+    problem = ConvProblem(case, "float16")
+    got = run("k4_wgmma", "input_grad", problem, "cuda").astype(np.float64)
+    assert (abs(got - problem.exact("input_grad")) <= problem.bound("input_grad", "float16")).all()
+
+
+REFUSED = [
+    ("forward", STRIDED[0], "float16", r"a stride of 1 in forward, got \(1, 2, 2\)"),
+    ("weight_grad", STRIDED[0], "bfloat16", r"a stride of 1 in weight_grad, got \(1, 2, 2\)"),
+    (
+        "weight_grad",
+        ConvCase(1, (3, 2), 16, 16, 16, (3, 1)),
+        "float32",
+        "has no weight-gradient of float32",
+    ),
+    ("weight_grad", ConvCase(1, (5, 4), 9, 16, 16, (3, 3)), "float16", "8 features, got 9 and 16"),
+    ("forward", ConvCase(1, (5, 4), 24, 16, 16, (3, 3)), "float16", "got 24 and 16"),
+    ("forward", ConvCase(1, (5, 4), 16, 18, 16, (3, 3)), "float16", "got 16 and 18"),
+    ("input_grad", ConvCase(1, (5, 4), 16, 24, 16, (3, 3)), "float32", "got 24 and 16"),
+    ("input_grad", ConvCase(1, (5, 4), 24, 16, 16, (3, 3)), "float32", "got 16 and 24"),
+]
+
+
+@needs_cuda
+@pytest.mark.parametrize(("product", "case", "dtype", "says"), REFUSED)
+def test_auto_takes_another_rung_where_one_says_why_it_does_not_serve(product, case, dtype, says):
+    if reason := rung("k4_wgmma").unsupported("forward", 16, as_dtype("float16"), "cuda"):
+        pytest.skip(reason)
+    assert re.search(f"^k4_wgmma .*{says}$", why_not("k4_wgmma", product, case, dtype))
+    p, how = ConvProblem(case, dtype), case.sizes
+    call = {
+        "forward": lambda **which: ops.conv(p.x, p.w.to("cuda"), **how, **which),
+        "input_grad": lambda **which: ops.conv_transpose(
+            p.dy, p.w.to("cuda"), out_features=case.in_features, **how, **which
+        ),
+        "weight_grad": lambda **which: ops.conv_weight_grad(
+            device.to_device(p.x), device.to_device(p.dy), p.w, **how, **which
+        ).values.numpy(),
+    }[product]
+    with pytest.raises(ValueError, match=says):
+        call(kernel="k4_wgmma")
+    np.testing.assert_array_equal(call(), call(kernel="k2_tensor_core"))
+
+
+@needs_cuda
+def test_images_that_tiles_of_8_x_8_would_fill_badly_are_refused(monkeypatch):
+    if reason := rung("k4_wgmma").unsupported("forward", 16, as_dtype("float16"), "cuda"):
+        pytest.skip(reason)
+    monkeypatch.setattr(import_module("numbsparse.kernels.conv.window"), "MOST_WASTE", 1.5)
+    for product in PRODUCTS:
+        for side, served in ((8, True), (7, True), (9, False), (5, False), (14, True)):
+            case = ConvCase(64, (side, side), 16, 16, 16, (3, 3), padding=1)
+            reason = why_not("k4_wgmma", product, case, "float16")
+            assert (reason is None) == served, (product, side, reason)
+            assert served or "mostly fill tiles of 8 x 8" in reason
+            if product != "weight_grad":
+                assert why_not("k4_wgmma", product, case, "float32") is None
 
 
 @needs_cuda
@@ -243,24 +325,26 @@ def test_tiles_of_8_x_8(product, case):
     [("k1_naive", 16), ("k2_tensor_core", 16), ("k4_wgmma", 16), ("k5_small_blocks", 8)],
 )
 def test_single_products_keep_to_what_their_rung_says(rng, name, size):
-    problem = ConvProblem(ConvCase(1, (1,), 16, 16, size, (1,), density=1))
-    if reason := rung(name).unsupported("weight_grad", size, np.dtype("float32"), "cuda"):
-        pytest.skip(reason)
-    for operand in (problem.x, problem.dy):
+    product = "forward" if name == "k4_wgmma" else "weight_grad"
+    pixels = 16 if product == "forward" else 1
+    problem = ConvProblem(ConvCase(1, (pixels,), 16, 16, size, (1,), density=1))
+    skip_unless_served(name, product, problem.case, "float32")
+    for operand in (problem.x, problem.dy, problem.w.values, problem.dense):
         # Just over a power of two, where the errors of two tf32 are the largest part of a factor.
         operand[...] = 1 + rng.integers(2**12, size=operand.shape) / 2.0**23
-    got, exact = run(name, "weight_grad", problem, "cuda"), problem.exact("weight_grad")
+    if product == "forward":  # one term of its sum is left
+        problem.dense[...] = problem.w.values
+        problem.x[..., 1:] = 0
+    got, exact = run(name, product, problem, "cuda"), problem.exact(product)
     off = abs(got - exact).max() / 2.0**-23
     error = getattr(rung(name), "PRODUCT_ERROR", 0)
     assert error / 3 < off <= error + 1  # that much is needed, and one rounding to float32
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
-@pytest.mark.parametrize("name", ["k2_tensor_core", "k3_hopper"])
+@pytest.mark.parametrize("name", SIXTEEN_BIT)
 def test_three_axes_of_blocks_of_16(name, product):
     """Padded along the first of them: boxes that begin before the image."""
-    if (reason := rung(name).unsupported(product, 16, as_dtype("float16"), "cuda")) is not None:
-        pytest.skip(reason)
     case = ConvCase(1, (3, 2, 4), 16, 16, 16, (3, 1, 2), padding=((1, 1), (0, 0), (1, 0)))
     problem = ConvProblem(case, "float16")
     got = run(name, product, problem, "cuda").astype(np.float64)
@@ -280,10 +364,7 @@ def test_three_axes_of_blocks_of_16(name, product):
 )
 def test_float32_of_whole_blocks(case, product, precision):
     """By `wgmma`: the three products of a split, or one of tf32."""
-    if (
-        reason := rung("k4_wgmma").unsupported(product, 16, as_dtype("float32"), "cuda")
-    ) is not None:
-        pytest.skip(reason)
+    skip_unless_served("k4_wgmma", product, case, "float32")
     problem = ConvProblem(case)
     got = run("k4_wgmma", product, problem, "cuda", precision).astype(np.float64)
     bound = problem.bound(product, "float32")

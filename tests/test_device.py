@@ -2,6 +2,7 @@
 
 import pickle
 import re
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -120,6 +121,35 @@ def test_launch_takes_arrays_numbers_and_tuples(number, stride):
     expected = np.zeros(15, np.float32)
     expected[::stride][:6] = 4321
     np.testing.assert_array_equal(whole.numpy(), expected)
+
+
+class Ramp(NamedTuple):
+    first: int
+    steps: ns.DeviceArray
+    sizes: tuple[int, int]
+
+
+class Both(NamedTuple):
+    ramp: Ramp
+    out: ns.DeviceArray
+
+
+@cuda.jit
+def ramp_kernel(both, scale):
+    i = cuda.grid(1)
+    both.out[i] = both.ramp.first + both.ramp.steps[i] * both.ramp.sizes[1] * scale
+
+
+def test_launch_takes_named_tuples_and_holds_their_memory():
+    steps, expected = np.arange(6, dtype=np.int32), 5 + 3 * np.arange(6) * 7
+    out = ns.to_device(np.zeros(6, np.float32))
+    launch(ramp_kernel, 3, 2, Both(Ramp(5, ns.to_device(steps), (2, 3)), out), 7)
+    np.testing.assert_array_equal(out.numpy(), expected)
+    held = ns.to_device(steps)
+    capture = device.Capture()
+    with capture.under_way():
+        launch(ramp_kernel, 3, 2, Both(Ramp(5, held, (2, 3)), out), 7)
+    assert {id(held.owner), id(out.owner)} <= capture.used.keys()
 
 
 def test_an_empty_grid_is_no_work():

@@ -38,7 +38,7 @@ from numbsparse import device
 from numbsparse.device import DeviceArray
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels import matmul
-from numbsparse.kernels.conv import RUNGS, rung
+from numbsparse.kernels.conv import RUNGS, Window, rung
 
 SIMULATED = device.SIMULATED and device.is_available()
 MOST_WORK = {"cpu": 1 << 23, "cuda": 1 << 15 if SIMULATED else 1 << 27}
@@ -74,18 +74,18 @@ def factors_of(place):
 
 
 def of_copy_engine():
-    """What the rungs for it compute themselves; of other calls they leave most to those before."""
+    """More of what the rung for it serves."""
     return factors_of("cuda") | {
-        "kernel": ["k3_hopper", "k4_wgmma"],
-        "numbers": [*HALVES, "float32"],
-        "size": [16, 32, 64],
-        "batch": [2, 3, 0],
-        "space": [(5, 4), (7,), (2, 3, 4)],
+        "kernel": ["k4_wgmma"],
+        "numbers": [*HALVES, "float32", "float32, high"],
+        "size": [16, 32],
+        "batch": [2, 1, 0],
+        "space": [(5, 4), (7,), (2, 3, 4), (1, 1)],
         "kernel_size": ["3", "1", "2"],
         "stride": ["1", "2"],
         "padding": ["1", "0", "same"],
         "dilation": ["1", "2"],
-        "layout": ["random", "full"],
+        "layout": ["random", "full", "one block"],
         "features": ["whole"],
         "library": ["numbsparse"],
         "values": ["normal", "infinite"],
@@ -115,7 +115,9 @@ def allowed(place, case):
     known = case.keys() >= {"size", "batch", "layout", *OF_WINDOW}
     if known and work(place, case) > MOST_WORK[place]:
         return False
-    return serves(place, of("kernel"), call, of("numbers"), of("size"))
+    if not serves(place, of("kernel"), call, of("numbers"), of("size")):
+        return False
+    return place == "cpu" or of("kernel") in (None, "auto") or serves_call(call, case)
 
 
 def takes(place, call, case):
@@ -149,6 +151,28 @@ def serves(place, kernel, call, numbers, size):
     return False
 
 
+def serves_call(call, case):
+    """Whether a rung for GPUs serves this call, for all that is known of it."""
+    of = case.get
+    strided = of("stride", "1") != "1" and call in ("conv", "conv_weight_grad")
+    if of("kernel") == "k4_wgmma" and strided:
+        return False
+    if not case.keys() >= {"call", "numbers", "size", "batch", "features", *OF_WINDOW}:
+        return True
+    dtype, precision = in_words(case["numbers"])
+    *sizes, _ = window_of(*map(of, OF_WINDOW))
+    window = in_three_axes(*sizes)
+    features = features_of(case, grid_of("cuda", case["size"]))
+    how = CALLS[call], case["size"], dtype, "cuda", case["batch"], precision
+    return rung(case["kernel"]).unsupported(*how, window, *features) is None
+
+
+def in_three_axes(*sizes):
+    """The window as kernels take it: axes of length 1, and no padding, in front."""
+    ahead = (1, 1, 1, 1, 0, 1)
+    return Window(*((n,) * (3 - len(of)) + of for n, of in zip(ahead, sizes, strict=True)))
+
+
 def in_words(numbers):
     """dtype, precision."""
     name, _, precision = numbers.partition(", ")
@@ -158,8 +182,13 @@ def in_words(numbers):
 def problem_of(place, case):
     """The window, and the pattern (taps, block rows, block columns)."""
     window = window_of(*(case[name] for name in OF_WINDOW))
-    grid = GRIDS[case["size"]] if SIMULATED and place == "cuda" else (4, 3)
+    grid = grid_of(place, case["size"])
     return window, pattern_of(case["layout"], (prod(window.kernel), *grid))
+
+
+def grid_of(place, size):
+    """Block rows of a tap, and block columns."""
+    return GRIDS[size] if SIMULATED and place == "cuda" else (4, 3)
 
 
 @cache
@@ -249,22 +278,21 @@ def prepare(patch, place, parts):
         for name in ("lines", "weight_grad"):
             patch.setattr(import_module(f"numbsparse.kernels.conv.k0_cpu.{name}"), "SLAB", 1)
     elif parts == "many":
-        for name in ("k2_tensor_core", "k3_hopper", "k4_wgmma"):
+        for name in ("k2_tensor_core", "k4_wgmma"):
             module = import_module(f"numbsparse.kernels.conv.{name}.weight_grad")
-            patch.setattr(module, "pieces_of", lambda items, tiles: min(tiles, 3))
+            patch.setattr(module, "pieces_of", lambda items, tiles, places: min(tiles, 3))
 
 
-def features_of(case, pattern):
+def features_of(case, grid):
     return [
-        n * case["size"] - less
-        for n, less in zip(pattern.shape[1:], MISSING[case["features"]], strict=True)
+        n * case["size"] - less for n, less in zip(grid, MISSING[case["features"]], strict=True)
     ]
 
 
 def weight_of(case, values, pattern):
     """A matrix of values in memory (1, all); with "ragged" it ends with the last tap's features."""
     size, (taps, rows, columns) = case["size"], pattern.shape
-    features = features_of(case, pattern)
+    features = features_of(case, pattern.shape[1:])
     height = taps * rows * size - (rows * size - features[0]) * (case["features"] == "ragged")
     kept = pattern.reshape(taps * rows, columns)
     return ns.BlockSparse(values.reshape(kept.sum(), size, size), kept, shape=(height, features[1]))
@@ -277,7 +305,11 @@ def others(case):
 
 
 def check_images(place, case, draw, window, pattern, how):
-    product, size, features = CALLS[case["call"]], case["size"], features_of(case, pattern)
+    product, size, features = (
+        CALLS[case["call"]],
+        case["size"],
+        features_of(case, pattern.shape[1:]),
+    )
     values = draw.func(draw.args[0], others(case), draw.args[2], (pattern.sum(), size, size))
     for block, (_, r, c) in zip(values, np.argwhere(pattern), strict=True):
         block[features[0] - r * size :] = block[:, features[1] - c * size :] = np.nan  # never read
@@ -303,7 +335,7 @@ def check_images(place, case, draw, window, pattern, how):
 
 
 def check_gradient(place, case, draw, window, pattern, how):
-    size, features, batch = case["size"], features_of(case, pattern), case["batch"]
+    size, features, batch = case["size"], features_of(case, pattern.shape[1:]), case["batch"]
     unread = np.full((1, pattern.sum() * size**2), np.nan, draw.args[2])
     w = weight_of(case, unread, pattern).to(place)
     x, dy = draw((batch, *window.big, features[0])), None

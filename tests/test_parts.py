@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numba import cuda, uint32, uint64
+from numba import cuda, float32, uint32, uint64
 from ptx_helpers import on_hopper
 
 from numbsparse import device
 from numbsparse.device.launch import launch
 from numbsparse.kernels import ptx
+from numbsparse.kernels.parts import turns
 from numbsparse.kernels.parts.records import walking
 from numbsparse.kernels.parts.ring import begin_ring, following
 
@@ -90,3 +91,67 @@ def test_every_record_is_asked_for_once_in_the_stage_of_its_turn(
     of = np.repeat(np.arange(len(tiles)), lengths)[skipped:]
     rows = got[:, RECORD] // ROWS  # of either block of a cluster, which both write here
     assert np.isin(rows - (of + 5) * cluster, range(cluster)).all()
+
+
+def turns_kernel(dtype, parts, items):
+    add = turns.add_in_turn(dtype, SIDE, 32, parts)
+    size = COUNT * SIDE * SIDE
+
+    @cuda.jit
+    def kernel(values, blocks, sums):
+        own = cuda.shared.array(size, float32, ptx.ALIGNMENT)
+        item, piece = cuda.blockIdx.x % items, cuda.blockIdx.x // items
+        for i in range(cuda.threadIdx.x, size, 32):
+            own[i] = values[piece, item, i]
+        cuda.syncthreads()
+        add(own, blocks, item * COUNT, COUNT, piece, item, sums)
+
+    return kernel
+
+
+SIDE, COUNT = 8, 3  # of a block, and blocks of an item
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize(("dtype", "parts"), [("float32", 1), ("float32", 2), ("float16", 2)])
+def test_pieces_are_added_in_their_order(dtype, parts, pieces, rng):
+    items = 2
+    shape = (pieces, items, COUNT, SIDE, SIDE)
+    values = (
+        rng.standard_normal(shape) * [[[[[1.0]]]], [[[[2.0**24]]]], [[[[-(2.0**24)]]]]][:pieces]
+    )
+    values = values.astype(np.float32) / 2**13
+    blocks = rng.permutation(2 * parts**2)[: items * COUNT].astype(np.int32)
+    blocks = np.append(blocks, [-1] * (items * COUNT - blocks.size)).astype(np.int32)
+    before = np.full((2, parts * SIDE, parts * SIDE), 9, dtype)
+    result = device.to_device(before)
+    sums = turns.sums_into(result, items, pieces)
+    given = device.to_device(values.reshape(pieces, items, -1))
+    launch(
+        turns_kernel(dtype, parts, items), items * pieces, 32, given, device.to_device(blocks), sums
+    )
+    expected = before.copy()
+    for values_of, number in zip(
+        values.reshape(pieces, -1, SIDE, SIDE).swapaxes(0, 1), blocks, strict=True
+    ):
+        total = values_of[0]
+        for piece in values_of[1:]:
+            total = total + piece
+        block, row, column = number // parts**2, number // parts % parts, number % parts
+        if number >= 0:
+            tile = expected[block, row * SIDE :][:SIDE, column * SIDE :][:, :SIDE]
+            tile[...] = total
+    np.testing.assert_array_equal(result.numpy(), expected)
+
+
+@pytest.mark.parametrize("items", [1, 7, 132, 133, 1000])
+@pytest.mark.parametrize("tiles", [1, 3, 64, 4096])
+def test_items_are_cut_so_that_all_end_soonest(items, tiles):
+    def time(pieces):
+        return -(-items * pieces // 132) * -(-tiles // pieces) + turns.TURN * pieces
+
+    pieces = turns.pieces_of(items, tiles, 132)
+    assert 1 <= pieces <= max(1, tiles // turns.LEAST_TILES)
+    assert time(pieces) <= min(map(time, range(1, max(1, tiles // turns.LEAST_TILES) + 1)))
+    assert pieces == 1 or time(pieces - 1) > time(pieces)
+    assert (pieces > 1) == (items != 132 and tiles > 3)

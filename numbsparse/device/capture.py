@@ -173,6 +173,8 @@ class Capture:
         for arg in args:  # what is of the arena stays there, and may serve again
             if type(arg) is DeviceArray and type(arg.owner) is not ArenaBlock:
                 self.used[id(arg.owner)] = arg.owner
+            elif isinstance(arg, tuple):
+                self.hold(arg)
 
     def has_lost_memory(self) -> bool:
         """Whether nobody but this capture holds some memory from outside that it uses.

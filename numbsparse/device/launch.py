@@ -2,7 +2,7 @@
 
 numba-cuda compiles, cuda.core loads; the driver launches, at a sixth of the cost of Numba's own
 launch. Arguments are packed here as Numba's kernels take them, 8 bytes each: an array is (meminfo,
-parent, size, itemsize, data, *shape, *strides), a tuple of integers its items.
+parent, size, itemsize, data, *shape, *strides), a tuple its items, one after another.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def launch(
     kernel : a function decorated with `numba.cuda.jit`
     grid, block : int or tuple of int
         Blocks in the grid and threads in a block, along x, y and z. An empty grid is no work.
-    args : DeviceArray, int (taken as int64), float (as float32), tuple of int
+    args : DeviceArray, int (taken as int64), float (as float32), tuple of int, NamedTuple of these
     shared_bytes : bytes of dynamic shared memory per block
     cluster : blocks in a cluster, along x, y and z: on compute capability 9.0 and up
         Such blocks run together and read each other's shared memory. The grid is a multiple of it.
@@ -128,6 +128,16 @@ def _prepare(kernel: Any, args: tuple[Any, ...], shared_bytes: int) -> tuple[Pre
     """The compiled kernel, and the arguments as it takes them."""
     kinds: list[Any] = [kernel, shared_bytes > PERMITTED and shared_bytes]
     parts: list[bytes] = []
+    _take(args, kinds, parts)
+    values = b"".join(parts)
+    prepared = _prepared.get(key := tuple(kinds))
+    if prepared is None:
+        prepared = _prepared[key] = Prepared(_compile(kernel, args), len(values), shared_bytes)
+    return prepared, values
+
+
+def _take(args: tuple[Any, ...], kinds: list[Any], parts: list[bytes]) -> None:
+    """Add what tells the arguments' types apart, and what a kernel takes for each."""
     for arg in args:
         if type(arg) is DeviceArray:
             kind, part = arg.packed or _pack(arg)
@@ -142,14 +152,12 @@ def _prepare(kernel: Any, args: tuple[Any, ...], shared_bytes: int) -> tuple[Pre
         elif isinstance(arg, FLOATS):
             kinds.append(float)
             parts.append(_FLOAT(arg))
+        elif isinstance(arg, tuple):
+            kinds.append(type(arg))
+            _take(arg, kinds, parts)
         else:
             kinds.append(int)
             parts.append(_INT(int(arg)))
-    values = b"".join(parts)
-    prepared = _prepared.get(key := tuple(kinds))
-    if prepared is None:
-        prepared = _prepared[key] = Prepared(_compile(kernel, args), len(values), shared_bytes)
-    return prepared, values
 
 
 def _start(prepared: Prepared, values: bytes, how: tuple[Any, ...], capture: Any) -> None:
@@ -257,8 +265,10 @@ def _numba_type(arg: Any) -> types.Type:
     if isinstance(arg, DeviceArray):
         layout = "C" if arg.is_contiguous else "A"
         return types.Array(_numba_dtype(arg.dtype), arg.ndim, layout)
-    if isinstance(arg, tuple):
+    if type(arg) is tuple:
         return types.UniTuple(types.int64, len(arg))
+    if isinstance(arg, tuple):
+        return types.NamedTuple(list(map(_numba_type, arg)), type(arg))
     return types.float32 if isinstance(arg, FLOATS) else types.int64
 
 
@@ -285,6 +295,8 @@ def _permit_shared_memory(compiled: Any, nbytes: int) -> None:
 
 def _simulated(arg: Any) -> Any:
     """What the simulator's kernels take: simulated device memory as NumPy arrays."""
+    if isinstance(arg, tuple) and type(arg) is not tuple:
+        return type(arg)(*map(_simulated, arg))
     if not isinstance(arg, DeviceArray):
         return np.float32(arg) if isinstance(arg, FLOATS) else arg
     dtype = np.dtype(np.uint16) if arg.dtype.name == "bfloat16" else arg.dtype

@@ -6,7 +6,7 @@ from typing import Any
 
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, in_library_of, to_device
-from numbsparse.kernels.conv import RUNGS, Window, rung
+from numbsparse.kernels.conv import RUNGS, Window, chosen
 from numbsparse.ops.conv_operands import (
     as_pixels,
     as_rows,
@@ -201,10 +201,8 @@ def conv_in(x: Any, w: Any, window: Window, kernel: str, precision: str | None) 
     if is_product(window, kernel, w):
         return matmul(x, only_tap(w, in_features), precision=precision)
     y = empty_beside(shape, x)
-    chosen = choose("forward", kernel, w.block_size, x, precision)
-    chosen.forward(
-        as_pixels(x), w.values, index_beside(w.layout, x), window, as_pixels(y), precision
-    )
+    of = choose("forward", kernel, x, w, precision, window, in_features)
+    of.forward(as_pixels(x), w.values, index_beside(w.layout, x), window, as_pixels(y), precision)
     return y
 
 
@@ -231,8 +229,8 @@ def conv_transpose_in(
     if is_product(window, kernel, w):
         return matmul(x, only_tap(w, out_features).T, precision=precision)
     dx = empty_beside((x.shape[0], *window.big[3 - axes :], out_features), x)
-    chosen = choose("input_grad", kernel, w.block_size, x, precision)
-    chosen.input_grad(
+    of = choose("input_grad", kernel, x, w, precision, window, out_features)
+    of.input_grad(
         as_pixels(x), w.values, index_beside(w.layout, x), window, as_pixels(dx), precision
     )
     return dx
@@ -257,10 +255,8 @@ def conv_weight_grad_in(
         only = sddmm(as_rows(x).T, as_rows(dy), layout, block_size=size, precision=precision)
         return w.with_values(only.values)
     values = empty_beside((layout.n_blocks, size, size), x)
-    chosen = choose("weight_grad", kernel, size, x, precision)
-    chosen.weight_grad(
-        as_pixels(x), as_pixels(dy), index_beside(layout, x), window, values, precision
-    )
+    of = choose("weight_grad", kernel, x, w, precision, window, x.shape[-1])
+    of.weight_grad(as_pixels(x), as_pixels(dy), index_beside(layout, x), window, values, precision)
     return w.with_values(values)
 
 
@@ -269,16 +265,22 @@ def is_product(window: Window, kernel: str, w: BlockSparse) -> bool:
     return window.is_identity and kernel == "auto" and w.block_size in BLOCK_SIZES
 
 
-def choose(product: str, kernel: str, block_size: int, x: Any, precision: str) -> Any:
+def choose(
+    product: str,
+    kernel: str,
+    x: Any,
+    w: BlockSparse,
+    precision: str,
+    window: Window,
+    in_features: int,
+) -> Any:
     """The rung that serves: the named one, or the last that does. ValueError where none does."""
     place = "cuda" if isinstance(x, DeviceArray) else "cpu"
     if kernel != "auto" and kernel not in list(RUNGS):
         raise ValueError(f'kernel takes "auto" or one of {list(RUNGS)}, got {kernel!r}')
     names = [name for name in RUNGS if RUNGS[name] == place and name != "k0_reference"]
-    batch, reasons = x.shape[0], []
-    for name in reversed(names if kernel == "auto" else [kernel]):
-        reason = rung(name).unsupported(product, block_size, x.dtype, place, batch, precision)
-        if reason is None:
-            return rung(name)
-        reasons.append(reason)
-    raise ValueError("; ".join(reasons))
+    call = window, in_features, w.shape[1]
+    return chosen(
+        names if kernel == "auto" else [kernel],
+        *(product, w.block_size, x.dtype, place, x.shape[0], precision, *call),
+    )

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from numba import types
+from numba.cuda.simulator.cudadrv.devicearray import FakeWithinKernelCUDAArray
 from numba.cuda.simulator.kernel import (
     BlockManager,
     FakeCUDAKernel,
@@ -49,9 +50,19 @@ def run(
 ) -> None:
     """Run a kernel on a grid, whose blocks wait for others of their cluster, or for all."""
     accesses.begin_launch(kernel, grid, block)
-    given = [in_global_memory(arg) if isinstance(arg, np.ndarray) else arg for arg in args]
+    given = [_given(arg) for arg in args]
     with _on_one_core(), _at_once(grid, cluster, together):
         kernel[grid, block, 0, shared_bytes](*given)
+
+
+def _given(arg: Any, inside: bool = False) -> Any:
+    """What a kernel sees of an argument; inside a NamedTuple Numba's simulator does not look."""
+    if isinstance(arg, np.ndarray):
+        array = in_global_memory(arg)
+        return FakeWithinKernelCUDAArray(array) if inside else array
+    if isinstance(arg, tuple) and type(arg) is not tuple:
+        return type(arg)(*(_given(item, inside=True) for item in arg))
+    return arg
 
 
 @contextmanager

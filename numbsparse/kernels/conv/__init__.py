@@ -10,11 +10,19 @@ window too:
     forward(x, values, index, window, y, precision)          # y[:] = conv(x, w)
     input_grad(dy, values, index, window, dx, precision)     # dx[:] = its transpose
     weight_grad(x, dy, index, window, dvalues, precision)    # dvalues = the kept blocks of dw
+    unsupported(product, block_size, dtype, place, batch, precision, *call)
+
+What rungs share: `window` says which pixels a tap joins and cuts outputs into tiles, `walks` which
+blocks each line multiplies, and `boxes` finds pixels inside kernels and fetches boxes of them.
 
 `x` and `dx` are (batch, pixels of the larger image, in_features), `y` and `dy` (batch, pixels of
-the smaller image, out_features), all C-contiguous; the last operand is written whole. Features may
-end inside the last block: what `values` holds beyond the edge is not read, and `dvalues` is zero
-there, or NaN beside infinity and NaN.
+the smaller image, out_features), all C-contiguous; the last operand is written whole, and on a GPU
+begins at a multiple of 16 bytes. Features may end inside the last block: what `values` holds beyond
+the edge is not read, and `dvalues` is zero there, or NaN beside infinity and NaN.
+
+`unsupported` says in words why a rung does not serve a product, or gives None. `call` is (window,
+in_features, out_features); without it the answer is whether there are calls that the rung serves.
+No rung hands a call on to another: `chosen` picks one.
 
 A rung whose float32 products are less than exact says by how much, as those of the ladder do:
 PRODUCT_ERROR, in units of 2^-23 of a product.
@@ -22,9 +30,11 @@ PRODUCT_ERROR, in units of 2^-23 of a product.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 from numbsparse.kernels.conv.window import Window
 
@@ -35,7 +45,6 @@ RUNGS = {
     "k0_cpu": "cpu",
     "k1_naive": "cuda",
     "k2_tensor_core": "cuda",
-    "k3_hopper": "cuda",
     "k4_wgmma": "cuda",
     "k5_small_blocks": "cuda",
 }
@@ -48,4 +57,18 @@ def rung(name: str) -> ModuleType:
     return import_module(f"{__name__}.{name}")
 
 
-__all__ = ["PRODUCTS", "RUNGS", "Window", "rung"]
+def chosen(names: Sequence[str], *case: Any) -> ModuleType:
+    """The last of these rungs that serves a case, as `unsupported` takes it.
+
+    Raises ValueError with all their reasons where none does.
+    """
+    reasons = []
+    for name in reversed(names):
+        reason = rung(name).unsupported(*case)
+        if reason is None:
+            return rung(name)
+        reasons.append(reason)
+    raise ValueError("; ".join(reasons))
+
+
+__all__ = ["PRODUCTS", "RUNGS", "Window", "chosen", "rung"]

@@ -6,20 +6,27 @@ pixel that the tap sees, and sums B products unless that lies outside the image.
 
 Reads per output, from global memory: 2 * B * (entries of the line). Every tap reads the same rows
 of x again, one pixel on: the next rung removes that.
+
+The rungs after this one use it to repair their NaNs: an infinity split in two becomes NaN, and so
+it does times the zeros that fill up a tile or a block. `repair_lines` and `repair_blocks` look at
+every output, in the order of memory, and compute anew those that are NaN; they are rare.
 """
 
 from __future__ import annotations
 
-from numba import cuda, float32
+from numba import cuda, float32, int32, int64
 
 from numbsparse.device.launch import launch
-from numbsparse.kernels.conv.places import moved, pixel, place_of
-from numbsparse.kernels.conv.walks import line_walk, planned
+from numbsparse.kernels.conv.boxes import moved, pixel, place_of
+from numbsparse.kernels.conv.walks import Walk, line_walk
 from numbsparse.kernels.floats import rounded, widened
+from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.matmul.reach import reach
+from numbsparse.kernels.views import span
 
 DTYPES = ("float16", "bfloat16", "float32")
 THREADS = (32, 4)  # along the features, along the pixels
+REPAIRERS, RUN = 128, 8  # threads of a block, and the outputs that each looks at
 
 
 unsupported = reach("k1_naive", "cuda", (), DTYPES)
@@ -36,17 +43,24 @@ def input_grad(dy, values, index, window, dx, precision="highest"):
 
 
 def _lines(product, x, values, index, window, y):
-    sizes, out_sizes = window.big, window.small
-    if product == "input_grad":
-        sizes, out_sizes = out_sizes, sizes
     for of in window.passes(product):
-        walk = planned(index, window, line_walk, product, of)
+        walk = Walk(*planned(index, line_walk, window.taps, product, of))
         rows = y.shape[0] * of.counts[0] * of.counts[1] * of.counts[2]
         grid = -(-y.shape[2] // THREADS[0]) * -(-rows // THREADS[1])
         launch(
             line_kernel, grid, THREADS,
-            x, values, int(product == "input_grad"), *walk, sizes, out_sizes,
-            of.counts, of.step, of.first, of.scale, y,
+            x, values, int(product == "input_grad"), walk, window.view(product, of), y,
+        )  # fmt: skip
+
+
+def repair_lines(product, x, values, index, window, y):
+    """The outputs of a product that are NaN, computed anew."""
+    for of in window.passes(product):
+        walk = Walk(*planned(index, line_walk, window.taps, product, of))
+        launch(
+            repair_kernel, -(-y.size // (REPAIRERS * RUN)), REPAIRERS,
+            x, values, int(product == "input_grad"), walk, window.view(product, of), span(y),
+            y.shape[2],
         )  # fmt: skip
 
 
@@ -63,12 +77,12 @@ def repair_blocks(x, dy, index, window, dvalues):
 def _blocks(x, dy, index, window, dvalues, repairs):
     n_blocks, size, _ = dvalues.shape
     (of,) = window.passes("weight_grad")
-    offsets = planned(index, window, line_walk, "forward", of)[-1]
+    walk = Walk(*planned(index, line_walk, window.taps, "forward", of))
     grid = -(-size // THREADS[0]) * -(-n_blocks * size // THREADS[1])
     launch(
         weight_grad_kernel, grid, THREADS,
-        x, dy, index.block_rows, index.block_columns, offsets, window.big, of.counts, of.scale,
-        dvalues, int(repairs),
+        x, dy, index.block_rows, index.block_columns, walk.offsets,
+        window.view("weight_grad", of), dvalues, int(repairs),
     )  # fmt: skip
 
 
@@ -81,45 +95,60 @@ def line_and_column(height):
 
 
 @cuda.jit(device=True)
-def output_of(x, values, turned, indptr, taps, others, blocks, offsets, sizes, scale, n, o, k):
+def output_of(x, values, transposed, walk, view, n, o, k):
     """Feature k of the output o of image n."""
     size = values.shape[1]
     line, j = k // size, k % size
     acc = float32(0)
-    for position in range(indptr[line], indptr[line + 1]):
-        source = pixel(moved(o, scale, offsets[taps[position]]), sizes)
+    for position in range(walk.indptr[line], walk.indptr[line + 1]):
+        offset = walk.offsets[walk.taps[position]]
+        source = pixel(moved(o, view.scale, offset), view.sizes)
         if source < 0:
             continue
-        block, begin = blocks[position], others[position] * size
+        block, begin = walk.blocks[position], walk.others[position] * size
         for i in range(min(size, x.shape[2] - begin)):
-            w = values[block, j, i] if turned else values[block, i, j]
+            w = values[block, j, i] if transposed else values[block, i, j]
             acc += widened(x[n, source, begin + i]) * widened(w)
     return acc
 
 
 @cuda.jit
-def line_kernel(
-    x, values, turned, indptr, taps, others, blocks, offsets, sizes, out_sizes, counts, step, first,
-    scale, y,
-):  # fmt: skip
+def line_kernel(x, values, transposed, walk, view, y):
+    counts = view.counts
     rows = y.shape[0] * counts[0] * counts[1] * counts[2]
     row, k = line_and_column(rows)
     if row >= rows or k >= y.shape[2]:
         return
     n, o = place_of(row, counts)
-    target = pixel(moved(o, step, first), out_sizes)
-    total = output_of(
-        x, values, turned, indptr, taps, others, blocks, offsets, sizes, scale, n, o, k
-    )
-    y[n, target, k] = rounded(total, y)
+    target = pixel(moved(o, view.step, view.first), view.out_sizes)
+    y[n, target, k] = rounded(output_of(x, values, transposed, walk, view, n, o, k), y)
 
 
 @cuda.jit
-def weight_grad_kernel(
-    x, dy, block_rows, block_columns, offsets, sizes, counts, scale, dvalues, repairs
-):
-    # The blocks lie one under the other: line = block * B + i.
-    n_blocks, size = dvalues.shape[0], dvalues.shape[1]
+def repair_kernel(x, values, transposed, walk, view, y, features):
+    start = int64(cuda.blockIdx.x) * (REPAIRERS * RUN) + cuda.threadIdx.x
+    for at in range(start, min(start + REPAIRERS * RUN, y.size), REPAIRERS):
+        value = widened(y[at])
+        if value != value:
+            n, place = place_of(at // features, view.out_sizes)
+            o, own = output_at(place, view.step, view.first)
+            if own:
+                total = output_of(x, values, transposed, walk, view, n, o, at % features)
+                y[at] = rounded(total, y)
+
+
+@cuda.jit(device=True)
+def output_at(place, step, first):
+    """(output, whether it is one) of a pass that stands at a place."""
+    a, b, c = place[0] - first[0], place[1] - first[1], place[2] - first[2]
+    own = a % step[0] == 0 and b % step[1] == 0 and c % step[2] == 0
+    return (int32(a // step[0]), int32(b // step[1]), int32(c // step[2])), own
+
+
+@cuda.jit
+def weight_grad_kernel(x, dy, block_rows, block_columns, offsets, view, dvalues, repairs):
+    # The blocks are one under the other: line = block * B + i.
+    n_blocks, size, counts = dvalues.shape[0], dvalues.shape[1], view.counts
     line, j = line_and_column(n_blocks * size)
     if line >= n_blocks * size or j >= size:
         return
@@ -135,7 +164,7 @@ def weight_grad_kernel(
     if c < x.shape[2] and k < dy.shape[2]:
         for row in range(x.shape[0] * counts[0] * counts[1] * counts[2]):
             n, o = place_of(row, counts)
-            source = pixel(moved(o, scale, offsets[tap]), sizes)
+            source = pixel(moved(o, view.scale, offsets[tap]), view.sizes)
             if source >= 0:
                 target = (o[0] * counts[1] + o[1]) * counts[2] + o[2]
                 acc += widened(x[n, source, c]) * widened(dy[n, target, k])

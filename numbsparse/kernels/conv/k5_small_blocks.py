@@ -15,11 +15,10 @@ from numba import cuda, int32, int64
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.conv import k2_tensor_core, k4_wgmma
-from numbsparse.kernels.conv.repair import repair_lines
-from numbsparse.kernels.conv.walks import planned
+from numbsparse.kernels.conv import chosen
+from numbsparse.kernels.conv.k1_naive import repair_lines
 from numbsparse.kernels.elementwise import THREADS, blocks
-from numbsparse.kernels.matmul.plans import on_device
+from numbsparse.kernels.matmul.plans import on_device, planned
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.views import span
 from numbsparse.layout import Index, Layout
@@ -28,37 +27,40 @@ BLOCK_SIZES = (4, 8)
 DTYPES = ("float16", "bfloat16", "float32")
 PRODUCT_ERROR = 6  # each factor is off by 2^-22 of itself, and lo * lo is left out
 MERGED = 16
+BEFORE = ("k2_tensor_core", "k4_wgmma")
 
 unsupported = reach("k5_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
 
 
 def forward(x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w)."""
-    merged, cells, _ = planned(index, window, merge, values.shape[1])
-    rung(x).forward(x, packed(values, cells), merged, window, y, precision)
+    merged, cells, _ = planned(index, merge, window.taps, values.shape[1])
+    of = rung_for("forward", x, window, x.shape[2], y.shape[2])
+    of.forward(x, packed(values, cells), merged, window, y, precision)
     repair_lines("forward", x, values, index, window, y)
 
 
 def input_grad(dy, values, index, window, dx, precision="highest"):
     """dx[:] = conv_transpose(dy, w)."""
-    merged, cells, _ = planned(index, window, merge, values.shape[1])
-    rung(dy).input_grad(dy, packed(values, cells), merged, window, dx, precision)
+    merged, cells, _ = planned(index, merge, window.taps, values.shape[1])
+    of = rung_for("input_grad", dy, window, dx.shape[2], dy.shape[2])
+    of.input_grad(dy, packed(values, cells), merged, window, dx, precision)
     repair_lines("input_grad", dy, values, index, window, dx)
 
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
-    merged, cells, homes = planned(index, window, merge, dvalues.shape[1])
+    merged, cells, homes = planned(index, merge, window.taps, dvalues.shape[1])
     whole = empty((cells.shape[0], MERGED, MERGED), dvalues.dtype)
-    rung(x).weight_grad(x, dy, merged, window, whole, precision)
+    of = rung_for("weight_grad", x, window, x.shape[2], dy.shape[2])
+    of.weight_grad(x, dy, merged, window, whole, precision)
     source, target = bits(whole), bits(dvalues)
     launch(take_out, blocks(target.size), THREADS, source, homes, dvalues.shape[1], target)
 
 
-def rung(x: DeviceArray) -> Any:
-    """The best of the rungs before that takes merged blocks."""
-    reason = k4_wgmma.unsupported("forward", MERGED, x.dtype, "cuda")
-    return k4_wgmma if reason is None else k2_tensor_core
+def rung_for(product: str, x: DeviceArray, *call: Any) -> Any:
+    """The best of the rungs before that serves this call with blocks of 16."""
+    return chosen(BEFORE, product, MERGED, x.dtype, "cuda", x.shape[0], "highest", *call)
 
 
 def merge(index: Index, n_taps: int, B: int) -> tuple[Any, ...]:

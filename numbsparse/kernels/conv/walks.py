@@ -1,15 +1,21 @@
-"""How the lines of a product walk the taps and the blocks: worked out once per layout."""
+"""What each line of a product, or pair of blocks of features, multiplies: worked out per layout.
+
+Kernels read these arrays, int32, and know nothing of layouts. Arrays that belong together are a
+NamedTuple, which is one argument of a kernel.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from heapq import heapreplace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.kernels.conv.window import Pass, Window
-from numbsparse.kernels.matmul import plans
+from numbsparse.kernels.conv.window import PIXELS, Pass, Three
 from numbsparse.layout import Index
+
+START = 4  # what a line of a tile costs beside its taps, in taps
+NONE = -1  # no kept block
 
 
 class Entries(NamedTuple):
@@ -51,15 +57,192 @@ def entries(index: Index, n_taps: int, product: str, parts: int = 1) -> Entries:
     return Entries(line[order], tap[order], other[order], block[order], lines * parts)
 
 
-def line_walk(index: Index, n_taps: int, product: str, of: Pass) -> tuple[Any, ...]:
-    """(indptr, taps, others, blocks, offsets), int32: the entries of each line, and each tap's
-    offsets (taps, 3)."""
+class Walk(NamedTuple):
+    """The entries of each line, and the offsets of each tap."""
+
+    indptr: Any  # (lines + 1)
+    taps: Any
+    others: Any
+    blocks: Any
+    offsets: Any  # (taps, 3)
+
+
+def line_walk(index: Index, n_taps: int, product: str, of: Pass) -> Walk:
     found = entries(index, n_taps, product).of(of.taps)
     offsets = np.array(of.offsets, np.int32).reshape(-1, 3)
-    arrays = (found.indptr(), found.tap, found.other, found.block, offsets)
+    return Walk(*_int32(found.indptr(), found.tap, found.other, found.block, offsets))
+
+
+class Units(NamedTuple):
+    """What each line multiplies: a unit is a block of features, a chunk of taps, and entries.
+
+    Every line has a unit, if only one without entries. An entry is a block of w, and the shift of
+    its tap in rows of the box.
+    """
+
+    ptr: Any  # (lines + 1)
+    line: Any  # (units)
+    other: Any
+    chunk: Any
+    entry_ptr: Any  # (units + 1)
+    block: Any  # (entries)
+    shift: Any
+    origins: Any  # (chunks, 3)
+
+
+def line_units(
+    index: Index, n_taps: int, product: str, of: Pass, box: Three, chunks: Any, parts: int = 1
+) -> Units:
+    found = entries(index, n_taps, product, parts).of(of.taps)
+    (line, chunk, other), sizes, block, shift = _runs(found, box, chunks, "line", "chunk", "other")
+    empty = np.setdiff1d(np.arange(found.lines), line)
+    line, none = np.append(line, empty), np.zeros(empty.size, int)
+    order = np.argsort(line, kind="stable")
+    line = line[order]
+    other, chunk, sizes = (np.append(a, none)[order] for a in (other, chunk, sizes))
+    ptr = np.searchsorted(line, np.arange(found.lines + 1))
+    return Units(*_int32(ptr, line, other, chunk, _starts(sizes), block, shift, _origins(chunks)))
+
+
+class Schedule(NamedTuple):
+    """Of each block of threads the (tile, line) that it computes, one after another."""
+
+    items: Any  # (n, 2)
+    ptr: Any  # (blocks + 1)
+
+
+def line_items(
+    index: Index,
+    n_taps: int,
+    product: str,
+    of: Pass,
+    box: Three,
+    chunks: Any,
+    tiles: int,
+    places: int,
+    parts: int,
+) -> tuple[np.ndarray, ...]:
+    """(*Units, *Schedule).
+
+    Blocks of threads run side by side, one in each of the places. Tiles change slowly, so that all
+    lines of one, on many multiprocessors, find its pixels in the L2 cache and write whole rows of
+    y there; each item goes to the block that is free first.
+    """
+    units = line_units(index, n_taps, product, of, box, chunks, parts)
+    taps = np.diff(units.entry_ptr[units.ptr])
+    lines = np.argsort(-taps, kind="stable").tolist()
+    own: list[list[tuple[int, int]]] = [[] for _ in range(min(places, tiles * len(lines)))]
+    free = [(0, block) for block in range(len(own))]
+    for tile in range(tiles):
+        for line in lines:
+            time, block = free[0]
+            own[block].append((tile, line))
+            heapreplace(free, (time + int(taps[line]) + START, block))
+    items = np.array([item for of_block in own for item in of_block], np.int32)
+    return *units, items, np.cumsum([0, *map(len, own)], dtype=np.int32)
+
+
+class Items(NamedTuple):
+    """Pairs of blocks of features, each with a chunk and its kept blocks of w."""
+
+    row: Any  # (items)
+    column: Any
+    chunk: Any
+    heaviest: Any  # the items, those of most entries first
+    entry_ptr: Any  # (items + 1)
+    block: Any  # (entries)
+    shift: Any
+    origins: Any  # (chunks, 3)
+
+
+def block_items(
+    index: Index, n_taps: int, of: Pass, box: Three, chunks: Any, parts: int = 1
+) -> Items:
+    found = entries(index, n_taps, "forward", parts).of(of.taps)
+    (chunk, row, column), sizes, block, shift = _runs(found, box, chunks, "chunk", "other", "line")
+    heaviest = np.argsort(-sizes, kind="stable")
+    origins = _origins(chunks)
+    return Items(*_int32(row, column, chunk, heaviest, _starts(sizes), block, shift, origins))
+
+
+class TapItems(NamedTuple):
+    """Pairs of blocks of features, each with units of several taps.
+
+    A product has 64 rows: the features of one tap, of two, or of four, whose shifts in the box are
+    at equal distances. So many of them are a unit: the shift of its first tap in rows of the box,
+    and 2^16 times the distance of its taps.
+    """
+
+    items: Any  # (n, 3): row, column, chunk
+    unit_ptr: Any  # (n + 1)
+    where: Any  # (units)
+    blocks: Any  # (units, PIXELS // B) along one axis, NONE where no block is kept
+    origins: Any  # (chunks, 3)
+
+
+def tap_items(
+    index: Index, n_taps: int, of: Pass, box: Three, chunks: Any, B: int, parts: int, most: int
+) -> TapItems:
+    """Of items with at most `most` units each."""
+    pairs = block_items(index, n_taps, of, box, chunks, parts)
+    items, where, blocks, counts = [], [], [], []
+    for item in pairs.heaviest:
+        span = slice(pairs.entry_ptr[item], pairs.entry_ptr[item + 1])
+        units = units_of(pairs.shift[span].tolist(), pairs.block[span].tolist(), PIXELS // B)
+        for first in range(0, len(units), most):
+            few = units[first : first + most]
+            items.append([pairs.row[item], pairs.column[item], pairs.chunk[item]])
+            counts.append(len(few))
+            where += [start | apart << 16 for start, apart, _ in few]
+            blocks += [kept for _, _, kept in few]
+    arrays = np.reshape(items, (-1, 3)), _starts(counts), np.array(where), np.ravel(blocks)
+    return TapItems(*_int32(*arrays, pairs.origins))
+
+
+def units_of(
+    shifts: list[int], blocks: list[int], together: int
+) -> list[tuple[int, int, list[int]]]:
+    """(first shift, distance, kept blocks) of each: the most taps at one distance come first."""
+    left, units = dict(zip(shifts, blocks, strict=True)), []
+    while left:
+        first = min(left)
+        apart = max(
+            sorted({s - first for s in left} - {0}) or [0],
+            key=lambda d: sum(first + k * d in left for k in range(together)),
+        )
+        taps = [first + k * apart for k in range(together if apart else 1)]
+        kept = [left.pop(s, NONE) for s in taps]
+        units.append((first, apart, kept + [NONE] * (together - len(kept))))
+    return units
+
+
+def _runs(found: Entries, box: Three, chunks: Any, *names: str) -> tuple[Any, ...]:
+    """(keys (3, runs), entries of each, blocks, shifts) of the entries that agree in all names.
+
+    They are in the order of the names, and entries of a run in that of their shifts.
+    """
+    n_taps = sum(len(chunk.taps) for chunk in chunks)
+    chunk, shift = np.zeros(n_taps, int), np.zeros(n_taps, int)
+    for number, (taps, shifts, _) in enumerate(chunks):
+        chunk[list(taps)] = number
+        shift[list(taps)] = [(z * box[1] + y) * box[2] + x for z, y, x in shifts]
+    of = {"line": found.line, "other": found.other, "chunk": chunk[found.tap]}
+    shifts = shift[found.tap]
+    order = np.lexsort((shifts, *(of[name] for name in reversed(names))))
+    keys = np.stack([of[name] for name in names])[:, order]
+    changes = np.any(keys[:, 1:] != keys[:, :-1], axis=0)
+    begins = np.append(0, np.flatnonzero(changes) + 1)[: order.size]
+    sizes = np.diff(np.append(begins, order.size))
+    return keys[:, begins], sizes, found.block[order], shifts[order]
+
+
+def _origins(chunks: Any) -> np.ndarray:
+    return np.array([chunk.origin for chunk in chunks] or [(0, 0, 0)])
+
+
+def _starts(sizes: Any) -> np.ndarray:
+    return np.append(0, np.cumsum(sizes, dtype=np.int64))
+
+
+def _int32(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
     return tuple(array.astype(np.int32) for array in arrays)
-
-
-def planned(index: Index, window: Window, make: Callable[..., tuple[Any, ...]], *key: Any) -> Any:
-    """make(index, taps, *key) where the index is: once per layout and key, and as long as it."""
-    return plans.planned(index, make, window.taps, *key)

@@ -1,16 +1,30 @@
-"""Which pixels the taps of a convolution join, as grids of outputs that all look the same way."""
+"""Which pixels the taps of a convolution join, and how outputs are cut into tiles.
+
+A pass is a grid of outputs that all look the same way. A tile is a box of outputs of a few images.
+The pixels that a chunk of taps sees from there are a box too, a little larger: loaded once, it
+serves all of them, and a tap is a shift in it. Taps whose offsets differ modulo the scale see
+pixels that have nothing in common: they are in other chunks, and then a box holds every scale-th
+pixel.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from numbsparse.device import SIMULATED
+
 Three = tuple[int, int, int]
+Four = tuple[int, int, int, int]
+LONGEST = 256  # side of a box, as the copy engine takes them
+ALIGNED = 8  # rows: a stage ends at a multiple of 128 bytes
+SIDE, PIXELS = 8, 64  # of a tile whose rows wgmma reads where they are: 8 groups of 8
+MOST_WASTE = 1000.0 if SIMULATED else 1.5  # outputs of all tiles, over those that there are
 
 
 class Window(NamedTuple):
@@ -43,6 +57,24 @@ class Window(NamedTuple):
         if product == "forward":
             return (_forward(self).seeing(self.big),)
         return tuple(of.seeing(self.small) for of in _input_grad(self))
+
+    def view(self, product: str, of: Pass) -> View:
+        """One of the passes of a product, for a kernel."""
+        seen, written = self.big, self.small
+        if product == "input_grad":
+            seen, written = written, seen
+        return View(of.counts, of.step, of.first, of.scale, seen, written)
+
+
+class View(NamedTuple):
+    """What a kernel knows of a `Pass`; the sizes of the images that it sees, and of its outputs."""
+
+    counts: Three
+    step: Three
+    first: Three
+    scale: Three
+    sizes: Three
+    out_sizes: Three
 
 
 class Pass(NamedTuple):
@@ -122,3 +154,146 @@ def _meets(count: int, scale: int, offset: int, size: int) -> bool:
 def _three(numbers: Iterable[int]) -> Three:
     a, b, c = (int(n) for n in numbers)
     return a, b, c
+
+
+class Chunk(NamedTuple):
+    """Taps that share a box, whose first pixel is that of output 0 plus `origin`."""
+
+    taps: tuple[int, ...]  # as the pass counts them
+    shifts: tuple[Three, ...]  # of each tap, in pixels of the box
+    origin: Three
+
+
+class Tiling(NamedTuple):
+    """What a kernel knows of a `Cut`; `rows` of a stage hold a box."""
+
+    images: int
+    tile: Three
+    box: Three
+    rows: int
+    tiles: Four
+
+
+class Cut(NamedTuple):
+    """A pass in tiles of `tile` outputs of `images` images, and the chunks of its taps."""
+
+    images: int
+    tile: Three
+    box: Three  # as large for every chunk
+    tiles: Four  # along the batch and each axis
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of a stage that holds a box."""
+        return -(-self.images * prod(self.box) // ALIGNED) * ALIGNED
+
+    def tiling(self, line: int = 128) -> Tiling:
+        """With boxes that end where swizzled lines, of so many bytes a row, repeat."""
+        together = max(1024 // line, ALIGNED)
+        rows = -(-self.rows // together) * together
+        return Tiling(self.images, self.tile, self.box, rows, self.tiles)
+
+    @property
+    def group(self) -> int:
+        """Rows of a box from one group of 8 outputs to the next, of `square_shapes`."""
+        return SIDE if self.tile[2] > SIDE else self.box[2]
+
+    def is_filled(self, of: Pass, batch: int, rows: int) -> bool:
+        """Whether most of what tiles of so many rows compute are outputs."""
+        return prod(self.tiles) * rows <= MOST_WASTE * batch * prod(of.counts)
+
+    def fills(self, of: Pass, rows: int) -> bool:
+        """Whether all `rows` of every tile are outputs.
+
+        In a weight-gradient the others are zeros times pixels of the image, NaN if these are not
+        finite.
+        """
+        along = zip(of.counts, self.tile, strict=True)
+        return self.images * prod(self.tile) == rows and all(n % t == 0 for n, t in along)
+
+
+Shapes = Iterator[tuple[int, Three]]
+
+
+def any_shapes(of: Pass, batch: int, rows: int) -> Shapes:
+    """(images, tile) of up to `rows` outputs: sides are powers of two, or whole images."""
+    sides = [
+        sorted({min(n, 1 << k) for k in range(rows.bit_length())}) for n in (*of.counts, batch)
+    ]
+    for z in sides[0]:
+        for y in sides[1]:
+            for x in sides[2]:
+                if z * y * x <= rows:
+                    yield min(batch, rows // (z * y * x)), (z, y, x)
+
+
+def square_shapes(of: Pass, batch: int, rows: int) -> Shapes:
+    """(images, tile): columns of 8 x 8 pixels; of images of one line, lines of 64."""
+    if of.counts[0] == of.counts[1] == 1:
+        for x in (PIXELS << k for k in range(rows.bit_length())):
+            if x <= rows:
+                yield min(batch, rows // x), (1, 1, x)
+        return
+    for z in {min(of.counts[0], 1 << k) for k in range(rows.bit_length())}:
+        for y in (SIDE << k for k in range(rows.bit_length())):
+            if z * y * SIDE <= rows:
+                yield min(batch, rows // (z * y * SIDE)), (z, y, SIDE)
+
+
+@lru_cache(maxsize=1024)
+def cut(
+    of: Pass,
+    batch: int,
+    rows: int,
+    most_taps: int,
+    most_rows: int,
+    shapes: Callable[[Pass, int, int], Shapes] = any_shapes,
+) -> Cut:
+    """The cheapest cut: tiles of up to `rows` outputs, boxes of up to `most_rows` pixels."""
+    while True:
+        chunks = chunks_of(of, most_taps)
+        spread = [
+            max((shift[axis] for chunk in chunks for shift in chunk.shifts), default=0)
+            for axis in range(3)
+        ]
+        best = min(
+            (_cost(of, batch, shape, spread, rows, most_rows) for shape in shapes(of, batch, rows)),
+            default=None,
+        )
+        if best is not None and best[0] < np.inf:
+            _, images, tile = best
+            box = tuple(t + s for t, s in zip(tile, spread, strict=True))
+            along = tuple(-(-n // t) for n, t in zip(of.counts, tile, strict=True))
+            return Cut(images, tile, box, (-(-batch // images), *along), chunks)  # type: ignore[arg-type]
+        most_taps = (most_taps + 1) // 2
+
+
+def chunks_of(of: Pass, most: int) -> tuple[Chunk, ...]:
+    """The taps of a pass, at most so many together."""
+    groups: dict[Three, list[tuple[Three, int]]] = {}
+    for k, offset in enumerate(of.offsets):
+        parts = [divmod(n, scale) for n, scale in zip(offset, of.scale, strict=True)]
+        shift, rest = zip(*parts, strict=True)
+        groups.setdefault(rest, []).append((shift, k))  # type: ignore[arg-type]
+    chunks = []
+    for rest, taps in groups.items():
+        taps.sort()
+        for start in range(0, len(taps), most):
+            few = taps[start : start + most]
+            low = [min(shift[axis] for shift, _ in few) for axis in range(3)]
+            shifts = tuple(tuple(np.subtract(shift, low).tolist()) for shift, _ in few)
+            origin = tuple(n * s + r for n, s, r in zip(low, of.scale, rest, strict=True))
+            chunks.append(Chunk(tuple(k for _, k in few), shifts, origin))  # type: ignore[arg-type]
+    return tuple(chunks)
+
+
+def _cost(of: Pass, batch: int, shape: Any, spread: Any, rows: int, most_rows: int) -> Any:
+    """Of all tiles, in rows: those multiplied by every tap, and those loaded once for all."""
+    images, tile = shape
+    tiles = -(-batch // images) * prod(-(-n // t) for n, t in zip(of.counts, tile, strict=True))
+    box = images * prod(t + s for t, s in zip(tile, spread, strict=True))
+    if box > most_rows or max(map(sum, zip(tile, spread, strict=True))) > LONGEST:
+        return np.inf, images, tile
+    uneven = 1 if tile[2] % ALIGNED == 0 else 1.25  # rows read together lie in fewer banks
+    return tiles * (rows * max(len(of.taps), 1) * uneven + 2 * box), images, tile

@@ -23,6 +23,8 @@ def reach(
 ) -> Callable[..., str | None]:
     """unsupported(product, block_size, dtype, place, batch, precision): None, or why, in words.
 
+    Such a rung serves all calls alike: what else is said of one makes no difference to it.
+
     Parameters
     ----------
     rung, home : its name, and "cpu" or "cuda"
@@ -39,6 +41,7 @@ def reach(
         place: str,
         batch: int = 1,
         precision: str = "highest",
+        *call: Any,
     ) -> str | None:
         if place != home:
             return f"{rung} runs on {'the CPU' if home == 'cpu' else 'a GPU'}"

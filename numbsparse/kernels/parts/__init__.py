@@ -5,6 +5,7 @@
 - `fragments`, `fragments_tf32`: what a lane holds of an `mma.sync`, and products of tiles.
 - `one_by_one`: a loop whose rounds are compiled one by one.
 - `ring`: stages in shared memory, walked one after another.
+- `turns`: pieces of a sum, added one after another by the blocks of threads that have them.
 - `records`: warps that walk a plan, and ask the copy engine for what each step names.
 - `groups`: which lines of a layout are computed together.
 - `deal`: which multiprocessor computes what, and when.

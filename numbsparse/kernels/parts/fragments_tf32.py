@@ -1,11 +1,4 @@
-"""Products of float32 on the tensor cores, which take tf32: float32 with 10 bits of mantissa.
-
-"high" rounds each factor to tf32. "highest" splits it, x = hi + lo with hi the nearest tf32, and
-adds lo * hi, hi * lo and hi * hi: what is left out is 2^-22 of a product. A tensor core cuts off
-bits when it adds, always towards zero, and more of a large sum; so the products of every 16 terms
-start from zero, the small ones first, and what they come to is added in float32. Values below
-2^-113 lose bits of their lo, which is then too small for a float32; a hi that is not finite makes
-NaN of the sum, and `repair` computes such outputs anew.
+"""Products of float32 on the tensor cores, split into tf32 as `split` says, 16 terms at a time.
 
 An mma takes 8 values of the sum, q and q + 4 of them in lane 4 g + q. Which ones these are is free
 as long as both factors agree, and so are the rows and columns that a lane holds: here four
@@ -20,13 +13,8 @@ from typing import Any
 from numba import cuda, float32, uint32
 
 from numbsparse.kernels.parts.banks import place, swap_for_lanes
-from numbsparse.kernels.ptx import (
-    as_float32,
-    as_uint32,
-    cvt_rna_tf32,
-    load_4xf32,
-    mma_m16n8k8_tf32,
-)
+from numbsparse.kernels.parts.split import splitting
+from numbsparse.kernels.ptx import load_4xf32, mma_m16n8k8_tf32
 
 PIECE = 4  # values in 16 bytes
 CHUNK = 16  # terms of the sum, loaded at once
@@ -118,7 +106,7 @@ def products(precision: str, TA: int, TB: int, DEPTH: int, a: Any, b: Any) -> tu
 def chunk_products(precision: str, TA: int, TB: int) -> Any:
     """acc += a (RUN, 2 TA) times b (RUN, TB), what a lane holds of a chunk of the sum."""
     exact = precision == "highest"
-    split = split_exact if exact else round_to_tf32
+    split = splitting(exact)
     STEPS, SUMS = RUN // 2, (TA, TB, 4)
     A_HI, A_LO, B_HI, B_LO = (STEPS, 2, 2 * TA), (2, 2 * TA), (STEPS, 2, TB), (2, TB)
 
@@ -166,22 +154,6 @@ def chunk_products(precision: str, TA: int, TB: int) -> Any:
                     acc[m, n, i] += chunk[m, n, i]
 
     return add_from_zero if exact else multiply_steps
-
-
-@cuda.jit(device=True)
-def split_exact(x):
-    """(hi, lo) of x = hi + lo, hi the nearest tf32; an mma ignores the last 13 bits of both.
-
-    cvt.rna_tf32 takes three instructions more, for a NaN, which the addition may turn into 0: then
-    it is lo that is NaN.
-    """
-    hi = uint32(as_uint32(x) + uint32(0x1000))
-    return hi, as_uint32(x - as_float32(uint32(hi & uint32(0xFFFFE000))))
-
-
-@cuda.jit(device=True)
-def round_to_tf32(x):
-    return cvt_rna_tf32(x), uint32(0)
 
 
 @cache

@@ -9,9 +9,10 @@ import numpy as np
 from numba import from_dtype, types
 
 from numbsparse.kernels.conv.k0_cpu.rows import pack_rows, strips_of
-from numbsparse.kernels.conv.walks import line_walk, planned
+from numbsparse.kernels.conv.walks import line_walk
 from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores
 from numbsparse.kernels.matmul.k0_cpu import SLAB, read_only, tile_shape
+from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.panels import empty_panels
 from numbsparse.kernels.simd import (
     fetch_add,
@@ -36,7 +37,7 @@ def multiply_lines(product, x, values, index, window, y):
     for of in window.passes(product):
         if not batch:
             return
-        walk = planned(index, window, line_walk, product, of)[:4]
+        walk = planned(index, line_walk, window.taps, product, of)[:4]
         how = strips_of(of, batch, sizes, vectors * lanes(dtype), lanes(dtype))
         out_rows = np.arange(of.counts[0])[:, None] * of.step[0] + of.first[0]
         out_rows = out_rows * out_sizes[1] + np.arange(of.counts[1]) * of.step[1] + of.first[1]

@@ -10,24 +10,20 @@ Reads per output of a 3 x 3 convolution with all taps kept, from global memory: 
 (8 + 2) * (32 + 2) / (8 * 32) = 1.3 times for 9 taps, with tiles of 8 x 32 pixels, where the rung
 before read it 9 times; w is read once a tile.
 
-    tiles         how outputs are cut into tiles and taps into chunks; what each line multiplies
-    boxes         boxes of pixels and blocks of w on their way to shared memory
-    products      the products of shifted rows, and where their sums go
-    singles       those of float32, by three products of tf32, or one with precision="high"
+    products      the products of shifted rows, of 16 bits and of float32, and where sums go
     lines         forward and input-gradient
     weight_grad   a pair of blocks of features, all taps of a chunk
 
 A stride of the forward product makes a box of every s-th pixel; that of the input-gradient makes
 passes, one for the outputs of each residue, which few taps reach. What is NaN because an infinity
-was split into tf32, or met the zeros that fill up a tile, is summed anew by the rung before.
+was split into tf32, or met the zeros that fill up a tile, is summed anew, as in the rung before.
 """
 
 from __future__ import annotations
 
-from numbsparse.kernels.conv import k1_naive
+from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
 from numbsparse.kernels.conv.k2_tensor_core import weight_grad as gradient
 from numbsparse.kernels.conv.k2_tensor_core.lines import multiply_lines
-from numbsparse.kernels.conv.repair import repair_lines
 from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (16, 32, 64)
@@ -59,4 +55,4 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     arithmetic = precision if x.dtype == "float32" else x.dtype.name
     filled = gradient.weight_grad(x, dy, index, window, dvalues, arithmetic)
     if arithmetic == "highest" or not filled:
-        k1_naive.repair_blocks(x, dy, index, window, dvalues)
+        repair_blocks(x, dy, index, window, dvalues)

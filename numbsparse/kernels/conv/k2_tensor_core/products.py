@@ -1,43 +1,78 @@
-"""Products of shifted rows of a box, and where their sums go: shared with the next rung."""
+"""What a block of threads adds up, and how its sums reach memory: of 16 bits, and of float32.
+
+Factors are rows of a box, shifted by a tap, and blocks of w or rows of dy. Rows of a box are found
+one by one, because those of a tile are not at equal distances. float32 is split into tf32 as
+`parts.split` says: what a lane reads is four neighbours in memory, which are four terms of a sum,
+or four features.
+"""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, int64, uint16, uint32
+from numba import cuda, float32, int64, uint16, uint32
 
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts import fragments as halves
 from numbsparse.kernels.parts import fragments_tf32 as singles
+from numbsparse.kernels.parts.banks import place, swap_for_lanes
+from numbsparse.kernels.ptx import load_4xf32, store_4xf32
 from numbsparse.kernels.views import span
 
-PIECE = halves.PIECE
+RUN = 4  # terms of a sum that a lane holds of 16 of float32
 
 
-def stored_as(y: DeviceArray, out_features: int, size: int) -> tuple[DeviceArray, str]:
-    """y as one axis, and how: two values at once where they may be, and without any edge."""
-    if y.itemsize == 4:
-        whole = out_features % size == 0 and y.address % 16 == 0
-        return span(y), "whole" if whole else "singles"
-    if out_features % 2 or y.address % 4:
-        return span(y), "singles"
-    y = span(y)
-    pairs = DeviceArray(y.address, (y.size // 2,), np.uint32, None, y.owner)
-    return pairs, "pairs" if out_features % size else "whole"
+def is_16_bit(arithmetic: str) -> bool:
+    """The arithmetic is a dtype of 16 bits, or a precision of float32."""
+    return arithmetic in halves.MMA
+
+
+class LineProduct(NamedTuple):
+    """Of what a tap sees of a box, TA times 16 rows, and a block of w.
+
+    item, PIECE : what shared memory holds, and how many of them are in 16 bytes
+    UNITS : lines of the tile that a lane reads: unit u is line read_by(u, lane), from the piece
+        first_piece(lane) on
+    x_place, w_place : where pieces are in a box, and in a block of w
+    begin_w : where a lane reads in a block of w
+    add : add(ring, x_start, w_at, base, shift, across, acc)
+    """
+
+    item: Any
+    PIECE: int
+    UNITS: int
+    read_by: Any
+    first_piece: Any
+    x_place: Any
+    w_place: Any
+    begin_w: Any
+    add: Any
 
 
 @cache
-def add_tap(dtype: str, B: int, TA: int, turned: bool) -> Any:
-    """(add_products, begin_w): acc += what a tap sees of a box times a block of w."""
-    TB, A_REGISTERS, PIECES = B // 8, (TA, 4), B // PIECE
-    mma, (place_in, _) = halves.MMA[dtype], halves.places(PIECES)
-    _, load_x = halves.square(PIECES, True, True)
-    begin_w, load_w = halves.square(PIECES, turned, not turned)
+def line_product(arithmetic: str, B: int, TA: int, transposed: bool) -> LineProduct:
+    make = _lines_16_bit if is_16_bit(arithmetic) else _lines_float32
+    return make(arithmetic, B, TA, transposed)
+
+
+def _lines_16_bit(dtype: str, B: int, TA: int, transposed: bool) -> LineProduct:
+    PIECE, TB, A_REGISTERS = halves.PIECE, B // 8, (TA, 4)
+    mma, (place_in, _) = halves.MMA[dtype], halves.places(B // PIECE)
+    _, load_x = halves.square(B // PIECE, True, True)
+    begin_w, load_w = halves.square(B // PIECE, transposed, not transposed)
 
     @cuda.jit(device=True)
-    def add_products(ring, x_start, w_at, base, shift, across, acc):
+    def read_by(u, lane):
+        return 16 * u + 8 * (lane // 8 % 2) + lane % 8
+
+    @cuda.jit(device=True)
+    def first_piece(lane):
+        return lane // 16
+
+    @cuda.jit(device=True)
+    def add(ring, x_start, w_at, base, shift, across, acc):
         ar = cuda.local.array(A_REGISTERS, uint32)
         at = cuda.local.array(TA, uint32)
         for m in range(TA):
@@ -49,7 +84,7 @@ def add_tap(dtype: str, B: int, TA: int, turned: bool) -> Any:
             for k in range(TB // 2):
                 r = (
                     load_w(ring, w_at, 16 * k, 2 * i)
-                    if turned
+                    if transposed
                     else load_w(ring, w_at, 16 * i, 2 * k)
                 )
                 for m in range(TA):
@@ -60,50 +95,75 @@ def add_tap(dtype: str, B: int, TA: int, turned: bool) -> Any:
                             c[0], c[1], c[2], c[3],
                         )  # fmt: skip
 
-    return add_products, begin_w
+    return LineProduct(uint16, PIECE, TA, read_by, first_piece, place_in, place_in, begin_w, add)
 
 
-@cache
-def store_tile(dtype: str, TA: int, TB: int, stored: str) -> Any:
-    """The sums of a warp to the rows of y named in `out_rows`."""
-    WHOLE, PAIRS, pack = stored == "whole", stored != "singles", halves.PACK[dtype]
+def _lines_float32(precision: str, B: int, TA: int, transposed: bool) -> LineProduct:
+    PIECE, TB, UNITS = singles.PIECE, B // 8, 2 * TA
+    PIECES, A_VALUES, B_VALUES = B // PIECE, (RUN, UNITS), (RUN, TB)
+    multiply = singles.chunk_products(precision, TA, TB)
+    begin_w, load_w = singles.fragment(PIECES, transposed, TB)
 
     @cuda.jit(device=True)
-    def store(acc, y, out_rows, own, left, out_features):
-        lane = uint32(cuda.threadIdx.x) % 32
-        for m in range(TA):
-            for h in range(2):
-                row = out_rows[own + 16 * m + halves.row_of(lane, 2 * h)]
-                if row >= 0:
-                    column = int64(left) + int64(halves.column_of(lane, 0))
-                    at = int64(row) * out_features + column
-                    at = at // 2 if PAIRS else at
-                    for n in range(TB):
-                        pair = pack(acc[m, n, 2 * h], acc[m, n, 2 * h + 1])
-                        inside = out_features - column - 8 * n
-                        if WHOLE or (PAIRS and inside > 0):
-                            y[at + 4 * n] = pair
-                        elif inside > 0:
-                            y[at + 8 * n] = uint16(pair & uint32(0xFFFF))
-                            if inside > 1:
-                                y[at + 8 * n + 1] = uint16(pair >> uint32(16))
+    def swap(line):
+        """Of two rows at a time four pieces each are read."""
+        return line % 2 * 4 if PIECES >= 8 else 0
 
-    return store
+    place_in = place(PIECES, PIECE, swap)[0]
+
+    @cuda.jit(device=True)
+    def read_by(u, lane):
+        return 8 * u + lane // 4
+
+    @cuda.jit(device=True)
+    def first_piece(lane):
+        return lane % 4
+
+    @cuda.jit(device=True)
+    def add(ring, x_start, w_at, base, shift, across, acc):
+        ar, br = cuda.local.array(A_VALUES, float32), cuda.local.array(B_VALUES, float32)
+        for k in range(B // 16):
+            for u in range(UNITS):
+                at = x_start + place_in(uint32(base[u] + shift), uint32(4 * k + across))
+                run = load_4xf32(ring, at)
+                for j in range(RUN):
+                    ar[j, u] = run[j]
+            load_w(ring, w_at, k, br)
+            multiply(ar, br, acc)
+
+    w_place = singles.places(PIECES, transposed, TB)[0]
+    return LineProduct(float32, PIECE, UNITS, read_by, first_piece, place_in, w_place, begin_w, add)
+
+
+class BoxProduct(NamedTuple):
+    """Of what several taps see of 16 rows of a box, transposed, and the rows of dy behind them.
+
+    add(mine, ring, x_start, dy_at, bases, i, shifts, half, acc) takes rows 16 i and on, and adds to
+    acc[p] what tap p sees, of the first `mine` taps; `half` is which half of a block's features,
+    where HEIGHT of them are fewer than B. `item`, PIECE and the places are as in `LineProduct`.
+    """
+
+    item: Any
+    PIECE: int
+    x_place: Any
+    dy_place: Any
+    begin_dy: Any
+    add: Any
 
 
 @cache
-def add_shifted(dtype: str, B: int, PER: int) -> Any:
-    """(add_rows, begin_dy): acc[p] += what taps see of 16 rows of a box, turned, times dy.
+def box_product(arithmetic: str, B: int, PER: int) -> BoxProduct:
+    """For warps that have PER taps."""
+    make = _boxes_16_bit if is_16_bit(arithmetic) else _boxes_float32
+    return make(arithmetic, B, PER)
 
-    add_rows(mine, ring, x_start, dy_at, bases, i, shifts, half, acc) takes rows 16 i and on, of the
-    first `mine` taps; `half` of a block's features, where HEIGHT are less than B.
-    """
-    PIECES, HEIGHT = B // PIECE, min(B, 32)
-    TA, TB, mma = HEIGHT // 16, B // 8, halves.MMA[dtype]
-    B_REGISTERS = (TB // 2, 4)
-    begin_dy, load_dy = halves.square(PIECES, False, True)
-    place_in, _ = halves.places(PIECES)
-    _, load_x = halves.square(PIECES, False, False)
+
+def _boxes_16_bit(dtype: str, B: int, PER: int) -> BoxProduct:
+    PIECE, HEIGHT, TB = halves.PIECE, min(B, 32), B // 8
+    TA, B_REGISTERS, mma = HEIGHT // 16, (TB // 2, 4), halves.MMA[dtype]
+    begin_dy, load_dy = halves.square(B // PIECE, False, True)
+    place_in, _ = halves.places(B // PIECE)
+    _, load_x = halves.square(B // PIECE, False, False)
 
     @cuda.jit(device=True)
     def add_tap(ring, x_start, base, shift, piece, br, acc):
@@ -117,10 +177,10 @@ def add_shifted(dtype: str, B: int, PER: int) -> Any:
                     c[0], c[1], c[2], c[3],
                 )  # fmt: skip
 
-    add_taps = unrolled(add_tap, PER)
+    add_taps = _unrolled(add_tap, PER)
 
     @cuda.jit(device=True)
-    def add_rows(mine, ring, x_start, dy_at, bases, i, shifts, half, acc):
+    def add(mine, ring, x_start, dy_at, bases, i, shifts, half, acc):
         lane = uint32(cuda.threadIdx.x) % 32
         br = cuda.local.array(B_REGISTERS, uint32)
         for n in range(TB // 2):
@@ -130,10 +190,52 @@ def add_shifted(dtype: str, B: int, PER: int) -> Any:
         piece = lane // 8 % 2 + half * (HEIGHT // PIECE)
         add_taps(mine, ring, x_start, row, shifts, piece, br, acc)
 
-    return add_rows, begin_dy
+    return BoxProduct(uint16, PIECE, place_in, place_in, begin_dy, add)
 
 
-def unrolled(add_tap: Any, PER: int, p: int = 0) -> Any:
+def _boxes_float32(precision: str, B: int, PER: int) -> BoxProduct:
+    PIECE, HEIGHT, TB = singles.PIECE, min(B, 32), B // 8
+    TA, PIECES = HEIGHT // 16, B // PIECE
+    UNITS, A_VALUES, B_VALUES, ROWS = 2 * TA, (RUN, 2 * TA), (RUN, TB), RUN
+    # Of four rows that are four apart two pieces each are read.
+    place_in = place(PIECES, PIECE, swap_for_lanes(PIECES, 4))[0]
+    multiply = singles.chunk_products(precision, TA, TB)
+    begin_dy, load_dy = singles.fragment(PIECES, False, TB)
+
+    @cuda.jit(device=True)
+    def add_tap(ring, x_start, rows, shift, piece, br, acc):
+        g = uint32(cuda.threadIdx.x) % 32 // 4
+        ar = cuda.local.array(A_VALUES, float32)
+        for j in range(RUN):
+            row = uint32(rows[j] + shift)
+            if UNITS == 4:
+                run = load_4xf32(ring, x_start + place_in(row, uint32(piece + g)))
+                for u in range(4):
+                    ar[j, u] = run[u]
+            else:
+                for u in range(UNITS):
+                    at = place_in(row, uint32(piece + 2 * u + g // 4))
+                    ar[j, u] = ring[x_start + at + g % 4]
+        multiply(ar, br, acc)
+
+    add_taps = _unrolled(add_tap, PER)
+
+    @cuda.jit(device=True)
+    def add(mine, ring, x_start, dy_at, bases, i, shifts, half, acc):
+        q = uint32(cuda.threadIdx.x) % 4
+        br = cuda.local.array(B_VALUES, float32)
+        rows = cuda.local.array(ROWS, uint32)
+        load_dy(ring, dy_at, i, br)
+        for j in range(RUN):
+            rows[j] = uint32(bases[16 * i + 4 * q + j])
+        piece = uint32(half * (HEIGHT // PIECE))
+        add_taps(mine, ring, x_start, rows, shifts, piece, br, acc)
+
+    dy_place = singles.places(PIECES, False, TB)[0]
+    return BoxProduct(float32, PIECE, place_in, dy_place, begin_dy, add)
+
+
+def _unrolled(add_tap: Any, PER: int, p: int = 0) -> Any:
     """add(mine, ring, x_start, rows, shifts, piece, br, acc): the first `mine` of PER taps.
 
     Unrolled, so that acc[p], to which add_tap(ring, x_start, rows, shifts[p], piece, br, acc[p])
@@ -146,7 +248,7 @@ def unrolled(add_tap: Any, PER: int, p: int = 0) -> Any:
 
     if p == PER:
         return none
-    rest = unrolled(add_tap, PER, p + 1)
+    rest = _unrolled(add_tap, PER, p + 1)
 
     @cuda.jit(device=True)
     def add(mine, ring, x_start, rows, shifts, piece, br, acc):
@@ -157,37 +259,82 @@ def unrolled(add_tap: Any, PER: int, p: int = 0) -> Any:
     return add
 
 
-@cache
-def gather_sums(arithmetic: str, B: int, PER: int) -> Any:
-    """The sums of all warps, one kept block after another; of those that share one, in order."""
-    HEIGHT = min(B, 32)
-    TA, TB = HEIGHT // 16, B // 8
-    row_in, column_in = coordinates(arithmetic, 2 * TA), coordinates(arithmetic, TB)
-
-    @cuda.jit(device=True)
-    def gather(acc, sums, own_slices, slices, part, group, mine):
-        t = uint32(cuda.threadIdx.x)
-        g, q = t % 32 // 4, t % 4
-        for s in range(slices):
-            cuda.syncthreads()
-            if s == part and s < own_slices:
-                for p in range(PER):
-                    if p < mine:
-                        for m in range(TA):
-                            for n in range(TB):
-                                for i in range(4):
-                                    row = row_in(2 * m + i // 2, g)
-                                    column = column_in(n, 2 * q + i % 2)
-                                    at = ((group * PER + p) * HEIGHT + row) * B + column
-                                    if s == 0:
-                                        sums[at] = acc[p, m, n, i]
-                                    else:
-                                        sums[at] += acc[p, m, n, i]
-        cuda.syncthreads()
-
-    return gather
-
-
 def coordinates(arithmetic: str, UNITS: int) -> Any:
     """Where line g of unit u stands, of the 8 UNITS lines of a result."""
-    return singles.coordinates(UNITS if arithmetic not in halves.MMA else 1)
+    return singles.coordinates(1 if is_16_bit(arithmetic) else UNITS)
+
+
+def stored_as(y: DeviceArray, size: int) -> tuple[DeviceArray, str]:
+    """y as one axis, and how it is stored: "whole" where blocks have no edge, in "pairs", or not.
+
+    Pairs are of 16 bits; of whole blocks of float32 four values go at once.
+    """
+    whole = y.shape[2] % size == 0
+    if y.itemsize == 4:
+        return span(y), "whole" if whole and y.address % 16 == 0 else "alone"
+    if y.shape[2] % 2 or y.address % 4:
+        return span(y), "alone"
+    y = span(y)
+    pairs = DeviceArray(y.address, (y.size // 2,), np.uint32, None, y.owner)
+    return pairs, "whole" if whole else "pairs"
+
+
+@cache
+def store_tile(arithmetic: str, TA: int, TB: int, stored: str) -> Any:
+    """store(acc, y, out_rows, own, left, features): a warp's sums to rows of y, from column `left`.
+
+    Its 16 TA rows of the tile are those from `own` on; out_rows[m] is -1 where row m is no output.
+    """
+    if is_16_bit(arithmetic):
+        return _store_16_bit(arithmetic, TA, TB, stored)
+    return _store_float32(TA, TB, stored == "whole" and TB % 4 == 0)
+
+
+def _store_16_bit(dtype: str, TA: int, TB: int, stored: str) -> Any:
+    WHOLE, PAIRS, pack = stored == "whole", stored != "alone", halves.PACK[dtype]
+
+    @cuda.jit(device=True)
+    def store(acc, y, out_rows, own, left, features):
+        lane = uint32(cuda.threadIdx.x) % 32
+        for m in range(TA):
+            for h in range(2):
+                row = out_rows[own + 16 * m + halves.row_of(lane, 2 * h)]
+                if row >= 0:
+                    column = int64(left) + int64(halves.column_of(lane, 0))
+                    at = int64(row) * features + column
+                    at = at // 2 if PAIRS else at
+                    for n in range(TB):
+                        pair = pack(acc[m, n, 2 * h], acc[m, n, 2 * h + 1])
+                        inside = features - column - 8 * n
+                        if WHOLE or (PAIRS and inside > 0):
+                            y[at + 4 * n] = pair
+                        elif inside > 0:
+                            y[at + 8 * n] = uint16(pair & uint32(0xFFFF))
+                            if inside > 1:
+                                y[at + 8 * n + 1] = uint16(pair >> uint32(16))
+
+    return store
+
+
+def _store_float32(TA: int, TB: int, fours: bool) -> Any:
+    column_in = singles.coordinates(TB)
+
+    @cuda.jit(device=True)
+    def store(acc, y, out_rows, own, left, features):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for m in range(TA):
+            for i in range(4):
+                row = out_rows[own + 16 * m + 8 * (i // 2) + g]
+                for n in range(TB):
+                    column = left + column_in(n, 2 * q + i % 2)
+                    at = row * features + column
+                    if row >= 0 and column < features:
+                        if fours:
+                            if n % 4 == 0:
+                                a, b, c = acc[m, n + 1, i], acc[m, n + 2, i], acc[m, n + 3, i]
+                                store_4xf32(y, at, acc[m, n, i], a, b, c)
+                        else:
+                            y[at] = acc[m, n, i]
+
+    return store

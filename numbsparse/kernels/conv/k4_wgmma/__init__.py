@@ -1,51 +1,90 @@
-"""Rung 4: `wgmma` multiplies pixels where the copy engine laid them.
+"""Rung 4: `wgmma` multiplies pixels where the copy engine put them.
 
-In the rung before, every tap takes its pixels out of the box into registers, row by row: as many
-instructions as products. `wgmma` reads both factors from shared memory by itself, in groups of 8
-lines at equal distances. Eight neighbours of a line of the picture are such a group, and 8 lines of
-it, a box apart, are the 64 rows of a product: a tap is one number, where in the box they begin.
+In the rung before, every thread works out where its pixels are and asks for 16 bytes at a time, and
+every tap takes its pixels out of the box into registers, row by row: together as many instructions
+as products. Here one lane asks the copy engine for a whole box, of five axes (image, depth, height,
+width, features), from wherever it begins: what is outside the image arrives as zeros. Barriers that
+count its bytes tell the warps that multiply, and these tell it when a stage is free.
 
-    tiles         tiles of 8 x 8 pixels
-    schedule      which block of threads computes which line of which tile
-    rings         the boxes, and the blocks of w that come one after another for a box
-    store         y on its way to memory
-    lines         forward and input-gradient
-    singles       float32, by products of tf32
-    single_lines  forward and input-gradient of float32
-    items         pairs of blocks of features, and the taps that a product takes together
-    sums          where factors of several products lie, and where their sums go
+`wgmma` reads both factors from shared memory by itself, in groups of 8 lines at equal distances.
+Eight neighbours of a line of the image are such a group, and 8 lines of it, a box apart, are the 64
+rows of a product: a tap is one number, where in the box they begin.
+
+    lines         forward and input-gradient: rings of boxes and of blocks of w
+    products      what is multiplied and stored there, of 16 bits and of float32
     weight_grad   rows of a product are the features of several taps
 
 Reads per output are those of the rung before. What limits it is shared memory, which gives 64 rows
 of x and one block of w for each product of them.
 
-float32 has its first factor in registers, and so tiles of any shape; its weight-gradient is that of
-the rungs before. They also compute what the copy engine does not serve, and pictures that tiles of
-8 x 8 would fill badly. Larger blocks are taken as several of 64, or of 32.
+float32 has its first factor in registers, and so tiles of any shape; it has no weight-gradient.
+What the copy engine does not serve, and images that tiles of 8 x 8 would fill badly, are refused.
+Larger blocks are taken as several of 64, or of 32.
 """
 
 from __future__ import annotations
 
-from numbsparse.kernels.conv import k1_naive, k2_tensor_core, k3_hopper
-from numbsparse.kernels.conv.k4_wgmma import lines, single_lines
+from numbsparse.kernels.conv.boxes import rows_of
+from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
+from numbsparse.kernels.conv.k4_wgmma import lines
 from numbsparse.kernels.conv.k4_wgmma import weight_grad as gradient
-from numbsparse.kernels.conv.repair import repair_lines
+from numbsparse.kernels.conv.window import Window
+from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
 PRODUCT_ERROR = 6  # each factor is off by 2^-22 of itself, and lo * lo is left out
 
+of_card = reach("k4_wgmma", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
-unsupported = reach("k4_wgmma", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
+
+def unsupported(product, block_size, dtype, place, batch=1, precision="highest", *call):
+    """None, or why in words: see `numbsparse.kernels.conv`."""
+    reason = of_card(product, block_size, dtype, place, batch, precision)
+    if reason is not None:
+        return reason
+    if product == "weight_grad" and str(dtype) == "float32":
+        return "k4_wgmma has no weight-gradient of float32"
+    reason = refused(product, block_size, str(dtype), batch, *call) if call else None
+    return reason and f"k4_wgmma {reason}"
+
+
+def refused(
+    product: str,
+    size: int,
+    dtype: str,
+    batch: int,
+    window: Window,
+    in_features: int,
+    out_features: int,
+) -> str | None:
+    """What the copy engine does not serve, and what would be computed in vain, in words."""
+    if product != "input_grad" and max(window.stride) > 1:
+        return f"takes a stride of 1 in {product}, got {window.stride}"
+    if product == "weight_grad":
+        if in_features % 8 or out_features % 8:
+            return f"takes multiples of 8 features, got {in_features} and {out_features}"
+        filled = not batch or gradient.fits(batch, window, size)
+    else:
+        read, written = in_features, out_features
+        if product == "input_grad":
+            read, written = written, read
+        whole, itemsize = (size, 4) if dtype == "float32" else (8, 2)
+        if read % size or written % whole:
+            return (
+                f"takes multiples of {size} features and gives multiples of {whole} in {product}, "
+                f"got {read} and {written}"
+            )
+        filled = not batch or lines.fits(product, batch, window, itemsize, size)
+    if not filled:
+        return f"takes images that mostly fill tiles of 8 x 8 pixels, got {window.big}"
+    return None
 
 
 def forward(x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w)."""
-    if max(window.stride) > 1:
-        before(values).forward(x, values, index, window, y, precision)
-    else:
-        _lines("forward", x, values, index, window, y, precision)
+    _lines("forward", x, values, index, window, y, precision)
 
 
 def input_grad(dy, values, index, window, dx, precision="highest"):
@@ -55,30 +94,19 @@ def input_grad(dy, values, index, window, dx, precision="highest"):
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
-    whole = max(window.stride) == 1 and x.shape[2] % 8 == dy.shape[2] % 8 == 0
-    served = whole and x.itemsize == 2 and k3_hopper.serves(x, dy, dvalues)
-    if not served or not gradient.fits(x, window, dvalues.shape[1]):
-        before(dvalues).weight_grad(x, dy, index, window, dvalues, precision)
-    elif not gradient.weight_grad(x, dy, index, window, dvalues):
-        k1_naive.repair_blocks(x, dy, index, window, dvalues)
-
-
-def before(values):
-    """The rung before this one that takes blocks of this size."""
-    if values.shape[1] not in k2_tensor_core.BLOCK_SIZES:
-        return k1_naive
-    return k3_hopper if values.itemsize == 2 else k2_tensor_core
+    if not x.size or not dvalues.size:
+        fill(dvalues, 0.0)
+        return
+    x, dy = (rows_of(a).values.reshape(a.shape) for a in (x, dy))
+    if not gradient.weight_grad(x, dy, index, window, dvalues):
+        repair_blocks(x, dy, index, window, dvalues)
 
 
 def _lines(product, x, values, index, window, y, precision):
-    """Where the copy engine can read x, and write y, and tiles are mostly filled."""
-    size, features = values.shape[1], y.shape[2]
-    served = x.shape[2] % size == 0 and k3_hopper.serves(x, values, y)
-    if served and x.itemsize == 4 and features % size == 0:
-        single_lines.multiply_lines(product, x, values, index, window, y, precision)
-        if precision == "highest":
-            repair_lines(product, x, values, index, window, y)
-    elif served and x.itemsize == 2 and features % 8 == 0 and lines.fits(product, x, window, size):
-        lines.multiply_lines(product, x, values, index, window, y)
-    else:
-        getattr(before(values), product)(x, values, index, window, y, precision)
+    if not x.size or not values.size:
+        fill(y, 0.0)
+        return
+    x, values = (rows_of(a).values.reshape(a.shape) for a in (x, values))
+    lines.multiply_lines(product, x, values, index, window, y, precision)
+    if x.itemsize == 4 and precision == "highest":
+        repair_lines(product, x, values, index, window, y)

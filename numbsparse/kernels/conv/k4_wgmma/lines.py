@@ -1,9 +1,11 @@
 """forward and input-gradient: tiles of outputs times the blocks of w, line after line.
 
 A block of threads has WARPGROUPS that multiply and a warp that asks for copies. Each warpgroup has
-UNITS pieces of 64 outputs, whose sums stay in registers along a line. Boxes and blocks of w come
-through two rings: for a box there are as many blocks as the line keeps taps of it. Blocks of
-threads stay for the whole launch, and go from line to line while copies for the next already run.
+UNITS pieces of 64 outputs, whose sums stay in registers along a line. Blocks of threads stay for
+the whole launch, and go from line to line while copies for the next already run. Boxes and blocks
+of w come through two rings: for a box there are as many blocks as the line keeps taps of it.
+
+What differs between 16 bits and float32, where factors are and how y is stored, is in `products`.
 """
 
 from __future__ import annotations
@@ -13,51 +15,60 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int32, int64, uint16, uint32, uint64
+from numba import cuda, float32, int32, int64, uint32, uint64
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors
-from numbsparse.kernels.conv.k2_tensor_core.boxes import in_box, spread, tile_of
-from numbsparse.kernels.conv.k2_tensor_core.tiles import Cut, cut
-from numbsparse.kernels.conv.k3_hopper.copies import block_map, box_rows, pixel_map
-from numbsparse.kernels.conv.k4_wgmma.rings import (
-    Rings,
-    block_fetcher,
-    fetcher,
-    start_rings,
-    walker,
+from numbsparse.kernels.conv.boxes import fetch_box, pixel_map, spread, start_rings, tile_of
+from numbsparse.kernels.conv.k4_wgmma.products import (
+    LineProduct,
+    output_of,
+    product_of_16_bit,
+    product_of_float32,
+    weight_of,
 )
-from numbsparse.kernels.conv.k4_wgmma.schedule import line_items
-from numbsparse.kernels.conv.k4_wgmma.store import ROWS, output_map, room_bytes, storer
-from numbsparse.kernels.conv.k4_wgmma.tiles import (
-    LARGEST,
+from numbsparse.kernels.conv.walks import Schedule, Units, line_items
+from numbsparse.kernels.conv.window import (
     PIXELS,
-    group_lines,
-    is_filled,
+    Cut,
+    Pass,
+    Window,
+    any_shapes,
+    cut,
     square_shapes,
 )
-from numbsparse.kernels.conv.walks import planned
-from numbsparse.kernels.conv.window import Pass, Window
+from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
-    Operand,
-    bulk_wait_read,
+    elect,
     fence_tensor_map,
     first_multiple,
+    mbarrier_arrive,
+    mbarrier_expect,
+    mbarrier_wait,
     shfl_idx,
-    to_local,
-    wgmma_units,
-    zeros,
 )
 
-UNITS = 2
-KINDS = {"float16": "f16", "bfloat16": "bf16"}
+
+class Rings(NamedTuple):
+    """Stages of boxes, and stages of W_TAPS blocks of w."""
+
+    X_STAGES: int
+    W_STAGES: int
+    W_TAPS: int
+
+
+def registers(warps: int) -> dict[str, Any]:
+    """For cuda.jit: a quarter of a multiprocessor has 16384 registers for so many warps."""
+    return {} if SIMULATED else {"max_registers": min(16384 // (32 * warps) // 8 * 8, 248)}
 
 
 class Shape(NamedTuple):
     """How a block of threads is made: RESIDENT of them on a multiprocessor."""
 
     WARPGROUPS: int
+    UNITS: int  # of a warpgroup
     RESIDENT: int
     MOST_ROWS: int  # of a box
     rings: Rings
@@ -65,126 +76,190 @@ class Shape(NamedTuple):
     @property
     def ROWS(self) -> int:
         """Outputs of a tile."""
-        return PIXELS * UNITS * self.WARPGROUPS
+        return PIXELS * self.UNITS * self.WARPGROUPS
 
-    def shared_bytes(self, rows: int, B: int) -> int:
-        """With boxes of so many rows."""
-        return (
-            self.rings.nbytes(rows, 2 * B, 2 * B * B) + 4 * self.WARPGROUPS * room_bytes(B) + 1024
-        )
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """For cuda.jit: a quarter of a multiprocessor has 16384 registers for its warps."""
-        warps = self.RESIDENT * (self.WARPGROUPS + 1)
-        return {} if SIMULATED else {"max_registers": min(16384 // (32 * warps) // 8 * 8, 248)}
+    def shared_items(self, box: int, adds: LineProduct) -> int:
+        """Of boxes of so many items, blocks of w, and what warps store y from."""
+        x_stages, w_stages, w_taps = self.rings
+        return x_stages * box + w_stages * w_taps * adds.SLOT + 4 * self.WARPGROUPS * adds.ROOM
 
 
-SHAPES = {
-    16: Shape(4, 2, 768, Rings(3, 2, 9)),
-    32: Shape(2, 2, 448, Rings(2, 2, 9)),
-    64: Shape(2, 1, 448, Rings(2, 8, 1)),
+SHAPES = {  # by the bytes of a value, and the features of a block; larger ones are taken as several
+    2: {
+        16: Shape(4, 2, 2, 768, Rings(3, 2, 9)),
+        32: Shape(2, 2, 2, 448, Rings(2, 2, 9)),
+        64: Shape(2, 2, 1, 448, Rings(2, 8, 1)),
+    },
+    4: {16: Shape(4, 1, 1, 640, Rings(3, 8, 2)), 32: Shape(4, 1, 1, 512, Rings(2, 6, 1))},
 }
 if SIMULATED:
-    SHAPES = {size: Shape(1, 1, 384, Rings(2, 2, 2)) for size in SHAPES}
+    SHAPES[2] = {size: Shape(1, 2, 1, 384, Rings(2, 2, 2)) for size in SHAPES[2]}
+    SHAPES[4] = {size: Shape(1, 1, 1, 384, Rings(2, 2, 1)) for size in SHAPES[4]}
 
 
-def fits(product: str, x: Any, window: Window, size: int) -> bool:
+def part_of(itemsize: int, block_size: int) -> int:
+    """The features of a block that are taken at once."""
+    return min(block_size, max(SHAPES[itemsize]))
+
+
+def fits(product: str, batch: int, window: Window, itemsize: int, block_size: int) -> bool:
     """Whether tiles are mostly filled by the outputs of each pass."""
-    shape, batch = SHAPES[min(size, LARGEST)], x.shape[0]
-    return all(
-        is_filled(cut_for(of, batch, shape), shape.ROWS, of, batch) for of in window.passes(product)
+    shape = SHAPES[itemsize][part_of(itemsize, block_size)]
+    return itemsize == 4 or all(
+        cut_for(of, batch, shape, itemsize).is_filled(of, batch, shape.ROWS)
+        for of in window.passes(product)
     )
 
 
-def cut_for(of: Pass, batch: int, shape: Shape) -> Cut:
-    return cut(of, batch, shape.ROWS, max(len(of.taps), 1), shape.MOST_ROWS, square_shapes)
+def cut_for(of: Pass, batch: int, shape: Shape, itemsize: int) -> Cut:
+    shapes = square_shapes if itemsize == 2 else any_shapes
+    return cut(of, batch, shape.ROWS, max(len(of.taps), 1), shape.MOST_ROWS, shapes)
 
 
-def multiply_lines(product, x, values, index, window, y):
+def multiply_lines(product, x, values, index, window, y, precision):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    size, dtype, batch = min(values.shape[1], LARGEST), x.dtype.name, x.shape[0]
-    parts, shape, turned = values.shape[1] // size, SHAPES[size], product == "input_grad"
-    sizes, out_sizes = window.big, window.small
-    if turned:
-        sizes, out_sizes = out_sizes, sizes
-    x, values, y = (a.view(np.uint16) for a in (x, values, y))
+    itemsize, batch, transposed = x.itemsize, x.shape[0], product == "input_grad"
+    arithmetic = precision if itemsize == 4 else x.dtype.name
+    size = part_of(itemsize, values.shape[1])
+    shape, parts = SHAPES[itemsize][size], values.shape[1] // size
+    if itemsize == 2:
+        x, values, y = (a.view(np.uint16) for a in (x, values, y))
+    w = weight_of(values, size, transposed)
     places = shape.RESIDENT * multiprocessors()
     for of in window.passes(product):
-        how = cut_for(of, batch, shape)
+        how, view = cut_for(of, batch, shape, itemsize), window.view(product, of)
         cuts = of, how.box, how.chunks, prod(how.tiles), places, parts
-        plan = planned(index, window, line_items, product, *cuts)
-        rows = box_rows(how, size)
+        *units, items, ptr = planned(index, line_items, window.taps, product, *cuts)
+        tiling = how.tiling(itemsize * size)
+        if itemsize == 2:
+            adds = product_of_16_bit(arithmetic, size, parts, shape.UNITS, how.group, transposed)
+        else:
+            adds = product_of_float32(arithmetic, size)
         launch(
-            line_kernel(dtype, size, parts, shape, group_lines(how), turned),
-            plan[-1].size - 1, 128 * shape.WARPGROUPS + 32,
-            pixel_map(x, sizes, how.images, how.box, size), block_map(values, size),
-            output_map(y, out_sizes, of, how.tile, size),
-            how.images, how.tile, how.box, rows, how.tiles, *plan,
-            shared_bytes=shape.shared_bytes(rows, size),
+            line_kernel(adds, size, shape), ptr.size - 1, 128 * shape.WARPGROUPS + 32,
+            pixel_map(x, view.sizes, how.images, how.box, size), w,
+            output_of(y, view, how.tile, size), tiling, Units(*units), Schedule(items, ptr),
+            shared_bytes=itemsize * shape.shared_items(tiling.rows * size, adds) + 1024,
         )  # fmt: skip
 
 
 @cache
-def line_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int, turned: bool) -> Any:
-    WARPGROUPS, BM, LINE, COUNT = shape.WARPGROUPS, shape.ROWS, 2 * B, UNITS * B // 2
+def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
+    WARPGROUPS, UNITS, BM = shape.WARPGROUPS, shape.UNITS, shape.ROWS
     X_STAGES, W_STAGES, W_TAPS = shape.rings
-    BARS = 2 * (X_STAGES + W_STAGES)
-    ROW16, SLOT16 = LINE // 16, B * LINE // 16  # pieces of 16 bytes of a row, and of a block
-    ROOM, W_ITEMS = room_bytes(B) // 2, W_STAGES * W_TAPS * B * B
-    x_operand, w_operand = Operand(LINE, 0, group=GROUP * LINE), Operand(LINE, 0, not turned)
-    multiply = wgmma_units(KINDS[dtype], UNITS, (B,), B // 16, x_operand, w_operand)
-    start_from, store = zeros(COUNT), storer(dtype, B)
-    fetch = fetcher(B, shape.rings, 2, B * B, block_fetcher(B, PARTS))
+    COUNT, BARS = UNITS * B // 2, 2 * (X_STAGES + W_STAGES)
+    ITEM, MEASURE, W_ITEMS = adds.item, adds.MEASURE, W_STAGES * W_TAPS * adds.SLOT
+    begin, start, store, end = adds.begin, adds.start, adds.store, adds.end
+    fetch, walk = fetcher(B, shape.rings, adds), walker(shape.rings, adds)
 
-    @cuda.jit(device=True)
-    def add(acc, ring, x_place, shift, w_place, starts):
-        at = uint32(x_place + shift * ROW16)
-        where = uint32(at + starts[0]), w_place, uint32(at + starts[1]), w_place
-        return multiply(acc, ring, 0, where, uint32(UNITS))
-
-    walk = walker(shape.rings, SLOT16, add)
-
-    @cuda.jit(**shape.options)
-    def kernel(
-        x_map, w_map, y_map, images, tile, box, x_rows, tiles, unit_ptr, unit_line, unit_other,
-        unit_chunk, entry_ptr, entry_block, entry_shift, origins, items, item_ptr,
-    ):  # fmt: skip
-        whole = cuda.shared.array(0, uint16)
+    @cuda.jit(**registers(shape.RESIDENT * (WARPGROUPS + 1)))
+    def kernel(x_map, w, y, tiling, units, schedule):
+        whole = cuda.shared.array(0, ITEM)
         # Boxes, blocks of w, and of each warp what it stores; from where swizzled lines begin.
         ring = whole[first_multiple(whole, uint32(1024)) :]
         bars = cuda.shared.array(BARS, uint64)
         places = cuda.shared.array(BM, int64)
-        spread(places, BM, images, tile)
+        spread(places, BM, tiling.images, tiling.tile)
         start_rings(bars, X_STAGES, W_STAGES, 4 * WARPGROUPS)
-        first, last_item = item_ptr[cuda.blockIdx.x], item_ptr[cuda.blockIdx.x + 1]
+        first, last_item = schedule.ptr[cuda.blockIdx.x], schedule.ptr[cuda.blockIdx.x + 1]
         t = uint32(cuda.threadIdx.x)
         warp = shfl_idx(uint32(t // 32), 0)
         if warp == 4 * WARPGROUPS:
-            cut = (images, tile, box, x_rows, tiles)
-            units = (unit_ptr, unit_other, unit_chunk, entry_ptr, entry_block, origins)
-            fetch(x_map, w_map, items, first, last_item, cut, units, ring, bars)
+            fetch(x_map, w, first, last_item, tiling, units, schedule, ring, bars)
             return
-        fence_tensor_map(y_map)
         sums = cuda.local.array(COUNT, float32)
-        own = uint32(warp // 4 * (UNITS * PIXELS))
-        starts = (
-            uint32(in_box(places[own], box) * ROW16),
-            uint32(in_box(places[own + PIXELS], box) * ROW16),
-        )
-        box16 = uint32(x_rows * ROW16)
-        room = uint32(X_STAGES * x_rows * B + W_ITEMS + warp * ROOM)
-        walked = (unit_ptr, entry_ptr, entry_shift)
+        rows = begin(y, places, warp, t % 32, tiling.box)
+        box = uint32(tiling.rows * (B // MEASURE))
+        room = uint32(X_STAGES * tiling.rows * B + W_ITEMS)
         at = (uint32(0), uint32(0), uint32(0), uint32(0))
         for item in range(first, last_item):
-            line = items[item, 1]
-            acc, at = walk(start_from(), starts, walked, line, ring, box16, bars, at)
-            image, top = tile_of(items[item, 0], images, tile, tiles)
-            to_local(acc, sums)
-            for u in range(UNITS):
-                packed = places[own + u * PIXELS + warp % 4 * ROWS]
-                column = int32(line * B)
-                store(sums, u * (B // 2), ring, room, y_map, packed, image, top, column)
-        bulk_wait_read()
+            line = schedule.items[item, 1]
+            acc, at = walk(start(sums), (sums, rows), units, line, ring, box, bars, at)
+            image, top = tile_of(schedule.items[item, 0], tiling)
+            store(acc, sums, y, places, warp, ring, room, image, top, int32(line * B))
+        end()
 
     return kernel
+
+
+@cache
+def fetcher(B: int, rings: Rings, adds: LineProduct) -> Any:
+    """Asks for the box of each unit, and for the blocks of w that are multiplied by it."""
+    X_STAGES, W_STAGES, W_TAPS = rings
+    W_FULL, ITEM, SLOT = 2 * X_STAGES, adds.NBYTES, adds.SLOT
+    begin_w, fetch_block = adds.of_w
+
+    @cuda.jit(device=True)
+    def fetch(x_map, w, first, last_item, tiling, units, schedule, ring, bars):
+        box, items = tiling.box, schedule.items
+        fence_tensor_map(x_map)
+        begin_w(w)
+        box_bytes = uint32(tiling.images * box[0] * box[1] * box[2] * (ITEM * B))
+        w_ring = uint32(X_STAGES * tiling.rows * B)
+        x_at, x_phase, w_at, w_phase = uint32(0), uint32(1), uint32(0), uint32(1)
+        for item in range(first, last_item):
+            image, top = tile_of(items[item, 0], tiling)
+            line = items[item, 1]
+            for unit in range(units.ptr[line], units.ptr[line + 1]):
+                entry, last = uint32(units.entry_ptr[unit]), uint32(units.entry_ptr[unit + 1])
+                if entry < last:
+                    origin, c = units.origins[units.chunk[unit]], int32(units.other[unit] * B)
+                    mbarrier_wait(bars, X_STAGES + x_at, x_phase)
+                    if elect() != 0:
+                        start = uint32(x_at * tiling.rows * B)
+                        mbarrier_expect(bars, x_at, box_bytes)
+                        fetch_box(ring, start, x_map, c, top, origin, image, bars, x_at)
+                    x_at, x_phase = following(x_at, x_phase, X_STAGES)
+                while entry < last:
+                    stop, full = uint32(min(entry + W_TAPS, last)), uint32(W_FULL + w_at)
+                    mbarrier_wait(bars, full + W_STAGES, w_phase)
+                    if elect() != 0:
+                        mbarrier_expect(bars, full, uint32((stop - entry) * (ITEM * SLOT)))
+                        start = uint32(w_ring + w_at * (W_TAPS * SLOT))
+                        for k in range(entry, stop):
+                            fetch_block(w, units.block[k], ring, start, bars, full)
+                            start = uint32(start + SLOT)
+                    entry = stop
+                    w_at, w_phase = following(w_at, w_phase, W_STAGES)
+
+    return fetch
+
+
+@cache
+def walker(rings: Rings, adds: LineProduct) -> Any:
+    """Reads what `fetch` asks for: multiplies the box of each unit by its blocks of w.
+
+    `box` is the size of one, in MEASURE; `at` is where a warp is in the rings.
+    """
+    X_STAGES, W_STAGES, W_TAPS = rings
+    W_FULL, SLOT, add = 2 * X_STAGES, adds.SLOT // adds.MEASURE, adds.add
+
+    @cuda.jit(device=True)
+    def walk(acc, own, units, line, ring, box, bars, at):
+        x_at, x_phase, w_at, w_phase = at
+        w_ring, first_lane = uint32(X_STAGES * box), cuda.threadIdx.x % 32 == 0
+        for unit in range(units.ptr[line], units.ptr[line + 1]):
+            entry, last = uint32(units.entry_ptr[unit]), uint32(units.entry_ptr[unit + 1])
+            if entry < last:
+                coming = units.shift[entry]
+                mbarrier_wait(bars, x_at, x_phase)
+                x_place = uint32(x_at * box)
+                while entry < last:
+                    stop = uint32(min(entry + W_TAPS, last))
+                    w_place = uint32(w_ring + w_at * (W_TAPS * SLOT))
+                    mbarrier_wait(bars, W_FULL + w_at, w_phase)
+                    while entry < stop:
+                        shift, entry = coming, uint32(entry + 1)
+                        if entry < last:  # under way while this tap is multiplied
+                            coming = units.shift[entry]
+                        acc = add(acc, ring, x_place, shift, w_place, own)
+                        w_place = uint32(w_place + SLOT)
+                    if first_lane:
+                        mbarrier_arrive(bars, W_FULL + W_STAGES + w_at)
+                    w_at, w_phase = following(w_at, w_phase, W_STAGES)
+                if first_lane:
+                    mbarrier_arrive(bars, X_STAGES + x_at)
+                x_at, x_phase = following(x_at, x_phase, X_STAGES)
+        return acc, (x_at, x_phase, w_at, w_phase)
+
+    return walk

@@ -1,17 +1,13 @@
-"""The weight-gradient: what taps see in a box, turned, times the tile of dy behind it.
+"""The weight-gradient: what taps see in a box, transposed, times the tile of dy behind it.
 
-Rows of a product are features of x, as several taps see them; its sum runs over 64 pixels, which
-lie as in `lines`, in groups of 8. Warpgroups share the units of an item, and where there are fewer,
-the pieces of a tile; their sums meet in shared memory.
-
-Where items are too few for the GPU, each is cut along the batch. The pieces of an item add to the
-same float32 numbers, one after another and always in the same order: each waits for its turn, which
-comes soon because all end at the same time.
+Rows of a product are features of x, as several taps see them; its sum runs over 64 pixels, in
+groups of 8 at equal distances, as in `lines`. Warpgroups share the units of an item, and where
+there are fewer, the pieces of a tile; their sums meet in shared memory.
 """
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -21,41 +17,38 @@ from numba import cuda, float32, int32, int64, uint16, uint32, uint64
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors
-from numbsparse.kernels.conv.k2_tensor_core.boxes import in_box, spread
-from numbsparse.kernels.conv.k2_tensor_core.tiles import Cut, cut
-from numbsparse.kernels.conv.k3_hopper.copies import (
-    box_rows,
+from numbsparse.kernels.conv.boxes import (
+    fetch_box,
+    in_box,
     pixel_map,
-    start_ring,
-    step_fetcher,
+    spread,
+    start_rings,
+    tile_of,
 )
-from numbsparse.kernels.conv.k4_wgmma.items import tap_items
-from numbsparse.kernels.conv.k4_wgmma.lines import KINDS
-from numbsparse.kernels.conv.k4_wgmma.sums import gather_units, places_from
-from numbsparse.kernels.conv.k4_wgmma.tiles import (
-    LARGEST,
-    PIXELS,
-    group_lines,
-    is_filled,
-    square_shapes,
-)
-from numbsparse.kernels.conv.turns import add_in_turn, room_for_turns
-from numbsparse.kernels.conv.walks import planned
-from numbsparse.kernels.conv.window import Pass, Window
+from numbsparse.kernels.conv.k4_wgmma.lines import registers
+from numbsparse.kernels.conv.k4_wgmma.products import KINDS
+from numbsparse.kernels.conv.walks import TapItems, tap_items
+from numbsparse.kernels.conv.window import PIXELS, Cut, Pass, Window, cut, square_shapes
+from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.parts.ring import following
+from numbsparse.kernels.parts.turns import add_in_turn, pieces_of, sums_into
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     Operand,
+    elect,
+    fence_tensor_map,
     first_multiple,
     mbarrier_arrive,
+    mbarrier_expect,
     mbarrier_wait,
     shfl_idx,
+    tma_load_5d,
+    to_local,
     wgmma_units,
     zeros,
 )
-from numbsparse.kernels.views import span
 
-LEAST_TILES = 4  # of a piece
+LARGEST = 64  # features of a block; larger ones are taken as several
 
 
 class Shape(NamedTuple):
@@ -68,12 +61,6 @@ class Shape(NamedTuple):
     MOST_ROWS: int  # of a box
     ROWS: int  # pixels of a tile
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """For cuda.jit: a quarter of a multiprocessor has 16384 registers for its warps."""
-        registers = min(16384 // (32 * (self.WARPGROUPS + 1)) // 8 * 8, 248)
-        return {} if SIMULATED else {"max_registers": registers}
-
 
 SHAPES = {
     16: Shape(4, 3, 6, 4, 640, 256),
@@ -84,10 +71,10 @@ if SIMULATED:
     SHAPES = {size: Shape(2, 2, 4, 2, 384, 128) for size in SHAPES}
 
 
-def fits(x: Any, window: Window, size: int) -> bool:
+def fits(batch: int, window: Window, size: int) -> bool:
     """Whether tiles are mostly filled."""
     (of,), shape = window.passes("weight_grad"), SHAPES[min(size, LARGEST)]
-    return is_filled(cut_for(of, x.shape[0], shape), shape.ROWS, of, x.shape[0])
+    return cut_for(of, batch, shape).is_filled(of, batch, shape.ROWS)
 
 
 def cut_for(of: Pass, batch: int, shape: Shape) -> Cut:
@@ -102,36 +89,23 @@ def weight_grad(x, dy, index, window, dvalues):
     (of,) = window.passes("weight_grad")
     how = cut_for(of, batch, shape)
     cuts = of, how.box, how.chunks, size, parts, shape.MOST_UNITS
-    plan = planned(index, window, tap_items, *cuts)
-    items, tiles = plan[0].shape[0], prod(how.tiles)
-    pieces = pieces_of(items, tiles)
-    totals, turns = room_for_turns(pieces, items, dvalues.size)
-    rows = box_rows(how, size)
-    stage = (rows + shape.ROWS) * size
+    plan = TapItems(*planned(index, tap_items, window.taps, *cuts))
+    items = plan.items.shape[0]
+    pieces = pieces_of(items, prod(how.tiles), multiprocessors())
+    tiling = how.tiling(2 * size)
+    stage = (tiling.rows + shape.ROWS) * size
     taps = shape.MOST_UNITS * (PIXELS // size)
     beyond = (PIXELS // size - 1) * how.rows * 2 * size  # what units of fewer taps may read
     shared = max(2 * shape.STAGES * stage + beyond, 4 * taps * size * size) + 1024
     launch(
-        item_kernel(dtype, size, parts, shape, group_lines(how)),
+        item_kernel(dtype, size, parts, shape, how.group),
         items * pieces, 128 * shape.WARPGROUPS + 32,
         pixel_map(x, window.big, how.images, how.box, size),
         pixel_map(dy, window.small, how.images, how.tile, size),
-        how.images, how.tile, how.box, rows, how.tiles, *plan, pieces, totals, turns, span(dvalues),
-        stage, shared_bytes=shared,
+        tiling, plan, sums_into(dvalues, items, pieces), stage,
+        shared_bytes=shared,
     )  # fmt: skip
     return how.fills(of, how.images * prod(how.tile))
-
-
-@lru_cache(maxsize=1024)
-def pieces_of(items: int, tiles: int) -> int:
-    """Into how many pieces each item is cut along the batch, so that all end soonest."""
-    turn = 2.5  # times as long as a tile
-
-    def time(pieces: int) -> float:
-        waves = -(-items * pieces // multiprocessors())
-        return waves * -(-tiles // pieces) + turn * pieces
-
-    return min(range(1, max(1, tiles // LEAST_TILES) + 1), key=time)
 
 
 @cache
@@ -145,26 +119,23 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int) -> Any
     start_from, placed, fetch = zeros(COUNT), places_from(0, UNITS), step_fetcher(B, STAGES)
     gather, add = gather_units(B, UNITS), add_in_turn(dtype, B, THREADS, PARTS)
 
-    @cuda.jit(**shape.options)
-    def kernel(
-        x_map, dy_map, images, tile, box, x_rows, tiles, item, unit_ptr, unit_where, unit_blocks,
-        origins, pieces, totals, turns, dvalues, stage,
-    ):  # fmt: skip
+    @cuda.jit(**registers(WARPGROUPS + 1))
+    def kernel(x_map, dy_map, tiling, plan, sums, stage):
         whole = cuda.shared.array(0, uint16)
         # Stages, each a box of x and a tile of dy; from where swizzled lines begin.
         ring = whole[first_multiple(whole, uint32(1024)) :]
-        sums = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory, in the end
+        gathered = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory, in the end
         bars = cuda.shared.array(BARS, uint64)
         places = cuda.shared.array(BM, int64)
         words = cuda.local.array(UNITS, uint32)
-        items = uint32(item.shape[0])
+        items, tiles = uint32(plan.items.shape[0]), tiling.tiles
         number, piece = uint32(cuda.blockIdx.x) % items, uint32(cuda.blockIdx.x) // items
         all_tiles = tiles[0] * tiles[1] * tiles[2] * tiles[3]
-        begin, end = all_tiles * piece // pieces, all_tiles * (piece + 1) // pieces
-        unit = unit_ptr[number]
-        count = unit_ptr[number + 1] - unit
-        spread(places, BM, images, tile)
-        start_ring(bars, STAGES, 4 * WARPGROUPS)
+        begin, end = all_tiles * piece // sums.pieces, all_tiles * (piece + 1) // sums.pieces
+        unit = plan.unit_ptr[number]
+        count = plan.unit_ptr[number + 1] - unit
+        spread(places, BM, tiling.images, tiling.tile)
+        start_rings(bars, STAGES, 0, 4 * WARPGROUPS)
         t = uint32(cuda.threadIdx.x)
         warp = shfl_idx(uint32(t // 32), 0)
         groups = uint32((count + UNITS - 1) // UNITS)
@@ -176,30 +147,106 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int) -> Any
         acc = start_from()
         if warp == 4 * WARPGROUPS:
             mine, part = uint32(0), slices
-            c, k = int32(item[number, 0] * B), int32(item[number, 1] * B)
-            cut, origin = (images, tile, box, x_rows, tiles), origins[item[number, 2]]
-            fetch((x_map, dy_map), (c, k), begin, end, cut, origin, ring, stage, bars)
+            c, k = int32(plan.items[number, 0] * B), int32(plan.items[number, 1] * B)
+            origin = plan.origins[plan.items[number, 2]]
+            fetch(x_map, dy_map, c, k, begin, end, tiling, origin, ring, stage, bars)
         else:
             for u in range(UNITS):
                 words[u] = 0
                 if u < mine:
-                    where = unit_where[unit + group * UNITS + u]
+                    where = plan.where[unit + group * UNITS + u]
                     words[u] = uint32((where & 0xFFFF) * ROW16 | (where >> 16) * ROW16 << 16)
-            filled = uint32(images * tile[0] * tile[1] * tile[2] // PIXELS)
+            tile = tiling.tile
+            filled = uint32(tiling.images * tile[0] * tile[1] * tile[2] // PIXELS)
             at, phase = uint32(0), uint32(0)
             for _ in range(begin, end):
                 mbarrier_wait(bars, at, phase)
                 start = uint32(at * stage // 8)
                 if mine > 0:
                     for p in range(part, filled, slices):
-                        x_at = uint32(start + in_box(places[p * PIXELS], box) * ROW16)
-                        dy_at = uint32(start + (x_rows + p * PIXELS) * ROW16)
+                        x_at = uint32(start + in_box(places[p * PIXELS], tiling.box) * ROW16)
+                        dy_at = uint32(start + (tiling.rows + p * PIXELS) * ROW16)
                         acc = multiply(acc, ring, 0, placed(words, x_at, dy_at), mine)
                 if t % 32 == 0:
                     mbarrier_arrive(bars, STAGES + at)
                 at, phase = following(at, phase, STAGES)
-        gather(acc, sums, slices, group, part, mine)
+        gather(acc, gathered, slices, group, part, mine)
         first, count = unit * PANELS, count * PANELS
-        add(sums, unit_blocks, first, count, piece, pieces, totals, turns, number, dvalues)
+        add(gathered, plan.blocks, first, count, piece, number, sums)
 
     return kernel
+
+
+@cache
+def step_fetcher(B: int, STAGES: int) -> Any:
+    """Asks for the box of x and the tile of dy behind it, of one tile of outputs after another."""
+
+    @cuda.jit(device=True)
+    def fetch(x_map, dy_map, c, k, begin, end, tiling, origin, ring, stage, bars):
+        tile, box = tiling.tile, tiling.box
+        fence_tensor_map(x_map)
+        fence_tensor_map(dy_map)
+        pixels = tiling.images * (box[0] * box[1] * box[2] + tile[0] * tile[1] * tile[2])
+        nbytes = uint32(pixels * (2 * B))
+        at, phase = uint32(0), uint32(1)
+        for step in range(begin, end):
+            image, top = tile_of(step, tiling)
+            mbarrier_wait(bars, STAGES + at, phase)
+            if elect() != 0:
+                start = uint32(at * stage)
+                mbarrier_expect(bars, at, nbytes)
+                fetch_box(ring, start, x_map, c, top, origin, image, bars, at)
+                start = uint32(start + tiling.rows * B)
+                tma_load_5d(ring, start, dy_map, k, top[2], top[1], top[0], image, bars, at)
+            at, phase = following(at, phase, STAGES)
+
+    return fetch
+
+
+def places_from(u: int, units: int) -> Any:
+    """The places of both factors of the units from u on, as a tuple of two words for each."""
+
+    @cuda.jit(device=True)
+    def last(words, x_at, dy_at):
+        return uint32(words[u] + x_at), dy_at
+
+    if u + 1 == units:
+        return last
+    rest = places_from(u + 1, units)
+
+    @cuda.jit(device=True)
+    def placed(words, x_at, dy_at):
+        return uint32(words[u] + x_at), dy_at, *rest(words, x_at, dy_at)
+
+    return placed
+
+
+@cache
+def gather_units(B: int, UNITS: int) -> Any:
+    """The sums of all warpgroups to shared memory; of those that share a unit, in order."""
+    COUNT = UNITS * B // 2
+
+    @cuda.jit(device=True)
+    def gather(acc, sums, slices, group, part, mine):
+        results = cuda.local.array(COUNT, float32)
+        to_local(acc, results)
+        t = uint32(cuda.threadIdx.x)
+        # In the accumulators, strips of 8 columns, lane 4 r + q of warp w holds columns 2 q and
+        # 2 q + 1 of rows 16 w + r and r + 8.
+        row, column = t // 32 % 4 * 16 + t % 32 // 4, t % 4 * 2
+        for s in range(slices):
+            cuda.syncthreads()
+            if s == part:
+                for u in range(UNITS):
+                    if u < mine:
+                        for i in range(B // 2):
+                            line = row + i // 2 % 2 * 8
+                            at = (group * UNITS + u) * (PIXELS * B) + line * B
+                            at += column + i // 4 * 8 + i % 2
+                            if s == 0:
+                                sums[at] = results[u * (B // 2) + i]
+                            else:
+                                sums[at] += results[u * (B // 2) + i]
+        cuda.syncthreads()
+
+    return gather

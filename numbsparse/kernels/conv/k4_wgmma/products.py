@@ -1,0 +1,319 @@
+"""What warpgroups multiply and store in forward and input-gradient: of 16 bits, and of float32.
+
+Of 16 bits, `wgmma` reads both factors from shared memory. Sums are rounded, stored as matrices into
+shared memory, and the copy engine takes them on to y, and leaves out what reaches beyond the image;
+a warp has 16 pixels at a time, two lines of 8, or 16 of one line where images have no more.
+
+Of float32, threads read the pixels of their rows wherever they are, and split them into hi and lo
+as `parts.split` says. A block of w is small against the pixels that it meets: all are
+split once, before, and laid out as wgmma reads them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from numba import cuda, float32, int32, int64, uint16, uint32
+
+from numbsparse.device import DeviceArray, empty
+from numbsparse.device.launch import launch
+from numbsparse.device.tensor_map import tensor_map
+from numbsparse.kernels.conv.boxes import in_box, plus, target_of, unpacked
+from numbsparse.kernels.conv.window import PIXELS, SIDE, Three, View
+from numbsparse.kernels.parts.fragments import PACK
+from numbsparse.kernels.parts.fragments_tf32 import coordinates
+from numbsparse.kernels.parts.split import split_exact, splitting
+from numbsparse.kernels.ptx import (
+    Operand,
+    as_float32,
+    bulk_commit,
+    bulk_load,
+    bulk_wait_read,
+    elect,
+    fence_proxy_async,
+    fence_tensor_map,
+    load_4xf32,
+    stmatrix_x4,
+    store_4xf32,
+    sync_warp,
+    tma_load_2d,
+    tma_store_5d,
+    to_local,
+    wgmma_split,
+    wgmma_units,
+    zeros,
+)
+from numbsparse.kernels.views import span
+
+KINDS = {"float16": "f16", "bfloat16": "bf16"}
+ROWS = 16  # of a warp
+CHUNK, RUN = 16, 4  # terms of a sum that four lanes hold, each four neighbours
+SPLIT_THREADS = 128
+
+
+class LineProduct(NamedTuple):
+    """Of warpgroups that have UNITS pieces of 64 outputs.
+
+    item, NBYTES : what shared memory holds
+    MEASURE : items that are one in the places that `add` takes
+    SLOT : items of a block of w
+    ROOM : items of shared memory that a warp stores y from
+    of_w : (begin(w), fetch_block(w, block, ring, start, bars, full))
+    begin : begin(y, places, warp, lane, box), where a thread's rows are in a box
+    start : start(sums), accumulators of zeros, or None where they are `sums`
+    add : add(acc, ring, x_place, shift, w_place, (sums, rows)), the accumulators with a tap added;
+        None where they are `sums`
+    store : store(acc, sums, y, places, warp, ring, room, image, top, column)
+    end : end(), after the last one
+    """
+
+    item: Any
+    NBYTES: int
+    MEASURE: int
+    SLOT: int
+    ROOM: int
+    of_w: Any
+    begin: Any
+    start: Any
+    add: Any
+    store: Any
+    end: Any
+
+
+def weight_of(values: DeviceArray, B: int, transposed: bool) -> DeviceArray:
+    """The blocks (n_blocks, size, size) for the copy engine: B x B of one at a time."""
+    if values.itemsize == 2:
+        return tensor_map(values.reshape(-1, values.shape[2]), (B, B), 2 * B)
+    return _split_blocks(values, B, transposed)
+
+
+class Output(NamedTuple):
+    """y, as one axis, for threads that store it themselves."""
+
+    batch: int
+    view: View
+    values: DeviceArray
+    features: int
+
+
+def output_of(y: DeviceArray, view: View, tile: Three, B: int) -> Any:
+    """The outputs of a pass in y (batch, pixels, features)."""
+    batch, pixels, features = y.shape
+    if y.itemsize == 4:
+        return Output(batch, view, span(y), features)
+    sizes, row = view.out_sizes, features * y.itemsize
+    along = (sizes[1] * sizes[2] * row, sizes[2] * row, row)
+    address = y.address + sum(f * s for f, s in zip(view.first, along, strict=True))
+    strides = (pixels * row, *(n * s for n, s in zip(view.step, along, strict=True)), y.itemsize)
+    outputs = DeviceArray(address, (batch, *view.counts, features), y.dtype, strides, y.owner)
+    lines = (1, ROWS) if tile[2] > SIDE else (ROWS // SIDE, SIDE)
+    return tensor_map(outputs, (1, 1, *lines, B), 2 * B)
+
+
+@cache
+def product_of_16_bit(
+    dtype: str, B: int, PARTS: int, UNITS: int, GROUP: int, transposed: bool
+) -> LineProduct:
+    LINE, COUNT, OWN, ROOM = 2 * B, UNITS * B // 2, UNITS * PIXELS, B * ROWS
+    ROW16 = LINE // 16  # pieces of 16 bytes of a row
+    x_operand, w_operand = Operand(LINE, 0, group=GROUP * LINE), Operand(LINE, 0, not transposed)
+    multiply = wgmma_units(KINDS[dtype], UNITS, (B,), B // 16, x_operand, w_operand)
+    start_from, store_unit = zeros(COUNT), _store_unit(dtype, B)
+
+    @cuda.jit(device=True)
+    def begin_w(w_map):
+        fence_tensor_map(w_map)
+
+    @cuda.jit(device=True)
+    def fetch_block(w_map, block, ring, start, bars, full):
+        row, column = int32(block // PARTS * B), int32(block % PARTS * B)
+        tma_load_2d(ring, start, w_map, column, row, bars, full)
+
+    @cuda.jit(device=True)
+    def begin(y_map, places, warp, lane, box):
+        fence_tensor_map(y_map)
+        own = uint32(warp // 4 * OWN)
+        return (
+            uint32(in_box(places[own], box) * ROW16),
+            uint32(in_box(places[own + PIXELS], box) * ROW16),
+        )
+
+    @cuda.jit(device=True)
+    def start(sums):
+        return start_from()
+
+    @cuda.jit(device=True)
+    def add(acc, ring, x_place, shift, w_place, own):
+        _, rows = own
+        at = uint32(x_place + shift * ROW16)
+        where = uint32(at + rows[0]), w_place, uint32(at + rows[1]), w_place
+        return multiply(acc, ring, 0, where, uint32(UNITS))
+
+    @cuda.jit(device=True)
+    def store(acc, sums, y_map, places, warp, ring, room, image, top, column):
+        to_local(acc, sums)
+        own = uint32(warp // 4 * OWN)
+        for u in range(UNITS):
+            packed = places[own + u * PIXELS + warp % 4 * ROWS]
+            store_unit(
+                sums, u * (B // 2), ring, room + warp * ROOM, y_map, packed, image, top, column
+            )
+
+    @cuda.jit(device=True)
+    def end():
+        bulk_wait_read()
+
+    return LineProduct(
+        uint16, 2, 8, B * B, ROOM, (begin_w, fetch_block), begin, start, add, store, end
+    )
+
+
+@cache
+def _store_unit(dtype: str, B: int) -> Any:
+    """store(sums, first, ring, room, y_map, packed, image, top, column).
+
+    sums : from `first` on, those of a thread in 16 x B sums: in every strip of 8 columns, lane
+        4 r + q has columns 2 q and 2 q + 1 of rows r and r + 8
+    room : item of `ring`; of the warp alone
+    packed : the place of the first output, as `spread` gives it, in the tile of `image` and `top`
+    """
+    STRIPS, LINE, pack = B // 8, 2 * B, PACK[dtype]
+    SWAPS = LINE // 16 - 1
+
+    @cuda.jit(device=True)
+    def store(sums, first, ring, room, y_map, packed, image, top, column):
+        lane = uint32(cuda.threadIdx.x) % 32
+        # A lane has a line of one of four matrices: two strips, and in each two halves.
+        strip, half, line = lane // 16, lane // 8 % 2, lane % 8
+        byte = uint32((8 * half + line) * LINE + 16 * strip)
+        byte = uint32(byte ^ (byte >> 7 & SWAPS) << 4)
+        bulk_wait_read()
+        sync_warp()
+        for s in range(0, STRIPS, 2):
+            i = first + 4 * s
+            stmatrix_x4(
+                ring, room + (byte ^ (16 * s)) // 2,
+                pack(sums[i], sums[i + 1]), pack(sums[i + 2], sums[i + 3]),
+                pack(sums[i + 4], sums[i + 5]), pack(sums[i + 6], sums[i + 7]),
+            )  # fmt: skip
+        fence_proxy_async()
+        sync_warp()
+        if elect() != 0 and packed >= 0:
+            n, q = unpacked(packed)
+            z, y, x = int32(top[0] + q[0]), int32(top[1] + q[1]), int32(top[2] + q[2])
+            tma_store_5d(ring, room, y_map, column, x, y, z, int32(image + n))
+            bulk_commit()
+
+    return store
+
+
+@cache
+def product_of_float32(precision: str, B: int) -> LineProduct:
+    SLOT, LINE, REGISTERS, CHUNKS = 2 * B * B, 4 * B, B // 2, B // CHUNK
+    SWAPS, exact, TB = LINE // 16 - 1, precision == "highest", B // 8
+    split = splitting(exact)
+    multiply, column_in = wgmma_split(B, TB, exact), coordinates(TB)
+
+    @cuda.jit(device=True)
+    def begin_w(blocks):
+        pass
+
+    @cuda.jit(device=True)
+    def fetch_block(blocks, block, ring, start, bars, full):
+        bulk_load(ring, start, blocks, int64(block) * SLOT, uint32(4 * SLOT), bars, full)
+
+    @cuda.jit(device=True)
+    def first_row(warp, lane):
+        """Of 8 neighbours that pixel which is line g of a product: lanes meet no bank twice."""
+        g = lane // 4
+        return warp * ROWS + (g // 2 + g % 2 * 4 if B == 32 else g)
+
+    @cuda.jit(device=True)
+    def begin(y, places, warp, lane, box):
+        own = first_row(warp, lane)
+        return in_box(places[own], box), in_box(places[own + 8], box)
+
+    @cuda.jit(device=True)
+    def start(sums):
+        for i in range(REGISTERS):
+            sums[i] = 0
+
+    @cuda.jit(device=True)
+    def add(_, ring, x_place, shift, w_place, own):
+        sums, rows = own
+        hi, lo = cuda.local.array(REGISTERS, uint32), cuda.local.array(REGISTERS, uint32)
+        q = uint32(cuda.threadIdx.x) % 4
+        for h in range(2):
+            line = uint32((rows[h] + shift) * LINE)
+            for c in range(CHUNKS):
+                byte = uint32(line + 16 * (4 * c + q))
+                byte = uint32(byte ^ (byte >> 7 & SWAPS) << 4)
+                run = load_4xf32(ring, uint32(x_place + byte // 4))
+                for j in range(RUN):
+                    i = (c * 2 + j // 2) * 4 + j % 2 * 2 + h
+                    hi[i], lo[i] = split(run[j])
+        multiply(sums, hi, lo, ring, w_place)
+
+    @cuda.jit(device=True)
+    def store(_, sums, y, places, warp, ring, room, image, top, column):
+        lane = uint32(cuda.threadIdx.x) % 32
+        own, q = first_row(warp, lane), lane % 4
+        for h in range(2):
+            packed = places[own + 8 * h]
+            n, place = unpacked(packed)
+            row = target_of(image + n, y.batch, plus(top, place), y.view)
+            if packed >= 0 and row >= 0:
+                for e in range(2):
+                    i = 2 * h + e
+                    for u in range(TB):
+                        at = int64(row) * y.features + column + column_in(u, 2 * q + e)
+                        if TB % 4:
+                            y.values[at] = sums[4 * u + i]
+                        elif u % 4 == 0:
+                            a, b, c = sums[4 * u + 4 + i], sums[4 * u + 8 + i], sums[4 * u + 12 + i]
+                            store_4xf32(y.values, at, sums[4 * u + i], a, b, c)
+
+    @cuda.jit(device=True)
+    def end():
+        pass
+
+    return LineProduct(
+        float32, 4, 1, SLOT, 0, (begin_w, fetch_block), begin, start, add, store, end
+    )
+
+
+def _split_blocks(values: DeviceArray, B: int, transposed: bool) -> DeviceArray:
+    """(blocks of B x B, hi or lo, 4 terms, 8 columns, column, term), gapless."""
+    blocks = empty((2 * values.size,), values.dtype)
+    grid = -(-values.size // (RUN * SPLIT_THREADS))
+    kernel = _split_kernel(B, values.shape[1] // B, transposed)
+    launch(kernel, grid, SPLIT_THREADS, span(values), blocks)
+    return blocks
+
+
+@cache
+def _split_kernel(B: int, PARTS: int, transposed: bool) -> Any:
+    column_of, SIZE = coordinates(B // 8), B * PARTS
+
+    @cuda.jit
+    def kernel(values, blocks):
+        at = RUN * int64(cuda.grid(1))  # of four terms of a column
+        if at >= values.size:
+            return
+        block, rest = at // (B * B), int32(at % (B * B))
+        terms, column = rest // (RUN * B), rest // RUN % B
+        n = column_of(column // 8, column % 8)
+        his, los = cuda.local.array(RUN, float32), cuda.local.array(RUN, float32)
+        for q in range(RUN):
+            k = terms // RUN * CHUNK + RUN * q + terms % RUN
+            down, across = (n, k) if transposed else (k, n)
+            row = block // PARTS * B + down
+            value = values[row * SIZE + block % PARTS * B + across]
+            hi, lo = split_exact(value)
+            his[q], los[q] = as_float32(hi), as_float32(lo)
+        to = block * (2 * B * B) + rest
+        store_4xf32(blocks, to, his[0], his[1], his[2], his[3])
+        store_4xf32(blocks, to + B * B, los[0], los[1], los[2], los[3])
+
+    return kernel
