@@ -6,6 +6,7 @@ A section is a function of the options that yields rows. All shapes have B = 32 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from numbsparse import patterns
@@ -18,7 +19,8 @@ from numbsparse.bench.gpu.measure import Row
 from numbsparse.bench.gpu.options import Options
 from numbsparse.bench.gpu.peers import CUBLAS, CUSPARSE, TRITON
 from numbsparse.bench.gpu.problem import Problem
-from numbsparse.kernels.matmul import PRODUCTS
+from numbsparse.kernels.ladder import NAMES, step
+from numbsparse.kernels.matmul import OWN, PRODUCTS, add_rung
 from numbsparse.layout import Layout
 
 FIGURE = [("float32", "highest"), ("float16", "highest")]
@@ -72,6 +74,31 @@ def ladder(options: Options) -> Iterator[Row]:
         for dtype, precision in FIGURE:
             problem = Problem(_random(features, size, 0.1), size, batch, dtype, precision)
             yield from _products(problem, options)
+
+
+def steps(options: Options) -> Iterator[Row]:
+    """The taught ladder, forward, beside the rungs whose techniques it teaches."""
+    beside = {"float32": "k3_registers,k4_pipelined", "float16": "k5_tensor_core,k6_hopper"}
+    features, batch = (128, 128) if options.quick else (8192, 8192)
+    with _entered():
+        for dtype, rungs in beside.items():
+            for size in (32,) if options.quick else (32, 64, 128):
+                problem = Problem(_random(features, size, 0.1), size, batch, dtype)
+                kernels = ",".join((*NAMES, rungs))
+                kernels = kernels if options.kernels == "auto" else options.kernels
+                yield options.measure(problem, "forward", kernels, (), options.seconds)
+
+
+@contextmanager
+def _entered() -> Iterator[None]:
+    """The taught steps among the rungs, and afterwards no more."""
+    for name in NAMES:
+        add_rung(name, step(name))
+    try:
+        yield
+    finally:
+        for name in NAMES:
+            del OWN[name]
 
 
 def layouts(options: Options) -> Iterator[Row]:
@@ -132,6 +159,7 @@ SECTIONS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "float16": float16,
     "float32": float32,
     "ladder": ladder,
+    "steps": steps,
     "layouts": layouts,
     "sweep": sweep,
     "feature_major": feature_major,

@@ -16,6 +16,7 @@ HEADINGS = {
     "float16": "every block size; in brackets, times as fast as cuBLAS, dense",
     "float32": "every block size; in brackets, times as fast as cuBLAS, dense",
     "ladder": "in brackets, how many times as fast as the rung before",
+    "steps": "the taught ladder; in brackets, how many times as fast as the one before",
     "layouts": "in brackets, the time a block against as many random blocks",
     "sweep": "in brackets, the time a block and row of the batch against the unchanged case",
     "feature_major": "activations as `w @ x` has them; in brackets, the time against batch-major",
@@ -45,7 +46,7 @@ def line(section: str, row: Row, rows: list[Row]) -> str:
         f"{row['features']:5} x {row['batch']:<4} B {row['block_size']:<3} {row['density']:<6.2g}"
     )
     cells = [_cell(name, row, rows) for name in (*row["seconds"], *row["not_timed"])]
-    if section == "ladder":
+    if section in ("ladder", "steps"):
         cells = [cell + gain for cell, gain in zip(cells, _gains(row), strict=True)]
     return f"  {what:15} {size} {label}{label and ' '}{row['product']:11} " + "; ".join(cells)
 

@@ -84,6 +84,7 @@ def line_kernel(B: int) -> Any:
     def kernel(x, values, indptr, indices, blocks, y, in_features, out_features):
         xs = cuda.shared.array(BOTH_XS, types.float16, ALIGNMENT)
         ws = cuda.shared.array(BOTH_WS, types.float16, ALIGNMENT)
+        xr = cuda.local.array((MS, 4), uint32)
         acc = cuda.local.array((MS, KS, 4), float32)
         for m in range(MS):
             for k in range(KS):
@@ -110,14 +111,17 @@ def line_kernel(B: int) -> Any:
                 x_tile = uint32(step % 2 * XS + (warp * WM + lane % 16) * X_LINE + lane // 16 * 8)
                 w_tile = uint32(step % 2 * WS + lane % 16 * W_LINE + lane // 16 * 8)
                 for i in range(0, BK, 16):
+                    for m in range(MS):
+                        a = xr[m]
+                        a[0], a[1], a[2], a[3] = ldmatrix_x4(xs, x_tile + m * 16 * X_LINE + i)
                     for k in range(0, KS, 2):
-                        wr = ldmatrix_x4_trans(ws, w_tile + i * W_LINE + k * 8)
+                        b = ldmatrix_x4_trans(ws, w_tile + i * W_LINE + k * 8)
                         for m in range(MS):
-                            xr = ldmatrix_x4(xs, x_tile + m * 16 * X_LINE + i)
                             for h in range(2):
-                                c = acc[m, k + h]
+                                a, c = xr[m], acc[m, k + h]
                                 c[0], c[1], c[2], c[3] = mma_m16n8k16_f16(
-                                    *xr, wr[2 * h], wr[2 * h + 1], c[0], c[1], c[2], c[3]
+                                    *(a[0], a[1], a[2], a[3], b[2 * h], b[2 * h + 1]),
+                                    *(c[0], c[1], c[2], c[3]),
                                 )
                 cuda.syncthreads()
         # A lane holds two neighbours of a row, and the same two columns eight rows further down.

@@ -81,6 +81,7 @@ def line_kernel(B: int) -> Any:
     def kernel(x_map, w_map, indptr, indices, blocks, y, out_features):
         ring = cuda.shared.array(0, uint8)
         full = cuda.shared.array(STAGES, uint64)
+        xr = cuda.local.array((MS, 4), uint32)
         acc = cuda.local.array((MS, KS, 4), float32)
         for m in range(MS):
             for k in range(KS):
@@ -117,14 +118,19 @@ def line_kernel(B: int) -> Any:
                 x_tile = uint32(base + stage * STAGE + warp * WM * LINE)
                 w_tile = uint32(base + stage * STAGE + XS)
                 for i in range(0, BK, 16):
+                    for m in range(MS):
+                        a = xr[m]
+                        a[0], a[1], a[2], a[3] = ldmatrix_x4(
+                            ring, x_tile + m * 16 * LINE + (line ^ i * 2)
+                        )
                     for k in range(0, KS, 2):
-                        wr = ldmatrix_x4_trans(ring, w_tile + i * LINE + (line ^ k * 16))
+                        b = ldmatrix_x4_trans(ring, w_tile + i * LINE + (line ^ k * 16))
                         for m in range(MS):
-                            xr = ldmatrix_x4(ring, x_tile + m * 16 * LINE + (line ^ i * 2))
                             for h in range(2):
-                                c = acc[m, k + h]
+                                a, c = xr[m], acc[m, k + h]
                                 c[0], c[1], c[2], c[3] = mma_m16n8k16_f16(
-                                    *xr, wr[2 * h], wr[2 * h + 1], c[0], c[1], c[2], c[3]
+                                    *(a[0], a[1], a[2], a[3], b[2 * h], b[2 * h + 1]),
+                                    *(c[0], c[1], c[2], c[3]),
                                 )
                 cuda.syncthreads()
         # A lane holds two neighbours of a row, and the same two columns eight rows further down.

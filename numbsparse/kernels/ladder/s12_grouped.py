@@ -104,7 +104,8 @@ def grouped(keeps, COLUMNS):
     """(groups, COLUMNS): each column with those left that keep most of what its group keeps."""
     left, groups = np.arange(len(keeps)), []
     while left.size:
-        own, together = [], np.zeros_like(keeps[0])
+        own: list[int] = []
+        together = np.zeros_like(keeps[0])
         for _ in range(COLUMNS):
             best = np.argmax(keeps[left] @ (2 * together - 1) if own else keeps[left].sum(1))
             own.append(left[best])
