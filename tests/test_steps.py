@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from difflib import SequenceMatcher
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +10,10 @@ import numpy as np
 import pytest
 
 import numbsparse as ns
+from numbsparse import __main__ as command_line
 from numbsparse import device, ops
+from numbsparse.bench import rungs, steps, walls
+from numbsparse.bench.gpu.results import save
 from numbsparse.bench.reads import arriving, reads
 from numbsparse.bench.roofline import Roofline, roofline
 from numbsparse.bench.rungs import on_gpu
@@ -229,21 +231,10 @@ LONGEST, MOST_NEW = 200, 60
 MORE = {"s12_grouped": 85}  # its plan, which the steps after it import
 
 
-def text_of(name):
-    return Path(ladder.step(name).__file__).read_text(encoding="utf-8")
-
-
-def new_lines(before, after):
-    """Lines of a step, docstrings aside, that the step before has not."""
-    bodies = [text_of(name).split('"""', 2)[2].splitlines() for name in (before, after)]
-    matcher = SequenceMatcher(None, *bodies, autojunk=False)
-    return sum(end - begin for what, _, _, begin, end in matcher.get_opcodes() if what != "equal")
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_is_one_short_file(name):
-    assert text_of(name).count("\n") <= LONGEST
-    words = " ".join(ast.get_docstring(ast.parse(text_of(name))).split())
+    assert steps.text_of(name).count("\n") <= LONGEST
+    words = " ".join(ast.get_docstring(ast.parse(steps.text_of(name))).split())
     assert words.startswith(f"Step {NAMES.index(name) + 1}: ")
     for part in ("What changed since the", "Reads per output, for a sum of K", "The limit: "):
         assert part in words
@@ -251,7 +242,7 @@ def test_a_step_is_one_short_file(name):
 
 @pytest.mark.parametrize(("before", "after"), list(pairwise(NAMES)), ids=NAMES[1:])
 def test_a_step_is_a_small_diff(before, after):
-    found = new_lines(before, after)
+    found = steps.new_lines(before, after)
     assert found <= MORE.get(after, MOST_NEW)
     assert after not in MORE or found > MOST_NEW
 
@@ -261,7 +252,7 @@ def test_steps_share_their_names(name):
     """What a local name means stands in the room's docstring; each step uses the same ones."""
     kernel = next(
         node
-        for node in ast.walk(ast.parse(text_of(name)))
+        for node in ast.walk(ast.parse(steps.text_of(name)))
         if isinstance(node, ast.FunctionDef) and node.name in ("kernel", "forward_kernel")
     )
     used = {node.id for node in ast.walk(kernel) if isinstance(node, ast.Name)}
@@ -275,3 +266,83 @@ def test_the_steps_are_the_files():
     assert ladder.STEPS[NAMES[0]] is ladder.step(NAMES[0])
     with pytest.raises(AttributeError, match="no attribute 'RUNGS'"):
         ladder.RUNGS  # noqa: B018
+
+
+@pytest.fixture
+def timed(monkeypatch, tmp_path):
+    """Results in which step n takes 1/n seconds at B = 32, and nothing else was timed."""
+    known = {"limits": on_gpu()["limits"], "ladder": on_gpu()["ladder"]}
+    row = forward_row("float16") | {"not_timed": {}}
+    halves = {name: 1 / (i + 1) for i, name in enumerate(NAMES) if name > "s08"}
+    section = {"machine": "a card", "command": "bench", "took": 1.0}
+    section["rows"] = [row | {"seconds": halves}]
+    save(tmp_path / "cuda.json", known | {"steps": section})
+    save(tmp_path / "profile.json", {"float16": {"machine": "a card", "command": "", "rows": []}})
+    monkeypatch.setattr(rungs, "RESULTS", tmp_path)
+
+
+def test_steps_are_tabulated(timed):
+    first, *_, last = steps.figures()
+    assert (first.new, first.gain, first.speeds) == (None, None, (None, None, None))
+    assert last.gain == pytest.approx(14 / 13, rel=1e-4)
+    assert last.speeds[0] == pytest.approx(14 * forward_row("float16")["flops"], rel=1e-4)
+    lines = steps.written().splitlines()
+    assert "a card; `bench`" in lines[0]
+    assert len(lines) == 4 + len(NAMES)
+    assert lines[-1].startswith("| [s14_cluster](ladder/s14_cluster.py) | clusters, whose blocks")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_steps_are_printed_below_the_rungs(capsys, dtype):
+    command_line.main(["ladder", "--dtype", dtype])
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 100
+    places = [printed.index(f"\n{name} ") for name in ("k8_small_batch", *NAMES)]
+    assert places == sorted(places)
+
+
+def test_only_a_section_enters_the_steps_among_the_rungs():
+    from numbsparse.bench.gpu.options import Options
+    from numbsparse.bench.gpu.sections import SECTIONS
+    from numbsparse.kernels.matmul import OWN
+
+    def measure(problem, product, kernels, others, seconds):
+        assert set(NAMES) <= OWN.keys()
+        return {"product": product, "size": problem.block_size, "kernels": kernels}
+
+    rows = list(SECTIONS["steps"](Options(measure=measure)))
+    assert {(row["product"], row["size"]) for row in rows} == {("forward", B) for B in SIZES}
+    assert all(row["kernels"].startswith(",".join(NAMES)) for row in rows)
+    assert not set(NAMES) & OWN.keys()
+
+
+CEILINGS = {  # files and lines that a reader opens for one forward product
+    "k1_naive": (1, 120),
+    "k2_shared": (2, 250),
+    "k3_registers": (1, 300),
+    "k4_pipelined": (5, 700),
+    "k5_tensor_core": (10, 1_340),
+    "k6_hopper": (16, 2_170),
+    "k7_small_blocks": (18, 2_610),
+    "k8_small_batch": (19, 2_420),
+}
+
+
+@pytest.mark.parametrize("name", CEILINGS)
+def test_no_rung_becomes_a_higher_wall(name):
+    found = walls.wall_of(name)
+    files, lines = CEILINGS[name]
+    assert found.files <= files
+    assert found.lines <= lines
+
+
+def test_a_wall_is_what_forward_names():
+    opened = {
+        path.name for path in walls.files_for("numbsparse.kernels.matmul.k2_shared", "forward")
+    }
+    assert opened == {"k2_shared.py", "k1_naive.py"}
+    names = [path.name for path in walls.files_for(f"{walls.ROOM}.k6_hopper", "forward")]
+    assert {"produce.py", "consume.py", "store.py"} <= set(names)
+    assert not {"weight_grad.py", "ring.py", "emitted.py"} & set(names)
+    for name in CEILINGS:
+        assert f"| {name} | " in walls.walls()

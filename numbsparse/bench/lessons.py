@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 
+from numbsparse.bench import steps
 from numbsparse.bench.gpu.profile import WAITS
 from numbsparse.bench.markdown import table
 from numbsparse.bench.reads import reads, reads_at
@@ -25,6 +26,7 @@ from numbsparse.bench.rungs import (
     teraflops,
 )
 from numbsparse.bench.walks import EXAMPLE, picture
+from numbsparse.bench.walls import walls
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
 from numbsparse.layout import Layout
 
@@ -129,6 +131,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "machine": machine,
     "limits": limits,
     "counts": counts,
+    "steps": steps.written,
+    "walls": walls,
     **{name: partial(figures, name) for name in BEFORE},
 }
 
