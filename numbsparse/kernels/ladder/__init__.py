@@ -38,6 +38,7 @@ NAMES = (
     "s12_grouped",
     "s13_persistent",
     "s14_cluster",
+    "s15_store",
 )
 """The steps, in reading order."""
 

@@ -1,8 +1,8 @@
 """Step 2: addresses of 32 bits, and constants.
 
 The same reads and the same sums. But the kernel is made by a function, for one block size: B is a
-constant in it, so that a division by B is a shift, and the loop over a block is unrolled: 2 B loads
-whose addresses differ by constants that stand in the instructions.
+constant in it, so that a division by B is a shift, and the loop over a block is unrolled: addresses
+of neighbouring loads differ by constants that stand in the instructions.
 
 What changed since the step before: arrays are passed with one axis, and where a row begins is
 worked out once, in unsigned 32-bit numbers. NumPy's rule that -1 is the last item costs a test for

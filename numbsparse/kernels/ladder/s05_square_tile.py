@@ -11,8 +11,8 @@ the same bank of shared memory and be served one after the other (a bank conflic
 Reads per output, for a sum of K products: K / BN + K / BM from global memory; K / TN + K / TM from
 shared memory.
 
-The limit: the issue slots. Of three instructions one is a load, each of four bytes. The next step
-loads sixteen in one.
+The limit: the issue slots. The inner loop has three loads for each eight multiply-adds, and each of
+them brings four bytes to a lane. The next step brings sixteen.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ def line_kernel(B: int) -> Any:
                 for m in range(TM):
                     x0, x1, x2, x3 = load_4xf32(xs, (ty + m * TY) * LINE + i)
                     for k in range(TN):
-                        acc[m, k] += x0 * wr[0, k] + x1 * wr[1, k] + x2 * wr[2, k] + x3 * wr[3, k]
+                        total = acc[m, k] + x0 * wr[0, k] + x1 * wr[1, k]
+                        acc[m, k] = total + x2 * wr[2, k] + x3 * wr[3, k]
             cuda.syncthreads()
         for m in range(TM):
             y_at = uint32((top + ty + m * TY) * out_features + left + tx * TN)
