@@ -92,7 +92,7 @@ def test_a_step_with_a_producer_is_right_in_every_order(name, order):
 @simulator
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_has_no_races(name):
-    size, inputs, outputs = 32, 3, 32
+    size, inputs, outputs = 32, 5, 32
     if name in HOPPER:  # more steps than the four stages that a ring then has
         size, inputs, outputs = 64, 6, 128
     case = Case(rows_of(name), inputs * size, outputs, size, 0.9)
@@ -192,6 +192,7 @@ def test_the_formula_is_what_is_counted(name):
     index_reads = counted.global_reads.nbytes - found.from_global * y.nbytes
     threads = counted.grid[0] * counted.block[0]
     assert 0 <= index_reads <= 24 * threads
+    assert counted.shared_reads.excess == 0  # no bank conflicts
     assert counted.unseen == ()
 
 

@@ -59,7 +59,8 @@ def bytes_from_cache(name: str, row: dict[str, Any]) -> float | None:
     """What comes from the L2 cache: as the profiler read it at this shape, or by the formula."""
     shape = {"rung": name, "dtype": row["dtype"], "batch": row["batch"]}
     shape |= {"in_features": row["features"], "block_size": row["block_size"]}
-    for read in profiled().get(row["dtype"], {"rows": []})["rows"]:
+    section = "steps" if name in ladder.NAMES else row["dtype"]
+    for read in profiled().get(section, {"rows": []})["rows"]:
         if shape.items() <= read.items():
             return float(read["readings"]["L2 to L1 bytes"])
     size, itemsize = row["block_size"], 4 if row["dtype"] == "float32" else 2

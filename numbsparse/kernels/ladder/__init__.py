@@ -11,6 +11,8 @@ of two files is the lesson; `kernels/README.md` tells the story. The names are t
     t, warp, lane   a thread in its block, its warp, its place there
     top, left       the first row and column of y of a block of threads
     column          a block column of w; first, steps: where its kept blocks begin, how many steps
+    ring, STAGES    from step 9 on: tiles of several steps; full, empty: the barriers of each stage
+    LINE            of a line of a tile: values, from step 9 on bytes
 
 A step has the contract of a rung of `kernels/matmul`, for the forward product alone and for shapes
 that keep edges out of the text: `unsupported` and `forward` refuse all else in words. What the
