@@ -1,4 +1,4 @@
-"""Step 8: tensor cores. From here on numbers are float16; sums stay float32.
+"""Step 8: tensor cores, from here on in float16; sums stay float32.
 
 `mma` multiplies 16 x 16 values of x by 16 x 8 of w for a whole warp: the 32 lanes hold the matrices
 together, each a few values (`kernels/ptx/meaning.py` says which). `ldmatrix` brings them there from
