@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     on_gpu.add_argument("--png", type=Path, metavar="FILE", help="draw the figure there")
     command = commands.add_parser(
-        "ladder", help="print the rungs: idea, reads, speed, what runs here"
+        "ladder", help="print the rungs and the taught steps: idea, reads, speed, what runs here"
     )
     command.add_argument(
         "--dtype", choices=("float16", "float32"), default="float16", help="default: float16"
@@ -97,6 +97,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _read_kernels(options: argparse.Namespace) -> None:
     """The commands that read the GPU's kernels, and so load numba.cuda."""
     try:
+        from numbsparse.bench import steps
         from numbsparse.bench.ladder import table
         from numbsparse.bench.profile import profile
         from numbsparse.bench.tables import fill
@@ -108,7 +109,7 @@ def _read_kernels(options: argparse.Namespace) -> None:
     if options.command == "tables":
         fill(options.file)
     elif options.command == "ladder":
-        print(table(options.dtype))
+        print(f"{table(options.dtype)}\n\n\n{steps.printed()}")
     else:
         profile(options.json)
 

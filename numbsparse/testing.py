@@ -175,6 +175,7 @@ def check_rung(
     precision: str = "highest",
     feature_major: bool = False,
     tile: int | None = None,
+    gapless: bool = False,
 ) -> None:
     """Run one product of one rung on random data, and compare it with `k0_reference`.
 
@@ -195,6 +196,7 @@ def check_rung(
     feature_major : whether activations lie (features, batch) in memory; inputs with gaps between
         the features, such that each begins at 16 bytes
     tile : the number of one of the rung's tiles, where it has several
+    gapless : whether x and dy lie in C order, without gaps, as steps of `kernels.ladder` take them
 
     Raises AssertionError that says where and by how much they differ.
 
@@ -206,8 +208,9 @@ def check_rung(
     """
     rng, dtype = np.random.default_rng(seed), as_dtype(dtype)
     layout = case.layout(rng)
-    x = _strided(rng.standard_normal((case.batch, case.in_features)).astype(dtype))
-    dy = _strided(rng.standard_normal((case.batch, case.out_features)).astype(dtype))
+    lay = np.ascontiguousarray if gapless else _strided
+    x = lay(rng.standard_normal((case.batch, case.in_features)).astype(dtype))
+    dy = lay(rng.standard_normal((case.batch, case.out_features)).astype(dtype))
     values = rng.standard_normal((layout.n_blocks, case.block_size, case.block_size)).astype(dtype)
     inside = _inside(layout, case)
     values[~inside] = np.nan

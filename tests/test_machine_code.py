@@ -15,7 +15,7 @@ from numbsparse import device
 from numbsparse.bench import machine_code as gate
 from numbsparse.bench.compiled_calls import calls
 from numbsparse.bench.machine_code import description
-from numbsparse.kernels import conv, matmul
+from numbsparse.kernels import conv, ladder, matmul
 
 
 def test_each_rung_for_gpus_is_in_some_call():
@@ -23,6 +23,18 @@ def test_each_rung_for_gpus_is_in_some_call():
         for name in (name for name, place in rungs.items() if place == "cuda"):
             if (what, name) != ("conv", "k1_naive"):  # which no tensor core serves
                 assert any(call.startswith(f"{what} {name} ") for call in calls()), name
+
+
+def test_steps_have_no_stack_and_fit_on_a_multiprocessor():
+    """A quarter of its 65,536 registers serves a quarter of the warps."""
+    committed = json.loads(gate.COMMITTED.read_text())["calls"]
+    for name in ladder.NAMES:
+        own = [kernel for call in committed if f" {name}, " in call for kernel in committed[call]]
+        warps = -(-ladder.step(name).THREADS // 128)
+        assert own, name
+        for kernel in own:
+            assert kernel["stack"] == kernel["stack_instructions"] == 0, name
+            assert 32 * warps * -(-kernel["registers"] // 8) * 8 <= 65_536 // 4, name
 
 
 def test_the_committed_kernels_are_those_of_all_calls():

@@ -13,8 +13,10 @@ from numbsparse import nn, patterns
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, to_device
 from numbsparse.dtypes import as_dtype
+from numbsparse.kernels import ladder
 from numbsparse.layout import Layout
 from numbsparse.nn import functional as F
+from numbsparse.ops import index_beside
 
 FEATURES, DENSITY = 4096, 0.1
 SIDE, CHANNELS = 32, 512  # of the images of convolutions
@@ -46,6 +48,23 @@ class Product(NamedTuple):
         w = w if self.product == "forward" else w.T
         operands, out = ((x, w), y) if self.order == "batch-major" else ((w.T, x.T), y.T)
         F.matmul(*operands, out=out, kernel=self.rung, precision=precision)
+
+
+class Step(NamedTuple):
+    """The forward product by a step of the taught ladder."""
+
+    name: str
+    block_size: int
+
+    def __str__(self) -> str:
+        return f"ladder {self.name}, B = {self.block_size}"
+
+    def run(self) -> None:
+        dtype = as_dtype("float32" if self.name < "s08" else "float16")
+        n = FEATURES // self.block_size
+        w = _weight(Layout(patterns.random(n, n, DENSITY, seed=0)), self.block_size, dtype)
+        x, y = (_empty((FEATURES, FEATURES), dtype) for _ in range(2))
+        ladder.step(self.name).forward(x, w.data, index_beside(w.layout, x), y)
 
 
 class Conv(NamedTuple):
@@ -150,6 +169,15 @@ def _products() -> list[Product]:
     return ladder + tensor_cores + orders + wide + small_blocks + small_batches + few
 
 
+def _steps() -> list[Step]:
+    """Each step; those of wgmma with each block size."""
+    return [
+        Step(name, size)
+        for name in ladder.NAMES
+        for size in ((32, 64, 128) if name > "s10" else (32,))
+    ]
+
+
 def _convolutions() -> list[Conv]:
     return [
         Conv(rung, product, numbers, size)
@@ -166,7 +194,7 @@ def _convolutions() -> list[Conv]:
     ]
 
 
-Call = Product | Conv | Recurrent
+Call = Product | Step | Conv | Recurrent
 
 
 def calls() -> dict[str, Call]:
@@ -177,7 +205,7 @@ def calls() -> dict[str, Call]:
         Recurrent("float16", 18432, 0.03),
         Recurrent("float32, high", 2048, 0.1, norm=True),
     ]
-    every: list[Call] = [*_products(), *_convolutions(), *recurrent]
+    every: list[Call] = [*_products(), *_steps(), *_convolutions(), *recurrent]
     return {str(call): call for call in every}
 
 

@@ -25,6 +25,7 @@ from numbsparse.bench.results import (
     shape_of,
     teraflops,
 )
+from numbsparse.kernels import ladder as taught
 from numbsparse.kernels.matmul import (
     LADDER,
     PRODUCTS,
@@ -89,6 +90,8 @@ def reads_at(name: str, row: dict[str, Any], dtype: str) -> Reads | None:
 def reads(name: str, layout: Layout, size: int, batch: int, dtype: str) -> Reads | None:
     """Of the forward product; None where there is no formula (the CPU, float32 of two rungs)."""
     K = layout.n_blocks / layout.shape[1] * size  # products of an average output
+    if name in taught.NAMES:
+        return _of_step(taught.step(name), layout, size, K)
     if name == "k1_naive":
         return Reads(2 * K, 0)
     if name == "k2_shared":
@@ -111,6 +114,35 @@ def reads(name: str, layout: Layout, size: int, batch: int, dtype: str) -> Reads
     if name == "k6_hopper":
         return _of_hopper(layout, size, batch, K)
     return _of_small_blocks(layout, size, K) if name == "k7_small_blocks" else None
+
+
+def arriving(name: str, layout: Layout, size: int, batch: int, dtype: str) -> float | None:
+    """Values per output that come from the L2 cache: what a cluster asks for once comes to each."""
+    found = reads(name, layout, size, batch, dtype)
+    if found is None:
+        return None
+    K, again = layout.n_blocks / layout.shape[1] * size, 0.0
+    if name == "k6_hopper":
+        rows, cluster = TILES[size].ROWS, TILES[size].CLUSTER
+        again = K / min(rows, batch) - K / min(rows * cluster, batch)
+    elif name in taught.NAMES and hasattr(module := taught.step(name), "CLUSTER"):
+        again = K / module.BM - K / (module.BM * module.CLUSTER)
+    return found.from_global + again
+
+
+def _of_step(step: Any, layout: Layout, size: int, K: float) -> Reads:
+    """By the tiles that a step names: BM x BN, of a warp WM rows, of a thread TM x TN."""
+    if hasattr(step, "plan"):
+        _, _, inputs, *_ = step.plan(layout.index, step.BN // size)
+        w = K / (step.BM * getattr(step, "CLUSTER", 1))
+        return Reads(len(inputs) / layout.shape[1] + w, K / size + K / step.WM)
+    BN = getattr(step, "BN", size)
+    tiles = K / BN + K / step.BM
+    if hasattr(step, "WM"):
+        return Reads(tiles, K / BN + K / step.WM)
+    if hasattr(step, "BK"):
+        return Reads(tiles, K / getattr(step, "TN", 1) + K / getattr(step, "TM", 1))
+    return Reads(2 * K, 0)
 
 
 def _of_hopper(layout: Layout, size: int, batch: int, K: float) -> Reads:

@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 
+from numbsparse.bench import steps
 from numbsparse.bench.ladder import lines_of, reads, reads_at
 from numbsparse.bench.profile import WAITS
 from numbsparse.bench.results import (
@@ -23,6 +24,7 @@ from numbsparse.bench.results import (
 )
 from numbsparse.bench.show import PASSES, table
 from numbsparse.bench.walks import EXAMPLE, picture
+from numbsparse.bench.walls import walls
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
 from numbsparse.layout import Layout
 
@@ -126,6 +128,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "machine": machine,
     "limits": limits,
     "counts": counts,
+    "steps": steps.written,
+    "walls": walls,
     **{name: partial(figures, name) for name in BEFORE},
 }
 

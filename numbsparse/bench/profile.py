@@ -24,6 +24,7 @@ from numbsparse.bench.machine import describe
 from numbsparse.bench.problem import Problem
 from numbsparse.bench.results import Results, save
 from numbsparse.device import SIMULATED, require, synchronize
+from numbsparse.kernels import ladder
 from numbsparse.layout import Layout
 from numbsparse.simulator import counting
 
@@ -45,6 +46,7 @@ class Case(NamedTuple):
 
 
 SIMPLE = ("k1_naive", "k2_shared", "k3_registers", "k4_pipelined")
+TENSOR_CORES = ladder.NAMES.index("s08_tensor_core")  # the first step in float16
 SECTIONS = {
     "small": (
         Case(SIMPLE, "float32", (64, 96), 64, 32, 1),
@@ -57,6 +59,10 @@ SECTIONS = {
     "float16": (
         Case(("k5_tensor_core", "k6_hopper"), "float16", (8192, 8192), 8192, 32, 0.1),
         Case(("k7_small_blocks",), "float16", (8192, 8192), 8192, 8, 0.1),
+    ),
+    "steps": (
+        Case(ladder.NAMES[:TENSOR_CORES], "float32", (8192, 8192), 8192, 32, 0.1),
+        Case(ladder.NAMES[TENSOR_CORES:], "float16", (8192, 8192), 8192, 32, 0.1),
     ),
 }
 
@@ -175,7 +181,7 @@ def _read(name: str) -> Iterator[dict[str, Any]]:
         options = ("--csv", "--page=raw", "--print-units=base", "--clock-control=none")
         # A mangled name holds the whole path of the module that a kernel stands in.
         names = "--kernel-name-base=mangled", "--print-kernel-base=mangled"
-        rungs = (*names, "--kernel-name=regex:kernels6matmul")
+        rungs = (*names, "--kernel-name=regex:kernels6(matmul|ladder)")
         metrics = f"--metrics={','.join(METRICS.values())}"
         target = (sys.executable, "-m", "numbsparse.bench.profile", name)
         command = ["ncu", *options, *rungs, metrics, f"--log-file={log}", *target]
@@ -218,7 +224,7 @@ def _number(text: str) -> float | None:
 
 
 def forward(kernel: str, problem: Problem) -> None:
-    """y = x @ w by a rung, once."""
+    """y = x @ w by a rung or a step, once."""
     of_rung(problem, "forward", kernel).call()
     synchronize()
 

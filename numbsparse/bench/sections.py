@@ -7,6 +7,7 @@ measures for itself, and yields rows. All shapes have B = 32 unless said.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from numbsparse import patterns
@@ -17,7 +18,8 @@ from numbsparse.bench.measure import Options, measure
 from numbsparse.bench.peers import CUBLAS, CUDNN, CUSPARSE, ON_CPU, TRITON
 from numbsparse.bench.problem import Problem, random
 from numbsparse.bench.results import Row
-from numbsparse.kernels.matmul import PRODUCTS
+from numbsparse.kernels.ladder import NAMES, step
+from numbsparse.kernels.matmul import OWN, PRODUCTS, add_rung
 from numbsparse.layout import Layout
 
 FIGURE = [("float32", "highest"), ("float16", "highest")]
@@ -109,6 +111,30 @@ def ladder(options: Options) -> Iterator[Case]:
         for dtype, precision in FIGURE:
             problem = Problem(random(features, size, 0.1), size, batch, dtype, precision)
             yield from _products(problem, kernels)
+
+
+def steps(options: Options) -> Iterator[Case]:
+    """The taught ladder, forward, beside the rungs whose techniques it teaches."""
+    beside = {"float32": "k3_registers,k4_pipelined", "float16": "k5_tensor_core,k6_hopper"}
+    features, batch = (128, 128) if options.quick else (8192, 8192)
+    with _entered():
+        for dtype, rungs in beside.items():
+            kernels = ",".join((*NAMES, rungs)) if options.kernels == "auto" else options.kernels
+            for size in (32,) if options.quick else (32, 64, 128):
+                problem = Problem(random(features, size, 0.1), size, batch, dtype)
+                yield Case(problem, "forward", kernels, (), {})
+
+
+@contextmanager
+def _entered() -> Iterator[None]:
+    """The taught steps among the rungs, and afterwards no more."""
+    for name in NAMES:
+        add_rung(name, step(name))
+    try:
+        yield
+    finally:
+        for name in NAMES:
+            del OWN[name]
 
 
 def layouts(options: Options) -> Iterator[Case]:
@@ -204,6 +230,7 @@ CASES: dict[str, Callable[[Options], Iterator[Case]]] = {
     "float16": float16,
     "float32": float32,
     "ladder": ladder,
+    "steps": steps,
     "layouts": layouts,
     "sweep": sweep,
     "feature_major": feature_major,
@@ -216,8 +243,8 @@ OTHERS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "host": host,
 }
 SECTIONS = (
-    *("limits", "headline", "float16", "float32", "ladder", "layouts", "sweep", "feature_major"),
-    *("lstm", "conv", "host"),
+    *("limits", "headline", "float16", "float32", "ladder", "steps", "layouts", "sweep"),
+    *("feature_major", "lstm", "conv", "host"),
 )
 """Those of the GPU, in the order in which they are run."""
 

@@ -16,6 +16,7 @@ HEADINGS = {
     "float16": "every block size; in brackets, times as fast as cuBLAS, dense",
     "float32": "every block size; in brackets, times as fast as cuBLAS, dense",
     "ladder": "in brackets, how many times as fast as the rung before",
+    "steps": "the taught ladder; in brackets, how many times as fast as the one before",
     "layouts": "in brackets, the time a block against as many random blocks",
     "sweep": "in brackets, the time a block and row of the batch against the unchanged case",
     "feature_major": "activations as `w @ x` has them; in brackets, the time against batch-major",
@@ -55,7 +56,8 @@ def line(section: str, row: Row, rows: list[Row]) -> str:
     size = (
         f"{row['features']:5} x {row['batch']:<4} B {row['block_size']:<3} {row['density']:<6.2g}"
     )
-    cells = _cells(row, partial(_gain if section == "ladder" else _beside, row, rows))
+    gains = section in ("ladder", "steps")
+    cells = _cells(row, partial(_gain if gains else _beside, row, rows))
     return f"  {what:15} {size} {label}{label and ' '}{row['product']:11} " + "; ".join(cells)
 
 

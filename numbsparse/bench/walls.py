@@ -1,0 +1,130 @@
+"""How much of the library stands between a reader and one product of a rung.
+
+From the rung's `forward` on, the names that it uses are followed to where they are defined, file by
+file: through functions, and no further than the ladder's own rooms. Parts that all kernels share
+(`kernels/parts`, `kernels/ptx` and the small files beside them) are not followed.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from numbsparse.bench.results import gain_of, rows_of
+from numbsparse.bench.show import table
+from numbsparse.kernels.matmul import RUNGS
+
+ROOT = Path(__file__).parents[1]
+ROOM = "numbsparse.kernels.matmul"
+
+
+class Wall(NamedTuple):
+    """What a reader meets: files of the rung, files and lines opened for a forward product."""
+
+    own: int
+    files: int
+    lines: int
+
+
+class Module(NamedTuple):
+    """A file by its top-level names: what defines each, and which come from elsewhere."""
+
+    path: Path
+    defined: dict[str, ast.AST]
+    imported: dict[str, tuple[str, str | None]]  # (module, name there; None: the module itself)
+
+
+def walls() -> str:
+    """A line for each rung on a GPU."""
+    cells = []
+    for name in (name for name, place in RUNGS.items() if place == "cuda"):
+        found, rows = wall_of(name), rows_of(name)
+        gains = [gain_of(name, rows, "forward", dtype) for dtype in ("float32", "float16")]
+        speed = " / ".join(f"{gain:.1f}" if gain else "-" for gain in gains)
+        cells.append([name, str(found.own), str(found.files), f"{found.lines:,}", speed])
+    heads = ["rung", "own files", "files opened", "lines opened"]
+    return f"{table([*heads, 'times the best before, float32 / float16'], cells)}\n"
+
+
+def wall_of(name: str) -> Wall:
+    """Of a rung, in all its dtypes and orders."""
+    opened = files_for(f"{ROOM}.{name}", "forward")
+    folder = ROOT / "kernels" / "matmul" / name
+    own = sum(1 for _ in folder.rglob("*.py")) if folder.is_dir() else 1
+    texts = (path.read_text(encoding="utf-8") for path in opened)
+    return Wall(own, len(opened), sum(text.count("\n") for text in texts))
+
+
+def files_for(module: str, name: str) -> set[Path]:
+    """The files in which a name is defined, and all that it uses, as far as the room goes."""
+    seen: set[tuple[str, str]] = set()
+    opened, left = set(), [(module, name)]
+    while left:
+        place = left.pop()
+        if place in seen or (found := parsed(place[0])) is None:
+            continue
+        seen.add(place)
+        node = found.defined.get(place[1])
+        if node is None:
+            if place[1] in found.imported:  # handed on from elsewhere
+                there, original = found.imported[place[1]]
+                left.append((there, original or place[1]))
+            continue
+        opened.add(found.path)
+        left += uses(node, place[0], found)
+    return opened
+
+
+def uses(node: ast.AST, module: str, found: Module) -> list[tuple[str, str]]:
+    """(module, name) of what a definition names: of its own file, of others, parts of those."""
+    places = []
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
+            there, name = found.imported.get(part.value.id, ("", ""))
+            if name is None:
+                places.append((there, part.attr))
+        if not isinstance(part, ast.Name):
+            continue
+        if part.id in found.defined:
+            places.append((module, part.id))
+        elif part.id in found.imported:
+            there, name = found.imported[part.id]
+            if name is not None:
+                places.append((there, name))
+    return places
+
+
+@cache
+def parsed(module: str) -> Module | None:
+    """A module of the room; None for any other."""
+    if not module.startswith(f"{ROOM}."):
+        return None
+    path = _path_of(module)
+    if path is None:
+        return None
+    defined: dict[str, ast.AST] = {}
+    imported: dict[str, tuple[str, str | None]] = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                place = (inner, None) if _path_of(inner) else (node.module, alias.name)
+                imported[alias.asname or alias.name] = place
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined[node.name] = node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = (n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name))
+            defined |= dict.fromkeys(names, node)
+    return Module(path, defined, imported)
+
+
+def _path_of(module: str) -> Path | None:
+    """The file of one of the library's modules."""
+    path = ROOT.parent.joinpath(*module.split("."))
+    for file in (path.with_suffix(".py"), path / "__init__.py"):
+        if file.is_file() and module.startswith("numbsparse"):
+            return file
+    return None

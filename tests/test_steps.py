@@ -1,0 +1,350 @@
+"""The taught ladder: every step computes y = x @ w, refuses the rest in words, and stays short."""
+
+from __future__ import annotations
+
+import ast
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import numbsparse as ns
+from numbsparse import __main__ as command_line
+from numbsparse import device, ops
+from numbsparse.bench import results, steps, walls
+from numbsparse.bench.ladder import arriving, reads
+from numbsparse.bench.results import on_gpu, save
+from numbsparse.bench.roofline import Roofline, roofline
+from numbsparse.dtypes import as_dtype
+from numbsparse.kernels import ladder
+from numbsparse.kernels.ladder.s12_grouped import plan
+from numbsparse.layout import Layout
+from numbsparse.testing import Case, check_rung, count, in_turns, races
+
+NAMES = ladder.NAMES
+SIZES = (32, 64, 128)
+HOPPER = NAMES[NAMES.index("s09_copy_engine") :]
+BARRIERS = HOPPER[HOPPER.index("s11_producer") :]
+
+simulator = pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
+on_device = pytest.mark.skipif(not device.is_available(), reason="takes a GPU or the simulator")
+
+
+def dtype_of(name):
+    return "float32" if name < "s08" else "float16"
+
+
+def served(name, size=32, batch=512):
+    """Why a step computes nothing here, if so."""
+    return ladder.step(name).unsupported("forward", size, as_dtype(dtype_of(name)), "cuda", batch)
+
+
+def rows_of(name):
+    """The least batch that a step takes."""
+    step = ladder.step(name)
+    return step.BM * getattr(step, "CLUSTER", 1)
+
+
+def run(name, case, seed=0):
+    if (why := served(name, case.block_size, case.batch)) is not None:
+        pytest.skip(why)
+    step = ladder.step(name)
+    check_rung(step, "forward", case, dtype_of(name), "cuda", seed, gapless=True)
+
+
+def drawn(name, size):
+    """A shape of a few blocks; of the large ones all are kept, for there are only two or one."""
+    rng = np.random.default_rng([NAMES.index(name), size])
+    if size > 32:
+        return Case(rows_of(name), 128, 128 if name in HOPPER else size, size, 1)
+    rows = rows_of(name) * int(rng.integers(1, 3))
+    outputs = 128 * int(rng.integers(1, 3)) if name in HOPPER else 32 * int(rng.integers(2, 5))
+    return Case(rows, 32 * int(rng.integers(3, 6)), outputs, 32, float(rng.choice([0.6, 0.8])))
+
+
+@on_device
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [(name, size) for name in NAMES for size in SIZES if size < 128 or name > "s08"],
+)
+def test_a_step_is_right_for_a_drawn_shape(name, size):
+    run(name, drawn(name, size), seed=size)
+
+
+@on_device
+@pytest.mark.parametrize("name", BARRIERS)
+def test_a_step_goes_round_its_ring_and_over_several_tiles(name):
+    """With more input blocks than stages, and more tiles than multiprocessors are simulated."""
+    run(name, Case(rows_of(name), 11 * 32, 3 * 128, 32, 0.8))
+
+
+@on_device
+@pytest.mark.parametrize("order", ["rising", 1])
+@pytest.mark.parametrize("name", BARRIERS)
+@simulator
+def test_a_step_with_a_producer_is_right_in_every_order(name, order):
+    with in_turns(order):
+        run(name, Case(rows_of(name), 3 * 64, 2 * 64, 64, 0.8))
+
+
+@simulator
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_has_no_races(name):
+    size, inputs, outputs = 32, 5, 32
+    if name in HOPPER:  # more steps than the four stages that a ring then has
+        size, inputs, outputs = 64, 6, 128
+    case = Case(rows_of(name), inputs * size, outputs, size, 0.9)
+    assert races(lambda: run(name, case)) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_refuses_in_words(name):
+    unsupported, dtype = ladder.step(name).unsupported, as_dtype(dtype_of(name))
+    rows = rows_of(name)
+    asked = {
+        ("input_grad", 32, dtype, "cuda", rows): "computes forward alone",
+        ("forward", 32, dtype, "cpu", rows): "runs on a GPU",
+        ("forward", 16, dtype, "cuda", rows): "takes block sizes",
+        ("forward", 32, as_dtype("float64"), "cuda", rows): f"takes {dtype}, got float64",
+        ("forward", 32, dtype, "cuda", rows + 1): f"multiples of {rows}, got {rows + 1}",
+        ("forward", 32, dtype, "cuda", 0): f"multiples of {rows}, got 0",
+    }
+    for case, words in asked.items():
+        if words.startswith("multiples") and served(name) is not None:
+            continue  # another card is the first reason
+        assert words in unsupported(*case), case
+
+
+def operands(name, rows=512, features=128, outputs=128, blocks=None):
+    layout = Layout(np.ones((4, 4), bool) if blocks is None else blocks)
+    dtype = dtype_of(name)
+    x, y = np.ones((rows, features), dtype), np.full((rows, outputs), np.nan, dtype)
+    values = np.ones((layout.n_blocks, 32, 32), dtype)
+    x, values, y = map(ns.to_device, (x, values, y))
+    return [x, values, ops.index_beside(layout, x), y]
+
+
+@on_device
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_refuses_operands_and_writes_nothing(name):
+    if (why := served(name)) is not None:
+        pytest.skip(why)
+    wide = ns.to_device(np.ones((512, 2, 128), dtype_of(name)))
+    odd = ns.to_device(np.ones(512 * 128 + 1, dtype_of(name)))[1:].reshape((512, 128))
+    wrong = {
+        "x takes C order without gaps": [wide[:, 0], *operands(name)[1:]],
+        "x begins at a multiple of 16 bytes": [odd, *operands(name)[1:]],
+        "x takes features in multiples of 32, got 120": operands(name, features=120),
+        "y takes features in multiples": operands(name, outputs=120),
+        "values takes at least one block": operands(name, blocks=np.zeros((4, 4), bool)),
+    }
+    for words, (x, values, index, y) in wrong.items():
+        with pytest.raises(ValueError, match=words):
+            ladder.step(name).forward(x, values, index, y)
+        assert np.isnan(y.numpy()).all(), words
+
+
+@pytest.mark.parametrize("name", BARRIERS[1:2])
+def test_a_group_is_whole(name):
+    index = operands(name)[2]
+    x, values, _, y = operands(name, outputs=96)
+    with pytest.raises(ValueError, match="y takes features in multiples of 128, got 96"):
+        ladder.step(name).forward(x, values, index, y)
+
+
+@pytest.mark.parametrize("COLUMNS", [1, 2, 4])
+@pytest.mark.parametrize("density", [0.05, 0.3, 1])
+def test_the_plan_brings_each_kept_block_once(COLUMNS, density, rng):
+    layout = Layout(rng.random((9, 12)) < density)
+    groups, starts, inputs, masks, firsts, blocks = plan(layout.index, COLUMNS)
+    assert sorted(groups.reshape(-1)) == list(range(12))
+    pattern, found = layout.pattern, np.full((9, 12), -1)
+    for g, columns in enumerate(groups):
+        steps = range(starts[g], starts[g + 1])
+        assert sorted({int(inputs[s]) for s in steps}) == [int(inputs[s]) for s in steps]
+        for s in steps:
+            own = [columns[c] for c in range(COLUMNS) if masks[s] >> c & 1]
+            found[inputs[s], own] = blocks[firsts[s] : firsts[s + 1]]
+    np.testing.assert_array_equal(found[pattern], np.arange(layout.n_blocks))
+    assert (found[~pattern] == -1).all()
+
+
+def test_columns_that_are_alike_stand_in_a_group():
+    pattern = np.zeros((16, 16), bool)
+    for column in range(16):
+        pattern[column % 4 * 4 : column % 4 * 4 + 4, column] = True
+    groups, starts, *_ = plan(Layout(pattern).index, 4)
+    assert all(len(set(group % 4)) == 1 for group in groups)
+    assert np.diff(starts).tolist() == [4, 4, 4, 4]
+
+
+@simulator
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in HOPPER])
+def test_the_formula_is_what_is_counted(name):
+    """From shared memory to the value; from global memory index arrays come in addition."""
+    layout, rows = Layout(np.ones((2, 1), bool)), rows_of(name)
+    x, values, index, y = operands(name, rows, 64, 32, layout.pattern)
+    (counted,) = count(lambda: ladder.step(name).forward(x, values, index, y))
+    found = reads(name, layout, 32, rows, dtype_of(name))
+    assert counted.shared_reads.nbytes == found.from_shared * y.nbytes
+    index_reads = counted.global_reads.nbytes - found.from_global * y.nbytes
+    threads = counted.grid[0] * counted.block[0]
+    assert 0 <= index_reads <= 24 * threads
+    assert counted.shared_reads.excess == 0  # no bank conflicts
+    assert counted.unseen == ()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sharing_is_counted(size):
+    layout = Layout(np.ones((8, 8), bool))
+    K, groups = 8 * size, 128 // size
+    grouped = reads("s12_grouped", layout, size, 8192, "float16")
+    assert grouped.from_global == K / (size * groups) + K / 256
+    assert reads("s14_cluster", layout, size, 8192, "float16").from_global == K / 128 + K / 512
+    assert arriving("s14_cluster", layout, size, 8192, "float16") == grouped.from_global
+    assert arriving("s11_producer", layout, size, 8192, "float16") == K / size + K / 128
+
+
+def forward_row(dtype):
+    rows = on_gpu()["ladder"]["rows"]
+    return next(row for row in rows if (row["product"], row["dtype"]) == ("forward", dtype))
+
+
+def test_no_measured_time_is_far_below_its_roofline():
+    """A kernel may beat the measured limit of L2, not by much; caches help the first steps."""
+    for name in ("k5_tensor_core", "k6_hopper"):
+        row = forward_row("float16")
+        assert row["seconds"][name] > 0.9 * roofline(name, row).seconds
+
+
+def test_a_roofline_is_the_longest_of_its_limits():
+    assert Roofline(1.0, 3.0, 2.0).bound == "L2"
+    assert Roofline(1.0, 3.0, 2.0).seconds == 3.0
+    row = forward_row("float16")
+    assert roofline("s12_grouped", row).cache < roofline("s11_producer", row).cache
+    assert roofline("s07_double_buffer", forward_row("float32")).bound == "arithmetic"
+    assert roofline("k0_reference", row) is None
+
+
+LONGEST, MOST_NEW = 200, 60
+MORE = {"s12_grouped": 85}  # its plan, which the steps after it import
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_is_one_short_file(name):
+    assert steps.text_of(name).count("\n") <= LONGEST
+    words = " ".join(ast.get_docstring(ast.parse(steps.text_of(name))).split())
+    assert words.startswith(f"Step {NAMES.index(name) + 1}: ")
+    for part in ("What changed since the", "Reads per output, for a sum of K", "The limit: "):
+        assert part in words
+
+
+@pytest.mark.parametrize(("before", "after"), list(pairwise(NAMES)), ids=NAMES[1:])
+def test_a_step_is_a_small_diff(before, after):
+    found = steps.new_lines(before, after)
+    assert found <= MORE.get(after, MOST_NEW)
+    assert after not in MORE or found > MOST_NEW
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_share_their_names(name):
+    """What a local name means stands in the room's docstring; each step uses the same ones."""
+    kernel = next(
+        node
+        for node in ast.walk(ast.parse(steps.text_of(name)))
+        if isinstance(node, ast.FunctionDef) and node.name in ("kernel", "forward_kernel")
+    )
+    used = {node.id for node in ast.walk(kernel) if isinstance(node, ast.Name)}
+    wanted = {"t", "top", "B", "acc", "x" if name not in HOPPER else "x_map"}
+    assert wanted <= used | {argument.arg for argument in kernel.args.args}
+
+
+def test_the_steps_are_the_files():
+    files = sorted(path.stem for path in Path(ladder.__file__).parent.glob("s[0-9]*.py"))
+    assert files == list(NAMES) == list(ladder.STEPS)
+    assert ladder.STEPS[NAMES[0]] is ladder.step(NAMES[0])
+    with pytest.raises(AttributeError, match="no attribute 'RUNGS'"):
+        ladder.RUNGS  # noqa: B018
+
+
+@pytest.fixture
+def timed(monkeypatch, tmp_path):
+    """Results in which step n takes 1/n seconds at B = 32, and nothing else was timed."""
+    known = {"limits": on_gpu()["limits"], "ladder": on_gpu()["ladder"]}
+    row = forward_row("float16") | {"not_timed": {}}
+    halves = {name: 1 / (i + 1) for i, name in enumerate(NAMES) if name > "s08"}
+    section = {"machine": "a card", "command": "bench", "took": 1.0}
+    section["rows"] = [row | {"seconds": halves}]
+    save(tmp_path / "cuda.json", known | {"steps": section})
+    save(tmp_path / "profile.json", {"float16": {"machine": "a card", "command": "", "rows": []}})
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+
+
+def test_steps_are_tabulated(timed):
+    first, *_, last = steps.figures()
+    assert (first.new, first.gain, first.speeds) == (None, None, (None, None, None))
+    assert last.gain == pytest.approx(15 / 14, rel=1e-4)
+    assert last.speeds[0] == pytest.approx(15 * forward_row("float16")["flops"], rel=1e-4)
+    lines = steps.written().splitlines()
+    assert "a card; `bench`" in lines[0]
+    assert len(lines) == 4 + len(NAMES)
+    assert lines[-1].startswith(
+        "| [s15_store](ladder/s15_store.py) | the copy engine stores y, too |"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_steps_are_printed_below_the_rungs(capsys, dtype):
+    command_line.main(["ladder", "--dtype", dtype])
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 100
+    places = [printed.index(f"\n{name} ") for name in ("k8_small_batch", *NAMES)]
+    assert places == sorted(places)
+
+
+def test_only_a_section_enters_the_steps_among_the_rungs():
+    from numbsparse.bench.measure import Options
+    from numbsparse.bench.sections import CASES
+    from numbsparse.kernels.matmul import OWN
+
+    cases = []
+    for case in CASES["steps"](Options()):
+        assert set(NAMES) <= OWN.keys()
+        cases.append(case)
+    found = {(case.product, case.problem.block_size) for case in cases}
+    assert found == {("forward", B) for B in SIZES}
+    assert all(case.kernels.startswith(",".join(NAMES)) for case in cases)
+    assert not set(NAMES) & OWN.keys()
+
+
+CEILINGS = {  # files and lines that a reader opens for one forward product
+    "k1_naive": (1, 120),
+    "k2_shared": (2, 250),
+    "k3_registers": (1, 300),
+    "k4_pipelined": (5, 700),
+    "k5_tensor_core": (10, 1_340),
+    "k6_hopper": (16, 2_170),
+    "k7_small_blocks": (18, 2_610),
+    "k8_small_batch": (19, 2_420),
+}
+
+
+@pytest.mark.parametrize("name", CEILINGS)
+def test_no_rung_becomes_a_higher_wall(name):
+    found = walls.wall_of(name)
+    files, lines = CEILINGS[name]
+    assert found.files <= files
+    assert found.lines <= lines
+
+
+def test_a_wall_is_what_forward_names():
+    opened = {
+        path.name for path in walls.files_for("numbsparse.kernels.matmul.k2_shared", "forward")
+    }
+    assert opened == {"k2_shared.py", "k1_naive.py"}
+    names = [path.name for path in walls.files_for(f"{walls.ROOM}.k6_hopper", "forward")]
+    assert {"produce.py", "consume.py", "store.py"} <= set(names)
+    assert not {"weight_grad.py", "ring.py", "emitted.py"} & set(names)
+    for name in CEILINGS:
+        assert f"| {name} | " in walls.walls()
