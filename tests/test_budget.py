@@ -9,19 +9,19 @@ ROOT = Path(__file__).parents[1]
 LINES = {  # of all Python files there; those of a room within it count for that room alone
     "numbsparse": 2_140,
     "numbsparse/autograd": 600,
-    "numbsparse/bench": 3_815,
-    "numbsparse/device": 2_195,
+    "numbsparse/bench": 4_260,
+    "numbsparse/device": 2_205,
     "numbsparse/kernels": 2_660,
-    "numbsparse/kernels/conv": 4_080,
+    "numbsparse/kernels/conv": 3_425,
     "numbsparse/kernels/ladder": 1_930,
-    "numbsparse/kernels/lstm": 1_930,
-    "numbsparse/kernels/matmul": 13_090,
-    "numbsparse/kernels/parts": 100,
+    "numbsparse/kernels/lstm": 1_870,
+    "numbsparse/kernels/matmul": 8_825,
+    "numbsparse/kernels/parts": 2_165,
     "numbsparse/kernels/ptx": 2_620,
     "numbsparse/nn": 5_010,
     "numbsparse/ops": 4_050,
     "numbsparse/patterns": 960,
-    "numbsparse/simulator": 1_540,
+    "numbsparse/simulator": 1_555,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

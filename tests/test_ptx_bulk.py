@@ -9,7 +9,7 @@ from ptx_helpers import on_hopper, simulated_only
 
 from numbsparse import device
 from numbsparse.device.launch import launch
-from numbsparse.device.tensor_map import tensor_map
+from numbsparse.device.tensor_map import tensor_map, tensor_maps
 from numbsparse.kernels import ptx
 
 pytestmark = on_hopper
@@ -72,6 +72,14 @@ def test_maps_that_no_copy_engine_takes_are_refused(shape, box, swizzle):
     x = device.to_device(np.zeros(shape, np.float32))
     with pytest.raises(RuntimeError, match="a tensor map of"):
         tensor_map(x, box, swizzle)
+
+
+def test_a_map_alone_is_not_taken_for_a_list_of_one():
+    x = device.to_device(np.zeros((64, 64), np.float32))
+    box = (32, 32), 128
+    for _ in range(2):
+        assert tensor_maps((x, *box)).shape == (1, 16)
+        assert tensor_map(x, *box).shape == (16,)
 
 
 def shared_box_kernel(CLUSTER):

@@ -29,7 +29,7 @@ SIMULATED_MAP = np.dtype(
 # address, shape, strides but the last, bytes of an item, box, swizzle
 Key = tuple[int, tuple[int, ...], tuple[int, ...], int, tuple[int, ...], int]
 
-_maps: OrderedDict[tuple[Key, ...], DeviceArray] = OrderedDict()
+_maps: OrderedDict[tuple[tuple[Key, ...], tuple[int, ...]], DeviceArray] = OrderedDict()
 
 
 def tensor_map(x: DeviceArray, box: tuple[int, ...], swizzle: int) -> DeviceArray:
@@ -55,13 +55,13 @@ def _key(x: DeviceArray, box: tuple[int, ...], swizzle: int) -> Key:
 
 
 def _remembered(keys: tuple[Key, ...], shape: tuple[int, ...]) -> DeviceArray:
-    found = _maps.get(keys)
+    found = _maps.get((keys, shape))
     if found is not None:
-        _maps.move_to_end(keys)
+        _maps.move_to_end((keys, shape))
         return found
     with outside_capture():  # written now and once; a graph keeps the memory of what it reads
         encoded = _simulated if runtime.SIMULATED else _encoded
-        words = _maps[keys] = to_device(np.array([encoded(key) for key in keys]).reshape(shape))
+        words = _maps[keys, shape] = to_device(np.array([encoded(key) for key in keys]).reshape(shape))
     if len(_maps) > REMEMBERED:
         _maps.popitem(last=False)
     return words
