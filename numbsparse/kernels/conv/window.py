@@ -24,7 +24,7 @@ Four = tuple[int, int, int, int]
 LONGEST = 256  # side of a box, as the copy engine takes them
 ALIGNED = 8  # rows: a stage ends at a multiple of 128 bytes
 SIDE, PIXELS = 8, 64  # of a tile whose rows wgmma reads where they are: 8 groups of 8
-MOST_WASTE = 1000.0 if SIMULATED else 1.5  # outputs of all tiles, over those that there are
+MOST_WASTE = 1000.0 if SIMULATED else 4.0  # outputs of all tiles, over those that there are
 
 
 class Window(NamedTuple):

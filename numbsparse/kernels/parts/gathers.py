@@ -48,9 +48,10 @@ def copying(
     apart; else the others are, and `stride` is that of features. `features` and `many` others are
     there in all.
     """
-    (FEATURES, OTHERS), RUN, ROW, ITEM = shape, form.run, form.row, 16 // form.run
+    (FEATURES, OTHERS), RUN, ITEM = shape, form.run, 16 // form.run
     ROWS, PIECES = (OTHERS, FEATURES // RUN) if by_feature else (FEATURES, OTHERS // RUN)
-    SHARE = WIDTH // form.row  # rows of a line of 128 bytes
+    SHIFT, LAST = uint32(PIECES.bit_length() - 1), uint32(PIECES - 1)
+    SHARE, IN_ROW = WIDTH // form.row, form.row // 4  # rows of a line of 128 bytes; pieces of a row
     place_of, line_of = picking(0, FEATURES // depth), picking(1, FEATURES // depth)
 
     @cuda.jit(device=True)
@@ -58,7 +59,8 @@ def copying(
         lane = uint32(cuda.threadIdx.x) % 32
         for n in range(ROWS * PIECES // 32):
             number = uint32(lane + 32 * n)
-            row, piece = uint32(number // PIECES), uint32(number % PIECES)
+            # Not // and %: of these, put together again, the compiler made number + piece.
+            row, piece = number >> SHIFT, number & LAST
             feature, other = (piece * RUN, row) if by_feature else (row, piece * RUN)
             k, i, j = feature // depth, int64(feature % depth), int64(other)
             block, line = int64(place_of(record, k)), int64(line_of(record, k)) * depth
@@ -71,8 +73,8 @@ def copying(
                 at += line if by_feature else line * stride
             if block < 0 or features_left <= 0 or others_left <= 0:
                 inside, at = int64(0), int64(0)
-            swizzled = piece ^ (row // SHARE % (8 // SHARE))
-            place = uint32(start + row * ROW + 4 * swizzled)
+            swizzled = (row * IN_ROW + piece) ^ (row // SHARE % (8 // SHARE))
+            place = uint32(start + 4 * swizzled)
             cp_async_zero_fill(shared, place, memory, at, int32(inside * ITEM))
 
     return copy

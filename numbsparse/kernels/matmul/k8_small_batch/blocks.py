@@ -354,6 +354,7 @@ def writing_pieces(blocks: Blocks) -> Any:
     """The lanes write what they left, each 16 bytes of a row of a block at once."""
     form, depth = blocks.form, blocks.depth
     RUN, ROW, PIECES, SHARE = form.run, form.row, WIDTH // form.run, WIDTH // form.row
+    SHIFT, LAST = uint32(PIECES.bit_length() - 1), uint32(PIECES - 1)
     place_of = picking(0, WIDTH // depth)
 
     @cuda.jit(device=True)
@@ -361,7 +362,7 @@ def writing_pieces(blocks: Blocks) -> Any:
         lane = uint32(cuda.threadIdx.x) % 32
         for n in range(depth * PIECES // 32):
             number = uint32(lane + 32 * n)
-            row, piece = uint32(number // PIECES), uint32(number % PIECES)
+            row, piece = number >> SHIFT, number & LAST  # as in `parts.gathers`
             place = place_of(record, piece * RUN // depth)
             if place >= 0:
                 swizzled = piece ^ (row // SHARE % (8 // SHARE))
