@@ -77,6 +77,13 @@ def main(arguments: list[str] | None = None) -> None:
     command.add_argument("words", nargs="*", help="only calls with one of these in their names")
     command.add_argument("--json", type=Path, metavar="FILE", help="write what was found there too")
     command.add_argument("--jobs", type=int, default=0, help="processes; default: one a core")
+    command = commands.add_parser(
+        "times", help="time products drawn at random: what the choice of a rung costs"
+    )
+    command.add_argument("--points", type=int, default=100, help="how many; default: 100")
+    command.add_argument(
+        "--json", type=Path, metavar="FILE", help="first measure anew what the choice goes by"
+    )
     command = commands.add_parser("tables", help="write the committed results into a README")
     command.add_argument("file", type=Path)
     options = parser.parse_args(arguments)
@@ -97,7 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _read_kernels(options: argparse.Namespace) -> None:
     """The commands that read the GPU's kernels, and so load numba.cuda."""
     try:
-        from numbsparse.bench import steps
+        from numbsparse.bench import steps, times
         from numbsparse.bench.ladder import table
         from numbsparse.bench.profile import profile
         from numbsparse.bench.tables import fill
@@ -108,6 +115,8 @@ def _read_kernels(options: argparse.Namespace) -> None:
         ) from error
     if options.command == "tables":
         fill(options.file)
+    elif options.command == "times":
+        times.run(options.json, options.points)
     elif options.command == "ladder":
         print(f"{table(options.dtype)}\n\n\n{steps.printed()}")
     else:

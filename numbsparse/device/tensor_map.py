@@ -61,7 +61,9 @@ def _remembered(keys: tuple[Key, ...], shape: tuple[int, ...]) -> DeviceArray:
         return found
     with outside_capture():  # written now and once; a graph keeps the memory of what it reads
         encoded = _simulated if runtime.SIMULATED else _encoded
-        words = _maps[keys, shape] = to_device(np.array([encoded(key) for key in keys]).reshape(shape))
+        words = _maps[keys, shape] = to_device(
+            np.array([encoded(key) for key in keys]).reshape(shape)
+        )
     if len(_maps) > REMEMBERED:
         _maps.popitem(last=False)
     return words

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.matmul import OWN, PRECISIONS, RUNGS, n_tiles, rung
 from numbsparse.layout import Layout
-from numbsparse.ops import tuned
+from numbsparse.ops import times, tuned
 
 MOST = 1024  # cases that are remembered, before all are forgotten
 
@@ -25,7 +26,8 @@ def choose(
 ) -> str:
     """The name of the rung that serves, maybe with a tile: the named one, or the fastest that does.
 
-    The fastest is what `numbsparse.tune` measured, else the last of the ladder.
+    The fastest is what `numbsparse.tune` measured, else what the library's own measurements
+    expect (see `times`), else the last of the ladder.
 
     Worked out once for each case, then looked up. Raises ValueError where none serves.
     """
@@ -35,16 +37,20 @@ def choose(
     if name is None:
         names = _checked(kernel, precision, "cuda" if isinstance(x, DeviceArray) else "cpu")
         if kernel == "auto" and isinstance(x, DeviceArray):
-            measured = tuned.fastest(
-                tuned.case(product, block_size, x.dtype, batch, precision, layout)
-            )
-            if measured and measured.partition("/")[0] in names:
-                names.append(measured)  # the last is tried first
+            names = _by_speed(names, product, block_size, x.dtype, batch, precision, layout)
         name = _last_that_serves(names, product, block_size, x, batch, precision)
         if len(_chosen) >= MOST:  # every batch is a case, and batches may grow without end
             forget()
         _chosen[case] = name
     return name
+
+
+def _by_speed(names: list[str], *of: Any) -> list[str]:
+    """The fastest last: the rung that was measured here, before it those that were elsewhere."""
+    expected = times.expected(*of)
+    slowest_first = sorted(names, key=lambda name: -expected.get(name, inf))
+    here = tuned.fastest(tuned.case(*of))
+    return [*slowest_first, here] if here and here.partition("/")[0] in names else slowest_first
 
 
 def forget() -> None:

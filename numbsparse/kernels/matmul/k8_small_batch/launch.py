@@ -44,9 +44,10 @@ def serves(x: DeviceArray, values: DeviceArray) -> bool:
 def along_lines(index: Index, x, values, y, transposed: bool, form: Form) -> Call:
     """y = x @ w, for x of at most 64 rows, without the copy engine of at most 32."""
     lines = _lines(x, values, y, transposed, form, _source(serves(x, values)))
-    shares, slots = _multiprocessors(), _multiprocessors() * (WARPS - 1) if lines.far else 0
+    shares, warps = _multiprocessors(), lines.warps
+    slots = shares * (warps - 1) if lines.far else 0
     size, engine = values.shape[1], lines.source.engine
-    work = planned(index, plan_lines, transposed, size, shares, WARPS, lines.piece, slots)
+    work = planned(index, plan_lines, transposed, size, shares, warps, lines.piece, slots)
     lines = lines._replace(patient=engine and lines.source.stages == 2 and work[1] <= SHORT)
     paired, length = _lines_of(size, form, engine)
     x_across = not is_aligned(x)
@@ -59,7 +60,7 @@ def along_lines(index: Index, x, values, y, transposed: bool, form: Form) -> Cal
         fresh = fresh_each_time(maps)
     before = span(x), _view(x), span(values.reshape(1, -1)), w_view, maps
     after = (*work, *_output(y, lines.sums))
-    where, shared = (line_kernel(lines), shares, 32 * WARPS), lines.shared_bytes
+    where, shared = (line_kernel(lines), shares, 32 * warps), lines.shared_bytes
     first = Bound(*where, *before, 1, *after, shared_bytes=shared)
     overlap = lines.source.overlap
     later = Bound(*where, *before, fresh, *after, shared_bytes=shared, overlap=overlap)
@@ -74,7 +75,7 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source) -> Lines:
     x_side = Operand(x_across, groups, _together(form, x_across))
     w_side = Operand(not transposed, depth // 8, _together(form, not transposed, depth))
     sums = Sums(form, x_side, w_side, stored(y, form, depth))
-    lines = Lines(sums, depth, source, WARPS, far=groups == 8)
+    lines = Lines(sums, depth, source, _warps(form, not source.engine), far=groups == 8)
     few = form.is_16_bit and values.size < FEW * WARPS * _multiprocessors() * WIDTH**2
     return with_stages(lines, (1 if few else 2) if source.engine else MOST)
 
@@ -90,8 +91,8 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
     depth, shares = min(size, WIDTH), _multiprocessors()
     engine = size >= WIDTH and has_engine()
     x_side, dy_side = Operand(x_across, depth // 8), Operand(dy_across, 4, _together(form, True))
-    many = engine and form.is_16_bit and dvalues.size >= FEW * WARPS * shares * WIDTH**2
-    warps = 2 * WARPS if many else WARPS
+    many = not engine or dvalues.size >= FEW * WARPS * shares * WIDTH**2
+    warps = _warps(form, many)
     blocks = Blocks(form, depth, x_side, dy_side, _source(engine), warps, shares)
     blocks = with_stages(blocks, 2 if engine else MOST)
     units, count = planned(index, plan_blocks, size)
@@ -110,6 +111,11 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
     overlap = blocks.source.overlap
     later = Bound(*where, *before, fresh, *after, shared_bytes=shared, overlap=overlap)
     return Call(first, later, (maps, units))
+
+
+def _warps(form: Form, many: bool) -> int:
+    """Of a block of threads: 16-bit sums leave registers for twice as many."""
+    return 2 * WARPS if many and form.is_16_bit else WARPS
 
 
 def _source(engine: bool) -> Source:

@@ -1,0 +1,93 @@
+"""How long each rung takes, as one card measured it on a grid: what `auto` goes by.
+
+`times.json` has microseconds over batch, features and density of random layouts of as many input
+as output features; `python -m numbsparse times` makes it. Between the points of the grid the
+logarithm of a time is interpolated, beyond them it is that of the edge. The order of the rungs is
+meant, not their times: on another card it may differ, and `numbsparse.tune` measures it there.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import product as every
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numbsparse.layout import Layout
+
+FILE = Path(__file__).with_name("times.json")
+AXES = ("features", "densities", "batches")
+
+
+class Times(NamedTuple):
+    """The grid, in logarithms to base 2, and at each of its points those of microseconds.
+
+    axes : of AXES, each ascending
+    of : case (see `case_of`) to rung to an array over all axes, NaN where the rung does not serve
+    """
+
+    axes: tuple[np.ndarray, ...]
+    of: dict[str, dict[str, np.ndarray]]
+
+
+def expected(
+    product: str, block_size: int, dtype: Any, batch: int, precision: str, layout: Layout
+) -> dict[str, float]:
+    """Microseconds of each rung that was measured at all points around this one."""
+    values = layout.n_blocks * block_size**2
+    if not values or not batch:
+        return {}
+    rows, columns = (n * block_size for n in layout.shape)
+    sides = {"forward": columns, "input_grad": rows, "weight_grad": (rows * columns) ** 0.5}
+    features = sides[product]  # those of a square weight with sums as long as here
+    times, point = measured(), np.log2([features, values / features**2, batch])
+    of_rung = times.of.get(case_of(product, block_size, dtype, precision), {})
+    corners = list(_corners(times.axes, point))
+    logs = {name: _between(array, corners) for name, array in of_rung.items()}
+    return {name: 2**log for name, log in logs.items() if log == log}
+
+
+def case_of(product: str, block_size: int, dtype: Any, precision: str) -> str:
+    """bfloat16 takes as long as float16; the precision is of float32 alone."""
+    numbers = f"float32 {precision}" if str(dtype) == "float32" else str(dtype)
+    return f"{product} {numbers.replace('bfloat16', 'float16')} B={block_size}"
+
+
+@cache
+def measured() -> Times:
+    """What the file holds."""
+    content = json.loads(FILE.read_text(encoding="utf-8"))
+    axes = tuple(np.log2(content[axis]) for axis in AXES)
+    shape = [axis.size for axis in axes]
+    return Times(
+        axes,
+        {
+            case: {
+                name: np.log2(np.array(times, float)).reshape(shape)
+                for name, times in of_rung.items()
+            }
+            for case, of_rung in content["microseconds"].items()
+        },
+    )
+
+
+def _corners(axes: tuple[np.ndarray, ...], point: np.ndarray) -> Any:
+    """(place in the grid, weight) of the points around one."""
+    sides = []
+    for axis, at in zip(axes, point, strict=True):
+        at = min(max(at, axis[0]), axis[-1])
+        i = min(int(np.searchsorted(axis, at, "right")) - 1, axis.size - 2)
+        part = float((at - axis[i]) / (axis[i + 1] - axis[i]))
+        sides.append([(i, 1 - part), (i + 1, part)])
+    for corner in every(*sides):
+        places, weights = zip(*corner, strict=True)
+        if weight := prod(weights):
+            yield places, weight
+
+
+def _between(array: np.ndarray, corners: list[tuple[tuple[int, ...], float]]) -> float:
+    return sum(weight * float(array[place]) for place, weight in corners)

@@ -1,0 +1,167 @@
+"""The choice of a rung goes by measured times: exact on their grid, sensible between."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import numbsparse as ns
+from numbsparse import __main__ as command_line
+from numbsparse import device
+from numbsparse.dtypes import as_dtype
+from numbsparse.kernels.matmul import PRODUCTS, RUNGS
+from numbsparse.layout import Layout
+from numbsparse.ops import choice, times, tuned
+
+on_device = pytest.mark.skipif(not device.is_available(), reason="takes a GPU or the simulator")
+
+
+@pytest.fixture
+def written(monkeypatch, tmp_path):
+    """A function that puts a grid in the place of the library's own."""
+
+    def write(microseconds):
+        content = {"features": [64, 256], "densities": [0.25, 1], "batches": [1, 4, 64]}
+        file = tmp_path / "times.json"
+        file.write_text(json.dumps(content | {"microseconds": microseconds}))
+        monkeypatch.setattr(times, "FILE", file)
+        times.measured.cache_clear()
+        choice.forget()
+
+    monkeypatch.setattr(tuned, "fastest", lambda case: None)
+    yield write
+    times.measured.cache_clear()
+    choice.forget()
+
+
+def layout(rows, columns, density):
+    pattern = np.zeros((rows, columns), bool)
+    pattern.reshape(-1)[: round(density * pattern.size)] = True
+    return Layout(pattern)
+
+
+RISING = [2.0**n for n in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("features", "density", "batch", "power"),
+    [
+        (64, 0.25, 1, 0),
+        (64, 0.25, 64, 2),
+        (256, 1, 64, 11),
+        (64, 0.25, 2, 0.5),  # halfway between two batches
+        (64, 0.5, 4, 2.5),  # between two densities, which are three places apart
+        (128, 0.25, 1, 3),
+        (64, 0.25, 4096, 2),  # beyond the last batch
+        (1024, 1, 64, 11),
+    ],
+)
+def test_times_are_interpolated_in_logarithms(written, features, density, batch, power):
+    written({"forward float16 B=32": {"k5_tensor_core": RISING}})
+    blocks = features // 32
+    case = 32, as_dtype("float16"), batch, "highest", layout(blocks, blocks, density)
+    assert times.expected("forward", *case) == {"k5_tensor_core": pytest.approx(2**power)}
+    assert times.expected("input_grad", *case) == {}
+
+
+def test_a_product_is_as_one_of_a_square_weight_with_sums_as_long(written):
+    written({f"{product} float16 B=32": {"k5_tensor_core": RISING} for product in PRODUCTS})
+    wide, square = layout(2, 8, 1.0), layout(8, 8, 0.25)  # 64 terms for each of 256 columns
+    case = 32, as_dtype("float16"), 4, "highest"
+    assert times.expected("forward", *case, wide) == times.expected("forward", *case, square)
+    tall = times.expected("input_grad", *case, layout(8, 2, 1.0))
+    assert tall == times.expected("forward", *case, wide)
+    both = times.expected("weight_grad", *case, wide)  # of 128 features, all blocks kept
+    assert both == times.expected("weight_grad", *case, layout(4, 4, 1.0))
+
+
+def test_a_rung_that_was_not_measured_around_a_point_has_no_time_there(written):
+    some = [None if n % 3 == 2 else 1.0 for n in range(12)]  # not at batch 64
+    written({"forward float16 B=32": {"k8_small_batch": some, "k5_tensor_core": RISING}})
+    case = 32, as_dtype("float16")
+    of = layout(2, 2, 0.25)
+    assert times.expected("forward", *case, 4, "highest", of).keys() == {
+        "k8_small_batch",
+        "k5_tensor_core",
+    }
+    assert times.expected("forward", *case, 5, "highest", of).keys() == {"k5_tensor_core"}
+    assert times.expected("forward", *case, 0, "highest", of) == {}
+    assert times.expected("forward", *case, 4, "highest", layout(2, 2, 0)) == {}
+
+
+def test_numbers_share_times():
+    case = times.case_of("forward", 32, as_dtype("bfloat16"), "high")
+    assert case == times.case_of("forward", 32, as_dtype("float16"), "highest")
+    assert "high " in times.case_of("forward", 32, np.dtype(np.float32), "high")
+
+
+@on_device
+def test_the_choice_is_the_fastest_of_those_that_serve(written):
+    x, of = ns.to_device(np.ones((4, 64), np.float32)), layout(2, 2, 0.25)
+    case = 32, x, 4, "highest", of
+
+    def chosen(**seconds):
+        written({"forward float32 highest B=32": {n: [s] * 12 for n, s in seconds.items()}})
+        return choice.choose("forward", "auto", *case)
+
+    assert chosen(k2_shared=2.0, k3_registers=1.0, k4_pipelined=3.0) == "k3_registers"
+    assert chosen(k7_small_blocks=1.0, k2_shared=2.0) == "k2_shared"  # k7 takes no B = 32
+    served = choice.serving("forward", 32, np.dtype(np.float32), "cuda", 4, "highest")
+    assert chosen() == served[0]  # nothing known: the last of the ladder
+    assert choice.choose("forward", "k1_naive", *case) == "k1_naive"
+
+
+def test_the_committed_times_are_whole():
+    content = json.loads(times.FILE.read_text(encoding="utf-8"))
+    shape = [len(content[axis]) for axis in times.AXES]
+    for axis in times.AXES:
+        assert len(content[axis]) > 1
+        assert content[axis] == sorted(content[axis])
+    assert len(content["microseconds"]) == len(PRODUCTS) * 3 * 5
+    for of_rung in content["microseconds"].values():
+        assert of_rung.keys() <= RUNGS.keys()
+        known = [[np.nan if s is None else s for s in array] for array in of_rung.values()]
+        arrays = np.array(known, float)
+        assert arrays.shape[1] == np.prod(shape)
+        assert not np.isnan(arrays).all(0).any()  # some rung serves everywhere
+        assert (arrays[~np.isnan(arrays)] > 0).all()
+
+
+@on_device
+def test_a_grid_is_measured_and_the_choice_weighed(written, monkeypatch, capsys):
+    from numbsparse.bench import times as bench
+
+    monkeypatch.setattr(bench, "SIZES", (8,))
+    monkeypatch.setattr(bench, "PRODUCTS", ("forward",))
+    monkeypatch.setattr(bench, "NUMBERS", (("float32", "highest"),))
+    monkeypatch.setattr(bench, "POOL", 2**12)
+    monkeypatch.setattr(bench, "graph_of", lambda record, call: SimpleNamespace(replay=call))
+    monkeypatch.setattr(bench, "seconds_of", lambda graphs, seconds: dict.fromkeys(graphs, 1e-6))
+    bench._pool.cache_clear()
+    content = bench.grid((16,), (0.5,), (1, 33))
+    (of_rung,) = content["microseconds"].values()
+    assert {"k3_registers", "k7_small_blocks"} <= of_rung.keys()
+    assert "k1_naive" not in of_rung
+    assert of_rung.pop("k8_small_batch") == [1.0, None]
+    assert all(array == [1.0, 1.0] for array in of_rung.values())
+    written(content["microseconds"])
+    monkeypatch.setattr(bench, "timed", lambda product, *_: {"k3_registers": 2.0, "k6_hopper": 1.0})
+    monkeypatch.setattr(choice, "choose", lambda *_: "k3_registers")
+    monkeypatch.setattr(bench, "POOL", 2**27)
+    monkeypatch.setattr(bench, "numbers", lambda *_: None)
+    found = list(bench.regrets(2))
+    assert [each.ratio for each in found] == [2.0] * 2
+    lines = bench.told(found).splitlines()
+    assert "auto takes 2.000 times" in lines[0]
+    assert "100.0%" in lines[0]
+    assert "k3_registers of k3_registers 2000000.0" in lines[1]
+    bench._pool.cache_clear()
+
+
+@pytest.mark.skipif(not device.SIMULATED, reason="of the simulator")
+def test_the_simulator_times_nothing():
+    with pytest.raises(SystemExit, match="simulator's times mean nothing"):
+        command_line.main(["times", "--points", "1"])
