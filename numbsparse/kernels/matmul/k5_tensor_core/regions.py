@@ -25,13 +25,8 @@ from numbsparse.kernels.parts.copies import copying_matrix
 from numbsparse.kernels.parts.fragments import Products, Side, products
 from numbsparse.kernels.parts.fragments_tf32 import PIECE
 from numbsparse.kernels.parts.one_by_one import one_by_one
-from numbsparse.kernels.ptx import (
-    ALIGNMENT,
-    cp_async_commit,
-    cp_async_wait,
-    load_4xf32,
-    store_4xf32,
-)
+from numbsparse.kernels.parts.pieces import add_saved, clear, save
+from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 from numbsparse.layout import Index
 
 WIDTH = 32  # of a tile
@@ -291,9 +286,10 @@ def fetching(cells: Cells) -> Any:
 def region_kernel(cells: Cells) -> Any:
     region = cells.region
     CELLS, NT, STAGES, TILES = region.CELLS, region.NT, region.STAGES, region.tiles
-    CAPACITY, THREADS, SIZE = region.capacity, region.threads, cells.side**2
+    CAPACITY, THREADS = region.capacity, region.threads
     AHEAD, PENDING, STAGE, RING = STAGES - 1, STAGES - 2, region.stage, STAGES * region.stage
     (TA, TB, _), ACC = cells.sums, (CELLS, *cells.sums)
+    clear_sums, save_sums = clear(TA, TB), save(TA, TB)
     fetch, add_step, finish = fetching(cells), adding_cells(cells), finishing(cells, CELLS)
     limit = {} if SIMULATED else {"max_registers": 65536 // (THREADS * region.PER_SM) // 8 * 8}
     limit = {name: min(registers, 248) for name, registers in limit.items()}
@@ -308,10 +304,7 @@ def region_kernel(cells: Cells) -> Any:
         own = cuda.shared.array(CAPACITY, int32)
         acc = cuda.local.array(ACC, float32)
         for q in range(CELLS):
-            for m in range(TA):
-                for n in range(TB):
-                    for i in range(4):
-                        acc[q, m, n, i] = 0
+            clear_sums(acc[q])
         t = uint32(cuda.threadIdx.x)
         warp = t // 32
         item, piece, of = uint32(cuda.blockIdx.x), uint32(0), uint32(1)
@@ -344,10 +337,7 @@ def region_kernel(cells: Cells) -> Any:
         if of > 1:
             for q in range(CELLS):
                 cell = ((item - whole) * pieces + piece) * CAPACITY + warp * CELLS + q
-                for m in range(TA):
-                    for n in range(TB):
-                        at, c = cell * SIZE + ((m * TB + n) * 32 + t % 32) * 4, acc[q, m, n]
-                        store_4xf32(parts, at, c[0], c[1], c[2], c[3])
+                save_sums(parts, cell, acc[q])
         else:
             plan = tiles, codes, targets
             finish(x_side, dy_side, batch, plan, dvalues, item, warp * CELLS, acc)
@@ -358,7 +348,8 @@ def region_kernel(cells: Cells) -> Any:
 @cache
 def sum_kernel(cells: Cells) -> Any:
     """dvalues of the regions that were cut: a warp adds the pieces of a cell in their order."""
-    region, (TA, TB, _), SIZE = cells.region, cells.sums, cells.side**2
+    region, (TA, TB, _) = cells.region, cells.sums
+    clear_sums, add_piece = clear(TA, TB), add_saved(TA, TB)
     PER_WARP, WARPS, CAPACITY = region.CELLS, region.WARPS, region.capacity
     ACC, finish = (1, *cells.sums), finishing(cells, 1)
 
@@ -372,14 +363,9 @@ def sum_kernel(cells: Cells) -> Any:
         cell = number % PER_WARP * WARPS + t // 32
         cut_item = number // PER_WARP
         acc = cuda.local.array(ACC, float32)
-        for m in range(TA):
-            for n in range(TB):
-                at = (cut_item * pieces * CAPACITY + cell) * SIZE + ((m * TB + n) * 32 + t % 32) * 4
-                a = b = c = d = float32(0)
-                for p in range(pieces):
-                    four = load_4xf32(parts, at + p * (CAPACITY * SIZE))
-                    a, b, c, d = a + four[0], b + four[1], c + four[2], d + four[3]
-                acc[0, m, n, 0], acc[0, m, n, 1], acc[0, m, n, 2], acc[0, m, n, 3] = a, b, c, d
+        clear_sums(acc[0])
+        for p in range(pieces):
+            add_piece(parts, (cut_item * pieces + p) * CAPACITY + cell, acc[0])
         x_side, dy_side = (x, x_stride, in_features), (dy, dy_stride, out_features)
         plan = tiles, codes, targets
         finish(x_side, dy_side, batch, plan, dvalues, whole + cut_item, cell, acc)
