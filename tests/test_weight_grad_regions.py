@@ -16,8 +16,7 @@ from numbsparse.testing import Case, check_rung
 
 pytestmark = needs_ampere
 K5 = LADDER["k5_tensor_core"]
-weight_grad = sys.modules["numbsparse.kernels.matmul.k5_tensor_core.weight_grad"]
-DTYPES = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+of_float32 = sys.modules["numbsparse.kernels.matmul.k5_tensor_core.regions"]
 
 
 @pytest.mark.parametrize("B", [16, 32, 64])
@@ -46,37 +45,43 @@ def test_each_cell_is_in_one_region_with_its_tiles(region, B, rng):
     assert (np.diff(filled) <= 0).all()
 
 
-@DTYPES
 @pytest.mark.parametrize("B", [16, 32])
-def test_regions_are_cut_along_the_batch(B, dtype, monkeypatch):
+def test_regions_are_cut_along_the_batch(B, monkeypatch):
     pieces = []
-    cut = weight_grad.cut
+    cut = of_float32.cut
 
     def seen(*args):
         pieces.append(cut(*args)[1])
         return cut(*args)
 
-    monkeypatch.setattr(weight_grad, "cut", seen)
-    monkeypatch.setattr(weight_grad, "multiprocessors", lambda: 2)
+    monkeypatch.setattr(of_float32, "cut", seen)
+    monkeypatch.setattr(of_float32, "multiprocessors", lambda: 2)
     case = Case(batch=300, in_features=2 * B, out_features=3 * B, block_size=B, density=0.8)
-    check_rung(K5, "weight_grad", case, dtype, "cuda")
+    check_rung(K5, "weight_grad", case, "float32", "cuda")
     assert pieces[0] > 1
 
 
-@DTYPES
-def test_regions_fit_into_little_shared_memory(dtype, monkeypatch):
-    itemsize = as_dtype(dtype).itemsize
-    monkeypatch.setattr(weight_grad, "shared_memory", lambda: 99 * 1024)
-    region = weight_grad.region_of(16, itemsize)
-    assert region.stage * region.STAGES * itemsize <= 98 * 1024
+def test_regions_fit_into_little_shared_memory(monkeypatch):
+    monkeypatch.setattr(of_float32, "shared_memory", lambda: 99 * 1024)
+    region = of_float32.region_of(16)
+    assert region.stage * region.STAGES * 4 <= 98 * 1024
     assert region.capacity >= region.XT * 4  # the cells that may meet in a tile of dy
     case = Case(batch=50, in_features=20 * 16, out_features=18 * 16, block_size=16, density=0.2)
+    check_rung(K5, "weight_grad", case, "float32", "cuda")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("B", [16, 32, 64, 128])
+def test_16_bit_blocks_over_steps_and_edges(B, dtype):
+    """More steps than stages, the last one cut off, and features that end inside a block."""
+    batch = 5 * (2048 // min(B, 64)) + 3
+    case = Case(batch=batch, in_features=B + 19, out_features=B + 6, block_size=B, density=1)
     check_rung(K5, "weight_grad", case, dtype, "cuda")
 
 
 @pytest.mark.filterwarnings("ignore:.*invalid value encountered")  # in the simulator
 @pytest.mark.parametrize("arithmetic", ["float16", "bfloat16", "highest", "high"])
-@pytest.mark.parametrize("B", [16, 32])
+@pytest.mark.parametrize("B", [16, 32, 64])
 @pytest.mark.parametrize("out_features", [0, 1, 5, 8], ids="{} inside".format)
 def test_zero_beyond_the_edges_whatever_is_beside_them(out_features, B, arithmetic, rng):
     """Infinity times what is read beyond the edge, which is 0, would be NaN."""

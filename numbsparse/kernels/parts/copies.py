@@ -35,15 +35,16 @@ def copying(LINES: int, WIDTH: int, PIECE: int, THREADS: int, places: Any) -> tu
         piece, down = t % PIECES, t // PIECES % LINES
         source = (line + down) * stride + piece * PIECE + item
         to = start + place_in(down, piece)
+        # Lines without a sign move by shifts and masks: so few that the rounds are unrolled.
         if lines >= LINES and items >= WIDTH:
             for i in range(COUNT):
-                cp_async(ring, move(to, i * STEP, 0), x, source + i * STEP * stride)
+                cp_async(ring, move(to, uint32(i * STEP), 0), x, source + i * STEP * stride)
             return
         n = n_bytes(items - int64(piece * PIECE))
         for i in range(COUNT):
             there = down + i * STEP < lines
-            row = source + i * STEP * stride if there else 0
-            cp_async_zero_fill(ring, move(to, i * STEP, 0), x, row, n if there else uint32(0))
+            at, row = move(to, uint32(i * STEP), 0), source + i * STEP * stride if there else 0
+            cp_async_zero_fill(ring, at, x, row, n if there else uint32(0))
 
     return AT_ONCE, own, copy
 

@@ -60,8 +60,11 @@ class Shape(NamedTuple):
 
     @property
     def swapped(self) -> bool:
-        """The sums of a warp are of y.T: a lane has neighbours along their columns."""
-        return self.y_transposed
+        """The sums of a warp are of y.T: a lane has neighbours along their columns.
+
+        Not with w.T rounded to tf32, which the compiler moves about if it is the first operand.
+        """
+        return self.y_transposed and not (self.transposed and self.arithmetic == "high")
 
 
 def multiply_lines(
@@ -191,7 +194,7 @@ def line_kernel(shape: Shape) -> Any:
     made, x_places, w_places, lane_of, add_products = products_of(shape)
     TA, TB, ACC = made.TA, made.TB, (made.TA, made.TB, 4)
     ROUNDS, find, fetch = fetching(shape, x_places, w_places)
-    store_tile = store(arithmetic, TA, TB, False, wide)
+    store_tile = store(arithmetic, TA, TB, shape.y_transposed and not swapped, wide)
     repair = repairing(shape)
     repairs, nan_in = arithmetic == "highest", any_nan(*ACC)
     # Three blocks of threads to a multiprocessor, at the price of a few registers kept in memory.

@@ -1,19 +1,38 @@
-"""How the weight-gradient is cut: regions of a few tiles of x and of dy.
+"""The weight-gradient of float32: dvalues[b] = x[:, rows of b].T @ dy[:, columns of b].
 
-A tile is 32 features wide. A block of threads takes up to XT tiles of x that
-are neighbours, up to YT tiles of dy, and every kept cell where one of these meets one of those: a
-cell is a block of w, or a part of one.
+A block of threads takes a region: up to XT tiles of x that are neighbours, up to YT tiles of dy,
+each 32 features wide, and every kept cell where one of these meets one of those; a cell is a block
+of w, or a part of one. The tiles come once for all cells, and each warp multiplies its own cells
+out of them. The last regions, those past a whole number of waves, would leave most of the GPU idle:
+they are cut along the batch, and a second kernel adds the pieces in their order.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import cuda, float32, int32, int64, uint32
 
+from numbsparse.device import SIMULATED, empty
+from numbsparse.device.launch import launch
+from numbsparse.kernels.card import multiprocessors, shared_memory
+from numbsparse.kernels.matmul.aligned import aligned_lines
+from numbsparse.kernels.matmul.k5_tensor_core.store import any_nan, store_float32, stored
+from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.copies import copying_matrix
+from numbsparse.kernels.parts.fragments import Products, Side, products
+from numbsparse.kernels.parts.fragments_tf32 import PIECE
+from numbsparse.kernels.parts.one_by_one import one_by_one
+from numbsparse.kernels.parts.pieces import add_saved, clear, save
+from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 from numbsparse.layout import Index
 
 WIDTH = 32  # of a tile
+BYTES = 4  # of a value
+LEAST_STEPS = 4  # of a piece of a region
+MOST_PIECES = 8
 
 
 class Region(NamedTuple):
@@ -43,6 +62,74 @@ class Region(NamedTuple):
     @property
     def capacity(self) -> int:
         return self.CELLS * self.WARPS
+
+
+class Cells(NamedTuple):
+    """What a kernel is made for."""
+
+    B: int
+    region: Region
+    precision: str
+    x_transposed: bool  # x is feature-major
+    dy_transposed: bool
+    wide: bool  # dvalues can be stored several values at once
+
+    @property
+    def side(self) -> int:
+        return cell_side(self.B)
+
+    @property
+    def sums(self) -> tuple[int, int, int]:
+        """Of a cell, as a lane has them."""
+        return self.side // 16, self.side // 8, 4
+
+
+def multiply_regions(x, dy, index, dvalues, precision):
+    (n_blocks, size, _), (batch, in_features), out_features = dvalues.shape, x.shape, dy.shape[1]
+    if not n_blocks:
+        return
+    region = region_of(size)
+    plan = planned(index, regions, size, region)
+    x, x_stride, x_transposed = aligned_lines(x)
+    dy, dy_stride, dy_transposed = aligned_lines(dy)
+    out, _, wide = stored(dvalues.reshape(-1, size))
+    cells = Cells(size, region, precision, x_transposed, dy_transposed, wide)
+    count = plan[0].shape[0]
+    whole, pieces = cut(count, -(-batch // region.NT), region.PER_SM)
+    sums = region.capacity * cells.side**2  # of a piece of a region
+    parts = empty(((count - whole) * pieces * sums if pieces > 1 else 1,), np.float32)
+    operands = x, x_stride, in_features, dy, dy_stride, out_features, batch, *plan, out
+    operands = *operands, parts, whole, pieces
+    shared = region.STAGES * region.stage * BYTES
+    grid, threads = whole + (count - whole) * pieces, region.threads
+    launch(region_kernel(cells), grid, threads, *operands, shared_bytes=shared)
+    if pieces > 1:
+        launch(sum_kernel(cells), (count - whole) * region.CELLS, threads, *operands)
+
+
+def region_of(size: int) -> Region:
+    """The region for blocks of this size."""
+    if size == 16:
+        region = Region(16, 16, 14, 8, 16, 3, 1)
+        least = region.stage * region.STAGES * BYTES
+        few = (shared_memory() or least) < least
+        return Region(6, 10, 7, 4, 16, 3, 1) if few else region
+    return Region(1, 4, 1, 4, 32, 3, 3) if size == 32 else Region(2, 2, 1, 4, 32, 3, 3)
+
+
+def cut(count: int, steps: int, per_sm: int) -> tuple[int, int]:
+    """(whole, pieces): how many regions stay whole, and into how many pieces each other is cut."""
+    places = per_sm * multiprocessors()
+    rest = count % places
+    most = min(MOST_PIECES, steps // LEAST_STEPS)
+    if rest == 0 or most < 2:
+        return count, 1
+
+    def time(pieces: int) -> float:
+        return -(-rest * pieces // places) / pieces + 0.01 * pieces
+
+    pieces = min(range(1, most + 1), key=time)
+    return (count, 1) if pieces == 1 else (count - rest, pieces)
 
 
 def cell_side(B: int) -> int:
@@ -122,3 +209,231 @@ def _fill(
     begins = np.zeros(n_cells, np.int64)
     begins[starts] = 1
     return np.cumsum(begins) - 1, np.array(starts, np.int64)
+
+
+def products_of(cells: Cells) -> Products:
+    """Of a cell's parts of the tiles of x and of dy."""
+    NT, (TA, TB, _) = cells.region.NT, cells.sums
+    orders = cells.x_transposed, cells.dy_transposed
+    sides = (Side((NT if along else WIDTH) // PIECE, along) for along in orders)
+    return products(cells.precision, TA, TB, NT, *sides)
+
+
+@cache
+def adding_cells(cells: Cells) -> Any:
+    """add_step(ring, start, codes, acc): each warp by mma.sync, cell after cell."""
+    region, x_transposed, dy_transposed = cells.region, cells.x_transposed, cells.dy_transposed
+    XT, CELLS, TILE = region.XT, region.CELLS, region.NT * WIDTH
+    made = products_of(cells)
+    (_, move_in_x), (_, move_in_dy) = made.a_places, made.b_places
+    begin_in_x, begin_in_dy, add_products = made.begin_a, made.begin_b, made.add
+
+    def adding(q):
+        @cuda.jit(device=True)
+        def add_cell(ring, x_lane, dy_lane, codes, first, acc):
+            code = codes[uint32(first + q)]
+            if code >= 0:
+                x_at, y_at = uint32(code & 0xFFFF), uint32(code >> 16)
+                x_in, y_in = x_at % WIDTH, y_at % WIDTH
+                x_line, x_piece = (x_in, 0) if x_transposed else (0, x_in // PIECE)
+                y_line, y_piece = (y_in, 0) if dy_transposed else (0, y_in // PIECE)
+                x_at = move_in_x(x_lane + x_at // WIDTH * TILE, x_line, x_piece)
+                y_at = move_in_dy(dy_lane + y_at // WIDTH * TILE, y_line, y_piece)
+                add_products(ring, x_at, y_at, acc[q])
+
+        return add_cell
+
+    add_cells = one_by_one(adding, CELLS)
+
+    @cuda.jit(device=True)
+    def add_step(ring, start, codes, acc):
+        first = uint32(cuda.threadIdx.x) // 32 * CELLS
+        x_lane, dy_lane = start + begin_in_x(0, 0), start + XT * TILE + begin_in_dy(0, 0)
+        add_cells(ring, x_lane, dy_lane, codes, first, acc)
+
+    return add_step
+
+
+@cache
+def fetching(cells: Cells) -> Any:
+    """fetch(x_side, dy_side, batch, row, features, ring, start): a step's tiles, as they stand."""
+    made, region = products_of(cells), cells.region
+    XT, NT, TILES, THREADS = region.XT, region.NT, region.tiles, region.threads
+    tile, TILE = (NT, WIDTH, PIECE, THREADS), NT * WIDTH
+    AT_ONCE, own, copy_x = copying_matrix(*tile, cells.x_transposed, made.a_places)
+    _, _, copy_dy = copying_matrix(*tile, cells.dy_transposed, made.b_places)
+
+    @cuda.jit(device=True)
+    def fetch(x_side, dy_side, batch, row, features, ring, start):
+        (x, x_stride, in_features), (dy, dy_stride, out_features) = x_side, dy_side
+        for r in range(0, XT, AT_ONCE):
+            i = uint32(r + own())
+            feature = features[i] if i < XT else -1
+            if feature >= 0:
+                to = start + i * TILE
+                copy_x(x, x_stride, row, batch, int64(feature), in_features, ring, to)
+        for r in range(XT, TILES, AT_ONCE):
+            i = uint32(r + own())
+            feature = features[i] if i < TILES else -1
+            if feature >= 0:
+                to = start + i * TILE
+                copy_dy(dy, dy_stride, row, batch, int64(feature), out_features, ring, to)
+
+    return fetch
+
+
+@cache
+def region_kernel(cells: Cells) -> Any:
+    region = cells.region
+    CELLS, NT, STAGES, TILES = region.CELLS, region.NT, region.STAGES, region.tiles
+    CAPACITY, THREADS = region.capacity, region.threads
+    AHEAD, PENDING, STAGE, RING = STAGES - 1, STAGES - 2, region.stage, STAGES * region.stage
+    (TA, TB, _), ACC = cells.sums, (CELLS, *cells.sums)
+    clear_sums, save_sums = clear(TA, TB), save(TA, TB)
+    fetch, add_step, finish = fetching(cells), adding_cells(cells), finishing(cells, CELLS)
+    limit = {} if SIMULATED else {"max_registers": 65536 // (THREADS * region.PER_SM) // 8 * 8}
+    limit = {name: min(registers, 248) for name, registers in limit.items()}
+
+    @cuda.jit(**limit)
+    def kernel(
+        x, x_stride, in_features, dy, dy_stride, out_features, batch, tiles, codes, targets,
+        dvalues, parts, whole, pieces
+    ):  # fmt: skip
+        ring = cuda.shared.array(0, float32, ALIGNMENT)  # stages, each of tiles of x and of dy
+        features = cuda.shared.array(TILES, int32)
+        own = cuda.shared.array(CAPACITY, int32)
+        acc = cuda.local.array(ACC, float32)
+        for q in range(CELLS):
+            clear_sums(acc[q])
+        t = uint32(cuda.threadIdx.x)
+        warp = t // 32
+        item, piece, of = uint32(cuda.blockIdx.x), uint32(0), uint32(1)
+        if item >= whole:
+            number, cut_items = uint32(item - whole), uint32(tiles.shape[0] - whole)
+            piece, of = uint32(number // cut_items), uint32(pieces)
+            item = uint32(whole + number % cut_items)
+        for i in range(t, TILES, THREADS):
+            features[i] = tiles[item, i]
+        for i in range(t, CAPACITY, THREADS):
+            own[i] = codes[item, i]
+        cuda.syncthreads()
+
+        x_side, dy_side = (x, x_stride, in_features), (dy, dy_stride, out_features)
+        now = then = int64(0)  # where the stages start that are multiplied and fetched
+        steps = uint32((batch + NT - 1) // NT)
+        begin, end = int64(uint32(steps * piece) // of), int64(uint32(steps * (piece + 1)) // of)
+        for step in range(begin - AHEAD, end):
+            cp_async_wait(PENDING)
+            cuda.syncthreads()
+            coming = step + AHEAD
+            if coming < end:
+                fetch(x_side, dy_side, batch, coming * NT, features, ring, then)
+                then = then + STAGE if then + STAGE < RING else 0
+            cp_async_commit()
+            if step >= begin:
+                add_step(ring, now, own, acc)
+                now = now + STAGE if now + STAGE < RING else 0
+
+        if of > 1:
+            for q in range(CELLS):
+                cell = ((item - whole) * pieces + piece) * CAPACITY + warp * CELLS + q
+                save_sums(parts, cell, acc[q])
+        else:
+            plan = tiles, codes, targets
+            finish(x_side, dy_side, batch, plan, dvalues, item, warp * CELLS, acc)
+
+    return kernel
+
+
+@cache
+def sum_kernel(cells: Cells) -> Any:
+    """dvalues of the regions that were cut: a warp adds the pieces of a cell in their order."""
+    region, (TA, TB, _) = cells.region, cells.sums
+    clear_sums, add_piece = clear(TA, TB), add_saved(TA, TB)
+    PER_WARP, WARPS, CAPACITY = region.CELLS, region.WARPS, region.capacity
+    ACC, finish = (1, *cells.sums), finishing(cells, 1)
+
+    @cuda.jit
+    def kernel(
+        x, x_stride, in_features, dy, dy_stride, out_features, batch, tiles, codes, targets,
+        dvalues, parts, whole, pieces
+    ):  # fmt: skip
+        t = uint32(cuda.threadIdx.x)
+        number = int64(cuda.blockIdx.x)
+        cell = number % PER_WARP * WARPS + t // 32
+        cut_item = number // PER_WARP
+        acc = cuda.local.array(ACC, float32)
+        clear_sums(acc[0])
+        for p in range(pieces):
+            add_piece(parts, (cut_item * pieces + p) * CAPACITY + cell, acc[0])
+        x_side, dy_side = (x, x_stride, in_features), (dy, dy_stride, out_features)
+        plan = tiles, codes, targets
+        finish(x_side, dy_side, batch, plan, dvalues, whole + cut_item, cell, acc)
+
+    return kernel
+
+
+@cache
+def finishing(cells: Cells, CELLS: int) -> Any:
+    """dvalues of CELLS cells of a warp, from `first` on, = acc, and mended where that is NaN."""
+    SIDE, (TA, TB, _) = cells.side, cells.sums
+    B, PARTS = int64(cells.B), cells.B // SIDE
+    store_cell = store_float32(TA, TB, False, cells.wide, whole=True)
+    nan_in, mend = any_nan(CELLS, *cells.sums), mending(cells)
+
+    def storing(c):
+        @cuda.jit(device=True)
+        def store_one(targets, dvalues, item, first, acc):
+            target = int64(targets[item, first + c])
+            if target >= 0:
+                top, left = target // PARTS, target % PARTS * SIDE
+                store_cell(acc[c], dvalues, top, left, top, B)
+
+        return store_one
+
+    store_all = one_by_one(storing, CELLS)
+
+    @cuda.jit(device=True)
+    def finish(x_side, dy_side, batch, plan, dvalues, item, first, acc):
+        store_all(plan[2], dvalues, item, first, acc)
+        if cuda.syncthreads_or(nan_in(acc)):
+            for c in range(CELLS):
+                mend(x_side, dy_side, batch, plan, dvalues, item, first + c)
+
+    return finish
+
+
+@cache
+def mending(cells: Cells) -> Any:
+    """dvalues of a cell, where some are NaN.
+
+    Beyond the features there is 0: what was read there is 0, but 0 times infinity is NaN. Within
+    them a NaN may come of the split into tf32: plain sums over the batch say whether it stays.
+    """
+    SIDE, XT, exact = cells.side, cells.region.XT, cells.precision == "highest"
+    x_transposed, dy_transposed = cells.x_transposed, cells.dy_transposed
+    PARTS = cells.B // SIDE
+
+    @cuda.jit(device=True)
+    def mend(x_side, dy_side, batch, plan, dvalues, item, cell):
+        (x, x_stride, in_features), (dy, dy_stride, out_features) = x_side, dy_side
+        tiles, codes, targets = plan
+        target, code = int64(targets[item, cell]), codes[item, cell]
+        x_at, y_at = code & 0xFFFF, code >> 16
+        if target < 0:
+            return
+        for number in range(cuda.threadIdx.x % 32, SIDE * SIDE, 32):
+            row, column = number // SIDE, number % SIDE
+            i = tiles[item, x_at // WIDTH] + x_at % WIDTH + row
+            j = tiles[item, XT + y_at // WIDTH] + y_at % WIDTH + column
+            at = (target + row * PARTS) * SIDE + column
+            if i >= in_features or j >= out_features:
+                dvalues[at] = 0
+            elif exact and dvalues[at] != dvalues[at]:
+                total = float32(0)
+                for n in range(batch):
+                    of_x = x[i * x_stride + n if x_transposed else n * x_stride + i]
+                    total += of_x * dy[j * dy_stride + n if dy_transposed else n * dy_stride + j]
+                dvalues[at] = total
+
+    return mend

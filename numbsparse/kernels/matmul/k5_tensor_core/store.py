@@ -17,39 +17,37 @@ from numbsparse.device import DeviceArray
 from numbsparse.kernels.matmul.aligned import BYTES
 from numbsparse.kernels.parts.fragments import MMA, PACK, column_of, row_of
 from numbsparse.kernels.parts.fragments_tf32 import coordinates
-from numbsparse.kernels.ptx import as_uint32, shfl_xor, store_2xu32, store_4xf32
+from numbsparse.kernels.ptx import shfl_xor, store_4xf32
 from numbsparse.kernels.views import span
 
 
-def stored(y: DeviceArray, together: bool = True) -> tuple[DeviceArray, bool, bool]:
+def stored(y: DeviceArray) -> tuple[DeviceArray, bool, bool]:
     """y as one axis, whether that is of y.T, and whether several values may be stored at once.
 
-    16-bit values go by pairs, float32 by fours, if they may go `together` and memory allows.
+    16-bit values go by pairs, float32 by fours, if memory allows.
     """
     transposed = not y.is_contiguous
     y = y.T if transposed else y
     least = BYTES if y.itemsize == 4 else 4
-    wide = together and y.shape[1] * y.itemsize % least == 0 and y.address % least == 0
+    wide = y.shape[1] * y.itemsize % least == 0 and y.address % least == 0
     y = span(y)
     if wide and y.itemsize == 2:
         y = DeviceArray(y.address, (y.size // 2,), np.uint32, None, y.owner)
     return y, transposed, wide
 
 
-def store(
-    arithmetic: str, TA: int, TB: int, transposed: bool, wide: bool, whole: bool = False
-) -> Any:
-    """store_tile(acc, y, top, left, rows, columns), as `stored` gives y; `whole` has no edges."""
+def store(arithmetic: str, TA: int, TB: int, transposed: bool, wide: bool) -> Any:
+    """store_tile(acc, y, top, left, rows, columns), as `stored` gives y."""
     if arithmetic in MMA:
-        return store_16(arithmetic, TA, TB, wide, whole)
-    return store_float32(TA, TB, transposed, wide, whole=whole)
+        return store_16(arithmetic, TA, TB, wide)
+    return store_float32(TA, TB, transposed, wide)
 
 
 @cache
-def store_16(dtype: str, TA: int, TB: int, wide: bool, whole: bool) -> Any:
+def store_16(dtype: str, TA: int, TB: int, wide: bool, whole: bool = False) -> Any:
     """y[top + ., left + .] = acc, where that is before the edges; y is of one axis.
 
-    Two neighbours at once where `wide`: then y is of uint32, a pair each.
+    Two neighbours at once where `wide`: then y is of uint32, a pair each. No edges: `whole`.
     """
     pack = PACK[dtype]
 
@@ -75,15 +73,12 @@ def store_16(dtype: str, TA: int, TB: int, wide: bool, whole: bool) -> Any:
 
 
 @cache
-def store_float32(
-    TA: int, TB: int, transposed: bool, wide: bool, row_in: Any = None, whole: bool = False
-) -> Any:
+def store_float32(TA: int, TB: int, transposed: bool, wide: bool, whole: bool = False) -> Any:
     """y[top + ., left + .] = acc, where that is before the edges; transposed, y[left + ., top + .].
 
-    y is of one axis. Four neighbours at once where `wide` and a lane holds four. Line g of unit u
-    is row `row_in(u, g)`, if not that of `coordinates`.
+    y is of one axis. Four neighbours at once where `wide` and a lane holds four. No edges: `whole`.
     """
-    row_in, column_in = row_in or coordinates(2 * TA), coordinates(TB)
+    row_in, column_in = coordinates(2 * TA), coordinates(TB)
     if wide and not transposed and not whole and TB == 4:
         return store_sectors(TA, row_in)
     down = wide and transposed and TA % 2 == 0
@@ -110,26 +105,6 @@ def store_float32(
                                 store_4xf32(y, at, acc[m, n, i], a, b, c)
                         else:
                             y[uint64(at)] = acc[m, n, i]
-
-    return store_tile
-
-
-@cache
-def store_neighbours(TB: int, row_in: Any) -> Any:
-    """`store` of 16 rows to a transposed y, two at once: a lane has neighbours."""
-    column_in = coordinates(TB)
-
-    @cuda.jit(device=True)
-    def store_tile(acc, y, top, left, rows, columns):
-        lane = uint32(cuda.threadIdx.x) % 32
-        g, q = lane // 4, lane % 4
-        row = top + row_in(0, g)
-        for n in range(TB):
-            for i in range(2):
-                column = left + column_in(n, 2 * q + i)
-                if row < rows and column < columns:
-                    low, high = as_uint32(acc[0, n, i]), as_uint32(acc[0, n, i + 2])
-                    store_2xu32(y, column * rows + row, low, high)
 
     return store_tile
 

@@ -1,9 +1,8 @@
-"""The weight-gradient: dvalues[b] = x[:, rows of b].T @ dy[:, columns of b].
+"""The weight-gradient of 16-bit types: dvalues[b] = x[:, rows of b].T @ dy[:, columns of b].
 
-A block of threads takes a region (see `regions`): its tiles of x and dy come once for all of its
-cells, and each warp multiplies its own cells out of them. The last regions, those past a whole
-number of waves, would leave most of the GPU idle: they are cut along the batch, and a second
-kernel adds the pieces in their order.
+A block of threads takes a block of w, or 64 x 64 of it, which its warps share by quarters. Smaller
+blocks they share by the batch: each warp takes its own rows of each step, and the sums of all meet
+in shared memory.
 """
 
 from __future__ import annotations
@@ -12,343 +11,146 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int32, int64, uint16, uint32
+from numba import cuda, float32, int64, uint16, uint32
 
-from numbsparse.device import SIMULATED, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.card import multiprocessors, shared_memory
 from numbsparse.kernels.matmul.aligned import aligned_lines
-from numbsparse.kernels.matmul.k5_tensor_core.regions import WIDTH, Region, cell_side, regions
-from numbsparse.kernels.matmul.k5_tensor_core.store import any_nan, store, stored
-from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.matmul.k5_tensor_core.store import store_16, stored
+from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.copies import copying_matrix
-from numbsparse.kernels.parts.fragments import (
-    MMA,
-    Products,
-    Side,
-    piece_of,
-    products,
-)
-from numbsparse.kernels.parts.one_by_one import one_by_one
-from numbsparse.kernels.ptx import (
-    ALIGNMENT,
-    cp_async_commit,
-    cp_async_wait,
-    load_4xf32,
-    store_4xf32,
-)
+from numbsparse.kernels.parts.fragments import PIECE, Side, column_of, products, row_of
+from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 
-LEAST_STEPS = 4  # of a piece of a region
-MOST_PIECES = 8
+WARPS = 4
+THREADS = 32 * WARPS
+STAGES = 4
+SIZE = 2048  # values of x, and of dy, in a step
+STAGE = 2 * SIZE
 
 
-class Cells(NamedTuple):
+class Shape(NamedTuple):
     """What a kernel is made for."""
 
+    dtype: str
     B: int
-    region: Region
-    arithmetic: str
     x_transposed: bool  # x is feature-major
     dy_transposed: bool
-    wide: bool  # dvalues can be stored several values at once
-
-    @property
-    def side(self) -> int:
-        return cell_side(self.B)
-
-    @property
-    def sums(self) -> tuple[int, int, int]:
-        """Of a cell, as a lane has them."""
-        return self.side // 16, self.side // 8, 4
+    wide: bool  # pairs of dvalues can be stored at once
 
 
-def region_of(size: int, itemsize: int) -> Region:
-    """The region for blocks of this size."""
-    if size == 16:
-        region = Region(16, 16, 14, 8, 16, 3, 1)
-        least = region.stage * region.STAGES * itemsize
-        few = (shared_memory() or least) < least
-        return Region(6, 10, 7, 4, 16, 3, 1) if few else region
-    if itemsize == 2:
-        return Region(1, 4, 1, 4, 32, 4, 4) if size == 32 else Region(2, 2, 1, 4, 32, 4, 4)
-    return Region(1, 4, 1, 4, 32, 3, 3) if size == 32 else Region(2, 2, 1, 4, 32, 3, 3)
-
-
-def multiply_regions(x, dy, index, dvalues, precision):
+def multiply_blocks(x, dy, index, dvalues):
     (n_blocks, size, _), (batch, in_features), out_features = dvalues.shape, x.shape, dy.shape[1]
-    if not n_blocks:
-        return
-    arithmetic = precision if x.dtype == "float32" else x.dtype.name
-    if x.itemsize == 2:
-        x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
-    region = region_of(size, x.itemsize)
-    plan = planned(index, regions, size, region)
-    x, x_stride, x_transposed = aligned_lines(x)
-    dy, dy_stride, dy_transposed = aligned_lines(dy)
-    inside = x.itemsize == 4 or out_features % 2 == 0  # no pair goes over the edge
-    out, _, wide = stored(dvalues.reshape(-1, size), inside)
-    cells = Cells(size, region, arithmetic, x_transposed, dy_transposed, wide)
-    count = plan[0].shape[0]
-    whole, pieces = cut(count, -(-batch // region.NT), region.PER_SM)
-    sums = region.capacity * cells.side**2  # of a piece of a region
-    parts = empty(((count - whole) * pieces * sums if pieces > 1 else 1,), np.float32)
-    operands = x, x_stride, in_features, dy, dy_stride, out_features, batch, *plan, out
-    operands = *operands, parts, whole, pieces
-    shared = region.STAGES * region.stage * dvalues.itemsize
-    grid, threads = whole + (count - whole) * pieces, region.threads
-    launch(region_kernel(cells), grid, threads, *operands, shared_bytes=shared)
-    if pieces > 1:
-        launch(sum_kernel(cells), (count - whole) * region.CELLS, threads, *operands)
-
-
-def cut(count: int, steps: int, per_sm: int) -> tuple[int, int]:
-    """(whole, pieces): how many regions stay whole, and into how many pieces each other is cut."""
-    places = per_sm * multiprocessors()
-    rest = count % places
-    most = min(MOST_PIECES, steps // LEAST_STEPS)
-    if rest == 0 or most < 2:
-        return count, 1
-
-    def time(pieces: int) -> float:
-        return -(-rest * pieces // places) / pieces + 0.01 * pieces
-
-    pieces = min(range(1, most + 1), key=time)
-    return (count, 1) if pieces == 1 else (count - rest, pieces)
-
-
-def products_of(cells: Cells) -> Products:
-    """Of a cell's parts of the tiles of x and of dy."""
-    NT, PIECE, (TA, TB, _) = cells.region.NT, piece_of(cells.arithmetic), cells.sums
-    orders = cells.x_transposed, cells.dy_transposed
-    sides = (Side((NT if along else WIDTH) // PIECE, along) for along in orders)
-    return products(cells.arithmetic, TA, TB, NT, *sides)
+    dtype = x.dtype.name
+    x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
+    (x, x_stride, x_transposed), (dy, dy_stride, dy_transposed) = map(aligned_lines, (x, dy))
+    out, _, wide = stored(dvalues.reshape(-1, size))
+    launch(
+        block_kernel(Shape(dtype, size, x_transposed, dy_transposed, wide)),
+        n_blocks * (size // min(size, 64)) ** 2, THREADS,
+        x, x_stride, in_features, dy, dy_stride, out_features, batch,
+        index.block_rows, index.block_columns, out,
+        shared_bytes=STAGES * STAGE * dvalues.itemsize,
+    )  # fmt: skip
 
 
 @cache
-def adding_cells(cells: Cells) -> Any:
-    """add_step(ring, start, codes, acc): each warp by mma.sync, cell after cell."""
-    region, x_transposed, dy_transposed = cells.region, cells.x_transposed, cells.dy_transposed
-    XT, CELLS, TILE, PIECE = region.XT, region.CELLS, region.NT * WIDTH, piece_of(cells.arithmetic)
-    made = products_of(cells)
-    (_, move_in_x), (_, move_in_dy) = made.a_places, made.b_places
-    begin_in_x, begin_in_dy, add_products = made.begin_a, made.begin_b, made.add
-
-    def adding(q):
-        @cuda.jit(device=True)
-        def add_cell(ring, x_lane, dy_lane, codes, first, acc):
-            code = codes[uint32(first + q)]
-            if code >= 0:
-                x_at, y_at = uint32(code & 0xFFFF), uint32(code >> 16)
-                x_in, y_in = x_at % WIDTH, y_at % WIDTH
-                x_line, x_piece = (x_in, 0) if x_transposed else (0, x_in // PIECE)
-                y_line, y_piece = (y_in, 0) if dy_transposed else (0, y_in // PIECE)
-                x_at = move_in_x(x_lane + x_at // WIDTH * TILE, x_line, x_piece)
-                y_at = move_in_dy(dy_lane + y_at // WIDTH * TILE, y_line, y_piece)
-                add_products(ring, x_at, y_at, acc[q])
-
-        return add_cell
-
-    add_cells = one_by_one(adding, CELLS)
-
-    @cuda.jit(device=True)
-    def add_step(ring, start, codes, acc):
-        first = uint32(cuda.threadIdx.x) // 32 * CELLS
-        x_lane, dy_lane = start + begin_in_x(0, 0), start + XT * TILE + begin_in_dy(0, 0)
-        add_cells(ring, x_lane, dy_lane, codes, first, acc)
-
-    return add_step
-
-
-@cache
-def fetching(cells: Cells) -> Any:
-    """fetch(x_side, dy_side, batch, row, features, ring, start): a step's tiles, as they stand."""
-    made, PIECE, region = products_of(cells), piece_of(cells.arithmetic), cells.region
-    XT, NT, TILES, THREADS = region.XT, region.NT, region.tiles, region.threads
-    tile, TILE = (NT, WIDTH, PIECE, THREADS), NT * WIDTH
-    AT_ONCE, own, copy_x = copying_matrix(*tile, cells.x_transposed, made.a_places)
-    _, _, copy_dy = copying_matrix(*tile, cells.dy_transposed, made.b_places)
-
-    @cuda.jit(device=True)
-    def fetch(x_side, dy_side, batch, row, features, ring, start):
-        (x, x_stride, in_features), (dy, dy_stride, out_features) = x_side, dy_side
-        for r in range(0, XT, AT_ONCE):
-            i = uint32(r + own())
-            feature = features[i] if i < XT else -1
-            if feature >= 0:
-                to = start + i * TILE
-                copy_x(x, x_stride, row, batch, int64(feature), in_features, ring, to)
-        for r in range(XT, TILES, AT_ONCE):
-            i = uint32(r + own())
-            feature = features[i] if i < TILES else -1
-            if feature >= 0:
-                to = start + i * TILE
-                copy_dy(dy, dy_stride, row, batch, int64(feature), out_features, ring, to)
-
-    return fetch
-
-
-@cache
-def region_kernel(cells: Cells) -> Any:
-    region = cells.region
-    CELLS, NT, STAGES, TILES = region.CELLS, region.NT, region.STAGES, region.tiles
-    CAPACITY, THREADS, SIZE = region.capacity, region.threads, cells.side**2
-    AHEAD, PENDING, STAGE, RING = STAGES - 1, STAGES - 2, region.stage, STAGES * region.stage
-    ITEM = uint16 if cells.arithmetic in MMA else float32
-    (TA, TB, _), ACC = cells.sums, (CELLS, *cells.sums)
-    fetch, add_step, finish = fetching(cells), adding_cells(cells), finishing(cells, CELLS)
-    limit = {} if SIMULATED else {"max_registers": 65536 // (THREADS * region.PER_SM) // 8 * 8}
-    limit = {name: min(registers, 248) for name, registers in limit.items()}
-
-    @cuda.jit(**limit)
-    def kernel(
-        x, x_stride, in_features, dy, dy_stride, out_features, batch, tiles, codes, targets,
-        dvalues, parts, whole, pieces
-    ):  # fmt: skip
-        ring = cuda.shared.array(0, ITEM, ALIGNMENT)  # stages, each of tiles of x and of dy
-        features = cuda.shared.array(TILES, int32)
-        own = cuda.shared.array(CAPACITY, int32)
-        acc = cuda.local.array(ACC, float32)
-        for q in range(CELLS):
-            for m in range(TA):
-                for n in range(TB):
-                    for i in range(4):
-                        acc[q, m, n, i] = 0
-        t = uint32(cuda.threadIdx.x)
-        warp = t // 32
-        item, piece, of = uint32(cuda.blockIdx.x), uint32(0), uint32(1)
-        if item >= whole:
-            number, cut_items = uint32(item - whole), uint32(tiles.shape[0] - whole)
-            piece, of = uint32(number // cut_items), uint32(pieces)
-            item = uint32(whole + number % cut_items)
-        for i in range(t, TILES, THREADS):
-            features[i] = tiles[item, i]
-        for i in range(t, CAPACITY, THREADS):
-            own[i] = codes[item, i]
-        cuda.syncthreads()
-
-        x_side, dy_side = (x, x_stride, in_features), (dy, dy_stride, out_features)
-        now = then = int64(0)  # where the stages start that are multiplied and fetched
-        steps = uint32((batch + NT - 1) // NT)
-        begin, end = int64(uint32(steps * piece) // of), int64(uint32(steps * (piece + 1)) // of)
-        for step in range(begin - AHEAD, end):
-            cp_async_wait(PENDING)
-            cuda.syncthreads()
-            coming = step + AHEAD
-            if coming < end:
-                fetch(x_side, dy_side, batch, coming * NT, features, ring, then)
-                then = then + STAGE if then + STAGE < RING else 0
-            cp_async_commit()
-            if step >= begin:
-                add_step(ring, now, own, acc)
-                now = now + STAGE if now + STAGE < RING else 0
-
-        if of > 1:
-            for q in range(CELLS):
-                cell = ((item - whole) * pieces + piece) * CAPACITY + warp * CELLS + q
-                for m in range(TA):
-                    for n in range(TB):
-                        at, c = cell * SIZE + ((m * TB + n) * 32 + t % 32) * 4, acc[q, m, n]
-                        store_4xf32(parts, at, c[0], c[1], c[2], c[3])
-        else:
-            plan = tiles, codes, targets
-            finish(x_side, dy_side, batch, plan, dvalues, item, warp * CELLS, acc)
-
-    return kernel
-
-
-@cache
-def sum_kernel(cells: Cells) -> Any:
-    """dvalues of the regions that were cut: a warp adds the pieces of a cell in their order."""
-    region, (TA, TB, _), SIZE = cells.region, cells.sums, cells.side**2
-    PER_WARP, WARPS, CAPACITY = region.CELLS, region.WARPS, region.capacity
-    ACC, finish = (1, *cells.sums), finishing(cells, 1)
+def block_kernel(shape: Shape) -> Any:
+    dtype, B, x_transposed, dy_transposed, wide = shape
+    BM = min(B, 64)  # of x's and of dy's features
+    BK = SIZE // BM  # rows of a step
+    SIDE = min(BM, 32)  # of a warp's tile
+    ACROSS, PARTS = BM // SIDE, B // BM
+    TILES = ACROSS * ACROSS
+    DEPTH = BK * TILES // WARPS  # rows of a step for a warp
+    AHEAD, PENDING = STAGES - 1, STAGES - 2
+    sides = (Side((BK if along else BM) // PIECE, along) for along in (x_transposed, dy_transposed))
+    made = products(dtype, SIDE // 16, SIDE // 8, DEPTH, *sides)
+    TA, TB, ACC = made.TA, made.TB, (made.TA, made.TB, 4)
+    begin_x, begin_dy, add_products = made.begin_a, made.begin_b, made.add
+    _, _, copy_x = copying_matrix(BK, BM, PIECE, THREADS, x_transposed, made.a_places)
+    _, _, copy_dy = copying_matrix(BK, BM, PIECE, THREADS, dy_transposed, made.b_places)
+    clear, clear_beyond = pieces.clear(TA, TB), clearing_beyond(TA, TB)
+    store_tile, store_sum = store_16(dtype, TA, TB, wide, True), storing_sum(dtype, TA, TB, wide)
 
     @cuda.jit
     def kernel(
-        x, x_stride, in_features, dy, dy_stride, out_features, batch, tiles, codes, targets,
-        dvalues, parts, whole, pieces
+        x, x_stride, in_features, dy, dy_stride, out_features, batch, block_rows, block_columns,
+        dvalues
     ):  # fmt: skip
-        t = uint32(cuda.threadIdx.x)
-        number = int64(cuda.blockIdx.x)
-        cell = number % PER_WARP * WARPS + t // 32
-        cut_item = number // PER_WARP
+        ring = cuda.shared.array(0, uint16, ALIGNMENT)  # stages, each of x and of dy
+        sums = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory, in the end
         acc = cuda.local.array(ACC, float32)
-        for m in range(TA):
-            for n in range(TB):
-                at = (cut_item * pieces * CAPACITY + cell) * SIZE + ((m * TB + n) * 32 + t % 32) * 4
-                a = b = c = d = float32(0)
-                for p in range(pieces):
-                    four = load_4xf32(parts, at + p * (CAPACITY * SIZE))
-                    a, b, c, d = a + four[0], b + four[1], c + four[2], d + four[3]
-                acc[0, m, n, 0], acc[0, m, n, 1], acc[0, m, n, 2], acc[0, m, n, 3] = a, b, c, d
-        x_side, dy_side = (x, x_stride, in_features), (dy, dy_stride, out_features)
-        plan = tiles, codes, targets
-        finish(x_side, dy_side, batch, plan, dvalues, whole + cut_item, cell, acc)
+        clear(acc)
+        warp = uint32(cuda.threadIdx.x) // 32
+        mine = warp // TILES * DEPTH
+        ty, tx = warp // ACROSS % ACROSS * SIDE, warp % ACROSS * SIDE
+        part, block = cuda.blockIdx.x % (PARTS * PARTS), cuda.blockIdx.x // (PARTS * PARTS)
+        top, left = part // PARTS * BM, part % PARTS * BM
+        row, column = block_rows[block] * int64(B) + top, block_columns[block] * int64(B) + left
+
+        x_lane = begin_x(ty, mine // PIECE) if x_transposed else begin_x(mine, ty // PIECE)
+        dy_lane = begin_dy(tx, mine // PIECE) if dy_transposed else begin_dy(mine, tx // PIECE)
+        steps = (batch + BK - 1) // BK
+        for step in range(-AHEAD, steps):
+            cp_async_wait(PENDING)
+            cuda.syncthreads()
+            coming = step + AHEAD
+            if coming < steps:
+                then = uint32(coming) % STAGES * STAGE
+                copy_x(x, x_stride, coming * BK, batch, row, in_features, ring, then)
+                copy_dy(dy, dy_stride, coming * BK, batch, column, out_features, ring, then + SIZE)
+            cp_async_commit()
+            if step >= 0:
+                now = uint32(step) % STAGES * STAGE
+                add_products(ring, now + x_lane, now + SIZE + dy_lane, acc)
+
+        clear_beyond(acc, in_features - row - ty, out_features - column - tx)
+        first = block * int64(B) + top
+        if TILES == WARPS:
+            store_tile(acc, dvalues, first + ty, left + tx, 0, B)
+        else:
+            store_sum(acc, sums, dvalues, first, left, B)
 
     return kernel
 
 
 @cache
-def finishing(cells: Cells, CELLS: int) -> Any:
-    """dvalues of CELLS cells of a warp, from `first` on, = acc, and mended where that is NaN."""
-    SIDE, (TA, TB, _) = cells.side, cells.sums
-    B, PARTS = int64(cells.B), cells.B // SIDE
-    store_cell = store(cells.arithmetic, TA, TB, False, cells.wide, True)
-    nan_in, mend = any_nan(CELLS, *cells.sums), mending(cells)
-
-    def storing(c):
-        @cuda.jit(device=True)
-        def store_one(targets, dvalues, item, first, acc):
-            target = int64(targets[item, first + c])
-            if target >= 0:
-                top, left = target // PARTS, target % PARTS * SIDE
-                store_cell(acc[c], dvalues, top, left, top, B)
-
-        return store_one
-
-    store_all = one_by_one(storing, CELLS)
+def clearing_beyond(TA: int, TB: int) -> Any:
+    """acc = 0 beyond so many rows and columns. What was read there is 0: times infinity, NaN."""
 
     @cuda.jit(device=True)
-    def finish(x_side, dy_side, batch, plan, dvalues, item, first, acc):
-        store_all(plan[2], dvalues, item, first, acc)
-        if cuda.syncthreads_or(nan_in(acc)):
-            for c in range(CELLS):
-                mend(x_side, dy_side, batch, plan, dvalues, item, first + c)
+    def clear_beyond(acc, rows, columns):
+        if rows >= 16 * TA and columns >= 8 * TB:
+            return
+        lane = uint32(cuda.threadIdx.x) % 32
+        for m in range(TA):
+            for n in range(TB):
+                for i in range(4):
+                    if 16 * m + row_of(lane, i) >= rows or 8 * n + column_of(lane, i) >= columns:
+                        acc[m, n, i] = 0
 
-    return finish
+    return clear_beyond
 
 
 @cache
-def mending(cells: Cells) -> Any:
-    """dvalues of a cell, where some are NaN.
-
-    Beyond the features there is 0: what was read there is 0, but 0 times infinity is NaN. Within
-    them a NaN may come of the split into tf32: plain sums over the batch say whether it stays.
-    """
-    SIDE, XT, exact = cells.side, cells.region.XT, cells.arithmetic == "highest"
-    x_transposed, dy_transposed = cells.x_transposed, cells.dy_transposed
-    PARTS, TOGETHER = cells.B // SIDE, 2 if cells.wide and cells.arithmetic in MMA else 1
+def storing_sum(dtype: str, TA: int, TB: int, wide: bool) -> Any:
+    """`store_16` of the sum of all warps' acc, in their order: each takes 16 x 8 of it."""
+    COUNT, ACC = TA * TB, (1, 1, 4)
+    save, clear, add_saved = pieces.save(TA, TB), pieces.clear(1, 1), pieces.add_saved(1, 1)
+    store_part = store_16(dtype, 1, 1, wide, True)
 
     @cuda.jit(device=True)
-    def mend(x_side, dy_side, batch, plan, dvalues, item, cell):
-        (x, x_stride, in_features), (dy, dy_stride, out_features) = x_side, dy_side
-        tiles, codes, targets = plan
-        target, code = int64(targets[item, cell]), codes[item, cell]
-        x_at, y_at = code & 0xFFFF, code >> 16
-        if target < 0:
-            return
-        for number in range(cuda.threadIdx.x % 32 * TOGETHER, SIDE * SIDE, 32 * TOGETHER):
-            row, column = number // SIDE, number % SIDE
-            i = tiles[item, x_at // WIDTH] + x_at % WIDTH + row
-            j = tiles[item, XT + y_at // WIDTH] + y_at % WIDTH + column
-            at = ((target + row * PARTS) * SIDE + column) // TOGETHER
-            if i >= in_features or j >= out_features:
-                dvalues[at] = 0
-            elif exact and dvalues[at] != dvalues[at]:
-                total = float32(0)
-                for n in range(batch):
-                    of_x = x[i * x_stride + n if x_transposed else n * x_stride + i]
-                    total += of_x * dy[j * dy_stride + n if dy_transposed else n * dy_stride + j]
-                dvalues[at] = total
+    def store_sum(acc, sums, dvalues, top, left, columns):
+        warp = uint32(cuda.threadIdx.x) // 32
+        total = cuda.local.array(ACC, float32)
+        cuda.syncthreads()
+        save(sums, warp, acc)
+        cuda.syncthreads()
+        for part in range(warp, COUNT, WARPS):
+            clear(total)
+            for k in range(WARPS):
+                add_saved(sums, k * COUNT + part, total)
+            row, column = top + part // TB * 16, left + part % TB * 8
+            store_part(total, dvalues, row, column, 0, columns)
 
-    return mend
+    return store_sum
