@@ -27,8 +27,8 @@ def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str,
     From then on `kernel="auto"` takes them wherever a product is alike: the same dtype, precision
     and block size, and batch, features and density within a factor of about 1.4. They are kept in
     the cache folder (NUMBSPARSE_CACHE_DIR, or `numbsparse` in the user's), a file for each card,
-    until the library's kernels change. Where nothing was measured "auto" takes the last rung of the
-    ladder that serves.
+    until the library's kernels change. Where nothing was measured "auto" goes by the times of one
+    card that come with the library (`numbsparse/ops/times.json`).
 
     Parameters
     ----------
