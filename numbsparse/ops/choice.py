@@ -80,7 +80,7 @@ def with_tiles(
 
 
 def _checked(kernel: str, precision: str, place: str) -> list[str]:
-    """The rungs to choose from, the fastest last."""
+    """The rungs to choose from, in the order of the ladder."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision takes one of {PRECISIONS}, got {precision!r}")
     if kernel == "auto":  # the reference is for checking, never for speed
