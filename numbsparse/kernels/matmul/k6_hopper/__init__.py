@@ -35,7 +35,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import cuda, uint8, uint32, uint64
+from numba import cuda, float32, uint8, uint32, uint64
 
 from numbsparse.device import DeviceArray
 from numbsparse.device.launch import launch
@@ -202,14 +202,14 @@ def roles(form: Form) -> Any:
     MASKS, WORDS = STAGES * tile.SHARES, STAGES * (tile.SHARES + 1)
     MORE, FEWER = tile.REGISTERS
     produce, consume = producer(form), consumer(form)
+    memory = values_in_shared if tile.UNIT == 4 else bytes_in_shared
 
     @cuda.jit(device=True)
     def run(source, plan, y, more):
         records, strips, tiles, tile_starts = plan
-        shared = cuda.shared.array(0, uint8, ALIGNMENT)
+        shared, base = memory()
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
         info = cuda.shared.array(WORDS, uint32)  # masks, for each share those of all stages; zeros
-        base = first_multiple(shared, ALIGNED)
         t = uint32(cuda.threadIdx.x)
         if t == 0:
             begin_ring(bars, 0, STAGES, 1, WARPS * CLUSTER)
@@ -236,3 +236,16 @@ def roles(form: Form) -> Any:
             cluster_sync()  # the others may still arrive at barriers here
 
     return run
+
+
+@cuda.jit(device=True)
+def bytes_in_shared():
+    """(shared memory, where stages begin)."""
+    shared = cuda.shared.array(0, uint8, ALIGNMENT)
+    return shared, first_multiple(shared, ALIGNED)
+
+
+@cuda.jit(device=True)
+def values_in_shared():
+    shared = cuda.shared.array(0, float32, ALIGNMENT)
+    return shared[first_multiple(shared, ALIGNED) :], uint32(0)

@@ -73,6 +73,11 @@ class Tile(NamedTuple):
         return self.COLUMNS // self.SHARES
 
     @property
+    def UNIT(self) -> int:
+        """Bytes of an item of shared memory as the kernel sees it, which counts places there."""
+        return 4 if self.ITEM == 4 else 1
+
+    @property
     def X_BYTES(self) -> int:
         return self.ITEM * self.ROWS * self.DEPTH
 
