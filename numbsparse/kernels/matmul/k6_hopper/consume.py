@@ -19,7 +19,6 @@ from numbsparse.kernels.parts.mend import mender_of_lines
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.store import ANY, box_storer, storer, storer_of_float32
 from numbsparse.kernels.ptx import (
-    ALIGNMENT,
     Operand,
     as_float32,
     bulk_wait_read,
