@@ -202,12 +202,15 @@ def roles(form: Form) -> Any:
     MASKS, WORDS = STAGES * tile.SHARES, STAGES * (tile.SHARES + 1)
     MORE, FEWER = tile.REGISTERS
     produce, consume = producer(form), consumer(form)
-    memory = values_in_shared if tile.UNIT == 4 else bytes_in_shared
+    # Values begin at the first stage: their places need nothing added in every step.
+    SLICED, VALUE = (1, float32) if tile.UNIT == 4 else (0, uint8)
 
     @cuda.jit(device=True)
     def run(source, plan, y, more):
         records, strips, tiles, tile_starts = plan
-        shared, base = memory()
+        whole = cuda.shared.array(0, VALUE, ALIGNMENT)
+        base = first_multiple(whole, ALIGNED)
+        shared, base = whole[base * SLICED :], uint32(base * (1 - SLICED))
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
         info = cuda.shared.array(WORDS, uint32)  # masks, for each share those of all stages; zeros
         t = uint32(cuda.threadIdx.x)
@@ -236,16 +239,3 @@ def roles(form: Form) -> Any:
             cluster_sync()  # the others may still arrive at barriers here
 
     return run
-
-
-@cuda.jit(device=True)
-def bytes_in_shared():
-    """(shared memory, where stages begin)."""
-    shared = cuda.shared.array(0, uint8, ALIGNMENT)
-    return shared, first_multiple(shared, ALIGNED)
-
-
-@cuda.jit(device=True)
-def values_in_shared():
-    shared = cuda.shared.array(0, float32, ALIGNMENT)
-    return shared[first_multiple(shared, ALIGNED) :], uint32(0)

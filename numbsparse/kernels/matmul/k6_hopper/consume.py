@@ -47,12 +47,13 @@ def consumer(form: Form) -> Any:
     """
     tile = form.tile
     STAGES, STAGE_BYTES, ROWS = tile.STAGES, tile.STAGE_BYTES, tile.ROWS
-    W_START, W_BYTES, OWN_ROWS = tile.W_START, tile.W_BYTES, 64 * tile.M_TILES
+    W_START, OWN_ROWS, UNIT = tile.W_START, 64 * tile.M_TILES, tile.UNIT
     SHARE, SHARES, BITS = tile.SHARE, tile.SHARES, (1 << tile.INPUTS * tile.SHARE) - 1
     CLUSTER, MASKS = tile.CLUSTER, STAGES * tile.SHARES
     LINE_BYTES = tile.ITEM * tile.DEPTH  # of x in a stage, on average where it is feature-major
     by_boxes, FLOAT32 = tile.ITEM == 2 and form.order != ANY, tile.ITEM == 4
-    UNIT = tile.UNIT
+    # Warps of float32 would wait for their strips; and it has but one share.
+    TOLD, EARLY, W_BYTES = (False, 0, 0) if FLOAT32 else (True, SHARE, tile.W_BYTES)
     COUNT = SHARE * tile.M_TILES * tile.N // 2
     SUMS = (COUNT // 16, 4, 4) if FLOAT32 else COUNT
     begin, multiply, end = (products_of_float32 if FLOAT32 else products)(form)
@@ -76,9 +77,8 @@ def consumer(form: Form) -> Any:
             fence_tensor_map(more)
         for i in range(first, last):
             group, row = tiles[i, 0], (tiles[i, 1] * CLUSTER + rank) * ROWS + rows
-            if not FLOAT32:  # its warps would wait for them here
-                for c in range(SHARE):
-                    columns[c] = strips[group, share * SHARE + c]
+            for c in range(EARLY):
+                columns[c] = strips[group, share * SHARE + c]
             bits = uint32(BITS)
             if FLOAT32 and row >= y[3]:  # a warpgroup below the last row of y only waits
                 bits = uint32(0)
@@ -86,17 +86,9 @@ def consumer(form: Form) -> Any:
             mask = uint32(0)
             while mask >> 31 == 0:
                 mbarrier_wait(bars, stage, phase)
-                if FLOAT32:
-                    mask = uint32(0)
-                    if lane == 0:
-                        mask = info[stage]
-                    mask = redux_or(mask)
-                else:
-                    mask = redux_or(info[told])
+                mask = redux_or(info[told if TOLD else stage] if TOLD or lane == 0 else uint32(0))
                 start = uint32(stage * (STAGE_BYTES // UNIT))
-                w_start = w_place + start
-                if not FLOAT32:
-                    w_start += (mask >> BEFORE & MOST) * W_BYTES
+                w_start = w_place + start + (mask >> BEFORE & MOST) * W_BYTES
                 acc = multiply(acc, sums, shared, own + start, w_start, uint32(mask & bits))
                 if FLOAT32 and lane == 0:
                     mbarrier_arrive(bars, STAGES + stage)
@@ -105,9 +97,8 @@ def consumer(form: Form) -> Any:
                 stage, told = uint32(stage + 1), uint32(told + 1)
                 if stage == STAGES:
                     stage, told, phase = uint32(0), uint32(told - STAGES), uint32(phase ^ 1)
-            if FLOAT32:
-                for c in range(SHARE):
-                    columns[c] = strips[group, share * SHARE + c]
+            for c in range(EARLY, SHARE):
+                columns[c] = strips[group, share * SHARE + c]
             end(acc, sums, columns, row + t // 32 % 4 * 16, shared, room, y, more)
         if by_boxes:
             bulk_wait_read()

@@ -108,13 +108,7 @@ class Tile(NamedTuple):
 
 
 def cut(
-    times: list[float],
-    sums: int,
-    places: int,
-    steps: int,
-    least: float,
-    rate: float,
-    to_add: float = TO_ADD,
+    times: list[float], sums: int, places: int, steps: int, least: float, rate: float, to_add: float
 ) -> tuple[float, int, int]:
     """(end, items that stay whole, pieces of each other one): what ends first on so many places.
 

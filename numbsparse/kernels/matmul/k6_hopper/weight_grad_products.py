@@ -14,13 +14,7 @@ from typing import Any
 
 from numba import cuda, float32, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
-    MAPS,
-    OPERANDS,
-    ROOMS,
-    RUNS,
-    Tile,
-)
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, OPERANDS, ROOMS, Tile
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.store import PACK
@@ -196,7 +190,7 @@ def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transpos
     PANEL_BYTES, X_SIZE = tile.PANEL_BYTES, tile.X_PANELS * tile.PANEL_BYTES // 4
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + ROOMS
     transpose = transposer(tile, exact, dy_transposed)
-    load, EDGE = loader(tile, x_transposed, dy_transposed), len(RUNS)
+    load = loader(tile, x_transposed, dy_transposed)
 
     @cuda.jit(device=True)
     def supply(own, maps, heads, loads, item, shared, base, bars):
@@ -210,10 +204,12 @@ def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transpos
         mine = asks and lane < heads[item, 2]
         if mine:
             panel, code = loads[item, lane, 0], uint32(loads[item, lane, 1])
-        if asks:  # the others read no map, and each fence takes long
-            for m in range(0, OPERANDS * MAPS, MAPS):
+        if asks:
+            for m in range(
+                0, OPERANDS * MAPS, MAPS
+            ):  # of single panels, and of the one at the edge
                 fence_tensor_map(maps[m])
-                fence_tensor_map(maps[m + EDGE])
+                fence_tensor_map(maps[m + MAPS - 1])
         row, ahead = int32(heads[item, 0] * DEPTH), int32(stages - 1)
         stage = room = then = phase = room_phase = uint32(0)
         then_phase = uint32(1)
