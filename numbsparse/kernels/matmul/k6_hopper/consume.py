@@ -52,7 +52,7 @@ def consumer(form: Form) -> Any:
     CLUSTER, MASKS = tile.CLUSTER, STAGES * tile.SHARES
     LINE_BYTES = tile.ITEM * tile.DEPTH  # of x in a stage, on average where it is feature-major
     by_boxes, FLOAT32 = tile.ITEM == 2 and form.order != ANY, tile.ITEM == 4
-    # Warps of float32 would wait for their strips; and it has but one share.
+    # Of float32 one lane reads masks, of one share, and strips are read when they are stored.
     TOLD, EARLY, W_BYTES = (False, 0, 0) if FLOAT32 else (True, SHARE, tile.W_BYTES)
     COUNT = SHARE * tile.M_TILES * tile.N // 2
     SUMS = (COUNT // 16, 4, 4) if FLOAT32 else COUNT
@@ -79,9 +79,8 @@ def consumer(form: Form) -> Any:
             group, row = tiles[i, 0], (tiles[i, 1] * CLUSTER + rank) * ROWS + rows
             for c in range(EARLY):
                 columns[c] = strips[group, share * SHARE + c]
-            bits = uint32(BITS)
-            if FLOAT32 and row >= y[3]:  # a warpgroup below the last row of y only waits
-                bits = uint32(0)
+            # A warpgroup below the last row of y only waits.
+            bits = uint32(0 if FLOAT32 and row >= y[3] else BITS)
             acc = begin(sums)
             mask = uint32(0)
             while mask >> 31 == 0:
