@@ -215,10 +215,10 @@ def reader(tile: Tile, x_transposed: bool, exact: bool) -> tuple[Any, Any]:
     def read_columns(ring, start, hi, lo):
         t = uint32(cuda.threadIdx.x)
         g, q, warp = t % 32 // 4, t % 4, t // 32 % 4
-        box = uint32(start + warp // 2 * (BOX * DEPTH) + g % 2 * 2)
+        box = uint32(start + uint32(warp // 2 * (BOX * DEPTH) + g % 2 * 2))
         for j in range(2):
             line = 2 * q + j
-            piece = int64(box + line * BOX + (warp % 2 * 4 + g // 2 ^ line) * 4)
+            piece = int64(uint32(box + uint32(line * BOX + (warp % 2 * 4 + g // 2 ^ line) * 4)))
             for c in range(4):  # and 8, 16 and 24 lines below
                 a, b = load_2xu32(ring, piece + c * (8 * BOX))
                 k = 4 * c + 2 * j
