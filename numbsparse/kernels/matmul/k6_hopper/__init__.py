@@ -35,7 +35,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import cuda, uint8, uint32, uint64
+from numba import cuda, float32, uint8, uint32, uint64
 
 from numbsparse.device import DeviceArray
 from numbsparse.device.launch import launch
@@ -202,14 +202,17 @@ def roles(form: Form) -> Any:
     MASKS, WORDS = STAGES * tile.SHARES, STAGES * (tile.SHARES + 1)
     MORE, FEWER = tile.REGISTERS
     produce, consume = producer(form), consumer(form)
+    # Values begin at the first stage: their places need nothing added in every step.
+    SLICED, VALUE = (1, float32) if tile.UNIT == 4 else (0, uint8)
 
     @cuda.jit(device=True)
     def run(source, plan, y, more):
         records, strips, tiles, tile_starts = plan
-        shared = cuda.shared.array(0, uint8, ALIGNMENT)
+        whole = cuda.shared.array(0, VALUE, ALIGNMENT)
+        base = first_multiple(whole, ALIGNED)
+        shared, base = whole[base * SLICED :], uint32(base * (1 - SLICED))
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
         info = cuda.shared.array(WORDS, uint32)  # masks, for each share those of all stages; zeros
-        base = first_multiple(shared, ALIGNED)
         t = uint32(cuda.threadIdx.x)
         if t == 0:
             begin_ring(bars, 0, STAGES, 1, WARPS * CLUSTER)

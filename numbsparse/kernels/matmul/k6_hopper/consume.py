@@ -19,13 +19,13 @@ from numbsparse.kernels.parts.mend import mender_of_lines
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.store import ANY, box_storer, storer, storer_of_float32
 from numbsparse.kernels.ptx import (
-    ALIGNMENT,
     Operand,
     as_float32,
     bulk_wait_read,
     fence_tensor_map,
     load_2xu32,
     load_4xf32,
+    mbarrier_arrive,
     mbarrier_arrive_at,
     mbarrier_wait,
     redux_or,
@@ -47,14 +47,16 @@ def consumer(form: Form) -> Any:
     """
     tile = form.tile
     STAGES, STAGE_BYTES, ROWS = tile.STAGES, tile.STAGE_BYTES, tile.ROWS
-    W_START, W_BYTES, OWN_ROWS = tile.W_START, tile.W_BYTES, 64 * tile.M_TILES
+    W_START, OWN_ROWS, UNIT = tile.W_START, 64 * tile.M_TILES, tile.UNIT
     SHARE, SHARES, BITS = tile.SHARE, tile.SHARES, (1 << tile.INPUTS * tile.SHARE) - 1
     CLUSTER, MASKS = tile.CLUSTER, STAGES * tile.SHARES
     LINE_BYTES = tile.ITEM * tile.DEPTH  # of x in a stage, on average where it is feature-major
     by_boxes, FLOAT32 = tile.ITEM == 2 and form.order != ANY, tile.ITEM == 4
+    # Of float32 one lane reads masks, of one share, and strips are read when they are stored.
+    TOLD, EARLY, W_BYTES = (False, 0, 0) if FLOAT32 else (True, SHARE, tile.W_BYTES)
     COUNT = SHARE * tile.M_TILES * tile.N // 2
     SUMS = (COUNT // 16, 4, 4) if FLOAT32 else COUNT
-    begin, multiply, end = products_of_float32(form) if FLOAT32 else products(form)
+    begin, multiply, end = (products_of_float32 if FLOAT32 else products)(form)
     RING_BYTES, ROOM = tile.RING_BYTES, tile.ROOM_BYTES
 
     @cuda.jit(device=True)
@@ -65,8 +67,8 @@ def consumer(form: Form) -> Any:
         sums = cuda.local.array(SUMS, float32)
         columns = cuda.local.array(SHARE, int32)
         share, rows = warpgroup % SHARES, warpgroup // SHARES * OWN_ROWS
-        own = uint32(base + rows * LINE_BYTES)
-        w_place = uint32(base + W_START)
+        own = uint32(base + rows * (LINE_BYTES // UNIT))
+        w_place = uint32(base + W_START // UNIT)
         room = uint32(base + RING_BYTES + t // 32 * ROOM)
         # The lane that gives stages back here is the one that reads their masks; others read zeros.
         told = uint32(share * STAGES if lane == rank else MASKS)
@@ -75,24 +77,27 @@ def consumer(form: Form) -> Any:
             fence_tensor_map(more)
         for i in range(first, last):
             group, row = tiles[i, 0], (tiles[i, 1] * CLUSTER + rank) * ROWS + rows
-            for c in range(SHARE):
+            for c in range(EARLY):
                 columns[c] = strips[group, share * SHARE + c]
-            bits = uint32(BITS)
-            if FLOAT32 and row >= y[3]:  # a warpgroup below the last row of y only waits
-                bits = uint32(0)
+            # A warpgroup below the last row of y only waits.
+            bits = uint32(0 if FLOAT32 and row >= y[3] else BITS)
             acc = begin(sums)
             mask = uint32(0)
             while mask >> 31 == 0:
                 mbarrier_wait(bars, stage, phase)
-                mask = redux_or(info[told])
-                start = uint32(stage * STAGE_BYTES)
+                mask = redux_or(info[told if TOLD else stage] if TOLD or lane == 0 else uint32(0))
+                start = uint32(stage * (STAGE_BYTES // UNIT))
                 w_start = w_place + start + (mask >> BEFORE & MOST) * W_BYTES
                 acc = multiply(acc, sums, shared, own + start, w_start, uint32(mask & bits))
-                if lane < CLUSTER:
+                if FLOAT32 and lane == 0:
+                    mbarrier_arrive(bars, STAGES + stage)
+                if not FLOAT32 and lane < CLUSTER:
                     mbarrier_arrive_at(bars, STAGES + stage, lane)
                 stage, told = uint32(stage + 1), uint32(told + 1)
                 if stage == STAGES:
                     stage, told, phase = uint32(0), uint32(told - STAGES), uint32(phase ^ 1)
+            for c in range(EARLY, SHARE):
+                columns[c] = strips[group, share * SHARE + c]
             end(acc, sums, columns, row + t // 32 % 4 * 16, shared, room, y, more)
         if by_boxes:
             bulk_wait_read()
@@ -116,8 +121,8 @@ def products(form: Form) -> Any:
         return no_sums()
 
     @cuda.jit(device=True)
-    def multiply(acc, sums, shared, x_at, w_at, mask):
-        return add(acc, shared, x_at, shared, w_at, mask)
+    def multiply(acc, sums, ring, x_at, w_at, mask):
+        return add(acc, ring, x_at, ring, w_at, mask)
 
     @cuda.jit(device=True)
     def end(acc, sums, columns, row, shared, room, y, y_map):
@@ -149,17 +154,16 @@ def products_of_float32(form: Form) -> Any:
         return uint32(0)
 
     @cuda.jit(device=True)
-    def multiply(acc, sums, shared, x_at, w_at, mask):
-        ring = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory
+    def multiply(acc, sums, ring, x_at, w_at, mask):
         hi, lo = cuda.local.array(SPLIT, uint32), cuda.local.array(SPLIT, uint32)
         if mask != 0:  # after a product all lanes have read
-            read(ring, uint32(x_at // 4), hi, lo)
+            read(ring, uint32(x_at), hi, lo)
             if mask == ALL:
-                all_of_them(sums, hi, lo, ring, w_at // 4)
+                all_of_them(sums, hi, lo, ring, w_at)
             elif mask == 1:
-                one(sums[0], hi, lo, ring, w_at // 4)
+                one(sums[0], hi, lo, ring, w_at)
             elif mask == 2:
-                one(sums[LAST], hi, lo, ring, w_at // 4)
+                one(sums[LAST], hi, lo, ring, w_at)
         sync_warp()
         return acc
 
@@ -211,10 +215,10 @@ def reader(tile: Tile, x_transposed: bool, exact: bool) -> tuple[Any, Any]:
     def read_columns(ring, start, hi, lo):
         t = uint32(cuda.threadIdx.x)
         g, q, warp = t % 32 // 4, t % 4, t // 32 % 4
-        box = uint32(start + warp // 2 * (BOX * DEPTH) + g % 2 * 2)
+        box = uint32(start + uint32(warp // 2 * (BOX * DEPTH) + g % 2 * 2))
         for j in range(2):
             line = 2 * q + j
-            piece = int64(box + line * BOX + (warp % 2 * 4 + g // 2 ^ line) * 4)
+            piece = int64(uint32(box + uint32(line * BOX + (warp % 2 * 4 + g // 2 ^ line) * 4)))
             for c in range(4):  # and 8, 16 and 24 lines below
                 a, b = load_2xu32(ring, piece + c * (8 * BOX))
                 k = 4 * c + 2 * j

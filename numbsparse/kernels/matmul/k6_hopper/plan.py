@@ -42,6 +42,7 @@ class Tile(NamedTuple):
     FETCHERS: int = 1  # warps that ask for copies
     ROOMS: int = 1  # panels of y that a warp has room for
     ITEM: int = 2  # bytes of a value
+    UNIT: int = 1  # bytes in which places in shared memory are counted
 
     @property
     def DEPTH(self) -> int:
@@ -192,7 +193,7 @@ def tile_of_float32(size: int, batch: int, features: int) -> Tile:
     columns, rows = 64 // min(size, 64), 64 * 4
     enough = -(-batch // rows) * -(-features // 64) >= multiprocessors()
     warpgroups = 1 if SIMULATED else 4 if enough else 2
-    tile = Tile(size, columns, 1, columns, 1, warpgroups, 2, ITEM=4)
+    tile = Tile(size, columns, 1, columns, 1, warpgroups, 2, ITEM=4, UNIT=4)
     return tile if SIMULATED else tile._replace(STAGES=POOL // tile.STAGE_BYTES)
 
 

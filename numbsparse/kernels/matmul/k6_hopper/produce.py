@@ -53,8 +53,8 @@ def producer(form: Form) -> Any:
 def asking(form: Form) -> Any:
     """What `walking` does of a step: its masks are told, its tiles are asked for."""
     tile, STAGES, SHARES = form.tile, form.tile.STAGES, form.tile.SHARES
-    INPUTS, BLOCKS, STAGE_BYTES, W_START = tile.INPUTS, tile.BLOCKS, tile.STAGE_BYTES, tile.W_START
-    X_BYTES, W_BYTES, CLUSTER = tile.X_BYTES, tile.W_BYTES, tile.CLUSTER
+    INPUTS, BLOCKS, UNIT, CLUSTER = tile.INPUTS, tile.BLOCKS, tile.UNIT, tile.CLUSTER
+    STAGE, W_START, X_BYTES, W_BYTES = tile.STAGE_BYTES, tile.W_START, tile.X_BYTES, tile.W_BYTES
     COUNTS, FIRST_INPUT, FIRST_BLOCK = SHARES, SHARES + 1, SHARES + 1 + INPUTS
     fetch_x = fetch_rows(form)
     fetch_w = fetch_image(tile.W_BYTES) if tile.ITEM == 4 else fetch_block(form)
@@ -66,15 +66,15 @@ def asking(form: Form) -> Any:
         rank = uint32(cuda.blockIdx.x) % CLUSTER
         inputs, blocks = uint32(step[COUNTS] & 255), uint32(step[COUNTS] >> 8)
         mbarrier_expect(bars, stage, inputs * X_BYTES + blocks * W_BYTES)
-        start = uint32(base + stage * STAGE_BYTES)
+        start = uint32(base + stage * (STAGE // UNIT))
         for e in range(INPUTS):
             if e < inputs:
-                at = start + e * X_BYTES
+                at = start + e * (X_BYTES // UNIT)
                 fetch_x(source, step[FIRST_INPUT + e], row, shared, at, bars, stage)
         for b in range(BLOCKS):
             # The blocks of a cluster take turns; each one's copies are for all of them.
             if b < blocks and (CLUSTER == 1 or (stage + b) % CLUSTER == rank):
-                at = start + W_START + b * W_BYTES
+                at = start + W_START // UNIT + b * (W_BYTES // UNIT)
                 fetch_w(source, step[FIRST_BLOCK + b], shared, at, bars, stage)
 
     return ask
@@ -93,16 +93,16 @@ def fetch_rows(form: Form) -> Any:
     """DEPTH features of ROWS rows of x."""
     tile, x_transposed = form.tile, form.x_transposed
     DEPTH, BOX = tile.DEPTH, x_box(form)[1 if x_transposed else 0]
-    COUNT, BYTES = tile.ROWS // BOX, tile.ITEM * BOX * DEPTH
+    COUNT, SIZE = tile.ROWS // BOX, tile.ITEM * BOX * DEPTH // tile.UNIT
 
     @cuda.jit(device=True)
     def fetch(source, x_tile, row, shared, place, bars, stage):
         x_map, feature = source[0][X], int32(x_tile * DEPTH)
         for i in range(COUNT):
             if x_transposed:
-                tma_load_2d(shared, place + i * BYTES, x_map, row + i * BOX, feature, bars, stage)
+                tma_load_2d(shared, place + i * SIZE, x_map, row + i * BOX, feature, bars, stage)
             else:
-                tma_load_2d(shared, place + i * BYTES, x_map, feature, row + i * BOX, bars, stage)
+                tma_load_2d(shared, place + i * SIZE, x_map, feature, row + i * BOX, bars, stage)
 
     return fetch
 

@@ -237,7 +237,7 @@ def warps(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, leave: 
     the warps of the whole cluster have said so; of float32, also those that make images.
     """
     STAGES, CLUSTER, WARPS, LOADERS = tile.STAGES, tile.CLUSTER, 4 * tile.GROUPS, tile.LOADERS
-    IMAGES, N_MAPS = ROOMS if tile.ITEM == 4 else 0, MAPS * OPERANDS
+    IMAGES, N_MAPS = (ROOMS, 0) if tile.ITEM == 4 else (0, MAPS * OPERANDS)
     BARRIERS, READERS = 2 * (STAGES + IMAGES), WARPS * CLUSTER + (LOADERS if IMAGES else 0)
     GIVEN, TAKEN = tile.REGISTERS
 

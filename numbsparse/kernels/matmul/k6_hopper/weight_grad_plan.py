@@ -23,7 +23,7 @@ MAPS = 1 + len(RUNS)  # tensor maps of an operand: of each run, and of the panel
 OPERANDS = 2
 ROOMS = 2  # steps of images of float32 that there is room for
 TO_START = 4.0  # microseconds until a block of threads multiplies, and while it writes
-TO_ADD = 16.0  # for a launch that adds what was cut
+TO_ADD, TO_ADD_FLOAT32 = 16.0, 1.0  # for a launch that adds what was cut, beside its sums
 PAIRED = 1.6  # the time of a product of 64 columns, where one of 32 takes 1
 FEWER = 0.8  # items: so many fewer are worth to store blocks value by value
 POOL = 224 * 1024  # bytes of shared memory for images and panels
@@ -108,7 +108,7 @@ class Tile(NamedTuple):
 
 
 def cut(
-    times: list[float], sums: int, places: int, steps: int, least: float, rate: float
+    times: list[float], sums: int, places: int, steps: int, least: float, rate: float, to_add: float
 ) -> tuple[float, int, int]:
     """(end, items that stay whole, pieces of each other one): what ends first on so many places.
 
@@ -116,6 +116,7 @@ def cut(
     sums : that the items leave which do not fill all places once more
     least : microseconds that the copies take, however items are cut
     rate : sums of a microsecond, to memory and back
+    to_add : microseconds that adding takes beside that
     """
     whole = len(times) // places * places
     of_all = [time * steps for time in times]
@@ -126,7 +127,7 @@ def cut(
         parts = of_all[:whole] + [time / pieces for time in of_all[whole:]] * pieces
         end = max(least, dealt([time + TO_START for time in parts], places)[1])
         if pieces > 1:
-            end += TO_ADD + sums * pieces / rate
+            end += to_add + sums * pieces / rate
         best = min(best, (end, whole, pieces))
     return best
 
@@ -287,7 +288,8 @@ def plan(
 
     rest = len(items) % processors
     sums = rest * tile.UNITS * tile.GROUPS * 64 * tile.N
-    _, whole, pieces = cut([STEP] * len(items), sums, processors, steps, 0.0, SUMS_IN_US)
+    times = [STEP] * len(items)
+    _, whole, pieces = cut(times, sums, processors, steps, 0.0, SUMS_IN_US, TO_ADD_FLOAT32)
     return cut_up((heads, loads, items.images, items.outs), whole, pieces, steps)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from numba import cuda, float32, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, ROOMS, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, OPERANDS, ROOMS, Tile
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.store import PACK
@@ -23,6 +23,7 @@ from numbsparse.kernels.ptx import (
     Operand,
     as_float32,
     fence_proxy_async,
+    fence_tensor_map,
     load_2xu32,
     load_4xf32,
     mbarrier_arrive,
@@ -203,6 +204,12 @@ def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transpos
         mine = asks and lane < heads[item, 2]
         if mine:
             panel, code = loads[item, lane, 0], uint32(loads[item, lane, 1])
+        if asks:
+            for m in range(
+                0, OPERANDS * MAPS, MAPS
+            ):  # of single panels, and of the one at the edge
+                fence_tensor_map(maps[m])
+                fence_tensor_map(maps[m + MAPS - 1])
         row, ahead = int32(heads[item, 0] * DEPTH), int32(stages - 1)
         stage = room = then = phase = room_phase = uint32(0)
         then_phase = uint32(1)
@@ -316,6 +323,7 @@ def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
         stage_size, begin = uint32(heads[item, 8]), uint32(base // 4 + ROOMS * room_size)
         upper = uint32(base // 4 + images[item, group, 0] * IMAGE)
         lower = uint32(base // 4 + images[item, group, 1] * IMAGE)
+        apart = upper != lower
         raw = cuda.local.array(VALUES, float32)
         hi, lo = cuda.local.array(VALUES, uint32), cuda.local.array(VALUES, uint32)
         for m in range(UNITS):
@@ -325,7 +333,7 @@ def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
         stage = room = phase = room_phase = uint32(0)
         for _ in range(heads[item, 1]):
             mbarrier_wait(bars, FULL + stage, phase)
-            read(ring, uint32(begin + stage * stage_size), images, item, group, warp % 4, raw)
+            read(ring, uint32(begin + stage * stage_size), apart, group, warp % 4, raw)
             for m in range(UNITS):
                 for i in range(DEPTH // 2):
                     hi[m, i], lo[m, i] = split(raw[m, i])
@@ -347,13 +355,13 @@ def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
 @cache
 def rows_of(x_transposed: bool) -> Any:
     @cuda.jit(device=True)
-    def row_of(images, item, group, warp, m):
+    def row_of(apart, warp, m):
         """(panel, row, step): of product m, lane g of a warp has rows row + step g and the next.
 
-        Products of the same strip are taken together, a panel for each warp; else a warp has a half
-        of a panel.
+        Products of the same strip are taken together, a panel for each warp; of strips `apart` a
+        warp has a half of a panel.
         """
-        if images[item, group, 0] != images[item, group, 1]:
+        if apart:
             return 2 * m + warp // 2, warp % 2 * 16, 2
         if x_transposed:
             return warp, 16 * m, 2
@@ -364,7 +372,7 @@ def rows_of(x_transposed: bool) -> Any:
 
 @cache
 def reader(tile: Tile, x_transposed: bool) -> Any:
-    """read(ring, start, images, item, group, warp, raw): raw[m, .] = what a lane has of x."""
+    """read(ring, start, apart, group, warp, raw): raw[m, .] = what a lane has of x."""
     SIZE, EIGHTS = tile.PANEL_BYTES // 4, tile.DEPTH // 8
     row_of = rows_of(x_transposed)
 
@@ -404,10 +412,10 @@ def reader(tile: Tile, x_transposed: bool) -> Any:
                 raw[4 * s + u], raw[4 * s + 2 + u] = as_float32(a), as_float32(b)
 
     @cuda.jit(device=True)
-    def read(ring, start, images, item, group, warp, raw):
+    def read(ring, start, apart, group, warp, raw):
         start = start + group * (4 * SIZE)
-        upper, upper_row, step = row_of(images, item, group, warp, 0)
-        lower, lower_row, _ = row_of(images, item, group, warp, 1)
+        upper, upper_row, step = row_of(apart, warp, 0)
+        lower, lower_row, _ = row_of(apart, warp, 1)
         if x_transposed:
             read_transposed(ring, start + upper * SIZE, upper_row, raw[0])
             read_transposed(ring, start + lower * SIZE, lower_row, raw[1])
@@ -443,7 +451,8 @@ def storer_of_float32(
     def place_of(m, c, warp, images, outs, item):
         """Where a lane's sums of the c-th 32 columns of a product begin; or -1."""
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
-        panel, row, step = row_of(images, item, group, warp % 4, m)
+        apart = images[item, group, 0] != images[item, group, 1]
+        panel, row, step = row_of(apart, warp % 4, m)
         part = int64(outs[item, group, panel * ACROSS + c])
         row = int64(row + step * (lane // 4))
         at = part // PARTS * (32 * B) + part % PARTS * 32

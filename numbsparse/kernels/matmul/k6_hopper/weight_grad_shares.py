@@ -184,7 +184,7 @@ def cut_of(items: list[list[Share]], places: int, steps: int, tile: Tile) -> tup
     sums = sum(share.blocks for item in rest for share in item) * tile.B**2
     rate = 7e4 if tile.UNITS > 1 else 3e5  # pairs of blocks leave theirs number by number
     times = [time_of(item, tile) for item in items]
-    return plans.cut(times, sums, places, steps, least, rate)
+    return plans.cut(times, sums, places, steps, least, rate, plans.TO_ADD)
 
 
 def rows_of_blocks(index: Index, tile: Tile) -> Iterator[list[Share]]:
