@@ -7,19 +7,19 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_140,
+    "numbsparse": 2_150,
     "numbsparse/autograd": 600,
-    "numbsparse/bench": 4_260,
-    "numbsparse/device": 2_205,
+    "numbsparse/bench": 4_435,
+    "numbsparse/device": 2_210,
     "numbsparse/kernels": 2_660,
     "numbsparse/kernels/conv": 3_425,
     "numbsparse/kernels/ladder": 1_930,
     "numbsparse/kernels/lstm": 1_870,
-    "numbsparse/kernels/matmul": 8_925,
+    "numbsparse/kernels/matmul": 8_950,
     "numbsparse/kernels/parts": 2_165,
     "numbsparse/kernels/ptx": 2_620,
     "numbsparse/nn": 5_010,
-    "numbsparse/ops": 4_050,
+    "numbsparse/ops": 4_140,
     "numbsparse/patterns": 960,
     "numbsparse/simulator": 1_555,
 }
