@@ -7,7 +7,7 @@ import pytest
 from numba import cuda, float32, uint8, uint32
 from ptx_helpers import laid, on_hopper, run
 
-from numbsparse import to_device
+from numbsparse import device, to_device
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts import split, swizzle, words
 from numbsparse.kernels.ptx import ALIGNMENT, as_float32, as_uint32, first_multiple
@@ -73,6 +73,7 @@ def test_pieces_of_rows_are_the_first_factor_of_an_mma(item, width, transposed, 
             np.testing.assert_array_equal(got[:, piece], expected)
 
 
+@pytest.mark.skipif(not device.SIMULATED, reason="calls device functions from Python")
 @pytest.mark.parametrize("width", [32, 64])
 def test_lines_of_a_fragment_meet_in_no_bank(width):
     """Eight bytes a lane: half a warp is served at once, which is g = 0 to 3, or 4 to 7."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -138,8 +137,8 @@ def test_a_grid_is_measured_and_the_choice_weighed(written, monkeypatch, capsys)
     monkeypatch.setattr(bench, "PRODUCTS", ("forward",))
     monkeypatch.setattr(bench, "NUMBERS", (("float32", "highest"),))
     monkeypatch.setattr(bench, "POOL", 2**12)
-    monkeypatch.setattr(bench, "graph_of", lambda record, call: SimpleNamespace(replay=call))
-    monkeypatch.setattr(bench, "seconds_of", lambda graphs, seconds: dict.fromkeys(graphs, 1e-6))
+    monkeypatch.setattr(bench, "graph_of", lambda record, call: None)
+    monkeypatch.setattr(bench, "shortest", lambda graph: 1e-6)
     bench._pool.cache_clear()
     content = bench.grid((16,), (0.5,), (1, 33))
     (of_rung,) = content["microseconds"].values()
@@ -151,7 +150,7 @@ def test_a_grid_is_measured_and_the_choice_weighed(written, monkeypatch, capsys)
     monkeypatch.setattr(bench, "timed", lambda product, *_: {"k3_registers": 2.0, "k6_hopper": 1.0})
     monkeypatch.setattr(choice, "choose", lambda *_: "k3_registers")
     monkeypatch.setattr(bench, "POOL", 2**27)
-    monkeypatch.setattr(bench, "numbers", lambda *_: None)
+    monkeypatch.setattr(bench, "numbers_of", lambda *_: None)
     found = list(bench.regrets(2))
     assert [each.ratio for each in found] == [2.0] * 2
     lines = bench.told(found).splitlines()

@@ -20,22 +20,21 @@ import numpy as np
 from numbsparse import files, patterns
 from numbsparse.bench.machine import describe
 from numbsparse.bench.problem import random
-from numbsparse.bench.timing import graph_of, record, seconds_of
+from numbsparse.bench.timing import graph_of, record, shortest
 from numbsparse.device import SIMULATED, DeviceArray, empty, require, synchronize, to_device
 from numbsparse.kernels.matmul import PRECISIONS, PRODUCTS, function_of
 from numbsparse.layout import Layout
 from numbsparse.ops import choice, index_beside, times
 
-FEATURES = (1024, 4096, 12288)
+FEATURES = (1024, 4096, 8192)
 DENSITIES = (0.02, 0.1, 0.3)
 BATCHES = (1, 8, 16, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 8192)
 SIZES = (8, 16, 32, 64, 128)
 NUMBERS = (("float16", "highest"), *(("float32", precision) for precision in PRECISIONS))
-FEW = 256  # rows: beyond, the rungs without tensor cores are nowhere the fastest
+FEW = 64  # rows: beyond, the rungs without tensor cores are nowhere the fastest
 SLOW = ("k1_naive", "k2_shared")  # nowhere at all
 PLAIN = ("k3_registers", "k4_pipelined")
 APART = {"float16": 1e-2, "float32": 1e-4}  # what results may differ by, as a part of their size
-LEAST = 0.004  # seconds of each rung
 POOL = 2**27  # random numbers, of which operands are parts
 
 
@@ -60,11 +59,11 @@ def grid(
     shape = len(features), len(densities), len(batches)
     found: dict[str, dict[str, np.ndarray]] = {}
     for (i, width), (j, density) in every(enumerate(features), enumerate(densities)):
-        for size, (dtype, precision) in every(SIZES, NUMBERS):
+        for size in SIZES:
             layout = random(width, size, density)
-            for (k, batch), product in every(enumerate(batches), PRODUCTS):
-                of_rung = found.setdefault(times.case_of(product, size, dtype, precision), {})
-                for name, seconds in timed(product, layout, size, batch, dtype, precision).items():
+            for numbers, (k, batch), product in every(NUMBERS, enumerate(batches), PRODUCTS):
+                of_rung = found.setdefault(times.case_of(product, size, *numbers), {})
+                for name, seconds in timed(product, layout, size, batch, *numbers).items():
                     of_rung.setdefault(name, np.full(shape, np.nan))[i, j, k] = seconds
         print(f"{width} features, density {density}", flush=True)
     return {
@@ -89,8 +88,8 @@ def timed(
     product: str, layout: Layout, size: int, batch: int, dtype: str, precision: str
 ) -> dict[str, float]:
     """Seconds of each rung that may be the fastest and that agrees with the first of them."""
-    x, dy = (numbers(dtype, (batch, n * size)) for n in layout.shape)
-    values = numbers(dtype, (layout.n_blocks, size, size))
+    x, dy = (numbers_of(dtype, (batch, n * size)) for n in layout.shape)
+    values = numbers_of(dtype, (layout.n_blocks, size, size))
     operands, like = {
         "forward": ((x, values), dy),
         "input_grad": ((dy, values), x),
@@ -109,11 +108,10 @@ def timed(
             error = np.linalg.norm(got - right) / np.linalg.norm(right)
             if error <= APART["float16" if precision == "high" else dtype]:
                 graphs[name] = graph_of(record, call)
-                graphs[name].replay()
-    return seconds_of(graphs, LEAST) if graphs else {}
+    return {name: shortest(graph) for name, graph in graphs.items()}
 
 
-def numbers(dtype: str, shape: tuple[int, ...]) -> DeviceArray:
+def numbers_of(dtype: str, shape: tuple[int, ...]) -> DeviceArray:
     return _pool(dtype)[: prod(shape)].reshape(shape)
 
 
@@ -152,7 +150,7 @@ def regrets(points: int, seed: int = 0) -> Iterator[Regret]:
         points -= 1
         for product in PRODUCTS:
             seconds = timed(product, layout, size, batch, dtype, precision)
-            like = numbers(dtype, (1,))
+            like = numbers_of(dtype, (1,))
             name = choice.choose(product, "auto", size, like, batch, precision, layout)
             if name in seconds:
                 where = f"{product} {dtype} {precision} B={size} {rows * size} x {columns * size}"
