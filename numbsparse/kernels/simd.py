@@ -77,14 +77,14 @@ def _shuffle(builder, a, b, picks):
 
 
 @intrinsic(prefer_literal=True)
-def zeros(typing, like, rows, vectors):
-    """A tile of `rows` x (`vectors` full registers) zeros, of the dtype of the array `like`."""
-    tile = Tile(like.dtype, rows.literal_value, vectors.literal_value * lanes(like.dtype))
+def zeros(typing, like, rows, columns):
+    """A tile of `rows` x `columns` zeros, of the dtype of the array `like`."""
+    tile = Tile(like.dtype, rows.literal_value, columns.literal_value)
 
     def build(context, builder, signature, args):
         return ir.Constant(context.get_value_type(tile), None)
 
-    return tile(like, rows, vectors), build
+    return tile(like, rows, columns), build
 
 
 @intrinsic(prefer_literal=True)

@@ -57,10 +57,10 @@ def _run(kernel, ends, arrays, values, walk, shape):
     (batch, features), dtype = shape, from_dtype(values.dtype)
     rows, most = tile_shape(values.shape[1])
     panels = -(-batch // (most * lanes(dtype)))
-    vectors = -(-batch // (panels * lanes(dtype)))  # of all panels alike
-    packed = empty_panels(panels, features, vectors * lanes(dtype), values.dtype)
+    columns = -(-batch // (panels * lanes(dtype))) * lanes(dtype)  # of all panels alike
+    packed = empty_panels(panels, features, columns, values.dtype)
     on_cores(
-        kernel(dtype, rows, vectors),
+        kernel(dtype, rows, columns),
         (ends, arrays, (packed, values, tuple(walk), values.nbytes > OUTER_CACHE)),
         phases=1 + PHASES * abs(ends[1] - ends[0]),
         work=batch,
@@ -82,8 +82,7 @@ def _signature(dtype, *arrays):
 
 
 @cache
-def forward_kernel(dtype, rows, vectors):
-    columns = vectors * lanes(dtype)
+def forward_kernel(dtype, rows, columns):
     signature = _signature(
         dtype,
         dtype[:, ::1],  # x (batch, 4 * width), and by gate
@@ -104,7 +103,7 @@ def forward_kernel(dtype, rows, vectors):
             t = first + step
             counts = progress[1 + PHASES * step :]
             pack(core, counts[0], hs[t], packed)
-            tiles = product(core, counts[1], share, operands, rows, vectors, columns)
+            tiles = product(core, counts[1], share, operands, rows, columns)
             if not wait_or_part(core, counts[1], tiles, progress[0]):
                 return
             n, end = next_share(core, counts[2], share, batch)
@@ -121,8 +120,7 @@ def forward_kernel(dtype, rows, vectors):
 
 
 @cache
-def backward_kernel(dtype, rows, vectors):
-    columns = vectors * lanes(dtype)
+def backward_kernel(dtype, rows, columns):
     signature = _signature(
         dtype,
         dtype[:, ::1],  # dh (batch, units)
@@ -144,7 +142,7 @@ def backward_kernel(dtype, rows, vectors):
             t = first - 2 - step
             counts = progress[1 + PHASES * step :]
             pack(core, counts[0], dgates[t + 1], packed)
-            tiles = product(core, counts[1], share, operands, rows, vectors, columns)
+            tiles = product(core, counts[1], share, operands, rows, columns)
             if not wait_or_part(core, counts[1], tiles, progress[0]):
                 return
             n, end = next_share(core, counts[2], share, batch)

@@ -18,6 +18,7 @@ float32 first, and the result is rounded.
 Reads per output, from cache: (1/R + 1/C) * steps; steps is the batch for a weight, and else
 B * (blocks in the line). With R = 8 and C = 32 they hide behind the arithmetic, and the limit is
 how many multiply-adds the cores can do. A GPU has far more of those, and the next rung goes there.
+A batch that would leave most of a vector empty is multiplied by `few_rows`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from numba import from_dtype, literally, njit, types
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores, wait_or_part
+from numbsparse.kernels.matmul.few_rows import few, multiply_few
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.panels import (
     empty_panels,
@@ -127,6 +129,9 @@ def _product(x, values, walk, y, strides):
     """
     x = with_unit_stride(x)
     batch, features = x.shape
+    if 0 < batch <= few(values.dtype):
+        multiply_few(x, values, walk, y, transposed=strides[0] == 1)
+        return
     size, dtype = values.shape[1], from_dtype(values.dtype)
     rows, vectors = tile_shape(size)
     wide, narrow = vectors * lanes(dtype), lanes(dtype)
@@ -142,7 +147,7 @@ def _product(x, values, walk, y, strides):
         x_slab, y_slab = x[start : start + count], y[start : start + count]
         by_line = values.nbytes > OUTER_CACHE
         on_cores(
-            product_kernel(dtype, rows, columns // lanes(dtype)),
+            product_kernel(dtype, rows, columns),
             (x_slab, packed, values, strides, tuple(walk), y_slab, by_line),
             phases=2,
             work=len(packed) * (len(walk.indptr) - 1) * (size // rows),
@@ -162,9 +167,8 @@ def read_only(dtype, axes, layout="C"):
 
 
 @cache
-def product_kernel(dtype, rows, vectors):
-    """The compiled loop of `_product` for tiles of `rows` x (`vectors` vectors)."""
-    columns = vectors * lanes(dtype)
+def product_kernel(dtype, rows, columns):
+    """The compiled loop of `_product` for tiles of `rows` x `columns`."""
     integers = read_only(types.int32, 1)
     signature = types.void(
         types.int64,  # core
@@ -183,18 +187,16 @@ def product_kernel(dtype, rows, vectors):
     def kernel(core, progress, share, x, packed, values, strides, walk, y, by_line):
         pack(core, progress[0], x, packed)
         operands = packed, values, strides, walk, y, by_line
-        product(core, progress[1], share, operands, rows, vectors, columns)
+        product(core, progress[1], share, operands, rows, columns)
 
     return kernel
 
 
 @njit(nogil=True)
-def product(core, counts, share, operands, rows, vectors, columns):
-    """This core's share of a product's tiles; gives how many there are in all.
-
-    The last three are literal: a tile has `rows`, each of so many vectors or columns.
-    """
-    rows, vectors, columns = literally(rows), literally(vectors), literally(columns)
+def product(core, counts, share, operands, rows, columns):
+    """This core's share of a product's tiles, `rows` x `columns`, both literal; gives how many
+    there are in all."""
+    rows, columns = literally(rows), literally(columns)
     packed, values, strides, walk, y, by_line = operands
     sum_stride, out_stride = strides
     indptr, indices, blocks = walk
@@ -212,7 +214,7 @@ def product(core, counts, share, operands, rows, vectors, columns):
             line, panel = pair % lines, pair // lines
             if by_line:
                 line, panel = pair // panels, pair % panels
-            tile = zeros(packed, rows, vectors)
+            tile = zeros(packed, rows, columns)
             for position in range(indptr[line], indptr[line + 1]):
                 other = indices[position] * size
                 a = blocks[position] * size * size + r * out_stride
@@ -303,7 +305,7 @@ def _add_slab(core, counts, share, operands, rows, pieces, columns):
                     if add:
                         tile = load(dvalues, targets, r * size, size, rows, columns)
                     else:
-                        tile = zeros(dvalues, rows, 2)
+                        tile = zeros(dvalues, rows, columns)
                     for n in range(0, batch * width, width):
                         tile = multiply_add(tile, packed_x, a + n, 1, packed_dy, sources, n)
                     store(tile, dvalues, targets, r * size, size)

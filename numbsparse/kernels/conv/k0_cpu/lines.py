@@ -126,7 +126,7 @@ def line_kernel(dtype, rows, vectors):
                 chunk, where = where % chunks * columns, where // chunks
                 strip, where = where % strips, where // strips
                 out_row, group = where % len(out_rows), where // len(out_rows)
-                tile = zeros(packed, rows, vectors)
+                tile = zeros(packed, rows, columns)
                 for position in range(indptr[line_number], indptr[line_number + 1]):
                     tap = taps[position]
                     row = tap_row[tap, out_row]

@@ -111,7 +111,7 @@ def weight_grad_kernel(dtype, rows, pieces):
                         if add:
                             tile = load(dvalues, targets, r * size, size, rows, columns)
                         else:
-                            tile = zeros(dvalues, rows, 2)
+                            tile = zeros(dvalues, rows, columns)
                         for n in range(all_outputs // out_pixels):
                             for run in range(run_ptr[tap], run_ptr[tap + 1]):
                                 at = a + (n * pixels + runs[run, 0]) * width

@@ -1,0 +1,59 @@
+"""On the CPU a few rows are multiplied otherwise than many, to the same numbers bit by bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import numbsparse as ns
+from numbsparse.kernels.matmul import few_rows, k0_cpu
+
+
+def matrix(rng, layout, size, dtype, shape):
+    values = rng.standard_normal((layout.n_blocks, size, size)).astype(dtype)
+    return ns.BlockSparse(values, layout, shape=shape)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("size", [4, 8, 16, 32, 64, 128])
+def test_few_rows_are_those_of_many(rng, monkeypatch, size, dtype, transposed):
+    layout = ns.Layout(ns.patterns.random(5, 4, 0.5, seed=size))
+    w = matrix(rng, layout, size, dtype, (5 * size - 3, 4 * size - 1))
+    w = w.T if transposed else w
+    x = rng.standard_normal((40, w.shape[0])).astype(dtype)
+    many = ns.matmul(x, w)
+    taken = []
+    monkeypatch.setattr(
+        k0_cpu,
+        "multiply_few",
+        lambda *args, **how: taken.append(len(args[0])) or few_rows.multiply_few(*args, **how),
+    )
+    for batch in range(1, few_rows.few(np.dtype(dtype)) + 1):
+        for some in (x, np.asfortranarray(x), x[::-3]):
+            rows = many[::-3] if some.strides[0] < 0 else many
+            out = np.full((batch, w.shape[1]), np.nan, dtype)
+            ns.matmul(some[:batch], w, out=out)
+            np.testing.assert_array_equal(out, rows[:batch])
+        across = np.full((w.shape[1], batch), np.nan, dtype)
+        ns.matmul(w.T, np.ascontiguousarray(x[:batch].T), out=across)
+        np.testing.assert_array_equal(across.T, many[:batch])
+    assert len(taken) == 4 * few_rows.few(np.dtype(dtype))
+
+
+def test_an_empty_batch_and_empty_lines():
+    layout = ns.Layout(np.array([[1, 0], [0, 0]], bool))
+    w = ns.BlockSparse(np.ones((1, 8, 8), np.float32), layout)
+    assert ns.matmul(np.ones((0, 16), np.float32), w).shape == (0, 16)
+    y = ns.matmul(np.ones((1, 16), np.float32), w)
+    np.testing.assert_array_equal(y, [[8.0] * 8 + [0.0] * 8])
+    np.testing.assert_array_equal(ns.matmul(np.ones((1, 16), np.float32), w.T), y)
+
+
+def test_infinity_beyond_the_edge_is_not_read():
+    layout = ns.Layout(np.ones((1, 1), bool))
+    values = np.full((1, 8, 8), np.inf, np.float32)
+    values[0, :5, :6] = 1
+    w = ns.BlockSparse(values, layout, shape=(5, 6))
+    np.testing.assert_array_equal(ns.matmul(np.ones((2, 5), np.float32), w), np.full((2, 6), 5.0))
+    np.testing.assert_array_equal(ns.matmul(np.ones((2, 6), np.float32), w.T), np.full((2, 5), 6.0))
