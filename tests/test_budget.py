@@ -15,7 +15,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 3_425,
     "numbsparse/kernels/ladder": 1_930,
     "numbsparse/kernels/lstm": 1_870,
-    "numbsparse/kernels/matmul": 9_075,
+    "numbsparse/kernels/matmul": 9_100,
     "numbsparse/kernels/parts": 2_165,
     "numbsparse/kernels/ptx": 2_620,
     "numbsparse/nn": 5_010,
