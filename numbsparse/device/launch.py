@@ -96,13 +96,14 @@ class Bound:
     def __init__(
         self,
         kernel: Any,
-        grid: int,
+        grid: int | tuple[int, ...],
         block: int,
         *args: Any,
         shared_bytes: int = 0,
         overlap: bool = False,
     ):
-        self._how = (grid,), block, shared_bytes, None, overlap, False
+        grid = grid if isinstance(grid, tuple) else (grid,)
+        self._how = grid, block, shared_bytes, None, overlap, False
         if runtime.SIMULATED:
             self._kernel, self._args = kernel, [_without_owner(arg) for arg in args]
         else:

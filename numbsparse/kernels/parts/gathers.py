@@ -45,8 +45,8 @@ def copying(
 
     Those are where a record says: its blocks, `of_values`, else its lines of x. Features are
     contiguous, `by_feature`, and make the rows of the tile, one for each of the others, `stride`
-    apart; else the others are, and `stride` is that of features. `features` and `many` others are
-    there in all.
+    apart; else the others are, and `stride` is that of features. The others are those from `first`
+    on; `features` and `many` others are there in all.
     """
     (FEATURES, OTHERS), RUN, ITEM = shape, form.run, 16 // form.run
     ROWS, PIECES = (OTHERS, FEATURES // RUN) if by_feature else (FEATURES, OTHERS // RUN)
@@ -55,14 +55,14 @@ def copying(
     place_of, line_of = picking(0, FEATURES // depth), picking(1, FEATURES // depth)
 
     @cuda.jit(device=True)
-    def copy(memory, record, features, stride, many, shared, start):
+    def copy(memory, record, features, stride, first, many, shared, start):
         lane = uint32(cuda.threadIdx.x) % 32
         for n in range(ROWS * PIECES // 32):
             number = uint32(lane + 32 * n)
             # Not // and %: of these, put together again, the compiler made number + piece.
             row, piece = number >> SHIFT, number & LAST
             feature, other = (piece * RUN, row) if by_feature else (row, piece * RUN)
-            k, i, j = feature // depth, int64(feature % depth), int64(other)
+            k, i, j = feature // depth, int64(feature % depth), first + int64(other)
             block, line = int64(place_of(record, k)), int64(line_of(record, k)) * depth
             features_left, others_left = features - line - i, many - j
             inside = min(features_left if by_feature else others_left, RUN)

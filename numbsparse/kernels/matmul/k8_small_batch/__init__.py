@@ -1,12 +1,13 @@
-"""Rung 8: batches up to 64, where reading w once is all the work.
+"""Rung 8: small batches, where reading w is all the work.
 
 With few rows of x each value of w is multiplied at most 64 times, so the warps of a block have
 nothing to share. A layout is cut once into equal shares, one per multiprocessor, and each share
 into equal runs, one per warp (`plan`), so that neither long lines nor few blocks leave a part of
 the GPU idle. Each warp has a ring of its own for the tiles that it multiplies next (`ring`,
 `tiles`). On a card with a copy engine and 225 KiB of shared memory that engine fills it; elsewhere,
-for blocks under 32 and where features end inside a block, the lanes of the warp do, 32 rows of x at
-most. So batches end there without the engine, for blocks under 32, and in `weight_grad`.
+for blocks under 32 and where features end inside a block, the lanes of the warp do. Batches beyond
+64 rows, or 32 that lanes copy, are cut into tiles of as many, which share the multiprocessors and
+read w once each; in `weight_grad` they are sums of more steps.
 
 A product is one launch: whoever comes last adds up the parts of a line that was cut, in their order
 (`lines`; `blocks` for `weight_grad`). It starts while the kernel before it ends, and the host works
@@ -30,46 +31,27 @@ and up).
 
 from __future__ import annotations
 
-from functools import cache
-
 from numbsparse.device import empty
 from numbsparse.kernels.elementwise import copy, fill
 from numbsparse.kernels.matmul.aligned import BYTES, aligned_in_place, aligned_values
 from numbsparse.kernels.matmul.calls import again
-from numbsparse.kernels.matmul.k8_small_batch.launch import (
-    along_blocks,
-    along_lines,
-    has_engine,
-    serves,
-)
+from numbsparse.kernels.matmul.k8_small_batch.launch import along_blocks, along_lines
 from numbsparse.kernels.matmul.reach import reach
-from numbsparse.kernels.parts.tiles import WIDTH, Form
+from numbsparse.kernels.parts.tiles import Form
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 DTYPES = ("float32", "float16", "bfloat16")
 PRODUCT_ERROR = 6  # each factor is off by 2^-22 of itself, and lo * lo is left out
-LARGEST_BATCH = 64  # with the copy engine
-OTHERWISE = 32
+LARGEST_BATCH = 1024
 
-
-def unsupported(product, block_size, dtype, place, batch=1, precision="highest"):
-    """None, or why this rung does not compute it."""
-    engine = product != "weight_grad" and block_size >= WIDTH
-    engine = engine and place == "cuda" and has_engine()
-    limits = _reach(LARGEST_BATCH if engine else OTHERWISE)
-    return limits(product, block_size, dtype, place, batch, precision)
-
-
-@cache
-def _reach(largest_batch):
-    return reach(
-        "k8_small_batch",
-        "cuda",
-        BLOCK_SIZES,
-        DTYPES,
-        largest_batch=largest_batch,
-        capability=(8, 0),
-    )
+unsupported = reach(
+    "k8_small_batch",
+    "cuda",
+    BLOCK_SIZES,
+    DTYPES,
+    largest_batch=LARGEST_BATCH,
+    capability=(8, 0),
+)
 
 
 def forward(x, values, index, y, precision="highest"):
@@ -96,10 +78,7 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
 
 
 def _product(index, x, values, y, transposed, precision):
-    if x.shape[0] > WIDTH and not serves(x, values):
-        for rows in (slice(WIDTH), slice(WIDTH, None)):
-            _product(index, x[rows], values, y[rows], transposed, precision)
-    elif 0 not in y.shape:
+    if 0 not in y.shape:
         operands = aligned_in_place(x), values, y
         again(index, along_lines, operands, transposed, _form(values, precision))
 

@@ -1,8 +1,8 @@
 """weight_grad: a warp computes units of dw, squares of 32 or several small blocks side by side.
 
-The batch is the sum, 32 terms at most, so each unit is one tile of x by one of dy. The units of a
-line of x come after each other: x is taken to registers once for a line, dy each time. What bounds
-it is writing dw: a warp leaves a square in shared memory, its pieces of 16 bytes exchanged as in
+The batch is the sum: up to 32 rows each unit is one tile of x by one of dy, and of more rows it is
+a step for each 32 of them. The units of a line of x come after each other: where a unit is one step
+x is taken to registers once for a line, dy each time. What bounds it is writing dw: a warp leaves a square in shared memory, its pieces of 16 bytes exchanged as in
 `tiles`, and the copy engine or the lanes take it from there.
 """
 
@@ -65,6 +65,7 @@ class Blocks(NamedTuple):
     source: Source
     warps: int
     shares: int
+    long: bool  # whether the batch takes several steps of 32 rows
 
     @property
     def stage_words(self) -> int:
@@ -86,7 +87,7 @@ def block_kernel(blocks: Blocks) -> Any:
 
     `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `ring.engine_asks`.
     """
-    form, depth, x_side, _, source, WARPS, shares = blocks
+    form, depth, x_side, _, source, WARPS, shares, LONG = blocks
     STAGES, STAGE, MINE = source.stages, blocks.stage_words, blocks.warp_words
     ALL, BARRIERS = WARPS * shares, WARPS * source.stages
     ENGINE, OVERLAP = source.engine, source.overlap
@@ -97,7 +98,7 @@ def block_kernel(blocks: Blocks) -> Any:
     read, prepare, close = reading(WIDTH // depth), opening(source, 3), closing(source)
     ask, wait = asking(blocks), waiting(source)
     hold, multiply, write = holding(blocks), multiplying(blocks), writing(blocks)
-    clear = pieces.clear(M, 4)
+    clear, after = pieces.clear(M, 4), stepping(LONG)
 
     @jit_for(WARPS)
     def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues):
@@ -111,44 +112,51 @@ def block_kernel(blocks: Blocks) -> Any:
         leaving, bar = uint32(base + STAGES * STAGE), uint32(warp * STAGES)
         number = int64(cuda.blockIdx.x) * WARPS + warp
         unit, last = count * number // ALL, count * (number + 1) // ALL
+        steps = (x_view[0] + WIDTH - 1) // WIDTH if LONG else int64(1)  # of a unit
         if OVERLAP:
             let_next_kernel_start()
         for s in range(STAGES):
-            record = read(plan, unit + s)
+            record = read(plan, unit + s // steps)
             for e in range(RECORD):
                 records[s, e] = record[e]
-        record, now = read(plan, unit + STAGES), read(plan, unit)
+        record, now = read(plan, unit + STAGES // steps), read(plan, unit)
         prepare(bars, bar, fresh, maps)
         if OVERLAP:
             wait_for_earlier_kernels()
         asked = held = now[LINE] - 1
+        ahead, step_ahead, step = unit, int64(0), int64(0)
         for s in range(STAGES):
-            if unit + s < last:
+            if ahead < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
-                new, other = records[s], records[s][LINE] != asked
-                ask(new, other, x, x_view, dy, dy_view, maps, shared, start, bars, own)
+                new, other = records[s], LONG or records[s][LINE] != asked
+                top = step_ahead * WIDTH
+                ask(new, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, own)
                 asked = new[LINE]
+            ahead, step_ahead = after(ahead, step_ahead, steps)
             close()
         stage = phase = uint32(0)
         while unit < last:
             coming = read(plan, unit + 1)
             start, own = uint32(base + stage * STAGE), uint32(bar + stage)
             wait(bars, own, phase)
-            if now[LINE] != held:
+            if LONG or now[LINE] != held:
                 hold(shared, uint32(start + TILE), x_hi, x_lo)
                 held = now[LINE]
-            clear(acc)
+            if step == 0:
+                clear(acc)
             multiply(shared, start, x_hi, x_lo, acc)
             sync_warp()
-            if unit + STAGES < last:
-                other = record[LINE] != asked
-                ask(record, other, x, x_view, dy, dy_view, maps, shared, start, bars, own)
+            if ahead < last:
+                other, top = LONG or record[LINE] != asked, step_ahead * WIDTH
+                ask(record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, own)
                 asked = record[LINE]
-                record = read(plan, unit + STAGES + 1)
+                ahead, step_ahead = after(ahead, step_ahead, steps)
+                record = read(plan, ahead)
             close()
-            write(x, x_view, dy, dy_view, w_view, now, maps, dvalues, shared, leaving, acc)
-            now = coming
-            unit += 1
+            unit, step = after(unit, step, steps)
+            if step == 0:
+                write(x, x_view, dy, dy_view, w_view, now, maps, dvalues, shared, leaving, acc)
+                now = coming
             stage, phase = following(stage, phase, STAGES)
         if ENGINE and elect() != 0:
             bulk_wait_read()
@@ -157,8 +165,23 @@ def block_kernel(blocks: Blocks) -> Any:
 
 
 @cache
+def stepping(long: bool) -> Any:
+    """(unit, step) after one, of so many steps each."""
+
+    @cuda.jit(device=True)
+    def after(unit, step, steps):
+        more = long and step + 1 < steps
+        return (unit, step + 1) if more else (unit + 1, int64(0))
+
+    return after
+
+
+@cache
 def asking(blocks: Blocks) -> Any:
-    """Fill a stage with a tile of dy and, where it is another one than before, one of x."""
+    """Fill a stage with a tile of dy and, where it is another one than before, one of x.
+
+    Their rows of the batch are those from `top` on.
+    """
     form, depth, x_side, dy_side, source, *_ = blocks
     TILE, LINE = WIDTH * form.row, 2 * (WIDTH // depth)
     if not source.engine:
@@ -168,29 +191,29 @@ def asking(blocks: Blocks) -> Any:
 
     @cuda.jit(device=True)
     def by_the_engine(
-        record, other, x, x_view, dy, dy_view, maps, shared, start, bars, bar
+        record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, bar
     ):  # fmt: skip
         if elect() != 0:
             mbarrier_expect(bars, bar, uint32(8 * TILE) if other else uint32(4 * TILE))
-            first = int32(record[1] * WIDTH)  # what is beyond the batch is 0
-            column, row = (first, int32(0)) if DY_ACROSS else (int32(0), first)
+            first, rows = int32(record[1] * WIDTH), int32(top)  # what is beyond the batch is 0
+            column, row = (first, rows) if DY_ACROSS else (rows, first)
             tma_load_2d(shared, start, maps[1], column, row, bars, bar)
             if other:
                 first = int32(record[LINE] * WIDTH)
-                column, row = (first, int32(0)) if X_ACROSS else (int32(0), first)
+                column, row = (first, rows) if X_ACROSS else (rows, first)
                 tma_load_2d(shared, uint32(start + TILE), maps[0], column, row, bars, bar)
 
     @cuda.jit(device=True)
     def by_the_lanes(
-        record, other, x, x_view, dy, dy_view, maps, shared, start, bars, bar
+        record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, bar
     ):  # fmt: skip
         batch, features, of_batch, of_feature = dy_view
         stride = of_batch if DY_ACROSS else of_feature
-        copy_dy(dy, record, features, stride, batch, shared, start)
+        copy_dy(dy, record, features, stride, top, batch, shared, start)
         if other:
             _, features, of_batch, of_feature = x_view
             stride, line = of_batch if X_ACROSS else of_feature, (int32(0), record[LINE])
-            copy_x(x, line, features, stride, batch, shared, uint32(start + TILE))
+            copy_x(x, line, features, stride, top, batch, shared, uint32(start + TILE))
 
     return by_the_engine if source.engine else by_the_lanes
 

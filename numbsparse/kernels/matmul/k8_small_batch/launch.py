@@ -42,12 +42,13 @@ def serves(x: DeviceArray, values: DeviceArray) -> bool:
 
 
 def along_lines(index: Index, x, values, y, transposed: bool, form: Form) -> Call:
-    """y = x @ w, for x of at most 64 rows, without the copy engine of at most 32."""
+    """y = x @ w; tiles of the batch have shares of the multiprocessors side by side."""
     lines = _lines(x, values, y, transposed, form, _source(serves(x, values)))
-    shares, warps = _multiprocessors(), lines.warps
-    slots = shares * (warps - 1) if lines.far else 0
+    tiles, warps = -(-x.shape[0] // lines.rows), lines.warps
+    shares = max(_multiprocessors() // tiles, 1)
+    slots = tiles * shares * (warps - 1) if lines.far else 0
     size, engine = values.shape[1], lines.source.engine
-    work = planned(index, plan_lines, transposed, size, shares, warps, lines.piece, slots)
+    work = planned(index, plan_lines, transposed, size, shares, warps, lines.piece, slots, tiles)
     lines = lines._replace(patient=engine and lines.source.stages == 2 and work[1] <= SHORT)
     paired, length = _lines_of(size, form, engine)
     x_across = not is_aligned(x)
@@ -60,7 +61,7 @@ def along_lines(index: Index, x, values, y, transposed: bool, form: Form) -> Cal
         fresh = fresh_each_time(maps)
     before = span(x), _view(x), span(values.reshape(1, -1)), w_view, maps
     after = (*work, *_output(y, lines.sums))
-    where, shared = (line_kernel(lines), shares, 32 * warps), lines.shared_bytes
+    where, shared = (line_kernel(lines), (shares, tiles), 32 * warps), lines.shared_bytes
     first = Bound(*where, *before, 1, *after, shared_bytes=shared)
     overlap = lines.source.overlap
     later = Bound(*where, *before, fresh, *after, shared_bytes=shared, overlap=overlap)
@@ -71,12 +72,15 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source) -> Lines:
     """What its kernel is made for."""
     size, x_across = values.shape[1], not is_aligned(x)
     depth, batch = min(size, WIDTH), x.shape[0]
-    groups = 8 if batch > 32 else 4 if batch > 16 or x_across else 2
+    largest = 8 if source.engine else 4  # eights of rows
+    groups = largest if batch > 32 else 4 if batch > 16 or x_across else 2
     x_side = Operand(x_across, groups, _together(form, x_across))
     w_side = Operand(not transposed, depth // 8, _together(form, not transposed, depth))
     sums = Sums(form, x_side, w_side, stored(y, form, depth))
-    lines = Lines(sums, depth, source, _warps(form, not source.engine), far=groups == 8)
-    few = form.is_16_bit and values.size < FEW * WARPS * _multiprocessors() * WIDTH**2
+    warps, tiled = _warps(form, not source.engine), batch > 8 * groups
+    lines = Lines(sums, depth, source, warps, far=groups == 8, tiled=tiled)
+    tiles = -(-batch // lines.rows)
+    few = form.is_16_bit and tiles * values.size < FEW * WARPS * _multiprocessors() * WIDTH**2
     return with_stages(lines, (1 if few else 2) if source.engine else MOST)
 
 
@@ -86,14 +90,15 @@ def _together(form: Form, across: bool, depth: int = WIDTH) -> int:
 
 
 def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
-    """dvalues = x.T @ dy at the kept blocks, for x and dy of at most 32 rows."""
+    """dvalues = x.T @ dy at the kept blocks."""
     size, x_across, dy_across = dvalues.shape[1], is_aligned(x), is_aligned(dy)
     depth, shares = min(size, WIDTH), _multiprocessors()
     engine = size >= WIDTH and has_engine()
     x_side, dy_side = Operand(x_across, depth // 8), Operand(dy_across, 4, _together(form, True))
     many = not engine or dvalues.size >= FEW * WARPS * shares * WIDTH**2
     warps = _warps(form, many)
-    blocks = Blocks(form, depth, x_side, dy_side, _source(engine), warps, shares)
+    long = x.shape[0] > WIDTH
+    blocks = Blocks(form, depth, x_side, dy_side, _source(engine), warps, shares, long)
     blocks = with_stages(blocks, 2 if engine else MOST)
     units, count = planned(index, plan_blocks, size)
     paired, length = _lines_of(size, form, engine)

@@ -46,7 +46,13 @@ class Lines(NamedTuple):
     source: Source
     warps: int
     far: bool  # whether warps leave sums for each other in global memory
+    tiled: bool  # whether a batch takes several tiles, with shares of the multiprocessors each
     patient: bool = False  # whether a unit is asked for when the one before it is there
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch that a tile has."""
+        return 8 * self.sums.x.groups
 
     @property
     def first(self) -> int:
@@ -81,9 +87,10 @@ def line_kernel(lines: Lines) -> Any:
     `maps` are those of x and w, where the copy engine brings them. Where they are `fresh`, it is
     told so. `w_view` as in `ring.engine_asks`, the plan as in `plan.plan_lines`.
     """
-    sums, depth, source, WARPS, FAR, PATIENT = lines
+    sums, depth, source, WARPS, FAR, TILED, PATIENT = lines
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
     SUMS, FIRST, OVERLAP, BARRIERS = (M, N, 4), lines.first, source.overlap, WARPS * source.stages
+    ROWS = lines.rows
     RECORD = 2 * (WIDTH // depth) + 2
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
     read, prepare, close = reading(WIDTH // depth), opening(source, 2), closing(source)
@@ -99,8 +106,14 @@ def line_kernel(lines: Lines) -> Any:
         shared = cuda.shared.array(0, uint32)
         slots = cuda.shared.array(0, float32)  # sums of lines that began in an earlier warp
         first_slot = int64(0)
+        top = parts = int64(0)  # the first row of the batch, and of the parts of cut lines
+        block = int64(cuda.blockIdx.x)
+        if TILED:
+            top = int64(cuda.blockIdx.y) * ROWS
+            parts = cuda.blockIdx.y * (tickets.size // cuda.gridDim.y)
+            block += int64(cuda.blockIdx.y) * cuda.gridDim.x
         if FAR:
-            slots, first_slot = partials, tickets.size + cuda.blockIdx.x * int64(WARPS - 1)
+            slots, first_slot = partials, tickets.size + block * int64(WARPS - 1)
         bars = cuda.shared.array(BARRIERS, uint64)
         acc = cuda.local.array(SUMS, float32)
         records = cuda.local.array(RECORDS, int32)
@@ -128,11 +141,11 @@ def line_kernel(lines: Lines) -> Any:
         for s in range(FIRST):
             if unit + s < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
-                ask(records[s], x, x_view, values, w_view, maps, shared, start, bars, own)
+                ask(records[s], x, x_view, top, values, w_view, maps, shared, start, bars, own)
             close()
         clear(acc)
         while empty < empty_lines:  # while the first tiles are on their way
-            put(y, int64(empty_line) * depth, y_view, acc)
+            put(y, top, int64(empty_line) * depth, y_view, acc)
             empty += cuda.gridDim.x * WARPS
             empty_line = plan[sections[2] + min(empty, empty_lines)]
         stage = phase = uint32(0)
@@ -145,13 +158,13 @@ def line_kernel(lines: Lines) -> Any:
                 if PATIENT and more:
                     other = uint32(1 - stage)
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
-                    ask(record, x, x_view, values, w_view, maps, shared, place, bars, own)
+                    ask(record, x, x_view, top, values, w_view, maps, shared, place, bars, own)
                     record = read(plan, unit + 2)
                 consume(shared, start, uint32(w_view[2]), acc)
                 sync_warp()
                 if not PATIENT and unit + STAGES < last:
                     own = uint32(bar + stage)
-                    ask(record, x, x_view, values, w_view, maps, shared, start, bars, own)
+                    ask(record, x, x_view, top, values, w_view, maps, shared, start, bars, own)
                     record = read(plan, unit + STAGES + 1)
                 close()
             stage, phase = following(stage, phase, STAGES)
@@ -167,8 +180,8 @@ def line_kernel(lines: Lines) -> Any:
                         add_saved(slots, slot, acc)
                         slot, start_of = int32(slot + 1), int32(start_of + each)
                     finish(
-                        x, x_view, values, w_view, plan, sections, partials, tickets, name, y,
-                        y_view, acc,
+                        x, x_view, top, values, w_view, plan, sections, partials, tickets, parts,
+                        name, y, y_view, acc,
                     )  # fmt: skip
                 if not more:
                     break
@@ -241,16 +254,18 @@ def finishing(lines: Lines) -> Any:
 
     @cuda.jit(device=True)
     def finish(
-        x, x_view, values, w_view, plan, sections, partials, tickets, name, y, y_view, acc
+        x, x_view, top, values, w_view, plan, sections, partials, tickets, parts, name, y, y_view,
+        acc,
     ):  # fmt: skip
         line, complete = int64(name), True
         if name < 0:
             cut = sections[1] - 3 * (int64(name) + 1)
             line, first, many = int64(plan[cut]), int64(plan[cut + 1]), int64(plan[cut + 2])
-            complete = join(partials, tickets, -1 - int64(name), first, many, acc)
+            part, first = parts - 1 - int64(name), parts + first
+            complete = join(partials, tickets, part, first, many, acc)
         if complete:
-            put(y, line * depth, y_view, acc)
+            put(y, top, line * depth, y_view, acc)
             if SPLIT and not finite(acc):
-                mend(x, x_view, values, w_view[0], plan, sections, line, y, y_view)
+                mend(x, x_view, top, values, w_view[0], plan, sections, line, y, y_view)
 
     return finish

@@ -68,7 +68,7 @@ def places(sums: Sums) -> Any:
 
 @cache
 def storing(sums: Sums) -> Any:
-    """put(y, first feature of the line, y_view, acc)."""
+    """put(y, first row, first feature of the line, y_view, acc)."""
     if sums.y == "each":
         return store_each(sums)
     return store_words(sums) if sums.form.is_16_bit else store_fours(sums)
@@ -81,7 +81,7 @@ def store_fours(sums: Sums) -> Any:
     FOURS, place = sums.operands[1].together == 4, places(sums)
 
     @cuda.jit(device=True)
-    def put(y, top, y_view, acc):
+    def put(y, top, first, y_view, acc):
         batch, out_features, y_batch, y_feature = y_view
         for m in range(M):
             for r in range(ROWS):
@@ -94,7 +94,7 @@ def store_fours(sums: Sums) -> Any:
                         b, i = place(m, 2 * h, r, 0)
                         v0, v1 = acc[m, 2 * h, 2 * r], acc[m, 2 * h + 1, 2 * r]
                         v2, v3 = acc[m, 2 * h, 2 * r + 1], acc[m, 2 * h + 1, 2 * r + 1]
-                    i += top
+                    b, i = b + top, i + first
                     if b < batch and i < out_features:
                         at = b * y_batch + i if X_FIRST else i * y_feature + b
                         store_4xf32(y, at, v0, v1, v2, v3)
@@ -109,18 +109,19 @@ def store_words(sums: Sums) -> Any:
     pack, place = packing(sums.form), places(sums)
 
     @cuda.jit(device=True)
-    def put(y, top, y_view, acc):
+    def put(y, top, first, y_view, acc):
         batch, out_features, y_batch, y_feature = y_view
-        top_word = top >> 1
+        first_word = first >> 1
         for m in range(M):
             for r in range(ROWS):
                 for n in range(N):
                     b, i = place(m, n, r, 0)
-                    if b < batch and top + i < out_features:
+                    b += top
+                    if b < batch and first + i < out_features:
                         if X_FIRST:
-                            at = b * y_batch + top_word + i // 2
+                            at = b * y_batch + first_word + i // 2
                         else:
-                            at = (top + i) * y_feature + b // 2
+                            at = (first + i) * y_feature + b // 2
                         # Numba asks of a signed index whether it counts from the end.
                         y[uint64(at)] = pack(acc[m, n, 2 * r], acc[m, n, 2 * r + 1])
 
@@ -132,14 +133,14 @@ def store_each(sums: Sums) -> Any:
     (M, N), ROWS, item, place = sums.shape, sums.rows, item_of(sums.form), places(sums)
 
     @cuda.jit(device=True)
-    def put(y, top, y_view, acc):
+    def put(y, top, first, y_view, acc):
         batch, out_features, y_batch, y_feature = y_view
         for m in range(M):
             for r in range(ROWS):
                 for n in range(N):
                     for p in range(2):
                         b, i = place(m, n, r, p)
-                        i += top
+                        b, i = b + top, i + first
                         if b < batch and i < out_features:
                             at = uint64(b * y_batch + i * y_feature)
                             y[at] = item(acc[m, n, 2 * r + p])
@@ -173,13 +174,13 @@ def mending(sums: Sums, transposed: bool, depth: int) -> Any:
     (M, N), ROWS, place = sums.shape, sums.rows, places(sums)
 
     @cuda.jit(device=True)
-    def mend(x, x_view, values, size, plan, sections, line, y, y_view):
+    def mend(x, x_view, top, values, size, plan, sections, line, y, y_view):
         own = sections[3] + line
         term_step, line_step = (1, size) if transposed else (size, 1)
         for n in range(4 * M * N):
             r = n // 2 % 2
             b, i = place(n // (4 * N), n // 4 % N, r, n % 2)
-            feature = line * depth + i
+            b, feature = b + top, line * depth + i
             at = b * y_view[2] + feature * y_view[3]
             inside = r < ROWS and b < x_view[0] and feature < y_view[1]
             if inside and not finite(y[at]):

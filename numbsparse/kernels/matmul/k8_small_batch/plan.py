@@ -37,14 +37,21 @@ class Lines(NamedTuple):
 
 
 def plan_lines(
-    index: Index, transposed: bool, size: int, shares: int, warps: int, part: int, slots: int = 0
+    index: Index,
+    transposed: bool,
+    size: int,
+    shares: int,
+    warps: int,
+    part: int,
+    slots: int = 0,
+    tiles: int = 1,
 ) -> tuple[np.ndarray, int, tuple[int, ...], int, np.ndarray, np.ndarray]:
     """(plan, units of a warp, where the parts of the plan start, empty lines, partials, tickets).
 
     The lines of y are the block columns, or of w.T the block rows, in parts of up to 32 features;
     lines of x are numbered likewise. A place is -1 where a unit has fewer than others; a line of y
-    that was cut is named by -1 - part. A part is `part` float32 of the partials, and after them
-    come `slots` more.
+    that was cut is named by -1 - part. A part is `part` float32 of the partials, which has those of
+    each of the `tiles` of the batch, and after them `slots` more.
     """
     indptr, xs, places = lines_of(index, transposed, size)
     together = max(WIDTH // size, 1)
@@ -60,7 +67,7 @@ def plan_lines(
     units[work.place, -2], units[work.place, -1] = work.name, work.end
     empty = np.flatnonzero(counts == 0)
     plan, begin = joined(units, Lines(work.filled, work.cuts, empty, indptr, xs, places))
-    parts = max(len(work.cuts), 1)
+    parts = max(len(work.cuts), 1) * tiles
     partials = np.zeros((parts + slots) * part, np.float32)
     return plan, work.each, begin, empty.size, partials, np.zeros(parts, np.int32)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, int32, uint32
+from numba import cuda, int32, int64, uint32
 
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.parts.gathers import copying
@@ -148,7 +148,7 @@ def square_of(place, shift):
 
 @cache
 def engine_asks(form: Form, groups: int, x_across: bool) -> Any:
-    """ask(record, ...): fill a stage with tiles of x and a square of w.
+    """ask(record, ...): fill a stage with tiles of x, from a row of the batch on, and a square of w.
 
     `w_view` is (size of a block, shift as in `square_of`, `paired` as in `tiles`).
     """
@@ -156,14 +156,15 @@ def engine_asks(form: Form, groups: int, x_across: bool) -> Any:
     NBYTES = 4 * form.row * (8 * groups + WIDTH)
 
     @cuda.jit(device=True)
-    def ask(record, x, x_view, values, w_view, maps, shared, start, bars, bar):
+    def ask(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
         if elect() != 0:
             mbarrier_expect(bars, bar, uint32(NBYTES))
             column, row = square_of(record[0], w_view[1])
             tma_load_2d(shared, start + X_WORDS, maps[1], column, row, bars, bar)
             first = int32(record[1] * WIDTH)
             for u in range(X_TILES):
-                column, row = (int32(u * WIDTH), first) if x_across else (first, int32(u * WIDTH))
+                others = int32(top + u * WIDTH)
+                column, row = (others, first) if x_across else (first, others)
                 tma_load_2d(shared, start + u * TILE, maps[0], column, row, bars, bar)
 
     return ask
@@ -183,9 +184,10 @@ def lanes_ask(form: Form, groups: int, x_across: bool, transposed: bool, depth: 
     copy_w = copying(form, (WIDTH, depth), depth, transposed, of_values=True)
 
     @cuda.jit(device=True)
-    def ask(record, x, x_view, values, w_view, maps, shared, start, bars, bar):
+    def ask(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
         batch, features, x_batch, x_feature = x_view
-        copy_x(x, record, features, x_feature if x_across else x_batch, batch, shared, start)
-        copy_w(values, record, features, w_view[0], depth, shared, uint32(start + X_WORDS))
+        x_stride, w_start = x_feature if x_across else x_batch, uint32(start + X_WORDS)
+        copy_x(x, record, features, x_stride, top, batch, shared, start)
+        copy_w(values, record, features, w_view[0], int64(0), depth, shared, w_start)
 
     return ask
