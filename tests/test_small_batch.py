@@ -12,6 +12,7 @@ from numbsparse.device import to_device
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import PRODUCTS, calls, k0_reference
 from numbsparse.kernels.matmul import k8_small_batch as rung
+from numbsparse.kernels.matmul.aligned import is_aligned
 from numbsparse.kernels.matmul.k8_small_batch import blocks, lines
 from numbsparse.kernels.matmul.k8_small_batch import launch as launches
 from numbsparse.kernels.matmul.k8_small_batch import plan as plans
@@ -25,6 +26,7 @@ from numbsparse.kernels.matmul.k8_small_batch.plan import (
 )
 from numbsparse.kernels.matmul.k8_small_batch.ring import Source
 from numbsparse.kernels.parts.tiles import Form, Operand
+from numbsparse.kernels.parts.transpose import transposed_copy
 from numbsparse.testing import Case, check_rung
 
 needs_ampere = pytest.mark.skipif(
@@ -343,16 +345,42 @@ def test_the_same_bits_every_time(rng, monkeypatch):
 
 
 @needs_ampere
-@pytest.mark.parametrize(
-    ("product", "size", "most"), [("forward", 32, 64), ("forward", 16, 32), ("weight_grad", 32, 32)]
-)
-def test_large_batches_are_refused(product, size, most):
-    if not launches.has_engine():
-        most = 32
+@pytest.mark.every(31)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("feature_major", [False, True], ids=["batch-major", "feature-major"])
+@pytest.mark.parametrize("way", ["as it is", "x transposed", "far"])
+@pytest.mark.parametrize("in_features", [128, 100])
+@pytest.mark.parametrize("batch", [33, 72])
+@pytest.mark.parametrize("size", [8, 16, 32, 64])
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_batches_of_several_tiles(
+    product, size, batch, in_features, way, feature_major, dtype, monkeypatch
+):
+    """Cut lines have parts in each tile; what lanes copy is in pieces of 16 bytes, or in part."""
+    monkeypatch.setattr(plans, "TOGETHER", -1)
+    monkeypatch.setattr(launches, "LINES", -1 if way == "x transposed" else 2**30)
+    monkeypatch.setattr(launches, "NEAR", 0 if way == "far" else 2**31)
+    case = Case(batch, in_features, out_features=64, block_size=size, density=0.7)
+    check_rung(rung, product, case, dtype, "cuda", feature_major=feature_major)
+
+
+@needs_ampere
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (64, 64), (65, 130), (7, 200), (130, 63)])
+def test_a_transposed_copy_is_aligned(rows, columns, rng):
+    x = rng.standard_normal((rows, columns)).astype(np.float16)
+    wide = device.to_device(np.pad(x, [(0, 0), (8, 16)]))[:, 8 : 8 + columns]
+    copied = transposed_copy(wide)
+    assert is_aligned(copied.T)
+    np.testing.assert_array_equal(copied.numpy(), x)
+
+
+@needs_ampere
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("size", [8, 32])
+def test_large_batches_are_refused(product, size):
     case = product, size, as_dtype("float32"), "cuda"
-    assert rung.unsupported(*case, most) is None
-    reason = rung.unsupported(*case, most + 1)
-    assert reason == f"k8_small_batch takes batches up to {most}, got {most + 1}"
+    assert rung.unsupported(*case, 1024) is None
+    assert rung.unsupported(*case, 1025) == "k8_small_batch takes batches up to 1024, got 1025"
 
 
 @needs_ampere
@@ -381,8 +409,7 @@ def test_a_card_with_little_shared_memory_has_no_long_rings(monkeypatch):
     monkeypatch.setattr(launches, "shared_memory", lambda: 99 * 1024)
     x, values = (device.to_device(np.zeros(shape, np.float32)) for shape in [(8, 32), (1, 32, 32)])
     assert not launches.serves(x, values)
-    assert rung.unsupported("forward", 32, "float32", "cuda", 32) is None
-    assert "up to 32" in rung.unsupported("forward", 32, "float32", "cuda", 33)
+    assert rung.unsupported("forward", 32, "float32", "cuda", 64) is None
 
 
 @pytest.mark.parametrize("kilobytes", [99, 163, 227])
@@ -393,8 +420,8 @@ def test_a_ring_has_a_stage_at_least_on_every_card(size, dtype, kilobytes, monke
     form, source = Form(dtype, dtype == "float32"), Source(False, 0, False)
     x_side, w_side = Operand(False, 4), Operand(True, size // 8)
     made = [
-        lines.Lines(Sums(form, x_side, w_side, "each"), size, source, 8, far=False),
-        blocks.Blocks(form, size, w_side, x_side, source, 8, 132),
+        lines.Lines(Sums(form, x_side, w_side, "each"), size, source, 8, far=False, tiled=False),
+        blocks.Blocks(form, size, w_side, x_side, source, 8, 132, long=False),
     ]
     for kernel in made:
         kernel = launches.with_stages(kernel, launches.MOST)

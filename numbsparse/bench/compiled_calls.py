@@ -165,7 +165,15 @@ def _products() -> list[Product]:
             ("bfloat16", 8, 16, "batch-major"),
         )
     ]
-    few = [Product("k8_small_batch", "forward", "float16", 64, 64)]
+    few = [
+        Product("k8_small_batch", product, numbers, size, batch)
+        for product, numbers, size, batch in (
+            ("forward", "float16", 64, 64),
+            ("forward", "float16", 8, 128),
+            ("input_grad", "float32", 32, 128),
+            ("weight_grad", "float16", 8, 128),
+        )
+    ]
     return ladder + tensor_cores + orders + wide + small_blocks + small_batches + few
 
 

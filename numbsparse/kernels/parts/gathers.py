@@ -8,7 +8,7 @@ record names, in pairs of (place, line), and is 0 where there is nothing. A bloc
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import cuda, int32, int64, uint32
 
@@ -37,9 +37,21 @@ def picking(first: int, many: int) -> Any:
     return {1: of_one, 2: of_two, 4: of_four}[many]
 
 
+class Reach(NamedTuple):
+    """What is known of all pieces that are copied."""
+
+    near: bool  # their places are below 2^31: worked out in 32 bits
+    whole: bool  # each is there or not, none in part
+
+
 @cache
 def copying(
-    form: Form, shape: tuple[int, int], depth: int, by_feature: bool, of_values: bool = False
+    form: Form,
+    shape: tuple[int, int],
+    depth: int,
+    by_feature: bool,
+    reach: Reach,
+    of_values: bool = False,
 ) -> Any:
     """Copy to a tile: (features, others), every `depth` features from another place.
 
@@ -53,6 +65,15 @@ def copying(
     SHIFT, LAST = uint32(PIECES.bit_length() - 1), uint32(PIECES - 1)
     SHARE, IN_ROW = WIDTH // form.row, form.row // 4  # rows of a line of 128 bytes; pieces of a row
     place_of, line_of = picking(0, FEATURES // depth), picking(1, FEATURES // depth)
+    WHOLE, number_type = reach.whole, int32 if reach.near else int64
+
+    @cuda.jit(device=True)
+    def plus(a, b):
+        return number_type(number_type(a) + number_type(b))
+
+    @cuda.jit(device=True)
+    def times(a, b):
+        return number_type(number_type(a) * number_type(b))
 
     @cuda.jit(device=True)
     def copy(memory, record, features, stride, first, many, shared, start):
@@ -62,19 +83,21 @@ def copying(
             # Not // and %: of these, put together again, the compiler made number + piece.
             row, piece = number >> SHIFT, number & LAST
             feature, other = (piece * RUN, row) if by_feature else (row, piece * RUN)
-            k, i, j = feature // depth, int64(feature % depth), first + int64(other)
-            block, line = int64(place_of(record, k)), int64(line_of(record, k)) * depth
-            features_left, others_left = features - line - i, many - j
-            inside = min(features_left if by_feature else others_left, RUN)
-            at = i + j * stride if by_feature else j + i * stride
+            block, line = place_of(record, feature // depth), line_of(record, feature // depth)
+            i, j = feature % depth, plus(first, other)
+            in_x = plus(times(line, depth), i)
+            there = block >= 0 and in_x < number_type(features) and j < number_type(many)
+            i = i if of_values else in_x
+            at = int64(plus(i, times(j, stride)) if by_feature else plus(j, times(i, stride)))
             if of_values:
-                at += block * WIDTH
-            else:
-                at += line if by_feature else line * stride
-            if block < 0 or features_left <= 0 or others_left <= 0:
-                inside, at = int64(0), int64(0)
+                at += int64(block) * WIDTH
+            inside = number_type(RUN)
+            if not WHOLE:
+                left = plus(features, -in_x) if by_feature else plus(many, -j)
+                inside = left if left < RUN else inside
+                at = at if there else int64(0)
             swizzled = (row * IN_ROW + piece) ^ (row // SHARE % (8 // SHARE))
-            place = uint32(start + 4 * swizzled)
-            cp_async_zero_fill(shared, place, memory, at, int32(inside * ITEM))
+            nbytes = int32(inside * ITEM) if there else int32(0)
+            cp_async_zero_fill(shared, uint32(start + 4 * swizzled), memory, at, nbytes)
 
     return copy

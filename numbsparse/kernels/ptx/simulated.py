@@ -232,7 +232,7 @@ def _piece(array, i, nbytes, align=16, writes=False, moment=None):
     """The `nbytes` bytes from item i of the flat array on, as a view; it starts aligned."""
     of, array = array, np.asarray(array)
     start = int(i) * array.itemsize
-    if start < 0 or (nbytes and start + nbytes > array.nbytes):
+    if nbytes and not 0 <= start <= array.nbytes - nbytes:
         raise IndexError(f"{nbytes} bytes from item {i} lie outside an array of {array.size}")
     piece = flat_bytes(array)[start : start + nbytes]
     if nbytes and piece.ctypes.data % align:

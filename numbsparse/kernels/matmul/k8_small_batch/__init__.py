@@ -5,9 +5,10 @@ nothing to share. A layout is cut once into equal shares, one per multiprocessor
 into equal runs, one per warp (`plan`), so that neither long lines nor few blocks leave a part of
 the GPU idle. Each warp has a ring of its own for the tiles that it multiplies next (`ring`,
 `tiles`). On a card with a copy engine and 225 KiB of shared memory that engine fills it; elsewhere,
-for blocks under 32 and where features end inside a block, the lanes of the warp do. Batches beyond
-64 rows, or 32 that lanes copy, are cut into tiles of as many, which share the multiprocessors and
-read w once each; in `weight_grad` they are sums of more steps.
+for blocks under 32 and where features end inside a block, the lanes of the warp do; they read x
+faster where it is feature-major, so where there is much of it in 16 bits it is transposed first.
+Batches beyond 64 rows are cut into tiles of as many, which share the multiprocessors and read w
+once each; in `weight_grad` they are sums of more steps.
 
 A product is one launch: whoever comes last adds up the parts of a line that was cut, in their order
 (`lines`; `blocks` for `weight_grad`). It starts while the kernel before it ends, and the host works
@@ -35,7 +36,7 @@ from numbsparse.device import empty
 from numbsparse.kernels.elementwise import copy, fill
 from numbsparse.kernels.matmul.aligned import BYTES, aligned_in_place, aligned_values
 from numbsparse.kernels.matmul.calls import again
-from numbsparse.kernels.matmul.k8_small_batch.launch import along_blocks, along_lines
+from numbsparse.kernels.matmul.k8_small_batch.launch import along_blocks, along_lines, by_feature
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.tiles import Form
 
@@ -73,13 +74,14 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
         weight_grad(x, dy, index, moved, precision)
         copy(dvalues, moved)
     elif dvalues.size:
-        operands = aligned_in_place(x), aligned_in_place(dy), dvalues
+        n_blocks, size, _ = dvalues.shape
+        operands = *(by_feature(aligned_in_place(a), n_blocks, size) for a in (x, dy)), dvalues
         again(index, along_blocks, operands, _form(dvalues, precision))
 
 
 def _product(index, x, values, y, transposed, precision):
     if 0 not in y.shape:
-        operands = aligned_in_place(x), values, y
+        operands = by_feature(aligned_in_place(x), *values.shape[:2]), values, y
         again(index, along_lines, operands, transposed, _form(values, precision))
 
 

@@ -2,8 +2,9 @@
 
 The batch is the sum: up to 32 rows each unit is one tile of x by one of dy, and of more rows it is
 a step for each 32 of them. The units of a line of x come after each other: where a unit is one step
-x is taken to registers once for a line, dy each time. What bounds it is writing dw: a warp leaves a square in shared memory, its pieces of 16 bytes exchanged as in
-`tiles`, and the copy engine or the lanes take it from there.
+x is taken to registers once for a line, dy each time. What bounds it is writing dw: a warp leaves a
+square in shared memory, its pieces of 16 bytes exchanged as in `tiles`, and the copy engine or the
+lanes take it from there.
 """
 
 from __future__ import annotations
@@ -185,8 +186,8 @@ def asking(blocks: Blocks) -> Any:
     form, depth, x_side, dy_side, source, *_ = blocks
     TILE, LINE = WIDTH * form.row, 2 * (WIDTH // depth)
     if not source.engine:
-        copy_x = copying(form, (depth, WIDTH), depth, x_side.across)
-        copy_dy = copying(form, (WIDTH, WIDTH), depth, dy_side.across)
+        copy_x = copying(form, (depth, WIDTH), depth, x_side.across, source.reach)
+        copy_dy = copying(form, (WIDTH, WIDTH), depth, dy_side.across, source.reach)
     X_ACROSS, DY_ACROSS = x_side.across, dy_side.across
 
     @cuda.jit(device=True)

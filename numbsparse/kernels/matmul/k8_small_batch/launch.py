@@ -10,7 +10,7 @@ from numbsparse.device.launch import Bound
 from numbsparse.device.runtime import current_device
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import copy_engine, shared_memory
-from numbsparse.kernels.matmul.aligned import is_aligned
+from numbsparse.kernels.matmul.aligned import BYTES, is_aligned
 from numbsparse.kernels.matmul.calls import Call, fresh_each_time
 from numbsparse.kernels.matmul.k8_small_batch.blocks import Blocks, block_kernel
 from numbsparse.kernels.matmul.k8_small_batch.lines import Lines, line_kernel
@@ -18,7 +18,9 @@ from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums
 from numbsparse.kernels.matmul.k8_small_batch.plan import plan_blocks, plan_lines
 from numbsparse.kernels.matmul.k8_small_batch.ring import Source
 from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.gathers import Reach
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
+from numbsparse.kernels.parts.transpose import transposed_copy
 from numbsparse.kernels.views import span
 from numbsparse.layout import Index
 
@@ -28,6 +30,8 @@ WARPS = 2 if SIMULATED else 8
 FEW = 8  # units of a warp: below, 16-bit gains more by launches that overlap than by long rings
 SHORT = 3  # units of a warp: up to there, the first ones of all warps come before any other
 MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
+NEAR = 2**31  # items whose places fit 32 bits
+LINES = 4000  # of 128 bytes, one a clock: what a multiprocessor reads while x is transposed
 
 
 def has_engine() -> bool:
@@ -41,9 +45,20 @@ def serves(x: DeviceArray, values: DeviceArray) -> bool:
     return size >= WIDTH and x.shape[1] % size == 0 and values.size > 0 and has_engine()
 
 
+def by_feature(x: DeviceArray, n_blocks: int, size: int) -> DeviceArray:
+    """x, or where lanes read it in many fewer lines of 128 bytes so, a feature-major copy.
+
+    Of a small block 16 bytes are in a line of each row, but a whole line of each feature.
+    """
+    if x.itemsize != 2 or size >= WIDTH or not is_aligned(x):
+        return x
+    fewer = x.shape[0] - size * -(-2 * x.shape[0] // 128)
+    return transposed_copy(x) if n_blocks * fewer > LINES * _multiprocessors() else x
+
+
 def along_lines(index: Index, x, values, y, transposed: bool, form: Form) -> Call:
     """y = x @ w; tiles of the batch have shares of the multiprocessors side by side."""
-    lines = _lines(x, values, y, transposed, form, _source(serves(x, values)))
+    lines = _lines(x, values, y, transposed, form, _source(serves(x, values), x))
     tiles, warps = -(-x.shape[0] // lines.rows), lines.warps
     shares = max(_multiprocessors() // tiles, 1)
     slots = tiles * shares * (warps - 1) if lines.far else 0
@@ -72,8 +87,7 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source) -> Lines:
     """What its kernel is made for."""
     size, x_across = values.shape[1], not is_aligned(x)
     depth, batch = min(size, WIDTH), x.shape[0]
-    largest = 8 if source.engine else 4  # eights of rows
-    groups = largest if batch > 32 else 4 if batch > 16 or x_across else 2
+    groups = 8 if batch > 32 else 4 if batch > 16 or x_across else 2
     x_side = Operand(x_across, groups, _together(form, x_across))
     w_side = Operand(not transposed, depth // 8, _together(form, not transposed, depth))
     sums = Sums(form, x_side, w_side, stored(y, form, depth))
@@ -98,7 +112,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
     many = not engine or dvalues.size >= FEW * WARPS * shares * WIDTH**2
     warps = _warps(form, many)
     long = x.shape[0] > WIDTH
-    blocks = Blocks(form, depth, x_side, dy_side, _source(engine), warps, shares, long)
+    blocks = Blocks(form, depth, x_side, dy_side, _source(engine, x, dy), warps, shares, long)
     blocks = with_stages(blocks, 2 if engine else MOST)
     units, count = planned(index, plan_blocks, size)
     paired, length = _lines_of(size, form, engine)
@@ -123,8 +137,18 @@ def _warps(form: Form, many: bool) -> int:
     return 2 * WARPS if many and form.is_16_bit else WARPS
 
 
-def _source(engine: bool) -> Source:
-    return Source(engine, 0, SIMULATED or compute_capability() >= (9, 0))
+def _source(engine: bool, *operands: DeviceArray) -> Source:
+    """How they come to a stage."""
+    overlap = SIMULATED or compute_capability() >= (9, 0)
+    if engine:
+        return Source(engine, 0, overlap)
+    near = all(span(x).size < NEAR for x in operands)
+    whole = all(_in_pieces(x, 1) and (is_aligned(x) or _in_pieces(x, 0)) for x in operands)
+    return Source(engine, 0, overlap, Reach(near, whole))
+
+
+def _in_pieces(x: DeviceArray, axis: int) -> bool:
+    return x.shape[axis] * x.itemsize % BYTES == 0
 
 
 def with_stages(kernel: Any, most: int) -> Any:

@@ -197,7 +197,7 @@ def asking(lines: Lines) -> Any:
     (form, x, w, _), depth, source, *_ = lines
     if source.engine:
         return engine_asks(form, x.groups, x.across)
-    return lanes_ask(form, x.groups, x.across, not w.across, depth)
+    return lanes_ask(form, x.groups, x.across, not w.across, depth, source.reach)
 
 
 @cache

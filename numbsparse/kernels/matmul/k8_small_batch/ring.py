@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from numba import cuda, int32, int64, uint32
 
 from numbsparse.device import SIMULATED
-from numbsparse.kernels.parts.gathers import copying
+from numbsparse.kernels.parts.gathers import Reach, copying
 from numbsparse.kernels.parts.tiles import WIDTH, Form
 from numbsparse.kernels.ptx import (
     cp_async_commit,
@@ -43,6 +43,7 @@ class Source(NamedTuple):
     engine: bool
     stages: int
     overlap: bool  # whether the kernel may start while the one before it ends
+    reach: Reach | None = None  # of lanes
 
 
 def jit_for(warps: int) -> Any:
@@ -148,7 +149,7 @@ def square_of(place, shift):
 
 @cache
 def engine_asks(form: Form, groups: int, x_across: bool) -> Any:
-    """ask(record, ...): fill a stage with tiles of x, from a row of the batch on, and a square of w.
+    """ask(record, ...): fill a stage with a square of w, and tiles of x from row `top` on.
 
     `w_view` is (size of a block, shift as in `square_of`, `paired` as in `tiles`).
     """
@@ -177,17 +178,22 @@ def x_words(form: Form, groups: int) -> int:
 
 
 @cache
-def lanes_ask(form: Form, groups: int, x_across: bool, transposed: bool, depth: int) -> Any:
+def lanes_ask(
+    form: Form, groups: int, x_across: bool, transposed: bool, depth: int, reach: Reach
+) -> Any:
     """The same by the lanes, of as many blocks as make 32 terms; what is not there is 0."""
-    X_WORDS = x_words(form, groups)
-    copy_x = copying(form, (WIDTH, 8 * groups), depth, not x_across)
-    copy_w = copying(form, (WIDTH, depth), depth, transposed, of_values=True)
+    X_WORDS, TILE = x_words(form, groups), WIDTH * form.row
+    X_TILES = groups // 4 if x_across else 1
+    copy_x = copying(form, (WIDTH, 8 * groups // X_TILES), depth, not x_across, reach)
+    copy_w = copying(form, (WIDTH, depth), depth, transposed, reach, of_values=True)
 
     @cuda.jit(device=True)
     def ask(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
         batch, features, x_batch, x_feature = x_view
         x_stride, w_start = x_feature if x_across else x_batch, uint32(start + X_WORDS)
-        copy_x(x, record, features, x_stride, top, batch, shared, start)
+        for u in range(X_TILES):
+            first, place = top + u * WIDTH, uint32(start + u * TILE)
+            copy_x(x, record, features, x_stride, first, batch, shared, place)
         copy_w(values, record, features, w_view[0], int64(0), depth, shared, w_start)
 
     return ask
