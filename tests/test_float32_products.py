@@ -161,10 +161,7 @@ SHORT += [("k8_small_batch", 32, 64), ("k8_small_batch", 32, 256)]
 @pytest.mark.parametrize(("name", "size", "terms"), SHORT, ids=str)
 def test_short_sums_are_as_accurate_as_a_chain_of_float32(rng, name, size, terms, product):
     rung, lines = LADDER[name], 512
-    few = name == "k8_small_batch" and product == "weight_grad"
-    batch, terms = (32, 32) if few else (64, terms)
-    if product == "weight_grad":
-        batch = terms
+    batch = terms if product == "weight_grad" else 64
     reason = rung.unsupported(product, size, np.dtype("float32"), "cuda", batch, "highest")
     if reason:
         pytest.skip(reason)
