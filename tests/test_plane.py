@@ -1,0 +1,106 @@
+"""The map of the plane: it goes on where it ended, and weighs us against the fastest peer."""
+
+import json
+
+import pytest
+
+from numbsparse.bench import plane
+from numbsparse.bench.contestants import OURS
+
+SMALL = plane.Plane(
+    sizes=((32, 32), (64, 32)),
+    batches=(1, 5),
+    block_sizes=(8, 16),
+    densities=(0.5,),
+    numbers=(("float32", "highest"),),
+    products=("forward", "weight_grad"),
+    dense=None,
+    beside=("NumPy dense", "SciPy BSR"),
+)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setitem(plane.PLANES, "cpu", SMALL)
+    monkeypatch.setitem(plane.SECONDS, "cpu", 0.0)
+
+
+def test_a_map_goes_on_where_its_file_ends(small, tmp_path, capsys, monkeypatch):
+    file = tmp_path / "map.json"
+    whole = plane.measured
+    monkeypatch.setattr(plane, "measured", lambda *of: list(whole(*of))[:5])
+    plane.run("cpu", file, None, 1)
+    first = plane.known(file)
+    assert len(first) == 5
+    monkeypatch.setattr(plane, "measured", whole)
+    plane.run("cpu", file, None, 1)
+    rows = plane.known(file)
+    assert rows[:5] == first
+    everything = {point for some in plane.points("cpu") for point in some}
+    assert len(rows) == len(everything) == 2 * 2 * 2 * 2
+    assert {plane._point_of(row) for row in rows} == everything
+    for row in rows:
+        peers = {"NumPy dense"} | ({"SciPy BSR"} if row["product"] == "forward" else set())
+        assert row["rung"] == "k0_cpu"
+        assert row["microseconds"].keys() == {OURS} | peers
+        assert not row["faults"]
+    printed = capsys.readouterr().out
+    assert "16 products beside the fastest peer of each" in printed
+    assert "B = 8, density 0.5" in printed
+
+
+def test_a_map_stops_in_time(small):
+    assert list(plane.measured("cpu", [], -1.0)) == []
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    file = tmp_path / "map.json"
+    file.write_text(json.dumps({"rows": [[1]]}))
+    with pytest.raises(ValueError, match=r"map\.json holds no map of the plane"):
+        plane.run("cpu", file, None, 0)
+
+
+def row(batch, density, microseconds, fault=""):
+    size = 32 if density == 1 else 8
+    point = plane.Point((64, 64), size, density, batch, "float16", "highest", "forward")
+    faults = {OURS: fault} if fault else {}
+    return {**point._asdict(), "rung": "k", "microseconds": microseconds, "faults": faults}
+
+
+ROWS = [
+    row(1, 0.5, {OURS: 2.0, "torch BSR": 4.0}),
+    row(1, 1.0, {"cuBLAS dense": 3.0}),
+    row(8, 0.5, {OURS: 10.0}),
+    row(8, 1.0, {"cuBLAS dense": 5.0}),
+    row(16, 0.5, {OURS: 1.0}),  # nobody beside it
+    row(32, 0.5, {"torch BSR": 4.0}, fault="wrong: NaN in the result"),
+]
+
+
+def test_the_fastest_peer_counts():
+    found = {point.batch: found for point, *found in plane.speed_ups("cuda", ROWS)}
+    assert found == {1: [1.5, "cuBLAS dense"], 8: [0.5, "cuBLAS dense"]}
+    said = plane.told("cuda", ROWS).splitlines()
+    assert "NaN in the result" in said[1]
+    assert "median 1.00 times the best peer, least 0.50, slower at 1 of 2" in said[2]
+    assert said[3].startswith("  0.50 of cuBLAS dense: (64, 64) 8 0.5 8 float16")
+
+
+def test_a_picture_has_a_panel_for_each_kind_and_block_size(tmp_path):
+    pytest.importorskip("matplotlib")
+    from matplotlib.image import imread
+
+    content = {"machine": "a card; and versions"}
+    rows = ROWS + [entry | {"dtype": "float32"} for entry in ROWS]
+    for name, some in (("one", ROWS), ("two", rows)):
+        plane.draw("cuda", content, some, tmp_path / f"{name}.png")
+    one, two = (imread(tmp_path / f"{name}.png").shape for name in ("one", "two"))
+    assert two[1] == one[1]
+    assert two[0] > 1.5 * one[0]
+
+
+def test_the_real_planes_have_every_point_once():
+    for place, kept in plane.PLANES.items():
+        found = [point for some in plane.points(place) for point in some]
+        assert len(found) == len(set(found)) > 250
+        assert {point.batch for point in found[: len(found) // 4]} == set(kept.batches)
