@@ -15,6 +15,7 @@ from numbsparse.ops import choice, lstm_streamed
 
 STEPS, B = 3, 32
 HUB = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]], bool)
+CUT = np.array([[1, 0], [1, 0]], bool)  # a line that two blocks of threads share
 
 
 @pytest.fixture(autouse=True)
@@ -37,12 +38,13 @@ def draw(rng, dtype, inputs, hidden, batch, drop):
     def weight(features, pattern):
         layout = ns.Layout(np.repeat(pattern, 4, axis=1))
         values = numbers(layout.n_blocks, B, B)
-        return ns.BlockSparse(values, layout, shape=(features, 4 * B * len(HUB)))
+        return ns.BlockSparse(values, layout, shape=(features, columns))
 
-    state, columns = (batch, hidden), 4 * B * len(HUB)
-    of_inputs = np.arange(-(-inputs // B))[:, None] <= np.arange(len(HUB)) % 3
+    hub = HUB if hidden > 2 * B else CUT
+    state, columns = (batch, hidden), 4 * B * len(hub)
+    of_inputs = np.arange(-(-inputs // B))[:, None] <= np.arange(len(hub)) % 3
     given = [numbers(STEPS, batch, inputs), weight(inputs, of_inputs)]
-    given += [weight(hidden, HUB), numbers(columns), numbers(*state), numbers(*state)]
+    given += [weight(hidden, hub), numbers(columns), numbers(*state), numbers(*state)]
     return given, rng.integers(0, 2, (STEPS, *state)) * 2.0 if drop else None
 
 
@@ -51,8 +53,10 @@ def draw(rng, dtype, inputs, hidden, batch, drop):
     [
         (HALVES[0], 32, 104, 3, True),
         ("float32", 64, 104, 2, True),
+        (HALVES[0], 8, 40, 130, True),
+        ("float32", 8, 40, 66, True),
     ],
-    ids=["16 bits", "float32"],
+    ids=["16 bits", "float32", "three tiles", "float32, two tiles"],
 )
 def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, batch, drop):
     monkeypatch.setattr(lstm_streamed, "FEW_STEPS", 2)
@@ -116,7 +120,7 @@ def test_what_blocks_hold_beyond_the_last_unit_is_never_read(rng, monkeypatch, d
 
 
 def test_no_steps_are_no_launch():
-    nothing = lstm_streamed.Streamed(None, None)
+    nothing = lstm_streamed.Streamed(None, None, 1)
     nothing.forward(2, 2)
     nothing.backward(1, 1)
 

@@ -166,7 +166,7 @@ def lstm_grad(
     streams = None if gain is not None else streamed(weight_hh, hs, precision)
     parts = kernels.parts(batch), *bias.shape
     if streams is not None:
-        parts = max(parts[0], streams.PARTS), *bias.shape
+        parts = max(parts[0], streams.parts), *bias.shape
     dbias = zeros(parts, cs.dtype, place)
     dgain = None if gain is None else zeros(parts, cs.dtype, place)
     each_c, each_kept = _each(cs), _each(kept, steps)

@@ -27,7 +27,7 @@ MOST_INPUTS = 1.0 if SIMULATED else 0.25
 class OnCores:
     """A recurrent weight and its kernels for CPU cores, which say what arrays they take."""
 
-    PARTS = 1  # of the gradient of the bias
+    parts = 1  # of the gradient of the bias
 
     def __init__(self, values: np.ndarray, index: Any):
         self._weight = values, index
@@ -50,10 +50,10 @@ class OnCores:
 class Streamed:
     """A recurrent weight and the kernels that stream it, on a GPU."""
 
-    PARTS = WARPS  # of the gradient of the bias
-
-    def __init__(self, weight: BlockSparse, index: Any):
+    def __init__(self, weight: BlockSparse, index: Any, batch: int):
         self._weight, self._index = weight, index
+        self._tiles = -(-batch // _home("deal").ROWS)
+        self.parts = WARPS * self._tiles  # of the gradient of the bias
 
     def takes(self, x: DeviceArray, weight: BlockSparse) -> bool:
         """Whether `forward` multiplies these inputs itself: whole blocks, few beside those of h."""
@@ -80,7 +80,7 @@ class Streamed:
             inputs = _aligned(gapless(x)), _as_factors(weight.values)
             (layout,) = planned(index, _stacked, weight.stored_layout)
             index = index_beside(layout, x)
-        counters = _counters(last - first)
+        counters = _counters((last - first) * self._tiles)
         kernels.forward(*arrays, _as_factors(values), index, first, last, counters, inputs)
 
     def backward(self, first: int, last: int, *arrays: Any) -> None:
@@ -90,7 +90,9 @@ class Streamed:
         kernels = _home("backward_steps")
         arrays = tuple(map(_aligned, arrays))
         values = self._weight.values  # columns of rows beyond the last unit are stored nowhere
-        kernels.backward(*arrays, values, self._index, first, last, _counters(first - last))
+        kernels.backward(
+            *arrays, values, self._index, first, last, _counters((first - last) * self._tiles)
+        )
 
 
 def streamed(weight_hh: BlockSparse, hs: Any, precision: str) -> Streamed | OnCores | None:
@@ -108,7 +110,8 @@ def streamed(weight_hh: BlockSparse, hs: Any, precision: str) -> Streamed | OnCo
         return None
     deal = _home("deal")
     values, index = weight_hh.values, index_beside(weight_hh.stored_layout, hs)
-    return Streamed(weight_hh, index) if deal.serves(values, index, *hs.shape[1:]) else None
+    serves = deal.serves(values, index, *hs.shape[1:])
+    return Streamed(weight_hh, index, hs.shape[1]) if serves else None
 
 
 def _stacked(index: Index, below: Layout) -> tuple[Layout]:

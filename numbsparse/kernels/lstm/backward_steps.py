@@ -53,13 +53,15 @@ BIASES = TWOS * GATES  # twos of columns, of a thread
 def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, first, last, arrived):
     """dgates[t - 1] from dgates[t], for t = first - 1, first - 2, ..., last.
 
-    dc is the gradient of c[t] before and after; dbias, float32 (WARPS at least, 4 * width), is
-    added to. The rest is as in `forward_steps`, but for `values`, which are as they are stored.
+    dc is the gradient of c[t] before and after; dbias, float32 (for each tile of the batch WARPS at
+    least, 4 * width), is added to. The rest is as in `forward_steps`, but for `values`, which are
+    as they are stored.
     """
     (steps, batch, width), units = dgates.shape, c.shape[2]
     ring = RINGS[dgates.itemsize]
     count, item, panel = places(BLOCKS), ring.ITEM, ring.PANEL
-    plan = planned(index, deal, count, True, ring.FEW, SUMS * 32 * WARPS)
+    tiles = -(-batch // ROWS)
+    plan = planned(index, deal, count, True, ring.FEW, SUMS * 32 * WARPS, tiles)
     panels = DeviceArray(
         dgates.address,
         (width // panel, steps * batch, panel),
@@ -69,7 +71,7 @@ def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, first, last, 
     )
     box = ring.FEW * B // panel, ROWS, panel
     maps = tensor_maps((values, (ring.FEW, B, B), item * B), (panels, box, LINE))
-    kernel = steps_kernel(KINDS[dgates.dtype.name], kept is not None)
+    kernel = steps_kernel(KINDS[dgates.dtype.name], kept is not None, tiles > 1)
     flat = map(span, (gates, dy if kept is None else kept, c, dy, dc, dgates, dbias))
     args = maps, *plan, *flat, arrived, first, last, batch, units, width
     how = {"shared_bytes": ring.shared_bytes, "together": first - last > 1}
@@ -77,9 +79,9 @@ def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, first, last, 
 
 
 @cache
-def steps_kernel(kind: str, dropped: bool) -> Any:
+def steps_kernel(kind: str, dropped: bool, tiled: bool) -> Any:
     AHEAD = kind != "tf32"  # 16-bit floats are few enough registers to be loaded ahead
-    ring = RINGS[2 if AHEAD else 4]
+    ring = RINGS[2 if AHEAD else 4]._replace(tiled=tiled)
     ITEM = ring.ITEM
     dz, w = Operand(LINE, LINE * ROWS), Operand(ITEM * B, ITEM * B * B)
     multiply = wgmma(kind, 1, B, ring.FEW * B * ITEM // 32, dz, w)
@@ -104,7 +106,8 @@ def steps_kernel(kind: str, dropped: bool) -> Any:
     ):  # fmt: skip
         plan = starts, pieces, read_starts, reads, partials, tickets
         given = gates, kept, c, dy, dc, dgates, dbias
-        of_steps = first_step - last_step, (first_step - 1) * batch, -batch
+        tiles = (batch + ROWS - 1) // ROWS if tiled else int64(1)
+        of_steps = first_step - last_step, (first_step - 1) * batch, -batch, tiles
         stream(maps, plan, given, arrived, of_steps, (batch, units, width))
 
     return kernel
@@ -144,8 +147,8 @@ def loading(kind: str, down: int, dropped: bool) -> Any:
     def load(loaded, given, where):
         z, slope, share, before, of_c, _ = loaded
         gates, kept, c, dy, dc, _, _ = given
-        (line, first_row, batch, units, width), (n, unit) = where, place()
-        n = min(n, batch - 1)
+        (line, first_row, top, batch, units, width), (n, unit) = where, place()
+        n = min(top + n, batch - 1)
         i = (first_row + n) * width + line * COLUMNS + unit
         for gate in range(GATES):
             load_eight(gates, i + gate * B, z, Z + gate * WORDS)
@@ -173,7 +176,8 @@ def finishing(kind: str, down: int, dropped: bool) -> Any:
         compute(sums, loaded, where)
         z, _, _, _, of_c, _ = loaded
         _, _, _, _, dc, dgates, _ = given
-        (line, first_row, batch, units, width), (n, unit) = where, place()
+        (line, first_row, top, batch, units, width), (n, unit) = where, place()
+        n += top
         i = (first_row + n) * width + line * COLUMNS + unit
         if n < batch:
             for gate in range(GATES):
@@ -199,8 +203,8 @@ def computing(kind: str, down: int, two: int, dropped: bool) -> Any:
     @cuda.jit(device=True)
     def compute(sums, loaded, where):
         z, slope, share, before, of_c, biases = loaded
-        (line, _, batch, units, _), (n, unit) = where, place()
-        there = n < batch and line * B + unit < units
+        (line, _, top, batch, units, _), (n, unit) = where, place()
+        there = top + n < batch and line * B + unit < units
         a_i, a_f = take(z, Z, two), take(z, Z + WORDS, two)
         a_g, a_o = take(z, Z + 2 * WORDS, two), take(z, Z + 3 * WORDS, two)
         more, factors = (
@@ -232,13 +236,19 @@ def biases_adding() -> Any:
 
     @cuda.jit(device=True)
     def add(biases, dbias, where):
-        line, _, _, _, width = where
+        line, _, top, _, _, width = where
         first(biases)
         second(biases)
         third(biases)
         warp, lane = int64(cuda.threadIdx.x // 32), int64(cuda.threadIdx.x % 32)
         k = lane // 16 * 8 + lane // 8 % 2 * 4 + lane // 4 % 2 * 2  # the first of its own
-        at = warp * width + line * COLUMNS + lane % 4 * 8 + k // GATES * 2 + k % GATES * B
+        at = (
+            (top // ROWS * WARPS + warp) * width
+            + line * COLUMNS
+            + lane % 4 * 8
+            + k // GATES * 2
+            + k % GATES * B
+        )
         a, b, c, d = dbias[at], dbias[at + 1], dbias[at + B], dbias[at + B + 1]
         dbias[at], dbias[at + 1] = a + biases[0, 0], b + biases[0, 1]
         dbias[at + B], dbias[at + B + 1] = c + biases[1, 0], d + biases[1, 1]

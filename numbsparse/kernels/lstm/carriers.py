@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, int32, uint32
+from numba import cuda, int32, int64, uint32
 
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.lstm.cell import WARPS
@@ -48,6 +48,7 @@ class Ring(NamedTuple):
     STAGES: int
     transposed: bool = False  # when rows of the gates' gradient are carried, else rows of h
     inputs: bool = False  # rows and weights of the inputs too, by maps 2 and 3
+    tiled: bool = False  # whether the batch takes several tiles of rows
 
     @property
     def WEIGHTS(self) -> int:
@@ -91,13 +92,13 @@ def carrying_weights(ring: Ring) -> Any:
     INPUTS = ring.inputs
 
     @cuda.jit(device=True)
-    def carry(engine, steps):
+    def carry(engine, turns):
         maps, reads, first, last, shared, base, bars = engine
         fence_tensor_map(maps[0])
         if INPUTS:
             fence_tensor_map(maps[2])
         stage, parity, lane, blocks = uint32(0), uint32(1), cuda.threadIdx.x % 32, int32(0)
-        for _ in range(steps):
+        for _ in range(turns):
             for read in range(first, last):
                 ahead = (read - first) % 32
                 if ahead == 0:  # of 32 reads, one a lane
@@ -117,30 +118,45 @@ def carrying_weights(ring: Ring) -> Any:
 
 
 @cache
+def advancing(ring: Ring) -> Any:
+    """(first row of the step, row of the batch) of the turn after one: `down` it is to the next
+    step."""
+    TILED = ring.tiled
+
+    @cuda.jit(device=True)
+    def forward(row, top, down, tiles):
+        if TILED and top + ROWS < tiles * ROWS:
+            return row, top + ROWS
+        return row + down, int64(0)
+
+    return forward
+
+
+@cache
 def carrying_rows(ring: Ring) -> Any:
     STAGES, STAGE, FREE = ring.STAGES, ring.STAGE // 2, ring.FREE
     AFTER, BYTES, TRANSPOSED, PANEL = ring.WEIGHTS // 2, ring.ROWS, ring.transposed, ring.PANEL
-    INPUTS = ring.inputs
+    INPUTS, forward = ring.inputs, advancing(ring)
 
     @cuda.jit(device=True)
-    def carry(engine, steps, row, down, arrived):
-        """From `row` on; those of the next step are `down` of these."""
+    def carry(engine, of_steps, arrived):
         maps, reads, first, last, shared, base, bars = engine
         fence_tensor_map(maps[1])
         if INPUTS:
             fence_tensor_map(maps[3])
         stage, parity, lane = uint32(0), uint32(1), cuda.threadIdx.x % 32
-        lines, lates = int32(0), int32(0)
-        for step in range(steps):
-            met = 0  # counters of the step before
+        lines, lates, top = int32(0), int32(0), int64(0)
+        steps, row, down, tiles = of_steps
+        for turn in range(steps * tiles):
+            met, first_row = 0, int32(row + top)  # counters of the tile's turn before
             for read in range(first, last):
                 ahead = (read - first) % 32
                 if ahead == 0:
                     mine = min(read + lane, last - 1)
                     lines, lates = int32(reads[mine, 1]), int32(reads[mine, 2])
                 line, late = shfl_idx(lines, uint32(ahead)), shfl_idx(lates, uint32(ahead))
-                while step > 0 and met <= late:
-                    wait_for_all(arrived, 2 * step - 2 + met)
+                while turn >= tiles and met <= late:
+                    wait_for_all(arrived, 2 * (turn - tiles) + met)
                     met += 1
                 mbarrier_wait(bars, FREE + stage, parity)
                 if elect() != 0:
@@ -149,11 +165,11 @@ def carrying_rows(ring: Ring) -> Any:
                     x, z = (int32(0), int32(column // PANEL)) if TRANSPOSED else (column, int32(0))
                     if INPUTS and line < 0:
                         x = int32(~line * B)
-                        tma_load_3d(shared, at, maps[3], x, int32(row), z, bars, stage)
+                        tma_load_3d(shared, at, maps[3], x, first_row, z, bars, stage)
                     else:
-                        tma_load_3d(shared, at, maps[1], x, int32(row), z, bars, stage)
+                        tma_load_3d(shared, at, maps[1], x, first_row, z, bars, stage)
                 stage, parity = following(stage, parity, STAGES)
-            row += down
+            row, top = forward(row, top, down, tiles)
 
     return carry
 

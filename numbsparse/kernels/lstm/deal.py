@@ -20,7 +20,8 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import in_fours
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.layout import Index
 
-B, ROWS = 32, 64  # of a block; of the batch
+B, ROWS = 32, 64  # of a block; of a tile of the batch
+MOST_ROWS = 256  # beyond, the products of a step fill the GPU by themselves
 KINDS = {"float16": "f16", "bfloat16": "bf16", "float32": "tf32"}  # of product, of a dtype
 TO_BEGIN_AND_END = 2  # reads that take as long as a piece's own work
 TO_JOIN = 12  # and as long as to hand over, or add, the parts of a line that is cut
@@ -32,7 +33,7 @@ def serves(values: DeviceArray, index: Index, batch: int, units: int) -> bool:
     return (
         values.size > 0
         and values.shape[1] == B
-        and 0 < batch <= ROWS
+        and 0 < batch <= MOST_ROWS
         and units % 8 == 0  # rows of h begin at multiples of 16 bytes
         and values.address % 16 == 0
         and (SIMULATED or compute_capability() == (9, 0))
@@ -47,12 +48,12 @@ def places(blocks: int) -> int:
 
 
 def deal(
-    index: Index, places: int, transposed: bool, blocks_of_read: int, sums: int
+    index: Index, places: int, transposed: bool, blocks_of_read: int, sums: int, tiles: int = 1
 ) -> tuple[np.ndarray, ...]:
     """What each place takes, and memory for the parts of lines that are cut.
 
-    (starts (places + 1,), pieces (n, 6), read_starts (places + 1,), reads (m, 3); of each part
-    `sums` float32 and WARPS tickets.)
+    (starts (places + 1,), pieces (n, 6), read_starts (places + 1,), reads (m, 3); of each part, for
+    each of the tiles of the batch, `sums` float32 and WARPS tickets.)
 
     Of a piece: its line, how many reads it has, its part of all cut lines, the line's first part,
     how many there are (a line that is whole has one), and whether the piece is early. Of a read:
@@ -98,8 +99,8 @@ def deal(
         np.stack([line, count, part, first_part, many, early], 1)[order].astype(np.int32),
         np.cumsum([0, *(int(count[own].sum()) for own in taken)]).astype(np.int32),
         np.pad(reads, ((0, 1), (0, 0))).astype(np.int32),  # one that is never taken
-        np.zeros(parts * sums, np.float32),
-        np.zeros(parts * WARPS, np.int32),
+        np.zeros(tiles * parts * sums, np.float32),
+        np.zeros(tiles * parts * WARPS, np.int32),
     )
 
 

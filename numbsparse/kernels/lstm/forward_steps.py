@@ -59,12 +59,14 @@ def forward(gates, bias, kept, hs, c, values, index, first, last, arrived, input
     """Steps first to last - 1, of gates (time, batch, 4 * width) and kept (time, batch, units).
 
     hs and c (time + 1, batch, units) have the state before each step; `arrived` has two zeros for
-    each of these steps. With inputs, x (time, batch, features) and the values that it meets, gates
-    hold nothing before, and the index is of both weights, those of h above those of x.
+    each of these steps and each tile of the batch. With inputs, x (time, batch, features) and the
+    values that it meets, gates hold nothing before, and the index is of both weights, those of h
+    above those of x.
     """
     (_, batch, units), ring, width = c.shape, RINGS[hs.itemsize], bias.size
     count = places(BLOCKS)
-    plan = planned(index, deal, count, False, ring.FEW, SUMS * 32 * WARPS)
+    tiles = -(-batch // ROWS)
+    plan = planned(index, deal, count, False, ring.FEW, SUMS * 32 * WARPS, tiles)
     of_h = hs.reshape(1, -1, units), (1, ROWS, B), ring.ITEM * B
     of_x = []
     if inputs is not None:
@@ -75,7 +77,7 @@ def forward(gates, bias, kept, hs, c, values, index, first, last, arrived, input
         ]
     maps = tensor_maps((values, (ring.FEW, B, B), ring.ITEM * B), of_h, *of_x)
     flat = map(_words, (gates, bias, hs if kept is None else kept, hs, c))
-    kernel = steps_kernel(KINDS[hs.dtype.name], kept is not None, inputs is not None)
+    kernel = steps_kernel(KINDS[hs.dtype.name], kept is not None, inputs is not None, tiles > 1)
     args = maps, *plan, *flat, arrived, first, last, batch, units, width
     how = {"shared_bytes": ring.shared_bytes, "together": last - first > 1}
     launch(kernel, count, THREADS, *args, **how)
@@ -90,8 +92,8 @@ def _words(array: DeviceArray) -> DeviceArray:
 
 
 @cache
-def steps_kernel(kind: str, dropped: bool, inputs: bool) -> Any:
-    ring = RINGS[4 if kind == "tf32" else 2]._replace(inputs=inputs)
+def steps_kernel(kind: str, dropped: bool, inputs: bool, tiled: bool) -> Any:
+    ring = RINGS[4 if kind == "tf32" else 2]._replace(inputs=inputs, tiled=tiled)
     ITEM = ring.ITEM
     h = Operand(ITEM * B, ITEM * B * ROWS)
     w = Operand(ITEM * B, ITEM * B * B, True)
@@ -117,7 +119,8 @@ def steps_kernel(kind: str, dropped: bool, inputs: bool) -> Any:
         arrived, first_step, last_step, batch, units, width
     ):  # fmt: skip
         plan = starts, pieces, read_starts, reads, partials, tickets
-        of_steps = last_step - first_step, first_step * batch, batch
+        tiles = (batch + ROWS - 1) // ROWS if tiled else int64(1)
+        of_steps = last_step - first_step, first_step * batch, batch, tiles
         stream(maps, plan, (gates, bias, kept, hs, c), arrived, of_steps, (batch, units, width))
 
     return kernel
@@ -133,9 +136,9 @@ def starting(kind: str, down: int, two: int, inputs: bool) -> Any:
 
     @cuda.jit(device=True)
     def start(sums, given, where):
-        (gates, bias, _, _, _), (line, first_row, batch, _, width) = given, where
+        (gates, bias, _, _, _), (line, first_row, top, batch, _, width) = given, where
         column = line * COLUMNS + unit_of(two)
-        at = (first_row + min(row_of(down), batch - 1)) * width + column
+        at = (first_row + min(top + row_of(down), batch - 1)) * width + column
         for gate in range(GATES):
             shift = take(bias, column + gate * B)
             for j in range(2):
@@ -156,9 +159,9 @@ def loading(kind: str, down: int, two: int, dropped: bool) -> Any:
     @cuda.jit(device=True)
     def load(loaded, given, where):
         (state, share), (_, _, kept, _, c) = loaded, given
-        line, first_row, batch, units, _ = where
+        line, first_row, top, batch, units, _ = where
         unit = min(line * B + unit_of(two), units - 2)
-        at = (first_row + min(row_of(down), batch - 1)) * units + unit
+        at = (first_row + min(top + row_of(down), batch - 1)) * units + unit
         state[FIRST], state[FIRST + 1] = take_floats(c, at)
         if dropped:
             share[FIRST], share[FIRST + 1] = take(kept, at)
@@ -178,8 +181,8 @@ def finishing(kind: str, down: int, two: int, dropped: bool) -> Any:
     @cuda.jit(device=True)
     def finish(sums, loaded, given, where):
         (state, share), (gates, _, _, hs, c) = loaded, given
-        line, first_row, batch, units, width = where
-        n = row_of(down)
+        line, first_row, top, batch, units, width = where
+        n = top + row_of(down)
         compute(sums, state, share)
         left = units - line * B if n < batch else int64(0)
         at = (first_row + n) * width + line * COLUMNS

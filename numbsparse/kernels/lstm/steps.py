@@ -3,6 +3,9 @@
 A kernel says what sums begin with, what is loaded beside them and what becomes of them. A piece of
 a line is multiplied read by read; where several blocks of threads share the line, the last of them
 adds their sums. All blocks tell each other what is written: first the early lines, then the rest.
+
+More rows of the batch than a tile are tiles in turn: a turn is a step of a tile, and what it waits
+for was made as many turns before as there are tiles, while others were multiplied.
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ from numbsparse.kernels.lstm.carriers import (
     OF_ROWS,
     OF_WEIGHTS,
     Ring,
+    advancing,
     carrying_rows,
     carrying_weights,
 )
 from numbsparse.kernels.lstm.cell import WARPS
+from numbsparse.kernels.lstm.deal import ROWS
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     add_acq_rel,
@@ -44,7 +49,8 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
     """stream(maps, plan, given, arrived, of_steps, size): each warp in its role.
 
     `plan` is that of `deal`, `of_steps` how many there are, the first row of what is carried for
-    the first of them, and how far down it is to the next; `size` (batch, units, width).
+    the first of them, how far down it is to the next, and the tiles of the batch; `size` (batch,
+    units, width).
     """
     STAGES, FREE, BARS = ring.STAGES, ring.FREE, ring.BARS
     carry_weights, carry_rows = carrying_weights(ring), carrying_rows(ring)
@@ -52,7 +58,7 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
     @cuda.jit(device=True)
     def stream(maps, plan, given, arrived, of_steps, size):
         starts, pieces, read_starts, reads, partials, tickets = plan
-        steps, row, down = of_steps
+        steps, _, _, tiles = of_steps
         shared = cuda.shared.array(0, uint16)
         bars = cuda.shared.array(BARS, uint64)
         place, warp = cuda.blockIdx.x, cuda.threadIdx.x // 32
@@ -65,9 +71,9 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
             fence_mbarrier_init()
         cuda.syncthreads()
         if warp == OF_WEIGHTS:
-            carry_weights(engine, steps)
+            carry_weights(engine, steps * tiles)
         elif warp == OF_ROWS:
-            carry_rows(engine, steps, row, down, arrived)
+            carry_rows(engine, of_steps, arrived)
         else:
             work, cut = (pieces, starts[place], starts[place + 1]), (partials, tickets)
             multiply_steps(engine, work, cut, given, arrived, of_steps, size)
@@ -82,26 +88,28 @@ def multiplying(
     """run(sums, loaded, engine, work, cut, given, arrived, of_steps, size): all steps of a warp.
 
     begin(sums, given, where) comes first in a line, load(loaded, given, where) next where `ahead`,
-    else after the products, and finish(sums, loaded, given, where) last.
+    else after the products, and finish(sums, loaded, given, where) last. `where` is (line, first
+    row of the step, row of the batch that the tile begins with, batch, units, width).
     """
     take, join, to_tuple = taking_reads(ring, multiply), joining(SUMS), from_local(SUMS)
     BACK = ring.transposed  # what is carried is of the step after
+    forward = advancing(ring)
 
     @cuda.jit(device=True)
     def run(sums, loaded, engine, work, cut, given, arrived, of_steps, size):
-        (pieces, first, last), (partials, tickets), (steps, row, down) = work, cut, of_steps
+        (pieces, first, last), (partials, tickets), (steps, row, down, tiles) = work, cut, of_steps
         batch, units, width = size
         if BACK:
             row += down
-        number = uint32(0)
-        for step in range(steps):
-            told = False
+        number, top, parts = uint32(0), int64(0), tickets.size // WARPS // tiles
+        for turn in range(steps * tiles):
+            told, before = False, top // ROWS * parts  # the parts of other tiles
             for k in range(first, last):
                 line, count, part = pieces[k, 0], pieces[k, 1], pieces[k, 2]
                 first_part, many, early = pieces[k, 3], pieces[k, 4], pieces[k, 5]
-                where = int64(line), row, batch, units, width
+                where = int64(line), row, top, batch, units, width
                 if early == 0 and not told:
-                    tell(arrived, 2 * step)
+                    tell(arrived, 2 * turn)
                     told = True
                 for i in range(SUMS):
                     sums[i] = float32(0)
@@ -113,16 +121,16 @@ def multiplying(
                 to_local(take(to_tuple(sums), number, count, engine), sums)
                 whole = True
                 if many > 1:
-                    whole = join(sums, partials, tickets, part, first_part, many)
+                    whole = join(sums, partials, tickets, before + part, before + first_part, many)
                 if whole:
                     if not loads:
                         load(loaded, given, where)
                     finish(sums, loaded, given, where)
                 number += uint32(count)
-            row += down
+            row, top = forward(row, top, down, tiles)
             if not told:
-                tell(arrived, 2 * step)
-            tell(arrived, 2 * step + 1)
+                tell(arrived, 2 * turn)
+            tell(arrived, 2 * turn + 1)
 
     return run
 
