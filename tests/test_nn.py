@@ -246,6 +246,18 @@ def test_lists_are_kept(tmp_path):
         ns.save(tmp_path / "state.npz", {"a": [1, ns.Tensor([1.0])]})
 
 
+def test_forms_of_gelu(put):
+    x = ns.Tensor(put(np.float32([-2.0, 0.5, 3.0])))
+    exact, tanh = (host(nn.GELU(form)(x).data) for form in ("none", "tanh"))
+    np.testing.assert_array_equal(host(F.gelu(x).data), exact)
+    np.testing.assert_array_equal(host(F.gelu(x, approximate="tanh").data), tanh)
+    assert 1e-5 < abs(exact - tanh).max() < 5e-4
+    assert (repr(nn.GELU()), repr(nn.GELU("tanh"))) == ("GELU()", "GELU(approximate='tanh')")
+    for make in (nn.GELU, lambda form: F.gelu(x, form)):
+        with pytest.raises(ValueError, match=r"approximate takes .*, got 'erf'"):
+            make("erf")
+
+
 def test_dropout_takes_arrays():
     x = np.ones(8, np.float32)
     layer = nn.Dropout(0.5, seed=0)
