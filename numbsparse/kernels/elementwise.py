@@ -69,21 +69,17 @@ def softplus(x):
     return max(x, ZERO) + math.log1p(math.exp(-abs(x)))
 
 
-def phi(x):
-    """How likely a normal number is below x: for x << 0 too with all digits."""
-    return HALF * math.erfc(-x * SQRT_HALF)
-
-
 def gelu(x):
     if abs(x) >= GELU_FAR:
         return x if x > ZERO else ZERO
-    return x * phi(x)
+    return x * HALF * math.erfc(-x * SQRT_HALF)  # all digits for x << 0 too
 
 
 def gelu_grad(x, dy):
     if abs(x) >= GELU_FAR:  # where squares may be infinite
         return dy * (ONE if x > ZERO else ZERO)
-    return dy * (phi(x) + x * NORMAL * math.exp(-HALF * x * x))
+    phi = HALF * math.erfc(-x * SQRT_HALF)
+    return dy * (phi + x * NORMAL * math.exp(-HALF * x * x))
 
 
 def gelu_tanh(x):
