@@ -14,6 +14,7 @@ from numbsparse.bench.measure import Options
 from numbsparse.bench.run import run, run_cpu
 from numbsparse.bench.sections import SECTIONS
 from numbsparse.kernels.matmul import OWN, RUNGS, add_rung
+from numbsparse.puzzles import course as puzzles
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -24,6 +25,9 @@ def main(arguments: list[str] | None = None) -> None:
             _bench(options, bench_parser)
         elif options.command == "info":
             info.write(__version__, options.json)
+        elif options.command == "puzzle":
+            done = puzzles.run(options.number, options.folder, hint=options.hint)
+            sys.exit(0 if done else 1)
         elif options.command == "machine-code":
             same = machine_code.run(options.words, json_file=options.json, jobs=options.jobs)
             sys.exit(0 if same else 1)
@@ -84,6 +88,22 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         choices=("float16", "float32"),
         default="float16",
         help="of the weights and activations; default: float16",
+    )
+    command = add(
+        "puzzle",
+        "learn to write GPU kernels: five small ones, checked as you go",
+        "Without a number, lists the puzzles. With one, writes a file for you to complete; once\n"
+        "it is there, checks it in the simulator: the result, races between threads, and how\n"
+        "much is read from memory. Takes no GPU, but pip install 'numbsparse[simulator]'.",
+        "puzzle 1",
+    )
+    command.add_argument("number", type=int, nargs="?", help="which puzzle, from 1 on")
+    command.add_argument("--hint", action="store_true", help="show one more hint for it")
+    command.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("puzzles"),
+        help="where your files and your progress are kept; default: puzzles",
     )
     command = add(
         "profile",

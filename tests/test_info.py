@@ -99,7 +99,7 @@ def test_kept_kernels_are_counted(files, tmp_path, monkeypatch):
     assert kept["GPU kernels"] == {"files": bool(files), "bytes": 5 * bool(files)}
 
 
-COMMANDS = ["info", "bench", "ladder", "profile", "machine-code", "times", "tables"]
+COMMANDS = ["info", "bench", "ladder", "puzzle", "profile", "machine-code", "times", "tables"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
