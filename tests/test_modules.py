@@ -100,6 +100,12 @@ class Parts:
     second: Any
 
 
+@dataclass(slots=True)
+class SlottedParts:
+    first: Any
+    second: Any
+
+
 def objects(*values):
     array = np.empty(len(values), object)
     for i, value in enumerate(values):
@@ -114,6 +120,7 @@ HOLDERS = {  # of two things, and their names
     "items": (lambda a, b: {"a": a, "b": b}.items(), ["0.1", "1.1"]),
     "array": (objects, ["0", "1"]),
     "dataclass": (Parts, ["first", "second"]),
+    "dataclass with slots": (SlottedParts, ["first", "second"]),
     "namespace": (lambda a, b: SimpleNamespace(a=a, b={"c": b}), ["a", "b.c"]),
 }
 OF_MODULES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import UserList, deque
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,6 +57,8 @@ def _items(value: Any) -> Iterable[tuple[Any, Any]] | None:
         return enumerate(value)
     if isinstance(value, np.ndarray):
         return enumerate(value.flat) if value.dtype.hasobject else None
-    if isinstance(value, SimpleNamespace) or (is_dataclass(value) and not isinstance(value, type)):
-        return vars(value).items() if hasattr(value, "__dict__") else None
+    if isinstance(value, SimpleNamespace):
+        return vars(value).items()
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name, None)) for field in fields(value)]
     return None

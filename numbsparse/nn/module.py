@@ -199,7 +199,8 @@ class Module:
         """Make an attribute of a Tensor that is not trained, but moved with the parameters.
 
         A `persistent` one is in the state dict too. Another Tensor or array of any shape may be
-        assigned to the attribute later; None, at first too, is a buffer that is not there yet.
+        assigned to the attribute later; None, at first too, is a buffer that is not there yet. In
+        a step that `ns.graph` captures, write into its array: an assignment is not repeated.
 
         Raises TypeError or ValueError for a name that is no identifier, or is taken.
 
