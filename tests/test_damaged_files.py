@@ -131,7 +131,9 @@ STATES = {
         [*((f"a@{name}", npy(a)) for name, a in MATRIX.items()), ("a/b", npy(np.zeros(2)))]
     ),
     "half a matrix": state("a@data"),
-    "a list and a value": state("a", "a@list"),
+    "a list and a value": zipped({"a": npy(np.zeros(2)), "a@list": npy(np.array(0))}),
+    "a value and a list": zipped({"a@list": npy(np.array(0)), "a": npy(np.zeros(2))}),
+    "a list in a value": zipped({"a": npy(np.zeros(2)), "a/b@list": npy(np.array(0))}),
     "a list of too many": zipped({"a/0": npy(np.zeros(2)), "a@list": npy(np.array(2))}),
     "a list of too few": zipped({"a/0": npy(np.zeros(2)), "a@list": npy(np.array(0))}),
     "a list of others": zipped({"a/1": npy(np.zeros(2)), "a@list": npy(np.array(1))}),

@@ -107,9 +107,9 @@ class SlottedParts:
 
 
 def objects(*values):
-    array = np.empty(len(values), object)
+    array = np.empty((1, len(values)), object)
     for i, value in enumerate(values):
-        array[i] = value
+        array[0, i] = value
     return array
 
 
@@ -219,7 +219,9 @@ def test_a_sequential_is_cut_and_changed():
     model = nn.Sequential(first, second)
     assert model.append(third) is model
     assert (len(model), model[-1], list(model[:2])) == (3, third, [first, second])
-    assert type(model[1:]) is nn.Sequential
+    tail = model[1:].append(first)
+    assert type(tail) is nn.Sequential
+    assert list(tail.named_children()) == [("1", second), ("2", third), ("3", first)]
     model[-1] = nn.Linear(8, 4, block_size=4, seed=0)
     assert model(np.ones((2, 8), np.float32)).shape == (2, 4)
     assert list(model.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
@@ -269,6 +271,7 @@ class Counting(nn.Module):
 
 def test_buffers_are_saved_and_moved_and_not_trained(place, tmp_path):
     model = nn.Sequential(Counting(), nn.ReLU())
+    model.again = model[0]
     names = ["0.mean", "0.count", "0.mask"]
     assert [name for name, _ in model.named_buffers()] == names
     assert len(model.parameters()) == 1
@@ -283,6 +286,7 @@ def test_buffers_are_saved_and_moved_and_not_trained(place, tmp_path):
     assert (state["0.mean"].tolist(), int(state["0.count"])) == ([1, 1], 3)
     nn.save(tmp_path / "state", {"model": state})
     other = nn.Sequential(Counting(), nn.ReLU())
+    other.again = other[0]
     other[0].later = np.zeros(1, np.float32)
     other.to(place).load_state_dict(nn.load(tmp_path / "state")["model"])
     assert {buffer.place for buffer in other.buffers()} == {place}

@@ -109,6 +109,11 @@ def test_states_of_other_groups_are_refused(rng):
     groups = tensors(rng, lambda a: a)
     several, one = grouped("Adam", groups), optim.Adam(flat(groups))
     states = several.state_dict(), one.state_dict()
+    for optimizer, state in zip((several, one), states, strict=True):
+        before = [g["lr"] for g in optimizer.param_groups]
+        optimizer.param_groups[0]["lr"] = 0.7
+        optimizer.load_state_dict(state)
+        assert [g["lr"] for g in optimizer.param_groups] == before
     for optimizer, state, says in (
         (one, states[0], r"it has \[2, 1, 1\], here are \[4\]"),
         (several, states[1], r"it has one group, here are \[2, 1, 1\]"),
@@ -125,6 +130,7 @@ def test_a_setting_of_all_groups_is_an_attribute():
     p, q = nn.Parameter([1.0]), nn.Parameter([1.0])
     optimizer = optim.Adam([{"params": p}, {"params": [q], "lr": 0.5, "name": "head"}], lr=0.1)
     assert optimizer.parameters == [p, q]
+    assert [g["params"] for g in optimizer.param_groups] == [(p,), (q,)]
     assert (optimizer.betas, optimizer.eps) == ((0.9, 0.999), 1e-8)
     optimizer.weight_decay = 0.25
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.25, 0.25]
@@ -147,7 +153,7 @@ def test_a_setting_of_all_groups_is_an_attribute():
         (lambda p, q: [{"params": []}], "at least one tensor"),
         (lambda p, q: [{"params": [p, 1]}], r"parameters\[1\] takes a Tensor, got int"),
         (lambda p, q: [{"params": p}, {"params": q, "lr": -1}], r"param_groups\[1\]: lr .* -1"),
-        (lambda p, q: [{"params": p, "momentum": 1.5}], "momentum takes .* got 1.5"),
+        (lambda p, q: [{"params": p, "momentum": 1.5}], "^momentum takes .* got 1.5"),
         (lambda p, q: [{"params": p, "nesterov": True}], "nesterov takes"),
     ],
 )  # fmt: skip

@@ -39,8 +39,11 @@ class Sequential(Module):
         return [name for name, value in vars(self).items() if isinstance(value, Module)]
 
     def append(self, module: Module) -> Sequential:
-        """Add a module at the end; returns this one."""
-        self._add(str(len(self)), module)
+        """Add a module at the end, by the next number that is no name; returns this one."""
+        number = len(self)
+        while hasattr(self, str(number)):
+            number += 1
+        self._add(str(number), module)
         return self
 
     def forward(self, x: Any) -> Any:
