@@ -98,7 +98,11 @@ def test_a_learner_goes_through(tmp_path, capsys):
     for _ in range(2):
         assert play(*words) == 0
         assert "puzzle 2 is solved" in capsys.readouterr().out
-    assert json.loads((folder / "progress.json").read_text()) == {"solved": [2], "hints": {"2": 3}}
+    first = folder / "1_guard.py"
+    first.write_text(source(1), "utf-8")
+    assert play("1", "--folder", str(folder)) == 0
+    kept = json.loads((folder / "progress.json").read_text())
+    assert kept == {"solved": [1, 2], "hints": {"2": 3}}
     play("--folder", str(folder))
     assert re.search(r"^2 .* solved$", capsys.readouterr().out, re.MULTILINE)
     assert (

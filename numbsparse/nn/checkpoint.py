@@ -165,8 +165,6 @@ def _dict_at(state: Any, name: str) -> Any:
         if inner is None:
             _set(state, key, inner := {})
         state = inner
-    if not isinstance(state, dict):
-        raise ValueError(f"{name!r} is two things")
     return state
 
 

@@ -61,7 +61,7 @@ def _only(convert: Callable[[Any], Any]) -> Callable[[Tensor], Any]:
     """A conversion of a Tensor of one value."""
 
     def converted(self: Tensor) -> Any:
-        if self.size != 1 or isinstance(self.data, BlockSparse):
+        if self.size != 1:
             which = "has none" if not self.size else "has several: which one, or all, or any?"
             raise ValueError(
                 f"{convert.__name__}() takes a Tensor of one value, got the shape {self.shape}, "
