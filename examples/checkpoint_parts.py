@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from argparse import Namespace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+HOUR = 3600.0  # seconds
 
 
 def parts_of(training: Any, shape: tuple[str, ...], course: tuple[str, ...]) -> dict[str, Any]:
@@ -33,8 +37,18 @@ def take_parts(training: Any, checkpoint: dict[str, Any], file: Path) -> None:
         training.scaler.load_state_dict(checkpoint["scaler"])
     training.step = checkpoint["step"]
     training.curve = [tuple(row) for row in checkpoint["curve"].tolist()]
-    for unfinished in file.parent.glob(f".{file.name}.*"):  # left where a kill met the writing
-        unfinished.unlink()
+    remove_unfinished(file)
+
+
+def remove_unfinished(file: Path) -> None:
+    """What a kill left where it met the writing: not touched for an hour, so no process writes it.
+
+    Another training with the same folder may be writing its own at this very moment.
+    """
+    for unfinished in file.parent.glob(f".{file.name}.*"):
+        with suppress(FileNotFoundError):  # finished, or removed by another
+            if time.time() - unfinished.stat().st_mtime > HOUR:
+                unfinished.unlink()
 
 
 def check_keys(file: Path, checkpoint: dict[str, Any], *keys: str) -> None:

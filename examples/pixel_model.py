@@ -157,14 +157,14 @@ class Stream(nn.Module):
             if i:
                 h = self.shrink[i - 1](h)
                 kept.append(h)
-            for block in blocks.modules:
+            for block in blocks:
                 h = block(h, next(other, None))
                 kept.append(h)
                 after.append(h)
         h = kept.pop()
         for i, blocks in enumerate(self.up):
             h = self.grow[i - 1](h) if i else h
-            for block in blocks.modules:
+            for block in blocks:
                 beside = [*(y for y in (next(other, None),) if y is not None), kept.pop()]
                 h = block(h, F.concatenate(beside, axis=-1) if len(beside) > 1 else beside[0])
                 after.append(h)

@@ -1,4 +1,4 @@
-"""The ladder of kernels, its benchmarks on this machine, and tables of their results."""
+"""What this machine can run, how fast it is, and how the kernels work."""
 
 from __future__ import annotations
 
@@ -14,84 +14,20 @@ from numbsparse.bench.measure import Options
 from numbsparse.bench.run import run, run_cpu
 from numbsparse.bench.sections import SECTIONS
 from numbsparse.kernels.matmul import OWN, RUNGS, add_rung
+from numbsparse.puzzles import course as puzzles
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m numbsparse", description=__doc__)
-    parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser(
-        "info", help="say what runs where on this machine, and what is missing for more"
-    )
-    command.add_argument("--json", action="store_true", help="for programs, not in words")
-    bench_parser = command = commands.add_parser(
-        "bench", help="time the products beside the peers installed here"
-    )
-    command.add_argument(
-        "--place",
-        choices=("cpu", "cuda"),
-        help="where to run; default: the CPU, and the GPU if there is one",
-    )
-    command.add_argument(
-        "--quick", action="store_true", help="two small shapes, in a second or two"
-    )
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
-    command.add_argument(
-        "--rung",
-        type=Path,
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="a rung of your own, a Python file: timed wherever all rungs are (ladder)",
-    )
-    on_gpu = command.add_argument_group("on a GPU")
-    on_gpu.add_argument(
-        "--only",
-        type=_sections,
-        default=(),
-        metavar="SECTIONS",
-        help=f"of {','.join(SECTIONS)}; what --json FILE holds of the others is kept",
-    )
-    on_gpu.add_argument(
-        "--kernels",
-        default="auto",
-        metavar="RUNGS",
-        help="time the rung that is chosen (auto), all that serve (all), or these, with commas",
-    )
-    on_gpu.add_argument("--png", type=Path, metavar="FILE", help="draw the figure there")
-    command = commands.add_parser(
-        "ladder", help="print the rungs and the taught steps: idea, reads, speed, what runs here"
-    )
-    command.add_argument(
-        "--dtype", choices=("float16", "float32"), default="float16", help="default: float16"
-    )
-    command = commands.add_parser(
-        "profile",
-        help="read what NVIDIA's profiler counts of the rungs; in the simulator, count it",
-    )
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the readings there too")
-    command = commands.add_parser(
-        "machine-code",
-        help="compile kernels for compute capability 9.0, without a GPU; say which have changed",
-    )
-    command.add_argument("words", nargs="*", help="only calls with one of these in their names")
-    command.add_argument("--json", type=Path, metavar="FILE", help="write what was found there too")
-    command.add_argument("--jobs", type=int, default=0, help="processes; default: one a core")
-    command = commands.add_parser(
-        "times", help="time products drawn at random: what the choice of a rung costs"
-    )
-    command.add_argument("--points", type=int, default=100, help="how many; default: 100")
-    command.add_argument(
-        "--json", type=Path, metavar="FILE", help="first measure anew what the choice goes by"
-    )
-    command = commands.add_parser("tables", help="write the committed results into a README")
-    command.add_argument("file", type=Path)
+    parser, bench_parser = _parsers()
     options = parser.parse_args(arguments)
     try:
         if options.command == "bench":
             _bench(options, bench_parser)
         elif options.command == "info":
             info.write(__version__, options.json)
+        elif options.command == "puzzle":
+            done = puzzles.run(options.number, options.folder, hint=options.hint)
+            sys.exit(0 if done else 1)
         elif options.command == "machine-code":
             same = machine_code.run(options.words, json_file=options.json, jobs=options.jobs)
             sys.exit(0 if same else 1)
@@ -99,6 +35,159 @@ def main(arguments: list[str] | None = None) -> None:
             _read_kernels(options)
     except (RuntimeError, TypeError, ValueError, OSError) as error:
         sys.exit(f"numbsparse: {error}")
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The parser of the command line, and that of `bench`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m numbsparse",
+        description=f"{__doc__}\n\nStart with: python -m numbsparse info",
+        epilog="`python -m numbsparse COMMAND --help` says more of each.\n\n"
+        "The products are computed by a choice of kernels, called rungs, from the plainest\n"
+        "(k1_naive) to those for the newest cards (k6_hopper); together they are the ladder.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, short: str, more: str, example: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name,
+            help=short,
+            description=f"{short[0].upper()}{short[1:]}.\n\n{more}",
+            epilog=f"example:\n  python -m numbsparse {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    command = add(
+        "info",
+        "show what runs on this machine, and what is missing for more",
+        "Lists the processor, the GPU and its driver, what runs on each and in which dtypes, the\n"
+        "packages that are installed, and the folder of compiled kernels.",
+        "info --json",
+    )
+    command.add_argument("--json", action="store_true", help="print JSON, for a program to read")
+    bench_parser = add(
+        "bench",
+        "time block-sparse products on this machine",
+        "Times forward products and both gradients over a range of sizes and densities, beside\n"
+        "the dense product and other libraries where they are installed (SciPy, torch, CuPy).\n"
+        "Every result is checked against SciPy before it is timed.",
+        "bench --place cpu --quick",
+    )
+    _add_bench(bench_parser)
+    command = add(
+        "ladder",
+        "list the GPU kernels: the idea of each, what it reads, its speed, whether it runs here",
+        "Prints a table of the kernels that compute products, then one of the fifteen small ones\n"
+        "that teach them. Speeds are those of the H100 or H200 that the project measured on.",
+        "ladder --dtype float32",
+    )
+    command.add_argument(
+        "--dtype",
+        choices=("float16", "float32"),
+        default="float16",
+        help="of the weights and activations; default: float16",
+    )
+    command = add(
+        "puzzle",
+        "learn to write GPU kernels: five small ones, checked as you go",
+        "Without a number, lists the puzzles. With one, writes a file for you to complete; once\n"
+        "it is there, checks it in the simulator: the result, races between threads, and how\n"
+        "much is read from memory. Takes no GPU, but pip install 'numbsparse[simulator]'.",
+        "puzzle 1",
+    )
+    command.add_argument("number", type=int, nargs="?", help="which puzzle, from 1 on")
+    command.add_argument("--hint", action="store_true", help="show one more hint for it")
+    command.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("puzzles"),
+        help="where your files and your progress are kept; default: puzzles",
+    )
+    command = add(
+        "profile",
+        "count what the GPU kernels ask of memory",
+        "On a GPU the counts are those of NVIDIA's profiler, Nsight Compute (ncu), which must be\n"
+        "installed. In the simulator (NUMBA_ENABLE_CUDASIM=1) they are counted one by one.",
+        "profile --json profile.json",
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the counts there too")
+    command = add(
+        "machine-code",
+        "check whether a change to the source changed the GPU's machine code",
+        "For those who work on the kernels. Compiles them for compute capability 9.0, which takes\n"
+        "no GPU but the compilers (pip install 'numbsparse[cu13]'), and compares instructions,\n"
+        "registers and stack with what was recorded. The exit status is 1 where they differ.",
+        'machine-code k6_hopper "LSTM float16"',
+    )
+    command.add_argument(
+        "words", nargs="*", help="compile those calls alone whose names have one of these words"
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="record what was found there")
+    command.add_argument(
+        "--jobs", type=int, default=0, help="processes at once; default: one for each core"
+    )
+    command = add(
+        "times",
+        "check how good the automatic choice of a kernel is on this GPU",
+        "Draws products of random size, times every kernel that can compute each, and prints how\n"
+        "much longer than the fastest the chosen one takes.",
+        "times --points 20",
+    )
+    command.add_argument(
+        "--points", type=int, default=100, help="how many products to draw; default: 100"
+    )
+    command.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="before that, measure the table of times that the choice follows, and write it there",
+    )
+    command = add(
+        "tables",
+        "write the recorded benchmark results into a Markdown file",
+        "For those who keep the README. Fills the lines between comments such as <!-- cpu --> and\n"
+        "<!-- /cpu --> with tables of the results in numbsparse/bench/results.",
+        "tables README.md",
+    )
+    command.add_argument("file", type=Path, help="the Markdown file, changed in place")
+    return parser, bench_parser
+
+
+def _add_bench(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--place",
+        choices=("cpu", "cuda"),
+        help="time on the CPU or on the GPU; default: on the CPU, and on a GPU if there is one",
+    )
+    command.add_argument("--quick", action="store_true", help="two small sizes, in seconds")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    command.add_argument(
+        "--rung",
+        type=Path,
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="also time a kernel of your own, from a Python file as examples/07_your_own_rung.py",
+    )
+    on_gpu = command.add_argument_group("on a GPU")
+    on_gpu.add_argument(
+        "--only",
+        type=_sections,
+        default=(),
+        metavar="SECTIONS",
+        help=f"run some parts alone, with commas between: {', '.join(SECTIONS)}. Results of the "
+        "other parts stay in the file of --json",
+    )
+    on_gpu.add_argument(
+        "--kernels",
+        default="auto",
+        metavar="RUNGS",
+        help="which kernels to time: auto (the one that is chosen; default), all, or names with "
+        "commas between, such as k1_naive,k6_hopper",
+    )
+    on_gpu.add_argument("--png", type=Path, metavar="FILE", help="draw the results there")
 
 
 def _read_kernels(options: argparse.Namespace) -> None:

@@ -1,17 +1,26 @@
 """What functions mean, in NumPy."""
 
 import numpy as np
-from scipy.special import expit, log_softmax
+from scipy.special import expit, log_softmax, ndtr
 
 
 def gelu(x):
+    return np.maximum(x, -50) * ndtr(x)  # 0, and not NaN, at minus infinity
+
+
+def gelu_slope(x):
+    x = np.clip(x, -50, 50)  # beyond, it is 0 and 1
+    return ndtr(x) + x * np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
+
+
+def gelu_tanh(x):
     """Written so that it is 0, and not NaN, at minus infinity."""
     with np.errstate(over="ignore", invalid="ignore"):
         y = x * expit(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
     return np.where(x < -50, 0, y)
 
 
-def gelu_slope(x):
+def gelu_tanh_slope(x):
     x = np.clip(x, -50, 50)  # beyond, it is 0 and 1
     t, du = np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)), 1 + 3 * 0.044715 * x * x
     return (1 + t + x * (1 - t * t) * np.sqrt(2 / np.pi) * du) / 2
@@ -35,6 +44,10 @@ def elu_grad(x, dy):
 
 def gelu_grad(x, dy):
     return dy * gelu_slope(x)
+
+
+def gelu_tanh_grad(x, dy):
+    return dy * gelu_tanh_slope(x)
 
 
 def concat_elu(x):

@@ -22,6 +22,8 @@ STATE = {
     "none": {},
     "step": 3,
     "note": "ä",
+    "lists": [1.5, [{"left": np.arange(2), "right": ()}, None], []],
+    "large": 2**100,
 }
 unpickled = []
 
@@ -90,6 +92,10 @@ def same(a, b):
         assert list(a) == list(b)
         for key in a:
             same(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        for one, other in zip(a, b, strict=True):
+            same(one, other)
     elif isinstance(a, ns.BlockSparse):
         assert (a.shape, a.dtype, a.layout) == (b.shape, b.dtype, b.layout)
         np.testing.assert_array_equal(a.values, b.values)

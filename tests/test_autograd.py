@@ -23,6 +23,7 @@ X, DY = RNG.standard_normal((3, 8)), RNG.standard_normal((3, 11))
 
 ONCE = {  # functions whose gradient cannot be differentiated again
     "gelu": (F.gelu, A),
+    "gelu, tanh": (lambda x: F.gelu(x, approximate="tanh"), A),
     "elu": (F.elu, A),
     "concat_elu": (F.concat_elu, CUBE),
     "glu": (F.glu, CUBE),

@@ -75,7 +75,10 @@ FIELDS = {
     "shape": [(), (3,), (3, 4, 4), (-1,), (1 << 62, 4), (0, 1 << 62), (2.5,), [3], None],
     "fortran_order": [True, 1, None, "yes"],
 }
-KEYS = [*MATRIX, *(f"w@{name}" for name in MATRIX), "w", "w/x", "w/", "/", "", "@", "w@", "a@b@c"]
+KEYS = [
+    *MATRIX, *(f"w@{name}" for name in MATRIX), "w", "w/x", "w/", "/", "", "@", "w@", "a@b@c",
+    "@list", "w@list", "w@tuple", "w/0", "w/1", "w@none", "w@int", "l@list", "l/1@list",
+]  # fmt: skip
 
 
 def test_drawn_members(tmp_path):

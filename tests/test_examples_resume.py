@@ -1,7 +1,9 @@
 """examples/char_lm.py, killed at any moment, resumes bit for bit; nothing harms its checkpoint."""
 
+import os
 import signal
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -68,8 +70,12 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
     unfinished = list(out.glob(".sparse.npz.*"))
     assert bool(unfinished) == (program is KILLED_IN_WRITING)
     assert ns.load(out / "sparse.npz")["step"] == 10
+    for file in unfinished:  # an hour ago
+        os.utime(file, (time.time() - 3601,) * 2)
+    being_written = out / ".sparse.npz.of_another_process"
+    being_written.touch()
     char_lm.main([*training, "--resume", "--out", str(out)])
-    assert not list(out.glob(".sparse.npz.*"))
+    assert list(out.glob(".sparse.npz.*")) == [being_written]
 
     char_lm.main([*training, "--out", str(tmp_path / "whole")])
     same_arrays(tmp_path / "whole" / "sparse.npz", out / "sparse.npz")

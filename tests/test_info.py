@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -29,15 +30,49 @@ def test_json_holds_what_is_said(capsys, tmp_path, monkeypatch):
         assert found["rungs"]["cuda"] == [name for name, home in RUNGS.items() if home == "cuda"]
     command_line.main(["info"])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[:5]] == ["numbsparse", "CPU", "GPU", "with", "kept"]
-    assert len(lines) == 5 + len(found["missing"])
+    runs = ["runs", "kernels"]
+    first = ["numbsparse", "CPU", *runs, "GPU", *(runs if found["gpu"] else []),
+             "simulator", "packages", "cache", *(["missing"] * len(found["missing"]))]  # fmt: skip
+    assert [line.split()[0] for line in lines] == first
+    assert found["does"].keys() == found["rungs"].keys()
+    assert found["cache"] == str(tmp_path)
 
 
 def test_without_a_gpu_it_says_what_to_do(monkeypatch):
     monkeypatch.setattr(runtime, "why_unavailable", lambda: "no driver: install it")
     found = info.info(ns.__version__)
     assert found["rungs"].keys() == {"cpu"}
-    assert "\nGPU   nothing: no driver: install it\n" in info.in_words(found)
+    assert "\nGPU        nothing runs there: no driver: install it\n" in info.in_words(found)
+
+
+def test_a_gpu_is_described(monkeypatch):
+    card = {"name": "H100, driver for CUDA 13.0", "compute_capability": "9.0", "memory": 80 << 30}
+    monkeypatch.setattr(info, "_gpu", lambda: card)
+    monkeypatch.setattr(runtime, "why_unavailable", lambda: None)
+    said = info.in_words(info.info(ns.__version__))
+    assert "GPU        H100, driver for CUDA 13.0, compute capability 9.0, 80 GiB\n  runs" in said
+
+
+@pytest.mark.parametrize(
+    ("simulated", "packages", "says"),
+    [(True, {"numba-cuda": "1"}, "on: GPU"), (False, {"numba-cuda": "1"}, "off; with NUMBA"),
+     (False, {}, "not installed: pip install")],
+)  # fmt: skip
+def test_the_simulator_is_told(monkeypatch, simulated, packages, says):
+    monkeypatch.setattr(runtime, "SIMULATED", simulated)
+    monkeypatch.setattr(runtime, "why_unavailable", lambda: "no driver")
+    monkeypatch.setattr(info, "version_of", packages.get)
+    assert f"\nsimulator  {says}" in info.in_words(info.info(ns.__version__))
+
+
+def test_a_user_without_a_folder_is_told(monkeypatch):
+    def none():
+        raise FileNotFoundError("no home")
+
+    monkeypatch.setattr(info, "cache_folder", none)
+    found = info.info(ns.__version__)
+    assert found["cache"] is None
+    assert "\ncache      none: set NUMBSPARSE_CACHE_DIR" in info.in_words(found)
 
 
 def test_what_is_missing_names_the_extra_that_brings_it(monkeypatch):
@@ -46,9 +81,8 @@ def test_what_is_missing_names_the_extra_that_brings_it(monkeypatch):
     found = info.info(ns.__version__)
     assert found["packages"] == here
     assert found["missing"].keys() == info.MORE.keys()
-    assert "more  bfloat16, with ml_dtypes: pip install 'numbsparse[bfloat16]'" in info.in_words(
-        found
-    )
+    said = info.in_words(found)
+    assert "missing    ml_dtypes, for bfloat16: pip install 'numbsparse[bfloat16]'" in said
 
 
 @pytest.mark.parametrize("files", [{}, {"a.cpu": 3, "b.cpu": 4, "c.cubin": 5, "notes": 9}])
@@ -59,4 +93,24 @@ def test_kept_kernels_are_counted(files, tmp_path, monkeypatch):
         (tmp_path / "kernels" / name).write_bytes(bytes(size))
     kept = info.info(ns.__version__)["kept"]
     assert kept["CPU kernels"] == {"files": 2 * bool(files), "bytes": 7 * bool(files)}
+    assert kept["tunings"] == {"files": 0, "bytes": 0}
+    (tmp_path / "fastest_H100.json").write_bytes(bytes(6))
+    assert info.info(ns.__version__)["kept"]["tunings"] == {"files": 1, "bytes": 6}
     assert kept["GPU kernels"] == {"files": bool(files), "bytes": 5 * bool(files)}
+
+
+COMMANDS = ["info", "bench", "ladder", "puzzle", "profile", "machine-code", "times", "tables"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_explains_each_option_and_shows_an_example_that_parses(name, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        command_line.main([name, "--help"])
+    said = capsys.readouterr().out
+    example = said.split("example:\n  python -m numbsparse ")[1].strip()
+    parser, _ = command_line._parsers()
+    assert parser.parse_args(shlex.split(example)).command == name
+    (commands,) = (a for a in parser._actions if isinstance(a.choices, dict))
+    assert list(commands.choices) == COMMANDS
+    assert all(action.help for action in commands.choices[name]._actions)
+    assert max(map(len, said.splitlines())) <= 100

@@ -8,7 +8,7 @@ from conftest import HALVES, host, needs_bfloat16
 
 import numbsparse as ns
 from numbsparse import nn
-from numbsparse.dtypes import as_dtype
+from numbsparse.dtypes import as_dtype, type_name
 from numbsparse.nn import functional as F
 
 
@@ -222,6 +222,42 @@ def test_an_empty_dict_is_kept(tmp_path):
     assert ns.load(tmp_path / "state.npz") == state
 
 
+def test_lists_are_kept(tmp_path):
+    """As lists, in order, ten and more of them, and whatever else a training keeps."""
+    state = {
+        "empty": [], "losses": [2.5 / (1 + i) for i in range(12)], "first": {"0": 1, "1": 2},
+        "nested": [[], [[1], ()], {"deep": [{"x": [True, "a"]}]}], "best": None, "pair": (1, "b"),
+        "generator": np.random.default_rng(0).bit_generator.state, "least": -(2**70),
+    }  # fmt: skip
+    ns.save(tmp_path / "state.npz", state)
+    loaded = ns.load(tmp_path / "state.npz")
+    assert (loaded, list(loaded)) == (state, list(state))
+    assert type(loaded["nested"][2]["deep"][0]["x"][0]) is bool
+    models = [nn.Linear(8, 4, block_size=4, seed=i).state_dict() for i in range(2)]
+    ns.save(tmp_path / "state.npz", models)
+    for own, got in zip(models, ns.load(tmp_path / "state.npz"), strict=True):
+        assert (own["weight"].data == got["weight"].data).all()
+    for nothing in ([], (), {}):
+        ns.save(tmp_path / "state.npz", nothing)
+        assert ns.load(tmp_path / "state.npz") == nothing
+    ns.save(tmp_path / "state.npz", {"best": np.float32(0.1), "all": [np.bool_(True)]})
+    assert ns.load(tmp_path / "state.npz") == {"best": float(np.float32(0.1)), "all": [True]}
+    with pytest.raises(TypeError, match=r"state\['a/1'\] .* a numbsparse\.Tensor: .*\.numpy\(\)"):
+        ns.save(tmp_path / "state.npz", {"a": [1, ns.Tensor([1.0])]})
+
+
+def test_forms_of_gelu(put):
+    x = ns.Tensor(put(np.float32([-2.0, 0.5, 3.0])))
+    exact, tanh = (host(nn.GELU(form)(x).data) for form in ("none", "tanh"))
+    np.testing.assert_array_equal(host(F.gelu(x).data), exact)
+    np.testing.assert_array_equal(host(F.gelu(x, approximate="tanh").data), tanh)
+    assert 1e-5 < abs(exact - tanh).max() < 5e-4
+    assert (repr(nn.GELU()), repr(nn.GELU("tanh"))) == ("GELU()", "GELU(approximate='tanh')")
+    for make in (nn.GELU, lambda form: F.gelu(x, form)):
+        with pytest.raises(ValueError, match=r"approximate takes .*, got 'erf'"):
+            make("erf")
+
+
 def test_dropout_takes_arrays():
     x = np.ones(8, np.float32)
     layer = nn.Dropout(0.5, seed=0)
@@ -290,11 +326,11 @@ def test_load_refuses_what_is_no_checkpoint(tmp_path, content):
 @pytest.mark.parametrize(
     "state",
     [
-        {"a": object()}, {"a/b": 1}, {"": 1}, {1: 2}, {"a": [1]}, {"a\0": 1}, {"file": 1},
+        {"a": object()}, {"a/b": 1}, {"": 1}, {1: 2}, {"a": [1, {2}]}, {"a\0": 1}, {"file": 1},
         {"allow_pickle": 1}, {"a": np.zeros(1, [("b", object)])}, {"a": np.ma.zeros(2)},
     ],
-    ids=["an object", "a slash", "no name", "a number", "a list", "a zero", "a name of savez's",
-         "another", "objects within", "a mask"],
+    ids=["an object", "a slash", "no name", "a number", "a set in a list", "a zero",
+         "a name of savez's", "another", "objects within", "a mask"],
 )  # fmt: skip
 def test_save_refuses(tmp_path, state):
     with pytest.raises(TypeError, match="state"):
@@ -302,10 +338,12 @@ def test_save_refuses(tmp_path, state):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("state", [nn.Linear(4, 4, block_size=4), "state.npz", None, [1]], ids=str)
+@pytest.mark.parametrize(
+    "state", [nn.Linear(4, 4, block_size=4), "state.npz", None, {1}], ids=type_name
+)
 def test_save_says_what_it_takes(tmp_path, state):
-    got = type(state).__name__
-    says = rf"^state takes a dict, such as model\.state_dict\(\), got {got}$"
+    got = type_name(state)
+    says = rf"^state takes a dict or a list, such as model\.state_dict\(\), got {got}$"
     with pytest.raises(TypeError, match=says):
         ns.save(tmp_path / "file.npz", state)
     assert not list(tmp_path.iterdir())

@@ -59,6 +59,28 @@ def test_gradients_are_the_same_bit_for_bit(rng, put, place):
     assert (host(got[0].data) == 0).any()
 
 
+def test_keyword_arguments(rng):
+    """Their gradients too; and what was changed since is refused."""
+    layer = Layer(8, 0).eval()
+
+    def scaled(x, *, scale, others):
+        return layer(x) * scale + others["shift"]
+
+    def gradients(how):
+        x, scale, shift = (ns.Tensor(a, requires_grad=True) for a in arrays)
+        y = how(x, scale=scale, others={"shift": shift})
+        (y * y).sum().backward()
+        return [y, x.grad, scale.grad, shift.grad]
+
+    arrays = rng.standard_normal((3, 2, 8), dtype=np.float32)
+    same(gradients(lambda *x, **named: nn.recompute(scaled, *x, **named)), gradients(scaled))
+    x, scale, shift = (ns.Tensor(a, requires_grad=True) for a in arrays)
+    y = nn.recompute(scaled, x, scale=scale, others={"shift": shift.detach()})
+    scale.data = scale.data * 2
+    with pytest.raises(RuntimeError, match="changed"):
+        y.sum().backward()
+
+
 def test_within_one_another(rng):
     x = rng.standard_normal((3, 8), dtype=np.float32)
 

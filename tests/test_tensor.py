@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import numbsparse as ns
+from numbsparse import device
 from numbsparse.dtypes import type_name
 
 W = ns.BlockSparse(np.ones((1, 4, 4)), [[1]])
@@ -29,8 +30,17 @@ def test_a_number_is_formatted(put):
 @pytest.mark.parametrize("convert", [float, int, bool, lambda x: x.item()])
 @pytest.mark.parametrize("shape", [(2,), (0,), (1, 2)], ids=str)
 def test_several_values_are_no_number(convert, shape):
-    with pytest.raises(ValueError, match="takes a Tensor of one value, got the shape"):
+    with pytest.raises(ValueError, match=f"takes a Tensor of one value, got the shape .{shape[0]}"):
         convert(ns.Tensor(np.ones(shape)))
+
+
+def test_a_condition_on_several_values_says_why_not():
+    with pytest.raises(ValueError, match=r"bool\(\) takes .* has several: .* or all, or any\?"):
+        bool(ns.Tensor([1.0, 2.0]))
+    with pytest.raises(ValueError, match=r"float\(\) takes .* \(0,\), which has none"):
+        float(ns.Tensor([]))
+    with pytest.raises(ValueError, match=r"bool\(\) takes a Tensor of one value"):
+        bool(ns.Tensor(ns.BlockSparse(np.ones((1, 4, 4)), [[1]])))
 
 
 def test_numpy_takes_the_values():
@@ -47,13 +57,47 @@ def test_numpy_takes_the_values():
 def test_numpy_does_not_cut_the_tape(put, place):
     with pytest.raises(RuntimeError, match=r"requires a gradient.*\.numpy\(\)"):
         np.asarray(ns.Tensor([1.0], requires_grad=True))
-    with pytest.raises(TypeError, match=r"dense Tensor on the CPU.*\.numpy\(\)"):
+    with pytest.raises(TypeError, match=r"block-sparse Tensor is no array.*\.numpy\(\)"):
         np.asarray(ns.Tensor(W))
     with pytest.raises(TypeError, match=r"\.toarray\(\)"):
         np.asarray(W)
     if place == "cuda":
-        with pytest.raises(TypeError, match=r"dense Tensor on the CPU.*\.numpy\(\)"):
+        with pytest.raises(TypeError, match=r"a Tensor on the CPU.*\.numpy\(\)"):
             np.asarray(ns.Tensor(put(np.ones(2, np.float32))))
+
+
+def test_other_libraries_take_the_values():
+    """By DLPack, in whose form torch.tensor, as_tensor and from_dlpack take them."""
+    values = np.arange(6.0).reshape(2, 3)
+    got = np.from_dlpack(ns.Tensor(values.T))
+    assert np.shares_memory(got, values)
+    np.testing.assert_array_equal(got, values.T)
+    x = ns.Tensor(values, requires_grad=True)
+    assert x.__dlpack_device__() == (1, 0)
+    with pytest.raises(RuntimeError, match=r"requires a gradient.*\.numpy\(\)"):
+        np.from_dlpack(x)
+    with pytest.raises(TypeError, match="block-sparse Tensor is no array"):
+        np.from_dlpack(ns.Tensor(W))
+    with ns.no_grad():
+        assert np.shares_memory(np.from_dlpack(x), values)
+
+
+@pytest.mark.parametrize("how", ["tensor", "as_tensor", "asarray", "from_dlpack"])
+def test_torch_takes_the_values(how):
+    torch = pytest.importorskip("torch", exc_type=ImportError)
+    for values in (np.arange(6.0).reshape(2, 3).T, np.float32(2.5), np.array([1, 2])):
+        got = getattr(torch, how)(ns.Tensor(values))
+        np.testing.assert_array_equal(got.numpy(), values, strict=True)
+    with pytest.raises(RuntimeError, match="requires a gradient"):
+        getattr(torch, how)(ns.Tensor([1.0], requires_grad=True))
+
+
+def test_functions_of_arrays_take_no_tensor(put):
+    """It lends its values to others, but here its tape would be forgotten."""
+    x = ns.Tensor(put(np.ones((2, 4), np.float32)))
+    assert not device.is_device_operand(x)
+    with pytest.raises(TypeError, match=r"got .*Tensor"):
+        ns.ops.exp(x)
 
 
 def test_rows(put):

@@ -23,17 +23,24 @@ MORE = {  # what a package is good for, and the extra that brings it
     "tqdm": ("progress", "examples"),
 }
 PEERS = ("torch", "jax", "cupy-cuda13x", "cupy-cuda12x")  # whose arrays are taken
+DOES = {  # what users do there, in which dtypes
+    "cpu": "products in float16, bfloat16, float32 and float64; layers and training in float32 and "
+    "float64",
+    "cuda": "products, layers and training in float16, bfloat16 and float32",
+}
 KEPT = {".cpu": "CPU kernels", ".cubin": "GPU kernels"}
 
 
 def info(own: str) -> dict[str, Any]:
     """Of this machine and installation, numbsparse's `own` version.
 
-    `gpu` is None where there is none, and `why` says what is missing. `rungs` are those of the
-    ladder that can run here, by place; `missing` says of a package what for, and the extra that
-    brings it; `kept` counts the files of compiled kernels, and their bytes.
+    `gpu` is None where there is none, and `why` says what is missing. `does` says what runs, by
+    place, and `rungs` by which kernels; `simulator` whether GPU kernels can run on the CPU.
+    `missing` says of a package what for, and the extra that brings it; `kept` counts the files of
+    compiled kernels in the folder `cache`, their bytes, and the tunings that `ns.tune` left.
     """
     why = runtime.why_unavailable()
+    places = ("cpu",) if why else ("cpu", "cuda")
     return {
         "numbsparse": own,
         "python": platform.python_version(),
@@ -43,10 +50,12 @@ def info(own: str) -> dict[str, Any]:
         "gpu": _gpu() if why is None else None,
         "why": why,
         "simulated": runtime.SIMULATED,
-        "rungs": {place: _rungs(place) for place in ("cpu", "cuda") if place == "cpu" or not why},
+        "simulator": version_of("numba-cuda") is not None,
+        "does": {place: DOES[place] for place in places},
+        "rungs": {place: _rungs(place) for place in places},
         "packages": {name: here for name in (*NEEDED, *MORE, *PEERS) if (here := version_of(name))},
         "missing": {name: MORE[name] for name in MORE if not version_of(name)},
-        "cache": str(cache_folder()),
+        "cache": _folder(),
         "kept": _kept(),
     }
 
@@ -55,7 +64,8 @@ def _gpu() -> dict[str, Any]:
     if runtime.SIMULATED:
         return {"name": "Numba's simulator"}
     major, minor = runtime.compute_capability()
-    return {"name": runtime.describe(), "compute_capability": f"{major}.{minor}"}
+    found = {"name": runtime.describe(), "compute_capability": f"{major}.{minor}"}
+    return found | {"memory": runtime.total_memory()}
 
 
 def _rungs(place: str) -> list[str]:
@@ -68,10 +78,19 @@ def _rungs(place: str) -> list[str]:
     ]
 
 
-def _kept() -> dict[str, dict[str, int]]:
-    sizes: dict[str, list[int]] = {what: [] for what in KEPT.values()}
+def _folder() -> str | None:
+    """None where the user has none."""
     with suppress(OSError):
-        for file in (cache_folder() / "kernels").iterdir():
+        return str(cache_folder())
+    return None
+
+
+def _kept() -> dict[str, dict[str, int]]:
+    sizes: dict[str, list[int]] = {what: [] for what in (*KEPT.values(), "tunings")}
+    with suppress(OSError):
+        folder = cache_folder()
+        sizes["tunings"] += [file.stat().st_size for file in folder.glob("fastest_*.json")]
+        for file in (folder / "kernels").iterdir():
             if file.suffix in KEPT:
                 sizes[KEPT[file.suffix]].append(file.stat().st_size)
     return {what: {"files": len(found), "bytes": sum(found)} for what, found in sizes.items()}
@@ -79,27 +98,56 @@ def _kept() -> dict[str, dict[str, int]]:
 
 def in_words(found: dict[str, Any]) -> str:
     """A line for each matter."""
-    gpu = found["gpu"]
-    if gpu is None:
-        on_gpu = f"nothing: {found['why']}"
-    else:
-        capability = gpu.get("compute_capability")
-        what = f", compute capability {capability}" if capability else ""
-        on_gpu = f"{', '.join(found['rungs']['cuda'])}, on {gpu['name']}{what}"
+    packages = ", ".join(f"{name} {number}" for name, number in found["packages"].items())
+    lines = [
+        f"numbsparse {found['numbsparse']}, Python {found['python']}, {found['system']}",
+        f"CPU        {found['processor']}, {found['threads']} threads",
+        *_on("cpu", found),
+        f"GPU        {_gpu_in_words(found)}",
+        *_on("cuda", found),
+        f"simulator  {_simulator_in_words(found)}",
+        f"packages   {packages}",
+        f"cache      {_cache_in_words(found)}",
+    ]
+    for name, (purpose, extra) in found["missing"].items():
+        lines.append(f"missing    {name}, for {purpose}: pip install 'numbsparse[{extra}]'")
+    return "\n".join(lines)
+
+
+def _on(place: str, found: dict[str, Any]) -> list[str]:
+    """What runs in a place, and by which kernels."""
+    if place not in found["does"]:
+        return []
+    return [
+        f"  runs     {found['does'][place]}",
+        f"  kernels  {', '.join(found['rungs'][place])}",
+    ]
+
+
+def _gpu_in_words(found: dict[str, Any]) -> str:
+    if (gpu := found["gpu"]) is None:
+        return f"nothing runs there: {found['why']}"
+    capability = gpu.get("compute_capability")
+    if capability is None:
+        return gpu["name"]
+    return f"{gpu['name']}, compute capability {capability}, {gpu['memory'] / 2**30:.0f} GiB"
+
+
+def _simulator_in_words(found: dict[str, Any]) -> str:
+    if found["simulated"]:
+        return "on: GPU kernels run on the CPU, slowly, for tests and for learning"
+    if found["simulator"]:
+        return "off; with NUMBA_ENABLE_CUDASIM=1 set, GPU kernels run on the CPU, for learning"
+    return "not installed: pip install 'numbsparse[simulator]'"
+
+
+def _cache_in_words(found: dict[str, Any]) -> str:
+    if found["cache"] is None:
+        return "none: set NUMBSPARSE_CACHE_DIR to a folder, or kernels compile in every process"
     kept = ", ".join(
         f"{of['files']} {what} ({of['bytes'] / 1e6:.1f} MB)" for what, of in found["kept"].items()
     )
-    on_cpu = f"{', '.join(found['rungs']['cpu'])}, {found['threads']} threads"
-    lines = [
-        f"numbsparse {found['numbsparse']}, Python {found['python']}, {found['system']}",
-        f"CPU   {on_cpu} on {found['processor']}",
-        f"GPU   {on_gpu}",
-        "with  " + ", ".join(f"{name} {number}" for name, number in found["packages"].items()),
-        f"kept  {kept}, in {found['cache']}",
-    ]
-    for name, (purpose, extra) in found["missing"].items():
-        lines.append(f"more  {purpose}, with {name}: pip install 'numbsparse[{extra}]'")
-    return "\n".join(lines)
+    return f"{found['cache']} holds {kept}; NUMBSPARSE_CACHE_DIR sets another folder"
 
 
 def write(own: str, as_json: bool) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pickle
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
+from numba.core import event
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
-from numbsparse.device import kept
+from numbsparse.device import kept, waits
 from numbsparse.device.fingerprint import fingerprint
 
 
@@ -40,3 +41,22 @@ class CpuCache(NullCache):  # type: ignore[misc]
         machine, module = codegen.magic_tuple(), self._kernel[0].__module__
         name = fingerprint(self._kernel, (signature,), machine, module=module)
         return None if name is None else f"{name}.cpu"
+
+
+class _Watch(event.Listener):  # type: ignore[misc]
+    """Told by Numba when it compiles; says so of kernels that have a CpuCache."""
+
+    def __init__(self) -> None:
+        self._open: list[ExitStack] = []
+
+    def on_start(self, happens: Any) -> None:
+        dispatcher, stack = happens.data["dispatcher"], ExitStack()
+        if isinstance(getattr(dispatcher, "_cache", None), CpuCache):
+            stack.enter_context(waits.said(dispatcher))
+        self._open.append(stack)
+
+    def on_end(self, happens: Any) -> None:
+        self._open.pop().close()
+
+
+event.register("numba:compile", _Watch())

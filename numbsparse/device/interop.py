@@ -18,6 +18,8 @@ def is_device_operand(x: Any) -> bool:
     """Whether `x` lives in GPU memory: ours, or any library's that says so."""
     if isinstance(x, DeviceArray):
         return True
+    if getattr(x, "_remembers", False):  # a Tensor, of which an array would forget the tape
+        return False
     if (known := getattr(x, "is_cuda", None)) is not None:  # of torch, which answers it soonest
         return bool(known)
     if hasattr(x, "__dlpack_device__"):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from numbsparse.device import compiler, kept, runtime
+from numbsparse.device import compiler, kept, runtime, waits
 from numbsparse.device.fingerprint import fingerprint
 
 
@@ -22,7 +22,7 @@ def compiled(kernel: Any, signature: tuple[Any, ...]) -> Any:
     file = _file_of(kernel, signature)
     if file is not None and (known := _loaded(file)) is not None:
         return known
-    with _no_collection():
+    with _no_collection(), waits.said(kernel):
         built = compiler.build(kernel, signature)
     if file is not None and built.code is not None:
         kept.write(file, pack(built.name, built.code))

@@ -151,6 +151,15 @@ def describe() -> str:
     return f"{card()}, driver for CUDA {version // 1000}.{version % 1000 // 10}"
 
 
+def total_memory() -> int:
+    """Bytes of the GPU's memory."""
+    from cuda.bindings import driver
+
+    current_device()
+    _, _, total = driver.cuMemGetInfo()
+    return int(total)
+
+
 def synchronize() -> None:
     """Wait until the GPU has done all that was asked of it.
 

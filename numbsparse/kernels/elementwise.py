@@ -32,7 +32,9 @@ ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
 GELU_SCALE = np.float32(math.sqrt(2 / math.pi))
 GELU_CUBE = np.float32(0.044715)
 GELU_SLOPE = np.float32(3 * 0.044715)
-GELU_FAR = np.float32(16)  # from here on 1 + tanh is 2, or 0
+GELU_FAR = np.float32(16)  # from here on Phi, and (1 + tanh) / 2, are 1 or 0
+SQRT_HALF = np.float32(math.sqrt(0.5))
+NORMAL = np.float32(1 / math.sqrt(2 * math.pi))
 
 
 def maximum(a, b):
@@ -68,13 +70,26 @@ def softplus(x):
 
 
 def gelu(x):
+    if abs(x) >= GELU_FAR:
+        return x if x > ZERO else ZERO
+    return x * HALF * math.erfc(-x * SQRT_HALF)  # all digits for x << 0 too
+
+
+def gelu_grad(x, dy):
+    if abs(x) >= GELU_FAR:  # where squares may be infinite
+        return dy * (ONE if x > ZERO else ZERO)
+    phi = HALF * math.erfc(-x * SQRT_HALF)
+    return dy * (phi + x * NORMAL * math.exp(-HALF * x * x))
+
+
+def gelu_tanh(x):
     if abs(x) >= GELU_FAR:  # where cubes may be infinite
         return x if x > ZERO else ZERO
     t = math.tanh(GELU_SCALE * (x + GELU_CUBE * x * x * x))
     return HALF * x * (ONE + t)
 
 
-def gelu_grad(x, dy):
+def gelu_tanh_grad(x, dy):
     if abs(x) >= GELU_FAR:  # where squares may be infinite
         return dy * (ONE if x > ZERO else ZERO)
     t = math.tanh(GELU_SCALE * (x + GELU_CUBE * x * x * x))
@@ -103,6 +118,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "softplus": softplus,
     "gelu": gelu,
     "gelu_grad": gelu_grad,
+    "gelu_tanh": gelu_tanh,
+    "gelu_tanh_grad": gelu_tanh_grad,
 }
 """Each of float32 values, to a float32."""
 

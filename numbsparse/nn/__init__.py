@@ -4,6 +4,7 @@ from numbsparse.nn import functional, init, optim, utils
 from numbsparse.nn.activations import GELU, ReLU, Sigmoid, Tanh
 from numbsparse.nn.batch_norm import BatchNorm
 from numbsparse.nn.checkpoint import load, save
+from numbsparse.nn.containers import ModuleDict, ModuleList, Sequential
 from numbsparse.nn.conv import (
     Conv1d,
     Conv2d,
@@ -20,7 +21,6 @@ from numbsparse.nn.module import Module, Parameter
 from numbsparse.nn.multiplicative_lstm import MultiplicativeLSTM, NormalizedProduct
 from numbsparse.nn.normalization import LayerNorm
 from numbsparse.nn.recompute import recompute
-from numbsparse.nn.sequential import Sequential
 
 __all__ = [
     "GELU",
@@ -37,6 +37,8 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "Module",
+    "ModuleDict",
+    "ModuleList",
     "MultiplicativeLSTM",
     "NormalizedProduct",
     "Parameter",

@@ -20,15 +20,23 @@ class ReLU(Module):
 
 
 class GELU(Module):
-    """x * Phi(x), by the tanh form.
+    """x * Phi(x); with approximate="tanh" the tanh form, as in `nn.functional.gelu`.
 
     >>> import numbsparse as ns
     >>> ns.nn.GELU()(ns.Tensor([-1.0, 0.0, 1.0]))
-    Tensor([-0.15880801,  0.        ,  0.84119199])
+    Tensor([-0.15865525,  0.        ,  0.84134475])
     """
 
+    def __init__(self, approximate: str = "none"):
+        super().__init__()
+        functional.gelu(0.0, approximate)  # refused at once
+        self.approximate = approximate
+
     def forward(self, x: Tensor) -> Tensor:
-        return functional.gelu(x)
+        return functional.gelu(x, self.approximate)
+
+    def describe(self) -> str:
+        return "" if self.approximate == "none" else f"approximate={self.approximate!r}"
 
 
 class Tanh(Module):

@@ -19,8 +19,8 @@ class BatchNorm(Module):
 
     In training, mean and variance are those of the batch, over all other axes, and running ones
     follow them: running = (1 - momentum) * running + momentum * batch, of the unbiased variance. In
-    evaluation the running ones are used. They are saved and moved with the parameters, and get no
-    gradients. Within `nn.recompute`, which runs a layer twice, they follow each batch twice.
+    evaluation the running ones are used. They are buffers, saved and moved with the parameters, and
+    not trained. Within `nn.recompute`, which runs a layer twice, they follow each batch twice.
 
     Parameters
     ----------
@@ -52,9 +52,10 @@ class BatchNorm(Module):
         self.eps, self.momentum = number("eps", eps), number("momentum", momentum, most=1)
         self.weight = Parameter(np.ones(features, dtype))
         self.bias = Parameter(np.zeros(features, dtype))
-        self.running_mean = Parameter(np.zeros(features, dtype))
-        self.running_variance = Parameter(np.ones(features, dtype))
-        self.running_mean.requires_grad = self.running_variance.requires_grad = False
+        self.running_mean: Tensor
+        self.running_variance: Tensor
+        self.register_buffer("running_mean", np.zeros(features, dtype))
+        self.register_buffer("running_variance", np.ones(features, dtype))
 
     def forward(self, x: Any) -> Tensor:
         x = as_tensor(x)

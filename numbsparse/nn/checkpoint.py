@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
+from numbsparse.dtypes import type_name
 from numbsparse.npz import open_npz, write_npz
 
-_SPARSE = "@"  # a BlockSparse named w is stored as w@data, w@indices, ...
+_PART = "@"  # a BlockSparse named w is stored as w@data, w@indices, ...
+_LISTS = {"list": list, "tuple": tuple}  # h@list is how many items h/0, h/1, ... there are
 _TAKEN = ("file", "allow_pickle")  # numpy.savez has them for itself
 
 
-def save(path: Any, state: Mapping[str, Any]) -> None:
-    """Write a dict of arrays, BlockSparse matrices, numbers, strings and such dicts to a file.
+def save(path: Any, state: Any) -> None:
+    """Write arrays, BlockSparse matrices, numbers, strings, None, and dicts and lists of them.
 
-    The file is in NumPy's `.npz` format, a nested key is its keys joined by "/". It appears whole
-    or not at all. A model's dict is `model.state_dict()`.
+    The file is in NumPy's `.npz` format, a nested key, or the number of a list's item, is joined by
+    "/". It appears whole or not at all. A model's dict is `model.state_dict()`.
 
     Raises
     ------
     TypeError
-        If `state` is no dict, a value is of another kind, or a key is no string, empty, "file" or
-        "allow_pickle", or holds "/", "@" or a zero.
+        If `state` is no dict, list or tuple, a value is of another kind, or a key is no string,
+        empty, "file" or "allow_pickle", or holds "/", "@" or a zero.
 
     Examples
     --------
@@ -32,92 +34,138 @@ def save(path: Any, state: Mapping[str, Any]) -> None:
     >>> import os, tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "state.npz")
     >>> w = ns.BlockSparse(np.ones((1, 4, 4)), [[1]])
-    >>> ns.save(path, {"model": {"weight": w, "bias": np.zeros(4)}, "step": 3})
-    >>> sorted(np.load(path))[:2]
-    ['model/bias', 'model/weight@data']
+    >>> ns.save(path, {"model": {"weight": w, "bias": np.zeros(4)}, "losses": [2.5, 1.5]})
+    >>> sorted(np.load(path))[:3]
+    ['losses/0', 'losses/1', 'losses@list']
     """
-    if not isinstance(state, Mapping):
-        got = type(state).__name__
-        raise TypeError(f"state takes a dict, such as model.state_dict(), got {got}")
+    if not isinstance(state, Mapping | list | tuple):
+        got = type_name(state)
+        raise TypeError(f"state takes a dict or a list, such as model.state_dict(), got {got}")
     arrays: dict[str, np.ndarray] = {}
     _flatten(state, "", arrays)
     write_npz(path, arrays)
 
 
-def load(path: Any) -> dict[str, Any]:
+def load(path: Any) -> Any:
     """Read what `save` wrote.
 
-    Raises ValueError if the file is no such file, FileNotFoundError if there is none.
+    Arrays without axes come back as numbers. Raises ValueError if the file is no such file,
+    FileNotFoundError if there is none.
 
     >>> import numpy as np, numbsparse as ns
     >>> import os, tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "state.npz")
-    >>> ns.save(path, {"step": 3, "model": {"bias": np.zeros(2)}})
+    >>> ns.save(path, {"step": 3, "models": [{"bias": np.zeros(2)}, None]})
     >>> ns.load(path)
-    {'step': 3, 'model': {'bias': array([0., 0.])}}
+    {'step': 3, 'models': [{'bias': array([0., 0.])}, None]}
     """
     with open_npz(path, "checkpoint") as members:
         return _nested(members)
 
 
-def _nested(members: Mapping[str, Any]) -> dict[str, Any]:
-    """What `_flatten` made flat; arrays are read when all of it is known to make sense."""
-    stored: dict[str, Any] = {}
-    for key, member in members.items():
-        name, is_sparse, part = key.partition(_SPARSE)
-        if stored.setdefault(name, {} if is_sparse else member) is member:
-            continue
-        if not is_sparse or not isinstance(stored[name], dict):
-            raise ValueError(f"{name!r} is two things")
-        stored[name][part] = member
-    state: dict[str, Any] = {}
-    for name, member in stored.items():
-        if isinstance(member, dict):
-            _set(state, name, BlockSparse.from_arrays(member))
-        elif name.endswith("/"):
-            _set(state, name[:-1], {})
-        else:
-            _set(state, name, member)
-    return _read(state)
+def _flatten(value: Any, name: str, arrays: dict[str, np.ndarray]) -> None:
+    if isinstance(value, Mapping):
+        if name and not value:
+            arrays[name + "/"] = np.zeros(0)
+        for key, inner in value.items():
+            _flatten(inner, _joined(name, key), arrays)
+    elif isinstance(value, BlockSparse):
+        arrays |= {f"{name}{_PART}{part}": a for part, a in value.arrays().items()}
+    elif isinstance(value, list | tuple):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        arrays[f"{name}{_PART}{kind}"] = np.array(len(value))
+        for i, inner in enumerate(value):
+            _flatten(inner, _joined(name, str(i)), arrays)
+    elif value is None:
+        arrays[f"{name}{_PART}none"] = np.zeros(0)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**64:  # as in a generator's state
+        arrays[f"{name}{_PART}int"] = np.array(str(value))
+    elif _is_plain(value):
+        # One-element arrays keep their axis; plain numbers and strings have none.
+        arrays[name] = np.asarray(value)
+    else:
+        hint = ": give it .numpy()" if hasattr(value, "numpy") else ""
+        raise TypeError(f"state[{name!r}] cannot be saved: it is a {type_name(value)}{hint}")
 
 
-def _read(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _read(inner) for key, inner in value.items()}
-    if isinstance(value, BlockSparse):
-        return value
-    return np.asarray(value) if value.ndim else np.asarray(value).item()
-
-
-def _flatten(state: Mapping[str, Any], prefix: str, arrays: dict[str, np.ndarray]) -> None:
-    if prefix and not state:
-        arrays[prefix] = np.zeros(0)
-    for key, value in state.items():
-        if not isinstance(key, str) or not key or set(key) & {"/", _SPARSE, "\0"}:
-            raise TypeError(
-                f'state takes strings without "/", "@" and zeros, not empty, as keys, got {key!r}'
-            )
-        name = prefix + key
-        if name in _TAKEN:
-            raise TypeError(f"state takes other keys than {_TAKEN}, got {name!r}")
-        if isinstance(value, Mapping):
-            _flatten(value, name + "/", arrays)
-        elif isinstance(value, BlockSparse):
-            arrays |= {f"{name}{_SPARSE}{part}": a for part, a in value.arrays().items()}
-        elif _is_plain(value):
-            # One-element arrays keep their axis; plain numbers and strings have none.
-            arrays[name] = np.asarray(value)
-        else:
-            raise TypeError(f"state[{name!r}] cannot be saved: it is a {type(value).__name__}")
+def _joined(name: str, key: Any) -> str:
+    if not isinstance(key, str) or not key or set(key) & {"/", _PART, "\0"}:
+        raise TypeError(
+            f'state takes strings without "/", "@" and zeros, not empty, as keys, got {key!r}'
+        )
+    if not name and key in _TAKEN:
+        raise TypeError(f"state takes other keys than {_TAKEN}, got {key!r}")
+    return f"{name}/{key}" if name else key
 
 
 def _is_plain(value: Any) -> bool:
     """Whether a file can hold all of a value: no Python objects, and no mask."""
-    if not isinstance(value, np.ndarray | int | float | str) or isinstance(
-        value, np.ma.MaskedArray
-    ):
+    kinds = np.ndarray | np.number | np.bool_ | int | float | str
+    if not isinstance(value, kinds) or isinstance(value, np.ma.MaskedArray):
         return False
     return not np.asarray(value).dtype.hasobject
+
+
+def _nested(members: Mapping[str, Any]) -> Any:
+    """What `_flatten` made flat; arrays are read when all of it is known to make sense."""
+    parts: dict[str, dict[str, Any]] = {}
+    for key, member in members.items():
+        name, is_part, part = key.partition(_PART)
+        parts.setdefault(name, {})[part if is_part else ""] = member
+    state: dict[str, Any] = {}
+    lists: dict[int, tuple[str, str, int]] = {}  # by the id of the dict with its items
+    for name, of in parts.items():
+        part, member = next(iter(of.items()))
+        if len(of) > 1 and (_LISTS.keys() | {"", "none", "int"}) & of.keys():
+            raise ValueError(f"{name!r} is two things")
+        if part in _LISTS:
+            if member.shape or member.dtype.kind not in "iu":
+                raise ValueError(f"{name!r} has no number of items")
+            lists[id(_dict_at(state, name))] = name, part, int(np.asarray(member))
+        elif part == "" and name.endswith("/"):
+            _set(state, name[:-1], {})
+        elif part in ("", "none", "int"):
+            _set(state, name, _Leaf(part, member))
+        else:
+            _set(state, name, BlockSparse.from_arrays(of))
+    return _read(state, lists)
+
+
+class _Leaf(NamedTuple):
+    """A member that is one value, and how it is stored."""
+
+    part: str
+    member: Any
+
+
+def _read(value: Any, lists: Mapping[int, tuple[str, str, int]]) -> Any:
+    """The values; a dict whose id is in `lists` becomes that list."""
+    if isinstance(value, _Leaf):
+        array = np.asarray(value.member)
+        if value.part == "none":
+            return None
+        if value.part == "int":
+            return int(array.item())
+        return array if array.ndim else array.item()
+    if not isinstance(value, dict):
+        return value
+    inside = {key: _read(inner, lists) for key, inner in value.items()}
+    if id(value) not in lists:
+        return inside
+    name, kind, length = lists[id(value)]
+    if len(inside) != length or any(str(i) not in inside for i in range(len(inside))):
+        raise ValueError(f"{name!r} has other items than its {length}")
+    return _LISTS[kind](inside[str(i)] for i in range(length))
+
+
+def _dict_at(state: Any, name: str) -> Any:
+    """The dict with the items of a list, empty where there are none."""
+    for key in name.split("/") if name else ():
+        inner = state.get(key) if isinstance(state, dict) else None
+        if inner is None:
+            _set(state, key, inner := {})
+        state = inner
+    return state
 
 
 def _set(state: dict[str, Any], name: str, value: Any) -> None:

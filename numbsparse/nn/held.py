@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import UserList, deque
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
+from dataclasses import fields, is_dataclass
+from types import SimpleNamespace
 from typing import Any
 
-CONTAINERS = (list, tuple, deque, Mapping)
+import numpy as np
+
+ORDERED = (list, tuple, deque, UserList, ValuesView, ItemsView)
 SETS = (set, frozenset)
 
 
@@ -19,22 +23,42 @@ def held(attributes: Mapping[str, Any], kinds: tuple[type, ...]) -> Iterator[tup
     >>> list(held({"scale": 0.5, "blocks": [1, {"left": 2}]}, (int,)))
     [('blocks.0', 1), ('blocks.1.left', 2)]
     """
-    return _within(attributes, "", kinds, ())
+    return _within(attributes, attributes.items(), "", kinds, ())
+
+
+def holds(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether a value is of these kinds, or holds one, or may in time."""
+    return isinstance(value, (*kinds, *SETS)) or _items(value) is not None
 
 
 def _within(
-    values: Any, prefix: str, kinds: tuple[type, ...], above: tuple[int, ...]
+    owner: Any, items: Iterable[Any], prefix: str, kinds: tuple[type, ...], above: tuple[int, ...]
 ) -> Iterator[tuple[str, Any]]:
-    if id(values) in above:  # a list that holds itself
+    if id(owner) in above:  # a list that holds itself
         return
-    above = (*above, id(values))
-    for key, item in values.items() if isinstance(values, Mapping) else enumerate(values):
+    above = (*above, id(owner))
+    for key, item in items:
         if isinstance(item, kinds):
             yield f"{prefix}{key}", item
-        elif isinstance(item, CONTAINERS):
-            yield from _within(item, f"{prefix}{key}.", kinds, above)
+        elif (inner := _items(item)) is not None:
+            yield from _within(item, inner, f"{prefix}{key}.", kinds, above)
         elif isinstance(item, SETS) and any(isinstance(one, kinds) for one in item):
             raise TypeError(
                 f"{prefix}{key} holds parameters or modules in a set, which has no order: "
                 "take a list, a tuple or a dict"
             )
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]] | None:
+    """What a value holds, with keys; None where it is not looked into."""
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, ORDERED):
+        return enumerate(value)
+    if isinstance(value, np.ndarray):
+        return enumerate(value.flat) if value.dtype.hasobject else None
+    if isinstance(value, SimpleNamespace):
+        return vars(value).items()
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name, None)) for field in fields(value)]
+    return None

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, as_data
+from numbsparse.autograd import Tensor, as_data, as_tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, forget_captures, to_device
 from numbsparse.dtypes import type_name
-from numbsparse.nn.held import held
+from numbsparse.nn.held import held, holds
 from numbsparse.nn.init import fan_in
 from numbsparse.patterns.checks import BOOL, INTEGER, REAL
 
@@ -63,10 +63,13 @@ class Module:
     """The base of all layers and models: give it parameters and modules as attributes.
 
     Subclasses write `forward`; a call runs it. Parameters and Modules are found by name, whenever
-    they are asked for, as attributes and in lists, tuples and dicts: "head.weight",
-    "blocks.0.weight". In a set, which has no order, they raise TypeError. Attributes named in
-    `saved` (numbers) go into the state dict too. Parameters of 16-bit floats are made, moved and
-    saved anywhere, and computed with on a GPU: on the CPU a call raises TypeError that names one.
+    they are asked for, as attributes of the object or its class, and in lists, tuples, dicts, their
+    views, arrays of objects, dataclasses and namespaces: "head.weight", "blocks.0.weight". In a
+    set, which has no order, they raise TypeError; what an iterator, a closure or an object of
+    another class holds is not seen. Arrays that are not trained are buffers: see `register_buffer`.
+    Attributes named in `saved` (numbers) go into the state dict too. Parameters of 16-bit floats
+    are made, moved and saved anywhere, and computed with on a GPU: on the CPU a call raises
+    TypeError that names one.
 
     Examples
     --------
@@ -82,17 +85,23 @@ class Module:
     """
 
     saved: tuple[str, ...] = ()
+    training: bool = True
     tap_features: int | None = None  # of a convolution, the rows of its weight that a tap has
+    _of_class: Mapping[str, Any] = {}  # what subclasses hold themselves, for all their objects
 
-    def __init__(self) -> None:
-        self.training = True
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if vars(cls).get("__slots__"):
+            raise TypeError(f"{cls.__name__} takes no __slots__: parameters there are not found")
+        own = {name: value for name, value in vars(cls).items() if holds(value, HELD)}
+        cls._of_class = {**cls._of_class, **own}
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return self.forward(*args)
+            return self.forward(*args, **kwargs)
         except ops.HalfOnCPU as error:
             # On its way out each module gives the parameter a longer name: the model's is seen.
             error.args = (self._half_on_cpu() or error.args[0],)
@@ -109,13 +118,60 @@ class Module:
                 )
         return None
 
+    def _held(self, kind: type) -> Iterator[tuple[str, Any]]:
+        """Modules or Parameters directly in this module, with their names."""
+        attributes = {**self._of_class, **vars(self)} if self._of_class else vars(self)
+        return (pair for pair in held(attributes, HELD) if isinstance(pair[1], kind))
+
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """The modules directly in this one, with their names."""
-        return held(vars(self), (Module,))
+        return self._held(Module)
+
+    def children(self) -> Iterator[Module]:
+        """The modules directly in this one."""
+        return (child for _, child in self.named_children())
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """This module and all within it, with their names up to the last dot."""
-        return _modules(prefix, self, ())
+        """This module, called `prefix`, and all within it, each once: "", "blocks", "blocks.0"."""
+        seen: set[int] = set()
+        for name, module in self._paths(f"{prefix}." if prefix else ""):
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield name[:-1], module
+
+    def modules(self) -> Iterator[Module]:
+        """This module and all within it, each once."""
+        return (module for _, module in self.named_modules())
+
+    def apply(self, function: Callable[[Module], Any]) -> Module:
+        """Call `function` with every module within, then with this one; returns this one.
+
+        >>> from numbsparse import nn
+        >>> def no_bias(module):
+        ...     if isinstance(module, nn.Linear):
+        ...         module.bias.data[:] = 0
+        >>> model = nn.Sequential(nn.Linear(8, 4, block_size=4, seed=0), nn.ReLU()).apply(no_bias)
+        """
+        for module in self._inside_out(set()):
+            function(module)
+        return self
+
+    def _inside_out(self, seen: set[int]) -> Iterator[Module]:
+        if id(self) not in seen:
+            seen.add(id(self))
+            for child in self.children():
+                yield from child._inside_out(seen)
+            yield self
+
+    def _paths(
+        self, prefix: str = "", above: tuple[Module, ...] = ()
+    ) -> Iterator[tuple[str, Module]]:
+        """`named_modules`, under each name that a module has, up to the last dot: "blocks.0."."""
+        if any(self is one for one in above):  # a module that knows its parent
+            return
+        yield prefix, self
+        for name, child in self.named_children():
+            yield from child._paths(f"{prefix}{name}.", (*above, self))
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Every parameter once, with its name."""
@@ -125,8 +181,8 @@ class Module:
         """Every parameter once, with the module that it is directly in, and its name."""
         seen: set[int] = set()
         names: set[str] = set()
-        for prefix, module in self.named_modules():
-            for name, parameter in held(vars(module), (Parameter,)):
+        for prefix, module in self._paths():
+            for name, parameter in module._held(Parameter):
                 if id(parameter) in seen:
                     continue
                 if prefix + name in names:
@@ -138,6 +194,63 @@ class Module:
     def parameters(self) -> list[Parameter]:
         """Every parameter once."""
         return [parameter for _, parameter in self.named_parameters()]
+
+    def register_buffer(self, name: str, value: Any, persistent: bool = True) -> None:
+        """Make an attribute of a Tensor that is not trained, but moved with the parameters.
+
+        A `persistent` one is in the state dict too. Another Tensor or array of any shape may be
+        assigned to the attribute later; None, at first too, is a buffer that is not there yet. In
+        a step that `ns.graph` captures, write into its array: an assignment is not repeated.
+
+        Raises TypeError or ValueError for a name that is no identifier, or is taken.
+
+        >>> import numpy as np
+        >>> from numbsparse import nn
+        >>> class Whiten(nn.Module):
+        ...     def __init__(self, mean):
+        ...         super().__init__()
+        ...         self.register_buffer("mean", mean)
+        ...     def forward(self, x):
+        ...         return x - self.mean
+        >>> layer = Whiten(np.array([1.0, 2.0]))
+        >>> layer(np.array([3.0, 3.0])), layer.state_dict(), layer.parameters()
+        (Tensor([2., 1.]), {'mean': array([1., 2.])}, [])
+        """
+        if not isinstance(name, str) or not name.isidentifier():
+            raise TypeError(f"name takes an identifier, got {name!r}")
+        names = vars(self).setdefault("_buffer_names", {})
+        if name not in names and hasattr(self, name):
+            raise ValueError(f"name takes an attribute that is not taken, got {name!r}")
+        value = None if value is None else as_tensor(value)
+        names[name] = persistent
+        setattr(self, name, value)
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Every buffer once, with its name."""
+        return ((name, buffer) for name, buffer, _ in self._buffers())
+
+    def buffers(self) -> Iterator[Tensor]:
+        """Every buffer once."""
+        return (buffer for _, buffer in self.named_buffers())
+
+    def _buffers(self) -> Iterator[tuple[str, Tensor, bool]]:
+        """Every buffer once, with its name, and whether it is saved."""
+        seen: set[int] = set()
+        for prefix, module in self._paths():
+            for name, persistent in vars(module).get("_buffer_names", {}).items():
+                value = getattr(module, name, None)
+                if value is not None and not isinstance(value, Tensor):  # an array was assigned
+                    value = Tensor(value)
+                    setattr(module, name, value)
+                if value is not None and id(value) not in seen:
+                    seen.add(id(value))
+                    yield prefix + name, value, persistent
+
+    def requires_grad_(self, requires_grad: bool = True) -> Module:
+        """Freeze all parameters, with False, or thaw them; returns this module."""
+        for parameter in self.parameters():
+            parameter.requires_grad = requires_grad
+        return self
 
     def n_parameters(self) -> int:
         """How many numbers are trained: of block-sparse weights those in kept blocks.
@@ -163,7 +276,7 @@ class Module:
 
     def train(self, mode: bool = True) -> Module:
         """Set training mode, which turns dropout on, for all modules; returns this one."""
-        for _, module in self.named_modules():
+        for module in self.modules():
             if module.training != mode:
                 module.training = mode
                 forget_captures()
@@ -174,24 +287,30 @@ class Module:
         return self.train(False)
 
     def to(self, place: str) -> Module:
-        """Move all parameters to "cpu" or "cuda"; gradients are forgotten. Returns this module."""
+        """Move parameters and buffers to "cpu" or "cuda"; gradients are forgotten. Returns this."""
         if place not in ("cpu", "cuda"):
             raise ValueError(f'place takes "cpu" or "cuda", got {place!r}')
         for parameter in self.parameters():
             parameter.data = _moved(parameter.data, place)
             parameter.grad = None
+        for buffer in self.buffers():
+            buffer.data = _moved(buffer.data, place)
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """All parameters and saved numbers by name, on the CPU, in memory of their own."""
+        """Parameters, buffers and saved numbers by name, on the CPU, in memory of their own."""
         state: dict[str, Any] = {}
-        for name, parameter in self.named_parameters():
-            host = _moved(parameter.data, "cpu")
-            state[name] = host.copy() if host is parameter.data else host
-        for prefix, module in self.named_modules():
+        for name, tensor in self._saved_tensors().items():
+            host = _moved(tensor.data, "cpu")
+            state[name] = host.copy() if host is tensor.data else host
+        for prefix, module in self._paths():
             for name in module.saved:
                 state[prefix + name] = getattr(module, name)
         return state
+
+    def _saved_tensors(self) -> dict[str, Tensor]:
+        buffers = {name: buffer for name, buffer, persistent in self._buffers() if persistent}
+        return {**dict(self.named_parameters()), **buffers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the values of `state_dict()`; where they do not fit, nothing is changed.
@@ -199,24 +318,25 @@ class Module:
         Raises ValueError or TypeError that names what is missing, left over, or of another shape,
         dtype or layout, and a saved number of another kind.
         """
-        parameters = dict(self.named_parameters())
+        tensors = self._saved_tensors()
         numbers = {
             prefix + name: (module, name)
-            for prefix, module in self.named_modules()
+            for prefix, module in self._paths()
             for name in module.saved
         }
-        missing = [name for name in (*parameters, *numbers) if name not in state]
-        unknown = [name for name in state if name not in parameters and name not in numbers]
+        missing = [name for name in (*tensors, *numbers) if name not in state]
+        unknown = [name for name in state if name not in tensors and name not in numbers]
         if missing or unknown:
             raise ValueError(f"state is of another model: it lacks {missing}, and has {unknown}")
-        for name, parameter in parameters.items():
-            _check_fits(name, state[name], parameter)
+        given = {name: _as_saved(state[name], tensor) for name, tensor in tensors.items()}
+        for name, tensor in tensors.items():
+            _check_fits(name, given[name], tensor)
         for name, (module, attribute) in numbers.items():
             module.check_saved(attribute, state[name], f"state[{name!r}]")
-        own = {name: _moved(state[name].copy(), p.place) for name, p in parameters.items()}
-        for name, parameter in parameters.items():
-            parameter.data = own[name]
-            parameter.grad = None
+        own = {name: _moved(given[name].copy(), t.place) for name, t in tensors.items()}
+        for name, tensor in tensors.items():
+            tensor.data = own[name]
+            tensor.grad = None
         for name, (module, attribute) in numbers.items():
             kind = float if isinstance(getattr(module, attribute), float) else lambda value: value
             setattr(module, attribute, kind(state[name]))
@@ -242,14 +362,7 @@ class Module:
         return ""
 
 
-def _modules(
-    prefix: str, module: Module, above: tuple[Module, ...]
-) -> Iterator[tuple[str, Module]]:
-    if any(module is one for one in above):  # a module that knows its parent
-        return
-    yield prefix, module
-    for name, child in module.named_children():
-        yield from _modules(f"{prefix}{name}.", child, (*above, module))
+HELD = (Module, Parameter)
 
 
 def _moved(data: Any, place: str) -> Any:
@@ -260,8 +373,16 @@ def _moved(data: Any, place: str) -> Any:
     return data.numpy() if isinstance(data, DeviceArray) else data
 
 
-def _check_fits(name: str, value: Any, parameter: Parameter) -> None:
-    own = parameter.data
+def _as_saved(value: Any, own: Tensor) -> Any:
+    """An array without axes, which a file gives back as a number, is an array again."""
+    if own.shape or not isinstance(value, bool | int | float):
+        return value
+    array = np.asarray(value, own.dtype)
+    return array if array == value or value != value else np.asarray(value)
+
+
+def _check_fits(name: str, value: Any, own_tensor: Tensor) -> None:
+    own = own_tensor.data
     if isinstance(value, BlockSparse) != isinstance(own, BlockSparse):
         raise ValueError(f"state[{name!r}] takes a {type(own).__name__}, got {value!r}")
     if not isinstance(value, np.ndarray | BlockSparse):

@@ -20,8 +20,8 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.nn.functional.repeated import Terms, jointly
 
 
-def recompute(function: Callable[..., Any], *inputs: Any) -> Any:
-    """function(*inputs), without keeping what lies between until the gradient is computed.
+def recompute(function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    """function(*inputs, **named), without keeping what lies between until the gradient is computed.
 
     The tape remembers the inputs alone. `backward` runs the function once more, with a tape, goes
     back through that, and forgets it. Of a chain cut in k such segments of n activations, k + n are
@@ -34,7 +34,7 @@ def recompute(function: Callable[..., Any], *inputs: Any) -> Any:
         Of the same inputs it must compute the same: it runs twice. Dropout repeats its masks and
         counts one call; the running statistics of BatchNorm follow a batch twice. Parameters, and
         other tensors that it takes from around it, get gradients.
-    inputs : Tensors, and tuples, lists and dicts of them, or anything else
+    inputs, named : Tensors, and tuples, lists and dicts of them, or anything else
         Not to be changed in place before `backward`; of Tensors and parameters that is refused.
 
     Returns
@@ -62,9 +62,9 @@ def recompute(function: Callable[..., Any], *inputs: Any) -> Any:
     T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016.
     """
     if not is_recording():
-        return function(*inputs)
+        return function(*inputs, **named)
     with noting() as used, ops.draws_noted() as draws:
-        results = function(*inputs)
+        results = function(*inputs, **named)
     outputs = list(_tensors(results))
     used.update((id(y), y) for y in outputs if y.requires_grad)  # an input that is returned
     leaves = list(used.values())
@@ -76,13 +76,13 @@ def recompute(function: Callable[..., Any], *inputs: Any) -> Any:
     def gradients(terms: Any, y: Tensor) -> list[Any]:
         unchanged(*leaves, *given)
         with recording(), unwatched(), ops.draws_repeated(draws):
-            again = list(_tensors(function(*inputs)))
+            again = list(_tensors(function(*inputs, **named)))
         if [(y.shape, y.dtype) for y in again] != kinds:
             raise RuntimeError("function gives results of other shapes or dtypes the second time")
         found = grads_at([(again[i], dy) for i, dy in terms], leaves)
         return [_zeros(a) if da is None else da for a, da in zip(leaves, found, strict=True)]
 
-    given = list(_tensors(inputs))
+    given = list(_tensors((inputs, named)))
     hidden = record(outputs[0].data, *jointly(gradients, *leaves), held=given)
     numbered = enumerate(outputs)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -28,16 +28,48 @@ def _iterate(self: Tensor) -> Iterator[Tensor]:
     return iter(shape.unbind(self))
 
 
-def _array(self: Tensor, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-    """What `numpy.asarray` gives: the values of a dense Tensor on the CPU, sharing its memory."""
+def _lent(self: Tensor) -> Any:
+    """The values of a dense Tensor, for another library to share their memory."""
     if self.requires_grad and is_recording():
         raise RuntimeError(
-            "NumPy would not record what it computes with a Tensor that requires a gradient: "
-            "give it the values, .numpy()"
+            "another library would not record what it computes with a Tensor that requires a "
+            "gradient: give it the values, .numpy(), or .detach() on a GPU"
         )
-    if not isinstance(self.data, np.ndarray):
-        raise TypeError("NumPy takes the values of a dense Tensor on the CPU: give it .numpy()")
-    return np.array(self.data, dtype, copy=copy)
+    if isinstance(self.data, BlockSparse):
+        raise TypeError("a block-sparse Tensor is no array: give .numpy(), which is dense")
+    return self.data
+
+
+def _array(self: Tensor, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    """What `numpy.asarray` gives: the values of a dense Tensor on the CPU, sharing its memory."""
+    values = _lent(self)
+    if not isinstance(values, np.ndarray):
+        raise TypeError("NumPy takes the values of a Tensor on the CPU: give it .numpy()")
+    return np.array(values, dtype, copy=copy)
+
+
+def _dlpack(self: Tensor, **options: Any) -> Any:
+    """What `torch.tensor`, `from_dlpack` and others take the values by, on a GPU too."""
+    return _lent(self).__dlpack__(**options)
+
+
+def _dlpack_device(self: Tensor) -> tuple[int, int]:
+    return self.values.__dlpack_device__()
+
+
+def _only(convert: Callable[[Any], Any]) -> Callable[[Tensor], Any]:
+    """A conversion of a Tensor of one value."""
+
+    def converted(self: Tensor) -> Any:
+        if self.size != 1:
+            which = "has none" if not self.size else "has several: which one, or all, or any?"
+            raise ValueError(
+                f"{convert.__name__}() takes a Tensor of one value, got the shape {self.shape}, "
+                f"which {which}"
+            )
+        return convert(self.item())
+
+    return converted
 
 
 def _format(self: Tensor, spec: str) -> str:
@@ -63,11 +95,13 @@ _OPERATORS = {
     "__getitem__": shape.getitem,
     "__iter__": _iterate,
     "__contains__": None,  # == compares Tensors, not their values: `1.0 in x` would be False
-    "__bool__": lambda self: bool(self.item()),
-    "__int__": lambda self: int(self.item()),
-    "__float__": lambda self: float(self.item()),
+    "__bool__": _only(bool),
+    "__int__": _only(int),
+    "__float__": _only(float),
     "__format__": _format,
     "__array__": _array,
+    "__dlpack__": _dlpack,
+    "__dlpack_device__": _dlpack_device,
     "astype": arithmetic.cast,
     "T": property(shape.transpose),
     "transpose": shape.transpose,

@@ -3,7 +3,7 @@
 from numbsparse.nn.average import ExponentialMovingAverage
 from numbsparse.nn.optim.adam import Adam, AdamW
 from numbsparse.nn.optim.optimizer import Optimizer
-from numbsparse.nn.optim.schedules import cosine, warmup, warmup_cosine
+from numbsparse.nn.optim.schedules import LambdaLR, cosine, warmup, warmup_cosine
 from numbsparse.nn.optim.sgd import SGD
 from numbsparse.nn.scaling import LossScaler
 
@@ -12,6 +12,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "ExponentialMovingAverage",
+    "LambdaLR",
     "LossScaler",
     "Optimizer",
     "cosine",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
-from numbsparse.nn.optim.optimizer import Optimizer, check_from_zero
+from numbsparse.nn.optim.groups import Setting, check_from_zero
+from numbsparse.nn.optim.optimizer import Optimizer
 
 
 class Adam(Optimizer):
@@ -32,30 +33,38 @@ class Adam(Optimizer):
     n_numbers, n_settings = ops.ADAM_NUMBERS, 7
     guarded_numbers = staticmethod(ops.guarded_adam_numbers)
     decoupled = False
+    betas, eps, weight_decay = Setting(), Setting(), Setting()
 
     def __init__(
         self,
-        parameters: Iterable[Tensor],
+        parameters: Iterable[Tensor] | Iterable[dict[str, Any]],
         lr: float = 1e-3,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ):
-        super().__init__(parameters, lr)
+        super().__init__(parameters, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+
+    @staticmethod
+    def check_settings(  # type: ignore[override]
+        lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+    ) -> None:
+        check_from_zero(lr=lr)
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas takes two numbers from 0 to below 1, got {betas}")
         check_from_zero(eps=eps, weight_decay=weight_decay)
-        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
 
-    def _numbers(self, step: int) -> np.ndarray:
-        return ops.adam_numbers(*self._settings(step))
+    def _numbers(self, group: Mapping[str, Any], step: int) -> np.ndarray:
+        return ops.adam_numbers(*self._settings(group, step))
 
-    def _settings(self, step: int) -> list[float]:
-        betas, decay = self.betas, self.weight_decay
-        return [self.lr, *betas, self.eps, decay, float(self.decoupled), float(step)]
+    def _settings(self, group: Mapping[str, Any], step: int) -> list[float]:
+        rates = group["lr"], *group["betas"], group["eps"], group["weight_decay"]
+        return [*rates, float(self.decoupled), float(step)]
 
-    def _update(self, p: Any, g: Any, slots: dict[str, Any], numbers: Any) -> None:
+    def _update(
+        self, group: Mapping[str, Any], p: Any, g: Any, slots: dict[str, Any], numbers: Any
+    ) -> None:
         ops.adam_step_with(p, g, slots["m"], slots["v"], slots.get("master"), numbers)
 
 
@@ -77,7 +86,7 @@ class AdamW(Adam):
 
     def __init__(
         self,
-        parameters: Iterable[Tensor],
+        parameters: Iterable[Tensor] | Iterable[dict[str, Any]],
         lr: float = 1e-3,
         *,
         betas: tuple[float, float] = (0.9, 0.999),

@@ -1,4 +1,4 @@
-"""What all optimisers share: parameters, the state kept for each, and its checkpoints."""
+"""What all optimisers share: parameters in groups, the state kept for each, its checkpoints."""
 
 from __future__ import annotations
 
@@ -13,13 +13,28 @@ from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, forget_captures, live, outside_capture
 from numbsparse.nn import kept
-from numbsparse.patterns.checks import integer, number
+from numbsparse.nn.optim.groups import Groups, Setting, check_from_zero
+from numbsparse.patterns.checks import integer
 
 
 class Optimizer:
-    """The base of all optimisers: parameters, a learning rate, and arrays kept for each.
+    """The base of all optimisers: parameters, their settings, and arrays kept for each.
 
-    Set `lr` before a step to follow a schedule.
+    `parameters` are Tensors, or groups of them with settings of their own, dicts such as
+    {"params": tensors, "lr": 1e-4}; what a group does not say is as the other arguments say.
+    `param_groups` are these dicts with all their settings, which may be changed between steps. A
+    setting that is the same in all groups is an attribute too: set `lr` before a step to follow a
+    schedule, or see `LambdaLR`.
+
+    >>> from numbsparse import nn
+    >>> model = nn.Sequential(nn.Linear(8, 8, block_size=4), nn.Linear(8, 8, block_size=4))
+    >>> groups = [
+    ...     {"params": model[0].parameters(), "lr": 1e-4},
+    ...     {"params": model[1].parameters(), "weight_decay": 0.1},
+    ... ]
+    >>> optimizer = nn.optim.Adam(groups, lr=1e-3)
+    >>> [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+    [(0.0001, 0.0), (0.001, 0.1)]
 
     A parameter of float16 or bfloat16 (on a GPU) gets a float32 master here, which is what steps
     are added to; the parameter is the master rounded, and all that is kept beside it is float32.
@@ -41,17 +56,52 @@ class Optimizer:
 
     slots: tuple[str, ...] = ()  # names of the arrays kept for each parameter
     n_numbers = n_settings = 0  # how many `_numbers` and `_settings` give
+    lr = Setting()
 
-    def __init__(self, parameters: Iterable[Tensor], lr: float):
-        self.parameters = _checked_parameters(parameters)
-        check_from_zero(lr=lr)
-        self.lr = lr
+    def __init__(self, parameters: Iterable[Tensor] | Iterable[dict[str, Any]], **settings: Any):
+        self._groups = Groups(self.check_settings, settings)
+        self._groups.add_all(parameters)
         self.steps = 0
-        self._counts = [0] * len(self.parameters)  # steps of each, those called off counted
+        self._counts: list[int] = []  # steps of each, those called off counted
         # Steps that a LossScaler called off: in all, then of each parameter.
-        self._skipped: Any = np.zeros(1 + len(self.parameters), np.int64)
+        self._skipped: Any = np.zeros(1, np.int64)
         self._state: dict[int, dict[str, Any]] = {}
         self._forms: dict[int, kept.Form] = {}  # what the state of each belongs to
+        self._count_all()
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Those of all groups, in order: parameters[i] in errors and states is the i-th of them."""
+        return self._groups.parameters
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """A dict for each group: its "params", its settings, and the "initial_lr" it began with."""
+        return self._groups.groups
+
+    def add_param_group(self, group: dict[str, Any]) -> None:
+        """Take another group, such as one that was frozen. Captured steps are captured anew.
+
+        Raises what the constructor raises; nothing is changed then.
+        """
+        self._groups.add(group)
+        self._count_all()
+        forget_captures()
+
+    def _count_all(self) -> None:
+        """Begin to count for parameters that are new."""
+        new = len(self.parameters) - len(self._counts)
+        self._counts += [0] * new
+        self._skipped = np.append(kept.on_cpu(self._skipped), np.zeros(new, np.int64))
+
+    def slots_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """Names of the arrays kept for each parameter of a group."""
+        return self.slots
+
+    @staticmethod
+    def check_settings(lr: float) -> None:
+        """Refuse what a group cannot have."""
+        check_from_zero(lr=lr)
 
     def step(self, verdict: Any = None) -> None:
         """Update every parameter that has a gradient, in place.
@@ -65,6 +115,7 @@ class Optimizer:
 
     def checked(self) -> dict[int, dict[str, Any]]:
         """What is kept for each parameter with a gradient, by its number, when all of it fits."""
+        self._groups.check()
         found = {}
         for i, parameter in enumerate(self.parameters):
             if parameter.grad is not None:
@@ -91,7 +142,8 @@ class Optimizer:
             numbers = self._numbers_of(members, on_gpu, verdict, counts=nth == 0)
             for row, i in enumerate(members):
                 parameter: Any = self.parameters[i]
-                self._update(parameter.values, parameter.grad.values, found[i], numbers[row])
+                group = self._groups.members[i][1]
+                self._update(group, parameter.values, parameter.grad.values, found[i], numbers[row])
                 edits.note(parameter.values, f"{type(self).__name__}.step")
 
     def _numbers_of(self, members: list[int], on_gpu: bool, verdict: Any, counts: bool) -> Any:
@@ -107,27 +159,32 @@ class Optimizer:
 
         def plain() -> np.ndarray:
             count()
-            taken = [self._counts[i] - int(self._skipped[1 + i]) for i in members]
-            known = {n: self._numbers(n) for n in set(taken)}
-            return np.array([known[n] for n in taken])
+            taken = [
+                (self._groups.members[i][0], self._counts[i] - int(self._skipped[1 + i]))
+                for i in members
+            ]
+            known = {
+                (nth, step): self._numbers(self.param_groups[nth], step) for nth, step in set(taken)
+            }
+            return np.array([known[each] for each in taken])
 
         def settings() -> np.ndarray:
             count()
-            return np.array([[*self._settings(self._counts[i]), 1 + i] for i in members])
+            rows = ((i, self._groups.members[i][1]) for i in members)
+            return np.array([[*self._settings(group, self._counts[i]), 1 + i] for i, group in rows])
 
-        rows = len(members)
         if verdict is None and on_gpu and isinstance(self._skipped, DeviceArray):
             verdict = live(
                 lambda: np.ones(2), 2, np.float32
             )  # how many were skipped is known there
         if verdict is None:
             self._skips_in(on_gpu=False)
-            numbers = live(plain, rows * self.n_numbers, np.float32) if on_gpu else plain()
+            numbers = live(plain, len(members) * self.n_numbers, np.float32) if on_gpu else plain()
         else:
-            size = rows * (1 + self.n_settings)
+            size = len(members) * (1 + self.n_settings)
             given = live(settings, size, np.float64) if on_gpu else settings()
             numbers = type(self).guarded_numbers(given, verdict, self._skips_in(on_gpu))
-        return numbers.reshape(rows, self.n_numbers)
+        return numbers.reshape(len(members), self.n_numbers)
 
     def _skips_in(self, on_gpu: bool) -> Any:
         """The counts of skipped steps, in that place."""
@@ -163,23 +220,25 @@ class Optimizer:
             self._state[i], self._forms[i] = slots, kept.form_of(self.parameters[i].data)
         forget_captures()
 
-    def _numbers(self, step: int) -> np.ndarray:
+    def _numbers(self, group: Mapping[str, Any], step: int) -> np.ndarray:
         """What a parameter's step of this number needs, in float64: lr, and so on."""
         raise NotImplementedError
 
-    def _settings(self, step: int) -> list[float]:
+    def _settings(self, group: Mapping[str, Any], step: int) -> list[float]:
         """What `guarded_numbers` works them out of, where the GPU knows which steps were taken."""
         raise NotImplementedError
 
     guarded_numbers: Callable[..., Any]
 
-    def _update(self, p: Any, g: Any, slots: dict[str, Any], numbers: Any) -> None:
+    def _update(
+        self, group: Mapping[str, Any], p: Any, g: Any, slots: dict[str, Any], numbers: Any
+    ) -> None:
         raise NotImplementedError
 
     def _slots_of(self, i: int) -> dict[str, Any]:
         """What is kept for a parameter, where it is; zeros at first. Nothing is changed."""
         data, values = self.parameters[i].data, self.parameters[i].values
-        names, slots = self._slot_names(values), self._state.get(i)
+        names, slots = self._slot_names(i), self._state.get(i)
         with outside_capture():
             if slots is None:
                 return {name: kept.like(values) for name in names}
@@ -196,25 +255,28 @@ class Optimizer:
                 f"({kept.against(new, old)}): call remap() to carry the state over, or make a new "
                 "optimizer"
             )
-        names, dtype = self._slot_names(data), kept.wide_dtype(data)
+        names, dtype = self._slot_names(i), kept.wide_dtype(data)
         if set(slots) != set(names) or any(a.dtype != dtype for a in slots.values()):
             has = {name: str(a.dtype) for name, a in slots.items()}
             raise ValueError(
-                f"parameters[{i}] is {data.dtype} now, and what is kept for it is {has}: make a "
-                "new optimizer"
+                f"parameters[{i}] is {data.dtype} now, for which {list(names)} of {dtype} are "
+                f"kept, and there is {has}: make a new optimizer"
             )
 
-    def _slot_names(self, values: Any) -> tuple[str, ...]:
-        return (*self.slots, "master") if values.dtype.itemsize == 2 else self.slots
+    def _slot_names(self, i: int) -> tuple[str, ...]:
+        names = self.slots_of(self._groups.members[i][1])
+        return (*names, "master") if self.parameters[i].dtype.itemsize == 2 else names
 
     def state_dict(self) -> dict[str, Any]:
         """What a training goes on with, on the CPU, in memory of its own.
 
         The steps done and skipped, `lr`, and by the number of each parameter the steps that it
-        took, "0.steps", and what is kept for it, "0.m": as a BlockSparse beside a BlockSparse.
+        took, "0.steps", and what is kept for it, "0.m": as a BlockSparse beside a BlockSparse. Of
+        several groups `lr` is a list, and "groups" says how many parameters each has.
         """
         skipped = kept.on_cpu(self._skipped).tolist()
-        state: dict[str, Any] = {"steps": self.steps, "skipped": skipped[0], "lr": self.lr}
+        state: dict[str, Any] = {"steps": self.steps, "skipped": skipped[0]}
+        state |= self._groups.state_dict()
         for i, slots in self._state.items():
             state[f"{i}.steps"] = self._counts[i] - skipped[1 + i]
             for name, array in slots.items():
@@ -229,16 +291,18 @@ class Optimizer:
         taken as if each had taken them all, and of one that wrote no layouts, with a UserWarning,
         by its shapes alone.
         """
-        steps, skipped, lr = _checked_header(state)
+        steps, skipped = _checked_header(state)
+        rates = self._groups.checked_rates(state)
         arrays, counts = self._loaded(state)
         for i, slots in arrays.items():
-            for name in self._slot_names(self.parameters[i].values):
+            for name in self._slot_names(i):
                 if name not in slots:
                     raise ValueError(f"state lacks {f'{i}.{name}'!r}")
             if counts and i not in counts:
                 raise ValueError(f"state lacks {f'{i}.steps'!r}")
         together = {} if counts else dict.fromkeys(arrays, steps - skipped)
-        self.steps, self.lr = steps, lr
+        self.steps = steps
+        self._groups.set_rates(rates)
         self._skipped = np.zeros_like(self._skips_in(on_gpu=False))
         self._skipped[0] = skipped
         self._counts = [(counts or together).get(i, 0) for i in range(len(self.parameters))]
@@ -257,7 +321,7 @@ class Optimizer:
             first, _, name = str(key).partition(".")
             i = int(first) if first.isdecimal() else len(self.parameters)
             data = self.parameters[i].data if i < len(self.parameters) else None
-            if data is None or name not in ("steps", *self._slot_names(data)):
+            if data is None or name not in ("steps", *self._slot_names(i)):
                 raise ValueError(f"state is of another optimiser: it has {key!r}")
             if name == "steps":
                 counts[i] = integer(f"state[{key!r}]", value, least=0)
@@ -272,34 +336,18 @@ class Optimizer:
         return arrays, counts
 
 
-_HEADER = ("steps", "skipped", "lr")
+_HEADER = ("steps", "skipped", "lr", "groups")
 
 
-def _checked_header(state: Mapping[str, Any]) -> tuple[int, int, float]:
-    """Steps, steps skipped, lr."""
+def _checked_header(state: Mapping[str, Any]) -> tuple[int, int]:
+    """Steps, steps skipped."""
     if not isinstance(state, Mapping):
         raise TypeError(f"state takes what state_dict() gave, got {type(state).__name__}")
     for key in ("steps", "lr"):
         if key not in state:
             raise ValueError(f"state lacks {key!r}")
     steps = integer("state['steps']", state["steps"], least=0)
-    skipped = integer("state['skipped']", state.get("skipped", 0), least=0, most=steps)
-    return steps, skipped, number("state['lr']", state["lr"])
-
-
-def _checked_parameters(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """As a list, of Tensors that each step once."""
-    if isinstance(parameters, Tensor):  # its rows would be copies
-        raise TypeError("parameters takes a list of Tensors, got a Tensor")
-    found = list(parameters)
-    if not found:
-        raise ValueError("parameters takes at least one tensor, got none")
-    for i, parameter in enumerate(found):
-        if not isinstance(parameter, Tensor):
-            raise TypeError(f"parameters[{i}] takes a Tensor, got {type(parameter).__name__}")
-    if len({id(parameter) for parameter in found}) < len(found):
-        raise ValueError("parameters takes each tensor once, got one more than once")
-    return found
+    return steps, integer("state['skipped']", state.get("skipped", 0), least=0, most=steps)
 
 
 def _check_gradient(name: str, parameter: Tensor) -> None:
@@ -316,9 +364,3 @@ def _check_gradient(name: str, parameter: Tensor) -> None:
             f"{name}.grad takes the place of its parameter, {parameter.place}, "
             f"got {parameter.grad.place}"
         )
-
-
-def check_from_zero(**numbers: float) -> None:
-    for name, value in numbers.items():
-        if not value >= 0:
-            raise ValueError(f"{name} takes a number from 0 on, got {value}")

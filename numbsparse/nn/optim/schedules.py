@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from math import cos, pi
+from typing import Any
+
+from numbsparse.nn.optim.optimizer import Optimizer
+from numbsparse.patterns.checks import integer
 
 
 def warmup(step: int, steps: int) -> float:
@@ -38,3 +43,65 @@ def warmup_cosine(step: int, steps: int, warmup_steps: int, floor: float = 0.0) 
     if step < warmup_steps:
         return warmup(step, warmup_steps)
     return cosine(step - warmup_steps, steps - warmup_steps, floor)
+
+
+Factor = Callable[[int], float]
+
+
+class LambdaLR:
+    """Learning rates that follow a schedule: in each group lr = initial_lr * factor(step).
+
+    `step` counts the calls of `step()`, which is called after each step of the optimiser; at first
+    it is 0. `initial_lr` is what the group was made with.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+    factor : function of the step's number, or a list of one for each group
+
+    Raises TypeError or ValueError for anything else.
+
+    >>> import numbsparse as ns
+    >>> from numbsparse.nn import optim
+    >>> a, b = ns.nn.Parameter([1.0]), ns.nn.Parameter([1.0])
+    >>> optimizer = optim.SGD([{"params": [a], "lr": 0.1}, {"params": [b]}], lr=0.2)
+    >>> schedule = optim.LambdaLR(optimizer, lambda step: optim.warmup(step, 4))
+    >>> for _ in range(2):
+    ...     optimizer.step()
+    ...     schedule.step()
+    >>> [round(group["lr"], 3) for group in optimizer.param_groups]
+    [0.075, 0.15]
+    """
+
+    def __init__(self, optimizer: Optimizer, factor: Factor | list[Factor]):
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer takes an Optimizer, got {type(optimizer).__name__}")
+        self.optimizer, self.factor, self.steps = optimizer, factor, 0
+        self._set()
+
+    def step(self) -> None:
+        """Count a step, and set the learning rates of the next."""
+        self.steps += 1
+        self._set()
+
+    def _set(self) -> None:
+        groups, factors = self.optimizer.param_groups, self.factor
+        if not isinstance(factors, list | tuple):
+            factors = [factors] * len(groups)
+        if len(factors) != len(groups) or not all(map(callable, factors)):
+            raise TypeError(
+                f"factor takes a function, or a list of {len(groups)}, got {self.factor!r}"
+            )
+        for group, factor in zip(groups, factors, strict=True):
+            group["lr"] = group["initial_lr"] * factor(self.steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many steps were counted."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict()` gave, and set the learning rates; raises ValueError if not."""
+        if set(state) != {"steps"}:
+            raise ValueError(f"state takes steps, got {sorted(state)}")
+        self.steps = integer("state['steps']", state["steps"], least=0)
+        self._set()

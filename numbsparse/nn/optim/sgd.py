@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
-from numbsparse.nn.optim.optimizer import Optimizer, check_from_zero
+from numbsparse.nn.optim.groups import Setting, check_from_zero
+from numbsparse.nn.optim.optimizer import Optimizer
 
 
 class SGD(Optimizer):
@@ -29,30 +30,42 @@ class SGD(Optimizer):
     n_numbers, n_settings = ops.SGD_NUMBERS, 3
     guarded_numbers = staticmethod(ops.guarded_sgd_numbers)
 
+    momentum, weight_decay, nesterov = Setting(), Setting(), Setting()
+
     def __init__(
         self,
-        parameters: Iterable[Tensor],
+        parameters: Iterable[Tensor] | Iterable[dict[str, Any]],
         lr: float,
         *,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
     ):
-        super().__init__(parameters, lr)
+        settings = {"momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+        super().__init__(parameters, lr=lr, **settings)
+
+    @staticmethod
+    def check_settings(  # type: ignore[override]
+        lr: float, momentum: float, weight_decay: float, nesterov: bool
+    ) -> None:
+        check_from_zero(lr=lr)
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum takes a number from 0 to below 1, got {momentum}")
         check_from_zero(weight_decay=weight_decay)
         if nesterov and momentum == 0:
             raise ValueError("nesterov takes a momentum above 0")
-        self.momentum, self.weight_decay, self.nesterov = momentum, weight_decay, nesterov
-        self.slots = ("velocity",) if momentum else ()
 
-    def _numbers(self, step: int) -> np.ndarray:
-        return np.array([*self._settings(step), *ops.TAKEN])
+    def slots_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        return ("velocity",) if group["momentum"] else ()
 
-    def _settings(self, step: int) -> list[float]:
-        return [self.lr, self.momentum, self.weight_decay]
+    def _numbers(self, group: Mapping[str, Any], step: int) -> np.ndarray:
+        return np.array([*self._settings(group, step), *ops.TAKEN])
 
-    def _update(self, p: Any, g: Any, slots: dict[str, Any], numbers: Any) -> None:
+    def _settings(self, group: Mapping[str, Any], step: int) -> list[float]:
+        return [group["lr"], group["momentum"], group["weight_decay"]]
+
+    def _update(
+        self, group: Mapping[str, Any], p: Any, g: Any, slots: dict[str, Any], numbers: Any
+    ) -> None:
         velocity, master = slots.get("velocity"), slots.get("master")
-        ops.sgd_step_with(p, g, velocity, master, numbers, self.nesterov)
+        ops.sgd_step_with(p, g, velocity, master, numbers, group["nesterov"])

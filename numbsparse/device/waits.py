@@ -1,0 +1,69 @@
+"""What to say while a kernel compiles: one line on a terminal, after two seconds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock, Timer
+from time import monotonic
+from typing import Any
+
+PATIENCE = 2.0  # seconds of compiling, of one kernel or of several in a row, before it is said
+PAUSE = 1.0  # seconds without compiling, after which patience is whole again
+
+_began = _ended = float("-inf")  # of the kernels in a row
+_busy = Lock()  # of the kernel that is spoken of
+
+
+@contextmanager
+def said(kernel: Any) -> Iterator[None]:
+    """Say on the terminal that a kernel, Numba's or plain, compiles, and its time, if it is long.
+
+    Nothing is said where standard error is no terminal and no notebook, nor of a kernel that
+    compiles while another does.
+    """
+    if not _is_watched() or not _busy.acquire(blocking=False):
+        yield
+        return
+    try:
+        with _timed(kernel):
+            yield
+    finally:
+        _busy.release()
+
+
+@contextmanager
+def _timed(kernel: Any) -> Iterator[None]:
+    global _began, _ended
+    start = monotonic()
+    if start - _ended > PAUSE:
+        _began = start
+    waited: list[bool] = []
+    timer = Timer(max(0.0, PATIENCE - (start - _began)), _say, (kernel, waited))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        _ended = monotonic()
+        if waited:
+            _write(f" {_ended - start:.1f} s\n")
+
+
+def _say(kernel: Any, waited: list[bool]) -> None:
+    kernel = getattr(kernel, "py_func", kernel)
+    name = f"{kernel.__module__}.{kernel.__qualname__}".replace(".<locals>", "")
+    name = name.removeprefix("numbsparse.kernels.")
+    _write(f"numbsparse: compiling {name}, once for this machine ...")
+    waited.append(True)
+
+
+def _write(text: str) -> None:
+    print(text, end="", file=sys.stderr, flush=True)
+
+
+def _is_watched() -> bool:
+    return sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)

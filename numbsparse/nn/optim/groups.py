@@ -1,0 +1,133 @@
+"""Groups of parameters, each with settings of its own, such as a learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from numbsparse.autograd import Tensor
+from numbsparse.patterns.checks import number
+
+OTHERS = ("params", "initial_lr", "name")  # keys of a group beside its settings
+
+
+class Setting:
+    """An optimiser's attribute: a setting that is the same in all of its groups.
+
+    Raises ValueError, when it is read and when it is set, where the groups differ.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, optimizer: Any, kind: type | None = None) -> Any:
+        if optimizer is None:
+            return self
+        values = [group[self.name] for group in optimizer.param_groups]
+        if any(value != values[0] for value in values):
+            raise ValueError(
+                f"{self.name} differs from group to group, {values}: take "
+                f"param_groups[i][{self.name!r}]"
+            )
+        return values[0]
+
+    def __set__(self, optimizer: Any, value: Any) -> None:
+        self.__get__(optimizer)
+        for group in optimizer.param_groups:
+            group[self.name] = value
+
+
+class Groups:
+    """The groups of an optimiser: `parameters` are those of all, `members` (group's number, group).
+
+    `check` refuses settings; `defaults` are for those that a group lacks.
+    """
+
+    def __init__(self, check: Callable[..., None], defaults: Mapping[str, Any]):
+        self._check, self._defaults = check, dict(defaults)
+        self.groups: list[dict[str, Any]] = []
+        self.parameters: list[Tensor] = []
+        self.members: list[tuple[int, dict[str, Any]]] = []  # of each parameter
+
+    def add_all(self, parameters: Any) -> None:
+        """What an optimiser is made of: Tensors, or groups of them."""
+        if isinstance(parameters, Tensor):  # its rows would be copies
+            raise TypeError("parameters takes a list of Tensors, got a Tensor")
+        found = list(parameters)
+        if not any(isinstance(each, Mapping) for each in found):
+            found = [{"params": found}]
+        for i, group in enumerate(found):
+            if not isinstance(group, Mapping):
+                got = type(group).__name__
+                raise TypeError(f"parameters[{i}] takes a group, as others are, got {got}")
+            self.add(group)
+        if not self.parameters:
+            raise ValueError("parameters takes at least one tensor, got none")
+
+    def add(self, group: Mapping[str, Any]) -> None:
+        """Another group."""
+        takes = ["params", *self._defaults, "name"]
+        if "params" not in group or (unknown := [key for key in group if key not in takes]):
+            got = f"got {unknown[0]!r}" if "params" in group else "which lacks 'params'"
+            raise ValueError(f"a group takes {', '.join(takes)}, {got}")
+        params = _tensors(group["params"])
+        known = {id(parameter) for parameter in (*self.parameters, *params)}
+        if len(known) < len(self.parameters) + len(params):
+            raise ValueError("parameters takes each tensor once, got one more than once")
+        own = {**self._defaults, **group, "params": tuple(params)}
+        self._check_one(len(self.groups), own)
+        own["initial_lr"] = own["lr"]
+        self.parameters += params
+        self.members += [(len(self.groups), own)] * len(params)
+        self.groups.append(own)
+
+    def check(self) -> None:
+        """Refuse settings that were changed to what they cannot be."""
+        for i, group in enumerate(self.groups):
+            self._check_one(i, group)
+
+    def _check_one(self, i: int, group: Mapping[str, Any]) -> None:
+        try:
+            self._check(**{key: value for key, value in group.items() if key not in OTHERS})
+        except (TypeError, ValueError) as error:
+            if i:
+                error.args = (f"param_groups[{i}]: {error.args[0]}",)
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Learning rates; of several groups, with how many parameters each has."""
+        rates = [group["lr"] for group in self.groups]
+        return {"lr": rates[0]} if len(rates) == 1 else {"lr": rates, "groups": self._sizes()}
+
+    def checked_rates(self, state: Mapping[str, Any]) -> list[float]:
+        """The learning rates in what `state_dict` gave."""
+        sizes, rates = state.get("groups"), state["lr"]
+        if (sizes or [len(self.parameters)]) != self._sizes():
+            got = sizes or "one group"
+            raise ValueError(f"state is of other groups: it has {got}, here are {self._sizes()}")
+        if sizes is None:
+            return [number("state['lr']", rates)]
+        if not isinstance(rates, list) or len(rates) != len(sizes):
+            raise ValueError(f"state['lr'] takes {len(sizes)} numbers, got {rates!r}")
+        return [number(f"state['lr'][{i}]", rate) for i, rate in enumerate(rates)]
+
+    def set_rates(self, rates: list[float]) -> None:
+        for group, rate in zip(self.groups, rates, strict=True):
+            group["lr"] = rate
+
+    def _sizes(self) -> list[int]:
+        return [len(group["params"]) for group in self.groups]
+
+
+def _tensors(params: Any) -> list[Tensor]:
+    found = [params] if isinstance(params, Tensor) else list(params)
+    for i, parameter in enumerate(found):
+        if not isinstance(parameter, Tensor):
+            raise TypeError(f"parameters[{i}] takes a Tensor, got {type(parameter).__name__}")
+    return found
+
+
+def check_from_zero(**numbers: Any) -> None:
+    for name, value in numbers.items():
+        if not value >= 0:
+            raise ValueError(f"{name} takes a number from 0 on, got {value}")

@@ -1,0 +1,1 @@
+"""The puzzles, solved; `course` cuts out what is to be written."""
