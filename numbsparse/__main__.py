@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from numbsparse import __version__, device
-from numbsparse.bench import info, machine_code
+from numbsparse.bench import info, machine_code, plane
 from numbsparse.bench.measure import Options
 from numbsparse.bench.run import run, run_cpu
 from numbsparse.bench.sections import SECTIONS
@@ -28,6 +28,8 @@ def main(arguments: list[str] | None = None) -> None:
         elif options.command == "puzzle":
             done = puzzles.run(options.number, options.folder, hint=options.hint)
             sys.exit(0 if done else 1)
+        elif options.command == "plane":
+            plane.run(options.place, options.json, options.png, options.minutes)
         elif options.command == "machine-code":
             same = machine_code.run(options.words, json_file=options.json, jobs=options.jobs)
             sys.exit(0 if same else 1)
@@ -144,6 +146,19 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         metavar="FILE",
         help="before that, measure the table of times that the choice follows, and write it there",
     )
+    command = add(
+        "plane",
+        "map how fast products are, beside other libraries, at every size, batch and density",
+        "Times products in a fixed random order for some minutes, and says where another library\n"
+        "is faster. Started again with the same file, it goes on where it ended.",
+        "plane --place cpu --json map.json --png map.png --minutes 10",
+    )
+    command.add_argument("--place", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    command.add_argument(
+        "--minutes", type=float, default=5, help="how long to go on; default: 5. 0: not at all"
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="the map, read and extended")
+    command.add_argument("--png", type=Path, metavar="FILE", help="draw the map there")
     command = add(
         "tables",
         "write the recorded benchmark results into a Markdown file",
