@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from numbsparse import __version__, device
-from numbsparse.bench import info, machine_code
+from numbsparse.bench import machine, machine_code
 from numbsparse.bench.measure import Options
 from numbsparse.bench.run import run, run_cpu
 from numbsparse.bench.sections import SECTIONS
@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> None:
         if options.command == "bench":
             _bench(options, bench_parser)
         elif options.command == "info":
-            info.write(__version__, options.json)
+            machine.write(__version__, options.json)
         elif options.command == "machine-code":
             same = machine_code.run(options.words, json_file=options.json, jobs=options.jobs)
             sys.exit(0 if same else 1)
@@ -104,8 +104,8 @@ def main(arguments: list[str] | None = None) -> None:
 def _read_kernels(options: argparse.Namespace) -> None:
     """The commands that read the GPU's kernels, and so load numba.cuda."""
     try:
-        from numbsparse.bench import steps, times
-        from numbsparse.bench.ladder import table
+        from numbsparse.bench import times
+        from numbsparse.bench.ladder import table, table_of_steps
         from numbsparse.bench.profile import profile
         from numbsparse.bench.tables import fill
     except ImportError as error:
@@ -118,7 +118,7 @@ def _read_kernels(options: argparse.Namespace) -> None:
     elif options.command == "times":
         times.run(options.json, options.points)
     elif options.command == "ladder":
-        print(f"{table(options.dtype)}\n\n\n{steps.printed()}")
+        print(f"{table(options.dtype)}\n\n\n{table_of_steps()}")
     else:
         profile(options.json)
 

@@ -10,7 +10,7 @@ import pytest
 import numbsparse as ns
 from numbsparse import __main__ as command_line
 from numbsparse import device
-from numbsparse.bench import info
+from numbsparse.bench import machine as info
 from numbsparse.device import runtime
 from numbsparse.kernels.matmul import RUNGS
 
@@ -42,7 +42,9 @@ def test_without_a_gpu_it_says_what_to_do(monkeypatch):
 
 def test_what_is_missing_names_the_extra_that_brings_it(monkeypatch):
     here = {"numba": "1", "numpy": "2", "scipy": "3", "torch": "4"}
-    monkeypatch.setattr(info, "version_of", here.get)
+    monkeypatch.setattr(
+        info, "versions_of", lambda *names: {n: here[n] for n in names if n in here}
+    )
     found = info.info(ns.__version__)
     assert found["packages"] == here
     assert found["missing"].keys() == info.MORE.keys()

@@ -12,6 +12,7 @@ from numbsparse import ops
 from numbsparse.bench.problem import Problem
 from numbsparse.bench.timing import Recorder, record
 from numbsparse.device import DeviceArray, as_device_array
+from numbsparse.kernels import ladder
 from numbsparse.kernels.matmul import function_of, serving_own
 from numbsparse.ops.choice import choose, serving
 
@@ -85,15 +86,24 @@ def all_serving(problem: Problem, product: str) -> list[str]:
 
 
 def named(problem: Problem, product: str, kernels: str) -> list[str]:
-    """ "auto": the rung that `ops` takes; "all" that serve; or those of a list with commas."""
+    """ "auto": the rung that `ops` takes; "all" that serve; or those of a list with commas.
+
+    A list may name steps of the taught ladder too.
+    """
     if kernels == "auto":
         return [chosen(problem, product)]
     names = all_serving(problem, product)
-    return names if kernels == "all" else [name for name in names if name in kernels.split(",")]
+    if kernels == "all":
+        return names
+    wanted, case = kernels.split(","), (problem.block_size, problem.x.dtype, problem.place)
+    steps = [name for name in ladder.NAMES if name in wanted]
+    refused = {name: ladder.step(name).unsupported(product, *case, problem.batch) for name in steps}
+    names += [name for name in steps if refused[name] is None]
+    return [name for name in names if name in wanted]
 
 
 def of_rung(problem: Problem, product: str, name: str, feature_major: bool = False) -> Contestant:
-    """A rung of the ladder, called as `ops.matmul` and `ops.sddmm` call it, on a GPU.
+    """A rung or a taught step, called as `ops.matmul` and `ops.sddmm` call it, on a GPU.
 
     With `feature_major` as for `w @ x`: x, dy, y and dx are views of (features, batch).
     """
@@ -104,7 +114,9 @@ def of_rung(problem: Problem, product: str, name: str, feature_major: bool = Fal
         if product != "weight_grad":
             whole = whole.reshape(whole.shape[::-1])
             out = whole.T
-    compute, index = function_of(name, product), problem.index
+    taught = name in ladder.NAMES
+    compute = ladder.step(name).forward if taught else function_of(name, product)
+    index = problem.index
     operands = {
         "forward": (x, values, index),
         "input_grad": (dy, values, index),
@@ -131,10 +143,10 @@ def by_ops(problem: Problem, product: str, kernel: str = "auto") -> Contestant:
     return Contestant(compute, rows_of)
 
 
-def of_images(problem: Problem, product: str) -> Contestant:
+def of_images(problem: Problem, product: str, kernel: str = "auto") -> Contestant:
     """A convolution as `ops` computes it, its result allocated too."""
     x, dy, w = problem.x.device, problem.dy.device, problem.w
-    window, how = problem.window, ("auto", problem.precision)
+    window, how = problem.window, (kernel, problem.precision)
     compute = {
         "forward": lambda: ops.conv_in(x, w, window, *how),
         "input_grad": lambda: ops.conv_transpose_in(dy, w, window, 2, problem.in_features, *how),

@@ -140,6 +140,22 @@ def random(features: int, block_size: int, density: float) -> Layout:
     return Layout(patterns.random(blocks, blocks, density, seed=0))
 
 
+def matrices(
+    features: int, block_size: int, density: float, batch: int, *how: str, place: str = "cuda"
+) -> Problem:
+    """A random layout, as many features before as behind; `how` are dtype and precision."""
+    return Problem(random(features, block_size, density), block_size, batch, *how, place=place)
+
+
+def images(
+    features: int, block_size: int, density: float, batch: int, *how: str, side: int, taps: int
+) -> Problem:
+    """The same of a convolution: `taps` along each axis of images of side x side pixels."""
+    n = features // block_size
+    layout = Layout(patterns.taps(patterns.random(n, n, density, seed=0), (taps, taps)))
+    return Problem(layout, block_size, batch, *how, side=side, taps_along=taps)
+
+
 class Operand:
     """The same random numbers on the host and on the GPU, each once it is asked for.
 

@@ -71,10 +71,10 @@ def shortest(graph: Graph, replays: int = 4) -> float:
 def record(call: Call, count: int) -> Call:
     """`count` calls of ours as one graph."""
     if SIMULATED:
-        return _repeated(call, count)
+        return repeated(call, count)
     capture = Capture()
     with capture.under_way():
-        _repeated(call, count)()
+        repeated(call, count)()
     return capture.launch
 
 
@@ -88,13 +88,15 @@ def record_torch(call: Call, count: int) -> Call:
     with torch.cuda.stream(stream):
         graph.capture_begin()
         try:
-            _repeated(call, count)()
+            repeated(call, count)()
         finally:
             graph.capture_end()
     return graph.replay
 
 
-def _repeated(call: Call, count: int) -> Call:
+def repeated(call: Call, count: int) -> Call:
+    """`count` calls as one."""
+
     def repeat() -> None:
         for _ in range(count):
             call()
