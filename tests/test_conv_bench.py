@@ -42,7 +42,7 @@ def test_the_parts_are_those_of_the_reference(product, taps_along):
     assert error_of(parts, picked) < 1e-6
     wrong = picked.copy()
     wrong[(0, 0, 0) if parts.columns is None else (0, parts.columns[0])] += 0.01
-    assert fault_in(parts, wrong, "float32", "highest").startswith("wrong: 1 of")
+    assert fault_in(parts, wrong, "float32", "highest").startswith("1 of")
 
 
 def test_rows_are_checked_shown_and_tabulated(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from numbsparse import device, ops
 from numbsparse.bench import ladder as shown
 from numbsparse.bench import lessons, results, timing, walls
 from numbsparse.bench import measure as measuring
-from numbsparse.bench.contestants import all_serving
+from numbsparse.bench.contestants import named
 from numbsparse.bench.measure import Options
 from numbsparse.bench.problem import Problem
 from numbsparse.bench.reads import Roofline, arriving, reads, roofline
@@ -326,7 +326,7 @@ def test_steps_that_serve_are_checked_and_named_alone(monkeypatch):
         assert list(row["seconds"]) == served
         assert max(row["errors"].values()) < 1e-3
     problem = Problem(Layout(np.ones((1, 1))), 32, 128, "float32")
-    assert not set(NAMES) & {*all_serving(problem, "forward")}
+    assert not set(NAMES) & {*named(problem, "forward", "all")}
 
 
 CEILINGS = {  # files and lines that a reader opens for one forward product

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from difflib import SequenceMatcher
 from functools import cache, partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from numbsparse import device
+from numbsparse.bench.machine import reach_of
 from numbsparse.bench.reads import Reads, Roofline, reads_at, roofline
 from numbsparse.bench.results import (
     Row,
@@ -27,8 +28,6 @@ from numbsparse.bench.show import ratio, teraflops
 from numbsparse.kernels.ladder import STEPS
 from numbsparse.kernels.matmul import LADDER, PRODUCTS, RUNGS
 
-BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
-DTYPES = ("float16", "bfloat16", "float32", "float64")
 SIZES = (32, 64, 128)  # of the steps
 FIRST_OF_HALVES = "s08_tensor_core"
 INDENT = "    "
@@ -121,37 +120,6 @@ def _foot() -> str:
         f"`{results['command']}`; k0_cpu on an {cpu}. Here: {here}. The lessons are in "
         "numbsparse/kernels/README.md."
     )
-
-
-class Reach(NamedTuple):
-    """What a rung computes on this machine, and why not more."""
-
-    takes: str  # block sizes and dtypes: here, or where it runs
-    why_not: str  # empty: all that it takes anywhere it takes here
-
-
-def reach_of(name: str) -> Reach:
-    """What `unsupported` of a rung answers here, for a forward product of one row."""
-    module, place = LADDER[name], RUNGS[name]
-    sizes = getattr(module, "BLOCK_SIZES", BLOCK_SIZES)
-    dtypes = getattr(module, "DTYPES", DTYPES)
-    if place == "cuda" and (reason := device.why_unavailable()) is not None:
-        return Reach(f"takes {_takes(sizes, dtypes)}", reason)
-    refused = {
-        (size, dtype): module.unsupported("forward", size, dtype, place)
-        for size in sizes
-        for dtype in dtypes
-    }
-    served = [case for case, reason in refused.items() if reason is None]
-    reasons = "; ".join(dict.fromkeys(filter(None, refused.values())))
-    if not served:
-        return Reach(f"takes {_takes(sizes, dtypes)}", reasons)
-    own_sizes, own_dtypes = (dict.fromkeys(part) for part in zip(*served, strict=True))
-    return Reach(f"here: {_takes(own_sizes, own_dtypes)}", reasons)
-
-
-def _takes(sizes: Iterable[int], dtypes: Iterable[str]) -> str:
-    return f"B = {', '.join(map(str, sizes))} in {', '.join(dtypes)}"
 
 
 class Figures(NamedTuple):

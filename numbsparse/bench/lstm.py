@@ -14,7 +14,7 @@ import numpy as np
 from numbsparse import nn, ops, patterns
 from numbsparse.autograd import no_grad
 from numbsparse.bench.limits import limits
-from numbsparse.bench.measure import Options
+from numbsparse.bench.measure import Options, Wrong, cell
 from numbsparse.bench.results import Row
 from numbsparse.bench.timing import Graph, graph_of, record, seconds_of
 from numbsparse.device import SIMULATED, memory, synchronize, to_device
@@ -123,7 +123,7 @@ def ours(sequence: Sequence) -> Trainer:
         with no_grad():
             y = module(sequence.x)[0].numpy()
         if (y[-1] != results[0].numpy()).any():
-            raise ArithmeticError("wrong: captured, it gives another output")
+            raise Wrong("captured, it gives another output")
         return y.astype(np.float64)
 
     return Trainer(run, outputs, gradient, lambda: taken + held + sequence.dy.nbytes)
@@ -149,7 +149,7 @@ def _measured(
     seconds: dict[str, float] = {}
     contestant: Trainer | None
     for name, make in makers.items():
-        try:
+        with cell(row, name):
             contestant = make(sequence)
             contestant.run()
             synchronize()
@@ -161,12 +161,10 @@ def _measured(
                 error = max(_relative(y, exact), _relative(gradient, exact_gradient))
             row["errors"][name] = error
             if not error <= ALLOWED[sequence.dtype]:
-                raise ArithmeticError(f"wrong: relative error {error:.1e}")
+                raise Wrong(f"relative error {error:.1e}")
             once = {name: Graph(contestant.run, 1, contestant.run)}
             seconds |= seconds_of(once, 10 * options.seconds)
             row["bytes"][name] = contestant.nbytes()
-        except Exception as error:  # a peer that fails costs its cell, not the table
-            row["not_timed"][name] = f"{type(error).__name__}: {error}"[:160]
         contestant = None  # its memory is for the next one
     return row | {"seconds": seconds, "step": _step(sequence, options)}
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, NamedTuple
 
 from numbsparse import device
 from numbsparse.device import runtime
 from numbsparse.files import cache_folder
-from numbsparse.kernels.matmul import PRODUCTS, RUNGS, rung
+from numbsparse.kernels.matmul import RUNGS, rung
 
-DTYPES = ("float32", "float16")
+BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
+DTYPES = ("float16", "bfloat16", "float32", "float64")
 NEEDED = ("numba", "numpy", "scipy")
 MORE = {  # what a package is good for, and the extra that brings it
     "numba-cuda": ("a GPU", "cu13"),
@@ -91,14 +93,41 @@ def _gpu() -> dict[str, Any]:
     return {"name": runtime.describe(), "compute_capability": f"{major}.{minor}"}
 
 
+class Reach(NamedTuple):
+    """What a rung computes on this machine, and why not more."""
+
+    takes: str  # block sizes and dtypes: here, or where it runs
+    why_not: str  # empty: all that it takes anywhere it takes here
+
+
+def reach_of(name: str) -> Reach:
+    """What `unsupported` of a rung answers here, for a forward product of one row."""
+    module, place = rung(name), RUNGS[name]
+    sizes = getattr(module, "BLOCK_SIZES", BLOCK_SIZES)
+    dtypes = getattr(module, "DTYPES", DTYPES)
+    if place == "cuda" and (reason := device.why_unavailable()) is not None:
+        return Reach(f"takes {_takes(sizes, dtypes)}", reason)
+    refused = {
+        (size, dtype): module.unsupported("forward", size, dtype, place)
+        for size in sizes
+        for dtype in dtypes
+    }
+    served = [case for case, reason in refused.items() if reason is None]
+    reasons = "; ".join(dict.fromkeys(filter(None, refused.values())))
+    if not served:
+        return Reach(f"takes {_takes(sizes, dtypes)}", reasons)
+    own_sizes, own_dtypes = (dict.fromkeys(part) for part in zip(*served, strict=True))
+    return Reach(f"here: {_takes(own_sizes, own_dtypes)}", reasons)
+
+
+def _takes(sizes: Iterable[int], dtypes: Iterable[str]) -> str:
+    return f"B = {', '.join(map(str, sizes))} in {', '.join(dtypes)}"
+
+
 def _rungs(place: str) -> list[str]:
-    """Those that serve some dtype with blocks of some size here."""
-    asked = [(each, size, dtype) for each in PRODUCTS for size in (8, 32) for dtype in DTYPES]
-    return [
-        name
-        for name, home in RUNGS.items()
-        if home == place and any(rung(name).unsupported(*each, place) is None for each in asked)
-    ]
+    """Those that compute something here."""
+    here = [name for name, home in RUNGS.items() if home == place]
+    return [name for name in here if reach_of(name).takes.startswith("here")]
 
 
 def _kept() -> dict[str, dict[str, int]]:
