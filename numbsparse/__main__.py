@@ -208,8 +208,8 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
 def _read_kernels(options: argparse.Namespace) -> None:
     """The commands that read the GPU's kernels, and so load numba.cuda."""
     try:
-        from numbsparse.bench import steps, times
-        from numbsparse.bench.ladder import table
+        from numbsparse.bench import times
+        from numbsparse.bench.ladder import table, table_of_steps
         from numbsparse.bench.profile import profile
         from numbsparse.bench.tables import fill
     except ImportError as error:
@@ -222,7 +222,7 @@ def _read_kernels(options: argparse.Namespace) -> None:
     elif options.command == "times":
         times.run(options.json, options.points)
     elif options.command == "ladder":
-        print(f"{table(options.dtype)}\n\n\n{steps.printed()}")
+        print(f"{table(options.dtype)}\n\n\n{table_of_steps()}")
     else:
         profile(options.json)
 

@@ -62,10 +62,10 @@ def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str,
     results, fastest = {}, {}
     for product, call in _products(w, batch, precision).items():
         names = choice.with_tiles(product, w.block_size, w.dtype, "cuda", batch, precision)
-        right = _sample(call(names[-1]))
+        right = sample(call(names[-1]))
         seconds = {}
         for name in names:
-            agrees = _agree(_sample(call(name)), right, w.dtype, precision)
+            agrees = agree(sample(call(name)), right, w.dtype, precision)
             seconds[name] = _seconds(partial(call, name)) if agrees else float("inf")
         results[product] = dict(sorted(seconds.items(), key=lambda pair: pair[1]))
         case = tuned.case(product, w.block_size, w.dtype, batch, precision, w.stored_layout)
@@ -91,14 +91,15 @@ def _products(w: BlockSparse, batch: int, precision: str) -> dict[str, Callable[
     }
 
 
-def _sample(result: Any) -> np.ndarray:
+def sample(result: Any) -> np.ndarray:
     """The first and the last rows, or blocks, on the host."""
     n = len(result)
     few = [result[: min(n, 64)], result[max(n - 64, 0) :]]
     return np.concatenate([part.numpy().astype(np.float64) for part in few])
 
 
-def _agree(result: np.ndarray, right: np.ndarray, dtype: Any, precision: str) -> bool:
+def agree(result: np.ndarray, right: np.ndarray, dtype: Any, precision: str) -> bool:
+    """Whether two samples are as near as ERRORS allows."""
     error = ERRORS["float16" if precision == "high" else str(dtype)]
     return bool(np.linalg.norm(result - right) <= error * np.linalg.norm(right))
 

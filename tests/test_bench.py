@@ -66,12 +66,15 @@ def test_on_the_cpu_all_is_checked_but_the_rows_of_a_large_batch(product):
         assert len(parts.picked) > 150
 
 
-def test_times_takes_turns():
-    order = []
-    calls = {name: lambda name=name: order.append(name) for name in "ab"}
-    taken = timing.times(calls, seconds=0.0)
+def test_each_is_timed_in_turn_after_a_pause(monkeypatch):
+    order, rests = [], []
+    monkeypatch.setattr(timing, "SAMPLE", 0.0)
+    monkeypatch.setattr(timing.time, "sleep", rests.append)
+    graphs = {name: timing.Graph(lambda name=name: order.append(name), 1, None) for name in "ab"}
+    taken = timing.seconds_of(graphs, seconds=1.0, pause=0.25)
     turns = ["a"] * (1 + timing.SAMPLES) + ["b"] * (1 + timing.SAMPLES)
-    assert order == ["a", "b", *turns, *turns]
+    assert order == ["a", "b", *turns * timing.TURNS]
+    assert rests == [0.25] * 2 * timing.TURNS
     assert taken.keys() == {"a", "b"}
 
 

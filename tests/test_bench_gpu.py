@@ -61,7 +61,7 @@ def test_one_wrong_value_in_a_part_is_a_fault(problem, product, fault):
     parts = problem.parts(product)
     picked = whole(problem, product)[parts.picked]
     picked[(0, 0, 0) if parts.columns is None else (0, parts.columns[0])] += fault
-    assert fault_in(parts, picked, "float32", "highest").startswith("wrong: 1 of")
+    assert fault_in(parts, picked, "float32", "highest").startswith("1 of")
 
 
 @pytest.mark.parametrize("fault", ["doubled", "nothing"])
@@ -204,9 +204,9 @@ def test_every_section_prints_each_product_with_its_faults(name):
 def test_the_kernels_are_compiled_in_parts(monkeypatch):
     called = []
 
-    def of_rung(problem, product, name, feature_major=False):
+    def of_rung(problem, product, kernel, feature_major=False):
         assert not feature_major
-        return SimpleNamespace(call=lambda: called.append((product, problem.dtype, name)))
+        return SimpleNamespace(call=lambda: called.append((product, problem.dtype, kernel)))
 
     monkeypatch.setattr(contestants, "of_rung", of_rung)
     for part in range(4):
@@ -223,7 +223,7 @@ def test_the_kernels_are_compiled_in_parts(monkeypatch):
 def test_both_ways_are_compiled_in_parts(monkeypatch):
     called = []
 
-    def of_rung(problem, product, name, feature_major=False):
+    def of_rung(problem, product, kernel, feature_major=False):
         case = problem.dtype, product, feature_major
         return SimpleNamespace(call=lambda: called.append(case))
 

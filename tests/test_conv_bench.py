@@ -11,7 +11,7 @@ from numbsparse.bench import results, sections, show, tables, timing
 from numbsparse.bench.contestants import MATMUL, OURS
 from numbsparse.bench.measure import Options
 from numbsparse.bench.peers import CUDNN
-from numbsparse.bench.problem import error_of, fault_in
+from numbsparse.bench.problem import error_of, fault_in, images
 from numbsparse.kernels.conv import k0_reference
 from numbsparse.kernels.matmul import PRODUCTS
 
@@ -35,14 +35,14 @@ def whole(problem, product):
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("taps_along", [1, 3])
 def test_the_parts_are_those_of_the_reference(product, taps_along):
-    problem = sections._images(32, 8, 0.6, 3, "float32", "highest", 5, taps_along)
+    problem = images(32, 8, 0.6, 3, "float32", side=5, taps=taps_along)
     parts, right = problem.parts(product), whole(problem, product)
     picked = right[parts.picked]
     assert fault_in(parts, picked, "float32", "highest") is None
     assert error_of(parts, picked) < 1e-6
     wrong = picked.copy()
     wrong[(0, 0, 0) if parts.columns is None else (0, parts.columns[0])] += 0.01
-    assert fault_in(parts, wrong, "float32", "highest").startswith("wrong: 1 of")
+    assert fault_in(parts, wrong, "float32", "highest").startswith("1 of")
 
 
 def test_rows_are_checked_shown_and_tabulated(tmp_path, monkeypatch):

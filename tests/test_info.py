@@ -61,7 +61,7 @@ def test_a_gpu_is_described(monkeypatch):
 def test_the_simulator_is_told(monkeypatch, simulated, packages, says):
     monkeypatch.setattr(runtime, "SIMULATED", simulated)
     monkeypatch.setattr(runtime, "why_unavailable", lambda: "no driver")
-    monkeypatch.setattr(info, "version_of", packages.get)
+    monkeypatch.setattr(info, "versions_of", lambda *names: packages)
     assert f"\nsimulator  {says}" in info.in_words(info.info(ns.__version__))
 
 
@@ -77,7 +77,9 @@ def test_a_user_without_a_folder_is_told(monkeypatch):
 
 def test_what_is_missing_names_the_extra_that_brings_it(monkeypatch):
     here = {"numba": "1", "numpy": "2", "scipy": "3", "torch": "4"}
-    monkeypatch.setattr(info, "version_of", here.get)
+    monkeypatch.setattr(
+        info, "versions_of", lambda *names: {n: here[n] for n in names if n in here}
+    )
     found = info.info(ns.__version__)
     assert found["packages"] == here
     assert found["missing"].keys() == info.MORE.keys()
@@ -99,7 +101,17 @@ def test_kept_kernels_are_counted(files, tmp_path, monkeypatch):
     assert kept["GPU kernels"] == {"files": bool(files), "bytes": 5 * bool(files)}
 
 
-COMMANDS = ["info", "bench", "ladder", "puzzle", "profile", "machine-code", "times", "tables"]
+COMMANDS = [
+    "info",
+    "bench",
+    "ladder",
+    "puzzle",
+    "profile",
+    "machine-code",
+    "times",
+    "plane",
+    "tables",
+]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

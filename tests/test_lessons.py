@@ -17,10 +17,10 @@ import numbsparse as ns
 from numbsparse import __main__ as command_line
 from numbsparse import device
 from numbsparse.bench import ladder, lessons, tables
-from numbsparse.bench.ladder import reads
+from numbsparse.bench.lessons import EXAMPLE, picture
 from numbsparse.bench.profile import SECTIONS, count_small
+from numbsparse.bench.reads import reads
 from numbsparse.bench.results import gain_of, on_gpu, profiled, rows_of, seconds_of
-from numbsparse.bench.walks import EXAMPLE, picture
 from numbsparse.device.launch import launch
 from numbsparse.kernels.ladder import NAMES
 from numbsparse.kernels.matmul import LADDER

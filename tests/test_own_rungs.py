@@ -10,7 +10,7 @@ from conftest import host
 
 import numbsparse as ns
 from numbsparse import __main__ as command_line
-from numbsparse.bench.contestants import all_serving
+from numbsparse.bench.contestants import named
 from numbsparse.bench.problem import Problem
 from numbsparse.kernels import matmul as ladder
 from numbsparse.kernels.matmul import add_rung, rung
@@ -68,7 +68,7 @@ def test_the_gpus_benchmark_takes_it_last(put, place):
         pytest.skip("of the GPU's benchmark")
     add_rung("mine", doubled("cuda"))
     problem = Problem(Layout([[1]]), 8, 4, "float32")
-    assert all_serving(problem, "forward")[-2:] == ["k8_small_batch", "mine"]
+    assert named(problem, "forward", "all")[-2:] == ["k8_small_batch", "mine"]
 
 
 def test_the_command_line_times_a_file(tmp_path, capsys):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from numbsparse import __main__ as command_line
+from numbsparse import device
 from numbsparse.bench import profile
 from numbsparse.bench.results import load
 
@@ -86,6 +87,14 @@ def test_a_failure_of_ncu_is_said(ncu, log, status, said, error):
     ncu(log, status, said)
     with pytest.raises(SystemExit, match=f"numbsparse: ncu {error}"):
         command_line.main(["profile"])
+
+
+@pytest.mark.skipif(not device.is_available(), reason="takes a GPU or the simulator")
+@pytest.mark.parametrize("rung", ["k1_naive", "s01_naive"])
+def test_what_ncu_looks_on_at_runs(rung):
+    """Rungs and steps alike."""
+    problem = profile.Case((rung,), "float32", 32, 32, 128, 32, 1).problem()
+    profile.forward(rung, problem)
 
 
 def test_ncu_is_asked_for(ncu, monkeypatch):

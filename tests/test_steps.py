@@ -12,10 +12,15 @@ import pytest
 import numbsparse as ns
 from numbsparse import __main__ as command_line
 from numbsparse import device, ops
-from numbsparse.bench import results, steps, walls
-from numbsparse.bench.ladder import arriving, reads
+from numbsparse.bench import ladder as shown
+from numbsparse.bench import lessons, results, timing, walls
+from numbsparse.bench import measure as measuring
+from numbsparse.bench.contestants import named
+from numbsparse.bench.measure import Options
+from numbsparse.bench.problem import Problem
+from numbsparse.bench.reads import Roofline, arriving, reads, roofline
 from numbsparse.bench.results import on_gpu, save
-from numbsparse.bench.roofline import Roofline, roofline
+from numbsparse.bench.sections import CASES, rows
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels import ladder
 from numbsparse.kernels.ladder.s12_grouped import plan
@@ -233,8 +238,8 @@ MORE = {"s12_grouped": 85}  # its plan, which the steps after it import
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_is_one_short_file(name):
-    assert steps.text_of(name).count("\n") <= LONGEST
-    words = " ".join(ast.get_docstring(ast.parse(steps.text_of(name))).split())
+    assert shown.text_of(name).count("\n") <= LONGEST
+    words = " ".join(ast.get_docstring(ast.parse(shown.text_of(name))).split())
     assert words.startswith(f"Step {NAMES.index(name) + 1}: ")
     for part in ("What changed since the", "Reads per output, for a sum of K", "The limit: "):
         assert part in words
@@ -242,7 +247,7 @@ def test_a_step_is_one_short_file(name):
 
 @pytest.mark.parametrize(("before", "after"), list(pairwise(NAMES)), ids=NAMES[1:])
 def test_a_step_is_a_small_diff(before, after):
-    found = steps.new_lines(before, after)
+    found = shown.new_lines(before, after)
     assert found <= MORE.get(after, MOST_NEW)
     assert after not in MORE or found > MOST_NEW
 
@@ -252,7 +257,7 @@ def test_steps_share_their_names(name):
     """What a local name means stands in the room's docstring; each step uses the same ones."""
     kernel = next(
         node
-        for node in ast.walk(ast.parse(steps.text_of(name)))
+        for node in ast.walk(ast.parse(shown.text_of(name)))
         if isinstance(node, ast.FunctionDef) and node.name in ("kernel", "forward_kernel")
     )
     used = {node.id for node in ast.walk(kernel) if isinstance(node, ast.Name)}
@@ -282,11 +287,11 @@ def timed(monkeypatch, tmp_path):
 
 
 def test_steps_are_tabulated(timed):
-    first, *_, last = steps.figures()
+    first, *_, last = shown.figures_of_steps()
     assert (first.new, first.gain, first.speeds) == (None, None, (None, None, None))
     assert last.gain == pytest.approx(15 / 14, rel=1e-4)
     assert last.speeds[0] == pytest.approx(15 * forward_row("float16")["flops"], rel=1e-4)
-    lines = steps.written().splitlines()
+    lines = lessons.steps().splitlines()
     assert "a card; `bench`" in lines[0]
     assert len(lines) == 4 + len(NAMES)
     assert lines[-1].startswith(
@@ -303,19 +308,25 @@ def test_the_steps_are_printed_below_the_rungs(capsys, dtype):
     assert places == sorted(places)
 
 
-def test_only_a_section_enters_the_steps_among_the_rungs():
-    from numbsparse.bench.measure import Options
-    from numbsparse.bench.sections import CASES
-    from numbsparse.kernels.matmul import OWN
-
-    cases = []
-    for case in CASES["steps"](Options()):
-        assert set(NAMES) <= OWN.keys()
-        cases.append(case)
-    found = {(case.product, case.problem.block_size) for case in cases}
-    assert found == {("forward", B) for B in SIZES}
+def test_a_section_times_each_step_beside_the_rungs():
+    cases = list(CASES["steps"](Options()))
+    found = [(case.product, case.problem.dtype, case.problem.block_size) for case in cases]
+    assert found == [("forward", dtype, B) for dtype in ("float32", "float16") for B in SIZES]
     assert all(case.kernels.startswith(",".join(NAMES)) for case in cases)
-    assert not set(NAMES) & OWN.keys()
+
+
+@on_device
+def test_steps_that_serve_are_checked_and_named_alone(monkeypatch):
+    monkeypatch.setattr(measuring, "graph_of", lambda _, call: timing.Graph(call, 1, call))
+    monkeypatch.setattr(measuring, "seconds_of", lambda graphs, _: dict.fromkeys(graphs, 1.0))
+    how = Options("k1_naive,s01_naive,s03_shared,s08_tensor_core", quick=True)
+    for row in rows("steps", how):
+        names = ["k1_naive", "s01_naive", "s03_shared", "s08_tensor_core"]
+        served = [name for name in names if name[0] == "k" or dtype_of(name) == row["dtype"]]
+        assert list(row["seconds"]) == served
+        assert max(row["errors"].values()) < 1e-3
+    problem = Problem(Layout(np.ones((1, 1))), 32, 128, "float32")
+    assert not set(NAMES) & {*named(problem, "forward", "all")}
 
 
 CEILINGS = {  # files and lines that a reader opens for one forward product
@@ -347,4 +358,4 @@ def test_a_wall_is_what_forward_names():
     assert {"produce.py", "consume.py", "plan.py"} <= set(names)
     assert not {"weight_grad.py", "ring.py", "store.py", "emitted.py"} & set(names)
     for name in CEILINGS:
-        assert f"| {name} | " in walls.walls()
+        assert f"| {name} | " in lessons.walls()

@@ -72,9 +72,9 @@ def test_it_runs_as_it_is(w):
 def test_a_wrong_rung_is_never_chosen(w, monkeypatch):
     wrong = serving(w)[0]
     monkeypatch.setattr(tuning, "_seconds", lambda call: 1.0)
-    agree = tuning._agree
+    agree = tuning.agree
     answers = iter([False] + [True] * 20)
-    monkeypatch.setattr(tuning, "_agree", lambda *args: agree(*args) and next(answers))
+    monkeypatch.setattr(tuning, "agree", lambda *args: agree(*args) and next(answers))
     assert ns.tune(w, 3)["forward"][wrong] == float("inf")
     assert chosen(w) != wrong
 

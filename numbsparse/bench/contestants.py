@@ -12,6 +12,7 @@ from numbsparse import ops
 from numbsparse.bench.problem import Problem
 from numbsparse.bench.timing import Recorder, record
 from numbsparse.device import DeviceArray, as_device_array
+from numbsparse.kernels import ladder
 from numbsparse.kernels.matmul import function_of, serving_own
 from numbsparse.ops.choice import choose, serving
 
@@ -53,16 +54,15 @@ def contestants_of(
     problem: Problem, product: str, kernels: str, others: tuple[str, ...] = ()
 ) -> Makers:
     """Ours by name: see `named`; and what `others` names of MATMUL and FEATURE_MAJOR."""
-    names = named(problem, product, kernels)
     if problem.side:
-        makers: Makers = dict.fromkeys(names, of_images)
+        makers: Makers = {OURS: of_images} if kernels else {}
         return makers | ({MATMUL: by_ops} if MATMUL in others else {})
-    if problem.place == "cpu":
-        return {name: partial(by_ops, kernel=name) for name in names}
-    makers = {name: partial(of_rung, name=name) for name in names}
+    names = named(problem, product, kernels)
+    make = by_ops if problem.place == "cpu" else of_rung
+    makers = {name: partial(make, kernel=name) for name in names}
     if FEATURE_MAJOR in others:
         turned = partial(of_rung, feature_major=True)
-        makers |= {f"{name} {FEATURE_MAJOR}": partial(turned, name=name) for name in names}
+        makers |= {f"{name} {FEATURE_MAJOR}": partial(turned, kernel=name) for name in names}
     return makers
 
 
@@ -75,25 +75,26 @@ def chosen(problem: Problem, product: str) -> str:
     return choose(product, "auto", *case)
 
 
-def all_serving(problem: Problem, product: str) -> list[str]:
-    """The rungs that take this problem, in reading order; those of users last."""
-    if problem.side:
-        return [OURS]
-    dtype, place = problem.x.dtype, problem.place
-    case = problem.block_size, dtype, place, problem.batch, problem.precision
-    return serving(product, *case)[::-1] + serving_own(product, *case)
-
-
 def named(problem: Problem, product: str, kernels: str) -> list[str]:
-    """ "auto": the rung that `ops` takes; "all" that serve; or those of a list with commas."""
+    """ "auto": the rung that `ops` takes; "all" that serve; or those of a list with commas.
+
+    They stand in reading order, users' rungs behind; a list may name taught steps as well.
+    """
     if kernels == "auto":
         return [chosen(problem, product)]
-    names = all_serving(problem, product)
-    return names if kernels == "all" else [name for name in names if name in kernels.split(",")]
+    dtype, place = problem.x.dtype, problem.place
+    case = product, problem.block_size, dtype, place, problem.batch, problem.precision
+    names = serving(*case)[::-1] + serving_own(*case)
+    if kernels == "all":
+        return names
+    wanted = kernels.split(",")
+    steps = [name for name in ladder.NAMES if name in wanted]
+    names += [name for name in steps if ladder.step(name).unsupported(*case) is None]
+    return [name for name in names if name in wanted]
 
 
-def of_rung(problem: Problem, product: str, name: str, feature_major: bool = False) -> Contestant:
-    """A rung of the ladder, called as `ops.matmul` and `ops.sddmm` call it, on a GPU.
+def of_rung(problem: Problem, product: str, kernel: str, feature_major: bool = False) -> Contestant:
+    """A rung or a taught step, called as `ops.matmul` and `ops.sddmm` call it, on a GPU.
 
     With `feature_major` as for `w @ x`: x, dy, y and dx are views of (features, batch).
     """
@@ -104,7 +105,9 @@ def of_rung(problem: Problem, product: str, name: str, feature_major: bool = Fal
         if product != "weight_grad":
             whole = whole.reshape(whole.shape[::-1])
             out = whole.T
-    compute, index = function_of(name, product), problem.index
+    taught = kernel in ladder.NAMES
+    compute = ladder.step(kernel).forward if taught else function_of(kernel, product)
+    index = problem.index
     operands = {
         "forward": (x, values, index),
         "input_grad": (dy, values, index),
@@ -114,8 +117,7 @@ def of_rung(problem: Problem, product: str, name: str, feature_major: bool = Fal
     def call() -> None:
         compute(*operands, out, problem.precision)
 
-    across = whole is not out
-    return Contestant(into(whole, call), (lambda y, rows: y.numpy().T[rows]) if across else rows_of)
+    return Contestant(into(whole, call), columns_of if whole is not out else rows_of)
 
 
 def by_ops(problem: Problem, product: str, kernel: str = "auto") -> Contestant:
@@ -131,10 +133,10 @@ def by_ops(problem: Problem, product: str, kernel: str = "auto") -> Contestant:
     return Contestant(compute, rows_of)
 
 
-def of_images(problem: Problem, product: str) -> Contestant:
+def of_images(problem: Problem, product: str, kernel: str = "auto") -> Contestant:
     """A convolution as `ops` computes it, its result allocated too."""
     x, dy, w = problem.x.device, problem.dy.device, problem.w
-    window, how = problem.window, ("auto", problem.precision)
+    window, how = problem.window, (kernel, problem.precision)
     compute = {
         "forward": lambda: ops.conv_in(x, w, window, *how),
         "input_grad": lambda: ops.conv_transpose_in(dy, w, window, 2, problem.in_features, *how),
@@ -151,6 +153,11 @@ def into(out: Any, call: Callable[[], Any]) -> Callable[[], Any]:
         return out
 
     return compute
+
+
+def columns_of(out: DeviceArray, picked: np.ndarray) -> np.ndarray:
+    """Some rows of y or dx, where they lie feature-major."""
+    return out.numpy().T[picked]
 
 
 def rows_of(out: Any, picked: np.ndarray) -> np.ndarray:

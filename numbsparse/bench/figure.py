@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from numbsparse.bench.peers import CUSPARSE, TRITON
-from numbsparse.bench.show import speed_up
+from numbsparse.bench.results import Row, card_of, where
+from numbsparse.bench.show import PASSES, speed_up
 
 # Colours that readers with any kind of colour vision tell apart (Okabe and Ito, 2008).
-PASSES = {
-    "forward": ("forward", "#0072b2"),
-    "input_grad": ("input-gradient", "#009e73"),
-    "weight_grad": ("weight-gradient", "#d55e00"),
-}
+COLOURS = {"forward": "#0072b2", "input_grad": "#009e73", "weight_grad": "#d55e00"}
 TICKS = (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 PEERS = {TRITON: ("torch BSR (Triton)", "--"), CUSPARSE: ("cuSPARSE CSR", ":")}
 
@@ -39,7 +36,7 @@ def draw_speed_up(section: dict[str, Any], path: Path) -> None:
     figure.suptitle(
         f"{first['features']} x {first['features']} weights in {first['block_size']} x "
         f"{first['block_size']} blocks, batch {first['batch']}; "
-        f"{section['machine'].partition(';')[0]}",
+        f"{card_of(section)}",
         fontsize=10,
     )
     figure.savefig(path, dpi=150, metadata={"Description": digest_of(section)})
@@ -50,25 +47,19 @@ def digest_of(section: dict[str, Any]) -> str:
     return sha256(json.dumps(section["rows"], sort_keys=True).encode()).hexdigest()
 
 
-def _draw_panel(axis: Any, rows: list[dict[str, Any]]) -> None:
+def _draw_panel(axis: Any, rows: list[Row]) -> None:
     """One dtype: a line a product and contestant."""
     axis.axhline(1, color="#888888", linewidth=1)
     below = {"xytext": (-2, -4), "textcoords": "offset points", "ha": "right", "va": "top"}
     axis.annotate("cuBLAS", (1, 1), xycoords=("axes fraction", "data"), color="#666666", **below)
     ends: list[float] = []
-    for product, (name, colour) in PASSES.items():
-        own = [(row["density"], speed_up(row, row["auto"], rows)) for row in _timed(rows, product)]
-        axis.plot(*_line(own), "o-", color=colour, label=name, linewidth=2, markersize=4)
-        ends += _line(own)[1][-1:]
+    for product, colour in COLOURS.items():
+        own, name = _points(rows, product), PASSES[product]
+        axis.plot(*own, "o-", color=colour, label=name, linewidth=2, markersize=4)
+        ends += own[1][-1:]
     for peer, (name, style) in PEERS.items():
-        for product, (_, colour) in PASSES.items():
-            points = [
-                (row["density"], speed_up(row, peer, rows))
-                for row in _timed(rows, product)
-                if peer in row["seconds"]
-            ]
-            if points:
-                axis.plot(*_line(points), style, color=colour, linewidth=1.2, alpha=0.8)
+        for product, colour in COLOURS.items():
+            axis.plot(*_points(rows, product, peer), style, color=colour, linewidth=1.2, alpha=0.8)
         axis.plot([], [], style, color="#666666", linewidth=1.2, label=name)
     densities = sorted({float(f"{row['density']:.2g}") for row in rows})
     if ends:
@@ -89,17 +80,14 @@ def _draw_panel(axis: Any, rows: list[dict[str, Any]]) -> None:
     axis.set_title(first["dtype"] + (precise[first["precision"]] if "32" in first["dtype"] else ""))
 
 
-Points = list[tuple[float, Any]]
-
-
-def _timed(rows: list[dict[str, Any]], product: str) -> list[dict[str, Any]]:
-    """The rows of a product, those left out whose result was wrong."""
-    return [row for row in rows if row["product"] == product and row["auto"] in row["seconds"]]
-
-
-def _line(points: Points) -> tuple[list[float], list[float]]:
-    known = [(x, y) for x, y in points if y is not None]
-    return [x for x, _ in known], [y for _, y in known]
+def _points(rows: list[Row], product: str, peer: str = "") -> tuple[list[float], list[float]]:
+    """Densities, and the speed-up of a peer or of our rung where it was right."""
+    found = []
+    for row in where(rows, product=product):
+        name = peer or row["auto"]
+        if name in row["seconds"] and (times := speed_up(row, name, rows)) is not None:
+            found.append((row["density"], times))
+    return [density for density, _ in found], [times for _, times in found]
 
 
 def matplotlib_figure() -> Any:

@@ -8,12 +8,11 @@ from contextlib import suppress
 from typing import Any
 
 from numbsparse import device
-from numbsparse.bench.machine import processor, version_of
+from numbsparse.bench.machine import processor, reach_of, versions_of
 from numbsparse.device import runtime
 from numbsparse.files import cache_folder
-from numbsparse.kernels.matmul import PRODUCTS, RUNGS, rung
+from numbsparse.kernels.matmul import RUNGS
 
-DTYPES = ("float32", "float16")
 NEEDED = ("numba", "numpy", "scipy")
 MORE = {  # what a package is good for, and the extra that brings it
     "numba-cuda": ("a GPU", "cu13"),
@@ -40,7 +39,7 @@ def info(own: str) -> dict[str, Any]:
     compiled kernels in the folder `cache`, their bytes, and the tunings that `ns.tune` left.
     """
     why = runtime.why_unavailable()
-    places = ("cpu",) if why else ("cpu", "cuda")
+    places, here = ("cpu",) if why else ("cpu", "cuda"), versions_of(*NEEDED, *MORE, *PEERS)
     return {
         "numbsparse": own,
         "python": platform.python_version(),
@@ -50,11 +49,11 @@ def info(own: str) -> dict[str, Any]:
         "gpu": _gpu() if why is None else None,
         "why": why,
         "simulated": runtime.SIMULATED,
-        "simulator": version_of("numba-cuda") is not None,
+        "simulator": "numba-cuda" in here,
         "does": {place: DOES[place] for place in places},
         "rungs": {place: _rungs(place) for place in places},
-        "packages": {name: here for name in (*NEEDED, *MORE, *PEERS) if (here := version_of(name))},
-        "missing": {name: MORE[name] for name in MORE if not version_of(name)},
+        "packages": here,
+        "missing": {name: MORE[name] for name in MORE if name not in here},
         "cache": _folder(),
         "kept": _kept(),
     }
@@ -69,13 +68,9 @@ def _gpu() -> dict[str, Any]:
 
 
 def _rungs(place: str) -> list[str]:
-    """Those that serve some dtype with blocks of some size here."""
-    asked = [(each, size, dtype) for each in PRODUCTS for size in (8, 32) for dtype in DTYPES]
-    return [
-        name
-        for name, home in RUNGS.items()
-        if home == place and any(rung(name).unsupported(*each, place) is None for each in asked)
-    ]
+    """Those that compute something here."""
+    here = [name for name, home in RUNGS.items() if home == place]
+    return [name for name in here if reach_of(name).takes.startswith("here")]
 
 
 def _folder() -> str | None:

@@ -10,23 +10,25 @@ from functools import partial
 
 import numpy as np
 
-from numbsparse.bench import steps
-from numbsparse.bench.ladder import lines_of, reads, reads_at
+from numbsparse.bench.ladder import figures_of_steps, lines_of
 from numbsparse.bench.profile import WAITS
+from numbsparse.bench.reads import reads, reads_at
 from numbsparse.bench.results import (
     Row,
+    card_of,
+    first,
+    gain_of,
+    in_section,
     on_gpu,
     profiled,
     rows_of,
     seconds_of,
     shape_of,
-    speeds_of,
 )
-from numbsparse.bench.show import PASSES, table
-from numbsparse.bench.walks import EXAMPLE, picture
-from numbsparse.bench.walls import walls
+from numbsparse.bench.show import PASSES, ratio, speeds_of, table
+from numbsparse.bench.walls import wall_of
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
-from numbsparse.layout import Layout
+from numbsparse.layout import Layout, Walk
 
 BEFORE = {
     "k1_naive": None,
@@ -40,16 +42,8 @@ BEFORE = {
 }
 """Each rung of the lessons, and the one that its table stands beside, at its own shape."""
 
-OF_PEAK = {
-    "issue": "issue slots in use",
-    "alu": "pipe of integers (ALU)",
-    "fma": "pipe of multiply-adds (FMA)",
-    "tensor": "tensor cores",
-    "L1 data": "data path of L1 and shared memory",
-    "L2": "L2 cache",
-    "memory": "device memory",
-    "warps active": "warps on a multiprocessor, of 64",
-}
+EXAMPLE = [[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 1], [0, 0, 0, 1]]
+DTYPES = ("float32", "float16")
 MOST_WAITS = 3
 COMPARED = (
     "global read requests",
@@ -65,30 +59,21 @@ def walks() -> str:
     return f"```text\n{picture(Layout(EXAMPLE))}\n```\n"
 
 
-def figures(name: str) -> str:
-    """What is known of a rung, beside the one before: reads, speed, what the profiler says."""
-    before = BEFORE[name]
-    names = [before, name] if before else [name]
-    rows = rows_of(name)
-    readings = [reading for of in names if (reading := _reading(of, rows)) is not None]
-    cells = [["lines of code", *(f"{lines_of(LADDER[of]):,}" for of in names)]]
-    cells.append(["values read per output, global / shared", *(_formula(of, rows) for of in names)])
-    counts = [_counted(of) for of in names]
-    if all(counts):
-        cells.append(
-            ["the same at the small shape of the counts", *map(_formula_of_counted, names)]
-        )
-        cells.append(["counted there, index arrays too", *counts])
-    for product in PRODUCTS:
-        speeds = [speeds_of(of, rows, product) for of in names]
-        if before:
-            speeds[1] += f" ({_gains(before, name, rows, product)})"
-        cells.append([f"{PASSES[product]}, TFLOP/s, float32 / float16", *speeds])
-    text = f"{shape_of(rows[0])}, density 0.1.\n\n{table(['', *names], cells)}\n"
-    if not readings:
-        return text
-    heads = ["the profiler, forward", *(f"{row['rung']}, {row['dtype']}" for row in readings)]
-    return f"{text}\n{table(heads, _profile(readings, rows))}\n"
+def machine() -> str:
+    """Where the numbers of the lessons come from."""
+    sections = profiled()
+    commands = {on_gpu()["ladder"]["command"], *(part["command"] for part in sections.values())}
+    return (
+        f"Speeds: {on_gpu()['ladder']['machine']}. Profiler: {card_of(sections['small'])}. "
+        f"Commands: {', '.join(f'`{command}`' for command in sorted(commands))}.\n"
+    )
+
+
+def limits() -> str:
+    """What the card can do at most, as the benchmark measures it."""
+    section = on_gpu()["limits"]
+    cells = [[row["limit"], f"{row['rate'] / 1e12:.3g} T{row['unit']}"] for row in section["rows"]]
+    return f"{card_of(section)}; `{section['command']}`.\n\n{table(['at most', 'a second'], cells)}"
 
 
 def counts() -> str:
@@ -102,40 +87,62 @@ def counts() -> str:
     return (
         f"Counted / read by the profiler: y = x @ w for {shape['batch']} rows of "
         f"{shape['in_features']} features and {shape['out_features']} outputs, all blocks of 32 x "
-        f"32 kept; {_card(sections['small'])}.\n\n{table(['rung', *COMPARED], cells)}\n"
+        f"32 kept; {card_of(sections['small'])}.\n\n{table(['rung', *COMPARED], cells)}"
     )
 
 
-def machine() -> str:
-    """Where the numbers of the lessons come from."""
-    sections = profiled()
-    commands = {on_gpu()["ladder"]["command"], *(part["command"] for part in sections.values())}
-    return (
-        f"Speeds: {on_gpu()['ladder']['machine']}. Profiler: {_card(sections['small'])}. Commands: "
-        f"{', '.join(f'`{command}`' for command in sorted(commands))}.\n"
-    )
+def steps() -> str:
+    """The taught steps: what each adds, reads and reaches."""
+    cells = []
+    for found in figures_of_steps():
+        lines, new, from_global, from_shared, *speeds, gain, roof = found.numbers
+        link = f"[{found.name}](ladder/{found.name}.py)"
+        both, counts = f"{lines} / {new}" if new else lines, f"{from_global} / {from_shared}"
+        cells.append([link, found.idea, both, counts, " / ".join(speeds), gain, roof])
+    heads = ["step", "idea", "lines / new", "reads per output, global / shared"]
+    heads += ["TFLOP/s at B = 32 / 64 / 128", "times the one before", "roofline, B = 32"]
+    section = on_gpu().get("steps")
+    source = f"{section['machine']}; `{section['command']}`" if section else "Not yet timed"
+    shape = "8192 x 8192, batch 8192, density 0.1; float32 to s07, then float16"
+    return f"{shape}. {source}.\n\n{table(heads, cells)}"
 
 
-def limits() -> str:
-    """What the card can do at most, as the benchmark measures it."""
-    section = on_gpu()["limits"]
-    cells = [[row["limit"], f"{row['rate'] / 1e12:.3g} T{row['unit']}"] for row in section["rows"]]
-    return f"{_card(section)}; `{section['command']}`.\n\n{table(['at most', 'a second'], cells)}\n"
+def walls() -> str:
+    """A line for each rung on a GPU: what stands between a reader and one product of it."""
+    cells = []
+    for name in BEFORE:
+        found, rows = wall_of(name), rows_of(name)
+        gains = " / ".join(ratio(gain_of(name, rows, "forward", dtype)) for dtype in DTYPES)
+        cells.append([name, str(found.own), str(found.files), f"{found.lines:,}", gains])
+    heads = ["rung", "own files", "files opened", "lines opened"]
+    return table([*heads, "times the best before, float32 / float16"], cells)
 
 
-PARTS: dict[str, Callable[[], str]] = {
-    "walks": walks,
-    "machine": machine,
-    "limits": limits,
-    "counts": counts,
-    "steps": steps.written,
-    "walls": walls,
-    **{name: partial(figures, name) for name in BEFORE},
-}
-
-
-def _card(section: Row) -> str:
-    return section["machine"].partition(";")[0]
+def figures(name: str) -> str:
+    """What is known of a rung, beside the one before: reads, speed, what the profiler says."""
+    before = BEFORE[name]
+    names = [before, name] if before else [name]
+    rows = rows_of(name)
+    cells = [["lines of code", *(f"{lines_of(LADDER[of]):,}" for of in names)]]
+    cells.append(["values read per output, global / shared", *(_formula(of, rows) for of in names)])
+    counts = [_counted(of) for of in names]
+    if all(counts):
+        formulas, counted = zip(*counts, strict=True)
+        cells.append(["the same at the small shape of the counts", *formulas])
+        cells.append(["counted there, index arrays too", *counted])
+    for product in PRODUCTS:
+        speeds = [speeds_of(of, rows, product) for of in names]
+        if before:
+            speeds[1] += f" ({_gains(before, name, rows, product)})"
+        cells.append([f"{PASSES[product]}, TFLOP/s, float32 / float16", *speeds])
+    text = f"{shape_of(rows[0])}, density 0.1.\n\n{table(['', *names], cells)}"
+    readings = [reading for of in names if (reading := _reading(of, rows)) is not None]
+    if not readings:
+        return text
+    heads = ["the profiler, forward", *(f"{row['rung']}, {row['dtype']}" for row in readings)]
+    cells = [["microseconds of this run / as timed", *(_microseconds(rows, r) for r in readings)]]
+    cells += [[label, *map(said, readings)] for label, said in READ.items()]
+    return f"{text}\n{table(heads, cells)}"
 
 
 def _formula(name: str, rows: list[Row]) -> str:
@@ -143,74 +150,46 @@ def _formula(name: str, rows: list[Row]) -> str:
     return " / ".join(f"{count:,.0f}" for count in found) if found else ""
 
 
-def _counted(name: str) -> str:
-    """Bytes read per output, in values; of rungs that read no memory unseen."""
-    row = _row_of_counts(name)
+def _counted(name: str) -> tuple[str, str] | None:
+    """Values read per output, by formula and as counted; of rungs that read no memory unseen."""
+    row = first(in_section(profiled(), "counted"), rung=name)
     if row is None:
-        return ""
-    values = row["batch"] * row["out_features"] * (4 if row["dtype"] == "float32" else 2)
-    memories = ("global read bytes", "shared read bytes")
-    return " / ".join(f"{row['readings'][key] / values:.1f}" for key in memories)
-
-
-def _formula_of_counted(name: str) -> str:
-    row = _row_of_counts(name)
-    assert row is not None
-    size = row["block_size"]
+        return None
+    size, batch, dtype = row["block_size"], row["batch"], row["dtype"]
     layout = Layout(np.ones((row["in_features"] // size, row["out_features"] // size)))
-    found = reads(name, layout, size, row["batch"], row["dtype"])
-    return " / ".join(f"{count:.1f}" for count in found or ())
-
-
-def _row_of_counts(name: str) -> Row | None:
-    return next((row for row in profiled()["counted"]["rows"] if row["rung"] == name), None)
+    nbytes = batch * row["out_features"] * np.dtype(dtype).itemsize
+    counts = (row["readings"][f"{memory} read bytes"] / nbytes for memory in ("global", "shared"))
+    both = reads(name, layout, size, batch, dtype) or (), counts
+    formula, counted = (" / ".join(f"{count:.1f}" for count in each) for each in both)
+    return formula, counted
 
 
 def _gains(before: str, name: str, rows: list[Row], product: str) -> str:
     """How many times as fast, in float32 and in float16."""
     gains = []
-    for dtype in ("float32", "float16"):
+    for dtype in DTYPES:
         one, other = (seconds_of(of, rows, product, dtype) for of in (before, name))
-        gains.append(f"{one / other:.1f}" if one and other else "-")
+        gains.append(ratio(one / other if one and other else None))
     return "x " + " / x ".join(gains)
 
 
 def _reading(name: str, rows: list[Row]) -> Row | None:
     """What the profiler read of a rung at the shape of the lesson."""
-    for section in ("float32", "float16"):
-        for row in profiled().get(section, {"rows": []})["rows"]:
-            same = row["in_features"] == rows[0]["features"] and row["batch"] == rows[0]["batch"]
-            if row["rung"] == name and same and row["block_size"] == rows[0]["block_size"]:
-                return row
-    return None
+    sections, shape = profiled(), {key: rows[0][key] for key in ("batch", "block_size")}
+    read = [row for dtype in DTYPES for row in in_section(sections, dtype, rung=name, **shape)]
+    return first(read, in_features=rows[0]["features"])
 
 
-def _profile(rows: list[Row], timed: list[Row]) -> list[list[str]]:
-    """What was read of each rung; `timed` are the rows of the benchmark at the same shape."""
-    cells = [["microseconds of this run / as timed", *(_microseconds(row, timed) for row in rows)]]
-    cells += [["values per output that came from L2", *map(_from_l2, rows)]]
-    cells.append(["instructions of a thread per product", *map(_instructions, rows)])
-    for key, label in OF_PEAK.items():
-        cells.append([label, *(_share(row["readings"][key], key) for row in rows)])
-    cells.append(["registers of a thread", *(f"{row['readings']['registers']}" for row in rows)])
-    cells.append(["for each warp that goes on, how many wait for what", *map(_waits, rows)])
-    return cells
-
-
-def _microseconds(row: Row, timed: list[Row]) -> str:
+def _microseconds(timed: list[Row], row: Row) -> str:
+    """Of a reading; `timed` are the rows of the benchmark at the same shape."""
     benchmarks = seconds_of(row["rung"], timed, "forward", row["dtype"])
     both = row["readings"]["seconds"], benchmarks or 0
     return " / ".join(f"{1e6 * seconds:,.0f}" for seconds in both)
 
 
 def _from_l2(row: Row) -> str:
-    outputs = row["batch"] * row["out_features"]
-    size = 4 if row["dtype"] == "float32" else 2
-    return f"{row['readings']['L2 to L1 bytes'] / outputs / size:.0f}"
-
-
-def _share(percent: float, key: str) -> str:
-    return f"{percent * 0.64:.0f}" if key == "warps active" else f"{percent:.0f} %"
+    nbytes = row["batch"] * row["out_features"] * np.dtype(row["dtype"]).itemsize
+    return f"{row['readings']['L2 to L1 bytes'] / nbytes:.0f}"
 
 
 def _instructions(row: Row) -> str:
@@ -219,8 +198,99 @@ def _instructions(row: Row) -> str:
     return f"{count:.2f}" if count < 1 else f"{count:.1f}" if count < 10 else f"{count:.0f}"
 
 
+def _share(key: str, row: Row) -> str:
+    return f"{row['readings'][key]:.0f} %"
+
+
 def _waits(row: Row) -> str:
     """The most frequent, as warps that wait while one goes on."""
     own = {what: row["readings"][f"waits for {what}"] for what in WAITS if what != "its turn"}
     longest = sorted(own, key=lambda what: -own[what])[:MOST_WAITS]
     return ", ".join(f"{what} {own[what]:.1f}" for what in longest if own[what] >= 0.05)
+
+
+READ: dict[str, Callable[[Row], str]] = {
+    "values per output that came from L2": _from_l2,
+    "instructions of a thread per product": _instructions,
+    "issue slots in use": partial(_share, "issue"),
+    "pipe of integers (ALU)": partial(_share, "alu"),
+    "pipe of multiply-adds (FMA)": partial(_share, "fma"),
+    "tensor cores": partial(_share, "tensor"),
+    "data path of L1 and shared memory": partial(_share, "L1 data"),
+    "L2 cache": partial(_share, "L2"),
+    "device memory": partial(_share, "memory"),
+    "warps on a multiprocessor, of 64": lambda row: f"{row['readings']['warps active'] * 0.64:.0f}",
+    "registers of a thread": lambda row: f"{row['readings']['registers']}",
+    "for each warp that goes on, how many wait for what": _waits,
+}
+"""What the profiler read of a rung, line by line."""
+
+
+def picture(layout: Layout) -> str:
+    """A pattern with the blocks' numbers, and the index arrays that each product follows."""
+    index = layout.index
+    blocks = enumerate(zip(index.block_rows, index.block_columns, strict=True))
+    products = [f"dw[{b}] = x[:, {row}].T @ dy[:, {column}]" for b, (row, column) in blocks]
+    parts = [
+        _grid(layout),
+        "forward walks down the block columns:",
+        _walk("columns", index.columns, "y[:, {line}] = ", "x[:, {other}] @ w[{block}]"),
+        "input_grad walks along the block rows:",
+        _walk("rows", index.rows, "dx[:, {line}] = ", "dy[:, {other}] @ w[{block}].T"),
+        "weight_grad takes the blocks as they are stored:",
+        _lines(
+            f"block_rows     {_array(index.block_rows)}",
+            f"block_columns  {_array(index.block_columns)}",
+            "",
+            *products,
+        ),
+    ]
+    return "\n\n".join(parts)
+
+
+def _grid(layout: Layout) -> str:
+    rows, columns = layout.shape
+    cells = np.full(layout.shape, "·", object)
+    cells[layout.index.block_rows, layout.index.block_columns] = np.arange(layout.n_blocks)
+    heads = "".join(f"{column:4}" for column in range(columns))
+    return "\n".join(
+        [
+            "the number of each kept block: its place in `values`",
+            "",
+            f"block column  {heads}",
+            f"   block row ┌{'─' * (4 * columns)}",
+            *(f"{r:12} │{''.join(f'{cell!s:>4}' for cell in cells[r])}" for r in range(rows)),
+        ]
+    )
+
+
+def _walk(name: str, walk: Walk, output: str, term: str) -> str:
+    cuts = [int(end) for end in walk.indptr[1:-1]]
+    sums = []
+    for line, (begin, end) in enumerate(zip(walk.indptr[:-1], walk.indptr[1:], strict=True)):
+        met = zip(walk.indices[begin:end], walk.blocks[begin:end], strict=True)
+        terms = " + ".join(term.format(other=other, block=block) for other, block in met)
+        sums.append(f"{output.format(line=line)}{terms or '0'}")
+    return _lines(
+        f"{name}.indptr   {_array(walk.indptr)}",
+        f"{name}.indices  {_array(walk.indices, cuts)}",
+        f"{name}.blocks   {_array(walk.blocks, cuts)}",
+        "",
+        *sums,
+    )
+
+
+def _lines(*lines: str) -> str:
+    return "\n".join(f"    {line}" if line else "" for line in lines)
+
+
+def _array(values: np.ndarray, cuts: list[int] | None = None) -> str:
+    """Numbers in brackets; a bar where the next line begins."""
+    bars = "".join(("|" if i in (cuts or ()) else " ") + str(n) for i, n in enumerate(values))
+    return f"[{bars} ]"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    **{part.__name__: part for part in (walks, machine, limits, counts, steps, walls)},
+    **{name: partial(figures, name) for name in BEFORE},
+}

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from numbsparse.bench.compiled_calls import calls
-from numbsparse.bench.machine import version_of
+from numbsparse.bench.machine import in_a_list, versions_of
 from numbsparse.bench.show import table
 from numbsparse.device import SIMULATED, runtime, stand_in
 
@@ -54,17 +54,19 @@ def run(words: Sequence[str] = (), *, json_file: Path | None = None, jobs: int =
     names = [name for name in calls() if not words or any(word in name for word in words)]
     if not names:
         raise ValueError(f"no call has {' or '.join(words)} in its name")
-    now, used = dict(_compiled(names, jobs or os.cpu_count() or 1)), compilers()
+    now, used = dict(_compiled(names, jobs or os.cpu_count() or 1)), versions_of(*COMPILERS)
     if json_file is not None:
         _write(json_file, now, used)
-    print(f"{len(names)} calls, {sum(map(len, now.values()))} kernels; compiled by {_told(used)}")
+    print(
+        f"{len(names)} calls, {sum(map(len, now.values()))} kernels; compiled by {in_a_list(used)}"
+    )
     return _compared(now, used)
 
 
 def _compared(now: Kernels, used: dict[str, str]) -> bool:
     committed = json.loads(COMMITTED.read_text())
     if used != committed["compilers"]:
-        print(f"not compared: those committed were compiled by {_told(committed['compilers'])}")
+        print(f"not compared: those committed were compiled by {in_a_list(committed['compilers'])}")
         print(table(["call", "kernel", *SHOWN, "hash"], rows(now)))
         return True
     found = changes({name: committed["calls"].get(name, []) for name in now}, now)
@@ -81,15 +83,6 @@ def _require() -> None:
         raise RuntimeError("machine-code takes numba-cuda: pip install 'numbsparse[cu13]'")
     if (library := runtime.missing_compiler()) is not None:
         raise RuntimeError(f"{library} was not found: pip install 'numbsparse[cu13]'")
-
-
-def compilers() -> dict[str, str]:
-    """The packages on which machine code depends, by version."""
-    return {name: number for name in COMPILERS if (number := version_of(name))}
-
-
-def _told(versions: dict[str, str]) -> str:
-    return ", ".join(f"{name} {number}" for name, number in versions.items())
 
 
 def _compiled(names: list[str], jobs: int) -> Iterable[tuple[str, list[Kernel]]]:
@@ -111,9 +104,10 @@ def _begin() -> None:
 
 def kernels_of(name: str) -> list[Kernel]:
     """In a process whose card is not there."""
+    call = calls()[name]()
     _found.clear()
     stand_in.forget()
-    calls()[name].run()
+    call()
     return [{"kernel": each.name, **description(each.cubin)} for each in _found]
 
 

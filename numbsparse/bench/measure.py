@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +12,11 @@ from numbsparse.bench.contestants import OURS, Contestant, Makers, chosen, conte
 from numbsparse.bench.peers import peers
 from numbsparse.bench.problem import Problem, error_of, fault_in
 from numbsparse.bench.results import Row
-from numbsparse.bench.timing import Call, Graph, graph_of, seconds_of, times
+from numbsparse.bench.timing import Call, Graph, graph_of, seconds_of
 from numbsparse.device import Capture, synchronize
 
 ON_CPU, LEAST = 20, 0.01  # times as long as on a GPU, and seconds at least: times vary more
+PAUSE = 0.25  # seconds
 
 
 @dataclass(frozen=True)
@@ -53,31 +56,40 @@ def measure(
         makers = contestants_of(problem, product, kernels, others)
     except ValueError as reasons:
         row["not_timed"][OURS] = str(reasons)
-    right: dict[str, Contestant] = {}
     graphs: dict[str, Graph] = {}
     for name, make in (makers | peers(problem, product, others)).items():
-        try:
+        with cell(row, name):
             contestant = make(problem, product)
             contestant.call()  # compiles, and plans
-            replay = contestant.call
+            graph = Graph(contestant.call, 1, contestant.call)
             if problem.place == "cuda":
                 synchronize()
-                graphs[name] = graph_of(contestant.record, contestant.call)
-                replay = graphs[name].replay
-            row["errors"][name], fault = fault_of(contestant, replay, problem, product)
-            if fault is None and problem.side and name == OURS:
+                graph = graph_of(contestant.record, contestant.call)
+            row["errors"][name], fault = fault_of(contestant, graph.replay, problem, product)
+            if fault is not None:
+                raise Wrong(fault)
+            if problem.side and name == OURS:
                 row["workspace"] = _workspace(contestant.call) - contestant.out.nbytes
-        except Exception as error:  # a peer or a rung that fails costs its cell, not the table
-            fault = f"failed: {short(error)}"
-        if fault is None:
-            right[name] = contestant
-        else:
-            row["not_timed"][name] = fault
-            graphs.pop(name, None)
+            graphs[name] = graph
     if problem.place == "cuda":
-        return row | {"seconds": seconds_of(graphs, seconds) if graphs else {}}
-    calls = {name: contestant.call for name, contestant in right.items()}
-    return row | {"seconds": times(calls, seconds=max(ON_CPU * seconds, LEAST)) if calls else {}}
+        return row | {"seconds": seconds_of(graphs, seconds)}
+    on_cpu = max(ON_CPU * seconds, LEAST)
+    return row | {"seconds": seconds_of(graphs, on_cpu, pause=min(PAUSE, on_cpu))}
+
+
+class Wrong(ArithmeticError):
+    """A result, and so not timed."""
+
+
+@contextmanager
+def cell(row: Row, name: str) -> Iterator[None]:
+    """A peer or a rung that fails or is wrong costs its cell, not the table: the row says why."""
+    try:
+        yield
+    except Wrong as fault:
+        row["not_timed"][name] = f"wrong: {fault}"
+    except Exception as error:
+        row["not_timed"][name] = f"failed: {short(error)}"
 
 
 def fault_of(
@@ -98,7 +110,7 @@ def fault_of(
     picked = contestant.pick(parts.picked)
     fault = fault_in(parts, picked, problem.dtype, problem.precision)
     if fault is None and unwritten:
-        fault = f"wrong: {lacks}"
+        fault = lacks
     return error_of(parts, picked), fault
 
 

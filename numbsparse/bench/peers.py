@@ -8,12 +8,11 @@ sparse ones of torch multiply from the left, y.T = w.T @ x.T, with activations f
 from __future__ import annotations
 
 import warnings
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from numbsparse.bench.contestants import Contestant, Makers, into, rows_of
+from numbsparse.bench.contestants import Contestant, Makers, columns_of, into, rows_of
 from numbsparse.bench.problem import Problem
 from numbsparse.bench.timing import record_torch
 from numbsparse.block_sparse import BlockSparse
@@ -80,19 +79,16 @@ def _cublas(problem: Problem, product: str) -> Contestant:
         dw = as_torch(out)
         blocks = dw.view(rows, size, columns, size).transpose(1, 2)
 
-        def pick(b: np.ndarray) -> np.ndarray:
-            b_rows, b_columns = torch.from_numpy(b // columns), torch.from_numpy(b % columns)
-            return _host(blocks[b_rows.cuda(), b_columns.cuda()])
+        def pick(_: Any, b: np.ndarray) -> np.ndarray:
+            return _host(blocks[_places(b // columns), _places(b % columns)])
 
-        compute = into(out, lambda: torch.mm(x.T, dy, out=dw))
-        return Contestant(compute, lambda _, b: pick(b), record_torch)
+        return Contestant(into(out, lambda: torch.mm(x.T, dy, out=dw)), pick, record_torch)
     w = as_torch(problem.values.device).view(rows, columns, size, size)
     w = w.transpose(1, 2).reshape(problem.in_features, problem.out_features)
     operand, matrix = (x, w) if product == "forward" else (dy, w.T)
     out = problem.out(product)
     y = as_torch(out)
-    compute = into(out, lambda: torch.mm(operand, matrix, out=y))
-    return Contestant(compute, lambda _, rows: _host(y[_places(rows)]), record_torch)
+    return Contestant(into(out, lambda: torch.mm(operand, matrix, out=y)), rows_of, record_torch)
 
 
 def _triton(problem: Problem, product: str) -> Contestant:
@@ -106,10 +102,10 @@ def _triton(problem: Problem, product: str) -> Contestant:
         compute = into(
             out, lambda: _triton_ops.sampled_addmm(dw, x, dy, beta=0.0, out=dw, skip_checks=True)
         )
-        return Contestant(compute, lambda _, b: _host(dw.values()[_places(b)]), record_torch)
+        return Contestant(compute, rows_of, record_torch)
     w, operand, out, y = _from_the_left(problem, product)
     compute = into(out, lambda: _triton_ops.bsr_dense_addmm(y, w, operand, beta=0, out=y))
-    return Contestant(compute, partial(_columns, y), record_torch)
+    return Contestant(compute, columns_of, record_torch)
 
 
 def _cusparse(problem: Problem, product: str) -> Contestant:
@@ -120,7 +116,7 @@ def _cusparse(problem: Problem, product: str) -> Contestant:
     crow, column = w.crow_indices().int(), w.col_indices().int()
     w = torch.sparse_csr_tensor(crow, column, w.values(), size=w.shape)
     compute = into(out, lambda: torch.addmm(y, w, operand, beta=0, out=y))
-    return Contestant(compute, partial(_columns, y), record_torch)
+    return Contestant(compute, columns_of, record_torch)
 
 
 def _from_the_left(problem: Problem, product: str) -> tuple[Any, Any, DeviceArray, Any]:
@@ -241,11 +237,6 @@ def as_torch(array: DeviceArray) -> Any:
     torch = torch_on_gpu()
     bits = array.view(np.dtype(f"int{8 * array.itemsize}"))
     return torch.as_tensor(bits, device="cuda").view(getattr(torch, array.dtype.name))
-
-
-def _columns(y: Any, _: Any, rows: np.ndarray) -> np.ndarray:
-    """Rows of the batch, of a feature-major result."""
-    return _host(y[:, _places(rows)].T)
 
 
 def _places(indices: np.ndarray) -> Any:

@@ -9,7 +9,7 @@ seen by NaNs beforehand.
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -140,6 +140,22 @@ def random(features: int, block_size: int, density: float) -> Layout:
     return Layout(patterns.random(blocks, blocks, density, seed=0))
 
 
+def matrices(
+    features: int, block_size: int, density: float, batch: int, *how: str, place: str = "cuda"
+) -> Problem:
+    """A random layout, as many features before as behind; `how` are dtype and precision."""
+    return Problem(random(features, block_size, density), block_size, batch, *how, place=place)
+
+
+def images(
+    features: int, block_size: int, density: float, batch: int, *how: str, side: int, taps: int
+) -> Problem:
+    """The same of a convolution: `taps` along each axis of images of side x side pixels."""
+    n = features // block_size
+    layout = Layout(patterns.taps(patterns.random(n, n, density, seed=0), (taps, taps)))
+    return Problem(layout, block_size, batch, *how, side=side, taps_along=taps)
+
+
 class Operand:
     """The same random numbers on the host and on the GPU, each once it is asked for.
 
@@ -171,11 +187,13 @@ class Operand:
         return 1 << max(self.size - 1, 0).bit_length(), self.dtype, self._seed
 
 
-class Parts:
+class Parts(NamedTuple):
     """`picked` rows of y or dx, or blocks of dw; `take` cuts what is checked out of those."""
 
-    def __init__(self, picked: np.ndarray, columns: Any, exact: np.ndarray, terms: int):
-        self.picked, self.columns, self.exact, self.terms = picked, columns, exact, terms
+    picked: np.ndarray
+    columns: Any  # of the rows; None: all
+    exact: np.ndarray
+    terms: int  # in the longest sum
 
     def take(self, picked: np.ndarray) -> np.ndarray:
         values = picked.astype(np.float64)
@@ -198,7 +216,7 @@ def fault_in(parts: Parts, picked: np.ndarray, dtype: str, precision: str) -> st
     wrong = int((~(difference <= bound)).sum())  # NaN is wrong
     if not wrong:
         return None
-    return f"wrong: {wrong} of {exact.size} values, relative error {error_of(parts, picked):.1e}"
+    return f"{wrong} of {exact.size} values, relative error {error_of(parts, picked):.1e}"
 
 
 def _lines_of(

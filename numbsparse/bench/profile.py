@@ -22,7 +22,7 @@ from numbsparse import patterns
 from numbsparse.bench.contestants import of_rung
 from numbsparse.bench.machine import describe
 from numbsparse.bench.problem import Problem
-from numbsparse.bench.results import Results, save
+from numbsparse.bench.results import Results, Row, save
 from numbsparse.device import SIMULATED, require, synchronize
 from numbsparse.kernels import ladder
 from numbsparse.layout import Layout
@@ -34,35 +34,41 @@ class Case(NamedTuple):
 
     rungs: tuple[str, ...]
     dtype: str
-    shape: tuple[int, int]  # in_features, out_features
+    in_features: int
+    out_features: int
     batch: int
     block_size: int
     density: float
 
     def problem(self) -> Problem:
-        in_blocks, out_blocks = (features // self.block_size for features in self.shape)
-        layout = Layout(patterns.random(in_blocks, out_blocks, self.density, seed=0))
-        return Problem(layout, self.block_size, self.batch, self.dtype)
+        size = self.block_size
+        shape = self.in_features // size, self.out_features // size
+        pattern = patterns.random(*shape, self.density, seed=0)
+        return Problem(Layout(pattern), size, self.batch, self.dtype)
+
+    def row(self, rung: str, readings: dict[str, Any]) -> Row:
+        shape = dict(zip(self._fields[1:], self[1:], strict=True))
+        return {"rung": rung, "product": "forward", **shape, "readings": readings}
 
 
 SIMPLE = ("k1_naive", "k2_shared", "k3_registers", "k4_pipelined")
 TENSOR_CORES = ladder.NAMES.index("s08_tensor_core")  # the first step in float16
 SECTIONS = {
     "small": (
-        Case(SIMPLE, "float32", (64, 96), 64, 32, 1),
-        Case(("k5_tensor_core",), "float16", (64, 96), 64, 32, 1),
+        Case(SIMPLE, "float32", 64, 96, 64, 32, 1),
+        Case(("k5_tensor_core",), "float16", 64, 96, 64, 32, 1),
     ),
     "float32": (
-        Case(SIMPLE, "float32", (8192, 8192), 8192, 32, 0.1),
-        Case(("k8_small_batch",), "float32", (12288, 12288), 32, 32, 0.1),
+        Case(SIMPLE, "float32", 8192, 8192, 8192, 32, 0.1),
+        Case(("k8_small_batch",), "float32", 12288, 12288, 32, 32, 0.1),
     ),
     "float16": (
-        Case(("k5_tensor_core", "k6_hopper"), "float16", (8192, 8192), 8192, 32, 0.1),
-        Case(("k7_small_blocks",), "float16", (8192, 8192), 8192, 8, 0.1),
+        Case(("k5_tensor_core", "k6_hopper"), "float16", 8192, 8192, 8192, 32, 0.1),
+        Case(("k7_small_blocks",), "float16", 8192, 8192, 8192, 8, 0.1),
     ),
     "steps": (
-        Case(ladder.NAMES[:TENSOR_CORES], "float32", (8192, 8192), 8192, 32, 0.1),
-        Case(ladder.NAMES[TENSOR_CORES:], "float16", (8192, 8192), 8192, 32, 0.1),
+        Case(ladder.NAMES[:TENSOR_CORES], "float32", 8192, 8192, 8192, 32, 0.1),
+        Case(ladder.NAMES[TENSOR_CORES:], "float16", 8192, 8192, 8192, 32, 0.1),
     ),
 }
 
@@ -133,11 +139,9 @@ def profile(json_file: Path | None = None) -> Results:
         if shutil.which("ncu") is None:
             raise RuntimeError("ncu, NVIDIA's Nsight Compute, is not on the PATH")
     results: Results = {}
+    command = f"{'NUMBA_ENABLE_CUDASIM=1 ' * SIMULATED}python -m numbsparse profile"
     for name in (COUNTED,) if SIMULATED else tuple(SECTIONS):
         rows = list(count_small() if SIMULATED else _read(name))
-        command = "python -m numbsparse profile"
-        if SIMULATED:
-            command = f"NUMBA_ENABLE_CUDASIM=1 {command}"
         results[name] = {"machine": describe("cuda"), "command": command, "rows": rows}
         for row in rows:
             print(f"{name}: {row['rung']}")
@@ -147,15 +151,14 @@ def profile(json_file: Path | None = None) -> Results:
     return results
 
 
-def count_small(rungs: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
+def count_small(rungs: tuple[str, ...] = ()) -> Iterator[Row]:
     """A row for each rung of the small section, or those named: what the simulator counts of it."""
     for case in SECTIONS["small"]:
         problem = case.problem()
         for kernel in case.rungs:
             if not rungs or kernel in rungs:
-                launched = partial(forward, kernel, problem)
-                counted = counting.count(launched)[-1]
-                yield {"rung": kernel, **_named(case), "readings": _readings(counted)}
+                counted = counting.count(partial(forward, kernel, problem))[-1]
+                yield case.row(kernel, _readings(counted))
 
 
 def _readings(counted: counting.Count) -> dict[str, Any]:
@@ -174,7 +177,7 @@ def _readings(counted: counting.Count) -> dict[str, Any]:
     }
 
 
-def _read(name: str) -> Iterator[dict[str, Any]]:
+def _read(name: str) -> Iterator[Row]:
     """A row per rung of a section: of several launches the one that took longest."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.csv"
@@ -199,20 +202,7 @@ def _read(name: str) -> Iterator[dict[str, Any]]:
             known = {key: _number(longest.get(metric, "")) for key, metric in METRICS.items()}
             readings = {key: value for key, value in known.items() if value is not None}
             readings["seconds"] *= 1e-9
-            yield {"rung": kernel, **_named(case), "readings": readings}
-
-
-def _named(case: Case) -> dict[str, Any]:
-    in_features, out_features = case.shape
-    return {
-        "product": "forward",
-        "dtype": case.dtype,
-        "in_features": in_features,
-        "out_features": out_features,
-        "batch": case.batch,
-        "block_size": case.block_size,
-        "density": case.density,
-    }
+            yield case.row(kernel, readings)
 
 
 def _number(text: str) -> float | None:

@@ -7,6 +7,7 @@ at a time: what a file holds of the others is kept.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,8 @@ def save(path: Path, sections: Results) -> None:
 
 def _section(section: dict[str, Any]) -> str:
     """A line for each row, so that a change of one is a change of one line."""
-    head = "".join(
-        f"\n {json.dumps(key)}: {json.dumps(value)},"
-        for key, value in section.items()
-        if key != "rows"
-    )
+    about = {key: value for key, value in section.items() if key != "rows"}
+    head = "".join(f"\n {json.dumps(key)}: {json.dumps(value)}," for key, value in about.items())
     rows = ",\n".join("  " + json.dumps(_rounded(row)) for row in section["rows"])
     return f'{{{head}\n "rows": [\n{rows}\n ]}}'
 
@@ -73,33 +71,40 @@ def profiled() -> Results:
     return load(RESULTS / "profile.json")
 
 
+def in_section(results: Results, name: str, **wanted: Any) -> list[Row]:
+    """The rows of a section that say this; none, where it was not measured."""
+    return where(results[name]["rows"], **wanted) if name in results else []
+
+
+def where(rows: Iterable[Row], **wanted: Any) -> list[Row]:
+    """The rows that say this."""
+    return [row for row in rows if wanted.items() <= row.items()]
+
+
+def first(rows: Iterable[Row], **wanted: Any) -> Row | None:
+    """The first of them."""
+    return next(iter(where(rows, **wanted)), None)
+
+
 def rows_of(name: str) -> list[Row]:
     """The ladder's rows at the first shape that a rung was measured at."""
     if name == "k0_cpu":
-        return [row for row in on_cpu()["rows"] if CPU_SHAPE.items() <= row.items()]
+        return where(on_cpu()["rows"], **CPU_SHAPE)
     rows: list[Row] = on_gpu()["ladder"]["rows"]
-    for row in rows:
-        if name in row["seconds"]:
-            return [other for other in rows if shape_of(other) == shape_of(row)]
-    return []
+    shapes = [shape_of(row) for row in rows if name in row["seconds"]]
+    return [row for row in rows if shape_of(row) in shapes[:1]]
 
 
 def seconds_of(name: str, rows: list[Row], product: str, dtype: str) -> float | None:
     """What a rung took for a product, if it was measured."""
-    row = _row(rows, product, dtype)
+    row = first(rows, product=product, dtype=dtype)
     return None if row is None else row["seconds"].get(name)
 
 
 def rate_of(name: str, rows: list[Row], product: str, dtype: str) -> float | None:
     """Its operations a second over kept blocks, if it was measured."""
-    row, seconds = _row(rows, product, dtype), seconds_of(name, rows, product, dtype)
-    return row["flops"] / seconds if row is not None and seconds else None
-
-
-def speeds_of(name: str, rows: list[Row], product: str) -> str:
-    """TFLOP/s in float32 / float16."""
-    rates = [rate_of(name, rows, product, dtype) for dtype in ("float32", "float16")]
-    return " / ".join(map(teraflops, rates))
+    row = first(rows, product=product, dtype=dtype)
+    return row["flops"] / row["seconds"][name] if row and name in row["seconds"] else None
 
 
 def gain_of(name: str, rows: list[Row], product: str, dtype: str) -> float | None:
@@ -115,14 +120,6 @@ def shape_of(row: Row) -> str:
     return f"{features}, B = {row['block_size']}, batch {row['batch']}"
 
 
-def teraflops(rate: float | None) -> str:
-    """Three digits at most, and no more than two behind the point."""
-    if rate is None:
-        return "-"
-    rate /= 1e12
-    return f"{rate:.0f}" if rate >= 100 else f"{rate:.1f}" if rate >= 10 else f"{rate:.2f}"
-
-
-def _row(rows: list[Row], product: str, dtype: str) -> Row | None:
-    wanted = {"product": product, "dtype": dtype}
-    return next((row for row in rows if wanted.items() <= row.items()), None)
+def card_of(section: Row) -> str:
+    """The machine, without the versions."""
+    return section["machine"].partition(";")[0]

@@ -7,22 +7,22 @@ measures for itself, and yields rows. All shapes have B = 32 unless said.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from itertools import product as every
 from typing import Any, NamedTuple
 
 from numbsparse import patterns
 from numbsparse.bench.contestants import FEATURE_MAJOR, MATMUL
+from numbsparse.bench.limits import host, limits
 from numbsparse.bench.lstm import lstm
-from numbsparse.bench.machine import host, limits
 from numbsparse.bench.measure import Options, measure
 from numbsparse.bench.peers import CUBLAS, CUDNN, CUSPARSE, ON_CPU, TRITON
-from numbsparse.bench.problem import Problem, random
+from numbsparse.bench.problem import Problem, images, matrices
 from numbsparse.bench.results import Row
-from numbsparse.kernels.ladder import NAMES, step
-from numbsparse.kernels.matmul import OWN, PRODUCTS, add_rung
+from numbsparse.kernels.ladder import NAMES
+from numbsparse.kernels.matmul import PRODUCTS
 from numbsparse.layout import Layout
 
-FIGURE = [("float32", "highest"), ("float16", "highest")]
+DTYPES = ("float32", "float16")  # of README's figures
 DENSITIES = (1, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.005)
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 # Of convolutions: taps along each axis, dtype and precision, and the block sizes.
@@ -43,6 +43,16 @@ SHAPES = (
     (4096, 64, 0.1, 8),
 )
 QUICK_SHAPES = ((256, 64, 0.1, 32), (256, 64, 0.1, 8))
+# Of `sweep`: what is multiplied, features, blocks, batch.
+CHANGES = {
+    "": (1, 1, 1),
+    "features / 2": (0.5, 1, 1),
+    "features x 2": (2, 1, 1),
+    "blocks / 2": (1, 0.5, 1),
+    "blocks x 2": (1, 2, 1),
+    "batch / 2": (1, 1, 0.5),
+    "batch x 2": (1, 1, 2),
+}
 
 
 class Case(NamedTuple):
@@ -67,10 +77,9 @@ def rows(name: str, options: Options) -> Iterator[Row]:
 def headline(options: Options) -> Iterator[Case]:
     """The launch post's figure: 12288 x 12288, batch 32, against density."""
     features, batch = (128, 4) if options.quick else (12288, 32)
-    for dtype, precision in FIGURE:
-        for density in DENSITIES[:4] if options.quick else DENSITIES:
-            problem = Problem(random(features, 32, density), 32, batch, dtype, precision)
-            yield from _products(problem, options.kernels, CUBLAS, TRITON, CUSPARSE)
+    for dtype, density in every(DTYPES, DENSITIES[:4] if options.quick else DENSITIES):
+        problem = matrices(features, 32, density, batch, dtype)
+        yield from _products(problem, options.kernels, CUBLAS, TRITON, CUSPARSE)
 
 
 def float32(options: Options) -> Iterator[Case]:
@@ -89,15 +98,13 @@ def _table(
     options: Options, dtype: str, precision: str, densities: tuple[float, ...]
 ) -> Iterator[Case]:
     """Every block size, beside the peers at the first density; cuBLAS where all is kept."""
-    features, batch = (128, 16) if options.quick else (8192, 8192)
-    dense = Problem(random(features, 32, 1), 32, batch, dtype, precision)
-    yield from _products(dense, options.kernels, CUBLAS)
-    for density in densities:
-        for size in (8, 16) if options.quick else BLOCK_SIZES:
-            layout = random(features, size, 0.5 if options.quick else density)
-            others = [TRITON] if density == densities[0] else []
-            problem = Problem(layout, size, batch, dtype, precision)
-            yield from _products(problem, options.kernels, *others)
+    how = 16 if options.quick else 8192, dtype, precision
+    features, sizes = (128, (8, 16)) if options.quick else (8192, BLOCK_SIZES)
+    yield from _products(matrices(features, 32, 1, *how), options.kernels, CUBLAS)
+    for density, size in every(densities, sizes):
+        problem = matrices(features, size, 0.5 if options.quick else density, *how)
+        others = [TRITON] if density == densities[0] else []
+        yield from _products(problem, options.kernels, *others)
 
 
 def ladder(options: Options) -> Iterator[Case]:
@@ -107,34 +114,18 @@ def ladder(options: Options) -> Iterator[Case]:
     """
     kernels = "all" if options.kernels == "auto" else options.kernels
     homes = [(8192, 32, 8192), (8192, 8, 8192), (12288, 32, 32)]
-    for features, size, batch in [(128, 32, 4)] if options.quick else homes:
-        for dtype, precision in FIGURE:
-            problem = Problem(random(features, size, 0.1), size, batch, dtype, precision)
-            yield from _products(problem, kernels)
+    for (features, size, batch), dtype in every([(128, 32, 4)] if options.quick else homes, DTYPES):
+        yield from _products(matrices(features, size, 0.1, batch, dtype), kernels)
 
 
 def steps(options: Options) -> Iterator[Case]:
     """The taught ladder, forward, beside the rungs whose techniques it teaches."""
     beside = {"float32": "k3_registers,k4_pipelined", "float16": "k5_tensor_core,k6_hopper"}
-    features, batch = (128, 128) if options.quick else (8192, 8192)
-    with _entered():
-        for dtype, rungs in beside.items():
-            kernels = ",".join((*NAMES, rungs)) if options.kernels == "auto" else options.kernels
-            for size in (32,) if options.quick else (32, 64, 128):
-                problem = Problem(random(features, size, 0.1), size, batch, dtype)
-                yield Case(problem, "forward", kernels, (), {})
-
-
-@contextmanager
-def _entered() -> Iterator[None]:
-    """The taught steps among the rungs, and afterwards no more."""
-    for name in NAMES:
-        add_rung(name, step(name))
-    try:
-        yield
-    finally:
-        for name in NAMES:
-            del OWN[name]
+    features, sizes = (128, (32,)) if options.quick else (8192, (32, 64, 128))
+    for (dtype, rungs), size in every(beside.items(), sizes):
+        kernels = ",".join((*NAMES, rungs)) if options.kernels == "auto" else options.kernels
+        problem = matrices(features, size, 0.1, features, dtype)
+        yield Case(problem, "forward", kernels, (), {})
 
 
 def layouts(options: Options) -> Iterator[Case]:
@@ -161,31 +152,21 @@ def sweep(options: Options) -> Iterator[Case]:
     features, batch = (128, 4) if options.quick else (8192, 4096)
     n = features // 32
     blocks = round(0.1 * n * n)
-    cases = {
-        "": (1, 1, 1),
-        "features / 2": (0.5, 1, 1),
-        "features x 2": (2, 1, 1),
-        "blocks / 2": (1, 0.5, 1),
-        "blocks x 2": (1, 2, 1),
-        "batch / 2": (1, 1, 0.5),
-        "batch x 2": (1, 1, 2),
-    }
-    for dtype, _ in FIGURE[-1:] if options.quick else FIGURE:
-        for changed, (wider, more, longer) in cases.items():
-            width = round(n * wider)
-            layout = random(32 * width, 32, blocks * more / width**2)
-            problem = Problem(layout, 32, round(batch * longer), dtype)
-            yield from _products(problem, options.kernels, changed=changed)
+    for dtype, (changed, (wider, more, longer)) in every(
+        DTYPES[-1:] if options.quick else DTYPES, CHANGES.items()
+    ):
+        width = round(n * wider)
+        density = blocks * more / width**2
+        problem = matrices(32 * width, 32, density, round(batch * longer), dtype)
+        yield from _products(problem, options.kernels, changed=changed)
 
 
 def feature_major(options: Options) -> Iterator[Case]:
     """Activations as `w @ x` has them, (features, batch) in memory, beside the same batch-major."""
-    shapes = [(8192, 8192, size, 0.1) for size in BLOCK_SIZES]
-    shapes += [(12288, 32, 32, 0.1), (12288, 32, 32, 0.01)]
-    for dtype, precision in FIGURE:
-        for features, batch, size, density in [(32, 8, 16, 0.5)] if options.quick else shapes:
-            problem = Problem(random(features, size, density), size, batch, dtype, precision)
-            yield from _products(problem, options.kernels, FEATURE_MAJOR)
+    shapes = [(8192, size, 0.1, 8192) for size in BLOCK_SIZES]
+    shapes += [(12288, 32, 0.1, 32), (12288, 32, 0.01, 32)]
+    for dtype, shape in every(DTYPES, [(32, 16, 0.5, 8)] if options.quick else shapes):
+        yield from _products(matrices(*shape, dtype), options.kernels, FEATURE_MAJOR)
 
 
 def conv(options: Options) -> Iterator[Case]:
@@ -194,61 +175,34 @@ def conv(options: Options) -> Iterator[Case]:
     Beside cuDNN's dense ones, channels last, and one of a single tap beside the matmul.
     """
     batch, side, features = (1, 4, 32) if options.quick else (64, 32, 512)
-    for taps_along, dtype, precision, sizes in QUICK if options.quick else KINDS:
-        how = batch, dtype, precision, side, taps_along
-        yield from _products(_images(features, 32, 1, *how), "", CUDNN)
+    for taps, dtype, precision, sizes in QUICK if options.quick else KINDS:
+        how = batch, dtype, precision
+        yield from _products(images(features, 32, 1, *how, side=side, taps=taps), "", CUDNN)
         for size in sizes:
-            problem = _images(features, size, 1 if options.quick else 0.1, *how)
-            yield from _products(problem, "auto", *((MATMUL,) if taps_along == 1 else ()))
-
-
-def _images(
-    features: int,
-    size: int,
-    density: float,
-    batch: int,
-    dtype: str,
-    precision: str,
-    side: int,
-    taps_along: int,
-) -> Problem:
-    n = features // size
-    taps = patterns.taps(patterns.random(n, n, density, seed=0), (taps_along,) * 2)
-    layout = Layout(taps)
-    return Problem(layout, size, batch, dtype, precision, side=side, taps_along=taps_along)
+            density = 1 if options.quick else 0.1
+            problem = images(features, size, density, *how, side=side, taps=taps)
+            yield from _products(problem, "auto", *((MATMUL,) if taps == 1 else ()))
 
 
 def cpu(options: Options) -> Iterator[Case]:
     """On the CPU, in float32: k0_cpu and users' rungs, NumPy, SciPy, and torch if it is there."""
     for features, batch, density, size in QUICK_SHAPES if options.quick else SHAPES:
-        problem = Problem(random(features, size, density), size, batch, "float32", place="cpu")
+        problem = matrices(features, size, density, batch, "float32", place="cpu")
         yield from _products(problem, "all", *ON_CPU, density=density)
 
 
-CASES: dict[str, Callable[[Options], Iterator[Case]]] = {
-    "headline": headline,
-    "float16": float16,
-    "float32": float32,
-    "ladder": ladder,
-    "steps": steps,
-    "layouts": layouts,
-    "sweep": sweep,
-    "feature_major": feature_major,
-    "conv": conv,
-    "cpu": cpu,
-}
+def _products(problem: Problem, kernels: str, *others: str, **more: Any) -> Iterator[Case]:
+    for product in PRODUCTS:
+        yield Case(problem, product, kernels, others, more)
+
+
+_OF_PRODUCTS = (headline, float16, float32, ladder, steps, layouts, sweep, feature_major, conv, cpu)
+CASES: dict[str, Callable[[Options], Iterator[Case]]] = {f.__name__: f for f in _OF_PRODUCTS}
 OTHERS: dict[str, Callable[[Options], Iterator[Row]]] = {
-    "limits": limits,
-    "lstm": lstm,
-    "host": host,
+    f.__name__: f for f in (limits, lstm, host)
 }
 SECTIONS = (
     *("limits", "headline", "float16", "float32", "ladder", "steps", "layouts", "sweep"),
     *("feature_major", "lstm", "conv", "host"),
 )
 """Those of the GPU, in the order in which they are run."""
-
-
-def _products(problem: Problem, kernels: str, *others: str, **more: Any) -> Iterator[Case]:
-    for product in PRODUCTS:
-        yield Case(problem, product, kernels, others, more)

@@ -7,7 +7,7 @@ from functools import partial
 
 from numbsparse.bench.contestants import FEATURE_MAJOR, OURS
 from numbsparse.bench.peers import CUBLAS, CUDNN
-from numbsparse.bench.results import Row
+from numbsparse.bench.results import Row, first, rate_of
 from numbsparse.kernels.matmul import PRODUCTS
 
 HEADINGS = {
@@ -34,7 +34,26 @@ CELLS = "A line: features x batch, B, density; of each contestant time and TFLOP
 def table(header: list[str], rows: list[list[str]]) -> str:
     """Of Markdown."""
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def teraflops(rate: float | None) -> str:
+    """Three digits at most, and no more than two behind the point."""
+    if rate is None:
+        return "-"
+    rate /= 1e12
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.1f}" if rate >= 10 else f"{rate:.2f}"
+
+
+def speeds_of(name: str, rows: list[Row], product: str) -> str:
+    """TFLOP/s in float32 / float16."""
+    rates = [rate_of(name, rows, product, dtype) for dtype in ("float32", "float16")]
+    return " / ".join(map(teraflops, rates))
+
+
+def ratio(number: float | None) -> str:
+    """How many times, to a tenth."""
+    return f"{number:.1f}" if number else "-"
 
 
 def line(section: str, row: Row, rows: list[Row]) -> str:
@@ -50,24 +69,26 @@ def line(section: str, row: Row, rows: list[Row]) -> str:
     what = f"{row['dtype']} {row['precision']}" if row["dtype"] == "float32" else row["dtype"]
     if section == "lstm":
         return f"  {what:15} {_lstm(row)}"
+    more = partial(_gain if section in ("ladder", "steps") else _beside, row, rows)
+    cells = _cells(row, more)
+    size, density = f"B {row['block_size']:<3}", f"{row['density']:<6.2g}"
     if section == "conv":
-        return f"  {what:15} {_conv(row, rows)}"
-    label = row.get("layout", row.get("changed", ""))
-    size = (
-        f"{row['features']:5} x {row['batch']:<4} B {row['block_size']:<3} {row['density']:<6.2g}"
-    )
-    gains = section in ("ladder", "steps")
-    cells = _cells(row, partial(_gain if gains else _beside, row, rows))
-    return f"  {what:15} {size} {label}{label and ' '}{row['product']:11} " + "; ".join(cells)
+        label, size = "", f"{row['taps_along']} x {row['taps_along']} {size}"
+        if "workspace" in row:
+            cells.append(f"memory {row['workspace'] / row['input_bytes']:.1%} of the input")
+    else:
+        label = str(row.get("layout", row.get("changed", "")))
+        size = f"{row['features']:5} x {row['batch']:<4} {size}"
+    what = f"{what:15} {size} {density} {label}{label and ' '}{row['product']:11}"
+    return f"  {what} {'; '.join(cells)}"
 
 
 def speed_up(row: Row, name: str, rows: list[Row]) -> float | None:
     """How many times as fast as the dense product of that shape and dtype: cuBLAS's, cuDNN's."""
     dense, same = (CUDNN, (*SAME, *IMAGES)) if "side" in row else (CUBLAS, SAME)
-    for other in rows:
-        if dense in other["seconds"] and all(other[key] == row[key] for key in same):
-            return other["seconds"][dense] / row["seconds"][name]
-    return None
+    timed = [other for other in rows if dense in other["seconds"]]
+    other = first(timed, **{key: row[key] for key in same})
+    return other["seconds"][dense] / row["seconds"][name] if other else None
 
 
 def per_block(row: Row) -> float | None:
@@ -78,16 +99,15 @@ def per_block(row: Row) -> float | None:
 
 def relative(row: Row, rows: list[Row]) -> float | None:
     """Time a block, against the random layout of the section or the unchanged case."""
-    if "layout" not in row and "changed" not in row:
-        return None
-    same, wanted = SAME, {"layout": f"random for {row.get('layout')}"}
-    if "changed" in row:
+    if "layout" in row:
+        same, wanted = SAME, {"layout": f"random for {row['layout']}"}
+    elif "changed" in row:
         same, wanted = SAME[:3], {"changed": ""}
-    for other in rows:
-        if wanted.items() <= other.items() and all(other[key] == row[key] for key in same):
-            one, base = per_block(row), per_block(other)
-            return one / base if one and base else None
-    return None
+    else:
+        return None
+    other = first(rows, **wanted, **{key: row[key] for key in same})
+    one, base = per_block(row), per_block(other) if other else None
+    return one / base if one and base else None
 
 
 def beside_batch_major(row: Row, name: str) -> float | None:
@@ -105,11 +125,11 @@ def _cells(row: Row, more: Callable[[str, float], str]) -> list[str]:
 
 
 def _beside(row: Row, rows: list[Row], name: str, seconds: float) -> str:
-    """TFLOP/s; beside cuBLAS, and beside the row that this one is to be compared with."""
+    """TFLOP/s; beside the dense product, and beside the row that this is to be compared with."""
     text = f" {row['flops'] / seconds / 1e12:.1f}"
     if (times := speed_up(row, name, rows)) is not None:
         text += f" ({times:.2g}x)" if times < 10 else f" ({times:.0f}x)"
-    ratio = relative(row, rows) if name == row["auto"] else beside_batch_major(row, name)
+    ratio = relative(row, rows) if name == row.get("auto") else beside_batch_major(row, name)
     return text if ratio is None else f"{text} ({ratio:.2f})"
 
 
@@ -136,20 +156,6 @@ def _lstm(row: Row) -> str:
     cells += [f"{name} {_time(seconds)}" for name, seconds in row["step"].items()]
     shape = f"{row['hidden']:5} hidden, {row['batch']} x {row['steps']} steps {row['density']:.2g}"
     return f"{shape}: " + "; ".join(cells)
-
-
-def _conv(row: Row, rows: list[Row]) -> str:
-    """Time of each, how much faster it is than cuDNN, and the memory that ours takes beside."""
-
-    def more(name: str, seconds: float) -> str:
-        times = None if name == CUDNN else speed_up(row, name, rows)
-        return f" {row['flops'] / seconds / 1e12:.0f}" + (f" ({times:.2g}x)" if times else "")
-
-    cells = _cells(row, more)
-    if "workspace" in row:
-        cells.append(f"memory {row['workspace'] / row['input_bytes']:.1%} of the input")
-    k, size = row["taps_along"], f"B {row['block_size']:<3}"
-    return f"{k} x {k} {size} {row['density']:<6.2g} {row['product']:11} " + "; ".join(cells)
 
 
 def _cpu(row: Row) -> str:

@@ -17,19 +17,12 @@ from numbsparse.bench.contestants import FEATURE_MAJOR, OURS
 from numbsparse.bench.figure import draw_speed_up
 from numbsparse.bench.ladder import idea_at, idea_of, lines_of
 from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
-from numbsparse.bench.results import (
-    Results,
-    Row,
-    on_cpu,
-    on_gpu,
-    rows_of,
-    shape_of,
-    speeds_of,
-    teraflops,
-)
-from numbsparse.bench.show import PASSES, beside_batch_major, speed_up
+from numbsparse.bench.results import Row, in_section, on_cpu, on_gpu, rows_of, shape_of
+from numbsparse.bench.show import PASSES, beside_batch_major, ratio, speed_up, speeds_of, teraflops
 from numbsparse.bench.show import table as _markdown
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
+
+HEADS = [PASSES[product] for product in PRODUCTS]
 
 
 def fill(path: Path) -> None:
@@ -40,11 +33,7 @@ def fill(path: Path) -> None:
     """
     text = path.read_text(encoding="utf-8")
     makers: dict[str, Callable[[], str]] = {
-        "ladder": ladder,
-        "gpu": gpu,
-        "feature_major": feature_major,
-        "conv": conv,
-        "cpu": cpu,
+        make.__name__: make for make in (ladder, gpu, feature_major, conv, cpu)
     }
     makers |= lessons.PARTS
     names = [name for name in makers if f"<!-- {name} -->" in text]
@@ -66,132 +55,109 @@ def fill(path: Path) -> None:
 
 def ladder() -> str:
     """A line per rung: its idea, its speed in float32 and float16, its length."""
-    cpu_machine, results = on_cpu()["machine"], on_gpu()
-    first = results["ladder"]["rows"][0]
-    table = []
+    cpu_machine, section = on_cpu()["machine"], on_gpu()["ladder"]
+    first = section["rows"][0]
+    lines = []
     for name, module in LADDER.items():
         rows = rows_of(name)
         idea = idea_of(module) if name == "k0_cpu" else idea_at(name, rows)
-        speeds = [_measured(name, rows, product) for product in PRODUCTS]
-        table.append([_link(name), idea, *speeds, str(lines_of(module))])
-    dense = [row | {"flops": first["flops"]} for row in _dense(results)]
-    cells = [_measured(CUBLAS, dense, product) for product in PRODUCTS]
-    if any(cells):
-        table.append(["cuBLAS", "dense; its work on dropped blocks is not counted", *cells, ""])
-    header = ["rung", "idea", *(PASSES[product] for product in PRODUCTS), "lines"]
+        lines.append([_link(name), idea, *_measured(name, rows), str(lines_of(module))])
+    dense = [row | {"flops": first["flops"]} for row in _of_figure() if CUBLAS in row["seconds"]]
+    if any(cells := _measured(CUBLAS, dense)):
+        lines.append(["cuBLAS", "dense; its work on dropped blocks is not counted", *cells, ""])
     return (
         "TFLOP/s over kept blocks, float32 (as accurate as a float32 product) / float16; density "
-        f"0.1, {shape_of(first)} unless said, {results['ladder']['machine']}. k0_cpu: 4096 x 4096, "
-        f"B = 32, batch 512, {cpu_machine}.\n\n{_markdown(header, table)}\n"
+        f"0.1, {shape_of(first)} unless said, {section['machine']}. k0_cpu: 4096 x 4096, "
+        f"B = 32, batch 512, {cpu_machine}.\n\n"
+        f"{_markdown(['rung', 'idea', *HEADS, 'lines'], lines)}"
     )
 
 
 def gpu() -> str:
     """A line per dtype and block size at density 0.1: our speed, and over the peers'."""
-    results = on_gpu()
-    measured = {dtype: results[dtype] for dtype in ("float16", "float32") if dtype in results}
-    if not measured:
+    rows = _of_figure()
+    if not rows:
         return ""
-    table = []
-    for dtype, section in measured.items():
-        rows = [row for row in section["rows"] if _is_of_figure(row)]
-        kept = [row for row in rows if f"{row['density']:.1g}" == "0.1"]
-        for (size,), cells in sorted(_by_product(kept, "block_size").items()):
-            speeds = [_against_peers(cells[product], rows) for product in PRODUCTS]
-            table.append([dtype, str(size), *speeds])
-    header = ["dtype", "B", *(PASSES[product] for product in PRODUCTS)]
-    section = next(iter(measured.values()))
-    first = section["rows"][0]
-    shape = f"{first['features']} x {first['features']}, batch {first['batch']}"
-    command = f"python -m numbsparse bench --place cuda --only {','.join(measured)}"
+    kept = [row for row in rows if f"{row['density']:.1g}" == "0.1"]
+    lines = [
+        [dtype, str(size), *(_against_peers(cells[product], rows) for product in PRODUCTS)]
+        for (dtype, size), cells in sorted(_by_product(kept, "dtype", "block_size").items())
+    ]
+    dtypes = dict.fromkeys(row["dtype"] for row in rows)
+    first, machine = rows[0], on_gpu()[rows[0]["dtype"]]["machine"]
     return (
-        f"TFLOP/s over kept blocks; {shape}, density 0.1, random blocks. In brackets, "
-        "times as fast as cuBLAS's dense product and as torch's BSR kernels (Triton). "
-        f"{section['machine']}; `{command}`.\n\n{_markdown(header, table)}\n"
+        f"TFLOP/s over kept blocks; {first['features']} x {first['features']}, batch "
+        f"{first['batch']}, density 0.1, random blocks. In brackets, times as fast as cuBLAS's "
+        f"dense product and as torch's BSR kernels (Triton). {machine}; `python -m numbsparse "
+        f"bench --place cuda --only {','.join(dtypes)}`.\n\n"
+        f"{_markdown(['dtype', 'B', *HEADS], lines)}"
     )
 
 
 def feature_major() -> str:
     """A line per dtype, shape and block size: time batch-major, and feature-major beside it."""
-    section = on_gpu().get("feature_major")
+    section, lines = on_gpu().get("feature_major"), []
     if section is None:
         return ""
-    table = []
-    lines = _by_product(section["rows"], "dtype", "features", "batch", "density", "block_size")
-    for (dtype, features, batch, density, size), cells in lines.items():
-        shape = f"{features}, {batch}", f"{density:.1g}", str(size)
+    keys = "dtype", "features", "batch", "density", "block_size"
+    for key, cells in _by_product(section["rows"], *keys).items():
+        dtype, features, batch, density, size = key
         both = [_both_ways(cells.get(product)) for product in PRODUCTS]
-        table.append([dtype, *shape, *both])
-    header = ["dtype", "features, batch", "density", "B", *(PASSES[name] for name in PRODUCTS)]
+        lines.append([dtype, f"{features}, {batch}", f"{density:.1g}", str(size), *both])
     return (
         "Microseconds batch-major, and in brackets how many times as long the same product takes "
         "feature-major, measured in turns; random blocks. "
-        f"{section['machine']}; `{section['command']}`.\n\n{_markdown(header, table)}\n"
+        f"{section['machine']}; `{section['command']}`.\n\n"
+        f"{_markdown(['dtype', 'features, batch', 'density', 'B', *HEADS], lines)}"
     )
-
-
-def _both_ways(row: Row | None) -> str:
-    if row is None:
-        return "-"
-    name, turned = row["auto"], f"{row['auto']} {FEATURE_MAJOR}"
-    if name not in row["seconds"]:
-        return row["not_timed"].get(name, "")
-    time, ratio = row["seconds"][name] * 1e6, beside_batch_major(row, turned)
-    beside = row["not_timed"].get(turned, "-") if ratio is None else f"{ratio:.2f}"
-    return f"{time:.{0 if time >= 100 else 1}f} ({beside})"
 
 
 def conv() -> str:
     """A line per dtype, taps and block size: our speed, over cuDNN's, and the memory beside."""
-    section = on_gpu().get("conv")
+    section, lines = on_gpu().get("conv"), []
     if section is None:
         return ""
     rows = section["rows"]
-    table: list[list[str]] = []
     ours = [row for row in rows if OURS in {**row["seconds"], **row["not_timed"]}]
     keys = "dtype", "precision", "taps_along", "block_size"
     for (dtype, precision, k, size), cells in _by_product(ours, *keys).items():
         name = f"{dtype}, tf32" if precision == "high" else dtype
         speeds = [_beside_cudnn(cells.get(product), rows) for product in PRODUCTS]
         extra = max(row["workspace"] / row["input_bytes"] for row in cells.values())
-        table.append([name, f"{k} x {k}", str(size), *speeds, f"{extra:.1%}"])
-    header = ["dtype", "taps", "B", *(PASSES[product] for product in PRODUCTS), "memory"]
+        lines.append([name, f"{k} x {k}", str(size), *speeds, f"{extra:.1%}"])
     first = ours[0]
     return (
         f"TFLOP/s over kept blocks; {first['features']} to {first['features']} features, batch "
         f"{first['batch']}, {first['side']} x {first['side']} images, density 0.1, random blocks. "
         "In brackets, times as fast as cuDNN's dense convolution, channels last. Memory beside "
         f"operands and result, of the input. {section['machine']}; `{section['command']}`.\n\n"
-        f"{_markdown(header, table)}\n"
+        f"{_markdown(['dtype', 'taps', 'B', *HEADS, 'memory'], lines)}"
     )
-
-
-def _beside_cudnn(row: Row | None, rows: list[Row]) -> str:
-    if row is None:
-        return "-"
-    if OURS not in row["seconds"]:
-        return row["not_timed"][OURS]
-    rate, times = row["flops"] / row["seconds"][OURS], speed_up(row, OURS, rows)
-    return f"{teraflops(rate)} ({f'{times:.1f}' if times else '-'})"
 
 
 def cpu() -> str:
     """A line per shape and product on the CPU: our time, and the peers' as multiples of it."""
-    results = on_cpu()
-    rows = []
+    results, lines = on_cpu(), []
     for row in results["rows"]:
-        own = row["seconds"]["k0_cpu"]
-        times = [
-            f"{row['seconds'][peer] / own:.1f}" if peer in row["seconds"] else "" for peer in ON_CPU
-        ]
-        shape = f"{row['features']}, {row['batch']}"
-        size, density = str(row["block_size"]), f"{row['density']:g}"
-        rows.append([shape, density, size, PASSES[row["product"]], f"{own * 1e3:.2f}", *times])
+        seconds, own = row["seconds"], row["seconds"]["k0_cpu"]
+        times = [f"{seconds[peer] / own:.1f}" if peer in seconds else "" for peer in ON_CPU]
+        shape = f"{row['features']}, {row['batch']}", f"{row['density']:g}", str(row["block_size"])
+        lines.append([*shape, PASSES[row["product"]], f"{own * 1e3:.2f}", *times])
     header = ["hidden, batch", "density", "B", "pass", "ms", *(f"{peer}, times" for peer in ON_CPU)]
     return (
         f"Milliseconds, and how many times as long each peer takes; {results['machine']}.\n\n"
-        f"{_markdown(header, rows)}\n"
+        f"{_markdown(header, lines)}"
     )
+
+
+def _of_figure() -> list[Row]:
+    """What was measured in float16, and in float32 at full accuracy, which README shows."""
+    results = on_gpu()
+    return [
+        row
+        for dtype in ("float16", "float32")
+        for row in in_section(results, dtype, dtype=dtype, precision="highest")
+    ]
 
 
 def _by_product(rows: list[Row], *keys: str) -> dict[tuple[Any, ...], dict[str, Row]]:
@@ -202,34 +168,40 @@ def _by_product(rows: list[Row], *keys: str) -> dict[tuple[Any, ...], dict[str, 
     return lines
 
 
-def _dense(results: Results) -> list[Row]:
-    """cuBLAS's rows, as accurate as the ladder's."""
-    sections = [results[dtype]["rows"] for dtype in ("float16", "float32") if dtype in results]
-    rows = [row for section in sections for row in section]
-    return [row for row in rows if CUBLAS in row["seconds"] and _is_of_figure(row)]
-
-
-def _is_of_figure(row: Row) -> bool:
-    """README shows float16, and float32 at full accuracy."""
-    return row["dtype"] != "bfloat16" and row["precision"] == "highest"
-
-
-def _measured(name: str, rows: list[Row], product: str) -> str:
-    """Speeds, where there is one."""
-    speeds = speeds_of(name, rows, product)
-    return "" if speeds == "- / -" else speeds
+def _measured(name: str, rows: list[Row]) -> list[str]:
+    """Speeds of each product, where there is one."""
+    speeds = [speeds_of(name, rows, product) for product in PRODUCTS]
+    return ["" if said == "- / -" else said for said in speeds]
 
 
 def _against_peers(row: Row, rows: list[Row]) -> str:
     """Speed (times cuBLAS, times Triton)."""
-    name = row["auto"]
+    name, seconds = row["auto"], row["seconds"]
+    if name not in seconds:
+        return row["not_timed"].get(name, "")
+    triton = seconds[TRITON] / seconds[name] if TRITON in seconds else None
+    times = ratio(speed_up(row, name, rows)), ratio(triton)
+    return f"{teraflops(row['flops'] / seconds[name])} ({', '.join(times)})"
+
+
+def _beside_cudnn(row: Row | None, rows: list[Row]) -> str:
+    if row is None:
+        return "-"
+    if OURS not in row["seconds"]:
+        return row["not_timed"][OURS]
+    times = ratio(speed_up(row, OURS, rows))
+    return f"{teraflops(row['flops'] / row['seconds'][OURS])} ({times})"
+
+
+def _both_ways(row: Row | None) -> str:
+    if row is None:
+        return "-"
+    name, turned = row["auto"], f"{row['auto']} {FEATURE_MAJOR}"
     if name not in row["seconds"]:
         return row["not_timed"].get(name, "")
-    seconds = row["seconds"][name]
-    dense = speed_up(row, name, rows)
-    times = [f"{dense:.1f}" if dense else "-"]
-    times.append(f"{row['seconds'][TRITON] / seconds:.1f}" if TRITON in row["seconds"] else "-")
-    return f"{teraflops(row['flops'] / seconds)} ({', '.join(times)})"
+    time, times = row["seconds"][name] * 1e6, beside_batch_major(row, turned)
+    beside = row["not_timed"].get(turned, "-") if times is None else f"{times:.2f}"
+    return f"{time:.{0 if time >= 100 else 1}f} ({beside})"
 
 
 def _link(name: str) -> str:

@@ -21,10 +21,11 @@ from numbsparse import files, patterns
 from numbsparse.bench.machine import describe
 from numbsparse.bench.problem import random
 from numbsparse.bench.timing import graph_of, record, shortest
-from numbsparse.device import SIMULATED, DeviceArray, empty, require, synchronize, to_device
+from numbsparse.device import SIMULATED, DeviceArray, empty, require, to_device
 from numbsparse.kernels.matmul import PRECISIONS, PRODUCTS, function_of
 from numbsparse.layout import Layout
 from numbsparse.ops import choice, index_beside, times
+from numbsparse.tune import agree, sample
 
 FEATURES = (1024, 4096, 8192)
 DENSITIES = (0.02, 0.1, 0.3)
@@ -34,7 +35,6 @@ NUMBERS = (("float16", "highest"), *(("float32", precision) for precision in PRE
 FEW = 64  # rows: beyond, the rungs without tensor cores are nowhere the fastest
 SLOW = ("k1_naive", "k2_shared")  # nowhere at all
 PLAIN = ("k3_registers", "k4_pipelined")
-APART = {"float16": 1e-2, "float32": 1e-4}  # what results may differ by, as a part of their size
 POOL = 2**27  # random numbers, of which operands are parts
 
 
@@ -103,10 +103,9 @@ def timed(
         call = partial(function_of(name, product), *given)
         with suppress(RuntimeError, ValueError):  # one that fails is not chosen
             call()
-            got = some_of(out)
+            got = sample(out)
             right = got if right is None else right
-            error = np.linalg.norm(got - right) / np.linalg.norm(right)
-            if error <= APART["float16" if precision == "high" else dtype]:
+            if agree(got, right, x.dtype, precision):
                 graphs[name] = graph_of(record, call)
     return {name: shortest(graph) for name, graph in graphs.items()}
 
@@ -118,13 +117,6 @@ def numbers_of(dtype: str, shape: tuple[int, ...]) -> DeviceArray:
 @cache
 def _pool(dtype: str) -> DeviceArray:
     return to_device(np.random.default_rng(0).standard_normal(POOL, np.float32).astype(dtype))
-
-
-def some_of(out: DeviceArray) -> np.ndarray:
-    """Rows of a result, or blocks."""
-    synchronize()
-    picked = np.unique(np.linspace(0, len(out) - 1, min(len(out), 8)).astype(int))
-    return np.stack([out[int(row)].numpy() for row in picked]).astype(np.float64)
 
 
 class Regret(NamedTuple):

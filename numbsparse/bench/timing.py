@@ -12,7 +12,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any, NamedTuple
 
-from numbsparse.device import SIMULATED, Capture, synchronize
+from numbsparse.device import SIMULATED, Capture, is_available, synchronize
 
 Call = Callable[[], Any]
 Recorder = Callable[[Call, int], Call]
@@ -21,7 +21,6 @@ GRAPH = 1e-3  # seconds that a graph should take
 SAMPLE = 5e-3  # seconds of replays between two looks at the clock
 FEW, MOST = 5, 100  # calls in a graph
 TURNS, SAMPLES = 2, 5
-PAUSE = 0.25  # seconds, on the CPU
 
 
 class Graph(NamedTuple):
@@ -43,16 +42,21 @@ def graph_of(recorder: Recorder, call: Call) -> Graph:
     return Graph(recorder(call, calls), calls, call)
 
 
-def seconds_of(graphs: dict[str, Graph], seconds: float = 0.05) -> dict[str, float]:
+def seconds_of(
+    graphs: dict[str, Graph], seconds: float = 0.05, pause: float = 0.0
+) -> dict[str, float]:
     """Median seconds a call of each.
 
-    Each name gets `seconds` in all, and a sample a turn at least. The graphs have run before.
+    Each name gets `seconds` in all, and a sample a turn at least. The graphs have run before. On
+    the CPU a sample is one call, and a turn begins with a pause, because the threads of other
+    libraries spin on for a while.
     """
     samples: dict[str, list[float]] = {name: [] for name in graphs}
     took = {name: _time(graph.replay, 1) for name, graph in graphs.items()}
     for _ in range(TURNS):
         for name, (replay, calls, _) in graphs.items():
-            repeats = max(1, int(SAMPLE / took[name]))
+            time.sleep(pause)
+            repeats = 1 if pause else max(1, int(SAMPLE / took[name]))
             if took[name] < seconds:
                 replay()  # brings the caches and the clock to its own state
             end = time.perf_counter() + seconds / TURNS
@@ -71,10 +75,10 @@ def shortest(graph: Graph, replays: int = 4) -> float:
 def record(call: Call, count: int) -> Call:
     """`count` calls of ours as one graph."""
     if SIMULATED:
-        return _repeated(call, count)
+        return repeated(call, count)
     capture = Capture()
     with capture.under_way():
-        _repeated(call, count)()
+        repeated(call, count)()
     return capture.launch
 
 
@@ -88,13 +92,15 @@ def record_torch(call: Call, count: int) -> Call:
     with torch.cuda.stream(stream):
         graph.capture_begin()
         try:
-            _repeated(call, count)()
+            repeated(call, count)()
         finally:
             graph.capture_end()
     return graph.replay
 
 
-def _repeated(call: Call, count: int) -> Call:
+def repeated(call: Call, count: int) -> Call:
+    """`count` calls as one."""
+
     def repeat() -> None:
         for _ in range(count):
             call()
@@ -103,35 +109,11 @@ def _repeated(call: Call, count: int) -> Call:
 
 
 def _time(call: Call, count: int) -> float:
-    """Seconds a call, of `count` calls from an idle GPU to an idle GPU."""
-    synchronize()
+    """Seconds a call, of `count` calls from an idle GPU, if there is one, to an idle GPU."""
+    wait = synchronize if is_available() else lambda: None
+    wait()
     began = time.perf_counter()
     for _ in range(count):
         call()
-    synchronize()
+    wait()
     return (time.perf_counter() - began) / count
-
-
-def times(calls: dict[str, Call], *, seconds: float = 1.0) -> dict[str, float]:
-    """Median seconds a call of each, on the CPU.
-
-    A turn begins with a pause, because the threads of other libraries spin on for a while, and a
-    call that is not timed.
-    """
-    pause = min(PAUSE, seconds)
-    for call in calls.values():
-        call()  # compiles, and warms the caches
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    end = time.perf_counter() + seconds * len(calls)
-    while time.perf_counter() < end or len(next(iter(samples.values()))) < 2 * SAMPLES:
-        for name, call in calls.items():
-            time.sleep(pause)
-            call()
-            samples[name] += [_sample(call) for _ in range(SAMPLES)]
-    return {name: median(taken) for name, taken in samples.items()}
-
-
-def _sample(call: Call) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began

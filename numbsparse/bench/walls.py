@@ -8,13 +8,10 @@ file: through functions, and no further than the ladder's own rooms. Parts that 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
-
-from numbsparse.bench.results import gain_of, rows_of
-from numbsparse.bench.show import table
-from numbsparse.kernels.matmul import RUNGS
 
 ROOT = Path(__file__).parents[1]
 ROOM = "numbsparse.kernels.matmul"
@@ -34,18 +31,6 @@ class Module(NamedTuple):
     path: Path
     defined: dict[str, ast.AST]
     imported: dict[str, tuple[str, str | None]]  # (module, name there; None: the module itself)
-
-
-def walls() -> str:
-    """A line for each rung on a GPU."""
-    cells = []
-    for name in (name for name, place in RUNGS.items() if place == "cuda"):
-        found, rows = wall_of(name), rows_of(name)
-        gains = [gain_of(name, rows, "forward", dtype) for dtype in ("float32", "float16")]
-        speed = " / ".join(f"{gain:.1f}" if gain else "-" for gain in gains)
-        cells.append([name, str(found.own), str(found.files), f"{found.lines:,}", speed])
-    heads = ["rung", "own files", "files opened", "lines opened"]
-    return f"{table([*heads, 'times the best before, float32 / float16'], cells)}\n"
 
 
 def wall_of(name: str) -> Wall:
@@ -77,31 +62,25 @@ def files_for(module: str, name: str) -> set[Path]:
     return opened
 
 
-def uses(node: ast.AST, module: str, found: Module) -> list[tuple[str, str]]:
+def uses(node: ast.AST, module: str, found: Module) -> Iterator[tuple[str, str]]:
     """(module, name) of what a definition names: of its own file, of others, parts of those."""
-    places = []
     for part in ast.walk(node):
-        if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
-            there, name = found.imported.get(part.value.id, ("", ""))
-            if name is None:
-                places.append((there, part.attr))
-        if not isinstance(part, ast.Name):
-            continue
-        if part.id in found.defined:
-            places.append((module, part.id))
-        elif part.id in found.imported:
+        if isinstance(part, ast.Name) and part.id in found.defined:
+            yield module, part.id
+        elif isinstance(part, ast.Name) and part.id in found.imported:
             there, name = found.imported[part.id]
             if name is not None:
-                places.append((there, name))
-    return places
+                yield there, name
+        elif isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
+            there, name = found.imported.get(part.value.id, ("", ""))
+            if name is None:
+                yield there, part.attr
 
 
 @cache
 def parsed(module: str) -> Module | None:
     """A module of the room; None for any other."""
-    if not module.startswith(f"{ROOM}."):
-        return None
-    path = _path_of(module)
+    path = _path_of(module) if module.startswith(f"{ROOM}.") else None
     if path is None:
         return None
     defined: dict[str, ast.AST] = {}

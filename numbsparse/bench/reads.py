@@ -1,0 +1,179 @@
+"""What a product moves, by formula, and how fast the card's limits let it be: its roofline.
+
+A formula, with the tiles of a rung or step, gives the values of x and w that are read for each
+value of y = x @ w. Index arrays and edges are left out. `counted` in `profile.json` counts the same
+in the simulator; the tests hold one against the other.
+
+Each limit of the card alone takes some time: the arithmetic, the bytes that come from the L2 cache,
+those that cross the memory's bus. The product takes at least the longest of them. The limits are
+measured (`bench --only limits`), the bytes are the profiler's where it read them, else those of the
+formula, which leaves out what the L1 cache serves again.
+
+S. Williams, A. Waterman, D. Patterson, "Roofline: An Insightful Visual Performance Model for
+Multicore Architectures", 2009.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numbsparse.bench.problem import random
+from numbsparse.bench.results import Row, in_section, on_gpu, profiled
+from numbsparse.kernels import ladder
+from numbsparse.kernels.matmul import k2_shared, k3_registers, k4_pipelined, k5_tensor_core
+from numbsparse.kernels.matmul.k6_hopper.plan import TILES, steps_of
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import WARP_COLUMNS, steps_in_strips
+from numbsparse.kernels.parts.tiles import WIDTH
+from numbsparse.layout import Layout
+
+STRIP_ROWS, STRIP_WARPS, GROUP = 64, 16, 32  # of k7_small_blocks on compute capability 9.0
+MEMORY, CACHE = "device memory, read", "L2 cache, read (17 MB)"
+PIPES = {  # the limit of the arithmetic of each dtype, by instruction
+    "fma": "float32 multiply-add",
+    "mma": "mma.sync {}, operands in registers",
+    "wgmma": "wgmma {}, operands in shared memory",
+}
+
+
+class Reads(NamedTuple):
+    """Values read per output, from each memory, by an average output."""
+
+    from_global: float
+    from_shared: float
+
+
+def reads_at(name: str, row: Row, dtype: str) -> Reads | None:
+    """Of a rung at the shape of a row of the benchmark's ladder."""
+    layout = random(row["features"], row["block_size"], 0.1)  # as the benchmark's
+    return reads(name, layout, row["block_size"], row["batch"], dtype)
+
+
+def reads(name: str, layout: Layout, size: int, batch: int, dtype: str) -> Reads | None:
+    """Of the forward product; None where there is no formula (the CPU, float32 of two rungs)."""
+    K = layout.n_blocks / layout.shape[1] * size  # products of an average output
+    if name in ladder.NAMES:
+        return _of_step(ladder.step(name), layout, size, K)
+    if name == "k1_naive":
+        return Reads(2 * K, 0)
+    if name == "k2_shared":
+        return Reads(2 * K / min(size, k2_shared.MOST), 2 * K)
+    if name in ("k3_registers", "k4_pipelined"):
+        tile: Any = k3_registers.tile_of(size, batch)
+        if name == "k4_pipelined":
+            tile = k4_pipelined.line_tiles(size, batch, 4 if dtype == "float32" else 2)[0]
+        return Reads(K / tile.BM + K / tile.BN, K / tile.TM + K / tile.TN)
+    if name == "k5_tensor_core":
+        arithmetic = "highest" if dtype == "float32" else dtype
+        BM, BN, _, _ = tile = k5_tensor_core.line_tiles(size, batch, arithmetic)[0]
+        from_shared = K / (BM // tile.warps) + K / BN
+        return Reads(K / min(BM, batch) + K / BN, from_shared * _filled_up(batch, BM))
+    if name == "k8_small_batch":
+        each = K / batch + K / min(size, WIDTH)
+        return Reads(each, each)
+    if dtype == "float32":
+        return None
+    if name == "k6_hopper":
+        return _of_hopper(layout, size, batch, K)
+    return _of_small_blocks(layout, size, K) if name == "k7_small_blocks" else None
+
+
+def arriving(name: str, layout: Layout, size: int, batch: int, dtype: str) -> float | None:
+    """Values per output that come from the L2 cache: what a cluster asks for once comes to each."""
+    found = reads(name, layout, size, batch, dtype)
+    if found is None:
+        return None
+    K, again = layout.n_blocks / layout.shape[1] * size, 0.0
+    if name == "k6_hopper":
+        rows, cluster = TILES[size].ROWS, TILES[size].CLUSTER
+        again = K / min(rows, batch) - K / min(rows * cluster, batch)
+    elif name in ladder.NAMES and hasattr(module := ladder.step(name), "CLUSTER"):
+        again = K / module.BM - K / (module.BM * module.CLUSTER)
+    return found.from_global + again
+
+
+def _of_step(step: Any, layout: Layout, size: int, K: float) -> Reads:
+    """By the tiles that a step names: BM x BN, of a warp WM rows, of a thread TM x TN."""
+    if hasattr(step, "plan"):
+        _, _, inputs, *_ = step.plan(layout.index, step.BN // size)
+        w = K / (step.BM * getattr(step, "CLUSTER", 1))
+        return Reads(len(inputs) / layout.shape[1] + w, K / size + K / step.WM)
+    BN = getattr(step, "BN", size)
+    tiles = K / BN + K / step.BM
+    if hasattr(step, "WM"):
+        return Reads(tiles, K / BN + K / step.WM)
+    if hasattr(step, "BK"):
+        return Reads(tiles, K / getattr(step, "TN", 1) + K / getattr(step, "TM", 1))
+    return Reads(2 * K, 0)
+
+
+def _of_hopper(layout: Layout, size: int, batch: int, K: float) -> Reads:
+    """x once for all columns of a group that meet it, w once for the rows of a cluster."""
+    tile = TILES[size]
+    records, _, _ = steps_of(layout.index, False, tile, False)
+    tiles_of_x = int((records[:, tile.SHARES] & 255).sum())
+    x = tiles_of_x * tile.DEPTH / (layout.shape[1] * size)
+    from_shared = (K / size + K / 64) * _filled_up(batch, 64)
+    return Reads(x + K / min(tile.ROWS * tile.CLUSTER, batch), from_shared)
+
+
+def _filled_up(batch: int, rows: int) -> float:
+    """How many rows are computed for each one of the batch, in tiles of so many."""
+    return -(-batch // rows) * rows / batch
+
+
+def _of_small_blocks(layout: Layout, size: int, K: float) -> Reads:
+    """x once for all columns of a strip, in groups of features; w once for its rows."""
+    width = STRIP_WARPS * WARP_COLUMNS
+    kept, _, _ = steps_in_strips(layout.index, size, False, width, GROUP, 16 // size)
+    groups = layout.n_blocks / (kept * (width // size) * (GROUP // size))  # of all strips
+    x = groups * GROUP / (layout.shape[1] * size)
+    return Reads(x + K / STRIP_ROWS, K / size + K / STRIP_ROWS)
+
+
+class Roofline(NamedTuple):
+    """Seconds that each limit asks for."""
+
+    arithmetic: float
+    cache: float
+    memory: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self)
+
+    @property
+    def bound(self) -> str:
+        """The limit that asks for most."""
+        return ("arithmetic", "L2", "memory")[self.index(self.seconds)]
+
+
+def roofline(name: str, row: Row) -> Roofline | None:
+    """Of a step or rung, forward, at the shape of a benchmark's row; None without a formula."""
+    nbytes = bytes_from_cache(name, row)
+    if nbytes is None:
+        return None
+    rates = {limit["limit"]: limit["rate"] for limit in in_section(on_gpu(), "limits")}
+    pipe = PIPES[pipe_of(name, row["dtype"])].format(row["dtype"])
+    times = row["flops"] / rates[pipe], nbytes / rates[CACHE], row["bytes"] / rates[MEMORY]
+    return Roofline(*times)
+
+
+def bytes_from_cache(name: str, row: Row) -> float | None:
+    """What comes from the L2 cache: as the profiler read it at this shape, or by the formula."""
+    section = "steps" if name in ladder.NAMES else row["dtype"]
+    shape = {key: row[key] for key in ("dtype", "batch", "block_size")}
+    rows = in_section(profiled(), section, rung=name, in_features=row["features"], **shape)
+    for read in rows:
+        return float(read["readings"]["L2 to L1 bytes"])
+    size, itemsize = row["block_size"], 4 if row["dtype"] == "float32" else 2
+    layout = random(row["features"], size, 0.1)  # as the benchmark's
+    values = arriving(name, layout, size, row["batch"], row["dtype"])
+    return None if values is None else values * row["batch"] * row["features"] * itemsize
+
+
+def pipe_of(name: str, dtype: str) -> str:
+    """The instruction that multiplies."""
+    if dtype == "float32":
+        return "fma"
+    hopper = ladder.NAMES[ladder.NAMES.index("s10_wgmma") :]
+    return "wgmma" if name in hopper or name == "k6_hopper" else "mma"
