@@ -108,7 +108,13 @@ class Tile(NamedTuple):
 
 
 def cut(
-    times: list[float], sums: int, places: int, steps: int, least: float, rate: float, to_add: float
+    times: np.ndarray,
+    sums: int,
+    places: int,
+    steps: int,
+    least: float,
+    rate: float,
+    to_add: float,
 ) -> tuple[float, int, int]:
     """(end, items that stay whole, pieces of each other one): what ends first on so many places.
 
@@ -119,13 +125,13 @@ def cut(
     to_add : microseconds that adding takes beside that
     """
     whole = len(times) // places * places
-    of_all = [time * steps for time in times]
+    of_all = times * steps
     best = (float("inf"), 0, 1)
     for pieces in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32):
         if pieces > max(steps // 4, 1):
             break
-        parts = of_all[:whole] + [time / pieces for time in of_all[whole:]] * pieces
-        end = max(least, dealt([time + TO_START for time in parts], places)[1])
+        parts = np.append(of_all[:whole], np.tile(of_all[whole:] / pieces, pieces))
+        end = max(least, dealt(parts + TO_START, places)[1])
         if pieces > 1:
             end += to_add + sums * pieces / rate
         best = min(best, (end, whole, pieces))
@@ -288,7 +294,7 @@ def plan(
 
     rest = len(items) % processors
     sums = rest * tile.UNITS * tile.GROUPS * 64 * tile.N
-    times = [STEP] * len(items)
+    times = np.full(len(items), STEP)
     _, whole, pieces = cut(times, sums, processors, steps, 0.0, SUMS_IN_US, TO_ADD_FLOAT32)
     return cut_up((heads, loads, items.images, items.outs), whole, pieces, steps)
 

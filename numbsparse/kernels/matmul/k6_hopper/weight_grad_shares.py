@@ -8,21 +8,23 @@ rows, as an LSTM's gates do (`fours`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 
+from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
     MAPS,
-    OPERANDS,
     RUNS,
     Edges,
     Tables,
     Tile,
 )
+from numbsparse.kernels.parts.deal import in_turn
+from numbsparse.kernels.parts.groups import bits_set
 from numbsparse.layout import Index
 
 HALF_EMPTY = 1.1  # products, where one of all blocks full would be enough
@@ -32,41 +34,29 @@ IN_PAIRS, LEAST_COMMON = 128, 3  # rows among which pairs are looked for; their 
 TOGETHER = 1 << 20  # places for blocks among which regions are looked for
 LEAST = 32  # block rows of them
 LEAVES = 0.05  # blocks that one left behind counts for
+AT_A_TIME = 128  # lines among which the best one is looked for
+INSIDE, NEVER = -(1 << 24), -1e300  # what a line inside brings; less than any line counts for
 FOUR, ROWS_OF_FOUR = 4, 8  # columns that keep the same blocks; block rows of their products
 
 
-class Share(NamedTuple):
-    """What one block of threads of a cluster does in an item."""
+class Shares(NamedTuple):
+    """What each block of threads does; those of a cluster follow one another, and are an item."""
 
-    x_loads: list[tuple[int, int]]  # (panel of the matrix, slot | ranks << 16)
-    dy_loads: list[tuple[int, int]]
-    arriving: int  # panels, from here and from the others
-    counts: np.ndarray  # (GROUPS,) products of a warpgroup, or the number of its size
-    where: np.ndarray  # (GROUPS, 2 UNITS) their factors lie; see `ptx.wgmma_units`
-    outs: np.ndarray  # (GROUPS, OUTS) kept blocks, -1 where there is none
+    loads: np.ndarray  # (n, SLOTS, 2): (panel of the matrix, slot | ranks << 16), of x, then of dy
+    ends: np.ndarray  # (n, 2): where the loads of x end, and those of dy
+    arriving: np.ndarray  # (n,) panels, from here and from the others
+    places: np.ndarray  # (n, GROUPS, 1 + 2 UNITS): products of a warpgroup, or the number of its
+    # size, and where their factors lie; see `ptx.wgmma_units`
+    outs: np.ndarray  # (n, GROUPS, OUTS) kept blocks, -1 where there is none
 
-    @property
-    def blocks(self) -> int:
-        return np.unique(self.outs[self.outs >= 0]).size
+    def of(self, items: np.ndarray, tile: Tile) -> Shares:
+        """Those of some items."""
+        at = (items[:, None] * tile.CLUSTER + np.arange(tile.CLUSTER)).reshape(-1)
+        return Shares(*(array[at] for array in self))
 
-    def copies(self, edges: Edges) -> list[tuple[int, int]]:
-        """What to ask for: (panel, slot | map << 8 | ranks << 16), neighbours in one copy."""
-        found = []
-        for operand, loads in enumerate((self.x_loads, self.dy_loads)):
-            (whole, part), k = edges[operand], 0
-            while k < len(loads):
-                panel, code = loads[k]
-                run, which = 1, MAPS * operand
-                if panel == whole and part:
-                    panel, which = 0, which + len(RUNS)
-                else:
-                    ahead = loads[k : k + max(RUNS)]
-                    same = [(p - k, c - k) for k, (p, c) in enumerate(ahead) if p < whole]
-                    run = max(n for n in RUNS if n == 1 or same[:n] == [(panel, code)] * n)
-                    which += RUNS.index(run)
-                found.append((panel, code | which << 8))
-                k += run
-        return found
+    def blocks(self, tile: Tile) -> np.ndarray:
+        """(n,) kept blocks; those of 128 are in both warpgroups, half of each."""
+        return np.count_nonzero(self.outs >= 0, axis=(1, 2)) // (2 if tile.B == 128 else 1)
 
 
 def plan(
@@ -78,61 +68,91 @@ def plan(
     """
     at_once, found = processors // tile.CLUSTER, []
     for items in ways_of(index, tile, at_once):
-        in_order = sorted(items, key=lambda item: time_of(item, tile))[::-1]
+        shares = shares_of(index, tile, items)
+        in_order = shares.of(np.argsort(times_of(shares, tile), kind="stable")[::-1], tile)
         found.append((*cut_of(in_order, at_once, steps, tile), in_order))
     _, whole, pieces, chosen = min(found, key=lambda way: way[0])
-    shares = [share for item in chosen for share in item]
-    return plans.cut_up(tables(shares, tile, edges), whole * tile.CLUSTER, pieces, steps)
+    return plans.cut_up(tables(chosen, edges), whole * tile.CLUSTER, pieces, steps)
 
 
-def tables(shares: list[Share], tile: Tile, edges: Edges) -> Tables:
-    copies = [share.copies(edges) for share in shares]
-    heads = np.array([(len(c), s.arriving) for c, s in zip(copies, shares, strict=True)], np.int32)
-    loads = np.zeros((len(shares), max(map(len, copies), default=0), 2), np.int32)
-    places = np.zeros((len(shares), tile.GROUPS, 1 + 2 * tile.UNITS), np.int32)
-    outs = np.full((len(shares), tile.GROUPS, tile.OUTS), -1, np.int32)
-    for k, share in enumerate(shares):
-        loads[k, : len(copies[k])] = np.reshape(copies[k], (-1, 2))
-        places[k, :, 0], places[k, :, 1:], outs[k] = share.counts, share.where, share.outs
-    return heads.reshape(-1, 2), loads, places, outs
+def tables(shares: Shares, edges: Edges) -> Tables:
+    """Copies are (panel, slot | map << 8 | ranks << 16), of neighbours in one copy."""
+    copies, counts = np.zeros_like(shares.loads), np.zeros(len(shares.ends), np.int32)
+    how = np.array(edges, np.int64), MAPS, np.array(RUNS, np.int64)
+    _join(shares.loads, shares.ends, *how, copies, counts)
+    heads = np.stack([counts, shares.arriving], 1)
+    return heads, copies[:, : counts.max(initial=0)], shares.places, shares.outs
 
 
-def alone(panels: Iterable[int], slot: int) -> list[tuple[int, int]]:
-    """Loads for this block of threads alone, to slots from that one on."""
-    return [(int(panel), slot + k | 1 << 16) for k, panel in enumerate(panels)]
+@compiled()
+def _join(loads, ends, edges, maps, runs, copies, counts):
+    for share in range(len(ends)):
+        k = copy = 0
+        for operand in range(2):
+            while k < ends[share, operand]:
+                panel, code = loads[share, k]
+                number, run, same = 0, 1, 1
+                if edges[operand, 1] and panel == edges[operand, 0]:
+                    panel, number = 0, runs.size
+                else:
+                    while (
+                        k + same < ends[share, operand]
+                        and loads[share, k + same, 0] == panel + same
+                        and loads[share, k + same, 1] == code + same
+                        and panel + same < edges[operand, 0]
+                    ):
+                        same += 1
+                    while number + 1 < runs.size and runs[number + 1] <= same:
+                        number += 1
+                    run = runs[number]
+                copies[share, copy, 0] = panel
+                copies[share, copy, 1] = code | maps * operand + number << 8
+                copy, k = copy + 1, k + run
+        counts[share] = copy
 
 
-def side_by_side(
-    tile: Tile,
-    x_loads: list[tuple[int, int]],
-    dy_loads: list[tuple[int, int]],
-    arriving: int,
-    groups: list[tuple[int, int, int, np.ndarray]],
-) -> Share:
-    """One product for a warpgroup: (slots of both factors, its size, kept blocks) of each."""
-    step = tile.PANEL_BYTES >> 4
-    outs = np.full((tile.GROUPS, tile.OUTS), -1, np.int32)
-    where = np.zeros((tile.GROUPS, 2 * tile.UNITS), np.int32)
-    for group, (left, right, _, blocks) in enumerate(groups):
-        outs[group, : blocks.size], where[group] = (
-            blocks,
-            np.array([left, right]) * step | step << 16,
-        )
-    counts = np.array([count for _, _, count, _ in groups], np.int32)
-    return Share(x_loads, dy_loads, arriving, counts, where, outs)
+def ways_of(index: Index, tile: Tile, places: int) -> Iterator[np.ndarray]:
+    """What the tile can share: fours of columns, pairs of block rows, one, or regions by size.
 
-
-def ways_of(index: Index, tile: Tile, places: int) -> Iterator[Iterable[list[Share]]]:
-    """What the tile can share: fours of columns, pairs of block rows, one, or regions by size."""
-    if tile.B == 32 and len(tile.SIZES) > 1:
-        yield fours(index, tile)
-    elif tile.B == 64 and tile.UNITS == 1:
-        yield pairs_of_rows(index, tile)
-    elif tile.B == 128:
+    Each is the items of all kept blocks, numbered.
+    """
+    if _takes_fours(tile):
+        yield fours(index)
+    elif _takes_rows(tile):
         yield rows_of_blocks(index, tile)
     else:
         for products in sizes(index, tile, places):
             yield regions(index, tile, products)
+
+
+def _takes_fours(tile: Tile) -> bool:
+    return tile.B == 32 and len(tile.SIZES) > 1
+
+
+def _takes_rows(tile: Tile) -> bool:
+    return tile.B == 128 or (tile.B == 64 and tile.UNITS == 1)
+
+
+def shares_of(index: Index, tile: Tile, items: np.ndarray) -> Shares:
+    """What the blocks of threads of these items do."""
+    order, starts = in_turn(items, int(items.max(initial=-1)) + 1)
+    n = (starts.size - 1) * tile.CLUSTER
+    shares = Shares(
+        np.zeros((n, tile.SLOTS, 2), np.int32),
+        np.zeros((n, 2), np.int32),
+        np.zeros(n, np.int32),
+        np.zeros((n, tile.GROUPS, 1 + 2 * tile.UNITS), np.int32),
+        np.full((n, tile.GROUPS, tile.OUTS), -1, np.int32),
+    )
+    rows, columns = (a[order].astype(np.int64) for a in (index.block_rows, index.block_columns))
+    kept, step = (order, starts, rows, columns), tile.PANEL_BYTES >> 4
+    if _takes_fours(tile):
+        _share_fours(*kept, step, tile.B, min(tile.SIZES), *shares)
+    elif _takes_rows(tile):
+        _share_rows(*kept, step, tile.B // tile.PANEL, tile.CLUSTER, *shares)
+    else:
+        _share_regions(*kept, step, tile.PAIR, *shares)
+    return shares
 
 
 def sizes(index: Index, tile: Tile, places: int) -> list[int]:
@@ -151,7 +171,7 @@ def sizes(index: Index, tile: Tile, places: int) -> list[int]:
 # Microseconds as measured on an H200; only their ratios decide.
 
 
-def copying(panels: int, tile: Tile) -> float:
+def copying(panels: np.ndarray, tile: Tile) -> np.ndarray:
     """Until the panels of a step are in one multiprocessor, and the next step begins."""
     start, row = (0.3, 0.55e-3) if tile.B == 32 else (0.25, 0.6e-3)
     return start + panels * tile.DEPTH * row
@@ -162,226 +182,360 @@ def from_l2(panels: int, tile: Tile) -> float:
     return panels * tile.PANEL_BYTES / 8.5e6
 
 
-def time_of(item: list[Share], tile: Tile) -> float:
-    """Of a step of an item: its copies or its products, whatever takes longer."""
-    panels, blocks = (max(n) for n in zip(*((s.arriving, s.blocks) for s in item), strict=True))
+def times_of(shares: Shares, tile: Tile) -> np.ndarray:
+    """Of a step of each item: its copies or its products, whatever takes longer."""
+    of_items = (n.reshape(-1, tile.CLUSTER) for n in (shares.arriving, shares.blocks(tile)))
+    panels, blocks = (n.max(1).astype(np.int64) for n in of_items)
     products = blocks * tile.B**2 * (2 if tile.B == 32 else 1)
-    return max(copying(panels, tile), products * tile.DEPTH / 4e6)
+    return np.maximum(copying(panels, tile), products * tile.DEPTH / 4e6)
 
 
-def cut_of(items: list[list[Share]], places: int, steps: int, tile: Tile) -> tuple[float, int, int]:
+def cut_of(shares: Shares, places: int, steps: int, tile: Tile) -> tuple[float, int, int]:
     """`cut` of items, longest first.
 
     However they are cut, the copies take their time, from the L2 cache and, the first of each
     panel, from memory.
     """
-    loads = [[share.x_loads, share.dy_loads] for item in items for share in item]
-    panels = sum(len(panels) for operands in loads for panels in operands)
-    first = sum(len({p for share in loads for p, _ in share[k]}) for k in range(OPERANDS))
+    place, (of_x, of_dy) = np.arange(tile.SLOTS), shares.ends.T[..., None]
+    panels = int(of_dy.sum())
+    each = place < of_x, (place >= of_x) & (place < of_dy)
+    first = sum(np.unique(shares.loads[own, 0]).size for own in each)
     memory = 2.4  # times as long as from the L2 cache
     least = steps * max(from_l2(panels, tile), memory * from_l2(first, tile))
-    rest = items[len(items) // places * places :]
-    sums = sum(share.blocks for item in rest for share in item) * tile.B**2
+    items = len(shares.ends) // tile.CLUSTER
+    rest = shares.blocks(tile)[items // places * places * tile.CLUSTER :]
     rate = 7e4 if tile.UNITS > 1 else 3e5  # pairs of blocks leave theirs number by number
-    times = [time_of(item, tile) for item in items]
+    sums, times = int(rest.sum()) * tile.B**2, times_of(shares, tile)
     return plans.cut(times, sums, places, steps, least, rate, plans.TO_ADD)
 
 
-def rows_of_blocks(index: Index, tile: Tile) -> Iterator[list[Share]]:
-    """Even pieces of the block rows, so that all of an item takes the same tile of x."""
-    indptr, columns, _ = index.rows
-    for row in np.flatnonzero(np.diff(indptr)):
-        yield from pieces_of_row(tile, int(row), columns, np.arange(indptr[row], indptr[row + 1]))
+def rows_of_blocks(index: Index, tile: Tile) -> np.ndarray:
+    """Even pieces of the block rows, so that all of an item takes the same tile of x.
 
-
-def pieces_of_row(
-    tile: Tile, row: int, columns: np.ndarray, blocks: np.ndarray
-) -> Iterator[list[Share]]:
-    """Items of some kept blocks of a block row."""
-    if blocks.size:
-        count = -(-blocks.size // (tile.CLUSTER * _blocks_in(tile)))
-        for piece in np.array_split(blocks, count):
-            yield _piece_of_row(tile, row, columns, piece)
-
-
-def _blocks_in(tile: Tile) -> int:
-    """Kept blocks that one block of threads can compute."""
+    Of 64 come before them pairs of rows, those with the most columns in common first.
+    """
     panels = tile.B // tile.PANEL
-    room = tile.SLOTS // panels - 1  # without x
+    room = tile.SLOTS // panels - 1  # for blocks of dy, beside x
     outs = tile.OUTS if tile.B == 128 else tile.GROUPS * tile.OUTS
-    return min(outs, room)
+    indptr, columns = index.rows.indptr.astype(np.int64), index.rows.indices.astype(np.int64)
+    items, least = np.empty(columns.size, np.int64), LEAST_COMMON if tile.B == 64 else columns.size + 1
+    _take_rows(indptr, columns, IN_PAIRS, least, tile.OUTS, tile.CLUSTER * min(outs, room), items)
+    return items
 
 
-def _piece_of_row(tile: Tile, row: int, columns: np.ndarray, blocks: np.ndarray) -> list[Share]:
-    panels = tile.B // tile.PANEL
-    parts = np.array_split(blocks, tile.CLUSTER)
-    busy = [rank for rank, part in enumerate(parts) if part.size]
-    mask = sum(1 << rank for rank in busy)
-    shares = []
-    for rank, part in enumerate(parts):
-        x_loads = [
-            (row * panels + p, p | mask << 16) for p in range(panels) if busy[p % len(busy)] == rank
-        ]
-        dy_loads = [
-            (int(columns[block]) * panels + p, panels * (1 + k) + p | 1 << rank + 16)
-            for k, block in enumerate(part)
-            for p in range(panels)
-        ]
-        every, whole = np.arange(part.size), tile.B == 128
-        dealt = [every] * tile.GROUPS if whole else np.array_split(every, tile.GROUPS)
-        groups = [
-            (group * whole, panels * (1 + int(own[:1].sum())), own.size, part[own])
-            for group, own in enumerate(dealt)
-        ]
-        arriving = (panels + len(dy_loads)) if part.size else 0
-        shares.append(side_by_side(tile, x_loads, dy_loads, arriving, groups))
-    return shares
-
-
-def pairs_of_rows(index: Index, tile: Tile) -> Iterator[list[Share]]:
-    """Pairs with the most columns in common first, then what is left of each row."""
-    indptr, columns, _ = index.rows
-    kept_rows = np.flatnonzero(np.diff(indptr))
-    for top in range(0, kept_rows.size, IN_PAIRS):
-        rows = kept_rows[top : top + IN_PAIRS]
-        used = np.unique(np.concatenate([columns[indptr[r] : indptr[r + 1]] for r in rows]))
-        ids = np.full((rows.size, used.size), -1)
-        for k, r in enumerate(rows):
-            blocks = np.arange(indptr[r], indptr[r + 1])
-            ids[k, np.searchsorted(used, columns[blocks])] = blocks
-        left = ids >= 0
-        for pair, own, both in _pairs(left, tile.OUTS):
-            parts = [(ids[r, c], ids[r, both]) for r, c in zip(pair, own, strict=True)]
-            yield [_share_of_pair(tile, rows[list(pair)], columns, parts)]
-        for k, r in enumerate(rows):
-            yield from pieces_of_row(tile, int(r), columns, ids[k, left[k]])
-
-
-def _pairs(
-    left: np.ndarray, most: int
-) -> Iterator[tuple[tuple[int, int], list[np.ndarray], np.ndarray]]:
-    """(two rows, what each has alone, what both have), up to `most` a row, taken out of `left`."""
-    weights = left.astype(np.float32)
-    common = weights @ weights.T
-    np.fill_diagonal(common, 0)
-    while common.max(initial=0) >= LEAST_COMMON:
-        i, j = divmod(int(common.argmax()), common.shape[1])
-        both = np.flatnonzero(left[i] & left[j])[:most]
-        left[[i, j], both[:, None]] = False
-        own = []
-        for r in (i, j):
-            own.append(np.flatnonzero(left[r])[: most - both.size])
-            left[r, own[-1]] = False
-            weights[r] = left[r]
-        for r in (i, j):
-            common[r] = common[:, r] = weights @ weights[r]
-            common[r, r] = 0
-        yield (i, j), own, both
-
-
-def _share_of_pair(tile: Tile, rows: np.ndarray, columns: np.ndarray, parts) -> Share:
-    """Slots of x for both rows, then dy: what the first has alone, both, the second alone."""
-    (first, both), (second, of_second) = parts
-    order = np.concatenate([first, both, second])
-    groups = [
-        (0, 2, first.size + both.size, np.concatenate([first, both])),
-        (1, 2 + first.size, both.size + second.size, np.concatenate([of_second, second])),
-    ]
-    dy_loads = alone(columns[order], 2)
-    return side_by_side(tile, alone(rows, 0), dy_loads, 2 + order.size, groups)
-
-
-class Region(NamedTuple):
-    rows: np.ndarray
-    columns: np.ndarray
-    ids: np.ndarray  # (rows, columns) kept blocks, -1 where there is none, or in another region
-
-
-def regions(index: Index, tile: Tile, products: int) -> Iterator[list[Share]]:
-    """An item of at most so many products for each region."""
-    indptr, columns, _ = index.rows
-    at_once = max(TOGETHER // len(index.columns.indptr), LEAST)
-    for first in range(0, len(indptr) - 1, at_once):
-        rows = np.arange(first, min(first + at_once, len(indptr) - 1))
-        blocks = np.arange(indptr[rows[0]], indptr[rows[-1] + 1])
-        used, place = np.unique(columns[blocks], return_inverse=True)
-        ids = np.full((rows.size, used.size), -1)
-        ids[np.repeat(rows - first, np.diff(indptr[first : rows[-1] + 2])), place] = blocks
-        for region in _grown(ids, tile, products):
-            yield [_share_of_region(tile, first + region.rows, used[region.columns], region.ids)]
-
-
-def _grown(ids: np.ndarray, tile: Tile, products: int) -> Iterator[Region]:
-    """Regions, until every kept block is in one."""
-    left = (ids >= 0).astype(np.int32)  # 1 for each block that is in no region
-    # Of rows, then of columns; float32, for its rounding decides between lines that bring the same.
-    counts = np.concatenate([left.sum(1), left.sum(0)]).astype(np.float32)
-    while counts.any():
-        rows, columns = _grow(left, counts, tile, products)
-        here = np.ix_(rows, columns)
-        taken = left[here]
-        yield Region(rows, columns, np.where(taken > 0, ids[here], -1))
-        left[here] = 0
-        counts[rows] -= taken.sum(1)
-        counts[len(left) + columns] -= taken.sum(0)
-
-
-def _grow(
-    left: np.ndarray, counts: np.ndarray, tile: Tile, products: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, columns) of a region, in order."""
-    n = len(left)
-    inside = np.zeros(counts.size, bool)
-    brings = np.zeros(counts.size, np.int32)  # blocks, if taken inside
-    for room in range(tile.SLOTS, 0, -1):
-        opens = _opened(left, inside[:n], brings, tile)
-        free = products - opens[:n][inside[:n]].sum()
-        fits = ~inside & (brings > 0) & (opens <= free)
-        line = np.where(fits, (1 + LEAVES) * brings - LEAVES * counts, -np.inf).argmax()
-        if not fits[line]:  # begins, perhaps once more, with a row that meets no column inside
-            apart = np.where(inside[:n] | (brings[:n] > 0), 0, counts[:n])
-            line = apart.argmax()
-            if not apart[line] or not free or room < 2:
+@compiled()
+def _take_rows(indptr, columns, at_once, least, most_of_pair, most, items):
+    n, row, words = 0, 0, 1
+    for column in columns:
+        words = max(words, column // 64 + 1)
+    rows, tops = np.empty(at_once, np.int64), np.empty(at_once, np.int64)
+    common = np.empty((at_once, at_once), np.int64)
+    while row < indptr.size - 1:
+        count = 0
+        while row < indptr.size - 1 and count < at_once:
+            if indptr[row] < indptr[row + 1]:
+                rows[count] = row
+                count += 1
+            row += 1
+        left = np.zeros((count + 1, words), np.uint64)  # and of a pair what both have
+        for k in range(count):
+            for block in range(indptr[rows[k]], indptr[rows[k] + 1]):
+                left[k, columns[block] // 64] |= np.uint64(1) << np.uint64(columns[block] % 64)
+        i, j = 0, count
+        while count:
+            for k in range(count):
+                if j == count or k == i or k == j:
+                    for other in range(count):
+                        shared = 0
+                        for w in range(words if other != k else 0):
+                            shared += bits_set(left[k, w] & left[other, w])
+                        common[k, other] = common[other, k] = shared
+            i = j = 0
+            for k in range(count):
+                top = 0
+                for other in range(count):
+                    top = max(top, common[k, other])
+                tops[k] = top
+                i = k if top > tops[i] else i
+            if tops[i] < least:
                 break
-        inside[line] = True
-        if line < n:
-            brings[n:] += left[line]
-        else:
-            brings[:n] += left[:, line - n]
-    used = inside & (brings > 0)
-    return np.flatnonzero(used[:n]), np.flatnonzero(used[n:])
+            while common[i, j] < tops[i]:
+                j += 1
+            both = 0
+            for w in range(words):
+                left[count, w] = 0
+            for block in range(indptr[rows[i]], indptr[rows[i] + 1]):
+                w, bit = columns[block] // 64, np.uint64(1) << np.uint64(columns[block] % 64)
+                if both < most_of_pair and left[i, w] & left[j, w] & bit != 0:
+                    left[count, w] |= bit
+                    both += 1
+            for k in (i, j):
+                own = both
+                for block in range(indptr[rows[k]], indptr[rows[k] + 1]):
+                    w, bit = columns[block] // 64, np.uint64(1) << np.uint64(columns[block] % 64)
+                    shared = left[count, w] & bit != 0
+                    if shared or (left[k, w] & bit != 0 and own < most_of_pair):
+                        own += 0 if shared else 1
+                        left[k, w] ^= bit
+                        items[block] = n
+            n += 1
+        for k in range(count):
+            rest = 0
+            for w in range(words):
+                rest += bits_set(left[k, w])
+            pieces, place = -(-rest // most), 0
+            for block in range(indptr[rows[k]], indptr[rows[k] + 1]):
+                w, bit = columns[block] // 64, np.uint64(1) << np.uint64(columns[block] % 64)
+                if left[k, w] & bit != 0:
+                    long, longer = rest // pieces, rest % pieces  # the first ones have one more
+                    piece = max(place // (long + 1), (place - longer) // long)
+                    items[block] = n + piece
+                    place += 1
+            n += pieces
 
 
-def _opened(left: np.ndarray, inside: np.ndarray, brings: np.ndarray, tile: Tile) -> np.ndarray:
-    """The products that each row has, or would have inside, and those that each column adds."""
-    if tile.PAIR == 1:
-        return brings
-    n = len(left)
-    even = inside & (brings[:n] & 1 == 0)  # rows without a product that has one block alone
-    return np.concatenate([brings[:n] + 1 >> 1, left[even].sum(0)])
+@compiled()
+def _share_rows(
+    order, starts, rows, columns, step, panels, cluster, loads, ends, arriving, places, outs
+):
+    """Of two rows: slots of both, then dy: what the first has alone, both, the second alone.
+
+    Of one row: slots of x, then of the dy of its blocks, which are dealt to the cluster.
+    """
+    for item in range(starts.size - 1):
+        first, end = starts[item], starts[item + 1]
+        middle = first
+        while middle < end and rows[middle] == rows[first]:
+            middle += 1
+        if middle < end:
+            _load(loads[item], 0, rows[first], 0, 1)
+            _load(loads[item], 1, rows[middle], 1, 1)
+            slot = alone = 2
+            for which in range(3):
+                for k in range(first if which < 2 else middle, middle if which < 2 else end):
+                    begin, past = (middle, end) if which < 2 else (first, middle)
+                    twin = begin
+                    while twin < past and columns[twin] != columns[k]:
+                        twin += 1
+                    if (twin < past) == (which == 1):
+                        _load(loads[item], slot, columns[k], slot, 1)
+                        slot += 1
+                        _add_out(places[item], outs[item], which // 2, order[k])
+                        if which == 1:
+                            _add_out(places[item], outs[item], 1, order[twin])
+                alone = slot if which == 0 else alone
+            for group in range(2):
+                places[item, group, 1] = group * step | step << 16
+                places[item, group, 2] = (alone if group else 2) * step | step << 16
+            ends[item, 0], ends[item, 1], arriving[item] = 2, slot, slot
+            continue
+        busy = min(end - first, cluster)
+        for rank in range(cluster):
+            share, begin, past = item * cluster + rank, *_part(end - first, cluster, rank)
+            copy = 0
+            for p in range(panels):
+                if p % busy == rank:
+                    _load(loads[share], copy, rows[first] * panels + p, p, (1 << busy) - 1)
+                    copy += 1
+            ends[share, 0] = copy
+            for slot in range(panels, panels * (1 + past - begin)):
+                panel = columns[first + begin + slot // panels - 1] * panels + slot % panels
+                _load(loads[share], copy, panel, slot, 1 << rank)
+                copy += 1
+            ends[share, 1] = copy
+            arriving[share] = panels * (1 + past - begin) if begin < past else 0
+            groups = outs.shape[1]
+            for group in range(groups):
+                if panels > 1:  # all blocks, but half of each
+                    left, own, stop = group, 0, past - begin
+                else:
+                    left, (own, stop) = 0, _part(past - begin, groups, group)
+                for k in range(own, stop):
+                    _add_out(places[share], outs[share], group, order[first + begin + k])
+                right = panels * (1 + (own if own < stop else 0))
+                places[share, group, 1] = left * step | step << 16
+                places[share, group, 2] = right * step | step << 16
 
 
-def _share_of_region(tile: Tile, rows: np.ndarray, columns: np.ndarray, ids: np.ndarray) -> Share:
+@compiled()
+def _load(loads, copy, panel, slot, ranks):
+    loads[copy, 0], loads[copy, 1] = panel, slot | ranks << 16
+
+
+@compiled()
+def _add_out(places, outs, group, block):
+    outs[group, places[group, 0]] = block
+    places[group, 0] += 1
+
+
+@compiled()
+def _part(n, parts, k):
+    """(begin, end) of part k of n things, the first parts being the longer ones."""
+    each, longer = n // parts, n % parts
+    begin = k * each + min(k, longer)
+    return begin, begin + each + (1 if k < longer else 0)
+
+
+def regions(index: Index, tile: Tile, products: int) -> np.ndarray:
+    """Block rows and columns with many kept blocks where they cross: at most so many products."""
+    indptr, columns = index.rows.indptr, index.rows.indices
+    at_once = max(TOGETHER // len(index.columns.indptr), LEAST)
+    found, n = np.empty(columns.size, np.int64), 0
+    for first in range(0, len(indptr) - 1, at_once):
+        rows = indptr[first : first + at_once + 1]
+        blocks = slice(rows[0], rows[-1])
+        used, place = np.unique(columns[blocks], return_inverse=True)
+        row = np.repeat(np.arange(rows.size - 1), np.diff(rows))
+        left = np.zeros((rows.size - 1, used.size), np.uint8)  # 1 where a block is in no region
+        left[row, place] = 1
+        region = np.empty(left.shape, np.int64)
+        n = _grow(left, left.T.copy(), tile.SLOTS, products, tile.PAIR, n, region)
+        found[blocks] = region[row, place]
+    return found
+
+
+@compiled(fastmath={"nnan", "nsz"})
+def _grow(left, across, slots, most, pair, number, region):
+    """Number regions from `number` on, until every block is in one; the next number.
+
+    A line is a row, or after those a column. The best one that fits comes inside, again and again:
+    it brings many blocks and leaves few. Where none fits, a row comes that meets none inside.
+    """
+    n, m = left.shape
+    counts = np.zeros(n + m, np.int32)  # of each line, that are in no region
+    brings = np.zeros(n + m, np.int32)  # blocks, if it comes inside
+    opens = np.zeros(n + m, np.int32)  # products that it adds; of a row those that it has
+    leaves = np.zeros(n + m, np.float64)
+    lines, held = np.empty(slots, np.int64), np.empty(slots, np.int64)  # inside; their blocks there
+    for i in range(n):
+        for j in range(m):
+            counts[i] += left[i, j]
+            counts[n + j] += left[i, j]
+    blocks = counts[:n].sum()
+    while blocks > 0:
+        inside, free = 0, most
+        for line in range(n + m):
+            brings[line] = opens[line] = 0
+            # float32, for its rounding decides between lines that bring the same.
+            leaves[line] = np.float32(LEAVES) * np.float32(counts[line])
+        while inside < slots:
+            line = _best(brings, opens, leaves, free)
+            if line < 0:  # the first row, or one more
+                line = 0
+                for i in range(n):
+                    if brings[i] == 0 and (brings[line] != 0 or counts[i] > counts[line]):
+                        line = i
+                if brings[line] != 0 or counts[line] == 0 or free == 0 or inside > slots - 2:
+                    break
+            lines[inside], held[inside] = line, brings[line]
+            brings[line] = INSIDE
+            inside += 1
+            if line < n:
+                free -= opens[line]
+                odd = pair > 1 and held[inside - 1] % pair
+                for j in range(m):
+                    brings[n + j] += left[line, j]
+                    opens[n + j] += 0 if odd else left[line, j]
+                for k in range(inside - 1):
+                    if lines[k] >= n:
+                        held[k] += left[line, lines[k] - n]
+            else:
+                of = across[line - n]
+                for i in range(n):
+                    brings[i] += of[i]
+                    opens[i] = (brings[i] + pair - 1) // pair
+                for k in range(inside - 1):
+                    if lines[k] < n and of[lines[k]]:
+                        odd = pair > 1 and held[k] % pair
+                        free -= 0 if odd else 1
+                        held[k] += 1
+                        if pair > 1:  # a product has room now, or no more
+                            for j in range(m):
+                                opens[n + j] += left[lines[k], j] * (1 if odd else -1)
+        for k in range(inside):
+            for other in range(inside):
+                i, j = lines[k], lines[other] - n
+                if i < n and j >= 0 and left[i, j]:
+                    region[i, j] = number
+                    left[i, j] = across[j, i] = 0
+                    counts[i] -= 1
+                    counts[n + j] -= 1
+                    blocks -= 1
+        number += 1
+    return number
+
+
+@compiled(fastmath={"nnan", "nsz"})
+def _best(brings, opens, leaves, free):
+    """The first line with the highest score of those that bring blocks and fit; -1 for none."""
+    best, at = NEVER, -1
+    for first in range(0, brings.size, AT_A_TIME):
+        top = NEVER
+        for line in range(first, min(first + AT_A_TIME, brings.size)):
+            score = (1 + LEAVES) * brings[line] - leaves[line]
+            fits = (brings[line] > 0) & (opens[line] <= free)
+            top = max(top, score if fits else NEVER)
+        if top > best:
+            best, at = top, first
+    if at >= 0:
+        while (
+            brings[at] <= 0
+            or opens[at] > free
+            or (1 + LEAVES) * brings[at] - leaves[at] < best
+        ):
+            at += 1
+    return at
+
+
+@compiled()
+def _share_regions(order, starts, rows, columns, step, pair, loads, ends, arriving, places, outs):
     """Slots of x, then of dy; and the products, dealt evenly to the warpgroups."""
-    step = tile.PANEL_BYTES >> 4
-    products = [
-        (k, at[first : first + tile.PAIR])
-        for k, at in enumerate(map(np.flatnonzero, ids >= 0))
-        for first in range(0, at.size, tile.PAIR)
-    ]
-    counts = np.zeros(tile.GROUPS, np.int32)
-    where = np.zeros((tile.GROUPS, tile.UNITS, 2), np.int32)
-    outs = np.full((tile.GROUPS, tile.UNITS, tile.PAIR), -1, np.int32)
-    for n, (k, at) in enumerate(products):
-        group, unit = divmod(n, -(-len(products) // tile.GROUPS))
-        counts[group] = unit + 1
-        x, dy = k * step, (rows.size + at) * step
-        apart = dy[-1] - dy[0] << 16
-        where[group, unit] = (dy[0] | apart, x) if tile.PAIR == 2 else (x, dy[0])
-        outs[group, unit, : at.size] = ids[k, at]
-    flat = where.reshape(tile.GROUPS, -1), outs.reshape(tile.GROUPS, -1)
-    loads = alone(rows, 0), alone(columns, rows.size)
-    return Share(*loads, rows.size + columns.size, counts, *flat)
+    groups, most = outs.shape[1], 0
+    for column in columns:
+        most = max(most, column)
+    slot = np.full(most + 1, -1, np.int64)
+    for item in range(starts.size - 1):
+        first, end = starts[item], starts[item + 1]
+        n = products = 0  # of rows
+        for k in range(first, end):
+            begins = k == first or rows[k] != rows[k - 1]
+            if begins:
+                _load(loads[item], n, rows[k], n, 1)
+                n, run = n + 1, 0
+            products += run % pair == 0
+            run += 1
+        count = n
+        for k in range(first, end):  # columns in order
+            if slot[columns[k]] < 0:
+                slot[columns[k]] = at = count
+                while at > n and loads[item, at - 1, 0] > columns[k]:
+                    loads[item, at, 0] = loads[item, at - 1, 0]
+                    at -= 1
+                loads[item, at, 0] = columns[k]
+                count += 1
+        for at in range(n, count):
+            slot[loads[item, at, 0]] = at
+            _load(loads[item], at, loads[item, at, 0], at, 1)
+        ends[item, 0], ends[item, 1], arriving[item] = n, count, count
+        each = -(-products // groups)
+        product, row = -1, -1
+        for k in range(first, end):
+            if k == first or rows[k] != rows[k - 1]:
+                row, run = row + 1, 0
+            product += run % pair == 0
+            group, unit = product // each, product % each
+            outs[item, group, unit * pair + run % pair] = order[k]
+            places[item, group, 0] = unit + 1
+            x, dy = row * step, slot[columns[k]] * step
+            if pair == 1:
+                places[item, group, 1 + 2 * unit], places[item, group, 2 + 2 * unit] = x, dy
+            elif run % pair == 0:
+                places[item, group, 1 + 2 * unit], places[item, group, 2 + 2 * unit] = dy, x
+            else:
+                places[item, group, 1 + 2 * unit] |= dy - places[item, group, 1 + 2 * unit] << 16
+            run += 1
+        for k in range(first, end):
+            slot[columns[k]] = -1
 
 
 def in_fours(index: Index) -> tuple[bool]:
@@ -400,24 +554,35 @@ def in_fours(index: Index) -> tuple[bool]:
     return (bool((rows == rows[first + place]).all()),)
 
 
-def fours(index: Index, tile: Tile) -> Iterator[list[Share]]:
+def fours(index: Index) -> np.ndarray:
     """Pieces of the rows that a four keeps; the whole ones side by side, for their tiles of dy."""
-    indptr, rows, blocks = index.columns
-    for column in range(0, len(indptr) - 1, FOUR):
-        lists = [slice(indptr[c], indptr[c + 1]) for c in range(column, column + FOUR)]
-        kept = rows[lists[0]]
-        ids = np.stack([blocks[of] for of in lists])  # (four, kept rows)
-        for first in range(0, kept.size, ROWS_OF_FOUR):
-            piece = slice(first, first + ROWS_OF_FOUR)
-            yield [_share_of_four(tile, column, kept[piece], ids[:, piece])]
+    indptr, _, blocks = index.columns
+    lengths = np.diff(indptr)
+    pieces = -(-lengths[::FOUR] // ROWS_OF_FOUR)
+    place = np.arange(blocks.size) - np.repeat(indptr[:-1], lengths)
+    found = np.empty(blocks.size, np.int64)
+    begin = np.repeat(np.cumsum(pieces) - pieces, FOUR)
+    found[blocks] = np.repeat(begin, lengths) + place // ROWS_OF_FOUR
+    return found
 
 
-def _share_of_four(tile: Tile, column: int, rows: np.ndarray, ids: np.ndarray) -> Share:
+@compiled()
+def _share_fours(
+    order, starts, rows, columns, step, B, least, loads, ends, arriving, places, outs
+):
     """Slots of dy for the four columns, then one of x for each row."""
-    count = -(-rows.size * tile.B // min(tile.SIZES))
-    groups = [
-        (2 * group, FOUR, count, ids[2 * group : 2 * group + 2].T.ravel())
-        for group in range(tile.GROUPS)
-    ]
-    loads = alone(rows, FOUR), alone(range(column, column + FOUR), 0)
-    return side_by_side(tile, *loads, FOUR + rows.size, groups)
+    for item in range(starts.size - 1):
+        first, n = starts[item], (starts[item + 1] - starts[item]) // FOUR
+        for k in range(n):
+            _load(loads[item], k, rows[first + FOUR * k], FOUR + k, 1)
+            for column in range(FOUR):
+                block = order[first + FOUR * k + column]
+                outs[item, column // 2, 2 * k + column % 2] = block
+        for column in range(FOUR):
+            _load(loads[item], n + column, columns[first + column], column, 1)
+        ends[item, 0], ends[item, 1], arriving[item] = n, n + FOUR, n + FOUR
+        for group in range(2):
+            places[item, group, 0] = -(-n * B // least)
+            places[item, group, 1] = 2 * group * step | step << 16
+            places[item, group, 2] = FOUR * step | step << 16
+
