@@ -33,9 +33,9 @@ FEW_ROUNDS = 4  # so many that the last, half empty, takes much of the time
 IN_PAIRS, LEAST_COMMON = 128, 3  # rows among which pairs are looked for; their columns in common
 TOGETHER = 1 << 20  # places for blocks among which regions are looked for
 LEAST = 32  # block rows of them
-LEAVES = 0.05  # blocks that one left behind counts for
+LEAVES, KEPT_FOR_LEFT = 0.05, 20  # blocks that one left behind counts for, and the inverse
 AT_A_TIME = 128  # lines among which the best one is looked for
-INSIDE, NEVER = -(1 << 24), -1e300  # what a line inside brings; less than any line counts for
+INSIDE, NEVER = -(1 << 24), -(1 << 30)  # what a line inside brings; less than any line scores
 FOUR, ROWS_OF_FOUR = 4, 8  # columns that keep the same blocks; block rows of their products
 
 
@@ -218,7 +218,10 @@ def rows_of_blocks(index: Index, tile: Tile) -> np.ndarray:
     room = tile.SLOTS // panels - 1  # for blocks of dy, beside x
     outs = tile.OUTS if tile.B == 128 else tile.GROUPS * tile.OUTS
     indptr, columns = index.rows.indptr.astype(np.int64), index.rows.indices.astype(np.int64)
-    items, least = np.empty(columns.size, np.int64), LEAST_COMMON if tile.B == 64 else columns.size + 1
+    items, least = (
+        np.empty(columns.size, np.int64),
+        LEAST_COMMON if tile.B == 64 else columns.size + 1,
+    )
     _take_rows(indptr, columns, IN_PAIRS, least, tile.OUTS, tile.CLUSTER * min(outs, room), items)
     return items
 
@@ -244,7 +247,7 @@ def _take_rows(indptr, columns, at_once, least, most_of_pair, most, items):
         i, j = 0, count
         while count:
             for k in range(count):
-                if j == count or k == i or k == j:
+                if j == count or k in (i, j):
                     for other in range(count):
                         shared = 0
                         for w in range(words if other != k else 0):
@@ -331,8 +334,8 @@ def _share_rows(
             continue
         busy = min(end - first, cluster)
         for rank in range(cluster):
-            share, begin, past = item * cluster + rank, *_part(end - first, cluster, rank)
-            copy = 0
+            begin, past = _part(end - first, cluster, rank)
+            share, copy = item * cluster + rank, 0
             for p in range(panels):
                 if p % busy == rank:
                     _load(loads[share], copy, rows[first] * panels + p, p, (1 << busy) - 1)
@@ -394,7 +397,7 @@ def regions(index: Index, tile: Tile, products: int) -> np.ndarray:
     return found
 
 
-@compiled(fastmath={"nnan", "nsz"})
+@compiled()
 def _grow(left, across, slots, most, pair, number, region):
     """Number regions from `number` on, until every block is in one; the next number.
 
@@ -405,21 +408,21 @@ def _grow(left, across, slots, most, pair, number, region):
     counts = np.zeros(n + m, np.int32)  # of each line, that are in no region
     brings = np.zeros(n + m, np.int32)  # blocks, if it comes inside
     opens = np.zeros(n + m, np.int32)  # products that it adds; of a row those that it has
-    leaves = np.zeros(n + m, np.float64)
+    scores = np.full((-(-(n + m) // AT_A_TIME), AT_A_TIME), NEVER, np.int32)
     lines, held = np.empty(slots, np.int64), np.empty(slots, np.int64)  # inside; their blocks there
+    blocks = 0
     for i in range(n):
         for j in range(m):
             counts[i] += left[i, j]
             counts[n + j] += left[i, j]
-    blocks = counts[:n].sum()
+        blocks += counts[i]
+    of_rows, of_columns, of_opens = brings[:n], brings[n:], opens[n:]
     while blocks > 0:
         inside, free = 0, most
         for line in range(n + m):
             brings[line] = opens[line] = 0
-            # float32, for its rounding decides between lines that bring the same.
-            leaves[line] = np.float32(LEAVES) * np.float32(counts[line])
         while inside < slots:
-            line = _best(brings, opens, leaves, free)
+            line = _best(brings, opens, counts, np.int32(free), scores)
             if line < 0:  # the first row, or one more
                 line = 0
                 for i in range(n):
@@ -427,31 +430,34 @@ def _grow(left, across, slots, most, pair, number, region):
                         line = i
                 if brings[line] != 0 or counts[line] == 0 or free == 0 or inside > slots - 2:
                     break
-            lines[inside], held[inside] = line, brings[line]
+            bears = brings[line]
+            lines[inside], held[inside] = line, bears
             brings[line] = INSIDE
             inside += 1
             if line < n:
                 free -= opens[line]
-                odd = pair > 1 and held[inside - 1] % pair
+                of = left[line]
+                opening = np.int32(0 if pair > 1 and bears % pair else 1)
                 for j in range(m):
-                    brings[n + j] += left[line, j]
-                    opens[n + j] += 0 if odd else left[line, j]
+                    of_columns[j] += of[j]
+                    of_opens[j] += of[j] * opening
                 for k in range(inside - 1):
                     if lines[k] >= n:
-                        held[k] += left[line, lines[k] - n]
+                        held[k] += of[lines[k] - n]
             else:
                 of = across[line - n]
                 for i in range(n):
-                    brings[i] += of[i]
-                    opens[i] = (brings[i] + pair - 1) // pair
+                    of_rows[i] += of[i]
+                    opens[i] = (of_rows[i] + pair - 1) >> pair - 1  # pair is 1 or 2
                 for k in range(inside - 1):
                     if lines[k] < n and of[lines[k]]:
                         odd = pair > 1 and held[k] % pair
                         free -= 0 if odd else 1
                         held[k] += 1
-                        if pair > 1:  # a product has room now, or no more
+                        if pair > 1:  # its last product has room now, or no more
+                            own, turns = left[lines[k]], np.int32(1 if odd else -1)
                             for j in range(m):
-                                opens[n + j] += left[lines[k], j] * (1 if odd else -1)
+                                of_opens[j] += own[j] * turns
         for k in range(inside):
             for other in range(inside):
                 i, j = lines[k], lines[other] - n
@@ -465,25 +471,34 @@ def _grow(left, across, slots, most, pair, number, region):
     return number
 
 
-@compiled(fastmath={"nnan", "nsz"})
-def _best(brings, opens, leaves, free):
-    """The first line with the highest score of those that bring blocks and fit; -1 for none."""
-    best, at = NEVER, -1
-    for first in range(0, brings.size, AT_A_TIME):
-        top = NEVER
-        for line in range(first, min(first + AT_A_TIME, brings.size)):
-            score = (1 + LEAVES) * brings[line] - leaves[line]
-            fits = (brings[line] > 0) & (opens[line] <= free)
-            top = max(top, score if fits else NEVER)
-        if top > best:
-            best, at = top, first
-    if at >= 0:
-        while (
-            brings[at] <= 0
-            or opens[at] > free
-            or (1 + LEAVES) * brings[at] - leaves[at] < best
-        ):
-            at += 1
+@compiled()
+def _best(brings, opens, counts, free, scores):
+    """The first line that scores most of those that bring blocks and fit; -1 for none.
+
+    The score, brings + LEAVES * (brings - counts), is compared in whole numbers, some lines at a
+    time. Of lines that score the same, rounding decides, as float32 of what they leave has it.
+    """
+    flat, most = scores.reshape(-1), np.int32(NEVER)
+    for line in range(brings.size):
+        score = np.int32((1 + KEPT_FOR_LEFT) * brings[line] - counts[line])
+        fits = (brings[line] > 0) & (opens[line] <= free)
+        flat[line] = score if fits else np.int32(NEVER)
+    for line in range(flat.size):
+        most = max(most, flat[line])
+    if most == NEVER:
+        return -1
+    best, at = -np.inf, -1
+    for first in range(len(scores)):
+        top = np.int32(NEVER)
+        for k in range(AT_A_TIME):
+            top = max(top, scores[first, k])
+        for k in range(AT_A_TIME if top == most else 0):
+            if scores[first, k] == most:
+                line = first * AT_A_TIME + k
+                left = np.float32(LEAVES) * np.float32(counts[line])
+                score = (1 + LEAVES) * brings[line] - left
+                if score > best:
+                    best, at = score, line
     return at
 
 
@@ -567,9 +582,7 @@ def fours(index: Index) -> np.ndarray:
 
 
 @compiled()
-def _share_fours(
-    order, starts, rows, columns, step, B, least, loads, ends, arriving, places, outs
-):
+def _share_fours(order, starts, rows, columns, step, B, least, loads, ends, arriving, places, outs):
     """Slots of dy for the four columns, then one of x for each row."""
     for item in range(starts.size - 1):
         first, n = starts[item], (starts[item + 1] - starts[item]) // FOUR
@@ -585,4 +598,3 @@ def _share_fours(
             places[item, group, 0] = -(-n * B // least)
             places[item, group, 1] = 2 * group * step | step << 16
             places[item, group, 2] = FOUR * step | step << 16
-
