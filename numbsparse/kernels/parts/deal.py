@@ -68,16 +68,27 @@ def _take_turns(owners, order, starts):
         order[starts[owners[piece]]] = piece
 
 
-def in_order(*keys: tuple[np.ndarray, int]) -> np.ndarray:
-    """np.lexsort of whole numbers, each key with the number that it is below; the last comes first.
+def in_order(*keys: np.ndarray) -> np.ndarray:
+    """np.lexsort of whole numbers from 0 on, by counting: the last key comes first.
 
-    >>> in_order((np.array([1, 0, 2]), 3), (np.array([5, 5, 1]), 6))
+    >>> in_order(np.array([1, 0, 2]), np.array([5, 5, 1]))
     array([2, 1, 0])
     """
-    order = np.arange(keys[0][0].size)
-    for key, most in keys:
-        order = order[in_turn(key[order], most)[0]]
+    order = np.arange(keys[0].size)
+    for key in keys:
+        order = order[in_turn(key[order], int(key.max(initial=-1)) + 1)[0]]
     return order
+
+
+def begins(*keys: np.ndarray) -> np.ndarray:
+    """Where a run of equal keys begins.
+
+    >>> begins(np.array([3, 3, 1, 1]), np.array([0, 0, 0, 2]))
+    array([ True, False,  True,  True])
+    """
+    new = np.ones(keys[0].size, bool)
+    new[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+    return new
 
 
 class Lengths:

@@ -150,12 +150,12 @@ def _exchange(meets, size, rounds, lines):
             break
 
 
-def blocks_by_group(walk: Walk, lines: np.ndarray, n_inputs: int) -> list[np.ndarray]:
+def blocks_by_group(walk: Walk, lines: np.ndarray) -> list[np.ndarray]:
     """Of each kept block its group, input, column in the group, and number; in this order."""
     flat, size = lines.reshape(-1), lines.shape[1]
     place = np.empty(len(walk.indptr) - 1, np.int64)
     place[flat[flat >= 0]] = np.flatnonzero(flat >= 0)
     group, column = np.divmod(np.repeat(place, np.diff(walk.indptr)), size)
     inputs, blocks = walk.indices.astype(np.int64), walk.blocks.astype(np.int64)
-    order = in_order((inputs * size + column, n_inputs * size), (group, len(lines)))
+    order = in_order(inputs * size + column, group)
     return [array[order] for array in (group, inputs, column, blocks)]

@@ -215,7 +215,7 @@ def steps_of(index: Index, transposed: bool, tile: Tile, ragged: bool) -> tuple[
     walk, others = (index.rows, index.columns) if transposed else (index.columns, index.rows)
     walk, n_inputs = strips_of(walk, tile.ACROSS), len(others.indptr) - 1
     lines = grouped(walk, n_inputs, tile.COLUMNS)
-    kept = blocks_by_group(walk, lines, n_inputs)
+    kept = blocks_by_group(walk, lines)
     most = kept[0].size * tile.PARTS + len(lines) + READ_AHEAD  # steps, one of a block each
     records, starts = np.zeros((most, tile.RECORD), np.uint32), np.empty(len(lines) + 1, np.int64)
     edge = n_inputs - 1 if ragged else -1

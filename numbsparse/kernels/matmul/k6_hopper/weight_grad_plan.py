@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from numbsparse.device import SIMULATED
-from numbsparse.kernels.parts.deal import dealt
+from numbsparse.kernels.cores import compiled
+from numbsparse.kernels.parts.deal import begins, dealt, in_order
 from numbsparse.layout import Index
 
 RUNS = (1, 2, 4)  # panels that one copy may bring
@@ -184,8 +185,9 @@ class Items:
         products = -(-kept // 2)
         number = np.arange(strip.size) - (np.cumsum(kept) - kept)[strip]
         nth = (np.cumsum(products) - products)[strip] + number // 2
-        place, image = _packed(products, tile)
+        place, image = np.empty((2, products.sum()), np.int64)
         each = tile.UNITS * tile.GROUPS
+        _pack(products, each, tile.STRIPS, place, image)
         count, product = place[-1] // each + 1, place[nth]
 
         panels = np.full((count * each, 2), -1, np.int32)
@@ -205,21 +207,20 @@ class Items:
         return len(self.panels)
 
 
-def _packed(products: np.ndarray, tile: Tile) -> tuple[np.ndarray, np.ndarray]:
+@compiled()
+def _pack(products, each, most, places, images):
     """The place of each product among those of all items, and the number of its strip there."""
-    places, images = [], []
-    place = image = 0
-    each = tile.UNITS * tile.GROUPS
-    for count in products[products > 0].tolist():
-        if image == tile.STRIPS:
+    n = place = image = 0
+    for strip in range(products.size):
+        if products[strip] == 0:
+            continue
+        if image == most:
             place += -place % each
-        for _ in range(count):
+        for _ in range(products[strip]):
             image = 0 if place % each == 0 else image
-            places.append(place)
-            images.append(image)
-            place += 1
+            places[n], images[n] = place, image
+            n, place = n + 1, place + 1
         image += 1
-    return np.array(places), np.array(images)
 
 
 def parts_of_strips(
@@ -236,11 +237,12 @@ def parts_of_strips(
     if swapped:
         rows, columns = columns, rows
     strip, part = np.divmod(columns, across)
-    width = int(rows.max(initial=0)) + 1
-    lines, of = np.unique(strip * width + rows, return_inverse=True)
-    parts = np.full((lines.size, across), -1, np.int64)
-    parts[of.reshape(-1), part] = np.arange(rows.size)
-    return lines // width, lines % width, parts
+    order = in_order(rows, strip)
+    rows, strip = rows[order], strip[order]
+    first = begins(rows, strip)
+    parts = np.full((np.count_nonzero(first), across), -1, np.int64)
+    parts[np.cumsum(first) - 1, part[order]] = order
+    return strip[first], rows[first], parts
 
 
 def way_of(index: Index, B: int) -> tuple[bool, Tile, Items]:
@@ -262,7 +264,7 @@ def tile_of(index: Index, B: int, swapped: bool = False) -> Tile:
     """
     N = 64
     if B == 32:
-        wide, narrow = (parts_of_strips(index, B, n, swapped)[0].size for n in (64, 32))
+        wide, narrow = parts_of_strips(index, B, 64, swapped)[0].size, index.block_rows.size
         N = 64 if PAIRED * wide <= narrow else 32
     if SIMULATED:
         return Tile(B, 1, 2, (N,), 32, 2, 0, 1, 1, 1, (128, 128), ITEM=4, STRIPS=2)
