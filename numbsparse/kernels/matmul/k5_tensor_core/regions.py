@@ -188,7 +188,7 @@ def _cells(index: Index, B: int, side: int) -> tuple[np.ndarray, ...]:
 
 @compiled()
 def _fill(panel, tile, most, capacity, of_region):
-    """Runs of groups, a group being the cells of one tile of dy, that fit into a region; how many."""
+    """Runs of groups, the cells of one tile of dy each, that fit into a region; how many."""
     region, tiles, room, cell = -1, 0, 0, 0
     while cell < tile.size:
         end = cell + 1
