@@ -18,15 +18,14 @@ TILE_STEPS = 3  # what a tile costs beside its steps
 
 def dealt(costs: Any, places: int) -> tuple[np.ndarray, float]:
     """(the place of each piece, when the last place ends)."""
-    owners = np.empty(len(costs), np.int64)
-    return owners, _deal(np.asarray(costs, np.float64), places, owners)
+    owners, times, heap = np.empty(len(costs), np.int64), np.zeros(places), np.arange(places)
+    return owners, _deal(np.asarray(costs, np.float64), times, heap, owners)
 
 
-@compiled()
-def _deal(costs, places, owners):
+@compiled(error_model="numpy")
+def _deal(costs, times, heap, owners):
     """Places are a heap, the one that is free first at its top, of those the first one."""
-    times, heap = np.zeros(places), np.arange(places)
-    last = 0.0
+    places, last = heap.size, 0.0
     for piece in range(costs.size):
         place = heap[0]
         time = times[0] + costs[piece]
@@ -55,7 +54,7 @@ def in_turn(owners: np.ndarray, places: int) -> tuple[np.ndarray, np.ndarray]:
     return order, starts.astype(np.int32)
 
 
-@compiled()
+@compiled(error_model="numpy")
 def _take_turns(owners, order, starts):
     for piece in range(owners.size):
         starts[owners[piece]] += 1

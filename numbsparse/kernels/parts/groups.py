@@ -46,13 +46,13 @@ def grouped(walk: Walk, n_inputs: int, size: int) -> np.ndarray:
         if len(groups) % 2:
             groups = np.vstack([groups, np.full((1, groups.shape[1]), -1)])
             meets = np.vstack([meets, own[-1:]])
-        pairs = np.empty((len(groups) // 2, 2), np.int64)
-        _match(meets, np.argsort(-_count(meets), kind="stable"), pairs)
+        pairs, left = np.empty((len(groups) // 2, 2), np.int64), np.ones(len(groups), bool)
+        _match(meets, np.argsort(-_count(meets), kind="stable"), left, pairs)
         groups = np.hstack([groups[pairs[:, 0]], groups[pairs[:, 1]]])
         meets = meets[pairs[:, 0]] | meets[pairs[:, 1]]
     lines = groups.reshape(-1)
     if lines.size <= EXCHANGED:
-        _exchange(own[lines], size, EXCHANGES, lines)
+        _exchange_lines(own[lines], size, lines)
     return lines.reshape(-1, size).astype(np.int32)
 
 
@@ -71,12 +71,12 @@ def bits_set(typing, word):
     return types.int64(types.uint64), build
 
 
-@compiled()
-def _match(meets, order, pairs):
+@compiled(error_model="numpy")
+def _match(meets, order, left, pairs):
     """Every line with the one of those left that shares most inputs with it."""
-    n, words = meets.shape
-    left, pair = np.ones(n, np.bool_), 0
-    for line in order:
+    (n, words), pair = meets.shape, 0
+    for k in range(n):
+        line = order[k]
         if left[line]:
             left[line] = False
             most, other = -1, -1
@@ -92,62 +92,76 @@ def _match(meets, order, pairs):
             pair += 1
 
 
-@compiled()
-def _exchange(meets, size, rounds, lines):
+def _exchange_lines(meets: np.ndarray, size: int, lines: np.ndarray) -> None:
     """Exchange lines of groups, which are `size` neighbours, that leave fewer inputs to both."""
     n, words = meets.shape
-    free = np.zeros(n // size, np.bool_)  # no exchange has changed the group
-    inputs = np.empty(n, np.int32)  # of the group of each
-    instead = np.empty((n, n), np.int32)  # [i, j]: with j in the place of i
-    both = np.empty((n, n), np.int32)  # of the two groups, if i and j change places
-    others = np.empty(words, np.uint64)
-    best, gains = np.empty(n, np.int64), np.empty(n, np.int64)
-    for _ in range(rounds):
-        for i in range(n):
-            if not free[i // size]:
-                others[:] = 0
-                first = i // size * size
-                for k in range(first, first + size):
-                    for w in range(words if k != i else 0):
-                        others[w] |= meets[k, w]
-                for j in range(n):
-                    together = 0
-                    for w in range(words):
-                        together += bits_set(others[w] | meets[j, w])
-                    instead[i, j] = together
-                inputs[i] = instead[i, i]
-        for first in range(0, n, size):
-            if not free[first // size]:
-                for j in range(n):
-                    if j >= first or free[j // size]:  # others come with the group of j
-                        for i in range(first, first + size):
-                            both[i, j] = both[j, i] = instead[i, j] + instead[j, i]
-                for i in range(first, first + size):
-                    both[i, first : first + size] = NEVER
-        top = 0
-        for i in range(n):
-            gain = -NEVER
-            for j in range(n):
-                gain = max(gain, inputs[j] - both[i, j])
-            gains[i] = gain + inputs[i]
-            if gains[i] > 0:
-                best[i] = 0
-                while inputs[best[i]] - both[i, best[i]] < gain:
-                    best[i] += 1
-                top = max(top, gains[i])
-        free[:] = True
-        for gain in range(top, 0, -1):
-            for i in range(n):
-                if gains[i] == gain and free[i // size] and free[best[i] // size]:
-                    j = best[i]
-                    free[i // size] = free[j // size] = False
-                    lines[i], lines[j] = lines[j], lines[i]
-                    for w in range(words):
-                        meets[i, w], meets[j, w] = meets[j, w], meets[i, w]
-                    for k in range(n):
-                        instead[k, i], instead[k, j] = instead[k, j], instead[k, i]
-        if free.all():
+    others, best, gains = np.empty(words, np.uint64), np.empty(n, np.int64), np.empty(n, np.int64)
+    inputs, instead, both = (np.empty(shape, np.int32) for shape in (n, (n, n), (n, n)))
+    same = np.zeros(n // size, bool)
+    for _ in range(EXCHANGES):
+        _count_inputs(meets, size, same, others, inputs, instead, both)
+        _exchange(meets, size, same, inputs, instead, both, best, gains, lines)
+        if same.all():
             break
+
+
+@compiled(error_model="numpy")
+def _count_inputs(meets, size, same, others, inputs, instead, both):
+    """Of groups that are not as they were.
+
+    inputs (n,) : of the group of each line
+    instead (n, n) : of the group of line i, if line j stood in its place
+    both (n, n) : of both groups, if i and j change places; endless within a group
+    """
+    n, words = meets.shape
+    for i in range(n):
+        if not same[i // size]:
+            for w in range(words):
+                others[w] = 0
+                for k in range(i // size * size, i // size * size + size):
+                    if k != i:
+                        others[w] |= meets[k, w]
+            for j in range(n):
+                together = 0
+                for w in range(words):
+                    together += bits_set(others[w] | meets[j, w])
+                instead[i, j] = together
+            inputs[i] = instead[i, i]
+    for first in range(0, n, size):
+        if not same[first // size]:
+            for j in range(n):
+                if j >= first or same[j // size]:  # others come with the group of j
+                    for i in range(first, first + size):
+                        both[i, j] = both[j, i] = instead[i, j] + instead[j, i]
+            for i in range(first, first + size):
+                for j in range(first, first + size):
+                    both[i, j] = NEVER
+
+
+@compiled(error_model="numpy")
+def _exchange(meets, size, same, inputs, instead, both, best, gains, lines):
+    """Exchange lines, those that gain most first, of each group one; which are the same after."""
+    (n, words), top = meets.shape, 0
+    for i in range(n):
+        gain = -NEVER
+        for j in range(n):
+            gain = max(gain, inputs[j] - both[i, j])
+        gains[i] = gain + inputs[i]
+        top = max(top, gains[i])
+        best[i] = 0
+        while gains[i] > 0 and inputs[best[i]] - both[i, best[i]] < gain:
+            best[i] += 1
+        same[i // size] = True
+    for gain in range(top, 0, -1):
+        for i in range(n):
+            j = best[i]
+            if gains[i] == gain and same[i // size] and same[j // size]:
+                same[i // size] = same[j // size] = False
+                lines[i], lines[j] = lines[j], lines[i]
+                for w in range(words):
+                    meets[i, w], meets[j, w] = meets[j, w], meets[i, w]
+                for k in range(n):
+                    instead[k, i], instead[k, j] = instead[k, j], instead[k, i]
 
 
 def blocks_by_group(walk: Walk, lines: np.ndarray) -> list[np.ndarray]:

@@ -219,19 +219,33 @@ def steps_of(index: Index, transposed: bool, tile: Tile, ragged: bool) -> tuple[
     most = kept[0].size * tile.PARTS + len(lines) + READ_AHEAD  # steps, one of a block each
     records, starts = np.zeros((most, tile.RECORD), np.uint32), np.empty(len(lines) + 1, np.int64)
     edge = n_inputs - 1 if ragged else -1
-    _write(
-        *kept, edge, tile.INPUTS, tile.BLOCKS, tile.PARTS, tile.SHARES, tile.SHARE, records, starts
-    )
+    step = np.empty((tile.BLOCKS, 3), np.int64)
+    sizes = tile.INPUTS, tile.BLOCKS, tile.PARTS, tile.SHARES, tile.SHARE
+    _write(*kept, edge, *sizes, step, records, starts)
     return records[: starts[-1] + READ_AHEAD].view(np.int32), lines, Lengths(starts)
 
 
-@compiled()
+@compiled(error_model="numpy")
 def _write(
-    groups, inputs, columns, blocks, edge, INPUTS, BLOCKS, PARTS, SHARES, SHARE, records, starts
+    groups,
+    inputs,
+    columns,
+    blocks,
+    edge,
+    INPUTS,
+    BLOCKS,
+    PARTS,
+    SHARES,
+    SHARE,
+    kept,
+    records,
+    starts,
 ):
-    """The records: as many tiles of x as fit into a step, in order."""
+    """The records: as many tiles of x as fit into a step, in order.
+
+    kept (BLOCKS, 3) : of each block of a step its share, its bit there, and what names it
+    """
     step, at = 0, 0
-    kept = np.empty((BLOCKS, 3), np.int64)  # of a step: share, and what two numbers of it say
     for group in range(starts.size - 1):
         starts[group] = step
         place = taken = 0
@@ -241,7 +255,7 @@ def _write(
                 end += 1
             for part in range(PARTS):
                 if place == INPUTS or taken + end - at > BLOCKS:
-                    _finish(records[step], kept, place, taken, SHARES, INPUTS)
+                    _finish(records, step, kept, place, taken, SHARES, INPUTS)
                     step, place, taken = step + 1, 0, 0
                 records[step, SHARES + 1 + place] = inputs[at] * PARTS + part
                 for k in range(at, end):
@@ -251,23 +265,23 @@ def _write(
                     taken += 1
                 place += 1
             at = end
-        _finish(records[step], kept, place, taken, SHARES, INPUTS)
+        _finish(records, step, kept, place, taken, SHARES, INPUTS)
         for share in range(SHARES):
             records[step, share] |= LAST
         step += 1
     starts[-1] = step
 
 
-@compiled()
-def _finish(record, kept, inputs, blocks, SHARES, INPUTS):
-    """Write what a record says of a step's kept blocks, share by share."""
+@compiled(error_model="numpy")
+def _finish(records, step, kept, inputs, blocks, SHARES, INPUTS):
+    """Write what a record says of its step's kept blocks, share by share."""
     slot = 0
     for share in range(SHARES):
         mask = slot << BEFORE
         for k in range(blocks):
             if kept[k, 0] == share:
                 mask |= kept[k, 1]
-                record[SHARES + 1 + INPUTS + slot] = kept[k, 2]
+                records[step, SHARES + 1 + INPUTS + slot] = kept[k, 2]
                 slot += 1
-        record[share] = mask
-    record[SHARES] = inputs + 256 * blocks
+        records[step, share] = mask
+    records[step, SHARES] = inputs + 256 * blocks

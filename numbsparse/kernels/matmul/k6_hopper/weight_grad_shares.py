@@ -36,6 +36,7 @@ LEAST = 32  # block rows of them
 LEAVES, KEPT_FOR_LEFT = 0.05, 20  # blocks that one left behind counts for, and the inverse
 AT_A_TIME = 128  # lines among which the best one is looked for
 INSIDE, NEVER = -(1 << 24), -(1 << 30)  # what a line inside brings; less than any line scores
+ALONE = 1 << 16  # a copy's ranks, where it is for the block of threads that asks
 FOUR, ROWS_OF_FOUR = 4, 8  # columns that keep the same blocks; block rows of their products
 
 
@@ -84,7 +85,7 @@ def tables(shares: Shares, edges: Edges) -> Tables:
     return heads, copies[:, : counts.max(initial=0)], shares.places, shares.outs
 
 
-@compiled()
+@compiled(error_model="numpy")
 def _join(loads, ends, edges, maps, runs, copies, counts):
     for share in range(len(ends)):
         k = copy = 0
@@ -151,7 +152,8 @@ def shares_of(index: Index, tile: Tile, items: np.ndarray) -> Shares:
     elif _takes_rows(tile):
         _share_rows(*kept, step, tile.B // tile.PANEL, tile.CLUSTER, *shares)
     else:
-        _share_regions(*kept, step, tile.PAIR, *shares)
+        slot = np.full(int(columns.max(initial=-1)) + 1, -1)
+        _share_regions(*kept, step, tile.PAIR, slot, *shares)
     return shares
 
 
@@ -220,28 +222,29 @@ def rows_of_blocks(index: Index, tile: Tile) -> np.ndarray:
     indptr, columns = index.rows.indptr.astype(np.int64), index.rows.indices.astype(np.int64)
     items, least = (
         np.empty(columns.size, np.int64),
-        LEAST_COMMON if tile.B == 64 else columns.size + 1,
+        LEAST_COMMON if tile.B == 64 else indptr[-1] + 1,
     )
-    _take_rows(indptr, columns, IN_PAIRS, least, tile.OUTS, tile.CLUSTER * min(outs, room), items)
+    rows, common = np.empty((2, IN_PAIRS), np.int64), np.empty((IN_PAIRS, IN_PAIRS), np.int64)
+    left = np.empty((IN_PAIRS + 1, int(columns.max(initial=0)) // 64 + 1), np.uint64)
+    sizes = least, tile.OUTS, tile.CLUSTER * min(outs, room)
+    _take_rows(indptr, columns, *sizes, rows[0], rows[1], common, left, items)
     return items
 
 
-@compiled()
-def _take_rows(indptr, columns, at_once, least, most_of_pair, most, items):
-    n, row, words = 0, 0, 1
-    for column in columns:
-        words = max(words, column // 64 + 1)
-    rows, tops = np.empty(at_once, np.int64), np.empty(at_once, np.int64)
-    common = np.empty((at_once, at_once), np.int64)
+@compiled(error_model="numpy")
+def _take_rows(indptr, columns, least, most_of_pair, most, rows, tops, common, left, items):
+    """`left` are bits, of some rows at a time; behind them, of a pair, what both have."""
+    n, row, words = 0, 0, left.shape[1]
     while row < indptr.size - 1:
         count = 0
-        while row < indptr.size - 1 and count < at_once:
+        while row < indptr.size - 1 and count < rows.size:
             if indptr[row] < indptr[row + 1]:
                 rows[count] = row
                 count += 1
             row += 1
-        left = np.zeros((count + 1, words), np.uint64)  # and of a pair what both have
         for k in range(count):
+            for w in range(words):
+                left[k, w] = 0
             for block in range(indptr[rows[k]], indptr[rows[k] + 1]):
                 left[k, columns[block] // 64] |= np.uint64(1) << np.uint64(columns[block] % 64)
         i, j = 0, count
@@ -297,7 +300,7 @@ def _take_rows(indptr, columns, at_once, least, most_of_pair, most, items):
             n += pieces
 
 
-@compiled()
+@compiled(error_model="numpy")
 def _share_rows(
     order, starts, rows, columns, step, panels, cluster, loads, ends, arriving, places, outs
 ):
@@ -311,8 +314,8 @@ def _share_rows(
         while middle < end and rows[middle] == rows[first]:
             middle += 1
         if middle < end:
-            _load(loads[item], 0, rows[first], 0, 1)
-            _load(loads[item], 1, rows[middle], 1, 1)
+            loads[item, 0, 0], loads[item, 0, 1] = rows[first], ALONE
+            loads[item, 1, 0], loads[item, 1, 1] = rows[middle], 1 | ALONE
             slot = alone = 2
             for which in range(3):
                 for k in range(first if which < 2 else middle, middle if which < 2 else end):
@@ -321,11 +324,11 @@ def _share_rows(
                     while twin < past and columns[twin] != columns[k]:
                         twin += 1
                     if (twin < past) == (which == 1):
-                        _load(loads[item], slot, columns[k], slot, 1)
+                        loads[item, slot, 0], loads[item, slot, 1] = columns[k], slot | ALONE
                         slot += 1
-                        _add_out(places[item], outs[item], which // 2, order[k])
+                        _add_out(places, outs, item, which // 2, order[k])
                         if which == 1:
-                            _add_out(places[item], outs[item], 1, order[twin])
+                            _add_out(places, outs, item, 1, order[twin])
                 alone = slot if which == 0 else alone
             for group in range(2):
                 places[item, group, 1] = group * step | step << 16
@@ -338,12 +341,13 @@ def _share_rows(
             share, copy = item * cluster + rank, 0
             for p in range(panels):
                 if p % busy == rank:
-                    _load(loads[share], copy, rows[first] * panels + p, p, (1 << busy) - 1)
+                    loads[share, copy, 0] = rows[first] * panels + p
+                    loads[share, copy, 1] = p | ((1 << busy) - 1) << 16
                     copy += 1
             ends[share, 0] = copy
             for slot in range(panels, panels * (1 + past - begin)):
                 panel = columns[first + begin + slot // panels - 1] * panels + slot % panels
-                _load(loads[share], copy, panel, slot, 1 << rank)
+                loads[share, copy, 0], loads[share, copy, 1] = panel, slot | ALONE << rank
                 copy += 1
             ends[share, 1] = copy
             arriving[share] = panels * (1 + past - begin) if begin < past else 0
@@ -354,24 +358,19 @@ def _share_rows(
                 else:
                     left, (own, stop) = 0, _part(past - begin, groups, group)
                 for k in range(own, stop):
-                    _add_out(places[share], outs[share], group, order[first + begin + k])
+                    _add_out(places, outs, share, group, order[first + begin + k])
                 right = panels * (1 + (own if own < stop else 0))
                 places[share, group, 1] = left * step | step << 16
                 places[share, group, 2] = right * step | step << 16
 
 
-@compiled()
-def _load(loads, copy, panel, slot, ranks):
-    loads[copy, 0], loads[copy, 1] = panel, slot | ranks << 16
+@compiled(error_model="numpy")
+def _add_out(places, outs, share, group, block):
+    outs[share, group, places[share, group, 0]] = block
+    places[share, group, 0] += 1
 
 
-@compiled()
-def _add_out(places, outs, group, block):
-    outs[group, places[group, 0]] = block
-    places[group, 0] += 1
-
-
-@compiled()
+@compiled(error_model="numpy")
 def _part(n, parts, k):
     """(begin, end) of part k of n things, the first parts being the longer ones."""
     each, longer = n // parts, n % parts
@@ -392,31 +391,37 @@ def regions(index: Index, tile: Tile, products: int) -> np.ndarray:
         left = np.zeros((rows.size - 1, used.size), np.uint8)  # 1 where a block is in no region
         left[row, place] = 1
         region = np.empty(left.shape, np.int64)
-        n = _grow(left, left.T.copy(), tile.SLOTS, products, tile.PAIR, n, region)
+        n = _grow_regions(left, tile, products, n, region)
         found[blocks] = region[row, place]
     return found
 
 
-@compiled()
-def _grow(left, across, slots, most, pair, number, region):
-    """Number regions from `number` on, until every block is in one; the next number.
-
-    A line is a row, or after those a column. The best one that fits comes inside, again and again:
-    it brings many blocks and leaves few. Where none fits, a row comes that meets none inside.
-    """
+def _grow_regions(
+    left: np.ndarray, tile: Tile, products: int, number: int, region: np.ndarray
+) -> int:
+    """Number regions from `number` on, until every block is in one; the next number."""
     n, m = left.shape
-    counts = np.zeros(n + m, np.int32)  # of each line, that are in no region
-    brings = np.zeros(n + m, np.int32)  # blocks, if it comes inside
-    opens = np.zeros(n + m, np.int32)  # products that it adds; of a row those that it has
+    counts = np.concatenate([left.sum(1), left.sum(0)]).astype(np.int32)  # that are in no region
+    brings, opens = np.empty((2, n + m), np.int32)
     scores = np.full((-(-(n + m) // AT_A_TIME), AT_A_TIME), NEVER, np.int32)
-    lines, held = np.empty(slots, np.int64), np.empty(slots, np.int64)  # inside; their blocks there
-    blocks = 0
+    lines, held = np.empty((2, tile.SLOTS), np.int64)
+    arrays = counts, brings, opens, scores, lines, held, region
+    return _grow(left, left.T.copy(), products, tile.PAIR, number, *arrays)
+
+
+@compiled(error_model="numpy")
+def _grow(left, across, most, pair, number, counts, brings, opens, scores, lines, held, region):
+    """A line is a row, or after those a column. The best one that fits comes inside, again and
+    again: it brings many blocks and leaves few. Where none fits, a row comes that meets none
+    inside.
+
+    counts, brings, opens : of each line the blocks that are in no region, those that it brings if
+        it comes inside, and the products that it adds; of a row those that it has
+    lines, held : those inside, and how many blocks each has there
+    """
+    (n, m), slots, blocks = left.shape, lines.size, 0
     for i in range(n):
-        for j in range(m):
-            counts[i] += left[i, j]
-            counts[n + j] += left[i, j]
         blocks += counts[i]
-    of_rows, of_columns, of_opens = brings[:n], brings[n:], opens[n:]
     while blocks > 0:
         inside, free = 0, most
         for line in range(n + m):
@@ -436,26 +441,27 @@ def _grow(left, across, slots, most, pair, number, region):
             inside += 1
             if line < n:
                 free -= opens[line]
-                of = left[line]
                 opening = np.int32(0 if pair > 1 and bears % pair else 1)
+                own, of_columns, of_opens = left[line], brings[n:], opens[n:]
                 for j in range(m):
-                    of_columns[j] += of[j]
-                    of_opens[j] += of[j] * opening
+                    of_columns[j] += own[j]
+                    of_opens[j] += own[j] * opening
                 for k in range(inside - 1):
                     if lines[k] >= n:
-                        held[k] += of[lines[k] - n]
+                        held[k] += left[line, lines[k] - n]
             else:
-                of = across[line - n]
+                own = across[line - n]
                 for i in range(n):
-                    of_rows[i] += of[i]
-                    opens[i] = (of_rows[i] + pair - 1) >> pair - 1  # pair is 1 or 2
+                    brings[i] += own[i]
+                    opens[i] = (brings[i] + pair - 1) >> pair - 1  # pair is 1 or 2
                 for k in range(inside - 1):
-                    if lines[k] < n and of[lines[k]]:
+                    if lines[k] < n and across[line - n, lines[k]]:
                         odd = pair > 1 and held[k] % pair
                         free -= 0 if odd else 1
                         held[k] += 1
                         if pair > 1:  # its last product has room now, or no more
-                            own, turns = left[lines[k]], np.int32(1 if odd else -1)
+                            turns = np.int32(1 if odd else -1)
+                            own, of_opens = left[lines[k]], opens[n:]
                             for j in range(m):
                                 of_opens[j] += own[j] * turns
         for k in range(inside):
@@ -471,7 +477,7 @@ def _grow(left, across, slots, most, pair, number, region):
     return number
 
 
-@compiled()
+@compiled(error_model="numpy")
 def _best(brings, opens, counts, free, scores):
     """The first line that scores most of those that bring blocks and fit; -1 for none.
 
@@ -502,20 +508,19 @@ def _best(brings, opens, counts, free, scores):
     return at
 
 
-@compiled()
-def _share_regions(order, starts, rows, columns, step, pair, loads, ends, arriving, places, outs):
+@compiled(error_model="numpy")
+def _share_regions(
+    order, starts, rows, columns, step, pair, slot, loads, ends, arriving, places, outs
+):
     """Slots of x, then of dy; and the products, dealt evenly to the warpgroups."""
-    groups, most = outs.shape[1], 0
-    for column in columns:
-        most = max(most, column)
-    slot = np.full(most + 1, -1, np.int64)
+    groups = outs.shape[1]
     for item in range(starts.size - 1):
         first, end = starts[item], starts[item + 1]
         n = products = 0  # of rows
         for k in range(first, end):
             begins = k == first or rows[k] != rows[k - 1]
             if begins:
-                _load(loads[item], n, rows[k], n, 1)
+                loads[item, n, 0], loads[item, n, 1] = rows[k], n | ALONE
                 n, run = n + 1, 0
             products += run % pair == 0
             run += 1
@@ -530,7 +535,7 @@ def _share_regions(order, starts, rows, columns, step, pair, loads, ends, arrivi
                 count += 1
         for at in range(n, count):
             slot[loads[item, at, 0]] = at
-            _load(loads[item], at, loads[item, at, 0], at, 1)
+            loads[item, at, 1] = at | ALONE
         ends[item, 0], ends[item, 1], arriving[item] = n, count, count
         each = -(-products // groups)
         product, row = -1, -1
@@ -581,18 +586,19 @@ def fours(index: Index) -> np.ndarray:
     return found
 
 
-@compiled()
+@compiled(error_model="numpy")
 def _share_fours(order, starts, rows, columns, step, B, least, loads, ends, arriving, places, outs):
     """Slots of dy for the four columns, then one of x for each row."""
     for item in range(starts.size - 1):
         first, n = starts[item], (starts[item + 1] - starts[item]) // FOUR
         for k in range(n):
-            _load(loads[item], k, rows[first + FOUR * k], FOUR + k, 1)
+            loads[item, k, 0], loads[item, k, 1] = rows[first + FOUR * k], FOUR + k | ALONE
             for column in range(FOUR):
                 block = order[first + FOUR * k + column]
                 outs[item, column // 2, 2 * k + column % 2] = block
         for column in range(FOUR):
-            _load(loads[item], n + column, columns[first + column], column, 1)
+            loads[item, n + column, 0] = columns[first + column]
+            loads[item, n + column, 1] = column | ALONE
         ends[item, 0], ends[item, 1], arriving[item] = n, n + FOUR, n + FOUR
         for group in range(2):
             places[item, group, 0] = -(-n * B // least)
