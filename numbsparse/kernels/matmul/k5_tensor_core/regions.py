@@ -186,7 +186,7 @@ def _cells(index: Index, B: int, side: int) -> tuple[np.ndarray, ...]:
     return rows, columns, ((block * B + row * side) * parts + column).reshape(-1)
 
 
-@compiled()
+@compiled(error_model="numpy")
 def _fill(panel, tile, most, capacity, of_region):
     """Runs of groups, the cells of one tile of dy each, that fit into a region; how many."""
     region, tiles, room, cell = -1, 0, 0, 0

@@ -207,7 +207,7 @@ class Items:
         return len(self.panels)
 
 
-@compiled()
+@compiled(error_model="numpy")
 def _pack(products, each, most, places, images):
     """The place of each product among those of all items, and the number of its strip there."""
     n = place = image = 0

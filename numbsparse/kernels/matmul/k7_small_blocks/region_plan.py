@@ -174,7 +174,7 @@ def _region_of_blocks(
     return chosen[rows // (height * of_group), columns], n
 
 
-@compiled()
+@compiled(error_model="numpy")
 def _run(taken, of_group, widest, capacity, runs):
     """Number the region of each panel and column; how many there are, and groups of dy in all.
 

@@ -152,7 +152,7 @@ def steps_in_strips(
     return kept, indices.size / factors / needed, int(steps.max(initial=1))
 
 
-@compiled()
+@compiled(error_model="numpy")
 def _count_steps(indptr, indices, lines, inputs, factors, steps):
     """Of each strip of so many lines and group of so many inputs, which a line meets in a run."""
     for line in range(indptr.size - 1):
@@ -285,16 +285,18 @@ def _evened(loads: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """
     places = np.zeros(loads.shape[:2], np.int64)
     mean = loads.sum(1) / np.maximum(lengths, 1)[:, None]
-    _choose(loads, lengths, mean, places)
+    few, ahead, sums = np.empty(CHOICE, np.int64), np.empty(loads.shape[2]), np.empty(8)
+    _choose(loads, lengths, mean, few[: loads.shape[1]], ahead, sums, places)
     return places
 
 
-@compiled()
-def _choose(loads, lengths, mean, places):
+@compiled(error_model="numpy")
+def _choose(loads, lengths, mean, few, ahead, sums, places):
+    """`few` are the groups to choose from, and each warp is `ahead` of the mean."""
     warps = loads.shape[2]
-    few, sums = np.empty(min(CHOICE, loads.shape[1]), np.int64), np.empty(8)
     for strip in range(len(loads)):
-        ahead = np.zeros(warps)  # of the mean, each warp
+        for warp in range(warps):
+            ahead[warp] = 0
         for k in range(few.size):
             few[k] = k
         for k in range(lengths[strip]):
@@ -302,7 +304,8 @@ def _choose(loads, lengths, mean, places):
             for which in range(few.size):
                 group = few[which]
                 if group < lengths[strip]:
-                    sums[:] = 0
+                    for lane in range(8):
+                        sums[lane] = 0
                     for warp in range(warps - warps % 8):  # in NumPy's order: roundings decide
                         after = ahead[warp] + loads[strip, group, warp] - mean[strip, warp]
                         sums[warp & 7] += after * after
@@ -332,13 +335,14 @@ def _cut(
     stage_of, place_of = np.zeros((2, *counts.shape[:2]), np.int64)
     n_stages = np.zeros(len(counts), np.int64)
     how = strip.GROUPS, strip.STEPS, strip.FACTORS, strip.CLUSTER
-    _fill(counts, lengths, *how, stage_of, place_of, n_stages)
+    blocks = np.empty(counts.shape[2], np.int64)
+    _fill(counts, lengths, *how, blocks, stage_of, place_of, n_stages)
     return stage_of, place_of, n_stages
 
 
-@compiled()
-def _fill(counts, lengths, most, room, factors, cluster, stage_of, place_of, n_stages):
-    blocks = np.empty(counts.shape[2], np.int64)  # of each column, in the stage
+@compiled(error_model="numpy")
+def _fill(counts, lengths, most, room, factors, cluster, blocks, stage_of, place_of, n_stages):
+    """`blocks` are those of each column in the stage."""
     each = blocks.size // cluster
     for strip in range(len(counts)):
         place = most
@@ -347,7 +351,8 @@ def _fill(counts, lengths, most, room, factors, cluster, stage_of, place_of, n_s
                 if new or place == most:
                     n_stages[strip] += 1
                     place = 0
-                    blocks[:] = 0
+                    for column in range(blocks.size):
+                        blocks[column] = 0
                 longest = 0
                 for part in range(cluster):
                     steps = 0
@@ -361,7 +366,7 @@ def _fill(counts, lengths, most, room, factors, cluster, stage_of, place_of, n_s
             place += 1
 
 
-@compiled()
+@compiled(error_model="numpy")
 def _rank(key, ranks):
     rank = 0
     for k in range(key.size):
