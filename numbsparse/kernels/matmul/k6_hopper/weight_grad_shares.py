@@ -23,7 +23,7 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
     Tables,
     Tile,
 )
-from numbsparse.kernels.parts.deal import in_turn
+from numbsparse.kernels.parts.deal import in_turn, shown
 from numbsparse.kernels.parts.groups import bits_set
 from numbsparse.layout import Index
 
@@ -383,7 +383,7 @@ def regions(index: Index, tile: Tile, products: int) -> np.ndarray:
     indptr, columns = index.rows.indptr, index.rows.indices
     at_once = max(TOGETHER // len(index.columns.indptr), LEAST)
     found, n = np.empty(columns.size, np.int64), 0
-    for first in range(0, len(indptr) - 1, at_once):
+    for first in shown(range(0, len(indptr) - 1, at_once), "planning, block rows"):
         rows = indptr[first : first + at_once + 1]
         blocks = slice(rows[0], rows[-1])
         used, place = np.unique(columns[blocks], return_inverse=True)
