@@ -15,6 +15,7 @@ from numbsparse.kernels.matmul.k6_hopper import plan as k6
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as float32
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_regions import regions
 from numbsparse.kernels.matmul.k7_small_blocks import region_plan, strip_plan
 from numbsparse.kernels.matmul.k8_small_batch import plan as k8
 from numbsparse.kernels.parts.deal import schedule
@@ -112,7 +113,7 @@ def test_no_line_of_python_runs_for_each_block(name, rng):
 
 
 def grown(pattern, slots, most, pair):
-    """The region of each block, as `shares.regions` says it: a line at a time, from scratch."""
+    """The region of each block, as `regions` says it: a line at a time, from scratch."""
     left, found, number = pattern.copy(), np.full(pattern.shape, -1), 0
     n = len(left)
     while left.any():
@@ -146,4 +147,4 @@ def test_regions_take_the_best_line_again_and_again(name, density, rng):
     tile, pattern = TILES[name], rng.random((60, 150)) < density
     most = tile.GROUPS * tile.UNITS
     expected = grown(pattern, tile.SLOTS, most, tile.PAIR)[pattern]
-    np.testing.assert_array_equal(shares.regions(Layout(pattern).index, tile, most), expected)
+    np.testing.assert_array_equal(regions(Layout(pattern).index, tile, most), expected)

@@ -7,14 +7,9 @@ import pytest
 
 from numbsparse import patterns
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS, Tile
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import (
-    cut_of,
-    plan,
-    regions,
-    rows_of_blocks,
-    shares_of,
-    tables,
-)
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_regions import regions
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_rows import rows_of_blocks
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import cut_of, plan, shares_of, tables
 from numbsparse.layout import Layout
 
 AT_ONCE = Tile(32, 2, 13, (32,), 32, 2, 56, 1)
@@ -32,7 +27,7 @@ TILES = [
     Tile(128, 2, 1, (128, 256), 64, 4, 6, 2),
 ]
 CHUNKS = 64
-weight_grad_shares = sys.modules[regions.__module__]
+weight_grad_regions = sys.modules[regions.__module__]
 STEPS = 512  # so long that a cut pays
 
 
@@ -163,8 +158,8 @@ def test_regions_share_more_than_rows(tile, share, rng):
 
 def test_regions_of_many_rows(rng, monkeypatch):
     """Rows are looked at some at a time."""
-    monkeypatch.setattr(weight_grad_shares, "TOGETHER", 31 * 7)
-    monkeypatch.setattr(weight_grad_shares, "LEAST", 1)
+    monkeypatch.setattr(weight_grad_regions, "TOGETHER", 31 * 7)
+    monkeypatch.setattr(weight_grad_regions, "LEAST", 1)
     layout = Layout(rng.random((40, 30)) < 0.2)
     outs = shares_in_regions(layout, AT_ONCE, 26).outs
     assert sorted(outs[outs >= 0]) == list(range(layout.n_blocks))

@@ -14,7 +14,7 @@ import numpy as np
 from numbsparse.device import SIMULATED, DeviceArray, compute_capability
 from numbsparse.device.runtime import current_device
 from numbsparse.kernels.lstm.cell import GATES, WARPS
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import in_fours
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_rows import in_fours
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.parts.deal import dealt, in_turn
 from numbsparse.layout import Index

@@ -22,6 +22,7 @@ from numbsparse.layout import Index
 RUNS = (1, 2, 4)  # panels that one copy may bring
 MAPS = 1 + len(RUNS)  # tensor maps of an operand: of each run, and of the panel at its edge
 OPERANDS = 2
+ALONE = 1 << 16  # a copy's ranks, where it is for the block of threads that asks
 ROOMS = 2  # steps of images of float32 that there is room for
 TO_START = 4.0  # microseconds until a block of threads multiplies, and while it writes
 TO_ADD, TO_ADD_FLOAT32 = 16.0, 1.0  # for a launch that adds what was cut, beside its sums

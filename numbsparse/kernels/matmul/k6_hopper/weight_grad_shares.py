@@ -1,9 +1,8 @@
-"""Which kept blocks of 16-bit values are computed together: those that share tiles of x and dy.
+"""What blocks of threads do of a weight-gradient of 16-bit values, and how long it takes.
 
-A tile is read from L2 once for a whole item, so an item should have many kept blocks on few lines:
-pieces of a block row (`rows_of_blocks`), pairs of block rows (`pairs_of_rows`), block rows and
-columns with many kept blocks where they cross (`regions`), or four block columns that keep the same
-rows, as an LSTM's gates do (`fours`).
+Kept blocks that share tiles of x and dy are computed together, as an item. A tile is read from L2
+once for a whole item, so an item should have many kept blocks on few lines: see
+`weight_grad_regions` and `weight_grad_rows`.
 """
 
 from __future__ import annotations
@@ -16,28 +15,20 @@ import numpy as np
 
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
-    MAPS,
-    RUNS,
-    Edges,
-    Tables,
-    Tile,
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS, Edges, Tables, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_regions import regions, share_regions
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_rows import (
+    fours,
+    rows_of_blocks,
+    share_fours,
+    share_rows,
 )
-from numbsparse.kernels.parts.deal import in_turn, shown
-from numbsparse.kernels.parts.groups import bits_set
+from numbsparse.kernels.parts.deal import in_turn
 from numbsparse.layout import Index
 
 HALF_EMPTY = 1.1  # products, where one of all blocks full would be enough
 NOT_FULL = 1.03  # the same, where most regions have all the products they may
 FEW_ROUNDS = 4  # so many that the last, half empty, takes much of the time
-IN_PAIRS, LEAST_COMMON = 128, 3  # rows among which pairs are looked for; their columns in common
-TOGETHER = 1 << 20  # places for blocks among which regions are looked for
-LEAST = 32  # block rows of them
-LEAVES, KEPT_FOR_LEFT = 0.05, 20  # blocks that one left behind counts for, and the inverse
-AT_A_TIME = 128  # lines among which the best one is looked for
-INSIDE, NEVER = -(1 << 24), -(1 << 30)  # what a line inside brings; less than any line scores
-ALONE = 1 << 16  # a copy's ranks, where it is for the block of threads that asks
-FOUR, ROWS_OF_FOUR = 4, 8  # columns that keep the same blocks; block rows of their products
 
 
 class Shares(NamedTuple):
@@ -148,12 +139,12 @@ def shares_of(index: Index, tile: Tile, items: np.ndarray) -> Shares:
     rows, columns = (a[order].astype(np.int64) for a in (index.block_rows, index.block_columns))
     kept, step = (order, starts, rows, columns), tile.PANEL_BYTES >> 4
     if _takes_fours(tile):
-        _share_fours(*kept, step, tile.B, min(tile.SIZES), *shares)
+        share_fours(*kept, step, tile.B, min(tile.SIZES), *shares)
     elif _takes_rows(tile):
-        _share_rows(*kept, step, tile.B // tile.PANEL, tile.CLUSTER, *shares)
+        share_rows(*kept, step, tile.B // tile.PANEL, tile.CLUSTER, *shares)
     else:
         slot = np.full(int(columns.max(initial=-1)) + 1, -1)
-        _share_regions(*kept, step, tile.PAIR, slot, *shares)
+        share_regions(*kept, step, tile.PAIR, slot, *shares)
     return shares
 
 
@@ -209,398 +200,3 @@ def cut_of(shares: Shares, places: int, steps: int, tile: Tile) -> tuple[float, 
     rate = 7e4 if tile.UNITS > 1 else 3e5  # pairs of blocks leave theirs number by number
     sums, times = int(rest.sum()) * tile.B**2, times_of(shares, tile)
     return plans.cut(times, sums, places, steps, least, rate, plans.TO_ADD)
-
-
-def rows_of_blocks(index: Index, tile: Tile) -> np.ndarray:
-    """Even pieces of the block rows, so that all of an item takes the same tile of x.
-
-    Of 64 come before them pairs of rows, those with the most columns in common first.
-    """
-    panels = tile.B // tile.PANEL
-    room = tile.SLOTS // panels - 1  # for blocks of dy, beside x
-    outs = tile.OUTS if tile.B == 128 else tile.GROUPS * tile.OUTS
-    indptr, columns = index.rows.indptr.astype(np.int64), index.rows.indices.astype(np.int64)
-    items, least = (
-        np.empty(columns.size, np.int64),
-        LEAST_COMMON if tile.B == 64 else indptr[-1] + 1,
-    )
-    rows, common = np.empty((2, IN_PAIRS), np.int64), np.empty((IN_PAIRS, IN_PAIRS), np.int64)
-    left = np.empty((IN_PAIRS + 1, int(columns.max(initial=0)) // 64 + 1), np.uint64)
-    sizes = least, tile.OUTS, tile.CLUSTER * min(outs, room)
-    _take_rows(indptr, columns, *sizes, rows[0], rows[1], common, left, items)
-    return items
-
-
-@compiled(error_model="numpy")
-def _take_rows(indptr, columns, least, most_of_pair, most, rows, tops, common, left, items):
-    """`left` are bits, of some rows at a time; behind them, of a pair, what both have."""
-    n, row, words = 0, 0, left.shape[1]
-    while row < indptr.size - 1:
-        count = 0
-        while row < indptr.size - 1 and count < rows.size:
-            if indptr[row] < indptr[row + 1]:
-                rows[count] = row
-                count += 1
-            row += 1
-        for k in range(count):
-            for w in range(words):
-                left[k, w] = 0
-            for block in range(indptr[rows[k]], indptr[rows[k] + 1]):
-                left[k, columns[block] // 64] |= np.uint64(1) << np.uint64(columns[block] % 64)
-        i, j = 0, count
-        while count:
-            for k in range(count):
-                if j == count or k in (i, j):
-                    for other in range(count):
-                        shared = 0
-                        for w in range(words if other != k else 0):
-                            shared += bits_set(left[k, w] & left[other, w])
-                        common[k, other] = common[other, k] = shared
-            i = j = 0
-            for k in range(count):
-                top = 0
-                for other in range(count):
-                    top = max(top, common[k, other])
-                tops[k] = top
-                i = k if top > tops[i] else i
-            if tops[i] < least:
-                break
-            while common[i, j] < tops[i]:
-                j += 1
-            both = 0
-            for w in range(words):
-                left[count, w] = 0
-            for block in range(indptr[rows[i]], indptr[rows[i] + 1]):
-                w, bit = columns[block] // 64, np.uint64(1) << np.uint64(columns[block] % 64)
-                if both < most_of_pair and left[i, w] & left[j, w] & bit != 0:
-                    left[count, w] |= bit
-                    both += 1
-            for k in (i, j):
-                own = both
-                for block in range(indptr[rows[k]], indptr[rows[k] + 1]):
-                    w, bit = columns[block] // 64, np.uint64(1) << np.uint64(columns[block] % 64)
-                    shared = left[count, w] & bit != 0
-                    if shared or (left[k, w] & bit != 0 and own < most_of_pair):
-                        own += 0 if shared else 1
-                        left[k, w] ^= bit
-                        items[block] = n
-            n += 1
-        for k in range(count):
-            rest = 0
-            for w in range(words):
-                rest += bits_set(left[k, w])
-            pieces, place = -(-rest // most), 0
-            for block in range(indptr[rows[k]], indptr[rows[k] + 1]):
-                w, bit = columns[block] // 64, np.uint64(1) << np.uint64(columns[block] % 64)
-                if left[k, w] & bit != 0:
-                    long, longer = rest // pieces, rest % pieces  # the first ones have one more
-                    piece = max(place // (long + 1), (place - longer) // long)
-                    items[block] = n + piece
-                    place += 1
-            n += pieces
-
-
-@compiled(error_model="numpy")
-def _share_rows(
-    order, starts, rows, columns, step, panels, cluster, loads, ends, arriving, places, outs
-):
-    """Of two rows: slots of both, then dy: what the first has alone, both, the second alone.
-
-    Of one row: slots of x, then of the dy of its blocks, which are dealt to the cluster.
-    """
-    for item in range(starts.size - 1):
-        first, end = starts[item], starts[item + 1]
-        middle = first
-        while middle < end and rows[middle] == rows[first]:
-            middle += 1
-        if middle < end:
-            loads[item, 0, 0], loads[item, 0, 1] = rows[first], ALONE
-            loads[item, 1, 0], loads[item, 1, 1] = rows[middle], 1 | ALONE
-            slot = alone = 2
-            for which in range(3):
-                for k in range(first if which < 2 else middle, middle if which < 2 else end):
-                    begin, past = (middle, end) if which < 2 else (first, middle)
-                    twin = begin
-                    while twin < past and columns[twin] != columns[k]:
-                        twin += 1
-                    if (twin < past) == (which == 1):
-                        loads[item, slot, 0], loads[item, slot, 1] = columns[k], slot | ALONE
-                        slot += 1
-                        _add_out(places, outs, item, which // 2, order[k])
-                        if which == 1:
-                            _add_out(places, outs, item, 1, order[twin])
-                alone = slot if which == 0 else alone
-            for group in range(2):
-                places[item, group, 1] = group * step | step << 16
-                places[item, group, 2] = (alone if group else 2) * step | step << 16
-            ends[item, 0], ends[item, 1], arriving[item] = 2, slot, slot
-            continue
-        busy = min(end - first, cluster)
-        for rank in range(cluster):
-            begin, past = _part(end - first, cluster, rank)
-            share, copy = item * cluster + rank, 0
-            for p in range(panels):
-                if p % busy == rank:
-                    loads[share, copy, 0] = rows[first] * panels + p
-                    loads[share, copy, 1] = p | ((1 << busy) - 1) << 16
-                    copy += 1
-            ends[share, 0] = copy
-            for slot in range(panels, panels * (1 + past - begin)):
-                panel = columns[first + begin + slot // panels - 1] * panels + slot % panels
-                loads[share, copy, 0], loads[share, copy, 1] = panel, slot | ALONE << rank
-                copy += 1
-            ends[share, 1] = copy
-            arriving[share] = panels * (1 + past - begin) if begin < past else 0
-            groups = outs.shape[1]
-            for group in range(groups):
-                if panels > 1:  # all blocks, but half of each
-                    left, own, stop = group, 0, past - begin
-                else:
-                    left, (own, stop) = 0, _part(past - begin, groups, group)
-                for k in range(own, stop):
-                    _add_out(places, outs, share, group, order[first + begin + k])
-                right = panels * (1 + (own if own < stop else 0))
-                places[share, group, 1] = left * step | step << 16
-                places[share, group, 2] = right * step | step << 16
-
-
-@compiled(error_model="numpy")
-def _add_out(places, outs, share, group, block):
-    outs[share, group, places[share, group, 0]] = block
-    places[share, group, 0] += 1
-
-
-@compiled(error_model="numpy")
-def _part(n, parts, k):
-    """(begin, end) of part k of n things, the first parts being the longer ones."""
-    each, longer = n // parts, n % parts
-    begin = k * each + min(k, longer)
-    return begin, begin + each + (1 if k < longer else 0)
-
-
-def regions(index: Index, tile: Tile, products: int) -> np.ndarray:
-    """Block rows and columns with many kept blocks where they cross: at most so many products."""
-    indptr, columns = index.rows.indptr, index.rows.indices
-    at_once = max(TOGETHER // len(index.columns.indptr), LEAST)
-    found, n = np.empty(columns.size, np.int64), 0
-    for first in shown(range(0, len(indptr) - 1, at_once), "planning, block rows"):
-        rows = indptr[first : first + at_once + 1]
-        blocks = slice(rows[0], rows[-1])
-        used, place = np.unique(columns[blocks], return_inverse=True)
-        row = np.repeat(np.arange(rows.size - 1), np.diff(rows))
-        left = np.zeros((rows.size - 1, used.size), np.uint8)  # 1 where a block is in no region
-        left[row, place] = 1
-        region = np.empty(left.shape, np.int64)
-        n = _grow_regions(left, tile, products, n, region)
-        found[blocks] = region[row, place]
-    return found
-
-
-def _grow_regions(
-    left: np.ndarray, tile: Tile, products: int, number: int, region: np.ndarray
-) -> int:
-    """Number regions from `number` on, until every block is in one; the next number."""
-    n, m = left.shape
-    counts = np.concatenate([left.sum(1), left.sum(0)]).astype(np.int32)  # that are in no region
-    brings, opens = np.empty((2, n + m), np.int32)
-    scores = np.full((-(-(n + m) // AT_A_TIME), AT_A_TIME), NEVER, np.int32)
-    lines, held = np.empty((2, tile.SLOTS), np.int64)
-    arrays = counts, brings, opens, scores, lines, held, region
-    return _grow(left, left.T.copy(), products, tile.PAIR, number, *arrays)
-
-
-@compiled(error_model="numpy")
-def _grow(left, across, most, pair, number, counts, brings, opens, scores, lines, held, region):
-    """A line is a row, or after those a column. The best one that fits comes inside, again and
-    again: it brings many blocks and leaves few. Where none fits, a row comes that meets none
-    inside.
-
-    counts, brings, opens : of each line the blocks that are in no region, those that it brings if
-        it comes inside, and the products that it adds; of a row those that it has
-    lines, held : those inside, and how many blocks each has there
-    """
-    (n, m), slots, blocks = left.shape, lines.size, 0
-    for i in range(n):
-        blocks += counts[i]
-    while blocks > 0:
-        inside, free = 0, most
-        for line in range(n + m):
-            brings[line] = opens[line] = 0
-        while inside < slots:
-            line = _best(brings, opens, counts, np.int32(free), scores)
-            if line < 0:  # the first row, or one more
-                line = 0
-                for i in range(n):
-                    if brings[i] == 0 and (brings[line] != 0 or counts[i] > counts[line]):
-                        line = i
-                if brings[line] != 0 or counts[line] == 0 or free == 0 or inside > slots - 2:
-                    break
-            bears = brings[line]
-            lines[inside], held[inside] = line, bears
-            brings[line] = INSIDE
-            inside += 1
-            if line < n:
-                free -= opens[line]
-                opening = np.int32(0 if pair > 1 and bears % pair else 1)
-                own, of_columns, of_opens = left[line], brings[n:], opens[n:]
-                for j in range(m):
-                    of_columns[j] += own[j]
-                    of_opens[j] += own[j] * opening
-                for k in range(inside - 1):
-                    if lines[k] >= n:
-                        held[k] += left[line, lines[k] - n]
-            else:
-                own = across[line - n]
-                for i in range(n):
-                    brings[i] += own[i]
-                    opens[i] = (brings[i] + pair - 1) >> pair - 1  # pair is 1 or 2
-                for k in range(inside - 1):
-                    if lines[k] < n and across[line - n, lines[k]]:
-                        odd = pair > 1 and held[k] % pair
-                        free -= 0 if odd else 1
-                        held[k] += 1
-                        if pair > 1:  # its last product has room now, or no more
-                            turns = np.int32(1 if odd else -1)
-                            own, of_opens = left[lines[k]], opens[n:]
-                            for j in range(m):
-                                of_opens[j] += own[j] * turns
-        for k in range(inside):
-            for other in range(inside):
-                i, j = lines[k], lines[other] - n
-                if i < n and j >= 0 and left[i, j]:
-                    region[i, j] = number
-                    left[i, j] = across[j, i] = 0
-                    counts[i] -= 1
-                    counts[n + j] -= 1
-                    blocks -= 1
-        number += 1
-    return number
-
-
-@compiled(error_model="numpy")
-def _best(brings, opens, counts, free, scores):
-    """The first line that scores most of those that bring blocks and fit; -1 for none.
-
-    The score, brings + LEAVES * (brings - counts), is compared in whole numbers, some lines at a
-    time. Of lines that score the same, rounding decides, as float32 of what they leave has it.
-    """
-    flat, most = scores.reshape(-1), np.int32(NEVER)
-    for line in range(brings.size):
-        score = np.int32((1 + KEPT_FOR_LEFT) * brings[line] - counts[line])
-        fits = (brings[line] > 0) & (opens[line] <= free)
-        flat[line] = score if fits else np.int32(NEVER)
-    for line in range(flat.size):
-        most = max(most, flat[line])
-    if most == NEVER:
-        return -1
-    best, at = -np.inf, -1
-    for first in range(len(scores)):
-        top = np.int32(NEVER)
-        for k in range(AT_A_TIME):
-            top = max(top, scores[first, k])
-        for k in range(AT_A_TIME if top == most else 0):
-            if scores[first, k] == most:
-                line = first * AT_A_TIME + k
-                left = np.float32(LEAVES) * np.float32(counts[line])
-                score = (1 + LEAVES) * brings[line] - left
-                if score > best:
-                    best, at = score, line
-    return at
-
-
-@compiled(error_model="numpy")
-def _share_regions(
-    order, starts, rows, columns, step, pair, slot, loads, ends, arriving, places, outs
-):
-    """Slots of x, then of dy; and the products, dealt evenly to the warpgroups."""
-    groups = outs.shape[1]
-    for item in range(starts.size - 1):
-        first, end = starts[item], starts[item + 1]
-        n = products = 0  # of rows
-        for k in range(first, end):
-            begins = k == first or rows[k] != rows[k - 1]
-            if begins:
-                loads[item, n, 0], loads[item, n, 1] = rows[k], n | ALONE
-                n, run = n + 1, 0
-            products += run % pair == 0
-            run += 1
-        count = n
-        for k in range(first, end):  # columns in order
-            if slot[columns[k]] < 0:
-                slot[columns[k]] = at = count
-                while at > n and loads[item, at - 1, 0] > columns[k]:
-                    loads[item, at, 0] = loads[item, at - 1, 0]
-                    at -= 1
-                loads[item, at, 0] = columns[k]
-                count += 1
-        for at in range(n, count):
-            slot[loads[item, at, 0]] = at
-            loads[item, at, 1] = at | ALONE
-        ends[item, 0], ends[item, 1], arriving[item] = n, count, count
-        each = -(-products // groups)
-        product, row = -1, -1
-        for k in range(first, end):
-            if k == first or rows[k] != rows[k - 1]:
-                row, run = row + 1, 0
-            product += run % pair == 0
-            group, unit = product // each, product % each
-            outs[item, group, unit * pair + run % pair] = order[k]
-            places[item, group, 0] = unit + 1
-            x, dy = row * step, slot[columns[k]] * step
-            if pair == 1:
-                places[item, group, 1 + 2 * unit], places[item, group, 2 + 2 * unit] = x, dy
-            elif run % pair == 0:
-                places[item, group, 1 + 2 * unit], places[item, group, 2 + 2 * unit] = dy, x
-            else:
-                places[item, group, 1 + 2 * unit] |= dy - places[item, group, 1 + 2 * unit] << 16
-            run += 1
-        for k in range(first, end):
-            slot[columns[k]] = -1
-
-
-def in_fours(index: Index) -> tuple[bool]:
-    """Whether columns 0 to 3 keep the same block rows, 4 to 7 do, and so on."""
-    indptr, rows, _ = index.columns
-    lengths = np.diff(indptr)
-    if lengths.size == 0 or lengths.size % FOUR:
-        return (False,)
-    lengths = lengths.reshape(-1, FOUR)
-    if (lengths != lengths[:, :1]).any():
-        return (False,)
-    # Column by column, their rows lie one list after another: those of a four are one list four
-    # times over.
-    place = np.arange(rows.size) - np.repeat(indptr[:-1], lengths.ravel())
-    first = np.repeat(indptr[:-1:FOUR], lengths.sum(1))
-    return (bool((rows == rows[first + place]).all()),)
-
-
-def fours(index: Index) -> np.ndarray:
-    """Pieces of the rows that a four keeps; the whole ones side by side, for their tiles of dy."""
-    indptr, _, blocks = index.columns
-    lengths = np.diff(indptr)
-    pieces = -(-lengths[::FOUR] // ROWS_OF_FOUR)
-    place = np.arange(blocks.size) - np.repeat(indptr[:-1], lengths)
-    found = np.empty(blocks.size, np.int64)
-    begin = np.repeat(np.cumsum(pieces) - pieces, FOUR)
-    found[blocks] = np.repeat(begin, lengths) + place // ROWS_OF_FOUR
-    return found
-
-
-@compiled(error_model="numpy")
-def _share_fours(order, starts, rows, columns, step, B, least, loads, ends, arriving, places, outs):
-    """Slots of dy for the four columns, then one of x for each row."""
-    for item in range(starts.size - 1):
-        first, n = starts[item], (starts[item + 1] - starts[item]) // FOUR
-        for k in range(n):
-            loads[item, k, 0], loads[item, k, 1] = rows[first + FOUR * k], FOUR + k | ALONE
-            for column in range(FOUR):
-                block = order[first + FOUR * k + column]
-                outs[item, column // 2, 2 * k + column % 2] = block
-        for column in range(FOUR):
-            loads[item, n + column, 0] = columns[first + column]
-            loads[item, n + column, 1] = column | ALONE
-        ends[item, 0], ends[item, 1], arriving[item] = n, n + FOUR, n + FOUR
-        for group in range(2):
-            places[item, group, 0] = -(-n * B // least)
-            places[item, group, 1] = 2 * group * step | step << 16
-            places[item, group, 2] = FOUR * step | step << 16
