@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from heapq import heapreplace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
-from numbsparse.kernels.parts.deal import dealt, in_turn
+from numbsparse.kernels.parts.deal import dealt, in_order, in_turn, shown
 
 
 def test_pieces_go_where_it_is_free_first():
@@ -32,3 +36,28 @@ def test_no_work_takes_no_time():
     owners, end = dealt([], 3)
     assert owners.size == 0
     assert end == 0
+
+
+@pytest.mark.parametrize("places", [1, 2, 7, 64])
+def test_equal_times_go_to_the_first_place(places, rng):
+    costs, free, owners = rng.integers(1, 4, 200) / 4, [(0.0, k) for k in range(places)], []
+    for cost in costs:
+        owners.append(free[0][1])
+        heapreplace(free, (free[0][0] + cost, free[0][1]))
+    found, end = dealt(costs, places)
+    assert found.tolist() == owners
+    assert end == max(free)[0]
+
+
+def test_the_last_key_comes_first(rng):
+    keys = rng.integers(0, [[3], [9], [200]], (3, 500))
+    np.testing.assert_array_equal(in_order(*keys), np.lexsort(keys))
+    assert in_order(*keys[:, :0]).size == 0
+
+
+def test_only_what_is_long_is_shown(monkeypatch):
+    bars = SimpleNamespace(tqdm=lambda steps, **how: (steps, how["delay"], how["disable"]))
+    monkeypatch.setitem(sys.modules, "tqdm", bars)
+    assert shown(range(3), "") == (range(3), 2.0, None)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert shown(range(3), "") == range(3)

@@ -7,12 +7,9 @@ import pytest
 
 from numbsparse import patterns
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS, Tile
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import (
-    cut_of,
-    plan,
-    regions,
-    rows_of_blocks,
-)
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_regions import regions
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_rows import rows_of_blocks
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import cut_of, plan, shares_of, tables
 from numbsparse.layout import Layout
 
 AT_ONCE = Tile(32, 2, 13, (32,), 32, 2, 56, 1)
@@ -30,7 +27,7 @@ TILES = [
     Tile(128, 2, 1, (128, 256), 64, 4, 6, 2),
 ]
 CHUNKS = 64
-weight_grad_shares = sys.modules[regions.__module__]
+weight_grad_regions = sys.modules[regions.__module__]
 STEPS = 512  # so long that a cut pays
 
 
@@ -130,15 +127,15 @@ def test_pieces_cover_the_batch_in_order(tile, rng):
         assert ends == STEPS
 
 
-def panels(items):
-    return sum(share.arriving for item in items for share in item)
+def shares_in_regions(layout, tile, most):
+    return shares_of(layout.index, tile, regions(layout.index, tile, most))
 
 
 def test_rows_with_the_same_columns_share_their_tiles():
     banded, rng = patterns.banded(128, 128, width=8), np.random.default_rng(0)
     shuffled = banded[rng.permutation(128)]
     read, read_shuffled, read_random = (
-        panels(regions(Layout(pattern).index, AT_ONCE, 26))
+        shares_in_regions(Layout(pattern), AT_ONCE, 26).arriving.sum()
         for pattern in (banded, shuffled, rng.permuted(banded, axis=1))
     )
     assert read_shuffled < 1.15 * read
@@ -152,34 +149,38 @@ def test_rows_with_the_same_columns_share_their_tiles():
 )
 def test_regions_share_more_than_rows(tile, share, rng):
     layout, most = Layout(rng.random((128, 128)) < 0.1), tile.GROUPS * tile.UNITS
-    items = list(regions(layout.index, tile, most))
-    products = [each.counts.sum() for item in items for each in item]
-    assert panels(items) < share * layout.n_blocks
-    assert max(products) <= most
-    assert layout.n_blocks <= sum(products) * tile.PAIR < 1.1 * layout.n_blocks
+    shares = shares_in_regions(layout, tile, most)
+    products = shares.places[..., 0].sum(1)
+    assert shares.arriving.sum() < share * layout.n_blocks
+    assert products.max() <= most
+    assert layout.n_blocks <= products.sum() * tile.PAIR < 1.1 * layout.n_blocks
 
 
 def test_regions_of_many_rows(rng, monkeypatch):
     """Rows are looked at some at a time."""
-    monkeypatch.setattr(weight_grad_shares, "TOGETHER", 31 * 7)
-    monkeypatch.setattr(weight_grad_shares, "LEAST", 1)
+    monkeypatch.setattr(weight_grad_regions, "TOGETHER", 31 * 7)
+    monkeypatch.setattr(weight_grad_regions, "LEAST", 1)
     layout = Layout(rng.random((40, 30)) < 0.2)
-    found = [share.outs for item in regions(layout.index, AT_ONCE, 26) for share in item]
-    kept = np.concatenate([outs[outs >= 0] for outs in found])
-    assert sorted(kept) == list(range(layout.n_blocks))
+    outs = shares_in_regions(layout, AT_ONCE, 26).outs
+    assert sorted(outs[outs >= 0]) == list(range(layout.n_blocks))
 
 
 def test_cut_fills_the_places():
     tile, steps = TILES[5], 256
-    item = next(rows_of_blocks(Layout(np.ones((1, 26), bool)).index, tile))
-    assert cut_of([item] * 8, 8, steps, tile)[1:] == (8, 1)
-    _, whole, pieces = cut_of([item] * 9, 8, steps, tile)
+    index = Layout(np.ones((1, 26), bool)).index
+    shares = shares_of(index, tile, rows_of_blocks(index, tile))
+
+    def times_over(n):
+        return shares.of(np.zeros(n, int), tile)
+
+    assert cut_of(times_over(8), 8, steps, tile)[1:] == (8, 1)
+    _, whole, pieces = cut_of(times_over(9), 8, steps, tile)
     assert whole == 8
     assert pieces > 1
-    _, whole, pieces = cut_of([item] * 3, 8, steps, tile)
+    _, whole, pieces = cut_of(times_over(3), 8, steps, tile)
     assert whole == 0
     assert pieces > 1
-    assert cut_of([item] * 3, 8, 2, tile)[2] == 1  # too short
+    assert cut_of(times_over(3), 8, 2, tile)[2] == 1  # too short
 
 
 def test_few_blocks_and_a_long_batch():
@@ -207,3 +208,16 @@ def test_neighbours_come_in_one_copy():
     heads, loads, *_ = plan(dense.index, tile, CHUNKS, 8, edges)
     assert (heads[:, 2] <= heads[:, 3] / 2).all()
     assert (loads[:, :, 1] >> 8 & 0xFF).max() < MAPS + len(RUNS)  # none at an edge
+
+
+def test_a_panel_at_the_edge_parts_its_neighbours():
+    """The dy of a pair of rows is not in order: one before the edge may come behind it."""
+    tile, pattern = TILES[5], np.zeros((2, 10), bool)
+    pattern[:, [1, 5, 9]] = pattern[1, 7] = True
+    index = Layout(pattern).index
+    shares = shares_of(index, tile, rows_of_blocks(index, tile))
+    assert shares.loads[0, 2:6, 0].tolist() == [1, 5, 9, 7]
+    heads, loads, *_ = tables(shares, ((2, False), (9, True)))
+    panels, codes = loads[0, 1 : heads[0, 0]].T
+    assert panels.tolist() == [1, 5, 0, 7]
+    assert (codes >> 8 & 0xFF).tolist() == [MAPS, MAPS, MAPS + len(RUNS), MAPS]

@@ -6,12 +6,13 @@ NamedTuple, which is one argument of a kernel.
 
 from __future__ import annotations
 
-from heapq import heapreplace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from numbsparse.kernels.conv.window import PIXELS, Pass, Three
+from numbsparse.kernels.cores import compiled
+from numbsparse.kernels.parts.deal import dealt, in_turn
 from numbsparse.layout import Index
 
 START = 4  # what a line of a tile costs beside its taps, in taps
@@ -130,16 +131,11 @@ def line_items(
     """
     units = line_units(index, n_taps, product, of, box, chunks, parts)
     taps = np.diff(units.entry_ptr[units.ptr])
-    lines = np.argsort(-taps, kind="stable").tolist()
-    own: list[list[tuple[int, int]]] = [[] for _ in range(min(places, tiles * len(lines)))]
-    free = [(0, block) for block in range(len(own))]
-    for tile in range(tiles):
-        for line in lines:
-            time, block = free[0]
-            own[block].append((tile, line))
-            heapreplace(free, (time + int(taps[line]) + START, block))
-    items = np.array([item for of_block in own for item in of_block], np.int32)
-    return *units, items, np.cumsum([0, *map(len, own)], dtype=np.int32)
+    lines = np.argsort(-taps, kind="stable")
+    items = np.stack([np.repeat(np.arange(tiles), lines.size), np.tile(lines, tiles)], 1)
+    places = min(places, len(items))
+    order, ptr = in_turn(dealt(taps[items[:, 1]] + START, places)[0], places)
+    return *units, items[order].astype(np.int32), ptr
 
 
 class Items(NamedTuple):
@@ -185,35 +181,46 @@ def tap_items(
 ) -> TapItems:
     """Of items with at most `most` units each."""
     pairs = block_items(index, n_taps, of, box, chunks, parts)
-    items, where, blocks, counts = [], [], [], []
-    for item in pairs.heaviest:
-        span = slice(pairs.entry_ptr[item], pairs.entry_ptr[item + 1])
-        units = units_of(pairs.shift[span].tolist(), pairs.block[span].tolist(), PIXELS // B)
-        for first in range(0, len(units), most):
-            few = units[first : first + most]
-            items.append([pairs.row[item], pairs.column[item], pairs.chunk[item]])
-            counts.append(len(few))
-            where += [start | apart << 16 for start, apart, _ in few]
-            blocks += [kept for _, _, kept in few]
-    arrays = np.reshape(items, (-1, 3)), _starts(counts), np.array(where), np.ravel(blocks)
-    return TapItems(*_int32(*arrays, pairs.origins))
+    together, n = PIXELS // B, pairs.block.size
+    where, blocks = np.empty(n, np.int64), np.full((n, together), NONE)
+    counts, left = np.empty(pairs.heaviest.size, np.int64), pairs.block.astype(np.int64)
+    _take_units(pairs.heaviest, pairs.entry_ptr, pairs.shift, left, where, blocks, counts)
+    pieces, n = -(-counts // most), counts.sum()
+    which = np.repeat(np.arange(counts.size), pieces)
+    nth = np.arange(which.size) - (np.cumsum(pieces) - pieces)[which]
+    sizes = np.minimum(counts[which] - nth * most, most)
+    items = np.stack([pairs.row, pairs.column, pairs.chunk], 1)[pairs.heaviest[which]]
+    return TapItems(*_int32(items, _starts(sizes), where[:n], blocks[:n].ravel(), pairs.origins))
 
 
-def units_of(
-    shifts: list[int], blocks: list[int], together: int
-) -> list[tuple[int, int, list[int]]]:
-    """(first shift, distance, kept blocks) of each: the most taps at one distance come first."""
-    left, units = dict(zip(shifts, blocks, strict=True)), []
-    while left:
-        first = min(left)
-        apart = max(
-            sorted({s - first for s in left} - {0}) or [0],
-            key=lambda d: sum(first + k * d in left for k in range(together)),
-        )
-        taps = [first + k * apart for k in range(together if apart else 1)]
-        kept = [left.pop(s, NONE) for s in taps]
-        units.append((first, apart, kept + [NONE] * (together - len(kept))))
-    return units
+@compiled(error_model="numpy")
+def _take_units(items, entry_ptr, shifts, left, where, blocks, counts):
+    """Of each item (first shift, distance, blocks): the most taps at one distance come first."""
+    n, together = 0, blocks.shape[1]
+    for k in range(items.size):
+        begin, end, before = entry_ptr[items[k]], entry_ptr[items[k] + 1], n
+        for first in range(begin, end):
+            if left[first] == NONE:
+                continue
+            apart = most = 0
+            for second in range(first + 1, end):
+                taps, distance = 0, shifts[second] - shifts[first]
+                for other in range(first, end if left[second] != NONE else first):
+                    away = shifts[other] - shifts[first]
+                    if left[other] != NONE and away % distance == 0:
+                        taps += away // distance < together
+                if taps > most:
+                    apart, most = distance, taps
+            where[n] = shifts[first] | apart << 16
+            for other in range(first, end):
+                away = shifts[other] - shifts[first]
+                if left[other] != NONE and (away == 0 or (apart > 0 and away % apart == 0)):
+                    tap = away // apart if apart else 0
+                    if tap < together:
+                        blocks[n, tap] = left[other]
+                        left[other] = NONE
+            n += 1
+        counts[k] = n - before
 
 
 def _runs(found: Entries, box: Three, chunks: Any, *names: str) -> tuple[Any, ...]:

@@ -8,16 +8,15 @@ what they meet: of a line of gates one block of h, of a row as many blocks of th
 from __future__ import annotations
 
 from functools import cache
-from heapq import heapify, heapreplace
-from itertools import pairwise
 
 import numpy as np
 
 from numbsparse.device import SIMULATED, DeviceArray, compute_capability
 from numbsparse.device.runtime import current_device
 from numbsparse.kernels.lstm.cell import GATES, WARPS
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import in_fours
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_rows import in_fours
 from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.deal import dealt, in_turn
 from numbsparse.layout import Index
 
 B, ROWS = 32, 64  # of a block; of a tile of the batch
@@ -70,19 +69,16 @@ def deal(
     most = max(-(-int(lengths.sum()) // places), 1)  # a fair share
     line, first, count, part, first_part, many = _pieces(lengths, most)
     cost = count + TO_BEGIN_AND_END + TO_JOIN * (many > 1)
-    taken: list[list[int]] = [[] for _ in range(places)]
-    loads = [(0, place) for place in range(places)]
-    heapify(loads)
-    for piece in np.argsort(-cost, kind="stable"):
-        load, place = loads[0]
-        taken[place].append(int(piece))
-        heapreplace(loads, (load + int(cost[piece]), place))
+    largest = np.argsort(-cost, kind="stable")
+    owners, last = dealt(cost[largest], places)
+    order, starts = in_turn(owners, places)
+    order = largest[order]
+    ends = np.cumsum(cost[order])
+    ends -= np.repeat(np.append(0, ends)[starts[:-1]], np.diff(starts))  # at its place
     early = np.zeros(line.size, bool)
-    for own in taken:
-        early[own] = np.cumsum(cost[own]) <= EARLY * max(loads)[0]
-    order = np.array([piece for own in taken for piece in own], np.int64)
+    early[order] = ends <= EARLY * last
     start, parts = indptr[line] + first, max(int((many > 1).sum()), 1)
-    at = np.concatenate([np.arange(start[k], start[k] + count[k]) for k in order])
+    at = _spans(start[order], count[order])
     of_piece = np.repeat(np.arange(order.size), count[order])
     of_line = others[at] // GATES if transposed else others[at]
     late = np.where(of_line < lengths.size, np.isin(of_line, line[~early]), -1)
@@ -95,9 +91,9 @@ def deal(
     met = np.where(inputs, lengths.size - 1 - met, met)
     reads = np.stack([block, met, late], 1)
     return (
-        np.cumsum([0, *map(len, taken)]).astype(np.int32),
+        starts,
         np.stack([line, count, part, first_part, many, early], 1)[order].astype(np.int32),
-        np.cumsum([0, *(int(count[own].sum()) for own in taken)]).astype(np.int32),
+        np.append(0, np.cumsum(count[order]))[starts].astype(np.int32),
         np.pad(reads, ((0, 1), (0, 0))).astype(np.int32),  # one that is never taken
         np.zeros(tiles * parts * sums, np.float32),
         np.zeros(tiles * parts * WARPS, np.int32),
@@ -112,10 +108,14 @@ def _reads(
         walk = index.rows
         return walk.blocks[::of_read], walk.indices[::of_read], walk.indptr // of_read
     walk = index.columns
-    spans = [slice(i, j) for i, j in list(pairwise(walk.indptr))[::GATES]]
-    indptr = np.cumsum([0, *(span.stop - span.start for span in spans)])
-    kept = np.concatenate([np.zeros(0, np.int64), *(np.r_[span] for span in spans)]).astype(int)
-    return walk.blocks[kept], walk.indices[kept], indptr
+    lengths = np.diff(walk.indptr)[::GATES]
+    kept = _spans(walk.indptr[:-1:GATES], lengths)
+    return walk.blocks[kept], walk.indices[kept], np.append(0, np.cumsum(lengths))
+
+
+def _spans(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """starts[0], starts[0] + 1, ..., as many as lengths[0] says; then those from starts[1] on."""
+    return np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
 
 
 def _pieces(lengths: np.ndarray, most: int) -> tuple[np.ndarray, ...]:

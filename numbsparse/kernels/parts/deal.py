@@ -7,30 +7,98 @@ that is free first.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import heapreplace
+from typing import Any
 
 import numpy as np
 
+from numbsparse.kernels.cores import compiled
 from numbsparse.layout import Index
 
 TILE_STEPS = 3  # what a tile costs beside its steps
+SILENT = 2.0  # seconds
 
 
-def dealt(costs: Iterable[float], places: int) -> tuple[np.ndarray, float]:
+def dealt(costs: Any, places: int) -> tuple[np.ndarray, float]:
     """(the place of each piece, when the last place ends)."""
-    free = [(0.0, place) for place in range(places)]
-    owners = []
-    for cost in costs:
-        time, place = free[0]
-        owners.append(place)
-        heapreplace(free, (time + cost, place))
-    return np.array(owners, np.int64), max(free)[0]
+    owners, times, heap = np.empty(len(costs), np.int64), np.zeros(places), np.arange(places)
+    return owners, _deal(np.asarray(costs, np.float64), times, heap, owners)
+
+
+@compiled(error_model="numpy")
+def _deal(costs, times, heap, owners):
+    """Places are a heap, the one that is free first at its top, of those the first one."""
+    places, last = heap.size, 0.0
+    for piece in range(costs.size):
+        place = heap[0]
+        time = times[0] + costs[piece]
+        owners[piece] = place
+        last = max(last, time)
+        at, below = 0, 1
+        while below < places:
+            other = below + 1
+            if other < places and (
+                times[other] < times[below]
+                or (times[other] == times[below] and heap[other] < heap[below])
+            ):
+                below = other
+            if time < times[below] or (time == times[below] and place < heap[below]):
+                break
+            times[at], heap[at] = times[below], heap[below]
+            at, below = below, 2 * below + 1
+        times[at], heap[at] = time, place
+    return last
 
 
 def in_turn(owners: np.ndarray, places: int) -> tuple[np.ndarray, np.ndarray]:
     """(pieces place by place, each place's in their order; where each place begins)."""
-    order = np.argsort(owners, kind="stable")
-    return order, np.searchsorted(owners[order], np.arange(places + 1)).astype(np.int32)
+    order, starts = np.empty(owners.size, np.int64), np.zeros(places + 1, np.int64)
+    _take_turns(owners.astype(np.int64), order, starts)
+    return order, starts.astype(np.int32)
+
+
+@compiled(error_model="numpy")
+def _take_turns(owners, order, starts):
+    for piece in range(owners.size):
+        starts[owners[piece]] += 1
+    begin = 0
+    for place in range(starts.size):
+        begin += starts[place]
+        starts[place] = begin
+    for piece in range(owners.size - 1, -1, -1):
+        starts[owners[piece]] -= 1
+        order[starts[owners[piece]]] = piece
+
+
+def in_order(*keys: np.ndarray) -> np.ndarray:
+    """np.lexsort of whole numbers from 0 on, by counting: the last key comes first.
+
+    >>> in_order(np.array([1, 0, 2]), np.array([5, 5, 1]))
+    array([2, 1, 0])
+    """
+    order = np.arange(keys[0].size)
+    for key in keys:
+        order = order[in_turn(key[order], int(key.max(initial=-1)) + 1)[0]]
+    return order
+
+
+def begins(*keys: np.ndarray) -> np.ndarray:
+    """Where a run of equal keys begins.
+
+    >>> begins(np.array([3, 3, 1, 1]), np.array([0, 0, 0, 2]))
+    array([ True, False,  True,  True])
+    """
+    new = np.ones(keys[0].size, bool)
+    new[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+    return new
+
+
+def shown(steps: range, what: str) -> Iterable[int]:
+    """The steps, with a bar on a terminal if they take longer than SILENT, where tqdm is there."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return steps
+    return tqdm(steps, desc=what, leave=False, delay=SILENT, disable=None)
 
 
 class Lengths:
@@ -49,17 +117,12 @@ def schedule(
     their x stays in the L2 cache; within them the longest group comes first. Tiles of `together`
     neighbouring rows follow one another, so that blocks of w stay there too.
     """
-    groups = np.argsort(-lengths.steps, kind="stable").tolist()
-    tiles = np.array(
-        [
-            (group, rows)
-            for top in range(0, row_tiles, together)
-            for group in groups
-            for rows in range(top, min(top + together, row_tiles))
-        ]
-    )
+    groups = np.argsort(-lengths.steps, kind="stable")
+    top, group, row = np.indices((-(-row_tiles // together), groups.size, together)).reshape(3, -1)
+    tiles = np.column_stack([groups[group], top * together + row])
+    tiles = tiles[tiles[:, 1] < row_tiles]
     steps, places = lengths.steps[tiles[:, 0]], min(units, len(tiles))
-    owners, _ = dealt((steps + TILE_STEPS).tolist(), places)
+    owners, _ = dealt(steps + TILE_STEPS, places)
     first = lengths.starts[tiles[:, 0]]
     order, starts = in_turn(owners, places)
     return np.column_stack([tiles, first, first + steps])[order].astype(np.int32), starts

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import types
+from numba.extending import intrinsic
 
+from numbsparse.kernels.cores import compiled
+from numbsparse.kernels.parts.deal import in_order
 from numbsparse.layout import Walk
 
 MATCHED = 4096  # lines: more of them are grouped as they come
 EXCHANGES, EXCHANGED = 16, 1024  # rounds at most, of at most so many lines
+NEVER = 1 << 29  # inputs
 
 
 def strips_of(walk: Walk, across: int) -> Walk:
@@ -29,70 +34,142 @@ def grouped(walk: Walk, n_inputs: int, size: int) -> np.ndarray:
     by it, they exchange a line.
     """
     n_lines = len(walk.indptr) - 1
-    groups = np.arange(n_lines, dtype=np.int32)[:, None]
+    groups = np.arange(n_lines, dtype=np.int64)[:, None]
     if size == 1 or n_lines > MATCHED:
-        groups = np.append(groups, np.full(-n_lines % size, -1, np.int32))
-        return groups.reshape(-1, size)
-    meets: np.ndarray = np.zeros((n_lines, n_inputs), np.float32)
-    meets[np.repeat(np.arange(n_lines), np.diff(walk.indptr)), walk.indices] = 1
-    own = meets
+        groups = np.append(groups, np.full(-n_lines % size, -1))
+        return groups.reshape(-1, size).astype(np.int32)
+    bits = np.zeros((n_lines + 1, -(-n_inputs // 64) * 64), bool)  # the last one of line -1: none
+    bits[np.repeat(np.arange(n_lines), np.diff(walk.indptr)), walk.indices] = True
+    own = np.packbits(bits, axis=1).view(np.uint64)
+    meets = own[:-1]
     while groups.shape[1] < size:
         if len(groups) % 2:
-            groups = np.vstack([groups, np.full((1, groups.shape[1]), -1, np.int32)])
-            meets = np.vstack([meets, np.zeros((1, n_inputs), np.float32)])
-        pairs = _pairs(meets)
+            groups = np.vstack([groups, np.full((1, groups.shape[1]), -1)])
+            meets = np.vstack([meets, own[-1:]])
+        pairs, left = np.empty((len(groups) // 2, 2), np.int64), np.ones(len(groups), bool)
+        _match(meets, np.argsort(-_count(meets), kind="stable"), left, pairs)
         groups = np.hstack([groups[pairs[:, 0]], groups[pairs[:, 1]]])
-        meets = np.maximum(meets[pairs[:, 0]], meets[pairs[:, 1]])
-    return _exchanged(groups, own)
+        meets = meets[pairs[:, 0]] | meets[pairs[:, 1]]
+    lines = groups.reshape(-1)
+    if lines.size <= EXCHANGED:
+        _exchange_lines(own[lines], size, lines)
+    return lines.reshape(-1, size).astype(np.int32)
 
 
-def _pairs(meets: np.ndarray) -> np.ndarray:
-    """(n / 2, 2): every line with the one of those left that shares most inputs with it."""
-    overlap = meets @ meets.T
-    np.fill_diagonal(overlap, -1)
-    left = np.ones(len(meets), bool)
-    pairs = []
-    for line in np.argsort(-meets.sum(1), kind="stable"):
+def _count(meets: np.ndarray) -> np.ndarray:
+    """The inputs of each line."""
+    return np.unpackbits(meets.view(np.uint8), axis=1).sum(1, dtype=np.int64)
+
+
+@intrinsic
+def bits_set(typing, word):
+    """How many bits of a uint64 are 1, as int64."""
+
+    def build(context, builder, signature, args):
+        return builder.ctpop(args[0])
+
+    return types.int64(types.uint64), build
+
+
+@compiled(error_model="numpy")
+def _match(meets, order, left, pairs):
+    """Every line with the one of those left that shares most inputs with it."""
+    (n, words), pair = meets.shape, 0
+    for k in range(n):
+        line = order[k]
         if left[line]:
             left[line] = False
-            other = int(np.argmax(np.where(left, overlap[line], -2)))
+            most, other = -1, -1
+            for of in range(n):
+                if left[of]:
+                    shared = 0
+                    for w in range(words):
+                        shared += bits_set(meets[line, w] & meets[of, w])
+                    if shared > most:
+                        most, other = shared, of
             left[other] = False
-            pairs.append((line, other))
-    return np.array(pairs, np.int64).reshape(-1, 2)
+            pairs[pair, 0], pairs[pair, 1] = line, other
+            pair += 1
 
 
-def _exchanged(groups: np.ndarray, meets: np.ndarray) -> np.ndarray:
-    """The groups after exchanges of two lines that leave fewer inputs to both together."""
-    size, lines = groups.shape[1], groups.reshape(-1).copy()
-    group = np.arange(lines.size) // size
-    meets = np.vstack([meets, np.zeros((1, meets.shape[1]), np.float32)])  # of line -1: none
-    for _ in range(EXCHANGES if lines.size <= EXCHANGED else 0):
-        own = meets[lines]
-        held = own.reshape(len(groups), size, -1).sum(1)
-        inputs = np.repeat((held > 0).sum(1), size).astype(np.float32)
-        others = (np.repeat(held, size, axis=0) > own).astype(np.float32)
-        # [i, j]: inputs of the group of i if line j stood in the place of line i
-        with_other = others.sum(1)[:, None] + own.sum(1) - others @ own.T
-        gain = inputs[:, None] + inputs - with_other - with_other.T
-        gain[group[:, None] == group] = 0
-        best, most = gain.argmax(1), gain.max(1)
-        free = np.ones(len(groups), bool)
-        for i in np.argsort(-most, kind="stable")[: np.count_nonzero(most > 0)]:
-            a, b = group[i], group[best[i]]
-            if free[a] and free[b]:
-                lines[[i, best[i]]] = lines[[best[i], i]]
-                free[[a, b]] = False
-        if free.all():
+def _exchange_lines(meets: np.ndarray, size: int, lines: np.ndarray) -> None:
+    """Exchange lines of groups, which are `size` neighbours, that leave fewer inputs to both."""
+    n, words = meets.shape
+    others, best, gains = np.empty(words, np.uint64), np.empty(n, np.int64), np.empty(n, np.int64)
+    inputs, instead, both = (np.empty(shape, np.int32) for shape in (n, (n, n), (n, n)))
+    same = np.zeros(n // size, bool)
+    for _ in range(EXCHANGES):
+        _count_inputs(meets, size, same, others, inputs, instead, both)
+        _exchange(meets, size, same, inputs, instead, both, best, gains, lines)
+        if same.all():
             break
-    return lines.reshape(-1, size)
+
+
+@compiled(error_model="numpy")
+def _count_inputs(meets, size, same, others, inputs, instead, both):
+    """Of groups that are not as they were.
+
+    inputs (n,) : of the group of each line
+    instead (n, n) : of the group of line i, if line j stood in its place
+    both (n, n) : of both groups, if i and j change places; endless within a group
+    """
+    n, words = meets.shape
+    for i in range(n):
+        if not same[i // size]:
+            for w in range(words):
+                others[w] = 0
+                for k in range(i // size * size, i // size * size + size):
+                    if k != i:
+                        others[w] |= meets[k, w]
+            for j in range(n):
+                together = 0
+                for w in range(words):
+                    together += bits_set(others[w] | meets[j, w])
+                instead[i, j] = together
+            inputs[i] = instead[i, i]
+    for first in range(0, n, size):
+        if not same[first // size]:
+            for j in range(n):
+                if j >= first or same[j // size]:  # others come with the group of j
+                    for i in range(first, first + size):
+                        both[i, j] = both[j, i] = instead[i, j] + instead[j, i]
+            for i in range(first, first + size):
+                for j in range(first, first + size):
+                    both[i, j] = NEVER
+
+
+@compiled(error_model="numpy")
+def _exchange(meets, size, same, inputs, instead, both, best, gains, lines):
+    """Exchange lines, those that gain most first, of each group one; which are the same after."""
+    (n, words), top = meets.shape, 0
+    for i in range(n):
+        gain = -NEVER
+        for j in range(n):
+            gain = max(gain, inputs[j] - both[i, j])
+        gains[i] = gain + inputs[i]
+        top = max(top, gains[i])
+        best[i] = 0
+        while gains[i] > 0 and inputs[best[i]] - both[i, best[i]] < gain:
+            best[i] += 1
+        same[i // size] = True
+    for gain in range(top, 0, -1):
+        for i in range(n):
+            j = best[i]
+            if gains[i] == gain and same[i // size] and same[j // size]:
+                same[i // size] = same[j // size] = False
+                lines[i], lines[j] = lines[j], lines[i]
+                for w in range(words):
+                    meets[i, w], meets[j, w] = meets[j, w], meets[i, w]
+                for k in range(n):
+                    instead[k, i], instead[k, j] = instead[k, j], instead[k, i]
 
 
 def blocks_by_group(walk: Walk, lines: np.ndarray) -> list[np.ndarray]:
     """Of each kept block its group, input, column in the group, and number; in this order."""
-    flat = lines.reshape(-1)
+    flat, size = lines.reshape(-1), lines.shape[1]
     place = np.empty(len(walk.indptr) - 1, np.int64)
     place[flat[flat >= 0]] = np.flatnonzero(flat >= 0)
-    group, column = np.divmod(np.repeat(place, np.diff(walk.indptr)), lines.shape[1])
+    group, column = np.divmod(np.repeat(place, np.diff(walk.indptr)), size)
     inputs, blocks = walk.indices.astype(np.int64), walk.blocks.astype(np.int64)
-    order = np.lexsort((column, inputs, group))
+    order = in_order(inputs * size + column, group)
     return [array[order] for array in (group, inputs, column, blocks)]

@@ -18,10 +18,12 @@ from numba import cuda, float32, int32, int64, uint32
 from numbsparse.device import SIMULATED, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, shared_memory
+from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.matmul.aligned import aligned_lines
 from numbsparse.kernels.matmul.k5_tensor_core.store import any_nan, store_float32, stored
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.parts.copies import copying_matrix
+from numbsparse.kernels.parts.deal import begins, in_order
 from numbsparse.kernels.parts.fragments import Products, Side, products
 from numbsparse.kernels.parts.fragments_tf32 import PIECE
 from numbsparse.kernels.parts.one_by_one import one_by_one
@@ -146,16 +148,16 @@ def regions(index: Index, B: int, region: Region) -> tuple[Any, ...]:
     side = cell_side(B)
     rows, columns, target = _cells(index, B, side)
     panel, tile = rows * side // (region.XT * WIDTH), columns * side // WIDTH
-    order = np.lexsort((rows, columns, panel))
+    order = in_order(rows, columns, panel)
     rows, columns, target, panel, tile = (a[order] for a in (rows, columns, target, panel, tile))
-    group_starts = np.flatnonzero(_changes(panel, tile))
-    of_region, starts = _fill(group_starts, panel, rows.size, region)
-    count = starts.size
+    of_region = np.empty(rows.size, np.int64)
+    count = _fill(panel, tile, region.YT, region.capacity, of_region)
+    starts = np.searchsorted(of_region, np.arange(count))
     sizes = np.diff(np.append(starts, rows.size))
     rank = np.empty(count, np.int64)  # the fullest first
     rank[np.argsort(-sizes, kind="stable")] = np.arange(count)
 
-    group_of_cell = np.cumsum(_changes(panel, tile)) - 1
+    group_of_cell = np.cumsum(begins(panel, tile)) - 1
     y_tile = group_of_cell - group_of_cell[starts][of_region]
     x_tile = rows * side // WIDTH - panel * region.XT
     at = rank[of_region]
@@ -184,31 +186,21 @@ def _cells(index: Index, B: int, side: int) -> tuple[np.ndarray, ...]:
     return rows, columns, ((block * B + row * side) * parts + column).reshape(-1)
 
 
-def _changes(*keys: np.ndarray) -> np.ndarray:
-    """Where a run of equal keys begins."""
-    begins = np.ones(keys[0].size, bool)
-    begins[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
-    return begins
-
-
-def _fill(
-    group_starts: np.ndarray, panel: np.ndarray, n_cells: int, region: Region
-) -> tuple[np.ndarray, np.ndarray]:
-    """Runs of groups, a group being the cells of one tile of dy, that fit into one region."""
-    ends = np.append(group_starts[1:], n_cells)[: group_starts.size]
-    starts: list[int] = []
-    tiles = room = 0
-    before = -1
-    for start, end, of_panel in zip(
-        group_starts.tolist(), ends.tolist(), panel[group_starts].tolist(), strict=True
-    ):
-        tiles, room = tiles + 1, room - (end - start)
-        if of_panel != before or tiles > region.YT or room < 0:
-            starts.append(start)
-            tiles, room, before = 1, region.capacity - (end - start), of_panel
-    begins = np.zeros(n_cells, np.int64)
-    begins[starts] = 1
-    return np.cumsum(begins) - 1, np.array(starts, np.int64)
+@compiled(error_model="numpy")
+def _fill(panel, tile, most, capacity, of_region):
+    """Runs of groups, the cells of one tile of dy each, that fit into a region; how many."""
+    region, tiles, room, cell = -1, 0, 0, 0
+    while cell < tile.size:
+        end = cell + 1
+        while end < tile.size and panel[end] == panel[cell] and tile[end] == tile[cell]:
+            end += 1
+        tiles, room = tiles + 1, room - (end - cell)
+        if cell == 0 or panel[cell] != panel[cell - 1] or tiles > most or room < 0:
+            region, tiles, room = region + 1, 1, capacity - (end - cell)
+        for k in range(cell, end):
+            of_region[k] = region
+        cell = end
+    return region + 1
 
 
 def products_of(cells: Cells) -> Products:

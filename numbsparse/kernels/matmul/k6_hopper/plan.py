@@ -8,6 +8,7 @@ import numpy as np
 
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import multiprocessors
+from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import Lengths
 from numbsparse.kernels.parts.groups import blocks_by_group, grouped, strips_of
 from numbsparse.kernels.parts.store import Sums
@@ -214,52 +215,73 @@ def steps_of(index: Index, transposed: bool, tile: Tile, ragged: bool) -> tuple[
     walk, others = (index.rows, index.columns) if transposed else (index.columns, index.rows)
     walk, n_inputs = strips_of(walk, tile.ACROSS), len(others.indptr) - 1
     lines = grouped(walk, n_inputs, tile.COLUMNS)
-    groups, inputs, columns, blocks = blocks_by_group(walk, lines)
-
-    # A tile of x for every input that a group meets; for every part of it.
-    first = np.flatnonzero(np.diff(groups, prepend=-1) | np.diff(inputs, prepend=-1))
-    counts = np.diff(first, append=len(groups))
-    first, counts = np.repeat(first, tile.PARTS), np.repeat(counts, tile.PARTS)
-    parts = np.arange(len(first)) % tile.PARTS
-    x_groups, x_tiles = groups[first], inputs[first] * tile.PARTS + parts
-
-    step, place = _packed(x_groups, counts, tile)
-    owner = np.zeros(step[-1] + 1 if len(step) else 0, np.int64)
-    owner[step] = x_groups
-    absent = np.setdiff1d(np.arange(len(lines)), owner)  # these have a step without inputs
-    order = np.argsort(np.concatenate([owner, absent]), kind="stable")
-    starts = np.searchsorted(np.concatenate([owner, absent])[order], np.arange(len(lines) + 1))
-    row = np.argsort(order)[step]
-
-    of = np.repeat(np.arange(len(row)), counts)  # of each block, its tile of x
-    block = first[of] + np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
-    share, column = np.divmod(columns[block], tile.SHARE)
-    bit = place[of] * tile.SHARE + column
-    kept = blocks[block] * tile.PARTS + parts[of]
-    kept += EDGE * (ragged & (x_tiles[of] // tile.PARTS == n_inputs - 1))
-    in_order = np.lexsort((bit, share, row[of]))
-    slot = np.arange(len(of)) - np.searchsorted(row[of][in_order], row[of][in_order])
-
-    records = np.zeros((len(order) + READ_AHEAD, tile.RECORD), np.int64)
-    masks, first_input = records[:, : tile.SHARES], tile.SHARES + 1
-    np.add.at(masks, (row[of], share), 1 << bit)
-    for later in range(1, tile.SHARES):
-        np.add.at(masks[:, later], row[of], (share < later) << BEFORE)
-    masks[starts[1:] - 1] += LAST
-    np.add.at(records[:, tile.SHARES], row, 1 + 256 * counts)
-    records[row, first_input + place] = x_tiles
-    records[row[of][in_order], first_input + tile.INPUTS + slot] = kept[in_order]
-    return records.astype(np.uint32).view(np.int32), lines, Lengths(starts)
+    kept = blocks_by_group(walk, lines)
+    most = kept[0].size * tile.PARTS + len(lines) + READ_AHEAD  # steps, one of a block each
+    records, starts = np.zeros((most, tile.RECORD), np.uint32), np.empty(len(lines) + 1, np.int64)
+    edge = n_inputs - 1 if ragged else -1
+    step = np.empty((tile.BLOCKS, 3), np.int64)
+    sizes = tile.INPUTS, tile.BLOCKS, tile.PARTS, tile.SHARES, tile.SHARE
+    _write(*kept, edge, *sizes, step, records, starts)
+    return records[: starts[-1] + READ_AHEAD].view(np.int32), lines, Lengths(starts)
 
 
-def _packed(groups: np.ndarray, counts: np.ndarray, tile: Tile) -> tuple[np.ndarray, np.ndarray]:
-    """The step of each tile of x, and its place there: as many as fit into one, in order."""
-    steps, places = [], []
-    step, group, place, blocks = -1, -1, 0, 0
-    for own, count in zip(groups.tolist(), counts.tolist(), strict=True):
-        if own != group or place == tile.INPUTS or blocks + count > tile.BLOCKS:
-            step, group, place, blocks = step + 1, own, 0, 0
-        steps.append(step)
-        places.append(place)
-        place, blocks = place + 1, blocks + count
-    return np.array(steps, np.int64), np.array(places, np.int64)
+@compiled(error_model="numpy")
+def _write(
+    groups,
+    inputs,
+    columns,
+    blocks,
+    edge,
+    INPUTS,
+    BLOCKS,
+    PARTS,
+    SHARES,
+    SHARE,
+    kept,
+    records,
+    starts,
+):
+    """The records: as many tiles of x as fit into a step, in order.
+
+    kept (BLOCKS, 3) : of each block of a step its share, its bit there, and what names it
+    """
+    step, at = 0, 0
+    for group in range(starts.size - 1):
+        starts[group] = step
+        place = taken = 0
+        while at < groups.size and groups[at] == group:
+            end = at + 1
+            while end < groups.size and groups[end] == group and inputs[end] == inputs[at]:
+                end += 1
+            for part in range(PARTS):
+                if place == INPUTS or taken + end - at > BLOCKS:
+                    _finish(records, step, kept, place, taken, SHARES, INPUTS)
+                    step, place, taken = step + 1, 0, 0
+                records[step, SHARES + 1 + place] = inputs[at] * PARTS + part
+                for k in range(at, end):
+                    kept[taken, 0] = columns[k] // SHARE
+                    kept[taken, 1] = 1 << place * SHARE + columns[k] % SHARE
+                    kept[taken, 2] = blocks[k] * PARTS + part + (EDGE if inputs[k] == edge else 0)
+                    taken += 1
+                place += 1
+            at = end
+        _finish(records, step, kept, place, taken, SHARES, INPUTS)
+        for share in range(SHARES):
+            records[step, share] |= LAST
+        step += 1
+    starts[-1] = step
+
+
+@compiled(error_model="numpy")
+def _finish(records, step, kept, inputs, blocks, SHARES, INPUTS):
+    """Write what a record says of its step's kept blocks, share by share."""
+    slot = 0
+    for share in range(SHARES):
+        mask = slot << BEFORE
+        for k in range(blocks):
+            if kept[k, 0] == share:
+                mask |= kept[k, 1]
+                records[step, SHARES + 1 + INPUTS + slot] = kept[k, 2]
+                slot += 1
+        records[step, share] = mask
+    records[step, SHARES] = inputs + 256 * blocks

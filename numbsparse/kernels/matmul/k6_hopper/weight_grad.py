@@ -37,6 +37,7 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_products as roles
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, OPERANDS, ROOMS, RUNS, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_rows import in_fours
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.parts.mend import mender_of_blocks
 from numbsparse.kernels.parts.ring import begin_ring
@@ -128,7 +129,7 @@ def weight_grad(
 
 def tile_of(B: int, x_transposed: bool, dy_transposed: bool, index: Index) -> Tile:
     """Of 16-bit values."""
-    if B == 32 and not dy_transposed and planned(index, shares.in_fours)[0]:
+    if B == 32 and not dy_transposed and planned(index, in_fours)[0]:
         return OF_FOURS._replace(DEPTH=64) if SIMULATED else OF_FOURS
     blocks = -(-index.block_rows.shape[0] // multiprocessors())
     features = B * (index.rows.indptr.shape[0] + index.columns.indptr.shape[0] - 2)

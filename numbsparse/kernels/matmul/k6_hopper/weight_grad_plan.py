@@ -15,12 +15,14 @@ from typing import NamedTuple
 import numpy as np
 
 from numbsparse.device import SIMULATED
-from numbsparse.kernels.parts.deal import dealt
+from numbsparse.kernels.cores import compiled
+from numbsparse.kernels.parts.deal import begins, dealt, in_order
 from numbsparse.layout import Index
 
 RUNS = (1, 2, 4)  # panels that one copy may bring
 MAPS = 1 + len(RUNS)  # tensor maps of an operand: of each run, and of the panel at its edge
 OPERANDS = 2
+ALONE = 1 << 16  # a copy's ranks, where it is for the block of threads that asks
 ROOMS = 2  # steps of images of float32 that there is room for
 TO_START = 4.0  # microseconds until a block of threads multiplies, and while it writes
 TO_ADD, TO_ADD_FLOAT32 = 16.0, 1.0  # for a launch that adds what was cut, beside its sums
@@ -108,7 +110,13 @@ class Tile(NamedTuple):
 
 
 def cut(
-    times: list[float], sums: int, places: int, steps: int, least: float, rate: float, to_add: float
+    times: np.ndarray,
+    sums: int,
+    places: int,
+    steps: int,
+    least: float,
+    rate: float,
+    to_add: float,
 ) -> tuple[float, int, int]:
     """(end, items that stay whole, pieces of each other one): what ends first on so many places.
 
@@ -119,13 +127,13 @@ def cut(
     to_add : microseconds that adding takes beside that
     """
     whole = len(times) // places * places
-    of_all = [time * steps for time in times]
+    of_all = times * steps
     best = (float("inf"), 0, 1)
     for pieces in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32):
         if pieces > max(steps // 4, 1):
             break
-        parts = of_all[:whole] + [time / pieces for time in of_all[whole:]] * pieces
-        end = max(least, dealt([time + TO_START for time in parts], places)[1])
+        parts = np.append(of_all[:whole], np.tile(of_all[whole:] / pieces, pieces))
+        end = max(least, dealt(parts + TO_START, places)[1])
         if pieces > 1:
             end += to_add + sums * pieces / rate
         best = min(best, (end, whole, pieces))
@@ -178,8 +186,9 @@ class Items:
         products = -(-kept // 2)
         number = np.arange(strip.size) - (np.cumsum(kept) - kept)[strip]
         nth = (np.cumsum(products) - products)[strip] + number // 2
-        place, image = _packed(products, tile)
+        place, image = np.empty((2, products.sum()), np.int64)
         each = tile.UNITS * tile.GROUPS
+        _pack(products, each, tile.STRIPS, place, image)
         count, product = place[-1] // each + 1, place[nth]
 
         panels = np.full((count * each, 2), -1, np.int32)
@@ -199,21 +208,20 @@ class Items:
         return len(self.panels)
 
 
-def _packed(products: np.ndarray, tile: Tile) -> tuple[np.ndarray, np.ndarray]:
+@compiled(error_model="numpy")
+def _pack(products, each, most, places, images):
     """The place of each product among those of all items, and the number of its strip there."""
-    places, images = [], []
-    place = image = 0
-    each = tile.UNITS * tile.GROUPS
-    for count in products[products > 0].tolist():
-        if image == tile.STRIPS:
+    n = place = image = 0
+    for strip in range(products.size):
+        if products[strip] == 0:
+            continue
+        if image == most:
             place += -place % each
-        for _ in range(count):
+        for _ in range(products[strip]):
             image = 0 if place % each == 0 else image
-            places.append(place)
-            images.append(image)
-            place += 1
+            places[n], images[n] = place, image
+            n, place = n + 1, place + 1
         image += 1
-    return np.array(places), np.array(images)
 
 
 def parts_of_strips(
@@ -230,11 +238,12 @@ def parts_of_strips(
     if swapped:
         rows, columns = columns, rows
     strip, part = np.divmod(columns, across)
-    width = int(rows.max(initial=0)) + 1
-    lines, of = np.unique(strip * width + rows, return_inverse=True)
-    parts = np.full((lines.size, across), -1, np.int64)
-    parts[of.reshape(-1), part] = np.arange(rows.size)
-    return lines // width, lines % width, parts
+    order = in_order(rows, strip)
+    rows, strip = rows[order], strip[order]
+    first = begins(rows, strip)
+    parts = np.full((np.count_nonzero(first), across), -1, np.int64)
+    parts[np.cumsum(first) - 1, part[order]] = order
+    return strip[first], rows[first], parts
 
 
 def way_of(index: Index, B: int) -> tuple[bool, Tile, Items]:
@@ -256,7 +265,7 @@ def tile_of(index: Index, B: int, swapped: bool = False) -> Tile:
     """
     N = 64
     if B == 32:
-        wide, narrow = (parts_of_strips(index, B, n, swapped)[0].size for n in (64, 32))
+        wide, narrow = parts_of_strips(index, B, 64, swapped)[0].size, index.block_rows.size
         N = 64 if PAIRED * wide <= narrow else 32
     if SIMULATED:
         return Tile(B, 1, 2, (N,), 32, 2, 0, 1, 1, 1, (128, 128), ITEM=4, STRIPS=2)
@@ -288,7 +297,7 @@ def plan(
 
     rest = len(items) % processors
     sums = rest * tile.UNITS * tile.GROUPS * 64 * tile.N
-    times = [STEP] * len(items)
+    times = np.full(len(items), STEP)
     _, whole, pieces = cut(times, sums, processors, steps, 0.0, SUMS_IN_US, TO_ADD_FLOAT32)
     return cut_up((heads, loads, items.images, items.outs), whole, pieces, steps)
 

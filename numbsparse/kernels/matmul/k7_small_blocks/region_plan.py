@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE, rank_in_run
+from numbsparse.kernels.parts.deal import in_order
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
@@ -112,7 +114,7 @@ def plan_regions(
     item, n = _region_of_blocks(rows, columns, B, sides, region)
 
     # Blocks in the order of the slots.
-    order = np.lexsort((rows, columns, item))
+    order = in_order(columns, item)
     item, rows, columns = item[order], rows[order], columns[order]
     column_of_item = item * sides[1] + columns
     half = rank_in_run(column_of_item) % per_slot
@@ -131,21 +133,19 @@ def plan_regions(
     x_piece = (x_place * region.FEATURES + rows % of_group * B) // PIECE
     dy_piece = ((x_width[item] + dy_place) * region.FEATURES + columns % of_group * B) // PIECE
 
-    codes = np.zeros((n, region.WARPS, region.SLOTS), np.uint32)
-    blocks = np.full((n, region.WARPS, region.SLOTS, 2), -1, np.int32)
-    where = (slot_item, warp, slot)
-    second = np.zeros(slot_item.size, np.int64)
-    second[:] = x_piece[begun] + (B == 16)
+    codes = np.zeros(n * region.WARPS * region.SLOTS, np.uint32)
+    blocks = np.full(2 * codes.size, -1, np.int32)
+    where = (slot_item * region.WARPS + warp) * region.SLOTS + slot
+    second = x_piece[begun] + (B == 16)
     second[at[~begun]] = x_piece[~begun]
     codes[where] = (
         x_piece[begun] | second << PLACE_BITS | dy_piece[begun] << 2 * PLACE_BITS | new * NEW_COLUMN
     )
-    place = (*(a[at] for a in where), half)
-    blocks[place] = order
+    blocks[2 * where[at] + half] = order
     segments, cut, pieces = _segments(n, places)
     used = np.bincount(slot_item * region.WARPS + warp, minlength=n * region.WARPS)
     used = used.astype(np.int32)
-    return segments, groups.reshape(-1), codes.reshape(-1), used, blocks.reshape(-1), cut, pieces
+    return segments, groups.reshape(-1), codes, used, blocks, cut, pieces
 
 
 def _region_of_blocks(
@@ -156,60 +156,43 @@ def _region_of_blocks(
     Panels have the height with the fewest bytes and products of all regions.
     """
 
-    of_group = region.FEATURES // B
-
-    def cost(height: int) -> float:
-        slots = _slots(rows, columns, height * of_group, B, sides)
-        if slots.max() > region.WARPS * region.SLOTS:
-            return np.inf
-        _, n, groups = _runs(slots, height, of_group, region)
-        return n * region.WARPS * region.SLOTS * (B // 8 + 4.5) + (groups + n * height) * 32
-
-    most = min(region.GROUPS * 3 // 4, -(-sides[0] // of_group))
-    height = min(range(1, most + 1), key=cost)
-    slots = _slots(rows, columns, height * of_group, B, sides)
-    runs, n, _ = _runs(slots, height, of_group, region)
-    return runs[rows // (height * of_group), columns], n
-
-
-def _slots(
-    rows: np.ndarray, columns: np.ndarray, height: int, B: int, sides: tuple[int, int]
-) -> np.ndarray:
-    """(panels of so many block rows, block columns): the slots that they take."""
-    n_panels, width = -(-sides[0] // height), sides[1]
-    panel = rows // height
-    counts = np.bincount(panel * width + columns, minlength=n_panels * width)
-    return (-(-counts // (16 // B))).reshape(n_panels, width)
+    of_group, per_slot = region.FEATURES // B, 16 // B
+    n_groups, capacity = -(-sides[0] // of_group), region.WARPS * region.SLOTS
+    counts = np.bincount(rows // of_group * sides[1] + columns, minlength=n_groups * sides[1])
+    before = np.vstack([0 * counts[: sides[1]], counts.reshape(n_groups, -1).cumsum(0)])
+    best: tuple[float, int, int] = (np.inf, 0, 0)
+    for height in range(1, min(region.GROUPS * 3 // 4, n_groups) + 1):
+        panels = np.append(np.arange(0, n_groups, height), n_groups)
+        taken = -(-np.diff(before[panels], axis=0) // per_slot)
+        if taken.max() <= capacity:
+            runs = np.zeros(taken.shape, np.int64)
+            n, groups = _run(taken, of_group, region.GROUPS - height, capacity, runs)
+            cost = n * capacity * (B // 8 + 4.5) + (groups + n * height) * 32
+            if cost < best[0]:
+                best, chosen = (cost, height, n), runs
+    _, height, n = best
+    return chosen[rows // (height * of_group), columns], n
 
 
-def _runs(
-    slots: np.ndarray, height: int, of_group: int, region: Region
-) -> tuple[np.ndarray, int, int]:
-    """The region of each panel and block column, their number, and that of their groups of dy."""
-    regions_of = np.zeros(slots.shape, np.int64)
-    n = n_groups = 0
-    for panel, taken in enumerate(slots):
-        (columns,) = np.nonzero(taken)
-        if columns.size:
-            group = columns // of_group
-            nth = np.cumsum(np.diff(group, prepend=group[0]) > 0)  # of those that are needed
-            run = _run_of(taken[columns], nth, region.GROUPS - height, region)
-            regions_of[panel, columns] = n + run
-            n_groups += nth[-1] + 1 + np.count_nonzero((np.diff(run) > 0) & (np.diff(nth) == 0))
-            n += run[-1] + 1
-    return regions_of, n, n_groups
+@compiled(error_model="numpy")
+def _run(taken, of_group, widest, capacity, runs):
+    """Number the region of each panel and column; how many there are, and groups of dy in all.
 
-
-def _run_of(taken: np.ndarray, nth: np.ndarray, widest: int, region: Region) -> np.ndarray:
-    """The run of each column."""
-    capacity, ends = region.WARPS * region.SLOTS, np.cumsum(taken)
-    run, first, count = np.zeros(taken.size, np.int64), 0, 0
-    while first < taken.size:
-        room = np.searchsorted(ends, capacity + (ends[first - 1] if first else 0), side="right")
-        last = min(int(room), int(np.searchsorted(nth, nth[first] + widest)))
-        run[first:last] = count
-        first, count = last, count + 1
-    return run
+    Neighbouring columns fill it, until their slots are too many, or their groups.
+    """
+    n = groups = 0
+    for panel in range(len(taken)):
+        slots, wide, last = capacity, 0, -1
+        for column in range(taken.shape[1]):
+            if taken[panel, column]:
+                group = column // of_group
+                slots += taken[panel, column]
+                if slots > capacity or (group != last and wide == widest):
+                    n, slots, wide, last = n + 1, taken[panel, column], 0, -1
+                if group != last:
+                    groups, wide, last = groups + 1, wide + 1, group
+                runs[panel, column] = n - 1
+    return n, groups
 
 
 def _shared_out(slot: np.ndarray, slots: np.ndarray, n_warps: int) -> tuple[np.ndarray, np.ndarray]:

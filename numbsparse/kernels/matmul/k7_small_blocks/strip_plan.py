@@ -16,8 +16,9 @@ import numpy as np
 
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import shared_memory
+from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.matmul.plans import planned
-from numbsparse.kernels.parts.deal import Lengths
+from numbsparse.kernels.parts.deal import Lengths, in_order
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
@@ -142,14 +143,24 @@ def steps_in_strips(
     """Of the groups that strips of `width` columns need: the part of their blocks that is kept, and
     the steps of a group, on average if all are full, and at most."""
     walk = index.rows if transposed else index.columns
-    line = np.repeat(np.arange(walk.indptr.size - 1), np.diff(walk.indptr))
-    group = walk.indices * np.int64(B) // group_width
-    of_group = line // (width // B) * (group.max(initial=0) + 1) + group
-    columns, counts = np.unique(of_group * (width // B) + line % (width // B), return_counts=True)
-    steps: np.ndarray = np.bincount(columns // (width // B), -(-counts // factors))
+    indptr, indices = walk.indptr.astype(np.int64), walk.indices.astype(np.int64)
+    n_groups = int(indices.max(initial=0)) * B // group_width + 1
+    steps = np.zeros((-(-(indptr.size - 1) // (width // B)), n_groups), np.int64)
+    _count_steps(indptr, indices, width // B, group_width // B, factors, steps)
     needed = int(np.count_nonzero(steps)) or 1
-    kept = line.size / (needed * (width // B) * (group_width // B))
-    return kept, line.size / factors / needed, int(steps.max(initial=1))
+    kept = indices.size / (needed * (width // B) * (group_width // B))
+    return kept, indices.size / factors / needed, int(steps.max(initial=1))
+
+
+@compiled(error_model="numpy")
+def _count_steps(indptr, indices, lines, inputs, factors, steps):
+    """Of each strip of so many lines and group of so many inputs, which a line meets in a run."""
+    for line in range(indptr.size - 1):
+        run, group = 0, -1
+        for k in range(indptr[line], indptr[line + 1]):
+            run = run + 1 if indices[k] // inputs == group else 0
+            group = indices[k] // inputs
+            steps[line // lines, group] += run % factors == 0
 
 
 def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> tuple[Any, ...]:
@@ -183,7 +194,7 @@ def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> 
 
     warp, slot = np.divmod(column, strip.COLUMNS)
     key = (stage * n_warps + warp) * 4 + slot
-    by_step = np.argsort(key, kind="stable")
+    by_step = in_order(key)
     key, stage, warp, piece, block = (a[by_step] for a in (key, stage, warp, piece, walk.blocks))
     half = rank_in_run(key) % strip.FACTORS
     begun = half == 0
@@ -272,21 +283,45 @@ def _evened(loads: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     The next group is the one of a few that leaves the blocks met so far most even among the warps:
     they can only be as far apart as the ring is long.
     """
-    n_strips, n_groups, _ = loads.shape
-    places, strips = np.zeros((n_strips, n_groups), np.int64), np.arange(n_strips)
+    places = np.zeros(loads.shape[:2], np.int64)
     mean = loads.sum(1) / np.maximum(lengths, 1)[:, None]
-    ahead = np.zeros(mean.shape)  # of the mean, each warp
-    few = np.tile(np.arange(min(CHOICE, n_groups)), (n_strips, 1))
-    for k in range(n_groups):
-        after = ahead[:, None] + loads[strips[:, None], np.minimum(few, n_groups - 1)]
-        after -= mean[:, None]
-        cost = np.where(few < lengths[:, None], (after**2).sum(2), np.inf)
-        best = cost.argmin(1)
-        going = k < lengths
-        places[strips[going], few[strips, best][going]] = k
-        ahead = after[strips, best]
-        few[strips, best] = few.shape[1] + k
+    few, ahead, sums = np.empty(CHOICE, np.int64), np.empty(loads.shape[2]), np.empty(8)
+    _choose(loads, lengths, mean, few[: loads.shape[1]], ahead, sums, places)
     return places
+
+
+@compiled(error_model="numpy")
+def _choose(loads, lengths, mean, few, ahead, sums, places):
+    """`few` are the groups to choose from, and each warp is `ahead` of the mean."""
+    warps = loads.shape[2]
+    for strip in range(len(loads)):
+        for warp in range(warps):
+            ahead[warp] = 0
+        for k in range(few.size):
+            few[k] = k
+        for k in range(lengths[strip]):
+            best, least = 0, np.inf
+            for which in range(few.size):
+                group = few[which]
+                if group < lengths[strip]:
+                    for lane in range(8):
+                        sums[lane] = 0
+                    for warp in range(warps - warps % 8):  # in NumPy's order: roundings decide
+                        after = ahead[warp] + loads[strip, group, warp] - mean[strip, warp]
+                        sums[warp & 7] += after * after
+                    cost = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + (
+                        (sums[4] + sums[5]) + (sums[6] + sums[7])
+                    )
+                    for warp in range(warps - warps % 8, warps):
+                        after = ahead[warp] + loads[strip, group, warp] - mean[strip, warp]
+                        cost += after * after
+                    if cost < least:
+                        best, least = which, cost
+            group = few[best]
+            for warp in range(warps):
+                ahead[warp] = ahead[warp] + loads[strip, group, warp] - mean[strip, warp]
+            places[strip, group] = k
+            few[best] = few.size + k
 
 
 def _cut(
@@ -297,26 +332,50 @@ def _cut(
     A stage takes groups while there is room for them and for their steps. All strips go on
     together, a stage at a time; counts are (strips, groups, columns).
     """
-    n_strips, most = counts.shape[0], strip.GROUPS
     stage_of, place_of = np.zeros((2, *counts.shape[:2]), np.int64)
-    n_stages, first = np.zeros((2, n_strips), np.int64)
-    strips, window = np.arange(n_strips)[:, None], np.arange(most)
-    while (first < lengths).any():
-        at = np.minimum(first[:, None] + window, counts.shape[1] - 1)
-        steps = -(-np.cumsum(counts[strips, at], axis=1) // strip.FACTORS)
-        steps = steps.reshape(n_strips, most, strip.CLUSTER, -1).sum(3).max(2)
-        taken = np.minimum((steps <= strip.STEPS).sum(1), lengths - first)
-        mine = window < taken[:, None]
-        who = np.broadcast_to(strips, mine.shape)[mine]
-        stage_of[who, at[mine]] = n_stages[who]
-        place_of[who, at[mine]] = np.broadcast_to(window, mine.shape)[mine]
-        n_stages += taken > 0
-        first += taken
+    n_stages = np.zeros(len(counts), np.int64)
+    how = strip.GROUPS, strip.STEPS, strip.FACTORS, strip.CLUSTER
+    blocks = np.empty(counts.shape[2], np.int64)
+    _fill(counts, lengths, *how, blocks, stage_of, place_of, n_stages)
     return stage_of, place_of, n_stages
+
+
+@compiled(error_model="numpy")
+def _fill(counts, lengths, most, room, factors, cluster, blocks, stage_of, place_of, n_stages):
+    """`blocks` are those of each column in the stage."""
+    each = blocks.size // cluster
+    for strip in range(len(counts)):
+        place = most
+        for group in range(lengths[strip]):
+            for new in range(2):
+                if new or place == most:
+                    n_stages[strip] += 1
+                    place = 0
+                    for column in range(blocks.size):
+                        blocks[column] = 0
+                longest = 0
+                for part in range(cluster):
+                    steps = 0
+                    for column in range(part * each, (part + 1) * each):
+                        blocks[column] += counts[strip, group, column]
+                        steps += blocks[column] + factors - 1 >> factors - 1  # of one or two
+                    longest = max(longest, steps)
+                if place == 0 or longest <= room:
+                    break
+            stage_of[strip, group], place_of[strip, group] = n_stages[strip] - 1, place
+            place += 1
+
+
+@compiled(error_model="numpy")
+def _rank(key, ranks):
+    rank = 0
+    for k in range(key.size):
+        rank = rank + 1 if k and key[k] == key[k - 1] else 0
+        ranks[k] = rank
 
 
 def rank_in_run(key: np.ndarray) -> np.ndarray:
     """0, 1, 2, ... along each run of equal keys."""
-    at = np.arange(key.size)
-    begins = np.append(True, key[1:] != key[:-1])[: key.size]
-    return at - np.maximum.accumulate(np.where(begins, at, 0))
+    ranks = np.empty(key.size, np.int64)
+    _rank(key, ranks)
+    return ranks

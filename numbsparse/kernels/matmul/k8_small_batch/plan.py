@@ -9,11 +9,11 @@ whichever comes last.
 
 from __future__ import annotations
 
-from heapq import heapify, heapreplace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from numbsparse.kernels.parts.deal import dealt
 from numbsparse.kernels.parts.tiles import WIDTH
 from numbsparse.layout import Index
 
@@ -182,7 +182,8 @@ def _pieces(counts: np.ndarray, shares: int) -> tuple[np.ndarray, ...]:
     """(line, first unit within it, units, pieces of the line, share), per piece."""
     line = np.flatnonzero(counts)
     whole = counts[line]
-    share = _share_out(whole, shares)
+    largest, share = np.argsort(-whole, kind="stable"), np.empty_like(line)
+    share[largest], _ = dealt(whole[largest], shares)  # each to the share that has least
     total = int(counts.sum())
     fair = -(-total // shares)
     if np.bincount(share, whole, shares).max(initial=0) <= fair + TOGETHER:
@@ -193,18 +194,6 @@ def _pieces(counts: np.ndarray, shares: int) -> tuple[np.ndarray, ...]:
     of = np.searchsorted(starts[line], cuts, "right") - 1
     line, count = line[of], np.diff(np.append(cuts, total))
     return line, cuts - starts[line], count, np.bincount(of)[of], cuts // fair
-
-
-def _share_out(counts: np.ndarray, shares: int) -> np.ndarray:
-    """The share of each piece: the largest first, each to the share that has least."""
-    loads = [(0, share) for share in range(shares)]
-    heapify(loads)
-    shared = np.empty(counts.size, np.int64)
-    for piece in np.argsort(-counts, kind="stable"):
-        load, share = loads[0]
-        shared[piece] = share
-        heapreplace(loads, (load + int(counts[piece]), share))
-    return shared
 
 
 def _numbers(line: np.ndarray, first: np.ndarray) -> np.ndarray:

@@ -1,0 +1,150 @@
+"""Plans: no line of Python runs once for each block, and compiled ones do as plain ones would."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from numbsparse.kernels.conv import walks
+from numbsparse.kernels.conv.window import cut
+from numbsparse.kernels.lstm.deal import deal
+from numbsparse.kernels.matmul.k5_tensor_core import regions as k5
+from numbsparse.kernels.matmul.k6_hopper import plan as k6
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as float32
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_regions import regions
+from numbsparse.kernels.matmul.k7_small_blocks import region_plan, strip_plan
+from numbsparse.kernels.matmul.k8_small_batch import plan as k8
+from numbsparse.kernels.parts.deal import schedule
+from numbsparse.layout import Layout
+from numbsparse.ops import conv_window
+
+TILES = {
+    "regions": Tile(32, 4, 4, (32,), 32, 3, 37, 1),
+    "regions of 64": Tile(64, 2, 6, (64,), 64, 3, 9, 1),
+    "pairs of rows": Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1),
+    "rows": Tile(128, 2, 1, (128, 256), 64, 4, 6, 2),
+    "fours": Tile(32, 2, 1, (64, 128, 192, 256), 128, 2, 12, 1, 1),
+}
+EDGES = (1 << 20, False), (1 << 20, False)
+
+
+def lines(index):
+    _, _, lengths = k6.steps_of(index, False, k6.TILES[32], False)
+    schedule(index, lengths, 8, 132)
+
+
+def split(index):
+    tile = Tile(32, 3, 2, (32,), 32, 5, 0, 1, 4, 1, ITEM=4, STRIPS=4)
+    float32.plan(index, tile, float32.Items(index, tile, False), 128, 132, EDGES)
+
+
+def strips(index):
+    strip = strip_plan.Strip(8, 64, 16, 32, 14, 200, 3)
+    strip_plan.steps_in_strips(index, 8, True, 512, 32, 2)
+    strip_plan.plan_strips(index, True, 8 * (index.columns.indptr.size - 1), strip)
+
+
+def small_regions(index):
+    region = region_plan.Region(14, 17, 26, 32, 2, 2)
+    widths = (8 * (walk.indptr.size - 1) for walk in (index.rows, index.columns))
+    region_plan.plan_boxes(index, 8, tuple(widths), region, 132)
+
+
+def convolution(index):
+    window = conv_window((32, 32), (3, 3), 1, 1, 1)
+    for product, plan, more in (
+        ("forward", walks.line_items, (64, 132, 1)),
+        ("weight_grad", walks.tap_items, (16, 1, 4)),
+    ):
+        (of,) = window.passes(product)
+        how, product = cut(of, 4, 256, 9, 640), (product,) * (product == "forward")
+        plan(index, window.taps, *product, of, how.box, how.chunks, *more)
+
+
+PLANS = {
+    "conv": convolution,
+    "k5 weight_grad": lambda index: k5.regions(index, 32, k5.Region(1, 4, 1, 4, 32, 3, 3)),
+    "k6 lines": lines,
+    "k6 weight_grad float32": split,
+    "k7 lines": strips,
+    "k7 weight_grad": small_regions,
+    "k8 lines": lambda index: k8.plan_lines(index, True, 32, 132, 8, 64),
+    "k8 weight_grad": lambda index: k8.plan_blocks(index, 32),
+    "lstm": lambda index: deal(index, 264, False, 4, 64),
+} | {
+    f"k6 {name}": lambda index, tile=tile: shares.plan(index, tile, 128, 132, EDGES)
+    for name, tile in TILES.items()
+}
+
+
+def lines_run(plan, index):
+    """How many lines of this library's Python, compiled ones apart."""
+    count = 0
+
+    def trace(frame, event, arg):
+        nonlocal count
+        if "numbsparse" not in frame.f_code.co_filename:
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        plan(index)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_no_line_of_python_runs_for_each_block(name, rng):
+    """Nor for each line, group or step: those of the larger layout are ten times as many."""
+    few, many = (
+        Layout(np.tile(np.repeat(rng.random((n, n // 4)) < 0.3, 4, axis=1), (9, 1))).index
+        for n in (16, 64)
+    )
+    PLANS[name](few)  # compiled
+    assert lines_run(PLANS[name], many) < 2 * lines_run(PLANS[name], few) < 3000
+
+
+def grown(pattern, slots, most, pair):
+    """The region of each block, as `regions` says it: a line at a time, from scratch."""
+    left, found, number = pattern.copy(), np.full(pattern.shape, -1), 0
+    n = len(left)
+    while left.any():
+        counts = np.concatenate([left.sum(1), left.sum(0)]).astype(np.float32)
+        inside = np.zeros(counts.size, bool)
+        for room in range(slots, 0, -1):
+            rows, columns = inside[:n], inside[n:]
+            held = np.concatenate([left[:, columns].sum(1), left[rows].sum(0)])
+            products = -(-held[:n] // pair)
+            even = rows & (held[:n] % pair == 0)
+            opens = np.concatenate([products, left[even].sum(0)])
+            free = most - products[rows].sum()
+            fits = ~inside & (held > 0) & (opens <= free)
+            line = np.where(fits, 1.05 * held - np.float32(0.05) * counts, -np.inf).argmax()
+            if not fits[line]:
+                apart = np.where(rows | (held[:n] > 0), 0, counts[:n])
+                line = apart.argmax()
+                if not apart[line] or not free or room < 2:
+                    break
+            inside[line] = True
+        here = np.ix_(inside[:n], inside[n:])
+        found[here] = np.where(left[here], number, found[here])
+        left[here] = False
+        number += 1
+    return found
+
+
+@pytest.mark.parametrize("name", ["regions", "regions of 64"])
+@pytest.mark.parametrize("density", [0.05, 0.3, 1.0])
+def test_regions_take_the_best_line_again_and_again(name, density, rng):
+    tile, pattern = TILES[name], rng.random((60, 150)) < density
+    most = tile.GROUPS * tile.UNITS
+    expected = grown(pattern, tile.SLOTS, most, tile.PAIR)[pattern]
+    np.testing.assert_array_equal(regions(Layout(pattern).index, tile, most), expected)
