@@ -294,7 +294,7 @@ class BlockSparse:
         """Write this matrix to an `.npz` file that `numpy.load` reads: whole, or not at all.
 
         Its arrays are `data, indices, indptr, shape, format`, as `scipy.sparse.save_npz` names
-        them. bfloat16, which NumPy's format cannot name, lies there as two bytes a value (|V2).
+        them. bfloat16, which NumPy's format cannot name, is stored as two bytes a value (`|V2`).
         """
         write_npz(path, self.arrays())
 

@@ -21,14 +21,13 @@ State = tuple[Tensor, Tensor]
 
 
 class LSTM(Module):
-    """Long short-term memory over a sequence, with block-sparse recurrent weights.
+    """Long short-term memory over a sequence, with block-sparse recurrent weights::
 
-    i, f, g, o = the gates of x_t @ weight_ih + h_(t-1) @ weight_hh + bias
-    c_t = sigmoid(f) * c_(t-1) + sigmoid(i) * tanh(g)
-    h_t = sigmoid(o) * tanh(c_t)
+        i, f, g, o = the gates of x_t @ weight_ih + h_(t-1) @ weight_hh + bias
+        c_t = sigmoid(f) * c_(t-1) + sigmoid(i) * tanh(g)
+        h_t = sigmoid(o) * tanh(c_t)
 
-    A layer is one operation over the whole sequence: see `numbsparse.nn.functional.lstm`. A layer
-    above the first takes the h of the one below as its x.
+    A layer is one operation over the sequence, `nn.functional.lstm`; its h is the x of the next.
 
     Parameters
     ----------

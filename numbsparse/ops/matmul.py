@@ -24,14 +24,14 @@ from numbsparse.patterns.checks import integer
 def matmul(
     x: Any, w: Any, *, out: Any = None, kernel: str = "auto", precision: str | None = None
 ) -> Any:
-    """The product of a dense and a block-sparse matrix, `x @ w` or `w @ x`.
+    """The product of a dense and a block-sparse matrix, `x @ w` or `w @ x`::
 
-    y[n, k] = sum over c of x[n, c] * w[c, k], in time proportional to the kept blocks; in `w @ x`
-    the features of x and of the result come before the batch, in memory too.
+        y[n, k] = sum over c of x[n, c] * w[c, k]
 
-    The input-gradient is the same product with the transposed view, `matmul(dy, w.T)`. The weight's
-    place decides where the product is computed, the dense operand's where the result lives: a NumPy
-    operand meets a weight on the GPU by being copied there, and the result copied back.
+    It takes time proportional to the kept blocks. In `w @ x` the features of x and of the result
+    come before the batch, in memory too. The input-gradient is the product with the transposed
+    view, `matmul(dy, w.T)`. A product is computed where the weight is, and its result is where the
+    dense operand is: with a weight on a GPU, a NumPy operand is copied there, the result back.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def matmul(
         "auto", or a rung of `numbsparse.kernels.matmul.LADDER` by name.
     precision : str, optional
         For float32: "highest" is as accurate as a float32 product: a sum of n terms is within
-        (n + 8) 2^-23 of the sum of |x w|, for n = 1 too; "high" lets tensor cores round the factors
+        (n + 8) 2^-23 of the sum of `|x w|`, for n = 1 too; "high" lets tensor cores round operands
         to tf32, 10 bits of mantissa, for another 2^-9 of it. Sums are float32 in both. Default:
         what `numbsparse.set_precision` says, at first "highest".
 
@@ -94,7 +94,7 @@ def sddmm(
     kernel: str = "auto",
     precision: str | None = None,
 ) -> Any:
-    """The product of two dense matrices at the kept blocks alone: the weight-gradient.
+    """The kept blocks of the product of two dense matrices: the weight-gradient.
 
     s[c, k] = sum over n of a[c, n] * b[n, k] where the layout keeps the block of (c, k).
 
@@ -107,7 +107,7 @@ def sddmm(
     layout : Layout, pattern, or BlockSparse
         Which blocks to compute; a BlockSparse also gives the block size.
     block_size : int, optional
-        B. Needed only where the features are no multiples of it.
+        B. Needed only where the features are not multiples of it.
     kernel : str
         "auto", or a rung of `numbsparse.kernels.matmul.LADDER` by name.
     precision : str, optional
