@@ -193,10 +193,10 @@ def check_rung(
     place : "cpu" or "cuda"
     seed : int or numpy.random.Generator
     precision : "highest" or "high"
-    feature_major : whether activations lie (features, batch) in memory; inputs with gaps between
+    feature_major : whether activations are (features, batch) in memory; inputs with gaps between
         the features, such that each begins at 16 bytes
     tile : the number of one of the rung's tiles, where it has several
-    gapless : whether x and dy lie in C order, without gaps, as steps of `kernels.ladder` take them
+    gapless : whether x and dy are in C order, without gaps, as steps of `kernels.ladder` take them
 
     Raises AssertionError that says where and by how much they differ.
 

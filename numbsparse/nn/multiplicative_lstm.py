@@ -47,7 +47,7 @@ class MultiplicativeLSTM(Module):
         Of W_m and W_a.
     block_size : int
     dropout : float, from 0 to below 1
-        In training, how many of the updates tanh(g) are left out, anew in each time step.
+        In training, how many of the updates tanh(g) are left out, drawn again in each time step.
     forget_bias : float
         First value of the bias of f.
     eps : float

@@ -264,7 +264,7 @@ def _block_size(shape: tuple[int, int], grid: tuple[int, int]) -> int:
     sizes = {n / blocks for n, blocks in zip(shape, grid, strict=True)}
     if len(sizes) != 1 or not (size := sizes.pop()).is_integer() or size == 0:
         raise ValueError(
-            f"block_size is needed: features {shape} are no multiples of the layout's {grid} blocks"
+            f"block_size is needed: features {shape} do not divide into the layout's {grid} blocks"
         )
     return int(size)
 

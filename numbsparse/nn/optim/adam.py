@@ -72,7 +72,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with p -= lr * weight_decay * p beside the step, not within g.
+    """Adam with p -= lr * weight_decay * p in addition to the step, not within g.
 
     Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019, algorithm 2.
 
