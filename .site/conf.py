@@ -37,7 +37,8 @@ repository = os.environ.get("NUMBSPARSE_REPOSITORY")  # its address, where it ha
 html_theme_options = {
     "navbar_align": "left",
     "header_links_before_dropdown": 5,
-    "show_prev_next": True,
+    "pygments_light_style": "friendly",  # what a step adds is green, what it drops is red
+    "pygments_dark_style": "monokai",
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": [],
     "footer_end": [],

@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from difflib import unified_diff
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -202,18 +203,21 @@ def slug(title: str) -> str:
 
 
 def listing_of_step(page: str, file: str) -> str:
-    """What a step of the taught ladder changes, and all of it."""
-    folder = ROOT / os.path.dirname(page) / os.path.dirname(file)
-    steps = sorted(path.name for path in folder.glob("s[0-9]*.py"))
-    name = os.path.basename(file)
-    before = steps[: steps.index(name)][-1:]
-    path = (folder / name).relative_to(ROOT).as_posix()
-    text = f"\n## The file\n\n{included(page, path, 'python')}"
-    for other in before:
-        past = os.path.relpath(folder / other, (SOURCE / page_of(page)).parent)
-        new = included(page, path, "diff", f":diff: {past}")
-        text += f"\n## What is new since {other}\n\n{new}"
+    """A step of the taught ladder, and what it changes in the code of the step before."""
+    path = ROOT / os.path.dirname(page) / file
+    text = f"\n## The file\n\n{included(page, path.relative_to(ROOT).as_posix(), 'python')}"
+    steps = sorted(path.parent.glob("s[0-9]*.py"))
+    for before in steps[: steps.index(path)][-1:]:
+        both = (code_of(before), code_of(path))
+        new = "".join(unified_diff(*both, before.name, path.name))
+        text += f"\n## What is new since {before.name}\n\n```diff\n{new}```\n"
     return text
+
+
+def code_of(path: Path) -> list[str]:
+    """A module's lines after its docstring."""
+    text = path.read_text(encoding="utf-8")
+    return text.splitlines(keepends=True)[ast.parse(text).body[0].end_lineno or 0 :]
 
 
 def write_task(task: str, said: str, names: dict[str, str]) -> str:

@@ -69,6 +69,19 @@ def test_every_heading_of_the_lessons_is_a_page_and_every_step_has_its_file(site
     )
 
 
+def test_a_step_shows_its_file_and_what_is_new_in_its_code(site):
+    folder = "numbsparse/kernels"
+    first = site.listing_of_step(f"{folder}/step-1.md", f"ladder/{STEPS[0]}.py")
+    assert f"kernels/ladder/{STEPS[0]}.py\n" in first
+    assert "What is new" not in first
+    shown = site.listing_of_step(f"{folder}/step-3.md", "ladder/s03_shared.py")
+    file, new = shown.split("## What is new since s02_constants.py")
+    assert "kernels/ladder/s03_shared.py\n" in file
+    assert "\n+        xs = cuda.shared.array((BM, BK), float32)" in new
+    assert "The limit" not in new
+    assert str(ROOT) not in shown
+
+
 def test_links_are_led_to_pages(site):
     pages = site.Pages()
     page = "examples/guides/pruning.md"
