@@ -182,26 +182,26 @@ _device_index: WeakKeyDictionary[Layout, Index] = WeakKeyDictionary()
 
 
 def _multiply(
-    dense: Any, w: BlockSparse, turned: bool, out: Any, kernel: str, precision: str | None
+    dense: Any, w: BlockSparse, feature_major: bool, out: Any, kernel: str, precision: str | None
 ) -> Any:
-    """dense @ w, or w @ dense where `turned`: then features come before the batch in memory."""
+    """dense @ w, or w @ dense if `feature_major`: then features come before the batch."""
     x, precision = operand(dense, "x"), checked_precision(precision)
     on_gpu, w_on_gpu = isinstance(x, DeviceArray), w.place == "cuda"
     if on_gpu and not w_on_gpu:
         raise ValueError('x is on a GPU and w on the CPU: move the weight with w.to("cuda") first')
     if x.dtype != w.dtype:
         raise TypeError(f"x and w take one dtype, got {x.dtype} and {w.dtype}")
-    if turned and x.ndim > 2:
+    if feature_major and x.ndim > 2:
         raise ValueError(f"w @ x takes an x of one or two axes, got {x.ndim}")
-    outputs, features = w.shape if turned else w.shape[::-1]
-    if x.ndim == 0 or x.shape[0 if turned else -1] != features:
-        takes = f"({features}, batch)" if turned else f"(..., {features})"
+    outputs, features = w.shape if feature_major else w.shape[::-1]
+    if x.ndim == 0 or x.shape[0 if feature_major else -1] != features:
+        takes = f"({features}, batch)" if feature_major else f"(..., {features})"
         raise ValueError(f"x takes the shape {takes} with this w, got {x.shape}")
-    shape = (outputs, *x.shape[1:]) if turned else (*x.shape[:-1], outputs)
+    shape = (outputs, *x.shape[1:]) if feature_major else (*x.shape[:-1], outputs)
     target = None if out is None else _checked_out(out, shape, x, w)
     if w_on_gpu and not on_gpu:
         y = target if isinstance(target, DeviceArray) else empty(shape, w.dtype)
-        _run(to_device(x), w, y, turned, kernel, precision)
+        _run(to_device(x), w, y, feature_major, kernel, precision)
         if target is None:
             return in_library_of(dense, y.numpy())
         if target is not y:
@@ -213,13 +213,13 @@ def _multiply(
         target = _empty(shape, x)
     if isinstance(target, DeviceArray) != on_gpu:
         raise ValueError("out takes the place of x, got one on the CPU and one on a GPU")
-    _run(x, w, target, turned, kernel, precision)
+    _run(x, w, target, feature_major, kernel, precision)
     return in_library_of(dense, target) if out is None else out
 
 
-def _run(x: Any, w: BlockSparse, y: Any, turned: bool, kernel: str, precision: str) -> None:
+def _run(x: Any, w: BlockSparse, y: Any, feature_major: bool, kernel: str, precision: str) -> None:
     """One product on operands of one place: y = x @ w, or w @ x = (x.T @ w.T).T by strides."""
-    if turned:
+    if feature_major:
         x, y, w = _columns_as_rows(x), _columns_as_rows(y), w.T
     elif len(x.shape) != 2:
         batch = prod(x.shape[:-1])
