@@ -77,7 +77,8 @@ REFERENCE = [
         "Layers",
         "Names and arguments are torch's; `layout` and `block_size` make a layer sparse.",
         {
-            "numbsparse.nn": "Module Parameter Sequential Linear Conv1d Conv2d Conv3d "
+            "numbsparse.nn": "Module Parameter Sequential ModuleList ModuleDict "
+            "Linear Conv1d Conv2d Conv3d "
             "ConvTranspose1d ConvTranspose2d ConvTranspose3d LSTM MultiplicativeLSTM "
             "NormalizedProduct Embedding LayerNorm BatchNorm Dropout ReLU GELU Sigmoid Tanh",
             "numbsparse.nn.utils": "weight_norm",
@@ -104,7 +105,7 @@ REFERENCE = [
         "Training",
         "Optimizers, learning-rate schedules, clipping, mixed precision, averages of weights.",
         {
-            "numbsparse.nn.optim": "Optimizer SGD Adam AdamW cosine warmup warmup_cosine "
+            "numbsparse.nn.optim": "Optimizer SGD Adam AdamW LambdaLR cosine warmup warmup_cosine "
             "LossScaler ExponentialMovingAverage",
             "numbsparse.nn.utils": "clip_grad_norm",
         },

@@ -29,9 +29,8 @@ def matmul(
         y[n, k] = sum over c of x[n, c] * w[c, k]
 
     It takes time proportional to the kept blocks. In `w @ x` the features of x and of the result
-    come before the batch, in memory too. The input-gradient is the product with the transposed
-    view, `matmul(dy, w.T)`. A product is computed where the weight is, and its result is where the
-    dense operand is: with a weight on a GPU, a NumPy operand is copied there, the result back.
+    come before the batch, in memory too. The input-gradient is `matmul(dy, w.T)`. A product is
+    computed where the weight is; a NumPy operand is copied to a GPU for it, and the result back.
 
     Parameters
     ----------
