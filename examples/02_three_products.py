@@ -4,7 +4,7 @@ You will learn what every kernel of this package computes: the product that a la
 and the two that its gradient needs. Each is a loop over kept blocks with a small dense product in
 it, and each walks the blocks in its own way.
 
-Look at the multiplications: the kept ones alone are done.
+Look at the multiplications: only the kept ones are done.
 
 Exercise: take w.T for w in `forward`, which then needs the other walk. Which of the three functions
 did you write again?
@@ -39,7 +39,7 @@ def forward(x, values):
 
 
 def input_grad(dy, values):
-    """dx = dy @ w.T: along each block row; each block is turned where it stands."""
+    """dx = dy @ w.T: along each block row; each block is transposed in place."""
     dx = np.zeros((len(dy), 6 * B))
     indptr, indices, blocks = index.rows
     for row in range(6):

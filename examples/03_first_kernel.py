@@ -1,7 +1,7 @@
 """Lesson 3: your first kernel.
 
 You will learn what a kernel is: a function that many threads run at once, each of which finds out
-from its number what to compute. Without a GPU, Numba's simulator runs the same text, slowly, as so
+from its number what to compute. Without a GPU, Numba's simulator runs the same code, slowly, as so
 many threads of Python.
 
 Look at which thread takes which value, and at the last block of threads: some of its threads have

@@ -1,15 +1,15 @@
 """Lesson 4: a tile in shared memory.
 
 You will learn the first technique of every fast kernel. Global memory is far away, and in a matrix
-product the threads of a block want the same values of it: let them fetch a tile of each factor
-together, a value a thread, into the block's own shared memory, and multiply from there.
+product the threads of a block want the same values of it: let them fetch a tile of each operand
+together, a value each, into the block's own shared memory, and multiply from there.
 
 Look at the reads of global memory: each value is fetched once by a block, and not once by each of
-the T threads that need it. A sector is what really comes: 32 bytes.
+the T threads that need it. A sector is what is really moved: 32 bytes.
 
-Exercise: keep the tile of w turned (ws[tx, ty] = ..., and read ws[tx, i]) and look at the excess of
-the shared reads and writes: threads that meet in one of the 32 memory banks wait for each other.
-Then give the tile four columns more, (T, T + 4), and see it go.
+Exercise: keep the tile of w transposed (ws[tx, ty] = ..., and read ws[tx, i]) and look at the
+excess of the shared reads and writes: threads that meet in one of the 32 memory banks wait for each
+other. Then give the tile four columns more, (T, T + 4), and see it vanish.
 """
 
 import os
@@ -47,7 +47,7 @@ def tiled_kernel(x, w, y):
         cuda.syncthreads()  # the tiles are whole
         for i in range(T):
             acc += xs[ty, i] * ws[i, tx]
-        cuda.syncthreads()  # nobody reads them any more
+        cuda.syncthreads()  # all have read them
     y[n, k] = acc
 
 

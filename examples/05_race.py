@@ -1,12 +1,12 @@
 """Lesson 5: a race and its barrier.
 
-You will learn why `cuda.syncthreads()` stands where it does. Between two barriers the threads of a
+You will learn why `cuda.syncthreads()` is where it is. Between two barriers the threads of a
 block run in any order. A kernel whose result depends on that order has a race, even if it is right
 today: the order is the hardware's, and may change with the card, the load and the day.
 
-Look at the same kernel in two orders, each chosen and kept to: a thread's turn lasts until its next
-barrier. NaN is what was read before it was written. A race need not show, so `races` looks at the
-addresses instead of the results: who touches what, with no barrier between.
+Look at the same kernel in two chosen orders: a thread's turn lasts until its next barrier. NaN is
+what was read before it was written. A race need not show, so `races` looks at the addresses instead
+of the results: who touches what, with no barrier between.
 
 Exercise: write a kernel that adds neighbours, y[t] = tile[t] + tile[t + 1], and then stores y[t] in
 tile[t] for a second round. How many barriers does it need? Take one away, and ask `races`.

@@ -3,14 +3,14 @@
 You will learn what the 32 lanes of a warp hold before and after `mma.sync.m16n8k16`, which
 multiplies a (16 x 16) by b (16 x 8), float16, and adds in float32, in one go. No lane has a whole
 row or column: each has 8 values of a, 4 of b and 4 of d; two float16 share a register. `ldmatrix`
-deals them out: a lane names a row of 8 values in shared memory, and gets its part of all rows.
+distributes them: a lane names a row of 8 values in shared memory, and gets its part of all rows.
 
 Look at lane 5: its rows of a are its rows of d, and neighbours of a row share its register. A value
 of d needs a whole row of a and a whole column of b, which four lanes each hold a part of: what they
 hold of it meets inside the instruction, and nowhere else.
 
 Exercise: load b with `ldmatrix_x4` in place of `ldmatrix_x4_trans`, and see in the picture of b
-what stands in the registers now. Which product of a and b comes out?
+what is in the registers now. Which product of a and b comes out?
 
 On a GPU this takes compute capability 8.0.
 """

@@ -1,18 +1,18 @@
 """Lesson 7: a rung of your own, tested and timed as the package's are.
 
 You will learn what a rung is: a module with `unsupported`, which says in words what the rest does
-not compute, and a function for each product that it does. This one stands between k1_naive and
+not compute, and a function for each product that it does. This one is between k1_naive and
 k2_shared: a thread computes ROWS outputs of one column, and reads each weight once for all of them.
 Reads per output, for a sum of K products: K + K / ROWS, where k1_naive has 2 K.
 
-Look at `check_rung`: it compares with the reference on shapes that fit nothing, with outputs that
-are NaN before. What passes can be trusted, and only then is its cost of interest. The simulator
+Look at `check_rung`: it compares with the reference on awkward shapes, with outputs filled with
+NaN first. What passes can be trusted, and only then is its cost of interest. The simulator
 counts it; a GPU is timed, as a row of the benchmark's own table. The whole table, on a GPU:
 
     python -m numbsparse bench --only ladder --rung examples/07_your_own_rung.py
 
-Exercise: write `input_grad`: it walks index.rows, and turns each block. Then let a thread take two
-neighbouring columns as well. What does the count say, and what a GPU?
+Exercise: write `input_grad`: it walks index.rows, and transposes each block. Then let a thread take
+two neighbouring columns as well. What does the count say, and what a GPU?
 """
 
 import sys

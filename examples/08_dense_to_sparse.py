@@ -1,13 +1,13 @@
 """Lesson 8: from a dense NumPy network to a block-sparse one.
 
-You will learn to turn a network that you have into a sparse one. From 16 letters of Python's
-standard library it guesses the next. A network with one hidden layer is trained by hand, in NumPy,
-then by `ns.nn`, with the same losses. Then a wide one, dense and with two layouts, in which a block
-of hidden units keeps 8 of the 32 blocks of inputs, two to a letter.
+You will learn to make a network that you have sparse. From 16 letters of Python's standard library
+it guesses the next. A network with one hidden layer is trained by hand, in NumPy, then by `ns.nn`,
+with the same losses. Then a wide one, dense and with two layouts, in which a block of hidden units
+keeps 8 of the 32 blocks of inputs, two to a letter.
 
-Look at the parameters, and at the loss on text that was held out. With a layout by chance the wide
+Look at the parameters, and at the loss on text that was held out. With a random layout the wide
 network is about as good as it was, and no larger than the narrow one. With a layout that knows the
-task, the last two letters and four other blocks, it is better than both, after so short a training.
+task, the last two letters and four other blocks, it is better than both, after so little training.
 
 Exercise: keep the first two letters in place of the last. Then take 3000 steps: who is ahead now?
 """

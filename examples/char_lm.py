@@ -4,11 +4,11 @@
     python examples/char_lm.py --text enwik8 --device cuda --hidden 12288 --density 0.03 \\
         --batch 64 --steps 20000 --lr 1e-3
 
-A hidden layer wired like a small world (neighbours, and a few far jumps) has room for many more
-units than a dense one of as many parameters. The program trains both on the same characters and
-says how many bits per character each needs on text it has not seen. What it makes lands in one
-folder: checkpoints, the learning curve, the layout's picture and a sample of text. Killed at any
-moment, it goes on with --resume from its last checkpoint, bit for bit as if nothing had been.
+A hidden layer wired like a small world (neighbours, and a few long-range connections) has many more
+units than a dense one with as many parameters. The program trains both on the same characters and
+says how many bits per character each needs on text it has not seen. Its results are in one folder:
+checkpoints, the learning curve, the layout's picture and a sample of text. Stopped at any moment,
+it resumes with --resume from its last checkpoint, bit for bit.
 
 The text is read from disk as it is needed, so it may be larger than memory. enwik8 and text8 are
 split as usual: 90 million bytes to learn from, 5 held out, 5 for the test at the end.

@@ -33,7 +33,7 @@ def add_model(parser: ArgumentParser) -> None:
         help="of the layouts (%(default)s)")  # fmt: skip
     add("--embedding", type=positive, default=64, help="features of a character (%(default)s)")
     add("--precision", choices=("highest", "high"), default="highest",
-        help="of float32 products: high may round factors to tf32 on a GPU")  # fmt: skip
+        help="of float32 products: high may round operands to tf32 on a GPU")  # fmt: skip
     add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32",
         help="of the model; its optimizer keeps float32. 16 bits take a GPU")  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Text for char_lm.py as it lies on disk: mapped, counted in pieces, and never read whole."""
+"""Text for char_lm.py as it is on disk: mapped, counted in pieces, and never read whole."""
 
 from __future__ import annotations
 

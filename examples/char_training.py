@@ -49,7 +49,7 @@ class Training:
     def run(self) -> float:
         """Train to the last step; gives the bits per character on the held-out text.
 
-        Raises FloatingPointError where the loss is no number, or far above that of guessing; what
+        Raises FloatingPointError where the loss is not finite, or far above that of guessing; what
         was saved stays as it is.
         """
         options = self.options
@@ -126,7 +126,7 @@ class Training:
             what = f"{worst:.3g} bits, where guessing takes {guessing:.3g},"
             kept = f"; {self.file} is as it was" if self.file and self.file.exists() else ""
             raise FloatingPointError(
-                f"the {self.name} model's loss is {what if isfinite(worst) else 'no number'} "
+                f"the {self.name} model's loss is {what if isfinite(worst) else 'not finite'} "
                 f"at step {self.step}: take a lower --lr than {self.options.lr}{kept}"
             )
         self.curve.append((self.step, training_bits, held_out))

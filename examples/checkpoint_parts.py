@@ -55,7 +55,7 @@ def check_keys(file: Path, checkpoint: dict[str, Any], *keys: str) -> None:
     """Refuse a checkpoint of another program."""
     missing = [key for key in keys if key not in checkpoint]
     if missing:
-        raise ValueError(f"{file} is no checkpoint of this program: it lacks {missing}")
+        raise ValueError(f"{file} is not a checkpoint of this program: it lacks {missing}")
 
 
 def check_settings(

@@ -46,7 +46,7 @@ class Training:
     def run(self) -> None:
         """Train to the last step.
 
-        Raises FloatingPointError where the loss is no number; what was saved stays as it is.
+        Raises FloatingPointError where the loss is not finite; what was saved stays as it is.
         """
         options = self.options
         every = options.mark_every or max(options.steps // 10, 1)
@@ -114,7 +114,7 @@ class Training:
         if not isfinite(training_bits) or not (held_out_bits is None or isfinite(held_out_bits)):
             kept = f"; {self.file} is as it was" if self.file and self.file.exists() else ""
             raise FloatingPointError(
-                f"the {self.name} model's loss is no number at step {self.step}: "
+                f"the {self.name} model's loss is not finite at step {self.step}: "
                 f"take a lower --lr than {self.options.lr}{kept}"
             )
         self.curve.append((self.step, training_bits, held_out))

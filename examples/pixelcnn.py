@@ -6,9 +6,9 @@
 
 It says how many bits per dimension the model needs for images that it has not seen: a dimension is
 one colour of one pixel, 8 bits uncompressed. With --compare a dense model of as many parameters
-learns from the same images, with --seeds 3 three times each. What it makes lands in one folder:
+learns from the same images, with --seeds 3 three times each. Its results are in one folder:
 checkpoints, the learning curves, a picture of samples, and all numbers with the command in a JSON
-file. Killed at any moment, it goes on with --resume from its last checkpoint, bit for bit.
+file. Stopped at any moment, it resumes with --resume from its last checkpoint, bit for bit.
 
 The images are CIFAR-10's in their binary version, or without --data patches of the two photographs
 that come with scikit-learn, a fifth of whose columns is held out.
@@ -207,7 +207,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="of the layouts (%(default)s)")  # fmt: skip
     add("--dropout", type=below_one, default=0.0, help="within a block (%(default)s)")
     add("--precision", choices=("highest", "high"), default="highest",
-        help="of float32 products: high may round factors to tf32 on a GPU")  # fmt: skip
+        help="of float32 products: high may round operands to tf32 on a GPU")  # fmt: skip
     add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32",
         help="of the model; its optimizer keeps float32. 16 bits take a GPU")  # fmt: skip
 

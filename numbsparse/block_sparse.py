@@ -28,8 +28,8 @@ class BlockSparse:
     layout : Layout, or a pattern (array of bool, (in_blocks, out_blocks))
         Which blocks are kept.
     shape : (in_features, out_features), optional
-        If the features are no multiples of B: the last block row and block column reach over the
-        edge, and what stands there is never read. Default: (in_blocks * B, out_blocks * B).
+        If the features are not multiples of B: the last block row and block column extend over the
+        edge, and their values there are never read. Default: (in_blocks * B, out_blocks * B).
 
     Attributes
     ----------
@@ -227,7 +227,7 @@ class BlockSparse:
     def from_scipy(cls, a: Any) -> BlockSparse:
         """A matrix from SciPy's BSR format, its values shared where they are canonical.
 
-        Values are copied only if blocks stand twice or out of order; they are then summed and
+        Values are copied only if blocks occur twice or out of order; they are then summed and
         sorted.
 
         Parameters
@@ -277,7 +277,7 @@ class BlockSparse:
             If the dtype is float16 or bfloat16, which SciPy does not take: `.astype("float32")`
             first.
         ValueError
-            If the features are no multiples of the block, which BSR cannot say.
+            If the features are not multiples of the block, which BSR cannot express.
         """
         if self.dtype.itemsize == 2:
             raise TypeError(f'SciPy takes no {self.dtype}: convert with .astype("float32") first')
@@ -294,7 +294,7 @@ class BlockSparse:
         """Write this matrix to an `.npz` file that `numpy.load` reads: whole, or not at all.
 
         Its arrays are `data, indices, indptr, shape, format`, as `scipy.sparse.save_npz` names
-        them. bfloat16, which NumPy's format cannot name, lies there as two bytes a value (|V2).
+        them. bfloat16, which NumPy's format cannot name, is stored as two bytes a value (`|V2`).
         """
         write_npz(path, self.arrays())
 
@@ -322,7 +322,7 @@ class BlockSparse:
         """The matrix that `arrays()` says; arrays in a file are read when they are known to fit."""
         missing = {"data", "indices", "indptr", "shape"} - set(arrays)
         if missing:
-            raise ValueError(f"arrays are no block-sparse matrix: {sorted(missing)} missing")
+            raise ValueError(f"arrays are not a block-sparse matrix: {sorted(missing)} missing")
         data, indices, kind = arrays["data"], arrays["indices"], arrays.get("format")
         if kind is not None and (kind.ndim or np.asarray(kind).item() not in (b"bsr", "bsr")):
             raise ValueError("format takes bsr: SciPy's tobsr(blocksize=(32, 32)) gives it")

@@ -47,7 +47,7 @@ def draw(pattern: Any, *, max_width: int = 80) -> Drawing:
     Raises
     ------
     TypeError, ValueError
-        If `pattern` is none of the three, or `max_width` is no integer of at least 8.
+        If `pattern` is none of the three, or `max_width` is not an integer of at least 8.
 
     Examples
     --------
@@ -112,7 +112,7 @@ class Drawing:
     def figure(self) -> Figure:
         """The pattern as a matplotlib figure; its margins show the blocks of each row and column.
 
-        No window is opened, no state of pyplot touched. Raises ImportError without matplotlib.
+        Opens no window, and touches no state of pyplot. Raises ImportError without matplotlib.
         """
         _require_matplotlib()
         from matplotlib.figure import Figure
@@ -208,7 +208,7 @@ def _text(pattern: np.ndarray, width: int) -> tuple[list[str], list[str]]:
     density, (h, w) = _pool(pattern, height, width)
     darkest = density.max() or 1.0
     shade = np.ceil(density / darkest * (len(SHADES) - 1)).astype(int)
-    note = f"a character covers {h} x {w} blocks; █ stands for density {darkest:.2g}"
+    note = f"a character covers {h} x {w} blocks; █ means density {darkest:.2g}"
     return ["".join(SHADES[s] for s in row) for row in shade], [note]
 
 

@@ -40,13 +40,13 @@ def graph(step: Callable[..., Any]) -> Graph:
 
     Notes
     -----
-    Python runs in the first two calls of a sort alone. What changes from call to call must be an
+    Python runs in the first two calls of each kind only. What changes from call to call must be an
     argument, or live on the GPU. Parameters, gradients and the optimizer's arrays do; followed as
     well are the step count and `lr` of numbsparse's optimizers (set outside), Dropout's counter,
     `train` and `eval`, `no_grad` and `set_precision`. State that the step keeps, as of an LSTM, is
     an argument and a result. Copies to the host (`.numpy()`, `.item()`) raise RuntimeError inside,
     and so does a step that replaces an array which it reads. After an error nothing of the captured
-    work has run, and gradients that it left behind hold no numbers: forget them, as the next call's
+    work has run, and gradients that it left behind hold no values: drop them, as the next call's
     `zero_grad` does.
 
     All work goes to the GPU's legacy default stream, before the call and after, as other

@@ -82,7 +82,7 @@ class Layout:
     def from_arrays(cls, indptr: Any, indices: Any, shape: tuple[int, int]) -> Layout:
         """A layout from SciPy's BSR index arrays; `indices` must rise within each block row.
 
-        Raises TypeError where they are no integers, ValueError where they say no layout; a side has
+        Raises TypeError unless they are integers, ValueError unless they form a layout; a side has
         up to 2^31 - 1 blocks.
 
         >>> import numbsparse as ns

@@ -41,7 +41,7 @@ def write_npz(path: Any, arrays: Mapping[str, np.ndarray]) -> None:
 def open_npz(path: Any, what: str) -> Iterator[dict[str, Member]]:
     """The members of an `.npz` file by name, each read when it is asked for.
 
-    Whatever is wrong in the block under `with` is the file's fault: ValueError, "no " + `what`.
+    Whatever is wrong in the block under `with` is the file's fault: ValueError, "not a " + `what`.
     """
     with open(path, "rb") as file:
         try:
@@ -51,7 +51,7 @@ def open_npz(path: Any, what: str) -> Iterator[dict[str, Member]]:
         except Exception as error:  # NumPy and zipfile have a dozen kinds for what is damaged
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
                 raise
-            raise ValueError(f"{path} is no {what}: {error}") from error
+            raise ValueError(f"{path} is not a {what}: {error}") from error
 
 
 class Member:
@@ -90,7 +90,7 @@ def _members(file: BinaryIO, size: int) -> dict[str, Member]:
     for info in infos:
         name, packed = info.filename, info.compress_size
         if not name.endswith(".npy"):
-            raise ValueError(f"{name!r} in it is no array")
+            raise ValueError(f"{name!r} in it is not an array")
         if info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
             raise ValueError(f"{name!r} is compressed in a way that NumPy does not write")
         least = most = packed
@@ -101,7 +101,7 @@ def _members(file: BinaryIO, size: int) -> dict[str, Member]:
     if sum(info.compress_size for info in infos) > size:
         raise ValueError("its arrays overlap, or are cut off")
     if len({info.filename for info in infos}) < len(infos):
-        raise ValueError("an array stands in it twice")
+        raise ValueError("it holds an array twice")
     if (count := _count(file, size)) != min(len(infos), 0xFFFF):
         raise ValueError(f"{len(infos)} of its {count} arrays are found")
     return {info.filename.removesuffix(".npy"): Member(archive, info) for info in infos}
@@ -120,7 +120,7 @@ def _header(stream: Any) -> tuple[int, tuple[int, ...], np.dtype]:
     start = stream.read(len(MAGIC) + 2)
     version = tuple(start[len(MAGIC) :])
     if not start.startswith(MAGIC) or version not in LENGTHS:
-        raise ValueError(f"{stream.name!r} is no array of NumPy's")
+        raise ValueError(f"{stream.name!r} is not an array of NumPy's")
     width, encoding = LENGTHS[version]
     length = int.from_bytes(stream.read(width), "little")
     if length > MOST_HEADER:

@@ -180,9 +180,9 @@ def check_rung(
     """Run one product of one rung on random data, and compare it with `k0_reference`.
 
     The output is NaN before; what `values` holds beyond the edge is NaN; the inputs are strided.
-    An output may differ by as much as its sum's length allows: n * eps * sum |a| |b| in the
+    An output may differ by as much as its sum's length allows: n * eps * sum of `|a| |b|` in the
     accumulator's precision, and one rounding to its own dtype; for float32 also by the rung's
-    PRODUCT_ERROR, and at "high" by factors that were rounded to tf32.
+    PRODUCT_ERROR, and at "high" by operands that were rounded to tf32.
 
     Parameters
     ----------
@@ -193,10 +193,10 @@ def check_rung(
     place : "cpu" or "cuda"
     seed : int or numpy.random.Generator
     precision : "highest" or "high"
-    feature_major : whether activations lie (features, batch) in memory; inputs with gaps between
+    feature_major : whether activations are (features, batch) in memory; inputs with gaps between
         the features, such that each begins at 16 bytes
     tile : the number of one of the rung's tiles, where it has several
-    gapless : whether x and dy lie in C order, without gaps, as steps of `kernels.ladder` take them
+    gapless : whether x and dy are in C order, without gaps, as steps of `kernels.ladder` take them
 
     Raises AssertionError that says where and by how much they differ.
 

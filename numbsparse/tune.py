@@ -18,7 +18,7 @@ SECONDS = 5e-3  # of work in a sample
 CALLS = (10, 100)  # at least and at most, in a sample
 SAMPLES = 7
 ERRORS = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
-"""How far results may lie apart, as a part of their size."""
+"""How far results may differ, relative to their size."""
 
 
 def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str, dict[str, float]]:
@@ -27,7 +27,7 @@ def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str,
     From then on `kernel="auto"` takes them wherever a product is alike: the same dtype, precision
     and block size, and batch, features and density within a factor of about 1.4. They are kept in
     the cache folder (NUMBSPARSE_CACHE_DIR, or `numbsparse` in the user's), a file for each card,
-    until the library's kernels change. Where nothing was measured "auto" goes by the times of one
+    until the library's kernels change. Where nothing was measured "auto" uses the times of one
     card that come with the library (`numbsparse/ops/times.json`).
 
     Parameters

@@ -81,7 +81,7 @@ def refused(load, path, content):
     assert most < 8 * len(content) + (1 << 20)
     assert not unpickled
     if error is not None:
-        assert f"{path} is no " in str(error)
+        assert f"{path} is not a " in str(error)
         assert "pickle" not in str(error).replace(str(path), "")
     return loaded, error
 

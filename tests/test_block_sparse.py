@@ -205,10 +205,10 @@ def test_load_refuses_what_is_cut_short(w, tmp_path, whole):
     w.save(file)
     content = file.read_bytes()
     file.write_bytes(content[: int(whole * len(content))])
-    with pytest.raises(ValueError, match=r"w\.npz is no block-sparse matrix"):
+    with pytest.raises(ValueError, match=r"w\.npz is not a block-sparse matrix"):
         ns.BlockSparse.load(file)
     file.write_bytes(content.replace(content[200:210], bytes(10), 1))
-    with pytest.raises(ValueError, match=r"w\.npz is no block-sparse matrix"):
+    with pytest.raises(ValueError, match=r"w\.npz is not a block-sparse matrix"):
         ns.BlockSparse.load(file)
 
 

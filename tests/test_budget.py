@@ -7,16 +7,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_255,
+    "numbsparse": 2_265,
     "numbsparse/autograd": 605,
     "numbsparse/bench": 4_480,
     "numbsparse/device": 2_315,
     "numbsparse/kernels": 2_680,
-    "numbsparse/kernels/conv": 3_425,
+    "numbsparse/kernels/conv": 3_430,
     "numbsparse/kernels/ladder": 1_930,
     "numbsparse/kernels/lstm": 1_910,
-    "numbsparse/kernels/matmul": 9_165,
-    "numbsparse/kernels/parts": 2_260,
+    "numbsparse/kernels/matmul": 9_430,
+    "numbsparse/kernels/parts": 2_395,
     "numbsparse/kernels/ptx": 2_620,
     "numbsparse/nn": 5_635,
     "numbsparse/ops": 4_180,

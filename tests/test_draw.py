@@ -71,7 +71,7 @@ def test_a_large_pattern_is_drawn_in_shades_of_density():
     assert rows == ["█" * 20 + " " * 20] * 10 + [" " * 20 + "▒" * 20] * 9 + [
         "░" + " " * 19 + "▒" * 20
     ]
-    assert around[-1] == "a character covers 20 x 10 blocks; █ stands for density 1"
+    assert around[-1] == "a character covers 20 x 10 blocks; █ means density 1"
 
 
 @pytest.mark.parametrize("max_width", [8, 20, 80, 200])

@@ -122,10 +122,10 @@ def test_a_checkpoint_of_another_text_is_refused(
 
 def test_a_file_that_is_no_checkpoint_is_refused(char_lm, training, tmp_path):
     ns.save(tmp_path / "sparse.npz", {"a": 1})
-    with pytest.raises(SystemExit, match="is no checkpoint of this program: it lacks"):
+    with pytest.raises(SystemExit, match="is not a checkpoint of this program: it lacks"):
         char_lm.main([*training, "--out", str(tmp_path), "--resume"])
     (tmp_path / "sparse.npz").write_bytes(b"half of a check")
-    with pytest.raises(SystemExit, match="is no checkpoint"):
+    with pytest.raises(SystemExit, match="is not a checkpoint"):
         char_lm.main([*training, "--out", str(tmp_path), "--resume"])
 
 
@@ -145,7 +145,7 @@ def test_a_new_training_keeps_the_checkpoint_of_an_earlier_one(char_lm, training
 
 @pytest.mark.parametrize(
     ("lr", "says"),
-    [("1e38", "no number"), ("1e3", "bits, where guessing takes")],
+    [("1e38", "not finite"), ("1e3", "bits, where guessing takes")],
     ids=["NaN", "finite"],
 )
 def test_a_diverging_training_stops_and_keeps_its_checkpoint(char_lm, training, finished, lr, says):

@@ -319,7 +319,7 @@ def test_a_state_of_another_model_changes_nothing(change, says):
 )
 def test_load_refuses_what_is_no_checkpoint(tmp_path, content):
     (tmp_path / "file.npz").write_bytes(content)
-    with pytest.raises(ValueError, match=r"file\.npz is no checkpoint"):
+    with pytest.raises(ValueError, match=r"file\.npz is not a checkpoint"):
         ns.load(tmp_path / "file.npz")
 
 

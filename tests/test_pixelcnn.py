@@ -121,13 +121,13 @@ def test_a_file_that_is_no_checkpoint_is_refused(pixelcnn, arguments, tmp_path, 
     file = tmp_path / "out" / "sparse_0.npz"
     file.parent.mkdir()
     file.write_bytes(content) if content else ns.save(file, {"a": 1})
-    with pytest.raises(SystemExit, match="is no checkpoint"):
+    with pytest.raises(SystemExit, match="is not a checkpoint"):
         pixelcnn.main([*arguments, "--resume"])
 
 
 def test_a_diverging_training_stops_and_keeps_its_checkpoint(pixelcnn, arguments, finished):
     file, before = finished
-    with np.errstate(all="ignore"), pytest.raises(SystemExit, match="loss is no number") as stop:
+    with np.errstate(all="ignore"), pytest.raises(SystemExit, match="loss is not finite") as stop:
         pixelcnn.main([*arguments, "--resume", "--steps", "20", "--lr", "1e38"])
     assert "take a lower --lr" in str(stop.value)
     assert f"{file} is as it was" in str(stop.value)

@@ -1,4 +1,4 @@
-"""README.md keeps its word: set-up commands, links, names of files, and what its examples print."""
+"""README and the other pages keep their word: commands, links, named files, printed results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import doctest
 import io
 import re
 import subprocess
-from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,16 @@ import pytest
 
 from numbsparse import device
 from numbsparse.bench import tables
+from numbsparse.bench.results import on_gpu
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+README, BENCHMARKS = ROOT / "README.md", ROOT / "BENCHMARKS.md"
+GUIDES = sorted((ROOT / "examples" / "guides").glob("*.md"))
+PAGES = [
+    *(README, BENCHMARKS, ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md", *GUIDES),
+    *(ROOT / ".github").glob("*.md"),
+]
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 # One paste on a bare Debian or Ubuntu, and on any other system whose Python can make a venv.
 SET_UP = """\
@@ -28,15 +34,15 @@ MAIN_JOB = SET_UP.format(what="'.[examples]'", run="examples/char_lm.py")
 TESTS = SET_UP.format(what="-e '.[test]'", run="-m pytest -n 2")
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language: str, page: Path = README) -> list[str]:
     """The fenced code blocks of one language, in order."""
-    text = README.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def prose() -> str:
-    """README without its code blocks."""
-    text = README.read_text(encoding="utf-8")
+def prose(page: Path) -> str:
+    """A page without its code blocks."""
+    text = page.read_text(encoding="utf-8")
     return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
@@ -52,19 +58,38 @@ def test_ci_runs_the_test_command_word_for_word() -> None:
 
 
 def test_extras_exist() -> None:
-    text = README.read_text(encoding="utf-8")
-    named = {extra for names in re.findall(r"\.\[([\w,]+)\]", text) for extra in names.split(",")}
-    assert {"examples", "test"} <= named <= set(metadata("numbsparse").get_all("Provides-Extra"))
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    found = re.findall(r"(?:\.|numbsparse)\[([\w,]+)\]", text)
+    named = {extra for names in found for extra in names.split(",")}
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    listed = project.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    known = set(re.findall(r"^(\w+) = \[", listed, re.MULTILINE))
+    assert {"examples", "test", "cu12", "cu13", "simulator"} <= named <= known
 
 
 def test_tables_and_figure_are_those_of_the_committed_results(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    copy, picture = tmp_path / "README.md", "examples/results/speed_up.png"
-    copy.write_text(README.read_text(encoding="utf-8"), encoding="utf-8")
+    copy, picture = tmp_path / "BENCHMARKS.md", "examples/results/speed_up.png"
+    copy.write_text(BENCHMARKS.read_text(encoding="utf-8"), encoding="utf-8")
     tables.fill(copy)
-    assert copy.read_text(encoding="utf-8") == README.read_text(encoding="utf-8")
+    assert copy.read_text(encoding="utf-8") == BENCHMARKS.read_text(encoding="utf-8")
     # Another matplotlib may draw other pixels, of the same results.
     assert drawn_from(ROOT / picture) == drawn_from(tmp_path / picture)
+
+
+def test_the_lstms_of_the_benchmarks_are_those_of_the_committed_results() -> None:
+    lines = []
+    for row in on_gpu()["lstm"]["rows"]:
+        dtype = f"{row['dtype']}, tf32" if row["precision"] == "high" else row["dtype"]
+        peers = "numbsparse", "cuDNN dense", "torch BSR"
+        cells = [
+            f"{row['seconds'][peer] * 1e3:.1f} ms, {row['bytes'][peer] / 2**30:.1f} GiB"
+            if peer in row["seconds"] and (peer, dtype) != ("cuDNN dense", "float32")
+            else "-"
+            for peer in peers
+        ]
+        lines.append(f"| {row['hidden']:,} | {dtype} | {' | '.join(cells)} |\n")
+    assert "".join(lines) in BENCHMARKS.read_text(encoding="utf-8")
 
 
 def drawn_from(picture: Path) -> bytes:
@@ -74,21 +99,28 @@ def drawn_from(picture: Path) -> bytes:
     return found[1]
 
 
-def test_relative_links_lead_somewhere() -> None:
-    targets = re.findall(r"\]\(<?([^)#>\s]+)|\b(?:src|href)=\"([^\"#]+)", prose())
+@pages
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(<?([^)#>\s]+)|\b(?:src|href)=\"([^\"#]+)", prose(page))
     relative = {a or b for a, b in targets if not re.match(r"\w+:", a or b)}
-    assert not {target for target in relative if not (ROOT / target).exists()}
+    assert not {target for target in relative if not (page.parent / target).exists()}
 
 
-def test_named_files_exist() -> None:
+@pages
+def test_named_files_exist(page: Path) -> None:
     """Every `file.py` or `folder/` in the prose: by its path, or by its bare name in any room."""
-    named = re.findall(r"`([\w./-]+(?:\.(?:py|md|toml|yml)|/))`", prose())
+    named = re.findall(r"`([\w./-]+(?:\.(?:py|md|toml|yml)|/))`", prose(page))
     rooms = ("numbsparse", "examples", "tests")
 
     def exists(name: str) -> bool:
         return (ROOT / name).exists() or any(any((ROOT / room).rglob(name)) for room in rooms)
 
     assert not {name for name in named if not exists(name)}
+
+
+def test_a_stranger_reads_it_in_two_minutes() -> None:
+    words = len(prose(README).split())
+    assert words < 800, f"README has {words} words beside its code: a guide may take some"
 
 
 def promised(code: str) -> str:
@@ -105,19 +137,20 @@ def promised(code: str) -> str:
     return "".join(line + "\n" for line in lines)
 
 
+@pytest.mark.parametrize("page", [README, *GUIDES], ids=lambda page: page.stem)
 def test_python_blocks_print_what_their_comments_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ```python blocks, in order, in one namespace; `...` in a comment stands for anything."""
     monkeypatch.chdir(tmp_path)
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    namespace: dict[str, Any] = {"__name__": "readme"}
-    codes = blocks("python")
-    assert codes, "README.md shows no python"
+    namespace: dict[str, Any] = {"__name__": page.stem}
+    codes = blocks("python", page)
+    assert codes or blocks("pycon", page), f"{page} shows no python"
     for code in codes:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(code, "README.md", "exec"), namespace)
+            exec(compile(code, page.name, "exec"), namespace)
         want, got = promised(code), printed.getvalue()
         assert doctest.OutputChecker().check_output(want, got, flags), (
             f"{code}\npromises\n{want}\nand prints\n{got}"
@@ -126,8 +159,8 @@ def test_python_blocks_print_what_their_comments_say(
 
 @pytest.mark.skipif(not device.SIMULATED, reason="counting takes the simulator")
 def test_sessions_print_what_they_show() -> None:
-    (session,) = blocks("pycon")
-    test = doctest.DocTestParser().get_doctest(session, {}, "README.md", None, None)
+    (session,) = (session for page in PAGES for session in blocks("pycon", page))
+    test = doctest.DocTestParser().get_doctest(session, {}, "own_kernel.md", None, None)
     failed, tried = doctest.DocTestRunner(verbose=False).run(test)
     assert tried == 4
     assert not failed

@@ -1,6 +1,6 @@
 """k1_naive: what it costs when neighbouring threads take neighbouring rows instead of columns.
 
-Each thread still sums one output, and reads what it read before. But 32 rows of x lie far apart:
+Each thread still sums one output, and reads what it read before. But 32 rows of x are far apart:
 a warp touches 32 sectors for them, where 32 neighbouring weights were 4, and as many for y.
 """
 

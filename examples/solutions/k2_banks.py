@@ -19,7 +19,7 @@ from numbsparse.device.launch import launch
 
 
 def summed_rows(WIDTH):
-    """A kernel that brings a 16 x 16 tile to shared memory, in rows of WIDTH, and sums its rows."""
+    """A kernel that copies a 16 x 16 tile to shared memory, in rows of WIDTH, and sums its rows."""
 
     @cuda.jit
     def kernel(w, out):

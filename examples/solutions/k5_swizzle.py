@@ -1,8 +1,8 @@
 """k5_tensor_core: what ldmatrix costs with pieces where they fall, and with pieces swapped.
 
 ldmatrix reads the same piece of 16 bytes of eight neighbouring lines. In lines of 64 bytes every
-second of them lies in the same banks, in lines of 128 bytes all do. With the bits of the line added
-to the place, without carry, the eight lie in eight different places of 128 bytes.
+second of them is in the same banks, in lines of 128 bytes all do. With the bits of the line added
+to the place, without carry, the eight are in eight different places of 128 bytes.
 """
 
 import os

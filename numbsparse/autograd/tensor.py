@@ -148,10 +148,10 @@ class Tensor:
         ------
         RuntimeError
             If nothing that led here requires a gradient; and where a gradient needs an operand, or
-            a result, that was changed since: by a step of an optimiser, by other `data`, by what
-            else this library writes in place, or with NumPy. The last is seen by a sample of 128
-            values, so in full for small arrays alone; writes of other libraries to GPU memory are
-            not seen.
+            a result, that was changed since: by a step of an optimizer, by other `data`, by another
+            function of this library that writes in place, or with NumPy. The last is noticed by a
+            sample of 128 values, so reliably in small arrays only; what other libraries write to
+            GPU memory is not noticed.
 
         Examples
         --------

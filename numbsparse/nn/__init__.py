@@ -1,4 +1,4 @@
-"""Layers in torch's names and order; each takes `layout` and `block_size` besides."""
+"""Layers in torch's names and order; each also takes `layout` and `block_size`."""
 
 from numbsparse.nn import functional, init, optim, utils
 from numbsparse.nn.activations import GELU, ReLU, Sigmoid, Tanh

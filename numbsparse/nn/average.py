@@ -20,11 +20,11 @@ from numbsparse.patterns.checks import integer, number
 class ExponentialMovingAverage:
     """average += (1 - d) * (p - average) after each update of the parameters p.
 
-    d = min(decay, t / (t + 9)) in step t, counted from 0: the average begins with the first p and
-    is at first one of few, however slow it becomes.
+    d = min(decay, t / (t + 9)) in step t, counted from 0: the average begins with the first p, and
+    at first follows quickly, however slow it becomes.
 
-    Averages live beside their parameters, in float32 beside 16 bits. All of a step runs on the GPU
-    where they are there, so `ns.graph` captures it. An average belongs to the layout of its
+    Averages are where their parameters are, in float32 for those of 16 bits. A step with parameters
+    on a GPU runs there entirely, so `ns.graph` captures it. An average belongs to the layout of its
     parameter: after `p.data = w` with another one `step` and `applied` raise ValueError until
     `remap` is called.
 

@@ -175,7 +175,7 @@ class Conv2d(_Conv):
     taps : array of bool, of the shape of the kernel, optional
         False where a tap is masked; see `numbsparse.patterns.causal`.
     block_size : int
-        Channels that are no multiples of it are allowed.
+        Channels that are not multiples of it are allowed.
     dtype : float32 or float64 (float16 or bfloat16 on a GPU)
     precision : "highest" or "high", optional
     seed : int or numpy.random.Generator, optional
@@ -183,7 +183,7 @@ class Conv2d(_Conv):
     Attributes
     ----------
     weight : Parameter of a BlockSparse, as `numbsparse.conv` takes it
-        Drawn uniformly within 1 / sqrt(fan-in); the fan-in counts kept blocks alone.
+        Drawn uniformly within 1 / sqrt(fan-in); the fan-in counts kept blocks only.
     bias : Parameter, (out_channels,), or None
 
     Raises TypeError or ValueError that names the argument.

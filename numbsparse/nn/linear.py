@@ -25,7 +25,7 @@ class Linear(Module):
     layout : Layout or pattern, (in_blocks, out_blocks), optional
         Which blocks of the weight are kept; None keeps all.
     block_size : int
-        Features that are no multiples of it are allowed.
+        Features that are not multiples of it are allowed.
     dtype : float32 or float64 (float16 or bfloat16 on a GPU)
     precision : "highest" or "high", optional
         Of its three products, in training too: see `numbsparse.set_precision`.
@@ -34,7 +34,7 @@ class Linear(Module):
     Attributes
     ----------
     weight : Parameter of a BlockSparse, (in_features, out_features)
-        Drawn uniformly within 1 / sqrt(fan-in), as in torch; the fan-in counts kept blocks alone.
+        Drawn uniformly within 1 / sqrt(fan-in), as in torch; the fan-in counts kept blocks only.
     bias : Parameter, (out_features,), or None
 
     Raises

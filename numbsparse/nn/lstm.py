@@ -21,14 +21,13 @@ State = tuple[Tensor, Tensor]
 
 
 class LSTM(Module):
-    """Long short-term memory over a sequence, with block-sparse recurrent weights.
+    """Long short-term memory over a sequence, with block-sparse recurrent weights::
 
-    i, f, g, o = the gates of x_t @ weight_ih + h_(t-1) @ weight_hh + bias
-    c_t = sigmoid(f) * c_(t-1) + sigmoid(i) * tanh(g)
-    h_t = sigmoid(o) * tanh(c_t)
+        i, f, g, o = the gates of x_t @ weight_ih + h_(t-1) @ weight_hh + bias
+        c_t = sigmoid(f) * c_(t-1) + sigmoid(i) * tanh(g)
+        h_t = sigmoid(o) * tanh(c_t)
 
-    A layer is one operation over the whole sequence: see `numbsparse.nn.functional.lstm`. A layer
-    above the first takes the h of the one below as its x.
+    A layer is one operation over the sequence, `nn.functional.lstm`; its h is the x of the next.
 
     Parameters
     ----------
@@ -38,13 +37,13 @@ class LSTM(Module):
         of them, one for each layer, where there are several layers.
     input_layout : Layout or pattern, (input_blocks, hidden_blocks), optional
         Kept blocks of the first layer's input weights, likewise. A list gives those of the layers
-        above too, which else are those of their recurrent weights.
+        above too, which by default are those of their recurrent weights.
     block_size : int
     layer_norm : bool
         Whether the gates are normalised, each over the units, before gain and bias.
     update_dropout : float
-        In training, the share of updates sigmoid(i) * tanh(g) that are left out of c, anew at each
-        step; the others are scaled up.
+        In training, the share of updates sigmoid(i) * tanh(g) that are left out of c, drawn
+        again in each step; the others are scaled up.
     forget_bias : float
         First value of the forget gate's bias.
     dtype : float32 or float64 (float16 or bfloat16 on a GPU, with a float32 c)
@@ -122,8 +121,8 @@ class LSTM(Module):
     def forward(self, x: Any, state: tuple[Any, Any] | None = None) -> tuple[Tensor, State]:
         """x (time, batch, input_size), state (h, c) -> y (time, batch, hidden_size), (h, c).
 
-        `h` and `c` are (num_layers, batch, hidden_size), c float32 beside 16-bit floats; without a
-        state they begin as zeros. Truncated back-propagation goes on from the detached state.
+        `h` and `c` are (num_layers, batch, hidden_size), c float32 for 16-bit floats; without a
+        state they begin as zeros. Truncated back-propagation continues from the detached state.
         """
         x = x if isinstance(x, Tensor) else Tensor(x)
         first = self.layers[0].weight_ih

@@ -358,7 +358,7 @@ class Module:
         return f"{type(self).__name__}({self.describe()}{body + chr(10) if body else ''})"
 
     def describe(self) -> str:
-        """What stands in the parentheses of the repr."""
+        """What the parentheses of the repr contain."""
         return ""
 
 

@@ -22,7 +22,7 @@ from numbsparse.nn.module import Module, Parameter
 class MultiplicativeLSTM(Module):
     """A multiplicative LSTM whose state goes through several block-sparse layers in each time step.
 
-    With N a layer normalization (gain and bias of its own) and W_j kept by layouts of their own,
+    With N a layer normalization (gain and bias of its own) and W_j kept by layouts of their own::
 
         m, a = N(x_t @ W_m), N(x_t @ W_a)                    for all t at once
         s_0 = N(h_(t-1) @ W_0) * m
@@ -32,9 +32,8 @@ class MultiplicativeLSTM(Module):
         c_t = sigmoid(f) * c_(t-1) + sigmoid(i) * dropout(tanh(g))
         h_t = sigmoid(o) * tanh(c_t)
 
-    Between small-world layouts, a few internal steps connect every unit with every other before the
-    gates are computed: see `ns.patterns.mixing_steps`. The paper finds that at least two are
-    needed, and little gain after four.
+    With small-world layouts, a few internal steps connect every unit with every other before the
+    gates: see `ns.patterns.mixing_steps`. The paper needs two, and gains little after four.
 
     Parameters
     ----------
@@ -48,7 +47,7 @@ class MultiplicativeLSTM(Module):
         Of W_m and W_a.
     block_size : int
     dropout : float, from 0 to below 1
-        In training, how many of the updates tanh(g) are left out, anew in each time step.
+        In training, how many of the updates tanh(g) are left out, drawn again in each time step.
     forget_bias : float
         First value of the bias of f.
     eps : float

@@ -21,7 +21,7 @@ from numbsparse.nn.functional.repeated import Terms, jointly
 
 
 def recompute(function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
-    """function(*inputs, **named), without keeping what lies between until the gradient is computed.
+    """Call a function without keeping its activations: they are computed again for the gradient.
 
     The tape remembers the inputs alone. `backward` runs the function once more, with a tape, goes
     back through that, and forgets it. Of a chain cut in k such segments of n activations, k + n are

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class LossScaler:
-    """Multiplies a loss, so that float16 gradients do not vanish, and finds the factor by itself.
+    """Multiplies a loss, so that float16 gradients do not vanish, and adapts the factor by itself.
 
-    The gradients bear the scale until the optimiser, in float32, divides by it. A step whose
+    The gradients are scaled until the optimizer, in float32, divides by it. A step whose
     gradients are infinite or NaN is skipped: parameters and moments stay, Adam does not count it,
-    and the scale is halved. After `interval` good steps on end it is doubled.
+    and the scale is halved. After `interval` good steps in a row it is doubled.
 
     On a GPU all of it happens there, with nothing copied to the host, so `ns.graph` captures it.
     bfloat16 has the range of float32 and needs no scale; `LossScaler(1.0, interval=None)` still
@@ -68,7 +68,7 @@ class LossScaler:
         return loss * Tensor(scale if scale.dtype == loss.dtype else ops.cast(scale, loss.dtype))
 
     def step(self, *optimizers: Optimizer) -> None:
-        """A step of each optimiser, or of none if a gradient is not finite; then the next scale.
+        """A step of each optimizer, or of none if a gradient is not finite; then the next scale.
 
         Raises ValueError where no parameter has a gradient, or they are not all in one place, and
         what `Optimizer.step` raises; nothing is changed then.

@@ -38,19 +38,21 @@ def conv(
 ) -> Any:
     """The convolution of images with a block-sparse weight, sparse in features and dense in space.
 
-    y[n, o, k] = sum over taps t and c of x[n, o * stride - padding + t * dilation, c] * w[t, c, k],
-    pixels outside the image being zero; in time proportional to the kept blocks, and without
-    unfolding the input in memory.
+    The sum is over taps t and channels c, and pixels outside the image are zero::
+
+        y[n, o, k] = sum of x[n, o * stride - padding + t * dilation, c] * w[t, c, k]
+
+    It takes time proportional to the kept blocks, and does not unfold the input in memory.
 
     Parameters
     ----------
-    x : array, (batch, *space, in_features)
+    x : array, (batch, ..., in_features)
         One to three axes of space. A NumPy array, or a GPU array of numbsparse, torch, CuPy, JAX or
         Numba, of the weight's dtype: float16, bfloat16, float32, and on the CPU float64.
     w : BlockSparse, (taps * in_features, out_features)
         The rows of one tap under those of another, in C order of kernel_size; where in_features are
-        no multiple of B, each tap begins with a block of its own, and what stands in the rows left
-        over is never read. `ns.patterns.taps` makes the layout from that of the features; a tap
+        not a multiple of B, each tap begins with a new block, and the rows that are left over are
+        never read. `ns.patterns.taps` makes the layout from that of the features; a tap
         without blocks is masked. It is no transposed view.
     kernel_size, stride, dilation : int, or one for each axis of space
     padding : int, one for each axis, or a (before, after) pair for each; "valid" or "same"
@@ -62,8 +64,9 @@ def conv(
 
     Returns
     -------
-    array, (batch, *out_space, out_features)
-        Beside x. out_space = (space + padding - dilation * (kernel_size - 1) - 1) // stride + 1.
+    array, (batch, ..., out_features)
+        In the place of x. The length along an axis of space is
+        (space + padding - dilation * (kernel_size - 1) - 1) // stride + 1.
 
     Raises
     ------
@@ -104,12 +107,13 @@ def conv_transpose(
 ) -> Any:
     """The transpose of `conv` with the same weight: its input-gradient, and a way to larger images.
 
-    y[n, p, c] = sum over taps t, pixels o with o * stride - padding + t * dilation = p, and k of
-    x[n, o, k] * w[t, c, k].
+    With o * stride - padding + t * dilation = p::
+
+        y[n, p, c] = sum over t, o and k of x[n, o, k] * w[t, c, k]
 
     Parameters
     ----------
-    x : array, (batch, *space, features), features being the columns of w
+    x : array, (batch, ..., features), features being the columns of w
     w : BlockSparse, (taps * out_features, features), as `conv` takes it
     kernel_size, stride, padding, dilation : as in `conv`, whose transpose this is
         With "same" the result is stride times as large as x.
@@ -122,9 +126,9 @@ def conv_transpose(
 
     Returns
     -------
-    array, (batch, *out_space, out_features)
-        out_space = (space - 1) * stride - padding + dilation * (kernel_size - 1) + 1
-        + output_padding.
+    array, (batch, ..., out_features)
+        The length along an axis of space is
+        (space - 1) * stride - padding + dilation * (kernel_size - 1) + 1 + output_padding.
 
     Raises TypeError and ValueError as `conv` does.
 
@@ -159,14 +163,14 @@ def conv_weight_grad(
     kernel: str = "auto",
     precision: str | None = None,
 ) -> BlockSparse:
-    """The gradient of `conv` for its weight, at the kept blocks alone.
+    """The gradient of `conv` for its weight, of the kept blocks only.
 
     dw[t, c, k] = sum over n and o of x[n, o * stride - padding + t * dilation, c] * dy[n, o, k].
 
     Parameters
     ----------
-    x : array, (batch, *space, in_features)
-    dy : array, (batch, *out_space, out_features), in the place and of the dtype of x
+    x : array, (batch, ..., in_features)
+    dy : array, (batch, ..., out_features), in the place and of the dtype of x
     w : BlockSparse
         Says the layout, the block size and the shape; its values are not read.
     kernel_size, stride, padding, dilation, kernel, precision : as in `conv`

@@ -33,7 +33,7 @@ def check_weight(w: Any) -> None:
         raise TypeError(f"w takes a BlockSparse, got {type(w).__name__}")
     if w.is_transposed:
         raise ValueError(
-            "w takes a matrix that is no transposed view, got one: the transpose of conv is "
+            "w takes a matrix that is not a transposed view, got one: the transpose of conv is "
             "conv_transpose, with the same w"
         )
 

@@ -24,14 +24,13 @@ from numbsparse.patterns.checks import integer
 def matmul(
     x: Any, w: Any, *, out: Any = None, kernel: str = "auto", precision: str | None = None
 ) -> Any:
-    """The product of a dense and a block-sparse matrix, `x @ w` or `w @ x`.
+    """The product of a dense and a block-sparse matrix, `x @ w` or `w @ x`::
 
-    y[n, k] = sum over c of x[n, c] * w[c, k], in time proportional to the kept blocks; in `w @ x`
-    the features of x and of the result come before the batch, in memory too.
+        y[n, k] = sum over c of x[n, c] * w[c, k]
 
-    The input-gradient is the same product with the transposed view, `matmul(dy, w.T)`. The weight's
-    place decides where the product is computed, the dense operand's where the result lives: a NumPy
-    operand meets a weight on the GPU by being copied there, and the result copied back.
+    It takes time proportional to the kept blocks. In `w @ x` the features of x and of the result
+    come before the batch, in memory too. The input-gradient is `matmul(dy, w.T)`. A product is
+    computed where the weight is; a NumPy operand is copied to a GPU for it, and the result back.
 
     Parameters
     ----------
@@ -47,7 +46,7 @@ def matmul(
         "auto", or a rung of `numbsparse.kernels.matmul.LADDER` by name.
     precision : str, optional
         For float32: "highest" is as accurate as a float32 product: a sum of n terms is within
-        (n + 8) 2^-23 of the sum of |x w|, for n = 1 too; "high" lets tensor cores round the factors
+        (n + 8) 2^-23 of the sum of `|x w|`, for n = 1 too; "high" lets tensor cores round operands
         to tf32, 10 bits of mantissa, for another 2^-9 of it. Sums are float32 in both. Default:
         what `numbsparse.set_precision` says, at first "highest".
 
@@ -94,7 +93,7 @@ def sddmm(
     kernel: str = "auto",
     precision: str | None = None,
 ) -> Any:
-    """The product of two dense matrices at the kept blocks alone: the weight-gradient.
+    """The kept blocks of the product of two dense matrices: the weight-gradient.
 
     s[c, k] = sum over n of a[c, n] * b[n, k] where the layout keeps the block of (c, k).
 
@@ -107,7 +106,7 @@ def sddmm(
     layout : Layout, pattern, or BlockSparse
         Which blocks to compute; a BlockSparse also gives the block size.
     block_size : int, optional
-        B. Needed only where the features are no multiples of it.
+        B. Needed only where the features are not multiples of it.
     kernel : str
         "auto", or a rung of `numbsparse.kernels.matmul.LADDER` by name.
     precision : str, optional
@@ -182,26 +181,26 @@ _device_index: WeakKeyDictionary[Layout, Index] = WeakKeyDictionary()
 
 
 def _multiply(
-    dense: Any, w: BlockSparse, turned: bool, out: Any, kernel: str, precision: str | None
+    dense: Any, w: BlockSparse, feature_major: bool, out: Any, kernel: str, precision: str | None
 ) -> Any:
-    """dense @ w, or w @ dense where `turned`: then features come before the batch in memory."""
+    """dense @ w, or w @ dense if `feature_major`: then features come before the batch."""
     x, precision = operand(dense, "x"), checked_precision(precision)
     on_gpu, w_on_gpu = isinstance(x, DeviceArray), w.place == "cuda"
     if on_gpu and not w_on_gpu:
         raise ValueError('x is on a GPU and w on the CPU: move the weight with w.to("cuda") first')
     if x.dtype != w.dtype:
         raise TypeError(f"x and w take one dtype, got {x.dtype} and {w.dtype}")
-    if turned and x.ndim > 2:
+    if feature_major and x.ndim > 2:
         raise ValueError(f"w @ x takes an x of one or two axes, got {x.ndim}")
-    outputs, features = w.shape if turned else w.shape[::-1]
-    if x.ndim == 0 or x.shape[0 if turned else -1] != features:
-        takes = f"({features}, batch)" if turned else f"(..., {features})"
+    outputs, features = w.shape if feature_major else w.shape[::-1]
+    if x.ndim == 0 or x.shape[0 if feature_major else -1] != features:
+        takes = f"({features}, batch)" if feature_major else f"(..., {features})"
         raise ValueError(f"x takes the shape {takes} with this w, got {x.shape}")
-    shape = (outputs, *x.shape[1:]) if turned else (*x.shape[:-1], outputs)
+    shape = (outputs, *x.shape[1:]) if feature_major else (*x.shape[:-1], outputs)
     target = None if out is None else _checked_out(out, shape, x, w)
     if w_on_gpu and not on_gpu:
         y = target if isinstance(target, DeviceArray) else empty(shape, w.dtype)
-        _run(to_device(x), w, y, turned, kernel, precision)
+        _run(to_device(x), w, y, feature_major, kernel, precision)
         if target is None:
             return in_library_of(dense, y.numpy())
         if target is not y:
@@ -213,13 +212,13 @@ def _multiply(
         target = _empty(shape, x)
     if isinstance(target, DeviceArray) != on_gpu:
         raise ValueError("out takes the place of x, got one on the CPU and one on a GPU")
-    _run(x, w, target, turned, kernel, precision)
+    _run(x, w, target, feature_major, kernel, precision)
     return in_library_of(dense, target) if out is None else out
 
 
-def _run(x: Any, w: BlockSparse, y: Any, turned: bool, kernel: str, precision: str) -> None:
+def _run(x: Any, w: BlockSparse, y: Any, feature_major: bool, kernel: str, precision: str) -> None:
     """One product on operands of one place: y = x @ w, or w @ x = (x.T @ w.T).T by strides."""
-    if turned:
+    if feature_major:
         x, y, w = _columns_as_rows(x), _columns_as_rows(y), w.T
     elif len(x.shape) != 2:
         batch = prod(x.shape[:-1])
@@ -264,7 +263,7 @@ def _block_size(shape: tuple[int, int], grid: tuple[int, int]) -> int:
     sizes = {n / blocks for n, blocks in zip(shape, grid, strict=True)}
     if len(sizes) != 1 or not (size := sizes.pop()).is_integer() or size == 0:
         raise ValueError(
-            f"block_size is needed: features {shape} are no multiples of the layout's {grid} blocks"
+            f"block_size is needed: features {shape} do not divide into the layout's {grid} blocks"
         )
     return int(size)
 

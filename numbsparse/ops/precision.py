@@ -1,4 +1,4 @@
-"""How exact float32 products are where a call does not say: one setting for the whole process."""
+"""How accurate float32 products are by default: one setting for the whole process."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ _default = "highest"
 
 
 class set_precision:
-    """How exact float32 products are, from now on or in a `with` block.
+    """How accurate float32 products are, from now on or in a `with` block.
 
     Parameters
     ----------
     precision : str
         "highest", which it is at first: as accurate as a float32 product. "high": tensor cores may
-        round the factors to tf32, 10 bits of mantissa, for a multiple of the speed; sums are
+        round the operands to tf32, 10 bits of mantissa, which is several times as fast; sums are
         float32. The words of `torch.set_float32_matmul_precision` and
         `jax.default_matmul_precision`.
 
-    A call's own `precision=` goes before it, and a gradient is computed as exactly as the product
-    that it belongs to. Products of other dtypes know one precision. Holds for all threads.
+    A call's own `precision=` overrides it, and a gradient is computed as accurately as the product
+    that it belongs to. Products of other dtypes have one precision. Holds for all threads.
 
     Raises ValueError for another word.
 

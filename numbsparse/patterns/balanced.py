@@ -12,12 +12,12 @@ TRADES_PER_COLUMN = 20
 def balanced_random(in_blocks: int, out_blocks: int, fan_in: int, *, seed: Seed) -> Pattern:
     """A random pattern with exactly `fan_in` blocks in each column, and rows as even as can be.
 
-    Each row keeps fan_in * out_blocks / in_blocks blocks; where that is no integer, it keeps the
-    integer below or above, by chance. So density is fan_in / in_blocks exactly, and with a work
+    Each row keeps fan_in * out_blocks / in_blocks blocks; if that is not an integer, it keeps the
+    integer below or above, at random. So density is fan_in / in_blocks exactly, and with a work
     item per row or per column all items are equally long. `fan_in` is at most `in_blocks`.
 
-    A regular pattern is dealt out first, then shuffled by trades that keep all sums: columns meet
-    in random pairs, and the blocks that one of the two has are dealt out anew between them (Strona
+    A regular pattern comes first, then it is shuffled by trades that keep all sums: columns meet
+    in random pairs, and the blocks that only one of the two has are dealt out again (Strona
     et al., "A fast and unbiased procedure to randomize ecological binary matrices with fixed row
     and column totals", Nature Communications 5, 2014).
 

@@ -58,8 +58,8 @@ def from_bck(
     TypeError
         If `bck` holds no pairs of lists, or channels are no whole numbers.
     ValueError
-        If a channel is out of range or twice in a list, a list is empty, or a group is no multiple
-        of a block: the message names the block or the group.
+        If a channel is out of range or twice in a list, a list is empty, or a group is not whole
+        blocks: the message names the block or the group.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def from_bck(
             if size % block_size:
                 raise ValueError(
                     f"bck has a group of {size} {side}-channels that are in the same lists, that "
-                    f"of channel {first}: no multiple of blocks of {block_size}"
+                    f"of channel {first}: not a multiple of blocks of {block_size}"
                 )
     pattern = np.zeros((-(-in_channels // block_size), -(-out_channels // block_size)), bool)
     in_place, out_place = np.argsort(in_order), np.argsort(out_order)

@@ -60,13 +60,13 @@ def as_pattern(pattern: Any, argument: str = "pattern") -> Pattern:
 
 
 def real_array(argument: str, value: Any, takes: str) -> np.ndarray:
-    """`value` as an array of booleans or real numbers; `takes` tells the user what was expected."""
+    """`value` as an array of booleans or real numbers; `takes` says what was expected."""
     refuse_masked(value, argument)
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:
         got = type(value).__name__
-        raise TypeError(f"{argument} takes {takes}, got a {got} that is no array") from error
+        raise TypeError(f"{argument} takes {takes}, got a {got} that is not an array") from error
     if array.dtype.kind not in "biuf":
         got = f"dtype {array.dtype}" if array.ndim else type(value).__name__
         raise TypeError(f"{argument} takes {takes}, got {got}")

@@ -14,7 +14,7 @@ def barabasi_albert(n: int, m: int, *, seed: Seed) -> Pattern:
     one, and each is joined to m different earlier ones, drawn with a probability in proportion to
     the connections that they have. The diagonal and the blocks among the first m units are kept
     besides. The pattern is symmetric and has exactly 2m (n - m) + m^2 + (n - m) blocks. Every row
-    has m + 1 at least, the first ones many more: rows of k blocks grow rare about as k^-3.
+    has at least m + 1, the first ones many more: rows of k blocks are about as frequent as k^-3.
 
     Same distribution as `networkx.barabasi_albert_graph(n, m, initial_graph=...)` from a star of m
     leaves whose centre is unit m, with the diagonal and the corner [:m, :m] added, as in the
@@ -61,16 +61,16 @@ def barabasi_albert_rectangular(in_blocks: int, out_blocks: int, m: int, *, seed
     """Preferential attachment between inputs and outputs: hubs on both sides.
 
     It starts from the first m rows and the first m columns, all joined. The others come one by one,
-    rows and columns taking turns in proportion to their numbers. A new row is joined to m different
-    columns that are there already, a new column to m such rows, drawn with a probability in
+    rows and columns alternating in proportion to their numbers. A new row is joined to m different
+    of the columns so far, a new column to m such rows, drawn with a probability in
     proportion to the blocks that they have. The pattern has exactly m (in_blocks + out_blocks - m)
-    blocks, and every row and every column has m at least. No diagonal is added.
+    blocks, and at least m in every row and every column. No diagonal is added.
 
     Parameters
     ----------
     in_blocks, out_blocks : int
     m : int
-        Blocks that a new row or column brings, 1 to the shorter side.
+        Blocks of a new row or column, 1 to the shorter side.
     seed : int or numpy.random.Generator
 
     Examples

@@ -59,7 +59,7 @@ def block_diagonal(in_blocks: int, out_blocks: int, groups: int) -> Pattern:
 
 
 def banded(in_blocks: int, out_blocks: int, width: int) -> Pattern:
-    """The diagonal and `width` blocks to each side of it: |i - j| <= width if square.
+    """The diagonal and `width` blocks to each side of it: `|i - j| <= width` if square.
 
     If rectangular, the longer side is first scaled to the shorter, i * out_blocks // in_blocks for
     i or j * in_blocks // out_blocks for j, so that the band runs from corner to corner, `width`

@@ -49,11 +49,11 @@ def watts_strogatz(n: int, m: int, p: float, *, seed: Seed) -> Pattern:
 def watts_strogatz_2d(height: int, width: int, m: int, p: float, *, seed: Seed) -> Pattern:
     """A small world on a grid: as `watts_strogatz`, with neighbours in two dimensions.
 
-    n = height * width units lie on a grid whose edges meet (a torus); unit r * width + c lies in
+    n = height * width units form a grid whose edges meet (a torus); unit r * width + c is in
     row r and column c. Each is joined to itself and to its 2m nearest units by straight distance:
-    m = 2 gives the 4 units beside it, m = 4 the 8 around it, m = 6 the 12 within distance 2.
+    m = 2 gives the 4 units next to it, m = 4 the 8 around it, m = 6 the 12 within distance 2.
     Neighbours come in opposite pairs; of pairs equally far, the ones in the unit's own row come
-    first, then those of the next rows, so m = 1 joins units along rows alone. Connections are then
+    first, then those of the next rows, so m = 1 joins units along rows only. Connections are then
     rewired with probability p. The pattern is n x n and symmetric, its diagonal is kept, and it
     has exactly n (2m + 1) blocks.
 

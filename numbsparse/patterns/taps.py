@@ -39,7 +39,7 @@ def taps(pattern: Any, kernel_size: Any, *, kept: Any = None) -> Pattern:
 
 
 def causal(kernel_size: Any, *, centre: bool = True) -> np.ndarray:
-    """Which taps see pixels that come before their own in raster order: bool, (*kernel_size).
+    """Which taps see pixels that come before their own in raster order: bool, of `kernel_size`.
 
     With `centre` the pixel itself is seen too. For `taps` and for layers; each size is odd, and the
     convolution's padding is "same".

@@ -24,7 +24,7 @@ def from_dense(
     Parameters
     ----------
     weights : array_like of real numbers, (in_features, out_features)
-        Without NaN or infinity. If a side is no multiple of `block_size`, zeros are added at its
+        Without NaN or infinity. If a side is not a multiple of `block_size`, zeros are added at its
         end.
     block_size : int
     density : float, optional

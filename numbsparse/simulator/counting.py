@@ -93,7 +93,7 @@ def count(call: Callable[[], Any]) -> list[Count]:
 
     Notes
     -----
-    Every access in the kernel's text counts; a compiler may keep in a register what a loop reads
+    Every access in the kernel's code counts; a compiler may keep in a register what a loop reads
     again. Caches are not simulated: a sector is counted each time that it is asked for. What the
     copy engine moves and `wgmma` reads is not counted, nor are accesses to local arrays. A kernel
     launched for the first time may come after others that prepare it, each a launch of its own.

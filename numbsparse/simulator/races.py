@@ -77,7 +77,7 @@ def races(call: Callable[[], Any]) -> list[Race]:
     Returns
     -------
     list of Race
-        One for each pair of places in the text; empty where all accesses are ordered.
+        One for each pair of places in the code; empty if all accesses are ordered.
 
     Raises
     ------

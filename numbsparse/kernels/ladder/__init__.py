@@ -8,15 +8,15 @@ of two files is the lesson; `kernels/README.md` tells the story. The names are t
     B               the side of a kept block
     xs, ws          tiles of x and w in shared memory
     acc             sums of a thread
-    t, warp, lane   a thread in its block, its warp, its place there
+    t, warp, lane   a thread in its block, its warp, its number in the warp
     top, left       the first row and column of y of a block of threads
     column          a block column of w; first, steps: where its kept blocks begin, how many steps
     ring, STAGES    from step 9 on: tiles of several steps; full, empty: the barriers of each stage
-    LINE            of a line of a tile: values, from step 9 on bytes
+    LINE            length of a line of a tile: in values, from step 9 on in bytes
 
-A step has the contract of a rung of `kernels/matmul`, for the forward product alone and for shapes
-that keep edges out of the text: `unsupported` and `forward` refuse all else in words. What the
-library computes with are the rungs of `kernels/matmul`.
+A step has the contract of a rung of `kernels/matmul`, for the forward product only and for shapes
+without edges: `unsupported` and `forward` refuse everything else, and say why. What the library
+computes with are the rungs of `kernels/matmul`.
 """
 
 from __future__ import annotations

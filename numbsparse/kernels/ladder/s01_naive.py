@@ -1,16 +1,16 @@
 """Step 1: a thread for each output.
 
-Thread t computes one y[n, k] alone: it goes down the kept blocks of its block column and adds up.
-The 32 threads of a warp have neighbouring k. Their reads of w lie side by side, so that a warp's 32
+Thread t computes one y[n, k] by itself: it walks down the kept blocks of its block column and adds
+up. The 32 threads of a warp have neighbouring k. Their reads of w are adjacent, so that a warp's 32
 loads are one request of 128 bytes (they are coalesced), and x[n, c] is the same for all of them.
 
 What changed since the reference: there one thread goes through all outputs; here each has its own.
 
 Reads per output, for a sum of K = B * (blocks in the column) products: 2 K from global memory.
 
-The limit: not these reads, most of which the L1 cache serves, but what it takes to find them. An
-index of a strided array in 64 bits costs several instructions, and each product has five of them.
-The next step writes the same reads in fewer instructions.
+The limit: not these reads, most of which the L1 cache serves, but finding them. An index of a
+strided array in 64 bits costs several instructions, and each product has five of them. The next
+step writes the same reads in fewer instructions.
 """
 
 from __future__ import annotations

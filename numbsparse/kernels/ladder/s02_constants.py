@@ -2,16 +2,16 @@
 
 The same reads and the same sums. But the kernel is made by a function, for one block size: B is a
 constant in it, so that a division by B is a shift, and the loop over a block is unrolled: addresses
-of neighbouring loads differ by constants that stand in the instructions.
+of neighbouring loads differ by constants in the instructions.
 
-What changed since the step before: arrays are passed with one axis, and where a row begins is
-worked out once, in unsigned 32-bit numbers. NumPy's rule that -1 is the last item costs a test for
+What changed since the step before: arrays are passed with one axis, and the beginning of a row is
+computed once, in unsigned 32-bit numbers. NumPy's rule that -1 is the last item costs a test for
 each signed index; an unsigned one has none.
 
 Reads per output, for a sum of K products: 2 K from global memory, as before.
 
-The limit: two loads for each multiply-add, and the way to L1 that all of them take. The next step
-reads each value once for many threads.
+The limit: two loads for each multiply-add, all of them from L1. The next step reads each value once
+for many threads.
 """
 
 from __future__ import annotations

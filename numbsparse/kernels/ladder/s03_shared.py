@@ -4,8 +4,8 @@ A block of threads computes BM x BN outputs. In each step its threads fetch BK t
 shared memory, one value of x and one of w each, wait for each other, and then read from there: a
 value that comes from global memory once serves 32 threads.
 
-What changed since the step before: sums go by steps of BK terms, each between two barriers. After
-the first the tiles are whole, after the second nobody reads them any more.
+What changed since the step before: sums proceed in steps of BK terms, each between two barriers.
+After the first the tiles are complete, after the second nobody reads them.
 
 Reads per output, for a sum of K products: K / BN + K / BM from global memory, a 32nd of the step
 before; 2 K from shared memory.

@@ -3,9 +3,9 @@
 A thread computes TM rows of one column. It reads a value of ws once, keeps it in a register, and
 multiplies it with TM values of xs: TM + 1 loads for TM products, where there were 2 TM.
 
-What changed since the step before: `acc` is an array. Its places are known when the kernel is
-compiled, for loops over TM are unrolled, and so it stands in registers. The tile is larger, and
-each thread fetches several values of it.
+What changed since the step before: `acc` is an array. Its indices are known when the kernel is
+compiled, because loops over TM are unrolled, and so it is kept in registers. The tile is larger,
+and each thread fetches several values of it.
 
 Reads per output, for a sum of K products: K / BN + K / BM from global memory; K + K / TM from
 shared memory.

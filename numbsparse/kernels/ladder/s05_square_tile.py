@@ -1,18 +1,18 @@
 """Step 5: a rectangle of outputs in a thread.
 
 A thread computes TM x TN outputs. For each term of the sum it reads TM + TN values from shared
-memory and makes TM * TN products of them: the more, the nearer the rectangle is to a square.
+memory and forms TM * TN products of them: the more, the closer the rectangle is to a square.
 
 What changed since the step before: `acc` has two axes, and TM + TN values wait in registers. Rows
-of a thread lie TY apart, columns TX apart, so that neighbouring threads read neighbours. Four rows
-of xs are now read by a warp at once; a line is one value longer than BK, or all four would lie in
+of a thread are TY apart, columns TX apart, so that neighbouring threads read neighbours. Four rows
+of xs are now read by a warp at once; a line is one value longer than BK, or all four would be in
 the same bank of shared memory and be served one after the other (a bank conflict).
 
 Reads per output, for a sum of K products: K / BN + K / BM from global memory; K / TN + K / TM from
 shared memory.
 
 The limit: the issue slots. The inner loop has three loads for each eight multiply-adds, and each of
-them brings four bytes to a lane. The next step brings sixteen.
+them loads four bytes for a lane. The next step loads sixteen.
 """
 
 from __future__ import annotations

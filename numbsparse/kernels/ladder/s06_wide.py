@@ -2,18 +2,18 @@
 
 Four neighbours are one load, from global memory, from shared memory, and one store. The columns of
 a thread are now neighbours, and it takes four terms of the sum at a time: a load for each of its
-rows brings four terms of x, a load for each term brings its columns of w.
+rows fetches four terms of x, a load for each term its columns of w.
 
-What changed since the step before: `load_4xf32` and `store_4xf32`, which take flat places that are
+What changed since the step before: `load_4xf32` and `store_4xf32`, which take flat indices that are
 multiples of four. So a line of xs is four values longer than BK: eight lines then begin in eight
 different groups of four banks.
 
 Reads per output, for a sum of K products: K / BN + K / BM from global memory and K / TN + K / TM
 from shared memory, as before, in a quarter of the instructions.
 
-The limit: a thread fetches, then multiplies, and while it fetches its multiply-adds stand still.
-Other blocks of threads on the same multiprocessor fill the gap as far as there are some: how many
-fit, the occupancy, is up to the registers. The next step fills it by itself.
+The limit: a thread fetches, then multiplies, and while it fetches it multiplies nothing. Other
+blocks of threads on the same multiprocessor fill the gap as far as there are some: how many fit,
+the occupancy, is up to the registers. The next step fills it by itself.
 """
 
 from __future__ import annotations

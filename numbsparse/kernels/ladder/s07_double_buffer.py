@@ -1,20 +1,20 @@
 """Step 7: fetch the next tiles while these are multiplied.
 
-`cp.async` copies sixteen bytes from global to shared memory beside the thread, which does not wait
-and needs no register for them. With two tiles of x and two of w (double buffering) a step first
-asks for the tiles of the next one, and then multiplies what the step before it asked for: the
+`cp.async` copies sixteen bytes from global to shared memory in the background: the thread does not
+wait and needs no register for them. With two tiles of x and two of w (double buffering) a step
+first requests the tiles of the next one, and then multiplies what the step before it requested: the
 latency of global memory passes while there is something to do.
 
-What changed since the step before: `fetch` only asks. Copies since the last commit are a group, and
-a thread waits until at most so many of its groups are on their way; the barrier after it says that
-the copies of all threads have come.
+What changed since the step before: `fetch` only requests. Copies since the last commit are a group,
+and a thread waits until at most so many of its groups are on their way; the barrier after it says
+that the copies of all threads have arrived.
 
 Reads per output, for a sum of K products: K / BN + K / BM from global memory, K / TN + K / TM from
 shared memory, as before.
 
 The limit: one multiply-add for each lane and instruction. In the inner loop nine instructions of
-ten are multiply-adds now, so that no better text could be much faster. The next step has an
-instruction that makes 2,048 of them.
+ten are multiply-adds now, so that no better code could be much faster. The next step has an
+instruction that does 2,048 of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Step 8: tensor cores, from here on in float16; sums stay float32.
 
 `mma` multiplies 16 x 16 values of x by 16 x 8 of w for a whole warp: the 32 lanes hold the matrices
-together, each a few values (`kernels/ptx/meaning.py` says which). `ldmatrix` brings them there from
+together, each a few values (`kernels/ptx/meaning.py` says which). `ldmatrix` loads them from
 shared memory: each lane names a line of eight values, and gets its part of all 32 lines. A warp
 computes 32 rows of the tile and all of its columns.
 
@@ -12,9 +12,9 @@ of xs: eight lines of sixteen bytes then pass in one wavefront, with no bank con
 Reads per output, for a sum of K products: K / BN + K / BM from global memory; K / BN + K / WM from
 shared memory, for what a warp loads is used by all of its lanes.
 
-The limit: the latency of a step. There is so little to compute in one that two buffers do not
-cover the way to memory, and the threads' own instructions go into addresses of copies. The next
-step has an engine copy.
+The limit: the latency of a step. There is so little to compute in one that two buffers do not cover
+the latency of memory, and the threads spend their instructions on addresses of copies. In the next
+step an engine copies.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Step 9: the copy engine (TMA) fetches, and tells a barrier when the bytes have come.
 
-On Hopper one instruction of one thread asks for a whole tile: a box of x or w, named by its corner
-and a tensor map, that says how the array lies in memory. The engine works out all addresses. Each
+On Hopper one instruction of one thread requests a whole tile: a box of x or w, named by its corner
+and a tensor map, which describes the array in memory. The engine computes all addresses. Each
 stage of a ring has a barrier in shared memory (`mbarrier`) that counts the bytes of its tiles. A
-barrier is used again and again: its phases are even and odd in turns, and who waits says which.
+barrier is used again and again: its phases are alternately even and odd, and a wait names one.
 
 What changed since the step before: `fetch` is three instructions of thread 0. There are STAGES
 tiles on their way instead of two. The engine leaves no gaps between lines. Against bank conflicts
@@ -13,7 +13,7 @@ bits of the line's, and the threads that read do the same.
 Reads per output, for a sum of K products: K / BN + K / BM from global memory, K / BN + K / WM from
 shared memory, as before.
 
-The limit: the way from shared memory to registers. Each warp brings all columns of w for its 32
+The limit: the path from shared memory to registers. Each warp loads all columns of w for its 32
 rows, and then waits for what it loaded. The next step multiplies from shared memory itself.
 """
 

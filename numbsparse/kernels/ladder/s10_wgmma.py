@@ -1,13 +1,13 @@
 """Step 10: `wgmma` multiplies straight from shared memory.
 
 Four warps together, a warpgroup, multiply 64 rows of x by a whole block of w: up to 64 x 128 sums,
-16 terms at a time. The factors never pass through registers, which are free for sums; so a block of
-threads computes a whole block column, and x is read once for it.
+16 terms at a time. The operands never pass through registers, which are free for sums; so a block
+of threads computes a whole block column, and x is read once for it.
 
-What changed since the step before: no ldmatrix. An `Operand` says how a factor lies in shared
-memory, swizzle and all, and the hardware finds it. `acc` is a tuple that `multiply` takes and gives
-back: so no compiler touches a sum while the tensor cores work on it. Tiles are as wide as a block,
-BN = B, and as deep as 128 bytes of a line allow; a wider w comes in two panels.
+What changed since the step before: no ldmatrix. An `Operand` describes a tile in shared memory,
+including its swizzle, and the hardware reads it. `acc` is a tuple that `multiply` takes and
+returns: so no compiler touches a sum while the tensor cores work on it. Tiles are as wide as a
+block, BN = B, and as deep as 128 bytes of a line allow; a wider w comes in two panels.
 
 Reads per output, for a sum of K products: K / B + K / BM from global memory; K / B + K / 64 from
 shared memory, at the tensor cores' own pace.

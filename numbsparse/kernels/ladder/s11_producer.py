@@ -1,13 +1,13 @@
 """Step 11: a warp that fetches, and warpgroups that multiply.
 
-The threads part for good. One warp, the producer, asks for tiles and does nothing else; the others,
-the consumers, multiply. Each stage has two barriers: the producer waits until it is empty, the
-consumers wait until it is full, and each warp of them arrives at the other barrier when it is done.
-Nobody waits for everybody.
+The threads take two roles. One warp, the producer, requests tiles and does nothing else; the
+others, the consumers, multiply. Each stage has two barriers: the producer waits until it is empty,
+the consumers wait until it is full, and each warp of them arrives at the other barrier when it is
+done. Nobody waits for everybody.
 
 What changed since the step before: no `syncthreads` in the loop, but a second array of barriers.
-One lane of the producer asks, chosen by `elect`: of `t == 0` the compiler would make a loop over
-the lanes. `step // STAGES % 2` is the phase; who waits for an empty stage waits for the phase
+One lane of the producer, chosen by `elect`, does it: of `t == 0` the compiler would make a loop
+over the lanes. `step // STAGES % 2` is the phase; who waits for an empty stage waits for the phase
 before, so that the first round finds all stages empty.
 
 Reads per output, for a sum of K products: K / B + K / BM from global memory, K / B + K / 64 from

@@ -1,19 +1,19 @@
 """Step 12: block columns that keep the same input blocks share x's tile.
 
 A block of threads computes COLUMNS block columns together. Which ones is chosen on the host, once
-for a layout: columns that keep much the same input blocks form a group. A step brings one tile of x
-and the blocks of all columns of the group that keep its input block, side by side: as one wide
-factor, from which a mask says what belongs to whom.
+for a layout: columns that keep much the same input blocks form a group. A step loads one tile of x
+and the blocks of all columns of the group that keep its input block, side by side, as one wide
+operand; a mask says which column each block belongs to.
 
 What changed since the step before: `plan` writes what a group does step by step, and the kernel
 reads that in place of the layout. A column's sums are registers, so each has its own products in
-the text, and those that the mask does not name are skipped. BM is 256: four warpgroups share w.
+the code, and those that the mask does not name are skipped. BM is 256: four warpgroups share w.
 
 Reads per output, for a sum of K products: K / (B U) + K / BM from global memory, where a tile of x
 serves U columns; K / B + K / 64 from shared memory.
 
 The limit: a block of threads begins with an empty ring and ends with a store, and there is only one
-on a multiprocessor, for its ring fills shared memory. At both ends the tensor cores stand still.
+on a multiprocessor, because its ring fills shared memory. At both ends the tensor cores are idle.
 The next step lets blocks of threads stay.
 """
 
@@ -74,7 +74,7 @@ def forward(x, values, index, y, precision="highest"):
 def plan(index, COLUMNS):
     """(groups, starts, inputs, masks, firsts, blocks): the steps of each group of columns.
 
-    Step s of group g, starts[g] <= s < starts[g + 1], brings the tile of x at block row inputs[s].
+    Step s of group g, starts[g] <= s < starts[g + 1], loads the tile of x at block row inputs[s].
     Bit c of masks[s] says whether column groups[g, c] keeps that input; the kept blocks are
     blocks[firsts[s]] to blocks[firsts[s + 1] - 1].
     """

@@ -1,8 +1,8 @@
 """Step 13: blocks of threads that stay for the whole launch.
 
 There is one block of threads for each multiprocessor (they are persistent), and it computes tile
-after tile of y. The ring goes on from one tile to the next: while the consumers store y, the
-producer already brings what the next tile needs, as far as the ring has room.
+after tile of y. The ring continues from one tile to the next: while the consumers store y, the
+producer already fetches what the next tile needs, as far as the ring has room.
 
 What changed since the step before: producer and consumers each have a loop over tiles around the
 loop over steps, and `turn` counts the steps of all tiles, for stages and phases. Tiles go down the
@@ -11,8 +11,8 @@ groups first and the rows of x last, so that those rows stay in the L2 cache mea
 Reads per output, for a sum of K products: K / (B U) + K / BM from global memory, K / B + K / 64
 from shared memory, as before.
 
-The limit: the L2 cache again. Each multiprocessor has its own copy of w brought there, though its
-neighbour multiplies other rows by the same blocks. The next step brings them once for two.
+The limit: the L2 cache again. Each multiprocessor fetches its own copy of w, though its neighbour
+multiplies other rows by the same blocks. The next step fetches them once for two.
 """
 
 from __future__ import annotations

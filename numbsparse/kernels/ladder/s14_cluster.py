@@ -2,19 +2,19 @@
 
 Two blocks of threads on neighbouring multiprocessors form a cluster: they run together, and the
 copy engine can write to the shared memory of both at once (multicast). Both compute the same group
-of columns, for different rows. So each asks for its own tile of x, and for every second block of w,
-for both.
+of columns, for different rows. So each requests its own tile of x, and every second block of w for
+both.
 
-What changed since the step before: `top` goes by the rank in the cluster; w is asked for by turns,
-with a mask that names both ranks; a stage is empty when the consumers of both blocks have arrived
-at its barrier, and so each warp arrives at two of them. Before the first copy the barriers of both
-must stand, and nobody may leave while the other still arrives: there the cluster meets.
+What changed since the step before: `top` depends on the rank in the cluster; w is requested in
+turns, with a mask that names both ranks; a stage is empty when the consumers of both blocks have
+arrived at its barrier, and so each warp arrives at two of them. Before the first copy the barriers
+of both must be ready, and nobody may leave while the other still arrives: there the cluster meets.
 
 Reads per output, for a sum of K products: K / (B U) + K / (BM CLUSTER) from global memory, K / B +
 K / 64 from shared memory.
 
-The limit: the way out. The consumers write y themselves, 16 bytes of eight rows with each store,
-and multiply nothing meanwhile. The next step leaves it to the copy engine.
+The limit: the stores. The consumers write y themselves, 16 bytes of eight rows with each store, and
+multiply nothing meanwhile. The next step leaves it to the copy engine.
 """
 
 from __future__ import annotations

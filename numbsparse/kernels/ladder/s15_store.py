@@ -1,9 +1,9 @@
 """Step 15: the copy engine stores y, too.
 
-A warp rounds its sums and puts 16 rows of up to 64 columns into shared memory, by `stmatrix`: the
-way back of `ldmatrix`. From there one instruction writes the box to y, and the warp goes on to the
-next tile while the engine still reads it. Beside 16 bytes of eight rows at a time, as before, whole
-lines are written.
+A warp rounds its sums and puts 16 rows of up to 64 columns into shared memory, by `stmatrix`, the
+reverse of `ldmatrix`. From there one instruction writes the box to y, and the warp continues with
+the next tile while the engine still reads it. Whole lines are written, where it was 16 bytes of
+eight rows at a time.
 
 What changed since the step before: each warp has room for one box behind the ring. `bulk_commit`
 and `bulk_wait_read` say when the room is free again; `fence_proxy_async` makes the engine see what
@@ -12,8 +12,8 @@ threads stored there.
 Reads per output, for a sum of K products: K / (B U) + K / (BM CLUSTER) from global memory, K / B +
 K / 64 from shared memory, as before.
 
-The limit: the L2 cache once more, with x. What the library computes with, `kernels/matmul`, goes
-on from here: `kernels/README.md` says with what, and what each addition brings.
+The limit: the L2 cache once more, with x. What the library computes with, `kernels/matmul`,
+continues from here: `kernels/README.md` says with what, and what each addition gains.
 """
 
 from __future__ import annotations

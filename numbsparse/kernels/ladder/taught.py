@@ -1,4 +1,4 @@
-"""What a step of the taught ladder serves. All else it refuses in words, and computes nothing."""
+"""What a step of the taught ladder serves. Everything else is refused with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Differentiable functions: each forward beside its gradient.
+"""Differentiable functions: each forward next to its gradient.
 
 They take Tensors and give Tensors, on the CPU and on a GPU alike; an operand of a product or of
 arithmetic may be an array.

@@ -45,7 +45,7 @@ def subtract(a: Any, b: Any) -> Tensor:
 
 
 def multiply(a: Any, b: Any) -> Tensor:
-    """a * b; each a Tensor, an array or a number. A block-sparse one takes a number beside it.
+    """a * b; each a Tensor, an array or a number. A block-sparse one takes a number only.
 
     >>> from numbsparse import Tensor
     >>> from numbsparse.nn import functional as F

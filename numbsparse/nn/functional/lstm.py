@@ -30,21 +30,19 @@ def lstm(
     kept: Any = None,
     precision: str | None = None,
 ) -> Sequence:
-    """One layer of LSTM cells over a sequence.
+    """One layer of LSTM cells over a sequence::
 
-    i, f, g, o = the gates of z_t = x_t @ weight_ih + h_(t-1) @ weight_hh + bias
-    c_t = sigmoid(f) * c_(t-1) + sigmoid(i) * tanh(g) * kept_t
-    h_t = sigmoid(o) * tanh(c_t)
+        i, f, g, o = the gates of z_t = x_t @ weight_ih + h_(t-1) @ weight_hh + bias
+        c_t = sigmoid(f) * c_(t-1) + sigmoid(i) * tanh(g) * kept_t
+        h_t = sigmoid(o) * tanh(c_t)
 
     One operation, forward and backward: the products of the inputs, and the gradients of weights
-    and inputs, are each one product for all steps; between them a step is one product and one
-    kernel. Of B units that share a block the four gates lie one block after another: the columns
-    of both weights, bias and gain are (blocks, 4, B) in C order, i, f, g and o along the second
-    axis.
+    and inputs, are each one product for all steps; in between, a step is one product and one
+    kernel. The columns of both weights, bias and gain are (blocks, 4, B) in C order, with i, f, g
+    and o of the B units of a block along the second axis.
 
-    Without layer norm the gradients of the gates take the place of the gates. So a second
-    `backward` over the same results runs the forward pass once more, with the same outcome; inputs
-    and weights are not to be changed in place before it.
+    Without layer norm the gradients of the gates overwrite the gates. So a second `backward` over
+    the same results repeats the forward pass; inputs and weights must not be changed before it.
 
     Parameters
     ----------

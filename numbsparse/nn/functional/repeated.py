@@ -31,7 +31,7 @@ def repeated_product(
     w : Tensor of a BlockSparse, (in_features, out_features)
     precision : "highest" or "high", optional
     calls : int
-        How many to expect; on a GPU the results of so many lie side by side in memory.
+        How many to expect; on a GPU so many results are adjacent in memory.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Optimisers, clipping and learning-rate schedules. State lives where the parameters do."""
+"""Optimizers, clipping and learning-rate schedules. State lives where the parameters do."""
 
 from numbsparse.nn.average import ExponentialMovingAverage
 from numbsparse.nn.optim.adam import Adam, AdamW

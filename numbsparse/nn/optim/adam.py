@@ -14,11 +14,14 @@ from numbsparse.nn.optim.optimizer import Optimizer
 
 
 class Adam(Optimizer):
-    """m = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) * g^2;
-    p -= lr * m' / (sqrt(v') + eps), with m' = m / (1 - beta1^t) and v' = v / (1 - beta2^t).
+    """Adam: in a parameter's step t, with its gradient g::
+
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g^2
+        p -= lr * m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
 
     `weight_decay * p` is added to g first. t is the number of the parameter's own step: one without
-    a gradient, as while it is frozen, counts none. Kingma and Ba, "Adam", 2015, algorithm 1.
+    a gradient, as while it is frozen, is not counted. Kingma and Ba, "Adam", 2015, algorithm 1.
 
     >>> import numbsparse as ns
     >>> p = ns.Tensor([1.0, 2.0], requires_grad=True)
@@ -69,7 +72,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with p -= lr * weight_decay * p beside the step, not within g.
+    """Adam with p -= lr * weight_decay * p in addition to the step, not within g.
 
     Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019, algorithm 2.
 

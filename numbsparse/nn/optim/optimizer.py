@@ -1,4 +1,4 @@
-"""What all optimisers share: parameters in groups, the state kept for each, its checkpoints."""
+"""What all optimizers share: parameters in groups, the state kept for each, its checkpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from numbsparse.patterns.checks import integer
 
 
 class Optimizer:
-    """The base of all optimisers: parameters, their settings, and arrays kept for each.
+    """The base of all optimizers: parameters, their settings, and arrays kept for each.
 
     `parameters` are Tensors, or groups of them with settings of their own, dicts such as
     {"params": tensors, "lr": 1e-4}; what a group does not say is as the other arguments say.
@@ -37,7 +37,7 @@ class Optimizer:
     [(0.0001, 0.0), (0.001, 0.1)]
 
     A parameter of float16 or bfloat16 (on a GPU) gets a float32 master here, which is what steps
-    are added to; the parameter is the master rounded, and all that is kept beside it is float32.
+    are added to; the parameter is the rounded master, and all other state is float32.
     Weights that are set or loaded between steps are followed. See `LossScaler` for float16.
 
     What is kept belongs to the layout of a block-sparse parameter. After `p.data = w` with another
@@ -200,11 +200,11 @@ class Optimizer:
             parameter.grad = None
 
     def remap(self) -> None:
-        """Follow parameters whose layout was changed, `p.data = w`: ask for it before a step.
+        """Follow parameters whose layout was changed by `p.data = w`: call it before a step.
 
-        What is kept for blocks that both layouts have goes on; for new blocks it begins with
-        zeros, while Adam's count of the parameter's steps goes on. Raises ValueError for another
-        block size, and changes nothing then. Captured steps are captured anew.
+        State of blocks that both layouts have is carried over; for new blocks it begins with zeros,
+        while Adam's count of the parameter's steps continues. Raises ValueError for another block
+        size, and changes nothing then. Captured steps are captured again.
         """
         moved = {}
         for i, slots in self._state.items():
@@ -268,10 +268,10 @@ class Optimizer:
         return (*names, "master") if self.parameters[i].dtype.itemsize == 2 else names
 
     def state_dict(self) -> dict[str, Any]:
-        """What a training goes on with, on the CPU, in memory of its own.
+        """All that training needs to resume, on the CPU, in memory of its own.
 
         The steps done and skipped, `lr`, and by the number of each parameter the steps that it
-        took, "0.steps", and what is kept for it, "0.m": as a BlockSparse beside a BlockSparse. Of
+        took, "0.steps", and what is kept for it, "0.m": as a BlockSparse for a BlockSparse. Of
         several groups `lr` is a list, and "groups" says how many parameters each has.
         """
         skipped = kept.on_cpu(self._skipped).tolist()
@@ -286,7 +286,7 @@ class Optimizer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict()` gave.
 
-        Raises TypeError or ValueError where it is of another optimiser or another layout; nothing
+        Raises TypeError or ValueError where it is of another optimizer or another layout; nothing
         is changed then. The state of a version that counted steps for all parameters together is
         taken as if each had taken them all, and of one that wrote no layouts, with a UserWarning,
         by its shapes alone.
@@ -322,7 +322,7 @@ class Optimizer:
             i = int(first) if first.isdecimal() else len(self.parameters)
             data = self.parameters[i].data if i < len(self.parameters) else None
             if data is None or name not in ("steps", *self._slot_names(i)):
-                raise ValueError(f"state is of another optimiser: it has {key!r}")
+                raise ValueError(f"state is of another optimizer: it has {key!r}")
             if name == "steps":
                 counts[i] = integer(f"state[{key!r}]", value, least=0)
                 continue

@@ -11,7 +11,7 @@ from numbsparse.patterns.checks import integer
 
 
 def warmup(step: int, steps: int) -> float:
-    """A factor that rises from 1 / steps at step 0, in a line, to 1 at step `steps - 1`.
+    """A factor that rises linearly from 1 / steps at step 0 to 1 at step `steps - 1`.
 
     >>> import numbsparse as ns
     >>> [ns.nn.optim.warmup(step, 4) for step in range(5)]

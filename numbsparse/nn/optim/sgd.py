@@ -14,7 +14,10 @@ from numbsparse.nn.optim.optimizer import Optimizer
 
 
 class SGD(Optimizer):
-    """v = momentum * v + g;  p -= lr * v  (with nesterov: p -= lr * (g + momentum * v)).
+    """Stochastic gradient descent, with momentum::
+
+        v = momentum * v + g
+        p -= lr * v                     # with nesterov: lr * (g + momentum * v)
 
     `weight_decay * p` is added to g first. Without momentum, v is g.
 

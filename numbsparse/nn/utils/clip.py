@@ -33,10 +33,10 @@ def clip_grad_norm(
 
     Returns
     -------
-    Tensor: the norm before, beside the gradients. Nothing is copied to the host
+    Tensor: the norm before, where the gradients are. Nothing is copied to the host
         Where it is infinite or NaN the gradients stay as they are: `LossScaler` skips such a step.
 
-    Raises ValueError for a max_norm that is no number above 0.
+    Raises ValueError for a max_norm that is not a number above 0.
 
     Examples
     --------

@@ -1,0 +1,126 @@
+"""What the site shows, and in which order: the public names by task, and the pages."""
+
+# A page's file: what the menu calls it. Pages of a folder's README follow it in the menu.
+PAGES = {
+    "examples/README.md": "Guides and examples",
+    "numbsparse/kernels/README.md": "Course",
+    "BENCHMARKS.md": "Benchmarks",
+    "CONTRIBUTING.md": "Contributing",
+    "CHANGELOG.md": "Changes",
+    ".github/SUPPORT.md": "Support",
+    ".github/SECURITY.md": "Security",
+}
+GUIDES = [
+    "examples/guides/first_model.md",
+    "examples/guides/products.md",
+    "examples/guides/from_torch.md",
+    "examples/guides/pruning.md",
+    "examples/guides/checkpoints.md",
+    "examples/guides/precision.md",
+    "examples/guides/convolutions.md",
+    "examples/guides/own_kernel.md",
+]
+PROGRAMS = [
+    "examples/block_sparse_matmul.py",
+    "examples/char_lm.py",
+    "examples/equal_parameters.py",
+    "examples/sentiment.py",
+    "examples/pixelcnn.py",
+]
+COURSE = [
+    "examples/01_layout.py",
+    "examples/02_three_products.py",
+    "examples/03_first_kernel.py",
+    "examples/04_shared_tile.py",
+    "examples/05_race.py",
+    "examples/06_tensor_core.py",
+    "examples/07_your_own_rung.py",
+    "examples/08_dense_to_sparse.py",
+]
+LESSONS = "numbsparse/kernels/README.md"  # a page for each of its headings, in its order
+LADDER = "numbsparse/kernels/ladder/"  # a step's lesson ends with its file, and what is new in it
+
+# (task, what the page says first, names in that module)
+REFERENCE = [
+    (
+        "Matrices and layouts",
+        "A pattern says which blocks are kept, a layout indexes it, a matrix holds the values.",
+        {"numbsparse": "Layout BlockSparse draw"},
+    ),
+    (
+        "Patterns",
+        "Which blocks of a weight are kept: boolean arrays (in_blocks, out_blocks).",
+        {
+            "numbsparse.patterns": "dense random balanced_random block_diagonal banded "
+            "watts_strogatz watts_strogatz_2d barabasi_albert barabasi_albert_rectangular "
+            "from_dense taps causal from_bck as_pattern mean_path_length mixing_steps"
+        },
+    ),
+    (
+        "Products and convolutions",
+        "Each has the others as its gradients. They take arrays, and Tensors to differentiate.",
+        {
+            "numbsparse": "matmul sddmm conv conv_transpose conv_weight_grad set_precision tune",
+        },
+    ),
+    (
+        "Arrays on a GPU",
+        "A GPU's arrays, and steps that are captured once and replayed.",
+        {"numbsparse": "to_device DeviceArray synchronize graph"},
+    ),
+    (
+        "Differentiation",
+        "A tape of operations, and gradients through it, of any order.",
+        {"numbsparse": "Tensor grad no_grad", "numbsparse.nn": "recompute"},
+    ),
+    (
+        "Layers",
+        "Names and arguments are torch's; `layout` and `block_size` make a layer sparse.",
+        {
+            "numbsparse.nn": "Module Parameter Sequential ModuleList ModuleDict "
+            "Linear Conv1d Conv2d Conv3d "
+            "ConvTranspose1d ConvTranspose2d ConvTranspose3d LSTM MultiplicativeLSTM "
+            "NormalizedProduct Embedding LayerNorm BatchNorm Dropout ReLU GELU Sigmoid Tanh",
+            "numbsparse.nn.utils": "weight_norm",
+        },
+    ),
+    (
+        "First values",
+        "Initialisers of block-sparse weights; a unit's fan-in counts kept blocks alone.",
+        {"numbsparse.nn.init": "uniform normal orthogonal identity fan_in"},
+    ),
+    (
+        "Functions",
+        "Differentiable functions of Tensors and arrays.",
+        {
+            "numbsparse.nn.functional": "linear embedding layer_norm dropout relu gelu elu "
+            "concat_elu glu sigmoid tanh softplus log_sigmoid softmax log_softmax logsumexp "
+            "cross_entropy mse_loss lstm lstm_step_by_step repeated_product repeated_norm "
+            "repeated_cell column_norms normalise_columns scale_columns add subtract multiply "
+            "divide negative power sqrt exp expm1 log cast sum mean reshape transpose "
+            "broadcast_to concatenate stack split unbind getitem",
+        },
+    ),
+    (
+        "Training",
+        "Optimizers, learning-rate schedules, clipping, mixed precision, averages of weights.",
+        {
+            "numbsparse.nn.optim": "Optimizer SGD Adam AdamW LambdaLR cosine warmup warmup_cosine "
+            "LossScaler ExponentialMovingAverage",
+            "numbsparse.nn.utils": "clip_grad_norm",
+        },
+    ),
+    (
+        "Files",
+        "State dicts in NumPy's format, written whole or not at all.",
+        {"numbsparse": "save load"},
+    ),
+    (
+        "Kernels of your own",
+        "Is a gradient right, is a kernel, does it race, and what does it ask of the memory?",
+        {
+            "numbsparse.kernels.matmul": "add_rung",
+            "numbsparse.testing": "check_rung check_grads count Count races Race in_turns Case",
+        },
+    ),
+]
