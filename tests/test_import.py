@@ -63,7 +63,9 @@ except ImportError as error:
     print(error)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert run.stdout == "numbsparse.torch takes torch: pip install 'numbsparse[torch]'\n", run.stderr
+    assert run.stdout == "numbsparse.torch takes torch: pip install 'numbsparse[torch]'\n", (
+        run.stderr
+    )
 
 
 def test_without_a_gpu_one_sentence_says_what_is_missing():

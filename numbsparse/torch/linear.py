@@ -10,7 +10,7 @@ import torch
 from numbsparse import patterns
 from numbsparse.nn.linear import layout_for
 from numbsparse.torch.layer import SparseModule, draw_
-from numbsparse.torch.matrix import matmul
+from numbsparse.torch.matrix import multiply
 
 
 class Linear(SparseModule):
@@ -73,8 +73,8 @@ class Linear(SparseModule):
         draw_(self.weight, self.bias, self.layout, (self.in_features, self.out_features))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        w = self.matrix("weight", (self.in_features, self.out_features))
-        y = matmul(x, w, precision=self.precision)
+        shape = self.in_features, self.out_features
+        y = multiply(x, self.weight, self.handles["weight"], shape, False, self.precision)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def extra_repr(self) -> str:

@@ -180,12 +180,25 @@ def matmul(
     _check_dense("x", x)
     if not isinstance(w, BlockSparse):
         raise TypeError(f"w takes a BlockSparse of numbsparse.torch, got {type_name(w)}")
-    if x.dim() == 0 or x.shape[-1] != w.shape[0]:
-        raise ValueError(f"x takes the shape (..., {w.shape[0]}) with this w, got {tuple(x.shape)}")
-    _check_alike("x", x, "w", w.values)
-    product = operators.transposed if w.is_transposed else operators.matmul
-    numbers = (*w.stored_shape, w.values.shape[1])
-    return product(x, w.values, w.handle.word, *numbers, ops.checked_precision(precision))
+    return multiply(x, w.values, w.handle, w.stored_shape, w.is_transposed, precision)
+
+
+def multiply(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    handle: Handle,
+    shape: tuple[int, int],
+    transposed: bool,
+    precision: str | None,
+) -> torch.Tensor:
+    """`matmul` with the parts of a matrix, which layers hold."""
+    features = shape[transposed]
+    if x.dim() == 0 or x.shape[-1] != features:
+        raise ValueError(f"x takes the shape (..., {features}) with this w, got {tuple(x.shape)}")
+    _check_alike("x", x, "w", values)
+    product = operators.transposed if transposed else operators.matmul
+    numbers = (*shape, values.shape[1])
+    return product(x, values, handle.word, *numbers, ops.checked_precision(precision))
 
 
 def sddmm(
