@@ -77,7 +77,7 @@ def in_mlp(module: nn.Module, name: str) -> bool:
 
 
 def make(kind: str, symbols: int, options: Namespace) -> GPT:
-    """The dense model, or one made sparse; each output of an MLP has as many inputs as the others."""
+    """The dense model, or one made sparse: each block of outputs has as many inputs."""
     torch.manual_seed(options.seed)
     wider = round(1 / options.density) if kind == "wide" else 1
     sizes = options.width, options.layers, options.length, 4 * options.width * wider

@@ -221,6 +221,16 @@ def test_a_state_dict_holds_the_layout(name, tmp_path):
         torch.testing.assert_close(parameter, old - 1)
 
 
+def test_safetensors_keep_the_layout(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    one, other = linear(1), linear(2)
+    safetensors.save_model(one, str(tmp_path / "model.safetensors"))
+    state = safetensors.load_file(tmp_path / "model.safetensors")
+    nst.adopt_layouts_(other, state)
+    other.load_state_dict(state)
+    torch.testing.assert_close(other.state_dict(), one.state_dict(), rtol=0, atol=0)
+
+
 def test_a_state_dict_without_a_layout():
     layer = linear()
     state = {k: v for k, v in layer.state_dict().items() if k != "weight_pattern"}
