@@ -4,7 +4,7 @@ import pytest
 from examples_helpers import imported, write_text
 from torch_helpers import nst, torch
 
-SMALL = "--width 128 --layers 1 --batch 4 --length 16 --steps 30 --lr 1e-2 --held-out-batches 2"
+SMALL = "--width 128 --layers 1 --batch 4 --length 16 --steps 20 --lr 1e-2 --held-out-batches 2"
 
 
 @pytest.mark.parametrize("more", [[], ["--amp"]], ids=["float32", "amp"])

@@ -55,10 +55,31 @@ def operator(
         rule = _autocast(made, device, tensors, wide if half_on_cpu or device != "cpu" else None)
         _library.impl(name, rule, f"Autocast{device.upper()}")
     torch.library.register_fake(f"numbsparse::{name}", fake, lib=_library)
-    torch.library.register_autograd(
-        f"numbsparse::{name}", backward, setup_context=save, lib=_library
-    )
+    _library.impl(name, _differentiated(made, tensors, save, backward), "Autograd")
     return made
+
+
+def _differentiated(
+    made: Any, tensors: int, save: Callable[..., Any], backward: Callable[..., Any]
+) -> Callable[..., Any]:
+    """What torch.library.register_autograd would make, which takes 15 us more a call."""
+
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            output = made(*inputs)
+        save(ctx, inputs, output)
+        return output
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function = type(made._opname, (torch.autograd.Function,), methods)
+
+    def run(*inputs: Any) -> Any:
+        if torch.is_grad_enabled() and any(a.requires_grad for a in inputs[:tensors]):
+            return function.apply(*inputs)  # type: ignore[attr-defined]
+        with torch._C._AutoDispatchBelowAutograd():
+            return made(*inputs)
+
+    return run
 
 
 def _autocast(
@@ -131,8 +152,9 @@ def lent(x: torch.Tensor) -> Any:
 
 
 def given_back(result: Any, like: torch.Tensor) -> torch.Tensor:
-    """A result as a tensor, without a copy."""
-    tensor: torch.Tensor = in_library_of(like, result)
+    """A result as a tensor, without a copy; `matmul` on a GPU gives one itself."""
+    made = isinstance(result, torch.Tensor)
+    tensor: torch.Tensor = result if made else in_library_of(like, result)
     return tensor
 
 
