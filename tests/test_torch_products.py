@@ -156,22 +156,39 @@ def test_precision_of_a_gradient_is_that_of_its_product(monkeypatch):
 
 def test_a_layout_lives_as_long_as_who_needs_it():
     pattern = ns.patterns.random(5, 3, 0.5, seed=9)
-    w = nst.BlockSparse(drawn(int(pattern.sum()), 4, 4), pattern)
-    word, x = w.handle.word, drawn(2, 20)
-    expected, y = x @ w.to_dense(), x @ w
-    copies = copy.deepcopy(w.handle), pickle.loads(pickle.dumps(w.handle))
-    values = w.values
+    w, x = nst.BlockSparse(drawn(int(pattern.sum()), 4, 4), pattern), drawn(2, 20)
+    word, values, expected = w.handle.word, w.values, x @ w.to_dense()
+    y = x @ w
     del w
     gc.collect()
     y.sum().backward()  # the tape has it
-    assert nst.BlockSparse(values.detach(), copies[0]).handle.word == word
-    del copies, y
+    del y
     gc.collect()
     with pytest.raises(LookupError, match=f"no layout here has the handle '{word}'"):
         OPS.matmul(x, values, word, 20, 12, 4, "highest")
     again = nst.BlockSparse(values, pattern)
     assert again.handle.word == word
     torch.testing.assert_close(x @ again, expected)
+    for copied in (copy.deepcopy(again.handle), pickle.loads(pickle.dumps(again.handle))):
+        del again
+        gc.collect()
+        again = nst.BlockSparse(values, copied)
+        torch.testing.assert_close(x @ again, expected)
+        del copied
+        gc.collect()
+
+
+def test_equal_layouts_keep_the_one_that_is_known():
+    first, second = layout(6, 5, seed=8), layout(6, 5, seed=8)
+    word = nst.handles.Handle(first).word
+    assert nst.handles.Handle(second).word == word
+    del first
+    gc.collect()
+    assert nst.handles.layout_of(word) == second
+    del second
+    gc.collect()
+    with pytest.raises(LookupError):
+        nst.handles.layout_of(word)
 
 
 X, W = drawn(2, 12), matrix()
