@@ -18,12 +18,12 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 class Array(Protocol):
-    """A dense array of any library, to type checkers: all of them speak DLPack."""
+    """A dense array of any library, to type checkers; our Tensor is none."""
 
     @property
     def shape(self) -> Any: ...
     @property
-    def dtype(self) -> Any: ...
+    def nbytes(self) -> int: ...
     def __dlpack__(self, *args: Any, **options: Any) -> Any: ...
 
 
