@@ -26,6 +26,7 @@ PROGRAMS = [
     "examples/equal_parameters.py",
     "examples/sentiment.py",
     "examples/pixelcnn.py",
+    "examples/torch_gpt.py",
 ]
 COURSE = [
     "examples/01_layout.py",
@@ -61,6 +62,14 @@ REFERENCE = [
         "Each has the others as its gradients. They take arrays, and Tensors to differentiate.",
         {
             "numbsparse": "matmul sddmm conv conv_transpose conv_weight_grad set_precision tune",
+        },
+    ),
+    (
+        "In torch",
+        "Operators and modules for torch's models; they take and give torch's tensors.",
+        {
+            "numbsparse.torch": "sparsify_ adopt_layouts_ Linear Conv1d Conv2d Conv3d LSTM "
+            "BlockSparse matmul sddmm"
         },
     ),
     (

@@ -7,10 +7,16 @@ from numbsparse.device import DeviceArray, synchronize, to_device
 from numbsparse.draw import draw
 from numbsparse.graph import graph
 from numbsparse.layout import Layout
+from numbsparse.nn import functional as _functional
 from numbsparse.nn import load, save
-from numbsparse.nn.functional import conv, conv_transpose, conv_weight_grad, matmul, sddmm
+from numbsparse.nn.functional import conv, conv_transpose, conv_weight_grad
 from numbsparse.ops import set_precision
+from numbsparse.signatures import Matmul as _Matmul
+from numbsparse.signatures import Sddmm as _Sddmm
 from numbsparse.tune import tune
+
+matmul: _Matmul = _functional.matmul
+sddmm: _Sddmm = _functional.sddmm
 
 __version__ = "0.1.0"
 

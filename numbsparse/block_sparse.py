@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import scipy.sparse
@@ -15,6 +15,19 @@ from numbsparse.npz import open_npz, write_npz
 from numbsparse.patterns.checks import integer
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+class Array(Protocol):
+    """A dense array of any library, to type checkers; our Tensor is none."""
+
+    @property
+    def shape(self) -> Any: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __dlpack__(self, *args: Any, **options: Any) -> Any: ...
+
+
+A = TypeVar("A", bound=Array)
 
 
 class BlockSparse:
@@ -63,8 +76,8 @@ class BlockSparse:
 
     if TYPE_CHECKING:  # brought by numbsparse.ops.matmul, the room that multiplies
 
-        def __matmul__(self, x: Any) -> Any: ...
-        def __rmatmul__(self, x: Any) -> Any: ...
+        def __matmul__(self, x: A) -> A: ...
+        def __rmatmul__(self, x: A) -> A: ...
 
     def __init__(self, data: Any, layout: Any, *, shape: tuple[int, int] | None = None):
         layout = as_layout(layout)

@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_265,
+    "numbsparse": 2_340,
     "numbsparse/autograd": 605,
     "numbsparse/bench": 4_480,
     "numbsparse/device": 2_315,
@@ -23,6 +23,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 1_555,
+    "numbsparse/torch": 1_460,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

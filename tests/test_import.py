@@ -52,6 +52,22 @@ for call in (lambda: w.astype("bfloat16"), lambda: ns.load("state.npz")):
     assert run.stdout.splitlines() == ["4.0", says, says], run.stderr
 
 
+def test_without_torch_one_sentence_says_what_is_missing():
+    code = """
+import sys
+sys.modules["torch"] = None
+import numbsparse
+try:
+    import numbsparse.torch
+except ImportError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.stdout == "numbsparse.torch takes torch: pip install 'numbsparse[torch]'\n", (
+        run.stderr
+    )
+
+
 def test_without_a_gpu_one_sentence_says_what_is_missing():
     code = """
 import numbsparse as ns

@@ -1,0 +1,217 @@
+"""torch.nn.Conv1d to Conv3d with a layout, and the operators that they are made of."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+
+from numbsparse import ops, patterns
+from numbsparse.kernels.conv import Window
+from numbsparse.layout import Layout
+from numbsparse.nn.linear import layout_for
+from numbsparse.ops.conv_window import check_padding, sizes
+from numbsparse.torch.handles import layout_of
+from numbsparse.torch.layer import SparseModule, draw_
+from numbsparse.torch.operators import family, given_back, lent, matrix, of_blocks
+
+# Operators take images channels last, the features of both, and the 18 numbers of a Window.
+
+
+def _window(numbers: Any) -> Window:
+    return Window(*(tuple(numbers[i : i + 3]) for i in range(0, 18, 3)))
+
+
+def _weight(values: Any, layout: str, columns: int) -> Any:
+    return matrix(values, layout, layout_of(layout).shape[0] * values.shape[1], columns)
+
+
+def _array(x: Any, argument: str) -> Any:
+    return ops.operand(lent(x), argument)
+
+
+def _conv(
+    x: Any, w: Any, layout: str, rows: int, columns: int, size: int, window: Any, precision: str
+) -> Any:
+    how = (_window(window), "auto", precision)
+    return given_back(ops.conv_in(_array(x, "x"), _weight(w, layout, columns), *how), x)
+
+
+def _transpose(
+    y: Any, w: Any, layout: str, rows: int, columns: int, size: int, window: Any, precision: str
+) -> Any:
+    how = (_window(window), y.dim() - 2, rows, "auto", precision)
+    return given_back(ops.conv_transpose_in(_array(y, "y"), _weight(w, layout, columns), *how), y)
+
+
+def _weight_grad(
+    x: Any, y: Any, layout: str, rows: int, columns: int, size: int, window: Any, precision: str
+) -> Any:
+    # Of this weight no values are read: they are memory that nothing touches.
+    nothing = torch.empty(layout_of(layout).n_blocks, size, size)
+    how = (_weight(nothing, layout, columns), _window(window), "auto", precision)
+    return given_back(ops.conv_weight_grad_in(_array(x, "x"), _array(y, "y"), *how).values, x)
+
+
+def _conv_fake(
+    x: Any, w: Any, layout: str, rows: int, columns: int, size: int, window: Any, precision: str
+) -> Any:
+    return x.new_empty((x.shape[0], *window[8 - x.dim() : 6], columns))
+
+
+def _transpose_fake(
+    y: Any, w: Any, layout: str, rows: int, columns: int, size: int, window: Any, precision: str
+) -> Any:
+    return y.new_empty((y.shape[0], *window[5 - y.dim() : 3], rows))
+
+
+conv, conv_transpose, conv_weight_grad = family(
+    "conv conv_transpose conv_weight_grad",
+    "int rows, int columns, int block_size, int[] window",
+    (_conv, _transpose, _weight_grad),
+    (_conv_fake, _transpose_fake, of_blocks),
+)
+
+
+class _Conv(SparseModule):
+    """What the convolutions have in common; `axes` of space."""
+
+    axes = 0
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        layout: Any = None,
+        taps: Any = None,
+        block_size: int = 32,
+        precision: str | None = None,
+    ) -> None:
+        super().__init__(block_size, precision)
+        if groups != 1:
+            raise ValueError(
+                f"groups takes 1, got {groups}: numbsparse.patterns.block_diagonal as the layout "
+                "keeps groups apart"
+            )
+        if padding_mode != "zeros":
+            raise ValueError(f'padding_mode takes "zeros", got {padding_mode!r}')
+        self.in_channels, self.out_channels = in_channels, out_channels
+        kernel, self.stride, self.dilation = sizes(self.axes, kernel_size, stride, dilation)
+        check_padding(self.axes, padding)
+        self.kernel_size, self.padding = kernel, padding
+        channels = layout_for(in_channels, out_channels, layout, block_size)
+        self.hold(
+            "weight", Layout(patterns.taps(channels.pattern, kernel, kept=taps)), device, dtype
+        )
+        self.bias: torch.nn.Parameter | None = None
+        if bias:
+            self.bias = torch.nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the weight, (taps * in_blocks, out_blocks)."""
+        return self.handles["weight"].layout
+
+    def reset_parameters(self) -> None:
+        """Draw weight and bias anew, as torch's convolutions do for their fan-in."""
+        features = self.in_channels, self.out_channels
+        draw_(self.weight, self.bias, self.layout, features, prod(self.kernel_size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (batch, in_channels, *space) or without a batch -> y, likewise."""
+        if x.dim() == self.axes + 1:
+            y: torch.Tensor = self(x[None])[0]
+            return y
+        if x.dim() != self.axes + 2 or x.shape[1] != self.in_channels:
+            raise ValueError(
+                f"x takes the shape (batch, {self.in_channels}, *space) with {self.axes} axes of "
+                f"space, got {tuple(x.shape)}"
+            )
+        space = tuple(x.shape[2:])
+        window = ops.conv_window(space, self.kernel_size, self.stride, self.padding, self.dilation)
+        numbers = [int(n) for three in window for n in three]
+        sides = (self.in_channels, self.out_channels, self.block_size)
+        how = (*sides, numbers, ops.checked_precision(self.precision))
+        y = conv(x.movedim(1, -1), self.weight, self.handles["weight"].word, *how)
+        y = y if self.bias is None else y + self.bias.to(y.dtype)
+        return y.movedim(-1, 1)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
+            f"stride={self.stride}, padding={self.padding!r}, dilation={self.dilation}, "
+            f"bias={self.bias is not None}, block_size={self.block_size}, layout={self.layout}"
+        )
+
+
+class Conv1d(_Conv):
+    """torch.nn.Conv1d with a layout, x (batch, in_channels, length): see `Conv2d`.
+
+    >>> import torch, numbsparse.torch as nst
+    >>> nst.Conv1d(8, 16, 3, padding="same", block_size=8)(torch.ones(2, 8, 10)).shape
+    torch.Size([2, 16, 10])
+    """
+
+    axes = 1
+
+
+class Conv2d(_Conv):
+    """torch.nn.Conv2d with a layout: y = conv(x) + bias, x (batch, in_channels, height, width).
+
+    Images are computed channels last: those in `torch.channels_last` are not copied, and results
+    lie so.
+
+    Parameters
+    ----------
+    in_channels, out_channels, kernel_size, stride, padding, dilation, bias, device, dtype
+        As in torch.nn.Conv2d; padding may be a (before, after) pair for each axis too, and "same"
+        goes with a stride.
+    groups, padding_mode : 1 and "zeros" alone
+    layout : Layout or pattern, (in_blocks, out_blocks), optional
+        Which blocks of channels are joined, through every tap; None joins all.
+    taps : array of bool, of the shape of the kernel, optional
+        False where a tap is masked; see `numbsparse.patterns.causal`.
+    block_size : int
+        Channels that are no multiples of it are allowed.
+    precision : "highest" or "high", optional
+
+    Attributes
+    ----------
+    weight : Parameter, (n_blocks, B, B), as `numbsparse.conv` takes it
+    bias : Parameter, (out_channels,), or None
+
+    Raises TypeError or ValueError that names the argument.
+
+    Examples
+    --------
+    >>> import torch, numbsparse as ns, numbsparse.torch as nst
+    >>> conv = nst.Conv2d(128, 128, 3, 2, 1, layout=ns.patterns.banded(4, 4, width=1))
+    >>> conv(torch.ones(1, 128, 8, 8)).shape
+    torch.Size([1, 128, 4, 4])
+    """
+
+    axes = 2
+
+
+class Conv3d(_Conv):
+    """torch.nn.Conv3d with a layout, x (batch, in_channels, depth, height, width): see `Conv2d`.
+
+    >>> import torch, numbsparse.torch as nst
+    >>> conv = nst.Conv3d(8, 16, 3, padding="same", block_size=8)
+    >>> conv(torch.ones(1, 8, 2, 4, 4)).shape
+    torch.Size([1, 16, 2, 4, 4])
+    """
+
+    axes = 3

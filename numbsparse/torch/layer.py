@@ -1,0 +1,141 @@
+"""What the layers have in common: layouts beside parameters, in copies and in state dicts too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from numbsparse import ops
+from numbsparse.layout import Layout
+from numbsparse.torch.handles import Handle
+from numbsparse.torch.matrix import BlockSparse
+
+SUFFIX = "_pattern"  # of the name of a weight: of its pattern in a state dict
+
+
+class SparseModule(torch.nn.Module):
+    """A module some of whose parameters are the kept blocks of matrices, (n_blocks, B, B).
+
+    Its state dict holds the pattern of such a weight too, bool (in_blocks, out_blocks), as
+    "weight_pattern" beside "weight". It loads weights of its own layouts alone: see
+    `adopt_layouts_`.
+    """
+
+    def __init__(self, block_size: int, precision: str | None) -> None:
+        super().__init__()
+        self.block_size = block_size
+        self.precision = ops.own_precision(precision)
+        self.handles: dict[str, Handle] = {}
+
+    def hold(self, name: str, layout: Layout, device: Any = None, dtype: Any = None) -> None:
+        """Make the parameter of this name, of the layout, its values whatever was in memory."""
+        shape = (layout.n_blocks, self.block_size, self.block_size)
+        values = torch.empty(shape, device=device, dtype=dtype)
+        setattr(self, name, torch.nn.Parameter(values))
+        self._set_layout(name, layout)
+
+    def _set_layout(self, name: str, layout: Layout) -> None:
+        self.handles[name] = Handle(layout)
+        setattr(self, name + SUFFIX, torch.from_numpy(layout.pattern))
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> BlockSparse:
+        """The matrix that a parameter of this module holds."""
+        return BlockSparse(getattr(self, name), self.handles[name], shape=shape)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in self.handles:
+            destination[prefix + name + SUFFIX] = getattr(self, name + SUFFIX)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        lists = missing_keys, unexpected_keys, error_msgs
+        for name in self.handles:
+            key = prefix + name + SUFFIX
+            pattern = state_dict.pop(key, None)
+            if pattern is None and strict:
+                missing_keys.append(key)
+            if pattern is not None and not torch.equal(
+                torch.as_tensor(pattern).cpu(), getattr(self, name + SUFFIX)
+            ):
+                error_msgs.append(
+                    f"{key} is of another layout than {prefix}{name} has: to take it, call "
+                    "numbsparse.torch.adopt_layouts_(model, state_dict) first"
+                )
+        if not error_msgs:  # nothing of it is loaded beside a wrong layout
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
+
+
+def adopt_layouts_(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> None:
+    """Give a model's sparse layers the layouts of a state dict, so that it can be loaded.
+
+    Values of weights whose layout changes are lost; load the state dict next. Their parameters stay
+    the same objects, so an optimizer goes on with them, once its own state is loaded too.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    state_dict : dict, as `state_dict()` of such a model gave it
+
+    Raises ValueError where a pattern has another number of blocks on a side; then nothing is done.
+
+    Examples
+    --------
+    >>> import torch, numbsparse.torch as nst
+    >>> one, other = (nst.Linear(8, 8, layout=p, block_size=4) for p in ([[1, 0], [0, 1]],
+    ...                                                                 [[1, 1], [0, 0]]))
+    >>> nst.adopt_layouts_(other, one.state_dict())
+    >>> other.load_state_dict(one.state_dict())
+    <All keys matched successfully>
+    """
+    adopted = []
+    for prefix, module in model.named_modules():
+        for name in module.handles if isinstance(module, SparseModule) else ():
+            key = f"{prefix}.{name}{SUFFIX}".removeprefix(".")
+            if key not in state_dict:
+                continue
+            layout = Layout(np.asarray(torch.as_tensor(state_dict[key]).cpu()))
+            own = module.handles[name].layout
+            if layout.shape != own.shape:
+                raise ValueError(f"{key} takes {own.shape} blocks, got {layout.shape}")
+            if layout != own:
+                adopted.append((module, name, layout))
+    for module, name, layout in adopted:
+        weight = getattr(module, name)
+        weight.data = weight.data.new_zeros((layout.n_blocks, *weight.shape[1:]))
+        weight.grad = None
+        module._set_layout(name, layout)
+
+
+def draw_(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    layout: Layout,
+    features: tuple[int, int],
+    taps: int = 1,
+) -> None:
+    """Draw as torch's layers do, uniformly within 1 / sqrt(fan-in), which counts kept blocks alone.
+
+    `features` are those that come in, through each tap, and those that go out.
+    """
+    size, index = weight.shape[1], layout.index
+    rows = index.block_rows % (layout.shape[0] // taps)
+    heights = np.minimum(size, features[0] - rows * size)
+    fan_in = np.bincount(index.block_columns, weights=heights, minlength=layout.shape[1])
+    bound = torch.from_numpy(1 / np.sqrt(np.maximum(fan_in, 1))).to(weight)
+    of_blocks = bound[torch.from_numpy(index.block_columns.copy()).to(weight.device).long()]
+    with torch.no_grad():
+        weight.uniform_(-1, 1).mul_(of_blocks[:, None, None])
+        if bias is not None:
+            bias.uniform_(-1, 1).mul_(bound.repeat_interleave(size)[: features[1]])

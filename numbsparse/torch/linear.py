@@ -1,0 +1,142 @@
+"""Linear: torch.nn.Linear with a layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from numbsparse import patterns
+from numbsparse.nn.linear import layout_for
+from numbsparse.torch.layer import SparseModule, draw_
+from numbsparse.torch.matrix import multiply
+
+
+class Linear(SparseModule):
+    """y = x @ weight + bias, as torch.nn.Linear, with a weight that is zero in whole blocks.
+
+    Parameters
+    ----------
+    in_features, out_features : int
+    bias : bool
+    device, dtype : as in torch.nn.Linear
+    layout : Layout or pattern, (in_blocks, out_blocks), optional
+        Which blocks of the weight are kept; None keeps all.
+    block_size : int
+        Features that are no multiples of it are allowed.
+    precision : "highest" or "high", optional: see `numbsparse.set_precision`
+
+    Attributes
+    ----------
+    weight : Parameter, (n_blocks, B, B), the kept blocks of a matrix (in_features, out_features)
+    bias : Parameter, (out_features,), or None
+    layout : Layout
+
+    Raises ValueError if `layout` does not fit the features.
+
+    Examples
+    --------
+    >>> import torch, numbsparse as ns, numbsparse.torch as nst
+    >>> layer = nst.Linear(1024, 256, layout=ns.patterns.random(32, 8, 0.1, seed=0))
+    >>> layer(torch.ones(5, 1024)).shape, layer.weight.shape
+    (torch.Size([5, 256]), torch.Size([26, 32, 32]))
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        layout: Any = None,
+        block_size: int = 32,
+        precision: str | None = None,
+    ) -> None:
+        super().__init__(block_size, precision)
+        self.in_features, self.out_features = in_features, out_features
+        layout = layout_for(in_features, out_features, layout, block_size)
+        self.hold("weight", layout, device, dtype)
+        self.bias: torch.nn.Parameter | None = None
+        if bias:
+            self.bias = torch.nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @property
+    def layout(self) -> Any:
+        return self.handles["weight"].layout
+
+    def reset_parameters(self) -> None:
+        """Draw weight and bias anew, as torch.nn.Linear does for its fan-in."""
+        draw_(self.weight, self.bias, self.layout, (self.in_features, self.out_features))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shape = self.in_features, self.out_features
+        y = multiply(x, self.weight, self.handles["weight"], shape, False, self.precision)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, block_size={self.block_size}, layout={self.layout}"
+        )
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: torch.nn.Linear,
+        pattern: Any = None,
+        *,
+        density: float | None = None,
+        block_size: int = 32,
+        precision: str | None = None,
+    ) -> Linear:
+        """A layer with the kept blocks of a dense one: of a pattern, or those of largest norm.
+
+        Parameters
+        ----------
+        linear : torch.nn.Linear
+        pattern : Layout or pattern, (in_blocks, out_blocks), or
+        density : float, the share of blocks to keep, as `numbsparse.patterns.from_dense` does
+        block_size, precision : as in Linear
+
+        Raises TypeError for what is no torch.nn.Linear, ValueError if not exactly one of pattern
+        and density is given, or the pattern does not fit.
+
+        >>> import torch, numbsparse.torch as nst
+        >>> nst.Linear.from_linear(torch.nn.Linear(64, 128), density=0.25, block_size=32)
+        Linear(in_features=64, out_features=128, bias=True, ...density 0.25))
+        """
+        if not isinstance(linear, torch.nn.Linear):
+            raise TypeError(f"linear takes a torch.nn.Linear, got {type(linear).__name__}")
+        if (pattern is None) == (density is None):
+            got = "neither" if density is None else "both"
+            raise ValueError(f"exactly one of pattern and density must be given, got {got}")
+        weight = linear.weight.detach()
+        if pattern is None:
+            values = weight.T.to("cpu", torch.float32).numpy()
+            pattern = patterns.from_dense(values, block_size, density=density)
+        sides = linear.in_features, linear.out_features
+        layout = layout_for(*sides, pattern, block_size)
+        has_bias = linear.bias is not None
+        how: Any = {"layout": layout, "block_size": block_size, "precision": precision}
+        made: Any = cls(*sides, has_bias, weight.device, weight.dtype, **how)
+        with torch.no_grad():
+            made.weight.copy_(blocks_of(weight.T, layout, block_size))
+            if has_bias:
+                made.bias.copy_(linear.bias)
+        for name, parameter in made.named_parameters():
+            parameter.requires_grad_(getattr(linear, name).requires_grad)
+        return made.train(linear.training)  # type: ignore[no-any-return]
+
+
+def blocks_of(dense: torch.Tensor, layout: Any, size: int) -> torch.Tensor:
+    """The kept blocks of a dense matrix, (n_blocks, B, B), zero beyond its edge."""
+    in_blocks, out_blocks = layout.shape
+    edge = (0, out_blocks * size - dense.shape[1], 0, in_blocks * size - dense.shape[0])
+    padded = torch.nn.functional.pad(dense, edge)
+    blocks = padded.reshape(in_blocks, size, out_blocks, size).transpose(1, 2)
+    rows, columns = np.nonzero(layout.pattern)
+    return blocks[torch.from_numpy(rows), torch.from_numpy(columns)]

@@ -1,0 +1,255 @@
+"""LSTM: torch.nn.LSTM with layouts, and the operators that it is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from numbsparse import ops
+from numbsparse.layout import Layout, as_layout
+from numbsparse.nn.linear import is_list_of_layouts, layout_for
+from numbsparse.patterns.checks import integer
+from numbsparse.torch import operators
+from numbsparse.torch.handles import layout_of
+from numbsparse.torch.layer import SparseModule, draw_
+from numbsparse.torch.operators import given_back, lent, matrix, operator
+
+State = tuple[torch.Tensor, torch.Tensor]
+
+
+def _forward(
+    x: Any, weight_ih: Any, weight_hh: Any, bias: Any, h: Any, c: Any, *words: str
+) -> tuple[torch.Tensor, ...]:
+    layout_ih, layout_hh, precision = words
+    columns = bias.shape[0]
+    weights = (
+        matrix(weight_ih, layout_ih, x.shape[2], columns),
+        matrix(weight_hh, layout_hh, h.shape[1], columns),
+    )
+    x_, bias_, h_, c_ = (ops.operand(lent(a), "x") for a in (x, bias, h, c))
+    trace = ops.lstm(x_, *weights, bias_, h_, c_, precision=precision)
+    hs, cs, gates = (given_back(a, x) for a in (trace.h, trace.c, trace.gates))
+    return hs, cs[-1].clone(), cs, gates
+
+
+def _forward_fake(
+    x: Any, weight_ih: Any, weight_hh: Any, bias: Any, h: Any, c: Any, *words: str
+) -> tuple[torch.Tensor, ...]:
+    steps, (batch, units) = x.shape[0], h.shape
+    return (
+        x.new_empty(steps + 1, batch, units),
+        c.new_empty(batch, units),
+        c.new_empty(steps + 1, batch, units),
+        x.new_empty(steps, batch, bias.shape[0]),
+    )
+
+
+def _forward_save(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight_ih, weight_hh, bias, *_, layout_ih, layout_hh, precision = inputs
+    hs, _, cs, gates = output
+    ctx.save_for_backward(x, weight_ih, weight_hh, bias, hs, cs, gates)
+    ctx.mark_non_differentiable(cs, gates)
+    ctx.set_materialize_grads(False)  # of the trace, which is long
+    ctx.words = layout_ih, layout_hh, precision
+    ctx.layouts = layout_of(layout_ih), layout_of(layout_hh)
+
+
+def _forward_backward(ctx: Any, dhs: Any, dc: Any, *of_trace: Any) -> tuple[Any, ...]:
+    x, weight_ih, weight_hh, bias, hs, cs, gates = ctx.saved_tensors
+    layout_ih, layout_hh, precision = ctx.words
+    dhs = torch.zeros_like(hs) if dhs is None else dhs
+    dc = torch.zeros_like(cs[0]) if dc is None else dc
+    dgates, dc0, dbias = lstm_grad(gates, hs, cs, weight_hh, bias, dhs, dc, layout_hh, precision)
+    columns, size, needs = bias.shape[0], weight_hh.shape[1], ctx.needs_input_grad
+    of_ih = (layout_ih, x.shape[2], columns, size, precision)
+    of_hh = (layout_hh, hs.shape[2], columns, size, precision)
+    dx = operators.transposed(dgates, weight_ih, *of_ih) if needs[0] else None
+    dih = operators.sddmm(x, dgates, *of_ih) if needs[1] else None
+    dhh = operators.sddmm(hs[:-1], dgates, *of_hh) if needs[2] else None
+    dh = operators.transposed(dgates[0], weight_hh, *of_hh) + dhs[0] if needs[4] else None
+    return dx, dih, dhh, dbias, dh, dc0, None, None, None
+
+
+def _grad(
+    gates: Any, hs: Any, cs: Any, weight_hh: Any, bias: Any, dhs: Any, dc: Any, *words: str
+) -> tuple[torch.Tensor, ...]:
+    layout_hh, precision = words
+    w = matrix(weight_hh, layout_hh, hs.shape[2], bias.shape[0])
+    arrays = (gates.clone(), hs, cs, bias, dhs[1:].contiguous(), dc)
+    # The gates' gradients take the place of the gates, which torch may ask for once more.
+    of_gates, hs_, cs_, bias_, dy, dc_ = (ops.operand(lent(a), "x") for a in arrays)
+    trace = ops.LSTMTrace(of_gates, hs_, cs_)
+    grads = ops.lstm_grad(trace, w, bias_, dy, None, dc_, precision=precision)
+    return tuple(given_back(a, gates) for a in (grads.gates, grads.c, grads.bias))
+
+
+def _grad_fake(
+    gates: Any, hs: Any, cs: Any, weight_hh: Any, bias: Any, dhs: Any, dc: Any, *words: str
+) -> tuple[torch.Tensor, ...]:
+    return torch.empty_like(gates), torch.empty_like(dc), torch.empty_like(bias)
+
+
+def _grad_backward(ctx: Any, *of: Any) -> Any:
+    raise RuntimeError("the gradient of an LSTM is not differentiable again")
+
+
+lstm = operator(
+    "lstm(Tensor x, Tensor weight_ih, Tensor weight_hh, Tensor bias, Tensor h, Tensor c, "
+    "str layout_ih, str layout_hh, str precision) -> (Tensor, Tensor, Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+    save=_forward_save,
+    backward=_forward_backward,
+    tensors=6,
+    wide=(5,),
+    half_on_cpu=False,
+)
+lstm_grad = operator(
+    "lstm_grad(Tensor gates, Tensor hs, Tensor cs, Tensor weight_hh, Tensor bias, Tensor dhs, "
+    "Tensor dc, str layout_hh, str precision) -> (Tensor, Tensor, Tensor)",
+    _grad,
+    _grad_fake,
+    save=lambda ctx, inputs, output: None,
+    backward=_grad_backward,
+    tensors=7,
+    wide=(2, 6),
+    half_on_cpu=False,
+)
+
+
+class LSTM(SparseModule):
+    """torch.nn.LSTM with block-sparse weights; one operator over the whole sequence.
+
+    i, f, g, o = the gates of x_t @ weight_ih + h_(t-1) @ weight_hh + bias
+    c_t = sigmoid(f) * c_(t-1) + sigmoid(i) * tanh(g)
+    h_t = sigmoid(o) * tanh(c_t)
+
+    Parameters
+    ----------
+    input_size, hidden_size, num_layers, batch_first, dropout, device, dtype : as in torch.nn.LSTM
+    bias : True alone, bidirectional : False alone, proj_size : 0 alone
+    layout : Layout or pattern, (hidden_blocks, hidden_blocks), optional
+        Kept blocks of the recurrent weights, the same for the four gates; None keeps all. A list of
+        them, one for each layer, where there are several layers.
+    input_layout : Layout or pattern, (input_blocks, hidden_blocks), optional
+        Kept blocks of the first layer's input weights, likewise; layers above have their recurrent
+        weights' layout.
+    block_size : int
+    precision : "highest" or "high", optional
+
+    Attributes
+    ----------
+    weight_ih_l0, weight_hh_l0, ... : Parameters, (n_blocks, B, B)
+    bias_l0, ... : Parameters, (4 * width,)
+        Of `width`, the units up to a whole number of blocks, columns are (blocks, 4, B): of each
+        block of units B columns of the gates i, f, g and o. torch's two biases are one.
+
+    Raises TypeError or ValueError that names the argument. Its gradient is not differentiable
+    again. On the CPU it computes in float32 or float64, under autocast too.
+
+    Examples
+    --------
+    >>> import torch, numbsparse as ns, numbsparse.torch as nst
+    >>> lstm = nst.LSTM(32, 256, layout=ns.patterns.watts_strogatz(8, 1, 0.2, seed=0))
+    >>> y, (h, c) = lstm(torch.zeros(10, 4, 32))
+    >>> y.shape, h.shape
+    (torch.Size([10, 4, 256]), torch.Size([1, 4, 256]))
+
+    Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        layout: Any = None,
+        input_layout: Any = None,
+        block_size: int = 32,
+        precision: str | None = None,
+    ) -> None:
+        super().__init__(block_size, precision)
+        for name, got, takes in (
+            ("bias", bias, True),
+            ("bidirectional", bidirectional, False),
+            ("proj_size", proj_size, 0),
+        ):
+            if got != takes:
+                raise ValueError(f"{name} takes {takes} alone, got {got}")
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"dropout takes a number from 0 to 1, got {dropout}")
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.num_layers = integer("num_layers", num_layers)
+        self.batch_first, self.dropout = batch_first, dropout
+        layouts = list(layout) if is_list_of_layouts(layout) else [layout] * num_layers
+        if len(layouts) != num_layers:
+            raise ValueError(
+                f"layout takes one for each of {num_layers} layers, got {len(layouts)}"
+            )
+        for i, recurrent in enumerate(layouts):
+            inputs, of_inputs = (hidden_size, recurrent) if i else (input_size, input_layout)
+            for name, rows, kept in (("ih", inputs, of_inputs), ("hh", hidden_size, recurrent)):
+                one_gate = layout_for(rows, hidden_size, kept, block_size)
+                four_gates = as_layout(np.repeat(one_gate.pattern, ops.GATES, axis=1))
+                self.hold(f"weight_{name}_l{i}", four_gates, device, dtype)
+            width = four_gates.shape[1] * block_size
+            bias_of = torch.nn.Parameter(torch.empty(width, device=device, dtype=dtype))
+            setattr(self, f"bias_l{i}", bias_of)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw weights anew, uniformly within 1 / sqrt(fan-in); biases are 0, the forget gate's 1.
+
+        The forget bias is that of Gers, Schmidhuber and Cummins, "Learning to Forget", 2000.
+        """
+        for i in range(self.num_layers):
+            rows = {"ih": self.hidden_size if i else self.input_size, "hh": self.hidden_size}
+            for name, features in rows.items():
+                of = f"weight_{name}_l{i}"
+                layout: Layout = self.handles[of].layout
+                draw_(getattr(self, of), None, layout, (features, 0))
+            with torch.no_grad():
+                gates = getattr(self, f"bias_l{i}").view(-1, ops.GATES, self.block_size)
+                gates.zero_()[:, 1] = 1
+
+    def forward(self, x: torch.Tensor, state: State | None = None) -> tuple[torch.Tensor, State]:
+        """x (time, batch, input_size), or (batch, time, input_size) with batch_first, and state
+        (h, c) (num_layers, batch, hidden_size) -> y (time, batch, hidden_size), (h, c).
+        """
+        if x.dim() != 3 or x.shape[-1] != self.input_size:
+            raise ValueError(
+                f"x takes the shape (time, batch, {self.input_size}), got {tuple(x.shape)}"
+            )
+        x = x.transpose(0, 1) if self.batch_first else x
+        if state is None:
+            zeros = x.new_zeros(self.num_layers, x.shape[1], self.hidden_size)
+            wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+            state = zeros, zeros.to(wide)
+        precision, ends = ops.checked_precision(self.precision), []
+        for i in range(self.num_layers):
+            names = f"weight_ih_l{i}", f"weight_hh_l{i}"
+            weights = (getattr(self, name) for name in (*names, f"bias_l{i}"))
+            words = (self.handles[name].word for name in names)
+            given = (x.contiguous(), *weights, state[0][i], state[1][i], *words, precision)
+            hs, c, _, _ = lstm(*given)
+            x = hs[1:]
+            ends.append((hs[-1], c))
+            if self.dropout and i + 1 < self.num_layers:
+                x = torch.nn.functional.dropout(x, self.dropout, self.training)
+        h, c = (torch.stack(parts) for parts in zip(*ends, strict=True))
+        return x.transpose(0, 1) if self.batch_first else x, (h, c)
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, " + ", ".join(
+            f"{name}={handle.layout}" for name, handle in self.handles.items()
+        )

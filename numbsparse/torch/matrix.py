@@ -1,0 +1,269 @@
+"""BlockSparse with a tensor of torch for its values, and the products of such matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from numbsparse import ops
+from numbsparse.dtypes import type_name
+from numbsparse.layout import Layout
+from numbsparse.torch import operators
+from numbsparse.torch.handles import Handle, handle_of
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class BlockSparse:
+    """A block-sparse matrix of shape (in_features, out_features) whose values are a tensor.
+
+    Parameters
+    ----------
+    values : Tensor, (n_blocks, B, B), of float16, bfloat16, float32 or, on the CPU, float64
+        The kept blocks, block row by block row. Never copied; gradients are this tensor's own.
+    layout : Layout or pattern, (in_blocks, out_blocks)
+        Which blocks are kept.
+    shape : (in_features, out_features), optional
+        If the features are no multiples of B: what stands beyond the edge is never read.
+
+    Attributes
+    ----------
+    values, layout, shape : as given
+    dtype, device : of the values
+    T : the transposed matrix, a view
+
+    Raises
+    ------
+    TypeError
+        If values are no tensor of these dtypes.
+    ValueError
+        If values, layout and shape disagree.
+
+    Examples
+    --------
+    >>> import torch, numbsparse as ns, numbsparse.torch as nst
+    >>> values = torch.ones(3, 4, 4, requires_grad=True)
+    >>> w = nst.BlockSparse(values, ns.Layout([[1, 0], [1, 1]]))
+    >>> y = torch.ones(1, 8) @ w
+    >>> y
+    tensor([[8., 8., 8., 8., 4., 4., 4., 4.]], grad_fn=<...>)
+    >>> y.sum().backward()
+    >>> values.grad.shape
+    torch.Size([3, 4, 4])
+    """
+
+    def __init__(
+        self, values: torch.Tensor, layout: Any, *, shape: tuple[int, int] | None = None
+    ) -> None:
+        handle = layout if isinstance(layout, Handle) else handle_of(layout)
+        if not isinstance(values, torch.Tensor) or values.dtype not in DTYPES:
+            got = values.dtype if isinstance(values, torch.Tensor) else type_name(values)
+            raise TypeError(
+                f"values takes a tensor of float16, bfloat16, float32 or float64, got {got}"
+            )
+        blocks = handle.n_blocks
+        if values.dim() != 3 or values.shape[1] != values.shape[2] or values.shape[0] != blocks:
+            raise ValueError(
+                f"values takes the shape ({blocks}, B, B) with this layout, "
+                f"got {tuple(values.shape)}"
+            )
+        size, (in_blocks, out_blocks) = values.shape[1], handle.grid
+        full = in_blocks * size, out_blocks * size
+        shape = full if shape is None else shape
+        if not all(most - size < n <= most for n, most in zip(shape, full, strict=True)):
+            raise ValueError(
+                f"shape takes at most {full} and less than a block under it, got {tuple(shape)}"
+            )
+        self.values, self.handle = values, handle
+        self.stored_shape = shape[0], shape[1]
+        self.is_transposed = False
+
+    @property
+    def layout(self) -> Layout:
+        return self.handle.layout.T if self.is_transposed else self.handle.layout
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.stored_shape
+        return (columns, rows) if self.is_transposed else (rows, columns)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    def T(self) -> BlockSparse:
+        """The transposed matrix: the same values, walked the other way."""
+        view = BlockSparse(self.values, self.handle, shape=self.stored_shape)
+        view.is_transposed = not self.is_transposed
+        return view
+
+    def __matmul__(self, x: torch.Tensor) -> torch.Tensor:
+        return matmul(self, x)
+
+    def __rmatmul__(self, x: torch.Tensor) -> torch.Tensor:
+        return matmul(x, self)
+
+    def to_dense(self) -> torch.Tensor:
+        """The dense matrix, (in_features, out_features); differentiable."""
+        index, (in_blocks, out_blocks) = self.handle.layout.index, self.handle.layout.shape
+        size, device = self.values.shape[1], self.values.device
+        at = [
+            torch.from_numpy(lines.copy()).to(device)
+            for lines in (index.block_rows, index.block_columns)
+        ]
+        dense = self.values.new_zeros(in_blocks, out_blocks, size, size)
+        dense = dense.index_put((at[0].long(), at[1].long()), self.values)
+        rows, columns = self.stored_shape
+        dense = dense.transpose(1, 2).reshape(in_blocks * size, -1)[:rows, :columns]
+        return dense.T if self.is_transposed else dense
+
+    def __repr__(self) -> str:
+        size, layout = self.values.shape[1], self.handle.layout
+        return (
+            f"BlockSparse({self.shape[0]} x {self.shape[1]}, {self.values.dtype}, "
+            f"{layout.n_blocks} blocks of {size} x {size}, density {layout.density:.3g}, "
+            f"on {self.values.device})"
+        )
+
+
+def matmul(
+    x: torch.Tensor | BlockSparse, w: BlockSparse | torch.Tensor, *, precision: str | None = None
+) -> torch.Tensor:
+    """The product of a dense and a block-sparse matrix, `x @ w` or `w @ x`.
+
+    y[n, k] = sum over c of x[n, c] * w[c, k], in time proportional to the kept blocks. An operator
+    of torch: differentiable any number of times, and traced whole by torch.compile, which of a
+    product written with @ makes two graphs.
+
+    Parameters
+    ----------
+    x : Tensor, (..., in_features), or BlockSparse
+    w : BlockSparse, (in_features, out_features), or Tensor, (out_features, batch)
+        One of the two is a BlockSparse; both are of one dtype and on one device. Under
+        torch.autocast both are cast to its dtype.
+    precision : str, optional
+        "highest" or "high", as in `numbsparse.matmul`.
+
+    Returns
+    -------
+    Tensor, (..., out_features), or (in_features, batch) in `w @ x`
+        Sums are float32, for float64 float64, and rounded at the end.
+
+    Raises
+    ------
+    TypeError
+        If not one operand is a BlockSparse, or dtypes differ.
+    ValueError
+        If shapes or devices do not meet.
+
+    Examples
+    --------
+    >>> import torch, numbsparse.torch as nst
+    >>> w = nst.BlockSparse(torch.ones(1, 4, 4), [[1, 0]])
+    >>> nst.matmul(torch.ones(2, 4), w)
+    tensor([[4., 4., 4., 4., 0., 0., 0., 0.],
+            [4., 4., 4., 4., 0., 0., 0., 0.]])
+
+    Follows S. Gray, A. Radford, D. P. Kingma, "GPU Kernels for Block-Sparse Weights", 2017.
+    """
+    if isinstance(x, BlockSparse):
+        _check_dense("w", w)
+        dense: Any = w
+        y = matmul(dense.mT if dense.dim() > 1 else dense, x.T, precision=precision)
+        return y.mT if dense.dim() > 1 else y
+    _check_dense("x", x)
+    if not isinstance(w, BlockSparse):
+        raise TypeError(f"w takes a BlockSparse of numbsparse.torch, got {type_name(w)}")
+    return multiply(x, w.values, w.handle, w.stored_shape, w.is_transposed, precision)
+
+
+def multiply(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    handle: Handle,
+    shape: tuple[int, int],
+    transposed: bool,
+    precision: str | None,
+) -> torch.Tensor:
+    """`matmul` with the parts of a matrix, which layers hold."""
+    features = shape[transposed]
+    if x.dim() == 0 or x.shape[-1] != features:
+        raise ValueError(f"x takes the shape (..., {features}) with this w, got {tuple(x.shape)}")
+    _check_alike("x", x, "w", values)
+    product = operators.transposed if transposed else operators.matmul
+    numbers = (*shape, values.shape[1])
+    return product(x, values, handle.word, *numbers, ops.checked_precision(precision))
+
+
+def sddmm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    layout: Any,
+    *,
+    block_size: int | None = None,
+    precision: str | None = None,
+) -> BlockSparse:
+    """The product of two dense matrices at the kept blocks alone: the weight-gradient.
+
+    s[c, k] = sum over n of a[c, n] * b[n, k] where the layout keeps the block of (c, k).
+
+    Parameters
+    ----------
+    a : Tensor, (in_features, batch); for a weight-gradient `x.T`
+    b : Tensor, (batch, out_features), of the dtype and device of a
+    layout : Layout, pattern, or BlockSparse of numbsparse.torch, whose block size it takes too
+    block_size : int, optional
+        Needed only where the features are no multiples of it.
+    precision : str, optional, as in `matmul`
+
+    Returns
+    -------
+    BlockSparse, (in_features, out_features); zero beyond the edge
+
+    Raises TypeError and ValueError as `matmul` does.
+
+    Examples
+    --------
+    >>> import torch, numbsparse.torch as nst
+    >>> x, dy = torch.ones(3, 8), torch.ones(3, 4)
+    >>> nst.sddmm(x.T, dy, [[1], [0]]).to_dense()[:5, 0]
+    tensor([3., 3., 3., 3., 0.])
+    """
+    _check_dense("a", a)
+    _check_dense("b", b)
+    _check_alike("a", a, "b", b)
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
+        raise ValueError(
+            f"a and b take the shapes (in_features, batch) and (batch, out_features), "
+            f"got {tuple(a.shape)} and {tuple(b.shape)}"
+        )
+    if isinstance(layout, BlockSparse):
+        if layout.is_transposed:
+            return sddmm(b.T, a.T, layout.T, block_size=block_size, precision=precision).T
+        handle, block_size = layout.handle, int(layout.values.shape[1])
+    else:
+        handle = Handle(layout)
+    shape = a.shape[0], b.shape[1]
+    if block_size is None:
+        block_size = -(-shape[0] // handle.grid[0])
+    how = (handle.word, *shape, block_size, ops.checked_precision(precision))
+    values = operators.sddmm(a.T, b, *how)
+    return BlockSparse(values, handle, shape=shape)
+
+
+def _check_dense(argument: str, x: Any) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{argument} takes a tensor of torch, got {type_name(x)}")
+
+
+def _check_alike(first: str, a: torch.Tensor, second: str, b: torch.Tensor) -> None:
+    if a.device != b.device:
+        raise ValueError(f"{first} and {second} take one device, got {a.device} and {b.device}")
+    if a.dtype != b.dtype and not torch.is_autocast_enabled(a.device.type):
+        raise TypeError(f"{first} and {second} take one dtype, got {a.dtype} and {b.dtype}")

@@ -1,0 +1,248 @@
+"""What all operators of this room have in common, and the products: torch.ops.numbsparse.*
+
+An operator takes tensors, words and numbers, so that torch can trace it without running it. It has
+a kernel, the same for CPU and CUDA tensors, and a fake one, which only says what comes out; its
+gradient, made of other operators; and a rule for torch.autocast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from numbsparse import ops
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import in_library_of
+from numbsparse.dtypes import bfloat16
+from numbsparse.torch.handles import layout_of
+
+DEVICES = ("cpu", "cuda")
+CODES = {  # of dtypes, as __array_interface__ has them; bfloat16, which it lacks, goes by its bits
+    torch.float16: "<f2",
+    torch.bfloat16: "<u2",
+    torch.float32: "<f4",
+    torch.float64: "<f8",
+}
+
+_library = torch.library.Library("numbsparse", "DEF")
+
+
+def operator(
+    schema: str,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    backward: Callable[..., Any],
+    save: Callable[..., Any],
+    tensors: int,
+    wide: tuple[int, ...] = (),
+    half_on_cpu: bool = True,
+) -> Any:
+    """Define an operator, of whose arguments the first `tensors` are tensors.
+
+    `save(ctx, inputs, output)` keeps what `backward(ctx, *gradients)` takes. Under autocast the
+    tensors are cast to its dtype, but those numbered in `wide` to float32, and all of them on a CPU
+    that the operator takes no 16-bit floats on.
+    """
+    _library.define(schema)
+    name = schema.partition("(")[0]
+    made = getattr(torch.ops.numbsparse, name).default
+    for device in DEVICES:
+        _library.impl(name, kernel if device == "cpu" else _in_order(kernel), device.upper())
+        rule = _autocast(made, device, tensors, wide if half_on_cpu or device != "cpu" else None)
+        _library.impl(name, rule, f"Autocast{device.upper()}")
+    torch.library.register_fake(f"numbsparse::{name}", fake, lib=_library)
+    _library.impl(name, _differentiated(made, tensors, save, backward), "Autograd")
+    return made
+
+
+def _differentiated(
+    made: Any, tensors: int, save: Callable[..., Any], backward: Callable[..., Any]
+) -> Callable[..., Any]:
+    """What torch.library.register_autograd would make, which takes 15 us more a call."""
+
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            output = made(*inputs)
+        save(ctx, inputs, output)
+        return output
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function = type(made._opname, (torch.autograd.Function,), methods)
+
+    def run(*inputs: Any) -> Any:
+        if torch.is_grad_enabled() and any(a.requires_grad for a in inputs[:tensors]):
+            return function.apply(*inputs)  # type: ignore[attr-defined]
+        with torch._C._AutoDispatchBelowAutograd():
+            return made(*inputs)
+
+    return run
+
+
+def _autocast(
+    made: Any, device: str, tensors: int, wide: tuple[int, ...] | None
+) -> Callable[..., Any]:
+    """The operator on tensors cast for torch.autocast; all are wide for None."""
+
+    def run(*arguments: Any) -> Any:
+        narrow = torch.get_autocast_dtype(device)
+        dtypes = [torch.float32 if wide is None or i in wide else narrow for i in range(tensors)]
+        cast = [
+            a if a.dtype == torch.float64 else a.to(dtype)
+            for a, dtype in zip(arguments, dtypes, strict=False)
+        ]
+        with torch.autocast(device, enabled=False):
+            return made(*cast, *arguments[tensors:])
+
+    return run
+
+
+def _in_order(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel on the legacy default stream, where ours run, between torch's work."""
+
+    def run(*arguments: Any) -> Any:
+        device = next(a.device for a in arguments if isinstance(a, torch.Tensor))
+        current, default = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
+        if current == default:
+            return kernel(*arguments)
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "numbsparse.torch is not captured in torch's CUDA graphs: it works on the legacy "
+                'default stream; compile without mode="reduce-overhead", or take numbsparse.graph'
+            )
+        default.wait_stream(current)
+        with torch.cuda.stream(default):
+            results = kernel(*arguments)
+        current.wait_stream(default)
+        for tensor in results if isinstance(results, tuple) else (results,):
+            tensor.record_stream(current)
+        return results
+
+    return run
+
+
+class _Lent:
+    """The memory of a tensor to NumPy. torch's own .numpy() forbids to free it for good."""
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, x: torch.Tensor, code: str):
+        size, strides = x.element_size(), None
+        if not x.is_contiguous():
+            strides = tuple(size * stride for stride in x.stride())
+        self.tensor = x  # lives as long as the array
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (x.data_ptr(), False),
+            "shape": tuple(x.shape),
+            "strides": strides,
+            "typestr": code,
+        }
+
+
+def lent(x: torch.Tensor) -> Any:
+    """A tensor as operations take it: a NumPy array of the same memory, or itself on a GPU."""
+    if x.is_cuda:
+        return x
+    array = np.asarray(_Lent(x, CODES[x.dtype]))
+    return array.view(bfloat16()) if x.dtype == torch.bfloat16 else array
+
+
+def given_back(result: Any, like: torch.Tensor) -> torch.Tensor:
+    """A result as a tensor, without a copy; `matmul` on a GPU gives one itself."""
+    made = isinstance(result, torch.Tensor)
+    tensor: torch.Tensor = result if made else in_library_of(like, result)
+    return tensor
+
+
+def matrix(values: torch.Tensor, layout: str, rows: int, columns: int) -> BlockSparse:
+    """The matrix that values and the word for their layout say."""
+    kept, size = layout_of(layout), values.shape[-1]
+    if values.shape != (kept.n_blocks, size, size):
+        raise ValueError(
+            f"values takes the shape ({kept.n_blocks}, B, B) with this layout, "
+            f"got {tuple(values.shape)}"
+        )
+    # As its constructor makes it, in a tenth of the time.
+    w = BlockSparse.__new__(BlockSparse)
+    w.values = ops.operand(lent(values.contiguous()), "values")
+    w.stored_layout, w.shape, w.is_transposed = kept, (rows, columns), False
+    return w
+
+
+def family(names: str, numbers: str, kernels: Any, fakes: Any) -> tuple[Any, Any, Any]:
+    """Define three operators closed under differentiation: y = f(x, w), x = t(y, w), w = s(x, y).
+
+    Each is linear in both of its tensors, and its two gradients are the two others. w is the values
+    of a matrix; after the tensors all three take the word for its layout, and then the `numbers`.
+    """
+    made: list[Any] = []
+
+    def save(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.how, ctx.layout = inputs[2:], layout_of(inputs[2])  # which lives as long as the tape
+
+    def of_both(ctx: Any, first: Any, second: Any) -> tuple[Any, ...]:
+        found = [
+            op(*given, *ctx.how) if needed else None
+            for (op, *given), needed in zip((first, second), ctx.needs_input_grad, strict=False)
+        ]
+        return *found, *(None for _ in ctx.how)
+
+    def of_f(ctx: Any, dy: Any) -> tuple[Any, ...]:
+        x, w = ctx.saved_tensors
+        return of_both(ctx, (made[1], dy, w), (made[2], x, dy))
+
+    def of_t(ctx: Any, dx: Any) -> tuple[Any, ...]:
+        y, w = ctx.saved_tensors
+        return of_both(ctx, (made[0], dx, w), (made[2], dx, y))
+
+    def of_s(ctx: Any, dw: Any) -> tuple[Any, ...]:
+        x, y = ctx.saved_tensors
+        return of_both(ctx, (made[1], y, dw), (made[0], x, dw))
+
+    for name, kernel, fake, backward in zip(
+        names.split(), kernels, fakes, (of_f, of_t, of_s), strict=True
+    ):
+        schema = f"{name}(Tensor a, Tensor b, str layout, {numbers}, str precision) -> Tensor"
+        made.append(operator(schema, kernel, fake, save=save, backward=backward, tensors=2))
+    return made[0], made[1], made[2]
+
+
+def _matmul(x: Any, w: Any, layout: str, rows: int, columns: int, _: int, precision: str) -> Any:
+    whole = matrix(w, layout, rows, columns)
+    return given_back(ops.matmul(lent(x), whole, precision=precision), x)
+
+
+def _transposed(
+    y: Any, w: Any, layout: str, rows: int, columns: int, _: int, precision: str
+) -> Any:
+    whole = matrix(w, layout, rows, columns)
+    return given_back(ops.matmul(lent(y), whole.T, precision=precision), y)
+
+
+def _sddmm(x: Any, y: Any, layout: str, rows: int, columns: int, size: int, precision: str) -> Any:
+    x, y = (a if a.dim() == 2 else a.reshape(-1, a.shape[-1]) for a in (x, y))
+    kept = layout_of(layout)
+    s = ops.sddmm(lent(x).T, lent(y), kept, block_size=size, precision=precision)
+    return given_back(s.values, x)
+
+
+def of_blocks(x: Any, y: Any, layout: str, rows: int, columns: int, size: int, *how: Any) -> Any:
+    """Values, as far as torch has to know them before they are there."""
+    return x.new_empty((layout_of(layout).n_blocks, size, size))
+
+
+matmul, transposed, sddmm = family(
+    "matmul matmul_transposed sddmm",
+    "int rows, int columns, int block_size",
+    (_matmul, _transposed, _sddmm),
+    (
+        lambda x, w, layout, rows, columns, *how: x.new_empty((*x.shape[:-1], columns)),
+        lambda y, w, layout, rows, *how: y.new_empty((*y.shape[:-1], rows)),
+        of_blocks,
+    ),
+)

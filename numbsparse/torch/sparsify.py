@@ -1,0 +1,83 @@
+"""A whole model made sparse in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from numbsparse.torch.linear import Linear
+
+
+def sparsify_(
+    model: torch.nn.Module,
+    filter_fn: Callable[[torch.nn.Module, str], bool] | None = None,
+    density: float | None = None,
+    *,
+    pattern: Callable[[int, int], Any] | None = None,
+    block_size: int = 32,
+    precision: str | None = None,
+) -> None:
+    """Put a block-sparse Linear in the place of each torch.nn.Linear of a model that is chosen.
+
+    Their values are those of the dense layers at the kept blocks. Parameters are new ones, so make
+    the optimizer afterwards.
+
+    Parameters
+    ----------
+    model : torch.nn.Module, changed in place
+    filter_fn : function of a torch.nn.Linear and its full name, optional
+        Whether to make it sparse; None takes all.
+    density : float
+        The share of each layer's blocks to keep, those of largest norm. Or:
+    pattern : function of (in_blocks, out_blocks)
+        Gives each layer's pattern, for a model that is yet to be trained.
+    block_size, precision : as in Linear
+
+    Raises
+    ------
+    ValueError
+        If no layer is chosen, or the model is itself one, or a chosen layer's weight is used
+        elsewhere too; then nothing was changed.
+
+    Examples
+    --------
+    >>> import torch, numbsparse.torch as nst
+    >>> mlp = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(),
+    ...                           torch.nn.Linear(256, 64), torch.nn.Linear(64, 10))
+    >>> nst.sparsify_(mlp, lambda module, name: name != "3", density=0.25)
+    >>> [type(layer).__module__.partition(".")[0] for layer in mlp]
+    ['numbsparse', 'torch', 'numbsparse', 'torch']
+    """
+    chosen = {
+        name: module
+        for name, module in model.named_modules(remove_duplicate=False)
+        if type(module) is torch.nn.Linear and (filter_fn is None or filter_fn(module, name))
+    }
+    if not chosen:
+        raise ValueError("filter_fn takes at least one torch.nn.Linear of the model, got none")
+    if "" in chosen:
+        raise ValueError("model takes a module that holds layers: see Linear.from_linear for one")
+    _check_own(model, chosen)
+    made: dict[torch.nn.Module, Linear] = {}  # a layer that stands in two places stays one
+    for linear in chosen.values():
+        if linear not in made:
+            sides = (-(-n // block_size) for n in (linear.in_features, linear.out_features))
+            kept = None if pattern is None else pattern(*sides)
+            how: Any = {"density": density, "block_size": block_size, "precision": precision}
+            made[linear] = Linear.from_linear(linear, kept, **how)
+    for name, linear in chosen.items():
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, made[linear])
+
+
+def _check_own(model: torch.nn.Module, chosen: dict[str, torch.nn.Linear]) -> None:
+    """Refuse layers that share their weight with what stays as it is, an embedding for one."""
+    weights = {linear.weight: name for name, linear in chosen.items()}
+    for name, module in model.named_modules(remove_duplicate=False):
+        for parameter in () if name in chosen else module.parameters(recurse=False):
+            if parameter in weights:
+                raise ValueError(
+                    f"{weights[parameter]} shares its weight with {name}: leave it out by filter_fn"
+                )

@@ -1,0 +1,27 @@
+"""examples/torch_gpt.py learns, dense and sparse, and tells both in a table."""
+
+import pytest
+from examples_helpers import imported, write_text
+from torch_helpers import nst, torch
+
+SMALL = "--width 128 --layers 1 --batch 4 --length 16 --steps 20 --lr 1e-2 --held-out-batches 2"
+
+
+@pytest.mark.parametrize("more", [[], ["--amp"]], ids=["float32", "amp"])
+def test_it_learns(monkeypatch, tmp_path, capsys, more):
+    torch_gpt = imported(monkeypatch, "torch_gpt")
+    rows = torch_gpt.main(["--text", write_text(tmp_path), *SMALL.split(), *more])
+    assert [row["model"] for row in rows] == ["dense", "sparse", "wide"]
+    assert max(row["bits"] for row in rows) < 3  # 16 characters are 4 bits; the words far fewer
+    dense, sparse, wide = (row["parameters"] for row in rows)
+    assert sparse < 0.6 * dense
+    assert dense < wide < 1.02 * dense  # more biases
+    assert "bits per character, held out" in capsys.readouterr().out
+
+
+def test_only_mlps_are_made_sparse(monkeypatch):
+    torch_gpt = imported(monkeypatch, "torch_gpt")
+    model = torch_gpt.make("sparse", 16, torch_gpt.parse([*SMALL.split(), "--layers", "2"]))
+    sparse = [name for name, module in model.named_modules() if isinstance(module, nst.Linear)]
+    assert sparse == [f"blocks.{i}.mlp.{j}" for i in (0, 1) for j in (0, 2)]
+    assert isinstance(model.head, torch.nn.Linear)

@@ -1,0 +1,311 @@
+"""Layers of numbsparse.torch against torch's own, dense ones: values, gradients, state dicts."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from conftest import needs_bfloat16
+from torch_helpers import (
+    dense_conv,
+    dense_linear,
+    dense_lstm,
+    drawn,
+    grads,
+    layout,
+    ns,
+    nst,
+    torch,
+)
+
+nn = torch.nn
+DOUBLE = {"dtype": torch.float64, "block_size": 4}
+CONVS = {1: nst.Conv1d, 2: nst.Conv2d, 3: nst.Conv3d}
+
+
+def linear(seed=0, **options):
+    return nst.Linear(10, 13, layout=layout(3, 4, seed=seed), **(DOUBLE | options))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kept", [None, layout(3, 4)], ids=["all", "some"])
+def test_linear(kept, bias):
+    layer, x = nst.Linear(10, 13, bias, layout=kept, **DOUBLE), drawn(2, 3, 10)
+    y, expected = layer(x), nn.functional.linear(x, *dense_linear(layer))
+    torch.testing.assert_close(y, expected)
+    inputs = [x, *layer.parameters()]
+    torch.testing.assert_close(grads(y, inputs), grads(expected, inputs))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 0, 1), (2, 1, 1), (1, "same", 2)])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_conv(axes, stride, padding, dilation, bias):
+    options = {"layout": layout(3, 4), **DOUBLE}
+    conv = CONVS[axes](10, 13, 3, stride, padding, dilation, bias=bias, **options)
+    x = drawn(2, 10, *(5, 6, 7)[:axes])
+    torchs = getattr(nn.functional, f"conv{axes}d")
+    y, expected = conv(x), torchs(x, dense_conv(conv), conv.bias, stride, padding, dilation)
+    torch.testing.assert_close(y, expected)
+    inputs = [x, *conv.parameters()]
+    first = grads(y, inputs, create_graph=True)
+    of_dense = grads(expected, inputs, create_graph=True)
+    torch.testing.assert_close(first, of_dense)
+    torch.testing.assert_close(grads(first, inputs), grads(of_dense, inputs))
+    torch.testing.assert_close(conv(x[0]), y[0])  # without a batch, as torch
+
+
+def test_conv_of_channels_last_copies_nothing_and_gives_such():
+    conv = nst.Conv2d(8, 8, 3, block_size=4)
+    x = torch.ones(2, 8, 5, 5).to(memory_format=torch.channels_last)
+    assert conv(x).is_contiguous(memory_format=torch.channels_last)
+    assert x.movedim(1, -1).is_contiguous()
+
+
+def test_masked_taps():
+    causal = ns.patterns.causal((3, 3))
+    conv = nst.Conv2d(8, 8, 3, padding=1, taps=causal, layout=layout(2, 2), **DOUBLE)
+    kept = torch.from_numpy(causal)
+    assert (dense_conv(conv)[..., ~kept] == 0).all()
+    assert (dense_conv(conv)[..., kept] != 0).any()
+
+
+def test_operators_of_convolutions_are_what_torch_asks_of_them():
+    conv = nst.Conv1d(10, 13, 3, layout=layout(3, 4), **DOUBLE)
+    window = [n for three in ns.ops.conv_window((5,), 3, 2, 1, 1) for n in three]
+    ops, x, y = torch.ops.numbsparse, drawn(2, 5, 10), drawn(2, 3, 13)
+    how = (conv.handles["weight"].word, 10, 13, 4, window, "highest")
+    for op, arguments in (
+        (ops.conv, (x, conv.weight, *how)),
+        (ops.conv_transpose, (y, conv.weight, *how)),
+        (ops.conv_weight_grad, (x, y, *how)),
+    ):
+        torch.library.opcheck(op.default, arguments)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_lstm(layers, batch_first):
+    how = {"input_layout": layout(3, 4), "layout": layout(4, 4), **DOUBLE}
+    lstm = nst.LSTM(10, 14, layers, batch_first=batch_first, **how)
+    theirs = nn.LSTM(10, 14, layers, batch_first=batch_first, dtype=torch.float64)
+    x, h, c = drawn(5, 3, 10), drawn(layers, 3, 14), drawn(layers, 3, 14, seed=1)
+    dense = dense_lstm(lstm)
+    y, state = lstm(x, (h, c) if not batch_first else None) if not batch_first else lstm(x)
+    expected = (x, (h, c)) if not batch_first else (x,)
+    their_y, their_state = torch.func.functional_call(theirs, dense, expected)
+    results, their_results = (y, *state), (their_y, *their_state)
+    torch.testing.assert_close(results, their_results)
+    inputs = [x, *([] if batch_first else [h, c]), *lstm.parameters()]
+    for some in (slice(None), slice(0, 1), slice(2, 3)):  # all results, some, the last c alone
+        torch.testing.assert_close(
+            torch.autograd.grad(sum(a.square().sum() for a in results[some]), inputs,
+                                retain_graph=True, allow_unused=True, materialize_grads=True),
+            torch.autograd.grad(sum(a.square().sum() for a in their_results[some]), inputs,
+                                retain_graph=True, allow_unused=True, materialize_grads=True),
+        )  # fmt: skip
+
+
+def test_the_operator_of_lstm_is_what_torch_asks_of_it():
+    lstm = nst.LSTM(10, 14, layout=layout(4, 4), **DOUBLE)
+    words = [handle.word for handle in lstm.handles.values()]
+    given = drawn(3, 2, 10), *lstm.parameters(), drawn(2, 14), drawn(2, 14), *words, "highest"
+    torch.library.opcheck(torch.ops.numbsparse.lstm.default, given)
+    hs, *_ = torch.ops.numbsparse.lstm(*given)
+    (dh,) = torch.autograd.grad(hs[0].sum(), given[4])  # the first of all states is the given one
+    torch.testing.assert_close(dh, torch.ones_like(dh))
+    y, _ = lstm(given[0])
+    (first,) = grads(y, [lstm.weight_hh_l0], create_graph=True)
+    with pytest.raises(RuntimeError, match="the gradient of an LSTM is not differentiable again"):
+        first.sum().backward()
+
+
+@needs_bfloat16
+@pytest.mark.parametrize(
+    ("layer", "shape", "half"),
+    [
+        (nst.Linear(8, 8, block_size=4), (2, 8), True),
+        (nst.Conv1d(8, 8, 3, block_size=4), (2, 8, 5), True),
+        (nst.LSTM(8, 8, block_size=4), (3, 2, 8), False),
+    ],
+    ids=["Linear", "Conv1d", "LSTM"],
+)
+def test_autocast_on_the_cpu(layer, shape, half):
+    x = drawn(*shape, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x)
+    y = y if half else y[0]
+    assert y.dtype == (torch.bfloat16 if half else torch.float32)
+    y.float().square().sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
+
+
+def test_first_values_count_kept_blocks_alone():
+    torch.manual_seed(0)
+    pattern = np.zeros((8, 2), bool)
+    pattern[:2, 0] = pattern[:, 1] = True
+    layer = nst.Linear(8 * 32 - 8, 64, layout=pattern)  # the last block has 24 rows
+    for column, fan_in in ((0, 64), (1, 248)):
+        blocks = layer.weight[torch.from_numpy(layer.layout.indices == column)]
+        bound = fan_in**-0.5
+        assert 0.99 * bound < blocks.abs().max() <= bound
+        biases = layer.bias[32 * column :][:32].abs()
+        assert 0.7 * bound < biases.max() <= bound
+
+
+def test_from_linear():
+    dense = nn.Linear(10, 13, dtype=torch.float64).eval()
+    dense.bias.requires_grad_(False)
+    for how in ({"pattern": layout(3, 4)}, {"density": 0.4}):
+        layer = nst.Linear.from_linear(dense, **how, block_size=4)
+        assert layer.layout.n_blocks == 5
+        weight, bias = dense_linear(layer)
+        kept = nst.BlockSparse(torch.ones_like(layer.weight), layer.layout, shape=(10, 13))
+        torch.testing.assert_close(weight, dense.weight * kept.to_dense().T, rtol=0, atol=0)
+        torch.testing.assert_close(bias, dense.bias, rtol=0, atol=0)
+        assert not layer.training
+        assert not layer.bias.requires_grad
+        assert layer.weight.requires_grad
+    largest = ns.patterns.from_dense(dense.weight.detach().numpy().T, 4, density=0.4)
+    assert layer.layout == ns.Layout(largest)
+    assert (
+        nst.Linear.from_linear(nn.Linear(8, 8, bias=False), density=0.5, block_size=4).bias is None
+    )
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies(copied):
+    layer, x = linear(seed=3), drawn(2, 10)
+    expected = layer(x)
+    other = copied(layer)
+    del layer
+    torch.testing.assert_close(other(x), expected, rtol=0, atol=0)
+    assert other.layout == layout(3, 4, seed=3)
+
+
+def saved(model, tmp_path):
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    return torch.load(tmp_path / "model.pt", weights_only=True)
+
+
+MODELS = {
+    "Linear": lambda seed: linear(seed),
+    "Conv1d": lambda seed: nst.Conv1d(10, 13, 3, layout=layout(3, 4, seed=seed), **DOUBLE),
+    "LSTM": lambda seed: nst.LSTM(16, 16, 2, layout=layout(4, 4, seed=seed), **DOUBLE),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_state_dict_holds_the_layout(name, tmp_path):
+    def model(seed):
+        return nn.ModuleDict({"inner": MODELS[name](seed)})
+
+    one, same, other = model(1), model(1), model(2)
+    state = saved(one, tmp_path)
+    same.load_state_dict(state)
+    optimizer = torch.optim.SGD(other.parameters(), lr=1.0)
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(RuntimeError, match=r"_pattern is of another layout than inner\.weight"):
+        other.load_state_dict(state)
+    for key, value in other.state_dict().items():
+        assert torch.equal(value, before[key])  # nothing was loaded
+    nst.adopt_layouts_(other, state)
+    other.load_state_dict(state)
+    for model in (same, other):
+        for key, value in model.state_dict().items():
+            assert torch.equal(value, state[key])
+    for inner in (one.inner, other.inner):
+        for handle, theirs in zip(inner.handles.values(), one.inner.handles.values(), strict=True):
+            assert handle.layout == theirs.layout
+    for parameter in other.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()  # has the same parameters
+    for parameter, old in zip(other.parameters(), one.parameters(), strict=True):
+        torch.testing.assert_close(parameter, old - 1)
+
+
+def test_safetensors_keep_the_layout(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    one, other = linear(1), linear(2)
+    safetensors.save_model(one, str(tmp_path / "model.safetensors"))
+    state = safetensors.load_file(tmp_path / "model.safetensors")
+    nst.adopt_layouts_(other, state)
+    other.load_state_dict(state)
+    torch.testing.assert_close(other.state_dict(), one.state_dict(), rtol=0, atol=0)
+
+
+def test_a_state_dict_without_a_layout():
+    layer = linear()
+    state = {k: v for k, v in layer.state_dict().items() if k != "weight_pattern"}
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "weight_pattern"'):
+        layer.load_state_dict(state)
+    layer.load_state_dict(state, strict=False)
+    with pytest.raises(ValueError, match=r"weight_pattern takes \(3, 4\) blocks, got \(2, 2\)"):
+        nst.adopt_layouts_(layer, {"weight_pattern": torch.ones(2, 2, dtype=torch.bool)})
+
+
+def mlp():
+    torch.manual_seed(0)
+    tied = nn.Linear(32, 32)
+    return nn.ModuleDict(
+        {
+            "mlp": nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)),
+            "twice": nn.ModuleList([tied, tied]),
+            "embedding": nn.Embedding(8, 32),
+            "head": nn.Linear(32, 8, bias=False),
+        }
+    )
+
+
+def test_sparsify():
+    model, dense = mlp(), mlp()
+    nst.sparsify_(model, lambda module, name: name.startswith(("mlp", "twice")), 0.25, block_size=8)
+    kinds = {name: type(module) for name, module in model.named_modules() if "." in name}
+    assert kinds == {"mlp.0": nst.Linear, "mlp.1": nn.GELU, "mlp.2": nst.Linear,
+                     "twice.0": nst.Linear}  # fmt: skip
+    assert model["twice"][0] is model["twice"][1]
+    assert type(model["head"]) is nn.Linear
+    assert model["mlp"][0].layout.density == 0.25
+    expected = nst.Linear.from_linear(dense["mlp"][2], density=0.25, block_size=8)
+    torch.testing.assert_close(model["mlp"][2].state_dict(), expected.state_dict())
+
+
+def test_sparsify_by_a_pattern_for_each_layer():
+    model = mlp()
+    nst.sparsify_(
+        model["mlp"], pattern=lambda i, o: ns.patterns.banded(i, o, width=1), block_size=8
+    )
+    assert model["mlp"][0].layout == ns.Layout(ns.patterns.banded(4, 8, width=1))
+    assert model["mlp"][2].layout == ns.Layout(ns.patterns.banded(8, 4, width=1))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: nst.sparsify_(mlp(), lambda m, name: False, 0.5), ValueError, "got none"),
+        (lambda: nst.sparsify_(nn.Linear(8, 8), density=0.5), ValueError, "model takes a module"),
+        (lambda: nst.sparsify_(mlp()), ValueError, "exactly one of pattern and density"),
+        (lambda: nst.Linear.from_linear(nn.ReLU(), density=1), TypeError, "linear takes a torch.n"),
+        (lambda: nst.Linear(8, 8, layout=[[1, 0]]), ValueError, "layout takes 1 x 1 blocks"),
+        (lambda: nst.Linear(8, 8, block_size=5), ValueError, "block_size takes one of"),
+        (lambda: linear()(drawn(2, 9)), ValueError, r"x takes the shape \(\.\.\., 10\)"),
+        (lambda: nst.Conv2d(8, 8, 3, groups=2), ValueError, "block_diagonal"),
+        (lambda: nst.Conv2d(8, 8, 3, padding_mode="circular"), ValueError, 'takes "zeros"'),
+        (lambda: nst.Conv2d(8, 8, 3)(torch.ones(1, 4, 4, 8)), ValueError, r"\(batch, 8, \*space\)"),
+        (lambda: nst.LSTM(8, 8, bidirectional=True), ValueError, "bidirectional takes False alone"),
+        (lambda: nst.LSTM(8, 8, 2, layout=[None]), ValueError, "layout takes one for each of 2"),
+        (lambda: nst.LSTM(8, 8)(torch.ones(2, 8)), ValueError, r"shape \(time, batch, 8\)"),
+    ],
+)
+def test_refusals(call, error, says):
+    with pytest.raises(error, match=says):
+        call()
+
+
+def test_a_weight_that_is_used_elsewhere_is_not_replaced():
+    model = mlp()
+    model["head"].weight = model["embedding"].weight
+    before = dict(model.named_modules())
+    with pytest.raises(ValueError, match="head shares its weight with embedding"):
+        nst.sparsify_(model, density=0.5, block_size=8)
+    assert dict(model.named_modules()) == before
