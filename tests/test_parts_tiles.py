@@ -10,7 +10,7 @@ from ptx_helpers import on_hopper
 from numbsparse.device import to_device
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.gathers import copying
+from numbsparse.kernels.parts.gathers import Reach, copying
 from numbsparse.kernels.parts.repair import all_finite, plain_sum
 from numbsparse.kernels.parts.tiles import Form, Operand, multiply, number_of
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
@@ -93,16 +93,16 @@ def test_a_tile_times_another(form, first, second, rng):
         assert not out.numpy()[8:16, : len(b)].any()
 
 
-def copy_kernel(form, shape, depth, by_feature, of_values):
-    copy = copying(form, shape, depth, by_feature, of_values)
+def copy_kernel(form, shape, depth, by_feature, reach):
+    copy = copying(form, shape, depth, by_feature, reach)
 
     @cuda.jit
-    def kernel(memory, record, features, stride, many, out):
+    def kernel(memory, record, features, stride, first, many, out):
         shared = cuda.shared.array(1024, uint32, ALIGNMENT)
         own = cuda.local.array(8, int32)
         for e in range(8):
             own[e] = record[e]
-        copy(memory, own, features, stride, many, shared, uint32(0))
+        copy(memory, own, features, stride, first, many, shared, uint32(0))
         cp_async_commit()
         cp_async_wait(0)
         cuda.syncthreads()
@@ -114,21 +114,27 @@ def copy_kernel(form, shape, depth, by_feature, of_values):
 
 @pytest.mark.parametrize("form", [TF32, HALF], ids=["float32", "float16"])
 @pytest.mark.parametrize("by_feature", [False, True], ids=["across", "along"])
-def test_lanes_copy_what_a_record_names(by_feature, form, rng):
-    """Four lines of eight features, one of which is not there and one that ends early."""
-    depth, others, features, many = 8, 32, 37, 27
+@pytest.mark.parametrize("first", [0, 8])
+@pytest.mark.parametrize("reach", [Reach(True, False), Reach(False, False), Reach(True, True)])
+def test_lanes_copy_what_a_record_names(reach, first, by_feature, form, rng):
+    """Four lines of eight features, one of which is not there and one that may end early."""
+    depth, features, many = 8, 40 if reach.whole else 37, 24 if reach.whole else 27
     x = rng.standard_normal((many, 40)).astype(form.dtype)
     memory = x if by_feature else np.zeros((40, 32), form.dtype)
     if not by_feature:
         memory[:, :many] = x.T
     record = np.array([0, 2, 0, 4, -1, 0, 0, 1], np.int32)  # (place, line) of each
     out = to_device(np.full(32 * form.row, 99, np.uint32))
-    kernel = copy_kernel(form, (32, others), depth, by_feature, False)
+    kernel = copy_kernel(form, (32, 32), depth, by_feature, reach)
     flat = to_device(memory.ravel())
-    launch(kernel, 1, 32, flat, to_device(record), features, memory.shape[1], many, out)
-    expected = np.zeros((others, 32), form.dtype)
-    expected[:many, :8], expected[:many, 8:13] = x[:, 16:24], x[:, 32:37]
-    expected[:many, 24:] = x[:, 8:16]
+    args = features, memory.shape[1], first, many
+    launch(kernel, 1, 32, flat, to_device(record), *args, out)
+    expected, rows = np.zeros((32, 32), form.dtype), many - first
+    expected[:rows, :8], expected[:rows, 8 : features - 24] = (
+        x[first:, 16:24],
+        x[first:, 32:features],
+    )
+    expected[:rows, 24:] = x[first:, 8:16]
     np.testing.assert_array_equal(out.numpy(), tile_of(expected, form, not by_feature))
 
 

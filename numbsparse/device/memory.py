@@ -51,7 +51,8 @@ class Simulated(Block):
     __slots__ = ()
 
     def __del__(self) -> None:
-        self.buffer.fill(_hole)
+        if _hole is not None:  # as it is when Python ends
+            self.buffer.fill(_hole)
 
 
 def allocate(nbytes: int) -> Block:
