@@ -1,6 +1,7 @@
 """A kernel compiled in one pass is the one that Numba makes in two; Numba takes what is left."""
 
 import struct
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -106,3 +107,28 @@ def test_errors_are_numbas():
 
     with pytest.raises(Exception, match="no_such_attribute"):
         compiler.build(kernel, ARRAYS)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_numba_finds_a_name_that_numpy_no_longer_has(fails, monkeypatch):
+    seen = []
+
+    def load(name):
+        seen.append((name, vars(np)["row_stack"]))
+        if fails:
+            raise ImportError("broken")
+
+    monkeypatch.delattr(np, "row_stack", raising=False)
+    monkeypatch.setattr(compiler, "import_module", load)
+    with pytest.raises(ImportError) if fails else nullcontext():
+        compiler.load_numba.__wrapped__()
+    assert seen == [("numba.cuda.np.arrayobj", np.vstack)]
+    assert "row_stack" not in vars(np)
+
+
+def test_numpys_own_name_stays(monkeypatch):
+    own = object()
+    monkeypatch.setitem(vars(np), "row_stack", own)
+    monkeypatch.setattr(compiler, "import_module", lambda name: None)
+    compiler.load_numba.__wrapped__()
+    assert vars(np)["row_stack"] is own

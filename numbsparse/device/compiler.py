@@ -7,7 +7,11 @@ three quarters of the time. A kernel that this does not take is left to Numba.
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from numbsparse.device import runtime
 
@@ -62,10 +66,29 @@ def _optimized_once(kernel: Any, signature: tuple[Any, ...]) -> Built | None:
         return None
 
 
+@cache
+def load_numba() -> None:
+    """Import what numba-cuda compiles arrays with.
+
+    numba-cuda 0.30 asks NumPy for `row_stack` there, another name of `vstack`, which NumPy 2.5 no
+    longer has: it is there during this import, and at no other time.
+    """
+    names = vars(np)
+    lacks = "row_stack" not in names
+    if lacks:
+        names["row_stack"] = np.vstack
+    try:
+        import_module("numba.cuda.np.arrayobj")
+    finally:
+        if lacks:
+            del names["row_stack"]
+
+
 def lto_ir(kernel: Any, signature: tuple[Any, ...]) -> bytes:
     """What the linker optimizes; takes no GPU."""
     from numba import cuda, types
 
+    load_numba()
     options, (major, minor) = kernel.targetoptions, runtime.compute_capability()
     code, _ = cuda.compile(
         kernel.py_func,
@@ -111,6 +134,7 @@ def _name_of_the_kernel(linked: Any) -> str:
 def _by_numba(kernel: Any, signature: tuple[Any, ...]) -> Built:
     from numba import cuda
 
+    load_numba()
     cuda.current_context()
     overload = kernel.compile(signature)
     library = overload._codelibrary
