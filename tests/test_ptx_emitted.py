@@ -95,6 +95,8 @@ except Exception:  # pathfinder raises its own types, one per platform
     sys.exit(77)
 import test_ptx, test_ptx_emitted, test_ptx_mma
 from numba import cuda
+from numbsparse.device.compiler import load_numba
+load_numba()
 print(json.dumps({
     name: cuda.compile_ptx((vars(test_ptx) | vars(test_ptx_mma))[name].py_func, types, cc=(8, 0))[0]
     for name, (types, _) in test_ptx_emitted.EMITTED.items()
