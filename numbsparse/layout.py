@@ -70,6 +70,13 @@ class Layout:
     Layout(2 x 3, 3 blocks, density 0.5)
     >>> layout.indptr, layout.indices
     (array([0, 2, 3], dtype=int32), array([0, 2, 1], dtype=int32))
+
+    Of two layouts of one shape `a | b` keeps the blocks of both, `a & b` those that both keep, and
+    `a - b` those of `a` alone; a result that equals an operand is that operand, plans and all.
+
+    >>> (layout | ns.Layout([[0, 1, 0], [0, 1, 0]])).pattern.astype(int)
+    array([[1, 1, 1],
+           [0, 1, 0]])
     """
 
     device_index: Index | None = None  # `index` on the GPU, once numbsparse.ops sent it there
@@ -159,6 +166,87 @@ class Layout:
         pattern = np.zeros(self.shape, dtype=bool)
         pattern[self._block_rows, self.indices] = True
         return pattern
+
+    @cached_property
+    def flat_indices(self) -> np.ndarray:
+        """block row * out_blocks + block column of each kept block, int64, rising."""
+        return _read_only(self._block_rows.astype(np.int64) * self.shape[1] + self.indices)
+
+    def find(self, block_rows: Any, block_columns: Any) -> np.ndarray:
+        """Where in the stored order these blocks of the grid are, int64; -1 where they are not.
+
+        >>> import numbsparse as ns
+        >>> ns.Layout([[1, 0, 1], [0, 1, 0]]).find([0, 0, 1], [1, 2, 1])
+        array([-1,  1,  2])
+        """
+        return self._positions(np.asarray(block_rows, np.int64) * self.shape[1] + block_columns)
+
+    def positions_in(self, other: Layout) -> np.ndarray:
+        """Where in the stored order of `other` each block of this layout is; -1 where it is not."""
+        self._check_shape(other, "positions_in")
+        return other._positions(self.flat_indices)
+
+    def _positions(self, flat: np.ndarray) -> np.ndarray:
+        if not self.n_blocks:
+            return np.full(flat.shape, -1)
+        own = self.flat_indices
+        positions = np.minimum(np.searchsorted(own, flat), own.size - 1)
+        positions[own[positions] != flat] = -1
+        return positions
+
+    def select(self, kept: Any) -> Layout:
+        """The layout of those blocks where `kept`, bool (n_blocks,) in the stored order, is True.
+
+        >>> import numbsparse as ns
+        >>> ns.Layout([[1, 0, 1], [0, 1, 0]]).select([True, False, True]).pattern.astype(int)
+        array([[1, 0, 0],
+               [0, 1, 0]])
+        """
+        kept = np.asarray(kept)
+        if kept.dtype != bool or kept.shape != (self.n_blocks,):
+            raise ValueError(
+                f"kept takes {self.n_blocks} booleans, got {kept.dtype} of shape {kept.shape}"
+            )
+        if kept.all():
+            return self
+        layout = Layout.__new__(Layout)
+        layout._set(self.shape, self._block_rows[kept], self.indices[kept])
+        return layout
+
+    def __or__(self, other: Layout) -> Layout:
+        if not isinstance(other, Layout):
+            return NotImplemented
+        self._check_shape(other, "|")
+        flat = (
+            self.flat_indices
+            if self is other
+            else np.union1d(self.flat_indices, other.flat_indices)
+        )
+        for one in (self, other):
+            if one.n_blocks == flat.size:
+                return one
+        layout = Layout.__new__(Layout)
+        layout._set(self.shape, *np.divmod(flat, self.shape[1]))
+        return layout
+
+    def __and__(self, other: Layout) -> Layout:
+        if not isinstance(other, Layout):
+            return NotImplemented
+        self._check_shape(other, "&")
+        both = self.select(other._positions(self.flat_indices) >= 0)
+        return other if both.n_blocks == other.n_blocks and both is not self else both
+
+    def __sub__(self, other: Layout) -> Layout:
+        if not isinstance(other, Layout):
+            return NotImplemented
+        self._check_shape(other, "-")
+        return self.select(other._positions(self.flat_indices) < 0)
+
+    def _check_shape(self, other: Layout, what: str) -> None:
+        if self.shape != other.shape:
+            raise ValueError(
+                f"{what} takes two layouts of one shape, got {self.shape} and {other.shape}"
+            )
 
     @cached_property
     def T(self) -> Layout:

@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_340,
+    "numbsparse": 2_450,
     "numbsparse/autograd": 605,
     "numbsparse/bench": 4_480,
     "numbsparse/device": 2_340,
@@ -19,7 +19,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 2_395,
     "numbsparse/kernels/ptx": 2_620,
     "numbsparse/nn": 5_635,
-    "numbsparse/ops": 4_180,
+    "numbsparse/ops": 4_525,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 1_555,

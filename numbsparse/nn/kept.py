@@ -45,7 +45,7 @@ def against(own: Form, other: Form) -> str:
     if None in (own.layout, other.layout) or str(own) != str(other):
         return words
     one, two = own.matrix_layout, other.matrix_layout
-    first = np.setxor1d(_numbers(one), _numbers(two))[0]
+    first = np.setxor1d(one.flat_indices, two.flat_indices)[0]
     block = tuple(int(n) for n in divmod(first, one.shape[1]))
     which = "this" if one.pattern[block] else "that"
     return f"{words}: of the two {which} one alone has block {block}"
@@ -86,14 +86,9 @@ def remapped(array: Any, old: Form, new: Form, fresh: Any) -> Any:
 
     `old` and `new` differ in their layout, and in whether the matrix is a transposed view, alone.
     """
-    blocks, wanted = old.matrix(on_cpu(array)), new.matrix(on_cpu(fresh))
-    moved = wanted.data.copy()
-    _, here, there = np.intersect1d(
-        _numbers(wanted.layout), _numbers(blocks.layout), assume_unique=True, return_indices=True
-    )
-    moved[here] = blocks.data[there]
-    result = BlockSparse(moved, wanted.layout, shape=wanted.shape).stored_as(wanted, "array")
-    return beside(result.values, isinstance(array, DeviceArray))
+    wanted = new.matrix(beside(fresh, isinstance(array, DeviceArray)))
+    moved = ops.remap(old.matrix(array), wanted.layout, wanted)
+    return moved.stored_as(wanted, "array").values
 
 
 def saved(array: Any, form: Form) -> Any:
@@ -134,12 +129,6 @@ def check_can_remap(name: str, old: Form, new: Form) -> None:
         raise ValueError(
             f"{name} takes a layout of the same features and block size: {old}, got {new}"
         )
-
-
-def _numbers(layout: Layout) -> np.ndarray:
-    """Of the blocks in the whole grid, rising."""
-    index = layout.index
-    return index.block_rows.astype(np.int64) * layout.shape[1] + index.block_columns
 
 
 def _pair(features: tuple[int, ...]) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from numbsparse.ops.activations import (
     softplus,
 )
 from numbsparse.ops.affine_norm import affine_norm, affine_norm_grad, affine_norm_sums
+from numbsparse.ops.algebra import block_norms, remap
 from numbsparse.ops.average import average_step
 from numbsparse.ops.cell import cell, cell_grad
 from numbsparse.ops.columns import column_dots, scale_columns
@@ -110,6 +111,7 @@ __all__ = [
     "affine_norm_grad",
     "affine_norm_sums",
     "average_step",
+    "block_norms",
     "broadcast_to",
     "cast",
     "cell",
@@ -176,6 +178,7 @@ __all__ = [
     "put",
     "relu",
     "relu_grad",
+    "remap",
     "reshape",
     "scale_columns",
     "scale_to_norm",

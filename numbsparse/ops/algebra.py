@@ -1,0 +1,338 @@
+"""Arithmetic of block-sparse matrices, as SciPy has it: what is not stored is zero.
+
+Operands have one shape, block size, dtype and place; others are refused by name. Results are in
+that dtype and place; on the CPU those of 16 bits are computed in float32 and rounded once, as on a
+GPU. Blocks are never dropped because they hold zeros: a layout follows from layouts alone.
+
+>>> layout, other = [[1, 0], [0, 1]], [[1, 1], [0, 0]]
+>>> a = BlockSparse(np.full((2, 4, 4), 1.0), layout)
+>>> b = BlockSparse(np.full((2, 4, 4), 2.0), other)
+>>> a + b, 2 * a * b
+(BlockSparse(8 x 8, float64, 3 blocks of 4 x 4, density 0.75),
+ BlockSparse(8 x 8, float64, 1 blocks of 4 x 4, density 0.25))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import DeviceArray, is_device_operand, to_device
+from numbsparse.dtypes import type_name
+from numbsparse.layout import Layout, as_layout
+from numbsparse.ops import elementwise, reduce
+from numbsparse.ops.create import zeros
+from numbsparse.ops.edge import inside
+from numbsparse.ops.embedding import take_rows
+from numbsparse.ops.matmul import matmul
+from numbsparse.ops.operands import ARRAYS, place_of
+from numbsparse.ops.shape import concatenate, reshape
+
+NORMS = ("l1", "l2", "max")
+
+
+def remap(w: BlockSparse, layout: Any, fresh: BlockSparse | None = None) -> BlockSparse:
+    """The matrix in another layout: blocks of both keep their values, new ones are zero.
+
+    Parameters
+    ----------
+    layout : Layout or pattern, (in_blocks, out_blocks)
+        If it equals the layout of `w`, the result is `w` itself.
+    fresh : BlockSparse of that layout, like `w` otherwise, optional
+        What new blocks hold in place of zeros.
+
+    >>> w = BlockSparse(np.ones((2, 1, 1)), [[1, 1, 0]])
+    >>> w.remap([[0, 1, 1]]).toarray()
+    array([[0., 1., 0.]])
+    """
+    layout = as_layout(layout)
+    if layout.shape != w.layout.shape:
+        raise ValueError(f"layout takes {w.layout.shape} blocks, as the matrix, got {layout.shape}")
+    if fresh is not None:
+        w, fresh = _like_each_other(w, fresh, "remap")
+    if layout == w.layout:
+        return w
+    if w.is_transposed:
+        return remap(w.T, layout.T, None if fresh is None else fresh.T).T
+    where = layout.positions_in(w.stored_layout)
+    values = _taken(w.values, where, None if fresh is None else fresh.values)
+    return BlockSparse(values, layout, shape=w.shape)
+
+
+def block_norms(w: BlockSparse, by: str = "l2", tap_features: int | None = None) -> Any:
+    """The norm of each kept block, (n_blocks,), in the order of `w.data`.
+
+    l1 = sum(|w|), l2 = sqrt(sum(w**2)), max = max(|w|), of what is inside the edge of the matrix.
+    In float64 on the CPU, in float32 on a GPU, where the result stays. `tap_features` as in
+    `inside`. Raises ValueError for another norm.
+
+    >>> w = BlockSparse(np.float32([[[3, -4], [0, 0]], [[1, 1], [1, 1]]]), [[1, 1]])
+    >>> w.block_norms("l1"), w.block_norms(), w.block_norms("max")
+    (array([7., 4.]), array([5., 2.]), array([4., 1.]))
+    """
+    if by not in NORMS:
+        raise ValueError(f"by takes one of {', '.join(NORMS)}, got {by!r}")
+    values = inside(w, tap_features)
+    flat = reshape(values, (w.n_blocks, w.block_size**2))
+    norms = (_norms_on_gpu if isinstance(values, DeviceArray) else _norms_on_cpu)(flat, by)
+    if w.is_transposed:
+        return reshape(_taken(reshape(norms, (-1, 1)), w.stored_layout.index.columns.blocks), (-1,))
+    return norms
+
+
+def _norms_on_cpu(values: np.ndarray, by: str) -> np.ndarray:
+    values = _wide(values)
+    if by == "l2":
+        return np.sqrt(np.einsum("ni,ni->n", values, values, dtype=np.float64))
+    if by == "l1":
+        return np.abs(values).sum(axis=1, dtype=np.float64)
+    return np.abs(values).max(axis=1).astype(np.float64)
+
+
+def _norms_on_gpu(values: DeviceArray, by: str) -> DeviceArray:
+    if values.dtype != np.float32:
+        values = elementwise.cast(values, "float32")
+    if not values.size:
+        return zeros((0,), values.dtype, "cuda")
+    if by == "l2":
+        return elementwise.sqrt(reduce.sum(elementwise.multiply(values, values), 1))
+    return (reduce.sum if by == "l1" else reduce.max)(_absolute(values), 1)
+
+
+def sum(w: BlockSparse, axis: int | None = None) -> Any:
+    """The sum of each column (axis 0), of each row (axis 1) or of all, as a dense array.
+
+    In the dtype and place of w; 16-bit floats are summed in float32.
+
+    >>> BlockSparse(np.ones((1, 2, 2)), [[0, 1]]).sum(axis=0)
+    array([0., 0., 2., 2.])
+    """
+    if axis is None:
+        total = _computed(reduce.sum, inside(w))
+        return total if isinstance(total, DeviceArray) else total[()]
+    if isinstance(axis, bool) or axis not in (-2, -1, 0, 1):
+        raise ValueError(f"axis takes 0, 1 or None, got {axis!r}")
+    if w.place == "cuda":  # as products with ones
+        ones = to_device(np.ones(w.shape[axis], w.dtype))
+        product = (ones, w) if axis in (0, -2) else (w, ones)
+        return matmul(*product, precision="highest")
+    if w.is_transposed:
+        return sum(w.T, 1 - axis % 2)
+    index, over = w.stored_layout.index, axis % 2
+    lines = index.block_rows if over else index.block_columns
+    total = np.zeros((w.stored_layout.shape[1 - over], w.block_size), _wide(w.values).dtype)
+    np.add.at(total, lines, _wide(inside(w)).sum(axis=1 + over))
+    return elementwise.cast(total.reshape(-1)[: w.shape[1 - over]], w.dtype)
+
+
+def diagonal(w: BlockSparse, k: int = 0) -> Any:
+    """w[i, i + k] for each i, as a dense array in the place of w.
+
+    >>> BlockSparse(np.arange(8.0).reshape(2, 2, 2), [[1, 0], [0, 1]]).diagonal()
+    array([0., 3., 4., 7.])
+    """
+    if isinstance(k, bool) or not isinstance(k, int | np.integer):
+        raise TypeError(f"k takes an integer, got {k!r}")
+    if w.is_transposed:
+        return diagonal(w.T, -k)
+    size = w.block_size
+    rows = np.arange(max(0, -k), min(w.shape[0], w.shape[1] - k))
+    columns = rows + k
+    where = w.stored_layout.find(rows // size, columns // size)
+    met = where >= 0
+    blocks, nth = np.unique(where[met], return_inverse=True)
+    items = np.full(rows.size, -1)
+    items[met] = nth * size**2 + (rows % size * size + columns % size)[met]
+    return reshape(_taken(reshape(_taken(w.values, blocks), (-1, 1)), items), (rows.size,))
+
+
+def getitem(w: BlockSparse, key: Any) -> BlockSparse:
+    """w[rows] or w[rows, columns]: slices of whole block rows and block columns.
+
+    They start and stop at multiples of the block size, or at the end. Of `w[rows]` the values are a
+    view of those of w, and so of the columns of a transposed one; others are copied. Raises
+    TypeError for other keys, ValueError for other slices.
+
+    >>> w = BlockSparse(np.ones((3, 4, 4)), [[1, 0], [1, 1]])
+    >>> w[4:], np.shares_memory(w[4:].data, w.data)
+    (BlockSparse(4 x 8, float64, 2 blocks of 4 x 4, density 1), True)
+    """
+    rows, columns = key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
+    if w.is_transposed:
+        return getitem(w.T, (columns, rows)).T
+    layout, values = w.stored_layout, w.values
+    (row, row_end, height), (column, column_end, width) = (
+        _block_range(*given, w.block_size)
+        for given in (("rows", rows, w.shape[0]), ("columns", columns, w.shape[1]))
+    )
+    start, stop = layout.indptr[row], layout.indptr[row_end]
+    indptr, indices = layout.indptr[row : row_end + 1] - start, layout.indices[start:stop]
+    values = values[start:stop]
+    if width < w.shape[1]:
+        kept = (indices >= column) & (indices < column_end)
+        indptr = np.append(0, np.cumsum(kept))[indptr]
+        indices, values = indices[kept] - column, _taken(values, np.flatnonzero(kept))
+    part = Layout.from_arrays(indptr, indices, (row_end - row, column_end - column))
+    return BlockSparse(values, part, shape=(height, width))
+
+
+def _block_range(argument: str, given: Any, n: int, size: int) -> tuple[int, int, int]:
+    """The first block of a slice, the one behind the last, and how many features that is."""
+    if not isinstance(given, slice):
+        raise TypeError(
+            f"{argument} takes a slice of whole blocks, got {given!r}: see toarray() for others"
+        )
+    start, stop, step = given.indices(n)
+    if step != 1 or start % size or (stop % size and stop != n) or stop <= start:
+        raise ValueError(
+            f"{argument} takes a slice from one multiple of the block size {size} to another, of "
+            f"step 1 and not empty, got {start}:{stop}:{step} of {n}"
+        )
+    return start // size, -(-stop // size), stop - start
+
+
+def _taken(values: Any, where: np.ndarray, fresh: Any = None) -> Any:
+    """values[where], with `fresh`, or zeros, in each place where that is -1."""
+    gone = where < 0
+    if not where.size or gone.all():
+        if fresh is not None:
+            return elementwise.copy(fresh)
+        return zeros((where.size, *values.shape[1:]), values.dtype, place_of(values))
+    if not isinstance(values, DeviceArray):
+        taken = np.take(values, where, axis=0, mode="wrap")
+        if gone.any():
+            taken[gone] = 0 if fresh is None else fresh[gone]
+        return taken
+    n, width = values.shape[0], values.size // values.shape[0]
+    if gone.any():
+        beside = zeros((1, width), values.dtype, "cuda") if fresh is None else fresh
+        table = concatenate([reshape(values, (n, width)), reshape(beside, (-1, width))])
+        where = np.where(gone, n if fresh is None else n + np.arange(where.size), where)
+    else:
+        table = reshape(values, (n, width))
+    taken = take_rows(table, to_device(where.astype(np.int32)))
+    return taken.reshape((where.size, *values.shape[1:]))
+
+
+def _like_each_other(a: BlockSparse, b: BlockSparse, what: str) -> tuple[BlockSparse, BlockSparse]:
+    """Both of them, stored in row order both or in column order both."""
+    for name in ("shape", "block_size", "dtype", "place"):
+        one, two = getattr(a, name), getattr(b, name)
+        if one != two:
+            kind = TypeError if name == "dtype" else ValueError
+            raise kind(
+                f"{what} takes two matrices of one {name.replace('_', ' ')}, got {one} and {two}"
+            )
+    if a.is_transposed == b.is_transposed:
+        return a, b
+    if b.is_transposed:
+        return a, BlockSparse(b.data, b.layout, shape=b.shape)
+    return BlockSparse(a.data, a.layout, shape=a.shape), b
+
+
+def _computed(function: Callable[..., Any], *operands: Any) -> Any:
+    """A function of arrays and numbers; those of 16 bits on the CPU are widened for it."""
+    first = next(x for x in operands if isinstance(x, ARRAYS))
+    if isinstance(first, DeviceArray) or first.dtype.itemsize > 2:
+        return function(*operands)
+    wide = (_wide(x) if isinstance(x, np.ndarray) else x for x in operands)
+    return elementwise.cast(function(*wide), first.dtype)
+
+
+def _wide(a: np.ndarray) -> np.ndarray:
+    return a.astype(np.float32) if a.dtype.itemsize == 2 else a
+
+
+def _of_each(function: Callable[[Any], Any]) -> Callable[[BlockSparse], BlockSparse]:
+    return lambda w: w.with_values(_computed(function, w.values))
+
+
+def _absolute(a: Any) -> Any:
+    if isinstance(a, DeviceArray):
+        return elementwise.maximum(a, elementwise.negative(a))
+    return np.abs(a)
+
+
+def _of_pairs(
+    symbol: str, function: Callable[[Any, Any], Any], layout_of: Callable[[Layout, Layout], Layout]
+) -> Callable[[BlockSparse, Any], Any]:
+    """An operator of two matrices; of a matrix and a number where that keeps zeros."""
+    is_sum = symbol in "+-"
+
+    def operator(a: BlockSparse, b: Any) -> Any:
+        if isinstance(b, elementwise.NUMBERS) and not isinstance(b, bool):
+            if not is_sum:
+                return a.with_values(_computed(function, a.values, b))
+            if b == 0:  # as the sum() of several begins
+                return a.copy()
+            raise TypeError(f"{symbol} takes two block-sparse matrices, or 0, got {b!r}: dense")
+        if not isinstance(b, BlockSparse):
+            return _refused(symbol, b)
+        a, b = _like_each_other(a, b, symbol)
+        layout = layout_of(a.stored_layout, b.stored_layout)
+        one, two = _in(a, layout), _in(b, layout)
+        return one.with_values(_computed(function, one.values, two.values))
+
+    return operator
+
+
+def _in(w: BlockSparse, stored: Layout) -> BlockSparse:
+    return remap(w.T, stored).T if w.is_transposed else remap(w, stored)
+
+
+def _refused(symbol: str, other: Any) -> Any:
+    """Arrays are refused in words; other types may know this matrix themselves."""
+    if isinstance(other, ARRAYS) or is_device_operand(other):
+        raise TypeError(
+            f"{symbol} takes two block-sparse matrices or one and a number, got a "
+            f"{type_name(other)}: see toarray() and BlockSparse.from_dense()"
+        )
+    return NotImplemented
+
+
+def _divided(a: BlockSparse, b: Any) -> Any:
+    if isinstance(b, elementwise.NUMBERS) and not isinstance(b, bool):
+        return a.with_values(_computed(elementwise.divide, a.values, b))
+    if isinstance(b, BlockSparse):
+        raise TypeError("/ takes a number on the right, got a BlockSparse: it would be 0 / 0")
+    return _refused("/", b)
+
+
+def _compared(a: BlockSparse, b: Any) -> Any:
+    if isinstance(b, (BlockSparse, *elementwise.NUMBERS, *ARRAYS)):
+        raise TypeError(
+            "== of a BlockSparse would be a dense matrix of booleans, true wherever both are zero: "
+            "compare .layout and .data, (a - b).block_norms('max'), or toarray()"
+        )
+    return NotImplemented
+
+
+_add = _of_pairs("+", elementwise.add, Layout.__or__)
+_subtract = _of_pairs("-", elementwise.subtract, Layout.__or__)
+_multiply = _of_pairs("*", elementwise.multiply, Layout.__and__)
+_negative = _of_each(elementwise.negative)
+
+# As in ops/matmul.py: the room that computes brings the matrix its operators.
+_OPERATORS = {
+    "__add__": _add,
+    "__radd__": _add,
+    "__sub__": _subtract,
+    "__rsub__": lambda w, other: _add(_negative(w), other),
+    "__mul__": _multiply,
+    "__rmul__": _multiply,
+    "__truediv__": _divided,
+    "__neg__": _negative,
+    "__abs__": _of_each(_absolute),
+    "__eq__": _compared,
+    "__getitem__": getitem,
+    "block_norms": lambda w, by="l2": block_norms(w, by),
+    "diagonal": diagonal,
+    "remap": lambda w, layout: remap(w, layout),
+    "sum": sum,
+}
+
+for _name, _function in _OPERATORS.items():
+    setattr(BlockSparse, _name, _function)
