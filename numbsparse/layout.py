@@ -217,14 +217,13 @@ class Layout:
         if not isinstance(other, Layout):
             return NotImplemented
         self._check_shape(other, "|")
-        flat = (
-            self.flat_indices
-            if self is other
-            else np.union1d(self.flat_indices, other.flat_indices)
-        )
-        for one in (self, other):
-            if one.n_blocks == flat.size:
-                return one
+        more = other.flat_indices[self._positions(other.flat_indices) < 0]
+        if not more.size:
+            return self
+        if self.n_blocks + more.size == other.n_blocks:
+            return other
+        flat = np.concatenate([self.flat_indices, more])
+        flat.sort(kind="stable")  # which merges what is sorted already
         layout = Layout.__new__(Layout)
         layout._set(self.shape, *np.divmod(flat, self.shape[1]))
         return layout
