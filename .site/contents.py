@@ -112,11 +112,11 @@ REFERENCE = [
     ),
     (
         "Training",
-        "Optimizers, learning-rate schedules, clipping, mixed precision, averages of weights.",
+        "Optimizers, schedules, clipping, pruning, mixed precision, averages of weights.",
         {
             "numbsparse.nn.optim": "Optimizer SGD Adam AdamW LambdaLR cosine warmup warmup_cosine "
             "LossScaler ExponentialMovingAverage",
-            "numbsparse.nn.utils": "clip_grad_norm",
+            "numbsparse.nn.utils": "clip_grad_norm prune GradualPruning",
         },
     ),
     (

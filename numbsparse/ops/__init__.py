@@ -18,7 +18,7 @@ from numbsparse.ops.activations import (
     softplus,
 )
 from numbsparse.ops.affine_norm import affine_norm, affine_norm_grad, affine_norm_sums
-from numbsparse.ops.algebra import block_norms, remap
+from numbsparse.ops.algebra import block_norms, checked_norm, remap
 from numbsparse.ops.average import average_step
 from numbsparse.ops.cell import cell, cell_grad
 from numbsparse.ops.columns import column_dots, scale_columns
@@ -117,6 +117,7 @@ __all__ = [
     "cell",
     "cell_grad",
     "check_step",
+    "checked_norm",
     "checked_precision",
     "column_dots",
     "concat_elu",

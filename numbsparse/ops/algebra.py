@@ -73,14 +73,20 @@ def block_norms(w: BlockSparse, by: str = "l2", tap_features: int | None = None)
     >>> w.block_norms("l1"), w.block_norms(), w.block_norms("max")
     (array([7., 4.]), array([5., 2.]), array([4., 1.]))
     """
-    if by not in NORMS:
-        raise ValueError(f"by takes one of {', '.join(NORMS)}, got {by!r}")
+    checked_norm(by)
     values = inside(w, tap_features)
     flat = reshape(values, (w.n_blocks, w.block_size**2))
     norms = (_norms_on_gpu if isinstance(values, DeviceArray) else _norms_on_cpu)(flat, by)
     if w.is_transposed:
         return reshape(_taken(reshape(norms, (-1, 1)), w.stored_layout.index.columns.blocks), (-1,))
     return norms
+
+
+def checked_norm(by: str) -> str:
+    """The name of a norm; another is refused."""
+    if by not in NORMS:
+        raise ValueError(f"by takes one of {', '.join(NORMS)}, got {by!r}")
+    return by
 
 
 def _norms_on_cpu(values: np.ndarray, by: str) -> np.ndarray:

@@ -1,0 +1,259 @@
+"""Pruning at once and step by step: what is kept, what follows, what is refused."""
+
+import numpy as np
+import pytest
+from conftest import host
+
+import numbsparse as ns
+from numbsparse import device, nn
+from numbsparse.nn import functional as F
+from numbsparse.nn import optim
+from numbsparse.nn.utils import GradualPruning, prune
+
+
+def model_of(sizes=(20, 24, 10), seed=0, **how):
+    """Layers whose features end within a block; the second has the larger weights."""
+    first = nn.Linear(*sizes[:2], block_size=4, seed=seed, **how)
+    second = nn.Linear(*sizes[1:], block_size=4, seed=seed + 1, **how)
+    second.weight.data = 1.5 * second.weight.data
+    return nn.Sequential(first, nn.ReLU(), second)
+
+
+def weights_of(model):
+    return {name: p for name, p in model.named_parameters() if isinstance(p.data, ns.BlockSparse)}
+
+
+def train(model, optimizer, steps, after=()):
+    for step in steps:
+        x = np.random.default_rng(step).standard_normal((6, 20), dtype=np.float32)
+        loss = F.mean(model(x) * model(x))
+        model.zero_grad()
+        loss.backward()
+        optimizer.step()
+        for one in after:
+            one.step()
+
+
+def step(model, optimizer, average):
+    """With the parameters as their gradients: quick in the simulator too."""
+    for p in model.parameters():
+        p.grad = ns.Tensor(p.data)
+    optimizer.step()
+    average.step()
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["", "transposed"])
+@pytest.mark.parametrize("how", [{"density": 0.3}, {"threshold": 0.5}, {"density": 1.0}], ids=str)
+def test_a_dense_layer_keeps_what_from_dense_keeps(place, how, turned):
+    layer = nn.Linear(20, 24, block_size=4, seed=0).to(place)
+    if turned:
+        layer.weight.data = layer.weight.data.T.remap(np.ones((6, 5))).T
+    dense = host(layer.weight.data)
+    right = ns.BlockSparse.from_dense(dense, ns.patterns.from_dense(dense, 4, **how), block_size=4)
+    assert prune(layer, **how) == {"weight": right.density}
+    assert layer.weight.data.layout == right.layout
+    assert layer.weight.place == place
+    np.testing.assert_array_equal(host(layer.weight.data), right.toarray())
+
+
+@pytest.mark.parametrize("by", ["l1", "l2", "max"])
+def test_layers_compete_for_the_density_of_a_model(by):
+    model, threshold = model_of(), model_of()
+    weights = weights_of(model)
+    norms = np.concatenate([p.data.block_norms(by) for p in weights.values()])
+    n = round(0.4 * norms.size)
+    least = np.sort(norms)[::-1][n - 1]
+    densities = prune(model, 0.4, by=by, scope="model")
+    prune(threshold, threshold=least, by=by)
+    assert sum(p.data.n_blocks for p in weights.values()) == n
+    assert densities["2.weight"] > densities["0.weight"] > 0
+    for name, p in weights_of(threshold).items():
+        assert p.data.layout == weights[name].data.layout
+
+
+def test_all_that_belongs_to_a_layout_follows(place):
+    model = model_of().to(place)
+    optimizer = optim.Adam(model.parameters(), lr=0.01)
+    average = optim.ExponentialMovingAverage(model.parameters(), 0.5)
+    step(model, optimizer, average)
+    states = [one.state_dict() for one in (optimizer, average)]
+    before = {name: (host(p.data), host(p.grad.data)) for name, p in weights_of(model).items()}
+    generation = device.generation()
+    prune(model, 0.5, remap=[optimizer, average])
+    assert device.generation() > generation  # captured steps are stale
+    kept = {}
+    for i, (name, p) in enumerate(model.named_parameters()):
+        if name in before:
+            ones = np.ones(p.shape)
+            kept[str(i)] = ns.BlockSparse.from_dense(ones, p.data.layout, block_size=4).toarray()
+            assert p.data.layout == p.grad.data.layout
+            for now, then in zip((p.data, p.grad.data), before[name], strict=True):
+                np.testing.assert_array_equal(host(now), then * kept[str(i)])
+    for old, one in zip(states, (optimizer, average), strict=True):
+        for key, value in one.state_dict().items():
+            if isinstance(value, ns.BlockSparse):
+                mask = kept[key.partition(".")[0]]
+                np.testing.assert_array_equal(host(value), host(old[key]) * mask, err_msg=key)
+    optimizer.step()  # with the gradients that are left
+    step(model, optimizer, average)
+
+
+def test_a_pruned_layer_is_one_made_so(rng):
+    layer = nn.Linear(256, 256, seed=0)
+    prune(layer, 0.1)
+    made = nn.Linear(256, 256, layout=layer.weight.data.layout.pattern, seed=0)
+    made.load_state_dict(layer.state_dict())
+    one, two = (a.weight.data for a in (layer, made))
+    assert type(one.layout) is type(two.layout) is ns.Layout
+    assert one.values.flags.c_contiguous
+    for walk in ("rows", "columns"):
+        walks = getattr(one.layout.index, walk), getattr(two.layout.index, walk)
+        for mine, theirs in zip(*walks, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+            assert (mine.dtype, mine.flags.c_contiguous) == (theirs.dtype, True)
+    x = rng.standard_normal((8, 256), dtype=np.float32)
+    np.testing.assert_array_equal(layer(x).numpy(), made(x).numpy())
+
+
+def test_a_shared_weight_is_pruned_once():
+    first = nn.Linear(16, 16, block_size=4, seed=0)
+    model = nn.Sequential(first, nn.ReLU(), first)
+    assert prune(model, 0.5) == {"0.weight": 0.5}
+    assert prune([first.weight, first.bias, first.weight], 0.25) == {"model[0]": 0.25}
+    other = nn.Linear(16, 16, block_size=4)
+    other.weight.data = first.weight.data
+    with pytest.raises(ValueError, match=r"0\.weight and 1\.weight share their values in two"):
+        prune(nn.Sequential(first, other), 0.1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (nn.LSTM(6, 10, block_size=4, seed=0), (3, 2, 6)),
+        lambda: (nn.Conv2d(3, 9, 3, block_size=4, seed=0), (2, 6, 6, 3)),
+    ],
+    ids=["LSTM", "Conv2d"],
+)
+def test_other_layers_are_pruned_too(make):
+    model, shape = make()
+    densities = prune(model, 0.4)
+    assert 0 < max(densities.values()) < 0.5
+    y = model(np.random.default_rng(0).standard_normal(shape).astype(np.float32))
+    F.sum(y if isinstance(y, ns.Tensor) else y[0]).backward()
+    for p in weights_of(model).values():
+        assert p.grad.data.layout == p.data.layout
+
+
+def test_where_it_is_refused_nothing_changes():
+    model = model_of()
+    weights = weights_of(model)
+    before = {name: p.data for name, p in weights.items()}
+    model[0].weight.data.values[0, 0, 0] = 1e-3
+    mixed = nn.Sequential(model[0], nn.Linear(24, 8, block_size=8))
+
+    def refused(kind, words, *args, of=model, **how):
+        with pytest.raises(kind, match=words):
+            prune(of, *args, **how)
+        assert all(weights[name].data is data for name, data in before.items())
+
+    refused(ValueError, r"density 0\.01 of the layer leaves 0\.weight none of its 30", 0.01)
+    refused(ValueError, "leaves 0.weight none .* keep more, take scope", 0.02, scope="model")
+    refused(ValueError, r"threshold 100 leaves 0\.weight none", threshold=100)
+    refused(
+        ValueError, "exactly one of density and threshold must be given, got both", 1, threshold=1
+    )
+    refused(ValueError, "got neither")
+    refused(ValueError, "density takes a number from 0 to 1, got 1.5", 1.5)
+    refused(ValueError, "by takes one of l1, l2, max, got 'l0'", 0.5, by="l0")
+    refused(ValueError, "scope takes one of layer, model, got 'net'", 0.5, scope="net")
+    refused(TypeError, "remap takes optimizers and averages, got int", 0.5, remap=[3])
+    refused(ValueError, r"blocks of one size, got \{'0.weight': 4, '1.weight': 8\}", 0.5,
+            scope="model", of=mixed)  # fmt: skip
+    refused(ValueError, "with a block-sparse Parameter, got none", 0.5, of=nn.ReLU())
+    refused(TypeError, r"model\[1\] takes a Parameter, got int", 0.5, of=[model[0].weight, 3])
+    model[2].weight.data.values[1, 0, 0] = np.nan
+    refused(ValueError, r"2\.weight takes finite values to be pruned", 0.5)
+
+
+def test_the_schedule_is_the_cubic_of_the_paper():
+    model = model_of((64, 64, 64))
+    pruning = GradualPruning(model, 0.1, start=10, stop=50, every=8)
+    seen = []
+    for step in range(1, 60):
+        before = model[0].weight.data
+        pruning.step()
+        after = model[0].weight.data
+        if after is not before:
+            sparsity = 0.9 + (0 - 0.9) * (1 - (step - 10) / 40) ** 3  # equation 1
+            assert after.n_blocks == round((1 - sparsity) * 256)
+            seen.append(step)
+    assert seen == [18, 26, 34, 42, 50]
+    assert pruning.density_at(0) == 1
+    assert pruning.density_at(99) == 0.1
+    with pytest.raises(ValueError, match="stop takes an integer of at least 6"):
+        GradualPruning(model, 0.1, start=5, stop=5)
+
+
+def begun():
+    model = model_of()
+    optimizer = optim.Adam(model.parameters(), lr=0.01)
+    average = optim.ExponentialMovingAverage(model.parameters(), 0.5)
+    followers = [optimizer, average]
+    pruning = GradualPruning(model, 0.3, stop=9, every=2, scope="model", remap=followers)
+    return {"pruning": pruning, "model": model, "optimizer": optimizer, "average": average}
+
+
+def test_training_resumes_bit_for_bit_with_its_layouts(tmp_path):
+    parts, resumed = begun(), begun()
+
+    def go_on(parts, steps):
+        after = [parts["average"], parts["pruning"]]
+        train(parts["model"], parts["optimizer"], steps, after)
+
+    go_on(parts, range(5))
+    ns.save(tmp_path / "state.npz", {name: part.state_dict() for name, part in parts.items()})
+    go_on(parts, range(5, 10))
+    go_on(resumed, range(20, 21))  # its state and layouts go
+    state = ns.load(tmp_path / "state.npz")
+    for name, part in resumed.items():
+        part.load_state_dict(state[name])
+    go_on(resumed, range(5, 10))
+    assert parts["model"][0].weight.data.density < 0.5
+    ends = [{n: part.state_dict() for n, part in end.items()} for end in (parts, resumed)]
+    for name in parts:
+        for key, value in ends[0][name].items():
+            other = ends[1][name][key]
+            if isinstance(value, ns.BlockSparse):
+                assert value.layout == other.layout
+                value, other = value.data, other.data
+            np.testing.assert_equal(value, other, err_msg=f"{name}.{key}")
+    for broken in ({}, {**state["pruning"], "layouts": {}}, {**state["pruning"], "steps": -1}):
+        with pytest.raises(ValueError, match="state"):
+            resumed["pruning"].load_state_dict(broken)
+
+
+def test_a_captured_step_is_captured_anew(rng):
+    """On a GPU replays would else write into blocks that are gone."""
+    if device.SIMULATED or not device.is_available():
+        pytest.skip("steps are captured on a GPU")
+    results = []
+    for wrap in (ns.graph, lambda step: step):
+        model = model_of().to("cuda")
+        optimizer = optim.Adam(model.parameters(), lr=0.01)
+
+        def step(x, model=model, optimizer=optimizer):
+            loss = F.mean(model(x) * model(x))
+            model.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        call = wrap(step)
+        for i in range(9):
+            if i in (4, 7):
+                prune(model, 2 / i, remap=optimizer)
+            x = np.random.default_rng(i).standard_normal((6, 20), dtype=np.float32)
+            loss = call(ns.to_device(x))
+        results.append((float(loss.item()), host(model[0].weight.data)))
+    assert results[0][0] == results[1][0]
+    np.testing.assert_array_equal(results[0][1], results[1][1])
