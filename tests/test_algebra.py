@@ -131,6 +131,8 @@ def test_a_remapped_matrix_has_the_values_of_both(case, pair):
     both = ns.BlockSparse.from_dense(np.ones(a.shape), b.layout, block_size=a.block_size)
     assert (moved.layout, moved.place, moved.dtype) == (b.layout, a.place, a.dtype)
     np.testing.assert_array_equal(host(moved), np.where(host(both) > 0, host(a), 0))
+    filled = ops.remap(a, b.layout, b)
+    np.testing.assert_array_equal(host(filled), np.where(host(moved) != 0, host(a), host(b)))
     if a.layout == b.layout:
         assert moved is a
     kept = (a.layout & b.layout).find(
@@ -168,6 +170,8 @@ def test_layouts_are_sets_of_blocks(grid, first, second):
     if first != "empty":
         assert a | (a & b) is a  # with its plans
         assert a & (a | b) is a
+        assert (a & b) | a is a
+        assert (a | b) & a is a
     where = a.positions_in(b)
     np.testing.assert_array_equal(where >= 0, two[one])
     np.testing.assert_array_equal(b.flat_indices[where[where >= 0]], (a & b).flat_indices)
