@@ -131,8 +131,10 @@ def test_a_remapped_matrix_has_the_values_of_both(case, pair):
     both = ns.BlockSparse.from_dense(np.ones(a.shape), b.layout, block_size=a.block_size)
     assert (moved.layout, moved.place, moved.dtype) == (b.layout, a.place, a.dtype)
     np.testing.assert_array_equal(host(moved), np.where(host(both) > 0, host(a), 0))
-    filled = ops.remap(a, b.layout, b)
-    np.testing.assert_array_equal(host(filled), np.where(host(moved) != 0, host(a), host(b)))
+    for turned in (False, True):
+        fresh = matrix_of(case, np.ones(case["grid"], bool), turned, 9)
+        filled = ops.remap(a, fresh.layout, fresh)
+        np.testing.assert_array_equal(host(filled), np.where(host(a) != 0, host(a), host(fresh)))
     if a.layout == b.layout:
         assert moved is a
     kept = (a.layout & b.layout).find(
