@@ -7,7 +7,6 @@ that `jax.ffi.include_dir()` names; members after the last one that is read here
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 from collections.abc import Callable, Iterator
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_void_p
@@ -105,10 +104,10 @@ class CallFrame(ctypes.Structure):
 
 
 Handler = ctypes.CFUNCTYPE(c_void_p, POINTER(CallFrame))  # gives an error, or a null pointer
-_handlers = []  # XLA knows their addresses alone
-QUIET = 0.1  # seconds without a call, when Python ends
+_handlers: list[Any] = []  # XLA knows their addresses alone
+QUIET = 0.2  # seconds without a call
 _under_way: set[int] = set()  # threads in a handler
-_last_call = -QUIET
+_last_call = 0.0
 
 
 def register(name: str, compute: Callable[..., None]) -> None:
@@ -141,15 +140,14 @@ def register(name: str, compute: Callable[..., None]) -> None:
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform="cpu")
 
 
-@atexit.register
-def _wait() -> None:
-    """Wait for XLA, which works on while Python ends, and cannot call a handler any more then.
+def wait_for_calls() -> None:
+    """Wait for XLA's work on the CPU, as far as it can be known.
 
     Of work whose results nobody kept, nothing tells the end but that no handler is called.
     """
-    if _last_call > 0:
-        jax.block_until_ready(jax.live_arrays("cpu"))
-    while _under_way or monotonic() - _last_call < QUIET:
+    jax.block_until_ready(jax.live_arrays("cpu"))
+    started = monotonic()
+    while _under_way or monotonic() - max(started, _last_call) < QUIET:
         sleep(QUIET / 10)
 
 

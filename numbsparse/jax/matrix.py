@@ -60,9 +60,7 @@ class BlockSparse:
 
     __array_ufunc__ = None  # NumPy steps back, so that `numpy_array @ w` reaches `w.__rmatmul__`
 
-    def __init__(
-        self, values: Any, layout: Any, *, shape: tuple[int, int] | None = None
-    ) -> None:
+    def __init__(self, values: Any, layout: Any, *, shape: tuple[int, int] | None = None) -> None:
         values, layout = _array("values", values), as_layout(layout)
         if values.dtype.name not in DTYPES:
             raise TypeError(f"values takes one of {', '.join(DTYPES)}, got {values.dtype}")

@@ -8,6 +8,7 @@ reverse, by two rules for each.
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
@@ -25,6 +26,13 @@ from numbsparse.layout import Layout
 
 # Layouts of all that was lowered, by the word for them in compiled code: that may run at any time.
 _layouts: dict[str, Layout] = {}
+
+
+@atexit.register
+def _wait() -> None:
+    """XLA works on while Python ends, and a handler that it calls then takes the process down."""
+    if _layouts:
+        ffi.wait_for_calls()
 
 
 def _matmul(x: np.ndarray, w: np.ndarray, y: np.ndarray, *, layout: str, precision: str) -> None:
@@ -67,7 +75,9 @@ def _primitive(
     ffi.register(target, compute)
     call = jax.ffi.ffi_lowering(target)
 
-    def result(a: Any, b: Any, *, layout: Layout, shape: Any, block_size: int, precision: str) -> Any:
+    def result(
+        a: Any, b: Any, *, layout: Layout, shape: Any, block_size: int, precision: str
+    ) -> Any:
         if _varies(a) or _varies(b):
             raise NotImplementedError(
                 "numbsparse.jax takes jax.shard_map(..., check_vma=False), and gradients summed "
@@ -122,7 +132,10 @@ def _vmapped(made: Primitive, rowwise: bool, operands: Any, axes: Any, how: Any)
         for i, (operand, axis) in enumerate(zip(operands, axes, strict=True))
         if axis is not None
     }
-    one = lambda some: made.bind(*(some.get(i, operands[i]) for i in (0, 1)), **how)  # noqa: E731
+
+    def one(some: Any) -> Any:
+        return made.bind(*(some.get(i, operands[i]) for i in (0, 1)), **how)
+
     return jax.lax.map(one, moved), 0
 
 
