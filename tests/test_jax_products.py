@@ -23,8 +23,10 @@ close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
 
 @pytest.fixture(autouse=True)
 def of_64_bits():
-    with jax.enable_x64(True):
-        yield
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", before)
 
 
 def drawn(*shape, dtype=np.float64, seed=0):
