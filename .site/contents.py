@@ -14,6 +14,7 @@ GUIDES = [
     "examples/guides/first_model.md",
     "examples/guides/products.md",
     "examples/guides/from_torch.md",
+    "examples/guides/from_jax.md",
     "examples/guides/pruning.md",
     "examples/guides/checkpoints.md",
     "examples/guides/precision.md",
@@ -71,6 +72,11 @@ REFERENCE = [
             "numbsparse.torch": "sparsify_ adopt_layouts_ Linear Conv1d Conv2d Conv3d LSTM "
             "BlockSparse matmul sddmm"
         },
+    ),
+    (
+        "In JAX",
+        "A pytree and primitives, under jit, grad and vmap; they take and give JAX's arrays.",
+        {"numbsparse.jax": "BlockSparse matmul sddmm"},
     ),
     (
         "Arrays on a GPU",

@@ -11,6 +11,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/autograd": 605,
     "numbsparse/bench": 4_480,
     "numbsparse/device": 2_340,
+    "numbsparse/jax": 670,
     "numbsparse/kernels": 2_680,
     "numbsparse/kernels/conv": 3_430,
     "numbsparse/kernels/ladder": 1_930,

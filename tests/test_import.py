@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "module", ["numba.cuda", "cuda.core", "matplotlib", "ml_dtypes", "torch", "tqdm"]
+    "module", ["numba.cuda", "cuda.core", "matplotlib", "ml_dtypes", "torch", "jax", "tqdm"]
 )
 def test_import_loads_no(module):
     code = f"import sys, numbsparse; sys.exit({module!r} in sys.modules)"
@@ -52,20 +52,20 @@ for call in (lambda: w.astype("bfloat16"), lambda: ns.load("state.npz")):
     assert run.stdout.splitlines() == ["4.0", says, says], run.stderr
 
 
-def test_without_torch_one_sentence_says_what_is_missing():
-    code = """
+@pytest.mark.parametrize(("room", "name"), [("torch", "torch"), ("jax", "JAX")])
+def test_without_its_library_a_room_says_in_one_sentence_what_is_missing(room, name):
+    code = f"""
 import sys
-sys.modules["torch"] = None
+sys.modules["{room}"] = None
 import numbsparse
 try:
-    import numbsparse.torch
+    import numbsparse.{room}
 except ImportError as error:
     print(error)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert run.stdout == "numbsparse.torch takes torch: pip install 'numbsparse[torch]'\n", (
-        run.stderr
-    )
+    says = f"numbsparse.{room} takes {name}: pip install 'numbsparse[{room}]'\n"
+    assert run.stdout == says, run.stderr
 
 
 def test_without_a_gpu_one_sentence_says_what_is_missing():

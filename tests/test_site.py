@@ -33,7 +33,7 @@ def test_the_reference_has_every_public_name_once(site):
         for _, _, names in site.REFERENCE
         for module, some in names.items()
         for name in some.split()
-        if module != "numbsparse.torch"
+        if module not in ("numbsparse.torch", "numbsparse.jax")
     ]
     assert len({id(value) for value in listed}) == len(listed)
     missing = [name for name, value in NAMES.items() if not any(value is one for one in listed)]
@@ -41,12 +41,12 @@ def test_the_reference_has_every_public_name_once(site):
     assert {id(value) for value in listed} == {id(value) for value in NAMES.values()}
 
 
-def test_the_reference_has_every_name_for_torch(site):
-    """As the file says, because torch may be missing."""
-    (listed,) = [
-        names["numbsparse.torch"] for *_, names in site.REFERENCE if "numbsparse.torch" in names
-    ]
-    tree = ast.parse((ROOT / "numbsparse" / "torch" / "__init__.py").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("room", ["torch", "jax"])
+def test_the_reference_has_every_name_for_other_libraries(site, room):
+    """As the file says, because the library may be missing."""
+    module = f"numbsparse.{room}"
+    (listed,) = [names[module] for *_, names in site.REFERENCE if module in names]
+    tree = ast.parse((ROOT / "numbsparse" / room / "__init__.py").read_text(encoding="utf-8"))
     assert sorted(listed.split()) == sorted(ast.literal_eval(tree.body[-1].value))
 
 

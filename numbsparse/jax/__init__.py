@@ -1,0 +1,14 @@
+"""Block-sparse weights at home in JAX: a pytree, and products under jit, grad and vmap.
+
+Everything here takes and gives JAX's arrays, on the CPU so far. JAX is loaded with this room, never
+with numbsparse.
+"""
+
+try:
+    import jax as _jax  # noqa: F401
+except ImportError:
+    raise ImportError("numbsparse.jax takes JAX: pip install 'numbsparse[jax]'") from None
+
+from numbsparse.jax.matrix import BlockSparse, matmul, sddmm
+
+__all__ = ["BlockSparse", "matmul", "sddmm"]

@@ -1,0 +1,307 @@
+"""BlockSparse with a JAX array for its values, and the products of such matrices."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numbsparse import ops
+from numbsparse.dtypes import type_name
+from numbsparse.jax import products
+from numbsparse.layout import Layout, as_layout
+from numbsparse.patterns.checks import integer
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+class BlockSparse:
+    """A block-sparse matrix of shape (in_features, out_features) whose values are a JAX array.
+
+    A pytree with one leaf, the values: `jax.grad` of a function of it gives such a matrix, jit
+    compiles once for each layout, and `jax.tree.map(function, w)` changes the values.
+
+    Parameters
+    ----------
+    values : array of JAX or NumPy, (n_blocks, B, B), of float16, bfloat16, float32 or float64
+        The kept blocks, block row by block row. float64 takes `jax_enable_x64`.
+    layout : Layout or pattern, (in_blocks, out_blocks)
+        Which blocks are kept. Static: jit compiles anew for another one.
+    shape : (in_features, out_features), optional
+        If the features are no multiples of B: what stands beyond the edge is never read.
+
+    Attributes
+    ----------
+    values, layout, shape : as given
+    dtype : of the values
+    block_size : B
+    T : the transposed matrix, a view
+
+    Raises
+    ------
+    TypeError
+        If values are no array of these dtypes.
+    ValueError
+        If values, layout and shape disagree.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, numbsparse.jax as nsj
+    >>> w = nsj.BlockSparse(jnp.ones((3, 4, 4)), [[1, 0], [1, 1]])
+    >>> x = jnp.ones((1, 8))
+    >>> x @ w
+    Array([[8., 8., 8., 8., 4., 4., 4., 4.]], dtype=float32)
+    >>> jax.jit(jax.grad(lambda w: (x @ w).sum()))(w)
+    BlockSparse(8 x 8, float32, 3 blocks of 4 x 4, density 0.75)
+    """
+
+    __array_ufunc__ = None  # NumPy steps back, so that `numpy_array @ w` reaches `w.__rmatmul__`
+
+    def __init__(self, values: Any, layout: Any, *, shape: tuple[int, int] | None = None) -> None:
+        values, layout = _array("values", values), as_layout(layout)
+        if values.dtype.name not in DTYPES:
+            raise TypeError(f"values takes one of {', '.join(DTYPES)}, got {values.dtype}")
+        blocks = layout.n_blocks
+        if values.ndim != 3 or values.shape[1] != values.shape[2] or values.shape[0] != blocks:
+            raise ValueError(
+                f"values takes the shape ({blocks}, B, B) with this layout, got {values.shape}"
+            )
+        size = values.shape[1]
+        if shape is None:
+            shape = layout.shape[0] * size, layout.shape[1] * size
+        self.values = values
+        self.stored_layout = layout
+        self.stored_shape = _checked_shape("shape", shape, layout, size)
+        self.is_transposed = False
+
+    @property
+    def layout(self) -> Layout:
+        return self.stored_layout.T if self.is_transposed else self.stored_layout
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.stored_shape[::-1] if self.is_transposed else self.stored_shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.values.dtype
+
+    @property
+    def block_size(self) -> int:
+        size: int = self.values.shape[-1]
+        return size
+
+    @property
+    def T(self) -> BlockSparse:
+        """The transposed matrix: the same values, walked the other way."""
+        of = self.stored_layout, self.stored_shape, not self.is_transposed
+        return _unflatten(of, (self.values,))
+
+    def __matmul__(self, x: Any) -> jax.Array:
+        return matmul(self, x)
+
+    def __rmatmul__(self, x: Any) -> jax.Array:
+        return matmul(x, self)
+
+    @classmethod
+    def from_dense(cls, array: Any, layout: Any, *, block_size: int) -> BlockSparse:
+        """The blocks of a dense matrix that a layout keeps; the others are dropped.
+
+        Differentiable. Raises TypeError and ValueError as the constructor does.
+
+        >>> import jax.numpy as jnp, numbsparse.jax as nsj
+        >>> nsj.BlockSparse.from_dense(jnp.eye(8), [[1, 0], [0, 1]], block_size=4)
+        BlockSparse(8 x 8, float32, 2 blocks of 4 x 4, density 0.5)
+        """
+        array, layout = _array("array", array), as_layout(layout)
+        size = integer("block_size", block_size)
+        shape = _checked_shape("array.shape", array.shape, layout, size)
+        (rows, columns), index = layout.shape, layout.index
+        edge = [(0, n * size - length) for n, length in zip(layout.shape, shape, strict=True)]
+        blocks = jnp.pad(array, edge).reshape(rows, size, columns, size)
+        values = blocks.swapaxes(1, 2)[index.block_rows, index.block_columns]
+        return cls(values, layout, shape=shape)
+
+    def to_dense(self) -> jax.Array:
+        """The dense matrix, (in_features, out_features); differentiable."""
+        index, (in_blocks, out_blocks) = self.stored_layout.index, self.stored_layout.shape
+        size, (rows, columns) = self.block_size, self.stored_shape
+        dense = jnp.zeros((in_blocks, out_blocks, size, size), self.dtype)
+        dense = dense.at[index.block_rows, index.block_columns].set(self.values)
+        dense = dense.swapaxes(1, 2).reshape(in_blocks * size, out_blocks * size)
+        dense = dense[:rows, :columns]
+        return dense.T if self.is_transposed else dense
+
+    def __repr__(self) -> str:
+        kept = f"BlockSparse({self.shape[0]} x {self.shape[1]}, "
+        if not hasattr(self.values, "shape"):  # what a tree.map left there
+            return f"{kept}values={self.values!r})"
+        size, layout = self.block_size, self.stored_layout
+        return (
+            f"{kept}{self.values.dtype}, {layout.n_blocks} blocks of {size} x {size}, "
+            f"density {layout.density:.3g})"
+        )
+
+
+def _flatten(w: BlockSparse) -> tuple[tuple[Any], Any]:
+    return (w.values,), (w.stored_layout, w.stored_shape, w.is_transposed)
+
+
+def _flatten_with_keys(w: BlockSparse) -> tuple[tuple[Any], Any]:
+    return ((jax.tree_util.GetAttrKey("values"), w.values),), _flatten(w)[1]
+
+
+def _unflatten(static: Any, leaves: Any) -> BlockSparse:
+    """A matrix of any leaf, unchecked: JAX also puts tracers, shapes and None there."""
+    w = BlockSparse.__new__(BlockSparse)
+    (w.values,) = leaves
+    w.stored_layout, w.stored_shape, w.is_transposed = static
+    return w
+
+
+jax.tree_util.register_pytree_with_keys(BlockSparse, _flatten_with_keys, _unflatten, _flatten)
+
+
+def matmul(x: Any, w: Any, *, precision: str | None = None) -> jax.Array:
+    """The product of a dense and a block-sparse matrix, `x @ w` or `w @ x`.
+
+    y[n, k] = sum over c of x[n, c] * w[c, k], in time proportional to the kept blocks. A primitive
+    of JAX, under jit too: differentiable any number of times, forward and reverse; vmap over x
+    makes one product of all rows, vmap over w one after the other.
+
+    Parameters
+    ----------
+    x : array of JAX or NumPy, (..., in_features), or BlockSparse
+    w : BlockSparse, (in_features, out_features), or array, (out_features, batch)
+        One of the two is a BlockSparse; both are of one dtype.
+    precision : str, optional
+        "highest" or "high", as in `numbsparse.matmul`. Static.
+
+    Returns
+    -------
+    jax.Array, (..., out_features), or (in_features, batch) in `w @ x`
+        Sums are float32, for float64 float64, and rounded at the end.
+
+    Raises
+    ------
+    TypeError
+        If not one operand is a BlockSparse, or dtypes differ.
+    ValueError
+        If shapes do not meet.
+    NotImplementedError
+        If arrays are on a GPU: `numbsparse.matmul` takes them, outside jit.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, numbsparse.jax as nsj
+    >>> w = nsj.BlockSparse(jnp.ones((1, 4, 4)), [[1, 0]])
+    >>> nsj.matmul(jnp.ones((2, 4)), w)
+    Array([[4., 4., 4., 4., 0., 0., 0., 0.],
+           [4., 4., 4., 4., 0., 0., 0., 0.]], dtype=float32)
+
+    Follows S. Gray, A. Radford, D. P. Kingma, "GPU Kernels for Block-Sparse Weights", 2017.
+    """
+    if isinstance(x, BlockSparse):
+        dense = _array("w", w)
+        if dense.ndim > 2:
+            raise ValueError(f"w @ x takes an x of one or two axes, got {dense.ndim}")
+        return matmul(dense.T, x.T, precision=precision).T
+    x = _array("x", x)
+    if not isinstance(w, BlockSparse):
+        raise TypeError(f"w takes a BlockSparse of numbsparse.jax, got {type_name(w)}")
+    features, outputs = w.shape
+    if x.ndim == 0 or x.shape[-1] != features:
+        raise ValueError(f"x takes the shape (..., {features}) with this w, got {x.shape}")
+    _check_alike("x", x, "w", w)
+    product = products.transposed if w.is_transposed else products.matmul
+    rows = x.reshape(prod(x.shape[:-1]), features)
+    how = _static(w.stored_layout, w.stored_shape, w.block_size, precision)
+    y: jax.Array = product.bind(rows, jnp.asarray(w.values), **how)
+    return y.reshape(*x.shape[:-1], outputs)
+
+
+def sddmm(
+    a: Any, b: Any, layout: Any, *, block_size: int | None = None, precision: str | None = None
+) -> BlockSparse:
+    """The product of two dense matrices at the kept blocks alone: the weight-gradient.
+
+    s[c, k] = sum over n of a[c, n] * b[n, k] where the layout keeps the block of (c, k). A
+    primitive of JAX, as `matmul` is; vmap makes one product after the other.
+
+    Parameters
+    ----------
+    a : array of JAX or NumPy, (in_features, batch); for a weight-gradient `x.T`
+    b : array, (batch, out_features), of the dtype of a
+    layout : Layout, pattern, or BlockSparse of numbsparse.jax, whose block size it takes too
+    block_size : int, optional
+        Needed only where the features are no multiples of it.
+    precision : str, optional, as in `matmul`
+
+    Returns
+    -------
+    BlockSparse, (in_features, out_features); zero beyond the edge
+
+    Raises TypeError, ValueError and NotImplementedError as `matmul` does.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, numbsparse.jax as nsj
+    >>> x, dy = jnp.ones((3, 8)), jnp.ones((3, 4))
+    >>> nsj.sddmm(x.T, dy, [[1], [0]]).to_dense()[:5, 0]
+    Array([3., 3., 3., 3., 0.], dtype=float32)
+    """
+    a, b = _array("a", a), _array("b", b)
+    _check_alike("a", a, "b", b)
+    if a.dtype.name not in DTYPES:
+        raise TypeError(f"a and b take one of {', '.join(DTYPES)}, got {a.dtype}")
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        raise ValueError(
+            f"a and b take the shapes (in_features, batch) and (batch, out_features), "
+            f"got {a.shape} and {b.shape}"
+        )
+    if isinstance(layout, BlockSparse):
+        if block_size not in (None, layout.block_size):
+            raise ValueError(
+                f"block_size takes that of layout, {layout.block_size}, got {block_size}"
+            )
+        if layout.is_transposed:  # keep the order of the stored blocks
+            return sddmm(b.T, a.T, layout.T, precision=precision).T
+        layout, block_size = layout.stored_layout, layout.block_size
+    layout, shape = as_layout(layout), (a.shape[0], b.shape[1])
+    if block_size is None:
+        block_size = max(1, shape[0] // layout.shape[0])
+    size = integer("block_size", block_size)
+    shape = _checked_shape(f"a @ b, in blocks of {size},", shape, layout, size)
+    values = products.sddmm.bind(a.T, b, **_static(layout, shape, size, precision))
+    return _unflatten((layout, shape, False), (values,))
+
+
+def _static(layout: Layout, shape: tuple[int, int], size: int, precision: str | None) -> Any:
+    precision = ops.checked_precision(precision)
+    return {"layout": layout, "shape": shape, "block_size": size, "precision": precision}
+
+
+def _array(argument: str, x: Any) -> jax.Array:
+    if not isinstance(x, jax.Array | np.ndarray):
+        raise TypeError(f"{argument} takes an array of JAX or NumPy, got {type_name(x)}")
+    return jnp.asarray(x)
+
+
+def _checked_shape(argument: str, shape: Any, layout: Layout, size: int) -> tuple[int, int]:
+    full = layout.shape[0] * size, layout.shape[1] * size
+    if len(shape) != 2 or not all(
+        most - size < n <= most for n, most in zip(shape, full, strict=True)
+    ):
+        raise ValueError(
+            f"{argument} takes the shape {full} with this layout, or less than a block under it, "
+            f"got {tuple(shape)}"
+        )
+    return int(shape[0]), int(shape[1])
+
+
+def _check_alike(first: str, a: Any, second: str, b: Any) -> None:
+    if a.dtype != b.dtype:
+        raise TypeError(f"{first} and {second} take one dtype, got {a.dtype} and {b.dtype}")

@@ -1,0 +1,161 @@
+"""The three products as primitives of JAX, closed under differentiation.
+
+Of a dense x (rows, in_features), a dense y (rows, out_features) and the values of a matrix w they
+are y = x @ w, x = y @ w.T, and w = x.T @ y at the kept blocks. Each is linear in both of its
+operands, and its two gradients are the two others: so JAX has derivatives of any order, forward and
+reverse, by two rules for each.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from numbsparse import ops
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.jax import ffi
+from numbsparse.layout import Layout
+
+# Layouts of all that was lowered, by the word for them in compiled code: that may run at any time.
+_layouts: dict[str, Layout] = {}
+
+
+@atexit.register
+def _wait() -> None:
+    """XLA works on while Python ends, and a handler that it calls then takes the process down."""
+    if _layouts:
+        ffi.wait_for_calls()
+
+
+def _matmul(x: np.ndarray, w: np.ndarray, y: np.ndarray, *, layout: str, precision: str) -> None:
+    whole = BlockSparse(w, _layouts[layout], shape=(x.shape[1], y.shape[1]))
+    ops.matmul(x, whole, out=y, precision=precision)
+
+
+def _transposed(
+    y: np.ndarray, w: np.ndarray, x: np.ndarray, *, layout: str, precision: str
+) -> None:
+    whole = BlockSparse(w, _layouts[layout], shape=(x.shape[1], y.shape[1]))
+    ops.matmul(y, whole.T, out=x, precision=precision)
+
+
+def _sddmm(x: np.ndarray, y: np.ndarray, w: np.ndarray, *, layout: str, precision: str) -> None:
+    how: Any = {"block_size": w.shape[1], "precision": precision}
+    w[...] = ops.sddmm(x.T, y, _layouts[layout], **how).values
+
+
+# What comes out, and whether the batch of a vmap over the first operand is rows of one product.
+def _rows_of_y(x: Any, w: Any, shape: tuple[int, int], layout: Layout, size: int) -> Any:
+    return x.shape[0], shape[1]
+
+
+def _rows_of_x(y: Any, w: Any, shape: tuple[int, int], layout: Layout, size: int) -> Any:
+    return y.shape[0], shape[0]
+
+
+def _blocks(x: Any, y: Any, shape: tuple[int, int], layout: Layout, size: int) -> Any:
+    return layout.n_blocks, size, size
+
+
+STATIC = "layout", "shape", "block_size", "precision"  # the same four of all three
+
+
+def _primitive(
+    name: str, compute: Callable[..., None], shape_of: Callable[..., Any], rowwise: bool
+) -> Primitive:
+    made, target = Primitive(name), f"numbsparse_{name}"
+    ffi.register(target, compute)
+    call = jax.ffi.ffi_lowering(target)
+
+    def result(
+        a: Any, b: Any, *, layout: Layout, shape: Any, block_size: int, precision: str
+    ) -> Any:
+        if _varies(a) or _varies(b):
+            raise NotImplementedError(
+                "numbsparse.jax takes jax.shard_map(..., check_vma=False), and gradients summed "
+                "over devices by you; or jax.jit of arrays that are sharded"
+            )
+        return jax.core.ShapedArray(shape_of(a, b, shape, layout, block_size), a.dtype)
+
+    def lower(ctx: Any, a: Any, b: Any, *, layout: Layout, precision: str, **how: Any) -> Any:
+        return call(ctx, a, b, layout=_word(layout), precision=precision)
+
+    def refuse(ctx: Any, *operands: Any, **how: Any) -> Any:
+        raise NotImplementedError(
+            "numbsparse.jax computes on the CPU so far: put arrays there by jax.device_put(x, "
+            'jax.devices("cpu")[0]), or take numbsparse.matmul, which takes GPU arrays of JAX'
+        )
+
+    made.def_impl(jax.jit(made.bind, static_argnames=STATIC))
+    made.def_abstract_eval(result)
+    mlir.register_lowering(made, refuse)
+    mlir.register_lowering(made, lower, platform="cpu")
+    batching.primitive_batchers[made] = lambda operands, axes, **how: _vmapped(
+        made, rowwise, operands, axes, how
+    )
+    return made
+
+
+def _varies(operand: Any) -> Any:
+    """The axes of devices over which shard_map says that an operand differs, if it is asked to.
+
+    Of such axes JAX makes sums of gradients, but in primitives of its own alone.
+    """
+    kind = getattr(operand, "mat", None)  # as JAX 0.10 has them; earlier ones have them in `vma`
+    return kind.varying if kind is not None else getattr(operand, "vma", ())
+
+
+def _word(layout: Layout) -> str:
+    """A word for a layout, the same in every process: JAX keeps compiled code on disk too."""
+    contents = sha256(layout.indptr.tobytes() + layout.indices.tobytes()).hexdigest()
+    word = "{}x{}-{}".format(*layout.shape, contents[:32])
+    _layouts.setdefault(word, layout)
+    return word
+
+
+def _vmapped(made: Primitive, rowwise: bool, operands: Any, axes: Any, how: Any) -> Any:
+    """One product of all rows; of several weights a product each, one after the other."""
+    if rowwise and axes[1] is None:
+        a = jnp.moveaxis(operands[0], axes[0], 0)
+        y = made.bind(a.reshape(a.shape[0] * a.shape[1], a.shape[2]), operands[1], **how)
+        return y.reshape(*a.shape[:2], y.shape[1]), 0
+    moved = {
+        i: jnp.moveaxis(operand, axis, 0)
+        for i, (operand, axis) in enumerate(zip(operands, axes, strict=True))
+        if axis is not None
+    }
+
+    def one(some: Any) -> Any:
+        return made.bind(*(some.get(i, operands[i]) for i in (0, 1)), **how)
+
+    return jax.lax.map(one, moved), 0
+
+
+matmul = _primitive("block_sparse_matmul", _matmul, _rows_of_y, True)
+transposed = _primitive("block_sparse_matmul_transposed", _transposed, _rows_of_x, True)
+sddmm = _primitive("block_sparse_sddmm", _sddmm, _blocks, False)
+
+# Of f(a, b) with the cotangent ct of its result: that of a, and that of b.
+ad.defbilinear(
+    matmul,
+    lambda ct, x, w, **how: transposed.bind(ct, w, **how),
+    lambda ct, x, w, **how: sddmm.bind(x, ct, **how),
+)
+ad.defbilinear(
+    transposed,
+    lambda ct, y, w, **how: matmul.bind(ct, w, **how),
+    lambda ct, y, w, **how: sddmm.bind(ct, y, **how),
+)
+ad.defbilinear(
+    sddmm,
+    lambda ct, x, y, **how: transposed.bind(y, ct, **how),
+    lambda ct, x, y, **how: matmul.bind(x, ct, **how),
+)
