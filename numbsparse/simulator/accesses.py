@@ -173,7 +173,7 @@ def _waiting(place: Any, kind: type[Post]) -> Iterator[None]:
     post.read(thread)
 
 
-def note_factor(pieces: Iterable[tuple[int, int]], *place: Any) -> None:
+def note_operand(pieces: Iterable[tuple[int, int]], *place: Any) -> None:
     """Of the products that run at that place: (address, nbytes) of what they read."""
     if watcher is not None:
         watcher.post((WGMMA, *place), Products).reads += pieces

@@ -141,7 +141,7 @@ class Products(Post):
     def __init__(self) -> None:
         super().__init__()
         self._clocks: list[Clock] = []
-        self.reads: list[tuple[int, int]] = []  # address and bytes of the factors
+        self.reads: list[tuple[int, int]] = []  # address and bytes of the operands
 
     def leave(self, thread: Thread) -> None:
         self._clocks.append(thread.clock)
