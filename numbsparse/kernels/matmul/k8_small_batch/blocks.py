@@ -33,7 +33,7 @@ from numbsparse.kernels.parts.tiles import (
     WIDTH,
     Form,
     Operand,
-    factors,
+    fragment,
     products,
 )
 from numbsparse.kernels.ptx import (
@@ -221,8 +221,8 @@ def asking(blocks: Blocks) -> Any:
 
 @cache
 def holding(blocks: Blocks) -> Any:
-    """hi[s], lo[s] = the factors of a tile of x at each step."""
-    STEPS, take = blocks.form.steps, factors(blocks.form, blocks.x)
+    """hi[s], lo[s] = the fragments of a tile of x at each step."""
+    STEPS, take = blocks.form.steps, fragment(blocks.form, blocks.x)
 
     @cuda.jit(device=True)
     def hold(tile, start, hi, lo):
@@ -241,13 +241,13 @@ def multiplying(blocks: Blocks) -> Any:
     """
     form = blocks.form
     STEPS, SPLIT, M = form.steps, form.split, -(-blocks.x.groups // 2)
-    FACTORS, SUMS = (4, 2), (M, 4, 4)
-    take, add = factors(form, blocks.dy), products(form, M, 4)
+    FRAGMENT, SUMS = (4, 2), (M, 4, 4)
+    take, add = fragment(form, blocks.dy), products(form, M, 4)
     clear, add_up = pieces.clear(M, 4), pieces.add(M, 4)
 
     @cuda.jit(device=True)
     def step(tile, start, s, x_hi, x_lo, acc):
-        hi, lo = cuda.local.array(FACTORS, uint32), cuda.local.array(FACTORS, uint32)
+        hi, lo = cuda.local.array(FRAGMENT, uint32), cuda.local.array(FRAGMENT, uint32)
         take(tile, start, s, uint32(0), hi, lo)
         if SPLIT:
             sums = cuda.local.array(SUMS, float32)
