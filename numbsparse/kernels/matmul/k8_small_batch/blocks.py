@@ -1,10 +1,10 @@
 """weight_grad: a warp computes units of dw, squares of 32 or several small blocks side by side.
 
 The batch is the sum: up to 32 rows each unit is one tile of x by one of dy, and of more rows it is
-a step for each 32 of them. The units of a line of x come after each other: where a unit is one step
-x is taken to registers once for a line, dy each time. What bounds it is writing dw: a warp leaves a
-square in shared memory, its pieces of 16 bytes exchanged as in `tiles`, and the copy engine or the
-lanes take it from there.
+a step for each 32 of them. The units of a line of x follow each other: where a unit is one step x
+is loaded into registers once for a line, dy each time. What bounds it is writing dw: a warp leaves
+a square in shared memory, its pieces of 16 bytes exchanged as in `tiles`, and the copy engine or
+the lanes take it from there.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ def multiplying(blocks: Blocks) -> Any:
 
 @cache
 def writing(blocks: Blocks) -> Any:
-    """Write a unit by way of shared memory."""
+    """Write a unit through shared memory."""
     form, M, SPLIT = blocks.form, -(-blocks.x.groups // 2), blocks.form.split
     leave = leave_16_bit(blocks) if form.is_16_bit else leave_float32(blocks)
     mend, finite_sums, ENGINE = mending(blocks), all_finite(M, 4), blocks.source.engine
