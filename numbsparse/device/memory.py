@@ -142,7 +142,7 @@ def give_up_kept() -> None:
 
 
 def forget_peak() -> None:
-    """Let the pool's `used_mem_high` count anew, from what is in use now."""
+    """Let the pool's `used_mem_high` restart from what is in use now."""
     if not runtime.SIMULATED:
         driver, _ = _driver()
         peak = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_HIGH

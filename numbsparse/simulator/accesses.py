@@ -229,7 +229,7 @@ def place_in(frame: Any) -> Any:
 
 @cache
 def _place(code: Any, instruction: int) -> Any:
-    """Lines and columns, where Python knows them: it numbers an instruction anew once it is warm.
+    """Lines and columns, where Python knows them: it renumbers an instruction once it is warm.
 
     Else the number of the instruction, caches that follow it left out.
     """

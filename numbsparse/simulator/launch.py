@@ -189,8 +189,8 @@ def _compiled_place(frame: Any) -> Any:
 
     Numba compiles a function once for the types of its arguments, wherever it is called from; two
     functions of the same text, as a factory makes them, are two. Of the types those of arrays are
-    looked at here. Numba also compiles anew for another number in the text (`part(x, 0)`,
-    `part(x, 1)`), which cannot be seen here: the calls share an array where they may have two.
+    looked at here. Numba also compiles again for another number in the text (`part(x, 0)`, `part(x,
+    1)`), which cannot be seen here: the calls share an array where they may have two.
     """
     function: Any = frame.f_code
     kinds: tuple[Any, ...] = ()

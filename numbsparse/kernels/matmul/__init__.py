@@ -53,7 +53,7 @@ RUNGS = {
 
 With blocks of 32 and more and large batches that is nearly the order of their speed, though a step
 may gain nothing (k4_pipelined over k3_registers). k7_small_blocks is for blocks under 32,
-k8_small_batch for small batches; at such batches earlier rungs stand in no order.
+k8_small_batch for small batches; at such batches earlier rungs have no order.
 """
 
 LADDER: dict[str, ModuleType]

@@ -2,8 +2,8 @@
 
 On a GPU a name is an intrinsic that emits its instruction (`emitted`); in the simulator the same
 name runs its NumPy meaning (`simulated`, `meaning`), so a kernel runs unchanged in both, with
-clusters and with grids whose blocks wait for each other. `meaning` is also where the layout of the
-matrix fragments stands.
+clusters and with grids whose blocks wait for each other. `meaning` also defines the layout of the
+matrix fragments.
 
 Memory is named by an array in C order and the flat index of an item, never by an address. Registers
 are uint32 and float32 exactly: Numba makes uint64 of uint32 + uint32, so wrap sums in uint32().

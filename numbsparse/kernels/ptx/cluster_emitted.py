@@ -106,7 +106,7 @@ def _multiply(text: str, count: int, units: int) -> Any:
 def _chosen(kind, units, sizes, k_steps, a, b, first):
     """The products of the first units, or of one unit in the size of the number.
 
-    A case of its own for each number: ptxas lets no branch stand between the fence and the wait.
+    A case of its own for each number: ptxas allows no branch between the fence and the wait.
     """
     per_unit, lines = max(sizes) // 2, ["{ .reg .b64 da, db; .reg .b32 low; .reg .pred other;"]
     cases = [(u, max(sizes)) for u in range(1, units + 1)] if units > 1 else [(1, n) for n in sizes]

@@ -14,7 +14,7 @@ GROUP, MEMBER = LANE[:, None] // 4, LANE[:, None] % 4
 
 
 def _fragment(values, row, column):
-    """(rows, columns), both (32, values): where value i of each lane stands in its matrix."""
+    """(rows, columns), both (32, values): where value i of each lane is in its matrix."""
     i = np.arange(values)
     return np.broadcast_arrays(row(i), column(i), np.zeros((32, values), int))[:2]
 

@@ -44,7 +44,7 @@ class Operand(NamedTuple):
 
 
 def swizzled(byte: Any, width: int) -> Any:
-    """Where the hardware puts what stands at a byte of shared memory.
+    """Where the hardware puts what belongs at a byte of shared memory.
 
     Bits 4 to 6 of the address, the piece in 128 bytes, are XORed with bits 7 to 9, the lines of 128
     bytes: with all three of them at panels of 128 bytes, two at 64, one at 32. PTX ISA, "Tensor

@@ -38,7 +38,7 @@ MOST_PIECES = 8
 
 
 class Region(NamedTuple):
-    """What a block of threads takes: all cells that meet in a tile of dy have to fit in."""
+    """What a block of threads takes: all cells of one tile of dy have to fit in."""
 
     XT: int  # tiles of x
     YT: int  # tiles of dy
