@@ -82,7 +82,7 @@ class BlockSparse:
     # NumPy steps back, so that `numpy_array @ w` reaches `w.__rmatmul__`.
     __array_ufunc__ = None
 
-    if TYPE_CHECKING:  # brought by numbsparse.ops.matmul, the room that multiplies
+    if TYPE_CHECKING:  # added by numbsparse.ops.matmul, the package that multiplies
 
         def __matmul__(self, x: A) -> A: ...
         def __rmatmul__(self, x: A) -> A: ...

@@ -236,7 +236,7 @@ def check_rung(
     inexact = getattr(rung, "PRODUCT_ERROR", 0) if dtype == np.float32 else 0
     bound = (terms + 2 + inexact) * np.finfo(accumulator).eps * magnitude
     if precision == "high" and dtype == np.float32:
-        bound += 2.0**-9 * magnitude  # two factors, each within 2^-10 of itself
+        bound += 2.0**-9 * magnitude  # two operands, each within 2^-10 of itself
     bound += float(finfo(dtype).eps) * abs(expected) + float(finfo(dtype).smallest_subnormal)
     wrong = ~(abs(got.astype(np.float64) - expected) <= bound)  # NaN is wrong
     if wrong.any():
@@ -269,7 +269,7 @@ def _run(
 
 
 def _inside(layout: Layout, case: Case) -> np.ndarray:
-    """Which stored values lie inside the matrix: bool, (n_blocks, B, B)."""
+    """Which stored values are inside the matrix: bool, (n_blocks, B, B)."""
     offsets = np.arange(case.block_size)
     rows = layout.index.block_rows[:, None] * case.block_size + offsets < case.in_features
     columns = layout.index.block_columns[:, None] * case.block_size + offsets < case.out_features

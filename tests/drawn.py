@@ -194,7 +194,7 @@ ORDERS = {
     "read-only": lambda r, c: (c, 1, 0),
     "unaligned": lambda r, c: (c, 1, 0),
 }
-"""How a matrix may lie in memory."""
+"""How a matrix may be stored."""
 
 GUARD = 8  # items after the last one, which nobody may write
 

@@ -95,7 +95,7 @@ ORDERS = {
     "read-only": plain,
     "unaligned": plain,
 }
-"""How images may lie in memory."""
+"""How images may be stored."""
 
 OF_NUMPY = list(ORDERS)[-5:]  # what arrays of other libraries do not have, or is refused
 

@@ -22,7 +22,7 @@ class Arithmetic(NamedTuple):
     eps: float
     stored: float  # relative error of a number that is stored
     least: float  # smallest number that is stored
-    factors: float = 0.0  # relative error of a product's two factors together
+    operands: float = 0.0  # relative error of a product's two operands together
     near_0: float = 0.0  # error of a tanh that is exact to bits of 1
 
 
@@ -49,7 +49,7 @@ class Near:
 
     def __matmul__(self, other: Near) -> Near:
         a, b, how = self.value, other.value, self.how
-        sums = ((a.shape[1] + 2) * how.eps + how.factors) * (abs(a) @ abs(b))
+        sums = ((a.shape[1] + 2) * how.eps + how.operands) * (abs(a) @ abs(b))
         of_a, of_b = self.error**2 @ b**2, a**2 @ other.error**2
         return Near(a @ b, how, sums, np.sqrt(of_a), np.sqrt(of_b))
 

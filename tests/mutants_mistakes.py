@@ -1,7 +1,7 @@
 """Mistakes that a kernel may have: each yields (line, what, new source) for a place in a source.
 
 Only functions are broken, and of these neither what is decorated, annotated, raised or printed, nor
-what runs on a GPU alone.
+what runs only on a GPU.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def parsed(text: str) -> Source:
 
 
 def breakable(node: ast.AST) -> bool:
-    """Not a check, a text or a type, and not what runs on a GPU alone."""
+    """Not a check, a text or a type, and not what runs only on a GPU."""
     if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.AnnAssign | ast.Import):
         return False
     if isinstance(node, ast.If | ast.IfExp):

@@ -38,7 +38,7 @@ def run(kernel, *operands, out, threads=32):
 
 
 @cuda.jit(device=True)
-def bring(tiles, shared):
+def load_tiles(tiles, shared):
     """A warpgroup's bytes in shared memory, ready for wgmma: where they begin."""
     start = ptx.first_multiple(shared, 1024)
     t = cuda.threadIdx.x

@@ -28,7 +28,7 @@ def copied(monkeypatch):
     return strides
 
 
-def lying(a, feature_major):
+def placed(a, feature_major):
     return to_device(np.ascontiguousarray(a.T)).T if feature_major else to_device(a)
 
 
@@ -36,11 +36,11 @@ def lying(a, feature_major):
 @pytest.mark.parametrize("way", [aligned.aligned_either_way, aligned.aligned_lines])
 def test_lines_keep_their_order(rng, way, feature_major, copied):
     a = rng.standard_normal((BATCH, IN)).astype(np.float32)
-    lines, *_, turned = way(lying(a, feature_major))
-    assert turned is feature_major
+    lines, *_, transposed = way(placed(a, feature_major))
+    assert transposed is feature_major
     assert lines.address % aligned.BYTES == 0
     if way is aligned.aligned_either_way:
-        np.testing.assert_array_equal(lines.numpy(), a.T if turned else a)
+        np.testing.assert_array_equal(lines.numpy(), a.T if transposed else a)
         assert lines.strides[0] % aligned.BYTES == 0
     assert [stride[1] for stride in copied] == [4]
 
@@ -65,7 +65,7 @@ def test_products(rng, name, product, dtype, feature_major, copied):
     getattr(k0_reference, product)(*exact, layout.index, expected)
     getattr(k0_reference, product)(*(abs(a) for a in exact), layout.index, magnitude)
     *there, out = (
-        lying(a, feature_major and a.ndim == 2) for a in (*operands, np.full_like(like, np.nan))
+        placed(a, feature_major and a.ndim == 2) for a in (*operands, np.full_like(like, np.nan))
     )
     getattr(rung(name), product)(*there, ops.index_beside(layout, out), out)
     terms = max(BATCH, IN, OUT)

@@ -93,9 +93,9 @@ def test_both_ways_are_checked_shown_and_tabulated(once, tmp_path, monkeypatch):
         assert show.line("feature_major", row, rows).endswith(" (1.50)")
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     assert tables.feature_major() == ""
-    turned = f"{rows[0]['auto']} feature-major"
-    del rows[0]["seconds"][turned]
-    rows[0]["not_timed"][turned] = "wrong: all"
+    feature_major = f"{rows[0]['auto']} feature-major"
+    del rows[0]["seconds"][feature_major]
+    rows[0]["not_timed"][feature_major] = "wrong: all"
     section = {"machine": "a card", "command": "bench", "took": 1.0, "rows": rows}
     results.save(tmp_path / "cuda.json", {"feature_major": section})
     first, second = tables.feature_major().splitlines()[4:]
@@ -116,9 +116,9 @@ def test_a_product_wrong_in_one_way_is_timed_in_the_other(once, monkeypatch, pro
     monkeypatch.setattr(contestants, "function_of", lambda *_: broken)
     row = measuring.measure(problem, product, others=(contestants.FEATURE_MAJOR,))
     assert row["seconds"] == {row["auto"]: 1.0}
-    turned = f"{row['auto']} feature-major"
-    assert row["not_timed"][turned].startswith("wrong: ")
-    assert f"{turned} wrong: " in show.line("feature_major", row, [row])
+    feature_major = f"{row['auto']} feature-major"
+    assert row["not_timed"][feature_major].startswith("wrong: ")
+    assert f"{feature_major} wrong: " in show.line("feature_major", row, [row])
 
 
 def test_a_value_that_is_never_written_is_a_fault(problem, once, monkeypatch):

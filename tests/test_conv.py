@@ -332,7 +332,7 @@ def test_single_products_keep_to_what_their_rung_says(rng, name, size):
     problem = ConvProblem(ConvCase(1, (pixels,), 16, 16, size, (1,), density=1))
     skip_unless_served(name, product, problem.case, "float32")
     for operand in (problem.x, problem.dy, problem.w.values, problem.dense):
-        # Just over a power of two, where the errors of two tf32 are the largest part of a factor.
+        # Just over a power of two, where the errors of two tf32 are the largest part of an operand.
         operand[...] = 1 + rng.integers(2**12, size=operand.shape) / 2.0**23
     if product == "forward":  # one term of its sum is left
         problem.dense[...] = problem.w.values

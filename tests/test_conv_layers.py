@@ -76,10 +76,10 @@ def test_a_layout_for_each_tap():
     pattern[1, 2] = pattern[4, 0] = True
     layer = nn.Conv1d(8, 12, 3, layout=pattern, block_size=4)
     assert layer.weight.data.layout == ns.Layout(pattern)
-    turned = nn.ConvTranspose1d(8, 12, 3, layout=pattern, block_size=4)
+    transposed = nn.ConvTranspose1d(8, 12, 3, layout=pattern, block_size=4)
     expected = np.zeros((3 * 3, 2), bool)
     expected[0 * 3 + 2, 1] = expected[2 * 3 + 0, 0] = True
-    assert turned.weight.data.layout == ns.Layout(expected)
+    assert transposed.weight.data.layout == ns.Layout(expected)
 
 
 def test_checkpoints_of_convolutions(tmp_path, rng):
@@ -129,7 +129,7 @@ COLUMN_CASES = [((3, 4), 4), ((5, 2), 8), ((2, 3), 16), ((1, 1), 4)]
 @pytest.mark.parametrize("dtype", ["float32", *HALVES])
 @pytest.mark.parametrize(("shape", "size"), COLUMN_CASES, ids=str)
 def test_normalised_columns(rng, put, place, shape, size, dtype):
-    """And both gradients, against float64; the last features lie within a block."""
+    """And both gradients, against float64; the last features are within a block."""
     if place == "cpu" and dtype != "float32":
         pytest.skip(f"{dtype} is not trained in there")
     layout = ns.Layout(rng.random(shape) < 0.7)

@@ -109,7 +109,7 @@ def test_imports_are_found():
 
 
 def test_cpu_kernels_take_from_kernels_alone():
-    """What they are compiled from is looked for in that room alone."""
+    """What they are compiled from is looked for only in that package."""
     for file in files_of_cpu_kernels():
         tree = ast.parse(file.read_text())
         others = {

@@ -153,7 +153,7 @@ def test_figure(shape):
     assert np.array_equal(rows.patches[0].get_data().values, pattern.sum(axis=1))
     if max(shape) <= 400:
         assert np.array_equal(image.images[0].get_array(), pattern)
-    # Everything written lies on the paper.
+    # Everything written is on the paper.
     figure.canvas.draw()
     paper, ink = figure.bbox, figure.get_tightbbox().transformed(figure.dpi_scale_trans)
     assert paper.x0 <= ink.x0 < ink.x1 <= paper.x1

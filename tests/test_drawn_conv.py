@@ -251,7 +251,7 @@ def check(place, case, seed=0):
     eps = np.finfo(np.float64 if dtype == np.float64 else np.float32).eps
     bound = (terms + 2 + product_error(place, case)) * eps * magnitude
     if precision == "high":
-        bound += 2.0**-9 * magnitude  # two factors, each within 2^-10 of itself
+        bound += 2.0**-9 * magnitude  # two operands, each within 2^-10 of itself
     rounding = float(finfo(dtype).eps) * np.where(np.isfinite(right), abs(right), 0)
     assert_within(got, right, bound + rounding + float(finfo(dtype).smallest_subnormal))
 
@@ -269,11 +269,11 @@ def product_error(place, case):
 def prepare(patch, place, parts):
     """Results are NaN before; sums and images come in parts where they are small, too."""
 
-    def blank(shape, beside):
-        full = np.full(shape, np.nan, beside.dtype)
-        return device.to_device(full) if isinstance(beside, DeviceArray) else full
+    def blank(shape, like):
+        full = np.full(shape, np.nan, like.dtype)
+        return device.to_device(full) if isinstance(like, DeviceArray) else full
 
-    patch.setattr(import_module("numbsparse.ops.conv"), "empty_beside", blank)
+    patch.setattr(import_module("numbsparse.ops.conv"), "empty_like", blank)
     if parts == "many" and place == "cpu":
         for name in ("lines", "weight_grad"):
             patch.setattr(import_module(f"numbsparse.kernels.conv.k0_cpu.{name}"), "SLAB", 1)

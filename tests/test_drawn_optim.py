@@ -94,13 +94,13 @@ class Trained:
         """As a Parameter holds it; beyond the edge of a block-sparse matrix there are NaNs."""
         if self.form not in SPARSE:
             return ns.to_device(dense) if self.place == "cuda" else dense
-        turned = self.form == "transposed"
-        dense, pattern = (dense.T, self.pattern.T) if turned else (dense, self.pattern)
+        transposed = self.form == "transposed"
+        dense, pattern = (dense.T, self.pattern.T) if transposed else (dense, self.pattern)
         whole = np.full([n * B for n in pattern.shape], np.nan, dense.dtype)
         whole[: dense.shape[0], : dense.shape[1]] = dense
         matrix = ns.BlockSparse.from_dense(whole, pattern, block_size=B)
         matrix = ns.BlockSparse(matrix.values, pattern, shape=dense.shape).to(self.place)
-        return matrix.T if turned else matrix
+        return matrix.T if transposed else matrix
 
     def is_frozen(self, step):
         return {"never": False, "at first": step < 2, "every second": step % 2, "always": True}[

@@ -173,7 +173,7 @@ def check(place, case, seed=0):
     eps = np.finfo(np.float64 if dtype == np.float64 else np.float32).eps
     bound = (terms + 2 + product_error(place, case)) * eps * magnitude
     if precision == "high":
-        bound += 2.0**-9 * magnitude  # two factors, each within 2^-10 of itself
+        bound += 2.0**-9 * magnitude  # two operands, each within 2^-10 of itself
     rounding = float(finfo(dtype).eps) * np.where(np.isfinite(right), abs(right), 0)
     assert_within(got, right, bound + rounding + float(finfo(dtype).smallest_subnormal))
 
@@ -187,25 +187,25 @@ def product_error(place, case):
 
 
 def check_product(place, case, draw, values, pattern, shape, how):
-    (product, turned), batch = CALLS[case["call"]], case["batch"]
+    (product, feature_major), batch = CALLS[case["call"]], case["batch"]
     home = "numbsparse" if place == "cuda" else "numpy"
     stored = Operand(values.reshape(1, -1), case["w"], home, place)
     w = ns.BlockSparse(stored.array.reshape(values.shape), pattern, shape=shape)
     w = w if product == "forward" else w.T
-    x = draw((w.shape[0], batch) if turned else (batch, w.shape[0]))
+    x = draw((w.shape[0], batch) if feature_major else (batch, w.shape[0]))
     x = Operand(x, case["x"], case["library"], place)
-    ends = (w.shape[1], batch) if turned else (batch, w.shape[1])
+    ends = (w.shape[1], batch) if feature_major else (batch, w.shape[1])
     if case["out"] != "none":
         out = Operand(np.full(ends, np.nan, values.dtype), case["out"], case["library"], place)
         how["out"] = out.array
-    y = ns.matmul(w.T, x.array, **how) if turned else ns.matmul(x.array, w, **how)
+    y = ns.matmul(w.T, x.array, **how) if feature_major else ns.matmul(x.array, w, **how)
     assert y is out.array if "out" in how else type(y) is type_of_result(x.array, place)
     assert x.unchanged()
     assert stored.unchanged()
     assert "out" not in how or out.only_it_changed()
     exact, got = x.values.astype(np.float64), as_numpy(y)
     assert got.shape == ends
-    exact, got = (exact.T, got.T) if turned else (exact, got)
+    exact, got = (exact.T, got.T) if feature_major else (exact, got)
     operands = values.astype(np.float64), pattern, product != "forward"
     right = multiplied(exact, *operands, w.shape[1])
     operands = abs(operands[0]), *operands[1:]
@@ -214,7 +214,7 @@ def check_product(place, case, draw, values, pattern, shape, how):
 
 
 def multiplied(x, values, pattern, transposed, width):
-    """x @ w, or x @ w.T, over the kept blocks alone."""
+    """x @ w, or x @ w.T, over only the kept blocks."""
     y, size = np.zeros((len(x), width)), values.shape[1]
     for block, (r, c) in zip(values, np.argwhere(pattern), strict=True):
         block, r, c = (block.T, c, r) if transposed else (block, r, c)
@@ -225,9 +225,9 @@ def multiplied(x, values, pattern, transposed, width):
 
 
 def check_sampled(place, case, draw, values, pattern, shape, how):
-    (_, turned), batch = CALLS[case["call"]], case["batch"]
+    (_, feature_major), batch = CALLS[case["call"]], case["batch"]
     w = ns.BlockSparse(values, pattern, shape=shape).to(place)
-    layout = w.T if turned else w
+    layout = w.T if feature_major else w
     rows, columns = layout.shape
     a = Operand(draw((rows, batch)), case["x"], case["library"], place)
     b = Operand(draw((batch, columns)), case["second"], case["library"], place)
@@ -235,7 +235,7 @@ def check_sampled(place, case, draw, values, pattern, shape, how):
     assert (s.shape, s.place, s.is_transposed) == (layout.shape, place, layout.is_transposed)
     assert a.unchanged()
     assert b.unchanged()
-    x, dy = (b.values, a.values.T) if turned else (a.values.T, b.values)
+    x, dy = (b.values, a.values.T) if feature_major else (a.values.T, b.values)
     x, dy = x.astype(np.float64), dy.astype(np.float64)
     got, right = as_numpy(s.values), sampled(x, dy, pattern, case["size"])
     if not (np.isfinite(x).all() and np.isfinite(dy).all()):

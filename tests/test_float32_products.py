@@ -53,9 +53,9 @@ def long_sums(rng, product, terms, size, batch=8):
         return (x, dy), Layout([[1]]), (x.astype(float).T @ dy.astype(float))[None]
     x = rng.random((batch, terms), dtype=np.float32)
     values = rng.random((blocks, size, size), dtype=np.float32)
-    turned = product == "input_grad"
-    w = (values.swapaxes(1, 2) if turned else values).reshape(terms, size)
-    layout = Layout(np.ones((1, blocks) if turned else (blocks, 1), bool))
+    transposed = product == "input_grad"
+    w = (values.swapaxes(1, 2) if transposed else values).reshape(terms, size)
+    layout = Layout(np.ones((1, blocks) if transposed else (blocks, 1), bool))
     return (x, values), layout, x.astype(float) @ w.astype(float)
 
 
@@ -126,8 +126,8 @@ def plain(product, x, other):
     with np.errstate(all="ignore"):
         if product == "weight_grad":
             return (x.astype(float).T @ other.astype(float)).astype(np.float32)[None]
-        turned = product == "input_grad"
-        w = (other.swapaxes(1, 2) if turned else other).reshape(x.shape[1], -1)
+        transposed = product == "input_grad"
+        w = (other.swapaxes(1, 2) if transposed else other).reshape(x.shape[1], -1)
         return (x.astype(float) @ w.astype(float)).astype(np.float32)
 
 
@@ -142,7 +142,7 @@ def test_single_products_keep_to_what_their_rung_says(rng, name, size):
     rung = LADDER[name]
     if reason := rung.unsupported("weight_grad", size, np.dtype("float32"), "cuda", 1, "highest"):
         pytest.skip(reason)
-    # Just over a power of two, where the errors of two tf32 are the largest part of a factor.
+    # Just over a power of two, where the errors of two tf32 are the largest part of an operand.
     ones = 1 + rng.integers(2**12, size=(2, 1, 2 * size)) / 2.0**23
     x, dy = ones.astype(np.float32)
     got = run(rung, "weight_grad", (x, dy), Layout(np.ones((2, 2))), (4, size, size))

@@ -10,8 +10,8 @@ from numbsparse.kernels.matmul.k5_tensor_core.store import store_float32
 TA = 2
 
 
-def storing_kernel(TB, turned, wide, rows, columns):
-    store, ACC = store_float32(TA, TB, turned, wide), (TA, TB, 4)
+def storing_kernel(TB, transposed, wide, rows, columns):
+    store, ACC = store_float32(TA, TB, transposed, wide), (TA, TB, 4)
 
     @cuda.jit
     def kernel(sums, y):
@@ -26,18 +26,19 @@ def storing_kernel(TB, turned, wide, rows, columns):
 
 
 @needs_ampere
-@pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("TB", [2, 4, 8])
 @pytest.mark.parametrize(("rows", "columns"), [(28, 16), (48, 76)], ids=["cut off", "whole"])
-def test_pieces_are_stored_as_single_values_are(rows, columns, TB, turned, rng):
+def test_pieces_are_stored_as_single_values_are(rows, columns, TB, transposed, rng):
     sums = rng.standard_normal((32, TA, TB, 4), np.float32)
     y = np.empty(rows * columns, np.float32)
     whole, single = (
-        run(storing_kernel(TB, turned, wide, rows, columns), sums, out=y) for wide in (True, False)
+        run(storing_kernel(TB, transposed, wide, rows, columns), sums, out=y)
+        for wide in (True, False)
     )
     np.testing.assert_array_equal(whole, single)
-    y = single.reshape((columns, rows) if turned else (rows, columns))
-    y = y.T if turned else y
+    y = single.reshape((columns, rows) if transposed else (rows, columns))
+    y = y.T if transposed else y
     stored = y[8 : 8 + 16 * TA, 4 : 4 + 8 * TB]
     assert not np.isnan(stored).any()
     assert np.isfinite(single).sum() == stored.size

@@ -126,9 +126,9 @@ def test_arguments_of_all_kinds():
     for i in range(4):
         x = ns.to_device(np.full((4, 3), i, np.float32)).T  # strided: copied all the same
         bias = np.full(4, 0.5, np.float32)
-        pair, turned = step(Pair(w, x), {"bias": [bias]}, w.T, scale=2.0)
+        pair, transposed = step(Pair(w, x), {"bias": [bias]}, w.T, scale=2.0)
         np.testing.assert_array_equal(host(pair.x[0].data), np.full((3, 8), 8 * (i + 0.5)))
-        np.testing.assert_array_equal(turned.numpy(), np.full((4, 3), i + 0.5))
+        np.testing.assert_array_equal(transposed.numpy(), np.full((4, 3), i + 0.5))
         np.testing.assert_array_equal(pair.w.toarray(), np.ones((8, 4)))
         assert pair.x[1] is None
 

@@ -18,7 +18,7 @@ WAYS = {"torch": torch_tensors, "cupy": cupy_arrays}
 ODD = {
     "plain": lambda x: x * 1,
     "from the middle on": lambda x: x[1:, 4:],
-    "turned": lambda x: x.T,
+    "transposed": lambda x: x.T,
     "of one row, any stride": lambda x: x[:, None, :4],
     "of one number": lambda x: x.sum(),
     "empty": lambda x: x[:0, :4],

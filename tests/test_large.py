@@ -115,7 +115,7 @@ def test_feature_major(name, x, rows):
     out = ns.to_device(np.full((2 * B, WIDTH), np.nan, np.float16))
     assert_near(ns.matmul(w.T, x, out=out, kernel=name).numpy(), exact)
     serving(name, "forward", WIDTH)
-    assert_near(ns.matmul(turned(w), x, out=out, kernel=name).numpy(), exact)
+    assert_near(ns.matmul(transposed(w), x, out=out, kernel=name).numpy(), exact)
 
 
 @pytest.mark.parametrize("name", ON_GPU)
@@ -175,7 +175,7 @@ def test_a_wide_output(name, size):
     exact = x.astype(float) @ np.hstack(values).astype(float)
     places = (np.array(kept)[:, None] * size + np.arange(size)).reshape(-1)
     w = ns.BlockSparse(values, pattern)
-    for product, weight in (("forward", w), ("input_grad", turned(w).T)):
+    for product, weight in (("forward", w), ("input_grad", transposed(w).T)):
         rung = LADDER[name]
         if rung.unsupported(product, size, np.dtype(np.float16), "cuda", 3) is None:
             y = ns.matmul(ns.to_device(x), weight.to("cuda"), kernel=name).numpy()
@@ -183,7 +183,7 @@ def test_a_wide_output(name, size):
             assert not np.delete(y, places, axis=1).any()
 
 
-def turned(w):
+def transposed(w):
     """The transposed matrix, its values stored in its own order."""
     return ns.BlockSparse(w.T.data, w.T.layout, shape=w.T.shape)
 

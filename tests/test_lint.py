@@ -22,7 +22,7 @@ def test_lint(command: str) -> None:
     tool, *arguments = command.split()
     path = shutil.which(tool, path=sysconfig.get_path("scripts")) or shutil.which(tool)
     if path is None:
-        pytest.skip(f"{tool} is not installed; pip install '.[test]' brings it")
+        pytest.skip(f"{tool} is not installed; it is in pip install '.[test]'")
     run = subprocess.run(
         [path, *arguments],
         cwd=ROOT,

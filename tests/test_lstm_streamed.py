@@ -127,18 +127,18 @@ def test_no_steps_are_no_launch():
 
 @pytest.mark.parametrize("places", [1, 3, 50])
 @pytest.mark.parametrize(
-    ("turned", "few"), [(False, 4), (True, 4), (True, 2)], ids=["columns", "rows", "half rows"]
+    ("transposed", "few"), [(False, 4), (True, 4), (True, 2)], ids=["columns", "rows", "half rows"]
 )
-def test_lines_are_dealt_evenly(rng, places, turned, few):
+def test_lines_are_dealt_evenly(rng, places, transposed, few):
     pattern = rng.random((9, 9)) < 0.4
     pattern[:, 4] = pattern[2] = False
     pattern[:, 5] = pattern[3] = True
     index = ns.Layout(np.repeat(pattern, 4, axis=1)).index
     starts, pieces, read_starts, reads, partials, tickets = deal.deal(
-        index, places, turned, few, 10
+        index, places, transposed, few, 10
     )
     line, count, part, first_part, many, early = pieces.T
-    lengths = pattern.sum(1 if turned else 0) * (4 // few)
+    lengths = pattern.sum(1 if transposed else 0) * (4 // few)
     np.testing.assert_array_equal(np.bincount(line, count), lengths)
     np.testing.assert_allclose(np.bincount(line, 1 / many), 1)
     cut = many > 1
@@ -149,11 +149,11 @@ def test_lines_are_dealt_evenly(rng, places, turned, few):
     assert (partials.size, tickets.size) == (10 * parts, deal.WARPS * parts)
 
     of_line, reads = np.repeat(line, count), reads[:-1]
-    met = reads[:, 1] // 4 if turned else reads[:, 1]
+    met = reads[:, 1] // 4 if transposed else reads[:, 1]
     last = np.diff(np.repeat(np.arange(line.size), count), append=-1) != 0
     np.testing.assert_array_equal(reads[:, 2], last | np.isin(met, line[early == 0]))
     assert (np.diff(reads[:, 2])[~last[:-1]] >= 0).all()
-    row, column = (of_line, reads[:, 1]) if turned else (reads[:, 1], 4 * of_line)
+    row, column = (of_line, reads[:, 1]) if transposed else (reads[:, 1], 4 * of_line)
     assert len({*zip(row, column, strict=True)}) == lengths.sum()
     np.testing.assert_array_equal(index.block_rows[reads[:, 0]], row)
     np.testing.assert_array_equal(index.block_columns[reads[:, 0]], column)
@@ -187,7 +187,7 @@ def test_reads_of_inputs_come_first_and_wait_for_nothing(rng):
 
 
 def test_gates_of_different_layouts_are_not_streamed():
-    """A read brings the blocks of a unit's four gates, which stand together."""
+    """A read loads the adjacent blocks of a unit's four gates."""
     pattern, values = np.ones((2, 8), bool), ns.to_device(np.zeros((15, B, B), np.float32))
     alike = ns.Layout(pattern)
     pattern[0, 2] = False

@@ -32,7 +32,7 @@ def set_gradient(parameter, gradient):
     parameter.grad = ns.Tensor(ns.to_device(values) if parameter.place == "cuda" else values)
 
 
-def halves(dtype):
+def in_16_bits(dtype):
     """A model of one linear layer in 16 bits, and a step of it with every part."""
     model = nn.Linear(8, 4, block_size=4, layout=[[1], [1]], dtype=dtype, seed=0).to("cuda")
     optimizer, scaler = optim.AdamW(model.parameters(), 1e-3), LossScaler(2.0**8, interval=2)
@@ -115,13 +115,13 @@ def test_a_master_follows_weights_that_are_set(rng, dtype):
 @pytest.mark.parametrize("order", [1, -1], ids=["model first", "optimizer first"])
 def test_training_resumes_bit_for_bit_from_a_file(tmp_path, dtype, order):
     x = inputs(dtype, bad=[1])
-    parts, step = halves(dtype)
+    parts, step = in_16_bits(dtype)
     for each in x[:2]:
         step(each)
     nn.save(tmp_path / "c.npz", states(parts))
     for each in x[2:]:
         step(each)
-    others, step = halves(dtype)
+    others, step = in_16_bits(dtype)
     step(x[0])  # a past of its own, which loading forgets
     loaded = nn.load(tmp_path / "c.npz")
     assert loaded["optimizer"]["skipped"] == 1
@@ -137,7 +137,7 @@ def test_training_resumes_bit_for_bit_from_a_file(tmp_path, dtype, order):
 def test_a_captured_step_scales_skips_and_counts_as_an_uncaptured_one(dtype):
     seen = []
     for captured in (False, True):
-        parts, step = halves(dtype)
+        parts, step = in_16_bits(dtype)
         step = ns.graph(step) if captured else step
         results = [step(x) for x in inputs(dtype, bad=[1])]
         numbers = [host(tensor.data) for pair in results for tensor in pair]

@@ -315,7 +315,7 @@ def test_weights_of_a_loop_have_one_product_and_gradients_of_gradients(rng, monk
 @needs_a_gpu
 @pytest.mark.parametrize("calls", [1, 2, 3, 5])
 def test_a_loop_of_other_lengths_than_expected(rng, calls):
-    """Steps whose arrays lie side by side, and more steps than were expected."""
+    """Steps whose arrays are adjacent, and more steps than were expected."""
     arrays = [rng.standard_normal(s).astype("f") for s in ((1, 4, 4), (4,), (4,), (2, 4))]
     arrays[0] = ns.BlockSparse(arrays[0], [[1]])
     seen = []

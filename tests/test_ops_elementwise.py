@@ -282,7 +282,7 @@ def test_bfloat16_beside_integers_is_refused():
     home = Home("cuda", "bfloat16")
     half, bits = home.send(np.ones(3)), home.send(np.ones(3), dtype="uint16")
     for target, source in ((half, bits), (bits, half)):
-        with pytest.raises(TypeError, match="target and source take floats beside bfloat16"):
+        with pytest.raises(TypeError, match="target and source take floats with bfloat16"):
             ops.copy_into(target, source)
     with pytest.raises(TypeError, match="got uint16"):
         ops.exp(bits)

@@ -137,18 +137,18 @@ def test_arrays_that_bear_a_scale(home):
 def test_refusals(home):
     p, g, v = (home.send(np.ones((2, 3))) for _ in range(3))
     other = home.send(np.ones((3, 2)))
-    halves = home.send(np.ones((2, 3)), dtype="float64" if home.place == "cpu" else "float16")
+    other_dtype = home.send(np.ones((2, 3)), dtype="float64" if home.place == "cpu" else "float16")
     adam = (0.1, 0.9, 0.999, 1e-8, 0.0, False)
     with pytest.raises(ValueError, match="p and g take one shape"):
         ops.sgd_step(p, other, None, 0.1)
     with pytest.raises(TypeError, match="p and g take one dtype"):
-        ops.sgd_step(p, halves, None, 0.1)
+        ops.sgd_step(p, other_dtype, None, 0.1)
     with pytest.raises(ValueError, match="velocity takes an array where there is momentum"):
         ops.sgd_step(p, g, None, 0.1, momentum=0.9)
     with pytest.raises(ValueError, match=r"velocity takes the place and shape \(2, 3\) of p"):
         ops.sgd_step(p, g, other, 0.1, 0.9)
     with pytest.raises(TypeError, match="velocity takes the dtype of p"):
-        ops.sgd_step(p, g, halves, 0.1, 0.9)
+        ops.sgd_step(p, g, other_dtype, 0.1, 0.9)
     with pytest.raises(ValueError, match="p is written in place and takes a C-contiguous array"):
         ops.sgd_step(other.T, g, None, 0.1)
     with pytest.raises(ValueError, match="v is written in place and takes a C-contiguous array"):
@@ -157,17 +157,17 @@ def test_refusals(home):
         ops.adam_step(p, g, v, v, *adam, 0)
     with pytest.raises(ValueError, match="arrays takes at least one array"):
         ops.global_norm([])
-    with pytest.raises(TypeError, match=f"master takes None beside a p of {home.dtype}"):
+    with pytest.raises(TypeError, match=f"master takes None with a p of {home.dtype}"):
         ops.sgd_step(p, g, None, 0.1, master=v)
     if home.place == "cpu":
         with pytest.raises(TypeError, match=r"arrays\[0\] and arrays\[1\] take one dtype"):
-            ops.global_norm([p, halves])
+            ops.global_norm([p, other_dtype])
     else:
-        assert home.fetch(ops.global_norm([p, halves])) == pytest.approx(np.sqrt(12))
-        with pytest.raises(TypeError, match="master takes float32 beside a p of float16"):
-            ops.sgd_step(halves, halves, None, 0.1, master=halves)
+        assert home.fetch(ops.global_norm([p, other_dtype])) == pytest.approx(np.sqrt(12))
+        with pytest.raises(TypeError, match="master takes float32 with a p of float16"):
+            ops.sgd_step(other_dtype, other_dtype, None, 0.1, master=other_dtype)
         with pytest.raises(ValueError, match=r"master takes the place and shape \(2, 3\) of p"):
-            ops.sgd_step(halves, halves, None, 0.1, master=other)
+            ops.sgd_step(other_dtype, other_dtype, None, 0.1, master=other)
     for max_norm in (0, -1, float("nan")):
         with pytest.raises(ValueError, match="max_norm takes a number above 0"):
             ops.scale_to_norm([p], max_norm)
@@ -189,9 +189,9 @@ def test_bfloat16_takes_a_master_and_float32_state():
     p, g, m, v = (home.send(np.ones(3)) for _ in range(4))
     master = home.send(np.zeros(3), "float32")
     adam = (0.1, 0.9, 0.999, 1e-8, 0.0, False, 1)
-    with pytest.raises(TypeError, match="master takes a float32 array beside a p of bfloat16"):
+    with pytest.raises(TypeError, match="master takes a float32 array with a p of bfloat16"):
         ops.sgd_step(p, g, None, 0.1)
-    with pytest.raises(TypeError, match="m takes float32 beside a p of bfloat16, got bfloat16"):
+    with pytest.raises(TypeError, match="m takes float32 with a p of bfloat16, got bfloat16"):
         ops.adam_step(p, g, m, v, *adam, master)
 
 

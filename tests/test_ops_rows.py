@@ -244,7 +244,7 @@ def test_refusals(home):
         ops.cross_entropy(x, row)
     with pytest.raises(TypeError, match=r"targets takes .* got list"):
         ops.cross_entropy(x, [0, 1])
-    with pytest.raises(TypeError, match="dlosses takes float32 beside float32, got float64"):
+    with pytest.raises(TypeError, match="dlosses takes float32 with float32, got float64"):
         ops.cross_entropy_grad(x, targets, home.send([0, 1], dtype="float64"))
     with pytest.raises(ValueError, match=r"dlosses takes the shape \(2,\), got \(3,\)"):
         ops.cross_entropy_grad(x, targets, home.send(np.ones(3)))

@@ -42,12 +42,12 @@ def dense(state):
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
-@pytest.mark.parametrize("turned", [False, True], ids=["", "transposed"])
-def test_another_layout_is_refused_until_remapped(rng, put, name, turned):
+@pytest.mark.parametrize("is_transposed", [False, True], ids=["", "transposed"])
+def test_another_layout_is_refused_until_remapped(rng, put, name, is_transposed):
     parameter, optimiser, average = grown(rng, put, OPTIMISERS[name])
     before, averages = optimiser.state_dict(), average.state_dict()
     data = matrix(rng, THERE)
-    if turned:  # the same matrix, as a view of its transpose
+    if is_transposed:  # the same matrix, as a view of its transpose
         data = ns.BlockSparse(data.T.data, data.layout.T, shape=SHAPE[::-1]).T
     parameter.data = put(data)
     parameter.grad = ns.Tensor(put(data.with_values(np.ones_like(data.values))))
@@ -248,7 +248,7 @@ def test_a_state_of_the_old_form_is_taken(rng, put, name):
     old |= {"steps": state["steps"] + 2, "skipped": 2}
     for part, own in ((OPTIMISERS[name]([parameter]), old), (average, {"steps": 3})):
         own = own if "lr" in own else own | {"0": averages["0"].data}
-        with pytest.warns(UserWarning, match=r"says no layout: taken by its shape alone"):
+        with pytest.warns(UserWarning, match=r"says no layout: taken by its shape only"):
             part.load_state_dict(own)
         if "lr" in own:
             got = part.state_dict()

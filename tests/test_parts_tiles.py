@@ -1,4 +1,4 @@
-"""Parts of kernels that multiply and add tiles, each alone: what they compute, in NumPy's words."""
+"""Parts of kernels that multiply and add tiles, one by one: what they compute, in NumPy's words."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def product_kernel(form, first, second, shape):
 )
 def test_a_tile_times_another(form, first, second, rng):
     a, b = (rng.standard_normal((8 * o.groups, 32)).astype(form.dtype) for o in (first, second))
-    if form == TF32:  # whose factors have ten bits of mantissa
+    if form == TF32:  # whose operands have ten bits of mantissa
         a, b = (np.ldexp(np.round(np.ldexp(v, 8)), -8) for v in (a, b))
     shape = -(-first.groups // 2) * -(-second.groups // 4), min(second.groups, 4)
     out = to_device(np.full((64, 64), np.nan, np.float32))

@@ -134,7 +134,7 @@ def convert_kernel(x, out):
 
 
 def nearest(x: float, bits: int, away: bool) -> float:
-    """x rounded to so many bits of mantissa; halves away from zero or to even."""
+    """x rounded to so many bits of mantissa; ties away from zero or to even."""
     if not np.isfinite(x) or x == 0:
         return x
     unit = 2.0 ** (max(int(np.floor(np.log2(abs(x)))), -126) - bits)
@@ -161,11 +161,11 @@ def test_conversions_round_to_the_nearest(rng):
     tf32, half, bfloat, bits, again = got.transpose(1, 0, 2)
     with np.errstate(over="ignore"):
         expected = np.vectorize(lambda v: nearest(v, 10, away=True))(x).astype(np.float32)
-        halves = x.astype(np.float16).view(np.uint16).astype(np.uint32)
+        values = x.astype(np.float16).view(np.uint16).astype(np.uint32)
         bfloats = np.vectorize(lambda v: nearest(v, 7, away=False))(x).astype(np.float32)
     bfloats = bfloats.view(np.uint32) >> 16
     np.testing.assert_array_equal(tf32, expected.view(np.uint32))
-    np.testing.assert_array_equal(half, halves | halves[:, ::-1] << 16)
+    np.testing.assert_array_equal(half, values | values[:, ::-1] << 16)
     np.testing.assert_array_equal(bfloat, bfloats | bfloats[:, ::-1] << 16)
     np.testing.assert_array_equal(bits, x.view(np.uint32))
     np.testing.assert_array_equal(again, x.view(np.uint32))
@@ -188,9 +188,9 @@ def unpack_kernel(words, out):
 def test_pairs_are_unpacked(rng):
     words = random_bits(rng, 32) & np.uint32(0xBFFFBFFF)  # neither infinities nor NaNs
     got = run(unpack_kernel, words, out=np.empty((2, 32, 2), np.float32))
-    halves = words.view(np.float16).reshape(32, 2)
+    values = words.view(np.float16).reshape(32, 2)
     bfloats = (words.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(32, 2)
-    np.testing.assert_array_equal(got[0], halves.astype(np.float32))
+    np.testing.assert_array_equal(got[0], values.astype(np.float32))
     np.testing.assert_array_equal(got[1], bfloats)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numba import cuda, float32, uint8, uint32
-from ptx_helpers import bring, laid, on_hopper, rows_of
+from ptx_helpers import laid, load_tiles, on_hopper, rows_of
 
 from numbsparse import device
 from numbsparse.device.launch import launch
@@ -27,7 +27,7 @@ def product_kernel(n, k_steps, a, b, w_start):
         """Two products of a's from different places and the same b."""
         shared = cuda.shared.array(0, uint8)
         local = cuda.local.array(COUNT, float32)
-        start, t = bring(tiles, shared), cuda.threadIdx.x
+        start, t = load_tiles(tiles, shared), cuda.threadIdx.x
         at, w = uint32(apart << 16), uint32(w_start >> 4)
         where = uint32(first >> 4 | at), w, uint32(second >> 4 | at), w
         acc = multiply(start_from(), shared, start, where, uint32(UNITS))

@@ -22,7 +22,7 @@ def box_kernel(height, width):
 
     @cuda.jit
     def kernel(x_map, column, row, out):
-        """The bytes of a box as they lie in shared memory."""
+        """The bytes of a box as they are in shared memory."""
         shared = cuda.shared.array(0, uint8)
         bars = cuda.shared.array(1, uint64)
         t = uint32(cuda.threadIdx.x)

@@ -1,6 +1,6 @@
 """Matrix instructions against plain matrix products.
 
-What lies where in a fragment is written down here once more, lane by lane, as the PTX ISA has it.
+The layout of a fragment is written down here once more, lane by lane, as the PTX ISA has it.
 """
 
 from __future__ import annotations

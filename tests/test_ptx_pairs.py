@@ -1,11 +1,11 @@
-"""`wgmma_pairs`: 64 rows of a product from two tiles, wherever they lie."""
+"""`wgmma_pairs`: 64 rows of a product from two tiles, wherever they are."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from numba import cuda, float32, uint8, uint32
-from ptx_helpers import bring, laid, on_hopper, rows_of
+from ptx_helpers import laid, load_tiles, on_hopper, rows_of
 
 from numbsparse import device
 from numbsparse.device.launch import launch
@@ -26,7 +26,7 @@ def product_kernel(k_steps, width, b):
     def kernel(tiles, places, number, out):
         shared = cuda.shared.array(0, uint8)
         local = cuda.local.array(COUNT, float32)
-        start, t = bring(tiles, shared), cuda.threadIdx.x
+        start, t = load_tiles(tiles, shared), cuda.threadIdx.x
         acc = multiply(start_from(), shared, start, read(places, 0), uint32(number))
         ptx.to_local(acc, local)
         for i in range(COUNT):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numba import cuda, float32, uint8, uint32
-from ptx_helpers import bring, on_hopper, simulated_only
+from ptx_helpers import load_tiles, on_hopper, simulated_only
 
 from numbsparse import device
 from numbsparse.device.launch import launch
@@ -23,10 +23,10 @@ def product_kernel(kind, m_tiles, n, k_steps, a, b, columns, inputs, a_bytes):
 
     @cuda.jit
     def kernel(tiles, mask, out):
-        """Tiles of a, then of b, as they lie in shared memory; twice the product."""
+        """Tiles of a, then of b, as they are in shared memory; twice the product."""
         shared = cuda.shared.array(0, uint8)
         local = cuda.local.array(COUNT, float32)
-        start, t = bring(tiles, shared), cuda.threadIdx.x
+        start, t = load_tiles(tiles, shared), cuda.threadIdx.x
         acc = start_from()
         for _ in range(2):
             acc = multiply_once(acc, shared, start, start + B_START, mask)
@@ -50,7 +50,7 @@ def product_kernel(kind, m_tiles, n, k_steps, a, b, columns, inputs, a_bytes):
 
 
 def laid(values, operand, panels_bytes):
-    """The bits of a factor (rows, terms) as `operand` says, swaps included."""
+    """The bits of an operand (rows, terms) as `operand` says, swaps included."""
     row, k = np.indices(values.shape)
     item = values.itemsize
     byte = swizzled(operand.place(row, k, item), operand.width)

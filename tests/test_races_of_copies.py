@@ -19,7 +19,7 @@ def wait():
 
 
 def copying_kernel(commit, first, second):
-    """y is x, the pieces of four values in turned order."""
+    """y is x, the pieces of four values in reverse order."""
 
     @cuda.jit
     def kernel(x, y):

@@ -79,15 +79,15 @@ def product_kernel(fence, barrier, last):
 
     @cuda.jit
     def kernel(out):
-        factors = cuda.shared.array((72, 64), types.float16, ALIGNMENT)
+        operands = cuda.shared.array((72, 64), types.float16, ALIGNMENT)
         t = cuda.threadIdx.x
         for i in range(36):
-            factors[i * 2 + t // 64, t % 64] = 1
+            operands[i * 2 + t // 64, t % 64] = 1
         fence()
         barrier()
-        acc = multiply(zeros(), factors, 0, factors, 64 * 64)
+        acc = multiply(zeros(), operands, 0, operands, 64 * 64)
         last()
-        factors[t // 2, t % 2] = 2
+        operands[t // 2, t % 2] = 2
         out[t] = acc[0]
 
     return kernel
@@ -182,7 +182,7 @@ CASES = {  # a kernel that races, what is said of it, and its twin that does not
         "thread 0 writes to shared .* what wgmma of the warp of thread .* reads",
         of_product(product_kernel(fence, meet, meet)),
     ),
-    "a factor is written while other warps read it": (
+    "an operand is written while other warps read it": (
         of_product(product_kernel(fence, meet, nothing)),
         "thread .* writes to shared .* what wgmma of the warp of thread .* reads",
         of_product(product_kernel(fence, meet, meet)),

@@ -24,8 +24,8 @@ def targets(*shape):
     ("call", "error", "says"),
     [
         (lambda: F.cross_entropy(CUBE, targets(2, 3)), ValueError,
-         r"targets takes the shape \(3, 2\) beside logits of \(3, 2, 5\), got \(2, 3\)"),
-        (lambda: F.cross_entropy(CUBE, targets(6)), ValueError, r"\(3, 2\) beside .* got \(6,\)"),
+         r"targets takes the shape \(3, 2\) with logits of \(3, 2, 5\), got \(2, 3\)"),
+        (lambda: F.cross_entropy(CUBE, targets(6)), ValueError, r"\(3, 2\) with .* got \(6,\)"),
         (lambda: F.cross_entropy(CUBE, targets(3, 5)), ValueError, "targets takes the shape"),
         (lambda: F.cross_entropy(A, np.eye(4)[:3]), ValueError, r"one-hot .*argmax\(-1\)"),
         (lambda: F.cross_entropy(A, np.zeros(3)), TypeError, "targets takes integers"),

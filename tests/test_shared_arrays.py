@@ -40,8 +40,8 @@ def loop_kernel(x, y):
 
 
 @cuda.jit(device=True)
-def turned(x):
-    """x[N - 1 - t], by way of shared memory."""
+def reversed_copy(x):
+    """x[N - 1 - t], through shared memory."""
     t, tile = cuda.threadIdx.x, cuda.shared.array(N, float32)
     tile[t] = x[t]
     cuda.syncthreads()
@@ -67,15 +67,15 @@ keep_one, keep_two = turning(1), turning(2)
 @cuda.jit
 def racing_calls_kernel(x, y):
     t = cuda.threadIdx.x
-    y[t] = turned(x) + turned(y)  # one array for both
+    y[t] = reversed_copy(x) + reversed_copy(y)  # one array for both
 
 
 @cuda.jit
 def ordered_calls_kernel(x, y):
     t = cuda.threadIdx.x
-    first = turned(x)
+    first = reversed_copy(x)
     cuda.syncthreads()  # all have read it
-    y[t] = first + 2 * turned(x)
+    y[t] = first + 2 * reversed_copy(x)
 
 
 @cuda.jit
@@ -86,9 +86,9 @@ def other_functions_kernel(x, y):
 
 @cuda.jit
 def other_types_kernel(x, y):
-    """Numba compiles `turned` once for each type of array: no barrier is needed between."""
+    """Numba compiles `reversed_copy` once for each type of array: no barrier is needed between."""
     t, line = cuda.threadIdx.x, x[0]
-    y[t] = turned(line) + turned(y)
+    y[t] = reversed_copy(line) + reversed_copy(y)
 
 
 def arrays():

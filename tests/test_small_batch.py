@@ -51,15 +51,15 @@ def squares_at(places, size):
     return (block * cut + row // 32) * cut + column // 32
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("size", [8, 16, 32, 64])
-def test_a_plan_holds_every_block_once_in_equal_shares(size, turned, rng):
+def test_a_plan_holds_every_block_once_in_equal_shares(size, transposed, rng):
     pattern = rng.random((40, 30)) < 0.2
     pattern[:, 3] = True  # a line longer than a share
     pattern[5, :] = True
     pattern[:, 7] = pattern[9, :] = False
     index = ns.Layout(pattern).index
-    plan, each, sections, empty, _, tickets = plan_lines(index, turned, size, 13, 2, 100)
+    plan, each, sections, empty, _, tickets = plan_lines(index, transposed, size, 13, 2, 100)
     together, cut = max(32 // size, 1), max(size // 32, 1)
     units, cuts = units_of(plan, sections, together)
     assert len(units) == 13 * 2 * each
@@ -82,7 +82,7 @@ def test_a_plan_holds_every_block_once_in_equal_shares(size, turned, rng):
     names = units[:, -2]
     lines = names.copy()
     lines[names < 0] = cuts[-1 - names[names < 0], 0]
-    mine = index.block_rows if turned else index.block_columns
+    mine = index.block_rows if transposed else index.block_columns
     for unit, line in zip(units, lines, strict=True):
         for place in unit[0 : 2 * together : 2]:
             if place >= 0:
@@ -254,8 +254,8 @@ def test_rings_of_tiles_for_weight_grad(case, x_turned, dy_turned, dtype, rng, m
     k0_reference.weight_grad(*exact, layout.index, expected)
     k0_reference.weight_grad(*map(abs, exact), layout.index, magnitude)
     on_device = [
-        device.to_device(a.T.copy()).T if turned else device.to_device(a)
-        for a, turned in ((x, x_turned), (dy, dy_turned))
+        device.to_device(a.T.copy()).T if transposed else device.to_device(a)
+        for a, transposed in ((x, x_turned), (dy, dy_turned))
     ]
     got = device.to_device(np.full(shape, np.nan, dtype))
     monkeypatch.setattr(launches, "FEW", 2**30 if x_turned else 0)  # few warps or many

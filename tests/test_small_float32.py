@@ -55,7 +55,7 @@ if not device.SIMULATED:
     ]
 
 
-def lying(a, transposed):
+def placed(a, transposed):
     """On the device, gapless along the rows or, transposed, the batch; NaN beyond the edge."""
     lines = a.T if transposed else a
     padded = np.full((lines.shape[0], -(-lines.shape[1] // 4) * 4 + 4), np.nan, np.float32)
@@ -95,7 +95,7 @@ def test_weight_grad_reads_either_order(rng, case, x_transposed, dy_transposed, 
     layout, B = case.layout(rng), case.block_size
     x = rng.standard_normal((case.batch, case.in_features)).astype(np.float32)
     dy = rng.standard_normal((case.batch, case.out_features)).astype(np.float32)
-    got = weight_grad(layout, lying(x, x_transposed), lying(dy, dy_transposed), B)
+    got = weight_grad(layout, placed(x, x_transposed), placed(dy, dy_transposed), B)
     bound = (case.batch + 2) * np.finfo(np.float32).eps * expected(layout, abs(x), abs(dy), B)
     assert (abs(got - expected(layout, x, dy, B)) <= bound).all()  # NaN is not
 
@@ -112,7 +112,7 @@ def test_sums_that_outgrow_the_ring_leave_in_turns(rng, B, monkeypatch):
     x, dy = (rng.standard_normal((19, n)).astype(np.float32) for n in (43, 61))
     x[3, 40] = np.inf
     got, right = (
-        weight_grad(layout, lying(x, False), lying(dy, True), B),
+        weight_grad(layout, placed(x, False), placed(dy, True), B),
         expected(layout, x, dy, B),
     )
     np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-4)
@@ -141,7 +141,7 @@ def test_weight_grad_of_infinities_in_either_order(rng, B, x_transposed, dy_tran
     x = rng.standard_normal((19, 43)).astype(np.float32)
     dy = rng.standard_normal((19, 21)).astype(np.float32)
     x[7, 13], x[17, 42], dy[3, 20] = np.inf, -np.inf, np.inf
-    got = weight_grad(layout, lying(x, x_transposed), lying(dy, dy_transposed), B)
+    got = weight_grad(layout, placed(x, x_transposed), placed(dy, dy_transposed), B)
     right = expected(layout, x, dy, B)
     assert 0.05 < np.isinf(right).mean() < 0.5
     np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-4)
@@ -152,7 +152,7 @@ def test_weight_grad_of_infinities_in_either_order(rng, B, x_transposed, dy_tran
 @pytest.mark.parametrize("B", [8, 16])
 def test_transposed_lines_meet_in_no_bank(rng, B, density):
     layout = Layout(rng.random((5, 5)) < density)
-    x, dy = (lying(rng.standard_normal((16, 5 * B)), True) for _ in range(2))
+    x, dy = (placed(rng.standard_normal((16, 5 * B)), True) for _ in range(2))
     products, *_ = count(lambda: weight_grad(layout, x, dy, B))
     assert products.shared_reads.requests > 0 == products.shared_reads.excess
 

@@ -121,16 +121,16 @@ def test_products(rng, monkeypatch, name, feature_major, pieces, swapped):
 @pytest.mark.skipif(
     device.SIMULATED or not device.is_available(), reason="takes a GPU, whose copy engine is ahead"
 )
-@pytest.mark.parametrize("lies", ["batch-major", "feature-major", "x feature-major"])
+@pytest.mark.parametrize("order", ["batch-major", "feature-major", "x feature-major"])
 @pytest.mark.parametrize("B", [32, 64, 128])
-def test_tiles_are_read_before_others_take_their_place(B, lies, rng):
+def test_tiles_are_read_before_others_take_their_place(B, order, rng):
     if reason := hopper.unsupported("weight_grad", B, np.dtype("float32"), "cuda"):
         pytest.skip(reason)
     layout, batch, features = Layout(patterns.random(1024 // B, 1024 // B, 0.3, seed=0)), 2048, 1024
     x, dy = (rng.standard_normal((batch, features), np.float32) for _ in range(2))
     here, index = [ns.to_device(a) for a in (x, dy)], layout.index
     there = [ns.to_device(np.ascontiguousarray(a.T)).T for a in (x, dy)]
-    transposed = {"batch-major": (), "x feature-major": (0,), "feature-major": (0, 1)}[lies]
+    transposed = {"batch-major": (), "x feature-major": (0,), "feature-major": (0, 1)}[order]
     operands = [there[k] if k in transposed else here[k] for k in range(2)]
     exact = (x.T.astype(float) @ dy.astype(float)).reshape(1024 // B, B, 1024 // B, B)
     exact = exact.swapaxes(1, 2)[index.block_rows, index.block_columns]

@@ -108,7 +108,7 @@ def test_a_step_refuses_in_words(name):
     unsupported, dtype = ladder.step(name).unsupported, as_dtype(dtype_of(name))
     rows = rows_of(name)
     asked = {
-        ("input_grad", 32, dtype, "cuda", rows): "computes forward alone",
+        ("input_grad", 32, dtype, "cuda", rows): "computes only forward",
         ("forward", 32, dtype, "cpu", rows): "runs on a GPU",
         ("forward", 16, dtype, "cuda", rows): "takes block sizes",
         ("forward", 32, as_dtype("float64"), "cuda", rows): f"takes {dtype}, got float64",

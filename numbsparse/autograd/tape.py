@@ -43,14 +43,14 @@ def grad(
 
 
 def differentiable_grads(
-    function: Callable[..., Tensor], inputs: Sequence[Tensor], beside: Sequence[Tensor] = ()
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], others: Sequence[Tensor] = ()
 ) -> list[Tensor | None]:
-    """`grad` of function(*inputs, *beside), one value, by the inputs, differentiable again.
+    """`grad` of function(*inputs, *others), one value, by the inputs, differentiable again.
 
     What any of them was computed from is not gone through now, only when that is done: a gradient
-    of a result, beside the inputs, may come from a graph that leads back to them.
+    of a result, besides the inputs, may come from a graph that leads back to them.
     """
-    given = (*inputs, *beside)
+    given = (*inputs, *others)
     leaves = [Tensor(a.data, requires_grad=a.requires_grad) for a in given]
     gradients = grad(function(*leaves), leaves[: len(inputs)], create_graph=True)
     for leaf, a in zip(leaves, given, strict=True):
@@ -62,7 +62,7 @@ def record(data: Any, *edges: tuple[Tensor, Vjp], held: Sequence[Tensor] = ()) -
     """The Tensor of a result, with the way back to each input that requires a gradient.
 
     `held` are further tensors that a vjp reads. It reads all by `.data`, which refuses what was
-    changed since; `unread` gives what they hold for its layout alone.
+    changed since; `unread` gives what they hold for its layout only.
     """
     result = Tensor(data)
     if RECORDING.get():
@@ -87,7 +87,7 @@ def once(vjp: Callable[..., Any]) -> Vjp:
 
 
 def refuse_again() -> None:
-    """For a vjp that works on arrays alone, at its start."""
+    """For a vjp that works only on arrays, at its start."""
     if RECORDING.get():
         at_work = AT_WORK.get()
         name = "this function" if at_work is None else function_of(at_work[1])

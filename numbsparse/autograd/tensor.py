@@ -175,7 +175,7 @@ class Tensor:
         for (leaf, _), total in zip(found, sums, strict=True):
             leaf.grad = total
 
-    if TYPE_CHECKING:  # brought by numbsparse.nn.functional.operators
+    if TYPE_CHECKING:  # added by numbsparse.nn.functional.operators
         T: Tensor
 
         def __add__(self, other: Any) -> Tensor: ...

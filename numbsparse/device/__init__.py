@@ -1,4 +1,4 @@
-"""The only room that knows the GPU's runtime: memory, streams, launches, graphs.
+"""The only package that knows the GPU's runtime: memory, streams, launches, graphs.
 
 `launch` is imported from `numbsparse.device.launch`, so that numba.cuda loads with the first
 kernel and not with the package.

@@ -59,7 +59,7 @@ class DeviceArray:
         self.rows: Any = None  # the same for its rows: see kernels/matmul/aligned.py
         self._strides = strides
         self._views: dict[Any, DeviceArray] | None = None  # those asked for before
-        # Whether the values lie in C order without gaps; an axis of one item may have any stride.
+        # Whether the values are in C order without gaps; an axis of one item may have any stride.
         self.is_contiguous = strides is None or _without_gaps(shape, strides, dtype.itemsize)
 
     @property
@@ -106,7 +106,7 @@ class DeviceArray:
         return self._keep("span", DeviceArray(self.address, items, self.dtype, None, self.owner))
 
     def _keep(self, name: Any, view: DeviceArray) -> DeviceArray:
-        """Remember a view: those of arrays that live long are asked for at every launch."""
+        """Remember a view: those of long-lived arrays are needed at every launch."""
         if self._views is None:
             self._views = {}
         self._views[name] = view

@@ -177,14 +177,14 @@ class Capture:
                 self.hold(arg)
 
     def has_lost_memory(self) -> bool:
-        """Whether nobody but this capture holds some memory from outside that it uses.
+        """Whether only this capture holds some memory from outside that it uses.
 
         Then what stood there has been replaced, and the captured work would not see by what.
         """
         return any(count <= _ALONE for count in _references(self.used))
 
     def launch(self) -> None:
-        """Start the captured work, after all that was asked of the GPU before."""
+        """Start the captured work, after all earlier work of the GPU."""
         for array, numbers in self.lives:
             _filled(array, numbers)
         self._graph.launch(runtime.current_stream())

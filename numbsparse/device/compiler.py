@@ -138,6 +138,6 @@ def _by_numba(kernel: Any, signature: tuple[Any, ...]) -> Built:
     cuda.current_context()
     overload = kernel.compile(signature)
     library = overload._codelibrary
-    alone = not (library._setup_functions or library._teardown_functions)
-    code = library.get_cubin().code if alone else None
+    bare = not (library._setup_functions or library._teardown_functions)
+    code = library.get_cubin().code if bare else None
     return Built(library.get_cufunc().kernel, overload.entry_name, code)

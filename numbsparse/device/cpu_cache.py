@@ -31,7 +31,7 @@ class CpuCache(NullCache):  # type: ignore[misc]
         return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        """Keep it, unless it holds addresses that are right for this process alone."""
+        """Keep it, unless it holds addresses valid only in this process."""
         with suppress(Exception):
             file = self._file(signature, compiled.codegen)
             if file is not None and not compiled.library.has_dynamic_globals:

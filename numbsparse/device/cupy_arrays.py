@@ -23,8 +23,8 @@ def read(x: Any) -> DeviceArray | None:
     return DeviceArray(x.data.ptr, x.shape, x.dtype, strides, owner=x)
 
 
-def empty_beside(x: Any, shape: tuple[int, ...]) -> Any:
-    """A new array of the dtype of x; None beside other things, and where CuPy has no memory."""
+def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
+    """A new array of the dtype of x; None where x is not CuPy's, or CuPy has no memory."""
     if (cupy := _cupy_of(x)) is None:
         return None
     try:

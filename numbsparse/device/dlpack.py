@@ -7,7 +7,7 @@ from typing import Any
 
 UNSIGNED, BFLOAT = 1, 4  # DLPack's numbers of the kinds of number
 
-# Where the kind of number stands: in a DLTensor after its pointer, its device and its ndim; the
+# Where the kind of number is: in a DLTensor after its pointer, its device and its ndim; the
 # DLTensor begins a DLManagedTensor, and follows 32 bytes in a DLManagedTensorVersioned.
 _KIND = {b"dltensor": 20, b"dltensor_versioned": 32 + 20}
 

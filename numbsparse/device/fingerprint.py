@@ -2,10 +2,9 @@
 
 Numba's own `cache=True` cannot tell apart kernels that are closures over other kernels' functions,
 and keeps the machine code of a kernel whose file is as it was, whatever changed in the files that
-it imports from. Here a function stands for its code and, followed as far as they go, the values
-that it closes over; the text of this library stands for all else: all of it on a GPU, on the CPU
-the files that the function's file imports, and those that they import. What cannot be followed gets
-no fingerprint.
+it imports from. Here a function is represented by its code and, recursively, the values that it
+closes over; all else by the text of this library: all of it on a GPU, on the CPU the files that the
+function's file imports, and those that they import. What cannot be followed gets no fingerprint.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Unknown(Exception):
 def fingerprint(
     kernel: Any, signature: tuple[Any, ...], *machine: Any, module: str | None = None
 ) -> str | None:
-    """Letters that name the machine code of a kernel; None where that cannot be told.
+    """Letters that name the machine code of a kernel; None where that is unknown.
 
     Parameters
     ----------
@@ -66,7 +65,7 @@ def library() -> tuple[str, ...]:
     Raises Unknown where the text is not to be had, or changed since the library was loaded.
     """
     text = hashlib.sha256()
-    files = sorted(file for room in ("device", "kernels") for file in (FOLDER / room).rglob("*.py"))
+    files = sorted(file for part in ("device", "kernels") for file in (FOLDER / part).rglob("*.py"))
     if not files:
         raise Unknown(str(FOLDER))
     for file in files:
@@ -90,7 +89,7 @@ def made_of(module: str) -> tuple[str, ...]:
 def texts(module: str) -> list[tuple[str, str]]:
     """(name, hash of the text) of a module and of all that it imports from `kernels`.
 
-    All that is compiled stands there: what kernels take from other rooms is around them.
+    All that is compiled is there: what kernels take from other packages is around them.
     """
     found, ahead = {}, [module]
     while ahead:
@@ -107,7 +106,7 @@ def texts(module: str) -> list[tuple[str, str]]:
 
 
 def _imports(text: bytes) -> Iterator[bytes]:
-    """The modules of `kernels` that a file imports, and other names beside them."""
+    """The modules of `kernels` that a file imports, and other names too."""
     yield from IMPORT.findall(text)
     for module, names in FROM.findall(text):
         yield module

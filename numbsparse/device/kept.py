@@ -1,7 +1,7 @@
 """Machine code on disk, for the processes to come, in a folder of one's own.
 
 A file is written whole or not at all. One that is empty, cut or damaged is as if it was not there,
-and is written anew; a folder that cannot be written costs nothing but time. The oldest files go
+and is written again; a folder that cannot be written costs nothing but time. The oldest files go
 when all together pass MOST_BYTES. Because what it loads is run, nothing is loaded from a folder in
 which others can write. It is `kernels` in NUMBSPARSE_CACHE_DIR, or else in the user's cache folder
 under `numbsparse`.

@@ -138,7 +138,7 @@ def _prepare(kernel: Any, args: tuple[Any, ...], shared_bytes: int) -> tuple[Pre
 
 
 def _take(args: tuple[Any, ...], kinds: list[Any], parts: list[bytes]) -> None:
-    """Add what tells the arguments' types apart, and what a kernel takes for each."""
+    """Add what distinguishes the arguments' types, and what a kernel takes for each."""
     for arg in args:
         if type(arg) is DeviceArray:
             kind, part = arg.packed or _pack(arg)

@@ -21,7 +21,7 @@ GRAIN = 512  # sizes are rounded up to it: the alignment that CUDA gives
 LARGEST_KEPT = 2**20  # bytes of a block that is kept
 MOST_KEPT = 2**28  # bytes of all of them
 HOLES = (0xFF, 0x42)
-"""Bytes of simulated memory that nobody has written: NaN; 48.6 in float32, 3.13 in float16."""
+"""Bytes of simulated memory that were never written: NaN; 48.6 in float32, 3.13 in float16."""
 
 Shelf = list[tuple[int, Any]]
 
@@ -31,7 +31,7 @@ _hole = HOLES[0]
 
 
 class Block:
-    """A piece of device memory; back on its shelf when nobody holds it any more."""
+    """A piece of device memory; back on its shelf when nothing refers to it any more."""
 
     __slots__ = ("__weakref__", "address", "buffer", "nbytes", "shelf")
 
@@ -90,14 +90,14 @@ def simulated(nbytes: int) -> Block:
 
 
 def hole(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An array of the host that nobody has written, for results."""
+    """An uninitialised array of the host, for results."""
     dtype = np.dtype(dtype)
     return np.full(prod(shape) * dtype.itemsize, _hole, np.uint8).view(dtype).reshape(shape)
 
 
 @contextmanager
 def holes_of(byte: int) -> Iterator[None]:
-    """Have simulated memory that nobody has written hold this byte: see HOLES."""
+    """Fill uninitialised simulated memory with this byte: see HOLES."""
     global _hole
     before, _hole = _hole, byte
     try:
@@ -142,7 +142,7 @@ def give_up_kept() -> None:
 
 
 def forget_peak() -> None:
-    """Let the pool's `used_mem_high` count anew, from what is in use now."""
+    """Let the pool's `used_mem_high` restart from what is in use now."""
     if not runtime.SIMULATED:
         driver, _ = _driver()
         peak = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_HIGH

@@ -32,8 +32,8 @@ def read(x: Any) -> DeviceArray | None:
     return DeviceArray(x.data_ptr(), tuple(x.shape), dtype, strides, owner=x)
 
 
-def empty_beside(x: Any, shape: tuple[int, ...]) -> Any:
-    """A new tensor of the dtype of x; None beside other things, and where torch has no memory."""
+def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
+    """A new tensor of the dtype of x; None where x is not torch's, or torch has no memory."""
     if (torch := _torch_of(x)) is None:
         return None
     try:
@@ -58,12 +58,12 @@ def _types_of(torch: Any) -> tuple[type, ...]:
 def _numpy_dtype(dtype: Any) -> np.dtype | None:
     try:
         return as_dtype(str(dtype).removeprefix("torch."))
-    except (TypeError, ImportError):  # of torch alone, or bfloat16 where nobody brings it
+    except (TypeError, ImportError):  # known only to torch, or bfloat16 without ml_dtypes
         return None
 
 
 @cache
 def _stream_of(torch: Any) -> Callable[[int], int]:
-    """What tells the number of the current stream of a GPU; 0 is the legacy default stream."""
+    """What returns the number of a GPU's current stream; 0 is the legacy default stream."""
     quick: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return quick or (lambda index: torch.cuda.current_stream(index).cuda_stream)

@@ -3,8 +3,8 @@
 v = (x - mean) / std * gain + bias;  y = v, relu(v), v * other or relu(v + other): see `KINDS`.
 
 Arrays are (rows, width), of any strides; a gain is (groups, width), and row r takes its line
-r % groups. A block of threads has a row, which it reads once: a thread keeps its items. What is
-loaded together stands before what is stored: a load does not go past a store. All in float32.
+r % groups. A block of threads has a row, which it reads once: a thread keeps its items. Loads are
+issued together, before stores: a load is not moved past a store. All in float32.
 """
 
 from __future__ import annotations

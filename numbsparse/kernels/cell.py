@@ -2,7 +2,7 @@
 
 z (batch, 4, units) holds input gate, forget gate, candidate and output gate;
 c = sigmoid(z_f) * c_before + sigmoid(z_i) * tanh(z_g) * kept;  h = sigmoid(z_o) * tanh(c).
-c and its gradient are float32 beside 16-bit floats. All arrays are C-contiguous.
+c and its gradient are float32 with 16-bit floats. All arrays are C-contiguous.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def column_dots(size, a, b, walk, dots):
 
 
 def scale_columns(size, a, scale, b, less, columns, out):
-    """out[c, k] = a[c, k] * scale[k] - b[c, k] * less[k]; without a b the first product alone."""
+    """out[c, k] = a[c, k] * scale[k] - b[c, k] * less[k]; without a b only the first product."""
     arrays = a, scale, a if b is None else b, scale if b is None else less, columns, out
     n_blocks, threads = a.size // (size * size), _rows(size) * size
     launch(scaled(size, b is not None), n_blocks, threads, *arrays)

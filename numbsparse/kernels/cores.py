@@ -2,9 +2,9 @@
 
 The function runs on all the cores at once. Each run starts on its own stretch of the work, so that
 data stay in the caches of the core that wrote them, and then helps with the stretches of others: a
-core that comes late, or is busy elsewhere, only does less. The helpers are plain Python threads
-under functions compiled with `nogil=True`, so any thread may start a product at any time, and so
-may a forked process.
+core that is late, or busy elsewhere, only does less. The helpers are plain Python threads under
+functions compiled with `nogil=True`, so any thread may start a product at any time, and so may a
+forked process.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def cores_for(multiply_adds: int) -> int:
 def next_share(core, counts, share, work):
     """What this core does next, (first, last): of its own stretch, then of others'; or (0, 0).
 
-    `counts` has how much is done, and how much of each core's stretch is taken. The one who took a
-    share adds it to `counts[DONE]` in the end.
+    `counts` has how much is done, and how much of each core's stretch is taken. The core that took
+    a share adds it to `counts[DONE]` in the end.
     """
     cores = len(counts) - 1
     for turn in range(cores):

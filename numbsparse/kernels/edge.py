@@ -13,7 +13,7 @@ ZERO = np.float32(0)
 
 
 def inside(values, rows, columns, in_blocks, in_features, out_features, out):
-    """out[b] = values[b] within the features, (n_blocks, B, B); rows count anew every in_blocks."""
+    """out[b] = values[b] within the features, (n_blocks, B, B); rows repeat every in_blocks."""
     size = out.shape[1]
     args = values.span, rows, columns, size, in_blocks, in_features, out_features
     launch(inside_kernel, blocks(out.size), THREADS, *args, out.span)

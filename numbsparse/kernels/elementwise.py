@@ -142,7 +142,7 @@ def run(name: str, out: DeviceArray, *operands: DeviceArray | float) -> None:
 
 
 def _run_large(name: str, out: DeviceArray, operands: Any, shape: Any, strides: Any) -> bool:
-    """`run` of two arrays with several values a thread, where they lie so; whether they do."""
+    """`run` of two arrays with several values a thread, if strides allow; whether they do."""
     arrays = out.span, *(x.span for x in operands)
     if strides == [(1,), (1,)]:
         launch(_flat(name), *several.flat_grid(out.size), *arrays)
@@ -174,7 +174,7 @@ def blocks(size: int) -> int:
 
 @cuda.jit(device=True)
 def offset(i, shape, strides):
-    """Where item i, in C order, of a view lies in its span."""
+    """Where item i, in C order, of a view is in its span."""
     place = 0
     for axis in range(len(shape) - 1, 0, -1):
         rest = i // shape[axis]

@@ -1,8 +1,8 @@
 """Floating-point numbers as kernels load and store them: float32 inside, whatever the array holds.
 
 A kernel sees an array of bfloat16 as its bits, uint16; arrays of real uint16 are refused before. So
-what it loads goes through `widened`, and what it stores through `rounded`: without a cost for
-float32, and for float16 as Numba converts it.
+loads pass through `widened`, and stores through `rounded`: at no cost for float32, and for float16
+as Numba converts it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def widened(item):
 
 
 def rounded(value, array):
-    """A float32 as an item of the array: the nearest one, halves to even."""
+    """A float32 as an item of the array: the nearest one, ties to even."""
     if array.dtype == np.uint16:
         return _to_bits(value, array)
     return (_to_half if array.dtype == np.float16 else _as_it_is)(value, array)
@@ -37,7 +37,7 @@ def _from_float(item):
 def _to_bits(value, array):
     value = float32(value)
     if value != value:
-        return uint16(0x7FFF)  # a NaN whose upper bits alone are set would become an infinity
+        return uint16(0x7FFF)  # cut off, a NaN could become an infinity
     bits = as_uint32(value)
     # Just under a half carries into the upper 16 bits where more than a half is cut off, and with
     # the last bit that stays also where it is a half exactly.

@@ -1,8 +1,8 @@
 """Functions between a row and its halves, in float32.
 
 Rows of n values become rows of 2n, or the other way; all arrays are C-contiguous and flat. A warp
-goes along a row, so that no thread divides to find its place; each of its threads has the values of
-several rows under way at a time, as many as the memory needs to be kept busy.
+walks along a row, so that no thread divides to find its place; each of its threads has the values
+of several rows in flight at a time, as many as it takes to keep memory busy.
 """
 
 from __future__ import annotations

@@ -28,16 +28,16 @@ CHAINS = 32  # multiply-adds of a thread that do not wait for each other
 FACTOR = 1e-6
 SQUARES = 8  # the same for the products of a warp
 
-# The instruction, its multiply-adds, the bits of its factors that are drawn, and those that make
-# each factor 1 to 2: products of zeros take less power, and would show a higher clock.
+# The instruction, its multiply-adds, the bits of its operands that are drawn, and those that make
+# each operand 1 to 2: products of zeros take less power, and would show a higher clock.
 TENSOR_CORES = {
     "float16": (mma_m16n8k16_f16, 16 * 8 * 16, 0x83FF83FF, 0x3C003C00),
     "bfloat16": (mma_m16n8k16_bf16, 16 * 8 * 16, 0x807F807F, 0x3F803F80),
     "tf32": (mma_m16n8k8_tf32, 16 * 8 * 8, 0x807FFFFF, 0x3F800000),
 }
 
-# Of a warpgroup, tiles in shared memory: 128 rows of x, 128 columns of w, and a sum that goes over
-# the same 64 terms four times, so that no step waits long for the one before.
+# Of a warpgroup, tiles in shared memory: 128 rows of x, 128 columns of w, and a sum over the same
+# 64 terms four times, so that no step waits long for the one before.
 WARPGROUPS, SIDE, DEPTH, TIMES = (1, 64, 64, 1) if SIMULATED else (2, 128, 64, 4)
 ALONG = Operand(2 * DEPTH, 0)
 KINDS = {"float16": "f16", "bfloat16": "bf16"}

@@ -1,7 +1,7 @@
 """Dynamic loss scaling without the host: one thread judges the gradients and moves the scale.
 
 A step's numbers (see `kernels.optimizer`) are then worked out on the GPU too, because how many
-steps were taken is known there alone.
+steps were taken is known only there.
 """
 
 from __future__ import annotations

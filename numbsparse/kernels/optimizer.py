@@ -1,7 +1,7 @@
 """Steps of the optimizers, a thread per weight, and the norm of many arrays without the host.
 
 A step reads every array once and writes it once: one kernel for what NumPy does in ten passes. Its
-numbers, such as the learning rate, come as an array: a captured step finds new ones there.
+numbers, such as the learning rate, are passed as an array: a captured step finds new ones there.
 """
 
 from __future__ import annotations

@@ -12,14 +12,14 @@ STRIP = 128  # rows of a panel packed at a time
 
 
 def empty_panels(panels: int, length: int, columns: int, dtype: np.dtype) -> np.ndarray:
-    """Room for panels (panels, length, columns), from a cache line's border on.
+    """Memory for panels (panels, length, columns), aligned to a cache line.
 
-    Else every vector of a cache line's size would lie across two lines.
+    Else every vector of a cache line's size would straddle two lines.
     """
     count, line = panels * length * columns, CACHE_LINE // dtype.itemsize
-    room = np.empty(count + line, dtype)
-    first = -(room.ctypes.data // dtype.itemsize) % line
-    return room[first : first + count].reshape(panels, length, columns)
+    buffer = np.empty(count + line, dtype)
+    first = -(buffer.ctypes.data // dtype.itemsize) % line
+    return buffer[first : first + count].reshape(panels, length, columns)
 
 
 def with_unit_stride(x: np.ndarray) -> np.ndarray:

@@ -72,7 +72,7 @@ def _threads(n: int, length: int, neighbours: bool) -> tuple[int, int]:
 
 
 def _parts(n: int, length: int, threads: tuple[int, int]) -> int:
-    """In how many parts to cut the items of each output. A matter of sizes alone."""
+    """In how many parts to cut the items of each output. It depends only on sizes."""
     useful = length // (threads[1] * PER_THREAD)
     wanted = ENOUGH_BLOCKS // -(-n // threads[0])
     return max(1, min(useful, wanted))

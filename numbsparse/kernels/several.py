@@ -1,6 +1,6 @@
 """A function of two arrays with several values under way in each thread, as the memory likes it.
 
-For the two cases that large arrays come in: both alike and without gaps, and a row added to, or
+For the two usual cases of large arrays: both alike and without gaps, and a row added to, or
 multiplied with, each row of a table. No place needs a division.
 """
 

@@ -3,7 +3,7 @@
 Compilers keep a loop's sums in registers only when they can see every one of them. A `Tile` makes
 that explicit: `zeros`, `multiply_add`, `store` each become a fixed run of vector instructions, so a
 plain loop around `multiply_add` runs with all its sums in registers and loads only its operands.
-All of it works inside `numba.njit` alone. Positions count elements from an array's first one, and
+All of it works only inside `numba.njit`. Positions count elements from an array's first one, and
 nothing is bounds-checked.
 """
 
@@ -145,7 +145,7 @@ def multiply_add(typing, tile, a, start, stride, b, starts, shift):
 
 
 def _gather(builder, tile, pieces, piece, v):
-    """Vector `v` of a row that lies in memory as `pieces` of `piece` elements."""
+    """Vector `v` of a row that is stored as `pieces` of `piece` elements."""
     first = v * tile.lanes
     if piece >= tile.lanes:
         pointer = _vector_at(builder, pieces[first // piece], i64(first % piece), tile.vector)
@@ -190,8 +190,8 @@ def store_transposed(typing, tile, out, start, stride):
     """`out[start + v * stride + r] = tile[r, v]`; `rows` is a power of two.
 
     Number the elements of the registers one after another. Interleaving the first half of the
-    registers with the second rotates the bits of that number by one, so log2(rows) rounds bring
-    the bits of `r` from the top to the bottom: that is the transposed tile.
+    registers with the second rotates the bits of that number by one, so log2(rows) rounds move the
+    bits of `r` from the top to the bottom: that is the transposed tile.
     """
 
     def build(context, builder, signature, args):
@@ -224,7 +224,7 @@ def store_transposed(typing, tile, out, start, stride):
 
 @intrinsic(prefer_literal=True)
 def prefetch(typing, a, start, count):
-    """Ask for the cache lines of `a[start:][:count]`, to be read soon; they may lie outside `a`."""
+    """Ask for the cache lines of `a[start:][:count]`, to be read soon; they may be outside `a`."""
     size = a.dtype.bitwidth // 8
 
     def build(context, builder, signature, args):

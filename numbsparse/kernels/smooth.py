@@ -2,7 +2,7 @@
 
 A loop around a call of the C library takes one number at a time. These are plain arithmetic, so the
 compiler turns a loop around them into vector instructions; their relative errors stay below 2e-7.
-float64 takes the C library's. All of it works inside `numba.njit` alone; functions that call them
+float64 takes the C library's. All of it works only inside `numba.njit`; functions that call them
 take `**FAST`, without which a division is checked for a zero, one number at a time. The constants
 serve GPU kernels too.
 """
@@ -40,7 +40,7 @@ TANH = tuple(
 
 
 def exp(x: Any) -> Any:
-    """e ** x; of float32 from -87 to 88, and what lies outside as its nearer end."""
+    """e ** x; of float32 from -87 to 88, and what is outside as its nearer end."""
     raise NotImplementedError("for compiled code")
 
 

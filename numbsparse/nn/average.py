@@ -75,7 +75,7 @@ class ExponentialMovingAverage:
                 self._forms = [kept.form_of(p.data) for p in self.parameters]
         self._check_forms()
         if any(isinstance(p.values, DeviceArray) for p in self.parameters):
-            # On the GPU, so that each replay of a captured step counts anew.
+            # On the GPU, so that each replay of a captured step counts again.
             share: Any = live(self._next_share, 1, np.float32)
         else:
             share = self._next_share()
@@ -148,7 +148,7 @@ class ExponentialMovingAverage:
         """Take what `state_dict()` gave.
 
         Raises TypeError or ValueError where it is of other parameters or layouts; nothing is
-        changed then. State of a version that wrote no layouts is taken by its shapes alone, with a
+        changed then. State of a version that wrote no layouts is taken only by its shapes, with a
         UserWarning.
         """
         if not isinstance(state, Mapping):
@@ -165,7 +165,7 @@ class ExponentialMovingAverage:
             dtype = kept.wide_dtype(p.data)
             averages.append(kept.loaded(f"state[{name!r}]", state[name], p.data, dtype))
             if isinstance(p.data, BlockSparse) and not isinstance(state[name], BlockSparse):
-                message = f"state[{name!r}] says no layout: taken by its shape alone"
+                message = f"state[{name!r}] says no layout: taken by its shape only"
                 warnings.warn(message, stacklevel=2)
         self._averages, self.steps = averages, steps
         self._forms = [kept.form_of(p.data) for p in self.parameters] if names else []

@@ -107,7 +107,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _nested(members: Mapping[str, Any]) -> Any:
-    """What `_flatten` made flat; arrays are read when all of it is known to make sense."""
+    """What `_flatten` made flat; arrays are read once all of it is known to be valid."""
     parts: dict[str, dict[str, Any]] = {}
     for key, member in members.items():
         name, is_part, part = key.partition(_PART)

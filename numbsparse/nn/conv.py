@@ -279,7 +279,7 @@ def _drawn(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(values, the bound of each output feature): uniform within 1 / sqrt(fan-in).
 
-    The rows of a tap end after `height` features; what lies beyond an edge is zero.
+    The rows of a tap end after `height` features; what is beyond an edge is zero.
     """
     row = layout.index.block_rows % (layout.shape[0] // taps)
     column = layout.index.block_columns

@@ -17,7 +17,7 @@ SETS = (set, frozenset)
 def held(attributes: Mapping[str, Any], kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
     """The values of these kinds, with their names: "head", "blocks.0", "heads.left.1".
 
-    Looked for anew each time, so that a list may grow. Raises TypeError where a set holds one: its
+    Looked for again each time, so that a list may grow. Raises TypeError where a set holds one: its
     order, and so the names, would differ from run to run.
 
     >>> list(held({"scale": 0.5, "blocks": [1, {"left": 2}]}, (int,)))

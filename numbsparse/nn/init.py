@@ -1,4 +1,4 @@
-"""First values of block-sparse weights. A unit's fan-in counts the kept blocks alone."""
+"""First values of block-sparse weights. A unit's fan-in counts only the kept blocks."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _zero_beyond_the_edge(w: BlockSparse) -> BlockSparse:
 def _column_fan_in(layout: Layout, block_size: int, in_features: int) -> np.ndarray:
     """Inputs of each block column, (out_blocks,); the last block row may be cut by the edge.
 
-    Block rows beyond are those of further taps, cut likewise.
+    Block rows beyond are those of further taps, cut the same way.
     """
     row_of_tap = np.arange(layout.shape[0]) % -(-in_features // block_size)
     heights = np.minimum(block_size, in_features - row_of_tap * block_size)

@@ -1,4 +1,4 @@
-"""Arrays kept beside parameters (moments, masters, averages), and the layout they belong to."""
+"""Arrays kept with parameters (moments, masters, averages), and the layout they belong to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numbsparse.layout import Layout
 
 
 class Form(NamedTuple):
-    """How values are stored: what is kept beside them is stored the same way."""
+    """How values are stored: what is kept with them is stored the same way."""
 
     shape: tuple[int, ...]  # of the array of values
     features: tuple[int, ...] = ()
@@ -48,7 +48,7 @@ def against(own: Form, other: Form) -> str:
     first = np.setxor1d(one.flat_indices, two.flat_indices)[0]
     block = tuple(int(n) for n in divmod(first, one.shape[1]))
     which = "this" if one.pattern[block] else "that"
-    return f"{words}: of the two {which} one alone has block {block}"
+    return f"{words}: of the two only {which} one has block {block}"
 
 
 def form_of(data: Any) -> Form:
@@ -59,7 +59,7 @@ def form_of(data: Any) -> Form:
 
 
 def like(values: Any) -> Any:
-    """Zeros to keep beside these values, in float32 at least."""
+    """Zeros to keep with these values, in float32 at least."""
     place = "cuda" if isinstance(values, DeviceArray) else "cpu"
     return ops.zeros(values.shape, wide_dtype(values), place)
 
@@ -69,8 +69,8 @@ def wide_dtype(values: Any) -> np.dtype:
     return np.dtype(np.float32) if values.dtype.itemsize == 2 else values.dtype
 
 
-def beside(array: Any, on_gpu: bool) -> Any:
-    """The array where a parameter is."""
+def moved_to(array: Any, on_gpu: bool) -> Any:
+    """The array on the GPU, or in NumPy's memory."""
     if isinstance(array, DeviceArray) == on_gpu:
         return array
     return to_device(array) if on_gpu else array.numpy()
@@ -84,7 +84,7 @@ def on_cpu(array: Any) -> np.ndarray:
 def remapped(array: Any, old: Form, new: Form, fresh: Any) -> Any:
     """The kept array in the order of another layout: blocks in both go on, others are `fresh`.
 
-    `old` and `new` differ in their layout, and in whether the matrix is a transposed view, alone.
+    `old` and `new` differ only in their layout, and in whether the matrix is a transposed view.
     """
     wanted = new.matrix(beside(fresh, isinstance(array, DeviceArray)))
     moved = ops.remap(old.matrix(array), wanted.layout, wanted)
@@ -98,7 +98,7 @@ def saved(array: Any, form: Form) -> Any:
 
 
 def loaded(name: str, value: Any, data: Any, dtype: np.dtype) -> Any:
-    """An array of a state dict as it is kept beside `data`.
+    """An array of a state dict as it is kept with `data`.
 
     A plain array where `data` is a BlockSparse is of a version that wrote no layouts. Raises
     ValueError, which calls it by `name`, for another layout, shape or dtype.
@@ -120,7 +120,7 @@ def loaded(name: str, value: Any, data: Any, dtype: np.dtype) -> Any:
 
 
 def check_can_remap(name: str, old: Form, new: Form) -> None:
-    """Refuse what is no other layout of the same blocks."""
+    """Refuse all but another layout of the same blocks."""
     if (
         old.layout is None
         or new.layout is None

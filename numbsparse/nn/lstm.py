@@ -36,8 +36,8 @@ class LSTM(Module):
         Kept blocks of the recurrent weights, the same for the four gates; None keeps all. A list
         of them, one for each layer, where there are several layers.
     input_layout : Layout or pattern, (input_blocks, hidden_blocks), optional
-        Kept blocks of the first layer's input weights, likewise. A list gives those of the layers
-        above too, which by default are those of their recurrent weights.
+        Kept blocks of the first layer's input weights, in the same way. A list gives those of the
+        layers above too, which by default are those of their recurrent weights.
     block_size : int
     layer_norm : bool
         Whether the gates are normalised, each over the units, before gain and bias.
@@ -160,7 +160,7 @@ class LSTM(Module):
             if part.shape != shape:
                 raise ValueError(f"{name} takes the shape {shape}, got {part.shape}")
             if part.dtype != dtype:
-                raise TypeError(f"{name} takes {dtype} beside an x of {x.dtype}, got {part.dtype}")
+                raise TypeError(f"{name} takes {dtype} with an x of {x.dtype}, got {part.dtype}")
             if part.place != x.place:
                 raise ValueError(f"{name} takes the place of x, {x.place}, got {part.place}")
         return parts

@@ -40,7 +40,7 @@ class Parameter(Tensor):
     def data(self) -> Any:
         """The values. Others of the same shape may take their place: a BlockSparse for another.
 
-        Captured steps are then captured anew. Raises ValueError for another shape, TypeError for
+        Captured steps are then captured again. Raises ValueError for another shape, TypeError for
         numbers without gradients, and for an array in the place of a BlockSparse.
         """
         return _data.fget(self)

@@ -23,10 +23,10 @@ from numbsparse.nn.functional.repeated import Terms, jointly
 def recompute(function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
     """Call a function without keeping its activations: they are computed again for the gradient.
 
-    The tape remembers the inputs alone. `backward` runs the function once more, with a tape, goes
+    The tape remembers only the inputs. `backward` runs the function once more, with a tape, goes
     back through that, and forgets it. Of a chain cut in k such segments of n activations, k + n are
-    kept at a time, not k * n, for one more forward pass. Gradients are the same bit for bit;
-    only of a weight that several segments share may the order of the sum be another.
+    kept at a time, not k * n, for one more forward pass. Gradients are the same bit for bit; only
+    of a weight that several segments share may the order of the sum be another.
 
     Parameters
     ----------

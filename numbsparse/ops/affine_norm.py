@@ -73,11 +73,11 @@ def affine_norm(
 
         rows, width = x.size // x.shape[-1], x.shape[-1]
         flat, (gain, bias) = reshape(x, (rows, width)), _lines(gain, bias)
-        beside = None if other is None else reshape(other, (rows, width))
+        second = None if other is None else reshape(other, (rows, width))
         y = places[0](x.shape, x.dtype)
         mean, inverse_std = (place((rows,), np.float32) for place in places[1:])
         out = y.reshape(rows, width)
-        kernels.forward(kind, flat, gain, bias, float(eps), beside, out, mean, inverse_std)
+        kernels.forward(kind, flat, gain, bias, float(eps), second, out, mean, inverse_std)
         return y, Normalized(flat, mean, inverse_std)
     n, inverse_std = layer_norm(x, eps)
     v = n * gain + bias
@@ -98,7 +98,7 @@ def affine_norm_grad(
     dy: Any,
     places: Sequence[Place] = (empty, empty, empty),
 ) -> tuple[Any, Any, Any]:
-    """(dx, dv, dother): the gradients of x, of v, which those of gain and bias come from, of other.
+    """(dx, dv, dother): the gradients of x, of v, which give those of gain and bias, of other.
 
     dv is dy ("plain"), dy where y > 0 ("relu", "plus_relu") or dy * other ("times"); dother is dv
     ("plus_relu"), dy * v ("times") or None. On a GPU `places` say where they are written.
@@ -138,7 +138,7 @@ def affine_norm_sums(terms: Sequence[tuple[Normalized, Any]], gain: Any) -> tupl
 
 
 def _sums_on_gpu(terms: list[Any], gain: Any) -> tuple[Any, Any]:
-    """The sums of terms (x, mean, inverse_std, dv): of all at once, where they lie side by side."""
+    """The sums of terms (x, mean, inverse_std, dv): of all at once, where memory is adjacent."""
     from numbsparse.kernels import affine_norm as kernels
 
     wholes = [adjoining(arrays) for arrays in zip(*terms, strict=True)]

@@ -15,7 +15,7 @@ def average_step(average: Any, p: Any, share: Any) -> None:
 
     Parameters
     ----------
-    average : array like p, C-contiguous; float32 beside a p of 16 bits
+    average : array like p, C-contiguous; float32 with a p of 16 bits
     p : array, C-contiguous
     share : array of one float, from 0 to 1, in the place of p, on a GPU float32
 
@@ -31,7 +31,7 @@ def average_step(average: Any, p: Any, share: Any) -> None:
         raise ValueError(places_differ("average, share", "p"))
     wide = np.dtype(np.float32) if p.dtype.itemsize == 2 else p.dtype
     if average.dtype != wide:
-        raise TypeError(f"average takes {wide} beside a p of {p.dtype}, got {average.dtype}")
+        raise TypeError(f"average takes {wide} with a p of {p.dtype}, got {average.dtype}")
     if average.shape != p.shape:
         raise ValueError(f"average takes the shape {p.shape} of p, got {average.shape}")
     for name, array in (("average", average), ("p", p)):

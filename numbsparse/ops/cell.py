@@ -31,7 +31,7 @@ def cell(
     Parameters
     ----------
     z : array, (batch, 4, units): input gate, forget gate, candidate, output gate
-    c_before : array, (batch, units), float32 beside a z of 16-bit floats
+    c_before : array, (batch, units), float32 with a z of 16-bit floats
     kept : array, (batch, units), of the dtype of z, or None
     place : function like `empty`, which on a GPU says where h is written
 

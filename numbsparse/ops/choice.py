@@ -54,7 +54,7 @@ def _by_speed(names: list[str], *of: Any) -> list[str]:
 
 
 def forget() -> None:
-    """Choose anew in each case: something was measured."""
+    """Choose again in each case: something was measured."""
     _chosen.clear()
 
 

@@ -1,7 +1,7 @@
 """Sums down the columns of block-sparse matrices, and their columns times numbers.
 
-Matrices are their stored blocks, (n_blocks, B, B), beside a layout. What belongs to columns is
-(out_blocks * B,), in float32 beside blocks of 16-bit floats.
+Matrices are their stored blocks, (n_blocks, B, B), and a layout. What belongs to columns is
+(out_blocks * B,), in float32 with blocks of 16-bit floats.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def column_dots(a: Any, b: Any, layout: Layout) -> Any:
 def scale_columns(a: Any, scale: Any, layout: Layout, b: Any = None, less: Any = None) -> Any:
     """a[c, k] * scale[k] - b[c, k] * less[k], as stored blocks of the dtype of a.
 
-    Without `b` and `less` the first product alone.
+    Without `b` and `less` only the first product.
 
     >>> scale_columns(np.ones((1, 2, 2)), np.array([1.0, 2.0]), Layout([[1]]))
     array([[[1., 2.],

@@ -12,7 +12,7 @@ from numbsparse.ops.conv_operands import (
     as_rows,
     check_features,
     check_weight,
-    empty_beside,
+    empty_like,
     is_away,
     only_tap,
     small_space,
@@ -121,7 +121,7 @@ def conv_transpose(
         How much larger the result is: several sizes have a convolution to the size of x. Unlike
         in torch, padding is at most the result's length.
     out_features : int, optional
-        Default: all rows of a tap. Less than B fewer, where the edge lies inside the last block.
+        Default: all rows of a tap. Less than B fewer, where the edge is inside the last block.
     kernel, precision : as in `conv`
 
     Returns
@@ -204,7 +204,7 @@ def conv_in(x: Any, w: Any, window: Window, kernel: str, precision: str | None) 
     shape = (x.shape[0], *small_space(window, x.ndim - 2), w.shape[1])
     if is_product(window, kernel, w):
         return matmul(x, only_tap(w, in_features), precision=precision)
-    y = empty_beside(shape, x)
+    y = empty_like(shape, x)
     of = choose("forward", kernel, x, w, precision, window, in_features)
     of.forward(as_pixels(x), w.values, index_beside(w.layout, x), window, as_pixels(y), precision)
     return y
@@ -232,7 +232,7 @@ def conv_transpose_in(
     check_features(w, window, out_features, "out_features")
     if is_product(window, kernel, w):
         return matmul(x, only_tap(w, out_features).T, precision=precision)
-    dx = empty_beside((x.shape[0], *window.big[3 - axes :], out_features), x)
+    dx = empty_like((x.shape[0], *window.big[3 - axes :], out_features), x)
     of = choose("input_grad", kernel, x, w, precision, window, out_features)
     of.input_grad(
         as_pixels(x), w.values, index_beside(w.layout, x), window, as_pixels(dx), precision
@@ -258,7 +258,7 @@ def conv_weight_grad_in(
     if is_product(window, kernel, w):
         only = sddmm(as_rows(x).T, as_rows(dy), layout, block_size=size, precision=precision)
         return w.with_values(only.values)
-    values = empty_beside((layout.n_blocks, size, size), x)
+    values = empty_like((layout.n_blocks, size, size), x)
     of = choose("weight_grad", kernel, x, w, precision, window, x.shape[-1])
     of.weight_grad(as_pixels(x), as_pixels(dy), index_beside(layout, x), window, values, precision)
     return w.with_values(values)

@@ -1,4 +1,4 @@
-"""What convolutions ask of their operands, and how these lie for a kernel."""
+"""What convolutions ask of their operands, and how these are stored for a kernel."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def as_rows(x: Any) -> Any:
     return as_pixels(x).reshape(prod(x.shape[:-1]), x.shape[-1])
 
 
-def empty_beside(shape: tuple[int, ...], beside: Any) -> Any:
-    if isinstance(beside, DeviceArray):
-        return empty(shape, beside.dtype)
-    return np.empty(shape, beside.dtype)
+def empty_like(shape: tuple[int, ...], like: Any) -> Any:
+    if isinstance(like, DeviceArray):
+        return empty(shape, like.dtype)
+    return np.empty(shape, like.dtype)

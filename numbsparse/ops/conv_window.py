@@ -104,7 +104,7 @@ def is_same(padding: Any) -> bool:
 
 
 def check_padding(axes: int, padding: Any) -> None:
-    """Refuse what is no padding of images of any size."""
+    """Refuse what cannot be a padding of images of any size."""
     if not is_same(padding):
         _pairs(padding, None, (1,) * axes, (1,) * axes)
 

@@ -1,7 +1,7 @@
 """Blocks that reach over the edge of their matrix. What they hold there is never read.
 
-Products skip it by themselves. A function of the stored values as they lie, a norm or a sum, takes
-them from `inside`; one of each value by itself may take them as they are.
+Products skip it. A function of the stored values as they are, a norm or a sum, takes them from
+`inside`; one of each value by itself may take them as they are.
 """
 
 from __future__ import annotations

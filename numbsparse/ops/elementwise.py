@@ -169,7 +169,7 @@ def broadcast_to(a: Any, shape: tuple[int, ...]) -> Any:
 def copy_into(target: Any, source: Any) -> None:
     """target[...] = source, in one place and one shape; strides and dtypes may differ.
 
-    On a GPU bfloat16 meets floats alone, because kernels know it by its bits.
+    On a GPU bfloat16 combines only with floats, because kernels know it by its bits.
     """
     write(target, source)
     edits.note(target, "copy_into")
@@ -194,7 +194,7 @@ def _check_copy(target: Any, source: Any) -> None:
     if isinstance(target, DeviceArray):
         for a, b in ((target.dtype, source.dtype), (source.dtype, target.dtype)):
             if is_bfloat16(a) and not is_floating(b):
-                raise TypeError(f"target and source take floats beside bfloat16, got {b}")
+                raise TypeError(f"target and source take floats with bfloat16, got {b}")
 
 
 def _unary(function: Callable[..., Any], name: str, a: Any) -> Any:

@@ -52,7 +52,7 @@ class LSTMGrads(NamedTuple):
 
 
 def state_dtype(dtype: Any) -> np.dtype:
-    """Of c, which is summed over all steps: float32 beside 16-bit floats."""
+    """Of c, which is summed over all steps: float32 with 16-bit floats."""
     dtype = np.dtype(dtype)
     return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
 
@@ -236,7 +236,7 @@ def check(
         if on_gpu(a, name) != gpu:
             raise ValueError(f"{name} takes the place of x, {place}, got {place_of(a)}")
         if a.dtype != dtype:
-            raise TypeError(f"{name} takes {dtype} beside an x of {x.dtype}, got {a.dtype}")
+            raise TypeError(f"{name} takes {dtype} with an x of {x.dtype}, got {a.dtype}")
         if a.shape != shape:
             raise ValueError(f"{name} takes the shape {shape}, got {a.shape}")
 

@@ -56,7 +56,7 @@ class Streamed:
         self.parts = WARPS * self._tiles  # of the gradient of the bias
 
     def takes(self, x: DeviceArray, weight: BlockSparse) -> bool:
-        """Whether `forward` multiplies these inputs itself: whole blocks, few beside those of h."""
+        """Whether `forward` multiplies these inputs itself: whole blocks, far fewer than of h."""
         deal = _home("deal")
         values, index = weight.values, index_beside(weight.stored_layout, x)
         return (
@@ -134,7 +134,7 @@ def _home(name: str) -> ModuleType:
 
 
 def _aligned(array: DeviceArray | None) -> DeviceArray | None:
-    """At a multiple of 16 bytes; what is written to was made by us and is."""
+    """At a multiple of 16 bytes, as outputs, which are allocated here, always are."""
     return array if array is None or array.address % 16 == 0 else copy(array)
 
 

@@ -252,10 +252,10 @@ def _checked_out(out: Any, shape: tuple[int, ...], x: Any, w: BlockSparse) -> An
     return array
 
 
-def _empty(shape: tuple[int, ...], beside: Any) -> Any:
-    if isinstance(beside, DeviceArray):
-        return empty(shape, beside.dtype)
-    return np.empty(shape, beside.dtype)
+def _empty(shape: tuple[int, ...], like: Any) -> Any:
+    if isinstance(like, DeviceArray):
+        return empty(shape, like.dtype)
+    return np.empty(shape, like.dtype)
 
 
 def _block_size(shape: tuple[int, int], grid: tuple[int, int]) -> int:
@@ -276,6 +276,6 @@ def _rmatmul(self: BlockSparse, x: Any) -> Any:
     return matmul(x, self)
 
 
-# The matrix cannot import the room that multiplies it, so that room brings it the operator.
+# The matrix cannot import the package that multiplies it, so that package adds the operator.
 BlockSparse.__matmul__ = _matmul  # type: ignore[method-assign]
 BlockSparse.__rmatmul__ = _rmatmul  # type: ignore[method-assign]

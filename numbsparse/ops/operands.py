@@ -1,4 +1,4 @@
-"""What the functions of this room ask of their arrays: one place, one dtype."""
+"""What the functions of this package require of their arrays: one place, one dtype."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def on_gpu(a: Any, argument: str) -> bool:
 
 
 def is_gpu_float(dtype: np.dtype) -> bool:
-    """Whether the kernels of this room take the dtype."""
+    """Whether the kernels of this package take the dtype."""
     return dtype in GPU_FLOATS or is_bfloat16(dtype)
 
 
@@ -66,7 +66,7 @@ def checked_dtype(dtype: np.dtype, gpu: bool) -> np.dtype:
 
 
 def refusal(argument: str, dtype: np.dtype, gpu: bool) -> TypeError:
-    """What to raise for a dtype that this room does not take in that place."""
+    """What to raise for a dtype that this package does not take in that place."""
     if not gpu and is_half(dtype):
         return HalfOnCPU(argument, dtype)
     return TypeError(f"{argument} takes {GPU_TAKES if gpu else CPU_TAKES}, got {dtype}")
@@ -99,27 +99,27 @@ def alike(**arrays: Any) -> bool:
 
 
 def check_statistic(
-    array: Any, argument: str, beside: Any, gpu: bool, shape: tuple[int, ...]
+    array: Any, argument: str, like: Any, gpu: bool, shape: tuple[int, ...]
 ) -> None:
-    """Refuse what is no array of `shape`, in the place of `beside`, and in its compute dtype."""
+    """Refuse all but an array of `shape`, in the place of `like`, and in its compute dtype."""
     if not isinstance(array, np.ndarray | DeviceArray):
         raise TypeError(not_an_array(array, argument))
     if isinstance(array, DeviceArray) != gpu:
         raise ValueError(places_differ("the other arrays", argument))
-    dtype = np.dtype(np.float32) if gpu else beside.dtype
+    dtype = np.dtype(np.float32) if gpu else like.dtype
     if array.dtype != dtype:
-        raise TypeError(f"{argument} takes {dtype} beside {beside.dtype}, got {array.dtype}")
+        raise TypeError(f"{argument} takes {dtype} with {like.dtype}, got {array.dtype}")
     if array.shape != shape:
         raise ValueError(f"{argument} takes the shape {shape}, got {array.shape}")
 
 
-def check_integers(indices: Any, argument: str, beside: str, gpu: bool) -> None:
-    """Refuse what is no array of integers in the place of the argument `beside`."""
+def check_integers(indices: Any, argument: str, other: str, gpu: bool) -> None:
+    """Refuse all but an array of integers in the place of the argument `other`."""
     if not isinstance(indices, np.ndarray | DeviceArray):
         raise TypeError(not_an_array(indices, argument))
     refuse_masked(indices, argument)
     if isinstance(indices, DeviceArray) != gpu:
-        raise ValueError(places_differ(beside, argument))
+        raise ValueError(places_differ(other, argument))
     if indices.dtype.kind not in "iu" or (gpu and indices.dtype.name not in ("int32", "int64")):
         takes = "int32 or int64" if gpu else "integers"
         raise TypeError(f"{argument} takes {takes}, got {indices.dtype}")
@@ -155,7 +155,7 @@ def places_differ(first: str, second: str) -> str:
 
 
 class _Place:
-    """An array of any place to NumPy, which asks where it lies and reads nothing of it."""
+    """An array of any place to NumPy, which asks where it is and reads nothing of it."""
 
     def __init__(self, a: Any):
         self.__array_interface__ = {

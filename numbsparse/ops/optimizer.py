@@ -1,7 +1,7 @@
 """Steps of the optimizers, in place, and the norm of many arrays.
 
 Arrays are written where they are, so they must be C-contiguous; the gradient may have any strides.
-The state of a step (velocity, moments) has the parameter's dtype, or float32 beside 16 bits: their
+The state of a step (velocity, moments) has the parameter's dtype, or float32 with 16 bits: their
 range is too small for squared gradients, or their digits too few for a mean.
 
 A 16-bit parameter on a GPU may have a `master`: the weight itself, in float32, of which the
@@ -266,11 +266,11 @@ def _beside(p: Any, numbers: np.ndarray) -> Any:
 
 def _check(p: Any, g: Any, master: Any, **state: Any) -> bool:
     gpu = alike(p=p, g=g)
-    halves = p.dtype.itemsize == 2
+    is_16_bit = p.dtype.itemsize == 2
     if master is None and is_bfloat16(p.dtype):
-        raise TypeError("master takes a float32 array beside a p of bfloat16, got None")
-    if master is not None and not halves:
-        raise TypeError(f"master takes None beside a p of {p.dtype}, got an array")
+        raise TypeError("master takes a float32 array with a p of bfloat16, got None")
+    if master is not None and not is_16_bit:
+        raise TypeError(f"master takes None with a p of {p.dtype}, got an array")
     for name, array in (("p", p), ("master", master), *state.items()):
         if array is None:
             continue
@@ -289,7 +289,7 @@ def _check_dtype(array: Any, name: str, p: Any) -> None:
     if array.dtype == np.float32 and p.dtype.itemsize == 2:
         return
     if name == "master" or is_bfloat16(p.dtype):
-        raise TypeError(f"{name} takes float32 beside a p of {p.dtype}, got {array.dtype}")
+        raise TypeError(f"{name} takes float32 with a p of {p.dtype}, got {array.dtype}")
     if array.dtype != p.dtype:
         raise TypeError(f"{name} takes the dtype of p, {p.dtype}, got {array.dtype}")
 

@@ -1,8 +1,8 @@
 """Sums, means and maxima over axes.
 
 `axis` is an integer, a tuple of integers, or None for all axes. Sums are kept in float32 for
-float16 and float32, in float64 for float64, in an order that depends on shape and strides alone:
-the same input gives the same bits.
+float16 and float32, in float64 for float64, in an order that depends only on shape and strides: the
+same input gives the same bits.
 """
 
 from __future__ import annotations

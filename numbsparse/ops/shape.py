@@ -52,7 +52,7 @@ def transpose(a: Any, axes: Sequence[int] | None = None) -> Any:
 def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
     """The arrays one after the other along an existing axis.
 
-    On a GPU, arrays that lie so in memory already are not copied: the result is a view of them.
+    On a GPU, arrays that are stored so already are not copied: the result is a view of them.
 
     >>> concatenate([np.float32([1, 2]), np.float32([3])], 0)
     array([1., 2., 3.], dtype=float32)
@@ -82,7 +82,7 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
 
 
 def adjoining(arrays: Sequence[DeviceArray]) -> DeviceArray | None:
-    """The arrays along their first axis as one view, where they lie one after the other in memory.
+    """The arrays along their first axis as one view, where they are stored one after the other.
 
     They are C-contiguous arrays of one dtype, equal but for the first axis; None for others.
     """
@@ -164,7 +164,7 @@ def _check_joinable(arrays: Sequence[Any]) -> bool:
 def _strides_of_view(a: DeviceArray, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """The strides of the view in another shape, or None where only a copy can have it.
 
-    The axes of `a`, joined where they lie as one, must each be cut exactly into new ones.
+    The axes of `a`, joined where they are stored as one, must each be cut exactly into new ones.
     """
     if prod(shape) != a.size:
         return None

@@ -1,4 +1,4 @@
-"""How long each rung takes, as one card measured it on a grid: what `auto` goes by.
+"""How long each rung takes, as one card measured it on a grid: the basis of `auto`.
 
 `times.json` has microseconds over batch, features and density of random layouts of as many input
 as output features; `python -m numbsparse times` makes it. Between the points of the grid the
@@ -52,7 +52,7 @@ def expected(
 
 
 def case_of(product: str, block_size: int, dtype: Any, precision: str) -> str:
-    """bfloat16 takes as long as float16; the precision is of float32 alone."""
+    """bfloat16 takes as long as float16; only float32 has a precision."""
     numbers = f"float32 {precision}" if str(dtype) == "float32" else str(dtype)
     return f"{product} {numbers.replace('bfloat16', 'float16')} B={block_size}"
 

@@ -1,7 +1,7 @@
 """What a simulated kernel reads and writes: every access, by thread and by place in the text.
 
-Under a `Watcher` the arrays of kernels (`arrays`) note what is asked of them, and the
-instructions of `kernels.ptx` what they read and write and what orders it (`clocks`).
+Under a `Watcher` the arrays of kernels (`arrays`) note their accesses, and the instructions of
+`kernels.ptx` what they read and write and what orders it (`clocks`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from numbsparse.simulator.clocks import WGMMA, Moment, Post, Products, Thread
 
 watcher: Watcher | None = None
-"""Who watches, if anybody."""
+"""The active one, if any."""
 
 _OWN = ("accesses", "arrays", "launch", "threads")
 _INSIDE = (
@@ -42,7 +42,7 @@ class Access(NamedTuple):
     address: int
     nbytes: int
     home: tuple[int, ...] | None  # the block whose shared memory it is
-    unit: str  # "", the thread itself, or who does it for the thread
+    unit: str  # "", the thread itself, or what does it for the thread
     moment: Moment
 
 
@@ -53,7 +53,7 @@ class Launch(NamedTuple):
     grid: tuple[int, ...]
     block: tuple[int, ...]
     threads: list[Thread]
-    unseen: set[str]  # what moved or read bytes that no thread asked for
+    unseen: set[str]  # what moved or read bytes that no thread requested
 
 
 class Watcher:
@@ -97,12 +97,12 @@ def begin_launch(kernel: Any, grid: Any, block: Any) -> None:
 
 
 def watching() -> bool:
-    """Whether anybody watches."""
+    """Whether there is a watcher."""
     return watcher is not None
 
 
 def noted() -> Thread | None:
-    """What the running thread does, if anybody watches; the host is none."""
+    """What the running thread does, if there is a watcher; the host is none."""
     if watcher is None:
         return None
     from numbsparse.simulator.threads import current  # of the simulator
@@ -121,7 +121,7 @@ def note(
     home: tuple[int, ...] | None = None,
     unit: str = "",
 ) -> None:
-    """An access by the running thread, or by a unit that it told to; to its own block's memory."""
+    """An access by the running thread, or by a unit that it started; to its own block's memory."""
     if (thread := noted()) is not None:
         site, atomic = _site()
         home = (home or thread.block) if space == "shared" else None
@@ -173,28 +173,28 @@ def _waiting(place: Any, kind: type[Post]) -> Iterator[None]:
     post.read(thread)
 
 
-def note_factor(pieces: Iterable[tuple[int, int]], *place: Any) -> None:
+def note_operand(pieces: Iterable[tuple[int, int]], *place: Any) -> None:
     """Of the products that run at that place: (address, nbytes) of what they read."""
     if watcher is not None:
         watcher.post((WGMMA, *place), Products).reads += pieces
 
 
 def leave(*place: Any) -> None:
-    """The running thread leaves word at that place, and does not wait."""
+    """The running thread signals at that place, and does not wait."""
     thread = noted()
     if watcher is not None and thread is not None:
         watcher.post(place).leave(thread)
 
 
 def tell(*place: Any) -> None:
-    """It leaves word that can be read at once."""
+    """It signals, and that can be seen at once."""
     leave(*place)
     if watcher is not None:
         watcher.post(place).close()
 
 
 def hear(*place: Any) -> None:
-    """It reads what has been told at that place."""
+    """It sees what was signalled at that place."""
     thread = noted()
     if watcher is not None and thread is not None:
         watcher.post(place).read(thread)
@@ -213,7 +213,7 @@ def waited_for(those: Iterable[Moment | None]) -> None:
 
 
 def _site() -> tuple[Any, bool]:
-    """Where in a kernel's text, or that of a device function, the running access stands; atomic?"""
+    """Where in a kernel's text, or that of a device function, the running access is; atomic?"""
     frame: Any = sys._getframe(2)
     atomic = False
     while (name := frame.f_globals["__name__"]).startswith(_INSIDE):
@@ -229,7 +229,7 @@ def place_in(frame: Any) -> Any:
 
 @cache
 def _place(code: Any, instruction: int) -> Any:
-    """Lines and columns, where Python knows them: it numbers an instruction anew once it is warm.
+    """Lines and columns, where Python knows them: it renumbers an instruction once it is warm.
 
     Else the number of the instruction, caches that follow it left out.
     """

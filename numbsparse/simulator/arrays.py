@@ -15,12 +15,12 @@ from numbsparse.simulator import accesses
 from numbsparse.simulator.clocks import Moment
 from numbsparse.simulator.threads import Block
 
-PERIOD = 1024  # bytes until swizzled lines begin anew: by it an array's address is as on a GPU
+PERIOD = 1024  # bytes after which a swizzle repeats: an array's alignment, as on a GPU
 
-# Where dynamic memory begins: on a GPU after the static arrays, at a multiple of 16 bytes, and no
-# kernel can count on more. The next multiple of 1024 is 752 = 0b1011110000 bytes on: all bits of a
-# piece's place in a line are set, and some of the line's, so that swapped bits of an index are not
-# those of the address here either.
+# Where dynamic memory begins: on a GPU after the static arrays, at a multiple of 16 bytes, and
+# kernels can rely on no more. The next multiple of 1024 is 752 = 0b1011110000 bytes on: all bits of
+# a piece's place in a line are set, and some of the line's, so that swapped bits of an index are
+# not those of the address here either.
 DYNAMIC_START = 272
 
 NANS = 0x7FFF  # in a float of 16 bits, and twice in one of 32; as an integer it may grow
@@ -28,31 +28,31 @@ DYNAMIC = "dynamic"
 
 
 def shared_bytes(block: Block, name: Any, nbytes: int) -> np.ndarray:
-    """A block's shared memory of that name, made when it is asked for first: full of NaN."""
-    rooms = _rooms(block)
-    if name not in rooms:
-        room = np.full(-(-(nbytes + PERIOD) // 2), NANS, np.uint16).view(np.uint8)
+    """A block's shared memory of that name, allocated at its first use: full of NaN."""
+    buffers = _buffers(block)
+    if name not in buffers:
+        buffer = np.full(-(-(nbytes + PERIOD) // 2), NANS, np.uint16).view(np.uint8)
         address = DYNAMIC_START if name == DYNAMIC else 0
-        start = (address - room.ctypes.data) % PERIOD
-        rooms[name] = room[start : start + nbytes]
-    return rooms[name][:nbytes]
+        start = (address - buffer.ctypes.data) % PERIOD
+        buffers[name] = buffer[start : start + nbytes]
+    return buffers[name][:nbytes]
 
 
 def counterpart(array: np.ndarray, block: Block, other: Block) -> np.ndarray:
-    """What lies in another block's shared memory where `array` lies in this one's."""
+    """The array in another block's shared memory at the place of `array` in this one's."""
     if block is other:
         return array
-    for name, room in _rooms(block).items():
-        start = array.ctypes.data - room.ctypes.data
-        if 0 <= start < room.size:
-            there = shared_bytes(other, name, room.size)[start : start + array.nbytes]
+    for name, buffer in _buffers(block).items():
+        start = array.ctypes.data - buffer.ctypes.data
+        if 0 <= start < buffer.size:
+            there = shared_bytes(other, name, buffer.size)[start : start + array.nbytes]
             return there.view(array.dtype).reshape(array.shape)
     raise TypeError("a shared array is taken here, got another one")
 
 
-def _rooms(block: Block) -> dict[Any, np.ndarray]:
-    rooms: dict[Any, np.ndarray] = block.own.setdefault(_rooms, {})
-    return rooms
+def _buffers(block: Block) -> dict[Any, np.ndarray]:
+    buffers: dict[Any, np.ndarray] = block.own.setdefault(_buffers, {})
+    return buffers
 
 
 class Shared(np.ndarray):  # type: ignore[type-arg]
@@ -85,7 +85,7 @@ class Global(FakeCUDAArray):  # type: ignore[misc]
 
 
 def in_global_memory(array: np.ndarray) -> Any:
-    """What the simulator's kernels take; watched, if anybody watches."""
+    """What the simulator's kernels take; watched, if there is a watcher."""
     return FakeCUDAArray(array) if accesses.watcher is None else Global(array)
 
 

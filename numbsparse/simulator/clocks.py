@@ -1,8 +1,8 @@
-"""What orders the accesses of a simulated kernel: who has word of whom, as vector clocks.
+"""What orders the accesses of a simulated kernel, as vector clocks.
 
-A thread's time goes on wherever it leaves word for others or reads it, and with each copy that it
-begins or waits for. Of two accesses one comes before the other where this one's thread had word of
-the time at which the first was over. So an order is found whatever the turn of the threads was.
+A thread's clock advances wherever it signals others or waits for them, and with each copy that it
+begins or waits for. Of two accesses one happens before the other where the other's thread knew of
+the time at which the first was over. So an order is found in whatever order the threads ran.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COPY_ENGINE = "the copy engine"
 WGMMA = "wgmma"
 MBARRIER = "mbarrier"
 APART = (COPY_ENGINE, WGMMA)
-"""Units that see what a thread stored only after a fence of its, `ptx.fence_proxy_async`."""
+"""Units that see what a thread stored only after its fence, `ptx.fence_proxy_async`."""
 
 _lines = count()
 
@@ -27,7 +27,7 @@ class Clock(NamedTuple):
     """Up to which of its times each line is known; empty dicts know nothing."""
 
     seen: Times
-    fenced: Times  # the same for `APART`: a fence came after it
+    fenced: Times  # the same for `APART`: a fence followed
 
 
 NOTHING = Clock({}, {})
@@ -40,8 +40,8 @@ class Moment:
     ----------
     line, time : whose, and when it begins
     clock : what is over by then
-    end : who has word of this time of this line comes after it; None, nobody does
-    unit : who makes the accesses: "", the thread itself, or another that it has told to
+    end : what knows this time of this line happens after it; None, nothing does
+    unit : what makes the accesses: "", the thread itself, or a unit that it started
     """
 
     __slots__ = ("clock", "end", "line", "time", "unit")
@@ -136,18 +136,18 @@ class Post:
 
 
 class Products(Post):
-    """A warp in `wgmma`: its lanes hear that what it reads has been read, and nothing else."""
+    """A warp in `wgmma`: its lanes learn that what it reads has been read, and nothing else."""
 
     def __init__(self) -> None:
         super().__init__()
         self._clocks: list[Clock] = []
-        self.reads: list[tuple[int, int]] = []  # address and bytes of the factors
+        self.reads: list[tuple[int, int]] = []  # address and bytes of the operands
 
     def leave(self, thread: Thread) -> None:
         self._clocks.append(thread.clock)
 
     def close(self) -> list[tuple[int, int, Moment]]:
-        """The reads come after what all of the lanes have word of."""
+        """The reads happen after all that the lanes know of."""
         clock = Clock(
             _common(clock.seen for clock in self._clocks),
             _common(clock.fenced for clock in self._clocks),

@@ -1,7 +1,7 @@
-"""Count what a kernel asks of the memory, in the simulator: what a rung costs, seen without a GPU.
+"""Count a kernel's requests to memory, in the simulator: what a rung costs, seen without a GPU.
 
-The threads of a warp that stand at the same place of the text, for the same time, access memory
-together: one request. What it costs follows from its addresses alone,
+The threads of a warp that reach the same place in the text for the same time access memory
+together: one request. Its cost follows from its addresses only,
 
     global memory: sectors, the pieces of 32 bytes that it touches,
     shared memory: wavefronts, each of which serves 32 banks of 4 bytes; words of the same bank
@@ -27,17 +27,17 @@ OWN = ("", COPY)  # units whose accesses are a thread's requests
 
 
 class Traffic(NamedTuple):
-    """What the warps of a kernel asked of one memory, in one direction."""
+    """What the warps of a kernel requested of one memory, in one direction."""
 
     requests: int  # of whole warps
     accesses: int  # of threads
     nbytes: int  # that the threads asked for
     units: int  # sectors of global memory, wavefronts of shared memory
-    least: int  # units, had no address stood in the way
+    least: int  # units, if addresses were ideal
 
     @property
     def excess(self) -> int:
-        """Sectors fetched beside the asked bytes; wavefronts that wait for a bank."""
+        """Sectors fetched beyond the bytes requested; wavefronts that wait for a bank."""
         return self.units - self.least
 
 

@@ -1,7 +1,7 @@
 """Run a kernel's blocks, one at a time, or as many together as wait for each other: a cluster, all.
 
-What Numba's simulator does otherwise than a GPU, or slowly, is put right here for all launches,
-Numba's own too; so this is imported in the simulator alone.
+What Numba's simulator does differently from a GPU, or slowly, is corrected here for all launches,
+Numba's own too; so this is imported only in the simulator.
 """
 
 from __future__ import annotations
@@ -130,19 +130,19 @@ def _calling(plain: Callable[..., None]) -> Callable[..., Any]:
     """A kernel, or a device function in it: its module sees the simulator's `cuda` meanwhile.
 
     The simulator's own looks through the module in each call of a device function, which takes
-    longer than most of these functions; here a module is met once in a launch.
+    longer than most of these functions; here that is done once per module and launch.
     """
-    met: set[int] = set()
+    seen: set[int] = set()
     swaps = ExitStack()
 
     def call(kernel: Any, *args: Any) -> Any:
         cuda = _get_kernel_context()
         if cuda is None:
             with swaps:
-                met.clear()
+                seen.clear()
                 return plain(kernel, *args)
-        if id(kernel.fn.__globals__) not in met:
-            met.add(id(kernel.fn.__globals__))
+        if id(kernel.fn.__globals__) not in seen:
+            seen.add(id(kernel.fn.__globals__))
             swaps.enter_context(swapped_cuda_module(kernel.fn, cuda))
         return kernel.fn(*args)
 
@@ -174,7 +174,7 @@ def _noting(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -> Any:
     """`cuda.shared.array`: a block has one for each call in the compiled text, and the dynamic one.
 
-    The latter lies at an address that is a multiple of 16 and of no more, each other one at 0.
+    The latter is aligned to 16 bytes and no more; all others are at an offset of 0.
     """
     kind = np.ndarray if accesses.watcher is None else Shared
     dtype = np.dtype(as_dtype(dtype) if isinstance(dtype, types.Type) else dtype)
@@ -185,12 +185,12 @@ def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -
 
 
 def _compiled_place(frame: Any) -> Any:
-    """Where a call stands in the compiled text, be it reached once or often.
+    """Where a call is in the compiled text, be it reached once or often.
 
     Numba compiles a function once for the types of its arguments, wherever it is called from; two
     functions of the same text, as a factory makes them, are two. Of the types those of arrays are
-    looked at here. Numba also compiles anew for another number in the text (`part(x, 0)`,
-    `part(x, 1)`), which cannot be seen here: the calls share an array where they may have two.
+    looked at here. Numba also compiles again for another number in the text (`part(x, 0)`, `part(x,
+    1)`), which cannot be seen here: the calls share an array where they may have two.
     """
     function: Any = frame.f_code
     kinds: tuple[Any, ...] = ()

@@ -1,7 +1,7 @@
 """What simulated threads run on: greenlets where that package is installed, else Python's threads.
 
-Either has a turn: `a.switch()` gives it to `a`, and who gave it rests until it comes back. Python's
-threads do so by locks and the system's scheduler; greenlets by a call, some twenty times as fast.
+One of them runs: `a.switch()` hands over to `a`, and returns when that hands back. Python's threads
+do so by locks and the system's scheduler; greenlets by a call, some twenty times as fast.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PythonsThread(BlockThread):  # type: ignore[misc]
 
 
 class ThreadLauncher:
-    """Who launches them; its turn comes back when they have ended."""
+    """The launching thread; it has the turn again when they have ended."""
 
     def __init__(self) -> None:
         self.turn = threading.Lock()
@@ -66,7 +66,7 @@ if greenlet is not None:
     class Greenlet(greenlet.greenlet):  # type: ignore[misc]
         """It rests until `switch` returns.
 
-        All turns go through the launcher: a greenlet begins as deep in calls as who switches to it.
+        All switches go through the launcher: a greenlet starts at the call depth of its switcher.
         """
 
         syncthreads_count = BlockThread.syncthreads_count

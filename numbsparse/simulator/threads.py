@@ -1,10 +1,9 @@
 """The threads of simulated blocks: one runs, until it must wait for others; then the next does.
 
 Numba's own simulator starts a thread of Python's for each and lets them all run: they fight for
-Python's lock, and whoever waits asks for it again and again. Here one thread has the turn and gives
-it away where it waits: at a barrier, in an instruction that a warp runs together, for the copy
-engine. So a launch goes the same way each time, and threads of which none can go on are an error at
-once. Threads that need not wait share one stack.
+Python's lock, and those that wait poll for it. Here one thread runs until it waits: at a barrier,
+in an instruction that a warp runs together, for the copy engine. So a launch runs the same way each
+time, and a deadlock is an error at once. Threads that need not wait share one stack.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ current: Callable[[], Worker] = stacks.current
 """The simulated thread that runs."""
 
 order: Callable[[Sequence[Any]], list[Any]] = list
-"""Of those whose turn may come at the same moment: `Worker` and `Unbegun`."""
+"""Of those that may run next: `Worker` and `Unbegun`."""
 
 
 class Worker(stacks.Stack):  # type: ignore[misc]
@@ -38,7 +37,7 @@ class Worker(stacks.Stack):  # type: ignore[misc]
     own : what instructions keep for this simulated thread
     """
 
-    first: Unbegun  # whom to become when the turn comes
+    first: Unbegun  # the thread to become at its next turn
 
     def run(self) -> None:
         kept = True
@@ -113,7 +112,7 @@ class Block:
             worker.wait(lambda: "all threads of the cluster")
 
     def leave(self) -> None:
-        """The running thread ends: who meets later has word of what it did."""
+        """The running thread ends: what it did is ordered before later barriers."""
         if accesses.watcher is not None:
             accesses.leave(self)
             accesses.leave(self.cluster[0], "cluster")

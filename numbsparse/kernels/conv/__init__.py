@@ -18,14 +18,14 @@ blocks each line multiplies, and `boxes` finds pixels inside kernels and fetches
 `x` and `dx` are (batch, pixels of the larger image, in_features), `y` and `dy` (batch, pixels of
 the smaller image, out_features), all C-contiguous; the last operand is written whole, and on a GPU
 begins at a multiple of 16 bytes. Features may end inside the last block: what `values` holds beyond
-the edge is not read, and `dvalues` is zero there, or NaN beside infinity and NaN.
+the edge is not read, and `dvalues` is zero there, or NaN where infinity or NaN meets it.
 
-`unsupported` says in words why a rung does not serve a product, or gives None. `call` is (window,
+`unsupported` says in words why a rung does not serve a product, or returns None. `call` is (window,
 in_features, out_features); without it the answer is whether there are calls that the rung serves.
-No rung hands a call on to another: `chosen` picks one.
+No rung passes a call on to another: `chosen` picks one.
 
-A rung whose float32 products are less than exact says by how much, as those of the ladder do:
-PRODUCT_ERROR, in units of 2^-23 of a product.
+A rung whose float32 products are less than exact has a PRODUCT_ERROR, as those of the ladder: their
+relative error, in units of 2^-23.
 """
 
 from __future__ import annotations

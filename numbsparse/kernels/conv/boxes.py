@@ -1,9 +1,9 @@
-"""Pixels and boxes of them inside kernels, and how boxes come to shared memory.
+"""Pixels and boxes of them inside kernels, and how boxes are loaded into shared memory.
 
-Threads ask for 16 bytes at a time, with `fetch_rows`; or the copy engine is asked for a whole box,
-with `fetch_box`, and fills a ring of stages with them.
+Threads copy 16 bytes at a time, with `fetch_rows`; or the copy engine loads whole boxes, with
+`fetch_box`, into a ring of stages.
 
-A place has three axes. Numbers are below 2^32, and whole numbers of 32 bits divide far faster.
+A place has three axes. Numbers are below 2^32, and 32-bit integers divide far faster.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rung 0: what right means. A product of matrices for every tap and block, in float64."""
+"""Rung 0: the definition. A product of matrices for every tap and block, in float64."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rung 1: a GPU thread per output.
 
 Thread (pixel, feature) walks the entries (tap, other block, stored block) of its line, finds the
-pixel that the tap sees, and sums B products unless that lies outside the image. 16-bit numbers are
+pixel that the tap sees, and sums B products unless that is outside the image. 16-bit numbers are
 `widened` to float32 where they are read, and the sum is `rounded` where it is stored.
 
 Reads per output, from global memory: 2 * B * (entries of the line). Every tap reads the same rows
@@ -9,7 +9,7 @@ of x again, one pixel on: the next rung removes that.
 
 The rungs after this one use it to repair their NaNs: an infinity split in two becomes NaN, and so
 it does times the zeros that fill up a tile or a block. `repair_lines` and `repair_blocks` look at
-every output, in the order of memory, and compute anew those that are NaN; they are rare.
+every output, in the order of memory, and compute again those that are NaN; they are rare.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _lines(product, x, values, index, window, y):
 
 
 def repair_lines(product, x, values, index, window, y):
-    """The outputs of a product that are NaN, computed anew."""
+    """The outputs of a product that are NaN, computed again."""
     for of in window.passes(product):
         walk = Walk(*planned(index, line_walk, window.taps, product, of))
         launch(
@@ -70,7 +70,7 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
 
 
 def repair_blocks(x, dy, index, window, dvalues):
-    """The values of blocks that are NaN, computed anew."""
+    """The values of blocks that are NaN, computed again."""
     _blocks(x, dy, index, window, dvalues, True)
 
 
@@ -139,7 +139,7 @@ def repair_kernel(x, values, transposed, walk, view, y, features):
 
 @cuda.jit(device=True)
 def output_at(place, step, first):
-    """(output, whether it is one) of a pass that stands at a place."""
+    """(output, whether it is one) of a pass that is at a place."""
     a, b, c = place[0] - first[0], place[1] - first[1], place[2] - first[2]
     own = a % step[0] == 0 and b % step[1] == 0 and c % step[2] == 0
     return (int32(a // step[0]), int32(b // step[1]), int32(c // step[2])), own

@@ -3,7 +3,7 @@
 A block of 16 is kept where any of the blocks in it is; what is not kept in it is zero, multiplied
 as the rest, and left out of a weight-gradient. On a random layout of density 0.1 a third of all
 blocks of 16 hold a kept block of 8. The rungs before compute; where an infinity met such a zero,
-the output is summed anew.
+the output is summed again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numbsparse.layout import Index, Layout
 
 BLOCK_SIZES = (4, 8)
 DTYPES = ("float16", "bfloat16", "float32")
-PRODUCT_ERROR = 6  # each factor is off by 2^-22 of itself, and lo * lo is left out
+PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 MERGED = 16
 BEFORE = ("k2_tensor_core", "k4_wgmma")
 
@@ -94,7 +94,7 @@ def packed(values: DeviceArray, cells: DeviceArray) -> DeviceArray:
 
 
 def bits(array: DeviceArray) -> DeviceArray:
-    """All values as whole numbers, along one axis."""
+    """All values as integers, along one axis."""
     return span(array).view(np.dtype(f"uint{8 * array.itemsize}"))
 
 
@@ -112,7 +112,7 @@ def put_in(values, cells, B, merged):
 
 @cuda.jit
 def take_out(merged, homes, B, values):
-    """values = what stands in the cell of each block."""
+    """values = what is in the cell of each block."""
     at = int64(cuda.grid(1))
     if at < values.size:
         home, along = int64(homes[at // (B * B)]), MERGED // B

@@ -15,7 +15,7 @@ from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import dealt, in_turn
 from numbsparse.layout import Index
 
-START = 4  # what a line of a tile costs beside its taps, in taps
+START = 4  # what a line of a tile costs besides its taps, in taps
 NONE = -1  # no kept block
 
 
@@ -125,9 +125,9 @@ def line_items(
 ) -> tuple[np.ndarray, ...]:
     """(*Units, *Schedule).
 
-    Blocks of threads run side by side, one in each of the places. Tiles change slowly, so that all
-    lines of one, on many multiprocessors, find its pixels in the L2 cache and write whole rows of
-    y there; each item goes to the block that is free first.
+    Blocks of threads run in parallel, one in each of the places. Tiles change slowly, so that all
+    lines of one, on many multiprocessors, find its pixels in the L2 cache and write whole rows of y
+    there; each item is dealt to the block that is free first.
     """
     units = line_units(index, n_taps, product, of, box, chunks, parts)
     taps = np.diff(units.entry_ptr[units.ptr])
@@ -195,7 +195,7 @@ def tap_items(
 
 @compiled(error_model="numpy")
 def _take_units(items, entry_ptr, shifts, left, where, blocks, counts):
-    """Of each item (first shift, distance, blocks): the most taps at one distance come first."""
+    """Of each item (first shift, distance, blocks): the most taps at one distance first."""
     n, together = 0, blocks.shape[1]
     for k in range(items.size):
         begin, end, before = entry_ptr[items[k]], entry_ptr[items[k] + 1], n

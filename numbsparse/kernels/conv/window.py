@@ -1,10 +1,10 @@
 """Which pixels the taps of a convolution join, and how outputs are cut into tiles.
 
-A pass is a grid of outputs that all look the same way. A tile is a box of outputs of a few images.
-The pixels that a chunk of taps sees from there are a box too, a little larger: loaded once, it
-serves all of them, and a tap is a shift in it. Taps whose offsets differ modulo the scale see
-pixels that have nothing in common: they are in other chunks, and then a box holds every scale-th
-pixel.
+A pass is a grid of outputs that all see the same pattern of pixels. A tile is a box of outputs of a
+few images. The pixels that a chunk of taps sees from there are a box too, a little larger: loaded
+once, it serves all of them, and a tap is a shift in it. Taps whose offsets differ modulo the scale
+see pixels that have nothing in common: they are in other chunks, and then a box holds every
+scale-th pixel.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Window(NamedTuple):
 
     @property
     def is_identity(self) -> bool:
-        """Whether each pixel sees itself alone: a product of matrices."""
+        """Whether each pixel sees only itself: a product of matrices."""
         return self.taps == 1 and self.big == self.small and not any(self.low)
 
     @lru_cache(maxsize=512)  # noqa: B019  a window is a few numbers
@@ -295,5 +295,5 @@ def _cost(of: Pass, batch: int, shape: Any, spread: Any, rows: int, most_rows: i
     box = images * prod(t + s for t, s in zip(tile, spread, strict=True))
     if box > most_rows or max(map(sum, zip(tile, spread, strict=True))) > LONGEST:
         return np.inf, images, tile
-    uneven = 1 if tile[2] % ALIGNED == 0 else 1.25  # rows read together lie in fewer banks
+    uneven = 1 if tile[2] % ALIGNED == 0 else 1.25  # rows read together use fewer banks
     return tiles * (rows * max(len(of.taps), 1) * uneven + 2 * box), images, tile

@@ -2,7 +2,7 @@
 
 A block of threads computes BM x BN outputs. In each step its threads fetch BK terms of the sum into
 shared memory, one value of x and one of w each, wait for each other, and then read from there: a
-value that comes from global memory once serves 32 threads.
+value that is loaded from global memory once serves 32 threads.
 
 What changed since the step before: sums proceed in steps of BK terms, each between two barriers.
 After the first the tiles are complete, after the second nobody reads them.

@@ -26,7 +26,7 @@ from numbsparse.kernels.ladder.taught import check, taught
 BM, BN = 64, 32  # rows and columns of y for a block of threads
 BK = 32  # terms of the sum in a step
 TM = 8  # rows of a thread
-TY, TX = BM // TM, BN  # threads below each other, and side by side
+TY, TX = BM // TM, BN  # threads down, and across
 THREADS = TY * TX
 
 unsupported = taught("s04_thread_tile", "float32", BM)

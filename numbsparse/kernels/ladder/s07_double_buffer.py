@@ -38,7 +38,7 @@ from numbsparse.kernels.ptx import (
 BM, BN = 128, 32  # rows and columns of y for a block of threads
 BK = 32  # terms of the sum in a step
 TM, TN = 8, 4  # rows and columns of a thread
-TY, TX = BM // TM, BN // TN  # threads below each other, and side by side
+TY, TX = BM // TM, BN // TN  # threads down, and across
 THREADS = TY * TX
 LINE = BK + 4  # values in a line of xs
 XS, WS = BM * LINE, BK * BN  # values in a tile

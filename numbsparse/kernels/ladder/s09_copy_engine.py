@@ -1,4 +1,4 @@
-"""Step 9: the copy engine (TMA) fetches, and tells a barrier when the bytes have come.
+"""Step 9: the copy engine (TMA) fetches, and tells a barrier when the bytes have arrived.
 
 On Hopper one instruction of one thread requests a whole tile: a box of x or w, named by its corner
 and a tensor map, which describes the array in memory. The engine computes all addresses. Each
@@ -51,7 +51,7 @@ STAGES = 4  # of the ring
 LINE = 2 * BK  # bytes of a line of either tile
 XS, WS = BM * LINE, BK * LINE  # bytes of a tile
 STAGE = XS + WS
-ALIGNED = 1024  # bytes: where the ring begins, so that a swizzle goes by the line
+ALIGNED = 1024  # bytes: where the ring begins, so that a swizzle depends only on the line
 
 unsupported = taught("s09_copy_engine", "float16", BM, (9, 0))
 
@@ -102,7 +102,7 @@ def line_kernel(B: int) -> Any:
                 mbarrier_init(full, stage, 1)  # arrival, and the bytes that it says
             fence_mbarrier_init()
         cuda.syncthreads()
-        # The lane's line of 16 x 16 values, swizzled: XORing goes on to the next pieces of it.
+        # The lane's line of 16 x 16 values, swizzled: XORing moves to the next pieces of it.
         line = uint32((lane % 16) * LINE + lane // 16 * 16)
         line = uint32(line ^ (line >> 7 & 3) << 4)
         for step in range(1 - STAGES, steps):

@@ -7,7 +7,7 @@ of threads computes a whole block column, and x is read once for it.
 What changed since the step before: no ldmatrix. An `Operand` describes a tile in shared memory,
 including its swizzle, and the hardware reads it. `acc` is a tuple that `multiply` takes and
 returns: so no compiler touches a sum while the tensor cores work on it. Tiles are as wide as a
-block, BN = B, and as deep as 128 bytes of a line allow; a wider w comes in two panels.
+block, BN = B, and as deep as 128 bytes of a line allow; a wider w has two panels.
 
 Reads per output, for a sum of K products: K / B + K / BM from global memory; K / B + K / 64 from
 shared memory, at the tensor cores' own pace.
@@ -46,7 +46,7 @@ BM = 128  # rows of y for a block of threads
 WM = 64  # rows of a warpgroup
 THREADS = BM // WM * 128
 STAGES = 4  # of the ring
-ALIGNED = 1024  # bytes: where the ring begins, so that a swizzle goes by the line
+ALIGNED = 1024  # bytes: where the ring begins, so that a swizzle depends only on the line
 
 unsupported = taught("s10_wgmma", "float16", BM, (9, 0))
 

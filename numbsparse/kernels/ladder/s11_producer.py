@@ -48,10 +48,10 @@ from numbsparse.kernels.ptx import (
 
 BM = 128  # rows of y for a block of threads
 WM = 64  # rows of a warpgroup
-WARPS = BM // WM * 4  # that multiply; after them comes the one that fetches
+WARPS = BM // WM * 4  # the consumers; the producer follows
 THREADS = 32 * WARPS + 32
 STAGES = 4  # of the ring
-ALIGNED = 1024  # bytes: where the ring begins, so that a swizzle goes by the line
+ALIGNED = 1024  # bytes: where the ring begins, so that a swizzle depends only on the line
 
 unsupported = taught("s11_producer", "float16", BM, (9, 0))
 

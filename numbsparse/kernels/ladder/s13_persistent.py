@@ -50,10 +50,10 @@ from numbsparse.kernels.ptx import (
 BM = 256  # rows of y for a block of threads
 BN = 128  # its columns, in blocks of B
 WM = 64  # rows of a warpgroup
-WARPS = BM // WM * 4  # that multiply; after them comes the one that fetches
+WARPS = BM // WM * 4  # the consumers; the producer follows
 THREADS = 32 * WARPS + 32
 RING = 192 * 1024  # bytes
-ALIGNED = 1024  # bytes: where the ring begins, so that a swizzle goes by the line
+ALIGNED = 1024  # bytes: where the ring begins, so that a swizzle depends only on the line
 
 unsupported = taught("s13_persistent", "float16", BM, (9, 0))
 

@@ -55,10 +55,10 @@ BN = 128  # its columns, in blocks of B
 CLUSTER = 2  # blocks of threads that share w, each with its own rows
 RANKS = (1 << CLUSTER) - 1  # a mask of all of them
 WM = 64  # rows of a warpgroup
-WARPS = BM // WM * 4  # that multiply; after them comes the one that fetches
+WARPS = BM // WM * 4  # the consumers; the producer follows
 THREADS = 32 * WARPS + 32
 RING = 192 * 1024  # bytes
-ALIGNED = 1024  # bytes: where the ring begins, so that a swizzle goes by the line
+ALIGNED = 1024  # bytes: where the ring begins, so that a swizzle depends only on the line
 
 unsupported = taught("s14_cluster", "float16", BM * CLUSTER, (9, 0))
 

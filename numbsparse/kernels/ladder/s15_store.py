@@ -60,11 +60,11 @@ BN = 128  # its columns, in blocks of B
 CLUSTER = 2  # blocks of threads that share w, each with its own rows
 RANKS = (1 << CLUSTER) - 1  # a mask of all of them
 WM = 64  # rows of a warpgroup
-WARPS = BM // WM * 4  # that multiply; after them comes the one that fetches
+WARPS = BM // WM * 4  # the consumers; the producer follows
 THREADS = 32 * WARPS + 32
 RING = 192 * 1024  # bytes
 ROOM = 16 * 128  # bytes behind it, for each warp: 16 rows of y
-ALIGNED = 1024  # bytes: where the ring begins, so that a swizzle goes by the line
+ALIGNED = 1024  # bytes: where the ring begins, so that a swizzle depends only on the line
 
 unsupported = taught("s15_store", "float16", BM * CLUSTER, (9, 0))
 
@@ -145,7 +145,7 @@ def line_kernel(B: int) -> Any:
         else:  # a consumer
             fence_tensor_map(y_map)
             room = uint32(base + RING + warp * ROOM)
-            # The lane's line of four matrices, swizzled: XORing goes on to the next columns.
+            # The lane's line of four matrices, swizzled: XORing moves to the next columns.
             line = uint32(lane % 16 * LINE + lane // 16 * 16)
             line = uint32(line ^ (line >> 7 & LINE // 16 - 1) << 4)
             for tile in range(cluster, tiles, clusters):

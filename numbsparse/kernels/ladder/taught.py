@@ -17,7 +17,7 @@ MOST = 2**31  # values in x or y: what 32 bits count, and a sign
 def taught(
     step: str, dtype: str, rows: int, capability: tuple[int, int] = (7, 0)
 ) -> Callable[..., str | None]:
-    """The `unsupported` of a step: forward alone, of one dtype, for batches in tiles of `rows`."""
+    """The `unsupported` of a step: only forward, of one dtype, for batches in tiles of `rows`."""
     hopper = capability >= (9, 0)
     reached = reach(step, "cuda", BLOCK_SIZES, (dtype,), capability=capability, later=not hopper)
 
@@ -30,7 +30,7 @@ def taught(
         precision: str = "highest",
     ) -> str | None:
         if product != "forward":
-            return f"{step} computes forward alone"
+            return f"{step} computes only forward"
         why = reached(product, block_size, dtype, place, batch, precision)
         if why is None and (batch == 0 or batch % rows):
             return f"{step} takes batches that are multiples of {rows}, got {batch}"

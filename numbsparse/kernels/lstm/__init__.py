@@ -1,8 +1,8 @@
 """One step of an LSTM between its products: the gates of every unit, and their gradients.
 
-The four gates of a unit lie in neighbouring blocks: of each block of B units come B values of the
-input gate i, then of the forget gate f, the candidate g and the output gate o. So the four blocks
-of a weight that share their inputs are neighbours, and the products read those inputs once for all.
+The four gates of a unit are in neighbouring blocks: each block of B units has B values of the input
+gate i, then of the forget gate f, the candidate g and the output gate o. So the four blocks of a
+weight that share their inputs are neighbours, and the products read those inputs once for all.
 
     z = x part + recurrent part + bias                   both parts (batch, 4 * width)
     i, f, g, o = sigmoid(z_i), sigmoid(z_f), tanh(z_g), sigmoid(z_o)
@@ -14,11 +14,11 @@ gates z = n * gain + bias, where n is what is normalised, and n takes that place
 computes i, f, g and o once more.
 
 `on_gpu` and `on_cpu` have the same functions. Arrays are of one step: (batch, 4 * width) of gates,
-(batch, units) of states; c and its gradient are float32 beside 16-bit floats.
+(batch, units) of states; c and its gradient are float32 where the rest is 16-bit.
 
 On the CPU, `cpu_steps` runs many steps with their products at once.
 
 On Hopper, `forward_steps` and `backward_steps` compute many steps with their products in one kernel
-each: `deal` shares out the work, `carriers` bring the weights and join what several blocks of
-threads have of a line, `units` says which sums a thread has.
+each: `deal` shares out the work, `producers` load the weights and rows, `steps` multiplies and adds
+what several blocks of threads have of a line, `units` says which sums a thread has.
 """

@@ -1,9 +1,9 @@
 """Backward steps in one kernel on Hopper: the recurrent product and the gates.
 
 dh = dy + dgates @ w.T of a step is a line's sums in registers; with them a thread computes the
-gates' gradients of the step before, which are the factor of the product that comes next. They may
-take the place of the gates, and c after a step is computed again from these and c before.
-Factors of float32 are cut off to tf32.
+gates' gradients of the step before, which are the operand of the next product. They may take the
+place of the gates, and c after a step is computed again from these and c before. float32 operands
+are truncated to tf32.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from numba import cuda, float32, int64, uint32
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
-from numbsparse.kernels.lstm.carriers import BLOCKS, LINE, THREADS, Ring
 from numbsparse.kernels.lstm.cell import GATES, ONE, WARPS
 from numbsparse.kernels.lstm.deal import KINDS, ROWS, B, deal, places
 from numbsparse.kernels.lstm.on_gpu import gpu_cell_grad, tanh
+from numbsparse.kernels.lstm.producers import BLOCKS, LINE, THREADS, Ring
 from numbsparse.kernels.lstm.steps import multiplying, streaming
 from numbsparse.kernels.lstm.units import (
     COLUMNS,
@@ -138,7 +138,7 @@ OF_STATE, GRADIENTS = DOWN * 8, (GATES + 1, 2)  # of gates and c
 
 @cache
 def loading(kind: str, down: int, dropped: bool) -> Any:
-    """What the gradients of eight units take beside their sums."""
+    """What the gradients of eight units take besides their sums."""
     WORDS, place = words_of(kind), place_of(down)
     Z, STATE, OWN = down * GATES * WORDS, down * 8, down * WORDS
     load_eight, load_floats = loading_eight(kind), loading_eight("tf32")
@@ -165,7 +165,7 @@ def loading(kind: str, down: int, dropped: bool) -> Any:
 
 @cache
 def finishing(kind: str, down: int, dropped: bool) -> Any:
-    """The gradients of eight units, to where they belong."""
+    """The gradients of eight units, to their places."""
     WORDS, place = words_of(kind), place_of(down)
     Z, STATE = down * GATES * WORDS, down * 8
     store_eight, store_floats = storing_eight(kind), storing_eight("tf32")

@@ -11,7 +11,7 @@ ONE, TWO = np.float32(1), np.float32(2)
 
 
 def column(unit, block_size):
-    """Where the input gate of a unit stands among the gates; the others follow, a block each."""
+    """Where the input gate of a unit is among the gates; the others follow, a block each."""
     block = unit // block_size
     return unit + block * (GATES - 1) * block_size
 

@@ -2,8 +2,8 @@
 
 A step takes less than a millisecond; to wake a core for its product takes a good part of that. So
 the cores stay awake over all steps. They share out a product's tiles, wait for each other, share
-out the rows of the gates, and wait again. Each phase of each step has counts of its own.
-Where one keeps core 0 waiting long, as another program took it away, core 0 goes on alone.
+out the rows of the gates, and wait again. Each phase of each step has counts of its own. Where core
+0 waits long for one, as another program took it away, core 0 finishes by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numbsparse.kernels.matmul.k0_cpu import OUTER_CACHE, SLAB, product, read_on
 from numbsparse.kernels.panels import empty_panels, pack
 from numbsparse.kernels.simd import fetch_add, lanes
 
-PHASES = 3  # of a step: a factor is packed, then multiplied, and then come the gates
+PHASES = 3  # of a step: an operand is packed, then multiplied; then the gates
 FLOATS = (np.float32, np.float64)
 
 
@@ -53,7 +53,7 @@ def backward(first, last, gates, kept, cs, dy, dgates, dc, dbias, values, index)
 
 
 def _run(kernel, ends, arrays, values, walk, shape):
-    """`shape` (batch, features) is that of the factor that is packed in each step."""
+    """`shape` (batch, features) is that of the operand that is packed in each step."""
     (batch, features), dtype = shape, from_dtype(values.dtype)
     rows, most = tile_shape(values.shape[1])
     panels = -(-batch // (most * lanes(dtype)))
@@ -94,8 +94,8 @@ def forward_kernel(dtype, rows, columns):
     )
 
     @compiled(signature)
-    def kernel(core, progress, share, ends, arrays, factors):
-        (first, last), (packed, values, walk, by_line) = ends, factors
+    def kernel(core, progress, share, ends, arrays, recurrent):
+        (first, last), (packed, values, walk, by_line) = ends, recurrent
         x, r, z, bias, kept, hs, cs = arrays
         strides, batch = (values.shape[1], 1), len(x)
         operands = packed, values, strides, walk, x, by_line
@@ -133,8 +133,8 @@ def backward_kernel(dtype, rows, columns):
     )
 
     @compiled(signature)
-    def kernel(core, progress, share, ends, arrays, factors):
-        (first, last), (packed, values, walk, by_line) = ends, factors
+    def kernel(core, progress, share, ends, arrays, recurrent):
+        (first, last), (packed, values, walk, by_line) = ends, recurrent
         dh, dgates, dz, kept, cs, dy, dc = arrays
         strides, batch = (1, values.shape[1]), len(dh)
         operands = packed, values, strides, walk, dh, by_line

@@ -1,8 +1,8 @@
-"""Who does what of a recurrent product: its lines, cut where they are long, dealt to even places.
+"""Scheduling a recurrent product: its lines, cut where they are long, dealt evenly to places.
 
-A line is a block of units: the four block columns of their gates, or where `transposed` their
-block row. A read is four kept blocks side by side in memory, or where `transposed` perhaps two, and
-what they meet: of a line of gates one block of h, of a row as many blocks of the gates' gradient.
+A line is a block of units: the four block columns of their gates, or where `transposed` their block
+row. A read is four kept blocks contiguous in memory, or where `transposed` perhaps two, and what
+they meet: of a line of gates one block of h, of a row as many blocks of the gates' gradient.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def deal(
     Of a piece: its line, how many reads it has, its part of all cut lines, the line's first part,
     how many there are (a line that is whole has one), and whether the piece is early. Of a read:
     the first of its blocks, the block row of h that they meet, or the first block column of the
-    gates' gradient, and whether these come late. The largest pieces are dealt first, each to the
-    place that has least. A piece's reads of early lines come first, and the last one always counts
+    gates' gradient, and whether these are late. The largest pieces are dealt first, each to the
+    place that has least. A piece's reads of early lines are first, and the last one always counts
     as late: so no piece ends before all have ended the step before.
 
-    Block rows beyond the lines are of inputs: their reads come before all others, late is -1 there,
-    and block and row are counted down from -1: the first of them is -1.
+    Block rows beyond the lines are of inputs: their reads precede all others, late is -1 there, and
+    block and row are counted down from -1: the first of them is -1.
     """
     blocks, others, indptr = _reads(index, transposed, blocks_of_read)
     lengths = np.diff(indptr)
@@ -85,11 +85,11 @@ def deal(
     by_time = np.lexsort((late, of_piece))
     at, inputs, late = at[by_time], late[by_time] < 0, late[by_time]
     late[np.diff(of_piece, append=-1) != 0] = 1
-    block, met = blocks[at], others[at]
+    block, other = blocks[at], others[at]
     n_blocks = np.count_nonzero(index.block_rows < lengths.size)
     block = np.where(inputs, n_blocks - 1 - block, block)
-    met = np.where(inputs, lengths.size - 1 - met, met)
-    reads = np.stack([block, met, late], 1)
+    other = np.where(inputs, lengths.size - 1 - other, other)
+    reads = np.stack([block, other, late], 1)
     return (
         starts,
         np.stack([line, count, part, first_part, many, early], 1)[order].astype(np.int32),

@@ -2,11 +2,11 @@
 
 A line's sums begin as its bias and x parts, and a thread ends it with all four gates of its units
 in registers. So a step reads the kept weights once, little else, and writes no recurrent part.
-Inputs with few blocks are multiplied here: they come before the rows of h, while these are made.
-Of two blocks of threads on a multiprocessor one computes gates while the other multiplies.
+Inputs with few blocks are multiplied here, before the rows of h, while these are computed. Of two
+blocks of threads on a multiprocessor one computes gates while the other multiplies.
 
-Factors of float32 are rounded to tf32, and like 16-bit floats know few bits of a tanh near 0.
-`wgmma` wants the terms of such a sum side by side, so there `values` are `transposed_blocks`.
+float32 operands are rounded to tf32, and like 16-bit floats have few bits of a tanh near 0. `wgmma`
+needs the terms of such a sum contiguous, so there `values` are `transposed_blocks`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.lstm.carriers import BLOCKS, THREADS, Ring
 from numbsparse.kernels.lstm.cell import GATES, WARPS
 from numbsparse.kernels.lstm.deal import KINDS, ROWS, B, deal, places
 from numbsparse.kernels.lstm.on_gpu import far_tanh, sigmoid
+from numbsparse.kernels.lstm.producers import BLOCKS, THREADS, Ring
 from numbsparse.kernels.lstm.steps import multiplying, streaming
 from numbsparse.kernels.lstm.units import (
     COLUMNS,
@@ -84,7 +84,7 @@ def forward(gates, bias, kept, hs, c, values, index, first, last, arrived, input
 
 
 def _words(array: DeviceArray) -> DeviceArray:
-    """Of 16-bit floats, two by two; an even number lie without a gap."""
+    """Of 16-bit floats, two by two; an even number without a gap."""
     flat = span(array)
     if flat.itemsize == 4:
         return flat
@@ -153,7 +153,7 @@ def starting(kind: str, down: int, two: int, inputs: bool) -> Any:
 
 @cache
 def loading(kind: str, down: int, two: int, dropped: bool) -> Any:
-    """c and the factors of the update of a two."""
+    """c and the dropout factors of the update of a two."""
     take, take_floats, FIRST = loading_two(kind), loading_two("tf32"), place_of_sum(two, down)
 
     @cuda.jit(device=True)
@@ -171,7 +171,7 @@ def loading(kind: str, down: int, two: int, dropped: bool) -> Any:
 
 @cache
 def finishing(kind: str, down: int, two: int, dropped: bool) -> Any:
-    """Gates, c and h of four units, two and two neighbours, to where they belong."""
+    """Gates, c and h of four units, two and two neighbours, to their places."""
     store, store_floats = storing_twos(kind, two), storing_twos("tf32", two)
     compute = one_by_one(
         lambda k: computing(place_of_sum(two, down) + k // 2 * 4 + k % 2, dropped), 4
@@ -199,7 +199,7 @@ def finishing(kind: str, down: int, two: int, dropped: bool) -> Any:
 
 @cache
 def computing(at: int, dropped: bool) -> Any:
-    """The gates and c of a unit take the place of what they come from, h that of its factor."""
+    """The gates and c of a unit take the place of their inputs, h that of its dropout factor."""
     of_i, of_f, of_g, of_o = (gate * PER_GATE + at for gate in range(GATES))
 
     @cuda.jit(device=True)
@@ -217,14 +217,14 @@ def computing(at: int, dropped: bool) -> Any:
 
 FOURS, FEW = B // 4, 2  # in a line of a block; blocks
 OF_BLOCKS = B * FOURS  # threads
-PITCH = B + 1  # so that neither a line nor a column meets a bank twice
+PITCH = B + 1  # so that neither a line nor a column hits a bank twice
 TILES, LOADED = (FEW, B * PITCH), (FEW, 4)
 
 
 def transposed_blocks(values: DeviceArray) -> DeviceArray:
     """(blocks, 32, 32) of float32 at a multiple of 16 bytes, each transposed and rounded to tf32.
 
-    A thread has four neighbours of each of FEW blocks on their way at once: so memory is kept busy.
+    A thread has four neighbours of each of FEW blocks in flight at once, which keeps memory busy.
     """
     transposed = empty(values.shape, values.dtype)
     flat = values.reshape(-1), transposed.reshape(-1)

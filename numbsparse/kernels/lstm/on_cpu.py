@@ -58,7 +58,7 @@ def by_gate(gates, block_size):
 
 
 def all_kept(kept, like):
-    """The update's shares; ones, which lie in memory once, where nothing is dropped."""
+    """The update's shares; ones, stored only once, where nothing is dropped."""
     shape = (*[1] * (like.ndim - 1), like.shape[-1])
     return np.ones(shape, like.dtype) if kept is None else kept
 

@@ -43,8 +43,8 @@ def forward(gates, recurrent, bias, gain, kept, c_before, c, h, block_size):
 def backward(gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dbias, dgain, block_size):
     """dgates[:] = the gradient of z, 0 beyond the last unit; dc[:] = that of c_before.
 
-    The gradient of h is dy + dh; dc comes as the gradient of c. Those of bias and gain are added to
-    dbias and dgain, float32 (parts(batch), 4 * width), a row for each group of rows.
+    The gradient of h is dy + dh; dc is the gradient of c on entry. Those of bias and gain are added
+    to dbias and dgain, float32 (parts(batch), 4 * width), a row for each group of rows.
     """
     kernel = backward_kernel(gain is not None, kept is not None, block_size, ROWS)
     gain, kept = bias if gain is None else gain, c if kept is None else kept

@@ -1,8 +1,8 @@
-"""Many steps in one kernel: who carries and who multiplies, and the pieces of lines through time.
+"""Many steps in one kernel: warps that copy and warps that multiply, and pieces of lines over time.
 
-A kernel says what sums begin with, what is loaded beside them and what becomes of them. A piece of
-a line is multiplied read by read; where several blocks of threads share the line, the last of them
-adds their sums. All blocks tell each other what is written: first the early lines, then the rest.
+A kernel says what sums begin with, what is loaded besides and what becomes of them. A piece of a
+line is multiplied read by read; where several blocks of threads share the line, the last of them
+adds their sums. All blocks signal each other what is written: first the early lines, then the rest.
 
 More rows of the batch than a tile are tiles in turn: a turn is a step of a tile, and what it waits
 for was made as many turns before as there are tiles, while others were multiplied.
@@ -15,16 +15,16 @@ from typing import Any
 
 from numba import cuda, float32, int32, int64, uint16, uint32, uint64
 
-from numbsparse.kernels.lstm.carriers import (
+from numbsparse.kernels.lstm.cell import WARPS
+from numbsparse.kernels.lstm.deal import ROWS
+from numbsparse.kernels.lstm.producers import (
     OF_ROWS,
     OF_WEIGHTS,
     Ring,
     advancing,
-    carrying_rows,
-    carrying_weights,
+    copying_rows,
+    copying_weights,
 )
-from numbsparse.kernels.lstm.cell import WARPS
-from numbsparse.kernels.lstm.deal import ROWS
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     add_acq_rel,
@@ -48,12 +48,12 @@ from numbsparse.kernels.ptx import (
 def streaming(ring: Ring, multiply_steps: Any) -> Any:
     """stream(maps, plan, given, arrived, of_steps, size): each warp in its role.
 
-    `plan` is that of `deal`, `of_steps` how many there are, the first row of what is carried for
-    the first of them, how far down it is to the next, and the tiles of the batch; `size` (batch,
-    units, width).
+    `plan` is that of `deal`, `of_steps` how many there are, the first row of what is copied for the
+    first of them, how far down it is to the next, and the tiles of the batch; `size` (batch, units,
+    width).
     """
     STAGES, FREE, BARS = ring.STAGES, ring.FREE, ring.BARS
-    carry_weights, carry_rows = carrying_weights(ring), carrying_rows(ring)
+    copy_weights, copy_rows = copying_weights(ring), copying_rows(ring)
 
     @cuda.jit(device=True)
     def stream(maps, plan, given, arrived, of_steps, size):
@@ -71,9 +71,9 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
             fence_mbarrier_init()
         cuda.syncthreads()
         if warp == OF_WEIGHTS:
-            carry_weights(engine, steps * tiles)
+            copy_weights(engine, steps * tiles)
         elif warp == OF_ROWS:
-            carry_rows(engine, of_steps, arrived)
+            copy_rows(engine, of_steps, arrived)
         else:
             work, cut = (pieces, starts[place], starts[place + 1]), (partials, tickets)
             multiply_steps(engine, work, cut, given, arrived, of_steps, size)
@@ -87,12 +87,12 @@ def multiplying(
 ) -> Any:
     """run(sums, loaded, engine, work, cut, given, arrived, of_steps, size): all steps of a warp.
 
-    begin(sums, given, where) comes first in a line, load(loaded, given, where) next where `ahead`,
+    begin(sums, given, where) is first in a line, load(loaded, given, where) next where `ahead`,
     else after the products, and finish(sums, loaded, given, where) last. `where` is (line, first
     row of the step, row of the batch that the tile begins with, batch, units, width).
     """
     take, join, to_tuple = taking_reads(ring, multiply), joining(SUMS), from_local(SUMS)
-    BACK = ring.transposed  # what is carried is of the step after
+    BACK = ring.transposed  # what is copied is of the step after
     forward = advancing(ring)
 
     @cuda.jit(device=True)
@@ -158,7 +158,7 @@ def taking_reads(ring: Ring, multiply: Any) -> Any:
 
 @cuda.jit(device=True)
 def tell(arrived, i):
-    """This warp has written what counter i stands for."""
+    """This warp has written what counter i counts."""
     sync_warp()
     if cuda.threadIdx.x % 32 == 0:
         fence_proxy_async_global()
@@ -171,7 +171,7 @@ def joining(SUMS: int) -> Any:
     def join(sums, partials, tickets, part, first_part, many):
         """Sums of a line that several blocks of threads share: the last adds them, in their order.
 
-        Whether this warp came last; `sums` are the line's then. Tickets are zero again.
+        Whether this warp was last; `sums` are the line's then. Tickets are zero again.
         """
         warp, lane = int64(cuda.threadIdx.x // 32), int64(cuda.threadIdx.x % 32)
         at = (part * WARPS + warp) * (32 * SUMS) + 4 * lane

@@ -1,4 +1,4 @@
-"""Which units a thread has of a warp's sums, and how they come from memory and go there.
+"""Which units a thread has of a warp's sums, and how they are loaded and stored.
 
 The sums of a warp are 16 rows of the batch by columns, and a thread has two rows of them, 8 apart.
 wgmma gives thread q of four the columns 8 i + 2 q and the next: twos. Forward, where a line has all
@@ -98,7 +98,7 @@ def storing_twos(kind: str, two: int) -> Any:
     """(array, at, left, a, b, c, d): (a, b) and (c, d) are the twos `two` and `two + 1` of a row.
 
     They belong at item `at` + their units, those under `left`, a multiple of 8. All threads of a
-    warp come.
+    warp call it.
     """
     pack: Any = PACK.get(kind)
 

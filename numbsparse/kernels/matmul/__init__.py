@@ -11,13 +11,13 @@ Every rung is a module with the same four names:
 (n_blocks, B, B); `index` is the Index of the layout, where the operands are. The last operand is
 written whole. Inputs may have any strides; `dvalues` is C-contiguous, `y` and `dx` are, or their
 transposes are (feature-major activations). Features may end inside the last block: what `values`
-holds beyond the edge is not read, and `dvalues` is zero there, or NaN beside infinity and NaN. A
-kernel sees bfloat16 as uint16; `numbsparse.kernels.floats` converts.
+holds beyond the edge is not read, and `dvalues` is zero there, or NaN where infinity or NaN meets
+it. A kernel sees bfloat16 as uint16; `numbsparse.kernels.floats` converts.
 
-`precision` matters for float32 alone: "highest" is as accurate as a float32 product, "high" allows
-factors rounded to tf32 (10 bits of mantissa); a rung may always compute more accurately than asked.
-A rung whose float32 products are less than exact says by how much: PRODUCT_ERROR, the most that one
-is off by at "highest", in units of 2^-23 of it.
+`precision` matters only for float32: "highest" is as accurate as a float32 product, "high" allows
+operands rounded to tf32 (10 bits of mantissa); a rung may always compute more accurately than
+asked. A rung whose float32 products are less than exact says so: PRODUCT_ERROR is the largest
+relative error of one at "highest", in units of 2^-23.
 
 Which tile is fastest differs from card to card. A rung with several worth trying also has
 
@@ -52,8 +52,8 @@ RUNGS = {
 """The place of each rung, in reading order.
 
 With blocks of 32 and more and large batches that is nearly the order of their speed, though a step
-may gain nothing (k4_pipelined beside k3_registers). k7_small_blocks is for blocks under 32,
-k8_small_batch for small batches; at such batches earlier rungs stand in no order.
+may gain nothing (k4_pipelined over k3_registers). k7_small_blocks is for blocks under 32,
+k8_small_batch for small batches; at such batches earlier rungs have no order.
 """
 
 LADDER: dict[str, ModuleType]
@@ -67,7 +67,7 @@ OWN: dict[str, Any] = {}
 def add_rung(name: str, module: Any) -> None:
     """Enter a rung of one's own, for as long as this process lives.
 
-    `kernel=name` computes with it, and the benchmark checks it and times it beside the others.
+    `kernel=name` computes with it, and the benchmark checks it and times it with the others.
     `kernel="auto"` and `ns.tune` keep to the library's.
 
     Parameters

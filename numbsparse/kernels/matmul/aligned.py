@@ -22,14 +22,14 @@ def aligned_rows(x: DeviceArray) -> tuple[DeviceArray, int]:
 
 def aligned_lines(x: DeviceArray) -> tuple[DeviceArray, int, bool]:
     """As `aligned_rows`, of x or of x.T, whichever is gapless; and whether it is x.T."""
-    turned = batch_is_gapless(x)
-    return *aligned_rows(x.T if turned else x), turned
+    transposed = batch_is_gapless(x)
+    return *aligned_rows(x.T if transposed else x), transposed
 
 
 def aligned_either_way(x: DeviceArray) -> tuple[DeviceArray, bool]:
     """x, or x.T where the batch is gapless, or a copy of it that is aligned; whether it is x.T."""
-    turned = batch_is_gapless(x)
-    return aligned(x.T if turned else x), turned
+    transposed = batch_is_gapless(x)
+    return aligned(x.T if transposed else x), transposed
 
 
 def batch_is_gapless(x: DeviceArray) -> bool:
@@ -47,7 +47,7 @@ def aligned(x: DeviceArray) -> DeviceArray:
 
 
 def is_aligned(x: DeviceArray) -> bool:
-    """Whether x (rows, width) can be read as it is; rows that repeat, of stride 0, can not."""
+    """Whether x (rows, width) can be read as it is; repeated rows, of stride 0, cannot."""
     rows, width = x.shape
     stride = x.strides[0] if rows > 1 else BYTES
     gapless = width <= 1 or x.strides[1] == x.itemsize

@@ -1,4 +1,4 @@
-"""Launches that come again with operands in the same places: worked out once.
+"""Launches repeated with operands at the same addresses: worked out once.
 
 Training goes over the same arrays step after step, and a product of few rows takes the GPU less
 time than the host needs to work out its arguments.
@@ -30,11 +30,11 @@ class Call(NamedTuple):
 def again(
     index: Index, make: Callable[..., Call], operands: tuple[DeviceArray, ...], *options: Any
 ) -> None:
-    """Run make(index, *operands, *options), or what it gave for operands in these places.
+    """Run make(index, *operands, *options), or what it returned for operands at these addresses.
 
-    What it gives follows from where the operands are and from their strides.
+    That follows from the addresses of the operands and from their strides.
     """
-    calls = vars(index).setdefault("calls", {})  # with the index, and as long as it
+    calls = vars(index).setdefault("calls", {})  # with the index, for its lifetime
     a, b, c = operands
     places = a.address, a.strides, b.address, b.strides, c.address, c.strides
     key = make, options, places, a.shape, b.shape, c.shape, a.dtype
@@ -50,12 +50,11 @@ def again(
 
 
 def fresh_each_time(maps: DeviceArray) -> int:
-    """Whether the copy engine must be told of these maps at every launch, not at the first alone.
+    """Whether these maps must be announced to the copy engine at every launch, not only the first.
 
-    It remembers a map by its address, on each multiprocessor. Telling it takes 2 us, more than a
-    small product; so maps are kept for ever, and no other one comes to their place. To let go of
-    one would not do: the next one at its place could be taken for it. Beyond MOST_MAPS they are not
-    kept, and it is told every time.
+    It caches a map by its address, on each multiprocessor. Announcing one takes 2 us, more than a
+    small product; so maps are kept for ever, and no other is put at their address: it could be
+    taken for the one before. Beyond MOST_MAPS they are not kept, but announced every time.
     """
     if len(_maps) < MOST_MAPS:
         _maps[maps.address] = maps

@@ -17,7 +17,7 @@ float32 first, and the result is rounded.
 
 Reads per output, from cache: (1/R + 1/C) * steps; steps is the batch for a weight, and else
 B * (blocks in the line). With R = 8 and C = 32 they hide behind the arithmetic, and the limit is
-how many multiply-adds the cores can do. A GPU has far more of those, and the next rung goes there.
+how many multiply-adds the cores can do. A GPU does far more of those: the next rung runs there.
 A batch that would leave most of a vector empty is multiplied by `few_rows`.
 """
 
@@ -115,7 +115,7 @@ def _slab(features, nbytes):
     """Rows that a weight-gradient packs at a time.
 
     They are read fastest in the inner cache. But each slab is added to the weights once more, and
-    where these come from memory, that takes longer.
+    where these are in memory, that takes longer.
     """
     if nbytes > OUTER_CACHE:
         return max(256, SLAB // max(1, features))
@@ -272,7 +272,7 @@ def weight_grad_kernel(dtype, rows, pieces):
             operands = some_x, some_dy, lines, dvalues, number > 0
             _add_slab(core, counts[2], share, operands, rows, pieces, columns)
             if not wait_or_part(core, counts[2], len(dvalues), progress[0]):
-                return  # before the panels are packed anew
+                return  # before the panels are packed again
 
     return kernel
 

@@ -1,12 +1,11 @@
 """Rung 1: a GPU thread per output.
 
-Thread (n, k) sums y[n, k] alone, block by block down its block column. Neighbouring threads take
-neighbouring k, so a warp reads 32 weights side by side, and one x that all of them share. Numbers
-of 16 bits are `widened` to float32 where they are read, and the sum is `rounded` where it is
-stored.
+Thread (n, k) sums y[n, k] by itself, block by block down its block column. Neighbouring threads
+take neighbouring k, so a warp reads 32 adjacent weights, and one x that all lanes share. Numbers of
+16 bits are `widened` to float32 where they are read, and the sum is `rounded` where it is stored.
 
-What changed since k0_cpu: there a core kept many outputs in vector registers and went through them
-in turn; here each output has a thread, and thousands of them run at a time.
+What changed since k0_cpu: there a core kept many outputs in vector registers and computed them one
+after another; here each output has a thread, and thousands of them run at a time.
 
 Reads per output, for a sum of K = B * (blocks in the column) products: 2 * K, from global memory.
 Every x is read again by each of the B threads that need it and every weight by each row of the
@@ -49,7 +48,7 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
 
 
 def grid_of(width, height, threads=THREADS):
-    """Blocks of threads that cover a width x height output, along x alone: y ends at 65535."""
+    """Blocks of threads that cover a width x height output, along x only: y ends at 65535."""
     return -(-height // threads[1]) * -(-width // threads[0])
 
 
@@ -97,7 +96,7 @@ def input_grad_kernel(dy, values, indptr, indices, blocks, dx):
 
 @cuda.jit
 def weight_grad_kernel(x, dy, block_rows, block_columns, dvalues):
-    # The blocks lie one under the other: line = block * B + i.
+    # The blocks are stacked: line = block * B + i.
     n_blocks, size = dvalues.shape[0], dvalues.shape[1]
     line, j = line_and_column(n_blocks * size)
     if line >= n_blocks * size or j >= size:

@@ -1,8 +1,8 @@
 """Rung 2: tiles in shared memory.
 
 A block of T x T threads owns a T x T tile of the output, T = min(B, 16). For each T x T tile of w
-that the outputs need, the threads fetch it and the tile of x that meets it into shared memory,
-one element each, and every thread then sums T products from there.
+that the outputs need, the threads fetch it and the tile of x that meets it into shared memory, one
+element each, and every thread then sums T products from it.
 
 What changed since the rung before: a thread reads for all T that need a value, and waits twice for
 the others, until the tiles are whole, and until nobody reads them any more. So no thread may leave
@@ -111,7 +111,7 @@ def input_grad_kernel(dy, values, indptr, indices, blocks, dx):
 
 @cuda.jit
 def weight_grad_kernel(x, dy, block_rows, block_columns, dvalues):
-    # The blocks lie one under the other: line = block * B + i.
+    # The blocks are stacked: line = block * B + i.
     xs = cuda.shared.array((MOST, MOST), float32)  # (batch, in)
     dys = cuda.shared.array((MOST, MOST), float32)  # (batch, out)
     tx, ty, tile = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockDim.x

@@ -7,13 +7,14 @@ TM * TN products of them. Where B is small, the tiles in shared memory hold seve
 What changed since the rung before: `acc` is an array. It stays in registers only where each of its
 places is known when the kernel is compiled, so kernels are now made by functions, for a block size
 and a tile: what is written in capitals is a constant there, and loops over it are unrolled. x is
-turned on its way to shared memory, so that the values which a thread wants lie side by side.
+transposed on its way to shared memory, so that the values which a thread reads are contiguous.
 
 Reads per output, for a sum of K products: from global memory K / BM + K / BN, with BM = 128 or more
 rows of a large batch, but BN at most B, because no two block columns keep the same rows; from
-shared memory K / TM + K / TN, where the rung before took 2 * K. From global memory the values still
-come one by one, through registers, because only rows that start at a multiple of 16 bytes could be
-read in quads; and while they come, their threads multiply nothing: the next rung removes both.
+shared memory K / TM + K / TN, where the rung before took 2 * K. From global memory the values are
+still loaded one by one, through registers, because only rows that start at a multiple of 16 bytes
+could be read in quads; and while these loads run, the threads multiply nothing: the next rung
+removes both.
 """
 
 from __future__ import annotations
@@ -101,12 +102,12 @@ def forward_kernel(B: int, tile: Tile) -> Any:
 
 
 def input_grad_kernel(B: int, tile: Tile) -> Any:
-    return line_kernel(B, tile, fetch_turned)
+    return line_kernel(B, tile, fetch_transposed)
 
 
 @cache
 def line_kernel(B: int, tile: Tile, fetch_of_w: Any) -> Any:
-    """y = x @ w down the block columns of w; x = dy and w turned give dx along the block rows."""
+    """y = x @ w down the block columns of w; x = dy and w.T give dx along the block rows."""
     BM, BN, BK, TM, TN = tile
     TY, TX = BM // TM, BN // TN
     DEPTH = min(B, BK)  # rows of a block in a step
@@ -114,7 +115,7 @@ def line_kernel(B: int, tile: Tile, fetch_of_w: Any) -> Any:
     # A line is a quad longer than the tile: the quads that eight neighbours write to eight lines,
     # each in one store, then fill all banks once.
     X_SHAPE, W_SHAPE = (BK, BM // QUAD + 1, QUAD), (BK, BN // QUAD + 1, QUAD)
-    fetch_x = fetch_turned(DEPTH, BM, TY * TX)
+    fetch_x = fetch_transposed(DEPTH, BM, TY * TX)
     fetch_w = fetch_of_w(DEPTH, BN, TY * TX)
     add_products = products(tile)
 
@@ -219,7 +220,7 @@ def fetch_straight(DEPTH: int, WIDTH: int, THREADS: int) -> Any:
 
 
 @cache
-def fetch_turned(DEPTH: int, WIDTH: int, THREADS: int) -> Any:
+def fetch_transposed(DEPTH: int, WIDTH: int, THREADS: int) -> Any:
     """tile[line + i, j] = x[first + j, offset + i] for i < DEPTH, and 0 from i = inside on.
 
     Neighbouring threads read neighbours in a row, each from four rows, and write these as a quad.
@@ -275,7 +276,7 @@ def products(tile: Tile) -> Any:
     """acc[m, k] += sum over i of xs[i, row m of this thread] * ws[i, column k of this thread].
 
     The thread's rows are quads, TY quads apart, and its columns quads, TX apart: the quads that
-    neighbouring threads read lie side by side.
+    neighbouring threads read are adjacent.
     """
     BK, TM, TN = tile.BK, tile.TM, tile.TN
     TY, TX = tile.BM // TM, tile.BN // TN

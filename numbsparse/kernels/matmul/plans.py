@@ -1,4 +1,4 @@
-"""What a rung works out of a layout before its first launch: once per layout, then remembered."""
+"""What a rung works out from a layout before its first launch: once per layout, then cached."""
 
 from __future__ import annotations
 

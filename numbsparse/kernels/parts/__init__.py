@@ -1,9 +1,9 @@
-"""What the tensor-core kernels are put together from, each part with its meaning in the simulator.
+"""The parts that tensor-core kernels are made of, each with its meaning in the simulator.
 
-- `banks`: where pieces of 16 bytes stand in shared memory.
-- `copies`: tiles of a matrix or of blocks, brought by `cp.async`.
+- `banks`: where pieces of 16 bytes are stored in shared memory, without bank conflicts.
+- `copies`: tiles of a matrix or of blocks, loaded by `cp.async`.
 - `fragments`, `fragments_tf32`: what a lane holds of an `mma.sync`, and products of tiles.
-- `one_by_one`: a loop whose rounds are compiled one by one.
+- `one_by_one`: a loop unrolled before it is compiled.
 - `ring`: stages in shared memory, walked one after another.
 - `turns`: pieces of a sum, added one after another by the blocks of threads that have them.
 - `records`: warps that walk a plan, and ask the copy engine for what each step names.
@@ -14,7 +14,7 @@
 - `tiles`: from swizzled tiles in shared memory to the products of an mma.
 - `words`: what a warp reads or writes together, several words a lane.
 - `split`: float32 as tf32, in one or three products; `images`: w split so, once, before the kernel.
-- `pieces`: sums in registers, and pieces of a sum that are added in their order.
+- `pieces`: sums in registers, and pieces of a sum, added in their order.
 - `mend`: outputs that such a split made NaN.
 - `repair`: which sums of split float32 are not finite, and what they are instead.
 - `store`: accumulators to y, in three orders.

@@ -1,9 +1,9 @@
-"""Where a piece of 16 bytes stands in a tile of shared memory: pieces read together, in all banks.
+"""Where a piece of 16 bytes is in a tile of shared memory: pieces read together use all banks.
 
-Shared memory has 32 banks of 4 bytes, so eight pieces at a time pass without waiting if they stand
-in eight different places of 128 bytes. Pieces of one line do; pieces of one column do because
-`swap`, from the bits of the line, is added to the place without carry. Every size is a power of
-two, and so a place moves by constant lines and pieces without being computed anew.
+Shared memory has 32 banks of 4 bytes, so eight pieces are read at once, without bank conflicts, if
+they are at eight different places of 128 bytes. Pieces of one line do; pieces of one column do
+because `swap`, from the bits of the line, is added to the place without carry. Every size is a
+power of two, so a place moves by constant lines and pieces without being computed again.
 """
 
 from __future__ import annotations

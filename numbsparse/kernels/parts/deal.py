@@ -1,7 +1,7 @@
-"""Who computes what: pieces of work dealt to places that run side by side, worked out on the host.
+"""Scheduling: pieces of work dealt to places that run in parallel, worked out on the host.
 
-Pieces come in an order, the longest first where that is free to choose, and each goes to the place
-that is free first.
+Pieces are dealt in an order, the longest first where there is a choice, each to the place that is
+free first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numbsparse.kernels.cores import compiled
 from numbsparse.layout import Index
 
-TILE_STEPS = 3  # what a tile costs beside its steps
+TILE_STEPS = 3  # what a tile costs beyond its steps
 SILENT = 2.0  # seconds
 
 
@@ -70,7 +70,7 @@ def _take_turns(owners, order, starts):
 
 
 def in_order(*keys: np.ndarray) -> np.ndarray:
-    """np.lexsort of whole numbers from 0 on, by counting: the last key comes first.
+    """np.lexsort of non-negative integers, by counting: the last key is the primary one.
 
     >>> in_order(np.array([1, 0, 2]), np.array([5, 5, 1]))
     array([2, 1, 0])
@@ -114,8 +114,8 @@ def schedule(
     """(tiles, starts): what each unit computes in turn, (group, tile of rows, first step, end).
 
     A unit is a block of threads or a cluster, and all run at once. Rows change slowly, so that
-    their x stays in the L2 cache; within them the longest group comes first. Tiles of `together`
-    neighbouring rows follow one another, so that blocks of w stay there too.
+    their x stays in the L2 cache; within them the longest group is first. Tiles of `together`
+    neighbouring rows follow each other, so that blocks of w stay there too.
     """
     groups = np.argsort(-lengths.steps, kind="stable")
     top, group, row = np.indices((-(-row_tiles // together), groups.size, together)).reshape(3, -1)

@@ -1,8 +1,8 @@
 """What each lane holds of the operands and sums of `mma.sync`, and products of tiles made of it.
 
 `products` multiplies two tiles in shared memory, of any arithmetic: "float16", "bfloat16", or the
-precision of float32 ("highest", "high"; see `fragments_tf32`). 16-bit values come by `ldmatrix`,
-four matrices of 8 x 8 at once, and one mma takes 16 terms of the sum.
+precision of float32 ("highest", "high"; see `fragments_tf32`). `ldmatrix` loads 16-bit values, four
+matrices of 8 x 8 at once, and one mma takes 16 terms of the sum.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def piece_of(arithmetic: str) -> int:
 
 
 def coordinates(arithmetic: str, UNITS: int) -> Any:
-    """(u, g) -> where line g of unit u stands, of the 8 UNITS rows or columns of a warp's sums.
+    """(u, g) -> where line g of unit u is, of the 8 UNITS rows or columns of a warp's sums.
 
     acc[m, n, i] of lane 4 g + q is line g of unit 2 m + i // 2 down, 2 q + i % 2 of unit n across.
     """
@@ -112,7 +112,7 @@ def square(PIECES: int, along: bool, down_first: bool) -> tuple[Any, Any]:
     """(begin, load) for the registers of 16 x 16 values of a tile, as an mma takes them.
 
     begin(line, piece) is where the lane reads in the square there, load(tile, at, line, piece)
-    reads that of the square further on. The quarters come down first or across first, each
+    reads that of the square further on. The quarters are loaded down or across first, each
     transposed where the sum runs down.
     """
     load_matrices = ldmatrix_x4 if along else ldmatrix_x4_trans
@@ -133,7 +133,7 @@ def square(PIECES: int, along: bool, down_first: bool) -> tuple[Any, Any]:
     return begin, load
 
 
-# PTX ISA, "Matrix Fragments for mma.m16n8k16": where value i of a 16 x 8 result stands.
+# PTX ISA, "Matrix Fragments for mma.m16n8k16": where value i of a 16 x 8 result is.
 
 
 @cuda.jit(device=True)

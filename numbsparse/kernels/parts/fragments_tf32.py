@@ -1,7 +1,7 @@
 """Products of float32 on the tensor cores, split into tf32 as `split` says, 16 terms at a time.
 
 An mma takes 8 values of the sum, q and q + 4 of them in lane 4 g + q. Which ones these are is free
-as long as both factors agree, and so are the rows and columns that a lane holds: here four
+as long as both operands agree, and so are the rows and columns that a lane holds: here four
 neighbours in memory, so that one load of 16 bytes feeds two or four mma.
 """
 
@@ -158,7 +158,7 @@ def chunk_products(precision: str, TA: int, TB: int) -> Any:
 
 @cache
 def coordinates(UNITS: int) -> Any:
-    """Where line g of unit u stands, of the 8 UNITS lines of a fragment."""
+    """Where line g of unit u is, of the 8 UNITS lines of a fragment."""
 
     @cuda.jit(device=True)
     def coordinate(u, g):

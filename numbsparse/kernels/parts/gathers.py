@@ -1,8 +1,7 @@
 """Tiles that the lanes of a warp copy to shared memory, 16 bytes at a time, with `cp.async`.
 
-Where the copy engine brings no whole tile: a tile is put together from the blocks and lines that a
-record names, in pairs of (place, line), and is 0 where there is nothing. A block begins at value
-32 * place.
+For tiles that the copy engine cannot load whole: a tile is gathered from the blocks and lines that
+a record names, in pairs of (place, line), with 0 elsewhere. A block begins at value 32 * place.
 """
 
 from __future__ import annotations

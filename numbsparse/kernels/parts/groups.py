@@ -10,7 +10,7 @@ from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import in_order
 from numbsparse.layout import Walk
 
-MATCHED = 4096  # lines: more of them are grouped as they come
+MATCHED = 4096  # lines: more of them are grouped in their order
 EXCHANGES, EXCHANGED = 16, 1024  # rounds at most, of at most so many lines
 NEVER = 1 << 29  # inputs
 
@@ -110,7 +110,7 @@ def _count_inputs(meets, size, same, others, inputs, instead, both):
     """Of groups that are not as they were.
 
     inputs (n,) : of the group of each line
-    instead (n, n) : of the group of line i, if line j stood in its place
+    instead (n, n) : of the group of line i, if line j were in its place
     both (n, n) : of both groups, if i and j change places; endless within a group
     """
     n, words = meets.shape
@@ -130,7 +130,7 @@ def _count_inputs(meets, size, same, others, inputs, instead, both):
     for first in range(0, n, size):
         if not same[first // size]:
             for j in range(n):
-                if j >= first or same[j // size]:  # others come with the group of j
+                if j >= first or same[j // size]:  # others are in the group of j
                     for i in range(first, first + size):
                         both[i, j] = both[j, i] = instead[i, j] + instead[j, i]
             for i in range(first, first + size):

@@ -28,7 +28,7 @@ def images_of(
     DEPTH: int,
     by_eights: bool,
 ) -> DeviceArray:
-    """Of each block (B, B) in turn its parts of N columns, and of each in turn DEPTH terms.
+    """Block by block (B, B), its parts of N columns, and of each of these DEPTH terms at a time.
 
     (blocks, B / N, B / DEPTH, N / 8, 2, DEPTH / 4, 8, 4): of 8 columns hi, then lo, and of each the
     terms four by four, column by column; see `wgmma_split`. Rows beyond the last feature are zeros.

@@ -1,7 +1,7 @@
 """Outputs that a split into tf32 made NaN, again by plain sums of float32: rare, so simple.
 
 An infinity splits into hi = inf and lo = inf - inf, as does a value that rounds up to one. Both
-make NaN of every sum that they enter, so NaN is the mark of the outputs to look at.
+make NaN of every sum that they enter, so NaN marks the outputs to look at.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sums in the registers of a warp, (M, N, 4), and how pieces of a sum are added: in a fixed order.
 
-A piece is left in memory as the lanes hold it, each 16 bytes beside the next one's. Whoever comes
-last adds up the pieces of a sum in their order, so the same sum has the same bits in every run.
+A piece is left in memory as the lanes hold it, 16 bytes of each next to each other. The last warp
+adds up the pieces of a sum in their order, so the same sum has the same bits in every run.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def add_saved(M: int, N: int) -> Any:
 
 @cache
 def join(M: int, N: int) -> Any:
-    """Save piece number k of a sum of `many` from `first` on; the last one to come adds them all.
+    """Save piece number k of a sum of `many` from `first` on; the last warp adds them all.
 
     Returns whether this was the last one, and acc is then the whole sum, added in the order of its
     pieces. Tickets are zero before and after.

@@ -1,7 +1,7 @@
-"""Warps that walk the records of a plan and ask the copy engine for what each of them names.
+"""Producer warps, which walk the records of a plan and ask the copy engine for what each names.
 
 A lane holds the record of one of 32 steps while those of the next 32 are under way, across tiles
-too, so no step waits for its record; each in turn is told to the whole warp.
+too, so no step waits for its record; each is broadcast to the whole warp.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Sums that factors split in two tf32 cannot give: those with an infinity or a NaN.
+"""Sums that operands split in two tf32 cannot give: those with an infinity or a NaN.
 
-inf = inf + 0 as a split, and inf times the lesser part of the other factor is a NaN or of the wrong
-sign. So does a value that rounds up to an infinity. Who finds an output that is not finite computes
-it once more, in float32 from start to end: rare, so simple and slow.
+inf = inf + 0 as a split, and inf times the lesser part of the other operand is a NaN or of the
+wrong sign. So does a value that rounds up to an infinity. An output that is not finite is computed
+once more, in float32 from start to end: rare, so simple and slow.
 """
 
 from __future__ import annotations

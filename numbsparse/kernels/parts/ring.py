@@ -1,7 +1,7 @@
 """A ring of stages in shared memory: what a producer fills, consumers empty, one after another.
 
-A barrier tells phases apart by their parity. Stage 0 comes again after the last one, a phase later:
-whoever waits for a stage waits for the parity of its phase.
+A barrier tells phases apart by their parity. Stage 0 follows the last one, a phase later: to wait
+for a stage is to wait for the parity of its phase.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numbsparse.kernels.ptx import mbarrier_init
 def begin_ring(bars, at, stages, fillers, readers):
     """From barrier `at` on one for each stage that is full, then one for each that is empty.
 
-    So many arrivals fill a stage, beside what is copied, and so many empty it. One thread does it;
+    So many arrivals fill a stage, with the bytes copied, and so many empty it. One thread does it;
     `fence_mbarrier_init` and a barrier for all threads follow.
     """
     for i in range(stages):

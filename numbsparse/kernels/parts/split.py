@@ -1,11 +1,11 @@
 """float32 on tensor cores, which take tf32: float32 with 10 bits of mantissa.
 
-"high" rounds each factor to tf32. "highest" splits it, x = hi + lo with hi the nearest tf32, and
+"high" rounds each operand to tf32. "highest" splits it, x = hi + lo with hi the nearest tf32, and
 adds the three products lo * hi, hi * lo and hi * hi: what is left out is 2^-22 of a product. A
 tensor core cuts off bits when it adds, always towards zero, and more of a large sum; so the
-products of every few terms start from zero, the small ones first, and what they come to is added in
+products of every few terms start from zero, the small ones first, and their sum is added in
 float32. Values below 2^-113 lose bits of their lo, which is then too small for a float32; a hi that
-is not finite makes NaN of the sum, and such outputs are computed anew.
+is not finite makes NaN of the sum, and such outputs are computed again.
 """
 
 from __future__ import annotations

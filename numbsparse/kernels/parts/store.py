@@ -1,11 +1,11 @@
 """From a warp's accumulators to y in one of three orders: along rows, along features, by items.
 
 16-bit sums are those of mma and wgmma: 16 rows by strips of 8 columns, of which lane 4 g + q has
-columns 2 q and 2 q + 1 of rows g, the upper half, and g + 8. They are rounded and leave by pieces
-of 16 bytes, straight from the registers of lanes that exchange them (`storer`), or as matrices into
-shared memory and on by the copy engine, while the warp goes on (`box_storer`).
+columns 2 q and 2 q + 1 of rows g, the upper half, and g + 8. They are rounded and stored in pieces
+of 16 bytes, straight from the registers of lanes that exchange them (`storer`), or as matrices in
+shared memory, which the copy engine stores while the warp goes on (`box_storer`).
 
-float32 sums lie so that a lane has neighbours: see `storer_of_float32`.
+float32 sums are arranged so that a lane has neighbours: see `storer_of_float32`.
 """
 
 from __future__ import annotations
@@ -275,8 +275,8 @@ def storer_of_float32(order: str, row_in: Any, neighbours: bool) -> Any:
 
     @cuda.jit(device=True)
     def by_rows(sums, row, column, y):
-        """Two lanes write four each, first of the one's and then of the other's: whole sectors of
-        32 bytes."""
+        """Two lanes write four each, first one's and then the other's: whole sectors of 32
+        bytes."""
         values, stride, _, batch, features = y
         lane = uint32(cuda.threadIdx.x) % 32
         g, q, odd = lane // 4, lane % 4, lane % 2

@@ -1,8 +1,8 @@
-"""Tiles of swizzled lines: asked of the copy engine, and read as the registers of an mma.
+"""Tiles of swizzled lines: loaded by the copy engine, and read as the registers of an mma.
 
-A tile is lines of 32, 64 or 128 bytes, whose pieces of 16 bytes have changed places by the address
-of the line (`ptx.tiles.swizzled`), so that neither a line nor a column of pieces meets a bank
-twice. A line holds neighbouring features of a row of the batch; or, where the operand is transposed
+A tile is lines of 32, 64 or 128 bytes, whose pieces of 16 bytes are exchanged by the address of the
+line (`ptx.tiles.swizzled`), so that neither a line nor a column of pieces hits a bank twice. A line
+holds neighbouring features of a row of the batch; or, where the operand is transposed
 (feature-major), neighbouring rows of the batch for one feature.
 """
 
@@ -25,7 +25,7 @@ from numbsparse.kernels.ptx import (
 from numbsparse.kernels.ptx.tiles import swizzled
 
 PERIOD = 1024  # bytes after which the exchanges repeat
-PIECE = 8  # features that stand together: those of an 8 x 8 matrix
+PIECE = 8  # features that stay together: those of an 8 x 8 matrix
 LINE = 128  # bytes of a transposed tile's line
 
 place_of_byte = cuda.jit(device=True)(swizzled)
@@ -70,11 +70,11 @@ def feature_of_eight(g):
 
 
 class Rows(NamedTuple):
-    """How the rows of groups of features become the first factor of an mma, 16 rows at a time.
+    """How the rows of groups of features become the first operand of an mma, 16 rows at a time.
 
     begin(start) -> lines : where a lane reads in the groups that begin at a byte
     find(lines, place) -> at : where it reads a piece of 8 features; of 16-bit values two of them,
-        whose places stand in the halves of a word. A place is counted in bytes of a row.
+        whose places are in the halves of a word. A place is counted in bytes of a row.
     load(shared, at, m, x) : x[m % 2] = the registers of the m-th 16 rows
     row_of(m, half) -> row : which row that is, the upper one of a lane and the lower one
     """
@@ -106,7 +106,7 @@ def row_of_16(m, half):
 def _rows_16_bit(width: int) -> Rows:
     """A lane names a line of an 8 x 8 matrix: 16 rows, then the second piece of each."""
     BYTES = 2 * width
-    ALIKE = LINE // BYTES  # lines whose pieces have changed places alike
+    ALIKE = LINE // BYTES  # lines whose pieces are exchanged alike
 
     @cuda.jit(device=True)
     def begin(start):
@@ -163,7 +163,7 @@ def _transposed_16_bit(width: int) -> Rows:
 
 
 def _rows_tf32() -> Rows:
-    """`ldmatrix` brings four neighbours of a row to the four lanes that hold it: lane 4 g + q gets
+    """`ldmatrix` loads four neighbours of a row into the four lanes that hold it: lane 4 g + q gets
     the q-th and the (q + 4)-th of a piece."""
 
     @cuda.jit(device=True)
@@ -192,7 +192,7 @@ def _transposed_tf32(width: int) -> Rows:
 
     @cuda.jit(device=True)
     def four_of(g):
-        """Which four rows of 32 a lane has: such that eight lanes meet in no bank."""
+        """Which four rows of 32 a lane has: such that no two of eight lanes share a bank."""
         return g % 2 * 4 + g // 2
 
     @cuda.jit(device=True)

@@ -1,10 +1,10 @@
 """From tiles in shared memory to sums: the fragments of an mma, and the products of two tiles.
 
 A tile is 32 terms of a sum by 8 to 64 lines: rows of 32 values, their pieces of 16 bytes exchanged
-(swizzled), so that lanes that read down a column meet every bank once. Its rows are lines (along)
-or terms (across). Lines come in groups of eight; lane 4 g + q holds line g of each group at terms
-that both operands agree on: of 16-bit values the pairs that `ldmatrix` brings, of float32 terms 2 q
-and 2 q + 1 of each eight.
+(swizzled), so that lanes that read down a column use every bank once. Its rows are lines (along) or
+terms (across). Lines are in groups of eight; lane 4 g + q holds line g of each group at terms that
+both operands agree on: of 16-bit values the pairs that `ldmatrix` loads, of float32 terms 2 q and 2
+q + 1 of each eight.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def number_of(together: int) -> Any:
 def take_16_bit(groups: int, across: bool) -> Any:
     """raw[j, e] = half e of what an mma takes at once, of the lines of group j, at step s.
 
-    `paired` is 16 where two rows of 64 bytes stand in a line of 128, whose swizzle goes further;
+    `paired` is 16 where two rows of 64 bytes share a line of 128, whose swizzle has a bit more;
     else 0.
     """
     PAIRS = -(-groups // 2)
@@ -160,18 +160,18 @@ def take_float32(operand: Operand) -> Any:
 @cuda.jit(device=True)
 def in_two(bits):
     """The nearest tf32 of a float32, and what is left of it."""
-    # An mma reads the upper 19 bits alone, so the others need not be cut off for it.
-    # What this does to infinities and NaNs is mended with the sums.
+    # An mma reads only the upper 19 bits, so the others need not be cut off for it. What this does
+    # to infinities and NaNs is mended in the sums.
     hi = uint32(bits + uint32(0x1000))
     nearest = as_float32(uint32(hi & uint32(0xFFFFE000)))
     return hi, as_uint32(as_float32(bits) - nearest)
 
 
 @cache
-def factors(form: Form, operand: Operand) -> Any:
+def fragment(form: Form, operand: Operand) -> Any:
     """hi, lo of step s: where a float32 is split, the nearest tf32 and what is left of it.
 
-    An mma takes groups by twos: what a lonely one lacks is 0.
+    An mma takes two groups: where there is one, the other is 0.
     """
     GROUPS, RAW = operand.groups, (operand.groups + operand.groups % 2, 2)
     LACKS, ROWS = operand.groups % 2 == 1, operand.groups + operand.groups % 2
@@ -180,7 +180,7 @@ def factors(form: Form, operand: Operand) -> Any:
     AS_IT_IS, SPLIT = sixteen, form.split
 
     @cuda.jit(device=True)
-    def factors_of_step(tile, start, s, paired, hi, lo):
+    def fragment_of_step(tile, start, s, paired, hi, lo):
         raw = cuda.local.array(RAW, uint32)
         take(tile, start, s, paired, raw)
         if LACKS:
@@ -194,7 +194,7 @@ def factors(form: Form, operand: Operand) -> Any:
                 else:
                     hi[j, e] = cvt_rna_tf32(as_float32(raw[j, e]))
 
-    return factors_of_step
+    return fragment_of_step
 
 
 @cache
@@ -223,15 +223,15 @@ def products(form: Form, M: int, N: int) -> Any:
 def multiply(form: Form, first: Operand, second: Operand) -> Any:
     """acc += first second.T of a tile of each; acc as in `products`.
 
-    Where the second has eight groups, its upper four have sums of their own, behind the others'.
-    Steps are taken by twos. Of split float32 acc is zero before; the small products come first, and
+    Where the second has eight groups, its upper four have sums of their own, after the others'.
+    Steps are taken by twos. Of split float32 acc is zero before; the small products are first, and
     the second two steps start from zero and are added in float32: a tensor core cuts off what it
-    adds, always towards zero, and of the 12 products of a unit that would be seen.
+    adds, always towards zero, and in the 12 products of a unit that would show.
     """
     STEPS, SPLIT = form.steps, form.split
     A, B = ((2, o.groups + o.groups % 2, 2) for o in (first, second))
     M, N, HALVES = -(-first.groups // 2), min(second.groups, 4), -(-second.groups // 4)
-    take_a, take_b = factors(form, first), factors(form, second)
+    take_a, take_b = fragment(form, first), fragment(form, second)
     add, SUMS = products(form, M, N), (M * HALVES, N, 4)
     clear_sums, add_sums = pieces.clear(M * HALVES, N), pieces.add(M * HALVES, N)
 
@@ -253,7 +253,7 @@ def multiply(form: Form, first: Operand, second: Operand) -> Any:
     @cuda.jit(device=True)
     def multiply_tiles(tile, a_start, a_paired, b_start, b_paired, acc):
         # Written out: the compiler leaves a loop, and then no load is ahead of the products. Their
-        # numbers are of one type; of each literal a step would be compiled anew.
+        # numbers are of one type; of each literal a step would be compiled again.
         two_steps(tile, a_start, a_paired, b_start, b_paired, uint32(0), acc)
         if STEPS == 4:
             if SPLIT:

@@ -1,4 +1,4 @@
-"""A feature-major copy of batch-major 16-bit values, by way of tiles in shared memory."""
+"""A feature-major copy of batch-major 16-bit values, through tiles in shared memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def transposed_copy(x: DeviceArray) -> DeviceArray:
     rows, columns = x.shape
     out = empty((columns, -(-rows // RUN) * RUN), x.dtype)[:, :rows]
     overlap = SIMULATED or compute_capability() >= (9, 0)
-    kernel = overlapping if overlap else alone
+    kernel = overlapping if overlap else ordered
     grid = -(-columns // SIDE), -(-rows // SIDE)
     strides = x.strides[0] // 2, x.strides[1] // 2
     launch(
@@ -64,4 +64,4 @@ def _kernel(overlap: bool) -> Any:
     return kernel
 
 
-overlapping, alone = _kernel(True), _kernel(False)
+overlapping, ordered = _kernel(True), _kernel(False)

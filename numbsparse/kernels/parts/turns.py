@@ -2,7 +2,7 @@
 
 An item is the sum of a few kept blocks. It is cut into pieces where items are too few for the GPU.
 The pieces of an item add to the same float32 numbers, one after another and always in the same
-order: each waits for its turn, which comes soon because all end at the same time.
+order: each waits for its turn, not for long, because all end at the same time.
 """
 
 from __future__ import annotations

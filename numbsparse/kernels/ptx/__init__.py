@@ -2,15 +2,15 @@
 
 On a GPU a name is an intrinsic that emits its instruction (`emitted`); in the simulator the same
 name runs its NumPy meaning (`simulated`, `meaning`), so a kernel runs unchanged in both, with
-clusters and with grids whose blocks wait for each other. `meaning` is also where the layout of the
-matrix fragments stands.
+clusters and with grids whose blocks wait for each other. `meaning` also defines the layout of the
+matrix fragments.
 
 Memory is named by an array in C order and the flat index of an item, never by an address. Registers
 are uint32 and float32 exactly: Numba makes uint64 of uint32 + uint32, so wrap sums in uint32().
-Pieces of 16 bytes start at multiples of 16 bytes, and so must the shared arrays that they lie in:
+Pieces of 16 bytes start at multiples of 16 bytes, and so must the shared arrays that hold them:
 `cuda.shared.array(shape, dtype, ALIGNMENT)`, with ALIGNMENT imported by its name, because Numba
-wants a constant there. Dynamic ones begin at no higher multiple, in the simulator too, and swizzles
-go by the address: `first_multiple` says where it is 0, and bits are swapped before that is added.
+needs a constant there. Dynamic ones have no higher alignment, in the simulator too, and swizzles
+use the address: `first_multiple` says where it is 0, and bits are swapped before that is added.
 Warp-wide instructions are run by all 32 lanes of a warp together.
 
 >>> from numba import cuda
@@ -51,7 +51,7 @@ _split: Any = split_simulated if SIMULATED else split_emitted
 
 ALIGNMENT = None if SIMULATED else 16  # bytes; Numba's own choice is the size of one item
 
-# Copies from global to shared memory that go on beside the thread; compute capability 8.0. A thread
+# Asynchronous copies from global to shared memory; compute capability 8.0. A thread
 # waits for its own; the block's are there after cuda.syncthreads(). The n of cp_async_wait is a
 # number in the text or the name of a constant, not an expression.
 cp_async = _here.cp_async  # (shared, i, source, j): 16 bytes, from source[j] to shared[i] onwards
@@ -88,7 +88,7 @@ load_1xu32 = _here.load_1xu32  # (array, j) -> 1 uint32, in a tuple too
 store_2xu32 = _here.store_2xu32  # (array, j, 2 uint32)
 
 # Rounding and packing; 8.0.
-cvt_rna_tf32 = _here.cvt_rna_tf32  # float32 -> uint32, the nearest tf32, halves away from zero
+cvt_rna_tf32 = _here.cvt_rna_tf32  # float32 -> uint32, the nearest tf32, ties away from zero
 pack_half2 = _here.pack_half2  # (lo, hi) float32 -> uint32, two float16
 pack_bfloat2 = _here.pack_bfloat2  # (lo, hi) float32 -> uint32, two bfloat16
 unpack_half2 = _here.unpack_half2  # uint32 -> (lo, hi) float32, of two float16
@@ -122,7 +122,7 @@ fence_proxy_async = _bulk.fence_proxy_async  # (): the copy engine and wgmma see
 elect = _bulk.elect  # () -> uint32: 1 in one lane of the warp; the copy engine is asked by that one
 
 # A box of an array to shared memory by the copy engine, tensor_map (device.tensor_map) says how it
-# lies there; what reaches beyond the array is 0. One thread asks for it, 9.0.
+# is stored there; what reaches beyond the array is 0. One thread asks for it, 9.0.
 tma_load_2d = _bulk.tma_load_2d  # (shared, i, tensor_map, column, row, bars, j): to shared[i] on
 tma_load_3d = _bulk.tma_load_3d  # (shared, i, tensor_map, column, row, layer, bars, j)
 tma_load_5d = _bulk.tma_load_5d  # (..., column, row, layer, block, image, bars, j), of five axes
@@ -130,7 +130,7 @@ tma_load_2d_multicast = _bulk.tma_load_2d_multicast  # (..., j, ranks): as tma_l
 tma_load_3d_multicast = _bulk.tma_load_3d_multicast  # (..., j, ranks): to those of the cluster
 # (shared, i, source, j, nbytes, bars, k): gapless bytes, a multiple of 16, without a box
 bulk_load = _bulk.bulk_load
-# And back to the array, where the box lies inside it; (): those since the last commit are a group,
+# And back to the array, where the box is inside it; (): those since the last commit are a group,
 # and shared memory may be written again when all groups of the thread were read.
 tma_store_2d = _bulk.tma_store_2d  # (shared, i, tensor_map, column, row), neither negative
 tma_store_5d = _bulk.tma_store_5d  # (shared, i, tensor_map, column, row, layer, block, image)
@@ -161,7 +161,7 @@ mbarrier_arrive_at = _cluster.mbarrier_arrive_at  # (bars, i, rank): at the barr
 
 # Products of a warpgroup, 128 threads, of tiles in shared memory; 9.0. wgmma makes a function of
 # kind ("f16", "bf16"; "tf32" of float32, with 8 for 16 terms), 64 m_tiles rows, n columns,
-# 16 k_steps terms, and how a (rows, terms) and b (columns, terms) lie:
+# 16 k_steps terms, and how a (rows, terms) and b (columns, terms) are stored:
 # (acc, a, i, b, j) -> acc, all tuples of m_tiles * n / 2 float32. With
 # `columns`, acc holds as many of these, one after another, and (acc, a, i, b, j, mask) multiplies
 # the same a by those columns whose bit the mask has, their b gapless from b[j] on; `inputs` a's,
@@ -177,8 +177,8 @@ from_local = _wgmma.from_local  # (count): makes a function (local) -> a tuple o
 more_registers = _wgmma.more_registers
 fewer_registers = _wgmma.fewer_registers
 
-# Products whose factors lie anywhere: (acc, shared, i, where, number) -> acc. `where`, a tuple of
-# two words for each of `units` products of 64 rows, says where a and b lie from shared[i] on; the
+# Products whose operands are anywhere: (acc, shared, i, where, number) -> acc. `where`, a tuple of
+# two words for each of `units` products of 64 rows, says where a and b are from shared[i] on; the
 # first `number` of them are computed, or of a single one the columns sizes[number - 1].
 wgmma_units = _cluster.wgmma_units  # (kind, units, sizes, k_steps, a: Operand, b: Operand)
 # The same, where a has 32 rows each of two tiles, whose lines run along the sum: by `ldmatrix` they
@@ -187,8 +187,8 @@ wgmma_pairs = _cluster.wgmma_pairs  # (kind, units, n, k_steps, width of a's lin
 # (count): makes a function (array of int32, j) -> a tuple of uint32, j the same in all of a warp
 words = _cluster.words
 
-# The same of float32: hi and lo of the first factor in registers, those of the second in shared
+# The same of float32: hi and lo of the first operand in registers, those of the second in shared
 # memory. (acc, hi, lo, shared, i), the first three local arrays; acc is added to in float32.
 # With two units, acc, hi and lo are of two products, and (acc, hi, lo, shared, i, j) says where the
-# second factor of each is.
+# second operand of each is.
 wgmma_split = _split.wgmma_split  # (n, k_steps, exact, units=1, apart=False)

@@ -95,7 +95,7 @@ def shuffle(text, value, lane):
 
 
 def on_registers(text, results, wanted, got, ordered=False):
-    """An instruction that takes and gives registers alone; `ordered`, it stays where it stands."""
+    """An instruction on registers only; `ordered`, it is not moved."""
     _check(text.split()[0], wanted, got)
 
     def build(context, builder, signature, args):
@@ -171,7 +171,7 @@ def emit(builder, text, results, operands, memory=False, kept=()):
 
     With `memory`, loads and stores stay on their side of it; `kept` are the values that the results
     have before. Warp-wide ones, all with .sync in their names, are convergent: the compiler may not
-    move them to where fewer lanes come by.
+    move them to where fewer lanes pass.
     """
     returned = ir.VoidType()
     if results:

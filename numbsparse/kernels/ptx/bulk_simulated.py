@@ -1,7 +1,7 @@
 """The instructions of `bulk_emitted` in the simulator.
 
 A tensor map is 128 bytes that say what the hardware's opaque ones say: `TENSOR_MAP`. A copy is done
-at once, so a kernel that never waits goes wrong on a GPU alone, and `races` says so; one that waits
+at once, so a kernel that never waits fails only on a GPU, and `races` says so; one that waits
 for the wrong number of bytes or arrivals waits for ever there, and raises here.
 """
 
@@ -109,7 +109,7 @@ def bulk_load(shared, i, source, j, nbytes, bars, k):
     copy = begin(COPY_ENGINE)
     origin = _piece(_global(source), j, nbytes, moment=copy)
     _piece(shared, i, nbytes, writes=True, moment=copy)[:] = origin
-    barrier_of(bars, k, copy=copy).bring(int(nbytes), copy)
+    barrier_of(bars, k, copy=copy).deliver(int(nbytes), copy)
 
 
 def first_multiple(shared, nbytes):
@@ -135,7 +135,7 @@ def _load(shared, i, tensor_map, corner, bars, j, ranks=None):
                 note("shared", True, there.ctypes.data + start, box.size, copy, other.place)
                 for address, nbytes, _ in _lines(info, corner):
                     note("global", False, address, nbytes, copy)
-            barrier_of(bars, j, rank, copy).bring(box.size, copy)
+            barrier_of(bars, j, rank, copy).deliver(box.size, copy)
 
 
 def _store(shared, i, tensor_map, corner):
@@ -155,7 +155,7 @@ def _store(shared, i, tensor_map, corner):
 
 
 def _lines(info, corner) -> Iterator[tuple[int, int, int]]:
-    """(address, bytes, place in the box) of the lines of a box, as far as they lie in the array."""
+    """(address, bytes, place in the box) of the lines of a box, as far as they are in the array."""
     axes, itemsize = range(len(corner)), int(info["itemsize"])
     box, strides, shape = (
         [int(n) for n in info[name][: len(corner)]] for name in ("box", "strides", "shape")
@@ -180,7 +180,7 @@ def _info(tensor_map, places):
 
 
 def _place_of_box(shared, i, info):
-    """Where the bytes of a box lie in a shared array, and where the first of them does."""
+    """Where the bytes of a box are in a shared array, and where the first of them is."""
     axes, start, flat = int(info["axes"]), int(i) * shared.itemsize, flat_bytes(shared)
     address = flat.ctypes.data + start
     line = int(info["box"][axes - 1]) * int(info["itemsize"])

@@ -1,4 +1,4 @@
-"""Clusters of blocks, and products whose factors lie anywhere: compute capability 9.0."""
+"""Clusters of blocks, and products whose operands are anywhere: compute capability 9.0."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _multiply(text: str, count: int, units: int) -> Any:
 def _chosen(kind, units, sizes, k_steps, a, b, first):
     """The products of the first units, or of one unit in the size of the number.
 
-    A case of its own for each number: ptxas lets no branch stand between the fence and the wait.
+    A case of its own for each number: ptxas allows no branch between the fence and the wait.
     """
     per_unit, lines = max(sizes) // 2, ["{ .reg .b64 da, db; .reg .b32 low; .reg .pred other;"]
     cases = [(u, max(sizes)) for u in range(1, units + 1)] if units > 1 else [(1, n) for n in sizes]
@@ -120,16 +120,16 @@ def _chosen(kind, units, sizes, k_steps, a, b, first):
             # Neighbours have different accumulators, so that none waits for the one before.
             for u in range(used):
                 acc = ", ".join(f"${u * per_unit + i}" for i in range(n // 2))
-                for factor, name, at in ((a, "da", 0), (b, "db", 1)):
+                for operand, name, at in ((a, "da", 0), (b, "db", 1)):
                     lines += [
                         f"add.u32 low, ${first}, ${first + 2 + 2 * u + at};",
-                        f"add.u32 low, low, {factor.step(k) >> 4};",
-                        f"mov.b64 {name}, {{low, {_high(factor)}}};",
+                        f"add.u32 low, low, {operand.step(k) >> 4};",
+                        f"mov.b64 {name}, {{low, {_high(operand)}}};",
                     ]
-                turned = f"{int(a.turned)}, {int(b.turned)}"
+                transposed = f"{int(a.transposed)}, {int(b.transposed)}"
                 lines += [
                     f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} "
-                    f"{{{acc}}}, da, db, 1, 1, 1, {turned};"
+                    f"{{{acc}}}, da, db, 1, 1, 1, {transposed};"
                 ]
         lines += [
             "wgmma.commit_group.sync.aligned;",
@@ -139,8 +139,8 @@ def _chosen(kind, units, sizes, k_steps, a, b, first):
     return " ".join([*lines, "}"])
 
 
-# own = where in a tile of swizzled lines the lane's 16 bytes lie: the (lane / 16)-th of line
-# 16 (warp % 2) + lane % 16; second = 1 in warps 2 and 3, whose rows come from the second tile.
+# own = where in a tile of swizzled lines the lane's 16 bytes are: the (lane / 16)-th of line
+# 16 (warp % 2) + lane % 16; second = 1 in warps 2 and 3, whose rows are in the second tile.
 _OWN_PIECE = (
     "mov.u32 low, %tid.x; and.b32 own, low, 15; and.b32 second, low, 32; "
     "shr.u32 second, second, 1; add.u32 own, own, second; mul.lo.u32 own, own, {width}; "
@@ -151,7 +151,7 @@ _OWN_PIECE = (
 
 
 def _from_registers(kind, units, n, k_steps, width, b, first):
-    """The products of the first units, whose first factor `ldmatrix` brings while the unit before
+    """The products of the first units, whose first operand `ldmatrix` loads while the unit before
     is multiplied: two sets of registers take turns."""
     registers = 4 * k_steps
     lines = [
@@ -183,7 +183,7 @@ def _from_registers(kind, units, n, k_steps, width, b, first):
                 f"add.u32 low, ${first}, ${first + 3 + 2 * u}; add.u32 low, low, {b.step(k) >> 4};",
                 f"mov.b64 db, {{low, {_high(b)}}};",
                 f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{acc}}}, {{{part}}}, "
-                f"db, 1, 1, 1, {int(b.turned)};",
+                f"db, 1, 1, 1, {int(b.transposed)};",
             ]
         return [*found, "wgmma.commit_group.sync.aligned;"]
 

@@ -34,7 +34,7 @@ def wgmma_units(
     """acc[u] += 64 rows of a times n columns of b, where `where` says, for the units counted.
 
     `where` holds two words for each unit, as the lower words of the hardware's descriptors: bits 0
-    to 13 the place of the factor from the start on, bits 16 to 29 the distance of its panels, both
+    to 13 the place of the operand from the start on, bits 16 to 29 the distance of its panels, both
     in 16 bytes. One unit of several sizes takes the size that is counted.
     """
     depth, n = 16 * k_steps, max(sizes)
@@ -46,8 +46,8 @@ def wgmma_units(
         width = n if len(sizes) == 1 else (0, *sizes)[number]
         for u in range(number if len(sizes) == 1 else min(number, 1)):
             x, y = (
-                _matrix(kind, shared, *_placed(start[0], where[0, 2 * u + k], factor), rows, depth)
-                for k, factor, rows in ((0, a, 64), (1, b, width))
+                _matrix(kind, shared, *_placed(start[0], where[0, 2 * u + k], operand), rows, depth)
+                for k, operand, rows in ((0, a, 64), (1, b, width))
             )
             used = width // 2
             result[:, u, :used] += (x @ y.T)[row[:, :used], column[:, :used]]
@@ -91,6 +91,6 @@ def _multiply(meaning: Any, count: int, units: int) -> Any:
     return multiply
 
 
-def _placed(start: int, word: Any, factor: Operand) -> tuple[int, Operand]:
+def _placed(start: int, word: Any, operand: Operand) -> tuple[int, Operand]:
     place, panel = (int(word) & 0x3FFF) << 4, int(word) >> 16 << 4
-    return int(start) + place, factor._replace(panel=panel)
+    return int(start) + place, operand._replace(panel=panel)

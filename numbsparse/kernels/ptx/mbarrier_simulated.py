@@ -14,7 +14,7 @@ from numbsparse.simulator.threads import Worker, current
 
 
 class Barrier:
-    """A phase ends when all arrivals came and all bytes that were told of; then the next begins."""
+    """A phase ends after all its arrivals and all the bytes it expects; then the next begins."""
 
     def __init__(self, count: int) -> None:
         self.count = self.pending = count
@@ -28,7 +28,7 @@ class Barrier:
             self.post.leave(thread)
         self._change(1, nbytes)
 
-    def bring(self, nbytes: int, copy: Moment | None) -> None:
+    def deliver(self, nbytes: int, copy: Moment | None) -> None:
         """A copy is over when the phase is that it belongs to."""
         if copy is not None:
             copy.end = self.post.line, self.post.time + 1
@@ -85,14 +85,14 @@ def barrier_of(bars, i, rank=None, copy=None):
     barriers, place = _place(bars, i, block)
     if place not in barriers:
         raise RuntimeError(f"mbarrier {int(i)} was not initialized")
-    # Barriers change as one; a read of them stands for what must come after `mbarrier_init`.
+    # Barriers change as one; a read of them stands for what must follow `mbarrier_init`.
     note("shared", False, place, 8, copy, block.place, MBARRIER)
     return barriers[place]
 
 
 def _place(bars, i, block):
     if bars.dtype != np.uint64:
-        raise TypeError(f"an mbarrier lies in an array of uint64, got {bars.dtype}")
+        raise TypeError(f"an mbarrier is in an array of uint64, got {bars.dtype}")
     barriers: dict[int, Barrier] = block.own.setdefault(Barrier, {})
     there = counterpart(np.asarray(bars), current().block, block)
     return barriers, flat_bytes(there)[8 * int(i) :].ctypes.data

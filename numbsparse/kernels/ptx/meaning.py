@@ -14,7 +14,7 @@ GROUP, MEMBER = LANE[:, None] // 4, LANE[:, None] % 4
 
 
 def _fragment(values, row, column):
-    """(rows, columns), both (32, values): where value i of each lane stands in its matrix."""
+    """(rows, columns), both (32, values): where value i of each lane is in its matrix."""
     i = np.arange(values)
     return np.broadcast_arrays(row(i), column(i), np.zeros((32, values), int))[:2]
 
@@ -44,12 +44,12 @@ def mma_m16n8k16_f16(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     Products are exact and sums float32. A tensor core adds in an order that is not documented and
     cuts off bits instead of rounding, so its sums differ in their last bits.
     """
-    return _mma(float32_of_halves(a), A_16x16, float32_of_halves(b), B_16x8, c)
+    return _mma(float32_of_float16(a), A_16x16, float32_of_float16(b), B_16x8, c)
 
 
 def mma_m16n8k16_bf16(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """As `mma_m16n8k16_f16`, of bfloat16."""
-    return _mma(float32_of_bfloats(a), A_16x16, float32_of_bfloats(b), B_16x8, c)
+    return _mma(float32_of_bfloat16(a), A_16x16, float32_of_bfloat16(b), B_16x8, c)
 
 
 def mma_m16n8k8_tf32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -66,13 +66,13 @@ def _mma(a, a_fragment, b, b_fragment, c):
         return (product + matrix_of(c, C_16x8))[tuple(C_16x8)]
 
 
-def float32_of_halves(registers: np.ndarray) -> np.ndarray:
+def float32_of_float16(registers: np.ndarray) -> np.ndarray:
     """(32, n) pairs of float16 to (32, 2 n)."""
     return np.ascontiguousarray(registers).view(np.float16).astype(np.float32)
 
 
-def float32_of_bfloats(registers: np.ndarray) -> np.ndarray:
-    """(32, n) pairs of bfloat16, the upper halves of float32, to (32, 2 n)."""
+def float32_of_bfloat16(registers: np.ndarray) -> np.ndarray:
+    """(32, n) pairs of bfloat16, the upper 16 bits of float32, to (32, 2 n)."""
     upper = np.ascontiguousarray(registers).view(np.uint16).astype(np.uint32)
     return (upper << 16).view(np.float32)
 
@@ -120,18 +120,18 @@ def movmatrix_trans(pairs: np.ndarray) -> np.ndarray:
 def ldmatrix_x4_if(rows: np.ndarray, wanted: np.ndarray, kept: np.ndarray) -> np.ndarray:
     """`ldmatrix_x4` where `wanted` (32,), alike in all lanes, is not 0; else kept (32, 4)."""
     if (wanted != wanted[0]).any():
-        raise ValueError(f"a warp loads a matrix as one, but the lanes want {wanted}")
+        raise ValueError(f"a warp loads a matrix as one, but the lanes ask for {wanted}")
     return ldmatrix_x4(rows) if wanted[0] else kept
 
 
 def ldmatrix_x4_trans_if(rows: np.ndarray, wanted: np.ndarray, kept: np.ndarray) -> np.ndarray:
     """As `ldmatrix_x4_if`, of the transposed matrices."""
-    turned = np.ascontiguousarray(rows.reshape(4, 8, 8).swapaxes(1, 2)).reshape(32, 8)
-    return ldmatrix_x4_if(turned, wanted, kept)
+    transposed = np.ascontiguousarray(rows.reshape(4, 8, 8).swapaxes(1, 2)).reshape(32, 8)
+    return ldmatrix_x4_if(transposed, wanted, kept)
 
 
 def cvt_rna_tf32(x: np.ndarray) -> np.ndarray:
-    """float32 to the bits of the nearest tf32, 10 bits of mantissa; halves away from zero."""
+    """float32 to the bits of the nearest tf32, 10 bits of mantissa; ties away from zero."""
     bits = x.view(np.uint32)
     return np.where(np.isfinite(x), bits + np.uint32(0x1000), bits) & np.uint32(0xFFFFE000)
 
@@ -185,5 +185,5 @@ def elect(unused: np.ndarray) -> np.ndarray:
 
 
 def sync_warp(nothing: np.ndarray) -> np.ndarray:
-    """Lanes go on when all have come."""
+    """Lanes continue when all have arrived."""
     return nothing

@@ -154,11 +154,11 @@ def rcp(x):
 
 
 def unpack_half2(word):
-    return tuple(meaning.float32_of_halves(_registers(np.uint32, word)))
+    return tuple(meaning.float32_of_float16(_registers(np.uint32, word)))
 
 
 def unpack_bfloat2(word):
-    return tuple(meaning.float32_of_bfloats(_registers(np.uint32, word)))
+    return tuple(meaning.float32_of_bfloat16(_registers(np.uint32, word)))
 
 
 def as_uint32(x):
@@ -233,7 +233,7 @@ def _piece(array, i, nbytes, align=16, writes=False, moment=None):
     of, array = array, np.asarray(array)
     start = int(i) * array.itemsize
     if nbytes and not 0 <= start <= array.nbytes - nbytes:
-        raise IndexError(f"{nbytes} bytes from item {i} lie outside an array of {array.size}")
+        raise IndexError(f"{nbytes} bytes from item {i} are outside an array of {array.size}")
     piece = flat_bytes(array)[start : start + nbytes]
     if nbytes and piece.ctypes.data % align:
         raise ValueError(f"item {i} does not start at a multiple of {align} bytes")

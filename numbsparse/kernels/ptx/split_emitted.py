@@ -1,4 +1,4 @@
-"""`wgmma` of tf32 with the first factor in registers, on a GPU: float32 by three products."""
+"""`wgmma` of tf32 with the first operand in registers, on a GPU: float32 by three products."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FLOAT = ir.FloatType()
 def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool = False) -> Any:
     count, registers = units * n // 2, units * 4 * k_steps
     text = _text(n, k_steps, exact, units, apart)
-    along = 8 if apart else n  # columns whose matrices of the same terms lie side by side
+    along = 8 if apart else n  # columns whose matrices of the same terms are contiguous
 
     def checked(acc, hi, lo, shared, places):
         if any(a.dtype != kind for a, kind in ((acc, f32), (hi, u32), (lo, u32))):

@@ -1,4 +1,4 @@
-"""`wgmma` of tf32 with the first factor in registers, in the simulator."""
+"""`wgmma` of tf32 with the first operand in registers, in the simulator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool =
     """acc += a @ b, 64 x 8 k_steps times 8 k_steps x n: with exact, lo @ hi + hi @ lo + hi @ hi.
 
     Warp w of the warpgroup has rows 16 w to 16 w + 15 of a, in registers as `meaning.A_16x8`, four
-    for each 8 terms, and of acc, as `meaning.C_16x8` for every 8 columns. b lies in shared memory
+    for each 8 terms, and of acc, as `meaning.C_16x8` for every 8 columns. b is in shared memory
     as matrices of 8 columns x 4 terms, 128 bytes each: n / 8 side by side, then the next terms;
     after all of hi the same of lo; or, with `apart`, each 8 columns by themselves, terms of hi and
     then of lo, be it exact or not. The products start from zero, and acc is added in float32. Two
@@ -49,8 +49,8 @@ def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool =
     def multiply(acc, hi, lo, shared, *places):
         parts = (a.reshape(units, -1) for a in (acc, hi, lo))
         for own, hi_, lo_, i in zip(*parts, places, strict=True):
-            factors, bytes_ = (hi_.copy(), lo_.copy(), int(i)), (flat_bytes(shared),)
-            own += multiplied(split_meaning, *factors, shared=bytes_)
+            operands, bytes_ = (hi_.copy(), lo_.copy(), int(i)), (flat_bytes(shared),)
+            own += multiplied(split_meaning, *operands, shared=bytes_)
 
     return multiply
 

@@ -21,8 +21,8 @@ def together(
 ) -> Any:
     """Run `meaning` on every lane's operands, stacked along a first axis; this lane's result.
 
-    `shared` are the same for all lanes, and come after those. Raises RuntimeError where the lanes
-    do not all come, or come for different things.
+    `shared` are the same for all lanes, and follow those. Raises RuntimeError where the lanes
+    do not all arrive, or arrive for different things.
     """
     thread = current()
     block, (number, lane) = thread.block, divmod(thread.thread_id, of)
@@ -38,9 +38,9 @@ def together(
 
 
 class Warp:
-    """The last lane to come computes, and then all go on.
+    """The last lane to arrive computes, and then all continue.
 
-    A lane comes back only after it took its result, so the next instruction overwrites nothing.
+    A lane returns only after it took its result, so the next instruction overwrites nothing.
     """
 
     def __init__(self, lanes: int) -> None:

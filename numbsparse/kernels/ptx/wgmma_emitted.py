@@ -129,7 +129,7 @@ def _products(kind, m_tiles, n, k_steps, a, b, first):
     """The text of one column's products: a function of its first accumulator and a's place."""
     terms = 8 if kind == "tf32" else 16
     kinds = f"m64n{n}k{terms}.f32.{kind}.{kind}"
-    turned = "" if kind == "tf32" else f", {int(a.turned)}, {int(b.turned)}"
+    transposed = "" if kind == "tf32" else f", {int(a.transposed)}, {int(b.transposed)}"
 
     def text(start, place):
         lines = []
@@ -142,7 +142,7 @@ def _products(kind, m_tiles, n, k_steps, a, b, first):
                     f"mov.b64 da, {{low, {_high(a)}}};",
                     f"add.u32 low, at, {b.step(k) >> 4};",
                     f"mov.b64 db, {{low, {_high(b)}}};",
-                    f"wgmma.mma_async.sync.aligned.{kinds} {{{acc}}}, da, db, 1, 1, 1{turned};",
+                    f"wgmma.mma_async.sync.aligned.{kinds} {{{acc}}}, da, db, 1, 1, 1{transposed};",
                 ]
         return lines
 
@@ -150,7 +150,7 @@ def _products(kind, m_tiles, n, k_steps, a, b, first):
 
 
 def _chosen(one, per_column, columns, inputs, stride, block, first):
-    """The products that the mask names; their blocks lie one after another."""
+    """The products that the mask names; their blocks are stored one after another."""
     lines = [f"mov.b32 at, ${first + 1};"]
     if not columns:
         return [*lines, *one(0, 0)]

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.kernels.ptx.meaning import float32_of_bfloats, float32_of_halves, float32_of_tf32
+from numbsparse.kernels.ptx.meaning import float32_of_bfloat16, float32_of_float16, float32_of_tf32
 from numbsparse.kernels.ptx.simulated import flat_bytes
 from numbsparse.kernels.ptx.tiles import Operand, swizzled
 from numbsparse.kernels.ptx.warp import WARP, WARPGROUP, together
-from numbsparse.simulator.accesses import multiplying, note_factor, note_unseen, watching
+from numbsparse.simulator.accesses import multiplying, note_operand, note_unseen, watching
 from numbsparse.simulator.clocks import WGMMA
 from numbsparse.simulator.threads import current
 
-_KINDS = {"f16": float32_of_halves, "bf16": float32_of_bfloats, "tf32": float32_of_tf32}
+_KINDS = {"f16": float32_of_float16, "bf16": float32_of_bfloat16, "tf32": float32_of_tf32}
 
 
 @cache
@@ -72,7 +72,7 @@ def multiplied(meaning, *operands, shared):
     """A warpgroup runs products, which note by `read` what they read of shared memory."""
     note_unseen(WGMMA)
     thread = current()
-    # Each warp for itself begins, reads all of it, and hears of the end of its own reads alone.
+    # Each warp begins by itself, reads all of it, and waits only for its own reads.
     with multiplying(thread.block, thread.thread_id // WARP):
         return together(meaning, *operands, shared=shared, of=WARPGROUP)
 
@@ -85,7 +85,7 @@ def read(shared, byte):
         runs = np.split(pieces, np.flatnonzero(np.diff(pieces) > 1) + 1)
         first = thread.thread_id // WARPGROUP * WARPGROUP // WARP
         for warp in range(first, first + WARPGROUP // WARP):
-            note_factor([(16 * int(run[0]), 16 * len(run)) for run in runs], thread.block, warp)
+            note_operand([(16 * int(run[0]), 16 * len(run)) for run in runs], thread.block, warp)
 
 
 def zeros(count: int) -> Any:
@@ -111,7 +111,7 @@ def fewer_registers(n):
 def check_start(shared, start):
     """A descriptor has no more bits of an address."""
     if (shared.ctypes.data + int(start)) % 16:
-        raise ValueError(f"a factor does not start at a multiple of 16 bytes, but at byte {start}")
+        raise ValueError(f"an operand starts at byte {start}, which is no multiple of 16")
 
 
 def _check_registers(n):
@@ -120,12 +120,12 @@ def _check_registers(n):
 
 
 def _matrix(kind, shared, start, operand, rows, depth):
-    """(rows, depth) float32 of a factor in shared memory; the swaps go by the address."""
+    """(rows, depth) float32 of an operand in shared memory; swizzled by the address."""
     item, first = 4 if kind == "tf32" else 2, shared.ctypes.data
     check_start(shared, start)
     row, k = np.arange(rows)[:, None], np.arange(depth)
     byte = swizzled(first + start + operand.place(row, k, item), operand.width) - first
     if byte.min(initial=0) < 0:
-        raise IndexError("a factor begins before its shared array, by its swaps")
+        raise IndexError("an operand begins before its shared array, when swizzled")
     read(shared, byte)
     return _KINDS[kind](shared.view(f"u{item}")[byte // item].view(np.uint32))

@@ -158,7 +158,7 @@ def sqrt(a: Any) -> Tensor:
 def cast(a: Any, dtype: Any) -> Tensor:
     """a rounded to float16, bfloat16, float32 or float64; the gradient is rounded to a's dtype.
 
-    Of that dtype already, `a` is returned as it is. Float64 is for the CPU alone.
+    Of that dtype already, `a` is returned as it is. Float64 is only for the CPU.
 
     >>> from numbsparse import Tensor
     >>> from numbsparse.nn import functional as F
@@ -208,6 +208,6 @@ def _stored_as(a: Tensor, like: BlockSparse, argument: str) -> Tensor:
 
 def _scale_block_sparse(a: Tensor, factor: Any) -> Tensor:
     if not isinstance(factor, ops.NUMBERS):
-        raise TypeError(f"a block-sparse tensor takes a number beside *, got {type_name(factor)}")
+        raise TypeError(f"a block-sparse tensor takes a number with *, got {type_name(factor)}")
     scaled = a.data.with_values(ops.multiply(a.data.values, factor))
     return record(scaled, (a, lambda dy, y: multiply(dy, factor)))

@@ -23,7 +23,7 @@ def repeated_cell(*, calls: int = 1) -> Callable[..., tuple[Tensor, Tensor]]:
     Returns
     -------
     function of Tensors
-        z (batch, 4, units): i, f, g, o in torch's order; c (batch, units), float32 beside a z of
+        z (batch, 4, units): i, f, g, o in torch's order; c (batch, units), float32 with a z of
         16-bit floats; kept (batch, units) gets no gradient. No gradients of gradients.
 
     Examples

@@ -122,7 +122,7 @@ def _with_blocks(like: BlockSparse, values: Tensor, tap_features: int | None) ->
 
 
 def _lengths(blocks: Any, like: BlockSparse, eps: float) -> Any:
-    """Of the columns of `like`, from its stored blocks: in float32 beside 16-bit floats."""
+    """Of the columns of `like`, from its stored blocks: in float32 with 16-bit floats."""
     squares = ops.column_dots(blocks, blocks, like.layout)[: like.shape[1]]
     return ops.sqrt(ops.add(squares, eps) if eps else squares)
 

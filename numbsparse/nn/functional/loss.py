@@ -37,7 +37,7 @@ def cross_entropy(logits: Tensor, targets: Any) -> Tensor:
     if targets.shape != tuple(outer):
         one_hot = ": of one-hot targets take the numbers of the classes, targets.argmax(-1)"
         raise ValueError(
-            f"targets takes the shape {tuple(outer)} beside logits of {logits.shape}, "
+            f"targets takes the shape {tuple(outer)} with logits of {logits.shape}, "
             f"got {targets.shape}{one_hot if targets.shape == logits.shape else ''}"
         )
     rows = reshape(logits, (prod(outer), classes))

@@ -1,4 +1,4 @@
-"""Tensor's operators and methods. The tape knows no operation, so this room brings them."""
+"""Tensor's operators and methods. The tape knows no operation, so they are added here."""
 
 from __future__ import annotations
 

@@ -99,14 +99,14 @@ def repeated_norm(
     of_gradients = [Places(calls) for _ in range(3)]
 
     def norm(x: Tensor, kind: str = "plain", other: Tensor | None = None) -> Tensor:
-        beside = None if other is None else other.data
+        second = None if other is None else other.data
         affine, results = (gain.data, bias.data), [places.next() for places in of_results]
         at = [places.next() for places in of_gradients]
-        y, normalized = ops.affine_norm(kind, x.data, *affine, eps, beside, results)
+        y, normalized = ops.affine_norm(kind, x.data, *affine, eps, second, results)
 
         def gradients(dy: Tensor, y: Tensor) -> list[Any]:
             dx, dv, dother = ops.affine_norm_grad(
-                kind, normalized, *affine, beside, y.data, dy.data, at
+                kind, normalized, *affine, second, y.data, dy.data, at
             )
             terms = Terms([(normalized, dv)])
             return [Tensor(dx), terms, None if dother is None else Tensor(dother)]

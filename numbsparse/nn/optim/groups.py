@@ -8,7 +8,7 @@ from typing import Any
 from numbsparse.autograd import Tensor
 from numbsparse.patterns.checks import number
 
-OTHERS = ("params", "initial_lr", "name")  # keys of a group beside its settings
+OTHERS = ("params", "initial_lr", "name")  # keys of a group besides its settings
 
 
 class Setting:

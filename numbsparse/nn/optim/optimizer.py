@@ -80,7 +80,7 @@ class Optimizer:
         return self._groups.groups
 
     def add_param_group(self, group: dict[str, Any]) -> None:
-        """Take another group, such as one that was frozen. Captured steps are captured anew.
+        """Take another group, such as one that was frozen. Captured steps are captured again.
 
         Raises what the constructor raises; nothing is changed then.
         """
@@ -149,7 +149,7 @@ class Optimizer:
     def _numbers_of(self, members: list[int], on_gpu: bool, verdict: Any, counts: bool) -> Any:
         """A row of numbers for each of these parameters, which live in one place.
 
-        On the GPU they are worked out for each replay of a captured step, which so counts anew.
+        On the GPU they are worked out for each replay of a captured step, which so counts again.
         """
 
         def count() -> None:
@@ -190,7 +190,7 @@ class Optimizer:
         """The counts of skipped steps, in that place."""
         if isinstance(self._skipped, DeviceArray) != on_gpu:
             with outside_capture():
-                self._skipped = kept.beside(self._skipped, on_gpu)
+                self._skipped = kept.moved_to(self._skipped, on_gpu)
             forget_captures()
         return self._skipped
 
@@ -244,7 +244,7 @@ class Optimizer:
                 return {name: kept.like(values) for name in names}
             self._check_state(i, data, slots)
             on_gpu = isinstance(values, DeviceArray)
-            return {name: kept.beside(array, on_gpu) for name, array in slots.items()}
+            return {name: kept.moved_to(array, on_gpu) for name, array in slots.items()}
 
     def _check_state(self, i: int, data: Any, slots: dict[str, Any]) -> None:
         """Refuse state of another layout, or for another dtype."""
@@ -289,7 +289,7 @@ class Optimizer:
         Raises TypeError or ValueError where it is of another optimizer or another layout; nothing
         is changed then. The state of a version that counted steps for all parameters together is
         taken as if each had taken them all, and of one that wrote no layouts, with a UserWarning,
-        by its shapes alone.
+        only by its shapes.
         """
         steps, skipped = _checked_header(state)
         rates = self._groups.checked_rates(state)
@@ -331,7 +331,7 @@ class Optimizer:
             own = kept.loaded(f"state[{key!r}]", value, data, kept.wide_dtype(data))
             arrays.setdefault(i, {})[name] = own
         if by_shape:
-            message = f"state[{by_shape[0]!r}] says no layout: taken by its shape alone"
+            message = f"state[{by_shape[0]!r}] says no layout: taken by its shape only"
             warnings.warn(message, stacklevel=3)
         return arrays, counts
 
@@ -357,7 +357,7 @@ def _check_gradient(name: str, parameter: Tensor) -> None:
     if own != got:
         raise ValueError(
             f"{name}.grad has another layout than its parameter ({kept.against(got, own)}): run "
-            "backward anew"
+            "backward again"
         )
     if parameter.grad.place != parameter.place:
         raise ValueError(

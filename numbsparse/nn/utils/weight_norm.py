@@ -1,4 +1,4 @@
-"""Weight normalisation over kept blocks alone."""
+"""Weight normalisation over kept blocks only."""
 
 from __future__ import annotations
 

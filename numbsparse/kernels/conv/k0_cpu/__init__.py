@@ -3,8 +3,7 @@
 The loops are those of the matmul's `k0_cpu`. There the batch fills the vectors; here pixels of a
 row of the image do, of several images where rows are short. Each row of input is packed once,
 features down and pixels across, with the zeros of its padding: a tap sees the same memory a few
-items further on, so nothing is copied for it. A tap that looks above or below the image is left
-out.
+items further on, so nothing is copied for it. A tap that is above or below the image is left out.
 
     rows          how rows of pixels are packed, and where each tap finds them
     lines         forward and input-gradient

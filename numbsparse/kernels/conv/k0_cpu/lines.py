@@ -27,8 +27,8 @@ from numbsparse.kernels.simd import (
 def multiply_lines(product, x, values, index, window, y):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     sizes, out_sizes = window.big, window.small
-    turned = product == "input_grad"
-    if turned:
+    backward = product == "input_grad"
+    if backward:
         sizes, out_sizes = out_sizes, sizes
     batch, size, dtype = x.shape[0], values.shape[1], from_dtype(values.dtype)
     images_of_rows = x.reshape(batch, sizes[0] * sizes[1], sizes[2], x.shape[2])
@@ -53,7 +53,7 @@ def multiply_lines(product, x, values, index, window, y):
             on_cores(
                 line_kernel(dtype, rows, how.columns // lanes(dtype)),
                 (
-                    images_of_rows, packed, values, (1, size) if turned else (size, 1), walk,
+                    images_of_rows, packed, values, (1, size) if backward else (size, 1), walk,
                     (how.images, how.width, of.counts[2], group * how.images),
                     (of.scale[2], how.start), how.residues, how.tap_lane, how.tap_row,
                     out_rows.reshape(-1), (of.step[2], of.first[2]), y,

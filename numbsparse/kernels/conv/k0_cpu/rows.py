@@ -22,9 +22,9 @@ NARROW = 1.25  # how much longer a product of one vector takes, for each of its 
 
 
 class Strips(NamedTuple):
-    """How the outputs of a pass lie in vectors."""
+    """How the outputs of a pass are arranged in vectors."""
 
-    images: int  # of a group, side by side
+    images: int  # of a group, next to each other
     width: int  # outputs of a strip, each of every image
     strips: int  # in a row
     columns: int  # lanes of a tile

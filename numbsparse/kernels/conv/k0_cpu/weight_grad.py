@@ -49,7 +49,7 @@ def sum_pixels(x, dy, index, window, dvalues):
 
 @lru_cache(maxsize=256)
 def runs_of(window: Window) -> tuple[np.ndarray, np.ndarray]:
-    """(run_ptr (taps + 1,), runs (., 3)): where a tap joins pixels that lie in a row.
+    """(run_ptr (taps + 1,), runs (., 3)): where a tap joins pixels that are in a row.
 
     A run joins `length` outputs from `out` on with the pixels from `pixel` on, `stride` apart.
     """

@@ -16,7 +16,7 @@ before read it 9 times; w is read once a tile.
 
 A stride of the forward product makes a box of every s-th pixel; that of the input-gradient makes
 passes, one for the outputs of each residue, which few taps reach. What is NaN because an infinity
-was split into tf32, or met the zeros that fill up a tile, is summed anew, as in the rung before.
+was split into tf32, or met zeros that fill a tile, is summed again, as in the rung before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (16, 32, 64)
 DTYPES = ("float16", "bfloat16", "float32")
-PRODUCT_ERROR = 6  # each factor is off by 2^-22 of itself, and lo * lo is left out
+PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 
 
 unsupported = reach("k2_tensor_core", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))

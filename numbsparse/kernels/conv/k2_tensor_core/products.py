@@ -1,6 +1,6 @@
-"""What a block of threads adds up, and how its sums reach memory: of 16 bits, and of float32.
+"""What a block of threads adds up, and how its sums are stored, in 16 bits and in float32.
 
-Factors are rows of a box, shifted by a tap, and blocks of w or rows of dy. Rows of a box are found
+Operands are rows of a box, shifted by a tap, and blocks of w or rows of dy. Rows of a box are found
 one by one, because those of a tile are not at equal distances. float32 is split into tf32 as
 `parts.split` says: what a lane reads is four neighbours in memory, which are four terms of a sum,
 or four features.
@@ -15,8 +15,7 @@ import numpy as np
 from numba import cuda, float32, int64, uint16, uint32
 
 from numbsparse.device import DeviceArray
-from numbsparse.kernels.parts import fragments as halves
-from numbsparse.kernels.parts import fragments_tf32 as singles
+from numbsparse.kernels.parts import fragments, fragments_tf32
 from numbsparse.kernels.parts.banks import place, swap_for_lanes
 from numbsparse.kernels.ptx import load_4xf32, store_4xf32
 from numbsparse.kernels.views import span
@@ -26,7 +25,7 @@ RUN = 4  # terms of a sum that a lane holds of 16 of float32
 
 def is_16_bit(arithmetic: str) -> bool:
     """The arithmetic is a dtype of 16 bits, or a precision of float32."""
-    return arithmetic in halves.MMA
+    return arithmetic in fragments.MMA
 
 
 class LineProduct(NamedTuple):
@@ -58,10 +57,10 @@ def line_product(arithmetic: str, B: int, TA: int, transposed: bool) -> LineProd
 
 
 def _lines_16_bit(dtype: str, B: int, TA: int, transposed: bool) -> LineProduct:
-    PIECE, TB, A_REGISTERS = halves.PIECE, B // 8, (TA, 4)
-    mma, (place_in, _) = halves.MMA[dtype], halves.places(B // PIECE)
-    _, load_x = halves.square(B // PIECE, True, True)
-    begin_w, load_w = halves.square(B // PIECE, transposed, not transposed)
+    PIECE, TB, A_REGISTERS = fragments.PIECE, B // 8, (TA, 4)
+    mma, (place_in, _) = fragments.MMA[dtype], fragments.places(B // PIECE)
+    _, load_x = fragments.square(B // PIECE, True, True)
+    begin_w, load_w = fragments.square(B // PIECE, transposed, not transposed)
 
     @cuda.jit(device=True)
     def read_by(u, lane):
@@ -99,10 +98,10 @@ def _lines_16_bit(dtype: str, B: int, TA: int, transposed: bool) -> LineProduct:
 
 
 def _lines_float32(precision: str, B: int, TA: int, transposed: bool) -> LineProduct:
-    PIECE, TB, UNITS = singles.PIECE, B // 8, 2 * TA
+    PIECE, TB, UNITS = fragments_tf32.PIECE, B // 8, 2 * TA
     PIECES, A_VALUES, B_VALUES = B // PIECE, (RUN, UNITS), (RUN, TB)
-    multiply = singles.chunk_products(precision, TA, TB)
-    begin_w, load_w = singles.fragment(PIECES, transposed, TB)
+    multiply = fragments_tf32.chunk_products(precision, TA, TB)
+    begin_w, load_w = fragments_tf32.fragment(PIECES, transposed, TB)
 
     @cuda.jit(device=True)
     def swap(line):
@@ -131,7 +130,7 @@ def _lines_float32(precision: str, B: int, TA: int, transposed: bool) -> LinePro
             load_w(ring, w_at, k, br)
             multiply(ar, br, acc)
 
-    w_place = singles.places(PIECES, transposed, TB)[0]
+    w_place = fragments_tf32.places(PIECES, transposed, TB)[0]
     return LineProduct(float32, PIECE, UNITS, read_by, first_piece, place_in, w_place, begin_w, add)
 
 
@@ -159,11 +158,11 @@ def box_product(arithmetic: str, B: int, PER: int) -> BoxProduct:
 
 
 def _boxes_16_bit(dtype: str, B: int, PER: int) -> BoxProduct:
-    PIECE, HEIGHT, TB = halves.PIECE, min(B, 32), B // 8
-    TA, B_REGISTERS, mma = HEIGHT // 16, (TB // 2, 4), halves.MMA[dtype]
-    begin_dy, load_dy = halves.square(B // PIECE, False, True)
-    place_in, _ = halves.places(B // PIECE)
-    _, load_x = halves.square(B // PIECE, False, False)
+    PIECE, HEIGHT, TB = fragments.PIECE, min(B, 32), B // 8
+    TA, B_REGISTERS, mma = HEIGHT // 16, (TB // 2, 4), fragments.MMA[dtype]
+    begin_dy, load_dy = fragments.square(B // PIECE, False, True)
+    place_in, _ = fragments.places(B // PIECE)
+    _, load_x = fragments.square(B // PIECE, False, False)
 
     @cuda.jit(device=True)
     def add_tap(ring, x_start, base, shift, piece, br, acc):
@@ -194,13 +193,13 @@ def _boxes_16_bit(dtype: str, B: int, PER: int) -> BoxProduct:
 
 
 def _boxes_float32(precision: str, B: int, PER: int) -> BoxProduct:
-    PIECE, HEIGHT, TB = singles.PIECE, min(B, 32), B // 8
+    PIECE, HEIGHT, TB = fragments_tf32.PIECE, min(B, 32), B // 8
     TA, PIECES = HEIGHT // 16, B // PIECE
     UNITS, A_VALUES, B_VALUES, ROWS = 2 * TA, (RUN, 2 * TA), (RUN, TB), RUN
     # Of four rows that are four apart two pieces each are read.
     place_in = place(PIECES, PIECE, swap_for_lanes(PIECES, 4))[0]
-    multiply = singles.chunk_products(precision, TA, TB)
-    begin_dy, load_dy = singles.fragment(PIECES, False, TB)
+    multiply = fragments_tf32.chunk_products(precision, TA, TB)
+    begin_dy, load_dy = fragments_tf32.fragment(PIECES, False, TB)
 
     @cuda.jit(device=True)
     def add_tap(ring, x_start, rows, shift, piece, br, acc):
@@ -231,7 +230,7 @@ def _boxes_float32(precision: str, B: int, PER: int) -> BoxProduct:
         piece = uint32(half * (HEIGHT // PIECE))
         add_taps(mine, ring, x_start, rows, shifts, piece, br, acc)
 
-    dy_place = singles.places(PIECES, False, TB)[0]
+    dy_place = fragments_tf32.places(PIECES, False, TB)[0]
     return BoxProduct(float32, PIECE, place_in, dy_place, begin_dy, add)
 
 
@@ -260,20 +259,20 @@ def _unrolled(add_tap: Any, PER: int, p: int = 0) -> Any:
 
 
 def coordinates(arithmetic: str, UNITS: int) -> Any:
-    """Where line g of unit u stands, of the 8 UNITS lines of a result."""
-    return singles.coordinates(1 if is_16_bit(arithmetic) else UNITS)
+    """Where line g of unit u is, of the 8 UNITS lines of a result."""
+    return fragments_tf32.coordinates(1 if is_16_bit(arithmetic) else UNITS)
 
 
 def stored_as(y: DeviceArray, size: int) -> tuple[DeviceArray, str]:
-    """y as one axis, and how it is stored: "whole" where blocks have no edge, in "pairs", or not.
+    """y as one axis, and how it is stored: "whole" where blocks have no edge, "pairs", "single".
 
-    Pairs are of 16 bits; of whole blocks of float32 four values go at once.
+    Pairs are of 16 bits; of whole blocks of float32 four values at once.
     """
     whole = y.shape[2] % size == 0
     if y.itemsize == 4:
-        return span(y), "whole" if whole and y.address % 16 == 0 else "alone"
+        return span(y), "whole" if whole and y.address % 16 == 0 else "single"
     if y.shape[2] % 2 or y.address % 4:
-        return span(y), "alone"
+        return span(y), "single"
     y = span(y)
     pairs = DeviceArray(y.address, (y.size // 2,), np.uint32, None, y.owner)
     return pairs, "whole" if whole else "pairs"
@@ -291,16 +290,16 @@ def store_tile(arithmetic: str, TA: int, TB: int, stored: str) -> Any:
 
 
 def _store_16_bit(dtype: str, TA: int, TB: int, stored: str) -> Any:
-    WHOLE, PAIRS, pack = stored == "whole", stored != "alone", halves.PACK[dtype]
+    WHOLE, PAIRS, pack = stored == "whole", stored != "single", fragments.PACK[dtype]
 
     @cuda.jit(device=True)
     def store(acc, y, out_rows, own, left, features):
         lane = uint32(cuda.threadIdx.x) % 32
         for m in range(TA):
             for h in range(2):
-                row = out_rows[own + 16 * m + halves.row_of(lane, 2 * h)]
+                row = out_rows[own + 16 * m + fragments.row_of(lane, 2 * h)]
                 if row >= 0:
-                    column = int64(left) + int64(halves.column_of(lane, 0))
+                    column = int64(left) + int64(fragments.column_of(lane, 0))
                     at = int64(row) * features + column
                     at = at // 2 if PAIRS else at
                     for n in range(TB):
@@ -317,7 +316,7 @@ def _store_16_bit(dtype: str, TA: int, TB: int, stored: str) -> Any:
 
 
 def _store_float32(TA: int, TB: int, fours: bool) -> Any:
-    column_in = singles.coordinates(TB)
+    column_in = fragments_tf32.coordinates(TB)
 
     @cuda.jit(device=True)
     def store(acc, y, out_rows, own, left, features):

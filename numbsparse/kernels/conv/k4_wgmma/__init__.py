@@ -1,12 +1,12 @@
 """Rung 4: `wgmma` multiplies pixels where the copy engine put them.
 
-In the rung before, every thread works out where its pixels are and asks for 16 bytes at a time, and
-every tap takes its pixels out of the box into registers, row by row: together as many instructions
-as products. Here one lane asks the copy engine for a whole box, of five axes (image, depth, height,
+In the rung before, every thread works out where its pixels are and copies 16 bytes at a time, and
+every tap loads its pixels from the box into registers, row by row: together as many instructions as
+products. Here one lane asks the copy engine for a whole box, of five axes (image, depth, height,
 width, features), from wherever it begins: what is outside the image arrives as zeros. Barriers that
-count its bytes tell the warps that multiply, and these tell it when a stage is free.
+count its bytes signal the consumer warps, which signal back when a stage is free.
 
-`wgmma` reads both factors from shared memory by itself, in groups of 8 lines at equal distances.
+`wgmma` reads both operands directly from shared memory, in groups of 8 lines at equal distances.
 Eight neighbours of a line of the image are such a group, and 8 lines of it, a box apart, are the 64
 rows of a product: a tap is one number, where in the box they begin.
 
@@ -14,10 +14,10 @@ rows of a product: a tap is one number, where in the box they begin.
     products      what is multiplied and stored there, of 16 bits and of float32
     weight_grad   rows of a product are the features of several taps
 
-Reads per output are those of the rung before. What limits it is shared memory, which gives 64 rows
-of x and one block of w for each product of them.
+Reads per output are those of the rung before. What limits it is shared memory, from which 64 rows
+of x and one block of w are read for each product.
 
-float32 has its first factor in registers, and so tiles of any shape; it has no weight-gradient.
+float32 has its first operand in registers, and so tiles of any shape; it has no weight-gradient.
 What the copy engine does not serve, and images that tiles of 8 x 8 would fill badly, are refused.
 Larger blocks are taken as several of 64, or of 32.
 """
@@ -34,7 +34,7 @@ from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
-PRODUCT_ERROR = 6  # each factor is off by 2^-22 of itself, and lo * lo is left out
+PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 
 of_card = reach("k4_wgmma", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
@@ -59,7 +59,7 @@ def refused(
     in_features: int,
     out_features: int,
 ) -> str | None:
-    """What the copy engine does not serve, and what would be computed in vain, in words."""
+    """What the copy engine does not serve, and what would be wasteful, in words."""
     if product != "input_grad" and max(window.stride) > 1:
         return f"takes a stride of 1 in {product}, got {window.stride}"
     if product == "weight_grad":

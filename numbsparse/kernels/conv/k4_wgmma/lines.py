@@ -1,11 +1,12 @@
 """forward and input-gradient: tiles of outputs times the blocks of w, line after line.
 
-A block of threads has WARPGROUPS that multiply and a warp that asks for copies. Each warpgroup has
-UNITS pieces of 64 outputs, whose sums stay in registers along a line. Blocks of threads stay for
-the whole launch, and go from line to line while copies for the next already run. Boxes and blocks
-of w come through two rings: for a box there are as many blocks as the line keeps taps of it.
+A block of threads has WARPGROUPS of consumers and a producer warp, which asks for copies. Each
+warpgroup has UNITS pieces of 64 outputs, whose sums stay in registers along a line. Blocks of
+threads stay for the whole launch, and go from line to line while copies for the next already run.
+Boxes and blocks of w have a ring each: for a box there are as many blocks as the line keeps taps of
+it.
 
-What differs between 16 bits and float32, where factors are and how y is stored, is in `products`.
+What differs between 16 bits and float32, where operands are and how y is stored, is in `products`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What warpgroups multiply and store in forward and input-gradient: of 16 bits, and of float32.
+"""What warpgroups multiply and store in forward and input-gradient, in 16 bits and in float32.
 
-Of 16 bits, `wgmma` reads both factors from shared memory. Sums are rounded, stored as matrices into
-shared memory, and the copy engine takes them on to y, and leaves out what reaches beyond the image;
-a warp has 16 pixels at a time, two lines of 8, or 16 of one line where images have no more.
+In 16 bits `wgmma` reads both operands from shared memory. Sums are rounded, stored as matrices into
+shared memory, and the copy engine copies them to y, without what reaches beyond the image; a warp
+has 16 pixels at a time, two lines of 8, or 16 of one line where images have no more.
 
-Of float32, threads read the pixels of their rows wherever they are, and split them into hi and lo
-as `parts.split` says. A block of w is small against the pixels that it meets: all are
-split once, before, and laid out as wgmma reads them.
+In float32 threads read the pixels of their rows wherever they are, and split them into hi and lo as
+`parts.split` says. A block of w is small against the pixels that it meets: all are split once,
+before, and laid out as wgmma reads them.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _store_unit(dtype: str, B: int) -> Any:
 
     sums : from `first` on, those of a thread in 16 x B sums: in every strip of 8 columns, lane
         4 r + q has columns 2 q and 2 q + 1 of rows r and r + 8
-    room : item of `ring`; of the warp alone
+    room : item of `ring`; of this warp only
     packed : the place of the first output, as `spread` gives it, in the tile of `image` and `top`
     """
     STRIPS, LINE, pack = B // 8, 2 * B, PACK[dtype]
@@ -225,7 +225,7 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
 
     @cuda.jit(device=True)
     def first_row(warp, lane):
-        """Of 8 neighbours that pixel which is line g of a product: lanes meet no bank twice."""
+        """Of 8 neighbours that pixel which is line g of a product: no two lanes share a bank."""
         g = lane // 4
         return warp * ROWS + (g // 2 + g % 2 * 4 if B == 32 else g)
 

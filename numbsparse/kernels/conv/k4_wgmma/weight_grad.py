@@ -2,7 +2,7 @@
 
 Rows of a product are features of x, as several taps see them; its sum runs over 64 pixels, in
 groups of 8 at equal distances, as in `lines`. Warpgroups share the units of an item, and where
-there are fewer, the pieces of a tile; their sums meet in shared memory.
+there are fewer, the pieces of a tile; their sums are added in shared memory.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def step_fetcher(B: int, STAGES: int) -> Any:
 
 
 def places_from(u: int, units: int) -> Any:
-    """The places of both factors of the units from u on, as a tuple of two words for each."""
+    """The places of both operands of the units from u on, as a tuple of two words for each."""
 
     @cuda.jit(device=True)
     def last(words, x_at, dy_at):

@@ -1,15 +1,16 @@
 """Rung 4: load the next tiles while these are multiplied.
 
-`cp.async` copies 16 bytes from global to shared memory beside the threads, through none of their
+`cp.async` copies 16 bytes from global to shared memory asynchronously, without passing through
 registers. The tiles in shared memory are a ring of STAGES: in each step a block of threads waits
-for the oldest, asks for those of the step STAGES - 1 ahead, in place of the ones it has just left,
-and multiplies. One barrier per step says both that the tiles came and that all left the last ones.
+for the oldest, asks for those of the step STAGES - 1 ahead, in place of the ones it has just used,
+and multiplies. One barrier per step says both that the tiles are there and that all are done with
+the last ones.
 
 What changed since the rung before: copies of 16 bytes cannot transpose a tile on the way. x (batch,
 in), and w for the input-gradient, stay rows along the sum; a thread reads four terms of it at once,
-and a line is 16 bytes longer than the tile, so that the lines which neighbouring threads read meet
-different banks. Rows that do not start at multiples of 16 bytes are copied to ones that do before
-the launch. float16 stays float16 in shared memory, and is widened when read.
+and a line is 16 bytes longer than the tile, so that the lines which neighbouring threads read are
+in different banks. Rows that do not start at multiples of 16 bytes are copied to ones that do
+before the launch. float16 stays float16 in shared memory, and is widened when read.
 
 Reads per output, for a sum of K products: K / BM + K / BN from global and K / TM + K / TN from
 shared memory as before, but no thread stops for the first. What limits now is the arithmetic

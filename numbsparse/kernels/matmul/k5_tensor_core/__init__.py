@@ -1,25 +1,25 @@
 """Rung 5: `ldmatrix` and `mma.sync`, the tensor cores.
 
 One mma.sync multiplies 16 x 16 by 16 x 8 values of a whole warp, two 16-bit values in a register,
-or 16 x 8 by 8 x 8 of float32 cut to tf32, and sums in float32. The tiles come by `cp.async` through
-a ring of stages, as in the rung before, and keep their type; the sum may run along the lines of a
-tile or down its rows. So input_grad reads the same blocks as forward, weight_grad x as it is, and
-feature-major activations are read and written as they are.
+or 16 x 8 by 8 x 8 of float32 cut to tf32, and sums in float32. The tiles are loaded by `cp.async`
+into a ring of stages, as in the rung before, and keep their type; the sum may run along the lines
+of a tile or down its rows. So input_grad reads the same blocks as forward, weight_grad x as it is,
+and feature-major activations are read and written as they are.
 
 Reads per output, for a sum of K products: from global memory K / BM + K / BN, as in the two rungs
 before; from shared memory K / WN + K / WM with the tile WM x WN of a warp, 32 x min(B, 64), and 16
-rows in batches up to FEW, where a thread alone had K / TM + K / TN.
+rows in batches up to FEW, where a single thread had K / TM + K / TN.
 
     lines          forward and input_grad: a block of threads for a tile of y
     weight_grad    16-bit types: a block of threads for a block of w, or a part of one
     regions        float32: one for a region of blocks that share tiles of x and dy
     store          sums to y; infinities and NaN of float32
 
-`parts.copies` brings the tiles, `parts.fragments` multiplies them, in 16 bits and in float32.
+`parts.copies` loads the tiles, `parts.fragments` multiplies them, in 16 bits and in float32.
 
 cp.async reads pieces of 16 bytes that start at multiples of 16 bytes. An operand that has them in
-neither direction (other strides, an odd address) is copied first. The registers of each warp still
-pass every operand, and each warp issues its own loads: the next rung removes both.
+neither direction (other strides, an odd address) is copied first. Every operand still passes
+through the registers of each warp, and each warp issues its own loads: the next rung removes both.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
-PRODUCT_ERROR = 6  # each factor is off by 2^-22 of itself, and lo * lo is left out
+PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 FEW = 64  # rows: batches up to here get smaller tiles
 
 

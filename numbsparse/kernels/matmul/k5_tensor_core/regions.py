@@ -2,9 +2,9 @@
 
 A block of threads takes a region: up to XT tiles of x that are neighbours, up to YT tiles of dy,
 each 32 features wide, and every kept cell where one of these meets one of those; a cell is a block
-of w, or a part of one. The tiles come once for all cells, and each warp multiplies its own cells
-out of them. The last regions, those past a whole number of waves, would leave most of the GPU idle:
-they are cut along the batch, and a second kernel adds the pieces in their order.
+of w, or a part of one. The tiles are loaded once for all cells, and each warp multiplies its own
+cells from them. The last regions, those past a whole number of waves, would leave most of the GPU
+idle: they are cut along the batch, and a second kernel adds the pieces in their order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOST_PIECES = 8
 
 
 class Region(NamedTuple):
-    """What a block of threads takes: all cells that meet in a tile of dy have to fit in."""
+    """What a block of threads takes: all cells of one tile of dy have to fit in."""
 
     XT: int  # tiles of x
     YT: int  # tiles of dy
@@ -139,7 +139,7 @@ def cell_side(B: int) -> int:
 
 
 def regions(index: Index, B: int, region: Region) -> tuple[Any, ...]:
-    """(tiles, cells, targets), int32, a row for each region; the fullest regions come first.
+    """(tiles, cells, targets), int32, a row for each region; the fullest regions first.
 
     tiles (XT + YT) : the first feature of each tile, -1 where there is none
     cells (CELLS * WARPS) : a cell's first column among the tiles of x and, times 2^16, of dy; or -1
@@ -248,7 +248,7 @@ def adding_cells(cells: Cells) -> Any:
 
 @cache
 def fetching(cells: Cells) -> Any:
-    """fetch(x_side, dy_side, batch, row, features, ring, start): a step's tiles, as they stand."""
+    """fetch(x_side, dy_side, batch, row, features, ring, start): a step's tiles, as they are."""
     made, region = products_of(cells), cells.region
     XT, NT, TILES, THREADS = region.XT, region.NT, region.tiles, region.threads
     tile, TILE = (NT, WIDTH, PIECE, THREADS), NT * WIDTH
@@ -400,7 +400,7 @@ def mending(cells: Cells) -> Any:
     """dvalues of a cell, where some are NaN.
 
     Beyond the features there is 0: what was read there is 0, but 0 times infinity is NaN. Within
-    them a NaN may come of the split into tf32: plain sums over the batch say whether it stays.
+    them a NaN may come from the split into tf32: plain sums over the batch say whether it stays.
     """
     SIDE, XT, exact = cells.side, cells.region.XT, cells.precision == "highest"
     x_transposed, dy_transposed = cells.x_transposed, cells.dy_transposed

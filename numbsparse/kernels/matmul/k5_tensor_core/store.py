@@ -1,8 +1,8 @@
-"""What becomes of finished sums: stored to y, and computed anew where a split made them NaN.
+"""What becomes of finished sums: stored to y, and computed again where a split made them NaN.
 
 An infinity splits into hi = inf and lo = inf - inf, as does a value that rounds up to one. Both
-make NaN of every sum that they enter, so NaN is the mark of the outputs to look at. They are rare,
-so what computes them anew in float32 is simple and slow.
+make NaN of every sum that they enter, so NaN marks the outputs to look at. They are rare, so what
+computes them again in float32 is simple and slow.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def store_float32(TA: int, TB: int, transposed: bool, wide: bool, whole: bool = 
 def store_sectors(TA: int, row_in: Any) -> Any:
     """`store` of 32 columns: a lane holds eight neighbours of a row.
 
-    Two lanes write four each, first of the one's and then of the other's: whole sectors of 32
-    bytes. With more columns what is exchanged takes longer than what is won.
+    Two lanes write four each, first one's and then the other's: whole sectors of 32 bytes. With
+    more columns the exchange costs more than it saves.
     """
 
     @cuda.jit(device=True)

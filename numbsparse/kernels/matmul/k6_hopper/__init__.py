@@ -1,32 +1,32 @@
-"""Rung 6: Hopper's copy engine and `wgmma`, whose factors never pass through registers.
+"""Rung 6: Hopper's copy engine and `wgmma`, whose operands never pass through registers.
 
-A warp or two do nothing but ask the copy engine for tiles: a box of x or a block of w is a single
-instruction, lands in shared memory with its pieces already swapped, zero beyond the edges, and
-tells a barrier how many bytes came. Warpgroups of four warps each wait at that barrier, multiply 64
-rows by whole blocks with wgmma straight from shared memory, and give the stage back at another
-barrier; nobody else waits. The blocks of threads stay for the whole launch, one on each
+A warp or two do nothing but ask the copy engine (TMA) for tiles: a box of x or a block of w is a
+single instruction, arrives in shared memory swizzled, with zeros beyond the edges, and tells a
+barrier how many bytes have arrived. Warpgroups of four warps each wait at that barrier, multiply 64
+rows by whole blocks with wgmma straight from shared memory, and release the stage at another
+barrier; nothing else waits. The blocks of threads stay for the whole launch, one on each
 multiprocessor, and go from tile to tile while the copies for the next one already run, and those of
-y still do. Which blocks come when is worked out once for every layout.
+y still do. The order of the blocks is worked out once for every layout.
 
 Reads per output, for a sum of K products: from global memory K / (B * U) of x, where a tile of x
 serves U of the columns that a block of threads computes at once, and K / (ROWS * CLUSTER) of w,
 which the blocks of threads of a cluster share; the rung before read K / min(B, 64) + K / BM.
 Columns that keep the same inputs are computed together: of 8 columns of a random layout at density
-0.1 a tile of x serves 1.7, where neighbours would share it among 1.4, and where columns are alike,
-all 8. From shared memory it is K / B + K / 64, at the tensor cores' own pace.
+0.1 a tile of x serves 1.7, where neighbours would share it among 1.4, and all 8 where columns are
+alike. From shared memory it is K / B + K / 64, at the tensor cores' own pace.
 
 float32 is the same machine with products of tf32: x is split into hi and lo in registers, w before
-the kernel; what these are says `parts.split`. Its reads are K / B of x, or K / 64 where two columns
+the kernel; `parts.split` says what these are. Its reads are K / B of x, or K / 64 where two columns
 of blocks of 32 keep the same inputs, and K / 128 of w. What limits it is shared memory: wgmma takes
-64 bytes a cycle of w from there, at the tensor cores' own pace, and what else passes comes on top:
-x in and out and w in make 336 cycles of 192 for 64 rows and a block of 32, and 272 where a tile of
-x serves two blocks, or one of 64. An H200 at 1.72 GHz took about 340 and 265.
+64 bytes a cycle of w from there, at the tensor cores' own pace, and other traffic adds to it: x in
+and out and w in make 336 cycles of 192 for 64 rows and a block of 32, and 272 where a tile of x
+serves two blocks, or one of 64. An H200 at 1.72 GHz took about 340 and 265.
 
 The weight-gradient sums down the batch: see `weight_grad`.
 
-What limits it at a small B is the L2 cache, which brings x to every multiprocessor: it serves so
-many requests, of a line of a tile each, and its ways out carry so many bytes. Only sharing more of
-x would help. With few blocks kept it is memory, which must give x and take y.
+What limits it at a small B is the L2 cache, which sends x to every multiprocessor: it is limited
+both in requests, one for each line of a tile, and in bandwidth. Only sharing more of x would help.
+With few blocks kept it is the bandwidth of memory, for x and y.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import aligned, aligned_either_way
-from numbsparse.kernels.matmul.k6_hopper import weight_grad as both_factors
+from numbsparse.kernels.matmul.k6_hopper import weight_grad as gradient
 from numbsparse.kernels.matmul.k6_hopper.consume import consumer
 from numbsparse.kernels.matmul.k6_hopper.plan import ALIGNED, LINE, Form, line_tiles, steps_of
 from numbsparse.kernels.matmul.k6_hopper.produce import X, Y, producer, w_box, x_box
@@ -77,7 +77,7 @@ __all__ = [
 
 BLOCK_SIZES = (32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
-PRODUCT_ERROR = 6  # each factor is off by 2^-22 of itself, and lo * lo is left out
+PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 
 unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
@@ -96,7 +96,7 @@ def input_grad(dy, values, index, dx, precision="highest", tile=0):
 
 def weight_grad(x, dy, index, dvalues, precision="highest", tile=0):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
-    both_factors.weight_grad(x, dy, index, dvalues, precision)
+    gradient.weight_grad(x, dy, index, dvalues, precision)
 
 
 def tile_choices(product, block_size, dtype, batch, precision="highest"):

@@ -1,10 +1,10 @@
 """The warpgroups that multiply: 64 M_TILES rows of y each, in their share of a group's strips.
 
 Which strips have a block at an input is known only at run time, and accumulators are registers: so
-every product has its own code, and the mask of the step skips those that are not there.
+every product has its own code, and the mask of the step skips absent ones.
 
-16-bit factors both come from shared memory. Of float32 a lane reads its values of x, splits them
-into hi and lo, and gives them to wgmma for one image of w or for two side by side.
+Both 16-bit operands are read from shared memory. Of float32 a lane reads its values of x, splits
+them into hi and lo, and gives them to wgmma for one image of w or for two side by side.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ def products_of_float32(form: Form) -> Any:
 def reader(tile: Tile, x_transposed: bool, exact: bool) -> tuple[Any, Any]:
     """(read, row_in): what a lane has of a warpgroup's 64 rows of x, split.
 
-    Which terms of the sum it has is free as long as the images of w have the same order.
-    Line g of half u of a warp is row `row_in(u, g)`: such that lanes meet no bank twice.
+    Which terms of the sum it has is free as long as the images of w have the same order. Line g of
+    half u of a warp is row `row_in(u, g)`: such that no two lanes share a bank.
     """
     DEPTH, BOX, split = tile.DEPTH, LINE // tile.ITEM, splitting(exact)
 

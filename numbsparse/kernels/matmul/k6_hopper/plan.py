@@ -27,8 +27,8 @@ class Tile(NamedTuple):
     """A block of threads computes ROWS rows of y in COLUMNS strips of columns at once.
 
     A strip is a block column; in float32, whose sums take more room, at most 64 columns of one. A
-    step brings into one stage of the ring a tile of x for each of up to INPUTS input blocks, and
-    up to BLOCKS parts of kept blocks that meet them.
+    step loads into one stage of the ring a tile of x for each of up to INPUTS input blocks, and up
+    to BLOCKS parts of kept blocks that meet them.
     """
 
     B: int
@@ -99,7 +99,7 @@ class Tile(NamedTuple):
 
     @property
     def ROOM_BYTES(self) -> int:
-        """Where a warp puts y in shared memory; float32 goes straight from the registers."""
+        """Where a warp puts y in shared memory; float32 is stored straight from registers."""
         return 0 if self.ITEM == 4 else self.ROOMS * self.sums("f16").PANEL_BYTES
 
     @property
@@ -108,7 +108,7 @@ class Tile(NamedTuple):
 
     @property
     def WARPS(self) -> int:
-        """That multiply; after them come those that fetch."""
+        """That multiply; those that fetch follow."""
         return 4 * self.WARPGROUPS
 
     @property
@@ -123,14 +123,14 @@ class Tile(NamedTuple):
 
     @property
     def RECORD(self) -> int:
-        """Numbers that tell of a step: a mask for each share, counts, input blocks, kept blocks."""
+        """Numbers of a step: a mask for each share, counts, input blocks, kept blocks."""
         return self.SHARES + 1 + self.INPUTS + self.BLOCKS
 
     @property
     def REGISTERS(self) -> tuple[int, int]:
         """Of a thread that multiplies, and of one that fetches, if these hand over any.
 
-        Five warpgroups begin with 96 each, three with 168: should all together want more, some
+        Five warpgroups begin with 96 each, three with 168: should all together ask for more, some
         would wait for ever.
         """
         if self.ITEM == 2:
@@ -167,7 +167,7 @@ TILES = {
 
 
 def line_tiles(size: int, batch: int, features: int = 0, itemsize: int = 2) -> list[Tile]:
-    """The tile for a block size and those worth trying beside it."""
+    """The tile for a block size and others worth trying."""
     if itemsize == 4:
         return [tile_of_float32(size, batch, features)]
     tile = tile_of(size, batch)

@@ -1,10 +1,10 @@
-"""The warps that keep the ring full: they ask the copy engine for the tiles of each step, in turns.
+"""The producer warps: they take turns asking the copy engine for the tiles of each step.
 
-How they read the plan ahead says `parts.records`. One lane asks, chosen by `elect`: of any other
-choice the compiler makes a loop over the lanes. To ask takes time, about as long as a step of small
+`parts.records` says how they read the plan ahead. One lane asks, chosen by `elect`: of any other
+choice the compiler makes a loop over the lanes. Asking takes about as long as a step of small
 blocks is multiplied, and so there may be several such warps.
 
-Of w the copy engine brings 16-bit blocks as they are, and float32's as `parts.images`.
+The copy engine loads 16-bit blocks of w as they are, and float32's as `parts.images`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def producer(form: Form) -> Any:
 
 @cache
 def asking(form: Form) -> Any:
-    """What `walking` does of a step: its masks are told, its tiles are asked for."""
+    """What `walking` does of a step: it publishes masks and asks for tiles."""
     tile, STAGES, SHARES = form.tile, form.tile.STAGES, form.tile.SHARES
     INPUTS, BLOCKS, UNIT, CLUSTER = tile.INPUTS, tile.BLOCKS, tile.UNIT, tile.CLUSTER
     STAGE, W_START, X_BYTES, W_BYTES = tile.STAGE_BYTES, tile.W_START, tile.X_BYTES, tile.W_BYTES
@@ -81,7 +81,7 @@ def asking(form: Form) -> Any:
 
 
 def x_box(form: Form) -> tuple[int, int]:
-    """The box of x that one copy brings; of x.T where x is feature-major."""
+    """The box of x that one copy loads; of x.T where x is feature-major."""
     tile = form.tile
     return (
         (tile.DEPTH, LINE // tile.ITEM) if form.x_transposed else (min(tile.ROWS, 256), tile.DEPTH)
@@ -108,7 +108,7 @@ def fetch_rows(form: Form) -> Any:
 
 
 def w_box(form: Form) -> tuple[int, int, int]:
-    """The box of w that one copy brings."""
+    """The box of w that one copy loads."""
     tile = form.tile
     return (1, tile.B, tile.DEPTH) if form.transposed else (1, tile.DEPTH, min(tile.B, 64))
 

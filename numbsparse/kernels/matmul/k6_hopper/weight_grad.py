@@ -1,22 +1,22 @@
 """The weight-gradient of rung 6: dvalues[b] = x[:, rows of b].T @ dy[:, columns of b].
 
-What limits it is reading both factors: a block of B x B sums takes 2 B values of each row of the
+What limits it is reading both operands: a block of B x B sums takes 2 B values of each row of the
 batch. So a block of threads, or a cluster of two, computes many kept blocks together that share
-block rows and block columns, and the copy engine brings each of their panels from L2 once. At
-B = 32 the products then read shared memory as fast as it gives.
+block rows and block columns, and the copy engine reads each of their panels from L2 once. At B = 32
+the products then read shared memory at its full bandwidth.
 
 Reads per output, for a sum of K products: K / B times the panels per kept block, 2 where nothing is
 shared. On a random layout of density 0.1 these are 0.7 at B = 32 (`regions`), 1.0 at B = 64
 (`pairs_of_rows`) and 1.3 at B = 128 (a block row for a cluster). Of float32 they are K / N of x,
 where N is 32 or 64 columns, and K / 384 or K / 256 of dy, which six or four products of 64 rows
 share. Columns that keep the same rows are taken by pairs, so that N is 64 at B = 32 too. What
-limits float32 is shared memory, from which wgmma reads 64 bytes of an image each cycle, beside what
-comes in and what is split.
+limits float32 is shared memory, from which wgmma reads 64 bytes of an image each cycle, besides
+what is copied in and what is split.
 
 Where the rows of x and dy are long, one item of up to 52 kept blocks for each multiprocessor, whose
-sums are up to 208 registers of each thread that multiplies, has all of them go down the batch side
-by side: then each row comes from memory once. More stages would let some run ahead of others, which
-then find what they share no longer in the L2 cache.
+sums are up to 208 registers of each thread that multiplies, has all of them go down the batch in
+step: then each row is read from memory once. More stages would let some run ahead of others, which
+then no longer find what they share in the L2 cache.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def edge_of(x: DeviceArray, tile: Tile, transposed: bool) -> tuple[int, bool]:
 
 
 def boxes(x: DeviceArray, tile: Tile, transposed: bool) -> list[tuple[DeviceArray, Any, int]]:
-    """What the copies bring: runs of panels, a panel an axis of its own, and the one at the edge.
+    """What the copies load: runs of panels, a panel an axis of its own, and the one at the edge.
 
     As an axis of its own, panels beyond the last are zeros; the features of the last one end in it.
     """
@@ -232,7 +232,7 @@ def options(tile: Tile) -> dict[str, Any]:
 def warps(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, leave: Any) -> Any:
     """run(maps, heads, loads, places, outs, dvalues, sums, dense): what a block of threads does.
 
-    GROUPS warpgroups multiply and LOADERS warps supply them. Every step brings DEPTH rows of the
+    GROUPS warpgroups multiply and LOADERS warps supply them. Every step loads DEPTH rows of the
     batch of all panels of the item to one of STAGES places in shared memory; panels that several
     blocks of a cluster need are asked for by one of them and sent to all. So a place is free when
     the warps of the whole cluster have said so; of float32, also those that make images.

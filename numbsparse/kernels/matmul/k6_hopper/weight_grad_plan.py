@@ -4,8 +4,8 @@ Kept blocks that share panels of x and dy make an item, of a block of threads or
 bits they are chosen in `weight_grad_shares`. Of float32 an item is products, of 64 features of x,
 two panels of 32 that a strip of N columns of dy keeps, by the strip.
 
-The GPU runs items as places get free, in the order of the plan: largest first, and at the end those
-that do not fill all places once more, cut over the batch. Only these leave sums to be added.
+The GPU runs items as places become free, in the order of the plan: largest first, and at the end
+those that do not fill all places once more, split over the batch. Only these leave sums to add.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import begins, dealt, in_order
 from numbsparse.layout import Index
 
-RUNS = (1, 2, 4)  # panels that one copy may bring
+RUNS = (1, 2, 4)  # panels that one copy may load
 MAPS = 1 + len(RUNS)  # tensor maps of an operand: of each run, and of the panel at its edge
 OPERANDS = 2
-ALONE = 1 << 16  # a copy's ranks, where it is for the block of threads that asks
+ALONE = 1 << 16  # a copy's ranks, where only the block of threads that asks gets it
 ROOMS = 2  # steps of images of float32 that there is room for
 TO_START = 4.0  # microseconds until a block of threads multiplies, and while it writes
-TO_ADD, TO_ADD_FLOAT32 = 16.0, 1.0  # for a launch that adds what was cut, beside its sums
+TO_ADD, TO_ADD_FLOAT32 = 16.0, 1.0  # for a launch that adds what was cut, besides its sums
 PAIRED = 1.6  # the time of a product of 64 columns, where one of 32 takes 1
 FEWER = 0.8  # items: so many fewer are worth to store blocks value by value
 POOL = 224 * 1024  # bytes of shared memory for images and panels
@@ -124,7 +124,7 @@ def cut(
     sums : that the items leave which do not fill all places once more
     least : microseconds that the copies take, however items are cut
     rate : sums of a microsecond, to memory and back
-    to_add : microseconds that adding takes beside that
+    to_add : microseconds that adding takes besides that
     """
     whole = len(times) // places * places
     of_all = times * steps
@@ -146,9 +146,9 @@ def cut_up(
     """(heads, loads, places, outs, what was cut, pieces): the tables of what each block does.
 
     tables : of each block of threads, if nothing is cut
-        heads : copies, panels that arrive, and what else the kernel wants to know
+        heads : copies, panels that arrive, and what else the kernel needs to know
         loads (., 2) : see `coded`
-        places (GROUPS, .) : where the factors of a warpgroup's products lie
+        places (GROUPS, .) : where the operands of a warpgroup's products are
         outs (GROUPS, OUTS) : what they make, or -1
     heads then have before these the first step and the steps, and after two of them whether sums
     are left: then outs are places among the sums of `what was cut`, piece after piece.
@@ -247,7 +247,7 @@ def parts_of_strips(
 
 
 def way_of(index: Index, B: int) -> tuple[bool, Tile, Items]:
-    """(whether x and dy change places, tile, items): few rows of blocks make fewer items so."""
+    """(whether x and dy are exchanged, tile, items): few rows of blocks make fewer items so."""
 
     def way(swapped: bool) -> tuple[bool, Tile, Items]:
         tile = tile_of(index, B, swapped)
@@ -260,8 +260,8 @@ def way_of(index: Index, B: int) -> tuple[bool, Tile, Items]:
 def tile_of(index: Index, B: int, swapped: bool = False) -> Tile:
     """Products of 64 columns where B is as large, or neighbouring columns keep the same rows.
 
-    Three warpgroups begin with 168 registers for a thread, four with 128: should all together want
-    more, some would wait for ever.
+    Three warpgroups begin with 168 registers for a thread, four with 128: should all together ask
+    for more, some would wait for ever.
     """
     N = 64
     if B == 32:
@@ -280,7 +280,7 @@ def plan(
     """What `cut_up` makes of the items.
 
     Heads end with the strips of an item, its stages, and how many values are in the images of a
-    step, a room, and in its panels, a stage. In shared memory the rooms come first.
+    step, a room, and in its panels, a stage. In shared memory the rooms are first.
     """
     across = tile.N // tile.PANEL
     own = items.strips[..., None] * across + np.arange(across)
@@ -303,7 +303,7 @@ def plan(
 
 
 def coded(panels: np.ndarray, operand: int, slot: int, edge: tuple[int, bool]) -> np.ndarray:
-    """(items, panels, 2) int32, as `Share.copies`: each panel alone, to slots from that one on."""
+    """(items, panels, 2) int32, as `Share.copies`: panel by panel, to slots from that one on."""
     at_edge = (panels == edge[0]) & edge[1]
     code = slot + np.arange(panels.shape[1]) | (MAPS * operand + len(RUNS) * at_edge) << 8 | 1 << 16
     return np.stack([np.where(at_edge, 0, panels), code], -1).astype(np.int32)

@@ -1,8 +1,8 @@
-"""Who does what in a block of threads of a weight-gradient: supply, multiply, and store.
+"""The roles in a block of threads of a weight-gradient: supply, multiply, and store.
 
-16-bit panels go from the copy engine straight to wgmma, which takes them in either order. Of
-float32 wgmma takes the second factor from shared memory with the terms of the sum side by side, and
-a batch-major dy has them below each other: so some warps do nothing but split the panels of dy into
+16-bit panels go from the copy engine straight to wgmma, which takes them in either order. For
+float32 wgmma reads the second operand from shared memory with contiguous terms of the sum, and in a
+batch-major dy they are below each other: so some warps do nothing but split the panels of dy into
 hi and lo, a step ahead of the warpgroups that multiply, and leave images of the strips in one of
 ROOMS rooms. x passes through registers.
 """
@@ -47,7 +47,7 @@ LINE = 32  # values of a line of a panel of float32
 
 @cache
 def loader(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
-    """Brings a run of panels, of DEPTH rows of the batch, to all blocks of threads in ranks."""
+    """Loads a run of panels, of DEPTH rows of the batch, to all blocks of threads in ranks."""
     SLOT, CLUSTER = tile.PANEL_BYTES, tile.CLUSTER
 
     @cuda.jit(device=True)
@@ -85,8 +85,8 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
             panel = loads[item, own + lane * LOADERS, 0]
             code = uint32(loads[item, own + lane * LOADERS, 1])
         stage, phase = uint32(0), uint32(0)
-        # Who is not waited for could fall two phases behind, and wait for ever: warps without
-        # copies end at once, and lanes without any stay beside the others.
+        # A warp that is not waited for could fall two phases behind, and wait for ever: those
+        # without copies end at once, and lanes without any stay with the others.
         awaited = own == 0 or own < n_loads
         for step in range(steps if awaited else 0):
             mbarrier_wait(bars, EMPTY + stage, phase ^ uint32(1))
@@ -111,8 +111,8 @@ def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -
         Operand(2 * DEPTH if transposed else 2 * PANEL, SLOT, not transposed)
         for transposed in (x_transposed, dy_transposed)
     )
-    factors = (dy, x) if B == 32 else (x, dy)
-    add = wgmma_units(kind, UNITS, tile.SIZES, DEPTH // 16, *factors)
+    operands = (dy, x) if B == 32 else (x, dy)
+    add = wgmma_units(kind, UNITS, tile.SIZES, DEPTH // 16, *operands)
     if B == 32 and dy_transposed:
         add = wgmma_pairs(kind, UNITS, tile.N, DEPTH // 16, 2 * DEPTH, x)
     start_from, read_places = zeros(UNITS * tile.N // 2), words(2 * UNITS)
@@ -178,9 +178,9 @@ def storer(tile: Tile, kind: str | None) -> Any:
 # float32
 #
 # Lane 4 g + q of a warp has the rows g and g + 8 of an mma of 16 rows, and of every 8 terms of the
-# sum the q-th and the (q + 4)-th. Which terms these are is free as long as both factors agree: here
-# rows 2 q and 2 q + 1 of the batch. Rows g and g + 8 are two neighbouring features. So what is read
-# together from swizzled panels of 32 lines of 128 bytes meets in no bank.
+# sum the q-th and the (q + 4)-th. Which terms these are is free as long as both operands agree:
+# here rows 2 q and 2 q + 1 of the batch. Rows g and g + 8 are two neighbouring features. So what is
+# read together from swizzled panels of 32 lines of 128 bytes shares no bank.
 
 
 @cache
@@ -243,8 +243,8 @@ def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transpos
 def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
     """transpose(ring, start, warp, count, room): images of so many strips; see `ptx.wgmma_split`.
 
-    Column 4 g + e of each 32 stands in the e-th matrix of 8 columns, there in line g. A lane has
-    four terms of each of four columns, or of a feature-major dy 16 terms of one.
+    Column 4 g + e of each 32 is in the e-th matrix of 8 columns, there in line g. A lane has four
+    terms of each of four columns, or of a feature-major dy 16 terms of one.
     """
     N, LOADERS, HALF, ACROSS = tile.N, tile.LOADERS, tile.DEPTH * tile.N, tile.N // tile.PANEL
     SIZE, PER_IMAGE, IMAGE = tile.PANEL_BYTES // 4, tile.N // 16, tile.IMAGE // 4
@@ -278,7 +278,7 @@ def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
         lane = uint32(cuda.threadIdx.x) % 32
         low, high = lane % 8, lane // 8
         line, raw = 4 * low + high, cuda.local.array(RAW, float32)
-        # Half of the lanes begin with the other 8 terms: they would meet in the same banks.
+        # Half of the lanes begin with the other 8 terms, to avoid bank conflicts.
         start, begin = panel + line * LINE, low // 4
         for j in range(2):
             eight = 2 * chunk + (j ^ begin)

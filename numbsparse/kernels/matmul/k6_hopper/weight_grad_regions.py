@@ -13,7 +13,7 @@ TOGETHER = 1 << 20  # places for blocks among which regions are looked for
 LEAST = 32  # block rows of them
 LEAVES, KEPT_FOR_LEFT = 0.05, 20  # blocks that one left behind counts for, and the inverse
 AT_A_TIME = 128  # lines among which the best one is looked for
-INSIDE, NEVER = -(1 << 24), -(1 << 30)  # what a line inside brings; less than any line scores
+INSIDE, NEVER = -(1 << 24), -(1 << 30)  # what a line inside gains; less than any line scores
 
 
 def regions(index: Index, tile: Tile, products: int) -> np.ndarray:
@@ -40,21 +40,20 @@ def _grow_regions(
     """Number regions from `number` on, until every block is in one; the next number."""
     n, m = left.shape
     counts = np.concatenate([left.sum(1), left.sum(0)]).astype(np.int32)  # that are in no region
-    brings, opens = np.empty((2, n + m), np.int32)
+    gains, opens = np.empty((2, n + m), np.int32)
     scores = np.full((-(-(n + m) // AT_A_TIME), AT_A_TIME), NEVER, np.int32)
     lines, held = np.empty((2, tile.SLOTS), np.int64)
-    arrays = counts, brings, opens, scores, lines, held, region
+    arrays = counts, gains, opens, scores, lines, held, region
     return _grow(left, left.T.copy(), products, tile.PAIR, number, *arrays)
 
 
 @compiled(error_model="numpy")
-def _grow(left, across, most, pair, number, counts, brings, opens, scores, lines, held, region):
-    """A line is a row, or after those a column. The best one that fits comes inside, again and
-    again: it brings many blocks and leaves few. Where none fits, a row comes that meets none
-    inside.
+def _grow(left, across, most, pair, number, counts, gains, opens, scores, lines, held, region):
+    """A line is a row, or after those a column. The best one that fits is added, again and again:
+    it gains many blocks and leaves few. Where none fits, a row is added that meets none inside.
 
-    counts, brings, opens : of each line the blocks that are in no region, those that it brings if
-        it comes inside, and the products that it adds; of a row those that it has
+    counts, gains, opens : of each line the blocks that are in no region, those that it gains if
+        it is added, and the products that it adds; of a row those that it has
     lines, held : those inside, and how many blocks each has there
     """
     (n, m), slots, blocks = left.shape, lines.size, 0
@@ -63,24 +62,24 @@ def _grow(left, across, most, pair, number, counts, brings, opens, scores, lines
     while blocks > 0:
         inside, free = 0, most
         for line in range(n + m):
-            brings[line] = opens[line] = 0
+            gains[line] = opens[line] = 0
         while inside < slots:
-            line = _best(brings, opens, counts, np.int32(free), scores)
+            line = _best(gains, opens, counts, np.int32(free), scores)
             if line < 0:  # the first row, or one more
                 line = 0
                 for i in range(n):
-                    if brings[i] == 0 and (brings[line] != 0 or counts[i] > counts[line]):
+                    if gains[i] == 0 and (gains[line] != 0 or counts[i] > counts[line]):
                         line = i
-                if brings[line] != 0 or counts[line] == 0 or free == 0 or inside > slots - 2:
+                if gains[line] != 0 or counts[line] == 0 or free == 0 or inside > slots - 2:
                     break
-            bears = brings[line]
-            lines[inside], held[inside] = line, bears
-            brings[line] = INSIDE
+            gained = gains[line]
+            lines[inside], held[inside] = line, gained
+            gains[line] = INSIDE
             inside += 1
             if line < n:
                 free -= opens[line]
-                opening = np.int32(0 if pair > 1 and bears % pair else 1)
-                own, of_columns, of_opens = left[line], brings[n:], opens[n:]
+                opening = np.int32(0 if pair > 1 and gained % pair else 1)
+                own, of_columns, of_opens = left[line], gains[n:], opens[n:]
                 for j in range(m):
                     of_columns[j] += own[j]
                     of_opens[j] += own[j] * opening
@@ -90,8 +89,8 @@ def _grow(left, across, most, pair, number, counts, brings, opens, scores, lines
             else:
                 own = across[line - n]
                 for i in range(n):
-                    brings[i] += own[i]
-                    opens[i] = (brings[i] + pair - 1) >> pair - 1  # pair is 1 or 2
+                    gains[i] += own[i]
+                    opens[i] = (gains[i] + pair - 1) >> pair - 1  # pair is 1 or 2
                 for k in range(inside - 1):
                     if lines[k] < n and across[line - n, lines[k]]:
                         odd = pair > 1 and held[k] % pair
@@ -116,16 +115,16 @@ def _grow(left, across, most, pair, number, counts, brings, opens, scores, lines
 
 
 @compiled(error_model="numpy")
-def _best(brings, opens, counts, free, scores):
-    """The first line that scores most of those that bring blocks and fit; -1 for none.
+def _best(gains, opens, counts, free, scores):
+    """The first line that scores most of those that gain blocks and fit; -1 for none.
 
-    The score, brings + LEAVES * (brings - counts), is compared in whole numbers, some lines at a
+    The score, gains + LEAVES * (gains - counts), is compared in whole numbers, some lines at a
     time. Of lines that score the same, rounding decides, as float32 of what they leave has it.
     """
     flat, most = scores.reshape(-1), np.int32(NEVER)
-    for line in range(brings.size):
-        score = np.int32((1 + KEPT_FOR_LEFT) * brings[line] - counts[line])
-        fits = (brings[line] > 0) & (opens[line] <= free)
+    for line in range(gains.size):
+        score = np.int32((1 + KEPT_FOR_LEFT) * gains[line] - counts[line])
+        fits = (gains[line] > 0) & (opens[line] <= free)
         flat[line] = score if fits else np.int32(NEVER)
     for line in range(flat.size):
         most = max(most, flat[line])
@@ -140,7 +139,7 @@ def _best(brings, opens, counts, free, scores):
             if scores[first, k] == most:
                 line = first * AT_A_TIME + k
                 left = np.float32(LEAVES) * np.float32(counts[line])
-                score = (1 + LEAVES) * brings[line] - left
+                score = (1 + LEAVES) * gains[line] - left
                 if score > best:
                     best, at = score, line
     return at

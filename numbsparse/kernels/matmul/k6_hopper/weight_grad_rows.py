@@ -20,10 +20,10 @@ FOUR, ROWS_OF_FOUR = 4, 8  # columns that keep the same blocks; block rows of th
 def rows_of_blocks(index: Index, tile: Tile) -> np.ndarray:
     """Even pieces of the block rows, so that all of an item takes the same tile of x.
 
-    Of 64 come before them pairs of rows, those with the most columns in common first.
+    At B = 64 pairs of rows precede them, those with the most columns in common first.
     """
     panels = tile.B // tile.PANEL
-    room = tile.SLOTS // panels - 1  # for blocks of dy, beside x
+    room = tile.SLOTS // panels - 1  # for blocks of dy, besides x
     outs = tile.OUTS if tile.B == 128 else tile.GROUPS * tile.OUTS
     indptr, columns = index.rows.indptr.astype(np.int64), index.rows.indices.astype(np.int64)
     items, least = (
@@ -115,7 +115,7 @@ def _take_rows(indptr, columns, least, most_of_pair, most, rows, tops, common, l
 def share_rows(
     order, starts, rows, columns, step, panels, cluster, loads, ends, arriving, places, outs
 ):
-    """Of two rows: slots of both, then dy: what the first has alone, both, the second alone.
+    """Of two rows: slots of both, then dy: what only the first has, both, only the second.
 
     Of one row: slots of x, then of the dy of its blocks, which are dealt to the cluster.
     """
@@ -127,7 +127,7 @@ def share_rows(
         if middle < end:
             loads[item, 0, 0], loads[item, 0, 1] = rows[first], ALONE
             loads[item, 1, 0], loads[item, 1, 1] = rows[middle], 1 | ALONE
-            slot = alone = 2
+            slot = single = 2
             for which in range(3):
                 for k in range(first if which < 2 else middle, middle if which < 2 else end):
                     begin, past = (middle, end) if which < 2 else (first, middle)
@@ -140,10 +140,10 @@ def share_rows(
                         _add_out(places, outs, item, which // 2, order[k])
                         if which == 1:
                             _add_out(places, outs, item, 1, order[twin])
-                alone = slot if which == 0 else alone
+                single = slot if which == 0 else single
             for group in range(2):
                 places[item, group, 1] = group * step | step << 16
-                places[item, group, 2] = (alone if group else 2) * step | step << 16
+                places[item, group, 2] = (single if group else 2) * step | step << 16
             ends[item, 0], ends[item, 1], arriving[item] = 2, slot, slot
             continue
         busy = min(end - first, cluster)
@@ -198,7 +198,7 @@ def in_fours(index: Index) -> tuple[bool]:
     lengths = lengths.reshape(-1, FOUR)
     if (lengths != lengths[:, :1]).any():
         return (False,)
-    # Column by column, their rows lie one list after another: those of a four are one list four
+    # Column by column, their rows are one list after another: those of a four are one list four
     # times over.
     place = np.arange(rows.size) - np.repeat(indptr[:-1], lengths.ravel())
     first = np.repeat(indptr[:-1:FOUR], lengths.sum(1))

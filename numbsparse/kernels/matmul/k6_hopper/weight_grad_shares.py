@@ -38,7 +38,7 @@ class Shares(NamedTuple):
     ends: np.ndarray  # (n, 2): where the loads of x end, and those of dy
     arriving: np.ndarray  # (n,) panels, from here and from the others
     places: np.ndarray  # (n, GROUPS, 1 + 2 UNITS): products of a warpgroup, or the number of its
-    # size, and where their factors lie; see `ptx.wgmma_units`
+    # size, and where their operands are; see `ptx.wgmma_units`
     outs: np.ndarray  # (n, GROUPS, OUTS) kept blocks, -1 where there is none
 
     def of(self, items: np.ndarray, tile: Tile) -> Shares:

@@ -2,13 +2,13 @@
 
 A tile of x that is read for one block of 8 x 8 is used for 8 columns of y. So here a block of
 threads takes as much of the output as its registers hold, reads every feature that this needs once
-into shared memory, and lets the kept blocks pick theirs there. What may be picked differs from
-warp to warp and is known only at run time; the registers that sums stand in must be known when the
-kernel is compiled. `strip_plan` and `region_plan` settle once per layout who picks what.
+into shared memory, and lets the kept blocks pick theirs there. What is picked differs from warp to
+warp and is known only at run time; the registers of sums must be known when the kernel is compiled.
+`strip_plan` and `region_plan` work out once per layout what each warp picks.
 
 - `strips`: a strip of 512 columns of y by 64 rows. Each warp has 32 columns, and walks the blocks
   of each, stage by stage. An mma sums 16 products: one block of 16 x 16, or two of 8 x 8 of one
-  column, wherever they stand. `pack` puts w in that order, in the registers of an mma.
+  column, wherever they are. `pack` puts w in that order, in the registers of an mma.
 - `regions`: 130 or more blocks of w of 16 x 16, or 430 of 8 x 8, near each other. Each warp has
   slots for their sums; neighbouring slots are in one column and read its dy once.
 
@@ -24,14 +24,14 @@ not where it does, and of float32 a lane reads neighbours of the batch (`parts.s
 
 Reads per output, for a sum of K products at density d, so over K / d features of x: from global
 memory K / (512 * d) of x, or K / (1024 * d) where two strips share it in a cluster, and K / 64 of
-w, for any B; the rungs before had K / B of x alone. From shared memory K / B of x and K / 64 of w,
+w, for any B; the rungs before had K / B of x only. From shared memory K / B of x and K / 64 of w,
 as those before. weight_grad reads 2 * K / (s * d * B) per value, for a batch of K rows and regions
 of s blocks a side, about 36 at density 0.1 and B = 16, where k5_tensor_core had 2 * K / B. Features
 that no block of a strip or region keeps are not read, so clustered layouts read less.
 
 What limits it at B = 8 is shared memory, which is read for every kept block; where few blocks are
-kept, the way from the L2 cache: nearly all of x must still come to every strip, and there is less
-to multiply for it.
+kept, the bandwidth of the L2 cache: every strip must still read nearly all of x, and has less to
+multiply.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (8, 16)
 DTYPES = ("float16", "bfloat16", "float32")
-PRODUCT_ERROR = 6  # each factor is off by 2^-22 of itself, and lo * lo is left out
+PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 
 
 unsupported = reach("k7_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0))

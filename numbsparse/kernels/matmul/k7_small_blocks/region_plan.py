@@ -3,7 +3,7 @@
 A region is a panel of block rows by a run of block columns: so many that the slots of its warps,
 one product of 16 x B each, are taken, or the shared memory that the features of x and dy take. Of
 both only the groups of features that a block of the region needs are loaded. A slot is a block of
-16 x 16, or two blocks of 8 x 8 of one column. Slots stand column by column, so that most find the
+16 x 16, or two blocks of 8 x 8 of one column. Slots are in order of columns, so that most find the
 dy of their column already in registers.
 """
 
@@ -69,12 +69,12 @@ def plan_boxes(
 ) -> tuple[Any, ...]:
     """As `plan_regions`, with boxes (regions, GROUPS) instead of groups: -1 after the last.
 
-    A box goes to a place in the stage, counted in groups.
+    A box has a place in the stage, counted in groups.
     """
     sides = -(-widths[0] // B), -(-widths[1] // B)
     segments, groups, *rest = plan_regions(index, B, sides, region, places)
     groups = groups.reshape(-1, region.GROUPS).astype(np.int64)
-    # A wide box sees whole groups alone, so that what lies beyond the edge is 0.
+    # A wide box has whole groups only, so that what is beyond the edge is 0.
     whole = np.array([width // region.FEATURES for width in widths])
     group, side = groups >> 1, groups & 1
     wideable = (groups >= 0) & (group < whole[side])
@@ -89,7 +89,7 @@ def plan_boxes(
     wide = wideable & (at - within % WIDE + WIDE <= ends)
     bits = group << GROUP_AT | at << PLACE_AT | wide * IS_WIDE | side * IS_DY
     boxes = np.where(groups < 0, -1, bits)
-    boxes[wide & (within % WIDE > 0)] = -1  # comes with the ones before
+    boxes[wide & (within % WIDE > 0)] = -1  # loaded with the ones before
     order = np.argsort(boxes < 0, axis=1, kind="stable")
     return segments, np.take_along_axis(boxes, order, 1).astype(np.int32), *rest
 
@@ -100,9 +100,9 @@ def plan_regions(
     """What `regions` reads, but for boxes.
 
     segments (segments, 4): region, which of how many pieces of the batch it sums over, and where
-    its sums lie among those that a second pass adds up, or -1.
+    its sums are among those that a second pass adds up, or -1.
     groups (regions, GROUPS): twice the group, plus 1 where it is one of dy; or -1.
-    codes (regions, WARPS, SLOTS): where both pieces of x and the first of dy stand in a row of a
+    codes (regions, WARPS, SLOTS): where both pieces of x and the first of dy are in a row of a
     stage, in 10 bits each, and NEW_COLUMN where the slot before had another column.
     used (regions, WARPS): the slots that are taken, first ones first.
     blocks (regions, WARPS, SLOTS, 2): the stored blocks, or -1.

@@ -1,9 +1,10 @@
 """What a warp does with a stage: the sums of its slots += a few rows of x and dy.
 
-A slot is 16 features of x, two pieces of 8 that may stand anywhere, by B of dy. 16-bit values come
-by `ldmatrix`, which transposes what stands in rows of the batch; where a lane reads, it holds in a
-register for each slot. tf32 has no `ldmatrix` that transposes, so lanes read their values one by
-one, at places that the threads of a block have worked out in shared memory; see `loads_tf32`.
+A slot is 16 features of x, two pieces of 8 that may be anywhere, by B of dy. 16-bit values are
+loaded by `ldmatrix`, which transposes what is stored in rows of the batch; a lane keeps the address
+that it reads in a register for each slot. tf32 has no `ldmatrix` that transposes, so lanes read
+their values one by one, at places that the threads of a block have worked out in shared memory; see
+`loads_tf32`.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def places_16_bit(sums: Sums) -> Any:
 
 @cache
 def within(DEPTH: int, transposed: bool) -> Any:
-    """Where line r of 8 x 8 values stands: 8 features and the `rows`-th 8 rows of the batch."""
+    """Where line r of 8 x 8 values is: 8 features and the `rows`-th 8 rows of the batch."""
 
     @cuda.jit(device=True)
     def in_rows(piece, rows, r):
@@ -179,8 +180,8 @@ def products_16_bit(sums: Sums) -> Any:
 
 @cache
 def places_tf32(sums: Sums) -> Any:
-    """Where the pieces of a slot stand in a stage, in bytes: of x the upper, with it that of dy, of
-    x the lower, dy again. The highest bit of dy says that the column is new."""
+    """Where the pieces of a slot are in a stage, in bytes: of x the upper, with it that of dy, of x
+    the lower, dy again. The highest bit of dy says that the column is new."""
     GROUP_BYTES, OF_GROUP = sums.region.GROUP_BYTES, sums.region.FEATURES // PIECE
 
     @cuda.jit(device=True)
@@ -216,13 +217,13 @@ class Loads(NamedTuple):
 
 @cache
 def loads_tf32(sums: Sums, UNITS: int, of_x: bool) -> Loads:
-    """Of a factor: 8 UNITS features, of x two pieces; of dy B, one run.
+    """Of an operand: 8 UNITS features, of x two pieces; of dy B, one run.
 
-    An mma's rows and columns, and the terms that it adds, may be any as long as both factors agree.
-    Of every 8 rows of the batch a lane has 2 q and 2 q + 1. In rows of the batch its features are
-    neighbours, and the places meet in no bank. Of a transposed factor the terms are neighbours, and
-    `feature_of` chooses the features; where both are transposed and have 16 rows, a lane has rows
-    4 q to 4 q + 3, read at once.
+    An mma's rows and columns, and the terms that it adds, may be any as long as both operands
+    agree. Of every 8 rows of the batch a lane has 2 q and 2 q + 1. In rows of the batch its
+    features are neighbours, and the places share no bank. Of a transposed operand the terms are
+    neighbours, and `feature_of` chooses the features; where both are transposed and have 16 rows, a
+    lane has rows 4 q to 4 q + 3, read at once.
     """
     DEPTH = sums.region.DEPTH
     STEPS, split = DEPTH // 8, splitting(sums.arithmetic == "highest")
@@ -280,7 +281,7 @@ def slots_tf32(sums: Sums) -> Any:
     at zero (`parts.split`).
 
     The three products of a step wait for each other. So two slots are taken at once, each with its
-    own dy; or one alone, where most slots find the dy of the one before.
+    own dy; or one at a time, where most slots find the dy of the one before.
     """
     STEPS, TILES, AT_ONCE = sums.region.DEPTH // 8, sums.B // 8, sums.region.AT_ONCE
     exact, X = sums.arithmetic == "highest", (AT_ONCE, STEPS, 2, 2)

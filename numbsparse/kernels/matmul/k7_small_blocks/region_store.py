@@ -1,7 +1,7 @@
-"""From the sums of a region's slots to dvalues, by way of shared memory, as whole blocks.
+"""From the sums of a region's slots to dvalues, through shared memory, as whole blocks.
 
 A slot is 16 x B values: a block of 16 x 16, or two of 8 x 8, one after the other. Lanes put their
-sums where they stand there, and take neighbours, 8 bytes to 32.
+sums in their places there, and read neighbours, 8 bytes to 32.
 """
 
 from __future__ import annotations

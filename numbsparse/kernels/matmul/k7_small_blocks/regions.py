@@ -2,8 +2,8 @@
 
 Rows of x and dy pass through a ring in shared memory, in groups of features; the sums of a warp's
 slots stay in its registers. Some warps only ask the copy engine, so that they ask for a stage as
-soon as the last warp has given it back; those that multiply never wait for each other, and of
-float32 they have the registers that the others lack.
+soon as the last warp has released it; those that multiply never wait for each other, and of float32
+they have the registers that the others lack.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
         copy(dvalues, whole)
         return
     arithmetic = precision if x.dtype == "float32" else x.dtype.name
-    width, factors = min(512, -(-widths[1] // B) * B), 16 // B if x.itemsize == 2 else 1
-    kept, *_ = planned(index, steps_in_strips, B, False, width, 32, factors)
+    width, blocks_a_step = min(512, -(-widths[1] // B) * B), 16 // B if x.itemsize == 2 else 1
+    kept, *_ = planned(index, steps_in_strips, B, False, width, 32, blocks_a_step)
     x, x_transposed = aligned_either_way(of_bits(x))
     dy, dy_transposed = aligned_either_way(of_bits(dy))
     region = region_of(B, x.itemsize, kept, x_transposed or dy_transposed)
@@ -140,7 +140,7 @@ def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
     else:
         found = (region for most, region in REGIONS_FLOAT32[B] if kept <= most)
         region = next(region for region in found if rows <= region.DEPTH)
-        limit -= 16 * region.WARPS * region.SLOTS  # where the slots' factors stand
+        limit -= 16 * region.WARPS * region.SLOTS  # where the slots' operands are
     limit -= PERIOD + 16 * (region.STAGES + 1)  # and barriers
     groups = min(region.GROUPS, limit // (region.STAGES * region.GROUP_BYTES))
     return region._replace(GROUPS=groups)
@@ -209,7 +209,7 @@ def region_kernel(sums: Sums) -> Any:
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
         words = cuda.shared.array(0, uint32, ALIGNMENT)  # the same memory
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
-        own = cuda.shared.array(WORDS, uint32, ALIGNMENT)  # where the factors of slots stand
+        own = cuda.shared.array(WORDS, uint32, ALIGNMENT)  # where the operands of slots are
         base, t = first_multiple(shared, PERIOD), uint32(cuda.threadIdx.x)
         item, piece = segments[4 * cuda.blockIdx.x], segments[4 * cuda.blockIdx.x + 1]
         pieces = segments[4 * cuda.blockIdx.x + 2]

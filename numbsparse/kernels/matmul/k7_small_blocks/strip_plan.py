@@ -2,10 +2,9 @@
 
 A strip is a run of block columns (transposed, of block rows) with a warp for every 32 of its
 columns. The groups of 32 features that any of its blocks keeps are lined up, gaps left out, and cut
-into stages that fit shared memory with the blocks of w that meet them. An mma takes a step of 16
-products of a sum, two pieces of 8 features: the halves of one block of 16 x 16, or two blocks of
-8 x 8 of one column. Of float32 a step is a block. The steps of a stage stand one after another, by
-warp, then by column.
+into stages that fit shared memory with the blocks of w that need them. An mma takes a step of 16
+products of a sum, two pieces of 8 features: both of one block of 16 x 16, or two blocks of 8 x 8 of
+one column. Of float32 a step is a block. The steps of a stage are stored by warp, then by column.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ WARP_COLUMNS = 32
 COUNT_BITS = 6
 CHOICE = 32  # groups of which the next one is chosen
 WIDTH = 32  # features that are fetched together: 64 or 128 bytes of a row of x
-ALIGNED = 4  # steps: what says where they stand is fetched by 16 bytes
+ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
 
 
 class Strip(NamedTuple):
@@ -35,8 +34,8 @@ class Strip(NamedTuple):
     and steps in a stage; stages of the ring; blocks of threads that share the groups of x, each for
     columns and warps of its own.
 
-    A stage begins with how many steps each warp has and where they stand, then come the values of
-    w, and then the groups, ROWS lines of WIDTH features each, their pieces swizzled; of x that is
+    A stage begins with how many steps each warp has and where they are; the values of w follow, and
+    then the groups, ROWS lines of WIDTH features each, their pieces swizzled; of x that is
     feature-major boxes of WIDTH lines of 128 bytes along the batch. So what a warp reads ahead of
     the last step stays as long as the stage does.
     """
@@ -58,7 +57,7 @@ class Strip(NamedTuple):
         return WARP_COLUMNS // self.B
 
     @property
-    def FACTORS(self) -> int:
+    def BLOCKS_A_STEP(self) -> int:
         """Blocks of a step: two of 8 x 8 fill the 16 terms of an mma of 16 bits."""
         return 16 // self.B if self.ITEM == 2 else 1
 
@@ -74,7 +73,7 @@ class Strip(NamedTuple):
 
     @property
     def STEP_BYTES(self) -> int:
-        return self.ITEM * self.FACTORS * self.B**2
+        return self.ITEM * self.BLOCKS_A_STEP * self.B**2
 
     @property
     def X_START(self) -> int:
@@ -85,13 +84,13 @@ class Strip(NamedTuple):
         return self.ITEM * self.WIDTH * self.ROWS
 
     def BOX_ROWS(self, transposed: bool) -> int:
-        """Rows of the batch that one copy of a group brings; of feature-major x those of a line."""
+        """Rows of the batch in one copy of a group; of feature-major x those of a line."""
         return 128 // self.ITEM if transposed else self.ROWS
 
     @property
     def STAGE_BYTES(self) -> int:
         """With a group of zeros where a step may be half empty."""
-        groups = self.GROUPS + (self.FACTORS == 2)
+        groups = self.GROUPS + (self.BLOCKS_A_STEP == 2)
         return self.X_START + groups * self.GROUP_BYTES
 
     @property
@@ -106,16 +105,16 @@ def strip_of(index: Any, B: int, item: int, transposed: bool, columns: int) -> S
     Where a stage has few steps for a warp, and warps get ahead of each other, four; and two strips
     share their groups in a cluster if they need much the same.
     """
-    limit = (shared_memory() or 65 * 1024) - 1024  # beside the ring there are barriers
-    factors = 16 // B if item == 2 else 1
+    limit = (shared_memory() or 65 * 1024) - 1024  # besides the ring there are barriers
+    blocks_a_step = 16 // B if item == 2 else 1
     warps = warps_for(columns, item)
     width = warps * WARP_COLUMNS
-    kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, factors)
+    kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, blocks_a_step)
     sizes = (14, 8, 6, 4, 3, 2, 1) if item == 2 else (4, 2, 1)  # groups of a stage
     fetchers, stages, cluster = 4 if item == 2 else 1, 3, 1
     if item == 2 and kept < {8: 0.06, 16: 0.25}[B]:
         stages = 4 if B == 16 else 3
-        in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, WIDTH, factors)
+        in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, WIDTH, blocks_a_step)
         cluster = 2 if columns >= 2 * width and in_two > 0.7 * kept else 1
     for groups in sizes:
         steps = max(most, min(round(1.15 * groups * mean), 256))
@@ -138,7 +137,7 @@ def warps_for(columns: int, item: int) -> int:
 
 
 def steps_in_strips(
-    index: Index, B: int, transposed: bool, width: int, group_width: int, factors: int
+    index: Index, B: int, transposed: bool, width: int, group_width: int, blocks_a_step: int
 ) -> tuple[float, float, int]:
     """Of the groups that strips of `width` columns need: the part of their blocks that is kept, and
     the steps of a group, on average if all are full, and at most."""
@@ -146,21 +145,21 @@ def steps_in_strips(
     indptr, indices = walk.indptr.astype(np.int64), walk.indices.astype(np.int64)
     n_groups = int(indices.max(initial=0)) * B // group_width + 1
     steps = np.zeros((-(-(indptr.size - 1) // (width // B)), n_groups), np.int64)
-    _count_steps(indptr, indices, width // B, group_width // B, factors, steps)
+    _count_steps(indptr, indices, width // B, group_width // B, blocks_a_step, steps)
     needed = int(np.count_nonzero(steps)) or 1
     kept = indices.size / (needed * (width // B) * (group_width // B))
-    return kept, indices.size / factors / needed, int(steps.max(initial=1))
+    return kept, indices.size / blocks_a_step / needed, int(steps.max(initial=1))
 
 
 @compiled(error_model="numpy")
-def _count_steps(indptr, indices, lines, inputs, factors, steps):
+def _count_steps(indptr, indices, lines, inputs, blocks_a_step, steps):
     """Of each strip of so many lines and group of so many inputs, which a line meets in a run."""
     for line in range(indptr.size - 1):
         run, group = 0, -1
         for k in range(indptr[line], indptr[line + 1]):
             run = run + 1 if indices[k] // inputs == group else 0
             group = indices[k] // inputs
-            steps[line // lines, group] += run % factors == 0
+            steps[line // lines, group] += run % blocks_a_step == 0
 
 
 def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> tuple[Any, ...]:
@@ -172,8 +171,8 @@ def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> 
     begins (stages + 1, blocks of a cluster), and 1: where the steps of each begin.
     words : HEAD of each block of each stage, before those of its steps. First for each warp the
         steps of each column, in 6 bits each, and above them those of the warps before; and for each
-        step where its two pieces stand among the groups, in bytes and 16 bits each; after the last
-        group come zeros.
+        step where its two pieces are among the groups, in bytes and 16 bits each; after the last
+        group, zeros.
     of_w (steps, 2): the two pieces of w: the stored block times its pieces, plus the piece; or -1
     """
     walk, B = index.rows if transposed else index.columns, strip.B
@@ -196,7 +195,7 @@ def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> 
     key = (stage * n_warps + warp) * 4 + slot
     by_step = in_order(key)
     key, stage, warp, piece, block = (a[by_step] for a in (key, stage, warp, piece, walk.blocks))
-    half = rank_in_run(key) % strip.FACTORS
+    half = rank_in_run(key) % strip.BLOCKS_A_STEP
     begun = half == 0
     counts: np.ndarray = np.bincount(key[begun], minlength=(firsts[-1] + 1) * n_warps * 4)
     of_warp: np.ndarray = counts.reshape(-1, strip.WARPS, 4).sum(2)
@@ -280,8 +279,8 @@ def _evened(loads: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     loads (strips, groups, warps) : the blocks that a warp meets in a group
     lengths (strips,) : how many of the groups count
 
-    The next group is the one of a few that leaves the blocks met so far most even among the warps:
-    they can only be as far apart as the ring is long.
+    The next group is the one of a few that leaves the blocks so far most even among the warps: they
+    can only be as far apart as the ring is long.
     """
     places = np.zeros(loads.shape[:2], np.int64)
     mean = loads.sum(1) / np.maximum(lengths, 1)[:, None]
@@ -334,14 +333,16 @@ def _cut(
     """
     stage_of, place_of = np.zeros((2, *counts.shape[:2]), np.int64)
     n_stages = np.zeros(len(counts), np.int64)
-    how = strip.GROUPS, strip.STEPS, strip.FACTORS, strip.CLUSTER
+    how = strip.GROUPS, strip.STEPS, strip.BLOCKS_A_STEP, strip.CLUSTER
     blocks = np.empty(counts.shape[2], np.int64)
     _fill(counts, lengths, *how, blocks, stage_of, place_of, n_stages)
     return stage_of, place_of, n_stages
 
 
 @compiled(error_model="numpy")
-def _fill(counts, lengths, most, room, factors, cluster, blocks, stage_of, place_of, n_stages):
+def _fill(
+    counts, lengths, most, room, blocks_a_step, cluster, blocks, stage_of, place_of, n_stages
+):
     """`blocks` are those of each column in the stage."""
     each = blocks.size // cluster
     for strip in range(len(counts)):
@@ -358,7 +359,9 @@ def _fill(counts, lengths, most, room, factors, cluster, blocks, stage_of, place
                     steps = 0
                     for column in range(part * each, (part + 1) * each):
                         blocks[column] += counts[strip, group, column]
-                        steps += blocks[column] + factors - 1 >> factors - 1  # of one or two
+                        steps += (
+                            blocks[column] + blocks_a_step - 1 >> blocks_a_step - 1
+                        )  # of one or two
                     longest = max(longest, steps)
                 if place == 0 or longest <= room:
                     break

@@ -33,9 +33,9 @@ THREADS = 128
 def packed(
     values: DeviceArray, pieces: DeviceArray, lines: DeviceArray, features: int, transposed: bool
 ) -> DeviceArray:
-    """The blocks of w in the order of the steps, each value in the register where an mma wants it.
+    """The blocks of w in the order of the steps, each value in the register where an mma needs it.
 
-    What lies beyond the last of the features that are summed over becomes 0.
+    What is beyond the last of the features that are summed over becomes 0.
     """
     n_blocks, B, _ = values.shape
     n_steps, words = pieces.size // 2, B // 4 if values.itemsize == 2 else B * B // 32
@@ -238,7 +238,7 @@ def step_tf32(strip: Strip, arithmetic: str, x_transposed: bool, j: int) -> Any:
 def clear_zeros(strip: Strip, threads: int) -> Any:
     """The zeros after the groups of every stage, where steps may be half empty."""
     STAGES, STAGE_BYTES, WORDS = strip.STAGES, strip.STAGE_BYTES, strip.GROUP_BYTES // 4
-    START, half_empty = strip.X_START + strip.GROUPS * strip.GROUP_BYTES, strip.FACTORS == 2
+    START, half_empty = strip.X_START + strip.GROUPS * strip.GROUP_BYTES, strip.BLOCKS_A_STEP == 2
 
     @cuda.jit(device=True)
     def clear(words, base):

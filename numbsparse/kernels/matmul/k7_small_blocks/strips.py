@@ -1,13 +1,13 @@
 """y = x @ w: every strip of columns reads each feature of x that it needs once.
 
 A block of threads holds ROWS x (32 WARPS) values of y in registers. The features of x pass through
-a ring in shared memory, beside the blocks of w that meet them, and each warp multiplies those that
-its own 32 columns keep. Some warps only ask the copy engine to fill the ring: to ask takes some 100
+a ring in shared memory, with the blocks of w that need them, and each warp multiplies those that
+its own 32 columns keep. Some warps only ask the copy engine to fill the ring: asking takes some 100
 cycles, so each asks for some of a stage's copies. The others wait for a stage at one barrier and
-give it back at another, and not for each other: some find more blocks in a stage than others, and
-may be as many stages apart as the ring has. The blocks of threads stay for the whole launch, and
-the copies for the next strip run while one is written. Two of a cluster have neighbouring strips,
-and bring each feature of x to both.
+release it at another, and do not wait for each other: some find more blocks in a stage than others,
+and may be as many stages apart as the ring has. The blocks of threads stay for the whole launch,
+and the copies for the next strip run while one is written. Two of a cluster have neighbouring
+strips, and load each feature of x for both.
 """
 
 from __future__ import annotations

@@ -4,27 +4,27 @@ With few rows of x each value of w is multiplied at most 64 times, so the warps 
 nothing to share. A layout is cut once into equal shares, one per multiprocessor, and each share
 into equal runs, one per warp (`plan`), so that neither long lines nor few blocks leave a part of
 the GPU idle. Each warp has a ring of its own for the tiles that it multiplies next (`ring`,
-`tiles`). On a card with a copy engine and 225 KiB of shared memory that engine fills it; elsewhere,
+`tiles`). On a card with a copy engine and 225 KiB of shared memory the engine fills it; elsewhere,
 for blocks under 32 and where features end inside a block, the lanes of the warp do; they read x
 faster where it is feature-major, so where there is much of it in 16 bits it is transposed first.
 Batches beyond 64 rows are cut into tiles of as many, which share the multiprocessors and read w
 once each; in `weight_grad` they are sums of more steps.
 
-A product is one launch: whoever comes last adds up the parts of a line that was cut, in their order
+A product is one launch: the last warp adds up the parts of a line that was cut, in their order
 (`lines`; `blocks` for `weight_grad`). It starts while the kernel before it ends, and the host works
 out a launch once (`launch`). Block sizes from 32 up share their kernels.
 
-Reads per output of a sum of K terms: K / batch of w and K / min(B, 32) of x, which comes from the
-L2 cache. float32 is multiplied as hi + lo, two tf32 each, in three products. Those of 16
-terms start from zero, of 8 in `weight_grad`, whose sums are the shortest, and are added in float32,
-because tensor cores cut off what they add.
+Reads per output of a sum of K terms: K / batch of w and K / min(B, 32) of x, from the L2 cache.
+float32 is multiplied as hi + lo, two tf32 each, in three products. Those of 16 terms start from
+zero, of 8 in `weight_grad`, whose sums are the shortest, and are added in float32, because tensor
+cores cut off what they add.
 
 What is left, in float32: the tensor cores, which need half the time that the kernel takes, and get
-their operands two warps at a time. In 16-bit: the L2 cache, from which comes as much of x as of w,
-and at batches over 32 twice as much. At low densities: the time to start and to end; in float32,
-12,288 features, batch 32 and density 0.01, of some 8,000 clocks of an H200 from one kernel to the
-next about 2,000 until the first tiles are there, 2,500 for three units on each tensor core, 1,000
-to join and write lines, and 1,000 from the last block's end to the start of the next kernel. A
+their operands two warps at a time. In 16-bit: the L2 cache, which serves as much of x as of w, and
+at batches over 32 twice as much. At low densities: the time to start and to end; in float32, 12,288
+features, batch 32 and density 0.01, of some 8,000 clocks of an H200 from one kernel to the next
+about 2,000 until the first tiles are there, 2,500 for three units on each tensor core, 1,000 to
+join and write lines, and 1,000 from the last block's end to the start of the next kernel. A
 clustered layout takes as long as a random one: w is read once in any of them, and a product that
 read nothing of x, all else the same, took 4 to 13 % less on an H200 (batch 32, densities of 0.02
 and up).
@@ -42,7 +42,7 @@ from numbsparse.kernels.parts.tiles import Form
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 DTYPES = ("float32", "float16", "bfloat16")
-PRODUCT_ERROR = 6  # each factor is off by 2^-22 of itself, and lo * lo is left out
+PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 LARGEST_BATCH = 1024
 
 unsupported = reach(

@@ -1,10 +1,10 @@
 """weight_grad: a warp computes units of dw, squares of 32 or several small blocks side by side.
 
 The batch is the sum: up to 32 rows each unit is one tile of x by one of dy, and of more rows it is
-a step for each 32 of them. The units of a line of x come after each other: where a unit is one step
-x is taken to registers once for a line, dy each time. What bounds it is writing dw: a warp leaves a
-square in shared memory, its pieces of 16 bytes exchanged as in `tiles`, and the copy engine or the
-lanes take it from there.
+a step for each 32 of them. The units of a line of x follow each other: where a unit is one step x
+is loaded into registers once for a line, dy each time. What bounds it is writing dw: a warp leaves
+a square in shared memory, its pieces of 16 bytes exchanged as in `tiles`, and the copy engine or
+the lanes take it from there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from numbsparse.kernels.parts.tiles import (
     WIDTH,
     Form,
     Operand,
-    factors,
+    fragment,
     products,
 )
 from numbsparse.kernels.ptx import (
@@ -221,8 +221,8 @@ def asking(blocks: Blocks) -> Any:
 
 @cache
 def holding(blocks: Blocks) -> Any:
-    """hi[s], lo[s] = the factors of a tile of x at each step."""
-    STEPS, take = blocks.form.steps, factors(blocks.form, blocks.x)
+    """hi[s], lo[s] = the fragments of a tile of x at each step."""
+    STEPS, take = blocks.form.steps, fragment(blocks.form, blocks.x)
 
     @cuda.jit(device=True)
     def hold(tile, start, hi, lo):
@@ -241,13 +241,13 @@ def multiplying(blocks: Blocks) -> Any:
     """
     form = blocks.form
     STEPS, SPLIT, M = form.steps, form.split, -(-blocks.x.groups // 2)
-    FACTORS, SUMS = (4, 2), (M, 4, 4)
-    take, add = factors(form, blocks.dy), products(form, M, 4)
+    FRAGMENT, SUMS = (4, 2), (M, 4, 4)
+    take, add = fragment(form, blocks.dy), products(form, M, 4)
     clear, add_up = pieces.clear(M, 4), pieces.add(M, 4)
 
     @cuda.jit(device=True)
     def step(tile, start, s, x_hi, x_lo, acc):
-        hi, lo = cuda.local.array(FACTORS, uint32), cuda.local.array(FACTORS, uint32)
+        hi, lo = cuda.local.array(FRAGMENT, uint32), cuda.local.array(FRAGMENT, uint32)
         take(tile, start, s, uint32(0), hi, lo)
         if SPLIT:
             sums = cuda.local.array(SUMS, float32)
@@ -273,7 +273,7 @@ def multiplying(blocks: Blocks) -> Any:
 
 @cache
 def writing(blocks: Blocks) -> Any:
-    """Write a unit by way of shared memory."""
+    """Write a unit through shared memory."""
     form, M, SPLIT = blocks.form, -(-blocks.x.groups // 2), blocks.form.split
     leave = leave_16_bit(blocks) if form.is_16_bit else leave_float32(blocks)
     mend, finite_sums, ENGINE = mending(blocks), all_finite(M, 4), blocks.source.engine

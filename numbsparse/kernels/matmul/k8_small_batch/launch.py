@@ -25,10 +25,10 @@ from numbsparse.kernels.views import span
 from numbsparse.layout import Index
 
 SHARED_BYTES = 225 * 1024  # of a block, with room for the barriers
-BARRIERS = 2 * 1024  # bytes beside them
+BARRIERS = 2 * 1024  # bytes
 WARPS = 2 if SIMULATED else 8
 FEW = 8  # units of a warp: below, 16-bit gains more by launches that overlap than by long rings
-SHORT = 3  # units of a warp: up to there, the first ones of all warps come before any other
+SHORT = 3  # units of a warp: up to there, the first ones of all warps precede any other
 MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
 NEAR = 2**31  # items whose places fit 32 bits
 LINES = 4000  # of 128 bytes, one a clock: what a multiprocessor reads while x is transposed
@@ -40,7 +40,7 @@ def has_engine() -> bool:
 
 
 def serves(x: DeviceArray, values: DeviceArray) -> bool:
-    """Whether the copy engine can bring whole tiles of x and w."""
+    """Whether the copy engine can load whole tiles of x and w."""
     size = values.shape[1]
     return size >= WIDTH and x.shape[1] % size == 0 and values.size > 0 and has_engine()
 
@@ -57,7 +57,7 @@ def by_feature(x: DeviceArray, n_blocks: int, size: int) -> DeviceArray:
 
 
 def along_lines(index: Index, x, values, y, transposed: bool, form: Form) -> Call:
-    """y = x @ w; tiles of the batch have shares of the multiprocessors side by side."""
+    """y = x @ w; tiles of the batch have shares of the multiprocessors in parallel."""
     lines = _lines(x, values, y, transposed, form, _source(serves(x, values), x))
     tiles, warps = -(-x.shape[0] // lines.rows), lines.warps
     shares = max(_multiprocessors() // tiles, 1)
@@ -138,7 +138,7 @@ def _warps(form: Form, many: bool) -> int:
 
 
 def _source(engine: bool, *operands: DeviceArray) -> Source:
-    """How they come to a stage."""
+    """How they are loaded into a stage."""
     overlap = SIMULATED or compute_capability() >= (9, 0)
     if engine:
         return Source(engine, 0, overlap)

@@ -1,9 +1,9 @@
 """forward and input_grad: a warp adds up units of its share, line after line.
 
-While one unit is multiplied, those that come next are on their way to the ring of the warp. The
-warps of a share take equal runs of its units wherever lines end: what a warp has of a line that
-began in an earlier one it leaves in shared memory, where the warp in which it began adds it up. Of
-a line that more than one share holds each leaves its part, and the last to come writes the line.
+While one unit is multiplied, the next ones are on their way to the ring of the warp. The warps of a
+share take equal runs of its units wherever lines end: what a warp has of a line that began in an
+earlier one it leaves in shared memory, where the warp in which it began adds it up. Where more than
+one share holds a line each leaves its part, and the last to finish writes the line.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Lines(NamedTuple):
 def line_kernel(lines: Lines) -> Any:
     """y = x @ w; x and y are (batch, features, stride over the batch, stride over features).
 
-    `maps` are those of x and w, where the copy engine brings them. Where they are `fresh`, it is
-    told so. `w_view` as in `ring.engine_asks`, the plan as in `plan.plan_lines`.
+    `maps` are those of x and w, where the copy engine loads them. Where they are `fresh`, they are
+    announced. `w_view` as in `ring.engine_asks`, the plan as in `plan.plan_lines`.
     """
     sums, depth, source, WARPS, FAR, TILED, PATIENT = lines
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
@@ -243,9 +243,9 @@ def consuming(sums: Sums) -> Any:
 
 @cache
 def finishing(lines: Lines) -> Any:
-    """Write a line; of a line in parts, leave this part, and let the last one to come write it.
+    """Write a line; of a line in parts, leave this part, and let the last one to finish write it.
 
-    Of float32 factors in two parts, sums that are not finite are computed again.
+    Of float32 operands in two parts, sums that are not finite are computed again.
     """
     sums, depth, *_ = lines
     (M, N), SPLIT = sums.shape, sums.form.split

@@ -1,10 +1,10 @@
 """The work of a layout, cut once into equal shares: one for each multiprocessor.
 
 A unit is what a warp multiplies at once: 32 features of the sum for one line of up to 32 output
-features; a larger block is cut into squares of 32, and smaller blocks of a line come together, 32
-features of them. A piece is the units of a line that one share holds. A line is cut only where
+features; a larger block is cut into squares of 32, and smaller blocks of a line are taken together,
+32 features of them. A piece is the units of a line that one share holds. A line is cut only where
 shares of whole lines would be uneven; the parts of such a line are added in their order by
-whichever comes last.
+whichever finishes last.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def plan_lines(
     """(plan, units of a warp, where the parts of the plan start, empty lines, partials, tickets).
 
     The lines of y are the block columns, or of w.T the block rows, in parts of up to 32 features;
-    lines of x are numbered likewise. A place is -1 where a unit has fewer than others; a line of y
-    that was cut is named by -1 - part. A part is `part` float32 of the partials, which has those of
-    each of the `tiles` of the batch, and after them `slots` more.
+    lines of x are numbered the same way. A place is -1 where a unit has fewer than others; a line
+    of y that was cut is named by -1 - part. A part is `part` float32 of the partials, which has
+    those of each of the `tiles` of the batch, and after them `slots` more.
     """
     indptr, xs, places = lines_of(index, transposed, size)
     together = max(WIDTH // size, 1)
@@ -140,7 +140,7 @@ def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int]:
 
     For weight_grad: the lines of x are the block rows in parts of up to 32 features, those of dy
     the block columns. A unit is a square of 32 of a block, or several blocks side by side; -1 where
-    it has fewer. Units of one line of x come after each other.
+    it has fewer. Units of one line of x follow each other.
     """
     indptr, ys, places = lines_of(index, True, size)
     together = max(WIDTH // size, 1)

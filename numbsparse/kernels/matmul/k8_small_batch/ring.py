@@ -1,10 +1,9 @@
-"""A ring of stages in shared memory for each warp, and how tiles come to a stage.
+"""A ring of stages in shared memory for each warp, and how tiles are loaded into a stage.
 
-A warp is alone with its ring, so a stage is free as soon as its lanes have met. Where whole tiles
-can be copied, the copy engine brings them, and the warp spends nothing on them but the asking.
-Elsewhere, for blocks under 32, features that end inside a tile and cards without a copy engine, its
-lanes copy pieces of 16 bytes to the same places (`cp.async`); either way nothing goes through
-registers.
+A warp has its ring to itself, so a stage is free once its lanes are synchronised. Where whole tiles
+can be copied, the copy engine does it, and the warp only has to ask. Elsewhere, for blocks under
+32, features that end inside a tile and cards without a copy engine, its lanes copy pieces of 16
+bytes to the same places (`cp.async`); either way nothing passes through registers.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from numbsparse.kernels.ptx import (
     tma_load_2d,
 )
 
-ALIGNED = 1024  # bytes, where the pattern of swizzled tiles begins anew
+ALIGNED = 1024  # bytes after which the pattern of swizzled tiles repeats
 REGISTERS = 65536  # of a multiprocessor
 
 
 class Source(NamedTuple):
-    """How tiles come to a stage: by the copy engine, or by the lanes of the warp."""
+    """How tiles are loaded into a stage: by the copy engine, or by the lanes of the warp."""
 
     engine: bool
     stages: int
@@ -85,7 +84,7 @@ def reading(blocks: int) -> Any:
 def opening(source: Source, many_maps: int) -> Any:
     """Make the barriers of a warp's ring, and let the copy engine fetch the maps meanwhile.
 
-    Where the maps are fresh, it is told so first.
+    Where the maps are fresh, they are announced first.
     """
     STAGES = source.stages
 

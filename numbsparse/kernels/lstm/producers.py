@@ -1,10 +1,10 @@
-"""Kept weights and the rows that they meet, carried to shared memory step after step.
+"""Producer warps: kept weights and the rows that they meet, copied to shared memory step by step.
 
-Of a block of threads one warp carries weights, one carries rows, and four warps multiply.
-A ring of stages lies between them: a stage is one read and its rows, and is full when both came.
-The weights of the next step are on their way before this step ends, so memory has no pause between
-steps. The rows follow when all blocks of the grid have written theirs: those of early lines first,
-which were written well before the step's end, so that products have no pause either.
+Of a block of threads one warp copies weights, one copies rows, and four warps multiply. A ring of
+stages is between them: a stage is one read and its rows, and is full when it has both. The weights
+of the next step are on their way before this step ends, so memory has no pause between steps. The
+rows follow when all blocks of the grid have written theirs: those of early lines first, which were
+written well before the step's end, so that products have no pause either.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from numbsparse.kernels.ptx import (
     tma_load_3d,
 )
 
-OF_WEIGHTS, OF_ROWS = WARPS, WARPS + 1  # the warps that carry
+OF_WEIGHTS, OF_ROWS = WARPS, WARPS + 1  # the warps that copy
 THREADS = 32 * (WARPS + 2)
 BLOCKS = 2  # of threads, on a multiprocessor: one computes gates while the other multiplies
 
@@ -46,7 +46,7 @@ class Ring(NamedTuple):
     ITEM: int  # bytes
     FEW: int  # blocks of a read
     STAGES: int
-    transposed: bool = False  # when rows of the gates' gradient are carried, else rows of h
+    transposed: bool = False  # when rows of the gates' gradient are copied, else rows of h
     inputs: bool = False  # rows and weights of the inputs too, by maps 2 and 3
     tiled: bool = False  # whether the batch takes several tiles of rows
 
@@ -87,12 +87,12 @@ class Ring(NamedTuple):
 
 
 @cache
-def carrying_weights(ring: Ring) -> Any:
+def copying_weights(ring: Ring) -> Any:
     STAGES, STAGE, FREE, WEIGHTS = ring.STAGES, ring.STAGE // 2, ring.FREE, ring.WEIGHTS
     INPUTS = ring.inputs
 
     @cuda.jit(device=True)
-    def carry(engine, turns):
+    def copy(engine, turns):
         maps, reads, first, last, shared, base, bars = engine
         fence_tensor_map(maps[0])
         if INPUTS:
@@ -114,7 +114,7 @@ def carrying_weights(ring: Ring) -> Any:
                         tma_load_3d(shared, at, maps[0], none, none, block, bars, stage)
                 stage, parity = following(stage, parity, STAGES)
 
-    return carry
+    return copy
 
 
 @cache
@@ -133,13 +133,13 @@ def advancing(ring: Ring) -> Any:
 
 
 @cache
-def carrying_rows(ring: Ring) -> Any:
+def copying_rows(ring: Ring) -> Any:
     STAGES, STAGE, FREE = ring.STAGES, ring.STAGE // 2, ring.FREE
     AFTER, BYTES, TRANSPOSED, PANEL = ring.WEIGHTS // 2, ring.ROWS, ring.transposed, ring.PANEL
     INPUTS, forward = ring.inputs, advancing(ring)
 
     @cuda.jit(device=True)
-    def carry(engine, of_steps, arrived):
+    def copy(engine, of_steps, arrived):
         maps, reads, first, last, shared, base, bars = engine
         fence_tensor_map(maps[1])
         if INPUTS:
@@ -148,16 +148,16 @@ def carrying_rows(ring: Ring) -> Any:
         lines, lates, top = int32(0), int32(0), int64(0)
         steps, row, down, tiles = of_steps
         for turn in range(steps * tiles):
-            met, first_row = 0, int32(row + top)  # counters of the tile's turn before
+            phase, first_row = 0, int32(row + top)  # counters of the tile's turn before
             for read in range(first, last):
                 ahead = (read - first) % 32
                 if ahead == 0:
                     mine = min(read + lane, last - 1)
                     lines, lates = int32(reads[mine, 1]), int32(reads[mine, 2])
                 line, late = shfl_idx(lines, uint32(ahead)), shfl_idx(lates, uint32(ahead))
-                while turn >= tiles and met <= late:
-                    wait_for_all(arrived, 2 * (turn - tiles) + met)
-                    met += 1
+                while turn >= tiles and phase <= late:
+                    wait_for_all(arrived, 2 * (turn - tiles) + phase)
+                    phase += 1
                 mbarrier_wait(bars, FREE + stage, parity)
                 if elect() != 0:
                     at, column = uint32(base + stage * STAGE + AFTER), int32(line * B)
@@ -171,7 +171,7 @@ def carrying_rows(ring: Ring) -> Any:
                 stage, parity = following(stage, parity, STAGES)
             row, top = forward(row, top, down, tiles)
 
-    return carry
+    return copy
 
 
 @cuda.jit(device=True)
