@@ -86,7 +86,7 @@ def remapped(array: Any, old: Form, new: Form, fresh: Any) -> Any:
 
     `old` and `new` differ only in their layout, and in whether the matrix is a transposed view.
     """
-    wanted = new.matrix(beside(fresh, isinstance(array, DeviceArray)))
+    wanted = new.matrix(moved_to(fresh, isinstance(array, DeviceArray)))
     moved = ops.remap(old.matrix(array), wanted.layout, wanted)
     return moved.stored_as(wanted, "array").values
 
