@@ -136,11 +136,11 @@ def cvt_rna_tf32(x):
 
 
 def pack_half2(lo, hi):
-    return meaning.pack_half2(_registers(np.float32, lo), _registers(np.float32, hi))[0]
+    return meaning.pack_half2(_register(np.float32, lo), _register(np.float32, hi))[()]
 
 
 def pack_bfloat2(lo, hi):
-    return meaning.pack_bfloat2(_registers(np.float32, lo), _registers(np.float32, hi))[0]
+    return meaning.pack_bfloat2(_register(np.float32, lo), _register(np.float32, hi))[()]
 
 
 def ex2(x):
