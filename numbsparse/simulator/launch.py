@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -223,4 +224,5 @@ FakeCUDAShared.array = _shared_array
 FakeCUDALocal.array = _noting(FakeCUDALocal.array)
 FakeCUDAKernel.__call__ = _calling(FakeCUDAKernel.__call__)
 FakeWithinKernelCUDAArray.__getitem__ = _reading(FakeWithinKernelCUDAArray.__getitem__)
-FakeWithinKernelCUDAArray.shape = property(lambda array: array._item.shape)
+for name in ("_item.shape", "_item._ary.dtype", "_item._ary.size"):
+    setattr(FakeWithinKernelCUDAArray, name.rpartition(".")[2], property(attrgetter(name)))
