@@ -124,8 +124,9 @@ def conv(x, w, window):
     """y[n, o] = sum over taps of what each sees, as a matrix product."""
     axes = x.ndim - 2
     y = np.zeros((x.shape[0], *window.small[3 - axes :], w.shape[-1]))
+    padded = _padded(x, window, axes)
     for tap, of_padded in _slices(window, axes):
-        y += _padded(x, window, axes)[(slice(None), *of_padded)] @ w[tap]
+        y += padded[(slice(None), *of_padded)] @ w[tap]
     return y
 
 
@@ -143,9 +144,9 @@ def conv_transpose(dy, w, window, shape):
 
 def conv_weight_grad(x, dy, window, shape):
     axes = x.ndim - 2
-    dw = np.zeros(shape)
+    dw, padded = np.zeros(shape), _padded(x, window, axes)
     for tap, of_padded in _slices(window, axes):
-        seen = _padded(x, window, axes)[(slice(None), *of_padded)]
+        seen = padded[(slice(None), *of_padded)]
         dw[tap] = seen.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
     return dw
 

@@ -65,17 +65,27 @@ def test_each_seed_has_its_weights_and_each_kind_the_same_images(
     assert seen[:2] == seen[2:4] != seen[4:6] == seen[6:]
 
 
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """The bytes of one, of a training that is done."""
+    folder = tmp_path_factory.mktemp("finished")
+    write_cifar(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        program = imported(patch, "pixelcnn")
+        program.main([*SMALL, "--data", str(folder), "--out", str(folder), "--steps", "6"])
+    return (folder / "sparse_0.npz").read_bytes()
+
+
 @pytest.fixture
-def finished(pixelcnn, arguments, tmp_path):
-    """A training that is done: its folder, and the bytes of its checkpoint."""
-    pixelcnn.main([*arguments, "--steps", "6"])
+def finished(checkpoint, tmp_path):
+    """Where it is found, and its bytes."""
     file = tmp_path / "out" / "sparse_0.npz"
-    return file, file.read_bytes()
+    file.parent.mkdir()
+    file.write_bytes(checkpoint)
+    return file, checkpoint
 
 
-def test_an_interrupted_training_goes_on_bit_for_bit(
-    pixelcnn, arguments, finished, tmp_path, monkeypatch
-):
+def test_an_interrupted_training_goes_on_bit_for_bit(pixelcnn, arguments, tmp_path, monkeypatch):
     training = sys.modules["pixel_training"].Training
     train_step = training.train_step
 
@@ -94,7 +104,7 @@ def test_an_interrupted_training_goes_on_bit_for_bit(
     assert ns.load(file)["step"] == 3
     pixelcnn.main([*elsewhere, "--resume"])
     pixelcnn.main(arguments)
-    same_arrays(file, finished[0])
+    same_arrays(file, tmp_path / "out" / "sparse_0.npz")
 
 
 OTHERS = [("filters", "16"), ("stages", "2"), ("mixtures", "3"), ("batch", "2"), ("average", "0")]

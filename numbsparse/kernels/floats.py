@@ -8,10 +8,13 @@ as Numba converts it.
 from __future__ import annotations
 
 import numpy as np
-from numba import float32, types, uint16, uint32
+from numba import types
 
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.ptx import as_float32, as_uint32
+
+kinds = np if SIMULATED else types  # as the modules of kernels see them there
+float16, float32, uint16, uint32 = kinds.float16, kinds.float32, kinds.uint16, kinds.uint32
 
 
 def widened(item):
@@ -45,7 +48,7 @@ def _to_bits(value, array):
 
 
 def _to_half(value, array):
-    return types.float16(value)
+    return float16(value)
 
 
 def _as_it_is(value, array):

@@ -124,6 +124,8 @@ class Block:
     def _open(self) -> None:
         if self._here and len(self._here) == self.left:
             self.turns.wake(self._here)
+        if len(self.cluster) == 1 and not self._of_cluster:
+            return
         if sum(len(b._of_cluster) for b in self.cluster) == sum(b.left for b in self.cluster):
             for block in self.cluster:
                 self.turns.wake(block._of_cluster)

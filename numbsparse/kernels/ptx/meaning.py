@@ -138,30 +138,26 @@ def cvt_rna_tf32(x: np.ndarray) -> np.ndarray:
 
 def pack_half2(lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
     """Two float32 to two float16 in one register, rounded to nearest even; a NaN is 0x7FFF."""
+    pairs = np.array((lo, hi)).T
     with np.errstate(over="ignore"):
-        lo, hi = (
-            np.where(np.isnan(x), np.uint16(0x7FFF), x.astype(np.float16).view(np.uint16))
-            for x in (lo, hi)
-        )
-    return _pair(lo, hi)
+        rounded = pairs.astype(np.float16, order="C")
+    return _packed(rounded.view(np.uint16), np.isnan(pairs))
 
 
 def pack_bfloat2(lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
     """Two float32 to two bfloat16 in one register, rounded to nearest even; a NaN is 0x7FFF."""
-    return _pair(_bfloat16(lo), _bfloat16(hi))
-
-
-def _bfloat16(x):
-    bits = x.view(np.uint32)
+    pairs = np.array((lo, hi)).T
+    bits = pairs.view(np.uint32)
     # Just under a half carries into the upper 16 bits where more than a half is cut off, and
-    # with the last bit that stays also where it is a half exactly.
-    with np.errstate(over="ignore"):
-        rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
-    return np.where(np.isnan(x), np.uint32(0x7FFF), rounded)
+    # with the last bit that stays also where it is a half exactly; NaNs alone go over.
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
+    return _packed(rounded.astype(np.uint16, order="C"), np.isnan(pairs))
 
 
-def _pair(lo, hi):
-    return lo.astype(np.uint32) | hi.astype(np.uint32) << 16
+def _packed(halves, nans):
+    """Pairs of 16 bits, the lower first, as one register each."""
+    np.putmask(halves, nans, 0x7FFF)
+    return halves.view(np.uint32)[..., 0]
 
 
 def shfl_xor(value: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -136,11 +136,11 @@ def cvt_rna_tf32(x):
 
 
 def pack_half2(lo, hi):
-    return meaning.pack_half2(_registers(np.float32, lo), _registers(np.float32, hi))[0]
+    return meaning.pack_half2(_register(np.float32, lo), _register(np.float32, hi))[()]
 
 
 def pack_bfloat2(lo, hi):
-    return meaning.pack_bfloat2(_registers(np.float32, lo), _registers(np.float32, hi))[0]
+    return meaning.pack_bfloat2(_register(np.float32, lo), _register(np.float32, hi))[()]
 
 
 def ex2(x):
@@ -188,15 +188,19 @@ def sync_warp():
 
 
 def _mma(which, a, b, c):
-    a, b, c = _registers(np.uint32, *a), _registers(np.uint32, *b), _registers(np.float32, *c)
+    a, b, c = _checked(np.uint32, a), _checked(np.uint32, b), _checked(np.float32, c)
     return tuple(together(which, a, b, c))
 
 
 def _registers(dtype, *values):
+    return np.array(_checked(dtype, values))
+
+
+def _checked(dtype, values):
     if {*map(type, values)} != {dtype}:
         for value in values:
             _register(dtype, value)
-    return np.array(values, dtype)
+    return values
 
 
 def _register(dtype, value):
@@ -230,7 +234,9 @@ def _global(array):
 
 def _piece(array, i, nbytes, align=16, writes=False, moment=None):
     """The `nbytes` bytes from item i of the flat array on, as a view; it starts aligned."""
-    of, array = array, np.asarray(array)
+    of = array
+    if isinstance(array, FakeWithinKernelCUDAArray):
+        array = array._item._ary
     start = int(i) * array.itemsize
     if nbytes and not 0 <= start <= array.nbytes - nbytes:
         raise IndexError(f"{nbytes} bytes from item {i} are outside an array of {array.size}")
