@@ -211,12 +211,12 @@ ELSEWHERE = {  # with tests of their own
     *("column_dots", "column_norms", "scale_columns", "normalise_columns", "inside"),
     *("adam_step", "adam_step_with", "sgd_step", "sgd_step_with", "average_step"),
     *("scale_to_norm", "judge", "guarded_adam_numbers", "guarded_sgd_numbers", "check_step"),
-    *("copy_into", "dropout_mask", "operand"),
+    *("copy_into", "dropout_mask", "operand", "remap", "block_norms"),
 }
 OF_NO_ARRAYS = {
     *("HalfOnCPU", "LSTMTrace", "adam_numbers", "checked_precision", "own_precision"),
     *("set_precision", "draws_noted", "draws_repeated", "full", "zeros", "index_beside", "is_half"),
-    *("space_of", "state_dtype"),
+    *("space_of", "state_dtype", "checked_norm"),
 }
 
 
