@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numba import cuda, uint8, uint32, uint64
+from numba import cuda, float32, uint8, uint32, uint64
 from ptx_helpers import on_hopper, simulated_only
 
 from numbsparse import device
@@ -121,3 +121,44 @@ def test_a_box_lands_in_every_block_of_a_cluster(rng):
     boxes = [x.numpy()[:, 32 * r : 32 * r + 32].copy().view(np.uint8) for r in range(cluster)]
     expected = np.concatenate([box[rows, swizzled] for box in boxes])
     np.testing.assert_array_equal(out.numpy(), np.tile(expected, (cluster, 1)))
+
+
+def neighbour_kernel(CLUSTER):
+    @cuda.jit
+    def kernel(x, out):
+        """Each block leaves its numbers, and takes those of the next block."""
+        floats = cuda.shared.array(0, float32, ptx.ALIGNMENT)
+        t, rank = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.x) % CLUSTER
+        for i in range(4):
+            floats[4 * t + i] = x[cuda.blockIdx.x, 4 * t + i]
+        ptx.cluster_sync()
+        there = ptx.load_4xf32_at(floats, 4 * (31 - t), uint32((rank + 1) % CLUSTER))
+        for i in range(4):
+            out[cuda.blockIdx.x, 4 * t + i] = there[i]
+        ptx.cluster_sync()
+
+    return kernel
+
+
+@pytest.mark.parametrize("cluster", [1, 2, 4])
+def test_numbers_of_another_block_of_the_cluster(cluster, rng):
+    x = rng.standard_normal((2 * cluster, 128), np.float32)
+    out = device.to_device(np.full(x.shape, np.nan, np.float32))
+    args = device.to_device(x), out
+    launch(neighbour_kernel(cluster), len(x), 32, *args, shared_bytes=1024, cluster=(cluster,))
+    clusters = x.reshape(2, cluster, 32, 4)
+    expected = np.roll(clusters, -1, axis=1)[:, :, ::-1].reshape(x.shape)
+    np.testing.assert_array_equal(out.numpy(), expected)
+
+
+@cuda.jit
+def outside_kernel(first):
+    floats = cuda.shared.array(0, float32, ptx.ALIGNMENT)
+    ptx.load_4xf32_at(floats, first, uint32(0))
+
+
+@simulated_only
+@pytest.mark.parametrize("first", [-4, 2, 254, 256])
+def test_numbers_beside_the_shared_memory_are_refused(first):
+    with pytest.raises((IndexError, ValueError)):
+        launch(outside_kernel, 1, 1, first, shared_bytes=1024, cluster=(1,))

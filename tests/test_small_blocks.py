@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from numbsparse.kernels.matmul.k7_small_blocks import strip_plan
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, plan_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE, Strip, plan_strips
 from numbsparse.layout import Layout
-from numbsparse.testing import Case, check_rung
+from numbsparse.testing import Case, check_rung, races
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes a GPU or the simulator")
 
@@ -38,9 +40,48 @@ if device.SIMULATED:  # where strips are narrower
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
 def test_products_of_strips_in_a_cluster(product, dtype, case):
     index, transposed = case.layout(np.random.default_rng(0)).index, product == "input_grad"
-    columns = case.in_features if transposed else case.out_features
-    assert strip_plan.strip_of(index, case.block_size, 2, transposed, columns).CLUSTER == 2
+    features = (case.in_features, case.out_features)[:: -1 if transposed else 1]
+    sizes = case.batch, *features
+    assert strip_plan.strip_of(index, case.block_size, 2, transposed, sizes).CLUSTER == 2
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
+
+
+@pytest.mark.every(5)
+@pytest.mark.parametrize(("warps", "split"), [(4, 2), (2, 4), (1, 2)])
+@pytest.mark.parametrize("product", ["forward", "input_grad"])
+@pytest.mark.parametrize("feature_major", [False, True], ids=["rows", "features"])
+@pytest.mark.parametrize(("dtype", "B"), [("float16", 8), ("bfloat16", 16), ("float32", 8)])
+def test_sums_that_a_cluster_shares(dtype, B, feature_major, product, warps, split, monkeypatch):
+    """A part may have no stage at all, and the last rows and columns are not there."""
+    monkeypatch.setattr(strip_plan, "shared_out", lambda *sizes: (warps, split))
+    case = Case(70, in_features=20 * B - 3, out_features=9 * B + 5, block_size=B, density=0.4)
+    check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda", feature_major=feature_major)
+
+
+@pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_sums_that_a_cluster_shares_have_no_races(dtype, monkeypatch):
+    monkeypatch.setattr(strip_plan, "shared_out", lambda *sizes: (1, 2))
+    case = Case(9, in_features=130, out_features=40, block_size=8, density=0.7)
+    run = partial(check_rung, rung("k7_small_blocks"), "forward", case, dtype, "cuda")
+    assert races(run) == []
+
+
+@pytest.mark.parametrize("item", [2, 4])
+@pytest.mark.parametrize("B", [8, 16])
+def test_parts_of_sums_all_run_at_once(B, item, rng, monkeypatch):
+    monkeypatch.setattr(strip_plan, "multiprocessors", lambda: 132)
+    widest, shared = strip_plan.warps_for(2**16, item), 0
+    for _ in range(100):
+        batch, features, columns = (int(2 ** rng.uniform(*of)) for of in ((0, 14), *2 * [(4, 15)]))
+        n_blocks = int(rng.uniform() * features * columns / B**2) + 1
+        sizes = batch, features, columns
+        warps, split = strip_plan.shared_out(sizes, B, item, n_blocks)
+        tiles = -(-columns // (32 * warps)) * -(-batch // 64)
+        assert split == 1 or tiles * split <= (132 if split == 2 else 99)
+        assert warps == widest or tiles < 2 * 132 or warps * 32 >= columns or item == 4
+        shared += split > 1
+    assert 10 < shared < 90
 
 
 @pytest.mark.every(3)
@@ -110,7 +151,7 @@ def uneven(rng, B):
 def test_every_block_is_in_one_step_where_its_features_are(rng, B, transposed, width, cluster):
     layout, strip = uneven(rng, B), Strip(B, 64, 4, width, 4, width * 8 // B, 2, cluster)
     walk = layout.index.rows if transposed else layout.index.columns
-    features = (layout.shape[1] if transposed else layout.shape[0]) * B
+    features = (layout.shape[1] if transposed else layout.shape[0]) * B - 3
     plan = plan_strips(layout.index, transposed, features, strip)
     lengths, lines, groups, begins, words, of_w = plan
     lines = lines.reshape(-1, cluster, strip.WARPS, strip.COLUMNS)
@@ -128,12 +169,14 @@ def test_every_block_is_in_one_step_where_its_features_are(rng, B, transposed, w
                 step = begin + (int(word) >> 24)
                 for j, line in enumerate(own):
                     for _ in range(int(word) >> 6 * j & 63):
-                        for half, piece in enumerate(of_w[step]):
+                        for half, code in enumerate(of_w[step]):
+                            piece, inside = code >> 4, code & 15
                             place = int(told[head + step - begin]) >> 16 * half & 0xFFFF
                             group, at = divmod(place, strip.GROUP_BYTES)
-                            assert (piece < 0) == (group == strip.GROUPS)
-                            if piece >= 0:
+                            assert (inside == 0) == (group == strip.GROUPS)
+                            if inside:
                                 feature = groups[stage, group] * width + at // 2
+                                assert inside == min(features - feature, PIECE)
                                 found.append((line, feature // PIECE, piece))
                         step += 1
     line, pieces = np.repeat(np.arange(walk.indptr.size - 1), np.diff(walk.indptr)), B // PIECE

@@ -126,3 +126,21 @@ def schedule(
     first = lengths.starts[tiles[:, 0]]
     order, starts = in_turn(owners, places)
     return np.column_stack([tiles, first, first + steps])[order].astype(np.int32), starts
+
+
+def schedule_parts(
+    index: Index, lengths: Lengths, row_tiles: int, parts: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """As `schedule`, for units of one piece each: `parts` neighbours have the steps of a tile.
+
+    >>> schedule_parts(None, Lengths(np.array([0, 5])), 1, 2)[0]
+    array([[0, 0, 0, 2],
+           [0, 0, 2, 5]], dtype=int32)
+    """
+    groups = np.argsort(-lengths.steps, kind="stable")
+    row, group, part = np.indices((row_tiles, groups.size, parts)).reshape(3, -1)
+    group = groups[group]
+    first, steps = lengths.starts[group], lengths.steps[group]
+    ends = [first + steps * k // parts for k in (part, part + 1)]
+    tiles = np.column_stack([group, row, *ends]).astype(np.int32)
+    return tiles, np.arange(len(tiles) + 1, dtype=np.int32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from llvmlite import ir
 from numba import types
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import intrinsic
@@ -27,6 +28,13 @@ _ARRIVE = (
     "mbarrier.arrive.shared::cluster.b64 _, [there]; }"
 )
 
+_LOAD_AT = (
+    "{ .reg .b32 there; mapa.shared::cluster.u32 there, $4, $5; "
+    "ld.shared::cluster.v4.f32 {$0, $1, $2, $3}, [there]; }"
+)
+
+FLOAT = ir.FloatType()
+
 _OF_FIRST = "shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;"
 
 
@@ -45,6 +53,18 @@ def mbarrier_arrive_at(typing, bars, i, rank):
         return context.get_dummy_value()
 
     return types.void(bars, types.int64, u32), build
+
+
+@intrinsic
+def load_4xf32_at(typing, shared, j, rank):
+    check_array("load_4xf32_at", shared, j, types.float32)
+
+    def build(context, builder, signature, args):
+        place = address(context, builder, shared, args[0], args[1], SHARED)
+        values = emit(builder, _LOAD_AT, 4 * [FLOAT], [place, args[2]], memory=True)
+        return context.make_tuple(builder, signature.return_type, values)
+
+    return types.UniTuple(types.float32, 4)(shared, types.int64, u32), build
 
 
 @cache

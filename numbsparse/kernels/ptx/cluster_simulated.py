@@ -11,6 +11,8 @@ from numbsparse.kernels.ptx.mbarrier_simulated import barrier_of
 from numbsparse.kernels.ptx.simulated import flat_bytes
 from numbsparse.kernels.ptx.tiles import Operand
 from numbsparse.kernels.ptx.wgmma_simulated import _matrix, accumulators, multiplied
+from numbsparse.simulator.accesses import note
+from numbsparse.simulator.arrays import counterpart
 from numbsparse.simulator.threads import current
 
 
@@ -21,6 +23,18 @@ def cluster_sync():
 
 def mbarrier_arrive_at(bars, i, rank):
     barrier_of(bars, i, int(rank)).arrive(0)
+
+
+def load_4xf32_at(shared, j, rank):
+    if shared.dtype != np.float32:
+        raise TypeError(f"load_4xf32_at takes an array of float32, got {shared.dtype}")
+    block, start = current().block, 4 * int(j)
+    other = block.cluster[int(rank)]
+    there = flat_bytes(counterpart(np.asarray(shared), block, other))
+    if not 0 <= start <= there.size - 16 or start % 16:
+        raise IndexError(f"16 bytes of a block's shared memory are not at its byte {start}")
+    note("shared", False, there.ctypes.data + start, 16, home=other.place)
+    return tuple(there[start : start + 16].view(np.float32))
 
 
 def words(count: int) -> Any:

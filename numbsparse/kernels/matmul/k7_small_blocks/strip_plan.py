@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numbsparse.device import SIMULATED
-from numbsparse.kernels.card import shared_memory
+from numbsparse.kernels.card import multiprocessors, shared_memory
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.cluster_sums import part_bytes
 from numbsparse.kernels.parts.deal import Lengths, in_order
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
@@ -24,8 +25,16 @@ from numbsparse.layout import Index
 PIECE = 8  # features in 16 bytes
 WARP_COLUMNS = 32
 COUNT_BITS = 6
+INSIDE_BITS = 4
 CHOICE = 32  # groups of which the next one is chosen
 WIDTH = 32  # features that are fetched together: 64 or 128 bytes of a row of x
+ROWS = 64
+# By bytes of a value and block size, fitted to an H200: microseconds of a group in a warp, and
+# more for each block. Blocks that share a sum, and the part of the multiprocessors that clusters of
+# so many find free at once.
+A_GROUP = {(2, 8): (0.0028, 0.0045), (2, 16): (0.0012, 0.0125)}
+A_GROUP |= {(4, 8): (0.0036, 0.0184), (4, 16): (0.0014, 0.064)}
+ROOM = {2: 1.0, 4: 0.75}
 ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
 
 
@@ -50,6 +59,7 @@ class Strip(NamedTuple):
     CLUSTER: int = 1
     FETCHERS: int = 4  # warps, at no cost: as many registers are left with one of them
     ITEM: int = 2  # bytes of a value
+    SPLIT: int = 1  # blocks of threads of a cluster that have a part of the sum each
 
     @property
     def COLUMNS(self) -> int:
@@ -94,20 +104,31 @@ class Strip(NamedTuple):
         return self.X_START + groups * self.GROUP_BYTES
 
     @property
+    def SLICES(self) -> int:
+        """Blocks that store y of a sum that is split; of float32 a lane has rows of two tiles."""
+        return min(self.SPLIT, 4 if self.ITEM == 2 else 2)
+
+    @property
     def SHARED_BYTES(self) -> int:
-        return self.STAGES * self.STAGE_BYTES + PERIOD
+        """The parts of a sum that is split are where the ring was."""
+        parts = part_bytes(self.WARPS, self.ROWS) if self.SPLIT > 1 else 0
+        return max(self.STAGES * self.STAGE_BYTES, parts) + PERIOD
 
 
-def strip_of(index: Any, B: int, item: int, transposed: bool, columns: int) -> Strip:
-    """As wide as y is, up to 512 columns, of float32 352; and as many groups to a stage, with room
+def strip_of(index: Any, B: int, item: int, transposed: bool, sizes: tuple[int, int, int]) -> Strip:
+    """For sizes (batch, features, columns).
+
+    As wide as y is, up to 512 columns, of float32 352; and as many groups to a stage, with room
     for their steps, as leave three stages.
 
     Where a stage has few steps for a warp, and warps get ahead of each other, four; and two strips
-    share their groups in a cluster if they need much the same.
+    share their groups in a cluster if they need much the same. Where strips are too few for the
+    GPU, they are narrower, and blocks of a cluster share the sum (`shared_out`).
     """
     limit = (shared_memory() or 65 * 1024) - 1024  # besides the ring there are barriers
     blocks_a_step = 16 // B if item == 2 else 1
-    warps = warps_for(columns, item)
+    columns, widest = sizes[2], warps_for(sizes[2], item)
+    warps, split = shared_out(sizes, B, item, index.block_rows.size)
     width = warps * WARP_COLUMNS
     kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, blocks_a_step)
     sizes = (14, 8, 6, 4, 3, 2, 1) if item == 2 else (4, 2, 1)  # groups of a stage
@@ -115,14 +136,37 @@ def strip_of(index: Any, B: int, item: int, transposed: bool, columns: int) -> S
     if item == 2 and kept < {8: 0.06, 16: 0.25}[B]:
         stages = 4 if B == 16 else 3
         in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, WIDTH, blocks_a_step)
-        cluster = 2 if columns >= 2 * width and in_two > 0.7 * kept else 1
+        whole = split == 1 and warps == widest
+        cluster = 2 if whole and columns >= 2 * width and in_two > 0.7 * kept else 1
     for groups in sizes:
         steps = max(most, min(round(1.15 * groups * mean), 256))
         steps = -(-steps // ALIGNED) * ALIGNED
-        strip = Strip(B, 64, warps, WIDTH, groups, steps, stages, cluster, fetchers, item)
+        strip = Strip(B, ROWS, warps, WIDTH, groups, steps, stages, cluster, fetchers, item, split)
         if limit >= strip.SHARED_BYTES:
             break
     return strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)
+
+
+def shared_out(sizes: tuple[int, int, int], B: int, item: int, n_blocks: int) -> tuple[int, int]:
+    """(warps of a strip, blocks of threads that share its sum), for the least time.
+
+    A narrow strip takes less time for a group of features, but as many groups. Where blocks of a
+    cluster share the groups, they add what they have in shared memory.
+    """
+    batch, features, columns = sizes
+    of_x, of_block = A_GROUP[item, B]
+    blocks = n_blocks * WIDTH * WARP_COLUMNS / (features * columns)  # of a warp in a group
+    units, widest = multiprocessors(), warps_for(columns, item)
+
+    def cost(warps: int, split: int) -> float:
+        tiles = -(-columns // (warps * WARP_COLUMNS)) * -(-batch // ROWS)
+        if split > 1 and tiles * split > units * ROOM[split]:
+            return float("inf")
+        group, adding = (of_x + of_block * blocks) * (warps + 1.5), 0.1 * warps * (split > 1)
+        return -(-tiles * split // units) * (features / WIDTH / split * group + adding)
+
+    widths = [widest] + [n for n in (8, 4) if n < widest]
+    return min(((n, split) for n in widths for split in (1, *ROOM)), key=lambda how: cost(*how))
 
 
 def warps_for(columns: int, item: int) -> int:
@@ -173,7 +217,8 @@ def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> 
         steps of each column, in 6 bits each, and above them those of the warps before; and for each
         step where its two pieces are among the groups, in bytes and 16 bits each; after the last
         group, zeros.
-    of_w (steps, 2): the two pieces of w: the stored block times its pieces, plus the piece; or -1
+    of_w (steps, 2): the two pieces of w: the stored block times its pieces, plus the piece; below
+        that, in INSIDE_BITS, how many of its features there are, 0 where there is no piece.
     """
     walk, B = index.rows if transposed else index.columns, strip.B
     lines, per_block = walk.indptr.size - 1, strip.WARPS * strip.COLUMNS
@@ -189,12 +234,14 @@ def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> 
     of, column = np.divmod(line, width)
     rank, column = np.argsort(order)[of], place[of, column]
     shape = n_strips, -(-features // strip.WIDTH), width
-    stage, piece, firsts, groups = _gathered(rank, column, walk.indices, shape, strip)
+    stage, at, firsts, groups = _gathered(rank, column, walk.indices, shape, strip)
 
     warp, slot = np.divmod(column, strip.COLUMNS)
     key = (stage * n_warps + warp) * 4 + slot
     by_step = in_order(key)
-    key, stage, warp, piece, block = (a[by_step] for a in (key, stage, warp, piece, walk.blocks))
+    key, stage, warp, at, row, block = (
+        a[by_step] for a in (key, stage, warp, at, walk.indices, walk.blocks)
+    )
     half = rank_in_run(key) % strip.BLOCKS_A_STEP
     begun = half == 0
     counts: np.ndarray = np.bincount(key[begun], minlength=(firsts[-1] + 1) * n_warps * 4)
@@ -205,10 +252,12 @@ def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> 
     step = np.cumsum(begun) - 1 + gaps[stage * strip.CLUSTER + warp // strip.WARPS]
 
     pieces = np.full((begins[-1], 2), strip.GROUPS * strip.WIDTH // PIECE, np.int64)
-    of_w = np.full((begins[-1], 2), -1, np.int32)
+    of_w = np.zeros((begins[-1], 2), np.int64)
     for i in range(B // PIECE):
-        pieces[step, half + i] = piece + i
-        of_w[step, half + i] = block * (B // PIECE) + i
+        pieces[step, half + i] = at + i
+        inside = np.clip(features - row * B - i * PIECE, 0, PIECE)
+        piece = block.astype(np.int64) * (B // PIECE) + i
+        of_w[step, half + i] = piece << INSIDE_BITS | inside
     group, within = np.divmod(pieces, strip.WIDTH // PIECE)
     places = (group * strip.GROUP_BYTES + within * strip.ITEM * PIECE).astype(np.uint32)
     before = of_warp.cumsum(axis=1) - of_warp

@@ -10,40 +10,46 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import cuda, float32, int32, uint32
+from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import copy
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import COUNT_BITS, PIECE, Strip
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
+    COUNT_BITS,
+    INSIDE_BITS,
+    PIECE,
+    Strip,
+)
 from numbsparse.kernels.parts.split import add_product, splitting
 from numbsparse.kernels.parts.swizzle import rows_of
 from numbsparse.kernels.parts.words import words_of_lane
 from numbsparse.kernels.ptx import (
     as_float32,
+    let_next_kernel_start,
     mma_m16n8k16_bf16,
     mma_m16n8k16_f16,
     movmatrix_trans,
 )
 
 MMA = {"float16": mma_m16n8k16_f16, "bfloat16": mma_m16n8k16_bf16}
-THREADS = 128
+INSIDE = (1 << INSIDE_BITS) - 1
+THREADS, RUN = 128, 4  # of `packed`, and the steps of a warp
 
 
-def packed(
-    values: DeviceArray, pieces: DeviceArray, lines: DeviceArray, features: int, transposed: bool
-) -> DeviceArray:
+def packed(values: DeviceArray, pieces: DeviceArray, transposed: bool) -> DeviceArray:
     """The blocks of w in the order of the steps, each value in the register where an mma needs it.
 
-    What is beyond the last of the features that are summed over becomes 0.
+    What is beyond the last of the features that are summed over becomes 0. The next kernel may
+    start while this one runs.
     """
     n_blocks, B, _ = values.shape
     n_steps, words = pieces.size // 2, B // 4 if values.itemsize == 2 else B * B // 32
     out = empty((n_steps * 32 * words,), "uint32")
     across = B * values.itemsize // 4
     in_words = DeviceArray(values.address, (n_blocks, B, across), np.uint32, None, values)
-    kernel, grid = pack_kernel(B, values.itemsize, transposed), -(-n_steps * 32 // THREADS)
-    launch(kernel, grid, THREADS, in_words, pieces, lines, features, out)
+    kernel, warps = pack_kernel(B, values.itemsize, transposed), -(-n_steps // RUN)
+    launch(kernel, -(-warps * 32 // THREADS), THREADS, in_words, pieces, out)
     return out
 
 
@@ -62,23 +68,29 @@ def pack_kernel(B: int, item: int, transposed: bool) -> Any:
     HALVES = 2 if item == 2 else PIECES  # of a step; for every one of them and every 8 columns
     TERMS = 1 if item == 2 else 2  # words of a lane
     WORDS = TERMS * HALVES * PIECES
+    CODES, OWN = (RUN, HALVES), (RUN, WORDS)
     load = load_16_bit(transposed) if item == 2 else load_float32(transposed)
     store = words_of_lane(WORDS).store
 
     @cuda.jit
-    def kernel(values, pieces, lines, features, out):
-        item = cuda.grid(1)
-        step = item // 32
-        words = cuda.local.array(WORDS, uint32)
-        if step < pieces.size // 2:
+    def kernel(values, pieces, out):
+        let_next_kernel_start()
+        first, n_steps = cuda.grid(1) // 32 * RUN, pieces.size // 2
+        codes, words = cuda.local.array(CODES, int64), cuda.local.array(OWN, uint32)
+        # A warp's loads are under way together: first what is where, then all values.
+        for k in range(RUN):
             for half in range(HALVES):
-                piece = pieces[2 * step + half]
-                block, first = max(piece, 0) // PIECES, max(piece, 0) % PIECES * PIECE
-                inside = features - lines[block] * B - first if piece >= 0 else 0
+                codes[k, half] = pieces[2 * (first + k) + half] if first + k < n_steps else 0
+        for k in range(RUN):
+            for half in range(HALVES):
+                piece, inside = codes[k, half] >> INSIDE_BITS, codes[k, half] & INSIDE
+                block, at = piece // PIECES, piece % PIECES * PIECE
                 for square in range(PIECES):
-                    at = (square * HALVES + half) * TERMS
-                    load(values, block, first, square * PIECE, inside, words, at)
-            store(out, step * (32 * WORDS), words)
+                    word = (square * HALVES + half) * TERMS
+                    load(values, block, at, square * PIECE, inside, words[k], word)
+        for k in range(RUN):
+            if first + k < n_steps:
+                store(out, (first + k) * (32 * WORDS), words[k])
 
     return kernel
 

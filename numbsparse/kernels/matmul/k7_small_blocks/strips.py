@@ -23,6 +23,7 @@ from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.aligned import aligned_either_way
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
+    ROWS,
     Strip,
     plan_strips,
     strip_of,
@@ -35,7 +36,8 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_products import (
 )
 from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.parts import store
-from numbsparse.kernels.parts.deal import schedule
+from numbsparse.kernels.parts.cluster_sums import add_parts, meet
+from numbsparse.kernels.parts.deal import schedule, schedule_parts
 from numbsparse.kernels.parts.mend import mender_of_lines
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.swizzle import PERIOD, load_for, map_of, rows_of
@@ -57,6 +59,7 @@ from numbsparse.kernels.ptx import (
     store_2xu32,
     store_4xf32,
     sync_warp,
+    wait_for_earlier_kernels,
 )
 from numbsparse.kernels.views import span
 
@@ -70,17 +73,21 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, prec
         fill(y, 0)
         return
     arithmetic = precision if x.dtype == "float32" else x.dtype.name
-    strip = strip_of(index, B, x.itemsize, transposed, columns)
-    plan = planned(index, plan_strips, transposed, features, strip)
+    row_tiles, sizes = -(-batch // ROWS), (batch, features, columns)
+    strip = strip_of(index, B, x.itemsize, transposed, sizes)
+    plan = planned(index, plan_strips, transposed, features, strip._replace(SPLIT=1))
     lengths, lines, groups, begins, words, pieces = plan
-    row_tiles, units = -(-batch // strip.ROWS), multiprocessors() // strip.CLUSTER
-    tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units)
-    summed = index.block_columns if transposed else index.block_rows
-    values = in_order(values)
-    w = packed(values, pieces, summed, features, transposed)
-    x, x_transposed = aligned_either_way(of_bits(x))
+    if strip.SPLIT > 1:
+        tiles, tile_starts = planned(index, schedule_parts, lengths, row_tiles, strip.SPLIT)
+    else:
+        units = multiprocessors() // strip.CLUSTER
+        tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units)
+    values, (x, x_transposed) = in_order(values), aligned_either_way(of_bits(x))
+    x_map = map_of(x, strip.BOX_ROWS(x_transposed), strip.WIDTH, x_transposed)
+    # Last before the kernel, which waits for it alone: see `producer`.
+    w = packed(values, pieces, transposed)
     args: tuple[Any, ...] = (
-        *(map_of(x, strip.BOX_ROWS(x_transposed), strip.WIDTH, x_transposed), w, words, begins),
+        *(x_map, w, words, begins),
         *(groups, lines, tiles, tile_starts, of_bits(span(y))),
         (*(stride // y.itemsize for stride in y.strides), batch, columns),
     )
@@ -90,13 +97,15 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, prec
         strides = (1, B) if transposed else (B, 1)
         args += span(x), (*x_strides, features, *strides), span(values)
         args += walk.indptr, walk.indices, walk.blocks
+    together = strip.CLUSTER * strip.SPLIT
     launch(
         strip_kernel(strip, arithmetic, x_transposed, store.order_of(y)),
         (tile_starts.size - 1) * strip.CLUSTER,
         32 * (strip.WARPS + strip.FETCHERS),
         *args,
         shared_bytes=strip.SHARED_BYTES,
-        cluster=(strip.CLUSTER,) if strip.CLUSTER > 1 else None,
+        cluster=(together,) if together > 1 else None,
+        overlap=True,
     )
 
 
@@ -114,7 +123,7 @@ def registers(warps: int) -> dict[str, int]:
 
 @cache
 def strip_kernel(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> Any:
-    WARPS, FETCHERS, CLUSTER = strip.WARPS, strip.FETCHERS, strip.CLUSTER
+    WARPS, FETCHERS, CLUSTER, SPLIT = strip.WARPS, strip.FETCHERS, strip.CLUSTER, strip.SPLIT
     STAGES, BARRIERS = strip.STAGES, 2 * strip.STAGES
     # A stage is full when all fetchers' copies are there, and empty when all lanes have read it:
     # those of the block each by itself, as `racecheck` knows lanes only, others' by one of a warp.
@@ -145,10 +154,12 @@ def strip_kernel(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str
         warp = shfl_idx(uint32(t // 32), 0)
         if warp >= WARPS:
             produce(uint32(warp - WARPS), x_map, walk, first, last, shared, base, bars)
+            if SPLIT > 1:
+                meet()
         else:
             consume(walk[4], first, last, shared, words, base, bars, into)
-        if CLUSTER > 1:
-            cluster_sync()  # the others may still copy to here, and arrive at barriers
+        if CLUSTER > 1 or SPLIT > 1:
+            cluster_sync()  # the others may still copy to here or read here, and arrive at barriers
 
     @cuda.jit(**registers(WARPS + FETCHERS))
     def kernel(x_map, w, words_of, begins, groups, lines, tiles, tile_starts, y, sizes):
@@ -171,7 +182,19 @@ def strip_kernel(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str
 @cache
 def consumer(strip: Strip, add_stage: Any, store_sums: Any) -> Any:
     ROWS, WARPS, STAGES, STAGE_BYTES = strip.ROWS, strip.WARPS, strip.STAGES, strip.STAGE_BYTES
-    SUMS, CLUSTER = strip.ROWS, strip.CLUSTER
+    SUMS, CLUSTER, SPLIT, SLICES = strip.ROWS, strip.CLUSTER, strip.SPLIT, strip.SLICES
+    OWN, add_sums = SUMS // SLICES, None
+    if SPLIT > 1:
+        add_sums = add_parts(SPLIT, SLICES, strip.COLUMNS, ROWS // 16, strip.B // 8)
+
+    @cuda.jit(device=True)
+    def finish(acc, tiles, i, warp, base, into):
+        """The sum of a cluster's blocks, which have a tile each."""
+        own, rank = cuda.local.array(OWN, float32), uint32(cuda.blockIdx.x) % SPLIT
+        add_sums(acc, own, warp, base)
+        if rank < SLICES:
+            row = int64(tiles[i, 1]) * ROWS
+            store_sums(own, tiles[i, 0], warp, row, into)
 
     @cuda.jit(device=True)
     def consume(tiles, first, last, shared, words, base, bars, into):
@@ -191,7 +214,10 @@ def consumer(strip: Strip, add_stage: Any, store_sums: Any) -> Any:
                     if lane < CLUSTER and lane != rank:
                         mbarrier_arrive_at(bars, STAGES + stage, lane)
                 stage, phase = following(stage, phase, STAGES)
-            store_sums(acc, tiles[i, 0], rank * WARPS + warp, int64(tiles[i, 1]) * ROWS, into)
+            if SPLIT > 1:
+                finish(acc, tiles, i, warp, base, into)
+            else:
+                store_sums(acc, tiles[i, 0], rank * WARPS + warp, int64(tiles[i, 1]) * ROWS, into)
 
     return consume
 
@@ -213,6 +239,8 @@ def producer(strip: Strip, x_transposed: bool) -> Any:
     def produce(fetcher, x_map, walk, first, last, shared, base, bars):
         w, words_of, begins, groups, tiles = walk
         sources = x_map, w, words_of
+        if fetcher == 0:
+            wait_for_earlier_kernels()  # for w: x was there before that was packed
         fence_tensor_map(x_map)
         stage, phase = uint32(0), uint32(1)
         ahead = tiles[first, 2]  # the stage from which on the lanes know
@@ -311,13 +339,14 @@ def storer(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> A
 @cache
 def storer_of_16_bit(strip: Strip, arithmetic: str, y_order: str) -> Any:
     COLUMNS, kind = strip.COLUMNS, {"float16": "f16", "bfloat16": "bf16"}[arithmetic]
-    store_sums = store.storer(
-        store.Sums(kind, strip.B, COLUMNS, strip.ROWS // 16, APART=16), y_order
-    )
+    SLICES, OWN = strip.SLICES, strip.ROWS // strip.SLICES
+    store_sums = store.storer(store.Sums(kind, strip.B, COLUMNS, OWN // 16, APART=16), y_order)
 
     @cuda.jit(device=True)
     def store_all(acc, of_strip, warp, row, into):
         columns = into[0][of_strip, warp * COLUMNS : (warp + 1) * COLUMNS]
+        if SLICES > 1:
+            row += cuda.blockIdx.x % strip.SPLIT * OWN
         store_sums(acc, columns, row, into[1])
 
     return store_all
@@ -327,10 +356,15 @@ def storer_of_16_bit(strip: Strip, arithmetic: str, y_order: str) -> Any:
 def storer_of_float32(strip: Strip, exact: bool, x_transposed: bool, y_order: str) -> Any:
     """Lane 4 g + q has columns 2 q and 2 q + 1 of every 8: two neighbours of a row. Where x is
     transposed it has four neighbouring rows too, those of two tiles of 16."""
-    B, COLUMNS, TM, SQUARES = strip.B, strip.COLUMNS, strip.ROWS // 16, strip.B // 8
+    B, COLUMNS, SQUARES, SLICES = strip.B, strip.COLUMNS, strip.B // 8, strip.SLICES
+    TM, SPLIT = strip.ROWS // 16 // SLICES, strip.SPLIT
     PAIRS, FOURS = y_order == store.ROWS, y_order == store.FEATURES and x_transposed
     row_of, mend, NEXT = rows_of(4, strip.WIDTH, x_transposed).row_of, mender_of_lines(B), B // 2
-    SUMS = strip.ROWS
+    SUMS = strip.ROWS // SLICES
+
+    @cuda.jit(device=True)
+    def own_row(m, half):
+        return row_of(uint32(cuda.blockIdx.x) % SPLIT * TM + m if SLICES > 1 else m, half)
 
     @cuda.jit(device=True)
     def column_of(line, n, e):
@@ -347,7 +381,7 @@ def storer_of_float32(strip: Strip, exact: bool, x_transposed: bool, y_order: st
                 for n in range(SQUARES):
                     for e in range(4):
                         i = ((j * TM + m) * SQUARES + n) * 4 + e
-                        row, column = top + row_of(m, e // 2), column_of(line, n, e)
+                        row, column = top + own_row(m, e // 2), column_of(line, n, e)
                         at = row * row_stride + column * column_stride
                         if row < batch and line >= 0 and column < features:
                             if FOURS:
@@ -363,7 +397,7 @@ def storer_of_float32(strip: Strip, exact: bool, x_transposed: bool, y_order: st
         if exact:
             for i in range(SUMS if found else 0):
                 line = lines[of_strip, warp * COLUMNS + i // (4 * SQUARES * TM)]
-                row = top + row_of(i // (4 * SQUARES) % TM, i % 4 // 2)
+                row = top + own_row(i // (4 * SQUARES) % TM, i % 4 // 2)
                 column = column_of(line, i // 4 % SQUARES, i)
                 if row < batch and line >= 0 and column < features:
                     mend(y, row, column, into[2])
