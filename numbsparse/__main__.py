@@ -146,6 +146,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         metavar="FILE",
         help="before that, measure the table of times that the choice follows, and write it there",
     )
+    command.add_argument(
+        "--only", metavar="RUNG", choices=RUNGS, help="measure one rung again in that table"
+    )
     command = add(
         "plane",
         "map how fast products are, beside other libraries, at every size, batch and density",
@@ -220,7 +223,7 @@ def _read_kernels(options: argparse.Namespace) -> None:
     if options.command == "tables":
         fill(options.file)
     elif options.command == "times":
-        times.run(options.json, options.points)
+        times.run(options.json, options.points, options.only)
     elif options.command == "ladder":
         print(f"{table(options.dtype)}\n\n\n{table_of_steps()}")
     else:

@@ -7,18 +7,18 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_450,
+    "numbsparse": 2_455,
     "numbsparse/autograd": 605,
-    "numbsparse/bench": 4_480,
+    "numbsparse/bench": 4_515,
     "numbsparse/device": 2_340,
     "numbsparse/jax": 670,
     "numbsparse/kernels": 2_680,
     "numbsparse/kernels/conv": 3_430,
     "numbsparse/kernels/ladder": 1_930,
     "numbsparse/kernels/lstm": 1_910,
-    "numbsparse/kernels/matmul": 9_430,
-    "numbsparse/kernels/parts": 2_395,
-    "numbsparse/kernels/ptx": 2_620,
+    "numbsparse/kernels/matmul": 9_530,
+    "numbsparse/kernels/parts": 2_480,
+    "numbsparse/kernels/ptx": 2_660,
     "numbsparse/nn": 5_915,
     "numbsparse/ops": 4_530,
     "numbsparse/patterns": 960,

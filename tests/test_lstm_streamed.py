@@ -60,6 +60,7 @@ def draw(rng, dtype, inputs, hidden, batch, drop):
 )
 def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, batch, drop):
     monkeypatch.setattr(lstm_streamed, "FEW_STEPS", 2)
+    monkeypatch.setattr(deal, "MOST_ROWS", 192)
     if not ns.device.is_available():
         pytest.skip(ns.device.why_unavailable())
     monkeypatch.setattr(lstm_streamed, "MOST_INPUTS", 2.0)

@@ -141,12 +141,23 @@ def test_a_grid_is_measured_and_the_choice_weighed(written, monkeypatch, capsys)
     monkeypatch.setattr(bench, "shortest", lambda graph: 1e-6)
     bench._pool.cache_clear()
     content = bench.grid((16,), (0.5,), (1, 1025))
-    (of_rung,) = content["microseconds"].values()
+    ((case, of_rung),) = content["microseconds"].items()
     assert {"k3_registers", "k7_small_blocks"} <= of_rung.keys()
     assert "k1_naive" not in of_rung
     assert of_rung.pop("k8_small_batch") == [1.0, None]
     assert all(array == [1.0, 1.0] for array in of_rung.values())
+    monkeypatch.setattr(bench, "shortest", lambda graph: 2e-6)
+    (found,) = bench.grid((16,), (0.5,), (1, 1025), "k8_small_batch")["microseconds"].values()
+    assert found == {"k8_small_batch": [2.0, None]}
+    assert bench.grid((16,), (0.5,), (1,), "k6_hopper")["microseconds"] == {case: {}}
     written(content["microseconds"])
+    monkeypatch.setattr(bench, "FEATURES", (16,))
+    monkeypatch.setattr(bench, "DENSITIES", (0.5,))
+    monkeypatch.setattr(bench, "BATCHES", (1, 1025))
+    monkeypatch.setattr(bench, "SIMULATED", False)
+    bench.run(times.FILE, 0, "k7_small_blocks")
+    (again,) = json.loads(times.FILE.read_text(encoding="utf-8"))["microseconds"].values()
+    assert again == of_rung | {"k7_small_blocks": [2.0, 2.0]}
     monkeypatch.setattr(bench, "timed", lambda product, *_: {"k3_registers": 2.0, "k6_hopper": 1.0})
     monkeypatch.setattr(choice, "choose", lambda *_: "k3_registers")
     monkeypatch.setattr(bench, "POOL", 2**27)

@@ -95,6 +95,8 @@ def _triton(problem: Problem, product: str) -> Contestant:
     """PyTorch's Triton kernels for its block-sparse tensors."""
     from torch.sparse import _triton_ops
 
+    warnings.filterwarnings("ignore", message="bsr_dense_addmm uses non-optimal")  # a line a shape
+
     if product == "weight_grad":
         out = problem.out(product)
         dw = _bsr(problem, transposed=False, values=as_torch(out))

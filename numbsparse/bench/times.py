@@ -38,13 +38,18 @@ PLAIN = ("k3_registers", "k4_pipelined")
 POOL = 2**27  # random numbers, of which operands are parts
 
 
-def run(json_file: Path | None, points: int) -> None:
-    """Measure the grid into a file, or say what the choice costs at so many random points."""
+def run(json_file: Path | None, points: int, only: str | None = None) -> None:
+    """Measure the grid into a file, or say what the choice costs at so many random points.
+
+    Of one rung alone, the file keeps the times of the others.
+    """
     if SIMULATED:
         raise RuntimeError("the simulator's times mean nothing: unset NUMBA_ENABLE_CUDASIM")
     require()
     if json_file is not None:
-        content = grid(FEATURES, DENSITIES, BATCHES)
+        content = grid(FEATURES, DENSITIES, BATCHES, only)
+        if only is not None:
+            content["microseconds"] = _added(json_file, content["microseconds"], only)
         files.write_bytes(json_file, json.dumps(content).encode())
         times.measured.cache_clear()
         choice.forget()
@@ -52,8 +57,20 @@ def run(json_file: Path | None, points: int) -> None:
         print(told(list(regrets(points))))
 
 
+def _added(json_file: Path, found: dict[str, Any], only: str) -> dict[str, Any]:
+    """The times in the file, with those of one rung as they are found now."""
+    known = json.loads(json_file.read_text(encoding="utf-8"))["microseconds"]
+    for case, of_rung in found.items():
+        others = {name: times for name, times in known.get(case, {}).items() if name != only}
+        known[case] = others | of_rung
+    return known  # type: ignore[no-any-return]
+
+
 def grid(
-    features: tuple[int, ...], densities: tuple[float, ...], batches: tuple[int, ...]
+    features: tuple[int, ...],
+    densities: tuple[float, ...],
+    batches: tuple[int, ...],
+    only: str | None = None,
 ) -> dict[str, Any]:
     """What `ops.times` reads: microseconds, None where a rung does not serve."""
     shape = len(features), len(densities), len(batches)
@@ -63,7 +80,8 @@ def grid(
             layout = random(width, size, density)
             for numbers, (k, batch), product in every(NUMBERS, enumerate(batches), PRODUCTS):
                 of_rung = found.setdefault(times.case_of(product, size, *numbers), {})
-                for name, seconds in timed(product, layout, size, batch, *numbers).items():
+                here = timed(product, layout, size, batch, *numbers, only=only)
+                for name, seconds in here.items():
                     of_rung.setdefault(name, np.full(shape, np.nan))[i, j, k] = seconds
         print(f"{width} features, density {density}", flush=True)
     return {
@@ -85,9 +103,18 @@ def _in_microseconds(array: np.ndarray) -> list[float | None]:
 
 
 def timed(
-    product: str, layout: Layout, size: int, batch: int, dtype: str, precision: str
+    product: str,
+    layout: Layout,
+    size: int,
+    batch: int,
+    dtype: str,
+    precision: str,
+    only: str | None = None,
 ) -> dict[str, float]:
     """Seconds of each rung that may be the fastest and that agrees with the first of them."""
+    rungs = choice.serving(product, size, dtype, "cuda", batch, precision)[::-1]
+    if only is not None and only not in rungs:
+        return {}
     x, dy = (numbers_of(dtype, (batch, n * size)) for n in layout.shape)
     values = numbers_of(dtype, (layout.n_blocks, size, size))
     operands, like = {
@@ -97,7 +124,7 @@ def timed(
     }[product]
     out, right, graphs = empty(like.shape, like.dtype), None, {}
     given = *operands, index_beside(layout, x), out, precision
-    for name in choice.serving(product, size, dtype, "cuda", batch, precision)[::-1]:
+    for name in rungs:
         if name in SLOW or (name in PLAIN and batch > FEW and size > 8):
             continue
         call = partial(function_of(name, product), *given)
@@ -105,7 +132,7 @@ def timed(
             call()
             got = sample(out)
             right = got if right is None else right
-            if agree(got, right, x.dtype, precision):
+            if only in (None, name) and agree(got, right, x.dtype, precision):
                 graphs[name] = graph_of(record, call)
     return {name: shortest(graph) for name, graph in graphs.items()}
 

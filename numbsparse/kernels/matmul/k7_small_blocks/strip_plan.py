@@ -131,14 +131,14 @@ def strip_of(index: Any, B: int, item: int, transposed: bool, sizes: tuple[int, 
     warps, split = shared_out(sizes, B, item, index.block_rows.size)
     width = warps * WARP_COLUMNS
     kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, blocks_a_step)
-    sizes = (14, 8, 6, 4, 3, 2, 1) if item == 2 else (4, 2, 1)  # groups of a stage
+    of_stage = (14, 8, 6, 4, 3, 2, 1) if item == 2 else (4, 2, 1)  # groups
     fetchers, stages, cluster = 4 if item == 2 else 1, 3, 1
     if item == 2 and kept < {8: 0.06, 16: 0.25}[B]:
         stages = 4 if B == 16 else 3
         in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, WIDTH, blocks_a_step)
         whole = split == 1 and warps == widest
         cluster = 2 if whole and columns >= 2 * width and in_two > 0.7 * kept else 1
-    for groups in sizes:
+    for groups in of_stage:
         steps = max(most, min(round(1.15 * groups * mean), 256))
         steps = -(-steps // ALIGNED) * ALIGNED
         strip = Strip(B, ROWS, warps, WIDTH, groups, steps, stages, cluster, fetchers, item, split)

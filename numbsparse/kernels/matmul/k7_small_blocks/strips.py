@@ -183,9 +183,8 @@ def strip_kernel(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str
 def consumer(strip: Strip, add_stage: Any, store_sums: Any) -> Any:
     ROWS, WARPS, STAGES, STAGE_BYTES = strip.ROWS, strip.WARPS, strip.STAGES, strip.STAGE_BYTES
     SUMS, CLUSTER, SPLIT, SLICES = strip.ROWS, strip.CLUSTER, strip.SPLIT, strip.SLICES
-    OWN, add_sums = SUMS // SLICES, None
-    if SPLIT > 1:
-        add_sums = add_parts(SPLIT, SLICES, strip.COLUMNS, ROWS // 16, strip.B // 8)
+    OWN = SUMS // SLICES
+    add_sums = add_parts(SPLIT, SLICES, strip.COLUMNS, ROWS // 16, strip.B // 8)
 
     @cuda.jit(device=True)
     def finish(acc, tiles, i, warp, base, into):
