@@ -130,18 +130,20 @@ def test_no_steps_are_no_launch():
 @pytest.mark.parametrize(
     ("transposed", "few"), [(False, 4), (True, 4), (True, 2)], ids=["columns", "rows", "half rows"]
 )
-def test_lines_are_dealt_evenly(rng, places, transposed, few):
+@pytest.mark.parametrize("tiles", [1, 3])
+def test_lines_are_dealt_evenly(rng, places, transposed, few, tiles):
     pattern = rng.random((9, 9)) < 0.4
     pattern[:, 4] = pattern[2] = False
     pattern[:, 5] = pattern[3] = True
     index = ns.Layout(np.repeat(pattern, 4, axis=1)).index
     starts, pieces, read_starts, reads, partials, tickets = deal.deal(
-        index, places, transposed, few, 10
+        index, places, transposed, few, 10, tiles
     )
-    line, count, part, first_part, many, early = pieces.T
-    lengths = pattern.sum(1 if transposed else 0) * (4 // few)
-    np.testing.assert_array_equal(np.bincount(line, count), lengths)
-    np.testing.assert_allclose(np.bincount(line, 1 / many), 1)
+    line, count, part, first_part, many, early, top = pieces.T
+    item = top // 64 * 9 + line  # a line of a tile
+    lengths = np.tile(pattern.sum(1 if transposed else 0) * (4 // few), tiles)
+    np.testing.assert_array_equal(np.bincount(item, count), lengths)
+    np.testing.assert_allclose(np.bincount(item, 1 / many), 1)
     cut = many > 1
     assert sorted(part[cut]) == list(range(cut.sum()))
     assert (part - first_part < many)[cut].all()
@@ -152,10 +154,12 @@ def test_lines_are_dealt_evenly(rng, places, transposed, few):
     of_line, reads = np.repeat(line, count), reads[:-1]
     met = reads[:, 1] // 4 if transposed else reads[:, 1]
     last = np.diff(np.repeat(np.arange(line.size), count), append=-1) != 0
-    np.testing.assert_array_equal(reads[:, 2], last | np.isin(met, line[early == 0]))
+    np.testing.assert_array_equal(reads[:, 3], np.repeat(top, count))
+    after = np.isin(reads[:, 3] // 64 * 9 + met, item[early == 0])
+    np.testing.assert_array_equal(reads[:, 2], last | after)
     assert (np.diff(reads[:, 2])[~last[:-1]] >= 0).all()
     row, column = (of_line, reads[:, 1]) if transposed else (reads[:, 1], 4 * of_line)
-    assert len({*zip(row, column, strict=True)}) == lengths.sum()
+    assert len({*zip(reads[:, 3], row, column, strict=True)}) == lengths.sum()
     np.testing.assert_array_equal(index.block_rows[reads[:, 0]], row)
     np.testing.assert_array_equal(index.block_columns[reads[:, 0]], column)
 
@@ -174,7 +178,7 @@ def test_reads_of_inputs_come_first_and_wait_for_nothing(rng):
     )
     _, pieces, _, reads, *_ = deal.deal(index, 3, False, 4, 10)
     count = pieces[:, 1]
-    block, row, late = reads[: count.sum()].T
+    block, row, late, _ = reads[: count.sum()].T
     inputs, line = row < 0, np.repeat(pieces[:, 0], count)
     np.testing.assert_array_equal(inputs, block < 0)
     assert (inputs.sum(), (~inputs).sum()) == (of_x.sum(), of_h.sum())

@@ -52,8 +52,7 @@ class Streamed:
 
     def __init__(self, weight: BlockSparse, index: Any, batch: int):
         self._weight, self._index = weight, index
-        self._tiles = -(-batch // _home("deal").ROWS)
-        self.parts = WARPS * self._tiles  # of the gradient of the bias
+        self.parts = WARPS * -(-batch // _home("deal").ROWS)  # of the gradient of the bias
 
     def takes(self, x: DeviceArray, weight: BlockSparse) -> bool:
         """Whether `forward` multiplies these inputs itself: whole blocks, far fewer than of h."""
@@ -80,7 +79,7 @@ class Streamed:
             inputs = _aligned(gapless(x)), _as_factors(weight.values)
             (layout,) = planned(index, _stacked, weight.stored_layout)
             index = index_beside(layout, x)
-        counters = _counters((last - first) * self._tiles)
+        counters = _counters(last - first)
         kernels.forward(*arrays, _as_factors(values), index, first, last, counters, inputs)
 
     def backward(self, first: int, last: int, *arrays: Any) -> None:
@@ -90,9 +89,7 @@ class Streamed:
         kernels = _home("backward_steps")
         arrays = tuple(map(_aligned, arrays))
         values = self._weight.values  # columns of rows beyond the last unit are stored nowhere
-        kernels.backward(
-            *arrays, values, self._index, first, last, _counters((first - last) * self._tiles)
-        )
+        kernels.backward(*arrays, values, self._index, first, last, _counters(first - last))
 
 
 def streamed(weight_hh: BlockSparse, hs: Any, precision: str) -> Streamed | OnCores | None:

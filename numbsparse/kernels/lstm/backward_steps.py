@@ -106,8 +106,7 @@ def steps_kernel(kind: str, dropped: bool, tiled: bool) -> Any:
     ):  # fmt: skip
         plan = starts, pieces, read_starts, reads, partials, tickets
         given = gates, kept, c, dy, dc, dgates, dbias
-        tiles = (batch + ROWS - 1) // ROWS if tiled else int64(1)
-        of_steps = first_step - last_step, (first_step - 1) * batch, -batch, tiles
+        of_steps = first_step - last_step, (first_step - 1) * batch, -batch
         stream(maps, plan, given, arrived, of_steps, (batch, units, width))
 
     return kernel

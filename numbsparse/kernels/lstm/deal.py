@@ -52,23 +52,26 @@ def deal(
 ) -> tuple[np.ndarray, ...]:
     """What each place takes, and memory for the parts of lines that are cut.
 
-    (starts (places + 1,), pieces (n, 6), read_starts (places + 1,), reads (m, 3); of each part, for
-    each of the tiles of the batch, `sums` float32 and WARPS tickets.)
+    (starts (places + 1,), pieces (n, 7), read_starts (places + 1,), reads (m, 4); of each part
+    `sums` float32 and WARPS tickets.)
 
-    Of a piece: its line, how many reads it has, its part of all cut lines, the line's first part,
-    how many there are (a line that is whole has one), and whether the piece is early. Of a read:
-    the first of its blocks, the block row of h that they meet, or the first block column of the
-    gates' gradient, and whether these are late. The largest pieces are dealt first, each to the
-    place that has least. A piece's reads of early lines are first, and the last one always counts
-    as late: so no piece ends before all have ended the step before.
+    Each line is there for each of the tiles of the batch. Of a piece: its line, how many reads it
+    has, its part of all cut lines, the line's first part, how many there are (a line that is whole
+    has one), whether the piece is early, and the row that its tile begins with. Of a read: the
+    first of its blocks, the block row of h that they meet, or the first block column of the gates'
+    gradient, whether these are late, and the tile's row. The largest pieces are dealt first, each
+    to the place that has least. A piece's reads of early lines are first, and the last one always
+    counts as late: so no piece ends before all have ended the step before.
 
     Block rows beyond the lines are of inputs: their reads precede all others, late is -1 there, and
     block and row are counted down from -1: the first of them is -1.
     """
     blocks, others, indptr = _reads(index, transposed, blocks_of_read)
-    lengths = np.diff(indptr)
+    lines = indptr.size - 1
+    lengths = np.tile(np.diff(indptr), tiles)
     most = max(-(-int(lengths.sum()) // places), 1)  # a fair share
-    line, first, count, part, first_part, many = _pieces(lengths, most)
+    item, first, count, part, first_part, many = _pieces(lengths, most)
+    tile, line = np.divmod(item, lines)
     cost = count + TO_BEGIN_AND_END + TO_JOIN * (many > 1)
     largest = np.argsort(-cost, kind="stable")
     owners, last = dealt(cost[largest], places)
@@ -76,28 +79,30 @@ def deal(
     order = largest[order]
     ends = np.cumsum(cost[order])
     ends -= np.repeat(np.append(0, ends)[starts[:-1]], np.diff(starts))  # at its place
-    early = np.zeros(line.size, bool)
+    early = np.zeros(item.size, bool)
     early[order] = ends <= EARLY * last
     start, parts = indptr[line] + first, max(int((many > 1).sum()), 1)
     at = _spans(start[order], count[order])
     of_piece = np.repeat(np.arange(order.size), count[order])
-    of_line = others[at] // GATES if transposed else others[at]
-    late = np.where(of_line < lengths.size, np.isin(of_line, line[~early]), -1)
+    of_line, of_tile = others[at] // GATES if transposed else others[at], tile[order][of_piece]
+    after = np.isin(of_tile * lines + of_line, item[~early])
+    late = np.where(of_line < lines, after, -1)
     by_time = np.lexsort((late, of_piece))
     at, inputs, late = at[by_time], late[by_time] < 0, late[by_time]
     late[np.diff(of_piece, append=-1) != 0] = 1
     block, other = blocks[at], others[at]
-    n_blocks = np.count_nonzero(index.block_rows < lengths.size)
+    n_blocks = np.count_nonzero(index.block_rows < lines)
     block = np.where(inputs, n_blocks - 1 - block, block)
-    other = np.where(inputs, lengths.size - 1 - other, other)
-    reads = np.stack([block, other, late], 1)
+    other = np.where(inputs, lines - 1 - other, other)
+    reads = np.stack([block, other, late, of_tile * ROWS], 1)
+    pieces = np.stack([line, count, part, first_part, many, early, tile * ROWS], 1)
     return (
         starts,
-        np.stack([line, count, part, first_part, many, early], 1)[order].astype(np.int32),
+        pieces[order].astype(np.int32),
         np.append(0, np.cumsum(count[order]))[starts].astype(np.int32),
         np.pad(reads, ((0, 1), (0, 0))).astype(np.int32),  # one that is never taken
-        np.zeros(tiles * parts * sums, np.float32),
-        np.zeros(tiles * parts * WARPS, np.int32),
+        np.zeros(parts * sums, np.float32),
+        np.zeros(parts * WARPS, np.int32),
     )
 
 

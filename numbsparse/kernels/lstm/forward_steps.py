@@ -59,7 +59,7 @@ def forward(gates, bias, kept, hs, c, values, index, first, last, arrived, input
     """Steps first to last - 1, of gates (time, batch, 4 * width) and kept (time, batch, units).
 
     hs and c (time + 1, batch, units) have the state before each step; `arrived` has two zeros for
-    each of these steps and each tile of the batch. With inputs, x (time, batch, features) and the
+    each of these steps. With inputs, x (time, batch, features) and the
     values that it meets, gates hold nothing before, and the index is of both weights, those of h
     above those of x.
     """
@@ -119,8 +119,7 @@ def steps_kernel(kind: str, dropped: bool, inputs: bool, tiled: bool) -> Any:
         arrived, first_step, last_step, batch, units, width
     ):  # fmt: skip
         plan = starts, pieces, read_starts, reads, partials, tickets
-        tiles = (batch + ROWS - 1) // ROWS if tiled else int64(1)
-        of_steps = last_step - first_step, first_step * batch, batch, tiles
+        of_steps = last_step - first_step, first_step * batch, batch
         stream(maps, plan, (gates, bias, kept, hs, c), arrived, of_steps, (batch, units, width))
 
     return kernel

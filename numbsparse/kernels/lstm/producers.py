@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, int32, int64, uint32
+from numba import cuda, int32, uint32
 
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.lstm.cell import WARPS
@@ -92,13 +92,13 @@ def copying_weights(ring: Ring) -> Any:
     INPUTS = ring.inputs
 
     @cuda.jit(device=True)
-    def copy(engine, turns):
+    def copy(engine, steps):
         maps, reads, first, last, shared, base, bars = engine
         fence_tensor_map(maps[0])
         if INPUTS:
             fence_tensor_map(maps[2])
         stage, parity, lane, blocks = uint32(0), uint32(1), cuda.threadIdx.x % 32, int32(0)
-        for _ in range(turns):
+        for _ in range(steps):
             for read in range(first, last):
                 ahead = (read - first) % 32
                 if ahead == 0:  # of 32 reads, one a lane
@@ -118,25 +118,10 @@ def copying_weights(ring: Ring) -> Any:
 
 
 @cache
-def advancing(ring: Ring) -> Any:
-    """(first row of the step, row of the batch) of the turn after one: `down` it is to the next
-    step."""
-    TILED = ring.tiled
-
-    @cuda.jit(device=True)
-    def forward(row, top, down, tiles):
-        if TILED and top + ROWS < tiles * ROWS:
-            return row, top + ROWS
-        return row + down, int64(0)
-
-    return forward
-
-
-@cache
 def copying_rows(ring: Ring) -> Any:
     STAGES, STAGE, FREE = ring.STAGES, ring.STAGE // 2, ring.FREE
     AFTER, BYTES, TRANSPOSED, PANEL = ring.WEIGHTS // 2, ring.ROWS, ring.transposed, ring.PANEL
-    INPUTS, forward = ring.inputs, advancing(ring)
+    INPUTS, TILED = ring.inputs, ring.tiled
 
     @cuda.jit(device=True)
     def copy(engine, of_steps, arrived):
@@ -145,18 +130,22 @@ def copying_rows(ring: Ring) -> Any:
         if INPUTS:
             fence_tensor_map(maps[3])
         stage, parity, lane = uint32(0), uint32(1), cuda.threadIdx.x % 32
-        lines, lates, top = int32(0), int32(0), int64(0)
-        steps, row, down, tiles = of_steps
-        for turn in range(steps * tiles):
-            phase, first_row = 0, int32(row + top)  # counters of the tile's turn before
+        lines, lates, tops = int32(0), int32(0), int32(0)
+        steps, row, down = of_steps
+        for step in range(steps):
+            phase, first_row = 0, int32(row)  # counters of the step before
             for read in range(first, last):
                 ahead = (read - first) % 32
                 if ahead == 0:
                     mine = min(read + lane, last - 1)
                     lines, lates = int32(reads[mine, 1]), int32(reads[mine, 2])
+                    if TILED:
+                        tops = int32(reads[mine, 3])
                 line, late = shfl_idx(lines, uint32(ahead)), shfl_idx(lates, uint32(ahead))
-                while turn >= tiles and phase <= late:
-                    wait_for_all(arrived, 2 * (turn - tiles) + phase)
+                if TILED:
+                    first_row = int32(row + shfl_idx(tops, uint32(ahead)))
+                while step > 0 and phase <= late:
+                    wait_for_all(arrived, 2 * (step - 1) + phase)
                     phase += 1
                 mbarrier_wait(bars, FREE + stage, parity)
                 if elect() != 0:
@@ -169,7 +158,7 @@ def copying_rows(ring: Ring) -> Any:
                     else:
                         tma_load_3d(shared, at, maps[1], x, first_row, z, bars, stage)
                 stage, parity = following(stage, parity, STAGES)
-            row, top = forward(row, top, down, tiles)
+            row += down
 
     return copy
 

@@ -4,8 +4,8 @@ A kernel says what sums begin with, what is loaded besides and what becomes of t
 line is multiplied read by read; where several blocks of threads share the line, the last of them
 adds their sums. All blocks signal each other what is written: first the early lines, then the rest.
 
-More rows of the batch than a tile are tiles in turn: a turn is a step of a tile, and what it waits
-for was made as many turns before as there are tiles, while others were multiplied.
+Of more rows of the batch than a tile has, each tile has pieces of its own, and other blocks of
+threads: a step takes little longer as long as some of these have nothing to do.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from typing import Any
 from numba import cuda, float32, int32, int64, uint16, uint32, uint64
 
 from numbsparse.kernels.lstm.cell import WARPS
-from numbsparse.kernels.lstm.deal import ROWS
 from numbsparse.kernels.lstm.producers import (
     OF_ROWS,
     OF_WEIGHTS,
     Ring,
-    advancing,
     copying_rows,
     copying_weights,
 )
@@ -49,8 +47,7 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
     """stream(maps, plan, given, arrived, of_steps, size): each warp in its role.
 
     `plan` is that of `deal`, `of_steps` how many there are, the first row of what is copied for the
-    first of them, how far down it is to the next, and the tiles of the batch; `size` (batch, units,
-    width).
+    first of them, and how far down it is to the next; `size` (batch, units, width).
     """
     STAGES, FREE, BARS = ring.STAGES, ring.FREE, ring.BARS
     copy_weights, copy_rows = copying_weights(ring), copying_rows(ring)
@@ -58,7 +55,6 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
     @cuda.jit(device=True)
     def stream(maps, plan, given, arrived, of_steps, size):
         starts, pieces, read_starts, reads, partials, tickets = plan
-        steps, _, _, tiles = of_steps
         shared = cuda.shared.array(0, uint16)
         bars = cuda.shared.array(BARS, uint64)
         place, warp = cuda.blockIdx.x, cuda.threadIdx.x // 32
@@ -71,7 +67,7 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
             fence_mbarrier_init()
         cuda.syncthreads()
         if warp == OF_WEIGHTS:
-            copy_weights(engine, steps * tiles)
+            copy_weights(engine, of_steps[0])
         elif warp == OF_ROWS:
             copy_rows(engine, of_steps, arrived)
         else:
@@ -92,24 +88,24 @@ def multiplying(
     row of the step, row of the batch that the tile begins with, batch, units, width).
     """
     take, join, to_tuple = taking_reads(ring, multiply), joining(SUMS), from_local(SUMS)
-    BACK = ring.transposed  # what is copied is of the step after
-    forward = advancing(ring)
+    BACK, TILED = ring.transposed, ring.tiled  # BACK: what is copied is of the step after
 
     @cuda.jit(device=True)
     def run(sums, loaded, engine, work, cut, given, arrived, of_steps, size):
-        (pieces, first, last), (partials, tickets), (steps, row, down, tiles) = work, cut, of_steps
+        (pieces, first, last), (partials, tickets), (steps, row, down) = work, cut, of_steps
         batch, units, width = size
         if BACK:
             row += down
-        number, top, parts = uint32(0), int64(0), tickets.size // WARPS // tiles
-        for turn in range(steps * tiles):
-            told, before = False, top // ROWS * parts  # the parts of other tiles
+        number = uint32(0)
+        for step in range(steps):
+            told = False
             for k in range(first, last):
                 line, count, part = pieces[k, 0], pieces[k, 1], pieces[k, 2]
                 first_part, many, early = pieces[k, 3], pieces[k, 4], pieces[k, 5]
+                top = int64(pieces[k, 6]) if TILED else int64(0)
                 where = int64(line), row, top, batch, units, width
                 if early == 0 and not told:
-                    tell(arrived, 2 * turn)
+                    tell(arrived, 2 * step)
                     told = True
                 for i in range(SUMS):
                     sums[i] = float32(0)
@@ -121,16 +117,16 @@ def multiplying(
                 to_local(take(to_tuple(sums), number, count, engine), sums)
                 whole = True
                 if many > 1:
-                    whole = join(sums, partials, tickets, before + part, before + first_part, many)
+                    whole = join(sums, partials, tickets, part, first_part, many)
                 if whole:
                     if not loads:
                         load(loaded, given, where)
                     finish(sums, loaded, given, where)
                 number += uint32(count)
-            row, top = forward(row, top, down, tiles)
+            row += down
             if not told:
-                tell(arrived, 2 * turn)
-            tell(arrived, 2 * turn + 1)
+                tell(arrived, 2 * step)
+            tell(arrived, 2 * step + 1)
 
     return run
 
