@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from numbsparse import device, ops
+from numbsparse import device, ops, patterns
 from numbsparse.kernels.matmul import PRODUCTS, aligned, reach, rung
 from numbsparse.kernels.matmul.k7_small_blocks import strip_plan
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, plan_regions
@@ -82,6 +82,26 @@ def test_parts_of_sums_all_run_at_once(B, item, rng, monkeypatch):
         assert warps == widest or tiles < 2 * 132 or warps * 32 >= columns or item == 4
         shared += split > 1
     assert 10 < shared < 90
+
+
+@pytest.mark.parametrize("item", [2, 4])
+@pytest.mark.parametrize("B", [8, 16])
+def test_layouts_share_kernels(B, item, rng, monkeypatch):
+    limit = 227 * 1024
+    monkeypatch.setattr(strip_plan, "SIMULATED", False)
+    monkeypatch.setattr(strip_plan, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(strip_plan, "shared_memory", lambda: limit)
+    strips, layouts = set(), 30
+    for _ in range(layouts):
+        rows, columns = (int(2 ** rng.uniform(9, 12)) // B for _ in range(2))
+        index = Layout(patterns.random(rows, columns, 2 ** rng.uniform(-6, -1), seed=0)).index
+        for batch in (64, 512, 4096):
+            sizes = batch, rows * B, columns * B
+            strip = strip_plan.strip_of(index, B, item, False, sizes)
+            assert limit - 1024 >= strip.SHARED_BYTES
+            assert strip.STAGES >= 3
+            strips.add(strip)
+    assert len(strips) <= layouts
 
 
 @pytest.mark.every(3)

@@ -9,6 +9,7 @@ one column. Of float32 a step is a block. The steps of a stage are stored by war
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from numbsparse.layout import Index
 PIECE = 8  # features in 16 bytes
 WARP_COLUMNS = 32
 COUNT_BITS = 6
+MOST_STEPS = 256  # of a stage
 INSIDE_BITS = 4
 CHOICE = 32  # groups of which the next one is chosen
 WIDTH = 32  # features that are fetched together: 64 or 128 bytes of a row of x
@@ -139,12 +141,22 @@ def strip_of(index: Any, B: int, item: int, transposed: bool, sizes: tuple[int, 
         whole = split == 1 and warps == widest
         cluster = 2 if whole and columns >= 2 * width and in_two > 0.7 * kept else 1
     for groups in of_stage:
-        steps = max(most, min(round(1.15 * groups * mean), 256))
+        steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
         strip = Strip(B, ROWS, warps, WIDTH, groups, steps, stages, cluster, fetchers, item, split)
         if limit >= strip.SHARED_BYTES:
             break
-    return strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)
+    return filled(strip, limit)
+
+
+@cache
+def filled(strip: Strip, limit: int) -> Strip:
+    """With as many stages as fit, and then as many steps: so many layouts have the same kernel."""
+    strip = strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)
+    more = strip._replace(STEPS=strip.STEPS + ALIGNED)
+    while more.STEPS <= MOST_STEPS and limit >= more.SHARED_BYTES:
+        strip, more = more, more._replace(STEPS=more.STEPS + ALIGNED)
+    return strip
 
 
 def shared_out(sizes: tuple[int, int, int], B: int, item: int, n_blocks: int) -> tuple[int, int]:
