@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
             done = puzzles.run(options.number, options.folder, hint=options.hint)
             sys.exit(0 if done else 1)
         elif options.command == "plane":
-            plane.run(options.place, options.json, options.png, options.minutes)
+            plane.run(options.place, options.json, options.png, options.minutes, options.jobs)
         elif options.command == "machine-code":
             same = machine_code.run(options.words, json_file=options.json, jobs=options.jobs)
             sys.exit(0 if same else 1)
@@ -159,6 +159,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     command.add_argument("--place", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     command.add_argument(
         "--minutes", type=float, default=5, help="how long to go on; default: 5. 0: not at all"
+    )
+    command.add_argument(
+        "--jobs", type=int, default=1, help="processes that compile kernels ahead; default: 1"
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="the map, read and extended")
     command.add_argument("--png", type=Path, metavar="FILE", help="draw the map there")

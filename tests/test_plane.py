@@ -1,6 +1,7 @@
 """The map of the plane: it goes on where it ended, and weighs us against the fastest peer."""
 
 import json
+import time
 
 import pytest
 
@@ -47,6 +48,39 @@ def test_a_map_goes_on_where_its_file_ends(small, tmp_path, capsys, monkeypatch)
     printed = capsys.readouterr().out
     assert "16 products beside the fastest peer of each" in printed
     assert "B = 8, density 0.5" in printed
+
+
+def test_other_processes_compile_ahead(small, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(plane, "_compile", lambda *of: compiled.append(of))
+    monkeypatch.setattr(plane, "ProcessPoolExecutor", lambda jobs, context: Ahead())
+    rows = list(plane.measured("cpu", [], 60.0, jobs=2))
+    assert [point for _, run, _ in compiled for point in run.points] == [
+        plane._point_of(row) for row in rows
+    ]
+    assert all(0 < seconds <= 60 for *_, seconds in compiled)
+    assert list(plane.measured("cpu", rows, 60.0, jobs=2)) == []
+
+
+class Ahead:
+    """As an executor, at once."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def map(self, function, *arguments):
+        return map(function, *arguments)
+
+
+def test_what_another_process_compiles_is_computed_once(small):
+    run = plane.Run(next(plane.points("cpu")), "auto", ("NumPy dense",))
+    with plane._compilers(2) as compile_all:
+        compile_all("cpu", [run], time.perf_counter() + 60)
+    plane._compile("cpu", run, 60.0)
+    plane._compile("cpu", run, -1.0)
 
 
 def test_a_map_stops_in_time(small):
@@ -103,4 +137,8 @@ def test_the_real_planes_have_every_point_once():
     for place, kept in plane.PLANES.items():
         found = [point for some in plane.points(place) for point in some]
         assert len(found) == len(set(found)) > 250
-        assert {point.batch for point in found[: len(found) // 4]} == set(kept.batches)
+        cells = len(kept.block_sizes) * len(kept.densities) * len(kept.batches)
+        first = found[: cells * len(kept.products)]  # the whole picture, of one dtype
+        assert len({point[1:4] for point in first}) == cells
+        assert len({point[4:6] for point in first}) == 1
+        assert {point.features for point in first} == set(kept.sizes)

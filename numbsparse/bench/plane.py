@@ -10,7 +10,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from itertools import chain, islice
 from itertools import product as every
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -30,6 +34,7 @@ from numbsparse.kernels.matmul import PRODUCTS
 from numbsparse.layout import Layout
 
 SECONDS = {"cuda": 0.01, "cpu": 0.002}  # what a product is timed for
+AHEAD = 8  # runs of a process, between two rounds of measuring
 SAVED = 20.0  # seconds between two writings of the file
 ENDS = 1 / 4, 4  # of the picture's colours
 
@@ -92,7 +97,9 @@ class Point(NamedTuple):
     product: str
 
 
-def run(place: str, json_file: Path | None, png: Path | None, minutes: float) -> None:
+def run(
+    place: str, json_file: Path | None, png: Path | None, minutes: float, jobs: int = 1
+) -> None:
     """Go on with the map for so long, say where we are slower than a peer, and draw it."""
     if place == "cuda":
         if SIMULATED:
@@ -102,7 +109,7 @@ def run(place: str, json_file: Path | None, png: Path | None, minutes: float) ->
         matplotlib_figure()  # before the measuring: it may be missing
     content = {"machine": describe(place), "command": f"python -m numbsparse plane --place {place}"}
     rows, written = known(json_file), time.perf_counter()
-    for row in measured(place, list(rows), minutes * 60):
+    for row in measured(place, list(rows), minutes * 60, jobs):
         rows.append(row)
         if time.perf_counter() > written + SAVED:
             _write(json_file, content, rows)
@@ -136,38 +143,80 @@ def _write(json_file: Path | None, content: dict[str, Any], rows: list[Row]) -> 
 
 
 def points(place: str) -> Iterator[list[Point]]:
-    """All points, some batches of a layout at a time, in an order of their own."""
+    """All points, the products of a layout, batch and dtype at a time, in an order of their own.
+
+    Each pass is over all of the picture, block sizes, densities and batches, of a dtype: with
+    features that no pass before had there.
+    """
     plane, rng = PLANES[place], np.random.default_rng(0)
-    layouts = list(every(plane.sizes, plane.block_sizes, plane.densities))
-    batches = [list(rng.permutation(plane.batches)) for _ in layouts]
-    for part in range(len(plane.batches)):
-        for i in rng.permutation(len(layouts)):
-            (features, size, density), batch = layouts[i], int(batches[i][part])
+    cells = list(every(plane.block_sizes, plane.densities, plane.batches))
+    of_cell = [rng.permutation(len(plane.sizes)) for _ in cells]
+    for turn, numbers in every(range(len(plane.sizes)), plane.numbers):
+        for i in rng.permutation(len(cells)):
+            (size, density, batch), features = cells[i], plane.sizes[of_cell[i][turn]]
             if all(n % size == 0 for n in features):
                 yield [
                     Point(features, size, density, batch, *numbers, product)
-                    for numbers, product in every(plane.numbers, plane.products)
+                    for product in plane.products
                 ]
 
 
-def measured(place: str, rows: list[Row], seconds: float) -> Iterator[Row]:
-    """The rows that are not there yet, until the time is over."""
-    plane, end = PLANES[place], time.perf_counter() + seconds
-    done = {_point_of(row) for row in rows}
-    for of_layout in points(place):
-        of_dense = [dense_of(point) for point in of_layout]
-        runs = [(of_layout, "auto", plane.beside)]
-        runs += [(of_dense, "", (plane.dense,))] if plane.dense else []
-        for these, kernels, others in runs:
-            missing = [point for point in these if point not in done]
-            if missing:
-                layout = _layout(missing[0])
-            for point in missing:
-                if time.perf_counter() > end:
-                    return
-                done.add(point)
-                yield _row(point, layout, place, kernels, others)
-        forget_numbers()
+def measured(place: str, rows: list[Row], seconds: float, jobs: int = 1) -> Iterator[Row]:
+    """The rows that are not there yet, until the time is over; other processes compile ahead."""
+    end, done = time.perf_counter() + seconds, {_point_of(row) for row in rows}
+    ahead = chain.from_iterable(_runs(place, some) for some in points(place))
+    with _compilers(jobs) as compile_all:
+        while some := list(islice(ahead, AHEAD * jobs)):
+            these = [run._replace(points=[p for p in run.points if p not in done]) for run in some]
+            compile_all(place, [run for run in these if run.points], end)
+            for run in these:
+                layout = _layout(run.points[0]) if run.points else None
+                for point in run.points:
+                    if time.perf_counter() > end:
+                        return
+                    if point not in done:
+                        done.add(point)
+                        yield _row(point, layout, place, run, SECONDS[place])
+                forget_numbers()
+
+
+class Run(NamedTuple):
+    """Products of one layout and batch, and who computes them; `ours` is "auto" or nothing."""
+
+    points: list[Point]
+    ours: str
+    others: tuple[str, ...]
+
+
+def _runs(place: str, some: list[Point]) -> list[Run]:
+    """Ours beside its peers, and the dense product that is timed for all layouts."""
+    plane = PLANES[place]
+    dense = [Run([dense_of(point) for point in some], "", (plane.dense,))] if plane.dense else []
+    return [Run(some, "auto", plane.beside), *dense]
+
+
+@contextmanager
+def _compilers(jobs: int) -> Iterator[Any]:
+    """What compiles kernels in so many processes, for all that follow to find."""
+    if jobs < 2:
+        yield lambda *_: None
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+
+        def compile_all(place: str, runs: list[Run], end: float) -> None:
+            left = end - time.perf_counter()
+            list(pool.map(_compile, [place] * len(runs), runs, [left] * len(runs)))
+
+        yield compile_all
+
+
+def _compile(place: str, run: Run, seconds: float) -> None:
+    """Compute these once."""
+    end, layout = time.perf_counter() + seconds, _layout(run.points[0])
+    for point in run.points:
+        if time.perf_counter() < end:
+            _row(point, layout, place, run, 0.0)
+    forget_numbers()
 
 
 def dense_of(point: Point) -> Point:
@@ -180,17 +229,17 @@ def _layout(point: Point) -> Layout:
     return Layout(patterns.random(rows, columns, point.density, seed=1))
 
 
-def _row(point: Point, layout: Layout, place: str, ours: str, others: tuple[str, ...]) -> Row:
+def _row(point: Point, layout: Any, place: str, run: Run, seconds: float) -> Row:
     """A point, the rung that `ops` took, and microseconds by name; where wrong or failed, why."""
     problem = Problem(
         layout, point.block_size, point.batch, point.dtype, point.precision, place=place
     )
-    found = measure(problem, point.product, ours, others, SECONDS[place])
+    found = measure(problem, point.product, run.ours, run.others, seconds)
     microseconds = {
         OURS if name == found["auto"] else name: float(f"{seconds * 1e6:.3g}")
         for name, seconds in found["seconds"].items()
     }
-    rung = found["auto"] if ours else None
+    rung = found["auto"] if run.ours else None
     faults = {name: why for name, why in found["not_timed"].items() if name in (OURS, rung)}
     return {**point._asdict(), "rung": rung, "microseconds": microseconds, "faults": faults}
 
