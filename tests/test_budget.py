@@ -16,7 +16,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 3_430,
     "numbsparse/kernels/ladder": 1_930,
     "numbsparse/kernels/lstm": 1_910,
-    "numbsparse/kernels/matmul": 9_530,
+    "numbsparse/kernels/matmul": 9_565,
     "numbsparse/kernels/parts": 2_480,
     "numbsparse/kernels/ptx": 2_660,
     "numbsparse/nn": 5_915,
