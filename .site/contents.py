@@ -127,7 +127,7 @@ REFERENCE = [
     ),
     (
         "Files",
-        "State dicts in NumPy's format, written whole or not at all.",
+        "State dicts in NumPy's format or safetensors, written whole or not at all.",
         {"numbsparse": "save load"},
     ),
     (

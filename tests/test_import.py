@@ -7,9 +7,15 @@ import sys
 import numpy as np
 import pytest
 
+import numbsparse as ns
+
 
 @pytest.mark.parametrize(
-    "module", ["numba.cuda", "cuda.core", "matplotlib", "ml_dtypes", "torch", "jax", "tqdm"]
+    "module",
+    [
+        *("numba.cuda", "cuda.core", "matplotlib", "ml_dtypes", "safetensors"),
+        *("torch", "jax", "tqdm"),
+    ],
 )
 def test_import_loads_no(module):
     code = f"import sys, numbsparse; sys.exit({module!r} in sys.modules)"
@@ -50,6 +56,16 @@ for call in (lambda: w.astype("bfloat16"), lambda: ns.load("state.npz")):
     )
     says = "bfloat16 takes the package ml_dtypes: pip install 'numbsparse[bfloat16]'"
     assert run.stdout.splitlines() == ["4.0", says, says], run.stderr
+
+
+def test_without_safetensors_a_sentence_says_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+    says = r"^\.safetensors files take the package safetensors: pip install 'numbsparse\[safetens"
+    for call in (lambda path: ns.save(path, {}), ns.load):
+        with pytest.raises(ImportError, match=says):
+            call(tmp_path / "state.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("room", "name"), [("torch", "torch"), ("jax", "JAX")])

@@ -1,4 +1,4 @@
-"""State dicts in files: whole or not at all, and readable by `numpy.load`."""
+"""State dicts in files: whole or not at all, and readable by `numpy.load`, or by safetensors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import type_name
+from numbsparse.nn.safetensors import is_safetensors, open_tensors, write_tensors
 from numbsparse.npz import open_npz, write_npz
 
 _PART = "@"  # a BlockSparse named w is stored as w@data, w@indices, ...
@@ -22,11 +23,19 @@ def save(path: Any, state: Any) -> None:
     The file is in NumPy's `.npz` format, a nested key, or the number of a list's item, is joined by
     "/". It appears whole or not at all. A model's dict is `model.state_dict()`.
 
+    A name that ends in ".safetensors" gives a file in that format (the package safetensors is then
+    needed), which the tools of torch and JAX open: a tensor for each array, for a BlockSparse "w"
+    its kept blocks "w", (n_blocks, B, B), and "w_pattern", bool (in_blocks, out_blocks), as in
+    state dicts of `numbsparse.torch`; all else is in its metadata.
+
     Raises
     ------
     TypeError
         If `state` is no dict, list or tuple, a value is of another kind, or a key is no string,
-        empty, "file" or "allow_pickle", or holds "/", "@" or a zero.
+        empty, "file" or "allow_pickle", or holds "/", "@" or a zero. In a ".safetensors" file also
+        if an array is neither of booleans, integers, nor of floats of 16 to 64 bits.
+    ImportError
+        If the package safetensors is needed and missing.
 
     Examples
     --------
@@ -41,16 +50,23 @@ def save(path: Any, state: Any) -> None:
     if not isinstance(state, Mapping | list | tuple):
         got = type_name(state)
         raise TypeError(f"state takes a dict or a list, such as model.state_dict(), got {got}")
-    arrays: dict[str, np.ndarray] = {}
-    _flatten(state, "", arrays)
-    write_npz(path, arrays)
+    members: dict[str, Any] = {}
+    _flatten(state, "", members)
+    if is_safetensors(path):
+        write_tensors(path, members)
+    else:
+        write_npz(path, _arrays(members))
 
 
 def load(path: Any) -> Any:
     """Read what `save` wrote.
 
-    Arrays without axes come back as numbers. Raises ValueError if the file is no such file,
-    FileNotFoundError if there is none.
+    Arrays without axes come back as numbers. Of a ".safetensors" file that others wrote, such as
+    `safetensors.torch.save_file(model.state_dict(), path)`, each tensor comes as an array under its
+    name, and one with a "_pattern" beside it as a BlockSparse, of whole blocks.
+
+    Raises ValueError if the file is no such file, or damaged, FileNotFoundError if there is none,
+    ImportError if a package is missing: safetensors, or ml_dtypes for bfloat16.
 
     >>> import numpy as np, numbsparse as ns
     >>> import os, tempfile
@@ -59,30 +75,44 @@ def load(path: Any) -> Any:
     >>> ns.load(path)
     {'step': 3, 'models': [{'bias': array([0., 0.])}, None]}
     """
+    if is_safetensors(path):
+        with open_tensors(path, "checkpoint") as (members, own):
+            return _nested(members) if own else {name: _leaf(m) for name, m in members.items()}
     with open_npz(path, "checkpoint") as members:
         return _nested(members)
 
 
-def _flatten(value: Any, name: str, arrays: dict[str, np.ndarray]) -> None:
+def _arrays(members: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The members as arrays alone; those of a matrix have its name before theirs."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, member in members.items():
+        if isinstance(member, BlockSparse):
+            arrays |= {f"{name}{_PART}{part}": array for part, array in member.arrays().items()}
+        else:
+            # One-element arrays keep their axis; plain numbers and strings have none.
+            arrays[name] = np.asarray(member)
+    return arrays
+
+
+def _flatten(value: Any, name: str, members: dict[str, Any]) -> None:
     if isinstance(value, Mapping):
         if name and not value:
-            arrays[name + "/"] = np.zeros(0)
+            members[name + "/"] = np.zeros(0)
         for key, inner in value.items():
-            _flatten(inner, _joined(name, key), arrays)
+            _flatten(inner, _joined(name, key), members)
     elif isinstance(value, BlockSparse):
-        arrays |= {f"{name}{_PART}{part}": a for part, a in value.arrays().items()}
+        members[name] = value
     elif isinstance(value, list | tuple):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        arrays[f"{name}{_PART}{kind}"] = np.array(len(value))
+        members[f"{name}{_PART}{kind}"] = np.array(len(value))
         for i, inner in enumerate(value):
-            _flatten(inner, _joined(name, str(i)), arrays)
+            _flatten(inner, _joined(name, str(i)), members)
     elif value is None:
-        arrays[f"{name}{_PART}none"] = np.zeros(0)
+        members[f"{name}{_PART}none"] = np.zeros(0)
     elif isinstance(value, int) and not -(2**63) <= value < 2**64:  # as in a generator's state
-        arrays[f"{name}{_PART}int"] = np.array(str(value))
+        members[f"{name}{_PART}int"] = np.array(str(value))
     elif _is_plain(value):
-        # One-element arrays keep their axis; plain numbers and strings have none.
-        arrays[name] = np.asarray(value)
+        members[name] = value
     else:
         hint = ": give it .numpy()" if hasattr(value, "numpy") else ""
         raise TypeError(f"state[{name!r}] cannot be saved: it is a {type_name(value)}{hint}")
@@ -141,12 +171,9 @@ class _Leaf(NamedTuple):
 def _read(value: Any, lists: Mapping[int, tuple[str, str, int]]) -> Any:
     """The values; a dict whose id is in `lists` becomes that list."""
     if isinstance(value, _Leaf):
-        array = np.asarray(value.member)
         if value.part == "none":
             return None
-        if value.part == "int":
-            return int(array.item())
-        return array if array.ndim else array.item()
+        return int(np.asarray(value.member).item()) if value.part == "int" else _leaf(value.member)
     if not isinstance(value, dict):
         return value
     inside = {key: _read(inner, lists) for key, inner in value.items()}
@@ -156,6 +183,14 @@ def _read(value: Any, lists: Mapping[int, tuple[str, str, int]]) -> Any:
     if len(inside) != length or any(str(i) not in inside for i in range(len(inside))):
         raise ValueError(f"{name!r} has other items than its {length}")
     return _LISTS[kind](inside[str(i)] for i in range(length))
+
+
+def _leaf(member: Any) -> Any:
+    """A matrix as it is, an array read, a number if it has no axes."""
+    if isinstance(member, BlockSparse):
+        return member
+    array = np.asarray(member)
+    return array if array.ndim else array.item()
 
 
 def _dict_at(state: Any, name: str) -> Any:
