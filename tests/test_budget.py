@@ -24,7 +24,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 1_575,
-    "numbsparse/torch": 1_460,
+    "numbsparse/torch": 1_610,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

@@ -29,7 +29,7 @@ def grads(y, inputs, create_graph=False):
 
 def dense_linear(layer):
     """torch.nn.Linear's weight and bias, of one of ours."""
-    w = layer.matrix("weight", (layer.in_features, layer.out_features))
+    w = layer.matrix("weight")
     return w.to_dense().T, layer.bias
 
 
@@ -52,9 +52,7 @@ def dense_lstm(layer):
 
     for name, parameter in layer.named_parameters():
         if name in layer.handles:
-            rows = units if "hh" in name or not name.endswith("l0") else layer.input_size
-            columns = layer.handles[name].layout.shape[1] * size
-            parameters[name] = gates_apart(layer.matrix(name, (rows, columns)).to_dense())
+            parameters[name] = gates_apart(layer.matrix(name).to_dense())
         else:
             parameters[name.replace("bias", "bias_ih")] = gates_apart(parameter)
             zeros = torch.zeros(4 * units, dtype=parameter.dtype)

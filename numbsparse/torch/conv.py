@@ -124,6 +124,9 @@ class _Conv(SparseModule):
         """The layout of the weight, (taps * in_blocks, out_blocks)."""
         return self.handles["weight"].layout
 
+    def shape_of(self, name: str) -> tuple[int, int]:
+        return self.layout.shape[0] * self.block_size, self.out_channels
+
     def reset_parameters(self) -> None:
         """Draw weight and bias anew, as torch's convolutions do for their fan-in."""
         features = self.in_channels, self.out_channels

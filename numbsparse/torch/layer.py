@@ -41,9 +41,13 @@ class SparseModule(torch.nn.Module):
         self.handles[name] = Handle(layout)
         setattr(self, name + SUFFIX, torch.from_numpy(layout.pattern))
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> BlockSparse:
+    def shape_of(self, name: str) -> tuple[int, int]:
+        """The features of the matrix that a parameter of this module holds, in and out."""
+        raise NotImplementedError
+
+    def matrix(self, name: str) -> BlockSparse:
         """The matrix that a parameter of this module holds."""
-        return BlockSparse(getattr(self, name), self.handles[name], shape=shape)
+        return BlockSparse(getattr(self, name), self.handles[name], shape=self.shape_of(name))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

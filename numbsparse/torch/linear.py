@@ -68,6 +68,9 @@ class Linear(SparseModule):
     def layout(self) -> Any:
         return self.handles["weight"].layout
 
+    def shape_of(self, name: str) -> tuple[int, int]:
+        return self.in_features, self.out_features
+
     def reset_parameters(self) -> None:
         """Draw weight and bias anew, as torch.nn.Linear does for its fan-in."""
         draw_(self.weight, self.bias, self.layout, (self.in_features, self.out_features))

@@ -207,6 +207,10 @@ class LSTM(SparseModule):
             setattr(self, f"bias_l{i}", bias_of)
         self.reset_parameters()
 
+    def shape_of(self, name: str) -> tuple[int, int]:
+        rows = self.input_size if name == "weight_ih_l0" else self.hidden_size
+        return rows, self.handles[name].layout.shape[1] * self.block_size
+
     def reset_parameters(self) -> None:
         """Draw weights anew, uniformly within 1 / sqrt(fan-in); biases are 0, the forget gate's 1.
 
