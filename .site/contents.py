@@ -42,6 +42,8 @@ COURSE = [
 LESSONS = "numbsparse/kernels/README.md"  # a page for each of its headings, in its order
 LADDER = "numbsparse/kernels/ladder/"  # a step's lesson ends with its file, and what is new in it
 
+EXPLAINED = ("numbsparse.compat.blocksparse",)  # modules whose docstring the task's page shows
+
 # (task, what the page says first, names in that module)
 REFERENCE = [
     (
@@ -72,6 +74,11 @@ REFERENCE = [
             "numbsparse.torch": "sparsify_ adopt_layouts_ Linear Conv1d Conv2d Conv3d LSTM "
             "BlockSparse matmul sddmm to_nn_state_dict from_nn_state_dict"
         },
+    ),
+    (
+        "From openai/blocksparse",
+        "Its two classes, on these kernels, and what became of the rest.",
+        {"numbsparse.compat.blocksparse": "BlocksparseMatMul BlocksparseConv"},
     ),
     (
         "In JAX",

@@ -25,7 +25,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from contents import COURSE, GUIDES, LADDER, LESSONS, PAGES, PROGRAMS, REFERENCE
+from contents import COURSE, EXPLAINED, GUIDES, LADDER, LESSONS, PAGES, PROGRAMS, REFERENCE
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "build" / "site"
@@ -232,7 +232,8 @@ def write_task(task: str, said: str, names: dict[str, str]) -> str:
         write(f"reference/{name}.rst", f"{name}\n{'=' * len(name)}\n\n{body}")
     summary = "".join(f"   ~{name}\n" for name in everyone)
     page = f"reference/{slug(task)}.md"
-    listed = f"```{{eval-rst}}\n.. autosummary::\n\n{summary}```\n"
+    told = "".join(f".. automodule:: {module}\n\n" for module in names if module in EXPLAINED)
+    listed = f"```{{eval-rst}}\n{told}.. autosummary::\n\n{summary}```\n"
     titles = {f"reference/{name}.rst": name.rpartition(".")[2] for name in everyone}
     entries = toctree(list(titles), titles)
     write(page, f"# {task}\n\n{said}\n\n{listed}{entries}")

@@ -7,10 +7,12 @@ import inspect
 import pytest
 
 import numbsparse as ns
+from numbsparse.compat import blocksparse
 from numbsparse.kernels.matmul import add_rung
 
 MODULES = [
-    *(ns, ns.nn, ns.nn.functional, ns.nn.init, ns.nn.optim, ns.nn.utils, ns.patterns, ns.testing)
+    *(ns, ns.nn, ns.nn.functional, ns.nn.init, ns.nn.optim, ns.nn.utils, ns.patterns, ns.testing),
+    blocksparse,
 ]
 # Those that need no example of their own, and why.
 SHOWN_ELSEWHERE = {

@@ -52,9 +52,9 @@ def scale_columns(w: Tensor, scale: Tensor, *, tap_features: int | None = None) 
     _check_columns(data, scale, "scale")
     size, out_blocks = data.block_size, data.layout.shape[1]
     padded = _padded(scale, out_blocks * size)
-    rows = _take_rows(reshape(padded, (out_blocks, size)), columns)
-    scaled = multiply(_blocks_of(w, tap_features), reshape(rows, (-1, 1, size)))
-    return _with_blocks(data, scaled, tap_features)
+    rows = take_rows(reshape(padded, (out_blocks, size)), columns)
+    scaled = multiply(blocks_of(w, tap_features), reshape(rows, (-1, 1, size)))
+    return with_blocks(data, scaled, tap_features)
 
 
 def normalise_columns(
@@ -108,17 +108,17 @@ def normalise_columns(
     return record(data.with_values(values), (v, edge(0)), (g, edge(1)))
 
 
-def _blocks_of(w: Tensor, tap_features: int | None) -> Tensor:
+def blocks_of(w: Tensor, tap_features: int | None = None) -> Tensor:
     """The stored blocks of a block-sparse tensor, zeros beyond the edge, (n_blocks, B, B)."""
     like: BlockSparse = w.data
     inside = ops.inside(like, tap_features)
-    return record(inside, (w, lambda dy, y: _with_blocks(like, dy, tap_features)))
+    return record(inside, (w, lambda dy, y: with_blocks(like, dy, tap_features)))
 
 
-def _with_blocks(like: BlockSparse, values: Tensor, tap_features: int | None) -> Tensor:
+def with_blocks(like: BlockSparse, values: Tensor, tap_features: int | None = None) -> Tensor:
     """A block-sparse tensor with the layout of `like` and these stored blocks."""
     whole = like.with_values(values.data)
-    return record(whole, (values, lambda dw, w: _blocks_of(dw, tap_features)))
+    return record(whole, (values, lambda dw, w: blocks_of(dw, tap_features)))
 
 
 def _lengths(blocks: Any, like: BlockSparse, eps: float) -> Any:
@@ -130,9 +130,9 @@ def _lengths(blocks: Any, like: BlockSparse, eps: float) -> Any:
 def _dots(a: Tensor, b: Tensor, tap_features: int | None) -> Tensor:
     """The sum over c of a[c, k] * b[c, k], (out_features,), of matrices of one layout."""
     columns = _block_columns(a.data)
-    products = multiply(_blocks_of(a, tap_features), _blocks_of(b, tap_features))
+    products = multiply(blocks_of(a, tap_features), blocks_of(b, tap_features))
     of_blocks = sum(products, axis=1)  # (n_blocks, B)
-    flat = reshape(_sum_rows(of_blocks, columns, a.data.layout.shape[1]), (-1,))
+    flat = reshape(sum_rows(of_blocks, columns, a.data.layout.shape[1]), (-1,))
     return getitem(flat, slice(0, a.shape[1])) if flat.size != a.shape[1] else flat
 
 
@@ -153,15 +153,15 @@ def _block_columns(w: Any) -> Any:
     return ops.index_beside(w.layout, w.values).block_columns
 
 
-def _take_rows(table: Tensor, rows: Any) -> Tensor:
+def take_rows(table: Tensor, rows: Any) -> Tensor:
+    """table[rows], of (rows, width), for integers beside it; differentiable any number of times."""
     count = table.shape[0]
-    return record(
-        ops.take_rows(table.data, rows), (table, lambda dy, y: _sum_rows(dy, rows, count))
-    )
+    return record(ops.take_rows(table.data, rows), (table, lambda dy, y: sum_rows(dy, rows, count)))
 
 
-def _sum_rows(x: Tensor, rows: Any, count: int) -> Tensor:
-    return record(ops.sum_rows(x.data, rows, count), (x, lambda dy, y: _take_rows(dy, rows)))
+def sum_rows(x: Tensor, rows: Any, count: int) -> Tensor:
+    """The transpose of `take_rows`: (count, width), the sum of x[i] where rows[i] is r."""
+    return record(ops.sum_rows(x.data, rows, count), (x, lambda dy, y: take_rows(dy, rows)))
 
 
 def _padded(x: Tensor, length: int) -> Tensor:
