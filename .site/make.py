@@ -233,6 +233,7 @@ def write_task(task: str, said: str, names: dict[str, str]) -> str:
     summary = "".join(f"   ~{name}\n" for name in everyone)
     page = f"reference/{slug(task)}.md"
     told = "".join(f".. automodule:: {module}\n\n" for module in names if module in EXPLAINED)
+    told += ".. currentmodule:: None\n\n" if told else ""
     listed = f"```{{eval-rst}}\n{told}.. autosummary::\n\n{summary}```\n"
     titles = {f"reference/{name}.rst": name.rpartition(".")[2] for name in everyone}
     entries = toctree(list(titles), titles)

@@ -12,6 +12,7 @@ import numpy as np
 from numbsparse import device, ops
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import Capture, to_device
+from numbsparse.device.waits import shown
 from numbsparse.ops import choice, tuned
 
 SECONDS = 5e-3  # of work in a sample
@@ -28,7 +29,8 @@ def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str,
     and block size, and batch, features and density within a factor of about 1.4. They are kept in
     the cache folder (NUMBSPARSE_CACHE_DIR, or `numbsparse` in the user's), a file for each card,
     until the library's kernels change. Where nothing was measured "auto" uses the times of one
-    card that come with the library (`numbsparse/ops/times.json`).
+    card that come with the library (`numbsparse/ops/times.json`). Where it takes longer than two
+    seconds, a terminal shows how far it is (with tqdm).
 
     Parameters
     ----------
@@ -64,7 +66,7 @@ def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str,
         names = choice.with_tiles(product, w.block_size, w.dtype, "cuda", batch, precision)
         right = sample(call(names[-1]))
         seconds = {}
-        for name in names:
+        for name in shown(names, f"tuning {product}"):
             agrees = agree(sample(call(name)), right, w.dtype, precision)
             seconds[name] = _seconds(partial(call, name)) if agrees else float("inf")
         results[product] = dict(sorted(seconds.items(), key=lambda pair: pair[1]))

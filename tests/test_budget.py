@@ -7,18 +7,18 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_455,
+    "numbsparse": 2_460,
     "numbsparse/autograd": 605,
     "numbsparse/bench": 4_570,
     "numbsparse/compat": 405,
-    "numbsparse/device": 2_340,
+    "numbsparse/device": 2_350,
     "numbsparse/jax": 670,
     "numbsparse/kernels": 2_680,
     "numbsparse/kernels/conv": 3_430,
     "numbsparse/kernels/ladder": 1_930,
     "numbsparse/kernels/lstm": 1_910,
     "numbsparse/kernels/matmul": 9_565,
-    "numbsparse/kernels/parts": 2_480,
+    "numbsparse/kernels/parts": 2_470,
     "numbsparse/kernels/ptx": 2_660,
     "numbsparse/nn": 6_120,
     "numbsparse/ops": 4_530,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from heapq import heapreplace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from numbsparse.kernels.parts.deal import dealt, in_order, in_turn, shown
+from numbsparse.kernels.parts.deal import dealt, in_order, in_turn
 
 
 def test_pieces_go_where_it_is_free_first():
@@ -53,11 +51,3 @@ def test_the_last_key_comes_first(rng):
     keys = rng.integers(0, [[3], [9], [200]], (3, 500))
     np.testing.assert_array_equal(in_order(*keys), np.lexsort(keys))
     assert in_order(*keys[:, :0]).size == 0
-
-
-def test_only_what_is_long_is_shown(monkeypatch):
-    bars = SimpleNamespace(tqdm=lambda steps, **how: (steps, how["delay"], how["disable"]))
-    monkeypatch.setitem(sys.modules, "tqdm", bars)
-    assert shown(range(3), "") == (range(3), 2.0, None)
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    assert shown(range(3), "") == range(3)

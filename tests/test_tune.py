@@ -69,6 +69,15 @@ def test_it_runs_as_it_is(w):
     assert chosen(w, batch=2) in RUNGS
 
 
+def test_it_shows_which_product_it_is_at(w, monkeypatch):
+    bars = []
+    monkeypatch.setattr(tuning, "shown", lambda steps, what: bars.append((what, steps)) or steps)
+    monkeypatch.setattr(tuning, "_seconds", lambda call: 1.0)
+    seconds = ns.tune(w, 3)
+    assert [what for what, _ in bars] == [f"tuning {product}" for product in PRODUCTS]
+    assert [set(steps) for _, steps in bars] == [set(times) for times in seconds.values()]
+
+
 def test_a_wrong_rung_is_never_chosen(w, monkeypatch):
     wrong = serving(w)[0]
     monkeypatch.setattr(tuning, "_seconds", lambda call: 1.0)

@@ -116,3 +116,21 @@ def test_a_failure_ends_the_line(on_terminal):
     assert terminal.getvalue().endswith(" s\n")
     compile_one()  # the next is named again
     assert terminal.getvalue().count("\n") == 2
+
+
+@pytest.mark.parametrize(("patience", "seen"), [(0.0, True), (60.0, False)])
+def test_a_bar_is_shown_of_what_takes_long(on_terminal, monkeypatch, patience, seen):
+    pytest.importorskip("tqdm")
+    monkeypatch.setattr(waits, "PATIENCE", patience)
+    terminal = on_terminal()
+    assert list(waits.shown(["a", "b"], "spelling")) == ["a", "b"]
+    assert ("spelling:" in terminal.getvalue()) == seen
+
+
+def test_no_bar_is_shown_where_no_one_looks(monkeypatch):
+    monkeypatch.setattr(waits, "PATIENCE", 0.0)
+    monkeypatch.setattr(sys, "stderr", file := io.StringIO())
+    assert list(waits.shown(range(3), "counting")) == [0, 1, 2]
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert waits.shown(range(3), "counting") == range(3)
+    assert file.getvalue() == ""

@@ -1,13 +1,15 @@
-"""What to say while a kernel compiles: one line on a terminal, after two seconds."""
+"""What to say on a terminal of what takes longer than two seconds: compiling, or many steps."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import Lock, Timer
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 PATIENCE = 2.0  # seconds of compiling, of one kernel or of several in a row, before it is said
 PAUSE = 1.0  # seconds without compiling, after which patience is whole again
@@ -31,6 +33,20 @@ def said(kernel: Any) -> Iterator[None]:
             yield
     finally:
         _busy.release()
+
+
+def shown(steps: Iterable[T], what: str) -> Iterable[T]:
+    """The steps, with a bar on a terminal if they take longer than PATIENCE, by tqdm if it is here.
+
+    >>> list(shown(range(3), "counting"))
+    [0, 1, 2]
+    """
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return steps
+    bar: Iterable[T] = tqdm(steps, desc=what, leave=False, delay=PATIENCE, disable=None)
+    return bar
 
 
 @contextmanager

@@ -6,7 +6,6 @@ free first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from numbsparse.kernels.cores import compiled
 from numbsparse.layout import Index
 
 TILE_STEPS = 3  # what a tile costs beyond its steps
-SILENT = 2.0  # seconds
 
 
 def dealt(costs: Any, places: int) -> tuple[np.ndarray, float]:
@@ -90,15 +88,6 @@ def begins(*keys: np.ndarray) -> np.ndarray:
     new = np.ones(keys[0].size, bool)
     new[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
     return new
-
-
-def shown(steps: range, what: str) -> Iterable[int]:
-    """The steps, with a bar on a terminal if they take longer than SILENT, where tqdm is there."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return steps
-    return tqdm(steps, desc=what, leave=False, delay=SILENT, disable=None)
 
 
 class Lengths:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from numbsparse.device.waits import shown
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import ALONE, Tile
-from numbsparse.kernels.parts.deal import shown
 from numbsparse.layout import Index
 
 TOGETHER = 1 << 20  # places for blocks among which regions are looked for
