@@ -332,7 +332,12 @@ class BlockSparse:
 
         Its arrays are `data, indices, indptr, shape, format`, as `scipy.sparse.save_npz` names
         them. bfloat16, which NumPy's format cannot name, is stored as two bytes a value (`|V2`).
+        Raises ValueError for a name of another format, which `numbsparse.save` writes.
         """
+        if str(path).endswith(".safetensors"):
+            raise ValueError(
+                f'{path} takes numbsparse.save(path, {{"w": w}}): this writes .npz files'
+            )
         write_npz(path, self.arrays())
 
     @classmethod

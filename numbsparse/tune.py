@@ -29,8 +29,7 @@ def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str,
     and block size, and batch, features and density within a factor of about 1.4. They are kept in
     the cache folder (NUMBSPARSE_CACHE_DIR, or `numbsparse` in the user's), a file for each card,
     until the library's kernels change. Where nothing was measured "auto" uses the times of one
-    card that come with the library (`numbsparse/ops/times.json`). Where it takes longer than two
-    seconds, a terminal shows how far it is (with tqdm).
+    card that come with the library (`numbsparse/ops/times.json`). A terminal shows how far it is.
 
     Parameters
     ----------

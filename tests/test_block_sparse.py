@@ -267,3 +267,12 @@ def test_refuses(data, layout, shape, error, says):
 def test_to_refuses_another_place(w):
     with pytest.raises(ValueError, match="gpu"):
         w.to("gpu")
+
+
+def test_a_file_is_not_named_after_another_format(tmp_path):
+    w = ns.BlockSparse(np.ones((1, 4, 4)), [[1]])
+    with pytest.raises(
+        ValueError, match=r"w.safetensors takes numbsparse\.save\(path, {\"w\": w}\)"
+    ):
+        w.save(tmp_path / "w.safetensors")
+    assert not list(tmp_path.iterdir())
