@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_460,
+    "numbsparse": 2_465,
     "numbsparse/autograd": 605,
     "numbsparse/bench": 4_570,
     "numbsparse/compat": 405,
