@@ -297,6 +297,9 @@ def test_sizes_of_a_convolution():
     assert (conv.TRS, conv.DHW, conv.MPQ) == ([1, 3, 3], [1, 8, 6], [1, 8, 3])
     assert (conv.f_shape(), conv.f_shape(2)) == ([3, 12, 8, 3, 3], [12, 8, 3, 3])
     assert BlocksparseConv(**CONVS["of unequal sizes"]).f_shape() == [(16 + 128 + 16) * 9]
+    assert BlocksparseConv(**CONVS["of unequal sizes"]).padding == [0, 1, 0]
+    assert BlocksparseConv(**CONVS["dilated"]).padding == [0, 1, 3]
+    assert BlocksparseConv(**CONVS["one tap"]).padding == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

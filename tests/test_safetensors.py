@@ -115,6 +115,12 @@ def test_others_see_the_tensors(tmp_path):
         np.testing.assert_array_equal(seen[name], right)
 
 
+def test_what_is_no_array_is_no_tensor(tmp_path):
+    ns.save(tmp_path / "state.safetensors", STATE)
+    arrays = ["lists/1/0/left", "model/bias", "model/weight", "model/weight_pattern"]
+    assert sorted(others.load_file(tmp_path / "state.safetensors")) == arrays
+
+
 def test_a_file_of_others_is_read(tmp_path, rng):
     path = tmp_path / "theirs.safetensors"
     blocks = rng.standard_normal((3, 4, 4), np.float32)
@@ -125,13 +131,19 @@ def test_a_file_of_others_is_read(tmp_path, rng):
         **{"mask": blocks, "mask_pattern": ~pattern, "v": blocks, "v_pattern": np.ones(3, bool)},
         **{"i": blocks.astype(int), "i_pattern": pattern, "lone_pattern": pattern},
         **{"flat": blocks[:, :, :2].copy(), "flat_pattern": pattern},
+        **{"line": blocks[:, 0, 0].copy(), "line_pattern": pattern},
+        **{"points": blocks[:, :0, :0].copy(), "points_pattern": pattern},
+        **{"none": blocks[:0], "none_pattern": pattern[:0]},
+        **{"empty": blocks[:0], "empty_pattern": np.zeros((2, 3), bool)},
     }
     others.save_file(theirs, path, {"format": "np"})
     loaded = ns.load(path)
     w = loaded.pop("w")
     same(w, ns.BlockSparse(blocks, pattern))
+    same(loaded.pop("empty"), ns.BlockSparse(blocks[:0], np.zeros((2, 3))))
     assert loaded.pop("steps") == 5
-    kept = {name: a for name, a in theirs.items() if name not in ("w", "w_pattern", "steps")}
+    taken = ["w", "w_pattern", "steps", "empty", "empty_pattern"]
+    kept = {name: a for name, a in theirs.items() if name not in taken}
     same(dict(sorted(loaded.items())), dict(sorted(kept.items())))
 
 
@@ -174,6 +186,25 @@ def test_drawn_damage(tmp_path):
             loaded, error = refused(ns.load, path, damaged(rng, content))
             if error is None:
                 same(loaded, STATE)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(b"[2,3]", b"[3,2]"), (b'"I64"', b'"U64"'), (b'"a":{', b'"b":{')]
+)
+def test_what_a_tensor_is_said_to_be_is_watched(tmp_path, before, after):
+    path = tmp_path / "state.safetensors"
+    ns.save(path, {"a": np.zeros((2, 3), int)})
+    changed = path.read_bytes().replace(before, after)
+    _, error = refused(ns.load, path, changed)
+    assert "its checksum is that of other contents" in str(error)
+
+
+@pytest.mark.parametrize("dtype", [">i4", ">f8", ">u2"])
+def test_numbers_of_another_byte_order(tmp_path, dtype):
+    ns.save(tmp_path / "state.safetensors", {"a": np.arange(5).astype(dtype)})
+    loaded = ns.load(tmp_path / "state.safetensors")["a"]
+    assert loaded.dtype == np.dtype(dtype).newbyteorder("=")
+    np.testing.assert_array_equal(loaded, np.arange(5))
 
 
 @pytest.mark.parametrize("key", ["numbsparse", "crc32", "model/weight", "tensor", "matrix", "12]"])

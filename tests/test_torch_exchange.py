@@ -128,6 +128,15 @@ def test_a_dropout_s_numbers_stay_its_own():
     np.testing.assert_array_equal(ours[1].weight.data.data, one[1].weight.detach().numpy())
 
 
+def test_tensors_are_not_those_of_the_state():
+    layer, state = nst.Linear(8, 8, **SAME), ns.nn.Linear(8, 8, **SAME).state_dict()
+    tensors = nst.from_nn_state_dict(layer, state)
+    state["bias"][:] = state["weight"].values[:] = 9
+    assert not any((tensors[name] == 9).any() for name in ("weight", "bias"))
+    del state["weight"]
+    assert list(nst.from_nn_state_dict(layer, state)) == ["bias"]
+
+
 def test_a_number_is_an_array_of_the_model_s_dtype():
     one = torch.nn.BatchNorm1d(4)
     state = nst.to_nn_state_dict(one) | {"num_batches_tracked": 7}  # as a file gives it back

@@ -163,6 +163,7 @@ def _of_others(tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _is_pattern_of(pattern: np.ndarray, values: np.ndarray) -> bool:
-    kept = pattern.dtype.kind == "b" and pattern.ndim == 2 and pattern.size > 0
-    of = (np.count_nonzero(pattern), *values.shape[2:3] * 2) if kept else None
-    return values.shape == of and values.size > 0 and str(values.dtype) in FLOATS
+    if pattern.dtype.kind != "b" or pattern.ndim != 2 or not pattern.size or values.ndim != 3:
+        return False
+    size = max(values.shape[2], 1)
+    return values.shape == (pattern.sum(), size, size) and str(values.dtype) in FLOATS

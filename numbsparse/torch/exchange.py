@@ -42,9 +42,8 @@ def to_nn_state_dict(model: torch.nn.Module) -> dict[str, Any]:
     """
     state: dict[str, Any] = {}
     for _, name, tensor, held in _matched(model):
-        if name not in state:
-            values = as_array(tensor.detach().cpu().clone())
-            state[name] = values if held is None else BlockSparse(values, held[0], shape=held[1])
+        values = as_array(tensor.detach().cpu().clone())
+        state[name] = values if held is None else BlockSparse(values, held[0], shape=held[1])
     return state
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from numbsparse.autograd import Tensor, as_tensor, no_grad
+from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.device import in_library_of
 
 
@@ -29,5 +29,4 @@ def run(compute: Callable[..., Tensor], *arrays: Any) -> Any:
     tensors = [array if array is None else as_tensor(array) for array in arrays]
     if any(isinstance(array, Tensor) for array in arrays):
         return compute(*tensors)
-    with no_grad():
-        return in_library_of(arrays[0], compute(*tensors).data)
+    return in_library_of(arrays[0], compute(*tensors).data)
