@@ -19,6 +19,7 @@ from numbsparse.device.interop import (
     empty_in_library_of,
     in_library_of,
     is_device_operand,
+    on_stream_of,
 )
 from numbsparse.device.runtime import (
     CPU_THREADS,
@@ -29,19 +30,22 @@ from numbsparse.device.runtime import (
     is_available,
     is_capturing,
     require,
-    synchronize,
     why_unavailable,
 )
+from numbsparse.device.streams import Stream, joined, stream, synchronize
+from numbsparse.device.streams import current as current_stream
 
 __all__ = [
     "CPU_THREADS",
     "SIMULATED",
     "Capture",
     "DeviceArray",
+    "Stream",
     "as_device_array",
     "card",
     "compute_capability",
     "copy_of",
+    "current_stream",
     "describe",
     "empty",
     "empty_in_library_of",
@@ -52,11 +56,14 @@ __all__ = [
     "is_capturing",
     "is_device_operand",
     "is_of_a_graph",
+    "joined",
     "library",
     "live",
+    "on_stream_of",
     "outside_capture",
     "refill",
     "require",
+    "stream",
     "synchronize",
     "to_device",
     "why_unavailable",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from numbsparse.device import cupy_arrays, runtime, torch_tensors
+from numbsparse.device import cupy_arrays, runtime, streams, torch_tensors
 from numbsparse.device.array import DeviceArray, empty
 from numbsparse.dtypes import is_bfloat16
 
@@ -26,6 +27,24 @@ def is_device_operand(x: Any) -> bool:
         cuda, managed = 2, 13  # DLPack's numbers of the kinds of device
         return x.__dlpack_device__()[0] in (cuda, managed)
     return hasattr(x, "__cuda_array_interface__")
+
+
+def on_stream_of(x: Any) -> AbstractContextManager[Any] | None:
+    """A context in which work is in order with that of x's library; None where it is anyway.
+
+    Work goes to the stream that the library works on. Within `stream(...)` it stays there: the
+    library's stream comes before it and after it.
+    """
+    if isinstance(x, np.ndarray | DeviceArray) or runtime.capturing() is not None:
+        return None
+    for way in SHORT_WAYS:
+        theirs = way.stream_of(x)
+        if theirs is not None:
+            ours = streams.current()
+            if theirs.handle == ours.handle:
+                return None
+            return theirs if ours is streams.DEFAULT else streams.joined(theirs, ours)
+    return None
 
 
 def as_device_array(x: Any, argument: str = "x") -> DeviceArray:
@@ -53,9 +72,9 @@ def _lent(x: Any, argument: str) -> DeviceArray:
         return _from_interface(x)
     from cuda.core.utils import StridedMemoryView
 
-    device, stream = runtime.current_device(), int(runtime.current_stream().handle)
     # Stream number 1 names the legacy default stream in both protocols; 0 is not allowed.
-    view = StridedMemoryView.from_any_interface(x, stream_ptr=stream or 1)
+    device, stream = runtime.current_device(), streams.current().handle
+    view = StridedMemoryView.from_any_interface(x, stream_ptr=stream)
     if view.device_id not in (device.device_id, -1):
         raise ValueError(
             f"{argument} lives on GPU {view.device_id}, numbsparse works on GPU {device.device_id}"
@@ -102,6 +121,8 @@ def in_library_of(x: Any, result: Any) -> Any:
         return result
     module = sys.modules[library]
     if library == "torch":
+        if (tensor := torch_tensors.made_by_torch(result)) is not None:
+            return tensor
         return _torch_of_bits(result, lambda bits: module.as_tensor(bits, device="cuda"))
     bits = result.view(np.uint16) if is_bfloat16(result.dtype) else result
     lent = module.asarray(bits)

@@ -15,7 +15,7 @@ from numbsparse.kernels.matmul import function_of
 from numbsparse.kernels.matmul.plans import on_device
 from numbsparse.layout import Index, Layout, as_layout
 from numbsparse.ops.choice import choose
-from numbsparse.ops.operands import operand, overlap
+from numbsparse.ops.operands import in_order, operand, overlap
 from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.shape import reshape
 from numbsparse.patterns.checks import integer
@@ -84,6 +84,7 @@ def matmul(
     raise TypeError(f"matmul takes one BlockSparse, got x a {type_name(x)} and w a {type_name(w)}")
 
 
+@in_order
 def sddmm(
     a: Any,
     b: Any,
@@ -180,6 +181,7 @@ def index_beside(layout: Layout, array: Any) -> Index:
 _device_index: WeakKeyDictionary[Layout, Index] = WeakKeyDictionary()
 
 
+@in_order
 def _multiply(
     dense: Any, w: BlockSparse, feature_major: bool, out: Any, kernel: str, precision: str | None
 ) -> Any:

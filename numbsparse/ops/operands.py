@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
 
-from numbsparse.device import DeviceArray, as_device_array, is_device_operand
+from numbsparse.device import DeviceArray, as_device_array, is_device_operand, on_stream_of
 from numbsparse.dtypes import as_array, is_bfloat16, refuse_masked, type_name
 
 ARRAYS = (np.ndarray, DeviceArray)
@@ -31,6 +33,20 @@ def operand(x: Any, argument: str) -> Any:
     if type(x) is np.ndarray or isinstance(x, DeviceArray):
         return x
     return as_device_array(x, argument) if is_device_operand(x) else as_array(x, argument)
+
+
+def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose work is in order with that of the library its first array comes from."""
+
+    @wraps(function)
+    def run(x: Any, *args: Any, **options: Any) -> Any:
+        context = on_stream_of(x)
+        if context is None:
+            return function(x, *args, **options)
+        with context:
+            return function(x, *args, **options)
+
+    return run
 
 
 def on_gpu(a: Any, argument: str) -> bool:

@@ -15,7 +15,9 @@ import torch
 
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import in_library_of
+from numbsparse.device import current_stream, in_library_of
+from numbsparse.device.streams import at
+from numbsparse.device.torch_tensors import raw_stream
 from numbsparse.dtypes import bfloat16
 from numbsparse.torch.handles import layout_of
 
@@ -101,25 +103,14 @@ def _autocast(
 
 
 def _in_order(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel on the legacy default stream, where ours run, between torch's work."""
+    """The kernel on the stream that torch works on."""
 
-    def run(*arguments: Any) -> Any:
-        device = next(a.device for a in arguments if isinstance(a, torch.Tensor))
-        current, default = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
-        if current == default:
-            return kernel(*arguments)
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "numbsparse.torch is not captured in torch's CUDA graphs: it works on the legacy "
-                'default stream; compile without mode="reduce-overhead", or take numbsparse.graph'
-            )
-        default.wait_stream(current)
-        with torch.cuda.stream(default):
-            results = kernel(*arguments)
-        current.wait_stream(default)
-        for tensor in results if isinstance(results, tuple) else (results,):
-            tensor.record_stream(current)
-        return results
+    def run(first: torch.Tensor, *others: Any) -> Any:
+        theirs = at(raw_stream(torch)(first.get_device()))
+        if theirs.handle == current_stream().handle:
+            return kernel(first, *others)
+        with theirs:
+            return kernel(first, *others)
 
     return run
 
