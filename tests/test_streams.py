@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import numbsparse as ns
 from numbsparse import device
-from numbsparse.device import DeviceArray, launch, memory, runtime, streams
+from numbsparse.device import DeviceArray, interop, launch, memory, runtime, streams
 from numbsparse.device.array import empty, owners_of
 from numbsparse.kernels.matmul import calls, plans
 from numbsparse.layout import Layout
@@ -178,6 +178,60 @@ def test_products_on_a_stream_are_those_without(rng):
     np.testing.assert_array_equal(z.numpy(), y.numpy())
 
 
+class Theirs:
+    """An array in GPU memory, of a library that works on a stream."""
+
+    def __init__(self, host):
+        self.array = ns.to_device(host)
+        self.__cuda_array_interface__ = self.array.__cuda_array_interface__
+
+
+X, IMAGE = np.ones((3, 8), np.float32), np.ones((1, 5, 8), np.float32)
+W = ns.BlockSparse(np.ones((2, 4, 4), np.float32), [[1], [1]])
+TAPS = ns.BlockSparse(np.ones((6, 4, 4), np.float32), np.ones((6, 1)))
+PRODUCTS = {
+    "matmul": lambda: ns.matmul(Theirs(X), W.to("cuda")),
+    "matmul, features first": lambda: W.T.to("cuda") @ Theirs(X.T.copy()),
+    "sddmm": lambda: ns.sddmm(Theirs(X.T.copy()), Theirs(X), [[1, 0], [0, 1]]),
+    "conv": lambda: ns.conv(Theirs(IMAGE), TAPS.to("cuda"), kernel_size=3),
+    "conv_transpose": lambda: ns.conv_transpose(
+        Theirs(IMAGE[..., :4].copy()), TAPS.to("cuda"), kernel_size=3
+    ),
+    "conv_weight_grad": lambda: ns.conv_weight_grad(
+        Theirs(IMAGE), Theirs(IMAGE[:, :3, :4].copy()), TAPS, kernel_size=3
+    ),
+}
+
+
+@pytest.mark.skipif(not device.SIMULATED, reason="on a GPU: test_streams_gpu.py")
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_go_to_the_stream_of_their_library(name, monkeypatch):
+    used, waits, allocate = [], [], memory.allocate
+    theirs = streams.at(0x100)
+    way = SimpleNamespace(
+        read=lambda x, in_order=False: None,
+        empty_like=lambda x, shape: None,
+        stream_of=lambda x: theirs if isinstance(x, Theirs) else None,
+    )
+    product = PRODUCTS[name]
+
+    def spy(nbytes):
+        used.append(device.current_stream().handle)
+        return allocate(nbytes)
+
+    monkeypatch.setattr(interop, "SHORT_WAYS", (way,))
+    monkeypatch.setattr(streams.Stream, "wait", lambda s, o: waits.append((s.handle, o.handle)))
+    monkeypatch.setattr(memory, "allocate", spy)
+    product()
+    assert used[-1] == 0x100
+    assert not waits
+    with ns.stream(0x200):
+        product()
+        assert used[-1] == 0x200
+        assert waits == [(0x200, 0x100), (0x100, 0x200)]
+    assert device.current_stream() is streams.DEFAULT
+
+
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(["make", "use", "use", "drop", "read"]),
@@ -237,7 +291,7 @@ def test_streams_have_memory_of_their_own_while_they_last(driver):
         with ns.stream(handle):
             assert empty((9,), "float32").address == made[handle]
     assert memory._kept == 3 * 512
-    own = streams.Stream(0x800)
+    own = streams.Stream(0x800, object())
     with own:
         empty((200,), "float32")
     assert memory._kept == 3 * 512 + 1024
@@ -294,7 +348,8 @@ def test_joined_streams_come_one_after_the_other(driver):
             driver.work(array)
             raise KeyError
 
-    pytest.raises(KeyError, fails)
+    with pytest.raises(KeyError):
+        fails()
     assert driver.has_seen(0x100, array.address)
 
 
@@ -367,6 +422,23 @@ def test_while_torch_captures_memory_is_of_its_graph(driver, monkeypatch):
     address = before.address
     del before, array
     assert empty((7,), "float32").address != address, "memory that a graph reads was given away"
+
+
+def test_operators_of_torch_take_its_memory_on_its_side_streams(driver, monkeypatch):
+    tensors = torch_that_captures(monkeypatch, 0x100)
+    assert streams.of_torch(0) is streams.of_torch(1) is streams.DEFAULT
+    with streams.of_torch(0x100):
+        array = empty((7,), "float32")
+        driver.work(array)
+    assert tensors == [28]
+    driver.work(array)
+    assert driver.has_seen(1, array.address)
+    owner = array.owner
+    del array
+    assert owner.others == (streams.DEFAULT,)
+    events = len(driver.events)
+    del owner
+    assert len(driver.events) == events + 1, "torch gives it to others while it is read"
 
 
 def test_while_another_library_captures_no_memory_is_taken(driver, monkeypatch):

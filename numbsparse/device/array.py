@@ -276,6 +276,7 @@ def to_device(host: Any) -> DeviceArray:
 def copy_of(array: DeviceArray) -> DeviceArray:
     """An array with memory of its own, of the same values and strides."""
     fresh = empty(array.span.shape, array.dtype)
+    _note(array)
     memory.copy_within(fresh.address, array.span.address, fresh.nbytes)
     strides = None if array.is_contiguous else array.strides
     return DeviceArray(fresh.address, array.shape, array.dtype, strides, fresh.owner)
@@ -283,10 +284,17 @@ def copy_of(array: DeviceArray) -> DeviceArray:
 
 def refill(target: DeviceArray, source: Any) -> None:
     """target[...] = source, C-contiguous both: a NumPy array or a DeviceArray of its dtype."""
+    _note(target, source)
     if isinstance(source, DeviceArray):
         memory.copy_within(target.address, source.address, target.nbytes)
     else:
         memory.copy_in(target.address, np.ascontiguousarray(source))
+
+
+def _note(*used: Any) -> None:
+    """As launches do of their arguments, where memory is copied by address."""
+    if streams.several:
+        memory.note(owners_of(used))
 
 
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -100,7 +100,7 @@ def empty_in_library_of(x: Any, shape: tuple[int, ...], dtype: np.dtype) -> tupl
     if not runtime.is_capturing():  # a graph's memory is its own
         for way in SHORT_WAYS:
             made = way.empty_like(x, shape)
-            if made is not None and (view := way.read(made)) is not None:
+            if made is not None and (view := way.read(made, in_order=True)) is not None:
                 return made, view
     array = empty(shape, dtype)
     return in_library_of(x, array), array

@@ -6,7 +6,8 @@ first. Small blocks are kept for that, by stream and size. Where another stream 
 first waits for the block's own, once; and before the block serves again, its own waits for the
 others. So nothing is overwritten that a kernel still reads, on any stream.
 
-While torch captures the current stream in a graph, memory is torch's own, from the graph's pool.
+For torch's operators on its side streams, and while torch captures the current one in a graph,
+memory is torch's own: that of a graph comes from the graph's pool.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Simulated(Block):
 
 
 class Lent(Block):
-    """Memory of the graph that torch captures: `buffer` is a tensor of its bytes."""
+    """Memory of torch's: `buffer` is a tensor of its bytes. A graph of torch's keeps its own."""
 
     __slots__ = ()
 
@@ -89,7 +90,7 @@ def allocate(nbytes: int) -> Block:
     if (capture := runtime.capturing()) is not None:
         return capture.arena.allocate(nbytes)
     stream = streams.current()
-    if streams.several and stream.is_captured:
+    if streams.several and (stream.of_torch or stream.is_captured):
         return _lent_by_torch(nbytes, stream)
     size = rounded(nbytes)
     shelf = stream.shelves.get(size)
@@ -134,7 +135,7 @@ def _lent_by_torch(nbytes: int, stream: streams.Stream) -> Block:
             "stream: capture it with numbsparse.graph or torch.cuda.graph"
         )
     tensor = torch.empty(max(nbytes, 1), dtype=torch.uint8, device="cuda")
-    return Lent(tensor.data_ptr(), tensor)
+    return Lent(tensor.data_ptr(), tensor, stream=stream)
 
 
 def note(owners: Iterable[Any]) -> None:
@@ -147,12 +148,13 @@ def note(owners: Iterable[Any]) -> None:
     for block in owners:
         if not isinstance(block, Block) or block.stream is None:
             continue
-        if captured and id(block) not in _for_good:
-            _for_good[id(block)] = block
-            if block.stream.handle != stream.handle:
-                with streams.relaxed():
-                    block.stream.synchronize()
-        elif not captured and block.stream.handle != stream.handle and stream not in block.others:
+        if captured:
+            if type(block) is not Lent and id(block) not in _for_good:
+                _for_good[id(block)] = block
+                if block.stream.handle != stream.handle:
+                    with streams.relaxed():
+                        block.stream.synchronize()
+        elif block.stream.handle != stream.handle and stream not in block.others:
             stream.wait(block.stream)
             block.others = (*block.others, stream)
 

@@ -34,13 +34,14 @@ class Stream:
     Attributes
     ----------
     handle : the driver's number of it; 0 where there is no GPU
+    of_torch : whether memory comes from torch, as results of its operators do
     """
 
-    __slots__ = ("__weakref__", "_core", "_owner", "handle", "shelves")
+    __slots__ = ("__weakref__", "_core", "_owner", "handle", "of_torch", "shelves")
 
-    def __init__(self, handle: int, owner: Any = None, core: Any = None):
+    def __init__(self, handle: int, core: Any = None, of_torch: bool = False):
         global several
-        self.handle, self._owner, self._core = handle, owner, core
+        self.handle, self._core, self.of_torch, self._owner = handle, core, of_torch, None
         self.shelves: dict[int, list[tuple[int, Any]]] = {}  # memory that is kept: see `memory`
         several = several or handle > LEGACY
 
@@ -183,13 +184,19 @@ def _known(handle: int) -> Stream:
     return Stream(handle)
 
 
+@lru_cache(maxsize=REMEMBERED)
+def of_torch(handle: int) -> Stream:
+    """The stream for operators of torch: on a side stream, which it may capture, by its memory."""
+    return DEFAULT if handle <= LEGACY else Stream(handle, of_torch=True)
+
+
 def _new(nonblocking: bool) -> Stream:
     if runtime.SIMULATED or not runtime.is_available():
         return Stream(0)
     from cuda.core import StreamOptions
 
     core = runtime.current_device().create_stream(options=StreamOptions(nonblocking=nonblocking))
-    return Stream(int(core.handle), core=core)
+    return Stream(int(core.handle), core)
 
 
 def _handle_of(of: Any) -> int:

@@ -16,7 +16,7 @@ import torch
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import current_stream, in_library_of
-from numbsparse.device.streams import at
+from numbsparse.device.streams import of_torch
 from numbsparse.device.torch_tensors import raw_stream
 from numbsparse.dtypes import bfloat16
 from numbsparse.torch.handles import layout_of
@@ -106,7 +106,7 @@ def _in_order(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel on the stream that torch works on."""
 
     def run(first: torch.Tensor, *others: Any) -> Any:
-        theirs = at(raw_stream(torch)(first.get_device()))
+        theirs = of_torch(raw_stream(torch)(first.get_device()))
         if theirs.handle == current_stream().handle:
             return kernel(first, *others)
         with theirs:
