@@ -4,7 +4,6 @@ import gc
 
 import numpy as np
 import pytest
-from conftest import HALVES
 from numba import cuda, float32
 
 import numbsparse as ns

@@ -9,6 +9,9 @@ import pytest
 from conftest import needs_bfloat16
 from torch_helpers import drawn, grads, layout, ns, nst, torch
 
+from numbsparse import device
+from numbsparse.torch import operators
+
 OPS = torch.ops.numbsparse
 LAYOUT = layout(3, 4)  # of blocks of 4
 SHAPES = [(12, 16), (10, 13)]
@@ -214,3 +217,20 @@ X, W = drawn(2, 12), matrix()
 def test_refusals(call, error, says):
     with pytest.raises(error, match=says):
         call()
+
+
+def test_operators_work_on_the_stream_of_torch(monkeypatch):
+    numbers = {"first": 0x100, "then": 0}
+    seen = []
+
+    def kernel(x, y):
+        seen.append(device.current_stream())
+
+    for number in numbers.values():
+        monkeypatch.setattr(operators, "raw_stream", lambda torch, n=number: lambda index: n)
+        operators.in_order(kernel)(torch.ones(1), 2)
+        with ns.stream(0x200):
+            operators.in_order(kernel)(torch.ones(1), 2)
+    assert [stream.handle for stream in seen] == [0x100, 0x100, 1, 1]
+    assert [stream.of_torch for stream in seen] == [True, True, False, False]
+    assert device.current_stream().handle == 1

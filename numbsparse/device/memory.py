@@ -150,7 +150,7 @@ def note(owners: Iterable[Any]) -> None:
             continue
         if captured:
             if type(block) is not Lent and id(block) not in _for_good:
-                _for_good[id(block)] = block
+                _for_good[id(block)], block.shelf = block, None
                 if block.stream.handle != stream.handle:
                     with streams.relaxed():
                         block.stream.synchronize()

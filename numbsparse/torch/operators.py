@@ -53,7 +53,7 @@ def operator(
     name = schema.partition("(")[0]
     made = getattr(torch.ops.numbsparse, name).default
     for device in DEVICES:
-        _library.impl(name, kernel if device == "cpu" else _in_order(kernel), device.upper())
+        _library.impl(name, kernel if device == "cpu" else in_order(kernel), device.upper())
         rule = _autocast(made, device, tensors, wide if half_on_cpu or device != "cpu" else None)
         _library.impl(name, rule, f"Autocast{device.upper()}")
     torch.library.register_fake(f"numbsparse::{name}", fake, lib=_library)
@@ -102,7 +102,7 @@ def _autocast(
     return run
 
 
-def _in_order(kernel: Callable[..., Any]) -> Callable[..., Any]:
+def in_order(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel on the stream that torch works on."""
 
     def run(first: torch.Tensor, *others: Any) -> Any:
