@@ -209,7 +209,7 @@ def test_products_go_to_the_stream_of_their_library(name, monkeypatch):
     used, waits, allocate = [], [], memory.allocate
     theirs = streams.at(0x100)
     way = SimpleNamespace(
-        read=lambda x, in_order=False: None,
+        read=lambda x: None,
         empty_like=lambda x, shape: None,
         stream_of=lambda x: theirs if isinstance(x, Theirs) else None,
     )

@@ -18,8 +18,9 @@ from numbsparse.device.interop import (
     as_device_array,
     empty_in_library_of,
     in_library_of,
+    in_order_with,
     is_device_operand,
-    on_stream_of,
+    read_quickly,
 )
 from numbsparse.device.runtime import (
     CPU_THREADS,
@@ -52,6 +53,7 @@ __all__ = [
     "forget_captures",
     "generation",
     "in_library_of",
+    "in_order_with",
     "is_available",
     "is_capturing",
     "is_device_operand",
@@ -59,8 +61,8 @@ __all__ = [
     "joined",
     "library",
     "live",
-    "on_stream_of",
     "outside_capture",
+    "read_quickly",
     "refill",
     "require",
     "stream",

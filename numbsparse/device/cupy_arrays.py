@@ -12,18 +12,16 @@ from numbsparse.device import runtime, streams
 from numbsparse.device.array import DeviceArray
 
 
-def read(x: Any, in_order: bool = False) -> DeviceArray | None:
-    """A view of an array in the memory of our GPU; None for what is left to the protocols.
-
-    Those see to the order with work on another stream, where that is not said to be `in_order`.
-    """
+def read(x: Any) -> DeviceArray | None:
+    """A view of an array in the memory of our GPU; None for what is left to the protocols."""
     cupy = _cupy_of(x)
     if cupy is None or x.device.id != runtime.current_device().device_id:
         return None
-    stream = streams.current().handle
-    if not in_order and (cupy.cuda.get_current_stream().ptr or streams.LEGACY) != stream:
+    if (cupy.cuda.get_current_stream().ptr or streams.LEGACY) != streams.current().handle:
         return None
     strides = None if x.flags.c_contiguous else x.strides
+    if strides is not None and min(strides) < 0:  # which the protocols' way refuses
+        return None
     return DeviceArray(x.data.ptr, x.shape, x.dtype, strides, owner=x)
 
 
@@ -35,6 +33,10 @@ def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
         return cupy.empty(shape, dtype=x.dtype)
     except MemoryError:
         return None
+
+
+def address_of(x: Any) -> int:
+    return int(x.data.ptr)
 
 
 def stream_of(x: Any) -> streams.Stream | None:

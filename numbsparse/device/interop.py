@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numbsparse.device.array import DeviceArray, empty
 from numbsparse.dtypes import is_bfloat16
 
 SHORT_WAYS = (torch_tensors, cupy_arrays)
+OWN = (np.ndarray, DeviceArray)
 
 
 def is_device_operand(x: Any) -> bool:
@@ -29,21 +30,25 @@ def is_device_operand(x: Any) -> bool:
     return hasattr(x, "__cuda_array_interface__")
 
 
-def on_stream_of(x: Any) -> AbstractContextManager[Any] | None:
-    """A context in which work is in order with that of x's library; None where it is anyway.
+def in_order_with(x: Any) -> AbstractContextManager[Any]:
+    """A context in which work is in order with that of x's library.
 
     Work goes to the stream that the library works on. Within `stream(...)` it stays there: the
     library's stream comes before it and after it.
     """
-    if isinstance(x, np.ndarray | DeviceArray) or runtime.capturing() is not None:
-        return None
+    ours = streams.current()
+    if type(x) not in OWN and runtime.capturing() is None:
+        for way in SHORT_WAYS:
+            if (theirs := way.stream_of(x)) is not None and theirs.handle != ours.handle:
+                return theirs if ours is streams.DEFAULT else streams.joined(theirs, ours)
+    return nullcontext()
+
+
+def read_quickly(x: Any) -> DeviceArray | None:
+    """A view by a short way, of a library that works on the current stream; else None."""
     for way in SHORT_WAYS:
-        theirs = way.stream_of(x)
-        if theirs is not None:
-            ours = streams.current()
-            if theirs.handle == ours.handle:
-                return None
-            return theirs if ours is streams.DEFAULT else streams.joined(theirs, ours)
+        if (array := way.read(x)) is not None:
+            return array
     return None
 
 
@@ -51,7 +56,8 @@ def as_device_array(x: Any, argument: str = "x") -> DeviceArray:
     """A view of a GPU array of torch, CuPy, JAX, Numba or ourselves; nothing is copied."""
     if isinstance(x, DeviceArray):
         return x
-    array = _lent(x, argument)
+    array = read_quickly(x)
+    array = _lent(x, argument) if array is None else array
     if not array.is_contiguous and array.size and min(array.strides) < 0:
         raise ValueError(f"{argument} takes strides from 0 up, got {array.strides}: pass a copy")
     return array
@@ -62,9 +68,6 @@ def _lent(x: Any, argument: str) -> DeviceArray:
         raise TypeError(f"{argument} takes an array in GPU memory, got {type(x).__name__}")
     if hasattr(x, "is_neg") and x.is_neg():  # torch lends the values as they were before the sign
         raise ValueError(f"{argument} is a view with another sign: pass {argument}.resolve_neg()")
-    for way in SHORT_WAYS:
-        if (array := way.read(x)) is not None:
-            return array
     runtime.require()
     if getattr(x, "requires_grad", False):
         x = x.detach()  # torch lends only tensors that its own tape does not watch
@@ -99,9 +102,8 @@ def empty_in_library_of(x: Any, shape: tuple[int, ...], dtype: np.dtype) -> tupl
     """
     if not runtime.is_capturing():  # a graph's memory is its own
         for way in SHORT_WAYS:
-            made = way.empty_like(x, shape)
-            if made is not None and (view := way.read(made, in_order=True)) is not None:
-                return made, view
+            if (made := way.empty_like(x, shape)) is not None:
+                return made, DeviceArray(way.address_of(made), shape, dtype, None, made)
     array = empty(shape, dtype)
     return in_library_of(x, array), array
 

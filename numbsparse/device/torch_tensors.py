@@ -18,19 +18,15 @@ from numbsparse.device.array import DeviceArray
 from numbsparse.dtypes import as_dtype
 
 
-def read(x: Any, in_order: bool = False) -> DeviceArray | None:
-    """A view of a tensor in the memory of our GPU; None for what is left to the protocols.
-
-    Those see to the order with work on another stream, where that is not said to be `in_order`.
-    """
+def read(x: Any) -> DeviceArray | None:
+    """A view of a tensor in the memory of our GPU; None for what is left to the protocols."""
     torch = _torch_of(x)
     if torch is None or not x.is_cuda or x.layout is not torch.strided or x.is_neg():
         return None
     dtype, index = _numpy_dtype(x.dtype), x.get_device()
     if dtype is None or index != runtime.current_device().device_id:
         return None
-    stream = streams.current().handle
-    if not in_order and (raw_stream(torch)(index) or streams.LEGACY) != stream:
+    if (raw_stream(torch)(index) or streams.LEGACY) != streams.current().handle:
         return None
     strides = None
     if not x.is_contiguous():
@@ -46,6 +42,10 @@ def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
         return torch.empty(shape, dtype=x.dtype, device=x.device)
     except RuntimeError:
         return None
+
+
+def address_of(x: Any) -> int:
+    return int(x.data_ptr())
 
 
 def stream_of(x: Any) -> streams.Stream | None:

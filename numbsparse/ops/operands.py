@@ -8,7 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.device import DeviceArray, as_device_array, is_device_operand, on_stream_of
+from numbsparse.device import (
+    DeviceArray,
+    as_device_array,
+    in_order_with,
+    is_device_operand,
+)
 from numbsparse.dtypes import as_array, is_bfloat16, refuse_masked, type_name
 
 ARRAYS = (np.ndarray, DeviceArray)
@@ -40,10 +45,7 @@ def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def run(x: Any, *args: Any, **options: Any) -> Any:
-        context = on_stream_of(x)
-        if context is None:
-            return function(x, *args, **options)
-        with context:
+        with in_order_with(x):
             return function(x, *args, **options)
 
     return run
