@@ -95,6 +95,7 @@ def install(monkeypatch):
     for module, name, ours in (
         (runtime, "SIMULATED", False),
         (runtime, "require", lambda: None),
+        (runtime, "is_available", lambda: True),
         (runtime, "current_device", lambda: None),
         (streams, "_driver", lambda: driver),
         (streams, "several", True),
@@ -333,6 +334,35 @@ def test_launches_go_to_the_current_stream_in_order(driver, monkeypatch, bound):
                 launch.launch(None, 1, 1, (array,))
             assert driver.has_seen(handle, array.address)
     assert started == [0x100, 1, 0x200]
+
+
+def test_without_a_gpu_streams_do_nothing(monkeypatch, rng):
+    monkeypatch.setattr(runtime, "is_available", lambda: False)
+    monkeypatch.setattr(runtime, "SIMULATED", False)
+    monkeypatch.setattr(streams, "_driver", None)
+    x = rng.standard_normal((3, 8), dtype=np.float32)
+    for of in (None, 0x500, Torch(7)):
+        with ns.stream(of) as side:
+            y = ns.matmul(x, W)
+            ns.sddmm(x.T, y, W)
+        side.wait()
+        side.synchronize()
+        assert side.handle == 0
+    with pytest.raises(TypeError, match="of takes a stream"):
+        ns.stream("side")
+
+
+def test_another_library_reads_after_all_that_used_an_array(driver):
+    array = empty((7,), "float32")
+    for handle in (1, 0x100, 0x200):
+        with ns.stream(handle):
+            driver.work(array)
+    memory.settle(array.owner, streams.at(0x300))
+    assert driver.has_seen(0x300, array.address)
+    driver.captured = {0x400}
+    memory.settle(array.owner, streams.at(0x400))
+    assert driver.host[1] == 1
+    assert memory._for_good
 
 
 def test_joined_streams_come_one_after_the_other(driver):

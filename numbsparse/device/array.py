@@ -212,10 +212,9 @@ class DeviceArray:
     def __dlpack__(self, **options: Any) -> Any:
         if is_bfloat16(self.dtype):  # cuda.core lends no bfloat16
             return dlpack.as_bfloat16(self.view(np.uint16).__dlpack__(**options))
-        memory.settle(self._block)
-        reader = options.get("stream")
-        if streams.several and reader is not None and reader != -1:  # -1: nothing is to wait
-            streams.at(reader).wait(streams.current())
+        reader = options.get("stream")  # -1: nothing is to wait
+        if reader != -1:
+            memory.settle(self._block, None if reader is None else streams.at(reader))
         return self._strided_memory_view().__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -13,7 +13,6 @@ from numbsparse.device.array import DeviceArray, empty
 from numbsparse.dtypes import is_bfloat16
 
 SHORT_WAYS = (torch_tensors, cupy_arrays)
-OWN = (np.ndarray, DeviceArray)
 
 
 def is_device_operand(x: Any) -> bool:
@@ -37,7 +36,7 @@ def in_order_with(x: Any) -> AbstractContextManager[Any]:
     library's stream comes before it and after it.
     """
     ours = streams.current()
-    if type(x) not in OWN and runtime.capturing() is None:
+    if runtime.capturing() is None:
         for way in SHORT_WAYS:
             if (theirs := way.stream_of(x)) is not None and theirs.handle != ours.handle:
                 return theirs if ours is streams.DEFAULT else streams.joined(theirs, ours)

@@ -138,12 +138,12 @@ def _lent_by_torch(nbytes: int, stream: streams.Stream) -> Block:
     return Lent(tensor.data_ptr(), tensor, stream=stream)
 
 
-def note(owners: Iterable[Any]) -> None:
-    """The current stream is about to use this memory: let it wait for the one it belongs to.
+def note(owners: Iterable[Any], stream: streams.Stream | None = None) -> None:
+    """The stream, else the current one, is to use this memory: let it wait for the memory's own.
 
     A graph that another library captures may be launched at any time: what it uses is kept.
     """
-    stream = streams.current()
+    stream = stream or streams.current()
     captured = stream.is_captured
     for block in owners:
         if not isinstance(block, Block) or block.stream is None:
@@ -159,15 +159,14 @@ def note(owners: Iterable[Any]) -> None:
             block.others = (*block.others, stream)
 
 
-def settle(block: Any) -> None:
-    """Let the current stream wait for all that used this memory, which others are to read."""
-    if not streams.several or not isinstance(block, Block) or block.stream is None:
-        return
-    stream = streams.current()
-    if stream.is_captured:
-        return note((block,))
-    for used in (block.stream, *block.others):
-        stream.wait(used)
+def settle(block: Any, stream: streams.Stream | None = None) -> None:
+    """Let the stream, else the current one, wait for all that used what others are to read."""
+    stream = stream or streams.current()
+    if streams.several and stream.is_captured:
+        note((block,), stream)
+    elif streams.several and isinstance(block, Block) and block.stream is not None:
+        for used in (block.stream, *block.others):
+            stream.wait(used)
 
 
 def _in_order(block: Block) -> bool:

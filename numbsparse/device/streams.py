@@ -145,7 +145,7 @@ def stream(of: Any = None) -> Stream:
     on the CPU is done when its call returns.
 
     Within `torch.cuda.graph(...)`, `with ns.stream(torch.cuda.current_stream())` lets torch capture
-    what it would not otherwise: work on numbsparse's own arrays.
+    what it would not otherwise: work on numbsparse's own arrays, which are then kept for good.
 
     Examples
     --------
@@ -167,7 +167,7 @@ def stream(of: Any = None) -> Stream:
         raise ValueError(
             "of takes a stream, got the default stream of a thread, another one in each: make one"
         )
-    return at(handle, of)
+    return at(handle, of) if runtime.is_available() else Stream(0)
 
 
 def at(handle: int, owner: Any = None) -> Stream:
@@ -295,5 +295,5 @@ def _driver() -> Any:
 def _checked(result: tuple[Any, ...]) -> Any:
     error, *values = result
     if int(error) != 0:
-        raise RuntimeError(f"the driver refused work between streams: {error.name}")
+        raise RuntimeError(f"work on a stream failed: {error.name}")
     return values[0] if values else None

@@ -45,6 +45,8 @@ def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def run(x: Any, *args: Any, **options: Any) -> Any:
+        if type(x) in ARRAYS:
+            return function(x, *args, **options)
         with in_order_with(x):
             return function(x, *args, **options)
 
