@@ -87,8 +87,8 @@ REFERENCE = [
     ),
     (
         "Arrays on a GPU",
-        "A GPU's arrays, and steps that are captured once and replayed.",
-        {"numbsparse": "to_device DeviceArray synchronize graph"},
+        "A GPU's arrays, its streams, and steps that are captured once and replayed.",
+        {"numbsparse": "to_device DeviceArray stream synchronize graph"},
     ),
     (
         "Differentiation",

@@ -3,7 +3,7 @@
 from numbsparse import nn, patterns, testing
 from numbsparse.autograd import Tensor, grad, no_grad
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, synchronize, to_device
+from numbsparse.device import DeviceArray, stream, synchronize, to_device
 from numbsparse.draw import draw
 from numbsparse.graph import graph
 from numbsparse.layout import Layout
@@ -39,6 +39,7 @@ __all__ = [
     "save",
     "sddmm",
     "set_precision",
+    "stream",
     "synchronize",
     "testing",
     "to_device",

@@ -49,8 +49,8 @@ def graph(step: Callable[..., Any]) -> Graph:
     work has run, and gradients that it left behind hold no values: drop them, as the next call's
     `zero_grad` does.
 
-    All work goes to the GPU's legacy default stream, before the call and after, as other
-    libraries' does by default. In the simulator every call runs as it is, under the same rules.
+    A graph stays on the stream of its first call, see `numbsparse.stream`; called on another one,
+    both wait. In the simulator every call runs as it is, under the same rules.
 
     Examples
     --------
@@ -81,7 +81,7 @@ class Graph:
         return sum(recording.is_captured for recording in self._recordings.values())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if device.is_capturing():  # within another captured step, it is part of that
+        if device.is_capturing() or device.current_stream().is_captured:  # it is part of that
             return self._step(*args, **kwargs)
         device.require()
         arrays: list[Any] = []
@@ -92,13 +92,15 @@ class Graph:
             recording = Recording(arrays)
             if len(self._recordings) < MOST_GRAPHS:
                 self._recordings[sort] = recording
-        return recording.call(self._step, (args, kwargs), arrays)
+        with device.joined(device.current_stream(), recording.stream):
+            return recording.call(self._step, (args, kwargs), arrays)
 
 
 class Recording:
-    """The captures of one step for one sort of arguments."""
+    """The captures of one step for one sort of arguments, on the stream of the first call."""
 
     def __init__(self, arrays: list[Any]):
+        self.stream = device.current_stream()
         self._inputs = [device.empty(a.shape, a.dtype) for a in map(_array, arrays)]
         self._ran = False
         self._capture: Capture | None = None

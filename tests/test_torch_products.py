@@ -9,6 +9,11 @@ import pytest
 from conftest import needs_bfloat16
 from torch_helpers import drawn, grads, layout, ns, nst, torch
 
+from numbsparse import device
+from numbsparse.torch import operators
+
+TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
+
 OPS = torch.ops.numbsparse
 LAYOUT = layout(3, 4)  # of blocks of 4
 SHAPES = [(12, 16), (10, 13)]
@@ -214,3 +219,100 @@ X, W = drawn(2, 12), matrix()
 def test_refusals(call, error, says):
     with pytest.raises(error, match=says):
         call()
+
+
+def test_operators_work_on_the_stream_of_torch(monkeypatch):
+    numbers = {"first": 0x100, "then": 0}
+    seen = []
+
+    def kernel(x, y):
+        seen.append(device.current_stream())
+
+    for number in numbers.values():
+        monkeypatch.setattr(operators, "raw_stream", lambda torch, n=number: lambda index: n)
+        operators.in_order(kernel)(torch.ones(1), 2)
+        with ns.stream(0x200):
+            operators.in_order(kernel)(torch.ones(1), 2)
+    assert [stream.handle for stream in seen] == [0x100, 0x100, 1, 1]
+    assert [stream.of_torch for stream in seen] == [True, True, False, False]
+    assert device.current_stream().handle == 1
+
+
+class Seen(TorchDispatchMode):
+    """Which operators the dispatcher calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function._opname)
+        return function(*args, **(kwargs or {}))
+
+
+class Functions(torch.overrides.TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.names.append(getattr(function, "_opname", ""))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_modes_of_torch_see_what_goes_round_its_dispatcher_otherwise(grad):
+    w, x = matrix(dtype=torch.float32), drawn(5, 12, dtype=torch.float32, grad=grad)
+    w.values.requires_grad_(grad)
+    plain = x @ w
+    assert plain.requires_grad == grad
+    for mode in (Seen(), Functions()):
+        with mode:
+            torch.testing.assert_close(x @ w, plain, rtol=0, atol=0)
+        assert "matmul" in mode.names
+    with torch.profiler.profile() as profile:
+        _ = x @ w
+    assert "numbsparse::matmul" in {event.name for event in profile.events()}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (x @ w).dtype == torch.bfloat16
+    with torch.inference_mode():
+        torch.testing.assert_close(x @ w, plain.detach(), rtol=0, atol=0)
+
+
+def test_odd_tensors_go_through_the_dispatcher():
+    w, x = matrix(dtype=torch.float32), drawn(5, 12, dtype=torch.float32, grad=False)
+    w.values.requires_grad_(False)
+
+    class Named(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            seen.append(getattr(function, "_opname", ""))
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    seen = []
+    _ = operators.matmul(x.as_subclass(Named), w.values, w.handle.word, 12, 16, 4, "highest")
+    assert "matmul" in seen
+    meta = operators.matmul(x.to("meta"), w.values.to("meta"), w.handle.word, 12, 16, 4, "highest")
+    assert (meta.device.type, tuple(meta.shape)) == ("meta", (5, 16))
+    negative = torch._neg_view(x)  # the same memory, with another sign to be
+    torch.testing.assert_close(negative @ w, -(x @ w), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("make", ["empty", "transposed", "sliced", "repeated", "one number"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_lent_tensors_share_their_memory(make, dtype):
+    whole = torch.arange(24).reshape(4, 6).to(dtype)
+    x = {
+        "empty": whole[:0],
+        "transposed": whole.T,
+        "sliced": whole[1::2, ::3],
+        "repeated": whole[:1].expand(3, 6),
+        "one number": whole[2, 3],
+    }[make]
+    array = operators.lent(x)
+    np.testing.assert_array_equal(array, x.numpy())
+    assert array.dtype == x.numpy().dtype
+    whole += 1
+    del whole
+    gc.collect()
+    np.testing.assert_array_equal(array, x.numpy())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 from operator import index
 from typing import Any
 
 import numpy as np
 
-from numbsparse.device import dlpack, memory, runtime
+from numbsparse.device import dlpack, memory, runtime, streams
 from numbsparse.dtypes import as_array, as_dtype, is_bfloat16
 
 
@@ -167,6 +168,7 @@ class DeviceArray:
 
     def numpy(self) -> np.ndarray:
         """Copy to the host, waiting for pending work: a new NumPy array."""
+        memory.settle(self._block)
         if self.is_contiguous:
             host = np.empty(self.shape, self.dtype)
             memory.copy_out(host, self.address)
@@ -174,6 +176,11 @@ class DeviceArray:
         span = np.empty(span_of(self), self.dtype)
         memory.copy_out(span, self.address)
         return np.lib.stride_tricks.as_strided(span, self.shape, self.strides).copy()
+
+    @property
+    def _block(self) -> Any:
+        """What the memory came from, or the object that lends it."""
+        return next(owners_of((self,)))
 
     def item(self) -> Any:
         """The only value, as a Python number, copied from the device."""
@@ -191,7 +198,8 @@ class DeviceArray:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if is_bfloat16(self.dtype):  # hasattr() then says no, and libraries go on to DLPack
             raise AttributeError("__cuda_array_interface__ has no bfloat16: take it by DLPack")
-        stream = None if runtime.SIMULATED else int(runtime.current_stream().handle) or 1
+        memory.settle(self._block)
+        stream = None if runtime.SIMULATED else streams.current().handle
         return {
             "shape": self.shape,
             "typestr": self.dtype.str,
@@ -204,6 +212,9 @@ class DeviceArray:
     def __dlpack__(self, **options: Any) -> Any:
         if is_bfloat16(self.dtype):  # cuda.core lends no bfloat16
             return dlpack.as_bfloat16(self.view(np.uint16).__dlpack__(**options))
+        reader = options.get("stream")  # -1: nothing is to wait
+        if reader != -1:
+            memory.settle(self._block, None if reader is None else streams.at(reader))
         return self._strided_memory_view().__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -226,6 +237,18 @@ class DeviceArray:
 
     def __repr__(self) -> str:
         return f"DeviceArray(shape={self.shape}, dtype={self.dtype})"
+
+
+def owners_of(args: tuple[Any, ...]) -> Iterator[Any]:
+    """What holds the memory of the arrays among a kernel's arguments."""
+    for arg in args:
+        if type(arg) is DeviceArray:
+            owner = arg.owner
+            while type(owner) is DeviceArray:  # of a view
+                owner = owner.owner
+            yield owner
+        elif isinstance(arg, tuple):
+            yield from owners_of(arg)
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> DeviceArray:
@@ -252,6 +275,7 @@ def to_device(host: Any) -> DeviceArray:
 def copy_of(array: DeviceArray) -> DeviceArray:
     """An array with memory of its own, of the same values and strides."""
     fresh = empty(array.span.shape, array.dtype)
+    _note(array)
     memory.copy_within(fresh.address, array.span.address, fresh.nbytes)
     strides = None if array.is_contiguous else array.strides
     return DeviceArray(fresh.address, array.shape, array.dtype, strides, fresh.owner)
@@ -259,10 +283,17 @@ def copy_of(array: DeviceArray) -> DeviceArray:
 
 def refill(target: DeviceArray, source: Any) -> None:
     """target[...] = source, C-contiguous both: a NumPy array or a DeviceArray of its dtype."""
+    _note(target, source)
     if isinstance(source, DeviceArray):
         memory.copy_within(target.address, source.address, target.nbytes)
     else:
         memory.copy_in(target.address, np.ascontiguousarray(source))
+
+
+def _note(*used: Any) -> None:
+    """As launches do of their arguments, where memory is copied by address."""
+    if streams.several:
+        memory.note(owners_of(used))
 
 
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.device import memory, runtime
-from numbsparse.device.array import DeviceArray, empty
+from numbsparse.device import memory, runtime, streams
+from numbsparse.device.array import DeviceArray, empty, owners_of
 
 Numbers = Callable[[], np.ndarray]
 
@@ -61,7 +61,8 @@ def outside_capture() -> Iterator[None]:
     """
     capture = runtime.capturing()
     if capture is None:
-        yield
+        with streams.aside():
+            yield
         return
     runtime.capture = None
     try:
@@ -170,11 +171,9 @@ class Capture:
 
     def hold(self, args: tuple[Any, ...]) -> None:
         """Keep the memory behind a kernel's arguments for as long as this capture."""
-        for arg in args:  # what is of the arena stays there, and may serve again
-            if type(arg) is DeviceArray and type(arg.owner) is not ArenaBlock:
-                self.used[id(arg.owner)] = arg.owner
-            elif isinstance(arg, tuple):
-                self.hold(arg)
+        for owner in owners_of(args):
+            if type(owner) is not ArenaBlock:  # which stays there, and may serve again
+                self.used[id(owner)] = owner
 
     def has_lost_memory(self) -> bool:
         """Whether only this capture holds some memory from outside that it uses.
@@ -184,7 +183,9 @@ class Capture:
         return any(count <= _ALONE for count in _references(self.used))
 
     def launch(self) -> None:
-        """Start the captured work, after all earlier work of the GPU."""
+        """Start the captured work, after all earlier work of the current stream."""
         for array, numbers in self.lives:
             _filled(array, numbers)
-        self._graph.launch(runtime.current_stream())
+        if streams.several:
+            memory.note(self.used.values())
+        self._graph.launch(streams.current().core)

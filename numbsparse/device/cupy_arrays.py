@@ -1,6 +1,6 @@
 """Arrays of CuPy by the short way: read by their attributes, made by CuPy itself.
 
-As in `torch_tensors`, the protocols see to the rest: other GPUs, and work on side streams.
+As in `torch_tensors`, the protocols see to the rest: other GPUs, and CuPy on another stream.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from numbsparse.device import runtime
+from numbsparse.device import runtime, streams
 from numbsparse.device.array import DeviceArray
 
 
@@ -17,9 +17,11 @@ def read(x: Any) -> DeviceArray | None:
     cupy = _cupy_of(x)
     if cupy is None or x.device.id != runtime.current_device().device_id:
         return None
-    if cupy.cuda.get_current_stream().ptr:  # 0 is the legacy default stream
+    if (cupy.cuda.get_current_stream().ptr or streams.LEGACY) != streams.current().handle:
         return None
     strides = None if x.flags.c_contiguous else x.strides
+    if strides is not None and min(strides) < 0:  # which the protocols' way refuses
+        return None
     return DeviceArray(x.data.ptr, x.shape, x.dtype, strides, owner=x)
 
 
@@ -31,6 +33,19 @@ def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
         return cupy.empty(shape, dtype=x.dtype)
     except MemoryError:
         return None
+
+
+def address_of(x: Any) -> int:
+    return int(x.data.ptr)
+
+
+def stream_of(x: Any) -> streams.Stream | None:
+    """The stream that CuPy works on, where x is an array of its own on our GPU."""
+    cupy = _cupy_of(x)
+    if cupy is None or x.device.id != runtime.current_device().device_id:
+        return None
+    theirs = cupy.cuda.get_current_stream()
+    return streams.at(theirs.ptr, theirs)
 
 
 def _cupy_of(x: Any) -> Any:

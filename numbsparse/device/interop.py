@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
-from numbsparse.device import cupy_arrays, runtime, torch_tensors
+from numbsparse.device import cupy_arrays, runtime, streams, torch_tensors
 from numbsparse.device.array import DeviceArray, empty
 from numbsparse.dtypes import is_bfloat16
 
@@ -28,11 +29,34 @@ def is_device_operand(x: Any) -> bool:
     return hasattr(x, "__cuda_array_interface__")
 
 
+def in_order_with(x: Any) -> AbstractContextManager[Any]:
+    """A context in which work is in order with that of x's library.
+
+    Work goes to the stream that the library works on. Within `stream(...)` it stays there: the
+    library's stream comes before it and after it.
+    """
+    ours = streams.current()
+    if runtime.capturing() is None:
+        for way in SHORT_WAYS:
+            if (theirs := way.stream_of(x)) is not None and theirs.handle != ours.handle:
+                return theirs if ours is streams.DEFAULT else streams.joined(theirs, ours)
+    return nullcontext()
+
+
+def read_quickly(x: Any) -> DeviceArray | None:
+    """A view by a short way, of a library that works on the current stream; else None."""
+    for way in SHORT_WAYS:
+        if (array := way.read(x)) is not None:
+            return array
+    return None
+
+
 def as_device_array(x: Any, argument: str = "x") -> DeviceArray:
     """A view of a GPU array of torch, CuPy, JAX, Numba or ourselves; nothing is copied."""
     if isinstance(x, DeviceArray):
         return x
-    array = _lent(x, argument)
+    array = read_quickly(x)
+    array = _lent(x, argument) if array is None else array
     if not array.is_contiguous and array.size and min(array.strides) < 0:
         raise ValueError(f"{argument} takes strides from 0 up, got {array.strides}: pass a copy")
     return array
@@ -43,9 +67,6 @@ def _lent(x: Any, argument: str) -> DeviceArray:
         raise TypeError(f"{argument} takes an array in GPU memory, got {type(x).__name__}")
     if hasattr(x, "is_neg") and x.is_neg():  # torch lends the values as they were before the sign
         raise ValueError(f"{argument} is a view with another sign: pass {argument}.resolve_neg()")
-    for way in SHORT_WAYS:
-        if (array := way.read(x)) is not None:
-            return array
     runtime.require()
     if getattr(x, "requires_grad", False):
         x = x.detach()  # torch lends only tensors that its own tape does not watch
@@ -53,9 +74,9 @@ def _lent(x: Any, argument: str) -> DeviceArray:
         return _from_interface(x)
     from cuda.core.utils import StridedMemoryView
 
-    device, stream = runtime.current_device(), int(runtime.current_stream().handle)
     # Stream number 1 names the legacy default stream in both protocols; 0 is not allowed.
-    view = StridedMemoryView.from_any_interface(x, stream_ptr=stream or 1)
+    device, stream = runtime.current_device(), streams.current().handle
+    view = StridedMemoryView.from_any_interface(x, stream_ptr=stream)
     if view.device_id not in (device.device_id, -1):
         raise ValueError(
             f"{argument} lives on GPU {view.device_id}, numbsparse works on GPU {device.device_id}"
@@ -80,9 +101,8 @@ def empty_in_library_of(x: Any, shape: tuple[int, ...], dtype: np.dtype) -> tupl
     """
     if not runtime.is_capturing():  # a graph's memory is its own
         for way in SHORT_WAYS:
-            made = way.empty_like(x, shape)
-            if made is not None and (view := way.read(made)) is not None:
-                return made, view
+            if (made := way.empty_like(x, shape)) is not None:
+                return made, DeviceArray(way.address_of(made), shape, dtype, None, made)
     array = empty(shape, dtype)
     return in_library_of(x, array), array
 
@@ -102,6 +122,8 @@ def in_library_of(x: Any, result: Any) -> Any:
         return result
     module = sys.modules[library]
     if library == "torch":
+        if (tensor := torch_tensors.made_by_torch(result)) is not None:
+            return tensor
         return _torch_of_bits(result, lambda bits: module.as_tensor(bits, device="cuda"))
     bits = result.view(np.uint16) if is_bfloat16(result.dtype) else result
     lent = module.asarray(bits)

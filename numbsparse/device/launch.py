@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from numbsparse.device import kernel_cache, memory, runtime
-from numbsparse.device.array import DeviceArray, span_of
+from numbsparse.device import kernel_cache, memory, runtime, streams
+from numbsparse.device.array import DeviceArray, owners_of, span_of
 
 _NUMBA_TYPES = {
     np.dtype(name): getattr(types, name)
@@ -68,6 +68,8 @@ def launch(
     capture = runtime.capturing()
     if capture is not None:
         capture.hold(args)
+    elif streams.several:
+        memory.note(owners_of(args))
     if runtime.SIMULATED:
         from numbsparse.simulator.launch import run  # which changes Numba's simulator
 
@@ -113,6 +115,8 @@ class Bound:
         capture = runtime.capturing()
         if capture is not None:
             capture.hold(held)
+        elif streams.several:
+            memory.note(owners_of(held))
         if runtime.SIMULATED:
             launch(self._kernel, *self._how[:2], *self._args, shared_bytes=self._how[2])
             return
@@ -133,7 +137,9 @@ def _prepare(kernel: Any, args: tuple[Any, ...], shared_bytes: int) -> tuple[Pre
     values = b"".join(parts)
     prepared = _prepared.get(key := tuple(kinds))
     if prepared is None:
-        prepared = _prepared[key] = Prepared(_compile(kernel, args), len(values), shared_bytes)
+        with streams.aside():
+            prepared = Prepared(_compile(kernel, args), len(values), shared_bytes)
+        _prepared[key] = prepared
     return prepared, values
 
 
@@ -162,9 +168,8 @@ def _take(args: tuple[Any, ...], kinds: list[Any], parts: list[bytes]) -> None:
 
 
 def _start(prepared: Prepared, values: bytes, how: tuple[Any, ...], capture: Any) -> None:
-    start, setting, stream = _launcher()
-    if capture is not None:
-        stream = capture.stream_handle
+    start, setting = _launcher()
+    stream = streams.current().handle if capture is None else capture.stream_handle
     with prepared.lock:
         prepared.values[:] = values
         (error,) = start(setting(*how, stream), prepared.function, prepared.pointers, 0)
@@ -202,8 +207,8 @@ class Prepared:
 
 
 @cache
-def _launcher() -> tuple[Any, Any, int]:
-    """The driver's launch, its settings, and the stream; imported with the first launch."""
+def _launcher() -> tuple[Any, Any]:
+    """The driver's launch and its settings; imported with the first launch."""
     from cuda.bindings import driver
 
     @lru_cache(maxsize=4096)
@@ -246,7 +251,7 @@ def _launcher() -> tuple[Any, Any, int]:
         config.numAttrs = len(attributes)
         return config
 
-    return driver.cuLaunchKernelEx, setting, int(runtime.current_stream().handle)
+    return driver.cuLaunchKernelEx, setting
 
 
 @cache

@@ -1,21 +1,29 @@
 """Device memory: take it, fill it, copy it. In the simulator it is host memory.
 
-All work is ordered by one stream, so memory may be used again as soon as the host lets go of it,
-while kernels that read it still wait: they come first. Small blocks are kept for that, by size.
+A block belongs to the stream that it was taken on. A stream orders its work, so a block may serve
+again there as soon as the host lets go of it, while kernels that read it still wait: they come
+first. Small blocks are kept for that, by stream and size. Where another stream uses a block, it
+first waits for the block's own, once; and before the block serves again, its own waits for the
+others. So nothing is overwritten that a kernel still reads, on any stream.
+
+For torch's operators on its side streams, and while torch captures the current one in a graph,
+memory is torch's own: that of a graph comes from the graph's pool.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from math import prod
 from typing import Any
+from weakref import WeakSet, finalize
 
 import numpy as np
 
-from numbsparse.device import runtime
+from numbsparse.device import runtime, streams
 
 GRAIN = 512  # sizes are rounded up to it: the alignment that CUDA gives
 LARGEST_KEPT = 2**20  # bytes of a block that is kept
@@ -25,21 +33,36 @@ HOLES = (0xFF, 0x42)
 
 Shelf = list[tuple[int, Any]]
 
-_shelves: dict[int, Shelf] = {}
 _kept = 0
+_streams: WeakSet[streams.Stream] = WeakSet()  # whose memory is kept
+_for_good: dict[int, Block] = {}  # what graphs of other libraries read, of which no end is known
 _hole = HOLES[0]
 
 
 class Block:
-    """A piece of device memory; back on its shelf when nothing refers to it any more."""
+    """A piece of device memory; back on its shelf when nothing refers to it any more.
 
-    __slots__ = ("__weakref__", "address", "buffer", "nbytes", "shelf")
+    `stream` is its own, None where nothing is to be ordered; `others` are those that used it too.
+    """
 
-    def __init__(self, address: int, buffer: Any, nbytes: int = 0, shelf: Shelf | None = None):
+    __slots__ = ("__weakref__", "address", "buffer", "nbytes", "others", "shelf", "stream")
+
+    def __init__(
+        self,
+        address: int,
+        buffer: Any,
+        nbytes: int = 0,
+        shelf: Shelf | None = None,
+        stream: streams.Stream | None = None,
+    ):
         self.address, self.buffer, self.nbytes, self.shelf = address, buffer, nbytes, shelf
+        self.stream: Any = stream
+        self.others: tuple[streams.Stream, ...] = ()
 
     def __del__(self) -> None:
         global _kept
+        if self.others and (sys.is_finalizing() or not _in_order(self)):
+            return
         if self.shelf is not None and _kept + self.nbytes <= MOST_KEPT:
             _kept += self.nbytes
             self.shelf.append((self.address, self.buffer))
@@ -55,18 +78,27 @@ class Simulated(Block):
             self.buffer.fill(_hole)
 
 
+class Lent(Block):
+    """Memory of torch's: `buffer` is a tensor of its bytes. A graph of torch's keeps its own."""
+
+    __slots__ = ()
+
+
 def allocate(nbytes: int) -> Block:
     """A block of at least so many bytes, held until the Block is collected."""
     global _kept
     if (capture := runtime.capturing()) is not None:
         return capture.arena.allocate(nbytes)
+    stream = streams.current()
+    if streams.several and (stream.of_torch or stream.is_captured):
+        return _lent_by_torch(nbytes, stream)
     size = rounded(nbytes)
-    shelf = _shelves.get(size)
+    shelf = stream.shelves.get(size)
     if shelf:
         address, buffer = shelf.pop()
         _kept -= size
-        return Block(address, buffer, size, shelf)
-    return _fresh(nbytes, size)
+        return Block(address, buffer, size, shelf, stream)
+    return _fresh(nbytes, size, stream)
 
 
 def rounded(nbytes: int) -> int:
@@ -74,13 +106,79 @@ def rounded(nbytes: int) -> int:
     return max(-(-nbytes // GRAIN), 1) * GRAIN
 
 
-def _fresh(nbytes: int, size: int) -> Block:
+def _fresh(nbytes: int, size: int, stream: streams.Stream) -> Block:
     runtime.require()
     if runtime.SIMULATED:
         return simulated(nbytes)
     buffer = take(size)
-    shelf = _shelves.setdefault(size, []) if size <= LARGEST_KEPT else None
-    return Block(int(buffer.handle), buffer, size, shelf)
+    shelf = None
+    if size <= LARGEST_KEPT:
+        shelf = stream.shelves.setdefault(size, [])
+        if stream not in _streams:
+            _streams.add(stream)
+            finalize(stream, _forget, stream.shelves).atexit = False
+    return Block(int(buffer.handle), buffer, size, shelf, stream)
+
+
+def _forget(shelves: dict[int, Shelf]) -> None:
+    """A stream goes, and before it what was kept for it."""
+    global _kept
+    _kept -= sum(size * len(shelf) for size, shelf in shelves.items())
+    shelves.clear()
+
+
+def _lent_by_torch(nbytes: int, stream: streams.Stream) -> Block:
+    torch = sys.modules.get("torch")
+    if torch is None or torch.cuda.current_stream().cuda_stream != stream.handle:
+        raise RuntimeError(
+            "this takes memory, which cannot be had while another library than torch captures the "
+            "stream: capture it with numbsparse.graph or torch.cuda.graph"
+        )
+    tensor = torch.empty(max(nbytes, 1), dtype=torch.uint8, device="cuda")
+    return Lent(tensor.data_ptr(), tensor, stream=stream)
+
+
+def note(owners: Iterable[Any], stream: streams.Stream | None = None) -> None:
+    """The stream, else the current one, is to use this memory: let it wait for the memory's own.
+
+    A graph that another library captures may be launched at any time: what it uses is kept.
+    """
+    stream = stream or streams.current()
+    captured = stream.is_captured
+    for block in owners:
+        if not isinstance(block, Block) or block.stream is None:
+            continue
+        if captured:
+            if type(block) is not Lent and id(block) not in _for_good:
+                _for_good[id(block)], block.shelf = block, None
+                if block.stream.handle != stream.handle:
+                    with streams.relaxed():
+                        block.stream.synchronize()
+        elif block.stream.handle != stream.handle and stream not in block.others:
+            stream.wait(block.stream)
+            block.others = (*block.others, stream)
+
+
+def settle(block: Any, stream: streams.Stream | None = None) -> None:
+    """Let the stream, else the current one, wait for all that used what others are to read."""
+    stream = stream or streams.current()
+    if streams.several and stream.is_captured:
+        note((block,), stream)
+    elif streams.several and isinstance(block, Block) and block.stream is not None:
+        for used in (block.stream, *block.others):
+            stream.wait(used)
+
+
+def _in_order(block: Block) -> bool:
+    """Let a block's own stream wait for the others; where that cannot be, the block is kept."""
+    all_of_them = (block.stream, *block.others)
+    with suppress(RuntimeError):  # without a context, in a thread that never met the GPU
+        if not any(stream.is_captured for stream in all_of_them):
+            for other in block.others:
+                block.stream.wait(other)
+            return True
+    _for_good[id(block.buffer)] = Block(block.address, block.buffer)
+    return False
 
 
 def simulated(nbytes: int) -> Block:
@@ -120,7 +218,7 @@ def take(nbytes: int) -> Any:
 def _from_pool(nbytes: int) -> Any:
     pool = runtime.current_device().memory_resource
     try:
-        return pool.allocate(nbytes, stream=runtime.current_stream())
+        return pool.allocate(nbytes, stream=streams.current().core)
     except Exception as error:
         if "OUT_OF_MEMORY" not in str(error):
             raise
@@ -136,15 +234,16 @@ def _from_pool(nbytes: int) -> Any:
 def give_up_kept() -> None:
     """Give all blocks that are kept for later back to CUDA's pool."""
     global _kept
-    for shelf in _shelves.values():
-        shelf.clear()
+    for stream in _streams:
+        for shelf in stream.shelves.values():
+            shelf.clear()
     _kept = 0
 
 
 def forget_peak() -> None:
     """Let the pool's `used_mem_high` restart from what is in use now."""
     if not runtime.SIMULATED:
-        driver, _ = _driver()
+        driver = _driver()
         peak = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_HIGH
         pool = runtime.current_device().memory_resource.handle
         error = driver.cuMemPoolSetAttribute(pool, peak, driver.cuuint64_t(0))
@@ -153,31 +252,31 @@ def forget_peak() -> None:
 
 def copy_in(address: int, host: np.ndarray) -> None:
     """Copy a C-contiguous NumPy array to the device."""
-    runtime.refuse_in_capture(
+    streams.refuse_in_capture(
         "a copy to the GPU",
         "each replay would copy the same values; make the array an argument of the step",
     )
     if runtime.SIMULATED:
         ctypes.memmove(address, host.ctypes.data, host.nbytes)
     elif host.nbytes:
-        driver, stream = _driver()
+        driver, stream = _driver(), streams.current().handle
         error = driver.cuMemcpyHtoDAsync(address, host.ctypes.data, host.nbytes, stream)
         _check(error, "copying to the GPU")
 
 
 def copy_out(host: np.ndarray, address: int) -> None:
     """Copy from the device into a C-contiguous NumPy array, and wait for it."""
-    runtime.refuse_in_capture(
+    streams.refuse_in_capture(
         "a copy to the host (.numpy(), .item(), float())",
         "its values do not exist yet; return the array and read it outside",
     )
     if runtime.SIMULATED:
         ctypes.memmove(host.ctypes.data, address, host.nbytes)
     elif host.nbytes:
-        driver, stream = _driver()
+        driver, stream = _driver(), streams.current().handle
         error = driver.cuMemcpyDtoHAsync(host.ctypes.data, address, host.nbytes, stream)
         _check(error, "copying to the host")
-        runtime.synchronize()
+        streams.synchronize()
 
 
 def copy_within(target: int, source: int, nbytes: int) -> None:
@@ -185,7 +284,7 @@ def copy_within(target: int, source: int, nbytes: int) -> None:
     if runtime.SIMULATED:
         ctypes.memmove(target, source, nbytes)
     elif nbytes:
-        driver, stream = _driver()
+        driver, stream = _driver(), streams.current().handle
         _check(driver.cuMemcpyDtoDAsync(target, source, nbytes, stream), "copying on the GPU")
 
 
@@ -195,10 +294,10 @@ def view(address: int, nbytes: int) -> np.ndarray:
 
 
 @cache
-def _driver() -> tuple[Any, int]:
+def _driver() -> Any:
     from cuda.bindings import driver
 
-    return driver, int(runtime.current_stream().handle)
+    return driver
 
 
 def _check(result: tuple[Any, ...], what: str) -> None:

@@ -1,4 +1,4 @@
-"""Is there a GPU, and which stream does work go to?
+"""Is there a GPU, and what is it?
 
 Without a GPU, kernels can run in numba-cuda's simulator: set NUMBA_ENABLE_CUDASIM=1 before numba
 is imported. The simulator's device memory is host memory; everything else is the same code.
@@ -30,12 +30,6 @@ def capturing() -> Any:
 def is_capturing() -> bool:
     """Whether the work of this thread is being captured."""
     return capturing() is not None
-
-
-def refuse_in_capture(what: str, instead: str) -> None:
-    """Raise RuntimeError for what cannot be part of a captured step."""
-    if capturing() is not None:
-        raise RuntimeError(f"{what} cannot be part of a captured step: {instead}")
 
 
 WITHOUT = (
@@ -117,18 +111,6 @@ def current_device() -> Any:
 
 
 @cache
-def current_stream() -> Any:
-    """The stream that orders all work: the legacy default stream, as in PyTorch and CuPy.
-
-    A capture records into a stream of its own, and its graph is launched here.
-    """
-    from cuda.core import LEGACY_DEFAULT_STREAM
-
-    current_device()
-    return LEGACY_DEFAULT_STREAM
-
-
-@cache
 def compute_capability() -> tuple[int, int]:
     """(major, minor) of the GPU; (7, 0), the least that is supported, in the simulator."""
     if SIMULATED:
@@ -158,15 +140,3 @@ def total_memory() -> int:
     current_device()
     _, _, total = driver.cuMemGetInfo()
     return int(total)
-
-
-def synchronize() -> None:
-    """Wait until the GPU has done all that was asked of it.
-
-    >>> import numpy as np, numbsparse as ns
-    >>> x = ns.to_device(np.ones(4, np.float32))
-    >>> ns.synchronize()
-    """
-    refuse_in_capture("synchronize()", "nothing runs before the step is captured; wait after it")
-    if not SIMULATED:
-        current_stream().sync()

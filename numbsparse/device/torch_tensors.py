@@ -1,7 +1,7 @@
 """Tensors of torch by the short way: read by their attributes, made by torch itself.
 
 The protocols take three times as long to lend a tensor, and five times as long to hand one back.
-They still see to the rest: other types, dtypes and GPUs, and work on torch's side streams.
+They still see to the rest: other types, dtypes and GPUs, and torch working on another stream.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.device import runtime
+from numbsparse.device import memory, runtime, streams
 from numbsparse.device.array import DeviceArray
 from numbsparse.dtypes import as_dtype
 
@@ -21,10 +21,12 @@ from numbsparse.dtypes import as_dtype
 def read(x: Any) -> DeviceArray | None:
     """A view of a tensor in the memory of our GPU; None for what is left to the protocols."""
     torch = _torch_of(x)
-    if torch is None or not x.is_cuda or x.layout is not torch.strided:
+    if torch is None or not x.is_cuda or x.layout is not torch.strided or x.is_neg():
         return None
     dtype, index = _numpy_dtype(x.dtype), x.get_device()
-    if dtype is None or index != runtime.current_device().device_id or _stream_of(torch)(index):
+    if dtype is None or index != runtime.current_device().device_id:
+        return None
+    if (raw_stream(torch)(index) or streams.LEGACY) != streams.current().handle:
         return None
     strides = None
     if not x.is_contiguous():
@@ -40,6 +42,28 @@ def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
         return torch.empty(shape, dtype=x.dtype, device=x.device)
     except RuntimeError:
         return None
+
+
+def address_of(x: Any) -> int:
+    return int(x.data_ptr())
+
+
+def stream_of(x: Any) -> streams.Stream | None:
+    """The stream that torch works on, where x is a tensor of its own on our GPU."""
+    torch = _torch_of(x)
+    if torch is None or not x.is_cuda or x.get_device() != runtime.current_device().device_id:
+        return None
+    return streams.at(raw_stream(torch)(x.get_device()))
+
+
+def made_by_torch(array: DeviceArray) -> Any:
+    """The array as the tensor that lent its memory, where one did for a graph of torch's."""
+    lent = array.owner
+    if type(lent) is not memory.Lent or array.address != lent.address or not array.is_contiguous:
+        return None
+    torch = sys.modules["torch"]
+    dtype = getattr(torch, array.dtype.name)
+    return lent.buffer[: array.nbytes].view(dtype).view(array.shape)
 
 
 def _torch_of(x: Any) -> Any:
@@ -63,7 +87,7 @@ def _numpy_dtype(dtype: Any) -> np.dtype | None:
 
 
 @cache
-def _stream_of(torch: Any) -> Callable[[int], int]:
+def raw_stream(torch: Any) -> Callable[[int], int]:
     """What returns the number of a GPU's current stream; 0 is the legacy default stream."""
     quick: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return quick or (lambda index: torch.cuda.current_stream(index).cuda_stream)

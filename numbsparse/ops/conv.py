@@ -20,11 +20,12 @@ from numbsparse.ops.conv_operands import (
 )
 from numbsparse.ops.conv_window import conv_window, in_blocks_of, transpose_window
 from numbsparse.ops.matmul import index_beside, matmul, sddmm
-from numbsparse.ops.operands import operand
+from numbsparse.ops.operands import in_order, operand
 from numbsparse.ops.precision import checked_precision
 from numbsparse.patterns.checks import BLOCK_SIZES
 
 
+@in_order
 def conv(
     x: Any,
     w: BlockSparse,
@@ -92,6 +93,7 @@ def conv(
     return in_library_of(x, conv_in(here, w, window, kernel, precision))
 
 
+@in_order
 def conv_transpose(
     x: Any,
     w: BlockSparse,
@@ -151,6 +153,7 @@ def conv_transpose(
     )
 
 
+@in_order
 def conv_weight_grad(
     x: Any,
     dy: Any,

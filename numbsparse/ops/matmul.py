@@ -9,13 +9,22 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, empty, empty_in_library_of, in_library_of, to_device
-from numbsparse.dtypes import type_name
+from numbsparse.device import (
+    DeviceArray,
+    empty,
+    empty_in_library_of,
+    in_library_of,
+    in_order_with,
+    is_device_operand,
+    read_quickly,
+    to_device,
+)
+from numbsparse.dtypes import as_array, type_name
 from numbsparse.kernels.matmul import function_of
 from numbsparse.kernels.matmul.plans import on_device
 from numbsparse.layout import Index, Layout, as_layout
 from numbsparse.ops.choice import choose
-from numbsparse.ops.operands import operand, overlap
+from numbsparse.ops.operands import ARRAYS, in_order, operand, overlap
 from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.shape import reshape
 from numbsparse.patterns.checks import integer
@@ -84,6 +93,7 @@ def matmul(
     raise TypeError(f"matmul takes one BlockSparse, got x a {type_name(x)} and w a {type_name(w)}")
 
 
+@in_order
 def sddmm(
     a: Any,
     b: Any,
@@ -180,11 +190,28 @@ def index_beside(layout: Layout, array: Any) -> Index:
 _device_index: WeakKeyDictionary[Layout, Index] = WeakKeyDictionary()
 
 
-def _multiply(
-    dense: Any, w: BlockSparse, feature_major: bool, out: Any, kernel: str, precision: str | None
+def _multiply(dense: Any, *of: Any) -> Any:
+    """`_product`, in order with the work of the library that `dense` comes from."""
+    if type(dense) in ARRAYS:
+        return _product(dense, dense, *of)
+    x = read_quickly(dense) if is_device_operand(dense) else as_array(dense, "x")
+    if x is not None:
+        return _product(dense, x, *of)
+    with in_order_with(dense):
+        return _product(dense, operand(dense, "x"), *of)
+
+
+def _product(
+    dense: Any,
+    x: Any,
+    w: BlockSparse,
+    feature_major: bool,
+    out: Any,
+    kernel: str,
+    precision: str | None,
 ) -> Any:
-    """dense @ w, or w @ dense if `feature_major`: then features come before the batch."""
-    x, precision = operand(dense, "x"), checked_precision(precision)
+    """dense, x as an array of ours, @ w; or w @ x if `feature_major`: features before the batch."""
+    precision = checked_precision(precision)
     on_gpu, w_on_gpu = isinstance(x, DeviceArray), w.place == "cuda"
     if on_gpu and not w_on_gpu:
         raise ValueError('x is on a GPU and w on the CPU: move the weight with w.to("cuda") first')

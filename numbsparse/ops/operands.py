@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
 
-from numbsparse.device import DeviceArray, as_device_array, is_device_operand
+from numbsparse.device import (
+    DeviceArray,
+    as_device_array,
+    in_order_with,
+    is_device_operand,
+)
 from numbsparse.dtypes import as_array, is_bfloat16, refuse_masked, type_name
 
 ARRAYS = (np.ndarray, DeviceArray)
@@ -31,6 +38,19 @@ def operand(x: Any, argument: str) -> Any:
     if type(x) is np.ndarray or isinstance(x, DeviceArray):
         return x
     return as_device_array(x, argument) if is_device_operand(x) else as_array(x, argument)
+
+
+def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose work is in order with that of the library its first array comes from."""
+
+    @wraps(function)
+    def run(x: Any, *args: Any, **options: Any) -> Any:
+        if type(x) in ARRAYS:
+            return function(x, *args, **options)
+        with in_order_with(x):
+            return function(x, *args, **options)
+
+    return run
 
 
 def on_gpu(a: Any, argument: str) -> bool:

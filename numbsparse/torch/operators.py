@@ -7,7 +7,10 @@ gradient, made of other operators; and a rule for torch.autocast.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,16 +18,21 @@ import torch
 
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import in_library_of
+from numbsparse.device import current_stream, in_library_of
+from numbsparse.device.streams import of_torch
+from numbsparse.device.torch_tensors import raw_stream
 from numbsparse.dtypes import bfloat16
 from numbsparse.torch.handles import layout_of
 
 DEVICES = ("cpu", "cuda")
-CODES = {  # of dtypes, as __array_interface__ has them; bfloat16, which it lacks, goes by its bits
-    torch.float16: "<f2",
-    torch.bfloat16: "<u2",
-    torch.float32: "<f4",
-    torch.float64: "<f8",
+TYPES = (torch.Tensor, torch.nn.Parameter)
+_dispatch_keys: Any = torch._C._dispatch_keys
+_keys_of_thread: Any = torch._C._dispatch_tls_local_include_set
+CODES: dict[torch.dtype, Any] = {  # NumPy's dtypes; bfloat16, which it lacks, goes by its bits
+    torch.float16: np.dtype("f2"),
+    torch.bfloat16: np.dtype("u2"),
+    torch.float32: np.dtype("f4"),
+    torch.float64: np.dtype("f8"),
 }
 
 _library = torch.library.Library("numbsparse", "DEF")
@@ -45,41 +53,73 @@ def operator(
 
     `save(ctx, inputs, output)` keeps what `backward(ctx, *gradients)` takes. Under autocast the
     tensors are cast to its dtype, but those numbered in `wide` to float32, and all of them on a CPU
-    that the operator takes no 16-bit floats on.
+    that the operator takes no 16-bit floats on. What is returned goes round torch's dispatcher,
+    which takes 4 us a call, where that would only record the gradient.
     """
     _library.define(schema)
     name = schema.partition("(")[0]
     made = getattr(torch.ops.numbsparse, name).default
-    for device in DEVICES:
-        _library.impl(name, kernel if device == "cpu" else _in_order(kernel), device.upper())
+    kernels = kernel, in_order(kernel)
+    for device, of_device in zip(DEVICES, kernels, strict=True):
+        _library.impl(name, of_device, device.upper())
         rule = _autocast(made, device, tensors, wide if half_on_cpu or device != "cpu" else None)
         _library.impl(name, rule, f"Autocast{device.upper()}")
     torch.library.register_fake(f"numbsparse::{name}", fake, lib=_library)
-    _library.impl(name, _differentiated(made, tensors, save, backward), "Autograd")
-    return made
 
+    def is_recorded(inputs: tuple[Any, ...]) -> bool:
+        return torch.is_grad_enabled() and any(a.requires_grad for a in inputs[:tensors])
 
-def _differentiated(
-    made: Any, tensors: int, save: Callable[..., Any], backward: Callable[..., Any]
-) -> Callable[..., Any]:
-    """What torch.library.register_autograd would make, which takes 15 us more a call."""
+    def call(*inputs: Any) -> Any:
+        if torch.compiler.is_compiling() or not _is_plain(inputs[:tensors]):
+            return made(*inputs)
+        if is_recorded(inputs):
+            return function.apply(*inputs)  # type: ignore[attr-defined]
+        return kernels[inputs[0].is_cuda](*inputs)
 
+    # What torch.library.register_autograd would make takes 15 us more a call.
     def forward(ctx: Any, *inputs: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
-            output = made(*inputs)
+            output = call(*inputs)
         save(ctx, inputs, output)
         return output
 
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    function = type(made._opname, (torch.autograd.Function,), methods)
-
-    def run(*inputs: Any) -> Any:
-        if torch.is_grad_enabled() and any(a.requires_grad for a in inputs[:tensors]):
+    def differentiated(*inputs: Any) -> Any:
+        if is_recorded(inputs):
             return function.apply(*inputs)  # type: ignore[attr-defined]
         with torch._C._AutoDispatchBelowAutograd():
             return made(*inputs)
 
-    return run
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function = type(name, (torch.autograd.Function,), methods)
+    _library.impl(name, differentiated, "Autograd")
+    return call
+
+
+def _is_plain(tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Whether torch's dispatcher would only record gradients: no autocast, mode or odd tensor."""
+    on_cuda = tensors[0].is_cuda
+    of_thread, of_tensor = _plain_keys(on_cuda)
+    for a in tensors:
+        if type(a) not in TYPES or _dispatch_keys(a).raw_repr() != of_tensor:
+            return False
+    return (
+        _keys_of_thread().raw_repr() == of_thread
+        and not torch.is_autocast_enabled(DEVICES[on_cuda])
+        and not torch._C._len_torch_function_stack()
+        and not torch.autograd._profiler_enabled()  # which shows what the dispatcher calls
+    )
+
+
+@cache
+def _plain_keys(on_cuda: bool) -> tuple[int, int]:
+    """What the dispatcher knows of a thread and of a tensor in no mode: those of a new thread."""
+
+    def look() -> tuple[int, int]:
+        tensor = torch.empty(0, device=DEVICES[on_cuda])
+        return _keys_of_thread().raw_repr(), _dispatch_keys(tensor).raw_repr()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(look).result()
 
 
 def _autocast(
@@ -100,61 +140,48 @@ def _autocast(
     return run
 
 
-def _in_order(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel on the legacy default stream, where ours run, between torch's work."""
+def in_order(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel on the stream that torch works on."""
 
-    def run(*arguments: Any) -> Any:
-        device = next(a.device for a in arguments if isinstance(a, torch.Tensor))
-        current, default = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
-        if current == default:
-            return kernel(*arguments)
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "numbsparse.torch is not captured in torch's CUDA graphs: it works on the legacy "
-                'default stream; compile without mode="reduce-overhead", or take numbsparse.graph'
-            )
-        default.wait_stream(current)
-        with torch.cuda.stream(default):
-            results = kernel(*arguments)
-        current.wait_stream(default)
-        for tensor in results if isinstance(results, tuple) else (results,):
-            tensor.record_stream(current)
-        return results
+    def run(first: torch.Tensor, *others: Any) -> Any:
+        theirs = of_torch(raw_stream(torch)(first.get_device()))
+        if theirs.handle == current_stream().handle:
+            return kernel(first, *others)
+        with theirs:
+            return kernel(first, *others)
 
     return run
 
 
-class _Lent:
-    """The memory of a tensor to NumPy. torch's own .numpy() forbids to free it for good."""
-
-    __slots__ = ("__array_interface__", "tensor")
-
-    def __init__(self, x: torch.Tensor, code: str):
-        size, strides = x.element_size(), None
-        if not x.is_contiguous():
-            strides = tuple(size * stride for stride in x.stride())
-        self.tensor = x  # lives as long as the array
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (x.data_ptr(), False),
-            "shape": tuple(x.shape),
-            "strides": strides,
-            "typestr": code,
-        }
-
-
 def lent(x: torch.Tensor) -> Any:
-    """A tensor as operations take it: a NumPy array of the same memory, or itself on a GPU."""
+    """A tensor as operations take it: a NumPy array of the same memory, or itself on a GPU.
+
+    torch's own .numpy() forbids to free the memory for good.
+    """
     if x.is_cuda:
         return x
-    array = np.asarray(_Lent(x, CODES[x.dtype]))
+    size, strides, items = x.element_size(), None, x.numel()
+    if not x.is_contiguous():
+        strides = tuple(size * stride for stride in x.stride())
+        items = items and sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) + 1
+    memory = _bytes(size * items).from_address(x.data_ptr())
+    memory.tensor = x  # lives as long as the array
+    array: Any = np.ndarray(tuple(x.shape), CODES[x.dtype], memory, 0, strides)
     return array.view(bfloat16()) if x.dtype == torch.bfloat16 else array
+
+
+@lru_cache(maxsize=1024)
+def _bytes(n: int) -> Any:
+    return ctypes.c_char * n
 
 
 def given_back(result: Any, like: torch.Tensor) -> torch.Tensor:
     """A result as a tensor, without a copy; `matmul` on a GPU gives one itself."""
-    made = isinstance(result, torch.Tensor)
-    tensor: torch.Tensor = result if made else in_library_of(like, result)
+    if isinstance(result, torch.Tensor):
+        return result
+    if type(result) is np.ndarray and result.dtype.char in "fd":  # as below, in half the time
+        return torch.from_numpy(result)
+    tensor: torch.Tensor = in_library_of(like, result)
     return tensor
 
 

@@ -15,7 +15,7 @@ from numbsparse.device import SIMULATED, DeviceArray, compute_capability
 from numbsparse.device.runtime import current_device
 from numbsparse.kernels.lstm.cell import GATES, WARPS
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_rows import in_fours
-from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.matmul.plans import planned, scratch
 from numbsparse.kernels.parts.deal import dealt, in_turn
 from numbsparse.layout import Index
 
@@ -101,8 +101,8 @@ def deal(
         pieces[order].astype(np.int32),
         np.append(0, np.cumsum(count[order]))[starts].astype(np.int32),
         np.pad(reads, ((0, 1), (0, 0))).astype(np.int32),  # one that is never taken
-        np.zeros(parts * sums, np.float32),
-        np.zeros(parts * WARPS, np.int32),
+        scratch(parts * sums, np.float32),
+        scratch(parts * WARPS, np.int32),
     )
 
 

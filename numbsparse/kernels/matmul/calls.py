@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from numbsparse.device import DeviceArray
+from numbsparse.device import DeviceArray, current_stream
 from numbsparse.device.launch import Bound
 from numbsparse.layout import Index
 
@@ -32,21 +32,25 @@ def again(
 ) -> None:
     """Run make(index, *operands, *options), or what it returned for operands at these addresses.
 
-    That follows from the addresses of the operands and from their strides.
+    That follows from the addresses of the operands and from their strides. On each stream the first
+    launch waits for what was made for it. Memory of a graph that another library captures is not
+    remembered, and may have other uses before and after.
     """
     calls = vars(index).setdefault("calls", {})  # with the index, for its lifetime
     a, b, c = operands
     places = a.address, a.strides, b.address, b.strides, c.address, c.strides
-    key = make, options, places, a.shape, b.shape, c.shape, a.dtype
+    stream = current_stream()
+    key = make, options, places, a.shape, b.shape, c.shape, a.dtype, stream.handle
     call = calls.get(key)
-    if call is not None:
+    if call is not None and not stream.is_captured:
         call.later(a, b, c, *call.kept)
         return
     if len(calls) >= REMEMBERED:
         calls.clear()
     call = make(index, *operands, *options)
     call.first(a, b, c, *call.kept)
-    calls[key] = call
+    if not stream.is_captured:
+        calls[key] = call
 
 
 def fresh_each_time(maps: DeviceArray) -> int:

@@ -7,19 +7,28 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.device import to_device
+from numbsparse.device import DeviceArray, current_stream, empty, outside_capture, to_device
 from numbsparse.layout import Index, Walk
+
+
+class Scratch(np.ndarray):
+    """Zeros of a plan that kernels write, each stream its own; integers are zeros again after."""
+
+
+def scratch(size: int, dtype: Any) -> np.ndarray:
+    return np.zeros(size, dtype).view(Scratch)
 
 
 def on_device(index: Index) -> Index:
     """The index arrays on the GPU."""
-    return Index(
-        Walk(*map(to_device, index.rows)),
-        Walk(*map(to_device, index.columns)),
-        to_device(index.block_rows),
-        to_device(index.block_columns),
-        on_host=index,
-    )
+    with outside_capture():
+        return Index(
+            Walk(*map(to_device, index.rows)),
+            Walk(*map(to_device, index.columns)),
+            to_device(index.block_rows),
+            to_device(index.block_columns),
+            on_host=index,
+        )
 
 
 def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tuple[Any, ...]:
@@ -27,10 +36,41 @@ def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tu
 
     It is called once for every layout and `key`, and its result lives as long as the layout.
     """
-    found = index.plans.get((make, key))
-    if found is None:
-        on_gpu = index.on_host is not None
-        result = make(index.on_host or index, *key)
-        found = tuple(to_device(a) if on_gpu and isinstance(a, np.ndarray) else a for a in result)
-        index.plans[make, key] = found
+    stream = current_stream()
+    found = index.plans.get((make, key, stream.handle))
+    if found is None or stream.is_captured:
+        found = _on_stream(index, make, key, stream)
     return found
+
+
+def _on_stream(index: Index, make: Any, key: Any, stream: Any) -> tuple[Any, ...]:
+    """The plan that all streams read, with arrays of this stream's own where kernels write."""
+    shared = index.plans.get((make, key))
+    if shared is None:
+        result = make(index.on_host or index, *key)
+        shared = index.plans[make, key] = _sent(index, result, np.ndarray)
+    if not any(type(a) is Scratch for a in shared):
+        found = shared
+    elif stream.is_captured:  # by another library, for whose graph alone they are
+        return tuple(_fresh(a) if type(a) is Scratch else a for a in shared)
+    else:
+        found = _sent(index, shared, Scratch)
+    index.plans[make, key, stream.handle] = found
+    return found
+
+
+def _sent(index: Index, result: tuple[Any, ...], kind: type) -> tuple[Any, ...]:
+    """The result with its arrays of this very kind where the index is."""
+    if index.on_host is None:
+        return result
+    with outside_capture():
+        return tuple(to_device(a) if type(a) is kind else a for a in result)
+
+
+def _fresh(zeros: Scratch) -> DeviceArray:
+    from numbsparse.kernels.elementwise import fill  # which loads numba.cuda
+
+    array = empty(zeros.shape, zeros.dtype)
+    if zeros.dtype.kind == "i":
+        fill(array, 0)
+    return array

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numbsparse.kernels.matmul.plans import scratch
 from numbsparse.kernels.parts.deal import dealt
 from numbsparse.kernels.parts.tiles import WIDTH
 from numbsparse.layout import Index
@@ -68,8 +69,8 @@ def plan_lines(
     empty = np.flatnonzero(counts == 0)
     plan, begin = joined(units, Lines(work.filled, work.cuts, empty, indptr, xs, places))
     parts = max(len(work.cuts), 1) * tiles
-    partials = np.zeros((parts + slots) * part, np.float32)
-    return plan, work.each, begin, empty.size, partials, np.zeros(parts, np.int32)
+    partials, tickets = scratch((parts + slots) * part, np.float32), scratch(parts, np.int32)
+    return plan, work.each, begin, empty.size, partials, tickets
 
 
 class Work(NamedTuple):
