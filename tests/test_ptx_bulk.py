@@ -127,7 +127,7 @@ def neighbour_kernel(CLUSTER):
     @cuda.jit
     def kernel(x, out):
         """Each block leaves its numbers, and takes those of the next block."""
-        floats = cuda.shared.array(0, float32, ptx.ALIGNMENT)
+        floats = cuda.shared.array(0, float32)
         t, rank = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.x) % CLUSTER
         for i in range(4):
             floats[4 * t + i] = x[cuda.blockIdx.x, 4 * t + i]
@@ -153,7 +153,7 @@ def test_numbers_of_another_block_of_the_cluster(cluster, rng):
 
 @cuda.jit
 def outside_kernel(first):
-    floats = cuda.shared.array(0, float32, ptx.ALIGNMENT)
+    floats = cuda.shared.array(0, float32)
     ptx.load_4xf32_at(floats, first, uint32(0))
 
 

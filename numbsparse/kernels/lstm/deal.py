@@ -21,7 +21,7 @@ from numbsparse.layout import Index
 
 B, ROWS = 32, 64  # of a block; of a tile of the batch
 # Of the state. At 256 rows the products of a step fill the GPU: 1.2 to 1.7 times as fast (H200).
-MOST_ROWS = 128
+MOST_ROWS = 256
 KINDS = {"float16": "f16", "bfloat16": "bf16", "float32": "tf32"}  # of product, of a dtype
 TO_BEGIN_AND_END = 2  # reads that take as long as a piece's own work
 TO_JOIN = 12  # and as long as to hand over, or add, the parts of a line that is cut

@@ -75,8 +75,8 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
         copy(dvalues, moved)
     elif dvalues.size:
         n_blocks, size, _ = dvalues.shape
-        operands = *(by_feature(aligned_in_place(a), n_blocks, size) for a in (x, dy)), dvalues
-        again(index, along_blocks, operands, _form(dvalues, precision))
+        x, dy = (by_feature(aligned_in_place(a), n_blocks, size, False) for a in (x, dy))
+        again(index, along_blocks, (x, dy, dvalues), _form(dvalues, precision))
 
 
 def _product(index, x, values, y, transposed, precision):

@@ -31,7 +31,7 @@ FEW = 8  # units of a warp: below, 16-bit gains more by launches that overlap th
 SHORT = 3  # units of a warp: up to there, the first ones of all warps precede any other
 MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
 NEAR = 2**31  # items whose places fit 32 bits
-LINES = 4000  # of 128 bytes, one a clock: what a multiprocessor reads while x is transposed
+LINES = 3500  # of 128 bytes, one a clock: what a multiprocessor reads while x is transposed
 
 
 def has_engine() -> bool:
@@ -45,15 +45,20 @@ def serves(x: DeviceArray, values: DeviceArray) -> bool:
     return size >= WIDTH and x.shape[1] % size == 0 and values.size > 0 and has_engine()
 
 
-def by_feature(x: DeviceArray, n_blocks: int, size: int) -> DeviceArray:
+def by_feature(x: DeviceArray, n_blocks: int, size: int, alone: bool = True) -> DeviceArray:
     """x, or where lanes read it in many fewer lines of 128 bytes so, a feature-major copy.
 
-    Of a small block 16 bytes are in a line of each row, but a whole line of each feature.
+    Of a small block 16 bytes are in a line of each row, but a whole line of each feature. Of 16
+    features it is 32 bytes, which memory is read by. When the copy pays was measured (H200): for
+    more than 32 rows, or for one of two operands, later.
     """
     if x.itemsize != 2 or size >= WIDTH or not is_aligned(x):
         return x
-    fewer = x.shape[0] - size * -(-2 * x.shape[0] // 128)
-    return transposed_copy(x) if n_blocks * fewer > LINES * _multiprocessors() else x
+    rows = x.shape[0]
+    fewer = rows - size * -(-2 * rows // 128)
+    lines = n_blocks * fewer * (1 if size == 8 else 0.7)
+    least = LINES * _multiprocessors() * (1 if rows <= WIDTH and alone else 2.5)
+    return transposed_copy(x) if lines > least + 0.15 * x.size else x
 
 
 def along_lines(index: Index, x, values, y, transposed: bool, form: Form) -> Call:
