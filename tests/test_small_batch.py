@@ -358,7 +358,7 @@ def test_batches_of_several_tiles(
 ):
     """Cut lines have parts in each tile; what lanes copy is in pieces of 16 bytes, or in part."""
     monkeypatch.setattr(plans, "TOGETHER", -1)
-    monkeypatch.setattr(launches, "LINES", -1 if way == "x transposed" else 2**30)
+    monkeypatch.setattr(launches, "LINES", -(2**30) if way == "x transposed" else 2**30)
     monkeypatch.setattr(launches, "NEAR", 0 if way == "far" else 2**31)
     case = Case(batch, in_features, out_features=64, block_size=size, density=0.7)
     check_rung(rung, product, case, dtype, "cuda", feature_major=feature_major)
