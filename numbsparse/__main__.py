@@ -116,6 +116,17 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the counts there too")
     command = add(
+        "trace",
+        "draw what a GPU kernel does: who waits for whom, stages, sectors, banks",
+        "Runs the forward product of a rung or of a taught step in the simulator, and draws when\n"
+        "its warps load, wait and compute, when each stage of shared memory is filled and read,\n"
+        "and which sectors and banks its requests touch. Takes no GPU, but\n"
+        "pip install 'numbsparse[simulator]'. `python -m numbsparse ladder` lists the names.",
+        "trace s11_producer --svg producer.svg",
+    )
+    command.add_argument("rung", metavar="RUNG", help="k1_naive to k8_small_batch, or s01_naive on")
+    command.add_argument("--svg", type=Path, metavar="FILE", help="default: RUNG.svg")
+    command = add(
         "machine-code",
         "check whether a change to the source changed the GPU's machine code",
         "For those who work on the kernels. Compiles them for compute capability 9.0, which takes\n"
@@ -214,7 +225,7 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
 def _read_kernels(options: argparse.Namespace) -> None:
     """The commands that read the GPU's kernels, and so load numba.cuda."""
     try:
-        from numbsparse.bench import times
+        from numbsparse.bench import times, trace
         from numbsparse.bench.ladder import table, table_of_steps
         from numbsparse.bench.profile import profile
         from numbsparse.bench.tables import fill
@@ -225,6 +236,8 @@ def _read_kernels(options: argparse.Namespace) -> None:
         ) from error
     if options.command == "tables":
         fill(options.file)
+    elif options.command == "trace":
+        trace.run(options.rung, options.svg)
     elif options.command == "times":
         times.run(options.json, options.points, options.only)
     elif options.command == "ladder":

@@ -7,9 +7,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_455,
+    "numbsparse": 2_475,
     "numbsparse/autograd": 605,
-    "numbsparse/bench": 4_570,
+    "numbsparse/bench": 4_640,
     "numbsparse/device": 2_340,
     "numbsparse/jax": 670,
     "numbsparse/kernels": 2_680,
@@ -23,7 +23,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/ops": 4_530,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
-    "numbsparse/simulator": 1_575,
+    "numbsparse/simulator": 2_360,
     "numbsparse/torch": 1_460,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
