@@ -127,6 +127,18 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     command.add_argument("rung", metavar="RUNG", help="k1_naive to k8_small_batch, or s01_naive on")
     command.add_argument("--svg", type=Path, metavar="FILE", help="default: RUNG.svg")
     command = add(
+        "notebook",
+        "write lessons as Jupyter notebooks that run in the simulator",
+        "A lesson's text, its kernel in cells to be changed, and cells that check the result,\n"
+        "count what is read, find races and draw a trace. Running one takes no GPU, but\n"
+        "pip install 'numbsparse[simulator]'. Without a name, writes all lessons.",
+        "notebook s03_shared --folder lessons",
+    )
+    command.add_argument(
+        "names", metavar="RUNG", nargs="*", help="s01_naive to s15_store, k1_naive on"
+    )
+    command.add_argument("--folder", type=Path, default=Path(), help="default: this one")
+    command = add(
         "machine-code",
         "check whether a change to the source changed the GPU's machine code",
         "For those who work on the kernels. Compiles them for compute capability 9.0, which takes\n"
@@ -225,7 +237,7 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
 def _read_kernels(options: argparse.Namespace) -> None:
     """The commands that read the GPU's kernels, and so load numba.cuda."""
     try:
-        from numbsparse.bench import times, trace
+        from numbsparse.bench import notebook, times, trace
         from numbsparse.bench.ladder import table, table_of_steps
         from numbsparse.bench.profile import profile
         from numbsparse.bench.tables import fill
@@ -238,6 +250,8 @@ def _read_kernels(options: argparse.Namespace) -> None:
         fill(options.file)
     elif options.command == "trace":
         trace.run(options.rung, options.svg)
+    elif options.command == "notebook":
+        notebook.run(options.names, options.folder)
     elif options.command == "times":
         times.run(options.json, options.points, options.only)
     elif options.command == "ladder":

@@ -7,9 +7,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_475,
+    "numbsparse": 2_485,
     "numbsparse/autograd": 605,
-    "numbsparse/bench": 4_640,
+    "numbsparse/bench": 4_810,
     "numbsparse/device": 2_340,
     "numbsparse/jax": 670,
     "numbsparse/kernels": 2_680,

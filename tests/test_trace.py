@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import xml.etree.ElementTree as xml
 from itertools import pairwise
 from types import SimpleNamespace
@@ -144,7 +145,8 @@ def test_requests_are_those_that_are_counted():
     call = lambda: launch(late_kernel, 1, 64, numbers(128), numbers(32))  # noqa: E731
     (traced,), (counted,) = trace(call), count(call)
     stores, reads = traced.banks
-    assert (stores.text, stores.units, stores.least, stores.times) == ("tile[4 * t + i]", 4, 1, 4)
+    assert stores.text == ("tile[4 * t + i]" if sys.version_info >= (3, 11) else "")
+    assert (stores.units, stores.least, stores.times) == (4, 1, 4)
     assert counted.shared_writes.units == stores.units * stores.times
     assert (reads.writes, reads.units) == (False, counted.shared_reads.units)
     loads, writes = traced.sectors

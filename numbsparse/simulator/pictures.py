@@ -215,11 +215,12 @@ def _memory(page: Page, x: float, request: Request) -> None:
     sectors = sorted({word // words for word in who})
     for sector in sectors[:MOST_SECTORS]:
         x += 6 if last >= 0 and sector != last + 1 else 0
-        for i in range(words):
-            lane = who.get(sector * words + i, -1)
-            if lane >= 0:
-                colour, said = (ENGINE, COPY_ENGINE) if engine else (_shade(lane), f"lane {lane}")
-                page.box(x + side * i, y, side, 14, colour, said)
+        first = sector * words
+        for own, run in groupby(range(first, first + words), key=who.get):
+            if own is not None:
+                at, colour = [*run], ENGINE if engine else _shade(own)
+                said = COPY_ENGINE if engine else f"lane {own}"
+                page.box(x + side * (at[0] - first), y, side * len(at), 14, colour, said)
         page.box(x, y, side * words, 14, "none", edge="#555555")
         x, last = x + side * words, sector
     more = f"and {len(sectors) - MOST_SECTORS} more: " if len(sectors) > MOST_SECTORS else ""
