@@ -109,7 +109,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     command = add(
         "profile",
-        "count what the GPU kernels ask of memory",
+        "count what the GPU kernels request of memory",
         "On a GPU the counts are those of NVIDIA's profiler, Nsight Compute (ncu), which must be\n"
         "installed. In the simulator (NUMBA_ENABLE_CUDASIM=1) they are counted one by one.",
         "profile --json profile.json",

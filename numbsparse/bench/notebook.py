@@ -102,7 +102,7 @@ def _cells(name: str) -> Iterator[tuple[str, str]]:
     case = case_of(name)
     sizes = {key: getattr(case, key) for key in ("batch", "in_features", "out_features", "dtype")}
     yield "code", CHECK.format(name=name, size=case.block_size, **sizes)
-    yield "markdown", "## What does it ask of the memory?"
+    yield "markdown", "## What does it request of the memory?"
     yield "code", COUNT
     yield "markdown", "## Do its threads race?"
     yield "code", RACES

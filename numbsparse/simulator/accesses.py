@@ -145,8 +145,8 @@ def note_unseen(what: str) -> None:
 
 
 @contextmanager
-def meeting(*place: Any) -> Iterator[None]:
-    """The running thread waits meanwhile for all that come to that place, and hears of them."""
+def synchronizing(*place: Any) -> Iterator[None]:
+    """The running thread waits for all that come to that place, and then knows what they did."""
     with _waiting(place, Post):
         yield
 
@@ -187,14 +187,14 @@ def leave(*place: Any) -> None:
         watcher.post(place).leave(thread)
 
 
-def tell(*place: Any) -> None:
+def signal(*place: Any) -> None:
     """It signals, and that can be seen at once."""
     leave(*place)
     if watcher is not None:
         watcher.post(place).close()
 
 
-def hear(*place: Any) -> None:
+def observe(*place: Any) -> None:
     """It sees what was signalled at that place."""
     thread = noted()
     if watcher is not None and thread is not None:

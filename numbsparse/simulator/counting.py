@@ -31,7 +31,7 @@ class Traffic(NamedTuple):
 
     requests: int  # of whole warps
     accesses: int  # of threads
-    nbytes: int  # that the threads asked for
+    nbytes: int  # that the threads requested
     units: int  # sectors of global memory, wavefronts of shared memory
     least: int  # units, if addresses were ideal
 
@@ -43,7 +43,7 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True)
 class Count:
-    """What one launch asked for. `str` shows it as a table."""
+    """What one launch requested. `str` shows it as a table."""
 
     kernel: str
     grid: tuple[int, ...]
@@ -77,7 +77,7 @@ class Count:
 
 
 def count(call: Callable[[], Any]) -> list[Count]:
-    """Run `call` and count what each kernel that it launches asks of the memory.
+    """Run `call` and count what each kernel that it launches requests of the memory.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def count(call: Callable[[], Any]) -> list[Count]:
     Notes
     -----
     Every access in the kernel's code counts; a compiler may keep in a register what a loop reads
-    again. Caches are not simulated: a sector is counted each time that it is asked for. What the
+    again. Caches are not simulated: a sector is counted each time that it is requested. What the
     copy engine moves and `wgmma` reads is not counted, nor are accesses to local arrays. A kernel
     launched for the first time may come after others that prepare it, each a launch of its own.
 

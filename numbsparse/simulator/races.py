@@ -21,7 +21,7 @@ from numbsparse.simulator.clocks import APART, COPY, COPY_ENGINE, WGMMA
 _WHO = {
     "": "thread {}",
     COPY: "the copy that thread {} began",
-    COPY_ENGINE: "the copy engine, as thread {} told it to,",
+    COPY_ENGINE: "the copy engine, started by thread {},",
     WGMMA: "wgmma of the warp of thread {}",
 }
 
@@ -38,7 +38,7 @@ class Race(NamedTuple):
     others_write: bool
     of_another_block: bool  # the other thread
     pairs: int  # of threads for which it was found
-    units: tuple[str, str] = ("", "")  # who wrote, who else: "", the thread, or what it told to
+    units: tuple[str, str] = ("", "")  # who wrote, who else: "", the thread, or what it started
 
     def __str__(self) -> str:
         writer, other = (

@@ -92,7 +92,7 @@ def trace(call: Callable[[], Any]) -> list[Trace]:
 
     A trace shows four things of the first block of threads: when its warps fetch, wait, read and
     release; when each stage of shared memory is filled and read; which sectors of global memory a
-    warp's request touches; and which banks of shared memory its lanes meet in.
+    warp's request touches; and which banks of shared memory its lanes use.
 
     Parameters
     ----------
