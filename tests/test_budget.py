@@ -23,7 +23,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/ops": 4_530,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
-    "numbsparse/simulator": 2_360,
+    "numbsparse/simulator": 2_370,
     "numbsparse/torch": 1_460,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back

@@ -47,7 +47,7 @@ TRACED = {  # warps that compute, warps that fetch for them, stages of a ring, o
     "k4_pipelined": (2, 0, 3, 0),
     "k5_tensor_core": (4, 0, 4, 0),
     "k6_hopper": (4, 2, 2, 1),
-    "k7_small_blocks": (2, 4, 2, 0),
+    "k7_small_blocks": (4, 4, 2, 0),
     "k8_small_batch": (2, 0, 2, 1),  # a ring of one stage for each warp; where they add their sums
 }
 SMALLER = {  # than what the command draws: one step or one tile less

@@ -20,7 +20,7 @@ RUNGS = {  # dtype, inputs, outputs, batch, block size: small, and enough to go 
     "k4_pipelined": ("float32", 128, 32, 32, 32),
     "k5_tensor_core": ("float16", 192, 32, 64, 32),
     "k6_hopper": ("float16", 384, 128, 256, 64),
-    "k7_small_blocks": ("float16", 192, 64, 64, 16),
+    "k7_small_blocks": ("float16", 256, 128, 128, 16),
     "k8_small_batch": ("float16", 256, 64, 16, 32),
 }
 NAMES = (*ladder.NAMES, *RUNGS)

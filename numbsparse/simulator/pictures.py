@@ -133,7 +133,7 @@ def _role(row: list[Span], rows: list[list[Span]]) -> str:
 def _stages(page: Page, stages: list[Stage], end: int) -> None:
     page.section(
         "Stages of shared memory over time",
-        "Bytes that are always filled together are a stage. A number counts its fillings.",
+        "Bytes that are filled together are a stage. A number counts its fillings.",
     )
     page.legend(STATES.values())
     page.y += 6

@@ -158,6 +158,7 @@ class _Memory:
         writes: dict[int, list[Action]] = defaultdict(list)  # by the number of a filling
         reads: list[tuple[Action, int]] = []
         numbers: dict[Any, int] = {}
+        kinds: dict[int, tuple[Any, Any]] = {}  # a filling's name, or the phase that it ends with
         named = [pair for actions in warps for pair in _fillings(actions)]
         for name, action in sorted(named, key=lambda pair: pair[1].start):
             for access in action.accesses:
@@ -167,15 +168,23 @@ class _Memory:
                 if access.home == block and not access.writes:
                     reads.append((action, grains[0]))
                 elif access.home == block:
-                    number = numbers.setdefault(name or access.moment.end, len(numbers))
+                    end = access.moment.end
+                    number = numbers.setdefault(name or end, len(numbers))
+                    kinds[number] = name, end
                     writes[number].append(action)
                     for grain in grains:
                         if history[grain][-1:] != [number]:
                             history[grain].append(number)
-        parts: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        # Copies that end at one mbarrier fill one stage, even if not all fill all of it.
+        where = {n: end[:1] if name is None else n for n, (name, end) in kinds.items()}
+        parts: dict[Any, list[int]] = defaultdict(list)
         for grain, filled in history.items():
-            parts[tuple(filled)].append(grain)
-        large = [part for part in parts.items() if len(part[1]) * GRAIN >= LEAST]
+            parts[tuple(dict.fromkeys(where[n] for n in filled))].append(grain)
+        large = [
+            (sorted({n for grain in grains for n in history[grain]}), grains)
+            for grains in parts.values()
+            if len(grains) * GRAIN >= LEAST
+        ]
         large.sort(key=lambda part: (part[0][0], min(part[1])))
         self._stages = {grain: i for i, (_, grains) in enumerate(large) for grain in grains}
         self._posts: dict[int, int] = {}  # the stage that an mbarrier is for
