@@ -192,6 +192,37 @@ def test_a_wait_for_a_copy_names_its_stage():
     assert traced.sectors[0].units == 8  # 256 bytes
 
 
+@cuda.jit
+def refilled_kernel(x, out):
+    """The second filling is half as long."""
+    tile = cuda.shared.array(64, float32, ALIGNMENT)
+    bars = cuda.shared.array(1, uint64)
+    t = cuda.threadIdx.x
+    if t == 0:
+        ptx.mbarrier_init(bars, 0, 1)
+        ptx.fence_mbarrier_init()
+    cuda.syncthreads()
+    for turn in range(2):
+        if t == 0:
+            ptx.mbarrier_expect(bars, 0, 256 - 128 * turn)
+            ptx.bulk_load(tile, 0, x, 0, 256 - 128 * turn, bars, 0)
+        ptx.mbarrier_wait(bars, 0, turn)
+        out[t] = tile[t]
+        cuda.syncthreads()
+
+
+def test_what_one_mbarrier_waits_for_is_one_stage():
+    (traced,) = trace(lambda: launch(refilled_kernel, 1, 32, numbers(64), numbers(32)))
+    (stage,) = traced.stages
+    assert stage.nbytes == 256
+    assert [(span.what, span.number) for span in stage.spans] == [
+        ("filled", 0),
+        ("read", 0),
+        ("filled", 1),
+        ("read", 1),
+    ]
+
+
 def test_the_command_writes_a_picture(tmp_path, capsys, monkeypatch):
     file = tmp_path / "trace.svg"
     command_line.main(["trace", "s09_copy_engine", "--svg", str(file)])

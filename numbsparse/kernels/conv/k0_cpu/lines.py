@@ -41,9 +41,9 @@ def multiply_lines(product, x, values, index, window, y):
         how = strips_of(of, batch, sizes, vectors * lanes(dtype), lanes(dtype))
         out_rows = np.arange(of.counts[0])[:, None] * of.step[0] + of.first[0]
         out_rows = out_rows * out_sizes[1] + np.arange(of.counts[1]) * of.step[1] + of.first[1]
-        values = sizes[0] * sizes[1] * how.strips * x.shape[2] * how.lanes  # of a group
+        of_group = sizes[0] * sizes[1] * how.strips * x.shape[2] * how.lanes
         groups = -(-batch // how.images)
-        slab = max(1, SLAB // values)
+        slab = max(1, SLAB // of_group)
         for group in range(0, groups, slab):
             count = min(slab, groups - group)
             packed = _room(count, sizes[0] * sizes[1], how, x.shape[2], values.dtype)
