@@ -175,10 +175,8 @@ def total_kernel(sums: Sums) -> Any:
         add(cut, pieces, (partials, blocks, rows, columns, sizes, dvalues))
 
     @cuda.jit
-    def repairing_kernel(
-        cut, pieces, partials, blocks, rows, columns, sizes, dvalues, x, dy, of_sum
-    ):
+    def repair_kernel(cut, pieces, partials, blocks, rows, columns, sizes, dvalues, x, dy, of_sum):
         dense = x, dy, of_sum, rows, columns
         add(cut, pieces, (partials, blocks, rows, columns, sizes, dvalues, dense))
 
-    return repairing_kernel if sums.arithmetic == "highest" else kernel
+    return repair_kernel if sums.arithmetic == "highest" else kernel

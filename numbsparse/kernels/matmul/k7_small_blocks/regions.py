@@ -242,7 +242,7 @@ def region_kernel(sums: Sums) -> Any:
         run(maps, segments, boxes, codes, useds, into)
 
     @cuda.jit(**options)
-    def repairing_kernel(
+    def repair_kernel(
         maps, segments, boxes, codes, useds, partials, blocks, rows, columns, sizes, dvalues,
         x, dy, of_sum,
     ):  # fmt: skip
@@ -250,7 +250,7 @@ def region_kernel(sums: Sums) -> Any:
         into = partials, blocks, rows, columns, sizes, dvalues, dense
         run(maps, segments, boxes, codes, useds, into)
 
-    return repairing_kernel if sums.arithmetic == "highest" else kernel
+    return repair_kernel if sums.arithmetic == "highest" else kernel
 
 
 @cache
