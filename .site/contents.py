@@ -142,7 +142,8 @@ REFERENCE = [
         "Is a gradient right, is a kernel, does it race, and what does it ask of the memory?",
         {
             "numbsparse.kernels.matmul": "add_rung",
-            "numbsparse.testing": "check_rung check_grads count Count races Race in_turns Case",
+            "numbsparse.testing": "check_rung check_grads count Count races Race trace Trace "
+            "in_turns Case",
         },
     ),
 ]

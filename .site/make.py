@@ -75,8 +75,9 @@ class Pages:
                 text = (ROOT / path).read_text(encoding="utf-8")
                 self.write_page(path, text + under.get(path, ""))
         for name, title, text in self.lessons:
-            step = re.match(r"Step \d", title) and re.search(rf"{Path(LADDER).name}/s\w+\.py", text)
-            more = listing_of_step(name, step[0]) if step else ""
+            step = f"{Path(LADDER).name}/{rung_of(title, text)}.py"
+            more = listing_of_step(name, step) if title.startswith("Step ") else ""
+            more += tried(name, rung_of(title, text))
             self.write_page(name, WIDE + text + more + toctree(self.below(name)))
         for path in (*COURSE, *PROGRAMS):
             self.link(ROOT / path)
@@ -119,6 +120,8 @@ class Pages:
             return before + beside(page_of(path), self.lesson_of[anchor[1:]])
         if not target:
             return link[0]
+        if goal.suffix == ".svg":
+            return link[0]  # a trace, which is made beside its page
         if goal.suffix == ".png":
             picture = SOURCE / name
             picture.parent.mkdir(parents=True, exist_ok=True)
@@ -212,6 +215,31 @@ def listing_of_step(page: str, file: str) -> str:
         new = "".join(unified_diff(*both, before.name, path.name))
         text += f"\n## What is new since {before.name}\n\n```diff\n{new}```\n"
     return text
+
+
+def rung_of(title: str, text: str) -> str:
+    """The step or rung of a lesson, "" without one."""
+    if title.startswith("Step "):
+        return re.findall(rf"{Path(LADDER).name}/(s\w+)\.py", text)[0]
+    found = re.match(r"(k[1-9]\w+): ", title)
+    return found[1] if found else ""
+
+
+def tried(page: str, rung: str) -> str:
+    """A lesson's trace and its notebook, both beside its page."""
+    if not rung:
+        return ""
+    notebook = importlib.import_module("numbsparse.bench.notebook")
+    trace = importlib.import_module("numbsparse.bench.trace")
+    folder = os.path.dirname(page)
+    write(f"{folder}/{rung}.ipynb", notebook.text_of(rung))
+    write(f"{folder}/{rung}.svg", trace.trace_of(trace.case_of(rung)).svg())
+    made = f"python -m numbsparse trace {rung}"
+    return (
+        f"\n## Its trace, and its notebook\n\nOf a small product in the simulator, by `{made}`."
+        f"\n\n![Trace of {rung}]({rung}.svg)\n\n{{download}}`{rung}.ipynb` has this lesson as a "
+        "notebook, with the code in cells to be changed.\n"
+    )
 
 
 def code_of(path: Path) -> list[str]:

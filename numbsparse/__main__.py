@@ -109,12 +109,35 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     command = add(
         "profile",
-        "count what the GPU kernels ask of memory",
+        "count what the GPU kernels request of memory",
         "On a GPU the counts are those of NVIDIA's profiler, Nsight Compute (ncu), which must be\n"
         "installed. In the simulator (NUMBA_ENABLE_CUDASIM=1) they are counted one by one.",
         "profile --json profile.json",
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the counts there too")
+    command = add(
+        "trace",
+        "draw what a GPU kernel does: who waits for whom, stages, sectors, banks",
+        "Runs the forward product of a rung or of a taught step in the simulator, and draws when\n"
+        "its warps load, wait and compute, when each stage of shared memory is filled and read,\n"
+        "and which sectors and banks its requests touch. Takes no GPU, but\n"
+        "pip install 'numbsparse[simulator]'. `python -m numbsparse ladder` lists the names.",
+        "trace s11_producer --svg producer.svg",
+    )
+    command.add_argument("rung", metavar="RUNG", help="k1_naive to k8_small_batch, or s01_naive on")
+    command.add_argument("--svg", type=Path, metavar="FILE", help="default: RUNG.svg")
+    command = add(
+        "notebook",
+        "write lessons as Jupyter notebooks that run in the simulator",
+        "A lesson's text, its kernel in cells to be changed, and cells that check the result,\n"
+        "count what is read, find races and draw a trace. Running one takes no GPU, but\n"
+        "pip install 'numbsparse[simulator]'. Without a name, writes all lessons.",
+        "notebook s03_shared --folder lessons",
+    )
+    command.add_argument(
+        "names", metavar="RUNG", nargs="*", help="s01_naive to s15_store, k1_naive on"
+    )
+    command.add_argument("--folder", type=Path, default=Path(), help="default: this one")
     command = add(
         "machine-code",
         "check whether a change to the source changed the GPU's machine code",
@@ -214,7 +237,7 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
 def _read_kernels(options: argparse.Namespace) -> None:
     """The commands that read the GPU's kernels, and so load numba.cuda."""
     try:
-        from numbsparse.bench import times
+        from numbsparse.bench import notebook, times, trace
         from numbsparse.bench.ladder import table, table_of_steps
         from numbsparse.bench.profile import profile
         from numbsparse.bench.tables import fill
@@ -225,6 +248,10 @@ def _read_kernels(options: argparse.Namespace) -> None:
         ) from error
     if options.command == "tables":
         fill(options.file)
+    elif options.command == "trace":
+        trace.run(options.rung, options.svg)
+    elif options.command == "notebook":
+        notebook.run(options.names, options.folder)
     elif options.command == "times":
         times.run(options.json, options.points, options.only)
     elif options.command == "ladder":

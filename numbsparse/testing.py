@@ -19,17 +19,20 @@ from numbsparse.kernels.matmul import k0_reference
 from numbsparse.layout import Index, Layout
 from numbsparse.simulator.counting import Count, count
 from numbsparse.simulator.races import Race, races
+from numbsparse.simulator.tracing import Trace, trace
 from numbsparse.simulator.turns import in_turns
 
 __all__ = [
     "Case",
     "Count",
     "Race",
+    "Trace",
     "check_grads",
     "check_rung",
     "count",
     "in_turns",
     "races",
+    "trace",
 ]
 
 

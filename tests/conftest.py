@@ -69,7 +69,7 @@ def turns_and_holes(request):
 
     Who comes first is chance on a GPU, and a barrier is missed in one order alone. Of either half
     every other test finds numbers in memory that nobody has written, where the others find NaN:
-    what a kernel leaves out may be mended with what is NaN.
+    what a kernel leaves out may be repaired with what is NaN.
     """
     from numbsparse import device, testing
     from numbsparse.device import memory

@@ -7,25 +7,25 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_465,
+    "numbsparse": 2_500,
     "numbsparse/autograd": 605,
-    "numbsparse/bench": 4_570,
+    "numbsparse/bench": 4_805,
     "numbsparse/compat": 405,
-    "numbsparse/device": 2_350,
+    "numbsparse/device": 2_825,
     "numbsparse/jax": 670,
     "numbsparse/kernels": 2_680,
     "numbsparse/kernels/conv": 3_430,
     "numbsparse/kernels/ladder": 1_930,
     "numbsparse/kernels/lstm": 1_910,
-    "numbsparse/kernels/matmul": 9_565,
+    "numbsparse/kernels/matmul": 9_605,
     "numbsparse/kernels/parts": 2_470,
     "numbsparse/kernels/ptx": 2_660,
     "numbsparse/nn": 6_120,
-    "numbsparse/ops": 4_530,
+    "numbsparse/ops": 4_580,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
-    "numbsparse/simulator": 1_575,
-    "numbsparse/torch": 1_610,
+    "numbsparse/simulator": 2_370,
+    "numbsparse/torch": 1_630,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

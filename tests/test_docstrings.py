@@ -20,6 +20,7 @@ SHOWN_ELSEWHERE = {
     "numbsparse.nn.functional.repeated_norm": "the loop of `repeated_product`",
     "numbsparse.testing.Count": "what `count` gives",
     "numbsparse.testing.Race": "what `races` gives",
+    "numbsparse.testing.Trace": "what `trace` gives",
 }
 
 

@@ -113,10 +113,12 @@ def test_the_drawn_swizzle_is_that_of_the_tensor_core_rung():
 
 
 @simulator
-def test_the_tools_work(capsys):
+def test_the_tools_work(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     (tools,) = re.findall(r"^```python\n(.*?)^```", read_lessons(), re.MULTILINE | re.DOTALL)
     assert tools.index("NUMBA_ENABLE_CUDASIM") < tools.index("numba import")
     exec(compile(tools, "README.md", "exec"), {"__name__": "tools"})
+    assert (tmp_path / "trace.svg").read_text().startswith("<svg")
     counted = rows_by_rung("counted")["k3_registers"]["readings"]
     requests = f"{counted['global read requests']:,}"
     assert re.search(rf"^global reads +{requests} ", capsys.readouterr().out, re.MULTILINE)

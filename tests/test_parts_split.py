@@ -10,7 +10,7 @@ from ptx_helpers import on_hopper
 from numbsparse import Layout, to_device
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts.images import images_of
-from numbsparse.kernels.parts.mend import mender_of_blocks, mender_of_lines
+from numbsparse.kernels.parts.repair import repairing_blocks, repairing_lines
 
 pytestmark = on_hopper
 B = 32
@@ -48,19 +48,19 @@ def test_images_hold_each_value_as_hi_and_lo(size, N, depth, transposed, by_eigh
     assert (abs(lo) <= 2.0**-11 * abs(expected)).all()
 
 
-def mending_kernel(mend, is_line):
+def repairing_kernel(repair, is_line):
     @cuda.jit
     def of_lines(y, sizes, x, x_strides, features, w, w_strides, indptr, indices, blocks):
         row_stride, column_stride, batch, columns = sizes
         dense = x, x_strides, features, w, w_strides, indptr, indices, blocks
         for i in range(cuda.threadIdx.x, batch * columns, 32):
             out = y, row_stride, column_stride, batch, columns
-            mend(out, i // columns, i % columns, dense)
+            repair(out, i // columns, i % columns, dense)
 
     @cuda.jit
     def of_blocks(dvalues, x, dy, sizes, rows, columns):
         for i in range(cuda.threadIdx.x, dvalues.size, 32):
-            mend(dvalues, i, (x, dy, sizes, rows, columns))
+            repair(dvalues, i, (x, dy, sizes, rows, columns))
 
     return of_lines if is_line else of_blocks
 
@@ -74,7 +74,7 @@ def test_outputs_that_are_nan_are_plain_sums_and_others_stay(rng):
     y[:, 1::3] = np.nan
     out, walk = to_device(y), layout.index.columns
     dense = to_device(x.reshape(-1)), (x.shape[1], 1), x.shape[1], to_device(values.reshape(-1))
-    kernel, sizes = mending_kernel(mender_of_lines(B), True), (2 * B, 1, batch, 2 * B)
+    kernel, sizes = repairing_kernel(repairing_lines(B), True), (2 * B, 1, batch, 2 * B)
     arrays = [to_device(np.asarray(a, np.int32)) for a in walk]
     launch(kernel, 1, 32, out.reshape(-1), sizes, *dense, (B, 1), *arrays)
 
@@ -101,10 +101,10 @@ def test_weights_that_are_nan_are_plain_sums(swapped, x_transposed, rng):
     if swapped:
         first, second, sizes[:2] = dy, lines, [features, lines.shape[1]]
     transposed = (False, x_transposed) if swapped else (x_transposed, False)
-    mend = mender_of_blocks(B, swapped, *transposed)
+    repair = repairing_blocks(B, swapped, *transposed)
     arrays = [to_device(a.reshape(-1)) for a in (first, second)]
     places = [to_device(np.asarray(a, np.int32)) for a in (index.block_rows, index.block_columns)]
-    launch(mending_kernel(mend, False), 1, 32, out.reshape(-1), *arrays, tuple(sizes), *places)
+    launch(repairing_kernel(repair, False), 1, 32, out.reshape(-1), *arrays, tuple(sizes), *places)
 
     exact = np.zeros((2 * B, 2 * B))
     exact[:features, :features] = x.T.astype(float) @ dy

@@ -114,7 +114,7 @@ ROWS = [
 def test_the_fastest_peer_counts():
     found = {point.batch: found for point, *found in plane.speed_ups("cuda", ROWS)}
     assert found == {1: [1.5, "cuBLAS dense"], 8: [0.5, "cuBLAS dense"]}
-    said = plane.told("cuda", ROWS).splitlines()
+    said = plane.summary("cuda", ROWS).splitlines()
     assert "NaN in the result" in said[1]
     assert "median 1.00 times the best peer, least 0.50, slower at 1 of 2" in said[2]
     assert said[3].startswith("  0.50 of cuBLAS dense: (64, 64) 8 0.5 8 float16")

@@ -144,12 +144,12 @@ fence, stored, read_done = ptx.fence_proxy_async, ptx.bulk_commit, ptx.bulk_wait
 CASES = {  # a kernel that races, what is said of it, and its twin that does not
     "nobody waits for the copy engine": (
         of(bulk_kernel(only_first_waits, meet)),
-        "the copy engine, as thread 0 told it to, writes to shared .* what thread 1 reads",
+        "the copy engine, started by thread 0, writes to shared .* what thread 1 reads",
         of(bulk_kernel(wait_for_all, meet)),
     ),
     "the copy engine overwrites what is read": (
         of(bulk_kernel(wait_for_all, nothing)),
-        "the copy engine, as thread 0 told it to, writes to shared .* what thread 1 reads",
+        "the copy engine, started by thread 0, writes to shared .* what thread 1 reads",
         of(bulk_kernel(wait_for_all, meet)),
     ),
     "an mbarrier is used before it is there": (
@@ -159,17 +159,17 @@ CASES = {  # a kernel that races, what is said of it, and its twin that does not
     ),
     "the copy engine does not see what was stored": (
         of_stores(storing_kernel(nothing, stored, read_done)),
-        "thread 0 writes to shared .* what the copy engine, as thread 0 told it to, reads",
+        "thread 0 writes to shared .* what the copy engine, started by thread 0, reads",
         of_stores(storing_kernel(fence, stored, read_done)),
     ),
     "what the copy engine reads is written": (
         of_stores(storing_kernel(fence, stored, nothing)),
-        "thread 0 writes to shared .* what the copy engine, as thread 0 told it to, reads",
+        "thread 0 writes to shared .* what the copy engine, started by thread 0, reads",
         of_stores(storing_kernel(fence, stored, read_done)),
     ),
     "nobody commits a store": (
         of_stores(storing_kernel(fence, nothing, read_done)),
-        "thread 0 writes to shared .* what the copy engine, as thread 0 told it to, reads",
+        "thread 0 writes to shared .* what the copy engine, started by thread 0, reads",
         of_stores(storing_kernel(fence, stored, read_done)),
     ),
     "wgmma does not wait for other threads": (

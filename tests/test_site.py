@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from test_docstrings import NAMES
 
+from numbsparse import device
+from numbsparse.bench.notebook import text_of
+from numbsparse.bench.trace import RUNGS
 from numbsparse.kernels.ladder import NAMES as STEPS
 
 ROOT = Path(__file__).parents[1]
@@ -91,6 +94,20 @@ def test_a_step_shows_its_file_and_what_is_new_in_its_code(site):
     assert "\n+        xs = cuda.shared.array((BM, BK), float32)" in new
     assert "The limit" not in new
     assert str(ROOT) not in shown
+
+
+def test_a_lesson_has_its_trace_and_its_notebook(site, monkeypatch, tmp_path):
+    pages = site.lessons((ROOT / site.LESSONS).read_text(encoding="utf-8"))
+    found = [rung for _, title, text in pages if (rung := site.rung_of(title, text))]
+    assert found == [*STEPS, *RUNGS]
+    monkeypatch.setattr(site, "SOURCE", tmp_path)
+    assert site.tried("kernels/words.md", "") == ""
+    if device.SIMULATED:
+        shown = site.tried("kernels/step-10-wgmma.md", "s10_wgmma")
+        assert (tmp_path / "kernels" / "s10_wgmma.svg").read_text().startswith("<svg")
+        assert (tmp_path / "kernels" / "s10_wgmma.ipynb").read_text() == text_of("s10_wgmma")
+        assert "](s10_wgmma.svg)" in shown
+        assert "{download}`s10_wgmma.ipynb`" in shown
 
 
 def test_links_are_led_to_pages(site):

@@ -254,7 +254,7 @@ def test_a_step_is_a_small_diff(before, after):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_share_their_names(name):
-    """What a local name means stands in the room's docstring; each step uses the same ones."""
+    """What a local name means stands in the docstring of `ladder`; each step uses the same ones."""
     kernel = next(
         node
         for node in ast.walk(ast.parse(shown.text_of(name)))
@@ -354,7 +354,7 @@ def test_a_wall_is_what_forward_names():
         path.name for path in walls.files_for("numbsparse.kernels.matmul.k2_shared", "forward")
     }
     assert opened == {"k2_shared.py", "k1_naive.py"}
-    names = [path.name for path in walls.files_for(f"{walls.ROOM}.k6_hopper", "forward")]
+    names = [path.name for path in walls.files_for(f"{walls.PACKAGE}.k6_hopper", "forward")]
     assert {"produce.py", "consume.py", "plan.py"} <= set(names)
     assert not {"weight_grad.py", "ring.py", "store.py", "emitted.py"} & set(names)
     for name in CEILINGS:

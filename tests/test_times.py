@@ -164,7 +164,7 @@ def test_a_grid_is_measured_and_the_choice_weighed(written, monkeypatch, capsys)
     monkeypatch.setattr(bench, "numbers_of", lambda *_: None)
     found = list(bench.regrets(2))
     assert [each.ratio for each in found] == [2.0] * 2
-    lines = bench.told(found).splitlines()
+    lines = bench.summary(found).splitlines()
     assert "auto takes 2.000 times" in lines[0]
     assert "100.0%" in lines[0]
     assert "k3_registers of k3_registers 2000000.0" in lines[1]

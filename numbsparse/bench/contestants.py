@@ -61,8 +61,8 @@ def contestants_of(
     make = by_ops if problem.place == "cpu" else of_rung
     makers = {name: partial(make, kernel=name) for name in names}
     if FEATURE_MAJOR in others:
-        turned = partial(of_rung, feature_major=True)
-        makers |= {f"{name} {FEATURE_MAJOR}": partial(turned, kernel=name) for name in names}
+        by_feature = partial(of_rung, feature_major=True)
+        makers |= {f"{name} {FEATURE_MAJOR}": partial(by_feature, kernel=name) for name in names}
     return makers
 
 

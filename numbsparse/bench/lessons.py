@@ -268,8 +268,8 @@ def _walk(name: str, walk: Walk, output: str, term: str) -> str:
     cuts = [int(end) for end in walk.indptr[1:-1]]
     sums = []
     for line, (begin, end) in enumerate(zip(walk.indptr[:-1], walk.indptr[1:], strict=True)):
-        met = zip(walk.indices[begin:end], walk.blocks[begin:end], strict=True)
-        terms = " + ".join(term.format(other=other, block=block) for other, block in met)
+        pairs = zip(walk.indices[begin:end], walk.blocks[begin:end], strict=True)
+        terms = " + ".join(term.format(other=other, block=block) for other, block in pairs)
         sums.append(f"{output.format(line=line)}{terms or '0'}")
     return _lines(
         f"{name}.indptr   {_array(walk.indptr)}",

@@ -156,7 +156,7 @@ def _change(then: Kernel | None, now: Kernel | None) -> list[str]:
 
 
 def description(cubin: bytes) -> dict[str, Any]:
-    """Of a cubin with one kernel: what tells it from others, and what may cost it time.
+    """Of a cubin with one kernel: what distinguishes it, and what may cost it time.
 
     `instructions` in the file; `registers` a thread; `stack`, bytes a thread, for spilled registers
     and for arrays that are indexed; `stack_instructions` that use it; `hash` of the instructions.
@@ -192,7 +192,7 @@ def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def attributes(info: bytes) -> Iterator[tuple[int, int]]:
-    """(attribute, value) of those that are told of a kernel in a word."""
+    """(attribute, value) of those that say something of a kernel in a word."""
     at = 0
     while at < len(info):
         form, attribute, nbytes = struct.unpack_from("<BBH", info, at)

@@ -46,7 +46,7 @@ def measure(
 
     `kernels` is "auto", the rung that `ops` chooses, "all" that serve, or a list of names with
     commas, of which those that serve are taken; `others` names peers; with FEATURE_MAJOR among
-    them each rung is measured that way too. Of convolutions a row also tells what memory ours takes
+    them each rung is measured that way too. Of convolutions a row also says what memory ours takes
     beside its operands and its result.
     """
     row: Row = {"product": product, **problem.named(), "auto": None, "errors": {}, "not_timed": {}}

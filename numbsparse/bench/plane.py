@@ -115,7 +115,7 @@ def run(
             _write(json_file, content, rows)
             written = time.perf_counter()
     _write(json_file, content, rows)
-    print(told(place, rows))
+    print(summary(place, rows))
     if png is not None:
         draw(place, content, rows, png)
         print(f"the picture is in {png}")
@@ -264,7 +264,7 @@ def speed_ups(place: str, rows: list[Row]) -> list[tuple[Point, float, str]]:
     return found
 
 
-def told(place: str, rows: list[Row], most: int = 20) -> str:
+def summary(place: str, rows: list[Row], most: int = 20) -> str:
     """How the speed-ups are spread, by block size and density, and where we lose most."""
     found = speed_ups(place, rows)
     lines = [f"{len(found)} products beside the fastest peer of each"]

@@ -178,9 +178,9 @@ class Operand:
     @cached_property
     def feature_major(self) -> DeviceArray:
         """(batch, features) on the GPU again, a view of (features, batch)."""
-        turned = empty(self.shape[::-1], self.dtype)
-        ops.copy_into(turned, self.device.T)
-        return turned.T
+        transposed = empty(self.shape[::-1], self.dtype)
+        ops.copy_into(transposed, self.device.T)
+        return transposed.T
 
     @property
     def _pool(self) -> tuple[int, np.dtype, int]:

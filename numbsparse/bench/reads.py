@@ -78,7 +78,7 @@ def reads(name: str, layout: Layout, size: int, batch: int, dtype: str) -> Reads
 
 
 def arriving(name: str, layout: Layout, size: int, batch: int, dtype: str) -> float | None:
-    """Values per output that come from the L2 cache: what a cluster asks for once comes to each."""
+    """Values per output that come from the L2 cache: what a cluster requests once comes to each."""
     found = reads(name, layout, size, batch, dtype)
     if found is None:
         return None
@@ -131,7 +131,7 @@ def _of_small_blocks(layout: Layout, size: int, K: float) -> Reads:
 
 
 class Roofline(NamedTuple):
-    """Seconds that each limit asks for."""
+    """Seconds that each limit takes."""
 
     arithmetic: float
     cache: float
@@ -143,7 +143,7 @@ class Roofline(NamedTuple):
 
     @property
     def bound(self) -> str:
-        """The limit that asks for most."""
+        """The limit that takes longest."""
         return ("arithmetic", "L2", "memory")[self.index(self.seconds)]
 
 

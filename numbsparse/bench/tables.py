@@ -196,11 +196,11 @@ def _beside_cudnn(row: Row | None, rows: list[Row]) -> str:
 def _both_ways(row: Row | None) -> str:
     if row is None:
         return "-"
-    name, turned = row["auto"], f"{row['auto']} {FEATURE_MAJOR}"
+    name, by_feature = row["auto"], f"{row['auto']} {FEATURE_MAJOR}"
     if name not in row["seconds"]:
         return row["not_timed"].get(name, "")
-    time, times = row["seconds"][name] * 1e6, beside_batch_major(row, turned)
-    beside = row["not_timed"].get(turned, "-") if times is None else f"{times:.2f}"
+    time, times = row["seconds"][name] * 1e6, beside_batch_major(row, by_feature)
+    beside = row["not_timed"].get(by_feature, "-") if times is None else f"{times:.2f}"
     return f"{time:.{0 if time >= 100 else 1}f} ({beside})"
 
 

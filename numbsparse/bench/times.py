@@ -54,7 +54,7 @@ def run(json_file: Path | None, points: int, only: str | None = None) -> None:
         times.measured.cache_clear()
         choice.forget()
     if points:
-        print(told(list(regrets(points))))
+        print(summary(list(regrets(points))))
 
 
 def _added(json_file: Path, found: dict[str, Any], only: str) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def regrets(points: int, seed: int = 0) -> Iterator[Regret]:
                 yield Regret(where, seconds, name, seconds[name] / min(seconds.values()))
 
 
-def told(found: list[Regret]) -> str:
+def summary(found: list[Regret]) -> str:
     """How the ratios are spread, and the points where they are largest."""
     ratios = np.array([each.ratio for each in found])
     lines = [

@@ -1,7 +1,7 @@
 """How much of the library stands between a reader and one product of a rung.
 
 From the rung's `forward` on, the names that it uses are followed to where they are defined, file by
-file: through functions, and no further than the ladder's own rooms. Parts that all kernels share
+file: through functions, and no further than the package of the rungs. Parts that all kernels share
 (`kernels/parts`, `kernels/ptx` and the small files beside them) are not followed.
 """
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-ROOM = "numbsparse.kernels.matmul"
+PACKAGE = "numbsparse.kernels.matmul"
 
 
 class Wall(NamedTuple):
-    """What a reader meets: files of the rung, files and lines opened for a forward product."""
+    """What a reader opens: files of the rung, files and lines opened for a forward product."""
 
     own: int
     files: int
@@ -35,7 +35,7 @@ class Module(NamedTuple):
 
 def wall_of(name: str) -> Wall:
     """Of a rung, in all its dtypes and orders."""
-    opened = files_for(f"{ROOM}.{name}", "forward")
+    opened = files_for(f"{PACKAGE}.{name}", "forward")
     folder = ROOT / "kernels" / "matmul" / name
     own = sum(1 for _ in folder.rglob("*.py")) if folder.is_dir() else 1
     texts = (path.read_text(encoding="utf-8") for path in opened)
@@ -43,7 +43,7 @@ def wall_of(name: str) -> Wall:
 
 
 def files_for(module: str, name: str) -> set[Path]:
-    """The files in which a name is defined, and all that it uses, as far as the room goes."""
+    """The files in which a name is defined, and all that it uses, within that package."""
     seen: set[tuple[str, str]] = set()
     opened, left = set(), [(module, name)]
     while left:
@@ -79,8 +79,8 @@ def uses(node: ast.AST, module: str, found: Module) -> Iterator[tuple[str, str]]
 
 @cache
 def parsed(module: str) -> Module | None:
-    """A module of the room; None for any other."""
-    path = _path_of(module) if module.startswith(f"{ROOM}.") else None
+    """A module of that package; None for any other."""
+    path = _path_of(module) if module.startswith(f"{PACKAGE}.") else None
     if path is None:
         return None
     defined: dict[str, ast.AST] = {}

@@ -190,7 +190,7 @@ def matmul(x: Any, w: Any, *, precision: str | None = None) -> jax.Array:
     TypeError
         If not one operand is a BlockSparse, or dtypes differ.
     ValueError
-        If shapes do not meet.
+        If shapes do not match.
     NotImplementedError
         If arrays are on a GPU: `numbsparse.matmul` takes them, outside jit.
 

@@ -1,4 +1,4 @@
-"""What kernels ask of the card before they are launched."""
+"""What kernels find out about the card before they are launched."""
 
 from __future__ import annotations
 

@@ -134,14 +134,14 @@ def tensor_core_kernel(dtype: str) -> Any:
 @cache
 def warpgroup_kernel(dtype: str) -> Any:
     multiply = wgmma(KINDS[dtype], SIDE // 64, SIDE, DEPTH // 16 * TIMES, ALONG, ALONG)
-    SUMS, TILE, ROOM = SIDE * SIDE // 128, SIDE * DEPTH, 2 * SIDE * DEPTH + 512
+    SUMS, TILE, SPAN = SIDE * SIDE // 128, SIDE * DEPTH, 2 * SIDE * DEPTH + 512
     no_sums, factor = zeros(SUMS), drawn(*TENSOR_CORES[dtype][2:])
 
     @cuda.jit
     def kernel(rounds, out):
-        tiles = cuda.shared.array(ROOM, uint16)
+        tiles = cuda.shared.array(SPAN, uint16)
         sums = cuda.local.array(SUMS, float32)
-        for i in range(cuda.threadIdx.x, ROOM, cuda.blockDim.x):
+        for i in range(cuda.threadIdx.x, SPAN, cuda.blockDim.x):
             tiles[i] = uint16(factor(i))
         fence_proxy_async()
         cuda.syncthreads()

@@ -224,7 +224,7 @@ def store_transposed(typing, tile, out, start, stride):
 
 @intrinsic(prefer_literal=True)
 def prefetch(typing, a, start, count):
-    """Ask for the cache lines of `a[start:][:count]`, to be read soon; they may be outside `a`."""
+    """Prefetch the cache lines of `a[start:][:count]`, to be read soon; they may be outside `a`."""
     size = a.dtype.bitwidth // 8
 
     def build(context, builder, signature, args):

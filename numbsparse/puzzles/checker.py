@@ -1,4 +1,4 @@
-"""Whether a kernel does what its puzzle asks: the right result, no race, few enough reads."""
+"""Whether a kernel does what its puzzle requires: the right result, no race, few enough reads."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def _faults_in(kernel: Any, case: Case) -> list[str]:
 
 
 def _reads(read: Any, case: Case, where: str) -> Iterator[str]:
-    for asked, most, what in (
+    for found, most, what in (
         (read.accesses, case.values, "values, counted for each thread"),
         (read.units, case.sectors, "sectors of 32 bytes"),
     ):
-        if most is not None and asked > most:
-            yield f"too many reads {where}: {asked} {what}; {most} are enough"
+        if most is not None and found > most:
+            yield f"too many reads {where}: {found} {what}; {most} are enough"
 
 
 def _differences(got: np.ndarray, expected: np.ndarray, where: str) -> Iterator[str]:

@@ -22,7 +22,7 @@ SOLUTION = re.compile(r"^( *)# your code\n.*?^ *# end\n", re.MULTILINE | re.DOTA
 
 
 def run(number: int | None, folder: Path, *, hint: bool) -> bool:
-    """What `python -m numbsparse puzzle` does; whether nothing is left to be mended.
+    """What `python -m numbsparse puzzle` does; whether nothing is left to be repaired.
 
     Without a number, list the puzzles; with one, write its file where there is none, and check it
     where there is. `hint` shows one more hint instead.

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from numbsparse.simulator.clocks import WGMMA, Moment, Post, Products, Thread
@@ -144,8 +145,8 @@ def note_unseen(what: str) -> None:
 
 
 @contextmanager
-def meeting(*place: Any) -> Iterator[None]:
-    """The running thread waits meanwhile for all that come to that place, and hears of them."""
+def synchronizing(*place: Any) -> Iterator[None]:
+    """The running thread waits for all that come to that place, and then knows what they did."""
     with _waiting(place, Post):
         yield
 
@@ -186,14 +187,14 @@ def leave(*place: Any) -> None:
         watcher.post(place).leave(thread)
 
 
-def tell(*place: Any) -> None:
+def signal(*place: Any) -> None:
     """It signals, and that can be seen at once."""
     leave(*place)
     if watcher is not None:
         watcher.post(place).close()
 
 
-def hear(*place: Any) -> None:
+def observe(*place: Any) -> None:
     """It sees what was signalled at that place."""
     thread = noted()
     if watcher is not None and thread is not None:
@@ -239,3 +240,19 @@ def _place(code: Any, instruction: int) -> Any:
             return position
     starts = (each.offset for each in dis.get_instructions(code))
     return max(start for start in starts if start <= instruction)
+
+
+def line_of(site: Any) -> str:
+    """file:line of a place in the text."""
+    code, position = site
+    if isinstance(position, tuple):
+        line = position[0]
+    else:  # the number of an instruction
+        line = next(at for start, end, at in code.co_lines() if start <= position < end)
+    return f"{file_of(code)}:{line}"
+
+
+def file_of(code: Any) -> str:
+    """Its name; of a package's own file that of the folder too."""
+    path = Path(code.co_filename)
+    return f"{path.parent.name}/{path.name}" if path.name == "__init__.py" else path.name

@@ -33,6 +33,16 @@ class Clock(NamedTuple):
 NOTHING = Clock({}, {})
 
 
+class Event(NamedTuple):
+    """A thread signals or waits, after so many of its accesses."""
+
+    after: int
+    post: Post | None  # where
+    time: int  # of the post: the word that it leaves is in, or that it waits for
+    waits: bool
+    copies: tuple[Moment, ...] = ()  # without a post: it waits for these
+
+
 class Moment:
     """When accesses are made between which nothing happens.
 
@@ -67,6 +77,7 @@ class Thread:
     def __init__(self, block: tuple[int, ...], number: int) -> None:
         self.block, self.number = block, number  # its number in the block
         self.accesses: list[Any] = []
+        self.events: list[Event] = []
         self.barriers = 0  # `syncthreads` that it passed
         self.local_arrays: dict[Any, int] = {}  # bytes of each, by its place in the text
         self.line, self.time = next(_lines), 0
@@ -86,9 +97,10 @@ class Thread:
     def waited_for(self, those: Iterable[Moment | None]) -> None:
         """What `begin` gave is over."""
         self.go_on(self.clock)
-        for moment in those:
-            if moment is not None:
-                moment.end = self.line, self.time
+        copies = tuple(moment for moment in those if moment is not None)
+        for moment in copies:
+            moment.end = self.line, self.time
+        self.events.append(Event(len(self.accesses), None, 0, True, copies))
 
     def fence(self) -> None:
         """What this thread did, and what it has word of, is seen by all units."""
@@ -99,14 +111,16 @@ class Thread:
 class Post:
     """Where threads leave word for others: a barrier, a phase of an mbarrier, a counter."""
 
-    def __init__(self) -> None:
+    def __init__(self, phased: bool = False) -> None:
         self.line, self.time = next(_lines), 0
+        self.phased = phased  # an mbarrier's
         self.word = NOTHING
         self._left: list[tuple[Clock, Times]] = []
         self._read: dict[Any, Any] = {}  # what readers of a clock know then, for many share one
 
     def leave(self, thread: Thread) -> None:
         self._left.append((thread.clock, {thread.line: thread.time}))
+        thread.events.append(Event(len(thread.accesses), self, self.time + 1, False))
         thread.go_on(thread.clock)
 
     def close(self) -> list[tuple[int, int, Moment]]:
@@ -124,6 +138,8 @@ class Post:
     def read(self, thread: Thread, word: Clock | None = None) -> None:
         """The last word that was left here, or an earlier one."""
         word = word or self.word
+        time = word.seen.get(self.line, 0)
+        thread.events.append(Event(len(thread.accesses), self, time, True))
         if word.seen.get(thread.line) == thread.time - 1:  # it knows what it left, no more
             thread.go_on(word)
             return

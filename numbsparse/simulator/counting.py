@@ -31,7 +31,7 @@ class Traffic(NamedTuple):
 
     requests: int  # of whole warps
     accesses: int  # of threads
-    nbytes: int  # that the threads asked for
+    nbytes: int  # that the threads requested
     units: int  # sectors of global memory, wavefronts of shared memory
     least: int  # units, if addresses were ideal
 
@@ -43,7 +43,7 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True)
 class Count:
-    """What one launch asked for. `str` shows it as a table."""
+    """What one launch requested. `str` shows it as a table."""
 
     kernel: str
     grid: tuple[int, ...]
@@ -77,7 +77,7 @@ class Count:
 
 
 def count(call: Callable[[], Any]) -> list[Count]:
-    """Run `call` and count what each kernel that it launches asks of the memory.
+    """Run `call` and count what each kernel that it launches requests of the memory.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def count(call: Callable[[], Any]) -> list[Count]:
     Notes
     -----
     Every access in the kernel's code counts; a compiler may keep in a register what a loop reads
-    again. Caches are not simulated: a sector is counted each time that it is asked for. What the
+    again. Caches are not simulated: a sector is counted each time that it is requested. What the
     copy engine moves and `wgmma` reads is not counted, nor are accesses to local arrays. A kernel
     launched for the first time may come after others that prepare it, each a launch of its own.
 
@@ -157,15 +157,20 @@ def _traffic(space: str, requests: Iterable[list[Access]]) -> Traffic:
     total = [0, 0, 0, 0, 0]
     for accesses in requests:
         nbytes = sum(access.nbytes for access in accesses)
-        units, least = (_sectors if space == "global" else _wavefronts)(accesses)
+        units, least = units_of(space, accesses)
         for i, number in enumerate((1, len(accesses), nbytes, units, least)):
             total[i] += number
     return Traffic(*total)
 
 
+def units_of(space: str, accesses: list[Access]) -> tuple[int, int]:
+    """What a request costs, and the least that its bytes could."""
+    return (_sectors if space == "global" else _wavefronts)(accesses)
+
+
 def _sectors(accesses: list[Access]) -> tuple[int, int]:
     """The sectors that a request touches, and how few could hold its bytes."""
-    touched = {byte // SECTOR for access in accesses for byte in _ends(access)}
+    touched = {sector for access in accesses for sector in sectors_of(access)}
     distinct = len({access.address for access in accesses}) * accesses[0].nbytes
     return len(touched), -(-distinct // SECTOR)
 
@@ -173,22 +178,22 @@ def _sectors(accesses: list[Access]) -> tuple[int, int]:
 def _wavefronts(accesses: list[Access]) -> tuple[int, int]:
     """A wavefront for each word of the busiest bank, in each part of a request."""
     taken, least = 0, 0
-    for part in _parts(accesses):
-        words = {word for access in part for word in _words(access)}
+    for part in parts_of(accesses):
+        words = {word for access in part for word in words_of(access)}
         taken += max(Counter(word % BANKS for word in words).values())
         least += -(-len(words) // BANKS)
     return taken, least
 
 
-def _parts(accesses: list[Access]) -> Iterator[list[Access]]:
+def parts_of(accesses: list[Access]) -> Iterator[list[Access]]:
     lanes = WARP * BANK // max(accesses[0].nbytes, BANK)
     for start in range(0, len(accesses), lanes):
         yield accesses[start : start + lanes]
 
 
-def _words(access: Access) -> range:
+def sectors_of(access: Access) -> range:
+    return range(access.address // SECTOR, (access.address + access.nbytes - 1) // SECTOR + 1)
+
+
+def words_of(access: Access) -> range:
     return range(access.address // BANK, (access.address + access.nbytes - 1) // BANK + 1)
-
-
-def _ends(access: Access) -> tuple[int, int]:
-    return access.address, access.address + access.nbytes - 1

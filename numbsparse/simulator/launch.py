@@ -166,7 +166,7 @@ def _numpys_types(names: dict[str, Any]) -> Iterator[None]:
 
 
 def _reading(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """`array[i, j]` in global memory; the simulator asks thrice what it found."""
+    """`array[i, j]` in global memory; the simulator looks three times at what it found."""
 
     def read(array: Any, place: Any) -> Any:
         if type(array._item) is FakeCUDAArray:  # nobody watches

@@ -12,17 +12,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from math import gcd
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from numbsparse.simulator import SIMULATED
-from numbsparse.simulator.accesses import Access, Launch, Watcher
+from numbsparse.simulator.accesses import Access, Launch, Watcher, line_of
 from numbsparse.simulator.clocks import APART, COPY, COPY_ENGINE, WGMMA
 
 _WHO = {
     "": "thread {}",
     COPY: "the copy that thread {} began",
-    COPY_ENGINE: "the copy engine, as thread {} told it to,",
+    COPY_ENGINE: "the copy engine, started by thread {},",
     WGMMA: "wgmma of the warp of thread {}",
 }
 
@@ -39,7 +38,7 @@ class Race(NamedTuple):
     others_write: bool
     of_another_block: bool  # the other thread
     pairs: int  # of threads for which it was found
-    units: tuple[str, str] = ("", "")  # who wrote, who else: "", the thread, or what it told to
+    units: tuple[str, str] = ("", "")  # who wrote, who else: "", the thread, or what it started
 
     def __str__(self) -> str:
         writer, other = (
@@ -130,7 +129,7 @@ def _of_launch(launch: Launch) -> Iterator[Race]:
         ):
             continue  # two places that both write are found from both sides
         (home, writer), (_, other) = pair = next(iter(pairs))
-        where = _place(written[0]), other, _place(others[0]), others_write
+        where = line_of(written[0]), other, line_of(others[0]), others_write
         units = written[1], others[1]
         yield Race(name, space, writer, *where, pair[1][0] != home, len(pairs), units)
 
@@ -165,13 +164,3 @@ def _unordered(one: Access, other: Access) -> bool:
 def _before(one: Access, other: Access) -> bool:
     fenced = one.writes and one.unit not in APART and other.unit in APART and not other.writes
     return one.moment.before(other.moment, fenced)
-
-
-def _place(site: Any) -> str:
-    """file:line of a place in the text."""
-    code, position = site
-    if isinstance(position, tuple):
-        line = position[0]
-    else:  # the number of an instruction
-        line = next(at for start, end, at in code.co_lines() if start <= position < end)
-    return f"{Path(code.co_filename).name}:{line}"

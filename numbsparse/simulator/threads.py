@@ -32,7 +32,7 @@ class Worker(stacks.Stack):  # type: ignore[misc]
 
     Attributes
     ----------
-    threadIdx, blockIdx, thread_id, syncthreads : what the simulator asks the current thread for
+    threadIdx, blockIdx, thread_id, syncthreads : what the simulator reads of the current thread
     block : Block
     own : what instructions keep for this simulated thread
     """
@@ -56,11 +56,11 @@ class Worker(stacks.Stack):  # type: ignore[misc]
 
     def syncthreads(self) -> None:
         if accesses.watcher is None:
-            self.block.meet(self)
+            self.block.synchronize(self)
             return
         accesses.watcher.thread(self).barriers += 1
-        with accesses.meeting(self.block):
-            self.block.meet(self)
+        with accesses.synchronizing(self.block):
+            self.block.synchronize(self)
 
     def wait(self, what: Callable[[], str]) -> None:
         """Until somebody wakes this thread, others run; `what` says what it waits for."""
@@ -98,15 +98,15 @@ class Block:
         self._here: list[Worker] = []
         self._of_cluster: list[Worker] = []
 
-    def meet(self, worker: Worker) -> None:
+    def synchronize(self, worker: Worker) -> None:
         """Wait for all threads of the block that have not ended."""
         self._here.append(worker)
         self._open()
         worker.wait(lambda: "all threads at cuda.syncthreads()")
 
-    def meet_cluster(self, worker: Worker) -> None:
+    def synchronize_cluster(self, worker: Worker) -> None:
         """And of its cluster."""
-        with accesses.meeting(self.cluster[0], "cluster"):
+        with accesses.synchronizing(self.cluster[0], "cluster"):
             self._of_cluster.append(worker)
             self._open()
             worker.wait(lambda: "all threads of the cluster")
@@ -208,8 +208,8 @@ class Turns:
             return self._ready.popleft()
         if self._error is None and self._waiting:
             reasons = Counter(what() for what in self._waiting.values())
-            told = "; ".join(f"{n} for {what}" for what, n in reasons.items())
-            self._stuck = f"no thread can go on; they wait, {told}"
+            listed = "; ".join(f"{n} for {what}" for what, n in reasons.items())
+            self._stuck = f"no thread can go on; they wait, {listed}"
             return min(self._waiting, key=lambda worker: worker in worker.block._here)
         return next(iter(self._waiting), None)
 

@@ -12,7 +12,7 @@ block, BN = B, and as deep as 128 bytes of a line allow; a wider w has two panel
 Reads per output, for a sum of K products: K / B + K / BM from global memory; K / B + K / 64 from
 shared memory, at the tensor cores' own pace.
 
-The limit: all threads wait for each other in every step, only so that one of them may ask for the
+The limit: all threads wait for each other in every step, only so that one of them may request the
 next tiles. The next step gives that one a warp of its own.
 """
 

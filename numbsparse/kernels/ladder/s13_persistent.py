@@ -2,7 +2,7 @@
 
 There is one block of threads for each multiprocessor (they are persistent), and it computes tile
 after tile of y. The ring continues from one tile to the next: while the consumers store y, the
-producer already fetches what the next tile needs, as far as the ring has room.
+producer already fetches what the next tile needs, as far as stages of the ring are free.
 
 What changed since the step before: producer and consumers each have a loop over tiles around the
 loop over steps, and `turn` counts the steps of all tiles, for stages and phases. Tiles go down the

@@ -8,7 +8,7 @@ both.
 What changed since the step before: `top` depends on the rank in the cluster; w is requested in
 turns, with a mask that names both ranks; a stage is empty when the consumers of both blocks have
 arrived at its barrier, and so each warp arrives at two of them. Before the first copy the barriers
-of both must be ready, and nobody may leave while the other still arrives: there the cluster meets.
+of both must be ready, and nobody may leave while the other arrives: there the cluster synchronises.
 
 Reads per output, for a sum of K products: K / (B U) + K / (BM CLUSTER) from global memory, K / B +
 K / 64 from shared memory.

@@ -5,9 +5,9 @@ reverse of `ldmatrix`. From there one instruction writes the box to y, and the w
 the next tile while the engine still reads it. Whole lines are written, where it was 16 bytes of
 eight rows at a time.
 
-What changed since the step before: each warp has room for one box behind the ring. `bulk_commit`
-and `bulk_wait_read` say when the room is free again; `fence_proxy_async` makes the engine see what
-threads stored there.
+What changed since the step before: each warp has a buffer for one box behind the ring.
+`bulk_commit` and `bulk_wait_read` say when the buffer is free again; `fence_proxy_async` makes the
+engine see what threads stored there.
 
 Reads per output, for a sum of K products: K / (B U) + K / (BM CLUSTER) from global memory, K / B +
 K / 64 from shared memory, as before.
@@ -63,7 +63,7 @@ WM = 64  # rows of a warpgroup
 WARPS = BM // WM * 4  # the consumers; the producer follows
 THREADS = 32 * WARPS + 32
 RING = 192 * 1024  # bytes
-ROOM = 16 * 128  # bytes behind it, for each warp: 16 rows of y
+BUFFER = 16 * 128  # bytes behind it, for each warp: 16 rows of y
 ALIGNED = 1024  # bytes: where the ring begins, so that a swizzle depends only on the line
 
 unsupported = taught("s15_store", "float16", BM * CLUSTER, (9, 0))
@@ -79,7 +79,7 @@ def forward(x, values, index, y, precision="highest"):
     y_map = tensor_map(y, (16, BK), 2 * BK)
     args = x_map, w_map, *planned(index, plan, BN // B), y_map, batch
     grid, cluster = clusters * CLUSTER, (CLUSTER,)
-    shared_bytes = RING + WARPS * ROOM + ALIGNED
+    shared_bytes = RING + WARPS * BUFFER + ALIGNED
     launch(line_kernel(B), grid, THREADS, *args, shared_bytes=shared_bytes, cluster=cluster)
 
 
@@ -144,7 +144,7 @@ def line_kernel(B: int) -> Any:
                     turn = uint32(turn + 1)
         else:  # a consumer
             fence_tensor_map(y_map)
-            room = uint32(base + RING + warp * ROOM)
+            buffer = uint32(base + RING + warp * BUFFER)
             # The lane's line of four matrices, swizzled: XORing moves to the next columns.
             line = uint32(lane % 16 * LINE + lane // 16 * 16)
             line = uint32(line ^ (line >> 7 & LINE // 16 - 1) << 4)
@@ -170,7 +170,7 @@ def line_kernel(B: int) -> Any:
                         i = p * BK // 2 + 4 * k
                         stmatrix_x4(
                             ring,
-                            room + (line ^ k * 16),
+                            buffer + (line ^ k * 16),
                             pack_half2(sums[i], sums[i + 1]),
                             pack_half2(sums[i + 2], sums[i + 3]),
                             pack_half2(sums[i + 4], sums[i + 5]),
@@ -180,7 +180,7 @@ def line_kernel(B: int) -> Any:
                     sync_warp()
                     if elect() != 0:
                         left = groups[group, p * BK // B] * B + p * BK % B
-                        tma_store_2d(ring, room, y_map, int32(left), int32(top + warp * 16))
+                        tma_store_2d(ring, buffer, y_map, int32(left), int32(top + warp * 16))
                         bulk_commit()
             bulk_wait_read()
         cluster_sync()

@@ -1,8 +1,8 @@
 """Rung 2: tiles in shared memory.
 
 A block of T x T threads owns a T x T tile of the output, T = min(B, 16). For each T x T tile of w
-that the outputs need, the threads fetch it and the tile of x that meets it into shared memory, one
-element each, and every thread then sums T products from it.
+that the outputs need, the threads fetch it and the tile of x that it multiplies into shared memory,
+one element each, and every thread then sums T products from it.
 
 What changed since the rung before: a thread reads for all T that need a value, and waits twice for
 the others, until the tiles are whole, and until nobody reads them any more. So no thread may leave

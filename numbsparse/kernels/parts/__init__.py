@@ -6,16 +6,15 @@
 - `one_by_one`: a loop unrolled before it is compiled.
 - `ring`: stages in shared memory, walked one after another.
 - `turns`: pieces of a sum, added one after another by the blocks of threads that have them.
-- `records`: warps that walk a plan, and ask the copy engine for what each step names.
+- `records`: warps that walk a plan, and request copies of what each step names.
 - `groups`: which lines of a layout are computed together.
 - `deal`: which multiprocessor computes what, and when.
-- `swizzle`: tiles of swizzled lines, asked of the copy engine and read as registers of an mma.
+- `swizzle`: tiles of swizzled lines, copied by the copy engine and read as registers of an mma.
 - `gathers`: tiles that a warp gathers from blocks and lines, by `cp.async`.
 - `tiles`: from swizzled tiles in shared memory to the products of an mma.
 - `words`: what a warp reads or writes together, several words a lane.
 - `split`: float32 as tf32, in one or three products; `images`: w split so, once, before the kernel.
 - `pieces`: sums in registers, and pieces of a sum, added in their order.
-- `mend`: outputs that such a split made NaN.
 - `repair`: which sums of split float32 are not finite, and what they are instead.
 - `store`: accumulators to y, in three orders.
 """

@@ -1,6 +1,6 @@
 """Images: blocks of w of float32 split in two tf32, laid out once as wgmma reads them.
 
-A block is small against the rows that it meets, so it pays to split it before the product.
+A block is small against the rows that it multiplies, so it pays to split it before the product.
 """
 
 from __future__ import annotations

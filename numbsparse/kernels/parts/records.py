@@ -1,4 +1,4 @@
-"""Producer warps, which walk the records of a plan and ask the copy engine for what each names.
+"""Producer warps, which walk the records of a plan and request copies of what each names.
 
 A lane holds the record of one of 32 steps while those of the next 32 are under way, across tiles
 too, so no step waits for its record; each is broadcast to the whole warp.
@@ -16,12 +16,12 @@ from numbsparse.kernels.ptx import elect, mbarrier_wait, shfl_idx
 
 @cache
 def walking(
-    RECORD: int, STAGES: int, ROWS: int, ask: Any, FETCHERS: int = 1, CLUSTER: int = 1
+    RECORD: int, STAGES: int, ROWS: int, request: Any, FETCHERS: int = 1, CLUSTER: int = 1
 ) -> Any:
-    """walk(fetcher, records, tiles, first, last, bars, *args): ask(step, row, stage, *args)."""
+    """walk(fetcher, records, tiles, first, last, bars, *args): request(step, row, stage, *args)."""
 
     @cuda.jit(device=True)
-    def told(tiles, i):
+    def tile_at(tiles, i):
         """First row, first step and end of a tile."""
         rank = uint32(cuda.blockIdx.x) % CLUSTER
         return int32((tiles[i, 1] * CLUSTER + rank) * ROWS), tiles[i, 2], tiles[i, 3]
@@ -32,13 +32,13 @@ def walking(
         held = cuda.local.array(RECORD, uint32)
         coming = cuda.local.array(RECORD, uint32)
         step = cuda.local.array(RECORD, uint32)
-        row, at, end = told(tiles, first)
-        next_row, next_at, next_end = told(tiles, min(first + 1, last - 1))
+        row, at, end = tile_at(tiles, first)
+        next_row, next_at, next_end = tile_at(tiles, min(first + 1, last - 1))
         for e in range(RECORD):
             held[e] = uint32(records[at + lane, e])
         done = uint32(0)  # steps, by whichever fetcher
         for i in range(first, last):
-            then_row, then_at, then_end = told(tiles, min(i + 2, last - 1))
+            then_row, then_at, then_end = tile_at(tiles, min(i + 2, last - 1))
             while at < end:
                 n = uint32(min(32, end - at))
                 at += 32
@@ -52,7 +52,7 @@ def walking(
                     stage, phase = uint32(turn % STAGES), uint32(turn // STAGES % 2)
                     mbarrier_wait(bars, STAGES + stage, phase ^ 1)
                     if elect() != 0:
-                        ask(step, row, stage, bars, *args)
+                        request(step, row, stage, bars, *args)
                     k = uint32(k + FETCHERS)
                 for e in range(RECORD):
                     held[e] = coming[e]

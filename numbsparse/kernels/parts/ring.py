@@ -1,6 +1,6 @@
 """A ring of stages in shared memory: what a producer fills, consumers empty, one after another.
 
-A barrier tells phases apart by their parity. Stage 0 follows the last one, a phase later: to wait
+A barrier distinguishes phases by their parity. Stage 0 follows the last one, a phase later: to wait
 for a stage is to wait for the parity of its phase.
 """
 

@@ -208,12 +208,12 @@ def box_of(of: Sums, order: str) -> tuple[int, int]:
 
 
 @cache
-def box_storer(of: Sums, order: str, ROOMS: int) -> Any:
-    """store(sums, columns, row, shared, room, y_map): as `storer`, by the copy engine.
+def box_storer(of: Sums, order: str, BUFFERS: int) -> Any:
+    """store(sums, columns, row, shared, buffer, y_map): as `storer`, by the copy engine.
 
-    A warp has room for ROOMS panels from byte `room` of shared memory on. It goes on, to the next
-    tile if that was the last panel, while the copy engine still reads them: so the multiprocessor
-    writes y while it fetches x.
+    A warp has BUFFERS panels of its own from byte `buffer` of shared memory on. It goes on, to the
+    next tile if that was the last panel, while the copy engine still reads them: so the
+    multiprocessor writes y while it fetches x.
     """
     TILES, COLUMNS, WIDTH, B, APART = of.TILES, of.COLUMNS, of.WIDTH, of.B, of.APART
     PANELS, STRIPS, PANEL_BYTES = B // WIDTH, WIDTH // 8, of.PANEL_BYTES
@@ -224,7 +224,7 @@ def box_storer(of: Sums, order: str, ROOMS: int) -> Any:
     pair = packed(of)
 
     @cuda.jit(device=True)
-    def store(sums, columns, row, shared, room, y_map):
+    def store(sums, columns, row, shared, buffer, y_map):
         lane = uint32(cuda.threadIdx.x) % 32
         # A lane has a line of one of four matrices: two strips, and in each two halves.
         strip, half, line = lane // 16, lane // 8 % 2, lane % 8
@@ -237,8 +237,8 @@ def box_storer(of: Sums, order: str, ROOMS: int) -> Any:
             for c in range(COLUMNS):
                 for p in range(PANELS):
                     number = (m * COLUMNS + c) * PANELS + p
-                    place = uint32(room + number % ROOMS * PANEL_BYTES)
-                    if number % ROOMS == 0:
+                    place = uint32(buffer + number % BUFFERS * PANEL_BYTES)
+                    if number % BUFFERS == 0:
                         bulk_wait_read()
                         sync_warp()
                     for s in range(0, STRIPS, 2):

@@ -39,7 +39,7 @@ def map_of(x: DeviceArray, rows: int, features: int, transposed: bool) -> Device
 
 @cache
 def load_for(transposed: bool, cluster: int = 1) -> Any:
-    """Ask for the box of such a map that begins at a feature and a row, for all of a cluster."""
+    """Request the box of such a map that begins at a feature and a row, for all of a cluster."""
     RANKS = (1 << cluster) - 1
 
     @cuda.jit(device=True)

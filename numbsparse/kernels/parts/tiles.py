@@ -161,7 +161,7 @@ def take_float32(operand: Operand) -> Any:
 def in_two(bits):
     """The nearest tf32 of a float32, and what is left of it."""
     # An mma reads only the upper 19 bits, so the others need not be cut off for it. What this does
-    # to infinities and NaNs is mended in the sums.
+    # to infinities and NaNs is repaired in the sums.
     hi = uint32(bits + uint32(0x1000))
     nearest = as_float32(uint32(hi & uint32(0xFFFFE000)))
     return hi, as_uint32(as_float32(bits) - nearest)

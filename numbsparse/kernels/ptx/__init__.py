@@ -119,10 +119,10 @@ mbarrier_arrive = _bulk.mbarrier_arrive  # (bars, i)
 mbarrier_wait = _bulk.mbarrier_wait  # (bars, i, parity): until the phase of this parity is over
 fence_mbarrier_init = _bulk.fence_mbarrier_init  # (): the copy engine sees the new barriers
 fence_proxy_async = _bulk.fence_proxy_async  # (): the copy engine and wgmma see the thread's stores
-elect = _bulk.elect  # () -> uint32: 1 in one lane of the warp; the copy engine is asked by that one
+elect = _bulk.elect  # () -> uint32: 1 in one lane of the warp; the one that requests copies
 
 # A box of an array to shared memory by the copy engine, tensor_map (device.tensor_map) says how it
-# is stored there; what reaches beyond the array is 0. One thread asks for it, 9.0.
+# is stored there; what reaches beyond the array is 0. One thread requests it, 9.0.
 tma_load_2d = _bulk.tma_load_2d  # (shared, i, tensor_map, column, row, bars, j): to shared[i] on
 tma_load_3d = _bulk.tma_load_3d  # (shared, i, tensor_map, column, row, layer, bars, j)
 tma_load_5d = _bulk.tma_load_5d  # (..., column, row, layer, block, image, bars, j), of five axes
@@ -156,7 +156,7 @@ add_acq_rel = _grid.add_acq_rel
 fence_proxy_async_global = _grid.fence_proxy_async_global
 
 # Blocks of a cluster, which run together and reach each other's shared memory; 9.0.
-cluster_sync = _cluster.cluster_sync  # (): all threads of the cluster meet
+cluster_sync = _cluster.cluster_sync  # (): all threads of the cluster synchronise
 mbarrier_arrive_at = _cluster.mbarrier_arrive_at  # (bars, i, rank): at the barrier of that block
 load_4xf32_at = _cluster.load_4xf32_at  # (shared, j, rank) -> 4 float32 of that block's array
 

@@ -18,7 +18,7 @@ from numbsparse.simulator.threads import current
 
 def cluster_sync():
     thread = current()
-    thread.block.meet_cluster(thread)
+    thread.block.synchronize_cluster(thread)
 
 
 def mbarrier_arrive_at(bars, i, rank):

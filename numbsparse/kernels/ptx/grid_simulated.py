@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from numbsparse.kernels.ptx.bulk_simulated import fence_proxy_async
-from numbsparse.simulator.accesses import hear, tell
+from numbsparse.simulator.accesses import observe, signal
 from numbsparse.simulator.threads import current
 
 
@@ -13,20 +13,20 @@ def load_acquire(array, j):
     thread = current()
     thread.block.turns.poll(thread)
     value = np.uint32(array[j])
-    hear(_address(array, j))
+    observe(_address(array, j))
     return value
 
 
 def add_release(array, j, n):
     array[j] += n
-    tell(_address(array, j))
+    signal(_address(array, j))
 
 
 def add_acq_rel(array, j, n):
     before = np.int32(array[j])
     array[j] += n
-    hear(_address(array, j))
-    tell(_address(array, j))
+    observe(_address(array, j))
+    signal(_address(array, j))
     return before
 
 

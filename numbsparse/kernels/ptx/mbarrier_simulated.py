@@ -20,7 +20,7 @@ class Barrier:
         self.count = self.pending = count
         self.missing_bytes = self.phase = 0
         self.waiting: list[Worker] = []
-        self.post = Post()
+        self.post = Post(phased=True)
         self.words = [self.post.word]  # at the end of each phase
 
     def arrive(self, nbytes: int) -> None:

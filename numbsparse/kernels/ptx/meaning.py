@@ -120,7 +120,7 @@ def movmatrix_trans(pairs: np.ndarray) -> np.ndarray:
 def ldmatrix_x4_if(rows: np.ndarray, wanted: np.ndarray, kept: np.ndarray) -> np.ndarray:
     """`ldmatrix_x4` where `wanted` (32,), alike in all lanes, is not 0; else kept (32, 4)."""
     if (wanted != wanted[0]).any():
-        raise ValueError(f"a warp loads a matrix as one, but the lanes ask for {wanted}")
+        raise ValueError(f"a warp loads a matrix as one, but the lanes request {wanted}")
     return ldmatrix_x4(rows) if wanted[0] else kept
 
 

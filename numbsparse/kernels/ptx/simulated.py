@@ -13,7 +13,7 @@ from numba.cuda.simulator.cudadrv.devicearray import FakeWithinKernelCUDAArray
 
 from numbsparse.kernels.ptx import meaning
 from numbsparse.kernels.ptx.warp import WARP, together
-from numbsparse.simulator.accesses import begin, meeting, waited_for
+from numbsparse.simulator.accesses import begin, synchronizing, waited_for
 from numbsparse.simulator.arrays import note_piece
 from numbsparse.simulator.clocks import COPY, Moment
 from numbsparse.simulator.threads import current
@@ -183,7 +183,7 @@ def redux_or(value):
 
 def sync_warp():
     thread = current()
-    with meeting(thread.block, "warp", thread.thread_id // WARP):
+    with synchronizing(thread.block, "warp", thread.thread_id // WARP):
         together(meaning.sync_warp, 0)
 
 

@@ -1,4 +1,4 @@
-"""In the simulator, 32 threads meet and run an instruction as one warp, or 128 as a warpgroup."""
+"""In the simulator, 32 threads run an instruction together, as a warp, or 128 as a warpgroup."""
 
 from __future__ import annotations
 

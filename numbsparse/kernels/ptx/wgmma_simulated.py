@@ -1,4 +1,4 @@
-"""`wgmma` in the simulator: the 128 threads of a warpgroup meet, and the last one computes."""
+"""`wgmma` in the simulator: the last of a warpgroup's 128 threads to arrive computes."""
 
 from __future__ import annotations
 

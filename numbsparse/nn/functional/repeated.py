@@ -1,6 +1,6 @@
 """What a loop uses in each of its steps: gradients are gathered, and summed once at the end.
 
-The weight of a recurrent cell meets an input in every step t, and its gradient is a sum,
+The weight of a recurrent cell multiplies an input in every step t, and its gradient is a sum,
 dw = sum over t of x_t.T @ dy_t. The tape would compute and add a whole dw for each step. Here a use
 only notes its (x_t, dy_t); once all are there, one product over the inputs of all steps is left:
 dw = concatenate(x).T @ concatenate(dy). The same for the gain and bias of a normalization.

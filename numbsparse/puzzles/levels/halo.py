@@ -33,7 +33,7 @@ from numbsparse.puzzles.checker import Case  # noqa: E402
 HINTS = (
     "Thread t keeps x[i] in tile[t + 1], so that tile[0] is the value before the block's first.",
     "One thread, say the first, also fetches the two at the ends, or puts zeros there.",
-    "Between the last write to the tile and the first read of it all threads must meet.",
+    "Between the last write to the tile and the first read of it all threads must synchronise.",
 )
 
 

@@ -41,9 +41,9 @@ def multiply_lines(product, x, values, index, window, y):
         how = strips_of(of, batch, sizes, vectors * lanes(dtype), lanes(dtype))
         out_rows = np.arange(of.counts[0])[:, None] * of.step[0] + of.first[0]
         out_rows = out_rows * out_sizes[1] + np.arange(of.counts[1]) * of.step[1] + of.first[1]
-        room = sizes[0] * sizes[1] * how.strips * x.shape[2] * how.lanes  # of a group
+        of_group = sizes[0] * sizes[1] * how.strips * x.shape[2] * how.lanes
         groups = -(-batch // how.images)
-        slab = max(1, SLAB // room)
+        slab = max(1, SLAB // of_group)
         for group in range(0, groups, slab):
             count = min(slab, groups - group)
             packed = _room(count, sizes[0] * sizes[1], how, x.shape[2], values.dtype)
@@ -65,7 +65,7 @@ def multiply_lines(product, x, values, index, window, y):
 
 
 def _room(groups, rows, how, features, dtype):
-    """Room for packed strips, and a tile's width more: a tile may read past the last one."""
+    """Space for packed strips, and a tile's width more: a tile may read past the last one."""
     shape = (groups, rows, how.strips, features, how.lanes)
     flat = empty_panels(1, 1, prod(shape) + how.columns, dtype).reshape(-1)
     flat[prod(shape) :] = 0

@@ -81,7 +81,7 @@ def _rows(of: Pass, sizes: Three) -> np.ndarray:
 def pack_rows(core, counts, x, images, strips, width, scale, start, residues, first, packed, line):
     """packed[group, row, strip] = (features, lanes) of the images from `first` on.
 
-    x is (batch, rows, pixels, features); `line` has room for four lanes. Returns when all is
+    x is (batch, rows, pixels, features); `line` has space for four lanes. Returns when all is
     packed, by whichever core.
     """
     groups, rows, _, features, lanes = packed.shape

@@ -2,9 +2,9 @@
 
 In the rung before, every thread works out where its pixels are and copies 16 bytes at a time, and
 every tap loads its pixels from the box into registers, row by row: together as many instructions as
-products. Here one lane asks the copy engine for a whole box, of five axes (image, depth, height,
-width, features), from wherever it begins: what is outside the image arrives as zeros. Barriers that
-count its bytes signal the consumer warps, which signal back when a stage is free.
+products. Here one lane requests a whole box from the copy engine, of five axes (image, depth,
+height, width, features), from wherever it begins: what is outside the image arrives as zeros.
+Barriers that count its bytes signal the consumer warps, which signal back when a stage is free.
 
 `wgmma` reads both operands directly from shared memory, in groups of 8 lines at equal distances.
 Eight neighbours of a line of the image are such a group, and 8 lines of it, a box apart, are the 64

@@ -1,6 +1,6 @@
 """forward and input-gradient: tiles of outputs times the blocks of w, line after line.
 
-A block of threads has WARPGROUPS of consumers and a producer warp, which asks for copies. Each
+A block of threads has WARPGROUPS of consumers and a producer warp, which requests copies. Each
 warpgroup has UNITS pieces of 64 outputs, whose sums stay in registers along a line. Blocks of
 threads stay for the whole launch, and go from line to line while copies for the next already run.
 Boxes and blocks of w have a ring each: for a box there are as many blocks as the line keeps taps of
@@ -82,7 +82,7 @@ class Shape(NamedTuple):
     def shared_items(self, box: int, adds: LineProduct) -> int:
         """Of boxes of so many items, blocks of w, and what warps store y from."""
         x_stages, w_stages, w_taps = self.rings
-        return x_stages * box + w_stages * w_taps * adds.SLOT + 4 * self.WARPGROUPS * adds.ROOM
+        return x_stages * box + w_stages * w_taps * adds.SLOT + 4 * self.WARPGROUPS * adds.BUFFER
 
 
 SHAPES = {  # by the bytes of a value, and the features of a block; larger ones are taken as several
@@ -171,13 +171,13 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
         sums = cuda.local.array(COUNT, float32)
         rows = begin(y, places, warp, t % 32, tiling.box)
         box = uint32(tiling.rows * (B // MEASURE))
-        room = uint32(X_STAGES * tiling.rows * B + W_ITEMS)
+        buffer = uint32(X_STAGES * tiling.rows * B + W_ITEMS)
         at = (uint32(0), uint32(0), uint32(0), uint32(0))
         for item in range(first, last_item):
             line = schedule.items[item, 1]
             acc, at = walk(start(sums), (sums, rows), units, line, ring, box, bars, at)
             image, top = tile_of(schedule.items[item, 0], tiling)
-            store(acc, sums, y, places, warp, ring, room, image, top, int32(line * B))
+            store(acc, sums, y, places, warp, ring, buffer, image, top, int32(line * B))
         end()
 
     return kernel
@@ -185,7 +185,7 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
 
 @cache
 def fetcher(B: int, rings: Rings, adds: LineProduct) -> Any:
-    """Asks for the box of each unit, and for the blocks of w that are multiplied by it."""
+    """Requests the box of each unit, and for the blocks of w that are multiplied by it."""
     X_STAGES, W_STAGES, W_TAPS = rings
     W_FULL, ITEM, SLOT = 2 * X_STAGES, adds.NBYTES, adds.SLOT
     begin_w, fetch_block = adds.of_w
@@ -228,7 +228,7 @@ def fetcher(B: int, rings: Rings, adds: LineProduct) -> Any:
 
 @cache
 def walker(rings: Rings, adds: LineProduct) -> Any:
-    """Reads what `fetch` asks for: multiplies the box of each unit by its blocks of w.
+    """Reads what `fetch` requests: multiplies the box of each unit by its blocks of w.
 
     `box` is the size of one, in MEASURE; `at` is where a warp is in the rings.
     """

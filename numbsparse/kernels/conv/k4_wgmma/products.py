@@ -5,7 +5,7 @@ shared memory, and the copy engine copies them to y, without what reaches beyond
 has 16 pixels at a time, two lines of 8, or 16 of one line where images have no more.
 
 In float32 threads read the pixels of their rows wherever they are, and split them into hi and lo as
-`parts.split` says. A block of w is small against the pixels that it meets: all are split once,
+`parts.split` says. A block of w is small against the pixels that it multiplies: all are split once,
 before, and laid out as wgmma reads them.
 """
 
@@ -58,13 +58,13 @@ class LineProduct(NamedTuple):
     item, NBYTES : what shared memory holds
     MEASURE : items that are one in the places that `add` takes
     SLOT : items of a block of w
-    ROOM : items of shared memory that a warp stores y from
+    BUFFER : items of shared memory that a warp stores y from
     of_w : (begin(w), fetch_block(w, block, ring, start, bars, full))
     begin : begin(y, places, warp, lane, box), where a thread's rows are in a box
     start : start(sums), accumulators of zeros, or None where they are `sums`
     add : add(acc, ring, x_place, shift, w_place, (sums, rows)), the accumulators with a tap added;
         None where they are `sums`
-    store : store(acc, sums, y, places, warp, ring, room, image, top, column)
+    store : store(acc, sums, y, places, warp, ring, buffer, image, top, column)
     end : end(), after the last one
     """
 
@@ -72,7 +72,7 @@ class LineProduct(NamedTuple):
     NBYTES: int
     MEASURE: int
     SLOT: int
-    ROOM: int
+    BUFFER: int
     of_w: Any
     begin: Any
     start: Any
@@ -115,7 +115,7 @@ def output_of(y: DeviceArray, view: View, tile: Three, B: int) -> Any:
 def product_of_16_bit(
     dtype: str, B: int, PARTS: int, UNITS: int, GROUP: int, transposed: bool
 ) -> LineProduct:
-    LINE, COUNT, OWN, ROOM = 2 * B, UNITS * B // 2, UNITS * PIXELS, B * ROWS
+    LINE, COUNT, OWN, BUFFER = 2 * B, UNITS * B // 2, UNITS * PIXELS, B * ROWS
     ROW16 = LINE // 16  # pieces of 16 bytes of a row
     x_operand, w_operand = Operand(LINE, 0, group=GROUP * LINE), Operand(LINE, 0, not transposed)
     multiply = wgmma_units(KINDS[dtype], UNITS, (B,), B // 16, x_operand, w_operand)
@@ -151,13 +151,13 @@ def product_of_16_bit(
         return multiply(acc, ring, 0, where, uint32(UNITS))
 
     @cuda.jit(device=True)
-    def store(acc, sums, y_map, places, warp, ring, room, image, top, column):
+    def store(acc, sums, y_map, places, warp, ring, buffer, image, top, column):
         to_local(acc, sums)
         own = uint32(warp // 4 * OWN)
         for u in range(UNITS):
             packed = places[own + u * PIXELS + warp % 4 * ROWS]
             store_unit(
-                sums, u * (B // 2), ring, room + warp * ROOM, y_map, packed, image, top, column
+                sums, u * (B // 2), ring, buffer + warp * BUFFER, y_map, packed, image, top, column
             )
 
     @cuda.jit(device=True)
@@ -165,24 +165,24 @@ def product_of_16_bit(
         bulk_wait_read()
 
     return LineProduct(
-        uint16, 2, 8, B * B, ROOM, (begin_w, fetch_block), begin, start, add, store, end
+        uint16, 2, 8, B * B, BUFFER, (begin_w, fetch_block), begin, start, add, store, end
     )
 
 
 @cache
 def _store_unit(dtype: str, B: int) -> Any:
-    """store(sums, first, ring, room, y_map, packed, image, top, column).
+    """store(sums, first, ring, buffer, y_map, packed, image, top, column).
 
     sums : from `first` on, those of a thread in 16 x B sums: in every strip of 8 columns, lane
         4 r + q has columns 2 q and 2 q + 1 of rows r and r + 8
-    room : item of `ring`; of this warp only
+    buffer : item of `ring`; of this warp only
     packed : the place of the first output, as `spread` gives it, in the tile of `image` and `top`
     """
     STRIPS, LINE, pack = B // 8, 2 * B, PACK[dtype]
     SWAPS = LINE // 16 - 1
 
     @cuda.jit(device=True)
-    def store(sums, first, ring, room, y_map, packed, image, top, column):
+    def store(sums, first, ring, buffer, y_map, packed, image, top, column):
         lane = uint32(cuda.threadIdx.x) % 32
         # A lane has a line of one of four matrices: two strips, and in each two halves.
         strip, half, line = lane // 16, lane // 8 % 2, lane % 8
@@ -193,7 +193,7 @@ def _store_unit(dtype: str, B: int) -> Any:
         for s in range(0, STRIPS, 2):
             i = first + 4 * s
             stmatrix_x4(
-                ring, room + (byte ^ (16 * s)) // 2,
+                ring, buffer + (byte ^ (16 * s)) // 2,
                 pack(sums[i], sums[i + 1]), pack(sums[i + 2], sums[i + 3]),
                 pack(sums[i + 4], sums[i + 5]), pack(sums[i + 6], sums[i + 7]),
             )  # fmt: skip
@@ -202,7 +202,7 @@ def _store_unit(dtype: str, B: int) -> Any:
         if elect() != 0 and packed >= 0:
             n, q = unpacked(packed)
             z, y, x = int32(top[0] + q[0]), int32(top[1] + q[1]), int32(top[2] + q[2])
-            tma_store_5d(ring, room, y_map, column, x, y, z, int32(image + n))
+            tma_store_5d(ring, buffer, y_map, column, x, y, z, int32(image + n))
             bulk_commit()
 
     return store
@@ -256,7 +256,7 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
         multiply(sums, hi, lo, ring, w_place)
 
     @cuda.jit(device=True)
-    def store(_, sums, y, places, warp, ring, room, image, top, column):
+    def store(_, sums, y, places, warp, ring, buffer, image, top, column):
         lane = uint32(cuda.threadIdx.x) % 32
         own, q = first_row(warp, lane), lane % 4
         for h in range(2):

@@ -179,7 +179,7 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int) -> Any
 
 @cache
 def step_fetcher(B: int, STAGES: int) -> Any:
-    """Asks for the box of x and the tile of dy behind it, of one tile of outputs after another."""
+    """Requests the box of x and the tile of dy behind it, of one tile of outputs after another."""
 
     @cuda.jit(device=True)
     def fetch(x_map, dy_map, c, k, begin, end, tiling, origin, ring, stage, bars):

@@ -2,7 +2,7 @@
 
 `cp.async` copies 16 bytes from global to shared memory asynchronously, without passing through
 registers. The tiles in shared memory are a ring of STAGES: in each step a block of threads waits
-for the oldest, asks for those of the step STAGES - 1 ahead, in place of the ones it has just used,
+for the oldest, requests those of the step STAGES - 1 ahead, in place of the ones it has just used,
 and multiplies. One barrier per step says both that the tiles are there and that all are done with
 the last ones.
 

@@ -189,14 +189,14 @@ def _cells(index: Index, B: int, side: int) -> tuple[np.ndarray, ...]:
 @compiled(error_model="numpy")
 def _fill(panel, tile, most, capacity, of_region):
     """Runs of groups, the cells of one tile of dy each, that fit into a region; how many."""
-    region, tiles, room, cell = -1, 0, 0, 0
+    region, tiles, free, cell = -1, 0, 0, 0
     while cell < tile.size:
         end = cell + 1
         while end < tile.size and panel[end] == panel[cell] and tile[end] == tile[cell]:
             end += 1
-        tiles, room = tiles + 1, room - (end - cell)
-        if cell == 0 or panel[cell] != panel[cell - 1] or tiles > most or room < 0:
-            region, tiles, room = region + 1, 1, capacity - (end - cell)
+        tiles, free = tiles + 1, free - (end - cell)
+        if cell == 0 or panel[cell] != panel[cell - 1] or tiles > most or free < 0:
+            region, tiles, free = region + 1, 1, capacity - (end - cell)
         for k in range(cell, end):
             of_region[k] = region
         cell = end
@@ -367,11 +367,11 @@ def sum_kernel(cells: Cells) -> Any:
 
 @cache
 def finishing(cells: Cells, CELLS: int) -> Any:
-    """dvalues of CELLS cells of a warp, from `first` on, = acc, and mended where that is NaN."""
+    """dvalues of CELLS cells of a warp, from `first` on, = acc, and repaired where that is NaN."""
     SIDE, (TA, TB, _) = cells.side, cells.sums
     B, PARTS = int64(cells.B), cells.B // SIDE
     store_cell = store_float32(TA, TB, False, cells.wide, whole=True)
-    nan_in, mend = any_nan(CELLS, *cells.sums), mending(cells)
+    nan_in, repair = any_nan(CELLS, *cells.sums), repairing(cells)
 
     def storing(c):
         @cuda.jit(device=True)
@@ -390,13 +390,13 @@ def finishing(cells: Cells, CELLS: int) -> Any:
         store_all(plan[2], dvalues, item, first, acc)
         if cuda.syncthreads_or(nan_in(acc)):
             for c in range(CELLS):
-                mend(x_side, dy_side, batch, plan, dvalues, item, first + c)
+                repair(x_side, dy_side, batch, plan, dvalues, item, first + c)
 
     return finish
 
 
 @cache
-def mending(cells: Cells) -> Any:
+def repairing(cells: Cells) -> Any:
     """dvalues of a cell, where some are NaN.
 
     Beyond the features there is 0: what was read there is 0, but 0 times infinity is NaN. Within
@@ -407,7 +407,7 @@ def mending(cells: Cells) -> Any:
     PARTS = cells.B // SIDE
 
     @cuda.jit(device=True)
-    def mend(x_side, dy_side, batch, plan, dvalues, item, cell):
+    def repair(x_side, dy_side, batch, plan, dvalues, item, cell):
         (x, x_stride, in_features), (dy, dy_stride, out_features) = x_side, dy_side
         tiles, codes, targets = plan
         target, code = int64(targets[item, cell]), codes[item, cell]
@@ -428,4 +428,4 @@ def mending(cells: Cells) -> Any:
                     total += of_x * dy[j * dy_stride + n if dy_transposed else n * dy_stride + j]
                 dvalues[at] = total
 
-    return mend
+    return repair

@@ -1,7 +1,7 @@
 """Rung 6: Hopper's copy engine and `wgmma`, whose operands never pass through registers.
 
-A warp or two do nothing but ask the copy engine (TMA) for tiles: a box of x or a block of w is a
-single instruction, arrives in shared memory swizzled, with zeros beyond the edges, and tells a
+A warp or two do nothing but request tiles from the copy engine (TMA): a box of x or a block of w is
+a single instruction, arrives in shared memory swizzled, with zeros beyond the edges, and tells a
 barrier how many bytes have arrived. Warpgroups of four warps each wait at that barrier, multiply 64
 rows by whole blocks with wgmma straight from shared memory, and release the stage at another
 barrier; nothing else waits. The blocks of threads stay for the whole launch, one on each
@@ -81,7 +81,9 @@ PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left
 
 unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
-TOGETHER = 2  # tiles of rows of float32 that meet a block of w one after another, in the L2 cache
+TOGETHER = (
+    2  # tiles of rows of float32 that multiply a block of w one after another, in the L2 cache
+)
 
 
 def forward(x, values, index, y, precision="highest", tile=0):

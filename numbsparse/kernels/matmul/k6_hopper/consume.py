@@ -15,7 +15,7 @@ from typing import Any
 from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, LINE, MOST, Form, Tile
-from numbsparse.kernels.parts.mend import mender_of_lines
+from numbsparse.kernels.parts.repair import repairing_lines
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.store import ANY, box_storer, storer, storer_of_float32
 from numbsparse.kernels.ptx import (
@@ -43,7 +43,7 @@ def consumer(form: Form) -> Any:
     """consume(strips, tiles, first, last, shared, base, bars, info, y, more).
 
     y : (values, row stride, column stride, batch, features)
-    more : the map of y; of float32, what `mender` takes
+    more : the map of y; of float32, what `repairing_lines` takes
     """
     tile = form.tile
     STAGES, STAGE_BYTES, ROWS = tile.STAGES, tile.STAGE_BYTES, tile.ROWS
@@ -53,11 +53,11 @@ def consumer(form: Form) -> Any:
     LINE_BYTES = tile.ITEM * tile.DEPTH  # of x in a stage, on average where it is feature-major
     by_boxes, FLOAT32 = tile.ITEM == 2 and form.order != ANY, tile.ITEM == 4
     # Of float32 one lane reads masks, of one share, and strips are read when they are stored.
-    TOLD, EARLY, W_BYTES = (False, 0, 0) if FLOAT32 else (True, SHARE, tile.W_BYTES)
+    BY_LANE, EARLY, W_BYTES = (False, 0, 0) if FLOAT32 else (True, SHARE, tile.W_BYTES)
     COUNT = SHARE * tile.M_TILES * tile.N // 2
     SUMS = (COUNT // 16, 4, 4) if FLOAT32 else COUNT
     begin, multiply, end = (products_of_float32 if FLOAT32 else products)(form)
-    RING_BYTES, ROOM = tile.RING_BYTES, tile.ROOM_BYTES
+    RING_BYTES, BUFFER = tile.RING_BYTES, tile.BUFFER_BYTES
 
     @cuda.jit(device=True)
     def consume(strips, tiles, first, last, shared, base, bars, info, y, more):
@@ -69,9 +69,9 @@ def consumer(form: Form) -> Any:
         share, rows = warpgroup % SHARES, warpgroup // SHARES * OWN_ROWS
         own = uint32(base + rows * (LINE_BYTES // UNIT))
         w_place = uint32(base + W_START // UNIT)
-        room = uint32(base + RING_BYTES + t // 32 * ROOM)
+        buffer = uint32(base + RING_BYTES + t // 32 * BUFFER)
         # The lane that gives stages back here is the one that reads their masks; others read zeros.
-        told = uint32(share * STAGES if lane == rank else MASKS)
+        mask_at = uint32(share * STAGES if lane == rank else MASKS)
         stage, phase = uint32(0), uint32(0)
         if by_boxes:
             fence_tensor_map(more)
@@ -85,7 +85,9 @@ def consumer(form: Form) -> Any:
             mask = uint32(0)
             while mask >> 31 == 0:
                 mbarrier_wait(bars, stage, phase)
-                mask = redux_or(info[told if TOLD else stage] if TOLD or lane == 0 else uint32(0))
+                mask = redux_or(
+                    info[mask_at if BY_LANE else stage] if BY_LANE or lane == 0 else uint32(0)
+                )
                 start = uint32(stage * (STAGE_BYTES // UNIT))
                 w_start = w_place + start + (mask >> BEFORE & MOST) * W_BYTES
                 acc = multiply(acc, sums, shared, own + start, w_start, uint32(mask & bits))
@@ -93,12 +95,12 @@ def consumer(form: Form) -> Any:
                     mbarrier_arrive(bars, STAGES + stage)
                 if not FLOAT32 and lane < CLUSTER:
                     mbarrier_arrive_at(bars, STAGES + stage, lane)
-                stage, told = uint32(stage + 1), uint32(told + 1)
+                stage, mask_at = uint32(stage + 1), uint32(mask_at + 1)
                 if stage == STAGES:
-                    stage, told, phase = uint32(0), uint32(told - STAGES), uint32(phase ^ 1)
+                    stage, mask_at, phase = uint32(0), uint32(mask_at - STAGES), uint32(phase ^ 1)
             for c in range(EARLY, SHARE):
                 columns[c] = strips[group, share * SHARE + c]
-            end(acc, sums, columns, row + t // 32 % 4 * 16, shared, room, y, more)
+            end(acc, sums, columns, row + t // 32 % 4 * 16, shared, buffer, y, more)
         if by_boxes:
             bulk_wait_read()
 
@@ -114,7 +116,7 @@ def products(form: Form) -> Any:
     shape = tile.M_TILES, tile.B, DEPTH // 16
     add = wgmma(form.kind, *shape, x, w, tile.SHARE, tile.INPUTS, tile.X_BYTES)
     no_sums = zeros(tile.SHARE * tile.M_TILES * tile.B // 2)
-    store_boxes, store_items = box_storer(of, form.order, tile.ROOMS), storer(of, ANY)
+    store_boxes, store_items = box_storer(of, form.order, tile.BUFFERS), storer(of, ANY)
 
     @cuda.jit(device=True)
     def begin(sums):
@@ -125,10 +127,10 @@ def products(form: Form) -> Any:
         return add(acc, ring, x_at, ring, w_at, mask)
 
     @cuda.jit(device=True)
-    def end(acc, sums, columns, row, shared, room, y, y_map):
+    def end(acc, sums, columns, row, shared, buffer, y, y_map):
         to_local(acc, sums)
         if boxes:
-            store_boxes(sums, columns, row, shared, room, y_map)
+            store_boxes(sums, columns, row, shared, buffer, y_map)
         else:
             store_items(sums, columns, row, y)
 
@@ -143,7 +145,7 @@ def products_of_float32(form: Form) -> Any:
     read, row_in = reader(tile, form.x_transposed, exact)
     one, all_of_them = (wgmma_split(n, tile.DEPTH // 8, exact, 1, True) for n in (N, COLUMNS * N))
     store = storer_of_float32(form.order, row_in, form.x_transposed)
-    mend = mender_of_lines(tile.B)
+    repair = repairing_lines(tile.B)
 
     @cuda.jit(device=True)
     def begin(sums):
@@ -168,7 +170,7 @@ def products_of_float32(form: Form) -> Any:
         return acc
 
     @cuda.jit(device=True)
-    def end(acc, sums, columns, row, shared, room, y, dense):
+    def end(acc, sums, columns, row, shared, buffer, y, dense):
         found = 0
         for s in range(STRIPS):
             column = columns[s * 32 // N]
@@ -184,7 +186,7 @@ def products_of_float32(form: Form) -> Any:
                 strip = columns[COLUMNS - 1] if item >= 16 * N else columns[0]
                 n, feature = int64(row) + item // N % 16, strip * int64(N) + item % N
                 if strip >= 0 and n < y[3] and feature < y[4]:
-                    mend(y, n, feature, dense)
+                    repair(y, n, feature, dense)
 
     return begin, multiply, end
 

@@ -26,9 +26,9 @@ EDGE = 1 << 31  # in a kept block: it reaches beyond the edge along the sum
 class Tile(NamedTuple):
     """A block of threads computes ROWS rows of y in COLUMNS strips of columns at once.
 
-    A strip is a block column; in float32, whose sums take more room, at most 64 columns of one. A
-    step loads into one stage of the ring a tile of x for each of up to INPUTS input blocks, and up
-    to BLOCKS parts of kept blocks that meet them.
+    A strip is a block column; in float32, whose sums take more registers, at most 64 columns of
+    one. A step loads into one stage of the ring a tile of x for each of up to INPUTS input blocks,
+    and up to BLOCKS parts of kept blocks that multiply them.
     """
 
     B: int
@@ -40,8 +40,8 @@ class Tile(NamedTuple):
     STAGES: int
     CLUSTER: int = 1  # blocks of threads that share the blocks of w
     SHARES: int = 1  # of the strips, each with WARPGROUPS // SHARES warpgroups
-    FETCHERS: int = 1  # warps that ask for copies
-    ROOMS: int = 1  # panels of y that a warp has room for
+    FETCHERS: int = 1  # warps that request copies
+    BUFFERS: int = 1  # panels of y in the buffer of a warp
     ITEM: int = 2  # bytes of a value
     UNIT: int = 1  # bytes in which places in shared memory are counted
 
@@ -98,13 +98,13 @@ class Tile(NamedTuple):
         return self.STAGES * self.STAGE_BYTES
 
     @property
-    def ROOM_BYTES(self) -> int:
+    def BUFFER_BYTES(self) -> int:
         """Where a warp puts y in shared memory; float32 is stored straight from registers."""
-        return 0 if self.ITEM == 4 else self.ROOMS * self.sums("f16").PANEL_BYTES
+        return 0 if self.ITEM == 4 else self.BUFFERS * self.sums("f16").PANEL_BYTES
 
     @property
     def SHARED_BYTES(self) -> int:
-        return self.RING_BYTES + self.WARPS * self.ROOM_BYTES + ALIGNED
+        return self.RING_BYTES + self.WARPS * self.BUFFER_BYTES + ALIGNED
 
     @property
     def WARPS(self) -> int:
@@ -130,7 +130,7 @@ class Tile(NamedTuple):
     def REGISTERS(self) -> tuple[int, int]:
         """Of a thread that multiplies, and of one that fetches, if these hand over any.
 
-        Five warpgroups begin with 96 each, three with 168: should all together ask for more, some
+        Five warpgroups begin with 96 each, three with 168: should all together request more, some
         would wait for ever.
         """
         if self.ITEM == 2:

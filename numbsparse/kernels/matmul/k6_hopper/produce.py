@@ -1,8 +1,8 @@
-"""The producer warps: they take turns asking the copy engine for the tiles of each step.
+"""The producer warps: they take turns requesting the tiles of each step.
 
-`parts.records` says how they read the plan ahead. One lane asks, chosen by `elect`: of any other
-choice the compiler makes a loop over the lanes. Asking takes about as long as a step of small
-blocks is multiplied, and so there may be several such warps.
+`parts.records` says how they read the plan ahead. One lane requests them, chosen by `elect`: of any
+other choice the compiler makes a loop over the lanes. A request takes about as long as a step of
+small blocks is multiplied, and so there may be several such warps.
 
 The copy engine loads 16-bit blocks of w as they are, and float32's as `parts.images`.
 """
@@ -38,7 +38,7 @@ def producer(form: Form) -> Any:
     tile = form.tile
     N_MAPS = X + 1 if tile.ITEM == 4 else W_EDGE + 1
     shape = tile.RECORD, tile.STAGES, tile.ROWS
-    walk = walking(*shape, asking(form), tile.FETCHERS, tile.CLUSTER)
+    walk = walking(*shape, requesting(form), tile.FETCHERS, tile.CLUSTER)
 
     @cuda.jit(device=True)
     def produce(fetcher, source, records, tiles, first, last, shared, base, bars, info):
@@ -50,8 +50,8 @@ def producer(form: Form) -> Any:
 
 
 @cache
-def asking(form: Form) -> Any:
-    """What `walking` does of a step: it publishes masks and asks for tiles."""
+def requesting(form: Form) -> Any:
+    """What `walking` does of a step: it publishes masks and requests tiles."""
     tile, STAGES, SHARES = form.tile, form.tile.STAGES, form.tile.SHARES
     INPUTS, BLOCKS, UNIT, CLUSTER = tile.INPUTS, tile.BLOCKS, tile.UNIT, tile.CLUSTER
     STAGE, W_START, X_BYTES, W_BYTES = tile.STAGE_BYTES, tile.W_START, tile.X_BYTES, tile.W_BYTES
@@ -60,7 +60,7 @@ def asking(form: Form) -> Any:
     fetch_w = fetch_image(tile.W_BYTES) if tile.ITEM == 4 else fetch_block(form)
 
     @cuda.jit(device=True)
-    def ask(step, row, stage, bars, source, shared, base, info):
+    def request(step, row, stage, bars, source, shared, base, info):
         for s in range(SHARES):
             info[s * STAGES + stage] = step[s]
         rank = uint32(cuda.blockIdx.x) % CLUSTER
@@ -77,7 +77,7 @@ def asking(form: Form) -> Any:
                 at = start + W_START // UNIT + b * (W_BYTES // UNIT)
                 fetch_w(source, step[FIRST_BLOCK + b], shared, at, bars, stage)
 
-    return ask
+    return request
 
 
 def x_box(form: Form) -> tuple[int, int]:

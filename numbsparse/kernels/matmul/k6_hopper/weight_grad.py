@@ -36,10 +36,10 @@ from numbsparse.kernels.matmul.aligned import BYTES, aligned_either_way
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_products as roles
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, OPERANDS, ROOMS, RUNS, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, OPERANDS, RUNS, Tile
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_rows import in_fours
 from numbsparse.kernels.matmul.plans import planned
-from numbsparse.kernels.parts.mend import mender_of_blocks
+from numbsparse.kernels.parts.repair import repairing_blocks
 from numbsparse.kernels.parts.ring import begin_ring
 from numbsparse.kernels.parts.store import KINDS, PACK
 from numbsparse.kernels.ptx import (
@@ -101,10 +101,10 @@ def weight_grad(
     sums = empty((max(pieces * cut.size, 1) * tile.PART**2,), np.float32)
     dense: tuple[Any, ...] = ()
     if kind is None:
-        wide, mends = dvalues.address % BYTES == 0, precision == "highest"
+        wide, repairs = dvalues.address % BYTES == 0, precision == "highest"
         how = swapped, x_transposed, dy_transposed
-        kernel = kernel_of_float32(tile, mends, wide, *how)
-        add = add_kernel_of_float32(B, mends, *how)
+        kernel = kernel_of_float32(tile, repairs, wide, *how)
+        add = add_kernel_of_float32(B, repairs, *how)
         out = span(dvalues)
         features = x.shape[0 if x_transposed else 1], dy.shape[0 if dy_transposed else 1]
         sizes = x.strides[0] // 4, dy.strides[0] // 4, *features, batch
@@ -205,13 +205,13 @@ def kernel_of_16_bit(tile: Tile, kind: str, x_transposed: bool, dy_transposed: b
 def kernel_of_float32(
     tile: Tile, exact: bool, wide: bool, swapped: bool, x_transposed: bool, dy_transposed: bool
 ) -> Any:
-    mend = mender_of_blocks(tile.B, swapped, x_transposed, dy_transposed) if exact else None
+    repair = repairing_blocks(tile.B, swapped, x_transposed, dy_transposed) if exact else None
     run = warps(
         tile,
         (tile.UNITS, tile.N // 8, 4),
         roles.supplier_of_float32(tile, exact, x_transposed, dy_transposed),
         roles.multiplier_of_float32(tile, exact, x_transposed),
-        roles.storer_of_float32(tile, tile.B, wide, swapped, x_transposed, mend),
+        roles.storer_of_float32(tile, tile.B, wide, swapped, x_transposed, repair),
         roles.storer_of_float32(tile, tile.PART, True, swapped, x_transposed),
     )
 
@@ -234,18 +234,18 @@ def warps(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, leave: 
 
     GROUPS warpgroups multiply and LOADERS warps supply them. Every step loads DEPTH rows of the
     batch of all panels of the item to one of STAGES places in shared memory; panels that several
-    blocks of a cluster need are asked for by one of them and sent to all. So a place is free when
+    blocks of a cluster need are requested by one of them and sent to all. So a place is free when
     the warps of the whole cluster have said so; of float32, also those that make images.
     """
     STAGES, CLUSTER, WARPS, LOADERS = tile.STAGES, tile.CLUSTER, 4 * tile.GROUPS, tile.LOADERS
-    IMAGES, N_MAPS = (ROOMS, 0) if tile.ITEM == 4 else (0, MAPS * OPERANDS)
+    IMAGES, N_MAPS = (BUFFERS, 0) if tile.ITEM == 4 else (0, MAPS * OPERANDS)
     BARRIERS, READERS = 2 * (STAGES + IMAGES), WARPS * CLUSTER + (LOADERS if IMAGES else 0)
     GIVEN, TAKEN = tile.REGISTERS
 
     @cuda.jit(device=True)
     def run(maps, heads, loads, places, outs, dvalues, sums, dense):
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
-        # Full and empty: stages, then rooms for images.
+        # Full and empty: stages, then buffers for images.
         bars = cuda.shared.array(BARRIERS, uint64)
         t = uint32(cuda.threadIdx.x)
         warp = shfl_idx(uint32(t // 32), 0)
@@ -298,10 +298,10 @@ def add_kernel(kind: str) -> Any:
 
 @cache
 def add_kernel_of_float32(
-    B: int, mends: bool, swapped: bool, x_transposed: bool, dy_transposed: bool
+    B: int, repairs: bool, swapped: bool, x_transposed: bool, dy_transposed: bool
 ) -> Any:
     """`add_kernel`, of parts of 32 x 32."""
-    PARTS, mend = B // 32, mender_of_blocks(B, swapped, x_transposed, dy_transposed)
+    PARTS, repair = B // 32, repairing_blocks(B, swapped, x_transposed, dy_transposed)
 
     @cuda.jit
     def kernel(sums, cut, pieces, dvalues, x, dy, sizes, block_rows, block_columns):
@@ -311,7 +311,7 @@ def add_kernel_of_float32(
             total += sums[(piece * cut.size + k) * 1024 + i]
         at = int64(cut[k]) // PARTS * (32 * B) + cut[k] % PARTS * 32 + i // 32 * B + i % 32
         dvalues[at] = total
-        if mends and total != total:
-            mend(dvalues, at, (x, dy, sizes, block_rows, block_columns))
+        if repairs and total != total:
+            repair(dvalues, at, (x, dy, sizes, block_rows, block_columns))
 
     return kernel

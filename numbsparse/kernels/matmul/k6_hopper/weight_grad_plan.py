@@ -22,8 +22,8 @@ from numbsparse.layout import Index
 RUNS = (1, 2, 4)  # panels that one copy may load
 MAPS = 1 + len(RUNS)  # tensor maps of an operand: of each run, and of the panel at its edge
 OPERANDS = 2
-ALONE = 1 << 16  # a copy's ranks, where only the block of threads that asks gets it
-ROOMS = 2  # steps of images of float32 that there is room for
+ALONE = 1 << 16  # a copy's ranks, where only the block of threads that requests it gets it
+BUFFERS = 2  # each for the images of one step, of float32
 TO_START = 4.0  # microseconds until a block of threads multiplies, and while it writes
 TO_ADD, TO_ADD_FLOAT32 = 16.0, 1.0  # for a launch that adds what was cut, besides its sums
 PAIRED = 1.6  # the time of a product of 64 columns, where one of 32 takes 1
@@ -47,9 +47,9 @@ class Tile(NamedTuple):
     STAGES: int
     SLOTS: int  # panels in a stage
     CLUSTER: int
-    LOADERS: int = 4  # warps that ask for copies
+    LOADERS: int = 4  # warps that request copies
     RESIDENT: int = 1  # blocks of threads on a multiprocessor
-    REGISTERS: tuple[int, int] = (0, 0)  # of a thread that asks for copies, and one that multiplies
+    REGISTERS: tuple[int, int] = (0, 0)  # of a thread that requests copies, and one that multiplies
     ITEM: int = 2  # bytes of a value
     STRIPS: int = 0  # of dy, of float32: an item has so many at most
 
@@ -105,8 +105,8 @@ class Tile(NamedTuple):
 
     @property
     def SHARED_BYTES(self) -> int:
-        room = POOL if self.ITEM == 4 else self.STAGES * self.SLOTS * self.PANEL_BYTES
-        return room + 1024  # panels begin at multiples of that
+        buffer = POOL if self.ITEM == 4 else self.STAGES * self.SLOTS * self.PANEL_BYTES
+        return buffer + 1024  # panels begin at multiples of that
 
 
 def cut(
@@ -260,8 +260,8 @@ def way_of(index: Index, B: int) -> tuple[bool, Tile, Items]:
 def tile_of(index: Index, B: int, swapped: bool = False) -> Tile:
     """Products of 64 columns where B is as large, or neighbouring columns keep the same rows.
 
-    Three warpgroups begin with 168 registers for a thread, four with 128: should all together ask
-    for more, some would wait for ever.
+    Three warpgroups begin with 168 registers for a thread, four with 128: should all together
+    request more, some would wait for ever.
     """
     N = 64
     if B == 32:
@@ -280,7 +280,7 @@ def plan(
     """What `cut_up` makes of the items.
 
     Heads end with the strips of an item, its stages, and how many values are in the images of a
-    step, a room, and in its panels, a stage. In shared memory the rooms are first.
+    step, a buffer, and in its panels, a stage. In shared memory the buffers are first.
     """
     across = tile.N // tile.PANEL
     own = items.strips[..., None] * across + np.arange(across)
@@ -291,9 +291,11 @@ def plan(
     absent = loads[..., 0] < 0
     loads = np.take_along_axis(loads, np.argsort(absent, axis=1, kind="stable")[..., None], axis=1)
     n_loads, strips = (~absent).sum(1), (items.strips >= 0).sum(1)
-    room, stage = strips * tile.IMAGE, (tile.X_PANELS + strips * across) * tile.PANEL_BYTES
-    stages = np.minimum((POOL - ROOMS * room) // stage, tile.STAGES)
-    heads = np.stack([n_loads, n_loads, strips, stages, room // 4, stage // 4], 1).astype(np.int32)
+    buffer, stage = strips * tile.IMAGE, (tile.X_PANELS + strips * across) * tile.PANEL_BYTES
+    stages = np.minimum((POOL - BUFFERS * buffer) // stage, tile.STAGES)
+    heads = np.stack([n_loads, n_loads, strips, stages, buffer // 4, stage // 4], 1).astype(
+        np.int32
+    )
 
     rest = len(items) % processors
     sums = rest * tile.UNITS * tile.GROUPS * 64 * tile.N

@@ -4,7 +4,7 @@
 float32 wgmma reads the second operand from shared memory with contiguous terms of the sum, and in a
 batch-major dy they are below each other: so some warps do nothing but split the panels of dy into
 hi and lo, a step ahead of the warpgroups that multiply, and leave images of the strips in one of
-ROOMS rooms. x passes through registers.
+BUFFERS buffers. x passes through registers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from numba import cuda, float32, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, OPERANDS, ROOMS, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, OPERANDS, Tile
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.store import PACK
@@ -69,7 +69,7 @@ def loader(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
 
 @cache
 def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
-    """supply(own, maps, heads, loads, item, shared, base, bars): a warp that asks for copies."""
+    """supply(own, maps, heads, loads, item, shared, base, bars): a warp that requests copies."""
     STAGES, EMPTY, LOADERS, PANEL_BYTES = tile.STAGES, tile.STAGES, tile.LOADERS, tile.PANEL_BYTES
     DEPTH, STAGE = tile.DEPTH, tile.SLOTS * tile.PANEL_BYTES
     load = loader(tile, x_transposed, dy_transposed)
@@ -185,10 +185,10 @@ def storer(tile: Tile, kind: str | None) -> Any:
 
 @cache
 def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transposed: bool) -> Any:
-    """`supplier`: warps that make images of dy; the last of them asks, a lane for each panel."""
+    """`supplier`: warps that make images of dy; the last one requests copies, one lane a panel."""
     STAGES, LOADERS, DEPTH = tile.STAGES, tile.LOADERS, tile.DEPTH
     PANEL_BYTES, X_SIZE = tile.PANEL_BYTES, tile.X_PANELS * tile.PANEL_BYTES // 4
-    FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + ROOMS
+    FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + BUFFERS
     transpose = transposer(tile, exact, dy_transposed)
     load = loader(tile, x_transposed, dy_transposed)
 
@@ -198,23 +198,23 @@ def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transpos
         lane = uint32(cuda.threadIdx.x) % 32
         nbytes, steps = uint32(heads[item, 3] * PANEL_BYTES), heads[item, 1]
         strips, stages = heads[item, 5], uint32(heads[item, 6])
-        room_size, stage_size = uint32(heads[item, 7]), uint32(heads[item, 8])
-        begin = uint32(base // 4 + ROOMS * room_size)
-        panel, code, asks = int32(0), uint32(0), own == LOADERS - 1
-        mine = asks and lane < heads[item, 2]
+        buffer_size, stage_size = uint32(heads[item, 7]), uint32(heads[item, 8])
+        begin = uint32(base // 4 + BUFFERS * buffer_size)
+        panel, code, requests = int32(0), uint32(0), own == LOADERS - 1
+        mine = requests and lane < heads[item, 2]
         if mine:
             panel, code = loads[item, lane, 0], uint32(loads[item, lane, 1])
-        if asks:
+        if requests:
             for m in range(
                 0, OPERANDS * MAPS, MAPS
             ):  # of single panels, and of the one at the edge
                 fence_tensor_map(maps[m])
                 fence_tensor_map(maps[m + MAPS - 1])
         row, ahead = int32(heads[item, 0] * DEPTH), int32(stages - 1)
-        stage = room = then = phase = room_phase = uint32(0)
+        stage = buffer = then = phase = buffer_phase = uint32(0)
         then_phase = uint32(1)
         for step in range(-ahead, steps):
-            if asks and step + ahead < steps:
+            if requests and step + ahead < steps:
                 mbarrier_wait(bars, EMPTY + then, then_phase)
                 if lane == 0:
                     mbarrier_expect(bars, FULL + then, nbytes)
@@ -225,23 +225,23 @@ def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transpos
                 then, then_phase = following(then, then_phase, stages)
             if step >= 0:
                 mbarrier_wait(bars, FULL + stage, phase)
-                mbarrier_wait(bars, FREE + room, room_phase ^ 1)
+                mbarrier_wait(bars, FREE + buffer, buffer_phase ^ 1)
                 start = uint32(begin + stage * stage_size + X_SIZE)
-                transpose(ring, start, own, strips, uint32(base // 4 + room * room_size))
+                transpose(ring, start, own, strips, uint32(base // 4 + buffer * buffer_size))
                 fence_proxy_async()
                 sync_warp()
                 if lane == 0:
                     mbarrier_arrive(bars, EMPTY + stage)
-                    mbarrier_arrive(bars, SHOWN + room)
+                    mbarrier_arrive(bars, SHOWN + buffer)
                 stage, phase = following(stage, phase, stages)
-                room, room_phase = following(room, room_phase, ROOMS)
+                buffer, buffer_phase = following(buffer, buffer_phase, BUFFERS)
 
     return supply
 
 
 @cache
 def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
-    """transpose(ring, start, warp, count, room): images of so many strips; see `ptx.wgmma_split`.
+    """transpose(ring, start, warp, count, buffer): images of so many strips; see `ptx.wgmma_split`.
 
     Column 4 g + e of each 32 is in the e-th matrix of 8 columns, there in line g. A lane has four
     terms of each of four columns, or of a feature-major dy 16 terms of one.
@@ -294,10 +294,10 @@ def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
                 store(ring, to + u * (4 * N), *terms)
 
     @cuda.jit(device=True)
-    def transpose(ring, start, warp, count, room):
+    def transpose(ring, start, warp, count, buffer):
         for unit in range(warp, count * PER_IMAGE, LOADERS):
             panel, chunk = unit // 2, unit % 2
-            image = room + unit // PER_IMAGE * IMAGE + panel % ACROSS * 128
+            image = buffer + unit // PER_IMAGE * IMAGE + panel % ACROSS * 128
             if dy_transposed:
                 from_columns(ring, start + panel * SIZE, chunk, image)
             else:
@@ -310,7 +310,7 @@ def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
 def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
     """`multiplier`, with the sums (UNITS, N / 8, 4) in place."""
     STAGES, IMAGE, UNITS, DEPTH = tile.STAGES, tile.IMAGE // 4, tile.UNITS, tile.DEPTH
-    FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + ROOMS
+    FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + BUFFERS
     VALUES, STRIPS = (UNITS, DEPTH // 2), tile.N // 8
     split, read = splitting(exact), reader(tile, x_transposed)
     add = wgmma_split(tile.N, DEPTH // 8, exact, UNITS)
@@ -319,8 +319,8 @@ def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
     def multiply(warp, heads, images, item, shared, base, bars, sums):
         ring = cuda.shared.array(0, float32, ALIGNMENT)
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
-        stages, room_size = uint32(heads[item, 6]), uint32(heads[item, 7])
-        stage_size, begin = uint32(heads[item, 8]), uint32(base // 4 + ROOMS * room_size)
+        stages, buffer_size = uint32(heads[item, 6]), uint32(heads[item, 7])
+        stage_size, begin = uint32(heads[item, 8]), uint32(base // 4 + BUFFERS * buffer_size)
         upper = uint32(base // 4 + images[item, group, 0] * IMAGE)
         lower = uint32(base // 4 + images[item, group, 1] * IMAGE)
         apart = upper != lower
@@ -330,7 +330,7 @@ def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
             for i in range(STRIPS):
                 for k in range(4):
                     sums[m, i, k] = 0
-        stage = room = phase = room_phase = uint32(0)
+        stage = buffer = phase = buffer_phase = uint32(0)
         for _ in range(heads[item, 1]):
             mbarrier_wait(bars, FULL + stage, phase)
             read(ring, uint32(begin + stage * stage_size), apart, group, warp % 4, raw)
@@ -341,13 +341,13 @@ def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
             sync_warp()
             if lane == 0:
                 mbarrier_arrive(bars, EMPTY + stage)
-            mbarrier_wait(bars, SHOWN + room, room_phase)
-            at = uint32(room * room_size)
+            mbarrier_wait(bars, SHOWN + buffer, buffer_phase)
+            at = uint32(buffer * buffer_size)
             add(sums, hi, lo, ring, upper + at, lower + at)
             if lane == 0:
-                mbarrier_arrive(bars, FREE + room)
+                mbarrier_arrive(bars, FREE + buffer)
             stage, phase = following(stage, phase, stages)
-            room, room_phase = following(room, room_phase, ROOMS)
+            buffer, buffer_phase = following(buffer, buffer_phase, BUFFERS)
 
     return multiply
 
@@ -435,17 +435,17 @@ def nothing(out, at, dense):
 
 @cache
 def storer_of_float32(
-    tile: Tile, B: int, wide: bool, swapped: bool, x_transposed: bool, mend: Any = None
+    tile: Tile, B: int, wide: bool, swapped: bool, x_transposed: bool, repair: Any = None
 ) -> Any:
     """`storer`, to blocks of B x B. `wide` says whether four neighbours may be stored at once.
 
-    Where a sum is NaN, the lane that has it calls mend(out, at, dense): a split makes NaN of
+    Where a sum is NaN, the lane that has it calls repair(out, at, dense): a split makes NaN of
     infinities.
     """
     UNITS, ACROSS, STRIPS, PARTS = tile.UNITS, tile.N // tile.PANEL, tile.N // 8, B // 32
     DOWN, ALONG = (1, B) if swapped else (B, 1)  # from a row to the next, and from a column
-    FOURS, MENDS, row_of = wide and not swapped, mend is not None, rows_of(x_transposed)
-    again = mend or nothing
+    FOURS, REPAIRS, row_of = wide and not swapped, repair is not None, rows_of(x_transposed)
+    again = repair or nothing
 
     @cuda.jit(device=True)
     def place_of(m, c, warp, images, outs, item):
@@ -478,7 +478,7 @@ def storer_of_float32(
                                     out[at + e * ALONG] = sums[m, 4 * c + e, k]
             for i in range(STRIPS):
                 for k in range(4):
-                    if MENDS and sums[m, i, k] != sums[m, i, k]:
+                    if REPAIRS and sums[m, i, k] != sums[m, i, k]:
                         found = 1
         if found:
             for number in range(UNITS * ACROSS * 16):

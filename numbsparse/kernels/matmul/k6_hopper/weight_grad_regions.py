@@ -96,7 +96,7 @@ def _grow(left, across, most, pair, number, counts, gains, opens, scores, lines,
                         odd = pair > 1 and held[k] % pair
                         free -= 0 if odd else 1
                         held[k] += 1
-                        if pair > 1:  # its last product has room now, or no more
+                        if pair > 1:  # its last product fits now, or never
                             turns = np.int32(1 if odd else -1)
                             own, of_opens = left[lines[k]], opens[n:]
                             for j in range(m):

@@ -23,7 +23,7 @@ def rows_of_blocks(index: Index, tile: Tile) -> np.ndarray:
     At B = 64 pairs of rows precede them, those with the most columns in common first.
     """
     panels = tile.B // tile.PANEL
-    room = tile.SLOTS // panels - 1  # for blocks of dy, besides x
+    free = tile.SLOTS // panels - 1  # for blocks of dy, besides x
     outs = tile.OUTS if tile.B == 128 else tile.GROUPS * tile.OUTS
     indptr, columns = index.rows.indptr.astype(np.int64), index.rows.indices.astype(np.int64)
     items, least = (
@@ -32,7 +32,7 @@ def rows_of_blocks(index: Index, tile: Tile) -> np.ndarray:
     )
     rows, common = np.empty((2, IN_PAIRS), np.int64), np.empty((IN_PAIRS, IN_PAIRS), np.int64)
     left = np.empty((IN_PAIRS + 1, int(columns.max(initial=0)) // 64 + 1), np.uint64)
-    sizes = least, tile.OUTS, tile.CLUSTER * min(outs, room)
+    sizes = least, tile.OUTS, tile.CLUSTER * min(outs, free)
     _take_rows(indptr, columns, *sizes, rows[0], rows[1], common, left, items)
     return items
 

@@ -13,11 +13,11 @@ warp and is known only at run time; the registers of sums must be known when the
 - `regions`: 130 or more blocks of w of 16 x 16, or 430 of 8 x 8, near each other. Each warp has
   slots for their sums; neighbouring slots are in one column and read its dy once.
 
-Some warps only ask the copy engine to fill a ring in shared memory, and the others need not wait
+Some warps only have the copy engine fill a ring in shared memory, and the others need not wait
 for each other: how many blocks a warp finds in a stage is chance, and the ring evens it out.
 
 Tensor cores take float32 as tf32, by three products where they are to be exact (`parts.split`). It
-takes twice the room: a strip has 352 columns of y, a region 128 or 144 blocks of 16 x 16.
+takes twice the registers: a strip has 352 columns of y, a region 128 or 144 blocks of 16 x 16.
 
 x and dy are read in either order. Of feature-major ones a line of shared memory is a feature, with
 16 to 64 rows of the batch: then `ldmatrix` transposes the tiles where it does not else, and does

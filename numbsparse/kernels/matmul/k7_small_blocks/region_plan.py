@@ -30,7 +30,7 @@ PLACE_AT, GROUP_AT = 2, 10  # the bits from which on it holds its place and its 
 
 class Region(NamedTuple):
     """Warps that multiply, slots of a warp, groups of features, rows of a stage of x and dy, stages
-    of the ring; warps that ask the copy engine for them; bytes of a value; and slots that are
+    of the ring; warps that request them from the copy engine; bytes of a value; and slots that are
     multiplied at once, of which a warp has a multiple.
 
     A group is DEPTH lines of FEATURES; of a transposed operand FEATURES lines of DEPTH rows of the

@@ -12,7 +12,7 @@ from typing import Any
 from numba import cuda, float32, int64, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import Sums
-from numbsparse.kernels.parts.mend import mender_of_blocks
+from numbsparse.kernels.parts.repair import repairing_blocks
 from numbsparse.kernels.parts.store import PACK
 from numbsparse.kernels.parts.swizzle import feature_of, feature_of_eight
 from numbsparse.kernels.parts.words import words_of_lane
@@ -70,7 +70,7 @@ def store_slot(sums: Sums) -> Any:
     BLOCK, WORDS = B * B * ITEM // 4, 16 * B * ITEM // 128  # words of a block, and of a lane
     PER_WORD, RUN = 4 // ITEM, min(WORDS, 4)
     load, store_words = words_of_lane(WORDS)
-    mend = mender_of_blocks(B, False, sums.x_transposed, sums.dy_transposed)
+    repair = repairing_blocks(B, False, sums.x_transposed, sums.dy_transposed)
     exact = sums.arithmetic == "highest"
 
     @cuda.jit(device=True)
@@ -102,7 +102,7 @@ def store_slot(sums: Sums) -> Any:
                 for w in range(WORDS):
                     bad = bad if as_float32(own[w]) == as_float32(own[w]) else WORDS
                 for w in range(bad):
-                    mend(dvalues, first + w // RUN * 128 + lane * RUN + w % RUN, into[6])
+                    repair(dvalues, first + w // RUN * 128 + lane * RUN + w % RUN, into[6])
 
     return store
 
@@ -175,8 +175,8 @@ def total_kernel(sums: Sums) -> Any:
         add(cut, pieces, (partials, blocks, rows, columns, sizes, dvalues))
 
     @cuda.jit
-    def mending_kernel(cut, pieces, partials, blocks, rows, columns, sizes, dvalues, x, dy, of_sum):
+    def repair_kernel(cut, pieces, partials, blocks, rows, columns, sizes, dvalues, x, dy, of_sum):
         dense = x, dy, of_sum, rows, columns
         add(cut, pieces, (partials, blocks, rows, columns, sizes, dvalues, dense))
 
-    return mending_kernel if sums.arithmetic == "highest" else kernel
+    return repair_kernel if sums.arithmetic == "highest" else kernel

@@ -1,7 +1,7 @@
 """dvalues = x.T @ dy at the kept blocks: each region of w reads the features that it needs once.
 
 Rows of x and dy pass through a ring in shared memory, in groups of features; the sums of a warp's
-slots stay in its registers. Some warps only ask the copy engine, so that they ask for a stage as
+slots stay in its registers. Some warps only request copies, so that they request a stage as
 soon as the last warp has released it; those that multiply never wait for each other, and of float32
 they have the registers that the others lack.
 """
@@ -242,7 +242,7 @@ def region_kernel(sums: Sums) -> Any:
         run(maps, segments, boxes, codes, useds, into)
 
     @cuda.jit(**options)
-    def mending_kernel(
+    def repair_kernel(
         maps, segments, boxes, codes, useds, partials, blocks, rows, columns, sizes, dvalues,
         x, dy, of_sum,
     ):  # fmt: skip
@@ -250,13 +250,13 @@ def region_kernel(sums: Sums) -> Any:
         into = partials, blocks, rows, columns, sizes, dvalues, dense
         run(maps, segments, boxes, codes, useds, into)
 
-    return mending_kernel if sums.arithmetic == "highest" else kernel
+    return repair_kernel if sums.arithmetic == "highest" else kernel
 
 
 @cache
 def supplier(sums: Sums) -> Any:
-    """The warps that ask for boxes, each for its share of every stage, and each lane for some: to
-    ask takes some 100 cycles a time."""
+    """The warps that request boxes, each for its share of every stage, and each lane for some: a
+    request takes some 100 cycles a time."""
     region = sums.region
     STAGES, STAGE_BYTES, DEPTH = region.STAGES, region.STAGE_BYTES, region.DEPTH
     GROUPS, FETCHERS, GROUP_BYTES = region.GROUPS, region.FETCHERS, region.GROUP_BYTES
@@ -302,7 +302,7 @@ def supplier(sums: Sums) -> Any:
 
 @cache
 def load_box(region: Region, transposed: bool) -> Any:
-    """Ask for a box that begins at a row of the batch."""
+    """Request a box that begins at a row of the batch."""
     FEATURES, load_features = region.FEATURES, load_for(transposed)
 
     @cuda.jit(device=True)

@@ -97,7 +97,7 @@ def block_kernel(blocks: Blocks) -> Any:
     M = -(-x_side.groups // 2)
     HELD, SUMS = (form.steps, 2 * M, 2), (M, 4, 4)
     read, prepare, close = reading(WIDTH // depth), opening(source, 3), closing(source)
-    ask, wait = asking(blocks), waiting(source)
+    request, wait = requesting(blocks), waiting(source)
     hold, multiply, write = holding(blocks), multiplying(blocks), writing(blocks)
     clear, after = pieces.clear(M, 4), stepping(LONG)
 
@@ -124,15 +124,15 @@ def block_kernel(blocks: Blocks) -> Any:
         prepare(bars, bar, fresh, maps)
         if OVERLAP:
             wait_for_earlier_kernels()
-        asked = held = now[LINE] - 1
+        requested = held = now[LINE] - 1
         ahead, step_ahead, step = unit, int64(0), int64(0)
         for s in range(STAGES):
             if ahead < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
-                new, other = records[s], LONG or records[s][LINE] != asked
+                new, other = records[s], LONG or records[s][LINE] != requested
                 top = step_ahead * WIDTH
-                ask(new, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, own)
-                asked = new[LINE]
+                request(new, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, own)
+                requested = new[LINE]
             ahead, step_ahead = after(ahead, step_ahead, steps)
             close()
         stage = phase = uint32(0)
@@ -148,9 +148,9 @@ def block_kernel(blocks: Blocks) -> Any:
             multiply(shared, start, x_hi, x_lo, acc)
             sync_warp()
             if ahead < last:
-                other, top = LONG or record[LINE] != asked, step_ahead * WIDTH
-                ask(record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, own)
-                asked = record[LINE]
+                other, top = LONG or record[LINE] != requested, step_ahead * WIDTH
+                request(record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, own)
+                requested = record[LINE]
                 ahead, step_ahead = after(ahead, step_ahead, steps)
                 record = read(plan, ahead)
             close()
@@ -178,7 +178,7 @@ def stepping(long: bool) -> Any:
 
 
 @cache
-def asking(blocks: Blocks) -> Any:
+def requesting(blocks: Blocks) -> Any:
     """Fill a stage with a tile of dy and, where it is another one than before, one of x.
 
     Their rows of the batch are those from `top` on.
@@ -276,7 +276,7 @@ def writing(blocks: Blocks) -> Any:
     """Write a unit through shared memory."""
     form, M, SPLIT = blocks.form, -(-blocks.x.groups // 2), blocks.form.split
     leave = leave_16_bit(blocks) if form.is_16_bit else leave_float32(blocks)
-    mend, finite_sums, ENGINE = mending(blocks), all_finite(M, 4), blocks.source.engine
+    repair, finite_sums, ENGINE = repairing(blocks), all_finite(M, 4), blocks.source.engine
     write_pieces = writing_pieces(blocks)
 
     @cuda.jit(device=True)
@@ -286,7 +286,7 @@ def writing(blocks: Blocks) -> Any:
         sync_warp()
         leave(shared, leaving, uint32(w_view[2]), acc)
         if SPLIT and not finite_sums(acc):
-            mend(x, x_view, dy, dy_view, record, shared, leaving)
+            repair(x, x_view, dy, dy_view, record, shared, leaving)
         if ENGINE:
             fence_proxy_async()
         sync_warp()
@@ -348,13 +348,13 @@ def leave_16_bit(blocks: Blocks) -> Any:
 
 
 @cache
-def mending(blocks: Blocks) -> Any:
+def repairing(blocks: Blocks) -> Any:
     """Compute again what is not finite of what this lane left; 0 beyond the features."""
     M, R, depth = -(-blocks.x.groups // 2), min(blocks.x.groups, 2), blocks.depth
     LINE, line_of = 2 * (WIDTH // depth), picking(1, WIDTH // depth)
 
     @cuda.jit(device=True)
-    def mend(x, x_view, dy, dy_view, record, tile, start):
+    def repair(x, x_view, dy, dy_view, record, tile, start):
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
         for n in range(16 * M):
@@ -370,7 +370,7 @@ def mending(blocks: Blocks) -> Any:
                     value = plain_sum(value, x, x_at, x_view[2], dy, dy_at, dy_view[2], x_view[0])
                 tile[at] = as_uint32(value)
 
-    return mend
+    return repair
 
 
 @cache

@@ -24,7 +24,7 @@ from numbsparse.kernels.parts.transpose import transposed_copy
 from numbsparse.kernels.views import span
 from numbsparse.layout import Index
 
-SHARED_BYTES = 225 * 1024  # of a block, with room for the barriers
+SHARED_BYTES = 225 * 1024  # of a block, without the barriers'
 BARRIERS = 2 * 1024  # bytes
 WARPS = 2 if SIMULATED else 8
 FEW = 8  # units of a warp: below, 16-bit gains more by launches that overlap than by long rings
@@ -35,7 +35,7 @@ LINES = 3500  # of 128 bytes, one a clock: what a multiprocessor reads while x i
 
 
 def has_engine() -> bool:
-    """Whether the card has a copy engine, and room for a long ring for each warp."""
+    """Whether the card has a copy engine, and shared memory for a long ring for each warp."""
     return copy_engine() and (shared_memory() or SHARED_BYTES) >= SHARED_BYTES
 
 
@@ -158,8 +158,8 @@ def _in_pieces(x: DeviceArray, axis: int) -> bool:
 
 def with_stages(kernel: Any, most: int) -> Any:
     """As many stages as fit."""
-    room = min(SHARED_BYTES, (shared_memory() or SHARED_BYTES + BARRIERS) - BARRIERS)
-    free = room - kernel.shared_bytes
+    nbytes = min(SHARED_BYTES, (shared_memory() or SHARED_BYTES + BARRIERS) - BARRIERS)
+    free = nbytes - kernel.shared_bytes
     stages = min(free // (4 * kernel.warps * kernel.stage_words), most)
     return kernel._replace(source=kernel.source._replace(stages=stages))
 

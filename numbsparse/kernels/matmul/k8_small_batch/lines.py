@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32, uint64
 
-from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums, mending, storing
+from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums, repairing, storing
 from numbsparse.kernels.matmul.k8_small_batch.ring import (
     ALIGNED,
     Source,
@@ -47,7 +47,7 @@ class Lines(NamedTuple):
     warps: int
     far: bool  # whether warps leave sums for each other in global memory
     tiled: bool  # whether a batch takes several tiles, with shares of the multiprocessors each
-    patient: bool = False  # whether a unit is asked for when the one before it is there
+    patient: bool = False  # whether a unit is requested when the one before it is there
 
     @property
     def rows(self) -> int:
@@ -56,7 +56,7 @@ class Lines(NamedTuple):
 
     @property
     def first(self) -> int:
-        """Units that a warp asks for at once when it starts."""
+        """Units that a warp requests at once when it starts."""
         return 1 if self.patient else self.source.stages
 
     @property
@@ -94,7 +94,7 @@ def line_kernel(lines: Lines) -> Any:
     RECORD = 2 * (WIDTH // depth) + 2
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
     read, prepare, close = reading(WIDTH // depth), opening(source, 2), closing(source)
-    ask, wait, consume = asking(lines), waiting(source), consuming(sums)
+    request, wait, consume = requesting(lines), waiting(source), consuming(sums)
     put, finish = storing(sums), finishing(lines)
     clear, save, add_saved = pieces.clear(M, N), pieces.save(M, N), pieces.add_saved(M, N)
 
@@ -141,7 +141,7 @@ def line_kernel(lines: Lines) -> Any:
         for s in range(FIRST):
             if unit + s < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
-                ask(records[s], x, x_view, top, values, w_view, maps, shared, start, bars, own)
+                request(records[s], x, x_view, top, values, w_view, maps, shared, start, bars, own)
             close()
         clear(acc)
         while empty < empty_lines:  # while the first tiles are on their way
@@ -158,13 +158,13 @@ def line_kernel(lines: Lines) -> Any:
                 if PATIENT and more:
                     other = uint32(1 - stage)
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
-                    ask(record, x, x_view, top, values, w_view, maps, shared, place, bars, own)
+                    request(record, x, x_view, top, values, w_view, maps, shared, place, bars, own)
                     record = read(plan, unit + 2)
                 consume(shared, start, uint32(w_view[2]), acc)
                 sync_warp()
                 if not PATIENT and unit + STAGES < last:
                     own = uint32(bar + stage)
-                    ask(record, x, x_view, top, values, w_view, maps, shared, start, bars, own)
+                    request(record, x, x_view, top, values, w_view, maps, shared, start, bars, own)
                     record = read(plan, unit + STAGES + 1)
                 close()
             stage, phase = following(stage, phase, STAGES)
@@ -192,7 +192,7 @@ def line_kernel(lines: Lines) -> Any:
     return kernel
 
 
-def asking(lines: Lines) -> Any:
+def requesting(lines: Lines) -> Any:
     """Fill a stage with what a unit's record names."""
     (form, x, w, _), depth, source, *_ = lines
     if source.engine:
@@ -249,7 +249,7 @@ def finishing(lines: Lines) -> Any:
     """
     sums, depth, *_ = lines
     (M, N), SPLIT = sums.shape, sums.form.split
-    put, mend = storing(sums), mending(sums, not sums.w.across, depth)
+    put, repair = storing(sums), repairing(sums, not sums.w.across, depth)
     join, finite = pieces.join(M, N), all_finite(M, N)
 
     @cuda.jit(device=True)
@@ -266,6 +266,6 @@ def finishing(lines: Lines) -> Any:
         if complete:
             put(y, top, line * depth, y_view, acc)
             if SPLIT and not finite(acc):
-                mend(x, x_view, top, values, w_view[0], plan, sections, line, y, y_view)
+                repair(x, x_view, top, values, w_view[0], plan, sections, line, y, y_view)
 
     return finish

@@ -169,12 +169,12 @@ def item_of(form: Form) -> Any:
 
 
 @cache
-def mending(sums: Sums, transposed: bool, depth: int) -> Any:
+def repairing(sums: Sums, transposed: bool, depth: int) -> Any:
     """Compute again what is not finite of this lane's outputs in a line of y = x @ w."""
     (M, N), ROWS, place = sums.shape, sums.rows, places(sums)
 
     @cuda.jit(device=True)
-    def mend(x, x_view, top, values, size, plan, sections, line, y, y_view):
+    def repair(x, x_view, top, values, size, plan, sections, line, y, y_view):
         own = sections[3] + line
         term_step, line_step = (1, size) if transposed else (size, 1)
         for n in range(4 * M * N):
@@ -193,4 +193,4 @@ def mending(sums: Sums, transposed: bool, depth: int) -> Any:
                     value = plain_sum(value, x, x_at, x_view[3], values, w_at, term_step, terms)
                 y[at] = value
 
-    return mend
+    return repair

@@ -25,14 +25,14 @@ TOGETHER = 12  # units of a share that take as long as adding up the parts of li
 class Lines(NamedTuple):
     """Where the parts of a plan for forward or input_grad start, in an array of int32.
 
-    It begins with the units, room for `each` of a warp: (place, line of x) for each block of a
+    It begins with the units, places for `each` of a warp: (place, line of x) for each block of a
     unit, line of y, end of its piece.
     """
 
     counts: Any  # units of each warp; below 0 where its first line began in an earlier one
     cuts: Any  # per part of a cut line: its line, the line's first part and how many it has
     empty: Any  # lines without a unit
-    indptr: Any  # the lines once more, for `mend`
+    indptr: Any  # the lines once more, for `repair`
     indices: Any
     places: Any  # of squares, see `lines_of`
 

@@ -1,7 +1,7 @@
 """A ring of stages in shared memory for each warp, and how tiles are loaded into a stage.
 
 A warp has its ring to itself, so a stage is free once its lanes are synchronised. Where whole tiles
-can be copied, the copy engine does it, and the warp only has to ask. Elsewhere, for blocks under
+can be copied, the copy engine does it, and the warp only requests it. Elsewhere, for blocks under
 32, features that end inside a tile and cards without a copy engine, its lanes copy pieces of 16
 bytes to the same places (`cp.async`); either way nothing passes through registers.
 """
@@ -110,7 +110,7 @@ def opening(source: Source, many_maps: int) -> Any:
 
 @cache
 def waiting(source: Source) -> Any:
-    """wait(bars, bar, phase): until the stage is filled for which the warp asked first."""
+    """wait(bars, bar, phase): until the stage is filled that the warp requested first."""
     PENDING = source.stages - 1
 
     @cuda.jit(device=True)
@@ -127,7 +127,7 @@ def waiting(source: Source) -> Any:
 
 @cache
 def closing(source: Source) -> Any:
-    """close(): what was asked of lanes since the last time is one stage, perhaps an empty one."""
+    """close(): what lanes copied since the last time is one stage, perhaps an empty one."""
 
     @cuda.jit(device=True)
     def commit():
@@ -148,7 +148,7 @@ def square_of(place, shift):
 
 @cache
 def engine_asks(form: Form, groups: int, x_across: bool) -> Any:
-    """ask(record, ...): fill a stage with a square of w, and tiles of x from row `top` on.
+    """request(record, ...): fill a stage with a square of w, and tiles of x from row `top` on.
 
     `w_view` is (size of a block, shift as in `square_of`, `paired` as in `tiles`).
     """
@@ -156,7 +156,7 @@ def engine_asks(form: Form, groups: int, x_across: bool) -> Any:
     NBYTES = 4 * form.row * (8 * groups + WIDTH)
 
     @cuda.jit(device=True)
-    def ask(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
+    def request(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
         if elect() != 0:
             mbarrier_expect(bars, bar, uint32(NBYTES))
             column, row = square_of(record[0], w_view[1])
@@ -167,7 +167,7 @@ def engine_asks(form: Form, groups: int, x_across: bool) -> Any:
                 column, row = (others, first) if x_across else (first, others)
                 tma_load_2d(shared, start + u * TILE, maps[0], column, row, bars, bar)
 
-    return ask
+    return request
 
 
 @cache
@@ -187,7 +187,7 @@ def lanes_ask(
     copy_w = copying(form, (WIDTH, depth), depth, transposed, reach, of_values=True)
 
     @cuda.jit(device=True)
-    def ask(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
+    def request(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
         batch, features, x_batch, x_feature = x_view
         x_stride, w_start = x_feature if x_across else x_batch, uint32(start + X_WORDS)
         for u in range(X_TILES):
@@ -195,4 +195,4 @@ def lanes_ask(
             copy_x(x, record, features, x_stride, first, batch, shared, place)
         copy_w(values, record, features, w_view[0], int64(0), depth, shared, w_start)
 
-    return ask
+    return request

@@ -1,0 +1,67 @@
+"""What a rung or a taught step does, drawn from the simulator: `python -m numbsparse trace`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+from numbsparse.bench.profile import Case, forward
+from numbsparse.device import SIMULATED
+from numbsparse.kernels import ladder
+from numbsparse.simulator.tracing import Trace, trace
+
+RUNGS = {  # dtype, inputs, outputs, batch, block size: small, and enough to go round a ring
+    "k1_naive": ("float32", 32, 32, 8, 16),
+    "k2_shared": ("float32", 32, 16, 16, 16),
+    "k3_registers": ("float32", 64, 32, 32, 32),
+    "k4_pipelined": ("float32", 128, 32, 32, 32),
+    "k5_tensor_core": ("float16", 192, 32, 64, 32),
+    "k6_hopper": ("float16", 384, 128, 256, 64),
+    "k7_small_blocks": ("float16", 256, 128, 128, 16),
+    "k8_small_batch": ("float16", 256, 64, 16, 32),
+}
+NAMES = (*ladder.NAMES, *RUNGS)
+
+
+def run(name: str, file: Path | None) -> None:
+    """What the command does: write the picture, by default beside the reader."""
+    if name not in NAMES:
+        raise ValueError(f"RUNG takes one of {', '.join(NAMES)}, got {name!r}")
+    if not SIMULATED:  # which is decided when Numba is imported
+        command = [sys.executable, "-m", "numbsparse", "trace", name]
+        more = ["--svg", str(file)] if file else []
+        done = subprocess.run([*command, *more], env=os.environ | {"NUMBA_ENABLE_CUDASIM": "1"})
+        sys.exit(done.returncode)
+    file = file or Path(f"{name}.svg")
+    traced = trace_of(case_of(name))
+    traced.save(file)
+    parts = f"warps: {len(traced.warps)}, stages of shared memory: {len(traced.stages)}"
+    print(f"{file}, to be opened in a browser: {traced.kernel}; {parts}")
+
+
+def trace_of(case: Case) -> Trace:
+    """The forward product of the one rung or step of that case."""
+    problem = case.problem()
+    return trace(partial(forward, case.rungs[0], problem))[-1]  # those before it prepare w
+
+
+def case_of(name: str) -> Case:
+    """What is traced of a rung or a step: a small product, every block of w kept."""
+    dtype, inputs, outputs, batch, size = RUNGS.get(name) or _of_step(name)
+    return Case((name,), dtype, inputs, outputs, batch, size, 1)
+
+
+def _of_step(name: str) -> tuple[str, int, int, int, int]:
+    """As few rows as it takes, and twice those where blocks of threads stay for two tiles."""
+    step, number = ladder.step(name), ladder.NAMES.index(name) + 1
+    rows = step.BM * getattr(step, "CLUSTER", 1)
+    if number <= 7:
+        return "float32", 128 if number == 7 else 64, 32, rows, 32
+    if number <= 9:
+        return "float16", 192, 32, rows, 32
+    if number <= 12:
+        return "float16", 6 * 64, 128 if number == 12 else 64, rows, 64
+    return "float16", 5 * 64, 256, 512, 64
