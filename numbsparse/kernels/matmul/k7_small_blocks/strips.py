@@ -38,7 +38,7 @@ from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.parts import store
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import schedule, schedule_parts
-from numbsparse.kernels.parts.mend import mender_of_lines
+from numbsparse.kernels.parts.repair import repairing_lines
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.swizzle import PERIOD, load_for, map_of, rows_of
 from numbsparse.kernels.ptx import (
@@ -167,7 +167,7 @@ def strip_kernel(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str
         run(x_map, (w, words_of, begins, groups, tiles), tile_starts, into)
 
     @cuda.jit(**registers(WARPS + FETCHERS))
-    def mending_kernel(
+    def repairing_kernel(
         x_map, w, words_of, begins, groups, lines, tiles, tile_starts, y, sizes,
         x, x_sizes, values, indptr, indices, blocks,
     ):  # fmt: skip
@@ -176,7 +176,7 @@ def strip_kernel(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str
         into = lines, (y, sizes[0], sizes[1], sizes[2], sizes[3]), dense
         run(x_map, (w, words_of, begins, groups, tiles), tile_starts, into)
 
-    return mending_kernel if arithmetic == "highest" else kernel
+    return repairing_kernel if arithmetic == "highest" else kernel
 
 
 @cache
@@ -328,7 +328,7 @@ def storer(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> A
     """store(acc, of_strip, warp, row, into): a warp's sums, `row` the first one's number.
 
     into : the block columns of all strips; y, as in `parts.store`; and of exact float32 what is
-        multiplied, as in `parts.mend`
+        multiplied, as in `parts.repair`
     """
     if strip.ITEM == 2:
         return storer_of_16_bit(strip, arithmetic, y_order)
@@ -358,7 +358,7 @@ def storer_of_float32(strip: Strip, exact: bool, x_transposed: bool, y_order: st
     B, COLUMNS, SQUARES, SLICES = strip.B, strip.COLUMNS, strip.B // 8, strip.SLICES
     TM, SPLIT = strip.ROWS // 16 // SLICES, strip.SPLIT
     PAIRS, FOURS = y_order == store.ROWS, y_order == store.FEATURES and x_transposed
-    row_of, mend, NEXT = rows_of(4, strip.WIDTH, x_transposed).row_of, mender_of_lines(B), B // 2
+    row_of, repair, NEXT = rows_of(4, strip.WIDTH, x_transposed).row_of, repairing_lines(B), B // 2
     SUMS = strip.ROWS // SLICES
 
     @cuda.jit(device=True)
@@ -399,6 +399,6 @@ def storer_of_float32(strip: Strip, exact: bool, x_transposed: bool, y_order: st
                 row = top + own_row(i // (4 * SQUARES) % TM, i % 4 // 2)
                 column = column_of(line, i // 4 % SQUARES, i)
                 if row < batch and line >= 0 and column < features:
-                    mend(y, row, column, into[2])
+                    repair(y, row, column, into[2])
 
     return store_all
