@@ -167,7 +167,7 @@ def strip_kernel(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str
         run(x_map, (w, words_of, begins, groups, tiles), tile_starts, into)
 
     @cuda.jit(**registers(WARPS + FETCHERS))
-    def repairing_kernel(
+    def repair_kernel(
         x_map, w, words_of, begins, groups, lines, tiles, tile_starts, y, sizes,
         x, x_sizes, values, indptr, indices, blocks,
     ):  # fmt: skip
@@ -176,7 +176,7 @@ def strip_kernel(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str
         into = lines, (y, sizes[0], sizes[1], sizes[2], sizes[3]), dense
         run(x_map, (w, words_of, begins, groups, tiles), tile_starts, into)
 
-    return repairing_kernel if arithmetic == "highest" else kernel
+    return repair_kernel if arithmetic == "highest" else kernel
 
 
 @cache
