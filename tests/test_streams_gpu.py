@@ -455,6 +455,7 @@ def test_two_graphs_of_torch_run_side_by_side():
             torch.testing.assert_close(y, right, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # as torch imports itself
 def test_compile_with_reduced_overhead_captures_it():
     torch, nst = torch_layers()
     pytest.importorskip("triton")

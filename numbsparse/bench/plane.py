@@ -321,7 +321,11 @@ def draw(place: str, content: dict[str, Any], rows: list[Row], png: Path) -> Non
         bar = figure.colorbar(image, ax=panels, ticks=ticks, extend="both", fraction=0.02, pad=0.01)
         bar.minorticks_off()
         bar.ax.set_yticklabels([f"{tick:g}" for tick in ticks])
-        bar.set_label("times as fast as the fastest peer, median; x: slower somewhere")
+        bar.set_label("times as fast")
     machine = content["machine"].partition(";")[0]
-    figure.suptitle(f"{len(found)} products on {machine}", fontsize=10)
+    figure.suptitle(
+        f"How many times as fast as the fastest peer, the median of the products of a cell; "
+        f"x: slower at some\n{len(found)} products, {machine}",
+        fontsize=10,
+    )
     figure.savefig(png, dpi=150)

@@ -192,7 +192,7 @@ def multiply(
     precision: str | None,
 ) -> torch.Tensor:
     """`matmul` with the parts of a matrix, which layers hold."""
-    features = shape[transposed]
+    features = shape[int(transposed)]
     if x.dim() == 0 or x.shape[-1] != features:
         raise ValueError(f"x takes the shape (..., {features}) with this w, got {tuple(x.shape)}")
     _check_alike("x", x, "w", values)
