@@ -31,11 +31,12 @@ def test_a_map_goes_on_where_its_file_ends(small, tmp_path, capsys, monkeypatch)
     whole = plane.measured
     monkeypatch.setattr(plane, "measured", lambda *of: list(whole(*of))[:5])
     plane.run("cpu", file, None, 1)
-    first = plane.known(file)
+    _, first = plane.known(file)
     assert len(first) == 5
     monkeypatch.setattr(plane, "measured", whole)
     plane.run("cpu", file, None, 1)
-    rows = plane.known(file)
+    machine, rows = plane.known(file)
+    assert machine
     assert rows[:5] == first
     everything = {point for some in plane.points("cpu") for point in some}
     assert len(rows) == len(everything) == 2 * 2 * 2 * 2

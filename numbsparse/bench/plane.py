@@ -101,33 +101,36 @@ def run(
     place: str, json_file: Path | None, png: Path | None, minutes: float, jobs: int = 1
 ) -> None:
     """Go on with the map for so long, say where we are slower than a peer, and draw it."""
-    if place == "cuda":
+    if place == "cuda" and minutes > 0:
         if SIMULATED:
             raise RuntimeError("the simulator's times mean nothing: unset NUMBA_ENABLE_CUDASIM")
         require()
     if png is not None:
         matplotlib_figure()  # before the measuring: it may be missing
-    content = {"machine": describe(place), "command": f"python -m numbsparse plane --place {place}"}
-    rows, written = known(json_file), time.perf_counter()
+    (machine, rows), written = known(json_file), time.perf_counter()
+    machine = describe(place) if minutes > 0 or not machine else machine
+    content = {"machine": machine, "command": f"python -m numbsparse plane --place {place}"}
     for row in measured(place, list(rows), minutes * 60, jobs):
         rows.append(row)
         if time.perf_counter() > written + SAVED:
             _write(json_file, content, rows)
             written = time.perf_counter()
-    _write(json_file, content, rows)
+    if minutes > 0:
+        _write(json_file, content, rows)
     print(summary(place, rows))
     if png is not None:
         draw(place, content, rows, png)
         print(f"the picture is in {png}")
 
 
-def known(json_file: Path | None) -> list[Row]:
-    """The rows of earlier runs."""
+def known(json_file: Path | None) -> tuple[str, list[Row]]:
+    """Where earlier runs were, and their rows."""
     if json_file is None or not json_file.exists():
-        return []
+        return "", []
     try:
         content = json.loads(json_file.read_text(encoding="utf-8"))
-        return [dict(zip(content["columns"], row, strict=True)) for row in content["rows"]]
+        rows = [dict(zip(content["columns"], row, strict=True)) for row in content["rows"]]
+        return content["machine"], rows
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{json_file} holds no map of the plane: {error!r}") from error
 
