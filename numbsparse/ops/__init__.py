@@ -55,7 +55,18 @@ from numbsparse.ops.elementwise import (
     tanh,
 )
 from numbsparse.ops.embedding import sum_rows, take_rows
+from numbsparse.ops.gates import (
+    block_dots,
+    gate_dtype,
+    gate_numbers,
+    gated,
+    in_order,
+    scale_blocks,
+    select_gated,
+    ungated,
+)
 from numbsparse.ops.halves import concat_elu, concat_elu_grad, glu, glu_grad
+from numbsparse.ops.index import index_beside
 from numbsparse.ops.loss_scale import (
     LEAST_SCALE,
     MOST_SCALE,
@@ -64,7 +75,7 @@ from numbsparse.ops.loss_scale import (
     judge,
 )
 from numbsparse.ops.lstm import LSTMTrace, lstm, lstm_grad, lstm_steps, state_dtype
-from numbsparse.ops.matmul import index_beside, matmul, sddmm
+from numbsparse.ops.matmul import matmul, sddmm
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
 from numbsparse.ops.operands import HalfOnCPU, is_half, operand
 from numbsparse.ops.optimizer import (
@@ -111,6 +122,7 @@ __all__ = [
     "affine_norm_grad",
     "affine_norm_sums",
     "average_step",
+    "block_dots",
     "block_norms",
     "broadcast_to",
     "cast",
@@ -144,6 +156,9 @@ __all__ = [
     "expm1",
     "full",
     "full_like",
+    "gate_dtype",
+    "gate_numbers",
+    "gated",
     "gelu",
     "gelu_grad",
     "gelu_tanh",
@@ -154,6 +169,7 @@ __all__ = [
     "glu_grad",
     "guarded_adam_numbers",
     "guarded_sgd_numbers",
+    "in_order",
     "index_beside",
     "inside",
     "is_half",
@@ -181,9 +197,11 @@ __all__ = [
     "relu_grad",
     "remap",
     "reshape",
+    "scale_blocks",
     "scale_columns",
     "scale_to_norm",
     "sddmm",
+    "select_gated",
     "set_precision",
     "sgd_step",
     "sgd_step_with",
@@ -203,6 +221,7 @@ __all__ = [
     "tanh",
     "transpose",
     "transpose_window",
+    "ungated",
     "zeros",
     "zeros_like",
 ]

@@ -198,7 +198,15 @@ class GradualPruning:
 class _Weight(NamedTuple):
     name: str
     parameter: Tensor
-    tap_features: int | None  # see ops.inside
+    tap_features: int | None = None  # see ops.inside
+    gate: Any = None  # of its blocks, a Parameter or a Module that gives one
+
+    @property
+    def gates(self) -> list[tuple[Tensor, float]]:
+        """The Parameters of 1 x 1 blocks that follow its layout, and what new blocks have there."""
+        if self.gate is None or isinstance(self.gate, Tensor):
+            return [] if self.gate is None else [(self.gate, 1.0)]
+        return [(p, self.gate.fresh) for p in self.gate.parameters()]
 
     @property
     def data(self) -> BlockSparse:
@@ -208,13 +216,20 @@ class _Weight(NamedTuple):
 def _weights_of(model: Any) -> list[_Weight]:
     """The block-sparse parameters, each once."""
     if isinstance(model, Module):
-        found = [_Weight(name, p, module.tap_features) for module, name, p in model._found()]
+        found = [_in_module(module, name, p) for module, name, p in model._found()]
+        found = [w for w in found if not _is_gate(w)]
     else:
         listed = [] if isinstance(model, Tensor) else list(model)
-        found = [_Weight(f"model[{i}]", p, None) for i, p in enumerate(listed)]
-        for name, p, _ in found:
-            if not isinstance(p, Tensor):
-                raise TypeError(f"{name} takes a Parameter, got {type_name(p)}")
+        found = [_Weight(f"model[{i}]", p) for i, p in enumerate(listed)]
+        for weight in found:
+            if not isinstance(weight.parameter, Tensor):
+                raise TypeError(
+                    f"{weight.name} takes a Parameter, got {type_name(weight.parameter)}"
+                )
+            if _is_gate(weight):
+                raise ValueError(
+                    f"{weight.name} is a gate, which follows its weight: give the model"
+                )
     once = {id(w.parameter): w for w in reversed(found) if isinstance(w.data, BlockSparse)}
     weights = list(once.values())[::-1]
     if not weights:
@@ -229,15 +244,36 @@ def _weights_of(model: Any) -> list[_Weight]:
     return weights
 
 
+def _in_module(module: Module, name: str, parameter: Tensor) -> _Weight:
+    gate = vars(module).get("gate") if vars(module).get("weight") is parameter else None
+    return _Weight(name, parameter, module.tap_features, gate)
+
+
+def _is_gate(weight: _Weight) -> bool:
+    return isinstance(weight.data, BlockSparse) and weight.data.block_size == 1
+
+
 def _norms(weights: list[_Weight], by: str) -> list[np.ndarray]:
+    """Of the blocks of each, times what their gates are in evaluation."""
     found = []
-    for name, parameter, tap_features in weights:
-        norms = ops.block_norms(parameter.data, by, tap_features)
-        norms = norms if isinstance(norms, np.ndarray) else norms.numpy()
+    for weight in weights:
+        norms = _on_host(ops.block_norms(weight.data, by, weight.tap_features))
+        if weight.gate is not None:
+            norms = norms * abs(gates_of(weight.gate))
         if not np.isfinite(norms).all():
-            raise ValueError(f"{name} takes finite values to be pruned, got NaN or infinity")
+            raise ValueError(f"{weight.name} takes finite values to be pruned, got NaN or infinity")
         found.append(norms)
     return found
+
+
+def gates_of(gate: Any) -> np.ndarray:
+    """The numbers, in evaluation, of a gate: a Parameter, or a Module. (n_blocks,)."""
+    matrix = (gate if isinstance(gate, Tensor) else gate.evaluated()).data
+    return _on_host(matrix.data).reshape(-1)
+
+
+def _on_host(array: Any) -> np.ndarray:
+    return array if isinstance(array, np.ndarray) else array.numpy()
 
 
 def _largest_of_all(
@@ -277,14 +313,22 @@ def _followers(remap: Any) -> list[Any]:
 def _set_layouts(weights: list[_Weight], layouts: list[Layout], followers: list[Any]) -> None:
     for follower in followers:  # who cannot follow says so before anything is changed
         follower.remap()
-    changes = [
-        (weight.parameter, layout)
-        for weight, layout in zip(weights, layouts, strict=True)
-        if layout != weight.data.layout
-    ]
-    moved = [p.data.remap(layout) for p, layout in changes]
-    grads = [None if p.grad is None else Tensor(p.grad.data.remap(new)) for p, new in changes]
-    for (parameter, _), data, grad in zip(changes, moved, grads, strict=True):
+    changes = []
+    for weight, layout in zip(weights, layouts, strict=True):
+        belonging = [(weight.parameter, 0.0), *weight.gates]
+        changes += [(p, layout, new) for p, new in belonging if layout != p.data.layout]
+    moved = [_remapped(*change) for change in changes]
+    grads = [None if p.grad is None else Tensor(p.grad.data.remap(new)) for p, new, _ in changes]
+    for (parameter, *_), data, grad in zip(changes, moved, grads, strict=True):
         parameter.data, parameter.grad = data, grad
     for follower in followers:
         follower.remap()
+
+
+def _remapped(parameter: Tensor, layout: Layout, new: float) -> BlockSparse:
+    """The values in another layout, those of new blocks all `new`."""
+    data = parameter.data
+    if not new:
+        return data.remap(layout)
+    values = ops.full((layout.n_blocks, *data.values.shape[1:]), new, data.dtype, data.place)
+    return ops.remap(data, layout, BlockSparse(values, layout, shape=data.shape))
