@@ -16,7 +16,7 @@ CASES = Space(
     {
         "call": ["x @ w", "x @ w.T", "w @ x", "w.T @ x"],
         "gates": ["some zero", "all", "none", "one", "ones"],
-        "kind": ["array", "matrix"],
+        "kind": ["array", "matrix", "matrix stored otherwise"],
         "stored": ["as it is", "transposed"],
         "edge": [(0, 0), (1, 3)],
         "dtype": ["float32", "float64", *HALVES],
@@ -43,7 +43,7 @@ def gates_of(kind, n, dtype="float32"):
 
 def matrix_of(case, rng):
     """A matrix; what is beyond its edge is NaN."""
-    size, kept = case["block_size"], pattern()
+    size, kept = case["block_size"], pattern()[:, ::-1]  # other orders by row and column
     full = [n * size for n in kept.shape]
     shape = tuple(n - cut for n, cut in zip(full, case["edge"], strict=True))
     dense = np.full(full, np.nan)
@@ -92,9 +92,9 @@ def test_a_gated_product_and_its_gradients(case, rng):
     dy = rng.standard_normal((w.shape[0], case["batch"]) if first else (case["batch"], w.shape[1]))
     dy = dy.astype(dtype)
     given = put(gates)
-    if case["kind"] == "matrix":
+    if case["kind"] != "array":
         given = ns.BlockSparse(gates.reshape(-1, 1, 1), w.layout)
-        if case["stored"] == "transposed":
+        if w.is_transposed != ("otherwise" in case["kind"]):
             given = ns.BlockSparse(given.T.data, given.layout.T).T
         given = given.to(case["place"])
     tensors = [ns.Tensor(a, requires_grad=True) for a in (put(x), w.to(case["place"]), given)]
@@ -121,7 +121,7 @@ def test_a_gated_product_and_its_gradients(case, rng):
     assert tw.grad.data.layout == w.layout
     close(tw.grad.data, dw * wide, of_dw * abs(wide), case, n)
     found = tg.grad.data
-    if case["kind"] == "matrix":
+    if case["kind"] != "array":
         assert found.layout == given.layout
         assert found.is_transposed == given.is_transposed
         found = host(found.data).reshape(-1)
@@ -165,6 +165,18 @@ def test_what_is_skipped_is_not_read(rng, place, put):
     assert np.isfinite(strange[:, 4:]).all()
 
 
+def test_what_gradients_hold_beyond_the_edge_is_not_read(rng, put):
+    values = rng.standard_normal((3, 4, 4)).astype(np.float32)
+    w = put(ns.BlockSparse(values, pattern(), shape=(7, 12)))
+    gate = ns.Tensor(put(np.ones(3, np.float32)), requires_grad=True)
+    gated = F.scale_blocks(ns.Tensor(w), gate)
+    beyond = values.copy()
+    beyond[2, 3] = np.nan
+    gated.backward(put(ns.BlockSparse(beyond, pattern(), shape=(7, 12))))
+    right = (values**2).sum((1, 2)) - [0, 0, (values[2, 3] ** 2).sum()]
+    np.testing.assert_allclose(host(gate.grad.data), right, rtol=1e-5)
+
+
 def test_a_set_of_zeros_costs_a_layout_once(place, put):
     w = put(ns.BlockSparse(np.ones((3, 4, 4), np.float32), pattern()))
     gates = [np.float32([1, 0, 2]), np.float32([3, 0, -1]), np.float32([1, 1, 0])]
@@ -192,6 +204,12 @@ def test_gates_on_a_gpu_are_copied_once(monkeypatch):
     changed = ops.scale_blocks(w, gate)
     assert len(copies) == 2
     np.testing.assert_array_equal(changed.layout.pattern, [[1, 1, 0], [0, 0, 0]])
+    both = ns.to_device(np.float32([1, 0, 2, 0, 0, 3]))
+    assert [ops.scale_blocks(w, part).n_blocks for part in (both[:3], both[3:])] == [2, 1]
+    monkeypatch.setattr(ops.gates, "is_own", lambda a: False)  # as of another library, then
+    for before in (len(copies), len(copies) + 1):
+        ops.scale_blocks(w, gate)
+        assert len(copies) == before + 1
 
 
 def test_a_captured_step_skips_nothing_and_gives_the_same(rng):
@@ -209,14 +227,17 @@ def test_a_captured_step_skips_nothing_and_gives_the_same(rng):
     given = [ns.to_device(np.float32(g)) for g in ([1, 0, 2], [0, 3, 0], [1, 1, 1], [0, 0, 0])]
     right = [[host(a) for a in step(x, gate)] for gate in given]
     captured = ns.graph(step)
-    for i in (0, 1, 1, 2, 3, 0):  # first as it is, then captured, then replayed
-        if i == 3:
+    for nth, i in enumerate((0, 2, 2, 1, 1, 3, 0)):  # as it is, captured, replayed
+        if nth in (1, 3):
             device.forget_captures()  # so the step runs as it is again, with other gates
         for got, wanted in zip(captured(x, given[i]), right[i], strict=True):
             np.testing.assert_allclose(host(got), wanted, rtol=1e-6, atol=1e-6)
     if device.SIMULATED:
+        strange = ns.BlockSparse(np.full((3, 4, 4), np.nan, np.float32), w.layout).to("cuda")
         with Capture().under_way():
-            assert ops.scale_blocks(w, given[0]).layout is w.layout
+            whole = ops.scale_blocks(strange, given[0])
+        assert whole.layout is w.layout
+        assert (whole.values.numpy()[1] == 0).all()
 
 
 def test_what_is_no_gate_is_refused(place, put):

@@ -19,7 +19,7 @@ LANES = 8 if SIMULATED else 128  # threads that sum a block together, a power of
 
 
 def scale_blocks(a, where, by, gates, to_all, out):
-    """out[b] = a[where[b]] * by[g], (blocks, B, B), where g = b if `to_all`, 0 or 1, else where[b]."""
+    """out[b] = a[where[b]] * by[g], (blocks, B, B); g = b if `to_all`, 0 or 1, else where[b]."""
     width = out.shape[1] * out.shape[2]
     args = a.span, where, by, gates, to_all, width, out.span
     launch(scale_blocks_kernel, blocks(out.size), THREADS, *args)
