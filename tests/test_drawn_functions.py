@@ -225,6 +225,8 @@ OF_NO_ARRAYS = {
         "gate_numbers",
         "select_gated",
         "in_order",
+        "all_blocks",
+        "logistic_noise",
     ),
 }
 

@@ -33,7 +33,7 @@ from numbsparse.ops.conv import (
 from numbsparse.ops.conv_operands import space_of
 from numbsparse.ops.conv_window import conv_window, transpose_window
 from numbsparse.ops.create import full, full_like, zeros, zeros_like
-from numbsparse.ops.dropout import draws_noted, draws_repeated, dropout_mask
+from numbsparse.ops.dropout import draws_noted, draws_repeated, dropout_mask, logistic_noise
 from numbsparse.ops.edge import inside
 from numbsparse.ops.elementwise import (
     NUMBERS,
@@ -56,6 +56,7 @@ from numbsparse.ops.elementwise import (
 )
 from numbsparse.ops.embedding import sum_rows, take_rows
 from numbsparse.ops.gates import (
+    all_blocks,
     block_dots,
     gate_dtype,
     gate_numbers,
@@ -121,6 +122,7 @@ __all__ = [
     "affine_norm",
     "affine_norm_grad",
     "affine_norm_sums",
+    "all_blocks",
     "average_step",
     "block_dots",
     "block_norms",
@@ -179,6 +181,7 @@ __all__ = [
     "log",
     "log_softmax",
     "log_softmax_grad",
+    "logistic_noise",
     "logsumexp",
     "lstm",
     "lstm_grad",

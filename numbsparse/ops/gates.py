@@ -96,10 +96,7 @@ def select_gated(w: BlockSparse, gates: Any) -> Selection:
     full, on_gpu = w.stored_layout, isinstance(gates, DeviceArray)
     mask = None if is_capturing() else _known_mask(gates) if on_gpu else gates != 0
     if mask is None or mask.all():
-        if not on_gpu:
-            return Selection(full, full, None, None, gates)
-        everything = index_beside(full, gates).rows.blocks  # 0, 1, 2, ...
-        return Selection(full, full, everything, everything, gates)
+        return all_blocks(w, gates)
     known = _selections.setdefault(full, {})
     key = on_gpu, np.packbits(mask).tobytes()
     found = known.pop(key, None)
@@ -113,6 +110,15 @@ def select_gated(w: BlockSparse, gates: Any) -> Selection:
     known[key] = found  # the last one used is the last to go
     layout, chosen, back = found
     return Selection(layout, full, chosen, back, gates)
+
+
+def all_blocks(w: BlockSparse, gates: Any) -> Selection:
+    """All of w, which is no transposed view."""
+    full = w.stored_layout
+    if not isinstance(gates, DeviceArray):
+        return Selection(full, full, None, None, gates)
+    everything = index_beside(full, gates).rows.blocks  # 0, 1, 2, ...
+    return Selection(full, full, everything, everything, gates)
 
 
 _selections: WeakKeyDictionary[Layout, dict[Any, Any]] = WeakKeyDictionary()

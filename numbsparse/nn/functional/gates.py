@@ -39,7 +39,7 @@ def scale_blocks(w: Any, gate: Any, *, tap_features: int | None = None) -> Tenso
         stored = transpose(gate) if is_matrix else _in_order(gate, own.layout)
         return transpose(scale_blocks(transpose(w), stored, tap_features=tap_features))
     kept = ops.select_gated(own, numbers)
-    return _gated(w, _numbers(gate), kept, tap_features)
+    return _gated(w, numbers_of(gate), kept, tap_features)
 
 
 def _gated(w: Tensor, by: Tensor, kept: Any, taps: int | None) -> Tensor:
@@ -68,13 +68,13 @@ def _dots(v: Tensor, w: Tensor, kept: Any, taps: int | None) -> Tensor:
     )
 
 
-def _numbers(gate: Tensor) -> Tensor:
+def numbers_of(gate: Tensor) -> Tensor:
     """(n_blocks,) of a gate that may be a matrix of 1 x 1 blocks."""
     own = unread(gate)
     if not isinstance(own, BlockSparse):
         return gate
     if own.is_transposed:
-        return _in_order(_numbers(transpose(gate)), own.stored_layout)
+        return _in_order(numbers_of(transpose(gate)), own.stored_layout)
     flat = ops.reshape(gate.data.values, (own.n_blocks,))
     return record(flat, (gate, lambda dy, y: _matrix(dy, own)))
 
@@ -88,4 +88,4 @@ def _in_order(numbers: Tensor, layout: Layout) -> Tensor:
 def _matrix(numbers: Tensor, like: BlockSparse) -> Tensor:
     """The other way round."""
     matrix = like.with_values(ops.reshape(numbers.data, like.values.shape))
-    return record(matrix, (numbers, lambda dm, m: _numbers(dm)))
+    return record(matrix, (numbers, lambda dm, m: numbers_of(dm)))
