@@ -37,7 +37,7 @@ def alphas(layer, rng):
 
 def test_gates_are_those_of_the_paper(place, rng):
     model = model_of().to(place)
-    gates = HardConcrete(model, 0.5, seed=3)
+    gates = HardConcrete(model, 0.3, seed=3)
     logits = [alphas(layer, rng) for layer in (model[0], model[2])]
     for layer, own in zip((model[0], model[2]), logits, strict=True):
         gate = layer.gate
@@ -55,9 +55,11 @@ def test_gates_are_those_of_the_paper(place, rng):
     density = np.dot(sizes, kept) / np.dot(sizes, grids)
     np.testing.assert_allclose(host(gates.expected_density().data), density, rtol=1e-5)
     gates.strength = 2.5
-    np.testing.assert_allclose(host(gates.penalty().data), 2.5 * density, rtol=1e-5)
+    penalty = 2.5 * max(0, density - 0.3)
+    np.testing.assert_allclose(host(gates.penalty().data), penalty, rtol=1e-4)
+    assert penalty > 0
     gates.step()
-    assert gates.strength == pytest.approx(2.5 + 0.1 * (density - 0.5), rel=1e-5)
+    assert gates.strength == pytest.approx(2.5 + 0.1 * (density - 0.3), rel=1e-5)
 
 
 def test_as_many_gates_are_zero_as_expected(rng):
@@ -81,6 +83,15 @@ def test_gates_of_a_model_in_evaluation_are_not_drawn():
     generation = device.generation()
     gates.strength = 2.0  # which a captured step would not see
     assert device.generation() > generation
+
+
+def test_where_the_density_is_reached_nothing_pushes():
+    layer = nn.Linear(16, 16, block_size=4)
+    gates = HardConcrete(layer, 0.99)
+    gates.strength = 5.0
+    gates.penalty().backward()
+    assert gates.penalty().item() == 0
+    assert (layer.gate.log_alpha.grad.values == 0).all()
 
 
 def test_the_strength_never_falls_below_0():

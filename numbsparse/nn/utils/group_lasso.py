@@ -16,6 +16,7 @@ from numbsparse.nn.utils.weights import (
     checked_scope,
     largest_of_all,
     norms_of,
+    refuse_capture,
     weights_of,
 )
 from numbsparse.patterns.checks import number
@@ -92,6 +93,7 @@ class GroupLasso(Steered):
 
     def step(self) -> None:
         """Shrink the blocks once, and adapt the strength."""
+        refuse_capture("GroupLasso.step")
         weights = weights_of(self.model)
         norms = norms_of(weights, "l2")
         rms = [n / w.data.block_size for w, n in zip(weights, norms, strict=True)]

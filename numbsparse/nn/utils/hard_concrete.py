@@ -66,10 +66,10 @@ class HardConcreteGate(Module):
 class HardConcrete(Steered):
     """Give all Linear layers of a model hard-concrete gates, and steer how many are not zero.
 
-    loss + gates.penalty() is what to train: penalty = strength * (expected density), an L0 norm of
-    blocks in place of weights. The strength begins at 0; each `step` adds rate * (expected density
-    - density) to it, and it never falls below 0, which is gradient ascent on the Lagrangian. Where
-    fewer blocks serve the loss as well, fewer may be left.
+    loss + gates.penalty() is what to train: penalty = strength * max(0, expected density -
+    density), an L0 norm of blocks in place of weights, which no longer pushes where it is reached.
+    The strength begins at 0; each `step` adds rate * (expected density - density) to it, and it
+    never falls below 0: gradient ascent on the Lagrangian.
 
     Parameters
     ----------
@@ -156,9 +156,10 @@ class HardConcrete(Steered):
         return total / whole
 
     def penalty(self) -> Tensor:
-        """strength * expected density, to be added to the loss, of its dtype or float32."""
+        """strength * max(0, expected density - density), to be added to the loss, in float32."""
         # A copy: the next step may change the strength before `backward`.
-        return self.expected_density() * Tensor(ops.copy(self._strength_here()))
+        strength = Tensor(ops.copy(self._strength_here()))
+        return F.relu(self.expected_density() - self.density) * strength
 
     def step(self) -> None:
         """Adapt the strength: call it after each step of the optimizer."""

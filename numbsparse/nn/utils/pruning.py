@@ -15,6 +15,7 @@ from numbsparse.nn.utils.weights import (
     largest_of_all,
     load_layouts,
     norms_of,
+    refuse_capture,
     saved_layouts,
     weights_of,
 )
@@ -170,6 +171,7 @@ class GradualPruning:
 
     def step(self) -> None:
         """Count a step, and prune where one is due; after an error it is not counted."""
+        refuse_capture("GradualPruning.step")
         step = self.steps + 1
         due = (step - self.start) % self.every == 0 or step == self.stop
         if due and self.start <= step <= self.stop:

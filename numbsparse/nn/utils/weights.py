@@ -10,6 +10,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.autograd import Tensor, no_grad
 from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import is_capturing
 from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout
 from numbsparse.nn.module import Module
@@ -174,6 +175,7 @@ def followers_of(remap: Any) -> list[Any]:
 
 
 def set_layouts(weights: list[Weight], layouts: list[Layout], followers: list[Any]) -> None:
+    refuse_capture("a change of layouts")
     for follower in followers:  # who cannot follow says so before anything is changed
         follower.remap()
     changes = []
@@ -197,19 +199,36 @@ def _remapped(parameter: Tensor, layout: Layout, new: float) -> BlockSparse:
     return ops.remap(data, layout, BlockSparse(values, layout, shape=data.shape))
 
 
+def refuse_capture(what: str) -> None:
+    """Layouts change outside of captured steps, which are then captured anew."""
+    if is_capturing():
+        raise RuntimeError(f"{what} cannot be part of a captured step: call it after the step")
+
+
 def saved_layouts(weights: list[Weight]) -> dict[str, Any]:
-    """For a state dict: the layouts by name, as SciPy's index arrays."""
-    layouts = {weight.name: weight.data.layout for weight in weights}
+    """For a state dict: the layouts by name."""
+    return saved({weight.name: weight.data.layout for weight in weights})
+
+
+def saved(layouts: Mapping[str, Layout]) -> dict[str, Any]:
+    """As SciPy's index arrays."""
     return {n: {"indptr": a.indptr, "indices": a.indices} for n, a in layouts.items()}
 
 
-def load_layouts(weights: list[Weight], saved: Any, followers: list[Any]) -> None:
+def load_layouts(weights: list[Weight], state: Any, followers: list[Any]) -> None:
     """Give the weights the layouts of `saved_layouts`; ValueError where they are of others."""
+    layouts = loaded(weights, state)
+    set_layouts(weights, list(layouts.values()), followers)
+
+
+def loaded(weights: list[Weight], state: Any) -> dict[str, Layout]:
+    """The layouts of `saved`, in the order of the weights."""
     names = [weight.name for weight in weights]
-    if not isinstance(saved, Mapping) or set(names) != set(saved):
-        raise ValueError(f"state['layouts'] takes those of {names}, got {list(saved)}")
-    layouts = [
-        Layout.from_arrays(saved[w.name]["indptr"], saved[w.name]["indices"], w.data.layout.shape)
+    if not isinstance(state, Mapping) or set(names) != set(state):
+        raise ValueError(f"state['layouts'] takes those of {names}, got {list(state)}")
+    return {
+        w.name: Layout.from_arrays(
+            state[w.name]["indptr"], state[w.name]["indices"], w.data.layout.shape
+        )
         for w in weights
-    ]
-    set_layouts(weights, layouts, followers)
+    }
