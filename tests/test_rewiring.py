@@ -58,9 +58,9 @@ def train(parts, steps, place="cpu"):
         parts["average"].step()
 
 
-def begun(place="cpu", density=0.4, **how):
+def begun(place="cpu", first=0.4, **how):
     # Simulated threads are slow.
-    model = model_of(density, (12, 16, 8) if place == "cuda" else (40, 48, 20)).to(place)
+    model = model_of(first, (12, 16, 8) if place == "cuda" else (40, 48, 20)).to(place)
     optimizer = optim.Adam(model.parameters(), lr=0.01)
     average = optim.ExponentialMovingAverage(model.parameters(), 0.5)
     rewiring = Rewiring(model, remap=[optimizer, average], seed=0, **how)
@@ -180,13 +180,14 @@ def test_others_come_at_random(density):
 
 
 def test_all_absent_blocks_come_equally_often():
-    layer = nn.Linear(64, 64, layout=np.eye(8, dtype=bool), block_size=8)
+    own = np.roll(np.eye(8, dtype=bool), 1, axis=0)  # the first and the last block are absent
+    layer = nn.Linear(64, 64, layout=own, block_size=8)
     counts = np.zeros(64)
     for seed in range(800):
-        layer.weight.data = layer.weight.data.remap(np.eye(8))
+        layer.weight.data = layer.weight.data.remap(own)
         Rewiring(layer, 1.0, grow="random", every=1, seed=seed).step()
         counts += layer.weight.data.layout.pattern.reshape(-1)
-    absent = ~np.eye(8, dtype=bool).reshape(-1)
+    absent = ~own.reshape(-1)
     assert (counts[~absent] == 0).all()
     expected = 800 * 8 / 56
     assert (abs(counts[absent] - expected) < 6 * np.sqrt(expected)).all()
@@ -235,18 +236,54 @@ def test_a_network_grows_or_shrinks_along_a_line(grow, density):
     model = parts["model"]
     first = [w.data.density for w in weights_of(model)]
     for start in range(0, 12, 3):
+        before = [flats(w) for w in weights_of(model)]
         train(parts, range(start, start + 3))
-        for weight, own in zip(weights_of(model), first, strict=True):
+        for weight, own, old in zip(weights_of(model), first, before, strict=True):
+            assert len(flats(weight) - old) <= max(weight.data.n_blocks - len(old), 0) + round(
+                0.1 * len(old)
+            )
             grid = weight.data.layout.pattern.size
             wanted = round((own + (density - own) * (start + 3) / 12) * grid)
             assert weight.data.n_blocks == wanted
+
+
+def test_the_last_step_changes_what_is_left():
+    layer = nn.Linear(64, 64, layout=np.eye(8, dtype=bool), block_size=8)
+    rewiring = Rewiring(layer, grow="random", every=5, stop=7, density=0.5, seed=0)
+    for _ in range(8):
+        rewiring.step()
+    assert layer.weight.data.density == 0.5
+
+
+@pytest.mark.parametrize("density", [None, 1.0])
+def test_no_more_come_than_there_are_candidates(density):
+    stop = None if density is None else 9
+    parts = begun(every=3, fraction=0.5, candidates=2, density=density, stop=stop)
+    model = parts["model"]
+    before = [flats(w) for w in weights_of(model)]
+    train(parts, range(3))
+    for weight, own in zip(weights_of(model), before, strict=True):
+        assert len(flats(weight) - own) == 2
+        assert len(own - flats(weight)) == (2 if density is None else 0)
+
+
+def test_layers_and_steps_draw_apart():
+    eye = np.eye(8, dtype=bool)
+    model = nn.Sequential(*(nn.Linear(64, 64, layout=eye, block_size=8) for _ in range(2)))
+    rewiring, seen = Rewiring(model, 1.0, grow="random", every=1, seed=0), []
+    for _ in range(2):
+        for layer in model:
+            layer.weight.data = layer.weight.data.remap(eye)
+        rewiring.step()
+        seen += [frozenset(flats(layer.weight)) for layer in model]
+    assert len(set(seen)) == 4
 
 
 @pytest.mark.parametrize("grow", ["gradient", "random", "degrees"])
 @pytest.mark.parametrize("after", [4, 5, 6])  # 5: while candidates are there
 def test_training_resumes_bit_for_bit(grow, after, tmp_path):
     how = {"grow": grow, "every": 3, "stop": 20}
-    parts, resumed = begun(**how), begun(density=0.6, **how)
+    parts, resumed = begun(**how), begun(first=0.6, **how)
     train(parts, range(after))
     ns.save(tmp_path / "state.npz", {name: part.state_dict() for name, part in parts.items()})
     train(parts, range(after, 10))
@@ -362,6 +399,7 @@ def test_what_cannot_be_rewired_is_refused():
             rewiring.step()
         assert rewiring.steps == 1
         assert model[0].weight.data is before
+        model[0].weight.grad = ns.Tensor(before.remap(np.ones(before.layout.shape)))
 
 
 def test_a_captured_step_changes_no_layout():

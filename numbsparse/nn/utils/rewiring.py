@@ -186,8 +186,7 @@ class Rewiring:
             if self.grow == "degrees":
                 gone, new = _swapped(flat, order[:n], layout.shape[1], rng)
             else:
-                there = layout.shape[0] * layout.shape[1] - flat.size
-                n = max(min(n, there - (count - flat.size)), flat.size - count, 0)
+                n = max(n, flat.size - count)
                 new = self._grown(weight, layout, count - flat.size + n, rng)
                 gone = order[: max(flat.size + new.size - count, 0)]
             fewer.append(_with_blocks(layout, np.delete(flat, gone)))
@@ -266,7 +265,7 @@ def _swapped(
         for a, b in left[: left.size // 2 * 2].reshape(-1, 2).tolist():
             (i, j), (k, m) = (divmod(int(flat[place]), columns) for place in (a, b))
             pair = i * columns + m, k * columns + j
-            if i == k or j == m or not present.isdisjoint(pair):
+            if not present.isdisjoint(pair):
                 failed += [a, b]
                 continue
             present.update(pair)
