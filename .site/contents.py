@@ -118,9 +118,9 @@ REFERENCE = [
             "numbsparse.nn.functional": "linear embedding layer_norm dropout relu gelu elu "
             "concat_elu glu sigmoid tanh softplus log_sigmoid softmax log_softmax logsumexp "
             "cross_entropy mse_loss lstm lstm_step_by_step repeated_product repeated_norm "
-            "repeated_cell column_norms normalise_columns scale_columns add subtract multiply "
-            "divide negative power sqrt exp expm1 log cast sum mean reshape transpose "
-            "broadcast_to concatenate stack split unbind getitem",
+            "repeated_cell column_norms normalise_columns scale_columns scale_blocks add "
+            "subtract multiply divide negative power sqrt exp expm1 log cast sum mean reshape "
+            "transpose broadcast_to concatenate stack split unbind getitem",
         },
     ),
     (
@@ -129,7 +129,8 @@ REFERENCE = [
         {
             "numbsparse.nn.optim": "Optimizer SGD Adam AdamW LambdaLR cosine warmup warmup_cosine "
             "LossScaler ExponentialMovingAverage",
-            "numbsparse.nn.utils": "clip_grad_norm prune GradualPruning",
+            "numbsparse.nn.utils": "clip_grad_norm prune compact GradualPruning HardConcrete "
+            "GroupLasso Rewiring absent_norms",
         },
     ),
     (

@@ -119,6 +119,7 @@ class Recording:
                 ops.copy_into(target, source)
             else:
                 device.refill(target, source)
+                edits.note(target, "a call of a captured step")
         stale = self._generation != device.generation()
         if stale or (self._capture is not None and self._capture.has_lost_memory()):
             self._ran, self._capture, self._results = False, None, None

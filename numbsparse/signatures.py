@@ -16,12 +16,20 @@ if TYPE_CHECKING:
 Kept = Layout | BlockSparse | np.ndarray | list[Any]  # a layout, or what says one
 
 
-class How(TypedDict, total=False):
+class HowMuch(TypedDict, total=False):
     kernel: str
     precision: str | None
 
 
-class HowAt(How, total=False):
+class How(HowMuch, total=False):
+    gate: BlockSparse | Array | None
+
+
+class HowOfTensors(HowMuch, total=False):
+    gate: Tensor | BlockSparse | Array | None
+
+
+class HowAt(HowMuch, total=False):
     block_size: int | None
 
 
@@ -33,10 +41,21 @@ class Matmul(Protocol):
 
     @overload
     def __call__(
-        self, x: Tensor, w: Tensor | BlockSparse | Array, **how: Unpack[How]
+        self, x: Tensor, w: Tensor | BlockSparse | Array, **how: Unpack[HowOfTensors]
     ) -> Tensor: ...
     @overload
-    def __call__(self, x: BlockSparse | Array, w: Tensor, **how: Unpack[How]) -> Tensor: ...
+    def __call__(
+        self, x: BlockSparse | Array, w: Tensor, **how: Unpack[HowOfTensors]
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self,
+        x: BlockSparse | Array,
+        w: BlockSparse | Array,
+        *,
+        gate: Tensor,
+        **how: Unpack[HowMuch],
+    ) -> Tensor: ...
     @overload
     def __call__(self, x: A, w: BlockSparse, *, out: A | None = None, **how: Unpack[How]) -> A: ...
     @overload

@@ -209,6 +209,7 @@ ELSEWHERE = {  # with tests of their own
     *("lstm", "lstm_step_by_step", "lstm_grad", "lstm_steps", "cell", "cell_grad", "repeated_cell"),
     *("affine_norm", "affine_norm_grad", "affine_norm_sums", "repeated_norm"),
     *("column_dots", "column_norms", "scale_columns", "normalise_columns", "inside"),
+    *("scale_blocks", "gated", "ungated", "block_dots"),
     *("adam_step", "adam_step_with", "sgd_step", "sgd_step_with", "average_step"),
     *("scale_to_norm", "judge", "guarded_adam_numbers", "guarded_sgd_numbers", "check_step"),
     *("copy_into", "dropout_mask", "operand", "remap", "block_norms"),
@@ -216,7 +217,17 @@ ELSEWHERE = {  # with tests of their own
 OF_NO_ARRAYS = {
     *("HalfOnCPU", "LSTMTrace", "adam_numbers", "checked_precision", "own_precision"),
     *("set_precision", "draws_noted", "draws_repeated", "full", "zeros", "index_beside", "is_half"),
-    *("space_of", "state_dtype", "checked_norm"),
+    *(
+        "space_of",
+        "state_dtype",
+        "checked_norm",
+        "gate_dtype",
+        "gate_numbers",
+        "select_gated",
+        "in_order",
+        "all_blocks",
+        "logistic_noise",
+    ),
 }
 
 

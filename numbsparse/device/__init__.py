@@ -10,6 +10,7 @@ from numbsparse.device.capture import (
     forget_captures,
     generation,
     is_of_a_graph,
+    is_own,
     live,
     outside_capture,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "is_capturing",
     "is_device_operand",
     "is_of_a_graph",
+    "is_own",
     "joined",
     "library",
     "live",

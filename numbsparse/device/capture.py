@@ -121,6 +121,11 @@ def is_of_a_graph(array: DeviceArray) -> bool:
     return isinstance(array.owner, ArenaBlock)
 
 
+def is_own(array: DeviceArray) -> bool:
+    """Whether the array is in memory of this package, and not of another library."""
+    return isinstance(array.owner, memory.Block)
+
+
 class Capture:
     """Work under capture; then the graph of it, which holds all memory that it uses.
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor
+from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional, init
@@ -16,7 +17,7 @@ from numbsparse.patterns.checks import BLOCK_SIZES
 
 
 class Linear(Module):
-    """y = x @ weight + bias.
+    """y = x @ weight + bias, or x @ (gate * weight) + bias with a number for each block.
 
     Parameters
     ----------
@@ -29,6 +30,8 @@ class Linear(Module):
     dtype : float32 or float64 (float16 or bfloat16 on a GPU)
     precision : "highest" or "high", optional
         Of its three products, in training too: see `numbsparse.set_precision`.
+    gate : bool
+        Whether each block of the weight has a trained gate, at first one: see `numbsparse.matmul`.
     seed : int or numpy.random.Generator, optional
 
     Attributes
@@ -36,6 +39,9 @@ class Linear(Module):
     weight : Parameter of a BlockSparse, (in_features, out_features)
         Drawn uniformly within 1 / sqrt(fan-in), as in torch; the fan-in counts kept blocks only.
     bias : Parameter, (out_features,), or None
+    gate : Parameter of a BlockSparse of 1 x 1 blocks, in the layout of the weight, or None
+        Of float32 with 16-bit floats. Pruning and an optimizer's `remap` keep it with its blocks.
+        In its place may be a Module whose call gives one: see `nn.utils.HardConcrete`.
 
     Raises
     ------
@@ -62,6 +68,7 @@ class Linear(Module):
         block_size: int = 32,
         dtype: Any = np.float32,
         precision: str | None = None,
+        gate: bool = False,
         seed: Any = None,
     ):
         super().__init__()
@@ -77,13 +84,23 @@ class Linear(Module):
         if bias:
             bound = 1 / np.sqrt(np.maximum(init.fan_in(self.weight.data), 1))
             self.bias = Parameter((rng.uniform(-1, 1, out_features) * bound).astype(dtype))
+        self.gate: Any = Parameter(ones_for(self.weight.data)) if gate else None
 
     def forward(self, x: Any) -> Tensor:
         x = as_tensor(x)
-        return functional.linear(x, self.weight, self.bias, precision=self.precision)
+        gate = self.gate() if isinstance(self.gate, Module) else self.gate
+        return functional.linear(x, self.weight, self.bias, gate=gate, precision=self.precision)
 
     def describe(self) -> str:
-        return f"{self.weight.data!r}, bias={self.bias is not None}"
+        gated = ", gate=True" * isinstance(self.gate, Parameter)
+        return f"{self.weight.data!r}, bias={self.bias is not None}{gated}"
+
+
+def ones_for(weight: BlockSparse, value: float = 1.0) -> BlockSparse:
+    """A gate of each block of a weight, all of one value, beside it."""
+    numbers = np.full((weight.n_blocks, 1, 1), value, ops.gate_dtype(weight))
+    like = BlockSparse(numbers, weight.stored_layout)
+    return (like.T if weight.is_transposed else like).to(weight.place)
 
 
 def layout_for(in_features: int, out_features: int, layout: Any, block_size: int) -> Layout:

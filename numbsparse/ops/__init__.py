@@ -33,7 +33,7 @@ from numbsparse.ops.conv import (
 from numbsparse.ops.conv_operands import space_of
 from numbsparse.ops.conv_window import conv_window, transpose_window
 from numbsparse.ops.create import full, full_like, zeros, zeros_like
-from numbsparse.ops.dropout import draws_noted, draws_repeated, dropout_mask
+from numbsparse.ops.dropout import draws_noted, draws_repeated, dropout_mask, logistic_noise
 from numbsparse.ops.edge import inside
 from numbsparse.ops.elementwise import (
     NUMBERS,
@@ -55,7 +55,19 @@ from numbsparse.ops.elementwise import (
     tanh,
 )
 from numbsparse.ops.embedding import sum_rows, take_rows
+from numbsparse.ops.gates import (
+    all_blocks,
+    block_dots,
+    gate_dtype,
+    gate_numbers,
+    gated,
+    in_order,
+    scale_blocks,
+    select_gated,
+    ungated,
+)
 from numbsparse.ops.halves import concat_elu, concat_elu_grad, glu, glu_grad
+from numbsparse.ops.index import index_beside
 from numbsparse.ops.loss_scale import (
     LEAST_SCALE,
     MOST_SCALE,
@@ -64,7 +76,7 @@ from numbsparse.ops.loss_scale import (
     judge,
 )
 from numbsparse.ops.lstm import LSTMTrace, lstm, lstm_grad, lstm_steps, state_dtype
-from numbsparse.ops.matmul import index_beside, matmul, sddmm
+from numbsparse.ops.matmul import matmul, sddmm
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
 from numbsparse.ops.operands import HalfOnCPU, is_half, operand
 from numbsparse.ops.optimizer import (
@@ -110,7 +122,9 @@ __all__ = [
     "affine_norm",
     "affine_norm_grad",
     "affine_norm_sums",
+    "all_blocks",
     "average_step",
+    "block_dots",
     "block_norms",
     "broadcast_to",
     "cast",
@@ -144,6 +158,9 @@ __all__ = [
     "expm1",
     "full",
     "full_like",
+    "gate_dtype",
+    "gate_numbers",
+    "gated",
     "gelu",
     "gelu_grad",
     "gelu_tanh",
@@ -154,6 +171,7 @@ __all__ = [
     "glu_grad",
     "guarded_adam_numbers",
     "guarded_sgd_numbers",
+    "in_order",
     "index_beside",
     "inside",
     "is_half",
@@ -163,6 +181,7 @@ __all__ = [
     "log",
     "log_softmax",
     "log_softmax_grad",
+    "logistic_noise",
     "logsumexp",
     "lstm",
     "lstm_grad",
@@ -181,9 +200,11 @@ __all__ = [
     "relu_grad",
     "remap",
     "reshape",
+    "scale_blocks",
     "scale_columns",
     "scale_to_norm",
     "sddmm",
+    "select_gated",
     "set_precision",
     "sgd_step",
     "sgd_step_with",
@@ -203,6 +224,7 @@ __all__ = [
     "tanh",
     "transpose",
     "transpose_window",
+    "ungated",
     "zeros",
     "zeros_like",
 ]

@@ -13,7 +13,7 @@ import numpy as np
 from numbsparse.device import DeviceArray, empty
 from numbsparse.layout import Layout
 from numbsparse.ops.elementwise import gapless
-from numbsparse.ops.matmul import index_beside
+from numbsparse.ops.index import index_beside
 
 
 def column_dots(a: Any, b: Any, layout: Layout) -> Any:

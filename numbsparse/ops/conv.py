@@ -19,7 +19,8 @@ from numbsparse.ops.conv_operands import (
     space_of,
 )
 from numbsparse.ops.conv_window import conv_window, in_blocks_of, transpose_window
-from numbsparse.ops.matmul import index_beside, matmul, sddmm
+from numbsparse.ops.index import index_beside
+from numbsparse.ops.matmul import matmul, sddmm
 from numbsparse.ops.operands import in_order, operand
 from numbsparse.ops.precision import checked_precision
 from numbsparse.patterns.checks import BLOCK_SIZES

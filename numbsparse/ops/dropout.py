@@ -64,12 +64,26 @@ def dropout_mask(
         mask = empty(tuple(shape), dtype)
         kernels.dropout_mask(mask.reshape(-1), keys, threshold, kept)
         return mask
-    key, second_key = keys
-    position = np.arange(size, dtype=np.uint32)
-    bits = triple32(triple32(position + np.uint32(key)) ^ np.uint32(second_key))
-    mask = (bits >= threshold).astype(dtype)
-    mask *= kept
-    return mask.reshape(shape)
+    return ((_bits(size, keys) >= threshold).astype(dtype) * dtype.type(kept)).reshape(shape)
+
+
+def logistic_noise(
+    size: int, seed: int, call: int | Callable[[], int], dtype: Any, place: str
+) -> Any:
+    """log(u) - log(1 - u) of `size` numbers u, drawn uniformly between 0 and 1: a logistic sample.
+
+    A function of (seed, call), as `dropout_mask`, whose `call` this is; made on the host.
+
+    >>> logistic_noise(2, seed=0, call=1, dtype="float64", place="cpu").shape
+    (2,)
+    """
+
+    def made() -> np.ndarray:
+        u = (_bits(size, _keys(seed, call)) + 0.5) / 2**32
+        return np.log(u) - np.log1p(-u)
+
+    dtype = as_dtype(dtype)
+    return _draw.get()(lambda: live(made, size, dtype) if place == "cuda" else made().astype(dtype))
 
 
 Draw = Callable[[Callable[[], Any]], Any]
@@ -112,6 +126,13 @@ def _drawing(draw: Draw) -> Iterator[None]:
         yield
     finally:
         _draw.reset(token)
+
+
+def _bits(size: int, keys: np.ndarray) -> np.ndarray:
+    """32 random bits for each position, uint32."""
+    key, second_key = keys
+    position = np.arange(size, dtype=np.uint32)
+    return triple32(triple32(position + np.uint32(key)) ^ np.uint32(second_key))
 
 
 def _keys(seed: int, call: int | Callable[[], int]) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty
 from numbsparse.ops.elementwise import gapless
-from numbsparse.ops.matmul import index_beside
+from numbsparse.ops.index import index_beside
 
 
 def inside(w: BlockSparse, tap_features: int | None = None) -> Any:

@@ -16,7 +16,7 @@ from numbsparse.layout import Index, Layout
 from numbsparse.ops.create import zeros
 from numbsparse.ops.edge import inside
 from numbsparse.ops.elementwise import copy, gapless
-from numbsparse.ops.matmul import index_beside
+from numbsparse.ops.index import index_beside
 
 FEW_STEPS = 2 if SIMULATED else 8
 # Blocks of the inputs' weight, to those of the recurrent one: so many are read again each step in

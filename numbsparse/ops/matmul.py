@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import prod
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -21,9 +20,10 @@ from numbsparse.device import (
 )
 from numbsparse.dtypes import as_array, type_name
 from numbsparse.kernels.matmul import function_of
-from numbsparse.kernels.matmul.plans import on_device
-from numbsparse.layout import Index, Layout, as_layout
+from numbsparse.layout import as_layout
 from numbsparse.ops.choice import choose
+from numbsparse.ops.gates import scale_blocks
+from numbsparse.ops.index import index_beside
 from numbsparse.ops.operands import ARRAYS, in_order, operand, overlap
 from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.shape import reshape
@@ -31,7 +31,13 @@ from numbsparse.patterns.checks import integer
 
 
 def matmul(
-    x: Any, w: Any, *, out: Any = None, kernel: str = "auto", precision: str | None = None
+    x: Any,
+    w: Any,
+    *,
+    gate: Any = None,
+    out: Any = None,
+    kernel: str = "auto",
+    precision: str | None = None,
 ) -> Any:
     """The product of a dense and a block-sparse matrix, `x @ w` or `w @ x`::
 
@@ -49,6 +55,16 @@ def matmul(
         the CPU, or GPU arrays of numbsparse, torch, CuPy, JAX or Numba, of the weight's dtype:
         float16, bfloat16 (with the package ml_dtypes), float32, and on the CPU float64. Strides are
         any; on a GPU none is negative.
+    gate : array, (n_blocks,), or BlockSparse of 1 x 1 blocks in the layout of w, optional
+        A number for each block, in the order of `w.data`, for `y = x @ (gate[:, None, None] * w)`,
+        in the place of w: float32, with a w of float64 float64. The gated weight is rounded to the
+        dtype of w, at the cost of a pass over w. A block whose gate is zero is skipped, in both
+        gradients too, and so gets none, and nor does its gate. For each new set of such blocks a
+        layout is made and planned; the last four are remembered. Which ones are zero is copied from
+        a GPU to the host once after each change of the gate, by this library; another one's arrays
+        are copied at every product. Within a step that `ns.graph` captures nothing can be copied
+        and no block is skipped: results are the same, unless x has infinity or NaN, in the time
+        that all gates one would take. NaN and infinity as gates are multiplied as any number.
     out : array, (..., out_features), or (in_features, batch) in `w @ x`, optional
         C-contiguous, of the same dtype, in memory that no operand has; written whole and returned.
     kernel : str
@@ -69,7 +85,7 @@ def matmul(
     Raises
     ------
     TypeError
-        If neither or both operands are block-sparse, or dtypes differ.
+        If neither or both operands are block-sparse, or dtypes differ; for a gate of another dtype.
     ValueError
         If shapes do not meet, places do not fit, `out` does not fit, or no kernel serves the case:
         the message says what each of them lacks.
@@ -87,9 +103,9 @@ def matmul(
     if isinstance(x, BlockSparse) and isinstance(w, BlockSparse):
         raise TypeError("matmul takes one block-sparse operand, got two")
     if isinstance(w, BlockSparse):
-        return _multiply(x, w, False, out, kernel, precision)
+        return _multiply(x, w, gate, False, out, kernel, precision)
     if isinstance(x, BlockSparse):
-        return _multiply(w, x, True, out, kernel, precision)
+        return _multiply(w, x, gate, True, out, kernel, precision)
     raise TypeError(f"matmul takes one BlockSparse, got x a {type_name(x)} and w a {type_name(w)}")
 
 
@@ -175,30 +191,17 @@ def sddmm(
     return dw
 
 
-def index_beside(layout: Layout, array: Any) -> Index:
-    """The layout's index arrays in the place of `array`; sent to the GPU once per layout."""
-    if not isinstance(array, DeviceArray):
-        return layout.index
-    if layout.device_index is None:
-        index = _device_index.get(layout)  # equal layouts share one
-        if index is None:
-            index = _device_index[layout] = on_device(layout.index)
-        layout.device_index = index
-    return layout.device_index
-
-
-_device_index: WeakKeyDictionary[Layout, Index] = WeakKeyDictionary()
-
-
-def _multiply(dense: Any, *of: Any) -> Any:
+def _multiply(dense: Any, w: BlockSparse, gate: Any, *of: Any) -> Any:
     """`_product`, in order with the work of the library that `dense` comes from."""
     if type(dense) in ARRAYS:
-        return _product(dense, dense, *of)
-    x = read_quickly(dense) if is_device_operand(dense) else as_array(dense, "x")
-    if x is not None:
-        return _product(dense, x, *of)
+        return _product(dense, dense, w if gate is None else scale_blocks(w, gate), *of)
+    if gate is None:
+        x = read_quickly(dense) if is_device_operand(dense) else as_array(dense, "x")
+        if x is not None:
+            return _product(dense, x, w, *of)
     with in_order_with(dense):
-        return _product(dense, operand(dense, "x"), *of)
+        w = w if gate is None else scale_blocks(w, gate)
+        return _product(dense, operand(dense, "x"), w, *of)
 
 
 def _product(

@@ -14,7 +14,8 @@ from numbsparse.compat.blocksparse.arrays import check_shape, run
 from numbsparse.device import DeviceArray, to_device
 from numbsparse.layout import Layout
 from numbsparse.nn import functional
-from numbsparse.nn.functional.columns import sum_rows, take_rows, with_blocks
+from numbsparse.nn.functional.columns import with_blocks
+from numbsparse.nn.functional.shape import sum_rows, take_rows
 from numbsparse.ops import conv_window
 from numbsparse.patterns import from_bck, taps
 

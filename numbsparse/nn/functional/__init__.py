@@ -36,6 +36,7 @@ from numbsparse.nn.functional.arithmetic import (
 from numbsparse.nn.functional.cell import repeated_cell
 from numbsparse.nn.functional.columns import column_norms, normalise_columns, scale_columns
 from numbsparse.nn.functional.conv import conv, conv_transpose, conv_weight_grad
+from numbsparse.nn.functional.gates import scale_blocks
 from numbsparse.nn.functional.layers import embedding, layer_norm, linear
 from numbsparse.nn.functional.loss import cross_entropy, mse_loss
 from numbsparse.nn.functional.lstm import lstm, lstm_step_by_step
@@ -94,6 +95,7 @@ __all__ = [
     "repeated_norm",
     "repeated_product",
     "reshape",
+    "scale_blocks",
     "scale_columns",
     "sddmm",
     "sigmoid",

@@ -9,7 +9,7 @@ from numbsparse.autograd import Tensor, is_recording, record, unchanged
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.nn.functional.arithmetic import add, cast, divide, multiply, negative
 from numbsparse.nn.functional.repeated import jointly
-from numbsparse.nn.functional.shape import getitem, reshape, sum
+from numbsparse.nn.functional.shape import getitem, reshape, sum, sum_rows, take_rows
 
 
 def column_norms(w: Tensor, eps: float = 0.0, *, tap_features: int | None = None) -> Tensor:
@@ -151,17 +151,6 @@ def _block_columns(w: Any) -> Any:
     if w.is_transposed:
         raise ValueError("w takes a matrix that is no transposed view")
     return ops.index_beside(w.layout, w.values).block_columns
-
-
-def take_rows(table: Tensor, rows: Any) -> Tensor:
-    """table[rows], of (rows, width), for integers beside it; differentiable any number of times."""
-    count = table.shape[0]
-    return record(ops.take_rows(table.data, rows), (table, lambda dy, y: sum_rows(dy, rows, count)))
-
-
-def sum_rows(x: Tensor, rows: Any, count: int) -> Tensor:
-    """The transpose of `take_rows`: (count, width), the sum of x[i] where rows[i] is r."""
-    return record(ops.sum_rows(x.data, rows, count), (x, lambda dy, y: take_rows(dy, rows)))
 
 
 def _padded(x: Tensor, length: int) -> Tensor:

@@ -12,9 +12,16 @@ from numbsparse.nn.functional.shape import mean
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, precision: str | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    gate: Any = None,
+    precision: str | None = None,
 ) -> Tensor:
     """x @ weight + bias, with a block-sparse weight (in_features, out_features).
+
+    `gate`, a number for each block of the weight, multiplies it: see `matmul`.
 
     >>> import numpy as np, numbsparse as ns
     >>> from numbsparse.nn import functional as F
@@ -23,7 +30,7 @@ def linear(
     Tensor([[10., 11., 12., 13.,  4.,  5.,  6.,  7.]])
     """
     check_features(weight.shape[1:], bias=bias)
-    y = matmul(x, weight, precision=precision)
+    y = matmul(x, weight, gate=gate, precision=precision)
     return y if bias is None else add(y, bias)
 
 

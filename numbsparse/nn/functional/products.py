@@ -8,20 +8,30 @@ from numbsparse import edits, ops
 from numbsparse.autograd import Tensor, as_tensor, record, unread
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.nn.functional.arithmetic import data_of
+from numbsparse.nn.functional.gates import scale_blocks
 from numbsparse.nn.functional.shape import reshape, transpose
 
 
 def matmul(
-    x: Any, w: Any, *, out: Any = None, kernel: str = "auto", precision: str | None = None
+    x: Any,
+    w: Any,
+    *,
+    gate: Any = None,
+    out: Any = None,
+    kernel: str = "auto",
+    precision: str | None = None,
 ) -> Any:
-    if not (isinstance(x, Tensor) or isinstance(w, Tensor)):
-        result = ops.matmul(x, w, out=out, kernel=kernel, precision=precision)
+    if not any(isinstance(a, Tensor) for a in (x, w, gate)):
+        result = ops.matmul(x, w, gate=gate, out=out, kernel=kernel, precision=precision)
         if out is not None:
             edits.note(ops.operand(out, "out"), "matmul with it as out")
         return result
     if out is not None:
         raise ValueError("out takes no Tensor operands: what is differentiated is not overwritten")
     how = {"kernel": kernel, "precision": ops.checked_precision(precision)}
+    if gate is not None:
+        is_first = isinstance(unread(x), BlockSparse)
+        x, w = (scale_blocks(x, gate), w) if is_first else (x, scale_blocks(w, gate))
     if isinstance(data_of(x), BlockSparse):
         return _sparse_times_dense(x, w, how)
     return _dense_times_sparse(x, w, how)

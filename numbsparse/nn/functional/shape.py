@@ -114,6 +114,17 @@ def getitem(x: Any, key: Any) -> Tensor:
     return record(ops.getitem(x.data, key), (x, lambda dy, y: _put(x.shape, key, dy)))
 
 
+def take_rows(table: Tensor, rows: Any) -> Tensor:
+    """table[rows], for an array of integers."""
+    count = table.shape[0]
+    return record(ops.take_rows(table.data, rows), (table, lambda dy, y: sum_rows(dy, rows, count)))
+
+
+def sum_rows(x: Tensor, rows: Any, count: int) -> Tensor:
+    """The gradient of `take_rows`: (count, width)."""
+    return record(ops.sum_rows(x.data, rows, count), (x, lambda dy, y: take_rows(dy, rows)))
+
+
 def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """The tensors one after the other along an existing axis.
 

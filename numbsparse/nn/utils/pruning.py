@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
-from numbsparse.block_sparse import BlockSparse
-from numbsparse.dtypes import type_name
-from numbsparse.layout import Layout
 from numbsparse.nn.module import Module
+from numbsparse.nn.utils.weights import (
+    checked_scope,
+    followers_of,
+    keep,
+    largest_of_all,
+    load_layouts,
+    norms_of,
+    refuse_capture,
+    saved_layouts,
+    weights_of,
+)
 from numbsparse.patterns.checks import integer, number
-
-SCOPES = ("layer", "model")
 
 
 def prune(
@@ -70,24 +74,32 @@ def prune(
     if (density is None) == (threshold is None):
         got = "neither" if density is None else "both"
         raise ValueError(f"exactly one of density and threshold must be given, got {got}")
-    weights, followers = _weights_of(model), _followers(remap)
+    weights, followers = weights_of(model), followers_of(remap)
     if density is not None:
         density = number("density", density, most=1)
-        kept = _largest_of_all(weights, _norms(weights, by), density, _checked_scope(scope))
+        kept = largest_of_all(weights, norms_of(weights, by), density, checked_scope(scope))
     else:
         least = number("threshold", threshold)
-        kept = [norms >= least for norms in _norms(weights, by)]
+        kept = [norms >= least for norms in norms_of(weights, by)]
     limit = f"threshold {threshold}" if density is None else f"density {density} of the {scope}"
-    for weight, mask in zip(weights, kept, strict=True):
-        if mask.size and not mask.any():
-            raise ValueError(
-                f"{limit} leaves {weight.name} none of its {mask.size} blocks: keep more, take "
-                'scope="layer" with a density that is one block at least, or leave this weight '
-                "out, with a list of the other parameters in place of the model"
-            )
-    layouts = [w.data.layout.select(mask) for w, mask in zip(weights, kept, strict=True)]
-    _set_layouts(weights, layouts, followers)
-    return {weight.name: weight.data.density for weight in weights}
+    return keep(weights, kept, followers, limit)
+
+
+def compact(model: Module | Iterable[Tensor], *, remap: Any = ()) -> dict[str, float]:
+    """Drop the blocks that are all zero, or whose gate is zero in evaluation.
+
+    `model` and `remap`, what is returned and raised: as in `prune`. Results stay as they are.
+
+    >>> import numpy as np
+    >>> from numbsparse import nn
+    >>> layer = nn.Linear(16, 16, block_size=4, gate=True)
+    >>> layer.gate.data.values[:12] = 0
+    >>> nn.utils.compact(layer)
+    {'weight': 0.25}
+    """
+    weights, followers = weights_of(model), followers_of(remap)
+    kept = [norms > 0 for norms in norms_of(weights, "max")]
+    return keep(weights, kept, followers, "dropping zeros")
 
 
 class GradualPruning:
@@ -145,9 +157,9 @@ class GradualPruning:
         self.density = number("density", density, most=1)
         self.start, self.every = integer("start", start, least=0), integer("every", every)
         self.stop = integer("stop", stop, least=self.start + 1)
-        self.remap, self.steps = _followers(remap), 0
-        self._how: Any = {"by": ops.checked_norm(by), "scope": _checked_scope(scope)}
-        layouts = [weight.data.layout for weight in _weights_of(self.model)]
+        self.remap, self.steps = followers_of(remap), 0
+        self._how: Any = {"by": ops.checked_norm(by), "scope": checked_scope(scope)}
+        layouts = [weight.data.layout for weight in weights_of(self.model)]
         self._first = sum(a.n_blocks for a in layouts) / sum(
             a.shape[0] * a.shape[1] for a in layouts
         )
@@ -159,6 +171,7 @@ class GradualPruning:
 
     def step(self) -> None:
         """Count a step, and prune where one is due; after an error it is not counted."""
+        refuse_capture("GradualPruning.step")
         step = self.steps + 1
         due = (step - self.start) % self.every == 0 or step == self.stop
         if due and self.start <= step <= self.stop:
@@ -167,10 +180,8 @@ class GradualPruning:
 
     def state_dict(self) -> dict[str, Any]:
         """Steps, the first density, and the layouts by name, as SciPy's index arrays."""
-        layouts = {weight.name: weight.data.layout for weight in _weights_of(self.model)}
-        return {"steps": self.steps, "first": self._first} | {
-            "layouts": {n: {"indptr": a.indptr, "indices": a.indices} for n, a in layouts.items()}
-        }
+        layouts = saved_layouts(weights_of(self.model))
+        return {"steps": self.steps, "first": self._first, "layouts": layouts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict()` gave: the weights take its layouts, zeros in new blocks.
@@ -179,112 +190,7 @@ class GradualPruning:
         """
         if not isinstance(state, Mapping) or set(state) != {"steps", "first", "layouts"}:
             raise ValueError(f"state takes steps, first and layouts, got {state!r}")
-        weights = _weights_of(self.model)
-        names, saved = [weight.name for weight in weights], state["layouts"]
-        if not isinstance(saved, Mapping) or set(names) != set(saved):
-            raise ValueError(f"state['layouts'] takes those of {names}, got {list(saved)}")
         steps = integer("state['steps']", state["steps"], least=0)
         first = number("state['first']", state["first"], most=1)
-        layouts = [
-            Layout.from_arrays(
-                saved[w.name]["indptr"], saved[w.name]["indices"], w.data.layout.shape
-            )
-            for w in weights
-        ]
-        _set_layouts(weights, layouts, self.remap)
+        load_layouts(weights_of(self.model), state["layouts"], self.remap)
         self.steps, self._first = steps, first
-
-
-class _Weight(NamedTuple):
-    name: str
-    parameter: Tensor
-    tap_features: int | None  # see ops.inside
-
-    @property
-    def data(self) -> BlockSparse:
-        return self.parameter.data
-
-
-def _weights_of(model: Any) -> list[_Weight]:
-    """The block-sparse parameters, each once."""
-    if isinstance(model, Module):
-        found = [_Weight(name, p, module.tap_features) for module, name, p in model._found()]
-    else:
-        listed = [] if isinstance(model, Tensor) else list(model)
-        found = [_Weight(f"model[{i}]", p, None) for i, p in enumerate(listed)]
-        for name, p, _ in found:
-            if not isinstance(p, Tensor):
-                raise TypeError(f"{name} takes a Parameter, got {type_name(p)}")
-    once = {id(w.parameter): w for w in reversed(found) if isinstance(w.data, BlockSparse)}
-    weights = list(once.values())[::-1]
-    if not weights:
-        raise ValueError("model takes a Module, or a list, with a block-sparse Parameter, got none")
-    owners: dict[int, str] = {}
-    for weight in weights:
-        if (other := owners.setdefault(id(weight.data.values), weight.name)) != weight.name:
-            raise ValueError(
-                f"{other} and {weight.name} share their values in two Parameters, which pruning "
-                "would part: let the layers share one Parameter"
-            )
-    return weights
-
-
-def _norms(weights: list[_Weight], by: str) -> list[np.ndarray]:
-    found = []
-    for name, parameter, tap_features in weights:
-        norms = ops.block_norms(parameter.data, by, tap_features)
-        norms = norms if isinstance(norms, np.ndarray) else norms.numpy()
-        if not np.isfinite(norms).all():
-            raise ValueError(f"{name} takes finite values to be pruned, got NaN or infinity")
-        found.append(norms)
-    return found
-
-
-def _largest_of_all(
-    weights: list[_Weight], norms: list[np.ndarray], density: float, scope: str
-) -> list[np.ndarray]:
-    grids = [w.data.layout.shape[0] * w.data.layout.shape[1] for w in weights]
-    if scope == "layer":
-        return [_largest(own, round(density * n)) for own, n in zip(norms, grids, strict=True)]
-    sizes = {w.name: w.data.block_size for w in weights}
-    if len(set(sizes.values())) > 1:
-        raise ValueError(f'scope="model" compares blocks of one size, got {sizes}: take "layer"')
-    kept = _largest(np.concatenate(norms), round(density * sum(grids)))
-    return np.split(kept, np.cumsum([own.size for own in norms])[:-1])
-
-
-def _largest(norms: np.ndarray, n: int) -> np.ndarray:
-    """Whether each is among the n largest; of equal ones the first is."""
-    kept = np.zeros(norms.size, bool)
-    kept[np.argsort(-norms, kind="stable")[:n]] = True
-    return kept
-
-
-def _checked_scope(scope: str) -> str:
-    if scope not in SCOPES:
-        raise ValueError(f"scope takes one of {', '.join(SCOPES)}, got {scope!r}")
-    return scope
-
-
-def _followers(remap: Any) -> list[Any]:
-    followers = [remap] if hasattr(remap, "remap") else list(remap)
-    for follower in followers:
-        if not callable(getattr(follower, "remap", None)):
-            raise TypeError(f"remap takes optimizers and averages, got {type_name(follower)}")
-    return followers
-
-
-def _set_layouts(weights: list[_Weight], layouts: list[Layout], followers: list[Any]) -> None:
-    for follower in followers:  # who cannot follow says so before anything is changed
-        follower.remap()
-    changes = [
-        (weight.parameter, layout)
-        for weight, layout in zip(weights, layouts, strict=True)
-        if layout != weight.data.layout
-    ]
-    moved = [p.data.remap(layout) for p, layout in changes]
-    grads = [None if p.grad is None else Tensor(p.grad.data.remap(new)) for p, new in changes]
-    for (parameter, _), data, grad in zip(changes, moved, grads, strict=True):
-        parameter.data, parameter.grad = data, grad
-    for follower in followers:
-        follower.remap()

@@ -1,0 +1,91 @@
+"""The blocks of a block-sparse matrix times a number each, those times zero left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor, as_tensor, record, unread
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.dtypes import type_name
+from numbsparse.layout import Layout
+from numbsparse.nn.functional.shape import reshape, take_rows, transpose
+
+
+def scale_blocks(w: Any, gate: Any, *, tap_features: int | None = None) -> Tensor:
+    """gate[b] * w.data[b] of each block b whose gate is not zero, in a layout of these alone.
+
+    What `matmul` does with a gate, for other functions of block-sparse weights: see there. Of a
+    convolution's weight the rows of each tap end after `tap_features`; default: w is a matrix.
+
+    >>> import numpy as np, numbsparse as ns
+    >>> from numbsparse.nn import functional as F
+    >>> w = ns.Tensor(ns.BlockSparse(np.ones((2, 4, 4)), [[1, 1]]), requires_grad=True)
+    >>> gate = ns.Tensor(np.array([0.0, 3.0]), requires_grad=True)
+    >>> gated = F.scale_blocks(w, gate)
+    >>> gated
+    Tensor(BlockSparse(4 x 8, float64, 1 blocks of 4 x 4, density 0.5))
+    >>> F.sum(np.ones((1, 4)) @ gated).backward()
+    >>> gate.grad
+    Tensor([ 0., 16.])
+    """
+    w, gate = as_tensor(w), as_tensor(gate)
+    own = unread(w)
+    if not isinstance(own, BlockSparse):
+        raise TypeError(f"w takes a Tensor of a BlockSparse, got one of {type_name(own)}")
+    numbers = ops.gate_numbers(own, gate.data)
+    if own.is_transposed:
+        is_matrix = isinstance(unread(gate), BlockSparse)
+        stored = transpose(gate) if is_matrix else _in_order(gate, own.layout)
+        return transpose(scale_blocks(transpose(w), stored, tap_features=tap_features))
+    kept = ops.select_gated(own, numbers)
+    return _gated(w, numbers_of(gate), kept, tap_features)
+
+
+def _gated(w: Tensor, by: Tensor, kept: Any, taps: int | None) -> Tensor:
+    """Of the blocks that are kept; with `_ungated` and `_dots` closed under differentiation."""
+    return record(
+        ops.gated(w.data, by.data, kept),
+        (w, lambda dv, v: _ungated(dv, by, kept, taps)),
+        (by, lambda dv, v: _dots(dv, w, kept, taps)),
+    )
+
+
+def _ungated(v: Tensor, by: Tensor, kept: Any, taps: int | None) -> Tensor:
+    return record(
+        ops.ungated(v.data, by.data, kept),
+        (v, lambda de, e: _gated(de, by, kept, taps)),
+        (by, lambda de, e: _dots(v, de, kept, taps)),
+    )
+
+
+def _dots(v: Tensor, w: Tensor, kept: Any, taps: int | None) -> Tensor:
+    """sum(v * w) of each block, v of the blocks that are kept, w of all."""
+    return record(
+        ops.block_dots(ops.inside(v.data, taps), ops.inside(w.data, taps), kept),
+        (v, lambda dd, d: _gated(w, dd, kept, taps)),
+        (w, lambda dd, d: _ungated(v, dd, kept, taps)),
+    )
+
+
+def numbers_of(gate: Tensor) -> Tensor:
+    """(n_blocks,) of a gate that may be a matrix of 1 x 1 blocks."""
+    own = unread(gate)
+    if not isinstance(own, BlockSparse):
+        return gate
+    if own.is_transposed:
+        return _in_order(numbers_of(transpose(gate)), own.stored_layout)
+    flat = ops.reshape(gate.data.values, (own.n_blocks,))
+    return record(flat, (gate, lambda dy, y: _matrix(dy, own)))
+
+
+def _in_order(numbers: Tensor, layout: Layout) -> Tensor:
+    """`ops.in_order`, differentiable."""
+    order = ops.index_beside(layout, numbers.data).columns.blocks
+    return reshape(take_rows(reshape(numbers, (-1, 1)), order), (-1,))
+
+
+def _matrix(numbers: Tensor, like: BlockSparse) -> Tensor:
+    """The other way round."""
+    matrix = like.with_values(ops.reshape(numbers.data, like.values.shape))
+    return record(matrix, (numbers, lambda dm, m: numbers_of(dm)))

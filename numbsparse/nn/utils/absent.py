@@ -1,0 +1,68 @@
+"""The gradient of blocks that are not there, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from numbsparse import ops
+from numbsparse.layout import Layout, as_layout
+from numbsparse.nn.utils.weights import on_host
+from numbsparse.patterns.checks import integer
+
+
+def absent_norms(
+    x: Any, dy: Any, layout: Any, *, block_size: int, by: str = "l2", piece: int = 4096
+) -> np.ndarray:
+    """The norms of the gradient x.T @ dy in the blocks that a layout does not keep.
+
+    Computed piece by piece, by `ns.sddmm`: the dense gradient is never in memory.
+
+    Parameters
+    ----------
+    x : array, (batch, in_features); dy : array, (batch, out_features)
+        Both NumPy arrays or both GPU arrays.
+    layout : Layout or pattern, (in_blocks, out_blocks)
+    block_size : int
+    by : "l1", "l2" or "max"
+    piece : int
+        How many blocks are computed at a time, at least; a piece is whole block rows.
+
+    Returns
+    -------
+    NumPy array, (in_blocks, out_blocks); 0 where the layout keeps a block
+
+    Raises ValueError for a layout of another grid, and what `ns.sddmm` raises.
+
+    Examples
+    --------
+    >>> x, dy = np.ones((3, 8), np.float32), np.float32([[1, 1, 1, 1, 2, 2, 2, 2]] * 3)
+    >>> absent_norms(x, dy, [[1, 0], [0, 1]], block_size=4)
+    array([[ 0., 24.],
+           [12.,  0.]])
+    """
+    layout, piece = as_layout(layout), integer("piece", piece)
+    x, dy = ops.operand(x, "x"), ops.operand(dy, "dy")
+    grid = tuple(-(-a.shape[-1] // block_size) for a in (x, dy))
+    if grid != layout.shape:
+        raise ValueError(f"layout takes {grid} blocks for this x and dy, got {layout.shape}")
+    found = np.zeros(layout.shape)
+    for first, part in _pieces(layout, max(piece // layout.shape[1], 1)):
+        columns = slice(first * block_size, (first + part.shape[0]) * block_size)
+        blocks = ops.sddmm(x[:, columns].T, dy, part, block_size=block_size)
+        norms = on_host(ops.block_norms(blocks, by))
+        found[first + part.index.block_rows, part.indices] = norms
+    return found
+
+
+def _pieces(layout: Layout, height: int) -> Iterator[tuple[int, Layout]]:
+    """So many block rows at a time: the first of them, and the layout of what is not kept there."""
+    for first in range(0, layout.shape[0], height):
+        last = min(first + height, layout.shape[0])
+        absent = np.ones((last - first, layout.shape[1]), bool)
+        start, stop = layout.indptr[first], layout.indptr[last]
+        lines = layout.index.block_rows[start:stop] - first
+        absent[lines, layout.indices[start:stop]] = False
+        yield first, Layout(absent)

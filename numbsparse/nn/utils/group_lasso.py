@@ -1,0 +1,121 @@
+"""Group lasso: whole blocks shrink to zero, by a proximal step after each of the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor
+from numbsparse.device import to_device
+from numbsparse.nn.module import Module
+from numbsparse.nn.utils.weights import (
+    Steered,
+    checked_scope,
+    largest_of_all,
+    norms_of,
+    refuse_capture,
+    weights_of,
+)
+from numbsparse.patterns.checks import number
+
+
+class GroupLasso(Steered):
+    """Shrink the blocks of all block-sparse weights until so many are zero.
+
+    Each `step` is the proximal operator of strength * sum over blocks b of B * ||w_b||, l2 norms:
+
+    w_b becomes w_b * max(0, 1 - t / rms_b), where rms_b = ||w_b|| / B,
+
+    so the root mean square of a block falls by t, and not below 0. Here t is the strength, or the
+    largest rms of the blocks that are not among the `density` largest where that is less: those
+    reach 0, the others do not. While the strength is less it grows, by the factor `growth` a step.
+
+    Parameters
+    ----------
+    model, density, scope : as in `prune`; the density is the one to steer to
+    strength : float, optional
+        At first, in units of the weights a step; default: a thousandth of the mean rms.
+    growth : float, at least 1
+
+    Raises what `prune` raises.
+
+    Notes
+    -----
+    Call `step` after each step of the optimizer, outside of a step that `ns.graph` captures: the
+    norms are copied to the host. A block at zero may come back by its gradient, in competition with
+    the others, until `nn.utils.compact(model, remap=optimizer)` drops it; train on after that,
+    without this object, for what was kept is shrunk too. To resume, load its state before those of
+    the model and of the optimizer.
+
+    Examples
+    --------
+    >>> from numbsparse import nn
+    >>> layer = nn.Linear(256, 256, seed=0)
+    >>> lasso = nn.utils.GroupLasso(layer, density=0.25, growth=2.0)
+    >>> for _ in range(20):  # of training
+    ...     lasso.step()
+    >>> nn.utils.compact(layer)
+    {'weight': 0.25}
+
+    Yuan and Lin, "Model selection and estimation in regression with grouped variables", 2006; its
+    proximal operator in Parikh and Boyd, "Proximal Algorithms", 2014, section 6.5.4.
+    """
+
+    def __init__(
+        self,
+        model: Module | Iterable[Tensor],
+        density: float,
+        *,
+        strength: float | None = None,
+        growth: float = 1.02,
+        scope: str = "layer",
+    ):
+        self.model = model if isinstance(model, Module) else list(model)
+        self.density, self.scope = number("density", density, most=1), checked_scope(scope)
+        self.growth = number("growth", growth)
+        if self.growth < 1:
+            raise ValueError(f"growth takes a number of at least 1, got {growth}")
+        weights = weights_of(self.model)
+        norms = norms_of(weights, "l2")
+        for weight, mask in zip(weights, self._kept(weights, norms), strict=True):
+            if self.scope == "layer" and mask.size and not mask.any():
+                raise ValueError(
+                    f"density {density} leaves {weight.name} none of its {mask.size} blocks: take "
+                    "one block at least, or a list of the other parameters"
+                )
+        if strength is None:
+            rms = [n / w.data.block_size for w, n in zip(weights, norms, strict=True)]
+            strength = float(np.concatenate(rms).mean()) / 1000
+        self.strength = number("strength", strength)
+
+    def step(self) -> None:
+        """Shrink the blocks once, and adapt the strength."""
+        refuse_capture("GroupLasso.step")
+        weights = weights_of(self.model)
+        norms = norms_of(weights, "l2")
+        rms = [n / w.data.block_size for w, n in zip(weights, norms, strict=True)]
+        others = [
+            float(of[~mask].max(initial=0))
+            for of, mask in zip(rms, self._kept(weights, norms), strict=True)
+        ]
+        for weight, of, largest in zip(weights, rms, others, strict=True):
+            largest = largest if self.scope == "layer" else max(others)
+            if (threshold := min(self.strength, largest)) > 0:
+                _scale(weight.data, np.maximum(0, 1 - threshold / np.maximum(of, threshold)))
+        if self.strength < max(others):
+            self.strength *= self.growth
+
+    def _kept(self, weights: list[Any], norms: list[np.ndarray]) -> list[np.ndarray]:
+        return largest_of_all(weights, norms, self.density, self.scope)
+
+
+def _scale(w: Any, by: np.ndarray) -> None:
+    """w.data[b] *= by[b], in place."""
+    if w.is_transposed:
+        w, by = w.T, by[w.layout.index.columns.blocks]
+    numbers: Any = by.astype(ops.gate_dtype(w))
+    numbers = to_device(numbers) if w.place == "cuda" else numbers
+    ops.copy_into(w.values, ops.gated(w, numbers, ops.all_blocks(w, numbers)).values)

@@ -1,0 +1,282 @@
+"""Growth and rewiring: blocks that matter least go, and others come, while a network trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import cos, pi
+from typing import Any
+
+import numpy as np
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor
+from numbsparse.layout import Layout
+from numbsparse.nn.module import Module
+from numbsparse.nn.utils.weights import (
+    Weight,
+    followers_of,
+    load_layouts,
+    loaded,
+    norms_of,
+    on_host,
+    refuse_capture,
+    saved,
+    saved_layouts,
+    set_layouts,
+    weights_of,
+)
+from numbsparse.patterns.checks import integer, number
+
+RULES = ("gradient", "random", "degrees")
+ROUNDS = 16  # in which blocks that could not be swapped look for another partner
+
+
+class Rewiring:
+    """Every few steps drop a share of the blocks, those of smallest norm, and grow others.
+
+    In each weight round(share * blocks) go, where
+
+    share(t) = fraction / 2 * (1 + cos(pi * t / stop)), or `fraction` without a `stop`,
+
+    and as many come: those with the largest norm of the gradient, as in RigL; drawn at random, as
+    in SET; or such that every block row and block column keeps its degree, by swaps of pairs, which
+    makes a small world of any layout: blocks (i, j) and (k, l) become (i, l) and (k, j). With a
+    `density` the number of blocks follows a line from that at first to it. New blocks begin with
+    zeros, also in what is given as `remap`, where those of blocks that stay go on; new gates begin
+    as gates do.
+
+    Parameters
+    ----------
+    model, by, remap : as in `prune`
+    fraction : float, 0 to 1
+    grow : "gradient", "random" or "degrees"
+    every : int
+        Steps of training from one change to the next.
+    stop : int, optional
+        The step after which nothing changes.
+    density : float, 0 to 1, optional
+        Of each weight at step `stop`, which it takes; not with "degrees".
+    candidates : int, optional
+        For "gradient": so many blocks that are not there, drawn at random in each weight, are held
+        there as zeros for the step before a change, so that its `backward` gives their gradient.
+        Default: as many as the weight has. No dense gradient is made.
+    seed : int, optional
+        What is drawn depends on it and on the number of the step.
+
+    Raises what `prune` raises, ValueError for other arguments, RuntimeError within a step that
+    `ns.graph` captures.
+
+    Notes
+    -----
+    Call `step` between `backward` and the step of the optimizer. Steps that `ns.graph` captured are
+    captured anew after a change. To resume, load the state of this object before those of the model
+    and of what is given as `remap`: it gives them the layouts that they had.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from numbsparse import nn, patterns
+    >>> layer = nn.Linear(256, 256, layout=patterns.random(8, 8, 0.25, seed=0), seed=0)
+    >>> optimizer = nn.optim.Adam(layer.parameters())
+    >>> rewiring = nn.utils.Rewiring(layer, every=5, stop=20, density=0.5, remap=optimizer, seed=0)
+    >>> x = np.ones((4, 256), np.float32)
+    >>> for _ in range(20):
+    ...     layer.zero_grad()
+    ...     nn.functional.sum(layer(x)).backward()
+    ...     rewiring.step()
+    ...     optimizer.step()
+    >>> layer.weight.data.density
+    0.5
+
+    Evci, Gale, Menick, Castro and Elsen, "Rigging the Lottery", 2019 (RigL); Mocanu et al.,
+    "Scalable training of artificial neural networks with adaptive sparse connectivity", 2018 (SET);
+    swaps: Maslov and Sneppen, "Specificity and Stability in Topology of Protein Networks", 2002.
+    """
+
+    def __init__(
+        self,
+        model: Module | Iterable[Tensor],
+        fraction: float = 0.3,
+        *,
+        grow: str = "gradient",
+        every: int = 100,
+        stop: int | None = None,
+        density: float | None = None,
+        candidates: int | None = None,
+        by: str = "l2",
+        remap: Any = (),
+        seed: int | None = None,
+    ):
+        self.model = model if isinstance(model, Module) else list(model)
+        self.fraction, self.every = number("fraction", fraction, most=1), integer("every", every)
+        if grow not in RULES:
+            raise ValueError(f"grow takes one of {', '.join(RULES)}, got {grow!r}")
+        self.grow, self.by = grow, ops.checked_norm(by)
+        self.stop = None if stop is None else integer("stop", stop)
+        self.density = None if density is None else number("density", density, most=1)
+        self.candidates = None if candidates is None else integer("candidates", candidates)
+        drawn = np.random.default_rng().integers(2**31) if seed is None else seed
+        self.seed = integer("seed", drawn, least=0)
+        self.remap, self.steps = followers_of(remap), 0
+        if density is not None and (stop is None or grow == "degrees"):
+            raise ValueError("density takes a stop, and blocks that grow by gradient or at random")
+        self._first = {w.name: w.data.density for w in weights_of(self.model)}
+        self._kept: dict[str, Layout] = {}  # without candidates, while these are there
+        for weight in weights_of(self.model):
+            if density is not None and not self._count_at(weight, self.stop or 0):
+                raise ValueError(
+                    f"density {density} leaves {weight.name} none of its blocks: take one block at "
+                    "least, or a list of the other parameters"
+                )
+
+    def share_at(self, step: int) -> float:
+        """The share of blocks that a change at this step drops."""
+        if self.stop is None:
+            return self.fraction
+        return self.fraction / 2 * (1 + cos(pi * min(step / self.stop, 1)))
+
+    def step(self) -> None:
+        """Count a step, and change the layouts where that is due; after an error neither."""
+        refuse_capture("Rewiring.step")
+        step, weights = self.steps + 1, weights_of(self.model)
+        if self._is_due(step):
+            self._change(weights, step)
+        if self.grow == "gradient" and self._is_due(step + 1):
+            self._probe(weights, step)
+        self.steps = step
+
+    def _is_due(self, step: int) -> bool:
+        last = self.stop is not None and step == self.stop
+        return last or (step % self.every == 0 and (self.stop is None or step < self.stop))
+
+    def _count_at(self, weight: Weight, step: int) -> int:
+        """How many blocks a weight has after a change at this step."""
+        first, last = self._first[weight.name], self.density
+        if last is None or self.stop is None:
+            return self._layout_of(weight).n_blocks
+        rows, columns = weight.data.layout.shape
+        return round((first + (last - first) * min(step / self.stop, 1)) * rows * columns)
+
+    def _layout_of(self, weight: Weight) -> Layout:
+        """Its layout, without candidates."""
+        own = weight.data.layout
+        return self._kept.get(weight.name, own) & own
+
+    def _probe(self, weights: list[Weight], step: int) -> None:
+        """Hold blocks that are not there as zeros, for the next `backward`."""
+        kept = {weight.name: self._layout_of(weight) for weight in weights}
+        wider = []
+        for nth, weight in enumerate(weights):
+            layout = kept[weight.name]
+            more = layout.n_blocks if self.candidates is None else self.candidates
+            drawn = _absent(layout, more, self._generator(step, nth))
+            wider.append(_with_blocks(layout, layout.flat_indices, drawn))
+        set_layouts(weights, wider, self.remap)
+        self._kept = kept
+
+    def _change(self, weights: list[Weight], step: int) -> None:
+        if self.grow == "gradient" and not self._kept:
+            return  # the first step has no gradients of candidates yet
+        norms, fewer, other = norms_of(weights, self.by), [], []
+        for nth, (weight, own) in enumerate(zip(weights, norms, strict=True)):
+            layout, rng = self._layout_of(weight), self._generator(step, nth)
+            flat, count = layout.flat_indices, self._count_at(weight, step)
+            order = np.argsort(own[layout.positions_in(weight.data.layout)], kind="stable")
+            n = round(self.share_at(step) * flat.size)
+            if self.grow == "degrees":
+                gone, new = _swapped(flat, order[:n], layout.shape[1], rng)
+            else:
+                n = max(n, flat.size - count)
+                new = self._grown(weight, layout, count - flat.size + n, rng)
+                gone = order[: max(flat.size + new.size - count, 0)]
+            fewer.append(_with_blocks(layout, np.delete(flat, gone)))
+            other.append(_with_blocks(layout, np.delete(flat, gone), new))
+        set_layouts(weights, fewer, self.remap)  # what candidates hold goes too
+        set_layouts(weights, other, self.remap)
+        self._kept = {}
+
+    def _grown(
+        self, weight: Weight, layout: Layout, n: int, rng: np.random.Generator
+    ) -> np.ndarray:
+        """The flat indices of up to n blocks that are not there."""
+        if self.grow == "random":
+            return _absent(layout, n, rng)
+        grad = weight.parameter.grad
+        if grad is None or grad.data.layout != weight.data.layout:
+            raise ValueError(
+                f"{weight.name} has no gradient of its candidates: call step between backward and "
+                "the optimizer's step"
+            )
+        candidates = weight.data.layout - layout
+        slopes = on_host(ops.block_norms(grad.data, self.by, weight.tap_features))
+        slopes = slopes[candidates.positions_in(weight.data.layout)]
+        return candidates.flat_indices[np.argsort(-slopes, kind="stable")[:n]]
+
+    def _generator(self, step: int, nth: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, step, nth])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps, seed, first densities, and the layouts by name, with candidates and without."""
+        weights = weights_of(self.model)
+        kept = saved(self._kept)
+        numbers = {"steps": self.steps, "seed": self.seed, "first": dict(self._first)}
+        return numbers | {"layouts": saved_layouts(weights), "kept": kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict()` gave: the weights take its layouts, zeros in new blocks.
+
+        Raises TypeError or ValueError where it is of other weights; nothing is changed then.
+        """
+        names = {"steps", "seed", "first", "layouts", "kept"}
+        if not isinstance(state, Mapping) or set(state) - {"kept"} != names - {"kept"}:
+            raise ValueError(f"state takes {', '.join(sorted(names))}, got {state!r}")
+        weights = weights_of(self.model)
+        steps = integer("state['steps']", state["steps"], least=0)
+        seed = integer("state['seed']", state["seed"], least=0)
+        first = {w.name: number("state['first']", state["first"][w.name], most=1) for w in weights}
+        without = state.get("kept", {})  # a file keeps no empty dict
+        kept = loaded(weights, without) if without else {}
+        load_layouts(weights, state["layouts"], self.remap)
+        self.steps, self.seed, self._first, self._kept = steps, seed, first, kept
+
+
+def _absent(layout: Layout, n: int, rng: np.random.Generator) -> np.ndarray:
+    """Flat indices of n blocks, or all, that a layout does not keep, drawn at random."""
+    own, total = layout.flat_indices, layout.shape[0] * layout.shape[1]
+    n = max(min(n, total - own.size), 0)
+    if 2 * (own.size + n) > total:
+        return rng.choice(np.setdiff1d(np.arange(total), own, assume_unique=True), n, replace=False)
+    found = own[:0]
+    while found.size < n:  # of those drawn at least every other is new
+        drawn = np.concatenate([found, np.setdiff1d(rng.integers(total, size=2 * n), own)])
+        found = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
+    return rng.choice(found, n, replace=False)
+
+
+def _swapped(
+    flat: np.ndarray, chosen: np.ndarray, columns: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which of the chosen blocks go, as places in `flat`, and the blocks that they become."""
+    present, left = set(flat.tolist()), rng.permutation(chosen)
+    gone: list[int] = []
+    new: list[int] = []
+    for _ in range(ROUNDS):
+        failed = list(left[left.size // 2 * 2 :])
+        for a, b in left[: left.size // 2 * 2].reshape(-1, 2).tolist():
+            (i, j), (k, m) = (divmod(int(flat[place]), columns) for place in (a, b))
+            pair = i * columns + m, k * columns + j
+            if not present.isdisjoint(pair):
+                failed += [a, b]
+                continue
+            present.update(pair)
+            gone += [a, b]
+            new += pair
+        left = rng.permutation(np.array(failed, np.int64))
+    return np.array(gone, np.int64), np.array(new, np.int64)
+
+
+def _with_blocks(like: Layout, *flat: np.ndarray) -> Layout:
+    """The layout of these blocks, given by flat indices, in a grid of that shape."""
+    rows, columns = np.divmod(np.sort(np.concatenate(flat)), like.shape[1])
+    indptr = np.append(0, np.cumsum(np.bincount(rows, minlength=like.shape[0])))
+    return Layout.from_arrays(indptr, columns, like.shape)

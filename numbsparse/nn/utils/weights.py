@@ -1,0 +1,234 @@
+"""The block-sparse weights of a model, their gates, and how all follows another layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor, no_grad
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import is_capturing
+from numbsparse.dtypes import type_name
+from numbsparse.layout import Layout
+from numbsparse.nn.module import Module
+from numbsparse.patterns.checks import number
+
+SCOPES = ("layer", "model")
+
+
+class Steered:
+    """The base of what learns which blocks to keep, with a penalty whose strength is adapted."""
+
+    model: Any
+    strength: Any
+
+    def state_dict(self) -> dict[str, Any]:
+        """The strength, and the layouts by name, as SciPy's index arrays."""
+        return {"strength": self.strength, "layouts": saved_layouts(weights_of(self.model))}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, remap: Any = ()) -> None:
+        """Take what `state_dict()` gave: the weights take its layouts, and `remap` as in `prune`.
+
+        Raises TypeError or ValueError where it is of other weights; nothing is changed then.
+        """
+        if not isinstance(state, Mapping) or set(state) != {"strength", "layouts"}:
+            raise ValueError(f"state takes strength and layouts, got {state!r}")
+        strength = number("state['strength']", state["strength"])
+        load_layouts(weights_of(self.model), state["layouts"], followers_of(remap))
+        self.strength = strength
+
+
+class Weight(NamedTuple):
+    name: str
+    parameter: Tensor
+    tap_features: int | None = None  # see ops.inside
+    gate: Any = None  # of its blocks, a Parameter or a Module that gives one
+
+    @property
+    def gates(self) -> list[tuple[Tensor, float]]:
+        """The Parameters of 1 x 1 blocks that follow its layout, and what new blocks have there."""
+        if self.gate is None or isinstance(self.gate, Tensor):
+            return [] if self.gate is None else [(self.gate, 1.0)]
+        return [(p, self.gate.fresh) for p in self.gate.parameters()]
+
+    @property
+    def data(self) -> BlockSparse:
+        return self.parameter.data
+
+
+def weights_of(model: Any) -> list[Weight]:
+    """The block-sparse parameters, each once."""
+    if isinstance(model, Module):
+        found = [_in_module(module, name, p) for module, name, p in model._found()]
+        found = [w for w in found if not _is_gate(w)]
+    else:
+        listed = [] if isinstance(model, Tensor) else list(model)
+        found = [Weight(f"model[{i}]", p) for i, p in enumerate(listed)]
+        for weight in found:
+            if not isinstance(weight.parameter, Tensor):
+                raise TypeError(
+                    f"{weight.name} takes a Parameter, got {type_name(weight.parameter)}"
+                )
+            if _is_gate(weight):
+                raise ValueError(
+                    f"{weight.name} is a gate, which follows its weight: give the model"
+                )
+    once = {id(w.parameter): w for w in reversed(found) if isinstance(w.data, BlockSparse)}
+    weights = list(once.values())[::-1]
+    if not weights:
+        raise ValueError("model takes a Module, or a list, with a block-sparse Parameter, got none")
+    owners: dict[int, str] = {}
+    for weight in weights:
+        if (other := owners.setdefault(id(weight.data.values), weight.name)) != weight.name:
+            raise ValueError(
+                f"{other} and {weight.name} share their values in two Parameters, which pruning "
+                "would part: let the layers share one Parameter"
+            )
+    return weights
+
+
+def _in_module(module: Module, name: str, parameter: Tensor) -> Weight:
+    gate = vars(module).get("gate") if vars(module).get("weight") is parameter else None
+    return Weight(name, parameter, module.tap_features, gate)
+
+
+def _is_gate(weight: Weight) -> bool:
+    return isinstance(weight.data, BlockSparse) and weight.data.block_size == 1
+
+
+def norms_of(weights: list[Weight], by: str) -> list[np.ndarray]:
+    """Of the blocks of each, times what their gates are in evaluation."""
+    found = []
+    for weight in weights:
+        norms = on_host(ops.block_norms(weight.data, by, weight.tap_features))
+        if weight.gate is not None:
+            norms = norms * abs(gates_of(weight.gate))
+        if not np.isfinite(norms).all():
+            raise ValueError(f"{weight.name} takes finite values to be pruned, got NaN or infinity")
+        found.append(norms)
+    return found
+
+
+def gates_of(gate: Any) -> np.ndarray:
+    """The numbers, in evaluation, of a gate: a Parameter, or a Module. (n_blocks,)."""
+    if isinstance(gate, Tensor):
+        return on_host(gate.data.data).reshape(-1)
+    with no_grad():
+        return on_host(gate.evaluated().data)
+
+
+def on_host(array: Any) -> np.ndarray:
+    return array if isinstance(array, np.ndarray) else array.numpy()
+
+
+def largest_of_all(
+    weights: list[Weight], norms: list[np.ndarray], density: float, scope: str
+) -> list[np.ndarray]:
+    grids = [w.data.layout.shape[0] * w.data.layout.shape[1] for w in weights]
+    if scope == "layer":
+        return [_largest(own, round(density * n)) for own, n in zip(norms, grids, strict=True)]
+    sizes = {w.name: w.data.block_size for w in weights}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f'scope="model" compares blocks of one size, got {sizes}: take "layer"')
+    kept = _largest(np.concatenate(norms), round(density * sum(grids)))
+    return np.split(kept, np.cumsum([own.size for own in norms])[:-1])
+
+
+def keep(
+    weights: list[Weight], kept: list[np.ndarray], followers: list[Any], limit: str
+) -> dict[str, float]:
+    """Those blocks of each weight; what limits them leaves each a block at least."""
+    for weight, mask in zip(weights, kept, strict=True):
+        if mask.size and not mask.any():
+            raise ValueError(
+                f"{limit} leaves {weight.name} none of its {mask.size} blocks: keep more, take "
+                'scope="layer" with a density that is one block at least, or leave this weight '
+                "out, with a list of the other parameters in place of the model"
+            )
+    layouts = [w.data.layout.select(mask) for w, mask in zip(weights, kept, strict=True)]
+    set_layouts(weights, layouts, followers)
+    return {weight.name: weight.data.density for weight in weights}
+
+
+def _largest(norms: np.ndarray, n: int) -> np.ndarray:
+    """Whether each is among the n largest; of equal ones the first is."""
+    kept = np.zeros(norms.size, bool)
+    kept[np.argsort(-norms, kind="stable")[:n]] = True
+    return kept
+
+
+def checked_scope(scope: str) -> str:
+    if scope not in SCOPES:
+        raise ValueError(f"scope takes one of {', '.join(SCOPES)}, got {scope!r}")
+    return scope
+
+
+def followers_of(remap: Any) -> list[Any]:
+    followers = [remap] if hasattr(remap, "remap") else list(remap)
+    for follower in followers:
+        if not callable(getattr(follower, "remap", None)):
+            raise TypeError(f"remap takes optimizers and averages, got {type_name(follower)}")
+    return followers
+
+
+def set_layouts(weights: list[Weight], layouts: list[Layout], followers: list[Any]) -> None:
+    refuse_capture("a change of layouts")
+    for follower in followers:  # who cannot follow says so before anything is changed
+        follower.remap()
+    changes = []
+    for weight, layout in zip(weights, layouts, strict=True):
+        belonging = [(weight.parameter, 0.0), *weight.gates]
+        changes += [(p, layout, new) for p, new in belonging if layout != p.data.layout]
+    moved = [_remapped(*change) for change in changes]
+    grads = [None if p.grad is None else Tensor(p.grad.data.remap(new)) for p, new, _ in changes]
+    for (parameter, *_), data, grad in zip(changes, moved, grads, strict=True):
+        parameter.data, parameter.grad = data, grad
+    for follower in followers:
+        follower.remap()
+
+
+def _remapped(parameter: Tensor, layout: Layout, new: float) -> BlockSparse:
+    """The values in another layout, those of new blocks all `new`."""
+    data = parameter.data
+    if not new:
+        return data.remap(layout)
+    values = ops.full((layout.n_blocks, *data.values.shape[1:]), new, data.dtype, data.place)
+    return ops.remap(data, layout, BlockSparse(values, layout, shape=data.shape))
+
+
+def refuse_capture(what: str) -> None:
+    """Layouts change outside of captured steps, which are then captured anew."""
+    if is_capturing():
+        raise RuntimeError(f"{what} cannot be part of a captured step: call it after the step")
+
+
+def saved_layouts(weights: list[Weight]) -> dict[str, Any]:
+    """For a state dict: the layouts by name."""
+    return saved({weight.name: weight.data.layout for weight in weights})
+
+
+def saved(layouts: Mapping[str, Layout]) -> dict[str, Any]:
+    """As SciPy's index arrays."""
+    return {n: {"indptr": a.indptr, "indices": a.indices} for n, a in layouts.items()}
+
+
+def load_layouts(weights: list[Weight], state: Any, followers: list[Any]) -> None:
+    """Give the weights the layouts of `saved_layouts`; ValueError where they are of others."""
+    layouts = loaded(weights, state)
+    set_layouts(weights, list(layouts.values()), followers)
+
+
+def loaded(weights: list[Weight], state: Any) -> dict[str, Layout]:
+    """The layouts of `saved`, in the order of the weights."""
+    names = [weight.name for weight in weights]
+    if not isinstance(state, Mapping) or set(names) != set(state):
+        raise ValueError(f"state['layouts'] takes those of {names}, got {list(state)}")
+    return {
+        w.name: Layout.from_arrays(
+            state[w.name]["indptr"], state[w.name]["indices"], w.data.layout.shape
+        )
+        for w in weights
+    }

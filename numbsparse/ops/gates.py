@@ -1,0 +1,204 @@
+"""Gates: a number for each block of a block-sparse matrix, and what of it is left to multiply.
+
+Blocks whose gate is zero are left out: a smaller layout, made once for each set of them. Under a
+capture for `ns.graph`, where their numbers are not known, they stay, as zeros.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from numbsparse import edits
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import DeviceArray, empty, is_capturing, is_own, to_device
+from numbsparse.dtypes import type_name
+from numbsparse.layout import Layout
+from numbsparse.ops.embedding import take_rows
+from numbsparse.ops.index import index_beside
+from numbsparse.ops.operands import operand
+from numbsparse.ops.shape import reshape
+
+MOST_SELECTIONS = 4  # of each layout that are remembered: in training and in evaluation, say
+
+
+class Selection(NamedTuple):
+    """The blocks of a layout whose gate is not zero."""
+
+    layout: Layout
+    full: Layout
+    chosen: Any  # where in `full` each block is, int32; None: all, in order
+    found: Any  # where in `layout` each block of `full` is, int32, -1 where it is not
+    gates: Any
+
+
+def scale_blocks(w: BlockSparse, gate: Any) -> BlockSparse:
+    """gate[b] * w.data[b] of each block b whose gate is not zero, in a layout of these alone.
+
+    >>> w = BlockSparse(np.ones((2, 2, 2), np.float32), [[1, 1]])
+    >>> half = scale_blocks(w, np.float32([0, 3]))
+    >>> half, half.toarray()[0]
+    (BlockSparse(2 x 4, float32, 1 blocks of 2 x 2, density 0.5),
+     array([0., 0., 3., 3.], dtype=float32))
+    """
+    numbers = gate_numbers(w, gate)
+    if w.is_transposed:
+        stored = gate.T if isinstance(gate, BlockSparse) else in_order(numbers, w.layout)
+        return scale_blocks(w.T, stored).T
+    return gated(w, numbers, select_gated(w, numbers))
+
+
+def gate_numbers(w: BlockSparse, gate: Any) -> Any:
+    """A gate as (n_blocks,) numbers in the order of `w.data`, when it fits w; no copy.
+
+    A BlockSparse takes 1 x 1 blocks in the layout of w.
+    """
+    if isinstance(gate, BlockSparse):
+        if gate.block_size != 1 or gate.layout != w.layout:
+            raise ValueError(
+                f"gate takes blocks of 1 x 1 in the layout of w, {w.layout}, got {gate!r}"
+            )
+        numbers = reshape(gate.values, (gate.n_blocks,))
+        if gate.is_transposed:
+            numbers = in_order(numbers, gate.stored_layout)
+    else:
+        numbers = operand(gate, "gate")
+    if numbers.shape != (w.n_blocks,):
+        raise ValueError(
+            f"gate takes the shape ({w.n_blocks},), a number for each block of w, "
+            f"got {numbers.shape}"
+        )
+    wide = gate_dtype(w)
+    if numbers.dtype != wide:
+        raise TypeError(f"gate takes {wide} with a w of {w.dtype}, got {numbers.dtype}")
+    if isinstance(numbers, DeviceArray) != (w.place == "cuda"):
+        raise ValueError(
+            f"gate takes the place of w, {w.place}, got a {type_name(gate)} on the other"
+        )
+    return numbers
+
+
+def in_order(numbers: Any, layout: Layout) -> Any:
+    """A number for each block of a layout, in the order that the transposed one stores them."""
+    order = index_beside(layout, numbers).columns.blocks
+    return reshape(take_rows(reshape(numbers, (-1, 1)), order), (-1,))
+
+
+def gate_dtype(w: BlockSparse) -> np.dtype:
+    """Of the gates of w: float32 at least."""
+    return np.dtype(np.float32) if w.dtype.itemsize == 2 else w.dtype
+
+
+def select_gated(w: BlockSparse, gates: Any) -> Selection:
+    """What `gates`, numbers as stored, leave of w, which is no transposed view."""
+    full, on_gpu = w.stored_layout, isinstance(gates, DeviceArray)
+    mask = None if is_capturing() else _known_mask(gates) if on_gpu else gates != 0
+    if mask is None or mask.all():
+        return all_blocks(w, gates)
+    known = _selections.setdefault(full, {})
+    key = on_gpu, np.packbits(mask).tobytes()
+    found = known.pop(key, None)
+    if found is None:
+        chosen = np.flatnonzero(mask).astype(np.int32)
+        back = np.where(mask, np.cumsum(mask) - 1, -1).astype(np.int32)
+        arrays = (to_device(chosen), to_device(back)) if on_gpu else (chosen, back)
+        found = full.select(mask), *arrays
+        while len(known) >= MOST_SELECTIONS:
+            del known[next(iter(known))]
+    known[key] = found  # the last one used is the last to go
+    layout, chosen, back = found
+    return Selection(layout, full, chosen, back, gates)
+
+
+def all_blocks(w: BlockSparse, gates: Any) -> Selection:
+    """All of w, which is no transposed view."""
+    full = w.stored_layout
+    if not isinstance(gates, DeviceArray):
+        return Selection(full, full, None, None, gates)
+    everything = index_beside(full, gates).rows.blocks  # 0, 1, 2, ...
+    return Selection(full, full, everything, everything, gates)
+
+
+_selections: WeakKeyDictionary[Layout, dict[Any, Any]] = WeakKeyDictionary()
+
+
+def _known_mask(gates: DeviceArray) -> np.ndarray:
+    """Which gates are not zero: copied to the host once, while nothing here writes to them."""
+    edit = edits.last_of(gates)
+    state = gates.address, gates.shape, gates.strides, None if edit is None else edit.serial
+    owner = gates.owner if is_own(gates) else None  # others write to what is theirs unseen
+    known = None if owner is None else _masks.get(owner)
+    if known is not None and known[0] == state:
+        return known[1]
+    mask = gates.numpy() != 0
+    if owner is not None:
+        _masks[owner] = state, mask
+    return mask
+
+
+_masks: WeakKeyDictionary[Any, tuple[Any, np.ndarray]] = WeakKeyDictionary()
+
+
+def gated(w: BlockSparse, by: Any, kept: Selection) -> BlockSparse:
+    """by[b] * w.data[b] of the blocks that are kept, in their layout."""
+    if isinstance(by, DeviceArray):
+        values = _scaled_on_gpu(w.values, kept.chosen, by, kept, False, kept.layout.n_blocks)
+    elif kept.chosen is None:
+        values = _scaled(w.values, by)
+    else:
+        values = _scaled(w.values[kept.chosen], by[kept.chosen], own=True)
+    return BlockSparse(values, kept.layout, shape=w.shape)
+
+
+def ungated(v: BlockSparse, by: Any, kept: Selection) -> BlockSparse:
+    """by[b] * v.data[b] of the blocks that were kept, zeros in the others, in the full layout."""
+    if isinstance(by, DeviceArray):
+        values = _scaled_on_gpu(v.values, kept.found, by, kept, True, kept.full.n_blocks)
+    elif kept.chosen is None:
+        values = _scaled(v.values, by)
+    else:
+        values = np.zeros((kept.full.n_blocks, *v.values.shape[1:]), v.dtype)
+        values[kept.chosen] = _scaled(v.values, by[kept.chosen])
+    return BlockSparse(values, kept.full, shape=v.shape)
+
+
+def block_dots(a: Any, b: Any, kept: Selection) -> Any:
+    """sum(a * b) of each block, (n_blocks,): a of those that are kept, b of all; 0 of the others.
+
+    Both are stored blocks, with zeros beyond the edge of their matrices.
+    """
+    if isinstance(b, DeviceArray):
+        return _dots_on_gpu(a, b, kept)
+    wide = np.dtype(np.float32) if b.dtype.itemsize == 2 else b.dtype
+    dots = np.zeros(b.shape[0], wide)
+    chosen = slice(None) if kept.chosen is None else kept.chosen
+    rows = (x.astype(wide, copy=False) for x in (a, b[chosen]))
+    dots[chosen] = np.einsum("nij,nij->n", *rows)
+    return dots
+
+
+def _scaled(values: np.ndarray, by: np.ndarray, own: bool = False) -> np.ndarray:
+    """by[b] * values[b], rounded once; in `values` itself if nobody else has it."""
+    if values.dtype.itemsize == 2:
+        return (values.astype(np.float32) * by[:, None, None]).astype(values.dtype)
+    return np.multiply(values, by[:, None, None], out=values if own else None)
+
+
+def _scaled_on_gpu(a: Any, where: Any, by: Any, kept: Selection, to_all: bool, n: int) -> Any:
+    from numbsparse.kernels import gates as kernels
+
+    out = empty((n, *a.shape[1:]), a.dtype)
+    if n:
+        kernels.scale_blocks(a, where, by, kept.gates, int(to_all), out)
+    return out
+
+
+def _dots_on_gpu(a: DeviceArray, b: DeviceArray, kept: Selection) -> DeviceArray:
+    from numbsparse.kernels import gates as kernels
+
+    dots = empty((b.shape[0],), np.float32)
+    if b.shape[0]:
+        kernels.block_dots(a, b, kept.found, kept.gates, dots)
+    return dots
