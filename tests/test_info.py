@@ -107,6 +107,8 @@ COMMANDS = [
     "ladder",
     "puzzle",
     "profile",
+    "trace",
+    "notebook",
     "machine-code",
     "times",
     "plane",

@@ -334,10 +334,10 @@ CEILINGS = {  # files and lines that a reader opens for one forward product
     "k2_shared": (2, 250),
     "k3_registers": (1, 300),
     "k4_pipelined": (4, 795),
-    "k5_tensor_core": (5, 645),
-    "k6_hopper": (6, 1_040),
-    "k7_small_blocks": (6, 1_275),
-    "k8_small_batch": (9, 1_360),
+    "k5_tensor_core": (5, 685),
+    "k6_hopper": (6, 1_085),
+    "k7_small_blocks": (6, 1_330),
+    "k8_small_batch": (9, 1_395),
 }
 
 

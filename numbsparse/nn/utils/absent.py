@@ -38,6 +38,8 @@ def absent_norms(
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from numbsparse.nn.utils import absent_norms
     >>> x, dy = np.ones((3, 8), np.float32), np.float32([[1, 1, 1, 1, 2, 2, 2, 2]] * 3)
     >>> absent_norms(x, dy, [[1, 0], [0, 1]], block_size=4)
     array([[ 0., 24.],
