@@ -7,6 +7,7 @@ there by the next one, and larger operands are read from memory each time.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from statistics import median
@@ -88,13 +89,20 @@ def record_torch(call: Call, count: int) -> Call:
 
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     synchronize()
-    # torch.cuda.graph would collect garbage each time, which takes longer than all else here.
-    with torch.cuda.stream(stream):
-        graph.capture_begin()
-        try:
-            repeated(call, count)()
-        finally:
-            graph.capture_end()
+    # torch.cuda.graph would collect garbage each time, which takes longer than all else here; and
+    # what is collected while a stream is captured cannot be freed.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin()
+            try:
+                repeated(call, count)()
+            finally:
+                graph.capture_end()
+    finally:
+        if collects:
+            gc.enable()
     return graph.replay
 
 
