@@ -243,6 +243,7 @@ ACTIONS = st.lists(
 )
 
 
+@pytest.mark.skipif(not device.SIMULATED, reason="its streams are made up")
 @settings(max_examples=200, deadline=None)
 @given(ACTIONS)
 def test_memory_serves_again_after_all_that_used_it(actions):
