@@ -267,6 +267,39 @@ def test_rings_of_tiles_for_weight_grad(case, x_turned, dy_turned, dtype, rng, m
 
 
 @needs_ampere
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("size", "batch"), [(8, 130), (16, 97), (32, 65), (64, 225)])
+@pytest.mark.parametrize("x_turned", [False, True], ids=["x", "x.T"])
+def test_warps_share_the_steps_of_a_unit(size, batch, x_turned, dtype, rng, monkeypatch):
+    layout = ns.Layout(np.eye(1, 2, dtype=bool))
+    x, dy = (rng.standard_normal((batch, n * size)).astype(dtype) for n in layout.shape)
+    exact = [a.astype(np.float64) for a in (x, dy)]
+    expected, magnitude = np.full((2, 1, size, size), np.nan)
+    k0_reference.weight_grad(*exact, layout.index, expected)
+    k0_reference.weight_grad(*map(abs, exact), layout.index, magnitude)
+    x_given = device.to_device(x.T.copy()).T if x_turned else device.to_device(x)
+    found, split = [], launches._split
+    monkeypatch.setattr(launches, "WARPS", 8)  # four for each unit, in the simulator too
+    monkeypatch.setattr(launches, "_split", lambda *a: found.append(split(*a)) or found[-1])
+    got = device.to_device(np.full(expected.shape, np.nan, dtype))
+    index = ops.index_beside(layout, got)
+    rung.weight_grad(x_given, device.to_device(dy), index, got)
+    assert found == [4 if batch == 225 else 2]
+    bound = (batch + 2) * np.finfo(np.float32).eps * magnitude + np.finfo(dtype).eps * abs(expected)
+    assert (abs(got.numpy().astype(np.float64) - expected) <= bound).all()
+
+
+@pytest.mark.parametrize("warps", [8, 24, 1056])
+def test_no_more_warps_than_steps_and_places(warps):
+    for units, steps in itertools.product((1, 3, 5, 66, 1000, 2000), (1, 2, 3, 7, 12, 256)):
+        split = launches._split(steps, units, warps)
+        assert split in (1, 2, 4, 8)
+        assert split == 1 or (split * units <= warps and split <= (steps + 1) // 2)
+        more = 2 * split
+        assert more > launches.WARPS or more * units > warps or more > (steps + 1) // 2
+
+
+@needs_ampere
 def test_a_launch_is_not_taken_for_another_one_at_the_same_place(rng):
     layout = ns.Layout(np.ones((2, 3), bool))
     x = device.to_device(rng.standard_normal((4, 64)).astype(np.float32))
@@ -379,8 +412,8 @@ def test_a_transposed_copy_is_aligned(rows, columns, rng):
 @pytest.mark.parametrize("size", [8, 32])
 def test_large_batches_are_refused(product, size):
     case = product, size, as_dtype("float32"), "cuda"
-    assert rung.unsupported(*case, 1024) is None
-    assert rung.unsupported(*case, 1025) == "k8_small_batch takes batches up to 1024, got 1025"
+    assert rung.unsupported(*case, 8192) is None
+    assert rung.unsupported(*case, 8193) == "k8_small_batch takes batches up to 8192, got 8193"
 
 
 @needs_ampere

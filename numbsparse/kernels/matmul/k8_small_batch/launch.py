@@ -115,11 +115,14 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
     engine = size >= WIDTH and has_engine()
     x_side, dy_side = Operand(x_across, depth // 8), Operand(dy_across, 4, _together(form, True))
     many = not engine or dvalues.size >= FEW * WARPS * shares * WIDTH**2
-    warps = _warps(form, many)
-    long = x.shape[0] > WIDTH
-    blocks = Blocks(form, depth, x_side, dy_side, _source(engine, x, dy), warps, shares, long)
-    blocks = with_stages(blocks, 2 if engine else MOST)
     units, count = planned(index, plan_blocks, size)
+    steps = -(-x.shape[0] // WIDTH)
+    warps = _warps(form, many)
+    busy = (WARPS // 2 if warps > WARPS else WARPS) * shares  # more gained nothing (H200)
+    split = _split(steps, count, busy)
+    source = _source(engine, x, dy)
+    blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, steps > 1, split)
+    blocks = with_stages(blocks, 2 if engine else MOST)
     paired, length = _lines_of(size, form, engine)
     w_view = size, _shift(length), paired
     maps, fresh = units, 0
@@ -140,6 +143,14 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
 def _warps(form: Form, many: bool) -> int:
     """Of a block of threads: 16-bit sums leave registers for twice as many."""
     return 2 * WARPS if many and form.is_16_bit else WARPS
+
+
+def _split(steps: int, units: int, warps: int) -> int:
+    """Neighbouring warps for each unit: two steps for each of them, all units at once."""
+    split = 1
+    while 2 * split * units <= warps and 2 * split <= min((steps + 1) // 2, WARPS):
+        split *= 2
+    return split
 
 
 def _source(engine: bool, *operands: DeviceArray) -> Source:
