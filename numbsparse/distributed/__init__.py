@@ -4,8 +4,10 @@ Collectives are NCCL's, by the package nccl4py (`pip install 'numbsparse[dist]'`
 few processes on CPUs and for tests, over sockets.
 """
 
+from numbsparse.distributed.data_parallel import DataParallel
 from numbsparse.distributed.group import Group
+from numbsparse.distributed.sharded import ShardedOptimizer, save
 from numbsparse.distributed.start import init
 from numbsparse.distributed.watch import RankLost
 
-__all__ = ["Group", "RankLost", "init"]
+__all__ = ["DataParallel", "Group", "RankLost", "ShardedOptimizer", "init", "save"]
