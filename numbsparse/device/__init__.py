@@ -4,7 +4,7 @@
 kernel and not with the package.
 """
 
-from numbsparse.device.array import DeviceArray, copy_of, empty, refill, to_device
+from numbsparse.device.array import DeviceArray, copy_of, empty, refill, simulated, to_device
 from numbsparse.device.capture import (
     Capture,
     forget_captures,
@@ -72,6 +72,7 @@ __all__ = [
     "read_quickly",
     "refill",
     "require",
+    "simulated",
     "stream",
     "synchronize",
     "to_device",

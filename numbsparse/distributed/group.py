@@ -171,20 +171,22 @@ class Group:
                     getattr(self._nccl, name)(parts, *how, result)
             else:
                 result = self._on_host(name, parts, how).reshape(shape)
-                if on_gpu:
-                    target = device.empty(shape, x.dtype) if target is None else target
+                if on_gpu and target is None:
+                    target = device.empty(shape, x.dtype)
+                if on_gpu and not device.SIMULATED:
                     device.refill(target, result)
-                    result = target
                 elif target is not None:
-                    target[...] = result
-                    result = target
+                    (device.simulated(target) if on_gpu else target)[...] = result
+                result = result if target is None else target
         if out is None:
             return result
         edits.note(result, name)
         return out
 
     def _on_host(self, name: str, parts: Any, how: tuple[Any, ...]) -> np.ndarray:
-        host = parts.numpy() if isinstance(parts, DeviceArray) else parts
+        host = parts
+        if isinstance(parts, DeviceArray):  # in the simulator in a captured step too, as by NCCL
+            host = device.simulated(parts) if device.SIMULATED else parts.numpy()
         if self._host is None:  # one process
             return host.copy()
         if self.backend == "mpi":
