@@ -173,7 +173,7 @@ class Group:
                 result = self._on_host(name, parts, how).reshape(shape)
                 if on_gpu and target is None:
                     target = device.empty(shape, x.dtype)
-                if on_gpu and not device.SIMULATED:
+                if isinstance(target, DeviceArray) and not device.SIMULATED:
                     device.refill(target, result)
                 elif target is not None:
                     (device.simulated(target) if on_gpu else target)[...] = result

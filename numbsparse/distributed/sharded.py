@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -88,9 +89,9 @@ class ShardedOptimizer(Optimizer):
             {key: value for key, value in group.items() if key != "initial_lr"}
             for group in self.param_groups
         ]
-        inner = type(optimizer)(
-            [own | {"params": tensors} for own, tensors in zip(settings, params, strict=True)]
-        )
+        inner = copy(optimizer)
+        groups = [own | {"params": found} for own, found in zip(settings, params, strict=True)]
+        Optimizer.__init__(inner, groups, **optimizer._groups._defaults)
         linked: Any = [
             ChainMap({"params": own["params"]}, group)
             for own, group in zip(inner.param_groups, self.param_groups, strict=True)
