@@ -95,7 +95,9 @@ class Watch:
     def _end(self) -> None:
         """End the process, if the program does not notice: it may be waiting for a GPU."""
         if not self._noticed.wait(GRACE) and not self._closed:
-            print(f"numbsparse: {self.lost}; rank {self.rank} ends", file=sys.__stderr__, flush=True)
+            print(
+                f"numbsparse: {self.lost}; rank {self.rank} ends", file=sys.__stderr__, flush=True
+            )
             os._exit(1)
 
 
