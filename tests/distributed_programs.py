@@ -2,13 +2,16 @@
 
 import os
 import signal
+import socket
 import time
+from contextlib import suppress
 
 import numpy as np
 
 import numbsparse as ns
 import numbsparse.distributed as dist
 from numbsparse import nn
+from numbsparse.distributed.links import HEADER
 from numbsparse.dtypes import as_dtype, finfo
 
 FLOATS = ("float16", "float32", "float64")
@@ -16,7 +19,7 @@ OPERATIONS = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}
 
 
 def init(**how):
-    return dist.init("sockets", **how)
+    return dist.init(os.environ.get("RANKS_BACKEND", "sockets"), **how)
 
 
 def drawn(rng, size, dtype, ranks):
@@ -207,3 +210,19 @@ def other(what, folder=None):
 def alone(timeout):
     with init(timeout=timeout):
         pass
+
+
+def knocked():
+    """Rank 1 comes after others who knock at the port, and say nothing, or what is no message."""
+    port = int(os.environ["MASTER_PORT"])
+    if os.environ["RANK"] == "1":
+        while True:
+            with suppress(OSError):
+                silent = socket.create_connection(("127.0.0.1", port))
+                break
+        for words in (b"GET / HTTP/1.1\r\n\r\n" + b" " * 99, HEADER.pack(2, 0) + b"[]"):
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(words)
+        with silent:
+            return alone(9.0)
+    return alone(9.0)

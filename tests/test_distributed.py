@@ -1,6 +1,15 @@
 """Two real processes and more: what they compute together, and how they end where one is odd."""
 
 import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
 
 import distributed_programs as programs
 import numpy as np
@@ -11,7 +20,7 @@ from distributed_helpers import run, values
 import numbsparse as ns
 import numbsparse.distributed as dist
 from numbsparse import device, nn
-from numbsparse.distributed import environment
+from numbsparse.distributed import environment, start
 
 DTYPES = (*programs.FLOATS, *(["bfloat16"] if HAS_BFLOAT16 else []))
 PLACES = ("cpu", "cuda") if device.SIMULATED else ("cpu",)  # on a GPU it is NCCL that is used
@@ -115,6 +124,71 @@ def test_a_missing_rank_is_named(only):
     missing = "rank 1 of 2 has not come in 0.5 seconds"
     assert (kind, error) == ("raised", "RuntimeError")
     assert missing == said if only == 0 else "rank 0 does not answer at 127.0.0.1" in said
+
+
+def test_strangers_at_the_port_are_let_go():
+    assert values(run(programs.knocked)) == [None, None]
+
+
+def test_under_torchrun_its_store_says_where_rank_0_listens(monkeypatch):
+    torch = pytest.importorskip("torch")
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "TORCHELASTIC_RUN_ID": "a test"}
+    for name, value in names.items():
+        monkeypatch.setenv(name, str(value))
+
+    def met(rank):  # by two threads: torch takes seconds to load
+        links = start._meet(environment.Process("torchrun", rank, 2, rank), {}, None, 20.0)
+        try:
+            return links.share(rank)
+        finally:
+            links.watch.close("")
+
+    with ThreadPoolExecutor() as threads:
+        assert list(threads.map(met, range(2))) == [[0, 1]] * 2
+
+
+def mpi_runs():
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):  # it is there, and MPI is not
+        return False
+    return MPI is not None and shutil.which("mpirun") is not None
+
+
+def test_collectives_by_mpi():
+    if not mpi_runs():
+        pytest.skip("mpi4py or mpirun is missing")
+    code = "import distributed_programs as p; assert p.collectives(4, p.FLOATS, ['cpu'])"
+    folder = Path(__file__).parent
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    path = os.pathsep.join([str(folder), str(folder.parent), os.environ.get("PYTHONPATH", "")])
+    names = os.environ | root | {"RANKS_BACKEND": "mpi", "PYTHONPATH": path}
+    command = ["mpirun", "--oversubscribe", "-n", "2", sys.executable, "-c", code]
+    subprocess.run(command, env=names, check=True, timeout=60)
+
+
+def test_the_launcher_ends_all_ranks_where_one_fails(monkeypatch, tmp_path):
+    launcher = import_module("numbsparse.distributed.__main__")
+    monkeypatch.setattr(launcher, "PATIENCE", 0.2)
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys, time\n"
+        "rank = os.environ['RANK']\n"
+        "open(sys.argv[1] + rank, 'w').write(f'{os.getpid()} {os.environ[\"WORLD_SIZE\"]}')\n"
+        "sys.exit(3) if rank == '1' else time.sleep(60)\n"
+    )
+    before, began = signal.getsignal(signal.SIGTERM), time.monotonic()
+    try:
+        assert launcher.main(["--ranks", "3", str(program), str(tmp_path / "rank")]) == 3
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert time.monotonic() - began < 10
+    for path in tmp_path.glob("rank*"):  # one that ended early may have written nothing
+        pid, size = path.read_text().split()
+        assert size == "3"
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
 
 
 @pytest.mark.parametrize("names", environment.NAMES.values())

@@ -48,11 +48,14 @@ def _start(rank: int, size: int, port: int, program: list[str]) -> subprocess.Po
 def _first_failure(processes: list[subprocess.Popen[bytes]]) -> int:
     """Wait until all have ended, or one has failed and the others have had time to say so."""
     failed, until = 0, float("inf")
-    while any(process.poll() is None for process in processes) and time.monotonic() < until:
-        time.sleep(0.05)
-        if not failed and (failed := next((p.returncode for p in processes if p.returncode), 0)):
+    while time.monotonic() < until:
+        ended = [process.poll() for process in processes]
+        if not failed and (failed := next(filter(None, ended), 0)):
             until = time.monotonic() + PATIENCE
-    return abs(failed or next((p.returncode for p in processes if p.returncode), 0))
+        if None not in ended:
+            break
+        time.sleep(0.05)
+    return abs(failed)
 
 
 if __name__ == "__main__":

@@ -132,25 +132,30 @@ def gathered(listener: socket.socket, hello: dict[str, Any], size: int, timeout:
     found: dict[str, dict[int, socket.socket]] = {kind: {} for kind in KINDS}
     deadline, refused = time.monotonic() + timeout, ""
     with listener:
-        while not refused and any(len(links) < size - 1 for links in found.values()):
+        while any(len(links) < size - 1 for links in found.values()):
             listener.settimeout(max(deadline - time.monotonic(), 0.001))
             try:
                 link, _ = listener.accept()
-                link.settimeout(1)
-                head, _ = receive(link)
-                rank, kind, theirs = head["rank"], head["kind"], head["hello"]
-                known = found[kind]
             except TimeoutError:
                 missing = [str(rank) for rank in range(1, size) if rank not in found["news"]]
-                refused = f"rank {', '.join(missing)} of {size} has not come in {timeout:g} seconds"
-            except (OSError, EOFError, ValueError, KeyError, TypeError):
-                continue  # something else that knocked
-            else:
-                refused = _unlike(rank, theirs, hello) or _unwanted(rank, size, known)
-                known[rank] = _kept(link)
+                late = f"rank {', '.join(missing)} of {size} has not come in {timeout:g} seconds"
+                refused = refused or late
+                break
+            link.settimeout(1)
+            try:
+                head, _ = receive(link)
+                rank, theirs, known = head["rank"], head["hello"], found[head["kind"]]
+                refused = refused or _unlike(rank, theirs, hello) or _unwanted(rank, size, known)
+            except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
+                link.close()  # something else that knocked
+                continue
+            known[rank] = _kept(link)
+            if refused:  # said to all who come soon
+                deadline = min(deadline, time.monotonic() + 1)
     for links in found.values():
         for link in links.values():
-            send(link, {"refused": refused})
+            with suppress(OSError):
+                send(link, {"refused": refused})
     if refused:
         raise RuntimeError(refused)
     return Links(0, size, found)
@@ -161,11 +166,9 @@ def joined(
 ) -> Links:
     """The links of another rank. Raises RuntimeError as `gathered` does."""
     deadline = time.monotonic() + timeout
-    found: dict[str, dict[int, socket.socket]] = {}
-    for kind in KINDS:
-        link = _connected(host, port, deadline)
-        send(link, {"rank": rank, "kind": kind, "hello": hello})
-        found[kind] = {0: _kept(link)}
+    found = {kind: {0: _kept(_connected(host, port, deadline))} for kind in KINDS}
+    for kind, links in found.items():
+        send(links[0], {"rank": rank, "kind": kind, "hello": hello})
     for links in found.values():
         links[0].settimeout(max(deadline - time.monotonic(), 0) + 2)  # rank 0 says who is missing
         try:

@@ -51,32 +51,30 @@ class Watch:
         self._closed = True
         for link in self._news.values():
             _tell(link, {"rank": self.rank, "failed": failed})
-        for link in (*self._news.values(), *self._calls.values()):
+        for link in self._news.values():  # closed when the other side has read it
             with suppress(OSError):
                 link.shutdown(socket.SHUT_WR)
+        for link in self._calls.values():
+            link.close()
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
             for rank, link in self._news.items():
                 selector.register(link, selectors.EVENT_READ, (rank, bytearray()))
-            while selector.get_map() and not self._closed:
-                for key, _ in selector.select(timeout=1):
-                    rank, pending = key.data
-                    got = self._read(key.fileobj)  # type: ignore[arg-type]
-                    pending += got
-                    *lines, pending[:] = bytes(pending).split(b"\n")
+            while selector.get_map():
+                for key, _ in selector.select():
+                    (rank, pending), got = key.data, b""
+                    link = self._news[rank]
+                    with suppress(OSError):
+                        got = link.recv(65536)
+                    *lines, pending[:] = bytes(pending + got).split(b"\n")
                     for line in lines:
                         self._hear(**json.loads(line))
                     if not got:
-                        selector.unregister(key.fileobj)
+                        selector.unregister(link)
+                        link.close()
                         if rank not in self.left:
                             self._hear(rank, KILLED)
-
-    def _read(self, link: socket.socket) -> bytes:
-        try:
-            return link.recv(65536)
-        except OSError:
-            return b""
 
     def _hear(self, rank: int, failed: str) -> None:
         self.left.add(rank)
