@@ -1,10 +1,14 @@
 """What the ranks of the tests do: each function runs on every rank, and alone."""
 
+import io
 import os
 import signal
 import socket
+import sys
 import time
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 
@@ -205,6 +209,13 @@ def other(what, folder=None):
             os.kill(os.getpid(), signal.SIGKILL)
         model(np.ones((2, 32))).sum().backward()
     return time.monotonic() - began
+
+
+def example(name, arguments):
+    """What a program of examples/ gives; what it prints is dropped."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        return import_module(name).main(arguments)
 
 
 def alone(timeout):

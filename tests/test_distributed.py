@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from conftest import HAS_BFLOAT16
 from distributed_helpers import run, values
+from examples_helpers import SMALL, imported, write_text
 
 import numbsparse as ns
 import numbsparse.distributed as dist
@@ -71,6 +72,19 @@ def test_dropout_differs_from_rank_to_rank():
     np.testing.assert_array_equal(mask, nn.Dropout(0.5, seed=7)(np.ones(64)).numpy())
     assert (mask != other).any()
     assert seed == same == 7
+
+
+def test_an_example_learns_the_same_on_two_ranks(tmp_path, monkeypatch):
+    """And goes on alone from what two have written."""
+    two, one = (["--out", str(tmp_path / name)] for name in ("two", "one"))
+    given = [*SMALL, "--no-compare", "--text", write_text(tmp_path), "--steps", "6"]
+    ranks = values(run(programs.example, "char_lm", [*given, *two]))
+    alone = imported(monkeypatch, "char_lm")
+    assert ranks == [pytest.approx(alone.main([*given, *one]), rel=1e-4)] * 2
+    further = ["--resume", "--steps", "8"]
+    assert alone.main([*given, *two, *further]) == pytest.approx(
+        alone.main([*given, *one, *further]), rel=1e-4
+    )
 
 
 SENTENCES = {
