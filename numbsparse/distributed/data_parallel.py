@@ -144,17 +144,19 @@ class DataParallel:
         """Reduce what is left, and let the current stream wait for all of it."""
         if (work := self._work) is None:
             return
-        if work.order is None:
-            work.order = self._agreed_order(list(work.pending))
-            self._orders[work.trained] = work.order
-        elif missing := set(work.order) - set(work.pending):
-            name = self._names[min(missing)]
-            raise ValueError(
-                f"backward did not reach {name} on rank {self.group.rank}, as it did before: all "
-                "ranks reach the same parameters each time, or freeze the others"
-            )
-        self._reduce(work, 1)
-        self.give_up()
+        try:
+            if work.order is None:
+                work.order = self._agreed_order(list(work.pending))
+                self._orders[work.trained] = work.order
+            if missing := set(work.order) - set(work.pending):
+                name = self._names[min(missing)]
+                raise ValueError(
+                    f"backward did not reach {name} on rank {self.group.rank}, as it did before: "
+                    "all ranks reach the same parameters each time, or freeze the others"
+                )
+            self._reduce(work, 1)
+        finally:
+            self.give_up()
 
     def give_up(self) -> None:
         work, self._work = self._work, None
