@@ -212,6 +212,27 @@ def other(what, folder=None):
     return time.monotonic() - began
 
 
+def buckets(sizes):
+    """For each size of a bucket, how many gradients each reduction of the second backward has."""
+    return [reductions(bucket) for bucket in sizes]
+
+
+def reductions(bucket):
+    with init() as group:
+        parallel = dist.DataParallel(model_of(0), group, bucket=bucket)
+        backward(parallel, np.ones((2, 32)), 1)
+        counts, all_reduce, together = [], group.all_reduce, group.together
+        group.together = lambda: counts.append(0) or together()
+
+        def counted(*args, **options):
+            counts[-1] += 1
+            return all_reduce(*args, **options)
+
+        group.all_reduce = counted
+        backward(parallel, np.ones((2, 32)), 1)
+        return counts
+
+
 def example(name, arguments):
     """What a program of examples/ gives; what it prints is dropped."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))

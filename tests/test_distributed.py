@@ -57,6 +57,12 @@ def test_ranks_train_as_one_process_and_resume_on_any_number(tmp_path):
     np.testing.assert_allclose(programs.flat(ns.load(resumed)), whole, rtol=1e-9, atol=1e-12)
 
 
+def test_every_gradient_is_reduced_once_in_buckets():
+    for each, whole in values(run(programs.buckets, [1, 1 << 20])):
+        assert each == [1, 1, 1, 1]
+        assert whole == [4]
+
+
 @in_simulator
 def test_half_precision_in_a_captured_step():
     """Every rank skips the step in which one of them has no finite gradient."""
