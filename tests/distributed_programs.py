@@ -88,7 +88,12 @@ def same_everywhere(seed):
     """The bytes of a sum whose order matters."""
     with init() as group:
         x = np.random.default_rng([seed, group.rank]).standard_normal(999, dtype=np.float32)
-        return group.all_reduce(x * 10.0 ** (x * 3)).tobytes()
+        total = group.all_reduce(x * 10.0 ** (x * 3)).tobytes()
+    try:
+        group.all_reduce(x)
+    except RuntimeError as error:
+        assert "closed" in str(error)  # noqa: PT017  without pytest
+        return total
 
 
 def model_of(rank, dtype="float64", density=0.5):

@@ -69,7 +69,7 @@ def address() -> tuple[str, int]:
 def store_of_torchrun(timeout: float) -> Any:
     """torchrun's own store, which listens at the address; None where another launcher started us.
 
-    Rank 0 cannot listen there too, and says by the store where it does.
+    Rank 0 cannot listen at that port too, and says by the store at which it does.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None

@@ -163,6 +163,8 @@ class Group:
         """A collective; `parts` is x as the engines take it, shape that of the result."""
         target = None if out is None else _checked_out(out, x, shape)
         on_gpu = isinstance(x, DeviceArray)
+        if self._links:
+            self._links.watch.check()
         with device.in_order_with(x):
             if self._nccl and on_gpu:
                 result = device.empty(shape, x.dtype) if target is None else target
@@ -196,7 +198,6 @@ class Group:
 
     def _agree(self, about: dict[str, Any]) -> None:
         """See that all ranks call the same, where the engine does not, the first time."""
-        self._links.watch.check()
         if (key := str(about)) not in self._agreed:
             self._links.meet(about, b"", lambda parts: [b""] * len(parts))
             self._agreed.add(key)

@@ -48,7 +48,7 @@ class ByNCCL:
         from nccl.bindings import nccl
 
         device.compute_capability()  # makes the card the current one
-        self._nccl, self._links = nccl, links
+        self._nccl = nccl
         own = bytes(nccl.get_unique_id()).hex() if links.rank == 0 else ""
         name = bytearray.fromhex(links.share(own)[0])
         try:
@@ -77,7 +77,6 @@ class ByNCCL:
 
     def _where(self, *arrays: DeviceArray) -> int:
         """The stream to work on, where the arrays are in order."""
-        self._links.watch.check()
         device.in_use(*arrays)
         return self._stream or device.working_stream()
 

@@ -122,21 +122,19 @@ def _can_use_nccl(required: bool) -> bool:
 def _meet(own: Process, hello: dict[str, Any], mpi: Any, timeout: float) -> links.Links:
     """The links, when the launcher's own means have told all where rank 0 listens."""
     store = None if mpi is not None else store_of_torchrun(timeout)
-    if mpi is None and store is None:
-        host, port = address()
-    else:
-        host, port = socket.gethostname(), 0
+    host, port = (socket.gethostname(), 0) if mpi is not None else address()
     if own.rank == 0:
-        listener = links.listen("" if port == 0 else host, port)
+        told = mpi is not None or store is not None
+        listener = links.listen("" if told else host, 0 if told else port)
         port = listener.getsockname()[1]
         if mpi is not None:
             mpi.bcast((host, port))
         elif store is not None:
-            store.set("address", f"{host} {port}")
+            store.set("port", str(port))
         return links.gathered(listener, hello, own.size, timeout)
     if mpi is not None:
-        host, port = mpi.bcast(None)
+        here, (host, port) = host, mpi.bcast(None)
+        host = "127.0.0.1" if host == here else host
     elif store is not None:
-        host, word = store.get("address").decode().split()
-        port = int(word)
+        port = int(store.get("port"))
     return links.joined(host, port, hello, own.rank, own.size, timeout)

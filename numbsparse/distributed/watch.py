@@ -34,7 +34,9 @@ class Watch:
         threading.Thread(target=self._run, name="numbsparse ranks", daemon=True).start()
 
     def check(self) -> None:
-        """Raise RankLost where a rank is lost."""
+        """Raise RankLost where a rank is lost, RuntimeError where this one has left."""
+        if self._closed:
+            raise RuntimeError("this group is closed: call init again")
         if self.lost:
             self._noticed.set()
             raise RankLost(self.lost)
