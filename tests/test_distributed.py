@@ -127,6 +127,12 @@ def test_a_lost_rank_ends_all_and_the_checkpoint_stays(what, tmp_path):
     assert ns.load(tmp_path / "checkpoint.npz") == {"step": 1}
 
 
+def test_who_is_lost_is_known_to_all_and_may_be_caught():
+    first, _, third = run(programs.caught, size=3)
+    said = "rank 1 ended without a word: killed, or out of memory"
+    assert first == third == ("gave", said)
+
+
 def test_a_rank_that_does_not_listen_is_ended(monkeypatch, tmp_path):
     assert run(programs.other, "busy", str(tmp_path)) == [("died",), ("died",)]
 
