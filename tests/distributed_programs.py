@@ -237,18 +237,40 @@ def buckets(sizes):
     return [reductions(bucket) for bucket in sizes]
 
 
+def counting(group):
+    """A list that gets, for each reduction of this group, how many gradients it has."""
+    counts, all_reduce, together = [], group.all_reduce, group.together
+    group.together = lambda: counts.append(0) or together()
+
+    def counted(*args, **options):
+        counts[-1] += 1
+        return all_reduce(*args, **options)
+
+    group.all_reduce = counted
+    return counts
+
+
+def lstm(bucket):
+    """The gradients of an LSTM on 4 sequences, added up over three passes, and the reductions."""
+    with init() as group:
+        layout = ns.patterns.random(6, 6, 0.4, seed=0)
+        model = nn.LSTM(8, 24, layout=layout, block_size=4, dtype="float64", seed=group.rank)
+        parallel, reductions = dist.DataParallel(model, group, bucket=bucket), counting(group)
+        x, found = np.random.default_rng(0).standard_normal((3, 4, 8)), []
+        for step in range(3):
+            if step != 1:  # else they are added to those before
+                model.zero_grad()
+            y, _ = parallel(x[:, group.rank * 4 // group.size :][:, : 4 // group.size])
+            (y * y).mean().backward()
+            found.append([p.grad.values.ravel() for p in model.parameters()])
+        return np.concatenate([a for each in found for a in each]), reductions
+
+
 def reductions(bucket):
     with init() as group:
         parallel = dist.DataParallel(model_of(0), group, bucket=bucket)
         backward(parallel, np.ones((2, 32)), 1)
-        counts, all_reduce, together = [], group.all_reduce, group.together
-        group.together = lambda: counts.append(0) or together()
-
-        def counted(*args, **options):
-            counts[-1] += 1
-            return all_reduce(*args, **options)
-
-        group.all_reduce = counted
+        counts = counting(group)
         with parallel.no_sync():
             backward(parallel, np.ones((2, 32)), 1)
         assert not counts

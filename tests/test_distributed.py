@@ -63,6 +63,15 @@ def test_every_gradient_is_reduced_once_in_buckets():
         assert whole == [4]
 
 
+def test_the_gradient_of_an_lstm_is_reduced_in_parts():
+    """But not in the first pass, which finds the order, nor where it is added to another."""
+    alone, _ = programs.lstm(1 << 20)
+    for got, reductions in values(run(programs.lstm, 1 << 10)):
+        np.testing.assert_allclose(got, alone, rtol=1e-9, atol=1e-14)
+        assert len(reductions) == 3 * 3 + 1
+        assert set(reductions) == {1}
+
+
 @in_simulator
 def test_half_precision_in_a_captured_step():
     """Every rank skips the step in which one of them has no finite gradient."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from numbsparse import device, nn
 from numbsparse.autograd import Tensor
-from numbsparse.autograd.reducers import reducers
+from numbsparse.autograd.reducers import Done, reducers
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray
 from numbsparse.distributed.group import Group
@@ -134,11 +134,32 @@ class DataParallel:
             assert self._work is not None
         data = total.data
         values = gapless(data.values if isinstance(data, BlockSparse) else data)
-        on_gpu = isinstance(values, DeviceArray)
-        mean = (device.empty if on_gpu else np.empty)(values.shape, values.dtype)
-        self._work.pending[self._number[id(leaf)]] = values, mean
-        self._reduce(self._work, self.bucket)
+        work, i = self._work, self._number[id(leaf)]
+        known, mean = work.in_parts.get(i, (None, None))
+        if known is not values:
+            mean = _empty_like(values)
+            work.in_parts.pop(i, None)
+        work.pending[i] = values, mean
+        self._reduce(work, self.bucket)
         return Tensor(data.with_values(mean) if isinstance(data, BlockSparse) else mean)
+
+    def parts(self, leaf: Tensor) -> Done | None:
+        """Reduce a gradient of two buckets or more part after part, if it is next in order."""
+        if not self._syncs or leaf.values.nbytes < 2 * self.bucket:
+            return None
+        if self._work is None:
+            self._begin()
+            assert self._work is not None
+        work, i = self._work, self._number[id(leaf)]
+        self._reduce(work, 1)
+        if work.order is None or work.order[work.done : work.done + 1] != [i]:
+            return None
+
+        def done(values: Any, first: int, last: int) -> None:
+            _, mean = work.in_parts.setdefault(i, (values, _empty_like(values)))
+            self._send([(values[first:last], mean[first:last])])
+
+        return done
 
     def finish(self) -> None:
         """Reduce what is left, and let the current stream wait for all of it."""
@@ -185,21 +206,29 @@ class DataParallel:
     def _reduce(self, work: _Work, least: int) -> None:
         """Reduce the next gradients in order that are there, if they have `least` bytes."""
         while work.order is not None:
-            bucket, size = [], 0
+            bucket, size, done = [], 0, work.done
             for i in work.order[work.done :]:
                 if i not in work.pending or size >= self.bucket:
                     break
-                bucket.append(work.pending[i])
-                size += bucket[-1][0].nbytes
-            if not bucket or size < least:
+                done += 1
+                if i not in work.in_parts:
+                    bucket.append(work.pending[i])
+                    size += max(bucket[-1][0].nbytes, 1)
+            if bucket and size < least:
                 return
-            work.done += len(bucket)
-            if self._beside:
-                device.order(device.working_stream(), self._beside.handle)
-            nccl = self.group._nccl
-            with nccl.on(self._beside) if nccl else nullcontext(), self.group.together():
-                for values, mean in bucket:
-                    self.group.all_reduce(values, "mean", out=mean)
+            work.done = done
+            if not bucket:  # all that there is went in parts
+                return
+            self._send(bucket)
+
+    def _send(self, bucket: list[tuple[Any, Any]]) -> None:
+        """Start the reduction of each (values, mean), after all work so far."""
+        if self._beside:
+            device.order(device.working_stream(), self._beside.handle)
+        nccl = self.group._nccl
+        with nccl.on(self._beside) if nccl else nullcontext(), self.group.together():
+            for values, mean in bucket:
+                self.group.all_reduce(values, "mean", out=mean)
 
 
 class _Work:
@@ -210,7 +239,13 @@ class _Work:
 
     def __init__(self, trained: tuple[int, ...], order: list[int] | None):
         self.trained, self.order, self.done = trained, order, 0
-        self.pending: dict[int, tuple[Any, Any]] = {}
+        self.pending: dict[int, tuple[Any, Any]] = {}  # what was found, and where its mean comes
+        self.in_parts: dict[int, tuple[Any, Any]] = {}  # the same of those that are on their way
+
+
+def _empty_like(values: Any) -> Any:
+    on_gpu = isinstance(values, DeviceArray)
+    return (device.empty if on_gpu else np.empty)(values.shape, values.dtype)
 
 
 def _layout_of(parameter: Tensor) -> Any:
