@@ -167,9 +167,9 @@ def half(sharded):
             scaler.step(optimizer)
 
         captured = ns.graph(update)
-        for step in range(3):
+        for step in range(2):
             x = np.random.default_rng(step).standard_normal((2, 8)).astype(np.float16)
-            x[1, 0] = np.inf if step == 1 else x[1, 0]
+            x[1, 0] = np.inf if step else x[1, 0]
             captured(np.split(x, group.size)[group.rank])
         return flat(optimizer.state_dict()), scaler.state_dict()["scale"]
 
@@ -186,6 +186,7 @@ def other(what, folder=None):
     """Rank 1 differs; gives the seconds until this rank knows."""
     rank = int(os.environ["RANK"])
     odd, began = rank == 1, time.monotonic()
+    watch.GRACE = 1.0
     if what == "version" and odd:
         ns.__version__ = "0.0.1"
     with init() as group:
@@ -240,13 +241,13 @@ def buckets(sizes):
 def counting(group):
     """A list that gets, for each reduction of this group, how many gradients it has."""
     counts, all_reduce, together = [], group.all_reduce, group.together
-    group.together = lambda: counts.append(0) or together()
 
     def counted(*args, **options):
         counts[-1] += 1
         return all_reduce(*args, **options)
 
-    group.all_reduce = counted
+    if group.size > 1:  # else it stays, and is for others too
+        group.all_reduce, group.together = counted, lambda: counts.append(0) or together()
     return counts
 
 
