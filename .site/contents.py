@@ -18,6 +18,7 @@ GUIDES = [
     "examples/guides/pruning.md",
     "examples/guides/checkpoints.md",
     "examples/guides/precision.md",
+    "examples/guides/many_cards.md",
     "examples/guides/convolutions.md",
     "examples/guides/own_kernel.md",
 ]
@@ -131,6 +132,14 @@ REFERENCE = [
             "LossScaler ExponentialMovingAverage",
             "numbsparse.nn.utils": "clip_grad_norm prune compact GradualPruning HardConcrete "
             "GroupLasso Rewiring absent_norms",
+        },
+    ),
+    (
+        "Many cards",
+        "Processes that train together: what they sum, and what each keeps a part of.",
+        {
+            "numbsparse.distributed": "init Group DataParallel ShardedOptimizer save RankLost "
+            "step_seconds"
         },
     ),
     (

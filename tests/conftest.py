@@ -21,7 +21,8 @@ HALVES = ["float16", "bfloat16"] if HAS_BFLOAT16 else ["float16"]
 
 SLOW = {  # of these files most tests take a second or start processes
     "test_bench_gpu", "test_changed_operands", "test_conv_bench", "test_cpu_upgrade",
-    "test_equal_parameters", "test_examples", "test_examples_course", "test_examples_resume",
+    "test_distributed", "test_equal_parameters", "test_examples", "test_examples_course",
+    "test_examples_resume",
     "test_examples_text", "test_float32_products", "test_graph", "test_lessons", "test_light",
     "test_lstm_again", "test_lstm_streamed", "test_machine_code", "test_mixed_precision",
     "test_multiplicative_lstm", "test_mutants", "test_own_rungs", "test_pixelcnn",

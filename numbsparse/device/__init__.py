@@ -4,15 +4,17 @@
 kernel and not with the package.
 """
 
-from numbsparse.device.array import DeviceArray, copy_of, empty, refill, to_device
+from numbsparse.device.array import DeviceArray, copy_of, empty, refill, simulated, to_device
 from numbsparse.device.capture import (
     Capture,
     forget_captures,
     generation,
+    in_use,
     is_of_a_graph,
     is_own,
     live,
     outside_capture,
+    working_stream,
 )
 from numbsparse.device.fingerprint import library
 from numbsparse.device.interop import (
@@ -34,7 +36,7 @@ from numbsparse.device.runtime import (
     require,
     why_unavailable,
 )
-from numbsparse.device.streams import Stream, joined, stream, synchronize
+from numbsparse.device.streams import Stream, beside, joined, order, stream, synchronize
 from numbsparse.device.streams import current as current_stream
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "DeviceArray",
     "Stream",
     "as_device_array",
+    "beside",
     "card",
     "compute_capability",
     "copy_of",
@@ -55,6 +58,7 @@ __all__ = [
     "generation",
     "in_library_of",
     "in_order_with",
+    "in_use",
     "is_available",
     "is_capturing",
     "is_device_operand",
@@ -63,12 +67,15 @@ __all__ = [
     "joined",
     "library",
     "live",
+    "order",
     "outside_capture",
     "read_quickly",
     "refill",
     "require",
+    "simulated",
     "stream",
     "synchronize",
     "to_device",
     "why_unavailable",
+    "working_stream",
 ]

@@ -67,13 +67,8 @@ class Stream:
         `other` is what `stream` takes; None is the legacy default stream.
         """
         other = DEFAULT if other is None else stream(other)
-        if runtime.SIMULATED or not self.handle or self.handle == other.handle:
-            return
-        driver = _driver()
-        event = _checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value))
-        _checked(driver.cuEventRecord(event, other.handle))
-        _checked(driver.cuStreamWaitEvent(self.handle, event, 0))
-        _checked(driver.cuEventDestroy(event))  # by the driver, once it is over
+        if not runtime.SIMULATED and self.handle and self.handle != other.handle:
+            order(other.handle, self.handle)
 
     def synchronize(self) -> None:
         """Wait on the host until the GPU has done all that this stream was given."""
@@ -100,6 +95,18 @@ class Stream:
             legacy = self.handle == LEGACY
             self._core = LEGACY_DEFAULT_STREAM if legacy else CoreStream.from_handle(self.handle)
         return self._core
+
+
+def order(first: int, second: int) -> None:
+    """What the second stream is given from now on waits for what the first was given so far.
+
+    By their handles; where the first is being captured in a graph, the second is from now on too.
+    """
+    driver = _driver()
+    event = _checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value))
+    _checked(driver.cuEventRecord(event, first))
+    _checked(driver.cuStreamWaitEvent(second, event, 0))
+    _checked(driver.cuEventDestroy(event))  # by the driver, once it is over
 
 
 DEFAULT = Stream(LEGACY)
@@ -190,13 +197,19 @@ def of_torch(handle: int) -> Stream:
     return DEFAULT if handle <= LEGACY else Stream(handle, of_torch=True)
 
 
-def _new(nonblocking: bool) -> Stream:
+def _new(nonblocking: bool, priority: int | None = None) -> Stream:
     if runtime.SIMULATED or not runtime.is_available():
         return Stream(0)
     from cuda.core import StreamOptions
 
-    core = runtime.current_device().create_stream(options=StreamOptions(nonblocking=nonblocking))
+    options = StreamOptions(nonblocking=nonblocking, priority=priority)
+    core = runtime.current_device().create_stream(options=options)
     return Stream(int(core.handle), core)
+
+
+def beside() -> Stream:
+    """A stream that takes no turns with any other, and whose work comes first on the GPU."""
+    return _new(nonblocking=True, priority=-1)
 
 
 def _handle_of(of: Any) -> int:

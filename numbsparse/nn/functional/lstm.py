@@ -6,7 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, differentiable_grads, is_recording, record, unchanged
+from numbsparse.autograd import (
+    Tensor,
+    differentiable_grads,
+    is_recording,
+    record,
+    taker_of_parts,
+    unchanged,
+)
 from numbsparse.nn.functional.activations import sigmoid, tanh
 from numbsparse.nn.functional.arithmetic import add, cast, data_of, multiply
 from numbsparse.nn.functional.layers import layer_norm
@@ -15,6 +22,7 @@ from numbsparse.nn.functional.shape import Pieces, reshape, stack, unbind
 from numbsparse.nn.functional.shape import sum as sum_over
 
 Sequence = tuple[Tensor, Tensor, Tensor]
+PARTS = 2  # of a gradient that ranks sum while it is computed
 
 
 def lstm(
@@ -93,8 +101,10 @@ def lstm(
     trace = ops.lstm(*datas[:6], gain=None if gain is None else datas[6], **how)
     backward = _LSTM(inputs, trace, how)
     y, *last = trace.h[1:], ops.copy(trace.h[-1]), ops.copy(trace.c[-1])
-    # One hidden tensor stands for the three results; its gradient is theirs, by number.
-    hidden = record(y, *((a, backward.vjp(i)) for i, a in enumerate(inputs)))
+    # One hidden tensor stands for the three results; its gradient is theirs, by number. That of
+    # weight_hh, the largest, is the first: to reduce it over several cards takes the longest.
+    order = sorted(range(len(inputs)), key=lambda i: i != 2)
+    hidden = record(y, *((inputs[i], backward.vjp(i)) for i in order))
     results = [
         record(data, (hidden, lambda dy, y, i=i: Pieces({i: dy})))  # type: ignore[arg-type,misc]
         for i, data in enumerate((y, *last))
@@ -194,10 +204,18 @@ class _LSTM:
             rows = ops.reshape(of, (dz.shape[0], weight.shape[0]))
             return ops.sddmm(rows.T, dz, weight, precision=precision)
 
+        def recurrent(h: Any) -> Any:
+            """The gradient of weight_hh, the largest: in parts, where ranks sum it meanwhile."""
+            done = taker_of_parts(self.inputs[2])
+            if done is None:
+                return product(h, weight_hh)
+            rows = ops.reshape(h, (dz.shape[0], weight_hh.shape[0]))
+            return ops.sddmm_in_parts(rows.T, dz, weight_hh, PARTS, done, precision)
+
         makers = [
             lambda: ops.matmul(grads.gates, weight_ih.T, precision=precision),
             lambda: product(x, weight_ih),
-            lambda: product(trace.h[:-1], weight_hh),
+            lambda: recurrent(trace.h[:-1]),
             lambda: grads.bias,
             lambda: ops.matmul(grads.gates[0], weight_hh.T, precision=precision),
             lambda: grads.c,
