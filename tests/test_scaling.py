@@ -1,0 +1,284 @@
+"""examples/scaling.py: a plan that any sitting adds to, each run once, resumed, and told."""
+
+import json
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+import pytest
+from examples_helpers import imported, write_text
+
+
+@pytest.fixture
+def scaling(monkeypatch):
+    return imported(monkeypatch, "scaling")
+
+
+@pytest.fixture
+def models(monkeypatch):
+    return imported(monkeypatch, "scaling_models")
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    return imported(monkeypatch, "scaling_plan")
+
+
+@pytest.fixture
+def texts(monkeypatch):
+    return imported(monkeypatch, "scaling_text")
+
+
+SPARSE = ("watts_strogatz", "barabasi_albert", "random", "balanced", "block_diagonal")
+
+
+@pytest.mark.parametrize("cell", ["lstm", "mlstm"])
+@pytest.mark.parametrize("wiring", ["dense", *SPARSE])
+def test_parameters_are_counted_as_the_model_counts_them(models, wiring, cell):
+    model = models.Model(wiring, 0.3, block_size=8, cell=cell, internal_steps=2)
+    width = models.width_of(model, 120_000, symbols=37)
+    built, patterns = models.build(model, width, 37, dtype="float32", seed=1)
+    assert built.n_parameters() == models.n_parameters(model, width, 37)
+    assert built.n_parameters() == pytest.approx(120_000, rel=0.05)
+    assert len(patterns) == (1 if cell == "lstm" else 3)
+    if wiring == "dense":
+        assert patterns[0] is None
+    else:
+        n = width.hidden // 8
+        assert all(p.sum() == models.kept_blocks(model, n, width.degree) for p in patterns)
+        assert patterns[0].mean() == pytest.approx(0.3, abs=0.12)
+
+
+def test_a_size_too_small_for_blocks_is_refused(models):
+    with pytest.raises(ValueError, match=r"watts_strogatz 10% has .* where 20,000 are wanted"):
+        models.width_of(models.Model("watts_strogatz", 0.1), 20_000, symbols=37)
+
+
+def test_names_of_models_differ(plans):
+    named = [model for group in plans.GROUPS for model in group.models]
+    assert len({model.name for model in named}) == len(set(named)) > 15
+
+
+def small_plan(plans, **changes):
+    groups = (plans.Group(64, plans.MAIN[:2], 4000), plans.Group(32, plans.MAIN[:1], 4000))
+    return replace(plans.Plan(groups=groups, rates=(1e-3, 2e-3), seeds=2), **changes)
+
+
+def result_of(run, plan, validation):
+    return {run.name(plan): {"config": run.config(plan), "validation": validation}}
+
+
+def done(plans, plan, bits):
+    """All runs, with bits by learning rate; and how many runs there were to do at each time."""
+    results, steps = {}, []
+    while True:
+        runs = list(plans.missing(plan, results))
+        if not runs:
+            return results, steps
+        steps.append(len(runs))
+        for run in runs:
+            assert run.lr is not None
+            results |= result_of(run, plan, bits(run))
+
+
+@pytest.mark.parametrize(("best", "rates"), [
+    (1e-3, 3), (2e-3, 3), (2.5e-4, 4), (6.4e-2, 7), (1e-5, 4)])  # fmt: skip
+def test_the_search_ends_between_worse_rates(plans, best, rates):
+    plan = small_plan(plans)
+    results, _ = done(plans, plan, lambda run: abs(np.log(run.lr / best)))
+    tried, chosen = plans.search(plan, 64, plans.DENSE, results)
+    assert chosen == max(best, plans.LEAST_RATE)
+    assert len(tried) == rates
+    finals = [r["config"] for r in results.values() if r["config"]["purpose"] == "final"]
+    assert len(finals) == 6
+    assert {config["lr"] for config in finals} == {chosen}
+    assert plans.SEARCH_SEED not in {config["seed"] for config in finals}
+
+
+def test_what_diverged_is_not_chosen_and_not_done_again(plans):
+    plan = small_plan(plans)
+    results, _ = done(plans, plan, lambda run: None if run.lr > 1e-3 else 1 / run.lr)
+    assert plans.search(plan, 64, plans.DENSE, results)[1] == 1e-3
+    assert not list(plans.missing(plan, results))
+
+
+def test_long_runs_wait_for_their_own_search_alone(plans):
+    plan = small_plan(plans)
+    first = [run for run in plans.missing(plan, {}) if run.model == plans.DENSE and run.size == 64]
+    results = {}
+    for run in first:
+        assert run.purpose == "search"
+        results |= result_of(run, plan, run.lr)
+    results |= result_of(replace(first[0], lr=5e-4), plan, 1.0)
+    runs = plans.runs_of(plan, results)
+    open_runs = [run for run in runs if run.lr is not None and run.name(plan) not in results]
+    assert open_runs == list(plans.missing(plan, results))
+    finals = [(run.size, run.model.name, run.seed) for run in open_runs if run.purpose == "final"]
+    assert finals == [(64, "dense", 0), (64, "dense", 1)]
+    assert sum(run.lr is None for run in runs) == 4
+
+
+@pytest.mark.parametrize("change", [
+    {"text": "other"}, {"batch": 64}, {"length": 32}, {"dtype": "float32"}, {"clip": 2.0},
+])  # fmt: skip
+def test_runs_of_another_kind_do_not_count(plans, change):
+    plan = small_plan(plans)
+    results, _ = done(plans, plan, lambda run: abs(np.log(run.lr / 1e-3)))
+    other = replace(plan, **change)
+    assert len(list(plans.missing(other, results))) == len(list(plans.missing(other, {}))) > 0
+
+
+def test_times_are_estimated_from_the_longest_run_alike(plans):
+    plan = small_plan(plans)
+    runs = plans.runs_of(plan, {})
+    assert plans.seconds_for(runs[0], {}) == pytest.approx(10 + 20)
+    times = {"setup_seconds": 2.0, "wall_seconds": 12.0, "validation": 1.0}
+    results = {"a": {"config": replace(runs[0], lr=1.0, characters=1000).config(plan)} | times}
+    assert plans.seconds_for(replace(runs[0], characters=2000), results) == pytest.approx(2 + 22)
+    assert plans.seconds_for(replace(runs[0], size=32, characters=0), results) == 10
+
+
+def passage(number, of="word"):
+    """A passage that no other is like, longer than those that may come again."""
+    letters = "".join(chr(97 + number // 26**i % 26) for i in range(3))
+    return f"def {letters}(x):\n    return '{of * 20} {letters * 5}'  # {number}"
+
+
+def write_files(folder, contents):
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, content in enumerate(contents):
+        (folder / f"{i}.py").write_bytes(
+            content if isinstance(content, bytes) else content.encode()
+        )
+
+
+def test_the_text_is_all_files_by_their_hash(texts, tmp_path):
+    write_files(tmp_path / "one" / "inner", [passage(i) for i in range(300)])
+    write_files(tmp_path / "two", [passage(i) for i in range(300, 500)])
+    text, manifest = texts.gather([str(tmp_path)])
+    parts = dict(zip(texts.PARTS, (text.train, text.held_out, text.test), strict=True))
+    found = {name: part.tobytes().decode().split("\n\n")[:-1] for name, part in parts.items()}
+    assert sorted(chain(*found.values())) == sorted(passage(i) for i in range(500))
+    assert manifest["files"] == {n: len(part) for n, part in found.items()} | {"found": 500}
+    assert manifest["characters"] == {name: part.size for name, part in parts.items()}
+    assert manifest["packages"].keys() == {"one", "two"}
+    assert sum(manifest["packages"].values()) == sum(part.size for part in parts.values())
+    assert len(found["train"]) > 440
+    (tmp_path / "one").rename(tmp_path / "three")
+    again, named = texts.gather([str(tmp_path)])
+    assert (again.train == text.train).all()
+    assert named["sha256"] == manifest["sha256"]
+    (tmp_path / "two" / "0.py").write_text(passage(600))
+    assert texts.gather([str(tmp_path)])[1]["sha256"] != manifest["sha256"]
+
+
+def test_nothing_long_comes_twice(texts, tmp_path):
+    many = [passage(i) for i in range(300)]
+    short = "import numpy"
+    changed = passage(7).replace("# 7", "# 2024").replace("    ", "\t\t")
+    write_files(tmp_path / "a", many)
+    write_files(tmp_path / "b", [
+        f"{short}\n\n{passage(901)}\n\n{passage(902)}\n\n{changed}\n",  # a part of it is old
+        f"{short}\n\n{passage(903)}\n\n{passage(904)}\n\n{passage(904)}",
+        f"{passage(905)}\n\n{passage(3)}\n\n{passage(4)}",  # most of it
+        passage(5) + "\r\n",
+        passage(906) + "\N{SNOWMAN}",
+        passage(907) + "\0",
+        passage(908) + " " * texts.LARGEST,
+        "",
+    ])  # fmt: skip
+    text, manifest = texts.gather([str(tmp_path)])
+    everything = b"".join(part.tobytes() for part in (text.train, text.held_out, text.test))
+    for number in [*range(300), 901, 902, 903, 904]:
+        told = [everything.count(form.encode()) for form in (passage(number), changed)]
+        assert told[0] + (number == 7) * told[1] == 1, number
+    assert everything.count(b"import numpy") == 2
+    for number in (906, 907, 908):
+        assert passage(number).encode() not in everything
+    left_out = manifest["left_out"]
+    assert (left_out["other than ASCII"], left_out["larger than a megabyte"]) == (2, 1)
+    assert manifest["symbols"] == len(set(everything)) == len(text.alphabet)
+
+
+def test_a_file_is_split_at_its_end(texts, tmp_path):
+    text, manifest = texts.gather([write_text(tmp_path)])
+    whole = np.concatenate([text.train, text.held_out, text.test]).tobytes()
+    assert whole == (tmp_path / "text.txt").read_bytes()
+    assert abs(text.held_out.size - text.test.size) <= 1
+    assert manifest["characters"]["train"] == text.train.size
+
+
+def test_the_installed_packages_are_a_text(texts, monkeypatch, tmp_path):
+    folders = texts.installed()
+    assert folders[-1].name.startswith("python3")
+    guest = tmp_path / "site-packages"
+    monkeypatch.setattr("sys.path", ["/elsewhere", str(guest)])
+    assert texts.installed()[:-1] == [guest]
+    monkeypatch.setenv("PYTHONPATH", f"/other:{guest}")
+    assert texts.installed()[:-1] == []
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "one"])
+def test_texts_are_refused(texts, tmp_path, what):
+    folder = tmp_path / "folder"
+    if what != "missing":
+        write_files(folder, [passage(1)] * (what == "one"))
+    with pytest.raises(ValueError, match="--text takes"):
+        texts.gather([str(folder)] * (1 + (what == "missing")))
+
+
+@pytest.fixture
+def small(scaling, plans, tmp_path, monkeypatch):
+    """Arguments, and tiny groups in the place of the plan's: blocks of 8, eight runs."""
+    models = plans.DENSE, replace(plans.WATTS, block_size=8, density=0.5)
+    monkeypatch.setattr(scaling, "GROUPS", (plans.Group(40, models, 640),))
+    text = write_text(tmp_path, n=2500)
+    words = ["--device", "cpu", "--dtype", "float32", "--batch", "4", "--length", "8"]
+    words += ["--search-characters", "160", "--seeds", "2", "--rates", "0.0004", "0.05"]
+    runs, results = tmp_path / "runs", tmp_path / "all.json"
+    return [*words, "--text", text, "--runs", str(runs), "--results", str(results)]
+
+
+def results_in(tmp_path):
+    return {f.name: json.loads(f.read_text()) for f in (tmp_path / "runs").glob("run-*.json")}
+
+
+def test_runs_are_done_once_by_any_number_of_sittings(scaling, small, tmp_path, capsys):
+    scaling.main([*small, "--list"])
+    assert "0 of 8 runs are done" in capsys.readouterr().out
+    scaling.main(small)
+    first = results_in(tmp_path)
+    purposes = [run["config"]["purpose"] for run in first.values()]
+    assert purposes.count("final") == 4
+    searches = [run for run in first.values() if run["config"]["purpose"] == "search"]
+    assert all(run["test"] is None and run["validation"] > 0 for run in searches)
+    finals = [run for run in first.values() if run["config"]["purpose"] == "final"]
+    symbols = len(set("block sparse weights\n"))
+    for run in finals:
+        alike = [s for s in searches if s["config"]["model"] == run["config"]["model"]]
+        best = min(alike, key=lambda s: s["validation"])
+        assert run["config"]["lr"] == best["config"]["lr"]
+        assert run["steps"] == 20
+        assert [mark[0] for mark in run["curve"]] == [32 * n for n in range(1, 21)]
+        assert abs(run["test"] - run["validation"]) < 0.5
+        assert run["setup_seconds"] < run["wall_seconds"]
+        assert run["flop_per_character"] == 6 * (
+            run["parameters"] - 64 * len(set("block sparse weights\n"))
+        )
+    assert len({run["test"] for run in finals}) == 4
+    one, other = {run["parameters"] for run in finals}
+    assert one == pytest.approx(other, rel=0.05)
+    capsys.readouterr()
+    scaling.main([*small, "--collect", str(tmp_path / "all.json")])
+    said = capsys.readouterr().out
+    assert "2 of 2" in said
+    assert f"4 long runs and {len(searches)} short ones; 0 diverged" in said
+    assert (tmp_path / "all.png").stat().st_size > 10000
+    for file in (tmp_path / "runs").iterdir():
+        file.unlink()
+    scaling.main(small)
+    assert "all is done" in capsys.readouterr().out
+    assert results_in(tmp_path) == {}
+    stored = json.loads((tmp_path / "all.json").read_text())
+    assert {run["name"]: run for run in stored["runs"]} == {r["name"]: r for r in first.values()}
+    assert [*stored["texts"]] == [finals[0]["config"]["text"]]
