@@ -23,6 +23,7 @@ import gc
 import json
 import sys
 import time
+import traceback
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ from scaling_text import Manifest, gather
 from numbsparse import files
 
 RESULTS = Path(__file__).parent / "results" / "scaling.json"
+MOST_FAILED = 3  # runs, and a process gives up
 Store = dict[str, Any]  # {"texts": {hash: manifest}, "runs": [result]}
 
 
@@ -69,28 +71,45 @@ def main(arguments: list[str] | None = None) -> None:
 
 def work(options: Namespace, plan: Plan, text: Text) -> None:
     """Do the next runs until none is left, or none that the time allows."""
-    while True:
+    failed: set[str] = set()  # of this process
+    while len(failed) < MOST_FAILED:
         results = known(options)
-        waiting = [run for run in runs_of(plan, results) if run.lr is None]
         left = options.until - time.monotonic()
-        fitting = [run for run in missing(plan, results) if seconds_for(run, results) < left]
-        if not any(do(run, options, plan, text) for run in fitting):
+        fitting = [
+            run
+            for run in missing(plan, results)
+            if run.name(plan) not in failed and seconds_for(run, results) < left
+        ]
+        if not any(do(run, options, plan, text, failed) for run in fitting):
             if left < 1 or not others_at_work(options.runs):
                 break
             time.sleep(1.0)  # what they find may open the way for more
         gc.collect()  # graphs and their memory
-    count = len(list(missing(plan, known(options))))
-    print(f"{count} runs can be begun, {len(waiting)} wait for others" if count else "all is done")
+    results = known(options)
+    waiting = sum(run.lr is None for run in runs_of(plan, results))
+    begun = len(list(missing(plan, results)))
+    print(f"{begun} runs can be begun, {waiting} wait for others" if begun else "all is done")
+    if failed:
+        raise RuntimeError(f"{len(failed)} runs failed")
 
 
-def do(run: Run, options: Namespace, plan: Plan, text: Text) -> bool:
-    """Do a run, unless another process does or has done it; says whether it was done here."""
+def do(run: Run, options: Namespace, plan: Plan, text: Text, failed: set[str]) -> bool:
+    """Do a run, unless another process does or has done it; says whether it was done here.
+
+    One that ends in an error has no result and is begun again by the next call.
+    """
     name = run.name(plan)
     file, checkpoint = (options.runs / f"run-{name}.{ending}" for ending in ("json", "npz"))
     with claimed(options.runs / f"run-{name}.lock") as ours:
         if not ours or file.exists():
             return False
-        result = train(run, plan, text, options.device, checkpoint, options.until)
+        try:
+            result = train(run, plan, text, options.device, checkpoint, options.until)
+        except Exception as error:
+            failed.add(name)
+            print(f"{name}: {type(error).__name__}: {error}", flush=True)
+            traceback.print_exc()
+            return True
         if result is None:
             return True
         write(file, result)

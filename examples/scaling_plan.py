@@ -148,7 +148,7 @@ def missing(plan: Plan, results: Results) -> Iterator[Run]:
 
 
 def seconds_for(run: Run, results: Results) -> float:
-    """About how long it takes, from the longest run alike that is done; a guess where none is."""
+    """About how long it takes, by the longest run alike that is done; a guess where none is."""
     alike = [
         result
         for result in results.values()
@@ -158,6 +158,6 @@ def seconds_for(run: Run, results: Results) -> float:
     if not alike:
         return 10 + run.characters / MILLION
     longest = max(alike, key=lambda result: result["config"]["characters"])
-    once = longest["setup_seconds"]
     share = run.characters / longest["config"]["characters"]
-    return float(once + 1.1 * share * (longest["wall_seconds"] - once))
+    begun = min(result["setup_seconds"] for result in alike)  # a process's first run compiles
+    return float(begun + 1.1 * share * (longest["wall_seconds"] - longest["setup_seconds"]))

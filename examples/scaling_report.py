@@ -108,7 +108,7 @@ def draw(file: Path, results: Iterable[Result]) -> None:
     _curves(panels[3], kinds, colours)
     for axes in panels:
         axes.set_ylabel("bits per character")
-        axes.grid(alpha=0.3, which="both")
+        axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
     figure.savefig(file, dpi=150)
 
