@@ -48,7 +48,8 @@ Store = dict[str, Any]  # {"texts": {hash: manifest}, "runs": [result]}
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    options.until = time.monotonic() + 60 * options.minutes
+    began = time.monotonic()
+    options.until = began + 60 * options.minutes
     try:
         make_folder(options.runs)
         if options.collect:
@@ -57,6 +58,8 @@ def main(arguments: list[str] | None = None) -> None:
         text, manifest = gather(options.text)
         plan = plan_of(options, manifest)
         check_length(text, plan.batch, plan.length)
+        sizes = ", ".join(f"{n:,} {part}" for part, n in manifest["characters"].items())
+        print(f"text {plan.text}: characters {sizes}; {time.monotonic() - began:.1f} s", flush=True)
         write(options.runs / f"text-{plan.text}.json", manifest)
         if options.list:
             show(plan, known(options))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import mean, stdev
@@ -34,7 +35,30 @@ def table(results: Iterable[Result]) -> list[str]:
     finals = sum(run["config"]["purpose"] == "final" for run in results)
     diverged = sum(run["diverged"] is not None for run in results)
     counted = f"{finals} long runs and {len(results) - finals} short ones; {diverged} diverged"
-    return [*("| " + " | ".join(row) + " |" for row in rows), "", counted]
+    return [*map(_line, rows), "", *map(_line, searches(results)), "", counted]
+
+
+def searches(results: Iterable[Result]) -> list[tuple[str, ...]]:
+    """A row for each model: the learning rates that were tried, with validation bits."""
+    found: dict[tuple[str, int, str], dict[float, float | None]] = {}
+    for run in results:
+        c = run["config"]
+        if c["purpose"] == "search":
+            kind = c["text"], c["size"], Model(**c["model"]).name
+            found.setdefault(kind, {})[c["lr"]] = run["validation"]
+    rows = [("text", "as large as dense", "model", "learning rates: validation bits")]
+    rows += [("---",) * 4]
+    for (text, size, name), tried in sorted(found.items()):
+        tried = dict(sorted(tried.items()))
+        said = (
+            f"{lr:g}: {'diverged' if b is None else f'{b:.4f}'}" for lr, b in sorted(tried.items())
+        )
+        rows.append((text[:6], f"{size:,}", name, ", ".join(said)))
+    return rows
+
+
+def _line(row: tuple[str, ...]) -> str:
+    return f"| {' | '.join(row)} |"
 
 
 def groups(results: Iterable[Result]) -> dict[Kind, list[Result]]:
@@ -81,14 +105,10 @@ def draw(file: Path, results: Iterable[Result]) -> None:
     except ImportError:
         print("no picture: pip install matplotlib")
         return
-    kinds = {kind: [run for run in runs if run["test"] is not None]
-             for kind, runs in groups(results).items()}  # fmt: skip
-    kinds = {kind: runs for kind, runs in kinds.items() if runs}
+    kinds = of_one_text(results)
     if not kinds:
         print("no picture: no long run is done")
         return
-    newest = list(kinds.values())[-1][0]["config"]["text"]
-    kinds = {kind: runs for kind, runs in kinds.items() if kind.text == newest}
     figure = Figure(figsize=(11, 8), layout="constrained")
     panels = figure.subplots(2, 2).ravel()
     most = max(kinds, key=lambda kind: len(kinds[kind])).characters
@@ -98,12 +118,17 @@ def draw(file: Path, results: Iterable[Result]) -> None:
         ("FLOP of training", lambda run: run["flop_per_character"] * _read(run), True),
         ("seconds of training", lambda run: run["train_seconds"], True),
     ]  # fmt: skip
-    colours = {name: f"C{i % 10}" for i, name in enumerate(sorted({k.model.name for k in kinds}))}
+    names = Counter(kind.model.name for kind in kinds)
+    colours = {name: f"C{i % 10}" for i, name in enumerate(sorted(names))}
+    several = {name for name, count in names.items() if count > 1} or set(names)
     for axes, (label, cost, every_length) in zip(panels, costs, strict=False):
-        for name, colour in colours.items():
-            alike = [runs for kind, runs in kinds.items() if kind.model.name == name
-                     and (every_length or kind.characters == most)]  # fmt: skip
-            _points(axes, alike, cost, name, colour)
+        for name in sorted(several):
+            for length in sorted({kind.characters for kind in kinds}):
+                alike = [runs for kind, runs in kinds.items()
+                         if (kind.model.name, kind.characters) == (name, length)]  # fmt: skip
+                if alike and (every_length or length == most):
+                    label_of = name if length == most else None
+                    _points(axes, alike, cost, label_of, colours[name])
         axes.set(xlabel=label, xscale="log")
     _curves(panels[3], kinds, colours)
     for axes in panels:
@@ -113,21 +138,32 @@ def draw(file: Path, results: Iterable[Result]) -> None:
     figure.savefig(file, dpi=150)
 
 
+def of_one_text(results: Iterable[Result]) -> dict[Kind, list[Result]]:
+    """The long runs that have bits, of the text that most of them read."""
+    kinds = groups(run for run in results if run["test"] is not None)
+    texts = Counter(kind.text for kind, runs in kinds.items() for _ in runs)
+    return {kind: runs for kind, runs in kinds.items() if kind.text == texts.most_common(1)[0][0]}
+
+
 def _read(run: Result) -> int:
     return int(run["config"]["characters"])
 
 
 def _points(
-    axes: Any, alike: list[list[Result]], cost: Callable[[Result], float], name: str, colour: str
+    axes: Any,
+    alike: list[list[Result]],
+    cost: Callable[[Result], float],
+    name: str | None,
+    colour: str,
 ) -> None:
+    """Of models that differ in their size alone: a line, and the range at each."""
     points = []
     for runs in alike:
         bits = [run["test"] for run in runs]
         points.append((mean(map(cost, runs)), mean(bits), min(bits), max(bits)))
-    if points:
-        x, middle, low, high = zip(*sorted(points), strict=True)
-        axes.plot(x, middle, "o-", markersize=4, color=colour, label=name)
-        axes.vlines(x, low, high, color=colour)
+    x, middle, low, high = zip(*sorted(points), strict=True)
+    axes.plot(x, middle, "o-", markersize=4, color=colour, label=name)
+    axes.vlines(x, low, high, color=colour)
 
 
 def _curves(axes: Any, kinds: dict[Kind, list[Result]], colours: dict[str, str]) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from char_text import ENDINGS, Text, open_text
+from char_text import ENDINGS, PIECE, Text, open_text
 
 PACKAGES = {"site-packages", "dist-packages"}
 PASSED_OVER = {"__pycache__", "numbsparse"}  # the text is the same whether this is installed or not
@@ -97,8 +97,9 @@ def of_files(files: Iterable[tuple[str, Path]]) -> tuple[Text, Manifest]:
     whole = {part: np.frombuffer(b"".join(parts[part]), np.uint8) for part in PARTS}
     if not all(part.size for part in whole.values()):
         raise ValueError(f"--text takes folders with more text than {len(found)} files had")
-    occurring = np.bincount(np.concatenate(list(whole.values())), minlength=256).nonzero()[0]
-    text = Text("installed packages", bytes(occurring.tolist()), *whole.values())
+    pieces = (p[i : i + PIECE] for p in whole.values() for i in range(0, p.size, PIECE))
+    counts = sum(np.bincount(piece, minlength=256) for piece in pieces)
+    text = Text("installed packages", bytes(np.flatnonzero(counts).tolist()), *whole.values())
     manifest = {
         "name": text.name,
         "files": {part: len(parts[part]) for part in PARTS} | {"found": len(found)},

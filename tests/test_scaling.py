@@ -367,3 +367,47 @@ def test_groups_are_refused(scaling, word, capsys):
     with pytest.raises(SystemExit):
         scaling.main(["--groups", word])
     assert "argument --groups: takes " in capsys.readouterr().err
+
+
+def test_names_are_those_of_earlier_sittings(plans):
+    """Results count by name: what changes one has every run done again."""
+    run = plans.Run("final", 832, plans.WATTS, 100_000_000, 4e-3, 2)
+    name = "final-832-watts_strogatz-10_-1e+08-lr-0.004-seed-2-9c10332e37"
+    assert run.name(plans.Plan(text="0123456789abcdef")) == name
+
+
+@pytest.fixture
+def report(monkeypatch):
+    return imported(monkeypatch, "scaling_report")
+
+
+def told(plans, model, bits, text="one", purpose="final", lr=4e-3, size=64):
+    plan = small_plan(plans, text=text)
+    run = plans.Run(purpose, size, model, 4000, lr, 0)
+    return {
+        "config": run.config(plan), "hidden": size, "density": 0.25, "mean_path": 2.5,
+        "parameters": 1_500_000, "flop_per_character": 100, "train_seconds": 0.002,
+        "peak_bytes": 2**29, "test": bits if purpose == "final" else None, "validation": bits,
+        "diverged": None if bits else "far off", "curve": [[2000, 0.001, 3.0, 3.0]],
+    }  # fmt: skip
+
+
+def test_the_table_has_mean_and_spread_by_model_and_text(plans, report):
+    runs = [told(plans, plans.DENSE, bits) for bits in (1.5, 1.6, None)]
+    runs += [told(plans, plans.DENSE, 3.0, text="other")]
+    runs += [told(plans, plans.WATTS, 1.25, size=32)]
+    runs += [told(plans, plans.DENSE, bits, purpose="search", lr=lr)
+             for lr, bits in ((8e-3, None), (2e-3, 2.5))]  # fmt: skip
+    lines = report.table(runs)
+    said = "| one | 1.50 million | {} | {} | 25.0% | 2.50 | 0.004 million | 0.004 | {} | {} |"
+    said += " 2.00 | 0.50 |"
+    assert lines[2:5] == [
+        said.format("watts_strogatz 10%", 32, "1.2500", "1 of 1"),
+        said.format("dense", 64, "1.5500 ± 0.0707", "2 of 3"),
+        said.format("dense", 64, "3.0000", "1 of 1").replace("one", "other"),
+    ]
+    assert lines[-3] == "| one | 64 | dense | 0.002: 2.5000, 0.008: diverged |"
+    assert lines[-1] == "5 long runs and 2 short ones; 2 diverged"
+    drawn = report.of_one_text(runs)
+    assert [(kind.text, len(some)) for kind, some in drawn.items()] == [("one", 1), ("one", 2)]
+    assert report.of_one_text([]) == {}
