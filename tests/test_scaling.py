@@ -164,7 +164,7 @@ def test_the_text_is_all_files_by_their_hash(texts, tmp_path):
     assert manifest["packages"].keys() == {"one", "two"}
     assert sum(manifest["packages"].values()) == sum(part.size for part in parts.values())
     assert len(found["train"]) > 440
-    (tmp_path / "one").rename(tmp_path / "three")
+    (tmp_path / "one").rename(tmp_path / "zoo")
     again, named = texts.gather([str(tmp_path)])
     assert (again.train == text.train).all()
     assert named["sha256"] == manifest["sha256"]
@@ -197,6 +197,7 @@ def test_nothing_long_comes_twice(texts, tmp_path):
         assert passage(number).encode() not in everything
     left_out = manifest["left_out"]
     assert (left_out["other than ASCII"], left_out["larger than a megabyte"]) == (2, 1)
+    assert left_out["mostly repeated"] >= 1  # passage 5 comes with two kinds of line ends
     assert manifest["symbols"] == len(set(everything)) == len(text.alphabet)
 
 
