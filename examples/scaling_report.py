@@ -46,7 +46,9 @@ def searches(results: Iterable[Result]) -> list[tuple[str, ...]]:
         if c["purpose"] == "search":
             kind = c["text"], c["size"], Model(**c["model"]).name
             found.setdefault(kind, {})[c["lr"]] = run["validation"]
-    rows = [("text", "as large as dense", "model", "learning rates: validation bits")]
+    rows: list[tuple[str, ...]] = [
+        ("text", "as large as dense", "model", "learning rates: validation bits")
+    ]
     rows += [("---",) * 4]
     for (text, size, name), tried in sorted(found.items()):
         tried = dict(sorted(tried.items()))
