@@ -26,6 +26,7 @@ PROGRAMS = [
     "examples/block_sparse_matmul.py",
     "examples/char_lm.py",
     "examples/equal_parameters.py",
+    "examples/scaling.py",
     "examples/sentiment.py",
     "examples/pixelcnn.py",
     "examples/torch_gpt.py",

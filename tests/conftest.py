@@ -26,8 +26,8 @@ SLOW = {  # of these files most tests take a second or start processes
     "test_examples_text", "test_float32_products", "test_graph", "test_lessons", "test_light",
     "test_lstm_again", "test_lstm_streamed", "test_machine_code", "test_mixed_precision",
     "test_multiplicative_lstm", "test_mutants", "test_own_rungs", "test_pixelcnn",
-    "test_pixelcnn_model", "test_sentiment", "test_simulated_threads", "test_small_batch",
-    "test_small_blocks", "test_torch_compile", "test_torch_distributed",
+    "test_pixelcnn_model", "test_scaling", "test_sentiment", "test_simulated_threads",
+    "test_small_batch", "test_small_blocks", "test_torch_compile", "test_torch_distributed",
     "test_torch_gpt", "test_tune",
 }  # fmt: skip
 
