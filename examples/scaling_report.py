@@ -132,12 +132,16 @@ def draw(file: Path, results: Iterable[Result]) -> None:
                     label_of = name if length == most else None
                     _points(axes, alike, cost, label_of, colours[name])
         axes.set(xlabel=label, xscale="log")
+        low, high = axes.get_xlim()
+        if high < 3 * low:  # of one size: no ticks would tell its points apart
+            axes.set_xlim(low / 2, high * 2)
+            axes.minorticks_off()
     _curves(panels[3], kinds, colours)
     for axes in panels:
         axes.set_ylabel("bits per character")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
-    figure.savefig(file, dpi=150)
+    figure.savefig(file, dpi=110)
 
 
 def of_one_text(results: Iterable[Result]) -> dict[Kind, list[Result]]:
