@@ -133,9 +133,8 @@ def draw(file: Path, results: Iterable[Result]) -> None:
                     _points(axes, alike, cost, label_of, colours[name])
         axes.set(xlabel=label, xscale="log")
         low, high = axes.get_xlim()
-        if high < 3 * low:  # of one size: no ticks would tell its points apart
-            axes.set_xlim(low / 2, high * 2)
-            axes.minorticks_off()
+        if high < 3 * low:  # of one size: a logarithm's ticks would stand one over the other
+            axes.set(xscale="linear", xlim=(0, 1.5 * high))
     _curves(panels[3], kinds, colours)
     for axes in panels:
         axes.set_ylabel("bits per character")
