@@ -130,7 +130,7 @@ REFERENCE = [
             "numbsparse.nn.optim": "Optimizer SGD Adam AdamW LambdaLR cosine warmup warmup_cosine "
             "LossScaler ExponentialMovingAverage",
             "numbsparse.nn.utils": "clip_grad_norm prune compact GradualPruning HardConcrete "
-            "GroupLasso Rewiring absent_norms",
+            "GroupLasso PruneAndGrow Rewiring absent_norms",
         },
     ),
     (
