@@ -27,6 +27,8 @@ PROGRAMS = [
     "examples/equal_parameters.py",
     "examples/sentiment.py",
     "examples/pixelcnn.py",
+    "examples/prune.py",
+    "examples/grow.py",
     "examples/torch_gpt.py",
 ]
 COURSE = [
