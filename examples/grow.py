@@ -1,8 +1,8 @@
 """Grow a sparse network while it learns, beside layouts that stay, and a dense one.
 
     python examples/grow.py                       # two minutes on two cores
-    python examples/grow.py --device cuda --window 64 --features 64 --batch 512 --steps 2000 \\
-        --every 50
+    python examples/grow.py --device cuda --window 64 --features 64 --batch 512 --steps 1600 \\
+        --every 80 --no-checkpoints
 
 Networks with two wide layers guess the next letter of Python's standard library. One begins with
 5 % of the blocks, drawn at random; `nn.utils.Rewiring` drops those of smallest norm now and then,

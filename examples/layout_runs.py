@@ -45,6 +45,8 @@ def parser_of(description: str | None, name: str, *, steps: int, marks: int) -> 
     add("--seed", type=int, default=0, help="the first (%(default)s)")
     add("--seeds", type=positive, default=3, help="how many (%(default)s)")
     add("--out", type=Path, default=Path(f"{name}_run"), help="folder (%(default)s)")
+    add("--checkpoints", action=argparse.BooleanOptionalAction, default=True,
+        help="whether a run can be stopped, and goes on")  # fmt: skip
     add("--draw", type=Path, metavar="JSON", help="only draw the picture of these results")
     return parser
 

@@ -106,6 +106,8 @@ class Training:
 
     def save(self, schedule: Schedule) -> None:
         """All that it needs to go on, whole or not at all."""
+        if not self.options.checkpoints:
+            return
         state = {
             "schedule": {} if schedule is None else schedule.state_dict(),
             "model": self.model.state_dict(),

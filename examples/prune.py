@@ -1,8 +1,8 @@
 """Train a dense network, prune it step by step, and see what it still knows and what it costs.
 
     python examples/prune.py                      # two minutes on two cores
-    python examples/prune.py --device cuda --window 64 --features 64 --batch 512 --steps 3000 \\
-        --mark-every 250
+    python examples/prune.py --device cuda --window 64 --features 64 --batch 512 --steps 2400 \\
+        --mark-every 200 --no-checkpoints
 
 A network with two wide layers guesses the next letter of Python's standard library. After a third
 of the steps half of the blocks of its wide layers are pruned, then 80, 90 and 95 %, each time along

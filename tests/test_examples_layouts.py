@@ -20,6 +20,14 @@ def program(request, monkeypatch):
 
 
 @pytest.fixture
+def plain(program, monkeypatch):
+    """Without times and pictures, which take longer than the training."""
+    times = lambda windows, options, networks: dict.fromkeys(networks, 1.0)  # noqa: E731
+    monkeypatch.setattr(program, "step_times", times)
+    monkeypatch.setattr(program, "draw", lambda file: None)
+
+
+@pytest.fixture
 def arguments(program, tmp_path):
     every = ["--every", "4"] if program.__name__ == "grow" else []
     return [*SMALL, *every, "--text", write_text(tmp_path), "--out", str(tmp_path / "out")]
@@ -68,7 +76,7 @@ def test_what_is_left(program, arguments, tmp_path, capsys):
         assert costs["grown"][-1] < costs["random"][-1]
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(program, arguments, tmp_path, monkeypatch):
+def test_a_stopped_run_goes_on_bit_for_bit(program, plain, arguments, tmp_path, monkeypatch):
     monkeypatch.setattr(
         program, "step_times", lambda windows, options, names: dict.fromkeys(names, 1)
     )
@@ -111,6 +119,13 @@ def test_other_settings_and_other_files_are_refused(program, arguments, tmp_path
         program.main(arguments)
     with pytest.raises(SystemExit, match="takes a GPU, got --device cpu"):
         program.main([*arguments, "--dtype", "bfloat16"])
+
+
+def test_without_checkpoints_the_numbers_are_the_same(program, plain, arguments, tmp_path):
+    runs = program.main(arguments)
+    other = program.main([*arguments, "--no-checkpoints", "--out", str(tmp_path / "other")])
+    assert [of_layouts(run) for run in other] == [of_layouts(run) for run in runs]
+    assert not list((tmp_path / "other").glob("*.npz"))
 
 
 def test_windows_are_of_the_text(monkeypatch, tmp_path):
