@@ -150,11 +150,11 @@ def draw(file: Path) -> None:
     left, right = (figure.add_subplot(cell) for cell in grid[0].subgridspec(1, 2))
     for kind in KINDS:
         runs = [run for run in content["runs"] if run["kind"] == kind]
-        draw_curves(left, kind, [run["curve"] for run in runs])
+        draw_curves(left, kind, [run["curve"][1:] for run in runs])  # not that of step 1
         by_cost = [
             [[x, *row[1:]] for x, row in zip(cost(run), run["curve"], strict=True)] for run in runs
         ]
-        draw_curves(right, kind, by_cost)
+        draw_curves(right, kind, [curve[1:] for curve in by_cost])
     left.set(xlabel="step", ylabel="bits per letter, held out", title="After as many steps")
     right.set(xlabel="steps of a dense network with as many blocks", xscale="log")
     right.set(title="After as much work in the wide layers")
