@@ -161,7 +161,7 @@ class Rewiring:
     def _layout_of(self, weight: Weight) -> Layout:
         """Its layout, without candidates."""
         own = weight.data.layout
-        return self._kept.get(weight.name, own) & own
+        return self._kept.get(weight.name, own) & own if self._kept else own
 
     def _probe(self, weights: list[Weight], step: int) -> None:
         """Hold blocks that are not there as zeros, for the next `backward`."""
@@ -181,13 +181,14 @@ class Rewiring:
         norms, fewer, other = norms_of(weights, self.by), [], []
         for nth, (weight, own) in enumerate(zip(weights, norms, strict=True)):
             layout = self._layout_of(weight)
-            own = own[layout.positions_in(weight.data.layout)]
+            if layout is not weight.data.layout:
+                own = own[layout.positions_in(weight.data.layout)]
             gone, new = self._chosen(weight, layout, own, step, self._generator(step, nth))
             left = np.delete(layout.flat_indices, gone)
-            fewer.append(with_blocks(layout, left))
+            if self._kept:  # what candidates hold goes too
+                fewer.append(with_blocks(layout, left))
             other.append(with_blocks(layout, left, new))
-        # What candidates hold goes too.
-        set_layouts(weights, self.remap, *([fewer] if self._kept else []), other)
+        set_layouts(weights, self.remap, *([fewer] if fewer else []), other)
         self._kept = {}
 
     def _chosen(
