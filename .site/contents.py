@@ -29,6 +29,8 @@ PROGRAMS = [
     "examples/scaling.py",
     "examples/sentiment.py",
     "examples/pixelcnn.py",
+    "examples/prune.py",
+    "examples/grow.py",
     "examples/torch_gpt.py",
 ]
 COURSE = [
@@ -122,7 +124,7 @@ REFERENCE = [
             "cross_entropy mse_loss lstm lstm_step_by_step repeated_product repeated_norm "
             "repeated_cell column_norms normalise_columns scale_columns scale_blocks add "
             "subtract multiply divide negative power sqrt exp expm1 log cast sum mean reshape "
-            "transpose broadcast_to concatenate stack split unbind getitem",
+            "transpose broadcast_to concatenate stack split unbind getitem remap",
         },
     ),
     (
@@ -132,7 +134,7 @@ REFERENCE = [
             "numbsparse.nn.optim": "Optimizer SGD Adam AdamW LambdaLR cosine warmup warmup_cosine "
             "LossScaler ExponentialMovingAverage",
             "numbsparse.nn.utils": "clip_grad_norm prune compact GradualPruning HardConcrete "
-            "GroupLasso Rewiring absent_norms",
+            "GroupLasso PruneAndGrow Rewiring absent_norms",
         },
     ),
     (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -80,6 +81,7 @@ class Layout:
     """
 
     device_index: Index | None = None  # `index` on the GPU, once numbsparse.ops sent it there
+    _met: tuple[Any, np.ndarray] | None = None  # another layout, and `positions_in` it
 
     def __init__(self, pattern: Any):
         block_rows, block_columns = np.nonzero(as_pattern(pattern))
@@ -182,17 +184,17 @@ class Layout:
         return self._positions(np.asarray(block_rows, np.int64) * self.shape[1] + block_columns)
 
     def positions_in(self, other: Layout) -> np.ndarray:
-        """Where in the stored order of `other` each block of this layout is; -1 where it is not."""
+        """Where in the stored order of `other` each block of this layout is; -1 where it is not.
+
+        Those of the last one are kept: moments follow a change of layout after their weight.
+        """
         self._check_shape(other, "positions_in")
-        return other._positions(self.flat_indices)
+        if self._met is None or self._met[0]() is not other:
+            self._met = ref(other), _read_only(other._positions(self.flat_indices))
+        return self._met[1]
 
     def _positions(self, flat: np.ndarray) -> np.ndarray:
-        if not self.n_blocks:
-            return np.full(flat.shape, -1)
-        own = self.flat_indices
-        positions = np.minimum(np.searchsorted(own, flat), own.size - 1)
-        positions[own[positions] != flat] = -1
-        return positions
+        return positions_among(self.flat_indices, flat)
 
     def select(self, kept: Any) -> Layout:
         """The layout of those blocks where `kept`, bool (n_blocks,) in the stored order, is True.
@@ -284,6 +286,15 @@ class Layout:
 def as_layout(layout: Any, argument: str = "layout") -> Layout:
     """A Layout as it is; a pattern made one."""
     return layout if isinstance(layout, Layout) else Layout(as_pattern(layout, argument))
+
+
+def positions_among(rising: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Where in rising integers those that are wanted are, int64; -1 where they are not."""
+    if not rising.size:
+        return np.full(wanted.shape, -1)
+    positions = np.minimum(np.searchsorted(rising, wanted), rising.size - 1)
+    positions[rising[positions] != wanted] = -1
+    return positions
 
 
 def _grid(shape: tuple[int, ...]) -> tuple[int, int]:

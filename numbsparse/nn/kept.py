@@ -81,14 +81,16 @@ def on_cpu(array: Any) -> np.ndarray:
     return array.numpy() if isinstance(array, DeviceArray) else array.copy()
 
 
-def remapped(array: Any, old: Form, new: Form, fresh: Any) -> Any:
+def remapped(array: Any, old: Form, new: Form, fresh: Any = None) -> Any:
     """The kept array in the order of another layout: blocks in both go on, others are `fresh`.
 
-    `old` and `new` differ only in their layout, and in whether the matrix is a transposed view.
+    Zeros without `fresh`. `old` and `new` differ only in their layout, and in whether the matrix is
+    a transposed view.
     """
-    wanted = new.matrix(moved_to(fresh, isinstance(array, DeviceArray)))
-    moved = ops.remap(old.matrix(array), wanted.layout, wanted)
-    return moved.stored_as(wanted, "array").values
+    if fresh is not None:
+        fresh = new.matrix(moved_to(fresh, isinstance(array, DeviceArray)))
+    moved = ops.remap(old.matrix(array), new.matrix_layout, fresh)
+    return moved.stored_as(new.matrix(moved.values), "array").values
 
 
 def saved(array: Any, form: Form) -> Any:

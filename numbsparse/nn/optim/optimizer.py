@@ -212,12 +212,9 @@ class Optimizer:
             new, old = kept.form_of(data), self._forms[i]
             if slots and new != old:
                 kept.check_can_remap(f"parameters[{i}]", old, new)
-                moved[i] = {
-                    name: kept.remapped(array, old, new, kept.like(data.values))
-                    for name, array in slots.items()
-                }
-        for i, slots in moved.items():
-            self._state[i], self._forms[i] = slots, kept.form_of(self.parameters[i].data)
+                moved[i] = {n: kept.remapped(array, old, new) for n, array in slots.items()}
+        self._state = self._state | moved
+        self._forms = self._forms | {i: kept.form_of(self.parameters[i].data) for i in moved}
         forget_captures()
 
     def _numbers(self, group: Mapping[str, Any], step: int) -> np.ndarray:
