@@ -24,6 +24,7 @@ from numbsparse.layout import as_layout
 from numbsparse.ops.choice import choose
 from numbsparse.ops.gates import scale_blocks
 from numbsparse.ops.index import index_beside
+from numbsparse.ops.made import clear_rest, taken
 from numbsparse.ops.operands import ARRAYS, in_order, operand, overlap
 from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.shape import reshape
@@ -187,7 +188,8 @@ def sddmm(
     values = _empty((layout.n_blocks, size, size), a)
     dw = BlockSparse(values, layout, shape=shape)
     compute = function_of(chosen, "weight_grad")
-    compute(a.T, b, index_beside(layout, a), values, precision)
+    compute(a.T, b, index_beside(layout, a), taken(layout, values), precision)
+    clear_rest(layout, values)
     return dw
 
 
@@ -255,7 +257,8 @@ def _run(x: Any, w: BlockSparse, y: Any, feature_major: bool, kernel: str, preci
         x, y = (reshape(a, (batch, a.shape[-1])) for a in (x, y))
     product, layout = "input_grad" if w.is_transposed else "forward", w.stored_layout
     chosen = choose(product, kernel, w.block_size, x, x.shape[0], precision, layout)
-    function_of(chosen, product)(x, w.values, index_beside(layout, x), y, precision)
+    values = taken(layout, w.values)
+    function_of(chosen, product)(x, values, index_beside(layout, x), y, precision)
 
 
 def _columns_as_rows(a: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -31,11 +32,36 @@ def on_device(index: Index) -> Index:
         )
 
 
+_on_gpu: dict[Any, Callable[..., tuple[Any, ...]]] = {}
+
+
+def on_gpu_of(make: Any) -> Callable[[Any], Any]:
+    """A decorator: this function makes on the GPU what `make` does on the host.
+
+    It launches kernels, reads nothing back, and takes the same arguments; its index is on the GPU.
+    """
+
+    def entered(function: Any) -> Any:
+        _on_gpu[make] = function
+        return function
+
+    return entered
+
+
 def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tuple[Any, ...]:
     """make(index, *key), with the index as NumPy arrays; the arrays of its result where it is.
 
-    It is called once for every layout and `key`, and its result lives as long as the layout.
+    It is called once for every layout and `key`, and its result lives as long as the layout. For
+    a layout made on the GPU, what `on_gpu_of` entered is called.
     """
+    if index.made is not None:
+        found = index.plans.get((make, key))
+        if found is None:
+            if make not in _on_gpu:
+                raise ValueError("this plans its layout on the host: take to_host() of the layout")
+            with nullcontext() if index.made.is_captured else outside_capture():
+                found = index.plans[make, key] = _on_gpu[make](index, *key)
+        return found
     stream = current_stream()
     found = index.plans.get((make, key, stream.handle))
     if found is None or stream.is_captured:
