@@ -136,13 +136,13 @@ def count_along_lines() -> Any:
 
 
 @cache
-def sum_lines() -> Any:
-    """Each line's number in `starts` to where it begins; a block of threads for each direction."""
+def summing() -> Any:
+    """sum_up(starts, most): what a block of LINES threads makes of numbers."""
     N = LINES
 
     @cuda.jit(device=True)
-    def sum_up(starts, capacity):
-        """starts[i + 1] = the sum of those up to i, or 0 where all are too many; that sum."""
+    def sum_up(starts, most):
+        """starts[i + 1] = the sum of those up to i, or 0 if the sum of all is too much; that sum."""
         sums = cuda.shared.array(N, int32)
         t, lines = cuda.threadIdx.x, starts.size - 1
         each = (lines + N - 1) // N
@@ -162,20 +162,25 @@ def sum_lines() -> Any:
         total, here = sums[N - 1], sums[t] - own
         for i in range(first, last):
             here += starts[i + 1]
-            starts[i + 1] = here if total <= capacity else int32(0)
+            starts[i + 1] = here if total <= most else int32(0)
         if t == 0:
             starts[0] = 0
         return total
 
+    return sum_up
+
+
+@cache
+def sum_lines() -> Any:
+    """Each line's number in `starts` to where it begins; a block of threads for each direction."""
+    sum_up = summing()
+
     @cuda.jit
     def kernel(row_starts, column_starts, capacity, found):
-        if cuda.blockIdx.x == 1:
-            sum_up(column_starts, capacity)
-        else:
-            total = sum_up(row_starts, capacity)
-            if cuda.threadIdx.x == 0:
-                found[DISTINCT] = total
-                found[KEPT] = total if total <= capacity else 0
+        total = sum_up(column_starts if cuda.blockIdx.x else row_starts, capacity)
+        if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
+            found[DISTINCT] = total
+            found[KEPT] = total if total <= capacity else 0
 
     return kernel
 

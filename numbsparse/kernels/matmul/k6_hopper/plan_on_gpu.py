@@ -19,6 +19,7 @@ from numbsparse.kernels.coordinates import bits_below, entry_of
 from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, EDGE, LAST, READ_AHEAD, Tile, steps_of
 from numbsparse.kernels.matmul.plans import on_gpu_of
 from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU
+from numbsparse.kernels.parts.walk_on_gpu import lowest, mask_of
 from numbsparse.kernels.ptx import redux_or, shfl_idx
 from numbsparse.layout import Index
 
@@ -59,14 +60,11 @@ def steps_kernel(tile: Tile) -> Any:
         step, place, taken = first, 0, 0
         kept, x_tile, block = uint32(0), uint32(0), uint32(0)
         for at in range(words.shape[1]):
-            mask = uint32(0)
-            for c in range(COLUMNS):
-                if line + c < lines:
-                    mask |= uint32((words[line + c, at] >> uint32(lane) & uint32(1)) << uint32(c))
-            there = redux_or(uint32(1 << lane if mask != 0 else 0))
+            mask = mask_of(words, line, COLUMNS, at)
+            there = redux_or(uint32(uint32(1) << uint32(lane) if mask != 0 else 0))
             while there != 0:
                 bit = lowest(there)
-                there &= uint32(there - uint32(1))
+                there = uint32(there & uint32(there - uint32(1)))
                 columns = shfl_idx(mask, uint32(bit))
                 count, x = int32(cuda.popc(columns)), at * 32 + bit
                 for part in range(PARTS):
@@ -87,12 +85,6 @@ def steps_kernel(tile: Tile) -> Any:
             starts[group], steps[group] = first, step + 1 - first
 
     return kernel
-
-
-@cuda.jit(device=True)
-def lowest(word):
-    """The number of the lowest bit of a word that is set."""
-    return int32(cuda.popc(uint32(~word & uint32(word - uint32(1)))))
 
 
 @cache
