@@ -20,6 +20,7 @@ from numbsparse.kernels.ptx import shfl_idx
 from numbsparse.layout import Index, Walk
 
 KEPT, TWICE, OUTSIDE, DISTINCT = range(4)  # of the numbers that are counted
+CLEARING = 512  # blocks of threads that write zeros
 LINES = 32 if SIMULATED else 1024  # threads that sum up lines
 
 
@@ -220,13 +221,12 @@ def write_blocks(
 
 def clear_rest(values: DeviceArray, found: DeviceArray) -> None:
     """values[b] = 0 of the places behind the blocks that are kept."""
-    flat = values.reshape(values.shape[0], -1)
-    launch(clear_rest_kernel, values.shape[0], THREADS, flat, found)
+    n = values.shape[0]
+    launch(clear_rest_kernel, min(n, CLEARING), THREADS, values.reshape(n, -1), found)
 
 
 @cuda.jit
 def clear_rest_kernel(values, found):
-    block = cuda.blockIdx.x
-    if block >= found[KEPT]:
+    for block in range(found[KEPT] + cuda.blockIdx.x, values.shape[0], cuda.gridDim.x):
         for i in range(cuda.threadIdx.x, values.shape[1], cuda.blockDim.x):
             values[block, i] = 0

@@ -8,9 +8,10 @@ from numba import cuda, int32, uint32
 @cuda.jit(device=True)
 def mask_of(words, line, lines, at):
     """Which of so many lines keep the input 32 at + lane: bit i for line + i."""
-    mask, lane = uint32(0), uint32(cuda.threadIdx.x) % 32
+    mask, lane = uint32(0), uint32(cuda.threadIdx.x % 32)
     for i in range(min(lines, words.shape[0] - line)):
-        mask |= uint32((words[line + i, at] >> uint32(lane) & uint32(1)) << uint32(i))
+        bit = uint32(words[line + i, at] >> lane) & uint32(1)
+        mask = uint32(mask | uint32(bit << uint32(i)))
     return mask
 
 

@@ -77,8 +77,8 @@ def steps_kernel(tile: Tile) -> Any:
                             entry = blocks[entry_of(words, before, indptr, own, x)]
                             block = uint32((entry * ACROSS + across) * PARTS + part)
                             if x == edge:
-                                block |= uint32(EDGE)
-                    kept |= uint32(columns << uint32(place * COLUMNS))
+                                block = uint32(block | uint32(EDGE))
+                    kept = uint32(kept | uint32(columns << uint32(place * COLUMNS)))
                     place, taken = place + 1, taken + count
         finish(records, step, kept, place, taken, x_tile, block, uint32(LAST))
         if lane == 0:
@@ -111,7 +111,7 @@ def finishing(tile: Tile) -> Any:
             mask = uint32(uint32(blocks_before(kept, lane) << BEFORE) | last)
             for e in range(INPUTS):
                 own = uint32(kept >> uint32(e * COLUMNS + lane * SHARE)) & uint32(OWN)
-                mask |= uint32(own << uint32(e * SHARE))
+                mask = uint32(mask | uint32(own << uint32(e * SHARE)))
             records[step, lane] = mask
         if lane == 0:
             records[step, SHARES] = uint32(place + 256 * taken)
