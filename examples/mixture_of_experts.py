@@ -76,7 +76,7 @@ def routes(chosen: Any, experts: int, columns: int, block: int, xp: Any) -> Rout
     rows = numbers(row_blocks)[:, None] + 0 * places
     layout = ns.Layout.on_device(rows, places, (row_blocks, experts * columns))
     one_hot = one_hot.astype(np.float32) if xp is np else one_hot.float()
-    return Routes(layout, *map(_lent, (token_of, row_of, one_hot)))
+    return Routes(layout, token_of, row_of, one_hot)
 
 
 class MixtureOfExperts(nn.Module):
@@ -95,7 +95,8 @@ class MixtureOfExperts(nn.Module):
         p = F.softmax(self.router(x))
         numbers, xp = _borrowed(p.data)
         chosen = xp.argmax(numbers, 1)
-        to = self.routes = routes(chosen, self.experts, self.columns, self.block, xp)
+        found = routes(chosen, self.experts, self.columns, self.block, xp)
+        to = self.routes = Routes(found.layout, *map(_lent, found[1:]))
         rows = F.embedding(x, to.token_of)
         hidden = F.relu(ns.sddmm(rows, self.w1, to.layout, block_size=self.block))
         y = F.embedding(ns.matmul(hidden, self.w2), to.row_of)

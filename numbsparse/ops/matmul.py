@@ -59,11 +59,11 @@ def matmul(
     gate : array, (n_blocks,), or BlockSparse of 1 x 1 blocks in the layout of w, optional
         A number for each block, in the order of `w.data`, for `y = x @ (gate[:, None, None] * w)`,
         in the place of w: float32, with a w of float64 float64. The gated weight is rounded to the
-        dtype of w, at the cost of a pass over w. A block whose gate is zero is skipped, in both
-        gradients too, and so gets none, and nor does its gate. For each new set of such blocks a
-        layout is made and planned; the last four are remembered. Which ones are zero is copied from
-        a GPU to the host once after each change of the gate, by this library; another one's arrays
-        are copied at every product. Within a step that `ns.graph` captures nothing can be copied
+        dtype of w, at the cost of a pass over w unless all gates are one. A block whose gate is
+        zero is skipped, in both gradients too, and so gets none, and nor does its gate. For each
+        new set of such blocks a layout is made and planned; the last four are remembered. Gates are
+        copied from a GPU to the host once after each change of them, by this library; another one's
+        arrays are copied at every product. Within a step that `ns.graph` captures nothing can be copied
         and no block is skipped: results are the same, unless x has infinity or NaN, in the time
         that all gates one would take. NaN and infinity as gates are multiplied as any number.
     out : array, (..., out_features), or (in_features, batch) in `w @ x`, optional
