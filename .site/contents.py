@@ -26,6 +26,7 @@ PROGRAMS = [
     "examples/char_lm.py",
     "examples/equal_parameters.py",
     "examples/sentiment.py",
+    "examples/mixture_of_experts.py",
     "examples/pixelcnn.py",
     "examples/torch_gpt.py",
 ]

@@ -158,12 +158,9 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     text = open_text(options.text)
     print(f"{text.name}, {text.train.size:,} bytes to learn from")
     width, symbols = options.width, len(text.alphabet)
-    middles = {
-        "experts": MixtureOfExperts(
-            width, options.hidden, options.experts, options.block_size, options.seed
-        ),
-        "dense": Dense(width, options.hidden, options.seed),
-    }
+    size = options.hidden, options.experts, options.block_size
+    experts = MixtureOfExperts(width, *size, options.seed)
+    middles = {"experts": experts, "dense": Dense(width, options.hidden, options.seed)}
     bits = {}
     for name, middle in middles.items():
         model = Model(symbols, width, options.context, middle, options.seed)
@@ -175,7 +172,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         bits[name] = held_out(model, text, options)
         print(f"{name:8} {bits[name]:.3f} bits per byte held out, {model.n_parameters():,} "
               f"parameters, {1e3 * took:.1f} ms a step")  # fmt: skip
-    compare(middles["experts"], options)
+    compare(experts, options)
     return bits
 
 
@@ -198,8 +195,10 @@ def batch(text: Text, part: np.ndarray, options: Namespace, rng: Any) -> tuple[A
     """Codes (tokens, context) of bytes anywhere in a part of the text, and of those that follow."""
     last = rng.integers(options.context, part.size, options.tokens)
     codes = text.code_of[part[last[:, None] + np.arange(-options.context, 1)]]
-    halves = codes[:, :-1].copy(), codes[:, -1].copy()
-    return tuple(map(ns.to_device, halves)) if options.device == "cuda" else halves
+    seen, following = codes[:, :-1].copy(), codes[:, -1].copy()
+    if options.device == "cpu":
+        return seen, following
+    return ns.to_device(seen), ns.to_device(following)
 
 
 def held_out(model: Model, text: Text, options: Namespace) -> float:

@@ -1,6 +1,7 @@
 """Plans made on the GPU, of the tiles that real cards get: their kernels alone run here."""
 
 from importlib import import_module
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -35,7 +36,9 @@ def tiles_of(size, monkeypatch):
     return line_tiles(size, 8192, 8192) + line_tiles(size, 64, 64, itemsize=4)
 
 
-@pytest.mark.parametrize(("name", "size"), [("random", 32), ("tall", 64), ("full", 128), ("none", 32)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("random", 32), ("tall", 64), ("full", 128), ("none", 32)]
+)
 def test_records_are_those_of_the_host_without_its_grouping(name, size, rng, monkeypatch):
     def neighbours(walk, n_inputs, count):
         lines = np.arange(len(walk.indptr) - 1)
@@ -71,12 +74,14 @@ def test_every_tile_is_dealt_once_and_evenly(rows, units, together, rng):
     tiles, starts = (a.numpy() for a in planned(made, schedule, lengths, rows, units, together))
     first, steps = lengths.starts.numpy(), lengths.steps.numpy()
     n = rows * steps.size
-    assert sorted(map(tuple, tiles[:, :2])) == [(g, r) for g in range(steps.size) for r in range(rows)]
+    assert sorted(map(tuple, tiles[:, :2])) == [
+        (g, r) for g in range(steps.size) for r in range(rows)
+    ]
     np.testing.assert_array_equal(tiles[:, 2], first[tiles[:, 0]])
     np.testing.assert_array_equal(tiles[:, 3], (first + steps)[tiles[:, 0]])
     assert (starts[0], starts[-1], starts.size) == (0, n, min(units, n) + 1)
     assert (np.diff(np.diff(starts)) <= 1).all()
-    longest = [tiles[a:b, 3].sum() - tiles[a:b, 2].sum() for a, b in zip(starts, starts[1:])]
+    longest = [tiles[a:b, 3].sum() - tiles[a:b, 2].sum() for a, b in pairwise(starts)]
     assert max(longest) <= n * steps.mean() / min(units, n) + steps.max()
 
 
@@ -155,7 +160,9 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, m
     panels = [n * parts for n in lines]
     for ragged, steps, places in ((False, 8, 4), (True, 500, 6)):
         edges = tuple((n - ragged, ragged) for n in panels)
-        heads, loads, where, outs, cut, pieces = planned(made, make, tile, *more, steps, places, edges)
+        heads, loads, where, outs, cut, pieces = planned(
+            made, make, tile, *more, steps, places, edges
+        )
         heads, loads, where, outs, cut = (a.numpy() for a in (heads, loads, where, outs, cut))
         numbers = pieces.numpy() if isinstance(pieces, ns.DeviceArray) else np.zeros(4, int)
         together = tile.CLUSTER * Cut.of(tile).OUTS * numbers[weight_grad_on_gpu.REST]
@@ -184,7 +191,7 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, m
         for spans in done.values():
             ends = sorted(spans)
             assert (ends[0][0], ends[-1][1]) == (0, steps)
-            assert all(a[1] == b[0] for a, b in zip(ends, ends[1:], strict=False))
+            assert all(a[1] == b[0] for a, b in pairwise(ends))
         assert max(map(len, done.values()), default=0) == max(numbers[0], min(kept, 1))
         if (name, dtype, places) == ("full", "float16", 6) and size < 128:
             assert numbers[0] > 1

@@ -2,7 +2,7 @@
 
 The grid of blocks is two tables of bits, a line of 32-bit words for each block row and for each
 block column. Coordinates set bits, in any order: what they leave is the same every time. Then the
-bits are counted along lines, lines are summed up, and each word writes its blocks where they belong.
+bits are counted along lines, lines are summed up, and each word writes where its blocks are.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def index_of(
     ends = np.cumsum(sizes).tolist()
     parts = [whole[end - size : end] for end, size in zip(ends, sizes, strict=True)]
     found, of_rows, of_columns, *arrays = parts
-    bits = [
+    row_bits, column_bits = (
         Bits(part.view(np.uint32).reshape(side), empty(side, np.int32))
         for part, side in zip((of_rows, of_columns), sides, strict=True)
-    ]
+    )
     starts = [empty((n + 1,), np.int32) for n in shape]
-    tables = *bits[0], *bits[1]
+    tables = *row_bits, *column_bits
     launch(mark, blocks(rows.size), THREADS, rows, columns, tables[0], tables[2], found)
     launch(count_along_lines(), sum(shape), 32, *tables, *starts)
     launch(sum_lines(), 2, LINES, *starts, capacity, found)
@@ -68,7 +68,7 @@ def index_of(
     launch(write_blocks, blocks(max(words, capacity)), THREADS, *tables, *starts, found, *arrays)
     indices, places, inputs, of_column, block_rows = arrays
     captured = is_capturing() or current_stream().is_captured
-    made = Made(*bits, found, captured)
+    made = Made(row_bits, column_bits, found, captured)
     walks = Walk(starts[0], indices, places), Walk(starts[1], inputs, of_column)
     return Index(*walks, block_rows, indices, made=made)
 
@@ -143,7 +143,7 @@ def summing() -> Any:
 
     @cuda.jit(device=True)
     def sum_up(starts, most):
-        """starts[i + 1] = the sum of those up to i, or 0 if the sum of all is too much; that sum."""
+        """starts[i + 1] = the sum of those up to i, or 0 if that of all is too much; that of all."""
         sums = cuda.shared.array(N, int32)
         t, lines = cuda.threadIdx.x, starts.size - 1
         each = (lines + N - 1) // N

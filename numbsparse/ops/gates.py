@@ -105,17 +105,17 @@ def _selected(w: BlockSparse, gates: Any, known: np.ndarray | None) -> Selection
     mask = None if known is None else known != 0
     if mask is None or mask.all():
         return all_blocks(w, gates)
-    known = _selections.setdefault(full, {})
+    made = _selections.setdefault(full, {})
     key = on_gpu, np.packbits(mask).tobytes()
-    found = known.pop(key, None)
+    found = made.pop(key, None)
     if found is None:
         chosen = np.flatnonzero(mask).astype(np.int32)
         back = np.where(mask, np.cumsum(mask) - 1, -1).astype(np.int32)
         arrays = (to_device(chosen), to_device(back)) if on_gpu else (chosen, back)
         found = full.select(mask), *arrays
-        while len(known) >= MOST_SELECTIONS:
-            del known[next(iter(known))]
-    known[key] = found  # the last one used is the last to go
+        while len(made) >= MOST_SELECTIONS:
+            del made[next(iter(made))]
+    made[key] = found  # the last one used is the last to go
     layout, chosen, back = found
     return Selection(layout, full, chosen, back, gates)
 

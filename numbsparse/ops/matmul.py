@@ -63,7 +63,7 @@ def matmul(
         zero is skipped, in both gradients too, and so gets none, and nor does its gate. For each
         new set of such blocks a layout is made and planned; the last four are remembered. Gates are
         copied from a GPU to the host once after each change of them, by this library; another one's
-        arrays are copied at every product. Within a step that `ns.graph` captures nothing can be copied
+        arrays are copied at every product. Within a step that `ns.graph` captures nothing is copied
         and no block is skipped: results are the same, unless x has infinity or NaN, in the time
         that all gates one would take. NaN and infinity as gates are multiplied as any number.
     out : array, (..., out_features), or (in_features, batch) in `w @ x`, optional

@@ -132,7 +132,7 @@ def finishing_rows(tile: Tile) -> Any:
 
     @cuda.jit(device=True)
     def finish(item, count, line, across, own, kept, bits, edges, tables):
-        words, before, indptr, blocks = bits
+        words, before, indptr, _ = bits
         block = entry_of(words, before, indptr, line, own)
         for rank in range(CLUSTER):
             finish_share(item, rank, count, line, own, block, edges, tables)
@@ -154,7 +154,7 @@ def finishing_regions(tile: Tile) -> Any:
 
     @cuda.jit(device=True)
     def finish(item, count, line, across, own, kept, bits, edges, tables):
-        words, before, indptr, blocks = bits
+        words, before, indptr, _ = bits
         counts, loads, places, outs = tables
         lane = cuda.threadIdx.x
         kept = kept if lane < count else uint32(0)

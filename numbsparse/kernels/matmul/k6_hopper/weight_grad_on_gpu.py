@@ -99,7 +99,12 @@ class Drafts(NamedTuple):
     def empty(cls, tile: Tile, items: int) -> Drafts:
         n = items * tile.CLUSTER
         columns = 1 + 2 * tile.UNITS if tile.ITEM == 2 else tile.UNITS
-        shapes = (n, 2), (n, width_of(tile), 2), (n, tile.GROUPS, columns), (n, tile.GROUPS, tile.OUTS)
+        shapes = (
+            (n, 2),
+            (n, width_of(tile), 2),
+            (n, tile.GROUPS, columns),
+            (n, tile.GROUPS, tile.OUTS),
+        )
         return cls(*(empty(shape, np.int32) for shape in shapes))
 
 
@@ -113,7 +118,9 @@ def items_kernel(tile: Tile) -> Any:
     def counted(numbers, mask):
         """`numbers` of blocks of each line, 8 bits each, and those of a mask."""
         for line in range(N):
-            numbers = uint32(numbers + uint32((mask >> uint32(line) & uint32(1)) << uint32(8 * line)))
+            numbers = uint32(
+                numbers + uint32((mask >> uint32(line) & uint32(1)) << uint32(8 * line))
+            )
         return numbers
 
     @cuda.jit(device=True)
@@ -121,7 +128,9 @@ def items_kernel(tile: Tile) -> Any:
         """Pairs of blocks of a line make a product."""
         products = int32(0)
         for line in range(N):
-            products += int32(((numbers >> uint32(8 * line) & uint32(255)) + uint32(1)) // uint32(2))
+            products += int32(
+                ((numbers >> uint32(8 * line) & uint32(255)) + uint32(1)) // uint32(2)
+            )
         return products
 
     @cuda.jit
