@@ -143,7 +143,7 @@ def summing() -> Any:
 
     @cuda.jit(device=True)
     def sum_up(starts, most):
-        """starts[i + 1] = the sum of those up to i, or 0 if that of all is too much; that of all."""
+        """starts[i + 1] = the sum of those up to i, or 0 if all are too many; that of all."""
         sums = cuda.shared.array(N, int32)
         t, lines = cuda.threadIdx.x, starts.size - 1
         each = (lines + N - 1) // N
