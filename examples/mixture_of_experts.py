@@ -45,7 +45,7 @@ class Routes(NamedTuple):
     """Where tokens go: to rows, those of an expert together, in whole blocks."""
 
     layout: ns.Layout  # of the hidden features: (row blocks, experts * block columns of each)
-    token_of: Any  # (rows,) the token of each row; 0 where none is, whose result nobody reads
+    token_of: Any  # (rows,) the token of each row; of those to spare any, whose results none reads
     row_of: Any  # (tokens,) the row of each token
     one_hot: Any  # (tokens, experts)
 
@@ -67,7 +67,7 @@ def routes(chosen: Any, experts: int, columns: int, block: int, xp: Any) -> Rout
     ends, order = xp.cumsum(blocks, 0), xp.argsort(chosen, stable=True)
     # A token's row: where its expert's blocks begin, and how many tokens of it came before.
     first = (ends - blocks) * block - (xp.cumsum(counts, 0) - counts)
-    row_of, token_of = numbers(tokens), 0 * numbers(row_blocks * block)
+    row_of, token_of = numbers(tokens), numbers(row_blocks * block) % tokens
     row_of[order] = first[chosen[order]] + numbers(tokens)
     token_of[row_of] = numbers(tokens)
 

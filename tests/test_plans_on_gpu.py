@@ -41,7 +41,7 @@ def tiles_of(size, monkeypatch):
     ("name", "size"), [("random", 32), ("tall", 64), ("full", 128), ("none", 32)]
 )
 def test_records_are_those_of_the_host_without_its_grouping(name, size, rng, monkeypatch):
-    def neighbours(walk, n_inputs, count):
+    def neighbours(walk, n_inputs, count, exchange):
         lines = np.arange(len(walk.indptr) - 1)
         return np.append(lines, np.full(-lines.size % count, -1)).reshape(-1, count)
 
@@ -87,6 +87,7 @@ def test_every_tile_is_dealt_once_and_evenly(rows, units, together):
     longest = [tiles[a:b, 3].sum() - tiles[a:b, 2].sum() for a, b in pairwise(starts)]
     least = steps.min() if (np.diff(starts) == starts[1]).all() else 0  # as many tiles each
     assert max(longest) - min(longest) <= steps.max() - least
+    assert all((np.diff(tiles[a:b, 1]) >= 0).all() for a, b in pairwise(starts))  # down the rows
 
 
 def slots_of(loads, n_loads, cluster, edges):
@@ -170,6 +171,8 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, m
         heads, loads, where, outs, cut = (a.numpy() for a in (heads, loads, where, outs, cut))
         numbers = pieces.numpy() if isinstance(pieces, ns.DeviceArray) else np.zeros(4, int)
         together = tile.CLUSTER * Cut.of(tile).OUTS * numbers[weight_grad_on_gpu.REST]
+        whole = heads[:: tile.CLUSTER][heads[:: tile.CLUSTER, 1] == steps, 3]
+        assert (np.diff(whole) <= 0).all()  # longest first
         done = {}  # of each block or part, its steps
         for first in range(0, len(heads), tile.CLUSTER):
             of = np.s_[first : first + tile.CLUSTER]

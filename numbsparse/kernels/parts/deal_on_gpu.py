@@ -1,8 +1,9 @@
 """`deal`'s schedules for layouts made on a GPU, worked out there: pieces in turn, longest first.
 
-The host deals each piece to the place that is free first. Here pieces are ranked, all at once, and
-dealt round by round, every other round backwards, so that who got the longest of one round gets the
-shortest of the next.
+The host deals each piece to the place that is free first. Here all pieces, longest first, are dealt
+round by round, every other round backwards, so that who got the longest of one round gets the
+shortest of the next. Each place then takes its own by rows, so that all go down x together, whose
+rows stay in the L2 cache.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ def schedule_on_gpu(
     groups = lengths.steps.size
     places = min(units, row_tiles * groups)
     tiles, starts = empty((row_tiles * groups, 4), np.int32), empty((places + 1,), np.int32)
-    sizes = row_tiles, together, places
-    launch(tiles_kernel(), groups, 32, lengths.starts, lengths.steps, *sizes, tiles, starts)
+    launch(
+        tiles_kernel(), groups, 32, lengths.starts, lengths.steps, row_tiles, places, tiles, starts
+    )
     return tiles, starts
 
 
@@ -74,21 +76,30 @@ def tiles_kernel() -> Any:
         more = min(unit, rest) if rounds % 2 == 0 else max(unit - (places - rest), 0)
         return unit * rounds + more
 
+    @cuda.jit(device=True)
+    def other_way(turn, n, places):
+        """The place of the n-th piece of a round, or the piece of the n-th place."""
+        return n if turn % 2 == 0 else places - 1 - n
+
     rank = ranking(steps_of)
 
     @cuda.jit
-    def kernel(firsts, steps, row_tiles, together, places, tiles, starts):
+    def kernel(firsts, steps, row_tiles, places, tiles, starts):
         group, lane, groups = cuda.blockIdx.x, cuda.threadIdx.x, steps.size
         at, count = rank(group, groups, steps), row_tiles * groups
         for row in range(lane, row_tiles, 32):
-            top = row // together * together
-            piece = top * groups + at * min(together, row_tiles - top) + row - top
-            turn, unit = piece // places, piece % places
-            unit = unit if turn % 2 == 0 else places - 1 - unit
-            to = start_of(unit, count, places) + turn
+            piece = at * row_tiles + row
+            turn = piece // places
+            unit = other_way(turn, piece % places, places)
+            to = start_of(unit, count, places)
+            own = start_of(unit + 1, count, places) - to
+            for other in range(own):  # which of the place's pieces come before
+                of_row = (other * places + other_way(other, unit, places)) % row_tiles
+                if of_row < row or (of_row == row and other < turn):
+                    to += 1
             tiles[to, 0], tiles[to, 1] = group, row
             tiles[to, 2], tiles[to, 3] = firsts[group], firsts[group] + steps[group]
         for unit in range(group * 32 + lane, places + 1, groups * 32):
-            starts[unit] = start_of(unit, count, places) if unit < places else count
+            starts[unit] = start_of(unit, count, places)
 
     return kernel

@@ -4,8 +4,9 @@ A warp goes through the blocks of a group of lines and closes an item when the n
 fit: a block row of B = 64 or 128, ROWS neighbouring block rows of B = 32, and of float32 a strip of
 columns. `finish`, in `weight_grad_items`, writes what the item's blocks of threads load and
 multiply. The items of a group begin where they would if all before had as many as they could have.
-Then they are numbered without gaps; those that do not fill all places once more are cut over the
-batch; and tables are written as `weight_grad_plan.cut_up` leaves them, empty where no item is.
+Then they are numbered without gaps, those with most panels first; those that do not fill all places
+once more are cut over the batch; and tables are written as `weight_grad_plan.cut_up` leaves them,
+empty where no item is.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut, finishing
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Edges, Tile
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_rows import in_fours
 from numbsparse.kernels.matmul.plans import on_gpu_of
+from numbsparse.kernels.parts.deal_on_gpu import ranking
 from numbsparse.kernels.parts.walk_on_gpu import lowest, mask_of
 from numbsparse.kernels.ptx import redux_or, shfl_idx
 from numbsparse.layout import Index
@@ -76,8 +78,9 @@ def tables_of(
     launch(items_kernel(tile), groups, 32, *table)
 
     pieces = min(max(steps // 4, 1), MOST_PIECES) if worth else 1
-    order, cut = empty((most,), np.int32), empty((4,), np.int32)
-    launch(number_kernel(), 1, LINES, starts, numbers, places, pieces, order, cut)
+    found, order, cut = empty((most,), np.int32), empty((most,), np.int32), empty((4,), np.int32)
+    launch(number_kernel(), 1, LINES, starts, numbers, places, pieces, found, cut)
+    launch(order_kernel(tile.CLUSTER), most, 32, drafts.counts, found, cut, order)
 
     most += places if pieces > 1 else 0
     final, threads = Drafts.empty(tile, most), most * tile.CLUSTER
@@ -170,22 +173,42 @@ def items_kernel(tile: Tile) -> Any:
 
 @cache
 def number_kernel() -> Any:
-    """order[i] = where the i-th item is; and the numbers of what is cut."""
+    """found[i] = where the i-th item is; and the numbers of what is cut."""
     sum_up, N = summing(), LINES
 
     @cuda.jit
-    def kernel(starts, numbers, places, most_pieces, order, cut):
-        items = sum_up(numbers, order.size)
+    def kernel(starts, numbers, places, most_pieces, found, cut):
+        items = sum_up(numbers, found.size)
         cuda.syncthreads()
         for group in range(cuda.threadIdx.x, starts.size, N):
             for item in range(numbers[group], numbers[group + 1]):
-                order[item] = starts[group] + item - numbers[group]
+                found[item] = starts[group] + item - numbers[group]
         if cuda.threadIdx.x == 0:
             rest = items % places
             pieces = min(places // max(rest, 1), most_pieces)
             if rest == 0 or pieces < 2:
                 rest = pieces = 0
             cut[PIECES], cut[REST], cut[WHOLE], cut[ITEMS] = pieces, rest, items - rest, items
+
+    return kernel
+
+
+@cache
+def order_kernel(CLUSTER: int) -> Any:
+    """The items in order, those for which most panels arrive first."""
+
+    @cuda.jit(device=True)
+    def panels_of(items, i):
+        counts, found = items
+        return counts[found[i] * CLUSTER, 1]
+
+    rank = ranking(panels_of)
+
+    @cuda.jit
+    def kernel(counts, found, cut, order):
+        item = cuda.blockIdx.x
+        if item < cut[ITEMS]:
+            order[rank(item, cut[ITEMS], (counts, found))] = found[item]
 
     return kernel
 
