@@ -324,9 +324,9 @@ def test_a_layout_made_from_tensors_takes_part_in_gradients(rng):
     kept = layouts[0].to_host()
     a, b, c = (torch.from_numpy(rng.standard_normal(s)) for s in ((8, 3), (3, 8), (8, 2)))
     found = []
-    for layout in (*layouts, kept):
+    for of_blocks in (*layouts, kept):
         of = [t.clone().requires_grad_() for t in (a, b, c)]
-        hidden = nst.sddmm(of[0], of[1], layout)
+        hidden = nst.sddmm(of[0], of[1], of_blocks)
         hidden = nst.BlockSparse(torch.tanh(hidden.values), hidden.handle)
         y = nst.matmul(hidden, of[2])
         y.sum().backward()
