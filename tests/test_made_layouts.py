@@ -114,7 +114,7 @@ def test_its_products(case, rng, place, put):
     if dtype not in ("float32", *HALVES):
         pytest.skip("ml_dtypes is not installed")
     kernel = kernel if place == "cuda" else "k0_reference" if dtype == "float32" else "auto"
-    pattern = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 0]], bool)
+    pattern = np.array([[1, 0, 1], [0, 0, 0]], bool)
     shape = tuple(n * size - 8 * edge for n in pattern.shape)
     layout, right = made(pattern, rng, put, none=1), Layout(pattern)
     n = right.n_blocks
@@ -172,22 +172,18 @@ def test_a_captured_step_makes_it_anew(rng):
 
     def step(rows, columns, x, values):
         layout = Layout.on_device(rows, columns, (2, 3), capacity=4)
-        y = ns.matmul(x, ns.BlockSparse(values, layout))
-        return y, ns.sddmm(x.T, y, layout).values
+        return ns.matmul(x, ns.BlockSparse(values, layout))
 
     graph = ns.graph(step)
     x = rng.standard_normal((2, 64)).astype(np.float16)
     values = rng.standard_normal((4, 32, 32)).astype(np.float16)
-    for places in ([5, 1, -1], [0, 4, 2]):
+    for places in ([5, 1, -1], [0, 4, 2], [3, -1, -1]):
         rows, columns = np.array(places) // 3, np.array(places) % 3
-        y, dw = graph(rows, columns, x, values)
+        y = graph(rows, columns, x, values)
         kept = np.zeros((2, 3), bool)
         kept[rows[rows >= 0], columns[rows >= 0]] = True
-        n = int(kept.sum())
-        w = ns.BlockSparse(values[:n].astype(np.float64), kept)
+        w = ns.BlockSparse(values[: kept.sum()].astype(np.float64), kept)
         close(y, x.astype(np.float64), w.toarray(), "float16")
-        assert dw.numpy()[:n].any((1, 2)).all()
-        assert not dw.numpy()[n:].any()
     assert graph.captures == (not device.SIMULATED)
 
 
