@@ -28,6 +28,7 @@ PROGRAMS = [
     "examples/equal_parameters.py",
     "examples/scaling.py",
     "examples/sentiment.py",
+    "examples/mixture_of_experts.py",
     "examples/pixelcnn.py",
     "examples/prune.py",
     "examples/grow.py",

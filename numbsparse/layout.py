@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -40,6 +40,7 @@ class Index:
     block_columns: Any  # (n_blocks,) int32
     on_host: Index | None = None  # of one on the GPU, the same as NumPy arrays
     plans: dict[Any, Any] = field(default_factory=dict, repr=False)  # see kernels/matmul/plans.py
+    made: Any = None  # of one made on the GPU, what is known there: see kernels/coordinates.py
 
 
 class Layout:
@@ -83,6 +84,13 @@ class Layout:
     device_index: Index | None = None  # `index` on the GPU, once numbsparse.ops sent it there
     _met: tuple[Any, np.ndarray] | None = None  # another layout, and `positions_in` it
 
+    if TYPE_CHECKING:  # added by numbsparse.ops.made
+
+        @staticmethod
+        def on_device(
+            rows: Any, columns: Any, shape: tuple[int, int], *, capacity: int | None = None
+        ) -> Layout: ...
+
     def __init__(self, pattern: Any):
         block_rows, block_columns = np.nonzero(as_pattern(pattern))
         self._set(np.shape(pattern), block_rows, block_columns)
@@ -99,7 +107,7 @@ class Layout:
         array([[1, 0, 1],
                [0, 1, 0]])
         """
-        in_blocks, out_blocks = _grid(shape)
+        in_blocks, out_blocks = grid_of(shape)
         if np.shape(indptr) != (in_blocks + 1,):
             raise ValueError(
                 f"indptr takes the shape ({in_blocks + 1},) for {in_blocks} block rows, "
@@ -131,7 +139,7 @@ class Layout:
     def _set(
         self, shape: tuple[int, ...], block_rows: np.ndarray, block_columns: np.ndarray
     ) -> None:
-        self.shape = _grid(shape)
+        self.shape = grid_of(shape)
         if block_rows.size > MOST:
             raise ValueError(
                 f"pattern keeps {block_rows.size} blocks; a layout takes up to 2^31 - 1"
@@ -149,6 +157,14 @@ class Layout:
     @property
     def n_blocks(self) -> int:
         return self._block_rows.size
+
+    def check(self) -> int:
+        """How many blocks are kept: `n_blocks`, but for a layout that `on_device` made."""
+        return self.n_blocks
+
+    def to_host(self) -> Layout:
+        """This layout; of one that `on_device` made, one that the host knows."""
+        return self
 
     @property
     def density(self) -> float:
@@ -297,7 +313,7 @@ def positions_among(rising: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return positions
 
 
-def _grid(shape: tuple[int, ...]) -> tuple[int, int]:
+def grid_of(shape: tuple[int, ...]) -> tuple[int, int]:
     """(in_blocks, out_blocks), that int32 can count."""
     if len(shape) != 2:
         raise ValueError(f"shape takes (in_blocks, out_blocks), got {shape}")

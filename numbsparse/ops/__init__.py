@@ -76,6 +76,7 @@ from numbsparse.ops.loss_scale import (
     judge,
 )
 from numbsparse.ops.lstm import LSTMTrace, lstm, lstm_grad, lstm_steps, state_dtype
+from numbsparse.ops.made import on_device
 from numbsparse.ops.matmul import matmul, sddmm
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
 from numbsparse.ops.operands import HalfOnCPU, is_half, operand
@@ -193,6 +194,7 @@ __all__ = [
     "mean",
     "multiply",
     "negative",
+    "on_device",
     "operand",
     "own_precision",
     "power",

@@ -47,7 +47,10 @@ def scale_blocks(w: BlockSparse, gate: Any) -> BlockSparse:
     if w.is_transposed:
         stored = gate.T if isinstance(gate, BlockSparse) else in_order(numbers, w.layout)
         return scale_blocks(w.T, stored).T
-    return gated(w, numbers, select_gated(w, numbers))
+    known = None if is_capturing() else _numbers_known(numbers)
+    if known is not None and (known == 1).all():
+        return w
+    return gated(w, numbers, _selected(w, numbers, known))
 
 
 def gate_numbers(w: BlockSparse, gate: Any) -> Any:
@@ -93,21 +96,26 @@ def gate_dtype(w: BlockSparse) -> np.dtype:
 
 def select_gated(w: BlockSparse, gates: Any) -> Selection:
     """What `gates`, numbers as stored, leave of w, which is no transposed view."""
+    return _selected(w, gates, None if is_capturing() else _numbers_known(gates))
+
+
+def _selected(w: BlockSparse, gates: Any, known: np.ndarray | None) -> Selection:
+    """`select_gated`, of numbers that are known on the host, or of which nothing is known."""
     full, on_gpu = w.stored_layout, isinstance(gates, DeviceArray)
-    mask = None if is_capturing() else _known_mask(gates) if on_gpu else gates != 0
+    mask = None if known is None else known != 0
     if mask is None or mask.all():
         return all_blocks(w, gates)
-    known = _selections.setdefault(full, {})
+    made = _selections.setdefault(full, {})
     key = on_gpu, np.packbits(mask).tobytes()
-    found = known.pop(key, None)
+    found = made.pop(key, None)
     if found is None:
         chosen = np.flatnonzero(mask).astype(np.int32)
         back = np.where(mask, np.cumsum(mask) - 1, -1).astype(np.int32)
         arrays = (to_device(chosen), to_device(back)) if on_gpu else (chosen, back)
         found = full.select(mask), *arrays
-        while len(known) >= MOST_SELECTIONS:
-            del known[next(iter(known))]
-    known[key] = found  # the last one used is the last to go
+        while len(made) >= MOST_SELECTIONS:
+            del made[next(iter(made))]
+    made[key] = found  # the last one used is the last to go
     layout, chosen, back = found
     return Selection(layout, full, chosen, back, gates)
 
@@ -124,21 +132,23 @@ def all_blocks(w: BlockSparse, gates: Any) -> Selection:
 _selections: WeakKeyDictionary[Layout, dict[Any, Any]] = WeakKeyDictionary()
 
 
-def _known_mask(gates: DeviceArray) -> np.ndarray:
-    """Which gates are not zero: copied to the host once, while nothing here writes to them."""
+def _numbers_known(gates: Any) -> np.ndarray:
+    """The gates on the host: copied there once, while nothing here writes to them."""
+    if not isinstance(gates, DeviceArray):
+        return gates
     edit = edits.last_of(gates)
     state = gates.address, gates.shape, gates.strides, None if edit is None else edit.serial
     owner = gates.owner if is_own(gates) else None  # others write to what is theirs unseen
-    known = None if owner is None else _masks.get(owner)
+    known = None if owner is None else _numbers.get(owner)
     if known is not None and known[0] == state:
         return known[1]
-    mask = gates.numpy() != 0
+    numbers = gates.numpy()
     if owner is not None:
-        _masks[owner] = state, mask
-    return mask
+        _numbers[owner] = state, numbers
+    return numbers
 
 
-_masks: WeakKeyDictionary[Any, tuple[Any, np.ndarray]] = WeakKeyDictionary()
+_numbers: WeakKeyDictionary[Any, tuple[Any, np.ndarray]] = WeakKeyDictionary()
 
 
 def gated(w: BlockSparse, by: Any, kept: Selection) -> BlockSparse:

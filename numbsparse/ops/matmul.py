@@ -24,6 +24,7 @@ from numbsparse.layout import as_layout
 from numbsparse.ops.choice import choose
 from numbsparse.ops.gates import scale_blocks
 from numbsparse.ops.index import index_beside
+from numbsparse.ops.made import clear_rest, taken
 from numbsparse.ops.operands import ARRAYS, in_order, operand, overlap
 from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.shape import reshape
@@ -58,11 +59,11 @@ def matmul(
     gate : array, (n_blocks,), or BlockSparse of 1 x 1 blocks in the layout of w, optional
         A number for each block, in the order of `w.data`, for `y = x @ (gate[:, None, None] * w)`,
         in the place of w: float32, with a w of float64 float64. The gated weight is rounded to the
-        dtype of w, at the cost of a pass over w. A block whose gate is zero is skipped, in both
-        gradients too, and so gets none, and nor does its gate. For each new set of such blocks a
-        layout is made and planned; the last four are remembered. Which ones are zero is copied from
-        a GPU to the host once after each change of the gate, by this library; another one's arrays
-        are copied at every product. Within a step that `ns.graph` captures nothing can be copied
+        dtype of w, at the cost of a pass over w unless all gates are one. A block whose gate is
+        zero is skipped, in both gradients too, and so gets none, and nor does its gate. For each
+        new set of such blocks a layout is made and planned; the last four are remembered. Gates are
+        copied from a GPU to the host once after each change of them, by this library; another one's
+        arrays are copied at every product. Within a step that `ns.graph` captures nothing is copied
         and no block is skipped: results are the same, unless x has infinity or NaN, in the time
         that all gates one would take. NaN and infinity as gates are multiplied as any number.
     out : array, (..., out_features), or (in_features, batch) in `w @ x`, optional
@@ -187,7 +188,8 @@ def sddmm(
     values = _empty((layout.n_blocks, size, size), a)
     dw = BlockSparse(values, layout, shape=shape)
     compute = function_of(chosen, "weight_grad")
-    compute(a.T, b, index_beside(layout, a), values, precision)
+    compute(a.T, b, index_beside(layout, a), taken(layout, values), precision)
+    clear_rest(layout, values)
     return dw
 
 
@@ -255,7 +257,8 @@ def _run(x: Any, w: BlockSparse, y: Any, feature_major: bool, kernel: str, preci
         x, y = (reshape(a, (batch, a.shape[-1])) for a in (x, y))
     product, layout = "input_grad" if w.is_transposed else "forward", w.stored_layout
     chosen = choose(product, kernel, w.block_size, x, x.shape[0], precision, layout)
-    function_of(chosen, product)(x, w.values, index_beside(layout, x), y, precision)
+    values = taken(layout, w.values)
+    function_of(chosen, product)(x, values, index_beside(layout, x), y, precision)
 
 
 def _columns_as_rows(a: Any) -> Any:
