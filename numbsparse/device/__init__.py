@@ -1,10 +1,13 @@
 """The only package that knows the GPU's runtime: memory, streams, launches, graphs.
 
 `launch` is imported from `numbsparse.device.launch`, so that numba.cuda loads with the first
-kernel and not with the package.
+kernel and not with the package. The package itself is called as `ns.device(1)`: see `places`.
 """
 
-from numbsparse.device.array import DeviceArray, copy_of, empty, refill, to_device
+import sys
+from types import ModuleType
+
+from numbsparse.device.array import DeviceArray, copy_of, empty, moved, refill, to_device
 from numbsparse.device.capture import (
     Capture,
     forget_captures,
@@ -21,8 +24,10 @@ from numbsparse.device.interop import (
     in_library_of,
     in_order_with,
     is_device_operand,
+    one_gpu,
     read_quickly,
 )
+from numbsparse.device.places import device, id_of, on
 from numbsparse.device.runtime import (
     CPU_THREADS,
     SIMULATED,
@@ -31,6 +36,8 @@ from numbsparse.device.runtime import (
     describe,
     is_available,
     is_capturing,
+    multiprocessors,
+    n_devices,
     require,
     why_unavailable,
 )
@@ -49,10 +56,12 @@ __all__ = [
     "copy_of",
     "current_stream",
     "describe",
+    "device",
     "empty",
     "empty_in_library_of",
     "forget_captures",
     "generation",
+    "id_of",
     "in_library_of",
     "in_order_with",
     "is_available",
@@ -63,6 +72,11 @@ __all__ = [
     "joined",
     "library",
     "live",
+    "moved",
+    "multiprocessors",
+    "n_devices",
+    "on",
+    "one_gpu",
     "outside_capture",
     "read_quickly",
     "refill",
@@ -72,3 +86,13 @@ __all__ = [
     "to_device",
     "why_unavailable",
 ]
+
+
+class Room(ModuleType):
+    """This package, which is also the function `device`."""
+
+    def __call__(self, of: int | str | None = None) -> Stream:
+        return device(of)
+
+
+sys.modules[__name__].__class__ = Room

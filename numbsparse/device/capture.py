@@ -105,7 +105,11 @@ class Arena:
 class ArenaBlock(memory.Block):
     """A block of an arena. It counts for nothing among the blocks kept outside."""
 
-    __slots__ = ()
+    __slots__ = ("device",)
+
+    def __init__(self, *of: Any, **options: Any):
+        super().__init__(*of, **options)
+        self.device = runtime.current_id()  # type: ignore[misc]
 
 
 def _references(owners: dict[int, Any]) -> list[int]:
@@ -131,6 +135,7 @@ class Capture:
 
     Attributes
     ----------
+    device : the number of the GPU that all of it is on
     arena : where arrays that are made within come from
     used : the owners of the memory from outside that kernels were given, by id
     lives : arrays to fill before each launch, and what with
@@ -138,6 +143,7 @@ class Capture:
 
     def __init__(self) -> None:
         self.thread = get_ident()
+        self.device = runtime.current_id()
         self.arena = Arena()
         self.used: dict[int, Any] = {}
         self.lives: list[tuple[DeviceArray, Numbers]] = []

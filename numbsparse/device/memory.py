@@ -59,6 +59,12 @@ class Block:
         self.stream: Any = stream
         self.others: tuple[streams.Stream, ...] = ()
 
+    @property
+    def device(self) -> int:
+        """The number of the GPU."""
+        number: int = self.stream.device
+        return number
+
     def __del__(self) -> None:
         global _kept
         if self.others and (sys.is_finalizing() or not _in_order(self)):
@@ -66,12 +72,15 @@ class Block:
         if self.shelf is not None and _kept + self.nbytes <= MOST_KEPT:
             _kept += self.nbytes
             self.shelf.append((self.address, self.buffer))
+        elif self.shelf is not None and runtime.several_devices and not sys.is_finalizing():
+            with self.stream.context():  # its own GPU's, in which the driver takes it back
+                self.buffer = None
 
 
 class Simulated(Block):
     """Host memory; is a hole when let go, so that a kernel that still reads it is seen."""
 
-    __slots__ = ()
+    __slots__ = ("device",)
 
     def __del__(self) -> None:
         if _hole is not None:  # as it is when Python ends
@@ -110,7 +119,8 @@ def _fresh(nbytes: int, size: int, stream: streams.Stream) -> Block:
     runtime.require()
     if runtime.SIMULATED:
         return simulated(nbytes)
-    buffer = take(size)
+    with stream.context():
+        buffer = take(size)
     shelf = None
     if size <= LARGEST_KEPT:
         shelf = stream.shelves.setdefault(size, [])
@@ -129,12 +139,13 @@ def _forget(shelves: dict[int, Shelf]) -> None:
 
 def _lent_by_torch(nbytes: int, stream: streams.Stream) -> Block:
     torch = sys.modules.get("torch")
-    if torch is None or torch.cuda.current_stream().cuda_stream != stream.handle:
+    if torch is None or torch.cuda.current_stream(stream.device).cuda_stream != stream.handle:
         raise RuntimeError(
             "this takes memory, which cannot be had while another library than torch captures the "
             "stream: capture it with numbsparse.graph or torch.cuda.graph"
         )
-    tensor = torch.empty(max(nbytes, 1), dtype=torch.uint8, device="cuda")
+    where = f"cuda:{stream.device}"
+    tensor = torch.empty(max(nbytes, 1), dtype=torch.uint8, device=where)
     return Lent(tensor.data_ptr(), tensor, stream=stream)
 
 
@@ -151,10 +162,10 @@ def note(owners: Iterable[Any], stream: streams.Stream | None = None) -> None:
         if captured:
             if type(block) is not Lent and id(block) not in _for_good:
                 _for_good[id(block)], block.shelf = block, None
-                if block.stream.handle != stream.handle:
+                if not block.stream.is_same(stream):
                     with streams.relaxed():
                         block.stream.synchronize()
-        elif block.stream.handle != stream.handle and stream not in block.others:
+        elif not block.stream.is_same(stream) and stream not in block.others:
             stream.wait(block.stream)
             block.others = (*block.others, stream)
 
@@ -184,7 +195,20 @@ def _in_order(block: Block) -> bool:
 def simulated(nbytes: int) -> Block:
     """Fresh memory is a hole, so that a kernel that leaves one is seen."""
     owner = np.full(nbytes + GRAIN, _hole, dtype=np.uint8)
-    return Simulated(-(-owner.ctypes.data // GRAIN) * GRAIN, owner)
+    block = Simulated(-(-owner.ctypes.data // GRAIN) * GRAIN, owner)
+    block.device = runtime.current_id()
+    return block
+
+
+def device_of(owner: Any, address: int = 0) -> int:
+    """The number of the GPU that memory is on: of a block, or an array of another library."""
+    if isinstance(owner, Block):
+        return owner.device
+    if hasattr(owner, "__dlpack_device__"):
+        return int(owner.__dlpack_device__()[1])
+    if interface := getattr(owner, "__cuda_array_interface__", None):
+        address = interface["data"][0]
+    return runtime.device_at_address(address)
 
 
 def hole(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -225,8 +249,9 @@ def _from_pool(nbytes: int) -> Any:
         from cuda.bindings import driver
 
         _, free, total = driver.cuMemGetInfo()
+        where = f" of cuda:{runtime.current_id()}" if runtime.several_devices else ""
         raise MemoryError(
-            f"{nbytes / 2**20:.1f} MiB of device memory were asked for; "
+            f"{nbytes / 2**20:.1f} MiB of device memory{where} were asked for; "
             f"{free / 2**20:.1f} of {total / 2**20:.1f} MiB are free"
         ) from error
 
@@ -259,8 +284,11 @@ def copy_in(address: int, host: np.ndarray) -> None:
     if runtime.SIMULATED:
         ctypes.memmove(address, host.ctypes.data, host.nbytes)
     elif host.nbytes:
-        driver, stream = _driver(), streams.current().handle
-        error = driver.cuMemcpyHtoDAsync(address, host.ctypes.data, host.nbytes, stream)
+        stream = streams.current()
+        with stream.context():
+            error = _driver().cuMemcpyHtoDAsync(
+                address, host.ctypes.data, host.nbytes, stream.handle
+            )
         _check(error, "copying to the GPU")
 
 
@@ -273,19 +301,24 @@ def copy_out(host: np.ndarray, address: int) -> None:
     if runtime.SIMULATED:
         ctypes.memmove(host.ctypes.data, address, host.nbytes)
     elif host.nbytes:
-        driver, stream = _driver(), streams.current().handle
-        error = driver.cuMemcpyDtoHAsync(host.ctypes.data, address, host.nbytes, stream)
-        _check(error, "copying to the host")
-        streams.synchronize()
+        stream = streams.current()
+        with stream.context():
+            error = _driver().cuMemcpyDtoHAsync(
+                host.ctypes.data, address, host.nbytes, stream.handle
+            )
+            _check(error, "copying to the host")
+            streams.synchronize()
 
 
 def copy_within(target: int, source: int, nbytes: int) -> None:
-    """Copy from one place on the device to another."""
+    """Copy from one place on a device to another, on another one too."""
     if runtime.SIMULATED:
         ctypes.memmove(target, source, nbytes)
     elif nbytes:
-        driver, stream = _driver(), streams.current().handle
-        _check(driver.cuMemcpyDtoDAsync(target, source, nbytes, stream), "copying on the GPU")
+        stream = streams.current()
+        with stream.context():
+            error = _driver().cuMemcpyAsync(target, source, nbytes, stream.handle)
+        _check(error, "copying on the GPU")
 
 
 def view(address: int, nbytes: int) -> np.ndarray:

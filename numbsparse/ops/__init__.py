@@ -1,8 +1,11 @@
 """Functions of arrays, without gradients: NumPy on the CPU, kernels on a GPU.
 
 All arrays of one call live in one place, NumPy's or the GPU's (DeviceArray), and have one dtype;
-so does the result. Anything else is refused before it runs.
+so does the result. Anything else is refused before it runs. Of several GPUs a function runs on the
+one where its arrays are.
 """
+
+from types import FunctionType as _FunctionType
 
 from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.ops.activations import (
@@ -79,6 +82,7 @@ from numbsparse.ops.lstm import LSTMTrace, lstm, lstm_grad, lstm_steps, state_dt
 from numbsparse.ops.matmul import matmul, sddmm
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
 from numbsparse.ops.operands import HalfOnCPU, is_half, operand
+from numbsparse.ops.operands import at_home as _at_home
 from numbsparse.ops.optimizer import (
     ADAM_NUMBERS,
     SGD_NUMBERS,
@@ -228,3 +232,9 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+_AT_HOME = {"matmul", "sddmm", "conv", "conv_transpose", "conv_weight_grad"}  # by themselves
+
+for _name in set(__all__) - _AT_HOME:
+    if isinstance(_value := globals()[_name], _FunctionType):
+        globals()[_name] = _at_home(_value)

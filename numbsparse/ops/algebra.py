@@ -28,7 +28,7 @@ from numbsparse.ops.create import zeros
 from numbsparse.ops.edge import inside
 from numbsparse.ops.embedding import take_rows
 from numbsparse.ops.matmul import matmul
-from numbsparse.ops.operands import ARRAYS, place_of
+from numbsparse.ops.operands import ARRAYS, at_home, place_of
 from numbsparse.ops.shape import concatenate, reshape
 
 NORMS = ("l1", "l2", "max")
@@ -341,4 +341,4 @@ _OPERATORS = {
 }
 
 for _name, _function in _OPERATORS.items():
-    setattr(BlockSparse, _name, _function)
+    setattr(BlockSparse, _name, at_home(_function))

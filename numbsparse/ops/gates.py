@@ -98,7 +98,7 @@ def select_gated(w: BlockSparse, gates: Any) -> Selection:
     if mask is None or mask.all():
         return all_blocks(w, gates)
     known = _selections.setdefault(full, {})
-    key = on_gpu, np.packbits(mask).tobytes()
+    key = on_gpu and gates.device_id, on_gpu, np.packbits(mask).tobytes()
     found = known.pop(key, None)
     if found is None:
         chosen = np.flatnonzero(mask).astype(np.int32)
