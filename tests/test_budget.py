@@ -7,11 +7,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_520,
-    "numbsparse/autograd": 605,
+    "numbsparse": 2_535,
+    "numbsparse/autograd": 610,
     "numbsparse/bench": 4_820,
     "numbsparse/compat": 405,
-    "numbsparse/device": 2_835,
+    "numbsparse/device": 3_285,
     "numbsparse/jax": 670,
     "numbsparse/kernels": 2_745,
     "numbsparse/kernels/conv": 3_430,
@@ -21,7 +21,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 2_470,
     "numbsparse/kernels/ptx": 2_660,
     "numbsparse/nn": 7_055,
-    "numbsparse/ops": 4_855,
+    "numbsparse/ops": 4_900,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 2_370,

@@ -159,6 +159,10 @@ class Capture:
         """
         if runtime.capture is not None:
             raise RuntimeError("another capture is under way: one at a time")
+        with streams.current().context():
+            yield from self._recorded()
+
+    def _recorded(self) -> Iterator[None]:
         if not runtime.SIMULATED:
             # A stream of its own that does not wait for the legacy one, which cannot be captured;
             # relaxed, so that memory can be taken and kernels loaded meanwhile.
@@ -199,4 +203,6 @@ class Capture:
             _filled(array, numbers)
         if streams.several:
             memory.note(self.used.values())
-        self._graph.launch(streams.current().core)
+        stream = streams.current()
+        with stream.context():
+            self._graph.launch(stream.core)

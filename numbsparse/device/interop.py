@@ -81,8 +81,9 @@ def _lent(x: Any, argument: str) -> DeviceArray:
     from cuda.core.utils import StridedMemoryView
 
     # Stream number 1 names the legacy default stream in both protocols; 0 is not allowed.
-    runtime.current_device()
-    view = StridedMemoryView.from_any_interface(x, stream_ptr=streams.current().handle)
+    stream = streams.current()
+    with stream.context():
+        view = StridedMemoryView.from_any_interface(x, stream_ptr=stream.handle)
     try:
         dtype = np.dtype(view.dtype)
     except (NotImplementedError, TypeError) as error:

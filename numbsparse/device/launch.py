@@ -156,7 +156,7 @@ def _prepare(kernel: Any, args: tuple[Any, ...], shared_bytes: int) -> tuple[Pre
     values = b"".join(parts)
     prepared = _prepared.get(key := tuple(kinds))
     if prepared is None:
-        with streams.aside():
+        with streams.aside(), streams.current().context():
             prepared = Prepared(_compile(kernel, args), len(values), shared_bytes)
         _prepared[key] = prepared
     return prepared, values
@@ -308,7 +308,6 @@ def _numba_dtype(dtype: np.dtype) -> types.Type:
 
 def _compile(kernel: Any, args: tuple[Any, ...]) -> Any:
     """The cuda.core kernel for these argument types; one serves all GPUs of its capability."""
-    runtime.current_device()
     key = kernel, tuple(map(_numba_type, args)), runtime.compute_capability()
     if (known := _compiled.get(key)) is None:
         known = _compiled[key] = kernel_cache.compiled(*key[:2])

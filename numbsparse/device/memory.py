@@ -72,15 +72,15 @@ class Block:
         if self.shelf is not None and _kept + self.nbytes <= MOST_KEPT:
             _kept += self.nbytes
             self.shelf.append((self.address, self.buffer))
-        elif self.shelf is not None and runtime.several_devices and not sys.is_finalizing():
-            with self.stream.context():  # its own GPU's, in which the driver takes it back
+        elif runtime.several_devices and self.stream is not None and not sys.is_finalizing():
+            with self.stream.context():  # in which the driver takes it back in order
                 self.buffer = None
 
 
 class Simulated(Block):
     """Host memory; is a hole when let go, so that a kernel that still reads it is seen."""
 
-    __slots__ = ("device",)
+    __slots__ = ()
 
     def __del__(self) -> None:
         if _hole is not None:  # as it is when Python ends
@@ -119,8 +119,7 @@ def _fresh(nbytes: int, size: int, stream: streams.Stream) -> Block:
     runtime.require()
     if runtime.SIMULATED:
         return simulated(nbytes)
-    with stream.context():
-        buffer = take(size)
+    buffer = take(size)
     shelf = None
     if size <= LARGEST_KEPT:
         shelf = stream.shelves.setdefault(size, [])
@@ -195,9 +194,8 @@ def _in_order(block: Block) -> bool:
 def simulated(nbytes: int) -> Block:
     """Fresh memory is a hole, so that a kernel that leaves one is seen."""
     owner = np.full(nbytes + GRAIN, _hole, dtype=np.uint8)
-    block = Simulated(-(-owner.ctypes.data // GRAIN) * GRAIN, owner)
-    block.device = runtime.current_id()
-    return block
+    first = -(-owner.ctypes.data // GRAIN) * GRAIN
+    return Simulated(first, owner, stream=streams.current())
 
 
 def device_of(owner: Any, address: int = 0) -> int:
@@ -240,28 +238,31 @@ def take(nbytes: int) -> Any:
 
 
 def _from_pool(nbytes: int) -> Any:
-    pool = runtime.current_device().memory_resource
-    try:
-        return pool.allocate(nbytes, stream=streams.current().core)
-    except Exception as error:
-        if "OUT_OF_MEMORY" not in str(error):
-            raise
-        from cuda.bindings import driver
+    stream = streams.current()
+    with stream.context():
+        pool = runtime.current_device().memory_resource
+        try:
+            return pool.allocate(nbytes, stream=stream.core)
+        except Exception as error:
+            if "OUT_OF_MEMORY" not in str(error):
+                raise
+            from cuda.bindings import driver
 
-        _, free, total = driver.cuMemGetInfo()
-        where = f" of cuda:{runtime.current_id()}" if runtime.several_devices else ""
-        raise MemoryError(
-            f"{nbytes / 2**20:.1f} MiB of device memory{where} were asked for; "
-            f"{free / 2**20:.1f} of {total / 2**20:.1f} MiB are free"
-        ) from error
+            _, free, total = driver.cuMemGetInfo()
+            where = f" of cuda:{stream.device}" if runtime.several_devices else ""
+            raise MemoryError(
+                f"{nbytes / 2**20:.1f} MiB of device memory{where} were asked for; "
+                f"{free / 2**20:.1f} of {total / 2**20:.1f} MiB are free"
+            ) from error
 
 
 def give_up_kept() -> None:
     """Give all blocks that are kept for later back to CUDA's pool."""
     global _kept
     for stream in _streams:
-        for shelf in stream.shelves.values():
-            shelf.clear()
+        with stream.context():
+            for shelf in stream.shelves.values():
+                shelf.clear()
     _kept = 0
 
 
@@ -270,8 +271,9 @@ def forget_peak() -> None:
     if not runtime.SIMULATED:
         driver = _driver()
         peak = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_HIGH
-        pool = runtime.current_device().memory_resource.handle
-        error = driver.cuMemPoolSetAttribute(pool, peak, driver.cuuint64_t(0))
+        with streams.current().context():
+            pool = runtime.current_device().memory_resource.handle
+            error = driver.cuMemPoolSetAttribute(pool, peak, driver.cuuint64_t(0))
         _check(error, "forgetting the peak of the pool's memory")
 
 

@@ -128,11 +128,9 @@ def current_id() -> int:
 
 
 def current_device() -> Any:
-    """The same as a cuda.core Device, whose context is made current for this thread."""
+    """The same as a cuda.core Device. What needs its context is done within `Stream.context`."""
     require()
-    device = current_id()
-    make_current(device)
-    return device_at(device)
+    return device_at(current_id())
 
 
 @cache

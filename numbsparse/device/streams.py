@@ -282,8 +282,10 @@ def _new(nonblocking: bool) -> Stream:
         return Stream(0, device=runtime.current_id())
     from cuda.core import StreamOptions
 
-    core = runtime.current_device().create_stream(options=StreamOptions(nonblocking=nonblocking))
-    return Stream(int(core.handle), core, device=runtime.current_id())
+    options, device = StreamOptions(nonblocking=nonblocking), runtime.current_id()
+    with current().context():
+        core = runtime.current_device().create_stream(options=options)
+    return Stream(int(core.handle), core, device=device)
 
 
 def _handle_of(of: Any) -> int:

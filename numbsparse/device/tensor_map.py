@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.device import runtime
+from numbsparse.device import runtime, streams
 from numbsparse.device.array import DeviceArray, to_device
 from numbsparse.device.capture import outside_capture
 
@@ -61,7 +61,8 @@ def _remembered(keys: tuple[Key, ...], shape: tuple[int, ...]) -> DeviceArray:
     if found is not None:
         _maps.move_to_end(of)
         return found
-    with outside_capture():  # written now and once; a graph keeps the memory of what it reads
+    # Written now and once; a graph keeps the memory of what it reads.
+    with outside_capture(), streams.current().context():
         encoded = _simulated if runtime.SIMULATED else _encoded
         words = _maps[of] = to_device(np.array([encoded(key) for key in keys]).reshape(shape))
     if len(_maps) > REMEMBERED:

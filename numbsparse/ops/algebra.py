@@ -322,7 +322,7 @@ _multiply = _of_pairs("*", elementwise.multiply, Layout.__and__)
 _negative = _of_each(elementwise.negative)
 
 # As in ops/matmul.py: the package that computes brings the matrix its operators.
-_OPERATORS = {
+_OPERATORS: dict[str, Callable[..., Any]] = {
     "__add__": _add,
     "__radd__": _add,
     "__sub__": _subtract,

@@ -32,7 +32,7 @@ def choose(
     Worked out once for each case, then looked up. Raises ValueError where none serves.
     """
     where = x.dtype, type(x), layout.shape, layout.n_blocks
-    case = (product, kernel, block_size, batch, precision, *where)
+    case: tuple[Any, ...] = product, kernel, block_size, batch, precision, *where
     if runtime.several_devices:  # of which one may do what another one does not
         case = (*case, runtime.current_id())
     name = _chosen.get(case)
