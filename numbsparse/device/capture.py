@@ -102,14 +102,10 @@ class Arena:
         return ArenaBlock(int(buffer.handle), buffer, shelf=shelf)
 
 
-class ArenaBlock(memory.Block):
+class ArenaBlock(memory.Unordered):
     """A block of an arena. It counts for nothing among the blocks kept outside."""
 
-    __slots__ = ("device",)
-
-    def __init__(self, *of: Any, **options: Any):
-        super().__init__(*of, **options)
-        self.device = runtime.current_id()  # type: ignore[misc]
+    __slots__ = ()
 
 
 def _references(owners: dict[int, Any]) -> list[int]:

@@ -77,7 +77,17 @@ class Block:
                 self.buffer = None
 
 
-class Simulated(Block):
+class Unordered(Block):
+    """Memory of no stream's, which knows its GPU by itself."""
+
+    __slots__ = ("device",)
+
+    def __init__(self, *of: Any, **options: Any):
+        super().__init__(*of, **options)
+        self.device = runtime.current_id()  # type: ignore[misc]
+
+
+class Simulated(Unordered):
     """Host memory; is a hole when let go, so that a kernel that still reads it is seen."""
 
     __slots__ = ()
@@ -194,8 +204,7 @@ def _in_order(block: Block) -> bool:
 def simulated(nbytes: int) -> Block:
     """Fresh memory is a hole, so that a kernel that leaves one is seen."""
     owner = np.full(nbytes + GRAIN, _hole, dtype=np.uint8)
-    first = -(-owner.ctypes.data // GRAIN) * GRAIN
-    return Simulated(first, owner, stream=streams.current())
+    return Simulated(-(-owner.ctypes.data // GRAIN) * GRAIN, owner)
 
 
 def device_of(owner: Any, address: int = 0) -> int:
