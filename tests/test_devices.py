@@ -381,6 +381,7 @@ class Driver:
     """What of the driver waits need, and which GPU's context each call was made in."""
 
     CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=SimpleNamespace(value=2))
+    CUstreamCaptureStatus = SimpleNamespace(CU_STREAM_CAPTURE_STATUS_NONE=0)
 
     def __init__(self):
         self.context, self.calls = 7, []
@@ -424,6 +425,24 @@ def test_waits_and_copies_are_made_in_the_context_of_their_gpu(driver):
             memory.copy_within(0, 0, 8)
             assert driver.context == 7
         assert [context for _, context in driver.calls] == [number] * 4
+
+
+def test_a_copy_waits_and_is_waited_for(driver, monkeypatch):
+    """It comes after what made the array, and before what its memory serves for next."""
+    monkeypatch.setattr(runtime, "require", lambda: None)
+    monkeypatch.setattr(runtime, "n_devices", lambda: 2)
+    monkeypatch.setattr(memory, "take", lambda nbytes: SimpleNamespace(handle=0x2000))
+    monkeypatch.setattr(memory, "_kept", memory._kept)
+    side = streams.Stream(0x100, device=0)
+    x = device.DeviceArray(0x1000, (4,), "float32", None, memory.Block(0x1000, None, stream=side))
+    y = x.to("cuda:1")
+    assert (y.device, y.address) == ("cuda:1", 0x2000)
+    steps = {"cuEventRecord": "done", "cuStreamWaitEvent": "waits", "cuMemcpyAsync": "copies"}
+    done = [f"{steps[name]} {context}" for name, context in driver.calls if name in steps]
+    for_its_own = ["done 0", "waits 0"] * 2
+    assert done == [*for_its_own, "done 0", "waits 1", "copies 1", "done 1", "waits 0"]
+    assert x.owner.others == (streams.DEFAULT,)
+    del x, y
 
 
 def test_a_launch_is_tried_again_in_the_context_of_its_gpu(driver, monkeypatch):
