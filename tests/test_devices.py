@@ -158,7 +158,12 @@ class Theirs:
     """An array of another library's, on GPU 1."""
 
     def __init__(self, array):
-        self.array, self.__cuda_array_interface__ = array, array.__cuda_array_interface__
+        self.array, self.lent_on = array, []
+
+    @property
+    def __cuda_array_interface__(self):
+        self.lent_on.append(device.current_stream().device)
+        return self.array.__cuda_array_interface__
 
     def __dlpack_device__(self):
         return 2, self.array.device_id
@@ -167,6 +172,7 @@ class Theirs:
 def test_arrays_of_others_are_read_where_they_are():
     theirs = Theirs(ns.to_device(X, "cuda:1"))
     assert device.as_device_array(theirs).device == ns.Tensor(theirs).device == "cuda:1"
+    assert theirs.lent_on[-2:] == [1, 1]
     assert ns.matmul(theirs, SQUARE.to("cuda:1")).device == "cuda:1"
     with pytest.raises(
         ValueError, match="x takes an array on cuda:0, where w is, got one on cuda:1"
@@ -433,11 +439,12 @@ def test_a_copy_waits_and_is_waited_for(driver, monkeypatch):
     monkeypatch.setattr(runtime, "n_devices", lambda: 2)
     monkeypatch.setattr(memory, "take", lambda nbytes: SimpleNamespace(handle=0x2000))
     monkeypatch.setattr(memory, "_kept", memory._kept)
+    monkeypatch.setattr(memory, "_reaching", lambda *pair: pair)
     side = streams.Stream(0x100, device=0)
     x = device.DeviceArray(0x1000, (4,), "float32", None, memory.Block(0x1000, None, stream=side))
     y = x.to("cuda:1")
     assert (y.device, y.address) == ("cuda:1", 0x2000)
-    steps = {"cuEventRecord": "done", "cuStreamWaitEvent": "waits", "cuMemcpyAsync": "copies"}
+    steps = {"cuEventRecord": "done", "cuStreamWaitEvent": "waits", "cuMemcpyPeerAsync": "copies"}
     done = [f"{steps[name]} {context}" for name, context in driver.calls if name in steps]
     for_its_own = ["done 0", "waits 0"] * 2
     assert done == [*for_its_own, "done 0", "waits 1", "copies 1", "done 1", "waits 0"]

@@ -334,7 +334,8 @@ def copy_of(array: DeviceArray) -> DeviceArray:
 def _copied(array: DeviceArray) -> DeviceArray:
     """The same on the GPU in use, in the order of what this array's stream is given."""
     fresh = empty(array.span.shape, array.dtype)
-    memory.copy_within(fresh.address, array.span.address, fresh.nbytes)
+    of = array.device_id if runtime.several_devices else None
+    memory.copy_within(fresh.address, array.span.address, fresh.nbytes, of)
     strides = None if array.is_contiguous else array.strides
     return DeviceArray(fresh.address, array.shape, array.dtype, strides, fresh.owner)
 

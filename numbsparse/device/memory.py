@@ -67,6 +67,8 @@ class Block:
 
     def __del__(self) -> None:
         global _kept
+        if _kept is None:  # as it is when Python ends
+            return
         if self.others and (sys.is_finalizing() or not _in_order(self)):
             return
         if self.shelf is not None and _kept + self.nbytes <= MOST_KEPT:
@@ -321,15 +323,33 @@ def copy_out(host: np.ndarray, address: int) -> None:
             streams.synchronize()
 
 
-def copy_within(target: int, source: int, nbytes: int) -> None:
-    """Copy from one place on a device to another, on another one too."""
+def copy_within(target: int, source: int, nbytes: int, of: int | None = None) -> None:
+    """Copy from one place on the GPU in use to another; `of` is the GPU that the source is on."""
     if runtime.SIMULATED:
         ctypes.memmove(target, source, nbytes)
     elif nbytes:
         stream = streams.current()
         with stream.context():
-            error = _driver().cuMemcpyAsync(target, source, nbytes, stream.handle)
+            if of is None or of == stream.device:
+                error = _driver().cuMemcpyDtoDAsync(target, source, nbytes, stream.handle)
+            else:
+                to, of_source = _reaching(stream.device, of)
+                how = target, to, source, of_source, nbytes, stream.handle
+                error = _driver().cuMemcpyPeerAsync(*how)
         _check(error, "copying on the GPU")
+
+
+@cache
+def _reaching(*pair: int) -> tuple[int, ...]:
+    """The contexts of two GPUs, which reach each other's memory from now on."""
+    contexts = tuple(map(runtime.context_of, pair))
+    for i in range(2):
+        device = runtime.device_at(pair[i])
+        with runtime.MadeCurrent(pair[i]), suppress(Exception):  # else by the host's memory
+            if device.can_access_peer(runtime.device_at(pair[1 - i])):
+                device.memory_resource.peer_accessible_by.add(pair[1 - i])
+                _driver().cuCtxEnablePeerAccess(contexts[1 - i], 0)
+    return contexts
 
 
 def view(address: int, nbytes: int) -> np.ndarray:

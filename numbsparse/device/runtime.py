@@ -155,6 +155,12 @@ def make_current(device: int) -> int:
     return before if before != _contexts[device] else 0
 
 
+def context_of(device: int) -> int:
+    """The driver's handle of a GPU's context."""
+    return_to(make_current(device))
+    return _contexts[device]
+
+
 def return_to(context: int) -> None:
     """Make a context current again that `make_current` returned."""
     if context:
