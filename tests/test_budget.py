@@ -17,7 +17,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 3_430,
     "numbsparse/kernels/ladder": 1_930,
     "numbsparse/kernels/lstm": 1_910,
-    "numbsparse/kernels/matmul": 9_605,
+    "numbsparse/kernels/matmul": 9_650,
     "numbsparse/kernels/parts": 2_470,
     "numbsparse/kernels/ptx": 2_660,
     "numbsparse/nn": 7_055,

@@ -1,6 +1,7 @@
 """What the ladder's cases do not reach in k8_small_batch: cut lines, infinities, orders of x."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -267,6 +268,39 @@ def test_rings_of_tiles_for_weight_grad(case, x_turned, dy_turned, dtype, rng, m
 
 
 @needs_ampere
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("size", "batch"), [(8, 130), (16, 97), (32, 65), (64, 225)])
+@pytest.mark.parametrize("x_turned", [False, True], ids=["x", "x.T"])
+def test_warps_share_the_steps_of_a_unit(size, batch, x_turned, dtype, rng, monkeypatch):
+    layout = ns.Layout(np.eye(1, 2, dtype=bool))
+    x, dy = (rng.standard_normal((batch, n * size)).astype(dtype) for n in layout.shape)
+    exact = [a.astype(np.float64) for a in (x, dy)]
+    expected, magnitude = np.full((2, 1, size, size), np.nan)
+    k0_reference.weight_grad(*exact, layout.index, expected)
+    k0_reference.weight_grad(*map(abs, exact), layout.index, magnitude)
+    x_given = device.to_device(x.T.copy()).T if x_turned else device.to_device(x)
+    found, split = [], launches._split
+    monkeypatch.setattr(launches, "WARPS", 8)  # four for each unit, in the simulator too
+    monkeypatch.setattr(launches, "_split", lambda *a: found.append(split(*a)) or found[-1])
+    got = device.to_device(np.full(expected.shape, np.nan, dtype))
+    index = ops.index_beside(layout, got)
+    rung.weight_grad(x_given, device.to_device(dy), index, got)
+    assert found == [4 if batch == 225 else 2]
+    bound = (batch + 2) * np.finfo(np.float32).eps * magnitude + np.finfo(dtype).eps * abs(expected)
+    assert (abs(got.numpy().astype(np.float64) - expected) <= bound).all()
+
+
+@pytest.mark.parametrize("warps", [8, 24, 1056])
+def test_no_more_warps_than_steps_and_places(warps):
+    for units, steps in itertools.product((1, 3, 5, 66, 1000, 2000), (1, 2, 3, 7, 12, 256)):
+        split = launches._split(steps, units, warps)
+        assert split in (1, 2, 4, 8)
+        assert split == 1 or (split * units <= warps and split <= (steps + 1) // 2)
+        more = 2 * split
+        assert more > launches.WARPS or more * units > warps or more > (steps + 1) // 2
+
+
+@needs_ampere
 def test_a_launch_is_not_taken_for_another_one_at_the_same_place(rng):
     layout = ns.Layout(np.ones((2, 3), bool))
     x = device.to_device(rng.standard_normal((4, 64)).astype(np.float32))
@@ -345,23 +379,41 @@ def test_the_same_bits_every_time(rng, monkeypatch):
 
 
 @needs_ampere
-@pytest.mark.every(31)
+@pytest.mark.every(61)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("feature_major", [False, True], ids=["batch-major", "feature-major"])
+@pytest.mark.parametrize("many", [0, 2**30], ids=["64 rows", "32 rows"])
 @pytest.mark.parametrize("way", ["as it is", "x transposed", "far"])
 @pytest.mark.parametrize("in_features", [128, 100])
 @pytest.mark.parametrize("batch", [33, 72])
 @pytest.mark.parametrize("size", [8, 16, 32, 64])
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_batches_of_several_tiles(
-    product, size, batch, in_features, way, feature_major, dtype, monkeypatch
+    product, size, batch, in_features, way, many, feature_major, dtype, monkeypatch
 ):
     """Cut lines have parts in each tile; what lanes copy is in pieces of 16 bytes, or in part."""
     monkeypatch.setattr(plans, "TOGETHER", -1)
     monkeypatch.setattr(launches, "LINES", -(2**30) if way == "x transposed" else 2**30)
     monkeypatch.setattr(launches, "NEAR", 0 if way == "far" else 2**31)
+    monkeypatch.setattr(launches, "MANY", many)
     case = Case(batch, in_features, out_features=64, block_size=size, density=0.7)
     check_rung(rung, product, case, dtype, "cuda", feature_major=feature_major)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("size", [8, 16, 32, 128])
+def test_tiles_are_longer_where_there_are_many(size, dtype, monkeypatch):
+    monkeypatch.setattr(launches, "MANY", 4)
+    monkeypatch.setattr(launches, "_multiprocessors", lambda: 10)
+    form = Form(dtype, dtype == "float32")
+    most = {8: 80 if form.is_16_bit else 20}.get(size, 40 if form.is_16_bit else 2**30)
+    for batch, n in itertools.product((1, 17, 32, 33, 64, 65, 1000), (1, 10, 11, 20, 40, 100)):
+        for across in (False, True):
+            rows = launches._tile_rows(batch, n, size, form, across)
+            if batch > 32:
+                assert rows == (32 if n * math.ceil(batch / 32) <= most else 64)
+            else:
+                assert rows == (16 if batch <= 16 and not across else 32)
 
 
 @needs_ampere
@@ -379,8 +431,8 @@ def test_a_transposed_copy_is_aligned(rows, columns, rng):
 @pytest.mark.parametrize("size", [8, 32])
 def test_large_batches_are_refused(product, size):
     case = product, size, as_dtype("float32"), "cuda"
-    assert rung.unsupported(*case, 1024) is None
-    assert rung.unsupported(*case, 1025) == "k8_small_batch takes batches up to 1024, got 1025"
+    assert rung.unsupported(*case, 8192) is None
+    assert rung.unsupported(*case, 8193) == "k8_small_batch takes batches up to 8192, got 8193"
 
 
 @needs_ampere

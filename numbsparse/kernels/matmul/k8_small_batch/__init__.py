@@ -8,7 +8,8 @@ the GPU idle. Each warp has a ring of its own for the tiles that it multiplies n
 for blocks under 32 and where features end inside a block, the lanes of the warp do; they read x
 faster where it is feature-major, so where there is much of it in 16 bits it is transposed first.
 Batches beyond 64 rows are cut into tiles of as many, which share the multiprocessors and read w
-once each; in `weight_grad` they are sums of more steps.
+once each; in `weight_grad` they are sums of more steps, which several warps share where blocks are
+few.
 
 A product is one launch: the last warp adds up the parts of a line that was cut, in their order
 (`lines`; `blocks` for `weight_grad`). It starts while the kernel before it ends, and the host works
@@ -43,7 +44,7 @@ from numbsparse.kernels.parts.tiles import Form
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 DTYPES = ("float32", "float16", "bfloat16")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
-LARGEST_BATCH = 1024
+LARGEST_BATCH = 8192
 
 unsupported = reach(
     "k8_small_batch",

@@ -5,6 +5,9 @@ a step for each 32 of them. The units of a line of x follow each other: where a 
 is loaded into registers once for a line, dy each time. What bounds it is writing dw: a warp leaves
 a square in shared memory, its pieces of 16 bytes exchanged as in `tiles`, and the copy engine or
 the lanes take it from there.
+
+Where there are fewer units than warps, neighbouring warps share the steps of one, and the first of
+them adds what the others leave in shared memory, in their order.
 """
 
 from __future__ import annotations
@@ -67,6 +70,7 @@ class Blocks(NamedTuple):
     warps: int
     shares: int
     long: bool  # whether the batch takes several steps of 32 rows
+    split: int = 1  # warps that share the steps of a unit: then none has a second unit
 
     @property
     def stage_words(self) -> int:
@@ -88,9 +92,9 @@ def block_kernel(blocks: Blocks) -> Any:
 
     `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `ring.engine_asks`.
     """
-    form, depth, x_side, _, source, WARPS, shares, LONG = blocks
+    form, depth, x_side, _, source, WARPS, shares, LONG, SPLIT = blocks
     STAGES, STAGE, MINE = source.stages, blocks.stage_words, blocks.warp_words
-    ALL, BARRIERS = WARPS * shares, WARPS * source.stages
+    ALL, BARRIERS = WARPS * shares // SPLIT, WARPS * source.stages
     ENGINE, OVERLAP = source.engine, source.overlap
     TILE, RECORD = WIDTH * form.row, 2 * (WIDTH // depth) + 2
     LINE, RECORDS = RECORD - 2, (source.stages, RECORD)
@@ -100,10 +104,11 @@ def block_kernel(blocks: Blocks) -> Any:
     request, wait = requesting(blocks), waiting(source)
     hold, multiply, write = holding(blocks), multiplying(blocks), writing(blocks)
     clear, after = pieces.clear(M, 4), stepping(LONG)
+    leave, add = pieces.save(M, 4), pieces.add_saved(M, 4)
 
     @jit_for(WARPS)
     def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues):
-        shared = cuda.shared.array(0, uint32)
+        shared, floats = cuda.shared.array(0, uint32), cuda.shared.array(0, float32)
         bars = cuda.shared.array(BARRIERS, uint64)
         acc = cuda.local.array(SUMS, float32)
         x_hi, x_lo = cuda.local.array(HELD, uint32), cuda.local.array(HELD, uint32)
@@ -111,21 +116,24 @@ def block_kernel(blocks: Blocks) -> Any:
         warp = uint32(cuda.threadIdx.x) // 32
         base = uint32(first_multiple(shared, ALIGNED) + warp * MINE)
         leaving, bar = uint32(base + STAGES * STAGE), uint32(warp * STAGES)
-        number = int64(cuda.blockIdx.x) * WARPS + warp
+        number = int64(cuda.blockIdx.x) * (WARPS // SPLIT) + warp // SPLIT
         unit, last = count * number // ALL, count * (number + 1) // ALL
         steps = (x_view[0] + WIDTH - 1) // WIDTH if LONG else int64(1)  # of a unit
+        part = int64(warp % SPLIT)
+        first, end = steps * part // SPLIT, steps * (part + 1) // SPLIT
+        whole, mine = read(plan, unit), SPLIT > 1 and part == 0 and unit < last
         if OVERLAP:
             let_next_kernel_start()
         for s in range(STAGES):
-            record = read(plan, unit + s // steps)
+            record = read(plan, unit + s // (end - first))
             for e in range(RECORD):
                 records[s, e] = record[e]
-        record, now = read(plan, unit + STAGES // steps), read(plan, unit)
+        record, now = read(plan, unit + STAGES // (end - first)), whole
         prepare(bars, bar, fresh, maps)
         if OVERLAP:
             wait_for_earlier_kernels()
         requested = held = now[LINE] - 1
-        ahead, step_ahead, step = unit, int64(0), int64(0)
+        ahead, step_ahead, step = unit, first, first
         for s in range(STAGES):
             if ahead < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
@@ -133,7 +141,7 @@ def block_kernel(blocks: Blocks) -> Any:
                 top = step_ahead * WIDTH
                 request(new, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, own)
                 requested = new[LINE]
-            ahead, step_ahead = after(ahead, step_ahead, steps)
+            ahead, step_ahead = after(ahead, step_ahead, first, end)
             close()
         stage = phase = uint32(0)
         while unit < last:
@@ -143,7 +151,7 @@ def block_kernel(blocks: Blocks) -> Any:
             if LONG or now[LINE] != held:
                 hold(shared, uint32(start + TILE), x_hi, x_lo)
                 held = now[LINE]
-            if step == 0:
+            if step == first:
                 clear(acc)
             multiply(shared, start, x_hi, x_lo, acc)
             sync_warp()
@@ -151,14 +159,24 @@ def block_kernel(blocks: Blocks) -> Any:
                 other, top = LONG or record[LINE] != requested, step_ahead * WIDTH
                 request(record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, own)
                 requested = record[LINE]
-                ahead, step_ahead = after(ahead, step_ahead, steps)
+                ahead, step_ahead = after(ahead, step_ahead, first, end)
                 record = read(plan, ahead)
             close()
-            unit, step = after(unit, step, steps)
-            if step == 0:
-                write(x, x_view, dy, dy_view, w_view, now, maps, dvalues, shared, leaving, acc)
+            unit, step = after(unit, step, first, end)
+            if step == first:
+                if SPLIT > 1:
+                    leave(floats[base:], 0, acc)
+                else:
+                    write(x, x_view, dy, dy_view, w_view, now, maps, dvalues, shared, leaving, acc)
                 now = coming
             stage, phase = following(stage, phase, STAGES)
+        if SPLIT > 1:
+            cuda.syncthreads()
+            if mine:
+                clear(acc)
+                for k in range(SPLIT):
+                    add(floats[base + k * MINE :], 0, acc)
+                write(x, x_view, dy, dy_view, w_view, whole, maps, dvalues, shared, leaving, acc)
         if ENGINE and elect() != 0:
             bulk_wait_read()
 
@@ -167,12 +185,12 @@ def block_kernel(blocks: Blocks) -> Any:
 
 @cache
 def stepping(long: bool) -> Any:
-    """(unit, step) after one, of so many steps each."""
+    """(unit, step) after one, of the steps from first to end of each."""
 
     @cuda.jit(device=True)
-    def after(unit, step, steps):
-        more = long and step + 1 < steps
-        return (unit, step + 1) if more else (unit + 1, int64(0))
+    def after(unit, step, first, end):
+        more = long and step + 1 < end
+        return (unit, step + 1) if more else (unit + 1, first)
 
     return after
 
