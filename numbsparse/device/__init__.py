@@ -7,15 +7,17 @@ kernel and not with the package. The package itself is called as `ns.device(1)`:
 import sys
 from types import ModuleType
 
-from numbsparse.device.array import DeviceArray, copy_of, empty, moved, refill, to_device
+from numbsparse.device.array import DeviceArray, copy_of, empty, moved, refill, simulated, to_device
 from numbsparse.device.capture import (
     Capture,
     forget_captures,
     generation,
+    in_use,
     is_of_a_graph,
     is_own,
     live,
     outside_capture,
+    working_stream,
 )
 from numbsparse.device.fingerprint import library
 from numbsparse.device.interop import (
@@ -41,7 +43,7 @@ from numbsparse.device.runtime import (
     require,
     why_unavailable,
 )
-from numbsparse.device.streams import Stream, joined, stream, synchronize
+from numbsparse.device.streams import Stream, beside, joined, order, stream, synchronize
 from numbsparse.device.streams import current as current_stream
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "DeviceArray",
     "Stream",
     "as_device_array",
+    "beside",
     "card",
     "compute_capability",
     "copy_of",
@@ -64,6 +67,7 @@ __all__ = [
     "id_of",
     "in_library_of",
     "in_order_with",
+    "in_use",
     "is_available",
     "is_capturing",
     "is_device_operand",
@@ -77,14 +81,17 @@ __all__ = [
     "n_devices",
     "on",
     "one_gpu",
+    "order",
     "outside_capture",
     "read_quickly",
     "refill",
     "require",
+    "simulated",
     "stream",
     "synchronize",
     "to_device",
     "why_unavailable",
+    "working_stream",
 ]
 
 

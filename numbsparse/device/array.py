@@ -355,6 +355,12 @@ def refill(target: DeviceArray, source: Any) -> None:
             memory.copy_in(target.address, np.ascontiguousarray(source))
 
 
+def simulated(array: DeviceArray) -> np.ndarray:
+    """The memory of a C-contiguous array itself, which in the simulator is the host's."""
+    nbytes = memory.view(array.address, array.nbytes) if array.size else np.empty(0, np.uint8)
+    return nbytes.view(array.dtype).reshape(array.shape)
+
+
 def _note(*used: Any) -> None:
     """As launches do of their arguments, where memory is copied by address."""
     if streams.several:

@@ -53,6 +53,24 @@ def live(numbers: Numbers, size: int, dtype: Any) -> DeviceArray:
     return array
 
 
+def working_stream() -> int:
+    """The handle of the stream that launches go to now: within a capture it is the capture's."""
+    capture = runtime.capturing()
+    return streams.current().handle if capture is None else capture.stream_handle
+
+
+def in_use(*arrays: DeviceArray) -> None:
+    """What launches do about the memory of their arguments, for work that another library starts.
+
+    A capture keeps it; elsewhere it is put in order between streams.
+    """
+    capture = runtime.capturing()
+    if capture is not None:
+        capture.hold(arrays)
+    elif streams.several:
+        memory.note(owners_of(arrays))
+
+
 @contextmanager
 def outside_capture() -> Iterator[None]:
     """Within this context, inside a capture, work runs once and now, and memory is its own.

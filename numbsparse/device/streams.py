@@ -108,17 +108,8 @@ class Stream:
         `other` is what `stream` takes; None is the legacy default stream.
         """
         other = DEFAULT if other is None else stream(other)
-        if runtime.SIMULATED or not self.handle or self.is_same(other):
-            return
-        driver = _driver()
-        with other.context():
-            event = _checked(
-                driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value)
-            )
-            _checked(driver.cuEventRecord(event, other.handle))
-        with self.context():
-            _checked(driver.cuStreamWaitEvent(self.handle, event, 0))
-        _checked(driver.cuEventDestroy(event))  # by the driver, once it is over
+        if not runtime.SIMULATED and self.handle and not self.is_same(other):
+            order(other.handle, self.handle, other, self)
 
     def synchronize(self) -> None:
         """Wait on the host until the GPU has done all that this stream was given."""
@@ -149,6 +140,21 @@ class Stream:
             legacy = self.handle == LEGACY
             self._core = LEGACY_DEFAULT_STREAM if legacy else CoreStream.from_handle(self.handle)
         return self._core
+
+
+def order(first: int, second: int, of: Stream | None = None, to: Stream | None = None) -> None:
+    """What the second stream is given from now on waits for what the first was given so far.
+
+    By their handles; where the first is being captured in a graph, the second is from now on too.
+    They are on the GPUs of the streams `of` and `to`, else on the one in use.
+    """
+    driver = _driver()
+    with (of or current()).context():
+        event = _checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value))
+        _checked(driver.cuEventRecord(event, first))
+    with (to or current()).context():
+        _checked(driver.cuStreamWaitEvent(second, event, 0))
+    _checked(driver.cuEventDestroy(event))  # by the driver, once it is over
 
 
 DEFAULT = Stream(LEGACY)
@@ -275,17 +281,23 @@ def of_torch(handle: int, device: int) -> Stream:
     return default(device) if handle <= LEGACY else Stream(handle, None, True, device)
 
 
-def _new(nonblocking: bool) -> Stream:
+def _new(nonblocking: bool, priority: int | None = None) -> Stream:
     if not runtime.is_available():
         return Stream(0)
     if runtime.SIMULATED:
         return Stream(0, device=runtime.current_id())
     from cuda.core import StreamOptions
 
-    options, device = StreamOptions(nonblocking=nonblocking), runtime.current_id()
+    options = StreamOptions(nonblocking=nonblocking, priority=priority)
+    device = runtime.current_id()
     with current().context():
         core = runtime.current_device().create_stream(options=options)
     return Stream(int(core.handle), core, device=device)
+
+
+def beside() -> Stream:
+    """A stream that takes no turns with any other, and whose work comes first on the GPU."""
+    return _new(nonblocking=True, priority=-1)
 
 
 def _handle_of(of: Any) -> int:

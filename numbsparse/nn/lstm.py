@@ -220,7 +220,7 @@ class LSTMLayer(Module):
         kept, dropout = None, self.update_dropout
         if self.training and dropout is not None:
             shape = (*x.shape[:2], h.shape[1])
-            how: Any = (dropout.p, dropout.seed, dropout.next_call, x.dtype, x.device)
+            how: Any = (dropout.p, dropout.own_seed, dropout.next_call, x.dtype, x.device)
             kept = ops.dropout_mask(shape, *how)
         weights = self.weight_ih, self.weight_hh, self.bias
         how = {"gain": self.gain, "kept": kept, "precision": self.precision}

@@ -93,8 +93,10 @@ def lstm(
     trace = ops.lstm(*datas[:6], gain=None if gain is None else datas[6], **how)
     backward = _LSTM(inputs, trace, how)
     y, *last = trace.h[1:], ops.copy(trace.h[-1]), ops.copy(trace.c[-1])
-    # One hidden tensor stands for the three results; its gradient is theirs, by number.
-    hidden = record(y, *((a, backward.vjp(i)) for i, a in enumerate(inputs)))
+    # One hidden tensor stands for the three results; its gradient is theirs, by number. That of
+    # weight_hh, the largest, is the first: to reduce it over several cards takes the longest.
+    order = sorted(range(len(inputs)), key=lambda i: i != 2)
+    hidden = record(y, *((inputs[i], backward.vjp(i)) for i in order))
     results = [
         record(data, (hidden, lambda dy, y, i=i: Pieces({i: dy})))  # type: ignore[arg-type,misc]
         for i, data in enumerate((y, *last))

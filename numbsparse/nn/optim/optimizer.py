@@ -120,7 +120,7 @@ class Optimizer:
         for i, parameter in enumerate(self.parameters):
             if parameter.grad is not None:
                 name = f"parameters[{i}]"
-                _check_gradient(name, parameter)
+                check_gradient(name, parameter)
                 slots = found[i] = self._slots_of(i)
                 try:
                     ops.check_step(parameter.values, parameter.grad.values, **slots)
@@ -352,7 +352,7 @@ def _checked_header(state: Mapping[str, Any]) -> tuple[int, int]:
     return steps, integer("state['skipped']", state.get("skipped", 0), least=0, most=steps)
 
 
-def _check_gradient(name: str, parameter: Tensor) -> None:
+def check_gradient(name: str, parameter: Tensor) -> None:
     """Refuse a gradient that is stored in another way than its parameter."""
     assert parameter.grad is not None
     own, got = kept.form_of(parameter.data), kept.form_of(parameter.grad.data)
