@@ -18,6 +18,8 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor, record
 from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import outside_capture
+from numbsparse.device.shared import opened, shared
 from numbsparse.distributed.group import Group
 from numbsparse.distributed.start import init
 from numbsparse.nn import LSTM, Linear, Module, Parameter
@@ -45,6 +47,39 @@ class Exchange:
         terms = ops.copy(_apart(term, self.size))
         self.group.reduce_scatter(terms, out=ops.reshape(part, (1, *part.shape)))
         return part
+
+
+class PeerExchange(Exchange):
+    """The same between two GPUs of one host, which write each other's memory: see `exchange`."""
+
+    def __init__(self, group: Group, nbytes: int):
+        super().__init__(group)
+        words = -(-nbytes // 4)  # of a slot
+        with outside_capture():
+            mine, handle = shared(2 * words + 1)
+            theirs = opened(group.share(handle)[1 - group.rank], 2 * words + 1)
+            count = ops.zeros((1,), "float32", "cuda").view("int32")
+        boxes = (a[:-1].reshape(2, words) for a in (mine, theirs))
+        flags = (a[-1:].view("int32") for a in (mine, theirs))
+        self.nbytes, self.ends = nbytes, (*boxes, *flags, count)
+
+    def gather(self, part: Any, whole: Any) -> Any:
+        kernels = _kernels()
+        kernels.send(part, 0, 1, kernels.Ends(*self.ends))
+        kernels.receive_whole(part, self.rank, whole, kernels.Ends(*self.ends))
+        return whole
+
+    def collect(self, term: Any, part: Any) -> Any:
+        kernels = _kernels()
+        kernels.send(term, 1 - self.rank, 2, kernels.Ends(*self.ends))
+        kernels.receive_sum(term, self.rank, part, kernels.Ends(*self.ends))
+        return part
+
+
+def _kernels() -> Any:
+    from numbsparse.kernels import exchange  # which loads numba.cuda
+
+    return exchange
 
 
 def _apart(whole: Any, size: int) -> Any:
@@ -216,6 +251,8 @@ class SplitLSTM(Split):
     lstm : nn.LSTM, the same on all ranks, without layer norm and update dropout
         Its units are a multiple of the block size times the ranks.
     group : Group, optional
+    peer_memory : bool
+        Whether two GPUs of one host write h to each other's memory, in the place of NCCL.
 
     Examples
     --------
@@ -227,8 +264,15 @@ class SplitLSTM(Split):
     ((5, 2, 64), (1, 2, 64))
     """
 
-    def __init__(self, lstm: LSTM, group: Group | None = None):
+    def __init__(self, lstm: LSTM, group: Group | None = None, *, peer_memory: bool = False):
         super().__init__(group)
+        self.peer_memory = peer_memory
+        self._peers: PeerExchange | None = None
+        if peer_memory and (self.group.size != 2 or self.group.backend != "nccl"):
+            raise ValueError(
+                "peer_memory takes two GPUs of one host and the backend nccl, got "
+                f"{self.group.size} ranks with {self.group.backend}"
+            )
         plain = isinstance(lstm, LSTM) and not any(
             layer.gain is not None or layer.update_dropout for layer in lstm.layers
         )
@@ -251,7 +295,10 @@ class SplitLSTM(Split):
 
     def forward(self, x: Any, state: Any = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """x (time, batch, input_size) -> y (time, batch, hidden_size), (h, c)."""
-        y, exchange, ends = as_tensor(x), Exchange(self.group), []
+        y, ends = as_tensor(x), []
+        exchange = self._exchange(
+            y.shape[1] * self.hidden_size // self.group.size * y.dtype.itemsize
+        )
         for i in range(self.n_layers):
             h, c = self.zero_state(y) if state is None else (each[i] for each in state)
             weights = getattr(self, f"weight_ih_l{i}"), getattr(self, f"weight_hh_l{i}")
@@ -260,6 +307,13 @@ class SplitLSTM(Split):
             ends.append(end)
         h, c = (F.stack(parts) for parts in zip(*ends, strict=True))
         return y, (h, c)
+
+    def _exchange(self, nbytes: int) -> Exchange:
+        if not self.peer_memory:
+            return Exchange(self.group)
+        if self._peers is None or self._peers.nbytes < nbytes:
+            self._peers = PeerExchange(self.group, nbytes)
+        return self._peers
 
     def zero_state(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(h, c) of one layer, h of all units and c of this rank's."""
