@@ -233,8 +233,13 @@ __all__ = [
     "zeros_like",
 ]
 
-_AT_HOME = {"matmul", "sddmm", "conv", "conv_transpose", "conv_weight_grad"}  # by themselves
+# Those that go to the GPU of their arrays by themselves, or take no memory and launch nothing.
+_ANYWHERE = {
+    "matmul", "sddmm", "conv", "conv_transpose", "conv_weight_grad", "check_step", "checked_norm",
+    "checked_precision", "conv_window", "gate_dtype", "getitem", "index_beside", "is_half",
+    "operand", "own_precision", "space_of", "state_dtype", "transpose", "transpose_window",
+}  # fmt: skip
 
-for _name in set(__all__) - _AT_HOME:
+for _name in set(__all__) - _ANYWHERE:
     if isinstance(_value := globals()[_name], _FunctionType):
         globals()[_name] = _at_home(_value)
