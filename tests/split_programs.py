@@ -108,6 +108,7 @@ def refused(what):
             "rows": lambda: dist.RowLinear(nn.Linear(10, 8, block_size=4), group),
             "gate": lambda: dist.ColumnLinear(nn.Linear(8, 8, block_size=4, gate=True), group),
             "units": lambda: dist.SplitLSTM(nn.LSTM(8, 12, block_size=4), group),
+            "peers": lambda: dist.SplitLSTM(nn.LSTM(8, 8, block_size=4), group, peer_memory=True),
             "norm": lambda: dist.SplitLSTM(nn.LSTM(8, 8, block_size=4, layer_norm=True), group),
         }[what]
         try:
