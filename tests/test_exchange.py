@@ -43,4 +43,4 @@ def test_parts_are_gathered_and_terms_summed(dtype, rng):
             exchange.receive_sum(there[rank], rank, part, ends[rank])
             mine = slice(rank * width, (rank + 1) * width)
             np.testing.assert_array_equal(part.numpy(), (terms[0] + terms[1])[:, mine])
-    assert [end.count.numpy()[0] for end in ends] == [8, 8]
+    assert [end.exchanges.numpy()[0] for end in ends] == [8, 8]

@@ -22,26 +22,26 @@ BLOCKS = 2 if SIMULATED else 264
 
 
 class Ends(NamedTuple):
-    """Mailboxes, uint32 (2, words), and flags, int32 (1,), of both GPUs; `count` of exchanges."""
+    """Mailboxes, uint32 (2, words), and flags, int32 (1,), of both GPUs; exchanges so far."""
 
     mine: DeviceArray
     theirs: DeviceArray
     my_flag: DeviceArray
     their_flag: DeviceArray
-    count: DeviceArray
+    exchanges: DeviceArray
 
 
 def send(rows: DeviceArray, part: int, parts: int, ends: Ends) -> None:
     """To the other GPU, part number `part` of each of the rows, which have so many."""
     words = _words(rows)
     width = words.shape[1] // parts
-    launch(push, _grid(words), THREADS, words, ends.theirs, ends.count, part * width, width)
-    launch(notify, 1, 1, ends.count, ends.their_flag)
+    launch(push, _grid(words), THREADS, words, ends.theirs, ends.exchanges, part * width, width)
+    launch(notify, 1, 1, ends.exchanges, ends.their_flag)
 
 
 def receive_whole(own: DeviceArray, rank: int, whole: DeviceArray, ends: Ends) -> None:
     """whole[:] = what both GPUs sent, beside each other; `own` is what this one did."""
-    words, mail = _words(own), (ends.mine, ends.count, ends.my_flag)
+    words, mail = _words(own), (ends.mine, ends.exchanges, ends.my_flag)
     first = rank * words.shape[1], (1 - rank) * words.shape[1]
     launch(take_whole, _grid(words), THREADS, words, *mail, _words(whole), *first)
 
@@ -50,7 +50,7 @@ def receive_sum(term: DeviceArray, rank: int, part: DeviceArray, ends: Ends) -> 
     """part[:] = this rank's part of `term`, and what the other GPU sent."""
     items = ends.mine.nbytes // 2 // part.itemsize
     mailbox = DeviceArray(ends.mine.address, (2, items), part.dtype, None, ends.mine)
-    mail = mailbox, ends.count, ends.my_flag
+    mail = mailbox, ends.exchanges, ends.my_flag
     launch(take_sum, _grid(part), THREADS, term, *mail, part, rank * part.shape[1])
 
 
