@@ -183,6 +183,8 @@ class ColumnLinear(Split):
     (2, 128)
     """
 
+    weight: Parameter
+
     def __init__(self, linear: Linear, group: Group | None = None, *, gather_output: bool = True):
         super().__init__(group)
         _check_plain(linear)
@@ -221,6 +223,8 @@ class RowLinear(Split):
     >>> pair(np.ones((2, 64), np.float32)).shape
     (2, 64)
     """
+
+    weight: Parameter
 
     def __init__(self, linear: Linear, group: Group | None = None, *, split_input: bool = True):
         super().__init__(group)
