@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import numbsparse as ns
 from numbsparse import device, nn, ops
-from numbsparse.device import launch, memory, runtime, streams
+from numbsparse.device import interop, launch, memory, runtime, streams
 from numbsparse.kernels.matmul import PRODUCTS, RUNGS
 from numbsparse.nn import functional as F
 
@@ -467,3 +467,27 @@ def test_a_launch_is_tried_again_in_the_context_of_its_gpu(driver, monkeypatch):
         launch._start(prepared, b"", ((1,), 1, 0, None, False, False), None)
     assert tried == [7, 1]
     assert driver.context == 7
+
+
+@pytest.mark.skipif(not device.SIMULATED, reason="its streams are made up")
+def test_work_goes_to_the_stream_of_a_library_on_any_gpu(monkeypatch):
+    """From a default stream; from one that was named, what is there waits."""
+    theirs, used = streams.Stream(0x500, device=1), []
+    way = SimpleNamespace(
+        stream_of=lambda x: theirs if isinstance(x, Theirs) else None,
+        read=lambda x: None,
+        empty_like=lambda x, shape: None,
+    )
+    monkeypatch.setattr(interop, "SHORT_WAYS", (way,))
+    allocate = memory.allocate
+    spy = lambda n: used.append(device.current_stream()) or allocate(n)  # noqa: E731
+    monkeypatch.setattr(memory, "allocate", spy)
+    x, w = Theirs(ns.to_device(X, "cuda:1")), SQUARE.to("cuda:1")
+    for where in (streams.DEFAULT, ns.device(1)):
+        with where:
+            ns.matmul(x, w)
+            assert used[-1] is theirs
+    named = streams.Stream(0x600, device=1)
+    with named:
+        ns.matmul(x, w)
+    assert used[-1] is named
