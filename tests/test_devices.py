@@ -5,6 +5,7 @@ number, and a kernel takes no array of another GPU's: so nothing of GPU 0 is use
 """
 
 import pickle
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from numbsparse import device, nn, ops
 from numbsparse.device import interop, launch, memory, runtime, streams
 from numbsparse.kernels.matmul import PRODUCTS, RUNGS
 from numbsparse.nn import functional as F
+from numbsparse.ops import choice, tuned
 
 TABLE = [(ops, m) for m in BOTH + OF_ARRAYS] + [(F, m) for m in BOTH + OF_TENSORS]
 IDS = [f"{room.__name__.rpartition('.')[2]}.{m.name}" for room, m in TABLE]
@@ -491,3 +493,13 @@ def test_work_goes_to_the_stream_of_a_library_on_any_gpu(monkeypatch):
     with named:
         ns.matmul(x, w)
     assert used[-1] is named
+
+
+def test_a_weight_is_tuned_on_its_own_gpu(monkeypatch):
+    seen = []
+    monkeypatch.setattr(tuned, "remember", lambda fastest: seen.append(runtime.current_id()))
+    monkeypatch.setattr(choice, "with_tiles", lambda *case: ["k1_naive"])
+    module = sys.modules["numbsparse.tune"]
+    monkeypatch.setattr(module, "_seconds", lambda call: float(call() is None))
+    ns.tune(SQUARE.to("cuda:1"), batch=1)
+    assert seen == [1]
