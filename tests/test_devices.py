@@ -5,6 +5,7 @@ number, and a kernel takes no array of another GPU's: so nothing of GPU 0 is use
 """
 
 import pickle
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -19,9 +20,10 @@ from hypothesis import strategies as st
 
 import numbsparse as ns
 from numbsparse import device, nn, ops
-from numbsparse.device import launch, memory, runtime, streams
+from numbsparse.device import interop, launch, memory, runtime, streams
 from numbsparse.kernels.matmul import PRODUCTS, RUNGS
 from numbsparse.nn import functional as F
+from numbsparse.ops import choice, tuned
 
 TABLE = [(ops, m) for m in BOTH + OF_ARRAYS] + [(F, m) for m in BOTH + OF_TENSORS]
 IDS = [f"{room.__name__.rpartition('.')[2]}.{m.name}" for room, m in TABLE]
@@ -196,7 +198,7 @@ class Model(nn.Module):
         return self.last(self.drop(y))
 
 
-def trained(where, captured, steps=3):
+def trained(where, captured, steps=2):
     """Parameters after some steps, all on one GPU."""
     model = Model().to(where)
     optimizer = nn.optim.AdamW(model.parameters(), lr=0.01)
@@ -467,3 +469,37 @@ def test_a_launch_is_tried_again_in_the_context_of_its_gpu(driver, monkeypatch):
         launch._start(prepared, b"", ((1,), 1, 0, None, False, False), None)
     assert tried == [7, 1]
     assert driver.context == 7
+
+
+@pytest.mark.skipif(not device.SIMULATED, reason="its streams are made up")
+def test_work_goes_to_the_stream_of_a_library_on_any_gpu(monkeypatch):
+    """From a default stream; from one that was named, what is there waits."""
+    theirs, used = streams.Stream(0x500, device=1), []
+    way = SimpleNamespace(
+        stream_of=lambda x: theirs if isinstance(x, Theirs) else None,
+        read=lambda x: None,
+        empty_like=lambda x, shape: None,
+    )
+    monkeypatch.setattr(interop, "SHORT_WAYS", (way,))
+    allocate = memory.allocate
+    spy = lambda n: used.append(device.current_stream()) or allocate(n)  # noqa: E731
+    monkeypatch.setattr(memory, "allocate", spy)
+    x, w = Theirs(ns.to_device(X, "cuda:1")), SQUARE.to("cuda:1")
+    for where in (streams.DEFAULT, ns.device(1)):
+        with where:
+            ns.matmul(x, w)
+            assert used[-1] is theirs
+    named = streams.Stream(0x600, device=1)
+    with named:
+        ns.matmul(x, w)
+    assert used[-1] is named
+
+
+def test_a_weight_is_tuned_on_its_own_gpu(monkeypatch):
+    seen = []
+    monkeypatch.setattr(tuned, "remember", lambda fastest: seen.append(runtime.current_id()))
+    monkeypatch.setattr(choice, "with_tiles", lambda *case: ["k1_naive"])
+    module = sys.modules["numbsparse.tune"]
+    monkeypatch.setattr(module, "_seconds", lambda call: float(call() is None))
+    ns.tune(SQUARE.to("cuda:1"), batch=1)
+    assert seen == [1]

@@ -41,7 +41,7 @@ def in_order_with(x: Any) -> AbstractContextManager[Any]:
         for way in SHORT_WAYS:
             if (theirs := way.stream_of(x)) is not None and not theirs.is_same(ours):
                 away = runtime.several_devices and theirs.device != ours.device
-                alone = ours is streams.DEFAULT or away
+                alone = ours.handle == streams.LEGACY or away  # a default stream, of any GPU
                 return theirs if alone else streams.joined(theirs, ours)
     return nullcontext()
 
