@@ -7,26 +7,26 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_545,
-    "numbsparse/autograd": 690,
-    "numbsparse/bench": 4_815,
+    "numbsparse": 2_565,
+    "numbsparse/autograd": 695,
+    "numbsparse/bench": 4_820,
     "numbsparse/compat": 405,
-    "numbsparse/device": 2_875,
-    "numbsparse/distributed": 1_615,
+    "numbsparse/device": 3_420,
+    "numbsparse/distributed": 1_945,
     "numbsparse/jax": 670,
-    "numbsparse/kernels": 3_015,
+    "numbsparse/kernels": 3_115,
     "numbsparse/kernels/conv": 3_430,
     "numbsparse/kernels/ladder": 1_930,
     "numbsparse/kernels/lstm": 1_895,
     "numbsparse/kernels/matmul": 10_445,
     "numbsparse/kernels/parts": 2_580,
-    "numbsparse/kernels/ptx": 2_655,
+    "numbsparse/kernels/ptx": 2_690,
     "numbsparse/nn": 7_325,
-    "numbsparse/ops": 5_170,
+    "numbsparse/ops": 5_245,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_365,
-    "numbsparse/torch": 1_630,
+    "numbsparse/torch": 1_635,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

@@ -33,6 +33,7 @@ def public():
             if not inspect.ismodule(value):
                 yield f"{module.__name__}.{name}", value
     yield "numbsparse.kernels.matmul.add_rung", add_rung
+    yield "numbsparse.device.device", ns.device.device  # which `ns.device(...)` calls
 
 
 NAMES = dict(public())

@@ -97,6 +97,9 @@ def install(monkeypatch):
         (runtime, "require", lambda: None),
         (runtime, "is_available", lambda: True),
         (runtime, "current_device", lambda: None),
+        (runtime, "make_current", lambda device: 0),
+        (streams.DEFAULT, "_device", 0),
+        (streams.Stream, "device", 0),
         (streams, "_driver", lambda: driver),
         (streams, "several", True),
         (streams, "_apart", lambda: streams.at(99)),
@@ -429,7 +432,7 @@ def torch_that_captures(monkeypatch, handle):
         tensors.append(nbytes)
         return SimpleNamespace(data_ptr=lambda: 0x9000000 + 0x10000 * len(tensors))
 
-    cuda = SimpleNamespace(current_stream=lambda: Torch(handle))
+    cuda = SimpleNamespace(current_stream=lambda device: Torch(handle))
     module = SimpleNamespace(cuda=cuda, empty=tensor, uint8="uint8")
     monkeypatch.setitem(sys.modules, "torch", module)
     return tensors
@@ -457,8 +460,8 @@ def test_while_torch_captures_memory_is_of_its_graph(driver, monkeypatch):
 
 def test_operators_of_torch_take_its_memory_on_its_side_streams(driver, monkeypatch):
     tensors = torch_that_captures(monkeypatch, 0x100)
-    assert streams.of_torch(0) is streams.of_torch(1) is streams.DEFAULT
-    with streams.of_torch(0x100):
+    assert streams.of_torch(0, 0) is streams.of_torch(1, 0) is streams.DEFAULT
+    with streams.of_torch(0x100, 0):
         array = empty((7,), "float32")
         driver.work(array)
     assert tensors == [28]

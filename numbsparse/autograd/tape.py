@@ -120,7 +120,7 @@ def seed_of(output: Tensor, gradient: Any) -> Tensor:
             raise ValueError(
                 f"backward of a tensor of shape {output.shape} takes grad, of the same shape"
             )
-        return Tensor(ops.full(output.shape, 1.0, output.dtype, output.place))
+        return Tensor(ops.full(output.shape, 1.0, output.dtype, output.device))
     given = as_tensor(gradient)
     # A new Tensor: it may have been changed after the forward pass, which never saw it.
     gradient = record(given.data, (given, lambda dy, y: dy))
@@ -128,8 +128,8 @@ def seed_of(output: Tensor, gradient: Any) -> Tensor:
         raise ValueError(
             f"grad takes {output.shape} of {output.dtype}, got {gradient.shape} of {gradient.dtype}"
         )
-    if gradient.place != output.place:
-        raise ValueError(f"grad takes the place {output.place}, got {gradient.place}")
+    if gradient.device != output.device:
+        raise ValueError(f"grad takes the place {output.device}, got {gradient.device}")
     sparse = isinstance(output.data, BlockSparse)
     if isinstance(gradient.data, BlockSparse) != sparse:
         raise ValueError(f"grad takes {'a BlockSparse' if sparse else 'an array'} here")

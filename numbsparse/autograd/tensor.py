@@ -111,6 +111,12 @@ class Tensor:
         return "cuda" if isinstance(self._data, DeviceArray) else "cpu"
 
     @property
+    def device(self) -> str:
+        """ "cpu", or the GPU: "cuda:0"."""
+        device: str = self._data.device  # as NumPy's arrays have it too
+        return device
+
+    @property
     def values(self) -> Any:
         """The numbers as one array: the data itself, or a BlockSparse's stored blocks."""
         return values_of(self.data)

@@ -1,10 +1,13 @@
 """The only package that knows the GPU's runtime: memory, streams, launches, graphs.
 
 `launch` is imported from `numbsparse.device.launch`, so that numba.cuda loads with the first
-kernel and not with the package.
+kernel and not with the package. The package itself is called as `ns.device(1)`: see `places`.
 """
 
-from numbsparse.device.array import DeviceArray, copy_of, empty, refill, simulated, to_device
+import sys
+from types import ModuleType
+
+from numbsparse.device.array import DeviceArray, copy_of, empty, moved, refill, simulated, to_device
 from numbsparse.device.capture import (
     Capture,
     forget_captures,
@@ -23,8 +26,10 @@ from numbsparse.device.interop import (
     in_library_of,
     in_order_with,
     is_device_operand,
+    one_gpu,
     read_quickly,
 )
+from numbsparse.device.places import device, id_of, on
 from numbsparse.device.runtime import (
     CPU_THREADS,
     SIMULATED,
@@ -33,6 +38,8 @@ from numbsparse.device.runtime import (
     describe,
     is_available,
     is_capturing,
+    multiprocessors,
+    n_devices,
     require,
     why_unavailable,
 )
@@ -52,10 +59,12 @@ __all__ = [
     "copy_of",
     "current_stream",
     "describe",
+    "device",
     "empty",
     "empty_in_library_of",
     "forget_captures",
     "generation",
+    "id_of",
     "in_library_of",
     "in_order_with",
     "in_use",
@@ -67,6 +76,11 @@ __all__ = [
     "joined",
     "library",
     "live",
+    "moved",
+    "multiprocessors",
+    "n_devices",
+    "on",
+    "one_gpu",
     "order",
     "outside_capture",
     "read_quickly",
@@ -79,3 +93,13 @@ __all__ = [
     "why_unavailable",
     "working_stream",
 ]
+
+
+class Room(ModuleType):
+    """This package, which is also the function `device`."""
+
+    def __call__(self, of: int | str | None = None) -> Stream:
+        return device(of)
+
+
+sys.modules[__name__].__class__ = Room

@@ -120,7 +120,7 @@ class Arena:
         return ArenaBlock(int(buffer.handle), buffer, shelf=shelf)
 
 
-class ArenaBlock(memory.Block):
+class ArenaBlock(memory.Unordered):
     """A block of an arena. It counts for nothing among the blocks kept outside."""
 
     __slots__ = ()
@@ -149,6 +149,7 @@ class Capture:
 
     Attributes
     ----------
+    device : the number of the GPU that all of it is on
     arena : where arrays that are made within come from
     used : the owners of the memory from outside that kernels were given, by id
     lives : arrays to fill before each launch, and what with
@@ -156,6 +157,7 @@ class Capture:
 
     def __init__(self) -> None:
         self.thread = get_ident()
+        self.device = runtime.current_id()
         self.arena = Arena()
         self.used: dict[int, Any] = {}
         self.lives: list[tuple[DeviceArray, Numbers]] = []
@@ -171,6 +173,10 @@ class Capture:
         """
         if runtime.capture is not None:
             raise RuntimeError("another capture is under way: one at a time")
+        with streams.current().context():
+            yield from self._recorded()
+
+    def _recorded(self) -> Iterator[None]:
         if not runtime.SIMULATED:
             # A stream of its own that does not wait for the legacy one, which cannot be captured;
             # relaxed, so that memory can be taken and kernels loaded meanwhile.
@@ -211,4 +217,6 @@ class Capture:
             _filled(array, numbers)
         if streams.several:
             memory.note(self.used.values())
-        self._graph.launch(streams.current().core)
+        stream = streams.current()
+        with stream.context():
+            self._graph.launch(stream.core)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
-from numbsparse.device import cupy_arrays, runtime, streams, torch_tensors
+from numbsparse.device import cupy_arrays, memory, places, runtime, streams, torch_tensors
 from numbsparse.device.array import DeviceArray, empty
 from numbsparse.dtypes import is_bfloat16
 
@@ -38,8 +39,10 @@ def in_order_with(x: Any) -> AbstractContextManager[Any]:
     ours = streams.current()
     if runtime.capturing() is None:
         for way in SHORT_WAYS:
-            if (theirs := way.stream_of(x)) is not None and theirs.handle != ours.handle:
-                return theirs if ours is streams.DEFAULT else streams.joined(theirs, ours)
+            if (theirs := way.stream_of(x)) is not None and not theirs.is_same(ours):
+                away = runtime.several_devices and theirs.device != ours.device
+                alone = ours.handle == streams.LEGACY or away  # a default stream, of any GPU
+                return theirs if alone else streams.joined(theirs, ours)
     return nullcontext()
 
 
@@ -70,17 +73,17 @@ def _lent(x: Any, argument: str) -> DeviceArray:
     runtime.require()
     if getattr(x, "requires_grad", False):
         x = x.detach()  # torch lends only tensors that its own tape does not watch
+    if (number := memory.device_of(x)) != runtime.current_id():
+        with places.on(number):
+            return _lent(x, argument)
     if runtime.SIMULATED:
         return _from_interface(x)
     from cuda.core.utils import StridedMemoryView
 
     # Stream number 1 names the legacy default stream in both protocols; 0 is not allowed.
-    device, stream = runtime.current_device(), streams.current().handle
-    view = StridedMemoryView.from_any_interface(x, stream_ptr=stream)
-    if view.device_id not in (device.device_id, -1):
-        raise ValueError(
-            f"{argument} lives on GPU {view.device_id}, numbsparse works on GPU {device.device_id}"
-        )
+    stream = streams.current()
+    with stream.context():
+        view = StridedMemoryView.from_any_interface(x, stream_ptr=stream.handle)
     try:
         dtype = np.dtype(view.dtype)
     except (NotImplementedError, TypeError) as error:
@@ -124,7 +127,7 @@ def in_library_of(x: Any, result: Any) -> Any:
     if library == "torch":
         if (tensor := torch_tensors.made_by_torch(result)) is not None:
             return tensor
-        return _torch_of_bits(result, lambda bits: module.as_tensor(bits, device="cuda"))
+        return _torch_of_bits(result, lambda bits: module.as_tensor(bits, device=result.device))
     bits = result.view(np.uint16) if is_bfloat16(result.dtype) else result
     lent = module.asarray(bits)
     return lent if bits is result else lent.view(result.dtype)
@@ -142,3 +145,32 @@ def _from_interface(x: Any) -> DeviceArray:
     interface = x.__cuda_array_interface__
     address, shape = interface["data"][0], tuple(interface["shape"])
     return DeviceArray(address, shape, interface["typestr"], interface.get("strides"), owner=x)
+
+
+def one_gpu(operands: Mapping[str, Any]) -> int | None:
+    """The number of the GPU that all operands on a GPU are on; None where there are none.
+
+    Raises ValueError, which names the operand, where they are on several. A block-sparse matrix
+    says where the others must be, else the first of them.
+    """
+    found = list(_on_gpus(operands.items()))
+    if len({number for *_, number in found}) < 2:
+        return found[0][2] if found else None
+    home, _, number = next((each for each in found if each[1]), found[0])
+    other, _, elsewhere = next(each for each in found if each[2] != number)
+    raise ValueError(
+        f"{other} takes an array on cuda:{number}, where {home} is, got one on cuda:{elsewhere}: "
+        f'move it with .to("cuda:{number}")'
+    )
+
+
+def _on_gpus(operands: Any) -> Iterator[tuple[str, bool, int]]:
+    """(name, whether it is a block-sparse matrix, number of the GPU) of those on a GPU."""
+    for name, operand in operands:
+        values = getattr(operand, "values", operand)
+        if isinstance(values, DeviceArray):
+            yield name, values is not operand, values.device_id
+        elif isinstance(operand, list | tuple):
+            yield from _on_gpus((f"{name}[{i}]", item) for i, item in enumerate(operand))
+        elif is_device_operand(operand):
+            yield name, False, memory.device_of(operand)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from threading import Lock
 from typing import Any
@@ -31,6 +32,7 @@ FLOATS = (float, np.floating)
 
 _INT, _FLOAT = struct.Struct("q").pack, struct.Struct("f4x").pack
 
+_compiled: dict[tuple[Any, ...], Any] = {}
 _prepared: dict[tuple[Any, ...], Prepared] = {}
 _kinds: dict[tuple[Any, ...], int] = {}
 
@@ -70,6 +72,8 @@ def launch(
         capture.hold(args)
     elif streams.several:
         memory.note(owners_of(args))
+    if runtime.several_devices:
+        _check_devices(args)
     if runtime.SIMULATED:
         from numbsparse.simulator.launch import run  # which changes Numba's simulator
 
@@ -117,6 +121,8 @@ class Bound:
             capture.hold(held)
         elif streams.several:
             memory.note(owners_of(held))
+        if runtime.several_devices:
+            _check_devices(held)
         if runtime.SIMULATED:
             launch(self._kernel, *self._how[:2], *self._args, shared_bytes=self._how[2])
             return
@@ -129,15 +135,28 @@ def _without_owner(arg: Any) -> Any:
     return DeviceArray(arg.address, arg.shape, arg.dtype, arg.strides)
 
 
+def _check_devices(args: Iterable[Any]) -> None:
+    """Refuse arrays of another GPU than the one in use."""
+    for arg in args:
+        if isinstance(arg, DeviceArray) and arg.device_id != runtime.current_id():
+            raise ValueError(
+                f"a kernel on cuda:{runtime.current_id()} takes arrays there, got one on "
+                f'{arg.device}: move it, or start the kernel within ns.device("{arg.device}")'
+            )
+        if isinstance(arg, tuple):
+            _check_devices(arg)
+
+
 def _prepare(kernel: Any, args: tuple[Any, ...], shared_bytes: int) -> tuple[Prepared, bytes]:
     """The compiled kernel, and the arguments as it takes them."""
-    kinds: list[Any] = [kernel, shared_bytes > PERMITTED and shared_bytes]
+    device = runtime.current_id() if runtime.several_devices else None
+    kinds: list[Any] = [kernel, shared_bytes > PERMITTED and shared_bytes, device]
     parts: list[bytes] = []
     _take(args, kinds, parts)
     values = b"".join(parts)
     prepared = _prepared.get(key := tuple(kinds))
     if prepared is None:
-        with streams.aside():
+        with streams.aside(), streams.current().context():
             prepared = Prepared(_compile(kernel, args), len(values), shared_bytes)
         _prepared[key] = prepared
     return prepared, values
@@ -172,7 +191,11 @@ def _start(prepared: Prepared, values: bytes, how: tuple[Any, ...], capture: Any
     stream = streams.current().handle if capture is None else capture.stream_handle
     with prepared.lock:
         prepared.values[:] = values
-        (error,) = start(setting(*how, stream), prepared.function, prepared.pointers, 0)
+        launched = setting(*how, stream), prepared.function, prepared.pointers, 0
+        (error,) = start(*launched)
+        if error:  # perhaps only because another library made another GPU this thread's
+            with streams.current().context():
+                (error,) = start(*launched)
     if error:
         raise RuntimeError(
             f"a kernel was not launched: {error.name}, grid {how[0]}, block {how[1]}"
@@ -284,9 +307,11 @@ def _numba_dtype(dtype: np.dtype) -> types.Type:
 
 
 def _compile(kernel: Any, args: tuple[Any, ...]) -> Any:
-    """The cuda.core kernel for these argument types."""
-    runtime.current_device()
-    return kernel_cache.compiled(kernel, tuple(map(_numba_type, args)))
+    """The cuda.core kernel for these argument types; one serves all GPUs of its capability."""
+    key = kernel, tuple(map(_numba_type, args)), runtime.compute_capability()
+    if (known := _compiled.get(key)) is None:
+        known = _compiled[key] = kernel_cache.compiled(*key[:2])
+    return known
 
 
 def _permit_shared_memory(compiled: Any, nbytes: int) -> None:

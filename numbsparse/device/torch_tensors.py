@@ -19,14 +19,14 @@ from numbsparse.dtypes import as_dtype
 
 
 def read(x: Any) -> DeviceArray | None:
-    """A view of a tensor in the memory of our GPU; None for what is left to the protocols."""
+    """A view of a tensor on the GPU in use; None for what is left to the protocols."""
     torch = _torch_of(x)
     if torch is None or not x.is_cuda or x.layout is not torch.strided or x.is_neg():
         return None
-    dtype, index = _numpy_dtype(x.dtype), x.get_device()
-    if dtype is None or index != runtime.current_device().device_id:
+    dtype, index, current = _numpy_dtype(x.dtype), x.get_device(), streams.current()
+    if dtype is None or index != current.device:
         return None
-    if (raw_stream(torch)(index) or streams.LEGACY) != streams.current().handle:
+    if (raw_stream(torch)(index) or streams.LEGACY) != current.handle:
         return None
     strides = None
     if not x.is_contiguous():
@@ -49,11 +49,12 @@ def address_of(x: Any) -> int:
 
 
 def stream_of(x: Any) -> streams.Stream | None:
-    """The stream that torch works on, where x is a tensor of its own on our GPU."""
+    """The stream that torch works on, on the GPU of x, where x is a tensor of its own."""
     torch = _torch_of(x)
-    if torch is None or not x.is_cuda or x.get_device() != runtime.current_device().device_id:
+    if torch is None or not x.is_cuda:
         return None
-    return streams.at(raw_stream(torch)(x.get_device()))
+    index = x.get_device()
+    return streams.at(raw_stream(torch)(index), device=index)
 
 
 def made_by_torch(array: DeviceArray) -> Any:

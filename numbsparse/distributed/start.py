@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import Any
 
@@ -97,16 +96,8 @@ def _joined(own: Process, backend: str, timeout: float) -> Group:
 
 def _choose_card(local_rank: int) -> None:
     """Work on the card of this host's rank."""
-    if device.SIMULATED:
-        return
-    if hasattr(numbsparse, "set_device"):
-        if device.is_available():
-            numbsparse.set_device(local_rank)
-        return
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    cards = list(map(str, range(64))) if seen is None else seen.split(",")
-    if len(cards) > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = cards[local_rank] if local_rank < len(cards) else ""
+    if not device.SIMULATED and device.is_available():
+        device.device(local_rank % device.n_devices()).use()  # of one, where a launcher shows one
 
 
 def _can_use_nccl(required: bool) -> bool:

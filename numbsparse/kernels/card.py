@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-from numbsparse.device import SIMULATED, compute_capability
-from numbsparse.device.runtime import current_device
+from numbsparse.device import SIMULATED, compute_capability, runtime
 
 _KILOBYTES = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
 
@@ -20,6 +17,5 @@ def copy_engine() -> bool:
     return SIMULATED or compute_capability() >= (9, 0)
 
 
-@cache
 def multiprocessors() -> int:
-    return 2 if SIMULATED else int(current_device().properties.multiprocessor_count)
+    return 2 if SIMULATED else runtime.multiprocessors()

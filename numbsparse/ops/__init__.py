@@ -1,8 +1,11 @@
 """Functions of arrays, without gradients: NumPy on the CPU, kernels on a GPU.
 
 All arrays of one call live in one place, NumPy's or the GPU's (DeviceArray), and have one dtype;
-so does the result. Anything else is refused before it runs.
+so does the result. Anything else is refused before it runs. Of several GPUs a function runs on the
+one where its arrays are.
 """
+
+from types import FunctionType as _FunctionType
 
 from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.ops.activations import (
@@ -80,6 +83,7 @@ from numbsparse.ops.made import on_device
 from numbsparse.ops.matmul import matmul, sddmm
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
 from numbsparse.ops.operands import HalfOnCPU, is_half, operand
+from numbsparse.ops.operands import at_home as _at_home
 from numbsparse.ops.optimizer import (
     ADAM_NUMBERS,
     SGD_NUMBERS,
@@ -232,3 +236,14 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+# Those that go to the GPU of their arrays by themselves, or take no memory and launch nothing.
+_ANYWHERE = {
+    "matmul", "sddmm", "conv", "conv_transpose", "conv_weight_grad", "check_step", "checked_norm",
+    "checked_precision", "conv_window", "gate_dtype", "getitem", "index_beside", "is_half",
+    "operand", "own_precision", "space_of", "state_dtype", "transpose", "transpose_window",
+}  # fmt: skip
+
+for _name in set(__all__) - _ANYWHERE:
+    if isinstance(_value := globals()[_name], _FunctionType):
+        globals()[_name] = _at_home(_value)

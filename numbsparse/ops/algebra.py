@@ -28,7 +28,7 @@ from numbsparse.ops.create import zeros
 from numbsparse.ops.edge import inside
 from numbsparse.ops.index import positions_beside
 from numbsparse.ops.matmul import matmul
-from numbsparse.ops.operands import ARRAYS, place_of
+from numbsparse.ops.operands import ARRAYS, at_home, place_of
 from numbsparse.ops.shape import reshape
 
 NORMS = ("l1", "l2", "max")
@@ -322,7 +322,7 @@ _multiply = _of_pairs("*", elementwise.multiply, Layout.__and__)
 _negative = _of_each(elementwise.negative)
 
 # As in ops/matmul.py: the package that computes brings the matrix its operators.
-_OPERATORS = {
+_OPERATORS: dict[str, Callable[..., Any]] = {
     "__add__": _add,
     "__radd__": _add,
     "__sub__": _subtract,
@@ -341,4 +341,4 @@ _OPERATORS = {
 }
 
 for _name, _function in _OPERATORS.items():
-    setattr(BlockSparse, _name, _function)
+    setattr(BlockSparse, _name, at_home(_function))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from numbsparse.device import DeviceArray
+from numbsparse.device import DeviceArray, runtime
 from numbsparse.kernels.matmul import (
     MADE_SIZES,
     OWN,
@@ -42,7 +42,9 @@ def choose(
     """
     where = x.dtype, type(x), layout.shape, layout.n_blocks
     made = isinstance(layout, MadeLayout) and isinstance(x, DeviceArray)
-    case = (product, kernel, block_size, batch, precision, made, *where)
+    case: tuple[Any, ...] = product, kernel, block_size, batch, precision, made, *where
+    if runtime.several_devices:  # of which one may do what another one does not
+        case = (*case, runtime.current_id())
     name = _chosen.get(case)
     if name is None:
         names = _checked(kernel, precision, "cuda" if isinstance(x, DeviceArray) else "cpu")

@@ -106,7 +106,7 @@ def _selected(w: BlockSparse, gates: Any, known: np.ndarray | None) -> Selection
     if mask is None or mask.all():
         return all_blocks(w, gates)
     made = _selections.setdefault(full, {})
-    key = on_gpu, np.packbits(mask).tobytes()
+    key = on_gpu and gates.device_id, on_gpu, np.packbits(mask).tobytes()
     found = made.pop(key, None)
     if found is None:
         chosen = np.flatnonzero(mask).astype(np.int32)

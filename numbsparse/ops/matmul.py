@@ -15,7 +15,10 @@ from numbsparse.device import (
     in_library_of,
     in_order_with,
     is_device_operand,
+    on,
+    one_gpu,
     read_quickly,
+    runtime,
     to_device,
 )
 from numbsparse.dtypes import as_array, type_name
@@ -195,6 +198,11 @@ def sddmm(
 
 def _multiply(dense: Any, w: BlockSparse, gate: Any, *of: Any) -> Any:
     """`_product`, in order with the work of the library that `dense` comes from."""
+    if runtime.several_devices:
+        home = one_gpu({"x": dense, "w": w, "gate": gate, "out": of[1]})
+        if home is not None and home != runtime.current_id():
+            with on(home):
+                return _multiply(dense, w, gate, *of)
     if type(dense) in ARRAYS:
         return _product(dense, dense, w if gate is None else scale_blocks(w, gate), *of)
     if gate is None:

@@ -144,8 +144,9 @@ def in_order(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel on the stream that torch works on."""
 
     def run(first: torch.Tensor, *others: Any) -> Any:
-        theirs = of_torch(raw_stream(torch)(first.get_device()))
-        if theirs.handle == current_stream().handle:
+        device = first.get_device()
+        theirs = of_torch(raw_stream(torch)(device), device)
+        if theirs.is_same(current_stream()):
             return kernel(first, *others)
         with theirs:
             return kernel(first, *others)

@@ -24,6 +24,30 @@ def load_acquire(typing, array, j):
 
 
 @intrinsic
+def load_acquire_system(typing, array, j):
+    check_array("load_acquire_system", array, j, types.int32)
+
+    def build(context, builder, signature, args):
+        where = address(context, builder, array, args[0], args[1], GLOBAL)
+        (value,) = emit(builder, "ld.acquire.sys.global.u32 $0, [$1];", [i32], [where], memory=True)
+        return value
+
+    return types.int32(array, types.int64), build
+
+
+@intrinsic
+def store_release_system(typing, array, j, n):
+    check_array("store_release_system", array, j, types.int32)
+
+    def build(context, builder, signature, args):
+        where = address(context, builder, array, args[0], args[1], GLOBAL)
+        emit(builder, "st.release.sys.global.u32 [$0], $1;", [], [where, args[2]], memory=True)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, types.int32), build
+
+
+@intrinsic
 def add_release(typing, array, j, n):
     check_array("add_release", array, j)
     if array.dtype not in (types.int32, types.uint32) or not isinstance(n, types.Integer):

@@ -213,4 +213,4 @@ def dropout(x: Any, rate: float, *, seed: int, call: int | Callable[[], int] = 0
     x = as_tensor(x)
     if rate == 0:
         return x
-    return multiply(x, Tensor(ops.dropout_mask(x.shape, rate, seed, call, x.dtype, x.place)))
+    return multiply(x, Tensor(ops.dropout_mask(x.shape, rate, seed, call, x.dtype, x.device)))

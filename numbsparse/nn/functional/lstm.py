@@ -11,6 +11,7 @@ from numbsparse.autograd import (
     differentiable_grads,
     is_recording,
     record,
+    refuse_again,
     taker_of_parts,
     unchanged,
 )
@@ -37,6 +38,7 @@ def lstm(
     eps: float = 1e-5,
     kept: Any = None,
     precision: str | None = None,
+    exchange: Any = None,
 ) -> Sequence:
     """One layer of LSTM cells over a sequence::
 
@@ -69,6 +71,8 @@ def lstm(
     kept : array, (time, batch, units), optional
         Factors of the update, as `dropout_mask` gives them.
     precision : str, optional, as in `matmul`
+    exchange : optional
+        What `numbsparse.distributed.SplitLSTM` computes a part of the units with.
 
     Returns
     -------
@@ -97,6 +101,7 @@ def lstm(
     given = x, weight_ih, weight_hh, bias, h, c, *(() if gain is None else (gain,))
     inputs = [a if isinstance(a, Tensor) else Tensor(a) for a in given]
     how: Any = {"eps": eps, "kept": data_of(kept), "precision": ops.checked_precision(precision)}
+    how["exchange"] = exchange
     datas = [tensor.data for tensor in inputs]
     trace = ops.lstm(*datas[:6], gain=None if gain is None else datas[6], **how)
     backward = _LSTM(inputs, trace, how)
@@ -172,6 +177,8 @@ class _LSTM:
     def gradient(self, i: int, pieces: Any) -> Tensor:
         """Of input number i, from those of the results."""
         if self.pieces is not pieces:
+            if self.how["exchange"] is not None:
+                refuse_again()
             self.found = self._again(pieces) if is_recording() else self._once(pieces)
             self.pieces, self.left = pieces, sum(a.requires_grad for a in self.inputs)
         gradient = self.found(i)
@@ -195,6 +202,7 @@ class _LSTM:
             gain=gain[0] if gain else None,
             kept=self.how["kept"],
             precision=precision,
+            exchange=self.how["exchange"],
         )
         if grads.gates is not trace.gates:  # in memory of their own
             self.trace = trace
@@ -226,10 +234,11 @@ class _LSTM:
     def _again(self, pieces: Any) -> Callable[[int], Any]:
         """Gradients that are differentiable again, through the steps one by one."""
 
-        n = len(self.inputs)
+        n, how = len(self.inputs), {**self.how}
+        del how["exchange"]
 
         def weighted(*given: Tensor) -> Tensor:
-            results = lstm_step_by_step(*given[:n], **self.how)
+            results = lstm_step_by_step(*given[:n], **how)
             terms = [
                 sum_over(multiply(results[i], dy)) for i, dy in zip(pieces, given[n:], strict=True)
             ]

@@ -233,7 +233,7 @@ def _parts(x: Tensor, keys: list[Any], join: Callable[[list[Tensor]], Tensor]) -
 
     def joined(pieces: Any, y: Tensor) -> Tensor:
         whole = [
-            pieces[i] if i in pieces else Tensor(ops.zeros(data.shape, data.dtype, x.place))
+            pieces[i] if i in pieces else Tensor(ops.zeros(data.shape, data.dtype, x.device))
             for i, data in enumerate(datas)
         ]
         return join(whole)

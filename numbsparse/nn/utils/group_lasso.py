@@ -9,7 +9,7 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
-from numbsparse.device import to_device
+from numbsparse.device import moved
 from numbsparse.nn.module import Module
 from numbsparse.nn.utils.weights import (
     Steered,
@@ -114,6 +114,5 @@ def _scale(w: Any, by: np.ndarray) -> None:
     """w.data[b] *= by[b], in place."""
     if w.is_transposed:
         w, by = w.T, by[w.layout.index.columns.blocks]
-    numbers: Any = by.astype(ops.gate_dtype(w))
-    numbers = to_device(numbers) if w.place == "cuda" else numbers
+    numbers: Any = moved(by.astype(ops.gate_dtype(w)), w.device)
     ops.copy_into(w.values, ops.gated(w, numbers, ops.all_blocks(w, numbers)).values)

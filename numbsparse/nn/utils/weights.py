@@ -232,7 +232,7 @@ def _remapped(parameter: Tensor, layout: Layout, new: float) -> BlockSparse:
     data = parameter.data
     if not new:
         return data.remap(layout)
-    values = ops.full((layout.n_blocks, *data.values.shape[1:]), new, data.dtype, data.place)
+    values = ops.full((layout.n_blocks, *data.values.shape[1:]), new, data.dtype, data.device)
     return ops.remap(data, layout, BlockSparse(values, layout, shape=data.shape))
 
 
