@@ -268,10 +268,14 @@ def test_refusals(call, error, says):
         call()
 
 
-def test_a_gpu_is_refused_in_words():
+def test_what_is_lowered_for_which_device():
     traced = jax.jit(lambda x, w: x @ w).trace(X, W)
-    with pytest.raises(NotImplementedError, match=r"numbsparse\.jax computes on the CPU so far"):
-        traced.lower(lowering_platforms=("cuda",))
+    assert "numbsparse_block_sparse_matmul" in traced.lower(lowering_platforms=("cuda",)).as_text()
+    with pytest.raises(NotImplementedError, match="on the CPU and on NVIDIA GPUs"):
+        traced.lower(lowering_platforms=("tpu",))
+    wide = jax.jit(lambda x, w: x @ w).trace(drawn(2, 12), matrix())
+    with pytest.raises(TypeError, match="arrays on a GPU take float16, bfloat16 or float32"):
+        wide.lower(lowering_platforms=("cuda",))
 
 
 def test_shard_map_that_checks_what_varies_is_refused_and_else_taken():

@@ -31,6 +31,7 @@ from numbsparse.device.runtime import (
     describe,
     is_available,
     is_capturing,
+    on_this_gpu,
     require,
     why_unavailable,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "joined",
     "library",
     "live",
+    "on_this_gpu",
     "outside_capture",
     "read_quickly",
     "refill",

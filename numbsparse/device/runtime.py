@@ -110,6 +110,25 @@ def current_device() -> Any:
     return device
 
 
+def on_this_gpu(what: str) -> None:
+    """Refuse `what`, in the words of its user, in a thread of a library that works on another GPU.
+
+    A thread that works on none yet works on ours from now on.
+    """
+    if SIMULATED:
+        return
+    from cuda.bindings import driver
+
+    ours = current_device()
+    error, theirs = driver.cuCtxGetDevice()
+    if error:
+        ours.set_current()
+    elif int(theirs) != ours.device_id:
+        raise ValueError(
+            f"{what} is on GPU {int(theirs)}, numbsparse works on GPU {ours.device_id}"
+        )
+
+
 @cache
 def compute_capability() -> tuple[int, int]:
     """(major, minor) of the GPU; (7, 0), the least that is supported, in the simulator."""

@@ -76,7 +76,7 @@ from numbsparse.ops.loss_scale import (
     judge,
 )
 from numbsparse.ops.lstm import LSTMTrace, lstm, lstm_grad, lstm_steps, state_dtype
-from numbsparse.ops.matmul import matmul, sddmm
+from numbsparse.ops.matmul import matmul, sddmm, sddmm_into
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
 from numbsparse.ops.operands import HalfOnCPU, is_half, operand
 from numbsparse.ops.optimizer import (
@@ -204,6 +204,7 @@ __all__ = [
     "scale_columns",
     "scale_to_norm",
     "sddmm",
+    "sddmm_into",
     "select_gated",
     "set_precision",
     "sgd_step",

@@ -20,7 +20,7 @@ from numbsparse.device import (
 )
 from numbsparse.dtypes import as_array, type_name
 from numbsparse.kernels.matmul import function_of
-from numbsparse.layout import as_layout
+from numbsparse.layout import Layout, as_layout
 from numbsparse.ops.choice import choose
 from numbsparse.ops.gates import scale_blocks
 from numbsparse.ops.index import index_beside
@@ -183,12 +183,17 @@ def sddmm(
         size = _block_size(shape, layout.shape)
     else:
         size = integer("block_size", block_size)
-    chosen = choose("weight_grad", kernel, size, a, a.shape[1], precision, layout)
     values = _empty((layout.n_blocks, size, size), a)
     dw = BlockSparse(values, layout, shape=shape)
+    sddmm_into(values, a, b, layout, kernel, precision)
+    return dw
+
+
+def sddmm_into(values: Any, a: Any, b: Any, layout: Layout, kernel: str, precision: str) -> None:
+    """`sddmm` of arrays that were checked, written to `values`, (n_blocks, B, B)."""
+    chosen = choose("weight_grad", kernel, values.shape[1], a, a.shape[1], precision, layout)
     compute = function_of(chosen, "weight_grad")
     compute(a.T, b, index_beside(layout, a), values, precision)
-    return dw
 
 
 def _multiply(dense: Any, w: BlockSparse, gate: Any, *of: Any) -> Any:
