@@ -69,8 +69,12 @@ def test_other_tensors_of_torch(make, monkeypatch):
         x = x.requires_grad_() * 1
     else:
         x = x.as_subclass(type("Strange", (torch.Tensor,), {}))
-    assert (torch_tensors.read(x) is None) == (make == "a subclass's")
-    assert_both_ways_agree("torch", x, monkeypatch)
+    if make != "a subclass's":
+        with pytest.raises(ValueError, match="x requires grad"):
+            ns.matmul(x, W.to("cuda"))
+    with torch.no_grad():
+        assert (torch_tensors.read(x) is None) == (make == "a subclass's")
+        assert_both_ways_agree("torch", x, monkeypatch)
 
 
 def test_work_on_a_side_stream_of_torch_is_waited_for():

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from math import prod
 from typing import Any
@@ -36,6 +36,7 @@ Shelf = list[tuple[int, Any]]
 _kept = 0
 _streams: WeakSet[streams.Stream] = WeakSet()  # whose memory is kept
 _for_good: dict[int, Block] = {}  # what graphs of other libraries read, of which no end is known
+_late: list[Block] = []  # to be let go of once their stream is captured no more
 _hole = HOLES[0]
 
 
@@ -66,6 +67,8 @@ class Block:
         if self.shelf is not None and _kept + self.nbytes <= MOST_KEPT:
             _kept += self.nbytes
             self.shelf.append((self.address, self.buffer))
+        elif self.stream is not None and type(self) is Block:
+            _free(self)
 
 
 class Simulated(Block):
@@ -110,6 +113,9 @@ def _fresh(nbytes: int, size: int, stream: streams.Stream) -> Block:
     runtime.require()
     if runtime.SIMULATED:
         return simulated(nbytes)
+    late = _late[:]
+    _late.clear()
+    late.clear()  # once more
     buffer = take(size)
     shelf = None
     if size <= LARGEST_KEPT:
@@ -181,6 +187,20 @@ def _in_order(block: Block) -> bool:
     return False
 
 
+def _free(block: Block) -> None:
+    """Back to CUDA's pool, while another library captures too; what the captured stream has, later.
+
+    By its own stream, which a captured one cannot do.
+    """
+    if runtime.SIMULATED or sys.is_finalizing():
+        return
+    if block.stream.is_captured:
+        _late.append(Block(block.address, block.buffer, block.nbytes, None, block.stream))
+        return
+    with streams.relaxed():
+        block.buffer = None
+
+
 def simulated(nbytes: int) -> Block:
     """Fresh memory is a hole, so that a kernel that leaves one is seen."""
     owner = np.full(nbytes + GRAIN, _hole, dtype=np.uint8)
@@ -234,9 +254,10 @@ def _from_pool(nbytes: int) -> Any:
 def give_up_kept() -> None:
     """Give all blocks that are kept for later back to CUDA's pool."""
     global _kept
-    for stream in _streams:
-        for shelf in stream.shelves.values():
-            shelf.clear()
+    with nullcontext() if runtime.SIMULATED else streams.relaxed():
+        for stream in _streams:
+            for shelf in stream.shelves.values():
+                shelf.clear()
     _kept = 0
 
 

@@ -23,6 +23,8 @@ def read(x: Any) -> DeviceArray | None:
     torch = _torch_of(x)
     if torch is None or not x.is_cuda or x.layout is not torch.strided or x.is_neg():
         return None
+    if x.requires_grad and torch.is_grad_enabled():  # which is refused
+        return None
     dtype, index = _numpy_dtype(x.dtype), x.get_device()
     if dtype is None or index != runtime.current_device().device_id:
         return None
@@ -54,6 +56,11 @@ def stream_of(x: Any) -> streams.Stream | None:
     if torch is None or not x.is_cuda or x.get_device() != runtime.current_device().device_id:
         return None
     return streams.at(raw_stream(torch)(x.get_device()))
+
+
+def is_recording() -> bool:
+    """Whether torch would keep what is done with a tensor that requires grad, and could not."""
+    return bool(sys.modules["torch"].is_grad_enabled())
 
 
 def made_by_torch(array: DeviceArray) -> Any:

@@ -78,9 +78,9 @@ def matmul(
     Returns
     -------
     array, (..., out_features), or (in_features, batch) in `w @ x`
-        Beside the dense operand: NumPy for NumPy, torch for torch, CuPy for CuPy, JAX for JAX on
-        the CPU, else a DeviceArray. Sums are kept in float32, for float64 in float64, and rounded
-        at the end.
+        Beside the dense operand: NumPy for NumPy, torch for torch, CuPy for CuPy, JAX for JAX, of
+        Numba a DeviceArray. JAX's on a GPU is a copy, and was waited for: `numbsparse.jax` does
+        neither. Sums are kept in float32, for float64 in float64, and rounded at the end.
 
     Raises
     ------
@@ -88,7 +88,8 @@ def matmul(
         If neither or both operands are block-sparse, or dtypes differ; for a gate of another dtype.
     ValueError
         If shapes do not meet, places do not fit, `out` does not fit, or no kernel serves the case:
-        the message says what each of them lacks.
+        the message says what each of them lacks. For a tensor of torch on a GPU that requires
+        grad, outside of `torch.no_grad()`: `numbsparse.torch` records gradients.
 
     Examples
     --------
