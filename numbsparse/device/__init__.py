@@ -18,11 +18,13 @@ from numbsparse.device.fingerprint import library
 from numbsparse.device.interop import (
     as_device_array,
     empty_in_library_of,
+    empty_quickly,
     in_library_of,
     in_order_with,
     is_device_operand,
     read_quickly,
 )
+from numbsparse.device.replay import key_of, run
 from numbsparse.device.runtime import (
     CPU_THREADS,
     SIMULATED,
@@ -52,6 +54,7 @@ __all__ = [
     "describe",
     "empty",
     "empty_in_library_of",
+    "empty_quickly",
     "forget_captures",
     "generation",
     "in_library_of",
@@ -62,6 +65,7 @@ __all__ = [
     "is_of_a_graph",
     "is_own",
     "joined",
+    "key_of",
     "library",
     "live",
     "on_this_gpu",
@@ -69,6 +73,7 @@ __all__ = [
     "read_quickly",
     "refill",
     "require",
+    "run",
     "stream",
     "synchronize",
     "to_device",

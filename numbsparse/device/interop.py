@@ -127,6 +127,13 @@ def empty_in_library_of(x: Any, shape: tuple[int, ...], dtype: np.dtype) -> tupl
     return None if _library_of(x) == "jaxlib" else in_library_of(x, array), array
 
 
+def empty_quickly(x: Any, shape: tuple[int, ...]) -> Any:
+    """New memory beside an array of ours or a tensor of torch; None for others, or if captured."""
+    if runtime.is_capturing():
+        return None
+    return empty(shape, x.dtype) if type(x) is DeviceArray else torch_tensors.empty_like(x, shape)
+
+
 def in_library_of(x: Any, result: Any) -> Any:
     """The result as an array of the library that `x` came from.
 

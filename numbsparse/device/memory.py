@@ -90,6 +90,7 @@ class Lent(Block):
 def allocate(nbytes: int) -> Block:
     """A block of at least so many bytes, held until the Block is collected."""
     global _kept
+    _not_recorded()
     if (capture := runtime.capturing()) is not None:
         return capture.arena.allocate(nbytes)
     stream = streams.current()
@@ -102,6 +103,12 @@ def allocate(nbytes: int) -> Block:
         _kept -= size
         return Block(address, buffer, size, shelf, stream)
     return _fresh(nbytes, size, stream)
+
+
+def _not_recorded() -> None:
+    """What is done with memory is not launched again: of any thread, to be sure."""
+    if runtime.recording is not None:
+        runtime.recording.is_whole = False
 
 
 def rounded(nbytes: int) -> int:
@@ -273,6 +280,7 @@ def forget_peak() -> None:
 
 def copy_in(address: int, host: np.ndarray) -> None:
     """Copy a C-contiguous NumPy array to the device."""
+    _not_recorded()
     streams.refuse_in_capture(
         "a copy to the GPU",
         "each replay would copy the same values; make the array an argument of the step",
@@ -302,6 +310,7 @@ def copy_out(host: np.ndarray, address: int) -> None:
 
 def copy_within(target: int, source: int, nbytes: int) -> None:
     """Copy from one place on the device to another."""
+    _not_recorded()
     if runtime.SIMULATED:
         ctypes.memmove(target, source, nbytes)
     elif nbytes:

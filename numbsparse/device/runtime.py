@@ -22,6 +22,10 @@ capture: Any = None
 """The capture that is under way, if any: see device/capture.py."""
 
 
+recording: Any = None
+"""The launches that are being recorded, if any: see device/replay.py."""
+
+
 def capturing() -> Any:
     """That capture for the thread that began it; None for the others, whose work runs as ever."""
     return capture if capture is not None and capture.thread == get_ident() else None

@@ -36,12 +36,32 @@ def read(x: Any) -> DeviceArray | None:
     return DeviceArray(x.data_ptr(), tuple(x.shape), dtype, strides, owner=x)
 
 
+def place(x: Any) -> tuple[Any, ...] | None:
+    """What tells one tensor in the memory of a GPU from another; None for what `read` refuses."""
+    torch = sys.modules.get("torch")  # as `_torch_of` does, a call less
+    if torch is None or runtime.SIMULATED or type(x) not in _types_of(torch) or not x.is_cuda:
+        return None
+    if x.layout is not torch.strided or x.is_neg():
+        return None
+    if x.requires_grad and torch.is_grad_enabled():
+        return None
+    return x.data_ptr(), x.shape, x.stride(), x.dtype
+
+
+def stream_handle(x: Any) -> int:
+    """The number of the stream that torch works on, of the GPU that its tensor x is on; else 0."""
+    torch = sys.modules.get("torch")
+    if torch is None or runtime.SIMULATED or type(x) not in _types_of(torch) or not x.is_cuda:
+        return 0
+    return raw_stream(torch)(x.get_device()) or streams.LEGACY
+
+
 def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
     """A new tensor of the dtype of x; None where x is not torch's, or torch has no memory."""
-    if (torch := _torch_of(x)) is None:
+    if _torch_of(x) is None:
         return None
     try:
-        return torch.empty(shape, dtype=x.dtype, device=x.device)
+        return x.new_empty(shape)
     except RuntimeError:
         return None
 

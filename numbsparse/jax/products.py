@@ -45,7 +45,7 @@ def _transposed(y: Any, w: Any, x: Any, *, layout: str, precision: str) -> None:
 
 
 def _sddmm(x: Any, y: Any, w: Any, *, layout: str, precision: str) -> None:
-    ops.sddmm_into(w, x.T, y, _layouts[layout], "auto", precision)
+    ops.sddmm_into(w, x.T, y, _layouts[layout], precision=precision)
 
 
 # What comes out, and whether the batch of a vmap over the first operand is rows of one product.

@@ -76,7 +76,7 @@ from numbsparse.ops.loss_scale import (
     judge,
 )
 from numbsparse.ops.lstm import LSTMTrace, lstm, lstm_grad, lstm_steps, state_dtype
-from numbsparse.ops.matmul import matmul, sddmm, sddmm_into
+from numbsparse.ops.matmul import matmul, replayed, sddmm, sddmm_into
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
 from numbsparse.ops.operands import HalfOnCPU, is_half, operand
 from numbsparse.ops.optimizer import (
@@ -199,6 +199,7 @@ __all__ = [
     "relu",
     "relu_grad",
     "remap",
+    "replayed",
     "reshape",
     "scale_blocks",
     "scale_columns",

@@ -12,6 +12,9 @@ from numbsparse.ops import times, tuned
 
 MOST = 1024  # cases that are remembered, before all are forgotten
 
+era = 0
+"""How often choices were forgotten."""
+
 _chosen: dict[tuple[Any, ...], str] = {}
 
 
@@ -55,7 +58,9 @@ def _by_speed(names: list[str], *of: Any) -> list[str]:
 
 def forget() -> None:
     """Choose again in each case: something was measured."""
+    global era
     _chosen.clear()
+    era += 1
 
 
 def serving(
