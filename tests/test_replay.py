@@ -13,6 +13,7 @@ import pytest
 import numbsparse as ns
 from numbsparse import device
 from numbsparse.device import launch, memory, replay, runtime, streams
+from numbsparse.kernels.elementwise import fill
 from numbsparse.ops import choice
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="no GPU and no simulator")
@@ -109,7 +110,7 @@ def test_work_that_takes_memory_is_worked_out_each_time():
     known, array = {}, nans(4)
 
     def work():
-        device.empty((4,), "float32")
+        fill(device.empty((4,), "float32"), 0)
 
     for _ in range(4):
         replay.run(known, ("key",), work, (array,))
