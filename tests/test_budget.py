@@ -11,8 +11,8 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/autograd": 605,
     "numbsparse/bench": 4_820,
     "numbsparse/compat": 405,
-    "numbsparse/device": 2_835,
-    "numbsparse/jax": 670,
+    "numbsparse/device": 3_100,
+    "numbsparse/jax": 715,
     "numbsparse/kernels": 2_745,
     "numbsparse/kernels/conv": 3_430,
     "numbsparse/kernels/ladder": 1_930,
@@ -21,11 +21,11 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 2_470,
     "numbsparse/kernels/ptx": 2_660,
     "numbsparse/nn": 7_055,
-    "numbsparse/ops": 4_855,
+    "numbsparse/ops": 4_930,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 2_370,
-    "numbsparse/torch": 1_630,
+    "numbsparse/torch": 1_665,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

@@ -4,6 +4,7 @@
 kernel and not with the package.
 """
 
+from numbsparse.device import replay
 from numbsparse.device.array import DeviceArray, copy_of, empty, refill, to_device
 from numbsparse.device.capture import (
     Capture,
@@ -24,7 +25,6 @@ from numbsparse.device.interop import (
     is_device_operand,
     read_quickly,
 )
-from numbsparse.device.replay import key_of, run
 from numbsparse.device.runtime import (
     CPU_THREADS,
     SIMULATED,
@@ -65,15 +65,14 @@ __all__ = [
     "is_of_a_graph",
     "is_own",
     "joined",
-    "key_of",
     "library",
     "live",
     "on_this_gpu",
     "outside_capture",
     "read_quickly",
     "refill",
+    "replay",
     "require",
-    "run",
     "stream",
     "synchronize",
     "to_device",

@@ -70,12 +70,12 @@ def launch(
         capture.hold(args)
     elif streams.several:
         memory.note(owners_of(args))
-    if runtime.recording is not None:
-        runtime.recording.hold(args)
+    if (recording := runtime.recording()) is not None:
+        recording.hold(args)
     if runtime.SIMULATED:
         of = kernel, grid, block, shared_bytes, list(map(_simulated, args)), cluster, together
-        if runtime.recording is not None:
-            runtime.recording.add(partial(_simulate, *of))
+        if recording is not None:
+            recording.add(partial(_simulate, *of))
         _simulate(*of)
         return
     prepared, values = _prepare(kernel, args, shared_bytes)
@@ -120,8 +120,8 @@ class Bound:
             capture.hold(held)
         elif streams.several:
             memory.note(owners_of(held))
-        if runtime.recording is not None:
-            runtime.recording.hold(held)
+        if (recording := runtime.recording()) is not None:
+            recording.hold(held)
         if runtime.SIMULATED:
             launch(self._kernel, *self._how[:2], *self._args, shared_bytes=self._how[2])
             return
@@ -179,11 +179,10 @@ def _start(prepared: Prepared, values: bytes, how: tuple[Any, ...], capture: Any
     with prepared.lock:
         prepared.values[:] = values
         (error,) = start(config, prepared.function, prepared.pointers, 0)
-    if runtime.recording is not None:
+    if (recording := runtime.recording()) is not None:
         slots = Slots(values)
         again = partial(start, config, prepared.function, slots.pointers, 0)
-        again.slots = slots  # live as long
-        runtime.recording.add(again)
+        recording.add(again, slots)
     if error:
         raise RuntimeError(
             f"a kernel was not launched: {error.name}, grid {how[0]}, block {how[1]}"

@@ -106,9 +106,9 @@ def allocate(nbytes: int) -> Block:
 
 
 def _not_recorded() -> None:
-    """What is done with memory is not launched again: of any thread, to be sure."""
-    if runtime.recording is not None:
-        runtime.recording.is_whole = False
+    """What is done with memory here is not launched again."""
+    if (recording := runtime.recording()) is not None:
+        recording.is_whole = False
 
 
 def rounded(nbytes: int) -> int:
@@ -185,7 +185,8 @@ def settle(block: Any, stream: streams.Stream | None = None) -> None:
 def _in_order(block: Block) -> bool:
     """Let a block's own stream wait for the others; where that cannot be, the block is kept."""
     all_of_them = (block.stream, *block.others)
-    with suppress(RuntimeError):  # without a context, in a thread that never met the GPU
+    # Without a context, in a thread that never met the GPU; while another library captures.
+    with suppress(RuntimeError), streams.relaxed():
         if not any(stream.is_captured for stream in all_of_them):
             for other in block.others:
                 block.stream.wait(other)
@@ -195,10 +196,7 @@ def _in_order(block: Block) -> bool:
 
 
 def _free(block: Block) -> None:
-    """Back to CUDA's pool, while another library captures too; what the captured stream has, later.
-
-    By its own stream, which a captured one cannot do.
-    """
+    """Back to CUDA's pool by its own stream: where another library captures that one, later."""
     if runtime.SIMULATED or sys.is_finalizing():
         return
     if block.stream.is_captured:

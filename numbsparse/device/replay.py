@@ -8,7 +8,6 @@ shapes, and training goes over the same memory step after step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import get_ident
 from typing import Any
 
 from numbsparse.device import memory, runtime, streams
@@ -27,25 +26,27 @@ class Replay:
     Attributes
     ----------
     starts : functions that start them; each gives a tuple of the driver's error
-    held : memory that they use beside that of the operands
+    held : memory of the GPU that they use beside that of the operands
+    used : of the host
     is_whole : whether they are all that the work did on the GPU: not if it took memory, or copied
     """
 
-    __slots__ = ("held", "is_whole", "starts", "thread")
+    __slots__ = ("held", "is_whole", "starts", "used")
 
     def __init__(self) -> None:
         self.starts: list[Callable[[], tuple[Any, ...]]] = []
         self.held: list[Any] = []
-        self.is_whole, self.thread = True, get_ident()
+        self.used: list[Any] = []
+        self.is_whole = True
 
-    def add(self, start: Callable[[], tuple[Any, ...]]) -> None:
-        if self.thread == get_ident():
-            self.starts.append(start)
+    def add(self, start: Callable[[], tuple[Any, ...]], used: Any = None) -> None:
+        """Start this too, which uses some memory of the host."""
+        self.starts.append(start)
+        self.used.append(used)
 
     def hold(self, args: tuple[Any, ...]) -> None:
         """Keep what a kernel uses: of ours, because plans are; the rest belongs to operands."""
-        if self.thread == get_ident():
-            self.held += (block for block in owners_of(args) if isinstance(block, memory.Block))
+        self.held += (block for block in owners_of(args) if isinstance(block, memory.Block))
 
     def start(self, operands: tuple[Any, ...], stream: streams.Stream) -> None:
         if streams.several:
@@ -56,39 +57,40 @@ class Replay:
                 raise RuntimeError(f"a kernel was not launched: {error.name}")
 
 
-def key_of(what: Key, operands: tuple[Any, ...]) -> tuple[Key, streams.Stream] | None:
-    """What its launches depend on, `what` beside the operands, and the stream that they go to.
+def replayed(
+    known: dict[Key, Any], what: Key, operands: tuple[Any, ...], work: Callable[[], Any]
+) -> None:
+    """Do the work on operands, arrays of ours or tensors of torch; or only start its launches.
 
-    Operands are arrays of ours or tensors of torch. None where nothing is to be remembered.
+    They are recorded when it comes for the second time. They depend on `what`, on the stream, and
+    on where the operands are and how they lie there.
     """
     stream = _stream_of(operands[0])
-    if stream is None:
-        return None
-    places = tuple([x.place if type(x) is DeviceArray else tensor_place(x) for x in operands])
-    return None if None in places else ((what, stream.handle, places), stream)
-
-
-def run(
-    known: dict[Key, Any], key: Key, work: Callable[[], None], operands: tuple[Any, ...]
-) -> None:
-    """Do the work, and remember that it was done: when it comes again, its launches."""
-    if runtime.recording is not None or known.get(key) is False:
+    if stream is None or runtime.recording() is not None:
         work()
-    elif key not in known:
+        return
+    places = tuple([x.place if type(x) is DeviceArray else tensor_place(x) for x in operands])
+    key = what, stream.handle, places
+    if replay := known.get(key):
+        replay.start(operands, stream)
+    elif None in places or replay is False:
+        work()
+    elif key in known:
+        known[key] = _recorded(work, operands) or False
+    else:
+        work()
         if len(known) >= REMEMBERED:
             known.clear()
-        work()
         known[key] = None
-    else:
-        known[key] = _recorded(work, operands) or False
 
 
 def _recorded(work: Callable[[], None], operands: tuple[Any, ...]) -> Replay | None:
-    replay = runtime.recording = Replay()
+    replay = Replay()
+    token = runtime.replay.set(replay)
     try:
         work()
     finally:
-        runtime.recording = None
+        runtime.replay.reset(token)
     own = set(map(id, owners_of(operands)))
     replay.held = [block for block in replay.held if id(block) not in own]
     return replay if replay.is_whole and replay.starts else None

@@ -6,6 +6,7 @@ is imported. The simulator's device memory is host memory; everything else is th
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
 from threading import get_ident
@@ -22,8 +23,9 @@ capture: Any = None
 """The capture that is under way, if any: see device/capture.py."""
 
 
-recording: Any = None
-"""The launches that are being recorded, if any: see device/replay.py."""
+replay: ContextVar[Any] = ContextVar("numbsparse_replay", default=None)
+recording = replay.get
+"""recording() is what this thread's launches are recorded in, if anything: see device/replay.py."""
 
 
 def capturing() -> Any:

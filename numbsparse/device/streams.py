@@ -116,7 +116,7 @@ def stream(of: Any = None) -> Stream:
     That is each launch, copy and allocation of this thread, and what `synchronize` waits for. The
     innermost one counts. Outside of any, work goes to the legacy default stream; that of `matmul`,
     `sddmm` and the convolutions on arrays of torch or CuPy goes to the stream their library works
-    on, and so does all of `numbsparse.torch`.
+    on, and so does all of `numbsparse.torch` and `numbsparse.jax`.
 
     Parameters
     ----------

@@ -207,7 +207,7 @@ def _buffers(buffers: Buffers) -> Iterator[tuple[int, tuple[int, ...], np.dtype]
 
 
 def _numpy_array(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    memory = (ctypes.c_char * (prod(shape) * dtype.itemsize)).from_address(address)
+    memory: Any = (ctypes.c_char * (prod(shape) * dtype.itemsize)).from_address(address)
     return np.ndarray(shape, dtype, memory)
 
 

@@ -18,9 +18,8 @@ from numbsparse.device import (
     in_library_of,
     in_order_with,
     is_device_operand,
-    key_of,
     read_quickly,
-    run,
+    replay,
     to_device,
 )
 from numbsparse.dtypes import as_array, type_name
@@ -214,20 +213,14 @@ def _factors(a: Any, b: Any) -> tuple[Any, Any]:
 def replayed(
     layout: Layout, what: tuple[Any, ...], operands: tuple[Any, ...], work: Callable[[], Any]
 ) -> None:
-    """Do the work on operands on a GPU, or start its launches again, where they are known.
+    """Do the work on operands on a GPU, or start its launches again: see device/replay.py.
 
     They depend on the layout, on `what`, and on where the operands are.
     """
-    index = layout.device_index
-    found = None if index is None else key_of((what, choice.era), operands)
-    if index is None or found is None:
+    if (index := layout.device_index) is None:
         work()
-        return
-    key, stream = found
-    if replay := index.replays.get(key):
-        replay.start(operands, stream)
     else:
-        run(index.replays, key, work, operands)
+        replay.replayed(index.replays, (what, choice.era), operands, work)
 
 
 def _multiply(
