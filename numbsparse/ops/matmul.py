@@ -189,8 +189,8 @@ def sddmm_into(
 ) -> BlockSparse:
     """`sddmm` with memory for its values, (n_blocks, B, B)."""
     (a, b), values = _factors(a, b), operand(values, "values")
-    dw = BlockSparse(values, layout, shape=(a.shape[0], b.shape[1]))
     chosen = choose("weight_grad", kernel, values.shape[1], a, a.shape[1], precision, layout)
+    dw = BlockSparse(values, layout, shape=(a.shape[0], b.shape[1]))
     compute = function_of(chosen, "weight_grad")
     compute(a.T, b, index_beside(layout, a), values, precision)
     return dw
