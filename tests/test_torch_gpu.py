@@ -75,7 +75,7 @@ def test_products_that_come_again_are_started_on_what_is_there_now():
     w, ours = nst.BlockSparse(values, kept), ns.BlockSparse(values.detach(), kept)
     x = torch.empty(8, 64, device="cuda", requires_grad=True)
     out = torch.empty(8, 96, device="cuda")
-    dense = torch.empty(64, 96, device="cuda")
+    dense, side = torch.empty(64, 96, device="cuda"), torch.cuda.Stream()
     for seed in range(6):
         generator = torch.Generator("cuda").manual_seed(seed)
         with torch.no_grad():
@@ -83,7 +83,6 @@ def test_products_that_come_again_are_started_on_what_is_there_now():
                 tensor.copy_(torch.randn(tensor.shape, device="cuda", generator=generator))
             dense.copy_(w.to_dense())
         out.fill_(float("nan"))
-        side = torch.cuda.Stream()
         for stream in (torch.cuda.current_stream(), side):
             stream.wait_stream(torch.cuda.default_stream())
             with torch.cuda.stream(stream):
@@ -101,7 +100,7 @@ def test_products_that_come_again_are_started_on_what_is_there_now():
                         )
                 torch.cuda.synchronize()
     found = [replay for replay in kept.device_index.replays.values() if replay]
-    assert len(found) > 6
+    assert len(found) >= 6
     address, alive = out.data_ptr(), torch.cuda.memory_allocated()
     del out, y, got, expected
     assert torch.cuda.memory_allocated() < alive, address
