@@ -57,15 +57,24 @@ def test_a_tensor_that_requires_grad_is_refused_where_torch_records(argument, mo
 
 
 def test_arrays_of_jax_come_back_as_copies_that_are_done(monkeypatch):
-    done = []
+    done, given_back = [], []
 
     class Array(Theirs):
         """One of JAX's, which say that they are of jaxlib."""
 
+    class Lent:
+        def __init__(self, array):
+            assert waits, "JAX may read what is not written yet"
+            self.array = array
+
+        def delete(self):
+            assert done, "JAX may still read it"
+            given_back.append(self.array)
+
     Array.__module__ = "jaxlib._jax"
     jax = SimpleNamespace(
-        dlpack=SimpleNamespace(from_dlpack=lambda lent: ("lent", lent)),
-        numpy=SimpleNamespace(array=lambda lent, copy: Array(lent[1].numpy()) if copy else None),
+        dlpack=SimpleNamespace(from_dlpack=Lent),
+        numpy=SimpleNamespace(array=lambda lent, copy: Array(lent.array.numpy()) if copy else None),
         block_until_ready=lambda x: done.append(x) or x,
     )
     monkeypatch.setitem(sys.modules, "jax", jax)
@@ -76,7 +85,8 @@ def test_arrays_of_jax_come_back_as_copies_that_are_done(monkeypatch):
         y = product()
         assert type(y) is Array
         assert done.pop() is y
-        assert waits.pop()
+        assert given_back.pop()
+        assert waits.pop() and waits.pop()  # before JAX reads, and at the end
     np.testing.assert_allclose(y.array.numpy(), RESULT.T, atol=1e-5)
     ns.sddmm(Array(X.T.copy()), Array(RESULT), [[1], [1]])
     assert waits == [True], "XLA may take back memory that is still read"

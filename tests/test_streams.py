@@ -513,6 +513,24 @@ def test_what_is_kept_is_made_aside_while_torch_captures(driver, monkeypatch):
     assert device.current_stream() is streams.DEFAULT
 
 
+def test_what_is_kept_on_a_side_stream_of_torch_is_no_memory_of_torch(driver, monkeypatch):
+    tensors = torch_that_captures(monkeypatch, 0x100)
+    planned = Planned(monkeypatch)
+    with streams.of_torch(0x100) as side:
+        kept = plans.planned(planned.index, make, 5)
+        assert device.current_stream() is side
+    assert tensors == [], "of a pool that torch may be about to give to a graph"
+    assert {a.owner.stream.handle for a in kept if isinstance(a, DeviceArray)} == {0x100}
+
+
+def test_a_stream_of_others_lives_as_long_as_the_arrays_made_on_it(driver):
+    owner = SimpleNamespace(ptr=0x7A0)
+    with ns.stream(owner):
+        array = empty((7,), "float32")
+    assert streams.at(0x7A0) is array.owner.stream
+    assert array.owner.stream._owner is owner
+
+
 def test_memory_freed_while_its_stream_is_captured_is_kept(driver):
     array = empty((7,), "float32")
     with ns.stream(0x100):
@@ -548,6 +566,17 @@ def test_a_large_array_of_the_captured_stream_is_freed_after(driver):
     empty(LARGE, "float32")
     assert (address, True) in driver.freed
     assert all(allowed for _, allowed in driver.freed)
+
+
+def test_nothing_is_freed_when_python_ends(driver):
+    shelf = []
+    block = memory.Block(512, "buffer", 512, shelf, streams.DEFAULT)
+    block.others = (streams.at(0x100),)
+    block.__del__(lambda: True)
+    assert not shelf and not driver.events
+    block.__del__()
+    assert shelf == [(512, "buffer")]
+    block.shelf = None
 
 
 def test_memory_that_is_kept_is_given_up_while_a_stream_is_captured(driver):

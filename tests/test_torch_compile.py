@@ -49,6 +49,11 @@ def test_functions_in_one_graph():
         torch.testing.assert_close(grads(y, [x, values]), grads(expected, [x, values]))
 
 
+def test_a_layout_is_a_constant_for_torch():
+    leaves, of = torch.utils._pytree.tree_flatten(layout(3, 4))
+    assert (leaves, of.unflatten([])) == ([], layout(3, 4))
+
+
 def test_the_sign_of_a_product_breaks_the_graph_and_is_right():
     kept = layout(3, 3)
     w, x = nst.BlockSparse(drawn(kept.n_blocks, 4, 4), kept), drawn(12, 12)

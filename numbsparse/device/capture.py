@@ -88,8 +88,8 @@ class Arena:
         self._buffers: list[Any] = []
         self.nbytes = 0
 
-    def __del__(self) -> None:
-        if self._buffers and not sys.is_finalizing():
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._buffers and not ending():
             with streams.relaxed():  # while another library captures, too
                 self._shelves.clear()
                 self._buffers.clear()

@@ -148,10 +148,13 @@ def in_library_of(x: Any, result: Any) -> Any:
         return sys.modules["jax"].numpy.asarray(result) if library == "jaxlib" else result
     if isinstance(x, DeviceArray) or library not in ("torch", "cupy", "jaxlib"):
         return result
-    if library == "jaxlib":  # which drops what was lent while its work on it may still wait
+    if library == "jaxlib":  # which may drop what is lent while its work on it still waits
         jax = sys.modules["jax"]
-        copied = jax.numpy.array(jax.dlpack.from_dlpack(result), copy=True)
-        return jax.block_until_ready(copied)
+        streams.synchronize()
+        lent = jax.dlpack.from_dlpack(result)
+        copied = jax.block_until_ready(jax.numpy.array(lent, copy=True))
+        lent.delete()  # here, and not in a thread of XLA's
+        return copied
     module = sys.modules[library]
     if library == "torch":
         if (tensor := torch_tensors.made_by_torch(result)) is not None:

@@ -175,7 +175,8 @@ def at(handle: int, owner: Any = None) -> Stream:
     if handle <= LEGACY:
         return DEFAULT
     found = _known(handle)
-    found._owner = owner
+    if owner is not None:  # a stream that is gone must not be asked anything, and is used by blocks
+        found._owner = owner
     return found
 
 
@@ -249,16 +250,20 @@ def joined(caller: Stream, worker: Stream) -> Iterator[None]:
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Within this context, where another library captures the current stream, work runs at once.
+    """Within this context memory is our own, and work is no part of what another library captures.
 
-    It runs on a stream apart, and is done at the end. Elsewhere nothing changes.
+    Where one captures the current stream, work runs on a stream apart, and is done at the end. On
+    others of torch's it stays there: their memory may be a graph's that torch is about to make.
     """
-    if not (several and current().is_captured):
+    if several and current().is_captured:
+        with relaxed(), _apart():
+            yield
+            current().synchronize()
+    elif current().of_torch:
+        with at(current().handle):
+            yield
+    else:
         yield
-        return
-    with relaxed(), _apart():
-        yield
-        current().synchronize()
 
 
 @contextmanager
