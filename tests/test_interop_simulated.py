@@ -86,7 +86,7 @@ def test_arrays_of_jax_come_back_as_copies_that_are_done(monkeypatch):
         assert type(y) is Array
         assert done.pop() is y
         assert given_back.pop()
-        assert waits.pop() and waits.pop()  # before JAX reads, and at the end
+        assert [waits.pop(), waits.pop()] == [True, True]  # before JAX reads, and at the end
     np.testing.assert_allclose(y.array.numpy(), RESULT.T, atol=1e-5)
     ns.sddmm(Array(X.T.copy()), Array(RESULT), [[1], [1]])
     assert waits == [True], "XLA may take back memory that is still read"

@@ -1,7 +1,7 @@
 """numbsparse.jax on a GPU: calls that are made up here as XLA makes them; and those of XLA."""
 
 import ctypes
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from functools import partial
 from types import SimpleNamespace
 
@@ -21,6 +21,7 @@ from numbsparse.simulator import launch as simulator  # noqa: E402
 
 LAYOUT = ns.Layout(ns.patterns.random(3, 4, 0.4, seed=0))  # of blocks of 8
 B, STREAM = 8, 0x700
+SECONDS = 60  # of threads, before they are said to wait for each other
 CODES = {dtype: code for code, dtype in ffi.DTYPES.items()}
 
 simulated = pytest.mark.skipif(not device.SIMULATED, reason="memory of the GPU is not of the host")
@@ -200,8 +201,13 @@ def exact():
 
 
 @on_a_gpu
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(("rows", "size"), [(0, 32), (5, 8), (40, 32), (700, 64)])
+@pytest.mark.parametrize(
+    ("rows", "size", "dtype"),
+    [
+        (0, 32, "float32"), (5, 8, "float32"), (5, 8, "bfloat16"), (40, 32, "float32"),
+        (40, 32, "float16"), (700, 64, "bfloat16"),
+    ],
+)  # fmt: skip
 def test_values_and_gradients_under_jit(rows, size, dtype, exact):
     w, x = weights(dtype, size), jnp.asarray(drawn(rows, 12 * size, dtype=dtype))
 
@@ -304,12 +310,27 @@ def test_a_step_is_trained_with_buffers_given_up(exact):
 @on_a_gpu
 def test_threads_of_python_share_a_layout(exact):
     w = weights()
-    inputs = [jnp.asarray(drawn(n, 384, seed=n)) for n in (3, 40, 90, 700)]
+    inputs = [jnp.asarray(drawn(n, 384, seed=n)) for n in (3, 40, 90, 40)]
     run = jax.jit(lambda x, w: [(x + i) @ w for i in range(5)])
     expected = [[(x + i) @ w.to_dense() for i in range(5)] for x in inputs]
-    with ThreadPoolExecutor(4) as pool:
-        for got in (pool.map(lambda x: run(x, w), inputs) for _ in range(5)):
-            close(list(got), expected)
+    found = [[] for _ in inputs]
+
+    def work(x, into):
+        into.extend(jax.block_until_ready(run(x, w)) for _ in range(5))
+
+    threads = [
+        threading.Thread(target=work, args=both, daemon=True)  # so that one that waits ends too
+        for both in zip(inputs, found, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive(), f"a thread waits after {SECONDS} s"
+    for several, right in zip(found, expected, strict=True):
+        assert len(several) == 5
+        for got in several:
+            close(got, right)
 
 
 @on_a_gpu

@@ -573,7 +573,8 @@ def test_nothing_is_freed_when_python_ends(driver):
     block = memory.Block(512, "buffer", 512, shelf, streams.DEFAULT)
     block.others = (streams.at(0x100),)
     block.__del__(lambda: True)
-    assert not shelf and not driver.events
+    assert not shelf
+    assert not driver.events
     block.__del__()
     assert shelf == [(512, "buffer")]
     block.shelf = None
