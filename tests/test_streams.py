@@ -577,7 +577,7 @@ def test_nothing_is_freed_when_python_ends(driver):
     assert not driver.events
     block.__del__()
     assert shelf == [(512, "buffer")]
-    block.shelf = None
+    block.shelf, block.others, block.stream = None, (), None
 
 
 def test_memory_that_is_kept_is_given_up_while_a_stream_is_captured(driver):
