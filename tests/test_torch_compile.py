@@ -5,6 +5,8 @@ import shutil
 import pytest
 from torch_helpers import drawn, grads, layout, ns, nst, torch
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own parts
+
 DOUBLE = {"dtype": torch.float64, "block_size": 4}
 MODELS = {
     "Linear": (lambda: nst.Linear(10, 13, layout=layout(3, 4), **DOUBLE), (6, 10)),
@@ -86,7 +88,6 @@ def test_precision_that_is_set_later():
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor takes a C++ compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own parts
 def test_inductor_and_a_training_step():
     torch.manual_seed(0)
     model = torch.nn.Sequential(
