@@ -106,11 +106,13 @@ def test_what_is_refused_is_refused_again(worked_out):
                 call()
 
 
-def test_work_that_takes_memory_is_worked_out_each_time():
-    known, array = {}, nans(4)
+@pytest.mark.parametrize("also", [lambda a: device.empty((4,), "float32"), lambda a: a.numpy()])
+def test_work_that_takes_memory_or_reads_it_is_worked_out_each_time(also):
+    known, array, other = {}, nans(4), nans(4)
 
     def work():
-        fill(device.empty((4,), "float32"), 0)
+        fill(other, 0)
+        also(other)
 
     for _ in range(4):
         replay.replayed(known, (), (array,), work)
@@ -197,7 +199,11 @@ def test_a_launch_that_is_started_again_has_arguments_of_its_own(monkeypatch):
     for _ in range(2):
         replay.replayed(known, (), (x,), lambda: launch.launch(None, 1, 1, 0))
     launch.launch(None, 1, 1, 0)
+    alive = weakref.ref(prepared)
+    del prepared
+    monkeypatch.setattr(launch, "_prepare", None)
     gc.collect()
+    assert alive() is not None, "a kernel whose code is gone would be started"
     replay.replayed(known, (), (x,), None)
     assert seen == [(1, "kernel", n) for n in (7, 5, 3, 5)]
 

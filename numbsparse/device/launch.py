@@ -182,7 +182,7 @@ def _start(prepared: Prepared, values: bytes, how: tuple[Any, ...], capture: Any
     if (recording := runtime.recording()) is not None:
         slots = Slots(values)
         again = partial(start, config, prepared.function, slots.pointers, 0)
-        recording.add(again, slots)
+        recording.add(again, (slots, prepared))  # the kernel's code lives as long
     if error:
         raise RuntimeError(
             f"a kernel was not launched: {error.name}, grid {how[0]}, block {how[1]}"

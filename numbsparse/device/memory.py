@@ -293,6 +293,7 @@ def copy_in(address: int, host: np.ndarray) -> None:
 
 def copy_out(host: np.ndarray, address: int) -> None:
     """Copy from the device into a C-contiguous NumPy array, and wait for it."""
+    _not_recorded()
     streams.refuse_in_capture(
         "a copy to the host (.numpy(), .item(), float())",
         "its values do not exist yet; return the array and read it outside",
