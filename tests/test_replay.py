@@ -5,7 +5,6 @@ import gc
 import importlib
 import threading
 import weakref
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -188,20 +187,21 @@ def test_a_launch_that_is_started_again_has_arguments_of_its_own(monkeypatch):
         return (0,)
 
     slots = launch.Slots(bytes(8))
-    prepared = SimpleNamespace(
-        lock=threading.Lock(), values=slots.values, pointers=slots.pointers, function="kernel"
-    )
+
+    class Prepared:
+        lock, function = threading.Lock(), "kernel"
+        values, pointers = slots.values, slots.pointers
+
+    prepared = [Prepared()]
     numbers = iter((b"\7" + bytes(7), b"\5" + bytes(7), b"\3" + bytes(7)))
     monkeypatch.setattr(runtime, "SIMULATED", False)
     monkeypatch.setattr(launch, "_launcher", lambda: (start, lambda *how: how[-1]))
-    monkeypatch.setattr(launch, "_prepare", lambda *of: (prepared, next(numbers)))
+    monkeypatch.setattr(launch, "_prepare", lambda *of: (prepared[0], next(numbers)))
     known, x = {}, device.DeviceArray(512, (1,), np.float32)
     for _ in range(2):
         replay.replayed(known, (), (x,), lambda: launch.launch(None, 1, 1, 0))
     launch.launch(None, 1, 1, 0)
-    alive = weakref.ref(prepared)
-    del prepared
-    monkeypatch.setattr(launch, "_prepare", None)
+    alive = weakref.ref(prepared.pop())
     gc.collect()
     assert alive() is not None, "a kernel whose code is gone would be started"
     replay.replayed(known, (), (x,), None)
