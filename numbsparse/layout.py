@@ -41,6 +41,7 @@ class Index:
     on_host: Index | None = None  # of one on the GPU, the same as NumPy arrays
     plans: dict[Any, Any] = field(default_factory=dict, repr=False)  # see kernels/matmul/plans.py
     made: Any = None  # of one made on the GPU, what is known there: see kernels/coordinates.py
+    replays: dict[Any, Any] = field(default_factory=dict, repr=False)  # see device/replay.py
 
 
 class Layout:

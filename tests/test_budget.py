@@ -11,9 +11,9 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/autograd": 695,
     "numbsparse/bench": 4_820,
     "numbsparse/compat": 405,
-    "numbsparse/device": 3_420,
+    "numbsparse/device": 3_690,
     "numbsparse/distributed": 1_945,
-    "numbsparse/jax": 670,
+    "numbsparse/jax": 715,
     "numbsparse/kernels": 3_175,
     "numbsparse/kernels/conv": 3_430,
     "numbsparse/kernels/ladder": 1_930,
@@ -22,11 +22,11 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 2_580,
     "numbsparse/kernels/ptx": 2_690,
     "numbsparse/nn": 7_325,
-    "numbsparse/ops": 5_260,
+    "numbsparse/ops": 5_335,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_365,
-    "numbsparse/torch": 1_635,
+    "numbsparse/torch": 1_675,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

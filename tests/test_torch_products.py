@@ -270,7 +270,7 @@ def test_modes_of_torch_see_what_goes_round_its_dispatcher_otherwise(grad):
         with mode:
             torch.testing.assert_close(x @ w, plain, rtol=0, atol=0)
         assert "matmul" in mode.names
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         _ = x @ w
     assert "numbsparse::matmul" in {event.name for event in profile.events()}
     with torch.autocast("cpu", dtype=torch.bfloat16):

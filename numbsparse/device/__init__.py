@@ -7,6 +7,7 @@ kernel and not with the package. The package itself is called as `ns.device(1)`:
 import sys
 from types import ModuleType
 
+from numbsparse.device import replay
 from numbsparse.device.array import DeviceArray, copy_of, empty, moved, refill, simulated, to_device
 from numbsparse.device.capture import (
     Capture,
@@ -23,6 +24,7 @@ from numbsparse.device.fingerprint import library
 from numbsparse.device.interop import (
     as_device_array,
     empty_in_library_of,
+    empty_quickly,
     in_library_of,
     in_order_with,
     is_device_operand,
@@ -40,6 +42,7 @@ from numbsparse.device.runtime import (
     is_capturing,
     multiprocessors,
     n_devices,
+    on_this_gpu,
     require,
     why_unavailable,
 )
@@ -62,6 +65,7 @@ __all__ = [
     "device",
     "empty",
     "empty_in_library_of",
+    "empty_quickly",
     "forget_captures",
     "generation",
     "id_of",
@@ -80,11 +84,13 @@ __all__ = [
     "multiprocessors",
     "n_devices",
     "on",
+    "on_this_gpu",
     "one_gpu",
     "order",
     "outside_capture",
     "read_quickly",
     "refill",
+    "replay",
     "require",
     "simulated",
     "stream",

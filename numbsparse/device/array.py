@@ -73,6 +73,11 @@ class DeviceArray:
         return self._strides
 
     @property
+    def place(self) -> tuple[Any, ...]:
+        """What tells one array in memory from another."""
+        return self.address, self.shape, self._strides, self.dtype
+
+    @property
     def ndim(self) -> int:
         return len(self.shape)
 

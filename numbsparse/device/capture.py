@@ -9,6 +9,7 @@ In the simulator nothing is recorded: the work runs at once, and the refusals ar
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from sys import getrefcount
@@ -104,6 +105,12 @@ class Arena:
         self._shelves: dict[int, memory.Shelf] = {}
         self._buffers: list[Any] = []
         self.nbytes = 0
+
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._buffers and not ending():
+            with streams.relaxed():  # while another library captures, too
+                self._shelves.clear()
+                self._buffers.clear()
 
     def allocate(self, nbytes: int) -> memory.Block:
         size = memory.rounded(nbytes)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Iterable
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from threading import Lock
 from typing import Any
 
@@ -74,10 +74,13 @@ def launch(
         memory.note(owners_of(args))
     if runtime.several_devices:
         _check_devices(args)
+    if (recording := runtime.recording()) is not None:
+        recording.hold(args)
     if runtime.SIMULATED:
-        from numbsparse.simulator.launch import run  # which changes Numba's simulator
-
-        run(kernel, grid, block, shared_bytes, map(_simulated, args), cluster, together)
+        of = kernel, grid, block, shared_bytes, list(map(_simulated, args)), cluster, together
+        if recording is not None:
+            recording.add(partial(_simulate, *of))
+        _simulate(*of)
         return
     prepared, values = _prepare(kernel, args, shared_bytes)
     _start(prepared, values, (grid, block, shared_bytes, cluster, overlap, together), capture)
@@ -123,6 +126,8 @@ class Bound:
             memory.note(owners_of(held))
         if runtime.several_devices:
             _check_devices(held)
+        if (recording := runtime.recording()) is not None:
+            recording.hold(held)
         if runtime.SIMULATED:
             launch(self._kernel, *self._how[:2], *self._args, shared_bytes=self._how[2])
             return
@@ -189,13 +194,17 @@ def _take(args: tuple[Any, ...], kinds: list[Any], parts: list[bytes]) -> None:
 def _start(prepared: Prepared, values: bytes, how: tuple[Any, ...], capture: Any) -> None:
     start, setting = _launcher()
     stream = streams.current().handle if capture is None else capture.stream_handle
+    config = setting(*how, stream)
     with prepared.lock:
         prepared.values[:] = values
-        launched = setting(*how, stream), prepared.function, prepared.pointers, 0
-        (error,) = start(*launched)
+        (error,) = start(config, prepared.function, prepared.pointers, 0)
         if error:  # perhaps only because another library made another GPU this thread's
             with streams.current().context():
-                (error,) = start(*launched)
+                (error,) = start(config, prepared.function, prepared.pointers, 0)
+    if (recording := runtime.recording()) is not None:
+        slots = Slots(values)
+        again = partial(start, config, prepared.function, slots.pointers, 0)
+        recording.add(again, (slots, prepared))  # the kernel's code lives as long
     if error:
         raise RuntimeError(
             f"a kernel was not launched: {error.name}, grid {how[0]}, block {how[1]}"
@@ -221,12 +230,23 @@ class Prepared:
         error, self.function = driver.cuKernelGetFunction(int(kernel.handle))
         if error:
             raise RuntimeError(f"a kernel was not loaded: {error.name}")
-        slots = (ctypes.c_int64 * max(nbytes // 8, 1))()
+        slots = Slots(bytes(nbytes))
+        self.pointers, self.values = slots.pointers, slots.values
+        self._slots, self.lock = slots, Lock()
+
+
+class Slots:
+    """Arguments of a kernel, 8 bytes each, and the address of their addresses."""
+
+    __slots__ = ("_pointers", "pointers", "values")
+
+    def __init__(self, values: bytes):
+        slots = (ctypes.c_int64 * max(len(values) // 8, 1))()
         first = ctypes.addressof(slots)
         self._pointers = (ctypes.c_void_p * len(slots))(*range(first, first + 8 * len(slots), 8))
         self.pointers = ctypes.addressof(self._pointers)
-        self.values = memoryview(slots).cast("B")[:nbytes]
-        self.lock = Lock()
+        self.values = memoryview(slots).cast("B")[: len(values)]  # which keeps them
+        self.values[:] = values
 
 
 @cache
@@ -322,6 +342,13 @@ def _permit_shared_memory(compiled: Any, nbytes: int) -> None:
     (error,) = driver.cuKernelSetAttribute(attribute, nbytes, int(compiled.handle), device)
     if int(error) != 0:
         raise RuntimeError(f"a block of {nbytes} bytes of shared memory was refused: {error.name}")
+
+
+def _simulate(*of: Any) -> tuple[int]:
+    from numbsparse.simulator.launch import run  # which changes Numba's simulator
+
+    run(*of)
+    return (0,)
 
 
 def _simulated(arg: Any) -> Any:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from math import prod
 from typing import Any
@@ -36,6 +36,7 @@ Shelf = list[tuple[int, Any]]
 _kept = 0
 _streams: WeakSet[streams.Stream] = WeakSet()  # whose memory is kept
 _for_good: dict[int, Block] = {}  # what graphs of other libraries read, of which no end is known
+_late: list[Block] = []  # to be let go of once their stream is captured no more
 _hole = HOLES[0]
 
 
@@ -65,18 +66,15 @@ class Block:
         number: int = self.stream.device
         return number
 
-    def __del__(self) -> None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         global _kept
-        if _kept is None:  # as it is when Python ends
-            return
-        if self.others and (sys.is_finalizing() or not _in_order(self)):
+        if ending() or (self.others and not _in_order(self)):  # this module may be empty by then
             return
         if self.shelf is not None and _kept + self.nbytes <= MOST_KEPT:
             _kept += self.nbytes
             self.shelf.append((self.address, self.buffer))
-        elif runtime.several_devices and self.stream is not None and not sys.is_finalizing():
-            with self.stream.context():  # in which the driver takes it back in order
-                self.buffer = None
+        elif self.stream is not None and type(self) is Block:
+            _free(self)
 
 
 class Unordered(Block):
@@ -94,8 +92,8 @@ class Simulated(Unordered):
 
     __slots__ = ()
 
-    def __del__(self) -> None:
-        if _hole is not None:  # as it is when Python ends
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ending():
             self.buffer.fill(_hole)
 
 
@@ -108,6 +106,7 @@ class Lent(Block):
 def allocate(nbytes: int) -> Block:
     """A block of at least so many bytes, held until the Block is collected."""
     global _kept
+    _not_recorded()
     if (capture := runtime.capturing()) is not None:
         return capture.arena.allocate(nbytes)
     stream = streams.current()
@@ -122,6 +121,12 @@ def allocate(nbytes: int) -> Block:
     return _fresh(nbytes, size, stream)
 
 
+def _not_recorded() -> None:
+    """What is done with memory here is not launched again."""
+    if (recording := runtime.recording()) is not None:
+        recording.is_whole = False
+
+
 def rounded(nbytes: int) -> int:
     """The bytes of the block that serves a request of `nbytes`."""
     return max(-(-nbytes // GRAIN), 1) * GRAIN
@@ -131,6 +136,9 @@ def _fresh(nbytes: int, size: int, stream: streams.Stream) -> Block:
     runtime.require()
     if runtime.SIMULATED:
         return simulated(nbytes)
+    late = _late[:]
+    _late.clear()
+    late.clear()  # once more
     buffer = take(size)
     shelf = None
     if size <= LARGEST_KEPT:
@@ -194,13 +202,25 @@ def settle(block: Any, stream: streams.Stream | None = None) -> None:
 def _in_order(block: Block) -> bool:
     """Let a block's own stream wait for the others; where that cannot be, the block is kept."""
     all_of_them = (block.stream, *block.others)
-    with suppress(RuntimeError):  # without a context, in a thread that never met the GPU
+    # Without a context, in a thread that never met the GPU; while another library captures.
+    with suppress(RuntimeError), streams.relaxed():
         if not any(stream.is_captured for stream in all_of_them):
             for other in block.others:
                 block.stream.wait(other)
             return True
     _for_good[id(block.buffer)] = Block(block.address, block.buffer)
     return False
+
+
+def _free(block: Block) -> None:
+    """Back to CUDA's pool by its own stream: where another library captures that one, later."""
+    if runtime.SIMULATED:
+        return
+    if block.stream.is_captured:
+        _late.append(Block(block.address, block.buffer, block.nbytes, None, block.stream))
+        return
+    with block.stream.context() if runtime.several_devices else nullcontext(), streams.relaxed():
+        block.buffer = None  # in which the driver takes it back in order
 
 
 def simulated(nbytes: int) -> Block:
@@ -270,10 +290,11 @@ def _from_pool(nbytes: int) -> Any:
 def give_up_kept() -> None:
     """Give all blocks that are kept for later back to CUDA's pool."""
     global _kept
-    for stream in _streams:
-        with stream.context():
-            for shelf in stream.shelves.values():
-                shelf.clear()
+    with nullcontext() if runtime.SIMULATED else streams.relaxed():
+        for stream in _streams:
+            with stream.context():
+                for shelf in stream.shelves.values():
+                    shelf.clear()
     _kept = 0
 
 
@@ -290,6 +311,7 @@ def forget_peak() -> None:
 
 def copy_in(address: int, host: np.ndarray) -> None:
     """Copy a C-contiguous NumPy array to the device."""
+    _not_recorded()
     streams.refuse_in_capture(
         "a copy to the GPU",
         "each replay would copy the same values; make the array an argument of the step",
@@ -307,6 +329,7 @@ def copy_in(address: int, host: np.ndarray) -> None:
 
 def copy_out(host: np.ndarray, address: int) -> None:
     """Copy from the device into a C-contiguous NumPy array, and wait for it."""
+    _not_recorded()
     streams.refuse_in_capture(
         "a copy to the host (.numpy(), .item(), float())",
         "its values do not exist yet; return the array and read it outside",
@@ -325,6 +348,7 @@ def copy_out(host: np.ndarray, address: int) -> None:
 
 def copy_within(target: int, source: int, nbytes: int, of: int | None = None) -> None:
     """Copy from one place on the GPU in use to another; `of` is the GPU that the source is on."""
+    _not_recorded()
     if runtime.SIMULATED:
         ctypes.memmove(target, source, nbytes)
     elif nbytes:

@@ -7,6 +7,7 @@ is imported. The simulator's device memory is host memory; everything else is th
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
 from threading import get_ident
@@ -32,6 +33,11 @@ simulated_devices = 1
 """How many GPUs the simulator pretends to have; more in tests."""
 
 current_stream: Callable[[], Any]  # set by device/streams.py, which knows this module
+
+
+replay: ContextVar[Any] = ContextVar("numbsparse_replay", default=None)
+recording = replay.get
+"""recording() is what this thread's launches are recorded in, if anything: see device/replay.py."""
 
 
 def capturing() -> Any:
@@ -131,6 +137,25 @@ def current_device() -> Any:
     """The same as a cuda.core Device. What needs its context is done within `Stream.context`."""
     require()
     return device_at(current_id())
+
+
+def on_this_gpu(what: str) -> None:
+    """Refuse `what`, in the words of its user, in a thread of a library that works on another GPU.
+
+    A thread that works on none yet works on ours from now on.
+    """
+    if SIMULATED:
+        return
+    from cuda.bindings import driver
+
+    ours = current_device()
+    error, theirs = driver.cuCtxGetDevice()
+    if error:
+        ours.set_current()
+    elif int(theirs) != ours.device_id:
+        raise ValueError(
+            f"{what} is on GPU {int(theirs)}, numbsparse works on GPU {ours.device_id}"
+        )
 
 
 @cache

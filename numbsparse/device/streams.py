@@ -201,7 +201,7 @@ def stream(of: Any = None) -> Stream:
     That is each launch, copy and allocation of this thread, and what `synchronize` waits for. The
     innermost one counts. Outside of any, work goes to the legacy default stream; that of `matmul`,
     `sddmm` and the convolutions on arrays of torch or CuPy goes to the stream their library works
-    on, and so does all of `numbsparse.torch`.
+    on, and so does all of `numbsparse.torch` and `numbsparse.jax`.
 
     Parameters
     ----------
@@ -264,7 +264,8 @@ def at(handle: int, owner: Any = None, device: int | None = None) -> Stream:
         device = current()._device if device is None else device
         return DEFAULT if device is None else default(device)
     found = _known(handle)
-    found._owner = owner
+    if owner is not None:  # a stream that is gone must not be asked anything, and is used by blocks
+        found._owner = owner
     if device is not None:
         found._device = device
     return found
@@ -350,16 +351,20 @@ def joined(caller: Stream, worker: Stream) -> Iterator[None]:
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Within this context, where another library captures the current stream, work runs at once.
+    """Within this context memory is our own, and work is no part of what another library captures.
 
-    It runs on a stream apart, and is done at the end. Elsewhere nothing changes.
+    Where one captures the current stream, work runs on a stream apart, and is done at the end. On
+    others of torch's it stays there: their memory may be a graph's that torch is about to make.
     """
-    if not (several and current().is_captured):
+    if several and current().is_captured:
+        with relaxed(), _apart():
+            yield
+            current().synchronize()
+    elif current().of_torch:
+        with at(current().handle):
+            yield
+    else:
         yield
-        return
-    with relaxed(), _apart():
-        yield
-        current().synchronize()
 
 
 @contextmanager

@@ -80,7 +80,7 @@ from numbsparse.ops.loss_scale import (
 )
 from numbsparse.ops.lstm import LSTMTrace, lstm, lstm_grad, lstm_steps, state_dtype
 from numbsparse.ops.made import on_device
-from numbsparse.ops.matmul import matmul, sddmm
+from numbsparse.ops.matmul import matmul, replayed, sddmm, sddmm_into
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
 from numbsparse.ops.operands import HalfOnCPU, is_half, operand
 from numbsparse.ops.operands import at_home as _at_home
@@ -206,12 +206,14 @@ __all__ = [
     "relu",
     "relu_grad",
     "remap",
+    "replayed",
     "reshape",
     "scale_blocks",
     "scale_columns",
     "scale_to_norm",
     "sddmm",
     "sddmm_in_parts",
+    "sddmm_into",
     "select_gated",
     "set_precision",
     "sgd_step",

@@ -21,6 +21,9 @@ from numbsparse.ops.made import MadeLayout
 
 MOST = 1024  # cases that are remembered, before all are forgotten
 
+era = 0
+"""How often choices were forgotten."""
+
 _chosen: dict[tuple[Any, ...], str] = {}
 
 
@@ -67,7 +70,9 @@ def _by_speed(names: list[str], *of: Any) -> list[str]:
 
 def forget() -> None:
     """Choose again in each case: something was measured."""
+    global era
     _chosen.clear()
+    era += 1
 
 
 def serving(

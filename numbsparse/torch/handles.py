@@ -45,6 +45,11 @@ class Handle:
         return Handle, (self.layout,)
 
 
+# As what torch.compile traces meets a layout, torch 2.11 takes it for a constant only if told so.
+if (_register := getattr(torch.utils._pytree, "register_constant", None)) is not None:
+    _register(Layout)
+
+
 @torch.compiler.assume_constant_result
 def handle_of(layout: Any) -> Handle:
     """The layout's handle, made outside of what torch.compile traces."""
