@@ -11,7 +11,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/autograd": 605,
     "numbsparse/bench": 4_820,
     "numbsparse/compat": 405,
-    "numbsparse/device": 3_100,
+    "numbsparse/device": 3_110,
     "numbsparse/jax": 715,
     "numbsparse/kernels": 2_745,
     "numbsparse/kernels/conv": 3_430,
@@ -25,7 +25,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 2_370,
-    "numbsparse/torch": 1_665,
+    "numbsparse/torch": 1_670,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 
