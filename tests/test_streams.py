@@ -110,7 +110,7 @@ def install(monkeypatch):
         (runtime, "require", lambda: None),
         (runtime, "is_available", lambda: True),
         (runtime, "current_device", lambda: None),
-        (runtime, "make_current", lambda device: 0),
+        (runtime, "make_current", lambda device: None),
         (streams.DEFAULT, "_device", 0),
         (streams.Stream, "device", 0),
         (streams, "_driver", lambda: driver),

@@ -168,8 +168,8 @@ def device_at(device: int) -> Any:
 _contexts: dict[int, int] = {}  # the driver's handle of each GPU's, once it was current
 
 
-def make_current(device: int) -> int:
-    """Make a GPU's context this thread's; returns the one that was, 0 for none."""
+def make_current(device: int) -> int | None:
+    """Make a GPU's context this thread's; returns the one that was, 0 for none, None for itself."""
     from cuda.bindings import driver
 
     _, context = driver.cuCtxGetCurrent()  # an error where CUDA has not begun: no context
@@ -177,7 +177,7 @@ def make_current(device: int) -> int:
     if not before or before != _contexts.get(device):
         device_at(device).set_current()
         _contexts[device] = int(driver.cuCtxGetCurrent()[1])
-    return before if before != _contexts[device] else 0
+    return None if before == _contexts[device] else before
 
 
 def context_of(device: int) -> int:
@@ -186,12 +186,14 @@ def context_of(device: int) -> int:
     return _contexts[device]
 
 
-def return_to(context: int) -> None:
-    """Make a context current again that `make_current` returned."""
+def return_to(context: int | None) -> None:
+    """Make a context current again that `make_current` returned; for none that of our own GPU."""
     if context:
         from cuda.bindings import driver
 
         driver.cuCtxSetCurrent(context)
+    elif context is not None:
+        make_current(current_id())
 
 
 class MadeCurrent:
