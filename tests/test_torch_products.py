@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -222,7 +223,7 @@ def test_refusals(call, error, says):
 
 
 def test_operators_work_on_the_stream_of_torch(monkeypatch):
-    numbers = {"first": 0x100, "then": 0}
+    numbers, on_a_gpu = {"first": 0x100, "then": 0}, SimpleNamespace(get_device=lambda: 0)
     seen = []
 
     def kernel(x, y):
@@ -230,9 +231,9 @@ def test_operators_work_on_the_stream_of_torch(monkeypatch):
 
     for number in numbers.values():
         monkeypatch.setattr(operators, "raw_stream", lambda torch, n=number: lambda index: n)
-        operators.in_order(kernel)(torch.ones(1), 2)
+        operators.in_order(kernel)(on_a_gpu, 2)
         with ns.stream(0x200):
-            operators.in_order(kernel)(torch.ones(1), 2)
+            operators.in_order(kernel)(on_a_gpu, 2)
     assert [stream.handle for stream in seen] == [0x100, 0x100, 1, 1]
     assert [stream.of_torch for stream in seen] == [True, True, False, False]
     assert device.current_stream().handle == 1
