@@ -69,7 +69,7 @@ def test_operators_in_one_graph(name):
     torch.testing.assert_close(results(graph, x)[0], results(layer, x)[0])
 
 
-@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # side streams, on purpose
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")  # on purpose
 def test_products_that_come_again_are_started_on_what_is_there_now():
     kept = layout(4, 6)
     values = torch.empty(kept.n_blocks, 16, 16, device="cuda", requires_grad=True)

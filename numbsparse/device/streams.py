@@ -158,7 +158,8 @@ def order(first: int, second: int, of: Stream | None = None, to: Stream | None =
 
 DEFAULT = Stream(LEGACY)
 _current: ContextVar[Stream] = ContextVar("numbsparse_stream", default=DEFAULT)
-_outer: ContextVar[tuple[tuple[Stream, int | None], ...]] = ContextVar("numbsparse_outer", default=())
+_outer: ContextVar[tuple[tuple[Stream, int | None], ...]]
+_outer = ContextVar("numbsparse_outer", default=())
 _defaults: dict[int, Stream] = {}  # of the other GPUs
 _met: set[int] = set()
 
@@ -360,7 +361,7 @@ def aside() -> Iterator[None]:
             yield
             current().synchronize()
     elif current().of_torch:
-        with at(current().handle):
+        with at(current().handle, device=current()._device):
             yield
     else:
         yield
