@@ -34,6 +34,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from numbsparse.device import runtime
+
 PRODUCTS = ("forward", "input_grad", "weight_grad")
 PRECISIONS = ("highest", "high")
 
@@ -113,7 +115,12 @@ def rung(name: str) -> Any:
 
 @cache
 def _of_the_library(name: str) -> ModuleType:
-    """Loaded when first named, because those for GPUs load numba.cuda."""
+    """Loaded when first named, because those for GPUs load numba.cuda.
+
+    Raises ImportError, which says what to install, where numba-cuda is missing.
+    """
+    if RUNGS.get(name) == "cuda":
+        runtime.require_numba_cuda(name)
     return import_module(f"{__name__}.{name}")
 
 
