@@ -11,13 +11,11 @@ import pytest
 from numba import cuda, types
 
 import numbsparse as ns
-from numbsparse import device, files
+from numbsparse import files
 from numbsparse.device import compiler, fingerprint, kept, kernel_cache
 from numbsparse.device.fingerprint import Unknown, _described
 
-on_a_gpu = pytest.mark.skipif(
-    device.SIMULATED or not device.is_available(), reason="nothing is compiled without a GPU"
-)
+on_a_gpu = pytest.mark.gpu(reason="nothing is compiled without a GPU")
 
 
 def describe(value):
