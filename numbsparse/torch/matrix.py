@@ -209,7 +209,7 @@ def sddmm(
     block_size: int | None = None,
     precision: str | None = None,
 ) -> BlockSparse:
-    """The product of two dense matrices at the kept blocks alone: the weight-gradient.
+    """The product of two dense matrices at the kept blocks only: the weight-gradient.
 
     s[c, k] = sum over n of a[c, n] * b[n, k] where the layout keeps the block of (c, k).
 
