@@ -38,7 +38,7 @@ KERNELS = re.compile(
     r"test_(ptx|parts|hopper|races|small|split|weight_grad|streams|steps|simulated|shared|float32|"
     r"ladder|lessons|trace|notebooks|puzzles|profile|counting|compiler|kernel_cache|tune|times|"
     r"graph|plans|device|conv_bench|bench_gpu|machine_code|own_rungs|lstm_streamed|large|site|"
-    r"lstm_weight_grad|learned_structure)"
+    r"lstm_weight_grad|learned_structure|aligned|conv$)"
 )
 
 
@@ -68,12 +68,13 @@ def pytest_collection_modifyitems(config, items):
         elif all(function) and function not in functions:
             functions.add(function)
             item.add_marker("quick")
-        values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        values = re.split(r"[-\[\]]", item.name)[1:]
+        skips = " ".join(mark.kwargs.get("reason", "") for mark in item.iter_markers("skipif"))
         if (gpu := item.get_closest_marker("gpu")) is not None:
             if not on_gpu:
                 reason = f"takes a GPU: {gpu.kwargs.get('reason')}"
                 item.add_marker(pytest.mark.skip(reason=reason))
-        elif KERNELS.match(item.path.stem) or any(str(value) in kernels for value in values):
+        elif KERNELS.match(item.path.stem) or "simulator" in skips or kernels.intersection(values):
             item.add_marker("simulator")
         marker = item.get_closest_marker("every") if device.SIMULATED else None
         number = seen[item.function] if marker else 0

@@ -7,15 +7,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_520,
+    "numbsparse": 2_535,
     "numbsparse/autograd": 605,
-    "numbsparse/bench": 4_820,
+    "numbsparse/bench": 4_835,
     "numbsparse/compat": 405,
-    "numbsparse/device": 2_835,
+    "numbsparse/device": 2_870,
     "numbsparse/jax": 670,
     "numbsparse/kernels": 2_745,
     "numbsparse/kernels/conv": 3_430,
-    "numbsparse/kernels/ladder": 1_930,
+    "numbsparse/kernels/ladder": 1_935,
     "numbsparse/kernels/lstm": 1_910,
     "numbsparse/kernels/matmul": 9_605,
     "numbsparse/kernels/parts": 2_470,

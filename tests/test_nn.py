@@ -22,6 +22,7 @@ def test_linear_is_the_dense_one_where_blocks_are_kept(rng, put, place):
 
 
 @pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.simulator
 def test_layers_of_16_bit_floats(rng, dtype):
     if not ns.device.is_available():
         pytest.skip(ns.device.why_unavailable())

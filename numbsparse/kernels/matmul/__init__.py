@@ -115,10 +115,7 @@ def rung(name: str) -> Any:
 
 @cache
 def _of_the_library(name: str) -> ModuleType:
-    """Loaded when first named, because those for GPUs load numba.cuda.
-
-    Raises ImportError, which says what to install, where numba-cuda is missing.
-    """
+    """Loaded when first named: those for GPUs load numba.cuda. Raises ImportError without it."""
     if RUNGS.get(name) == "cuda":
         runtime.require_numba_cuda(name)
     return import_module(f"{__name__}.{name}")
