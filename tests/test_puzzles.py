@@ -46,7 +46,7 @@ WRONG = [
         1,
         "    if i < x.size:\n        y[i] = 2",
         "    if True:\n        y[i] = 2",
-        r"stops: IndexError: thread \d, 0, 0 of block 2, 0, 0: index",
+        r"stops: IndexError: thread \(\d, 0, 0\) of block \(2, 0, 0\): index",
     ),
     (1, "2 * x[i]", "3 * x[i]", r"20 of 20 values are wrong .*: y\[0\] is .* is right"),
     (1, "2 * x[i]", "x[i] + x[i]", "too many reads .*: 40 values.*; 20 are enough"),
