@@ -176,7 +176,7 @@ def folder(monkeypatch, tmp_path):
     return tmp_path / "kernels"
 
 
-def test_machine_code_is_loaded_from_a_folder_of_ones_own_alone(folder, monkeypatch):
+def test_machine_code_is_loaded_only_from_a_folder_of_ones_own(folder, monkeypatch):
     """What is loaded runs on the GPU: here it only says what it is."""
 
     class Code(str):

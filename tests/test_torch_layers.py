@@ -140,7 +140,7 @@ def test_autocast_on_the_cpu(layer, shape, half):
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
 
 
-def test_first_values_count_kept_blocks_alone():
+def test_first_values_count_only_kept_blocks():
     torch.manual_seed(0)
     pattern = np.zeros((8, 2), bool)
     pattern[:2, 0] = pattern[:, 1] = True

@@ -25,7 +25,7 @@ class BlockSparse:
     layout : Layout or pattern, (in_blocks, out_blocks)
         Which blocks are kept.
     shape : (in_features, out_features), optional
-        If the features are no multiples of B: what stands beyond the edge is never read.
+        If the features are not multiples of B; what is beyond the edge is never read.
 
     Attributes
     ----------
