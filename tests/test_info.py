@@ -48,6 +48,7 @@ def test_without_a_gpu_it_says_what_to_do(monkeypatch):
     assert "\nGPU        nothing runs there: no driver: install it\n" in info.in_words(found)
 
 
+@pytest.mark.simulator
 def test_a_gpu_is_described(monkeypatch):
     card = {"name": "H100, driver for CUDA 13.0", "compute_capability": "9.0", "memory": 80 << 30}
     monkeypatch.setattr(info, "_gpu", lambda: card)

@@ -59,7 +59,7 @@ main(["info"])
 def run(system: str, code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", WITHOUT + system + code],
-        env=os.environ | {
+        env={name: os.environ[name] for name in ("PATH", "SYSTEMROOT") if name in os.environ} | {
             "NUMBA_ENABLE_CUDASIM": "0", "LOCALAPPDATA": str(folder), "PYTHONUTF8": "0",
             "PYTHONIOENCODING": "cp1252", "PYTHONPATH": str(ROOT), "HOME": str(folder),
         },
