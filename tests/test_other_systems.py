@@ -67,6 +67,7 @@ def run(system: str, code: str, folder: Path) -> subprocess.CompletedProcess[str
     )  # fmt: skip
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="takes away what Linux has")
 @pytest.mark.parametrize(
     ("system", "says"),
     [(WINDOWS, "pip install 'numbsparse[cu13]'"), (MACOS, "on macOS everything else runs")],

@@ -51,8 +51,8 @@ def why_unavailable() -> str | None:
     if not has_numba_cuda() and sys.platform == "darwin":
         return ON_MACOS
     if SIMULATED:
-        missing = "the simulator is not installed: pip install 'numbsparse[simulator]'"
-        return None if has_numba_cuda() else missing
+        install = "pip install 'numbsparse[simulator]'"
+        return None if has_numba_cuda() else f"the simulator is not installed: {install}"
     missing = _missing()
     return missing and f"{missing}; {WITHOUT}"
 
