@@ -3,11 +3,10 @@
 import pytest
 from torch_helpers import drawn, grads, layout, ns, nst, torch
 
-from numbsparse import device
-
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or device.SIMULATED, reason="no GPU; the simulator has no torch"
-)
+pytestmark = [
+    pytest.mark.gpu(reason="the simulator takes no array of torch"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this torch has no CUDA"),
+]
 LAYERS = {
     "Linear": (
         lambda **how: nst.Linear(64, 96, layout=layout(4, 6), block_size=16, **how),

@@ -6,6 +6,7 @@ is imported. The simulator's device memory is host memory; everything else is th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache
@@ -56,23 +57,44 @@ WITHOUT = (
     "for tests and for learning"
 )
 OF_A_GPU = "pip install 'numbsparse[cu13]' ('numbsparse[cu12]' for a driver of CUDA 12)"
+ON_MACOS = (
+    "NVIDIA's packages, which GPU kernels and their simulator need, exist for Linux and Windows "
+    "only; on macOS everything else runs, on the CPU"
+)
 
 
 @cache
 def why_unavailable() -> str | None:
     """None where kernels can run; else one sentence that says what is missing and what to do."""
+    if not has_numba_cuda() and sys.platform == "darwin":
+        return ON_MACOS
     if SIMULATED:
-        there = find_spec("numba_cuda") is not None
-        return (
-            None if there else "the simulator is not installed: pip install 'numbsparse[simulator]'"
-        )
+        install = "pip install 'numbsparse[simulator]'"
+        return None if has_numba_cuda() else f"the simulator is not installed: {install}"
     missing = _missing()
     return missing and f"{missing}; {WITHOUT}"
 
 
+def has_numba_cuda() -> bool:
+    """Whether numba-cuda is installed, without which no GPU kernel can be loaded."""
+    return find_spec("numba_cuda") is not None
+
+
+def require_numba_cuda(what: str) -> None:
+    """Raise ImportError, which says what to install, where `what` cannot be loaded."""
+    if not has_numba_cuda():
+        more = "" if sys.platform == "darwin" else ", or 'numbsparse[cu13]' for a GPU"
+        raise ImportError(f"{what} takes numba-cuda: {install('simulator')}{more}")
+
+
+def install(extra: str) -> str:
+    """How to install an extra with numba-cuda."""
+    return ON_MACOS if sys.platform == "darwin" else f"pip install 'numbsparse[{extra}]'"
+
+
 def _missing() -> str | None:
-    if find_spec("numba_cuda") is None:
-        return f"what compiles for it is not installed: {OF_A_GPU}"
+    if not has_numba_cuda():
+        return f"the compiler for GPU kernels is not installed: {OF_A_GPU}"
     from cuda.core import Device
 
     try:
