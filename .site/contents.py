@@ -145,8 +145,8 @@ REFERENCE = [
         "Many cards",
         "Processes that train together: what they sum, and what each keeps a part of.",
         {
-            "numbsparse.distributed": "init Group DataParallel ShardedOptimizer save RankLost "
-            "step_seconds"
+            "numbsparse.distributed": "init Group DataParallel ShardedOptimizer ColumnLinear "
+            "RowLinear SplitLSTM save RankLost step_seconds"
         },
     ),
     (

@@ -97,7 +97,7 @@ CU12 = ["numba-cuda", "nvidia-cuda-nvcc-cu12"]
         ("linux", [], [], ALL),
         ("win32", ["torch"], [], ALL),
         ("linux", ["torch", "ml_dtypes"], ["torch", "bfloat16"],
-         ["cu13", "cu12", "simulator", "jax", "safetensors", "examples"]),
+         ["cu13", "cu12", "simulator", "jax", "dist", "safetensors", "examples"]),
         ("linux", CU12, ["cu12"], ALL[2:]),
         ("darwin", ["jax"], ["jax"], ["torch", "bfloat16", "safetensors", "examples"]),
     ],

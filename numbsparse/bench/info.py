@@ -21,6 +21,7 @@ EXTRAS = {  # what each is for, and the packages that it installs
     "simulator": ("GPU kernels without a GPU", ("numba-cuda", "greenlet")),
     "torch": ("numbsparse.torch", ("torch", "ml_dtypes")),
     "jax": ("numbsparse.jax", ("jax",)),
+    "dist": ("several GPUs, by NCCL", ("nccl4py",)),
     "bfloat16": ("the dtype bfloat16", ("ml_dtypes",)),
     "safetensors": ("checkpoints that other libraries open", ("safetensors",)),
     "examples": ("pictures, progress bars, images", ("matplotlib", "tqdm", "scikit-learn")),
@@ -68,11 +69,11 @@ def info(own: str) -> dict[str, Any]:
 
 
 def _missing(extras: list[str]) -> list[str]:
-    """The extras that would add something: one of CUDA's two will do, and macOS has neither."""
+    """The extras that would add something: one of CUDA's two will do, and macOS has no GPU."""
     cuda = "cu13", "cu12"
     useless = set(extras)
     if sys.platform == "darwin":
-        useless |= {*cuda, "simulator"}
+        useless |= {*cuda, "simulator", "dist"}
     elif useless.intersection(cuda):
         useless |= set(cuda)
     return [name for name in EXTRAS if name not in useless]

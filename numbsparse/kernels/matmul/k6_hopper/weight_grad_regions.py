@@ -47,7 +47,8 @@ def regions(index: Index, tile: Tile, products: int) -> np.ndarray:
 
     parts = [blocks for blocks in np.split(order, starts[1:-1]) if blocks.size]
     with ThreadPoolExecutor(CPU_THREADS) as pool:
-        numbers = list(shown(pool.map(look, parts) if len(parts) > 1 else map(look, parts), SAID))
+        looking = [pool.submit(look, blocks) for blocks in parts]
+        numbers = [part.result() for part in shown(looking, SAID)]
     for blocks, before in zip(parts, np.cumsum(numbers) - numbers, strict=True):
         found[blocks] += before
     return found
