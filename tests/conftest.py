@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(config, items):
 
     Of a test marked `every(n)` each n-th case runs in the simulator. Drawn calls meet the others.
     No parameter's number of values is a multiple of n: all are met. With `-m quick` the first case
-    of each test runs, but for those in the files of SLOW.
+    of each test runs, but for those that are marked slow, and those in the files of SLOW.
     """
     from numbsparse import device
     from numbsparse.kernels.matmul import RUNGS
@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(config, items):
     seen, left, functions = Counter(), [], set()
     for item in items:
         function = item.path, getattr(item, "originalname", None)
-        if item.path.stem in SLOW:
+        if item.path.stem in SLOW or item.get_closest_marker("slow"):
             item.add_marker("slow")
         elif all(function) and function not in functions:
             functions.add(function)

@@ -76,6 +76,7 @@ class Ahead:
         return map(function, *arguments)
 
 
+@pytest.mark.slow
 def test_what_another_process_compiles_is_computed_once(small):
     run = plane.Run(next(plane.points("cpu")), "auto", ("NumPy dense",))
     with plane._compilers(2) as compile_all:
@@ -121,6 +122,7 @@ def test_the_fastest_peer_counts():
     assert said[3].startswith("  0.50 of cuBLAS dense: (64, 64) 8 0.5 8 float16")
 
 
+@pytest.mark.slow
 def test_a_picture_has_a_panel_for_each_kind_and_block_size(tmp_path):
     pytest.importorskip("matplotlib")
     from matplotlib.image import imread

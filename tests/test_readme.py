@@ -160,6 +160,7 @@ def test_python_blocks_print_what_their_comments_say(
 
 
 @pytest.mark.skipif(not device.SIMULATED, reason="counting takes the simulator")
+@pytest.mark.slow
 def test_sessions_print_what_they_show() -> None:
     (session,) = (session for page in PAGES for session in blocks("pycon", page))
     test = doctest.DocTestParser().get_doctest(session, {}, "own_kernel.md", None, None)

@@ -316,6 +316,7 @@ def test_a_section_times_each_step_beside_the_rungs():
 
 
 @on_device
+@pytest.mark.slow
 def test_only_steps_that_serve_are_checked_and_named(monkeypatch):
     monkeypatch.setattr(measuring, "graph_of", lambda _, call: timing.Graph(call, 1, call))
     monkeypatch.setattr(measuring, "seconds_of", lambda graphs, _: dict.fromkeys(graphs, 1.0))

@@ -130,6 +130,7 @@ def test_the_committed_times_are_whole():
 
 
 @on_device
+@pytest.mark.slow
 def test_a_grid_is_measured_and_the_choice_weighed(written, monkeypatch, capsys):
     from numbsparse.bench import times as bench
 

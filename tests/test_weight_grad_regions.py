@@ -61,6 +61,7 @@ def test_regions_are_cut_along_the_batch(B, monkeypatch):
     assert pieces[0] > 1
 
 
+@pytest.mark.slow
 def test_regions_fit_into_little_shared_memory(monkeypatch):
     monkeypatch.setattr(of_float32, "shared_memory", lambda: 99 * 1024)
     region = of_float32.region_of(16)
