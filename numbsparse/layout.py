@@ -38,7 +38,7 @@ class Index:
     block_rows: Any  # (n_blocks,) int32
     block_columns: Any  # (n_blocks,) int32
     on_host: Index | None = None  # of one on the GPU, the same as NumPy arrays
-    plans: dict[Any, Any] = field(default_factory=dict, repr=False)  # see kernels/matmul/plans.py
+    plans: dict[Any, Any] = field(default_factory=dict, repr=False)  # see kernels/parts/plans.py
 
 
 class Layout:

@@ -1,15 +1,18 @@
 """What the Hopper weight-gradient works out of a layout: every block once, every tile in place."""
 
-import sys
-
 import numpy as np
 import pytest
 
 from numbsparse import patterns
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS, Tile
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_regions import regions
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_rows import rows_of_blocks
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import cut_of, plan, shares_of, tables
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import (
+    cut_of,
+    plan,
+    rows_of_blocks,
+    shares_of,
+    tables,
+)
+from numbsparse.kernels.parts import regions
 from numbsparse.layout import Layout
 
 AT_ONCE = Tile(32, 2, 13, (32,), 32, 2, 56, 1)
@@ -27,7 +30,6 @@ TILES = [
     Tile(128, 2, 1, (128, 256), 64, 4, 6, 2),
 ]
 CHUNKS = 64
-weight_grad_regions = sys.modules[regions.__module__]
 STEPS = 512  # so long that a cut pays
 
 
@@ -128,7 +130,7 @@ def test_pieces_cover_the_batch_in_order(tile, rng):
 
 
 def shares_in_regions(layout, tile, most):
-    return shares_of(layout.index, tile, regions(layout.index, tile, most))
+    return shares_of(layout.index, tile, regions.regions(layout.index, tile.SLOTS, tile.PAIR, most))
 
 
 def test_rows_with_the_same_columns_share_their_tiles():
@@ -158,8 +160,8 @@ def test_regions_share_more_than_rows(tile, share, rng):
 
 def test_regions_of_many_rows(rng, monkeypatch):
     """Rows are looked at some at a time."""
-    monkeypatch.setattr(weight_grad_regions, "TOGETHER", 31 * 7)
-    monkeypatch.setattr(weight_grad_regions, "LEAST", 1)
+    monkeypatch.setattr(regions, "TOGETHER", 31 * 7)
+    monkeypatch.setattr(regions, "LEAST", 1)
     layout = Layout(rng.random((40, 30)) < 0.2)
     outs = shares_in_regions(layout, AT_ONCE, 26).outs
     assert sorted(outs[outs >= 0]) == list(range(layout.n_blocks))

@@ -6,7 +6,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from numbsparse.device import DeviceArray
-from numbsparse.kernels.matmul.plans import on_device
+from numbsparse.kernels.parts.plans import on_device
 from numbsparse.layout import Index, Layout
 
 

@@ -16,7 +16,7 @@ from numba import cuda, int32, int64, uint32
 from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.conv.window import Three
-from numbsparse.kernels.matmul.aligned import aligned_rows
+from numbsparse.kernels.parts.aligned import aligned_rows
 from numbsparse.kernels.ptx import (
     cp_async_zero_fill,
     fence_mbarrier_init,

@@ -14,9 +14,9 @@ import numpy as np
 from numbsparse.device import SIMULATED, DeviceArray, compute_capability
 from numbsparse.device.runtime import current_device
 from numbsparse.kernels.lstm.cell import GATES, WARPS
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_rows import in_fours
-from numbsparse.kernels.matmul.plans import planned, scratch
 from numbsparse.kernels.parts.deal import dealt, in_turn
+from numbsparse.kernels.parts.plans import planned, scratch
+from numbsparse.kernels.parts.regions import in_fours
 from numbsparse.layout import Index
 
 B, ROWS = 32, 64  # of a block; of a tile of the batch

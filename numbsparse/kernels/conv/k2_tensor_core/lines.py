@@ -28,8 +28,8 @@ from numbsparse.kernels.conv.k2_tensor_core.products import (
 )
 from numbsparse.kernels.conv.walks import Units, line_units
 from numbsparse.kernels.conv.window import cut
-from numbsparse.kernels.matmul.aligned import aligned_rows
-from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.aligned import aligned_rows
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cp_async,

@@ -25,7 +25,7 @@ from numbsparse.kernels.conv.k2_tensor_core.products import box_product, coordin
 from numbsparse.kernels.conv.walks import Items, block_items
 from numbsparse.kernels.conv.window import cut
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.turns import add_in_turn, pieces_of, sums_into
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 

@@ -39,7 +39,7 @@ from numbsparse.kernels.conv.window import (
     cut,
     square_shapes,
 )
-from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     elect,

@@ -29,7 +29,7 @@ from numbsparse.kernels.conv.k4_wgmma.lines import registers
 from numbsparse.kernels.conv.k4_wgmma.products import KINDS
 from numbsparse.kernels.conv.walks import TapItems, tap_items
 from numbsparse.kernels.conv.window import PIXELS, Cut, Pass, Window, cut, square_shapes
-from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.turns import add_in_turn, pieces_of, sums_into
 from numbsparse.kernels.ptx import (

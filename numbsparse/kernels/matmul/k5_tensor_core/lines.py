@@ -14,11 +14,11 @@ from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import launch
-from numbsparse.kernels.matmul.aligned import aligned_lines
 from numbsparse.kernels.matmul.k5_tensor_core.store import any_nan, store, stored
-from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.aligned import aligned_lines
 from numbsparse.kernels.parts.copies import copying, copying_matrix
 from numbsparse.kernels.parts.fragments import MMA, Products, Side, piece_of, products
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 from numbsparse.kernels.views import span
 from numbsparse.layout import Index

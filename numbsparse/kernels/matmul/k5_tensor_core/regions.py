@@ -19,15 +19,15 @@ from numbsparse.device import SIMULATED, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, shared_memory
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.matmul.aligned import aligned_lines
 from numbsparse.kernels.matmul.k5_tensor_core.store import any_nan, store_float32, stored
-from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.aligned import aligned_lines
 from numbsparse.kernels.parts.copies import copying_matrix
 from numbsparse.kernels.parts.deal import begins, in_order
 from numbsparse.kernels.parts.fragments import Products, Side, products
 from numbsparse.kernels.parts.fragments_tf32 import PIECE
 from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.parts.pieces import add_saved, clear, save
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 from numbsparse.layout import Index
 

@@ -42,15 +42,15 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.aligned import aligned, aligned_either_way
 from numbsparse.kernels.matmul.k6_hopper import weight_grad as gradient
 from numbsparse.kernels.matmul.k6_hopper.consume import consumer
 from numbsparse.kernels.matmul.k6_hopper.plan import ALIGNED, LINE, Form, line_tiles, steps_of
 from numbsparse.kernels.matmul.k6_hopper.produce import X, Y, producer, w_box, x_box
-from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.matmul.reach import reach
+from numbsparse.kernels.parts.aligned import aligned, aligned_either_way
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.images import images_of
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import begin_ring
 from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, box_of, order_of
 from numbsparse.kernels.ptx import (

@@ -19,7 +19,6 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors, shared_memory
 from numbsparse.kernels.elementwise import copy, fill
-from numbsparse.kernels.matmul.aligned import BYTES, aligned_either_way
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
     GROUP_AT,
     IS_DY,
@@ -37,7 +36,8 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_products import (
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import storer, total_kernel
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
 from numbsparse.kernels.matmul.k7_small_blocks.strips import of_bits, registers
-from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.swizzle import PERIOD, load_for
 from numbsparse.kernels.ptx import (

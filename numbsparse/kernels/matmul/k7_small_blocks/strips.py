@@ -21,7 +21,6 @@ from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.aligned import aligned_either_way
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     ROWS,
     Strip,
@@ -34,10 +33,11 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_products import (
     packed,
     products,
 )
-from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.parts import store
+from numbsparse.kernels.parts.aligned import aligned_either_way
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import schedule, schedule_parts
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import repairing_lines
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.swizzle import PERIOD, load_for, map_of, rows_of

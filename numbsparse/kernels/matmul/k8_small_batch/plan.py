@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.kernels.matmul.plans import scratch
 from numbsparse.kernels.parts.deal import dealt
+from numbsparse.kernels.parts.plans import scratch
 from numbsparse.kernels.parts.tiles import WIDTH
 from numbsparse.layout import Index
 
