@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda, float32, int32, int64, uint32
 
-from numbsparse.device import SIMULATED, empty
+from numbsparse.device import empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.card import multiprocessors, shared_memory
+from numbsparse.kernels.card import multiprocessors, registers, shared_memory
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.matmul.k5_tensor_core.store import any_nan, store_float32, stored
 from numbsparse.kernels.parts.aligned import aligned_lines
@@ -283,10 +283,8 @@ def region_kernel(cells: Cells) -> Any:
     (TA, TB, _), ACC = cells.sums, (CELLS, *cells.sums)
     clear_sums, save_sums = clear(TA, TB), save(TA, TB)
     fetch, add_step, finish = fetching(cells), adding_cells(cells), finishing(cells, CELLS)
-    limit = {} if SIMULATED else {"max_registers": 65536 // (THREADS * region.PER_SM) // 8 * 8}
-    limit = {name: min(registers, 248) for name, registers in limit.items()}
 
-    @cuda.jit(**limit)
+    @cuda.jit(**registers(THREADS * region.PER_SM))
     def kernel(
         x, x_stride, in_features, dy, dy_stride, out_features, batch, tiles, codes, targets,
         dvalues, parts, whole, pieces

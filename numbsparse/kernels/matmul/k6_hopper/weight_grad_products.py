@@ -15,6 +15,7 @@ from typing import Any
 from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, OPERANDS, Tile
+from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.repair import repairing_blocks
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.split import splitting
@@ -312,7 +313,7 @@ def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
     """`multiplier`, with the sums (UNITS, N / 8, 4) in place."""
     STAGES, IMAGE, UNITS, DEPTH = tile.STAGES, tile.IMAGE // 4, tile.UNITS, tile.DEPTH
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + BUFFERS
-    VALUES, STRIPS = (UNITS, DEPTH // 2), tile.N // 8
+    VALUES, clear_sums = (UNITS, DEPTH // 2), clear(UNITS, tile.N // 8)
     split, read = splitting(exact), reader(tile, x_transposed)
     add = wgmma_split(tile.N, DEPTH // 8, exact, UNITS)
 
@@ -327,10 +328,7 @@ def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
         apart = upper != lower
         raw = cuda.local.array(VALUES, float32)
         hi, lo = cuda.local.array(VALUES, uint32), cuda.local.array(VALUES, uint32)
-        for m in range(UNITS):
-            for i in range(STRIPS):
-                for k in range(4):
-                    sums[m, i, k] = 0
+        clear_sums(sums)
         stage = buffer = phase = buffer_phase = uint32(0)
         for _ in range(heads[item, 1]):
             mbarrier_wait(bars, FULL + stage, phase)
