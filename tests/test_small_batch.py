@@ -1,6 +1,7 @@
 """What the ladder's cases do not reach in k8_small_batch: cut lines, infinities, orders of x."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -379,23 +380,41 @@ def test_the_same_bits_every_time(rng, monkeypatch):
 
 
 @needs_ampere
-@pytest.mark.every(31)
+@pytest.mark.every(61)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("feature_major", [False, True], ids=["batch-major", "feature-major"])
+@pytest.mark.parametrize("many", [0, 2**30], ids=["64 rows", "32 rows"])
 @pytest.mark.parametrize("way", ["as it is", "x transposed", "far"])
 @pytest.mark.parametrize("in_features", [128, 100])
 @pytest.mark.parametrize("batch", [33, 72])
 @pytest.mark.parametrize("size", [8, 16, 32, 64])
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_batches_of_several_tiles(
-    product, size, batch, in_features, way, feature_major, dtype, monkeypatch
+    product, size, batch, in_features, way, many, feature_major, dtype, monkeypatch
 ):
     """Cut lines have parts in each tile; what lanes copy is in pieces of 16 bytes, or in part."""
     monkeypatch.setattr(plans, "TOGETHER", -1)
     monkeypatch.setattr(launches, "LINES", -(2**30) if way == "x transposed" else 2**30)
     monkeypatch.setattr(launches, "NEAR", 0 if way == "far" else 2**31)
+    monkeypatch.setattr(launches, "MANY", many)
     case = Case(batch, in_features, out_features=64, block_size=size, density=0.7)
     check_rung(rung, product, case, dtype, "cuda", feature_major=feature_major)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("size", [8, 16, 32, 128])
+def test_tiles_are_longer_where_there_are_many(size, dtype, monkeypatch):
+    monkeypatch.setattr(launches, "MANY", 4)
+    monkeypatch.setattr(launches, "_multiprocessors", lambda: 10)
+    form = Form(dtype, dtype == "float32")
+    most = {8: 80 if form.is_16_bit else 20}.get(size, 40 if form.is_16_bit else 2**30)
+    for batch, n in itertools.product((1, 17, 32, 33, 64, 65, 1000), (1, 10, 11, 20, 40, 100)):
+        for across in (False, True):
+            rows = launches._tile_rows(batch, n, size, form, across)
+            if batch > 32:
+                assert rows == (32 if n * math.ceil(batch / 32) <= most else 64)
+            else:
+                assert rows == (16 if batch <= 16 and not across else 32)
 
 
 @needs_ampere

@@ -30,6 +30,7 @@ WARPS = 2 if SIMULATED else 8
 FEW = 8  # units of a warp: below, 16-bit gains more by launches that overlap than by long rings
 SHORT = 3  # units of a warp: up to there, the first ones of all warps precede any other
 MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
+MANY = 1 if SIMULATED else 6  # lines of all tiles of 32 rows, for each multiprocessor
 NEAR = 2**31  # items whose places fit 32 bits
 LINES = 3500  # of 128 bytes, one a clock: what a multiprocessor reads while x is transposed
 
@@ -49,15 +50,16 @@ def by_feature(x: DeviceArray, n_blocks: int, size: int, alone: bool = True) -> 
     """x, or where lanes read it in many fewer lines of 128 bytes so, a feature-major copy.
 
     Of a small block 16 bytes are in a line of each row, but a whole line of each feature. Of 16
-    features it is 32 bytes, which memory is read by. When the copy pays was measured (H200): for
-    more than 32 rows, or for one of two operands, later.
+    features it is 32 bytes, which memory is read by. When the copy pays was measured (H100, H200):
+    for more than 32 rows, or for one of two operands, later.
     """
     if x.itemsize != 2 or size >= WIDTH or not is_aligned(x):
         return x
     rows = x.shape[0]
     fewer = rows - size * -(-2 * rows // 128)
     lines = n_blocks * fewer * (1 if size == 8 else 0.7)
-    least = LINES * _multiprocessors() * (1 if rows <= WIDTH and alone else 2.5)
+    later = 2.5 if not alone else 1 if rows <= WIDTH else 1.5 if size == 8 else 2
+    least = LINES * _multiprocessors() * later
     return transposed_copy(x) if lines > least + 0.15 * x.size else x
 
 
@@ -92,7 +94,7 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source) -> Lines:
     """What its kernel is made for."""
     size, x_across = values.shape[1], not is_aligned(x)
     depth, batch = min(size, WIDTH), x.shape[0]
-    groups = 8 if batch > 32 else 4 if batch > 16 or x_across else 2
+    groups = _tile_rows(batch, -(-y.shape[1] // depth), size, form, x_across) // 8
     x_side = Operand(x_across, groups, _together(form, x_across))
     w_side = Operand(not transposed, depth // 8, _together(form, not transposed, depth))
     sums = Sums(form, x_side, w_side, stored(y, form, depth))
@@ -101,6 +103,20 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source) -> Lines:
     tiles = -(-batch // lines.rows)
     few = form.is_16_bit and tiles * values.size < FEW * WARPS * _multiprocessors() * WIDTH**2
     return with_stages(lines, (1 if few else 2) if source.engine else MOST)
+
+
+def _tile_rows(batch: int, lines: int, size: int, form: Form, x_across: bool) -> int:
+    """Rows of a tile: 64 read w half as often as 32, but occupy half as many multiprocessors.
+
+    Measured (H100): 32 took up to 1.6 times as long, 64 up to 2.5 times, and these, on average,
+    1.01 to 1.02 times as long as the quicker one.
+    """
+    if batch <= WIDTH:
+        return WIDTH if batch > 16 or x_across else 16
+    if not form.is_16_bit and size > 8:
+        return WIDTH  # registers hold the sums of 32 at once
+    most = MANY * (1 if size > 8 else 2 if form.is_16_bit else 1 / 2)
+    return WIDTH if lines * -(-batch // WIDTH) <= most * _multiprocessors() else 2 * WIDTH
 
 
 def _together(form: Form, across: bool, depth: int = WIDTH) -> int:
