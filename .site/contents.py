@@ -18,6 +18,7 @@ GUIDES = [
     "examples/guides/pruning.md",
     "examples/guides/checkpoints.md",
     "examples/guides/precision.md",
+    "examples/guides/many_cards.md",
     "examples/guides/convolutions.md",
     "examples/guides/own_kernel.md",
 ]
@@ -25,8 +26,12 @@ PROGRAMS = [
     "examples/block_sparse_matmul.py",
     "examples/char_lm.py",
     "examples/equal_parameters.py",
+    "examples/scaling.py",
     "examples/sentiment.py",
+    "examples/mixture_of_experts.py",
     "examples/pixelcnn.py",
+    "examples/prune.py",
+    "examples/grow.py",
     "examples/torch_gpt.py",
 ]
 COURSE = [
@@ -88,7 +93,10 @@ REFERENCE = [
     (
         "Arrays on a GPU",
         "A GPU's arrays, its streams, and steps that are captured once and replayed.",
-        {"numbsparse": "to_device DeviceArray stream synchronize graph"},
+        {
+            "numbsparse": "to_device DeviceArray stream synchronize graph",
+            "numbsparse.device": "device",
+        },
     ),
     (
         "Differentiation",
@@ -120,7 +128,7 @@ REFERENCE = [
             "cross_entropy mse_loss lstm lstm_step_by_step repeated_product repeated_norm "
             "repeated_cell column_norms normalise_columns scale_columns scale_blocks add "
             "subtract multiply divide negative power sqrt exp expm1 log cast sum mean reshape "
-            "transpose broadcast_to concatenate stack split unbind getitem",
+            "transpose broadcast_to concatenate stack split unbind getitem remap",
         },
     ),
     (
@@ -130,7 +138,15 @@ REFERENCE = [
             "numbsparse.nn.optim": "Optimizer SGD Adam AdamW LambdaLR cosine warmup warmup_cosine "
             "LossScaler ExponentialMovingAverage",
             "numbsparse.nn.utils": "clip_grad_norm prune compact GradualPruning HardConcrete "
-            "GroupLasso Rewiring absent_norms",
+            "GroupLasso PruneAndGrow Rewiring absent_norms",
+        },
+    ),
+    (
+        "Many cards",
+        "Processes that train together: what they sum, and what each keeps a part of.",
+        {
+            "numbsparse.distributed": "init Group DataParallel ShardedOptimizer save RankLost "
+            "step_seconds"
         },
     ),
     (

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from char_text import Text
 from checkpoint_parts import check_keys, check_settings, parts_of, take_parts
+from ranks import whole
 
 import numbsparse as ns
+import numbsparse.distributed as dist
 
 if TYPE_CHECKING:
     from char_training import Training
@@ -20,6 +22,7 @@ SHAPE = (
     *("block_size", "dtype", "precision", "batch", "length", "seed", "clip"),
 )
 COURSE = ("steps", "lr")  # options that it may change
+BATCH_AXIS = -2  # of h and c, (layers, batch, hidden) or (batch, hidden)
 
 
 def save(training: Training, file: Path) -> None:
@@ -28,9 +31,9 @@ def save(training: Training, file: Path) -> None:
     checkpoint = {
         "text": training.text.identity,
         "alphabet": np.frombuffer(training.text.alphabet, np.uint8),
-        "state": {name: part.numpy() for name, part in state},
+        "state": {name: whole(part, BATCH_AXIS, training.group) for name, part in state},
     }
-    ns.save(file, checkpoint | parts_of(training, SHAPE, COURSE))
+    dist.save(file, checkpoint | parts_of(training, SHAPE, COURSE), training.group)
 
 
 def resume(training: Training, file: Path) -> None:
@@ -38,7 +41,7 @@ def resume(training: Training, file: Path) -> None:
     checkpoint = ns.load(file)
     check_fits(file, checkpoint, training)
     take_parts(training, checkpoint, file)
-    h, c = (training.placed(checkpoint["state"][name]) for name in "hc")
+    h, c = (training.placed(checkpoint["state"][name][..., training.rows, :]) for name in "hc")
     training.state = (h, c)
 
 

@@ -3,6 +3,7 @@
     python examples/char_lm.py                     # the standard library's sources, on this CPU
     python examples/char_lm.py --text enwik8 --device cuda --hidden 12288 --density 0.03 \\
         --batch 64 --steps 20000 --lr 1e-3
+    torchrun --nproc-per-node 2 examples/char_lm.py --device cuda --batch 128    # two cards
 
 A hidden layer wired like a small world (neighbours, and a few long-range connections) has many more
 units than a dense one with as many parameters. The program trains both on the same characters and
@@ -37,6 +38,7 @@ from char_options import (
 from char_sample import sample
 from char_text import Text, check_length, open_text
 from char_training import Training, prepare
+from ranks import ranks
 
 import numbsparse as ns
 
@@ -46,17 +48,19 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     options = parse(arguments)
     began = time.perf_counter()
     try:
-        settle(options)
-        text = open_text(options.text, options.alphabet)
-        check_length(text, options.batch, options.length)
-        text.encode(options.prompt)
-        trainings, wiring = prepare(options, text)
-        bits = train_all(options, text, trainings, wiring)
+        with ranks() as group:
+            settle(options)
+            text = open_text(options.text, options.alphabet)
+            check_length(text, options.batch, options.length)
+            text.encode(options.prompt)
+            trainings, wiring = prepare(options, text)
+            bits = train_all(options, text, trainings, wiring)
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
         sys.exit(f"char_lm: {error}")
     except KeyboardInterrupt:
         sys.exit(f"\nchar_lm: stopped; --resume goes on from the last mark, in {options.out}")
-    print(f"everything is in {options.out}; {time.perf_counter() - began:.0f} s")
+    if group.rank == 0:
+        print(f"everything is in {options.out}; {time.perf_counter() - began:.0f} s")
     return bits
 
 
@@ -76,7 +80,10 @@ def train_all(
         test = training.test_bits()
         lines.append(f"{name:6} {size}   {bits[name]:.3f} bits per character held out"
                      + (f", {test:.3f} in the test" if test else ""))  # fmt: skip
-        (options.out / f"{name}.txt").write_text(sample(model, text, options), "utf-8")
+        if training.group.rank == 0:
+            (options.out / f"{name}.txt").write_text(sample(model, text, options), "utf-8")
+    if training.group.rank:
+        return bits
     write_pictures(options.out, curves, wiring[0])
     print(f"\nsample of the sparse model:\n{(options.out / 'sparse.txt').read_text('utf-8')}\n")
     print("\n".join(lines))

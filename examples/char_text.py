@@ -65,12 +65,20 @@ class Streams:
     """A part of a text as `batch` pieces side by side, read `length` characters at a time.
 
     Step after step goes on in each piece where the step before ended, so that a state can be
-    carried along; after the last of `n_steps` the text begins anew.
+    carried along; after the last of `n_steps` the text begins anew. `rows` are the pieces that are
+    read here, of `batch`.
     """
 
-    def __init__(self, part: np.ndarray, code_of: np.ndarray, batch: int, length: int):
+    def __init__(
+        self,
+        part: np.ndarray,
+        code_of: np.ndarray,
+        batch: int,
+        length: int,
+        rows: slice = slice(None),
+    ):
         size = part.size // batch
-        self.pieces = part[: size * batch].reshape(batch, size)  # a view: nothing is read yet
+        self.pieces = part[: size * batch].reshape(batch, size)[rows]  # a view: nothing is read yet
         self.code_of, self.length = code_of, length
         self.n_steps = (size - 1) // length
 

@@ -13,8 +13,10 @@ from char_model import CharModel, State, dense_twin, sparse_model
 from char_options import make_folder
 from char_text import Streams, Text
 from progress import progress_bar
+from ranks import mean, part_of
 
 import numbsparse as ns
+import numbsparse.distributed as dist
 from numbsparse import nn
 from numbsparse.nn import functional as F
 from numbsparse.nn import optim
@@ -26,6 +28,8 @@ DIVERGED = 4.0  # a loss as many times that of guessing comes from weights that 
 class Training:
     """A model on its way through a text. `options` are the program's arguments.
 
+    Each rank reads its rows of the batch: losses and checkpoints are those of all of them.
+
     At each mark, `options.mark_every` steps, the held-out text is read, and a checkpoint written to
     `file` if there is one; never of a diverged state.
     """
@@ -34,7 +38,9 @@ class Training:
         self, name: str, model: CharModel, text: Text, options: Namespace, file: Path | None = None
     ):
         self.name, self.model, self.text, self.options, self.file = name, model, text, options, file
-        model.to(options.device)
+        self.group = dist.init()
+        self.rows = part_of(options.batch, self.group)
+        dist.DataParallel(model.to(options.device), self.group)
         self.train_text = self._streams(text.train)
         self.held_out_text = self._streams(text.held_out)
         self.optimizer = optim.Adam(model.parameters(), lr=options.lr)
@@ -59,7 +65,10 @@ class Training:
                 loss = self.train_step()
                 mark = self.step % every == 0 or self.step == options.steps
                 if mark or self.step % 10 == 0:
-                    self._note(loss.item() * BITS, self.bits(self.held_out_text) if mark else None)
+                    self._note(
+                        mean(loss.item(), self.group) * BITS,
+                        self.bits(self.held_out_text) if mark else None,
+                    )
                     bar.show(self.step, self.curve[-1], options.batch * options.length)
                 if mark and self.file:
                     char_checkpoint.save(self, self.file)
@@ -72,7 +81,7 @@ class Training:
         self.optimizer.lr = options.lr * factor
         codes, targets, anew = self.train_text.at(self.step)
         if anew or self.state is None:
-            self.state = self.model.zero_state(options.batch)
+            self.state = self.model.zero_state(self.rows.stop - self.rows.start)
         loss, self.state = self.update(codes, targets, self.state)
         self.step += 1
         return loss
@@ -80,13 +89,13 @@ class Training:
     def bits(self, text: Streams, whole: bool = False) -> float:
         """Bits per character on other text, its beginning or all of it, the state carried along."""
         n_steps = text.n_steps if whole else min(text.n_steps, self.options.held_out_batches)
-        losses, state = [], self.model.zero_state(self.options.batch)
+        losses, state = [], self.model.zero_state(self.rows.stop - self.rows.start)
         with ns.no_grad():
             for step in range(n_steps):
                 codes, targets, _ = text.at(step)
                 loss, state = self.evaluate(codes, targets, state)
                 losses.append(loss)
-        return float(np.mean([loss.item() for loss in losses])) * BITS
+        return mean(float(np.mean([loss.item() for loss in losses])), self.group) * BITS
 
     def test_bits(self) -> float | None:
         """Bits per character on all of the test text, where the text has one."""
@@ -115,7 +124,8 @@ class Training:
         return F.cross_entropy(logits, targets), state
 
     def _streams(self, part: np.ndarray) -> Streams:
-        return Streams(part, self.text.code_of, self.options.batch, self.options.length)
+        options = self.options
+        return Streams(part, self.text.code_of, options.batch, options.length, self.rows)
 
     def _note(self, training_bits: float, held_out_bits: float | None) -> None:
         """Add a point to the curve. The held-out loss shows what the last update did."""
@@ -155,7 +165,7 @@ def prepare(options: Namespace, text: Text) -> tuple[list[Training], list[np.nda
             char_checkpoint.resume(trainings[-1], file)
         elif options.resume:
             print(f"there is no {file}: the {name} model begins anew")
-        elif file.exists():
+        elif file.exists() and dist.init().rank == 0:
             earlier = file.replace(file.with_suffix(".earlier.npz"))
             print(f"an earlier run's checkpoint is kept as {earlier}")
     return trainings, wiring

@@ -36,8 +36,10 @@ from char_options import (
 )
 from char_text import Text, check_length, open_text
 from char_training import Training
+from ranks import ranks
 
 from numbsparse import device, files
+from numbsparse.distributed import Group
 
 KINDS = ("sparse", "dense")
 SAME = (
@@ -51,32 +53,41 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     options = parse(arguments)
     file = options.out / f"{options.name}.json"
     try:
-        settle(options)
-        text = open_text(options.text)
-        check_length(text, options.batch, options.length)
-        options.text = text.identity
-        runs = earlier_runs(file, options)
-        make_folder(options.out)
-        seeds = range(options.seed, options.seed + options.seeds)
-        for seed, (hidden, density), kind in product(seeds, options.sizes, KINDS):
-            one = Namespace(**vars(options) | {"hidden": hidden, "density": density, "seed": seed})
-            if kind == "dense":
-                one.lr = options.dense_lr or options.lr
-            key = {"size": f"{hidden}:{density}", "kind": kind, "seed": seed, "lr": one.lr}
-            if not any(key.items() <= run.items() for run in runs):
-                runs.append(key | train(one, kind, text))
-                write(file, options, runs)
+        with ranks() as group:
+            settle(options)
+            runs = run_all(options, file, group)
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
         sys.exit(f"equal_parameters: {error}")
     except KeyboardInterrupt:
         sys.exit(f"\nequal_parameters: stopped; a second call does the runs that {file} lacks")
     rows = table(runs)
-    for row in rows:
+    for row in rows if group.rank == 0 else ():
         print("{size:12} {kind:6} {hidden:6} hidden units {parameters:12,} parameters  "
               "{mean:.4f} +- {spread:.4f} bits per character, {seeds} seeds, "
               "{seconds:.1f} s each".format(**row))  # fmt: skip
-    draw(options.out / f"{options.name}.png", runs)
+    if group.rank == 0:
+        draw(options.out / f"{options.name}.png", runs)
     return rows
+
+
+def run_all(options: Namespace, file: Path, group: Group) -> list[dict[str, Any]]:
+    """The runs that the file held, and those that it lacked, which are written there."""
+    text = open_text(options.text)
+    check_length(text, options.batch, options.length)
+    options.text = text.identity
+    runs = earlier_runs(file, options)
+    make_folder(options.out)
+    seeds = range(options.seed, options.seed + options.seeds)
+    for seed, (hidden, density), kind in product(seeds, options.sizes, KINDS):
+        one = Namespace(**vars(options) | {"hidden": hidden, "density": density, "seed": seed})
+        if kind == "dense":
+            one.lr = options.dense_lr or options.lr
+        key = {"size": f"{hidden}:{density}", "kind": kind, "seed": seed, "lr": one.lr}
+        if not any(key.items() <= run.items() for run in runs):
+            runs.append(key | train(one, kind, text))
+            if group.rank == 0:
+                write(file, options, runs)
+    return runs
 
 
 def train(options: Namespace, kind: str, text: Text) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from checkpoint_parts import check_keys, check_settings, parts_of, take_parts
 
 import numbsparse as ns
+import numbsparse.distributed as dist
 
 if TYPE_CHECKING:
     from pixel_training import Training
@@ -26,7 +27,7 @@ def save(training: Training, file: Path) -> None:
         "images": training.images.identity,
         "average": training.average.state_dict(),
     }
-    ns.save(file, checkpoint | parts_of(training, SHAPE, COURSE))
+    dist.save(file, checkpoint | parts_of(training, SHAPE, COURSE), training.group)
 
 
 def resume(training: Training, file: Path) -> None:

@@ -14,14 +14,18 @@ from pixel_images import Batches, Images
 from pixel_loss import log_probability, scaled, targets_of
 from pixel_model import PixelCNN, begin
 from progress import progress_bar
+from ranks import mean, part_of
 
 import numbsparse as ns
+import numbsparse.distributed as dist
 from numbsparse import nn
 from numbsparse.nn import optim
 
 
 class Training:
     """A model on its way through the images. `options` are the program's arguments.
+
+    Each rank has its rows of the batch: losses and checkpoints are those of all of them.
 
     At each mark, `options.mark_every` steps, held-out images are judged by the averaged weights,
     and a checkpoint is written to `file` if there is one; never of a diverged state.
@@ -32,7 +36,9 @@ class Training:
     ):
         self.name, self.model, self.images = name, model, images
         self.options, self.file = options, file
-        model.to(options.device)
+        self.group = dist.init()
+        self.rows = part_of(options.batch, self.group)
+        dist.DataParallel(model.to(options.device), self.group)
         self.batches = Batches(images.train, options.batch, options.seed)
         self.optimizer = optim.Adam(model.parameters(), lr=options.lr, betas=(0.95, 0.9995))
         self.average = optim.ExponentialMovingAverage(model.parameters(), options.average)
@@ -55,7 +61,8 @@ class Training:
                 loss = self.train_step()
                 mark = self.step % every == 0 or self.step == options.steps
                 if mark or self.step % 10 == 0:
-                    self._note(loss.item() * BITS, self.bits() if mark else None)
+                    loss_bits = mean(loss.item(), self.group) * BITS
+                    self._note(loss_bits, self.bits() if mark else None)
                     bar.show(self.step, self.curve[-1], options.batch)
                 if mark and self.file:
                     pixel_checkpoint.save(self, self.file)
@@ -68,6 +75,7 @@ class Training:
             begin(self.model, self.placed(network_input(batch)))
         factor = optim.warmup_cosine(self.step, options.steps, options.steps // 10, floor=0.05)
         self.optimizer.lr = options.lr * factor
+        batch = batch[self.rows]
         loss = self.update(network_input(batch), targets_of(batch))
         self.step += 1
         return loss
@@ -77,14 +85,15 @@ class Training:
         held_out, size, total = self.images.held_out, self.options.batch, 0.0
         count = min(len(held_out), len(held_out) if whole else size * self.options.held_out_batches)
         chosen = np.arange(count) * len(held_out) // count  # from everywhere
+        own = chosen[self.group.rank :: self.group.size]
         self.model.eval()
         with ns.no_grad(), self.average.applied():
-            for start in range(0, count, size):
-                images = held_out[chosen[start : start + size]]
+            for start in range(0, len(own), size):
+                images = held_out[own[start : start + size]]
                 loss = self.evaluate(network_input(images), targets_of(images))
                 total += loss.item() * len(images)
         self.model.train()
-        return total / count * BITS
+        return mean(total, self.group) * self.group.size / count * BITS
 
     def placed(self, array: np.ndarray) -> ns.Tensor:
         """A Tensor beside the model."""

@@ -38,6 +38,7 @@ from pixel_model import PixelCNN, make_model
 from pixel_pictures import size_of, write_curves, write_samples
 from pixel_sample import sample
 from pixel_training import Training
+from ranks import ranks
 
 from numbsparse import device, files
 
@@ -49,16 +50,19 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     options.command = shlex.join(["python", "examples/pixelcnn.py", *given])
     began = time.perf_counter()
     try:
-        settle(options)
-        images = open_images(options.data)
-        check_sizes(options)
-        make_folder(options.out)
-        rows = train_all(options, images)
+        with ranks() as group:
+            settle(options)
+            images = open_images(options.data)
+            check_sizes(options)
+            make_folder(options.out)
+            rows = train_all(options, images)
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
         sys.exit(f"pixelcnn: {error}")
     except KeyboardInterrupt:
         further = f"; --resume goes on from the last mark, in {options.out}"
         sys.exit(f"\npixelcnn: stopped{further if options.checkpoints else ''}")
+    if group.rank:
+        return rows
     for row in rows:
         bits = "{mean:.3f} +- {spread:.3f} bits per dimension held out".format(**row)
         print(f"{row['kind']:6} {size_of(row)}: {bits}, {row['seeds']} seeds, "
@@ -80,14 +84,17 @@ def train_all(options: Namespace, images: Images) -> list[dict[str, Any]]:
             one = Namespace(**vars(options) | {"seed": seed})
             training = prepared(one, kind, images)
             runs.append(run(training, kind))
-            write_results(options, images, runs)
-            if seed == options.seed and options.samples:
+            first = training.group.rank == 0  # which writes what there is to see
+            if first:
+                write_results(options, images, runs)
+            if seed == options.seed and options.samples and first:
                 with training.average.applied():
                     pictures[f"drawn by the {kind} model"] = sample(training.model, one)
                 write_samples(options.out / f"{options.name}_samples.png", pictures)
             del training
             gc.collect()  # a training and its captured step know each other, and all their memory
-    write_curves(options.out / f"{options.name}.png", runs)
+    if first:
+        write_curves(options.out / f"{options.name}.png", runs)
     return table(runs)
 
 

@@ -36,6 +36,7 @@ from char_text import check_length
 from char_training import Training, prepare
 from labelled_text import Labelled
 from linear_classifier import fit_best
+from ranks import ranks
 
 import numbsparse as ns
 
@@ -45,15 +46,17 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     options = parse(arguments)
     began = time.perf_counter()
     try:
-        settle(options)
-        data = labelled_text.read(options.reviews, options.train, options.test, options.seed)
-        check_length(data.text, options.batch, options.length)
-        accuracies = compare(options, data)
+        with ranks() as group:
+            settle(options)
+            data = labelled_text.read(options.reviews, options.train, options.test, options.seed)
+            check_length(data.text, options.batch, options.length)
+            accuracies = compare(options, data)
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
         sys.exit(f"sentiment: {error}")
     except KeyboardInterrupt:
         sys.exit(f"\nsentiment: stopped; --resume goes on from the last mark, in {options.out}")
-    print(f"checkpoints are in {options.out}; {time.perf_counter() - began:.0f} s")
+    if group.rank == 0:
+        print(f"checkpoints are in {options.out}; {time.perf_counter() - began:.0f} s")
     return accuracies
 
 

@@ -1,5 +1,7 @@
 """numbsparse: block-sparse weights for neural networks, in pure Python, on CPUs and GPUs."""
 
+from typing import TYPE_CHECKING
+
 from numbsparse import nn, patterns, testing
 from numbsparse.autograd import Tensor, grad, no_grad
 from numbsparse.block_sparse import BlockSparse
@@ -15,6 +17,11 @@ from numbsparse.signatures import Matmul as _Matmul
 from numbsparse.signatures import Sddmm as _Sddmm
 from numbsparse.tune import tune
 
+if TYPE_CHECKING:  # a package that is called
+    from numbsparse.device import Room as _Room
+
+    device: _Room
+
 matmul: _Matmul = _functional.matmul
 sddmm: _Sddmm = _functional.sddmm
 
@@ -28,6 +35,7 @@ __all__ = [
     "conv",
     "conv_transpose",
     "conv_weight_grad",
+    "device",
     "draw",
     "grad",
     "graph",

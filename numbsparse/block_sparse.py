@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import scipy.sparse
 
-from numbsparse.device import DeviceArray, as_device_array, is_device_operand, to_device
+from numbsparse.device import DeviceArray, as_device_array, is_device_operand, moved, to_device
 from numbsparse.dtypes import as_array, as_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.npz import open_npz, write_npz
@@ -48,7 +48,7 @@ class BlockSparse:
     ----------
     data, indices, indptr, shape, dtype, nnz, ndim : as in `scipy.sparse.bsr_array`
     layout, n_blocks, density, block_size : what is kept
-    place : "cpu" or "cuda"
+    place : "cpu" or "cuda"; `device` says which GPU, "cuda:0"
     T : the transposed matrix, a view
 
     Raises
@@ -133,7 +133,7 @@ class BlockSparse:
             return self.values
         order = self.stored_layout.index.columns.blocks
         if isinstance(self.values, DeviceArray):
-            return to_device(self.values.numpy()[order].transpose(0, 2, 1))
+            return to_device(self.values.numpy()[order].transpose(0, 2, 1), self.device)
         return np.ascontiguousarray(self.values[order].transpose(0, 2, 1))
 
     @property
@@ -168,6 +168,11 @@ class BlockSparse:
     @property
     def place(self) -> str:
         return "cuda" if isinstance(self.values, DeviceArray) else "cpu"
+
+    @property
+    def device(self) -> str:
+        device: str = self.values.device  # as NumPy's arrays have it too
+        return device
 
     @property
     def T(self) -> BlockSparse:
@@ -206,15 +211,13 @@ class BlockSparse:
         return BlockSparse(self.data, like.layout, shape=like.shape)
 
     def to(self, place: str) -> BlockSparse:
-        """This matrix in the memory of "cpu" or "cuda"; itself if it is there already.
+        """This matrix in the memory of "cpu", "cuda" or "cuda:1"; itself if it is there already.
 
-        Raises ValueError for another place, RuntimeError where there is no GPU.
+        "cuda" is the GPU in use: see `numbsparse.device`. Raises ValueError for another place,
+        RuntimeError where there is no GPU.
         """
-        if place not in ("cpu", "cuda"):
-            raise ValueError(f'place takes "cpu" or "cuda", got {place!r}')
-        if place == self.place:
-            return self
-        return self.with_values(to_device(self.values) if place == "cuda" else self.values.numpy())
+        values = moved(self.values, place)
+        return self if values is self.values else self.with_values(values)
 
     def astype(self, dtype: Any) -> BlockSparse:
         """A copy with another dtype: float16, bfloat16, float32 or float64."""
@@ -222,12 +225,12 @@ class BlockSparse:
         if str(dtype) not in DTYPES:
             raise TypeError(f"dtype takes {', '.join(DTYPES)}, got {dtype}")
         host = self.to("cpu")
-        return host.with_values(host.values.astype(dtype)).to(self.place)
+        return host.with_values(host.values.astype(dtype)).to(self.device)
 
     def copy(self) -> BlockSparse:
         """The same matrix in memory of its own."""
         host = self.to("cpu")
-        return host.with_values(host.values.copy()).to(self.place)
+        return host.with_values(host.values.copy()).to(self.device)
 
     def toarray(self) -> np.ndarray:
         """The dense matrix as a NumPy array, (in_features, out_features)."""

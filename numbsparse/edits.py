@@ -99,7 +99,8 @@ def _owner(array: Any) -> Any:
         while isinstance(array.base, np.ndarray):
             array = array.base
         return array
-    return array if array.owner is None else array.owner
+    owner = getattr(array, "owner", None)  # of a DeviceArray; other libraries' arrays lend memory
+    return array if owner is None else owner
 
 
 def _forget(key: int) -> Callable[[Any], None]:

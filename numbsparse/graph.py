@@ -89,7 +89,8 @@ class Graph:
         sort = settings, _sort((args, kwargs), arrays)
         recording = self._recordings.get(sort)
         if recording is None:
-            recording = Recording(arrays)
+            with device.on(device.one_gpu({"arguments": arrays})):
+                recording = Recording(arrays)
             if len(self._recordings) < MOST_GRAPHS:
                 self._recordings[sort] = recording
         with device.joined(device.current_stream(), recording.stream):
@@ -172,12 +173,17 @@ def _sort(value: Any, arrays: list[Any]) -> Hashable:
         return kind, where, _sort(value.values, arrays)
     if isinstance(value, np.ndarray) or device.is_device_operand(value):
         arrays.append(value)
-        return "array", tuple(value.shape), str(value.dtype)
+        return "array", tuple(value.shape), str(value.dtype), _device(value)
     if isinstance(value, list | tuple):
         return kind, tuple(_sort(item, arrays) for item in value)
     if isinstance(value, dict):
         return kind, tuple((key, _sort(item, arrays)) for key, item in value.items())
     return kind, value if isinstance(value, Hashable) else _Itself(value)
+
+
+def _device(value: Any) -> int | None:
+    """The number of its GPU, where there are several."""
+    return device.one_gpu({"": value}) if device.runtime.several_devices else None
 
 
 class _Itself:

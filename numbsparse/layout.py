@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -40,6 +41,8 @@ class Index:
     on_host: Index | None = None  # of one on the GPU, the same as NumPy arrays
     plans: dict[Any, Any] = field(default_factory=dict, repr=False)  # see kernels/parts/plans.py
     calls: dict[Any, Any] = field(default_factory=dict, repr=False)  # and kernels/parts/calls.py
+    made: Any = None  # of one made on the GPU, what is known there: see kernels/coordinates.py
+    replays: dict[Any, Any] = field(default_factory=dict, repr=False)  # see device/replay.py
 
 
 class Layout:
@@ -81,6 +84,14 @@ class Layout:
     """
 
     device_index: Index | None = None  # `index` on the GPU, once numbsparse.ops sent it there
+    _met: tuple[Any, np.ndarray] | None = None  # another layout, and `positions_in` it
+
+    if TYPE_CHECKING:  # added by numbsparse.ops.made
+
+        @staticmethod
+        def on_device(
+            rows: Any, columns: Any, shape: tuple[int, int], *, capacity: int | None = None
+        ) -> Layout: ...
 
     def __init__(self, pattern: Any):
         block_rows, block_columns = np.nonzero(as_pattern(pattern))
@@ -98,7 +109,7 @@ class Layout:
         array([[1, 0, 1],
                [0, 1, 0]])
         """
-        in_blocks, out_blocks = _grid(shape)
+        in_blocks, out_blocks = grid_of(shape)
         if np.shape(indptr) != (in_blocks + 1,):
             raise ValueError(
                 f"indptr takes the shape ({in_blocks + 1},) for {in_blocks} block rows, "
@@ -130,7 +141,7 @@ class Layout:
     def _set(
         self, shape: tuple[int, ...], block_rows: np.ndarray, block_columns: np.ndarray
     ) -> None:
-        self.shape = _grid(shape)
+        self.shape = grid_of(shape)
         if block_rows.size > MOST:
             raise ValueError(
                 f"pattern keeps {block_rows.size} blocks; a layout takes up to 2^31 - 1"
@@ -148,6 +159,14 @@ class Layout:
     @property
     def n_blocks(self) -> int:
         return self._block_rows.size
+
+    def check(self) -> int:
+        """How many blocks are kept: `n_blocks`, but for a layout that `on_device` made."""
+        return self.n_blocks
+
+    def to_host(self) -> Layout:
+        """This layout; of one that `on_device` made, one that the host knows."""
+        return self
 
     @property
     def density(self) -> float:
@@ -183,17 +202,17 @@ class Layout:
         return self._positions(np.asarray(block_rows, np.int64) * self.shape[1] + block_columns)
 
     def positions_in(self, other: Layout) -> np.ndarray:
-        """Where in the stored order of `other` each block of this layout is; -1 where it is not."""
+        """Where in the stored order of `other` each block of this layout is; -1 where it is not.
+
+        Those of the last one are kept: moments follow a change of layout after their weight.
+        """
         self._check_shape(other, "positions_in")
-        return other._positions(self.flat_indices)
+        if self._met is None or self._met[0]() is not other:
+            self._met = ref(other), _read_only(other._positions(self.flat_indices))
+        return self._met[1]
 
     def _positions(self, flat: np.ndarray) -> np.ndarray:
-        if not self.n_blocks:
-            return np.full(flat.shape, -1)
-        own = self.flat_indices
-        positions = np.minimum(np.searchsorted(own, flat), own.size - 1)
-        positions[own[positions] != flat] = -1
-        return positions
+        return positions_among(self.flat_indices, flat)
 
     def select(self, kept: Any) -> Layout:
         """The layout of those blocks where `kept`, bool (n_blocks,) in the stored order, is True.
@@ -287,7 +306,16 @@ def as_layout(layout: Any, argument: str = "layout") -> Layout:
     return layout if isinstance(layout, Layout) else Layout(as_pattern(layout, argument))
 
 
-def _grid(shape: tuple[int, ...]) -> tuple[int, int]:
+def positions_among(rising: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Where in rising integers those that are wanted are, int64; -1 where they are not."""
+    if not rising.size:
+        return np.full(wanted.shape, -1)
+    positions = np.minimum(np.searchsorted(rising, wanted), rising.size - 1)
+    positions[rising[positions] != wanted] = -1
+    return positions
+
+
+def grid_of(shape: tuple[int, ...]) -> tuple[int, int]:
     """(in_blocks, out_blocks), that int32 can count."""
     if len(shape) != 2:
         raise ValueError(f"shape takes (in_blocks, out_blocks), got {shape}")

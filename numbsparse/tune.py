@@ -59,6 +59,9 @@ def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str,
         raise ValueError("w takes a BlockSparse on the GPU: see BlockSparse.to")
     if batch < 1:
         raise ValueError(f"batch takes an integer of at least 1, got {batch}")
+    if w.values.device_id != device.runtime.current_id():
+        with device.on(w.device):
+            return tune(w, batch, precision=precision)
     w = w.T if w.is_transposed else w
     results, fastest = {}, {}
     for product, call in _products(w, batch, precision).items():

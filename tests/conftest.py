@@ -21,12 +21,14 @@ HALVES = ["float16", "bfloat16"] if HAS_BFLOAT16 else ["float16"]
 
 SLOW = {  # of these files most tests take a second or start processes
     "test_bench_gpu", "test_changed_operands", "test_conv_bench", "test_cpu_upgrade",
-    "test_equal_parameters", "test_examples", "test_examples_course", "test_examples_resume",
+    "test_distributed", "test_equal_parameters", "test_examples", "test_examples_course",
+    "test_examples_resume",
     "test_examples_text", "test_float32_products", "test_graph", "test_lessons", "test_light",
-    "test_lstm_again", "test_lstm_streamed", "test_machine_code", "test_mixed_precision",
+    "test_lstm_again", "test_lstm_streamed", "test_machine_code", "test_made_layouts",
+    "test_mixed_precision", "test_mixture_of_experts", "test_plans_on_gpu",
     "test_multiplicative_lstm", "test_mutants", "test_own_rungs", "test_pixelcnn",
-    "test_pixelcnn_model", "test_sentiment", "test_simulated_threads", "test_small_batch",
-    "test_small_blocks", "test_torch_compile", "test_torch_distributed",
+    "test_pixelcnn_model", "test_scaling", "test_sentiment", "test_simulated_threads",
+    "test_small_batch", "test_small_blocks", "test_torch_compile", "test_torch_distributed",
     "test_torch_gpt", "test_tune",
 }  # fmt: skip
 

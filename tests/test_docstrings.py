@@ -7,15 +7,17 @@ import inspect
 import pytest
 
 import numbsparse as ns
+from numbsparse import distributed
 from numbsparse.compat import blocksparse
 from numbsparse.kernels.matmul import add_rung
 
 MODULES = [
     *(ns, ns.nn, ns.nn.functional, ns.nn.init, ns.nn.optim, ns.nn.utils, ns.patterns, ns.testing),
-    blocksparse,
+    *(blocksparse, distributed),
 ]
 # Those that need no example of their own, and why.
 SHOWN_ELSEWHERE = {
+    "numbsparse.distributed.RankLost": "what the methods of a `Group` raise",
     "numbsparse.nn.functional.lstm_step_by_step": "the arguments and results of `lstm`",
     "numbsparse.nn.functional.repeated_norm": "the loop of `repeated_product`",
     "numbsparse.testing.Count": "what `count` gives",
@@ -31,6 +33,7 @@ def public():
             if not inspect.ismodule(value):
                 yield f"{module.__name__}.{name}", value
     yield "numbsparse.kernels.matmul.add_rung", add_rung
+    yield "numbsparse.device.device", ns.device.device  # which `ns.device(...)` calls
 
 
 NAMES = dict(public())

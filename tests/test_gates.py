@@ -184,7 +184,8 @@ def test_a_set_of_zeros_costs_a_layout_once(place, put):
     assert one is two
     assert one is not other
     assert one.n_blocks == other.n_blocks == 2
-    assert ops.scale_blocks(w, put(np.ones(3, np.float32))).layout is w.layout
+    assert ops.scale_blocks(w, put(np.ones(3, np.float32))) is w
+    assert ops.scale_blocks(w, put(np.float32([1, 2, 1]))).layout is w.layout
     for zeros in ([0, 0, 1], [0, 1, 0], [1, 0, 0]):
         ops.scale_blocks(w, put(np.float32(zeros)))
     assert ops.scale_blocks(w, put(gates[2])).layout is other  # the last four

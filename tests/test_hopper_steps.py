@@ -8,8 +8,19 @@ import numpy as np
 import pytest
 
 import numbsparse as ns
-from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, EDGE, LAST, MOST, TILES, Tile, steps_of
+from numbsparse import device
+from numbsparse.kernels.matmul.k6_hopper.plan import (
+    BEFORE,
+    EDGE,
+    LAST,
+    MOST,
+    TILES,
+    Tile,
+    quick_steps_of,
+    steps_of,
+)
 from numbsparse.kernels.parts import groups as of_lines
+from numbsparse.kernels.parts import plans
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.groups import grouped
 
@@ -115,3 +126,24 @@ def test_every_tile_is_computed_once(row_tiles, together, rng):
     if row_tiles > 2:  # evenly shared out
         loads = [lengths.steps[tiles[a:b, 0]].sum() for a, b in pairwise(starts)]
         assert max(loads) - min(loads) <= 2 * lengths.steps.max()
+
+
+def test_plans_of_many_blocks_are_quick_until_they_are_used_often(rng, monkeypatch):
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    monkeypatch.setattr(plans, "MANY", 100)
+    monkeypatch.setattr(plans, "OFTEN", 2)
+    layout = ns.Layout(rng.random((40, 40)) < 0.2)
+    key = steps_of, False, Tile(32, 4, 1, 4, 1, 4, 2), False
+    quick, best = (make(layout.index, *key[1:])[1] for make in (quick_steps_of, steps_of))
+    assert (quick != best).any()
+    index = plans.on_device(layout.index)
+    for wanted in (quick, quick, best, best):
+        np.testing.assert_array_equal(plans.planned(index, *key)[1].numpy(), wanted)
+    captured = plans.on_device(layout.index)
+    with device.Capture().under_way():
+        plans.planned(captured, *key)
+    np.testing.assert_array_equal(plans.planned(captured, *key)[1].numpy(), best)
+    monkeypatch.setattr(plans, "MANY", 10_000)
+    few = plans.on_device(layout.index)
+    np.testing.assert_array_equal(plans.planned(few, *key)[1].numpy(), best)

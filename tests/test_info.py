@@ -25,13 +25,13 @@ def test_json_holds_what_is_said(capsys, tmp_path, monkeypatch):
     assert found["packages"]["numpy"] == np.__version__
     assert not found["packages"].keys() & found["missing"].keys()
     assert found["rungs"]["cpu"] == ["k0_reference", "k0_cpu"]
-    assert (found["gpu"] is None) == (found["why"] is not None) == (not device.is_available())
+    assert (found["gpus"] == []) == (found["why"] is not None) == (not device.is_available())
     if device.SIMULATED:
         assert found["rungs"]["cuda"] == [name for name, home in RUNGS.items() if home == "cuda"]
     command_line.main(["info"])
     lines = capsys.readouterr().out.splitlines()
     runs = ["runs", "kernels"]
-    first = ["numbsparse", "CPU", *runs, "GPU", *(runs if found["gpu"] else []),
+    first = ["numbsparse", "CPU", *runs, "GPU", *(runs if found["gpus"] else []),
              "simulator", "packages", "cache", *(["missing"] * len(found["missing"]))]  # fmt: skip
     assert [line.split()[0] for line in lines] == first
     assert found["does"].keys() == found["rungs"].keys()
@@ -47,10 +47,17 @@ def test_without_a_gpu_it_says_what_to_do(monkeypatch):
 
 def test_a_gpu_is_described(monkeypatch):
     card = {"name": "H100, driver for CUDA 13.0", "compute_capability": "9.0", "memory": 80 << 30}
-    monkeypatch.setattr(info, "_gpu", lambda: card)
+    cards = [card]
+    monkeypatch.setattr(info, "_gpus", lambda: cards)
     monkeypatch.setattr(runtime, "why_unavailable", lambda: None)
     said = info.in_words(info.info(ns.__version__))
     assert "GPU        H100, driver for CUDA 13.0, compute capability 9.0, 80 GiB\n  runs" in said
+    cards.append({"name": "another"})
+    lines = info.in_words(info.info(ns.__version__)).splitlines()
+    assert [line[:20] for line in lines if line.startswith("GPU")] == [
+        "GPU        0: H100, ",
+        "GPU        1: anothe",
+    ]
 
 
 @pytest.mark.parametrize(

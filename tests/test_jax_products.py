@@ -21,11 +21,15 @@ BATCHES = [(), (0,), (1,), (5,), (2, 0, 3), (2, 3)]
 close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
 
 
+CPU = jax.devices("cpu")[0]
+
+
 @pytest.fixture(autouse=True)
-def of_64_bits():
+def of_64_bits_on_the_cpu():
     before = jax.config.jax_enable_x64
     jax.config.update("jax_enable_x64", True)
-    yield
+    with jax.default_device(CPU):
+        yield
     jax.config.update("jax_enable_x64", before)
 
 
@@ -236,7 +240,8 @@ def test_from_dense_drops_what_the_layout_does_not_keep(shape):
     close(w.values, of_numpy.data)
 
 
-X, W = np.ones((2, 12), np.float32), matrix(dtype=np.float32)
+with jax.default_device(CPU):
+    X, W = np.ones((2, 12), np.float32), matrix(dtype=np.float32)
 
 
 @pytest.mark.parametrize(
@@ -268,16 +273,20 @@ def test_refusals(call, error, says):
         call()
 
 
-def test_a_gpu_is_refused_in_words():
+def test_what_is_lowered_for_which_device():
     traced = jax.jit(lambda x, w: x @ w).trace(X, W)
-    with pytest.raises(NotImplementedError, match=r"numbsparse\.jax computes on the CPU so far"):
-        traced.lower(lowering_platforms=("cuda",))
+    assert "numbsparse_block_sparse_matmul" in traced.lower(lowering_platforms=("cuda",)).as_text()
+    with pytest.raises(NotImplementedError, match="on the CPU and on NVIDIA GPUs"):
+        traced.lower(lowering_platforms=("tpu",))
+    wide = jax.jit(lambda x, w: x @ w).trace(drawn(2, 12), matrix())
+    with pytest.raises(TypeError, match="arrays on a GPU take float16, bfloat16 or float32"):
+        wide.lower(lowering_platforms=("cuda",))
 
 
 def test_shard_map_that_checks_what_varies_is_refused_and_else_taken():
     if not hasattr(jax, "shard_map"):
         pytest.skip("this JAX has no jax.shard_map")
-    mesh = jax.make_mesh((1,), ("n",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = jax.make_mesh((1,), ("n",), axis_types=(jax.sharding.AxisType.Auto,), devices=[CPU])
     over = jax.sharding.PartitionSpec("n")
     how = {"mesh": mesh, "in_specs": over, "out_specs": over}
     with pytest.raises(NotImplementedError, match="check_vma=False"):

@@ -159,6 +159,83 @@ def test_what_is_beyond_the_features_of_a_tap_counts_for_nothing():
     assert one.weight.data.layout == two.weight.data.layout
 
 
+class Failing:
+    """Follows so often, and then has no memory left."""
+
+    def __init__(self, left):
+        self.left = left
+
+    def remap(self):
+        self.left -= 1
+        if self.left < 0:
+            raise ValueError("this one cannot follow")
+
+
+@pytest.mark.parametrize("edit", ["prune", "grow", "swap", "resume"])
+def test_after_a_failed_edit_all_is_as_it_was(edit):
+    """The second of two that follow fails when the network and the first have changed."""
+    model = model_of(gate=True)
+    prune(model, 0.6)
+    optimizer = optim.Adam(model.parameters(), lr=0.01)
+    average = optim.ExponentialMovingAverage(model.parameters(), 0.5)
+    train(model, optimizer, range(2), [average])
+    saved = GradualPruning(model, 0.3, stop=9).state_dict()
+    # Of growth the candidates' coming succeeds; then they go, and others come for good.
+    failing = Failing({"grow": 4}.get(edit, 1))
+    how = {"remap": [optimizer, average, failing]}
+    rules = {"grow": "gradient", "swap": "degrees"}
+    if edit in rules:
+        rewiring = nn.utils.Rewiring(model, 0.5, grow=rules[edit], every=2, seed=0, **how)
+        rewiring.step()
+        train(model, optimizer, range(2, 3), [average])
+        call = rewiring.step
+    elif edit == "resume":
+        pruning = GradualPruning(model, 0.3, stop=9, **how)
+        saved["layouts"]["0.weight"] = {"indptr": np.arange(6), "indices": np.arange(5)}
+
+        def call():
+            pruning.load_state_dict(saved)
+    else:
+
+        def call():
+            prune(model, 0.3, **how)
+
+    before = [(p, p.data, p.grad) for p in model.parameters()]
+    states = [one.state_dict() for one in (optimizer, average)]
+    with pytest.raises(ValueError, match="this one cannot follow"):
+        call()
+    for p, data, grad in before:
+        assert p.data is data
+        assert p.grad is grad
+    for old, one in zip(states, (optimizer, average), strict=True):
+        for key, value in one.state_dict().items():
+            then = old[key]
+            if isinstance(value, ns.BlockSparse):
+                assert value.layout == then.layout
+                value, then = value.data, then.data
+            np.testing.assert_array_equal(value, then, err_msg=key)
+    train(model, optimizer, range(3, 4), [average])  # which fits still
+
+
+def test_a_schedule_refuses_at_once_what_would_fail_in_time():
+    model = model_of()
+    with pytest.raises(ValueError, match=r"density 0\.01 leaves 0\.weight none of its 30 blocks"):
+        GradualPruning(model, 0.01, stop=100)
+    GradualPruning(model, 0.03, stop=100, scope="model")  # layers compete: only time tells
+
+
+def test_a_gate_of_another_layout_is_refused():
+    for kept in ([0, 1, 2], [0]):
+        model = model_of(gate=True)
+        wrong = model[0].gate.data.layout.select(np.isin(np.arange(30), kept))
+        model[0].gate.data = model[0].gate.data.remap(wrong)
+        before = model[0].weight.data
+        for call in (lambda: prune(model, 0.5), lambda: nn.utils.compact(model)):  # noqa: B023
+            with pytest.raises(ValueError, match=r"the gate of 0\.weight takes its layout, .* got"):
+                call()
+        assert model[0].weight.data is before
+
+
 def test_where_it_is_refused_nothing_changes():
     model = model_of()
     weights = weights_of(model)
@@ -187,11 +264,7 @@ def test_where_it_is_refused_nothing_changes():
     refused(ValueError, "with a block-sparse Parameter, got none", 0.5, of=nn.ReLU())
     refused(TypeError, r"model\[1\] takes a Parameter, got int", 0.5, of=[model[0].weight, 3])
 
-    class Broken:
-        def remap(self):
-            raise ValueError("this one cannot follow")
-
-    refused(ValueError, "this one cannot follow", 0.5, remap=Broken())
+    refused(ValueError, "this one cannot follow", 0.5, remap=Failing(0))
     model[2].weight.data.values[1, 0, 0] = np.nan
     refused(ValueError, r"2\.weight takes finite values to be pruned", 0.5)
 

@@ -12,7 +12,7 @@ from numbsparse import device, nn
 from numbsparse.device import Capture
 from numbsparse.nn import functional as F
 from numbsparse.nn import optim
-from numbsparse.nn.utils import HardConcrete, Rewiring, absent_norms, prune
+from numbsparse.nn.utils import HardConcrete, PruneAndGrow, Rewiring, absent_norms, prune
 
 
 def model_of(density=0.4, sizes=(40, 48, 20), **how):
@@ -58,12 +58,12 @@ def train(parts, steps, place="cpu"):
         parts["average"].step()
 
 
-def begun(place="cpu", first=0.4, **how):
+def begun(place="cpu", first=0.4, kind=Rewiring, **how):
     # Simulated threads are slow.
     model = model_of(first, (12, 16, 8) if place == "cuda" else (40, 48, 20)).to(place)
     optimizer = optim.Adam(model.parameters(), lr=0.01)
     average = optim.ExponentialMovingAverage(model.parameters(), 0.5)
-    rewiring = Rewiring(model, remap=[optimizer, average], seed=0, **how)
+    rewiring = kind(model, remap=[optimizer, average], seed=0, **how)
     return {"rewiring": rewiring, "model": model, "optimizer": optimizer, "average": average}
 
 
@@ -279,10 +279,60 @@ def test_layers_and_steps_draw_apart():
     assert len(set(seen)) == 4
 
 
-@pytest.mark.parametrize("grow", ["gradient", "random", "degrees"])
+@pytest.mark.parametrize("candidates", [5, 1000])
+def test_the_largest_weights_and_the_largest_gradients_stay(candidates):
+    """Which blocks after each change, from the gradient of the dense weights in float64."""
+    how = {"density": 0.2, "every": 2, "stop": 8, "candidates": candidates}
+    parts = begun(first=0.6, kind=PruneAndGrow, **how)
+    model, blast, came = parts["model"], parts["rewiring"], 0
+    first = [w.data.density for w in weights_of(model)]
+    for step in range(1, 12):
+        kept = [flats(w) for w in weights_of(model)]  # without candidates where none are held
+        if step % 2:
+            own = kept
+        slopes = dense_gradients(model, batch(step).astype(np.float64))
+        norms = [norms_by_block(w) for w in weights_of(model)]
+        descend(model, step)
+        blast.step()
+        if step in (2, 4, 6, 8):
+            for nth, weight in enumerate(weights_of(model)):
+                grid = weight.data.layout.shape
+                density = 0.2 + (first[nth] - 0.2) * (1 - step / 8) ** 3
+                n = round(density * grid[0] * grid[1])
+                heavy = sorted(own[nth], key=lambda flat: -norms[nth][flat])[:n]
+                slope = block_norms(slopes[nth], grid)
+                steep = sorted(kept[nth], key=lambda flat: -slope[flat])[: n if step < 8 else 0]
+                assert flats(weight) == set(heavy) | set(steep)
+                new = [f in set(steep) - own[nth] for f in weight.data.layout.flat_indices.tolist()]
+                assert (weight.data.data[new] == 0).all()
+                came += sum(new)
+        parts["optimizer"].step()
+        parts["average"].step()
+    assert came > 0
+    assert [w.data.n_blocks for w in weights_of(model)] == [24, 12]
+
+
+def test_from_dense_what_was_there_keeps_its_values():
+    model = model_of(1.0)
+    values = [host(w.data) for w in weights_of(model)]
+    blast = PruneAndGrow(model, 0.1, stop=4, every=2, seed=0)
+    for step in range(2):
+        descend(model, step)
+        blast.step()
+    for weight, dense in zip(weights_of(model), values, strict=True):
+        kept = ns.BlockSparse.from_dense(dense, weight.data.layout, block_size=4)
+        np.testing.assert_array_equal(weight.data.data, kept.data)
+    with pytest.raises(ValueError, match="stop takes an integer of at least 2, got 1"):
+        PruneAndGrow(model, 0.1, stop=1)
+    with pytest.raises(ValueError, match=r"density 0\.001 leaves 0\.weight none of its 120 blocks"):
+        PruneAndGrow(model, 0.001, stop=9)
+
+
+@pytest.mark.parametrize("grow", ["gradient", "random", "degrees", "prune"])
 @pytest.mark.parametrize("after", [4, 5, 6])  # 5: while candidates are there
 def test_training_resumes_bit_for_bit(grow, after, tmp_path):
-    how = {"grow": grow, "every": 3, "stop": 20}
+    how = {"every": 3, "stop": 20}
+    how |= {"kind": PruneAndGrow, "density": 0.2} if grow == "prune" else {"grow": grow}
     parts, resumed = begun(**how), begun(first=0.6, **how)
     train(parts, range(after))
     ns.save(tmp_path / "state.npz", {name: part.state_dict() for name, part in parts.items()})
@@ -409,12 +459,13 @@ def test_a_captured_step_changes_no_layout():
     schedules = [
         Rewiring(model, grow="random"),
         nn.utils.GradualPruning(model, 0.1, stop=5),
+        PruneAndGrow(model, 0.1, stop=5),
         nn.utils.GroupLasso(model, 0.2),
     ]
     for schedule in schedules:
         with Capture().under_way(), pytest.raises(RuntimeError, match="part of a captured step"):
             schedule.step()
-    assert schedules[0].steps == schedules[1].steps == 0
+    assert schedules[0].steps == schedules[1].steps == schedules[2].steps == 0
     with Capture().under_way(), pytest.raises(RuntimeError, match="part of a captured step"):
         prune(model, 0.1)
 

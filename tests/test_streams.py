@@ -29,7 +29,7 @@ class Driver:
         self.clocks = {}  # of each stream: how much of each other's work comes before its next
         self.host = Counter()  # what the host has seen the end of
         self.events, self.uses, self.captured = {}, {}, set()
-        self.mode, self.n_buffers = "global", 0
+        self.mode, self.n_buffers, self.freed = "global", 0, []
 
     def clock(self, handle):
         return self.clocks.setdefault(handle, Counter()) | self.host
@@ -81,7 +81,20 @@ class Driver:
 
     def buffer(self, nbytes):
         self.n_buffers += 1
-        return SimpleNamespace(handle=0x10000 * self.n_buffers)
+        return Buffer(0x10000 * self.n_buffers, self, streams.current().handle)
+
+
+class Buffer:
+    """Memory of CUDA's pool, which is freed by the stream that it was taken on."""
+
+    def __init__(self, handle, driver, stream):
+        self.handle, self.driver, self.stream = handle, driver, stream
+
+    def __del__(self):
+        driver = self.driver
+        allowed = self.stream not in driver.captured
+        allowed &= not driver.captured or driver.mode == "relaxed"
+        driver.freed.append((self.handle, allowed))
 
 
 @pytest.fixture
@@ -97,11 +110,15 @@ def install(monkeypatch):
         (runtime, "require", lambda: None),
         (runtime, "is_available", lambda: True),
         (runtime, "current_device", lambda: None),
+        (runtime, "make_current", lambda device: 0),
+        (streams.DEFAULT, "_device", 0),
+        (streams.Stream, "device", 0),
         (streams, "_driver", lambda: driver),
         (streams, "several", True),
         (streams, "_apart", lambda: streams.at(99)),
         (memory, "take", driver.buffer),
         (memory, "_for_good", {}),
+        (memory, "_late", []),
         (memory, "_kept", 0),
         (streams.DEFAULT, "shelves", {}),
     ):
@@ -429,7 +446,7 @@ def torch_that_captures(monkeypatch, handle):
         tensors.append(nbytes)
         return SimpleNamespace(data_ptr=lambda: 0x9000000 + 0x10000 * len(tensors))
 
-    cuda = SimpleNamespace(current_stream=lambda: Torch(handle))
+    cuda = SimpleNamespace(current_stream=lambda device: Torch(handle))
     module = SimpleNamespace(cuda=cuda, empty=tensor, uint8="uint8")
     monkeypatch.setitem(sys.modules, "torch", module)
     return tensors
@@ -457,8 +474,8 @@ def test_while_torch_captures_memory_is_of_its_graph(driver, monkeypatch):
 
 def test_operators_of_torch_take_its_memory_on_its_side_streams(driver, monkeypatch):
     tensors = torch_that_captures(monkeypatch, 0x100)
-    assert streams.of_torch(0) is streams.of_torch(1) is streams.DEFAULT
-    with streams.of_torch(0x100):
+    assert streams.of_torch(0, 0) is streams.of_torch(1, 0) is streams.DEFAULT
+    with streams.of_torch(0x100, 0):
         array = empty((7,), "float32")
         driver.work(array)
     assert tensors == [28]
@@ -499,6 +516,24 @@ def test_what_is_kept_is_made_aside_while_torch_captures(driver, monkeypatch):
     assert device.current_stream() is streams.DEFAULT
 
 
+def test_what_is_kept_on_a_side_stream_of_torch_is_no_memory_of_torch(driver, monkeypatch):
+    tensors = torch_that_captures(monkeypatch, 0x100)
+    planned = Planned(monkeypatch)
+    with streams.of_torch(0x100) as side:
+        kept = plans.planned(planned.index, make, 5)
+        assert device.current_stream() is side
+    assert tensors == [], "of a pool that torch may be about to give to a graph"
+    assert {a.owner.stream.handle for a in kept if isinstance(a, DeviceArray)} == {0x100}
+
+
+def test_a_stream_of_others_lives_as_long_as_the_arrays_made_on_it(driver):
+    owner = SimpleNamespace(ptr=0x7A0)
+    with ns.stream(owner):
+        array = empty((7,), "float32")
+    assert streams.at(0x7A0) is array.owner.stream
+    assert array.owner.stream._owner is owner
+
+
 def test_memory_freed_while_its_stream_is_captured_is_kept(driver):
     array = empty((7,), "float32")
     with ns.stream(0x100):
@@ -506,6 +541,55 @@ def test_memory_freed_while_its_stream_is_captured_is_kept(driver):
     address, driver.captured = array.address, {0x100}
     del array
     assert empty((7,), "float32").address != address
+
+
+LARGE = (memory.LARGEST_KEPT,)
+
+
+def test_a_large_array_is_freed_while_another_stream_is_captured(driver):
+    array, before = empty(LARGE, "float32"), empty(LARGE, "float32")
+    with ns.stream(0x100):
+        driver.work(before)
+    driver.captured = {0x200}
+    addresses = array.address, before.address
+    del array, before
+    assert driver.freed == [(address, True) for address in addresses]
+    assert driver.mode == "global"
+    assert driver.has_seen(1, addresses[1]), "freed while another stream reads it"
+
+
+def test_a_large_array_of_the_captured_stream_is_freed_after(driver):
+    with ns.stream(0x100):
+        array = empty(LARGE, "float32")
+    address, driver.captured = array.address, {0x100}
+    del array
+    empty(LARGE, "float32")
+    driver.captured = set()
+    assert (address, True) not in driver.freed
+    empty(LARGE, "float32")
+    assert (address, True) in driver.freed
+    assert all(allowed for _, allowed in driver.freed)
+
+
+def test_nothing_is_freed_when_python_ends(driver):
+    shelf = []
+    block = memory.Block(512, "buffer", 512, shelf, streams.DEFAULT)
+    block.others = (streams.at(0x100),)
+    block.__del__(lambda: True)
+    assert not shelf
+    assert not driver.events
+    block.__del__()
+    assert shelf == [(512, "buffer")]
+    block.shelf, block.others, block.stream = None, (), None
+
+
+def test_memory_that_is_kept_is_given_up_while_a_stream_is_captured(driver):
+    del_me = [empty((7,), "float32") for _ in range(3)]
+    driver.captured = {0x100}
+    del_me.clear()
+    assert not driver.freed
+    memory.give_up_kept()
+    assert [allowed for _, allowed in driver.freed] == [True] * 3
 
 
 def test_calls_are_remembered_for_each_stream(driver, monkeypatch):

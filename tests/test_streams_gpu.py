@@ -1,6 +1,8 @@
 """Work on streams, on a real GPU: a long kernel goes first, so that a missing order is seen."""
 
 import gc
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -432,6 +434,42 @@ def test_torch_captures_arrays_of_ours():
         graph.replay()
         got = out.numpy()
         np.testing.assert_array_equal(got, ns.matmul(x, w).numpy())
+
+
+FREED = """
+import gc, numpy as np, numbsparse as ns, torch
+from numbsparse import device
+large = [ns.to_device(np.ones(2**20, np.float32)) for _ in range(4)]  # 4 MiB each
+used = large[0]
+step = ns.graph(lambda x: ns.nn.functional.relu(x))
+step(large[1])
+with ns.stream(torch.cuda.Stream()):
+    device.copy_of(used)  # another stream uses it too
+x = torch.ones(1000, device="cuda")
+pool = device.runtime.current_device().memory_resource.attributes
+ns.synchronize()
+torch.cuda.synchronize()
+before = pool.used_mem_current
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    y = x + 1
+    del large, used, step
+    gc.collect()
+    y += 1
+graph.replay()
+torch.cuda.synchronize()
+ns.synchronize()
+assert (y == 3).all()
+freed = before - pool.used_mem_current
+assert freed >= 4 * 2**22, (before, freed)
+"""
+
+
+def test_what_is_freed_while_torch_captures_is_free():
+    torch_layers()
+    run = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0, run.stderr
+    assert "failed" not in run.stdout + run.stderr, run.stderr
 
 
 def test_two_graphs_of_torch_run_side_by_side():

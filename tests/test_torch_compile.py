@@ -5,6 +5,8 @@ import shutil
 import pytest
 from torch_helpers import drawn, grads, layout, ns, nst, torch
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own parts
+
 DOUBLE = {"dtype": torch.float64, "block_size": 4}
 MODELS = {
     "Linear": (lambda: nst.Linear(10, 13, layout=layout(3, 4), **DOUBLE), (6, 10)),
@@ -49,6 +51,11 @@ def test_functions_in_one_graph():
         torch.testing.assert_close(grads(y, [x, values]), grads(expected, [x, values]))
 
 
+def test_a_layout_is_a_constant_for_torch():
+    leaves, of = torch.utils._pytree.tree_flatten(layout(3, 4))
+    assert (leaves, of.unflatten([])) == ([], layout(3, 4))
+
+
 def test_the_sign_of_a_product_breaks_the_graph_and_is_right():
     kept = layout(3, 3)
     w, x = nst.BlockSparse(drawn(kept.n_blocks, 4, 4), kept), drawn(12, 12)
@@ -81,7 +88,6 @@ def test_precision_that_is_set_later():
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor takes a C++ compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own parts
 def test_inductor_and_a_training_step():
     torch.manual_seed(0)
     model = torch.nn.Sequential(

@@ -1,7 +1,7 @@
 """numbsparse.torch on a real GPU: what the CPU gives, on any stream, with nothing copied."""
 
 import pytest
-from torch_helpers import drawn, grads, layout, nst, torch
+from torch_helpers import drawn, grads, layout, ns, nst, torch
 
 from numbsparse import device
 
@@ -67,3 +67,53 @@ def test_operators_in_one_graph(name):
     x = drawn(*shape, dtype=torch.float32).detach().cuda().requires_grad_()
     graph = torch.compile(layer, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(results(graph, x)[0], results(layer, x)[0])
+
+
+def test_products_that_come_again_are_started_on_what_is_there_now():
+    kept = layout(4, 6)
+    values = torch.empty(kept.n_blocks, 16, 16, device="cuda", requires_grad=True)
+    w, ours = nst.BlockSparse(values, kept), ns.BlockSparse(values.detach(), kept)
+    x = torch.empty(8, 64, device="cuda", requires_grad=True)
+    out = torch.empty(8, 96, device="cuda")
+    dense, side = torch.empty(64, 96, device="cuda"), torch.cuda.Stream()
+    for seed in range(6):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        with torch.no_grad():
+            for tensor in (x, values):
+                tensor.copy_(torch.randn(tensor.shape, device="cuda", generator=generator))
+            dense.copy_(w.to_dense())
+        out.fill_(float("nan"))
+        for stream in (torch.cuda.current_stream(), side):
+            stream.wait_stream(torch.cuda.default_stream())
+            with torch.cuda.stream(stream):
+                for rows in (x, x[:4], x[1:5]):
+                    y = nst.matmul(rows, w)
+                    got = torch.autograd.grad(y.square().sum(), [x, values])
+                    expected = torch.autograd.grad(
+                        (rows @ w.to_dense()).square().sum(), [x, values]
+                    )
+                    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
+                    with torch.no_grad():
+                        ns.matmul(rows, ours, out=out[: len(rows)])
+                        torch.testing.assert_close(
+                            out[: len(rows)], rows @ dense, rtol=1e-4, atol=1e-4
+                        )
+                torch.cuda.synchronize()
+    found = [replay for replay in kept.device_index.replays.values() if replay]
+    assert len(found) >= 6
+    address, alive = out.data_ptr(), torch.cuda.memory_allocated()
+    del out, y, got, expected
+    assert torch.cuda.memory_allocated() < alive, address
+
+
+def test_what_requires_grad_is_not_taken_without_it():
+    x = torch.ones(2, 64, device="cuda", requires_grad=True)
+    kept = layout(4, 6)
+    w = ns.BlockSparse(torch.ones(kept.n_blocks, 16, 16, device="cuda"), kept)
+    for _ in range(4):
+        with torch.no_grad():
+            y = ns.matmul(x, w)
+        with pytest.raises(ValueError, match="x requires grad"):
+            ns.matmul(x, w)
+        with pytest.raises(ValueError, match="out requires grad"):
+            ns.matmul(x.detach(), w, out=torch.ones_like(y).requires_grad_())

@@ -270,7 +270,7 @@ def test_modes_of_torch_see_what_goes_round_its_dispatcher_otherwise(grad):
         with mode:
             torch.testing.assert_close(x @ w, plain, rtol=0, atol=0)
         assert "matmul" in mode.names
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         _ = x @ w
     assert "numbsparse::matmul" in {event.name for event in profile.events()}
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -316,3 +316,21 @@ def test_lent_tensors_share_their_memory(make, dtype):
     del whole
     gc.collect()
     np.testing.assert_array_equal(array, x.numpy())
+
+
+def test_a_layout_made_from_tensors_takes_part_in_gradients(rng):
+    rows, columns = torch.tensor([1, 0, 1, -1]), torch.tensor([0, 1, 1, 0])
+    layouts = [ns.Layout.on_device(rows, columns, (2, 2)) for _ in range(2)]
+    kept = layouts[0].to_host()
+    a, b, c = (torch.from_numpy(rng.standard_normal(s)) for s in ((8, 3), (3, 8), (8, 2)))
+    found = []
+    for of_blocks in (*layouts, kept):
+        of = [t.clone().requires_grad_() for t in (a, b, c)]
+        hidden = nst.sddmm(of[0], of[1], of_blocks)
+        hidden = nst.BlockSparse(torch.tanh(hidden.values), hidden.handle)
+        y = nst.matmul(hidden, of[2])
+        y.sum().backward()
+        found.append([y.detach(), *(t.grad for t in of)])
+    for got, other, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted)
+        torch.testing.assert_close(other, wanted)

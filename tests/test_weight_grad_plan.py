@@ -158,13 +158,21 @@ def test_regions_share_more_than_rows(tile, share, rng):
     assert layout.n_blocks <= products.sum() * tile.PAIR < 1.1 * layout.n_blocks
 
 
-def test_regions_of_many_rows(rng, monkeypatch):
-    """Rows are looked at some at a time."""
-    monkeypatch.setattr(regions, "TOGETHER", 31 * 7)
-    monkeypatch.setattr(regions, "LEAST", 1)
-    layout = Layout(rng.random((40, 30)) < 0.2)
-    outs = shares_in_regions(layout, AT_ONCE, 26).outs
+def test_regions_of_many_lines_are_found_part_by_part(rng, monkeypatch):
+    monkeypatch.setattr(regions, "PART", 7)
+    monkeypatch.setattr(regions, "MOST", 8)
+    pattern = rng.random((40, 8)) < 0.2
+    pattern[14:21] = False  # a part without blocks
+    layout = Layout(np.hstack([pattern, rng.random((40, 22)) < 0.2]))
+    shares = shares_in_regions(layout, AT_ONCE, 26)
+    outs = shares.outs
     assert sorted(outs[outs >= 0]) == list(range(layout.n_blocks))
+    down, across = (regions.parts_of(n) for n in (40, 30))
+    assert (np.diff([0, *down, 40]).max(), np.diff([0, *across, 30]).max()) == (7, 6)
+    for item in outs.reshape(len(outs), -1):
+        blocks = item[item >= 0]
+        for ends, lines in ((down, layout.index.block_rows), (across, layout.index.block_columns)):
+            assert len({*np.searchsorted(ends, lines[blocks], "right")}) == 1
 
 
 def test_cut_fills_the_places():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -119,7 +120,7 @@ def seed_of(output: Tensor, gradient: Any) -> Tensor:
             raise ValueError(
                 f"backward of a tensor of shape {output.shape} takes grad, of the same shape"
             )
-        return Tensor(ops.full(output.shape, 1.0, output.dtype, output.place))
+        return Tensor(ops.full(output.shape, 1.0, output.dtype, output.device))
     given = as_tensor(gradient)
     # A new Tensor: it may have been changed after the forward pass, which never saw it.
     gradient = record(given.data, (given, lambda dy, y: dy))
@@ -127,8 +128,8 @@ def seed_of(output: Tensor, gradient: Any) -> Tensor:
         raise ValueError(
             f"grad takes {output.shape} of {output.dtype}, got {gradient.shape} of {gradient.dtype}"
         )
-    if gradient.place != output.place:
-        raise ValueError(f"grad takes the place {output.place}, got {gradient.place}")
+    if gradient.device != output.device:
+        raise ValueError(f"grad takes the place {output.device}, got {gradient.device}")
     sparse = isinstance(output.data, BlockSparse)
     if isinstance(gradient.data, BlockSparse) != sparse:
         raise ValueError(f"grad takes {'a BlockSparse' if sparse else 'an array'} here")
@@ -142,12 +143,19 @@ def gradients_of(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Every tensor behind `output` with its gradient, from the output back.
 
-    `ends` are the ids of tensors that nothing is looked for behind.
+    A leaf comes as soon as its gradient is complete. `ends` are the ids of tensors that nothing is
+    looked for behind.
     """
     gradients = {id(output): seed}
+    order = _from_output_back(output, ends)
+    uses = Counter(
+        id(parent) for each in order if id(each) not in ends for parent, _ in each._edges
+    )
     with set_recording(create_graph):
-        for tensor in _from_output_back(output, ends):
-            dy = gradients.pop(id(tensor))
+        for tensor in order:
+            dy = gradients.pop(id(tensor), None)
+            if dy is None:  # a leaf that was complete before
+                continue
             yield tensor, dy
             for parent, vjp in () if id(tensor) in ends else tensor._edges:
                 token = AT_WORK.set((tensor, vjp))
@@ -155,8 +163,12 @@ def gradients_of(
                     gradient = vjp(dy, tensor)
                 finally:
                     AT_WORK.reset(token)
-                known = gradients.get(id(parent))
-                gradients[id(parent)] = gradient if known is None else known + gradient
+                key = id(parent)
+                known = gradients.get(key)
+                gradients[key] = gradient = gradient if known is None else known + gradient
+                uses[key] -= 1
+                if not uses[key] and not parent._edges:
+                    yield parent, gradients.pop(key)
 
 
 def _from_output_back(output: Tensor, ends: Collection[int]) -> list[Tensor]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from numbsparse import edits
 from numbsparse.autograd.contexts import AT_WORK, Vjp
+from numbsparse.autograd.reducers import reducing
 from numbsparse.autograd.watch import check_unchanged, values_of
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, as_device_array, forget_captures, is_device_operand
@@ -110,6 +111,12 @@ class Tensor:
         return "cuda" if isinstance(self._data, DeviceArray) else "cpu"
 
     @property
+    def device(self) -> str:
+        """ "cpu", or the GPU: "cuda:0"."""
+        device: str = self._data.device  # as NumPy's arrays have it too
+        return device
+
+    @property
     def values(self) -> Any:
         """The numbers as one array: the data itself, or a BlockSparse's stored blocks."""
         return values_of(self.data)
@@ -166,13 +173,13 @@ class Tensor:
         """
         from numbsparse.autograd.tape import gradients_of, seed_of
 
-        found = [
-            (leaf, gradient)
-            for leaf, gradient in gradients_of(self, seed_of(self, grad), create_graph)
-            if not leaf._edges and leaf.requires_grad
-        ]  # all of them, before one is added
-        sums = [g if leaf.grad is None else leaf.grad + g for leaf, g in found]
-        for (leaf, _), total in zip(found, sums, strict=True):
+        found = []  # all of them, before one is added
+        with reducing(create_graph) as reduced:
+            for leaf, gradient in gradients_of(self, seed_of(self, grad), create_graph):
+                if not leaf._edges and leaf.requires_grad:
+                    total = gradient if leaf.grad is None else leaf.grad + gradient
+                    found.append((leaf, reduced(leaf, total)))
+        for leaf, total in found:
             leaf.grad = total
 
     if TYPE_CHECKING:  # added by numbsparse.nn.functional.operators

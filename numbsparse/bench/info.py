@@ -33,7 +33,7 @@ KEPT = {".cpu": "CPU kernels", ".cubin": "GPU kernels"}
 def info(own: str) -> dict[str, Any]:
     """Of this machine and installation, numbsparse's `own` version.
 
-    `gpu` is None where there is none, and `why` says what is missing. `does` says what runs, by
+    `gpus` is empty where there is none, and `why` says what is missing. `does` says what runs, by
     place, and `rungs` by which kernels; `simulator` whether GPU kernels can run on the CPU.
     `missing` says of a package what for, and the extra that brings it; `kept` counts the files of
     compiled kernels in the folder `cache`, their bytes, and the tunings that `ns.tune` left.
@@ -46,7 +46,7 @@ def info(own: str) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "processor": processor(),
         "threads": device.CPU_THREADS,
-        "gpu": _gpu() if why is None else None,
+        "gpus": _gpus() if why is None else [],
         "why": why,
         "simulated": runtime.SIMULATED,
         "simulator": "numba-cuda" in here,
@@ -59,12 +59,10 @@ def info(own: str) -> dict[str, Any]:
     }
 
 
-def _gpu() -> dict[str, Any]:
+def _gpus() -> list[dict[str, Any]]:
     if runtime.SIMULATED:
-        return {"name": "Numba's simulator"}
-    major, minor = runtime.compute_capability()
-    found = {"name": runtime.describe(), "compute_capability": f"{major}.{minor}"}
-    return found | {"memory": runtime.total_memory()}
+        return [{"name": "Numba's simulator"}]
+    return [runtime.figures(number) for number in range(runtime.n_devices())]
 
 
 def _rungs(place: str) -> list[str]:
@@ -98,7 +96,7 @@ def in_words(found: dict[str, Any]) -> str:
         f"numbsparse {found['numbsparse']}, Python {found['python']}, {found['system']}",
         f"CPU        {found['processor']}, {found['threads']} threads",
         *_on("cpu", found),
-        f"GPU        {_gpu_in_words(found)}",
+        *(f"GPU        {words}" for words in _gpus_in_words(found)),
         *_on("cuda", found),
         f"simulator  {_simulator_in_words(found)}",
         f"packages   {packages}",
@@ -119,13 +117,17 @@ def _on(place: str, found: dict[str, Any]) -> list[str]:
     ]
 
 
-def _gpu_in_words(found: dict[str, Any]) -> str:
-    if (gpu := found["gpu"]) is None:
-        return f"nothing runs there: {found['why']}"
-    capability = gpu.get("compute_capability")
-    if capability is None:
-        return gpu["name"]
-    return f"{gpu['name']}, compute capability {capability}, {gpu['memory'] / 2**30:.0f} GiB"
+def _gpus_in_words(found: dict[str, Any]) -> list[str]:
+    gpus = found["gpus"]
+    if not gpus:
+        return [f"nothing runs there: {found['why']}"]
+    words = [
+        gpu["name"]
+        if (capability := gpu.get("compute_capability")) is None
+        else f"{gpu['name']}, compute capability {capability}, {gpu['memory'] / 2**30:.0f} GiB"
+        for gpu in gpus
+    ]
+    return words if len(words) == 1 else [f"{i}: {gpu}" for i, gpu in enumerate(words)]
 
 
 def _simulator_in_words(found: dict[str, Any]) -> str:

@@ -1,28 +1,37 @@
 """The only package that knows the GPU's runtime: memory, streams, launches, graphs.
 
 `launch` is imported from `numbsparse.device.launch`, so that numba.cuda loads with the first
-kernel and not with the package.
+kernel and not with the package. The package itself is called as `ns.device(1)`: see `places`.
 """
 
-from numbsparse.device.array import DeviceArray, copy_of, empty, refill, to_device
+import sys
+from types import ModuleType
+
+from numbsparse.device import replay
+from numbsparse.device.array import DeviceArray, copy_of, empty, moved, refill, simulated, to_device
 from numbsparse.device.capture import (
     Capture,
     forget_captures,
     generation,
+    in_use,
     is_of_a_graph,
     is_own,
     live,
     outside_capture,
+    working_stream,
 )
 from numbsparse.device.fingerprint import library
 from numbsparse.device.interop import (
     as_device_array,
     empty_in_library_of,
+    empty_quickly,
     in_library_of,
     in_order_with,
     is_device_operand,
+    one_gpu,
     read_quickly,
 )
+from numbsparse.device.places import device, id_of, on
 from numbsparse.device.runtime import (
     CPU_THREADS,
     SIMULATED,
@@ -31,10 +40,13 @@ from numbsparse.device.runtime import (
     describe,
     is_available,
     is_capturing,
+    multiprocessors,
+    n_devices,
+    on_this_gpu,
     require,
     why_unavailable,
 )
-from numbsparse.device.streams import Stream, joined, stream, synchronize
+from numbsparse.device.streams import Stream, beside, joined, order, stream, synchronize
 from numbsparse.device.streams import current as current_stream
 
 __all__ = [
@@ -44,17 +56,22 @@ __all__ = [
     "DeviceArray",
     "Stream",
     "as_device_array",
+    "beside",
     "card",
     "compute_capability",
     "copy_of",
     "current_stream",
     "describe",
+    "device",
     "empty",
     "empty_in_library_of",
+    "empty_quickly",
     "forget_captures",
     "generation",
+    "id_of",
     "in_library_of",
     "in_order_with",
+    "in_use",
     "is_available",
     "is_capturing",
     "is_device_operand",
@@ -63,12 +80,32 @@ __all__ = [
     "joined",
     "library",
     "live",
+    "moved",
+    "multiprocessors",
+    "n_devices",
+    "on",
+    "on_this_gpu",
+    "one_gpu",
+    "order",
     "outside_capture",
     "read_quickly",
     "refill",
+    "replay",
     "require",
+    "simulated",
     "stream",
     "synchronize",
     "to_device",
     "why_unavailable",
+    "working_stream",
 ]
+
+
+class Room(ModuleType):
+    """This package, which is also the function `device`."""
+
+    def __call__(self, of: int | str | None = None) -> Stream:
+        return device(of)
+
+
+sys.modules[__name__].__class__ = Room

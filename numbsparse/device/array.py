@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from operator import index
 from typing import Any
 
 import numpy as np
 
-from numbsparse.device import dlpack, memory, runtime, streams
+from numbsparse.device import dlpack, memory, places, runtime, streams
 from numbsparse.dtypes import as_array, as_dtype, is_bfloat16
 
 
@@ -20,7 +21,8 @@ class DeviceArray:
     contiguous arrays are views. torch, CuPy, JAX and Numba read it without a copy, through
     `__cuda_array_interface__` or DLPack. Nothing is copied to the host unless `.numpy()` says so.
 
-    Make one with `numbsparse.to_device`.
+    Make one with `numbsparse.to_device`. `device` is its GPU, "cuda:0"; `.to("cuda:1")` copies it
+    to another one, and is itself on its own.
 
     >>> import numpy as np, numbsparse as ns
     >>> x = ns.to_device(np.arange(6, dtype=np.float32).reshape(2, 3))
@@ -71,6 +73,11 @@ class DeviceArray:
         return self._strides
 
     @property
+    def place(self) -> tuple[Any, ...]:
+        """What tells one array in memory from another."""
+        return self.address, self.shape, self._strides, self.dtype
+
+    @property
     def ndim(self) -> int:
         return len(self.shape)
 
@@ -85,6 +92,36 @@ class DeviceArray:
     @property
     def nbytes(self) -> int:
         return self.size * self.dtype.itemsize
+
+    @property
+    def device_id(self) -> int:
+        """The number of the GPU."""
+        if not runtime.several_devices:
+            return runtime.only_device
+        return memory.device_of(self._block, self.address)
+
+    @property
+    def device(self) -> str:
+        """The GPU: "cuda:0"."""
+        return f"cuda:{self.device_id}"
+
+    def to(self, place: str) -> Any:
+        """The values in another place: "cpu" (a NumPy array), "cuda" or "cuda:1"; itself there."""
+        number = places.id_of(place)
+        if number is None:
+            return self.numpy()
+        if number == self.device_id:
+            return self
+        with places.on(self.device_id):
+            here = streams.current()
+            memory.settle(self._block)
+            memory.note((self._block,))  # before it serves again, its own stream waits for this one
+        with places.on(number):
+            there = streams.current()
+            there.wait(here)
+            fresh = _copied(self)
+        here.wait(there)
+        return fresh
 
     @property
     def T(self) -> DeviceArray:
@@ -168,14 +205,17 @@ class DeviceArray:
 
     def numpy(self) -> np.ndarray:
         """Copy to the host, waiting for pending work: a new NumPy array."""
-        memory.settle(self._block)
-        if self.is_contiguous:
-            host = np.empty(self.shape, self.dtype)
+        host = np.empty(self.shape if self.is_contiguous else span_of(self), self.dtype)
+        with self._at_home():
+            memory.settle(self._block)
             memory.copy_out(host, self.address)
+        if self.is_contiguous:
             return host
-        span = np.empty(span_of(self), self.dtype)
-        memory.copy_out(span, self.address)
-        return np.lib.stride_tricks.as_strided(span, self.shape, self.strides).copy()
+        return np.lib.stride_tricks.as_strided(host, self.shape, self.strides).copy()
+
+    def _at_home(self) -> AbstractContextManager[Any]:
+        """In it work goes to this array's GPU."""
+        return places.on(self.device_id) if runtime.several_devices else nullcontext()
 
     @property
     def _block(self) -> Any:
@@ -198,8 +238,9 @@ class DeviceArray:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if is_bfloat16(self.dtype):  # hasattr() then says no, and libraries go on to DLPack
             raise AttributeError("__cuda_array_interface__ has no bfloat16: take it by DLPack")
-        memory.settle(self._block)
-        stream = None if runtime.SIMULATED else streams.current().handle
+        with self._at_home():
+            memory.settle(self._block)
+            stream = None if runtime.SIMULATED else streams.current().handle
         return {
             "shape": self.shape,
             "typestr": self.dtype.str,
@@ -213,9 +254,10 @@ class DeviceArray:
         if is_bfloat16(self.dtype):  # cuda.core lends no bfloat16
             return dlpack.as_bfloat16(self.view(np.uint16).__dlpack__(**options))
         reader = options.get("stream")  # -1: nothing is to wait
-        if reader != -1:
-            memory.settle(self._block, None if reader is None else streams.at(reader))
-        return self._strided_memory_view().__dlpack__(**options)
+        with self._at_home():
+            if reader != -1:
+                memory.settle(self._block, None if reader is None else streams.at(reader))
+            return self._strided_memory_view().__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         view = self.view(np.uint16) if is_bfloat16(self.dtype) else self
@@ -236,7 +278,8 @@ class DeviceArray:
         return to_device, (self.numpy(),)
 
     def __repr__(self) -> str:
-        return f"DeviceArray(shape={self.shape}, dtype={self.dtype})"
+        where = f", device={self.device}" if runtime.several_devices else ""
+        return f"DeviceArray(shape={self.shape}, dtype={self.dtype}{where})"
 
 
 def owners_of(args: tuple[Any, ...]) -> Iterator[Any]:
@@ -258,8 +301,10 @@ def empty(shape: tuple[int, ...], dtype: Any) -> DeviceArray:
     return DeviceArray(owner.address, tuple(map(int, shape)), dtype, None, owner)
 
 
-def to_device(host: Any) -> DeviceArray:
-    """Copy a NumPy array (or what `numpy.asarray` takes) to the GPU.
+def to_device(host: Any, place: str = "cuda") -> DeviceArray:
+    """Copy a NumPy array (or what `numpy.asarray` takes) to the GPU in use, or another: "cuda:1".
+
+    Raises ValueError where there is no such GPU.
 
     >>> import numbsparse as ns
     >>> ns.to_device([1.0, 2.0]).numpy()
@@ -267,27 +312,58 @@ def to_device(host: Any) -> DeviceArray:
     """
     host = as_array(host, "host")
     host = np.ascontiguousarray(host).reshape(host.shape)
+    if place == "cpu":
+        raise ValueError('place takes "cuda", or a GPU as in "cuda:1", got "cpu"')
+    if place != "cuda":
+        with places.on(place):
+            return to_device(host)
     array = empty(host.shape, host.dtype)
     memory.copy_in(array.address, host)
     return array
 
 
+def moved(array: Any, place: str) -> Any:
+    """A NumPy array or a DeviceArray in the memory of a place; itself if it is there already."""
+    if isinstance(array, DeviceArray):
+        return array.to(place)
+    return array if places.id_of(place) is None else to_device(array, place)
+
+
 def copy_of(array: DeviceArray) -> DeviceArray:
     """An array with memory of its own, of the same values and strides."""
+    with array._at_home():
+        _note(array)
+        return _copied(array)
+
+
+def _copied(array: DeviceArray) -> DeviceArray:
+    """The same on the GPU in use, in the order of what this array's stream is given."""
     fresh = empty(array.span.shape, array.dtype)
-    _note(array)
-    memory.copy_within(fresh.address, array.span.address, fresh.nbytes)
+    of = array.device_id if runtime.several_devices else None
+    memory.copy_within(fresh.address, array.span.address, fresh.nbytes, of)
     strides = None if array.is_contiguous else array.strides
     return DeviceArray(fresh.address, array.shape, array.dtype, strides, fresh.owner)
 
 
 def refill(target: DeviceArray, source: Any) -> None:
-    """target[...] = source, C-contiguous both: a NumPy array or a DeviceArray of its dtype."""
-    _note(target, source)
-    if isinstance(source, DeviceArray):
-        memory.copy_within(target.address, source.address, target.nbytes)
-    else:
-        memory.copy_in(target.address, np.ascontiguousarray(source))
+    """target[...] = source, C-contiguous both: a NumPy array or a DeviceArray of its dtype.
+
+    A source on another GPU is copied from there.
+    """
+    with target._at_home():
+        if isinstance(source, DeviceArray):
+            source = source.to(target.device) if runtime.several_devices else source
+            _note(target, source)
+            memory.copy_within(target.address, source.address, target.nbytes)
+        else:
+            _note(target)
+            memory.copy_in(target.address, np.ascontiguousarray(source))
+
+
+def simulated(array: DeviceArray) -> np.ndarray:
+    """The memory of a C-contiguous array itself, which in the simulator is the host's."""
+    nbytes = memory.view(array.address, array.nbytes) if array.size else np.empty(0, np.uint8)
+    return nbytes.view(array.dtype).reshape(array.shape)
 
 
 def _note(*used: Any) -> None:

@@ -9,6 +9,7 @@ In the simulator nothing is recorded: the work runs at once, and the refusals ar
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from sys import getrefcount
@@ -53,6 +54,24 @@ def live(numbers: Numbers, size: int, dtype: Any) -> DeviceArray:
     return array
 
 
+def working_stream() -> int:
+    """The handle of the stream that launches go to now: within a capture it is the capture's."""
+    capture = runtime.capturing()
+    return streams.current().handle if capture is None else capture.stream_handle
+
+
+def in_use(*arrays: DeviceArray) -> None:
+    """What launches do about the memory of their arguments, for work that another library starts.
+
+    A capture keeps it; elsewhere it is put in order between streams.
+    """
+    capture = runtime.capturing()
+    if capture is not None:
+        capture.hold(arrays)
+    elif streams.several:
+        memory.note(owners_of(arrays))
+
+
 @contextmanager
 def outside_capture() -> Iterator[None]:
     """Within this context, inside a capture, work runs once and now, and memory is its own.
@@ -87,6 +106,12 @@ class Arena:
         self._buffers: list[Any] = []
         self.nbytes = 0
 
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._buffers and not ending():
+            with streams.relaxed():  # while another library captures, too
+                self._shelves.clear()
+                self._buffers.clear()
+
     def allocate(self, nbytes: int) -> memory.Block:
         size = memory.rounded(nbytes)
         if runtime.SIMULATED:
@@ -102,7 +127,7 @@ class Arena:
         return ArenaBlock(int(buffer.handle), buffer, shelf=shelf)
 
 
-class ArenaBlock(memory.Block):
+class ArenaBlock(memory.Unordered):
     """A block of an arena. It counts for nothing among the blocks kept outside."""
 
     __slots__ = ()
@@ -131,6 +156,7 @@ class Capture:
 
     Attributes
     ----------
+    device : the number of the GPU that all of it is on
     arena : where arrays that are made within come from
     used : the owners of the memory from outside that kernels were given, by id
     lives : arrays to fill before each launch, and what with
@@ -138,6 +164,7 @@ class Capture:
 
     def __init__(self) -> None:
         self.thread = get_ident()
+        self.device = runtime.current_id()
         self.arena = Arena()
         self.used: dict[int, Any] = {}
         self.lives: list[tuple[DeviceArray, Numbers]] = []
@@ -153,6 +180,10 @@ class Capture:
         """
         if runtime.capture is not None:
             raise RuntimeError("another capture is under way: one at a time")
+        with streams.current().context():
+            yield from self._recorded()
+
+    def _recorded(self) -> Iterator[None]:
         if not runtime.SIMULATED:
             # A stream of its own that does not wait for the legacy one, which cannot be captured;
             # relaxed, so that memory can be taken and kernels loaded meanwhile.
@@ -193,4 +224,6 @@ class Capture:
             _filled(array, numbers)
         if streams.several:
             memory.note(self.used.values())
-        self._graph.launch(streams.current().core)
+        stream = streams.current()
+        with stream.context():
+            self._graph.launch(stream.core)

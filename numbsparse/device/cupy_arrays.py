@@ -13,11 +13,11 @@ from numbsparse.device.array import DeviceArray
 
 
 def read(x: Any) -> DeviceArray | None:
-    """A view of an array in the memory of our GPU; None for what is left to the protocols."""
-    cupy = _cupy_of(x)
-    if cupy is None or x.device.id != runtime.current_device().device_id:
+    """A view of an array on the GPU in use; None for what is left to the protocols."""
+    cupy, current = _cupy_of(x), streams.current()
+    if cupy is None or x.device.id != current.device:
         return None
-    if (cupy.cuda.get_current_stream().ptr or streams.LEGACY) != streams.current().handle:
+    if (cupy.cuda.get_current_stream().ptr or streams.LEGACY) != current.handle:
         return None
     strides = None if x.flags.c_contiguous else x.strides
     if strides is not None and min(strides) < 0:  # which the protocols' way refuses
@@ -40,12 +40,11 @@ def address_of(x: Any) -> int:
 
 
 def stream_of(x: Any) -> streams.Stream | None:
-    """The stream that CuPy works on, where x is an array of its own on our GPU."""
-    cupy = _cupy_of(x)
-    if cupy is None or x.device.id != runtime.current_device().device_id:
+    """The stream that CuPy works on, on the GPU of x, where x is an array of its own."""
+    if (cupy := _cupy_of(x)) is None:
         return None
-    theirs = cupy.cuda.get_current_stream()
-    return streams.at(theirs.ptr, theirs)
+    theirs = cupy.cuda.get_current_stream(x.device.id)
+    return streams.at(theirs.ptr, theirs, x.device.id)
 
 
 def _cupy_of(x: Any) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 
-from numbsparse.device import cupy_arrays, runtime, streams, torch_tensors
+from numbsparse.device import cupy_arrays, memory, places, runtime, streams, torch_tensors
 from numbsparse.device.array import DeviceArray, empty
 from numbsparse.dtypes import is_bfloat16
 
@@ -33,14 +34,29 @@ def in_order_with(x: Any) -> AbstractContextManager[Any]:
     """A context in which work is in order with that of x's library.
 
     Work goes to the stream that the library works on. Within `stream(...)` it stays there: the
-    library's stream comes before it and after it.
+    library's stream comes before it and after it. JAX tells no stream to wait with: the work is
+    done at the end.
     """
     ours = streams.current()
     if runtime.capturing() is None:
+        if _library_of(x) == "jaxlib":
+            return _done_at_the_end()
         for way in SHORT_WAYS:
-            if (theirs := way.stream_of(x)) is not None and theirs.handle != ours.handle:
-                return theirs if ours is streams.DEFAULT else streams.joined(theirs, ours)
+            if (theirs := way.stream_of(x)) is not None and not theirs.is_same(ours):
+                away = runtime.several_devices and theirs.device != ours.device
+                alone = ours.handle == streams.LEGACY or away  # a default stream, of any GPU
+                return theirs if alone else streams.joined(theirs, ours)
     return nullcontext()
+
+
+@contextmanager
+def _done_at_the_end() -> Iterator[None]:
+    yield
+    streams.synchronize()
+
+
+def _library_of(x: Any) -> str:
+    return type(x).__module__.partition(".")[0]
 
 
 def read_quickly(x: Any) -> DeviceArray | None:
@@ -69,18 +85,23 @@ def _lent(x: Any, argument: str) -> DeviceArray:
         raise ValueError(f"{argument} is a view with another sign: pass {argument}.resolve_neg()")
     runtime.require()
     if getattr(x, "requires_grad", False):
+        if torch_tensors.is_recording():
+            raise ValueError(
+                f"{argument} requires grad, and torch would not see what is done with it: take "
+                f"numbsparse.torch, {argument}.detach(), or work within torch.no_grad()"
+            )
         x = x.detach()  # torch lends only tensors that its own tape does not watch
+    if (number := memory.device_of(x)) != runtime.current_id():
+        with places.on(number):
+            return _lent(x, argument)
     if runtime.SIMULATED:
         return _from_interface(x)
     from cuda.core.utils import StridedMemoryView
 
     # Stream number 1 names the legacy default stream in both protocols; 0 is not allowed.
-    device, stream = runtime.current_device(), streams.current().handle
-    view = StridedMemoryView.from_any_interface(x, stream_ptr=stream)
-    if view.device_id not in (device.device_id, -1):
-        raise ValueError(
-            f"{argument} lives on GPU {view.device_id}, numbsparse works on GPU {device.device_id}"
-        )
+    stream = streams.current()
+    with stream.context():
+        view = StridedMemoryView.from_any_interface(x, stream_ptr=stream.handle)
     try:
         dtype = np.dtype(view.dtype)
     except (NotImplementedError, TypeError) as error:
@@ -98,33 +119,49 @@ def empty_in_library_of(x: Any, shape: tuple[int, ...], dtype: np.dtype) -> tupl
     """A new array for a result, in the library that `x` came from, and a view of it.
 
     Where that library has no memory, ours says how much was asked for, and gives up what it keeps.
+    JAX's arrays are never written: theirs is made of the view, by `in_library_of`, and None now.
     """
     if not runtime.is_capturing():  # a graph's memory is its own
         for way in SHORT_WAYS:
             if (made := way.empty_like(x, shape)) is not None:
                 return made, DeviceArray(way.address_of(made), shape, dtype, None, made)
     array = empty(shape, dtype)
-    return in_library_of(x, array), array
+    return None if _library_of(x) == "jaxlib" else in_library_of(x, array), array
+
+
+def empty_quickly(x: Any, shape: tuple[int, ...]) -> Any:
+    """New memory beside an array of ours or a tensor of torch; None for others, or if captured."""
+    if runtime.is_capturing():
+        return None
+    return empty(shape, x.dtype) if type(x) is DeviceArray else torch_tensors.empty_like(x, shape)
 
 
 def in_library_of(x: Any, result: Any) -> Any:
     """The result as an array of the library that `x` came from.
 
-    Beside torch, CuPy and, on the CPU, JAX their own type, without a copy where they share memory;
-    any other caller gets the result as it is: a NumPy array, or a DeviceArray, which speaks DLPack.
+    Beside torch, CuPy and JAX their own type, without a copy where they share memory, as JAX does
+    not; any other caller gets the result as it is: a NumPy array, or a DeviceArray, which speaks
+    DLPack.
     """
-    library = type(x).__module__.partition(".")[0]
+    library = _library_of(x)
     if isinstance(result, np.ndarray):
         if library == "torch":
             return _torch_of_bits(result, sys.modules["torch"].from_numpy)
         return sys.modules["jax"].numpy.asarray(result) if library == "jaxlib" else result
-    if isinstance(x, DeviceArray) or library not in ("torch", "cupy"):
+    if isinstance(x, DeviceArray) or library not in ("torch", "cupy", "jaxlib"):
         return result
+    if library == "jaxlib":  # which may drop what is lent while its work on it still waits
+        jax = sys.modules["jax"]
+        streams.synchronize()
+        lent = jax.dlpack.from_dlpack(result)
+        copied = jax.block_until_ready(jax.numpy.array(lent, copy=True))
+        lent.delete()  # here, and not in a thread of XLA's
+        return copied
     module = sys.modules[library]
     if library == "torch":
         if (tensor := torch_tensors.made_by_torch(result)) is not None:
             return tensor
-        return _torch_of_bits(result, lambda bits: module.as_tensor(bits, device="cuda"))
+        return _torch_of_bits(result, lambda bits: module.as_tensor(bits, device=result.device))
     bits = result.view(np.uint16) if is_bfloat16(result.dtype) else result
     lent = module.asarray(bits)
     return lent if bits is result else lent.view(result.dtype)
@@ -142,3 +179,32 @@ def _from_interface(x: Any) -> DeviceArray:
     interface = x.__cuda_array_interface__
     address, shape = interface["data"][0], tuple(interface["shape"])
     return DeviceArray(address, shape, interface["typestr"], interface.get("strides"), owner=x)
+
+
+def one_gpu(operands: Mapping[str, Any]) -> int | None:
+    """The number of the GPU that all operands on a GPU are on; None where there are none.
+
+    Raises ValueError, which names the operand, where they are on several. A block-sparse matrix
+    says where the others must be, else the first of them.
+    """
+    found = list(_on_gpus(operands.items()))
+    if len({number for *_, number in found}) < 2:
+        return found[0][2] if found else None
+    home, _, number = next((each for each in found if each[1]), found[0])
+    other, _, elsewhere = next(each for each in found if each[2] != number)
+    raise ValueError(
+        f"{other} takes an array on cuda:{number}, where {home} is, got one on cuda:{elsewhere}: "
+        f'move it with .to("cuda:{number}")'
+    )
+
+
+def _on_gpus(operands: Any) -> Iterator[tuple[str, bool, int]]:
+    """(name, whether it is a block-sparse matrix, number of the GPU) of those on a GPU."""
+    for name, operand in operands:
+        values = getattr(operand, "values", operand)
+        if isinstance(values, DeviceArray):
+            yield name, values is not operand, values.device_id
+        elif isinstance(operand, list | tuple):
+            yield from _on_gpus((f"{name}[{i}]", item) for i, item in enumerate(operand))
+        elif is_device_operand(operand):
+            yield name, False, memory.device_of(operand)

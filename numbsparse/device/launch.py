@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from functools import cache, lru_cache
+from collections.abc import Iterable
+from functools import cache, lru_cache, partial
 from threading import Lock
 from typing import Any
 
@@ -31,6 +32,7 @@ FLOATS = (float, np.floating)
 
 _INT, _FLOAT = struct.Struct("q").pack, struct.Struct("f4x").pack
 
+_compiled: dict[tuple[Any, ...], Any] = {}
 _prepared: dict[tuple[Any, ...], Prepared] = {}
 _kinds: dict[tuple[Any, ...], int] = {}
 
@@ -70,10 +72,15 @@ def launch(
         capture.hold(args)
     elif streams.several:
         memory.note(owners_of(args))
+    if runtime.several_devices:
+        _check_devices(args)
+    if (recording := runtime.recording()) is not None:
+        recording.hold(args)
     if runtime.SIMULATED:
-        from numbsparse.simulator.launch import run  # which changes Numba's simulator
-
-        run(kernel, grid, block, shared_bytes, map(_simulated, args), cluster, together)
+        of = kernel, grid, block, shared_bytes, list(map(_simulated, args)), cluster, together
+        if recording is not None:
+            recording.add(partial(_simulate, *of))
+        _simulate(*of)
         return
     prepared, values = _prepare(kernel, args, shared_bytes)
     _start(prepared, values, (grid, block, shared_bytes, cluster, overlap, together), capture)
@@ -117,6 +124,10 @@ class Bound:
             capture.hold(held)
         elif streams.several:
             memory.note(owners_of(held))
+        if runtime.several_devices:
+            _check_devices(held)
+        if (recording := runtime.recording()) is not None:
+            recording.hold(held)
         if runtime.SIMULATED:
             launch(self._kernel, *self._how[:2], *self._args, shared_bytes=self._how[2])
             return
@@ -129,15 +140,28 @@ def _without_owner(arg: Any) -> Any:
     return DeviceArray(arg.address, arg.shape, arg.dtype, arg.strides)
 
 
+def _check_devices(args: Iterable[Any]) -> None:
+    """Refuse arrays of another GPU than the one in use."""
+    for arg in args:
+        if isinstance(arg, DeviceArray) and arg.device_id != runtime.current_id():
+            raise ValueError(
+                f"a kernel on cuda:{runtime.current_id()} takes arrays there, got one on "
+                f'{arg.device}: move it, or start the kernel within ns.device("{arg.device}")'
+            )
+        if isinstance(arg, tuple):
+            _check_devices(arg)
+
+
 def _prepare(kernel: Any, args: tuple[Any, ...], shared_bytes: int) -> tuple[Prepared, bytes]:
     """The compiled kernel, and the arguments as it takes them."""
-    kinds: list[Any] = [kernel, shared_bytes > PERMITTED and shared_bytes]
+    device = runtime.current_id() if runtime.several_devices else None
+    kinds: list[Any] = [kernel, shared_bytes > PERMITTED and shared_bytes, device]
     parts: list[bytes] = []
     _take(args, kinds, parts)
     values = b"".join(parts)
     prepared = _prepared.get(key := tuple(kinds))
     if prepared is None:
-        with streams.aside():
+        with streams.aside(), streams.current().context():
             prepared = Prepared(_compile(kernel, args), len(values), shared_bytes)
         _prepared[key] = prepared
     return prepared, values
@@ -170,9 +194,17 @@ def _take(args: tuple[Any, ...], kinds: list[Any], parts: list[bytes]) -> None:
 def _start(prepared: Prepared, values: bytes, how: tuple[Any, ...], capture: Any) -> None:
     start, setting = _launcher()
     stream = streams.current().handle if capture is None else capture.stream_handle
+    config = setting(*how, stream)
     with prepared.lock:
         prepared.values[:] = values
-        (error,) = start(setting(*how, stream), prepared.function, prepared.pointers, 0)
+        (error,) = start(config, prepared.function, prepared.pointers, 0)
+        if error:  # perhaps only because another library made another GPU this thread's
+            with streams.current().context():
+                (error,) = start(config, prepared.function, prepared.pointers, 0)
+    if (recording := runtime.recording()) is not None:
+        slots = Slots(values)
+        again = partial(start, config, prepared.function, slots.pointers, 0)
+        recording.add(again, (slots, prepared))  # the kernel's code lives as long
     if error:
         raise RuntimeError(
             f"a kernel was not launched: {error.name}, grid {how[0]}, block {how[1]}"
@@ -198,12 +230,23 @@ class Prepared:
         error, self.function = driver.cuKernelGetFunction(int(kernel.handle))
         if error:
             raise RuntimeError(f"a kernel was not loaded: {error.name}")
-        slots = (ctypes.c_int64 * max(nbytes // 8, 1))()
+        slots = Slots(bytes(nbytes))
+        self.pointers, self.values = slots.pointers, slots.values
+        self._slots, self.lock = slots, Lock()
+
+
+class Slots:
+    """Arguments of a kernel, 8 bytes each, and the address of their addresses."""
+
+    __slots__ = ("_pointers", "pointers", "values")
+
+    def __init__(self, values: bytes):
+        slots = (ctypes.c_int64 * max(len(values) // 8, 1))()
         first = ctypes.addressof(slots)
         self._pointers = (ctypes.c_void_p * len(slots))(*range(first, first + 8 * len(slots), 8))
         self.pointers = ctypes.addressof(self._pointers)
-        self.values = memoryview(slots).cast("B")[:nbytes]
-        self.lock = Lock()
+        self.values = memoryview(slots).cast("B")[: len(values)]  # which keeps them
+        self.values[:] = values
 
 
 @cache
@@ -284,9 +327,11 @@ def _numba_dtype(dtype: np.dtype) -> types.Type:
 
 
 def _compile(kernel: Any, args: tuple[Any, ...]) -> Any:
-    """The cuda.core kernel for these argument types."""
-    runtime.current_device()
-    return kernel_cache.compiled(kernel, tuple(map(_numba_type, args)))
+    """The cuda.core kernel for these argument types; one serves all GPUs of its capability."""
+    key = kernel, tuple(map(_numba_type, args)), runtime.compute_capability()
+    if (known := _compiled.get(key)) is None:
+        known = _compiled[key] = kernel_cache.compiled(*key[:2])
+    return known
 
 
 def _permit_shared_memory(compiled: Any, nbytes: int) -> None:
@@ -297,6 +342,13 @@ def _permit_shared_memory(compiled: Any, nbytes: int) -> None:
     (error,) = driver.cuKernelSetAttribute(attribute, nbytes, int(compiled.handle), device)
     if int(error) != 0:
         raise RuntimeError(f"a block of {nbytes} bytes of shared memory was refused: {error.name}")
+
+
+def _simulate(*of: Any) -> tuple[int]:
+    from numbsparse.simulator.launch import run  # which changes Numba's simulator
+
+    run(*of)
+    return (0,)
 
 
 def _simulated(arg: Any) -> Any:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from math import prod
 from typing import Any
@@ -36,6 +36,7 @@ Shelf = list[tuple[int, Any]]
 _kept = 0
 _streams: WeakSet[streams.Stream] = WeakSet()  # whose memory is kept
 _for_good: dict[int, Block] = {}  # what graphs of other libraries read, of which no end is known
+_late: list[Block] = []  # to be let go of once their stream is captured no more
 _hole = HOLES[0]
 
 
@@ -59,22 +60,40 @@ class Block:
         self.stream: Any = stream
         self.others: tuple[streams.Stream, ...] = ()
 
-    def __del__(self) -> None:
+    @property
+    def device(self) -> int:
+        """The number of the GPU."""
+        number: int = self.stream.device
+        return number
+
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         global _kept
-        if self.others and (sys.is_finalizing() or not _in_order(self)):
+        if ending() or (self.others and not _in_order(self)):  # this module may be empty by then
             return
         if self.shelf is not None and _kept + self.nbytes <= MOST_KEPT:
             _kept += self.nbytes
             self.shelf.append((self.address, self.buffer))
+        elif self.stream is not None and type(self) is Block:
+            _free(self)
 
 
-class Simulated(Block):
+class Unordered(Block):
+    """Memory of no stream's, which knows its GPU by itself."""
+
+    __slots__ = ("device",)
+
+    def __init__(self, *of: Any, **options: Any):
+        super().__init__(*of, **options)
+        self.device = runtime.current_id()  # type: ignore[misc]
+
+
+class Simulated(Unordered):
     """Host memory; is a hole when let go, so that a kernel that still reads it is seen."""
 
     __slots__ = ()
 
-    def __del__(self) -> None:
-        if _hole is not None:  # as it is when Python ends
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ending():
             self.buffer.fill(_hole)
 
 
@@ -87,6 +106,7 @@ class Lent(Block):
 def allocate(nbytes: int) -> Block:
     """A block of at least so many bytes, held until the Block is collected."""
     global _kept
+    _not_recorded()
     if (capture := runtime.capturing()) is not None:
         return capture.arena.allocate(nbytes)
     stream = streams.current()
@@ -101,6 +121,12 @@ def allocate(nbytes: int) -> Block:
     return _fresh(nbytes, size, stream)
 
 
+def _not_recorded() -> None:
+    """What is done with memory here is not launched again."""
+    if (recording := runtime.recording()) is not None:
+        recording.is_whole = False
+
+
 def rounded(nbytes: int) -> int:
     """The bytes of the block that serves a request of `nbytes`."""
     return max(-(-nbytes // GRAIN), 1) * GRAIN
@@ -110,6 +136,9 @@ def _fresh(nbytes: int, size: int, stream: streams.Stream) -> Block:
     runtime.require()
     if runtime.SIMULATED:
         return simulated(nbytes)
+    late = _late[:]
+    _late.clear()
+    late.clear()  # once more
     buffer = take(size)
     shelf = None
     if size <= LARGEST_KEPT:
@@ -129,12 +158,13 @@ def _forget(shelves: dict[int, Shelf]) -> None:
 
 def _lent_by_torch(nbytes: int, stream: streams.Stream) -> Block:
     torch = sys.modules.get("torch")
-    if torch is None or torch.cuda.current_stream().cuda_stream != stream.handle:
+    if torch is None or torch.cuda.current_stream(stream.device).cuda_stream != stream.handle:
         raise RuntimeError(
             "this takes memory, which cannot be had while another library than torch captures the "
             "stream: capture it with numbsparse.graph or torch.cuda.graph"
         )
-    tensor = torch.empty(max(nbytes, 1), dtype=torch.uint8, device="cuda")
+    where = f"cuda:{stream.device}"
+    tensor = torch.empty(max(nbytes, 1), dtype=torch.uint8, device=where)
     return Lent(tensor.data_ptr(), tensor, stream=stream)
 
 
@@ -151,10 +181,10 @@ def note(owners: Iterable[Any], stream: streams.Stream | None = None) -> None:
         if captured:
             if type(block) is not Lent and id(block) not in _for_good:
                 _for_good[id(block)], block.shelf = block, None
-                if block.stream.handle != stream.handle:
+                if not block.stream.is_same(stream):
                     with streams.relaxed():
                         block.stream.synchronize()
-        elif block.stream.handle != stream.handle and stream not in block.others:
+        elif not block.stream.is_same(stream) and stream not in block.others:
             stream.wait(block.stream)
             block.others = (*block.others, stream)
 
@@ -172,7 +202,8 @@ def settle(block: Any, stream: streams.Stream | None = None) -> None:
 def _in_order(block: Block) -> bool:
     """Let a block's own stream wait for the others; where that cannot be, the block is kept."""
     all_of_them = (block.stream, *block.others)
-    with suppress(RuntimeError):  # without a context, in a thread that never met the GPU
+    # Without a context, in a thread that never met the GPU; while another library captures.
+    with suppress(RuntimeError), streams.relaxed():
         if not any(stream.is_captured for stream in all_of_them):
             for other in block.others:
                 block.stream.wait(other)
@@ -181,10 +212,32 @@ def _in_order(block: Block) -> bool:
     return False
 
 
+def _free(block: Block) -> None:
+    """Back to CUDA's pool by its own stream: where another library captures that one, later."""
+    if runtime.SIMULATED:
+        return
+    if block.stream.is_captured:
+        _late.append(Block(block.address, block.buffer, block.nbytes, None, block.stream))
+        return
+    with block.stream.context() if runtime.several_devices else nullcontext(), streams.relaxed():
+        block.buffer = None  # in which the driver takes it back in order
+
+
 def simulated(nbytes: int) -> Block:
     """Fresh memory is a hole, so that a kernel that leaves one is seen."""
     owner = np.full(nbytes + GRAIN, _hole, dtype=np.uint8)
     return Simulated(-(-owner.ctypes.data // GRAIN) * GRAIN, owner)
+
+
+def device_of(owner: Any, address: int = 0) -> int:
+    """The number of the GPU that memory is on: of a block, or an array of another library."""
+    if isinstance(owner, Block):
+        return owner.device
+    if hasattr(owner, "__dlpack_device__"):
+        return int(owner.__dlpack_device__()[1])
+    if interface := getattr(owner, "__cuda_array_interface__", None):
+        address = interface["data"][0]
+    return runtime.device_at_address(address)
 
 
 def hole(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -216,27 +269,32 @@ def take(nbytes: int) -> Any:
 
 
 def _from_pool(nbytes: int) -> Any:
-    pool = runtime.current_device().memory_resource
-    try:
-        return pool.allocate(nbytes, stream=streams.current().core)
-    except Exception as error:
-        if "OUT_OF_MEMORY" not in str(error):
-            raise
-        from cuda.bindings import driver
+    stream = streams.current()
+    with stream.context():
+        pool = runtime.current_device().memory_resource
+        try:
+            return pool.allocate(nbytes, stream=stream.core)
+        except Exception as error:
+            if "OUT_OF_MEMORY" not in str(error):
+                raise
+            from cuda.bindings import driver
 
-        _, free, total = driver.cuMemGetInfo()
-        raise MemoryError(
-            f"{nbytes / 2**20:.1f} MiB of device memory were asked for; "
-            f"{free / 2**20:.1f} of {total / 2**20:.1f} MiB are free"
-        ) from error
+            _, free, total = driver.cuMemGetInfo()
+            where = f" of cuda:{stream.device}" if runtime.several_devices else ""
+            raise MemoryError(
+                f"{nbytes / 2**20:.1f} MiB of device memory{where} were asked for; "
+                f"{free / 2**20:.1f} of {total / 2**20:.1f} MiB are free"
+            ) from error
 
 
 def give_up_kept() -> None:
     """Give all blocks that are kept for later back to CUDA's pool."""
     global _kept
-    for stream in _streams:
-        for shelf in stream.shelves.values():
-            shelf.clear()
+    with nullcontext() if runtime.SIMULATED else streams.relaxed():
+        for stream in _streams:
+            with stream.context():
+                for shelf in stream.shelves.values():
+                    shelf.clear()
     _kept = 0
 
 
@@ -245,13 +303,15 @@ def forget_peak() -> None:
     if not runtime.SIMULATED:
         driver = _driver()
         peak = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_HIGH
-        pool = runtime.current_device().memory_resource.handle
-        error = driver.cuMemPoolSetAttribute(pool, peak, driver.cuuint64_t(0))
+        with streams.current().context():
+            pool = runtime.current_device().memory_resource.handle
+            error = driver.cuMemPoolSetAttribute(pool, peak, driver.cuuint64_t(0))
         _check(error, "forgetting the peak of the pool's memory")
 
 
 def copy_in(address: int, host: np.ndarray) -> None:
     """Copy a C-contiguous NumPy array to the device."""
+    _not_recorded()
     streams.refuse_in_capture(
         "a copy to the GPU",
         "each replay would copy the same values; make the array an argument of the step",
@@ -259,13 +319,17 @@ def copy_in(address: int, host: np.ndarray) -> None:
     if runtime.SIMULATED:
         ctypes.memmove(address, host.ctypes.data, host.nbytes)
     elif host.nbytes:
-        driver, stream = _driver(), streams.current().handle
-        error = driver.cuMemcpyHtoDAsync(address, host.ctypes.data, host.nbytes, stream)
+        stream = streams.current()
+        with stream.context():
+            error = _driver().cuMemcpyHtoDAsync(
+                address, host.ctypes.data, host.nbytes, stream.handle
+            )
         _check(error, "copying to the GPU")
 
 
 def copy_out(host: np.ndarray, address: int) -> None:
     """Copy from the device into a C-contiguous NumPy array, and wait for it."""
+    _not_recorded()
     streams.refuse_in_capture(
         "a copy to the host (.numpy(), .item(), float())",
         "its values do not exist yet; return the array and read it outside",
@@ -273,19 +337,43 @@ def copy_out(host: np.ndarray, address: int) -> None:
     if runtime.SIMULATED:
         ctypes.memmove(host.ctypes.data, address, host.nbytes)
     elif host.nbytes:
-        driver, stream = _driver(), streams.current().handle
-        error = driver.cuMemcpyDtoHAsync(host.ctypes.data, address, host.nbytes, stream)
-        _check(error, "copying to the host")
-        streams.synchronize()
+        stream = streams.current()
+        with stream.context():
+            error = _driver().cuMemcpyDtoHAsync(
+                host.ctypes.data, address, host.nbytes, stream.handle
+            )
+            _check(error, "copying to the host")
+            streams.synchronize()
 
 
-def copy_within(target: int, source: int, nbytes: int) -> None:
-    """Copy from one place on the device to another."""
+def copy_within(target: int, source: int, nbytes: int, of: int | None = None) -> None:
+    """Copy from one place on the GPU in use to another; `of` is the GPU that the source is on."""
+    _not_recorded()
     if runtime.SIMULATED:
         ctypes.memmove(target, source, nbytes)
     elif nbytes:
-        driver, stream = _driver(), streams.current().handle
-        _check(driver.cuMemcpyDtoDAsync(target, source, nbytes, stream), "copying on the GPU")
+        stream = streams.current()
+        with stream.context():
+            if of is None or of == stream.device:
+                error = _driver().cuMemcpyDtoDAsync(target, source, nbytes, stream.handle)
+            else:
+                to, of_source = _reaching(stream.device, of)
+                how = target, to, source, of_source, nbytes, stream.handle
+                error = _driver().cuMemcpyPeerAsync(*how)
+        _check(error, "copying on the GPU")
+
+
+@cache
+def _reaching(*pair: int) -> tuple[int, ...]:
+    """The contexts of two GPUs, which reach each other's memory from now on."""
+    contexts = tuple(map(runtime.context_of, pair))
+    for i in range(2):
+        device = runtime.device_at(pair[i])
+        with runtime.MadeCurrent(pair[i]), suppress(Exception):  # else by the host's memory
+            if device.can_access_peer(runtime.device_at(pair[1 - i])):
+                device.memory_resource.peer_accessible_by.add(pair[1 - i])
+                _driver().cuCtxEnablePeerAccess(contexts[1 - i], 0)
+    return contexts
 
 
 def view(address: int, nbytes: int) -> np.ndarray:

@@ -6,6 +6,8 @@ is imported. The simulator's device memory is host memory; everything else is th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
 from threading import get_ident
@@ -20,6 +22,22 @@ CPU_THREADS = config.NUMBA_NUM_THREADS
 
 capture: Any = None
 """The capture that is under way, if any: see device/capture.py."""
+
+several_devices = False
+"""Whether more than one GPU was used: until then all arrays are on one, and nothing is asked."""
+
+only_device = 0
+"""The number of that one."""
+
+simulated_devices = 1
+"""How many GPUs the simulator pretends to have; more in tests."""
+
+current_stream: Callable[[], Any]  # set by device/streams.py, which knows this module
+
+
+replay: ContextVar[Any] = ContextVar("numbsparse_replay", default=None)
+recording = replay.get
+"""recording() is what this thread's launches are recorded in, if anything: see device/replay.py."""
 
 
 def capturing() -> Any:
@@ -99,23 +117,122 @@ def require() -> None:
         raise RuntimeError(f"a GPU is needed here, but {reason}")
 
 
-@cache
-def current_device() -> Any:
-    """The cuda.core Device that everything runs on, made current."""
+def n_devices() -> int:
+    """How many GPUs there are."""
     require()
+    if SIMULATED:
+        return simulated_devices
     from cuda.core import Device
 
-    device = Device()
-    device.set_current()
+    return len(Device.get_all_devices())
+
+
+def current_id() -> int:
+    """The number of the GPU that this thread works on."""
+    device: int = current_stream().device  # noqa: F821
     return device
 
 
+def current_device() -> Any:
+    """The same as a cuda.core Device. What needs its context is done within `Stream.context`."""
+    require()
+    return device_at(current_id())
+
+
+def on_this_gpu(what: str) -> None:
+    """Refuse `what`, in the words of its user, in a thread of a library that works on another GPU.
+
+    A thread that works on none yet works on ours from now on.
+    """
+    if SIMULATED:
+        return
+    from cuda.bindings import driver
+
+    ours = current_device()
+    error, theirs = driver.cuCtxGetDevice()
+    if error:
+        ours.set_current()
+    elif int(theirs) != ours.device_id:
+        raise ValueError(
+            f"{what} is on GPU {int(theirs)}, numbsparse works on GPU {ours.device_id}"
+        )
+
+
 @cache
+def device_at(device: int) -> Any:
+    from cuda.core import Device
+
+    return Device(device)
+
+
+_contexts: dict[int, int] = {}  # the driver's handle of each GPU's, once it was current
+
+
+def make_current(device: int) -> int:
+    """Make a GPU's context this thread's; returns the one that was, 0 for none."""
+    from cuda.bindings import driver
+
+    _, context = driver.cuCtxGetCurrent()  # an error where CUDA has not begun: no context
+    before = int(context or 0)
+    if not before or before != _contexts.get(device):
+        device_at(device).set_current()
+        _contexts[device] = int(driver.cuCtxGetCurrent()[1])
+    return before if before != _contexts[device] else 0
+
+
+def context_of(device: int) -> int:
+    """The driver's handle of a GPU's context."""
+    return_to(make_current(device))
+    return _contexts[device]
+
+
+def return_to(context: int) -> None:
+    """Make a context current again that `make_current` returned."""
+    if context:
+        from cuda.bindings import driver
+
+        driver.cuCtxSetCurrent(context)
+
+
+class MadeCurrent:
+    """Within this context a GPU's context is this thread's."""
+
+    __slots__ = ("_before", "_device")
+
+    def __init__(self, device: int):
+        self._device = device
+
+    def __enter__(self) -> None:
+        self._before = make_current(self._device)
+
+    def __exit__(self, *error: object) -> None:
+        return_to(self._before)
+
+
+def _asked() -> int | None:
+    """Which GPU is asked about: None, so that it is quickly found, while there is only one."""
+    return current_id() if several_devices else None
+
+
+@cache
+def _capability(device: int | None) -> tuple[int, int]:
+    return tuple((current_device() if device is None else device_at(device)).compute_capability)
+
+
+@cache
+def _multiprocessors(device: int | None) -> int:
+    found = current_device() if device is None else device_at(device)
+    return int(found.properties.multiprocessor_count)
+
+
 def compute_capability() -> tuple[int, int]:
     """(major, minor) of the GPU; (7, 0), the least that is supported, in the simulator."""
-    if SIMULATED:
-        return (7, 0)
-    return tuple(current_device().compute_capability)
+    return (7, 0) if SIMULATED else _capability(_asked())
+
+
+def multiprocessors() -> int:
+    """Of the GPU; there is none in the simulator."""
+    return _multiprocessors(_asked())
 
 
 def card() -> str:
@@ -123,20 +240,33 @@ def card() -> str:
     return "simulator" if SIMULATED else current_device().name
 
 
-def describe() -> str:
-    """Name and driver of the GPU, in a few words."""
+def describe(device: int | None = None) -> str:
+    """Name and driver of a GPU, of the one in use for None, in a few words."""
     if SIMULATED:
         return "numba-cuda's simulator"
     from cuda.bindings import driver
 
     version = driver.cuDriverGetVersion()[1]
-    return f"{card()}, driver for CUDA {version // 1000}.{version % 1000 // 10}"
+    name = card() if device is None else device_at(device).name
+    return f"{name}, driver for CUDA {version // 1000}.{version % 1000 // 10}"
 
 
-def total_memory() -> int:
-    """Bytes of the GPU's memory."""
+def figures(device: int) -> dict[str, Any]:
+    """What a GPU is, by name: bytes of its memory, and so on. No work is begun on it."""
     from cuda.bindings import driver
 
-    current_device()
-    _, _, total = driver.cuMemGetInfo()
-    return int(total)
+    major, minor = device_at(device).compute_capability
+    _, total = driver.cuDeviceTotalMem(device)
+    found = {"name": describe(device), "compute_capability": f"{major}.{minor}"}
+    return found | {"memory": int(total)}
+
+
+def device_at_address(address: int) -> int:
+    """The number of the GPU whose memory is there."""
+    if SIMULATED:
+        return current_id()
+    from cuda.bindings import driver
+
+    attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    error, device = driver.cuPointerGetAttribute(attribute, address)
+    return current_id() if int(error) else int(device)

@@ -39,6 +39,7 @@ def install() -> list[Compiled]:
 
     instead: tuple[tuple[Any, str, Any], ...] = (
         (runtime, "why_unavailable", lambda: None),
+        (runtime, "make_current", lambda device: 0),
         (cuda.core, "Device", _Card),
         (dispatcher, "get_current_device", _Card),  # which device functions are compiled for
         (memory, "take", _Memory),
@@ -59,6 +60,7 @@ def install() -> list[Compiled]:
 def forget() -> None:
     """Compile for the next call what earlier ones have launched too."""
     launch._prepared.clear()
+    launch._compiled.clear()
 
 
 class _Card:
@@ -69,7 +71,7 @@ class _Card:
     compute_capability = CAPABILITY
     properties = SimpleNamespace(multiprocessor_count=MULTIPROCESSORS)
 
-    def set_current(self) -> None:
+    def __init__(self, device: int = 0):
         pass
 
 

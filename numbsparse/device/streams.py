@@ -1,7 +1,8 @@
 """Streams: which one work goes to, and what keeps memory safe between several.
 
 Work goes to the current stream: that of the innermost `with stream(...)` of this thread, else the
-legacy default stream. Memory belongs to the stream that it was taken on: see `memory`.
+legacy default stream. Memory belongs to the stream that it was taken on: see `memory`. A stream is
+one of a GPU's, so the current one says which GPU this thread works on: see `devices`.
 
 Another library may be capturing the current stream in a CUDA graph of its own, as torch.cuda.graph
 does. Then launches are recorded there; what numbsparse makes once and keeps (plans, tensor maps,
@@ -11,7 +12,7 @@ machine code) is made at once on a stream apart.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, lru_cache
 from typing import Any
@@ -34,32 +35,72 @@ class Stream:
     Attributes
     ----------
     handle : the driver's number of it; 0 where there is no GPU
+    device : the number of the GPU that it is one of
     of_torch : whether memory comes from torch, as results of its operators do
     """
 
-    __slots__ = ("__weakref__", "_core", "_owner", "handle", "of_torch", "shelves")
+    __slots__ = ("__weakref__", "_core", "_device", "_owner", "handle", "of_torch", "shelves")
 
-    def __init__(self, handle: int, core: Any = None, of_torch: bool = False):
+    def __init__(
+        self, handle: int, core: Any = None, of_torch: bool = False, device: int | None = None
+    ):
         global several
         self.handle, self._core, self.of_torch, self._owner = handle, core, of_torch, None
+        self._device = device  # None: not asked yet
         self.shelves: dict[int, list[tuple[int, Any]]] = {}  # memory that is kept: see `memory`
         several = several or handle > LEGACY
 
+    @property
+    def device(self) -> int:
+        if self._device is None:
+            self._device = self._asked_device()
+            meet(self._device)
+        return self._device
+
+    def _asked_device(self) -> int:
+        if runtime.SIMULATED:
+            return 0
+        if self.handle > LEGACY:
+            return int(self.core.device.device_id)
+        from cuda.core import Device
+
+        return int(Device().device_id)  # the one that CUDA calls current when it is first used
+
     def __enter__(self) -> Stream:
-        _outer.set((*_outer.get(), current()))
+        before, context = current(), 0
+        if self._device is not None and self._device != before._device:
+            context = _moved_to(self._device)
+        _outer.set((*_outer.get(), (before, context)))
         _current.set(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        *outer, before = _outer.get()
+        *outer, (before, context) = _outer.get()
         _outer.set(tuple(outer))
         _current.set(before)
+        if context:
+            runtime.return_to(context)
+
+    def use(self) -> Stream:
+        """Let this thread work on it from now on; all threads, where none used a GPU before."""
+        if DEFAULT._device is None and self.handle <= LEGACY:
+            DEFAULT._device = self.device
+        _moved_to(self.device)
+        _current.set(self)
+        return self
+
+    def is_same(self, other: Stream) -> bool:
+        """Whether both are one stream of the driver's."""
+        if self.handle != other.handle:
+            return False
+        return self is other or self.handle > LEGACY or self.device == other.device
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.handle
 
     def __repr__(self) -> str:
-        return f"Stream({self.handle:#x})"
+        where = f", cuda:{self._device}" if runtime.several_devices else ""
+        return f"Stream({self.handle:#x}{where})"
 
     def wait(self, other: Any = None) -> None:
         """What this stream is given from now on waits for what `other` was given so far.
@@ -67,18 +108,18 @@ class Stream:
         `other` is what `stream` takes; None is the legacy default stream.
         """
         other = DEFAULT if other is None else stream(other)
-        if runtime.SIMULATED or not self.handle or self.handle == other.handle:
-            return
-        driver = _driver()
-        event = _checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value))
-        _checked(driver.cuEventRecord(event, other.handle))
-        _checked(driver.cuStreamWaitEvent(self.handle, event, 0))
-        _checked(driver.cuEventDestroy(event))  # by the driver, once it is over
+        if not runtime.SIMULATED and self.handle and not self.is_same(other):
+            order(other.handle, self.handle, other, self)
 
     def synchronize(self) -> None:
         """Wait on the host until the GPU has done all that this stream was given."""
         if not runtime.SIMULATED and self.handle:
-            _checked(_driver().cuStreamSynchronize(self.handle))
+            with self.context():
+                _checked(_driver().cuStreamSynchronize(self.handle))
+
+    def context(self) -> AbstractContextManager[Any]:
+        """In it the driver's calls mean this stream's GPU, whatever this thread did with others."""
+        return nullcontext() if runtime.SIMULATED else runtime.MadeCurrent(self.device)
 
     @property
     def is_captured(self) -> bool:
@@ -96,18 +137,62 @@ class Stream:
             from cuda.core import LEGACY_DEFAULT_STREAM
             from cuda.core import Stream as CoreStream
 
-            runtime.current_device()
             legacy = self.handle == LEGACY
             self._core = LEGACY_DEFAULT_STREAM if legacy else CoreStream.from_handle(self.handle)
         return self._core
 
 
+def order(first: int, second: int, of: Stream | None = None, to: Stream | None = None) -> None:
+    """What the second stream is given from now on waits for what the first was given so far.
+
+    By their handles; where the first is being captured in a graph, the second is from now on too.
+    They are on the GPUs of the streams `of` and `to`, else on the one in use.
+    """
+    driver = _driver()
+    with (of or current()).context():
+        event = _checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value))
+        _checked(driver.cuEventRecord(event, first))
+    with (to or current()).context():
+        _checked(driver.cuStreamWaitEvent(second, event, 0))
+    _checked(driver.cuEventDestroy(event))  # by the driver, once it is over
+
+
 DEFAULT = Stream(LEGACY)
 _current: ContextVar[Stream] = ContextVar("numbsparse_stream", default=DEFAULT)
-_outer: ContextVar[tuple[Stream, ...]] = ContextVar("numbsparse_outer_streams", default=())
+_outer: ContextVar[tuple[tuple[Stream, int], ...]] = ContextVar("numbsparse_outer", default=())
+_defaults: dict[int, Stream] = {}  # of the other GPUs
+_met: set[int] = set()
 
-current = _current.get
+current = runtime.current_stream = _current.get
 """current() is the stream that the work of this thread goes to."""
+
+
+def default(device: int) -> Stream:
+    """The legacy default stream of a GPU."""
+    if device == DEFAULT._device:
+        return DEFAULT
+    return _defaults.setdefault(device, Stream(LEGACY, device=device))
+
+
+def meet(device: int) -> None:
+    """A GPU is used; with the second one begins the care that several take."""
+    global several
+    if not _met:
+        runtime.only_device = device
+    _met.add(device)
+    runtime.several_devices = len(_met) > 1
+    several = several or runtime.several_devices
+
+
+def _moved_to(device: int) -> int:
+    """This thread goes on to a GPU; returns the context to return to."""
+    if (capture := runtime.capturing()) is not None and capture.device != device:
+        raise RuntimeError(
+            f"a captured step works on one GPU, this one on cuda:{capture.device}, "
+            f"and is to go on on cuda:{device}"
+        )
+    meet(device)
+    return 0 if runtime.SIMULATED else runtime.make_current(device)
 
 
 def stream(of: Any = None) -> Stream:
@@ -116,7 +201,7 @@ def stream(of: Any = None) -> Stream:
     That is each launch, copy and allocation of this thread, and what `synchronize` waits for. The
     innermost one counts. Outside of any, work goes to the legacy default stream; that of `matmul`,
     `sddmm` and the convolutions on arrays of torch or CuPy goes to the stream their library works
-    on, and so does all of `numbsparse.torch`.
+    on, and so does all of `numbsparse.torch` and `numbsparse.jax`.
 
     Parameters
     ----------
@@ -170,12 +255,19 @@ def stream(of: Any = None) -> Stream:
     return at(handle, of) if runtime.is_available() else Stream(0)
 
 
-def at(handle: int, owner: Any = None) -> Stream:
-    """The stream of someone else's with this handle; `owner` keeps it in existence."""
+def at(handle: int, owner: Any = None, device: int | None = None) -> Stream:
+    """The stream of someone else's with this handle; `owner` keeps it in existence.
+
+    It is one of the GPU of that number; for None, of the one in use, or of the one that it says.
+    """
     if handle <= LEGACY:
-        return DEFAULT
+        device = current()._device if device is None else device
+        return DEFAULT if device is None else default(device)
     found = _known(handle)
-    found._owner = owner
+    if owner is not None:  # a stream that is gone must not be asked anything, and is used by blocks
+        found._owner = owner
+    if device is not None:
+        found._device = device
     return found
 
 
@@ -185,18 +277,28 @@ def _known(handle: int) -> Stream:
 
 
 @lru_cache(maxsize=REMEMBERED)
-def of_torch(handle: int) -> Stream:
+def of_torch(handle: int, device: int) -> Stream:
     """The stream for operators of torch: on a side stream, which it may capture, by its memory."""
-    return DEFAULT if handle <= LEGACY else Stream(handle, of_torch=True)
+    return default(device) if handle <= LEGACY else Stream(handle, None, True, device)
 
 
-def _new(nonblocking: bool) -> Stream:
-    if runtime.SIMULATED or not runtime.is_available():
+def _new(nonblocking: bool, priority: int | None = None) -> Stream:
+    if not runtime.is_available():
         return Stream(0)
+    if runtime.SIMULATED:
+        return Stream(0, device=runtime.current_id())
     from cuda.core import StreamOptions
 
-    core = runtime.current_device().create_stream(options=StreamOptions(nonblocking=nonblocking))
-    return Stream(int(core.handle), core)
+    options = StreamOptions(nonblocking=nonblocking, priority=priority)
+    device = runtime.current_id()
+    with current().context():
+        core = runtime.current_device().create_stream(options=options)
+    return Stream(int(core.handle), core, device=device)
+
+
+def beside() -> Stream:
+    """A stream that takes no turns with any other, and whose work comes first on the GPU."""
+    return _new(nonblocking=True, priority=-1)
 
 
 def _handle_of(of: Any) -> int:
@@ -226,7 +328,7 @@ def synchronize() -> None:
     """
     refuse_in_capture("synchronize()", "nothing runs before the step is captured; wait after it")
     if not runtime.SIMULATED:
-        runtime.current_device()
+        runtime.require()
         current().synchronize()
 
 
@@ -236,7 +338,7 @@ def joined(caller: Stream, worker: Stream) -> Iterator[None]:
 
     What the caller is given afterwards waits for it.
     """
-    if caller.handle == worker.handle:
+    if caller.is_same(worker):
         yield
         return
     worker.wait(caller)
@@ -249,16 +351,20 @@ def joined(caller: Stream, worker: Stream) -> Iterator[None]:
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Within this context, where another library captures the current stream, work runs at once.
+    """Within this context memory is our own, and work is no part of what another library captures.
 
-    It runs on a stream apart, and is done at the end. Elsewhere nothing changes.
+    Where one captures the current stream, work runs on a stream apart, and is done at the end. On
+    others of torch's it stays there: their memory may be a graph's that torch is about to make.
     """
-    if not (several and current().is_captured):
+    if several and current().is_captured:
+        with relaxed(), _apart():
+            yield
+            current().synchronize()
+    elif current().of_torch:
+        with at(current().handle):
+            yield
+    else:
         yield
-        return
-    with relaxed(), _apart():
-        yield
-        current().synchronize()
 
 
 @contextmanager
@@ -288,7 +394,6 @@ def _apart() -> Stream:
 def _driver() -> Any:
     from cuda.bindings import driver
 
-    runtime.current_device()
     return driver
 
 

@@ -7,10 +7,11 @@ call with the same matrix.
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 
-from numbsparse.device import runtime
+from numbsparse.device import runtime, streams
 from numbsparse.device.array import DeviceArray, to_device
 from numbsparse.device.capture import outside_capture
 
@@ -29,7 +30,7 @@ SIMULATED_MAP = np.dtype(
 # address, shape, strides but the last, bytes of an item, box, swizzle
 Key = tuple[int, tuple[int, ...], tuple[int, ...], int, tuple[int, ...], int]
 
-_maps: OrderedDict[tuple[tuple[Key, ...], tuple[int, ...]], DeviceArray] = OrderedDict()
+_maps: OrderedDict[tuple[Any, ...], DeviceArray] = OrderedDict()
 
 
 def tensor_map(x: DeviceArray, box: tuple[int, ...], swizzle: int) -> DeviceArray:
@@ -55,15 +56,15 @@ def _key(x: DeviceArray, box: tuple[int, ...], swizzle: int) -> Key:
 
 
 def _remembered(keys: tuple[Key, ...], shape: tuple[int, ...]) -> DeviceArray:
-    found = _maps.get((keys, shape))
+    of = (keys, shape, runtime.current_id()) if runtime.several_devices else (keys, shape)
+    found = _maps.get(of)
     if found is not None:
-        _maps.move_to_end((keys, shape))
+        _maps.move_to_end(of)
         return found
-    with outside_capture():  # written now and once; a graph keeps the memory of what it reads
+    # Written now and once; a graph keeps the memory of what it reads.
+    with outside_capture(), streams.current().context():
         encoded = _simulated if runtime.SIMULATED else _encoded
-        words = _maps[keys, shape] = to_device(
-            np.array([encoded(key) for key in keys]).reshape(shape)
-        )
+        words = _maps[of] = to_device(np.array([encoded(key) for key in keys]).reshape(shape))
     if len(_maps) > REMEMBERED:
         _maps.popitem(last=False)
     return words

@@ -19,14 +19,16 @@ from numbsparse.dtypes import as_dtype
 
 
 def read(x: Any) -> DeviceArray | None:
-    """A view of a tensor in the memory of our GPU; None for what is left to the protocols."""
+    """A view of a tensor on the GPU in use; None for what is left to the protocols."""
     torch = _torch_of(x)
     if torch is None or not x.is_cuda or x.layout is not torch.strided or x.is_neg():
         return None
-    dtype, index = _numpy_dtype(x.dtype), x.get_device()
-    if dtype is None or index != runtime.current_device().device_id:
+    if x.requires_grad and torch.is_grad_enabled():  # which is refused
         return None
-    if (raw_stream(torch)(index) or streams.LEGACY) != streams.current().handle:
+    dtype, index, current = _numpy_dtype(x.dtype), x.get_device(), streams.current()
+    if dtype is None or index != current.device:
+        return None
+    if (raw_stream(torch)(index) or streams.LEGACY) != current.handle:
         return None
     strides = None
     if not x.is_contiguous():
@@ -34,12 +36,32 @@ def read(x: Any) -> DeviceArray | None:
     return DeviceArray(x.data_ptr(), tuple(x.shape), dtype, strides, owner=x)
 
 
+def place(x: Any) -> tuple[Any, ...] | None:
+    """What tells one tensor in the memory of a GPU from another; None for what `read` refuses."""
+    torch = sys.modules.get("torch")  # as `_torch_of` does, a call less
+    if torch is None or runtime.SIMULATED or type(x) not in _types_of(torch) or not x.is_cuda:
+        return None
+    if x.layout is not torch.strided or x.is_neg():
+        return None
+    if x.requires_grad and torch.is_grad_enabled():
+        return None
+    return x.data_ptr(), x.shape, x.stride(), x.dtype
+
+
+def stream_handle(x: Any) -> int:
+    """The number of the stream that torch works on, of the GPU that its tensor x is on; else 0."""
+    torch = sys.modules.get("torch")
+    if torch is None or runtime.SIMULATED or type(x) not in _types_of(torch) or not x.is_cuda:
+        return 0
+    return raw_stream(torch)(x.get_device()) or streams.LEGACY
+
+
 def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
     """A new tensor of the dtype of x; None where x is not torch's, or torch has no memory."""
-    if (torch := _torch_of(x)) is None:
+    if _torch_of(x) is None:
         return None
     try:
-        return torch.empty(shape, dtype=x.dtype, device=x.device)
+        return x.new_empty(shape)
     except RuntimeError:
         return None
 
@@ -49,11 +71,17 @@ def address_of(x: Any) -> int:
 
 
 def stream_of(x: Any) -> streams.Stream | None:
-    """The stream that torch works on, where x is a tensor of its own on our GPU."""
+    """The stream that torch works on, on the GPU of x, where x is a tensor of its own."""
     torch = _torch_of(x)
-    if torch is None or not x.is_cuda or x.get_device() != runtime.current_device().device_id:
+    if torch is None or not x.is_cuda:
         return None
-    return streams.at(raw_stream(torch)(x.get_device()))
+    index = x.get_device()
+    return streams.at(raw_stream(torch)(index), device=index)
+
+
+def is_recording() -> bool:
+    """Whether torch would keep what is done with a tensor that requires grad, and could not."""
+    return bool(sys.modules["torch"].is_grad_enabled())
 
 
 def made_by_torch(array: DeviceArray) -> Any:

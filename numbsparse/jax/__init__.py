@@ -1,7 +1,7 @@
 """Block-sparse weights at home in JAX: a pytree, and products under jit, grad and vmap.
 
-Everything here takes and gives JAX's arrays, on the CPU so far. JAX is loaded with this package,
-never with numbsparse.
+Everything here takes and gives JAX's arrays, on the CPU and on a GPU, where work goes to XLA's own
+stream. JAX is loaded with this package, never with numbsparse.
 """
 
 try:

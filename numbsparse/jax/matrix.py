@@ -27,7 +27,7 @@ class BlockSparse:
     Parameters
     ----------
     values : array of JAX or NumPy, (n_blocks, B, B), of float16, bfloat16, float32 or float64
-        The kept blocks, block row by block row. float64 takes `jax_enable_x64`.
+        The kept blocks, block row by block row. float64 takes `jax_enable_x64`, and the CPU.
     layout : Layout or pattern, (in_blocks, out_blocks)
         Which blocks are kept. Static: jit compiles anew for another one.
     shape : (in_features, out_features), optional
@@ -188,11 +188,13 @@ def matmul(x: Any, w: Any, *, precision: str | None = None) -> jax.Array:
     Raises
     ------
     TypeError
-        If not one operand is a BlockSparse, or dtypes differ.
+        If not one operand is a BlockSparse, or dtypes differ, or for float64 on a GPU.
     ValueError
         If shapes do not match.
     NotImplementedError
-        If arrays are on a GPU: `numbsparse.matmul` takes them, outside jit.
+        If arrays are neither on a CPU nor on an NVIDIA GPU.
+    jax.errors.JaxRuntimeError
+        If they are on another GPU than the one that numbsparse works on.
 
     Examples
     --------

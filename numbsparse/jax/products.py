@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -35,21 +34,18 @@ def _wait() -> None:
         ffi.wait_for_calls()
 
 
-def _matmul(x: np.ndarray, w: np.ndarray, y: np.ndarray, *, layout: str, precision: str) -> None:
+def _matmul(x: Any, w: Any, y: Any, *, layout: str, precision: str) -> None:
     whole = BlockSparse(w, _layouts[layout], shape=(x.shape[1], y.shape[1]))
     ops.matmul(x, whole, out=y, precision=precision)
 
 
-def _transposed(
-    y: np.ndarray, w: np.ndarray, x: np.ndarray, *, layout: str, precision: str
-) -> None:
+def _transposed(y: Any, w: Any, x: Any, *, layout: str, precision: str) -> None:
     whole = BlockSparse(w, _layouts[layout], shape=(x.shape[1], y.shape[1]))
     ops.matmul(y, whole.T, out=x, precision=precision)
 
 
-def _sddmm(x: np.ndarray, y: np.ndarray, w: np.ndarray, *, layout: str, precision: str) -> None:
-    how: Any = {"block_size": w.shape[1], "precision": precision}
-    w[...] = ops.sddmm(x.T, y, _layouts[layout], **how).values
+def _sddmm(x: Any, y: Any, w: Any, *, layout: str, precision: str) -> None:
+    ops.sddmm_into(w, x.T, y, _layouts[layout], precision=precision)
 
 
 # What comes out, and whether the batch of a vmap over the first operand is rows of one product.
@@ -88,16 +84,22 @@ def _primitive(
     def lower(ctx: Any, a: Any, b: Any, *, layout: Layout, precision: str, **how: Any) -> Any:
         return call(ctx, a, b, layout=_word(layout), precision=precision)
 
+    def lower_on_gpu(ctx: Any, a: Any, b: Any, **how: Any) -> Any:
+        if ctx.avals_in[0].dtype == jnp.float64:
+            raise TypeError("arrays on a GPU take float16, bfloat16 or float32, got float64")
+        return lower(ctx, a, b, **how)
+
     def refuse(ctx: Any, *operands: Any, **how: Any) -> Any:
         raise NotImplementedError(
-            "numbsparse.jax computes on the CPU so far: put arrays there by jax.device_put(x, "
-            'jax.devices("cpu")[0]), or take numbsparse.matmul, which takes GPU arrays of JAX'
+            "numbsparse.jax computes on the CPU and on NVIDIA GPUs: put arrays there by "
+            'jax.device_put(x, jax.devices("cpu")[0])'
         )
 
     made.def_impl(jax.jit(made.bind, static_argnames=STATIC))
     made.def_abstract_eval(result)
     mlir.register_lowering(made, refuse)
     mlir.register_lowering(made, lower, platform="cpu")
+    mlir.register_lowering(made, lower_on_gpu, platform="cuda")
     batching.primitive_batchers[made] = lambda operands, axes, **how: _vmapped(
         made, rowwise, operands, axes, how
     )

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-from numbsparse.device import SIMULATED, compute_capability
-from numbsparse.device.runtime import current_device
+from numbsparse.device import SIMULATED, compute_capability, runtime
 
 REGISTERS = 65536  # of a multiprocessor
 _KILOBYTES = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
@@ -26,6 +23,5 @@ def registers(threads: int, most: int = 248) -> dict[str, int]:
     return {} if SIMULATED else {"max_registers": min(REGISTERS // threads // 8 * 8, most)}
 
 
-@cache
 def multiprocessors() -> int:
-    return 2 if SIMULATED else int(current_device().properties.multiprocessor_count)
+    return 2 if SIMULATED else runtime.multiprocessors()

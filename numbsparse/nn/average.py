@@ -93,7 +93,7 @@ class ExponentialMovingAverage:
             new, average = kept.form_of(p.data), moved.get(i)
             if average is not None and new != old:
                 kept.check_can_remap(f"parameters[{i}]", old, new)
-                fresh = ops.zeros(p.values.shape, average.dtype, p.place)
+                fresh = ops.zeros(p.values.shape, average.dtype, p.device)
                 ops.copy_into(fresh, p.values)
                 moved[i] = kept.remapped(average, old, new, fresh)
         self._averages = list(moved.values())

@@ -28,6 +28,7 @@ class Dropout(Module):
     """
 
     saved = ("seed", "calls")
+    stream = 0  # the rank, where several train on a part of the batch each: see DataParallel
 
     def __init__(self, p: float = 0.5, *, seed: int | None = None):
         super().__init__()
@@ -41,7 +42,12 @@ class Dropout(Module):
         x = as_tensor(x)
         if not self.training or self.p == 0:
             return x
-        return functional.dropout(x, self.p, seed=self.seed, call=self.next_call)
+        return functional.dropout(x, self.p, seed=self.own_seed, call=self.next_call)
+
+    @property
+    def own_seed(self) -> int:
+        """The seed that this process draws by."""
+        return (self.seed + (self.stream << 32)) % 2**64
 
     def next_call(self) -> int:
         """The number of a call, each one higher than the last."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, to_device
+from numbsparse.device import DeviceArray, moved
 from numbsparse.layout import Layout
 
 
@@ -60,8 +60,7 @@ def form_of(data: Any) -> Form:
 
 def like(values: Any) -> Any:
     """Zeros to keep with these values, in float32 at least."""
-    place = "cuda" if isinstance(values, DeviceArray) else "cpu"
-    return ops.zeros(values.shape, wide_dtype(values), place)
+    return ops.zeros(values.shape, wide_dtype(values), values.device)
 
 
 def wide_dtype(values: Any) -> np.dtype:
@@ -69,26 +68,21 @@ def wide_dtype(values: Any) -> np.dtype:
     return np.dtype(np.float32) if values.dtype.itemsize == 2 else values.dtype
 
 
-def moved_to(array: Any, on_gpu: bool) -> Any:
-    """The array on the GPU, or in NumPy's memory."""
-    if isinstance(array, DeviceArray) == on_gpu:
-        return array
-    return to_device(array) if on_gpu else array.numpy()
-
-
 def on_cpu(array: Any) -> np.ndarray:
     """In memory of its own."""
     return array.numpy() if isinstance(array, DeviceArray) else array.copy()
 
 
-def remapped(array: Any, old: Form, new: Form, fresh: Any) -> Any:
+def remapped(array: Any, old: Form, new: Form, fresh: Any = None) -> Any:
     """The kept array in the order of another layout: blocks in both go on, others are `fresh`.
 
-    `old` and `new` differ only in their layout, and in whether the matrix is a transposed view.
+    Zeros without `fresh`. `old` and `new` differ only in their layout, and in whether the matrix is
+    a transposed view.
     """
-    wanted = new.matrix(moved_to(fresh, isinstance(array, DeviceArray)))
-    moved = ops.remap(old.matrix(array), wanted.layout, wanted)
-    return moved.stored_as(wanted, "array").values
+    if fresh is not None:
+        fresh = new.matrix(moved(fresh, array.device))
+    mapped = ops.remap(old.matrix(array), new.matrix_layout, fresh)
+    return mapped.stored_as(new.matrix(mapped.values), "array").values
 
 
 def saved(array: Any, form: Form) -> Any:
@@ -114,9 +108,7 @@ def loaded(name: str, value: Any, data: Any, dtype: np.dtype) -> Any:
     shape = form_of(data).shape
     if value.shape != shape or value.dtype != dtype:
         raise ValueError(f"{name} takes {shape} of {dtype}, got {value.shape} of {value.dtype}")
-    place = data.place if isinstance(data, BlockSparse) else ""
-    on_gpu = place == "cuda" or isinstance(data, DeviceArray)
-    return to_device(value) if on_gpu else value.copy()
+    return value.copy() if data.device == "cpu" else moved(value, data.device)
 
 
 def check_can_remap(name: str, old: Form, new: Form) -> None:

@@ -100,7 +100,7 @@ def ones_for(weight: BlockSparse, value: float = 1.0) -> BlockSparse:
     """A gate of each block of a weight, all of one value, beside it."""
     numbers = np.full((weight.n_blocks, 1, 1), value, ops.gate_dtype(weight))
     like = BlockSparse(numbers, weight.stored_layout)
-    return (like.T if weight.is_transposed else like).to(weight.place)
+    return (like.T if weight.is_transposed else like).to(weight.device)
 
 
 def layout_for(in_features: int, out_features: int, layout: Any, block_size: int) -> Layout:

@@ -133,8 +133,8 @@ class LSTM(Module):
             )
         if x.dtype != first.dtype:
             raise TypeError(f"x takes {first.dtype}, as the weights are, got {x.dtype}")
-        if x.place != first.place:
-            raise ValueError(f"x takes the place of the weights, {first.place}, got {x.place}")
+        if x.device != first.device:
+            raise ValueError(f"x takes the place of the weights, {first.device}, got {x.device}")
         h, c = self._checked(x, self.zero_state(x.shape[1]) if state is None else state)
         last = []
         for layer, *begin in zip(self.layers, F.unbind(h), F.unbind(c), strict=True):
@@ -147,7 +147,7 @@ class LSTM(Module):
         """(h, c) of zeros, where the weights are."""
         shape, weight = (len(self.layers), batch, self.hidden_size), self.layers[0].weight_hh
         dtypes = weight.dtype, ops.state_dtype(weight.dtype)
-        h, c = (Tensor(ops.zeros(shape, dtype, weight.place)) for dtype in dtypes)
+        h, c = (Tensor(ops.zeros(shape, dtype, weight.device)) for dtype in dtypes)
         return h, c
 
     def _checked(self, x: Tensor, state: Any) -> list[Tensor]:
@@ -161,8 +161,8 @@ class LSTM(Module):
                 raise ValueError(f"{name} takes the shape {shape}, got {part.shape}")
             if part.dtype != dtype:
                 raise TypeError(f"{name} takes {dtype} with an x of {x.dtype}, got {part.dtype}")
-            if part.place != x.place:
-                raise ValueError(f"{name} takes the place of x, {x.place}, got {part.place}")
+            if part.device != x.device:
+                raise ValueError(f"{name} takes the place of x, {x.device}, got {part.device}")
         return parts
 
 
@@ -220,7 +220,7 @@ class LSTMLayer(Module):
         kept, dropout = None, self.update_dropout
         if self.training and dropout is not None:
             shape = (*x.shape[:2], h.shape[1])
-            how: Any = (dropout.p, dropout.seed, dropout.next_call, x.dtype, x.place)
+            how: Any = (dropout.p, dropout.own_seed, dropout.next_call, x.dtype, x.device)
             kept = ops.dropout_mask(shape, *how)
         weights = self.weight_ih, self.weight_hh, self.bias
         how = {"gain": self.gain, "kept": kept, "precision": self.precision}

@@ -10,7 +10,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_data, as_tensor
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, forget_captures, to_device
+from numbsparse.device import forget_captures, id_of, moved
 from numbsparse.dtypes import type_name
 from numbsparse.nn.held import held, holds
 from numbsparse.nn.init import fan_in
@@ -287,9 +287,11 @@ class Module:
         return self.train(False)
 
     def to(self, place: str) -> Module:
-        """Move parameters and buffers to "cpu" or "cuda"; gradients are forgotten. Returns this."""
-        if place not in ("cpu", "cuda"):
-            raise ValueError(f'place takes "cpu" or "cuda", got {place!r}')
+        """Move parameters and buffers to "cpu", "cuda" (the GPU in use) or "cuda:1"; returns this.
+
+        Gradients are forgotten.
+        """
+        id_of(place)  # refused before anything moves
         for parameter in self.parameters():
             parameter.data = _moved(parameter.data, place)
             parameter.grad = None
@@ -333,7 +335,7 @@ class Module:
             _check_fits(name, given[name], tensor)
         for name, (module, attribute) in numbers.items():
             module.check_saved(attribute, state[name], f"state[{name!r}]")
-        own = {name: _moved(given[name].copy(), t.place) for name, t in tensors.items()}
+        own = {name: _moved(given[name].copy(), t.device) for name, t in tensors.items()}
         for name, tensor in tensors.items():
             tensor.data = own[name]
             tensor.grad = None
@@ -366,11 +368,7 @@ HELD = (Module, Parameter)
 
 
 def _moved(data: Any, place: str) -> Any:
-    if isinstance(data, BlockSparse):
-        return data.to(place)
-    if place == "cuda":
-        return data if isinstance(data, DeviceArray) else to_device(data)
-    return data.numpy() if isinstance(data, DeviceArray) else data
+    return data.to(place) if isinstance(data, BlockSparse) else moved(data, place)
 
 
 def _as_saved(value: Any, own: Tensor) -> Any:

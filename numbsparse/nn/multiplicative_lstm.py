@@ -163,7 +163,7 @@ class MultiplicativeLSTM(Module):
         """(h, c) of zeros, where the weights are."""
         gain = self.gates.gain
         shape, dtypes = (batch, self.hidden_size), (gain.dtype, ops.state_dtype(gain.dtype))
-        h, c = (Tensor(ops.zeros(shape, dtype, gain.place)) for dtype in dtypes)
+        h, c = (Tensor(ops.zeros(shape, dtype, gain.device)) for dtype in dtypes)
         return h, c
 
     def _checked(self, x: Tensor, state: Any) -> list[Tensor]:
@@ -179,9 +179,9 @@ class MultiplicativeLSTM(Module):
                 raise ValueError(f"{name} takes the shape {takes}, got {part.shape}")
             if part.dtype != dtype:
                 raise TypeError(f"{name} takes {dtype} in this layer, got {part.dtype}")
-            if part.place != gain.place:
+            if part.device != gain.device:
                 raise ValueError(
-                    f"{name} takes the place of the weights, {gain.place}, got {part.place}"
+                    f"{name} takes the place of the weights, {gain.device}, got {part.device}"
                 )
         return [h, c]
 
@@ -190,7 +190,7 @@ class MultiplicativeLSTM(Module):
         if not self.training or self.dropout.p == 0:
             return None
         shape = (*x.shape[:2], self.hidden_size)
-        return self.dropout(Tensor(ops.full(shape, 1.0, x.dtype, x.place)))
+        return self.dropout(Tensor(ops.full(shape, 1.0, x.dtype, x.device)))
 
     def describe(self) -> str:
         return f"{self.input_size}, {self.hidden_size}, internal_steps={len(self.internal)}"

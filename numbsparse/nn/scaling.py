@@ -9,7 +9,7 @@ import numpy as np
 
 from numbsparse import edits, ops
 from numbsparse.autograd import Tensor
-from numbsparse.device import DeviceArray, outside_capture, refill, to_device
+from numbsparse.device import DeviceArray, moved, outside_capture, refill
 from numbsparse.nn import functional as F
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class LossScaler:
     def scale(self, loss: Tensor) -> Tensor:
         """loss * scale, in float32 for a loss of 16 bits."""
         loss = F.cast(loss, np.float32) if loss.dtype.itemsize == 2 else loss
-        scale = self.array_in(loss.place)
+        scale = self.array_in(loss.device)
         return loss * Tensor(scale if scale.dtype == loss.dtype else ops.cast(scale, loss.dtype))
 
     def step(self, *optimizers: Optimizer) -> None:
@@ -77,18 +77,17 @@ class LossScaler:
         if not gradients:
             raise ValueError("optimizers take parameters with gradients: call backward before")
         found = [optimizer.checked() for optimizer in optimizers]
-        self.array_in(Tensor(gradients[0]).place)
+        self.array_in(Tensor(gradients[0]).device)
         verdict = ops.judge(gradients, self._state, self.interval or 0)
         edits.note(self._state, "LossScaler.step")
         for optimizer, own in zip(optimizers, found, strict=True):
             optimizer.step_checked(own, verdict)
 
-    def array_in(self, place: str) -> Any:
-        """The scale as an array without axes, in "cpu" or "cuda"; steps change it in place."""
-        if isinstance(self._state, DeviceArray) != (place == "cuda"):
+    def array_in(self, device: str) -> Any:
+        """The scale as an array without axes, on "cpu" or "cuda:0"; steps change it in place."""
+        if self._state.device != device:
             with outside_capture():
-                own = self._state
-                self._state = to_device(own) if place == "cuda" else own.numpy()
+                self._state = moved(self._state, device)
         return ops.getitem(self._state, 0)
 
     def state_dict(self) -> dict[str, Any]:

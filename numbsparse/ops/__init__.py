@@ -1,8 +1,11 @@
 """Functions of arrays, without gradients: NumPy on the CPU, kernels on a GPU.
 
 All arrays of one call live in one place, NumPy's or the GPU's (DeviceArray), and have one dtype;
-so does the result. Anything else is refused before it runs.
+so does the result. Anything else is refused before it runs. Of several GPUs a function runs on the
+one where its arrays are.
 """
+
+from types import FunctionType as _FunctionType
 
 from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.ops.activations import (
@@ -76,9 +79,11 @@ from numbsparse.ops.loss_scale import (
     judge,
 )
 from numbsparse.ops.lstm import LSTMTrace, lstm, lstm_grad, lstm_steps, state_dtype
-from numbsparse.ops.matmul import matmul, sddmm
+from numbsparse.ops.made import on_device
+from numbsparse.ops.matmul import matmul, replayed, sddmm, sddmm_into
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
 from numbsparse.ops.operands import HalfOnCPU, is_half, operand
+from numbsparse.ops.operands import at_home as _at_home
 from numbsparse.ops.optimizer import (
     ADAM_NUMBERS,
     SGD_NUMBERS,
@@ -94,6 +99,7 @@ from numbsparse.ops.optimizer import (
 )
 from numbsparse.ops.precision import checked_precision, own_precision, set_precision
 from numbsparse.ops.reduce import max, mean, sum, sum_to
+from numbsparse.ops.sddmm_parts import sddmm_in_parts
 from numbsparse.ops.shape import concatenate, getitem, put, reshape, stack, transpose
 from numbsparse.ops.softmax import (
     cross_entropy,
@@ -192,6 +198,7 @@ __all__ = [
     "mean",
     "multiply",
     "negative",
+    "on_device",
     "operand",
     "own_precision",
     "power",
@@ -199,11 +206,14 @@ __all__ = [
     "relu",
     "relu_grad",
     "remap",
+    "replayed",
     "reshape",
     "scale_blocks",
     "scale_columns",
     "scale_to_norm",
     "sddmm",
+    "sddmm_in_parts",
+    "sddmm_into",
     "select_gated",
     "set_precision",
     "sgd_step",
@@ -228,3 +238,14 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+# Those that go to the GPU of their arrays by themselves, or take no memory and launch nothing.
+_ANYWHERE = {
+    "matmul", "sddmm", "conv", "conv_transpose", "conv_weight_grad", "check_step", "checked_norm",
+    "checked_precision", "conv_window", "gate_dtype", "getitem", "index_beside", "is_half",
+    "operand", "own_precision", "space_of", "state_dtype", "transpose", "transpose_window",
+}  # fmt: skip
+
+for _name in set(__all__) - _ANYWHERE:
+    if isinstance(_value := globals()[_name], _FunctionType):
+        globals()[_name] = _at_home(_value)

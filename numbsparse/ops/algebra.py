@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, is_device_operand, to_device
+from numbsparse.device import DeviceArray, empty, is_device_operand, to_device
 from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout, as_layout
 from numbsparse.ops import elementwise, reduce
 from numbsparse.ops.create import zeros
 from numbsparse.ops.edge import inside
-from numbsparse.ops.embedding import take_rows
+from numbsparse.ops.index import positions_beside
 from numbsparse.ops.matmul import matmul
-from numbsparse.ops.operands import ARRAYS, place_of
-from numbsparse.ops.shape import concatenate, reshape
+from numbsparse.ops.operands import ARRAYS, at_home, place_of
+from numbsparse.ops.shape import reshape
 
 NORMS = ("l1", "l2", "max")
 
@@ -57,7 +57,7 @@ def remap(w: BlockSparse, layout: Any, fresh: BlockSparse | None = None) -> Bloc
         return w
     if w.is_transposed:
         return remap(w.T, layout.T, None if fresh is None else fresh.T).T
-    where = layout.positions_in(w.stored_layout)
+    where = positions_beside(layout, w.stored_layout, w.values)
     values = _taken(w.values, where, None if fresh is None else fresh.values)
     return BlockSparse(values, layout, shape=w.shape)
 
@@ -200,27 +200,27 @@ def _block_range(argument: str, given: Any, n: int, size: int) -> tuple[int, int
     return start // size, -(-stop // size), stop - start
 
 
-def _taken(values: Any, where: np.ndarray, fresh: Any = None) -> Any:
+def _taken(values: Any, where: Any, fresh: Any = None) -> Any:
     """values[where], with `fresh`, or zeros, in each place where that is -1."""
-    gone = where < 0
-    if not where.size or gone.all():
+    shape = (where.size, *values.shape[1:])
+    if not values.size:
         if fresh is not None:
             return elementwise.copy(fresh)
-        return zeros((where.size, *values.shape[1:]), values.dtype, place_of(values))
+        return zeros(shape, values.dtype, place_of(values))
     if not isinstance(values, DeviceArray):
         taken = np.take(values, where, axis=0, mode="wrap")
-        if gone.any():
+        if (gone := where < 0).any():
             taken[gone] = 0 if fresh is None else fresh[gone]
         return taken
-    n, width = values.shape[0], values.size // values.shape[0]
-    if gone.any():
-        beside = zeros((1, width), values.dtype, "cuda") if fresh is None else fresh
-        table = concatenate([reshape(values, (n, width)), reshape(beside, (-1, width))])
-        where = np.where(gone, n if fresh is None else n + np.arange(where.size), where)
-    else:
-        table = reshape(values, (n, width))
-    taken = take_rows(table, to_device(where.astype(np.int32)))
-    return taken.reshape((where.size, *values.shape[1:]))
+    from numbsparse.kernels.take_blocks import take_blocks  # which loads numba.cuda
+
+    if isinstance(where, np.ndarray):
+        where = to_device(where.astype(np.int32))
+    taken, width = empty(shape, values.dtype), values.size // values.shape[0]
+    flat = (None if a is None else reshape(a, (-1, width)) for a in (values, fresh, taken))
+    values, fresh, rows = flat
+    take_blocks(values, where, fresh, rows)
+    return taken
 
 
 def _like_each_other(a: BlockSparse, b: BlockSparse, what: str) -> tuple[BlockSparse, BlockSparse]:
@@ -322,7 +322,7 @@ _multiply = _of_pairs("*", elementwise.multiply, Layout.__and__)
 _negative = _of_each(elementwise.negative)
 
 # As in ops/matmul.py: the package that computes brings the matrix its operators.
-_OPERATORS = {
+_OPERATORS: dict[str, Callable[..., Any]] = {
     "__add__": _add,
     "__radd__": _add,
     "__sub__": _subtract,
@@ -341,4 +341,4 @@ _OPERATORS = {
 }
 
 for _name, _function in _OPERATORS.items():
-    setattr(BlockSparse, _name, _function)
+    setattr(BlockSparse, _name, at_home(_function))

@@ -5,12 +5,24 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from numbsparse.device import DeviceArray
-from numbsparse.kernels.matmul import OWN, PRECISIONS, RUNGS, n_tiles, rung
+from numbsparse.device import DeviceArray, runtime
+from numbsparse.kernels.matmul import (
+    MADE_SIZES,
+    OWN,
+    PRECISIONS,
+    RUNGS,
+    n_tiles,
+    plans_on_host,
+    rung,
+)
 from numbsparse.layout import Layout
 from numbsparse.ops import times, tuned
+from numbsparse.ops.made import MadeLayout
 
 MOST = 1024  # cases that are remembered, before all are forgotten
+
+era = 0
+"""How often choices were forgotten."""
 
 _chosen: dict[tuple[Any, ...], str] = {}
 
@@ -32,13 +44,16 @@ def choose(
     Worked out once for each case, then looked up. Raises ValueError where none serves.
     """
     where = x.dtype, type(x), layout.shape, layout.n_blocks
-    case = (product, kernel, block_size, batch, precision, *where)
+    made = isinstance(layout, MadeLayout) and isinstance(x, DeviceArray)
+    case: tuple[Any, ...] = product, kernel, block_size, batch, precision, made, *where
+    if runtime.several_devices:  # of which one may do what another one does not
+        case = (*case, runtime.current_id())
     name = _chosen.get(case)
     if name is None:
         names = _checked(kernel, precision, "cuda" if isinstance(x, DeviceArray) else "cpu")
         if kernel == "auto" and isinstance(x, DeviceArray):
             names = _by_speed(names, product, block_size, x.dtype, batch, precision, layout)
-        name = _last_that_serves(names, product, block_size, x, batch, precision)
+        name = _last_that_serves(names, product, block_size, x, batch, precision, made)
         if len(_chosen) >= MOST:  # every batch is a case, and batches may grow without end
             forget()
         _chosen[case] = name
@@ -55,7 +70,9 @@ def _by_speed(names: list[str], *of: Any) -> list[str]:
 
 def forget() -> None:
     """Choose again in each case: something was measured."""
+    global era
     _chosen.clear()
+    era += 1
 
 
 def serving(
@@ -93,8 +110,10 @@ def _checked(kernel: str, precision: str, place: str) -> list[str]:
 
 
 def _last_that_serves(
-    names: list[str], product: str, block_size: int, x: Any, batch: int, precision: str
+    names: list[str], product: str, block_size: int, x: Any, batch: int, precision: str, made: bool
 ) -> str:
+    if made and block_size not in MADE_SIZES:
+        raise ValueError(f"a layout made on a GPU takes blocks of {MADE_SIZES}, got {block_size}")
     place = "cuda" if isinstance(x, DeviceArray) else "cpu"
     reasons = []
     for kernel in reversed(names):
@@ -103,6 +122,8 @@ def _last_that_serves(
         reason = rung(name).unsupported(*case[:3], place, *case[3:])
         if reason is None and tile and tile not in map(str, range(n_tiles(name, *case))):
             reason = f"{name} has {n_tiles(name, *case)} tiles for this, counted from 0, got {tile}"
+        if made and reason is None and plans_on_host(name, product, x.dtype):
+            reason = f"{name} plans this on the host: take to_host() of the layout"
         if reason is None:
             return kernel
         reasons.append(reason)

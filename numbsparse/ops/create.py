@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.device import DeviceArray, empty
+from numbsparse.device import DeviceArray, empty, on
 from numbsparse.dtypes import as_dtype
 from numbsparse.ops.operands import checked_dtype, place_of
 
 
 def full(shape: int | tuple[int, ...], value: float, dtype: Any, place: str) -> Any:
-    """An array of one value on the "cpu" (any dtype) or on "cuda" (16-bit floats, float32).
+    """An array of one value on the "cpu" (any dtype), or on "cuda" or "cuda:1" (16-bit, float32).
 
     >>> full((2, 2), 0.5, "float32", "cpu")
     array([[0.5, 0.5],
@@ -22,7 +22,8 @@ def full(shape: int | tuple[int, ...], value: float, dtype: Any, place: str) -> 
     if place == "cpu":
         return np.full(shape, value, dtype) if value else np.zeros(shape, dtype)
     if place != "cuda":
-        raise ValueError(f'place takes "cpu" or "cuda", got {place!r}')
+        with on(place):
+            return full(shape, value, dtype, "cuda")
     from numbsparse.kernels import elementwise as kernels
 
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -32,7 +33,7 @@ def full(shape: int | tuple[int, ...], value: float, dtype: Any, place: str) -> 
 
 
 def zeros(shape: int | tuple[int, ...], dtype: Any, place: str) -> Any:
-    """An array of zeros on the "cpu" (any dtype) or on "cuda" (16-bit floats, float32)."""
+    """An array of zeros in a place, as `full` has it."""
     return full(shape, 0, dtype, place)
 
 

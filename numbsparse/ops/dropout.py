@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from numbsparse.device import empty, live
+from numbsparse.device import empty, id_of, live, on
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.hashing import MASK, triple32
 from numbsparse.ops.operands import checked_dtype
@@ -38,7 +39,7 @@ def dropout_mask(
         One seed a layer, say, and one call a step. A function that gives the next call is asked
         once, and again for each replay of a captured step.
     dtype : float32 or float64 on the CPU, float16, bfloat16 or float32 on a GPU
-    place : "cpu" or "cuda"
+    place : "cpu", "cuda" or "cuda:1"
 
     Examples
     --------
@@ -47,23 +48,20 @@ def dropout_mask(
     """
     if not 0 <= rate < 1:
         raise ValueError(f"rate takes a probability from 0 to below 1, got {rate}")
-    if place not in ("cpu", "cuda"):
-        raise ValueError(f'place takes "cpu" or "cuda", got {place!r}')
-    dtype, size = checked_dtype(as_dtype(dtype), place == "cuda"), prod(shape)
+    gpu = id_of(place)
+    dtype, size = checked_dtype(as_dtype(dtype), gpu is not None), prod(shape)
     if size > 2**32:
         raise ValueError(f"shape takes up to 2**32 values, got {shape}")
     threshold, kept = min(round(rate * 2**32), MASK), 1 / (1 - rate)
-    keys = _draw.get()(
-        lambda: (
-            live(lambda: _keys(seed, call), 2, np.int64) if place == "cuda" else _keys(seed, call)
-        )
-    )
-    if place == "cuda":
-        from numbsparse.kernels import dropout as kernels
+    with on(gpu):
+        made = partial(_keys, seed, call)
+        keys = _draw.get()(made if gpu is None else lambda: live(made, 2, np.int64))
+        if gpu is not None:
+            from numbsparse.kernels import dropout as kernels
 
-        mask = empty(tuple(shape), dtype)
-        kernels.dropout_mask(mask.reshape(-1), keys, threshold, kept)
-        return mask
+            mask = empty(tuple(shape), dtype)
+            kernels.dropout_mask(mask.reshape(-1), keys, threshold, kept)
+            return mask
     return ((_bits(size, keys) >= threshold).astype(dtype) * dtype.type(kept)).reshape(shape)
 
 
@@ -82,8 +80,9 @@ def logistic_noise(
         u = (_bits(size, _keys(seed, call)) + 0.5) / 2**32
         return np.log(u) - np.log1p(-u)
 
-    dtype = as_dtype(dtype)
-    return _draw.get()(lambda: live(made, size, dtype) if place == "cuda" else made().astype(dtype))
+    dtype, gpu = as_dtype(dtype), id_of(place)
+    with on(gpu):
+        return _draw.get()(lambda: made().astype(dtype) if gpu is None else live(made, size, dtype))
 
 
 Draw = Callable[[Callable[[], Any]], Any]

@@ -34,6 +34,14 @@ class Selection(NamedTuple):
     gates: Any
 
 
+class Known(NamedTuple):
+    """What the host knows of gates."""
+
+    mask: np.ndarray  # which are not zero
+    ones: bool  # whether all are one
+    key: bytes | None  # stands for the mask; None if none is zero
+
+
 def scale_blocks(w: BlockSparse, gate: Any) -> BlockSparse:
     """gate[b] * w.data[b] of each block b whose gate is not zero, in a layout of these alone.
 
@@ -47,7 +55,10 @@ def scale_blocks(w: BlockSparse, gate: Any) -> BlockSparse:
     if w.is_transposed:
         stored = gate.T if isinstance(gate, BlockSparse) else in_order(numbers, w.layout)
         return scale_blocks(w.T, stored).T
-    return gated(w, numbers, select_gated(w, numbers))
+    known = None if is_capturing() else _known(numbers)
+    if known is not None and known.ones:
+        return w
+    return gated(w, numbers, _selected(w, numbers, known))
 
 
 def gate_numbers(w: BlockSparse, gate: Any) -> Any:
@@ -93,21 +104,25 @@ def gate_dtype(w: BlockSparse) -> np.dtype:
 
 def select_gated(w: BlockSparse, gates: Any) -> Selection:
     """What `gates`, numbers as stored, leave of w, which is no transposed view."""
+    return _selected(w, gates, None if is_capturing() else _known(gates))
+
+
+def _selected(w: BlockSparse, gates: Any, known: Known | None) -> Selection:
+    """`select_gated`, of gates of which this is known, or nothing."""
     full, on_gpu = w.stored_layout, isinstance(gates, DeviceArray)
-    mask = None if is_capturing() else _known_mask(gates) if on_gpu else gates != 0
-    if mask is None or mask.all():
+    if known is None or known.key is None:
         return all_blocks(w, gates)
-    known = _selections.setdefault(full, {})
-    key = on_gpu, np.packbits(mask).tobytes()
-    found = known.pop(key, None)
+    made = _selections.setdefault(full, {})
+    mask, key = known.mask, (on_gpu and gates.device_id, on_gpu, known.key)
+    found = made.pop(key, None)
     if found is None:
         chosen = np.flatnonzero(mask).astype(np.int32)
         back = np.where(mask, np.cumsum(mask) - 1, -1).astype(np.int32)
         arrays = (to_device(chosen), to_device(back)) if on_gpu else (chosen, back)
         found = full.select(mask), *arrays
-        while len(known) >= MOST_SELECTIONS:
-            del known[next(iter(known))]
-    known[key] = found  # the last one used is the last to go
+        while len(made) >= MOST_SELECTIONS:
+            del made[next(iter(made))]
+    made[key] = found  # the last one used is the last to go
     layout, chosen, back = found
     return Selection(layout, full, chosen, back, gates)
 
@@ -124,21 +139,29 @@ def all_blocks(w: BlockSparse, gates: Any) -> Selection:
 _selections: WeakKeyDictionary[Layout, dict[Any, Any]] = WeakKeyDictionary()
 
 
-def _known_mask(gates: DeviceArray) -> np.ndarray:
-    """Which gates are not zero: copied to the host once, while nothing here writes to them."""
+def _known(gates: Any) -> Known:
+    """Of gates on a GPU copied to the host once, while nothing here writes to them."""
+    if not isinstance(gates, DeviceArray):
+        return _seen(gates)
     edit = edits.last_of(gates)
     state = gates.address, gates.shape, gates.strides, None if edit is None else edit.serial
     owner = gates.owner if is_own(gates) else None  # others write to what is theirs unseen
-    known = None if owner is None else _masks.get(owner)
-    if known is not None and known[0] == state:
-        return known[1]
-    mask = gates.numpy() != 0
-    if owner is not None:
-        _masks[owner] = state, mask
-    return mask
+    found = None if owner is None else _seen_of.get(owner)
+    if found is None or found[0] != state:
+        found = state, _seen(gates.numpy())
+        if owner is not None:
+            _seen_of[owner] = found
+    return found[1]
 
 
-_masks: WeakKeyDictionary[Any, tuple[Any, np.ndarray]] = WeakKeyDictionary()
+def _seen(numbers: np.ndarray) -> Known:
+    mask = numbers != 0
+    return Known(
+        mask, bool((numbers == 1).all()), None if mask.all() else np.packbits(mask).tobytes()
+    )
+
+
+_seen_of: WeakKeyDictionary[Any, tuple[Any, Known]] = WeakKeyDictionary()
 
 
 def gated(w: BlockSparse, by: Any, kept: Selection) -> BlockSparse:

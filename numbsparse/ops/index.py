@@ -5,21 +5,45 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from numbsparse.device import DeviceArray
+import numpy as np
+
+from numbsparse.device import DeviceArray, on, runtime, to_device
 from numbsparse.kernels.parts.plans import on_device
 from numbsparse.layout import Index, Layout
 
 
 def index_beside(layout: Layout, array: Any) -> Index:
-    """The layout's index arrays in the place of `array`; sent to the GPU once per layout."""
+    """The layout's index arrays in the place of `array`; sent to each GPU once per layout."""
     if not isinstance(array, DeviceArray):
         return layout.index
-    if layout.device_index is None:
-        index = _device_index.get(layout)  # equal layouts share one
-        if index is None:
-            index = _device_index[layout] = on_device(layout.index)
-        layout.device_index = index
-    return layout.device_index
+    index = layout.device_index
+    if index is None or (runtime.several_devices and _number(index) != array.device_id):
+        device = array.device_id
+        known = _device_index.setdefault(layout, {})  # equal layouts share one
+        if device not in known:
+            with on(device):
+                known[device] = on_device(layout.index)
+        index = layout.device_index = known[device]
+    return index
 
 
-_device_index: WeakKeyDictionary[Layout, Index] = WeakKeyDictionary()
+def _number(index: Index) -> int:
+    """Of the GPU where the arrays are."""
+    array: Any = index.block_rows
+    return array.device_id
+
+
+def positions_beside(layout: Layout, other: Layout, array: Any) -> Any:
+    """`layout.positions_in(other)` in the place of `array`; the last ones are sent there once."""
+    positions = layout.positions_in(other)
+    if not isinstance(array, DeviceArray):
+        return positions
+    known = _device_positions.get(layout)
+    if known is None or known[0] is not positions or known[1].device_id != array.device_id:
+        with on(array.device_id):
+            known = _device_positions[layout] = positions, to_device(positions.astype(np.int32))
+    return known[1]
+
+
+_device_positions: WeakKeyDictionary[Layout, tuple[np.ndarray, DeviceArray]] = WeakKeyDictionary()
+_device_index: WeakKeyDictionary[Layout, dict[int, Index]] = WeakKeyDictionary()

@@ -69,21 +69,27 @@ def lstm(
     eps: float = 1e-5,
     kept: Any = None,
     precision: str | None = None,
+    exchange: Any = None,
 ) -> LSTMTrace:
-    """See `numbsparse.nn.functional.lstm`, which differentiates it."""
-    check(x, weight_ih, weight_hh, bias, h, c, gain=gain, kept=kept)
+    """See `numbsparse.nn.functional.lstm`, which differentiates it.
+
+    With an `exchange`, see `numbsparse.distributed.split`, weights, bias and c are this rank's part
+    of the units, and h that of all.
+    """
+    check(x, weight_ih, weight_hh, bias, h, c, gain=gain, kept=kept, exchange=exchange)
     if not eps >= 0:
         raise ValueError(f"eps takes a number from 0 on, got {eps}")
     precision = checked_precision(precision)
     (steps, batch, _), units, gpu = x.shape, h.shape[1], isinstance(x, DeviceArray)
     hs = _empty((steps + 1, batch, units), x.dtype, gpu)
-    cs = _empty((steps + 1, batch, units), c.dtype, gpu)
+    cs = _empty((steps + 1, *c.shape), c.dtype, gpu)
     write(hs[0], h)
     write(cs[0], c)
     gates = _empty((steps, batch, *bias.shape), x.dtype, gpu)
     scales = None if gain is None else _empty((steps, batch, GATES), c.dtype, gpu)
     trace = LSTMTrace(gates, hs, cs, scales)
-    how = {"gain": gain, "eps": eps, "kept": kept, "precision": precision}
+    how: Any = {"gain": gain, "eps": eps, "kept": kept, "precision": precision}
+    how["exchange"] = exchange
     lstm_steps(trace, weight_hh, bias, inputs=(x, weight_ih), **how)(0, steps)
     return trace
 
@@ -98,6 +104,7 @@ def lstm_steps(
     kept: Any = None,
     precision: str | None = None,
     inputs: Any = None,
+    exchange: Any = None,
 ) -> Callable[[int, int], None]:
     """A function of two times: from the first one until before the second it makes h[t + 1] and
     c[t + 1] of a trace, and its gates[t] of x parts.
@@ -106,9 +113,10 @@ def lstm_steps(
     all steps."""
     bias, gain, kept = map(gapless, (bias, gain, kept))
     gates, hs, cs, scales = trace
-    steps, units, B = gates.shape[0], hs.shape[2], weight_hh.block_size
+    steps, units, B = gates.shape[0], cs.shape[2], weight_hh.block_size
     precision = checked_precision(precision)
-    streams = None if gain is not None else streamed(weight_hh, hs, precision)
+    by_steps = gain is not None or exchange is not None
+    streams = None if by_steps else streamed(weight_hh, hs, precision)
     if inputs is not None and (streams is None or not streams.takes(*inputs)):
         matmul(*inputs, out=gates, precision=precision)
         inputs = None
@@ -116,7 +124,10 @@ def lstm_steps(
         arrays = gates, bias, kept, hs, cs
         return lambda first, last: streams.forward(first, last, *arrays, inputs=inputs)
     each_z, each_h, each_c, each_kept = _each(gates), _each(hs), _each(cs), _each(kept, steps)
-    kernels = _kernels(gates)
+    kernels, made = _kernels(gates), each_h
+    if exchange is not None:  # of this rank's units, before they are with the others'
+        own = _empty(cs.shape[1:], hs.dtype, isinstance(gates, DeviceArray))
+        made = [own] * (steps + 1)
     recurrent = _empty(gates.shape[1:], gates.dtype, isinstance(gates, DeviceArray))
 
     def run(first: int, last: int) -> None:
@@ -124,8 +135,10 @@ def lstm_steps(
             matmul(each_h[t], weight_hh, out=recurrent, precision=precision)
             if scales is not None:
                 kernels.normalise(each_z[t], recurrent, eps, scales[t], units, B)
-            states = each_c[t], each_c[t + 1], each_h[t + 1]
+            states = each_c[t], each_c[t + 1], made[t + 1]
             kernels.forward(each_z[t], recurrent, bias, gain, each_kept[t], *states, B)
+            if exchange is not None:
+                exchange.gather(made[t + 1], each_h[t + 1])
 
     return run
 
@@ -141,6 +154,7 @@ def lstm_grad(
     gain: Any = None,
     kept: Any = None,
     precision: str | None = None,
+    exchange: Any = None,
 ) -> LSTMGrads:
     """The gradients of what `lstm` computed, but for those that are products of the gates'.
 
@@ -152,18 +166,22 @@ def lstm_grad(
     trace : LSTMTrace, with weight_hh, bias, gain and kept as `lstm` took them
         Without layer norm it serves once: its gates become their gradients in place.
     dy, dh, dc : the gradients of y, of the last h and of the last c; each may be None
+        With an `exchange` the first two are those of all units, equal on all ranks.
     """
     precision = checked_precision(precision)
     bias, gain, kept = map(gapless, (bias, gain, kept))
     gates, hs, cs, scales = trace
     kernels, gpu, place = _kernels(gates), isinstance(gates, DeviceArray), place_of(gates)
-    (steps, batch, units), B = hs.shape, weight_hh.block_size
+    (steps, batch, units), B = cs.shape, weight_hh.block_size
     steps -= 1
+    if exchange is not None:
+        dy, dh = (None if d is None else exchange.part(d) for d in (dy, dh))
     dy = zeros((steps, batch, units), hs.dtype, place) if dy is None else gapless(dy)
     dh = zeros((batch, units), hs.dtype, place) if dh is None else copy(dh)
     dc = zeros((batch, units), cs.dtype, place) if dc is None else copy(dc)
     dgates = gates if gain is None else _empty(gates.shape, gates.dtype, gpu)
-    streams = None if gain is not None else streamed(weight_hh, hs, precision)
+    by_steps = gain is not None or exchange is not None
+    streams = None if by_steps else streamed(weight_hh, hs, precision)
     parts = kernels.parts(batch), *bias.shape
     if streams is not None:
         parts = max(parts[0], streams.parts), *bias.shape
@@ -184,7 +202,10 @@ def lstm_grad(
         streams.backward(steps, 1, gates, kept, cs, dy, dgates, dc, dbias)
     else:
         for t in reversed(range(1, steps)):
-            matmul(each_dz[t], weight_hh.T, out=dh, precision=precision)
+            if exchange is None:
+                matmul(each_dz[t], weight_hh.T, out=dh, precision=precision)
+            else:
+                exchange.collect(matmul(each_dz[t], weight_hh.T, precision=precision), dh)
             through_gates(t - 1)
     dbias = _summed(dbias, bias.dtype)
     return LSTMGrads(dgates, dc, dbias, None if dgain is None else _summed(dgain, bias.dtype))
@@ -200,6 +221,7 @@ def check(
     *,
     gain: Any = None,
     kept: Any = None,
+    exchange: Any = None,
 ) -> None:
     """Refuse what does not fit together, by name."""
     gpu = on_gpu(x, "x")
@@ -211,7 +233,8 @@ def check(
             raise ValueError(f"{name} takes the place of x, {place}, got {w.place}")
         if w.dtype != x.dtype:
             raise TypeError(f"{name} takes the dtype of x, {x.dtype}, got {w.dtype}")
-    B, (units, columns) = weight_hh.block_size, weight_hh.shape
+    B, (rows, columns) = weight_hh.block_size, weight_hh.shape
+    units = rows if exchange is None else rows // exchange.size
     if columns != GATES * -(-units // B) * B:
         raise ValueError(
             f"weight_hh takes four gates of whole blocks of {B} for {units} units, "
@@ -228,7 +251,7 @@ def check(
             f"got {weight_ih.shape[1]} in blocks of {weight_ih.block_size}"
         )
     state = (x.shape[1], units)
-    wanted = [("bias", bias, (columns,), x.dtype), ("h", h, state, x.dtype)]
+    wanted = [("bias", bias, (columns,), x.dtype), ("h", h, (x.shape[1], rows), x.dtype)]
     wanted += [("c", c, state, state_dtype(x.dtype))]
     wanted += [] if gain is None else [("gain", gain, (columns,), x.dtype)]
     wanted += [] if kept is None else [("kept", kept, (*x.shape[:2], units), x.dtype)]

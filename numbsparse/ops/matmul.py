@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -12,18 +14,25 @@ from numbsparse.device import (
     DeviceArray,
     empty,
     empty_in_library_of,
+    empty_quickly,
     in_library_of,
     in_order_with,
     is_device_operand,
+    on,
+    one_gpu,
     read_quickly,
+    replay,
+    runtime,
     to_device,
 )
 from numbsparse.dtypes import as_array, type_name
 from numbsparse.kernels.matmul import function_of
-from numbsparse.layout import as_layout
+from numbsparse.layout import Layout, as_layout
+from numbsparse.ops import choice
 from numbsparse.ops.choice import choose
 from numbsparse.ops.gates import scale_blocks
 from numbsparse.ops.index import index_beside
+from numbsparse.ops.made import clear_rest, taken
 from numbsparse.ops.operands import ARRAYS, in_order, operand, overlap
 from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.shape import reshape
@@ -58,11 +67,11 @@ def matmul(
     gate : array, (n_blocks,), or BlockSparse of 1 x 1 blocks in the layout of w, optional
         A number for each block, in the order of `w.data`, for `y = x @ (gate[:, None, None] * w)`,
         in the place of w: float32, with a w of float64 float64. The gated weight is rounded to the
-        dtype of w, at the cost of a pass over w. A block whose gate is zero is skipped, in both
-        gradients too, and so gets none, and nor does its gate. For each new set of such blocks a
-        layout is made and planned; the last four are remembered. Which ones are zero is copied from
-        a GPU to the host once after each change of the gate, by this library; another one's arrays
-        are copied at every product. Within a step that `ns.graph` captures nothing can be copied
+        dtype of w, at the cost of a pass over w unless all gates are one. A block whose gate is
+        zero is skipped, in both gradients too, and so gets none, and nor does its gate. For each
+        new set of such blocks a layout is made and planned; the last four are remembered. Gates are
+        copied from a GPU to the host once after each change of them, by this library; another one's
+        arrays are copied at every product. Within a step that `ns.graph` captures nothing is copied
         and no block is skipped: results are the same, unless x has infinity or NaN, in the time
         that all gates one would take. NaN and infinity as gates are multiplied as any number.
     out : array, (..., out_features), or (in_features, batch) in `w @ x`, optional
@@ -78,9 +87,9 @@ def matmul(
     Returns
     -------
     array, (..., out_features), or (in_features, batch) in `w @ x`
-        Beside the dense operand: NumPy for NumPy, torch for torch, CuPy for CuPy, JAX for JAX on
-        the CPU, else a DeviceArray. Sums are kept in float32, for float64 in float64, and rounded
-        at the end.
+        Beside the dense operand: NumPy for NumPy, torch for torch, CuPy for CuPy, JAX for JAX, of
+        Numba a DeviceArray. JAX's on a GPU is a copy, and was waited for: `numbsparse.jax` does
+        neither. Sums are kept in float32, for float64 in float64, and rounded at the end.
 
     Raises
     ------
@@ -88,7 +97,8 @@ def matmul(
         If neither or both operands are block-sparse, or dtypes differ; for a gate of another dtype.
     ValueError
         If shapes do not meet, places do not fit, `out` does not fit, or no kernel serves the case:
-        the message says what each of them lacks.
+        the message says what each of them lacks. For a tensor of torch on a GPU that requires
+        grad, outside of `torch.no_grad()`: `numbsparse.torch` records gradients.
 
     Examples
     --------
@@ -156,16 +166,7 @@ def sddmm(
     >>> ns.sddmm(x.T, dy, ns.Layout([[1], [0]])).toarray()[:5, 0]
     array([3., 3., 3., 3., 0.], dtype=float32)
     """
-    a, b, precision = operand(a, "a"), operand(b, "b"), checked_precision(precision)
-    if isinstance(a, DeviceArray) != isinstance(b, DeviceArray):
-        raise ValueError("a and b take the same place, got one on the CPU and one on a GPU")
-    if a.dtype != b.dtype:
-        raise TypeError(f"a and b take one dtype, got {a.dtype} and {b.dtype}")
-    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
-        raise ValueError(
-            f"a and b take the shapes (in_features, batch) and (batch, out_features), "
-            f"got {a.shape} and {b.shape}"
-        )
+    (a, b), precision = _factors(a, b), checked_precision(precision)
     shape = (a.shape[0], b.shape[1])
     if isinstance(layout, BlockSparse):
         if layout.shape != shape:
@@ -183,16 +184,86 @@ def sddmm(
         size = _block_size(shape, layout.shape)
     else:
         size = integer("block_size", block_size)
-    chosen = choose("weight_grad", kernel, size, a, a.shape[1], precision, layout)
     values = _empty((layout.n_blocks, size, size), a)
-    dw = BlockSparse(values, layout, shape=shape)
+    return sddmm_into(values, a, b, layout, kernel, precision)
+
+
+def sddmm_into(
+    values: Any, a: Any, b: Any, layout: Layout, kernel: str = "auto", precision: str = "highest"
+) -> BlockSparse:
+    """`sddmm` with memory for its values, (n_blocks, B, B)."""
+    (a, b), values = _factors(a, b), operand(values, "values")
+    chosen = choose("weight_grad", kernel, values.shape[1], a, a.shape[1], precision, layout)
+    dw = BlockSparse(values, layout, shape=(a.shape[0], b.shape[1]))
     compute = function_of(chosen, "weight_grad")
-    compute(a.T, b, index_beside(layout, a), values, precision)
+    compute(a.T, b, index_beside(layout, a), taken(layout, values), precision)
+    clear_rest(layout, values)
     return dw
 
 
-def _multiply(dense: Any, w: BlockSparse, gate: Any, *of: Any) -> Any:
+def _factors(a: Any, b: Any) -> tuple[Any, Any]:
+    a, b = operand(a, "a"), operand(b, "b")
+    if isinstance(a, DeviceArray) != isinstance(b, DeviceArray):
+        raise ValueError("a and b take the same place, got one on the CPU and one on a GPU")
+    if a.dtype != b.dtype:
+        raise TypeError(f"a and b take one dtype, got {a.dtype} and {b.dtype}")
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        raise ValueError(
+            f"a and b take the shapes (in_features, batch) and (batch, out_features), "
+            f"got {a.shape} and {b.shape}"
+        )
+    return a, b
+
+
+def replayed(
+    layout: Layout, what: tuple[Any, ...], operands: tuple[Any, ...], work: Callable[[], Any]
+) -> None:
+    """Do the work on operands on a GPU, or start its launches again: see device/replay.py.
+
+    They depend on the layout, on `what`, and on where the operands are.
+    """
+    if (index := layout.device_index) is None or runtime.several_devices:
+        work()
+    else:
+        replay.replayed(index.replays, (what, choice.era), operands, work)
+
+
+def _multiply(
+    dense: Any,
+    w: BlockSparse,
+    gate: Any,
+    feature_major: bool,
+    out: Any,
+    kernel: str,
+    precision: str | None,
+) -> Any:
+    """The product: its launches again, where all of it is known."""
+    precision, y = checked_precision(precision), out
+    if gate is None and kernel == "auto" and w.place == "cuda":
+        y = _memory_beside(dense, w, feature_major) if out is None else out
+        if y is not None:
+            what = feature_major, w.is_transposed, w.shape, precision
+            of = dense, w, None, feature_major, y, kernel, precision
+            replayed(w.stored_layout, what, (dense, w.values, y), partial(_in_order, *of))
+            return y
+    return _in_order(dense, w, gate, feature_major, out, kernel, precision)
+
+
+def _memory_beside(dense: Any, w: BlockSparse, feature_major: bool) -> Any:
+    """Memory for the result beside an array of ours or a tensor of torch on a GPU; else None."""
+    if type(dense) is not DeviceArray and not getattr(dense, "is_cuda", False):
+        return None
+    shape = _shape_of_result(dense.shape, w, feature_major)
+    return None if shape is None else empty_quickly(dense, shape)
+
+
+def _in_order(dense: Any, w: BlockSparse, gate: Any, *of: Any) -> Any:
     """`_product`, in order with the work of the library that `dense` comes from."""
+    if runtime.several_devices:
+        home = one_gpu({"x": dense, "w": w, "gate": gate, "out": of[1]})
+        if home is not None and home != runtime.current_id():
+            with on(home):
+                return _multiply(dense, w, gate, *of)
     if type(dense) in ARRAYS:
         return _product(dense, dense, w if gate is None else scale_blocks(w, gate), *of)
     if gate is None:
@@ -211,10 +282,9 @@ def _product(
     feature_major: bool,
     out: Any,
     kernel: str,
-    precision: str | None,
+    precision: str,
 ) -> Any:
     """dense, x as an array of ours, @ w; or w @ x if `feature_major`: features before the batch."""
-    precision = checked_precision(precision)
     on_gpu, w_on_gpu = isinstance(x, DeviceArray), w.place == "cuda"
     if on_gpu and not w_on_gpu:
         raise ValueError('x is on a GPU and w on the CPU: move the weight with w.to("cuda") first')
@@ -222,11 +292,10 @@ def _product(
         raise TypeError(f"x and w take one dtype, got {x.dtype} and {w.dtype}")
     if feature_major and x.ndim > 2:
         raise ValueError(f"w @ x takes an x of one or two axes, got {x.ndim}")
-    outputs, features = w.shape if feature_major else w.shape[::-1]
-    if x.ndim == 0 or x.shape[0 if feature_major else -1] != features:
-        takes = f"({features}, batch)" if feature_major else f"(..., {features})"
+    shape = _shape_of_result(x.shape, w, feature_major)
+    if shape is None:
+        takes = f"({w.shape[1]}, batch)" if feature_major else f"(..., {w.shape[0]})"
         raise ValueError(f"x takes the shape {takes} with this w, got {x.shape}")
-    shape = (outputs, *x.shape[1:]) if feature_major else (*x.shape[:-1], outputs)
     target = None if out is None else _checked_out(out, shape, x, w)
     if w_on_gpu and not on_gpu:
         y = target if isinstance(target, DeviceArray) else empty(shape, w.dtype)
@@ -246,6 +315,16 @@ def _product(
     return in_library_of(dense, target) if out is None else out
 
 
+def _shape_of_result(
+    shape: tuple[int, ...], w: BlockSparse, feature_major: bool
+) -> tuple[int, ...] | None:
+    """Of x of this shape times w, or of w times x; None where they do not meet."""
+    rows, columns = w.shape
+    if feature_major:
+        return (rows, *shape[1:]) if shape and shape[0] == columns else None
+    return (*shape[:-1], columns) if shape and shape[-1] == rows else None
+
+
 def _run(x: Any, w: BlockSparse, y: Any, feature_major: bool, kernel: str, precision: str) -> None:
     """One product on operands of one place: y = x @ w, or w @ x = (x.T @ w.T).T by strides."""
     if feature_major:
@@ -255,7 +334,8 @@ def _run(x: Any, w: BlockSparse, y: Any, feature_major: bool, kernel: str, preci
         x, y = (reshape(a, (batch, a.shape[-1])) for a in (x, y))
     product, layout = "input_grad" if w.is_transposed else "forward", w.stored_layout
     chosen = choose(product, kernel, w.block_size, x, x.shape[0], precision, layout)
-    function_of(chosen, product)(x, w.values, index_beside(layout, x), y, precision)
+    values = taken(layout, w.values)
+    function_of(chosen, product)(x, values, index_beside(layout, x), y, precision)
 
 
 def _columns_as_rows(a: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from numbsparse.device import (
     as_device_array,
     in_order_with,
     is_device_operand,
+    on,
+    one_gpu,
+    runtime,
 )
 from numbsparse.dtypes import as_array, is_bfloat16, refuse_masked, type_name
 
@@ -40,8 +44,22 @@ def operand(x: Any, argument: str) -> Any:
     return as_device_array(x, argument) if is_device_operand(x) else as_array(x, argument)
 
 
+def at_home(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that runs on the GPU of its arrays; those of several GPUs are refused by name."""
+    names = tuple(signature(function).parameters)
+
+    @wraps(function)
+    def run(*args: Any, **options: Any) -> Any:
+        if not runtime.several_devices:
+            return function(*args, **options)
+        with on(one_gpu(dict(zip(names, args, strict=False)) | options)):
+            return function(*args, **options)
+
+    return run
+
+
 def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose work is in order with that of the library its first array comes from."""
+    """`at_home`, and in order with the work of the library that the first array comes from."""
 
     @wraps(function)
     def run(x: Any, *args: Any, **options: Any) -> Any:
@@ -50,7 +68,7 @@ def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
         with in_order_with(x):
             return function(x, *args, **options)
 
-    return run
+    return at_home(run)
 
 
 def on_gpu(a: Any, argument: str) -> bool:

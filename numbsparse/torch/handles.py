@@ -8,13 +8,16 @@ the layout by it, and keeps no layout alive: handles do, which modules, matrices
 from __future__ import annotations
 
 from hashlib import sha256
+from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 
 from numbsparse.layout import Layout, as_layout
+from numbsparse.ops.made import MadeLayout
 
+_numbers = count()  # of layouts made on a device, whose contents nobody looks at
 _layouts: WeakValueDictionary[str, Layout] = WeakValueDictionary()
 
 
@@ -28,7 +31,10 @@ class Handle:
 
     def __init__(self, layout: Any):
         layout = as_layout(layout)
-        contents = sha256(layout.indptr.tobytes() + layout.indices.tobytes()).hexdigest()
+        if isinstance(layout, MadeLayout):
+            contents = vars(layout).setdefault("word", f"made{next(_numbers)}")
+        else:
+            contents = sha256(layout.indptr.tobytes() + layout.indices.tobytes()).hexdigest()
         self.word = "{}x{}-{}".format(*layout.shape, contents[:32])
         self.layout: Layout = _layouts.setdefault(self.word, layout)  # equal layouts share one
         self.grid, self.n_blocks = layout.shape, layout.n_blocks  # numbers, which torch can trace
@@ -37,6 +43,11 @@ class Handle:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Handle, (self.layout,)
+
+
+# As what torch.compile traces meets a layout, torch 2.11 takes it for a constant only if told so.
+if (_register := getattr(torch.utils._pytree, "register_constant", None)) is not None:
+    _register(Layout)
 
 
 @torch.compiler.assume_constant_result

@@ -22,6 +22,7 @@ from numbsparse.device import current_stream, in_library_of
 from numbsparse.device.streams import of_torch
 from numbsparse.device.torch_tensors import raw_stream
 from numbsparse.dtypes import bfloat16
+from numbsparse.layout import Layout
 from numbsparse.torch.handles import layout_of
 
 DEVICES = ("cpu", "cuda")
@@ -67,30 +68,41 @@ def operator(
     torch.library.register_fake(f"numbsparse::{name}", fake, lib=_library)
 
     def is_recorded(inputs: tuple[Any, ...]) -> bool:
-        return torch.is_grad_enabled() and any(a.requires_grad for a in inputs[:tensors])
+        if torch.is_grad_enabled():
+            for a in inputs[:tensors]:
+                if a.requires_grad:
+                    return True
+        return False
+
+    def computed(*inputs: Any) -> Any:
+        return kernels[inputs[0].is_cuda](*inputs)
+
+    def dispatched(*inputs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return made(*inputs)
+
+    # What torch.library.register_autograd would make takes 15 us more a call.
+    def recorded(run: Callable[..., Any]) -> Any:
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            output = run(*inputs)
+            save(ctx, inputs, output)
+            return output
+
+        methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        return type(name, (torch.autograd.Function,), methods)
+
+    # Function.apply looks for transforms of functions first, which plain tensors have none of.
+    apply = super(torch.autograd.Function, recorded(computed)).apply
+    differentiate = recorded(dispatched).apply
 
     def call(*inputs: Any) -> Any:
         if torch.compiler.is_compiling() or not _is_plain(inputs[:tensors]):
             return made(*inputs)
-        if is_recorded(inputs):
-            return function.apply(*inputs)  # type: ignore[attr-defined]
-        return kernels[inputs[0].is_cuda](*inputs)
-
-    # What torch.library.register_autograd would make takes 15 us more a call.
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            output = call(*inputs)
-        save(ctx, inputs, output)
-        return output
+        return (apply if is_recorded(inputs) else computed)(*inputs)
 
     def differentiated(*inputs: Any) -> Any:
-        if is_recorded(inputs):
-            return function.apply(*inputs)  # type: ignore[attr-defined]
-        with torch._C._AutoDispatchBelowAutograd():
-            return made(*inputs)
+        return (differentiate if is_recorded(inputs) else dispatched)(*inputs)
 
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    function = type(name, (torch.autograd.Function,), methods)
     _library.impl(name, differentiated, "Autograd")
     return call
 
@@ -144,8 +156,9 @@ def in_order(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel on the stream that torch works on."""
 
     def run(first: torch.Tensor, *others: Any) -> Any:
-        theirs = of_torch(raw_stream(torch)(first.get_device()))
-        if theirs.handle == current_stream().handle:
+        device = first.get_device()
+        theirs = of_torch(raw_stream(torch)(device), device)
+        if theirs.is_same(current_stream()):
             return kernel(first, *others)
         with theirs:
             return kernel(first, *others)
@@ -239,23 +252,49 @@ def family(names: str, numbers: str, kernels: Any, fakes: Any) -> tuple[Any, Any
     return made[0], made[1], made[2]
 
 
+def _on_gpu(
+    name: str, layout: Layout, a: Any, b: Any, shape: Any, how: Any, work: Callable[[Any], Any]
+) -> Any:
+    """What `work(out)` writes of tensors on a GPU, in memory of torch's."""
+    out = a.new_empty(shape)
+    ops.replayed(layout, (name, how), (a, b, out), lambda: work(out))
+    return out
+
+
 def _matmul(x: Any, w: Any, layout: str, rows: int, columns: int, _: int, precision: str) -> Any:
-    whole = matrix(w, layout, rows, columns)
-    return given_back(ops.matmul(lent(x), whole, precision=precision), x)
+    def product(out: Any) -> Any:
+        return ops.matmul(lent(x), matrix(w, layout, rows, columns), out=out, precision=precision)
+
+    if not x.is_cuda:
+        return given_back(product(None), x)
+    shape, how = (*x.shape[:-1], columns), (rows, columns, precision)
+    return _on_gpu("matmul", layout_of(layout), x, w, shape, how, product)
 
 
 def _transposed(
     y: Any, w: Any, layout: str, rows: int, columns: int, _: int, precision: str
 ) -> Any:
-    whole = matrix(w, layout, rows, columns)
-    return given_back(ops.matmul(lent(y), whole.T, precision=precision), y)
+    def product(out: Any) -> Any:
+        return ops.matmul(lent(y), matrix(w, layout, rows, columns).T, out=out, precision=precision)
+
+    if not y.is_cuda:
+        return given_back(product(None), y)
+    shape, how = (*y.shape[:-1], rows), (rows, columns, precision)
+    return _on_gpu("transposed", layout_of(layout), y, w, shape, how, product)
 
 
 def _sddmm(x: Any, y: Any, layout: str, rows: int, columns: int, size: int, precision: str) -> Any:
     x, y = (a if a.dim() == 2 else a.reshape(-1, a.shape[-1]) for a in (x, y))
     kept = layout_of(layout)
-    s = ops.sddmm(lent(x).T, lent(y), kept, block_size=size, precision=precision)
-    return given_back(s.values, x)
+    if not x.is_cuda:
+        s = ops.sddmm(lent(x).T, lent(y), kept, block_size=size, precision=precision)
+        return given_back(s.values, x)
+
+    def product(out: Any) -> Any:
+        ops.sddmm_into(out, ops.operand(x, "x").T, y, kept, precision=precision)
+
+    shape, how = (kept.n_blocks, size, size), (rows, columns, precision)
+    return _on_gpu("sddmm", kept, x, y, shape, how, product)
 
 
 def of_blocks(x: Any, y: Any, layout: str, rows: int, columns: int, size: int, *how: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.compat.blocksparse.arrays import check_shape, run
-from numbsparse.device import DeviceArray, to_device
+from numbsparse.device import moved
 from numbsparse.layout import Layout
 from numbsparse.nn import functional
 from numbsparse.nn.functional.columns import with_blocks
@@ -157,4 +157,4 @@ def _in_order(x: Tensor, order: np.ndarray) -> Tensor:
 
 
 def _beside(x: Tensor, indices: np.ndarray) -> Any:
-    return to_device(indices) if isinstance(x.data, DeviceArray) else indices
+    return moved(indices, x.device)

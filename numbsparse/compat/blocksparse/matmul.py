@@ -123,7 +123,7 @@ class BlocksparseMatMul:
         check_shape("w", w, self.w_shape)
 
         def compute(w: Tensor, gain: Tensor | None) -> Tensor:
-            gain = Tensor(ops.full((self.K,), 1.0, w.dtype, w.place)) if gain is None else gain
+            gain = Tensor(ops.full((self.K,), 1.0, w.dtype, w.device)) if gain is None else gain
             return blocks_of(functional.normalise_columns(self._matrix(w), gain, epsilon))
 
         return run(compute, w, gain)

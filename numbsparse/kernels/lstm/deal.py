@@ -7,12 +7,9 @@ they meet: of a line of gates one block of h, of a row as many blocks of the gat
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 
-from numbsparse.device import SIMULATED, DeviceArray, compute_capability
-from numbsparse.device.runtime import current_device
+from numbsparse.device import SIMULATED, DeviceArray, compute_capability, multiprocessors
 from numbsparse.kernels.lstm.cell import GATES, WARPS
 from numbsparse.kernels.parts import store
 from numbsparse.kernels.parts.deal import dealt, in_turn
@@ -42,10 +39,9 @@ def serves(values: DeviceArray, index: Index, batch: int, units: int) -> bool:
     )
 
 
-@cache
 def places(blocks: int) -> int:
     """Of a grid with so many blocks on each multiprocessor."""
-    return 2 if SIMULATED else blocks * current_device().properties.multiprocessor_count
+    return 2 if SIMULATED else blocks * multiprocessors()
 
 
 def deal(

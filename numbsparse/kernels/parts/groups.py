@@ -27,11 +27,11 @@ def strips_of(walk: Walk, across: int) -> Walk:
     return Walk(indptr, walk.indices[entry], blocks)
 
 
-def grouped(walk: Walk, n_inputs: int, size: int) -> np.ndarray:
+def grouped(walk: Walk, n_inputs: int, size: int, exchange: bool = True) -> np.ndarray:
     """(groups, size) int32: lines that meet many inputs together, -1 for none.
 
     Pairs with the largest overlap are matched, then pairs of pairs; and as long as two groups gain
-    by it, they exchange a line.
+    by it, they `exchange` a line.
     """
     n_lines = len(walk.indptr) - 1
     groups = np.arange(n_lines, dtype=np.int64)[:, None]
@@ -51,7 +51,7 @@ def grouped(walk: Walk, n_inputs: int, size: int) -> np.ndarray:
         groups = np.hstack([groups[pairs[:, 0]], groups[pairs[:, 1]]])
         meets = meets[pairs[:, 0]] | meets[pairs[:, 1]]
     lines = groups.reshape(-1)
-    if lines.size <= EXCHANGED:
+    if exchange and lines.size <= EXCHANGED:
         _exchange_lines(own[lines], size, lines)
     return lines.reshape(-1, size).astype(np.int32)
 

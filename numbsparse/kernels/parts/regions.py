@@ -7,15 +7,21 @@ Each way gives the number of the item of each block, in the order in which block
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 
+from numbsparse.device import CPU_THREADS
 from numbsparse.device.waits import shown
 from numbsparse.kernels.cores import compiled
+from numbsparse.kernels.parts.deal import in_turn
 from numbsparse.kernels.parts.groups import bits_set
 from numbsparse.layout import Index
 
-TOGETHER = 1 << 20  # places for blocks among which regions are looked for
-LEAST = 32  # block rows of them
+# Lines among which regions are looked for. More would not find better ones: a region has few
+# lines, and what is left of many lines is as hard to fit together as what is left of few.
+PART, MOST = 256, 384
+SAID = "planning, parts of the grid"
 LEAVES, KEPT_FOR_LEFT = 0.05, 20  # blocks that one left behind counts for, and the inverse
 AT_A_TIME = 128  # lines among which the best one is looked for
 INSIDE, NEVER = -(1 << 24), -(1 << 30)  # what a line inside gains; less than any line scores
@@ -27,39 +33,55 @@ def regions(index: Index, slots: int, pair: int, products: int) -> np.ndarray:
     """Block rows and columns with many kept blocks where they cross.
 
     A region has at most so many `slots`, for a tile of each line, and `products`, each of up to
-    `pair` blocks of a row.
+    `pair` blocks of a row. They are looked for in parts of the grid, all cores at a time.
     """
-    indptr, columns = index.rows.indptr, index.rows.indices
-    at_once = max(TOGETHER // len(index.columns.indptr), LEAST)
-    found, n = np.empty(columns.size, np.int64), 0
-    for first in shown(range(0, len(indptr) - 1, at_once), "planning, block rows"):
-        rows = indptr[first : first + at_once + 1]
-        blocks = slice(rows[0], rows[-1])
+    rows, columns = index.block_rows, index.block_columns
+    down, across = (parts_of(len(walk.indptr) - 1) for walk in (index.rows, index.columns))
+    wide, part = across.size + 1, np.searchsorted(across, columns, "right")
+    part += np.searchsorted(down, rows, "right") * wide
+    order, starts = in_turn(part, (down.size + 1) * wide)
+    found = np.empty(columns.size, np.int64)
+
+    def look(blocks: np.ndarray) -> int:
+        """Number the regions of a part from 0 on; how many there are."""
+        own, row = np.unique(rows[blocks], return_inverse=True)
         used, place = np.unique(columns[blocks], return_inverse=True)
-        row = np.repeat(np.arange(rows.size - 1), np.diff(rows))
-        left = np.zeros((rows.size - 1, used.size), np.uint8)  # 1 where a block is in no region
+        left = np.zeros((own.size, used.size), np.uint8)  # 1 where a block is in no region
         left[row, place] = 1
         region = np.empty(left.shape, np.int64)
-        n = _grow_regions(left, slots, pair, products, n, region)
+        n = _grow_regions(left, slots, pair, products, region)
         found[blocks] = region[row, place]
+        return n
+
+    parts = [blocks for blocks in np.split(order, starts[1:-1]) if blocks.size]
+    with ThreadPoolExecutor(CPU_THREADS) as pool:
+        numbers = list(shown(pool.map(look, parts) if len(parts) > 1 else map(look, parts), SAID))
+    for blocks, before in zip(parts, np.cumsum(numbers) - numbers, strict=True):
+        found[blocks] += before
     return found
 
 
+def parts_of(lines: int) -> np.ndarray:
+    """Where parts of the lines end, but for the last: even ones of up to PART, or one of MOST."""
+    parts = 1 if lines <= MOST else -(-lines // PART)
+    return np.arange(1, parts) * lines // parts
+
+
 def _grow_regions(
-    left: np.ndarray, slots: int, pair: int, products: int, number: int, region: np.ndarray
+    left: np.ndarray, slots: int, pair: int, products: int, region: np.ndarray
 ) -> int:
-    """Number regions from `number` on, until every block is in one; the next number."""
+    """Number regions from 0 on, until every block is in one; how many there are."""
     n, m = left.shape
     counts = np.concatenate([left.sum(1), left.sum(0)]).astype(np.int32)  # that are in no region
     gains, opens = np.empty((2, n + m), np.int32)
     scores = np.full((-(-(n + m) // AT_A_TIME), AT_A_TIME), NEVER, np.int32)
     lines, held = np.empty((2, slots), np.int64)
     arrays = counts, gains, opens, scores, lines, held, region
-    return _grow(left, left.T.copy(), products, pair, number, *arrays)
+    return _grow(left, left.T.copy(), products, pair, *arrays)
 
 
 @compiled(error_model="numpy")
-def _grow(left, across, most, pair, number, counts, gains, opens, scores, lines, held, region):
+def _grow(left, across, most, pair, counts, gains, opens, scores, lines, held, region):
     """A line is a row, or after those a column. The best one that fits is added, again and again:
     it gains many blocks and leaves few. Where none fits, a row is added that meets none inside.
 
@@ -67,7 +89,7 @@ def _grow(left, across, most, pair, number, counts, gains, opens, scores, lines,
         it is added, and the products that it adds; of a row those that it has
     lines, held : those inside, and how many blocks each has there
     """
-    (n, m), slots, blocks = left.shape, lines.size, 0
+    (n, m), slots, blocks, number = left.shape, lines.size, 0, 0
     for i in range(n):
         blocks += counts[i]
     while blocks > 0:

@@ -148,6 +148,9 @@ let_next_kernel_start = _bulk.let_next_kernel_start  # (): once all blocks have 
 # Between blocks of a grid that all run at once; 7.0, the fence 9.0.
 # (array, j) -> uint32; what its writer wrote before it is seen after it
 load_acquire = _grid.load_acquire
+# of int32, between GPUs: (array, j) -> int32; (array, j, n): array[j] = n after what came before
+load_acquire_system = _grid.load_acquire_system
+store_release_system = _grid.store_release_system
 # (array, j, n): array[j] += n after all that this thread wrote, or saw written
 add_release = _grid.add_release
 # (array of int32, j, n) -> array[j] before; then what was written before other additions is seen

@@ -17,6 +17,20 @@ def load_acquire(typing, array, j):
 
 
 @intrinsic
+def load_acquire_system(typing, array, j):
+    text = "ld.acquire.sys.global.u32 $0, [$1];"
+    items = [Item(array, j, GLOBAL, types.int32)]
+    return on_items("load_acquire_system", text, items, [types.int32])
+
+
+@intrinsic
+def store_release_system(typing, array, j, n):
+    text = "st.release.sys.global.u32 [$0], $1;"
+    items = [Item(array, j, GLOBAL, types.int32), types.int32]
+    return on_items("store_release_system", text, items)
+
+
+@intrinsic
 def add_release(typing, array, j, n):
     _check_words("add_release", array, n)
     text = "red.release.gpu.global.add.u32 [$0], $1;"

@@ -17,6 +17,15 @@ def load_acquire(array, j):
     return value
 
 
+def load_acquire_system(array, j):
+    return np.int32(load_acquire(array, j))
+
+
+def store_release_system(array, j, n):
+    array[j] = n
+    signal(_address(array, j))
+
+
 def add_release(array, j, n):
     array[j] += n
     signal(_address(array, j))

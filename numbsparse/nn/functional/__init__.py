@@ -33,6 +33,7 @@ from numbsparse.nn.functional.arithmetic import (
     sqrt,
     subtract,
 )
+from numbsparse.nn.functional.block_sparse import remap
 from numbsparse.nn.functional.cell import repeated_cell
 from numbsparse.nn.functional.columns import column_norms, normalise_columns, scale_columns
 from numbsparse.nn.functional.conv import conv, conv_transpose, conv_weight_grad
@@ -91,6 +92,7 @@ __all__ = [
     "normalise_columns",
     "power",
     "relu",
+    "remap",
     "repeated_cell",
     "repeated_norm",
     "repeated_product",

@@ -7,12 +7,19 @@ from typing import Any
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor, once, record
-from numbsparse.nn.functional.arithmetic import exp, multiply, negative, subtract
+from numbsparse.nn.functional.arithmetic import (
+    exp,
+    is_block_sparse,
+    multiply,
+    negative,
+    subtract,
+)
+from numbsparse.nn.functional.columns import blocks_of, with_blocks
 from numbsparse.nn.functional.shape import reshape
 
 
 def relu(x: Any) -> Tensor:
-    """max(x, 0); the gradient at 0 is 0.
+    """max(x, 0); the gradient at 0 is 0. Of a block-sparse tensor each value's, in its layout.
 
     >>> from numbsparse import Tensor
     >>> from numbsparse.nn import functional as F
@@ -20,6 +27,8 @@ def relu(x: Any) -> Tensor:
     Tensor([0., 2.])
     """
     x = as_tensor(x)
+    if is_block_sparse(x):
+        return with_blocks(x.data, relu(blocks_of(x)))
     return record(ops.relu(x.data), (x, lambda dy, y: _relu_grad(x, dy)))
 
 
@@ -75,6 +84,8 @@ def glu(x: Any) -> Tensor:
 def gelu(x: Any, approximate: str = "none") -> Tensor:
     """x * Phi(x), where Phi(x) = (1 + erf(x / sqrt(2))) / 2 is how likely a normal number is below.
 
+    Of a block-sparse tensor each value's, in its layout.
+
     With approximate="tanh" x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), as in GPT-2 and
     BERT: off by up to 5e-4. Raises ValueError for anything else.
 
@@ -90,6 +101,8 @@ def gelu(x: Any, approximate: str = "none") -> Tensor:
     if approximate not in ("none", "tanh"):
         raise ValueError(f'approximate takes "none" or "tanh", got {approximate!r}')
     x, exact = as_tensor(x), approximate == "none"
+    if is_block_sparse(x):
+        return with_blocks(x.data, gelu(blocks_of(x), approximate))
     value, slope = (ops.gelu, ops.gelu_grad) if exact else (ops.gelu_tanh, ops.gelu_tanh_grad)
     return record(value(x.data), (x, once(lambda dy, y: slope(x.data, dy))))
 
@@ -200,4 +213,4 @@ def dropout(x: Any, rate: float, *, seed: int, call: int | Callable[[], int] = 0
     x = as_tensor(x)
     if rate == 0:
         return x
-    return multiply(x, Tensor(ops.dropout_mask(x.shape, rate, seed, call, x.dtype, x.place)))
+    return multiply(x, Tensor(ops.dropout_mask(x.shape, rate, seed, call, x.dtype, x.device)))

@@ -28,13 +28,15 @@ def add(a: Any, b: Any) -> Tensor:
 
 
 def subtract(a: Any, b: Any) -> Tensor:
-    """a - b; each a Tensor, an array or a number.
+    """a - b; each a Tensor, an array or a number. Two block-sparse tensors take one layout.
 
     >>> from numbsparse import Tensor
     >>> from numbsparse.nn import functional as F
     >>> F.subtract(Tensor([1.0, 2.0]), Tensor([1.0, 1.0]))
     Tensor([0., 1.])
     """
+    if is_block_sparse(a):
+        return _add_block_sparse(a, negative(as_tensor(b)))
     return record(
         ops.subtract(data_of(a), data_of(b)),
         *edges(
@@ -45,7 +47,9 @@ def subtract(a: Any, b: Any) -> Tensor:
 
 
 def multiply(a: Any, b: Any) -> Tensor:
-    """a * b; each a Tensor, an array or a number. A block-sparse one takes a number only.
+    """a * b; each a Tensor, an array or a number.
+
+    A block-sparse tensor takes a number, or another one of its layout.
 
     >>> from numbsparse import Tensor
     >>> from numbsparse.nn import functional as F
@@ -53,6 +57,8 @@ def multiply(a: Any, b: Any) -> Tensor:
     Tensor([[3., 4.],
             [6., 8.]])
     """
+    if is_block_sparse(a) and isinstance(data_of(b), BlockSparse):
+        return _multiply_block_sparse(a, as_tensor(b))
     if is_block_sparse(a):
         return _scale_block_sparse(a, b)
     if is_block_sparse(b):
@@ -68,13 +74,15 @@ def multiply(a: Any, b: Any) -> Tensor:
 
 
 def divide(a: Any, b: Any) -> Tensor:
-    """a / b; each a Tensor, an array or a number.
+    """a / b; each a Tensor, an array or a number. A block-sparse tensor takes a number as b.
 
     >>> from numbsparse import Tensor
     >>> from numbsparse.nn import functional as F
     >>> F.divide(1, Tensor([1.0, 2.0]))
     Tensor([1. , 0.5])
     """
+    if is_block_sparse(a):
+        return _scale_block_sparse(a, b, ops.divide, "/")
     a, b = _kept(a), _kept(b)
     return record(
         ops.divide(data_of(a), data_of(b)),
@@ -93,6 +101,8 @@ def negative(a: Any) -> Tensor:
     >>> F.negative(Tensor([1.0, -2.0]))
     Tensor([-1.,  2.])
     """
+    if is_block_sparse(a):
+        return _scale_block_sparse(a, -1.0)
     return record(ops.negative(data_of(a)), *edges((a, lambda dy, y: negative(dy))))
 
 
@@ -206,8 +216,16 @@ def _stored_as(a: Tensor, like: BlockSparse, argument: str) -> Tensor:
     return a if stored is own else record(stored, (a, lambda dy, y: _stored_as(dy, own, "dy")))
 
 
-def _scale_block_sparse(a: Tensor, factor: Any) -> Tensor:
-    if not isinstance(factor, ops.NUMBERS):
-        raise TypeError(f"a block-sparse tensor takes a number with *, got {type_name(factor)}")
-    scaled = a.data.with_values(ops.multiply(a.data.values, factor))
-    return record(scaled, (a, lambda dy, y: multiply(dy, factor)))
+def _multiply_block_sparse(a: Tensor, b: Tensor) -> Tensor:
+    b = _stored_as(b, a.data, "b")
+    product = a.data.with_values(ops.multiply(a.values, b.values))
+    return record(product, (a, lambda dy, y: multiply(dy, b)), (b, lambda dy, y: multiply(dy, a)))
+
+
+def _scale_block_sparse(
+    a: Tensor, by: Any, function: Any = ops.multiply, sign: str = "*"
+) -> Tensor:
+    if not isinstance(by, ops.NUMBERS):
+        raise TypeError(f"a block-sparse tensor takes a number with {sign}, got {type_name(by)}")
+    scaled = a.data.with_values(function(a.data.values, by))
+    return record(scaled, (a, lambda dy, y: _scale_block_sparse(dy, by, function, sign)))

@@ -6,7 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, differentiable_grads, is_recording, record, unchanged
+from numbsparse.autograd import (
+    Tensor,
+    differentiable_grads,
+    is_recording,
+    record,
+    refuse_again,
+    taker_of_parts,
+    unchanged,
+)
 from numbsparse.nn.functional.activations import sigmoid, tanh
 from numbsparse.nn.functional.arithmetic import add, cast, data_of, multiply
 from numbsparse.nn.functional.layers import layer_norm
@@ -15,6 +23,7 @@ from numbsparse.nn.functional.shape import Pieces, reshape, stack, unbind
 from numbsparse.nn.functional.shape import sum as sum_over
 
 Sequence = tuple[Tensor, Tensor, Tensor]
+PARTS = 2  # of a gradient that ranks sum while it is computed
 
 
 def lstm(
@@ -29,6 +38,7 @@ def lstm(
     eps: float = 1e-5,
     kept: Any = None,
     precision: str | None = None,
+    exchange: Any = None,
 ) -> Sequence:
     """One layer of LSTM cells over a sequence::
 
@@ -61,6 +71,8 @@ def lstm(
     kept : array, (time, batch, units), optional
         Factors of the update, as `dropout_mask` gives them.
     precision : str, optional, as in `matmul`
+    exchange : optional
+        What `numbsparse.distributed.SplitLSTM` computes a part of the units with.
 
     Returns
     -------
@@ -89,12 +101,15 @@ def lstm(
     given = x, weight_ih, weight_hh, bias, h, c, *(() if gain is None else (gain,))
     inputs = [a if isinstance(a, Tensor) else Tensor(a) for a in given]
     how: Any = {"eps": eps, "kept": data_of(kept), "precision": ops.checked_precision(precision)}
+    how["exchange"] = exchange
     datas = [tensor.data for tensor in inputs]
     trace = ops.lstm(*datas[:6], gain=None if gain is None else datas[6], **how)
     backward = _LSTM(inputs, trace, how)
     y, *last = trace.h[1:], ops.copy(trace.h[-1]), ops.copy(trace.c[-1])
-    # One hidden tensor stands for the three results; its gradient is theirs, by number.
-    hidden = record(y, *((a, backward.vjp(i)) for i, a in enumerate(inputs)))
+    # One hidden tensor stands for the three results; its gradient is theirs, by number. That of
+    # weight_hh, the largest, is the first: to reduce it over several cards takes the longest.
+    order = sorted(range(len(inputs)), key=lambda i: i != 2)
+    hidden = record(y, *((inputs[i], backward.vjp(i)) for i in order))
     results = [
         record(data, (hidden, lambda dy, y, i=i: Pieces({i: dy})))  # type: ignore[arg-type,misc]
         for i, data in enumerate((y, *last))
@@ -162,6 +177,8 @@ class _LSTM:
     def gradient(self, i: int, pieces: Any) -> Tensor:
         """Of input number i, from those of the results."""
         if self.pieces is not pieces:
+            if self.how["exchange"] is not None:
+                refuse_again()
             self.found = self._again(pieces) if is_recording() else self._once(pieces)
             self.pieces, self.left = pieces, sum(a.requires_grad for a in self.inputs)
         gradient = self.found(i)
@@ -185,6 +202,7 @@ class _LSTM:
             gain=gain[0] if gain else None,
             kept=self.how["kept"],
             precision=precision,
+            exchange=self.how["exchange"],
         )
         if grads.gates is not trace.gates:  # in memory of their own
             self.trace = trace
@@ -194,10 +212,18 @@ class _LSTM:
             rows = ops.reshape(of, (dz.shape[0], weight.shape[0]))
             return ops.sddmm(rows.T, dz, weight, precision=precision)
 
+        def recurrent(h: Any) -> Any:
+            """The gradient of weight_hh, the largest: in parts, where ranks sum it meanwhile."""
+            done = taker_of_parts(self.inputs[2])
+            if done is None:
+                return product(h, weight_hh)
+            rows = ops.reshape(h, (dz.shape[0], weight_hh.shape[0]))
+            return ops.sddmm_in_parts(rows.T, dz, weight_hh, PARTS, done, precision)
+
         makers = [
             lambda: ops.matmul(grads.gates, weight_ih.T, precision=precision),
             lambda: product(x, weight_ih),
-            lambda: product(trace.h[:-1], weight_hh),
+            lambda: recurrent(trace.h[:-1]),
             lambda: grads.bias,
             lambda: ops.matmul(grads.gates[0], weight_hh.T, precision=precision),
             lambda: grads.c,
@@ -208,10 +234,11 @@ class _LSTM:
     def _again(self, pieces: Any) -> Callable[[int], Any]:
         """Gradients that are differentiable again, through the steps one by one."""
 
-        n = len(self.inputs)
+        n, how = len(self.inputs), {**self.how}
+        del how["exchange"]
 
         def weighted(*given: Tensor) -> Tensor:
-            results = lstm_step_by_step(*given[:n], **self.how)
+            results = lstm_step_by_step(*given[:n], **how)
             terms = [
                 sum_over(multiply(results[i], dy)) for i, dy in zip(pieces, given[n:], strict=True)
             ]

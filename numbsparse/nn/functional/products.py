@@ -21,10 +21,10 @@ def matmul(
     kernel: str = "auto",
     precision: str | None = None,
 ) -> Any:
-    if not any(isinstance(a, Tensor) for a in (x, w, gate)):
+    if not (isinstance(x, Tensor) or isinstance(w, Tensor) or isinstance(gate, Tensor)):
         result = ops.matmul(x, w, gate=gate, out=out, kernel=kernel, precision=precision)
         if out is not None:
-            edits.note(ops.operand(out, "out"), "matmul with it as out")
+            edits.note(out, "matmul with it as out")
         return result
     if out is not None:
         raise ValueError("out takes no Tensor operands: what is differentiated is not overwritten")

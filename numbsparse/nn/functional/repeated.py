@@ -15,7 +15,7 @@ from typing import Any
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor, is_recording, record, refuse_again, unchanged, unread
-from numbsparse.device import DeviceArray, empty
+from numbsparse.device import DeviceArray, empty, on
 from numbsparse.nn.functional.products import matmul, sddmm
 from numbsparse.nn.functional.shape import concatenate, transpose
 from numbsparse.ops.affine_norm import Place
@@ -61,7 +61,8 @@ def repeated_product(
     def times_w(x: Tensor) -> Tensor:
         out = None
         if w.place == x.place == "cuda":
-            out = places.next()((x.shape[0], w.shape[1]), w.dtype)
+            with on(w.device):
+                out = places.next()((x.shape[0], w.shape[1]), w.dtype)
         return record(
             ops.matmul(x.data, w.data, out=out, **how),
             (x, lambda dy, y: matmul(dy, transpose(w), **how)),

@@ -8,7 +8,7 @@ from typing import Any
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, as_tensor, record
+from numbsparse.autograd import Tensor, as_tensor, record, unread
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.patterns.checks import integer
 
@@ -16,7 +16,7 @@ Axis = int | tuple[int, ...] | None
 
 
 def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """The sum over the given axes, or over all.
+    """The sum over the given axes, or over all; of a block-sparse tensor over 0, 1 or both.
 
     >>> from numbsparse import Tensor
     >>> from numbsparse.nn import functional as F
@@ -24,6 +24,10 @@ def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     Tensor([4., 6.])
     """
     x = as_tensor(x)
+    if isinstance(unread(x), BlockSparse):
+        from numbsparse.nn.functional.block_sparse import sum_block_sparse  # which sums blocks here
+
+        return sum_block_sparse(x, axis, keepdims)
     kept = kept_shape(x.shape, axis)
     return record(
         ops.sum(x.data, axis, keepdims),
@@ -229,7 +233,7 @@ def _parts(x: Tensor, keys: list[Any], join: Callable[[list[Tensor]], Tensor]) -
 
     def joined(pieces: Any, y: Tensor) -> Tensor:
         whole = [
-            pieces[i] if i in pieces else Tensor(ops.zeros(data.shape, data.dtype, x.place))
+            pieces[i] if i in pieces else Tensor(ops.zeros(data.shape, data.dtype, x.device))
             for i, data in enumerate(datas)
         ]
         return join(whole)

@@ -11,7 +11,7 @@ import numpy as np
 from numbsparse import edits, ops
 from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, forget_captures, live, outside_capture
+from numbsparse.device import DeviceArray, forget_captures, live, moved, on, outside_capture
 from numbsparse.nn import kept
 from numbsparse.nn.optim.groups import Groups, Setting, check_from_zero
 from numbsparse.patterns.checks import integer
@@ -120,7 +120,7 @@ class Optimizer:
         for i, parameter in enumerate(self.parameters):
             if parameter.grad is not None:
                 name = f"parameters[{i}]"
-                _check_gradient(name, parameter)
+                check_gradient(name, parameter)
                 slots = found[i] = self._slots_of(i)
                 try:
                     ops.check_step(parameter.values, parameter.grad.values, **slots)
@@ -131,22 +131,23 @@ class Optimizer:
 
     def step_checked(self, found: dict[int, dict[str, Any]], verdict: Any = None) -> None:
         """`step` with what `checked` found."""
-        homes: dict[bool, list[int]] = {}
+        homes: dict[str, list[int]] = {}
         for i, slots in found.items():
             data = self.parameters[i].data
             self._state[i], self._forms[i] = slots, kept.form_of(data)
-            homes.setdefault(self.parameters[i].place == "cuda", []).append(i)
+            homes.setdefault(self.parameters[i].device, []).append(i)
         if not found:
             self.steps += 1
-        for nth, (on_gpu, members) in enumerate(homes.items()):
-            numbers = self._numbers_of(members, on_gpu, verdict, counts=nth == 0)
+        for nth, (device, members) in enumerate(homes.items()):
+            with on(device):
+                numbers = self._numbers_of(members, device, verdict, counts=nth == 0)
             for row, i in enumerate(members):
                 parameter: Any = self.parameters[i]
                 group = self._groups.members[i][1]
                 self._update(group, parameter.values, parameter.grad.values, found[i], numbers[row])
                 edits.note(parameter.values, f"{type(self).__name__}.step")
 
-    def _numbers_of(self, members: list[int], on_gpu: bool, verdict: Any, counts: bool) -> Any:
+    def _numbers_of(self, members: list[int], device: str, verdict: Any, counts: bool) -> Any:
         """A row of numbers for each of these parameters, which live in one place.
 
         On the GPU they are worked out for each replay of a captured step, which so counts again.
@@ -173,24 +174,25 @@ class Optimizer:
             rows = ((i, self._groups.members[i][1]) for i in members)
             return np.array([[*self._settings(group, self._counts[i]), 1 + i] for i, group in rows])
 
+        on_gpu = device != "cpu"
         if verdict is None and on_gpu and isinstance(self._skipped, DeviceArray):
             verdict = live(
                 lambda: np.ones(2), 2, np.float32
             )  # how many were skipped is known there
         if verdict is None:
-            self._skips_in(on_gpu=False)
+            self._skips_in("cpu")
             numbers = live(plain, len(members) * self.n_numbers, np.float32) if on_gpu else plain()
         else:
             size = len(members) * (1 + self.n_settings)
             given = live(settings, size, np.float64) if on_gpu else settings()
-            numbers = type(self).guarded_numbers(given, verdict, self._skips_in(on_gpu))
+            numbers = type(self).guarded_numbers(given, verdict, self._skips_in(device))
         return numbers.reshape(len(members), self.n_numbers)
 
-    def _skips_in(self, on_gpu: bool) -> Any:
+    def _skips_in(self, device: str) -> Any:
         """The counts of skipped steps, in that place."""
-        if isinstance(self._skipped, DeviceArray) != on_gpu:
+        if self._skipped.device != device:
             with outside_capture():
-                self._skipped = kept.moved_to(self._skipped, on_gpu)
+                self._skipped = moved(self._skipped, device)
             forget_captures()
         return self._skipped
 
@@ -212,12 +214,9 @@ class Optimizer:
             new, old = kept.form_of(data), self._forms[i]
             if slots and new != old:
                 kept.check_can_remap(f"parameters[{i}]", old, new)
-                moved[i] = {
-                    name: kept.remapped(array, old, new, kept.like(data.values))
-                    for name, array in slots.items()
-                }
-        for i, slots in moved.items():
-            self._state[i], self._forms[i] = slots, kept.form_of(self.parameters[i].data)
+                moved[i] = {n: kept.remapped(array, old, new) for n, array in slots.items()}
+        self._state = self._state | moved
+        self._forms = self._forms | {i: kept.form_of(self.parameters[i].data) for i in moved}
         forget_captures()
 
     def _numbers(self, group: Mapping[str, Any], step: int) -> np.ndarray:
@@ -243,8 +242,8 @@ class Optimizer:
             if slots is None:
                 return {name: kept.like(values) for name in names}
             self._check_state(i, data, slots)
-            on_gpu = isinstance(values, DeviceArray)
-            return {name: kept.moved_to(array, on_gpu) for name, array in slots.items()}
+            device = values.device
+            return {name: moved(array, device) for name, array in slots.items()}
 
     def _check_state(self, i: int, data: Any, slots: dict[str, Any]) -> None:
         """Refuse state of another layout, or for another dtype."""
@@ -303,7 +302,7 @@ class Optimizer:
         together = {} if counts else dict.fromkeys(arrays, steps - skipped)
         self.steps = steps
         self._groups.set_rates(rates)
-        self._skipped = np.zeros_like(self._skips_in(on_gpu=False))
+        self._skipped = np.zeros_like(self._skips_in("cpu"))
         self._skipped[0] = skipped
         self._counts = [(counts or together).get(i, 0) for i in range(len(self.parameters))]
         self._state = {i: arrays.get(i, {}) for i in sorted({*arrays, *counts})}
@@ -350,7 +349,7 @@ def _checked_header(state: Mapping[str, Any]) -> tuple[int, int]:
     return steps, integer("state['skipped']", state.get("skipped", 0), least=0, most=steps)
 
 
-def _check_gradient(name: str, parameter: Tensor) -> None:
+def check_gradient(name: str, parameter: Tensor) -> None:
     """Refuse a gradient that is stored in another way than its parameter."""
     assert parameter.grad is not None
     own, got = kept.form_of(parameter.data), kept.form_of(parameter.grad.data)
@@ -359,8 +358,8 @@ def _check_gradient(name: str, parameter: Tensor) -> None:
             f"{name}.grad has another layout than its parameter ({kept.against(got, own)}): run "
             "backward again"
         )
-    if parameter.grad.place != parameter.place:
+    if parameter.grad.device != parameter.device:
         raise ValueError(
-            f"{name}.grad takes the place of its parameter, {parameter.place}, "
-            f"got {parameter.grad.place}"
+            f"{name}.grad takes the place of its parameter, {parameter.device}, "
+            f"got {parameter.grad.device}"
         )

@@ -59,7 +59,7 @@ def clip_grad_norm(
     gradients: list[Any] = [p.grad for p in found]
     if not found:
         return Tensor(np.zeros((), np.float32))
-    scale = None if scaler is None else scaler.array_in(gradients[0].place)
+    scale = None if scaler is None else scaler.array_in(gradients[0].device)
     norm, scaled = ops.scale_to_norm([grad.data for grad in gradients], max_norm, scale)
     for p, data in zip(found, scaled, strict=True):
         p.grad = Tensor(data)

@@ -9,10 +9,11 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
-from numbsparse.device import to_device
+from numbsparse.device import moved
 from numbsparse.nn.module import Module
 from numbsparse.nn.utils.weights import (
     Steered,
+    check_density,
     checked_scope,
     largest_of_all,
     norms_of,
@@ -80,12 +81,9 @@ class GroupLasso(Steered):
             raise ValueError(f"growth takes a number of at least 1, got {growth}")
         weights = weights_of(self.model)
         norms = norms_of(weights, "l2")
-        for weight, mask in zip(weights, self._kept(weights, norms), strict=True):
-            if self.scope == "layer" and mask.size and not mask.any():
-                raise ValueError(
-                    f"density {density} leaves {weight.name} none of its {mask.size} blocks: take "
-                    "one block at least, or a list of the other parameters"
-                )
+        if self.scope == "layer":
+            check_density(weights, self.density)
+        self._kept(weights, norms)  # which refuses a model of several block sizes
         if strength is None:
             rms = [n / w.data.block_size for w, n in zip(weights, norms, strict=True)]
             strength = float(np.concatenate(rms).mean()) / 1000
@@ -116,6 +114,5 @@ def _scale(w: Any, by: np.ndarray) -> None:
     """w.data[b] *= by[b], in place."""
     if w.is_transposed:
         w, by = w.T, by[w.layout.index.columns.blocks]
-    numbers: Any = by.astype(ops.gate_dtype(w))
-    numbers = to_device(numbers) if w.place == "cuda" else numbers
+    numbers: Any = moved(by.astype(ops.gate_dtype(w)), w.device)
     ops.copy_into(w.values, ops.gated(w, numbers, ops.all_blocks(w, numbers)).values)

@@ -10,7 +10,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.autograd import Tensor, no_grad
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, forget_captures, outside_capture
+from numbsparse.device import forget_captures, moved, outside_capture
 from numbsparse.nn import functional as F
 from numbsparse.nn import kept
 from numbsparse.nn.functional.gates import numbers_of
@@ -43,7 +43,7 @@ class HardConcreteGate(Module):
         if not self.training:
             return self.evaluated()
         logits = numbers_of(self.log_alpha)
-        of = self.seed, self._next_call, logits.dtype, logits.place
+        of = self.seed, self._next_call, logits.dtype, logits.device
         noise = ops.logistic_noise(logits.size, *of)
         return _stretched((logits + Tensor(noise)) / BETA)
 
@@ -147,7 +147,7 @@ class HardConcrete(Steered):
 
     def expected_density(self) -> Tensor:
         """The expected share of values in blocks whose gate is not zero: one number, of float32."""
-        whole, total = 0, Tensor(ops.full((), 0.0, np.float32, self._layers[0].weight.place))
+        whole, total = 0, Tensor(ops.full((), 0.0, np.float32, self._layers[0].weight.device))
         for layer in self._layers:
             weight = layer.weight.data
             size, (rows, columns) = weight.block_size**2, weight.layout.shape
@@ -170,10 +170,10 @@ class HardConcrete(Steered):
 
     def _strength_here(self) -> Any:
         """Where the model is; steps change it in place, so that a captured one may."""
-        on_gpu = self._layers[0].weight.place == "cuda"
-        if isinstance(self._strength, DeviceArray) != on_gpu:
+        device = self._layers[0].weight.device
+        if self._strength.device != device:
             with outside_capture():
-                self._strength = kept.moved_to(self._strength, on_gpu)
+                self._strength = moved(self._strength, device)
             forget_captures()
         return self._strength
 

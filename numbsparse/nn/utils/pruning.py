@@ -9,6 +9,7 @@ from numbsparse import ops
 from numbsparse.autograd import Tensor
 from numbsparse.nn.module import Module
 from numbsparse.nn.utils.weights import (
+    check_density,
     checked_scope,
     followers_of,
     keep,
@@ -102,6 +103,11 @@ def compact(model: Module | Iterable[Tensor], *, remap: Any = ()) -> dict[str, f
     return keep(weights, kept, followers, "dropping zeros")
 
 
+def cubic(first: float, last: float, done: float) -> float:
+    """From the first to the last, much at first and little at the end; `done` is a share."""
+    return last + (first - last) * (1 - min(max(done, 0), 1)) ** 3
+
+
 class GradualPruning:
     """Densities that fall along a cubic from the first to the last, a `prune` every few steps.
 
@@ -159,15 +165,17 @@ class GradualPruning:
         self.stop = integer("stop", stop, least=self.start + 1)
         self.remap, self.steps = followers_of(remap), 0
         self._how: Any = {"by": ops.checked_norm(by), "scope": checked_scope(scope)}
-        layouts = [weight.data.layout for weight in weights_of(self.model)]
+        weights = weights_of(self.model)
+        if scope == "layer":
+            check_density(weights, self.density)
+        layouts = [weight.data.layout for weight in weights]
         self._first = sum(a.n_blocks for a in layouts) / sum(
             a.shape[0] * a.shape[1] for a in layouts
         )
 
     def density_at(self, step: int) -> float:
         """The density that is aimed at after so many steps."""
-        done = min(max((step - self.start) / (self.stop - self.start), 0), 1)
-        return self.density + (self._first - self.density) * (1 - done) ** 3
+        return cubic(self._first, self.density, (step - self.start) / (self.stop - self.start))
 
     def step(self) -> None:
         """Count a step, and prune where one is due; after an error it is not counted."""

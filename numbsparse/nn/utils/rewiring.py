@@ -12,8 +12,10 @@ from numbsparse import ops
 from numbsparse.autograd import Tensor
 from numbsparse.layout import Layout
 from numbsparse.nn.module import Module
+from numbsparse.nn.utils.drawn import absent_blocks, swapped, with_blocks
 from numbsparse.nn.utils.weights import (
     Weight,
+    check_density,
     followers_of,
     load_layouts,
     loaded,
@@ -28,7 +30,6 @@ from numbsparse.nn.utils.weights import (
 from numbsparse.patterns.checks import integer, number
 
 RULES = ("gradient", "random", "degrees")
-ROUNDS = 16  # in which blocks that could not be swapped look for another partner
 
 
 class Rewiring:
@@ -122,12 +123,8 @@ class Rewiring:
             raise ValueError("density takes a stop, and blocks that grow by gradient or at random")
         self._first = {w.name: w.data.density for w in weights_of(self.model)}
         self._kept: dict[str, Layout] = {}  # without candidates, while these are there
-        for weight in weights_of(self.model):
-            if density is not None and not self._count_at(weight, self.stop or 0):
-                raise ValueError(
-                    f"density {density} leaves {weight.name} none of its blocks: take one block at "
-                    "least, or a list of the other parameters"
-                )
+        if self.density is not None:
+            check_density(weights_of(self.model), self.density)
 
     def share_at(self, step: int) -> float:
         """The share of blocks that a change at this step drops."""
@@ -151,16 +148,20 @@ class Rewiring:
 
     def _count_at(self, weight: Weight, step: int) -> int:
         """How many blocks a weight has after a change at this step."""
-        first, last = self._first[weight.name], self.density
-        if last is None or self.stop is None:
+        if self.density is None or self.stop is None:
             return self._layout_of(weight).n_blocks
         rows, columns = weight.data.layout.shape
-        return round((first + (last - first) * min(step / self.stop, 1)) * rows * columns)
+        density = self._density_at(self._first[weight.name], self.density, step / self.stop)
+        return round(density * rows * columns)
+
+    @staticmethod
+    def _density_at(first: float, last: float, done: float) -> float:
+        return first + (last - first) * min(done, 1)
 
     def _layout_of(self, weight: Weight) -> Layout:
         """Its layout, without candidates."""
         own = weight.data.layout
-        return self._kept.get(weight.name, own) & own
+        return self._kept.get(weight.name, own) & own if self._kept else own
 
     def _probe(self, weights: list[Weight], step: int) -> None:
         """Hold blocks that are not there as zeros, for the next `backward`."""
@@ -169,9 +170,9 @@ class Rewiring:
         for nth, weight in enumerate(weights):
             layout = kept[weight.name]
             more = layout.n_blocks if self.candidates is None else self.candidates
-            drawn = _absent(layout, more, self._generator(step, nth))
-            wider.append(_with_blocks(layout, layout.flat_indices, drawn))
-        set_layouts(weights, wider, self.remap)
+            drawn = absent_blocks(layout, more, self._generator(step, nth))
+            wider.append(with_blocks(layout, layout.flat_indices, drawn))
+        set_layouts(weights, self.remap, wider)
         self._kept = kept
 
     def _change(self, weights: list[Weight], step: int) -> None:
@@ -179,38 +180,52 @@ class Rewiring:
             return  # the first step has no gradients of candidates yet
         norms, fewer, other = norms_of(weights, self.by), [], []
         for nth, (weight, own) in enumerate(zip(weights, norms, strict=True)):
-            layout, rng = self._layout_of(weight), self._generator(step, nth)
-            flat, count = layout.flat_indices, self._count_at(weight, step)
-            order = np.argsort(own[layout.positions_in(weight.data.layout)], kind="stable")
-            n = round(self.share_at(step) * flat.size)
-            if self.grow == "degrees":
-                gone, new = _swapped(flat, order[:n], layout.shape[1], rng)
-            else:
-                n = max(n, flat.size - count)
-                new = self._grown(weight, layout, count - flat.size + n, rng)
-                gone = order[: max(flat.size + new.size - count, 0)]
-            fewer.append(_with_blocks(layout, np.delete(flat, gone)))
-            other.append(_with_blocks(layout, np.delete(flat, gone), new))
-        set_layouts(weights, fewer, self.remap)  # what candidates hold goes too
-        set_layouts(weights, other, self.remap)
+            layout = self._layout_of(weight)
+            if layout is not weight.data.layout:
+                own = own[layout.positions_in(weight.data.layout)]
+            gone, new = self._chosen(weight, layout, own, step, self._generator(step, nth))
+            left = np.delete(layout.flat_indices, gone)
+            if self._kept:  # what candidates hold goes too
+                fewer.append(with_blocks(layout, left))
+            other.append(with_blocks(layout, left, new))
+        set_layouts(weights, self.remap, *([fewer] if fewer else []), other)
         self._kept = {}
+
+    def _chosen(
+        self, weight: Weight, layout: Layout, norms: np.ndarray, step: int, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Which of a layout's blocks go, as places in it, and the flat indices of those that come.
+
+        `norms` are those of its blocks; candidates are not among them.
+        """
+        flat, count = layout.flat_indices, self._count_at(weight, step)
+        order = np.argsort(norms, kind="stable")
+        n = round(self.share_at(step) * flat.size)
+        if self.grow == "degrees":
+            return swapped(flat, order[:n], layout.shape[1], rng)
+        n = max(n, flat.size - count)
+        new = self._grown(weight, layout, count - flat.size + n, rng)
+        return order[: max(flat.size + new.size - count, 0)], new
 
     def _grown(
         self, weight: Weight, layout: Layout, n: int, rng: np.random.Generator
     ) -> np.ndarray:
         """The flat indices of up to n blocks that are not there."""
         if self.grow == "random":
-            return _absent(layout, n, rng)
+            return absent_blocks(layout, n, rng)
+        candidates = weight.data.layout - layout
+        slopes = self._slopes(weight)[candidates.positions_in(weight.data.layout)]
+        return candidates.flat_indices[np.argsort(-slopes, kind="stable")[:n]]
+
+    def _slopes(self, weight: Weight) -> np.ndarray:
+        """The norms of the gradient of all blocks that it has, candidates among them."""
         grad = weight.parameter.grad
         if grad is None or grad.data.layout != weight.data.layout:
             raise ValueError(
                 f"{weight.name} has no gradient of its candidates: call step between backward and "
                 "the optimizer's step"
             )
-        candidates = weight.data.layout - layout
-        slopes = on_host(ops.block_norms(grad.data, self.by, weight.tap_features))
-        slopes = slopes[candidates.positions_in(weight.data.layout)]
-        return candidates.flat_indices[np.argsort(-slopes, kind="stable")[:n]]
+        return on_host(ops.block_norms(grad.data, self.by, weight.tap_features))
 
     def _generator(self, step: int, nth: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, step, nth])
@@ -238,45 +253,3 @@ class Rewiring:
         kept = loaded(weights, without) if without else {}
         load_layouts(weights, state["layouts"], self.remap)
         self.steps, self.seed, self._first, self._kept = steps, seed, first, kept
-
-
-def _absent(layout: Layout, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Flat indices of n blocks, or all, that a layout does not keep, drawn at random."""
-    own, total = layout.flat_indices, layout.shape[0] * layout.shape[1]
-    n = max(min(n, total - own.size), 0)
-    if 2 * (own.size + n) > total:
-        return rng.choice(np.setdiff1d(np.arange(total), own, assume_unique=True), n, replace=False)
-    found = own[:0]
-    while found.size < n:  # of those drawn at least every other is new
-        drawn = np.concatenate([found, np.setdiff1d(rng.integers(total, size=2 * n), own)])
-        found = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
-    return rng.choice(found, n, replace=False)
-
-
-def _swapped(
-    flat: np.ndarray, chosen: np.ndarray, columns: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Which of the chosen blocks go, as places in `flat`, and the blocks that they become."""
-    present, left = set(flat.tolist()), rng.permutation(chosen)
-    gone: list[int] = []
-    new: list[int] = []
-    for _ in range(ROUNDS):
-        failed = list(left[left.size // 2 * 2 :])
-        for a, b in left[: left.size // 2 * 2].reshape(-1, 2).tolist():
-            (i, j), (k, m) = (divmod(int(flat[place]), columns) for place in (a, b))
-            pair = i * columns + m, k * columns + j
-            if not present.isdisjoint(pair):
-                failed += [a, b]
-                continue
-            present.update(pair)
-            gone += [a, b]
-            new += pair
-        left = rng.permutation(np.array(failed, np.int64))
-    return np.array(gone, np.int64), np.array(new, np.int64)
-
-
-def _with_blocks(like: Layout, *flat: np.ndarray) -> Layout:
-    """The layout of these blocks, given by flat indices, in a grid of that shape."""
-    rows, columns = np.divmod(np.sort(np.concatenate(flat)), like.shape[1])
-    indptr = np.append(0, np.cumsum(np.bincount(rows, minlength=like.shape[0])))
-    return Layout.from_arrays(indptr, columns, like.shape)

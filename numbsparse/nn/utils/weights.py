@@ -103,6 +103,12 @@ def norms_of(weights: list[Weight], by: str) -> list[np.ndarray]:
     """Of the blocks of each, times what their gates are in evaluation."""
     found = []
     for weight in weights:
+        for gate, _ in weight.gates:
+            if gate.data.layout != weight.data.layout:
+                raise ValueError(
+                    f"the gate of {weight.name} takes its layout, {weight.data.layout}, got "
+                    f"{gate.data.layout}: remap both together"
+                )
         norms = on_host(ops.block_norms(weight.data, by, weight.tap_features))
         if weight.gate is not None:
             norms = norms * abs(gates_of(weight.gate))
@@ -149,8 +155,19 @@ def keep(
                 "out, with a list of the other parameters in place of the model"
             )
     layouts = [w.data.layout.select(mask) for w, mask in zip(weights, kept, strict=True)]
-    set_layouts(weights, layouts, followers)
+    set_layouts(weights, followers, layouts)
     return {weight.name: weight.data.density for weight in weights}
+
+
+def check_density(weights: list[Weight], density: float) -> None:
+    """Refuse, before anything is trained, what would leave a weight no block."""
+    for weight in weights:
+        rows, columns = weight.data.layout.shape
+        if weight.data.n_blocks and not round(density * rows * columns):
+            raise ValueError(
+                f"density {density} leaves {weight.name} none of its {rows * columns} blocks: take "
+                "one block at least, or a list of the other parameters"
+            )
 
 
 def _largest(norms: np.ndarray, n: int) -> np.ndarray:
@@ -169,15 +186,37 @@ def checked_scope(scope: str) -> str:
 def followers_of(remap: Any) -> list[Any]:
     followers = [remap] if hasattr(remap, "remap") else list(remap)
     for follower in followers:
-        if not callable(getattr(follower, "remap", None)):
+        if not callable(getattr(follower, "remap", None)) or not hasattr(follower, "__dict__"):
             raise TypeError(f"remap takes optimizers and averages, got {type_name(follower)}")
     return followers
 
 
-def set_layouts(weights: list[Weight], layouts: list[Layout], followers: list[Any]) -> None:
+def set_layouts(weights: list[Weight], followers: list[Any], *chain: list[Layout]) -> None:
+    """Give the weights, and all that belongs to them, these layouts, one list after the other.
+
+    After an error all is as it was.
+    """
     refuse_capture("a change of layouts")
-    for follower in followers:  # who cannot follow says so before anything is changed
-        follower.remap()
+    parameters = [p for w in weights for p in (w.parameter, *(gate for gate, _ in w.gates))]
+    before = [(p, p.data, p.grad) for p in parameters]
+    states = [(follower, dict(vars(follower))) for follower in followers]
+    try:
+        for follower in followers:  # who cannot follow says so before anything is computed
+            follower.remap()
+        for layouts in chain:
+            _set_layouts(weights, layouts)
+            for follower in followers:
+                follower.remap()
+    except BaseException:  # such as memory that is not there
+        for parameter, data, grad in before:
+            if parameter.data is not data:
+                parameter.data, parameter.grad = data, grad
+        for follower, state in states:
+            vars(follower).update(state)
+        raise
+
+
+def _set_layouts(weights: list[Weight], layouts: list[Layout]) -> None:
     changes = []
     for weight, layout in zip(weights, layouts, strict=True):
         belonging = [(weight.parameter, 0.0), *weight.gates]
@@ -186,8 +225,6 @@ def set_layouts(weights: list[Weight], layouts: list[Layout], followers: list[An
     grads = [None if p.grad is None else Tensor(p.grad.data.remap(new)) for p, new, _ in changes]
     for (parameter, *_), data, grad in zip(changes, moved, grads, strict=True):
         parameter.data, parameter.grad = data, grad
-    for follower in followers:
-        follower.remap()
 
 
 def _remapped(parameter: Tensor, layout: Layout, new: float) -> BlockSparse:
@@ -195,7 +232,7 @@ def _remapped(parameter: Tensor, layout: Layout, new: float) -> BlockSparse:
     data = parameter.data
     if not new:
         return data.remap(layout)
-    values = ops.full((layout.n_blocks, *data.values.shape[1:]), new, data.dtype, data.place)
+    values = ops.full((layout.n_blocks, *data.values.shape[1:]), new, data.dtype, data.device)
     return ops.remap(data, layout, BlockSparse(values, layout, shape=data.shape))
 
 
@@ -218,7 +255,7 @@ def saved(layouts: Mapping[str, Layout]) -> dict[str, Any]:
 def load_layouts(weights: list[Weight], state: Any, followers: list[Any]) -> None:
     """Give the weights the layouts of `saved_layouts`; ValueError where they are of others."""
     layouts = loaded(weights, state)
-    set_layouts(weights, list(layouts.values()), followers)
+    set_layouts(weights, followers, list(layouts.values()))
 
 
 def loaded(weights: list[Weight], state: Any) -> dict[str, Layout]:

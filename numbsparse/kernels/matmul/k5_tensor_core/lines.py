@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda, float32, int32, int64, uint16, uint32
 
-from numbsparse.device import SIMULATED, DeviceArray
+from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul.k5_tensor_core.store import any_nan, store, stored
 from numbsparse.kernels.parts.aligned import aligned_lines
 from numbsparse.kernels.parts.copies import copying, copying_matrix
+from numbsparse.kernels.parts.deal_on_gpu import ranking
 from numbsparse.kernels.parts.fragments import MMA, Products, Side, piece_of, products
 from numbsparse.kernels.parts.pieces import clear
-from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.plans import on_gpu_of, planned
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 from numbsparse.kernels.views import span
 from numbsparse.layout import Index
@@ -101,6 +102,34 @@ def longest_first(
     strips = np.arange(-(-features // width))
     lengths = np.diff(walk.indptr)[strips * width // B]
     return (np.argsort(-lengths, kind="stable").astype(np.int32),)
+
+
+@on_gpu_of(longest_first)
+def longest_first_on_gpu(
+    index: Index, product: str, B: int, width: int, features: int
+) -> tuple[DeviceArray]:
+    walk = index.columns if product == "forward" else index.rows
+    order = empty((-(-features // width),), np.int32)
+    launch(order_kernel(), order.size, 32, walk.indptr, B, width, order)
+    return (order,)
+
+
+@cache
+def order_kernel() -> Any:
+    @cuda.jit(device=True)
+    def length_of(strips, i):
+        indptr, B, width = strips
+        line = i * width // B
+        return indptr[line + 1] - indptr[line]
+
+    rank = ranking(length_of)
+
+    @cuda.jit
+    def kernel(indptr, B, width, order):
+        strip = cuda.blockIdx.x
+        order[rank(strip, order.size, (indptr, B, width))] = strip
+
+    return kernel
 
 
 def products_of(shape: Shape) -> tuple[Products, Any, Any, Any, Any]:

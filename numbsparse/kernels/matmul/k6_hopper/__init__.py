@@ -41,6 +41,7 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
+from numbsparse.kernels.matmul.k6_hopper import plan_on_gpu  # noqa: F401, which enters its plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad as gradient
 from numbsparse.kernels.matmul.k6_hopper.consume import consumer
 from numbsparse.kernels.matmul.k6_hopper.plan import (

@@ -11,6 +11,7 @@ from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import Lengths
 from numbsparse.kernels.parts.groups import blocks_by_group, grouped, strips_of
+from numbsparse.kernels.parts.plans import quick_of
 from numbsparse.kernels.parts.store import Sums
 from numbsparse.layout import Index
 
@@ -218,9 +219,21 @@ def steps_of(index: Index, transposed: bool, tile: Tile, ragged: bool) -> tuple[
     Of w, or of w.T, whose columns are the block rows of w. `ragged` says whether the last input
     block reaches beyond the edge.
     """
+    return _steps(index, transposed, tile, ragged, exchange=True)
+
+
+@quick_of(steps_of)
+def quick_steps_of(index: Index, transposed: bool, tile: Tile, ragged: bool) -> tuple[Any, ...]:
+    """In other groups, with the same results bit for bit: each strip sums its inputs in order."""
+    return _steps(index, transposed, tile, ragged, exchange=False)
+
+
+def _steps(
+    index: Index, transposed: bool, tile: Tile, ragged: bool, exchange: bool
+) -> tuple[Any, ...]:
     walk, others = (index.rows, index.columns) if transposed else (index.columns, index.rows)
     walk, n_inputs = strips_of(walk, tile.ACROSS), len(others.indptr) - 1
-    lines = grouped(walk, n_inputs, tile.COLUMNS)
+    lines = grouped(walk, n_inputs, tile.COLUMNS, exchange)
     kept = blocks_by_group(walk, lines)
     most = kept[0].size * tile.PARTS + len(lines) + READ_AHEAD  # steps, one of a block each
     records, starts = np.zeros((most, tile.RECORD), np.uint32), np.empty(len(lines) + 1, np.int64)

@@ -35,6 +35,7 @@ from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_products as roles
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_on_gpu import of_cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, OPERANDS, RUNS, Tile
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way
 from numbsparse.kernels.parts.plans import planned
@@ -98,20 +99,21 @@ def weight_grad(
     processors = multiprocessors() * tile.RESIDENT
     *tables, cut, pieces = planned(index, plan, tile, *chosen, steps, processors, edges)
     maps = tensor_maps(*boxes(x, tile, x_transposed), *boxes(dy, tile, dy_transposed))
-    sums = empty((max(pieces * cut.size, 1) * tile.PART**2,), np.float32)
+    made = isinstance(pieces, DeviceArray)  # on a GPU: then what is cut fills all places once
+    sums = empty((max((1 if made else pieces) * cut.size, 1) * tile.PART**2,), np.float32)
     dense: tuple[Any, ...] = ()
     if kind is None:
         wide, repairs = dvalues.address % BYTES == 0, precision == "highest"
         orders = swapped, x_transposed, dy_transposed
         kernel = kernel_of_float32(tile, repairs, wide, orders)
-        add = add_kernel_of_float32(B, repairs)
+        add = add_kernel_of_float32(B, repairs, of_cut(tile, made))
         out = span(dvalues)
         features = x.shape[0 if x_transposed else 1], dy.shape[0 if dy_transposed else 1]
         sizes = x.strides[0] // 4, dy.strides[0] // 4, *features, batch
         dense = span(x), span(dy), sizes, index.block_rows, index.block_columns
     else:
         kernel = kernel_of_16_bit(tile, kind, x_transposed, dy_transposed)
-        add, out = add_kernel(kind), as_stored(dvalues)
+        add, out = add_kernel(kind, of_cut(tile, made)), as_stored(dvalues)
         sums = sums.reshape(-1, B, B)
     launch(
         kernel,
@@ -121,7 +123,7 @@ def weight_grad(
         shared_bytes=tile.SHARED_BYTES,
         cluster=(tile.CLUSTER,) if tile.CLUSTER > 1 else None,
     )
-    if pieces:
+    if made or pieces:
         if kind is None:
             dense = *dense, tuple(map(int, orders))
         else:
@@ -135,6 +137,8 @@ def tile_of(B: int, x_transposed: bool, dy_transposed: bool, index: Index) -> Ti
     if B == 32 and not dy_transposed and planned(index, in_fours)[0]:
         return OF_FOURS._replace(DEPTH=64) if SIMULATED else OF_FOURS
     blocks = -(-index.block_rows.shape[0] // multiprocessors())
+    if index.made is not None:
+        blocks = max(most for most, _ in AT_ONCE) + 1  # nobody knows here
     features = B * (index.rows.indptr.shape[0] + index.columns.indptr.shape[0] - 2)
     tile = TILES[B]
     if B == 32 and dy_transposed:
@@ -281,33 +285,40 @@ def warps(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, leave: 
 
 
 @cache
-def add_kernel(kind: str) -> Any:
-    """dvalues of what was cut = the sum of its pieces, in the order of the batch."""
+def add_kernel(kind: str, numbers: Any) -> Any:
+    """dvalues of what was cut = the sum of its pieces, in the order of the batch.
+
+    numbers : see `weight_grad_on_gpu.of_cut`
+    """
     rounded = PACK[kind]
 
     @cuda.jit
     def kernel(sums, cut, pieces, dvalues):
         size = cuda.gridDim.y * cuda.blockDim.x
         k, i = int64(cuda.blockIdx.x), cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
-        total = float32(0)
-        for piece in range(pieces):
-            total += sums[(piece * cut.size + k) * size + i]
+        total, (count, step, there) = float32(0), numbers(cut, pieces, k)
+        if not there:
+            return
+        for piece in range(count):
+            total += sums[(piece * step + k) * size + i]
         dvalues[int64(cut[k]) * size + i] = rounded(total, total) & 0xFFFF
 
     return kernel
 
 
 @cache
-def add_kernel_of_float32(B: int, repairs: bool) -> Any:
+def add_kernel_of_float32(B: int, repairs: bool, numbers: Any) -> Any:
     """`add_kernel`, of parts of 32 x 32: one for operands in all orders."""
     PARTS, repair = B // 32, repairing_blocks(B)
 
     @cuda.jit
     def kernel(sums, cut, pieces, dvalues, x, dy, sizes, block_rows, block_columns, orders):
         k, i = int64(cuda.blockIdx.x), cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
-        total = float32(0)
-        for piece in range(pieces):
-            total += sums[(piece * cut.size + k) * 1024 + i]
+        total, (count, step, there) = float32(0), numbers(cut, pieces, k)
+        if not there:
+            return
+        for piece in range(count):
+            total += sums[(piece * step + k) * 1024 + i]
         at = int64(cut[k]) // PARTS * (32 * B) + cut[k] % PARTS * 32 + i // 32 * B + i % 32
         dvalues[at] = total
         if repairs and total != total:

@@ -258,15 +258,20 @@ def way_of(index: Index, B: int) -> tuple[bool, Tile, Items]:
 
 
 def tile_of(index: Index, B: int, swapped: bool = False) -> Tile:
-    """Products of 64 columns where B is as large, or neighbouring columns keep the same rows.
-
-    Three warpgroups begin with 168 registers for a thread, four with 128: should all together
-    request more, some would wait for ever.
-    """
+    """Products of 64 columns where B is as large, or neighbouring columns keep the same rows."""
     N = 64
     if B == 32:
         wide, narrow = parts_of_strips(index, B, 64, swapped)[0].size, index.block_rows.size
         N = 64 if PAIRED * wide <= narrow else 32
+    return tile_of_columns(B, N)
+
+
+def tile_of_columns(B: int, N: int) -> Tile:
+    """For products of N columns.
+
+    Three warpgroups begin with 168 registers for a thread, four with 128: should all together
+    request more, some would wait for ever.
+    """
     if SIMULATED:
         return Tile(B, 1, 2, (N,), 32, 2, 0, 1, 1, 1, (128, 128), ITEM=4, STRIPS=2)
     if N == 64:

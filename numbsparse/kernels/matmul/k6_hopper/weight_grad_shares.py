@@ -7,11 +7,13 @@ once for a whole item, so an item should have many kept blocks on few lines: see
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 
+from numbsparse.device import CPU_THREADS
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
@@ -114,8 +116,9 @@ def ways_of(index: Index, tile: Tile, places: int) -> Iterator[np.ndarray]:
     elif _takes_rows(tile):
         yield rows_of_blocks(index, tile)
     else:
-        for products in sizes(index, tile, places):
-            yield regions(index, tile.SLOTS, tile.PAIR, products)
+        shape = tile.SLOTS, tile.PAIR
+        with ThreadPoolExecutor(CPU_THREADS) as pool:
+            yield from pool.map(lambda n: regions(index, *shape, n), sizes(index, tile, places))
 
 
 def rows_of_blocks(index: Index, tile: Tile) -> np.ndarray:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
-from numbsparse.device import SIMULATED, DeviceArray, compute_capability
+from numbsparse.device import SIMULATED, DeviceArray, compute_capability, multiprocessors
 from numbsparse.device.launch import Bound
-from numbsparse.device.runtime import current_device
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import copy_engine, shared_memory
 from numbsparse.kernels.matmul.k8_small_batch.blocks import Blocks, block_kernel
@@ -244,7 +242,6 @@ def _view(x: DeviceArray) -> tuple[int, ...]:
     return (*x.shape, *(stride // x.itemsize for stride in x.strides))
 
 
-@cache
 def _multiprocessors() -> int:
     """How many shares of equal size there are."""
-    return 3 if SIMULATED else current_device().properties.multiprocessor_count
+    return 3 if SIMULATED else multiprocessors()

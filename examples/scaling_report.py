@@ -1,0 +1,186 @@
+"""What the runs of scaling.py say: a table, and bits against parameters, arithmetic and time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+from scaling_models import Model
+
+Result = Mapping[str, Any]
+HEAD = (
+    *("text", "parameters", "model", "hidden", "density", "path", "characters", "learning rate"),
+    *("test bits a character", "runs", "million characters/s", "GiB"),
+)
+
+
+class Kind(NamedTuple):
+    """What runs that differ in their seed alone share."""
+
+    text: str
+    size: int
+    characters: int
+    model: Model
+    lr: float
+
+
+def table(results: Iterable[Result]) -> list[str]:
+    """Lines of Markdown: a row a model, with mean and sample standard deviation over its seeds."""
+    results = list(results)
+    rows = [HEAD, ("---",) * len(HEAD)]
+    rows += [_row(kind, runs) for kind, runs in groups(results).items()]
+    finals = sum(run["config"]["purpose"] == "final" for run in results)
+    diverged = sum(run["diverged"] is not None for run in results)
+    counted = f"{finals} long runs and {len(results) - finals} short ones; {diverged} diverged"
+    return [*map(_line, rows), "", *map(_line, searches(results)), "", counted]
+
+
+def searches(results: Iterable[Result]) -> list[tuple[str, ...]]:
+    """A row for each model: the learning rates that were tried, with validation bits."""
+    found: dict[tuple[str, int, str], dict[float, float | None]] = {}
+    for run in results:
+        c = run["config"]
+        if c["purpose"] == "search":
+            kind = c["text"], c["size"], Model(**c["model"]).name
+            found.setdefault(kind, {})[c["lr"]] = run["validation"]
+    rows: list[tuple[str, ...]] = [
+        ("text", "as large as dense", "model", "learning rates: validation bits")
+    ]
+    rows += [("---",) * 4]
+    for (text, size, name), tried in sorted(found.items()):
+        tried = dict(sorted(tried.items()))
+        said = (
+            f"{lr:g}: {'diverged' if b is None else f'{b:.4f}'}" for lr, b in sorted(tried.items())
+        )
+        rows.append((text[:6], f"{size:,}", name, ", ".join(said)))
+    return rows
+
+
+def _line(row: tuple[str, ...]) -> str:
+    return f"| {' | '.join(row)} |"
+
+
+def groups(results: Iterable[Result]) -> dict[Kind, list[Result]]:
+    """The long runs, by what they share, in order of size."""
+    found: dict[Kind, list[Result]] = {}
+    for run in results:
+        c = run["config"]
+        if c["purpose"] == "final":
+            kind = Kind(c["text"], c["size"], c["characters"], Model(**c["model"]), c["lr"])
+            found.setdefault(kind, []).append(run)
+    return dict(sorted(found.items(), key=lambda item: (*item[0][:3], item[0].model.name)))
+
+
+def _row(kind: Kind, runs: list[Result]) -> tuple[str, ...]:
+    bits, one = [run["test"] for run in runs if run["test"] is not None], runs[0]
+    spread = f" ± {stdev(bits):.4f}" if len(bits) > 1 else ""
+    speeds = [_per_second(run) for run in runs if run["test"] is not None]
+    path, peak = one.get("mean_path"), one["peak_bytes"]
+    return (
+        kind.text[:6],
+        f"{one['parameters'] / 1e6:.2f} million",
+        kind.model.name,
+        f"{one['hidden']:,}",
+        f"{one['density']:.1%}",
+        f"{path:.2f}" if path else "",
+        f"{kind.characters / 1e6:,g} million",
+        f"{kind.lr:g}",
+        f"{mean(bits):.4f}{spread}" if bits else "diverged",
+        f"{len(bits)} of {len(runs)}",
+        f"{mean(speeds):.2f}" if speeds else "",
+        f"{peak / 2**30:.2f}" if peak else "",
+    )
+
+
+def _per_second(run: Result) -> float:
+    """Million characters, of training alone."""
+    return float(run["config"]["characters"] / max(run["train_seconds"], 1e-9) / 1e6)
+
+
+def draw(file: Path, results: Iterable[Result]) -> None:
+    """Test bits, mean and range over the seeds, against three costs; and learning curves."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("no picture: pip install matplotlib")
+        return
+    kinds = of_one_text(results)
+    if not kinds:
+        print("no picture: no long run is done")
+        return
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    panels = figure.subplots(2, 2).ravel()
+    most = max(kinds, key=lambda kind: len(kinds[kind])).characters
+    costs: list[tuple[str, Callable[[Result], float], bool]] = [
+        (f"million parameters, after {most / 1e6:g} million characters",
+         lambda run: run["parameters"] / 1e6, False),
+        ("FLOP of training", lambda run: run["flop_per_character"] * _read(run), True),
+        ("seconds of training", lambda run: run["train_seconds"], True),
+    ]  # fmt: skip
+    names = Counter(kind.model.name for kind in kinds)
+    colours = {name: f"C{i % 10}" for i, name in enumerate(sorted(names))}
+    several = {name for name, count in names.items() if count > 1} or set(names)
+    for axes, (label, cost, every_length) in zip(panels, costs, strict=False):
+        for name in sorted(several):
+            for length in sorted({kind.characters for kind in kinds}):
+                alike = [runs for kind, runs in kinds.items()
+                         if (kind.model.name, kind.characters) == (name, length)]  # fmt: skip
+                if alike and (every_length or length == most):
+                    label_of = name if length == most else None
+                    _points(axes, alike, cost, label_of, colours[name])
+        axes.set(xlabel=label, xscale="log")
+        low, high = axes.get_xlim()
+        if high < 3 * low:  # of one size: a logarithm's ticks would stand one over the other
+            axes.set(xscale="linear", xlim=(0, 1.5 * high))
+    _curves(panels[3], kinds, colours)
+    for axes in panels:
+        axes.set_ylabel("bits per character")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    figure.savefig(file, dpi=110)
+
+
+def of_one_text(results: Iterable[Result]) -> dict[Kind, list[Result]]:
+    """The long runs that have bits, of the text that most of them read."""
+    kinds = groups(run for run in results if run["test"] is not None)
+    texts = Counter(kind.text for kind, runs in kinds.items() for _ in runs)
+    return {kind: runs for kind, runs in kinds.items() if kind.text == texts.most_common(1)[0][0]}
+
+
+def _read(run: Result) -> int:
+    return int(run["config"]["characters"])
+
+
+def _points(
+    axes: Any,
+    alike: list[list[Result]],
+    cost: Callable[[Result], float],
+    name: str | None,
+    colour: str,
+) -> None:
+    """Of models that differ in their size alone: a line, and the range at each."""
+    points = []
+    for runs in alike:
+        bits = [run["test"] for run in runs]
+        points.append((mean(map(cost, runs)), mean(bits), min(bits), max(bits)))
+    x, middle, low, high = zip(*sorted(points), strict=True)
+    axes.plot(x, middle, "o-", markersize=4, color=colour, label=name)
+    axes.vlines(x, low, high, color=colour)
+
+
+def _curves(axes: Any, kinds: dict[Kind, list[Result]], colours: dict[str, str]) -> None:
+    """Validation bits by characters, of the size that has most runs: the mean over the seeds."""
+    first = max(kinds, key=lambda kind: sum(k[:3] == kind[:3] for k in kinds))
+    for kind, runs in kinds.items():
+        if kind[:3] != first[:3]:
+            continue
+        marks = zip(*(run["curve"] for run in runs), strict=True)
+        points = [(mark[0][0] / 1e6, mean(m[3] for m in mark)) for mark in marks]
+        name = kind.model.name
+        axes.plot(*zip(*points, strict=True), "-", color=colours[name], label=name)
+    parameters = kinds[first][0]["parameters"] / 1e6
+    axes.set(xlabel=f"million characters read by models of {parameters:.1f} million parameters")
+    axes.set_xscale("log")

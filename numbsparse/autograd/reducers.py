@@ -1,0 +1,71 @@
+"""Who is told of a leaf's gradient as soon as it is complete, while `backward` still goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from numbsparse.autograd.tensor import Tensor
+
+
+Done = Callable[[Any, int, int], None]
+"""done(values, first, last): of the gradient's values, those from first to last are there."""
+
+
+class Reducer(Protocol):
+    """What makes one gradient of those that several processes found."""
+
+    def ready(self, leaf: Tensor, total: Tensor) -> Tensor:
+        """The gradient that takes the place of this one; its values may come before `finish`."""
+
+    def parts(self, leaf: Tensor) -> Done | None:
+        """What takes the leaf's gradient part after part, where that is of use, before `ready`."""
+
+    def finish(self) -> None:
+        """Called at the end of a `backward` that reached leaves of this reducer."""
+
+    def give_up(self) -> None:
+        """Called in its place where the `backward` ended by an error."""
+
+
+reducers: WeakKeyDictionary[Tensor, Reducer] = WeakKeyDictionary()
+"""Of the leaves that have one: see `numbsparse.distributed.DataParallel`."""
+
+
+def taker_of_parts(leaf: Tensor) -> Done | None:
+    """What a vjp that makes a leaf's gradient in parts tells of each of them; None for whole ones.
+
+    A gradient that is added to others is reduced as a whole all the same.
+    """
+    reducer = reducers.get(leaf) if reducers and leaf.grad is None else None
+    return None if reducer is None else reducer.parts(leaf)
+
+
+@contextmanager
+def reducing(create_graph: bool) -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
+    """Within this context a function gives each leaf's gradient to its reducer, if it has one."""
+    at_work: dict[int, Reducer] = {}
+
+    def reduced(leaf: Tensor, total: Tensor) -> Tensor:
+        reducer = reducers.get(leaf) if reducers else None
+        if reducer is None:
+            return total
+        if create_graph:
+            raise NotImplementedError(
+                "backward(create_graph=True) gives no gradients of gradients through DataParallel: "
+                "take numbsparse.grad for those"
+            )
+        at_work[id(reducer)] = reducer
+        return reducer.ready(leaf, total)
+
+    try:
+        yield reduced
+    except BaseException:
+        for reducer in at_work.values():
+            reducer.give_up()
+        raise
+    for reducer in at_work.values():
+        reducer.finish()

@@ -1,0 +1,108 @@
+"""Launches that come again on the same memory: recorded the second time, then only started.
+
+A product of few rows takes the GPU less time than the host needs to check its operands, to choose a
+kernel and to work out its arguments. All that follows from where the operands are and from their
+shapes, and training goes over the same memory step after step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numbsparse.device import memory, runtime, streams
+from numbsparse.device.array import DeviceArray, owners_of
+from numbsparse.device.torch_tensors import place as tensor_place
+from numbsparse.device.torch_tensors import stream_handle
+
+REMEMBERED = 4096  # of a layout, and of what it was asked for once
+
+Key = tuple[Any, ...]
+
+
+class Replay:
+    """Launches of one stretch of work, to be started again on the same operands and stream.
+
+    Attributes
+    ----------
+    starts : functions that start them; each gives a tuple of the driver's error
+    held : memory of the GPU that they use beside that of the operands
+    used : of the host
+    is_whole : whether they are all that the work did on the GPU: not if it took memory, or copied
+    """
+
+    __slots__ = ("held", "is_whole", "starts", "used")
+
+    def __init__(self) -> None:
+        self.starts: list[Callable[[], tuple[Any, ...]]] = []
+        self.held: list[Any] = []
+        self.used: list[Any] = []
+        self.is_whole = True
+
+    def add(self, start: Callable[[], tuple[Any, ...]], used: Any = None) -> None:
+        """Start this too, which uses some memory of the host."""
+        self.starts.append(start)
+        self.used.append(used)
+
+    def hold(self, args: tuple[Any, ...]) -> None:
+        """Keep what a kernel uses: of ours, because plans are; the rest belongs to operands."""
+        self.held += (block for block in owners_of(args) if isinstance(block, memory.Block))
+
+    def start(self, operands: tuple[Any, ...], stream: streams.Stream) -> None:
+        if streams.several:
+            memory.note((*owners_of(operands), *self.held), stream)
+        for start in self.starts:
+            (error,) = start()
+            if error:
+                raise RuntimeError(f"a kernel was not launched: {error.name}")
+
+
+def replayed(
+    known: dict[Key, Any], what: Key, operands: tuple[Any, ...], work: Callable[[], Any]
+) -> None:
+    """Do the work on operands, arrays of ours or tensors of torch; or only start its launches.
+
+    They are recorded when it comes for the second time. They depend on `what`, on the stream, and
+    on where the operands are and how they lie there.
+    """
+    stream = _stream_of(operands[0])
+    if stream is None or runtime.recording() is not None:
+        work()
+        return
+    places = tuple([x.place if type(x) is DeviceArray else tensor_place(x) for x in operands])
+    key = what, stream.handle, places
+    if replay := known.get(key):
+        replay.start(operands, stream)
+    elif None in places or replay is False:
+        work()
+    elif key in known:
+        known[key] = _recorded(work, operands) or False
+    else:
+        work()
+        if len(known) >= REMEMBERED:
+            known.clear()
+        known[key] = None
+
+
+def _recorded(work: Callable[[], None], operands: tuple[Any, ...]) -> Replay | None:
+    replay = Replay()
+    token = runtime.replay.set(replay)
+    try:
+        work()
+    finally:
+        runtime.replay.reset(token)
+    own = set(map(id, owners_of(operands)))
+    replay.held = [block for block in replay.held if id(block) not in own]
+    return replay if replay.is_whole and replay.starts else None
+
+
+def _stream_of(x: Any) -> streams.Stream | None:
+    """The stream that a product of x goes to; None while it is captured, or another is in use."""
+    stream = streams.current()
+    if runtime.capture is not None:
+        return None
+    if type(x) is not DeviceArray and (handle := stream_handle(x)) != stream.handle:
+        if not handle or stream is not streams.DEFAULT:
+            return None
+        stream = streams.at(handle)
+    return None if streams.several and stream.is_captured else stream

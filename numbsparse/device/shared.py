@@ -1,0 +1,49 @@
+"""Memory of one process that others of its host open too, by the driver's interprocess handles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numbsparse.device import streams
+from numbsparse.device.array import DeviceArray
+
+
+class _Memory:
+    """Gives it back at the end."""
+
+    def __init__(self, address: int, give_back: Any):
+        self.address, self._give_back = address, give_back
+
+    def __del__(self) -> None:
+        self._give_back(self.address)
+
+
+def shared(words: int) -> tuple[DeviceArray, str]:
+    """Zeros, uint32, and what another process of this host opens them by."""
+    driver = streams._driver()
+    with streams.current().context():
+        address = int(_checked(driver.cuMemAlloc(4 * words)))
+        _checked(driver.cuMemsetD32(address, 0, words))
+        handle = _checked(driver.cuIpcGetMemHandle(address))
+    memory = _Memory(address, driver.cuMemFree)
+    return DeviceArray(address, (words,), "uint32", None, memory), bytes(handle.reserved).hex()
+
+
+def opened(handle: str, words: int) -> DeviceArray:
+    """What another process shares, on its own GPU."""
+    driver = streams._driver()
+    of = driver.CUipcMemHandle()
+    of.reserved = bytes.fromhex(handle)
+    how = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+    with streams.current().context():
+        address = int(_checked(driver.cuIpcOpenMemHandle(of, int(how))))
+    return DeviceArray(
+        address, (words,), "uint32", None, _Memory(address, driver.cuIpcCloseMemHandle)
+    )
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    error, *values = result
+    if int(error) != 0:
+        raise RuntimeError(f"memory of another process was not opened: {error.name}")
+    return values[0] if values else None

@@ -1,0 +1,62 @@
+"""Start several ranks of a program on this host, where there is no torchrun and no mpirun."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+PATIENCE = 10.0  # seconds for the other ranks to end by themselves after one has failed
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run `python program ...` once for each rank; gives the first status that is not 0.
+
+    All of them end with this process, and soon after one of them has failed.
+    """
+    parser = argparse.ArgumentParser("python -m numbsparse.distributed", description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2, help="processes to start (%(default)s)")
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="a Python file, its arguments")
+    options = parser.parse_args(arguments)
+    if options.ranks < 1 or not options.program:
+        parser.error("--ranks takes 1 or more, and a program follows")
+    with socket.create_server(("127.0.0.1", 0)) as free:  # a port that nobody listens at
+        port = free.getsockname()[1]
+    started = [_start(rank, options.ranks, port, options.program) for rank in range(options.ranks)]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of `finally`
+    try:
+        return _first_failure(started)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def _start(rank: int, size: int, port: int, program: list[str]) -> subprocess.Popen[bytes]:
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
+    environment = os.environ | {name: str(value) for name, value in own.items()}
+    environment["MASTER_ADDR"] = "127.0.0.1"
+    return subprocess.Popen([sys.executable, *program], env=environment)
+
+
+def _first_failure(processes: list[subprocess.Popen[bytes]]) -> int:
+    """Wait until all have ended, or one has failed and the others have had time to say so."""
+    failed, until = 0, float("inf")
+    while time.monotonic() < until:
+        ended = [process.poll() for process in processes]
+        if not failed and (failed := next(filter(None, ended), 0)):
+            until = time.monotonic() + PATIENCE
+        if None not in ended:
+            break
+        time.sleep(0.05)
+    return abs(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

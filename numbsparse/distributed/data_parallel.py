@@ -1,0 +1,263 @@
+"""Data parallel training: each rank has the whole model and a part of the batch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from numbsparse import device, nn
+from numbsparse.autograd import Tensor
+from numbsparse.autograd.reducers import Done, reducers
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import DeviceArray
+from numbsparse.distributed.group import Group
+from numbsparse.nn import kept
+from numbsparse.ops.elementwise import gapless
+
+BUCKET = 2**23  # bytes of gradients that are reduced together
+
+
+class DataParallel:
+    """Let `backward` give all ranks the mean of their gradients, that of the whole batch.
+
+    Each rank has the model and an equal part of the batch, and its loss is a mean over that part.
+    `loss.backward()` then sums the gradients of kept blocks over the ranks, in buckets, while it
+    still works on those before; optimizers, clipping and loss scaling see the same numbers on every
+    rank, and take the same step. The model is used, saved and loaded as without this.
+
+    At first all ranks take the values of rank 0: parameters, buffers and saved numbers. Dropout
+    draws other masks on each rank from then on; what else a program draws at random for its part of
+    the batch, it seeds with its rank, as by `numpy.random.default_rng((seed, group.rank))`.
+
+    Parameters
+    ----------
+    model : Module
+        Where it will stay: on the GPU already, if it is to be trained there.
+    group : Group
+    bucket : int
+        Bytes of gradients that are reduced at a time.
+
+    Raises
+    ------
+    ValueError
+        On all ranks, where one has another model: parameters of other names, dtypes, shapes or
+        layouts. In `backward` where it does not reach the same parameters on all ranks.
+    RankLost
+        In `backward`, where another rank has ended.
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse as ns
+    >>> import numbsparse.distributed as dist
+    >>> with dist.init() as group:
+    ...     model = ns.nn.Linear(8, 4, block_size=4, seed=0)
+    ...     parallel = dist.DataParallel(model, group)
+    ...     y = parallel(np.ones((2, 8), np.float32))  # model(...) is the same
+    ...     y.sum().backward()
+    >>> model.weight.grad.shape
+    (8, 4)
+
+    Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020.
+    """
+
+    def __init__(self, model: nn.Module, group: Group, *, bucket: int = BUCKET):
+        self.model, self.group, self.bucket = model, group, bucket
+        named = list(model.named_parameters())
+        self._names, self._parameters = [n for n, _ in named], [p for _, p in named]
+        self._number = {id(parameter): i for i, parameter in enumerate(self._parameters)}
+        self._orders: dict[tuple[int, ...], list[int]] = {}  # by the parameters that are trained
+        self._work: _Work | None = None
+        self._layouts: list[Any] = []
+        self._syncs = True
+        self._beside = device.beside() if group._nccl else None
+        self.check()
+        self._take_values_of_rank_0()
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.stream = group.rank
+        for parameter in self._parameters if group.size > 1 else ():
+            reducers[parameter] = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within this context `backward` adds up the gradients of this rank alone.
+
+        The first one after it reduces them all: for batches in several parts.
+        """
+        self._syncs = False
+        try:
+            yield
+        finally:
+            self._syncs = True
+
+    def check(self) -> None:
+        """See that all ranks have the same parameters, dtypes and layouts; ValueError if not.
+
+        By itself it is done at first, and in a `backward` after a layout has changed.
+        """
+        self._layouts = list(map(_layout_of, self._parameters))
+        own = {n: _about(p) for n, p in zip(self._names, self._parameters, strict=True)}
+        first, *others = self.group.share(own)
+        for rank, theirs in enumerate(others, 1):
+            for name in first | theirs:
+                if first.get(name) != theirs.get(name):
+                    words = [of[name][0] if name in of else "none" for of in (theirs, first)]
+                    other = " of another layout" if words[0] == words[1] else ""
+                    raise ValueError(
+                        f"rank {rank} has another model: {name} is {words[0]}{other}, where rank 0 "
+                        f"has {words[1]}"
+                    )
+
+    def _take_values_of_rank_0(self) -> None:
+        tensors = [*self._parameters, *self.model.buffers()]
+        for tensor in tensors if self.group.size > 1 else ():
+            values = tensor.values
+            self.group.broadcast(values, out=values)
+        for module in self.model.modules():
+            numbers = {name: getattr(module, name) for name in module.saved}
+            if numbers and self.group.size > 1:
+                vars(module).update(self.group.share(numbers)[0])
+
+    def ready(self, leaf: Tensor, total: Tensor) -> Tensor:
+        """The mean that takes the place of this rank's gradient; its values come by `finish`."""
+        if not self._syncs:
+            return total
+        if self._work is None:
+            self._begin()
+            assert self._work is not None
+        data = total.data
+        values = gapless(data.values if isinstance(data, BlockSparse) else data)
+        work, i = self._work, self._number[id(leaf)]
+        known, mean = work.in_parts.get(i, (None, None))
+        if known is not values:
+            mean = _empty_like(values)
+            work.in_parts.pop(i, None)
+        work.pending[i] = values, mean
+        self._reduce(work, self.bucket)
+        return Tensor(data.with_values(mean) if isinstance(data, BlockSparse) else mean)
+
+    def parts(self, leaf: Tensor) -> Done | None:
+        """Reduce a gradient of two buckets or more part after part, if it is next in order."""
+        if not self._syncs or leaf.values.nbytes < 2 * self.bucket:
+            return None
+        if self._work is None:
+            self._begin()
+            assert self._work is not None
+        work, i = self._work, self._number[id(leaf)]
+        self._reduce(work, 1)
+        if work.order is None or work.order[work.done : work.done + 1] != [i]:
+            return None
+
+        def done(values: Any, first: int, last: int) -> None:
+            _, mean = work.in_parts.setdefault(i, (values, _empty_like(values)))
+            self._send([(values[first:last], mean[first:last])])
+
+        return done
+
+    def finish(self) -> None:
+        """Reduce what is left, and let the current stream wait for all of it."""
+        if (work := self._work) is None:
+            return
+        try:
+            if work.order is None:
+                work.order = self._agreed_order(list(work.pending))
+                self._orders[work.trained] = work.order
+            if missing := set(work.order) - set(work.pending):
+                name = self._names[min(missing)]
+                raise ValueError(
+                    f"backward did not reach {name} on rank {self.group.rank}, as it did before: "
+                    "all ranks reach the same parameters each time, or freeze the others"
+                )
+            self._reduce(work, 1)
+        finally:
+            self.give_up()
+
+    def give_up(self) -> None:
+        work, self._work = self._work, None
+        if work and self._beside:
+            device.order(self._beside.handle, device.working_stream())
+
+    def _begin(self) -> None:
+        layouts = list(map(_layout_of, self._parameters))
+        if any(now is not was for now, was in zip(layouts, self._layouts, strict=True)):
+            self.check()
+        trained = tuple(i for i, p in enumerate(self._parameters) if p.requires_grad)
+        self._work = _Work(trained, self._orders.get(trained))
+
+    def _agreed_order(self, own: list[int]) -> list[int]:
+        """The order in which rank 0 found its gradients, which is that of the reductions."""
+        found: list[list[int]] = self.group.share(own)
+        for rank, theirs in enumerate(found):
+            if odd := set(theirs) ^ set(found[0]):
+                has = "" if min(odd) in theirs else "not "
+                raise ValueError(
+                    f"backward did {has}reach {self._names[min(odd)]} on rank {rank}, unlike on "
+                    "rank 0: all ranks reach the same parameters"
+                )
+        return found[0]
+
+    def _reduce(self, work: _Work, least: int) -> None:
+        """Reduce the next gradients in order that are there, if they have `least` bytes."""
+        while work.order is not None:
+            bucket, size, done = [], 0, work.done
+            for i in work.order[work.done :]:
+                if i not in work.pending or size >= self.bucket:
+                    break
+                done += 1
+                if i not in work.in_parts:
+                    bucket.append(work.pending[i])
+                    size += max(bucket[-1][0].nbytes, 1)
+            if bucket and size < least:
+                return
+            work.done = done
+            if not bucket:  # all that there is went in parts
+                return
+            self._send(bucket)
+
+    def _send(self, bucket: list[tuple[Any, Any]]) -> None:
+        """Start the reduction of each (values, mean), after all work so far."""
+        if self._beside:
+            device.order(device.working_stream(), self._beside.handle)
+        nccl = self.group._nccl
+        with nccl.on(self._beside) if nccl else nullcontext(), self.group.together():
+            for values, mean in bucket:
+                self.group.all_reduce(values, "mean", out=mean)
+
+
+class _Work:
+    """A `backward` that is under way: gradients by parameter's number, and how many are done.
+
+    They are kept to its end: on another stream they may still be read.
+    """
+
+    def __init__(self, trained: tuple[int, ...], order: list[int] | None):
+        self.trained, self.order, self.done = trained, order, 0
+        self.pending: dict[int, tuple[Any, Any]] = {}  # what was found, and where its mean comes
+        self.in_parts: dict[int, tuple[Any, Any]] = {}  # the same of those that are on their way
+
+
+def _empty_like(values: Any) -> Any:
+    on_gpu = isinstance(values, DeviceArray)
+    return (device.empty if on_gpu else np.empty)(values.shape, values.dtype)
+
+
+def _layout_of(parameter: Tensor) -> Any:
+    data = parameter._data
+    return data.stored_layout if isinstance(data, BlockSparse) else None
+
+
+def _about(parameter: Tensor) -> list[str]:
+    """What ranks compare of a parameter: a description in words, and a digest of its layout."""
+    data = parameter._data
+    form = kept.form_of(data)
+    digest = ""
+    if form.layout is not None:
+        digest = hashlib.sha256(np.packbits(form.layout.pattern).tobytes()).hexdigest()
+    return [f"{parameter.dtype}, {form}", digest]

@@ -1,0 +1,233 @@
+"""Group: the processes that train together, and what they compute together."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
+
+import numpy as np
+
+from numbsparse import device, edits
+from numbsparse.device import DeviceArray
+from numbsparse.distributed.links import Links
+from numbsparse.distributed.on_gpu import DTYPES
+from numbsparse.distributed.on_host import OPERATIONS, call
+from numbsparse.distributed.watch import RankLost
+from numbsparse.ops.elementwise import gapless
+from numbsparse.ops.operands import operand
+from numbsparse.patterns.checks import integer
+
+
+class Group:
+    """All processes that a launcher started, of which this is number `rank` of `size`: see `init`.
+
+    All ranks call the same methods in the same order. Arrays are NumPy arrays, DeviceArrays, or
+    what shares its memory with one; a result is a new array in the same place, or `out`, which is
+    C-contiguous and may be x itself. All ranks get the same bits.
+
+    With the backend "nccl" collectives of DeviceArrays go to the current stream, wait for nothing
+    on the host, and are part of what `numbsparse.graph` captures. All others are over when they
+    return.
+
+    Attributes
+    ----------
+    rank, size, local_rank : int
+        The last is the rank among those of this host.
+    backend : "nccl", "mpi", "sockets", or "alone" for one process
+
+    Raises
+    ------
+    ValueError
+        On all ranks, where they do not call the same with the same dtypes and shapes: by NCCL and
+        MPI that is looked at in the first call of each kind.
+    RankLost
+        Where another rank has ended: killed, out of memory, or by an error.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import numbsparse.distributed as dist
+    >>> with dist.init() as group:  # of one process, unless a launcher started several
+    ...     total = group.all_reduce(np.ones(2))
+    >>> group.rank, group.size, total
+    (0, 1, array([1., 1.]))
+    """
+
+    def __init__(self, rank: int, size: int, local_rank: int, links: Any, host: Any, nccl: Any):
+        self.rank, self.size, self.local_rank = rank, size, local_rank
+        self._links: Links = links  # None for one process
+        self._host, self._nccl = host, nccl
+        self._agreed: set[str] = set()
+        self._is_open = size > 1
+        if size > 1:
+            atexit.register(self._at_exit)
+
+    @property
+    def backend(self) -> str:
+        engine = self._nccl or self._host
+        return "alone" if engine is None else engine.name
+
+    def all_reduce(self, x: Any, op: str = "sum", out: Any = None) -> Any:
+        """The "sum", "mean", "max" or "min" over the ranks, x.shape, on all of them.
+
+        float16 and bfloat16 are summed in float32 on the host, in their own digits by NCCL.
+        """
+        x = self._numbers(x, op)
+        return self._run("all_reduce", x, x, (op,), out, x.shape)
+
+    def broadcast(self, x: Any, root: int = 0, out: Any = None) -> Any:
+        """Rank `root`'s x on all of them; the others' say its shape and dtype, any but objects."""
+        integer("root", root, least=0, most=self.size - 1)
+        x = _plain(x)
+        return self._run("broadcast", x, x, (root,), out, x.shape)
+
+    def all_gather(self, x: Any, out: Any = None) -> Any:
+        """All ranks' x (n, ...) one after the other, (size * n, ...), on all of them."""
+        x = _plain(x)
+        first, *rest = x.shape or (1,)
+        return self._run("all_gather", x, x, (), out, (self.size * first, *rest))
+
+    def reduce_scatter(self, x: Any, op: str = "sum", out: Any = None) -> Any:
+        """Of `all_reduce(x, op)`, x (size * n, ...), this rank's part: (n, ...)."""
+        x = self._numbers(x, op)
+        first, *rest = x.shape or (1,)
+        if not x.shape or first % self.size:
+            raise ValueError(
+                f"x takes a multiple of {self.size} along its first axis, got {x.shape}"
+            )
+        shape = (first // self.size, *rest)
+        return self._run("reduce_scatter", x, x.reshape((self.size, *shape)), (op,), out, shape)
+
+    def barrier(self) -> None:
+        """Wait, on the host, until all ranks are here."""
+        if self._links:
+            self._links.meet({"call": "barrier"}, b"", lambda parts: [b""] * len(parts))
+
+    def share(self, value: Any) -> list[Any]:
+        """A list with each rank's value: numbers, strings, None, and lists and dicts of them."""
+        return self._links.share(value) if self._links else [value]
+
+    def together(self) -> AbstractContextManager[None]:
+        """Within this context collectives by NCCL are launched as one, at its end: for small ones.
+
+        Their results may be used after it.
+        """
+        return self._nccl.together() if self._nccl else nullcontext()
+
+    def close(self) -> None:
+        """Leave: wait until the GPU and the other ranks are done. `with` does it at its end."""
+        if self._is_open and self._nccl:
+            device.synchronize()
+            self.barrier()
+        self._leave("")
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self.close()
+        else:
+            self._leave(_failed(error))
+            if isinstance(error, RankLost):  # which is no fault of this program's
+                sys.exit(f"{error}; rank {self.rank} ends")
+
+    def _leave(self, failed: str) -> None:
+        if self._is_open:
+            self._is_open = False
+            atexit.unregister(self._at_exit)
+            self._links.watch.close(failed)
+            if self._nccl and failed:
+                with suppress(Exception):  # the first error is the one to see
+                    self._nccl.abort()
+
+    def _at_exit(self) -> None:
+        error = getattr(sys, "last_value", None)
+        self._leave(_failed(error) if error is not None else "")
+
+    def _numbers(self, x: Any, op: str) -> Any:
+        """x, of a dtype that can be combined this way."""
+        if op not in OPERATIONS:
+            raise ValueError(f"op takes {', '.join(map(repr, OPERATIONS))}, got {op!r}")
+        x = _plain(x)
+        if x.dtype.name not in DTYPES or (op == "mean" and x.dtype.kind in "iu"):
+            takes = [n for n in DTYPES if op != "mean" or "float" in n]
+            raise TypeError(f"x takes {', '.join(takes)} for {op!r}, got {x.dtype}")
+        return x
+
+    def _run(
+        self, name: str, x: Any, parts: Any, how: tuple[Any, ...], out: Any, shape: tuple[int, ...]
+    ) -> Any:
+        """A collective; `parts` is x as the engines take it, shape that of the result."""
+        target = None if out is None else _checked_out(out, x, shape)
+        on_gpu = isinstance(x, DeviceArray)
+        if self._links:
+            self._links.watch.check()
+        with device.in_order_with(x):
+            if self._nccl and on_gpu:
+                result = device.empty(shape, x.dtype) if target is None else target
+                self._agree(call(name, x, *map(str, how)))
+                if x.size:
+                    getattr(self._nccl, name)(parts, *how, result)
+            else:
+                result = self._on_host(name, parts, how).reshape(shape)
+                if on_gpu and target is None:
+                    target = device.empty(shape, x.dtype)
+                if isinstance(target, DeviceArray) and not device.SIMULATED:
+                    device.refill(target, result)
+                elif target is not None:
+                    (device.simulated(target) if on_gpu else target)[...] = result
+                result = result if target is None else target
+        if out is None:
+            return result
+        edits.note(result, name)
+        return out
+
+    def _on_host(self, name: str, parts: Any, how: tuple[Any, ...]) -> np.ndarray:
+        host = parts
+        if isinstance(parts, DeviceArray):  # in the simulator in a captured step too, as by NCCL
+            host = device.simulated(parts) if device.SIMULATED else parts.numpy()
+        if self._host is None:  # one process
+            return host.copy()
+        if self.backend == "mpi":
+            self._agree(call(name, host, *map(str, how)))
+        result: np.ndarray = getattr(self._host, name)(host, *how)
+        return result
+
+    def _agree(self, about: dict[str, Any]) -> None:
+        """See that all ranks call the same, where the engine does not, the first time."""
+        if (key := str(about)) not in self._agreed:
+            self._links.meet(about, b"", lambda parts: [b""] * len(parts))
+            self._agreed.add(key)
+
+
+def _plain(x: Any) -> Any:
+    """x as a C-contiguous array of plain values."""
+    x = operand(x, "x")
+    if x.dtype.hasobject:
+        raise TypeError(f"x takes numbers, got {x.dtype}")
+    return gapless(x)
+
+
+def _checked_out(out: Any, x: Any, shape: tuple[int, ...]) -> Any:
+    """`out` as an array, if the result can be written there."""
+    target = operand(out, "out")
+    if isinstance(target, DeviceArray) != isinstance(x, DeviceArray):
+        raise ValueError("out takes an array in the place of x")
+    if target.shape != shape or target.dtype != x.dtype:
+        raise ValueError(f"out takes {shape} of {x.dtype}, got {target.shape} of {target.dtype}")
+    if gapless(target) is not target:
+        raise ValueError("out takes a C-contiguous array")
+    if isinstance(target, np.ndarray) and not target.flags.writeable:
+        raise ValueError("out is written, and this array is read-only")
+    return target
+
+
+def _failed(error: BaseException) -> str:
+    if isinstance(error, RankLost):
+        return f"ended too: {error}"
+    if isinstance(error, SystemExit):
+        return f"ended with {error.code}"
+    return f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -1,0 +1,327 @@
+"""Layers wider than a card: of each weight a rank has some of the block columns, or block rows.
+
+What follows from all of x and some columns of w is some columns of y; of some columns of x and the
+same rows of w it is a term of y, and all ranks' terms are summed. Four functions, each with another
+one for its gradient, move arrays between "all ranks have the same" and "each has a part":
+`replicate` and `total`, `gather` and `part`.
+
+After M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+Parallelism", 2019, section 3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor, as_tensor, record
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import outside_capture
+from numbsparse.device.shared import opened, shared
+from numbsparse.distributed.group import Group
+from numbsparse.distributed.start import init
+from numbsparse.nn import LSTM, Linear, Module, Parameter
+from numbsparse.nn import functional as F
+
+
+class Exchange:
+    """Arrays of all ranks, whose last axis is cut into as many even parts as there are ranks."""
+
+    def __init__(self, group: Group):
+        self.group, self.rank, self.size = group, group.rank, group.size
+
+    def gather(self, part: Any, whole: Any) -> Any:
+        """whole[:] = the ranks' parts, beside each other."""
+        parts = self.group.all_gather(ops.reshape(part, (1, *part.shape)))
+        ops.copy_into(_apart(whole, self.size), parts)
+        return whole
+
+    def part(self, whole: Any) -> Any:
+        """This rank's part, a view."""
+        return _apart(whole, self.size)[self.rank]
+
+    def collect(self, term: Any, part: Any) -> Any:
+        """part[:] = this rank's part of the sum of all ranks' terms."""
+        terms = ops.copy(_apart(term, self.size))
+        self.group.reduce_scatter(terms, out=ops.reshape(part, (1, *part.shape)))
+        return part
+
+
+class PeerExchange(Exchange):
+    """The same between two GPUs of one host, which write each other's memory: see `exchange`."""
+
+    def __init__(self, group: Group, nbytes: int):
+        super().__init__(group)
+        words = -(-nbytes // 4)  # of a slot
+        with outside_capture():
+            mine, handle = shared(2 * words + 1)
+            theirs = opened(group.share(handle)[1 - group.rank], 2 * words + 1)
+            count = ops.zeros((1,), "float32", "cuda").view("int32")
+        boxes = (a[:-1].reshape(2, words) for a in (mine, theirs))
+        flags = (a[-1:].view("int32") for a in (mine, theirs))
+        self.nbytes, self.ends = nbytes, (*boxes, *flags, count)
+
+    def gather(self, part: Any, whole: Any) -> Any:
+        kernels = _kernels()
+        kernels.send(part, 0, 1, kernels.Ends(*self.ends))
+        kernels.receive_whole(part, self.rank, whole, kernels.Ends(*self.ends))
+        return whole
+
+    def collect(self, term: Any, part: Any) -> Any:
+        kernels = _kernels()
+        kernels.send(term, 1 - self.rank, 2, kernels.Ends(*self.ends))
+        kernels.receive_sum(term, self.rank, part, kernels.Ends(*self.ends))
+        return part
+
+
+def _kernels() -> Any:
+    from numbsparse.kernels import exchange  # which loads numba.cuda
+
+    return exchange
+
+
+def _apart(whole: Any, size: int) -> Any:
+    """(..., size * n) as (size, ..., n), a view."""
+    *outer, last = whole.shape
+    n = whole.ndim
+    return ops.transpose(
+        ops.reshape(whole, (*outer, size, last // size)), (n - 1, *range(n - 1), n)
+    )
+
+
+def replicate(x: Any, group: Group) -> Tensor:
+    """x, the same on all ranks, each of which goes on with it in another way."""
+    x = as_tensor(x)
+    return record(x.data, (x, lambda dy, y: total(dy, group)))
+
+
+def total(x: Any, group: Group) -> Tensor:
+    """The sum of the ranks' x, on all of them."""
+    x = as_tensor(x)
+    return record(group.all_reduce(x.data), (x, lambda dy, y: replicate(dy, group)))
+
+
+def gather(x: Any, group: Group) -> Tensor:
+    """The ranks' x beside each other along the last axis, on all of them."""
+    x = as_tensor(x)
+    whole = _new((*x.shape[:-1], group.size * x.shape[-1]), x.data)
+    return record(Exchange(group).gather(x.data, whole), (x, lambda dy, y: part(dy, group)))
+
+
+def part(x: Any, group: Group) -> Tensor:
+    """This rank's part of the last axis of x, which is the same on all ranks."""
+    x = as_tensor(x)
+    return record(ops.copy(Exchange(group).part(x.data)), (x, lambda dy, y: gather(dy, group)))
+
+
+def _new(shape: tuple[int, ...], like: Any) -> Any:
+    return ops.zeros(shape, like.dtype, like.device)
+
+
+class Split(Module):
+    """What split layers have in common: a layer of which each rank keeps a part."""
+
+    def __init__(self, group: Group | None):
+        super().__init__()
+        self.group = init() if group is None else group
+        self._layouts: dict[str, Any] = {}  # of whole weights, with how they are cut
+
+    def keep(self, name: str, w: BlockSparse, axis: int, argument: str, unit: int = 1) -> None:
+        """Make the parameter of this name: this rank's block rows (axis 0) or columns (1) of w."""
+        size, blocks = self.group.size, w.layout.shape[axis]
+        if w.is_transposed or w.shape[axis] != blocks * w.block_size or blocks % (size * unit):
+            raise ValueError(
+                f"{argument} takes a multiple of {size} ranks x {unit * w.block_size} features "
+                f"along the axis that is split, got {w.shape[axis]}"
+            )
+        first, after = (blocks // size * (self.group.rank + i) * w.block_size for i in (0, 1))
+        own = w[:, first:after] if axis else w[first:after]
+        self._layouts[name] = w.layout, w.shape, axis
+        setattr(self, name, Parameter(own.copy()))
+
+    def whole(self, name: str) -> BlockSparse:
+        """A weight of all ranks, on the CPU of each: for a checkpoint, say."""
+        own, (layout, shape, axis) = getattr(self, name).data.to("cpu"), self._layouts[name]
+        counts = self.group.share(own.n_blocks)
+        padded = np.zeros((max(counts), *own.values.shape[1:]), own.dtype)
+        padded[: own.n_blocks] = own.data
+        all_parts = self.group.all_gather(padded[None])
+        where = layout.index.block_columns if axis else layout.index.block_rows
+        of_rank = where // (layout.shape[axis] // self.group.size)
+        values = np.empty((layout.n_blocks, *own.values.shape[1:]), own.dtype)
+        for rank, (n, values_of) in enumerate(zip(counts, all_parts, strict=True)):
+            values[of_rank == rank] = values_of[:n]
+        return BlockSparse(values, layout, shape=shape)
+
+
+class ColumnLinear(Split):
+    """A `nn.Linear` of which each rank has some block columns, and so some of the outputs.
+
+    Parameters
+    ----------
+    linear : nn.Linear, the same on all ranks, as by a seed; without gate
+        Its output features are a multiple of the block size times the ranks.
+    group : Group, optional
+    gather_output : bool
+        Whether y is that of all ranks, or this rank's part, as `RowLinear` takes it.
+
+    Attributes
+    ----------
+    weight, bias : Parameters, this rank's part
+    whole("weight") : the weight of all ranks, on the CPU
+
+    Of gradients that are clipped by their norm, each rank sees its own part alone.
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse.distributed as dist
+    >>> from numbsparse import nn
+    >>> layer = dist.ColumnLinear(nn.Linear(64, 128, seed=0))  # of one process: all of it
+    >>> layer(np.ones((2, 64), np.float32)).shape
+    (2, 128)
+    """
+
+    weight: Parameter
+
+    def __init__(self, linear: Linear, group: Group | None = None, *, gather_output: bool = True):
+        super().__init__(group)
+        _check_plain(linear)
+        self.precision, self.gather_output = linear.precision, gather_output
+        self.keep("weight", linear.weight.data, 1, "out_features")
+        self.bias = None
+        if linear.bias is not None:
+            own = Exchange(self.group).part(linear.bias.data)
+            self.bias = Parameter(ops.copy(own))
+
+    def forward(self, x: Any) -> Tensor:
+        x = replicate(x, self.group)
+        y = F.linear(x, self.weight, self.bias, precision=self.precision)
+        return gather(y, self.group) if self.gather_output else y
+
+
+class RowLinear(Split):
+    """A `nn.Linear` of which each rank has some block rows: it sums what the ranks make of theirs.
+
+    Parameters
+    ----------
+    linear : nn.Linear, the same on all ranks; without gate
+        Its input features are a multiple of the block size times the ranks.
+    group : Group, optional
+    split_input : bool
+        Whether x is this rank's part, as of a `ColumnLinear` without `gather_output`, or all of it.
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse.distributed as dist
+    >>> from numbsparse import nn
+    >>> up, down = nn.Linear(64, 256, seed=0), nn.Linear(256, 64, seed=1)
+    >>> pair = nn.Sequential(
+    ...     dist.ColumnLinear(up, gather_output=False), nn.ReLU(), dist.RowLinear(down)
+    ... )
+    >>> pair(np.ones((2, 64), np.float32)).shape
+    (2, 64)
+    """
+
+    weight: Parameter
+
+    def __init__(self, linear: Linear, group: Group | None = None, *, split_input: bool = True):
+        super().__init__(group)
+        _check_plain(linear)
+        self.precision, self.split_input = linear.precision, split_input
+        self.keep("weight", linear.weight.data, 0, "in_features")
+        self.bias = None if linear.bias is None else Parameter(ops.copy(linear.bias.data))
+
+    def forward(self, x: Any) -> Tensor:
+        x = as_tensor(x) if self.split_input else part(x, self.group)
+        y = total(F.linear(x, self.weight, precision=self.precision), self.group)
+        return y if self.bias is None else y + self.bias
+
+
+def _check_plain(linear: Any) -> None:
+    if not isinstance(linear, Linear) or linear.gate is not None:
+        raise TypeError(f"linear takes an nn.Linear without gate, got {linear!r}")
+
+
+class SplitLSTM(Split):
+    """An `nn.LSTM` of which each rank has some units: all their gates, and all that they read.
+
+    h is exchanged in each time step: y and the h of a state are those of all units, and the c of a
+    state this rank's part.
+
+    Parameters
+    ----------
+    lstm : nn.LSTM, the same on all ranks, without layer norm and update dropout
+        Its units are a multiple of the block size times the ranks.
+    group : Group, optional
+    peer_memory : bool
+        Whether two GPUs of one host write h to each other's memory, in the place of NCCL.
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse.distributed as dist
+    >>> from numbsparse import nn
+    >>> lstm = dist.SplitLSTM(nn.LSTM(8, 64, seed=0))
+    >>> y, (h, c) = lstm(np.zeros((5, 2, 8), np.float32))
+    >>> y.shape, c.shape
+    ((5, 2, 64), (1, 2, 64))
+    """
+
+    def __init__(self, lstm: LSTM, group: Group | None = None, *, peer_memory: bool = False):
+        super().__init__(group)
+        self.peer_memory = peer_memory
+        self._peers: PeerExchange | None = None
+        if peer_memory and (self.group.size != 2 or self.group.backend != "nccl"):
+            raise ValueError(
+                "peer_memory takes two GPUs of one host and the backend nccl, got "
+                f"{self.group.size} ranks with {self.group.backend}"
+            )
+        plain = isinstance(lstm, LSTM) and not any(
+            layer.gain is not None or layer.update_dropout for layer in lstm.layers
+        )
+        if not plain:
+            raise TypeError(
+                f"lstm takes an nn.LSTM without layer_norm and update_dropout, got {lstm!r}"
+            )
+        self.hidden_size, self.n_layers = lstm.hidden_size, len(lstm.layers)
+        features = self.group.size * lstm.layers[0].weight_hh.data.block_size
+        if lstm.hidden_size % features:
+            raise ValueError(f"hidden_size takes a multiple of {features}, got {lstm.hidden_size}")
+        self.precision = lstm.layers[0].precision
+        self.biases = []
+        for i, layer in enumerate(lstm.layers):
+            for name in ("weight_ih", "weight_hh"):
+                w = getattr(layer, name).data
+                self.keep(f"{name}_l{i}", w, 1, "hidden_size", ops.GATES)
+            own = Exchange(self.group).part(layer.bias.data)
+            self.biases.append(Parameter(ops.copy(own)))
+
+    def forward(self, x: Any, state: Any = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """x (time, batch, input_size) -> y (time, batch, hidden_size), (h, c)."""
+        y, ends = as_tensor(x), []
+        exchange = self._exchange(
+            y.shape[1] * self.hidden_size // self.group.size * y.dtype.itemsize
+        )
+        for i in range(self.n_layers):
+            h, c = self.zero_state(y) if state is None else (each[i] for each in state)
+            weights = getattr(self, f"weight_ih_l{i}"), getattr(self, f"weight_hh_l{i}")
+            given = replicate(y, self.group), *weights, self.biases[i], replicate(h, self.group), c
+            y, *end = F.lstm(*given, precision=self.precision, exchange=exchange)
+            ends.append(end)
+        h, c = (F.stack(parts) for parts in zip(*ends, strict=True))
+        return y, (h, c)
+
+    def _exchange(self, nbytes: int) -> Exchange:
+        if not self.peer_memory:
+            return Exchange(self.group)
+        if self._peers is None or self._peers.nbytes < nbytes:
+            self._peers = PeerExchange(self.group, nbytes)
+        return self._peers
+
+    def zero_state(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(h, c) of one layer, h of all units and c of this rank's."""
+        batch, wide = x.shape[1], ops.state_dtype(x.dtype)
+        sizes = (self.hidden_size, x.dtype), (self.hidden_size // self.group.size, wide)
+        h, c = (Tensor(ops.zeros((batch, n), dtype, x.device)) for n, dtype in sizes)
+        return h, c

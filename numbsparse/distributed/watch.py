@@ -1,0 +1,106 @@
+"""A thread that knows which ranks have gone, and ends this process where it would wait for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import sys
+import threading
+from contextlib import suppress
+from typing import NoReturn
+
+GRACE = 4.0  # seconds for the program to end by itself, before the thread ends it
+KILLED = "ended without a word: killed, or out of memory"
+
+
+class RankLost(RuntimeError):
+    """Another rank has gone, so this one cannot go on; the last checkpoint is as it was."""
+
+
+class Watch:
+    """What is known of the others. News are lines of JSON: {"rank": 1, "failed": "why", or ""}.
+
+    Rank 0 passes on what the others say. `lost` is the sentence to end with, once there is one.
+    """
+
+    def __init__(self, rank: int, calls: dict[int, socket.socket], news: dict[int, socket.socket]):
+        self.rank, self._calls, self._news = rank, calls, news
+        self.lost = ""
+        self.left: set[int] = set()  # those that ended as they should
+        self._known, self._noticed = threading.Event(), threading.Event()
+        self._closed = False
+        threading.Thread(target=self._run, name="numbsparse ranks", daemon=True).start()
+
+    def check(self) -> None:
+        """Raise RankLost where a rank is lost, RuntimeError where this one has left."""
+        if self._closed:
+            raise RuntimeError("this group is closed: call init again")
+        if self.lost:
+            self._noticed.set()
+            raise RankLost(self.lost)
+
+    def refuse(self, rank: int) -> NoReturn:
+        """Raise RankLost: the link to this rank is broken."""
+        self._known.wait(2)
+        self.check()
+        self._noticed.set()
+        raise RankLost(f"rank {rank} has ended its program while rank {self.rank} waits for it")
+
+    def close(self, failed: str) -> None:
+        """Say good-bye to the others, or why this rank fails."""
+        self._closed = True
+        for link in self._news.values():
+            _tell(link, {"rank": self.rank, "failed": failed})
+        for link in self._news.values():  # closed when the other side has read it
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_WR)
+        for link in self._calls.values():
+            link.close()
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for rank, link in self._news.items():
+                selector.register(link, selectors.EVENT_READ, (rank, bytearray()))
+            while selector.get_map():
+                for key, _ in selector.select():
+                    (rank, pending), got = key.data, b""
+                    link = self._news[rank]
+                    with suppress(OSError):
+                        got = link.recv(65536)
+                    *lines, pending[:] = bytes(pending + got).split(b"\n")
+                    for line in lines:
+                        self._hear(**json.loads(line))
+                    if not got:
+                        selector.unregister(link)
+                        link.close()
+                        if rank not in self.left:
+                            self._hear(rank, KILLED)
+
+    def _hear(self, rank: int, failed: str) -> None:
+        self.left.add(rank)
+        if self.rank == 0:
+            for other, link in self._news.items():
+                if other != rank:
+                    _tell(link, {"rank": rank, "failed": failed})
+        if failed and not self.lost and not self._closed:
+            self.lost = f"rank {rank} {failed}"
+            self._known.set()
+            for link in self._calls.values():  # the program may be waiting there
+                with suppress(OSError):
+                    link.shutdown(socket.SHUT_RDWR)
+            threading.Thread(target=self._end, daemon=True).start()
+
+    def _end(self) -> None:
+        """End the process, if the program does not notice: it may be waiting for a GPU."""
+        if not self._noticed.wait(GRACE) and not self._closed:
+            print(
+                f"numbsparse: {self.lost}; rank {self.rank} ends", file=sys.__stderr__, flush=True
+            )
+            os._exit(1)
+
+
+def _tell(link: socket.socket, message: dict[str, object]) -> None:
+    with suppress(OSError):
+        link.sendall(json.dumps(message).encode() + b"\n")

@@ -1,0 +1,232 @@
+"""The index arrays of a layout, made on the GPU from the coordinates of its blocks.
+
+The grid of blocks is two tables of bits, a line of 32-bit words for each block row and for each
+block column. Coordinates set bits, in any order: what they leave is the same every time. Then the
+bits are counted along lines, lines are summed up, and each word writes where its blocks are.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import cuda, int32, int64, uint32
+
+from numbsparse.device import SIMULATED, DeviceArray, current_stream, empty, is_capturing
+from numbsparse.device.launch import launch
+from numbsparse.kernels.elementwise import THREADS, blocks, fill
+from numbsparse.kernels.ptx import shfl_idx
+from numbsparse.layout import Index, Walk
+
+KEPT, TWICE, OUTSIDE, DISTINCT = range(4)  # of the numbers that are counted
+CLEARING = 512  # blocks of threads that write zeros
+LINES = 32 if SIMULATED else 1024  # threads that sum up lines
+
+
+class Bits(NamedTuple):
+    """Which blocks each line keeps, and how many a line keeps before each of its words."""
+
+    words: DeviceArray  # (lines, words) uint32: bit b of word i is block 32 i + b
+    before: DeviceArray  # (lines, words) int32
+
+
+class Made(NamedTuple):
+    """What is known on the GPU of a layout that was made there."""
+
+    rows: Bits
+    columns: Bits
+    found: DeviceArray  # (4,) int32: KEPT, TWICE, OUTSIDE, DISTINCT
+    is_captured: bool  # made within a capture, which makes it anew in each replay
+
+
+def index_of(
+    rows: DeviceArray, columns: DeviceArray, shape: tuple[int, int], capacity: int
+) -> Index:
+    """The index of the blocks (rows[i], columns[i]), with places for `capacity` blocks.
+
+    Coordinates of -1 stand for no block. Of more blocks than there are places none is kept. Behind
+    those that are kept, places say row 0 and column 0, and no line has them.
+    """
+    sides = [(n, -(-m // 32)) for n, m in (shape, shape[::-1])]
+    sizes = [4, *(n * words for n, words in sides), *[capacity] * 5]
+    whole = empty((sum(sizes),), np.int32)
+    fill(whole, 0)
+    ends = np.cumsum(sizes).tolist()
+    parts = [whole[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    found, of_rows, of_columns, *arrays = parts
+    row_bits, column_bits = (
+        Bits(part.view(np.uint32).reshape(side), empty(side, np.int32))
+        for part, side in zip((of_rows, of_columns), sides, strict=True)
+    )
+    starts = [empty((n + 1,), np.int32) for n in shape]
+    tables = *row_bits, *column_bits
+    launch(mark, blocks(rows.size), THREADS, rows, columns, tables[0], tables[2], found)
+    launch(count_along_lines(), sum(shape), 32, *tables, *starts)
+    launch(sum_lines(), 2, LINES, *starts, capacity, found)
+    words = sum(n * words for n, words in sides)
+    launch(write_blocks, blocks(max(words, capacity)), THREADS, *tables, *starts, found, *arrays)
+    indices, places, inputs, of_column, block_rows = arrays
+    captured = is_capturing() or current_stream().is_captured
+    made = Made(row_bits, column_bits, found, captured)
+    walks = Walk(starts[0], indices, places), Walk(starts[1], inputs, of_column)
+    return Index(*walks, block_rows, indices, made=made)
+
+
+@cuda.jit(device=True)
+def bits_below(word, bit):
+    """How many bits of a word are set below this one."""
+    return int32(cuda.popc(uint32(word & uint32((1 << int64(bit)) - 1))))
+
+
+@cuda.jit(device=True)
+def entry_of(words, before, starts, line, other):
+    """Where in its walk a line meets the other, whose bit is set."""
+    at = other // 32
+    return starts[line] + before[line, at] + bits_below(words[line, at], other % 32)
+
+
+@cuda.jit
+def mark(rows, columns, row_words, column_words, found):
+    """Set the bits of these blocks, and count those that are there twice, or nowhere."""
+    i = cuda.grid(1)
+    if i >= rows.size or rows[i] == -1 or columns[i] == -1:
+        return
+    row, column = int64(rows[i]), int64(columns[i])
+    if row < 0 or row >= row_words.shape[0] or column < 0 or column >= column_words.shape[0]:
+        cuda.atomic.add(found, OUTSIDE, 1)
+        return
+    bit = uint32(1 << column % 32)
+    if cuda.atomic.or_(row_words, (row, column // 32), bit) & bit:
+        cuda.atomic.add(found, TWICE, 1)
+    else:
+        cuda.atomic.or_(column_words, (column, row // 32), uint32(1 << row % 32))
+
+
+@cache
+def count_along_lines() -> Any:
+    """before[i] of each word of a line, and the line's own number; a warp for each line."""
+
+    @cuda.jit(device=True)
+    def along(words, before, line, starts):
+        lane, total = cuda.threadIdx.x, int32(0)
+        for first in range(0, words.shape[1], 32):
+            own = int32(0)
+            if first + lane < words.shape[1]:
+                own = int32(cuda.popc(words[line, first + lane]))
+            here = own
+            for k in range(5):
+                lower = shfl_idx(int32(here), uint32((lane - (1 << k)) % 32))
+                if lane >= 1 << k:
+                    here += lower
+            if first + lane < words.shape[1]:
+                before[line, first + lane] = total + here - own
+            total += shfl_idx(int32(here), uint32(31))
+        if lane == 0:
+            starts[line + 1] = total
+
+    @cuda.jit
+    def kernel(row_words, row_before, column_words, column_before, row_starts, column_starts):
+        line, rows = cuda.blockIdx.x, row_words.shape[0]
+        if line < rows:
+            along(row_words, row_before, line, row_starts)
+        else:
+            along(column_words, column_before, line - rows, column_starts)
+
+    return kernel
+
+
+@cache
+def summing() -> Any:
+    """sum_up(starts, most): what a block of LINES threads makes of numbers."""
+    N = LINES
+
+    @cuda.jit(device=True)
+    def sum_up(starts, most):
+        """starts[i + 1] = the sum of those up to i, or 0 if all are too many; that of all."""
+        sums = cuda.shared.array(N, int32)
+        t, lines = cuda.threadIdx.x, starts.size - 1
+        each = (lines + N - 1) // N
+        first, last = min(t * each, lines), min((t + 1) * each, lines)
+        own = int32(0)
+        for i in range(first, last):
+            own += starts[i + 1]
+        sums[t] = own
+        step = 1
+        while step < N:
+            cuda.syncthreads()
+            lower = sums[t - step] if t >= step else int32(0)
+            cuda.syncthreads()
+            sums[t] += lower
+            step *= 2
+        cuda.syncthreads()
+        total, here = sums[N - 1], sums[t] - own
+        for i in range(first, last):
+            here += starts[i + 1]
+            starts[i + 1] = here if total <= most else int32(0)
+        if t == 0:
+            starts[0] = 0
+        return total
+
+    return sum_up
+
+
+@cache
+def sum_lines() -> Any:
+    """Each line's number in `starts` to where it begins; a block of threads for each direction."""
+    sum_up = summing()
+
+    @cuda.jit
+    def kernel(row_starts, column_starts, capacity, found):
+        total = sum_up(column_starts if cuda.blockIdx.x else row_starts, capacity)
+        if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
+            found[DISTINCT] = total
+            found[KEPT] = total if total <= capacity else 0
+
+    return kernel
+
+
+@cuda.jit
+def write_blocks(
+    row_words, row_before, column_words, column_before, row_starts, column_starts, found,
+    indices, places, inputs, of_column, block_rows,
+):  # fmt: skip
+    """The blocks of each word to both walks; or no bits at all, where there are too many."""
+    i = cuda.grid(1)
+    if i < places.size:
+        places[i] = i
+    if i < row_words.size:
+        line, at = i // row_words.shape[1], i % row_words.shape[1]
+        if found[DISTINCT] > found[KEPT]:
+            row_words[line, at] = 0
+        to, word = row_starts[line] + row_before[line, at], row_words[line, at]
+        for bit in range(32):
+            if word >> bit & 1:
+                indices[to] = 32 * at + bit
+                block_rows[to] = line
+                to += 1
+    i -= row_words.size
+    if 0 <= i < column_words.size:
+        line, at = i // column_words.shape[1], i % column_words.shape[1]
+        if found[DISTINCT] > found[KEPT]:
+            column_words[line, at] = 0
+        to, word = column_starts[line] + column_before[line, at], column_words[line, at]
+        for bit in range(32):
+            if word >> bit & 1:
+                row = 32 * at + bit
+                inputs[to] = row
+                of_column[to] = entry_of(row_words, row_before, row_starts, row, line)
+                to += 1
+
+
+def clear_rest(values: DeviceArray, found: DeviceArray) -> None:
+    """values[b] = 0 of the places behind the blocks that are kept."""
+    n = values.shape[0]
+    launch(clear_rest_kernel, min(n, CLEARING), THREADS, values.reshape(n, -1), found)
+
+
+@cuda.jit
+def clear_rest_kernel(values, found):
+    for block in range(found[KEPT] + cuda.blockIdx.x, values.shape[0], cuda.gridDim.x):
+        for i in range(cuda.threadIdx.x, values.shape[1], cuda.blockDim.x):
+            values[block, i] = 0

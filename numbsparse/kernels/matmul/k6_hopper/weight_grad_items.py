@@ -1,0 +1,234 @@
+"""What the blocks of threads of an item do, of a layout made on a GPU: a warp writes it.
+
+Lane i has the i-th block of the item, or its i-th input where it has several lines.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from numba import cuda, int32, uint32
+
+from numbsparse.kernels.coordinates import bits_below, entry_of
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, POOL, RUNS, Tile
+from numbsparse.kernels.parts.walk_on_gpu import lowest
+from numbsparse.kernels.ptx import redux_or, sync_warp
+
+ROWS = 4  # block rows of B = 32 whose blocks are computed together
+ALONE, IN_TWOS = 1, 1  # ranks of a copy that no other block of threads gets; the map of RUNS[1]
+
+
+class Cut(NamedTuple):
+    """How many blocks an item has."""
+
+    LINES: int  # that it goes through together
+    ACROSS: int  # items side by side, which have the same blocks
+    MOST: int  # inputs of an item
+    LEAST: int  # blocks of each of a group's items but the last
+    PRODUCTS: int  # at most, of pairs of blocks of a line
+    OUTS: int  # different ones of a block of threads
+    HEAD: tuple[int, int, int, int] = (0, 0, 0, 0)  # of float32, what heads end with
+
+    @classmethod
+    def of(cls, tile: Tile) -> Cut:
+        all_outs = tile.GROUPS * tile.OUTS
+        if tile.ITEM == 4:
+            most, across = tile.X_PANELS * 32 // tile.B, tile.N // tile.PANEL
+            stage = (tile.X_PANELS + across) * tile.PANEL_BYTES
+            stages = min((POOL - BUFFERS * tile.IMAGE) // stage, tile.STAGES)
+            head = 1, stages, tile.IMAGE // 4, stage // 4
+            return cls(1, tile.B // tile.N, most, most, 0, all_outs, head)
+        if tile.B == 32:
+            most, products = min(32, tile.SLOTS - ROWS), tile.GROUPS * tile.UNITS
+            # One block more in each line was too much: odd ones are half a product.
+            least = max(1, min(2 * (products - ROWS + 1) - ROWS, most))
+            return cls(ROWS, 1, most, least, products, all_outs)
+        outs = tile.OUTS if tile.B == 128 else all_outs
+        most = tile.CLUSTER * min(outs, tile.SLOTS // (tile.B // tile.PANEL) - 1)
+        return cls(1, 1, most, most, 0, outs)
+
+
+def width_of(tile: Tile) -> int:
+    """Copies of a block of threads, at most."""
+    return tile.SLOTS if tile.ITEM == 2 else tile.X_PANELS + tile.N // tile.PANEL
+
+
+def finishing(tile: Tile) -> Any:
+    """finish(item, count, line, across, own, kept, bits, edges, tables).
+
+    own : the input of a lane, of `count`; kept : which lines of the item keep it
+    """
+    if tile.ITEM == 4:
+        return finishing_strips(tile)
+    return finishing_regions(tile) if tile.B == 32 else finishing_rows(tile)
+
+
+@cuda.jit(device=True)
+def part(n, parts, k):
+    """(begin, end) of part k of n things, the first parts being the longer ones."""
+    begin = k * (n // parts) + min(k, n % parts)
+    return begin, begin + n // parts + (1 if k < n % parts else 0)
+
+
+@cache
+def putting() -> Any:
+    """put(loads, share, at, panel, slot, operand, edges, ranks): a copy of one panel."""
+    EDGE = len(RUNS)
+
+    @cuda.jit(device=True)
+    def put(loads, share, at, panel, slot, operand, edges, ranks):
+        at_edge = edges[2 * operand + 1] != 0 and panel == edges[2 * operand]
+        loads[share, at, 0] = 0 if at_edge else panel
+        number = MAPS * operand + (EDGE if at_edge else 0)
+        loads[share, at, 1] = slot | number << 8 | ranks << 16
+
+    return put
+
+
+@cache
+def finishing_rows(tile: Tile) -> Any:
+    """Of one block row: the panels of x, then those of dy of its blocks, dealt to the cluster."""
+    PANELS, CLUSTER, GROUPS, OUTS = tile.B // tile.PANEL, tile.CLUSTER, tile.GROUPS, tile.OUTS
+    STEP, put = tile.PANEL_BYTES >> 4, putting()
+
+    @cuda.jit(device=True)
+    def finish_share(item, rank, count, line, own, block, edges, tables):
+        counts, loads, places, outs = tables
+        lane, share = cuda.threadIdx.x, item * CLUSTER + rank
+        begin, past = part(count, CLUSTER, rank)
+        n, nth, mine = past - begin, lane - begin, begin <= lane < past
+        busy, copies = min(count, CLUSTER), 0
+        for p in range(PANELS):
+            if p % busy == rank:
+                if lane == 0:
+                    put(loads, share, copies, line * PANELS + p, p, 0, edges, (1 << busy) - 1)
+                copies += 1
+        apart = PANELS > 1 and own * PANELS + 1 >= edges[2]  # of the last columns
+        if mine:
+            panel, slot, ranks = own * PANELS, PANELS * (1 + nth), ALONE << rank
+            if PANELS > 1 and not apart:
+                loads[share, copies + nth, 0] = panel
+                loads[share, copies + nth, 1] = slot | (MAPS + IN_TWOS) << 8 | ranks << 16
+            else:
+                for p in range(PANELS):
+                    put(loads, share, copies + nth + p, panel + p, slot + p, 1, edges, ranks)
+        more = int32(redux_or(uint32(1 if mine and apart else 0)))
+        for group in range(GROUPS):
+            left, (first, end) = (group, (0, n)) if PANELS > 1 else (0, part(n, GROUPS, group))
+            if lane < OUTS:
+                outs[share, group, lane] = -1
+            sync_warp()
+            if mine and first <= nth < end:
+                outs[share, group, nth - first] = block
+            if lane == 0:
+                right = PANELS * (1 + (first if first < end else 0))
+                places[share, group, 0] = end - first
+                places[share, group, 1] = left * STEP | STEP << 16
+                places[share, group, 2] = right * STEP | STEP << 16
+        if lane == 0:
+            counts[share, 0] = copies + n + more
+            counts[share, 1] = PANELS * (1 + n) if n else 0
+
+    @cuda.jit(device=True)
+    def finish(item, count, line, across, own, kept, bits, edges, tables):
+        words, before, indptr, _ = bits
+        block = entry_of(words, before, indptr, line, own)
+        for rank in range(CLUSTER):
+            finish_share(item, rank, count, line, own, block, edges, tables)
+
+    return finish
+
+
+@cache
+def finishing_regions(tile: Tile) -> Any:
+    """Of ROWS block rows of B = 32: their panels of x, then those of dy; products are of two blocks
+    of a row, dealt evenly to the warpgroups."""
+    GROUPS, UNITS, OUTS, N = tile.GROUPS, tile.UNITS, tile.OUTS, ROWS
+    STEP, put = tile.PANEL_BYTES >> 4, putting()
+
+    @cuda.jit(device=True)
+    def keepers(kept, row):
+        """Which lanes have a block in a row."""
+        return redux_or(uint32((kept >> uint32(row) & uint32(1)) << uint32(cuda.threadIdx.x)))
+
+    @cuda.jit(device=True)
+    def finish(item, count, line, across, own, kept, bits, edges, tables):
+        words, before, indptr, _ = bits
+        counts, loads, places, outs = tables
+        lane = cuda.threadIdx.x
+        kept = kept if lane < count else uint32(0)
+        rows = all_products = 0
+        for row in range(N):
+            lanes = int32(cuda.popc(keepers(kept, row)))
+            if lanes:
+                if lane == 0:
+                    put(loads, item, rows, line + row, rows, 0, edges, ALONE)
+                rows += 1
+            all_products += (lanes + 1) // 2
+        if lane < count:
+            put(loads, item, rows + lane, own, rows + lane, 1, edges, ALONE)
+        each = max((all_products + GROUPS - 1) // GROUPS, 1)
+        for i in range(lane, GROUPS * OUTS, 32):
+            outs[item, i // OUTS, i % OUTS] = -1
+        for i in range(lane, GROUPS * UNITS, 32):
+            group, at = i // UNITS, 1 + 2 * (i % UNITS)
+            places[item, group, at] = places[item, group, at + 1] = 0
+        if lane < GROUPS:
+            places[item, lane, 0] = min(max(all_products - lane * each, 0), each)
+        if lane == 0:
+            counts[item, 0] = counts[item, 1] = rows + count
+        sync_warp()
+        slot = base = 0
+        for row in range(N):
+            lanes = keepers(kept, row)
+            if lanes >> uint32(lane) & uint32(1):
+                nth = bits_below(lanes, lane)
+                product = base + nth // 2
+                group, unit = product // each, product % each
+                block = entry_of(words, before, indptr, line + row, own)
+                outs[item, group, 2 * unit + nth % 2] = block
+                if nth % 2 == 0:
+                    later = uint32(lanes >> uint32(lane)) & uint32(0xFFFFFFFE)
+                    step = lowest(later) * STEP if later != 0 else 0
+                    places[item, group, 1 + 2 * unit] = (rows + lane) * STEP | step << 16
+                    places[item, group, 2 + 2 * unit] = slot * STEP
+            number = int32(cuda.popc(lanes))
+            base += (number + 1) // 2
+            slot += 1 if number else 0
+
+    return finish
+
+
+@cache
+def finishing_strips(tile: Tile) -> Any:
+    """Of float32: two panels of x for each product, then the panels of the strip."""
+    PARTS, ACROSS, X_PANELS = tile.B // 32, tile.N // tile.PANEL, tile.X_PANELS
+    GROUPS, UNITS, EACH, put = tile.GROUPS, tile.UNITS, tile.OUTS, putting()
+
+    @cuda.jit(device=True)
+    def finish(item, count, line, across, own, kept, bits, edges, tables):
+        words, before, indptr, blocks = bits
+        counts, loads, places, outs = tables
+        lane = cuda.threadIdx.x
+        for i in range(lane, GROUPS * EACH, 32):
+            outs[item, i // EACH, i % EACH] = -1
+        for i in range(lane, GROUPS * UNITS, 32):
+            places[item, i // UNITS, i % UNITS] = 0  # the only strip
+        sync_warp()
+        if lane < count:
+            block = blocks[entry_of(words, before, indptr, line, own)]
+            for p in range(PARTS):
+                at = lane * PARTS + p
+                put(loads, item, at, own * PARTS + p, at, 0, edges, ALONE)
+                for c in range(ACROSS):
+                    to = at * ACROSS + c
+                    part = (block * PARTS + p) * PARTS + across * ACROSS + c
+                    outs[item, to // EACH, to % EACH] = part
+        if lane < ACROSS:
+            panel = (line * (PARTS // ACROSS) + across) * ACROSS + lane
+            put(loads, item, count * PARTS + lane, panel, X_PANELS + lane, 1, edges, ALONE)
+        if lane == 0:
+            counts[item, 0] = counts[item, 1] = count * PARTS + ACROSS
+
+    return finish

@@ -1,0 +1,284 @@
+"""The plan of a weight-gradient for a layout made on a GPU, written there.
+
+A warp goes through the blocks of a group of lines and closes an item when the next block does not
+fit: a block row of B = 64 or 128, ROWS neighbouring block rows of B = 32, and of float32 a strip of
+columns. `finish`, in `weight_grad_items`, writes what the item's blocks of threads load and
+multiply. The items of a group begin where they would if all before had as many as they could have.
+Then they are numbered without gaps, those with most panels first; those that do not fill all places
+once more are cut over the batch; and tables are written as `weight_grad_plan.cut_up` leaves them,
+empty where no item is.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import cuda, int32, uint32
+
+from numbsparse.device import DeviceArray, empty
+from numbsparse.device.launch import launch
+from numbsparse.kernels.coordinates import LINES, summing
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut, finishing, width_of
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Edges, Tile
+from numbsparse.kernels.parts.deal_on_gpu import ranking
+from numbsparse.kernels.parts.plans import on_gpu_of
+from numbsparse.kernels.parts.regions import in_fours
+from numbsparse.kernels.parts.walk_on_gpu import lowest, mask_of
+from numbsparse.kernels.ptx import redux_or, shfl_idx
+from numbsparse.layout import Index
+
+STEP = {32: 0.8, 64: 0.6, 128: 0.6}  # microseconds of a step of 16-bit values, about
+WORTH = 2.5  # times what adding takes: an item as long is cut, into up to MOST_PIECES
+MOST_PIECES = 8
+PIECES, REST, WHOLE, ITEMS = range(4)  # of the numbers of a cut
+
+
+@on_gpu_of(in_fours)
+def no_fours(index: Index) -> tuple[bool]:
+    return (False,)
+
+
+@on_gpu_of(plans.way_of)
+def way_on_gpu(index: Index, B: int) -> tuple[bool, Tile, None]:
+    return False, plans.tile_of_columns(B, min(B, 64)), None
+
+
+@on_gpu_of(shares.plan)
+def plan_on_gpu(index: Index, tile: Tile, steps: int, places: int, edges: Edges) -> tuple[Any, ...]:
+    time, to_add = steps * STEP[tile.B], plans.TO_ADD
+    return tables_of(index, tile, steps, places // tile.CLUSTER, edges, time > WORTH * to_add)
+
+
+@on_gpu_of(plans.plan)
+def plan_of_float32(
+    index: Index, tile: Tile, items: None, steps: int, places: int, edges: Edges
+) -> tuple[Any, ...]:
+    worth = steps * plans.STEP > WORTH * plans.TO_ADD_FLOAT32
+    return tables_of(index, tile, steps, places, edges, worth)
+
+
+def tables_of(
+    index: Index, tile: Tile, steps: int, places: int, edges: Edges, worth: bool
+) -> tuple[Any, ...]:
+    """(heads, loads, places, outs, what was cut, its numbers or 0)."""
+    how, by_columns = Cut.of(tile), tile.ITEM == 4
+    walk, bits = (
+        (index.columns, index.made.columns) if by_columns else (index.rows, index.made.rows)
+    )
+    groups = -(-(walk.indptr.size - 1) // how.LINES) * how.ACROSS
+    most = index.block_rows.size * how.ACROSS // how.LEAST + groups  # items
+    drafts = Drafts.empty(tile, most)
+    starts, numbers = empty((groups,), np.int32), empty((groups + 1,), np.int32)
+    ends = tuple(int(n) for edge in edges for n in edge)
+    table = *bits, walk.indptr, walk.blocks, ends, *drafts, starts, numbers
+    launch(items_kernel(tile), groups, 32, *table)
+
+    pieces = min(max(steps // 4, 1), MOST_PIECES) if worth else 1
+    found, order, cut = empty((most,), np.int32), empty((most,), np.int32), empty((4,), np.int32)
+    launch(number_kernel(), 1, LINES, starts, numbers, places, pieces, found, cut)
+    launch(order_kernel(tile.CLUSTER), most, 32, drafts.counts, found, cut, order)
+
+    most += places if pieces > 1 else 0
+    final, threads = Drafts.empty(tile, most), most * tile.CLUSTER
+    heads = empty((threads, 9 if by_columns else 5), np.int32)
+    kept = empty((places * tile.CLUSTER * how.OUTS if pieces > 1 else 1,), np.int32)
+    launch(tables_kernel(tile), threads, 32, *drafts, order, cut, steps, heads, *final[1:], kept)
+    return heads, final.loads, final.places, final.outs, kept, cut if pieces > 1 else 0
+
+
+class Drafts(NamedTuple):
+    """Of each block of threads; see `weight_grad_shares.Shares`."""
+
+    counts: DeviceArray  # (n, 2): its copies, and panels that arrive
+    loads: DeviceArray
+    places: DeviceArray
+    outs: DeviceArray
+
+    @classmethod
+    def empty(cls, tile: Tile, items: int) -> Drafts:
+        n = items * tile.CLUSTER
+        columns = 1 + 2 * tile.UNITS if tile.ITEM == 2 else tile.UNITS
+        shapes = (
+            (n, 2),
+            (n, width_of(tile), 2),
+            (n, tile.GROUPS, columns),
+            (n, tile.GROUPS, tile.OUTS),
+        )
+        return cls(*(empty(shape, np.int32) for shape in shapes))
+
+
+@cache
+def items_kernel(tile: Tile) -> Any:
+    """The items of a group of lines: a warp closes one when the next block does not fit."""
+    how, finish = Cut.of(tile), finishing(tile)
+    N, ACROSS, MOST, LEAST, PRODUCTS = how.LINES, how.ACROSS, how.MOST, how.LEAST, how.PRODUCTS
+
+    @cuda.jit(device=True)
+    def counted(numbers, mask):
+        """`numbers` of blocks of each line, 8 bits each, and those of a mask."""
+        for line in range(N):
+            numbers = uint32(
+                numbers + uint32((mask >> uint32(line) & uint32(1)) << uint32(8 * line))
+            )
+        return numbers
+
+    @cuda.jit(device=True)
+    def products_of(numbers):
+        """Pairs of blocks of a line make a product."""
+        products = int32(0)
+        for line in range(N):
+            products += int32(
+                ((numbers >> uint32(8 * line) & uint32(255)) + uint32(1)) // uint32(2)
+            )
+        return products
+
+    @cuda.jit
+    def kernel(words, before, indptr, blocks, edges, counts, loads, places, outs, starts, numbers):
+        group, lane = cuda.blockIdx.x, cuda.threadIdx.x
+        line, across = group // ACROSS * N, group % ACROSS
+        here = indptr[line + 1] - indptr[line]
+        first = (indptr[line] * ACROSS + across * here) // LEAST + group
+        most = MOST
+        if N == 1 and here > 0:  # even pieces
+            each = (here + MOST - 1) // MOST
+            most = (here + each - 1) // each
+        bits, tables = (words, before, indptr, blocks), (counts, loads, places, outs)
+        item, count, own, kept, numbered = first, 0, int32(0), uint32(0), uint32(0)
+        for at in range(words.shape[1]):
+            mask = mask_of(words, line, N, at)
+            there = redux_or(uint32(uint32(1) << uint32(lane) if mask != 0 else 0))
+            while there != 0:
+                bit = lowest(there)
+                there = uint32(there & uint32(there - uint32(1)))
+                lines = shfl_idx(mask, uint32(bit))
+                coming = counted(numbered, lines)
+                if count == most or (N > 1 and products_of(coming) > PRODUCTS):
+                    finish(item, count, line, across, own, kept, bits, edges, tables)
+                    item, count, coming = item + 1, 0, counted(uint32(0), lines)
+                if lane == count:
+                    own, kept = int32(at * 32 + bit), lines
+                count, numbered = count + 1, coming
+        if count:
+            finish(item, count, line, across, own, kept, bits, edges, tables)
+            item += 1
+        if lane == 0:
+            starts[group], numbers[group + 1] = first, item - first
+
+    return kernel
+
+
+@cache
+def number_kernel() -> Any:
+    """found[i] = where the i-th item is; and the numbers of what is cut."""
+    sum_up, N = summing(), LINES
+
+    @cuda.jit
+    def kernel(starts, numbers, places, most_pieces, found, cut):
+        items = sum_up(numbers, found.size)
+        cuda.syncthreads()
+        for group in range(cuda.threadIdx.x, starts.size, N):
+            for item in range(numbers[group], numbers[group + 1]):
+                found[item] = starts[group] + item - numbers[group]
+        if cuda.threadIdx.x == 0:
+            rest = items % places
+            pieces = min(places // max(rest, 1), most_pieces)
+            if rest == 0 or pieces < 2:
+                rest = pieces = 0
+            cut[PIECES], cut[REST], cut[WHOLE], cut[ITEMS] = pieces, rest, items - rest, items
+
+    return kernel
+
+
+@cache
+def order_kernel(CLUSTER: int) -> Any:
+    """The items in order, those for which most panels arrive first."""
+
+    @cuda.jit(device=True)
+    def panels_of(items, i):
+        counts, found = items
+        return counts[found[i] * CLUSTER, 1]
+
+    rank = ranking(panels_of)
+
+    @cuda.jit
+    def kernel(counts, found, cut, order):
+        item = cuda.blockIdx.x
+        if item < cut[ITEMS]:
+            order[rank(item, cut[ITEMS], (counts, found))] = found[item]
+
+    return kernel
+
+
+@cache
+def tables_kernel(tile: Tile) -> Any:
+    """What `cut_up` returns, a warp for each block of threads."""
+    GROUPS, OUTS, CLUSTER, ALL = tile.GROUPS, tile.OUTS, tile.CLUSTER, tile.GROUPS * tile.OUTS
+    WIDTH, EACH, SAME = width_of(tile), Cut.of(tile).OUTS, tile.B == 128 and tile.ITEM == 2
+    STRIPS, STAGES, BUFFER, STAGE = Cut.of(tile).HEAD if tile.ITEM == 4 else (0, 0, 0, 0)
+
+    @cuda.jit
+    def kernel(
+        counts, drawn_loads, drawn_places, drawn_outs, order, cut, all_steps,
+        heads, loads, places, outs, kept
+    ):  # fmt: skip
+        share, lane = cuda.blockIdx.x, cuda.threadIdx.x
+        item, rank = share // CLUSTER, share % CLUSTER
+        pieces, rest, whole, items = cut[PIECES], cut[REST], cut[WHOLE], cut[ITEMS]
+        piece, nth, first, steps = -1, 0, 0, all_steps
+        if item >= whole and pieces > 0:
+            piece, nth = (item - whole) // rest, (item - whole) % rest
+            item, first = whole + nth, piece * all_steps // pieces
+            steps = (piece + 1) * all_steps // pieces - first
+        there = item < items and piece < pieces
+        source = order[item] * CLUSTER + rank if there else 0
+        if lane == 0:
+            heads[share, 0], heads[share, 1] = first, steps if there else 0
+            heads[share, 2] = counts[source, 0] if there else 0
+            heads[share, 3] = counts[source, 1] if there else 0
+            heads[share, 4] = 1 if there and piece >= 0 else 0
+            if STAGES:
+                heads[share, 5], heads[share, 6] = STRIPS, STAGES
+                heads[share, 7], heads[share, 8] = BUFFER, STAGE
+        for i in range(lane, WIDTH, 32):
+            if there and i < counts[source, 0]:
+                loads[share, i, 0] = drawn_loads[source, i, 0]
+                loads[share, i, 1] = drawn_loads[source, i, 1]
+        for i in range(lane, GROUPS * places.shape[2], 32):
+            group, at = i // places.shape[2], i % places.shape[2]
+            places[share, group, at] = drawn_places[source, group, at] if there else 0
+        for i in range(lane, ALL, 32):
+            group, at = i // OUTS, i % OUTS
+            block = drawn_outs[source, group, at] if there else -1
+            if piece >= 0 and there:
+                slot = (nth * CLUSTER + rank) * EACH + (at if SAME else i)
+                if piece == 0:
+                    kept[slot] = block
+                if block >= 0:
+                    block = piece * rest * CLUSTER * EACH + slot
+            outs[share, group, at] = block
+
+    return kernel
+
+
+@cache
+def of_cut(tile: Tile, made: bool) -> Any:
+    """numbers(cut, pieces, k): (pieces, sums of one, whether the k-th of what is cut is a block).
+
+    Of a layout of the host `pieces` is a number, and all are blocks.
+    """
+    EACH = tile.CLUSTER * Cut.of(tile).OUTS
+
+    @cuda.jit(device=True)
+    def numbers(cut, pieces, k):
+        return pieces, cut.size, True
+
+    @cuda.jit(device=True)
+    def numbers_on_gpu(cut, pieces, k):
+        step = pieces[REST] * EACH
+        return pieces[PIECES], step, k < step and cut[k] >= 0
+
+    return numbers_on_gpu if made else numbers

@@ -1,0 +1,105 @@
+"""`deal`'s schedules for layouts made on a GPU, worked out there: pieces in turn, longest first.
+
+The host deals each piece to the place that is free first. Here all pieces, longest first, are dealt
+round by round, every other round backwards, so that who got the longest of one round gets the
+shortest of the next. Each place then takes its own by rows, so that all go down x together, whose
+rows stay in the L2 cache.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import cuda, int32, uint32
+
+from numbsparse.device import DeviceArray, empty
+from numbsparse.device.launch import launch
+from numbsparse.kernels.parts.deal import schedule
+from numbsparse.kernels.parts.plans import on_gpu_of
+from numbsparse.kernels.ptx import shfl_xor
+from numbsparse.layout import Index
+
+
+class LengthsOnGPU:
+    """Where the steps of each group begin, and how many they are."""
+
+    def __init__(self, groups: int):
+        self.starts, self.steps = empty((groups,), np.int32), empty((groups,), np.int32)
+
+
+@cache
+def ranking(length_of: Any) -> Any:
+    """rank(i, n, of): how many of n pieces are longer than piece i, or as long and before it.
+
+    By a whole warp. length_of(of, i) is the length of a piece.
+    """
+
+    @cuda.jit(device=True)
+    def rank(i, n, of):
+        own, before = length_of(of, i), int32(0)
+        for other in range(cuda.threadIdx.x % 32, n, 32):
+            length = length_of(of, other)
+            if length > own or (length == own and other < i):
+                before += int32(1)
+        for k in range(5):
+            before += int32(shfl_xor(int32(before), uint32(1 << k)))
+        return before
+
+    return rank
+
+
+@on_gpu_of(schedule)
+def schedule_on_gpu(
+    index: Index, lengths: LengthsOnGPU, row_tiles: int, units: int, together: int = 1
+) -> tuple[DeviceArray, DeviceArray]:
+    groups = lengths.steps.size
+    places = min(units, row_tiles * groups)
+    tiles, starts = empty((row_tiles * groups, 4), np.int32), empty((places + 1,), np.int32)
+    launch(
+        tiles_kernel(), groups, 32, lengths.starts, lengths.steps, row_tiles, places, tiles, starts
+    )
+    return tiles, starts
+
+
+@cache
+def tiles_kernel() -> Any:
+    @cuda.jit(device=True)
+    def steps_of(steps, group):
+        return steps[group]
+
+    @cuda.jit(device=True)
+    def start_of(unit, count, places):
+        """How many of `count` pieces the places before this one have."""
+        rounds, rest = count // places, count % places
+        more = min(unit, rest) if rounds % 2 == 0 else max(unit - (places - rest), 0)
+        return unit * rounds + more
+
+    @cuda.jit(device=True)
+    def other_way(turn, n, places):
+        """The place of the n-th piece of a round, or the piece of the n-th place."""
+        return n if turn % 2 == 0 else places - 1 - n
+
+    rank = ranking(steps_of)
+
+    @cuda.jit
+    def kernel(firsts, steps, row_tiles, places, tiles, starts):
+        group, lane, groups = cuda.blockIdx.x, cuda.threadIdx.x, steps.size
+        at, count = rank(group, groups, steps), row_tiles * groups
+        for row in range(lane, row_tiles, 32):
+            piece = at * row_tiles + row
+            turn = piece // places
+            unit = other_way(turn, piece % places, places)
+            to = start_of(unit, count, places)
+            own = start_of(unit + 1, count, places) - to
+            for other in range(own):  # which of the place's pieces come before
+                of_row = (other * places + other_way(other, unit, places)) % row_tiles
+                if of_row < row or (of_row == row and other < turn):
+                    to += 1
+            tiles[to, 0], tiles[to, 1] = group, row
+            tiles[to, 2], tiles[to, 3] = firsts[group], firsts[group] + steps[group]
+        for unit in range(group * 32 + lane, places + 1, groups * 32):
+            starts[unit] = start_of(unit, count, places)
+
+    return kernel

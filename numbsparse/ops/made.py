@@ -1,0 +1,208 @@
+"""Layouts made from block coordinates where these are: on a GPU without a look at them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from numbsparse.device import DeviceArray
+from numbsparse.layout import MOST, Index, Layout, grid_of
+from numbsparse.ops.operands import check_integers, in_order, operand
+from numbsparse.ops.shape import reshape
+from numbsparse.patterns.checks import integer
+
+
+class MadeLayout(Layout):
+    """What `Layout.on_device` gives. What only the host can tell of a layout it refuses."""
+
+    def __init__(self, shape: tuple[int, int], capacity: int, made: Layout | Index):
+        self.shape, self._capacity = shape, capacity
+        self._made = made  # of the CPU, the layout of the blocks alone
+
+    @property
+    def n_blocks(self) -> int:
+        return self._capacity
+
+    @property
+    def place(self) -> str:
+        return "cpu" if isinstance(self._made, Layout) else "cuda"
+
+    def check(self) -> int:
+        """How many blocks are kept, once the GPU has counted them.
+
+        Raises ValueError if a block was given twice or is not on the grid, or if there are more of
+        them than `capacity`, in which case none is kept.
+        """
+        if isinstance(self._made, Layout):
+            return self._made.n_blocks
+        kept, twice, outside, distinct = map(int, self._made.made.found.numpy())
+        if twice or outside:
+            raise ValueError(
+                f"rows and columns take each block of the grid {self.shape} once, got {twice} a "
+                f"second time and {outside} from outside"
+            )
+        if distinct > kept:
+            raise ValueError(_too_small(self._capacity, distinct))
+        return kept
+
+    def to_host(self) -> Layout:
+        """The same blocks as a layout of the host, which has all that layouts have; after `check`.
+
+        Its blocks are the first of the places here, in the same order.
+        """
+        kept = self.check()
+        if isinstance(self._made, Layout):
+            return self._made
+        walk = self._made.rows
+        return Layout.from_arrays(walk.indptr.numpy(), walk.indices.numpy()[:kept], self.shape)
+
+    @property
+    def index(self) -> Index:  # type: ignore[override]
+        if isinstance(self._made, Layout):
+            return self._made.index
+        raise TypeError("this layout is on the GPU, and so are its blocks: take to_host() of it")
+
+    @property
+    def device_index(self) -> Index:  # type: ignore[override]
+        if isinstance(self._made, Index):
+            return self._made
+        raise TypeError("this layout is on the CPU: make it from coordinates on the GPU")
+
+    @property
+    def _refused(self) -> Any:
+        raise TypeError("only the host can tell this of a layout: take to_host() of it")
+
+    _rows = _block_rows = T = _hash = _refused  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        grid = "{} x {}".format(*self.shape)
+        return f"Layout({grid}, at most {self._capacity} blocks, on {self.place})"
+
+
+@in_order
+def on_device(
+    rows: Any, columns: Any, shape: tuple[int, int], *, capacity: int | None = None
+) -> Layout:
+    """A layout from block coordinates where they are: what a router or a top-k gives on a GPU.
+
+    Nothing is copied to the host, where nobody knows which blocks it keeps, nor how many. So it
+    has `capacity` places, and `n_blocks` is that: values are (capacity, B, B), in the order of
+    SciPy's BSR format, and behind the blocks that are kept places are left over. Products never
+    read these, and `sddmm` writes zeros there. All three products take it, and so do their
+    gradients. Within a captured graph it is made anew by each replay, from what the coordinates
+    are then.
+
+    Parameters
+    ----------
+    rows, columns : arrays of int32 or int64, of one shape
+        The block row and the block column of each block, in any order; -1 for no block. NumPy's
+        make a layout for the CPU, those of a GPU one for it.
+    shape : (in_blocks, out_blocks)
+    capacity : int, optional
+        Places for blocks. Default: as many as there are coordinates.
+
+    Returns
+    -------
+    Layout
+        With `check()`, which waits for the GPU and says how many blocks there are, and
+        `to_host()`, a layout as others are. What only the host could tell (`pattern`, `T`,
+        `indices`) raises TypeError.
+
+    Raises
+    ------
+    TypeError
+        If the coordinates are no integers.
+    ValueError
+        If their shapes or places differ; on the CPU, if a block is there twice or not on the
+        grid, or if there are more than `capacity`. On a GPU these are counted, and `check`
+        raises: a block is then kept once, what is not on the grid is left out, and of more
+        blocks than `capacity` none is kept.
+
+    Notes
+    -----
+    On a GPU its products take blocks of 32, 64 and 128, of float16, bfloat16 and float32, and
+    compute capability 8.0; they are fastest on 9.0. On a CPU they take what others take.
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse as ns
+    >>> layout = ns.Layout.on_device(np.array([1, 0, -1]), np.array([0, 2, 0]), (2, 3))
+    >>> layout, layout.check()
+    (Layout(2 x 3, at most 3 blocks, on cpu), 2)
+    >>> layout.to_host().pattern.astype(int)
+    array([[0, 0, 1],
+           [1, 0, 0]])
+
+    After T. Gale, D. Narayanan, C. Young, M. Zaharia, "MegaBlocks: Efficient Sparse Training
+    with Mixture-of-Experts", 2022, section 5.
+    """
+    rows, columns, shape = operand(rows, "rows"), operand(columns, "columns"), grid_of(shape)
+    gpu = isinstance(rows, DeviceArray)
+    for argument, array in (("rows", rows), ("columns", columns)):
+        check_integers(array, argument, "rows", gpu)
+    if rows.shape != columns.shape:
+        raise ValueError(f"columns takes the shape of rows, {rows.shape}, got {columns.shape}")
+    capacity = rows.size if capacity is None else integer("capacity", capacity, most=MOST)
+    rows, columns = (reshape(a, (a.size,)) for a in (rows, columns))
+    if not gpu:
+        return MadeLayout(shape, capacity, _of_host(rows, columns, shape, capacity))
+    from numbsparse.kernels.coordinates import index_of
+
+    return MadeLayout(shape, capacity, index_of(rows, columns, shape, capacity))
+
+
+def _of_host(
+    rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int], capacity: int
+) -> Layout:
+    """The layout of these blocks, all of which are looked at."""
+    given = (rows != -1) & (columns != -1)
+    rows, columns = rows[given].astype(np.int64), columns[given].astype(np.int64)
+    for argument, lines, n in (("rows", rows, shape[0]), ("columns", columns, shape[1])):
+        if lines.size and not (lines.min() >= 0 and lines.max() < n):
+            raise ValueError(
+                f"{argument} takes 0 to {n - 1}, or -1 for no block, "
+                f"got {lines.min()} to {lines.max()}"
+            )
+    flat = np.unique(rows * shape[1] + columns)
+    if flat.size < rows.size:
+        raise ValueError(
+            f"rows and columns take each block once, got {rows.size - flat.size} a second time"
+        )
+    if flat.size > capacity:
+        raise ValueError(_too_small(capacity, flat.size))
+    lines, others = np.divmod(flat, shape[1])
+    indptr = np.searchsorted(lines, np.arange(shape[0] + 1))
+    return Layout.from_arrays(indptr, others, shape)
+
+
+def _too_small(capacity: int, blocks: int) -> str:
+    return f"capacity takes at least the number of blocks, {blocks}, got {capacity}"
+
+
+def taken(layout: Layout, values: Any) -> Any:
+    """The places of `values` that kernels of the CPU go through: those of blocks."""
+    made = isinstance(layout, MadeLayout) and not isinstance(values, DeviceArray)
+    return values[: layout.check()] if made else values
+
+
+def clear_rest(layout: Layout, values: Any) -> None:
+    """Zeros in the places of `values` that no block has."""
+    if not isinstance(layout, MadeLayout):
+        return
+    if isinstance(values, DeviceArray):
+        from numbsparse.kernels.coordinates import clear_rest
+
+        clear_rest(values, layout.device_index.made.found)
+    else:
+        values[layout.check() :] = 0
+
+
+# The layout cannot import the package that makes it so, and that package adds this.
+Layout.on_device = staticmethod(on_device)  # type: ignore[method-assign]

@@ -1,0 +1,87 @@
+"""Arithmetic of block-sparse tensors: what it computes, its gradients, and theirs."""
+
+import numpy as np
+import pytest
+from conftest import host
+
+import numbsparse as ns
+from numbsparse.nn import functional as F
+
+PATTERN = [[1, 0, 1], [0, 1, 1]]
+OTHER = ns.Layout([[0, 1, 1], [0, 1, 0]])
+SUMS = {"": None, "over rows": 0, "over columns": -1, "over both": (0, 1)}
+FUNCTIONS = {
+    "w + v": (lambda w, v: w + v, lambda w, v: w + v),
+    "w - v": (lambda w, v: w - v, lambda w, v: w - v),
+    "w * v": (lambda w, v: w * v, lambda w, v: w * v),
+    "w * w": (lambda w, v: w * w, lambda w, v: w * w),
+    "-w": (lambda w, v: -w, lambda w, v: -w),
+    "w / 3": (lambda w, v: w / 3, lambda w, v: w / 3),
+    "remap": (
+        lambda w, v: F.remap(w, OTHER),
+        lambda w, v: w * np.kron(OTHER.pattern, np.ones((4, 4)))[:7, :10],
+    ),
+} | {
+    f"sum {name}": (lambda w, v, axis=axis: F.sum(w, axis), lambda w, v, axis=axis: w.sum(axis))
+    for name, axis in SUMS.items()
+}
+
+
+def matrix(rng, turned):
+    """7 x 10 in blocks of 4, stored by columns where it is turned."""
+    layout = ns.Layout(PATTERN)
+    w = ns.BlockSparse(rng.standard_normal((4, 4, 4)), layout, shape=(7, 10))
+    if turned:
+        w = ns.BlockSparse(w.T.data, layout.T, shape=(10, 7)).T
+    return w
+
+
+@pytest.mark.parametrize("turned", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_and_gradients(name, turned, rng):
+    function, of_dense = FUNCTIONS[name]
+    w, v = (matrix(rng, t) for t in turned)
+    got = function(ns.Tensor(w), ns.Tensor(v))
+    right = of_dense(w.toarray(), v.toarray())
+    np.testing.assert_allclose(host(got.data), right, rtol=1e-13, atol=1e-14)
+    ns.testing.check_grads(function, w, v)
+
+
+def test_in_float32_in_either_place(place, put, rng):
+    w, v = (matrix(rng, t).astype("float32") for t in (0, 1))
+    for function, of_dense in FUNCTIONS.values():
+        got = function(ns.Tensor(put(w)), ns.Tensor(put(v)))
+        assert got.place == place
+        assert got.dtype == "float32"
+        right = of_dense(w.toarray().astype(float), v.toarray().astype(float))
+        np.testing.assert_allclose(host(got.data), right, rtol=1e-5, atol=1e-5)
+
+
+def test_sums_read_nothing_beyond_the_edge(rng):
+    w = matrix(rng, False)
+    w.values[2:, 3:] = np.nan
+    w.values[[1, 3], :, 2:] = np.nan
+    for axis in SUMS.values():
+        assert np.isfinite(host(F.sum(ns.Tensor(w), axis).data)).all()
+    assert F.sum(ns.Tensor(w), 0, keepdims=True).shape == (1, 10)
+    assert F.sum(ns.Tensor(w), keepdims=True).shape == (1, 1)
+
+
+def test_what_would_be_dense_is_refused(rng):
+    w = ns.Tensor(matrix(rng, False))
+    other = ns.Tensor(w.data.remap(OTHER))
+    for call in (lambda: w + other, lambda: w - other, lambda: w * other):
+        with pytest.raises(ValueError, match=r"b takes the layout .* got"):
+            call()
+    for call, words in (
+        (lambda: w - 1.0, "b takes a BlockSparse of the layout of a, got"),
+        (lambda: F.sum(w, 2), r"axis takes 0, 1, both or None, got 2"),
+        (lambda: F.sum(w, (0, 0)), r"axis takes 0, 1, both or None, got \(0, 0\)"),
+        (lambda: F.remap(w, np.ones((3, 3))), r"layout takes \(2, 3\) blocks"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+    with pytest.raises(TypeError, match="takes a number with /, got"):
+        w / w
+    with pytest.raises(TypeError, match=r"takes a number with \*, got"):
+        w * np.ones(10)

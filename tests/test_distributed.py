@@ -1,0 +1,312 @@
+"""Two real processes and more: what they compute together, and how they end where one is odd."""
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+
+import distributed_programs as programs
+import numpy as np
+import pytest
+from conftest import HAS_BFLOAT16
+from distributed_helpers import run, values
+from examples_helpers import SMALL, imported, write_text
+
+import numbsparse as ns
+import numbsparse.distributed as dist
+from numbsparse import device, nn
+from numbsparse.distributed import environment, start
+
+DTYPES = (*programs.FLOATS, *(["bfloat16"] if HAS_BFLOAT16 else []))
+PLACES = ("cpu", "cuda") if device.SIMULATED else ("cpu",)  # on a GPU it is NCCL that is used
+in_simulator = pytest.mark.skipif(not device.SIMULATED, reason="on a GPU each rank takes its own")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_collectives_are_numpy_s(size):
+    assert all(values(run(programs.collectives, size, DTYPES, PLACES, size=size)))
+
+
+def test_all_ranks_get_the_same_bits():
+    assert len(set(values(run(programs.same_everywhere, 0, size=3)))) == 1
+
+
+def test_ranks_train_as_one_process_and_resume_on_any_number(tmp_path):
+    """Plain and sharded, in buckets of one gradient and of several, in whole batches and parts."""
+    path, resumed = str(tmp_path / "checkpoint.npz"), str(tmp_path / "resumed.npz")
+    ways = [
+        ((0, 3), {"sharded": sharded, "bucket": bucket, "parts": parts})
+        for sharded, (bucket, parts) in itertools.product((False, True), [(1, 1), (1 << 14, 2)])
+    ]
+    two = values(run(programs.trainings, [*ways, ((0, 2), {"sharded": True, "path": path})]))
+    for i, (steps, how) in enumerate(ways):
+        alone = programs.train(*steps, parts=how["parts"])
+        for got in two:
+            np.testing.assert_allclose(got[i], alone, rtol=1e-9, atol=1e-12)
+    whole, more = programs.train(0, 3), {"sharded": True, "load": path, "path": resumed}
+    alone = programs.train(2, 3, load=path)
+    for (got,) in values(run(programs.trainings, [((2, 3), more)], size=3)):
+        np.testing.assert_allclose(got, whole, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(alone, whole, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(programs.flat(ns.load(resumed)), whole, rtol=1e-9, atol=1e-12)
+
+
+def test_every_gradient_is_reduced_once_in_buckets():
+    for each, whole in values(run(programs.buckets, [1, 1 << 20])):
+        assert each == [1, 1, 1, 1]
+        assert whole == [4]
+
+
+def test_the_gradient_of_an_lstm_is_reduced_in_parts():
+    """But not in the first pass, which finds the order, nor where it is added to another."""
+    alone, _ = programs.lstm(1 << 20)
+    for got, reductions in values(run(programs.lstm, 1 << 10)):
+        np.testing.assert_allclose(got, alone, rtol=1e-9, atol=1e-14)
+        assert len(reductions) == 3 * 3 + 1
+        assert set(reductions) == {1}
+
+
+@in_simulator
+def test_half_precision_in_a_captured_step():
+    """Every rank skips the step in which one of them has no finite gradient."""
+    alone, scale = programs.half(False)
+    assert scale == 128
+    for got, own in values(run(programs.half, True)):
+        assert own == scale
+        np.testing.assert_allclose(got, alone, rtol=0.02, atol=1e-4)
+
+
+def test_dropout_differs_from_rank_to_rank():
+    (mask, seed), (other, same) = values(run(programs.masks))
+    np.testing.assert_array_equal(mask, nn.Dropout(0.5, seed=7)(np.ones(64)).numpy())
+    assert (mask != other).any()
+    assert seed == same == 7
+
+
+def test_an_example_learns_the_same_on_two_ranks(tmp_path, monkeypatch):
+    """And goes on alone from what two have written."""
+    two, one = (["--out", str(tmp_path / name)] for name in ("two", "one"))
+    given = [*SMALL, "--no-compare", "--text", write_text(tmp_path), "--steps", "6"]
+    ranks = values(run(programs.example, "char_lm", [*given, *two]))
+    alone = imported(monkeypatch, "char_lm")
+    assert ranks == [pytest.approx(alone.main([*given, *one]), rel=1e-4)] * 2
+    further = ["--resume", "--steps", "8"]
+    assert alone.main([*given, *two, *further]) == pytest.approx(
+        alone.main([*given, *one, *further]), rel=1e-4
+    )
+
+
+SENTENCES = {
+    "version": "rank 1 has numbsparse 0.0.1, where rank 0 has ",
+    "call": "rank 1 called all_gather of float64 (3,), where rank 0 called all_reduce of float64",
+    "shape": "rank 1 called all_reduce of float64 (4,) sum, where rank 0 called all_reduce of",
+    "layout": "rank 1 has another model: 0.weight is float64, 32 x 128 in blocks of 8",
+    "dtype": "rank 1 has another model: 0.weight is float32",
+    "reached": "backward did not reach 2.weight on rank 1, unlike on rank 0",
+}
+
+
+@pytest.mark.parametrize("what", SENTENCES)
+def test_what_differs_is_said_on_all_ranks(what, tmp_path):
+    for kind, _, said in run(programs.other, what, str(tmp_path)):
+        assert kind == "raised"
+        assert SENTENCES[what] in said
+        assert "\n" not in said
+
+
+LOST = {
+    "killed": "rank 1 ended without a word: killed, or out of memory; rank 0 ends",
+    "memory": "rank 1 failed: MemoryError: 9 GiB were asked for; rank 0 ends",
+    "left": "rank 1 has ended its program while rank 0 waits for it; rank 0 ends",
+    "skipped": "rank 1 failed: ValueError: backward did not reach 2.weight on rank 1, as it did",
+}
+
+
+@pytest.mark.parametrize("what", LOST)
+def test_a_lost_rank_ends_all_and_the_checkpoint_stays(what, tmp_path):
+    first, _ = run(programs.other, what, str(tmp_path))
+    assert first[:2] == ("raised", "SystemExit")
+    assert first[2].startswith(LOST[what])
+    assert ns.load(tmp_path / "checkpoint.npz") == {"step": 1}
+
+
+def test_who_is_lost_is_known_to_all_and_may_be_caught():
+    first, _, third = run(programs.caught, size=3)
+    said = "rank 1 ended without a word: killed, or out of memory"
+    assert first == third == ("gave", said)
+
+
+def test_a_rank_that_does_not_listen_is_ended(monkeypatch, tmp_path):
+    assert run(programs.other, "busy", str(tmp_path)) == [("died",), ("died",)]
+
+
+def test_a_file_that_cannot_be_written_is_said_on_all_ranks(tmp_path):
+    (_, kind, said), (_, other, told) = run(programs.other, "saving", str(tmp_path))
+    assert kind in ("FileNotFoundError", "NotADirectoryError")
+    assert other == "RuntimeError"
+    assert said in told
+
+
+@pytest.mark.parametrize("only", [0, 1])
+def test_a_missing_rank_is_named(only):
+    ((kind, error, said),) = run(programs.alone, 0.5, only=[only])
+    missing = "rank 1 of 2 has not come in 0.5 seconds"
+    assert (kind, error) == ("raised", "RuntimeError")
+    assert missing == said if only == 0 else "rank 0 does not answer at 127.0.0.1" in said
+
+
+def test_strangers_at_the_port_are_let_go():
+    assert values(run(programs.knocked)) == [None, None]
+
+
+def test_under_torchrun_its_store_says_where_rank_0_listens(monkeypatch):
+    torch = pytest.importorskip("torch")
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "TORCHELASTIC_RUN_ID": "a test"}
+    for name, value in names.items():
+        monkeypatch.setenv(name, str(value))
+
+    def met(rank):  # by two threads: torch takes seconds to load
+        links = start._meet(environment.Process("torchrun", rank, 2, rank), {}, None, 20.0)
+        try:
+            return links.share(rank)
+        finally:
+            links.watch.close("")
+
+    with ThreadPoolExecutor() as threads:
+        assert list(threads.map(met, range(2))) == [[0, 1]] * 2
+
+
+def mpi_runs():
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):  # it is there, and MPI is not
+        return False
+    return MPI is not None and shutil.which("mpirun") is not None
+
+
+def test_collectives_by_mpi():
+    if not mpi_runs():
+        pytest.skip("mpi4py or mpirun is missing")
+    code = "import distributed_programs as p; assert p.collectives(4, p.FLOATS, ['cpu'])"
+    folder = Path(__file__).parent
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    path = os.pathsep.join([str(folder), str(folder.parent), os.environ.get("PYTHONPATH", "")])
+    names = os.environ | root | {"RANKS_BACKEND": "mpi", "PYTHONPATH": path}
+    command = ["mpirun", "--oversubscribe", "-n", "2", sys.executable, "-c", code]
+    subprocess.run(command, env=names, check=True, timeout=60)
+
+
+def test_the_launcher_ends_all_ranks_where_one_fails(monkeypatch, tmp_path):
+    launcher = import_module("numbsparse.distributed.__main__")
+    monkeypatch.setattr(launcher, "PATIENCE", 0.2)
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys, time\n"
+        "rank = os.environ['RANK']\n"
+        "open(sys.argv[1] + rank, 'w').write(f'{os.getpid()} {os.environ[\"WORLD_SIZE\"]}')\n"
+        "sys.exit(3) if rank == '1' else time.sleep(60)\n"
+    )
+    before, began = signal.getsignal(signal.SIGTERM), time.monotonic()
+    try:
+        assert launcher.main(["--ranks", "3", str(program), str(tmp_path / "rank")]) == 3
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert time.monotonic() - began < 10
+    for path in tmp_path.glob("rank*"):  # one that ended early may have written nothing
+        pid, size = path.read_text().split()
+        assert size == "3"
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
+@pytest.mark.parametrize("names", environment.NAMES.values())
+def test_what_launchers_say(names, monkeypatch):
+    for name, value in zip(names, ("1", "3", "0"), strict=True):
+        monkeypatch.setenv(name, value)
+    assert environment.process()[1:] == (1, 3, 0)
+    monkeypatch.setenv(names[0], "3")
+    with pytest.raises(ValueError, match=f"{names[0]} takes a rank below {names[1]}, 3, got 3"):
+        environment.process()
+    monkeypatch.setenv(names[1], "many")
+    with pytest.raises(ValueError, match="takes a whole number"):
+        environment.process()
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="backend takes"):
+        dist.init("gloo")
+    with pytest.raises(ValueError, match="timeout takes"):
+        dist.init(timeout=0)
+    with dist.init() as group:
+        x = np.ones((2, 3))
+        for call, error, words in (
+            (lambda: group.all_reduce(x, "product"), ValueError, "op takes 'sum', 'mean'"),
+            (lambda: group.all_reduce(x > 0), TypeError, "x takes .* got bool"),
+            (lambda: group.all_reduce(x.astype(int), "mean"), TypeError, "float64.* got int64"),
+            (lambda: group.all_reduce(x, out=x[0]), ValueError, r"out takes \(2, 3\) of float64"),
+            (lambda: group.all_reduce(x.T, out=x.copy().T), ValueError, "C-contiguous"),
+            (lambda: group.broadcast(x, root=1), ValueError, "root"),
+            (lambda: group.broadcast(np.array([None])), TypeError, "x takes numbers"),
+            (lambda: group.reduce_scatter(np.float64(1)), ValueError, "x takes a multiple of 1"),
+        ):
+            with pytest.raises(error, match=words):
+                call()
+        x.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            group.all_reduce(x, out=x)
+
+
+def test_the_cost_of_a_step():
+    """At two cards what was measured, and every further card adds to it."""
+    for nbytes, measured in ((4096, 38e-6), (2**26, 279e-6), (2**30, 3.3e-3)):
+        assert dist.step_seconds(0.0, nbytes, 2) == pytest.approx(measured, rel=0.15)
+    times = [dist.step_seconds(1e-3, 10**8, ranks) for ranks in (1, 2, 8, 9, 64, 1024)]
+    assert times[0] == 1e-3
+    assert times == sorted(set(times))
+    # Rings between many hosts move twice what a card has of the sum, each way once.
+    slow = dist.step_seconds(0.0, 10**9, 2**20, per_host=1, network=1e9, nvlink=1e30)
+    assert slow == pytest.approx(2 * 1.0 + 40 * 15e-6, rel=1e-5)
+    assert dist.step_seconds(1.0, 10**8, 8, overlapped=1.0) == 1.0
+    for bad in ({"compute": -1.0}, {"nbytes": -1}, {"ranks": 0}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            dist.step_seconds(**{"compute": 1.0, "nbytes": 1, "ranks": 1} | bad)
+
+
+def test_a_sharded_optimizer_refuses_what_it_does_not_follow():
+    with dist.init() as group:
+        model = nn.Linear(8, 8, layout=np.eye(2), block_size=4, seed=0)
+        optimizer = dist.ShardedOptimizer(nn.optim.SGD(model.parameters(), lr=0.1), group)
+        for call in (optimizer.remap, lambda: optimizer.add_param_group({})):
+            with pytest.raises(NotImplementedError, match="make a new one"):
+                call()
+        model.weight.data = ns.BlockSparse(np.ones((2, 4, 4), np.float32), [[0, 1], [1, 0]])
+        model(np.ones(8, np.float32)).sum().backward()
+        with pytest.raises(ValueError, match="has another layout now"):
+            optimizer.step()
+
+
+def test_a_leaf_s_gradient_comes_before_the_layers_below_are_gone_through():
+    """Else there would be nothing to overlap."""
+    from numbsparse.autograd import record
+    from numbsparse.autograd.tape import gradients_of
+
+    order = []
+    weights = [nn.Parameter(np.ones(1)) for _ in range(3)]
+    y = nn.Parameter(np.ones(1))
+    for i, w in enumerate(weights):
+
+        def vjp(dy, result, i=i):
+            order.append(f"below {i}")
+            return dy
+
+        y = record(y.data * w.data, (w, lambda dy, result: dy), (y, vjp))
+    for leaf, _ in gradients_of(y, ns.Tensor(np.ones(1)), False):
+        order += [f"weight {i}" for i, w in enumerate(weights) if w is leaf]
+    assert order == [f"{of} {i}" for i in (2, 1, 0) for of in ("weight", "below")]

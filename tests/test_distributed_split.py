@@ -1,0 +1,62 @@
+"""Layers split over real processes are the whole ones, within rounding, as they train too."""
+
+import numpy as np
+import pytest
+import split_programs as programs
+from distributed_helpers import run, values
+
+import numbsparse as ns
+from numbsparse import device
+from numbsparse.nn import functional as F
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_split_layers_train_as_whole_ones(size):
+    alone = programs.trained(False, "float64")
+    for got in values(run(programs.trained, True, "float64", size=size)):
+        for one, other in zip(got, alone, strict=True):
+            for a, b in zip(one, other, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.skipif(not device.SIMULATED, reason="on a GPU each rank takes its own")
+def test_on_a_gpu():
+    alone = programs.trained(False, "float32", steps=1, size="cuda")
+    for got in values(run(programs.trained, True, "float32", "cuda", 1, "cuda")):
+        for one, other in zip(got, alone, strict=True):
+            for a, b in zip(one, other, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_of_one_process_a_split_layer_is_the_whole_one():
+    whole, split = programs.trained(False, "float64"), programs.trained(True, "float64")
+    for one, other in zip(whole, split, strict=True):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_gradients_of_gradients():
+    model = programs.Model("float64", False)
+    x = ns.Tensor(np.linspace(-1, 1, 48).reshape(2, 24), requires_grad=True)
+    y = model.down(F.tanh(model.up(x)))
+    (dx,) = ns.grad((y * y).sum(), [x], create_graph=True)
+    (ddx,) = ns.grad((dx * dx).sum(), [x])
+    for got, said in values(run(programs.twice_differentiated)):
+        np.testing.assert_allclose(got, ddx.numpy(), rtol=1e-9, atol=1e-12)
+        assert "cannot be differentiated again" in said
+
+
+REFUSED = {
+    "columns": "ValueError: out_features takes a multiple of 2 ranks x 4 features along",
+    "rows": "ValueError: in_features takes a multiple of 2 ranks x 4 features along the axis",
+    "gate": "TypeError: linear takes an nn.Linear without gate",
+    "units": "ValueError: hidden_size takes a multiple of 8, got 12",
+    "peers": "ValueError: peer_memory takes two GPUs of one host and the backend nccl, got 2 ranks",
+    "norm": "TypeError: lstm takes an nn.LSTM without layer_norm",
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_split_is_refused(what):
+    for said in values(run(programs.refused, what)):
+        assert said.startswith(REFUSED[what])

@@ -1,0 +1,92 @@
+"""Arrays of libraries that are made up: what is refused, and in whose arrays results come out."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import numbsparse as ns
+from numbsparse import device
+from numbsparse.device import streams
+
+pytestmark = pytest.mark.skipif(not device.SIMULATED, reason="on a GPU: test_interop.py")
+
+X = np.random.default_rng(0).standard_normal((3, 8), dtype=np.float32)
+W = ns.BlockSparse(
+    np.random.default_rng(1).standard_normal((2, 4, 4), dtype=np.float32), [[1], [1]]
+)
+RESULT = X @ W.toarray()
+
+
+class Theirs:
+    def __init__(self, host, **attributes):
+        self.array = ns.to_device(host)
+        self.__cuda_array_interface__ = self.array.__cuda_array_interface__
+        self.__dict__.update(attributes)
+
+    def detach(self):
+        return self
+
+
+@pytest.mark.parametrize("argument", ["x", "out", "a", "b", "data"])
+def test_a_tensor_that_requires_grad_is_refused_where_torch_records(argument, monkeypatch):
+    torch = SimpleNamespace(
+        is_grad_enabled=lambda: True, Tensor=None, nn=SimpleNamespace(Parameter=0)
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    y = np.full((3, 4), np.nan, np.float32)
+    watched = {name: Theirs(host, requires_grad=True) for name, host in (
+        ("x", X), ("out", y), ("a", X.T.copy()), ("b", RESULT), ("data", W.data)
+    )}  # fmt: skip
+    w = W.to("cuda")
+    calls = {
+        "x": lambda x: ns.matmul(x, w),
+        "out": lambda out: ns.matmul(ns.to_device(X), w, out=out),
+        "a": lambda a: ns.sddmm(a, ns.to_device(RESULT), w),
+        "b": lambda b: ns.sddmm(ns.to_device(X).T, b, w),
+        "data": lambda data: ns.BlockSparse(data, W.layout),
+    }
+    call, array = calls[argument], watched[argument]
+    with pytest.raises(ValueError, match=rf"{argument} requires grad.*take numbsparse\.torch"):
+        call(array)
+    torch.is_grad_enabled = lambda: False  # as within torch.no_grad()
+    call(array)
+    if argument == "out":
+        np.testing.assert_allclose(array.array.numpy(), RESULT, atol=1e-5)
+
+
+def test_arrays_of_jax_come_back_as_copies_that_are_done(monkeypatch):
+    done, given_back = [], []
+
+    class Array(Theirs):
+        """One of JAX's, which say that they are of jaxlib."""
+
+    class Lent:
+        def __init__(self, array):
+            assert waits, "JAX may read what is not written yet"
+            self.array = array
+
+        def delete(self):
+            assert done, "JAX may still read it"
+            given_back.append(self.array)
+
+    Array.__module__ = "jaxlib._jax"
+    jax = SimpleNamespace(
+        dlpack=SimpleNamespace(from_dlpack=Lent),
+        numpy=SimpleNamespace(array=lambda lent, copy: Array(lent.array.numpy()) if copy else None),
+        block_until_ready=lambda x: done.append(x) or x,
+    )
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    waits = []
+    monkeypatch.setattr(streams, "synchronize", lambda: waits.append(True))
+    w = W.to("cuda")
+    for product in (lambda: ns.matmul(Array(X), w), lambda: w.T @ Array(X.T.copy())):
+        y = product()
+        assert type(y) is Array
+        assert done.pop() is y
+        assert given_back.pop()
+        assert [waits.pop(), waits.pop()] == [True, True]  # before JAX reads, and at the end
+    np.testing.assert_allclose(y.array.numpy(), RESULT.T, atol=1e-5)
+    ns.sddmm(Array(X.T.copy()), Array(RESULT), [[1], [1]])
+    assert waits == [True], "XLA may take back memory that is still read"

@@ -1,0 +1,344 @@
+"""numbsparse.jax on a GPU: calls that are made up here as XLA makes them; and those of XLA."""
+
+import ctypes
+import threading
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="JAX is not installed: see CONTRIBUTING.md")
+
+import jax.numpy as jnp  # noqa: E402
+
+import numbsparse as ns  # noqa: E402
+import numbsparse.jax as nsj  # noqa: E402
+from numbsparse import device  # noqa: E402
+from numbsparse.device import memory, runtime  # noqa: E402
+from numbsparse.jax import ffi, products  # noqa: E402
+from numbsparse.simulator import launch as simulator  # noqa: E402
+
+LAYOUT = ns.Layout(ns.patterns.random(3, 4, 0.4, seed=0))  # of blocks of 8
+B, STREAM = 8, 0x700
+SECONDS = 60  # of threads, before they are said to wait for each other
+CODES = {dtype: code for code, dtype in ffi.DTYPES.items()}
+
+simulated = pytest.mark.skipif(not device.SIMULATED, reason="memory of the GPU is not of the host")
+on_a_gpu = pytest.mark.skipif(
+    device.SIMULATED or jax.default_backend() != "gpu", reason="JAX has no GPU here"
+)
+
+
+class Caller:
+    """Calls a handler as XLA does, with arrays of the host for memory of a GPU."""
+
+    def __init__(self, stream=STREAM):
+        self.errors, self.stream = [], stream
+        self.api = ffi.Api(ctypes.sizeof(ffi.Api))
+        self.api.error_create = ffi.Api._fields_[4][1](self.error_create)
+        self.api.stream_get = ffi.Api._fields_[8][1](self.stream_get)
+        self.alive = []
+
+    def error_create(self, how):
+        self.errors.append(how.contents.message.decode())
+        return len(self.errors)
+
+    def stream_get(self, asked):
+        assert asked.contents.context == 0xC0
+        asked.contents.stream = self.stream
+        return 0 if self.stream is not None else 1
+
+    def kept(self, thing):
+        self.alive.append(thing)
+        return thing
+
+    def buffers(self, arrays):
+        found = []
+        for a in arrays:
+            dims = (ctypes.c_int64 * a.ndim)(*a.shape)
+            of = (CODES[a.dtype], a.ctypes.data if a.size else None, a.ndim, dims)
+            found.append(ctypes.pointer(self.kept(ffi.Buffer(0, None, *of))))
+        items = self.kept((ctypes.POINTER(ffi.Buffer) * len(found))(*found))
+        return ffi.Buffers(0, None, len(found), None, items)
+
+    def word(self, text):
+        start = self.kept(ctypes.create_string_buffer(text.encode()))
+        return ctypes.pointer(self.kept(ffi.Word(ctypes.addressof(start), len(text))))
+
+    def attributes(self, words):
+        n, pointers = len(words), ctypes.POINTER(ffi.Word)
+        types = self.kept((ctypes.c_int * n)(*[ffi.STRING] * n))
+        names = self.kept((pointers * n)(*map(self.word, words)))
+        items = self.kept((pointers * n)(*map(self.word, words.values())))
+        return ffi.Attributes(0, None, n, types, names, items)
+
+    def __call__(self, name, operands, result, **words):
+        frame = ffi.CallFrame(0, None, ctypes.pointer(self.api), 0xC0, 3)
+        frame.operands, frame.results = self.buffers(operands), self.buffers([result])
+        frame.attributes = self.attributes(words)
+        return ffi._handlers[f"numbsparse_{name}", "CUDA"](ctypes.byref(frame))
+
+
+def drawn(*shape, dtype="float32", seed=0):
+    host = np.random.default_rng(seed).standard_normal(shape)
+    return host.astype(jnp.dtype(dtype))
+
+
+def cases(rows, features, outputs, dtype):
+    """The three products: (name, operands, a result's like, exact result, bound of its error)."""
+    x, y = drawn(rows, features, dtype=dtype), drawn(rows, outputs, dtype=dtype, seed=1)
+    w = drawn(LAYOUT.n_blocks, B, B, dtype=dtype, seed=2)
+    rows_of_x, rows_of_y = x.astype(np.float64), y.astype(np.float64)
+    whole = ns.BlockSparse(w.astype(np.float64), LAYOUT, shape=(features, outputs)).toarray()
+
+    def blocks(dense):
+        return ns.BlockSparse.from_dense(dense, LAYOUT, block_size=B).data
+
+    def sums(a, b, of=lambda dense: dense):
+        exact, size = of(a @ b), of(abs(a) @ abs(b))
+        eps = 2.0**-24 if dtype == "float32" else float(jnp.finfo(dtype).eps)
+        return exact, 2.0**-23 * (a.shape[1] + 8) * size + eps * abs(exact)
+
+    return [
+        ("block_sparse_matmul", (x, w), y, *sums(rows_of_x, whole)),
+        ("block_sparse_matmul_transposed", (y, w), x, *sums(rows_of_y, whole.T)),
+        ("block_sparse_sddmm", (x, y), w, *sums(rows_of_x.T, rows_of_y, blocks)),
+    ]
+
+
+HOW = {"layout": products._word(LAYOUT), "precision": "highest"}
+
+
+@simulated
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_call_fills_the_result_on_the_stream_of_xla_and_copies_nothing(rows, dtype, monkeypatch):
+    seen, call = [], Caller()
+    launch = simulator.run
+
+    def run(*args):
+        seen.append(device.current_stream().handle)
+        launch(*args)
+
+    monkeypatch.setattr(simulator, "run", run)
+    for name, operands, like, exact, bound in cases(rows, 20, 27, dtype):
+        for copied in (True, False):  # the layout's index goes to the GPU once
+            if not copied:
+                monkeypatch.setattr(memory, "copy_in", None)
+                monkeypatch.setattr(memory, "copy_out", None)
+            out = np.full_like(like, np.nan)
+            assert not call(name, operands, out, **HOW), call.errors
+            assert (abs(out.astype(np.float64) - exact) <= bound).all()
+        monkeypatch.undo()
+        monkeypatch.setattr(simulator, "run", run)
+    assert set(seen) == {STREAM}
+    assert device.current_stream().handle != STREAM
+
+
+@simulated
+def test_what_goes_wrong_in_a_call_is_the_error_of_xla(monkeypatch):
+    (_, operands, like, *_), *_ = cases(3, 20, 27, "float32")
+    call = Caller(stream=None)
+    assert call("block_sparse_matmul", operands, like, **HOW) == 1
+    assert call.errors == ["RuntimeError: XLA names no stream for this call"]
+    call = Caller()
+    assert call("block_sparse_matmul", operands, like, **HOW | {"precision": "low"}) == 1
+    assert "precision takes one of" in call.errors[0]
+    assert device.current_stream().handle != STREAM
+
+
+def test_a_thread_of_another_gpu_is_refused(monkeypatch):
+    driver = pytest.importorskip("cuda.bindings.driver")
+    entered = []
+    ours = SimpleNamespace(device_id=0, set_current=lambda: entered.append(True))
+    monkeypatch.setattr(runtime, "SIMULATED", False)
+    monkeypatch.setattr(runtime, "current_device", lambda: ours)
+    for theirs in ((0, 0), (201, 0)):  # ours; none in this thread
+        monkeypatch.setattr(driver, "cuCtxGetDevice", lambda theirs=theirs: theirs)
+        device.on_this_gpu("x")
+    assert len(entered) == 1
+    monkeypatch.setattr(driver, "cuCtxGetDevice", lambda: (0, 1))
+    with pytest.raises(ValueError, match="x is on GPU 1, numbsparse works on GPU 0"):
+        device.on_this_gpu("x")
+
+
+def test_handlers_leave_command_buffers_to_others():
+    version = ffi.Version(ctypes.sizeof(ffi.Version))
+    metadata = ffi.Metadata(ctypes.sizeof(ffi.Metadata), version, 0)
+    extension = ffi.Extension(0, ffi.METADATA, None, ctypes.pointer(metadata))
+    frame = ffi.CallFrame(0, ctypes.addressof(extension), None)
+    for handler in ffi._handlers.values():
+        metadata.version.major = 7
+        assert not handler(ctypes.byref(frame))
+        assert (metadata.version.major, metadata.traits) == (0, 0)
+
+
+# By XLA, on a GPU
+
+
+def weights(dtype="float32", size=32, blocks=(12, 16)):
+    layout = ns.Layout(ns.patterns.random(*blocks, 0.3, seed=0))
+    values = 0.1 * drawn(layout.n_blocks, size, size, dtype="float64", seed=3)
+    return nsj.BlockSparse(jnp.asarray(values.astype(jnp.dtype(dtype))), layout)
+
+
+def close(got, expected, dtype="float32"):
+    tolerance = 1e-4 if dtype == "float32" else 0.03
+    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert ours.dtype == theirs.dtype
+        ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+        assert np.abs(ours - theirs).max(initial=0) <= tolerance * (
+            1 + np.abs(theirs).max(initial=0)
+        )
+
+
+@pytest.fixture
+def exact():
+    """JAX's own products in float32, not tf32."""
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+@on_a_gpu
+@pytest.mark.parametrize(
+    ("rows", "size", "dtype"),
+    [
+        (0, 32, "float32"), (5, 8, "float32"), (5, 8, "bfloat16"), (40, 32, "float32"),
+        (40, 32, "float16"), (700, 64, "bfloat16"),
+    ],
+)  # fmt: skip
+def test_values_and_gradients_under_jit(rows, size, dtype, exact):
+    w, x = weights(dtype, size), jnp.asarray(drawn(rows, 12 * size, dtype=dtype))
+
+    def loss(dense):
+        def of(x, w):
+            y = x @ (w.to_dense() if dense else w)
+            return (y.astype(jnp.float32) ** 2).sum() / max(rows, 1), y
+
+        return jax.jit(jax.grad(of, (0, 1), has_aux=True))
+
+    close(loss(False)(x, w), loss(True)(x, w), dtype)
+
+
+@on_a_gpu
+def test_second_derivatives_and_vmap(exact):
+    w, x = weights(size=8, blocks=(3, 4)), jnp.asarray(drawn(6, 24))
+    several = jax.tree.map(lambda v: jnp.stack([v, 2 * v, -v]), w)
+
+    def of(x, w, dense):
+        return ((x @ (w.to_dense() if dense else w)) ** 3).sum()
+
+    for transform in (
+        lambda f: jax.hessian(f)(x[:2], w),
+        lambda f: jax.vmap(jax.grad(f, 1), (0, None))(x, w),
+        lambda f: jax.vmap(f, (None, 0))(x, several),
+    ):
+        got, expected = (transform(lambda x, w, d=d: of(x, w, d)) for d in (False, True))
+        close(got, expected)
+
+
+@on_a_gpu
+def test_buffers_are_those_of_xla_on_its_stream(monkeypatch):
+    w, x = weights(), jnp.asarray(drawn(40, 384))
+    product = jax.jit(lambda x, w: x @ w)
+    product(x, w).block_until_ready()
+    seen, matmul = [], products.ops.matmul
+
+    def spy(a, b, out, **how):
+        seen.append((a.address, b.values.address, out.address, device.current_stream().handle))
+        return matmul(a, b, out=out, **how)
+
+    monkeypatch.setattr(products.ops, "matmul", spy)
+    monkeypatch.setattr(memory, "copy_in", None)
+    monkeypatch.setattr(memory, "copy_out", None)
+    y = product(x, w).block_until_ready()
+    ((a, b, out, stream),) = seen
+    assert a == x.unsafe_buffer_pointer()
+    assert b == w.values.unsafe_buffer_pointer()
+    assert out == y.unsafe_buffer_pointer()
+    assert stream > 2
+
+
+@on_a_gpu
+def test_products_are_in_order_with_the_work_of_xla(exact):
+    w = weights(size=32, blocks=(8, 8))
+    wide = jnp.asarray(drawn(2048, 2048, seed=5))
+
+    @partial(jax.jit, static_argnums=2)
+    def chain(x, w, dense):
+        whole = w.to_dense() if dense else w
+
+        def step(i, x):
+            slow = jnp.tanh(wide @ wide * 1e-3)  # what a product without order would overtake
+            return jnp.tanh(x + slow[:64, :256] * 1e-3) @ whole + x
+
+        return jax.lax.fori_loop(0, 20, step, x)
+
+    x = jnp.asarray(drawn(64, 256))
+    expected = chain(x, w, True)
+    first = chain(x, w, False)
+    close(first, expected)
+    for _ in range(5):  # XLA makes graphs of what is between the products, after a while
+        np.testing.assert_array_equal(chain(x, w, False), first)
+
+
+@on_a_gpu
+def test_a_step_is_trained_with_buffers_given_up(exact):
+    w, x = weights(), jnp.asarray(drawn(64, 384))
+    target = x @ weights().to_dense() * 0.5
+
+    @partial(jax.jit, donate_argnums=0, static_argnums=2)
+    def step(w, x, dense):
+        def loss(w):
+            return ((x @ (w.to_dense() if dense else w) - target) ** 2).mean()
+
+        value, slope = jax.value_and_grad(loss)(w)
+        return jax.tree.map(lambda v, g: v - 0.5 * g, w, slope), value
+
+    found = []
+    for dense in (False, True):
+        ours, losses = jax.tree.map(jnp.copy, w), []
+        for _ in range(10):
+            ours, loss = step(ours, x, dense)
+            losses.append(loss)
+        found.append((ours, losses))
+    close(*found)
+    assert found[0][1][-1] < found[0][1][0]
+
+
+@on_a_gpu
+def test_threads_of_python_share_a_layout(exact):
+    w = weights()
+    inputs = [jnp.asarray(drawn(n, 384, seed=n)) for n in (3, 40, 90, 40)]
+    run = jax.jit(lambda x, w: [(x + i) @ w for i in range(5)])
+    expected = [[(x + i) @ w.to_dense() for i in range(5)] for x in inputs]
+    found = [[] for _ in inputs]
+
+    def work(x, into):
+        into.extend(jax.block_until_ready(run(x, w)) for _ in range(5))
+
+    threads = [
+        threading.Thread(target=work, args=both, daemon=True)  # so that one that waits ends too
+        for both in zip(inputs, found, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive(), f"a thread waits after {SECONDS} s"
+    for several, right in zip(found, expected, strict=True):
+        assert len(several) == 5
+        for got in several:
+            close(got, right)
+
+
+@on_a_gpu
+def test_arrays_that_ns_matmul_takes_come_back_as_they_came(exact):
+    w, x = weights(), jnp.asarray(drawn(40, 384))
+    ours = ns.BlockSparse(np.asarray(w.values), w.layout).to("cuda")
+    for _ in range(20):
+        y = ns.matmul(x * 1, ours)  # memory that XLA takes back at once
+        close(y + jnp.zeros_like(y), x @ w.to_dense())
+    assert type(y) is type(x)
+    assert y.devices() == x.devices()

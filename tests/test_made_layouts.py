@@ -1,0 +1,240 @@
+"""Layouts made from coordinates on a device: their index, their products, what they refuse."""
+
+import numpy as np
+import pytest
+from conftest import HALVES, host
+
+import numbsparse as ns
+from numbsparse import Layout, device
+from numbsparse.dtypes import as_dtype
+from numbsparse.kernels.parts.plans import planned
+from numbsparse.nn import functional as F
+
+UNIT = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-24, "float64": 2**-53}
+
+
+def coordinates(pattern, rng, none=0, dtype=np.int64):
+    """Those of a pattern's blocks, shuffled, with `none` that stand for no block."""
+    rows, columns = (np.append(lines, np.full(none, -1)) for lines in np.nonzero(pattern))
+    columns[len(columns) - none :: 2] = 0  # one of the two says so
+    order = rng.permutation(rows.size)
+    return rows[order].astype(dtype), columns[order].astype(dtype)
+
+
+def made(pattern, rng, put, *, more=2, **how):
+    rows, columns = coordinates(pattern, rng, **how)
+    capacity = int(pattern.sum()) + more
+    return Layout.on_device(put(rows), put(columns), pattern.shape, capacity=capacity)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((1, 1), "int32"), ((5, 70), "int64"), ((34, 3), "int32")]
+)
+def test_its_index_is_that_of_the_pattern(shape, dtype, rng, put, place):
+    pattern = rng.random(shape) < 0.4
+    layout, right = made(pattern, rng, put, none=3, dtype=dtype), Layout(pattern)
+    n = right.n_blocks
+    assert (layout.check(), layout.n_blocks, layout.shape) == (n, n + 2, shape)
+    assert layout.to_host() == right
+    if place == "cuda":
+        own = layout.device_index
+        for walk, other in ((own.rows, right.index.rows), (own.columns, right.index.columns)):
+            np.testing.assert_array_equal(walk.indptr.numpy(), other.indptr)
+            np.testing.assert_array_equal(walk.indices.numpy()[:n], other.indices)
+            np.testing.assert_array_equal(walk.blocks.numpy()[:n], other.blocks)
+        for own_lines, lines in (
+            (own.block_rows, right.index.block_rows),
+            (own.block_columns, right.index.block_columns),
+        ):
+            np.testing.assert_array_equal(own_lines.numpy(), np.append(lines, [0, 0]))
+        np.testing.assert_array_equal(own.rows.blocks.numpy(), np.arange(n + 2))
+
+
+@pytest.mark.parametrize("capacity", [None, 2])
+def test_no_block_at_all(capacity, put, place):
+    none = put(np.zeros(0, np.int32))
+    layout = Layout.on_device(none, none, (2, 3), capacity=capacity)
+    assert (layout.check(), layout.n_blocks) == (0, capacity or 0)
+    assert layout.to_host() == Layout.from_arrays([0, 0, 0], [], (2, 3))
+    x = put(np.ones((2, 64), np.float32))
+    w = ns.BlockSparse(put(np.full((layout.n_blocks, 32, 32), np.nan, np.float32)), layout)
+    assert not host(ns.matmul(x, w)).any()
+    assert not host(ns.sddmm(x.T, put(np.ones((2, 96), np.float32)), layout).values).any()
+
+
+FEW = "at least the number of blocks, 3, got 2"
+WRONG = [  # rows, columns, capacity, and what is said on the CPU and of a GPU
+    ([0, 1, 0], [1, 1, 1], 3, "got 1 a second time", "got 1 a second time and 0 from outside"),
+    ([0, 5, 1], [1, 1, 1], 3, "0 to 1, or -1 for no block, got 0 to 5", "and 1 from outside"),
+    ([0, 1, 1], [-3, 1, 2], 3, "0 to 2, or -1 for no block, got -3 to 2", "and 1 from outside"),
+    ([0, 1, 1], [0, 1, 0], 2, FEW, FEW),
+]
+
+
+@pytest.mark.parametrize(("rows", "columns", "capacity", "of_cpu", "of_gpu"), WRONG)
+def test_wrong_coordinates_are_told_and_do_no_harm(
+    rows, columns, capacity, of_cpu, of_gpu, put, place, rng
+):
+    of = put(np.array(rows)), put(np.array(columns))
+    if place == "cpu":
+        with pytest.raises(ValueError, match=of_cpu):
+            Layout.on_device(*of, (2, 3), capacity=capacity)
+        return
+    layout = Layout.on_device(*of, (2, 3), capacity=capacity)
+    with pytest.raises(ValueError, match=of_gpu):
+        layout.check()
+    with pytest.raises(ValueError, match="take"):
+        layout.to_host()
+    inside = {(i, j) for i, j in zip(rows, columns, strict=True) if 0 <= i < 2 and 0 <= j < 3}
+    index, kept = layout.device_index, sorted(inside) if len(inside) <= capacity else []
+    for walk, lines in ((index.rows, 2), (index.columns, 3)):
+        ends = walk.indptr.numpy()
+        assert (ends.size, ends[0], ends[-1]) == (lines + 1, 0, len(kept))
+    own = (a.numpy()[: len(kept)].tolist() for a in (index.block_rows, index.block_columns))
+    assert [*zip(*own, strict=True)] == kept
+    if not kept:  # nor do products see any
+        w = ns.BlockSparse(put(np.full((capacity, 32, 32), np.nan, np.float16)), layout)
+        x, dy = (put(rng.standard_normal((2, n)).astype(np.float16)) for n in w.shape)
+        assert not host(ns.matmul(x, w)).any()
+        assert not host(ns.sddmm(x.T, dy, layout).values).any()
+
+
+CASES = [
+    # dtype, B, rung, edge, x feature-major, dy feature-major
+    ("float16", 32, "k6_hopper", True, True, True),
+    ("float32", 32, "auto", True, True, False),
+    ("bfloat16", 64, "k6_hopper", False, False, True),
+    ("float16", 32, "k5_tensor_core", True, False, False),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_its_products(case, rng, place, put):
+    dtype, size, kernel, edge, x_across, dy_across = case
+    if dtype not in ("float32", *HALVES):
+        pytest.skip("ml_dtypes is not installed")
+    kernel = kernel if place == "cuda" else "k0_reference" if dtype == "float32" else "auto"
+    pattern = np.array([[1, 0, 1], [0, 0, 0]], bool)
+    shape = tuple(n * size - 8 * edge for n in pattern.shape)
+    layout, right = made(pattern, rng, put, none=1), Layout(pattern)
+    n = right.n_blocks
+    values = rng.standard_normal((n + 2, size, size)).astype(as_dtype(dtype))
+    values[n:] = np.nan
+    if edge:
+        values[:n][right.index.block_columns == 2, :, -8:] = np.nan
+    exact = values[:n].astype(np.float64)
+    dense = ns.BlockSparse(exact, right, shape=shape).toarray()
+    w = ns.BlockSparse(put(values), layout, shape=shape)
+
+    def operand(features, across):
+        a = rng.standard_normal((5, features)).astype(as_dtype(dtype))
+        return (put(np.ascontiguousarray(a.T)).T if across else put(a)), a.astype(np.float64)
+
+    (x, x64), (dy, dy64) = operand(shape[0], x_across), operand(shape[1], dy_across)
+    close(ns.matmul(x, w, kernel=kernel), x64, dense, dtype)
+    close(ns.matmul(dy, w.T, kernel=kernel), dy64, dense.T, dtype)
+    if kernel == "k5_tensor_core":  # whose weight-gradient has no plan
+        return
+    dw = ns.sddmm(x.T, dy, w if edge else layout, block_size=size, kernel=kernel)
+    got = host(dw.values)
+    assert not got[n:].any()
+    kept = ns.BlockSparse(got[:n], right, shape=shape).toarray()
+    full = np.zeros_like(kept, np.float64)
+    for i, j in np.argwhere(pattern):
+        at = np.s_[i * size : (i + 1) * size, j * size : (j + 1) * size]
+        full[at] = (x64.T @ dy64)[at]
+    bound = 2 * UNIT[dtype] * abs(full) + 16 * 2**-23 * (abs(x64.T) @ abs(dy64))
+    assert (abs(kept.astype(np.float64) - full) <= bound).all()
+
+
+def close(y, a, b, dtype):
+    """y is a @ b, but for rounding it and its sums."""
+    exact, size = a @ b, abs(a) @ abs(b)
+    bound = 2 * UNIT[dtype] * abs(exact) + (b.shape[0] + 16) * 2**-23 * size
+    assert (abs(host(y).astype(np.float64) - exact) <= bound).all()
+
+
+def test_gradients_go_through_it(rng):
+    pattern = np.array([[1, 0, 1], [1, 1, 0]], bool)
+    layout = made(pattern, rng, lambda a: a)
+    a, b, c = (rng.standard_normal(s) for s in ((8, 5), (5, 12), (12, 3)))
+
+    def f(a, b, c):
+        hidden = F.gelu(F.relu(ns.sddmm(a, b, layout, block_size=4)))
+        return F.sum(F.tanh(ns.matmul(hidden, c)))
+
+    ns.testing.check_grads(f, a, b, c)
+
+
+def test_a_captured_step_makes_it_anew(rng):
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+
+    def step(rows, columns, x, values):
+        layout = Layout.on_device(rows, columns, (2, 3), capacity=4)
+        return ns.matmul(x, ns.BlockSparse(values, layout))
+
+    graph = ns.graph(step)
+    x = rng.standard_normal((2, 64)).astype(np.float16)
+    values = rng.standard_normal((4, 32, 32)).astype(np.float16)
+    for places in ([5, 1, -1], [0, 4, 2], [3, -1, -1]):
+        rows, columns = np.array(places) // 3, np.array(places) % 3
+        y = graph(rows, columns, x, values)
+        kept = np.zeros((2, 3), bool)
+        kept[rows[rows >= 0], columns[rows >= 0]] = True
+        w = ns.BlockSparse(values[: kept.sum()].astype(np.float64), kept)
+        close(y, x.astype(np.float64), w.toarray(), "float16")
+    assert graph.captures == (not device.SIMULATED)
+
+
+def test_what_it_refuses(rng, place, put):
+    one, layout = put(np.array([0])), made(np.ones((1, 1), bool), rng, put, more=0)
+    for bad, columns, shape, capacity, said in (
+        (put(np.zeros(1, np.float32)), one, (1, 1), 1, "rows takes int"),
+        (one, put(np.zeros((1, 1), int)), (1, 1), 1, "columns takes the shape of rows"),
+        (one, one, (1,), 1, "shape takes"),
+        (one, one, (1, 1), -1, "capacity takes"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=said):
+            Layout.on_device(bad, columns, shape, capacity=capacity)
+    for ask in ("pattern", "indices", "indptr", "T", "flat_indices"):
+        with pytest.raises(TypeError, match="to_host"):
+            getattr(layout, ask)
+    with pytest.raises(TypeError, match="to_host"):
+        layout | layout
+    assert layout == layout
+    assert layout != made(np.ones((1, 1), bool), rng, put, more=0)
+    assert repr(layout) == f"Layout(1 x 1, at most 1 blocks, on {place})"
+
+
+def test_places_are_not_mixed(rng):
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    one, x = np.array([0]), np.ones((1, 32), np.float32)
+    on_gpu, on_cpu = (
+        Layout.on_device(put(one), put(one), (1, 1)) for put in (ns.to_device, put_not)
+    )
+    with pytest.raises(TypeError, match="on the GPU"):
+        ns.matmul(x, ns.BlockSparse(np.ones((1, 32, 32), np.float32), on_gpu))
+    with pytest.raises(TypeError, match="on the CPU"):
+        ns.matmul(x, ns.BlockSparse(ns.to_device(np.ones((1, 32, 32), np.float32)), on_cpu))
+    with pytest.raises(ValueError, match="one place"):
+        Layout.on_device(ns.to_device(one), one, (1, 1))
+    small = ns.BlockSparse(ns.to_device(np.ones((1, 16, 16), np.float32)), on_gpu)
+    with pytest.raises(ValueError, match=r"blocks of \(32, 64, 128\), got 16"):
+        ns.matmul(x[:, :16], small)
+    w, x = (ns.BlockSparse(ns.to_device(np.ones((1, 32, 32), np.float32)), on_gpu), ns.to_device(x))
+    with pytest.raises(ValueError, match="k8_small_batch plans this on the host"):
+        ns.matmul(x, w, kernel="k8_small_batch")
+    with pytest.raises(ValueError, match="k5_tensor_core plans this on the host"):
+        ns.sddmm(x.T, x, w, kernel="k5_tensor_core")
+    with pytest.raises(ValueError, match="plans its layout on the host"):
+        planned(on_gpu.device_index, longest_first_of_all)
+
+
+def put_not(a):
+    return a
+
+
+def longest_first_of_all(index):
+    raise AssertionError("the index is not on the host")

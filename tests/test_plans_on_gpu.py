@@ -1,0 +1,220 @@
+"""Plans made on the GPU, of the tiles that real cards get: their kernels alone run here."""
+
+from importlib import import_module
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import numbsparse as ns
+from numbsparse import Layout, device
+from numbsparse.kernels.matmul.k6_hopper import plan, weight_grad_on_gpu, weight_grad_shares
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
+from numbsparse.kernels.matmul.k6_hopper.plan import line_tiles, steps_of
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS
+from numbsparse.kernels.parts.deal import schedule
+from numbsparse.kernels.parts.plans import planned
+
+pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes kernels")
+weight_grad = import_module("numbsparse.kernels.matmul.k6_hopper.weight_grad")
+PATTERNS = {
+    "random": (3, 35, 0.4),
+    "tall": (35, 3, 0.4),
+    "full": (9, 5, 1.0),
+    "none": (3, 9, 0.0),
+    "few": (9, 3, 0.5),
+}
+STAIRS = np.tril(np.ones((12, 12), bool))
+
+
+def both(name, rng, more=3):
+    """(the pattern's index made on the GPU, that of the host)"""
+    rows, columns, density = PATTERNS[name]
+    pattern = rng.random((rows, columns)) < density
+    places = (ns.to_device(lines) for lines in np.nonzero(pattern))
+    made = Layout.on_device(*places, pattern.shape, capacity=int(pattern.sum()) + more)
+    return made.device_index, Layout(pattern).index
+
+
+def tiles_of(size, monkeypatch):
+    """Of 16 bits, as a card gets them, and of float32."""
+    monkeypatch.setattr(plan, "SIMULATED", False)
+    return line_tiles(size, 8192, 8192) + line_tiles(size, 64, 64, itemsize=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("random", 32), ("tall", 64), ("full", 128), ("none", 32)]
+)
+def test_records_are_those_of_the_host_without_its_grouping(name, size, rng, monkeypatch):
+    def neighbours(walk, n_inputs, count, exchange):
+        lines = np.arange(len(walk.indptr) - 1)
+        return np.append(lines, np.full(-lines.size % count, -1)).reshape(-1, count)
+
+    monkeypatch.setattr(plan, "grouped", neighbours)
+    monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
+    made, on_host = both(name, rng)
+    for n, tile in enumerate(tiles_of(size, monkeypatch)):
+        transposed, ragged = n % 2 == 0, n % 3 == 0
+        records, strips, lengths = planned(made, steps_of, transposed, tile, ragged)
+        right, lines, of = steps_of(on_host, transposed, tile, ragged)
+        np.testing.assert_array_equal(strips.numpy(), lines)
+        np.testing.assert_array_equal(lengths.steps.numpy(), of.steps)
+        starts, records = lengths.starts.numpy(), records.numpy()
+        counts, inputs = tile.SHARES, tile.SHARES + 1
+        assert (np.diff(starts) >= of.steps[:-1]).all()
+        for group, steps in enumerate(of.steps):
+            for k in range(steps):
+                got, wanted = records[starts[group] + k], right[of.starts[group] + k]
+                end, blocks = inputs + tile.INPUTS, wanted[counts] >> 8
+                np.testing.assert_array_equal(got[:inputs], wanted[:inputs])
+                there = np.s_[inputs : inputs + (wanted[counts] & 255)]
+                np.testing.assert_array_equal(got[there], wanted[there])
+                np.testing.assert_array_equal(got[end : end + blocks], wanted[end : end + blocks])
+
+
+@pytest.mark.parametrize(
+    ("rows", "units", "together"), [(1, 4, 1), (6, 3, 2), (5, 4, 1), (2, 99, 1)]
+)
+def test_every_tile_is_dealt_once_and_evenly(rows, units, together):
+    places = (ns.to_device(lines) for lines in np.nonzero(STAIRS))
+    made, tile = Layout.on_device(*places, STAIRS.shape).device_index, plan.TILES[64]
+    _, _, lengths = planned(made, steps_of, False, tile, False)
+    tiles, starts = (a.numpy() for a in planned(made, schedule, lengths, rows, units, together))
+    first, steps = lengths.starts.numpy(), lengths.steps.numpy()
+    n = rows * steps.size
+    assert sorted(map(tuple, tiles[:, :2])) == [
+        (g, r) for g in range(steps.size) for r in range(rows)
+    ]
+    np.testing.assert_array_equal(tiles[:, 2], first[tiles[:, 0]])
+    np.testing.assert_array_equal(tiles[:, 3], (first + steps)[tiles[:, 0]])
+    assert (starts[0], starts[-1], starts.size) == (0, n, min(units, n) + 1)
+    assert (np.diff(np.diff(starts)) <= 1).all()
+    longest = [tiles[a:b, 3].sum() - tiles[a:b, 2].sum() for a, b in pairwise(starts)]
+    least = steps.min() if (np.diff(starts) == starts[1]).all() else 0  # as many tiles each
+    assert max(longest) - min(longest) <= steps.max() - least
+    assert all((np.diff(tiles[a:b, 1]) >= 0).all() for a, b in pairwise(starts))  # down the rows
+
+
+def slots_of(loads, n_loads, cluster, edges):
+    """What is in each slot of each block of threads of a cluster: (operand, panel)."""
+    slots = [{} for _ in range(cluster)]
+    for rank in range(cluster):
+        for panel, code in loads[rank][: n_loads[rank]]:
+            operand, kind = divmod(code >> 8 & 0xFF, MAPS)
+            whole, ragged = edges[operand]
+            if kind == len(RUNS):
+                assert ragged
+                assert panel == 0
+                panel, kind = whole, 0
+            else:
+                assert panel + RUNS[kind] <= whole or not ragged or RUNS[kind] == 1
+            for other in range(cluster):
+                if code >> 16 >> other & 1:
+                    for k in range(RUNS[kind]):
+                        assert (code & 0xFF) + k not in slots[other]
+                        slots[other][(code & 0xFF) + k] = operand, panel + k
+    return slots
+
+
+def products_16_bit(tile, places, outs, slots):
+    """{what is made: (panels of x, panels of dy)} of a block of threads."""
+    step, found = tile.PANEL_BYTES >> 4, {}
+    for group, (number, *where) in enumerate(places.tolist()):
+        if tile.B == 32:
+            for unit in range(number):
+                dy, x = where[2 * unit] & 0xFFFF, where[2 * unit + 1]
+                seconds = dy + (where[2 * unit] >> 16)
+                for out, at in zip(outs[group, 2 * unit :], (dy, seconds), strict=False):
+                    if out >= 0:
+                        found[out] = [slots[x // step]], [slots[at // step]]
+        else:
+            parts = tile.B // 64
+            left, right = ((w & 0xFFFF) // step for w in where)
+            assert [w >> 16 for w in where] == [step] * 2
+            for k in range(number):
+                columns = [slots[right + parts * k + p] for p in range(parts)]
+                rows, others = found.get(outs[group, k], ([], columns))
+                assert others == columns
+                found[outs[group, k]] = [*rows, slots[left]], columns
+        assert (outs[group, 2 * number if tile.B == 32 else number :] == -1).all()
+    return found
+
+
+def products_of_float32(tile, places, outs, slots):
+    """The same; what is made are parts of 32 x 32."""
+    assert not places.any()
+    across, flat = tile.N // 32, outs.reshape(-1)
+    made = {int(out): i for i, out in enumerate(flat) if out >= 0}
+    return {
+        out: ([slots[i // across]], [slots[tile.X_PANELS + i % across]]) for out, i in made.items()
+    }
+
+
+CASES = [("random", "float16 dy", 32), ("none", "float16", 64), ("tall", "float32", 32)]
+CASES += [(name, "float16", n) for name in ("random", "full") for n in (32, 64, 128)]
+CASES += [("none", "float32", 64), ("few", "float32", 128), ("few", "float32", 64)]
+
+
+@pytest.mark.parametrize(("name", "dtype", "size"), CASES)
+def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, monkeypatch):
+    made, on_host = both(name, rng)
+    for module in (weight_grad, plans):
+        monkeypatch.setattr(module, "SIMULATED", False)
+    kept, lines = on_host.block_rows.size, PATTERNS[name][:2]
+    if dtype == "float32":
+        tile, parts, more = weight_grad_on_gpu.way_on_gpu(made, size)[1], size // 32, (None,)
+    else:
+        tile, more = weight_grad.tile_of(size, False, dtype.endswith("dy"), made), ()
+        parts = size // tile.PANEL
+    make = plans.plan if dtype == "float32" else weight_grad_shares.plan
+    panels = [n * parts for n in lines]
+    for ragged, steps, places in ((False, 8, 4), (True, 500, 6)):
+        edges = tuple((n - ragged, ragged) for n in panels)
+        heads, loads, where, outs, cut, pieces = planned(
+            made, make, tile, *more, steps, places, edges
+        )
+        heads, loads, where, outs, cut = (a.numpy() for a in (heads, loads, where, outs, cut))
+        numbers = pieces.numpy() if isinstance(pieces, ns.DeviceArray) else np.zeros(4, int)
+        together = tile.CLUSTER * Cut.of(tile).OUTS * numbers[weight_grad_on_gpu.REST]
+        whole = heads[:: tile.CLUSTER][heads[:: tile.CLUSTER, 1] == steps, 3]
+        assert (np.diff(whole) <= 0).all()  # longest first
+        done = {}  # of each block or part, its steps
+        for first in range(0, len(heads), tile.CLUSTER):
+            of = np.s_[first : first + tile.CLUSTER]
+            slots = slots_of(loads[of].tolist(), heads[of, 2], tile.CLUSTER, edges)
+            for rank in range(tile.CLUSTER):
+                begin, count, _, arriving, left = heads[first + rank, :5].tolist()
+                assert arriving == len(slots[rank])
+                if not count:
+                    assert (outs[first + rank] == -1).all()
+                    assert not arriving
+                    continue
+                how = products_of_float32 if dtype == "float32" else products_16_bit
+                for out, (rows, columns) in how(
+                    tile, where[first + rank], outs[first + rank], slots[rank]
+                ).items():
+                    if left:
+                        piece, out = divmod(out, together)
+                        assert begin == piece * steps // numbers[0]
+                        out = cut[out]
+                    done.setdefault(int(out), []).append((begin, begin + count))
+                    check_panels(int(out), rows, columns, on_host, parts, dtype == "float32")
+        assert sorted(done) == list(range(kept * (parts**2 if dtype == "float32" else 1)))
+        for spans in done.values():
+            ends = sorted(spans)
+            assert (ends[0][0], ends[-1][1]) == (0, steps)
+            assert all(a[1] == b[0] for a, b in pairwise(ends))
+        assert max(map(len, done.values()), default=0) == max(numbers[0], min(kept, 1))
+        if (name, dtype, places) == ("full", "float16", 6) and size < 128:
+            assert numbers[0] > 1
+
+
+def check_panels(out, rows, columns, on_host, parts, in_parts):
+    block, part = divmod(out, parts**2) if in_parts else (out, None)
+    row, column = on_host.block_rows[block] * parts, on_host.block_columns[block] * parts
+    if in_parts:
+        assert (rows, columns) == ([(0, row + part // parts)], [(1, column + part % parts)])
+    else:
+        assert rows == [(0, row + p) for p in range(parts)]
+        assert columns == [(1, column + p) for p in range(parts)]
