@@ -519,7 +519,7 @@ def test_what_is_kept_is_made_aside_while_torch_captures(driver, monkeypatch):
 def test_what_is_kept_on_a_side_stream_of_torch_is_no_memory_of_torch(driver, monkeypatch):
     tensors = torch_that_captures(monkeypatch, 0x100)
     planned = Planned(monkeypatch)
-    with streams.of_torch(0x100) as side:
+    with streams.of_torch(0x100, 0) as side:
         kept = plans.planned(planned.index, make, 5)
         assert device.current_stream() is side
     assert tensors == [], "of a pool that torch may be about to give to a graph"

@@ -34,14 +34,20 @@ def _wait() -> None:
         ffi.wait_for_calls()
 
 
+def _matrix(values: Any, layout: str, x: Any, y: Any) -> BlockSparse:
+    """What its constructor makes, without checks: those were made when JAX traced the call."""
+    w = BlockSparse.__new__(BlockSparse)
+    w.values, w.stored_layout = values, _layouts[layout]
+    w.shape, w.is_transposed = (x.shape[1], y.shape[1]), False
+    return w
+
+
 def _matmul(x: Any, w: Any, y: Any, *, layout: str, precision: str) -> None:
-    whole = BlockSparse(w, _layouts[layout], shape=(x.shape[1], y.shape[1]))
-    ops.matmul(x, whole, out=y, precision=precision)
+    ops.matmul(x, _matrix(w, layout, x, y), out=y, precision=precision)
 
 
 def _transposed(y: Any, w: Any, x: Any, *, layout: str, precision: str) -> None:
-    whole = BlockSparse(w, _layouts[layout], shape=(x.shape[1], y.shape[1]))
-    ops.matmul(y, whole.T, out=x, precision=precision)
+    ops.matmul(y, _matrix(w, layout, x, y).T, out=x, precision=precision)
 
 
 def _sddmm(x: Any, y: Any, w: Any, *, layout: str, precision: str) -> None:

@@ -239,7 +239,8 @@ def _multiply(
 ) -> Any:
     """The product: its launches again, where all of it is known."""
     precision, y = checked_precision(precision), out
-    if gate is None and kernel == "auto" and w.place == "cuda":
+    known = gate is None and kernel == "auto" and w.place == "cuda"
+    if known and not runtime.several_devices:
         y = _memory_beside(dense, w, feature_major) if out is None else out
         if y is not None:
             what = feature_major, w.is_transposed, w.shape, precision
