@@ -115,8 +115,8 @@ REFERENCE = [
         },
     ),
     (
-        "First values",
-        "Initialisers of block-sparse weights; a unit's fan-in counts kept blocks alone.",
+        "Initialisers",
+        "First values of block-sparse weights; a unit's fan-in counts only kept blocks.",
         {"numbsparse.nn.init": "uniform normal orthogonal identity fan_in"},
     ),
     (
@@ -156,7 +156,7 @@ REFERENCE = [
     ),
     (
         "Kernels of your own",
-        "Is a gradient right, is a kernel, does it race, and what does it ask of the memory?",
+        "Check gradients and kernels, find races, count what a kernel requests of memory.",
         {
             "numbsparse.kernels.matmul": "add_rung",
             "numbsparse.testing": "check_rung check_grads count Count races Race trace Trace "

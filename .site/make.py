@@ -271,7 +271,7 @@ def write_task(task: str, said: str, names: dict[str, str]) -> str:
 
 def reference_table() -> str:
     lines = [f"| [{task}]({slug(task)}.md) | {said} |\n" for task, said, _ in REFERENCE]
-    return f"| | |\n| --- | --- |\n{''.join(lines)}"
+    return f"| task | about |\n| --- | --- |\n{''.join(lines)}"
 
 
 def faults(folder: Path) -> Iterator[str]:

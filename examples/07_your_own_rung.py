@@ -34,7 +34,7 @@ takes = reach("four_rows", "cuda", block_sizes=(8, 16, 32, 64, 128), dtypes=("fl
 
 
 def unsupported(product, *case):
-    return takes(product, *case) if product == "forward" else "four_rows computes forward alone"
+    return takes(product, *case) if product == "forward" else "four_rows computes only forward"
 
 
 def forward(x, values, index, y, precision="highest"):

@@ -128,7 +128,7 @@ def earlier_runs(file: Path, options: Namespace) -> list[dict[str, Any]]:
         return []
     ours = settings(options)
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_text(encoding="utf-8"))
         if content["settings"].keys() != ours.keys():
             raise KeyError("settings")
     except (ValueError, KeyError, TypeError) as error:

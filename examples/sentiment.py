@@ -84,7 +84,7 @@ def compare(options: Namespace, data: Labelled) -> dict[str, float]:
 
 
 def final_states(training: Training, texts: Sequence[str]) -> np.ndarray:
-    """(n, hidden): tanh of the last layer's cell after each text, from its own bytes alone.
+    """(n, hidden): tanh of the last layer's cell after each text, from only its own bytes.
 
     A text begins with line ends, as the texts that it was trained on are divided, so many that it
     fills a whole number of `--length`s; texts of as many of these are read side by side.

@@ -13,6 +13,7 @@ from numbsparse.bench import info, machine_code, plane
 from numbsparse.bench.measure import Options
 from numbsparse.bench.run import run, run_cpu
 from numbsparse.bench.sections import SECTIONS
+from numbsparse.device import runtime
 from numbsparse.kernels.matmul import OWN, RUNGS, add_rung
 from numbsparse.puzzles import course as puzzles
 
@@ -35,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
             sys.exit(0 if same else 1)
         else:
             _read_kernels(options)
-    except (RuntimeError, TypeError, ValueError, OSError) as error:
+    except (ImportError, RuntimeError, TypeError, ValueError, OSError) as error:
         sys.exit(f"numbsparse: {error}")
 
 
@@ -147,7 +148,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         'machine-code k6_hopper "LSTM float16"',
     )
     command.add_argument(
-        "words", nargs="*", help="compile those calls alone whose names have one of these words"
+        "words", nargs="*", help="compile only the calls whose names have one of these words"
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="record what was found there")
     command.add_argument(
@@ -191,9 +192,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     command = add(
         "tables",
         "write the recorded benchmark results into a Markdown file",
-        "For those who keep the README. Fills the lines between comments such as <!-- cpu --> and\n"
-        "<!-- /cpu --> with tables of the results in numbsparse/bench/results.",
-        "tables README.md",
+        "For those who work on the project. Fills the lines between comments such as <!-- cpu -->\n"
+        "and <!-- /cpu --> with tables of the results in numbsparse/bench/results.",
+        "tables BENCHMARKS.md",
     )
     command.add_argument("file", type=Path, help="the Markdown file, changed in place")
     return parser, bench_parser
@@ -221,7 +222,7 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
         type=_sections,
         default=(),
         metavar="SECTIONS",
-        help=f"run some parts alone, with commas between: {', '.join(SECTIONS)}. Results of the "
+        help=f"run only some parts, with commas between: {', '.join(SECTIONS)}. Results of the "
         "other parts stay in the file of --json",
     )
     on_gpu.add_argument(
@@ -236,16 +237,12 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
 
 def _read_kernels(options: argparse.Namespace) -> None:
     """The commands that read the GPU's kernels, and so load numba.cuda."""
-    try:
-        from numbsparse.bench import notebook, times, trace
-        from numbsparse.bench.ladder import table, table_of_steps
-        from numbsparse.bench.profile import profile
-        from numbsparse.bench.tables import fill
-    except ImportError as error:
-        raise RuntimeError(
-            f"{options.command} takes numba-cuda: pip install 'numbsparse[simulator]', or "
-            f"'numbsparse[cu13]' for a GPU ({error})"
-        ) from error
+    runtime.require_numba_cuda(options.command)
+    from numbsparse.bench import notebook, times, trace
+    from numbsparse.bench.ladder import table, table_of_steps
+    from numbsparse.bench.profile import profile
+    from numbsparse.bench.tables import fill
+
     if options.command == "tables":
         fill(options.file)
     elif options.command == "trace":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ WIDE = ["  ", "██"], [[1]]
 HALVES = [" ", "▀", "▄", "█"], [[1], [2]]
 BRAILLE = [chr(0x2800 + dots) for dots in range(256)], [[1, 8], [2, 16], [4, 32], [64, 128]]
 SHADES = [" ", "░", "▒", "▓", "█"]
+# For a file or a pipe whose encoding lacks them, as on Windows.
+PLAIN = str.maketrans("░▒▓█─│┌┐└┘", ".:*#-|++++")
 
 INK = "#1f3a5f"
 MARGIN_INK = "#9aa9bd"
@@ -43,6 +46,7 @@ def draw(pattern: Any, *, max_width: int = 80) -> Drawing:
         The text picture is at most this many characters wide and about half as many lines high; at
         least 8. A pattern too large for a character per two blocks is drawn in braille, a dot per
         block; one too large for that in shades, each for the density of a rectangle of blocks.
+        Where the standard output has none of these characters, ASCII is drawn.
 
     Raises
     ------
@@ -81,11 +85,13 @@ class Drawing:
         self.max_width = max_width
 
     def __repr__(self) -> str:
-        rows, note = _text(self.pattern, self.max_width - 2)
+        plain = not _can_print(BRAILLE[0][-1] + "".join(map(chr, PLAIN)))
+        rows, note = _text(self.pattern, self.max_width - 2, plain)
         frame = "─" * len(rows[0])
         title = f"{_summary(self.pattern)} (inputs down, outputs across)"
         picture = [f"┌{frame}┐", *(f"│{row}│" for row in rows), f"└{frame}┘"]
-        return "\n".join([title, *picture, _fans(self.pattern), *note])
+        text = "\n".join([title, *picture, _fans(self.pattern), *note])
+        return text.translate(PLAIN) if plain else text
 
     def _repr_png_(self) -> bytes | None:
         try:
@@ -192,17 +198,32 @@ def _require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ImportError("a figure needs matplotlib: pip install matplotlib") from error
+        raise ImportError(
+            "a figure takes matplotlib: pip install 'numbsparse[examples]'"
+        ) from error
 
 
-def _text(pattern: np.ndarray, width: int) -> tuple[list[str], list[str]]:
-    """Rows of characters, each at most `width` wide, and a note on what they mean if not plain."""
+def _can_print(characters: str) -> bool:
+    """Whether the standard output's encoding has them."""
+    try:
+        characters.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _text(pattern: np.ndarray, width: int, plain: bool) -> tuple[list[str], list[str]]:
+    """Rows of characters, each at most `width` wide, and a note on what shades mean.
+
+    `plain`: of these characters those in PLAIN only.
+    """
     height = width // 2
-    for (signs, values), most_rows, most_columns in (
+    drawn = (
         (WIDE, min(16, height), min(16, width // 2)),
         (HALVES, 2 * height, width),
         (BRAILLE, 4 * height, 2 * width),
-    ):
+    )
+    for (signs, values), most_rows, most_columns in drawn[: 1 if plain else None]:
         if pattern.shape[0] <= most_rows and pattern.shape[1] <= most_columns:
             return _spell(pattern, signs, np.array(values)), []
     density, (h, w) = _pool(pattern, height, width)

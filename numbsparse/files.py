@@ -21,9 +21,9 @@ def write_bytes(path: Any, data: bytes) -> None:
 
 
 def write_whole(path: Any, write: Callable[[BinaryIO], Any]) -> None:
-    """Have `write` fill a file; a failure or a kill leaves what stood there before.
+    """Have `write` fill a file; a failure or a kill leaves the file of before.
 
-    A file that stood there keeps its permissions, a new one has those of the umask. Raises OSError,
+    An existing file keeps its permissions, a new one has those of the umask. Raises OSError,
     which names the file, where it cannot be written.
     """
     path = Path(path)

@@ -30,7 +30,7 @@ LAST = 22 + 0xFFFF  # bytes of a zip's last record, with the longest comment
 
 
 def write_npz(path: Any, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays to an `.npz` file; a failure or a kill leaves what stood there before.
+    """Write arrays to an `.npz` file; a failure or a kill leaves the file of before.
 
     The name is taken as it is given: no ending is added.
     """

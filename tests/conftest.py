@@ -1,5 +1,6 @@
 """Without a GPU the kernels run in the CUDA simulator, which must be chosen before numba loads."""
 
+import re
 import sys
 from collections import Counter
 from contextlib import nullcontext
@@ -11,7 +12,8 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-if "numba" not in sys.modules:
+HAS_NUMBA_CUDA = find_spec("numba_cuda") is not None
+if "numba" not in sys.modules and HAS_NUMBA_CUDA:
     run_path(str(Path(__file__).parents[1] / "examples" / "gpu_or_simulator.py"))
 
 HAS_BFLOAT16 = find_spec("ml_dtypes") is not None
@@ -26,28 +28,63 @@ SLOW = {  # of these files most tests take a second or start processes
     "test_examples_text", "test_float32_products", "test_graph", "test_lessons", "test_light",
     "test_lstm_again", "test_lstm_streamed", "test_machine_code", "test_made_layouts",
     "test_mixed_precision", "test_mixture_of_experts", "test_plans_on_gpu",
-    "test_multiplicative_lstm", "test_mutants", "test_own_rungs", "test_pixelcnn",
-    "test_pixelcnn_model", "test_scaling", "test_sentiment", "test_simulated_threads",
-    "test_small_batch", "test_small_blocks", "test_torch_compile", "test_torch_distributed",
+    "test_multiplicative_lstm", "test_mutants", "test_other_systems", "test_own_rungs",
+    "test_pixelcnn", "test_pixelcnn_model", "test_scaling", "test_sentiment",
+    "test_simulated_threads", "test_small_batch", "test_small_blocks", "test_torch_compile",
+    "test_torch_distributed",
     "test_torch_gpt", "test_tune",
 }  # fmt: skip
 
 
+# Of these files most tests run GPU kernels, or import them.
+KERNELS = re.compile(
+    r"test_(ptx|parts|hopper|races|small|split|weight_grad|streams|steps|simulated|shared|float32|"
+    r"ladder|lessons|trace|notebooks|puzzles|profile|counting|compiler|kernel_cache|tune|times|"
+    r"graph|plans|device|conv_bench|bench_gpu|machine_code|own_rungs|lstm_streamed|large|site|"
+    r"lstm_weight_grad|learned_structure|aligned|conv$)"
+)
+
+
+def pytest_ignore_collect(collection_path):
+    """Without numba-cuda, as on macOS, the files that import GPU kernels are left out."""
+    stem = collection_path.stem
+    importing = KERNELS.match(stem) or stem in (
+        "test_matmul",
+        "test_ops_elementwise",
+        "test_readme",
+    )
+    return True if not HAS_NUMBA_CUDA and importing else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Of a test marked `every(n)` each n-th case runs in the simulator.
+    """Markers that follow from a test's file and values, and what is left out of this run.
 
-    Drawn calls meet the others. No parameter's number of values is a multiple of n: all are met.
-    With `-m quick` the first case of each test runs, but for those in the files of SLOW.
+    Of a test marked `every(n)` each n-th case runs in the simulator. Drawn calls meet the others.
+    No parameter's number of values is a multiple of n: all are met. With `-m quick` the first case
+    of each test runs, but for those in the files of SLOW.
     """
     from numbsparse import device
+    from numbsparse.kernels.matmul import RUNGS
 
+    on_gpu = device.is_available() and not device.SIMULATED
+    kernels = {"cuda", *(name for name, place in RUNGS.items() if place == "cuda")}
     seen, left, functions = Counter(), [], set()
     for item in items:
         function = item.path, getattr(item, "originalname", None)
-        if all(function) and function not in functions and item.path.stem not in SLOW:
+        if item.path.stem in SLOW:
+            item.add_marker("slow")
+        elif all(function) and function not in functions:
             functions.add(function)
             item.add_marker("quick")
+        values = re.split(r"[-\[\]]", item.name)[1:]
+        skips = " ".join(mark.kwargs.get("reason", "") for mark in item.iter_markers("skipif"))
+        if (gpu := item.get_closest_marker("gpu")) is not None:
+            if not on_gpu:
+                reason = f"takes a GPU: {gpu.kwargs.get('reason')}"
+                item.add_marker(pytest.mark.skip(reason=reason))
+        elif KERNELS.match(item.path.stem) or "simulator" in skips or kernels.intersection(values):
+            item.add_marker("simulator")
         marker = item.get_closest_marker("every") if device.SIMULATED else None
         number = seen[item.function] if marker else 0
         if marker:

@@ -183,6 +183,7 @@ def refused(kind, words):
     return pytest.raises(kind, match=words)
 
 
+@pytest.mark.simulator
 def test_what_does_not_fit_is_refused_by_name(place, put):
     w = put(ns.BlockSparse(np.ones((2, 4, 4), np.float32), [[1, 0], [0, 1]]))
     others = {

@@ -78,6 +78,7 @@ def test_average_resumes(rng, put):
     np.testing.assert_array_equal(whole.state_dict()["0"], second.state_dict()["0"])
 
 
+@pytest.mark.simulator
 def test_average_within_a_graph_counts_each_replay():
     if not ns.device.is_available():
         pytest.skip(ns.device.why_unavailable())

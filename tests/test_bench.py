@@ -120,6 +120,7 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize("content", [None, "no marks"], ids=["missing", "without marks"])
+@pytest.mark.simulator
 def test_tables_refuses_a_file(tmp_path, content):
     path = tmp_path / "README.md"
     if content is not None:

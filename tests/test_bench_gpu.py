@@ -127,7 +127,7 @@ def test_a_value_that_is_never_written_is_a_fault(problem, once, monkeypatch):
     assert row["not_timed"] == {row["auto"]: "wrong: NaN in the result"}
 
 
-def test_a_failure_costs_its_cell_alone(problem, once, monkeypatch):
+def test_a_failure_costs_only_its_cell(problem, once, monkeypatch):
     def fail(problem, product):
         raise ValueError("at 5:1\ntoo small")
 

@@ -7,16 +7,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_565,
+    "numbsparse": 2_585,
     "numbsparse/autograd": 695,
-    "numbsparse/bench": 4_820,
+    "numbsparse/bench": 4_840,
     "numbsparse/compat": 405,
-    "numbsparse/device": 3_690,
+    "numbsparse/device": 3_730,
     "numbsparse/distributed": 1_945,
     "numbsparse/jax": 720,
     "numbsparse/kernels": 3_180,
     "numbsparse/kernels/conv": 3_410,
-    "numbsparse/kernels/ladder": 1_930,
+    "numbsparse/kernels/ladder": 1_935,
     "numbsparse/kernels/lstm": 1_890,
     "numbsparse/kernels/matmul": 9_795,
     "numbsparse/kernels/parts": 3_210,
@@ -24,7 +24,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/nn": 7_325,
     "numbsparse/ops": 5_335,
     "numbsparse/patterns": 960,
-    "numbsparse/puzzles": 435,
+    "numbsparse/puzzles": 440,
     "numbsparse/simulator": 2_365,
     "numbsparse/torch": 1_675,
 }

@@ -8,13 +8,10 @@ import pytest
 from numba import cuda, float32, types
 
 import numbsparse as ns
-from numbsparse import device
 from numbsparse.device import compiler
 from numbsparse.device.launch import launch
 
-on_a_gpu = pytest.mark.skipif(
-    device.SIMULATED or not device.is_available(), reason="nothing is compiled without a GPU"
-)
+on_a_gpu = pytest.mark.gpu(reason="nothing is compiled without a GPU")
 PLAIN = {"debug": 0, "opt": True, "link": (), "fastmath": False, "lto": True, "extensions": []}
 
 

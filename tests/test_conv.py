@@ -127,7 +127,7 @@ LINES = [("float32", "forward"), ("bfloat16", "forward"), ("float16", "input_gra
 
 @needs_cuda
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_high_rounds_the_factors_of_float32_alone(product):
+def test_high_rounds_only_operands_of_float32(product):
     problem = ConvProblem(TENSOR_CORE)
     got, exact = (run("k2_tensor_core", product, problem, "cuda", "high"), problem.exact(product))
     error, magnitude = abs(got - exact), problem.exact(product, magnitude=True)

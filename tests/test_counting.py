@@ -202,7 +202,7 @@ def test_the_naive_rung_reads_what_its_formula_says(product):
 
 
 @simulator
-def test_launches_are_told_apart_and_shown():
+def test_launches_are_distinguished_and_shown():
     x, out = array(64), array(64)
 
     def call():

@@ -9,6 +9,7 @@ from numbsparse import device
 from numbsparse.dtypes import as_dtype
 
 
+@pytest.mark.simulator
 def test_torch_on_the_cpu():
     torch = pytest.importorskip("torch")
     w = ns.BlockSparse(torch.ones(2, 8, 8), np.eye(2))

@@ -108,7 +108,7 @@ def test_imports_are_found():
         assert {name for name in imported(file) if name.startswith("numbsparse.kernels")} <= found
 
 
-def test_cpu_kernels_take_from_kernels_alone():
+def test_cpu_kernels_import_only_from_kernels():
     """What they are compiled from is looked for only in that package."""
     for file in files_of_cpu_kernels():
         tree = ast.parse(file.read_text())

@@ -161,7 +161,7 @@ def test_as_device_array_refuses_host_memory():
         device.as_device_array(A, "operand")
 
 
-@pytest.mark.skipif(device.SIMULATED, reason="simulated memory is the host's")
+@pytest.mark.gpu(reason="simulated memory is the host's")
 def test_running_out_of_memory_says_so():
     with pytest.raises(MemoryError, match=r"MiB of device memory were asked for; .* are free"):
         device.empty((1 << 43,), "uint8")
@@ -211,7 +211,7 @@ def test_what_is_missing_is_named(monkeypatch, card, load, says):
     )
 
 
-@pytest.mark.skipif(device.SIMULATED, reason="simulated memory is the host's")
+@pytest.mark.gpu(reason="simulated memory is the host's")
 def test_small_blocks_serve_again_and_are_given_up_when_memory_runs_out():
     memory.give_up_kept()
     first = device.empty((1000,), "float32")

@@ -420,6 +420,25 @@ def driver(monkeypatch):
     return driver
 
 
+@pytest.mark.parametrize(("before", "after"), [(0, 100), (100, 100), (101, 101), (55, 55)])
+def test_a_thread_is_on_its_own_gpu_after_another_one(before, after, monkeypatch):
+    """On GPU 0, whose context is 100, where it was on none before; elsewhere where it was."""
+    driver = pytest.importorskip("cuda.bindings.driver")
+    current = [before]
+    monkeypatch.setattr(driver, "cuCtxGetCurrent", lambda: (0, current[0]))
+    monkeypatch.setattr(driver, "cuCtxSetCurrent", lambda context: current.__setitem__(0, context))
+    monkeypatch.setattr(runtime, "_contexts", {})
+    monkeypatch.setattr(runtime, "current_id", lambda: 0)
+    monkeypatch.setattr(
+        runtime,
+        "device_at",
+        lambda n: SimpleNamespace(set_current=lambda: current.__setitem__(0, 100 + n)),
+    )
+    with runtime.MadeCurrent(1):
+        assert current == [101]
+    assert current == [after]
+
+
 def test_waits_and_copies_are_made_in_the_context_of_their_gpu(driver):
     """Whatever GPU another library made this thread's, which it is afterwards too."""
     streams.default(1).wait(streams.DEFAULT)

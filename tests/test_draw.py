@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 
@@ -207,11 +208,31 @@ def test_without_matplotlib(tmp_path, monkeypatch):
     assert "██" in repr(drawing)
     assert drawing._repr_png_() is None
     for ask in (drawing.figure, lambda: drawing.save(tmp_path / "layout.png")):
-        with pytest.raises(
-            ImportError, match=r"^a figure needs matplotlib: pip install matplotlib$"
-        ):
+        with pytest.raises(ImportError, match=r"^a figure takes matplotlib: pip .*\[examples\]'$"):
             ask()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "cp437", "ascii", "utf-8"])
+@pytest.mark.parametrize("shape", [(8, 8), (20, 60), (90, 150), (400, 500)], ids=str)
+def test_it_can_be_printed_to_files_of_any_encoding(encoding, shape, rng, monkeypatch):
+    """Windows gives a pipe or a file such an encoding."""
+    drawing = draw(rng.random(shape) < 0.5)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    whole = repr(drawing)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+    if encoding == "utf-8":
+        assert repr(drawing) == whole
+    else:
+        assert repr(drawing).isascii()
+        assert ("#" in repr(drawing)) or shape == (400, 500)
+    print(drawing)
+
+
+def test_plain_signs_stand_for_the_same_blocks(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    rows = repr(draw([[1, 0], [0, 1]])).splitlines()
+    assert rows[1:5] == ["+----+", "|##  |", "|  ##|", "+----+"]
 
 
 def test_a_notebook_shows_the_figure():

@@ -29,7 +29,7 @@ def test_all_that_some_case_has_is_covered(groups, most):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_matrix_lies_as_its_order_says(order, rng):
+def test_a_matrix_is_in_memory_as_its_order_says(order, rng):
     values = rng.standard_normal((4, 5)).astype(np.float32)
     view = laid(values, order)
     row, column, _ = ORDERS[order](4, 5)

@@ -186,6 +186,7 @@ def test_far_out(name, home):
 
 @draws(30, "copies")
 @given(st.data(), st.sampled_from(HOMES), st.tuples(forms, forms), seeds)
+@pytest.mark.simulator
 def test_copies(data, home, orders, seed):
     """Into any order of memory, and nothing beside it."""
     if home.place == "cuda" and not device.is_available():

@@ -238,6 +238,7 @@ OF_STREAMS = Space(STREAMED, lambda case: True).covering()
 
 
 @pytest.mark.parametrize("number", range(len(OF_STREAMS)))
+@pytest.mark.simulator
 def test_streamed(number, monkeypatch):
     if not device.is_available():
         pytest.skip(device.why_unavailable())

@@ -19,7 +19,7 @@ def arguments(tmp_path):
     return [*small, "--text", write_text(tmp_path), "--out", str(tmp_path / "out")]
 
 
-def test_runs_are_done_once_and_told_in_a_table(equal_parameters, arguments, tmp_path, capsys):
+def test_runs_are_done_once_and_listed_in_a_table(equal_parameters, arguments, tmp_path, capsys):
     sizes = ["--sizes", "64:0.2", "96:0.1"]
     equal_parameters.main([*arguments, *sizes, "--seeds", "1"])
     file = tmp_path / "out" / "equal_parameters.json"

@@ -156,7 +156,7 @@ SHORT = [(*case, terms) for case in CASES for terms in (64, 256)]
 SHORT += [("k8_small_batch", 32, 64), ("k8_small_batch", 32, 256)]
 
 
-@pytest.mark.skipif(not ON_GPU, reason="the simulator's tensor cores cut nothing off")
+@pytest.mark.gpu(reason="the simulator's tensor cores cut nothing off")
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize(("name", "size", "terms"), SHORT, ids=str)
 def test_short_sums_are_as_accurate_as_a_chain_of_float32(rng, name, size, terms, product):

@@ -192,6 +192,7 @@ def test_a_set_of_zeros_costs_a_layout_once(place, put):
     assert ops.scale_blocks(w, put(gates[0])).layout is not one
 
 
+@pytest.mark.simulator
 def test_gates_on_a_gpu_are_copied_once(monkeypatch):
     if not device.is_available():
         pytest.skip(device.why_unavailable())
@@ -213,6 +214,7 @@ def test_gates_on_a_gpu_are_copied_once(monkeypatch):
         assert len(copies) == before + 1
 
 
+@pytest.mark.simulator
 def test_a_captured_step_skips_nothing_and_gives_the_same(rng):
     if not device.is_available():
         pytest.skip(device.why_unavailable())

@@ -13,7 +13,7 @@ from numbsparse.nn import functional as F
 from numbsparse.nn import optim
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="no GPU and no simulator")
-on_a_gpu = pytest.mark.skipif(device.SIMULATED, reason="the simulator captures nothing")
+on_a_gpu = pytest.mark.gpu(reason="the simulator captures nothing")
 
 CALLS = 2 if device.SIMULATED else 5
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +26,7 @@ def test_json_holds_what_is_said(capsys, tmp_path, monkeypatch):
     assert found == json.loads(json.dumps(info.info(ns.__version__)))
     assert found["numbsparse"] == ns.__version__
     assert found["packages"]["numpy"] == np.__version__
-    assert not found["packages"].keys() & found["missing"].keys()
+    assert not found["missing"].keys() & set(found["extras"])
     assert found["rungs"]["cpu"] == ["k0_reference", "k0_cpu"]
     assert (found["gpus"] == []) == (found["why"] is not None) == (not device.is_available())
     if device.SIMULATED:
@@ -31,9 +34,9 @@ def test_json_holds_what_is_said(capsys, tmp_path, monkeypatch):
     command_line.main(["info"])
     lines = capsys.readouterr().out.splitlines()
     runs = ["runs", "kernels"]
-    first = ["numbsparse", "CPU", *runs, "GPU", *(runs if found["gpus"] else []),
-             "simulator", "packages", "cache", *(["missing"] * len(found["missing"]))]  # fmt: skip
-    assert [line.split()[0] for line in lines] == first
+    first = ["numbsparse", "CPU", *runs, "GPU", *(runs if found["gpus"] else [])]
+    then = ["simulator", "packages", "extras", "cache", *(["missing"] * len(found["missing"]))]
+    assert [line.split()[0] for line in lines] == first + then
     assert found["does"].keys() == found["rungs"].keys()
     assert found["cache"] == str(tmp_path)
 
@@ -45,6 +48,7 @@ def test_without_a_gpu_it_says_what_to_do(monkeypatch):
     assert "\nGPU        nothing runs there: no driver: install it\n" in info.in_words(found)
 
 
+@pytest.mark.simulator
 def test_a_gpu_is_described(monkeypatch):
     card = {"name": "H100, driver for CUDA 13.0", "compute_capability": "9.0", "memory": 80 << 30}
     cards = [card]
@@ -65,14 +69,14 @@ def test_a_gpu_is_described(monkeypatch):
     [(True, {"numba-cuda": "1"}, "on: GPU"), (False, {"numba-cuda": "1"}, "off; with NUMBA"),
      (False, {}, "not installed: pip install")],
 )  # fmt: skip
-def test_the_simulator_is_told(monkeypatch, simulated, packages, says):
+def test_whether_there_is_a_simulator(monkeypatch, simulated, packages, says):
     monkeypatch.setattr(runtime, "SIMULATED", simulated)
     monkeypatch.setattr(runtime, "why_unavailable", lambda: "no driver")
     monkeypatch.setattr(info, "versions_of", lambda *names: packages)
     assert f"\nsimulator  {says}" in info.in_words(info.info(ns.__version__))
 
 
-def test_a_user_without_a_folder_is_told(monkeypatch):
+def test_a_user_without_a_folder_is_warned(monkeypatch):
     def none():
         raise FileNotFoundError("no home")
 
@@ -82,16 +86,46 @@ def test_a_user_without_a_folder_is_told(monkeypatch):
     assert "\ncache      none: set NUMBSPARSE_CACHE_DIR" in info.in_words(found)
 
 
-def test_what_is_missing_names_the_extra_that_brings_it(monkeypatch):
-    here = {"numba": "1", "numpy": "2", "scipy": "3", "torch": "4"}
-    monkeypatch.setattr(
-        info, "versions_of", lambda *names: {n: here[n] for n in names if n in here}
-    )
+ALL = [*info.EXTRAS]
+BASE = {"numba": "1", "numpy": "2", "scipy": "3"}
+CU12 = ["numba-cuda", "nvidia-cuda-nvcc-cu12"]
+
+
+@pytest.mark.parametrize(
+    ("system", "more", "extras", "missing"),
+    [
+        ("linux", [], [], ALL),
+        ("win32", ["torch"], [], ALL),
+        ("linux", ["torch", "ml_dtypes"], ["torch", "bfloat16"],
+         ["cu13", "cu12", "simulator", "jax", "safetensors", "examples"]),
+        ("linux", CU12, ["cu12"], ALL[2:]),
+        ("darwin", ["jax"], ["jax"], ["torch", "bfloat16", "safetensors", "examples"]),
+    ],
+)  # fmt: skip
+def test_extras_are_installed_or_missing(monkeypatch, system, more, extras, missing):
+    here = BASE | dict.fromkeys(more, "4")
+    versions = lambda *names: {n: here[n] for n in names if n in here}  # noqa: E731
+    monkeypatch.setattr(info, "versions_of", versions)
+    monkeypatch.setattr(sys, "platform", system)
     found = info.info(ns.__version__)
     assert found["packages"] == here
-    assert found["missing"].keys() == info.MORE.keys()
+    assert found["extras"] == extras
+    assert [*found["missing"]] == missing
     said = info.in_words(found)
-    assert "missing    ml_dtypes, for bfloat16: pip install 'numbsparse[bfloat16]'" in said
+    assert f"\nextras     {', '.join(extras) or 'none is installed'}\n" in said
+    lines = [line for line in said.splitlines() if line.startswith("missing")]
+    assert [re.search(r"pip install 'numbsparse\[(\w+)\]'$", line)[1] for line in lines] == missing
+
+
+def test_extras_are_those_of_the_project():
+    project = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    listed = project.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    parts = re.split(r"^(\w+) = \[", listed, flags=re.MULTILINE)[1:]
+    lines = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert lines.keys() - {"cuda", "test", "docs"} == info.EXTRAS.keys()
+    for name, (_, packages) in info.EXTRAS.items():
+        asked = lines[name] + (lines["cuda"] if "numbsparse[cuda]" in lines[name] else "")
+        assert not [p for p in packages if p not in asked and not p.startswith("nvidia-")]
 
 
 @pytest.mark.parametrize("files", [{}, {"a.cpu": 3, "b.cpu": 4, "c.cubin": 5, "notes": 9}])

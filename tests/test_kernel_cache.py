@@ -11,13 +11,11 @@ import pytest
 from numba import cuda, types
 
 import numbsparse as ns
-from numbsparse import device, files
+from numbsparse import files
 from numbsparse.device import compiler, fingerprint, kept, kernel_cache
 from numbsparse.device.fingerprint import Unknown, _described
 
-on_a_gpu = pytest.mark.skipif(
-    device.SIMULATED or not device.is_available(), reason="nothing is compiled without a GPU"
-)
+on_a_gpu = pytest.mark.gpu(reason="nothing is compiled without a GPU")
 
 
 def describe(value):
@@ -178,7 +176,7 @@ def folder(monkeypatch, tmp_path):
     return tmp_path / "kernels"
 
 
-def test_machine_code_is_loaded_from_a_folder_of_ones_own_alone(folder, monkeypatch):
+def test_machine_code_is_loaded_only_from_a_folder_of_ones_own(folder, monkeypatch):
     """What is loaded runs on the GPU: here it only says what it is."""
 
     class Code(str):

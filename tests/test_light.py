@@ -55,7 +55,7 @@ def test_the_cpu_needs_nothing_of_nvidias():
 @pytest.mark.parametrize(
     ("simulated", "says"),
     [
-        (False, "what compiles for it is not installed: pip install 'numbsparse[cu13]'"),
+        (False, "the compiler for GPU kernels is not installed: pip install 'numbsparse[cu13]'"),
         (True, "the simulator is not installed: pip install 'numbsparse[simulator]'"),
     ],
 )
@@ -63,6 +63,23 @@ def test_what_needs_them_says_what_to_install(call, simulated, says):
     ended = run(call, simulated)
     assert ended.returncode == 1
     assert f"RuntimeError: a GPU is needed here, but {says}" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ("ns.matmul(x, w, kernel='k6_hopper')", "k6_hopper"),
+        ("ns.sddmm(x.T, x, w, kernel='k1_naive')", "k1_naive"),
+        ("import numbsparse.kernels.ptx", "numbsparse.kernels.ptx"),
+        ("from numbsparse.kernels import ladder; ladder.step('s01_naive')", "s01_naive"),
+    ],
+)
+def test_kernels_that_cannot_be_loaded_say_what_to_install(code, what):
+    operands = "x = np.ones((8, 8), 'f4'); w = ns.BlockSparse(np.ones((1, 8, 8), 'f4'), [[1]])\n"
+    ended = run(operands + code)
+    assert ended.returncode == 1
+    says = f"ImportError: {what} takes numba-cuda: pip install 'numbsparse[simulator]', or "
+    assert ended.stderr.splitlines()[-1].startswith(says)
 
 
 @pytest.mark.parametrize("command", ["ladder", "profile", "machine-code"])

@@ -79,7 +79,7 @@ def test_a_kernel_is_described():
     assert found == {"instructions": 5, "registers": 168, "stack": 48, "stack_instructions": 3}
 
 
-def test_hashes_are_of_instructions_and_constants_alone():
+def test_hashes_are_of_instructions_and_constants_only():
     sections = {".text.a": bytes(32), ".nv.constant0.a": b"12", ".nv.info": info(1, 0), ".x": b"1"}
     hashes = [
         description(elf(sections | other))["hash"]
@@ -93,7 +93,7 @@ def kernel(name, hash_, stack=0):
     return {"kernel": name, "instructions": 1000, "registers": 90, "stack": stack, "hash": hash_}
 
 
-def test_what_differs_is_told():
+def test_what_differs_is_reported():
     before = {"call": [kernel("a", "1"), kernel("b", "2"), kernel("c", "3")], "more": []}
     now = {"call": [kernel("renamed", "1"), kernel("b", "4", 64)], "more": [kernel("d", "5")]}
     assert gate.changes(before, now) == [

@@ -388,6 +388,7 @@ def test_a_block_size_without_kernels_is_refused_at_once(make, size):
         make(block_size=size)
 
 
+@pytest.mark.simulator
 def test_block_sizes_are_those_of_the_kernels():
     for place in ("cpu", "cuda"):
         names = [name for name in RUNGS if RUNGS[name] == place and name != "k0_reference"]

@@ -155,7 +155,7 @@ def test_a_mutant_that_cannot_be_imported_is_caught(tree):
     assert result(tree, "def double", "def doubel")["caught"]
 
 
-def test_mutants_of_one_length_and_one_second_are_told_apart(tree):
+def test_mutants_of_one_length_and_one_second_are_distinguished(tree):
     for _ in range(2):
         assert result(tree, "i < n", "i > n")["caught"]
         assert not result(tree, "i < n", "n > i")["caught"]

@@ -22,6 +22,7 @@ def test_linear_is_the_dense_one_where_blocks_are_kept(rng, put, place):
 
 
 @pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.simulator
 def test_layers_of_16_bit_floats(rng, dtype):
     if not ns.device.is_available():
         pytest.skip(ns.device.why_unavailable())
@@ -352,7 +353,7 @@ def test_save_says_what_it_takes(tmp_path, state):
 class TestInit:
     layout = ns.Layout([[1, 1, 0], [1, 0, 0], [1, 0, 1]])
 
-    def test_fan_in_counts_kept_blocks_alone(self):
+    def test_fan_in_counts_only_kept_blocks(self):
         w = ns.BlockSparse(np.zeros((5, 4, 4)), self.layout, shape=(10, 11))
         np.testing.assert_array_equal(nn.init.fan_in(w), [10] * 4 + [4] * 4 + [2] * 3)
 

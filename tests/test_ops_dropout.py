@@ -19,6 +19,7 @@ def test_zeros_and_one_other_value(home, shape):
 
 @pytest.mark.parametrize("seed", [0, 3, 2**40 + 5])
 @pytest.mark.parametrize("call", [0, 1, 2**33])
+@pytest.mark.simulator
 def test_the_gpu_gives_the_bits_of_the_cpu(seed, call):
     gpu, shape = Home("cuda", "float32"), (9, 7)
     gpu.send(0)

@@ -50,6 +50,7 @@ def test_sum_rows_adds_in_order(home, rng):
         np.testing.assert_array_equal(result, in_order)
 
 
+@pytest.mark.simulator
 def test_out_of_range_on_a_gpu(rng):
     home = Home("cuda", "float32")
     table, indices = rng.standard_normal((3, 2)), np.array([0, -1, 3, 2**40, 2])

@@ -60,6 +60,7 @@ def test_adam_step(home, form, decoupled, step, rng):
     assert_close(home, home.fetch(there), p, steps=16, magnitude=4.0)
 
 
+@pytest.mark.simulator
 def test_float16_with_state_in_float32(rng):
     home = Home("cuda", "float16")
     p, g = home.send(np.ones(5)), home.send(np.full(5, 1e-4))
@@ -195,6 +196,7 @@ def test_bfloat16_takes_a_master_and_float32_state():
         ops.adam_step(p, g, m, v, *adam, master)
 
 
+@pytest.mark.simulator
 def test_more_values_than_threads(monkeypatch, rng):
     from numbsparse.kernels import optimizer as kernels
 

@@ -164,6 +164,7 @@ def test_cross_entropy_grad_is_the_derivative(rng):
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.simulator
 def test_targets_out_of_range_on_a_gpu_are_nan(rng):
     home = Home("cuda", "float32")
     logits = home.send(rng.standard_normal((4, 3)))

@@ -82,6 +82,7 @@ def test_concatenate(home, form, axis, rng):
     np.testing.assert_array_equal(got, home.rounded(np.concatenate(parts, axis)))
 
 
+@pytest.mark.simulator
 def test_arrays_that_adjoin_are_joined_without_a_copy():
     whole = Home("cuda", "float32").send(np.arange(12.0).reshape(6, 2))
     parts = [whole[:1], whole[1:3], whole[3:6]]

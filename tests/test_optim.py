@@ -62,6 +62,7 @@ def test_optimiser_follows_its_formula(rng, put, name):
 
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["step", "scaled step"])
+@pytest.mark.simulator
 def test_state_moves_with_the_parameters(rng, scaled):
     """A model goes from home to home between steps: as if it had stayed in one."""
     if not device.is_available():

@@ -133,6 +133,7 @@ def test_remapping_another_block_size_is_refused(rng):
     assert_same(optimiser.state_dict(), before)
 
 
+@pytest.mark.simulator
 def test_a_captured_step_follows_a_remapped_layout(rng):
     if not device.is_available():
         pytest.skip(device.why_unavailable())

@@ -47,7 +47,7 @@ def doubled(place):
     return SimpleNamespace(unsupported=naive.unsupported, forward=forward)
 
 
-def test_it_computes_where_it_is_named_alone(place, put):
+def test_it_computes_only_where_it_is_named(place, put):
     w = ns.nn.init.uniform(Layout([[1, 0], [1, 1]]), 8, seed=0).to(place)
     x = put(np.ones((3, 16), np.float32))
     plain = ns.matmul(x, w)

@@ -44,7 +44,7 @@ def reading_kernel(item, width, transposed, nbytes):
 @pytest.mark.parametrize("transposed", [False, True], ids=["rows", "transposed"])
 @pytest.mark.parametrize(("item", "width"), [(2, 32), (2, 64), (4, 32)])
 @pytest.mark.parametrize("pieces", [(0, 3), (5, 2)])
-def test_pieces_of_rows_are_the_first_factor_of_an_mma(item, width, transposed, pieces, rng):
+def test_pieces_of_rows_are_the_first_operand_of_an_mma(item, width, transposed, pieces, rng):
     dtype = {2: np.uint16, 4: np.uint32}[item]
     x = rng.integers(0, 2 ** (8 * item), (GROUPS, ROWS, width), dtype=dtype)
     box = 128 // item if transposed else ROWS  # rows that come together

@@ -170,7 +170,7 @@ def test_arguments_are_refused(pixelcnn, arguments, tmp_path, words):
     assert not (tmp_path / "out").exists()
 
 
-def test_cifar_is_read_as_it_lies(pixelcnn, tmp_path):
+def test_cifar_is_read_in_its_own_order(pixelcnn, tmp_path):
     written = write_cifar(tmp_path / "cifar-10-batches-bin")
     images = sys.modules["pixel_images"].open_images(str(tmp_path))
     expected = np.concatenate([written["data_batch_1"], written["data_batch_2"]])

@@ -74,7 +74,7 @@ def test_the_last_block_sees_what_the_others_wrote():
     np.testing.assert_array_equal(tickets.numpy(), [300, 300 * 301 // 2])
 
 
-@pytest.mark.skipif(device.SIMULATED, reason="any grid fits in the simulator")
+@pytest.mark.gpu(reason="any grid fits in the simulator")
 def test_a_grid_that_does_not_fit_at_once_is_refused():
     arrays = (device.to_device(np.zeros((5, 1), np.int32)) for _ in "ab")
     arrived, kernel = device.to_device(np.zeros(5, np.int32)), rounds(fence_and_add)

@@ -89,7 +89,7 @@ def storing_kernel(height, width):
 
 @pytest.mark.parametrize("width", [32, 64, 128])
 @pytest.mark.parametrize(("column", "row"), [(0, 0), (16, 5), (40, 30), (0, 40)])
-def test_tma_store_writes_what_lies_inside(width, column, row, rng):
+def test_tma_store_writes_what_is_inside(width, column, row, rng):
     height, before = 24, rng.standard_normal((37, 2, 56)).astype(np.float16)
     boxes = rng.standard_normal((2, height, width // 2)).astype(np.float16)
     given = np.empty((2, height * width), np.uint8)
@@ -232,7 +232,7 @@ def too_many_kernel(out):
     ("kernel", "message"),
     [(uninitialized_kernel, "was not initialized"), (too_many_kernel, "more than 1 arrivals")],
 )
-def test_misused_barriers_are_told(kernel, message):
+def test_misused_barriers_are_reported(kernel, message):
     out = device.to_device(np.zeros(1, np.int64))
     with pytest.raises(RuntimeError, match=message):
         launch(kernel, 1, 1, out)

@@ -123,7 +123,7 @@ def starts_kernel(out):
         out[k, 4] = bytes_[first]
 
 
-def test_dynamic_memory_begins_at_a_multiple_of_16_bytes_alone():
+def test_dynamic_memory_begins_at_a_multiple_of_16_bytes_only():
     out = device.to_device(np.full((7, 5), -1))
     launch(starts_kernel, 1, 1, out, shared_bytes=2048)
     first, k = [-DYNAMIC_START % (16 << k) for k in range(7)], np.arange(7)

@@ -46,7 +46,7 @@ WRONG = [
         1,
         "    if i < x.size:\n        y[i] = 2",
         "    if True:\n        y[i] = 2",
-        "stops: IndexError",
+        r"stops: IndexError: thread \(\d, 0, 0\) of block \(2, 0, 0\): index",
     ),
     (1, "2 * x[i]", "3 * x[i]", r"20 of 20 values are wrong .*: y\[0\] is .* is right"),
     (1, "2 * x[i]", "x[i] + x[i]", "too many reads .*: 40 values.*; 20 are enough"),
@@ -104,7 +104,8 @@ def test_a_learner_goes_through(tmp_path, capsys):
     kept = json.loads((folder / "progress.json").read_text())
     assert kept == {"solved": [1, 2], "hints": {"2": 3}}
     play("--folder", str(folder))
-    assert re.search(r"^2 .* solved$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^2 .* solved$", (said := capsys.readouterr().out), re.MULTILINE)
+    assert "\nnext: python -m numbsparse puzzle 3; " in said
     assert (
         play("6", "--folder", str(folder)) == "numbsparse: puzzle takes a number from 1 to 5, got 6"
     )

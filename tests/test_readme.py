@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import io
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -50,6 +51,7 @@ def test_the_two_set_up_commands() -> None:
     assert blocks("sh") == [MAIN_JOB, TESTS]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows runs no shell script by itself")
 def test_ci_runs_the_test_command_word_for_word() -> None:
     shown = subprocess.run(
         [ROOT / ".ci" / "run", "--show"], capture_output=True, text=True, check=True

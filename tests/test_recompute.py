@@ -11,9 +11,7 @@ import numbsparse as ns
 from numbsparse import device, nn
 from numbsparse.nn import functional as F
 
-on_a_gpu = pytest.mark.skipif(
-    not device.is_available() or device.SIMULATED, reason="the simulator captures nothing"
-)
+on_a_gpu = pytest.mark.gpu(reason="the simulator captures nothing")
 State = namedtuple("State", "h c")
 
 

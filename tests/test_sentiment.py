@@ -67,7 +67,9 @@ def test_features_of_reviews_tell_what_they_say(sentiment, tmp_path, capsys, wri
     assert "negative or positive" in capsys.readouterr().out
 
 
-def test_by_default_comments_are_told_from_docstrings(sentiment, tmp_path, capsys, monkeypatch):
+def test_by_default_comments_are_distinguished_from_docstrings(
+    sentiment, tmp_path, capsys, monkeypatch
+):
     a_part = Path(sysconfig.get_path("stdlib"), "asyncio")  # the whole is read below
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(a_part))
     arguments = [*SMALL_MODEL, "--steps", "10", "--train", "400", "--test", "100", "--no-compare"]

@@ -220,7 +220,7 @@ def test_all_blocks_run_together_where_they_wait_for_each_other():
     assert count.numpy() == 2
 
 
-def test_a_cluster_lies_along_any_axis():
+def test_a_cluster_extends_along_any_axis():
     out = ns.to_device(np.zeros((4, 2, 6), np.int32))
     launch(neighbours_kernel, (6, 2, 4), 1, out, cluster=(3, 1, 2))
     z, _, x = np.indices(out.shape)

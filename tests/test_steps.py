@@ -160,7 +160,7 @@ def test_a_group_is_whole(name):
 
 @pytest.mark.parametrize("COLUMNS", [1, 2, 4])
 @pytest.mark.parametrize("density", [0.05, 0.3, 1])
-def test_the_plan_brings_each_kept_block_once(COLUMNS, density, rng):
+def test_the_plan_loads_each_kept_block_once(COLUMNS, density, rng):
     layout = Layout(rng.random((9, 12)) < density)
     groups, starts, inputs, masks, firsts, blocks = plan(layout.index, COLUMNS)
     assert sorted(groups.reshape(-1)) == list(range(12))
@@ -316,7 +316,7 @@ def test_a_section_times_each_step_beside_the_rungs():
 
 
 @on_device
-def test_steps_that_serve_are_checked_and_named_alone(monkeypatch):
+def test_only_steps_that_serve_are_checked_and_named(monkeypatch):
     monkeypatch.setattr(measuring, "graph_of", lambda _, call: timing.Graph(call, 1, call))
     monkeypatch.setattr(measuring, "seconds_of", lambda graphs, _: dict.fromkeys(graphs, 1.0))
     how = Options("k1_naive,s01_naive,s03_shared,s08_tensor_core", quick=True)

@@ -110,7 +110,7 @@ def install(monkeypatch):
         (runtime, "require", lambda: None),
         (runtime, "is_available", lambda: True),
         (runtime, "current_device", lambda: None),
-        (runtime, "make_current", lambda device: 0),
+        (runtime, "make_current", lambda device: None),
         (streams.DEFAULT, "_device", 0),
         (streams.Stream, "device", 0),
         (streams, "_driver", lambda: driver),
@@ -164,7 +164,7 @@ def test_the_stream_of_a_thread_is_refused():
         ns.stream(2)
 
 
-def test_the_innermost_stream_counts_in_its_thread_alone():
+def test_the_innermost_stream_counts_in_its_thread_only():
     one, two, seen = ns.stream(0x600), ns.stream(0x700), []
     with one:
         with two, one:

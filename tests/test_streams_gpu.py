@@ -15,10 +15,7 @@ from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional as F
 from numbsparse.nn import optim
 
-pytestmark = pytest.mark.skipif(
-    device.SIMULATED or not device.is_available(),
-    reason="no GPU: test_streams.py has a model of it",
-)
+pytestmark = pytest.mark.gpu(reason="test_streams.py has a model of a GPU's streams")
 STEPS = 10_000_000  # some 25 ms
 LAYOUT = ns.patterns.random(8, 8, 0.4, seed=0)
 B = 32

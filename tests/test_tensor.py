@@ -29,7 +29,7 @@ def test_a_number_is_formatted(put):
 
 @pytest.mark.parametrize("convert", [float, int, bool, lambda x: x.item()])
 @pytest.mark.parametrize("shape", [(2,), (0,), (1, 2)], ids=str)
-def test_several_values_are_no_number(convert, shape):
+def test_several_values_are_not_a_number(convert, shape):
     with pytest.raises(ValueError, match=f"takes a Tensor of one value, got the shape .{shape[0]}"):
         convert(ns.Tensor(np.ones(shape)))
 

@@ -3,11 +3,10 @@
 import pytest
 from torch_helpers import drawn, grads, layout, ns, nst, torch
 
-from numbsparse import device
-
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or device.SIMULATED, reason="no GPU; the simulator has no torch"
-)
+pytestmark = [
+    pytest.mark.gpu(reason="the simulator takes no array of torch"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this torch has no CUDA"),
+]
 LAYERS = {
     "Linear": (
         lambda **how: nst.Linear(64, 96, layout=layout(4, 6), block_size=16, **how),
@@ -69,6 +68,7 @@ def test_operators_in_one_graph(name):
     torch.testing.assert_close(results(graph, x)[0], results(layer, x)[0])
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")  # on purpose
 def test_products_that_come_again_are_started_on_what_is_there_now():
     kept = layout(4, 6)
     values = torch.empty(kept.n_blocks, 16, 16, device="cuda", requires_grad=True)

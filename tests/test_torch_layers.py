@@ -140,7 +140,7 @@ def test_autocast_on_the_cpu(layer, shape, half):
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
 
 
-def test_first_values_count_kept_blocks_alone():
+def test_first_values_count_only_kept_blocks():
     torch.manual_seed(0)
     pattern = np.zeros((8, 2), bool)
     pattern[:2, 0] = pattern[:, 1] = True
@@ -292,7 +292,7 @@ def test_sparsify_by_a_pattern_for_each_layer():
         (lambda: nst.Conv2d(8, 8, 3, groups=2), ValueError, "block_diagonal"),
         (lambda: nst.Conv2d(8, 8, 3, padding_mode="circular"), ValueError, 'takes "zeros"'),
         (lambda: nst.Conv2d(8, 8, 3)(torch.ones(1, 4, 4, 8)), ValueError, r"\(batch, 8, \*space\)"),
-        (lambda: nst.LSTM(8, 8, bidirectional=True), ValueError, "bidirectional takes False alone"),
+        (lambda: nst.LSTM(8, 8, bidirectional=True), ValueError, "bidirectional takes only False"),
         (lambda: nst.LSTM(8, 8, 2, layout=[None]), ValueError, "layout takes one for each of 2"),
         (lambda: nst.LSTM(8, 8)(torch.ones(2, 8)), ValueError, r"shape \(time, batch, 8\)"),
     ],

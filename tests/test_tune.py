@@ -152,7 +152,7 @@ def test_batches_may_grow_without_end(w, place):
     assert len(choice._chosen) <= choice.MOST
 
 
-def test_a_folder_that_cannot_be_written_costs_the_memory_alone(w, folder):
+def test_a_folder_that_cannot_be_written_costs_only_the_memory(w, folder):
     folder.write_text("a file, where a folder is expected")
     tuned.remember({tuned.case("forward", 4, w.dtype, 3, "highest", w.layout): "k1_naive"})
     choice.forget()

@@ -127,6 +127,17 @@ def test_a_bar_is_shown_of_what_takes_long(on_terminal, monkeypatch, patience, s
     assert ("spelling:" in terminal.getvalue()) == seen
 
 
+@pytest.mark.parametrize(("patience", "seen"), [(-1.0, True), (60.0, False)])
+def test_without_tqdm_the_steps_are_counted(on_terminal, monkeypatch, patience, seen):
+    monkeypatch.setattr(waits, "PATIENCE", patience)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    terminal = on_terminal()
+    assert list(waits.shown(["a", "b"], "spelling")) == ["a", "b"]
+    lines = [f"numbsparse: spelling, {done} of 2" for done in range(2)]
+    last = f"\r{' ' * len(lines[-1])}\r"  # nothing is left on the line
+    assert terminal.getvalue() == (f"\r{lines[0]}\r{lines[1]}{last}" if seen else "")
+
+
 def test_no_bar_is_shown_where_no_one_looks(monkeypatch):
     monkeypatch.setattr(waits, "PATIENCE", 0.0)
     monkeypatch.setattr(sys, "stderr", file := io.StringIO())

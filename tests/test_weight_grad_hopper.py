@@ -26,7 +26,7 @@ CASES = [
     Case(batch=70, in_features=70, out_features=190, block_size=64, density=1),
     Case(batch=65, in_features=130, out_features=100, block_size=128, density=1),
 ]
-not_simulated = pytest.mark.skipif(device.SIMULATED, reason="more than 1000 threads at once")
+not_simulated = pytest.mark.gpu(reason="more than 1000 threads at once")
 CUT = [
     Case(batch=140, in_features=60, out_features=64, block_size=32, density=0.7),
     Case(batch=200, in_features=70, out_features=60, block_size=64, density=1),

@@ -95,5 +95,7 @@ def matplotlib_figure() -> Any:
     try:
         from matplotlib import figure
     except ImportError:
-        raise RuntimeError("the figure takes matplotlib: pip install matplotlib") from None
+        raise RuntimeError(
+            "a figure takes matplotlib: pip install 'numbsparse[examples]'"
+        ) from None
     return figure

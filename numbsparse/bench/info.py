@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -14,14 +15,17 @@ from numbsparse.files import cache_folder
 from numbsparse.kernels.matmul import RUNGS
 
 NEEDED = ("numba", "numpy", "scipy")
-MORE = {  # what a package is good for, and the extra that brings it
-    "numba-cuda": ("a GPU", "cu13"),
-    "greenlet": ("the simulator", "simulator"),
-    "ml_dtypes": ("bfloat16", "bfloat16"),
-    "matplotlib": ("pictures", "examples"),
-    "tqdm": ("progress", "examples"),
+EXTRAS = {  # what each is for, and the packages that it installs
+    "cu13": ("an NVIDIA GPU", ("numba-cuda", "nvidia-nvvm")),
+    "cu12": ("an NVIDIA GPU with a driver of CUDA 12", ("numba-cuda", "nvidia-cuda-nvcc-cu12")),
+    "simulator": ("GPU kernels without a GPU", ("numba-cuda", "greenlet")),
+    "torch": ("numbsparse.torch", ("torch", "ml_dtypes")),
+    "jax": ("numbsparse.jax", ("jax",)),
+    "bfloat16": ("the dtype bfloat16", ("ml_dtypes",)),
+    "safetensors": ("checkpoints that other libraries open", ("safetensors",)),
+    "examples": ("pictures, progress bars, images", ("matplotlib", "tqdm", "scikit-learn")),
 }
-PEERS = ("torch", "jax", "cupy-cuda13x", "cupy-cuda12x")  # whose arrays are taken
+PEERS = ("cupy-cuda13x", "cupy-cuda12x")  # whose arrays are taken too
 DOES = {  # what users do there, in which dtypes
     "cpu": "products in float16, bfloat16, float32 and float64; layers and training in float32 and "
     "float64",
@@ -35,11 +39,14 @@ def info(own: str) -> dict[str, Any]:
 
     `gpus` is empty where there is none, and `why` says what is missing. `does` says what runs, by
     place, and `rungs` by which kernels; `simulator` whether GPU kernels can run on the CPU.
-    `missing` says of a package what for, and the extra that brings it; `kept` counts the files of
-    compiled kernels in the folder `cache`, their bytes, and the tunings that `ns.tune` left.
+    `extras` are those whose packages are installed, `missing` what the others are for. `kept`
+    counts the files of compiled kernels in the folder `cache`, their bytes, and the tunings that
+    `ns.tune` left.
     """
     why = runtime.why_unavailable()
-    places, here = ("cpu",) if why else ("cpu", "cuda"), versions_of(*NEEDED, *MORE, *PEERS)
+    listed = dict.fromkeys(package for _, packages in EXTRAS.values() for package in packages)
+    places, here = ("cpu",) if why else ("cpu", "cuda"), versions_of(*NEEDED, *listed, *PEERS)
+    extras = [name for name, (_, packages) in EXTRAS.items() if here.keys() >= set(packages)]
     return {
         "numbsparse": own,
         "python": platform.python_version(),
@@ -53,10 +60,22 @@ def info(own: str) -> dict[str, Any]:
         "does": {place: DOES[place] for place in places},
         "rungs": {place: _rungs(place) for place in places},
         "packages": here,
-        "missing": {name: MORE[name] for name in MORE if name not in here},
+        "extras": extras,
+        "missing": {name: EXTRAS[name][0] for name in _missing(extras)},
         "cache": _folder(),
         "kept": _kept(),
     }
+
+
+def _missing(extras: list[str]) -> list[str]:
+    """The extras that would add something: one of CUDA's two will do, and macOS has neither."""
+    cuda = "cu13", "cu12"
+    useless = set(extras)
+    if sys.platform == "darwin":
+        useless |= {*cuda, "simulator"}
+    elif useless.intersection(cuda):
+        useless |= set(cuda)
+    return [name for name in EXTRAS if name not in useless]
 
 
 def _gpus() -> list[dict[str, Any]]:
@@ -100,10 +119,11 @@ def in_words(found: dict[str, Any]) -> str:
         *_on("cuda", found),
         f"simulator  {_simulator_in_words(found)}",
         f"packages   {packages}",
+        f"extras     {', '.join(found['extras']) or 'none is installed'}",
         f"cache      {_cache_in_words(found)}",
     ]
-    for name, (purpose, extra) in found["missing"].items():
-        lines.append(f"missing    {name}, for {purpose}: pip install 'numbsparse[{extra}]'")
+    for extra, purpose in found["missing"].items():
+        lines.append(f"missing    {extra}, for {purpose}: pip install 'numbsparse[{extra}]'")
     return "\n".join(lines)
 
 
@@ -135,7 +155,7 @@ def _simulator_in_words(found: dict[str, Any]) -> str:
         return "on: GPU kernels run on the CPU, slowly, for tests and for learning"
     if found["simulator"]:
         return "off; with NUMBA_ENABLE_CUDASIM=1 set, GPU kernels run on the CPU, for learning"
-    return "not installed: pip install 'numbsparse[simulator]'"
+    return f"not installed: {runtime.install('simulator')}"
 
 
 def _cache_in_words(found: dict[str, Any]) -> str:

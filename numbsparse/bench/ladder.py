@@ -193,7 +193,7 @@ def text_of(name: str) -> str:
 def table_of_steps() -> str:
     """What stands below the rungs: two lines for each step."""
     head = _paragraph(
-        "The taught ladder, kernels/ladder: y = x @ w alone, in files to be read one after another "
+        "The taught ladder, kernels/ladder: only y = x @ w, in files to be read one after another "
         "for what each adds. Float32 to s07, then float16; new lines are those that the step "
         "before has not; the roofline is what the card's limits allow, and which one does."
     )

@@ -109,7 +109,7 @@ def _in_a_new_process(code: str, cache: str) -> tuple[float, float]:
         [sys.executable, "-c", code],
         env=os.environ | {"NUMBSPARSE_CACHE_DIR": cache},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=True,
     )
     imported, first = run.stdout.split()

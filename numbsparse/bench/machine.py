@@ -41,7 +41,7 @@ def in_a_list(versions: dict[str, str]) -> str:
 
 def processor() -> str:
     """Its name, as far as the system tells."""
-    with suppress(OSError), open("/proc/cpuinfo") as file:
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()

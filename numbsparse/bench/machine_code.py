@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from hashlib import sha256
-from importlib.util import find_spec
 from itertools import zip_longest
 from multiprocessing import get_context
 from pathlib import Path
@@ -64,7 +63,7 @@ def run(words: Sequence[str] = (), *, json_file: Path | None = None, jobs: int =
 
 
 def _compared(now: Kernels, used: dict[str, str]) -> bool:
-    committed = json.loads(COMMITTED.read_text())
+    committed = json.loads(COMMITTED.read_text(encoding="utf-8"))
     if used != committed["compilers"]:
         print(f"not compared: those committed were compiled by {in_a_list(committed['compilers'])}")
         print(table(["call", "kernel", *SHOWN, "hash"], rows(now)))
@@ -79,8 +78,7 @@ def _compared(now: Kernels, used: dict[str, str]) -> bool:
 def _require() -> None:
     if SIMULATED:
         raise RuntimeError("the simulator compiles nothing: unset NUMBA_ENABLE_CUDASIM")
-    if find_spec("numba_cuda") is None:
-        raise RuntimeError("machine-code takes numba-cuda: pip install 'numbsparse[cu13]'")
+    runtime.require_numba_cuda("machine-code")
     if (library := runtime.missing_compiler()) is not None:
         raise RuntimeError(f"{library} was not found: pip install 'numbsparse[cu13]'")
 
@@ -112,10 +110,10 @@ def kernels_of(name: str) -> list[Kernel]:
 
 
 def _write(file: Path, now: Kernels, used: dict[str, str]) -> None:
-    before = json.loads(file.read_text()) if file.exists() else {}
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     found = (before["calls"] if before.get("compilers") == used else {}) | now
     in_order = {name: found[name] for name in calls() if name in found}
-    file.write_text(_as_json(in_order, used))
+    file.write_text(_as_json(in_order, used), encoding="utf-8")
 
 
 def _as_json(kernels: Kernels, used: dict[str, str]) -> str:

@@ -188,8 +188,8 @@ def _read(name: str) -> Iterator[Row]:
         metrics = f"--metrics={','.join(METRICS.values())}"
         target = (sys.executable, "-m", "numbsparse.bench.profile", name)
         command = ["ncu", *options, *rungs, metrics, f"--log-file={log}", *target]
-        ran = subprocess.run(command, capture_output=True, text=True)
-        text = log.read_text() if log.exists() else ""
+        ran = subprocess.run(command, capture_output=True, encoding="utf-8")
+        text = log.read_text(encoding="utf-8") if log.exists() else ""
     if ran.returncode or '"Kernel Name"' not in text:
         raise RuntimeError(f"ncu failed: {(ran.stderr or text or ran.stdout).strip()[-500:]}")
     found = list(csv.DictReader(io.StringIO(text[text.index('"ID"') :])))[1:]  # after the units

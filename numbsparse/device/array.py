@@ -73,7 +73,7 @@ class DeviceArray:
         return self._strides
 
     @property
-    def place(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[Any, ...]:
         """What tells one array in memory from another."""
         return self.address, self.shape, self._strides, self.dtype
 

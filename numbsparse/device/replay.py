@@ -12,7 +12,7 @@ from typing import Any
 
 from numbsparse.device import memory, runtime, streams
 from numbsparse.device.array import DeviceArray, owners_of
-from numbsparse.device.torch_tensors import place as tensor_place
+from numbsparse.device.torch_tensors import identity as identity_of_tensor
 from numbsparse.device.torch_tensors import stream_handle
 
 REMEMBERED = 4096  # of a layout, and of what it was asked for once
@@ -69,11 +69,13 @@ def replayed(
     if stream is None or runtime.recording() is not None:
         work()
         return
-    places = tuple([x.place if type(x) is DeviceArray else tensor_place(x) for x in operands])
-    key = what, stream.handle, places
+    identities = tuple(
+        [x.identity if type(x) is DeviceArray else identity_of_tensor(x) for x in operands]
+    )
+    key = what, stream.handle, identities
     if replay := known.get(key):
         replay.start(operands, stream)
-    elif None in places or replay is False:
+    elif None in identities or replay is False:
         work()
     elif key in known:
         known[key] = _recorded(work, operands) or False

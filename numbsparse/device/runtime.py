@@ -6,6 +6,7 @@ is imported. The simulator's device memory is host memory; everything else is th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache
@@ -56,23 +57,44 @@ WITHOUT = (
     "for tests and for learning"
 )
 OF_A_GPU = "pip install 'numbsparse[cu13]' ('numbsparse[cu12]' for a driver of CUDA 12)"
+ON_MACOS = (
+    "NVIDIA's packages, which GPU kernels and their simulator need, exist for Linux and Windows "
+    "only; on macOS everything else runs, on the CPU"
+)
 
 
 @cache
 def why_unavailable() -> str | None:
     """None where kernels can run; else one sentence that says what is missing and what to do."""
+    if not has_numba_cuda() and sys.platform == "darwin":
+        return ON_MACOS
     if SIMULATED:
-        there = find_spec("numba_cuda") is not None
-        return (
-            None if there else "the simulator is not installed: pip install 'numbsparse[simulator]'"
-        )
+        install = "pip install 'numbsparse[simulator]'"
+        return None if has_numba_cuda() else f"the simulator is not installed: {install}"
     missing = _missing()
     return missing and f"{missing}; {WITHOUT}"
 
 
+def has_numba_cuda() -> bool:
+    """Whether numba-cuda is installed, without which no GPU kernel can be loaded."""
+    return find_spec("numba_cuda") is not None
+
+
+def require_numba_cuda(what: str) -> None:
+    """Raise ImportError, which says what to install, where `what` cannot be loaded."""
+    if not has_numba_cuda():
+        more = "" if sys.platform == "darwin" else ", or 'numbsparse[cu13]' for a GPU"
+        raise ImportError(f"{what} takes numba-cuda: {install('simulator')}{more}")
+
+
+def install(extra: str) -> str:
+    """How to install an extra with numba-cuda."""
+    return ON_MACOS if sys.platform == "darwin" else f"pip install 'numbsparse[{extra}]'"
+
+
 def _missing() -> str | None:
-    if find_spec("numba_cuda") is None:
-        return f"what compiles for it is not installed: {OF_A_GPU}"
+    if not has_numba_cuda():
+        return f"the compiler for GPU kernels is not installed: {OF_A_GPU}"
     from cuda.core import Device
 
     try:
@@ -168,8 +190,8 @@ def device_at(device: int) -> Any:
 _contexts: dict[int, int] = {}  # the driver's handle of each GPU's, once it was current
 
 
-def make_current(device: int) -> int:
-    """Make a GPU's context this thread's; returns the one that was, 0 for none."""
+def make_current(device: int) -> int | None:
+    """Make a GPU's context this thread's; returns the one that was, 0 for none, None for itself."""
     from cuda.bindings import driver
 
     _, context = driver.cuCtxGetCurrent()  # an error where CUDA has not begun: no context
@@ -177,7 +199,7 @@ def make_current(device: int) -> int:
     if not before or before != _contexts.get(device):
         device_at(device).set_current()
         _contexts[device] = int(driver.cuCtxGetCurrent()[1])
-    return before if before != _contexts[device] else 0
+    return None if before == _contexts[device] else before
 
 
 def context_of(device: int) -> int:
@@ -186,12 +208,14 @@ def context_of(device: int) -> int:
     return _contexts[device]
 
 
-def return_to(context: int) -> None:
-    """Make a context current again that `make_current` returned."""
+def return_to(context: int | None) -> None:
+    """Make a context current again that `make_current` returned; for none that of our own GPU."""
     if context:
         from cuda.bindings import driver
 
         driver.cuCtxSetCurrent(context)
+    elif context is not None:
+        make_current(current_id())
 
 
 class MadeCurrent:

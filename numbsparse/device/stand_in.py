@@ -39,7 +39,7 @@ def install() -> list[Compiled]:
 
     instead: tuple[tuple[Any, str, Any], ...] = (
         (runtime, "why_unavailable", lambda: None),
-        (runtime, "make_current", lambda device: 0),
+        (runtime, "make_current", lambda device: None),
         (cuda.core, "Device", _Card),
         (dispatcher, "get_current_device", _Card),  # which device functions are compiled for
         (memory, "take", _Memory),

@@ -67,7 +67,7 @@ class Stream:
         return int(Device().device_id)  # the one that CUDA calls current when it is first used
 
     def __enter__(self) -> Stream:
-        before, context = current(), 0
+        before, context = current(), None
         if self._device is not None and self._device != before._device:
             context = _moved_to(self._device)
         _outer.set((*_outer.get(), (before, context)))
@@ -78,8 +78,7 @@ class Stream:
         *outer, (before, context) = _outer.get()
         _outer.set(tuple(outer))
         _current.set(before)
-        if context:
-            runtime.return_to(context)
+        runtime.return_to(context)
 
     def use(self) -> Stream:
         """Let this thread work on it from now on; all threads, where none used a GPU before."""
@@ -159,7 +158,8 @@ def order(first: int, second: int, of: Stream | None = None, to: Stream | None =
 
 DEFAULT = Stream(LEGACY)
 _current: ContextVar[Stream] = ContextVar("numbsparse_stream", default=DEFAULT)
-_outer: ContextVar[tuple[tuple[Stream, int], ...]] = ContextVar("numbsparse_outer", default=())
+_outer: ContextVar[tuple[tuple[Stream, int | None], ...]]
+_outer = ContextVar("numbsparse_outer", default=())
 _defaults: dict[int, Stream] = {}  # of the other GPUs
 _met: set[int] = set()
 
@@ -184,15 +184,15 @@ def meet(device: int) -> None:
     several = several or runtime.several_devices
 
 
-def _moved_to(device: int) -> int:
-    """This thread goes on to a GPU; returns the context to return to."""
+def _moved_to(device: int) -> int | None:
+    """This thread goes on to a GPU; returns what `make_current` does."""
     if (capture := runtime.capturing()) is not None and capture.device != device:
         raise RuntimeError(
             f"a captured step works on one GPU, this one on cuda:{capture.device}, "
             f"and is to go on on cuda:{device}"
         )
     meet(device)
-    return 0 if runtime.SIMULATED else runtime.make_current(device)
+    return None if runtime.SIMULATED else runtime.make_current(device)
 
 
 def stream(of: Any = None) -> Stream:
@@ -361,7 +361,7 @@ def aside() -> Iterator[None]:
             yield
             current().synchronize()
     elif current().of_torch:
-        with at(current().handle):
+        with at(current().handle, device=current()._device):
             yield
     else:
         yield

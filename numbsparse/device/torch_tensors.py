@@ -36,7 +36,7 @@ def read(x: Any) -> DeviceArray | None:
     return DeviceArray(x.data_ptr(), tuple(x.shape), dtype, strides, owner=x)
 
 
-def place(x: Any) -> tuple[Any, ...] | None:
+def identity(x: Any) -> tuple[Any, ...] | None:
     """What tells one tensor in the memory of a GPU from another; None for what `read` refuses."""
     torch = sys.modules.get("torch")  # as `_torch_of` does, a call less
     if torch is None or runtime.SIMULATED or type(x) not in _types_of(torch) or not x.is_cuda:

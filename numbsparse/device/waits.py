@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from threading import Lock, Timer
 from time import monotonic
@@ -35,8 +35,8 @@ def said(kernel: Any) -> Iterator[None]:
         _busy.release()
 
 
-def shown(steps: Iterable[T], what: str) -> Iterable[T]:
-    """The steps, with a bar on a terminal if they take longer than PATIENCE, by tqdm if it is here.
+def shown(steps: Collection[T], what: str) -> Iterable[T]:
+    """The steps, counted on a terminal if they take longer than PATIENCE, by tqdm if it is here.
 
     >>> list(shown(range(3), "counting"))
     [0, 1, 2]
@@ -44,9 +44,23 @@ def shown(steps: Iterable[T], what: str) -> Iterable[T]:
     try:
         from tqdm import tqdm
     except ImportError:
-        return steps
+        return _counted(steps, what) if _is_watched() else steps
     bar: Iterable[T] = tqdm(steps, desc=what, leave=False, delay=PATIENCE, disable=None)
     return bar
+
+
+def _counted(steps: Collection[T], what: str) -> Iterator[T]:
+    """The steps; a line that counts them is written over and over, and removed in the end."""
+    start, line = monotonic(), ""
+    try:
+        for done, step in enumerate(steps):
+            if monotonic() - start > PATIENCE:
+                line = f"numbsparse: {what}, {done} of {len(steps)}"
+                _write(f"\r{line}")
+            yield step
+    finally:
+        if line:
+            _write(f"\r{' ' * len(line)}\r")
 
 
 @contextmanager

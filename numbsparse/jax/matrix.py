@@ -31,7 +31,7 @@ class BlockSparse:
     layout : Layout or pattern, (in_blocks, out_blocks)
         Which blocks are kept. Static: jit compiles anew for another one.
     shape : (in_features, out_features), optional
-        If the features are no multiples of B: what stands beyond the edge is never read.
+        If the features are not multiples of B; what is beyond the edge is never read.
 
     Attributes
     ----------
@@ -228,7 +228,7 @@ def matmul(x: Any, w: Any, *, precision: str | None = None) -> jax.Array:
 def sddmm(
     a: Any, b: Any, layout: Any, *, block_size: int | None = None, precision: str | None = None
 ) -> BlockSparse:
-    """The product of two dense matrices at the kept blocks alone: the weight-gradient.
+    """The product of two dense matrices at the kept blocks only: the weight-gradient.
 
     s[c, k] = sum over n of a[c, n] * b[n, k] where the layout keeps the block of (c, k). A
     primitive of JAX, as `matmul` is; vmap makes one product after the other.

@@ -43,7 +43,7 @@ class Known(NamedTuple):
 
 
 def scale_blocks(w: BlockSparse, gate: Any) -> BlockSparse:
-    """gate[b] * w.data[b] of each block b whose gate is not zero, in a layout of these alone.
+    """gate[b] * w.data[b] of each block b whose gate is not zero, in a layout of these only.
 
     >>> w = BlockSparse(np.ones((2, 2, 2), np.float32), [[1, 1]])
     >>> half = scale_blocks(w, np.float32([0, 3]))

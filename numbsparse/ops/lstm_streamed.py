@@ -76,11 +76,11 @@ class Streamed:
         arrays = tuple(map(_aligned, arrays))
         if inputs is not None:
             x, weight = inputs
-            inputs = _aligned(gapless(x)), _as_factors(weight.values)
+            inputs = _aligned(gapless(x)), _as_operands(weight.values)
             (layout,) = planned(index, _stacked, weight.stored_layout)
             index = index_beside(layout, x)
         counters = _counters(last - first)
-        kernels.forward(*arrays, _as_factors(values), index, first, last, counters, inputs)
+        kernels.forward(*arrays, _as_operands(values), index, first, last, counters, inputs)
 
     def backward(self, first: int, last: int, *arrays: Any) -> None:
         """dgates[first - 2] to dgates[last - 1]."""
@@ -118,7 +118,7 @@ def _stacked(index: Index, below: Layout) -> tuple[Layout]:
     return (Layout(np.concatenate([pattern, below.pattern])),)
 
 
-def _as_factors(values: DeviceArray) -> DeviceArray:
+def _as_operands(values: DeviceArray) -> DeviceArray:
     """Blocks as the tensor cores take them: of tf32 those that are transposed."""
     if values.itemsize == 2:
         return values

@@ -54,7 +54,7 @@ def remember(rungs: dict[str, str]) -> None:
 @cache
 def _choices() -> dict[str, str]:
     with suppress(Exception):  # absent, damaged, or written by someone else
-        content = json.loads(_file().read_text())
+        content = json.loads(_file().read_text(encoding="utf-8"))
         if content["library"] == _version():
             return {str(case): str(rung) for case, rung in content["fastest"].items()}
     return {}

@@ -39,7 +39,7 @@ def random(in_blocks: int, out_blocks: int, density: float, *, seed: Seed) -> Pa
 
 
 def block_diagonal(in_blocks: int, out_blocks: int, groups: int) -> Pattern:
-    """`groups` dense rectangles down the diagonal, each joining its inputs to its outputs alone.
+    """`groups` dense rectangles down the diagonal, each joining its inputs to its outputs only.
 
     Block row i belongs to group floor(i * groups / in_blocks), block column j to group
     floor(j * groups / out_blocks), so that the sides of two groups differ by one block at most.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -15,6 +16,7 @@ from numbsparse.device import to_device
 from numbsparse.device.launch import launch
 
 SHOWN = 3  # races
+PLACE = re.compile(r"tid=\[([\d, ]+)\] ctaid=\[([\d, ]+)\]")  # as Numba's simulator names a thread
 
 
 class Case(NamedTuple):
@@ -50,7 +52,8 @@ def _faults_in(kernel: Any, case: Case) -> list[str]:
         races = testing.races(call)
         (count,) = testing.count(call)
     except Exception as error:
-        return [f"the kernel stops: {type(error).__name__}: {error}"]
+        said = PLACE.sub(r"thread (\1) of block (\2)", str(error))
+        return [f"the kernel stops: {type(error).__name__}: {said}"]
     return [
         *_differences(y.numpy(), case.expected, where),
         *(f"a race {where}: {race}" for race in races[:SHOWN]),

@@ -90,7 +90,8 @@ def listed(folder: Path) -> str:
         begun = "begun" if file_of(number, folder).exists() else ""
         lines.append(f"{number}  {title:42} {'solved' if number in state['solved'] else begun}")
     left = [n for n in range(1, len(LEVELS) + 1) if n not in state["solved"]]
-    then = f"begin with: python -m numbsparse puzzle {left[0]}" if left else "all are solved"
+    word = "next" if state["solved"] else "begin with"
+    then = f"{word}: python -m numbsparse puzzle {left[0]}" if left else "all are solved"
     return "\n".join([*(line.rstrip() for line in lines), f"\n{then}; files are in {folder}"])
 
 

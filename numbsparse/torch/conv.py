@@ -181,7 +181,7 @@ class Conv2d(_Conv):
     in_channels, out_channels, kernel_size, stride, padding, dilation, bias, device, dtype
         As in torch.nn.Conv2d; padding may be a (before, after) pair for each axis too, and "same"
         goes with a stride.
-    groups, padding_mode : 1 and "zeros" alone
+    groups, padding_mode : only 1 and "zeros"
     layout : Layout or pattern, (in_blocks, out_blocks), optional
         Which blocks of channels are joined, through every tap; None joins all.
     taps : array of bool, of the shape of the kernel, optional

@@ -20,7 +20,7 @@ class SparseModule(torch.nn.Module):
     """A module some of whose parameters are the kept blocks of matrices, (n_blocks, B, B).
 
     Its state dict holds the pattern of such a weight too, bool (in_blocks, out_blocks), as
-    "weight_pattern" beside "weight". It loads weights of its own layouts alone: see
+    "weight_pattern" beside "weight". It loads weights of its own layouts only: see
     `adopt_layouts_`.
     """
 
@@ -129,7 +129,7 @@ def draw_(
     features: tuple[int, int],
     taps: int = 1,
 ) -> None:
-    """Draw as torch's layers do, uniformly within 1 / sqrt(fan-in), which counts kept blocks alone.
+    """Draw as torch's layers do, uniformly within 1 / sqrt(fan-in), which counts only kept blocks.
 
     `features` are those that come in, through each tap, and those that go out.
     """

@@ -129,7 +129,7 @@ class LSTM(SparseModule):
     Parameters
     ----------
     input_size, hidden_size, num_layers, batch_first, dropout, device, dtype : as in torch.nn.LSTM
-    bias : True alone, bidirectional : False alone, proj_size : 0 alone
+    bias : only True; bidirectional : only False; proj_size : only 0
     layout : Layout or pattern, (hidden_blocks, hidden_blocks), optional
         Kept blocks of the recurrent weights, the same for the four gates; None keeps all. A list of
         them, one for each layer, where there are several layers.
@@ -185,7 +185,7 @@ class LSTM(SparseModule):
             ("proj_size", proj_size, 0),
         ):
             if got != takes:
-                raise ValueError(f"{name} takes {takes} alone, got {got}")
+                raise ValueError(f"{name} takes only {takes}, got {got}")
         if not 0 <= dropout <= 1:
             raise ValueError(f"dropout takes a number from 0 to 1, got {dropout}")
         self.input_size, self.hidden_size = input_size, hidden_size

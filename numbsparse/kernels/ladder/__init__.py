@@ -25,6 +25,8 @@ from functools import cache
 from importlib import import_module
 from types import ModuleType
 
+from numbsparse.device import runtime
+
 NAMES = (
     "s01_naive",
     "s02_constants",
@@ -50,7 +52,8 @@ STEPS: dict[str, ModuleType]
 
 @cache
 def step(name: str) -> ModuleType:
-    """Loaded when first named, because steps load numba.cuda."""
+    """Loaded when first named, because steps load numba.cuda; ImportError where it is missing."""
+    runtime.require_numba_cuda(name)
     return import_module(f"{__name__}.{name}")
 
 

@@ -34,6 +34,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from numbsparse.device import runtime
+
 PRODUCTS = ("forward", "input_grad", "weight_grad")
 PRECISIONS = ("highest", "high")
 
@@ -123,7 +125,9 @@ def rung(name: str) -> Any:
 
 @cache
 def _of_the_library(name: str) -> ModuleType:
-    """Loaded when first named, because those for GPUs load numba.cuda."""
+    """Loaded when first named: those for GPUs load numba.cuda. Raises ImportError without it."""
+    if RUNGS.get(name) == "cuda":
+        runtime.require_numba_cuda(name)
     return import_module(f"{__name__}.{name}")
 
 

@@ -25,22 +25,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from numbsparse.device import SIMULATED
-from numbsparse.kernels.ptx import (
-    bulk_emitted,
-    bulk_simulated,
-    cluster_emitted,
-    cluster_simulated,
-    emitted,
-    grid_emitted,
-    grid_simulated,
-    simulated,
-    split_emitted,
-    split_simulated,
-    wgmma_emitted,
-    wgmma_simulated,
-)
-from numbsparse.kernels.ptx.tiles import Operand as Operand
+from numbsparse.device import SIMULATED, runtime
+
+try:
+    from numbsparse.kernels.ptx import (
+        bulk_emitted,
+        bulk_simulated,
+        cluster_emitted,
+        cluster_simulated,
+        emitted,
+        grid_emitted,
+        grid_simulated,
+        simulated,
+        split_emitted,
+        split_simulated,
+        wgmma_emitted,
+        wgmma_simulated,
+    )
+    from numbsparse.kernels.ptx.tiles import Operand as Operand
+except ImportError:
+    runtime.require_numba_cuda("numbsparse.kernels.ptx")
+    raise
 
 _here: Any = simulated if SIMULATED else emitted
 _bulk: Any = bulk_simulated if SIMULATED else bulk_emitted

@@ -111,7 +111,7 @@ def fewer_registers(n):
 def check_start(shared, start):
     """A descriptor has no more bits of an address."""
     if (shared.ctypes.data + int(start)) % 16:
-        raise ValueError(f"an operand starts at byte {start}, which is no multiple of 16")
+        raise ValueError(f"an operand starts at byte {start}, which is not a multiple of 16")
 
 
 def _check_registers(n):

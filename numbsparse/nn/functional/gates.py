@@ -13,7 +13,7 @@ from numbsparse.nn.functional.shape import reshape, take_rows, transpose
 
 
 def scale_blocks(w: Any, gate: Any, *, tap_features: int | None = None) -> Tensor:
-    """gate[b] * w.data[b] of each block b whose gate is not zero, in a layout of these alone.
+    """gate[b] * w.data[b] of each block b whose gate is not zero, in a layout of these only.
 
     What `matmul` does with a gate, for other functions of block-sparse weights: see there. Of a
     convolution's weight the rows of each tap end after `tap_features`; default: w is a matrix.

@@ -1,6 +1,6 @@
 """Puzzle 5: the block-sparse product.
 
-Compute y = x @ w as in puzzle 4, where w keeps some of its B x B blocks alone, column by column of
+Compute y = x @ w as in puzzle 4, where w keeps only some of its B x B blocks, column by column of
 blocks: those of column c have the numbers p from indptr[c] up to indptr[c + 1]; block p stands in
 the row rows[p] of blocks, and its values are values[numbers[p]], a B x B array. cuda.blockIdx.x is
 the column of blocks, cuda.blockIdx.y the piece of B rows of x and y. What is not kept is not read,

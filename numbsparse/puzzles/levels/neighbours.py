@@ -2,7 +2,7 @@
 
 Compute y = x @ w, with x (N, K), w (K, M) and y (N, M), a thread for each value of y. Blocks have
 8 x 8 threads, 32 of which, a warp, read at the same time: those of four neighbouring threadIdx.y.
-Memory arrives in sectors of 32 bytes, 8 values that stand side by side. Which of its two indices
+Memory arrives in sectors of 32 bytes, 8 values that are side by side. Which of its two indices
 should run along the rows of y, so that the threads of a warp share the fewest sectors?
 """
 

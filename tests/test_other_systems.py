@@ -1,0 +1,125 @@
+"""What macOS and Windows lack is not needed: the suite runs on Linux, and takes it away there."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT_CALLS = {"open", "read_text", "write_text"}
+
+# What a system lacks; the packages below numbsparse are loaded first, as they are made for it.
+WITHOUT = """
+import os, sys
+import numba, numpy as np, scipy.sparse, concurrent.futures.process, subprocess
+from numba import njit
+njit(lambda x: x + 1)(1)
+for name in ("numba_cuda", "cuda", "numba.cuda"):
+    sys.modules[name] = None
+"""
+WINDOWS = """
+for name in ("fcntl", "grp", "posix", "pwd", "resource", "syslog", "termios"):
+    sys.modules[name] = None
+for name in ("chown", "fchmod", "fork", "forkpty", "geteuid", "getuid", "getgid", "mkfifo",
+             "register_at_fork", "sched_getaffinity", "sysconf", "uname", "O_NOFOLLOW"):
+    if hasattr(os, name):
+        delattr(os, name)
+sys.platform = "win32"
+"""
+MACOS = """
+del os.sched_getaffinity
+sys.platform = "darwin"
+"""
+WORKS = """
+import numbsparse as ns
+from numbsparse import nn
+from numbsparse.__main__ import main
+rng = np.random.default_rng(0)
+dense = rng.standard_normal((64, 64), dtype=np.float32)
+w = ns.BlockSparse.from_dense(dense, np.ones((8, 8), bool), block_size=8)
+x = rng.standard_normal((4, 64), dtype=np.float32)
+np.testing.assert_allclose(x @ w, x @ dense, rtol=1e-4, atol=1e-4)
+model = nn.Sequential(nn.Linear(64, 64, layout=np.eye(8, dtype=bool), block_size=8), nn.ReLU())
+optimizer = nn.optim.AdamW(model.parameters(), lr=1e-3)
+for _ in range(2):
+    ns.save("model.npz", {"model": model.state_dict(), "at": [1, 2]})  # the second replaces it
+    model(x).sum().backward()
+    optimizer.step()
+model.load_state_dict(ns.load("model.npz")["model"])
+print(ns.draw(w))
+main(["info"])
+"""
+
+
+def run(system: str, code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT + system + code],
+        env={name: os.environ[name] for name in ("PATH", "SYSTEMROOT") if name in os.environ} | {
+            "NUMBA_ENABLE_CUDASIM": "0", "LOCALAPPDATA": str(folder), "PYTHONUTF8": "0",
+            "PYTHONIOENCODING": "cp1252", "PYTHONPATH": str(ROOT), "HOME": str(folder),
+        },
+        cwd=folder, capture_output=True, text=True, encoding="cp1252", timeout=300,
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="takes away what Linux has")
+@pytest.mark.parametrize(
+    ("system", "says"),
+    [(WINDOWS, "pip install 'numbsparse[cu13]'"), (MACOS, "on macOS everything else runs")],
+    ids=["windows", "macos"],
+)
+def test_the_cpu_needs_nothing_of_linux(system, says, tmp_path):
+    ended = run(system, WORKS, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "|################|" in ended.stdout
+    assert "\nGPU        nothing runs there: " in ended.stdout
+    assert says in ended.stdout
+    assert sorted(path.name for path in tmp_path.glob("*.npz")) == ["model.npz"]
+    kept = tmp_path / ("numbsparse" if system == WINDOWS else ".cache/numbsparse") / "kernels"
+    assert list(kept.glob("*.cpu"))
+
+
+def test_texts_are_read_and_written_in_an_encoding_that_is_named():
+    """Windows has another one for files that name none."""
+    folders = "numbsparse", "examples", ".site", ".ci"
+    assert not [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for folder in folders
+        for file in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and leaves_it_open(node)
+    ]
+
+
+def leaves_it_open(call: ast.Call) -> bool:
+    named = {word.arg for word in call.keywords}
+    values = [value.value for value in call.args if isinstance(value, ast.Constant)]
+    texts = [value for value in values if isinstance(value, str)]
+    name = getattr(call.func, "attr", getattr(call.func, "id", None))
+    if "text" in named:
+        return "encoding" not in named
+    if name not in TEXT_CALLS or "encoding" in named:
+        return False
+    if name == "open":  # the built-in one; those of modules open no text here
+        return isinstance(call.func, ast.Name) and not any("b" in text for text in texts[-1:])
+    place = 0 if name == "read_text" else 1
+    return len(call.args) <= place
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("open(a)", True), ("open(a, 'w')", True), ("open(a, 'rb')", False),
+        ("open(a, encoding='utf-8')", False), ("os.open(a, 0)", False), ("a.read_text()", True),
+        ("a.read_text('utf-8')", False), ("a.write_text(b)", True),
+        ("a.write_text(b, 'utf-8')", False), ("run(a, text=True)", True),
+        ("run(a, text=True, encoding='utf-8')", False),
+    ],
+)  # fmt: skip
+def test_a_call_without_an_encoding_is_found(code, found):
+    assert leaves_it_open(ast.parse(code, mode="eval").body) == found
