@@ -8,7 +8,8 @@ import pytest
 from numbsparse import Layout, device, ops
 from numbsparse.device import to_device
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.matmul import PRODUCTS, aligned, k0_reference, rung
+from numbsparse.kernels.matmul import PRODUCTS, k0_reference, rung
+from numbsparse.kernels.parts import aligned
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes device memory")
 BATCH, IN, OUT = 29, 75, 61

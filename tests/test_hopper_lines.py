@@ -9,8 +9,8 @@ from ptx_helpers import on_hopper
 
 from numbsparse import device
 from numbsparse.kernels.matmul import rung
-from numbsparse.kernels.matmul.aligned import is_aligned
 from numbsparse.kernels.matmul.k6_hopper.plan import TILES, line_tiles
+from numbsparse.kernels.parts.aligned import is_aligned
 from numbsparse.kernels.parts.store import order_of
 from numbsparse.testing import Case, check_rung
 

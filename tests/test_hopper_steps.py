@@ -9,7 +9,6 @@ import pytest
 
 import numbsparse as ns
 from numbsparse import device
-from numbsparse.kernels.matmul import plans
 from numbsparse.kernels.matmul.k6_hopper.plan import (
     BEFORE,
     EDGE,
@@ -21,6 +20,7 @@ from numbsparse.kernels.matmul.k6_hopper.plan import (
     steps_of,
 )
 from numbsparse.kernels.parts import groups as of_lines
+from numbsparse.kernels.parts import plans
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.groups import grouped
 

@@ -22,7 +22,7 @@ from numbsparse.bench.profile import SECTIONS, count_small
 from numbsparse.bench.reads import reads
 from numbsparse.bench.results import gain_of, on_gpu, profiled, rows_of, seconds_of
 from numbsparse.device.launch import launch
-from numbsparse.kernels.ladder import NAMES
+from numbsparse.kernels.ladder import NAMES, step
 from numbsparse.kernels.matmul import LADDER
 from numbsparse.kernels.matmul.k6_hopper.plan import TILES
 from numbsparse.kernels.parts.banks import place, swap_for_rows
@@ -110,6 +110,14 @@ def test_the_drawn_swizzle_is_that_of_the_tensor_core_rung():
     (picture,) = re.findall(r"^  line\.piece.*?^```", read_lessons(), re.MULTILINE | re.DOTALL)
     drawn = [[int(line), int(piece)] for line, piece in re.findall(r"(\d)\.(\d)", picture)]
     np.testing.assert_array_equal(out.numpy(), drawn)
+
+
+def test_the_example_of_a_plan_is_what_the_step_plans():
+    found = step("s12_grouped").plan(Layout(EXAMPLE).index, 2)
+    names = ("groups", "starts", "inputs", "masks", "firsts", "blocks")
+    for name, array in zip(names, found, strict=True):
+        (drawn,) = re.findall(rf"^    {name} +(\[.*?\](?:\])?)  ", read_lessons(), re.MULTILINE)
+        assert [int(number) for number in re.findall(r"\d+", drawn)] == array.ravel().tolist(), name
 
 
 @simulator

@@ -10,7 +10,7 @@ from conftest import HALVES
 from numbsparse import device
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import rung
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_rows import in_fours
+from numbsparse.kernels.parts.regions import in_fours
 from numbsparse.layout import Layout
 from numbsparse.ops import index_beside
 

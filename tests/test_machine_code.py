@@ -141,6 +141,46 @@ def test_kernels_are_as_committed():
         assert (ended.returncode, ended.stdout.splitlines()[1]) == (0, "all are as committed")
 
 
+SMALL_PRODUCTS = """
+from itertools import product as every
+import numpy as np, numbsparse as ns
+from numbsparse.device import compiler, stand_in
+
+stand_in.install()
+built = []
+compiler.build = lambda *of: built.append(of) or compiler.Built(object(), "", None)
+
+def operand(batch, order, dtype):
+    if order == "C":
+        return ns.to_device(np.zeros((batch, 512), dtype))
+    return ns.to_device(np.zeros((512, batch), dtype)).T
+
+for size, dtype, batch in every((8, 32, 64), ("float32", "float16"), (16, 64, 256, 1024)):
+    layout = ns.Layout(ns.patterns.random(512 // size, 512 // size, 0.1, seed=0))
+    w = ns.BlockSparse(np.zeros((layout.n_blocks, size, size), dtype), layout).to("cuda")
+    for one, other in every("CF", "CF"):
+        x, dy = operand(batch, one, dtype), operand(batch, other, dtype)
+        ns.matmul(x, w if other == "C" else w.T)
+        ns.sddmm(x.T, dy, layout, block_size=size)
+print(len(built))
+"""
+MOST_KERNELS = 116  # each takes a second or two before the first results of 192 products are there
+
+
+def test_small_products_share_kernels():
+    """Every size, dtype and order of theirs; the choice is that of an H200. Nothing is compiled."""
+    pytest.importorskip("cuda.core")
+    ended = subprocess.run(
+        [sys.executable, "-c", SMALL_PRODUCTS],
+        env=os.environ | {"NUMBA_ENABLE_CUDASIM": "0", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) <= MOST_KERNELS
+
+
 def test_a_word_in_no_call_is_refused():
     ended = compiled("k99")
     missing = "was not found: pip install" in ended.stderr

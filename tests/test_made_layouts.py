@@ -7,7 +7,7 @@ from conftest import HALVES, host
 import numbsparse as ns
 from numbsparse import Layout, device
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.nn import functional as F
 
 UNIT = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-24, "float64": 2**-53}

@@ -9,13 +9,23 @@ from ptx_helpers import on_hopper
 
 from numbsparse import device
 from numbsparse.device.launch import launch
-from numbsparse.kernels import ptx
+from numbsparse.kernels import card, ptx
 from numbsparse.kernels.parts import turns
 from numbsparse.kernels.parts.records import walking
 from numbsparse.kernels.parts.ring import begin_ring, following
 
 pytestmark = on_hopper
 RECORD, ROWS = 3, 16
+
+
+def test_registers_are_shared_by_all_threads_that_a_multiprocessor_holds(monkeypatch):
+    """65,536 of them, by eights; an instruction names 255 at most."""
+    monkeypatch.setattr(card, "SIMULATED", False)
+    shared = {512: 128, 576: 112, 640: 96, 1152: 56, 256: 248, 128: 248}
+    assert {n: card.registers(n)["max_registers"] for n in shared} == shared
+    assert card.registers(256, most=255) == {"max_registers": 255}
+    monkeypatch.setattr(card, "SIMULATED", True)
+    assert card.registers(512) == {}
 
 
 @cuda.jit

@@ -58,9 +58,9 @@ def repairing_kernel(repair, is_line):
             repair(out, i // columns, i % columns, dense)
 
     @cuda.jit
-    def of_blocks(dvalues, x, dy, sizes, rows, columns):
+    def of_blocks(dvalues, x, dy, sizes, rows, columns, orders):
         for i in range(cuda.threadIdx.x, dvalues.size, 32):
-            repair(dvalues, i, (x, dy, sizes, rows, columns))
+            repair(dvalues, i, (x, dy, sizes, rows, columns), orders)
 
     return of_lines if is_line else of_blocks
 
@@ -101,10 +101,11 @@ def test_weights_that_are_nan_are_plain_sums(swapped, x_transposed, rng):
     if swapped:
         first, second, sizes[:2] = dy, lines, [features, lines.shape[1]]
     transposed = (False, x_transposed) if swapped else (x_transposed, False)
-    repair = repairing_blocks(B, swapped, *transposed)
+    orders, kernel = (swapped, *transposed), repairing_kernel(repairing_blocks(B), False)
     arrays = [to_device(a.reshape(-1)) for a in (first, second)]
     places = [to_device(np.asarray(a, np.int32)) for a in (index.block_rows, index.block_columns)]
-    launch(repairing_kernel(repair, False), 1, 32, out.reshape(-1), *arrays, tuple(sizes), *places)
+    args = *arrays, tuple(sizes), *places, tuple(map(int, orders))
+    launch(kernel, 1, 32, out.reshape(-1), *args)
 
     exact = np.zeros((2 * B, 2 * B))
     exact[:features, :features] = x.T.astype(float) @ dy

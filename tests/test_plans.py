@@ -15,10 +15,10 @@ from numbsparse.kernels.matmul.k6_hopper import plan as k6
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as float32
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_regions import regions
 from numbsparse.kernels.matmul.k7_small_blocks import region_plan, strip_plan
 from numbsparse.kernels.matmul.k8_small_batch import plan as k8
 from numbsparse.kernels.parts.deal import schedule
+from numbsparse.kernels.parts.regions import regions
 from numbsparse.layout import Layout
 from numbsparse.ops import conv_window
 
@@ -147,4 +147,5 @@ def test_regions_take_the_best_line_again_and_again(name, density, rng):
     tile, pattern = TILES[name], rng.random((60, 150)) < density
     most = tile.GROUPS * tile.UNITS
     expected = grown(pattern, tile.SLOTS, most, tile.PAIR)[pattern]
-    np.testing.assert_array_equal(regions(Layout(pattern).index, tile, most), expected)
+    found = regions(Layout(pattern).index, tile.SLOTS, tile.PAIR, most)
+    np.testing.assert_array_equal(found, expected)

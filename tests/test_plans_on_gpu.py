@@ -13,8 +13,8 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.plan import line_tiles, steps_of
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS
-from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.parts.deal import schedule
+from numbsparse.kernels.parts.plans import planned
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes kernels")
 weight_grad = import_module("numbsparse.kernels.matmul.k6_hopper.weight_grad")

@@ -11,9 +11,8 @@ import numbsparse as ns
 from numbsparse import device, ops
 from numbsparse.device import to_device
 from numbsparse.dtypes import as_dtype, finfo
-from numbsparse.kernels.matmul import PRODUCTS, calls, k0_reference
+from numbsparse.kernels.matmul import PRODUCTS, k0_reference
 from numbsparse.kernels.matmul import k8_small_batch as rung
-from numbsparse.kernels.matmul.aligned import is_aligned
 from numbsparse.kernels.matmul.k8_small_batch import blocks, lines
 from numbsparse.kernels.matmul.k8_small_batch import launch as launches
 from numbsparse.kernels.matmul.k8_small_batch import plan as plans
@@ -26,6 +25,8 @@ from numbsparse.kernels.matmul.k8_small_batch.plan import (
     plan_lines,
 )
 from numbsparse.kernels.matmul.k8_small_batch.ring import Source
+from numbsparse.kernels.parts import calls
+from numbsparse.kernels.parts.aligned import is_aligned
 from numbsparse.kernels.parts.tiles import Form, Operand
 from numbsparse.kernels.parts.transpose import transposed_copy
 from numbsparse.testing import Case, check_rung

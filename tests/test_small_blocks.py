@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from numbsparse import device, ops, patterns
-from numbsparse.kernels.matmul import PRODUCTS, aligned, reach, rung
+from numbsparse.kernels.matmul import PRODUCTS, reach, rung
 from numbsparse.kernels.matmul.k7_small_blocks import strip_plan
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, plan_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE, Strip, plan_strips
+from numbsparse.kernels.parts import aligned
 from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung, races
 

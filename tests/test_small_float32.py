@@ -7,9 +7,10 @@ import pytest
 
 from numbsparse import device, ops
 from numbsparse.device import to_device
-from numbsparse.kernels.matmul import PRODUCTS, aligned, rung
+from numbsparse.kernels.matmul import PRODUCTS, rung
 from numbsparse.kernels.matmul.k7_small_blocks import region_plan, regions, strip_plan
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, plan_regions
+from numbsparse.kernels.parts import aligned
 from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung, count
 

@@ -334,11 +334,11 @@ CEILINGS = {  # files and lines that a reader opens for one forward product
     "k1_naive": (1, 120),
     "k2_shared": (2, 250),
     "k3_registers": (1, 300),
-    "k4_pipelined": (4, 795),
-    "k5_tensor_core": (5, 685),
-    "k6_hopper": (6, 1_085),
-    "k7_small_blocks": (6, 1_330),
-    "k8_small_batch": (9, 1_395),
+    "k4_pipelined": (3, 725),
+    "k5_tensor_core": (3, 565),
+    "k6_hopper": (4, 900),
+    "k7_small_blocks": (4, 1_160),
+    "k8_small_batch": (6, 1_210),
 }
 
 

@@ -14,7 +14,7 @@ import numbsparse as ns
 from numbsparse import device
 from numbsparse.device import DeviceArray, interop, launch, memory, runtime, streams
 from numbsparse.device.array import empty, owners_of
-from numbsparse.kernels.matmul import calls, plans
+from numbsparse.kernels.parts import calls, plans
 from numbsparse.layout import Layout
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from numbsparse import device, patterns
 from numbsparse.kernels.matmul import rung
-from numbsparse.kernels.matmul.plans import on_device
+from numbsparse.kernels.parts.plans import on_device
 from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung
 

@@ -1,15 +1,18 @@
 """What the Hopper weight-gradient works out of a layout: every block once, every tile in place."""
 
-import sys
-
 import numpy as np
 import pytest
 
 from numbsparse import patterns
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS, Tile
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_regions import regions
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_rows import rows_of_blocks
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import cut_of, plan, shares_of, tables
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import (
+    cut_of,
+    plan,
+    rows_of_blocks,
+    shares_of,
+    tables,
+)
+from numbsparse.kernels.parts import regions
 from numbsparse.layout import Layout
 
 AT_ONCE = Tile(32, 2, 13, (32,), 32, 2, 56, 1)
@@ -27,7 +30,6 @@ TILES = [
     Tile(128, 2, 1, (128, 256), 64, 4, 6, 2),
 ]
 CHUNKS = 64
-weight_grad_regions = sys.modules[regions.__module__]
 STEPS = 512  # so long that a cut pays
 
 
@@ -128,7 +130,7 @@ def test_pieces_cover_the_batch_in_order(tile, rng):
 
 
 def shares_in_regions(layout, tile, most):
-    return shares_of(layout.index, tile, regions(layout.index, tile, most))
+    return shares_of(layout.index, tile, regions.regions(layout.index, tile.SLOTS, tile.PAIR, most))
 
 
 def test_rows_with_the_same_columns_share_their_tiles():
@@ -157,15 +159,15 @@ def test_regions_share_more_than_rows(tile, share, rng):
 
 
 def test_regions_of_many_lines_are_found_part_by_part(rng, monkeypatch):
-    monkeypatch.setattr(weight_grad_regions, "PART", 7)
-    monkeypatch.setattr(weight_grad_regions, "MOST", 8)
+    monkeypatch.setattr(regions, "PART", 7)
+    monkeypatch.setattr(regions, "MOST", 8)
     pattern = rng.random((40, 8)) < 0.2
     pattern[14:21] = False  # a part without blocks
     layout = Layout(np.hstack([pattern, rng.random((40, 22)) < 0.2]))
     shares = shares_in_regions(layout, AT_ONCE, 26)
     outs = shares.outs
     assert sorted(outs[outs >= 0]) == list(range(layout.n_blocks))
-    down, across = (weight_grad_regions.parts_of(n) for n in (40, 30))
+    down, across = (regions.parts_of(n) for n in (40, 30))
     assert (np.diff([0, *down, 40]).max(), np.diff([0, *across, 30]).max()) == (7, 6)
     for item in outs.reshape(len(outs), -1):
         blocks = item[item >= 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from numbsparse.device import SIMULATED, compute_capability, runtime
 
+REGISTERS = 65536  # of a multiprocessor
 _KILOBYTES = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
 
 
@@ -15,6 +16,11 @@ def shared_memory() -> int | None:
 def copy_engine() -> bool:
     """Whether the card has one, and barriers that count its bytes."""
     return SIMULATED or compute_capability() >= (9, 0)
+
+
+def registers(threads: int, most: int = 248) -> dict[str, int]:
+    """An option of `cuda.jit`: what a multiprocessor has for each of so many threads, by eights."""
+    return {} if SIMULATED else {"max_registers": min(REGISTERS // threads // 8 * 8, most)}
 
 
 def multiprocessors() -> int:

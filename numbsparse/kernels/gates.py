@@ -16,7 +16,7 @@ from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.floats import rounded, widened
-from numbsparse.kernels.matmul.aligned import BYTES
+from numbsparse.kernels.parts.aligned import BYTES
 from numbsparse.kernels.parts.store import KINDS, PACK
 from numbsparse.kernels.ptx import (
     load_4xf32,

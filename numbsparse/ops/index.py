@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from numbsparse.device import DeviceArray, on, runtime, to_device
-from numbsparse.kernels.matmul.plans import on_device
+from numbsparse.kernels.parts.plans import on_device
 from numbsparse.layout import Index, Layout
 
 

@@ -16,11 +16,11 @@ from numba import cuda, int32, int64, uint32
 from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.conv.window import Three
-from numbsparse.kernels.matmul.aligned import aligned_rows
+from numbsparse.kernels.parts.aligned import aligned_rows
+from numbsparse.kernels.parts.ring import begin_ring
 from numbsparse.kernels.ptx import (
     cp_async_zero_fill,
     fence_mbarrier_init,
-    mbarrier_init,
     tma_load_5d,
 )
 
@@ -191,12 +191,8 @@ def pixel_map(x: DeviceArray, sizes: Three, images: int, box: Three, B: int) -> 
 def start_rings(bars, x_stages, w_stages, consumers):
     """Barriers of each ring, the boxes' first: a stage is full; it is empty, as consumers say."""
     if cuda.threadIdx.x == 0:
-        for s in range(x_stages):
-            mbarrier_init(bars, s, uint32(1))
-            mbarrier_init(bars, x_stages + s, uint32(consumers))
-        for s in range(2 * x_stages, 2 * x_stages + w_stages):
-            mbarrier_init(bars, s, uint32(1))
-            mbarrier_init(bars, w_stages + s, uint32(consumers))
+        begin_ring(bars, 0, x_stages, uint32(1), uint32(consumers))
+        begin_ring(bars, 2 * x_stages, w_stages, uint32(1), uint32(consumers))
         fence_mbarrier_init()
     cuda.syncthreads()
 

@@ -20,8 +20,8 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.conv.boxes import moved, pixel, place_of
 from numbsparse.kernels.conv.walks import Walk, line_walk
 from numbsparse.kernels.floats import rounded, widened
-from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.matmul.reach import reach
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.views import span
 
 DTYPES = ("float16", "bfloat16", "float32")

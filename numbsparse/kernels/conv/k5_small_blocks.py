@@ -18,8 +18,8 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.conv import chosen
 from numbsparse.kernels.conv.k1_naive import repair_lines
 from numbsparse.kernels.elementwise import THREADS, blocks
-from numbsparse.kernels.matmul.plans import on_device, planned
 from numbsparse.kernels.matmul.reach import reach
+from numbsparse.kernels.parts.plans import on_device, planned
 from numbsparse.kernels.views import span
 from numbsparse.layout import Index, Layout
 

@@ -28,7 +28,7 @@ from numba import cuda, float32, int32, uint8, uint32, uint64
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.ladder.taught import check, pairs, taught
-from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.ptx import (
     Operand,
     elect,

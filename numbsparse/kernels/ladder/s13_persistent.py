@@ -27,7 +27,7 @@ from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.ladder.s12_grouped import plan
 from numbsparse.kernels.ladder.taught import check, pairs, taught
-from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.ptx import (
     Operand,
     elect,

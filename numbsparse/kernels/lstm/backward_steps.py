@@ -33,8 +33,8 @@ from numbsparse.kernels.lstm.units import (
     taking,
     words_of,
 )
-from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.parts.one_by_one import one_by_one
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.ptx import (
     Operand,
     shfl_xor,

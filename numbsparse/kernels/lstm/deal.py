@@ -11,15 +11,16 @@ import numpy as np
 
 from numbsparse.device import SIMULATED, DeviceArray, compute_capability, multiprocessors
 from numbsparse.kernels.lstm.cell import GATES, WARPS
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_rows import in_fours
-from numbsparse.kernels.matmul.plans import planned, scratch
+from numbsparse.kernels.parts import store
 from numbsparse.kernels.parts.deal import dealt, in_turn
+from numbsparse.kernels.parts.plans import planned, scratch
+from numbsparse.kernels.parts.regions import in_fours
 from numbsparse.layout import Index
 
 B, ROWS = 32, 64  # of a block; of a tile of the batch
 # Of the state. At 256 rows the products of a step fill the GPU: 1.2 to 1.7 times as fast (H200).
 MOST_ROWS = 256
-KINDS = {"float16": "f16", "bfloat16": "bf16", "float32": "tf32"}  # of product, of a dtype
+KINDS = store.KINDS | {"float32": "tf32"}  # of product, of a dtype
 TO_BEGIN_AND_END = 2  # reads that take as long as a piece's own work
 TO_JOIN = 12  # and as long as to hand over, or add, the parts of a line that is cut
 EARLY = 0.65  # of a step: pieces that end until then, and lines of such pieces, are early

@@ -37,8 +37,8 @@ from numbsparse.kernels.lstm.units import (
     storing_twos,
     unit_of,
 )
-from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.parts.one_by_one import one_by_one
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.ptx import (
     Operand,
     as_float32,

@@ -23,7 +23,7 @@ from numbsparse.kernels.lstm.producers import (
     copying_rows,
     copying_weights,
 )
-from numbsparse.kernels.parts.ring import following
+from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.ptx import (
     add_acq_rel,
     add_release,
@@ -33,7 +33,6 @@ from numbsparse.kernels.ptx import (
     from_local,
     load_4xf32,
     mbarrier_arrive,
-    mbarrier_init,
     mbarrier_wait,
     shfl_idx,
     store_4xf32,
@@ -49,7 +48,7 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
     `plan` is that of `deal`, `of_steps` how many there are, the first row of what is copied for the
     first of them, and how far down it is to the next; `size` (batch, units, width).
     """
-    STAGES, FREE, BARS = ring.STAGES, ring.FREE, ring.BARS
+    STAGES, BARS = ring.STAGES, ring.BARS
     copy_weights, copy_rows = copying_weights(ring), copying_rows(ring)
 
     @cuda.jit(device=True)
@@ -61,9 +60,7 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
         first, last = read_starts[place], read_starts[place + 1]
         engine = maps, reads, first, last, shared, first_multiple(shared, uint32(1024)), bars
         if cuda.threadIdx.x == 0:
-            for s in range(STAGES):
-                mbarrier_init(bars, s, 2)
-                mbarrier_init(bars, FREE + s, WARPS)
+            begin_ring(bars, 0, STAGES, 2, WARPS)
             fence_mbarrier_init()
         cuda.syncthreads()
         if warp == OF_WEIGHTS:

@@ -22,13 +22,12 @@ from numba import cuda, int64, uint64
 
 from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.kernels.lstm.deal import B
+from numbsparse.kernels.parts.store import PACK
 from numbsparse.kernels.ptx import (
     as_float32,
     as_uint32,
     load_2xu32,
     load_4xu32,
-    pack_bfloat2,
-    pack_half2,
     shfl_xor,
     store_2xu32,
     store_4xu32,
@@ -40,7 +39,6 @@ COLUMNS = GATES * B  # of a line
 DOWN, TWOS = 2, 4  # rows of a thread, and twos of each row and gate
 PER_GATE = DOWN * TWOS * 2
 SUMS = GATES * PER_GATE  # of a thread, forward
-PACK = {"f16": pack_half2, "bf16": pack_bfloat2}
 UNPACK = {"f16": unpack_half2, "bf16": unpack_bfloat2}
 
 

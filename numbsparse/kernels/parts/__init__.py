@@ -1,5 +1,7 @@
 """The parts that tensor-core kernels are made of, each with its meaning in the simulator.
 
+- `aligned`: operands as copies of 16 bytes can read them.
+- `plans`: what is worked out from a layout once; `calls`: launches that are worked out once.
 - `banks`: where pieces of 16 bytes are stored in shared memory, without bank conflicts.
 - `copies`: tiles of a matrix or of blocks, loaded by `cp.async`.
 - `fragments`, `fragments_tf32`: what a lane holds of an `mma.sync`, and products of tiles.
@@ -7,7 +9,7 @@
 - `ring`: stages in shared memory, walked one after another.
 - `turns`: pieces of a sum, added one after another by the blocks of threads that have them.
 - `records`: warps that walk a plan, and request copies of what each step names.
-- `groups`: which lines of a layout are computed together.
+- `groups`: which lines of a layout are computed together; `regions`: which kept blocks are.
 - `deal`: which multiprocessor computes what, and when.
 - `swizzle`: tiles of swizzled lines, copied by the copy engine and read as registers of an mma.
 - `gathers`: tiles that a warp gathers from blocks and lines, by `cp.async`.

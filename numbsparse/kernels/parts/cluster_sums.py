@@ -14,8 +14,6 @@ from numba import cuda, float32, uint32
 
 from numbsparse.kernels.ptx import ALIGNMENT, cluster_sync, load_4xf32_at, store_4xf32
 
-LANE_BYTES = 16
-
 
 def part_bytes(warps: int, count: int) -> int:
     """Shared memory for `count` float32 of each lane."""

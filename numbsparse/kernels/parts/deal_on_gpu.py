@@ -16,8 +16,8 @@ from numba import cuda, int32, uint32
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.matmul.plans import on_gpu_of
 from numbsparse.kernels.parts.deal import schedule
+from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.ptx import shfl_xor
 from numbsparse.layout import Index
 

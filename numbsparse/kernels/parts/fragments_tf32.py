@@ -12,6 +12,7 @@ from typing import Any
 
 from numba import cuda, float32, uint32
 
+from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.banks import place, swap_for_lanes
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.ptx import load_4xf32, mma_m16n8k8_tf32
@@ -106,7 +107,7 @@ def products(precision: str, TA: int, TB: int, DEPTH: int, a: Any, b: Any) -> tu
 def chunk_products(precision: str, TA: int, TB: int) -> Any:
     """acc += a (RUN, 2 TA) times b (RUN, TB), what a lane holds of a chunk of the sum."""
     exact = precision == "highest"
-    split = splitting(exact)
+    split, clear_sums, add_sums = splitting(exact), pieces.clear(TA, TB), pieces.add(TA, TB)
     STEPS, SUMS = RUN // 2, (TA, TB, 4)
     A_HI, A_LO, B_HI, B_LO = (STEPS, 2, 2 * TA), (2, 2 * TA), (STEPS, 2, TB), (2, TB)
 
@@ -143,15 +144,9 @@ def chunk_products(precision: str, TA: int, TB: int) -> Any:
     @cuda.jit(device=True)
     def add_from_zero(a, b, acc):
         chunk = cuda.local.array(SUMS, float32)
-        for m in range(TA):
-            for n in range(TB):
-                for i in range(4):
-                    chunk[m, n, i] = 0
+        clear_sums(chunk)
         multiply_steps(a, b, chunk)
-        for m in range(TA):
-            for n in range(TB):
-                for i in range(4):
-                    acc[m, n, i] += chunk[m, n, i]
+        add_sums(acc, chunk)
 
     return add_from_zero if exact else multiply_steps
 

@@ -8,9 +8,13 @@ finite is computed once more, in float32 from start to end: rare, so simple and 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import cuda, float32, int64
+
+from numbsparse.device import DeviceArray
+from numbsparse.kernels.views import span
+from numbsparse.layout import Index
 
 
 @cuda.jit(device=True)
@@ -45,13 +49,33 @@ def plain_sum(value, a, a_at, a_step, b, b_at, b_step, count):
     return value
 
 
+class Dense(NamedTuple):
+    """What is multiplied in y = x @ w, as one argument of a kernel."""
+
+    x: Any  # along one axis
+    x_strides: tuple[int, int]
+    in_features: int
+    w: Any  # along one axis
+    w_strides: tuple[int, int]  # within a block, along the sum and across
+    indptr: Any  # which blocks each line of w has
+    indices: Any
+    blocks: Any
+
+
+def dense_of(x: DeviceArray, values: DeviceArray, index: Index, transposed: bool) -> Dense:
+    """Of x (batch, features) and w, or w.T."""
+    walk, size = index.rows if transposed else index.columns, values.shape[1]
+    x_strides = x.strides[0] // x.itemsize, x.strides[1] // x.itemsize
+    w_strides = (1, size) if transposed else (size, 1)
+    return Dense(span(x), x_strides, x.shape[1], span(values), w_strides, *walk)
+
+
 @cache
 def repairing_lines(B: int) -> Any:
     """repair(y, n, feature, dense): y[n, feature] of y = x @ w, if that is NaN.
 
-    y : (values, row stride, column stride, batch, features)
-    dense : (x, strides of x, its features, w, strides along the sum and across, and which blocks
-        each line of w has: indptr, indices, blocks)
+    y : `store.Output`
+    dense : `Dense`
     """
 
     @cuda.jit(device=True)
@@ -74,15 +98,16 @@ def repairing_lines(B: int) -> Any:
 
 
 @cache
-def repairing_blocks(B: int, swapped: bool, x_transposed: bool, dy_transposed: bool) -> Any:
-    """repair(dvalues, at, dense): number `at` of dvalues, (blocks, B, B), if that is NaN.
+def repairing_blocks(B: int) -> Any:
+    """repair(dvalues, at, dense, orders): number `at` of dvalues, (blocks, B, B), if that is NaN.
 
-    dense : (x, dy, (stride of x, of dy, features of x, of dy, batch), block rows, block columns),
-        x or dy feature-major where transposed, and x and dy in each other's place where swapped
+    dense : (x, dy, (stride of x, of dy, features of x, of dy, batch), block rows, block columns)
+    orders : whether x and dy are in each other's place, x is feature-major, and dy is
     """
 
     @cuda.jit(device=True)
-    def repair(dvalues, at, dense):
+    def repair(dvalues, at, dense, orders):
+        swapped, x_transposed, dy_transposed = orders
         x, dy, (x_stride, dy_stride, in_features, out_features, batch), rows, columns = dense
         if dvalues[at] == dvalues[at]:
             return

@@ -34,6 +34,7 @@ from numbsparse.kernels.ptx import (
     sync_warp,
     tma_store_2d,
 )
+from numbsparse.kernels.views import span
 
 BYTES = 16  # of a piece
 ROWS, FEATURES, ANY = "rows", "features", "any"  # along which y takes whole pieces
@@ -47,6 +48,21 @@ def order_of(y: DeviceArray) -> str:
         if view.is_contiguous and view.shape[1] * y.itemsize % BYTES == 0 == y.address % BYTES:
             return order
     return ANY
+
+
+class Output(NamedTuple):
+    """y, as one argument of a kernel."""
+
+    values: Any  # along one axis; of 16 bits as uint16
+    row_stride: int
+    column_stride: int
+    batch: int
+    features: int
+
+
+def output_of(y: DeviceArray) -> Output:
+    bits = span(y).view("uint16") if y.itemsize == 2 else span(y)
+    return Output(bits, *(stride // y.itemsize for stride in y.strides), *y.shape)
 
 
 class Sums(NamedTuple):
@@ -91,7 +107,7 @@ def storer(of: Sums, order: str) -> Any:
     """store(sums, columns, row, y): a warp's rows, `row` the first one's number.
 
     columns : (COLUMNS,), block columns of y, negative where there is none
-    y : (values, row stride, column stride, batch, features), values as uint16
+    y : `Output`
     """
     TILES, APART = of.TILES, of.APART
     store_tile = {ROWS: _tile_by_rows, FEATURES: _tile_by_features, ANY: _tile_by_items}[order](of)

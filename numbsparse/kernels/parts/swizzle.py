@@ -21,6 +21,8 @@ from numbsparse.kernels.ptx import (
     load_4xu32,
     tma_load_2d,
     tma_load_2d_multicast,
+    tma_load_3d,
+    tma_load_3d_multicast,
 )
 from numbsparse.kernels.ptx.tiles import swizzled
 
@@ -49,6 +51,20 @@ def load_for(transposed: bool, cluster: int = 1) -> Any:
             tma_load_2d(shared, to, x_map, column, line, bars, stage)
         else:
             tma_load_2d_multicast(shared, to, x_map, column, line, bars, stage, RANKS)
+
+    return load
+
+
+@cache
+def load_block_for(cluster: int) -> Any:
+    """tma_load_3d, for all of a cluster."""
+    if cluster == 1:
+        return tma_load_3d
+    RANKS = (1 << cluster) - 1
+
+    @cuda.jit(device=True)
+    def load(shared, to, w_map, column, row, layer, bars, stage):
+        tma_load_3d_multicast(shared, to, w_map, column, row, layer, bars, stage, RANKS)
 
     return load
 

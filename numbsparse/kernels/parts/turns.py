@@ -15,12 +15,11 @@ from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.kernels.elementwise import fill
+from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.ptx import (
     add_release,
     load_4xf32,
     load_acquire,
-    pack_bfloat2,
-    pack_half2,
     store_2xu32,
     store_4xf32,
 )
@@ -30,7 +29,6 @@ RUN = 4  # values that a thread takes at once
 AHEAD = 6  # of those, loads under way
 LEAST_TILES = 4  # of a piece
 TURN = 2.5  # what adding a piece takes, in tiles
-PACK = {"float16": pack_half2, "bfloat16": pack_bfloat2}
 
 
 class Sums(NamedTuple):

@@ -6,6 +6,8 @@ checked, not converted, because a float32 that quietly becomes a uint32 is a wro
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from llvmlite import ir
 from numba import types
 from numba.cuda.core.errors import TypingError
@@ -28,31 +30,41 @@ def order(text):
     return build
 
 
-def copy(text, shared, i, source, j, *n):
-    check_array("cp_async", shared, i)
-    check_array("cp_async", source, j)
-    if not all(isinstance(count, types.Integer) for count in n):
-        raise TypingError(f"cp_async_zero_fill takes a number of bytes, got {n[0]}")
+class Item(NamedTuple):
+    """An operand that is the address of an item of an array; without an index, of its first."""
+
+    array: Any
+    index: Any = None
+    space: int = SHARED
+    dtype: Any = None
+
+
+def on_items(name, text, operands, results=()):
+    """An instruction that reads or writes where its items are; other operands are types.
+
+    Their order is that of the text and of the intrinsic, which takes an item as array and index.
+    """
+    taken = []
+    for operand in operands:
+        if isinstance(operand, Item):
+            index = types.int64 if operand.index is None else operand.index
+            check_array(name, operand.array, index, operand.dtype)
+            taken += [operand.array] if operand.index is None else [operand.array, types.int64]
+        else:
+            taken.append(operand)
 
     def build(context, builder, signature, args):
-        target = address(context, builder, shared, args[0], args[1], SHARED)
-        origin = address(context, builder, source, args[2], args[3], GLOBAL)
-        emit(builder, text, [], [target, origin, *args[4:]], memory=True)
-        return context.get_dummy_value()
+        rest, values = iter(args), []
+        for operand in operands:
+            value = next(rest)
+            if isinstance(operand, Item):
+                i = i64(0) if operand.index is None else next(rest)
+                value = address(context, builder, operand.array, value, i, operand.space)
+            values.append(value)
+        kinds = [context.get_value_type(kind) for kind in results]
+        return _packed(context, builder, signature, emit(builder, text, kinds, values, memory=True))
 
-    return types.void(shared, types.int64, source, types.int64, *(u32 for _ in n)), build
-
-
-def ldmatrix(name, shared, i):
-    check_array(name, shared, i)
-
-    def build(context, builder, signature, args):
-        source = address(context, builder, shared, args[0], args[1], SHARED)
-        text = name + " {$0, $1, $2, $3}, [$4];"
-        results = emit(builder, text, 4 * [i32], [source], memory=True)
-        return context.make_tuple(builder, signature.return_type, results)
-
-    return types.UniTuple(u32, 4)(shared, types.int64), build
+    return _result(results)(*taken), build
 
 
 def ldmatrix_if(name, shared, i, wanted, *kept):
@@ -72,15 +84,8 @@ def ldmatrix_if(name, shared, i, wanted, *kept):
 
 
 def stmatrix(name, shared, i, *registers):
-    check_array(name, shared, i)
     _check(name, 4 * [u32], registers)
-
-    def build(context, builder, signature, args):
-        target = address(context, builder, shared, args[0], args[1], SHARED)
-        emit(builder, name + " [$0], {$1, $2, $3, $4};", [], [target, *args[2:]], memory=True)
-        return context.get_dummy_value()
-
-    return types.void(shared, types.int64, u32, u32, u32, u32), build
+    return on_items(name, name + " [$0], {$1, $2, $3, $4};", [Item(shared, i), *registers])
 
 
 def mma(name, *operands):
@@ -101,12 +106,24 @@ def on_registers(text, results, wanted, got, ordered=False):
     def build(context, builder, signature, args):
         kinds = [context.get_value_type(kind) for kind in results]
         values = emit(builder, text, kinds, args, memory=ordered)
-        if len(values) == 1:
-            return values[0]
-        return context.make_tuple(builder, signature.return_type, values)
+        return _packed(context, builder, signature, values)
 
-    returned = results[0] if len(results) == 1 else types.UniTuple(results[0], len(results))
-    return returned(*wanted), build
+    return _result(results)(*wanted), build
+
+
+def _result(results):
+    """What an instruction of these results returns: nothing, the one, or a tuple."""
+    if len(results) > 1:
+        return types.UniTuple(results[0], len(results))
+    return results[0] if results else types.void
+
+
+def _packed(context, builder, signature, values):
+    if signature.return_type == types.void:
+        return context.get_dummy_value()
+    if len(values) == 1:
+        return values[0]
+    return context.make_tuple(builder, signature.return_type, values)
 
 
 def same_bits(result, wanted, got):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from llvmlite import ir
 from numba import types
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import intrinsic
@@ -10,10 +9,12 @@ from numba.cuda.extending import intrinsic
 from numbsparse.kernels.ptx.assembly import (
     GLOBAL,
     SHARED,
+    Item,
     address,
     check_array,
-    emit,
     i32,
+    i64,
+    on_items,
     on_registers,
     order,
     u32,
@@ -24,18 +25,18 @@ _WAIT = (
     "@!done bra AGAIN; }"
 )
 _COPY = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"
-_LOAD_2D = _COPY.format(2) + " [$0], [$1, {$3, $4}], [$2];"
-_LOAD_3D = _COPY.format(3) + " [$0], [$1, {$3, $4, $5}], [$2];"
-_LOAD_5D = _COPY.format(5) + " [$0], [$1, {$3, $4, $5, $6, $7}], [$2];"
+_LOAD_2D = _COPY.format(2) + " [$0], [$1, {$2, $3}], [$4];"
+_LOAD_3D = _COPY.format(3) + " [$0], [$1, {$2, $3, $4}], [$5];"
+_LOAD_5D = _COPY.format(5) + " [$0], [$1, {$2, $3, $4, $5, $6}], [$7];"
 _MULTICAST = "{ .reg .b16 ranks; cvt.u16.u32 ranks, "
 _LOAD_2D_MULTICAST = (
-    f"{_MULTICAST} $5; {_COPY.format(2)}.multicast::cluster [$0], [$1, {{$3, $4}}], [$2], ranks; }}"
+    f"{_MULTICAST} $5; {_COPY.format(2)}.multicast::cluster [$0], [$1, {{$2, $3}}], [$4], ranks; }}"
 )
 _STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.bulk_group "
 _STORE_2D = _STORE.format(2) + "[$1, {$2, $3}], [$0];"
 _STORE_5D = _STORE.format(5) + "[$1, {$2, $3, $4, $5, $6}], [$0];"
 _LOAD_3D_MULTICAST = (
-    f"{_MULTICAST} $6; {_COPY.format(3)}.multicast::cluster [$0], [$1, {{$3, $4, $5}}], [$2], "
+    f"{_MULTICAST} $6; {_COPY.format(3)}.multicast::cluster [$0], [$1, {{$2, $3, $4}}], [$5], "
     "ranks; }"
 )
 _BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
@@ -90,12 +91,12 @@ def let_next_kernel_start(typing):
 @intrinsic
 def fence_tensor_map(typing, tensor_map):
     text = "fence.proxy.tensormap::generic.acquire.gpu [$0], 128;"
-    return _on_map("fence_tensor_map", text, tensor_map)
+    return on_items("fence_tensor_map", text, [_map(tensor_map)])
 
 
 @intrinsic
 def prefetch_tensor_map(typing, tensor_map):
-    return _on_map("prefetch_tensor_map", "prefetch.tensormap [$0];", tensor_map)
+    return on_items("prefetch_tensor_map", "prefetch.tensormap [$0];", [_map(tensor_map)])
 
 
 @intrinsic
@@ -145,19 +146,8 @@ def bulk_wait_read(typing):
 
 @intrinsic
 def bulk_load(typing, shared, i, source, j, nbytes, bars, k):
-    check_array("bulk_load", shared, i)
-    check_array("bulk_load", source, j)
-    check_array("bulk_load", bars, k, types.uint64)
-
-    def build(context, builder, signature, args):
-        target = address(context, builder, shared, args[0], args[1], SHARED)
-        origin = address(context, builder, source, args[2], args[3], GLOBAL)
-        bar = address(context, builder, bars, args[5], args[6], SHARED)
-        emit(builder, _BULK, [], [target, origin, args[4], bar], memory=True)
-        return context.get_dummy_value()
-
-    place = types.int64
-    return types.void(shared, place, source, place, u32, bars, place), build
+    items = [Item(shared, i), Item(source, j, GLOBAL), u32, Item(bars, k, dtype=types.uint64)]
+    return on_items("bulk_load", _BULK, items)
 
 
 @intrinsic
@@ -165,68 +155,30 @@ def first_multiple(typing, shared, nbytes):
     check_array("first_multiple", shared, nbytes)
 
     def build(context, builder, signature, args):
-        start = address(context, builder, shared, args[0], ir.Constant(_i64, 0), SHARED)
+        start = address(context, builder, shared, args[0], i64(0), SHARED)
         gap = builder.urem(builder.neg(start), args[1])
         return builder.udiv(gap, i32(shared.dtype.bitwidth // 8))
 
     return u32(shared, u32), build
 
 
-_i64 = ir.IntType(64)
-
-
 def _load(text, shared, i, tensor_map, bars, j, *numbers, axes=3):
-    check_array("tma_load", shared, i)
-    check_array("tma_load", tensor_map, types.int64, types.int64)
-    check_array("tma_load", bars, j, types.uint64)
-
-    def build(context, builder, signature, args):
-        target = address(context, builder, shared, args[0], args[1], SHARED)
-        origin = address(context, builder, tensor_map, args[2], ir.Constant(_i64, 0), GLOBAL)
-        bar_at = 3 + axes
-        bar = address(context, builder, bars, args[bar_at], args[bar_at + 1], SHARED)
-        rest = [*args[3:bar_at], *args[bar_at + 2 :]]
-        emit(builder, text, [], [target, origin, bar, *rest], memory=True)
-        return context.get_dummy_value()
-
-    where = (types.int32,) * axes
-    ranks = (u32,) * (len(numbers) - axes)
-    return types.void(shared, types.int64, tensor_map, *where, bars, types.int64, *ranks), build
+    where, ranks = [types.int32] * axes, [u32] * (len(numbers) - axes)
+    bar = Item(bars, j, dtype=types.uint64)
+    return on_items("tma_load", text, [Item(shared, i), _map(tensor_map), *where, bar, *ranks])
 
 
 def _store(text, shared, i, tensor_map, axes):
-    check_array("tma_store", shared, i)
-    check_array("tma_store", tensor_map, types.int64, types.int64)
-
-    def build(context, builder, signature, args):
-        origin = address(context, builder, shared, args[0], args[1], SHARED)
-        target = address(context, builder, tensor_map, args[2], ir.Constant(_i64, 0), GLOBAL)
-        emit(builder, text, [], [origin, target, *args[3:]], memory=True)
-        return context.get_dummy_value()
-
-    return types.void(shared, types.int64, tensor_map, *(types.int32,) * axes), build
+    where = [types.int32] * axes
+    return on_items("tma_store", text, [Item(shared, i), _map(tensor_map), *where])
 
 
-def _on_map(name, text, tensor_map):
-    check_array(name, tensor_map, types.int64, types.int64)
-
-    def build(context, builder, signature, args):
-        where = address(context, builder, tensor_map, args[0], ir.Constant(_i64, 0), GLOBAL)
-        emit(builder, text, [], [where], memory=True)
-        return context.get_dummy_value()
-
-    return types.void(tensor_map), build
+def _map(tensor_map):
+    return Item(tensor_map, None, GLOBAL, types.int64)
 
 
 def _on_barrier(text, bars, i, *operand):
     name = text.replace("{ .reg .pred done; AGAIN: ", "").split(".shared")[0]
-    check_array(name, bars, i, types.uint64)
     if not all(isinstance(n, types.Integer) for n in operand):
         raise TypingError(f"{name} takes an integer, got {operand[0]}")
-
-    def build(context, builder, signature, args):
-        bar = address(context, builder, bars, args[0], args[1], SHARED)
-        emit(builder, text, [], [bar, *args[2:]], memory=True)
-        return context.get_dummy_value()
-
-    return types.void(bars, types.int64, *(u32 for _ in operand)), build
+    return on_items(name, text, [Item(bars, i, dtype=types.uint64), *(u32 for _ in operand)])

@@ -5,18 +5,20 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import intrinsic
 
 from numbsparse.kernels.ptx.assembly import (
     SHARED,
+    Item,
     address,
     check_array,
     emit,
+    f32,
     i32,
     i64,
+    on_items,
     order,
     u32,
 )
@@ -33,8 +35,6 @@ _LOAD_AT = (
     "ld.shared::cluster.v4.f32 {$0, $1, $2, $3}, [there]; }"
 )
 
-FLOAT = ir.FloatType()
-
 _OF_FIRST = "shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;"
 
 
@@ -45,26 +45,14 @@ def cluster_sync(typing):
 
 @intrinsic
 def mbarrier_arrive_at(typing, bars, i, rank):
-    check_array("mbarrier_arrive_at", bars, i, types.uint64)
-
-    def build(context, builder, signature, args):
-        bar = address(context, builder, bars, args[0], args[1], SHARED)
-        emit(builder, _ARRIVE, [], [bar, args[2]], memory=True)
-        return context.get_dummy_value()
-
-    return types.void(bars, types.int64, u32), build
+    items = [Item(bars, i, dtype=types.uint64), u32]
+    return on_items("mbarrier_arrive_at", _ARRIVE, items)
 
 
 @intrinsic
 def load_4xf32_at(typing, shared, j, rank):
-    check_array("load_4xf32_at", shared, j, types.float32)
-
-    def build(context, builder, signature, args):
-        place = address(context, builder, shared, args[0], args[1], SHARED)
-        values = emit(builder, _LOAD_AT, 4 * [FLOAT], [place, args[2]], memory=True)
-        return context.make_tuple(builder, signature.return_type, values)
-
-    return types.UniTuple(types.float32, 4)(shared, types.int64, u32), build
+    items = [Item(shared, j, dtype=f32), u32]
+    return on_items("load_4xf32_at", _LOAD_AT, items, 4 * [f32])
 
 
 @cache
@@ -102,7 +90,7 @@ def wgmma_pairs(kind: str, units: int, n: int, k_steps: int, width: int, b: Oper
 
 def _multiply(text: str, count: int, units: int) -> Any:
     """Of the operands of `text`, the results come first, then the start, the number, the places."""
-    accumulators, places = types.UniTuple(types.float32, count), types.UniTuple(u32, 2 * units)
+    accumulators, places = types.UniTuple(f32, count), types.UniTuple(u32, 2 * units)
 
     def multiply(typing, acc, shared, i, where, number):
         if acc != accumulators or where != places:

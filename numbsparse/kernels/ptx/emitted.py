@@ -10,11 +10,12 @@ from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import intrinsic
 
 from numbsparse.kernels.ptx.assembly import (
-    copy,
+    GLOBAL,
+    Item,
     f32,
-    ldmatrix,
     ldmatrix_if,
     mma,
+    on_items,
     on_registers,
     order,
     same_bits,
@@ -28,12 +29,16 @@ from numbsparse.kernels.ptx.assembly import (
 
 @intrinsic
 def cp_async(typing, shared, i, source, j):
-    return copy("cp.async.cg.shared.global [$0], [$1], 16;", shared, i, source, j)
+    text = "cp.async.cg.shared.global [$0], [$1], 16;"
+    return on_items("cp_async", text, [Item(shared, i), Item(source, j, GLOBAL)])
 
 
 @intrinsic
 def cp_async_zero_fill(typing, shared, i, source, j, n):
-    return copy("cp.async.cg.shared.global [$0], [$1], 16, $2;", shared, i, source, j, n)
+    if not isinstance(n, types.Integer):
+        raise TypingError(f"cp_async_zero_fill takes a number of bytes, got {n}")
+    text = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
+    return on_items("cp_async_zero_fill", text, [Item(shared, i), Item(source, j, GLOBAL), u32])
 
 
 @intrinsic
@@ -50,12 +55,16 @@ def cp_async_wait(typing, n):
 
 @intrinsic
 def ldmatrix_x4(typing, shared, i):
-    return ldmatrix("ldmatrix.sync.aligned.m8n8.x4.shared.b16", shared, i)
+    return _ldmatrix("ldmatrix.sync.aligned.m8n8.x4.shared.b16", shared, i)
 
 
 @intrinsic
 def ldmatrix_x4_trans(typing, shared, i):
-    return ldmatrix("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", shared, i)
+    return _ldmatrix("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", shared, i)
+
+
+def _ldmatrix(name, shared, i):
+    return on_items(name, name + " {$0, $1, $2, $3}, [$4];", [Item(shared, i)], 4 * [u32])
 
 
 @intrinsic

@@ -28,8 +28,9 @@ from numbsparse.kernels.conv.k2_tensor_core.products import (
 )
 from numbsparse.kernels.conv.walks import Units, line_units
 from numbsparse.kernels.conv.window import cut
-from numbsparse.kernels.matmul.aligned import aligned_rows
-from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.aligned import aligned_rows
+from numbsparse.kernels.parts.pieces import clear
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cp_async,
@@ -100,7 +101,7 @@ def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, 
     adds = line_product(arithmetic, B, TA, transposed)
     ITEM, PIECE, UNITS, add_products = adds.item, adds.PIECE, adds.UNITS, adds.add
     read_by, first_piece, begin_w = adds.read_by, adds.first_piece, adds.begin_w
-    store = store_tile(arithmetic, TA, TB, stored)
+    store, clear_sums = store_tile(arithmetic, TA, TB, stored), clear(TA, TB)
     fetch_x = fetch_rows(B, THREADS, PIECE, adds.x_place)
     fetch_w = fetch_blocks(B, THREADS, transposed, edge, PIECE, adds.w_place)
 
@@ -126,10 +127,7 @@ def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, 
         across = first_piece(lane)
         for u in range(UNITS):
             base[u] = in_box(places[own + read_by(u, lane)], tiling.box)
-        for m in range(TA):
-            for n in range(TB):
-                for i in range(4):
-                    acc[m, n, i] = 0
+        clear_sums(acc)
         cuda.syncthreads()
         spread(places, tiling.rows, tiling.images, tiling.box)
         w_lane = tiling.rows * B + begin_w(0, 0)
@@ -172,10 +170,7 @@ def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, 
                 line = units.line[unit]
                 if unit + 1 == end or units.line[unit + 1] != line:
                     store(acc, y, out_rows, own, line * B, features)
-                    for m in range(TA):
-                        for n in range(TB):
-                            for i in range(4):
-                                acc[m, n, i] = 0
+                    clear_sums(acc)
 
     return kernel
 

@@ -11,7 +11,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
-from numbsparse.kernels.card import multiprocessors
+from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.conv.boxes import (
     fetch_rows,
     find_outputs,
@@ -25,7 +25,8 @@ from numbsparse.kernels.conv.k2_tensor_core.products import box_product, coordin
 from numbsparse.kernels.conv.walks import Items, block_items
 from numbsparse.kernels.conv.window import cut
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.pieces import clear
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.turns import add_in_turn, pieces_of, sums_into
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 
@@ -94,13 +95,12 @@ def item_kernel(arithmetic: str, B: int, BM: int) -> Any:
     ITEM, PIECE, begin_dy, add_rows = adds.item, adds.PIECE, adds.begin_dy, adds.add
     fetch_x = fetch_rows(B, THREADS, PIECE, adds.x_place)
     fetch_dy = fetch_rows(B, THREADS, PIECE, adds.dy_place)
-    gather = gather_sums(arithmetic, B, PER)
+    gather, clear_sums = gather_sums(arithmetic, B, PER), clear(TA, TB)
     of_16_bit = is_16_bit(arithmetic)
     add = add_in_turn(arithmetic if of_16_bit else "float32", B, THREADS)
-    most = 65536 // (PER_SM * THREADS) // 8 * 8 if B < 64 or of_16_bit else 248
-    limit = {} if SIMULATED else {"max_registers": min(most, 248)}
+    resident = PER_SM if B < 64 or of_16_bit else 1
 
-    @cuda.jit(**limit)
+    @cuda.jit(**registers(resident * THREADS))
     def kernel(x, dy, batch, tiling, view, items, sums, stage):
         ring = cuda.shared.array(0, ITEM, ALIGNMENT)  # stages, each a box of x and a tile of dy
         whole = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory, in the end
@@ -132,10 +132,7 @@ def item_kernel(arithmetic: str, B: int, BM: int) -> Any:
             shifts[p] = 0
             if p < mine:
                 shifts[p] = items.shift[entry + (group * PER + p) // PARTS]
-            for m in range(TA):
-                for n in range(TB):
-                    for i in range(4):
-                        acc[p, m, n, i] = 0
+            clear_sums(acc[p])
         spread(places, tiling.rows, tiling.images, tiling.box)
         spread(out_places, BM, tiling.images, tiling.tile)
         cuda.syncthreads()

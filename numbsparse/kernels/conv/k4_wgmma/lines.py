@@ -20,7 +20,7 @@ from numba import cuda, float32, int32, int64, uint32, uint64
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
-from numbsparse.kernels.card import multiprocessors
+from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.conv.boxes import fetch_box, pixel_map, spread, start_rings, tile_of
 from numbsparse.kernels.conv.k4_wgmma.products import (
     LineProduct,
@@ -39,7 +39,7 @@ from numbsparse.kernels.conv.window import (
     cut,
     square_shapes,
 )
-from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     elect,
@@ -58,11 +58,6 @@ class Rings(NamedTuple):
     X_STAGES: int
     W_STAGES: int
     W_TAPS: int
-
-
-def registers(warps: int) -> dict[str, Any]:
-    """For cuda.jit: a quarter of a multiprocessor has 16384 registers for so many warps."""
-    return {} if SIMULATED else {"max_registers": min(16384 // (32 * warps) // 8 * 8, 248)}
 
 
 class Shape(NamedTuple):
@@ -153,7 +148,7 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
     begin, start, store, end = adds.begin, adds.start, adds.store, adds.end
     fetch, walk = fetcher(B, shape.rings, adds), walker(shape.rings, adds)
 
-    @cuda.jit(**registers(shape.RESIDENT * (WARPGROUPS + 1)))
+    @cuda.jit(**registers(shape.RESIDENT * 128 * (WARPGROUPS + 1)))
     def kernel(x_map, w, y, tiling, units, schedule):
         whole = cuda.shared.array(0, ITEM)
         # Boxes, blocks of w, and of each warp what it stores; from where swizzled lines begin.

@@ -24,6 +24,7 @@ from numbsparse.kernels.conv.window import PIXELS, SIDE, Three, View
 from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.fragments_tf32 import coordinates
 from numbsparse.kernels.parts.split import split_exact, splitting
+from numbsparse.kernels.parts.store import KINDS
 from numbsparse.kernels.ptx import (
     Operand,
     as_float32,
@@ -46,7 +47,6 @@ from numbsparse.kernels.ptx import (
 )
 from numbsparse.kernels.views import span
 
-KINDS = {"float16": "f16", "bfloat16": "bf16"}
 ROWS = 16  # of a warp
 CHUNK, RUN = 16, 4  # terms of a sum that four lanes hold, each four neighbours
 SPLIT_THREADS = 128

@@ -16,7 +16,7 @@ from numba import cuda, float32, int32, int64, uint16, uint32, uint64
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
-from numbsparse.kernels.card import multiprocessors
+from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.conv.boxes import (
     fetch_box,
     in_box,
@@ -25,12 +25,11 @@ from numbsparse.kernels.conv.boxes import (
     start_rings,
     tile_of,
 )
-from numbsparse.kernels.conv.k4_wgmma.lines import registers
-from numbsparse.kernels.conv.k4_wgmma.products import KINDS
 from numbsparse.kernels.conv.walks import TapItems, tap_items
 from numbsparse.kernels.conv.window import PIXELS, Cut, Pass, Window, cut, square_shapes
-from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import following
+from numbsparse.kernels.parts.store import KINDS
 from numbsparse.kernels.parts.turns import add_in_turn, pieces_of, sums_into
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
@@ -119,7 +118,7 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int) -> Any
     start_from, placed, fetch = zeros(COUNT), places_from(0, UNITS), step_fetcher(B, STAGES)
     gather, add = gather_units(B, UNITS), add_in_turn(dtype, B, THREADS, PARTS)
 
-    @cuda.jit(**registers(WARPGROUPS + 1))
+    @cuda.jit(**registers(128 * (WARPGROUPS + 1)))
     def kernel(x_map, dy_map, tiling, plan, sums, stage):
         whole = cuda.shared.array(0, uint16)
         # Stages, each a box of x and a tile of dy; from where swizzled lines begin.

@@ -26,7 +26,6 @@ from typing import Any
 from numba import cuda, float32, from_dtype, uint32
 
 from numbsparse.device.launch import launch
-from numbsparse.kernels.matmul.aligned import BYTES, aligned_rows
 from numbsparse.kernels.matmul.k3_registers import FEW, LEAST_THREADS, QUAD, Tile, products
 from numbsparse.kernels.matmul.k4_pipelined.fetches import (
     RUNS,
@@ -39,6 +38,7 @@ from numbsparse.kernels.matmul.k4_pipelined.fetches import (
     slot_of,
 )
 from numbsparse.kernels.matmul.reach import reach
+from numbsparse.kernels.parts.aligned import BYTES, aligned_rows
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait, store_4xf32
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)  # a row of 4 float16 is shorter than a copy

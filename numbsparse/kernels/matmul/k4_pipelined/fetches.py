@@ -7,8 +7,8 @@ from typing import Any
 
 from numba import cuda, uint32
 
-from numbsparse.kernels.matmul.aligned import BYTES
 from numbsparse.kernels.matmul.k3_registers import QUAD, Tile
+from numbsparse.kernels.parts.aligned import BYTES
 from numbsparse.kernels.ptx import cp_async_zero_fill
 
 STAGES = 3

@@ -26,11 +26,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from numbsparse.kernels.matmul.aligned import aligned_rows
 from numbsparse.kernels.matmul.k5_tensor_core.lines import Tile, multiply_lines
 from numbsparse.kernels.matmul.k5_tensor_core.regions import multiply_regions
 from numbsparse.kernels.matmul.k5_tensor_core.weight_grad import multiply_blocks
 from numbsparse.kernels.matmul.reach import reach
+from numbsparse.kernels.parts.aligned import aligned_rows
 
 BLOCK_SIZES = (16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")

@@ -14,12 +14,13 @@ from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.matmul.aligned import aligned_lines
 from numbsparse.kernels.matmul.k5_tensor_core.store import any_nan, store, stored
-from numbsparse.kernels.matmul.plans import on_gpu_of, planned
+from numbsparse.kernels.parts.aligned import aligned_lines
 from numbsparse.kernels.parts.copies import copying, copying_matrix
 from numbsparse.kernels.parts.deal_on_gpu import ranking
 from numbsparse.kernels.parts.fragments import MMA, Products, Side, piece_of, products
+from numbsparse.kernels.parts.pieces import clear
+from numbsparse.kernels.parts.plans import on_gpu_of, planned
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 from numbsparse.kernels.views import span
 from numbsparse.layout import Index
@@ -224,7 +225,7 @@ def line_kernel(shape: Shape) -> Any:
     TA, TB, ACC = made.TA, made.TB, (made.TA, made.TB, 4)
     ROUNDS, find, fetch = fetching(shape, x_places, w_places)
     store_tile = store(arithmetic, TA, TB, shape.y_transposed and not swapped, wide)
-    repair = repairing(shape)
+    repair, clear_sums = repairing(shape), clear(TA, TB)
     repairs, nan_in = arithmetic == "highest", any_nan(*ACC)
     # Three blocks of threads to a multiprocessor, at the price of a few registers kept in memory.
     three = arithmetic == "highest" and B <= 32 and not SIMULATED
@@ -236,10 +237,7 @@ def line_kernel(shape: Shape) -> Any:
     ):
         ring = cuda.shared.array(0, ITEM, ALIGNMENT)  # stages, each of x and of w
         acc = cuda.local.array(ACC, float32)
-        for m in range(TA):
-            for n in range(TB):
-                for i in range(4):
-                    acc[m, n, i] = 0
+        clear_sums(acc)
         block, strips = uint32(cuda.blockIdx.x), uint32(order.size)
         top, left = uint32(block // strips * BM), uint32(order[block % strips] * BN)
         first, last = indptr[left // B], indptr[left // B + 1]

@@ -15,19 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda, float32, int32, int64, uint32
 
-from numbsparse.device import SIMULATED, empty
+from numbsparse.device import empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.card import multiprocessors, shared_memory
+from numbsparse.kernels.card import multiprocessors, registers, shared_memory
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.matmul.aligned import aligned_lines
 from numbsparse.kernels.matmul.k5_tensor_core.store import any_nan, store_float32, stored
-from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.aligned import aligned_lines
 from numbsparse.kernels.parts.copies import copying_matrix
 from numbsparse.kernels.parts.deal import begins, in_order
 from numbsparse.kernels.parts.fragments import Products, Side, products
 from numbsparse.kernels.parts.fragments_tf32 import PIECE
 from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.parts.pieces import add_saved, clear, save
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 from numbsparse.layout import Index
 
@@ -283,10 +283,8 @@ def region_kernel(cells: Cells) -> Any:
     (TA, TB, _), ACC = cells.sums, (CELLS, *cells.sums)
     clear_sums, save_sums = clear(TA, TB), save(TA, TB)
     fetch, add_step, finish = fetching(cells), adding_cells(cells), finishing(cells, CELLS)
-    limit = {} if SIMULATED else {"max_registers": 65536 // (THREADS * region.PER_SM) // 8 * 8}
-    limit = {name: min(registers, 248) for name, registers in limit.items()}
 
-    @cuda.jit(**limit)
+    @cuda.jit(**registers(THREADS * region.PER_SM))
     def kernel(
         x, x_stride, in_features, dy, dy_stride, out_features, batch, tiles, codes, targets,
         dvalues, parts, whole, pieces

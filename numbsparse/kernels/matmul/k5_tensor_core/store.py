@@ -14,7 +14,7 @@ import numpy as np
 from numba import cuda, float32, uint16, uint32, uint64
 
 from numbsparse.device import DeviceArray
-from numbsparse.kernels.matmul.aligned import BYTES
+from numbsparse.kernels.parts.aligned import BYTES
 from numbsparse.kernels.parts.fragments import MMA, PACK, column_of, row_of
 from numbsparse.kernels.parts.fragments_tf32 import coordinates
 from numbsparse.kernels.ptx import shfl_xor, store_4xf32

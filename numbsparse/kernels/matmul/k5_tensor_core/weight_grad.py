@@ -14,9 +14,9 @@ import numpy as np
 from numba import cuda, float32, int64, uint16, uint32
 
 from numbsparse.device.launch import launch
-from numbsparse.kernels.matmul.aligned import aligned_lines
 from numbsparse.kernels.matmul.k5_tensor_core.store import store_16, stored
 from numbsparse.kernels.parts import pieces
+from numbsparse.kernels.parts.aligned import aligned_lines
 from numbsparse.kernels.parts.copies import copying_matrix
 from numbsparse.kernels.parts.fragments import PIECE, Side, column_of, products, row_of
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait

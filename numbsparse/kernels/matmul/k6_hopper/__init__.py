@@ -34,7 +34,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numpy as np
 from numba import cuda, float32, uint8, uint32, uint64
 
 from numbsparse.device import DeviceArray
@@ -42,18 +41,26 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.aligned import aligned, aligned_either_way
 from numbsparse.kernels.matmul.k6_hopper import plan_on_gpu  # noqa: F401, which enters its plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad as gradient
 from numbsparse.kernels.matmul.k6_hopper.consume import consumer
-from numbsparse.kernels.matmul.k6_hopper.plan import ALIGNED, LINE, Form, line_tiles, steps_of
+from numbsparse.kernels.matmul.k6_hopper.plan import (
+    ALIGNED,
+    LINE,
+    Form,
+    Plan,
+    line_tiles,
+    steps_of,
+)
 from numbsparse.kernels.matmul.k6_hopper.produce import X, Y, producer, w_box, x_box
-from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.matmul.reach import reach
+from numbsparse.kernels.parts.aligned import aligned, aligned_either_way
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.images import images_of
+from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring
-from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, box_of, order_of
+from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, box_of, order_of, output_of
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
@@ -63,18 +70,7 @@ from numbsparse.kernels.ptx import (
     more_registers,
     shfl_idx,
 )
-from numbsparse.kernels.views import span
 from numbsparse.layout import Index
-
-__all__ = [
-    "BLOCK_SIZES",
-    "DTYPES",
-    "forward",
-    "input_grad",
-    "tile_choices",
-    "unsupported",
-    "weight_grad",
-]
 
 BLOCK_SIZES = (32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
@@ -82,9 +78,7 @@ PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left
 
 unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
-TOGETHER = (
-    2  # tiles of rows of float32 that multiply a block of w one after another, in the L2 cache
-)
+TOGETHER = 2  # tiles of rows of float32 that multiply a block of w in turn, in the L2 cache
 
 
 def forward(x, values, index, y, precision="highest", tile=0):
@@ -130,21 +124,17 @@ def along_lines(
     records, strips, lengths = planned(index, steps_of, transposed, tile, ragged)
     together = 1 if is_16_bit else TOGETHER
     tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units, together)
-    plan = records, strips, tiles, tile_starts
-    sizes = (*(stride // y.itemsize for stride in y.strides), batch, features)
+    work = Plan(records, strips, tiles, tile_starts), output_of(y)
     if is_16_bit:
-        kernel, maps = kernel_of_16_bit(form), maps_of(form, lines, values, edge, y)
-        args: tuple[Any, ...] = maps, *plan, span(y).view(np.uint16), sizes
+        kernel = kernel_of_16_bit(form)
+        args: tuple[Any, ...] = maps_of(form, lines, values, edge, y), *work
     else:
         kernel, maps = kernel_of_float32(form), tensor_maps((lines, x_box(form), LINE))
         rows = index.block_columns if transposed else index.block_rows
         strides = (1, size) if transposed else (size, 1)  # of w, along the sum and across
         images = images_of(values, strides, rows, x.shape[1], tile.N, tile.DEPTH, x_transposed)
         x = lines.T if x_transposed else lines
-        x_strides = tuple(stride // 4 for stride in x.strides)
-        walk = index.rows if transposed else index.columns
-        dense = span(x), x_strides, x.shape[1], span(values), strides, *walk
-        args = maps, images, *plan, span(y), sizes, *dense
+        args = maps, images, *work, dense_of(x, values, index, transposed)
     blocks, nbytes = (len(tile_starts) - 1) * tile.CLUSTER, tile.SHARED_BYTES
     cluster = (tile.CLUSTER,) if tile.CLUSTER > 1 else None
     launch(kernel, blocks, tile.THREADS, *args, shared_bytes=nbytes, cluster=cluster)
@@ -170,10 +160,7 @@ def kernel_of_16_bit(form: Form) -> Any:
     run, LAST = roles(form), X if form.order == ANY else Y
 
     @cuda.jit(**form.tile.options)
-    def kernel(maps, records, strips, tiles, tile_starts, values, sizes):
-        row_stride, column_stride, batch, features = sizes
-        y = values, row_stride, column_stride, batch, features
-        plan = records, strips, tiles, tile_starts
+    def kernel(maps, plan, y):
         run((maps,), plan, y, maps[LAST])
 
     return kernel
@@ -184,14 +171,7 @@ def kernel_of_float32(form: Form) -> Any:
     run = roles(form)
 
     @cuda.jit(**form.tile.options)
-    def kernel(
-        maps, images, records, strips, tiles, tile_starts, values, sizes,
-        x, x_strides, in_features, w, w_strides, indptr, indices, blocks,
-    ):  # fmt: skip
-        row_stride, column_stride, batch, features = sizes
-        y = values, row_stride, column_stride, batch, features
-        plan = records, strips, tiles, tile_starts
-        dense = x, x_strides, in_features, w, w_strides, indptr, indices, blocks
+    def kernel(maps, images, plan, y, dense):
         run((maps, images), plan, y, dense)
 
     return kernel
@@ -210,7 +190,6 @@ def roles(form: Form) -> Any:
 
     @cuda.jit(device=True)
     def run(source, plan, y, more):
-        records, strips, tiles, tile_starts = plan
         whole = cuda.shared.array(0, VALUE, ALIGNMENT)
         base = first_multiple(whole, ALIGNED)
         shared, base = whole[base * SLICED :], uint32(base * (1 - SLICED))
@@ -226,18 +205,18 @@ def roles(form: Form) -> Any:
         if CLUSTER > 1:
             cluster_sync()
         unit = cuda.blockIdx.x // CLUSTER
-        first, last = tile_starts[unit], tile_starts[unit + 1]
+        first, last = plan.tile_starts[unit], plan.tile_starts[unit + 1]
         warp = shfl_idx(uint32(t // 32), 0)
         if warp >= WARPS:
             if FEWER:
                 fewer_registers(FEWER)
             fetcher = uint32(warp - WARPS)
             if not FEWER or fetcher == 0:
-                produce(fetcher, source, records, tiles, first, last, shared, base, bars, info)
+                produce(fetcher, source, plan, first, last, shared, base, bars, info)
         else:
             if MORE:
                 more_registers(MORE)
-            consume(strips, tiles, first, last, shared, base, bars, info, y, more)
+            consume(plan, first, last, shared, base, bars, info, y, more)
         if CLUSTER > 1:
             cluster_sync()  # the others may still arrive at barriers here
 

@@ -15,6 +15,7 @@ from typing import Any
 from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, LINE, MOST, Form, Tile
+from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.repair import repairing_lines
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.store import ANY, box_storer, storer, storer_of_float32
@@ -40,10 +41,9 @@ from numbsparse.kernels.ptx import (
 
 @cache
 def consumer(form: Form) -> Any:
-    """consume(strips, tiles, first, last, shared, base, bars, info, y, more).
+    """consume(plan, first, last, shared, base, bars, info, y, more).
 
-    y : (values, row stride, column stride, batch, features)
-    more : the map of y; of float32, what `repairing_lines` takes
+    more : the map of y; of float32, what is multiplied
     """
     tile = form.tile
     STAGES, STAGE_BYTES, ROWS = tile.STAGES, tile.STAGE_BYTES, tile.ROWS
@@ -60,7 +60,8 @@ def consumer(form: Form) -> Any:
     RING_BYTES, BUFFER = tile.RING_BYTES, tile.BUFFER_BYTES
 
     @cuda.jit(device=True)
-    def consume(strips, tiles, first, last, shared, base, bars, info, y, more):
+    def consume(plan, first, last, shared, base, bars, info, y, more):
+        strips, tiles = plan.strips, plan.tiles
         t = uint32(cuda.threadIdx.x)
         warpgroup, lane = shfl_idx(uint32(t // 128), 0), t % 32
         rank = uint32(cuda.blockIdx.x) % CLUSTER
@@ -145,14 +146,11 @@ def products_of_float32(form: Form) -> Any:
     read, row_in = reader(tile, form.x_transposed, exact)
     one, all_of_them = (wgmma_split(n, tile.DEPTH // 8, exact, 1, True) for n in (N, COLUMNS * N))
     store = storer_of_float32(form.order, row_in, form.x_transposed)
-    repair = repairing_lines(tile.B)
+    repair, clear_sums = repairing_lines(tile.B), clear(STRIPS, 4)
 
     @cuda.jit(device=True)
     def begin(sums):
-        for s in range(STRIPS):
-            for n in range(4):
-                for k in range(4):
-                    sums[s, n, k] = 0
+        clear_sums(sums)
         return uint32(0)
 
     @cuda.jit(device=True)

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numbsparse.device import SIMULATED
-from numbsparse.kernels.card import multiprocessors
+from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.matmul.plans import quick_of
 from numbsparse.kernels.parts.deal import Lengths
 from numbsparse.kernels.parts.groups import blocks_by_group, grouped, strips_of
+from numbsparse.kernels.parts.plans import quick_of
 from numbsparse.kernels.parts.store import Sums
 from numbsparse.layout import Index
 
@@ -140,13 +140,10 @@ class Tile(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """For cuda.jit: a quarter of a multiprocessor has 16384 registers for its warps."""
-        if SIMULATED:
-            return {}
+        """For cuda.jit: a quarter of a multiprocessor has a quarter of the warps."""
         if self.ITEM == 4:
-            return {"launch_bounds": (self.THREADS, 1)}
-        warps = -(-self.THREADS // 128)
-        return {"max_registers": min(16384 // (32 * warps) // 8 * 8, 248)}
+            return {} if SIMULATED else {"launch_bounds": (self.THREADS, 1)}
+        return registers(-(-self.THREADS // 128) * 128)
 
 
 class Form(NamedTuple):
@@ -199,6 +196,15 @@ def tile_of_float32(size: int, batch: int, features: int) -> Tile:
     return tile if SIMULATED else tile._replace(STAGES=POOL // tile.STAGE_BYTES)
 
 
+class Plan(NamedTuple):
+    """What each cluster does, as one argument of a kernel: see `steps_of` and `parts.deal`."""
+
+    records: Any
+    strips: Any
+    tiles: Any
+    tile_starts: Any
+
+
 def steps_of(index: Index, transposed: bool, tile: Tile, ragged: bool) -> tuple[Any, ...]:
     """(records, strips, lengths) of the groups of strips of the output.
 
@@ -234,31 +240,17 @@ def _steps(
     edge = n_inputs - 1 if ragged else -1
     step = np.empty((tile.BLOCKS, 3), np.int64)
     sizes = tile.INPUTS, tile.BLOCKS, tile.PARTS, tile.SHARES, tile.SHARE
-    _write(*kept, edge, *sizes, step, records, starts)
+    _write(*kept, edge, sizes, step, records, starts)
     return records[: starts[-1] + READ_AHEAD].view(np.int32), lines, Lengths(starts)
 
 
 @compiled(error_model="numpy")
-def _write(
-    groups,
-    inputs,
-    columns,
-    blocks,
-    edge,
-    INPUTS,
-    BLOCKS,
-    PARTS,
-    SHARES,
-    SHARE,
-    kept,
-    records,
-    starts,
-):
+def _write(groups, inputs, columns, blocks, edge, sizes, kept, records, starts):
     """The records: as many tiles of x as fit into a step, in order.
 
     kept (BLOCKS, 3) : of each block of a step its share, its bit there, and what names it
     """
-    step, at = 0, 0
+    step, at, (INPUTS, BLOCKS, PARTS, SHARES, SHARE) = 0, 0, sizes
     for group in range(starts.size - 1):
         starts[group] = step
         place = taken = 0

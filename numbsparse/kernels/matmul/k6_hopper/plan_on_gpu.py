@@ -17,8 +17,8 @@ from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.coordinates import bits_below, entry_of
 from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, EDGE, LAST, READ_AHEAD, Tile, steps_of
-from numbsparse.kernels.matmul.plans import on_gpu_of
 from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU
+from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.walk_on_gpu import lowest, mask_of
 from numbsparse.kernels.ptx import redux_or, shfl_idx
 from numbsparse.layout import Index

@@ -16,13 +16,11 @@ from numba import cuda, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k6_hopper.plan import LINE, Form
 from numbsparse.kernels.parts.records import walking
+from numbsparse.kernels.parts.swizzle import load_block_for, load_for
 from numbsparse.kernels.ptx import (
     bulk_load,
     fence_tensor_map,
     mbarrier_expect,
-    tma_load_2d,
-    tma_load_3d,
-    tma_load_3d_multicast,
 )
 
 X, W, W_EDGE, Y = range(4)  # tensor maps; W_EDGE ends where x does
@@ -30,7 +28,7 @@ X, W, W_EDGE, Y = range(4)  # tensor maps; W_EDGE ends where x does
 
 @cache
 def producer(form: Form) -> Any:
-    """produce(fetcher, source, records, tiles, first, last, shared, base, bars, info).
+    """produce(fetcher, source, plan, first, last, shared, base, bars, info).
 
     source : the maps; of float32, and the images of w
     info : the masks of all stages
@@ -41,10 +39,10 @@ def producer(form: Form) -> Any:
     walk = walking(*shape, requesting(form), tile.FETCHERS, tile.CLUSTER)
 
     @cuda.jit(device=True)
-    def produce(fetcher, source, records, tiles, first, last, shared, base, bars, info):
+    def produce(fetcher, source, plan, first, last, shared, base, bars, info):
         for m in range(N_MAPS):
             fence_tensor_map(source[0][m])
-        walk(fetcher, records, tiles, first, last, bars, source, shared, base, info)
+        walk(fetcher, plan.records, plan.tiles, first, last, bars, source, shared, base, info)
 
     return produce
 
@@ -82,10 +80,8 @@ def requesting(form: Form) -> Any:
 
 def x_box(form: Form) -> tuple[int, int]:
     """The box of x that one copy loads; of x.T where x is feature-major."""
-    tile = form.tile
-    return (
-        (tile.DEPTH, LINE // tile.ITEM) if form.x_transposed else (min(tile.ROWS, 256), tile.DEPTH)
-    )
+    depth, item = form.tile.DEPTH, form.tile.ITEM
+    return (depth, LINE // item) if form.x_transposed else (min(form.tile.ROWS, 256), depth)
 
 
 @cache
@@ -94,15 +90,13 @@ def fetch_rows(form: Form) -> Any:
     tile, x_transposed = form.tile, form.x_transposed
     DEPTH, BOX = tile.DEPTH, x_box(form)[1 if x_transposed else 0]
     COUNT, SIZE = tile.ROWS // BOX, tile.ITEM * BOX * DEPTH // tile.UNIT
+    load = load_for(x_transposed)
 
     @cuda.jit(device=True)
     def fetch(source, x_tile, row, shared, place, bars, stage):
         x_map, feature = source[0][X], int32(x_tile * DEPTH)
         for i in range(COUNT):
-            if x_transposed:
-                tma_load_2d(shared, place + i * SIZE, x_map, row + i * BOX, feature, bars, stage)
-            else:
-                tma_load_2d(shared, place + i * SIZE, x_map, feature, row + i * BOX, bars, stage)
+            load(shared, place + i * SIZE, x_map, feature, row + i * BOX, bars, stage)
 
     return fetch
 
@@ -119,7 +113,7 @@ def fetch_block(form: Form) -> Any:
     tile, transposed, ragged = form.tile, form.transposed, form.ragged
     DEPTH, PARTS, (_, LINES, WIDTH) = tile.DEPTH, tile.PARTS, w_box(form)
     PANELS, BYTES = 1 if transposed else tile.B // WIDTH, 2 * LINES * WIDTH
-    load = fetch_for(tile.CLUSTER)
+    load = load_block_for(tile.CLUSTER)
 
     @cuda.jit(device=True)
     def fetch_from(w_map, kept, shared, place, bars, stage):
@@ -139,19 +133,6 @@ def fetch_block(form: Form) -> Any:
             fetch_from(source[0][W], kept, shared, place, bars, stage)
 
     return fetch
-
-
-def fetch_for(cluster: int) -> Any:
-    """tma_load_3d, to all blocks of a cluster."""
-    if cluster == 1:
-        return tma_load_3d
-    RANKS = (1 << cluster) - 1
-
-    @cuda.jit(device=True)
-    def load(shared, i, w_map, column, row, layer, bars, stage):
-        tma_load_3d_multicast(shared, i, w_map, column, row, layer, bars, stage, RANKS)
-
-    return load
 
 
 @cache

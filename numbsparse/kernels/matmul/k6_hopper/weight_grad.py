@@ -32,14 +32,14 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.aligned import BYTES, aligned_either_way
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_products as roles
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_on_gpu import of_cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, OPERANDS, RUNS, Tile
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_rows import in_fours
-from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way
+from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.regions import in_fours
 from numbsparse.kernels.parts.repair import repairing_blocks
 from numbsparse.kernels.parts.ring import begin_ring
 from numbsparse.kernels.parts.store import KINDS, PACK
@@ -104,9 +104,9 @@ def weight_grad(
     dense: tuple[Any, ...] = ()
     if kind is None:
         wide, repairs = dvalues.address % BYTES == 0, precision == "highest"
-        how = swapped, x_transposed, dy_transposed
-        kernel = kernel_of_float32(tile, repairs, wide, *how)
-        add = add_kernel_of_float32(B, repairs, *how, of_cut(tile, made))
+        orders = swapped, x_transposed, dy_transposed
+        kernel = kernel_of_float32(tile, repairs, wide, orders)
+        add = add_kernel_of_float32(B, repairs, of_cut(tile, made))
         out = span(dvalues)
         features = x.shape[0 if x_transposed else 1], dy.shape[0 if dy_transposed else 1]
         sizes = x.strides[0] // 4, dy.strides[0] // 4, *features, batch
@@ -124,7 +124,10 @@ def weight_grad(
         cluster=(tile.CLUSTER,) if tile.CLUSTER > 1 else None,
     )
     if made or pieces:
-        out = out if kind is None else span(dvalues).view(np.uint16)
+        if kind is None:
+            dense = *dense, tuple(map(int, orders))
+        else:
+            out = span(dvalues).view(np.uint16)
         grid = cut.size, tile.PART**2 // THREADS_TO_ADD
         launch(add, grid, THREADS_TO_ADD, span(sums), cut, pieces, out, *dense)
 
@@ -206,17 +209,15 @@ def kernel_of_16_bit(tile: Tile, kind: str, x_transposed: bool, dy_transposed: b
 
 
 @cache
-def kernel_of_float32(
-    tile: Tile, exact: bool, wide: bool, swapped: bool, x_transposed: bool, dy_transposed: bool
-) -> Any:
-    repair = repairing_blocks(tile.B, swapped, x_transposed, dy_transposed) if exact else None
+def kernel_of_float32(tile: Tile, exact: bool, wide: bool, orders: tuple[bool, bool, bool]) -> Any:
+    _, x_transposed, dy_transposed = orders
     run = warps(
         tile,
         (tile.UNITS, tile.N // 8, 4),
         roles.supplier_of_float32(tile, exact, x_transposed, dy_transposed),
         roles.multiplier_of_float32(tile, exact, x_transposed),
-        roles.storer_of_float32(tile, tile.B, wide, swapped, x_transposed, repair),
-        roles.storer_of_float32(tile, tile.PART, True, swapped, x_transposed),
+        roles.storer_of_float32(tile, tile.B, wide, orders, exact),
+        roles.storer_of_float32(tile, tile.PART, True, orders),
     )
 
     @cuda.jit(**options(tile))
@@ -306,14 +307,12 @@ def add_kernel(kind: str, numbers: Any) -> Any:
 
 
 @cache
-def add_kernel_of_float32(
-    B: int, repairs: bool, swapped: bool, x_transposed: bool, dy_transposed: bool, numbers: Any
-) -> Any:
-    """`add_kernel`, of parts of 32 x 32."""
-    PARTS, repair = B // 32, repairing_blocks(B, swapped, x_transposed, dy_transposed)
+def add_kernel_of_float32(B: int, repairs: bool, numbers: Any) -> Any:
+    """`add_kernel`, of parts of 32 x 32: one for operands in all orders."""
+    PARTS, repair = B // 32, repairing_blocks(B)
 
     @cuda.jit
-    def kernel(sums, cut, pieces, dvalues, x, dy, sizes, block_rows, block_columns):
+    def kernel(sums, cut, pieces, dvalues, x, dy, sizes, block_rows, block_columns, orders):
         k, i = int64(cuda.blockIdx.x), cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
         total, (count, step, there) = float32(0), numbers(cut, pieces, k)
         if not there:
@@ -323,6 +322,6 @@ def add_kernel_of_float32(
         at = int64(cut[k]) // PARTS * (32 * B) + cut[k] % PARTS * 32 + i // 32 * B + i % 32
         dvalues[at] = total
         if repairs and total != total:
-            repair(dvalues, at, (x, dy, sizes, block_rows, block_columns))
+            repair(dvalues, at, (x, dy, sizes, block_rows, block_columns), orders)
 
     return kernel

@@ -24,9 +24,9 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut, finishing, width_of
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Edges, Tile
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_rows import in_fours
-from numbsparse.kernels.matmul.plans import on_gpu_of
 from numbsparse.kernels.parts.deal_on_gpu import ranking
+from numbsparse.kernels.parts.plans import on_gpu_of
+from numbsparse.kernels.parts.regions import in_fours
 from numbsparse.kernels.parts.walk_on_gpu import lowest, mask_of
 from numbsparse.kernels.ptx import redux_or, shfl_idx
 from numbsparse.layout import Index

@@ -15,6 +15,8 @@ from typing import Any
 from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, OPERANDS, Tile
+from numbsparse.kernels.parts.pieces import clear
+from numbsparse.kernels.parts.repair import repairing_blocks
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.store import PACK
@@ -311,7 +313,7 @@ def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
     """`multiplier`, with the sums (UNITS, N / 8, 4) in place."""
     STAGES, IMAGE, UNITS, DEPTH = tile.STAGES, tile.IMAGE // 4, tile.UNITS, tile.DEPTH
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + BUFFERS
-    VALUES, STRIPS = (UNITS, DEPTH // 2), tile.N // 8
+    VALUES, clear_sums = (UNITS, DEPTH // 2), clear(UNITS, tile.N // 8)
     split, read = splitting(exact), reader(tile, x_transposed)
     add = wgmma_split(tile.N, DEPTH // 8, exact, UNITS)
 
@@ -326,10 +328,7 @@ def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
         apart = upper != lower
         raw = cuda.local.array(VALUES, float32)
         hi, lo = cuda.local.array(VALUES, uint32), cuda.local.array(VALUES, uint32)
-        for m in range(UNITS):
-            for i in range(STRIPS):
-                for k in range(4):
-                    sums[m, i, k] = 0
+        clear_sums(sums)
         stage = buffer = phase = buffer_phase = uint32(0)
         for _ in range(heads[item, 1]):
             mbarrier_wait(bars, FULL + stage, phase)
@@ -428,24 +427,19 @@ def reader(tile: Tile, x_transposed: bool) -> Any:
     return read
 
 
-@cuda.jit(device=True)
-def nothing(out, at, dense):
-    pass
-
-
 @cache
 def storer_of_float32(
-    tile: Tile, B: int, wide: bool, swapped: bool, x_transposed: bool, repair: Any = None
+    tile: Tile, B: int, wide: bool, orders: tuple[bool, bool, bool], repairs: bool = False
 ) -> Any:
     """`storer`, to blocks of B x B. `wide` says whether four neighbours may be stored at once.
 
-    Where a sum is NaN, the lane that has it calls repair(out, at, dense): a split makes NaN of
-    infinities.
+    Where a sum is NaN, the lane that has it `repairs` it, in these orders (`repairing_blocks`): a
+    split makes NaN of infinities.
     """
+    swapped, x_transposed, _ = orders
     UNITS, ACROSS, STRIPS, PARTS = tile.UNITS, tile.N // tile.PANEL, tile.N // 8, B // 32
     DOWN, ALONG = (1, B) if swapped else (B, 1)  # from a row to the next, and from a column
-    FOURS, REPAIRS, row_of = wide and not swapped, repair is not None, rows_of(x_transposed)
-    again = repair or nothing
+    FOURS, row_of, repair = wide and not swapped, rows_of(x_transposed), repairing_blocks(B)
 
     @cuda.jit(device=True)
     def place_of(m, c, warp, images, outs, item):
@@ -478,13 +472,13 @@ def storer_of_float32(
                                     out[at + e * ALONG] = sums[m, 4 * c + e, k]
             for i in range(STRIPS):
                 for k in range(4):
-                    if REPAIRS and sums[m, i, k] != sums[m, i, k]:
+                    if repairs and sums[m, i, k] != sums[m, i, k]:
                         found = 1
-        if found:
+        if repairs and found:
             for number in range(UNITS * ACROSS * 16):
                 c, u, e = number // 16, number // 8 % 2, number % 8
                 start = place_of(c // ACROSS, c % ACROSS, warp, images, outs, item)
                 if start >= 0:
-                    again(out, start + u * DOWN + e * ALONG, dense)
+                    repair(out, start + u * DOWN + e * ALONG, dense, orders)
 
     return store

@@ -1,8 +1,7 @@
 """What blocks of threads do of a weight-gradient of 16-bit values, and how long it takes.
 
 Kept blocks that share tiles of x and dy are computed together, as an item. A tile is read from L2
-once for a whole item, so an item should have many kept blocks on few lines: see
-`weight_grad_regions` and `weight_grad_rows`.
+once for a whole item, so an item should have many kept blocks on few lines: see `parts.regions`.
 """
 
 from __future__ import annotations
@@ -17,19 +16,21 @@ import numpy as np
 from numbsparse.device import CPU_THREADS
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS, Edges, Tables, Tile
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_regions import regions, share_regions
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_rows import (
-    fours,
-    rows_of_blocks,
-    share_fours,
-    share_rows,
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
+    ALONE,
+    MAPS,
+    RUNS,
+    Edges,
+    Tables,
+    Tile,
 )
 from numbsparse.kernels.parts.deal import in_turn
+from numbsparse.kernels.parts.regions import FOUR, fours, pieces_of_rows, regions
 from numbsparse.layout import Index
 
 HALF_EMPTY = 1.1  # products, where one of all blocks full would be enough
 NOT_FULL = 1.03  # the same, where most regions have all the products they may
+LEAST_COMMON = 3  # columns in common of a pair of rows
 FEW_ROUNDS = 4  # so many that the last, half empty, takes much of the time
 
 
@@ -115,8 +116,17 @@ def ways_of(index: Index, tile: Tile, places: int) -> Iterator[np.ndarray]:
     elif _takes_rows(tile):
         yield rows_of_blocks(index, tile)
     else:
+        shape = tile.SLOTS, tile.PAIR
         with ThreadPoolExecutor(CPU_THREADS) as pool:
-            yield from pool.map(lambda n: regions(index, tile, n), sizes(index, tile, places))
+            yield from pool.map(lambda n: regions(index, *shape, n), sizes(index, tile, places))
+
+
+def rows_of_blocks(index: Index, tile: Tile) -> np.ndarray:
+    """Pieces of block rows, so that all of an item takes the same tile of x; pairs at B = 64."""
+    free = tile.SLOTS // (tile.B // tile.PANEL) - 1  # for blocks of dy, besides x
+    outs = tile.OUTS if tile.B == 128 else tile.GROUPS * tile.OUTS
+    least = LEAST_COMMON if tile.B == 64 else None
+    return pieces_of_rows(index, tile.CLUSTER * min(outs, free), tile.OUTS, least)
 
 
 def _takes_fours(tile: Tile) -> bool:
@@ -148,6 +158,154 @@ def shares_of(index: Index, tile: Tile, items: np.ndarray) -> Shares:
         slot = np.full(int(columns.max(initial=-1)) + 1, -1)
         share_regions(*kept, step, tile.PAIR, slot, *shares)
     return shares
+
+
+@compiled(error_model="numpy")
+def share_regions(
+    order, starts, rows, columns, step, pair, slot, loads, ends, arriving, places, outs
+):
+    """Slots of x, then of dy; and the products, dealt evenly to the warpgroups."""
+    groups = outs.shape[1]
+    for item in range(starts.size - 1):
+        first, end = starts[item], starts[item + 1]
+        n = products = 0  # of rows
+        for k in range(first, end):
+            begins = k == first or rows[k] != rows[k - 1]
+            if begins:
+                loads[item, n, 0], loads[item, n, 1] = rows[k], n | ALONE
+                n, run = n + 1, 0
+            products += run % pair == 0
+            run += 1
+        count = n
+        for k in range(first, end):  # columns in order
+            if slot[columns[k]] < 0:
+                slot[columns[k]] = at = count
+                while at > n and loads[item, at - 1, 0] > columns[k]:
+                    loads[item, at, 0] = loads[item, at - 1, 0]
+                    at -= 1
+                loads[item, at, 0] = columns[k]
+                count += 1
+        for at in range(n, count):
+            slot[loads[item, at, 0]] = at
+            loads[item, at, 1] = at | ALONE
+        ends[item, 0], ends[item, 1], arriving[item] = n, count, count
+        each = -(-products // groups)
+        product, row = -1, -1
+        for k in range(first, end):
+            if k == first or rows[k] != rows[k - 1]:
+                row, run = row + 1, 0
+            product += run % pair == 0
+            group, unit = product // each, product % each
+            outs[item, group, unit * pair + run % pair] = order[k]
+            places[item, group, 0] = unit + 1
+            x, dy = row * step, slot[columns[k]] * step
+            if pair == 1:
+                places[item, group, 1 + 2 * unit], places[item, group, 2 + 2 * unit] = x, dy
+            elif run % pair == 0:
+                places[item, group, 1 + 2 * unit], places[item, group, 2 + 2 * unit] = dy, x
+            else:
+                places[item, group, 1 + 2 * unit] |= dy - places[item, group, 1 + 2 * unit] << 16
+            run += 1
+        for k in range(first, end):
+            slot[columns[k]] = -1
+
+
+@compiled(error_model="numpy")
+def share_rows(
+    order, starts, rows, columns, step, panels, cluster, loads, ends, arriving, places, outs
+):
+    """Of two rows: slots of both, then dy: what only the first has, both, only the second.
+
+    Of one row: slots of x, then of the dy of its blocks, which are dealt to the cluster.
+    """
+    for item in range(starts.size - 1):
+        first, end = starts[item], starts[item + 1]
+        middle = first
+        while middle < end and rows[middle] == rows[first]:
+            middle += 1
+        if middle < end:
+            loads[item, 0, 0], loads[item, 0, 1] = rows[first], ALONE
+            loads[item, 1, 0], loads[item, 1, 1] = rows[middle], 1 | ALONE
+            slot = single = 2
+            for which in range(3):
+                for k in range(first if which < 2 else middle, middle if which < 2 else end):
+                    begin, past = (middle, end) if which < 2 else (first, middle)
+                    twin = begin
+                    while twin < past and columns[twin] != columns[k]:
+                        twin += 1
+                    if (twin < past) == (which == 1):
+                        loads[item, slot, 0], loads[item, slot, 1] = columns[k], slot | ALONE
+                        slot += 1
+                        _add_out(places, outs, item, which // 2, order[k])
+                        if which == 1:
+                            _add_out(places, outs, item, 1, order[twin])
+                single = slot if which == 0 else single
+            for group in range(2):
+                places[item, group, 1] = group * step | step << 16
+                places[item, group, 2] = (single if group else 2) * step | step << 16
+            ends[item, 0], ends[item, 1], arriving[item] = 2, slot, slot
+            continue
+        busy = min(end - first, cluster)
+        for rank in range(cluster):
+            begin, past = _part(end - first, cluster, rank)
+            share, copy = item * cluster + rank, 0
+            for p in range(panels):
+                if p % busy == rank:
+                    loads[share, copy, 0] = rows[first] * panels + p
+                    loads[share, copy, 1] = p | ((1 << busy) - 1) << 16
+                    copy += 1
+            ends[share, 0] = copy
+            for slot in range(panels, panels * (1 + past - begin)):
+                panel = columns[first + begin + slot // panels - 1] * panels + slot % panels
+                loads[share, copy, 0], loads[share, copy, 1] = panel, slot | ALONE << rank
+                copy += 1
+            ends[share, 1] = copy
+            arriving[share] = panels * (1 + past - begin) if begin < past else 0
+            groups = outs.shape[1]
+            for group in range(groups):
+                if panels > 1:  # all blocks, but half of each
+                    left, own, stop = group, 0, past - begin
+                else:
+                    left, (own, stop) = 0, _part(past - begin, groups, group)
+                for k in range(own, stop):
+                    _add_out(places, outs, share, group, order[first + begin + k])
+                right = panels * (1 + (own if own < stop else 0))
+                places[share, group, 1] = left * step | step << 16
+                places[share, group, 2] = right * step | step << 16
+
+
+@compiled(error_model="numpy")
+def _add_out(places, outs, share, group, block):
+    outs[share, group, places[share, group, 0]] = block
+    places[share, group, 0] += 1
+
+
+@compiled(error_model="numpy")
+def _part(n, parts, k):
+    """(begin, end) of part k of n things, the first parts being the longer ones."""
+    each, longer = n // parts, n % parts
+    begin = k * each + min(k, longer)
+    return begin, begin + each + (1 if k < longer else 0)
+
+
+@compiled(error_model="numpy")
+def share_fours(order, starts, rows, columns, step, B, least, loads, ends, arriving, places, outs):
+    """Slots of dy for the four columns, then one of x for each row."""
+    for item in range(starts.size - 1):
+        first, n = starts[item], (starts[item + 1] - starts[item]) // FOUR
+        for k in range(n):
+            loads[item, k, 0], loads[item, k, 1] = rows[first + FOUR * k], FOUR + k | ALONE
+            for column in range(FOUR):
+                block = order[first + FOUR * k + column]
+                outs[item, column // 2, 2 * k + column % 2] = block
+        for column in range(FOUR):
+            loads[item, n + column, 0] = columns[first + column]
+            loads[item, n + column, 1] = column | ALONE
+        ends[item, 0], ends[item, 1], arriving[item] = n, n + FOUR, n + FOUR
+        for group in range(2):
+            places[item, group, 0] = -(-n * B // least)
+            places[item, group, 1] = 2 * group * step | step << 16
+            places[item, group, 2] = FOUR * step | step << 16
 
 
 def sizes(index: Index, tile: Tile, places: int) -> list[int]:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE, rank_in_run
-from numbsparse.kernels.parts.deal import in_order
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE
+from numbsparse.kernels.parts.deal import in_order, rank_in_run
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 

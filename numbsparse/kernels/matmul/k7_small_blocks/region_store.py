@@ -70,7 +70,7 @@ def store_slot(sums: Sums) -> Any:
     BLOCK, WORDS = B * B * ITEM // 4, 16 * B * ITEM // 128  # words of a block, and of a lane
     PER_WORD, RUN = 4 // ITEM, min(WORDS, 4)
     load, store_words = words_of_lane(WORDS)
-    repair = repairing_blocks(B, False, sums.x_transposed, sums.dy_transposed)
+    repair, orders = repairing_blocks(B), (False, sums.x_transposed, sums.dy_transposed)
     exact = sums.arithmetic == "highest"
 
     @cuda.jit(device=True)
@@ -102,7 +102,7 @@ def store_slot(sums: Sums) -> Any:
                 for w in range(WORDS):
                     bad = bad if as_float32(own[w]) == as_float32(own[w]) else WORDS
                 for w in range(bad):
-                    repair(dvalues, first + w // RUN * 128 + lane * RUN + w % RUN, into[6])
+                    repair(dvalues, first + w // RUN * 128 + lane * RUN + w % RUN, into[6], orders)
 
     return store
 
@@ -150,9 +150,18 @@ def storer(sums: Sums) -> Any:
     return store_region
 
 
-@cache
 def total_kernel(sums: Sums) -> Any:
-    """The sums of the regions that were cut over the batch; a warp per slot."""
+    """The sums of the regions that were cut over the batch; a warp per slot.
+
+    Those of 16 bits are in the same places whatever the orders of x and dy: one for all.
+    """
+    if sums.region.ITEM == 2:
+        sums = sums._replace(x_transposed=False, dy_transposed=False)
+    return _total_kernel(sums)
+
+
+@cache
+def _total_kernel(sums: Sums) -> Any:
     SLOTS, COUNT = sums.region.WARPS * sums.region.SLOTS, sums.PER_LANE
     WORDS, put, store = 16 * sums.B * sums.region.ITEM // 4, put_slot(sums), store_slot(sums)
 

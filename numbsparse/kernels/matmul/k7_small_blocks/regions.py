@@ -19,7 +19,6 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors, shared_memory
 from numbsparse.kernels.elementwise import copy, fill
-from numbsparse.kernels.matmul.aligned import BYTES, aligned_either_way
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
     GROUP_AT,
     IS_DY,
@@ -37,8 +36,9 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_products import (
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import storer, total_kernel
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
 from numbsparse.kernels.matmul.k7_small_blocks.strips import of_bits, registers
-from numbsparse.kernels.matmul.plans import planned
-from numbsparse.kernels.parts.ring import following
+from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way
+from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.parts.swizzle import PERIOD, load_for
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
@@ -48,7 +48,6 @@ from numbsparse.kernels.ptx import (
     first_multiple,
     mbarrier_arrive,
     mbarrier_expect,
-    mbarrier_init,
     mbarrier_wait,
     more_registers,
     shfl_idx,
@@ -218,9 +217,7 @@ def region_kernel(sums: Sums) -> Any:
                 four = places(codes[item * CODES + i])
                 own[4 * i], own[4 * i + 1], own[4 * i + 2], own[4 * i + 3] = four
         if t == 0:
-            for i in range(STAGES):
-                mbarrier_init(bars, i, FETCHERS)
-                mbarrier_init(bars, STAGES + i, WARPS)
+            begin_ring(bars, 0, STAGES, FETCHERS, WARPS)
             fence_mbarrier_init()
         cuda.syncthreads()
         chunks = (into[4][0] + DEPTH - 1) // DEPTH

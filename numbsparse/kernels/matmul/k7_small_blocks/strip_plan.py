@@ -17,9 +17,9 @@ import numpy as np
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import multiprocessors, shared_memory
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.parts.cluster_sums import part_bytes
-from numbsparse.kernels.parts.deal import Lengths, in_order
+from numbsparse.kernels.parts.deal import Lengths, in_order, rank_in_run
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
@@ -434,18 +434,3 @@ def _fill(
                     break
             stage_of[strip, group], place_of[strip, group] = n_stages[strip] - 1, place
             place += 1
-
-
-@compiled(error_model="numpy")
-def _rank(key, ranks):
-    rank = 0
-    for k in range(key.size):
-        rank = rank + 1 if k and key[k] == key[k - 1] else 0
-        ranks[k] = rank
-
-
-def rank_in_run(key: np.ndarray) -> np.ndarray:
-    """0, 1, 2, ... along each run of equal keys."""
-    ranks = np.empty(key.size, np.int64)
-    _rank(key, ranks)
-    return ranks

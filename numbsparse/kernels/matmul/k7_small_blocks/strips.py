@@ -17,11 +17,11 @@ from typing import Any
 
 from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 
-from numbsparse.device import SIMULATED, DeviceArray
+from numbsparse.device import DeviceArray
 from numbsparse.device.launch import launch
+from numbsparse.kernels import card
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.aligned import aligned_either_way
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     ROWS,
     Strip,
@@ -34,12 +34,13 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_products import (
     packed,
     products,
 )
-from numbsparse.kernels.matmul.plans import planned
 from numbsparse.kernels.parts import store
+from numbsparse.kernels.parts.aligned import aligned_either_way
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import schedule, schedule_parts
-from numbsparse.kernels.parts.repair import repairing_lines
-from numbsparse.kernels.parts.ring import following
+from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.repair import dense_of, repairing_lines
+from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.parts.swizzle import PERIOD, load_for, map_of, rows_of
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
@@ -53,7 +54,6 @@ from numbsparse.kernels.ptx import (
     mbarrier_arrive,
     mbarrier_arrive_at,
     mbarrier_expect,
-    mbarrier_init,
     mbarrier_wait,
     shfl_idx,
     store_2xu32,
@@ -92,11 +92,8 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, prec
         (*(stride // y.itemsize for stride in y.strides), batch, columns),
     )
     if arithmetic == "highest":  # for sums that a split made NaN
-        walk, stride = index.rows if transposed else index.columns, x.strides[0] // 4
-        x_strides = (1, stride) if x_transposed else (stride, 1)
-        strides = (1, B) if transposed else (B, 1)
-        args += span(x), (*x_strides, features, *strides), span(values)
-        args += walk.indptr, walk.indices, walk.blocks
+        dense = dense_of(x.T if x_transposed else x, values, index, transposed)
+        args += dense.x, (*dense.x_strides, features, *dense.w_strides), dense.w, *dense[-3:]
     together = strip.CLUSTER * strip.SPLIT
     launch(
         strip_kernel(strip, arithmetic, x_transposed, store.order_of(y)),
@@ -115,10 +112,8 @@ def of_bits(a: DeviceArray) -> DeviceArray:
 
 
 def registers(warps: int) -> dict[str, int]:
-    """Options of `cuda.jit`: the registers of a thread, handed out to four warps at once."""
-    if SIMULATED:
-        return {}
-    return {"max_registers": min(255, 65536 // (128 * -(-warps // 4)) // 8 * 8)}
+    """Options of `cuda.jit`: registers are handed out to four warps at once."""
+    return card.registers(128 * -(-warps // 4), most=255)
 
 
 @cache
@@ -142,9 +137,7 @@ def strip_kernel(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str
         t = uint32(cuda.threadIdx.x)
         clear(words, base)
         if t == 0:
-            for i in range(STAGES):
-                mbarrier_init(bars, i, FETCHERS)
-                mbarrier_init(bars, STAGES + i, READERS)
+            begin_ring(bars, 0, STAGES, FETCHERS, READERS)
             fence_mbarrier_init()
         cuda.syncthreads()
         if CLUSTER > 1:
@@ -337,7 +330,7 @@ def storer(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> A
 
 @cache
 def storer_of_16_bit(strip: Strip, arithmetic: str, y_order: str) -> Any:
-    COLUMNS, kind = strip.COLUMNS, {"float16": "f16", "bfloat16": "bf16"}[arithmetic]
+    COLUMNS, kind = strip.COLUMNS, store.KINDS[arithmetic]
     SLICES, OWN = strip.SLICES, strip.ROWS // strip.SLICES
     store_sums = store.storer(store.Sums(kind, strip.B, COLUMNS, OWN // 16, APART=16), y_order)
 

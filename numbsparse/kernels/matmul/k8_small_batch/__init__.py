@@ -35,10 +35,10 @@ from __future__ import annotations
 
 from numbsparse.device import empty
 from numbsparse.kernels.elementwise import copy, fill
-from numbsparse.kernels.matmul.aligned import BYTES, aligned_in_place, aligned_values
-from numbsparse.kernels.matmul.calls import again
 from numbsparse.kernels.matmul.k8_small_batch.launch import along_blocks, along_lines, by_feature
 from numbsparse.kernels.matmul.reach import reach
+from numbsparse.kernels.parts.aligned import BYTES, aligned_in_place, aligned_values
+from numbsparse.kernels.parts.calls import again
 from numbsparse.kernels.parts.tiles import Form
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)

@@ -8,15 +8,15 @@ from numbsparse.device import SIMULATED, DeviceArray, compute_capability, multip
 from numbsparse.device.launch import Bound
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import copy_engine, shared_memory
-from numbsparse.kernels.matmul.aligned import BYTES, is_aligned
-from numbsparse.kernels.matmul.calls import Call, fresh_each_time
 from numbsparse.kernels.matmul.k8_small_batch.blocks import Blocks, block_kernel
 from numbsparse.kernels.matmul.k8_small_batch.lines import Lines, line_kernel
 from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums
 from numbsparse.kernels.matmul.k8_small_batch.plan import plan_blocks, plan_lines
 from numbsparse.kernels.matmul.k8_small_batch.ring import Source
-from numbsparse.kernels.matmul.plans import planned
+from numbsparse.kernels.parts.aligned import BYTES, is_aligned
+from numbsparse.kernels.parts.calls import Call, fresh_each_time
 from numbsparse.kernels.parts.gathers import Reach
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.parts.transpose import transposed_copy
 from numbsparse.kernels.views import span

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.kernels.matmul.plans import scratch
 from numbsparse.kernels.parts.deal import dealt
+from numbsparse.kernels.parts.plans import scratch
 from numbsparse.kernels.parts.tiles import WIDTH
 from numbsparse.layout import Index
 
@@ -59,12 +59,7 @@ def plan_lines(
     counts = -(-np.diff(indptr) // together)
     work = spread(counts, shares, warps)
     units = np.zeros((shares * warps * work.each + READ_AHEAD, 2 * together + 2), np.int32)
-    for k in range(together):
-        entry = indptr[work.line] + work.step * together + k
-        there = entry < indptr[work.line + 1]
-        entry = np.where(there, entry, 0)
-        units[work.place, 2 * k] = np.where(there, places[entry], -1)
-        units[work.place, 2 * k + 1] = np.where(there, xs[entry], 0)
+    _name_blocks(units, work.place, work.line, work.step, (indptr, xs, places))
     units[work.place, -2], units[work.place, -1] = work.name, work.end
     empty = np.flatnonzero(counts == 0)
     plan, begin = joined(units, Lines(work.filled, work.cuts, empty, indptr, xs, places))
@@ -150,13 +145,19 @@ def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int]:
     step = np.arange(line.size) - (np.cumsum(counts) - counts)[line]
     units = np.zeros((line.size + READ_AHEAD, 2 * together + 2), np.int32)
     units[: line.size, -2] = line
+    _name_blocks(units, np.arange(line.size), line, step, (indptr, ys, places))
+    return units.reshape(-1), line.size
+
+
+def _name_blocks(units: np.ndarray, at: Any, line: Any, step: Any, walk: tuple[Any, ...]) -> None:
+    """Write (place, line of the other operand) of each block of the step-th unit of a line."""
+    (indptr, others, places), together = walk, units.shape[1] // 2 - 1
     for k in range(together):
         entry = indptr[line] + step * together + k
         there = entry < indptr[line + 1]
         entry = np.where(there, entry, 0)
-        units[: line.size, 2 * k] = np.where(there, places[entry], -1)
-        units[: line.size, 2 * k + 1] = np.where(there, ys[entry], 0)
-    return units.reshape(-1), line.size
+        units[at, 2 * k] = np.where(there, places[entry], -1)
+        units[at, 2 * k + 1] = np.where(there, others[entry], 0)
 
 
 def lines_of(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from numba import cuda, int32, int64, uint32
 
-from numbsparse.device import SIMULATED
+from numbsparse.kernels.card import registers
 from numbsparse.kernels.parts.gathers import Reach, copying
 from numbsparse.kernels.parts.tiles import WIDTH, Form
 from numbsparse.kernels.ptx import (
@@ -33,7 +33,6 @@ from numbsparse.kernels.ptx import (
 )
 
 ALIGNED = 1024  # bytes after which the pattern of swizzled tiles repeats
-REGISTERS = 65536  # of a multiprocessor
 
 
 class Source(NamedTuple):
@@ -46,9 +45,8 @@ class Source(NamedTuple):
 
 
 def jit_for(warps: int) -> Any:
-    """cuda.jit with as many registers a thread as `warps` warps leave each; eight at a time."""
-    registers = min(REGISTERS // (32 * warps) // 8 * 8, 255)
-    return cuda.jit if SIMULATED else cuda.jit(max_registers=registers)
+    """cuda.jit with as many registers a thread as `warps` warps leave each."""
+    return cuda.jit(**registers(32 * warps, most=255))
 
 
 @cache

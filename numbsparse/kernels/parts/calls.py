@@ -36,8 +36,7 @@ def again(
     launch waits for what was made for it. Memory of a graph that another library captures is not
     remembered, and may have other uses before and after.
     """
-    calls = vars(index).setdefault("calls", {})  # with the index, for its lifetime
-    a, b, c = operands
+    calls, (a, b, c) = index.calls, operands
     places = a.address, a.strides, b.address, b.strides, c.address, c.strides
     stream = current_stream()
     key = make, options, places, a.shape, b.shape, c.shape, a.dtype, stream.handle

@@ -1,4 +1,9 @@
-"""Which kept blocks share most tiles: block rows and columns that meet in many, their regions."""
+"""Which kept blocks of w are computed together in a weight-gradient: those that share tiles.
+
+They are of block rows and columns that meet in many blocks, of a pair of rows that have many
+columns in common, of one row, or of four columns that keep the same rows, as an LSTM's gates do.
+Each way gives the number of the item of each block, in the order in which blocks are stored.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,8 @@ import numpy as np
 from numbsparse.device import CPU_THREADS
 from numbsparse.device.waits import shown
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import ALONE, Tile
 from numbsparse.kernels.parts.deal import in_turn
+from numbsparse.kernels.parts.groups import bits_set
 from numbsparse.layout import Index
 
 # Lines among which regions are looked for. More would not find better ones: a region has few
@@ -20,12 +25,15 @@ SAID = "planning, parts of the grid"
 LEAVES, KEPT_FOR_LEFT = 0.05, 20  # blocks that one left behind counts for, and the inverse
 AT_A_TIME = 128  # lines among which the best one is looked for
 INSIDE, NEVER = -(1 << 24), -(1 << 30)  # what a line inside gains; less than any line scores
+IN_PAIRS = 128  # rows among which pairs are looked for
+FOUR, ROWS_OF_FOUR = 4, 8  # columns that keep the same blocks; block rows of their products
 
 
-def regions(index: Index, tile: Tile, products: int) -> np.ndarray:
-    """Block rows and columns with many kept blocks where they cross: at most so many products.
+def regions(index: Index, slots: int, pair: int, products: int) -> np.ndarray:
+    """Block rows and columns with many kept blocks where they cross.
 
-    They are looked for in parts of the grid, all cores at a time.
+    A region has at most so many `slots`, for a tile of each line, and `products`, each of up to
+    `pair` blocks of a row. They are looked for in parts of the grid, all cores at a time.
     """
     rows, columns = index.block_rows, index.block_columns
     down, across = (parts_of(len(walk.indptr) - 1) for walk in (index.rows, index.columns))
@@ -41,7 +49,7 @@ def regions(index: Index, tile: Tile, products: int) -> np.ndarray:
         left = np.zeros((own.size, used.size), np.uint8)  # 1 where a block is in no region
         left[row, place] = 1
         region = np.empty(left.shape, np.int64)
-        n = _grow_regions(left, tile, products, region)
+        n = _grow_regions(left, slots, pair, products, region)
         found[blocks] = region[row, place]
         return n
 
@@ -60,15 +68,17 @@ def parts_of(lines: int) -> np.ndarray:
     return np.arange(1, parts) * lines // parts
 
 
-def _grow_regions(left: np.ndarray, tile: Tile, products: int, region: np.ndarray) -> int:
+def _grow_regions(
+    left: np.ndarray, slots: int, pair: int, products: int, region: np.ndarray
+) -> int:
     """Number regions from 0 on, until every block is in one; how many there are."""
     n, m = left.shape
     counts = np.concatenate([left.sum(1), left.sum(0)]).astype(np.int32)  # that are in no region
     gains, opens = np.empty((2, n + m), np.int32)
     scores = np.full((-(-(n + m) // AT_A_TIME), AT_A_TIME), NEVER, np.int32)
-    lines, held = np.empty((2, tile.SLOTS), np.int64)
+    lines, held = np.empty((2, slots), np.int64)
     arrays = counts, gains, opens, scores, lines, held, region
-    return _grow(left, left.T.copy(), products, tile.PAIR, *arrays)
+    return _grow(left, left.T.copy(), products, pair, *arrays)
 
 
 @compiled(error_model="numpy")
@@ -169,51 +179,118 @@ def _best(gains, opens, counts, free, scores):
     return at
 
 
+def pieces_of_rows(index: Index, most: int, most_of_pair: int, least: int | None) -> np.ndarray:
+    """Even pieces of the block rows, of at most so many blocks.
+
+    Pairs of rows with at least `least` columns in common precede them, those with the most first,
+    each row with up to `most_of_pair` of its blocks; of None there are no pairs.
+    """
+    indptr, columns = index.rows.indptr.astype(np.int64), index.rows.indices.astype(np.int64)
+    items, least = np.empty(columns.size, np.int64), indptr[-1] + 1 if least is None else least
+    rows, common = np.empty((2, IN_PAIRS), np.int64), np.empty((IN_PAIRS, IN_PAIRS), np.int64)
+    left = np.empty((IN_PAIRS + 1, int(columns.max(initial=0)) // 64 + 1), np.uint64)
+    sizes = least, most_of_pair, most
+    _take_rows(indptr, columns, *sizes, rows[0], rows[1], common, left, items)
+    return items
+
+
 @compiled(error_model="numpy")
-def share_regions(
-    order, starts, rows, columns, step, pair, slot, loads, ends, arriving, places, outs
-):
-    """Slots of x, then of dy; and the products, dealt evenly to the warpgroups."""
-    groups = outs.shape[1]
-    for item in range(starts.size - 1):
-        first, end = starts[item], starts[item + 1]
-        n = products = 0  # of rows
-        for k in range(first, end):
-            begins = k == first or rows[k] != rows[k - 1]
-            if begins:
-                loads[item, n, 0], loads[item, n, 1] = rows[k], n | ALONE
-                n, run = n + 1, 0
-            products += run % pair == 0
-            run += 1
-        count = n
-        for k in range(first, end):  # columns in order
-            if slot[columns[k]] < 0:
-                slot[columns[k]] = at = count
-                while at > n and loads[item, at - 1, 0] > columns[k]:
-                    loads[item, at, 0] = loads[item, at - 1, 0]
-                    at -= 1
-                loads[item, at, 0] = columns[k]
+def _bit(column):
+    return np.uint64(1) << np.uint64(column % 64)
+
+
+@compiled(error_model="numpy")
+def _take_rows(indptr, columns, least, most_of_pair, most, rows, tops, common, left, items):
+    """`left` are bits, of some rows at a time; behind them, of a pair, what both have."""
+    n, row, words = 0, 0, left.shape[1]
+    while row < indptr.size - 1:
+        count = 0
+        while row < indptr.size - 1 and count < rows.size:
+            if indptr[row] < indptr[row + 1]:
+                rows[count] = row
                 count += 1
-        for at in range(n, count):
-            slot[loads[item, at, 0]] = at
-            loads[item, at, 1] = at | ALONE
-        ends[item, 0], ends[item, 1], arriving[item] = n, count, count
-        each = -(-products // groups)
-        product, row = -1, -1
-        for k in range(first, end):
-            if k == first or rows[k] != rows[k - 1]:
-                row, run = row + 1, 0
-            product += run % pair == 0
-            group, unit = product // each, product % each
-            outs[item, group, unit * pair + run % pair] = order[k]
-            places[item, group, 0] = unit + 1
-            x, dy = row * step, slot[columns[k]] * step
-            if pair == 1:
-                places[item, group, 1 + 2 * unit], places[item, group, 2 + 2 * unit] = x, dy
-            elif run % pair == 0:
-                places[item, group, 1 + 2 * unit], places[item, group, 2 + 2 * unit] = dy, x
-            else:
-                places[item, group, 1 + 2 * unit] |= dy - places[item, group, 1 + 2 * unit] << 16
-            run += 1
-        for k in range(first, end):
-            slot[columns[k]] = -1
+            row += 1
+        for k in range(count):
+            for w in range(words):
+                left[k, w] = 0
+            for block in range(indptr[rows[k]], indptr[rows[k] + 1]):
+                left[k, columns[block] // 64] |= _bit(columns[block])
+        i, j = 0, count
+        while count:
+            for k in range(count):
+                if j == count or k in (i, j):
+                    for other in range(count):
+                        shared = 0
+                        for w in range(words if other != k else 0):
+                            shared += bits_set(left[k, w] & left[other, w])
+                        common[k, other] = common[other, k] = shared
+            i = j = 0
+            for k in range(count):
+                top = 0
+                for other in range(count):
+                    top = max(top, common[k, other])
+                tops[k] = top
+                i = k if top > tops[i] else i
+            if tops[i] < least:
+                break
+            while common[i, j] < tops[i]:
+                j += 1
+            both = 0
+            for w in range(words):
+                left[count, w] = 0
+            for block in range(indptr[rows[i]], indptr[rows[i] + 1]):
+                w, bit = columns[block] // 64, _bit(columns[block])
+                if both < most_of_pair and left[i, w] & left[j, w] & bit != 0:
+                    left[count, w] |= bit
+                    both += 1
+            for k in (i, j):
+                own = both
+                for block in range(indptr[rows[k]], indptr[rows[k] + 1]):
+                    w, bit = columns[block] // 64, _bit(columns[block])
+                    shared = left[count, w] & bit != 0
+                    if shared or (left[k, w] & bit != 0 and own < most_of_pair):
+                        own += 0 if shared else 1
+                        left[k, w] ^= bit
+                        items[block] = n
+            n += 1
+        for k in range(count):
+            rest = 0
+            for w in range(words):
+                rest += bits_set(left[k, w])
+            pieces, place = -(-rest // most), 0
+            for block in range(indptr[rows[k]], indptr[rows[k] + 1]):
+                w, bit = columns[block] // 64, _bit(columns[block])
+                if left[k, w] & bit != 0:
+                    long, longer = rest // pieces, rest % pieces  # the first ones have one more
+                    piece = max(place // (long + 1), (place - longer) // long)
+                    items[block] = n + piece
+                    place += 1
+            n += pieces
+
+
+def in_fours(index: Index) -> tuple[bool]:
+    """Whether columns 0 to 3 keep the same block rows, 4 to 7 do, and so on."""
+    indptr, rows, _ = index.columns
+    lengths = np.diff(indptr)
+    if lengths.size == 0 or lengths.size % FOUR:
+        return (False,)
+    lengths = lengths.reshape(-1, FOUR)
+    if (lengths != lengths[:, :1]).any():
+        return (False,)
+    # Column by column, their rows are one list after another: those of a four are one list four
+    # times over.
+    place = np.arange(rows.size) - np.repeat(indptr[:-1], lengths.ravel())
+    first = np.repeat(indptr[:-1:FOUR], lengths.sum(1))
+    return (bool((rows == rows[first + place]).all()),)
+
+
+def fours(index: Index) -> np.ndarray:
+    """Pieces of the rows that a four keeps; the whole ones side by side, for their tiles of dy."""
+    indptr, _, blocks = index.columns
+    lengths = np.diff(indptr)
+    pieces = -(-lengths[::FOUR] // ROWS_OF_FOUR)
+    place = np.arange(blocks.size) - np.repeat(indptr[:-1], lengths)
+    found = np.empty(blocks.size, np.int64)
+    begin = np.repeat(np.cumsum(pieces) - pieces, FOUR)
+    found[blocks] = np.repeat(begin, lengths) + place // ROWS_OF_FOUR
+    return found
