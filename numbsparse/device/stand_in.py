@@ -45,7 +45,8 @@ def install() -> list[Compiled]:
         (memory, "take", _Memory),
         (memory, "copy_in", lambda to, host: ctypes.memmove(to, host.ctypes.data, host.nbytes)),
         (memory, "copy_out", lambda host, of: ctypes.memmove(host.ctypes.data, of, host.nbytes)),
-        (memory, "copy_within", ctypes.memmove),
+        (memory, "copy_within", lambda to, of, n, at=None: ctypes.memmove(to, of, n)),
+        (memory, "_free", lambda block: None),
         (tensor_map, "_encoded", lambda key: np.zeros(tensor_map.WORDS, np.int64)),
         (kernel_cache, "_file_of", lambda kernel, signature: None),
         (compiler, "build", build),
@@ -73,6 +74,10 @@ class _Card:
 
     def __init__(self, device: int = 0):
         pass
+
+    @classmethod
+    def get_all_devices(cls) -> tuple[_Card, ...]:
+        return (cls(),)
 
 
 class _Memory:
