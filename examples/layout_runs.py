@@ -92,7 +92,7 @@ class Results:
 def read(file: Path) -> dict[str, Any]:
     """A file of results; ValueError where it is none."""
     try:
-        content: dict[str, Any] = json.loads(file.read_text())
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         _ = [content[name] for name in ("settings", "times", "runs", "place")]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} holds no results of this program: {error!r}") from error

@@ -23,7 +23,7 @@ def ranks() -> Iterator[Group]:
     """All ranks; what others than the first would print is dropped."""
     with dist.init() as group, ExitStack() as silent:
         if group.rank:
-            nowhere = silent.enter_context(open(os.devnull, "w"))
+            nowhere = silent.enter_context(open(os.devnull, "w", encoding="utf-8"))
             silent.enter_context(redirect_stdout(nowhere))
             silent.enter_context(redirect_stderr(nowhere))
         yield group

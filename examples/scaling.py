@@ -129,7 +129,7 @@ def do(run: Run, options: Namespace, plan: Plan, text: Text, failed: set[str]) -
 @contextmanager
 def claimed(file: Path) -> Iterator[bool]:
     """Whether no other process has it. It is let go when the process ends, however it does."""
-    with open(file, "w") as lock:
+    with open(file, "w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -150,13 +150,14 @@ def others_at_work(folder: Path) -> bool:
 def known(options: Namespace) -> dict[str, Result]:
     """All results, of --results and of --runs, by name."""
     runs = [run for file in options.results if file.exists() for run in load(file)["runs"]]
-    runs += [json.loads(file.read_text()) for file in sorted(options.runs.glob("run-*.json"))]
+    paths = sorted(options.runs.glob("run-*.json"))
+    runs += [json.loads(file.read_text(encoding="utf-8")) for file in paths]
     return {run["name"]: run for run in reversed(runs)}
 
 
 def load(file: Path) -> Store:
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_text(encoding="utf-8"))
         return {"texts": content["texts"], "runs": content["runs"]}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} holds no results of this program: {error!r}") from error
@@ -168,7 +169,7 @@ def collect(options: Namespace) -> None:
     for file in options.results:
         texts |= load(file)["texts"] if file.exists() else {}
     for file in options.runs.glob("text-*.json"):
-        texts[file.stem.removeprefix("text-")] = json.loads(file.read_text())
+        texts[file.stem.removeprefix("text-")] = json.loads(file.read_text(encoding="utf-8"))
     runs = sorted(known(options).values(), key=lambda run: run["finished"])
     write(options.collect, {"texts": texts, "runs": runs})
     print("\n".join(table(runs)))

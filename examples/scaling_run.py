@@ -172,7 +172,7 @@ def code() -> str:
     root = Path(ns.__file__).parents[1]
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
     with suppress(OSError, subprocess.CalledProcessError):
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True)
         if (root / ".git").exists():
             return f"commit {done.stdout.strip()}"
     whole = hashlib.sha256()

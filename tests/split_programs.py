@@ -67,7 +67,7 @@ def trained(split, dtype, place="cpu", steps=3, size="cpu"):
             loss = F.mse_loss(y, x[..., :8].detach()) + (h * h).mean()
             model.zero_grad()
             loss.backward()
-            if place == "cpu":  # simulated steps are slow
+            if size == "cpu":  # simulated steps are slow
                 optimizer.step()
             return loss, h, c, x.grad
 

@@ -314,7 +314,7 @@ def test_the_figure_is_drawn(tmp_path):
 
 def test_the_figure_says_what_it_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(RuntimeError, match="pip install matplotlib"):
+    with pytest.raises(RuntimeError, match=r"pip install 'numbsparse\[examples\]'"):
         figure.matplotlib_figure()
 
 

@@ -204,7 +204,7 @@ def test_copies(data, home, orders, seed):
 
 
 ELSEWHERE = {  # with tests of their own
-    *("matmul", "sddmm", "linear", "repeated_product"),
+    *("matmul", "sddmm", "sddmm_into", "sddmm_in_parts", "linear", "repeated_product"),
     *("conv", "conv_transpose", "conv_weight_grad"),
     *("conv_in", "conv_transpose_in", "conv_weight_grad_in", "conv_window", "transpose_window"),
     *("lstm", "lstm_step_by_step", "lstm_grad", "lstm_steps", "cell", "cell_grad", "repeated_cell"),
@@ -213,7 +213,7 @@ ELSEWHERE = {  # with tests of their own
     *("scale_blocks", "gated", "ungated", "block_dots"),
     *("adam_step", "adam_step_with", "sgd_step", "sgd_step_with", "average_step"),
     *("scale_to_norm", "judge", "guarded_adam_numbers", "guarded_sgd_numbers", "check_step"),
-    *("copy_into", "dropout_mask", "operand", "remap", "block_norms"),
+    *("copy_into", "dropout_mask", "operand", "remap", "block_norms", "on_device", "replayed"),
 }
 OF_NO_ARRAYS = {
     *("HalfOnCPU", "LSTMTrace", "adam_numbers", "checked_precision", "own_precision"),
