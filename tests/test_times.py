@@ -148,7 +148,7 @@ def test_a_grid_is_measured_and_the_choice_weighed(written, monkeypatch, capsys)
     assert of_rung.pop("k8_small_batch") == [1.0, None]
     assert all(array == [1.0, 1.0] for array in of_rung.values())
     monkeypatch.setattr(bench, "shortest", lambda graph: 2e-6)
-    (found,) = bench.grid((16,), (0.5,), (1, 1025), "k8_small_batch")["microseconds"].values()
+    (found,) = bench.grid((16,), (0.5,), (1, 8193), "k8_small_batch")["microseconds"].values()
     assert found == {"k8_small_batch": [2.0, None]}
     assert bench.grid((16,), (0.5,), (1,), "k6_hopper")["microseconds"] == {case: {}}
     written(content["microseconds"])
