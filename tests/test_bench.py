@@ -51,7 +51,7 @@ def test_a_wrong_result_is_not_timed(capsys, monkeypatch):
     assert len(forwards) == 2
     for line in forwards:
         assert re.search("k0_cpu wrong: 1 of [0-9]+ values, relative error", line)
-        assert "k0_cpu  " not in line
+        assert not re.search("k0_cpu [0-9]", line)
 
 
 @pytest.mark.parametrize("product", ladder.PRODUCTS)

@@ -25,7 +25,7 @@ def cudnn(sequence: Sequence) -> Trainer:
         for name, theirs in (("weight_ih", lstm.weight_ih_l0), ("weight_hh", lstm.weight_hh_l0)):
             theirs.zero_()
             rows, gates, columns = _places(w[name])
-            _by_blocks(theirs, n)[gates, columns, :, rows] = _turned(w[name])
+            _by_blocks(theirs, n)[gates, columns, :, rows] = _transposed(w[name])
         bias = torch.as_tensor(w["bias"].reshape(n, 4, B), device="cuda")
         lstm.bias_ih_l0[:] = bias.transpose(0, 1).reshape(-1)
         lstm.bias_hh_l0.zero_()
@@ -64,7 +64,7 @@ def triton(sequence: Sequence) -> Trainer:
     w = sequence.weights["weight_hh"]
     rows, gates, columns = _places(w)
     lines = gates * (units // B) + columns  # of w.T, in torch's order: all of a gate together
-    across = _turned(w)
+    across = _transposed(w)
     forward, order = _bsr(lines, rows, across, (4 * units, units))
     backward, _ = _bsr(rows, lines, across.transpose(1, 2), (units, 4 * units))
     zeros = torch.zeros_like(forward.values())
@@ -149,7 +149,7 @@ def _places(w: Any) -> tuple[Any, Any, Any]:
     return tuple(torch.as_tensor(a, device="cuda") for a in numbers)  # type: ignore[return-value]
 
 
-def _turned(w: Any) -> Any:
+def _transposed(w: Any) -> Any:
     """The kept blocks, each transposed."""
     return _torch().as_tensor(w.values, device="cuda").transpose(1, 2)
 
