@@ -33,7 +33,7 @@ from numbsparse.device import SIMULATED, require
 from numbsparse.kernels.matmul import PRODUCTS
 from numbsparse.layout import Layout
 
-SECONDS = {"cuda": 0.01, "cpu": 0.002}  # what a product is timed for
+SECONDS = {"cuda": 0.02, "cpu": 0.002}  # what a product is timed for
 AHEAD = 8  # runs of a process, between two rounds of measuring
 SAVED = 20.0  # seconds between two writings of the file
 ENDS = 1 / 4, 4  # of the picture's colours
