@@ -36,11 +36,11 @@ def test_a_map_goes_on_where_its_file_ends(small, tmp_path, capsys, monkeypatch)
     file = tmp_path / "map.json"
     whole = plane.measured
     monkeypatch.setattr(plane, "measured", lambda *of: list(whole(*of))[:5])
-    plane.run("cpu", file, None, 1)
+    plane.run("cpu", file, None, 30)
     _, first = plane.known(file)
     assert len(first) == 5
     monkeypatch.setattr(plane, "measured", whole)
-    plane.run("cpu", file, None, 1)
+    plane.run("cpu", file, None, 30)
     machine, rows = plane.known(file)
     assert machine
     assert rows[:5] == first

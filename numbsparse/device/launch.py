@@ -53,7 +53,7 @@ def launch(
     ----------
     kernel : a function decorated with `numba.cuda.jit`
     grid, block : int or tuple of int
-        Blocks in the grid and threads in a block, along x, y and z. An empty grid is no work.
+        Blocks in the grid and threads in a block, along x, y and z. An empty grid does nothing.
     args : DeviceArray, int (taken as int64), float (as float32), tuple of int, NamedTuple of these
     shared_bytes : bytes of dynamic shared memory per block
     cluster : blocks in a cluster, along x, y and z: on compute capability 9.0 and up

@@ -216,8 +216,8 @@ def stream(of: Any = None) -> Stream:
         Its `handle` is the driver's, `wait(other)` lets what it is given from now on wait for what
         another stream was given so far, `synchronize()` waits for it on the host.
 
-    Raises TypeError if `of` is no stream, ValueError if it is the default stream of a thread, which
-    names another stream in each.
+    Raises TypeError if `of` is not a stream, ValueError if it is the default stream of a thread,
+    which names another stream in each.
 
     Notes
     -----

@@ -131,7 +131,7 @@ class Group:
             self.close()
         else:
             self._leave(_failed(error))
-            if isinstance(error, RankLost):  # which is no fault of this program's
+            if isinstance(error, RankLost):  # which is not this program's fault
                 sys.exit(f"{error}; rank {self.rank} ends")
 
     def _leave(self, failed: str) -> None:

@@ -103,7 +103,7 @@ def receive(link: socket.socket) -> tuple[dict[str, Any], bytearray]:
     """The next message, and the bytes with it. EOFError where there will be none."""
     n_words, nbytes = HEADER.unpack(_read(link, HEADER.size))
     if n_words > MOST:
-        raise EOFError("what comes here is no message")
+        raise EOFError("what comes here is not a message")
     return json.loads(_read(link, n_words)), _read(link, nbytes)
 
 

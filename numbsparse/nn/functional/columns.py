@@ -149,7 +149,7 @@ def _block_columns(w: Any) -> Any:
     if not isinstance(w, BlockSparse):
         raise TypeError(f"w takes a Tensor of a BlockSparse, got one of {type(w).__name__}")
     if w.is_transposed:
-        raise ValueError("w takes a matrix that is no transposed view")
+        raise ValueError("w takes a matrix that is not a transposed view")
     return ops.index_beside(w.layout, w.values).block_columns
 
 
