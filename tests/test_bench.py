@@ -73,7 +73,7 @@ def test_each_is_timed_in_turn_after_a_pause(monkeypatch):
     graphs = {name: timing.Graph(lambda name=name: order.append(name), 1, None) for name in "ab"}
     taken = timing.seconds_of(graphs, seconds=1.0, pause=0.25)
     turns = ["a"] * (1 + timing.SAMPLES) + ["b"] * (1 + timing.SAMPLES)
-    assert order == ["a", "b", *turns * timing.TURNS]
+    assert order == ["a", "a", "b", "b", *turns * timing.TURNS]
     assert rests == [0.25] * 2 * timing.TURNS
     assert taken.keys() == {"a", "b"}
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from numbsparse import device, ops, patterns
-from numbsparse.bench import contestants, figure, results, run, sections, show, timing
+from numbsparse.bench import contestants, results, run, sections, show, timing
 from numbsparse.bench import measure as measuring
 from numbsparse.bench.measure import Options
 from numbsparse.bench.problem import Problem, error_of, fault_in
@@ -18,7 +18,7 @@ from numbsparse.kernels import limits, poison
 from numbsparse.kernels import matmul as ladder
 from numbsparse.kernels.matmul import PRODUCTS, k0_reference
 from numbsparse.layout import Layout
-from numbsparse.pages import committed, tables
+from numbsparse.pages import committed, figure, tables
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes a GPU or the simulator")
 
@@ -316,7 +316,7 @@ def test_a_run_prints_and_keeps_its_rows_and_command(once, capsys, tmp_path, mon
     assert printed.count("k1_naive 1.00 s") == printed.count("k2_shared 1.00 s") == 6
     pytest.importorskip("matplotlib")
     with pytest.raises(RuntimeError, match="takes the section headline"):
-        run.run(("limits",), how, json_file=path, png=tmp_path / "speed_up.png")
+        figure.draw_headline(found, tmp_path / "speed_up.png")
 
 
 def test_the_figure_is_drawn(tmp_path):

@@ -7,9 +7,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_840,
+    "numbsparse": 2_855,
     "numbsparse/autograd": 695,
-    "numbsparse/bench": 2_825,
+    "numbsparse/bench": 2_385,
     "numbsparse/compat": 405,
     "numbsparse/device": 3_735,
     "numbsparse/distributed": 1_945,
@@ -24,7 +24,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/machine_code": 345,
     "numbsparse/nn": 7_325,
     "numbsparse/ops": 5_335,
-    "numbsparse/pages": 1_295,
+    "numbsparse/pages": 1_735,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 2_365,

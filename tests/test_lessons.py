@@ -16,17 +16,16 @@ from numba import cuda
 import numbsparse as ns
 from numbsparse import __main__ as command_line
 from numbsparse import device
-from numbsparse.bench import profile
-from numbsparse.bench.profile import SECTIONS
 from numbsparse.device.launch import launch
 from numbsparse.kernels.ladder import NAMES, step
 from numbsparse.kernels.matmul import LADDER
 from numbsparse.kernels.matmul.k6_hopper.plan import TILES
 from numbsparse.kernels.parts.banks import place, swap_for_rows
 from numbsparse.layout import Layout
-from numbsparse.pages import ladder, lessons, tables
+from numbsparse.pages import ladder, lessons, profile, tables
 from numbsparse.pages.committed import gain_of, on_gpu, profiled, rows_of, seconds_of
 from numbsparse.pages.lessons import EXAMPLE, picture
+from numbsparse.pages.profile import SECTIONS
 from numbsparse.pages.reads import reads
 
 ROOT = Path(__file__).parents[1]

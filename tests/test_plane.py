@@ -9,10 +9,10 @@ import pytest
 
 from numbsparse.bench import plane
 from numbsparse.bench.contestants import OURS
-from numbsparse.bench.figure import draw_map
 from numbsparse.bench.measure import Case, compile_ahead
 from numbsparse.bench.peers import CUBLAS, TRITON
 from numbsparse.bench.problem import Problem
+from numbsparse.pages.figure import draw_map
 
 SMALL = plane.Plane(
     sizes=((32, 32), (64, 32)),
@@ -36,11 +36,11 @@ def test_a_map_goes_on_where_its_file_ends(small, tmp_path, capsys, monkeypatch)
     file = tmp_path / "map.json"
     whole = plane.measured
     monkeypatch.setattr(plane, "measured", lambda *of: list(whole(*of))[:5])
-    plane.run("cpu", file, None, 30)
+    plane.run("cpu", file, 30)
     _, first = plane.known(file)
     assert len(first) == 5
     monkeypatch.setattr(plane, "measured", whole)
-    plane.run("cpu", file, None, 30)
+    plane.run("cpu", file, 30)
     machine, rows = plane.known(file)
     assert machine
     assert rows[:5] == first
@@ -95,7 +95,7 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     file = tmp_path / "map.json"
     file.write_text(json.dumps({"rows": [[1]]}))
     with pytest.raises(ValueError, match=r"map\.json holds no map of the plane"):
-        plane.run("cpu", file, None, 0)
+        plane.run("cpu", file, 0)
 
 
 def row(batch, density, microseconds, fault=""):
@@ -124,14 +124,15 @@ def test_the_fastest_peer_counts():
     assert said[3].startswith("  0.50 of cuBLAS dense: (64, 64) 8 0.5 8 float16")
 
 
-def test_a_picture_has_a_panel_for_each_kind_and_block_size(tmp_path):
+def test_a_picture_has_a_panel_for_each_kind_and_block_size(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     from matplotlib.image import imread
 
     rows = ROWS + [entry | {"dtype": "float32"} for entry in ROWS]
     drawn = plane.PLANES["cuda"]._replace(block_sizes=(8, 32), densities=(0.5,), batches=(1, 8))
+    monkeypatch.setitem(plane.PLANES, "cuda", drawn)
     for name, some in (("one", ROWS), ("two", rows)):
-        draw_map(drawn, plane.speed_ups("cuda", some), "a card", tmp_path / f"{name}.png")
+        draw_map("cuda", "a card; and versions", some, tmp_path / f"{name}.png")
     one, two = (imread(tmp_path / f"{name}.png").shape for name in ("one", "two"))
     assert two[1] == one[1]
     assert two[0] > 1.5 * one[0]

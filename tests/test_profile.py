@@ -9,8 +9,8 @@ import pytest
 
 from numbsparse import __main__ as command_line
 from numbsparse import device
-from numbsparse.bench import profile
 from numbsparse.bench.results import load
+from numbsparse.pages import profile
 
 SMALL = profile.SECTIONS["small"]
 RUNGS = [kernel for case in SMALL for kernel in case.rungs]

@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numbsparse.bench.contestants import OURS
-from numbsparse.bench.figure import draw_map, matplotlib_figure
 from numbsparse.bench.measure import Case, compile_ahead, measure
 from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
-from numbsparse.bench.problem import matrices
-from numbsparse.bench.results import Row, card_of, write
+from numbsparse.bench.problem import random_problem
+from numbsparse.bench.results import Row, write
 from numbsparse.bench.timing import require_times
 from numbsparse.kernels.matmul import PRODUCTS
 from numbsparse.machine import describe
@@ -92,7 +91,7 @@ class Point(NamedTuple):
 
     def case(self, place: str) -> Case:
         """Ours beside the peers of the place; of the dense product, those alone who compute it."""
-        problem, plane = matrices(*self[:-1], place=place), PLANES[place]
+        problem, plane = random_problem(*self[:-1], place=place), PLANES[place]
         if self.density < 1 or plane.dense is None:
             return Case(problem, self.product, "auto", plane.beside, {})
         return Case(problem, self.product, "", (plane.dense,), {})
@@ -103,14 +102,10 @@ class Point(NamedTuple):
         return self._replace(block_size=32, density=1.0)
 
 
-def run(
-    place: str, json_file: Path | None, png: Path | None, minutes: float, jobs: int = 1
-) -> None:
-    """Go on with the map for so long, say where we are slower than a peer, and draw it."""
+def run(place: str, json_file: Path | None, minutes: float, jobs: int = 1) -> tuple[str, list[Row]]:
+    """Go on with the map for so long, and say where we are slower; the machine, and all rows."""
     if place == "cuda" and minutes > 0:
         require_times()
-    if png is not None:
-        matplotlib_figure()  # before the measuring: it may be missing
     (machine, rows), written = known(json_file), time.perf_counter()
     machine = describe(place) if minutes > 0 or not machine else machine
     content = {"machine": machine, "command": f"python -m numbsparse plane --place {place}"}
@@ -122,9 +117,7 @@ def run(
     if minutes > 0:
         _write(json_file, content, rows)
     print(summary(place, rows))
-    if png is not None:
-        draw_map(PLANES[place], speed_ups(place, rows), card_of(content), png)
-        print(f"the picture is in {png}")
+    return machine, rows
 
 
 def known(json_file: Path | None) -> tuple[str, list[Row]]:

@@ -155,7 +155,7 @@ def random(features: Features, block_size: int, density: float, taps: int = 1) -
     return Layout(pattern if taps == 1 else patterns.taps(pattern, (taps, taps)))
 
 
-def matrices(
+def random_problem(
     features: Features,
     block_size: int,
     density: float,
@@ -164,26 +164,12 @@ def matrices(
     precision: str = "highest",
     *,
     place: str = "cuda",
+    side: int = 0,
+    taps: int = 1,
 ) -> Problem:
-    """Of a random layout."""
-    layout = partial(random, features, block_size, density)
-    return Problem(layout, block_size, batch, dtype, precision, place)
-
-
-def images(
-    features: int,
-    block_size: int,
-    density: float,
-    batch: int,
-    dtype: str,
-    precision: str = "highest",
-    *,
-    side: int,
-    taps: int,
-) -> Problem:
-    """The same of a convolution: `taps` along each axis of images of side x side pixels."""
+    """Of a random layout; of images of side x side pixels, with `taps` along each axis."""
     layout = partial(random, features, block_size, density, taps)
-    return Problem(layout, block_size, batch, dtype, precision, side=side, taps_along=taps)
+    return Problem(layout, block_size, batch, dtype, precision, place, side, taps)
 
 
 class Operand:

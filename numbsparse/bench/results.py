@@ -73,18 +73,3 @@ def where(rows: Iterable[Row], **wanted: Any) -> list[Row]:
 def first(rows: Iterable[Row], **wanted: Any) -> Row | None:
     """The first of them."""
     return next(iter(where(rows, **wanted)), None)
-
-
-def in_section(results: Results, name: str, **wanted: Any) -> list[Row]:
-    """The rows of a section that say this; none, where it was not measured."""
-    return where(results[name]["rows"], **wanted) if name in results else []
-
-
-def shape_of(row: Row) -> str:
-    features = f"{row['features']} x {row['features']}"
-    return f"{features}, B = {row['block_size']}, batch {row['batch']}"
-
-
-def card_of(section: Row) -> str:
-    """The machine, without the versions."""
-    return section["machine"].partition(";")[0]

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from numbsparse.bench.figure import draw_speed_up, matplotlib_figure
 from numbsparse.bench.measure import Options, compile_ahead
 from numbsparse.bench.results import Results, Row, load, save, write
 from numbsparse.bench.sections import CASES, HEADINGS, SECTIONS, rows
@@ -26,22 +25,16 @@ def run(
     options: Options = DEFAULT,
     *,
     json_file: Path | None = None,
-    png: Path | None = None,
 ) -> Results:
     """Print the GPU's sections, all or those in `only`, a line a row, and give them back.
 
     With `json_file` each row is put there when it is measured, so that a run that is broken off
-    leaves what it has; sections of earlier runs stay. With `png` the figure of the section
-    "headline" is drawn, of this run or from `json_file`.
+    leaves what it has; sections of earlier runs stay, and are given back, too.
 
-    Raises RuntimeError where there is no GPU, or matplotlib is missing for `png`, ValueError where
-    `json_file` holds something else.
+    Raises RuntimeError where there is no GPU, ValueError where `json_file` holds something else.
     """
     require_times()
-    if png is not None:
-        matplotlib_figure()  # before the measuring: it may be missing
-    if json_file is not None:
-        load(json_file)  # the same: it may be another program's
+    results = {} if json_file is None else load(json_file)
     machine = describe("cuda")
     print(f"{machine}\nMedians of CUDA-graph replays, random data. {CELLS}.", flush=True)
     names, began = list(only or SECTIONS), time.perf_counter()
@@ -50,7 +43,6 @@ def run(
         ahead = (case for name in names if name in CASES for case in CASES[name](options))
         compile_ahead(ahead, jobs, PATIENCE)
     print(f"\nkernels compiled in {time.perf_counter() - began:.0f} s", flush=True)
-    results: Results = {}
     for name in names:
         command = f"python -m numbsparse bench --place cuda --only {name}"
         if options.kernels != DEFAULT.kernels:
@@ -61,12 +53,6 @@ def run(
                 save(json_file, {name: section})
         print(f"{name} took {section['took']:.0f} s", flush=True)
         results[name] = section
-    if png is not None:
-        known = (load(json_file) if json_file is not None else {}) | results
-        if "headline" not in known:
-            raise RuntimeError("the figure takes the section headline: add it to --only")
-        draw_speed_up(known["headline"], png)
-        print(f"the figure is in {png}")
     return results
 
 

@@ -18,19 +18,6 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def teraflops(rate: float | None) -> str:
-    """Three digits at most, and no more than two behind the point."""
-    if rate is None:
-        return "-"
-    rate /= 1e12
-    return f"{rate:.0f}" if rate >= 100 else f"{rate:.1f}" if rate >= 10 else f"{rate:.2f}"
-
-
-def ratio(number: float | None) -> str:
-    """How many times, to a tenth."""
-    return f"{number:.1f}" if number else "-"
-
-
 def line(section: str, row: Row, rows: list[Row]) -> str:
     """One row of a section; `rows` are those before it, which it may be compared with."""
     if section == "limits":

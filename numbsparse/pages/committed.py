@@ -1,4 +1,4 @@
-"""The results that are committed, and what they say of a rung."""
+"""The results that are committed, what they say of a rung, and how pages say it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from numbsparse import bench
-from numbsparse.bench.results import Results, Row, first, load, shape_of, where
-from numbsparse.bench.show import teraflops
+from numbsparse.bench.results import Results, Row, first, load, where
 from numbsparse.kernels.matmul import RUNGS
 
 RESULTS = Path(bench.__file__).parent / "results"
@@ -28,6 +27,21 @@ def on_cpu() -> dict[str, Any]:
 def profiled() -> Results:
     """The committed readings of the profiler and of the counting simulator, by section."""
     return load(RESULTS / "profile.json")
+
+
+def in_section(results: Results, name: str, **wanted: Any) -> list[Row]:
+    """The rows of a section that say this; none, where it was not measured."""
+    return where(results[name]["rows"], **wanted) if name in results else []
+
+
+def shape_of(row: Row) -> str:
+    features = f"{row['features']} x {row['features']}"
+    return f"{features}, B = {row['block_size']}, batch {row['batch']}"
+
+
+def card_of(section: Row) -> str:
+    """The machine, without the versions."""
+    return section["machine"].partition(";")[0]
 
 
 def rows_of(name: str) -> list[Row]:
@@ -57,6 +71,19 @@ def gain_of(name: str, rows: list[Row], product: str, dtype: str) -> float | Non
     before = (seconds_of(other, rows, product, dtype) for other in names[: names.index(name)])
     others, own = [seconds for seconds in before if seconds], seconds_of(name, rows, product, dtype)
     return min(others) / own if own and others else None
+
+
+def teraflops(rate: float | None) -> str:
+    """Three digits at most, and no more than two behind the point."""
+    if rate is None:
+        return "-"
+    rate /= 1e12
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.1f}" if rate >= 10 else f"{rate:.2f}"
+
+
+def ratio(number: float | None) -> str:
+    """How many times, to a tenth."""
+    return f"{number:.1f}" if number else "-"
 
 
 def speeds_of(name: str, rows: list[Row], product: str) -> str:

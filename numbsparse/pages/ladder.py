@@ -11,12 +11,21 @@ from types import ModuleType
 from typing import NamedTuple
 
 from numbsparse import device
-from numbsparse.bench.results import Row, first, in_section, shape_of
-from numbsparse.bench.show import ratio, teraflops
+from numbsparse.bench.results import Row, first
 from numbsparse.kernels.ladder import NAMES, STEPS
 from numbsparse.kernels.matmul import LADDER, PRODUCTS, RUNGS
 from numbsparse.machine import reach_of
-from numbsparse.pages.committed import gain_of, on_cpu, on_gpu, rate_of, rows_of
+from numbsparse.pages.committed import (
+    gain_of,
+    in_section,
+    on_cpu,
+    on_gpu,
+    rate_of,
+    ratio,
+    rows_of,
+    shape_of,
+    teraflops,
+)
 from numbsparse.pages.reads import Reads, Roofline, reads_at, roofline
 
 SIZES = (32, 64, 128)  # of the steps

@@ -10,13 +10,24 @@ from functools import partial
 
 import numpy as np
 
-from numbsparse.bench.profile import WAITS
-from numbsparse.bench.results import Row, card_of, first, in_section, shape_of
-from numbsparse.bench.show import PASSES, ratio, table
+from numbsparse.bench.results import Row, first
+from numbsparse.bench.show import PASSES, table
 from numbsparse.kernels.matmul import PRODUCTS
 from numbsparse.layout import Layout, Walk
-from numbsparse.pages.committed import gain_of, on_gpu, profiled, rows_of, seconds_of, speeds_of
+from numbsparse.pages.committed import (
+    card_of,
+    gain_of,
+    in_section,
+    on_gpu,
+    profiled,
+    ratio,
+    rows_of,
+    seconds_of,
+    shape_of,
+    speeds_of,
+)
 from numbsparse.pages.ladder import figures_of_steps, lines_of
+from numbsparse.pages.profile import WAITS
 from numbsparse.pages.reads import reads, reads_at
 from numbsparse.pages.walls import wall_of
 

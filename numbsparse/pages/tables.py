@@ -13,14 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from numbsparse.bench.contestants import FEATURE_MAJOR, OURS
-from numbsparse.bench.figure import draw_speed_up
 from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
-from numbsparse.bench.results import Row, in_section, shape_of
-from numbsparse.bench.show import PASSES, beside_batch_major, ratio, speed_up, teraflops
+from numbsparse.bench.results import Row
+from numbsparse.bench.show import PASSES, beside_batch_major, speed_up
 from numbsparse.bench.show import table as _markdown
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
 from numbsparse.pages import lessons
-from numbsparse.pages.committed import on_cpu, on_gpu, rows_of, speeds_of
+from numbsparse.pages.committed import (
+    in_section,
+    on_cpu,
+    on_gpu,
+    ratio,
+    rows_of,
+    shape_of,
+    speeds_of,
+    teraflops,
+)
+from numbsparse.pages.figure import draw_speed_up
 from numbsparse.pages.ladder import file_of, idea_at, idea_of, lines_of
 
 HEADS = [PASSES[product] for product in PRODUCTS]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from numbsparse.bench.contestants import of_rung
-from numbsparse.bench.problem import Problem, matrices
+from numbsparse.bench.problem import Problem, random_problem
 from numbsparse.bench.results import Results, Row, save
 from numbsparse.device import SIMULATED, require, synchronize
 from numbsparse.kernels import ladder
@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
     def problem(self) -> Problem:
         features = self.in_features, self.out_features
-        return matrices(features, self.block_size, self.density, self.batch, self.dtype)
+        return random_problem(features, self.block_size, self.density, self.batch, self.dtype)
 
     def row(self, rung: str, readings: dict[str, Any]) -> Row:
         shape = dict(zip(self._fields[1:], self[1:], strict=True))
@@ -181,7 +181,7 @@ def _read(name: str) -> Iterator[Row]:
         names = "--kernel-name-base=mangled", "--print-kernel-base=mangled"
         rungs = (*names, "--kernel-name=regex:kernels6(matmul|ladder)")
         metrics = f"--metrics={','.join(METRICS.values())}"
-        target = (sys.executable, "-m", "numbsparse.bench.profile", name)
+        target = (sys.executable, "-m", "numbsparse.pages.profile", name)
         command = ["ncu", *options, *rungs, metrics, f"--log-file={log}", *target]
         ran = subprocess.run(command, capture_output=True, encoding="utf-8")
         text = log.read_text(encoding="utf-8") if log.exists() else ""

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from numbsparse.bench.peers import CUSPARSE, TRITON
-from numbsparse.bench.results import Row, card_of, where
+from numbsparse.bench.plane import PLANES, speed_ups
+from numbsparse.bench.results import Results, Row, where
 from numbsparse.bench.show import PASSES, speed_up
+from numbsparse.pages.committed import card_of
 
 # Colours that readers with any kind of colour vision tell apart (Okabe and Ito, 2008).
 COLOURS = {"forward": "#0072b2", "input_grad": "#009e73", "weight_grad": "#d55e00"}
@@ -45,6 +47,14 @@ def draw_speed_up(section: dict[str, Any], path: Path) -> None:
         fontsize=10,
     )
     figure.savefig(path, dpi=150, metadata={"Description": digest_of(section)})
+
+
+def draw_headline(results: Results, path: Path) -> None:
+    """The picture of that section; raises RuntimeError where it was not measured."""
+    if "headline" not in results:
+        raise RuntimeError("the figure takes the section headline: add it to --only")
+    draw_speed_up(results["headline"], path)
+    print(f"the figure is in {path}")
 
 
 def digest_of(section: dict[str, Any]) -> str:
@@ -95,12 +105,14 @@ def _points(rows: list[Row], product: str, peer: str = "") -> tuple[list[float],
     return [density for density, _ in found], [times for _, times in found]
 
 
-def draw_map(plane: Any, found: list[tuple[Any, float, str]], card: str, path: Path) -> None:
+def draw_map(place: str, machine: str, rows: list[Row], path: Path) -> None:
     """A panel for each block size and dtype: the median over features and products, by batch and
     density; blue where we are faster than every peer, red where one is, crossed where one is at
-    some of the products; grey where nobody measured. `found` is what `plane.speed_ups` gives."""
+    some of the products; grey where nobody measured."""
     from matplotlib.colors import LogNorm
 
+    plane, found = PLANES[place], speed_ups(place, rows)
+    card = machine.partition(";")[0]
     kinds = [kind for kind in plane.numbers if any(point[4:6] == kind for point, *_ in found)]
     shape = max(len(kinds), 1), len(plane.block_sizes)
     figure = matplotlib_figure().Figure(figsize=(3.3 * shape[1], 2.6 * shape[0] + 0.8))
