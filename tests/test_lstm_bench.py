@@ -26,6 +26,7 @@ def test_the_exact_outputs_are_those_of_the_weights(sequence):
     h = sigmoid(o) * np.tanh(sigmoid(i) * np.tanh(g))
     np.testing.assert_allclose(y[0], h.reshape(3, 64), atol=1e-6)
     assert y.dtype == np.float32
+    assert w.dtype == bias.dtype == sequence.lstm.layers[0].weight_hh.data.dtype == np.float16
     assert gradient.shape == (len(sequence.blocks), lstm.B, lstm.B)
 
 
