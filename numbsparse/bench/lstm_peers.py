@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from numbsparse.bench.lstm import B, Sequence, Trainer
-from numbsparse.bench.peers import bsr_tensor, torch_on_gpu
+from numbsparse.bench.peers import bsr_tensor, require_torch
 from numbsparse.bench.timing import record_torch
 
 
 def cudnn(sequence: Sequence) -> Trainer:
     """torch.nn.LSTM; tf32 is allowed in float32."""
-    torch = _torch()
+    torch = require_torch()
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     dtype, n = getattr(torch, sequence.dtype), sequence.hidden // B
     x, dy = (torch.as_tensor(a.numpy(), device="cuda") for a in (sequence.x, sequence.dy))
@@ -51,7 +51,7 @@ def triton(sequence: Sequence) -> Trainer:
 
     Activations are (features, batch), as those products take them: gates = w.T @ h.
     """
-    torch = _torch()
+    torch = require_torch()
     if sequence.precision == "high":
         raise NotImplementedError("torch's BSR products know one precision")
     from torch.sparse import _triton_ops
@@ -123,15 +123,9 @@ def triton(sequence: Sequence) -> Trainer:
 PEERS: dict[str, Callable[[Sequence], Trainer]] = {"cuDNN dense": cudnn, "torch BSR": triton}
 
 
-def _torch() -> Any:
-    if (torch := torch_on_gpu()) is None:
-        raise ImportError("torch with CUDA is not installed")
-    return torch
-
-
 def _forget_peak() -> int:
     """Begin to look for the most memory; gives what is taken now."""
-    torch = _torch()
+    torch = require_torch()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_allocated()
@@ -144,14 +138,14 @@ def _bytes(*tensors: Any) -> int:
 def _places(w: Any) -> tuple[Any, Any, Any]:
     """Of each kept block: its block row, its gate, and its block of units."""
     index = w.layout.index
-    torch, columns = _torch(), index.block_columns.astype(np.int64)
+    torch, columns = require_torch(), index.block_columns.astype(np.int64)
     numbers = index.block_rows.astype(np.int64), columns % 4, columns // 4
     return tuple(torch.as_tensor(a, device="cuda") for a in numbers)  # type: ignore[return-value]
 
 
 def _transposed(w: Any) -> Any:
     """The kept blocks, each transposed."""
-    return _torch().as_tensor(w.values, device="cuda").transpose(1, 2)
+    return require_torch().as_tensor(w.values, device="cuda").transpose(1, 2)
 
 
 def _by_blocks(weight: Any, n: int) -> Any:
@@ -161,7 +155,7 @@ def _by_blocks(weight: Any, n: int) -> Any:
 
 def _bsr(lines: Any, columns: Any, blocks: Any, shape: tuple[int, int]) -> tuple[Any, Any]:
     """A BSR tensor of blocks anywhere, and the order in which it has them."""
-    torch = _torch()
+    torch = require_torch()
     order = torch.argsort(lines * shape[1] + columns)
     counts = torch.bincount(lines, minlength=shape[0] // B)
     starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
