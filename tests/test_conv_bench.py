@@ -13,7 +13,7 @@ from numbsparse.bench import measure as measuring
 from numbsparse.bench.contestants import MATMUL, OURS
 from numbsparse.bench.measure import Options
 from numbsparse.bench.peers import CUDNN
-from numbsparse.bench.problem import error_of, fault_in, random_problem
+from numbsparse.bench.problem import error_of, fault_in, matrices
 from numbsparse.kernels.conv import k0_reference
 from numbsparse.kernels.matmul import PRODUCTS
 from numbsparse.pages import committed, tables
@@ -38,7 +38,7 @@ def whole(problem, product):
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("taps_along", [1, 3])
 def test_the_parts_are_those_of_the_reference(product, taps_along):
-    problem = random_problem(32, 8, 0.6, 3, "float32", side=5, taps=taps_along)
+    problem = matrices(32, 8, 0.6, 3, "float32", side=5, taps=taps_along)
     parts, right = problem.parts(product), whole(problem, product)
     picked = right[parts.picked]
     assert fault_in(parts, picked, "float32", "highest") is None

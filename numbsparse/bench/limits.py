@@ -14,7 +14,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.bench.measure import Options
 from numbsparse.bench.peers import torch_on_gpu
-from numbsparse.bench.problem import random_problem
+from numbsparse.bench.problem import matrices
 from numbsparse.bench.results import Row
 from numbsparse.bench.timing import Graph, graph_of, record, repeated, seconds_of
 from numbsparse.device import SIMULATED, compute_capability, empty
@@ -90,7 +90,7 @@ def host(options: Options) -> Iterator[Row]:
 def _calls(options: Options) -> dict[str, float]:
     """Median seconds of host time; products so small that the GPU is never behind."""
     features, batch, count = (64, 4, 2) if options.quick else (1024, 32, 200)
-    problem = random_problem(features, 32, 0.1, batch, "float32")
+    problem = matrices(features, 32, 0.1, batch, "float32")
     x, w, y = problem.x.device, problem.w, problem.out("forward")
     calls: dict[str, Callable[[], Any]] = {"ns.matmul": lambda: ops.matmul(x, w, out=y)}
     if (torch := torch_on_gpu()) is not None:

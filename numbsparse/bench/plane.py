@@ -21,7 +21,7 @@ import numpy as np
 from numbsparse.bench.contestants import OURS
 from numbsparse.bench.measure import Case, compile_ahead, measure
 from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
-from numbsparse.bench.problem import random_problem
+from numbsparse.bench.problem import matrices
 from numbsparse.bench.results import Row, write
 from numbsparse.bench.timing import require_times
 from numbsparse.kernels.matmul import PRODUCTS
@@ -91,7 +91,7 @@ class Point(NamedTuple):
 
     def case(self, place: str) -> Case:
         """Ours beside the peers of the place; of the dense product, those alone who compute it."""
-        problem, plane = random_problem(*self[:-1], place=place), PLANES[place]
+        problem, plane = matrices(*self[:-1], place=place), PLANES[place]
         if self.density < 1 or plane.dense is None:
             return Case(problem, self.product, "auto", plane.beside, {})
         return Case(problem, self.product, "", (plane.dense,), {})

@@ -155,7 +155,7 @@ def random(features: Features, block_size: int, density: float, taps: int = 1) -
     return Layout(pattern if taps == 1 else patterns.taps(pattern, (taps, taps)))
 
 
-def random_problem(
+def matrices(
     features: Features,
     block_size: int,
     density: float,

@@ -17,7 +17,7 @@ from numbsparse.bench.limits import host, limits
 from numbsparse.bench.lstm import lstm
 from numbsparse.bench.measure import Case, Options, measure
 from numbsparse.bench.peers import CUBLAS, CUDNN, CUSPARSE, ON_CPU, TRITON
-from numbsparse.bench.problem import Problem, random_problem
+from numbsparse.bench.problem import Problem, matrices
 from numbsparse.bench.results import Row
 from numbsparse.kernels.ladder import NAMES
 from numbsparse.kernels.matmul import PRODUCTS
@@ -59,7 +59,7 @@ def headline(options: Options) -> Iterator[Case]:
     """The launch post's figure: 12288 x 12288, batch 32, against density."""
     features, batch = (128, 4) if options.quick else (12288, 32)
     for dtype, density in every(DTYPES, DENSITIES[:4] if options.quick else DENSITIES):
-        problem = random_problem(features, 32, density, batch, dtype)
+        problem = matrices(features, 32, density, batch, dtype)
         yield from _products(problem, options.kernels, CUBLAS, TRITON, CUSPARSE)
 
 
@@ -81,9 +81,9 @@ def _table(
     """Every block size, beside the peers at the first density; cuBLAS where all is kept."""
     how = 16 if options.quick else 8192, dtype, precision
     features, sizes = (128, (8, 16)) if options.quick else (8192, BLOCK_SIZES)
-    yield from _products(random_problem(features, 32, 1, *how), options.kernels, CUBLAS)
+    yield from _products(matrices(features, 32, 1, *how), options.kernels, CUBLAS)
     for density, size in every(densities, sizes):
-        problem = random_problem(features, size, 0.5 if options.quick else density, *how)
+        problem = matrices(features, size, 0.5 if options.quick else density, *how)
         others = [TRITON] if density == densities[0] else []
         yield from _products(problem, options.kernels, *others)
 
@@ -96,7 +96,7 @@ def ladder(options: Options) -> Iterator[Case]:
     kernels = "all" if options.kernels == "auto" else options.kernels
     homes = [(8192, 32, 8192), (8192, 8, 8192), (12288, 32, 32)]
     for (features, size, batch), dtype in every([(64, 16, 4)] if options.quick else homes, DTYPES):
-        yield from _products(random_problem(features, size, 0.1, batch, dtype), kernels)
+        yield from _products(matrices(features, size, 0.1, batch, dtype), kernels)
 
 
 def steps(options: Options) -> Iterator[Case]:
@@ -105,7 +105,7 @@ def steps(options: Options) -> Iterator[Case]:
     features, sizes = (128, (32,)) if options.quick else (8192, (32, 64, 128))
     for (dtype, rungs), size in every(beside.items(), sizes):
         kernels = ",".join((*NAMES, rungs)) if options.kernels == "auto" else options.kernels
-        problem = random_problem(features, size, 0.1, features, dtype)
+        problem = matrices(features, size, 0.1, features, dtype)
         yield Case(problem, "forward", kernels, (), {})
 
 
@@ -133,7 +133,7 @@ def feature_major(options: Options) -> Iterator[Case]:
     shapes = [(8192, size, 0.1, 8192) for size in BLOCK_SIZES]
     shapes += [(12288, 32, 0.1, 32), (12288, 32, 0.01, 32)]
     for dtype, shape in every(DTYPES, [(16, 8, 0.5, 4)] if options.quick else shapes):
-        yield from _products(random_problem(*shape, dtype), options.kernels, FEATURE_MAJOR)
+        yield from _products(matrices(*shape, dtype), options.kernels, FEATURE_MAJOR)
 
 
 def conv(options: Options) -> Iterator[Case]:
@@ -145,18 +145,18 @@ def conv(options: Options) -> Iterator[Case]:
     for taps, dtype, precision, sizes in QUICK if options.quick else KINDS:
         how = batch, dtype, precision
         yield from _products(
-            random_problem(features, min(features, 32), 1, *how, side=side, taps=taps), "", CUDNN
+            matrices(features, min(features, 32), 1, *how, side=side, taps=taps), "", CUDNN
         )
         for size in sizes:
             density = 1 if options.quick else 0.1
-            problem = random_problem(features, size, density, *how, side=side, taps=taps)
+            problem = matrices(features, size, density, *how, side=side, taps=taps)
             yield from _products(problem, "auto", *((MATMUL,) if taps == 1 else ()))
 
 
 def cpu(options: Options) -> Iterator[Case]:
     """On the CPU, in float32: k0_cpu and users' rungs, NumPy, SciPy, and torch if it is there."""
     for features, batch, density, size in QUICK_SHAPES if options.quick else SHAPES:
-        problem = random_problem(features, size, density, batch, "float32", place="cpu")
+        problem = matrices(features, size, density, batch, "float32", place="cpu")
         yield from _products(problem, "all", *ON_CPU, density=density)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numbsparse import patterns
 from numbsparse.bench.contestants import named
 from numbsparse.bench.measure import measure
-from numbsparse.bench.problem import Problem, random_problem
+from numbsparse.bench.problem import Problem, matrices
 from numbsparse.bench.results import Row, write
 from numbsparse.bench.timing import require_times
 from numbsparse.kernels.matmul import PRECISIONS, PRODUCTS, RUNGS
@@ -73,7 +73,7 @@ def grid(
     found: dict[str, dict[str, np.ndarray]] = {}
     for (i, width), (j, density) in every(enumerate(features), enumerate(densities)):
         for size, numbers, (k, batch) in every(SIZES, NUMBERS, enumerate(batches)):
-            problem = random_problem(width, size, density, batch, *numbers)
+            problem = matrices(width, size, density, batch, *numbers)
             for product in PRODUCTS:
                 of_rung = found.setdefault(times.case_of(product, size, *numbers), {})
                 for name, seconds in timed(problem, product, only)["seconds"].items():

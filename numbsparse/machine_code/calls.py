@@ -12,7 +12,7 @@ from itertools import product as every
 from numbsparse import patterns
 from numbsparse.bench.contestants import of_images, of_rung
 from numbsparse.bench.lstm import Sequence
-from numbsparse.bench.problem import random_problem
+from numbsparse.bench.problem import matrices
 from numbsparse.bench.timing import Call
 from numbsparse.kernels import ladder
 from numbsparse.kernels.matmul import PRODUCTS
@@ -114,12 +114,12 @@ def _recurrent() -> Iterator[tuple[str, Make]]:
 def _product(
     kernel: str, product: str, numbers: str, size: int, batch: int, feature_major: bool = False
 ) -> Call:
-    problem = random_problem(FEATURES, size, DENSITY, batch, *_in_words(numbers))
+    problem = matrices(FEATURES, size, DENSITY, batch, *_in_words(numbers))
     return of_rung(problem, product, kernel, feature_major).call
 
 
 def _convolution(kernel: str, product: str, numbers: str, size: int) -> Call:
-    problem = random_problem(512, size, DENSITY, 8, *_in_words(numbers), side=32, taps=3)
+    problem = matrices(512, size, DENSITY, 8, *_in_words(numbers), side=32, taps=3)
     return of_images(problem, product, kernel).call
 
 

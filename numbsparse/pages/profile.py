@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from numbsparse.bench.contestants import of_rung
-from numbsparse.bench.problem import Problem, random_problem
+from numbsparse.bench.problem import Problem, matrices
 from numbsparse.bench.results import Results, Row, save
 from numbsparse.device import SIMULATED, require, synchronize
 from numbsparse.kernels import ladder
@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
     def problem(self) -> Problem:
         features = self.in_features, self.out_features
-        return random_problem(features, self.block_size, self.density, self.batch, self.dtype)
+        return matrices(features, self.block_size, self.density, self.batch, self.dtype)
 
     def row(self, rung: str, readings: dict[str, Any]) -> Row:
         shape = dict(zip(self._fields[1:], self[1:], strict=True))
