@@ -40,6 +40,9 @@ WAYS = [
     ((0, 3), {"sharded": sharded, "bucket": bucket, "parts": parts})
     for sharded, (bucket, parts) in itertools.product((False, True), [(1, 1), (1 << 14, 2)])
 ]
+GROW = "--device cpu --window 4 --features 16 --block-size 8 --batch 8 --seeds 1 --steps 12 "
+GROW += "--mark-every 6 --lr 1e-2 --every 4 --no-checkpoints"
+MIXTURE = "--width 16 --hidden 16 --experts 2 --block-size 8 --context 4 --tokens 16 --steps 4"
 EXAMPLE = [*SMALL, "--no-compare", "--steps", "6"]
 
 
@@ -47,6 +50,7 @@ EXAMPLE = [*SMALL, "--no-compare", "--steps", "6"]
 def pair(folder):
     """What two ranks did, one check after the other; at last one is killed."""
     text, halves = ["--text", write_text(folder)], {"half": (programs.half, True)}
+    grow = [*GROW.split(), *text, "--out", str(folder / "grow")]
     saving = (0, 2), {"sharded": True, "path": str(folder / "two.npz")}
     return in_turn(
         {
@@ -59,6 +63,8 @@ def pair(folder):
             "example": (
                 programs.example, "char_lm", [*EXAMPLE, *text, "--out", str(folder / "two")],
             ),
+            "grow": (programs.example, "grow", grow),
+            "mixture": (programs.example, "mixture_of_experts", [*MIXTURE.split(), *text]),
             "knocked": (programs.knocked,),
             **{f"missing {1 - rank}": (programs.missing, rank) for rank in (0, 1)},
             **{what: (programs.other, what, str(folder)) for what in (*SENTENCES, "saving")},
@@ -164,6 +170,25 @@ def test_an_example_learns_the_same_on_two_ranks(pair, folder, monkeypatch):
     assert alone.main([*given, *two, *further]) == pytest.approx(
         alone.main([*given, *one, *further]), rel=1e-4
     )
+
+
+def test_layouts_grow_the_same_on_two_ranks(pair, folder, monkeypatch):
+    grow = imported(monkeypatch, "grow")
+    out = ["--out", str(folder / "grown alone")]
+    alone = grow.main([*GROW.split(), "--text", str(folder / "text.txt"), *out])
+    for runs in values(of(pair, "grow")):
+        for one, other in zip(runs, alone, strict=True):
+            np.testing.assert_allclose(one["curve"], other["curve"], rtol=1e-4)
+            assert [s["layouts"] for s in one["stages"]] == [s["layouts"] for s in other["stages"]]
+
+
+def test_experts_train_on_two_ranks(pair, folder, monkeypatch):
+    """The balance is that of a rank's tokens; else it is one training."""
+    mixture = imported(monkeypatch, "mixture_of_experts")
+    alone = mixture.main([*MIXTURE.split(), "--text", str(folder / "text.txt")])
+    for bits in values(of(pair, "mixture")):
+        assert bits["dense"] == pytest.approx(alone["dense"], rel=1e-4)
+        assert bits["experts"] == pytest.approx(alone["experts"], rel=1e-2)
 
 
 SENTENCES = {

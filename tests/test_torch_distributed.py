@@ -4,9 +4,13 @@ The first is that of the tests, which has loaded torch.
 """
 
 import socket
+from contextlib import redirect_stderr
 from datetime import timedelta
+from importlib import import_module
+from io import StringIO
 
 import pytest
+from examples_helpers import EXAMPLES, write_text
 from torch_helpers import layout, nst, torch
 
 pytestmark = pytest.mark.skipif(
@@ -48,7 +52,16 @@ def shared(net, kind):
     return net, lambda: get_model_state_dict(net, options=how)
 
 
-def worker(rank, port):
+def example(text):
+    """The bits per character of a few steps of torch_gpt's sparse model, by all ranks there are."""
+    torch_gpt = import_module("torch_gpt")
+    given = "--width 128 --layers 1 --batch 4 --length 8 --steps 2 --held-out-batches 1"
+    options = torch_gpt.parse(given.split())
+    with redirect_stderr(StringIO()):
+        return torch_gpt.train("sparse", torch_gpt.open_text(text), options)["bits"]
+
+
+def worker(rank, port, text):
     """Train with the other rank in both ways, and see that both know what one alone learns."""
     alone, wait = model(), timedelta(seconds=90)
     train(alone, batches())
@@ -59,17 +72,21 @@ def worker(rank, port):
             net, state = shared(model(), kind)
             train(net, batches()[:, rank * ROWS :][:, :ROWS])
             torch.testing.assert_close(dict(state()), dict(alone.state_dict()), msg=kind)
+        return example(text)
     finally:
         torch.distributed.destroy_process_group()
 
 
-def test_two_processes_train_as_one():
+def test_two_processes_train_as_one(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    text = write_text(tmp_path)
+    bits = example(text)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    other = torch.multiprocessing.get_context("spawn").Process(target=worker, args=(1, port))
+    other = torch.multiprocessing.get_context("spawn").Process(target=worker, args=(1, port, text))
     other.start()
     try:
-        worker(0, port)
+        assert worker(0, port, text) == pytest.approx(bits, rel=1e-3)
         other.join(timeout=60)
         assert other.exitcode == 0
     finally:
