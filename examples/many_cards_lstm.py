@@ -90,7 +90,7 @@ def ddp(group: Group, options: Namespace) -> list[dict[str, Any]]:
             torch.as_tensor(drawn(options, n, group.rank), device=where)
             for n in (INPUTS, options.units)
         )
-        given = {"layout": small_world(options.units), "block_size": B}
+        given: Any = {"layout": small_world(options.units), "block_size": B}
         (ours,) = data_parallel(group, options, STEPS[:1])
         about = _about(group, options, options.units)
         rows = [

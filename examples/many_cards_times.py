@@ -63,9 +63,8 @@ def _repeated(group: Group, name: str, nbytes: int, options: Namespace) -> Calla
         "all_gather": ((1, nbytes // 2), (group.size, nbytes // 2)),
         "reduce_scatter": ((group.size, nbytes // 2), (1, nbytes // 2)),
     }
-    x, out = (np.zeros(shape, np.float16) for shape in shapes[name])
-    if options.device == "cuda":
-        x, out = ns.to_device(x), ns.to_device(out)
+    put: Any = ns.to_device if options.device == "cuda" else np.asarray
+    x, out = (put(np.zeros(shape, np.float16)) for shape in shapes[name])
     collective = getattr(group, name)
 
     def several() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import socket
 import sys
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 
 from numbsparse import device, edits
 from numbsparse.device import DeviceArray
-from numbsparse.distributed.links import Links, gathered, joined, listen
+from numbsparse.distributed.links import Links, met
 from numbsparse.distributed.on_gpu import DTYPES, ByNCCL
 from numbsparse.distributed.on_host import OPERATIONS, ByMPI, BySockets, call
 from numbsparse.distributed.watch import RankLost
@@ -130,31 +129,21 @@ class Group:
         colors = self.share(color)
         ranks = [rank for rank, other in enumerate(colors) if other == color]
         by_mpi = isinstance(self._host, ByMPI)
-        world = self._host.world.Split(colors.index(color), self.rank) if by_mpi else None
-        links = self._links_of(ranks) if self._links else None
-        if links is None:
+        world = self._host.world.Split(color, self.rank) if by_mpi else None
+
+        def tell(where: Any) -> Any:  # of all parts at once
+            return self.share(where)[ranks[0]]
+
+        if len(ranks) == 1:
+            tell(None)
             return Group(0, 1, self.local_rank, None, None, None)
+        rank, size = ranks.index(self.rank), len(ranks)
+        links = met(rank, size, {"the ranks": ranks}, 10.0, tell)
+        links.watch.is_part_of(self._links.watch, ranks)
         host = ByMPI(links, world) if by_mpi else BySockets(links)
         nccl = ByNCCL(links) if self._nccl else None
-        self._parts.append(Group(links.rank, links.size, self.local_rank, links, host, nccl))
+        self._parts.append(Group(rank, size, self.local_rank, links, host, nccl))
         return self._parts[-1]
-
-    def _links_of(self, ranks: list[int]) -> Links | None:
-        """The links of a part of these ranks; None for one alone."""
-        own, here = ranks.index(self.rank), socket.gethostname()
-        listener = listen("", 0) if own == 0 and len(ranks) > 1 else None
-        where = self.share(None if listener is None else [here, listener.getsockname()[1]])
-        if len(ranks) == 1:
-            return None
-        hello, seconds = {"the ranks": ranks}, 10.0
-        if listener is not None:
-            links = gathered(listener, hello, len(ranks), seconds)
-        else:
-            host, port = where[ranks[0]]
-            host = "127.0.0.1" if host == here else host
-            links = joined(host, port, hello, own, len(ranks), seconds)
-        links.watch.is_part_of(self._links.watch, ranks)
-        return links
 
     def together(self) -> AbstractContextManager[None]:
         """Within this context collectives by NCCL are launched as one, at its end: for small ones.

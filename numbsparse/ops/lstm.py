@@ -173,16 +173,14 @@ def lstm_grad(
     bias, gain, kept = map(gapless, (bias, gain, kept))
     gates, hs, cs, scales = trace
     kernels, gpu, place = _kernels(gates), isinstance(gates, DeviceArray), place_of(gates)
-    (steps, batch, units), B = cs.shape, weight_hh.block_size
-    steps -= 1
+    (steps, *_), (_, batch, units), B = gates.shape, cs.shape, weight_hh.block_size
     if exchange is not None:
         dy, dh = (None if d is None else exchange.part(d) for d in (dy, dh))
     dy = zeros((steps, batch, units), hs.dtype, place) if dy is None else gapless(dy)
     dh = zeros((batch, units), hs.dtype, place) if dh is None else copy(dh)
     dc = zeros((batch, units), cs.dtype, place) if dc is None else copy(dc)
-    dgates = gates
-    if gain is not None or not in_place:  # kernels that run all steps on the CPU change gates
-        dgates = _empty(gates.shape, gates.dtype, gpu) if gpu else copy(gates)
+    apart = gain is not None or not in_place  # on the CPU kernels change gates where they are
+    dgates = gates if not apart else empty(gates.shape, gates.dtype) if gpu else copy(gates)
     by_steps = gain is not None or exchange is not None
     streams = None if by_steps else streamed(weight_hh, hs, precision)
     parts = kernels.parts(batch), *bias.shape
