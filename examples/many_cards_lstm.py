@@ -19,6 +19,7 @@ from numbsparse.distributed import Group
 from numbsparse.distributed.split import Exchange
 
 INPUTS, DENSITY, B = 64, 0.03, 32
+CHECKED = 1024  # blocks of the gradient
 
 
 def small_world(units: int) -> np.ndarray:
@@ -62,8 +63,9 @@ def data_parallel(group: Group, options: Namespace, names: Any = STEPS) -> list[
     rows = []
     for name in names:
         row: dict[str, Any] = {"step": name, **_about(group, options, options.units)}
+        gradients = []
         for part in ("one", "all"):
-            model = made(options.units, options).to(options.device)
+            model: Any = made(options.units, options).to(options.device)
             row["gradients"] = sum(p.values.nbytes for p in model.parameters())
             optimizer: Any = nn.optim.Adam(model.parameters(), 1e-3) if "Adam" in name else None
             if part == "all":
@@ -73,9 +75,26 @@ def data_parallel(group: Group, options: Namespace, names: Any = STEPS) -> list[
             row[part] = seconds_of(group, captured(step, options), options.repeats)
             if not optimizer and part == "one":
                 row["uncaptured"] = seconds_of(group, step, options.repeats)
+            gradients.append(some_of(model.layers[0].weight_hh.grad.values))
             gc.collect()  # a captured step and its model know each other
+        if "Adam" not in name:  # else it is that of other weights
+            row["error"] = checked(group.all_reduce(gradients[0], "mean"), gradients[1])
         rows.append(row)
     return rows
+
+
+def some_of(gradient: Any) -> np.ndarray:
+    """The first blocks, in float64 on the host."""
+    blocks = gradient[:CHECKED]
+    return (blocks if isinstance(blocks, np.ndarray) else blocks.numpy()).astype(np.float64)
+
+
+def checked(exact: np.ndarray, got: np.ndarray) -> float:
+    """The relative error of the ranks' mean; ValueError where it is no rounding."""
+    error = float(np.linalg.norm(got - exact) / np.linalg.norm(exact))
+    if not error < 1e-2:
+        raise ValueError(f"the gradient is not the mean over the ranks: relative error {error:.1e}")
+    return error
 
 
 def ddp(group: Group, options: Namespace) -> list[dict[str, Any]]:
@@ -84,6 +103,7 @@ def ddp(group: Group, options: Namespace) -> list[dict[str, Any]]:
 
     import numbsparse.torch as nst
 
+    wait: Any = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     with _in_torch(group, options) as where:
         dtype = torch.float16 if options.device == "cuda" else torch.float32
         x, dy = (
@@ -98,9 +118,11 @@ def ddp(group: Group, options: Namespace) -> list[dict[str, Any]]:
             for name, key in (("alone", "one"), ("alone, uncaptured", "uncaptured"),
                               ("DataParallel", "all"))
         ]  # fmt: skip
+        exact: Any = None  # the mean of the gradients of all ranks
         for name, how in (("numbsparse.torch alone", None), *DDP.items()):
             torch.manual_seed(0)
-            net = nst.LSTM(INPUTS, options.units, **given, device=where, dtype=dtype)
+            own = nst.LSTM(INPUTS, options.units, **given, device=where, dtype=dtype)
+            net: Any = own
             if how is not None:
                 net = torch.nn.parallel.DistributedDataParallel(net, **how)
 
@@ -109,11 +131,16 @@ def ddp(group: Group, options: Namespace) -> list[dict[str, Any]]:
                 y, _ = net(x)
                 y.backward(dy)
 
-            seconds = seconds_of(group, step, options.repeats)
+            seconds = seconds_of(group, step, options.repeats, wait)
+            gradient = some_of(own.weight_hh_l0.grad.cpu())
             rows.append({"step": name, **about, "seconds": seconds})
+            if how is None:
+                exact = group.all_reduce(gradient, "mean")
+            else:
+                rows[-1]["error"] = checked(exact, gradient)
         whole = torch.zeros(sum(p.numel() for p in net.parameters()), dtype=dtype, device=where)
         reduce = lambda: torch.distributed.all_reduce(whole)  # noqa: E731
-        seconds = seconds_of(group, reduce, options.repeats)
+        seconds = seconds_of(group, reduce, options.repeats, wait)
         rows.append({"step": "torch's all_reduce of as many bytes", **about, "seconds": seconds})
     return rows
 

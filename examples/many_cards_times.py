@@ -18,7 +18,15 @@ ROUNDS, IN_A_GRAPH = 3, 10
 KIB, MIB = 2**10, 2**20
 
 
-def seconds_of(group: Group, call: Callable[[], Any], repeats: int) -> float:
+def wait() -> None:
+    """For the GPU, if there is one, to do what our stream was given."""
+    if device.is_available():
+        device.synchronize()
+
+
+def seconds_of(
+    group: Group, call: Callable[[], Any], repeats: int, wait: Callable[[], None] = wait
+) -> float:
     """Median seconds of a call, of the slowest rank: all of them call it as often."""
     for _ in range(3):  # compiles, is captured, and is replayed
         call()
@@ -32,11 +40,6 @@ def seconds_of(group: Group, call: Callable[[], Any], repeats: int) -> float:
         wait()
         rounds.append((time.perf_counter() - began) / repeats)
     return median(map(max, zip(*group.share(rounds), strict=True)))
-
-
-def wait() -> None:
-    if device.is_available():
-        device.synchronize()
 
 
 def captured(step: Callable[[], Any], options: Namespace) -> Callable[[], Any]:

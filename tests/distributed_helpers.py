@@ -45,7 +45,7 @@ def run(function, *args, size=2):
 
 
 def in_turn(checks, size=2):
-    """Of each rank, the results of all checks, {name: (function, *args)}, by name.
+    """Of each rank, the results of all checks, {name: (function, *args)}, by name; its "seconds".
 
     The ranks do one after the other, each at a port of its own. What comes after a rank has died,
     or after LIMIT seconds, has died or is late.
@@ -60,10 +60,13 @@ def in_turn(checks, size=2):
         for process, (_, there) in zip(processes, ends, strict=True):
             process.start()
             there.close()
-        return collected([here for here, _ in ends], checks)
-    finally:
+        found = collected([here for here, _ in ends], checks)
         for process in processes:
             process.join(timeout=5)
+        assert not any(process.is_alive() for process in processes), "a process is left"
+        return found
+    finally:
+        for process in processes:
             process.kill()
             process.join()
 
@@ -78,7 +81,7 @@ def collected(pipes, checks):
             if name is None:
                 missing[pipe] = result
                 left.remove(pipe)
-    return [{name: found[pipe].get(name, missing[pipe]) for name in checks} for pipe in pipes]
+    return [dict.fromkeys(checks, missing[pipe]) | found[pipe] for pipe in pipes]
 
 
 def received(pipe):
@@ -92,11 +95,13 @@ def work(checks, rank, size, ports, pipe):
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what a rank says when it ends, here on purpose
     for port, (name, (function, *args)) in zip(ports, checks.items(), strict=True):
         os.environ.update(environment(rank, size, port))
+        began = time.monotonic()
         try:
             result = "gave", function(*args)
         except (Exception, SystemExit) as error:
             result = "raised", type(error).__name__, str(error)
         pipe.send((name, result))
+        pipe.send((f"seconds of {name}", time.monotonic() - began))
 
 
 def values(results):

@@ -222,6 +222,7 @@ def test_a_lost_rank_ends_all_and_the_checkpoint_stays(what, pair, folder):
     first, _ = of(pair, what)
     assert first[:2] == ("raised", "SystemExit")
     assert first[2].startswith(LOST[what])
+    assert pair[0][f"seconds of {what}"] < 10
     assert ns.load(folder / what / "checkpoint.npz") == {"step": 1}
 
 
