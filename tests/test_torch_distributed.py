@@ -4,6 +4,7 @@ The first is that of the tests, which has loaded torch.
 """
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr
 from datetime import timedelta
 from importlib import import_module
@@ -12,6 +13,8 @@ from io import StringIO
 import pytest
 from examples_helpers import EXAMPLES, write_text
 from torch_helpers import layout, nst, torch
+
+from numbsparse.distributed import environment, start
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="this torch was built without torch.distributed"
@@ -91,3 +94,20 @@ def test_two_processes_train_as_one(tmp_path, monkeypatch):
         assert other.exitcode == 0
     finally:
         other.kill()
+
+
+def test_under_torchrun_its_store_says_where_rank_0_listens(monkeypatch):
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "TORCHELASTIC_RUN_ID": "a test"}
+    for name, value in names.items():
+        monkeypatch.setenv(name, str(value))
+
+    def met(rank):
+        links = start._meet(environment.Process("torchrun", rank, 2, rank), {}, None, 20.0)
+        try:
+            return links.share(rank)
+        finally:
+            links.watch.close("")
+
+    with ThreadPoolExecutor() as threads:
+        assert list(threads.map(met, range(2))) == [[0, 1]] * 2
