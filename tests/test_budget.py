@@ -12,7 +12,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/bench": 4_840,
     "numbsparse/compat": 405,
     "numbsparse/device": 3_735,
-    "numbsparse/distributed": 1_945,
+    "numbsparse/distributed": 1_990,
     "numbsparse/jax": 720,
     "numbsparse/kernels": 3_180,
     "numbsparse/kernels/conv": 3_410,
@@ -26,7 +26,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 2_365,
-    "numbsparse/torch": 1_675,
+    "numbsparse/torch": 1_685,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

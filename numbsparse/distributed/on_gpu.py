@@ -57,28 +57,22 @@ class ByNCCL:
             raise RuntimeError(f"NCCL did not start on rank {links.rank}: {error}") from error
 
     def all_reduce(self, x: DeviceArray, op: str, out: DeviceArray) -> None:
-        where = self._where(x, out)
-        how = DTYPES[x.dtype.name], OPERATIONS[op]
-        self._nccl.all_reduce(x.address, out.address, x.size, *how, self._comm, where)
+        self._run("all_reduce", x, out, x.size, DTYPES[x.dtype.name], OPERATIONS[op])
 
     def broadcast(self, x: DeviceArray, root: int, out: DeviceArray) -> None:
-        where = self._where(x, out)
-        how = DTYPES["uint8"], root
-        self._nccl.broadcast(x.address, out.address, x.nbytes, *how, self._comm, where)
+        self._run("broadcast", x, out, x.nbytes, DTYPES["uint8"], root)
 
     def all_gather(self, x: DeviceArray, out: DeviceArray) -> None:
-        where, dtype = self._where(x, out), DTYPES["uint8"]
-        self._nccl.all_gather(x.address, out.address, x.nbytes, dtype, self._comm, where)
+        self._run("all_gather", x, out, x.nbytes, DTYPES["uint8"])
 
     def reduce_scatter(self, x: DeviceArray, op: str, out: DeviceArray) -> None:
-        where = self._where(x, out)
-        how = DTYPES[x.dtype.name], OPERATIONS[op]
-        self._nccl.reduce_scatter(x.address, out.address, out.size, *how, self._comm, where)
+        self._run("reduce_scatter", x, out, out.size, DTYPES[x.dtype.name], OPERATIONS[op])
 
-    def _where(self, *arrays: DeviceArray) -> int:
-        """The stream to work on, where the arrays are in order."""
-        device.in_use(*arrays)
-        return self._stream or device.working_stream()
+    def _run(self, name: str, x: DeviceArray, out: DeviceArray, *how: int) -> None:
+        """On the stream to work on, where the arrays are in order."""
+        device.in_use(x, out)
+        where = self._stream or device.working_stream()
+        getattr(self._nccl, name)(x.address, out.address, *how, self._comm, where)
 
     _stream = 0
 
