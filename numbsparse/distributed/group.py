@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -178,8 +178,7 @@ class Group:
             atexit.unregister(self._at_exit)
             self._links.watch.close(failed)
             if self._nccl and failed:
-                with suppress(Exception):  # the first error is the one to see
-                    self._nccl.abort()
+                self._nccl.abort()
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_value", None)

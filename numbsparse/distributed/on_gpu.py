@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,6 +17,7 @@ DTYPES = {
     **{"int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5},
     **{"float16": 6, "float32": 7, "float64": 8, "bfloat16": 9},
 }
+ABORTED = 2.0  # seconds to wait for it
 OPERATIONS = {"sum": 0, "max": 2, "min": 3, "mean": 4}
 
 
@@ -95,5 +97,14 @@ class ByNCCL:
             self._nccl.group_end()
 
     def abort(self) -> None:
-        """Let no kernel of this process wait for others any more."""
-        self._nccl.comm_abort(self._comm)
+        """Let no kernel of this process wait for others any more.
+
+        NCCL would wait for captured steps, which may live as long as the program: not we for it.
+        """
+        aborted = threading.Thread(target=self._abort, daemon=True)
+        aborted.start()
+        aborted.join(ABORTED)
+
+    def _abort(self) -> None:
+        with suppress(Exception):  # the program's own error is the one to see
+            self._nccl.comm_abort(self._comm)
