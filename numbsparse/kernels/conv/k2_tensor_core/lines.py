@@ -73,7 +73,7 @@ def multiply_lines(product, x, values, index, window, y, arithmetic):
         x, values, y = (a.view(np.uint16) for a in (x, values, y))
     x = rows_of(x)
     values, _ = aligned_rows(values.reshape(-1, size))
-    y, stored = stored_as(y, size)
+    y, whole = stored_as(y, size)
     lines = -(-features // size)
     for of in window.passes(product):
         height, outputs = shape.height, batch * prod(of.counts)
@@ -85,7 +85,7 @@ def multiply_lines(product, x, values, index, window, y, arithmetic):
         together = min(max(1, lines * tiles // ENOUGH), lines)  # lines of a block of threads
         stage = how.rows * size + shape.taps * size * size
         launch(
-            line_kernel(arithmetic, size, height, transposed, x.features % size > 0, stored),
+            line_kernel(arithmetic, size, height, transposed, x.features % size > 0, whole),
             tiles * -(-lines // together), 32 * shape.WARPS,
             x, span(values), batch, how.tiling(), window.view(product, of),
             units, together, y, features, stage,
@@ -94,14 +94,14 @@ def multiply_lines(product, x, values, index, window, y, arithmetic):
 
 
 @cache
-def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, stored: str) -> Any:
+def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, whole: bool) -> Any:
     WARPS, _, ROWS, _ = shape_of(arithmetic, B)
     THREADS, BM, WM, TB = 32 * WARPS, 16 * TA * WARPS, 16 * TA, B // 8
     SLOT, AHEAD, PENDING, ACC = B * B, STAGES - 1, STAGES - 2, (TA, TB, 4)
     adds = line_product(arithmetic, B, TA, transposed)
     ITEM, PIECE, UNITS, add_products = adds.item, adds.PIECE, adds.UNITS, adds.add
     read_by, first_piece, begin_w = adds.read_by, adds.first_piece, adds.begin_w
-    store, clear_sums = store_tile(arithmetic, TA, TB, stored), clear(TA, TB)
+    store, clear_sums = store_tile(arithmetic, TA, TB, whole), clear(TA, TB)
     fetch_x = fetch_rows(B, THREADS, PIECE, adds.x_place)
     fetch_w = fetch_blocks(B, THREADS, transposed, edge, PIECE, adds.w_place)
 

@@ -258,39 +258,28 @@ def _unrolled(add_tap: Any, PER: int, p: int = 0) -> Any:
     return add
 
 
-def coordinates(arithmetic: str, UNITS: int) -> Any:
-    """Where line g of unit u is, of the 8 UNITS lines of a result."""
-    return fragments_tf32.coordinates(1 if is_16_bit(arithmetic) else UNITS)
-
-
-def stored_as(y: DeviceArray, size: int) -> tuple[DeviceArray, str]:
-    """y as one axis, and how it is stored: "whole" where blocks have no edge, "pairs", "single".
-
-    Pairs are of 16 bits; of whole blocks of float32 four values at once.
-    """
-    whole = y.shape[2] % size == 0
-    if y.itemsize == 4:
-        return span(y), "whole" if whole and y.address % 16 == 0 else "single"
-    if y.shape[2] % 2 or y.address % 4:
-        return span(y), "single"
-    y = span(y)
-    pairs = DeviceArray(y.address, (y.size // 2,), np.uint32, None, y.owner)
-    return pairs, "whole" if whole else "pairs"
+def stored_as(y: DeviceArray, size: int) -> tuple[DeviceArray, bool]:
+    """y as one axis, and whether whole blocks are stored there: then pairs of 16 bits are one."""
+    whole = y.shape[2] % size == 0 and y.address % (4 if y.itemsize == 2 else 16) == 0
+    values = span(y)
+    if whole and y.itemsize == 2:
+        values = DeviceArray(y.address, (y.size // 2,), np.uint32, None, y.owner)
+    return values, whole
 
 
 @cache
-def store_tile(arithmetic: str, TA: int, TB: int, stored: str) -> Any:
+def store_tile(arithmetic: str, TA: int, TB: int, whole: bool) -> Any:
     """store(acc, y, out_rows, own, left, features): a warp's sums to rows of y, from column `left`.
 
     Its 16 TA rows of the tile are those from `own` on; out_rows[m] is -1 where row m is no output.
     """
     if is_16_bit(arithmetic):
-        return _store_16_bit(arithmetic, TA, TB, stored)
-    return _store_float32(TA, TB, stored == "whole" and TB % 4 == 0)
+        return _store_16_bit(arithmetic, TA, TB, whole)
+    return _store_float32(TA, TB, whole and TB % 4 == 0)
 
 
-def _store_16_bit(dtype: str, TA: int, TB: int, stored: str) -> Any:
-    WHOLE, PAIRS, pack = stored == "whole", stored != "single", fragments.PACK[dtype]
+def _store_16_bit(dtype: str, TA: int, TB: int, WHOLE: bool) -> Any:
+    pack = fragments.PACK[dtype]
 
     @cuda.jit(device=True)
     def store(acc, y, out_rows, own, left, features):
@@ -301,11 +290,11 @@ def _store_16_bit(dtype: str, TA: int, TB: int, stored: str) -> Any:
                 if row >= 0:
                     column = int64(left) + int64(fragments.column_of(lane, 0))
                     at = int64(row) * features + column
-                    at = at // 2 if PAIRS else at
+                    at = at // 2 if WHOLE else at
                     for n in range(TB):
                         pair = pack(acc[m, n, 2 * h], acc[m, n, 2 * h + 1])
                         inside = features - column - 8 * n
-                        if WHOLE or (PAIRS and inside > 0):
+                        if WHOLE:
                             y[at + 4 * n] = pair
                         elif inside > 0:
                             y[at + 8 * n] = uint16(pair & uint32(0xFFFF))
