@@ -222,7 +222,7 @@ def stored_as(y: DeviceArray, size: int) -> tuple[DeviceArray, bool]:
 def store_tile(arithmetic: str, TA: int, TB: int, whole: bool) -> Any:
     """store(acc, y, out_rows, own, left, features): a warp's sums to rows of y, from column `left`.
 
-    Its 16 TA rows of the tile are those from `own` on; out_rows[m] is -1 where row m is no output.
+    Its 16 TA rows of the tile are those from `own` on; out_rows[m] is -1 where m is not an output.
     """
     if is_16_bit(arithmetic):
         return _store_16_bit(arithmetic, TA, TB, whole)
