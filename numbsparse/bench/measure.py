@@ -20,7 +20,7 @@ from numbsparse.bench.contestants import (
     chosen,
     contestants_of,
 )
-from numbsparse.bench.peers import peers
+from numbsparse.bench.peers import TRITON, peers
 from numbsparse.bench.problem import Parts, Problem, error_of, fault_in, forget_numbers
 from numbsparse.bench.results import Row
 from numbsparse.bench.timing import Call, Graph, graph_of, seconds_of
@@ -164,12 +164,13 @@ def compile_ahead(cases: Iterable[Case], jobs: int, patience: float) -> None:
 
 
 def _apart(cases: Iterable[Case]) -> list[Case]:
-    """Those of ours that may have kernels of their own."""
+    """Those that may have kernels of their own."""
     found: dict[Any, Case] = {}
     for case in cases:
-        own = tuple(other for other in case.others if other in (FEATURE_MAJOR, MATMUL))
+        own = tuple(other for other in case.others if other in (FEATURE_MAJOR, MATMUL, TRITON))
         of = case.problem
-        numbers, shape = (of.dtype, of.precision), (of.batch, of.side, of.taps_along)
+        numbers = of.dtype, of.precision, str(case.more)
+        shape = of.batch, of.side, of.taps_along
         if case.kernels:
             key = case.product, case.kernels, own, *numbers, of.block_size, *shape
             found.setdefault(key, case._replace(others=own))
@@ -177,10 +178,11 @@ def _apart(cases: Iterable[Case]) -> list[Case]:
 
 
 def _call_each(cases: list[Case]) -> None:
-    """Each of ours, once."""
+    """Each of ours once, and torch's BSR, whose kernels are compiled here too."""
     while cases:
         case = cases.pop()
         with suppress(Exception):  # the benchmark itself will say what is wrong
-            for make in contestants_of(*case[:-1]).values():
+            compiled = peers(case.problem, case.product, tuple({TRITON}.intersection(case.others)))
+            for make in (contestants_of(*case[:-1]) | compiled).values():
                 make(case.problem, case.product).call()
         forget_numbers()

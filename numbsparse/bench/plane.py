@@ -93,7 +93,7 @@ class Point(NamedTuple):
         """Ours beside the peers of the place; of the dense product, those alone who compute it."""
         problem, plane = matrices(*self[:-1], place=place), PLANES[place]
         if self.density < 1 or plane.dense is None:
-            return Case(problem, self.product, "auto", plane.beside, {})
+            return Case(problem, self.product, "auto", plane.beside, self._asdict())
         return Case(problem, self.product, "", (plane.dense,), {})
 
     @property
