@@ -337,10 +337,10 @@ CEILINGS = {  # files and lines that a reader opens for one forward product
     "k2_shared": (2, 250),
     "k3_registers": (1, 300),
     "k4_pipelined": (3, 725),
-    "k5_tensor_core": (3, 565),
-    "k6_hopper": (4, 900),
-    "k7_small_blocks": (4, 1_160),
-    "k8_small_batch": (6, 1_210),
+    "k5_tensor_core": (3, 520),
+    "k6_hopper": (4, 890),
+    "k7_small_blocks": (4, 880),
+    "k8_small_batch": (6, 900),
 }
 
 
