@@ -10,7 +10,7 @@ from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import Lengths
-from numbsparse.kernels.parts.groups import blocks_by_group, grouped, strips_of
+from numbsparse.kernels.parts.groups import grouped
 from numbsparse.kernels.parts.plans import quick_of
 from numbsparse.kernels.parts.store import Sums
 from numbsparse.layout import Index
@@ -22,6 +22,7 @@ READ_AHEAD = 64  # records
 LAST = 1 << 31  # in a mask: the group's last step
 BEFORE, MOST = 26, 31  # in a mask, from this bit on: kept blocks of the shares before, at most
 EDGE = 1 << 31  # in a kept block: it reaches beyond the edge along the sum
+END = 1 << 31  # more than any input
 
 
 class Tile(NamedTuple):
@@ -232,44 +233,64 @@ def _steps(
     index: Index, transposed: bool, tile: Tile, ragged: bool, exchange: bool
 ) -> tuple[Any, ...]:
     walk, others = (index.rows, index.columns) if transposed else (index.columns, index.rows)
-    walk, n_inputs = strips_of(walk, tile.ACROSS), len(others.indptr) - 1
-    lines = grouped(walk, n_inputs, tile.COLUMNS, exchange)
-    kept = blocks_by_group(walk, lines)
-    most = kept[0].size * tile.PARTS + len(lines) + READ_AHEAD  # steps, one of a block each
-    records, starts = np.zeros((most, tile.RECORD), np.uint32), np.empty(len(lines) + 1, np.int64)
-    edge = n_inputs - 1 if ragged else -1
-    step = np.empty((tile.BLOCKS, 3), np.int64)
-    sizes = tile.INPUTS, tile.BLOCKS, tile.PARTS, tile.SHARES, tile.SHARE
-    _write(*kept, edge, sizes, step, records, starts)
+    n_inputs, n_strips = len(others.indptr) - 1, (len(walk.indptr) - 1) * tile.ACROSS
+    if tile.COLUMNS == 1:
+        lines = np.arange(n_strips, dtype=np.int32)[:, None]
+    else:  # of whole lines
+        lines = grouped(walk, n_inputs, tile.COLUMNS, exchange)
+    most = walk.indices.size * tile.ACROSS * tile.PARTS + len(lines)  # steps, one of a block each
+    records = np.zeros((most + READ_AHEAD, tile.RECORD), np.uint32)
+    starts, edge = np.empty(len(lines) + 1, np.int64), n_inputs - 1 if ragged else -1
+    step, walks = np.empty((tile.BLOCKS, 3), np.int64), np.empty((3, tile.COLUMNS), np.int64)
+    shares = np.arange(tile.COLUMNS) // tile.SHARE
+    sizes = tile.INPUTS, tile.BLOCKS, tile.PARTS, tile.SHARES, tile.SHARE, tile.ACROSS
+    _write(*walk, lines, edge, sizes, step, *walks, shares, records, starts)
     return records[: starts[-1] + READ_AHEAD].view(np.int32), lines, Lengths(starts)
 
 
 @compiled(error_model="numpy")
-def _write(groups, inputs, columns, blocks, edge, sizes, kept, records, starts):
+def _write(
+    indptr, inputs, blocks, lines, edge, sizes, kept, at, ends, strip, shares, records, starts
+):  # fmt: skip
     """The records: as many tiles of x as fit into a step, in order.
 
     kept (BLOCKS, 3) : of each block of a step its share, its bit there, and what names it
+    at, ends, strip, shares (COLUMNS,) : of a group's strips the next block, where their lines end,
+        which of their lines they are, and whose they are
     """
-    step, at, (INPUTS, BLOCKS, PARTS, SHARES, SHARE) = 0, 0, sizes
-    for group in range(starts.size - 1):
+    step, (INPUTS, BLOCKS, PARTS, SHARES, SHARE, ACROSS) = 0, sizes
+    for group in range(len(lines)):
         starts[group] = step
         place = taken = 0
-        while at < groups.size and groups[at] == group:
-            end = at + 1
-            while end < groups.size and groups[end] == group and inputs[end] == inputs[at]:
-                end += 1
+        for column in range(at.size):
+            line = lines[group, column] // ACROSS
+            there = lines[group, column] >= 0
+            at[column] = indptr[line] if there else 0
+            ends[column] = indptr[line + 1] if there else 0
+            strip[column] = lines[group, column] - line * ACROSS
+        while True:
+            first, meet = END, 0  # the next input, and how many strips meet it
+            for column in range(at.size):
+                if at[column] < ends[column]:
+                    own = inputs[at[column]]
+                    meet = 1 if own < first else meet + (own == first)
+                    first = min(first, own)
+            if meet == 0:
+                break
             for part in range(PARTS):
-                if place == INPUTS or taken + end - at > BLOCKS:
+                if place == INPUTS or taken + meet > BLOCKS:
                     _finish(records, step, kept, place, taken, SHARES, INPUTS)
                     step, place, taken = step + 1, 0, 0
-                records[step, SHARES + 1 + place] = inputs[at] * PARTS + part
-                for k in range(at, end):
-                    kept[taken, 0] = columns[k] // SHARE
-                    kept[taken, 1] = 1 << place * SHARE + columns[k] % SHARE
-                    kept[taken, 2] = blocks[k] * PARTS + part + (EDGE if inputs[k] == edge else 0)
-                    taken += 1
+                records[step, SHARES + 1 + place] = first * PARTS + part
+                for column in range(at.size):
+                    if at[column] < ends[column] and inputs[at[column]] == first:
+                        block = blocks[at[column]] * ACROSS + strip[column]
+                        kept[taken, 0] = shares[column]
+                        kept[taken, 1] = 1 << (place - shares[column]) * SHARE + column
+                        kept[taken, 2] = block * PARTS + part + (EDGE if first == edge else 0)
+                        taken += 1
+                        at[column] += 1 if part == PARTS - 1 else 0
                 place += 1
-            at = end
         _finish(records, step, kept, place, taken, SHARES, INPUTS)
         for share in range(SHARES):
             records[step, share] |= LAST

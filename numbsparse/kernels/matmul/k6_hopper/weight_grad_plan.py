@@ -16,7 +16,7 @@ import numpy as np
 
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.parts.deal import begins, dealt, in_order
+from numbsparse.kernels.parts.deal import begins, give, in_order
 from numbsparse.layout import Index
 
 RUNS = (1, 2, 4)  # panels that one copy may load
@@ -127,17 +127,27 @@ def cut(
     to_add : microseconds that adding takes besides that
     """
     whole = len(times) // places * places
-    of_all = times * steps
-    best = (float("inf"), 0, 1)
+    end, pieces = _cut(times * steps, whole, places, steps, least, sums / rate, to_add)
+    return end, whole, pieces
+
+
+@compiled(error_model="numpy")
+def _cut(costs, whole, places, steps, least, to_sum, to_add):
+    """(end, pieces) of the items that do not stay whole."""
+    times, heap, best, best_pieces = np.zeros(places), np.arange(places), np.inf, 1
+    for item in range(whole):
+        least = max(least, give(times, heap, costs[item] + TO_START))
     for pieces in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32):
-        if pieces > max(steps // 4, 1):
-            break
-        parts = np.append(of_all[:whole], np.tile(of_all[whole:] / pieces, pieces))
-        end = max(least, dealt(parts + TO_START, places)[1])
-        if pieces > 1:
-            end += to_add + sums * pieces / rate
-        best = min(best, (end, whole, pieces))
-    return best
+        end, adding = least, to_add + to_sum * pieces if pieces > 1 else 0.0
+        if pieces > max(steps // 4, 1) or end + adding >= best:
+            continue
+        own, order = times.copy(), heap.copy()
+        for piece in range(pieces * (costs.size - whole)):
+            item = whole + piece % (costs.size - whole)
+            end = max(end, give(own, order, costs[item] / pieces + TO_START))
+        if end + adding < best:
+            best, best_pieces = end + adding, pieces
+    return best, best_pieces
 
 
 def cut_up(

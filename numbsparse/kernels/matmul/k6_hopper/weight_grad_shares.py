@@ -174,7 +174,7 @@ def share_regions(
             if begins:
                 loads[item, n, 0], loads[item, n, 1] = rows[k], n | ALONE
                 n, run = n + 1, 0
-            products += run % pair == 0
+            products += run & (pair - 1) == 0
             run += 1
         count = n
         for k in range(first, end):  # columns in order
@@ -190,18 +190,19 @@ def share_regions(
             loads[item, at, 1] = at | ALONE
         ends[item, 0], ends[item, 1], arriving[item] = n, count, count
         each = -(-products // groups)
-        product, row = -1, -1
+        group, unit, row = -1, each - 1, -1
         for k in range(first, end):
             if k == first or rows[k] != rows[k - 1]:
                 row, run = row + 1, 0
-            product += run % pair == 0
-            group, unit = product // each, product % each
-            outs[item, group, unit * pair + run % pair] = order[k]
+            half = run & (pair - 1)  # pair is 1 or 2
+            if half == 0:
+                group, unit = (group, unit + 1) if unit + 1 < each else (group + 1, 0)
+            outs[item, group, unit * pair + half] = order[k]
             places[item, group, 0] = unit + 1
             x, dy = row * step, slot[columns[k]] * step
             if pair == 1:
                 places[item, group, 1 + 2 * unit], places[item, group, 2 + 2 * unit] = x, dy
-            elif run % pair == 0:
+            elif half == 0:
                 places[item, group, 1 + 2 * unit], places[item, group, 2 + 2 * unit] = dy, x
             else:
                 places[item, group, 1 + 2 * unit] |= dy - places[item, group, 1 + 2 * unit] << 16
@@ -349,14 +350,25 @@ def cut_of(shares: Shares, places: int, steps: int, tile: Tile) -> tuple[float, 
     However they are cut, the copies take their time, from the L2 cache and, the first of each
     panel, from memory.
     """
-    place, (of_x, of_dy) = np.arange(tile.SLOTS), shares.ends.T[..., None]
-    panels = int(of_dy.sum())
-    each = place < of_x, (place >= of_x) & (place < of_dy)
-    first = sum(np.unique(shares.loads[own, 0]).size for own in each)
-    memory = 2.4  # times as long as from the L2 cache
+    panels, memory = int(shares.ends[:, 1].sum()), 2.4  # times as long as from the L2 cache
+    first = _different(shares.loads, shares.ends, np.zeros(shares.loads.max(initial=0) + 1, bool))
     least = steps * max(from_l2(panels, tile), memory * from_l2(first, tile))
     items = len(shares.ends) // tile.CLUSTER
     rest = shares.blocks(tile)[items // places * places * tile.CLUSTER :]
     rate = 7e4 if tile.UNITS > 1 else 3e5  # pairs of blocks leave theirs number by number
     sums, times = int(rest.sum()) * tile.B**2, times_of(shares, tile)
     return plans.cut(times, sums, places, steps, least, rate, plans.TO_ADD)
+
+
+@compiled(error_model="numpy")
+def _different(loads, ends, seen):
+    """How many panels all shares load, of each operand."""
+    count = 0
+    for operand in range(2):
+        seen[:] = False
+        for share in range(len(ends)):
+            for k in range(ends[share, 0] if operand else 0, ends[share, operand]):
+                panel = loads[share, k, 0]
+                count += 0 if seen[panel] else 1
+                seen[panel] = True
+    return count
