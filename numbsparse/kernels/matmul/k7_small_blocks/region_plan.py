@@ -170,11 +170,10 @@ def _run(before, height, widest, per_slot, of_group, capacity, items, slots):
     or their groups. items (panels, columns): the regions of blocks, where there is room for that;
     slots : of each region.
     """
-    n = groups = panel = 0
+    n = groups = 0
     for top in range(0, len(before) - 1, height):
         above, below = before[top], before[min(top + height, len(before) - 1)]
-        free, wide, group, left = 0, 0, -1, 0
-        new = True  # the group of columns
+        free, wide, new, left = 0, 0, True, 0  # whether the group of columns is a new one
         for column in range(above.size):
             if left == 0:
                 new, left = True, of_group
@@ -191,8 +190,7 @@ def _run(before, height, widest, per_slot, of_group, capacity, items, slots):
                 free -= taken
                 slots[n - 1] += taken
                 if items.size:
-                    items[panel, column] = n - 1
-        panel += 1
+                    items[top // height, column] = n - 1
     return n, groups
 
 
