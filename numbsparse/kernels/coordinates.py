@@ -186,6 +186,15 @@ def sum_lines() -> Any:
     return kernel
 
 
+@cuda.jit(device=True)
+def word_of(words, before, starts, i, too_many):
+    """(its line, its place there, where its blocks go, the word), which is cleared of too many."""
+    line, at = i // words.shape[1], i % words.shape[1]
+    if too_many:
+        words[line, at] = 0
+    return line, at, starts[line] + before[line, at], words[line, at]
+
+
 @cuda.jit
 def write_blocks(
     row_words, row_before, column_words, column_before, row_starts, column_starts, found,
@@ -195,11 +204,9 @@ def write_blocks(
     i = cuda.grid(1)
     if i < places.size:
         places[i] = i
+    too_many = found[DISTINCT] > found[KEPT]
     if i < row_words.size:
-        line, at = i // row_words.shape[1], i % row_words.shape[1]
-        if found[DISTINCT] > found[KEPT]:
-            row_words[line, at] = 0
-        to, word = row_starts[line] + row_before[line, at], row_words[line, at]
+        line, at, to, word = word_of(row_words, row_before, row_starts, i, too_many)
         for bit in range(32):
             if word >> bit & 1:
                 indices[to] = 32 * at + bit
@@ -207,10 +214,7 @@ def write_blocks(
                 to += 1
     i -= row_words.size
     if 0 <= i < column_words.size:
-        line, at = i // column_words.shape[1], i % column_words.shape[1]
-        if found[DISTINCT] > found[KEPT]:
-            column_words[line, at] = 0
-        to, word = column_starts[line] + column_before[line, at], column_words[line, at]
+        line, at, to, word = word_of(column_words, column_before, column_starts, i, too_many)
         for bit in range(32):
             if word >> bit & 1:
                 row = 32 * at + bit

@@ -241,24 +241,27 @@ def _steps(
     most = walk.indices.size * tile.ACROSS * tile.PARTS + len(lines)  # steps, one of a block each
     records = np.zeros((most + READ_AHEAD, tile.RECORD), np.uint32)
     starts, edge = np.empty(len(lines) + 1, np.int64), n_inputs - 1 if ragged else -1
-    step, walks = np.empty((tile.BLOCKS, 3), np.int64), np.empty((3, tile.COLUMNS), np.int64)
+    kept = np.empty((tile.SHARES, tile.BLOCKS, 2), np.int64)
+    counts, walks = np.zeros(tile.SHARES, np.int64), np.empty((4, tile.COLUMNS), np.int64)
     shares = np.arange(tile.COLUMNS) // tile.SHARE
-    sizes = tile.INPUTS, tile.BLOCKS, tile.PARTS, tile.SHARES, tile.SHARE, tile.ACROSS
-    _write(*walk, lines, edge, sizes, step, *walks, shares, records, starts)
+    sizes = tile.INPUTS, tile.BLOCKS, tile.PARTS, tile.SHARE, tile.ACROSS
+    _write(*walk, lines, edge, sizes, *walks, shares, kept, counts, records, starts)
     return records[: starts[-1] + READ_AHEAD].view(np.int32), lines, Lengths(starts)
 
 
 @compiled(error_model="numpy")
 def _write(
-    indptr, inputs, blocks, lines, edge, sizes, kept, at, ends, strip, shares, records, starts
+    indptr, inputs, blocks, lines, edge, sizes, at, ends, strips, following, shares, kept, counts,
+    records, starts,
 ):  # fmt: skip
     """The records: as many tiles of x as fit into a step, in order.
 
-    kept (BLOCKS, 3) : of each block of a step its share, its bit there, and what names it
-    at, ends, strip, shares (COLUMNS,) : of a group's strips the next block, where their lines end,
-        which of their lines they are, and whose they are
+    at, ends, strips, following, shares (COLUMNS,) : of a group's strips the next block, where their
+        lines end, which of their lines they are, the next input, and whose they are
+    kept (SHARES, BLOCKS, 2) : of each block of a step its share's bit and what names it; `counts`
+        are those of a share
     """
-    step, (INPUTS, BLOCKS, PARTS, SHARES, SHARE, ACROSS) = 0, sizes
+    step, (INPUTS, BLOCKS, PARTS, SHARE, ACROSS) = 0, sizes
     for group in range(len(lines)):
         starts[group] = step
         place = taken = 0
@@ -267,47 +270,52 @@ def _write(
             there = lines[group, column] >= 0
             at[column] = indptr[line] if there else 0
             ends[column] = indptr[line + 1] if there else 0
-            strip[column] = lines[group, column] - line * ACROSS
+            strips[column] = lines[group, column] - line * ACROSS
+            following[column] = inputs[at[column]] if at[column] < ends[column] else END
         while True:
-            first, meet = END, 0  # the next input, and how many strips meet it
+            first = END
             for column in range(at.size):
-                if at[column] < ends[column]:
-                    own = inputs[at[column]]
-                    meet = 1 if own < first else meet + (own == first)
-                    first = min(first, own)
-            if meet == 0:
+                first = min(first, following[column])
+            if first == END:
                 break
+            meet = 0
+            for column in range(at.size):
+                meet += following[column] == first
             for part in range(PARTS):
                 if place == INPUTS or taken + meet > BLOCKS:
-                    _finish(records, step, kept, place, taken, SHARES, INPUTS)
+                    _finish(records[step], kept, counts, place, taken)
                     step, place, taken = step + 1, 0, 0
-                records[step, SHARES + 1 + place] = first * PARTS + part
+                records[step, counts.size + 1 + place] = first * PARTS + part
                 for column in range(at.size):
-                    if at[column] < ends[column] and inputs[at[column]] == first:
-                        block = blocks[at[column]] * ACROSS + strip[column]
-                        kept[taken, 0] = shares[column]
-                        kept[taken, 1] = 1 << (place - shares[column]) * SHARE + column
-                        kept[taken, 2] = block * PARTS + part + (EDGE if first == edge else 0)
-                        taken += 1
-                        at[column] += 1 if part == PARTS - 1 else 0
-                place += 1
-        _finish(records, step, kept, place, taken, SHARES, INPUTS)
-        for share in range(SHARES):
+                    if following[column] == first:
+                        share = shares[column]
+                        block = blocks[at[column]] * ACROSS + strips[column]
+                        own = kept[share, counts[share]]
+                        own[0] = 1 << (place - share) * SHARE + column
+                        own[1] = block * PARTS + part + (EDGE if first == edge else 0)
+                        counts[share] += 1
+                place, taken = place + 1, taken + meet
+            for column in range(at.size):
+                if following[column] == first:
+                    at[column] += 1
+                    following[column] = inputs[at[column]] if at[column] < ends[column] else END
+        _finish(records[step], kept, counts, place, taken)
+        for share in range(counts.size):
             records[step, share] |= LAST
         step += 1
     starts[-1] = step
 
 
 @compiled(error_model="numpy")
-def _finish(records, step, kept, inputs, blocks, SHARES, INPUTS):
+def _finish(record, kept, counts, inputs, blocks):
     """Write what a record says of its step's kept blocks, share by share."""
-    slot = 0
+    slot, SHARES = 0, counts.size
+    first = record.size - kept.shape[1]  # of the blocks
     for share in range(SHARES):
         mask = slot << BEFORE
-        for k in range(blocks):
-            if kept[k, 0] == share:
-                mask |= kept[k, 1]
-                records[step, SHARES + 1 + INPUTS + slot] = kept[k, 2]
-                slot += 1
-        records[step, share] = mask
-    records[step, SHARES] = inputs + 256 * blocks
+        for k in range(counts[share]):
+            mask |= kept[share, k, 0]
+            record[first + slot] = kept[share, k, 1]
+            slot += 1
+        record[share], counts[share] = mask, 0
+    record[SHARES] = inputs + 256 * blocks
