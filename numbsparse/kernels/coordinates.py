@@ -186,15 +186,6 @@ def sum_lines() -> Any:
     return kernel
 
 
-@cuda.jit(device=True)
-def word_of(words, before, starts, i, too_many):
-    """(its line, its place there, where its blocks go, the word), which is cleared of too many."""
-    line, at = i // words.shape[1], i % words.shape[1]
-    if too_many:
-        words[line, at] = 0
-    return line, at, starts[line] + before[line, at], words[line, at]
-
-
 @cuda.jit
 def write_blocks(
     row_words, row_before, column_words, column_before, row_starts, column_starts, found,
@@ -204,22 +195,22 @@ def write_blocks(
     i = cuda.grid(1)
     if i < places.size:
         places[i] = i
-    too_many = found[DISTINCT] > found[KEPT]
-    if i < row_words.size:
-        line, at, to, word = word_of(row_words, row_before, row_starts, i, too_many)
+    of_row = i < row_words.size
+    words, before = (row_words, row_before) if of_row else (column_words, column_before)
+    starts, i = (row_starts, i) if of_row else (column_starts, i - row_words.size)
+    if i < words.size:
+        line, at = i // words.shape[1], i % words.shape[1]
+        if found[DISTINCT] > found[KEPT]:
+            words[line, at] = 0
+        to, word = starts[line] + before[line, at], words[line, at]
         for bit in range(32):
             if word >> bit & 1:
-                indices[to] = 32 * at + bit
-                block_rows[to] = line
-                to += 1
-    i -= row_words.size
-    if 0 <= i < column_words.size:
-        line, at, to, word = word_of(column_words, column_before, column_starts, i, too_many)
-        for bit in range(32):
-            if word >> bit & 1:
-                row = 32 * at + bit
-                inputs[to] = row
-                of_column[to] = entry_of(row_words, row_before, row_starts, row, line)
+                other = 32 * at + bit
+                if of_row:
+                    indices[to], block_rows[to] = other, line
+                else:
+                    inputs[to] = other
+                    of_column[to] = entry_of(row_words, row_before, row_starts, other, line)
                 to += 1
 
 

@@ -96,21 +96,6 @@ def begins(*keys: np.ndarray) -> np.ndarray:
     return new
 
 
-@compiled(error_model="numpy")
-def _rank(key, ranks):
-    rank = 0
-    for k in range(key.size):
-        rank = rank + 1 if k and key[k] == key[k - 1] else 0
-        ranks[k] = rank
-
-
-def rank_in_run(key: np.ndarray) -> np.ndarray:
-    """0, 1, 2, ... along each run of equal keys."""
-    ranks = np.empty(key.size, np.int64)
-    _rank(key, ranks)
-    return ranks
-
-
 class Lengths:
     """Where the steps of each group begin; the same object for every launch with a layout."""
 

@@ -241,46 +241,39 @@ def _steps(
     most = walk.indices.size * tile.ACROSS * tile.PARTS + len(lines)  # steps, one of a block each
     records = np.zeros((most + READ_AHEAD, tile.RECORD), np.uint32)
     starts, edge = np.empty(len(lines) + 1, np.int64), n_inputs - 1 if ragged else -1
+    line, strips = np.divmod(lines, tile.ACROSS)
+    at, ends = (np.where(lines >= 0, walk.indptr[line + k], 0) for k in (0, 1))
     kept = np.empty((tile.SHARES, tile.BLOCKS, 2), np.int64)
-    counts, walks = np.zeros(tile.SHARES, np.int64), np.empty((4, tile.COLUMNS), np.int64)
-    shares = np.arange(tile.COLUMNS) // tile.SHARE
     sizes = tile.INPUTS, tile.BLOCKS, tile.PARTS, tile.SHARE, tile.ACROSS
-    _write(*walk, lines, edge, sizes, *walks, shares, kept, counts, records, starts)
+    _write(walk.indices, walk.blocks, at, ends, strips, edge, sizes, kept, records, starts)
     return records[: starts[-1] + READ_AHEAD].view(np.int32), lines, Lengths(starts)
 
 
 @compiled(error_model="numpy")
-def _write(
-    indptr, inputs, blocks, lines, edge, sizes, at, ends, strips, following, shares, kept, counts,
-    records, starts,
-):  # fmt: skip
+def _write(inputs, blocks, all_at, all_ends, strips, edge, sizes, kept, records, starts):
     """The records: as many tiles of x as fit into a step, in order.
 
-    at, ends, strips, following, shares (COLUMNS,) : of a group's strips the next block, where their
-        lines end, which of their lines they are, the next input, and whose they are
-    kept (SHARES, BLOCKS, 2) : of each block of a step its share's bit and what names it; `counts`
-        are those of a share
+    at, ends, strips (., COLUMNS) : of the strips of a group the next block, where their lines end,
+        and which of their lines they are
+    kept (SHARES, BLOCKS, 2) : of each block of a step its share's bit and what names it
     """
     step, (INPUTS, BLOCKS, PARTS, SHARE, ACROSS) = 0, sizes
-    for group in range(len(lines)):
+    counts, following = np.zeros(len(kept), np.int64), np.zeros(strips.shape[1], np.int64)
+    share_of = np.arange(following.size) // SHARE
+    for group in range(len(strips)):
         starts[group] = step
         place = taken = 0
+        at, ends = all_at[group], all_ends[group]
         for column in range(at.size):
-            line = lines[group, column] // ACROSS
-            there = lines[group, column] >= 0
-            at[column] = indptr[line] if there else 0
-            ends[column] = indptr[line + 1] if there else 0
-            strips[column] = lines[group, column] - line * ACROSS
             following[column] = inputs[at[column]] if at[column] < ends[column] else END
         while True:
-            first = END
+            first, meet = END, 0
             for column in range(at.size):
-                first = min(first, following[column])
+                own = following[column]
+                meet = 1 if own < first else meet + (own == first)
+                first = min(first, own)
             if first == END:
                 break
-            meet = 0
-            for column in range(at.size):
-                meet += following[column] == first
             for part in range(PARTS):
                 if place == INPUTS or taken + meet > BLOCKS:
                     _finish(records[step], kept, counts, place, taken)
@@ -288,11 +281,11 @@ def _write(
                 records[step, counts.size + 1 + place] = first * PARTS + part
                 for column in range(at.size):
                     if following[column] == first:
-                        share = shares[column]
-                        block = blocks[at[column]] * ACROSS + strips[column]
-                        own = kept[share, counts[share]]
-                        own[0] = 1 << (place - share) * SHARE + column
-                        own[1] = block * PARTS + part + (EDGE if first == edge else 0)
+                        share = share_of[column]
+                        block = blocks[at[column]] * ACROSS + strips[group, column]
+                        name = block * PARTS + part + (EDGE if first == edge else 0)
+                        kept[share, counts[share], 0] = 1 << (place - share) * SHARE + column
+                        kept[share, counts[share], 1] = name
                         counts[share] += 1
                 place, taken = place + 1, taken + meet
             for column in range(at.size):

@@ -109,15 +109,8 @@ class Tile(NamedTuple):
         return buffer + 1024  # panels begin at multiples of that
 
 
-def cut(
-    times: np.ndarray,
-    sums: int,
-    places: int,
-    steps: int,
-    least: float,
-    rate: float,
-    to_add: float,
-) -> tuple[float, int, int]:
+@compiled(error_model="numpy")
+def cut(times, sums, places, steps, least, rate, to_add):
     """(end, items that stay whole, pieces of each other one): what ends first on so many places.
 
     times : microseconds of a step of each item, longest first
@@ -126,28 +119,22 @@ def cut(
     rate : sums of a microsecond, to memory and back
     to_add : microseconds that adding takes besides that
     """
-    whole = len(times) // places * places
-    end, pieces = _cut(times * steps, whole, places, steps, least, sums / rate, to_add)
-    return end, whole, pieces
-
-
-@compiled(error_model="numpy")
-def _cut(costs, whole, places, steps, least, to_sum, to_add):
-    """(end, pieces) of the items that do not stay whole."""
-    times, heap, best, best_pieces = np.zeros(places), np.arange(places), np.inf, 1
+    whole = times.size // places * places
+    rest, best, best_pieces = times.size - whole, np.inf, 1
+    free, heap = np.zeros(places), np.arange(places)
     for item in range(whole):
-        least = max(least, give(times, heap, costs[item] + TO_START))
+        least = max(least, give(free, heap, times[item] * steps + TO_START))
     for pieces in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32):
-        end, adding = least, to_add + to_sum * pieces if pieces > 1 else 0.0
+        end, adding = least, to_add + sums * pieces / rate if pieces > 1 else 0.0
         if pieces > max(steps // 4, 1) or end + adding >= best:
             continue
-        own, order = times.copy(), heap.copy()
-        for piece in range(pieces * (costs.size - whole)):
-            item = whole + piece % (costs.size - whole)
-            end = max(end, give(own, order, costs[item] / pieces + TO_START))
+        own, order = free.copy(), heap.copy()
+        for piece in range(pieces * rest):
+            time = times[whole + piece % rest] * steps / pieces
+            end = max(end, give(own, order, time + TO_START))
         if end + adding < best:
             best, best_pieces = end + adding, pieces
-    return best, best_pieces
+    return best, whole, best_pieces
 
 
 def cut_up(

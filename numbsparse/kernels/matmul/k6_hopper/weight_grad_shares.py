@@ -350,25 +350,13 @@ def cut_of(shares: Shares, places: int, steps: int, tile: Tile) -> tuple[float, 
     However they are cut, the copies take their time, from the L2 cache and, the first of each
     panel, from memory.
     """
-    panels, memory = int(shares.ends[:, 1].sum()), 2.4  # times as long as from the L2 cache
-    first = _different(shares.loads, shares.ends, np.zeros(shares.loads.max(initial=0) + 1, bool))
+    place, (of_x, of_dy) = np.arange(tile.SLOTS), shares.ends.T[..., None]
+    panels, each = int(of_dy.sum()), (place < of_x, (place >= of_x) & (place < of_dy))
+    first = sum(int(np.count_nonzero(np.bincount(shares.loads[own, 0]))) for own in each)
+    memory = 2.4  # times as long as from the L2 cache
     least = steps * max(from_l2(panels, tile), memory * from_l2(first, tile))
     items = len(shares.ends) // tile.CLUSTER
     rest = shares.blocks(tile)[items // places * places * tile.CLUSTER :]
     rate = 7e4 if tile.UNITS > 1 else 3e5  # pairs of blocks leave theirs number by number
     sums, times = int(rest.sum()) * tile.B**2, times_of(shares, tile)
     return plans.cut(times, sums, places, steps, least, rate, plans.TO_ADD)
-
-
-@compiled(error_model="numpy")
-def _different(loads, ends, seen):
-    """How many panels all shares load, of each operand."""
-    count = 0
-    for operand in range(2):
-        seen[:] = False
-        for share in range(len(ends)):
-            for k in range(ends[share, 0] if operand else 0, ends[share, operand]):
-                panel = loads[share, k, 0]
-                count += 0 if seen[panel] else 1
-                seen[panel] = True
-    return count

@@ -72,25 +72,26 @@ def plan_boxes(
     """
     sides = -(-widths[0] // B), -(-widths[1] // B)
     segments, groups, *rest = plan_regions(index, B, sides, region, places)
-    groups = groups.reshape(-1, region.GROUPS).astype(np.int64)
     # A wide box has whole groups only, so that what is beyond the edge is 0.
-    whole = np.array([width // region.FEATURES for width in widths])
-    group, side = groups >> 1, groups & 1
-    wideable = (groups >= 0) & (group < whole[side])
-    follows = np.zeros(groups.shape, bool)
-    follows[:, 1:] = wideable[:, 1:] & wideable[:, :-1] & (np.diff(groups, axis=1) == 2)
-    at = np.arange(region.GROUPS)
-    begins = np.maximum.accumulate(np.where(follows, 0, at), axis=1)
-    breaks = np.where(follows, region.GROUPS, at)
-    ends = np.full_like(breaks, region.GROUPS)  # of runs of neighbours
-    ends[:, :-1] = np.minimum.accumulate(breaks[:, :0:-1], axis=1)[:, ::-1]
-    within = at - begins
-    wide = wideable & (at - within % WIDE + WIDE <= ends)
-    bits = group << GROUP_AT | at << PLACE_AT | wide * IS_WIDE | side * IS_DY
-    boxes = np.where(groups < 0, -1, bits)
-    boxes[wide & (within % WIDE > 0)] = -1  # loaded with the ones before
-    order = np.argsort(boxes < 0, axis=1, kind="stable")
-    return segments, np.take_along_axis(boxes, order, 1).astype(np.int32), *rest
+    whole, boxes = np.array([n // region.FEATURES for n in widths]), np.full_like(groups, -1)
+    _box(groups, whole, boxes)
+    return segments, boxes, *rest
+
+
+@compiled(error_model="numpy")
+def _box(groups, whole, boxes):
+    for item in range(len(groups)):
+        at = box = 0
+        while at < groups.shape[1] and groups[item, at] >= 0:
+            first, side, run = groups[item, at] >> 1, groups[item, at] & 1, 1
+            while run < WIDE and at + run < groups.shape[1]:  # neighbours of one operand
+                if groups[item, at + run] != groups[item, at] + 2 * run:
+                    break
+                run += 1
+            wide = run == WIDE and first + run <= whole[side]
+            bits = (IS_WIDE if wide else 0) | (IS_DY if side else 0)
+            boxes[item, box] = first << GROUP_AT | at << PLACE_AT | bits
+            at, box = at + (WIDE if wide else 1), box + 1
 
 
 def plan_regions(
@@ -122,8 +123,7 @@ def plan_regions(
     taken, last, run = np.zeros(n, np.int64), np.full(n, -1), np.zeros(n, np.int64)
     _deal_slots(*lines, of_group, B, xs, dys, slots, taken, last, run, codes, used, blocks)
     segments, cut, pieces = _segments(n, places)
-    flat = (a.reshape(-1) for a in (groups, codes, used, blocks))
-    return segments, *flat, cut, pieces
+    return segments, groups, *(a.reshape(-1) for a in (codes, used, blocks)), cut, pieces
 
 
 def _region_of_blocks(
@@ -134,8 +134,9 @@ def _region_of_blocks(
     Panels have the height with the fewest bytes and products of all regions.
     """
     n_groups, capacity = -(-sides[0] // of_group), region.WARPS * region.SLOTS
-    before = np.zeros((n_groups + 1, sides[1]), np.int32)
-    _count_before(index.rows.indptr, index.rows.indices, of_group, before)
+    flat = index.block_rows // of_group * np.int64(sides[1]) + index.block_columns
+    counts = np.bincount(flat, minlength=n_groups * sides[1]).reshape(n_groups, -1)
+    before = np.vstack([0 * counts[:1], counts.cumsum(0)])
     best, chosen = np.inf, 1
     how, items = (per_slot, of_group, capacity), np.zeros((0, 0), np.int64)
     slots = np.zeros(index.rows.indices.size, np.int64)
@@ -147,19 +148,6 @@ def _region_of_blocks(
     items = np.zeros((-(-n_groups // chosen), sides[1]), np.int64)
     n, _ = _run(before, chosen, region.GROUPS - chosen, *how, items, slots)
     return chosen, items, slots[:n]
-
-
-@compiled(error_model="numpy")
-def _count_before(indptr, columns, of_group, before):
-    """The blocks of each column in the groups of rows before each."""
-    group, left = 0, of_group
-    for row in range(indptr.size - 1):
-        if left == 0:
-            before[group + 2] = before[group + 1]
-            group, left = group + 1, of_group
-        left -= 1
-        for block in range(indptr[row], indptr[row + 1]):
-            before[group + 1, columns[block]] += 1
 
 
 @compiled(error_model="numpy")
@@ -204,14 +192,11 @@ def _line_up(walk, group_of, panel_of, items, of_group, xs, dys, groups):
             xs[item, group_of[rows[k]]] = dys[item, column // of_group] = 1
     for item in range(len(groups)):
         place = 0
-        for group in range(xs.shape[1]):
-            if xs[item, group]:
-                groups[item, place], xs[item, group] = 2 * group, place
-                place += 1
-        for group in range(dys.shape[1]):
-            if dys[item, group]:
-                groups[item, place], dys[item, group] = 2 * group + 1, place
-                place += 1
+        for side, places in enumerate((xs, dys)):
+            for group in range(places.shape[1]):
+                if places[item, group]:
+                    groups[item, place], places[item, group] = 2 * group + side, place
+                    place += 1
 
 
 @compiled(error_model="numpy")

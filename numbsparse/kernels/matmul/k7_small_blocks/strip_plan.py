@@ -21,7 +21,7 @@ from numbsparse.kernels.parts.cluster_sums import part_bytes
 from numbsparse.kernels.parts.deal import Lengths
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.swizzle import PERIOD
-from numbsparse.layout import Index
+from numbsparse.layout import Index, Walk
 
 PIECE = 8  # features in 16 bytes
 WARP_COLUMNS = 32
@@ -192,10 +192,7 @@ def warps_for(columns: int, item: int) -> int:
     if item == 4:
         return min(11, -(-columns // WARP_COLUMNS))
     most = 4 if SIMULATED else 8 if (shared_memory() or 0) < 160 * 1024 else 16
-    warps = 1
-    while warps < most and warps * WARP_COLUMNS < columns:
-        warps *= 2
-    return warps
+    return min(most, 1 << (-(-columns // WARP_COLUMNS) - 1).bit_length())
 
 
 def steps_in_strips(
@@ -203,25 +200,14 @@ def steps_in_strips(
 ) -> tuple[float, float, int]:
     """Of the groups that strips of `width` columns need: the part of their blocks that is kept, and
     the steps of a group, on average if all are full, and at most."""
-    walk = index.rows if transposed else index.columns
-    indptr, indices = walk.indptr.astype(np.int64), walk.indices.astype(np.int64)
-    n_groups = int(indices.max(initial=0)) * B // group_width + 1
-    steps = np.zeros((-(-(indptr.size - 1) // (width // B)), n_groups), np.int64)
-    _count_steps(indptr, indices, width // B, group_width // B, blocks_a_step, steps)
-    needed = int(np.count_nonzero(steps)) or 1
-    kept = indices.size / (needed * (width // B) * (group_width // B))
-    return kept, indices.size / blocks_a_step / needed, int(steps.max(initial=1))
-
-
-@compiled(error_model="numpy")
-def _count_steps(indptr, indices, lines, inputs, blocks_a_step, steps):
-    """Of each strip of so many lines and group of so many inputs, which a line meets in a run."""
-    for line in range(indptr.size - 1):
-        run, group = 0, -1
-        for k in range(indptr[line], indptr[line + 1]):
-            run = run + 1 if indices[k] // inputs == group else 0
-            group = indices[k] // inputs
-            steps[line // lines, group] += run % blocks_a_step == 0
+    walk, columns = index.rows if transposed else index.columns, width // B
+    n_groups = int(walk.indices.max(initial=0)) * B // group_width + 1
+    lines = np.arange(-(-(walk.indptr.size - 1) // columns) * columns).reshape(-1, columns)
+    counts = _counted(walk, lines, n_groups, group_width // B)
+    steps = ((counts + np.uint8(blocks_a_step - 1)) // np.uint8(blocks_a_step)).sum(2, np.int64)
+    needed, kept = int(np.count_nonzero(steps)) or 1, walk.indices.size
+    part = kept / (needed * columns * (group_width // B))
+    return part, kept / blocks_a_step / needed, int(steps.max(initial=1))
 
 
 def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> tuple[Any, ...]:
@@ -240,9 +226,8 @@ def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> 
     """
     walk, n_warps = index.rows if transposed else index.columns, strip.WARPS * strip.CLUSTER
     lines = _lines_of_strips(walk.indptr, strip)
-    n_groups, shift = -(-features // strip.WIDTH), (strip.WIDTH // strip.B).bit_length() - 1
-    counts = np.zeros((len(lines), n_groups, lines.shape[1]), np.uint8)
-    _count(walk.indptr, walk.indices, lines, shift, counts)
+    inputs = strip.WIDTH // strip.B
+    counts = _counted(walk, lines, -(-features // strip.WIDTH), inputs)
     stages, places = np.empty((2, *counts.shape[:2]), np.int32)
     groups = np.full((stages.size + 1, strip.GROUPS), -1, np.int32)
     blocks = np.zeros((stages.size + 1, lines.shape[1]), np.int32)
@@ -262,8 +247,9 @@ def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> 
     words[heads[:, None] + np.arange(strip.WARPS)] = in_columns.sum(2) + (before << 4 * COUNT_BITS)
     of_w = np.zeros((begins[-1], 2), np.int64)
     at = steps.cumsum(axis=2) - steps + (before + begins[:-1, None])[..., None]
-    sizes = features, strip.B, shift, strip.ITEM, strip.GROUP_BYTES, strip.BLOCKS_A_STEP, strip.HEAD
+    sizes = features, strip.B, inputs, strip.ITEM, strip.BLOCKS_A_STEP, strip.HEAD
     column = np.arange(lines.shape[1]) // (strip.WARPS * strip.COLUMNS)
+    places *= strip.GROUP_BYTES
     _write(*walk, lines, stages, places, at.reshape(blocks.shape), column, sizes, words, of_w)
     return (
         Lengths(firsts),
@@ -294,9 +280,15 @@ def _lines_of_strips(indptr: np.ndarray, strip: Strip) -> np.ndarray:
     return in_block.reshape(kept.shape)[order]
 
 
+def _counted(walk: Walk, lines: np.ndarray, n_groups: int, inputs: int) -> np.ndarray:
+    """(strips, groups, columns): the blocks of each line of a strip in each group of inputs."""
+    counts = np.zeros((len(lines), n_groups, lines.shape[1]), np.uint8)
+    _count(walk.indptr, walk.indices, lines, inputs.bit_length() - 1, counts)
+    return counts
+
+
 @compiled(error_model="numpy")
 def _count(indptr, indices, lines, shift, counts):
-    """The blocks of each column of a strip in each group, of 1 << shift inputs."""
     for strip in range(len(lines)):
         for column in range(lines.shape[1]):
             line = lines[strip, column]
@@ -340,7 +332,7 @@ def _cut(counts, warps, most, room, blocks_a_step, cluster, blocks, stages, plac
     return firsts
 
 
-@compiled(error_model="numpy")
+@compiled(error_model="numpy", fastmath={"reassoc"})  # whole numbers are exact in any order
 def _even(counts, warps, order):
     """The groups that a strip needs, such that its warps keep step; how many.
 
@@ -351,16 +343,12 @@ def _even(counts, warps, order):
     ahead (warps,) : of the mean, after the next group, if that had none
     """
     n, each = 0, counts.shape[1] // warps
-    loads, squares = np.zeros((len(counts), warps)), np.zeros(len(counts))
+    loads, squares = np.zeros((len(counts), warps)), np.empty(len(counts))
     needed, ahead = np.empty(len(counts), np.int64), np.zeros(warps)
     for group in range(len(counts)):
-        for warp in range(warps):
-            load = 0.0
-            for column in range(warp * each, (warp + 1) * each):
-                load += counts[group, column]
-            loads[n, warp] = load
-            squares[n] += load * load
-        needed[n] = group
+        for column in range(counts.shape[1]):
+            loads[n, column // each] += counts[group, column]
+        needed[n], squares[n] = group, (loads[n] * loads[n]).sum()
         n += 1 if squares[n] > 0 else 0
     mean = loads[:n].sum(0)
     few = np.arange(min(CHOICE, n))
@@ -369,21 +357,15 @@ def _even(counts, warps, order):
         ahead -= mean
         for which in range(few.size):
             if few[which] < n:
-                cost = 2 * _dot(ahead, loads, few[which]) + n * squares[few[which]]
+                cost = n * squares[few[which]]
+                for warp in range(warps):
+                    cost += 2 * ahead[warp] * loads[few[which], warp]
                 if cost < least:
                     best, least = which, cost
         order[k] = needed[few[best]]
         ahead += n * loads[few[best]]
         few[best] = few.size + k
     return n
-
-
-@compiled(error_model="numpy", fastmath={"reassoc"})  # exact in any order
-def _dot(a, rows, row):
-    total = 0.0
-    for k in range(a.size):
-        total += a[k] * rows[row, k]
-    return total
 
 
 @compiled(error_model="numpy")
@@ -394,8 +376,8 @@ def _write(
 
     Steps of a column take its blocks in turn: `seen` counts those of the stages.
     """
-    features, B, shift, item, group_bytes, blocks_a_step, head = sizes
-    clusters = block_of[-1] + 1
+    features, B, inputs, item, blocks_a_step, head = sizes
+    clusters, shift = block_of[-1] + 1, inputs >> 1  # of two or four
     seen = np.zeros(at.shape, np.int32)
     for strip in range(len(lines)):
         for column in range(lines.shape[1]):
@@ -412,7 +394,7 @@ def _write(
                     first = indices[k] * B
                     within = first - (group << shift) * B
                     for i in range(B // PIECE):
-                        place = places[strip, group] * group_bytes + (within + i * PIECE) * item
+                        place = places[strip, group] + (within + i * PIECE) * item
                         inside = min(max(features - first - i * PIECE, 0), PIECE)
                         piece = stored[k] * (B // PIECE) + i
                         of_w[step, half + i] = piece << INSIDE_BITS | inside
