@@ -203,7 +203,7 @@ def steps_in_strips(
     walk, columns = index.rows if transposed else index.columns, width // B
     n_groups = int(walk.indices.max(initial=0)) * B // group_width + 1
     lines = np.arange(-(-(walk.indptr.size - 1) // columns) * columns).reshape(-1, columns)
-    counts = _counted(walk, lines, n_groups, group_width // B)
+    counts = _counted(walk, lines, n_groups, (group_width // B).bit_length() - 1)
     steps = ((counts + np.uint8(blocks_a_step - 1)) // np.uint8(blocks_a_step)).sum(2, np.int64)
     needed, kept = int(np.count_nonzero(steps)) or 1, walk.indices.size
     part = kept / (needed * columns * (group_width // B))
@@ -226,8 +226,8 @@ def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> 
     """
     walk, n_warps = index.rows if transposed else index.columns, strip.WARPS * strip.CLUSTER
     lines = _lines_of_strips(walk.indptr, strip)
-    inputs = strip.WIDTH // strip.B
-    counts = _counted(walk, lines, -(-features // strip.WIDTH), inputs)
+    shift = (strip.WIDTH // strip.B).bit_length() - 1
+    counts = _counted(walk, lines, -(-features // strip.WIDTH), shift)
     stages, places = np.empty((2, *counts.shape[:2]), np.int32)
     groups = np.full((stages.size + 1, strip.GROUPS), -1, np.int32)
     blocks = np.zeros((stages.size + 1, lines.shape[1]), np.int32)
@@ -247,7 +247,7 @@ def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> 
     words[heads[:, None] + np.arange(strip.WARPS)] = in_columns.sum(2) + (before << 4 * COUNT_BITS)
     of_w = np.zeros((begins[-1], 2), np.int64)
     at = steps.cumsum(axis=2) - steps + (before + begins[:-1, None])[..., None]
-    sizes = features, strip.B, inputs, strip.ITEM, strip.BLOCKS_A_STEP, strip.HEAD
+    sizes = features, strip.B, shift, strip.ITEM, strip.BLOCKS_A_STEP, strip.HEAD
     column = np.arange(lines.shape[1]) // (strip.WARPS * strip.COLUMNS)
     places *= strip.GROUP_BYTES
     _write(*walk, lines, stages, places, at.reshape(blocks.shape), column, sizes, words, of_w)
@@ -280,10 +280,10 @@ def _lines_of_strips(indptr: np.ndarray, strip: Strip) -> np.ndarray:
     return in_block.reshape(kept.shape)[order]
 
 
-def _counted(walk: Walk, lines: np.ndarray, n_groups: int, inputs: int) -> np.ndarray:
-    """(strips, groups, columns): the blocks of each line of a strip in each group of inputs."""
+def _counted(walk: Walk, lines: np.ndarray, n_groups: int, shift: int) -> np.ndarray:
+    """(strips, groups, columns): blocks of each line of a strip in groups of 1 << shift inputs."""
     counts = np.zeros((len(lines), n_groups, lines.shape[1]), np.uint8)
-    _count(walk.indptr, walk.indices, lines, inputs.bit_length() - 1, counts)
+    _count(walk.indptr, walk.indices, lines, shift, counts)
     return counts
 
 
@@ -376,8 +376,8 @@ def _write(
 
     Steps of a column take its blocks in turn: `seen` counts those of the stages.
     """
-    features, B, inputs, item, blocks_a_step, head = sizes
-    clusters, shift = block_of[-1] + 1, inputs >> 1  # of two or four
+    features, B, shift, item, blocks_a_step, head = sizes
+    clusters = block_of[-1] + 1
     seen = np.zeros(at.shape, np.int32)
     for strip in range(len(lines)):
         for column in range(lines.shape[1]):
