@@ -33,9 +33,7 @@ def grouped(walk: Walk, n_inputs: int, size: int, exchange: bool = True) -> np.n
             groups = np.vstack([groups, np.full((1, groups.shape[1]), -1)])
             meets = np.vstack([meets, own[-1:]])
         pairs, left = np.empty((len(groups) // 2, 2), np.int64), np.ones(len(groups), bool)
-        inputs = np.empty(len(groups), np.int64)
-        _count(meets, inputs)
-        _match(meets, np.argsort(-inputs, kind="stable"), left, pairs)
+        _match(meets, np.argsort(-_count(meets), kind="stable"), left, pairs)
         groups = np.hstack([groups[pairs[:, 0]], groups[pairs[:, 1]]])
         meets = meets[pairs[:, 0]] | meets[pairs[:, 1]]
     lines = groups.reshape(-1)
@@ -55,19 +53,32 @@ def bits_set(typing, word):
 
 
 @compiled(error_model="numpy")
-def _set_bits(indptr, inputs, bits):
-    for line in range(indptr.size - 1):
-        for k in range(indptr[line], indptr[line + 1]):
-            bits[line, inputs[k] >> 6] |= np.uint64(1) << np.uint64(inputs[k] & 63)
+def bit_of(number):
+    return np.uint64(1) << np.uint64(number)
 
 
 @compiled(error_model="numpy")
-def _count(meets, inputs):
+def lowest_of(word):
+    """(the number of the lowest bit that is set, the word without it)."""
+    rest = word & (word - np.uint64(1))
+    return bits_set((word ^ rest) - np.uint64(1)), rest
+
+
+@compiled(error_model="numpy")
+def _set_bits(indptr, inputs, bits):
+    for line in range(indptr.size - 1):
+        for k in range(indptr[line], indptr[line + 1]):
+            bits[line, inputs[k] >> 6] |= bit_of(inputs[k] & 63)
+
+
+@compiled(error_model="numpy")
+def _count(meets):
     """The inputs of each line."""
+    inputs = np.zeros(len(meets), np.int64)
     for line in range(len(meets)):
-        inputs[line] = 0
         for w in range(meets.shape[1]):
             inputs[line] += bits_set(meets[line, w])
+    return inputs
 
 
 @compiled(error_model="numpy")

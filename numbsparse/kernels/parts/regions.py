@@ -14,7 +14,7 @@ import numpy as np
 from numbsparse.device import CPU_THREADS
 from numbsparse.device.waits import shown
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.parts.groups import bits_set
+from numbsparse.kernels.parts.groups import bit_of, bits_set
 from numbsparse.layout import Index
 
 # Lines among which regions are looked for. More would not find better ones: a region has few
@@ -88,9 +88,8 @@ def _grow(indptr, columns, down, across, of_rows, of_columns, slots, pair, most,
     left_of, m = across[of_columns], across[of_columns + 1] - across[of_columns]
     left, turned = np.zeros((n, m), np.uint8), np.zeros((m, n), np.uint8)  # 1: in no region
     places = np.empty((n, m), np.int32)  # of the blocks
-    counts, gains, opens = (
-        np.zeros(n + m, np.int32), np.empty(n + m, np.int32), np.empty(n + m, np.int32)
-    )  # fmt: skip
+    counts = np.zeros(n + m, np.int32)
+    gains, opens = np.empty_like(counts), np.empty_like(counts)
     gained, opened = gains[n:], opens[n:]  # of the columns
     inside, held = np.empty((2, slots), np.int64), np.empty(slots, np.int64)
     blocks = number = 0
@@ -197,11 +196,6 @@ def pieces_of_rows(index: Index, most: int, most_of_pair: int, least: int | None
 
 
 @compiled(error_model="numpy")
-def _bit(column):
-    return np.uint64(1) << np.uint64(column % 64)
-
-
-@compiled(error_model="numpy")
 def _take_rows(indptr, columns, least, most_of_pair, most, rows, tops, common, left, items):
     """`left` are bits, of some rows at a time; behind them, of a pair, what both have."""
     n, row, words = 0, 0, left.shape[1]
@@ -216,7 +210,7 @@ def _take_rows(indptr, columns, least, most_of_pair, most, rows, tops, common, l
             for w in range(words):
                 left[k, w] = 0
             for block in range(indptr[rows[k]], indptr[rows[k] + 1]):
-                left[k, columns[block] // 64] |= _bit(columns[block])
+                left[k, columns[block] // 64] |= bit_of(columns[block] % 64)
         i, j = 0, count
         while count:
             for k in range(count):
@@ -241,14 +235,14 @@ def _take_rows(indptr, columns, least, most_of_pair, most, rows, tops, common, l
             for w in range(words):
                 left[count, w] = 0
             for block in range(indptr[rows[i]], indptr[rows[i] + 1]):
-                w, bit = columns[block] // 64, _bit(columns[block])
+                w, bit = columns[block] // 64, bit_of(columns[block] % 64)
                 if both < most_of_pair and left[i, w] & left[j, w] & bit != 0:
                     left[count, w] |= bit
                     both += 1
             for k in (i, j):
                 own = both
                 for block in range(indptr[rows[k]], indptr[rows[k] + 1]):
-                    w, bit = columns[block] // 64, _bit(columns[block])
+                    w, bit = columns[block] // 64, bit_of(columns[block] % 64)
                     shared = left[count, w] & bit != 0
                     if shared or (left[k, w] & bit != 0 and own < most_of_pair):
                         own += 0 if shared else 1
@@ -261,7 +255,7 @@ def _take_rows(indptr, columns, least, most_of_pair, most, rows, tops, common, l
                 rest += bits_set(left[k, w])
             pieces, place = -(-rest // most), 0
             for block in range(indptr[rows[k]], indptr[rows[k] + 1]):
-                w, bit = columns[block] // 64, _bit(columns[block])
+                w, bit = columns[block] // 64, bit_of(columns[block] % 64)
                 if left[k, w] & bit != 0:
                     long, longer = rest // pieces, rest % pieces  # the first ones have one more
                     piece = max(place // (long + 1), (place - longer) // long)

@@ -10,7 +10,7 @@ from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import Lengths
-from numbsparse.kernels.parts.groups import grouped
+from numbsparse.kernels.parts.groups import bit_of, bits_set, grouped, lowest_of
 from numbsparse.kernels.parts.plans import quick_of
 from numbsparse.kernels.parts.store import Sums
 from numbsparse.layout import Index
@@ -22,7 +22,6 @@ READ_AHEAD = 64  # records
 LAST = 1 << 31  # in a mask: the group's last step
 BEFORE, MOST = 26, 31  # in a mask, from this bit on: kept blocks of the shares before, at most
 EDGE = 1 << 31  # in a kept block: it reaches beyond the edge along the sum
-END = 1 << 31  # more than any input
 
 
 class Tile(NamedTuple):
@@ -242,56 +241,54 @@ def _steps(
     records = np.zeros((most + READ_AHEAD, tile.RECORD), np.uint32)
     starts, edge = np.empty(len(lines) + 1, np.int64), n_inputs - 1 if ragged else -1
     line, strips = np.divmod(lines, tile.ACROSS)
-    at, ends = (np.where(lines >= 0, walk.indptr[line + k], 0) for k in (0, 1))
+    ends = np.where(lines >= 0, [walk.indptr[line], walk.indptr[line + 1]], 0)
     kept = np.empty((tile.SHARES, tile.BLOCKS, 2), np.int64)
+    met, own = np.zeros(n_inputs, np.uint64), np.empty((n_inputs, tile.COLUMNS), np.int32)
     sizes = tile.INPUTS, tile.BLOCKS, tile.PARTS, tile.SHARE, tile.ACROSS
-    _write(walk.indices, walk.blocks, at, ends, strips, edge, sizes, kept, records, starts)
+    _write(walk.indices, walk.blocks, *ends, strips, edge, sizes, met, own, kept, records, starts)
     return records[: starts[-1] + READ_AHEAD].view(np.int32), lines, Lengths(starts)
 
 
 @compiled(error_model="numpy")
-def _write(inputs, blocks, all_at, all_ends, strips, edge, sizes, kept, records, starts):
+def _write(inputs, blocks, begins, ends, strips, edge, sizes, met, own, kept, records, starts):
     """The records: as many tiles of x as fit into a step, in order.
 
-    at, ends, strips (., COLUMNS) : of the strips of a group the next block, where their lines end,
+    begins, ends, strips (groups, COLUMNS) : where the lines of the strips of a group begin and end,
         and which of their lines they are
+    met (inputs,), own (inputs, COLUMNS) : bits of the strips of a group that meet an input, and
+        what names their blocks there
     kept (SHARES, BLOCKS, 2) : of each block of a step its share's bit and what names it
     """
     step, (INPUTS, BLOCKS, PARTS, SHARE, ACROSS) = 0, sizes
-    counts, following = np.zeros(len(kept), np.int64), np.zeros(strips.shape[1], np.int64)
-    share_of = np.arange(following.size) // SHARE
+    counts, there = np.zeros(len(kept), np.int64), np.zeros(met.size // 64 + 1, np.uint64)
+    share_of = np.arange(strips.shape[1]) // SHARE
     for group in range(len(strips)):
         starts[group] = step
         place = taken = 0
-        at, ends = all_at[group], all_ends[group]
-        for column in range(at.size):
-            following[column] = inputs[at[column]] if at[column] < ends[column] else END
-        while True:
-            first, meet = END, 0
-            for column in range(at.size):
-                own = following[column]
-                meet = 1 if own < first else meet + (own == first)
-                first = min(first, own)
-            if first == END:
-                break
-            for part in range(PARTS):
-                if place == INPUTS or taken + meet > BLOCKS:
-                    _finish(records[step], kept, counts, place, taken)
-                    step, place, taken = step + 1, 0, 0
-                records[step, counts.size + 1 + place] = first * PARTS + part
-                for column in range(at.size):
-                    if following[column] == first:
+        for column in range(strips.shape[1]):
+            for k in range(begins[group, column], ends[group, column]):
+                there[inputs[k] >> 6] |= bit_of(inputs[k] & 63)
+                met[inputs[k]] |= bit_of(column)
+                own[inputs[k], column] = blocks[k] * ACROSS + strips[group, column]
+        for word in range(there.size):
+            while there[word]:
+                which, there[word] = lowest_of(there[word])
+                which += 64 * word
+                meet, at_edge = bits_set(met[which]), EDGE if which == edge else 0
+                for part in range(PARTS):
+                    if place == INPUTS or taken + meet > BLOCKS:
+                        _finish(records[step], kept, counts, place, taken)
+                        step, place, taken = step + 1, 0, 0
+                    records[step, counts.size + 1 + place] = which * PARTS + part
+                    strips_left = met[which]
+                    while strips_left:
+                        column, strips_left = lowest_of(strips_left)
                         share = share_of[column]
-                        block = blocks[at[column]] * ACROSS + strips[group, column]
-                        name = block * PARTS + part + (EDGE if first == edge else 0)
                         kept[share, counts[share], 0] = 1 << (place - share) * SHARE + column
-                        kept[share, counts[share], 1] = name
+                        kept[share, counts[share], 1] = own[which, column] * PARTS + part + at_edge
                         counts[share] += 1
-                place, taken = place + 1, taken + meet
-            for column in range(at.size):
-                if following[column] == first:
-                    at[column] += 1
-                    following[column] = inputs[at[column]] if at[column] < ends[column] else END
+                    place, taken = place + 1, taken + meet
+                met[which] = 0
         _finish(records[step], kept, counts, place, taken)
         for share in range(counts.size):
             records[step, share] |= LAST
