@@ -192,6 +192,14 @@ def test_boxes_bring_every_group_to_its_place(rng, B, widths):
     assert sizes == {1, region_plan.WIDE}
 
 
+def test_a_wide_box_has_whole_groups_alone():
+    for whole, wide in ((30, [True]), (29, [False] * 4)):
+        groups = 2 * np.array([[26, 27, 28, 29]], np.int32)
+        boxes = np.full_like(groups, -1)
+        region_plan._box(groups, np.array([whole, 99]), boxes)
+        assert (boxes[boxes >= 0] & region_plan.IS_WIDE > 0).tolist() == wide
+
+
 def test_an_even_order_keeps_warps_together(rng):
     for n in (100, 80, 1):
         counts = rng.poisson(0.1, (n, 20)).astype(np.uint8)  # of four columns a warp
