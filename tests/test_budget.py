@@ -9,11 +9,11 @@ ROOT = Path(__file__).parents[1]
 LINES = {  # of all Python files there; those of a room within it count for that room alone
     "numbsparse": 2_585,
     "numbsparse/autograd": 695,
-    "numbsparse/bench": 4_840,
+    "numbsparse/bench": 4_890,
     "numbsparse/compat": 405,
-    "numbsparse/device": 3_735,
+    "numbsparse/device": 3_790,
     "numbsparse/distributed": 1_945,
-    "numbsparse/jax": 720,
+    "numbsparse/jax": 800,
     "numbsparse/kernels": 3_180,
     "numbsparse/kernels/conv": 3_410,
     "numbsparse/kernels/ladder": 1_935,
@@ -22,11 +22,11 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 3_210,
     "numbsparse/kernels/ptx": 2_640,
     "numbsparse/nn": 7_325,
-    "numbsparse/ops": 5_335,
+    "numbsparse/ops": 5_355,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 2_365,
-    "numbsparse/torch": 1_675,
+    "numbsparse/torch": 1_770,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 
