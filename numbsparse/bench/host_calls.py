@@ -48,11 +48,11 @@ def calls(options: Options) -> dict[str, float]:
         theirs, trained = (nst.BlockSparse(v, w.layout) for v in (values, grad_values))
         found["ns.matmul on torch tensors"] = lambda: ops.matmul(tx, w, out=ty)
         found["torch.mm"] = lambda: torch.mm(tx, tw, out=ty)
-        found["ns.matmul on torch tensors, without out"] = lambda: ops.matmul(tx, w)
+        found["ns.matmul on torch tensors without out"] = lambda: ops.matmul(tx, w)
         found["numbsparse.torch.matmul"] = lambda: nst.matmul(tx, theirs)
-        found["torch.mm, without out"] = lambda: torch.mm(tx, tw)
-        found["numbsparse.torch.matmul, gradients"] = lambda: nst.matmul(grad_x, trained)
-        found["torch.mm, gradients"] = lambda: torch.mm(grad_x, grad_tw)
+        found["torch.mm without out"] = lambda: torch.mm(tx, tw)
+        found["numbsparse.torch.matmul with gradients"] = lambda: nst.matmul(grad_x, trained)
+        found["torch.mm with gradients"] = lambda: torch.mm(grad_x, grad_tw)
     graphs = {name: Graph(repeated(call, count), count, call) for name, call in found.items()}
     for graph in graphs.values():
         graph.replay()  # compiles
