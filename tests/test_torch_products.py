@@ -244,6 +244,8 @@ def test_what_came_before_on_a_gpu_is_started_and_nothing_else(monkeypatch):
     """By tensors of the CPU, in the place of those that a GPU has."""
     w, x, began, worked = matrix(dtype=torch.float32), drawn(5, 12, dtype=torch.float32), [], []
     monkeypatch.setattr(w.layout, "device_index", SimpleNamespace(replays={}), raising=False)
+    stream = SimpleNamespace(handle=1, is_captured=False)
+    monkeypatch.setattr(operators, "of_torch", lambda handle, device: stream)
     monkeypatch.setattr(operators, "raw_stream", lambda torch: lambda index: 0)
     monkeypatch.setattr(operators, "new_empty", lambda x, shape: out[: shape[0]])
     monkeypatch.setattr(replay, "stream_handle", lambda x: 1)
@@ -271,7 +273,7 @@ def test_what_came_before_on_a_gpu_is_started_and_nothing_else(monkeypatch):
         (x, w.values, (*w.form, "high")),
     ]  # fmt: skip
     assert not any(again(*of)[1] for of in odd)
-    monkeypatch.setattr(operators, "raw_stream", lambda torch: lambda index: 0x100)
+    stream.handle = 0x100
     assert not again(x, w.values, how)[1]
     assert (len(began), len(worked)) == (3, 2)
 
