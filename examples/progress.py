@@ -39,7 +39,7 @@ class Bar:
 
 @contextmanager
 def progress_bar(name: str, steps: int, first: int = 0, **what: str) -> Iterator[Bar]:
-    """`what` is the bar's unit and what is read, where it is no text."""
+    """`what` is the bar's unit and what is read, where it is not text."""
     bar = Bar(name, steps, first, **what)
     try:
         yield bar

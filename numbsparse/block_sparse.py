@@ -18,7 +18,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 class Array(Protocol):
-    """A dense array of any library, to type checkers; our Tensor is none."""
+    """A dense array of any library, to type checkers; our Tensor is not one."""
 
     @property
     def shape(self) -> Any: ...
@@ -54,7 +54,7 @@ class BlockSparse:
     Raises
     ------
     TypeError
-        If the dtype is another one.
+        If the dtype is none of these.
     ValueError
         If `data`, `layout` and `shape` disagree.
 
@@ -87,7 +87,7 @@ class BlockSparse:
         def __matmul__(self, x: A) -> A: ...
         def __rmatmul__(self, x: A) -> A: ...
 
-        # brought by numbsparse.ops.algebra
+        # added by numbsparse.ops.algebra
         def __add__(self, other: BlockSparse | float) -> BlockSparse: ...
         def __radd__(self, other: float) -> BlockSparse: ...
         def __sub__(self, other: BlockSparse | float) -> BlockSparse: ...

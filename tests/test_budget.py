@@ -7,26 +7,28 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_585,
+    "numbsparse": 2_855,
     "numbsparse/autograd": 695,
-    "numbsparse/bench": 4_890,
+    "numbsparse/bench": 2_435,
     "numbsparse/compat": 405,
-    "numbsparse/device": 3_790,
-    "numbsparse/distributed": 1_945,
+    "numbsparse/device": 3_795,
+    "numbsparse/distributed": 2_000,
     "numbsparse/jax": 800,
     "numbsparse/kernels": 3_180,
-    "numbsparse/kernels/conv": 3_410,
+    "numbsparse/kernels/conv": 3_340,
     "numbsparse/kernels/ladder": 1_935,
-    "numbsparse/kernels/lstm": 1_890,
-    "numbsparse/kernels/matmul": 9_800,
-    "numbsparse/kernels/parts": 3_210,
+    "numbsparse/kernels/lstm": 1_835,
+    "numbsparse/kernels/matmul": 9_140,
+    "numbsparse/kernels/parts": 3_730,
     "numbsparse/kernels/ptx": 2_640,
-    "numbsparse/nn": 7_325,
+    "numbsparse/machine_code": 345,
+    "numbsparse/nn": 7_290,
     "numbsparse/ops": 5_355,
+    "numbsparse/pages": 1_735,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 2_365,
-    "numbsparse/torch": 1_770,
+    "numbsparse/torch": 1_780,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

@@ -17,6 +17,7 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
 from numbsparse.kernels.matmul.k7_small_blocks import region_plan, strip_plan
 from numbsparse.kernels.matmul.k8_small_batch import plan as k8
+from numbsparse.kernels.matmul.k8_small_batch.blocks import plan_blocks
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.regions import regions
 from numbsparse.layout import Layout
@@ -73,7 +74,7 @@ PLANS = {
     "k7 lines": strips,
     "k7 weight_grad": small_regions,
     "k8 lines": lambda index: k8.plan_lines(index, True, 32, 132, 8, 64),
-    "k8 weight_grad": lambda index: k8.plan_blocks(index, 32),
+    "k8 weight_grad": lambda index: plan_blocks(index, 32),
     "lstm": lambda index: deal(index, 264, False, 4, 64),
 } | {
     f"k6 {name}": lambda index, tile=tile: shares.plan(index, tile, 128, 132, EDGES)

@@ -13,15 +13,22 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any, NamedTuple
 
-from numbsparse.device import SIMULATED, Capture, is_available, synchronize
+from numbsparse.device import SIMULATED, Capture, is_available, require, synchronize
 
 Call = Callable[[], Any]
 Recorder = Callable[[Call, int], Call]
 
 GRAPH = 1e-3  # seconds that a graph should take
-SAMPLE = 5e-3  # seconds of replays between two looks at the clock
+SAMPLE = 2e-3  # seconds of replays between two looks at the clock
 FEW, MOST = 5, 100  # calls in a graph
 TURNS, SAMPLES = 2, 5
+
+
+def require_times() -> None:
+    """RuntimeError where there is no GPU to be timed."""
+    if SIMULATED:
+        raise RuntimeError("the simulator's times mean nothing: unset NUMBA_ENABLE_CUDASIM")
+    require()
 
 
 class Graph(NamedTuple):
@@ -53,7 +60,7 @@ def seconds_of(
     libraries spin on for a while.
     """
     samples: dict[str, list[float]] = {name: [] for name in graphs}
-    took = {name: _time(graph.replay, 1) for name, graph in graphs.items()}
+    took = {name: min(_time(graph.replay, 1) for _ in range(2)) for name, graph in graphs.items()}
     for _ in range(TURNS):
         for name, (replay, calls, _) in graphs.items():
             time.sleep(pause)
@@ -66,11 +73,6 @@ def seconds_of(
                 taken.append(_time(replay, repeats))
             samples[name] += [t / calls for t in taken]
     return {name: median(taken) for name, taken in samples.items()}
-
-
-def shortest(graph: Graph, replays: int = 4) -> float:
-    """Seconds a call, of the shortest of some replays: for many calls that are timed in a row."""
-    return min(_time(graph.replay, 1) for _ in range(replays)) / graph.calls
 
 
 def record(call: Call, count: int) -> Call:

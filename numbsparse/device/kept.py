@@ -47,7 +47,7 @@ def seal(content: bytes) -> bytes:
 
 
 def unseal(data: bytes | None) -> bytes | None:
-    """The content in the bytes of a file; None where they are no whole file."""
+    """The content in the bytes of a file; None where it is cut short."""
     start = len(HEAD) + HASH().digest_size
     if data is None or not data.startswith(HEAD):
         return None

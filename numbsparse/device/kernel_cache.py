@@ -47,7 +47,7 @@ def pack(name: str, code: bytes) -> bytes:
 
 
 def unpack(data: bytes | None) -> tuple[str, bytes] | None:
-    """The name and the machine code in the bytes of a file; None where they are no whole file."""
+    """The name and the machine code in the bytes of a file; None where it is cut short."""
     if (content := kept.unseal(data)) is None:
         return None
     name, _, code = content.partition(b"\n")

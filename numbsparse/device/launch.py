@@ -53,7 +53,7 @@ def launch(
     ----------
     kernel : a function decorated with `numba.cuda.jit`
     grid, block : int or tuple of int
-        Blocks in the grid and threads in a block, along x, y and z. An empty grid is no work.
+        Blocks in the grid and threads in a block, along x, y and z. An empty grid does nothing.
     args : DeviceArray, int (taken as int64), float (as float32), tuple of int, NamedTuple of these
     shared_bytes : bytes of dynamic shared memory per block
     cluster : blocks in a cluster, along x, y and z: on compute capability 9.0 and up
@@ -335,11 +335,14 @@ def _compile(kernel: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _permit_shared_memory(compiled: Any, nbytes: int) -> None:
+    """The driver keeps one number a kernel, the largest of all launches that are prepared."""
     from cuda.bindings import driver
 
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    device = runtime.current_device().device_id
-    (error,) = driver.cuKernelSetAttribute(attribute, nbytes, int(compiled.handle), device)
+    handle, device = int(compiled.handle), runtime.current_device().device_id
+    error, permitted = driver.cuKernelGetAttribute(attribute, handle, device)
+    if int(error) == 0 and permitted < nbytes:
+        (error,) = driver.cuKernelSetAttribute(attribute, nbytes, handle, device)
     if int(error) != 0:
         raise RuntimeError(f"a block of {nbytes} bytes of shared memory was refused: {error.name}")
 

@@ -68,7 +68,7 @@ class Stream:
 
     def __enter__(self) -> Stream:
         before, context = current(), None
-        if self._device is not None and self._device != before._device:
+        if self._device is not None and self._device != before.device:  # asked before it moves
             context = _moved_to(self._device)
         _outer.set((*_outer.get(), (before, context)))
         _current.set(self)
@@ -216,8 +216,8 @@ def stream(of: Any = None) -> Stream:
         Its `handle` is the driver's, `wait(other)` lets what it is given from now on wait for what
         another stream was given so far, `synchronize()` waits for it on the host.
 
-    Raises TypeError if `of` is no stream, ValueError if it is the default stream of a thread, which
-    names another stream in each.
+    Raises TypeError if `of` is not a stream, ValueError if it is the default stream of a thread,
+    which names another stream in each.
 
     Notes
     -----

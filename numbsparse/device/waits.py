@@ -22,7 +22,7 @@ _busy = Lock()  # of the kernel that is spoken of
 def said(kernel: Any) -> Iterator[None]:
     """Say on the terminal that a kernel, Numba's or plain, compiles, and its time, if it is long.
 
-    Nothing is said where standard error is no terminal and no notebook, nor of a kernel that
+    Nothing is said where standard error is neither a terminal nor a notebook, nor of a kernel that
     compiles while another does.
     """
     if not _is_watched() or not _busy.acquire(blocking=False):

@@ -43,7 +43,7 @@ class BlockSparse:
     Raises
     ------
     TypeError
-        If values are no array of these dtypes.
+        If values are not an array of these dtypes.
     ValueError
         If values, layout and shape disagree.
 
@@ -239,7 +239,7 @@ def sddmm(
     b : array, (batch, out_features), of the dtype of a
     layout : Layout, pattern, or BlockSparse of numbsparse.jax, whose block size it takes too
     block_size : int, optional
-        Needed only where the features are no multiples of it.
+        Needed only where the features are not multiples of it.
     precision : str, optional, as in `matmul`
 
     Returns

@@ -31,9 +31,9 @@ def save(path: Any, state: Any) -> None:
     Raises
     ------
     TypeError
-        If `state` is no dict, list or tuple, a value is of another kind, or a key is no string,
-        empty, "file" or "allow_pickle", or holds "/", "@" or a zero. In a ".safetensors" file also
-        if an array is neither of booleans, integers, nor of floats of 16 to 64 bits.
+        If `state` is not a dict, list or tuple, a value is of another kind, or a key is not a
+        string, empty, "file" or "allow_pickle", or holds "/", "@" or a zero. In a ".safetensors"
+        file also if an array is neither of booleans, integers, nor of floats of 16 to 64 bits.
     ImportError
         If the package safetensors is needed and missing.
 

@@ -39,7 +39,7 @@ class Sequential(Module):
         return [name for name, value in vars(self).items() if isinstance(value, Module)]
 
     def append(self, module: Module) -> Sequential:
-        """Add a module at the end, by the next number that is no name; returns this one."""
+        """Add a module at the end, by the next number that is not a name yet; returns this one."""
         number = len(self)
         while hasattr(self, str(number)):
             number += 1
@@ -109,7 +109,7 @@ class ModuleList(Module, MutableSequence[Module]):
 class ModuleDict(Module, MutableMapping[str, Module]):
     """Modules by name. A plain dict, as an attribute of a Module, is found just as well.
 
-    Raises TypeError for names that are no strings, and for anything but Modules.
+    Raises TypeError for names that are not strings, and for anything but Modules.
 
     >>> import numpy as np, numbsparse as ns
     >>> heads = ns.nn.ModuleDict({"mean": ns.nn.Linear(8, 4, block_size=4, bias=False, seed=0)})

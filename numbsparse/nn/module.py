@@ -202,7 +202,7 @@ class Module:
         assigned to the attribute later; None, at first too, is a buffer that is not there yet. In
         a step that `ns.graph` captures, write into its array: an assignment is not repeated.
 
-        Raises TypeError or ValueError for a name that is no identifier, or is taken.
+        Raises TypeError or ValueError for a name that is not an identifier, or is taken.
 
         >>> import numpy as np
         >>> from numbsparse import nn

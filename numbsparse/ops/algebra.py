@@ -321,7 +321,7 @@ _subtract = _of_pairs("-", elementwise.subtract, Layout.__or__)
 _multiply = _of_pairs("*", elementwise.multiply, Layout.__and__)
 _negative = _of_each(elementwise.negative)
 
-# As in ops/matmul.py: the package that computes brings the matrix its operators.
+# As in ops/matmul.py: the package that computes adds the operators to the matrix.
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "__add__": _add,
     "__radd__": _add,

@@ -55,7 +55,7 @@ def conv(
         The rows of one tap under those of another, in C order of kernel_size; where in_features are
         not a multiple of B, each tap begins with a new block, and the rows that are left over are
         never read. `ns.patterns.taps` makes the layout from that of the features; a tap
-        without blocks is masked. It is no transposed view.
+        without blocks is masked. It is not a transposed view.
     kernel_size, stride, dilation : int, or one for each axis of space
     padding : int, one for each axis, or a (before, after) pair for each; "valid" or "same"
         "valid" is 0. "same" gives outputs of size ceil(space / stride), the odd pixel after.
@@ -73,7 +73,7 @@ def conv(
     Raises
     ------
     TypeError
-        If w is no BlockSparse, or dtypes differ, or sizes are no whole numbers.
+        If w is not a BlockSparse, dtypes differ, or sizes are not whole numbers.
     ValueError
         If sizes give no output, padding is longer than the image, features and layout disagree,
         places do not fit, or no kernel serves the case.

@@ -103,7 +103,7 @@ def gate_dtype(w: BlockSparse) -> np.dtype:
 
 
 def select_gated(w: BlockSparse, gates: Any) -> Selection:
-    """What `gates`, numbers as stored, leave of w, which is no transposed view."""
+    """What `gates`, numbers as stored, leave of w, which is not a transposed view."""
     return _selected(w, gates, None if is_capturing() else _known(gates))
 
 
@@ -128,7 +128,7 @@ def _selected(w: BlockSparse, gates: Any, known: Known | None) -> Selection:
 
 
 def all_blocks(w: BlockSparse, gates: Any) -> Selection:
-    """All of w, which is no transposed view."""
+    """All of w, which is not a transposed view."""
     full = w.stored_layout
     if not isinstance(gates, DeviceArray):
         return Selection(full, full, None, None, gates)

@@ -118,7 +118,7 @@ def on_device(
     Raises
     ------
     TypeError
-        If the coordinates are no integers.
+        If the coordinates are not integers.
     ValueError
         If their shapes or places differ; on the CPU, if a block is there twice or not on the
         grid, or if there are more than `capacity`. On a GPU these are counted, and `check`

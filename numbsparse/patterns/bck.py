@@ -56,7 +56,7 @@ def from_bck(
     Raises
     ------
     TypeError
-        If `bck` holds no pairs of lists, or channels are no whole numbers.
+        If `bck` holds no pairs of lists, or channels are not whole numbers.
     ValueError
         If a channel is out of range or twice in a list, a list is empty, or a group is not whole
         blocks: the message names the block or the group.

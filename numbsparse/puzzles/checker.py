@@ -83,7 +83,7 @@ def _differences(got: np.ndarray, expected: np.ndarray, where: str) -> Iterator[
 def _module_of(file: Path) -> ModuleType:
     spec = spec_from_file_location(f"puzzle_{file.stem}", file)
     if spec is None or spec.loader is None:
-        raise ValueError("it is no Python file")
+        raise ValueError("it is not a Python file")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

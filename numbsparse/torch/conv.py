@@ -187,7 +187,7 @@ class Conv2d(_Conv):
     taps : array of bool, of the shape of the kernel, optional
         False where a tap is masked; see `numbsparse.patterns.causal`.
     block_size : int
-        Channels that are no multiples of it are allowed.
+        Channels that are not multiples of it are allowed.
     precision : "highest" or "high", optional
 
     Attributes

@@ -40,6 +40,7 @@ def operator(
     tensors: int,
     wide: tuple[int, ...] = (),
     half_on_cpu: bool = True,
+    registered: Callable[..., Any] | None = None,
     again: Callable[..., Any] | None = None,
     check: Callable[..., None] = lambda *inputs: None,
 ) -> Any:
@@ -48,7 +49,7 @@ def operator(
     `save(ctx, tensors, rest, output)` keeps what `backward(ctx, *gradients)` takes, which gives the
     gradients of the tensors, and None. Under autocast the tensors are cast to its dtype, but those
     numbered in `wide` to float32, and all of them on a CPU that the operator takes no 16-bit floats
-    on.
+    on. `registered` is the kernel for the dispatcher, if that is another one.
 
     What is returned takes the tensors and then the rest, in a tuple; and so do the following.
     `check` refuses what does not fit. `again`, of tensors on a GPU, gives memory for the result,
@@ -59,7 +60,8 @@ def operator(
     name = schema.partition("(")[0]
     made = getattr(torch.ops.numbsparse, name).default
     kernels = kernel, in_order(kernel)
-    for device, of_device in zip(DEVICES, kernels, strict=True):
+    registered = registered or kernel
+    for device, of_device in zip(DEVICES, (registered, in_order(registered)), strict=True):
         _library.impl(name, of_device, device.upper())
         rule = _autocast(made, device, tensors, wide if half_on_cpu or device != "cpu" else None)
         _library.impl(name, rule, f"Autocast{device.upper()}")

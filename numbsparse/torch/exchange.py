@@ -66,7 +66,7 @@ def from_nn_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> dict
     Raises
     ------
     TypeError
-        If a weight is no BlockSparse of numbsparse.
+        If a weight is not a BlockSparse of numbsparse.
     ValueError
         If one has another shape or block size than the model's.
 

@@ -24,7 +24,7 @@ class Linear(SparseModule):
     layout : Layout or pattern, (in_blocks, out_blocks), optional
         Which blocks of the weight are kept; None keeps all.
     block_size : int
-        Features that are no multiples of it are allowed.
+        Features that are not multiples of it are allowed.
     precision : "highest" or "high", optional: see `numbsparse.set_precision`
 
     Attributes
@@ -108,7 +108,7 @@ class Linear(SparseModule):
         density : float, the share of blocks to keep, as `numbsparse.patterns.from_dense` does
         block_size, precision : as in Linear
 
-        Raises TypeError for what is no torch.nn.Linear, ValueError if not exactly one of pattern
+        Raises TypeError for what is not a torch.nn.Linear, ValueError if not exactly one of pattern
         and density is given, or the pattern does not fit.
 
         >>> import torch, numbsparse.torch as nst

@@ -36,7 +36,7 @@ class BlockSparse:
     Raises
     ------
     TypeError
-        If values are no tensor of these dtypes.
+        If values are not a tensor of these dtypes.
     ValueError
         If values, layout and shape disagree.
 
@@ -204,7 +204,7 @@ def sddmm(
     b : Tensor, (batch, out_features), of the dtype and device of a
     layout : Layout, pattern, or BlockSparse of numbsparse.torch, whose block size it takes too
     block_size : int, optional
-        Needed only where the features are no multiples of it.
+        Needed only where the features are not multiples of it.
     precision : str, optional, as in `matmul`
 
     Returns

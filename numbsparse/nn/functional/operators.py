@@ -36,7 +36,7 @@ def _lent(self: Tensor) -> Any:
             "gradient: give it the values, .numpy(), or .detach() on a GPU"
         )
     if isinstance(self.data, BlockSparse):
-        raise TypeError("a block-sparse Tensor is no array: give .numpy(), which is dense")
+        raise TypeError("a block-sparse Tensor is not an array: give .numpy(), which is dense")
     return self.data
 
 
