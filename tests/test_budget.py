@@ -9,11 +9,11 @@ ROOT = Path(__file__).parents[1]
 LINES = {  # of all Python files there; those of a room within it count for that room alone
     "numbsparse": 2_860,
     "numbsparse/autograd": 695,
-    "numbsparse/bench": 2_385,
+    "numbsparse/bench": 2_435,
     "numbsparse/compat": 405,
-    "numbsparse/device": 3_735,
+    "numbsparse/device": 3_795,
     "numbsparse/distributed": 2_000,
-    "numbsparse/jax": 720,
+    "numbsparse/jax": 800,
     "numbsparse/kernels": 3_175,
     "numbsparse/kernels/conv": 3_340,
     "numbsparse/kernels/ladder": 1_935,
@@ -23,12 +23,12 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/ptx": 2_640,
     "numbsparse/machine_code": 345,
     "numbsparse/nn": 7_375,
-    "numbsparse/ops": 5_340,
+    "numbsparse/ops": 5_360,
     "numbsparse/pages": 1_735,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 2_365,
-    "numbsparse/torch": 1_685,
+    "numbsparse/torch": 1_780,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

@@ -2,6 +2,8 @@
 
 import pickle
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -244,6 +246,33 @@ def test_a_grid_that_is_no_multiple_of_its_cluster_is_refused():
         ValueError, match=r"grid takes a multiple of the cluster \(2,\), got \(3,\)"
     ):
         launch(fill_kernel, 3, 2, ns.to_device(np.zeros(6, np.float32)), 1, (2, 3), 4, cluster=(2,))
+
+
+def test_no_buffer_is_freed_while_python_ends():
+    """When JAX may have destroyed the GPU's context; before that, it is."""
+    code = """
+import os
+from numbsparse.device import memory, streams
+
+class Buffer:
+    handle = 0x1000
+    def __del__(self, write=os.write):
+        write(1, self.name)
+
+def from_pool(nbytes):
+    buffer = Buffer()
+    buffer.name = b"%d " % nbytes
+    return buffer
+
+memory._from_pool = from_pool
+memory.take(512)
+buffer = memory.take(1024)
+shelf = streams.DEFAULT.shelves.setdefault(2048, [])
+block = memory.Block(0x1000, memory.take(2048), 2048, shelf, streams.DEFAULT)
+memory.Block(0x1000, memory.take(2048), 2048, shelf, streams.DEFAULT)  # goes to its shelf
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "512 ", "")
 
 
 def test_less_shared_memory_takes_none_from_other_launches(monkeypatch):

@@ -37,7 +37,7 @@ class Caller:
         self.errors, self.stream = [], stream
         self.api = ffi.Api(ctypes.sizeof(ffi.Api))
         self.api.error_create = ffi.Api._fields_[4][1](self.error_create)
-        self.api.stream_get = ffi.Api._fields_[8][1](self.stream_get)
+        self.api.stream_get = ffi.StreamGetter(self.stream_get)
         self.alive = []
 
     def error_create(self, how):
@@ -134,6 +134,30 @@ def test_a_call_fills_the_result_on_the_stream_of_xla_and_copies_nothing(rows, d
         monkeypatch.setattr(simulator, "run", run)
     assert set(seen) == {STREAM}
     assert device.current_stream().handle != STREAM
+
+
+@simulated
+def test_a_call_that_comes_again_is_started_on_what_is_there_now(monkeypatch):
+    """In the same buffers, of one layout, on one stream; any other is worked out."""
+    (name, (x, w), y, *_), *_ = cases(2, 24, 32, "float32")
+    other = ns.Layout(np.roll(LAYOUT.pattern, 1, 1))
+    calls, hows = [Caller(), Caller(STREAM + 16)], [HOW, HOW | {"layout": products._word(other)}]
+    layouts, seen, matmul = [LAYOUT, other], [], products.ops.matmul
+    monkeypatch.setattr(
+        products.ops, "matmul", lambda *of, **how: seen.append(of) or matmul(*of, **how)
+    )
+    monkeypatch.setattr(ffi, "_handlers", {})
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", lambda *of, **how: None)
+    ffi.register(f"numbsparse_{name}", products._matmul)  # anew: nothing is known
+    rng = np.random.default_rng(3)
+    for stream, which, n in 3 * [(0, 0, 2), (1, 0, 2), (0, 1, 2), (0, 0, 1)]:
+        call = calls[stream]
+        x[:], w[:], y[:] = rng.standard_normal(x.shape), rng.standard_normal(w.shape), np.nan
+        assert not call(name, (x[:n], w), y[:n], **hows[which]), call.errors
+        dense = ns.BlockSparse(w.astype(np.float64), layouts[which]).toarray()
+        np.testing.assert_allclose(y[:n], x[:n].astype(np.float64) @ dense, atol=1e-4)
+        assert np.isnan(y[n:]).all()
+    assert len(seen) == 2 * 4  # the second time it is recorded
 
 
 @simulated

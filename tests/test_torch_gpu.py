@@ -117,3 +117,34 @@ def test_what_requires_grad_is_not_taken_without_it():
             ns.matmul(x, w)
         with pytest.raises(ValueError, match="out requires grad"):
             ns.matmul(x.detach(), w, out=torch.ones_like(y).requires_grad_())
+
+
+def test_what_is_known_is_started_for_plain_tensors_in_no_mode_alone():
+    kept = layout(4, 6)
+    w = nst.BlockSparse(drawn(kept.n_blocks, 16, 16, dtype=torch.float32).detach().cuda(), kept)
+    x = drawn(8, 64, dtype=torch.float32).detach().cuda()
+    dense = w.to_dense()
+
+    def close(got, expected, tolerance=1e-4):
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+    for _ in range(4):
+        close(x @ w, x @ dense)  # known from the third on
+        close(torch._neg_view(x) @ w, -x @ dense)
+        close(torch.vmap(lambda row: row @ w)(x), x @ dense)
+        with torch.inference_mode():
+            close(x @ w, x @ dense)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            y = x @ w
+        assert y.dtype == torch.bfloat16
+        close(y.float(), x @ dense, 0.1)
+        with pytest.raises(TypeError, match="one dtype"):
+            x.half() @ w
+        with pytest.raises(ValueError, match="x takes the shape"):
+            x.view(16, 32) @ w
+    graph, out = torch.cuda.CUDAGraph(), None
+    with torch.cuda.graph(graph):
+        out = x @ w
+    x.mul_(2)
+    graph.replay()
+    close(out, x @ dense)

@@ -11,7 +11,8 @@ from conftest import needs_bfloat16
 from torch_helpers import drawn, grads, layout, ns, nst, torch
 
 from numbsparse import device
-from numbsparse.torch import operators
+from numbsparse.device import replay
+from numbsparse.torch import dispatch, operators
 
 TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 
@@ -230,13 +231,51 @@ def test_operators_work_on_the_stream_of_torch(monkeypatch):
         seen.append(device.current_stream())
 
     for number in numbers.values():
-        monkeypatch.setattr(operators, "raw_stream", lambda torch, n=number: lambda index: n)
-        operators.in_order(kernel)(on_a_gpu, 2)
+        monkeypatch.setattr(dispatch, "raw_stream", lambda torch, n=number: lambda index: n)
+        dispatch.in_order(kernel)(on_a_gpu, 2)
         with ns.stream(0x200):
-            operators.in_order(kernel)(on_a_gpu, 2)
+            dispatch.in_order(kernel)(on_a_gpu, 2)
     assert [stream.handle for stream in seen] == [0x100, 0x100, 1, 1]
     assert [stream.of_torch for stream in seen] == [True, True, False, False]
     assert device.current_stream().handle == 1
+
+
+def test_what_came_before_on_a_gpu_is_started_and_nothing_else(monkeypatch):
+    """By tensors of the CPU, in the place of those that a GPU has."""
+    w, x, began, worked = matrix(dtype=torch.float32), drawn(5, 12, dtype=torch.float32), [], []
+    monkeypatch.setattr(w.layout, "device_index", SimpleNamespace(replays={}), raising=False)
+    stream = SimpleNamespace(handle=1, is_captured=False)
+    monkeypatch.setattr(operators, "of_torch", lambda handle, device: stream)
+    monkeypatch.setattr(operators, "raw_stream", lambda torch: lambda index: 0)
+    monkeypatch.setattr(operators, "new_empty", lambda x, shape: out[: shape[0]])
+    monkeypatch.setattr(replay, "stream_handle", lambda x: 1)
+    monkeypatch.setattr(
+        replay, "identity_of_tensor", lambda x: (x.data_ptr(), x.shape, x.stride(), x.dtype)
+    )
+    out, how = torch.zeros(5, 16), (*w.form, "highest")
+    again = operators._again("matmul", operators._of_y)
+
+    def work():
+        worked.append(None)
+        if (record := device.runtime.recording()) is not None:
+            record.add(lambda: began.append(None) or (0,))
+
+    for _ in range(2):
+        assert not again(x, w.values, how)[1]
+        operators._on_gpu("matmul", out, x, w.values, how, work)
+    for n in range(1, 4):
+        y, is_there = again(x, w.values, how)
+        assert (y.data_ptr(), y.shape, is_there, len(began)) == (out.data_ptr(), (5, 16), True, n)
+    odd = [
+        (x[:4], w.values, how), (x.view(torch.int32), w.values, how),
+        (x.as_strided((5, 12), (1, 5)), w.values, how), (torch._neg_view(x), w.values, how),
+        (x, torch._neg_view(w.values), how), (x, w.values.mT, how),
+        (x, w.values, (*w.form, "high")),
+    ]  # fmt: skip
+    assert not any(again(*of)[1] for of in odd)
+    stream.handle = 0x100
+    assert not again(x, w.values, how)[1]
+    assert (len(began), len(worked)) == (3, 2)
 
 
 class Seen(TorchDispatchMode):
@@ -280,6 +319,20 @@ def test_modes_of_torch_see_what_goes_round_its_dispatcher_otherwise(grad):
         torch.testing.assert_close(x @ w, plain.detach(), rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own parts
+def test_forward_derivatives_are_refused_and_not_lost():
+    w, x = matrix(dtype=torch.float32), drawn(5, 12, dtype=torch.float32, grad=False)
+    w.values.requires_grad_(False)
+    forward_ad = torch.autograd.forward_ad
+    with forward_ad.dual_level():
+        assert (x @ w).shape == (5, 16)
+        for dual in (forward_ad.make_dual(x, x), forward_ad.make_dual(x.requires_grad_(), x)):
+            with pytest.raises(NotImplementedError, match="jvp"):
+                dual @ w
+    with pytest.raises(RuntimeError, match="setup_context"):
+        torch.func.jvp(lambda x: x @ w, (x.detach(),), (x.detach(),))
+
+
 def test_odd_tensors_go_through_the_dispatcher():
     w, x = matrix(dtype=torch.float32), drawn(5, 12, dtype=torch.float32, grad=False)
     w.values.requires_grad_(False)
@@ -291,9 +344,9 @@ def test_odd_tensors_go_through_the_dispatcher():
             return super().__torch_function__(function, types, args, kwargs or {})
 
     seen = []
-    _ = operators.matmul(x.as_subclass(Named), w.values, w.handle.word, 12, 16, 4, "highest")
+    _ = operators.matmul(x.as_subclass(Named), w.values, (*w.form, "highest"))
     assert "matmul" in seen
-    meta = operators.matmul(x.to("meta"), w.values.to("meta"), w.handle.word, 12, 16, 4, "highest")
+    meta = operators.matmul(x.to("meta"), w.values.to("meta"), (*w.form, "highest"))
     assert (meta.device.type, tuple(meta.shape)) == ("meta", (5, 16))
     negative = torch._neg_view(x)  # the same memory, with another sign to be
     torch.testing.assert_close(negative @ w, -(x @ w), rtol=0, atol=0)

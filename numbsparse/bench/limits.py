@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse import ops
+from numbsparse.bench.host_calls import calls, chains
 from numbsparse.bench.measure import Options
-from numbsparse.bench.peers import torch_on_gpu
-from numbsparse.bench.problem import matrices
 from numbsparse.bench.results import Row
-from numbsparse.bench.timing import Graph, graph_of, record, repeated, seconds_of
+from numbsparse.bench.timing import graph_of, record, seconds_of
 from numbsparse.device import SIMULATED, compute_capability, empty
 from numbsparse.device.runtime import current_device
 
@@ -71,7 +69,9 @@ def limits(options: Options) -> Iterator[Row]:
 
 def host(options: Options) -> Iterator[Row]:
     """Seconds of the host a call, ours and torch's; seconds to a first result."""
-    yield {"host": "a call, nothing waited for", "seconds": _calls(options)}
+    yield {"host": "a call, nothing waited for", "seconds": calls(options)}
+    if chain := chains(options):
+        yield {"host": "a product in a jitted chain of JAX", "seconds": chain}
     shapes = (
         [(64, 4, "float32")] if options.quick else [(12288, 32, "float32"), (8192, 8192, "float16")]
     )
@@ -85,22 +85,6 @@ def host(options: Options) -> Iterator[Row]:
                     "cache": cache,
                     "seconds": {"import": imported, "import to result": first},
                 }
-
-
-def _calls(options: Options) -> dict[str, float]:
-    """Median seconds of host time; products so small that the GPU is never behind."""
-    features, batch, count = (64, 4, 2) if options.quick else (1024, 32, 200)
-    problem = matrices(features, 32, 0.1, batch, "float32")
-    x, w, y = problem.x.device, problem.w, problem.out("forward")
-    calls: dict[str, Callable[[], Any]] = {"ns.matmul": lambda: ops.matmul(x, w, out=y)}
-    if (torch := torch_on_gpu()) is not None:
-        tx, ty, tw = (torch.zeros(n, features, device="cuda") for n in (batch, batch, features))
-        calls["ns.matmul on torch tensors"] = lambda: ops.matmul(tx, w, out=ty)
-        calls["torch.mm"] = lambda: torch.mm(tx, tw, out=ty)
-    graphs = {name: Graph(repeated(call, count), count, call) for name, call in calls.items()}
-    for graph in graphs.values():
-        graph.replay()  # compiles
-    return seconds_of(graphs, 20 * options.seconds)
 
 
 def _in_a_new_process(code: str, cache: str) -> tuple[float, float]:

@@ -12,6 +12,7 @@ memory is torch's own: that of a graph comes from the graph's pool.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +37,7 @@ Shelf = list[tuple[int, Any]]
 _kept = 0
 _streams: WeakSet[streams.Stream] = WeakSet()  # whose memory is kept
 _for_good: dict[int, Block] = {}  # what graphs of other libraries read, of which no end is known
+_taken: WeakSet[Any] = WeakSet()  # buffers
 _late: list[Block] = []  # to be let go of once their stream is captured no more
 _hole = HOLES[0]
 
@@ -260,12 +262,24 @@ def holes_of(byte: int) -> Iterator[None]:
 def take(nbytes: int) -> Any:
     """A buffer of CUDA's own pool; what is kept here is given up before memory runs out."""
     try:
-        return _from_pool(nbytes)
+        buffer = _from_pool(nbytes)
     except MemoryError:
         if not _kept:
             raise
         give_up_kept()
-        return _from_pool(nbytes)
+        buffer = _from_pool(nbytes)
+    _taken.add(buffer)
+    return buffer
+
+
+@atexit.register
+def _left_to_the_driver() -> None:
+    """Free no buffer while Python ends: the process gives all memory back.
+
+    JAX has destroyed the GPU's context by then, and each free would print that it failed.
+    """
+    for buffer in _taken:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(buffer))
 
 
 def _from_pool(nbytes: int) -> Any:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
 from numbsparse.device import memory, runtime, streams
-from numbsparse.device.array import DeviceArray
+from numbsparse.device.array import DeviceArray, contiguous_strides
 from numbsparse.dtypes import as_dtype
 
 
@@ -61,9 +61,29 @@ def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
     if _torch_of(x) is None:
         return None
     try:
-        return x.new_empty(shape)
+        return new_empty(x, shape)
     except RuntimeError:
         return None
+
+
+def new_empty(x: Any, shape: tuple[int, ...]) -> Any:
+    """x.new_empty(shape), x being a plain tensor on a GPU, as compiled code does it: 1 us less."""
+    quick, device_in_use = _maker(sys.modules["torch"])
+    if quick is None or device_in_use() != x.get_device():
+        return x.new_empty(shape)
+    return quick(shape, _strides(shape), x.dtype)
+
+
+@cache
+def _maker(torch: Any) -> tuple[Any, Any]:
+    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    return getattr(guards, "_empty_strided_cuda", None), torch._C._cuda_getDevice
+
+
+@lru_cache(maxsize=4096)
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """In items, as torch has them."""
+    return contiguous_strides(tuple(max(n, 1) for n in shape), 1)
 
 
 def address_of(x: Any) -> int:

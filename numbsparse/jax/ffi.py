@@ -14,16 +14,20 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_void_p
+from functools import cache, lru_cache, partial
 from math import prod
-from threading import get_ident
+from struct import Struct, unpack
+from threading import get_ident, local
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numbsparse.device import DeviceArray, on_this_gpu, stream
+from numbsparse import ops
+from numbsparse.device import DeviceArray, on_this_gpu
+from numbsparse.device.streams import at
 
 METADATA, STRING, INTERNAL = 1, 4, 13  # an extension's type, an attribute's, an error's code
 DTYPES = {  # by XLA's number
@@ -60,6 +64,9 @@ class StreamOf(ctypes.Structure):  # of an execution context: its stream is fill
     _fields_ = (*HEAD, ("context", c_void_p), ("stream", c_void_p))
 
 
+StreamGetter = ctypes.CFUNCTYPE(c_void_p, POINTER(StreamOf))
+
+
 class Api(ctypes.Structure):
     _fields_ = (
         *HEAD,
@@ -69,7 +76,7 @@ class Api(ctypes.Structure):
         ("error_message", c_void_p),
         ("error_destroy", c_void_p),
         ("handler_register", c_void_p),
-        ("stream_get", ctypes.CFUNCTYPE(c_void_p, POINTER(StreamOf))),
+        ("stream_get", StreamGetter),
     )
 
 
@@ -118,12 +125,30 @@ class CallFrame(ctypes.Structure):
     )
 
 
-Handler = ctypes.CFUNCTYPE(c_void_p, POINTER(CallFrame))  # gives an error, or a null pointer
+# The same as bytes: fields of a structure by the name of each cost ten times as much to read.
+_FRAME = Struct("@NPPPi NPqPP NPqPP NPqPPP")
+_BUFFER = Struct("@NPiPqP")
+_WORD = Struct("@PN")
+_TYPE = Struct("i").pack(STRING)
+
+Handler = ctypes.CFUNCTYPE(c_void_p, c_void_p)  # of a CallFrame; gives an error, or a null pointer
 PLATFORMS = ("cpu", "CUDA")
 _handlers: dict[tuple[str, str], Any] = {}  # XLA knows their addresses alone
 QUIET = 0.2  # seconds without a call
 _under_way: set[int] = set()  # threads in a handler
 _last_call = 0.0
+_of_thread = local()  # `is_met`: whether it was asked which GPU it works on
+
+
+class Call(NamedTuple):
+    """What is read of a call frame.
+
+    `operands`, results too, are (XLA's number of the dtype, address, dims as bytes), `words` the
+    values of attributes, in the order of their names.
+    """
+
+    operands: tuple[tuple[int, int, bytes], ...]
+    words: tuple[bytes, ...]
 
 
 def register(name: str, compute: Callable[..., None]) -> None:
@@ -132,25 +157,32 @@ def register(name: str, compute: Callable[..., None]) -> None:
     Operands and results are arrays of XLA's memory, in C order: NumPy's on the CPU, on a GPU
     DeviceArrays, with XLA's stream as the current one. Attributes are words. XLA calls from threads
     of its own, several at a time. What `compute` raises becomes XLA's error.
+
+    On a GPU `compute` depends on no more than that, and on the library's choice of kernels: what it
+    launched is started again when the same call comes again.
     """
     for platform, work in zip(PLATFORMS, (_on_cpu, _on_gpu), strict=True):
-        handler = _handlers[name, platform] = Handler(_guarded(work, compute))
+        handler = _handlers[name, platform] = Handler(_guarded(partial(work, compute, {})))
         address = ctypes.cast(handler, c_void_p).value
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform=platform)
 
 
-def _guarded(work: Callable[..., None], compute: Callable[..., None]) -> Callable[..., int | None]:
-    def handle(pointer: Any) -> int | None:
+def _guarded(work: Callable[..., None]) -> Callable[[int], int | None]:
+    def handle(address: int) -> int | None:
         global _last_call
-        frame, thread = pointer.contents, get_ident()
+        thread = get_ident()
         _under_way.add(thread)
         try:
-            if frame.extension:
-                _describe(frame)
+            fields = _FRAME.unpack_from(_window(address, _FRAME.size))
+            if fields[1]:
+                _describe(CallFrame.from_address(address))
             else:
-                work(frame, compute)
+                _, _, n, _, inputs, _, _, m, _, outputs, _, _, count, types, _, items = fields[5:]
+                operands = (*_buffers(n, inputs), *_buffers(m, outputs))
+                read = Call(operands, tuple(_words(count, types, items)))
+                work(address, fields, read)
         except BaseException as error:  # C has no exceptions
-            return _error(frame, f"{type(error).__name__}: {error}")
+            return _error(CallFrame.from_address(address), f"{type(error).__name__}: {error}")
         finally:
             _under_way.discard(thread)
             _last_call = monotonic()
@@ -159,22 +191,30 @@ def _guarded(work: Callable[..., None], compute: Callable[..., None]) -> Callabl
     return handle
 
 
-def _on_cpu(frame: CallFrame, compute: Callable[..., None]) -> None:
-    _call(frame, compute, _numpy_array)
+def _on_cpu(compute: Any, known: Any, address: int, fields: Any, read: Call) -> None:
+    _call(compute, address, read, _numpy_array)
 
 
-def _on_gpu(frame: CallFrame, compute: Callable[..., None]) -> None:
-    asked = StreamOf(ctypes.sizeof(StreamOf), None, frame.context)
-    if frame.api.contents.stream_get(ctypes.byref(asked)):
-        raise RuntimeError("XLA names no stream for this call")
-    on_this_gpu("an array of JAX")
-    with stream(asked.stream or 0):
-        _call(frame, compute, DeviceArray)
+def _on_gpu(compute: Any, known: Any, address: int, fields: Any, read: Call) -> None:
+    theirs = at(_stream(fields[2], fields[3]))
+    if not hasattr(_of_thread, "is_met"):
+        on_this_gpu("an array of JAX")
+        _of_thread.is_met = True
+
+    def work() -> None:
+        on_this_gpu("an array of JAX")
+        with theirs:
+            _call(compute, address, read, DeviceArray)
+
+    ops.repeated(known, read, theirs, work)
 
 
-def _call(frame: CallFrame, compute: Callable[..., None], array: Callable[..., Any]) -> None:
-    buffers = *_buffers(frame.operands), *_buffers(frame.results)
-    compute(*(array(*of) for of in buffers), **dict(_words(frame.attributes)))
+def _call(compute: Any, address: int, read: Call, array: Callable[..., Any]) -> None:
+    names = _names(CallFrame.from_address(address).attributes)
+    words = {name: word.decode() for name, word in zip(names, read.words, strict=True)}
+    compute(
+        *(array(data, _shape(dims), DTYPES[code]) for code, data, dims in read.operands), **words
+    )
 
 
 def wait_for_calls() -> None:
@@ -199,25 +239,65 @@ def _describe(frame: CallFrame) -> None:
         version.major, version.minor = 0, frame.api.contents.version.minor if frame.api else 1
 
 
-def _buffers(buffers: Buffers) -> Iterator[tuple[int, tuple[int, ...], np.dtype]]:
-    """Address, shape and dtype of each."""
-    for i in range(buffers.size):
-        buffer = buffers.items[i].contents
-        yield buffer.data or 0, tuple(buffer.dims[: buffer.rank]), DTYPES[buffer.dtype]
+def _stream(api: int, context: int) -> int:
+    """The number of the stream that XLA names for a call."""
+    asked = StreamOf(ctypes.sizeof(StreamOf), None, context)
+    get = _stream_getter(c_void_p.from_address(api + Api.stream_get.offset).value)
+    if get(ctypes.byref(asked)):
+        raise RuntimeError("XLA names no stream for this call")
+    return asked.stream or 0
+
+
+@lru_cache
+def _stream_getter(address: int) -> Any:
+    return StreamGetter(address)
+
+
+@lru_cache(maxsize=4096)
+def _window(address: int, nbytes: int) -> Any:
+    """Memory of XLA's, as it is whenever it is read; at most addresses it comes back."""
+    return (ctypes.c_char * nbytes).from_address(address)
+
+
+def _pointers(n: int, items: int) -> tuple[int, ...]:
+    return _of_pointers(n).unpack_from(_window(items, 8 * n))
+
+
+@cache
+def _of_pointers(n: int) -> Struct:
+    return Struct(f"{n}P")
+
+
+def _buffers(n: int, items: int) -> Iterator[tuple[int, int, bytes]]:
+    """Dtype, address and dims of each."""
+    for pointer in _pointers(n, items):
+        _, _, dtype, data, rank, dims = _BUFFER.unpack_from(_window(pointer, _BUFFER.size))
+        yield dtype, data, _window(dims, 8 * rank).raw if rank else b""
+
+
+def _words(n: int, types: int, items: int) -> Iterator[bytes]:
+    """The values of attributes, all of which are words."""
+    if _window(types, 4 * n).raw != _TYPE * n:
+        raise TypeError("attributes take words, got others from XLA")
+    for pointer in _pointers(n, items):
+        start, size = _WORD.unpack_from(_window(pointer, _WORD.size))
+        yield _window(start, size).raw
+
+
+def _names(attributes: Attributes) -> Iterator[str]:
+    for i in range(attributes.size):
+        name = attributes.names[i].contents
+        yield ctypes.string_at(name.start, name.size).decode()
+
+
+@lru_cache(maxsize=1024)
+def _shape(dims: bytes) -> tuple[int, ...]:
+    return unpack(f"{len(dims) // 8}q", dims)
 
 
 def _numpy_array(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     memory: Any = (ctypes.c_char * (prod(shape) * dtype.itemsize)).from_address(address)
     return np.ndarray(shape, dtype, memory)
-
-
-def _words(attributes: Attributes) -> Iterator[tuple[str, str]]:
-    for i in range(attributes.size):
-        if attributes.types[i] != STRING:
-            raise TypeError(f"attributes take words, got XLA's type {attributes.types[i]}")
-        pair = attributes.names[i].contents, attributes.items[i].contents
-        name, word = (ctypes.string_at(part.start, part.size).decode() for part in pair)
-        yield name, word
 
 
 def _error(frame: CallFrame, message: str) -> int:

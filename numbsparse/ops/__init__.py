@@ -80,7 +80,7 @@ from numbsparse.ops.loss_scale import (
 )
 from numbsparse.ops.lstm import LSTMTrace, lstm, lstm_grad, lstm_steps, state_dtype
 from numbsparse.ops.made import on_device
-from numbsparse.ops.matmul import matmul, replayed, sddmm, sddmm_into
+from numbsparse.ops.matmul import matmul, repeated, replayed, sddmm, sddmm_into, started
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
 from numbsparse.ops.operands import HalfOnCPU, is_half, operand
 from numbsparse.ops.operands import at_home as _at_home
@@ -206,6 +206,7 @@ __all__ = [
     "relu",
     "relu_grad",
     "remap",
+    "repeated",
     "replayed",
     "reshape",
     "scale_blocks",
@@ -225,6 +226,7 @@ __all__ = [
     "space_of",
     "sqrt",
     "stack",
+    "started",
     "state_dtype",
     "subtract",
     "sum",
@@ -243,7 +245,8 @@ __all__ = [
 _ANYWHERE = {
     "matmul", "sddmm", "conv", "conv_transpose", "conv_weight_grad", "check_step", "checked_norm",
     "checked_precision", "conv_window", "gate_dtype", "getitem", "index_beside", "is_half",
-    "operand", "own_precision", "space_of", "state_dtype", "transpose", "transpose_window",
+    "operand", "own_precision", "repeated", "space_of", "started", "state_dtype", "transpose",
+    "transpose_window",
 }  # fmt: skip
 
 for _name in set(__all__) - _ANYWHERE:

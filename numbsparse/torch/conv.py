@@ -54,23 +54,23 @@ def _weight_grad(
     return given_back(ops.conv_weight_grad_in(_array(x, "x"), _array(y, "y"), *how).values, x)
 
 
-def _conv_fake(
+def _of_y(
     x: Any, w: Any, layout: str, rows: int, columns: int, size: int, window: Any, precision: str
 ) -> Any:
-    return x.new_empty((x.shape[0], *window[8 - x.dim() : 6], columns))
+    return x.shape[0], *window[8 - x.dim() : 6], columns
 
 
-def _transpose_fake(
+def _of_x(
     y: Any, w: Any, layout: str, rows: int, columns: int, size: int, window: Any, precision: str
 ) -> Any:
-    return y.new_empty((y.shape[0], *window[5 - y.dim() : 3], rows))
+    return y.shape[0], *window[5 - y.dim() : 3], rows
 
 
 conv, conv_transpose, conv_weight_grad = family(
     "conv conv_transpose conv_weight_grad",
     "int rows, int columns, int block_size, int[] window",
     (_conv, _transpose, _weight_grad),
-    (_conv_fake, _transpose_fake, of_blocks),
+    (_of_y, _of_x, of_blocks),
 )
 
 
@@ -146,8 +146,8 @@ class _Conv(SparseModule):
         window = ops.conv_window(space, self.kernel_size, self.stride, self.padding, self.dilation)
         numbers = [int(n) for three in window for n in three]
         sides = (self.in_channels, self.out_channels, self.block_size)
-        how = (*sides, numbers, ops.checked_precision(self.precision))
-        y = conv(x.movedim(1, -1), self.weight, self.handles["weight"].word, *how)
+        how = (self.handles["weight"].word, *sides, numbers, ops.checked_precision(self.precision))
+        y = conv(x.movedim(1, -1), self.weight, how)
         y = y if self.bias is None else y + self.bias.to(y.dtype)
         return y.movedim(-1, 1)
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from numbsparse import patterns
+from numbsparse import ops, patterns
 from numbsparse.nn.linear import layout_for
+from numbsparse.torch import operators
 from numbsparse.torch.layer import SparseModule, draw_
-from numbsparse.torch.matrix import multiply
 
 
 class Linear(SparseModule):
@@ -76,9 +76,12 @@ class Linear(SparseModule):
         draw_(self.weight, self.bias, self.layout, (self.in_features, self.out_features))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        shape = self.in_features, self.out_features
-        y = multiply(x, self.weight, self.handles["weight"], shape, False, self.precision)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        word, precision = self.handles["weight"].word, ops.checked_precision(self.precision)
+        how = word, self.in_features, self.out_features, self.block_size, precision
+        y, bias = operators.matmul(x, self.weight, how), self.bias
+        if bias is None:
+            return y  # type: ignore[no-any-return]
+        return y + (bias if bias.dtype is y.dtype else bias.to(y.dtype))  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
         return (

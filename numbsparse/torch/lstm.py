@@ -12,9 +12,10 @@ from numbsparse.layout import Layout, as_layout
 from numbsparse.nn.linear import is_list_of_layouts, layout_for
 from numbsparse.patterns.checks import integer
 from numbsparse.torch import operators
+from numbsparse.torch.dispatch import operator
 from numbsparse.torch.handles import layout_of
 from numbsparse.torch.layer import SparseModule, draw_
-from numbsparse.torch.operators import given_back, lent, matrix, operator
+from numbsparse.torch.operators import given_back, lent, matrix
 
 State = tuple[torch.Tensor, torch.Tensor]
 
@@ -52,14 +53,13 @@ def _forward_fake(
     )
 
 
-def _forward_save(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight_ih, weight_hh, bias, *_, layout_ih, layout_hh, precision = inputs
+def _forward_save(ctx: Any, tensors: Any, words: Any, output: Any) -> None:
+    x, weight_ih, weight_hh, bias, *_ = tensors
     _, _, *trace = output
     ctx.save_for_backward(x, weight_ih, weight_hh, bias, *trace)
     ctx.mark_non_differentiable(*trace)
     ctx.set_materialize_grads(False)  # of the trace, which is long
-    ctx.words = layout_ih, layout_hh, precision
-    ctx.layouts = layout_of(layout_ih), layout_of(layout_hh)
+    ctx.words, ctx.layouts = words, (layout_of(words[0]), layout_of(words[1]))
 
 
 def _forward_backward(ctx: Any, dy: Any, dc: Any, *of_trace: Any) -> tuple[Any, ...]:
@@ -67,15 +67,15 @@ def _forward_backward(ctx: Any, dy: Any, dc: Any, *of_trace: Any) -> tuple[Any, 
     layout_ih, layout_hh, precision = ctx.words
     dy = torch.zeros_like(hs[1:]) if dy is None else dy
     dc = torch.zeros_like(cs[0]) if dc is None else dc
-    dgates, dc0, dbias = lstm_grad(gates, hs, cs, weight_hh, bias, dy, dc, layout_hh, precision)
+    dgates, dc0, dbias = lstm_grad(gates, hs, cs, weight_hh, bias, dy, dc, (layout_hh, precision))
     columns, size, needs = bias.shape[0], weight_hh.shape[1], ctx.needs_input_grad
     of_ih = (layout_ih, x.shape[2], columns, size, precision)
     of_hh = (layout_hh, hs.shape[2], columns, size, precision)
-    dx = operators.transposed(dgates, weight_ih, *of_ih) if needs[0] else None
-    dih = operators.sddmm(x, dgates, *of_ih) if needs[1] else None
-    dhh = operators.sddmm(hs[:-1], dgates, *of_hh) if needs[2] else None
-    dh = operators.transposed(dgates[0], weight_hh, *of_hh) if needs[4] else None
-    return dx, dih, dhh, dbias, dh, dc0, None, None, None
+    dx = operators.transposed(dgates, weight_ih, of_ih) if needs[0] else None
+    dih = operators.sddmm(x, dgates, of_ih) if needs[1] else None
+    dhh = operators.sddmm(hs[:-1], dgates, of_hh) if needs[2] else None
+    dh = operators.transposed(dgates[0], weight_hh, of_hh) if needs[4] else None
+    return dx, dih, dhh, dbias, dh, dc0, None
 
 
 def _grad(
@@ -119,7 +119,7 @@ lstm_grad = operator(
     "Tensor dc, str layout_hh, str precision) -> (Tensor, Tensor, Tensor)",
     _grad,
     _grad_fake,
-    save=lambda ctx, inputs, output: None,
+    save=lambda ctx, *of: None,
     backward=_grad_backward,
     tensors=7,
     wide=(2, 6),
@@ -251,9 +251,8 @@ class LSTM(SparseModule):
         for i in range(self.num_layers):
             names = f"weight_ih_l{i}", f"weight_hh_l{i}"
             weights = (getattr(self, name) for name in (*names, f"bias_l{i}"))
-            words = (self.handles[name].word for name in names)
-            given = (x.contiguous(), *weights, state[0][i], state[1][i], *words, precision)
-            x, c, *_ = lstm(*given)
+            how = (*(self.handles[name].word for name in names), precision)
+            x, c, *_ = lstm(x.contiguous(), *weights, state[0][i], state[1][i], how)
             ends.append((x[-1], c))
             if self.dropout and i + 1 < self.num_layers:
                 x = torch.nn.functional.dropout(x, self.dropout, self.training)

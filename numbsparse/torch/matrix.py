@@ -77,6 +77,7 @@ class BlockSparse:
             )
         self.values, self.handle = values, handle
         self.stored_shape = shape[0], shape[1]
+        self.form = handle.word, *self.stored_shape, size  # as operators take it
         self.is_transposed = False
 
     @property
@@ -173,32 +174,16 @@ def matmul(
     Follows S. Gray, A. Radford, D. P. Kingma, "GPU Kernels for Block-Sparse Weights", 2017.
     """
     if isinstance(x, BlockSparse):
-        _check_dense("w", w)
+        operators.check_dense("w", w)
         dense: Any = w
         y = matmul(dense.mT if dense.dim() > 1 else dense, x.T, precision=precision)
         return y.mT if dense.dim() > 1 else y
-    _check_dense("x", x)
     if not isinstance(w, BlockSparse):
+        operators.check_dense("x", x)
         raise TypeError(f"w takes a BlockSparse of numbsparse.torch, got {type_name(w)}")
-    return multiply(x, w.values, w.handle, w.stored_shape, w.is_transposed, precision)
-
-
-def multiply(
-    x: torch.Tensor,
-    values: torch.Tensor,
-    handle: Handle,
-    shape: tuple[int, int],
-    transposed: bool,
-    precision: str | None,
-) -> torch.Tensor:
-    """`matmul` with the parts of a matrix, which layers hold."""
-    features = shape[int(transposed)]
-    if x.dim() == 0 or x.shape[-1] != features:
-        raise ValueError(f"x takes the shape (..., {features}) with this w, got {tuple(x.shape)}")
-    _check_alike("x", x, "w", values)
-    product = operators.transposed if transposed else operators.matmul
-    numbers = (*shape, values.shape[1])
-    return product(x, values, handle.word, *numbers, ops.checked_precision(precision))
+    product = operators.transposed if w.is_transposed else operators.matmul
+    result: torch.Tensor = product(x, w.values, (*w.form, ops.checked_precision(precision)))
+    return result
 
 
 def sddmm(
@@ -235,9 +220,9 @@ def sddmm(
     >>> nst.sddmm(x.T, dy, [[1], [0]]).to_dense()[:5, 0]
     tensor([3., 3., 3., 3., 0.])
     """
-    _check_dense("a", a)
-    _check_dense("b", b)
-    _check_alike("a", a, "b", b)
+    operators.check_dense("a", a)
+    operators.check_dense("b", b)
+    operators.check_alike("a", a, "b", b)
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(
             f"a and b take the shapes (in_features, batch) and (batch, out_features), "
@@ -253,17 +238,5 @@ def sddmm(
     if block_size is None:
         block_size = -(-shape[0] // handle.grid[0])
     how = (handle.word, *shape, block_size, ops.checked_precision(precision))
-    values = operators.sddmm(a.T, b, *how)
+    values = operators.sddmm(a.T, b, how)
     return BlockSparse(values, handle, shape=shape)
-
-
-def _check_dense(argument: str, x: Any) -> None:
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{argument} takes a tensor of torch, got {type_name(x)}")
-
-
-def _check_alike(first: str, a: torch.Tensor, second: str, b: torch.Tensor) -> None:
-    if a.device != b.device:
-        raise ValueError(f"{first} and {second} take one device, got {a.device} and {b.device}")
-    if a.dtype != b.dtype and not torch.is_autocast_enabled(a.device.type):
-        raise TypeError(f"{first} and {second} take one dtype, got {a.dtype} and {b.dtype}")
