@@ -33,6 +33,7 @@ PROGRAMS = [
     "examples/prune.py",
     "examples/grow.py",
     "examples/torch_gpt.py",
+    "examples/many_cards.py",
 ]
 COURSE = [
     "examples/01_layout.py",
@@ -128,7 +129,8 @@ REFERENCE = [
             "cross_entropy mse_loss lstm lstm_step_by_step repeated_product repeated_norm "
             "repeated_cell column_norms normalise_columns scale_columns scale_blocks add "
             "subtract multiply divide negative power sqrt exp expm1 log cast sum mean reshape "
-            "transpose broadcast_to concatenate stack split unbind getitem remap",
+            "transpose broadcast_to concatenate stack split unbind getitem remap "
+            "abs block_norms",
         },
     ),
     (

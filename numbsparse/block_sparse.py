@@ -71,11 +71,18 @@ class BlockSparse:
 
     Arithmetic is SciPy's: `w + v`, `w - v`, `w * v` value by value, `2 * w`, `w / 2`, `-w`,
     `abs(w)`, `w.sum(axis)`, `w.diagonal(k)`. `w[rows, columns]` takes slices of whole blocks;
-    `w.remap(layout)` is w in another layout, `w.block_norms("l2")` a number a block. `w == v`
-    raises TypeError, because it would be dense.
+    `w.remap(layout)` is w in another layout, `w.block_norms("l2")` a number a block.
 
     >>> (w - 3 * w).sum(axis=1), w.block_norms("l1")
     (array([ -8.,  -8.,  -8.,  -8., -16., -16., -16., -16.], dtype=float32), array([16., 16., 16.]))
+
+    `w == v` and `w != v` raise TypeError. SciPy gives a matrix of booleans, which is true wherever
+    both are zero, so nearly everywhere: it is dense, there is no block-sparse one, and as a
+    condition it has no meaning. What SciPy's users ask by `(w != v).nnz == 0` is whether no
+    difference is left; `w.layout == v.layout` compares what is kept, `w is v` and sets the objects.
+
+    >>> (w - w.copy()).block_norms("max").max(initial=0) == 0
+    np.True_
     """
 
     ndim = 2

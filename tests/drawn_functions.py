@@ -106,6 +106,7 @@ BOTH = [  # of numbsparse.ops and of nn.functional
 ]  # fmt: skip
 
 OF_TENSORS = [
+    Meaning("abs", given.away_from_0(given.each(-9, 9)), np.abs),
     Meaning("log_sigmoid", given.each(-9, 9), lambda x: -np.logaddexp(0, -x), 8),
     Meaning("split", given.cut, lambda x, sections, axis: np.split(x, sections, axis), view=True),
     Meaning("unbind", given.parted, lambda x, axis: list(np.moveaxis(x, axis, 0)), view=True),

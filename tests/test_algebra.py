@@ -207,10 +207,13 @@ def test_what_does_not_fit_is_refused_by_name(place, put):
         np.ones((8, 8), np.float32) + w
     with refused(TypeError, "/ takes a number on the right"):
         w / w
-    for other in (w, 0, np.ones((8, 8))):
-        with refused(TypeError, "== of a BlockSparse would be a dense matrix"):
-            w == other  # noqa: B015
+    scipys = scipy.sparse.bsr_array(np.eye(8), blocksize=(4, 4))
+    for other in (w, 0, np.ones((8, 8)), ns.to_device(np.ones((8, 8))), scipys):
+        for function in (operator.eq, operator.ne):
+            with refused(TypeError, "== and != of a BlockSparse would be a dense matrix of bool"):
+                function(w, other)
     assert (w == "a word") is False
+    assert {w: 1}[w] == 1
     with refused(ValueError, r"layout takes \(2, 2\) blocks, as the matrix, got \(1, 2\)"):
         w.remap([[1, 1]])
     with refused(ValueError, "by takes one of l1, l2, max, got 'l3'"):
@@ -226,6 +229,14 @@ def test_what_does_not_fit_is_refused_by_name(place, put):
         w.layout | ns.Layout([[1, 1]])
     with refused(ValueError, "kept takes 2 booleans"):
         w.layout.select([True])
+
+
+def test_what_equality_asks_is_told_by_the_difference(case, pair):
+    """As SciPy's `(a != b).nnz` has it, of layouts that differ too."""
+    a, b = pair
+    for other in (b, a.copy(), a.remap(a.layout | b.layout)):
+        equal = not (host(a) != host(other)).any()
+        assert (host((a - other).block_norms("max")).max(initial=0) == 0) == equal
 
 
 def test_the_sum_of_several_and_what_it_shares(put):

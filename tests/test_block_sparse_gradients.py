@@ -17,6 +17,7 @@ FUNCTIONS = {
     "w * w": (lambda w, v: w * w, lambda w, v: w * w),
     "-w": (lambda w, v: -w, lambda w, v: -w),
     "w / 3": (lambda w, v: w / 3, lambda w, v: w / 3),
+    "abs": (lambda w, v: abs(w), lambda w, v: abs(w)),
     "remap": (
         lambda w, v: F.remap(w, OTHER),
         lambda w, v: w * np.kron(OTHER.pattern, np.ones((4, 4)))[:7, :10],
@@ -24,6 +25,20 @@ FUNCTIONS = {
 } | {
     f"sum {name}": (lambda w, v, axis=axis: F.sum(w, axis), lambda w, v, axis=axis: w.sum(axis))
     for name, axis in SUMS.items()
+}
+
+NORMS = {
+    "l1": lambda a: abs(a).sum((1, 3)),
+    "l2": lambda a: np.sqrt((a * a).sum((1, 3))),
+    "max": lambda a: abs(a).max((1, 3)),
+}
+KEPT = np.array(PATTERN, bool)
+FUNCTIONS |= {
+    f"norms {by}": (
+        lambda w, v, by=by: F.block_norms(w, by),
+        lambda w, v, norms=norms: norms(np.pad(w, ((0, 1), (0, 2))).reshape(2, 4, 3, 4))[KEPT],
+    )
+    for by, norms in NORMS.items()
 }
 
 
@@ -67,6 +82,28 @@ def test_sums_read_nothing_beyond_the_edge(rng):
     assert F.sum(ns.Tensor(w), keepdims=True).shape == (1, 1)
 
 
+def test_blocks_without_a_slope_and_blocks_with_two():
+    """Of zeros, and with the largest value twice: as torch's `amax` has it."""
+    values = np.array([[[0.0, 0], [0, 0]], [[3, -3], [1, 0]]])
+    for by, right in {
+        "l1": [1, -1, 1, 0],
+        "l2": [3, -3, 1, 0] / np.sqrt(19),
+        "max": [0.5, -0.5, 0, 0],
+    }.items():
+        w = ns.Tensor(ns.BlockSparse(values, [[1, 1]]), requires_grad=True)
+        F.sum(F.block_norms(w, by)).backward()
+        np.testing.assert_allclose(w.grad.data.data.reshape(2, 4), [[0] * 4, right], atol=1e-15)
+
+
+def test_norms_of_16_bit_blocks_are_float32(put, rng):
+    w = matrix(rng, True).astype("float16")
+    for by, norms in NORMS.items():
+        got = F.block_norms(ns.Tensor(put(w)), by)
+        right = norms(np.pad(w.toarray().astype(float), ((0, 1), (0, 2))).reshape(2, 4, 3, 4))
+        assert got.dtype == "float32"
+        np.testing.assert_allclose(host(got.data), right[KEPT], rtol=1e-6)
+
+
 def test_what_would_be_dense_is_refused(rng):
     w = ns.Tensor(matrix(rng, False))
     other = ns.Tensor(w.data.remap(OTHER))
@@ -81,6 +118,12 @@ def test_what_would_be_dense_is_refused(rng):
     ):
         with pytest.raises(ValueError, match=words):
             call()
+    with pytest.raises(ValueError, match="by takes one of l1, l2, max, got 'l3'"):
+        F.block_norms(w, "l3")
+    with pytest.raises(
+        TypeError, match=r"w takes a Tensor of a BlockSparse, got one of numpy\.ndarray"
+    ):
+        F.block_norms(np.ones((4, 4)))
     with pytest.raises(TypeError, match="takes a number with /, got"):
         w / w
     with pytest.raises(TypeError, match=r"takes a number with \*, got"):

@@ -259,6 +259,10 @@ def test_what_is_no_gate_is_refused(place, put):
     other = put(ns.BlockSparse(ones, [[1, 1, 1], [0, 0, 0]]))
     refused(ValueError, "gate takes blocks of 1 x 1 in the layout of w", other)
     refused(ValueError, "gate takes blocks of 1 x 1", w)
+    with pytest.raises(
+        ValueError, match=r"gate takes the shape \(3,\), a number for each .*\(4,\)"
+    ):
+        F.scale_blocks(ns.Tensor(w), put(np.ones(4, np.float32)))
     if place == "cpu":
         refused(TypeError, "got float64", np.ones(3))
         wide = ns.BlockSparse(np.ones((3, 4, 4)), pattern())

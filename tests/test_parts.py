@@ -19,9 +19,9 @@ RECORD, ROWS = 3, 16
 
 
 def test_registers_are_shared_by_all_threads_that_a_multiprocessor_holds(monkeypatch):
-    """65,536 of them, by eights; an instruction names 255 at most."""
+    """65,536 of them, by eights, to four warps at once; an instruction names 255 at most."""
     monkeypatch.setattr(card, "SIMULATED", False)
-    shared = {512: 128, 576: 112, 640: 96, 1152: 56, 256: 248, 128: 248}
+    shared = {512: 128, 576: 96, 640: 96, 1152: 56, 256: 248, 128: 248}
     assert {n: card.registers(n)["max_registers"] for n in shared} == shared
     assert card.registers(256, most=255) == {"max_registers": 255}
     monkeypatch.setattr(card, "SIMULATED", True)

@@ -16,8 +16,8 @@ from numbsparse.kernels.parts.store import (
     Sums,
     order_of,
     storer,
-    storer_of_float32,
 )
+from numbsparse.kernels.parts.store_float32 import storer_of_float32
 from numbsparse.kernels.views import span
 
 pytestmark = on_hopper

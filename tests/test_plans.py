@@ -17,6 +17,7 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
 from numbsparse.kernels.matmul.k7_small_blocks import region_plan, strip_plan
 from numbsparse.kernels.matmul.k8_small_batch import plan as k8
+from numbsparse.kernels.matmul.k8_small_batch.blocks import plan_blocks
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.regions import regions
 from numbsparse.layout import Layout
@@ -73,7 +74,7 @@ PLANS = {
     "k7 lines": strips,
     "k7 weight_grad": small_regions,
     "k8 lines": lambda index: k8.plan_lines(index, True, 32, 132, 8, 64),
-    "k8 weight_grad": lambda index: k8.plan_blocks(index, 32),
+    "k8 weight_grad": lambda index: plan_blocks(index, 32),
     "lstm": lambda index: deal(index, 264, False, 4, 64),
 } | {
     f"k6 {name}": lambda index, tile=tile: shares.plan(index, tile, 128, 132, EDGES)
@@ -117,7 +118,7 @@ def grown(pattern, slots, most, pair):
     left, found, number = pattern.copy(), np.full(pattern.shape, -1), 0
     n = len(left)
     while left.any():
-        counts = np.concatenate([left.sum(1), left.sum(0)]).astype(np.float32)
+        counts = np.concatenate([left.sum(1), left.sum(0)])
         inside = np.zeros(counts.size, bool)
         for room in range(slots, 0, -1):
             rows, columns = inside[:n], inside[n:]
@@ -127,7 +128,7 @@ def grown(pattern, slots, most, pair):
             opens = np.concatenate([products, left[even].sum(0)])
             free = most - products[rows].sum()
             fits = ~inside & (held > 0) & (opens <= free)
-            line = np.where(fits, 1.05 * held - np.float32(0.05) * counts, -np.inf).argmax()
+            line = np.where(fits, 21 * held - counts, -np.inf).argmax()  # 1.05 to 0.05
             if not fits[line]:
                 apart = np.where(rows | (held[:n] > 0), 0, counts[:n])
                 line = apart.argmax()

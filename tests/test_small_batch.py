@@ -15,18 +15,14 @@ from numbsparse.kernels.matmul import PRODUCTS, k0_reference
 from numbsparse.kernels.matmul import k8_small_batch as rung
 from numbsparse.kernels.matmul.k8_small_batch import blocks, lines
 from numbsparse.kernels.matmul.k8_small_batch import launch as launches
-from numbsparse.kernels.matmul.k8_small_batch import plan as plans
+from numbsparse.kernels.matmul.k8_small_batch.blocks import plan_blocks
 from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums
-from numbsparse.kernels.matmul.k8_small_batch.plan import (
-    READ_AHEAD,
-    TOGETHER,
-    Lines,
-    plan_blocks,
-    plan_lines,
-)
-from numbsparse.kernels.matmul.k8_small_batch.ring import Source
+from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, Lines, plan_lines
 from numbsparse.kernels.parts import calls
+from numbsparse.kernels.parts import shares as cutting
 from numbsparse.kernels.parts.aligned import is_aligned
+from numbsparse.kernels.parts.ring import Source
+from numbsparse.kernels.parts.store import ANY, FEATURES
 from numbsparse.kernels.parts.tiles import Form, Operand
 from numbsparse.kernels.parts.transpose import transposed_copy
 from numbsparse.testing import Case, check_rung
@@ -78,7 +74,7 @@ def test_a_plan_holds_every_block_once_in_equal_shares(size, transposed, rng):
     places = units[:, 0 : 2 * together : 2]
     squares = np.sort(squares_at(places[places >= 0], size))
     np.testing.assert_array_equal(squares, np.arange(pattern.sum() * cut * cut))
-    assert shares.max() <= shares.mean() + TOGETHER  # cutting is not free
+    assert shares.max() <= shares.mean() + cutting.TOGETHER  # cutting is not free
     assert empty == cut
     assert tickets.size == max(len(cuts), 1)
     names = units[:, -2]
@@ -123,7 +119,7 @@ ORDERS = {"batch-major": False, "feature-major": True}
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_cut_lines_and_both_orders_of_activations(product, case, dtype, feature_major, monkeypatch):
-    monkeypatch.setattr(plans, "TOGETHER", -1)  # cut every line that ends in another share
+    monkeypatch.setattr(cutting, "TOGETHER", -1)  # cut every line that ends in another share
     check_rung(rung, product, case, dtype, "cuda", feature_major=feature_major)
 
 
@@ -144,7 +140,7 @@ RING_CASES = [
 def test_rings_of_tiles(product, case, feature_major, dtype, monkeypatch):
     if rung.unsupported(product, case.block_size, as_dtype(dtype), "cuda", case.batch):
         pytest.skip("takes compute capability 9.0, or the simulator")
-    monkeypatch.setattr(plans, "TOGETHER", -1)
+    monkeypatch.setattr(cutting, "TOGETHER", -1)
     monkeypatch.setattr(launches, "FEW", 2**30 if feature_major else 0)  # one stage or more
     monkeypatch.setattr(launches, "SHORT", 2**30 if case.density == 1 else 0)
     check_rung(rung, product, case, dtype, "cuda", feature_major=feature_major)
@@ -181,11 +177,11 @@ def test_either_order_of_x_meets_either_order_of_y(transposed, x_order, y_order,
 # Rows of the batch, halves from feature to feature in memory, those before the first row, and how
 # outputs are stored: by twos only where no word is shared with a neighbour.
 HALVES_OF_Y = [
-    (10, 14, 2, "along batch"),
-    (40, 40, 0, "along batch"),
-    (10, 13, 0, "each"),
-    (10, 14, 1, "each"),
-    (9, 14, 0, "each"),
+    (10, 14, 2, FEATURES),
+    (40, 40, 0, FEATURES),
+    (10, 13, 0, ANY),
+    (10, 14, 1, ANY),
+    (9, 14, 0, ANY),
 ]
 
 
@@ -200,7 +196,7 @@ def test_halves_that_lie_feature_by_feature(
 ):
     if not launches.has_engine():
         pytest.skip("takes compute capability 9.0, or the simulator")
-    monkeypatch.setattr(plans, "TOGETHER", -1)
+    monkeypatch.setattr(cutting, "TOGETHER", -1)
     monkeypatch.setattr(lines, "lanes_ask", None)  # by the copy engine, or not at all
     pattern = np.array([[1, 0, 1], [1, 0, 1]], bool)  # a line of outputs is empty
     layout = ns.Layout(pattern if product == "forward" else pattern.T)
@@ -278,9 +274,9 @@ def test_warps_share_the_steps_of_a_unit(size, batch, x_turned, dtype, rng, monk
     k0_reference.weight_grad(*exact, layout.index, expected)
     k0_reference.weight_grad(*map(abs, exact), layout.index, magnitude)
     x_given = device.to_device(x.T.copy()).T if x_turned else device.to_device(x)
-    found, split = [], launches._split
+    found, split = [], blocks.split_of
     monkeypatch.setattr(launches, "WARPS", 8)  # four for each unit, in the simulator too
-    monkeypatch.setattr(launches, "_split", lambda *a: found.append(split(*a)) or found[-1])
+    monkeypatch.setattr(blocks, "split_of", lambda *a: found.append(split(*a)) or found[-1])
     got = device.to_device(np.full(expected.shape, np.nan, dtype))
     index = ops.index_beside(layout, got)
     rung.weight_grad(x_given, device.to_device(dy), index, got)
@@ -292,7 +288,7 @@ def test_warps_share_the_steps_of_a_unit(size, batch, x_turned, dtype, rng, monk
 @pytest.mark.parametrize("warps", [8, 24, 1056])
 def test_no_more_warps_than_steps_and_places(warps):
     for units, steps in itertools.product((1, 3, 5, 66, 1000, 2000), (1, 2, 3, 7, 12, 256)):
-        split = launches._split(steps, units, warps)
+        split = blocks.split_of(steps, units, warps)
         assert split in (1, 2, 4, 8)
         assert split == 1 or (split * units <= warps and split <= (steps + 1) // 2)
         more = 2 * split
@@ -363,7 +359,7 @@ def test_infinities_and_nans_come_out_as_in_float32(product, engine, rng, monkey
 
 @needs_ampere
 def test_the_same_bits_every_time(rng, monkeypatch):
-    monkeypatch.setattr(plans, "TOGETHER", -1)
+    monkeypatch.setattr(cutting, "TOGETHER", -1)
     layout = ns.Layout(np.ones((5, 1), bool))  # one line over all shares
     x = device.to_device(rng.standard_normal((8, 160)).astype(np.float32))
     values = device.to_device(rng.standard_normal((5, 32, 32)).astype(np.float32))
@@ -391,7 +387,7 @@ def test_batches_of_several_tiles(
     product, size, batch, in_features, way, many, feature_major, dtype, monkeypatch
 ):
     """Cut lines have parts in each tile; what lanes copy is in pieces of 16 bytes, or in part."""
-    monkeypatch.setattr(plans, "TOGETHER", -1)
+    monkeypatch.setattr(cutting, "TOGETHER", -1)
     monkeypatch.setattr(launches, "LINES", -(2**30) if way == "x transposed" else 2**30)
     monkeypatch.setattr(launches, "NEAR", 0 if way == "far" else 2**31)
     monkeypatch.setattr(launches, "MANY", many)
@@ -471,7 +467,7 @@ def test_a_ring_has_a_stage_at_least_on_every_card(size, dtype, kilobytes, monke
     form, source = Form(dtype, dtype == "float32"), Source(False, 0, False)
     x_side, w_side = Operand(False, 4), Operand(True, size // 8)
     made = [
-        lines.Lines(Sums(form, x_side, w_side, "each"), size, source, 8, far=False, tiled=False),
+        lines.Lines(Sums(form, x_side, w_side, ANY), size, source, 8, far=False, tiled=False),
         blocks.Blocks(form, size, w_side, x_side, source, 8, 132, long=False),
     ]
     for kernel in made:

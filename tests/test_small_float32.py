@@ -190,16 +190,28 @@ def test_boxes_bring_every_group_to_its_place(rng, B, widths):
             assert (row[place : place + size] < 0).all()
             row[place : place + size] = 2 * np.arange(first, first + size) + side
             sizes.add(size)
-    np.testing.assert_array_equal(found.reshape(-1), groups)
+    np.testing.assert_array_equal(found, groups)
     assert sizes == {1, region_plan.WIDE}
 
 
+def test_a_wide_box_has_whole_groups_alone():
+    for whole, wide in ((30, [True]), (29, [False] * 4)):
+        groups = 2 * np.array([[26, 27, 28, 29]], np.int32)
+        boxes = np.full_like(groups, -1)
+        region_plan._box(groups, np.array([whole, 99]), boxes)
+        assert (boxes[boxes >= 0] & region_plan.IS_WIDE > 0).tolist() == wide
+
+
 def test_an_even_order_keeps_warps_together(rng):
-    lengths = np.array([100, 80, 1])
-    loads = rng.poisson(0.4, (3, 100, 5)) * (np.arange(100) < lengths[:, None])[:, :, None]
-    places = strip_plan._evened(loads, lengths)
-    for own, load, n in zip(places, loads, lengths, strict=True):
-        np.testing.assert_array_equal(np.sort(own[:n]), np.arange(n))
-        ahead = np.cumsum(load[np.argsort(own[:n])] - load[:n].mean(0), axis=0)
-        as_it_was = np.cumsum(load[:n] - load[:n].mean(0), axis=0)
+    for n in (100, 80, 1):
+        counts = rng.poisson(0.1, (n, 20)).astype(np.uint8)  # of four columns a warp
+        counts[0, 7] = 1
+        order, needed = np.full(n, -1), np.flatnonzero(counts.any(1))
+        kept = strip_plan._even(counts, 5, order)
+        np.testing.assert_array_equal(np.sort(order[:kept]), needed)
+        loads = counts.reshape(n, 5, 4).sum(2)
+        as_it_was, ahead = (
+            np.cumsum(loads[groups] - loads.sum(0) / kept, axis=0)
+            for groups in (needed, order[:kept])
+        )
         assert n == 1 or np.abs(ahead).mean() < 0.5 * np.abs(as_it_was).mean()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numbsparse import patterns
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS, TO_START, Tile, cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import (
     cut_of,
     plan,
@@ -13,6 +13,7 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import (
     tables,
 )
 from numbsparse.kernels.parts import regions
+from numbsparse.kernels.parts.deal import dealt
 from numbsparse.layout import Layout
 
 AT_ONCE = Tile(32, 2, 13, (32,), 32, 2, 56, 1)
@@ -168,7 +169,7 @@ def test_regions_of_many_lines_are_found_part_by_part(rng, monkeypatch):
     outs = shares.outs
     assert sorted(outs[outs >= 0]) == list(range(layout.n_blocks))
     down, across = (regions.parts_of(n) for n in (40, 30))
-    assert (np.diff([0, *down, 40]).max(), np.diff([0, *across, 30]).max()) == (7, 6)
+    assert (np.diff(down).max(), np.diff(across).max()) == (7, 6)
     for item in outs.reshape(len(outs), -1):
         blocks = item[item >= 0]
         for ends, lines in ((down, layout.index.block_rows), (across, layout.index.block_columns)):
@@ -191,6 +192,20 @@ def test_cut_fills_the_places():
     assert whole == 0
     assert pieces > 1
     assert cut_of(times_over(3), 8, 2, tile)[2] == 1  # too short
+
+
+@pytest.mark.parametrize("items", [3, 8, 21])
+def test_no_cut_ends_before_the_one_that_is_chosen(items, rng):
+    times, steps, to_add = np.sort(rng.random(items))[::-1] + 0.5, 64, 16.0
+    for sums, least in ((0, 0.0), (2000, 0.0), (100, 60.0)):
+        ends = {}
+        for pieces in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16):
+            whole, rest = np.split(times * steps, [items // 8 * 8])
+            parts = np.append(whole, np.tile(rest / pieces, pieces))
+            adding = to_add + sums * pieces / 100 if pieces > 1 else 0
+            ends[pieces] = max(least, dealt(parts + TO_START, 8)[1]) + adding
+        end, _, pieces = cut(times, sums, 8, steps, least, 100.0, to_add)
+        assert end == pytest.approx(ends[pieces]) == pytest.approx(min(ends.values()))
 
 
 def test_few_blocks_and_a_long_batch():

@@ -20,7 +20,8 @@ def copy_engine() -> bool:
 
 def registers(threads: int, most: int = 248) -> dict[str, int]:
     """An option of `cuda.jit`: what a multiprocessor has for each of so many threads, by eights."""
-    return {} if SIMULATED else {"max_registers": min(REGISTERS // threads // 8 * 8, most)}
+    each = REGISTERS // (-(-threads // 128) * 128)  # handed out to four warps at once
+    return {} if SIMULATED else {"max_registers": min(each // 8 * 8, most)}
 
 
 def multiprocessors() -> int:

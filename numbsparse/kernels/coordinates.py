@@ -195,27 +195,22 @@ def write_blocks(
     i = cuda.grid(1)
     if i < places.size:
         places[i] = i
-    if i < row_words.size:
-        line, at = i // row_words.shape[1], i % row_words.shape[1]
+    of_row = i < row_words.size
+    words, before = (row_words, row_before) if of_row else (column_words, column_before)
+    starts, i = (row_starts, i) if of_row else (column_starts, i - row_words.size)
+    if i < words.size:
+        line, at = i // words.shape[1], i % words.shape[1]
         if found[DISTINCT] > found[KEPT]:
-            row_words[line, at] = 0
-        to, word = row_starts[line] + row_before[line, at], row_words[line, at]
+            words[line, at] = 0
+        to, word = starts[line] + before[line, at], words[line, at]
         for bit in range(32):
             if word >> bit & 1:
-                indices[to] = 32 * at + bit
-                block_rows[to] = line
-                to += 1
-    i -= row_words.size
-    if 0 <= i < column_words.size:
-        line, at = i // column_words.shape[1], i % column_words.shape[1]
-        if found[DISTINCT] > found[KEPT]:
-            column_words[line, at] = 0
-        to, word = column_starts[line] + column_before[line, at], column_words[line, at]
-        for bit in range(32):
-            if word >> bit & 1:
-                row = 32 * at + bit
-                inputs[to] = row
-                of_column[to] = entry_of(row_words, row_before, row_starts, row, line)
+                other = 32 * at + bit
+                if of_row:
+                    indices[to], block_rows[to] = other, line
+                else:
+                    inputs[to] = other
+                    of_column[to] = entry_of(row_words, row_before, row_starts, other, line)
                 to += 1
 
 

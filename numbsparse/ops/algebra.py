@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty, is_device_operand, to_device
@@ -308,10 +309,12 @@ def _divided(a: BlockSparse, b: Any) -> Any:
 
 
 def _compared(a: BlockSparse, b: Any) -> Any:
-    if isinstance(b, (BlockSparse, *elementwise.NUMBERS, *ARRAYS)):
+    matrix = isinstance(b, BlockSparse) or scipy.sparse.issparse(b)
+    if matrix or isinstance(b, (*elementwise.NUMBERS, *ARRAYS)) or is_device_operand(b):
         raise TypeError(
-            "== of a BlockSparse would be a dense matrix of booleans, true wherever both are zero: "
-            "compare .layout and .data, (a - b).block_norms('max'), or toarray()"
+            "== and != of a BlockSparse would be a dense matrix of booleans, true wherever both "
+            "are zero: (a - b).block_norms('max') is 0 where blocks are equal, .layout compares "
+            "what is kept, toarray() gives dense matrices"
         )
     return NotImplemented
 

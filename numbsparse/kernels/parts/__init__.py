@@ -6,17 +6,18 @@
 - `copies`: tiles of a matrix or of blocks, loaded by `cp.async`.
 - `fragments`, `fragments_tf32`: what a lane holds of an `mma.sync`, and products of tiles.
 - `one_by_one`: a loop unrolled before it is compiled.
-- `ring`: stages in shared memory, walked one after another.
+- `ring`: stages in shared memory, walked one after another; a warp's own ring.
 - `turns`: pieces of a sum, added one after another by the blocks of threads that have them.
 - `records`: warps that walk a plan, and request copies of what each step names.
 - `groups`: which lines of a layout are computed together; `regions`: which kept blocks are.
-- `deal`: which multiprocessor computes what, and when.
+- `deal`: which multiprocessor computes what, and when; `shares`: lines cut into equal shares.
 - `swizzle`: tiles of swizzled lines, copied by the copy engine and read as registers of an mma.
-- `gathers`: tiles that a warp gathers from blocks and lines, by `cp.async`.
+- `gathers`: records of units, and tiles that a warp gathers as they say, by `cp.async`.
+- `packed`: w in the order of its steps, as registers of an mma.
 - `tiles`: from swizzled tiles in shared memory to the products of an mma.
 - `words`: what a warp reads or writes together, several words a lane.
 - `split`: float32 as tf32, in one or three products; `images`: w split so, once, before the kernel.
 - `pieces`: sums in registers, and pieces of a sum, added in their order.
 - `repair`: which sums of split float32 are not finite, and what they are instead.
-- `store`: accumulators to y, in three orders.
+- `store`, `store_float32`: accumulators to y, in three orders.
 """

@@ -20,12 +20,6 @@ def aligned_rows(x: DeviceArray) -> tuple[DeviceArray, int]:
     return x.rows
 
 
-def aligned_lines(x: DeviceArray) -> tuple[DeviceArray, int, bool]:
-    """As `aligned_rows`, of x or of x.T, whichever is gapless; and whether it is x.T."""
-    transposed = batch_is_gapless(x)
-    return *aligned_rows(x.T if transposed else x), transposed
-
-
 def aligned_either_way(x: DeviceArray) -> tuple[DeviceArray, bool]:
     """x, or x.T where the batch is gapless, or a copy of it that is aligned; whether it is x.T."""
     transposed = batch_is_gapless(x)
@@ -68,3 +62,8 @@ def aligned_values(values: DeviceArray) -> DeviceArray:
     moved = empty(values.shape, values.dtype)
     copy(moved, values)
     return moved
+
+
+def of_bits(a: DeviceArray) -> DeviceArray:
+    """16-bit values as NumPy and a kernel know them."""
+    return a.view("uint16") if a.itemsize == 2 else a

@@ -22,7 +22,7 @@ def copying(LINES: int, WIDTH: int, PIECE: int, THREADS: int, places: Any) -> tu
     PIECES = WIDTH // PIECE
     AT_ONCE = max(THREADS // (LINES * PIECES), 1)
     STEP = min(THREADS // PIECES, LINES)  # lines copied at once
-    COUNT, n_bytes = LINES // STEP, bytes_of(PIECE)
+    COUNT, ITEM = LINES // STEP, 16 // PIECE
     place_in, move = places
 
     @cuda.jit(device=True)
@@ -40,7 +40,7 @@ def copying(LINES: int, WIDTH: int, PIECE: int, THREADS: int, places: Any) -> tu
             for i in range(COUNT):
                 cp_async(ring, move(to, uint32(i * STEP), 0), x, source + i * STEP * stride)
             return
-        n = n_bytes(items - int64(piece * PIECE))
+        n = uint32(ITEM * min(max(items - int64(piece * PIECE), 0), PIECE))  # bytes of the piece
         for i in range(COUNT):
             there = down + i * STEP < lines
             at, row = move(to, uint32(i * STEP), 0), source + i * STEP * stride if there else 0
@@ -70,15 +70,3 @@ def copying_matrix(
             copy_lines(x, stride, row, feature, down, across, ring, start)
 
     return AT_ONCE, own, copy
-
-
-@cache
-def bytes_of(PIECE: int) -> Any:
-    """Bytes of a piece, of which `inside` values are before the edge."""
-    SIZE = 16 // PIECE
-
-    @cuda.jit(device=True)
-    def n_bytes(inside):
-        return uint32(SIZE * min(max(inside, 0), PIECE))
-
-    return n_bytes

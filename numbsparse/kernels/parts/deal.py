@@ -24,27 +24,33 @@ def dealt(costs: Any, places: int) -> tuple[np.ndarray, float]:
 
 @compiled(error_model="numpy")
 def _deal(costs, times, heap, owners):
-    """Places are a heap, the one that is free first at its top, of those the first one."""
-    places, last = heap.size, 0.0
+    last = 0.0
     for piece in range(costs.size):
-        place = heap[0]
-        time = times[0] + costs[piece]
-        owners[piece] = place
-        last = max(last, time)
-        at, below = 0, 1
-        while below < places:
-            other = below + 1
-            if other < places and (
-                times[other] < times[below]
-                or (times[other] == times[below] and heap[other] < heap[below])
-            ):
-                below = other
-            if time < times[below] or (time == times[below] and place < heap[below]):
-                break
-            times[at], heap[at] = times[below], heap[below]
-            at, below = below, 2 * below + 1
-        times[at], heap[at] = time, place
+        owners[piece] = heap[0]
+        last = max(last, give(times, heap, costs[piece]))
     return last
+
+
+@compiled(error_model="numpy")
+def give(times, heap, cost):
+    """A piece to the place that is free first, of those the first one; when the piece ends.
+
+    Places are a heap, with that place at its top.
+    """
+    place, time, at, below = heap[0], times[0] + cost, 0, 1
+    while below < heap.size:
+        other = below + 1
+        if other < heap.size and (
+            times[other] < times[below]
+            or (times[other] == times[below] and heap[other] < heap[below])
+        ):
+            below = other
+        if time < times[below] or (time == times[below] and place < heap[below]):
+            break
+        times[at], heap[at] = times[below], heap[below]
+        at, below = below, 2 * below + 1
+    times[at], heap[at] = time, place
+    return time
 
 
 def in_turn(owners: np.ndarray, places: int) -> tuple[np.ndarray, np.ndarray]:
@@ -88,21 +94,6 @@ def begins(*keys: np.ndarray) -> np.ndarray:
     new = np.ones(keys[0].size, bool)
     new[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
     return new
-
-
-@compiled(error_model="numpy")
-def _rank(key, ranks):
-    rank = 0
-    for k in range(key.size):
-        rank = rank + 1 if k and key[k] == key[k - 1] else 0
-        ranks[k] = rank
-
-
-def rank_in_run(key: np.ndarray) -> np.ndarray:
-    """0, 1, 2, ... along each run of equal keys."""
-    ranks = np.empty(key.size, np.int64)
-    _rank(key, ranks)
-    return ranks
 
 
 class Lengths:

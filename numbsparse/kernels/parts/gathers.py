@@ -12,7 +12,40 @@ from typing import Any, NamedTuple
 from numba import cuda, int32, int64, uint32
 
 from numbsparse.kernels.parts.tiles import WIDTH, Form
-from numbsparse.kernels.ptx import cp_async_zero_fill
+from numbsparse.kernels.ptx import cp_async_zero_fill, load_2xu32, load_4xu32
+
+
+@cache
+def reading(blocks: int) -> Any:
+    """read(plan, unit): a unit's record, two numbers for each of its blocks and two more."""
+    WORDS = 2 * blocks + 2
+
+    @cuda.jit(device=True)
+    def read_four(plan, unit):
+        v = load_4xu32(plan, unit * WORDS)
+        return int32(v[0]), int32(v[1]), int32(v[2]), int32(v[3])
+
+    @cuda.jit(device=True)
+    def read_two(plan, at):
+        v = load_2xu32(plan, at)
+        return int32(v[0]), int32(v[1])
+
+    def twos(many: int) -> Any:
+        before, LAST = twos(many - 1) if many > 2 else read_two, 2 * many - 2
+
+        @cuda.jit(device=True)
+        def read(plan, at):
+            return before(plan, at) + read_two(plan, at + LAST)
+
+        return read
+
+    read_twos = twos(blocks + 1)
+
+    @cuda.jit(device=True)
+    def read(plan, unit):
+        return read_twos(plan, unit * WORDS)
+
+    return read_four if blocks == 1 else read
 
 
 @cache

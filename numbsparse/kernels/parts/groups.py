@@ -7,24 +7,11 @@ from numba import types
 from numba.extending import intrinsic
 
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.parts.deal import in_order
 from numbsparse.layout import Walk
 
 MATCHED = 4096  # lines: more of them are grouped in their order
 EXCHANGES, EXCHANGED = 16, 1024  # rounds at most, of at most so many lines
 NEVER = 1 << 29  # inputs
-
-
-def strips_of(walk: Walk, across: int) -> Walk:
-    """The walk of `across` strips of each line, which keep parts of the same blocks."""
-    if across == 1:
-        return walk
-    lengths = np.diff(walk.indptr).repeat(across)
-    indptr = np.concatenate([[0], np.cumsum(lengths)])
-    strip = np.repeat(np.arange(lengths.size), lengths)
-    entry = walk.indptr[strip // across] + np.arange(strip.size) - indptr[strip]
-    blocks = walk.blocks[entry].astype(np.int64) * across + strip % across
-    return Walk(indptr, walk.indices[entry], blocks)
 
 
 def grouped(walk: Walk, n_inputs: int, size: int, exchange: bool = True) -> np.ndarray:
@@ -38,9 +25,8 @@ def grouped(walk: Walk, n_inputs: int, size: int, exchange: bool = True) -> np.n
     if size == 1 or n_lines > MATCHED:
         groups = np.append(groups, np.full(-n_lines % size, -1))
         return groups.reshape(-1, size).astype(np.int32)
-    bits = np.zeros((n_lines + 1, -(-n_inputs // 64) * 64), bool)  # the last one of line -1: none
-    bits[np.repeat(np.arange(n_lines), np.diff(walk.indptr)), walk.indices] = True
-    own = np.packbits(bits, axis=1).view(np.uint64)
+    own = np.zeros((n_lines + 1, -(-n_inputs // 64)), np.uint64)  # the last one of line -1: none
+    _set_bits(walk.indptr, walk.indices, own)
     meets = own[:-1]
     while groups.shape[1] < size:
         if len(groups) % 2:
@@ -56,11 +42,6 @@ def grouped(walk: Walk, n_inputs: int, size: int, exchange: bool = True) -> np.n
     return lines.reshape(-1, size).astype(np.int32)
 
 
-def _count(meets: np.ndarray) -> np.ndarray:
-    """The inputs of each line."""
-    return np.unpackbits(meets.view(np.uint8), axis=1).sum(1, dtype=np.int64)
-
-
 @intrinsic
 def bits_set(typing, word):
     """How many bits of a uint64 are 1, as int64."""
@@ -69,6 +50,35 @@ def bits_set(typing, word):
         return builder.ctpop(args[0])
 
     return types.int64(types.uint64), build
+
+
+@compiled(error_model="numpy")
+def bit_of(number):
+    return np.uint64(1) << np.uint64(number)
+
+
+@compiled(error_model="numpy")
+def lowest_of(word):
+    """(the number of the lowest bit that is set, the word without it)."""
+    rest = word & (word - np.uint64(1))
+    return bits_set((word ^ rest) - np.uint64(1)), rest
+
+
+@compiled(error_model="numpy")
+def _set_bits(indptr, inputs, bits):
+    for line in range(indptr.size - 1):
+        for k in range(indptr[line], indptr[line + 1]):
+            bits[line, inputs[k] >> 6] |= bit_of(inputs[k] & 63)
+
+
+@compiled(error_model="numpy")
+def _count(meets):
+    """The inputs of each line."""
+    inputs = np.zeros(len(meets), np.int64)
+    for line in range(len(meets)):
+        for w in range(meets.shape[1]):
+            inputs[line] += bits_set(meets[line, w])
+    return inputs
 
 
 @compiled(error_model="numpy")
@@ -162,14 +172,3 @@ def _exchange(meets, size, same, inputs, instead, both, best, gains, lines):
                     meets[i, w], meets[j, w] = meets[j, w], meets[i, w]
                 for k in range(n):
                     instead[k, i], instead[k, j] = instead[k, j], instead[k, i]
-
-
-def blocks_by_group(walk: Walk, lines: np.ndarray) -> list[np.ndarray]:
-    """Of each kept block its group, input, column in the group, and number; in this order."""
-    flat, size = lines.reshape(-1), lines.shape[1]
-    place = np.empty(len(walk.indptr) - 1, np.int64)
-    place[flat[flat >= 0]] = np.flatnonzero(flat >= 0)
-    group, column = np.divmod(np.repeat(place, np.diff(walk.indptr)), size)
-    inputs, blocks = walk.indices.astype(np.int64), walk.blocks.astype(np.int64)
-    order = in_order(inputs * size + column, group)
-    return [array[order] for array in (group, inputs, column, blocks)]

@@ -14,17 +14,16 @@ import numpy as np
 from numbsparse.device import CPU_THREADS
 from numbsparse.device.waits import shown
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.parts.deal import in_turn
-from numbsparse.kernels.parts.groups import bits_set
+from numbsparse.kernels.parts.groups import bit_of, bits_set
 from numbsparse.layout import Index
 
 # Lines among which regions are looked for. More would not find better ones: a region has few
 # lines, and what is left of many lines is as hard to fit together as what is left of few.
 PART, MOST = 256, 384
 SAID = "planning, parts of the grid"
-LEAVES, KEPT_FOR_LEFT = 0.05, 20  # blocks that one left behind counts for, and the inverse
-AT_A_TIME = 128  # lines among which the best one is looked for
-INSIDE, NEVER = -(1 << 24), -(1 << 30)  # what a line inside gains; less than any line scores
+KEPT_FOR_LEFT = 20  # blocks that are left behind count for one
+LINES = 1024  # more than a part has
+INSIDE, NEVER = -(1 << 16), -(1 << 30)  # what a line inside gains; less than any line scores
 IN_PAIRS = 128  # rows among which pairs are looked for
 FOUR, ROWS_OF_FOUR = 4, 8  # columns that keep the same blocks; block rows of their products
 
@@ -35,112 +34,115 @@ def regions(index: Index, slots: int, pair: int, products: int) -> np.ndarray:
     A region has at most so many `slots`, for a tile of each line, and `products`, each of up to
     `pair` blocks of a row. They are looked for in parts of the grid, all cores at a time.
     """
-    rows, columns = index.block_rows, index.block_columns
-    down, across = (parts_of(len(walk.indptr) - 1) for walk in (index.rows, index.columns))
-    wide, part = across.size + 1, np.searchsorted(across, columns, "right")
-    part += np.searchsorted(down, rows, "right") * wide
-    order, starts = in_turn(part, (down.size + 1) * wide)
-    found = np.empty(columns.size, np.int64)
+    walk = index.rows.indptr, index.rows.indices
+    down, across = (parts_of(side.indptr.size - 1) for side in (index.rows, index.columns))
+    numbers = np.zeros((down.size - 1, across.size - 1), np.int64)
+    found = np.empty(index.rows.indices.size, np.int64)
+    parts = list(np.ndindex(numbers.shape))
 
-    def look(blocks: np.ndarray) -> int:
-        """Number the regions of a part from 0 on; how many there are."""
-        own, row = np.unique(rows[blocks], return_inverse=True)
-        used, place = np.unique(columns[blocks], return_inverse=True)
-        left = np.zeros((own.size, used.size), np.uint8)  # 1 where a block is in no region
-        left[row, place] = 1
-        region = np.empty(left.shape, np.int64)
-        n = _grow_regions(left, slots, pair, products, region)
-        found[blocks] = region[row, place]
-        return n
+    def look(part: tuple[int, int]) -> None:
+        numbers[part] = _grow(*walk, down, across, *part, slots, pair, products, found)
 
-    parts = [blocks for blocks in np.split(order, starts[1:-1]) if blocks.size]
+    if len(parts) == 1:
+        look(parts[0])
+        return found
     with ThreadPoolExecutor(CPU_THREADS) as pool:
-        looking = [pool.submit(look, blocks) for blocks in parts]
-        numbers = [part.result() for part in shown(looking, SAID)]
-    for blocks, before in zip(parts, np.cumsum(numbers) - numbers, strict=True):
-        found[blocks] += before
+        looking = [pool.submit(look, part) for part in parts]
+        for part in shown(looking, SAID):
+            part.result()
+    before = np.cumsum(numbers).reshape(numbers.shape) - numbers
+    _number(*walk, down, across, before, found)
     return found
 
 
 def parts_of(lines: int) -> np.ndarray:
-    """Where parts of the lines end, but for the last: even ones of up to PART, or one of MOST."""
+    """Where parts of the lines begin, and the last one ends: of up to PART, or one of MOST."""
     parts = 1 if lines <= MOST else -(-lines // PART)
-    return np.arange(1, parts) * lines // parts
-
-
-def _grow_regions(
-    left: np.ndarray, slots: int, pair: int, products: int, region: np.ndarray
-) -> int:
-    """Number regions from 0 on, until every block is in one; how many there are."""
-    n, m = left.shape
-    counts = np.concatenate([left.sum(1), left.sum(0)]).astype(np.int32)  # that are in no region
-    gains, opens = np.empty((2, n + m), np.int32)
-    scores = np.full((-(-(n + m) // AT_A_TIME), AT_A_TIME), NEVER, np.int32)
-    lines, held = np.empty((2, slots), np.int64)
-    arrays = counts, gains, opens, scores, lines, held, region
-    return _grow(left, left.T.copy(), products, pair, *arrays)
+    return np.arange(parts + 1) * lines // parts
 
 
 @compiled(error_model="numpy")
-def _grow(left, across, most, pair, counts, gains, opens, scores, lines, held, region):
-    """A line is a row, or after those a column. The best one that fits is added, again and again:
+def _number(indptr, columns, down, across, before, found):
+    """Count the regions of all parts together, `before` a part's own those of others."""
+    for i in range(down.size - 1):
+        for row in range(down[i], down[i + 1]):
+            j = 0
+            for block in range(indptr[row], indptr[row + 1]):
+                while columns[block] >= across[j + 1]:
+                    j += 1
+                found[block] += before[i, j]
+
+
+@compiled(error_model="numpy")
+def _grow(indptr, columns, down, across, of_rows, of_columns, slots, pair, most, found):
+    """Number the regions of a part from 0 on, until every block is in one; how many there are.
+
+    A line is a row, or after those a column. The best one that fits is added, again and again:
     it gains many blocks and leaves few. Where none fits, a row is added that meets none inside.
 
     counts, gains, opens : of each line the blocks that are in no region, those that it gains if
         it is added, and the products that it adds; of a row those that it has
-    lines, held : those inside, and how many blocks each has there
+    inside, held : the rows and the columns inside, and how many blocks each row has there
     """
-    (n, m), slots, blocks, number = left.shape, lines.size, 0, 0
+    first, n = down[of_rows], down[of_rows + 1] - down[of_rows]
+    left_of, m = across[of_columns], across[of_columns + 1] - across[of_columns]
+    left, turned = np.zeros((n, m), np.uint8), np.zeros((m, n), np.uint8)  # 1: in no region
+    places = np.empty((n, m), np.int32)  # of the blocks
+    counts = np.zeros(n + m, np.int32)
+    gains, opens = np.empty_like(counts), np.empty_like(counts)
+    gained, opened = gains[n:], opens[n:]  # of the columns
+    inside, held = np.empty((2, slots), np.int64), np.empty(slots, np.int64)
+    blocks = number = 0
     for i in range(n):
-        blocks += counts[i]
+        begin, end = indptr[first + i], indptr[first + i + 1]
+        begin += np.searchsorted(columns[begin:end], left_of)
+        while begin < end and columns[begin] < left_of + m:
+            j = columns[begin] - left_of
+            left[i, j] = turned[j, i] = 1
+            places[i, j] = begin
+            counts[i] += 1
+            counts[n + j] += 1
+            blocks, begin = blocks + 1, begin + 1
     while blocks > 0:
-        inside, free = 0, most
-        for line in range(n + m):
-            gains[line] = opens[line] = 0
-        while inside < slots:
-            line = _best(gains, opens, counts, np.int32(free), scores)
+        rows = wide = 0
+        free = most
+        gains[:] = 0
+        opens[:] = 0
+        while rows + wide < slots:
+            line = _best(gains, opens, counts, np.int32(free))
             if line < 0:  # the first row, or one more
-                line = 0
-                for i in range(n):
-                    if gains[i] == 0 and (gains[line] != 0 or counts[i] > counts[line]):
-                        line = i
-                if gains[line] != 0 or counts[line] == 0 or free == 0 or inside > slots - 2:
+                line = _apart(gains, counts, n)
+                if line < 0 or free == 0 or rows + wide > slots - 2:
                     break
-            gained = gains[line]
-            lines[inside], held[inside] = line, gained
-            gains[line] = INSIDE
-            inside += 1
             if line < n:
                 free -= opens[line]
-                opening = np.int32(0 if pair > 1 and gained % pair else 1)
-                own, of_columns, of_opens = left[line], gains[n:], opens[n:]
-                for j in range(m):
-                    of_columns[j] += own[j]
-                    of_opens[j] += own[j] * opening
-                for k in range(inside - 1):
-                    if lines[k] >= n:
-                        held[k] += left[line, lines[k] - n]
+                inside[0, rows], held[rows] = line, gains[line]
+                _add(gained, left[line], np.int32(1))
+                if pair == 1 or held[rows] % pair == 0:  # one more would open a product
+                    _add(opened, left[line], np.int32(1))
+                rows += 1
             else:
-                own = across[line - n]
+                own = turned[line - n]
+                inside[1, wide] = line - n
+                wide += 1
                 for i in range(n):
-                    gains[i] += own[i]
-                    opens[i] = (gains[i] + pair - 1) >> pair - 1  # pair is 1 or 2
-                for k in range(inside - 1):
-                    if lines[k] < n and across[line - n, lines[k]]:
+                    gains[i] = np.int32(gains[i] + own[i])
+                    opens[i] = np.int32((gains[i] + pair - 1) >> pair - 1)  # pair is 1 or 2
+                for k in range(rows):
+                    if own[inside[0, k]]:
                         odd = pair > 1 and held[k] % pair
                         free -= 0 if odd else 1
                         held[k] += 1
                         if pair > 1:  # its last product fits now, or never
-                            turns = np.int32(1 if odd else -1)
-                            own, of_opens = left[lines[k]], opens[n:]
-                            for j in range(m):
-                                of_opens[j] += own[j] * turns
-        for k in range(inside):
-            for other in range(inside):
-                i, j = lines[k], lines[other] - n
-                if i < n and j >= 0 and left[i, j]:
-                    region[i, j] = number
-                    left[i, j] = across[j, i] = 0
+                            _add(opened, left[inside[0, k]], np.int32(1 if odd else -1))
+            gains[line] = INSIDE
+        for k in range(rows):
+            i = inside[0, k]
+            for other in range(wide):
+                j = inside[1, other]
+                if left[i, j]:
+                    found[places[i, j]] = number
+                    left[i, j] = turned[j, i] = 0
                     counts[i] -= 1
                     counts[n + j] -= 1
                     blocks -= 1
@@ -149,34 +151,33 @@ def _grow(left, across, most, pair, counts, gains, opens, scores, lines, held, r
 
 
 @compiled(error_model="numpy")
-def _best(gains, opens, counts, free, scores):
+def _add(numbers, own, by):
+    for k in range(own.size):
+        numbers[k] = np.int32(numbers[k] + own[k] * by)
+
+
+@compiled(error_model="numpy")
+def _best(gains, opens, counts, free):
     """The first line that scores most of those that gain blocks and fit; -1 for none.
 
-    The score, gains + LEAVES * (gains - counts), is compared in whole numbers, some lines at a
-    time. Of lines that score the same, rounding decides, as float32 of what they leave has it.
+    The score is gains - LEAVES * (counts - gains), in whole numbers.
     """
-    flat, most = scores.reshape(-1), np.int32(NEVER)
+    best = np.int32(NEVER)
     for line in range(gains.size):
         score = np.int32((1 + KEPT_FOR_LEFT) * gains[line] - counts[line])
         fits = (gains[line] > 0) & (opens[line] <= free)
-        flat[line] = score if fits else np.int32(NEVER)
-    for line in range(flat.size):
-        most = max(most, flat[line])
-    if most == NEVER:
-        return -1
-    best, at = -np.inf, -1
-    for first in range(len(scores)):
-        top = np.int32(NEVER)
-        for k in range(AT_A_TIME):
-            top = max(top, scores[first, k])
-        for k in range(AT_A_TIME if top == most else 0):
-            if scores[first, k] == most:
-                line = first * AT_A_TIME + k
-                left = np.float32(LEAVES) * np.float32(counts[line])
-                score = (1 + LEAVES) * gains[line] - left
-                if score > best:
-                    best, at = score, line
-    return at
+        best = max(best, np.int32(score * LINES - line) if fits else np.int32(NEVER))
+    return -1 if best == NEVER else -best % LINES
+
+
+@compiled(error_model="numpy")
+def _apart(gains, counts, n):
+    """The first row that has most blocks, of those that meet none inside; -1 for none."""
+    best = np.int32(0)
+    for row in range(n):
+        apart = gains[row] == 0 and counts[row] > 0
+        best = max(best, np.int32(counts[row] * LINES + LINES - 1 - row) if apart else np.int32(0))
+    return LINES - 1 - best % LINES if best else -1
 
 
 def pieces_of_rows(index: Index, most: int, most_of_pair: int, least: int | None) -> np.ndarray:
@@ -195,11 +196,6 @@ def pieces_of_rows(index: Index, most: int, most_of_pair: int, least: int | None
 
 
 @compiled(error_model="numpy")
-def _bit(column):
-    return np.uint64(1) << np.uint64(column % 64)
-
-
-@compiled(error_model="numpy")
 def _take_rows(indptr, columns, least, most_of_pair, most, rows, tops, common, left, items):
     """`left` are bits, of some rows at a time; behind them, of a pair, what both have."""
     n, row, words = 0, 0, left.shape[1]
@@ -214,7 +210,7 @@ def _take_rows(indptr, columns, least, most_of_pair, most, rows, tops, common, l
             for w in range(words):
                 left[k, w] = 0
             for block in range(indptr[rows[k]], indptr[rows[k] + 1]):
-                left[k, columns[block] // 64] |= _bit(columns[block])
+                left[k, columns[block] // 64] |= bit_of(columns[block] % 64)
         i, j = 0, count
         while count:
             for k in range(count):
@@ -239,14 +235,14 @@ def _take_rows(indptr, columns, least, most_of_pair, most, rows, tops, common, l
             for w in range(words):
                 left[count, w] = 0
             for block in range(indptr[rows[i]], indptr[rows[i] + 1]):
-                w, bit = columns[block] // 64, _bit(columns[block])
+                w, bit = columns[block] // 64, bit_of(columns[block] % 64)
                 if both < most_of_pair and left[i, w] & left[j, w] & bit != 0:
                     left[count, w] |= bit
                     both += 1
             for k in (i, j):
                 own = both
                 for block in range(indptr[rows[k]], indptr[rows[k] + 1]):
-                    w, bit = columns[block] // 64, _bit(columns[block])
+                    w, bit = columns[block] // 64, bit_of(columns[block] % 64)
                     shared = left[count, w] & bit != 0
                     if shared or (left[k, w] & bit != 0 and own < most_of_pair):
                         own += 0 if shared else 1
@@ -259,7 +255,7 @@ def _take_rows(indptr, columns, least, most_of_pair, most, rows, tops, common, l
                 rest += bits_set(left[k, w])
             pieces, place = -(-rest // most), 0
             for block in range(indptr[rows[k]], indptr[rows[k] + 1]):
-                w, bit = columns[block] // 64, _bit(columns[block])
+                w, bit = columns[block] // 64, bit_of(columns[block] % 64)
                 if left[k, w] & bit != 0:
                     long, longer = rest // pieces, rest % pieces  # the first ones have one more
                     piece = max(place // (long + 1), (place - longer) // long)

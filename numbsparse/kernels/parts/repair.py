@@ -41,6 +41,32 @@ def all_finite(M: int, N: int) -> Any:
     return are_finite
 
 
+@cache
+def any_nan(COUNT: int, *rest: int) -> Any:
+    """Whether accumulators of this shape, of a thread, hold a NaN: 0 or 1."""
+    if not rest:
+
+        @cuda.jit(device=True)
+        def nan_in_values(acc):
+            found = 0
+            for i in range(COUNT):
+                if acc[i] != acc[i]:
+                    found = 1
+            return found
+
+        return nan_in_values
+    nan_in_each = any_nan(*rest)
+
+    @cuda.jit(device=True)
+    def nan_in(acc):
+        found = 0
+        for i in range(COUNT):
+            found |= nan_in_each(acc[i])
+        return found
+
+    return nan_in
+
+
 @cuda.jit(device=True)
 def plain_sum(value, a, a_at, a_step, b, b_at, b_step, count):
     """value + the sum of a[a_at + k * a_step] * b[b_at + k * b_step] over k < count, in order."""
@@ -97,11 +123,31 @@ def repairing_lines(B: int) -> Any:
     return repair
 
 
+class Factors(NamedTuple):
+    """What is multiplied in dvalues = x.T @ dy, as one argument of a kernel."""
+
+    x: Any  # along one axis
+    dy: Any
+    sizes: tuple[int, ...]  # stride of x, of dy, features of x, of dy, batch
+    block_rows: Any
+    block_columns: Any
+
+
+def factors_of(x: DeviceArray, dy: DeviceArray, orders: tuple[bool, bool], index: Index) -> Factors:
+    """Of x and dy (batch, features), each transposed where `orders` says so."""
+    strides = (a.strides[0] // a.itemsize for a in (x, dy))
+    features = (a.shape[0 if across else 1] for a, across in zip((x, dy), orders, strict=True))
+    sizes = *strides, *features, x.shape[1 if orders[0] else 0]
+    return Factors(span(x), span(dy), sizes, index.block_rows, index.block_columns)
+
+
 @cache
-def repairing_blocks(B: int) -> Any:
+def repairing_blocks(B: int, inside: bool = True) -> Any:
     """repair(dvalues, at, dense, orders): number `at` of dvalues, (blocks, B, B), if that is NaN.
 
-    dense : (x, dy, (stride of x, of dy, features of x, of dy, batch), block rows, block columns)
+    Beyond the features it is 0. Elsewhere it is summed again; or, if not `inside`, left.
+
+    dense : `Factors`
     orders : whether x and dy are in each other's place, x is feature-major, and dy is
     """
 
@@ -114,8 +160,10 @@ def repairing_blocks(B: int) -> Any:
         block = at // (B * B)
         i, j = rows[block] * int64(B) + at // B % B, columns[block] * int64(B) + at % B
         feature, column = (j, i) if swapped else (i, j)
-        total = float32(0)
-        if feature < in_features and column < out_features:
+        total, there = float32(0), feature < in_features and column < out_features
+        if there and not inside:
+            return
+        if there:
             for n in range(batch):
                 left = x[feature * x_stride + n if x_transposed else n * x_stride + feature]
                 right = dy[column * dy_stride + n if dy_transposed else n * dy_stride + column]

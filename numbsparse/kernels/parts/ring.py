@@ -6,9 +6,22 @@ for a stage is to wait for the parity of its phase.
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any, NamedTuple
+
 from numba import cuda, uint32
 
-from numbsparse.kernels.ptx import mbarrier_init
+from numbsparse.kernels.ptx import (
+    cp_async_commit,
+    cp_async_wait,
+    elect,
+    fence_mbarrier_init,
+    fence_tensor_map,
+    mbarrier_init,
+    mbarrier_wait,
+    prefetch_tensor_map,
+    sync_warp,
+)
 
 
 @cuda.jit(device=True)
@@ -30,3 +43,75 @@ def following(stage, phase, stages):
     if stage == stages:
         return uint32(0), uint32(phase ^ 1)
     return stage, phase
+
+
+class Source(NamedTuple):
+    """How a warp fills a ring of its own: by the copy engine, or by its lanes with `cp.async`.
+
+    A stage is free once the lanes of the warp are synchronised, so there are no empty barriers.
+    """
+
+    engine: bool
+    stages: int
+    overlap: bool  # whether the kernel may start while the one before it ends
+    reach: Any = None  # of lanes: `gathers.Reach`
+
+
+@cache
+def opening(source: Source, many_maps: int) -> Any:
+    """Make the barriers of a warp's ring, and let the copy engine fetch the maps meanwhile.
+
+    Where the maps are fresh, they are announced first.
+    """
+    STAGES = source.stages
+
+    @cuda.jit(device=True)
+    def prepare(bars, bar, fresh, maps):
+        if elect() != 0:
+            if fresh != 0:
+                for k in range(many_maps):
+                    fence_tensor_map(maps[k])
+            for k in range(many_maps):
+                prefetch_tensor_map(maps[k])
+            for s in range(STAGES):
+                mbarrier_init(bars, bar + s, 1)
+            fence_mbarrier_init()
+        sync_warp()
+
+    @cuda.jit(device=True)
+    def nothing(bars, bar, fresh, maps):
+        pass
+
+    return prepare if source.engine else nothing
+
+
+@cache
+def waiting(source: Source) -> Any:
+    """wait(bars, bar, phase): until the stage is filled that the warp requested first."""
+    PENDING = source.stages - 1
+
+    @cuda.jit(device=True)
+    def for_the_engine(bars, bar, phase):
+        mbarrier_wait(bars, bar, phase)
+
+    @cuda.jit(device=True)
+    def for_the_lanes(bars, bar, phase):
+        cp_async_wait(PENDING)
+        sync_warp()
+
+    return for_the_engine if source.engine else for_the_lanes
+
+
+@cache
+def closing(source: Source) -> Any:
+    """close(): what lanes copied since the last time is one stage, perhaps an empty one."""
+
+    @cuda.jit(device=True)
+    def commit():
+        cp_async_commit()
+
+    @cuda.jit(device=True)
+    def nothing():
+        pass
+
+    return nothing if source.engine else commit

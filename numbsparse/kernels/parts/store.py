@@ -5,7 +5,7 @@ columns 2 q and 2 q + 1 of rows g, the upper half, and g + 8. They are rounded a
 of 16 bytes, straight from the registers of lanes that exchange them (`storer`), or as matrices in
 shared memory, which the copy engine stores while the warp goes on (`box_storer`).
 
-float32 sums are arranged so that a lane has neighbours: see `storer_of_float32`.
+`store_float32` is the same of float32.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int32, uint16, uint32
+from numba import cuda, int32, uint16, uint32
 
 from numbsparse.device import DeviceArray
+from numbsparse.kernels.parts.aligned import of_bits
 from numbsparse.kernels.ptx import (
-    as_uint32,
     bulk_commit,
     bulk_wait_read,
     elect,
@@ -28,8 +28,6 @@ from numbsparse.kernels.ptx import (
     shfl_xor,
     stmatrix_x4,
     stmatrix_x4_trans,
-    store_2xu32,
-    store_4xf32,
     store_4xu32,
     sync_warp,
     tma_store_2d,
@@ -42,10 +40,13 @@ KINDS = {"float16": "f16", "bfloat16": "bf16"}  # of sums that are rounded to
 PACK = {"f16": pack_half2, "bf16": pack_bfloat2}
 
 
-def order_of(y: DeviceArray) -> str:
-    """Along what y takes whole pieces of 16 bytes: its rows, its features, or neither."""
+def order_of(y: DeviceArray, piece: int = BYTES) -> str:
+    """Along what y takes whole pieces of so many bytes: its rows, its features, or neither."""
     for order, view in ((ROWS, y), (FEATURES, y.T)):
-        if view.is_contiguous and view.shape[1] * y.itemsize % BYTES == 0 == y.address % BYTES:
+        lines, width = view.shape
+        gapless = view.strides[1] == y.itemsize or width == 1
+        places = width * y.itemsize, view.address, view.strides[0] if lines > 1 else 0
+        if gapless and all(place % piece == 0 for place in places):
             return order
     return ANY
 
@@ -61,14 +62,13 @@ class Output(NamedTuple):
 
 
 def output_of(y: DeviceArray) -> Output:
-    bits = span(y).view("uint16") if y.itemsize == 2 else span(y)
-    return Output(bits, *(stride // y.itemsize for stride in y.strides), *y.shape)
+    return Output(of_bits(span(y)), *(stride // y.itemsize for stride in y.strides), *y.shape)
 
 
 class Sums(NamedTuple):
-    """The 16-bit sums of a lane: one after another [block column, tile of rows, strip, 4]."""
+    """The sums of a lane: one after another [block column, tile of rows, strip, 4]."""
 
-    kind: str  # "f16" or "bf16"
+    kind: str  # "f16" or "bf16", or the precision of float32
     B: int
     COLUMNS: int  # block columns
     TILES: int  # of 16 rows each, in a block column
@@ -279,59 +279,3 @@ def box_storer(of: Sums, order: str, BUFFERS: int) -> Any:
                         bulk_commit()
 
     return store
-
-
-@cache
-def storer_of_float32(order: str, row_in: Any, neighbours: bool) -> Any:
-    """store(sums, row, column, y): 16 rows by 32 columns, from a row and a column on.
-
-    Lane 4 g + q has columns 8 q to 8 q + 7 of rows row_in(0, g) and row_in(1, g): sums[n, 2 u + e]
-    is column 8 q + 4 e + n of the u-th. `neighbours` says whether the two rows are neighbours.
-    """
-
-    @cuda.jit(device=True)
-    def by_rows(sums, row, column, y):
-        """Two lanes write four each, first one's and then the other's: whole sectors of 32
-        bytes."""
-        values, stride, _, batch, features = y
-        lane = uint32(cuda.threadIdx.x) % 32
-        g, q, odd = lane // 4, lane % 4, lane % 2
-        one, other = cuda.local.array(4, float32), cuda.local.array(4, float32)
-        k = column + q // 2 * 16 + 4 * odd
-        for u in range(2):
-            n = row + row_in(u, g)
-            for e in range(4):
-                low, high = sums[e, 2 * u], sums[e, 2 * u + 1]
-                got = shfl_xor(low if odd else high, 1)
-                one[e], other[e] = got if odd else low, high if odd else got
-            at = n * stride + k
-            if n < batch and k < features:
-                store_4xf32(values, at, one[0], one[1], one[2], one[3])
-            if n < batch and k + 8 < features:
-                store_4xf32(values, at + 8, other[0], other[1], other[2], other[3])
-
-    @cuda.jit(device=True)
-    def by_pairs(sums, row, column, y):
-        values, _, stride, batch, features = y
-        lane = uint32(cuda.threadIdx.x) % 32
-        n = row + row_in(0, lane // 4)
-        for e in range(8):
-            k = column + 8 * (lane % 4) + e
-            if n < batch and k < features:
-                low, high = sums[e % 4, e // 4], sums[e % 4, e // 4 + 2]
-                store_2xu32(values, k * stride + n, as_uint32(low), as_uint32(high))
-
-    @cuda.jit(device=True)
-    def by_items(sums, row, column, y):
-        values, row_stride, column_stride, batch, features = y
-        lane = uint32(cuda.threadIdx.x) % 32
-        for u in range(2):
-            n = row + row_in(u, lane // 4)
-            for e in range(8):
-                k = column + 8 * (lane % 4) + e
-                if n < batch and k < features:
-                    values[n * row_stride + k * column_stride] = sums[e % 4, 2 * u + e // 4]
-
-    if order == ROWS:
-        return by_rows
-    return by_pairs if order == FEATURES and neighbours else by_items

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, uint32
 
 from numbsparse.kernels.parts import pieces
+from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.ptx import (
     as_float32,
-    as_uint32,
-    cvt_rna_tf32,
     ldmatrix_x4,
     ldmatrix_x4_trans,
     load_2xu32,
@@ -157,16 +156,6 @@ def take_float32(operand: Operand) -> Any:
     return four_at_once if operand.together == 4 else in_order
 
 
-@cuda.jit(device=True)
-def in_two(bits):
-    """The nearest tf32 of a float32, and what is left of it."""
-    # An mma reads only the upper 19 bits, so the others need not be cut off for it. What this does
-    # to infinities and NaNs is repaired in the sums.
-    hi = uint32(bits + uint32(0x1000))
-    nearest = as_float32(uint32(hi & uint32(0xFFFFE000)))
-    return hi, as_uint32(as_float32(bits) - nearest)
-
-
 @cache
 def fragment(form: Form, operand: Operand) -> Any:
     """hi, lo of step s: where a float32 is split, the nearest tf32 and what is left of it.
@@ -177,7 +166,7 @@ def fragment(form: Form, operand: Operand) -> Any:
     LACKS, ROWS = operand.groups % 2 == 1, operand.groups + operand.groups % 2
     sixteen = form.is_16_bit
     take = take_16_bit(operand.groups, operand.across) if sixteen else take_float32(operand)
-    AS_IT_IS, SPLIT = sixteen, form.split
+    split = splitting(form.split)
 
     @cuda.jit(device=True)
     def fragment_of_step(tile, start, s, paired, hi, lo):
@@ -187,12 +176,10 @@ def fragment(form: Form, operand: Operand) -> Any:
             raw[GROUPS, 0] = raw[GROUPS, 1] = uint32(0)
         for j in range(ROWS):
             for e in range(2):
-                if AS_IT_IS:
+                if sixteen:
                     hi[j, e] = raw[j, e]
-                elif SPLIT:
-                    hi[j, e], lo[j, e] = in_two(raw[j, e])
                 else:
-                    hi[j, e] = cvt_rna_tf32(as_float32(raw[j, e]))
+                    hi[j, e], lo[j, e] = split(as_float32(raw[j, e]))
 
     return fragment_of_step
 

@@ -1,8 +1,10 @@
-"""How a warp goes through the bits of lines, 32 inputs at a time."""
+"""How a warp goes through the bits of lines, 32 inputs at a time, and from one kept to the next."""
 
 from __future__ import annotations
 
 from numba import cuda, int32, uint32
+
+from numbsparse.kernels.ptx import redux_or, shfl_idx
 
 
 @cuda.jit(device=True)
@@ -13,6 +15,19 @@ def mask_of(words, line, lines, at):
         bit = uint32(words[line + i, at] >> lane) & uint32(1)
         mask = uint32(mask | uint32(bit << uint32(i)))
     return mask
+
+
+@cuda.jit(device=True)
+def kept_of(masks):
+    """Which of 32 inputs a line keeps, of the masks that the lanes have."""
+    return redux_or(uint32(uint32(1) << uint32(cuda.threadIdx.x % 32) if masks != 0 else 0))
+
+
+@cuda.jit(device=True)
+def next_kept(kept, masks):
+    """(the first of the kept inputs, its mask, the others)."""
+    bit = lowest(kept)
+    return bit, shfl_idx(masks, uint32(bit)), uint32(kept & uint32(kept - uint32(1)))
 
 
 @cuda.jit(device=True)

@@ -6,6 +6,7 @@ arithmetic may be an array.
 
 from numbsparse.nn.functional import operators as _operators  # noqa: F401  Tensor's + - * / @ []
 from numbsparse.nn.functional.activations import (
+    abs,
     concat_elu,
     dropout,
     elu,
@@ -33,7 +34,7 @@ from numbsparse.nn.functional.arithmetic import (
     sqrt,
     subtract,
 )
-from numbsparse.nn.functional.block_sparse import remap
+from numbsparse.nn.functional.block_sparse import block_norms, remap
 from numbsparse.nn.functional.cell import repeated_cell
 from numbsparse.nn.functional.columns import column_norms, normalise_columns, scale_columns
 from numbsparse.nn.functional.conv import conv, conv_transpose, conv_weight_grad
@@ -57,7 +58,9 @@ from numbsparse.nn.functional.shape import (
 )
 
 __all__ = [
+    "abs",
     "add",
+    "block_norms",
     "broadcast_to",
     "cast",
     "column_norms",

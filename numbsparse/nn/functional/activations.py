@@ -8,6 +8,7 @@ from typing import Any
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor, once, record
 from numbsparse.nn.functional.arithmetic import (
+    add,
     exp,
     is_block_sparse,
     multiply,
@@ -30,6 +31,18 @@ def relu(x: Any) -> Tensor:
     if is_block_sparse(x):
         return with_blocks(x.data, relu(blocks_of(x)))
     return record(ops.relu(x.data), (x, lambda dy, y: _relu_grad(x, dy)))
+
+
+def abs(x: Any) -> Tensor:
+    """|x|; the gradient at 0 is 0. Of a block-sparse tensor each value's, in its layout.
+
+    >>> from numbsparse import Tensor
+    >>> from numbsparse.nn import functional as F
+    >>> F.abs(Tensor([-1.0, 2.0]))  # or abs(Tensor([-1.0, 2.0]))
+    Tensor([1., 2.])
+    """
+    x = as_tensor(x)
+    return add(relu(x), relu(negative(x)))
 
 
 def _relu_grad(x: Tensor, dy: Tensor) -> Tensor:

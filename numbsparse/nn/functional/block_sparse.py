@@ -1,4 +1,4 @@
-"""Block-sparse tensors in another layout, and their sums."""
+"""Block-sparse tensors in another layout, their sums, and the norms of their blocks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from typing import Any
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor, record
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.dtypes import type_name
+from numbsparse.nn.functional.activations import abs
+from numbsparse.nn.functional.arithmetic import add, cast, divide, multiply
 from numbsparse.nn.functional.columns import blocks_of
 from numbsparse.nn.functional.products import matmul
-from numbsparse.nn.functional.shape import Axis, reshape, sum
+from numbsparse.nn.functional.shape import Axis, reshape, sum, take_rows
 
 
 def remap(w: Any, layout: Any) -> Tensor:
@@ -26,6 +30,63 @@ def remap(w: Any, layout: Any) -> Tensor:
     w = as_tensor(w)
     own = w.data.layout
     return record(ops.remap(w.data, layout), (w, lambda dv, v: remap(dv, own)))
+
+
+def block_norms(w: Any, by: str = "l2") -> Tensor:
+    """The norm of each block of a block-sparse tensor: see `BlockSparse.block_norms`.
+
+    (n_blocks,), in the order of `w.data.data` and the dtype of w, float32 of 16-bit floats. It is
+    differentiable: the gradient of a block of zeros is 0, and of "max" the values that are largest
+    share it evenly. The sum of "l2" is the penalty of a group lasso. Raises TypeError where w is
+    not block-sparse, ValueError for another norm.
+
+    >>> import numpy as np, numbsparse as ns
+    >>> from numbsparse.nn import functional as F
+    >>> w = ns.Tensor(ns.BlockSparse(np.array([[[3.0, -4], [0, 0]]]), [[1]]), requires_grad=True)
+    >>> F.block_norms(w)
+    Tensor([5.])
+    >>> F.sum(F.block_norms(w)).backward()
+    >>> w.grad.data.data
+    array([[[ 0.6, -0.8],
+            [ 0. ,  0. ]]])
+    """
+    w, like = as_tensor(w), as_tensor(w).data
+    if not isinstance(like, BlockSparse):
+        raise TypeError(f"w takes a Tensor of a BlockSparse, got one of {type_name(like)}")
+    ops.checked_norm(by)
+    w = cast(w, "float32") if w.dtype.itemsize == 2 else w
+    values = reshape(blocks_of(w), (like.n_blocks, like.block_size**2))
+    norms = {"l1": lambda a: sum(abs(a), axis=1), "l2": _lengths, "max": _largest}[by](values)
+    if like.is_transposed:
+        order = ops.index_beside(like.stored_layout, like.values).columns.blocks
+        norms = reshape(take_rows(reshape(norms, (-1, 1)), order), (-1,))
+    return norms
+
+
+def _lengths(values: Tensor) -> Tensor:
+    def gradient(dy: Tensor, lengths: Tensor) -> Tensor:
+        is_0 = ops.subtract(1.0, _above_0(lengths.data))
+        return multiply(values, reshape(divide(dy, add(lengths, Tensor(is_0))), (-1, 1)))
+
+    squares = ops.sum(ops.multiply(values.data, values.data), 1)
+    return record(ops.sqrt(squares), (values, gradient))
+
+
+def _largest(values: Tensor) -> Tensor:
+    sizes = abs(values)
+    largest = ops.max(sizes.data, 1, keepdims=True)
+
+    def gradient(dy: Tensor, y: Tensor) -> Tensor:
+        is_largest = ops.subtract(1.0, _above_0(ops.subtract(largest, sizes.data)))
+        share = ops.divide(is_largest, ops.sum(is_largest, 1, keepdims=True))
+        return multiply(Tensor(share), reshape(dy, (-1, 1)))
+
+    return record(ops.reshape(largest, (-1,)), (sizes, gradient))
+
+
+def _above_0(a: Any) -> Any:
+    """1 where a > 0, else 0."""
+    return ops.relu_grad(a, ops.full_like(a, 1.0))
 
 
 def sum_block_sparse(w: Tensor, axis: Axis, keepdims: bool) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 
 from numbsparse.autograd import Tensor, is_recording
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.nn.functional import arithmetic, products, shape
+from numbsparse.nn.functional import activations, arithmetic, products, shape
 
 
 def _reflected(function: Any) -> Any:
@@ -90,6 +90,7 @@ _OPERATORS = {
     "__rtruediv__": _reflected(arithmetic.divide),
     "__pow__": arithmetic.power,
     "__neg__": arithmetic.negative,
+    "__abs__": activations.abs,
     "__matmul__": products.matmul,
     "__rmatmul__": _reflected(products.matmul),
     "__getitem__": shape.getitem,

@@ -16,7 +16,7 @@ from numbsparse.nn import kept
 from numbsparse.nn.functional.gates import numbers_of
 from numbsparse.nn.linear import Linear, ones_for
 from numbsparse.nn.module import Module, Parameter
-from numbsparse.nn.utils.weights import Steered
+from numbsparse.nn.utils.weights import Steered, weights_of
 from numbsparse.patterns.checks import integer, number
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1  # the paper's temperature and stretch
@@ -128,6 +128,15 @@ class HardConcrete(Steered):
                     f"{other} and {name} share a weight, which two gates would part: put one layer "
                     "in both places"
                 )
+        weights_of(model)  # which refuses values that two Parameters share
+        blocks = [layer.weight.data for _, layer in found]
+        whole = sum(w.layout.shape[0] * w.layout.shape[1] * w.block_size**2 for w in blocks)
+        least = sum(w.block_size**2 for w in blocks) / whole
+        if self.density < least / 2:
+            raise ValueError(
+                f"density {density} leaves Linear layers no block: take {least:.3g} or more, one "
+                "block for each, or a Module without some of them"
+            )
         self.model, rng = model, np.random.default_rng(seed)
         self._layers = [layer for _, layer in found]
         for layer in self._layers:

@@ -13,9 +13,10 @@ rows in batches up to FEW, where a single thread had K / TM + K / TN.
     lines          forward and input_grad: a block of threads for a tile of y
     weight_grad    16-bit types: a block of threads for a block of w, or a part of one
     regions        float32: one for a region of blocks that share tiles of x and dy
-    store          sums to y; infinities and NaN of float32
+    store          sums to y
 
-`parts.copies` loads the tiles, `parts.fragments` multiplies them, in 16 bits and in float32.
+`parts.copies` loads the tiles, `parts.fragments` multiplies them, in 16 bits and in float32, and
+`parts.repair` sums again what a split made NaN.
 
 cp.async reads pieces of 16 bytes that start at multiples of 16 bytes. An operand that has them in
 neither direction (other strides, an odd address) is copied first. Every operand still passes

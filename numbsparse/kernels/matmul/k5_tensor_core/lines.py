@@ -14,15 +14,16 @@ from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.matmul.k5_tensor_core.store import any_nan, store, stored
-from numbsparse.kernels.parts.aligned import aligned_lines
+from numbsparse.kernels.matmul.k5_tensor_core.store import store, stored
+from numbsparse.kernels.parts.aligned import aligned_either_way
 from numbsparse.kernels.parts.copies import copying, copying_matrix
 from numbsparse.kernels.parts.deal_on_gpu import ranking
 from numbsparse.kernels.parts.fragments import MMA, Products, Side, piece_of, products
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.plans import on_gpu_of, planned
+from numbsparse.kernels.parts.repair import any_nan, dense_of, repairing_lines
+from numbsparse.kernels.parts.store import Output
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
-from numbsparse.kernels.views import span
 from numbsparse.layout import Index
 
 
@@ -79,19 +80,20 @@ def multiply_lines(
     tile: Tile,
 ) -> None:
     """y[:] = x @ w or x @ w.T, from `values`, the rows of blocks."""
-    (batch, out_features), size, in_features = y.shape, values.shape[1], x.shape[1]
-    flat, stride, x_transposed = aligned_lines(x)
-    y, y_transposed, wide = stored(y)
-    transposed, edge = product == "input_grad", in_features % size > 0
+    (batch, out_features), size = y.shape, values.shape[1]
+    transposed, edge = product == "input_grad", x.shape[1] % size > 0
+    x, x_transposed = aligned_either_way(x)
+    dense = dense_of(x.T if x_transposed else x, values, index, transposed)
+    flat, y_transposed, wide = stored(y)
+    into = Output(flat, *(stride // y.itemsize for stride in y.strides), *y.shape)
     shape = Shape(size, tile, arithmetic, transposed, x_transposed, y_transposed, wide, edge)
     order = planned(index, longest_first, product, size, tile.BN, out_features)[0]
     stage = (tile.BM + tile.BN) * tile.BK * values.itemsize
     launch(
-        line_kernel(shape), -(-batch // tile.BM) * order.size, tile.threads,
-        flat, stride, batch, in_features, span(values),
-        order, *(index.rows if transposed else index.columns), y, out_features,
+        *(line_kernel(shape), -(-batch // tile.BM) * order.size, tile.threads),
+        *(dense, order, into),
         shared_bytes=tile.STAGES * stage,
-    )  # fmt: skip
+    )
 
 
 def longest_first(
@@ -194,8 +196,8 @@ def fetching(shape: Shape, x_places: Any, w_places: Any) -> tuple[int, Any, Any]
                     of_found[r] = indices[entry] * B + offset
 
     @cuda.jit(device=True)
-    def fetch(dense, top, values, left, step, features, found, of_found, ring, start):
-        x, stride, batch, in_features = dense
+    def fetch(x_side, top, values, left, step, features, found, of_found, ring, start):
+        x, stride, batch, in_features = x_side
         for p in range(BLOCKS):
             if BLOCKS == 1 or features[p] >= 0:
                 to = start + p * X_SIZE
@@ -214,7 +216,7 @@ def fetching(shape: Shape, x_places: Any, w_places: Any) -> tuple[int, Any, Any]
 
 @cache
 def line_kernel(shape: Shape) -> Any:
-    B, (BM, BN, BK, STAGES), arithmetic, _, _, _, wide, _ = shape
+    B, (BM, BN, BK, STAGES), arithmetic, _, x_transposed, _, wide, _ = shape
     AHEAD, PENDING, DEPTH = STAGES - 1, STAGES - 2, shape.depth
     BLOCKS, PARTS = BK // DEPTH, B // DEPTH  # blocks in a step, or steps in a block
     X_SIZE, W_SIZE = BM * DEPTH, DEPTH * BN  # of a block
@@ -232,9 +234,9 @@ def line_kernel(shape: Shape) -> Any:
     options = {"launch_bounds": (shape.tile.threads, 3)} if three else {}
 
     @cuda.jit(**options)
-    def kernel(
-        x, stride, batch, in_features, values, order, indptr, indices, blocks, y, out_features
-    ):
+    def kernel(dense, order, y):
+        x, x_strides, in_features, values, _, indptr, indices, blocks = dense
+        out, _, _, batch, out_features = y
         ring = cuda.shared.array(0, ITEM, ALIGNMENT)  # stages, each of x and of w
         acc = cuda.local.array(ACC, float32)
         clear_sums(acc)
@@ -246,7 +248,7 @@ def line_kernel(shape: Shape) -> Any:
         features = cuda.local.array(BLOCKS, int32)
         found, of_found = cuda.local.array(ROUNDS, int32), cuda.local.array(ROUNDS, int32)
         find(indices, blocks, first, last, 0, features, found, of_found)
-        dense = x, stride, batch, in_features
+        x_side = x, x_strides[1 if x_transposed else 0], batch, in_features
         own = uint32(cuda.threadIdx.x) // 32 * WM
         x_lane, w_lane = lane_of(own)
         now = then = uint32(0)  # where the stages start that are multiplied and fetched
@@ -255,7 +257,7 @@ def line_kernel(shape: Shape) -> Any:
             cuda.syncthreads()
             coming = int32(step + AHEAD)
             if coming < steps:
-                fetch(dense, top, values, left % B, coming, features, found, of_found, ring, then)
+                fetch(x_side, top, values, left % B, coming, features, found, of_found, ring, then)
                 then = uint32(then + STAGE) if then + STAGE < RING else uint32(0)
                 find(indices, blocks, first, last, coming + 1, features, found, of_found)
             cp_async_commit()
@@ -269,12 +271,11 @@ def line_kernel(shape: Shape) -> Any:
 
         row = top + int64(own)
         if swapped:
-            store_tile(acc, y, int64(left), row, out_features, batch)
+            store_tile(acc, out, int64(left), row, out_features, batch)
         else:
-            store_tile(acc, y, row, int64(left), batch, out_features)
+            store_tile(acc, out, row, int64(left), batch, out_features)
         if repairs and cuda.syncthreads_or(nan_in(acc)):
-            walk = indices, blocks, first, last
-            repair(dense, values, walk, y, top, left, out_features)
+            repair(y, top, left, dense)
 
     return kernel
 
@@ -282,27 +283,15 @@ def line_kernel(shape: Shape) -> Any:
 @cache
 def repairing(shape: Shape) -> Any:
     """Of the tile that a block of threads wrote, where y is NaN: y = x @ w by plain sums."""
-    B, (BM, BN, _, _), _, transposed, x_transposed, y_transposed, _, _ = shape
-    THREADS = shape.tile.threads
+    (BM, BN, *_), y_transposed = shape.tile, shape.y_transposed
+    THREADS, repair_one = shape.tile.threads, repairing_lines(shape.B)
 
     @cuda.jit(device=True)
-    def repair(dense, values, walk, y, top, left, out_features):
-        (x, stride, batch, in_features), (indices, blocks, first, last) = dense, walk
+    def repair(y, top, left, dense):
         for item in range(cuda.threadIdx.x, BM * BN, THREADS):
             in_row, in_column = (item % BM, item // BM) if y_transposed else (item // BN, item % BN)
             row, feature = top + in_row, int64(left + in_column)
-            if row >= batch or feature >= out_features:
-                continue
-            at = feature * batch + row if y_transposed else row * out_features + feature
-            if y[at] == y[at]:
-                continue
-            total = float32(0)
-            for entry in range(first, last):
-                c, j = indices[entry] * B, feature % B
-                for i in range(min(B, in_features - c)):
-                    at_x = (c + i) * stride + row if x_transposed else row * stride + c + i
-                    at_w = j * B + i if transposed else i * B + j
-                    total += x[at_x] * values[int64(blocks[entry]) * (B * B) + at_w]
-            y[at] = total
+            if row < y[3] and feature < y[4]:
+                repair_one(y, row, feature, dense)
 
     return repair

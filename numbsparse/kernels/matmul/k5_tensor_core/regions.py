@@ -19,8 +19,8 @@ from numbsparse.device import empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, registers, shared_memory
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.matmul.k5_tensor_core.store import any_nan, store_float32, stored
-from numbsparse.kernels.parts.aligned import aligned_lines
+from numbsparse.kernels.matmul.k5_tensor_core.store import store_float32, stored
+from numbsparse.kernels.parts.aligned import aligned_either_way
 from numbsparse.kernels.parts.copies import copying_matrix
 from numbsparse.kernels.parts.deal import begins, in_order
 from numbsparse.kernels.parts.fragments import Products, Side, products
@@ -28,6 +28,7 @@ from numbsparse.kernels.parts.fragments_tf32 import PIECE
 from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.parts.pieces import add_saved, clear, save
 from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.repair import any_nan, factors_of, repairing_blocks
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 from numbsparse.layout import Index
 
@@ -87,21 +88,20 @@ class Cells(NamedTuple):
 
 
 def multiply_regions(x, dy, index, dvalues, precision):
-    (n_blocks, size, _), (batch, in_features), out_features = dvalues.shape, x.shape, dy.shape[1]
+    (n_blocks, size, _), batch = dvalues.shape, x.shape[0]
     if not n_blocks:
         return
     region = region_of(size)
     plan = planned(index, regions, size, region)
-    x, x_stride, x_transposed = aligned_lines(x)
-    dy, dy_stride, dy_transposed = aligned_lines(dy)
+    (x, x_transposed), (dy, dy_transposed) = map(aligned_either_way, (x, dy))
     out, _, wide = stored(dvalues.reshape(-1, size))
     cells = Cells(size, region, precision, x_transposed, dy_transposed, wide)
     count = plan[0].shape[0]
     whole, pieces = cut(count, -(-batch // region.NT), region.PER_SM)
     sums = region.capacity * cells.side**2  # of a piece of a region
     parts = empty(((count - whole) * pieces * sums if pieces > 1 else 1,), np.float32)
-    operands = x, x_stride, in_features, dy, dy_stride, out_features, batch, *plan, out
-    operands = *operands, parts, whole, pieces
+    dense = factors_of(x, dy, (x_transposed, dy_transposed), index)
+    operands = dense, *plan, out, parts, whole, pieces
     shared = region.STAGES * region.stage * BYTES
     grid, threads = whole + (count - whole) * pieces, region.threads
     launch(region_kernel(cells), grid, threads, *operands, shared_bytes=shared)
@@ -285,10 +285,8 @@ def region_kernel(cells: Cells) -> Any:
     fetch, add_step, finish = fetching(cells), adding_cells(cells), finishing(cells, CELLS)
 
     @cuda.jit(**registers(THREADS * region.PER_SM))
-    def kernel(
-        x, x_stride, in_features, dy, dy_stride, out_features, batch, tiles, codes, targets,
-        dvalues, parts, whole, pieces
-    ):  # fmt: skip
+    def kernel(dense, tiles, codes, targets, dvalues, parts, whole, pieces):
+        x, dy, (x_stride, dy_stride, in_features, out_features, batch), _, _ = dense
         ring = cuda.shared.array(0, float32, ALIGNMENT)  # stages, each of tiles of x and of dy
         features = cuda.shared.array(TILES, int32)
         own = cuda.shared.array(CAPACITY, int32)
@@ -329,8 +327,7 @@ def region_kernel(cells: Cells) -> Any:
                 cell = ((item - whole) * pieces + piece) * CAPACITY + warp * CELLS + q
                 save_sums(parts, cell, acc[q])
         else:
-            plan = tiles, codes, targets
-            finish(x_side, dy_side, batch, plan, dvalues, item, warp * CELLS, acc)
+            finish(dense, targets, dvalues, item, warp * CELLS, acc)
 
     return kernel
 
@@ -344,10 +341,7 @@ def sum_kernel(cells: Cells) -> Any:
     ACC, finish = (1, *cells.sums), finishing(cells, 1)
 
     @cuda.jit
-    def kernel(
-        x, x_stride, in_features, dy, dy_stride, out_features, batch, tiles, codes, targets,
-        dvalues, parts, whole, pieces
-    ):  # fmt: skip
+    def kernel(dense, tiles, codes, targets, dvalues, parts, whole, pieces):
         t = uint32(cuda.threadIdx.x)
         number = int64(cuda.blockIdx.x)
         cell = number % PER_WARP * WARPS + t // 32
@@ -356,9 +350,7 @@ def sum_kernel(cells: Cells) -> Any:
         clear_sums(acc[0])
         for p in range(pieces):
             add_piece(parts, (cut_item * pieces + p) * CAPACITY + cell, acc[0])
-        x_side, dy_side = (x, x_stride, in_features), (dy, dy_stride, out_features)
-        plan = tiles, codes, targets
-        finish(x_side, dy_side, batch, plan, dvalues, whole + cut_item, cell, acc)
+        finish(dense, targets, dvalues, whole + cut_item, cell, acc)
 
     return kernel
 
@@ -384,46 +376,27 @@ def finishing(cells: Cells, CELLS: int) -> Any:
     store_all = one_by_one(storing, CELLS)
 
     @cuda.jit(device=True)
-    def finish(x_side, dy_side, batch, plan, dvalues, item, first, acc):
-        store_all(plan[2], dvalues, item, first, acc)
+    def finish(dense, targets, dvalues, item, first, acc):
+        store_all(targets, dvalues, item, first, acc)
         if cuda.syncthreads_or(nan_in(acc)):
             for c in range(CELLS):
-                repair(x_side, dy_side, batch, plan, dvalues, item, first + c)
+                repair(dense, targets, dvalues, item, first + c)
 
     return finish
 
 
 @cache
 def repairing(cells: Cells) -> Any:
-    """dvalues of a cell, where some are NaN.
-
-    Beyond the features there is 0: what was read there is 0, but 0 times infinity is NaN. Within
-    them a NaN may come from the split into tf32: plain sums over the batch say whether it stays.
-    """
-    SIDE, XT, exact = cells.side, cells.region.XT, cells.precision == "highest"
-    x_transposed, dy_transposed = cells.x_transposed, cells.dy_transposed
-    PARTS = cells.B // SIDE
+    """dvalues of a cell, where some are NaN, as an infinity times a 0 beyond the features is."""
+    SIDE, PARTS, exact = cells.side, cells.B // cells.side, cells.precision == "highest"
+    repair_one = repairing_blocks(cells.B, inside=exact)
+    orders = False, cells.x_transposed, cells.dy_transposed
 
     @cuda.jit(device=True)
-    def repair(x_side, dy_side, batch, plan, dvalues, item, cell):
-        (x, x_stride, in_features), (dy, dy_stride, out_features) = x_side, dy_side
-        tiles, codes, targets = plan
-        target, code = int64(targets[item, cell]), codes[item, cell]
-        x_at, y_at = code & 0xFFFF, code >> 16
-        if target < 0:
-            return
-        for number in range(cuda.threadIdx.x % 32, SIDE * SIDE, 32):
-            row, column = number // SIDE, number % SIDE
-            i = tiles[item, x_at // WIDTH] + x_at % WIDTH + row
-            j = tiles[item, XT + y_at // WIDTH] + y_at % WIDTH + column
-            at = (target + row * PARTS) * SIDE + column
-            if i >= in_features or j >= out_features:
-                dvalues[at] = 0
-            elif exact and dvalues[at] != dvalues[at]:
-                total = float32(0)
-                for n in range(batch):
-                    of_x = x[i * x_stride + n if x_transposed else n * x_stride + i]
-                    total += of_x * dy[j * dy_stride + n if dy_transposed else n * dy_stride + j]
-                dvalues[at] = total
+    def repair(dense, targets, dvalues, item, cell):
+        target = int64(targets[item, cell])
+        for number in range(cuda.threadIdx.x % 32, SIDE * SIDE if target >= 0 else 0, 32):
+            at = (target + number // SIDE * PARTS) * SIDE + number % SIDE
+            repair_one(dvalues, at, dense, orders)
 
     return repair

@@ -1,9 +1,4 @@
-"""What becomes of finished sums: stored to y, and computed again where a split made them NaN.
-
-An infinity splits into hi = inf and lo = inf - inf, as does a value that rounds up to one. Both
-make NaN of every sum that they enter, so NaN marks the outputs to look at. They are rare, so what
-computes them again in float32 is simple and slow.
-"""
+"""From the sums of a warp, (TA, TB, 4), to y."""
 
 from __future__ import annotations
 
@@ -11,13 +6,15 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import cuda, float32, uint16, uint32, uint64
+from numba import cuda, uint16, uint32, uint64
 
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts.aligned import BYTES
 from numbsparse.kernels.parts.fragments import MMA, PACK, column_of, row_of
 from numbsparse.kernels.parts.fragments_tf32 import coordinates
-from numbsparse.kernels.ptx import shfl_xor, store_4xf32
+from numbsparse.kernels.parts.store import ROWS
+from numbsparse.kernels.parts.store_float32 import storer_of_float32
+from numbsparse.kernels.ptx import store_4xf32
 from numbsparse.kernels.views import span
 
 
@@ -80,7 +77,7 @@ def store_float32(TA: int, TB: int, transposed: bool, wide: bool, whole: bool = 
     """
     row_in, column_in = coordinates(2 * TA), coordinates(TB)
     if wide and not transposed and not whole and TB == 4:
-        return store_sectors(TA, row_in)
+        return store_rows(TA, row_in)
     down = wide and transposed and TA % 2 == 0
     across = wide and not transposed and TB % 4 == 0
 
@@ -109,56 +106,17 @@ def store_float32(TA: int, TB: int, transposed: bool, wide: bool, whole: bool = 
     return store_tile
 
 
-def store_sectors(TA: int, row_in: Any) -> Any:
+def store_rows(TA: int, row_in: Any) -> Any:
     """`store` of 32 columns: a lane holds eight neighbours of a row.
 
-    Two lanes write four each, first one's and then the other's: whole sectors of 32 bytes. With
-    more columns the exchange costs more than it saves.
+    With more columns their exchange between lanes costs more than it saves.
     """
+    store_16_rows = storer_of_float32(ROWS, row_in, False)
 
     @cuda.jit(device=True)
     def store_tile(acc, y, top, left, rows, columns):
-        lane = uint32(cuda.threadIdx.x) % 32
-        g, q, odd = lane // 4, lane % 4, lane % 2
-        one, other = cuda.local.array(4, float32), cuda.local.array(4, float32)
-        column = left + q // 2 * 16 + 4 * odd
         for m in range(TA):
-            for half in range(2):
-                row = top + row_in(2 * m + half, g)
-                for e in range(4):
-                    low, high = acc[m, e, 2 * half], acc[m, e, 2 * half + 1]
-                    got = shfl_xor(low if odd else high, 1)
-                    one[e], other[e] = got if odd else low, high if odd else got
-                at = row * columns + column
-                if row < rows and column < columns:
-                    store_4xf32(y, at, one[0], one[1], one[2], one[3])
-                if row < rows and column + 8 < columns:
-                    store_4xf32(y, at + 8, other[0], other[1], other[2], other[3])
+            row, into = top + row_in(2 * m, 0), (y, columns, 1, rows, columns)
+            store_16_rows(acc[m], row, left, into)
 
     return store_tile
-
-
-@cache
-def any_nan(COUNT: int, *rest: int) -> Any:
-    """Whether accumulators of this shape, of a thread, hold a NaN: 0 or 1."""
-    if not rest:
-
-        @cuda.jit(device=True)
-        def nan_in_values(acc):
-            found = 0
-            for i in range(COUNT):
-                if acc[i] != acc[i]:
-                    found = 1
-            return found
-
-        return nan_in_values
-    nan_in_each = any_nan(*rest)
-
-    @cuda.jit(device=True)
-    def nan_in(acc):
-        found = 0
-        for i in range(COUNT):
-            found |= nan_in_each(acc[i])
-        return found
-
-    return nan_in

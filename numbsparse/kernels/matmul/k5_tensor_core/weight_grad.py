@@ -10,15 +10,15 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-import numpy as np
 from numba import cuda, float32, int64, uint16, uint32
 
 from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul.k5_tensor_core.store import store_16, stored
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.aligned import aligned_lines
+from numbsparse.kernels.parts.aligned import aligned_either_way, of_bits
 from numbsparse.kernels.parts.copies import copying_matrix
 from numbsparse.kernels.parts.fragments import PIECE, Side, column_of, products, row_of
+from numbsparse.kernels.parts.repair import factors_of
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 
 WARPS = 4
@@ -39,18 +39,18 @@ class Shape(NamedTuple):
 
 
 def multiply_blocks(x, dy, index, dvalues):
-    (n_blocks, size, _), (batch, in_features), out_features = dvalues.shape, x.shape, dy.shape[1]
-    dtype = x.dtype.name
-    x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
-    (x, x_stride, x_transposed), (dy, dy_stride, dy_transposed) = map(aligned_lines, (x, dy))
+    (n_blocks, size, _), dtype = dvalues.shape, x.dtype.name
+    x, dy, dvalues = map(of_bits, (x, dy, dvalues))
+    (x, x_transposed), (dy, dy_transposed) = map(aligned_either_way, (x, dy))
     out, _, wide = stored(dvalues.reshape(-1, size))
     launch(
         block_kernel(Shape(dtype, size, x_transposed, dy_transposed, wide)),
-        n_blocks * (size // min(size, 64)) ** 2, THREADS,
-        x, x_stride, in_features, dy, dy_stride, out_features, batch,
-        index.block_rows, index.block_columns, out,
+        n_blocks * (size // min(size, 64)) ** 2,
+        THREADS,
+        factors_of(x, dy, (x_transposed, dy_transposed), index),
+        out,
         shared_bytes=STAGES * STAGE * dvalues.itemsize,
-    )  # fmt: skip
+    )
 
 
 @cache
@@ -73,10 +73,9 @@ def block_kernel(shape: Shape) -> Any:
     store_tile, store_sum = store_16(dtype, TA, TB, wide, True), storing_sum(dtype, TA, TB, wide)
 
     @cuda.jit
-    def kernel(
-        x, x_stride, in_features, dy, dy_stride, out_features, batch, block_rows, block_columns,
-        dvalues
-    ):  # fmt: skip
+    def kernel(dense, dvalues):
+        x, dy, sizes, block_rows, block_columns = dense
+        x_stride, dy_stride, in_features, out_features, batch = sizes
         ring = cuda.shared.array(0, uint16, ALIGNMENT)  # stages, each of x and of dy
         sums = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory, in the end
         acc = cuda.local.array(ACC, float32)

@@ -124,20 +124,21 @@ def along_lines(
     records, strips, lengths = planned(index, steps_of, transposed, tile, ragged)
     together = 1 if is_16_bit else TOGETHER
     tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units, together)
-    work = Plan(records, strips, tiles, tile_starts), output_of(y)
+    images: Any = ()
+    dense: Any = ()
     if is_16_bit:
-        kernel = kernel_of_16_bit(form)
-        args: tuple[Any, ...] = maps_of(form, lines, values, edge, y), *work
+        maps = maps_of(form, lines, values, edge, y)
     else:
-        kernel, maps = kernel_of_float32(form), tensor_maps((lines, x_box(form), LINE))
+        maps = tensor_maps((lines, x_box(form), LINE))
         rows = index.block_columns if transposed else index.block_rows
         strides = (1, size) if transposed else (size, 1)  # of w, along the sum and across
         images = images_of(values, strides, rows, x.shape[1], tile.N, tile.DEPTH, x_transposed)
         x = lines.T if x_transposed else lines
-        args = maps, images, *work, dense_of(x, values, index, transposed)
+        dense = dense_of(x, values, index, transposed)
     blocks, nbytes = (len(tile_starts) - 1) * tile.CLUSTER, tile.SHARED_BYTES
     cluster = (tile.CLUSTER,) if tile.CLUSTER > 1 else None
-    launch(kernel, blocks, tile.THREADS, *args, shared_bytes=nbytes, cluster=cluster)
+    args = maps, images, Plan(records, strips, tiles, tile_starts), output_of(y), dense
+    launch(line_kernel(form), blocks, tile.THREADS, *args, shared_bytes=nbytes, cluster=cluster)
 
 
 def maps_of(
@@ -156,31 +157,12 @@ def maps_of(
 
 
 @cache
-def kernel_of_16_bit(form: Form) -> Any:
-    run, LAST = roles(form), X if form.order == ANY else Y
+def line_kernel(form: Form) -> Any:
+    """A block of threads, some warps of which multiply, some fetch.
 
-    @cuda.jit(**form.tile.options)
-    def kernel(maps, plan, y):
-        run((maps,), plan, y, maps[LAST])
-
-    return kernel
-
-
-@cache
-def kernel_of_float32(form: Form) -> Any:
-    run = roles(form)
-
-    @cuda.jit(**form.tile.options)
-    def kernel(maps, images, plan, y, dense):
-        run((maps, images), plan, y, dense)
-
-    return kernel
-
-
-@cache
-def roles(form: Form) -> Any:
-    """run(source, plan, y, more): a block of threads, some warps of which multiply, some fetch."""
-    tile = form.tile
+    images : of w, of float32, as `dense`: of 16 bits there is neither
+    """
+    tile, IS_16_BIT, LAST = form.tile, form.tile.ITEM == 2, X if form.order == ANY else Y
     STAGES, BARRIERS, WARPS, CLUSTER = tile.STAGES, 2 * tile.STAGES, tile.WARPS, tile.CLUSTER
     MASKS, WORDS = STAGES * tile.SHARES, STAGES * (tile.SHARES + 1)
     MORE, FEWER = tile.REGISTERS
@@ -188,8 +170,8 @@ def roles(form: Form) -> Any:
     # Values begin at the first stage: their places need nothing added in every step.
     SLICED, VALUE = (1, float32) if tile.UNIT == 4 else (0, uint8)
 
-    @cuda.jit(device=True)
-    def run(source, plan, y, more):
+    @cuda.jit(**tile.options)
+    def kernel(maps, images, plan, y, dense):
         whole = cuda.shared.array(0, VALUE, ALIGNMENT)
         base = first_multiple(whole, ALIGNED)
         shared, base = whole[base * SLICED :], uint32(base * (1 - SLICED))
@@ -212,12 +194,13 @@ def roles(form: Form) -> Any:
                 fewer_registers(FEWER)
             fetcher = uint32(warp - WARPS)
             if not FEWER or fetcher == 0:
-                produce(fetcher, source, plan, first, last, shared, base, bars, info)
+                produce(fetcher, (maps, images), plan, first, last, shared, base, bars, info)
         else:
             if MORE:
                 more_registers(MORE)
+            more = maps[LAST] if IS_16_BIT else dense
             consume(plan, first, last, shared, base, bars, info, y, more)
         if CLUSTER > 1:
             cluster_sync()  # the others may still arrive at barriers here
 
-    return run
+    return kernel

@@ -18,7 +18,8 @@ from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, LINE, MOST, Form, T
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.repair import repairing_lines
 from numbsparse.kernels.parts.split import splitting
-from numbsparse.kernels.parts.store import ANY, box_storer, storer, storer_of_float32
+from numbsparse.kernels.parts.store import ANY, box_storer, storer
+from numbsparse.kernels.parts.store_float32 import storer_of_float32
 from numbsparse.kernels.ptx import (
     Operand,
     as_float32,

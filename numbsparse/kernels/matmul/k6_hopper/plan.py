@@ -10,7 +10,7 @@ from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import Lengths
-from numbsparse.kernels.parts.groups import blocks_by_group, grouped, strips_of
+from numbsparse.kernels.parts.groups import bit_of, bits_set, grouped, lowest_of
 from numbsparse.kernels.parts.plans import quick_of
 from numbsparse.kernels.parts.store import Sums
 from numbsparse.layout import Index
@@ -232,61 +232,80 @@ def _steps(
     index: Index, transposed: bool, tile: Tile, ragged: bool, exchange: bool
 ) -> tuple[Any, ...]:
     walk, others = (index.rows, index.columns) if transposed else (index.columns, index.rows)
-    walk, n_inputs = strips_of(walk, tile.ACROSS), len(others.indptr) - 1
-    lines = grouped(walk, n_inputs, tile.COLUMNS, exchange)
-    kept = blocks_by_group(walk, lines)
-    most = kept[0].size * tile.PARTS + len(lines) + READ_AHEAD  # steps, one of a block each
-    records, starts = np.zeros((most, tile.RECORD), np.uint32), np.empty(len(lines) + 1, np.int64)
-    edge = n_inputs - 1 if ragged else -1
-    step = np.empty((tile.BLOCKS, 3), np.int64)
-    sizes = tile.INPUTS, tile.BLOCKS, tile.PARTS, tile.SHARES, tile.SHARE
-    _write(*kept, edge, sizes, step, records, starts)
+    n_inputs, n_strips = len(others.indptr) - 1, (len(walk.indptr) - 1) * tile.ACROSS
+    if tile.COLUMNS == 1:
+        lines = np.arange(n_strips, dtype=np.int32)[:, None]
+    else:  # of whole lines
+        lines = grouped(walk, n_inputs, tile.COLUMNS, exchange)
+    most = walk.indices.size * tile.ACROSS * tile.PARTS + len(lines)  # steps, one of a block each
+    records = np.zeros((most + READ_AHEAD, tile.RECORD), np.uint32)
+    starts, edge = np.empty(len(lines) + 1, np.int64), n_inputs - 1 if ragged else -1
+    line, strips = np.divmod(lines, tile.ACROSS)
+    ends = np.where(lines >= 0, [walk.indptr[line], walk.indptr[line + 1]], 0)
+    kept = np.empty((tile.SHARES, tile.BLOCKS, 2), np.int64)
+    met, own = np.zeros(n_inputs, np.uint64), np.empty((n_inputs, tile.COLUMNS), np.int32)
+    sizes = tile.INPUTS, tile.BLOCKS, tile.PARTS, tile.SHARE, tile.ACROSS
+    _write(walk.indices, walk.blocks, *ends, strips, edge, sizes, met, own, kept, records, starts)
     return records[: starts[-1] + READ_AHEAD].view(np.int32), lines, Lengths(starts)
 
 
 @compiled(error_model="numpy")
-def _write(groups, inputs, columns, blocks, edge, sizes, kept, records, starts):
+def _write(inputs, blocks, begins, ends, strips, edge, sizes, met, own, kept, records, starts):
     """The records: as many tiles of x as fit into a step, in order.
 
-    kept (BLOCKS, 3) : of each block of a step its share, its bit there, and what names it
+    begins, ends, strips (groups, COLUMNS) : where the lines of the strips of a group begin and end,
+        and which of their lines they are
+    met (inputs,), own (inputs, COLUMNS) : bits of the strips of a group that meet an input, and
+        what names their blocks there
+    kept (SHARES, BLOCKS, 2) : of each block of a step its share's bit and what names it
     """
-    step, at, (INPUTS, BLOCKS, PARTS, SHARES, SHARE) = 0, 0, sizes
-    for group in range(starts.size - 1):
+    step, (INPUTS, BLOCKS, PARTS, SHARE, ACROSS) = 0, sizes
+    counts, there = np.zeros(len(kept), np.int64), np.zeros(met.size // 64 + 1, np.uint64)
+    share_of = np.arange(strips.shape[1]) // SHARE
+    for group in range(len(strips)):
         starts[group] = step
         place = taken = 0
-        while at < groups.size and groups[at] == group:
-            end = at + 1
-            while end < groups.size and groups[end] == group and inputs[end] == inputs[at]:
-                end += 1
-            for part in range(PARTS):
-                if place == INPUTS or taken + end - at > BLOCKS:
-                    _finish(records, step, kept, place, taken, SHARES, INPUTS)
-                    step, place, taken = step + 1, 0, 0
-                records[step, SHARES + 1 + place] = inputs[at] * PARTS + part
-                for k in range(at, end):
-                    kept[taken, 0] = columns[k] // SHARE
-                    kept[taken, 1] = 1 << place * SHARE + columns[k] % SHARE
-                    kept[taken, 2] = blocks[k] * PARTS + part + (EDGE if inputs[k] == edge else 0)
-                    taken += 1
-                place += 1
-            at = end
-        _finish(records, step, kept, place, taken, SHARES, INPUTS)
-        for share in range(SHARES):
+        for column in range(strips.shape[1]):
+            for k in range(begins[group, column], ends[group, column]):
+                there[inputs[k] >> 6] |= bit_of(inputs[k] & 63)
+                met[inputs[k]] |= bit_of(column)
+                own[inputs[k], column] = blocks[k] * ACROSS + strips[group, column]
+        for word in range(there.size):
+            while there[word]:
+                which, there[word] = lowest_of(there[word])
+                which += 64 * word
+                meet, at_edge = bits_set(met[which]), EDGE if which == edge else 0
+                for part in range(PARTS):
+                    if place == INPUTS or taken + meet > BLOCKS:
+                        _finish(records[step], kept, counts, place, taken)
+                        step, place, taken = step + 1, 0, 0
+                    records[step, counts.size + 1 + place] = which * PARTS + part
+                    strips_left = met[which]
+                    while strips_left:
+                        column, strips_left = lowest_of(strips_left)
+                        share = share_of[column]
+                        kept[share, counts[share], 0] = 1 << (place - share) * SHARE + column
+                        kept[share, counts[share], 1] = own[which, column] * PARTS + part + at_edge
+                        counts[share] += 1
+                    place, taken = place + 1, taken + meet
+                met[which] = 0
+        _finish(records[step], kept, counts, place, taken)
+        for share in range(counts.size):
             records[step, share] |= LAST
         step += 1
     starts[-1] = step
 
 
 @compiled(error_model="numpy")
-def _finish(records, step, kept, inputs, blocks, SHARES, INPUTS):
+def _finish(record, kept, counts, inputs, blocks):
     """Write what a record says of its step's kept blocks, share by share."""
-    slot = 0
+    slot, SHARES = 0, counts.size
+    first = record.size - kept.shape[1]  # of the blocks
     for share in range(SHARES):
         mask = slot << BEFORE
-        for k in range(blocks):
-            if kept[k, 0] == share:
-                mask |= kept[k, 1]
-                records[step, SHARES + 1 + INPUTS + slot] = kept[k, 2]
-                slot += 1
-        records[step, share] = mask
-    records[step, SHARES] = inputs + 256 * blocks
+        for k in range(counts[share]):
+            mask |= kept[share, k, 0]
+            record[first + slot] = kept[share, k, 1]
+            slot += 1
+        record[share], counts[share] = mask, 0
+    record[SHARES] = inputs + 256 * blocks

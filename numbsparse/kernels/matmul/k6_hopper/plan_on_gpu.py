@@ -19,8 +19,7 @@ from numbsparse.kernels.coordinates import bits_below, entry_of
 from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, EDGE, LAST, READ_AHEAD, Tile, steps_of
 from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU
 from numbsparse.kernels.parts.plans import on_gpu_of
-from numbsparse.kernels.parts.walk_on_gpu import lowest, mask_of
-from numbsparse.kernels.ptx import redux_or, shfl_idx
+from numbsparse.kernels.parts.walk_on_gpu import kept_of, mask_of, next_kept
 from numbsparse.layout import Index
 
 
@@ -60,12 +59,10 @@ def steps_kernel(tile: Tile) -> Any:
         step, place, taken = first, 0, 0
         kept, x_tile, block = uint32(0), uint32(0), uint32(0)
         for at in range(words.shape[1]):
-            mask = mask_of(words, line, COLUMNS, at)
-            there = redux_or(uint32(uint32(1) << uint32(lane) if mask != 0 else 0))
+            masks = mask_of(words, line, COLUMNS, at)
+            there = kept_of(masks)
             while there != 0:
-                bit = lowest(there)
-                there = uint32(there & uint32(there - uint32(1)))
-                columns = shfl_idx(mask, uint32(bit))
+                bit, columns, there = next_kept(there, masks)
                 count, x = int32(cuda.popc(columns)), at * 32 + bit
                 for part in range(PARTS):
                     if place == INPUTS or taken + count > BLOCKS:

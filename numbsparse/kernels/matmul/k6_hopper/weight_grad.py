@@ -40,7 +40,7 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, 
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.regions import in_fours
-from numbsparse.kernels.parts.repair import repairing_blocks
+from numbsparse.kernels.parts.repair import factors_of, repairing_blocks
 from numbsparse.kernels.parts.ring import begin_ring
 from numbsparse.kernels.parts.store import KINDS, PACK
 from numbsparse.kernels.ptx import (
@@ -101,35 +101,29 @@ def weight_grad(
     maps = tensor_maps(*boxes(x, tile, x_transposed), *boxes(dy, tile, dy_transposed))
     made = isinstance(pieces, DeviceArray)  # on a GPU: then what is cut fills all places once
     sums = empty((max((1 if made else pieces) * cut.size, 1) * tile.PART**2,), np.float32)
-    dense: tuple[Any, ...] = ()
+    dense: Any = ()
+    orders = swapped, x_transposed, dy_transposed
     if kind is None:
-        wide, repairs = dvalues.address % BYTES == 0, precision == "highest"
-        orders = swapped, x_transposed, dy_transposed
-        kernel = kernel_of_float32(tile, repairs, wide, orders)
-        add = add_kernel_of_float32(B, repairs, of_cut(tile, made))
-        out = span(dvalues)
-        features = x.shape[0 if x_transposed else 1], dy.shape[0 if dy_transposed else 1]
-        sizes = x.strides[0] // 4, dy.strides[0] // 4, *features, batch
-        dense = span(x), span(dy), sizes, index.block_rows, index.block_columns
+        wide, exact = dvalues.address % BYTES == 0, precision == "highest"
+        kernel, finish = kernel_of_float32(tile, exact, wide, orders), finish_float32(B, exact)
+        out, dense = span(dvalues), factors_of(x, dy, orders[1:], index)
     else:
-        kernel = kernel_of_16_bit(tile, kind, x_transposed, dy_transposed)
-        add, out = add_kernel(kind, of_cut(tile, made)), as_stored(dvalues)
-        sums = sums.reshape(-1, B, B)
+        kernel, finish = kernel_of_16_bit(tile, kind, *orders[1:]), finish_16_bit(kind, B)
+        out, sums = as_stored(dvalues), sums.reshape(-1, B, B)
     launch(
         kernel,
         tables[0].shape[0],
         tile.THREADS,
-        *(maps, *tables, out, sums, *dense),
+        *(maps, *tables, out, sums, dense),
         shared_bytes=tile.SHARED_BYTES,
         cluster=(tile.CLUSTER,) if tile.CLUSTER > 1 else None,
     )
     if made or pieces:
-        if kind is None:
-            dense = *dense, tuple(map(int, orders))
-        else:
+        if kind is not None:
             out = span(dvalues).view(np.uint16)
-        grid = cut.size, tile.PART**2 // THREADS_TO_ADD
-        launch(add, grid, THREADS_TO_ADD, span(sums), cut, pieces, out, *dense)
+        add = add_kernel(size := tile.PART**2, finish, of_cut(tile, made))
+        operands = span(sums), cut, pieces, out, dense, tuple(map(int, orders))
+        launch(add, (cut.size, size // THREADS_TO_ADD), THREADS_TO_ADD, *operands)
 
 
 def tile_of(B: int, x_transposed: bool, dy_transposed: bool, index: Index) -> Tile:
@@ -192,7 +186,7 @@ def as_stored(dvalues: DeviceArray) -> DeviceArray:
 
 @cache
 def kernel_of_16_bit(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -> Any:
-    run = warps(
+    return kernel_of(
         tile,
         tile.UNITS * tile.N // 2,
         roles.supplier(tile, x_transposed, dy_transposed),
@@ -201,17 +195,11 @@ def kernel_of_16_bit(tile: Tile, kind: str, x_transposed: bool, dy_transposed: b
         roles.storer(tile, None),
     )
 
-    @cuda.jit(**options(tile))
-    def kernel(maps, heads, loads, places, outs, dvalues, sums):
-        run(maps, heads, loads, places, outs, dvalues, sums, sums)
-
-    return kernel
-
 
 @cache
 def kernel_of_float32(tile: Tile, exact: bool, wide: bool, orders: tuple[bool, bool, bool]) -> Any:
     _, x_transposed, dy_transposed = orders
-    run = warps(
+    return kernel_of(
         tile,
         (tile.UNITS, tile.N // 8, 4),
         roles.supplier_of_float32(tile, exact, x_transposed, dy_transposed),
@@ -220,22 +208,9 @@ def kernel_of_float32(tile: Tile, exact: bool, wide: bool, orders: tuple[bool, b
         roles.storer_of_float32(tile, tile.PART, True, orders),
     )
 
-    @cuda.jit(**options(tile))
-    def kernel(
-        maps, heads, loads, places, outs, dvalues, sums, x, dy, sizes, block_rows, block_columns
-    ):
-        dense = x, dy, sizes, block_rows, block_columns
-        run(maps, heads, loads, places, outs, dvalues, sums, dense)
 
-    return kernel
-
-
-def options(tile: Tile) -> dict[str, Any]:
-    return {} if SIMULATED else {"launch_bounds": (tile.THREADS, tile.RESIDENT)}
-
-
-def warps(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, leave: Any) -> Any:
-    """run(maps, heads, loads, places, outs, dvalues, sums, dense): what a block of threads does.
+def kernel_of(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, leave: Any) -> Any:
+    """A kernel of such roles, whose argument `dense` is `repair.Factors`, of float32.
 
     GROUPS warpgroups multiply and LOADERS warps supply them. Every step loads DEPTH rows of the
     batch of all panels of the item to one of STAGES places in shared memory; panels that several
@@ -246,9 +221,10 @@ def warps(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, leave: 
     IMAGES, N_MAPS = (BUFFERS, 0) if tile.ITEM == 4 else (0, MAPS * OPERANDS)
     BARRIERS, READERS = 2 * (STAGES + IMAGES), WARPS * CLUSTER + (LOADERS if IMAGES else 0)
     GIVEN, TAKEN = tile.REGISTERS
+    options = {} if SIMULATED else {"launch_bounds": (tile.THREADS, tile.RESIDENT)}
 
-    @cuda.jit(device=True)
-    def run(maps, heads, loads, places, outs, dvalues, sums, dense):
+    @cuda.jit(**options)
+    def kernel(maps, heads, loads, places, outs, dvalues, sums, dense):
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
         # Full and empty: stages, then buffers for images.
         bars = cuda.shared.array(BARRIERS, uint64)
@@ -281,47 +257,51 @@ def warps(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, leave: 
         if CLUSTER > 1:
             cluster_sync()
 
-    return run
+    return kernel
 
 
 @cache
-def add_kernel(kind: str, numbers: Any) -> Any:
-    """dvalues of what was cut = the sum of its pieces, in the order of the batch.
+def add_kernel(SIZE: int, finish: Any, numbers: Any) -> Any:
+    """dvalues of what was cut, SIZE numbers each = the sum of pieces, in the order of the batch.
 
     numbers : see `weight_grad_on_gpu.of_cut`
     """
-    rounded = PACK[kind]
 
     @cuda.jit
-    def kernel(sums, cut, pieces, dvalues):
-        size = cuda.gridDim.y * cuda.blockDim.x
+    def kernel(sums, cut, pieces, dvalues, dense, orders):
         k, i = int64(cuda.blockIdx.x), cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
         total, (count, step, there) = float32(0), numbers(cut, pieces, k)
         if not there:
             return
         for piece in range(count):
-            total += sums[(piece * step + k) * size + i]
-        dvalues[int64(cut[k]) * size + i] = rounded(total, total) & 0xFFFF
+            total += sums[(piece * step + k) * SIZE + i]
+        finish(dvalues, cut[k], i, total, dense, orders)
 
     return kernel
 
 
 @cache
-def add_kernel_of_float32(B: int, repairs: bool, numbers: Any) -> Any:
-    """`add_kernel`, of parts of 32 x 32: one for operands in all orders."""
+def finish_16_bit(kind: str, B: int) -> Any:
+    """Number i of a block of dvalues = total."""
+    rounded, SIZE = PACK[kind], B * B
+
+    @cuda.jit(device=True)
+    def finish(dvalues, block, i, total, dense, orders):
+        dvalues[int64(block) * SIZE + i] = rounded(total, total) & 0xFFFF
+
+    return finish
+
+
+@cache
+def finish_float32(B: int, repairs: bool) -> Any:
+    """Of a part, 32 x 32 of a block; one for operands in all orders."""
     PARTS, repair = B // 32, repairing_blocks(B)
 
-    @cuda.jit
-    def kernel(sums, cut, pieces, dvalues, x, dy, sizes, block_rows, block_columns, orders):
-        k, i = int64(cuda.blockIdx.x), cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
-        total, (count, step, there) = float32(0), numbers(cut, pieces, k)
-        if not there:
-            return
-        for piece in range(count):
-            total += sums[(piece * step + k) * 1024 + i]
-        at = int64(cut[k]) // PARTS * (32 * B) + cut[k] % PARTS * 32 + i // 32 * B + i % 32
+    @cuda.jit(device=True)
+    def finish(dvalues, part, i, total, dense, orders):
+        at = int64(part) // PARTS * (32 * B) + part % PARTS * 32 + i // 32 * B + i % 32
         dvalues[at] = total
         if repairs and total != total:
-            repair(dvalues, at, (x, dy, sizes, block_rows, block_columns), orders)
+            repair(dvalues, at, dense, orders)
 
-    return kernel
+    return finish

@@ -16,7 +16,7 @@ import numpy as np
 
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.parts.deal import begins, dealt, in_order
+from numbsparse.kernels.parts.deal import begins, give, in_order
 from numbsparse.layout import Index
 
 RUNS = (1, 2, 4)  # panels that one copy may load
@@ -109,15 +109,8 @@ class Tile(NamedTuple):
         return buffer + 1024  # panels begin at multiples of that
 
 
-def cut(
-    times: np.ndarray,
-    sums: int,
-    places: int,
-    steps: int,
-    least: float,
-    rate: float,
-    to_add: float,
-) -> tuple[float, int, int]:
+@compiled(error_model="numpy")
+def cut(times, sums, places, steps, least, rate, to_add):
     """(end, items that stay whole, pieces of each other one): what ends first on so many places.
 
     times : microseconds of a step of each item, longest first
@@ -126,18 +119,22 @@ def cut(
     rate : sums of a microsecond, to memory and back
     to_add : microseconds that adding takes besides that
     """
-    whole = len(times) // places * places
-    of_all = times * steps
-    best = (float("inf"), 0, 1)
+    whole = times.size // places * places
+    rest, best, best_pieces = times.size - whole, np.inf, 1
+    free, heap = np.zeros(places), np.arange(places)
+    for item in range(whole):
+        least = max(least, give(free, heap, times[item] * steps + TO_START))
     for pieces in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32):
-        if pieces > max(steps // 4, 1):
-            break
-        parts = np.append(of_all[:whole], np.tile(of_all[whole:] / pieces, pieces))
-        end = max(least, dealt(parts + TO_START, places)[1])
-        if pieces > 1:
-            end += to_add + sums * pieces / rate
-        best = min(best, (end, whole, pieces))
-    return best
+        end, adding = least, to_add + sums * pieces / rate if pieces > 1 else 0.0
+        if pieces > max(steps // 4, 1) or end + adding >= best:
+            continue
+        own, order = free.copy(), heap.copy()
+        for piece in range(pieces * rest):
+            time = times[whole + piece % rest] * steps / pieces
+            end = max(end, give(own, order, time + TO_START))
+        if end + adding < best:
+            best, best_pieces = end + adding, pieces
+    return best, whole, best_pieces
 
 
 def cut_up(

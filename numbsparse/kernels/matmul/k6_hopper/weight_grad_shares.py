@@ -174,7 +174,7 @@ def share_regions(
             if begins:
                 loads[item, n, 0], loads[item, n, 1] = rows[k], n | ALONE
                 n, run = n + 1, 0
-            products += run % pair == 0
+            products += run & (pair - 1) == 0
             run += 1
         count = n
         for k in range(first, end):  # columns in order
@@ -190,18 +190,19 @@ def share_regions(
             loads[item, at, 1] = at | ALONE
         ends[item, 0], ends[item, 1], arriving[item] = n, count, count
         each = -(-products // groups)
-        product, row = -1, -1
+        group, unit, row = -1, each - 1, -1
         for k in range(first, end):
             if k == first or rows[k] != rows[k - 1]:
                 row, run = row + 1, 0
-            product += run % pair == 0
-            group, unit = product // each, product % each
-            outs[item, group, unit * pair + run % pair] = order[k]
+            half = run & (pair - 1)  # pair is 1 or 2
+            if half == 0:
+                group, unit = (group, unit + 1) if unit + 1 < each else (group + 1, 0)
+            outs[item, group, unit * pair + half] = order[k]
             places[item, group, 0] = unit + 1
             x, dy = row * step, slot[columns[k]] * step
             if pair == 1:
                 places[item, group, 1 + 2 * unit], places[item, group, 2 + 2 * unit] = x, dy
-            elif run % pair == 0:
+            elif half == 0:
                 places[item, group, 1 + 2 * unit], places[item, group, 2 + 2 * unit] = dy, x
             else:
                 places[item, group, 1 + 2 * unit] |= dy - places[item, group, 1 + 2 * unit] << 16
@@ -350,9 +351,8 @@ def cut_of(shares: Shares, places: int, steps: int, tile: Tile) -> tuple[float, 
     panel, from memory.
     """
     place, (of_x, of_dy) = np.arange(tile.SLOTS), shares.ends.T[..., None]
-    panels = int(of_dy.sum())
-    each = place < of_x, (place >= of_x) & (place < of_dy)
-    first = sum(np.unique(shares.loads[own, 0]).size for own in each)
+    panels, each = int(of_dy.sum()), (place < of_x, (place >= of_x) & (place < of_dy))
+    first = sum(int(np.count_nonzero(np.bincount(shares.loads[own, 0]))) for own in each)
     memory = 2.4  # times as long as from the L2 cache
     least = steps * max(from_l2(panels, tile), memory * from_l2(first, tile))
     items = len(shares.ends) // tile.CLUSTER

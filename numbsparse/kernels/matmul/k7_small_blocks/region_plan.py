@@ -15,7 +15,6 @@ import numpy as np
 
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE
-from numbsparse.kernels.parts.deal import in_order, rank_in_run
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
@@ -73,25 +72,26 @@ def plan_boxes(
     """
     sides = -(-widths[0] // B), -(-widths[1] // B)
     segments, groups, *rest = plan_regions(index, B, sides, region, places)
-    groups = groups.reshape(-1, region.GROUPS).astype(np.int64)
     # A wide box has whole groups only, so that what is beyond the edge is 0.
-    whole = np.array([width // region.FEATURES for width in widths])
-    group, side = groups >> 1, groups & 1
-    wideable = (groups >= 0) & (group < whole[side])
-    follows = np.zeros(groups.shape, bool)
-    follows[:, 1:] = wideable[:, 1:] & wideable[:, :-1] & (np.diff(groups, axis=1) == 2)
-    at = np.arange(region.GROUPS)
-    begins = np.maximum.accumulate(np.where(follows, 0, at), axis=1)
-    breaks = np.where(follows, region.GROUPS, at)
-    ends = np.full_like(breaks, region.GROUPS)  # of runs of neighbours
-    ends[:, :-1] = np.minimum.accumulate(breaks[:, :0:-1], axis=1)[:, ::-1]
-    within = at - begins
-    wide = wideable & (at - within % WIDE + WIDE <= ends)
-    bits = group << GROUP_AT | at << PLACE_AT | wide * IS_WIDE | side * IS_DY
-    boxes = np.where(groups < 0, -1, bits)
-    boxes[wide & (within % WIDE > 0)] = -1  # loaded with the ones before
-    order = np.argsort(boxes < 0, axis=1, kind="stable")
-    return segments, np.take_along_axis(boxes, order, 1).astype(np.int32), *rest
+    whole, boxes = np.array([n // region.FEATURES for n in widths]), np.full_like(groups, -1)
+    _box(groups, whole, boxes)
+    return segments, boxes, *rest
+
+
+@compiled(error_model="numpy")
+def _box(groups, whole, boxes):
+    for item in range(len(groups)):
+        at = box = 0
+        while at < groups.shape[1] and groups[item, at] >= 0:
+            first, side, run = groups[item, at] >> 1, groups[item, at] & 1, 1
+            while run < WIDE and at + run < groups.shape[1]:  # neighbours of one operand
+                if groups[item, at + run] != groups[item, at] + 2 * run:
+                    break
+                run += 1
+            wide = run == WIDE and first + run <= whole[side]
+            bits = (IS_WIDE if wide else 0) | (IS_DY if side else 0)
+            boxes[item, box] = first << GROUP_AT | at << PLACE_AT | bits
+            at, box = at + (WIDE if wide else 1), box + 1
 
 
 def plan_regions(
@@ -108,108 +108,130 @@ def plan_regions(
     blocks (regions, WARPS, SLOTS, 2): the stored blocks, or -1.
     cut (regions that are cut,): their numbers; and as a number how many pieces they are cut into.
     """
-    rows, columns = (a.astype(np.int64) for a in (index.block_rows, index.block_columns))
     per_slot, of_group = 16 // B, region.FEATURES // B
     row_groups, column_groups = (-(-n // of_group) for n in sides)
-    item, n = _region_of_blocks(rows, columns, B, sides, region)
-
-    # Blocks in the order of the slots.
-    order = in_order(columns, item)
-    item, rows, columns = item[order], rows[order], columns[order]
-    column_of_item = item * sides[1] + columns
-    half = rank_in_run(column_of_item) % per_slot
-    begun = half == 0
-    at = np.cumsum(begun) - 1  # the slot of each block
-    slot_item = item[begun]
-    slots = np.bincount(slot_item, minlength=n)
-    warp, slot = _shared_out(rank_in_run(slot_item), slots[slot_item], region.WARPS)
-    new = (rank_in_run(column_of_item)[begun] == 0) | (slot == 0)
-
-    xs, x_width, x_place = _lined_up(item, rows // of_group, n, row_groups)
-    dys, _, dy_place = _lined_up(item, columns // of_group, n, column_groups)
+    height, items, slots = _region_of_blocks(index, per_slot, of_group, sides, region)
+    n, row = slots.size, np.arange(sides[0])
+    lines = tuple(index.columns), row // of_group, row // of_group // height, items
+    xs, dys = np.zeros((n, row_groups), np.int16), np.zeros((n, column_groups), np.int16)
     groups = np.full((n, region.GROUPS), NO_GROUP, np.int32)
-    groups[xs[0], xs[2]] = 2 * xs[1]
-    groups[dys[0], x_width[dys[0]] + dys[2]] = 2 * dys[1] + 1
-    x_piece = (x_place * region.FEATURES + rows % of_group * B) // PIECE
-    dy_piece = ((x_width[item] + dy_place) * region.FEATURES + columns % of_group * B) // PIECE
+    _line_up(*lines, of_group, xs, dys, groups)
 
-    codes = np.zeros(n * region.WARPS * region.SLOTS, np.uint32)
-    blocks = np.full(2 * codes.size, -1, np.int32)
-    where = (slot_item * region.WARPS + warp) * region.SLOTS + slot
-    second = x_piece[begun] + (B == 16)
-    second[at[~begun]] = x_piece[~begun]
-    codes[where] = (
-        x_piece[begun] | second << PLACE_BITS | dy_piece[begun] << 2 * PLACE_BITS | new * NEW_COLUMN
-    )
-    blocks[2 * where[at] + half] = order
+    codes = np.zeros((n, region.WARPS, region.SLOTS), np.uint32)
+    blocks = np.full((*codes.shape, 2), -1, np.int32)
+    used = np.zeros((n, region.WARPS), np.int32)
+    taken, last, run = np.zeros(n, np.int64), np.full(n, -1), np.zeros(n, np.int64)
+    _deal_slots(*lines, of_group, B, xs, dys, slots, taken, last, run, codes, used, blocks)
     segments, cut, pieces = _segments(n, places)
-    used = np.bincount(slot_item * region.WARPS + warp, minlength=n * region.WARPS)
-    used = used.astype(np.int32)
-    return segments, groups.reshape(-1), codes, used, blocks, cut, pieces
+    return segments, groups, *(a.reshape(-1) for a in (codes, used, blocks)), cut, pieces
 
 
 def _region_of_blocks(
-    rows: np.ndarray, columns: np.ndarray, B: int, sides: tuple[int, int], region: Region
-) -> tuple[np.ndarray, int]:
-    """The region of each block, and how many there are.
+    index: Index, per_slot: int, of_group: int, sides: tuple[int, int], region: Region
+) -> tuple[int, np.ndarray, np.ndarray]:
+    """(height, (panels, columns) the region of blocks there, slots of each region).
 
     Panels have the height with the fewest bytes and products of all regions.
     """
-
-    of_group, per_slot = region.FEATURES // B, 16 // B
     n_groups, capacity = -(-sides[0] // of_group), region.WARPS * region.SLOTS
-    counts = np.bincount(rows // of_group * sides[1] + columns, minlength=n_groups * sides[1])
-    before = np.vstack([0 * counts[: sides[1]], counts.reshape(n_groups, -1).cumsum(0)])
-    best: tuple[float, int, int] = (np.inf, 0, 0)
+    flat = index.block_rows // of_group * np.int64(sides[1]) + index.block_columns
+    counts = np.bincount(flat, minlength=n_groups * sides[1]).reshape(n_groups, -1)
+    before = np.vstack([0 * counts[:1], counts.cumsum(0)])
+    best, chosen = np.inf, 1
+    how, items = (per_slot, of_group, capacity), np.zeros((0, 0), np.int64)
+    slots = np.zeros(index.rows.indices.size, np.int64)
     for height in range(1, min(region.GROUPS * 3 // 4, n_groups) + 1):
-        panels = np.append(np.arange(0, n_groups, height), n_groups)
-        taken = -(-np.diff(before[panels], axis=0) // per_slot)
-        if taken.max() <= capacity:
-            runs = np.zeros(taken.shape, np.int64)
-            n, groups = _run(taken, of_group, region.GROUPS - height, capacity, runs)
-            cost = n * capacity * (B // 8 + 4.5) + (groups + n * height) * 32
-            if cost < best[0]:
-                best, chosen = (cost, height, n), runs
-    _, height, n = best
-    return chosen[rows // (height * of_group), columns], n
+        n, groups = _run(before, height, region.GROUPS - height, *how, items, slots)
+        cost = n * capacity * (2 / per_slot + 4.5) + (groups + n * height) * 32
+        if n >= 0 and cost < best:
+            best, chosen = cost, height
+    items = np.zeros((-(-n_groups // chosen), sides[1]), np.int64)
+    n, _ = _run(before, chosen, region.GROUPS - chosen, *how, items, slots)
+    return chosen, items, slots[:n]
 
 
 @compiled(error_model="numpy")
-def _run(taken, of_group, widest, capacity, runs):
-    """Number the region of each panel and column; how many there are, and groups of dy in all.
+def _run(before, height, widest, per_slot, of_group, capacity, items, slots):
+    """(regions, or -1 where a column has too many blocks for one, groups of dy in all).
 
-    Neighbouring columns fill it, until their slots are too many, or their groups.
+    Neighbouring columns of a panel of so many groups fill a region, until their slots are too many,
+    or their groups. items (panels, columns): the regions of blocks, where there is room for that;
+    slots : of each region.
     """
     n = groups = 0
-    for panel in range(len(taken)):
-        slots, wide, last = capacity, 0, -1
-        for column in range(taken.shape[1]):
-            if taken[panel, column]:
-                group = column // of_group
-                slots += taken[panel, column]
-                if slots > capacity or (group != last and wide == widest):
-                    n, slots, wide, last = n + 1, taken[panel, column], 0, -1
-                if group != last:
-                    groups, wide, last = groups + 1, wide + 1, group
-                runs[panel, column] = n - 1
+    for top in range(0, len(before) - 1, height):
+        above, below = before[top], before[min(top + height, len(before) - 1)]
+        free, wide, new, left = 0, 0, True, 0  # whether the group of columns is a new one
+        for column in range(above.size):
+            if left == 0:
+                new, left = True, of_group
+            left -= 1
+            taken = below[column] - above[column] + per_slot - 1 >> per_slot - 1  # 1 or 2
+            if taken > capacity:
+                return -1, 0
+            if taken:
+                if taken > free or (new and wide == widest):
+                    n, free, wide, new = n + 1, capacity, 0, True
+                    slots[n - 1] = 0
+                if new:
+                    groups, wide, new = groups + 1, wide + 1, False
+                free -= taken
+                slots[n - 1] += taken
+                if items.size:
+                    items[top // height, column] = n - 1
     return n, groups
 
 
-def _shared_out(slot: np.ndarray, slots: np.ndarray, n_warps: int) -> tuple[np.ndarray, np.ndarray]:
-    """(warp, slot of the warp): equal runs, but for one."""
-    warp = ((slot + 1) * n_warps - 1) // slots
-    return warp, slot - slots * warp // n_warps
+@compiled(error_model="numpy")
+def _line_up(walk, group_of, panel_of, items, of_group, xs, dys, groups):
+    """The groups of each region, those of x first, and in xs and dys the place of each."""
+    indptr, rows, _ = walk
+    for column in range(indptr.size - 1):
+        for k in range(indptr[column], indptr[column + 1]):
+            item = items[panel_of[rows[k]], column]
+            xs[item, group_of[rows[k]]] = dys[item, column // of_group] = 1
+    for item in range(len(groups)):
+        place = 0
+        for side, places in enumerate((xs, dys)):
+            for group in range(places.shape[1]):
+                if places[item, group]:
+                    groups[item, place], places[item, group] = 2 * group + side, place
+                    place += 1
 
 
-def _lined_up(
-    item: np.ndarray, group: np.ndarray, n: int, n_groups: int
-) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray, np.ndarray]:
-    """The groups of each region as (region, group, place), their number, and each block's place."""
-    needed = np.zeros((n, n_groups), bool)
-    needed[item, group] = True
-    place = np.cumsum(needed, axis=1) - 1
-    which, wanted = np.nonzero(needed)
-    return (which, wanted, place[which, wanted]), needed.sum(1), place[item, group]
+@compiled(error_model="numpy")
+def _deal_slots(
+    walk, group_of, panel_of, items, of_group, B, xs, dys, slots, taken, last, run, codes, used,
+    blocks,
+):  # fmt: skip
+    """Equal runs of the slots, but for one, to the warps of each region, column by column.
+
+    taken, last, run : of each region so far, the slots, its last column, and the blocks of that
+    """
+    (indptr, rows, stored), per_slot, pieces = walk, 16 // B, B // PIECE
+    n_warps = used.shape[1]
+    for column in range(indptr.size - 1):
+        own = column // of_group
+        for k in range(indptr[column], indptr[column + 1]):
+            row = rows[k]
+            item, group = items[panel_of[row], column], group_of[row]
+            run[item] = run[item] + 1 if last[item] == column else 0
+            last[item], half = column, run[item] & (per_slot - 1)  # per_slot is 1 or 2
+            taken[item] += 1 - half
+            nth = taken[item] - 1
+            warp = ((nth + 1) * n_warps - 1) // slots[item]
+            slot = nth - slots[item] * warp // n_warps
+            x = (xs[item, group] * of_group + row - group * of_group) * pieces
+            dy = (dys[item, own] * of_group + column - own * of_group) * pieces
+            blocks[item, warp, slot, half] = stored[k]
+            if half:
+                codes[item, warp, slot] &= ~(((1 << PLACE_BITS) - 1) << PLACE_BITS)
+                codes[item, warp, slot] |= x << PLACE_BITS
+            else:
+                new = NEW_COLUMN if run[item] == 0 or slot == 0 else 0
+                second = x + (pieces - 1)
+                codes[item, warp, slot] = x | second << PLACE_BITS | dy << 2 * PLACE_BITS | new
+                used[item, warp] += 1
 
 
 def _segments(n: int, places: int) -> tuple[np.ndarray, np.ndarray, int]:

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int64, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import PLACE_BITS, Region
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE
-from numbsparse.kernels.matmul.k7_small_blocks.strip_products import MMA
+from numbsparse.kernels.parts.fragments import MMA
 from numbsparse.kernels.parts.split import add_product, splitting
-from numbsparse.kernels.parts.swizzle import feature_of, feature_of_eight, place_of_byte
+from numbsparse.kernels.parts.swizzle import PIECE, feature_of, feature_of_eight, place_of_byte
 from numbsparse.kernels.ptx import (
     as_float32,
     ldmatrix_x4,

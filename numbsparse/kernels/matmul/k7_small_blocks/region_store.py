@@ -7,7 +7,7 @@ sums in their places there, and read neighbours, 8 bytes to 32.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import cuda, float32, int64, uint32
 
@@ -17,6 +17,17 @@ from numbsparse.kernels.parts.store import PACK
 from numbsparse.kernels.parts.swizzle import feature_of, feature_of_eight
 from numbsparse.kernels.parts.words import words_of_lane
 from numbsparse.kernels.ptx import ALIGNMENT, as_float32, as_uint32, sync_warp
+
+
+class Into(NamedTuple):
+    """Where sums go, as one argument of a kernel."""
+
+    partials: Any  # of regions that were cut
+    blocks: Any  # of each slot, see `plan_regions`
+    rows: Any  # of each block
+    columns: Any
+    sizes: tuple[int, int, int]  # batch, features of x and of dy
+    dvalues: Any  # along one axis
 
 
 @cache
@@ -81,8 +92,8 @@ def store_slot(sums: Sums) -> Any:
         return word if values > 0 else uint32(0)
 
     @cuda.jit(device=True)
-    def store(words, at, slot, into):
-        _, blocks, rows, columns, sizes, dvalues = into[:6]
+    def store(words, at, slot, into, dense):
+        _, blocks, rows, columns, sizes, dvalues = into
         lane = cuda.threadIdx.x % 32
         half = lane // 16 if B == 8 else 0
         block = int64(blocks[2 * slot + half])
@@ -102,7 +113,7 @@ def store_slot(sums: Sums) -> Any:
                 for w in range(WORDS):
                     bad = bad if as_float32(own[w]) == as_float32(own[w]) else WORDS
                 for w in range(bad):
-                    repair(dvalues, first + w // RUN * 128 + lane * RUN + w % RUN, into[6], orders)
+                    repair(dvalues, first + w // RUN * 128 + lane * RUN + w % RUN, dense, orders)
 
     return store
 
@@ -121,31 +132,31 @@ def storer(sums: Sums) -> Any:
         rest = slots_from(last) if last < SLOTS else None
 
         @cuda.jit(device=True)
-        def store_from(acc, used, slot, words, at, into):
+        def store_from(acc, used, slot, words, at, into, dense):
             for p in range(first, last):  # which are used is known too late for registers
                 put(acc[p], words, at + (p - first) * SLOT)
             sync_warp()
             for p in range(first, min(used, last)):
-                store(words, at + (p - first) * SLOT, slot + p, into)
+                store(words, at + (p - first) * SLOT, slot + p, into, dense)
             if rest is not None:
                 sync_warp()
-                rest(acc, used, slot, words, at, into)
+                rest(acc, used, slot, words, at, into, dense)
 
         return store_from
 
     store_slots = slots_from(0)
 
     @cuda.jit(device=True)
-    def store_region(acc, warp, own, partial, used, words, start, into):
+    def store_region(acc, warp, own, partial, used, words, start, into, dense):
         if partial >= 0:
             lane = uint32(cuda.threadIdx.x) % 32
             at = (int64(partial) * WARPS + warp) * (SLOTS * COUNT * 32) + lane
             for p in range(SLOTS):
                 for i in range(COUNT):
-                    into[0][at + (p * COUNT + i) * 32] = acc[p, i]
+                    into.partials[at + (p * COUNT + i) * 32] = acc[p, i]
         else:
             at = start + warp * (AT_ONCE * SLOT)
-            store_slots(acc, used, own * SLOTS, words, at, into)
+            store_slots(acc, used, own * SLOTS, words, at, into, dense)
 
     return store_region
 
@@ -165,8 +176,8 @@ def _total_kernel(sums: Sums) -> Any:
     SLOTS, COUNT = sums.region.WARPS * sums.region.SLOTS, sums.PER_LANE
     WORDS, put, store = 16 * sums.B * sums.region.ITEM // 4, put_slot(sums), store_slot(sums)
 
-    @cuda.jit(device=True)
-    def add(cut, pieces, into):
+    @cuda.jit
+    def kernel(cut, pieces, into, dense):
         which, slot = cuda.blockIdx.x // SLOTS, cuda.blockIdx.x % SLOTS
         words = cuda.shared.array(WORDS, uint32, ALIGNMENT)
         acc = cuda.local.array(COUNT, float32)
@@ -174,18 +185,9 @@ def _total_kernel(sums: Sums) -> Any:
             acc[i] = 0
             for piece in range(pieces):
                 at = ((which * pieces + piece) * SLOTS + slot) * COUNT + i
-                acc[i] += into[0][at * 32 + cuda.threadIdx.x]
+                acc[i] += into.partials[at * 32 + cuda.threadIdx.x]
         put(acc, words, 0)
         sync_warp()
-        store(words, 0, cut[which] * int64(SLOTS) + slot, into)
+        store(words, 0, cut[which] * int64(SLOTS) + slot, into, dense)
 
-    @cuda.jit
-    def kernel(cut, pieces, partials, blocks, rows, columns, sizes, dvalues):
-        add(cut, pieces, (partials, blocks, rows, columns, sizes, dvalues))
-
-    @cuda.jit
-    def repair_kernel(cut, pieces, partials, blocks, rows, columns, sizes, dvalues, x, dy, of_sum):
-        dense = x, dy, of_sum, rows, columns
-        add(cut, pieces, (partials, blocks, rows, columns, sizes, dvalues, dense))
-
-    return repair_kernel if sums.arithmetic == "highest" else kernel
+    return kernel

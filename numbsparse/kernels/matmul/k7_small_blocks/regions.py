@@ -17,7 +17,7 @@ from numba import cuda, float32, int32, uint8, uint32, uint64
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
-from numbsparse.kernels.card import multiprocessors, shared_memory
+from numbsparse.kernels.card import multiprocessors, registers, shared_memory
 from numbsparse.kernels.elementwise import copy, fill
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
     GROUP_AT,
@@ -33,11 +33,11 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_products import (
     places_tf32,
     products,
 )
-from numbsparse.kernels.matmul.k7_small_blocks.region_store import storer, total_kernel
+from numbsparse.kernels.matmul.k7_small_blocks.region_store import Into, storer, total_kernel
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
-from numbsparse.kernels.matmul.k7_small_blocks.strips import of_bits, registers
-from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way
+from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.repair import factors_of
 from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.parts.swizzle import PERIOD, load_for
 from numbsparse.kernels.ptx import (
@@ -54,7 +54,6 @@ from numbsparse.kernels.ptx import (
     sync_warp,
     tma_load_3d,
 )
-from numbsparse.kernels.views import span
 
 # The part of the blocks that is kept, at most, and the region, found by trying on an H200.
 REGIONS_16_BIT = {
@@ -98,22 +97,29 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     sums = Sums(B, arithmetic, region, x_transposed, dy_transposed)
     slots = region.WARPS * region.SLOTS * cut.size
     partials = empty((max(slots * pieces * 16 * B, 1),), "float32")
-    into: tuple[Any, ...] = (
-        *(partials, blocks, index.block_rows, index.block_columns, (batch, *widths)),
-        by_words(dvalues),
-    )
+    lines, out = (index.block_rows, index.block_columns), by_words(dvalues)
+    into = Into(partials, blocks, *lines, (batch, *widths), out)
+    dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
-        into += span(x), span(dy), (x.strides[0] // 4, dy.strides[0] // 4, *widths, batch)
+        dense = factors_of(x, dy, (x_transposed, dy_transposed), index)
     launch(
         region_kernel(sums),
         segments.size // 4,
         32 * (region.WARPS + region.FETCHERS),
         tensor_maps(*maps_of(x, x_transposed, region), *maps_of(dy, dy_transposed, region)),
-        *(segments, boxes, codes, used),
-        *into,
+        *(Plan(segments, boxes, codes, used), into, dense),
         shared_bytes=region.SHARED_BYTES,
     )
-    launch(total_kernel(sums), slots, 32, cut, pieces, *into)
+    launch(total_kernel(sums), slots, 32, cut, pieces, into, dense)
+
+
+class Plan(NamedTuple):
+    """What each block of threads computes: see `plan_boxes`."""
+
+    segments: Any
+    boxes: Any
+    codes: Any
+    used: Any
 
 
 def by_words(values: DeviceArray) -> DeviceArray:
@@ -188,7 +194,7 @@ def registers_of(region: Region) -> Registers:
     """Warps hand them over by fours."""
     warps = region.WARPS + region.FETCHERS
     if not SIMULATED and (region.WARPS % 4 or region.FETCHERS % 4):
-        return Registers(0, 0, registers(warps))
+        return Registers(0, 0, registers(32 * warps, most=255))
     each, fewer = 65536 // (32 * warps) // 8 * 8, 24
     more = min((each * warps - fewer * region.FETCHERS) // region.WARPS // 8 * 8, 240)
     return Registers(fewer, more, {} if SIMULATED else {"launch_bounds": (32 * warps, 1)})
@@ -201,15 +207,15 @@ def region_kernel(sums: Sums) -> Any:
     FETCHERS, CODES, BARRIERS = region.FETCHERS, WARPS * SLOTS, 2 * region.STAGES
     THREADS, WORDS = 32 * (WARPS + FETCHERS), 4 * CODES if tf32 else 4
     supply, multiply, places = supplier(sums), multiplier(sums), places_tf32(sums)
-    options = registers_of(region).options
 
-    @cuda.jit(device=True)
-    def run(maps, segments, boxes, codes, useds, into):
+    @cuda.jit(**registers_of(region).options)
+    def kernel(maps, plan, into, dense):
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
         words = cuda.shared.array(0, uint32, ALIGNMENT)  # the same memory
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
         own = cuda.shared.array(WORDS, uint32, ALIGNMENT)  # where the operands of slots are
         base, t = first_multiple(shared, PERIOD), uint32(cuda.threadIdx.x)
+        segments, boxes, codes, _ = plan
         item, piece = segments[4 * cuda.blockIdx.x], segments[4 * cuda.blockIdx.x + 1]
         pieces = segments[4 * cuda.blockIdx.x + 2]
         if tf32:
@@ -220,7 +226,7 @@ def region_kernel(sums: Sums) -> Any:
             begin_ring(bars, 0, STAGES, FETCHERS, WARPS)
             fence_mbarrier_init()
         cuda.syncthreads()
-        chunks = (into[4][0] + DEPTH - 1) // DEPTH
+        chunks = (into.sizes[0] + DEPTH - 1) // DEPTH
         first = chunks * piece // pieces
         steps = int32(chunks * (piece + 1) // pieces - first)
         warp, row = shfl_idx(uint32(t // 32), 0), int32(first * DEPTH)
@@ -229,25 +235,9 @@ def region_kernel(sums: Sums) -> Any:
             cuda.syncthreads()
         else:
             ring = shared, base, bars
-            multiply(item, warp, segments, codes, useds, own, steps, ring, words, into)
+            multiply(item, warp, plan, own, steps, ring, words, into, dense)
 
-    @cuda.jit(**options)
-    def kernel(
-        maps, segments, boxes, codes, useds, partials, blocks, rows, columns, sizes, dvalues
-    ):
-        into = partials, blocks, rows, columns, sizes, dvalues
-        run(maps, segments, boxes, codes, useds, into)
-
-    @cuda.jit(**options)
-    def repair_kernel(
-        maps, segments, boxes, codes, useds, partials, blocks, rows, columns, sizes, dvalues,
-        x, dy, of_sum,
-    ):  # fmt: skip
-        dense = x, dy, of_sum, rows, columns
-        into = partials, blocks, rows, columns, sizes, dvalues, dense
-        run(maps, segments, boxes, codes, useds, into)
-
-    return repair_kernel if sums.arithmetic == "highest" else kernel
+    return kernel
 
 
 @cache
@@ -324,8 +314,8 @@ def multiplier(sums: Sums) -> Any:
     store = storer(sums)
 
     @cuda.jit(device=True)
-    def multiply(item, warp, segments, codes, useds, own, steps, ring, words, into):
-        shared, base, bars = ring
+    def multiply(item, warp, plan, own, steps, ring, words, into, dense):
+        (shared, base, bars), (segments, _, codes, useds) = ring, plan
         if hand_over:
             more_registers(MORE)
         lane, own_warp = uint32(cuda.threadIdx.x) % 32, int32(item * WARPS + warp)
@@ -348,6 +338,6 @@ def multiplier(sums: Sums) -> Any:
         cuda.syncthreads()  # the ring is free
         if tf32:  # which has no register for it meanwhile
             partial = segments[4 * cuda.blockIdx.x + 3]
-        store(acc, warp, own_warp, partial, used, words, base // 4, into)
+        store(acc, warp, own_warp, partial, used, words, base // 4, into, dense)
 
     return multiply

@@ -18,10 +18,10 @@ from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import multiprocessors, shared_memory
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.cluster_sums import part_bytes
-from numbsparse.kernels.parts.deal import Lengths, in_order, rank_in_run
+from numbsparse.kernels.parts.deal import Lengths
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.swizzle import PERIOD
-from numbsparse.layout import Index
+from numbsparse.layout import Index, Walk
 
 PIECE = 8  # features in 16 bytes
 WARP_COLUMNS = 32
@@ -192,10 +192,7 @@ def warps_for(columns: int, item: int) -> int:
     if item == 4:
         return min(11, -(-columns // WARP_COLUMNS))
     most = 4 if SIMULATED else 8 if (shared_memory() or 0) < 160 * 1024 else 16
-    warps = 1
-    while warps < most and warps * WARP_COLUMNS < columns:
-        warps *= 2
-    return warps
+    return min(most, 1 << (-(-columns // WARP_COLUMNS) - 1).bit_length())
 
 
 def steps_in_strips(
@@ -203,25 +200,14 @@ def steps_in_strips(
 ) -> tuple[float, float, int]:
     """Of the groups that strips of `width` columns need: the part of their blocks that is kept, and
     the steps of a group, on average if all are full, and at most."""
-    walk = index.rows if transposed else index.columns
-    indptr, indices = walk.indptr.astype(np.int64), walk.indices.astype(np.int64)
-    n_groups = int(indices.max(initial=0)) * B // group_width + 1
-    steps = np.zeros((-(-(indptr.size - 1) // (width // B)), n_groups), np.int64)
-    _count_steps(indptr, indices, width // B, group_width // B, blocks_a_step, steps)
-    needed = int(np.count_nonzero(steps)) or 1
-    kept = indices.size / (needed * (width // B) * (group_width // B))
-    return kept, indices.size / blocks_a_step / needed, int(steps.max(initial=1))
-
-
-@compiled(error_model="numpy")
-def _count_steps(indptr, indices, lines, inputs, blocks_a_step, steps):
-    """Of each strip of so many lines and group of so many inputs, which a line meets in a run."""
-    for line in range(indptr.size - 1):
-        run, group = 0, -1
-        for k in range(indptr[line], indptr[line + 1]):
-            run = run + 1 if indices[k] // inputs == group else 0
-            group = indices[k] // inputs
-            steps[line // lines, group] += run % blocks_a_step == 0
+    walk, columns = index.rows if transposed else index.columns, width // B
+    n_groups = int(walk.indices.max(initial=0)) * B // group_width + 1
+    lines = np.arange(-(-(walk.indptr.size - 1) // columns) * columns).reshape(-1, columns)
+    counts = _counted(walk, lines, n_groups, (group_width // B).bit_length() - 1)
+    steps = ((counts + np.uint8(blocks_a_step - 1)) // np.uint8(blocks_a_step)).sum(2, np.int64)
+    needed, kept = int(np.count_nonzero(steps)) or 1, walk.indices.size
+    part = kept / (needed * columns * (group_width // B))
+    return part, kept / blocks_a_step / needed, int(steps.max(initial=1))
 
 
 def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> tuple[Any, ...]:
@@ -238,199 +224,179 @@ def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> 
     of_w (steps, 2): the two pieces of w: the stored block times its pieces, plus the piece; below
         that, in INSIDE_BITS, how many of its features there are, 0 where there is no piece.
     """
-    walk, B = index.rows if transposed else index.columns, strip.B
-    lines, per_block = walk.indptr.size - 1, strip.WARPS * strip.COLUMNS
-    n_warps, width = strip.WARPS * strip.CLUSTER, per_block * strip.CLUSTER
-    n_strips = -(-lines // width)
-    kept = np.zeros((n_strips, width), np.int64)
-    kept.reshape(-1)[:lines] = np.diff(walk.indptr)
-    order = np.argsort(-kept.sum(1), kind="stable")
-    place = _dealt(kept.reshape(-1, per_block), strip).reshape(n_strips, width)
-    of_warps = np.argsort(place, axis=1)[order] + order[:, None] * width
+    walk, n_warps = index.rows if transposed else index.columns, strip.WARPS * strip.CLUSTER
+    lines = _lines_of_strips(walk.indptr, strip)
+    shift = (strip.WIDTH // strip.B).bit_length() - 1
+    counts = _counted(walk, lines, -(-features // strip.WIDTH), shift)
+    stages, places = np.empty((2, *counts.shape[:2]), np.int32)
+    groups = np.full((stages.size + 1, strip.GROUPS), -1, np.int32)
+    blocks = np.zeros((stages.size + 1, lines.shape[1]), np.int32)
+    how = strip.GROUPS, strip.STEPS, strip.BLOCKS_A_STEP, strip.CLUSTER
+    firsts = _cut(counts, n_warps, *how, blocks, stages, places, groups)
+    groups, blocks = groups[: firsts[-1] + 1], blocks[: firsts[-1] + 1]
 
-    line = np.repeat(np.arange(lines), np.diff(walk.indptr))
-    of, column = np.divmod(line, width)
-    rank, column = np.argsort(order)[of], place[of, column]
-    shape = n_strips, -(-features // strip.WIDTH), width
-    stage, at, firsts, groups = _gathered(rank, column, walk.indices, shape, strip)
-
-    warp, slot = np.divmod(column, strip.COLUMNS)
-    key = (stage * n_warps + warp) * 4 + slot
-    by_step = in_order(key)
-    key, stage, warp, at, row, block = (
-        a[by_step] for a in (key, stage, warp, at, walk.indices, walk.blocks)
-    )
-    half = rank_in_run(key) % strip.BLOCKS_A_STEP
-    begun = half == 0
-    counts: np.ndarray = np.bincount(key[begun], minlength=(firsts[-1] + 1) * n_warps * 4)
-    of_warp: np.ndarray = counts.reshape(-1, strip.WARPS, 4).sum(2)
-    taken = of_warp.sum(1)
+    steps: np.ndarray = -(-blocks // strip.BLOCKS_A_STEP).reshape(-1, strip.WARPS, strip.COLUMNS)
+    of_warp = steps.sum(2)
+    taken, before = of_warp.sum(1), of_warp.cumsum(axis=1) - of_warp
     begins = np.append(0, np.cumsum(-(-taken // ALIGNED) * ALIGNED))
-    gaps = begins[:-1] - np.cumsum(taken) + taken
-    step = np.cumsum(begun) - 1 + gaps[stage * strip.CLUSTER + warp // strip.WARPS]
-
-    pieces = np.full((begins[-1], 2), strip.GROUPS * strip.WIDTH // PIECE, np.int64)
+    in_columns: np.ndarray = steps << COUNT_BITS * np.arange(strip.COLUMNS)
+    heads = begins[:-1] + strip.HEAD * np.arange(taken.size)
+    nowhere = strip.GROUPS * strip.GROUP_BYTES
+    words = np.full(begins[-1] + strip.HEAD * taken.size, nowhere << 16 | nowhere, np.uint32)
+    words[heads[:, None] + np.arange(strip.HEAD)] = 0
+    words[heads[:, None] + np.arange(strip.WARPS)] = in_columns.sum(2) + (before << 4 * COUNT_BITS)
     of_w = np.zeros((begins[-1], 2), np.int64)
-    for i in range(B // PIECE):
-        pieces[step, half + i] = at + i
-        inside = np.clip(features - row * B - i * PIECE, 0, PIECE)
-        piece = block.astype(np.int64) * (B // PIECE) + i
-        of_w[step, half + i] = piece << INSIDE_BITS | inside
-    group, within = np.divmod(pieces, strip.WIDTH // PIECE)
-    places = (group * strip.GROUP_BYTES + within * strip.ITEM * PIECE).astype(np.uint32)
-    before = of_warp.cumsum(axis=1) - of_warp
-    in_columns: np.ndarray = counts.reshape(*of_warp.shape, 4) << COUNT_BITS * np.arange(4)
-    head = np.zeros((len(of_warp), strip.HEAD), np.uint32)
-    head[:, : strip.WARPS] = in_columns.sum(2) + before * (1 << 4 * COUNT_BITS)
-    words = np.insert(
-        places[:, 0] | places[:, 1] << 16, np.repeat(begins[:-1], strip.HEAD), head.reshape(-1)
-    )
+    at = steps.cumsum(axis=2) - steps + (before + begins[:-1, None])[..., None]
+    sizes = features, strip.B, shift, strip.ITEM, strip.BLOCKS_A_STEP, strip.HEAD
+    column = np.arange(lines.shape[1]) // (strip.WARPS * strip.COLUMNS)
+    places *= strip.GROUP_BYTES
+    _write(*walk, lines, stages, places, at.reshape(blocks.shape), column, sizes, words, of_w)
     return (
         Lengths(firsts),
-        np.where(of_warps < lines, of_warps, -1).astype(np.int32),
-        groups,
+        np.where(lines < walk.indptr.size - 1, lines, -1).astype(np.int32),
+        groups.reshape(-1),
         begins.astype(np.int32),
-        words.astype(np.uint32),
+        words,
         of_w.reshape(-1),
     )
 
 
-def _dealt(kept: np.ndarray, strip: Strip) -> np.ndarray:
-    """The place of each column of each block of threads, by rank in the cluster, warp and slot.
+def _lines_of_strips(indptr: np.ndarray, strip: Strip) -> np.ndarray:
+    """(strips, columns): the lines of the warps of each strip, with more blocks first.
 
-    The longest are dealt to the warps in turn, there and back.
+    The longest are dealt to the warps in turn, there and back. What is beyond the last is none.
     """
-    rank = np.argsort(np.argsort(-kept, axis=1, kind="stable"), axis=1)
-    slots, warps = np.divmod(rank, strip.WARPS)
-    warps = np.where(slots % 2 == 0, warps, strip.WARPS - 1 - warps)
-    block = np.arange(len(kept))[:, None] % strip.CLUSTER
-    return (block * strip.WARPS + warps) * strip.COLUMNS + slots
+    per_block = strip.WARPS * strip.COLUMNS
+    width = per_block * strip.CLUSTER
+    kept = np.zeros((-(-(indptr.size - 1) // width), width), np.int64)
+    kept.reshape(-1)[: indptr.size - 1] = np.diff(indptr)
+    order = np.argsort(-kept.sum(1), kind="stable")
+    longest = np.argsort(-kept.reshape(-1, per_block), axis=1, kind="stable")
+    slot, warp = np.divmod(np.arange(per_block), strip.WARPS)
+    warp = np.where(slot % 2 == 0, warp, strip.WARPS - 1 - warp)
+    in_block = np.empty_like(longest)
+    in_block[:, warp * strip.COLUMNS + slot] = longest
+    in_block += np.arange(len(in_block))[:, None] * per_block
+    return in_block.reshape(kept.shape)[order]
 
 
-def _gathered(
-    strip_of: np.ndarray,
-    column: np.ndarray,
-    rows: np.ndarray,
-    shape: tuple[int, int, int],
-    strip: Strip,
-) -> tuple[np.ndarray, ...]:
-    """(stage, piece in the stage) of each block; firsts and groups as in `plan_strips`."""
-    n_strips, n_groups, width = shape
-    group, within = np.divmod(rows * strip.B, strip.WIDTH)
-    flat = (strip_of * n_groups + group) * width + column
-    counts = np.bincount(flat, minlength=n_strips * n_groups * width).reshape(shape)
-    needed = counts.any(2)
-    which, wanted = np.nonzero(needed)
-    position = np.cumsum(needed, axis=1) - 1
-    n_warps = strip.WARPS * strip.CLUSTER
-    load = (strip_of * n_groups + position[strip_of, group]) * n_warps + column // strip.COLUMNS
-    loads: np.ndarray = np.bincount(load, minlength=n_strips * n_groups * n_warps)
-    order = _evened(loads.reshape(n_strips, n_groups, n_warps), needed.sum(1))
-    position = np.take_along_axis(order, position, axis=1)
-    lined_up = np.zeros_like(counts)
-    lined_up[which, position[which, wanted]] = counts[which, wanted]
-    stage_of, place_of, n_stages = _cut(lined_up, needed.sum(1), strip)
-
-    firsts = np.append(0, np.cumsum(n_stages))
-    groups = np.full((firsts[-1] + 1, strip.GROUPS), -1, np.int32)
-    at = position[which, wanted]
-    groups[firsts[which] + stage_of[which, at], place_of[which, at]] = wanted
-    at = position[strip_of, group]
-    piece = (place_of[strip_of, at] * strip.WIDTH + within) // PIECE
-    return firsts[strip_of] + stage_of[strip_of, at], piece, firsts, groups.reshape(-1)
-
-
-def _evened(loads: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """(strips, groups): places for the groups of each strip, such that its warps keep step.
-
-    loads (strips, groups, warps) : the blocks that a warp meets in a group
-    lengths (strips,) : how many of the groups count
-
-    The next group is the one of a few that leaves the blocks so far most even among the warps: they
-    can only be as far apart as the ring is long.
-    """
-    places = np.zeros(loads.shape[:2], np.int64)
-    mean = loads.sum(1) / np.maximum(lengths, 1)[:, None]
-    few, ahead, sums = np.empty(CHOICE, np.int64), np.empty(loads.shape[2]), np.empty(8)
-    _choose(loads, lengths, mean, few[: loads.shape[1]], ahead, sums, places)
-    return places
+def _counted(walk: Walk, lines: np.ndarray, n_groups: int, shift: int) -> np.ndarray:
+    """(strips, groups, columns): blocks of each line of a strip in groups of 1 << shift inputs."""
+    counts = np.zeros((len(lines), n_groups, lines.shape[1]), np.uint8)
+    _count(walk.indptr, walk.indices, lines, shift, counts)
+    return counts
 
 
 @compiled(error_model="numpy")
-def _choose(loads, lengths, mean, few, ahead, sums, places):
-    """`few` are the groups to choose from, and each warp is `ahead` of the mean."""
-    warps = loads.shape[2]
-    for strip in range(len(loads)):
-        for warp in range(warps):
-            ahead[warp] = 0
-        for k in range(few.size):
-            few[k] = k
-        for k in range(lengths[strip]):
-            best, least = 0, np.inf
-            for which in range(few.size):
-                group = few[which]
-                if group < lengths[strip]:
-                    for lane in range(8):
-                        sums[lane] = 0
-                    for warp in range(warps - warps % 8):  # in NumPy's order: roundings decide
-                        after = ahead[warp] + loads[strip, group, warp] - mean[strip, warp]
-                        sums[warp & 7] += after * after
-                    cost = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + (
-                        (sums[4] + sums[5]) + (sums[6] + sums[7])
-                    )
-                    for warp in range(warps - warps % 8, warps):
-                        after = ahead[warp] + loads[strip, group, warp] - mean[strip, warp]
-                        cost += after * after
-                    if cost < least:
-                        best, least = which, cost
-            group = few[best]
-            for warp in range(warps):
-                ahead[warp] = ahead[warp] + loads[strip, group, warp] - mean[strip, warp]
-            places[strip, group] = k
-            few[best] = few.size + k
-
-
-def _cut(
-    counts: np.ndarray, lengths: np.ndarray, strip: Strip
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The stage of each group of each strip, its place there, and the stages of each strip.
-
-    A stage takes groups while there is room for them and for their steps. All strips go on
-    together, a stage at a time; counts are (strips, groups, columns).
-    """
-    stage_of, place_of = np.zeros((2, *counts.shape[:2]), np.int64)
-    n_stages = np.zeros(len(counts), np.int64)
-    how = strip.GROUPS, strip.STEPS, strip.BLOCKS_A_STEP, strip.CLUSTER
-    blocks = np.empty(counts.shape[2], np.int64)
-    _fill(counts, lengths, *how, blocks, stage_of, place_of, n_stages)
-    return stage_of, place_of, n_stages
+def _count(indptr, indices, lines, shift, counts):
+    for strip in range(len(lines)):
+        for column in range(lines.shape[1]):
+            line = lines[strip, column]
+            if line < indptr.size - 1:
+                for k in range(indptr[line], indptr[line + 1]):
+                    counts[strip, indices[k] >> shift, column] += 1
 
 
 @compiled(error_model="numpy")
-def _fill(
-    counts, lengths, most, room, blocks_a_step, cluster, blocks, stage_of, place_of, n_stages
-):
-    """`blocks` are those of each column in the stage."""
-    each = blocks.size // cluster
-    for strip in range(len(counts)):
-        place = most
-        for group in range(lengths[strip]):
+def _cut(counts, warps, most, room, blocks_a_step, cluster, blocks, stages, places, groups):
+    """Where the stages of each strip begin: they take groups while there is room for their steps.
+
+    blocks : of each column of a stage; stages, places : of each group of a strip; groups : of each
+        stage
+    """
+    n_strips, n_groups, width = counts.shape
+    order, each, stage = np.empty(n_groups, np.int64), width // cluster, -1
+    firsts = np.zeros(n_strips + 1, np.int64)
+    for strip in range(n_strips):
+        place, shift = most, blocks_a_step - 1  # of one or two
+        for k in range(_even(counts[strip], warps, order)):
+            group = order[k]
+            own = counts[strip, group]
             for new in range(2):
                 if new or place == most:
-                    n_stages[strip] += 1
-                    place = 0
-                    for column in range(blocks.size):
-                        blocks[column] = 0
-                longest = 0
+                    stage, place = stage + 1, 0
+                longest, now = 0, blocks[stage]
                 for part in range(cluster):
                     steps = 0
                     for column in range(part * each, (part + 1) * each):
-                        blocks[column] += counts[strip, group, column]
-                        steps += (
-                            blocks[column] + blocks_a_step - 1 >> blocks_a_step - 1
-                        )  # of one or two
+                        steps += now[column] + own[column] + shift >> shift
                     longest = max(longest, steps)
                 if place == 0 or longest <= room:
                     break
-            stage_of[strip, group], place_of[strip, group] = n_stages[strip] - 1, place
+            for column in range(width):
+                now[column] += own[column]
+            stages[strip, group], places[strip, group] = stage, place
+            groups[stage, place] = group
             place += 1
+        firsts[strip + 1] = stage + 1
+    return firsts
+
+
+@compiled(error_model="numpy", fastmath={"reassoc"})  # whole numbers are exact in any order
+def _even(counts, warps, order):
+    """The groups that a strip needs, such that its warps keep step; how many.
+
+    The next group is the one of a few that leaves the blocks so far most even among the warps: they
+    can only be as far apart as the ring is long. All numbers are whole ones, times `n`.
+
+    loads (groups, warps) : the blocks that a warp meets in a group
+    ahead (warps,) : of the mean, after the next group, if that had none
+    """
+    n, each = 0, counts.shape[1] // warps
+    loads, squares = np.zeros((len(counts), warps)), np.empty(len(counts))
+    needed, ahead = np.empty(len(counts), np.int64), np.zeros(warps)
+    for group in range(len(counts)):
+        for column in range(counts.shape[1]):
+            loads[n, column // each] += counts[group, column]
+        needed[n], squares[n] = group, (loads[n] * loads[n]).sum()
+        n += 1 if squares[n] > 0 else 0
+    mean = loads[:n].sum(0)
+    few = np.arange(min(CHOICE, n))
+    for k in range(n):
+        best, least = 0, np.inf
+        ahead -= mean
+        for which in range(few.size):
+            if few[which] < n:
+                cost = n * squares[few[which]]
+                for warp in range(warps):
+                    cost += 2 * ahead[warp] * loads[few[which], warp]
+                if cost < least:
+                    best, least = which, cost
+        order[k] = needed[few[best]]
+        ahead += n * loads[few[best]]
+        few[best] = few.size + k
+    return n
+
+
+@compiled(error_model="numpy")
+def _write(
+    indptr, indices, stored, lines, stages, places, at, block_of, sizes, words, of_w
+):  # fmt: skip
+    """Of each block its pieces; `at` is the first step of each column of each stage.
+
+    Steps of a column take its blocks in turn: `seen` counts those of the stages.
+    """
+    features, B, shift, item, blocks_a_step, head = sizes
+    clusters = block_of[-1] + 1
+    seen = np.zeros(at.shape, np.int32)
+    for strip in range(len(lines)):
+        for column in range(lines.shape[1]):
+            line, cluster = lines[strip, column], block_of[column]
+            if line < indptr.size - 1:
+                for k in range(indptr[line], indptr[line + 1]):
+                    group = indices[k] >> shift
+                    stage = stages[strip, group]
+                    nth = seen[stage, column]
+                    seen[stage, column] = nth + 1
+                    half = nth & (blocks_a_step - 1)  # of one or two
+                    step = at[stage, column] + (nth >> (blocks_a_step - 1))
+                    word = step + head * (1 + stage * clusters + cluster)
+                    first = indices[k] * B
+                    within = first - (group << shift) * B
+                    for i in range(B // PIECE):
+                        place = places[strip, group] + (within + i * PIECE) * item
+                        inside = min(max(features - first - i * PIECE, 0), PIECE)
+                        piece = stored[k] * (B // PIECE) + i
+                        of_w[step, half + i] = piece << INSIDE_BITS | inside
+                        bits = 16 * (half + i)
+                        words[word] = words[word] & ~(0xFFFF << bits) | place << bits

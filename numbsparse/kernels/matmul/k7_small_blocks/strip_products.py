@@ -1,7 +1,6 @@
 """What a warp does with a stage: its 32 columns of a strip += the features that they keep.
 
-A step is what the registers of a lane hold of w at once: 16 x B values of 16 bits, for one mma for
-every 16 rows and 8 columns; or a block of float32, 8 features by 8 columns to an mma of tf32.
+`parts.packed` says what a step of w is.
 """
 
 from __future__ import annotations
@@ -9,127 +8,12 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numpy as np
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, int32, uint32
 
-from numbsparse.device import DeviceArray, empty
-from numbsparse.device.launch import launch
-from numbsparse.kernels.elementwise import copy
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
-    COUNT_BITS,
-    INSIDE_BITS,
-    PIECE,
-    Strip,
-)
-from numbsparse.kernels.parts.split import add_product, splitting
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import COUNT_BITS, Strip
+from numbsparse.kernels.parts.packed import adding
 from numbsparse.kernels.parts.swizzle import rows_of
 from numbsparse.kernels.parts.words import words_of_lane
-from numbsparse.kernels.ptx import (
-    as_float32,
-    let_next_kernel_start,
-    mma_m16n8k16_bf16,
-    mma_m16n8k16_f16,
-    movmatrix_trans,
-)
-
-MMA = {"float16": mma_m16n8k16_f16, "bfloat16": mma_m16n8k16_bf16}
-INSIDE = (1 << INSIDE_BITS) - 1
-THREADS, RUN = 128, 4  # of `packed`, and the steps of a warp
-
-
-def packed(values: DeviceArray, pieces: DeviceArray, transposed: bool) -> DeviceArray:
-    """The blocks of w in the order of the steps, each value in the register where an mma needs it.
-
-    What is beyond the last of the features that are summed over becomes 0. The next kernel may
-    start while this one runs.
-    """
-    n_blocks, B, _ = values.shape
-    n_steps, words = pieces.size // 2, B // 4 if values.itemsize == 2 else B * B // 32
-    out = empty((n_steps * 32 * words,), "uint32")
-    across = B * values.itemsize // 4
-    in_words = DeviceArray(values.address, (n_blocks, B, across), np.uint32, None, values)
-    kernel, warps = pack_kernel(B, values.itemsize, transposed), -(-n_steps // RUN)
-    launch(kernel, -(-warps * 32 // THREADS), THREADS, in_words, pieces, out)
-    return out
-
-
-def in_order(values: DeviceArray) -> DeviceArray:
-    """The blocks of w, or a copy of them without gaps that is read by words."""
-    if values.is_contiguous and values.address % 4 == 0:
-        return values
-    whole = empty(values.shape, values.dtype)
-    copy(whole, values)
-    return whole
-
-
-@cache
-def pack_kernel(B: int, item: int, transposed: bool) -> Any:
-    PIECES = B // PIECE
-    HALVES = 2 if item == 2 else PIECES  # of a step; for every one of them and every 8 columns
-    TERMS = 1 if item == 2 else 2  # words of a lane
-    WORDS = TERMS * HALVES * PIECES
-    CODES, OWN = (RUN, HALVES), (RUN, WORDS)
-    load = load_16_bit(transposed) if item == 2 else load_float32(transposed)
-    store = words_of_lane(WORDS).store
-
-    @cuda.jit
-    def kernel(values, pieces, out):
-        let_next_kernel_start()
-        first, n_steps = cuda.grid(1) // 32 * RUN, pieces.size // 2
-        codes, words = cuda.local.array(CODES, int64), cuda.local.array(OWN, uint32)
-        # A warp's loads are under way together: first what is where, then all values.
-        for k in range(RUN):
-            for half in range(HALVES):
-                codes[k, half] = pieces[2 * (first + k) + half] if first + k < n_steps else 0
-        for k in range(RUN):
-            for half in range(HALVES):
-                piece, inside = codes[k, half] >> INSIDE_BITS, codes[k, half] & INSIDE
-                block, at = piece // PIECES, piece % PIECES * PIECE
-                for square in range(PIECES):
-                    word = (square * HALVES + half) * TERMS
-                    load(values, block, at, square * PIECE, inside, words[k], word)
-        for k in range(RUN):
-            if first + k < n_steps:
-                store(out, (first + k) * (32 * WORDS), words[k])
-
-    return kernel
-
-
-@cache
-def load_16_bit(transposed: bool) -> Any:
-    """Of column n + lane // 4 the values of features k + lane % 4 * 2 and the next, in a word."""
-
-    @cuda.jit(device=True)
-    def load(values, block, k, n, inside, words, at):
-        lane = uint32(cuda.grid(1)) % 32
-        row, column = lane // 4, lane % 4
-        if transposed:
-            two = values[block, n + row, k // 2 + column] if inside > column * 2 else uint32(0)
-            words[at] = two & uint32(0xFFFF) if inside == column * 2 + 1 else two
-        else:
-            two = values[block, k + row, n // 2 + column] if inside > row else uint32(0)
-            words[at] = movmatrix_trans(two)
-
-    return load
-
-
-@cache
-def load_float32(transposed: bool) -> Any:
-    """Of column n + lane // 4 the values of features k + lane % 4 and that + 4."""
-
-    @cuda.jit(device=True)
-    def load(values, block, k, n, inside, words, at):
-        lane = uint32(cuda.grid(1)) % 32
-        row, column = lane // 4, lane % 4
-        for term in range(2):
-            f, c = column + 4 * term, n + row
-            words[at + term] = 0
-            if inside > f:
-                words[at + term] = (
-                    values[block, c, k + f] if transposed else values[block, k + f, c]
-                )
-
-    return load
 
 
 @cache
@@ -140,12 +24,12 @@ def products(strip: Strip, arithmetic: str, x_transposed: bool) -> Any:
     """
     X_START, W_START, HEAD = strip.X_START, strip.W_START, strip.HEAD
     WORDS, LAST_COLUMN, COUNT = strip.STEP_BYTES // 128, strip.COLUMNS - 1, (1 << COUNT_BITS) - 1
-    load, begin_x = words_of_lane(WORDS).load, rows_of(strip.ITEM, strip.WIDTH, x_transposed).begin
-    make_step = step_16_bit if strip.ITEM == 2 else step_tf32
+    rows = rows_of(strip.ITEM, strip.WIDTH, x_transposed)
+    load, begin_x = words_of_lane(WORDS).load, rows.begin
 
     def columns_from(j: int) -> Any:
         """Column j, then those after it: each with its own registers, named when compiled."""
-        add_step = make_step(strip, arithmetic, x_transposed, j)
+        add_step = adding(arithmetic, strip.B, strip.ROWS // 16, rows, j)
         others = columns_from(j + 1) if j < LAST_COLUMN else None
 
         @cuda.jit(device=True)
@@ -174,90 +58,3 @@ def products(strip: Strip, arithmetic: str, x_transposed: bool) -> Any:
         columns(shared, words, lines, word, at, place, b, counts, acc)
 
     return add_all
-
-
-@cache
-def step_16_bit(strip: Strip, arithmetic: str, x_transposed: bool, j: int) -> Any:
-    """acc of column j += 16 features of x, from two pieces, times a step of w."""
-    TM, SQUARES, A = strip.ROWS // 16, strip.B // 8, (2, 4)
-    rows, mma = rows_of(2, strip.WIDTH, x_transposed), MMA[arithmetic]
-    find, load = rows.find, rows.load
-
-    @cuda.jit(device=True)
-    def add_step(shared, lines, place, b, acc):
-        at = find(lines, place)
-        x = cuda.local.array(A, uint32)
-        for m in range(TM):
-            load(shared, at, m, x)
-            a = x[m % 2]
-            for n in range(SQUARES):
-                i = ((j * TM + m) * SQUARES + n) * 4
-                acc[i], acc[i + 1], acc[i + 2], acc[i + 3] = mma(
-                    *(a[0], a[1], a[2], a[3], b[2 * n], b[2 * n + 1]),
-                    *(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]),
-                )
-
-    return add_step
-
-
-@cache
-def step_tf32(strip: Strip, arithmetic: str, x_transposed: bool, j: int) -> Any:
-    """acc of column j += the features of x that a step needs times its block of w: a sum of its
-    own, which begins at zero (`parts.split`)."""
-    TM, SQUARES, exact = strip.ROWS // 16, strip.B // 8, arithmetic == "highest"
-    W, X, SUMS, RAW = (SQUARES, 2 * SQUARES), (SQUARES, 4), (SQUARES, 4), (SQUARES, 2, 4)
-    rows, split = rows_of(4, strip.WIDTH, x_transposed), splitting(exact)
-    find, load = rows.find, rows.load
-
-    @cuda.jit(device=True)
-    def multiply(a, b, piece, c):
-        add_product(a[0], a[1], a[2], a[3], b[2 * piece], b[2 * piece + 1], c)
-
-    @cuda.jit(device=True)
-    def add_step(shared, lines, place, b, acc):
-        wh, wl = cuda.local.array(W, uint32), cuda.local.array(W, uint32)
-        for n in range(SQUARES):
-            for i in range(2 * SQUARES):
-                wh[n, i], wl[n, i] = split(as_float32(b[2 * SQUARES * n + i]))
-        first, second = find(lines, place & uint32(0xFFFF)), find(lines, place >> uint32(16))
-        raw = cuda.local.array(RAW, uint32)
-        for m in range(TM):
-            c = cuda.local.array(SUMS, float32)
-            for n in range(SQUARES):
-                for i in range(4):
-                    c[n, i] = 0
-            xh, xl = cuda.local.array(X, uint32), cuda.local.array(X, uint32)
-            for piece in range(SQUARES):
-                load(shared, second if piece else first, m, raw[piece])
-                for i in range(4):
-                    xh[piece, i], xl[piece, i] = split(as_float32(raw[piece, m % 2, i]))
-                if exact:
-                    for n in range(SQUARES):
-                        multiply(xl[piece], wh[n], piece, c[n])
-                    for n in range(SQUARES):
-                        multiply(xh[piece], wl[n], piece, c[n])
-            for piece in range(SQUARES):
-                for n in range(SQUARES):
-                    multiply(xh[piece], wh[n], piece, c[n])
-            for n in range(SQUARES):
-                for i in range(4):
-                    acc[((j * TM + m) * SQUARES + n) * 4 + i] += c[n, i]
-
-    return add_step
-
-
-@cache
-def clear_zeros(strip: Strip, threads: int) -> Any:
-    """The zeros after the groups of every stage, where steps may be half empty."""
-    STAGES, STAGE_BYTES, WORDS = strip.STAGES, strip.STAGE_BYTES, strip.GROUP_BYTES // 4
-    START, half_empty = strip.X_START + strip.GROUPS * strip.GROUP_BYTES, strip.BLOCKS_A_STEP == 2
-
-    @cuda.jit(device=True)
-    def clear(words, base):
-        if half_empty:
-            for stage in range(STAGES):
-                first = (base + stage * STAGE_BYTES + START) // 4
-                for i in range(cuda.threadIdx.x, WORDS, threads):
-                    words[first + i] = 0
-
-    return clear

@@ -13,38 +13,33 @@ strips, and load each feature of x for both.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 
-from numbsparse.device import DeviceArray
 from numbsparse.device.launch import launch
-from numbsparse.kernels import card
-from numbsparse.kernels.card import multiprocessors
+from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
+    INSIDE_BITS,
     ROWS,
     Strip,
     plan_strips,
     strip_of,
 )
-from numbsparse.kernels.matmul.k7_small_blocks.strip_products import (
-    clear_zeros,
-    in_order,
-    packed,
-    products,
-)
-from numbsparse.kernels.parts import store
-from numbsparse.kernels.parts.aligned import aligned_either_way
+from numbsparse.kernels.matmul.k7_small_blocks.strip_products import products
+from numbsparse.kernels.parts.aligned import aligned_either_way, of_bits
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import schedule, schedule_parts
+from numbsparse.kernels.parts.packed import in_order, packed
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.repair import dense_of, repairing_lines
+from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, following
+from numbsparse.kernels.parts.store import KINDS, Sums, order_of, output_of, storer
+from numbsparse.kernels.parts.store_float32 import repairing_pairs, storer_of_pairs
 from numbsparse.kernels.parts.swizzle import PERIOD, load_for, map_of, rows_of
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
-    as_uint32,
     bulk_load,
     cluster_sync,
     elect,
@@ -56,12 +51,9 @@ from numbsparse.kernels.ptx import (
     mbarrier_expect,
     mbarrier_wait,
     shfl_idx,
-    store_2xu32,
-    store_4xf32,
     sync_warp,
     wait_for_earlier_kernels,
 )
-from numbsparse.kernels.views import span
 
 
 def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, precision: str) -> None:
@@ -85,57 +77,58 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, prec
     values, (x, x_transposed) = in_order(values), aligned_either_way(of_bits(x))
     x_map = map_of(x, strip.BOX_ROWS(x_transposed), strip.WIDTH, x_transposed)
     # Last before the kernel, which waits for it alone: see `producer`.
-    w = packed(values, pieces, transposed)
-    args: tuple[Any, ...] = (
-        *(x_map, w, words, begins),
-        *(groups, lines, tiles, tile_starts, of_bits(span(y))),
-        (*(stride // y.itemsize for stride in y.strides), batch, columns),
-    )
+    w = packed(values, pieces, transposed, INSIDE_BITS)
+    work = Plan(words, begins, groups, lines, tiles, tile_starts)
+    dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
         dense = dense_of(x.T if x_transposed else x, values, index, transposed)
-        args += dense.x, (*dense.x_strides, features, *dense.w_strides), dense.w, *dense[-3:]
     together = strip.CLUSTER * strip.SPLIT
     launch(
-        strip_kernel(strip, arithmetic, x_transposed, store.order_of(y)),
+        strip_kernel(strip, arithmetic, x_transposed, order_of(y)),
         (tile_starts.size - 1) * strip.CLUSTER,
         32 * (strip.WARPS + strip.FETCHERS),
-        *args,
+        *(x_map, w, work, output_of(y), dense),
         shared_bytes=strip.SHARED_BYTES,
         cluster=(together,) if together > 1 else None,
         overlap=True,
     )
 
 
-def of_bits(a: DeviceArray) -> DeviceArray:
-    """16-bit values as NumPy and a kernel know them."""
-    return a.view("uint16") if a.itemsize == 2 else a
+class Plan(NamedTuple):
+    """What each block of threads does: see `plan_strips` and `parts.deal`."""
 
-
-def registers(warps: int) -> dict[str, int]:
-    """Options of `cuda.jit`: registers are handed out to four warps at once."""
-    return card.registers(128 * -(-warps // 4), most=255)
+    words: Any
+    begins: Any
+    groups: Any
+    lines: Any
+    tiles: Any
+    tile_starts: Any
 
 
 @cache
 def strip_kernel(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> Any:
     WARPS, FETCHERS, CLUSTER, SPLIT = strip.WARPS, strip.FETCHERS, strip.CLUSTER, strip.SPLIT
-    STAGES, BARRIERS = strip.STAGES, 2 * strip.STAGES
+    STAGES, BARRIERS, THREADS = strip.STAGES, 2 * strip.STAGES, 32 * (WARPS + FETCHERS)
     # A stage is full when all fetchers' copies are there, and empty when all lanes have read it:
     # those of the block each by itself, as `racecheck` knows lanes only, others' by one of a warp.
     READERS = WARPS * (32 + CLUSTER - 1)
     produce = producer(strip, x_transposed)
-    store_sums = storer(strip, arithmetic, x_transposed, y_order)
-    consume = consumer(strip, products(strip, arithmetic, x_transposed), store_sums)
-    clear = clear_zeros(strip, 32 * (WARPS + FETCHERS))
+    consume = consumer(strip, arithmetic, x_transposed, y_order)
+    STAGE_BYTES, HALF_EMPTY = strip.STAGE_BYTES, strip.BLOCKS_A_STEP == 2
+    ZEROS, WORDS = strip.X_START + strip.GROUPS * strip.GROUP_BYTES, strip.GROUP_BYTES // 4
 
-    @cuda.jit(device=True)
-    def run(x_map, walk, tile_starts, into):
+    @cuda.jit(**registers(THREADS, most=255))
+    def kernel(x_map, w, plan, y, dense):
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
         words = cuda.shared.array(0, uint32, ALIGNMENT)  # the same memory
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
         base = first_multiple(shared, PERIOD)
         t = uint32(cuda.threadIdx.x)
-        clear(words, base)
+        if HALF_EMPTY:  # then the pieces that steps lack are the zeros after all groups
+            for stage in range(STAGES):
+                zeros = (base + stage * STAGE_BYTES + ZEROS) // 4
+                for i in range(t, WORDS, THREADS):
+                    words[zeros + i] = 0
         if t == 0:
             begin_ring(bars, 0, STAGES, FETCHERS, READERS)
             fence_mbarrier_init()
@@ -143,53 +136,39 @@ def strip_kernel(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str
         if CLUSTER > 1:
             cluster_sync()
         unit = cuda.blockIdx.x // CLUSTER
-        first, last = tile_starts[unit], tile_starts[unit + 1]
+        first, last = plan.tile_starts[unit], plan.tile_starts[unit + 1]
         warp = shfl_idx(uint32(t // 32), 0)
         if warp >= WARPS:
-            produce(uint32(warp - WARPS), x_map, walk, first, last, shared, base, bars)
+            produce(uint32(warp - WARPS), x_map, w, plan, first, last, shared, base, bars)
             if SPLIT > 1:
                 meet()
         else:
-            consume(walk[4], first, last, shared, words, base, bars, into)
+            consume(plan, first, last, shared, words, base, bars, y, dense)
         if CLUSTER > 1 or SPLIT > 1:
             cluster_sync()  # the others may still copy to here or read here, and arrive at barriers
 
-    @cuda.jit(**registers(WARPS + FETCHERS))
-    def kernel(x_map, w, words_of, begins, groups, lines, tiles, tile_starts, y, sizes):
-        into = lines, (y, sizes[0], sizes[1], sizes[2], sizes[3])
-        run(x_map, (w, words_of, begins, groups, tiles), tile_starts, into)
-
-    @cuda.jit(**registers(WARPS + FETCHERS))
-    def repair_kernel(
-        x_map, w, words_of, begins, groups, lines, tiles, tile_starts, y, sizes,
-        x, x_sizes, values, indptr, indices, blocks,
-    ):  # fmt: skip
-        x_strides, w_strides = (x_sizes[0], x_sizes[1]), (x_sizes[3], x_sizes[4])
-        dense = x, x_strides, x_sizes[2], values, w_strides, indptr, indices, blocks
-        into = lines, (y, sizes[0], sizes[1], sizes[2], sizes[3]), dense
-        run(x_map, (w, words_of, begins, groups, tiles), tile_starts, into)
-
-    return repair_kernel if arithmetic == "highest" else kernel
+    return kernel
 
 
 @cache
-def consumer(strip: Strip, add_stage: Any, store_sums: Any) -> Any:
+def consumer(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> Any:
     ROWS, WARPS, STAGES, STAGE_BYTES = strip.ROWS, strip.WARPS, strip.STAGES, strip.STAGE_BYTES
     SUMS, CLUSTER, SPLIT, SLICES = strip.ROWS, strip.CLUSTER, strip.SPLIT, strip.SLICES
-    OWN = SUMS // SLICES
-    add_sums = add_parts(SPLIT, SLICES, strip.COLUMNS, ROWS // 16, strip.B // 8)
+    OWN, COLUMNS = SUMS // SLICES, strip.COLUMNS
+    add_stage = products(strip, arithmetic, x_transposed)
+    add_sums = add_parts(SPLIT, SLICES, COLUMNS, ROWS // 16, strip.B // 8)
+    store, repair = storing(strip, arithmetic, x_transposed, y_order)
+    EXACT = arithmetic == "highest"
 
     @cuda.jit(device=True)
-    def finish(acc, tiles, i, warp, base, into):
-        """The sum of a cluster's blocks, which have a tile each."""
-        own, rank = cuda.local.array(OWN, float32), uint32(cuda.blockIdx.x) % SPLIT
-        add_sums(acc, own, warp, base)
-        if rank < SLICES:
-            row = int64(tiles[i, 1]) * ROWS
-            store_sums(own, tiles[i, 0], warp, row, into)
+    def finish(acc, columns, row, y, dense):
+        store(acc, columns, row, y)
+        if EXACT:
+            repair(acc, columns, row, y, dense)
 
     @cuda.jit(device=True)
-    def consume(tiles, first, last, shared, words, base, bars, into):
+    def consume(plan, first, last, shared, words, base, bars, y, dense):
+        tiles = plan.tiles
         t, rank = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.x) % CLUSTER
         warp, lane = t // 32, t % 32
         acc = cuda.local.array(SUMS, float32)
@@ -206,10 +185,15 @@ def consumer(strip: Strip, add_stage: Any, store_sums: Any) -> Any:
                     if lane < CLUSTER and lane != rank:
                         mbarrier_arrive_at(bars, STAGES + stage, lane)
                 stage, phase = following(stage, phase, STAGES)
-            if SPLIT > 1:
-                finish(acc, tiles, i, warp, base, into)
+            place, row = (rank * WARPS + warp) * COLUMNS, int64(tiles[i, 1]) * ROWS
+            columns = plan.lines[tiles[i, 0], place : place + COLUMNS]
+            if SPLIT > 1:  # the blocks of a cluster have a tile each, and store a slice of its sum
+                own, part = cuda.local.array(OWN, float32), uint32(cuda.blockIdx.x) % SPLIT
+                add_sums(acc, own, warp, base)
+                if part < SLICES:
+                    finish(own, columns, row + part * OWN, y, dense)
             else:
-                store_sums(acc, tiles[i, 0], rank * WARPS + warp, int64(tiles[i, 1]) * ROWS, into)
+                finish(acc, columns, row, y, dense)
 
     return consume
 
@@ -228,9 +212,9 @@ def producer(strip: Strip, x_transposed: bool) -> Any:
         return groups[min(at * GROUPS + lane, groups.size - 1)], begins[i], begins[i + 1]
 
     @cuda.jit(device=True)
-    def produce(fetcher, x_map, walk, first, last, shared, base, bars):
-        w, words_of, begins, groups, tiles = walk
-        sources = x_map, w, words_of
+    def produce(fetcher, x_map, w, plan, first, last, shared, base, bars):
+        _, begins, groups, _, tiles, _ = plan
+        sources = x_map, w, plan.words
         if fetcher == 0:
             wait_for_earlier_kernels()  # for w: x was there before that was packed
         fence_tensor_map(x_map)
@@ -265,11 +249,8 @@ def asker(strip: Strip, x_transposed: bool) -> Any:
     HEAD, WIDTH = strip.HEAD, strip.WIDTH
     CLUSTER, FETCHERS = strip.CLUSTER, strip.FETCHERS
     SHARES = -(-GROUPS // (FETCHERS * CLUSTER))
-    load, BOXES, BOX_ROWS = load_for(x_transposed, CLUSTER), 1, 0
-    if x_transposed:
-        BOX_ROWS = strip.BOX_ROWS(x_transposed)
-        BOXES = strip.ROWS // BOX_ROWS
-    BOX_BYTES = GROUP_BYTES // BOXES
+    load, BOX_ROWS = load_for(x_transposed, CLUSTER), strip.BOX_ROWS(x_transposed)
+    BOXES, BOX_BYTES = strip.ROWS // BOX_ROWS, GROUP_BYTES * BOX_ROWS // strip.ROWS
 
     @cuda.jit(device=True)
     def ask(fetcher, sources, known, number, k, row, ring):
@@ -317,81 +298,12 @@ def asker(strip: Strip, x_transposed: bool) -> Any:
 
 
 @cache
-def storer(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> Any:
-    """store(acc, of_strip, warp, row, into): a warp's sums, `row` the first one's number.
-
-    into : the block columns of all strips; y, as in `parts.store`; and of exact float32 what is
-        multiplied, as in `parts.repair`
-    """
+def storing(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> tuple[Any, Any]:
+    """store(acc, columns, row, y) and, of exact float32, repair(acc, columns, row, y, dense): what
+    a warp has of 64 rows, or of a slice of them, `row` the first one's number."""
+    kind, TILES = KINDS.get(arithmetic, arithmetic), strip.ROWS // 16 // strip.SLICES
+    of = Sums(kind, strip.B, strip.COLUMNS, TILES, APART=16)
     if strip.ITEM == 2:
-        return storer_of_16_bit(strip, arithmetic, y_order)
-    return storer_of_float32(strip, arithmetic == "highest", x_transposed, y_order)
-
-
-@cache
-def storer_of_16_bit(strip: Strip, arithmetic: str, y_order: str) -> Any:
-    COLUMNS, kind = strip.COLUMNS, store.KINDS[arithmetic]
-    SLICES, OWN = strip.SLICES, strip.ROWS // strip.SLICES
-    store_sums = store.storer(store.Sums(kind, strip.B, COLUMNS, OWN // 16, APART=16), y_order)
-
-    @cuda.jit(device=True)
-    def store_all(acc, of_strip, warp, row, into):
-        columns = into[0][of_strip, warp * COLUMNS : (warp + 1) * COLUMNS]
-        if SLICES > 1:
-            row += cuda.blockIdx.x % strip.SPLIT * OWN
-        store_sums(acc, columns, row, into[1])
-
-    return store_all
-
-
-@cache
-def storer_of_float32(strip: Strip, exact: bool, x_transposed: bool, y_order: str) -> Any:
-    """Lane 4 g + q has columns 2 q and 2 q + 1 of every 8: two neighbours of a row. Where x is
-    transposed it has four neighbouring rows too, those of two tiles of 16."""
-    B, COLUMNS, SQUARES, SLICES = strip.B, strip.COLUMNS, strip.B // 8, strip.SLICES
-    TM, SPLIT = strip.ROWS // 16 // SLICES, strip.SPLIT
-    PAIRS, FOURS = y_order == store.ROWS, y_order == store.FEATURES and x_transposed
-    row_of, repair, NEXT = rows_of(4, strip.WIDTH, x_transposed).row_of, repairing_lines(B), B // 2
-    SUMS = strip.ROWS // SLICES
-
-    @cuda.jit(device=True)
-    def own_row(m, half):
-        return row_of(uint32(cuda.blockIdx.x) % SPLIT * TM + m if SLICES > 1 else m, half)
-
-    @cuda.jit(device=True)
-    def column_of(line, n, e):
-        return line * int64(B) + n * 8 + uint32(cuda.threadIdx.x) % 4 * 2 + e % 2
-
-    @cuda.jit(device=True)
-    def store_all(acc, of_strip, warp, top, into):
-        lines, y = into[0], into[1]
-        values, row_stride, column_stride, batch, features = y
-        found = 0
-        for j in range(COLUMNS):
-            line = int64(lines[of_strip, warp * COLUMNS + j])
-            for m in range(TM):
-                for n in range(SQUARES):
-                    for e in range(4):
-                        i = ((j * TM + m) * SQUARES + n) * 4 + e
-                        row, column = top + own_row(m, e // 2), column_of(line, n, e)
-                        at = row * row_stride + column * column_stride
-                        if row < batch and line >= 0 and column < features:
-                            if FOURS:
-                                if m % 2 == 0 and e < 2:
-                                    c, d = acc[i + NEXT], acc[i + NEXT + 2]
-                                    store_4xf32(values, at, acc[i], acc[i + 2], c, d)
-                            elif not PAIRS:
-                                values[at] = acc[i]
-                            elif e % 2 == 0:
-                                store_2xu32(values, at, as_uint32(acc[i]), as_uint32(acc[i + 1]))
-                            if acc[i] != acc[i]:
-                                found = 1
-        if exact:
-            for i in range(SUMS if found else 0):
-                line = lines[of_strip, warp * COLUMNS + i // (4 * SQUARES * TM)]
-                row = top + own_row(i // (4 * SQUARES) % TM, i % 4 // 2)
-                column = column_of(line, i // 4 % SQUARES, i)
-                if row < batch and line >= 0 and column < features:
-                    repair(y, row, column, into[2])
-
-    return store_all
+        return storer(of, y_order), None
+    row_of = rows_of(4, strip.WIDTH, x_transposed).row_of
+    return storer_of_pairs(of, y_order, row_of, x_transposed), repairing_pairs(of, row_of)

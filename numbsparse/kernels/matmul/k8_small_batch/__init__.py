@@ -3,7 +3,7 @@
 With few rows of x each value of w is multiplied at most 64 times, so the warps of a block have
 nothing to share. A layout is cut once into equal shares, one per multiprocessor, and each share
 into equal runs, one per warp (`plan`), so that neither long lines nor few blocks leave a part of
-the GPU idle. Each warp has a ring of its own for the tiles that it multiplies next (`ring`,
+the GPU idle. Each warp has a ring of its own for the tiles that it multiplies next (`requests`,
 `tiles`). On a card with a copy engine and 225 KiB of shared memory the engine fills it; elsewhere,
 for blocks under 32 and where features end inside a block, the lanes of the warp do; they read x
 faster where it is feature-major, so where there is much of it in 16 bits it is transposed first.
@@ -33,11 +33,10 @@ and up).
 
 from __future__ import annotations
 
-from numbsparse.device import empty
-from numbsparse.kernels.elementwise import copy, fill
-from numbsparse.kernels.matmul.k8_small_batch.launch import along_blocks, along_lines, by_feature
+from numbsparse.kernels.matmul.k8_small_batch.blocks import multiply_blocks
+from numbsparse.kernels.matmul.k8_small_batch.launch import along_lines, by_feature
 from numbsparse.kernels.matmul.reach import reach
-from numbsparse.kernels.parts.aligned import BYTES, aligned_in_place, aligned_values
+from numbsparse.kernels.parts.aligned import aligned_in_place, aligned_values
 from numbsparse.kernels.parts.calls import again
 from numbsparse.kernels.parts.tiles import Form
 
@@ -68,16 +67,7 @@ def input_grad(dy, values, index, dx, precision="highest"):
 
 def weight_grad(x, dy, index, dvalues, precision="highest"):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
-    if x.shape[0] == 0:
-        fill(dvalues, 0.0)
-    elif dvalues.address % BYTES:
-        moved = empty(dvalues.shape, dvalues.dtype)
-        weight_grad(x, dy, index, moved, precision)
-        copy(dvalues, moved)
-    elif dvalues.size:
-        n_blocks, size, _ = dvalues.shape
-        x, dy = (by_feature(aligned_in_place(a), n_blocks, size, False) for a in (x, dy))
-        again(index, along_blocks, (x, dy, dvalues), _form(dvalues, precision))
+    multiply_blocks(x, dy, index, dvalues, _form(dvalues, precision))
 
 
 def _product(index, x, values, y, transposed, precision):

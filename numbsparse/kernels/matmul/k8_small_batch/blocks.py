@@ -15,30 +15,25 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from numba import cuda, float32, int32, int64, uint32, uint64
 
-from numbsparse.kernels.matmul.k8_small_batch.outputs import packing
-from numbsparse.kernels.matmul.k8_small_batch.ring import (
-    ALIGNED,
-    Source,
-    closing,
-    jit_for,
-    opening,
-    reading,
-    square_of,
-    waiting,
-)
+from numbsparse.device import empty
+from numbsparse.device.tensor_map import tensor_maps
+from numbsparse.kernels.card import registers
+from numbsparse.kernels.elementwise import copy, fill
+from numbsparse.kernels.matmul.k8_small_batch import launch
+from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, lines_of, name_blocks
+from numbsparse.kernels.matmul.k8_small_batch.requests import ALIGNED, square_of
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.gathers import copying, picking
+from numbsparse.kernels.parts.aligned import BYTES, aligned_in_place, is_aligned
+from numbsparse.kernels.parts.calls import Call, again
+from numbsparse.kernels.parts.fragments import PACK
+from numbsparse.kernels.parts.gathers import copying, picking, reading
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import all_finite, finite, plain_sum
-from numbsparse.kernels.parts.ring import following
-from numbsparse.kernels.parts.tiles import (
-    WIDTH,
-    Form,
-    Operand,
-    fragment,
-    products,
-)
+from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
+from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand, fragment, products
 from numbsparse.kernels.ptx import (
     as_float32,
     as_uint32,
@@ -57,6 +52,8 @@ from numbsparse.kernels.ptx import (
     tma_store_2d,
     wait_for_earlier_kernels,
 )
+from numbsparse.kernels.views import span
+from numbsparse.layout import Index
 
 
 class Blocks(NamedTuple):
@@ -86,11 +83,79 @@ class Blocks(NamedTuple):
         return 4 * self.warps * self.warp_words + ALIGNED
 
 
+def multiply_blocks(x, dy, index, dvalues, form: Form) -> None:
+    """dvalues = x.T @ dy at the kept blocks."""
+    n_blocks, size, _ = dvalues.shape
+    if x.shape[0] == 0:
+        fill(dvalues, 0.0)
+    elif dvalues.address % BYTES:
+        moved = empty(dvalues.shape, dvalues.dtype)
+        multiply_blocks(x, dy, index, moved, form)
+        copy(dvalues, moved)
+    elif n_blocks:
+        x, dy = (launch.by_feature(aligned_in_place(a), n_blocks, size, False) for a in (x, dy))
+        again(index, along_blocks, (x, dy, dvalues), form)
+
+
+def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
+    """dvalues = x.T @ dy at the kept blocks."""
+    size, x_across, dy_across = dvalues.shape[1], is_aligned(x), is_aligned(dy)
+    depth, shares = min(size, WIDTH), launch.n_shares()
+    engine = size >= WIDTH and launch.has_engine()
+    together = launch.together_of(form, True)
+    x_side, dy_side = Operand(x_across, depth // 8), Operand(dy_across, 4, together)
+    many = not engine or dvalues.size >= launch.FEW * launch.WARPS * shares * WIDTH**2
+    units, count = planned(index, plan_blocks, size)
+    steps = -(-x.shape[0] // WIDTH)
+    warps = launch.warps_of(form, many)
+    busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
+    split = split_of(steps, count, busy * shares)
+    source = launch.source_of(engine, x, dy)
+    blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, steps > 1, split)
+    blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
+    paired, length = launch.rows_of_w(size, form, engine)
+    w_view = size, launch.shift_of(length), paired
+    maps = units
+    if engine:
+        box = (WIDTH, WIDTH), WIDTH * x.itemsize
+        tiles = (x if x_across else x.T, *box), (dy if dy_across else dy.T, *box)
+        maps = tensor_maps(*tiles, launch.squares_of(dvalues, paired, length))
+    before = span(x), launch.view_of(x), span(dy), launch.view_of(dy), w_view
+    after = units, count, span(dvalues.reshape(1, -1))
+    return launch.call_of(block_kernel(blocks), blocks, shares, before, maps, after, units)
+
+
+def split_of(steps: int, units: int, warps: int) -> int:
+    """Neighbouring warps for each unit: two steps for each of them, all units at once."""
+    split = 1
+    while 2 * split * units <= warps and 2 * split <= min((steps + 1) // 2, launch.WARPS):
+        split *= 2
+    return split
+
+
+def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int]:
+    """((place, line of dy) for each block of a unit, its line of x, 0; how many units).
+
+    For weight_grad: the lines of x are the block rows in parts of up to 32 features, those of dy
+    the block columns. A unit is a square of 32 of a block, or several blocks side by side; -1 where
+    it has fewer. Units of one line of x follow each other.
+    """
+    indptr, ys, places = lines_of(index, True, size)
+    together = max(WIDTH // size, 1)
+    counts = -(-np.diff(indptr) // together)
+    line = np.repeat(np.arange(counts.size), counts)
+    step = np.arange(line.size) - (np.cumsum(counts) - counts)[line]
+    units = np.zeros((line.size + READ_AHEAD, 2 * together + 2), np.int32)
+    units[: line.size, -2] = line
+    name_blocks(units, np.arange(line.size), line, step, (indptr, ys, places))
+    return units.reshape(-1), line.size
+
+
 @cache
 def block_kernel(blocks: Blocks) -> Any:
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]; views of operands as in `lines`.
 
-    `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `ring.engine_asks`.
+    `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `requests.engine_asks`.
     """
     form, depth, x_side, _, source, WARPS, shares, LONG, SPLIT = blocks
     STAGES, STAGE, MINE = source.stages, blocks.stage_words, blocks.warp_words
@@ -106,7 +171,7 @@ def block_kernel(blocks: Blocks) -> Any:
     clear, after = pieces.clear(M, 4), stepping(LONG)
     leave, add = pieces.save(M, 4), pieces.add_saved(M, 4)
 
-    @jit_for(WARPS)
+    @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues):
         shared, floats = cuda.shared.array(0, uint32), cuda.shared.array(0, float32)
         bars = cuda.shared.array(BARRIERS, uint64)
@@ -341,7 +406,8 @@ def leave_float32(blocks: Blocks) -> Any:
 
 @cache
 def leave_16_bit(blocks: Blocks) -> Any:
-    GROUPS, pack, ON_HOPPER = blocks.x.groups, packing(blocks.form), blocks.source.engine
+    GROUPS, ON_HOPPER = blocks.x.groups, blocks.source.engine
+    pack: Any = PACK.get(blocks.form.dtype)
 
     @cuda.jit(device=True)
     def leave(shared, leaving, paired, acc):

@@ -8,15 +8,15 @@ from numbsparse.device import SIMULATED, DeviceArray, compute_capability, multip
 from numbsparse.device.launch import Bound
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import copy_engine, shared_memory
-from numbsparse.kernels.matmul.k8_small_batch.blocks import Blocks, block_kernel
 from numbsparse.kernels.matmul.k8_small_batch.lines import Lines, line_kernel
 from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums
-from numbsparse.kernels.matmul.k8_small_batch.plan import plan_blocks, plan_lines
-from numbsparse.kernels.matmul.k8_small_batch.ring import Source
-from numbsparse.kernels.parts.aligned import BYTES, is_aligned
+from numbsparse.kernels.matmul.k8_small_batch.plan import plan_lines
+from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_bits
 from numbsparse.kernels.parts.calls import Call, fresh_each_time
 from numbsparse.kernels.parts.gathers import Reach
 from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.ring import Source
+from numbsparse.kernels.parts.store import ANY, ROWS, order_of
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.parts.transpose import transposed_copy
 from numbsparse.kernels.views import span
@@ -57,35 +57,43 @@ def by_feature(x: DeviceArray, n_blocks: int, size: int, alone: bool = True) -> 
     fewer = rows - size * -(-2 * rows // 128)
     lines = n_blocks * fewer * (1 if size == 8 else 0.7)
     later = 2.5 if not alone else 1 if rows <= WIDTH else 1.5 if size == 8 else 2
-    least = LINES * _multiprocessors() * later
+    least = LINES * n_shares() * later
     return transposed_copy(x) if lines > least + 0.15 * x.size else x
 
 
 def along_lines(index: Index, x, values, y, transposed: bool, form: Form) -> Call:
     """y = x @ w; tiles of the batch have shares of the multiprocessors in parallel."""
-    lines = _lines(x, values, y, transposed, form, _source(serves(x, values), x))
+    lines = _lines(x, values, y, transposed, form, source_of(serves(x, values), x))
     tiles, warps = -(-x.shape[0] // lines.rows), lines.warps
-    shares = max(_multiprocessors() // tiles, 1)
+    shares = max(n_shares() // tiles, 1)
     slots = tiles * shares * (warps - 1) if lines.far else 0
     size, engine = values.shape[1], lines.source.engine
     work = planned(index, plan_lines, transposed, size, shares, warps, lines.piece, slots, tiles)
     lines = lines._replace(patient=engine and lines.source.stages == 2 and work[1] <= SHORT)
-    paired, length = _lines_of(size, form, engine)
+    paired, length = rows_of_w(size, form, engine)
     x_across = not is_aligned(x)
-    w_view = size, _shift(length), paired
-    maps, fresh = work[0], 0
+    w_view = size, shift_of(length), paired
+    maps = work[0]
     if engine:
         x_box = WIDTH if x_across else 8 * lines.sums.x.groups, WIDTH
         x_tiles = (x.T if x_across else x, x_box, WIDTH * x.itemsize)
-        maps = tensor_maps(x_tiles, _squares(values, paired, length))
-        fresh = fresh_each_time(maps)
-    before = span(x), _view(x), span(values.reshape(1, -1)), w_view, maps
+        maps = tensor_maps(x_tiles, squares_of(values, paired, length))
+    before = span(x), view_of(x), span(values.reshape(1, -1)), w_view
     after = (*work, *_output(y, lines.sums))
-    where, shared = (line_kernel(lines), (shares, tiles), 32 * warps), lines.shared_bytes
-    first = Bound(*where, *before, 1, *after, shared_bytes=shared)
-    overlap = lines.source.overlap
-    later = Bound(*where, *before, fresh, *after, shared_bytes=shared, overlap=overlap)
-    return Call(first, later, (maps, *(a for a in work if isinstance(a, DeviceArray))))
+    kept = (a for a in work if isinstance(a, DeviceArray))
+    return call_of(line_kernel(lines), lines, (shares, tiles), before, maps, after, *kept)
+
+
+def call_of(
+    kernel: Any, made: Any, grid: Any, before: Any, maps: DeviceArray, after: Any, *kept: Any
+) -> Call:
+    """The launches of a kernel that is `made` for something; `kept` are ours that it uses."""
+    where, shared = (kernel, grid, 32 * made.warps), made.shared_bytes
+    fresh = fresh_each_time(maps) if made.source.engine else 0
+    first = Bound(*where, *before, maps, 1, *after, shared_bytes=shared)
+    overlap = made.source.overlap
+    later = Bound(*where, *before, maps, fresh, *after, shared_bytes=shared, overlap=overlap)
+    return Call(first, later, (maps, *kept))
 
 
 def _lines(x, values, y, transposed: bool, form: Form, source: Source) -> Lines:
@@ -93,13 +101,13 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source) -> Lines:
     size, x_across = values.shape[1], not is_aligned(x)
     depth, batch = min(size, WIDTH), x.shape[0]
     groups = _tile_rows(batch, -(-y.shape[1] // depth), size, form, x_across) // 8
-    x_side = Operand(x_across, groups, _together(form, x_across))
-    w_side = Operand(not transposed, depth // 8, _together(form, not transposed, depth))
+    x_side = Operand(x_across, groups, together_of(form, x_across))
+    w_side = Operand(not transposed, depth // 8, together_of(form, not transposed, depth))
     sums = Sums(form, x_side, w_side, stored(y, form, depth))
-    warps, tiled = _warps(form, not source.engine), batch > 8 * groups
+    warps, tiled = warps_of(form, not source.engine), batch > 8 * groups
     lines = Lines(sums, depth, source, warps, far=groups == 8, tiled=tiled)
     tiles = -(-batch // lines.rows)
-    few = form.is_16_bit and tiles * values.size < FEW * WARPS * _multiprocessors() * WIDTH**2
+    few = form.is_16_bit and tiles * values.size < FEW * WARPS * n_shares() * WIDTH**2
     return with_stages(lines, (1 if few else 2) if source.engine else MOST)
 
 
@@ -114,60 +122,20 @@ def _tile_rows(batch: int, lines: int, size: int, form: Form, x_across: bool) ->
     if not form.is_16_bit and size > 8:
         return WIDTH  # registers hold the sums of 32 at once
     most = MANY * (1 if size > 8 else 2 if form.is_16_bit else 1 / 2)
-    return WIDTH if lines * -(-batch // WIDTH) <= most * _multiprocessors() else 2 * WIDTH
+    return WIDTH if lines * -(-batch // WIDTH) <= most * n_shares() else 2 * WIDTH
 
 
-def _together(form: Form, across: bool, depth: int = WIDTH) -> int:
+def together_of(form: Form, across: bool, depth: int = WIDTH) -> int:
     """Neighbouring lines of a lane, as many as it loads at once or half of that."""
     return 1 if form.is_16_bit or depth < WIDTH else 4 if across else 2
 
 
-def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
-    """dvalues = x.T @ dy at the kept blocks."""
-    size, x_across, dy_across = dvalues.shape[1], is_aligned(x), is_aligned(dy)
-    depth, shares = min(size, WIDTH), _multiprocessors()
-    engine = size >= WIDTH and has_engine()
-    x_side, dy_side = Operand(x_across, depth // 8), Operand(dy_across, 4, _together(form, True))
-    many = not engine or dvalues.size >= FEW * WARPS * shares * WIDTH**2
-    units, count = planned(index, plan_blocks, size)
-    steps = -(-x.shape[0] // WIDTH)
-    warps = _warps(form, many)
-    busy = (WARPS // 2 if warps > WARPS else WARPS) * shares  # more gained nothing (H200)
-    split = _split(steps, count, busy)
-    source = _source(engine, x, dy)
-    blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, steps > 1, split)
-    blocks = with_stages(blocks, 2 if engine else MOST)
-    paired, length = _lines_of(size, form, engine)
-    w_view = size, _shift(length), paired
-    maps, fresh = units, 0
-    if engine:
-        box = (WIDTH, WIDTH), WIDTH * x.itemsize
-        tiles = (x if x_across else x.T, *box), (dy if dy_across else dy.T, *box)
-        maps = tensor_maps(*tiles, _squares(dvalues, paired, length))
-        fresh = fresh_each_time(maps)
-    before = span(x), _view(x), span(dy), _view(dy), w_view, maps
-    after = units, count, span(dvalues.reshape(1, -1))
-    where, shared = (block_kernel(blocks), shares, 32 * warps), blocks.shared_bytes
-    first = Bound(*where, *before, 1, *after, shared_bytes=shared)
-    overlap = blocks.source.overlap
-    later = Bound(*where, *before, fresh, *after, shared_bytes=shared, overlap=overlap)
-    return Call(first, later, (maps, units))
-
-
-def _warps(form: Form, many: bool) -> int:
+def warps_of(form: Form, many: bool) -> int:
     """Of a block of threads: 16-bit sums leave registers for twice as many."""
     return 2 * WARPS if many and form.is_16_bit else WARPS
 
 
-def _split(steps: int, units: int, warps: int) -> int:
-    """Neighbouring warps for each unit: two steps for each of them, all units at once."""
-    split = 1
-    while 2 * split * units <= warps and 2 * split <= min((steps + 1) // 2, WARPS):
-        split *= 2
-    return split
-
-
-def _source(engine: bool, *operands: DeviceArray) -> Source:
+def source_of(engine: bool, *operands: DeviceArray) -> Source:
     """How they are loaded into a stage."""
     overlap = SIMULATED or compute_capability() >= (9, 0)
     if engine:
@@ -189,7 +157,7 @@ def with_stages(kernel: Any, most: int) -> Any:
     return kernel._replace(source=kernel.source._replace(stages=stages))
 
 
-def _lines_of(size: int, form: Form, engine: bool) -> tuple[int, int]:
+def rows_of_w(size: int, form: Form, engine: bool) -> tuple[int, int]:
     """(`paired` as in `tiles`, values in a line of w for the copy engine).
 
     Two rows of a 16-bit square of 32 make a line of 128 bytes: it counts lines.
@@ -199,49 +167,36 @@ def _lines_of(size: int, form: Form, engine: bool) -> tuple[int, int]:
     return 0, size
 
 
-def _shift(length: int) -> int:
+def shift_of(length: int) -> int:
     return max(length // WIDTH, 1).bit_length() - 1
 
 
-def _squares(values: DeviceArray, paired: int, length: int) -> tuple[Any, tuple[int, int], int]:
+def squares_of(values: DeviceArray, paired: int, length: int) -> tuple[Any, tuple[int, int], int]:
     """What `tensor_maps` takes of squares of 32."""
     box = (WIDTH // 2, 2 * WIDTH) if paired else (WIDTH, WIDTH)
     return values.reshape(-1, length), box, box[1] * values.itemsize
 
 
 def stored(y: DeviceArray, form: Form, depth: int) -> str:
-    """In which direction y takes four float32 or two 16-bit values at once: see `outputs.Sums`."""
-    n, wide = (2, 4) if form.is_16_bit else (4, 16)
-    for name, view in {"along features": y, "along batch": y.T}.items():
-        rows, columns = view.shape
-        stride = view.strides[0] if rows > 1 else 0
-        gapless = view.strides[1] == view.itemsize or columns == 1
-        if gapless and columns % n == 0 and stride % wide == 0 and view.address % wide == 0:
-            apart = depth < WIDTH and not form.is_16_bit and name == "along features"
-            return "each" if apart else name
-    return "each"
+    """Along what y takes four float32 or two 16-bit values at once."""
+    order = order_of(y, 4 if form.is_16_bit else BYTES)
+    return ANY if order == ROWS and depth < WIDTH and not form.is_16_bit else order
 
 
 def _output(y: DeviceArray, sums: Sums) -> tuple[DeviceArray, tuple[int, ...]]:
-    """The memory of y, 16-bit values as bits, and its view; in words where those are stored."""
-    flat, view = span(y), _view(y)
-    if not sums.form.is_16_bit:
-        return flat, view
-    if sums.y == "each":
-        return _as(flat, "uint16", flat.size), view
-    strides = (view[2] // 2, 1) if sums.y == "along features" else (1, view[3] // 2)
-    return _as(flat, "uint32", flat.size // 2), (*view[:2], *strides)
+    """The memory of y, 16-bit values as bits, or as words where those are stored; and its view."""
+    flat, (batch, features, *strides) = of_bits(span(y)), view_of(y)
+    if sums.form.is_16_bit and sums.y != ANY:
+        flat = DeviceArray(flat.address, (flat.size // 2,), "uint32", None, flat.owner)
+        strides = [-(-stride // 2) for stride in strides]  # 1 where they are contiguous
+    return flat, (batch, features, *strides)
 
 
-def _as(flat: DeviceArray, dtype: str, size: int) -> DeviceArray:
-    return DeviceArray(flat.address, (size,), dtype, None, flat.owner)
-
-
-def _view(x: DeviceArray) -> tuple[int, ...]:
+def view_of(x: DeviceArray) -> tuple[int, ...]:
     """(rows, columns, strides in items)."""
     return (*x.shape, *(stride // x.itemsize for stride in x.strides))
 
 
-def _multiprocessors() -> int:
+def n_shares() -> int:
     """How many shares of equal size there are."""
     return 3 if SIMULATED else multiprocessors()

@@ -13,22 +13,18 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32, uint64
 
+from numbsparse.kernels.card import registers
 from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums, repairing, storing
-from numbsparse.kernels.matmul.k8_small_batch.ring import (
+from numbsparse.kernels.matmul.k8_small_batch.requests import (
     ALIGNED,
-    Source,
-    closing,
     engine_asks,
-    jit_for,
     lanes_ask,
-    opening,
-    reading,
-    waiting,
     x_words,
 )
 from numbsparse.kernels.parts import pieces
+from numbsparse.kernels.parts.gathers import reading
 from numbsparse.kernels.parts.repair import all_finite
-from numbsparse.kernels.parts.ring import following
+from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.tiles import WIDTH, multiply
 from numbsparse.kernels.ptx import (
     first_multiple,
@@ -85,7 +81,7 @@ def line_kernel(lines: Lines) -> Any:
     """y = x @ w; x and y are (batch, features, stride over the batch, stride over features).
 
     `maps` are those of x and w, where the copy engine loads them. Where they are `fresh`, they are
-    announced. `w_view` as in `ring.engine_asks`, the plan as in `plan.plan_lines`.
+    announced. `w_view` as in `requests.engine_asks`, the plan as in `plan.plan_lines`.
     """
     sums, depth, source, WARPS, FAR, TILED, PATIENT = lines
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
@@ -98,7 +94,7 @@ def line_kernel(lines: Lines) -> Any:
     put, finish = storing(sums), finishing(lines)
     clear, save, add_saved = pieces.clear(M, N), pieces.save(M, N), pieces.add_saved(M, N)
 
-    @jit_for(WARPS)
+    @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(
         x, x_view, values, w_view, maps, fresh, plan, each, sections, empty_lines, partials,
         tickets, y, y_view,

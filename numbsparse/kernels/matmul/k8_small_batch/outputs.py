@@ -12,16 +12,18 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int64, uint16, uint32, uint64
 
+from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.repair import finite, plain_sum
+from numbsparse.kernels.parts.store import ANY, FEATURES
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand, number_of
-from numbsparse.kernels.ptx import pack_bfloat2, pack_half2, store_4xf32
+from numbsparse.kernels.ptx import store_4xf32
 
 
 class Sums(NamedTuple):
     """The sums of a line of y: which operand is first, and how they are stored.
 
-    "along features" and "along batch" store what is contiguous at once, all or none of which is
-    there: 16-bit y is an array of words then. "each" stores one by one.
+    In an order of `parts.store` what is contiguous is stored at once, all or none of which is
+    there: 16-bit y is an array of words then.
     """
 
     form: Form
@@ -31,7 +33,7 @@ class Sums(NamedTuple):
 
     @property
     def x_first(self) -> bool:
-        return self.y != "along batch"
+        return self.y != FEATURES
 
     @property
     def operands(self) -> tuple[Operand, Operand]:
@@ -69,9 +71,7 @@ def places(sums: Sums) -> Any:
 @cache
 def storing(sums: Sums) -> Any:
     """put(y, first row, first feature of the line, y_view, acc)."""
-    if sums.y == "each":
-        return store_each(sums)
-    return store_words(sums) if sums.form.is_16_bit else store_fours(sums)
+    return store_each(sums) if sums.form.is_16_bit or sums.y == ANY else store_fours(sums)
 
 
 @cache
@@ -103,10 +103,12 @@ def store_fours(sums: Sums) -> Any:
 
 
 @cache
-def store_words(sums: Sums) -> Any:
-    """Two 16-bit values at once. Strides are those of words, 1 where they are contiguous."""
-    (M, N), ROWS, X_FIRST = sums.shape, sums.rows, sums.x_first
-    pack, place = packing(sums.form), places(sums)
+def store_each(sums: Sums) -> Any:
+    """One by one; or two 16-bit values at once, where y and what is contiguous count words."""
+    (M, N), ROWS, X_FIRST, place = sums.shape, sums.rows, sums.x_first, places(sums)
+    IS_16_BIT, PAIRS = sums.form.is_16_bit, sums.form.is_16_bit and sums.y != ANY
+    EACH = 1 if PAIRS else 2
+    pack: Any = PACK.get(sums.form.dtype)
 
     @cuda.jit(device=True)
     def put(y, top, first, y_view, acc):
@@ -115,57 +117,26 @@ def store_words(sums: Sums) -> Any:
         for m in range(M):
             for r in range(ROWS):
                 for n in range(N):
-                    b, i = place(m, n, r, 0)
-                    b += top
-                    if b < batch and first + i < out_features:
-                        if X_FIRST:
-                            at = b * y_batch + first_word + i // 2
-                        else:
-                            at = (first + i) * y_feature + b // 2
-                        # Numba asks of a signed index whether it counts from the end.
-                        y[uint64(at)] = pack(acc[m, n, 2 * r], acc[m, n, 2 * r + 1])
-
-    return put
-
-
-@cache
-def store_each(sums: Sums) -> Any:
-    (M, N), ROWS, item, place = sums.shape, sums.rows, item_of(sums.form), places(sums)
-
-    @cuda.jit(device=True)
-    def put(y, top, first, y_view, acc):
-        batch, out_features, y_batch, y_feature = y_view
-        for m in range(M):
-            for r in range(ROWS):
-                for n in range(N):
-                    for p in range(2):
+                    for p in range(EACH):
                         b, i = place(m, n, r, p)
-                        b, i = b + top, i + first
-                        if b < batch and i < out_features:
-                            at = uint64(b * y_batch + i * y_feature)
-                            y[at] = item(acc[m, n, 2 * r + p])
+                        b += top
+                        if b < batch and first + i < out_features:
+                            if PAIRS and X_FIRST:
+                                at = b * y_batch + first_word + i // 2
+                            elif PAIRS:
+                                at = (first + i) * y_feature + b // 2
+                            else:
+                                at = b * y_batch + (first + i) * y_feature
+                            # Numba asks of a signed index whether it counts from the end.
+                            value, there = acc[m, n, 2 * r + p], uint64(at)
+                            if PAIRS:
+                                y[there] = pack(value, acc[m, n, 2 * r + 1])
+                            elif IS_16_BIT:
+                                y[there] = uint16(pack(value, value) & uint32(0xFFFF))
+                            else:
+                                y[there] = value
 
     return put
-
-
-@cache
-def packing(form: Form) -> Any:
-    return pack_bfloat2 if form.dtype == "bfloat16" else pack_half2
-
-
-@cache
-def item_of(form: Form) -> Any:
-    pack = packing(form)
-
-    @cuda.jit(device=True)
-    def as_16_bit(value):
-        return uint16(pack(value, value) & uint32(0xFFFF))
-
-    @cuda.jit(device=True)
-    def as_it_is(value):
-        return value
-
-    return as_16_bit if form.is_16_bit else as_it_is
 
 
 @cache

@@ -1,0 +1,135 @@
+"""float32 sums to y, as `store` does it of 16 bits, and again where a split made NaN of them.
+
+Which rows and columns a lane has is free in what multiplies, so they are neighbours here.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import cuda, float32, int64, uint32
+
+from numbsparse.kernels.parts.repair import any_nan, repairing_lines
+from numbsparse.kernels.parts.store import FEATURES, ROWS, Sums
+from numbsparse.kernels.ptx import as_uint32, shfl_xor, store_2xu32, store_4xf32
+
+
+@cache
+def storer_of_pairs(of: Sums, order: str, row_of: Any, neighbours: bool) -> Any:
+    """store(sums, columns, row, y), as `store.storer`: a lane has the rows row_of(tile, half).
+
+    Of every strip it has two neighbouring columns; and if `neighbours`, its rows of two tiles are
+    four neighbours.
+    """
+    COLUMNS, TILES, STRIPS, NEXT = of.COLUMNS, of.TILES, of.B // 8, of.B // 2
+    PAIRS, FOURS = order == ROWS, order == FEATURES and neighbours
+    column_of = column_of_pairs(of)
+
+    @cuda.jit(device=True)
+    def store(sums, columns, row, y):
+        values, row_stride, column_stride, batch, features = y
+        for c in range(COLUMNS):
+            column = columns[c]
+            for m in range(TILES):
+                for s in range(STRIPS):
+                    for e in range(4):
+                        i = ((c * TILES + m) * STRIPS + s) * 4 + e
+                        n, k = row + row_of(m, e // 2), column_of(column, s, e)
+                        at = n * row_stride + k * column_stride
+                        if n < batch and column >= 0 and k < features:
+                            if FOURS:
+                                if m % 2 == 0 and e < 2:
+                                    low, high = sums[i + NEXT], sums[i + NEXT + 2]
+                                    store_4xf32(values, at, sums[i], sums[i + 2], low, high)
+                            elif not PAIRS:
+                                values[at] = sums[i]
+                            elif e % 2 == 0:
+                                low, high = as_uint32(sums[i]), as_uint32(sums[i + 1])
+                                store_2xu32(values, at, low, high)
+
+    return store
+
+
+@cache
+def repairing_pairs(of: Sums, row_of: Any) -> Any:
+    """repair(sums, columns, row, y, dense): y where `storer_of_pairs` stored NaN."""
+    COUNT, TILES, STRIPS = of.TILES * of.STRIPS * 4, of.TILES, of.B // 8
+    nan_in, repair_one, column_of = any_nan(COUNT), repairing_lines(of.B), column_of_pairs(of)
+
+    @cuda.jit(device=True)
+    def repair(sums, columns, row, y, dense):
+        for i in range(COUNT if nan_in(sums) else 0):
+            column, m = columns[i // (4 * STRIPS * TILES)], i // (4 * STRIPS) % TILES
+            n, k = row + row_of(m, i % 4 // 2), column_of(column, i // 4 % STRIPS, i)
+            if n < y[3] and column >= 0 and k < y[4]:
+                repair_one(y, n, k, dense)
+
+    return repair
+
+
+@cache
+def column_of_pairs(of: Sums) -> Any:
+    B = of.B
+
+    @cuda.jit(device=True)
+    def column_of(column, strip, e):
+        return column * int64(B) + strip * 8 + uint32(cuda.threadIdx.x) % 4 * 2 + e % 2
+
+    return column_of
+
+
+@cache
+def storer_of_float32(order: str, row_in: Any, neighbours: bool) -> Any:
+    """store(sums, row, column, y): 16 rows by 32 columns, from a row and a column on.
+
+    Lane 4 g + q has columns 8 q to 8 q + 7 of rows row_in(0, g) and row_in(1, g): sums[n, 2 u + e]
+    is column 8 q + 4 e + n of the u-th. `neighbours` says whether the two rows are neighbours.
+    """
+
+    @cuda.jit(device=True)
+    def by_rows(sums, row, column, y):
+        """Two lanes write four each, first one's and then the other's: whole sectors of 32
+        bytes."""
+        values, stride, _, batch, features = y
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q, odd = lane // 4, lane % 4, lane % 2
+        one, other = cuda.local.array(4, float32), cuda.local.array(4, float32)
+        k = column + q // 2 * 16 + 4 * odd
+        for u in range(2):
+            n = row + row_in(u, g)
+            for e in range(4):
+                low, high = sums[e, 2 * u], sums[e, 2 * u + 1]
+                got = shfl_xor(low if odd else high, 1)
+                one[e], other[e] = got if odd else low, high if odd else got
+            at = n * stride + k
+            if n < batch and k < features:
+                store_4xf32(values, at, one[0], one[1], one[2], one[3])
+            if n < batch and k + 8 < features:
+                store_4xf32(values, at + 8, other[0], other[1], other[2], other[3])
+
+    @cuda.jit(device=True)
+    def by_pairs(sums, row, column, y):
+        values, _, stride, batch, features = y
+        lane = uint32(cuda.threadIdx.x) % 32
+        n = row + row_in(0, lane // 4)
+        for e in range(8):
+            k = column + 8 * (lane % 4) + e
+            if n < batch and k < features:
+                low, high = sums[e % 4, e // 4], sums[e % 4, e // 4 + 2]
+                store_2xu32(values, k * stride + n, as_uint32(low), as_uint32(high))
+
+    @cuda.jit(device=True)
+    def by_items(sums, row, column, y):
+        values, row_stride, column_stride, batch, features = y
+        lane = uint32(cuda.threadIdx.x) % 32
+        for u in range(2):
+            n = row + row_in(u, lane // 4)
+            for e in range(8):
+                k = column + 8 * (lane % 4) + e
+                if n < batch and k < features:
+                    values[n * row_stride + k * column_stride] = sums[e % 4, 2 * u + e // 4]
+
+    if order == ROWS:
+        return by_rows
+    return by_pairs if order == FEATURES and neighbours else by_items
