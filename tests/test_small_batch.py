@@ -399,7 +399,7 @@ def test_batches_of_several_tiles(
 @pytest.mark.parametrize("size", [8, 16, 32, 128])
 def test_tiles_are_longer_where_there_are_many(size, dtype, monkeypatch):
     monkeypatch.setattr(launches, "MANY", 4)
-    monkeypatch.setattr(launches, "_multiprocessors", lambda: 10)
+    monkeypatch.setattr(launches, "n_shares", lambda: 10)
     form = Form(dtype, dtype == "float32")
     most = {8: 80 if form.is_16_bit else 20}.get(size, 40 if form.is_16_bit else 2**30)
     for batch, n in itertools.product((1, 17, 32, 33, 64, 65, 1000), (1, 10, 11, 20, 40, 100)):
