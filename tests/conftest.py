@@ -1,10 +1,12 @@
 """Without a GPU the kernels run in the CUDA simulator, which must be chosen before numba loads."""
 
+import gc
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import nullcontext
 from importlib.util import find_spec
+from itertools import combinations
 from pathlib import Path
 from runpy import run_path
 from zlib import crc32
@@ -56,12 +58,26 @@ def pytest_ignore_collect(collection_path):
     return True if not HAS_NUMBA_CUDA and importing else None
 
 
+def beyond_pairs(items):
+    """Those without which every two values of two parameters still meet: at each turn a case is
+    taken in which most pairs are new, the first of them."""
+    values = [[(k, repr(v)) for k, v in item.callspec.params.items()] for item in items]
+    pairs = [set(combinations(each, 2)) for each in values]
+    wanted, taken = set().union(*pairs), set()
+    while wanted:
+        best = max(range(len(items)), key=lambda i: len(pairs[i] & wanted))
+        wanted -= pairs[best]
+        taken.add(best)
+    return [item for i, item in enumerate(items) if i not in taken]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Markers that follow from a test's file and values, and what is left out of this run.
 
     Of a test marked `every(n)` each n-th case runs in the simulator. Drawn calls meet the others.
-    No parameter's number of values is a multiple of n: all are met. With `-m quick` the first case
+    No parameter's number of values is a multiple of n: all are met. Of one marked `pairs` those
+    run there in which every two values of two parameters meet. With `-m quick` the first case
     of each test runs, but for those that are marked slow, and those in the files of SLOW.
     """
     from numbsparse import device
@@ -70,6 +86,7 @@ def pytest_collection_modifyitems(config, items):
     on_gpu = device.is_available() and not device.SIMULATED
     kernels = {"cuda", *(name for name, place in RUNGS.items() if place == "cuda")}
     seen, left, functions = Counter(), [], set()
+    paired = defaultdict(list)
     for item in items:
         function = item.path, getattr(item, "originalname", None)
         if item.path.stem in SLOW or item.get_closest_marker("slow"):
@@ -91,10 +108,19 @@ def pytest_collection_modifyitems(config, items):
             seen[item.function] += 1
         if number % (marker.args[0] if marker else 1):
             left.append(item)
+        if device.SIMULATED and item.get_closest_marker("pairs") is not None:
+            paired[item.function].append(item)
+    left += [item for cases in paired.values() for item in beyond_pairs(cases)]
     if left:
         config.hook.pytest_deselected(items=left)
         gone = set(map(id, left))
         items[:] = [item for item in items if id(item) not in gone]
+
+
+def pytest_collection_finish():
+    """What was imported and collected stays: nobody looks through it for garbage again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -35,6 +35,24 @@ def was_loaded(kernel):
     return bool(kernel.stats.cache_hits)
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(name, content) of the file of `double()`, which is compiled once for all that need it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("NUMBSPARSE_CACHE_DIR", str(tmp_path_factory.mktemp("made")))
+        double()
+        (file,) = (files.cache_folder() / "kernels").iterdir()
+        return file.name, file.read_bytes()
+
+
+@pytest.fixture
+def kept_there(folder, made):
+    """A folder with that file."""
+    folder.mkdir(mode=0o700)
+    (folder / made[0]).write_bytes(made[1])
+    return folder
+
+
 @pytest.mark.parametrize("module", ["numbsparse.kernels.cores", __name__])
 def test_a_kernel_is_compiled_once(folder, module):
     first, again = (double(module=module) for _ in range(2))
@@ -64,9 +82,8 @@ def test_a_kernel_of_any_signature_is_compiled_once_for_each(folder):
     ],
     ids=["empty", "cut", "flipped", "junk", "sealed junk", "another pickle"],
 )
-def test_a_damaged_file_is_made_anew(folder, damage):
-    double()
-    (file,) = folder.iterdir()
+def test_a_damaged_file_is_made_anew(kept_there, damage):
+    (file,) = kept_there.iterdir()
     file.write_bytes(damage(file.read_bytes()))
     assert double()(21) == 42
     assert was_loaded(double())
@@ -102,35 +119,31 @@ class TestTheFolder:
         double()
         assert folder.stat().st_mode & 0o777 == 0o700
 
-    def test_that_others_only_read_is_closed(self, folder):
-        double()
-        folder.chmod(0o755)
+    def test_that_others_only_read_is_closed(self, kept_there):
+        kept_there.chmod(0o755)
         assert was_loaded(double())
-        assert folder.stat().st_mode & 0o777 == 0o700
+        assert kept_there.stat().st_mode & 0o777 == 0o700
 
     @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777, 0o1777])
-    def test_in_which_others_write_is_not_used(self, folder, mode):
-        double()
-        before = {file: file.read_bytes() for file in folder.iterdir()}
-        folder.chmod(mode)
-        with pytest.warns(RuntimeWarning, match=f"{folder} takes a folder of user .* mode 700"):
-            assert kept.read(next(iter(before)).name) is None
+    def test_in_which_others_write_is_not_used(self, kept_there, mode, made):
+        kept_there.chmod(mode)
+        with pytest.warns(RuntimeWarning, match=f"{kept_there} takes a folder of user .* mode 700"):
+            assert kept.read(made[0]) is None
         kernel = double()  # said once
         assert kernel(21) == 42
         assert not was_loaded(kernel)
-        assert {file: file.read_bytes() for file in folder.iterdir()} == before
+        assert [(file.name, file.read_bytes()) for file in kept_there.iterdir()] == [made]
 
-    def test_of_another_user_is_not_used(self, folder, monkeypatch):
-        double()
+    @pytest.mark.usefixtures("kept_there")
+    def test_of_another_user_is_not_used(self, monkeypatch):
         owner = os.geteuid()
         monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
         with pytest.warns(RuntimeWarning, match=f"got one of user {owner}"):
             assert kept.read("name.cpu") is None
 
-    def test_that_is_a_link_is_not_used(self, folder, tmp_path):
-        double()
-        folder.rename(tmp_path / "elsewhere")
-        folder.symlink_to(tmp_path / "elsewhere")
+    def test_that_is_a_link_is_not_used(self, kept_there, tmp_path):
+        kept_there.rename(tmp_path / "elsewhere")
+        kept_there.symlink_to(tmp_path / "elsewhere")
         with pytest.warns(RuntimeWarning, match="compiled kernels are not kept"):
             assert kept.read("name.cpu") is None
 

@@ -1,9 +1,11 @@
 """The tools that draw cases: every pair that can be met is, and memory is as it says."""
 
-from itertools import product
+from itertools import combinations, product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from conftest import beyond_pairs
 from drawn import ORDERS, Operand, Space, assert_within, laid, memory_of
 
 FACTORS = {"a": [0, 1, 2], "b": list("xyz"), "c": [False, True], "d": [0, 1, 2, 3], "e": [0, 1]}
@@ -58,3 +60,15 @@ def test_what_is_written_around_a_matrix_is_seen(order):
 def test_what_is_not_within_its_bound_is_wrong(got, right):
     with pytest.raises(AssertionError, match="1 of 2 are wrong; at"):
         assert_within(np.array([got, 2.0]), np.array([right, 2.0]), np.array([0.05, 0.05]))
+
+
+def test_of_cases_marked_pairs_every_two_values_meet():
+    values = {"a": [1, 2], "b": "xyz", "c": [None, True]}
+    cases = [dict(zip(values, case, strict=True)) for case in product(*values.values())]
+    items = [SimpleNamespace(callspec=SimpleNamespace(params=case)) for case in cases]
+    left = beyond_pairs(items)
+    kept = [item.callspec.params for item in items if item not in left]
+    assert kept[0] == cases[0]
+    assert len(kept) == 6 < len(cases)
+    for (one, some), (other, others) in combinations(values.items(), 2):
+        assert {(case[one], case[other]) for case in kept} == {*product(some, others)}

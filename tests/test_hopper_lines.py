@@ -17,11 +17,11 @@ from numbsparse.testing import Case, check_rung
 CASES = [
     (Case(24, 70, 104, 32, 0.7), True),  # x and y feature by feature
     (Case(20, 104, 72, 64, 0.8), False),  # y in whole pieces along the rows
-    (Case(72, 40, 136, 128, 1), False),  # two tiles of rows in the simulator, a cluster
+    (Case(72, 40, 120, 128, 1), False),  # two tiles of rows in the simulator, a cluster
     (Case(16, 136, 24, 128, 1), True),
     (Case(130, 64, 32, 32, 1), True),
-    (Case(130, 136, 264, 32, 0.5), True),  # in a cluster, two groups of columns
-    (Case(150, 264, 200, 64, 0.8), False),  # a cluster over more steps than stages
+    (Case(130, 104, 264, 32, 0.5), True),  # in a cluster, two groups of columns
+    (Case(130, 200, 200, 64, 0.8), False),  # a cluster over more steps than stages
 ]
 
 

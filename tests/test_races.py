@@ -117,11 +117,12 @@ def test_blocks_are_never_ordered():
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("name", ["k1_naive", "k2_shared", "k3_registers", "k4_pipelined"])
 def test_rungs_have_no_races(name, product):
-    case = Case(batch=7, in_features=40, out_features=45, block_size=16, density=0.7)
+    case = Case(batch=7, in_features=40, out_features=30, block_size=16, density=0.7)
     assert races(lambda: check_rung(LADDER[name], product, case, "float32", "cuda")) == []
 
 
 @simulator
+@pytest.mark.pairs
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_rungs_have_no_races(name, product):
 )
 def test_rungs_with_copies_have_no_races(name, B, batch, dtype, product):
     """With more steps than a ring has stages."""
-    case = Case(batch, in_features=5 * B, out_features=4 * B, block_size=B, density=0.7)
+    case = Case(batch, in_features=5 * B, out_features=3 * B, block_size=B, density=0.7)
     run = partial(check_rung, LADDER[name], product, case, dtype, "cuda")
     assert races(run) == []
 
@@ -164,6 +165,7 @@ def spoilt_kernel(x, y):
 
 
 @simulator
+@pytest.mark.pairs
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("order", ["rising", "falling", 0, 1])
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ if device.SIMULATED:  # where strips are narrower
     IN_A_CLUSTER = [Case(3, 300, 300, 8, 0.05), Case(3, 300, 300, 16, 0.15)]
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("case", IN_A_CLUSTER, ids=str)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
@@ -51,7 +52,7 @@ def test_products_of_strips_in_a_cluster(product, dtype, case, monkeypatch):
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
 
 
-@pytest.mark.every(5)
+@pytest.mark.pairs
 @pytest.mark.parametrize(("warps", "split"), [(4, 2), (2, 4), (1, 2)])
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
 @pytest.mark.parametrize("feature_major", [False, True], ids=["rows", "features"])
@@ -59,7 +60,8 @@ def test_products_of_strips_in_a_cluster(product, dtype, case, monkeypatch):
 def test_sums_that_a_cluster_shares(dtype, B, feature_major, product, warps, split, monkeypatch):
     """A part may have no stage at all, and the last rows and columns are not there."""
     monkeypatch.setattr(strip_plan, "shared_out", lambda *sizes: (warps, split))
-    case = Case(70, in_features=20 * B - 3, out_features=9 * B + 5, block_size=B, density=0.4)
+    batch = 70 if warps == 4 else 9
+    case = Case(batch, in_features=20 * B - 3, out_features=5 * B + 5, block_size=B, density=0.4)
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda", feature_major=feature_major)
 
 
@@ -67,7 +69,7 @@ def test_sums_that_a_cluster_shares(dtype, B, feature_major, product, warps, spl
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_sums_that_a_cluster_shares_have_no_races(dtype, monkeypatch):
     monkeypatch.setattr(strip_plan, "shared_out", lambda *sizes: (1, 2))
-    case = Case(9, in_features=130, out_features=40, block_size=8, density=0.7)
+    case = Case(9, in_features=130, out_features=30, block_size=8, density=0.7)
     run = partial(check_rung, rung("k7_small_blocks"), "forward", case, dtype, "cuda")
     assert races(run) == []
 
@@ -114,7 +116,7 @@ def test_layouts_share_kernels(B, item, rng, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("B", [8, 16])
 def test_strips_without_blocks_between_others(rng, B, dtype):
-    wide, tall = (1600 // B, 70) if device.SIMULATED else (4096 // B, 64 * 140)
+    wide, tall = (800 // B, 9) if device.SIMULATED else (4096 // B, 64 * 140)
     pattern = rng.random((48 // B, wide)) < 0.4
     pattern[:, wide // 5 : 7 * wide // 10] = False  # more than a strip
     layout, eps = Layout(pattern), np.finfo(dtype).eps
@@ -131,9 +133,9 @@ def test_strips_without_blocks_between_others(rng, B, dtype):
 
 FEATURE_MAJOR = [
     Case(5, in_features=43, out_features=30, block_size=8, density=0),
-    Case(5, in_features=43, out_features=300, block_size=8, density=0.5),
+    Case(5, in_features=43, out_features=140, block_size=8, density=0.5),
     Case(72, in_features=300, out_features=40, block_size=16, density=0.6),
-    Case(66, in_features=290, out_features=36, block_size=8, density=0.1),
+    Case(66, in_features=150, out_features=36, block_size=8, density=0.1),
 ]
 
 
@@ -144,7 +146,7 @@ def test_products_of_feature_major_activations(product, case, monkeypatch):
     check_rung(rung("k7_small_blocks"), product, case, "float16", "cuda", feature_major=True)
 
 
-@pytest.mark.every(3)
+@pytest.mark.pairs
 @pytest.mark.parametrize("x_transposed", [False, True], ids=["x", "x.T"])
 @pytest.mark.parametrize("dy_transposed", [False, True], ids=["dy", "dy.T"])
 @pytest.mark.parametrize(("B", "density"), [(8, 0.5), (8, 0.1), (16, 0.5), (16, 0.1)])

@@ -17,7 +17,7 @@ from numbsparse.testing import Case, check_rung, count
 needs_a_gpu = pytest.mark.skipif(not device.is_available(), reason="takes a GPU or the simulator")
 
 CASES = [
-    Case(batch=3, in_features=300, out_features=40, block_size=16, density=0.9),
+    Case(batch=3, in_features=150, out_features=40, block_size=16, density=0.9),
     Case(batch=3, in_features=150, out_features=36, block_size=8, density=0.5),
     Case(batch=66, in_features=40, out_features=60, block_size=8, density=0.2),
 ]
@@ -31,6 +31,7 @@ def test_products(product, case):
 
 
 @needs_a_gpu
+@pytest.mark.pairs
 @pytest.mark.parametrize("precision", ["highest", "high"])
 @pytest.mark.parametrize("size", [8, 16])
 @pytest.mark.parametrize("product", PRODUCTS)
@@ -133,6 +134,7 @@ def test_weight_grad_goes_anywhere(rng, dtype):
 
 
 @needs_a_gpu
+@pytest.mark.pairs
 @pytest.mark.parametrize("dy_transposed", [False, True], ids=["dy", "dy_transposed"])
 @pytest.mark.parametrize("x_transposed", [False, True], ids=["x", "x_transposed"])
 @pytest.mark.parametrize("B", [8, 16])

@@ -12,11 +12,12 @@ from numbsparse.testing import Case, check_rung
 
 CASES = [
     Case(24, 40, 72, 32, 1),  # three columns: a pair and one alone
-    Case(130, 40, 60, 32, 1),  # over all edges
+    Case(66, 40, 60, 32, 1),  # over all edges
 ]
 
 
 @on_hopper
+@pytest.mark.pairs
 @pytest.mark.parametrize("feature_major", [False, True])
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -33,6 +33,7 @@ BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
 FEW = 128  # rows: batches up to here get smaller tiles, and so more of them to fill the GPU
 LEAST_THREADS = 64  # in a block of threads of the weight-gradient
+SHARING = 16 if SIMULATED else LEAST_THREADS  # simulated threads run one after another
 # Shared tiles end in an axis of four: at a multiple of 16 bytes, four float32 are one load.
 QUAD = 4
 ALIGNMENT = None if SIMULATED else 16
@@ -76,7 +77,7 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
     n_blocks, size, _ = dvalues.shape
     tile = block_tile_of(size)
-    threads = max(tile.threads, LEAST_THREADS)
+    threads = max(tile.threads, SHARING)
     grid = -(-n_blocks * tile.threads // threads) * (size // tile.BN) ** 2
     kernel = weight_grad_kernel(size, tile)
     launch(kernel, grid, threads, x, dy, index.block_rows, index.block_columns, dvalues)
@@ -86,13 +87,13 @@ def tile_of(size: int, batch: int) -> Tile:
     """The tile of a (batch, features) output."""
     threads, TM = (64, 4) if batch <= FEW else (128, 8)
     if size < 32:
-        threads //= 2
+        threads = max(size, 8) if SIMULATED and batch <= FEW else threads // 2
     BN, TN = min(size, 64), 4 if size <= 32 else 8
     return Tile(threads * TN // BN * TM, BN, 16 if size <= 8 else 32, TM, TN)
 
 
 def block_tile_of(size: int) -> Tile:
-    """The tile of a (B, B) output; where it takes few threads, LEAST_THREADS share several."""
+    """The tile of a (B, B) output; where it takes few threads, SHARING compute several."""
     side = min(size, 64)
     return Tile(side, side, 16 if size <= 8 else 32, 4, 4 if size <= 32 else 8)
 
@@ -159,7 +160,7 @@ def line_kernel(B: int, tile: Tile, fetch_of_w: Any) -> Any:
 def weight_grad_kernel(B: int, tile: Tile) -> Any:
     BM, BN, BK, TM, TN = tile
     TY, TX, PARTS = BM // TM, BN // TN, B // BN
-    BLOCKS = max(LEAST_THREADS // tile.threads, 1)
+    BLOCKS = max(SHARING // tile.threads, 1)
     SHAPE = (BK, BLOCKS * BN // QUAD, QUAD)
     fetch = fetch_blocks(B, BLOCKS, tile)
     add_products = products(tile)
