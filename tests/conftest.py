@@ -1,5 +1,6 @@
 """Without a GPU the kernels run in the CUDA simulator, which must be chosen before numba loads."""
 
+import gc
 import re
 import sys
 from collections import Counter
@@ -95,6 +96,12 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=left)
         gone = set(map(id, left))
         items[:] = [item for item in items if id(item) not in gone]
+
+
+def pytest_collection_finish():
+    """What was imported and collected stays: nobody looks through it for garbage again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
