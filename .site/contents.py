@@ -33,6 +33,7 @@ PROGRAMS = [
     "examples/prune.py",
     "examples/grow.py",
     "examples/torch_gpt.py",
+    "examples/many_cards.py",
 ]
 COURSE = [
     "examples/01_layout.py",

@@ -229,8 +229,8 @@ def tried(page: str, rung: str) -> str:
     """A lesson's trace and its notebook, both beside its page."""
     if not rung:
         return ""
-    notebook = importlib.import_module("numbsparse.bench.notebook")
-    trace = importlib.import_module("numbsparse.bench.trace")
+    notebook = importlib.import_module("numbsparse.pages.notebook")
+    trace = importlib.import_module("numbsparse.pages.trace")
     folder = os.path.dirname(page)
     write(f"{folder}/{rung}.ipynb", notebook.text_of(rung))
     write(f"{folder}/{rung}.svg", trace.trace_of(trace.case_of(rung)).svg())

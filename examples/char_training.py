@@ -35,10 +35,16 @@ class Training:
     """
 
     def __init__(
-        self, name: str, model: CharModel, text: Text, options: Namespace, file: Path | None = None
+        self,
+        name: str,
+        model: CharModel,
+        text: Text,
+        options: Namespace,
+        file: Path | None = None,
+        group: dist.Group | None = None,
     ):
         self.name, self.model, self.text, self.options, self.file = name, model, text, options, file
-        self.group = dist.init()
+        self.group = group or dist.init()
         self.rows = part_of(options.batch, self.group)
         dist.DataParallel(model.to(options.device), self.group)
         self.train_text = self._streams(text.train)

@@ -27,9 +27,9 @@ from char_options import share
 from layout_runs import (
     Results,
     Run,
+    done,
     draw_curves,
     figure_of,
-    guarded,
     opened,
     parser_of,
     read,
@@ -57,14 +57,8 @@ def main(arguments: list[str] | None = None) -> list[Run]:
     parser.add_argument("--every", type=int, default=25, metavar="STEPS",
         help="from one change of the layout to the next (%(default)s)")  # fmt: skip
     options = parser.parse_args(arguments)
-    if options.draw:
-        guarded("grow", draw, options.draw)
-        return []
     given = sys.argv[1:] if arguments is None else arguments
-    results: Results = guarded("grow", run_all, options, given)
-    tell(results)
-    draw(results.file)
-    return results.runs
+    return done("grow", options, lambda: run_all(options, given), tell, draw)
 
 
 def run_all(options: Namespace, given: list[str]) -> Results:

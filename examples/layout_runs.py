@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -16,7 +16,9 @@ import numpy as np
 from char_options import make_folder, positive, positive_number, settle
 from char_text import check_length, open_text
 from letter_model import Windows
+from ranks import ranks
 
+import numbsparse.distributed as dist
 from numbsparse import device, files
 
 SAME = ("window", "features", "block_size", "batch", "lr", "steps", "dtype", "mark_every")
@@ -84,6 +86,8 @@ class Results:
         return not any(key.items() <= run.items() for run in self.runs)
 
     def write(self) -> None:
+        if dist.init().rank:  # the first one writes
+            return
         names = "place", "command", "settings", "times", "runs"
         content = {name: getattr(self, name) for name in names}
         files.write_bytes(self.file, (json.dumps(content) + "\n").encode())
@@ -147,10 +151,24 @@ def figure_of(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def guarded(name: str, function: Any, *arguments: Any) -> Any:
-    """What a function gives; errors as the program's last words."""
+def done(
+    name: str,
+    options: Namespace,
+    run_all: Callable[[], Results],
+    tell: Callable[[Results], None],
+    draw: Callable[[Path], None],
+) -> list[Run]:
+    """All runs, on all ranks; the first one tells and draws. Errors are the last words."""
     try:
-        return function(*arguments)
+        if options.draw:
+            draw(options.draw)
+            return []
+        with ranks() as group:
+            results = run_all()
+            tell(results)
+            if group.rank == 0:
+                draw(results.file)
+            return results.runs
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
         sys.exit(f"{name}: {error}")
     except KeyboardInterrupt:

@@ -13,8 +13,10 @@ import numpy as np
 from checkpoint_parts import remove_unfinished
 from letter_model import LetterModel, Windows
 from progress import progress_bar
+from ranks import mean, part_of
 
 import numbsparse as ns
+import numbsparse.distributed as dist
 from numbsparse import device, nn
 
 F = nn.functional
@@ -26,7 +28,8 @@ Schedule = Any  # a GradualPruning, a Rewiring, or None
 class Training:
     """A model on its way through a text, while a schedule may change its layouts.
 
-    At each mark the held-out text is read, and a checkpoint is written to `file`.
+    Each rank has its rows of the batch. At each mark the held-out text is read, and a checkpoint
+    is written to `file`.
     """
 
     def __init__(
@@ -34,7 +37,9 @@ class Training:
     ):
         self.name, self.model, self.windows, self.options = name, model, windows, options
         self.file = file
-        model.to(options.device)
+        self.group = dist.init()
+        self.rows = part_of(options.batch, self.group)
+        dist.DataParallel(model.to(options.device), self.group)
         self.optimizer = nn.optim.Adam(model.parameters(), lr=options.lr)
         on_gpu = options.device == "cuda"
         self.update = ns.graph(self._update) if on_gpu else self._update
@@ -56,7 +61,7 @@ class Training:
                     schedule.step()
                 mark = self.step % options.mark_every == 0 or self.step == until
                 if mark or self.step % 10 == 0:
-                    bits = loss.item() * BITS  # which waits for a GPU
+                    bits = mean(loss.item(), self.group) * BITS  # which waits for a GPU
                     if not np.isfinite(bits):
                         raise FloatingPointError(f"{self.name}: the loss is {bits}")
                 self.seconds += time.perf_counter() - began
@@ -69,7 +74,8 @@ class Training:
 
     def train_step(self) -> ns.Tensor:
         """One update. The loss stays a Tensor, so that nothing waits for a GPU."""
-        loss = self.update(*self.windows.drawn(self.options.batch, self.options.seed, self.step))
+        drawn = self.windows.drawn(self.options.batch, self.options.seed, self.step)
+        loss = self.update(*(a[self.rows] for a in drawn))
         self.step += 1
         return loss
 
@@ -117,7 +123,7 @@ class Training:
             "curve": np.array(self.curve),
             "stages": self.stages,
         }
-        ns.save(self.file, state)
+        dist.save(self.file, state, self.group)
 
     def resume(self, state: Mapping[str, Any], schedule: Schedule = None) -> None:
         """The way back: the schedule first, since it gives the weights their layouts."""

@@ -31,9 +31,11 @@ import numpy as np
 from char_options import positive, positive_number
 from char_text import Text, open_text
 from progress import progress_bar
+from ranks import part_of, ranks
 
 import numbsparse as ns
 from numbsparse import nn
+from numbsparse.distributed import DataParallel, Group
 from numbsparse.nn import functional as F
 
 BALANCE = 0.01  # how much an uneven share of tokens costs
@@ -154,34 +156,42 @@ class Model(nn.Module):
 
 def main(arguments: list[str] | None = None) -> dict[str, float]:
     """Train both; gives the bits per byte that each needs on text that it has not seen."""
-    options = parse(arguments)
+    with ranks() as group:
+        return train_both(parse(arguments), group)
+
+
+def train_both(options: Namespace, group: Group) -> dict[str, float]:
     text = open_text(options.text)
     print(f"{text.name}, {text.train.size:,} bytes to learn from")
     width, symbols = options.width, len(text.alphabet)
     size = options.hidden, options.experts, options.block_size
     experts = MixtureOfExperts(width, *size, options.seed)
     middles = {"experts": experts, "dense": Dense(width, options.hidden, options.seed)}
-    bits = {}
+    bits, trained = {}, {}
     for name, middle in middles.items():
         model = Model(symbols, width, options.context, middle, options.seed)
         if options.device == "cuda":
             model.to("cuda")
         began = time.perf_counter()
-        train(name, model, text, options)
+        trained[name] = train(name, model, text, options, group)
         took = (time.perf_counter() - began) / options.steps
         bits[name] = held_out(model, text, options)
         print(f"{name:8} {bits[name]:.3f} bits per byte held out, {model.n_parameters():,} "
               f"parameters, {1e3 * took:.1f} ms a step")  # fmt: skip
-    compare(experts, options)
+    with trained["experts"].no_sync():  # of the layer alone
+        compare(experts, options)
     return bits
 
 
-def train(name: str, model: Model, text: Text, options: Namespace) -> None:
+def train(name: str, model: Model, text: Text, options: Namespace, group: Group) -> DataParallel:
+    """On each rank of its part of the tokens, over which it balances the experts."""
+    rows = part_of(options.tokens, group, "--tokens")
+    parallel = DataParallel(model, group)
     optimizer = nn.optim.Adam(model.parameters(), lr=options.lr)
     rng = np.random.default_rng(options.seed)
     with progress_bar(name, options.steps, unit="byte", read="bytes") as bar:
         for step in range(1, options.steps + 1):
-            codes, targets = batch(text, text.train, options, rng)
+            codes, targets = (a[rows] for a in batch(text, text.train, options, rng))
             logits, balance = model(codes)
             loss = F.cross_entropy(logits, targets)
             optimizer.zero_grad()
@@ -189,6 +199,7 @@ def train(name: str, model: Model, text: Text, options: Namespace) -> None:
             optimizer.step()
             if step % 20 == 0 or step == options.steps:
                 bar.show(step, (step, loss.item() / log(2), float("nan")), options.tokens)
+    return parallel
 
 
 def batch(text: Text, part: np.ndarray, options: Namespace, rng: Any) -> tuple[Any, Any]:

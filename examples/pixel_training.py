@@ -32,11 +32,17 @@ class Training:
     """
 
     def __init__(
-        self, name: str, model: PixelCNN, images: Images, options: Namespace, file: Path | None
+        self,
+        name: str,
+        model: PixelCNN,
+        images: Images,
+        options: Namespace,
+        file: Path | None,
+        group: dist.Group | None = None,
     ):
         self.name, self.model, self.images = name, model, images
         self.options, self.file = options, file
-        self.group = dist.init()
+        self.group = group or dist.init()
         self.rows = part_of(options.batch, self.group)
         dist.DataParallel(model.to(options.device), self.group)
         self.batches = Batches(images.train, options.batch, options.seed)

@@ -24,9 +24,9 @@ from typing import Any
 from layout_runs import (
     Results,
     Run,
+    done,
     draw_curves,
     figure_of,
-    guarded,
     opened,
     parser_of,
     read,
@@ -47,14 +47,8 @@ PRUNINGS = 6  # in a stage
 def main(arguments: list[str] | None = None) -> list[Run]:
     """Do the runs that are missing; gives all of them."""
     options = parser_of(__doc__, "prune", steps=720, marks=12).parse_args(arguments)
-    if options.draw:
-        guarded("prune", draw, options.draw)
-        return []
     given = sys.argv[1:] if arguments is None else arguments
-    results: Results = guarded("prune", run_all, options, given)
-    tell(results)
-    draw(results.file)
-    return results.runs
+    return done("prune", options, lambda: run_all(options, given), tell, draw)
 
 
 def run_all(options: Namespace, given: list[str]) -> Results:

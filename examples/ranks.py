@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,17 @@ def ranks() -> Iterator[Group]:
         yield group
 
 
-def part_of(batch: int, group: Group) -> slice:
+@cache
+def alone() -> Group:
+    """This rank by itself, for work that ranks share out; all of them call it first together."""
+    everyone = dist.init()
+    return everyone.split(everyone.rank)
+
+
+def part_of(batch: int, group: Group, name: str = "--batch") -> slice:
     """This rank's rows of a batch; ValueError where the ranks cannot have equally many."""
     if batch % group.size:
-        raise ValueError(f"--batch takes a multiple of the {group.size} ranks, got {batch}")
+        raise ValueError(f"{name} takes a multiple of the {group.size} ranks, got {batch}")
     rows = batch // group.size
     return slice(group.rank * rows, (group.rank + 1) * rows)
 

@@ -34,6 +34,7 @@ from typing import Any
 
 from char_options import make_folder, positive, positive_number, settle
 from char_text import Text, check_length
+from ranks import alone
 from scaling_plan import GROUPS, MAIN, Group, Plan, Run, missing, runs_of, seconds_for
 from scaling_report import draw, table
 from scaling_run import Result, train
@@ -50,6 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     began = time.monotonic()
     options.until = began + 60 * options.minutes
+    alone()  # ranks share out the runs, as other processes do
     try:
         make_folder(options.runs)
         if options.collect:

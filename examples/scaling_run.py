@@ -17,6 +17,7 @@ import char_checkpoint
 import numpy as np
 from char_text import Text
 from char_training import BITS, Training
+from ranks import alone
 from scaling_models import EMBEDDING, Model, Width, build, n_parameters, width_of
 from scaling_plan import Plan, Run
 
@@ -40,7 +41,7 @@ class TimedTraining(Training):
     """A Training that times its own steps, and stops when a clock says so."""
 
     def __init__(self, model: Any, text: Text, options: Namespace, file: Path):
-        super().__init__(options.name, model, text, options, file)
+        super().__init__(options.name, model, text, options, file, alone())
         self.seconds, self.timed = 0.0, 0  # of steps, and of how many
         self.settled = time.monotonic()  # when all was compiled and captured
         if file.exists():

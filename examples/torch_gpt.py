@@ -2,7 +2,7 @@
 
     python examples/torch_gpt.py                 # the standard library's sources, on this CPU
     python examples/torch_gpt.py --text enwik8 --width 768 --layers 12 --length 512 --steps 20000 \\
-        --batch 32 --device cuda --amp
+        --batch 32 --device cuda --amp       # or torchrun --nproc-per-node 2 in place of python
 
 The model knows nothing of numbsparse: one call, `sparsify_`, puts block-sparse layers in the place
 of its MLPs' linear ones. Three models see the same characters: the dense one; a sparse one of the
@@ -18,6 +18,7 @@ Weights", 2017.
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from argparse import Namespace
 from math import log
@@ -28,8 +29,9 @@ import torch
 from char_options import positive, positive_number, share
 from char_text import Text, check_length, open_text
 from progress import progress_bar
-from torch import nn
+from torch import distributed, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 import numbsparse as ns
 import numbsparse.torch as nst
@@ -92,16 +94,29 @@ def make(kind: str, symbols: int, options: Namespace) -> GPT:
     return model.to(options.device)
 
 
+def ranks() -> tuple[int, int]:
+    """This process and how many there are: one, unless torchrun has started several."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and not distributed.is_initialized():
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        distributed.init_process_group()
+    there = distributed.is_available() and distributed.is_initialized()
+    return (distributed.get_rank(), distributed.get_world_size()) if there else (0, 1)
+
+
 def train(kind: str, text: Text, options: Namespace) -> dict[str, Any]:
     """One model, trained; its row of the table."""
     model = make(kind, len(text.alphabet), options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.1)
-    call = torch.compile(model, fullgraph=True) if options.compile else model
+    rank, size = ranks()
+    call = DistributedDataParallel(model, gradient_as_bucket_view=True) if size > 1 else model
+    call = torch.compile(call, fullgraph=size == 1) if options.compile else call
+    rows = slice(rank * options.batch // size, (rank + 1) * options.batch // size)
     rng, times = np.random.default_rng(options.seed), []
     with progress_bar(kind, options.steps) as bar:
         for step in range(1, options.steps + 1):
             began = time.perf_counter()
-            bits = loss_of(call, batch_of(text.train, text, rng, options), options)
+            bits = loss_of(call, batch_of(text.train, text, rng, options)[rows], options)
             bits.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -137,10 +152,14 @@ def batch_of(part: np.ndarray, text: Text, rng: Any, options: Namespace) -> torc
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     """Train each model and print the table; gives its rows."""
-    options = parse(arguments)
+    options, (rank, size) = parse(arguments), ranks()
+    if options.batch % size:
+        raise ValueError(f"--batch takes a multiple of the {size} ranks, got {options.batch}")
     text = open_text(options.text)
     check_length(text, options.batch, options.length)
     rows = [train(kind, text, options) for kind in ("dense", "sparse", "wide")]
+    if rank:  # the first one tells
+        return rows
     print(f"{text.name}: {options.steps} steps of {options.batch} x {options.length} characters")
     print(f"{'model':8}{'parameters':>12}{'ms a step':>12}{'bits per character, held out':>31}")
     for row in rows:

@@ -8,13 +8,15 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from numbsparse import __version__, device
-from numbsparse.bench import info, machine_code, plane
+from numbsparse import __version__, device, info
+from numbsparse.bench import plane
 from numbsparse.bench.measure import Options
 from numbsparse.bench.run import run, run_cpu
 from numbsparse.bench.sections import SECTIONS
 from numbsparse.device import runtime
 from numbsparse.kernels.matmul import OWN, RUNGS, add_rung
+from numbsparse.machine_code import gate
+from numbsparse.pages.figure import draw_headline, draw_map, matplotlib_figure
 from numbsparse.puzzles import course as puzzles
 
 
@@ -30,9 +32,9 @@ def main(arguments: list[str] | None = None) -> None:
             done = puzzles.run(options.number, options.folder, hint=options.hint)
             sys.exit(0 if done else 1)
         elif options.command == "plane":
-            plane.run(options.place, options.json, options.png, options.minutes, options.jobs)
+            _plane(options)
         elif options.command == "machine-code":
-            same = machine_code.run(options.words, json_file=options.json, jobs=options.jobs)
+            same = gate.run(options.words, json_file=options.json, jobs=options.jobs)
             sys.exit(0 if same else 1)
         else:
             _read_kernels(options)
@@ -238,10 +240,11 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
 def _read_kernels(options: argparse.Namespace) -> None:
     """The commands that read the GPU's kernels, and so load numba.cuda."""
     runtime.require_numba_cuda(options.command)
-    from numbsparse.bench import notebook, times, trace
-    from numbsparse.bench.ladder import table, table_of_steps
-    from numbsparse.bench.profile import profile
-    from numbsparse.bench.tables import fill
+    from numbsparse.bench import times
+    from numbsparse.pages import notebook, trace
+    from numbsparse.pages.ladder import table, table_of_steps
+    from numbsparse.pages.profile import profile
+    from numbsparse.pages.tables import fill
 
     if options.command == "tables":
         fill(options.file)
@@ -278,7 +281,20 @@ def _bench(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         run_cpu(Options(quick=options.quick), json_file=options.json)
     if "cuda" in places:
         how = Options(options.kernels, options.quick)
-        run(options.only, how, json_file=options.json, png=options.png)
+        if options.png is not None:
+            matplotlib_figure()  # before the measuring: it may be missing
+        results = run(options.only, how, json_file=options.json)
+        if options.png is not None:
+            draw_headline(results, options.png)
+
+
+def _plane(options: argparse.Namespace) -> None:
+    if options.png is not None:
+        matplotlib_figure()
+    machine, rows = plane.run(options.place, options.json, options.minutes, options.jobs)
+    if options.png is not None:
+        draw_map(options.place, machine, rows, options.png)
+        print(f"the picture is in {options.png}")
 
 
 def _module_of(file: Path) -> ModuleType:

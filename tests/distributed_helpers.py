@@ -7,9 +7,10 @@ import multiprocessing
 import os
 import socket
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 
-LIMIT = 30  # seconds, after which all is ended
+LIMIT = 120  # seconds, after which all is ended
 
 
 def context():
@@ -38,44 +39,69 @@ def environment(rank, size, port):
     return {name: str(value) for name, value in own.items()} | {"MASTER_ADDR": "127.0.0.1"}
 
 
-def run(function, *args, size=2, only=None):
-    """The result of function(*args) on each rank: ("gave", value), ("raised", words), or ("died",).
+def run(function, *args, size=2):
+    """Of each rank function(*args): ("gave", value), ("raised", type, words), or ("died",)."""
+    return [each["only"] for each in in_turn({"only": (function, *args)}, size)]
 
-    `only` are the ranks that are started.
+
+def in_turn(checks, size=2):
+    """Of each rank, the results of all checks, {name: (function, *args)}, by name; its "seconds".
+
+    The ranks do one after the other, each at a port of its own. What comes after a rank has died,
+    or after LIMIT seconds, has died or is late.
     """
-    forked, port, ranks = context(), free_port(), range(size) if only is None else only
-    ends = [forked.Pipe(duplex=False) for _ in ranks]
+    forked, ports = context(), [free_port() for _ in checks]
+    ends = [forked.Pipe(duplex=False) for _ in range(size)]
     processes = [
-        forked.Process(target=work, args=(function, args, environment(rank, size, port), there))
-        for rank, (_, there) in zip(ranks, ends, strict=True)
+        forked.Process(target=work, args=(checks, rank, size, ports, there))
+        for rank, (_, there) in enumerate(ends)
     ]
     try:
         for process, (_, there) in zip(processes, ends, strict=True):
             process.start()
             there.close()
-        until = time.monotonic() + LIMIT
-        return [result(here, until) for here, _ in ends]
-    finally:
+        found = collected([here for here, _ in ends], checks)
         for process in processes:
             process.join(timeout=5)
+        assert not any(process.is_alive() for process in processes), "a process is left"
+        return found
+    finally:
+        for process in processes:
             process.kill()
             process.join()
 
 
-def result(pipe, until):
+def collected(pipes, checks):
+    found, until = {pipe: {} for pipe in pipes}, time.monotonic() + LIMIT
+    left, missing = list(pipes), dict.fromkeys(pipes, ("late",))
+    while left and (ready := wait(left, max(until - time.monotonic(), 0))):
+        for pipe in ready:
+            name, result = received(pipe)
+            found[pipe][name] = result
+            if name is None:
+                missing[pipe] = result
+                left.remove(pipe)
+    return [dict.fromkeys(checks, missing[pipe]) | found[pipe] for pipe in pipes]
+
+
+def received(pipe):
     try:
-        return pipe.recv() if pipe.poll(max(until - time.monotonic(), 0)) else ("late",)
+        return pipe.recv()
     except EOFError:
-        return ("died",)
+        return None, ("died",)
 
 
-def work(function, args, names, pipe):
-    os.environ.update(names)
+def work(checks, rank, size, ports, pipe):
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what a rank says when it ends, here on purpose
-    try:
-        pipe.send(("gave", function(*args)))
-    except (Exception, SystemExit) as error:
-        pipe.send(("raised", type(error).__name__, str(error)))
+    for port, (name, (function, *args)) in zip(ports, checks.items(), strict=True):
+        os.environ.update(environment(rank, size, port))
+        began = time.monotonic()
+        try:
+            result = "gave", function(*args)
+        except (Exception, SystemExit) as error:
+            result = "raised", type(error).__name__, str(error)
+        pipe.send((name, result))
+        pipe.send((f"seconds of {name}", time.monotonic() - began))
 
 
 def values(results):

@@ -1,4 +1,4 @@
-"""Steps of optimisers in float64, and how far a computation of fewer digits may be off them."""
+"""Steps of optimizers in float64, and how far a computation of fewer digits may be off them."""
 
 import numpy as np
 
@@ -13,8 +13,8 @@ OPTIONS = {  # kind, and whether it takes momentum, Nesterov's, decoupled decay
 
 
 def options_of(case):
-    """Keywords of the optimiser, as torch's has them too."""
-    kind, options = OPTIONS[case["optimiser"]]
+    """Keywords of the optimizer, as torch's has them too."""
+    kind, options = OPTIONS[case["optimizer"]]
     options = options | {"weight_decay": case["decay"]}
     if kind != "SGD":
         options |= {"betas": BETAS[case["betas"]], "eps": case["eps"]}

@@ -8,7 +8,7 @@ from numbsparse import nn
 from numbsparse.nn import functional as F
 
 # Blocks of 4; and layers, steps of time and batch of the LSTM.
-SIZES = {"cpu": (6, 2, 4, 3), "cuda": (2, 1, 2, 1)}
+SIZES = {"cpu": (6, 2, 4, 4), "cuda": (2, 1, 2, 1)}
 
 
 def patterns(n):
@@ -54,11 +54,18 @@ def part(whole, group):
     return whole[..., group.rank * n : (group.rank + 1) * n]
 
 
-def trained(split, dtype, place="cpu", steps=3, size="cpu"):
-    """Losses, the state at the end, the gradient of x, and the whole weights."""
+def trained(split, dtype, place="cpu", steps=3, size="cpu", pairs=False):
+    """Losses, the state at the end, the gradient of x, and the whole weights.
+
+    Of `pairs` each splits the layers, and has its part of the batch.
+    """
     n, layers, time, batch = SIZES[size]
-    with dist.init("sockets") as group:
+    with dist.init("sockets", 30.0) as everyone:
+        group = everyone.split(everyone.rank // 2) if pairs else everyone
+        alike = everyone.split(everyone.rank % 2 if pairs else everyone.rank)
+        rows = np.split(np.arange(batch), alike.size)[alike.rank]
         model = (Model if size == "cpu" else Small)(dtype, split, group, size).to(place)
+        dist.DataParallel(model, alike)
         optimizer = nn.optim.Adam(model.parameters(), lr=0.01)
 
         def step(x, h, c):
@@ -76,12 +83,13 @@ def trained(split, dtype, place="cpu", steps=3, size="cpu"):
             ns.to_device if place == "cuda" else np.ascontiguousarray,
         )
         h, c = (rng.standard_normal((layers, batch, 4 * n)).astype(dtype) for _ in "hc")
-        given, losses = (put(h), put(part(c, group) if split else c)), []
+        h, c = h[:, rows], (part(c, group) if split else c)[:, rows]
+        given, losses = (put(h), put(c)), []
         for _ in range(steps):
-            x = put(rng.standard_normal((time, batch, 4 * n)).astype(dtype))
+            x = put(rng.standard_normal((time, batch, 4 * n))[:, rows].astype(dtype))
             loss, *ends, dx = step(x, *given)
             given = tuple(a.data for a in ends)
-            losses.append(loss.item())
+            losses.append(float(alike.all_reduce(np.float64(loss.item()), "mean")))
         h, c = (a.numpy() for a in ends)
         weights = [
             layer.whole(name).toarray() if split else own.data.toarray()
@@ -102,7 +110,7 @@ def weights_of(model, split):
 
 def refused(what):
     """What is said of layers that cannot be split."""
-    with dist.init("sockets") as group:
+    with dist.init("sockets", 30.0) as group:
         make = {
             "columns": lambda: dist.ColumnLinear(nn.Linear(8, 12, block_size=4), group),
             "rows": lambda: dist.RowLinear(nn.Linear(10, 8, block_size=4), group),
@@ -120,7 +128,7 @@ def refused(what):
 
 def twice_differentiated():
     """The gradient of a gradient through a split pair, and an LSTM's refusal."""
-    with dist.init("sockets") as group:
+    with dist.init("sockets", 30.0) as group:
         model = Model("float64", True, group)
         x = ns.Tensor(np.linspace(-1, 1, 48).reshape(2, 24), requires_grad=True)
         y = model.down(F.tanh(model.up(x)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from numbsparse import device, ops, patterns
-from numbsparse.bench import contestants, figure, results, run, sections, show, tables, timing
+from numbsparse.bench import contestants, results, run, sections, show, timing
 from numbsparse.bench import measure as measuring
 from numbsparse.bench.measure import Options
 from numbsparse.bench.problem import Problem, error_of, fault_in
@@ -18,6 +18,7 @@ from numbsparse.kernels import limits, poison
 from numbsparse.kernels import matmul as ladder
 from numbsparse.kernels.matmul import PRODUCTS, k0_reference
 from numbsparse.layout import Layout
+from numbsparse.pages import committed, figure, tables
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes a GPU or the simulator")
 
@@ -27,6 +28,12 @@ def problem():
     pattern = patterns.random(12, 15, 0.3, seed=0)
     pattern[3], pattern[:, 4] = False, False
     return Problem(Layout(pattern), 8, 37, "float32")
+
+
+@pytest.fixture
+def few():
+    """Of which every part is checked, and whose kernels the simulator runs in no time."""
+    return Problem(Layout([[1, 0, 1], [1, 1, 0]]), 8, 5, "float32")
 
 
 @pytest.fixture
@@ -65,7 +72,7 @@ def test_one_wrong_value_in_a_part_is_a_fault(problem, product, fault):
 
 
 @pytest.mark.parametrize("fault", ["doubled", "nothing"])
-def test_a_wrong_product_is_not_timed(problem, once, monkeypatch, fault):
+def test_a_wrong_product_is_not_timed(few, once, monkeypatch, fault):
     right = ladder.rung("k1_naive")
 
     def broken(x, values, index, y, precision):
@@ -76,12 +83,13 @@ def test_a_wrong_product_is_not_timed(problem, once, monkeypatch, fault):
 
     fake = SimpleNamespace(unsupported=right.unsupported, forward=broken)
     monkeypatch.setattr(contestants, "function_of", lambda name, product: getattr(fake, product))
-    row = measuring.measure(problem, "forward")
+    row = measuring.measure(few, "forward")
     assert row["seconds"] == {}
     assert row["not_timed"][row["auto"]].startswith("wrong: ")
 
 
 def test_both_ways_are_checked_shown_and_tabulated(once, tmp_path, monkeypatch):
+    monkeypatch.setattr(contestants, "choose", lambda *_: "k1_naive")
     rows = list(sections.rows("feature_major", Options(quick=True)))
     assert [row["product"] for row in rows] == 2 * list(PRODUCTS)
     for row in rows:
@@ -91,7 +99,7 @@ def test_both_ways_are_checked_shown_and_tabulated(once, tmp_path, monkeypatch):
         row["seconds"] = dict(zip(both, (2e-6, 3e-6), strict=True))
         assert f"{both[0]} 2 us" in show.line("feature_major", row, rows)
         assert show.line("feature_major", row, rows).endswith(" (1.50)")
-    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(committed, "RESULTS", tmp_path)
     assert tables.feature_major() == ""
     feature_major = f"{rows[0]['auto']} feature-major"
     del rows[0]["seconds"][feature_major]
@@ -99,7 +107,7 @@ def test_both_ways_are_checked_shown_and_tabulated(once, tmp_path, monkeypatch):
     section = {"machine": "a card", "command": "bench", "took": 1.0, "rows": rows}
     results.save(tmp_path / "cuda.json", {"feature_major": section})
     first, second = tables.feature_major().splitlines()[4:]
-    assert first == "| float32 | 32, 8 | 0.5 | 16 | 2.0 (wrong: all) | 2.0 (1.50) | 2.0 (1.50) |"
+    assert first == "| float32 | 16, 4 | 0.5 | 8 | 2.0 (wrong: all) | 2.0 (1.50) | 2.0 (1.50) |"
     assert second.count("2.0 (1.50)") == len(PRODUCTS)
 
 
@@ -121,33 +129,33 @@ def test_a_product_wrong_in_one_way_is_timed_in_the_other(once, monkeypatch, pro
     assert f"{feature_major} wrong: " in show.line("feature_major", row, [row])
 
 
-def test_a_value_that_is_never_written_is_a_fault(problem, once, monkeypatch):
+def test_a_value_that_is_never_written_is_a_fault(few, once, monkeypatch):
     monkeypatch.setattr(poison, "holds_nan", lambda out: True)
-    row = measuring.measure(problem, "weight_grad")
+    row = measuring.measure(few, "weight_grad")
     assert row["not_timed"] == {row["auto"]: "wrong: NaN in the result"}
 
 
-def test_a_failure_costs_only_its_cell(problem, once, monkeypatch):
+def test_a_failure_costs_only_its_cell(few, once, monkeypatch):
     def fail(problem, product):
         raise ValueError("at 5:1\ntoo small")
 
     monkeypatch.setattr(measuring, "peers", lambda *_: {"a peer": fail})
-    row = measuring.measure(problem, "forward", others=("a peer",))
+    row = measuring.measure(few, "forward", others=("a peer",))
     assert row["not_timed"] == {"a peer": "failed: ValueError: too small"}
     assert row["seconds"] == {row["auto"]: 1.0}
 
 
-def test_the_chosen_kernel_some_or_all(problem, once):
-    chosen = measuring.measure(problem, "forward")
-    every = measuring.measure(problem, "forward", kernels="all")
-    two = measuring.measure(problem, "forward", kernels="k2_shared,k1_naive,k6_hopper")
+def test_the_chosen_kernel_some_or_all(few, once):
+    chosen = measuring.measure(few, "forward")
+    every = measuring.measure(few, "forward", kernels="all")
+    two = measuring.measure(few, "forward", kernels="k2_shared,k1_naive,k6_hopper")
     assert list(chosen["seconds"]) == [chosen["auto"]]
     assert chosen["auto"] in every["seconds"]
     assert list(two["seconds"]) == ["k1_naive", "k2_shared"]  # in reading order, those that serve
     assert {"k1_naive", "k2_shared", "k3_registers"} <= every["seconds"].keys()
-    kept = problem.layout.n_blocks * 64
-    assert every["flops"] == 2 * 37 * kept
-    assert every["bytes"] == 4 * (37 * 12 * 8 + 37 * 15 * 8 + kept)
+    kept = 4 * 8 * 8
+    assert every["flops"] == 2 * 5 * kept
+    assert every["bytes"] == 4 * (5 * 2 * 8 + 5 * 3 * 8 + kept)
     assert all(error < 1e-6 for error in every["errors"].values())
 
 
@@ -191,7 +199,7 @@ def quick(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["headline", "float16", "float32", "ladder", "layouts", "sweep", "feature_major"]
+    "name", ["headline", "float16", "float32", "ladder", "layouts", "feature_major"]
 )
 def test_every_section_prints_each_product_with_its_faults(name):
     rows = quick(name)
@@ -201,52 +209,68 @@ def test_every_section_prints_each_product_with_its_faults(name):
         assert "torch BSR wrong: all" in show.line(name, row, rows)
 
 
-def test_the_kernels_are_compiled_in_parts(monkeypatch):
+def called_ahead(monkeypatch, *names):
+    """The calls that other processes would make of these sections, twice over."""
     called = []
 
     def of_rung(problem, product, kernel, feature_major=False):
-        assert not feature_major
-        return SimpleNamespace(call=lambda: called.append((product, problem.dtype, kernel)))
-
-    monkeypatch.setattr(contestants, "of_rung", of_rung)
-    for part in range(4):
-        run._part(["ladder", "ladder"], Options(quick=True), part, 4)
-    assert len(called) == len(set(called))
-    rungs = [name for name, place in ladder.RUNGS.items() if place == "cuda"]
-    float16 = {
-        name for product, dtype, name in called if (product, dtype) == ("forward", "float16")
-    }
-    assert {"k1_naive", "k5_tensor_core"} <= float16 <= set(rungs)
-    assert {product for product, _, _ in called} == set(PRODUCTS)
-
-
-def test_both_ways_are_compiled_in_parts(monkeypatch):
-    called = []
-
-    def of_rung(problem, product, kernel, feature_major=False):
-        case = problem.dtype, product, feature_major
+        case = product, problem.dtype, kernel, feature_major
         return SimpleNamespace(call=lambda: called.append(case))
 
-    monkeypatch.setattr(contestants, "of_rung", of_rung)
-    for part in range(4):
-        run._part(["feature_major", "feature_major"], Options(quick=True), part, 4)
-    assert len(called) == len(set(called)) == 2 * len(PRODUCTS) * 2
-
-
-def test_the_convolutions_are_compiled_in_parts(monkeypatch):
-    called = []
-
-    def ours(problem, product):
+    def of_images(problem, product):
         case = product, problem.taps_along, problem.block_size
         return SimpleNamespace(call=lambda: called.append(case))
 
-    monkeypatch.setattr(contestants, "of_images", ours)
-    monkeypatch.setattr(contestants, "by_ops", ours)
-    for part in range(4):
-        run._part(["conv"], Options(quick=True), part, 4)
+    monkeypatch.setattr(contestants, "of_rung", of_rung)
+    monkeypatch.setattr(contestants, "of_images", of_images)
+    monkeypatch.setattr(contestants, "by_ops", of_images)
+    how = Options(quick=True)
+    measuring._call_each(
+        measuring._apart(case for name in 2 * names for case in sections.CASES[name](how))
+    )
+    return called
+
+
+def test_each_kernel_is_compiled_once(monkeypatch):
+    called = called_ahead(monkeypatch, "ladder")
+    assert len(called) == len(set(called))
+    rungs = [name for name, place in ladder.RUNGS.items() if place == "cuda"]
+    float16 = {name for *case, name, _ in called if case == ["forward", "float16"]}
+    assert {"k1_naive", "k5_tensor_core"} <= float16 <= set(rungs)
+    assert {product for product, *_ in called} == set(PRODUCTS)
+    assert not any(feature_major for *_, feature_major in called)
+
+
+def test_both_ways_are_compiled(monkeypatch):
+    called = called_ahead(monkeypatch, "feature_major")
+    assert len(called) == len(set(called)) == 2 * len(PRODUCTS) * 2
+
+
+def test_the_convolutions_are_compiled(monkeypatch):
     alone = [(product, 3, 16) for product in PRODUCTS]
-    beside = [(product, 1, 32) for product in PRODUCTS]  # the matmul
-    assert sorted(called) == sorted(alone + 2 * beside)
+    beside = [(product, 1, 16) for product in PRODUCTS]  # the matmul
+    assert sorted(called_ahead(monkeypatch, "conv")) == sorted(alone + 2 * beside)
+
+
+def test_processes_share_what_is_compiled_and_end_in_time(monkeypatch):
+    said = []
+
+    class Process:
+        def __init__(self, target, args, daemon):
+            said.append(args[0])
+
+        start = kill = lambda self: said.append("started or ended")
+
+        def join(self, seconds):
+            assert 0 <= seconds <= 5
+
+    monkeypatch.setattr(measuring, "get_context", lambda how: SimpleNamespace(Process=Process))
+    cases = list(sections.CASES["headline"](Options(quick=True)))
+    measuring.compile_ahead(cases, 2, 5.0)
+    first, second, *rest = said
+    assert rest == ["started or ended"] * 4
+    assert {case.product for case in first + second} == set(PRODUCTS)
+    assert not {id(case) for case in first} & {id(case) for case in second}
 
 
 def test_headline_compares_with_the_dense_product():
@@ -264,16 +288,6 @@ def test_layouts_are_compared_with_as_many_random_blocks():
             assert show.relative(row, rows) == pytest.approx(1)
 
 
-def test_sweep_changes_one_thing_at_a_time():
-    rows = quick("sweep")
-    base = next(row for row in rows if row["changed"] == "")
-    of = {row["changed"]: row for row in rows}
-    assert of["features x 2"]["n_blocks"] == of["batch x 2"]["n_blocks"] == base["n_blocks"]
-    assert of["blocks x 2"]["n_blocks"] == 2 * base["n_blocks"]
-    assert of["features x 2"]["features"] == 2 * base["features"]
-    assert show.relative(of["blocks x 2"], rows) == pytest.approx(1)
-
-
 def test_what_was_kept_of_other_sections_stays(tmp_path):
     path = tmp_path / "cuda.json"
     row = {"seconds": {"k1": 1.23456789e-5}, "features": 123456789}
@@ -288,7 +302,7 @@ def test_what_was_kept_of_other_sections_stays(tmp_path):
 
 
 def test_a_run_prints_and_keeps_its_rows_and_command(once, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "SIMULATED", False)
+    monkeypatch.setattr(run, "require_times", lambda: None)
     path, how = tmp_path / "cuda.json", Options("k1_naive,k2_shared", quick=True)
     found = run.run(("ladder", "limits"), how, json_file=path)
     rungs = found["ladder"]["rows"][0]["seconds"]
@@ -302,7 +316,7 @@ def test_a_run_prints_and_keeps_its_rows_and_command(once, capsys, tmp_path, mon
     assert printed.count("k1_naive 1.00 s") == printed.count("k2_shared 1.00 s") == 6
     pytest.importorskip("matplotlib")
     with pytest.raises(RuntimeError, match="takes the section headline"):
-        run.run(("limits",), how, json_file=path, png=tmp_path / "speed_up.png")
+        figure.draw_headline(found, tmp_path / "speed_up.png")
 
 
 def test_the_figure_is_drawn(tmp_path):

@@ -7,26 +7,28 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_585,
+    "numbsparse": 2_855,
     "numbsparse/autograd": 695,
-    "numbsparse/bench": 4_840,
+    "numbsparse/bench": 2_385,
     "numbsparse/compat": 405,
     "numbsparse/device": 3_735,
-    "numbsparse/distributed": 1_945,
+    "numbsparse/distributed": 2_000,
     "numbsparse/jax": 720,
     "numbsparse/kernels": 3_180,
-    "numbsparse/kernels/conv": 3_410,
+    "numbsparse/kernels/conv": 3_340,
     "numbsparse/kernels/ladder": 1_935,
-    "numbsparse/kernels/lstm": 1_890,
+    "numbsparse/kernels/lstm": 1_835,
     "numbsparse/kernels/matmul": 9_800,
-    "numbsparse/kernels/parts": 3_210,
+    "numbsparse/kernels/parts": 3_215,
     "numbsparse/kernels/ptx": 2_640,
-    "numbsparse/nn": 7_325,
+    "numbsparse/machine_code": 345,
+    "numbsparse/nn": 7_290,
     "numbsparse/ops": 5_335,
+    "numbsparse/pages": 1_735,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 2_380,
-    "numbsparse/torch": 1_675,
+    "numbsparse/torch": 1_685,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

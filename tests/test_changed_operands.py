@@ -62,11 +62,11 @@ def made(rng, put, is_sparse):
     return nn.Parameter(put(data)), ns.Tensor(put(array(rng, 3, 8)), requires_grad=True)
 
 
-def step_of(optimiser):
+def step_of(optimizer):
     def step(p):
         ones = ops.full(p.values.shape, 1.0, p.dtype, p.place)
         p.grad = ns.Tensor(p.data.with_values(ones) if p.ndim and hasattr(p.data, "nnz") else ones)
-        optimiser([p]).step()
+        optimizer([p]).step()
         p.grad = None
 
     return step
@@ -176,10 +176,10 @@ def test_arrays_beside_tensors_are_operands_too(rng, put, place):
 
 def test_the_scale_of_a_loss(put, place):
     p = nn.Parameter(put(np.ones(3, np.float32)))
-    scaler, optimiser = optim.LossScaler(8.0, interval=1), optim.SGD([p], 0.1)
+    scaler, optimizer = optim.LossScaler(8.0, interval=1), optim.SGD([p], 0.1)
     first, second = (scaler.scale((p + 1.0).sum()) for _ in range(2))
     first.backward()
-    scaler.step(optimiser)
+    scaler.step(optimizer)
     with pytest.raises(RuntimeError, match=r"was changed by LossScaler\.step"):
         second.backward()
 
@@ -216,14 +216,14 @@ def test_convolution(rng, put, place):
 def test_what_came_after_is_free_to_change(rng, put):
     """A training: gradients, seeds and weights are written between a backward and the next."""
     p, x = made(rng, put, True)
-    optimiser, seed = optim.Adam([p], 0.1), put(array(rng, 3, 8))
+    optimizer, seed = optim.Adam([p], 0.1), put(array(rng, 3, 8))
     given = ns.Tensor(seed)
     for _ in range(2):
         y = x.detach() @ p
         ops.copy_into(seed, ops.copy(seed))  # after the forward pass, which did not see it
         y.backward(given)
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     first = F.tanh(x @ p).sum()
     ns.grad(first, [p])
     ops.copy_into(p.values, ops.copy(p.values))
@@ -255,13 +255,13 @@ def test_a_replay_counts_as_the_steps_that_it_is(rng):
     if not device.is_available():
         pytest.skip(device.why_unavailable())
     p = nn.Parameter(ns.to_device(array(rng, 3, 8)))
-    optimiser = optim.SGD([p], 0.1)
+    optimizer = optim.SGD([p], 0.1)
 
     @ns.graph
     def step(x):
         p.grad = None
         (p * x).sum().backward()
-        optimiser.step()
+        optimizer.step()
 
     x = array(rng, 3, 8)
     for _ in range(4):

@@ -362,7 +362,7 @@ def test_three_axes_of_blocks_of_16(name, product):
     "case",
     [
         ConvCase(2, (2, 3, 4), 32, 48, 16, (2, 1, 2), padding=((1, 0), (0, 0), (0, 1))),
-        ConvCase(1, (3, 9), 64, 32, 32, (1, 2), padding=1, density=1),
+        ConvCase(1, (3, 9), 64, 64, 64, (1, 2), padding=1, density=1),
     ],
     ids=str,
 )

@@ -2,17 +2,18 @@
 
 import pickle
 import re
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 from conftest import HALVES, needs_bfloat16
-from numba import cuda
+from numba import cuda, float32
 
 import numbsparse as ns
 from numbsparse import device
 from numbsparse.device import dlpack, memory, runtime
-from numbsparse.device.launch import launch
+from numbsparse.device.launch import _permit_shared_memory, launch
 from numbsparse.dtypes import as_dtype
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="no GPU and no simulator")
@@ -243,3 +244,36 @@ def test_a_grid_that_is_no_multiple_of_its_cluster_is_refused():
         ValueError, match=r"grid takes a multiple of the cluster \(2,\), got \(3,\)"
     ):
         launch(fill_kernel, 3, 2, ns.to_device(np.zeros(6, np.float32)), 1, (2, 3), 4, cluster=(2,))
+
+
+def test_less_shared_memory_takes_none_from_other_launches(monkeypatch):
+    """The driver keeps one number a kernel: launches that need more were prepared before."""
+    from cuda.bindings import driver
+
+    kept, fine = {}, driver.CUresult.CUDA_SUCCESS
+    kernel = SimpleNamespace(handle=7)
+    monkeypatch.setattr(runtime, "current_device", lambda: SimpleNamespace(device_id=0))
+    get = lambda attribute, *of: (fine, kept.get(of, 0))  # noqa: E731
+    monkeypatch.setattr(driver, "cuKernelGetAttribute", get)
+    put = lambda attribute, nbytes, *of: (kept.update({of: nbytes}) or fine,)  # noqa: E731
+    monkeypatch.setattr(driver, "cuKernelSetAttribute", put)
+    for nbytes, permitted in ((60_000, 60_000), (40_000, 60_000), (90_000, 90_000)):
+        _permit_shared_memory(kernel, nbytes)
+        assert kept == {(7, 0): permitted}
+    error = driver.CUresult.CUDA_ERROR_INVALID_VALUE
+    monkeypatch.setattr(driver, "cuKernelSetAttribute", lambda *of: (error,))
+    with pytest.raises(RuntimeError, match="a block of 100000 bytes of shared memory was refused"):
+        _permit_shared_memory(kernel, 100_000)
+
+
+def test_a_kernel_is_launched_with_more_and_less_shared_memory_in_turns():
+    @cuda.jit
+    def kernel(y, last):
+        shared = cuda.shared.array(0, float32)
+        shared[last] = last
+        y[0] = shared[last]
+
+    y = device.empty((1,), np.float32)
+    for last in (16_000, 10_000, 16_000, 20_000, 16_000):
+        launch(kernel, (1,), 32, y, last, shared_bytes=4 * (last + 1))
+        assert y.numpy()[0] == last

@@ -28,6 +28,7 @@ from numbsparse.ops import choice, tuned
 TABLE = [(ops, m) for m in BOTH + OF_ARRAYS] + [(F, m) for m in BOTH + OF_TENSORS]
 IDS = [f"{room.__name__.rpartition('.')[2]}.{m.name}" for room, m in TABLE]
 GPUS = "cuda:0", "cuda:1"
+RETURN_TO = runtime.return_to
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,9 @@ def two(monkeypatch):
             monkeypatch.setattr(module, name, value)
     elif device.n_devices() < 2:
         pytest.skip("takes two GPUs")
+    else:  # whichever one JAX, imported by other tests of this process, has made current
+        monkeypatch.setattr(streams.DEFAULT, "_device", 0)
+        runtime.make_current(0)
 
 
 def placed(a, where):
@@ -437,6 +441,18 @@ def test_a_thread_is_on_its_own_gpu_after_another_one(before, after, monkeypatch
     with runtime.MadeCurrent(1):
         assert current == [101]
     assert current == [after]
+
+
+def test_ones_own_gpu_is_not_the_one_that_was_first_worked_on(driver, monkeypatch):
+    """In a thread on none: 0, which CUDA calls current there, not that of the first block."""
+    driver.context = 0
+    monkeypatch.setattr(runtime, "return_to", RETURN_TO)
+    monkeypatch.setattr(streams, "_met", set())
+    monkeypatch.setattr(streams.DEFAULT, "_device", None)
+    monkeypatch.setattr(streams.Stream, "_asked_device", lambda stream: driver.context)
+    with streams.at(0, device=1):
+        assert (driver.context, device.current_stream().device) == (1, 1)
+    assert device.current_stream().device == driver.context == 0
 
 
 def test_waits_and_copies_are_made_in_the_context_of_their_gpu(driver):

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
@@ -15,91 +14,181 @@ import distributed_programs as programs
 import numpy as np
 import pytest
 from conftest import HAS_BFLOAT16
-from distributed_helpers import run, values
+from distributed_helpers import in_turn, run, values
 from examples_helpers import SMALL, imported, write_text
 
 import numbsparse as ns
 import numbsparse.distributed as dist
 from numbsparse import device, nn
-from numbsparse.distributed import environment, start
+from numbsparse.distributed import environment
 
 DTYPES = (*programs.FLOATS, *(["bfloat16"] if HAS_BFLOAT16 else []))
 PLACES = ("cpu", "cuda") if device.SIMULATED else ("cpu",)  # on a GPU it is NCCL that is used
 in_simulator = pytest.mark.skipif(not device.SIMULATED, reason="on a GPU each rank takes its own")
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    for what in LOST:
+        (folder / what).mkdir()
+    return folder
+
+
+WAYS = [
+    ((0, 3), {"sharded": sharded, "bucket": bucket, "parts": parts})
+    for sharded, (bucket, parts) in itertools.product((False, True), [(1, 1), (1 << 14, 2)])
+]
+GROW = "--device cpu --window 4 --features 16 --block-size 8 --batch 8 --seeds 1 --steps 12 "
+GROW += "--mark-every 6 --lr 1e-2 --every 4 --no-checkpoints"
+MIXTURE = "--width 16 --hidden 16 --experts 2 --block-size 8 --context 4 --tokens 16 --steps 4"
+EXAMPLE = [*SMALL, "--no-compare", "--steps", "6"]
+
+
+@pytest.fixture(scope="module")
+def pair(folder):
+    """What two ranks did, one check after the other; at last one is killed."""
+    text, halves = ["--text", write_text(folder)], {"half": (programs.half, True)}
+    grow = [*GROW.split(), *text, "--out", str(folder / "grow")]
+    saving = (0, 2), {"sharded": True, "path": str(folder / "two.npz")}
+    return in_turn(
+        {
+            "collectives": (programs.collectives, 2, DTYPES, PLACES),
+            "trainings": (programs.trainings, [*WAYS, saving]),
+            "buckets": (programs.buckets, [1, 1 << 20]),
+            "lstm": (programs.lstm, 1 << 10),
+            **(halves if device.SIMULATED else {}),
+            "masks": (programs.masks,),
+            "example": (
+                programs.example, "char_lm", [*EXAMPLE, *text, "--out", str(folder / "two")],
+            ),
+            "grow": (programs.example, "grow", grow),
+            "mixture": (programs.example, "mixture_of_experts", [*MIXTURE.split(), *text]),
+            "knocked": (programs.knocked,),
+            **{f"missing {1 - rank}": (programs.missing, rank) for rank in (0, 1)},
+            **{what: (programs.other, what, str(folder)) for what in (*SENTENCES, "saving")},
+            **{what: (programs.other, what, str(folder / what)) for what in LOST},
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def three(pair, folder):
+    """What three ranks did, also with what two of them left."""
+    more = {"sharded": True, "load": str(folder / "two.npz"), "path": str(folder / "three.npz")}
+    return in_turn(
+        {
+            "collectives": (programs.collectives, 3, DTYPES, PLACES),
+            "same bits": (programs.same_everywhere, 0),
+            "resumed": (programs.trainings, [((2, 3), more)]),
+            "split": (programs.split,),
+            "caught": (programs.caught,),
+        },
+        size=3,
+    )
+
+
+def of(ranks, name):
+    return [results[name] for results in ranks]
+
+
 @pytest.mark.parametrize("size", [2, 3])
-def test_collectives_are_numpy_s(size):
-    assert all(values(run(programs.collectives, size, DTYPES, PLACES, size=size)))
+def test_collectives_are_numpy_s(size, pair, three):
+    assert all(values(of(pair if size == 2 else three, "collectives")))
 
 
-def test_all_ranks_get_the_same_bits():
-    assert len(set(values(run(programs.same_everywhere, 0, size=3)))) == 1
+def test_all_ranks_get_the_same_bits(three):
+    assert len(set(values(of(three, "same bits")))) == 1
 
 
-def test_ranks_train_as_one_process_and_resume_on_any_number(tmp_path):
+def test_ranks_train_as_one_process(pair):
     """Plain and sharded, in buckets of one gradient and of several, in whole batches and parts."""
-    path, resumed = str(tmp_path / "checkpoint.npz"), str(tmp_path / "resumed.npz")
-    ways = [
-        ((0, 3), {"sharded": sharded, "bucket": bucket, "parts": parts})
-        for sharded, (bucket, parts) in itertools.product((False, True), [(1, 1), (1 << 14, 2)])
-    ]
-    two = values(run(programs.trainings, [*ways, ((0, 2), {"sharded": True, "path": path})]))
-    for i, (steps, how) in enumerate(ways):
-        alone = programs.train(*steps, parts=how["parts"])
-        for got in two:
-            np.testing.assert_allclose(got[i], alone, rtol=1e-9, atol=1e-12)
-    whole, more = programs.train(0, 3), {"sharded": True, "load": path, "path": resumed}
-    alone = programs.train(2, 3, load=path)
-    for (got,) in values(run(programs.trainings, [((2, 3), more)], size=3)):
+    alone = {parts: programs.train(0, 3, parts=parts) for parts in (1, 2)}
+    for two in values(of(pair, "trainings")):
+        for got, (_, how) in zip(two, WAYS, strict=False):
+            np.testing.assert_allclose(got, alone[how["parts"]], rtol=1e-9, atol=1e-12)
+
+
+def test_training_resumes_on_any_number(three, folder):
+    whole, alone = programs.train(0, 3), programs.train(2, 3, load=str(folder / "two.npz"))
+    for (got,) in values(of(three, "resumed")):
         np.testing.assert_allclose(got, whole, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(alone, whole, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(programs.flat(ns.load(resumed)), whole, rtol=1e-9, atol=1e-12)
+    written = programs.flat(ns.load(folder / "three.npz"))
+    np.testing.assert_allclose(written, whole, rtol=1e-9, atol=1e-12)
 
 
-def test_every_gradient_is_reduced_once_in_buckets():
-    for each, whole in values(run(programs.buckets, [1, 1 << 20])):
+def test_parts_of_a_group_compute_by_themselves(three):
+    """Of ranks 0, 1 and 2: 0 and 1 beside 2; 0 and 2 beside 1; each alone."""
+    assert values(of(three, "split")) == [
+        [(0, 2, [11.0] * 2), (0, 2, [101.0] * 2), (0, 1, [1.0] * 2)],
+        [(1, 2, [11.0] * 2), (0, 1, [10.0] * 2), (0, 1, [10.0] * 2)],
+        [(0, 1, [100.0] * 2), (1, 2, [101.0] * 2), (0, 1, [100.0] * 2)],
+    ]
+
+
+def test_every_gradient_is_reduced_once_in_buckets(pair):
+    for each, whole in values(of(pair, "buckets")):
         assert each == [1, 1, 1, 1]
         assert whole == [4]
 
 
-def test_the_gradient_of_an_lstm_is_reduced_in_parts():
+def test_the_gradient_of_an_lstm_is_reduced_in_parts(pair):
     """But not in the first pass, which finds the order, nor where it is added to another."""
     alone, _ = programs.lstm(1 << 20)
-    for got, reductions in values(run(programs.lstm, 1 << 10)):
+    for got, reductions in values(of(pair, "lstm")):
         np.testing.assert_allclose(got, alone, rtol=1e-9, atol=1e-14)
         assert len(reductions) == 3 * 3 + 1
         assert set(reductions) == {1}
 
 
 @in_simulator
-def test_half_precision_in_a_captured_step():
+def test_half_precision_in_a_captured_step(pair):
     """Every rank skips the step in which one of them has no finite gradient."""
     alone, scale = programs.half(False)
     assert scale == 128
-    for got, own in values(run(programs.half, True)):
+    for got, own in values(of(pair, "half")):
         assert own == scale
         np.testing.assert_allclose(got, alone, rtol=0.02, atol=1e-4)
 
 
-def test_dropout_differs_from_rank_to_rank():
-    (mask, seed), (other, same) = values(run(programs.masks))
+def test_dropout_differs_from_rank_to_rank(pair):
+    (mask, seed), (other, same) = values(of(pair, "masks"))
     np.testing.assert_array_equal(mask, nn.Dropout(0.5, seed=7)(np.ones(64)).numpy())
     assert (mask != other).any()
     assert seed == same == 7
 
 
-def test_an_example_learns_the_same_on_two_ranks(tmp_path, monkeypatch):
+def test_an_example_learns_the_same_on_two_ranks(pair, folder, monkeypatch):
     """And goes on alone from what two have written."""
-    two, one = (["--out", str(tmp_path / name)] for name in ("two", "one"))
-    given = [*SMALL, "--no-compare", "--text", write_text(tmp_path), "--steps", "6"]
-    ranks = values(run(programs.example, "char_lm", [*given, *two]))
+    given = [*EXAMPLE, "--text", str(folder / "text.txt")]
+    two, one = (["--out", str(folder / name)] for name in ("two", "one"))
     alone = imported(monkeypatch, "char_lm")
-    assert ranks == [pytest.approx(alone.main([*given, *one]), rel=1e-4)] * 2
+    assert values(of(pair, "example")) == [pytest.approx(alone.main([*given, *one]), rel=1e-4)] * 2
     further = ["--resume", "--steps", "8"]
     assert alone.main([*given, *two, *further]) == pytest.approx(
         alone.main([*given, *one, *further]), rel=1e-4
     )
+
+
+def test_layouts_grow_the_same_on_two_ranks(pair, folder, monkeypatch):
+    grow = imported(monkeypatch, "grow")
+    monkeypatch.setattr("letter_training.ROUNDS", 1)  # of timing
+    out = ["--out", str(folder / "grown alone")]
+    alone = grow.main([*GROW.split(), "--text", str(folder / "text.txt"), *out])
+    for runs in values(of(pair, "grow")):
+        for one, other in zip(runs, alone, strict=True):
+            np.testing.assert_allclose(one["curve"], other["curve"], rtol=1e-4)
+            assert [s["layouts"] for s in one["stages"]] == [s["layouts"] for s in other["stages"]]
+
+
+def test_experts_train_on_two_ranks(pair, folder, monkeypatch):
+    """The balance is that of a rank's tokens; else it is one training."""
+    mixture = imported(monkeypatch, "mixture_of_experts")
+    alone = mixture.main([*MIXTURE.split(), "--text", str(folder / "text.txt")])
+    for bits in values(of(pair, "mixture")):
+        assert bits["dense"] == pytest.approx(alone["dense"], rel=1e-4)
+        assert bits["experts"] == pytest.approx(alone["experts"], rel=1e-2)
 
 
 SENTENCES = {
@@ -113,74 +202,58 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("what", SENTENCES)
-def test_what_differs_is_said_on_all_ranks(what, tmp_path):
-    for kind, _, said in run(programs.other, what, str(tmp_path)):
+def test_what_differs_is_said_on_all_ranks(what, pair):
+    for kind, _, said in of(pair, what):
         assert kind == "raised"
         assert SENTENCES[what] in said
         assert "\n" not in said
 
 
 LOST = {
-    "killed": "rank 1 ended without a word: killed, or out of memory; rank 0 ends",
     "memory": "rank 1 failed: MemoryError: 9 GiB were asked for; rank 0 ends",
     "left": "rank 1 has ended its program while rank 0 waits for it; rank 0 ends",
     "skipped": "rank 1 failed: ValueError: backward did not reach 2.weight on rank 1, as it did",
+    "killed": "rank 1 ended without a word: killed, or out of memory; rank 0 ends",
 }
 
 
 @pytest.mark.parametrize("what", LOST)
-def test_a_lost_rank_ends_all_and_the_checkpoint_stays(what, tmp_path):
-    first, _ = run(programs.other, what, str(tmp_path))
+def test_a_lost_rank_ends_all_and_the_checkpoint_stays(what, pair, folder):
+    first, _ = of(pair, what)
     assert first[:2] == ("raised", "SystemExit")
     assert first[2].startswith(LOST[what])
-    assert ns.load(tmp_path / "checkpoint.npz") == {"step": 1}
+    assert pair[0][f"seconds of {what}"] < 10
+    assert ns.load(folder / what / "checkpoint.npz") == {"step": 1}
 
 
-def test_who_is_lost_is_known_to_all_and_may_be_caught():
-    first, _, third = run(programs.caught, size=3)
+def test_who_is_lost_is_known_to_all_and_may_be_caught(three):
+    first, second, third = of(three, "caught")
     said = "rank 1 ended without a word: killed, or out of memory"
     assert first == third == ("gave", said)
+    assert second == ("died",)
 
 
-def test_a_rank_that_does_not_listen_is_ended(monkeypatch, tmp_path):
+def test_a_rank_that_does_not_listen_is_ended(tmp_path):
     assert run(programs.other, "busy", str(tmp_path)) == [("died",), ("died",)]
 
 
-def test_a_file_that_cannot_be_written_is_said_on_all_ranks(tmp_path):
-    (_, kind, said), (_, other, told) = run(programs.other, "saving", str(tmp_path))
+def test_a_file_that_cannot_be_written_is_said_on_all_ranks(pair):
+    (_, kind, said), (_, other, told) = of(pair, "saving")
     assert kind in ("FileNotFoundError", "NotADirectoryError")
     assert other == "RuntimeError"
     assert said in told
 
 
-@pytest.mark.parametrize("only", [0, 1])
-def test_a_missing_rank_is_named(only):
-    ((kind, error, said),) = run(programs.alone, 0.5, only=[only])
+@pytest.mark.parametrize("comes", [0, 1])
+def test_a_missing_rank_is_named(comes, pair):
+    kind, error, said = of(pair, f"missing {1 - comes}")[comes]
     missing = "rank 1 of 2 has not come in 0.5 seconds"
     assert (kind, error) == ("raised", "RuntimeError")
-    assert missing == said if only == 0 else "rank 0 does not answer at 127.0.0.1" in said
+    assert missing == said if comes == 0 else "rank 0 does not answer at 127.0.0.1" in said
 
 
-def test_strangers_at_the_port_are_let_go():
-    assert values(run(programs.knocked)) == [None, None]
-
-
-def test_under_torchrun_its_store_says_where_rank_0_listens(monkeypatch):
-    torch = pytest.importorskip("torch")
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "TORCHELASTIC_RUN_ID": "a test"}
-    for name, value in names.items():
-        monkeypatch.setenv(name, str(value))
-
-    def met(rank):  # by two threads: torch takes seconds to load
-        links = start._meet(environment.Process("torchrun", rank, 2, rank), {}, None, 20.0)
-        try:
-            return links.share(rank)
-        finally:
-            links.watch.close("")
-
-    with ThreadPoolExecutor() as threads:
-        assert list(threads.map(met, range(2))) == [[0, 1]] * 2
+def test_strangers_at_the_port_are_let_go(pair):
+    assert values(of(pair, "knocked")) == [None, None]
 
 
 def mpi_runs():
@@ -255,6 +328,7 @@ def test_bad_arguments():
             (lambda: group.broadcast(x, root=1), ValueError, "root"),
             (lambda: group.broadcast(np.array([None])), TypeError, "x takes numbers"),
             (lambda: group.reduce_scatter(np.float64(1)), ValueError, "x takes a multiple of 1"),
+            (lambda: group.split(-1), ValueError, "color takes"),
         ):
             with pytest.raises(error, match=words):
                 call()

@@ -3,26 +3,53 @@
 import numpy as np
 import pytest
 import split_programs as programs
-from distributed_helpers import run, values
+from distributed_helpers import in_turn, run, values
 
 import numbsparse as ns
 from numbsparse import device
 from numbsparse.nn import functional as F
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_split_layers_train_as_whole_ones(size):
+@pytest.fixture(scope="module")
+def pair():
+    """What two ranks did, one check after the other."""
+    on_gpu = {"gpu": (programs.trained, True, "float32", "cuda", 1, "cuda")}
+    return in_turn(
+        {
+            "trained": (programs.trained, True, "float64"),
+            **(on_gpu if device.SIMULATED else {}),
+            "twice": (programs.twice_differentiated,),
+            **{what: (programs.refused, what) for what in REFUSED},
+        }
+    )
+
+
+def of(ranks, name):
+    return values([results[name] for results in ranks])
+
+
+def test_split_layers_train_as_whole_ones(pair):
     alone = programs.trained(False, "float64")
-    for got in values(run(programs.trained, True, "float64", size=size)):
+    for got in (*of(pair, "trained"), *values(run(programs.trained, True, "float64", size=3))):
         for one, other in zip(got, alone, strict=True):
             for a, b in zip(one, other, strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
+def test_layers_are_split_beside_data_parallel():
+    """Two pairs of ranks: each pair splits the layers, and takes its part of the batch."""
+    losses, *_, weights = programs.trained(False, "float64")
+    how = True, "float64", "cpu", 3, "cpu", True
+    for own, *_, found in values(run(programs.trained, *how, size=4)):
+        np.testing.assert_allclose(own, losses, rtol=1e-9, atol=1e-12)
+        for a, b in zip(found, weights, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.skipif(not device.SIMULATED, reason="on a GPU each rank takes its own")
-def test_on_a_gpu():
+def test_on_a_gpu(pair):
     alone = programs.trained(False, "float32", steps=1, size="cuda")
-    for got in values(run(programs.trained, True, "float32", "cuda", 1, "cuda")):
+    for got in of(pair, "gpu"):
         for one, other in zip(got, alone, strict=True):
             for a, b in zip(one, other, strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
@@ -35,13 +62,13 @@ def test_of_one_process_a_split_layer_is_the_whole_one():
             np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
 
 
-def test_gradients_of_gradients():
+def test_gradients_of_gradients(pair):
     model = programs.Model("float64", False)
     x = ns.Tensor(np.linspace(-1, 1, 48).reshape(2, 24), requires_grad=True)
     y = model.down(F.tanh(model.up(x)))
     (dx,) = ns.grad((y * y).sum(), [x], create_graph=True)
     (ddx,) = ns.grad((dx * dx).sum(), [x])
-    for got, said in values(run(programs.twice_differentiated)):
+    for got, said in of(pair, "twice"):
         np.testing.assert_allclose(got, ddx.numpy(), rtol=1e-9, atol=1e-12)
         assert "cannot be differentiated again" in said
 
@@ -57,6 +84,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_split_is_refused(what):
-    for said in values(run(programs.refused, what)):
+def test_what_cannot_be_split_is_refused(what, pair):
+    for said in of(pair, what):
         assert said.startswith(REFUSED[what])

@@ -37,7 +37,7 @@ LAST = ("vector", "C")  # the second parameter, which has a gradient in each ste
 def factors_of(place):
     orders = list(ORDERS) if place == "cpu" or not SIMULATED else SOME_ORDERS
     return {
-        "optimiser": list(OPTIONS),
+        "optimizer": list(OPTIONS),
         "numbers": ["float32", "float64"] if place == "cpu" else ["float32", *HALVES],
         "form": ["vector", "matrix", "number", "empty", *SPARSE],
         "order": [order for order in orders if order not in IMPOSSIBLE[LIBRARY[place]]],
@@ -62,7 +62,7 @@ def allowed(case):
     of = case.get
     if of("order", "C") != "C" and of("form", "matrix") != "matrix":
         return False
-    if of("optimiser", "Adam") not in ("Adam", "AdamW") and (
+    if of("optimizer", "Adam") not in ("Adam", "AdamW") and (
         of("betas", "usual") != "usual" or of("eps", 1e-8) != 1e-8
     ):
         return False
@@ -141,14 +141,14 @@ def check(place, case, seed=0):
     ]
     kind, options = options_of(case)
     make = partial(getattr(optim, kind), [t.p for t in trained], **options)
-    optimiser = make(lr=0.1)
+    optimizer = make(lr=0.1)
     scaler = None if case["scale"] is None else optim.LossScaler(case["scale"], interval=2)
     for step in range(case["steps"]):
         if step == 1:
-            optimiser = altered(case["between"], optimiser, make, trained, rng)
-        optimiser.lr = lr = 0.1 / (1 + step) if case["lr"] == "falling" else 0.1
-        one_step(case, step, trained, optimiser, scaler, partial(step_of, kind, lr, options))
-    state = optimiser.state_dict()
+            optimizer = altered(case["between"], optimizer, make, trained, rng)
+        optimizer.lr = lr = 0.1 / (1 + step) if case["lr"] == "falling" else 0.1
+        one_step(case, step, trained, optimizer, scaler, partial(step_of, kind, lr, options))
+    state = optimizer.state_dict()
     for i, t in enumerate(trained):
         assert state.get(f"{i}.steps", 0) == t.exact.t
         got, unit = host(t.p.data).astype(float), float(finfo(dtype).eps)
@@ -175,7 +175,7 @@ def step_of(kind, lr, options, exact, g, g_off):
     exact.step(kind, lr, g, g_off, **options)
 
 
-def one_step(case, step, trained, optimiser, scaler, exact_step):
+def one_step(case, step, trained, optimizer, scaler, exact_step):
     scale = 1.0 if scaler is None else scaler.state_dict()["scale"]
     bad = scaler is not None and case["bad"] == step
     given = {}
@@ -189,9 +189,9 @@ def one_step(case, step, trained, optimiser, scaler, exact_step):
         got = nn.utils.clip_grad_norm([t.p for t in trained], case["clip"], scaler=scaler)
         given, offs = clipped(given, case["clip"], got.item(), scale)
     if scaler is None:
-        optimiser.step()
+        optimizer.step()
     else:
-        scaler.step(optimiser)
+        scaler.step(optimizer)
         assert scaler.state_dict()["scale"] == scale / 2 if bad else True
     for t, tensor in before.items():  # the arrays that were given are as they were
         assert t.operand is None or (t.operand.unchanged() and tensor.data is t.operand.array)
@@ -216,22 +216,22 @@ def clipped(given, most, norm, scale):
     return {t: share * g for t, g in given.items()}, offs
 
 
-def altered(between, optimiser, make, trained, rng):
-    """What a training may meet after its first step; the optimiser that goes on."""
+def altered(between, optimizer, make, trained, rng):
+    """What a training may meet after its first step; the optimizer that goes on."""
     if between in ("checkpoint", "file"):
-        state = optimiser.state_dict()
-        optimiser = make(lr=1.0)
-        optimiser.load_state_dict(state)
+        state = optimizer.state_dict()
+        optimizer = make(lr=1.0)
+        optimizer.load_state_dict(state)
     if between in ("weights", "layout"):
         t, before = trained[0], trained[0].pattern
         if between == "layout":
             t.pattern = np.roll(before, 1, axis=1)
             t.pattern[-1, -1] = before[-1, -1]
         t.p.data = t.data(t.draw())
-        optimiser.remap()
+        optimizer.remap()
         both = np.kron(before & t.pattern, np.ones((B, B)))[: SHAPE[0], : SHAPE[1]]
         t.exact.remap(host(t.p.data), both if t.form in SPARSE else 1.0)
-    return optimiser
+    return optimizer
 
 
 # Beyond the edge there are NaNs, and a skipped step has an infinite gradient.
@@ -253,7 +253,7 @@ def test_pairs_that_are_left_out_are_in_no_case(place):
 
 @pytest.mark.parametrize("place", SUITE.cases)
 def test_drawn(place):
-    @draws(400 if place == "cpu" else 60, "optimisers", place)
+    @draws(400 if place == "cpu" else 60, "optimizers", place)
     @given(case=drawn(factors_of(place), allowed), number=st.integers(0, 2**32 - 1))
     def run(case, number):
         check(place, case, number)
@@ -261,13 +261,13 @@ def test_drawn(place):
     run()
 
 
-@pytest.mark.parametrize("optimiser", OPTIONS)
+@pytest.mark.parametrize("optimizer", OPTIONS)
 @pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")
-def test_what_is_right_is_as_torch(optimiser):
+def test_what_is_right_is_as_torch(optimizer):
     """The meaning in float64 that all the others are held against."""
     import torch
 
-    @draws(40, "torch", optimiser)
+    @draws(40, "torch", optimizer)
     @given(
         st.sampled_from([0.0, 0.1]),
         st.sampled_from(list(BETAS)),
@@ -276,7 +276,7 @@ def test_what_is_right_is_as_torch(optimiser):
         st.integers(0, 2**32 - 1),
     )
     def run(decay, betas, eps, present, seed):
-        case = {"optimiser": optimiser, "decay": decay, "betas": betas, "eps": eps}
+        case = {"optimizer": optimizer, "decay": decay, "betas": betas, "eps": eps}
         rng, (kind, options) = np.random.default_rng(seed), options_of(case)
         exact, p = Exact(rng.standard_normal(5), 0.0), torch.zeros(5, dtype=torch.float64)
         p[:] = torch.from_numpy(exact.p)

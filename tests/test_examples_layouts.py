@@ -52,7 +52,7 @@ def test_what_is_left(program, arguments, tmp_path, capsys):
     for run in runs:
         assert run["curve"][-1][0] == 30
         assert run["curve"][-1][1] < run["curve"][0][1] < 6  # 16 letters are 4 bits
-    layout_runs = program.guarded.__globals__
+    layout_runs = program.done.__globals__
     for stage in by_kind["pruned" if program.__name__ == "prune" else "grown"]["stages"]:
         patterns = [layout_runs["unpacked"](one) for one in stage["layouts"]]
         assert np.mean(patterns) == pytest.approx(stage["density"])

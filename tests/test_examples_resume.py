@@ -63,7 +63,7 @@ def training(tmp_path):
 def test_a_killed_training_goes_on_as_if_it_had_not_been(
     char_lm, training, tmp_path, program, home
 ):
-    """Bit for bit: the weights, the optimiser's moments, the carried state and the curve."""
+    """Bit for bit: the weights, the optimizer's moments, the carried state and the curve."""
     out, training = tmp_path / "killed", [*training, *home]
     process = run_python(program, *training, "--out", str(out))
     assert process.returncode == -signal.SIGKILL, process.stderr

@@ -13,8 +13,7 @@ import pytest
 
 import numbsparse as ns
 from numbsparse import __main__ as command_line
-from numbsparse import device
-from numbsparse.bench import info
+from numbsparse import device, info
 from numbsparse.device import runtime
 from numbsparse.kernels.matmul import RUNGS
 

@@ -267,7 +267,7 @@ H = np.zeros((2, BATCH, 16), np.float32)
         (lambda: make()(X, (H, H[:, :1])), ValueError, r"c takes the shape \(2, 3, 16\)"),
         (lambda: make()(X, (H, H.astype(float))), TypeError, "c takes float32"),
         (lambda: make()(X, H), TypeError, "state takes"),
-        (lambda: make()(X, (H, ns.to_device(H))), ValueError, "c takes the place of x, cpu"),
+        (lambda: make()(X, (H, ns.to_device(H))), ValueError, "c takes the place of the weights"),
         (lambda: make()(ns.to_device(X)), ValueError, "x takes the place of the weights, cpu"),
         (lambda: make(update_dropout=1.0), ValueError, "from 0 to below 1"),
         (lambda: nn.LSTM(4, 8, 0), ValueError, "num_layers"),

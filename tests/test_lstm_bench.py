@@ -1,25 +1,62 @@
 """The benchmark's section of the LSTM: what it checks, and how it shows a row."""
 
-from types import SimpleNamespace
-
 import numpy as np
+import pytest
 
-import numbsparse as ns
-from numbsparse import nn
+from numbsparse import device
 from numbsparse.bench import lstm, show
-from numbsparse.bench.sections import SECTIONS
+from numbsparse.bench.measure import Options
+from numbsparse.bench.sections import HEADINGS, SECTIONS
 
 
-def test_the_check_finds_a_wrong_unit(rng):
-    module = nn.LSTM(64, 64, layout=[[1, 1], [0, 1]], seed=0)
-    x = ns.Tensor(rng.standard_normal((2, 3, 64), dtype=np.float32))
-    weights = {name: getattr(module.layers[0], name).data for name in lstm.WEIGHTS}
-    sequence = SimpleNamespace(weights=weights, x=x, columns=np.array([0, 1]))
-    y = module(x)[0].data.astype(float)
-    assert lstm._relative(*lstm._some_units(sequence, y)) < 1e-6
-    y[0, 1, 3] += 0.1  # the step after it is checked with it
-    got, expected = lstm._some_units(sequence, y)
-    assert (abs(got - expected) > 1e-4).any(axis=(0, 2, 3)).all()
+@pytest.fixture(scope="module")
+def sequence():
+    if not device.is_available():
+        pytest.skip("takes a GPU or the simulator")
+    return lstm.Sequence(64, "float16", "highest", 2, 3, lstm.small_world(64))
+
+
+def test_the_exact_outputs_are_those_of_the_weights(sequence):
+    """In the first step nothing is before; gates lie block by block."""
+    w, bias = sequence.weights["weight_ih"].toarray(), sequence.weights["bias"]
+    z = sequence.x.numpy()[0].astype(float) @ w.astype(float) + bias.astype(float)
+    i, _, g, o = (z.reshape(3, -1, 4, lstm.B)[:, :, gate] for gate in range(4))
+    sigmoid = lambda a: 1 / (1 + np.exp(-a))  # noqa: E731
+    y, gradient = sequence.exact()
+    h = sigmoid(o) * np.tanh(sigmoid(i) * np.tanh(g))
+    np.testing.assert_allclose(y[0], h.reshape(3, 64), atol=1e-6)
+    assert y.dtype == np.float32
+    assert w.dtype == bias.dtype == sequence.lstm.layers[0].weight_hh.data.dtype == np.float16
+    assert gradient.shape == (len(sequence.blocks), lstm.B, lstm.B)
+
+
+def test_what_is_wrong_is_not_timed(sequence, monkeypatch):
+    monkeypatch.setattr(lstm, "_step", lambda *_: {"recurrent step": 1e-6})
+    y, gradient = sequence.exact()
+
+    def trainer(y, gradient):
+        return lambda _: lstm.Trainer(lambda: None, lambda: y, lambda: gradient, lambda: 7)
+
+    def missing(sequence):
+        raise ImportError("no torch")
+
+    one_unit = y.copy()
+    one_unit[1, 2, 3] = 1
+    makers = {
+        "right": trainer(y.astype(np.float16), gradient),
+        "output": trainer(one_unit, gradient),
+        "gradient": trainer(y, 1.1 * gradient),
+        "nan": trainer(y, np.nan * gradient),
+        "missing": missing,
+    }
+    row = lstm._measured(sequence, makers, Options(quick=True))
+    assert 0 < row["errors"]["right"] < 1e-3
+    assert row["errors"]["gradient"] == pytest.approx(0.1)
+    assert row["seconds"].keys() == row["bytes"].keys() == {"right"}
+    wrong = {name: why[:21] for name, why in row["not_timed"].items()}
+    assert wrong.pop("missing") == "failed: ImportError: "
+    assert wrong == dict.fromkeys(("output", "gradient", "nan"), "wrong: relative error")
+    assert (row["hidden"], row["steps"], row["step"]) == (64, 2, {"recurrent step": 1e-6})
 
 
 def test_a_row_names_times_memory_and_what_failed():
@@ -41,13 +78,4 @@ def test_a_row_names_times_memory_and_what_failed():
     assert "torch BSR ImportError" in line
     assert "recurrent step 30 us" in line
     assert "lstm" in SECTIONS
-    assert "lstm" in show.HEADINGS
-
-
-def test_gates_lie_block_by_block(rng):
-    layer = nn.LSTM(4, 8, block_size=4, seed=0).layers[0]
-    x = rng.standard_normal((3, 8))
-    z = (x @ layer.weight_hh.data.toarray().astype(float)).reshape(3, 2, 4, 4)
-    for column in range(2):
-        found = lstm._columns(layer.weight_hh.data, x, column, 4)
-        np.testing.assert_allclose(found, z[:, column], atol=1e-12)
+    assert "lstm" in HEADINGS

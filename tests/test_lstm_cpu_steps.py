@@ -57,8 +57,17 @@ def test_steps_at_once(units, block_size, batch, dtype, dropout, n_cores, monkey
         grads = ops.lstm_grad(trace, inputs[2], inputs[3], dy, dy[0], dy[1], **how)
         return gates, trace.h, trace.c, *grads[:4]
 
+    def apart():
+        trace = ops.lstm(*inputs, kept=kept)
+        gates, how = trace.gates.copy(), {"kept": kept, "in_place": False}
+        grads = ops.lstm_grad(trace, inputs[2], inputs[3], dy, dy[0], dy[1], **how)
+        np.testing.assert_array_equal(trace.gates, gates)
+        return gates, trace.h, trace.c, *grads[:4]
+
     monkeypatch.setattr(cores, "cores_for", lambda multiply_adds: n_cores)
-    at_once = results()
+    at_once, anew = results(), apart()
+    for one, other in zip(at_once, anew, strict=True):
+        np.testing.assert_array_equal(one, other)
     monkeypatch.setattr(lstm_ops, "streamed", lambda *_: None)
     for one, other in zip(at_once, results(), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -81,7 +81,11 @@ def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, b
     trace = ops.lstm(x, weight_ih, weight_hh, bias, h, c, **how)
     dy = [rng.standard_normal(shape) for shape in (trace.h[1:].shape, h.shape, h.shape)]
     given = [put(a, kind) for a, kind in zip(dy, (to, to, np.float32), strict=True)]
-    grads = ops.lstm_grad(trace, weight_hh, bias, *given, **how)
+    before = trace.gates.numpy()
+    grads = ops.lstm_grad(trace, weight_hh, bias, *given, **how, in_place=kept is None)
+    assert (grads.gates is trace.gates) == (kept is None)
+    if kept is not None:
+        np.testing.assert_array_equal(trace.gates.numpy().view("u1"), before.view("u1"))
     dh = ops.matmul(grads.gates[0], weight_hh.T, precision="high")
     got = trace.h[1:], trace.c[-1], grads.bias, dh, grads.c
 

@@ -79,14 +79,14 @@ def test_steps_too_small_for_16_bits_add_up_in_the_master(rng, name, dtype):
     first = rng.uniform(0.5, 1, 7).astype(as_dtype(dtype))
     parameter = parameter_of(first, dtype)
     wide = nn.Parameter(first.astype(np.float32))
-    optimisers = OPTIMISERS[name]([parameter]), OPTIMISERS[name]([wide])
+    optimizers = OPTIMISERS[name]([parameter]), OPTIMISERS[name]([wide])
     for _ in range(5):
         gradient = rng.uniform(0.5, 1, 7).astype(as_dtype(dtype))
         set_gradient(parameter, gradient)
         set_gradient(wide, gradient)
-        for optimiser in optimisers:
-            optimiser.step()
-    master = optimisers[0].state_dict()["0.master"]
+        for optimizer in optimizers:
+            optimizer.step()
+    master = optimizers[0].state_dict()["0.master"]
     assert master.dtype == np.float32
     assert (master < first.astype(np.float32)).all()
     np.testing.assert_allclose(master, wide.numpy(), rtol=5 * 2**-23)
@@ -98,16 +98,16 @@ def test_steps_too_small_for_16_bits_add_up_in_the_master(rng, name, dtype):
 @in_halves
 def test_a_master_follows_weights_that_are_set(rng, dtype):
     parameter = parameter_of(rng.uniform(0.5, 1, 4), dtype)
-    optimiser = optim.SGD([parameter], 1e-5)
+    optimizer = optim.SGD([parameter], 1e-5)
     set_gradient(parameter, np.ones(4))
-    optimiser.step()
-    kept = optimiser.state_dict()["0.master"]
+    optimizer.step()
+    kept = optimizer.state_dict()["0.master"]
     values = parameter.numpy()
     values[:2] = 0, 3
     parameter.data = ns.to_device(values)
-    optimiser.step()
+    optimizer.step()
     expected = np.float32([0, 3, kept[2], kept[3]]) - np.float32(1e-5)
-    np.testing.assert_allclose(optimiser.state_dict()["0.master"], expected, rtol=2**-23)
+    np.testing.assert_allclose(optimizer.state_dict()["0.master"], expected, rtol=2**-23)
 
 
 @needs_a_gpu
@@ -157,16 +157,16 @@ def test_a_skipped_step_leaves_no_trace(rng, put, place):
     seen = []
     for bad in (False, True):
         parameter = nn.Parameter(put(first.copy()))
-        optimiser = optim.Adam([parameter], 0.1)
+        optimizer = optim.Adam([parameter], 0.1)
         scaler = LossScaler(1.0, interval=None)
         scaler.array_in(place)
         for i, gradient in enumerate(gradients):
             if bad and i < 2:
                 set_gradient(parameter, np.where(np.arange(5) == i, [np.nan, np.inf][i], gradient))
-                scaler.step(optimiser)
+                scaler.step(optimizer)
             set_gradient(parameter, gradient)
-            scaler.step(optimiser)
-        state = optimiser.state_dict()
+            scaler.step(optimizer)
+        state = optimizer.state_dict()
         assert state["steps"] - state["skipped"] == 3
         seen.append([parameter.numpy(), state["0.m"], state["0.v"]])
     np.testing.assert_array_equal(*seen)
@@ -179,13 +179,13 @@ def test_scaling_by_a_power_of_two_changes_nothing(rng, put, place, name):
     seen = []
     for scaler in (LossScaler(1.0), LossScaler(2.0**10, interval=2)):
         parameter = nn.Parameter(put(first.copy()))
-        optimiser = OPTIMISERS[name]([parameter])
+        optimizer = OPTIMISERS[name]([parameter])
         for each in x:
             loss = (parameter * put(each)).sum()
             parameter.grad = None
             scaler.scale(loss).backward()
             norm = clip_grad_norm([parameter], 2.0, scaler=scaler)
-            scaler.step(optimiser)
+            scaler.step(optimizer)
         expected = np.linalg.norm(each)
         np.testing.assert_allclose(norm.numpy(), expected, rtol=1e-6)
         seen.append(parameter.numpy())
@@ -200,10 +200,10 @@ def test_a_step_with_a_scale_of_1_is_a_step(rng, put, place, make):
     seen = []
     for scaler in (None, LossScaler(1.0)):
         parameter = nn.Parameter(put(first.copy()))
-        optimiser = make([parameter], 0.1, weight_decay=0.5)
+        optimizer = make([parameter], 0.1, weight_decay=0.5)
         for _ in range(3):
             parameter.grad = ns.Tensor(put(gradient))
-            optimiser.step() if scaler is None else scaler.step(optimiser)
+            optimizer.step() if scaler is None else scaler.step(optimizer)
         seen.append(parameter.numpy())
     np.testing.assert_allclose(*seen, rtol=1e-5)
 
@@ -214,11 +214,11 @@ def test_float16_gradients_that_would_vanish_arrive():
     for scale in (1.0, 2.0**12):
         x = ns.Tensor(ns.to_device(np.full((1, 4), 2.0**-13, np.float16)))
         model = nn.Linear(4, 4, block_size=4, dtype="float16", bias=False, seed=0).to("cuda")
-        optimiser, scaler = optim.SGD(model.parameters(), 2.0**20), LossScaler(scale)
+        optimizer, scaler = optim.SGD(model.parameters(), 2.0**20), LossScaler(scale)
         before = model.weight.numpy()
         loss = model(x).astype("float32").sum() * 2.0**-13
         scaler.scale(loss).backward()
-        scaler.step(optimiser)
+        scaler.step(optimizer)
         moved.append(before - model.weight.numpy())
     assert (moved[0] == 0).all()
     np.testing.assert_allclose(moved[1], 2.0**-6, rtol=0.05)

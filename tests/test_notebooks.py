@@ -9,11 +9,11 @@ import pytest
 
 from numbsparse import __main__ as command_line
 from numbsparse import device
-from numbsparse.bench.notebook import COUNT, FUTURE, RACES, TRACE, lesson_of, text_of
-from numbsparse.bench.trace import NAMES
 from numbsparse.kernels.ladder import NAMES as STEPS
 from numbsparse.kernels.ladder import step
 from numbsparse.kernels.matmul import LADDER
+from numbsparse.pages.notebook import COUNT, FUTURE, RACES, TRACE, lesson_of, text_of
+from numbsparse.pages.trace import NAMES
 from numbsparse.simulator.tracing import Trace
 
 simulator = pytest.mark.skipif(not device.SIMULATED, reason="notebooks run in the simulator")

@@ -1,4 +1,4 @@
-"""Optimisers against their formulas, clipping, schedules, and a whole step without the host."""
+"""Optimizers against their formulas, clipping, schedules, and a whole step without the host."""
 
 import numpy as np
 import pytest
@@ -43,20 +43,20 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_optimiser_follows_its_formula(rng, put, name):
+def test_optimizer_follows_its_formula(rng, put, name):
     make, formula, options = CASES[name]
     first = rng.standard_normal((2, 4, 4))
     gradients = rng.standard_normal((4, 2, 4, 4))
     parameter = nn.Parameter(put(ns.BlockSparse(first.astype(np.float32), [[1, 1]])))
-    optimiser = make([parameter], **options)
+    optimizer = make([parameter], **options)
     expected, state = first, {}
     for i, gradient in enumerate(gradients):
         if i == 2:  # through a checkpoint and back
-            saved = optimiser.state_dict()
-            optimiser = make([parameter], **options)
-            optimiser.load_state_dict(saved)
+            saved = optimizer.state_dict()
+            optimizer = make([parameter], **options)
+            optimizer.load_state_dict(saved)
         parameter.grad = ns.Tensor(put(ns.BlockSparse(gradient.astype(np.float32), [[1, 1]])))
-        optimiser.step()
+        optimizer.step()
         expected = formula(expected, gradient, state, **options)
     np.testing.assert_allclose(host(parameter.data.to("cpu").values), expected, atol=2e-5)
 
@@ -188,13 +188,13 @@ def test_a_training_step_is_the_same_in_both_homes_and_never_copies_to_the_host(
     losses = []
 
     def train(model, codes, targets):
-        optimiser = optim.AdamW(model.parameters(), lr=0.01)
+        optimizer = optim.AdamW(model.parameters(), lr=0.01)
         for _ in range(2):
             loss = F.cross_entropy(model(codes), targets)
             model.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm(model.parameters(), 0.5)
-            optimiser.step()
+            optimizer.step()
         losses.append(loss)
 
     train(models[0], *inputs[0])
@@ -219,10 +219,10 @@ def test_training_learns(rng):
     teacher = nn.Linear(32, 16, layout=np.eye(4, 2), block_size=8, seed=1)
     target = teacher(x).data
     student = nn.Linear(32, 16, layout=np.eye(4, 2), block_size=8, seed=2)
-    optimiser = optim.Adam(student.parameters(), lr=0.05)
+    optimizer = optim.Adam(student.parameters(), lr=0.05)
     for _ in range(150):
         loss = F.mse_loss(student(x), target)
         student.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert loss.item() < 1e-4

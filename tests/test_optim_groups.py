@@ -55,7 +55,7 @@ def same(ours, theirs):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_group_steps_as_an_optimiser_of_its_own(rng, put, name):
+def test_a_group_steps_as_an_optimizer_of_its_own(rng, put, name):
     """Bit for bit, a falling learning rate and one skipped step included."""
     ours, theirs = (tensors(np.random.default_rng(3), put) for _ in range(2))
     together = grouped(name, ours)
@@ -233,7 +233,7 @@ def test_a_captured_step_reads_each_group_anew(put, place):
     assert (host(p.data)[0], host(q.data)[0]) == (-0.375, -0.75)
 
 
-def test_schedules_want_an_optimiser_and_a_factor_for_each_group():
+def test_schedules_want_an_optimizer_and_a_factor_for_each_group():
     optimizer = optim.SGD(
         [{"params": nn.Parameter([1.0])}, {"params": nn.Parameter([1.0])}], lr=1.0
     )

@@ -1,4 +1,4 @@
-"""The state of optimisers and averages: whose it is, what refuses it, and what then stays."""
+"""The state of optimizers and averages: whose it is, what refuses it, and what then stays."""
 
 import numpy as np
 import pytest
@@ -26,14 +26,14 @@ def matrix(rng, pattern, dtype=np.float32):
 
 
 def grown(rng, put, make, steps=3):
-    """An optimiser and an average of one parameter, after some steps."""
+    """An optimizer and an average of one parameter, after some steps."""
     parameter = nn.Parameter(put(matrix(rng, HERE)))
-    optimiser, average = make([parameter]), optim.ExponentialMovingAverage([parameter], 0.5)
+    optimizer, average = make([parameter]), optim.ExponentialMovingAverage([parameter], 0.5)
     for _ in range(steps):
         parameter.grad = ns.Tensor(put(matrix(rng, HERE)))
-        optimiser.step()
+        optimizer.step()
         average.step()
-    return parameter, optimiser, average
+    return parameter, optimizer, average
 
 
 def dense(state):
@@ -44,30 +44,30 @@ def dense(state):
 @pytest.mark.parametrize("name", OPTIMISERS)
 @pytest.mark.parametrize("is_transposed", [False, True], ids=["", "transposed"])
 def test_another_layout_is_refused_until_remapped(rng, put, name, is_transposed):
-    parameter, optimiser, average = grown(rng, put, OPTIMISERS[name])
-    before, averages = optimiser.state_dict(), average.state_dict()
+    parameter, optimizer, average = grown(rng, put, OPTIMISERS[name])
+    before, averages = optimizer.state_dict(), average.state_dict()
     data = matrix(rng, THERE)
     if is_transposed:  # the same matrix, as a view of its transpose
         data = ns.BlockSparse(data.T.data, data.layout.T, shape=SHAPE[::-1]).T
     parameter.data = put(data)
     parameter.grad = ns.Tensor(put(data.with_values(np.ones_like(data.values))))
     refused = pytest.raises(ValueError, match=r"parameters\[0\] has another layout .* remap\(\)")
-    for call in (optimiser.step, average.step, lambda: average.applied().__enter__()):
+    for call in (optimizer.step, average.step, lambda: average.applied().__enter__()):
         with refused:
             call()
     np.testing.assert_array_equal(host(parameter.data), data.toarray())
-    optimiser.remap()
+    optimizer.remap()
     average.remap()
     kept = ns.BlockSparse(np.ones((3, 4, 4)), HERE & THERE, shape=SHAPE).toarray() > 0
     new = ns.BlockSparse(np.ones((1, 4, 4)), THERE & ~HERE, shape=SHAPE).toarray() > 0
-    after = dense(optimiser.state_dict())
+    after = dense(optimizer.state_dict())
     assert after.keys() == dense(before).keys() != set()
     for key, values in after.items():
         np.testing.assert_array_equal(values, np.where(kept, host(before[key]), 0), err_msg=key)
     first = np.where(new, data.toarray(), 0)
     expected = np.where(kept, host(averages["0"]), first)
     np.testing.assert_array_equal(host(average.state_dict()["0"]), expected)
-    optimiser.step()
+    optimizer.step()
     average.step()
 
 
@@ -83,19 +83,19 @@ def test_a_gradient_of_another_layout_is_refused(rng, put):
 def test_a_plain_step_follows_any_layout(rng, put):
     """Without state there is nothing to belong to a layout."""
     parameter = nn.Parameter(put(matrix(rng, HERE)))
-    optimiser = optim.SGD([parameter], 0.5)
+    optimizer = optim.SGD([parameter], 0.5)
     for pattern in (HERE, THERE):
         data, gradient = matrix(rng, pattern), matrix(rng, pattern)
         parameter.data, parameter.grad = put(data), ns.Tensor(put(gradient))
         expected = data.toarray() - np.float32(0.5) * gradient.toarray()
-        optimiser.step()
+        optimizer.step()
         np.testing.assert_allclose(host(parameter.data), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_a_state_of_another_layout_is_refused(rng, put, name):
-    _, optimiser, average = grown(rng, put, OPTIMISERS[name])
-    states = optimiser.state_dict(), average.state_dict()
+    _, optimizer, average = grown(rng, put, OPTIMISERS[name])
+    states = optimizer.state_dict(), average.state_dict()
     other, fresh, fresh_average = grown(np.random.default_rng(7), put, OPTIMISERS[name])
     other.data = put(matrix(rng, THERE))
     fresh.remap()
@@ -110,34 +110,34 @@ def test_a_state_of_another_layout_is_refused(rng, put, name):
 
 
 def test_a_state_fits_a_transposed_view_of_the_same_matrix(rng, put):
-    parameter, optimiser, average = grown(rng, put, OPTIMISERS["Adam"])
+    parameter, optimizer, average = grown(rng, put, OPTIMISERS["Adam"])
     data = parameter.data.to("cpu")
     view = ns.BlockSparse(data.T.data, data.layout.T, shape=SHAPE[::-1]).T
     other = nn.Parameter(put(view))
     parts = OPTIMISERS["Adam"]([other]), optim.ExponentialMovingAverage([other])
-    for part, from_ in zip(parts, (optimiser, average), strict=True):
+    for part, from_ in zip(parts, (optimizer, average), strict=True):
         part.load_state_dict(from_.state_dict())
         for key, value in dense(from_.state_dict()).items():
             np.testing.assert_array_equal(host(part.state_dict()[key]), value)
 
 
 def test_remapping_another_block_size_is_refused(rng):
-    parameter, optimiser, average = grown(rng, lambda a: a, OPTIMISERS["Adam"])
-    before = optimiser.state_dict()
+    parameter, optimizer, average = grown(rng, lambda a: a, OPTIMISERS["Adam"])
+    before = optimizer.state_dict()
     parameter.data = ns.BlockSparse(np.ones((4, 8, 8), np.float32), np.ones((2, 2)), shape=SHAPE)
-    for part in (optimiser, average):
+    for part in (optimizer, average):
         with pytest.raises(
             ValueError, match=r"parameters\[0\] takes a layout of the same features"
         ):
             part.remap()
-    assert_same(optimiser.state_dict(), before)
+    assert_same(optimizer.state_dict(), before)
 
 
 @pytest.mark.simulator
 def test_a_captured_step_follows_a_remapped_layout(rng):
     if not device.is_available():
         pytest.skip(device.why_unavailable())
-    parameter, optimiser, _ = grown(rng, lambda w: w.to("cuda"), OPTIMISERS["Adam"])
+    parameter, optimizer, _ = grown(rng, lambda w: w.to("cuda"), OPTIMISERS["Adam"])
     other, eager, _ = grown(np.random.default_rng(42), lambda w: w.to("cuda"), OPTIMISERS["Adam"])
     x = rng.standard_normal((15, 2), dtype=np.float32)
 
@@ -149,7 +149,7 @@ def test_a_captured_step_follows_a_remapped_layout(rng):
 
         return step
 
-    captured, plain = ns.graph(step_of(parameter, optimiser)), step_of(other, eager)
+    captured, plain = ns.graph(step_of(parameter, optimizer)), step_of(other, eager)
     for i in range(5):
         if i == 2:
             data = matrix(rng, THERE)
@@ -157,12 +157,12 @@ def test_a_captured_step_follows_a_remapped_layout(rng):
                 p.data = data.to("cuda").copy()
             with pytest.raises(ValueError, match="another layout"):
                 captured(x)
-            optimiser.remap()
+            optimizer.remap()
             eager.remap()
         captured(x)
         plain(ns.to_device(x))
     np.testing.assert_array_equal(host(parameter.data), host(other.data))
-    assert_same(optimiser.state_dict(), eager.state_dict())
+    assert_same(optimizer.state_dict(), eager.state_dict())
 
 
 def adam(gradients, lr, betas=(0.9, 0.999), eps=1e-8):
@@ -183,12 +183,12 @@ def test_each_parameter_counts_its_own_steps(rng, put, place, scaled, captured):
     if captured and place == "cpu":
         pytest.skip("steps are captured on a GPU")
     always, late = (nn.Parameter(put(np.zeros(1, np.float32))) for _ in range(2))
-    optimiser, scaler = optim.Adam([always, late], 0.1), optim.LossScaler(1.0)
+    optimizer, scaler = optim.Adam([always, late], 0.1), optim.LossScaler(1.0)
     gradients = rng.uniform(0.5, 1.5, 202).astype(np.float32)
 
     def step(g):
         always.grad = ns.Tensor(g)
-        scaler.step(optimiser) if scaled else optimiser.step()
+        scaler.step(optimizer) if scaled else optimizer.step()
 
     both = lambda g: setattr(late, "grad", ns.Tensor(g)) or step(g)  # noqa: E731
     alone, together = (ns.graph(step), ns.graph(both)) if captured else (step, both)
@@ -199,51 +199,51 @@ def test_each_parameter_counts_its_own_steps(rng, put, place, scaled, captured):
             np.testing.assert_allclose(host(late.data), -0.1, rtol=1e-5)
     np.testing.assert_allclose(host(late.data), adam(gradients[199:], 0.1), rtol=1e-4)
     np.testing.assert_allclose(host(always.data), adam(gradients, 0.1), rtol=1e-4)
-    state = optimiser.state_dict()
+    state = optimizer.state_dict()
     assert [state[key] for key in ("steps", "0.steps", "1.steps")] == [202, 202, 3]
 
 
 def test_skipped_steps_are_counted_for_those_that_would_have_stepped(put):
     first, second = (nn.Parameter(put(np.zeros(1, np.float32))) for _ in range(2))
-    optimiser, scaler = optim.Adam([first, second], 0.1), optim.LossScaler(1.0, interval=None)
+    optimizer, scaler = optim.Adam([first, second], 0.1), optim.LossScaler(1.0, interval=None)
     for own, other in ((1, None), (np.inf, None), (1, None), (1, 1), (np.nan, 1), (1, 1)):
         for p, g in ((first, own), (second, other)):
             p.grad = None if g is None else ns.Tensor(put(np.full(1, g, np.float32)))
-        scaler.step(optimiser)
-    state = optimiser.state_dict()
+        scaler.step(optimizer)
+    state = optimizer.state_dict()
     wanted = {"steps": 6, "skipped": 2, "0.steps": 4, "1.steps": 2}
     assert {key: state[key] for key in wanted} == wanted
     first.grad = second.grad = ns.Tensor(put(np.ones(1, np.float32)))
-    optimiser.step()  # without the scaler, after its skips
+    optimizer.step()  # without the scaler, after its skips
     np.testing.assert_allclose(host(first.data), adam([1] * 5, 0.1), rtol=1e-5)
     np.testing.assert_allclose(host(second.data), adam([1] * 3, 0.1), rtol=1e-5)
-    assert optimiser.state_dict()["1.steps"] == 3
+    assert optimizer.state_dict()["1.steps"] == 3
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_a_state_goes_on_from_a_file(tmp_path, rng, put, name):
-    parameter, optimiser, average = grown(rng, put, OPTIMISERS[name])
-    nn.save(tmp_path / "c.npz", {"o": optimiser.state_dict(), "a": average.state_dict()})
+    parameter, optimizer, average = grown(rng, put, OPTIMISERS[name])
+    nn.save(tmp_path / "c.npz", {"o": optimizer.state_dict(), "a": average.state_dict()})
     other = nn.Parameter(put(parameter.data.to("cpu").copy()))
     parts = OPTIMISERS[name]([other]), optim.ExponentialMovingAverage([other], 0.5)
     loaded = nn.load(tmp_path / "c.npz")
     for part, key in zip(parts, "oa", strict=True):
         part.load_state_dict(loaded[key])
     gradient = matrix(rng, HERE)
-    for p, *both in ((parameter, optimiser, average), (other, *parts)):
+    for p, *both in ((parameter, optimizer, average), (other, *parts)):
         p.grad = ns.Tensor(put(gradient))
         for part in both:
             part.step()
     np.testing.assert_array_equal(host(parameter.data), host(other.data))
-    for mine, theirs in zip((optimiser, average), parts, strict=True):
+    for mine, theirs in zip((optimizer, average), parts, strict=True):
         assert_same(theirs.state_dict(), mine.state_dict())
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_a_state_of_the_old_form_is_taken(rng, put, name):
     """One count for all parameters, and arrays of blocks without their layout."""
-    parameter, optimiser, average = grown(rng, put, OPTIMISERS[name])
-    state, averages = optimiser.state_dict(), average.state_dict()
+    parameter, optimizer, average = grown(rng, put, OPTIMISERS[name])
+    state, averages = optimizer.state_dict(), average.state_dict()
     old = {k: v.data if isinstance(v, ns.BlockSparse) else v for k, v in state.items()}
     del old["0.steps"]
     old |= {"steps": state["steps"] + 2, "skipped": 2}
@@ -257,7 +257,7 @@ def test_a_state_of_the_old_form_is_taken(rng, put, name):
             assert_same(dense(got), dense(state))
     key = next(key for key in old if isinstance(old[key], np.ndarray))
     with pytest.raises(ValueError, match=r"takes \(4, 4, 4\) of float32, got \(3, 4, 4\)"):
-        optimiser.load_state_dict(old | {key: old[key][:3]})
+        optimizer.load_state_dict(old | {key: old[key][:3]})
 
 
 def assert_same(got, expected):

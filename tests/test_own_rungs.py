@@ -77,7 +77,7 @@ def test_the_command_line_times_a_file(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     shown = [line for line in lines if "GFLOP/s" in line]
     assert len(shown) == 6
-    assert sum("   mine " in line for line in shown) == 3  # of the two block sizes it takes one
+    assert sum("; mine " in line for line in shown) == 3  # of the two block sizes it takes one
 
 
 @pytest.mark.parametrize(

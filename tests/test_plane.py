@@ -1,12 +1,18 @@
 """The map of the plane: it goes on where it ended, and weighs us against the fastest peer."""
 
 import json
-import time
+from functools import partial
+from itertools import islice
+from pathlib import Path
 
 import pytest
 
 from numbsparse.bench import plane
 from numbsparse.bench.contestants import OURS
+from numbsparse.bench.measure import Case, compile_ahead
+from numbsparse.bench.peers import CUBLAS, TRITON
+from numbsparse.bench.problem import Problem
+from numbsparse.pages.figure import draw_map
 
 SMALL = plane.Plane(
     sizes=((32, 32), (64, 32)),
@@ -30,15 +36,15 @@ def test_a_map_goes_on_where_its_file_ends(small, tmp_path, capsys, monkeypatch)
     file = tmp_path / "map.json"
     whole = plane.measured
     monkeypatch.setattr(plane, "measured", lambda *of: list(whole(*of))[:5])
-    plane.run("cpu", file, None, 30)
+    plane.run("cpu", file, 30)
     _, first = plane.known(file)
     assert len(first) == 5
     monkeypatch.setattr(plane, "measured", whole)
-    plane.run("cpu", file, None, 30)
+    plane.run("cpu", file, 30)
     machine, rows = plane.known(file)
     assert machine
     assert rows[:5] == first
-    everything = {point for some in plane.points("cpu") for point in some}
+    everything = set(plane.points("cpu"))
     assert len(rows) == len(everything) == 2 * 2 * 2 * 2
     assert {plane._point_of(row) for row in rows} == everything
     for row in rows:
@@ -53,36 +59,32 @@ def test_a_map_goes_on_where_its_file_ends(small, tmp_path, capsys, monkeypatch)
 
 def test_other_processes_compile_ahead(small, monkeypatch):
     compiled = []
-    monkeypatch.setattr(plane, "_compile", lambda *of: compiled.append(of))
-    monkeypatch.setattr(plane, "ProcessPoolExecutor", lambda jobs, context: Ahead())
+    monkeypatch.setattr(plane, "compile_ahead", lambda *of: compiled.append(of))
+    monkeypatch.setattr(plane, "AHEAD", 3)
     rows = list(plane.measured("cpu", [], 60.0, jobs=2))
-    assert [point for _, run, _ in compiled for point in run.points] == [
-        plane._point_of(row) for row in rows
-    ]
+    assert [len(cases) for cases, *_ in compiled] == [6, 6, 4]
+    assert [
+        (case.problem.batch, case.problem.block_size, case.product)
+        for cases, *_ in compiled
+        for case in cases
+    ] == [(row["batch"], row["block_size"], row["product"]) for row in rows]
     assert all(0 < seconds <= 60 for *_, seconds in compiled)
     assert list(plane.measured("cpu", rows, 60.0, jobs=2)) == []
 
 
-class Ahead:
-    """As an executor, at once."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def map(self, function, *arguments):
-        return map(function, *arguments)
+def test_another_process_calls_what_will_be_timed(tmp_path):
+    makes_a_file = partial(Path.touch, tmp_path / "called")  # in the place of a layout
+    problem = Problem(makes_a_file, 8, 4, "float32", place="cpu")
+    compile_ahead([Case(problem, "forward", "auto", (), {})], 1, 60.0)
+    assert (tmp_path / "called").exists()
 
 
-@pytest.mark.slow
-def test_what_another_process_compiles_is_computed_once(small):
-    run = plane.Run(next(plane.points("cpu")), "auto", ("NumPy dense",))
-    with plane._compilers(2) as compile_all:
-        compile_all("cpu", [run], time.perf_counter() + 60)
-    plane._compile("cpu", run, 60.0)
-    plane._compile("cpu", run, -1.0)
+def test_the_dense_product_is_timed_without_ours():
+    first, second = islice(plane.points("cuda"), 2)
+    assert first.dense == second
+    assert first.case("cuda")[2:4] == ("auto", (TRITON,))
+    assert second.case("cuda")[2:4] == ("", (CUBLAS,))
+    assert second.case("cuda").problem.layout.density == 1
 
 
 def test_a_map_stops_in_time(small):
@@ -93,7 +95,7 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     file = tmp_path / "map.json"
     file.write_text(json.dumps({"rows": [[1]]}))
     with pytest.raises(ValueError, match=r"map\.json holds no map of the plane"):
-        plane.run("cpu", file, None, 0)
+        plane.run("cpu", file, 0)
 
 
 def row(batch, density, microseconds, fault=""):
@@ -122,15 +124,15 @@ def test_the_fastest_peer_counts():
     assert said[3].startswith("  0.50 of cuBLAS dense: (64, 64) 8 0.5 8 float16")
 
 
-@pytest.mark.slow
-def test_a_picture_has_a_panel_for_each_kind_and_block_size(tmp_path):
+def test_a_picture_has_a_panel_for_each_kind_and_block_size(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     from matplotlib.image import imread
 
-    content = {"machine": "a card; and versions"}
     rows = ROWS + [entry | {"dtype": "float32"} for entry in ROWS]
+    drawn = plane.PLANES["cuda"]._replace(block_sizes=(8, 32), densities=(0.5,), batches=(1, 8))
+    monkeypatch.setitem(plane.PLANES, "cuda", drawn)
     for name, some in (("one", ROWS), ("two", rows)):
-        plane.draw("cuda", content, some, tmp_path / f"{name}.png")
+        draw_map("cuda", "a card; and versions", some, tmp_path / f"{name}.png")
     one, two = (imread(tmp_path / f"{name}.png").shape for name in ("one", "two"))
     assert two[1] == one[1]
     assert two[0] > 1.5 * one[0]
@@ -138,8 +140,12 @@ def test_a_picture_has_a_panel_for_each_kind_and_block_size(tmp_path):
 
 def test_the_real_planes_have_every_point_once():
     for place, kept in plane.PLANES.items():
-        found = [point for some in plane.points(place) for point in some]
+        found = list(plane.points(place))
         assert len(found) == len(set(found)) > 250
+        dense = [point for point in found if point.density == 1]
+        behind = {point.dense for point in found} if kept.dense else set()
+        assert set(dense) == behind
+        found = [point for point in found if point.density < 1]
         cells = len(kept.block_sizes) * len(kept.densities) * len(kept.batches)
         first = found[: cells * len(kept.products)]  # the whole picture, of one dtype
         assert len({point[1:4] for point in first}) == cells

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from numbsparse import __main__ as command_line
 from numbsparse import device
-from numbsparse.bench import profile
 from numbsparse.bench.results import load
+from numbsparse.pages import profile
 
 SMALL = profile.SECTIONS["small"]
 RUNGS = [kernel for case in SMALL for kernel in case.rungs]
@@ -39,6 +40,7 @@ def ncu(monkeypatch):
         def run(command, **options):
             (file,) = (a.partition("=")[2] for a in command if a.startswith("--log-file="))
             assert command[-1] in profile.SECTIONS
+            assert find_spec(command[-2]).origin == profile.__file__
             Path(file).write_text(log)
             return subprocess.CompletedProcess(command, status, "", said)
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from numbsparse import device
-from numbsparse.bench import tables
-from numbsparse.bench.results import on_gpu
+from numbsparse.pages import tables
+from numbsparse.pages.committed import on_gpu
 
 ROOT = Path(__file__).parents[1]
 README, BENCHMARKS = ROOT / "README.md", ROOT / "BENCHMARKS.md"

@@ -1,4 +1,4 @@
-"""What is refused changes nothing: steps of optimisers, and states that are loaded."""
+"""What is refused changes nothing: steps of optimizers, and states that are loaded."""
 
 import numpy as np
 import pytest
@@ -59,10 +59,10 @@ BAD = {
 @pytest.mark.parametrize("begun", [False, True], ids=["first", "later"])
 def test_a_bad_second_gradient_changes_nothing(place, put, name, bad, scaled, begun):
     parameters = two(put)
-    optimiser, scaler = MAKERS[name](parameters), optim.LossScaler(8.0, interval=1)
+    optimizer, scaler = MAKERS[name](parameters), optim.LossScaler(8.0, interval=1)
     if begun:
         give_gradients(parameters)
-        scaler.step(optimiser) if scaled else optimiser.step()
+        scaler.step(optimizer) if scaled else optimizer.step()
     give_gradients(parameters)
     make, says = BAD[bad]
     gradient = make(put)
@@ -72,39 +72,39 @@ def test_a_bad_second_gradient_changes_nothing(place, put, name, bad, scaled, be
         gradient = np.ones(3, np.float32)
         gradient = gradient if place == "cuda" else ns.to_device(gradient)
     parameters[LAST].grad = ns.Tensor(gradient)
-    parts = [optimiser, scaler, *parameters]
+    parts = [optimizer, scaler, *parameters]
     before = state_of(parts)
     with pytest.raises((TypeError, ValueError), match=says):
-        scaler.step(optimiser) if scaled else optimiser.step()
+        scaler.step(optimizer) if scaled else optimizer.step()
     assert_unchanged(parts, before)
     give_gradients(parameters)
-    optimiser.step()
+    optimizer.step()
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_read_only_second_parameter_changes_nothing(name):
     parameters = two(lambda a: a)
     parameters[LAST].data.flags.writeable = False
-    optimiser = MAKERS[name](parameters)
+    optimizer = MAKERS[name](parameters)
     give_gradients(parameters)
-    before = state_of([optimiser, *parameters])
+    before = state_of([optimizer, *parameters])
     with pytest.raises(ValueError, match=r"parameters\[1\]: p is written in place.*read-only"):
-        optimiser.step()
-    assert_unchanged([optimiser, *parameters], before)
+        optimizer.step()
+    assert_unchanged([optimizer, *parameters], before)
 
 
 @pytest.mark.parametrize("name", ["momentum", "Adam"])
 def test_state_of_another_dtype_is_refused(name):
     parameters = two(lambda a: a)
-    optimiser = MAKERS[name](parameters)
+    optimizer = MAKERS[name](parameters)
     give_gradients(parameters)
-    optimiser.step()
+    optimizer.step()
     parameters[LAST].data = np.ones(3)
     give_gradients(parameters)
-    before = state_of([optimiser, *parameters])
+    before = state_of([optimizer, *parameters])
     with pytest.raises(ValueError, match=r"parameters\[1\] is float64 now, .* 'float32'"):
-        optimiser.step()
-    assert_unchanged([optimiser, *parameters], before)
+        optimizer.step()
+    assert_unchanged([optimizer, *parameters], before)
 
 
 WRONG = {
@@ -123,30 +123,30 @@ WRONG = {
 @pytest.mark.parametrize(
     ("key", "number"), [(key, n) for key, values in WRONG.items() for n in range(len(values))]
 )
-def test_a_bad_optimiser_state_changes_nothing(put, key, number):
+def test_a_bad_optimizer_state_changes_nothing(put, key, number):
     other, parameters = two(put), two(put)
-    loaded, optimiser = MAKERS["Adam"](other), MAKERS["Adam"](parameters)
-    for ps, o in ((other, loaded), (parameters, optimiser), (parameters, optimiser)):
+    loaded, optimizer = MAKERS["Adam"](other), MAKERS["Adam"](parameters)
+    for ps, o in ((other, loaded), (parameters, optimizer), (parameters, optimizer)):
         give_gradients(ps)
         o.step()
     state = loaded.state_dict() | {key: WRONG[key][number]}
-    before = state_of([optimiser, *parameters])
+    before = state_of([optimizer, *parameters])
     with pytest.raises((TypeError, ValueError), match="state"):
-        optimiser.load_state_dict(state)
-    assert_unchanged([optimiser, *parameters], before)
+        optimizer.load_state_dict(state)
+    assert_unchanged([optimizer, *parameters], before)
 
 
 @pytest.mark.parametrize("missing", ["steps", "lr", "0.steps", "1.v"])
 def test_a_state_that_lacks_something_changes_nothing(put, missing):
     parameters = two(put)
-    optimiser = MAKERS["Adam"](parameters)
+    optimizer = MAKERS["Adam"](parameters)
     give_gradients(parameters)
-    optimiser.step()
-    state, before = optimiser.state_dict(), state_of([optimiser])
+    optimizer.step()
+    state, before = optimizer.state_dict(), state_of([optimizer])
     del state[missing]
     with pytest.raises(ValueError, match=f"state lacks '{missing}'"):
-        optimiser.load_state_dict(state)
-    assert_unchanged([optimiser], before)
+        optimizer.load_state_dict(state)
+    assert_unchanged([optimizer], before)
 
 
 @pytest.mark.parametrize("state", [{}, None, 3, {"steps": "1", "0": np.ones(3)}], ids=repr)

@@ -235,8 +235,8 @@ def stored(code, shape, items, metadata=None):
         (b"PK\3\4 is a zip", "not a checkpoint"),
         (stored("F32", [2], bytes(4)), "not a checkpoint"),
         (stored("F32", [1 << 40], bytes(4)), "not a checkpoint"),
-        (stored("F8_E4M3", [2], bytes(2)), "'a' holds F8_E4M3, which NumPy has not"),
-        (stored("BOOL", [2], b"\1\2"), "truths that are neither 0 nor 1"),
+        (stored("F8_E4M3", [2], bytes(2)), "'a' holds F8_E4M3, which NumPy lacks"),
+        (stored("BOOL", [2], b"\1\2"), "booleans that are neither 0 nor 1"),
         (stored("U8", [2], b"\1\2", {"numbsparse": "{}"}), "checksum"),
     ],
 )

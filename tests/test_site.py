@@ -11,9 +11,9 @@ import pytest
 from test_docstrings import NAMES
 
 from numbsparse import device
-from numbsparse.bench.notebook import text_of
-from numbsparse.bench.trace import RUNGS
 from numbsparse.kernels.ladder import NAMES as STEPS
+from numbsparse.pages.notebook import text_of
+from numbsparse.pages.trace import RUNGS
 
 ROOT = Path(__file__).parents[1]
 

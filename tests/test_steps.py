@@ -12,19 +12,21 @@ import pytest
 import numbsparse as ns
 from numbsparse import __main__ as command_line
 from numbsparse import device, ops
-from numbsparse.bench import ladder as shown
-from numbsparse.bench import lessons, results, timing, walls
 from numbsparse.bench import measure as measuring
+from numbsparse.bench import timing
 from numbsparse.bench.contestants import named
 from numbsparse.bench.measure import Options
 from numbsparse.bench.problem import Problem
-from numbsparse.bench.reads import Roofline, arriving, reads, roofline
-from numbsparse.bench.results import on_gpu, save
+from numbsparse.bench.results import save
 from numbsparse.bench.sections import CASES, rows
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels import ladder
 from numbsparse.kernels.ladder.s12_grouped import plan
 from numbsparse.layout import Layout
+from numbsparse.pages import committed, lessons, walls
+from numbsparse.pages import ladder as shown
+from numbsparse.pages.committed import on_gpu
+from numbsparse.pages.reads import Roofline, arriving, reads, roofline
 from numbsparse.testing import Case, check_rung, count, in_turns, races
 
 NAMES = ladder.NAMES
@@ -238,8 +240,8 @@ MORE = {"s12_grouped": 85}  # its plan, which the steps after it import
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_is_one_short_file(name):
-    assert shown.text_of(name).count("\n") <= LONGEST
-    words = " ".join(ast.get_docstring(ast.parse(shown.text_of(name))).split())
+    assert shown.source_of(name).count("\n") <= LONGEST
+    words = " ".join(ast.get_docstring(ast.parse(shown.source_of(name))).split())
     assert words.startswith(f"Step {NAMES.index(name) + 1}: ")
     for part in ("What changed since the", "Reads per output, for a sum of K", "The limit: "):
         assert part in words
@@ -257,7 +259,7 @@ def test_steps_share_their_names(name):
     """What a local name means stands in the docstring of `ladder`; each step uses the same ones."""
     kernel = next(
         node
-        for node in ast.walk(ast.parse(shown.text_of(name)))
+        for node in ast.walk(ast.parse(shown.source_of(name)))
         if isinstance(node, ast.FunctionDef) and node.name in ("kernel", "forward_kernel")
     )
     used = {node.id for node in ast.walk(kernel) if isinstance(node, ast.Name)}
@@ -283,7 +285,7 @@ def timed(monkeypatch, tmp_path):
     section["rows"] = [row | {"seconds": halves}]
     save(tmp_path / "cuda.json", known | {"steps": section})
     save(tmp_path / "profile.json", {"float16": {"machine": "a card", "command": "", "rows": []}})
-    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(committed, "RESULTS", tmp_path)
 
 
 def test_steps_are_tabulated(timed):

@@ -11,7 +11,7 @@ import numbsparse as ns
 from numbsparse import __main__ as command_line
 from numbsparse import device
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.matmul import PRODUCTS, RUNGS
+from numbsparse.kernels.matmul import PRODUCTS, RUNGS, rung
 from numbsparse.layout import Layout
 from numbsparse.ops import choice, times, tuned
 
@@ -132,44 +132,45 @@ def test_the_committed_times_are_whole():
 @on_device
 @pytest.mark.slow
 def test_a_grid_is_measured_and_the_choice_weighed(written, monkeypatch, capsys):
+    from numbsparse.bench import measure as measuring
     from numbsparse.bench import times as bench
+    from numbsparse.bench import timing
 
     monkeypatch.setattr(bench, "SIZES", (8,))
     monkeypatch.setattr(bench, "PRODUCTS", ("forward",))
     monkeypatch.setattr(bench, "NUMBERS", (("float32", "highest"),))
-    monkeypatch.setattr(bench, "POOL", 2**18)
-    monkeypatch.setattr(bench, "graph_of", lambda record, call: None)
-    monkeypatch.setattr(bench, "shortest", lambda graph: 1e-6)
-    bench._pool.cache_clear()
-    content = bench.grid((16,), (0.5,), (1, 8193))
+    takes = lambda seconds: lambda graphs, _: dict.fromkeys(graphs, seconds)  # noqa: E731
+    monkeypatch.setattr(measuring, "graph_of", lambda _, call: timing.Graph(call, 1, call))
+    monkeypatch.setattr(measuring, "seconds_of", takes(1e-6))
+    takes_one = lambda *case: None if case[4] == 1 else "takes one row"  # noqa: E731
+    monkeypatch.setattr(rung("k8_small_batch"), "unsupported", takes_one)
+    content = bench.grid((16,), (0.5,), (1, 2))
     ((case, of_rung),) = content["microseconds"].items()
     assert {"k3_registers", "k7_small_blocks"} <= of_rung.keys()
     assert "k1_naive" not in of_rung
     assert of_rung.pop("k8_small_batch") == [1.0, None]
     assert all(array == [1.0, 1.0] for array in of_rung.values())
-    monkeypatch.setattr(bench, "shortest", lambda graph: 2e-6)
-    (found,) = bench.grid((16,), (0.5,), (1, 8193), "k8_small_batch")["microseconds"].values()
+    monkeypatch.setattr(measuring, "seconds_of", takes(2e-6))
+    (found,) = bench.grid((16,), (0.5,), (1, 2), "k8_small_batch")["microseconds"].values()
     assert found == {"k8_small_batch": [2.0, None]}
     assert bench.grid((16,), (0.5,), (1,), "k6_hopper")["microseconds"] == {case: {}}
-    written(content["microseconds"])
+    written(content["microseconds"])  # of other axes than the file says, so nothing is chosen
+    monkeypatch.setattr(measuring, "chosen", lambda *_: "k3_registers")
     monkeypatch.setattr(bench, "FEATURES", (16,))
     monkeypatch.setattr(bench, "DENSITIES", (0.5,))
-    monkeypatch.setattr(bench, "BATCHES", (1, 1025))
-    monkeypatch.setattr(bench, "SIMULATED", False)
+    monkeypatch.setattr(bench, "BATCHES", (1, 2))
+    monkeypatch.setattr(bench, "require_times", lambda: None)
     bench.run(times.FILE, 0, "k7_small_blocks")
     (again,) = json.loads(times.FILE.read_text(encoding="utf-8"))["microseconds"].values()
     assert again == of_rung | {"k7_small_blocks": [2.0, 2.0]}
-    monkeypatch.setattr(bench, "timed", lambda product, *_: {"k3_registers": 2.0, "k6_hopper": 1.0})
-    monkeypatch.setattr(choice, "choose", lambda *_: "k3_registers")
-    monkeypatch.setattr(bench, "POOL", 2**27)
-    monkeypatch.setattr(bench, "numbers_of", lambda *_: None)
+    row = {"auto": "k3_registers", "seconds": {"k3_registers": 2.0, "k6_hopper": 1.0}}
+    monkeypatch.setattr(bench, "timed", lambda *_: row)
     found = list(bench.regrets(2))
     assert [each.ratio for each in found] == [2.0] * 2
     lines = bench.summary(found).splitlines()
     assert "auto takes 2.000 times" in lines[0]
     assert "100.0%" in lines[0]
     assert "k3_registers of k3_registers 2000000.0" in lines[1]
-    bench._pool.cache_clear()
 
 
 @pytest.mark.skipif(not device.SIMULATED, reason="of the simulator")

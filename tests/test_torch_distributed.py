@@ -1,7 +1,20 @@
-"""Two processes that share the work over gloo: DDP, and FSDP2, which deals the blocks out."""
+"""Two processes that share the work over gloo: DDP, and FSDP2, which deals the blocks out.
+
+The first is that of the tests, which has loaded torch.
+"""
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr
+from datetime import timedelta
+from importlib import import_module
+from io import StringIO
 
 import pytest
+from examples_helpers import EXAMPLES, write_text
 from torch_helpers import layout, nst, torch
+
+from numbsparse.distributed import environment, start
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="this torch was built without torch.distributed"
@@ -28,48 +41,73 @@ def train(net, batches):
         optimizer.zero_grad()
 
 
-def worker(rank, port, kind, results):
-    store = torch.distributed.TCPStore("localhost", port, 2, is_master=False)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    net, mine = model(), batches()[:, rank * ROWS :][:, :ROWS]
+def shared(net, kind):
+    """The net that both ranks train, and how its whole state is gathered."""
     if kind == "DDP":
-        train(torch.nn.parallel.DistributedDataParallel(net), mine)
-        state = net.state_dict()
-    else:
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-        from torch.distributed.fsdp import fully_shard
+        return torch.nn.parallel.DistributedDataParallel(net), net.state_dict
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    from torch.distributed.fsdp import fully_shard
 
-        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
-        fully_shard(net[0], mesh=mesh)
-        fully_shard(net, mesh=mesh)
-        train(net, mine)
-        state = get_model_state_dict(net, options=StateDictOptions(full_state_dict=True))
-    results.put((rank, {key: value.tolist() for key, value in state.items()}))
-    torch.distributed.destroy_process_group()
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    fully_shard(net[0], mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    how = StateDictOptions(full_state_dict=True)
+    return net, lambda: get_model_state_dict(net, options=how)
 
 
-@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
-def test_two_processes_train_as_one(kind):
-    alone = model()
+def example(text):
+    """The bits per character of a few steps of torch_gpt's sparse model, by all ranks there are."""
+    torch_gpt = import_module("torch_gpt")
+    given = "--width 128 --layers 1 --batch 4 --length 8 --steps 2 --held-out-batches 1"
+    options = torch_gpt.parse(given.split())
+    with redirect_stderr(StringIO()):
+        return torch_gpt.train("sparse", torch_gpt.open_text(text), options)["bits"]
+
+
+def worker(rank, port, text):
+    """Train with the other rank in both ways, and see that both know what one alone learns."""
+    alone, wait = model(), timedelta(seconds=90)
     train(alone, batches())
-    context = torch.multiprocessing.get_context("spawn")
-    store = torch.distributed.TCPStore("localhost", 0, 3, is_master=True, wait_for_workers=False)
-    results = context.Queue()
-    workers = [
-        context.Process(target=worker, args=(rank, store.port, kind, results)) for rank in range(2)
-    ]
+    store = torch.distributed.TCPStore("localhost", port, 2, is_master=rank == 0, timeout=wait)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=wait)
     try:
-        for process in workers:
-            process.start()
-        states = dict(results.get(timeout=30) for _ in workers)
-        for process in workers:
-            process.join(timeout=20)
+        for kind in ("DDP", "FSDP2"):
+            net, state = shared(model(), kind)
+            train(net, batches()[:, rank * ROWS :][:, :ROWS])
+            torch.testing.assert_close(dict(state()), dict(alone.state_dict()), msg=kind)
+        return example(text)
     finally:
-        for process in workers:
-            process.kill()
-    whole = [states[0], states[1]] if kind == "DDP" else [states[0]]
-    for state in whole:
-        assert state.keys() == alone.state_dict().keys()
-        for key, value in alone.state_dict().items():
-            got = torch.tensor(state[key], dtype=value.dtype)
-            torch.testing.assert_close(got, value, msg=key)
+        torch.distributed.destroy_process_group()
+
+
+def test_two_processes_train_as_one(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    text = write_text(tmp_path)
+    bits = example(text)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    other = torch.multiprocessing.get_context("spawn").Process(target=worker, args=(1, port, text))
+    other.start()
+    try:
+        assert worker(0, port, text) == pytest.approx(bits, rel=1e-3)
+        other.join(timeout=60)
+        assert other.exitcode == 0
+    finally:
+        other.kill()
+
+
+def test_under_torchrun_its_store_says_where_rank_0_listens(monkeypatch):
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "TORCHELASTIC_RUN_ID": "a test"}
+    for name, value in names.items():
+        monkeypatch.setenv(name, str(value))
+
+    def met(rank):
+        links = start._meet(environment.Process("torchrun", rank, 2, rank), {}, None, 20.0)
+        try:
+            return links.share(rank)
+        finally:
+            links.watch.close("")
+
+    with ThreadPoolExecutor() as threads:
+        assert list(threads.map(met, range(2))) == [[0, 1]] * 2

@@ -111,9 +111,6 @@ def test_the_operator_of_lstm_is_what_torch_asks_of_it():
     words = [handle.word for handle in lstm.handles.values()]
     given = drawn(3, 2, 10), *lstm.parameters(), drawn(2, 14), drawn(2, 14), *words, "highest"
     torch.library.opcheck(torch.ops.numbsparse.lstm.default, given)
-    hs, *_ = torch.ops.numbsparse.lstm(*given)
-    (dh,) = torch.autograd.grad(hs[0].sum(), given[4])  # the first of all states is the given one
-    torch.testing.assert_close(dh, torch.ones_like(dh))
     y, _ = lstm(given[0])
     (first,) = grads(y, [lstm.weight_hh_l0], create_graph=True)
     with pytest.raises(RuntimeError, match="the gradient of an LSTM is not differentiable again"):

@@ -14,11 +14,11 @@ from numba import cuda, float32, uint64
 import numbsparse as ns
 from numbsparse import __main__ as command_line
 from numbsparse import device
-from numbsparse.bench import trace as tracing
-from numbsparse.bench.trace import NAMES, case_of, trace_of
 from numbsparse.device.launch import launch
 from numbsparse.kernels import ptx
 from numbsparse.kernels.ptx import ALIGNMENT
+from numbsparse.pages import trace as tracing
+from numbsparse.pages.trace import NAMES, case_of, trace_of
 from numbsparse.simulator.actions import LATENCY
 from numbsparse.simulator.tracing import Span
 from numbsparse.testing import count, trace

@@ -32,8 +32,8 @@ def rows_first(x, values, indptr, indices, blocks, y):
 
 
 rng = np.random.default_rng(0)
-w = ns.BlockSparse(rng.standard_normal((1, 32, 32), dtype=np.float32), [[1]]).to("cuda")
-x = ns.to_device(rng.standard_normal((32, 32), dtype=np.float32))
+w = ns.BlockSparse(rng.standard_normal((2, 16, 16), dtype=np.float32), [[1, 1]]).to("cuda")
+x = ns.to_device(rng.standard_normal((32, 16), dtype=np.float32))
 y = ns.to_device(np.full((32, 32), np.nan, np.float32))
 walk = ns.ops.index_beside(w.layout, y).columns
 

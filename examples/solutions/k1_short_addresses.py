@@ -20,7 +20,7 @@ from numbsparse.bench.timing import graph_of, record, seconds_of
 from numbsparse.device.launch import launch
 
 SIMULATED = ns.device.SIMULATED
-FEATURES, BATCH, B = (64, 8, 32) if SIMULATED else (8192, 8192, 32)
+FEATURES, BATCH, B = (64, 4, 32) if SIMULATED else (8192, 8192, 32)
 
 
 @cuda.jit

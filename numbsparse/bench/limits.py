@@ -42,11 +42,11 @@ def limits(options: Options) -> Iterator[Row]:
     from numbsparse.kernels.poison import fill_with_nan
 
     count = 1 if SIMULATED else current_device().properties.multiprocessor_count
-    grid = 8 * count  # all threads that the card keeps at once
+    grid = (1 if options.quick else 8) * count  # all threads that the card keeps at once
     small = 16 * kernels.AT_ONCE * kernels.THREADS * grid  # bytes; fits in an L2 cache of 25 MB
     large = small * (1 if options.quick else round(MEMORY / small))
     rounds, passes = (2, 2) if options.quick else (4000, 100)
-    x, out = (empty((n,), np.float32) for n in (large // 4, grid * kernels.THREADS))
+    x, out = (empty((n,), np.float32) for n in (large // 4, 8 * count * kernels.THREADS))
     fill_with_nan(x)
 
     def rate(limit: str, unit: str, work: Callable[..., Any], *how: Any) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from numbsparse.bench.lstm import B, Sequence, Trainer
-from numbsparse.bench.peers import bsr_tensor, torch_on_gpu
+from numbsparse.bench.peers import bsr_tensor, require_torch
 from numbsparse.bench.timing import record_torch
 
 
 def cudnn(sequence: Sequence) -> Trainer:
     """torch.nn.LSTM; tf32 is allowed in float32."""
-    torch = _torch()
+    torch = require_torch()
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     dtype, n = getattr(torch, sequence.dtype), sequence.hidden // B
     x, dy = (torch.as_tensor(a.numpy(), device="cuda") for a in (sequence.x, sequence.dy))
@@ -25,7 +25,7 @@ def cudnn(sequence: Sequence) -> Trainer:
         for name, theirs in (("weight_ih", lstm.weight_ih_l0), ("weight_hh", lstm.weight_hh_l0)):
             theirs.zero_()
             rows, gates, columns = _places(w[name])
-            _by_blocks(theirs, n)[gates, columns, :, rows] = _turned(w[name])
+            _by_blocks(theirs, n)[gates, columns, :, rows] = _transposed(w[name])
         bias = torch.as_tensor(w["bias"].reshape(n, 4, B), device="cuda")
         lstm.bias_ih_l0[:] = bias.transpose(0, 1).reshape(-1)
         lstm.bias_hh_l0.zero_()
@@ -51,7 +51,7 @@ def triton(sequence: Sequence) -> Trainer:
 
     Activations are (features, batch), as those products take them: gates = w.T @ h.
     """
-    torch = _torch()
+    torch = require_torch()
     if sequence.precision == "high":
         raise NotImplementedError("torch's BSR products know one precision")
     from torch.sparse import _triton_ops
@@ -64,7 +64,7 @@ def triton(sequence: Sequence) -> Trainer:
     w = sequence.weights["weight_hh"]
     rows, gates, columns = _places(w)
     lines = gates * (units // B) + columns  # of w.T, in torch's order: all of a gate together
-    across = _turned(w)
+    across = _transposed(w)
     forward, order = _bsr(lines, rows, across, (4 * units, units))
     backward, _ = _bsr(rows, lines, across.transpose(1, 2), (units, 4 * units))
     zeros = torch.zeros_like(forward.values())
@@ -123,15 +123,9 @@ def triton(sequence: Sequence) -> Trainer:
 PEERS: dict[str, Callable[[Sequence], Trainer]] = {"cuDNN dense": cudnn, "torch BSR": triton}
 
 
-def _torch() -> Any:
-    if (torch := torch_on_gpu()) is None:
-        raise ImportError("torch with CUDA is not installed")
-    return torch
-
-
 def _forget_peak() -> int:
     """Begin to look for the most memory; gives what is taken now."""
-    torch = _torch()
+    torch = require_torch()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_allocated()
@@ -144,14 +138,14 @@ def _bytes(*tensors: Any) -> int:
 def _places(w: Any) -> tuple[Any, Any, Any]:
     """Of each kept block: its block row, its gate, and its block of units."""
     index = w.layout.index
-    torch, columns = _torch(), index.block_columns.astype(np.int64)
+    torch, columns = require_torch(), index.block_columns.astype(np.int64)
     numbers = index.block_rows.astype(np.int64), columns % 4, columns // 4
     return tuple(torch.as_tensor(a, device="cuda") for a in numbers)  # type: ignore[return-value]
 
 
-def _turned(w: Any) -> Any:
+def _transposed(w: Any) -> Any:
     """The kept blocks, each transposed."""
-    return _torch().as_tensor(w.values, device="cuda").transpose(1, 2)
+    return require_torch().as_tensor(w.values, device="cuda").transpose(1, 2)
 
 
 def _by_blocks(weight: Any, n: int) -> Any:
@@ -161,7 +155,7 @@ def _by_blocks(weight: Any, n: int) -> Any:
 
 def _bsr(lines: Any, columns: Any, blocks: Any, shape: tuple[int, int]) -> tuple[Any, Any]:
     """A BSR tensor of blocks anywhere, and the order in which it has them."""
-    torch = _torch()
+    torch = require_torch()
     order = torch.argsort(lines * shape[1] + columns)
     counts = torch.bincount(lines, minlength=shape[0] // B)
     starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.bench.contestants import OURS, Contestant, Makers, chosen, contestants_of
-from numbsparse.bench.peers import peers
-from numbsparse.bench.problem import Problem, error_of, fault_in
+from numbsparse.bench.contestants import (
+    FEATURE_MAJOR,
+    MATMUL,
+    OURS,
+    Contestant,
+    Makers,
+    chosen,
+    contestants_of,
+)
+from numbsparse.bench.peers import TRITON, peers
+from numbsparse.bench.problem import Parts, Problem, error_of, fault_in, forget_numbers
 from numbsparse.bench.results import Row
 from numbsparse.bench.timing import Call, Graph, graph_of, seconds_of
 from numbsparse.device import Capture, synchronize
@@ -35,6 +46,16 @@ class Options:
         return 0.0 if self.quick else 0.05
 
 
+class Case(NamedTuple):
+    """A product of a problem, and who computes it: see `measure`."""
+
+    problem: Problem
+    product: str
+    kernels: str
+    others: tuple[str, ...]
+    more: dict[str, Any]  # what its row says besides
+
+
 def measure(
     problem: Problem,
     product: str,
@@ -56,7 +77,7 @@ def measure(
         makers = contestants_of(problem, product, kernels, others)
     except ValueError as reasons:
         row["not_timed"][OURS] = str(reasons)
-    graphs: dict[str, Graph] = {}
+    parts, graphs = problem.parts(product), dict[str, Graph]()
     for name, make in (makers | peers(problem, product, others)).items():
         with cell(row, name):
             contestant = make(problem, product)
@@ -65,7 +86,7 @@ def measure(
             if problem.place == "cuda":
                 synchronize()
                 graph = graph_of(contestant.record, contestant.call)
-            row["errors"][name], fault = fault_of(contestant, graph.replay, problem, product)
+            row["errors"][name], fault = fault_of(contestant, graph.replay, problem, parts)
             if fault is not None:
                 raise Wrong(fault)
             if problem.side and name == OURS:
@@ -89,14 +110,16 @@ def cell(row: Row, name: str) -> Iterator[None]:
     except Wrong as fault:
         row["not_timed"][name] = f"wrong: {fault}"
     except Exception as error:
-        row["not_timed"][name] = f"failed: {short(error)}"
+        # The last line of a message is often the only one that says what is wrong.
+        said = [line.strip() for line in str(error).splitlines() if line.strip()]
+        row["not_timed"][name] = f"failed: {type(error).__name__}: {''.join(said[-1:])}"[:168]
 
 
 def fault_of(
-    contestant: Contestant, run: Call, problem: Problem, product: str
+    contestant: Contestant, run: Call, problem: Problem, parts: Parts
 ) -> tuple[float, str | None]:
     """The relative error of what `run` computes, and what is wrong."""
-    parts, lacks = problem.parts(product), "NaN in the result"
+    lacks = "NaN in the result"
     if problem.place == "cpu":
         run()
         unwritten, lacks = not np.isfinite(np.asarray(contestant.got)).all(), "not finite"
@@ -114,15 +137,52 @@ def fault_of(
     return error_of(parts, picked), fault
 
 
-def short(error: Exception) -> str:
-    """The last line of a message, which is often the only one that says what is wrong."""
-    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-    return f"{type(error).__name__}: {lines[-1].strip()}"[:160]
-
-
 def _workspace(call: Call) -> int:
     """Bytes that a call takes, its result counted."""
     capture = Capture()
     with capture.under_way():
         call()
     return capture.arena.nbytes
+
+
+def compile_ahead(cases: Iterable[Case], jobs: int, patience: float) -> None:
+    """Compile what will be timed, in so many processes, for so many seconds at most.
+
+    A kernel of the upper rungs takes seconds to compile, on one core. Other processes call each
+    once, and leave it in the cache on disk, where it is found when it is timed.
+    """
+    apart, spawn = _apart(cases), get_context("spawn")
+    processes = [
+        spawn.Process(target=_call_each, args=(apart[i::jobs],), daemon=True) for i in range(jobs)
+    ]
+    end = time.perf_counter() + patience
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(max(0.0, end - time.perf_counter()))
+        process.kill()
+
+
+def _apart(cases: Iterable[Case]) -> list[Case]:
+    """Those that may have kernels of their own."""
+    found: dict[Any, Case] = {}
+    for case in cases:
+        own = tuple(other for other in case.others if other in (FEATURE_MAJOR, MATMUL, TRITON))
+        of = case.problem
+        numbers = of.dtype, of.precision, str(case.more)
+        shape = of.batch, of.side, of.taps_along
+        if case.kernels:
+            key = case.product, case.kernels, own, *numbers, of.block_size, *shape
+            found.setdefault(key, case._replace(others=own))
+    return list(found.values())
+
+
+def _call_each(cases: list[Case]) -> None:
+    """Each of ours once, and torch's BSR, whose kernels are compiled here too."""
+    while cases:
+        case = cases.pop()
+        with suppress(Exception):  # the benchmark itself will say what is wrong
+            compiled = peers(case.problem, case.product, tuple({TRITON}.intersection(case.others)))
+            for make in (contestants_of(*case[:-1]) | compiled).values():
+                make(case.problem, case.product).call()
+        forget_numbers()

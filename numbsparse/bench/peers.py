@@ -39,6 +39,13 @@ def torch_on_gpu() -> Any:
     return torch if torch and is_available() and torch.cuda.is_available() else None
 
 
+def require_torch() -> Any:
+    """The same; ImportError where it is not there."""
+    if (torch := torch_on_gpu()) is None:
+        raise ImportError("torch with CUDA is not installed")
+    return torch
+
+
 def peers(problem: Problem, product: str, names: tuple[str, ...]) -> Makers:
     """The named peers that can take this product.
 
@@ -152,9 +159,7 @@ def bsr_tensor(starts: Any, indices: Any, values: Any, shape: tuple[int, ...]) -
 
 def _cudnn(problem: Problem, product: str) -> Contestant:
     """A convolution, channels last, of a layout that keeps every block; it tries kernels first."""
-    torch = torch_on_gpu()
-    if torch is None:
-        raise ImportError("torch with CUDA is not installed")
+    torch = require_torch()
     torch.backends.cudnn.allow_tf32 = problem.precision == "high"
     torch.backends.cudnn.benchmark = True
     x, dy = (as_torch(a.device).permute(0, 3, 1, 2) for a in (problem.x, problem.dy))

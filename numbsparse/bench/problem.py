@@ -8,7 +8,9 @@ seen by NaNs beforehand.
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +20,7 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty, to_device
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.conv.walks import Entries, entries
+from numbsparse.kernels.conv.window import Window
 from numbsparse.layout import Index, Layout
 
 ROWS, LINES, BLOCKS = 64, 8, 24  # parts that are checked
@@ -25,35 +28,47 @@ ON_CPU = 256, 2**20, 2**20  # the same of a smaller product: all but the rows of
 PERIOD = 2**22 - 3  # of the random numbers, and no multiple of a row: no two rows are the same
 
 
+@dataclass(eq=False)
 class Problem:
     """Operands x, dy (batch, features), or (batch, side, side, features) of images, and values.
 
-    `layout` has a block row for each tap and block of features before, `side` is that of images,
-    as large before and after; 0, there are none.
+    `given` is the layout, or what makes it: a block row for each tap and block of features before.
+    `side` is that of images, as large before and after; 0, there are none. Nothing is made before
+    it is asked for: until then a problem may be sent to another process.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        block_size: int,
-        batch: int,
-        dtype: str,
-        precision: str = "highest",
-        *,
-        place: str = "cuda",
-        side: int = 0,
-        taps_along: int = 1,
-    ):
-        self.layout, self.block_size, self.batch = layout, block_size, batch
-        self.dtype, self.precision, self.place = dtype, precision, place
-        self.side, self.taps_along, self.pixels = side, taps_along, side**2 or 1
-        rows, columns = layout.shape
-        self.in_features = rows // taps_along**2 * block_size
-        self.out_features = columns * block_size
-        space = (side or 1,) * 2
-        self.window = ops.conv_window(space, taps_along, 1, "same", 1)
-        self._rows_of = (batch, *(space if side else ()))
-        self._parts: dict[str, Parts] = {}
+    given: Layout | Callable[[], Layout]
+    block_size: int
+    batch: int
+    dtype: str
+    precision: str = "highest"
+    place: str = "cuda"
+    side: int = 0
+    taps_along: int = 1
+
+    @cached_property
+    def layout(self) -> Layout:
+        return self.given if isinstance(self.given, Layout) else self.given()
+
+    @property
+    def pixels(self) -> int:
+        return self.side**2 or 1
+
+    @property
+    def _rows_of(self) -> tuple[int, ...]:
+        return (self.batch, self.side, self.side) if self.side else (self.batch,)
+
+    @property
+    def in_features(self) -> int:
+        return self.layout.shape[0] // self.taps_along**2 * self.block_size
+
+    @property
+    def out_features(self) -> int:
+        return self.layout.shape[1] * self.block_size
+
+    @property
+    def window(self) -> Window:
+        return ops.conv_window((self.side or 1,) * 2, self.taps_along, 1, "same", 1)
 
     @cached_property
     def x(self) -> Operand:
@@ -114,46 +129,47 @@ class Problem:
         return empty(like.shape, like.dtype)
 
     def parts(self, product: str) -> Parts:
-        """What is checked of a product's result; drawn once."""
-        if product not in self._parts:
-            draw = _blocks_of if product == "weight_grad" else _lines_of
-            counts = ON_CPU if self.place == "cpu" else (ROWS, LINES, BLOCKS)
-            walks = entries(self.layout.index, self.window.taps, product)
-            self._parts[product] = draw(self, product, walks, *counts)
-        return self._parts[product]
+        """What is checked of a product's result."""
+        draw = _blocks_of if product == "weight_grad" else _lines_of
+        counts = ON_CPU if self.place == "cpu" else (ROWS, LINES, BLOCKS)
+        return draw(self, product, entries(self.layout.index, self.window.taps, product), *counts)
 
     def sources(self, product: str) -> np.ndarray:
         """(taps, pixels): the pixel that each one sees, or -1 beyond the edge."""
-        (of,) = self.window.passes(product)
-        sizes, seen = (
-            (1, self.side or 1, self.side or 1),
-            np.full((self.window.taps, self.pixels), -1),
-        )
+        (of,), along = self.window.passes(product), self.side or 1
+        sizes, seen = (1, along, along), np.full((self.window.taps, self.pixels), -1)
         for k, tap in enumerate(of.taps):
             seen[tap] = of.sources(k, sizes)
         return seen
 
 
-def random(features: int, block_size: int, density: float) -> Layout:
-    """The layout of most problems."""
-    blocks = features // block_size
-    return Layout(patterns.random(blocks, blocks, density, seed=0))
+Features = int | tuple[int, int]
+"""In and out; a number is both."""
+
+
+@lru_cache(maxsize=4)
+def random(features: Features, block_size: int, density: float, taps: int = 1) -> Layout:
+    """The layout of most problems; of convolutions, with as many taps along each axis."""
+    rows, columns = (features, features) if isinstance(features, int) else features
+    pattern = patterns.random(rows // block_size, columns // block_size, density, seed=0)
+    return Layout(pattern if taps == 1 else patterns.taps(pattern, (taps, taps)))
 
 
 def matrices(
-    features: int, block_size: int, density: float, batch: int, *how: str, place: str = "cuda"
+    features: Features,
+    block_size: int,
+    density: float,
+    batch: int,
+    dtype: str,
+    precision: str = "highest",
+    *,
+    place: str = "cuda",
+    side: int = 0,
+    taps: int = 1,
 ) -> Problem:
-    """A random layout, as many features before as behind; `how` are dtype and precision."""
-    return Problem(random(features, block_size, density), block_size, batch, *how, place=place)
-
-
-def images(
-    features: int, block_size: int, density: float, batch: int, *how: str, side: int, taps: int
-) -> Problem:
-    """The same of a convolution: `taps` along each axis of images of side x side pixels."""
-    n = features // block_size
-    layout = Layout(patterns.taps(patterns.random(n, n, density, seed=0), (taps, taps)))
-    return Problem(layout, block_size, batch, *how, side=side, taps_along=taps)
+    """Of a random layout; of images of side x side pixels, with `taps` along each axis."""
+    layout = partial(random, features, block_size, density, taps)
+    return Problem(layout, block_size, batch, dtype, precision, place, side, taps)
 
 
 class Operand:

@@ -7,16 +7,17 @@ measures for itself, and yields rows. All shapes have B = 32 unless said.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product as every
-from typing import Any, NamedTuple
+from typing import Any
 
 from numbsparse import patterns
 from numbsparse.bench.contestants import FEATURE_MAJOR, MATMUL
 from numbsparse.bench.limits import host, limits
 from numbsparse.bench.lstm import lstm
-from numbsparse.bench.measure import Options, measure
+from numbsparse.bench.measure import Case, Options, measure
 from numbsparse.bench.peers import CUBLAS, CUDNN, CUSPARSE, ON_CPU, TRITON
-from numbsparse.bench.problem import Problem, images, matrices
+from numbsparse.bench.problem import Problem, matrices
 from numbsparse.bench.results import Row
 from numbsparse.kernels.ladder import NAMES
 from numbsparse.kernels.matmul import PRODUCTS
@@ -32,7 +33,7 @@ KINDS = (
     (3, "float32", "high", (32,)),
     (3, "float32", "highest", (32,)),
 )
-QUICK = ((3, "float16", "highest", (16,)), (1, "float16", "highest", (32,)))
+QUICK = ((3, "float16", "highest", (16,)), (1, "float16", "highest", (16,)))
 # Of the CPU: features, batch, density, block size.
 SHAPES = (
     (4096, 64, 0.5, 32),
@@ -43,26 +44,6 @@ SHAPES = (
     (4096, 64, 0.1, 8),
 )
 QUICK_SHAPES = ((256, 64, 0.1, 32), (256, 64, 0.1, 8))
-# Of `sweep`: what is multiplied, features, blocks, batch.
-CHANGES = {
-    "": (1, 1, 1),
-    "features / 2": (0.5, 1, 1),
-    "features x 2": (2, 1, 1),
-    "blocks / 2": (1, 0.5, 1),
-    "blocks x 2": (1, 2, 1),
-    "batch / 2": (1, 1, 0.5),
-    "batch x 2": (1, 1, 2),
-}
-
-
-class Case(NamedTuple):
-    """A product of a problem, and who computes it: see `measure`."""
-
-    problem: Problem
-    product: str
-    kernels: str
-    others: tuple[str, ...]
-    more: dict[str, Any]  # what its row says besides
 
 
 def rows(name: str, options: Options) -> Iterator[Row]:
@@ -114,7 +95,7 @@ def ladder(options: Options) -> Iterator[Case]:
     """
     kernels = "all" if options.kernels == "auto" else options.kernels
     homes = [(8192, 32, 8192), (8192, 8, 8192), (12288, 32, 32)]
-    for (features, size, batch), dtype in every([(128, 32, 4)] if options.quick else homes, DTYPES):
+    for (features, size, batch), dtype in every([(64, 16, 4)] if options.quick else homes, DTYPES):
         yield from _products(matrices(features, size, 0.1, batch, dtype), kernels)
 
 
@@ -143,29 +124,15 @@ def layouts(options: Options) -> Iterator[Case]:
         for name, pattern in named.items():
             as_many = patterns.random(n, n, float(pattern.mean()), seed=0)
             for kind, kept in ((f"random for {name}", as_many), (name, pattern)):
-                problem = Problem(Layout(kept), 32, batch, dtype)
+                problem = Problem(partial(Layout, kept), 32, batch, dtype)
                 yield from _products(problem, options.kernels, layout=kind)
-
-
-def sweep(options: Options) -> Iterator[Case]:
-    """From 8192 x 8192, batch 4096, density 0.1: one thing doubled or halved at a time."""
-    features, batch = (128, 4) if options.quick else (8192, 4096)
-    n = features // 32
-    blocks = round(0.1 * n * n)
-    for dtype, (changed, (wider, more, longer)) in every(
-        DTYPES[-1:] if options.quick else DTYPES, CHANGES.items()
-    ):
-        width = round(n * wider)
-        density = blocks * more / width**2
-        problem = matrices(32 * width, 32, density, round(batch * longer), dtype)
-        yield from _products(problem, options.kernels, changed=changed)
 
 
 def feature_major(options: Options) -> Iterator[Case]:
     """Activations as `w @ x` has them, (features, batch) in memory, beside the same batch-major."""
     shapes = [(8192, size, 0.1, 8192) for size in BLOCK_SIZES]
     shapes += [(12288, 32, 0.1, 32), (12288, 32, 0.01, 32)]
-    for dtype, shape in every(DTYPES, [(32, 16, 0.5, 8)] if options.quick else shapes):
+    for dtype, shape in every(DTYPES, [(16, 8, 0.5, 4)] if options.quick else shapes):
         yield from _products(matrices(*shape, dtype), options.kernels, FEATURE_MAJOR)
 
 
@@ -174,13 +141,15 @@ def conv(options: Options) -> Iterator[Case]:
 
     Beside cuDNN's dense ones, channels last, and one of a single tap beside the matmul.
     """
-    batch, side, features = (1, 4, 32) if options.quick else (64, 32, 512)
+    batch, side, features = (1, 2, 16) if options.quick else (64, 32, 512)
     for taps, dtype, precision, sizes in QUICK if options.quick else KINDS:
         how = batch, dtype, precision
-        yield from _products(images(features, 32, 1, *how, side=side, taps=taps), "", CUDNN)
+        yield from _products(
+            matrices(features, min(features, 32), 1, *how, side=side, taps=taps), "", CUDNN
+        )
         for size in sizes:
             density = 1 if options.quick else 0.1
-            problem = images(features, size, density, *how, side=side, taps=taps)
+            problem = matrices(features, size, density, *how, side=side, taps=taps)
             yield from _products(problem, "auto", *((MATMUL,) if taps == 1 else ()))
 
 
@@ -196,13 +165,24 @@ def _products(problem: Problem, kernels: str, *others: str, **more: Any) -> Iter
         yield Case(problem, product, kernels, others, more)
 
 
-_OF_PRODUCTS = (headline, float16, float32, ladder, steps, layouts, sweep, feature_major, conv, cpu)
+_OF_PRODUCTS = (headline, float16, float32, ladder, steps, layouts, feature_major, conv, cpu)
 CASES: dict[str, Callable[[Options], Iterator[Case]]] = {f.__name__: f for f in _OF_PRODUCTS}
 OTHERS: dict[str, Callable[[Options], Iterator[Row]]] = {
     f.__name__: f for f in (limits, lstm, host)
 }
-SECTIONS = (
-    *("limits", "headline", "float16", "float32", "ladder", "steps", "layouts", "sweep"),
-    *("feature_major", "lstm", "conv", "host"),
-)
+HEADINGS = {
+    "limits": "the card's own limits",
+    "headline": "the launch post's figure; in brackets, times as fast as cuBLAS, dense",
+    "float16": "every block size; in brackets, times as fast as cuBLAS, dense",
+    "float32": "every block size; in brackets, times as fast as cuBLAS, dense",
+    "ladder": "in brackets, how many times as fast as the rung before",
+    "steps": "the taught ladder; in brackets, how many times as fast as the one before",
+    "layouts": "in brackets, the time a block against as many random blocks",
+    "feature_major": "activations as `w @ x` has them; in brackets, the time against batch-major",
+    "lstm": "forward and backward over a sequence; in brackets, how many times ours",
+    "conv": "beside cuDNN, dense and channels last; in brackets, times as fast",
+    "host": "what the host's side costs",
+    "cpu": "median time per call; in brackets, how many times as long as ours",
+}
+SECTIONS = tuple(name for name in HEADINGS if name != "cpu")
 """Those of the GPU, in the order in which they are run."""

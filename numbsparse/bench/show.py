@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from numbsparse.bench.contestants import FEATURE_MAJOR, OURS
 from numbsparse.bench.peers import CUBLAS, CUDNN
-from numbsparse.bench.results import Row, first, rate_of
-from numbsparse.kernels.matmul import PRODUCTS
+from numbsparse.bench.results import Row, first
 
-HEADINGS = {
-    "limits": "the card's own limits",
-    "headline": "the launch post's figure; in brackets, times as fast as cuBLAS, dense",
-    "float16": "every block size; in brackets, times as fast as cuBLAS, dense",
-    "float32": "every block size; in brackets, times as fast as cuBLAS, dense",
-    "ladder": "in brackets, how many times as fast as the rung before",
-    "steps": "the taught ladder; in brackets, how many times as fast as the one before",
-    "layouts": "in brackets, the time a block against as many random blocks",
-    "sweep": "in brackets, the time a block and row of the batch against the unchanged case",
-    "feature_major": "activations as `w @ x` has them; in brackets, the time against batch-major",
-    "lstm": "forward and backward over a sequence; in brackets, how many times ours",
-    "conv": "beside cuDNN, dense and channels last; in brackets, times as fast",
-    "host": "what the host's side costs",
-    "cpu": "median time per call; in brackets, how many times as fast the first column is",
-}
 SAME: tuple[str, ...] = ("product", "dtype", "precision", "features", "batch")
 IMAGES = ("side", "taps_along")
 PASSES = {"forward": "forward", "input_grad": "input-gradient", "weight_grad": "weight-gradient"}
@@ -37,50 +18,34 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def teraflops(rate: float | None) -> str:
-    """Three digits at most, and no more than two behind the point."""
-    if rate is None:
-        return "-"
-    rate /= 1e12
-    return f"{rate:.0f}" if rate >= 100 else f"{rate:.1f}" if rate >= 10 else f"{rate:.2f}"
-
-
-def speeds_of(name: str, rows: list[Row], product: str) -> str:
-    """TFLOP/s in float32 / float16."""
-    rates = [rate_of(name, rows, product, dtype) for dtype in ("float32", "float16")]
-    return " / ".join(map(teraflops, rates))
-
-
-def ratio(number: float | None) -> str:
-    """How many times, to a tenth."""
-    return f"{number:.1f}" if number else "-"
-
-
 def line(section: str, row: Row, rows: list[Row]) -> str:
     """One row of a section; `rows` are those before it, which it may be compared with."""
     if section == "limits":
         return f"  {row['limit']:40} {row['rate'] / 1e12:8.2f} T{row['unit']}"
-    if section == "host":
-        cells = [f"{name} {_time(seconds)}" for name, seconds in row["seconds"].items()]
-        cache = f", {row['cache']} cache" if "cache" in row else ""
-        return f"  {row['host']}{cache}: " + ", ".join(cells)
-    if section == "cpu":
-        return _cpu(row)
+    remark = REMARKS.get(section, _beside)
+    cells = [f"{name} {_time(s)}{remark(row, rows, name)}" for name, s in row["seconds"].items()]
+    cells += [f"{name} {why}" for name, why in row.get("not_timed", {}).items()]
+    if "workspace" in row:
+        cells.append(f"memory {row['workspace'] / row['input_bytes']:.1%} of the input")
+    cells += [f"{name} {_time(seconds)}" for name, seconds in row.get("step", {}).items()]
+    return f"  {_label(row)} {'; '.join(cells)}"
+
+
+def _label(row: Row) -> str:
+    """What was measured."""
+    if "host" in row:
+        return row["host"] + (f", {row['cache']} cache:" if "cache" in row else ":")
     what = f"{row['dtype']} {row['precision']}" if row["dtype"] == "float32" else row["dtype"]
-    if section == "lstm":
-        return f"  {what:15} {_lstm(row)}"
-    more = partial(_gain if section in ("ladder", "steps") else _beside, row, rows)
-    cells = _cells(row, more)
-    size, density = f"B {row['block_size']:<3}", f"{row['density']:<6.2g}"
-    if section == "conv":
-        label, size = "", f"{row['taps_along']} x {row['taps_along']} {size}"
-        if "workspace" in row:
-            cells.append(f"memory {row['workspace'] / row['input_bytes']:.1%} of the input")
+    if "hidden" in row:
+        shape = f"{row['hidden']:5} hidden, {row['batch']} x {row['steps']} steps"
+        return f"{what:15} {shape} {row['density']:.2g}:"
+    shape = f"B {row['block_size']:<3} {row['density']:<6.2g}"
+    if "side" in row:
+        shape = f"{row['taps_along']} x {row['taps_along']} {shape}"
     else:
-        label = str(row.get("layout", row.get("changed", "")))
-        size = f"{row['features']:5} x {row['batch']:<4} {size}"
-    what = f"{what:15} {size} {density} {label}{label and ' '}{row['product']:11}"
-    return f"  {what} {'; '.join(cells)}"
+        shape = f"{row['features']:5} x {row['batch']:<4} {shape}"
+    label = row.get("layout", "")
+    return f"{what:15} {shape} {label}{label and ' '}{row['product']:11}"
 
 
 def speed_up(row: Row, name: str, rows: list[Row]) -> float | None:
@@ -98,14 +63,9 @@ def per_block(row: Row) -> float | None:
 
 
 def relative(row: Row, rows: list[Row]) -> float | None:
-    """Time a block, against the random layout of the section or the unchanged case."""
-    if "layout" in row:
-        same, wanted = SAME, {"layout": f"random for {row['layout']}"}
-    elif "changed" in row:
-        same, wanted = SAME[:3], {"changed": ""}
-    else:
-        return None
-    other = first(rows, **wanted, **{key: row[key] for key in same})
+    """Time a block, against the random layout that stands beside an uneven one."""
+    wanted = {"layout": f"random for {row.get('layout')}", **{key: row[key] for key in SAME}}
+    other = first(rows, **wanted)
     one, base = per_block(row), per_block(other) if other else None
     return one / base if one and base else None
 
@@ -118,62 +78,45 @@ def beside_batch_major(row: Row, name: str) -> float | None:
     return seconds[name] / seconds[rung]
 
 
-def _cells(row: Row, more: Callable[[str, float], str]) -> list[str]:
-    """Time of each contestant, and what `more` says of it; what is wrong with others."""
-    timed = [f"{name} {_time(s)}{more(name, s)}" for name, s in row["seconds"].items()]
-    return timed + [f"{name} {why}" for name, why in row["not_timed"].items()]
-
-
-def _beside(row: Row, rows: list[Row], name: str, seconds: float) -> str:
+def _beside(row: Row, rows: list[Row], name: str) -> str:
     """TFLOP/s; beside the dense product, and beside the row that this is to be compared with."""
-    text = f" {row['flops'] / seconds / 1e12:.1f}"
+    text = f" {row['flops'] / row['seconds'][name] / 1e12:.1f}"
     if (times := speed_up(row, name, rows)) is not None:
         text += f" ({times:.2g}x)" if times < 10 else f" ({times:.0f}x)"
     ratio = relative(row, rows) if name == row.get("auto") else beside_batch_major(row, name)
     return text if ratio is None else f"{text} ({ratio:.2f})"
 
 
-def _gain(row: Row, rows: list[Row], name: str, seconds: float) -> str:
+def _gain(row: Row, rows: list[Row], name: str) -> str:
     """And how many times as fast as the rung before."""
-    names = list(row["seconds"])
+    names, seconds = list(row["seconds"]), row["seconds"]
     before = names[: names.index(name)][-1:]
-    gain = "".join(f" ({row['seconds'][other] / seconds:.2g}x)" for other in before)
-    return _beside(row, rows, name, seconds) + gain
+    gain = "".join(f" ({seconds[other] / seconds[name]:.2g}x)" for other in before)
+    return _beside(row, rows, name) + gain
 
 
-def _lstm(row: Row) -> str:
-    """Time and memory of each contestant, and what one recurrent step of ours takes."""
-    ours = row["seconds"].get(OURS), row["bytes"].get(OURS)
-
-    def more(name: str, seconds: float) -> str:
-        memory = row["bytes"][name]
-        text = f" {memory / 2**30:.2f} GiB"
-        if name == OURS or None in ours:
-            return text
-        return f"{text} ({seconds / ours[0]:.1f}x, {memory / ours[1]:.1f}x)"
-
-    cells = _cells(row, more)
-    cells += [f"{name} {_time(seconds)}" for name, seconds in row["step"].items()]
-    shape = f"{row['hidden']:5} hidden, {row['batch']} x {row['steps']} steps {row['density']:.2g}"
-    return f"{shape}: " + "; ".join(cells)
+def _times_ours(row: Row, rows: list[Row], name: str) -> str:
+    """On the CPU: GFLOP/s of the first, which is ours; how many times as long another takes."""
+    own, *_ = row["seconds"].values()
+    if name == next(iter(row["seconds"])):
+        return f" {row['flops'] / own / 1e9:.0f} GFLOP/s"
+    return f" ({row['seconds'][name] / own:.1f}x)"
 
 
-def _cpu(row: Row) -> str:
-    """Time of each, and ours in GFLOP/s; a line says what is multiplied, before the first."""
-    cells: list[str] = []
-    for name, seconds in row["seconds"].items():
-        cell = f"{name} {seconds * 1e3:8.3f} ms "
-        if cells:
-            cell += f"({seconds / next(iter(row['seconds'].values())):5.1f}x)"
-        else:
-            cell += f"{row['flops'] / seconds / 1e9:7.0f} GFLOP/s"
-        cells.append(cell)
-    cells += [f"{name} {why}" for name, why in row["not_timed"].items()]
-    text = f"  {row['product']:12} " + "   ".join(cells)
-    if row["product"] != PRODUCTS[0]:
+def _memory(row: Row, rows: list[Row], name: str) -> str:
+    """Memory of an LSTM; how many times ours its time and its memory are."""
+    seconds, nbytes = row["seconds"], row["bytes"]
+    text = f" {nbytes[name] / 2**30:.2f} GiB"
+    if name == OURS or not (OURS in seconds and OURS in nbytes):
         return text
-    shape = f"{row['features']} x {row['features']}, batch {row['batch']}"
-    return f"\n{shape}, density {row['density']}, B {row['block_size']}, {row['dtype']}\n{text}"
+    return f"{text} ({seconds[name] / seconds[OURS]:.1f}x, {nbytes[name] / nbytes[OURS]:.1f}x)"
+
+
+REMARKS = {
+    **{"ladder": _gain, "steps": _gain, "cpu": _times_ours, "lstm": _memory},
+    "host": lambda row, rows, name: "",
+}
+"""What a section says of a contestant, behind its time; the others TFLOP/s."""
 
 
 def _time(seconds: float) -> str:

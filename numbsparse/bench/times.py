@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import suppress
-from functools import cache, partial
 from itertools import product as every
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse import files, patterns
-from numbsparse.bench.machine import describe
-from numbsparse.bench.problem import random
-from numbsparse.bench.timing import graph_of, record, shortest
-from numbsparse.device import SIMULATED, DeviceArray, empty, require, to_device
-from numbsparse.kernels.matmul import PRECISIONS, PRODUCTS, function_of
+from numbsparse import patterns
+from numbsparse.bench.contestants import named
+from numbsparse.bench.measure import measure
+from numbsparse.bench.problem import Problem, matrices
+from numbsparse.bench.results import Row, write
+from numbsparse.bench.timing import require_times
+from numbsparse.kernels.matmul import PRECISIONS, PRODUCTS, RUNGS
 from numbsparse.layout import Layout
-from numbsparse.ops import choice, index_beside, times
-from numbsparse.tune import agree, sample
+from numbsparse.machine import describe
+from numbsparse.ops import choice, times
 
 FEATURES = (1024, 4096, 8192)
 DENSITIES = (0.02, 0.1, 0.3)
@@ -35,7 +33,7 @@ NUMBERS = (("float16", "highest"), *(("float32", precision) for precision in PRE
 FEW = 64  # rows: beyond, the rungs without tensor cores are nowhere the fastest
 SLOW = ("k1_naive", "k2_shared")  # nowhere at all
 PLAIN = ("k3_registers", "k4_pipelined")
-POOL = 2**27  # random numbers, of which operands are parts
+MOST = 2**27  # numbers in an operand
 
 
 def run(json_file: Path | None, points: int, only: str | None = None) -> None:
@@ -43,14 +41,12 @@ def run(json_file: Path | None, points: int, only: str | None = None) -> None:
 
     Of one rung alone, the file keeps the times of the others.
     """
-    if SIMULATED:
-        raise RuntimeError("the simulator's times mean nothing: unset NUMBA_ENABLE_CUDASIM")
-    require()
+    require_times()
     if json_file is not None:
         content = grid(FEATURES, DENSITIES, BATCHES, only)
         if only is not None:
             content["microseconds"] = _added(json_file, content["microseconds"], only)
-        files.write_bytes(json_file, json.dumps(content).encode())
+        write(json_file, content, 2)
         times.measured.cache_clear()
         choice.forget()
     if points:
@@ -76,12 +72,11 @@ def grid(
     shape = len(features), len(densities), len(batches)
     found: dict[str, dict[str, np.ndarray]] = {}
     for (i, width), (j, density) in every(enumerate(features), enumerate(densities)):
-        for size in SIZES:
-            layout = random(width, size, density)
-            for numbers, (k, batch), product in every(NUMBERS, enumerate(batches), PRODUCTS):
+        for size, numbers, (k, batch) in every(SIZES, NUMBERS, enumerate(batches)):
+            problem = matrices(width, size, density, batch, *numbers)
+            for product in PRODUCTS:
                 of_rung = found.setdefault(times.case_of(product, size, *numbers), {})
-                here = timed(product, layout, size, batch, *numbers, only=only)
-                for name, seconds in here.items():
+                for name, seconds in timed(problem, product, only)["seconds"].items():
                     of_rung.setdefault(name, np.full(shape, np.nan))[i, j, k] = seconds
         print(f"{width} features, density {density}", flush=True)
     return {
@@ -102,48 +97,14 @@ def _in_microseconds(array: np.ndarray) -> list[float | None]:
     return [None if s != s else float(f"{s * 1e6:.3g}") for s in array.ravel().tolist()]
 
 
-def timed(
-    product: str,
-    layout: Layout,
-    size: int,
-    batch: int,
-    dtype: str,
-    precision: str,
-    only: str | None = None,
-) -> dict[str, float]:
-    """Seconds of each rung that may be the fastest and that agrees with the first of them."""
-    rungs = choice.serving(product, size, dtype, "cuda", batch, precision)[::-1]
-    if only is not None:
-        rungs = [name for name in rungs if name == only]  # as it is, beside none
-    x, dy = (numbers_of(dtype, (batch, n * size)) for n in layout.shape)
-    values = numbers_of(dtype, (layout.n_blocks, size, size))
-    operands, like = {
-        "forward": ((x, values), dy),
-        "input_grad": ((dy, values), x),
-        "weight_grad": ((x, dy), values),
-    }[product]
-    out, right, graphs = empty(like.shape, like.dtype), None, {}
-    given = *operands, index_beside(layout, x), out, precision
-    for name in rungs:
-        if name in SLOW or (name in PLAIN and batch > FEW and size > 8):
-            continue
-        call = partial(function_of(name, product), *given)
-        with suppress(RuntimeError, ValueError):  # one that fails is not chosen
-            call()
-            got = sample(out)
-            right = got if right is None else right
-            if agree(got, right, x.dtype, precision):
-                graphs[name] = graph_of(record, call)
-    return {name: shortest(graph) for name, graph in graphs.items()}
-
-
-def numbers_of(dtype: str, shape: tuple[int, ...]) -> DeviceArray:
-    return _pool(dtype)[: prod(shape)].reshape(shape)
-
-
-@cache
-def _pool(dtype: str) -> DeviceArray:
-    return to_device(np.random.default_rng(0).standard_normal(POOL, np.float32).astype(dtype))
+def timed(problem: Problem, product: str, only: str | None = None) -> Row:
+    """Of each rung that may be the fastest; or of one, as it is."""
+    left_out = set(SLOW)
+    if problem.batch > FEW and problem.block_size > 8:
+        left_out |= set(PLAIN)
+    serving = [name for name in named(problem, product, "all") if name in RUNGS]
+    names = [name for name in serving if name not in left_out and only in (None, name)]
+    return measure(problem, product, ",".join(names), seconds=0.0)
 
 
 class Regret(NamedTuple):
@@ -164,17 +125,17 @@ def regrets(points: int, seed: int = 0) -> Iterator[Regret]:
         batch, density = int(2 ** rng.uniform(0, 13)), 2 ** rng.uniform(-6, -1)
         dtype, precision = NUMBERS[rng.integers(len(NUMBERS))]
         layout = Layout(patterns.random(rows, columns, density, seed=int(rng.integers(1000))))
-        if max(max(rows, columns) * batch, layout.n_blocks * size) * size > POOL:
+        if max(max(rows, columns) * batch, layout.n_blocks * size) * size > MOST:
             continue
         points -= 1
+        problem = Problem(layout, size, batch, dtype, precision)
+        where = f"{dtype} {precision} B={size} {rows * size} x {columns * size} batch {batch}"
         for product in PRODUCTS:
-            seconds = timed(product, layout, size, batch, dtype, precision)
-            like = numbers_of(dtype, (1,))
-            name = choice.choose(product, "auto", size, like, batch, precision, layout)
+            row = timed(problem, product)
+            name, seconds = row["auto"], row["seconds"]
             if name in seconds:
-                where = f"{product} {dtype} {precision} B={size} {rows * size} x {columns * size}"
-                where += f" batch {batch} density {density:.3f}"
-                yield Regret(where, seconds, name, seconds[name] / min(seconds.values()))
+                point = f"{product} {where} density {density:.3f}"
+                yield Regret(point, seconds, name, seconds[name] / min(seconds.values()))
 
 
 def summary(found: list[Regret]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any, NamedTuple
 
-from numbsparse.device import SIMULATED, Capture, is_available, synchronize
+from numbsparse.device import SIMULATED, Capture, is_available, require, synchronize
 
 Call = Callable[[], Any]
 Recorder = Callable[[Call, int], Call]
@@ -22,6 +22,13 @@ GRAPH = 1e-3  # seconds that a graph should take
 SAMPLE = 2e-3  # seconds of replays between two looks at the clock
 FEW, MOST = 5, 100  # calls in a graph
 TURNS, SAMPLES = 2, 5
+
+
+def require_times() -> None:
+    """RuntimeError where there is no GPU to be timed."""
+    if SIMULATED:
+        raise RuntimeError("the simulator's times mean nothing: unset NUMBA_ENABLE_CUDASIM")
+    require()
 
 
 class Graph(NamedTuple):
@@ -66,11 +73,6 @@ def seconds_of(
                 taken.append(_time(replay, repeats))
             samples[name] += [t / calls for t in taken]
     return {name: median(taken) for name, taken in samples.items()}
-
-
-def shortest(graph: Graph, replays: int = 4) -> float:
-    """Seconds a call, of the shortest of some replays: for many calls that are timed in a row."""
-    return min(_time(graph.replay, 1) for _ in range(replays)) / graph.calls
 
 
 def record(call: Call, count: int) -> Call:

@@ -335,11 +335,14 @@ def _compile(kernel: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _permit_shared_memory(compiled: Any, nbytes: int) -> None:
+    """The driver keeps one number a kernel, the largest of all launches that are prepared."""
     from cuda.bindings import driver
 
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    device = runtime.current_device().device_id
-    (error,) = driver.cuKernelSetAttribute(attribute, nbytes, int(compiled.handle), device)
+    handle, device = int(compiled.handle), runtime.current_device().device_id
+    error, permitted = driver.cuKernelGetAttribute(attribute, handle, device)
+    if int(error) == 0 and permitted < nbytes:
+        (error,) = driver.cuKernelSetAttribute(attribute, nbytes, handle, device)
     if int(error) != 0:
         raise RuntimeError(f"a block of {nbytes} bytes of shared memory was refused: {error.name}")
 

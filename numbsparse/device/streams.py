@@ -68,7 +68,7 @@ class Stream:
 
     def __enter__(self) -> Stream:
         before, context = current(), None
-        if self._device is not None and self._device != before._device:
+        if self._device is not None and self._device != before.device:  # asked before it moves
             context = _moved_to(self._device)
         _outer.set((*_outer.get(), (before, context)))
         _current.set(self)

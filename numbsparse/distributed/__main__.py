@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-PATIENCE = 10.0  # seconds for the other ranks to end by themselves after one has failed
+PATIENCE = 5.0  # seconds for the other ranks to end by themselves after one has failed
 
 
 def main(arguments: list[str] | None = None) -> int:

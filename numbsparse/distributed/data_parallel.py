@@ -129,12 +129,8 @@ class DataParallel:
         """The mean that takes the place of this rank's gradient; its values come by `finish`."""
         if not self._syncs:
             return total
-        if self._work is None:
-            self._begin()
-            assert self._work is not None
-        data = total.data
+        work, i, data = self._begun(), self._number[id(leaf)], total.data
         values = gapless(data.values if isinstance(data, BlockSparse) else data)
-        work, i = self._work, self._number[id(leaf)]
         known, mean = work.in_parts.get(i, (None, None))
         if known is not values:
             mean = _empty_like(values)
@@ -147,10 +143,7 @@ class DataParallel:
         """Reduce a gradient of two buckets or more part after part, if it is next in order."""
         if not self._syncs or leaf.values.nbytes < 2 * self.bucket:
             return None
-        if self._work is None:
-            self._begin()
-            assert self._work is not None
-        work, i = self._work, self._number[id(leaf)]
+        work, i = self._begun(), self._number[id(leaf)]
         self._reduce(work, 1)
         if work.order is None or work.order[work.done : work.done + 1] != [i]:
             return None
@@ -184,12 +177,15 @@ class DataParallel:
         if work and self._beside:
             device.order(self._beside.handle, device.working_stream())
 
-    def _begin(self) -> None:
-        layouts = list(map(_layout_of, self._parameters))
-        if any(now is not was for now, was in zip(layouts, self._layouts, strict=True)):
-            self.check()
-        trained = tuple(i for i, p in enumerate(self._parameters) if p.requires_grad)
-        self._work = _Work(trained, self._orders.get(trained))
+    def _begun(self) -> _Work:
+        """The work of this `backward`."""
+        if self._work is None:
+            layouts = list(map(_layout_of, self._parameters))
+            if any(now is not was for now, was in zip(layouts, self._layouts, strict=True)):
+                self.check()
+            trained = tuple(i for i, p in enumerate(self._parameters) if p.requires_grad)
+            self._work = _Work(trained, self._orders.get(trained))
+        return self._work
 
     def _agreed_order(self, own: list[int]) -> list[int]:
         """The order in which rank 0 found its gradients, which is that of the reductions."""

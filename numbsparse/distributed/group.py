@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import atexit
 import sys
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from numbsparse import device, edits
 from numbsparse.device import DeviceArray
-from numbsparse.distributed.links import Links
-from numbsparse.distributed.on_gpu import DTYPES
-from numbsparse.distributed.on_host import OPERATIONS, call
+from numbsparse.distributed.links import Links, met
+from numbsparse.distributed.on_gpu import DTYPES, ByNCCL
+from numbsparse.distributed.on_host import OPERATIONS, ByMPI, BySockets, call
 from numbsparse.distributed.watch import RankLost
 from numbsparse.ops.elementwise import gapless
 from numbsparse.ops.operands import operand
@@ -60,6 +60,7 @@ class Group:
         self._links: Links = links  # None for one process
         self._host, self._nccl = host, nccl
         self._agreed: set[str] = set()
+        self._parts: list[Group] = []
         self._is_open = size > 1
         if size > 1:
             atexit.register(self._at_exit)
@@ -109,6 +110,41 @@ class Group:
         """A list with each rank's value: numbers, strings, None, and lists and dicts of them."""
         return self._links.share(value) if self._links else [value]
 
+    def split(self, color: int) -> Group:
+        """The group of those ranks that give the same color, numbered in their order here.
+
+        All ranks call it. What one part computes waits for no other: a layer split over the ranks
+        of one part, say, beside `DataParallel` over the ranks that have the same share of it. A
+        part is closed with this group, or before.
+
+        >>> import numbsparse.distributed as dist
+        >>> with dist.init() as group:  # of 4 ranks: 0 and 1 split a layer, as do 2 and 3
+        ...     beside, alike = group.split(group.rank // 2), group.split(group.rank % 2)
+        >>> beside.size, alike.size
+        (1, 1)
+
+        MPI_Comm_split of the MPI standard; ncclCommSplit.
+        """
+        integer("color", color, least=0)
+        colors = self.share(color)
+        ranks = [rank for rank, other in enumerate(colors) if other == color]
+        by_mpi = isinstance(self._host, ByMPI)
+        world = self._host.world.Split(color, self.rank) if by_mpi else None
+
+        def tell(where: Any) -> Any:  # of all parts at once
+            return self.share(where)[ranks[0]]
+
+        if len(ranks) == 1:
+            tell(None)
+            return Group(0, 1, self.local_rank, None, None, None)
+        rank, size = ranks.index(self.rank), len(ranks)
+        links = met(rank, size, {"the ranks": ranks}, 10.0, tell)
+        links.watch.is_part_of(self._links.watch, ranks)
+        host = ByMPI(links, world) if by_mpi else BySockets(links)
+        nccl = ByNCCL(links) if self._nccl else None
+        self._parts.append(Group(rank, size, self.local_rank, links, host, nccl))
+        return self._parts[-1]
+
     def together(self) -> AbstractContextManager[None]:
         """Within this context collectives by NCCL are launched as one, at its end: for small ones.
 
@@ -135,13 +171,14 @@ class Group:
                 sys.exit(f"{error}; rank {self.rank} ends")
 
     def _leave(self, failed: str) -> None:
+        for part in self._parts:
+            part._leave(failed)
         if self._is_open:
             self._is_open = False
             atexit.unregister(self._at_exit)
             self._links.watch.close(failed)
             if self._nccl and failed:
-                with suppress(Exception):  # the first error is the one to see
-                    self._nccl.abort()
+                self._nccl.abort()
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_value", None)

@@ -118,9 +118,27 @@ def _read(link: socket.socket, nbytes: int) -> bytearray:
     return buffer
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Where rank 0 waits for the others; port 0 is any that is free."""
-    return socket.create_server((host, port), backlog=1024)
+def met(
+    rank: int,
+    size: int,
+    hello: dict[str, Any],
+    timeout: float,
+    tell: Callable[[Any], Any] | None = None,
+    at: tuple[str, int] = ("", 0),
+) -> Links:
+    """The links of a rank. All know that rank 0 listens `at` a place, or it listens at any.
+
+    Then `tell` gives what rank 0 gave it, (host, port), to all; the others give None. Raises what
+    `gathered` does.
+    """
+    here = socket.gethostname()
+    if rank == 0:
+        listener = socket.create_server(at, backlog=1024)
+        if tell:
+            tell((here, listener.getsockname()[1]))
+        return gathered(listener, hello, size, timeout)
+    host, port = tell(None) if tell else at
+    return joined("127.0.0.1" if host == here else host, port, hello, rank, size, timeout)
 
 
 def gathered(listener: socket.socket, hello: dict[str, Any], size: int, timeout: float) -> Links:

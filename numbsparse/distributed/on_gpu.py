@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,6 +17,7 @@ DTYPES = {
     **{"int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5},
     **{"float16": 6, "float32": 7, "float64": 8, "bfloat16": 9},
 }
+ABORTED = 2.0  # seconds to wait for it
 OPERATIONS = {"sum": 0, "max": 2, "min": 3, "mean": 4}
 
 
@@ -57,28 +59,22 @@ class ByNCCL:
             raise RuntimeError(f"NCCL did not start on rank {links.rank}: {error}") from error
 
     def all_reduce(self, x: DeviceArray, op: str, out: DeviceArray) -> None:
-        where = self._where(x, out)
-        how = DTYPES[x.dtype.name], OPERATIONS[op]
-        self._nccl.all_reduce(x.address, out.address, x.size, *how, self._comm, where)
+        self._run("all_reduce", x, out, x.size, DTYPES[x.dtype.name], OPERATIONS[op])
 
     def broadcast(self, x: DeviceArray, root: int, out: DeviceArray) -> None:
-        where = self._where(x, out)
-        how = DTYPES["uint8"], root
-        self._nccl.broadcast(x.address, out.address, x.nbytes, *how, self._comm, where)
+        self._run("broadcast", x, out, x.nbytes, DTYPES["uint8"], root)
 
     def all_gather(self, x: DeviceArray, out: DeviceArray) -> None:
-        where, dtype = self._where(x, out), DTYPES["uint8"]
-        self._nccl.all_gather(x.address, out.address, x.nbytes, dtype, self._comm, where)
+        self._run("all_gather", x, out, x.nbytes, DTYPES["uint8"])
 
     def reduce_scatter(self, x: DeviceArray, op: str, out: DeviceArray) -> None:
-        where = self._where(x, out)
-        how = DTYPES[x.dtype.name], OPERATIONS[op]
-        self._nccl.reduce_scatter(x.address, out.address, out.size, *how, self._comm, where)
+        self._run("reduce_scatter", x, out, out.size, DTYPES[x.dtype.name], OPERATIONS[op])
 
-    def _where(self, *arrays: DeviceArray) -> int:
-        """The stream to work on, where the arrays are in order."""
-        device.in_use(*arrays)
-        return self._stream or device.working_stream()
+    def _run(self, name: str, x: DeviceArray, out: DeviceArray, *how: int) -> None:
+        """On the stream to work on, where the arrays are in order."""
+        device.in_use(x, out)
+        where = self._stream or device.working_stream()
+        getattr(self._nccl, name)(x.address, out.address, *how, self._comm, where)
 
     _stream = 0
 
@@ -101,5 +97,14 @@ class ByNCCL:
             self._nccl.group_end()
 
     def abort(self) -> None:
-        """Let no kernel of this process wait for others any more."""
-        self._nccl.comm_abort(self._comm)
+        """Let no kernel of this process wait for others any more.
+
+        NCCL would wait for captured steps, which may live as long as the program: not we for it.
+        """
+        aborted = threading.Thread(target=self._abort, daemon=True)
+        aborted.start()
+        aborted.join(ABORTED)
+
+    def _abort(self) -> None:
+        with suppress(Exception):  # the program's own error is the one to see
+            self._nccl.comm_abort(self._comm)

@@ -95,25 +95,25 @@ class ByMPI:
     def __init__(self, links: Links, world: Any):
         from mpi4py import MPI
 
-        self._links, self._world = links, world
+        self._links, self.world = links, world
         self._operations = {"sum": MPI.SUM, "mean": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
 
     def all_reduce(self, x: np.ndarray, op: str) -> np.ndarray:
         total = np.empty_like(wide := widened(x))
-        self._world.Allreduce(wide, total, self._operations[op])
+        self.world.Allreduce(wide, total, self._operations[op])
         return finished(total, op, self._links.size, x.dtype)
 
     def broadcast(self, x: np.ndarray, root: int) -> np.ndarray:
         result = x.copy()
-        self._world.Bcast(as_bytes(result), root)
+        self.world.Bcast(as_bytes(result), root)
         return result
 
     def all_gather(self, x: np.ndarray) -> np.ndarray:
         result = np.empty((self._links.size, *x.shape), x.dtype)
-        self._world.Allgather(as_bytes(x), as_bytes(result))
+        self.world.Allgather(as_bytes(x), as_bytes(result))
         return result
 
     def reduce_scatter(self, x: np.ndarray, op: str) -> np.ndarray:
         part = np.empty_like((wide := widened(x))[0])
-        self._world.Reduce_scatter_block(wide, part, self._operations[op])
+        self.world.Reduce_scatter_block(wide, part, self._operations[op])
         return finished(part, op, self._links.size, x.dtype)

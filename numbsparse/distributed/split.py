@@ -54,6 +54,8 @@ class PeerExchange(Exchange):
 
     def __init__(self, group: Group, nbytes: int):
         super().__init__(group)
+        from numbsparse.kernels import exchange  # which loads numba.cuda
+
         words = -(-nbytes // 4)  # of a slot
         with outside_capture():
             mine, handle = shared(2 * words + 1)
@@ -61,25 +63,19 @@ class PeerExchange(Exchange):
             count = ops.zeros((1,), "float32", "cuda").view("int32")
         boxes = (a[:-1].reshape(2, words) for a in (mine, theirs))
         flags = (a[-1:].view("int32") for a in (mine, theirs))
-        self.nbytes, self.ends = nbytes, (*boxes, *flags, count)
+        self.nbytes, self._kernels = nbytes, exchange
+        ends: Any = (*boxes, *flags, count)
+        self.ends = exchange.Ends(*ends)
 
     def gather(self, part: Any, whole: Any) -> Any:
-        kernels = _kernels()
-        kernels.send(part, 0, 1, kernels.Ends(*self.ends))
-        kernels.receive_whole(part, self.rank, whole, kernels.Ends(*self.ends))
+        self._kernels.send(part, 0, 1, self.ends)
+        self._kernels.receive_whole(part, self.rank, whole, self.ends)
         return whole
 
     def collect(self, term: Any, part: Any) -> Any:
-        kernels = _kernels()
-        kernels.send(term, 1 - self.rank, 2, kernels.Ends(*self.ends))
-        kernels.receive_sum(term, self.rank, part, kernels.Ends(*self.ends))
+        self._kernels.send(term, 1 - self.rank, 2, self.ends)
+        self._kernels.receive_sum(term, self.rank, part, self.ends)
         return part
-
-
-def _kernels() -> Any:
-    from numbsparse.kernels import exchange  # which loads numba.cuda
-
-    return exchange
 
 
 def _apart(whole: Any, size: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import numpy as np
@@ -111,21 +110,17 @@ def _can_use_nccl(required: bool) -> bool:
 
 
 def _meet(own: Process, hello: dict[str, Any], mpi: Any, timeout: float) -> links.Links:
-    """The links, when the launcher's own means have told all where rank 0 listens."""
-    store = None if mpi is not None else store_of_torchrun(timeout)
-    host, port = (socket.gethostname(), 0) if mpi is not None else address()
-    if own.rank == 0:
-        told = mpi is not None or store is not None
-        listener = links.listen("" if told else host, 0 if told else port)
-        port = listener.getsockname()[1]
-        if mpi is not None:
-            mpi.bcast((host, port))
-        elif store is not None:
-            store.set("port", str(port))
-        return links.gathered(listener, hello, own.size, timeout)
+    """The links, where the launcher's own means tell all where rank 0 listens."""
+    who = own.rank, own.size, hello, timeout
     if mpi is not None:
-        here, (host, port) = host, mpi.bcast(None)
-        host = "127.0.0.1" if host == here else host
-    elif store is not None:
-        port = int(store.get("port"))
-    return links.joined(host, port, hello, own.rank, own.size, timeout)
+        return links.met(*who, mpi.bcast)
+    store, at = store_of_torchrun(timeout), address()
+    if store is None:
+        return links.met(*who, at=at)
+
+    def tell(where: tuple[str, int] | None) -> tuple[str, int]:
+        if where:
+            store.set("port", str(where[1]))
+        return at[0], int(store.get("port"))
+
+    return links.met(*who, tell)

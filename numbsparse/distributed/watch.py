@@ -27,11 +27,18 @@ class Watch:
 
     def __init__(self, rank: int, calls: dict[int, socket.socket], news: dict[int, socket.socket]):
         self.rank, self._calls, self._news = rank, calls, news
-        self.lost = ""
+        self.lost, self._numbers = "", list[int]()
         self.left: set[int] = set()  # those that ended as they should
         self._known, self._noticed = threading.Event(), threading.Event()
         self._closed = False
         threading.Thread(target=self._run, name="numbsparse ranks", daemon=True).start()
+
+    def is_part_of(self, whole: Watch, ranks: list[int]) -> None:
+        """Call ranks by their numbers in the whole, and know that the program noticed there."""
+        self._numbers, self._noticed = ranks, whole._noticed
+
+    def _name(self, rank: int) -> str:
+        return f"rank {self._numbers[rank] if self._numbers else rank}"
 
     def check(self) -> None:
         """Raise RankLost where a rank is lost, RuntimeError where this one has left."""
@@ -46,7 +53,9 @@ class Watch:
         self._known.wait(2)
         self.check()
         self._noticed.set()
-        raise RankLost(f"rank {rank} has ended its program while rank {self.rank} waits for it")
+        raise RankLost(
+            f"{self._name(rank)} has ended its program while {self._name(self.rank)} waits for it"
+        )
 
     def close(self, failed: str) -> None:
         """Say good-bye to the others, or why this rank fails."""
@@ -85,7 +94,7 @@ class Watch:
                 if other != rank:
                     _tell(link, {"rank": rank, "failed": failed})
         if failed and not self.lost and not self._closed:
-            self.lost = f"rank {rank} {failed}"
+            self.lost = f"{self._name(rank)} {failed}"
             self._known.set()
             for link in self._calls.values():  # the program may be waiting there
                 with suppress(OSError):
@@ -95,9 +104,8 @@ class Watch:
     def _end(self) -> None:
         """End the process, if the program does not notice: it may be waiting for a GPU."""
         if not self._noticed.wait(GRACE) and not self._closed:
-            print(
-                f"numbsparse: {self.lost}; rank {self.rank} ends", file=sys.__stderr__, flush=True
-            )
+            said = f"numbsparse: {self.lost}; {self._name(self.rank)} ends"
+            print(said, file=sys.__stderr__, flush=True)
             os._exit(1)
 
 

@@ -90,9 +90,8 @@ class _Conv(Module):
         x = as_tensor(x)
         _check_images(x, self.axes, self.in_channels)
         check_features((self.out_channels,), bias=self.bias)
-        y = functional.conv(
+        y = self._convolved(
             x,
-            self.weight,
             kernel_size=self.kernel_size,
             stride=self.stride,
             padding=self.padding,
@@ -100,6 +99,9 @@ class _Conv(Module):
             precision=self.precision,
         )
         return y if self.bias is None else y + self.bias
+
+    def _convolved(self, x: Tensor, **sizes: Any) -> Tensor:
+        return functional.conv(x, self.weight, **sizes)
 
     def describe(self) -> str:
         weight = self.weight.data
@@ -127,22 +129,9 @@ class _ConvTranspose(_Conv):
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, **options)
         self.output_padding = extra_sizes(output_padding, self.stride, self.dilation)
 
-    def forward(self, x: Any) -> Tensor:
-        x = as_tensor(x)
-        _check_images(x, self.axes, self.in_channels)
-        check_features((self.out_channels,), bias=self.bias)
-        y = functional.conv_transpose(
-            x,
-            self.weight,
-            kernel_size=self.kernel_size,
-            stride=self.stride,
-            padding=self.padding,
-            output_padding=self.output_padding,
-            dilation=self.dilation,
-            out_features=self.out_channels,
-            precision=self.precision,
-        )
-        return y if self.bias is None else y + self.bias
+    def _convolved(self, x: Tensor, **sizes: Any) -> Tensor:
+        sizes |= {"output_padding": self.output_padding, "out_features": self.out_channels}
+        return functional.conv_transpose(x, self.weight, **sizes)
 
 
 class Conv1d(_Conv):

@@ -16,8 +16,7 @@ from numbsparse.nn import init
 from numbsparse.nn.dropout import Dropout
 from numbsparse.nn.linear import is_list_of_layouts, layout_for
 from numbsparse.nn.module import Module, Parameter
-
-State = tuple[Tensor, Tensor]
+from numbsparse.nn.recurrent import State, checked_state, checked_steps, layout_of_each, zeros
 
 
 class LSTM(Module):
@@ -94,9 +93,10 @@ class LSTM(Module):
         if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 1:
             raise ValueError(f"num_layers takes a whole number from 1 on, got {num_layers!r}")
         rng = np.random.default_rng(seed)
-        recurrent = _per_layer(layout, num_layers, "layout")
+        takes = f"takes a layout for each of {num_layers} layers"
+        recurrent = layout_of_each(layout, num_layers, f"layout {takes}")
         if is_list_of_layouts(input_layout):
-            inputs = _per_layer(input_layout, num_layers, "input_layout")
+            inputs = layout_of_each(input_layout, num_layers, f"input_layout {takes}")
         else:
             inputs = [input_layout, *recurrent[1:]]
         self.hidden_size = hidden_size
@@ -124,18 +124,10 @@ class LSTM(Module):
         `h` and `c` are (num_layers, batch, hidden_size), c float32 for 16-bit floats; without a
         state they begin as zeros. Truncated back-propagation continues from the detached state.
         """
-        x = x if isinstance(x, Tensor) else Tensor(x)
-        first = self.layers[0].weight_ih
-        if x.ndim != 3 or x.shape[2] != first.shape[0] or x.shape[0] == 0:
-            raise ValueError(
-                f"x takes the shape (time, batch, {first.shape[0]}), of one step at least, "
-                f"got {x.shape}"
-            )
-        if x.dtype != first.dtype:
-            raise TypeError(f"x takes {first.dtype}, as the weights are, got {x.dtype}")
-        if x.device != first.device:
-            raise ValueError(f"x takes the place of the weights, {first.device}, got {x.device}")
-        h, c = self._checked(x, self.zero_state(x.shape[1]) if state is None else state)
+        weight = self.layers[0].weight_ih
+        x = checked_steps(x, weight.shape[0])
+        state = self.zero_state(x.shape[1]) if state is None else state
+        h, c = checked_state(x, state, (len(self.layers), x.shape[1], self.hidden_size), weight)
         last = []
         for layer, *begin in zip(self.layers, F.unbind(h), F.unbind(c), strict=True):
             x, *end = layer(x, *begin)
@@ -145,25 +137,7 @@ class LSTM(Module):
 
     def zero_state(self, batch: int) -> State:
         """(h, c) of zeros, where the weights are."""
-        shape, weight = (len(self.layers), batch, self.hidden_size), self.layers[0].weight_hh
-        dtypes = weight.dtype, ops.state_dtype(weight.dtype)
-        h, c = (Tensor(ops.zeros(shape, dtype, weight.device)) for dtype in dtypes)
-        return h, c
-
-    def _checked(self, x: Tensor, state: Any) -> list[Tensor]:
-        """h and c as Tensors; refused where they are not of this batch, place and dtypes."""
-        shape = (len(self.layers), x.shape[1], self.hidden_size)
-        if not isinstance(state, tuple | list) or len(state) != 2:
-            raise TypeError(f"state takes (h, c), got {type(state).__name__}")
-        parts = [part if isinstance(part, Tensor) else Tensor(part) for part in state]
-        for name, part, dtype in zip("hc", parts, (x.dtype, ops.state_dtype(x.dtype)), strict=True):
-            if part.shape != shape:
-                raise ValueError(f"{name} takes the shape {shape}, got {part.shape}")
-            if part.dtype != dtype:
-                raise TypeError(f"{name} takes {dtype} with an x of {x.dtype}, got {part.dtype}")
-            if part.device != x.device:
-                raise ValueError(f"{name} takes the place of x, {x.device}, got {part.device}")
-        return parts
+        return zeros((len(self.layers), batch, self.hidden_size), self.layers[0].weight_hh)
 
 
 class LSTMLayer(Module):
@@ -234,13 +208,3 @@ class LSTMLayer(Module):
 
     def describe(self) -> str:
         return f"{self.weight_ih.shape[0]}, recurrent {self.weight_hh.data!r}"
-
-
-def _per_layer(layout: Any, layers: int, argument: str) -> list[Any]:
-    if not is_list_of_layouts(layout):
-        return [layout] * layers
-    if len(layout) != layers:
-        raise ValueError(
-            f"{argument} takes a layout for each of {layers} layers, got {len(layout)}"
-        )
-    return list(layout)

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, as_tensor
+from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional as F
 from numbsparse.nn import init
 from numbsparse.nn.dropout import Dropout
-from numbsparse.nn.linear import check_block_size, is_list_of_layouts, layout_for
+from numbsparse.nn.linear import check_block_size, layout_for
 from numbsparse.nn.module import Module, Parameter
+from numbsparse.nn.recurrent import State, checked_state, checked_steps, layout_of_each, zeros
 
 
 class MultiplicativeLSTM(Module):
@@ -99,9 +100,12 @@ class MultiplicativeLSTM(Module):
                 f"internal_steps takes a whole number from 2 on, got {internal_steps!r}"
             )
         rng, dtype = np.random.default_rng(seed), as_dtype(dtype)
+        n = internal_steps + 1
+        takes = f"layout takes {n} layouts, one for each internal step and one for the gates"
+        made = [layout(i) for i in range(n)] if callable(layout) else layout
         *internal, gates = (
             layout_for(hidden_size, hidden_size, each, block_size)
-            for each in _each(layout, internal_steps + 1)
+            for each in layout_of_each(made, n, takes)
         )
         inputs = layout_for(input_size, hidden_size, input_layout, block_size)
         self.input_size, self.hidden_size = input_size, hidden_size
@@ -124,9 +128,7 @@ class MultiplicativeLSTM(Module):
         self.gates.bias.data[1] = forget_bias
         self.dropout = Dropout(dropout, seed=int(rng.integers(2**31)))
 
-    def forward(
-        self, x: Any, state: tuple[Any, Any] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, x: Any, state: tuple[Any, Any] | None = None) -> tuple[Tensor, State]:
         """x (time, batch, input_size), state (h, c) -> y (time, batch, hidden_size), (h, c).
 
         `h` and `c` are (batch, hidden_size); without a state they begin as zeros.
@@ -134,13 +136,9 @@ class MultiplicativeLSTM(Module):
         Raises ValueError for other shapes and places, TypeError for other dtypes; in a `backward`
         with create_graph=True NotImplementedError.
         """
-        x = as_tensor(x)
-        if x.ndim != 3 or x.shape[2] != self.input_size or x.shape[0] == 0:
-            raise ValueError(
-                f"x takes the shape (time, batch, {self.input_size}), of one step at least, "
-                f"got {x.shape}"
-            )
-        h, c = self._checked(x, self.zero_state(x.shape[1]) if state is None else state)
+        x, gain = checked_steps(x, self.input_size), self.gates.gain
+        state = self.zero_state(x.shape[1]) if state is None else state
+        h, c = checked_state(x, state, (x.shape[1], self.hidden_size), gain)
         rows = F.reshape(x, (-1, self.input_size))
         of_inputs = (
             F.unbind(F.reshape(side.in_a_loop()(rows), (*x.shape[:2], self.hidden_size)))
@@ -159,31 +157,9 @@ class MultiplicativeLSTM(Module):
             outputs.append(h)
         return F.stack(outputs), (h, c)
 
-    def zero_state(self, batch: int) -> tuple[Tensor, Tensor]:
+    def zero_state(self, batch: int) -> State:
         """(h, c) of zeros, where the weights are."""
-        gain = self.gates.gain
-        shape, dtypes = (batch, self.hidden_size), (gain.dtype, ops.state_dtype(gain.dtype))
-        h, c = (Tensor(ops.zeros(shape, dtype, gain.device)) for dtype in dtypes)
-        return h, c
-
-    def _checked(self, x: Tensor, state: Any) -> list[Tensor]:
-        """The state as Tensors; refused where x or the state does not fit the weights."""
-        if not isinstance(state, tuple | list) or len(state) != 2:
-            raise TypeError(f"state takes (h, c), got {type(state).__name__}")
-        gain = self.gates.gain
-        h, c = (as_tensor(part) for part in state)
-        shape = (x.shape[1], self.hidden_size)
-        for name, part, takes in (("x", x, x.shape), ("h", h, shape), ("c", c, shape)):
-            dtype = ops.state_dtype(gain.dtype) if name == "c" else gain.dtype
-            if part.shape != takes:
-                raise ValueError(f"{name} takes the shape {takes}, got {part.shape}")
-            if part.dtype != dtype:
-                raise TypeError(f"{name} takes {dtype} in this layer, got {part.dtype}")
-            if part.device != gain.device:
-                raise ValueError(
-                    f"{name} takes the place of the weights, {gain.device}, got {part.device}"
-                )
-        return [h, c]
+        return zeros((batch, self.hidden_size), self.gates.gain)
 
     def _kept(self, x: Tensor) -> Tensor | None:
         """What dropout multiplies the updates of all time steps by; None for ones."""
@@ -277,17 +253,3 @@ class NormalizedProduct(Module):
 
     def describe(self) -> str:
         return f"{self.weight.data!r}"
-
-
-def _each(layout: Any, n: int) -> list[Any]:
-    """The layouts of n weights: given one by one, by a function, or one for all."""
-    if callable(layout):
-        return [layout(i) for i in range(n)]
-    if not is_list_of_layouts(layout):
-        return [layout] * n
-    if len(layout) != n:
-        raise ValueError(
-            f"layout takes {n} layouts, one for each internal step and one for the gates, "
-            f"got {len(layout)}"
-        )
-    return list(layout)

@@ -4,7 +4,7 @@ Every array is a tensor of the file, under its name. A block-sparse matrix "w" i
 blocks (n_blocks, B, B), and "w_pattern", bool (in_blocks, out_blocks): what state dicts of
 `numbsparse.torch` call them. What no tensor says is JSON in the file's metadata: the nesting, the
 numbers and strings, and where a matrix ends within its last blocks; with it a checksum of it all,
-which the format itself has not.
+which the format itself lacks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def is_safetensors(path: Any) -> bool:
 def write_tensors(path: Any, members: Mapping[str, Any]) -> None:
     """Write arrays, matrices, numbers and strings by name: whole, or not at all.
 
-    Raises TypeError for an array whose dtype the format has not, and for a name that is another
+    Raises TypeError for an array whose dtype the format lacks, and for a name that is another
     matrix's pattern.
     """
     package = _package()
@@ -123,11 +123,11 @@ def _storable(name: str, array: np.ndarray) -> np.ndarray:
 
 def _array(name: str, stored: Any) -> np.ndarray:
     if stored["dtype"] not in DTYPES:
-        raise ValueError(f"{name!r} holds {stored['dtype']}, which NumPy has not")
+        raise ValueError(f"{name!r} holds {stored['dtype']}, which NumPy lacks")
     dtype = as_dtype(DTYPES[stored["dtype"]])
     items = np.frombuffer(bytearray(stored["data"]), np.uint8)  # writeable, unlike bytes
     if dtype.kind == "b" and items.max(initial=0) > 1:
-        raise ValueError(f"{name!r} holds truths that are neither 0 nor 1")
+        raise ValueError(f"{name!r} holds booleans that are neither 0 nor 1")
     return items.view(dtype).reshape(stored["shape"])
 
 

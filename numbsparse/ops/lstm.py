@@ -155,6 +155,7 @@ def lstm_grad(
     kept: Any = None,
     precision: str | None = None,
     exchange: Any = None,
+    in_place: bool = True,
 ) -> LSTMGrads:
     """The gradients of what `lstm` computed, but for those that are products of the gates'.
 
@@ -164,7 +165,7 @@ def lstm_grad(
     Parameters
     ----------
     trace : LSTMTrace, with weight_hh, bias, gain and kept as `lstm` took them
-        Without layer norm it serves once: its gates become their gradients in place.
+        Without layer norm, and `in_place`, it serves once: its gates become their gradients.
     dy, dh, dc : the gradients of y, of the last h and of the last c; each may be None
         With an `exchange` the first two are those of all units, equal on all ranks.
     """
@@ -172,14 +173,14 @@ def lstm_grad(
     bias, gain, kept = map(gapless, (bias, gain, kept))
     gates, hs, cs, scales = trace
     kernels, gpu, place = _kernels(gates), isinstance(gates, DeviceArray), place_of(gates)
-    (steps, batch, units), B = cs.shape, weight_hh.block_size
-    steps -= 1
+    (steps, *_), (_, batch, units), B = gates.shape, cs.shape, weight_hh.block_size
     if exchange is not None:
         dy, dh = (None if d is None else exchange.part(d) for d in (dy, dh))
     dy = zeros((steps, batch, units), hs.dtype, place) if dy is None else gapless(dy)
     dh = zeros((batch, units), hs.dtype, place) if dh is None else copy(dh)
     dc = zeros((batch, units), cs.dtype, place) if dc is None else copy(dc)
-    dgates = gates if gain is None else _empty(gates.shape, gates.dtype, gpu)
+    apart = gain is not None or not in_place  # on the CPU kernels change gates where they are
+    dgates = gates if not apart else empty(gates.shape, gates.dtype) if gpu else copy(gates)
     by_steps = gain is not None or exchange is not None
     streams = None if by_steps else streamed(weight_hh, hs, precision)
     parts = kernels.parts(batch), *bias.shape

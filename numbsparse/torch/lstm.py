@@ -31,7 +31,12 @@ def _forward(
     x_, bias_, h_, c_ = (ops.operand(lent(a), "x") for a in (x, bias, h, c))
     trace = ops.lstm(x_, *weights, bias_, h_, c_, precision=precision)
     hs, cs, gates = (given_back(a, x) for a in (trace.h, trace.c, trace.gates))
-    return hs, cs[-1].clone(), cs, gates
+    return hs[1:], cs[-1].clone(), hs, cs, gates
+
+
+def _forward_apart(x: Any, *others: Any) -> tuple[torch.Tensor, ...]:
+    y, *trace = _forward(x, *others)
+    return y.clone(), *trace  # torch takes the results of its operators for memory of their own
 
 
 def _forward_fake(
@@ -39,8 +44,9 @@ def _forward_fake(
 ) -> tuple[torch.Tensor, ...]:
     steps, (batch, units) = x.shape[0], h.shape
     return (
-        x.new_empty(steps + 1, batch, units),
+        x.new_empty(steps, batch, units),
         c.new_empty(batch, units),
+        x.new_empty(steps + 1, batch, units),
         c.new_empty(steps + 1, batch, units),
         x.new_empty(steps, batch, bias.shape[0]),
     )
@@ -48,45 +54,46 @@ def _forward_fake(
 
 def _forward_save(ctx: Any, inputs: Any, output: Any) -> None:
     x, weight_ih, weight_hh, bias, *_, layout_ih, layout_hh, precision = inputs
-    hs, _, cs, gates = output
-    ctx.save_for_backward(x, weight_ih, weight_hh, bias, hs, cs, gates)
-    ctx.mark_non_differentiable(cs, gates)
+    _, _, *trace = output
+    ctx.save_for_backward(x, weight_ih, weight_hh, bias, *trace)
+    ctx.mark_non_differentiable(*trace)
     ctx.set_materialize_grads(False)  # of the trace, which is long
     ctx.words = layout_ih, layout_hh, precision
     ctx.layouts = layout_of(layout_ih), layout_of(layout_hh)
 
 
-def _forward_backward(ctx: Any, dhs: Any, dc: Any, *of_trace: Any) -> tuple[Any, ...]:
+def _forward_backward(ctx: Any, dy: Any, dc: Any, *of_trace: Any) -> tuple[Any, ...]:
     x, weight_ih, weight_hh, bias, hs, cs, gates = ctx.saved_tensors
     layout_ih, layout_hh, precision = ctx.words
-    dhs = torch.zeros_like(hs) if dhs is None else dhs
+    dy = torch.zeros_like(hs[1:]) if dy is None else dy
     dc = torch.zeros_like(cs[0]) if dc is None else dc
-    dgates, dc0, dbias = lstm_grad(gates, hs, cs, weight_hh, bias, dhs, dc, layout_hh, precision)
+    dgates, dc0, dbias = lstm_grad(gates, hs, cs, weight_hh, bias, dy, dc, layout_hh, precision)
     columns, size, needs = bias.shape[0], weight_hh.shape[1], ctx.needs_input_grad
     of_ih = (layout_ih, x.shape[2], columns, size, precision)
     of_hh = (layout_hh, hs.shape[2], columns, size, precision)
     dx = operators.transposed(dgates, weight_ih, *of_ih) if needs[0] else None
     dih = operators.sddmm(x, dgates, *of_ih) if needs[1] else None
     dhh = operators.sddmm(hs[:-1], dgates, *of_hh) if needs[2] else None
-    dh = operators.transposed(dgates[0], weight_hh, *of_hh) + dhs[0] if needs[4] else None
+    dh = operators.transposed(dgates[0], weight_hh, *of_hh) if needs[4] else None
     return dx, dih, dhh, dbias, dh, dc0, None, None, None
 
 
 def _grad(
-    gates: Any, hs: Any, cs: Any, weight_hh: Any, bias: Any, dhs: Any, dc: Any, *words: str
+    gates: Any, hs: Any, cs: Any, weight_hh: Any, bias: Any, dy: Any, dc: Any, *words: str
 ) -> tuple[torch.Tensor, ...]:
     layout_hh, precision = words
     w = matrix(weight_hh, layout_hh, hs.shape[2], bias.shape[0])
-    arrays = (gates.clone(), hs, cs, bias, dhs[1:].contiguous(), dc)
-    # The gates' gradients take the place of the gates, which torch may ask for once more.
-    of_gates, hs_, cs_, bias_, dy, dc_ = (ops.operand(lent(a), "x") for a in arrays)
-    trace = ops.LSTMTrace(of_gates, hs_, cs_)
-    grads = ops.lstm_grad(trace, w, bias_, dy, None, dc_, precision=precision)
+    *trace, bias, dy, dc = (
+        ops.operand(lent(a), "x") for a in (gates, hs, cs, bias, dy.contiguous(), dc)
+    )
+    # torch may ask for the gradient once more.
+    how: Any = {"precision": precision, "in_place": False}
+    grads = ops.lstm_grad(ops.LSTMTrace(*trace), w, bias, dy, None, dc, **how)
     return tuple(given_back(a, gates) for a in (grads.gates, grads.c, grads.bias))
 
 
 def _grad_fake(
-    gates: Any, hs: Any, cs: Any, weight_hh: Any, bias: Any, dhs: Any, dc: Any, *words: str
+    gates: Any, hs: Any, cs: Any, weight_hh: Any, bias: Any, dy: Any, dc: Any, *words: str
 ) -> tuple[torch.Tensor, ...]:
     return torch.empty_like(gates), torch.empty_like(dc), torch.empty_like(bias)
 
@@ -97,9 +104,10 @@ def _grad_backward(ctx: Any, *of: Any) -> Any:
 
 lstm = operator(
     "lstm(Tensor x, Tensor weight_ih, Tensor weight_hh, Tensor bias, Tensor h, Tensor c, "
-    "str layout_ih, str layout_hh, str precision) -> (Tensor, Tensor, Tensor, Tensor)",
+    "str layout_ih, str layout_hh, str precision) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
+    registered=_forward_apart,
     save=_forward_save,
     backward=_forward_backward,
     tensors=6,
@@ -107,7 +115,7 @@ lstm = operator(
     half_on_cpu=False,
 )
 lstm_grad = operator(
-    "lstm_grad(Tensor gates, Tensor hs, Tensor cs, Tensor weight_hh, Tensor bias, Tensor dhs, "
+    "lstm_grad(Tensor gates, Tensor hs, Tensor cs, Tensor weight_hh, Tensor bias, Tensor dy, "
     "Tensor dc, str layout_hh, str precision) -> (Tensor, Tensor, Tensor)",
     _grad,
     _grad_fake,
@@ -245,9 +253,8 @@ class LSTM(SparseModule):
             weights = (getattr(self, name) for name in (*names, f"bias_l{i}"))
             words = (self.handles[name].word for name in names)
             given = (x.contiguous(), *weights, state[0][i], state[1][i], *words, precision)
-            hs, c, _, _ = lstm(*given)
-            x = hs[1:]
-            ends.append((hs[-1], c))
+            x, c, *_ = lstm(*given)
+            ends.append((x[-1], c))
             if self.dropout and i + 1 < self.num_layers:
                 x = torch.nn.functional.dropout(x, self.dropout, self.training)
         h, c = (torch.stack(parts) for parts in zip(*ends, strict=True))

@@ -49,19 +49,22 @@ def operator(
     tensors: int,
     wide: tuple[int, ...] = (),
     half_on_cpu: bool = True,
+    registered: Callable[..., Any] | None = None,
 ) -> Any:
     """Define an operator, of whose arguments the first `tensors` are tensors.
 
     `save(ctx, inputs, output)` keeps what `backward(ctx, *gradients)` takes. Under autocast the
     tensors are cast to its dtype, but those numbered in `wide` to float32, and all of them on a CPU
     that the operator takes no 16-bit floats on. What is returned goes round torch's dispatcher,
-    which takes 4 us a call, where that would only record the gradient.
+    which takes 4 us a call, where that would only record the gradient; `registered` is the kernel
+    for the dispatcher, if that is another one.
     """
     _library.define(schema)
     name = schema.partition("(")[0]
     made = getattr(torch.ops.numbsparse, name).default
     kernels = kernel, in_order(kernel)
-    for device, of_device in zip(DEVICES, kernels, strict=True):
+    registered = registered or kernel
+    for device, of_device in zip(DEVICES, (registered, in_order(registered)), strict=True):
         _library.impl(name, of_device, device.upper())
         rule = _autocast(made, device, tensors, wide if half_on_cpu or device != "cpu" else None)
         _library.impl(name, rule, f"Autocast{device.upper()}")

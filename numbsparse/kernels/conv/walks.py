@@ -45,16 +45,18 @@ def entries(index: Index, n_taps: int, product: str, parts: int = 1) -> Entries:
     """Of a product's lines: out-blocks for forward, in-blocks for input_grad; sorted by other, tap.
 
     `index` is one of NumPy arrays, with block rows (tap, in_block). With `parts` each block stands
-    for parts x parts smaller ones, whose numbers are (block * parts + row) * parts + column.
+    for parts x parts smaller ones, whose numbers are (block * parts + part of the line) * parts +
+    part of the other.
     """
     in_blocks = (index.rows.indptr.size - 1) // n_taps
     tap, row = np.divmod(index.block_rows, in_blocks)
-    block, down, across = np.indices((tap.size, parts, parts)).reshape(3, -1)
-    tap, row = tap[block], row[block] * parts + down
-    column, block = index.block_columns[block] * parts + across, np.arange(block.size)
-    line, other = (row, column) if product == "input_grad" else (column, row)
+    line, other, lines = index.block_columns, row, index.columns.indptr.size - 1
+    if product == "input_grad":
+        line, other, lines = row, line, in_blocks
+    block, *of_part = np.indices((tap.size, parts, parts)).reshape(3, -1)
+    line, other = (a[block] * parts + part for a, part in zip((line, other), of_part, strict=True))
+    tap, block = tap[block], np.arange(block.size)
     order = np.lexsort((tap, other, line))
-    lines = in_blocks if product == "input_grad" else index.columns.indptr.size - 1
     return Entries(line[order], tap[order], other[order], block[order], lines * parts)
 
 
@@ -139,13 +141,10 @@ def line_items(
 
 
 class Items(NamedTuple):
-    """Pairs of blocks of features, each with a chunk and its kept blocks of w."""
+    """Pairs of blocks of features, each with a chunk and its kept blocks of w; most first."""
 
-    row: Any  # (items)
-    column: Any
-    chunk: Any
-    heaviest: Any  # the items, those of most entries first
-    entry_ptr: Any  # (items + 1)
+    items: Any  # (n, 3): row, column, chunk
+    entry_ptr: Any  # (n + 1)
     block: Any  # (entries)
     shift: Any
     origins: Any  # (chunks, 3)
@@ -154,11 +153,12 @@ class Items(NamedTuple):
 def block_items(
     index: Index, n_taps: int, of: Pass, box: Three, chunks: Any, parts: int = 1
 ) -> Items:
-    found = entries(index, n_taps, "forward", parts).of(of.taps)
-    (chunk, row, column), sizes, block, shift = _runs(found, box, chunks, "chunk", "other", "line")
+    found = entries(index, n_taps, "input_grad", parts).of(of.taps)
+    (chunk, row, column), sizes, block, shift = _runs(found, box, chunks, "chunk", "line", "other")
     heaviest = np.argsort(-sizes, kind="stable")
-    origins = _origins(chunks)
-    return Items(*_int32(row, column, chunk, heaviest, _starts(sizes), block, shift, origins))
+    entry = np.argsort(np.repeat(np.argsort(heaviest), sizes), kind="stable")
+    items, ptr = np.stack([row, column, chunk], 1)[heaviest], _starts(sizes[heaviest])
+    return Items(*_int32(items, ptr, block[entry], shift[entry], _origins(chunks)))
 
 
 class TapItems(NamedTuple):
@@ -183,22 +183,23 @@ def tap_items(
     pairs = block_items(index, n_taps, of, box, chunks, parts)
     together, n = PIXELS // B, pairs.block.size
     where, blocks = np.empty(n, np.int64), np.full((n, together), NONE)
-    counts, left = np.empty(pairs.heaviest.size, np.int64), pairs.block.astype(np.int64)
-    _take_units(pairs.heaviest, pairs.entry_ptr, pairs.shift, left, where, blocks, counts)
+    counts, left = np.empty(len(pairs.items), np.int64), pairs.block.astype(np.int64)
+    _take_units(pairs.entry_ptr, pairs.shift, left, where, blocks, counts)
     pieces, n = -(-counts // most), counts.sum()
     which = np.repeat(np.arange(counts.size), pieces)
     nth = np.arange(which.size) - (np.cumsum(pieces) - pieces)[which]
     sizes = np.minimum(counts[which] - nth * most, most)
-    items = np.stack([pairs.row, pairs.column, pairs.chunk], 1)[pairs.heaviest[which]]
-    return TapItems(*_int32(items, _starts(sizes), where[:n], blocks[:n].ravel(), pairs.origins))
+    return TapItems(
+        *_int32(pairs.items[which], _starts(sizes), where[:n], blocks[:n].ravel(), pairs.origins)
+    )
 
 
 @compiled(error_model="numpy")
-def _take_units(items, entry_ptr, shifts, left, where, blocks, counts):
+def _take_units(entry_ptr, shifts, left, where, blocks, counts):
     """Of each item (first shift, distance, blocks): the most taps at one distance first."""
     n, together = 0, blocks.shape[1]
-    for k in range(items.size):
-        begin, end, before = entry_ptr[items[k]], entry_ptr[items[k] + 1], n
+    for k in range(counts.size):
+        begin, end, before = entry_ptr[k], entry_ptr[k + 1], n
         for first in range(begin, end):
             if left[first] == NONE:
                 continue

@@ -9,37 +9,27 @@ are truncated to tf32.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import cuda, float32, int64, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray
-from numbsparse.device.launch import launch
-from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.lstm.cell import GATES, ONE, WARPS
-from numbsparse.kernels.lstm.deal import KINDS, ROWS, B, deal, places
+from numbsparse.kernels.lstm.deal import KINDS, ROWS, B
 from numbsparse.kernels.lstm.on_gpu import gpu_cell_grad, tanh
-from numbsparse.kernels.lstm.producers import BLOCKS, LINE, THREADS, Ring
-from numbsparse.kernels.lstm.steps import multiplying, streaming
+from numbsparse.kernels.lstm.producers import LINE, Ring
+from numbsparse.kernels.lstm.steps import multiplying, run_steps, streaming
 from numbsparse.kernels.lstm.units import (
     COLUMNS,
     DOWN,
     TWOS,
-    exchanging,
-    loading_eight,
-    place_of,
-    putting,
-    storing_eight,
-    taking,
-    words_of,
+    eights,
+    exchange,
+    row_of,
+    unit_of_eight,
 )
 from numbsparse.kernels.parts.one_by_one import one_by_one
-from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.ptx import (
-    Operand,
-    shfl_xor,
-    wgmma,
-)
+from numbsparse.kernels.ptx import Operand, shfl_xor, wgmma
 from numbsparse.kernels.views import span
 
 RINGS = {
@@ -50,6 +40,18 @@ SUMS = B // 2  # of a thread
 BIASES = TWOS * GATES  # twos of columns, of a thread
 
 
+class Given(NamedTuple):
+    """Arrays of a kernel, each along one axis."""
+
+    gates: DeviceArray
+    kept: DeviceArray
+    c: DeviceArray
+    dy: DeviceArray
+    dc: DeviceArray
+    dgates: DeviceArray
+    dbias: DeviceArray
+
+
 def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, first, last, arrived):
     """dgates[t - 1] from dgates[t], for t = first - 1, first - 2, ..., last.
 
@@ -58,35 +60,26 @@ def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, first, last, 
     as they are stored.
     """
     (steps, batch, width), units = dgates.shape, c.shape[2]
-    ring = RINGS[dgates.itemsize]
-    count, item, panel = places(BLOCKS), ring.ITEM, ring.PANEL
-    tiles = -(-batch // ROWS)
-    plan = planned(index, deal, count, True, ring.FEW, SUMS * 32 * WARPS, tiles)
-    panels = DeviceArray(
-        dgates.address,
-        (width // panel, steps * batch, panel),
-        dgates.dtype,
-        (LINE, width * item, item),
-        dgates.owner,
-    )
-    box = ring.FEW * B // panel, ROWS, panel
-    maps = tensor_maps((values, (ring.FEW, B, B), item * B), (panels, box, LINE))
-    kernel = steps_kernel(KINDS[dgates.dtype.name], kept is not None, tiles > 1)
-    flat = map(span, (gates, dy if kept is None else kept, c, dy, dc, dgates, dbias))
-    args = maps, *plan, *flat, arrived, first, last, batch, units, width
-    how = {"shared_bytes": ring.shared_bytes, "together": first - last > 1}
-    launch(kernel, count, THREADS, *args, **how)
+    ring = RINGS[dgates.itemsize]._replace(tiled=batch > ROWS)
+    item, panel = ring.ITEM, ring.PANEL
+    shape, strides = (width // panel, steps * batch, panel), (LINE, width * item, item)
+    panels = DeviceArray(dgates.address, shape, dgates.dtype, strides, dgates.owner)
+    operands = (values, (ring.FEW, B, B)), (panels, (ring.FEW * B // panel, ROWS, panel))
+    kernel = steps_kernel(KINDS[dgates.dtype.name], kept is not None, ring)
+    given = Given(*map(span, (gates, dy if kept is None else kept, c, dy, dc, dgates, dbias)))
+    of_steps, size = (first - last, (first - 1) * batch, -batch), (batch, units, width)
+    run_steps(kernel, ring, SUMS, index, operands, given, arrived, of_steps, size)
 
 
 @cache
-def steps_kernel(kind: str, dropped: bool, tiled: bool) -> Any:
+def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     AHEAD = kind != "tf32"  # 16-bit floats are few enough registers to be loaded ahead
-    ring = RINGS[2 if AHEAD else 4]._replace(tiled=tiled)
     ITEM = ring.ITEM
     dz, w = Operand(LINE, LINE * ROWS), Operand(ITEM * B, ITEM * B * B)
     multiply = wgmma(kind, 1, B, ring.FEW * B * ITEM // 32, dz, w)
     load = one_by_one(lambda down: loading(kind, down, dropped), DOWN)
-    OF_GATES, OF_UNITS = DOWN * GATES * words_of(kind), DOWN * words_of(kind)
+    OF_UNITS = DOWN * eights(kind).WORDS
+    OF_GATES = GATES * OF_UNITS
     run = multiplying(ring, multiply, SUMS, nothing, load, ending(kind, dropped), AHEAD)
 
     @cuda.jit(device=True)
@@ -97,19 +90,7 @@ def steps_kernel(kind: str, dropped: bool, tiled: bool) -> Any:
         sums, biases = cuda.local.array(SUMS, float32), cuda.local.array((BIASES, 2), float32)
         run(sums, (z, slope, share, before, of_c, biases), *args)
 
-    stream = streaming(ring, multiply_steps)
-
-    @cuda.jit(**ring.options)
-    def kernel(
-        maps, starts, pieces, read_starts, reads, partials, tickets, gates, kept, c, dy, dc,
-        dgates, dbias, arrived, first_step, last_step, batch, units, width
-    ):  # fmt: skip
-        plan = starts, pieces, read_starts, reads, partials, tickets
-        given = gates, kept, c, dy, dc, dgates, dbias
-        of_steps = first_step - last_step, (first_step - 1) * batch, -batch
-        stream(maps, plan, given, arrived, of_steps, (batch, units, width))
-
-    return kernel
+    return streaming(ring, multiply_steps)
 
 
 @cuda.jit(device=True)
@@ -120,14 +101,13 @@ def nothing(sums, given, where):
 @cache
 def ending(kind: str, dropped: bool) -> Any:
     """The gradients of gates, c and bias, from the sums of a line."""
-    exchange, add_biases = exchanging(), biases_adding()
     finish = one_by_one(lambda down: finishing(kind, down, dropped), DOWN)
 
     @cuda.jit(device=True)
     def end(sums, loaded, given, where):
         exchange(sums)
         finish(sums, loaded, given, where)
-        add_biases(loaded[5], given[6], where)
+        add_biases(loaded[5], given.dbias, where)
 
     return end
 
@@ -138,26 +118,24 @@ OF_STATE, GRADIENTS = DOWN * 8, (GATES + 1, 2)  # of gates and c
 @cache
 def loading(kind: str, down: int, dropped: bool) -> Any:
     """What the gradients of eight units take besides their sums."""
-    WORDS, place = words_of(kind), place_of(down)
-    Z, STATE, OWN = down * GATES * WORDS, down * 8, down * WORDS
-    load_eight, load_floats = loading_eight(kind), loading_eight("tf32")
+    WORDS, load_eight, *_ = eights(kind)
+    Z, STATE, OWN, load_floats = down * GATES * WORDS, down * 8, down * WORDS, eights("tf32").load
 
     @cuda.jit(device=True)
     def load(loaded, given, where):
         z, slope, share, before, of_c, _ = loaded
-        gates, kept, c, dy, dc, _, _ = given
-        (line, first_row, top, batch, units, width), (n, unit) = where, place()
+        (line, first_row, top, batch, units, width), n, unit = where, row_of(down), unit_of_eight()
         n = min(top + n, batch - 1)
         i = (first_row + n) * width + line * COLUMNS + unit
         for gate in range(GATES):
-            load_eight(gates, i + gate * B, z, Z + gate * WORDS)
+            load_eight(given.gates, i + gate * B, z, Z + gate * WORDS)
         unit = min(line * B + unit, units - 8)
         at = (first_row + n) * units + unit
-        load_eight(dy, at, slope, OWN)
+        load_eight(given.dy, at, slope, OWN)
         if dropped:
-            load_eight(kept, at, share, OWN)
-        load_floats(c, at, before, STATE)
-        load_floats(dc, n * units + unit, of_c, STATE)
+            load_eight(given.kept, at, share, OWN)
+        load_floats(given.c, at, before, STATE)
+        load_floats(given.dc, n * units + unit, of_c, STATE)
 
     return load
 
@@ -165,24 +143,22 @@ def loading(kind: str, down: int, dropped: bool) -> Any:
 @cache
 def finishing(kind: str, down: int, dropped: bool) -> Any:
     """The gradients of eight units, to their places."""
-    WORDS, place = words_of(kind), place_of(down)
-    Z, STATE = down * GATES * WORDS, down * 8
-    store_eight, store_floats = storing_eight(kind), storing_eight("tf32")
+    WORDS, _, store_eight, *_ = eights(kind)
+    Z, STATE, store_floats = down * GATES * WORDS, down * 8, eights("tf32").store
     compute = one_by_one(lambda k: computing(kind, down, k, dropped), TWOS)
 
     @cuda.jit(device=True)
     def finish(sums, loaded, given, where):
         compute(sums, loaded, where)
         z, _, _, _, of_c, _ = loaded
-        _, _, _, _, dc, dgates, _ = given
-        (line, first_row, top, batch, units, width), (n, unit) = where, place()
+        (line, first_row, top, batch, units, width), n, unit = where, row_of(down), unit_of_eight()
         n += top
         i = (first_row + n) * width + line * COLUMNS + unit
         if n < batch:
             for gate in range(GATES):
-                store_eight(dgates, i + gate * B, z, Z + gate * WORDS)
+                store_eight(given.dgates, i + gate * B, z, Z + gate * WORDS)
             if line * B + unit < units:
-                store_floats(dc, n * units + line * B + unit, of_c, STATE)
+                store_floats(given.dc, n * units + line * B + unit, of_c, STATE)
 
     return finish
 
@@ -190,26 +166,18 @@ def finishing(kind: str, down: int, dropped: bool) -> Any:
 @cache
 def computing(kind: str, down: int, two: int, dropped: bool) -> Any:
     """The gradients of gates and c of two units take their places; the bias', of both rows."""
-    WORDS, place, FIRST = words_of(kind), place_of(down), 4 * two + 2 * down
+    (WORDS, _, _, take, put), (*_, take_floats, put_floats) = eights(kind), eights("tf32")
     Z, STATE, OWN = down * GATES * WORDS, down * 8, down * WORDS
-    take, put, take_floats, put_floats = (
-        taking(kind),
-        putting(kind),
-        taking("tf32"),
-        putting("tf32"),
-    )
+    FIRST = 4 * two + 2 * down
 
     @cuda.jit(device=True)
     def compute(sums, loaded, where):
         z, slope, share, before, of_c, biases = loaded
-        (line, _, top, batch, units, _), (n, unit) = where, place()
+        (line, _, top, batch, units, _), n, unit = where, row_of(down), unit_of_eight()
         there = top + n < batch and line * B + unit < units
         a_i, a_f = take(z, Z, two), take(z, Z + WORDS, two)
         a_g, a_o = take(z, Z + 2 * WORDS, two), take(z, Z + 3 * WORDS, two)
-        more, factors = (
-            take(slope, OWN, two),
-            take(share, OWN, two) if dropped else (ONE, ONE),
-        )
+        more, factors = take(slope, OWN, two), take(share, OWN, two) if dropped else (ONE, ONE)
         old = take_floats(before, STATE, two)
         d_c, dz = take_floats(of_c, STATE, two), cuda.local.array(GRADIENTS, float32)
         for j in range(2):
@@ -228,41 +196,26 @@ def computing(kind: str, down: int, two: int, dropped: bool) -> Any:
     return compute
 
 
-@cache
-def biases_adding() -> Any:
+@cuda.jit(device=True)
+def add_biases(biases, dbias, where):
     """Sums over the 16 rows of a warp: of two threads each keeps one half and gives the other."""
-    first, second, third = folding(8, 16), folding(4, 8), folding(2, 4)
-
-    @cuda.jit(device=True)
-    def add(biases, dbias, where):
-        line, _, top, _, _, width = where
-        first(biases)
-        second(biases)
-        third(biases)
-        warp, lane = int64(cuda.threadIdx.x // 32), int64(cuda.threadIdx.x % 32)
-        k = lane // 16 * 8 + lane // 8 % 2 * 4 + lane // 4 % 2 * 2  # the first of its own
-        at = (
-            (top // ROWS * WARPS + warp) * width
-            + line * COLUMNS
-            + lane % 4 * 8
-            + k // GATES * 2
-            + k % GATES * B
-        )
-        a, b, c, d = dbias[at], dbias[at + 1], dbias[at + B], dbias[at + B + 1]
-        dbias[at], dbias[at + 1] = a + biases[0, 0], b + biases[0, 1]
-        dbias[at + B], dbias[at + B + 1] = c + biases[1, 0], d + biases[1, 1]
-
-    return add
+    line, _, top, _, _, width = where
+    fold(biases, 8, 16)
+    fold(biases, 4, 8)
+    fold(biases, 2, 4)
+    warp, lane = int64(cuda.threadIdx.x // 32), int64(cuda.threadIdx.x % 32)
+    k = lane // 16 * 8 + lane // 8 % 2 * 4 + lane // 4 % 2 * 2  # the first of its own
+    column = line * COLUMNS + lane % 4 * 8 + k // GATES * 2 + k % GATES * B
+    at = (top // ROWS * WARPS + warp) * width + column
+    a, b, c, d = dbias[at], dbias[at + 1], dbias[at + B], dbias[at + B + 1]
+    dbias[at], dbias[at + 1] = a + biases[0, 0], b + biases[0, 1]
+    dbias[at + B], dbias[at + B + 1] = c + biases[1, 0], d + biases[1, 1]
 
 
-@cache
-def folding(COUNT: int, MASK: int) -> Any:
-    @cuda.jit(device=True)
-    def fold(values):
-        upper = cuda.threadIdx.x & MASK != 0
-        for i in range(COUNT):
-            for j in range(2):
-                low, high = values[i, j], values[COUNT + i, j]
-                values[i, j] = (high if upper else low) + shfl_xor(low if upper else high, MASK)
-
-    return fold
+@cuda.jit(device=True)
+def fold(values, count, mask):
+    upper = cuda.threadIdx.x & mask != 0
+    for i in range(count):
+        for j in range(2):
+            low, high = values[i, j], values[count + i, j]
+            values[i, j] = (high if upper else low) + shfl_xor(low if upper else high, mask)

@@ -7,6 +7,8 @@ they meet: of a line of gates one block of h, of a row as many blocks of the gat
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from numbsparse.device import SIMULATED, DeviceArray, compute_capability, multiprocessors
@@ -44,13 +46,21 @@ def places(blocks: int) -> int:
     return 2 if SIMULATED else blocks * multiprocessors()
 
 
+class Plan(NamedTuple):
+    """What each place takes, and memory for the parts of lines that are cut: see `deal`."""
+
+    starts: Any  # (places + 1,), of its pieces
+    pieces: Any  # (n, 7)
+    read_starts: Any  # (places + 1,)
+    reads: Any  # (m, 4)
+    partials: Any  # of each part `sums` float32
+    tickets: Any  # and WARPS of these
+
+
 def deal(
     index: Index, places: int, transposed: bool, blocks_of_read: int, sums: int, tiles: int = 1
-) -> tuple[np.ndarray, ...]:
-    """What each place takes, and memory for the parts of lines that are cut.
-
-    (starts (places + 1,), pieces (n, 7), read_starts (places + 1,), reads (m, 4); of each part
-    `sums` float32 and WARPS tickets.)
+) -> Plan:
+    """The work of each place.
 
     Each line is there for each of the tiles of the batch. Of a piece: its line, how many reads it
     has, its part of all cut lines, the line's first part, how many there are (a line that is whole
@@ -93,7 +103,7 @@ def deal(
     other = np.where(inputs, lines - 1 - other, other)
     reads = np.stack([block, other, late, of_tile * ROWS], 1)
     pieces = np.stack([line, count, part, first_part, many, early, tile * ROWS], 1)
-    return (
+    return Plan(
         starts,
         pieces[order].astype(np.int32),
         np.append(0, np.cumsum(count[order]))[starts].astype(np.int32),

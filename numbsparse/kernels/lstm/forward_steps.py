@@ -12,19 +12,18 @@ needs the terms of such a sum contiguous, so there `values` are `transposed_bloc
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import cuda, float32, int64
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.lstm.cell import GATES, WARPS
-from numbsparse.kernels.lstm.deal import KINDS, ROWS, B, deal, places
+from numbsparse.kernels.lstm.cell import GATES
+from numbsparse.kernels.lstm.deal import KINDS, ROWS, B
 from numbsparse.kernels.lstm.on_gpu import far_tanh, sigmoid
-from numbsparse.kernels.lstm.producers import BLOCKS, THREADS, Ring
-from numbsparse.kernels.lstm.steps import multiplying, streaming
+from numbsparse.kernels.lstm.producers import Ring
+from numbsparse.kernels.lstm.steps import multiplying, run_steps, streaming
 from numbsparse.kernels.lstm.units import (
     COLUMNS,
     DOWN,
@@ -38,7 +37,6 @@ from numbsparse.kernels.lstm.units import (
     unit_of,
 )
 from numbsparse.kernels.parts.one_by_one import one_by_one
-from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.ptx import (
     Operand,
     as_float32,
@@ -55,6 +53,16 @@ RINGS = {
 }
 
 
+class Given(NamedTuple):
+    """Arrays of a kernel, as `_words`."""
+
+    gates: DeviceArray
+    bias: DeviceArray
+    kept: DeviceArray
+    hs: DeviceArray
+    c: DeviceArray
+
+
 def forward(gates, bias, kept, hs, c, values, index, first, last, arrived, inputs=None):
     """Steps first to last - 1, of gates (time, batch, 4 * width) and kept (time, batch, units).
 
@@ -63,24 +71,17 @@ def forward(gates, bias, kept, hs, c, values, index, first, last, arrived, input
     values that it meets, gates hold nothing before, and the index is of both weights, those of h
     above those of x.
     """
-    (_, batch, units), ring, width = c.shape, RINGS[hs.itemsize], bias.size
-    count = places(BLOCKS)
-    tiles = -(-batch // ROWS)
-    plan = planned(index, deal, count, False, ring.FEW, SUMS * 32 * WARPS, tiles)
-    of_h = hs.reshape(1, -1, units), (1, ROWS, B), ring.ITEM * B
-    of_x = []
+    (_, batch, units), width = c.shape, bias.size
+    ring = RINGS[hs.itemsize]._replace(inputs=inputs is not None, tiled=batch > ROWS)
+    blocks, rows = (ring.FEW, B, B), (1, ROWS, B)
+    operands = [(values, blocks), (hs.reshape(1, -1, units), rows)]
     if inputs is not None:
         x, more = inputs
-        of_x = [
-            (more, (ring.FEW, B, B), ring.ITEM * B),
-            (x.reshape(1, -1, x.shape[2]), (1, ROWS, B), ring.ITEM * B),
-        ]
-    maps = tensor_maps((values, (ring.FEW, B, B), ring.ITEM * B), of_h, *of_x)
-    flat = map(_words, (gates, bias, hs if kept is None else kept, hs, c))
-    kernel = steps_kernel(KINDS[hs.dtype.name], kept is not None, inputs is not None, tiles > 1)
-    args = maps, *plan, *flat, arrived, first, last, batch, units, width
-    how = {"shared_bytes": ring.shared_bytes, "together": last - first > 1}
-    launch(kernel, count, THREADS, *args, **how)
+        operands += [(more, blocks), (x.reshape(1, -1, x.shape[2]), rows)]
+    kernel = steps_kernel(KINDS[hs.dtype.name], kept is not None, ring)
+    given = Given(*map(_words, (gates, bias, hs if kept is None else kept, hs, c)))
+    of_steps, size = (last - first, first * batch, batch), (batch, units, width)
+    run_steps(kernel, ring, SUMS, index, operands, given, arrived, of_steps, size)
 
 
 def _words(array: DeviceArray) -> DeviceArray:
@@ -92,15 +93,14 @@ def _words(array: DeviceArray) -> DeviceArray:
 
 
 @cache
-def steps_kernel(kind: str, dropped: bool, inputs: bool, tiled: bool) -> Any:
-    ring = RINGS[4 if kind == "tf32" else 2]._replace(inputs=inputs, tiled=tiled)
+def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     ITEM = ring.ITEM
     h = Operand(ITEM * B, ITEM * B * ROWS)
     w = Operand(ITEM * B, ITEM * B * B, True)
     if kind == "tf32":
         w = Operand(ITEM * B, ITEM * B * COLUMNS)
     multiply = wgmma(kind, 1, COLUMNS, B * ITEM // 32, h, w)
-    start = one_by_one(lambda k: starting(kind, *divmod(k, TWOS), inputs), DOWN * TWOS)
+    start = one_by_one(lambda k: starting(kind, *divmod(k, TWOS), ring.inputs), DOWN * TWOS)
     load = one_by_one(lambda k: loading(kind, *divmod(k, TWOS), dropped), DOWN * TWOS)
     finish = one_by_one(lambda k: finishing(kind, *divmod(2 * k, TWOS), dropped), DOWN * TWOS // 2)
     run = multiplying(ring, multiply, SUMS, start, load, finish, True)
@@ -111,18 +111,7 @@ def steps_kernel(kind: str, dropped: bool, inputs: bool, tiled: bool) -> Any:
         state, share = cuda.local.array(OF_STATE, float32), cuda.local.array(OF_STATE, float32)
         run(sums, (state, share), *args)
 
-    stream = streaming(ring, multiply_steps)
-
-    @cuda.jit(**ring.options)
-    def kernel(
-        maps, starts, pieces, read_starts, reads, partials, tickets, gates, bias, kept, hs, c,
-        arrived, first_step, last_step, batch, units, width
-    ):  # fmt: skip
-        plan = starts, pieces, read_starts, reads, partials, tickets
-        of_steps = last_step - first_step, first_step * batch, batch
-        stream(maps, plan, (gates, bias, kept, hs, c), arrived, of_steps, (batch, units, width))
-
-    return kernel
+    return streaming(ring, multiply_steps)
 
 
 OF_STATE = DOWN * TWOS * 2
@@ -135,15 +124,15 @@ def starting(kind: str, down: int, two: int, inputs: bool) -> Any:
 
     @cuda.jit(device=True)
     def start(sums, given, where):
-        (gates, bias, _, _, _), (line, first_row, top, batch, _, width) = given, where
+        line, first_row, top, batch, _, width = where
         column = line * COLUMNS + unit_of(two)
         at = (first_row + min(top + row_of(down), batch - 1)) * width + column
         for gate in range(GATES):
-            shift = take(bias, column + gate * B)
+            shift = take(given.bias, column + gate * B)
             for j in range(2):
                 sums[gate * PER_GATE + FIRST + j] = shift[j]
             if not inputs:
-                part = take(gates, at + gate * B)
+                part = take(given.gates, at + gate * B)
                 for j in range(2):
                     sums[gate * PER_GATE + FIRST + j] += part[j]
 
@@ -157,13 +146,12 @@ def loading(kind: str, down: int, two: int, dropped: bool) -> Any:
 
     @cuda.jit(device=True)
     def load(loaded, given, where):
-        (state, share), (_, _, kept, _, c) = loaded, given
-        line, first_row, top, batch, units, _ = where
+        (state, share), (line, first_row, top, batch, units, _) = loaded, where
         unit = min(line * B + unit_of(two), units - 2)
         at = (first_row + min(top + row_of(down), batch - 1)) * units + unit
-        state[FIRST], state[FIRST + 1] = take_floats(c, at)
+        state[FIRST], state[FIRST + 1] = take_floats(given.c, at)
         if dropped:
-            share[FIRST], share[FIRST + 1] = take(kept, at)
+            share[FIRST], share[FIRST + 1] = take(given.kept, at)
 
     return load
 
@@ -179,8 +167,7 @@ def finishing(kind: str, down: int, two: int, dropped: bool) -> Any:
 
     @cuda.jit(device=True)
     def finish(sums, loaded, given, where):
-        (state, share), (gates, _, _, hs, c) = loaded, given
-        line, first_row, top, batch, units, width = where
+        (state, share), (line, first_row, top, batch, units, width) = loaded, where
         n = top + row_of(down)
         compute(sums, state, share)
         left = units - line * B if n < batch else int64(0)
@@ -188,10 +175,10 @@ def finishing(kind: str, down: int, two: int, dropped: bool) -> Any:
         for gate in range(GATES):
             k = gate * PER_GATE
             a, b, d, e = sums[k + A], sums[k + A + 1], sums[k + N], sums[k + N + 1]
-            store(gates, at + gate * B, left, a, b, d, e)
+            store(given.gates, at + gate * B, left, a, b, d, e)
         at = (first_row + n + batch) * units + line * B
-        store_floats(c, at, left, state[A], state[A + 1], state[N], state[N + 1])
-        store(hs, at, left, share[A], share[A + 1], share[N], share[N + 1])
+        store_floats(given.c, at, left, state[A], state[A + 1], state[N], state[N + 1])
+        store(given.hs, at, left, share[A], share[A + 1], share[N], share[N + 1])
 
     return finish
 

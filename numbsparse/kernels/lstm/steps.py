@@ -15,14 +15,21 @@ from typing import Any
 
 from numba import cuda, float32, int32, int64, uint16, uint32, uint64
 
+from numbsparse.device import DeviceArray
+from numbsparse.device.launch import launch
+from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.lstm.cell import WARPS
+from numbsparse.kernels.lstm.deal import ROWS, Plan, deal, places
 from numbsparse.kernels.lstm.producers import (
+    BLOCKS,
     OF_ROWS,
     OF_WEIGHTS,
+    THREADS,
     Ring,
     copying_rows,
     copying_weights,
 )
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.ptx import (
     add_acq_rel,
@@ -39,26 +46,53 @@ from numbsparse.kernels.ptx import (
     sync_warp,
     to_local,
 )
+from numbsparse.layout import Index
+
+
+def run_steps(
+    kernel: Any,
+    ring: Ring,
+    sums: int,
+    index: Index,
+    operands: Any,
+    given: Any,
+    arrived: DeviceArray,
+    of_steps: tuple[int, int, int],
+    size: tuple[int, int, int],
+) -> None:
+    """Launch a kernel of `streaming`, of threads with so many sums each.
+
+    `operands` are weights and the rows that they meet, and perhaps those of inputs: each with its
+    box. The rest is what the kernel takes.
+    """
+    count, tiles = places(BLOCKS), -(-size[0] // ROWS)
+    plan = planned(index, deal, count, ring.transposed, ring.FEW, 32 * WARPS * sums, tiles)
+    launch(
+        kernel, count, THREADS,
+        tensor_maps(*((a, box, box[-1] * ring.ITEM) for a, box in operands)),
+        Plan(*plan), given, arrived, of_steps, size,
+        shared_bytes=ring.shared_bytes, together=of_steps[0] > 1,
+    )  # fmt: skip
 
 
 @cache
 def streaming(ring: Ring, multiply_steps: Any) -> Any:
-    """stream(maps, plan, given, arrived, of_steps, size): each warp in its role.
+    """kernel(maps, plan, given, arrived, of_steps, size): each warp in its role.
 
-    `plan` is that of `deal`, `of_steps` how many there are, the first row of what is copied for the
-    first of them, and how far down it is to the next; `size` (batch, units, width).
+    `of_steps` is how many there are, the first row of what is copied for the first of them, and how
+    far down it is to the next; `size` (batch, units, width).
     """
     STAGES, BARS = ring.STAGES, ring.BARS
     copy_weights, copy_rows = copying_weights(ring), copying_rows(ring)
 
-    @cuda.jit(device=True)
-    def stream(maps, plan, given, arrived, of_steps, size):
-        starts, pieces, read_starts, reads, partials, tickets = plan
+    @cuda.jit(**ring.options)
+    def kernel(maps, plan, given, arrived, of_steps, size):
         shared = cuda.shared.array(0, uint16)
         bars = cuda.shared.array(BARS, uint64)
         place, warp = cuda.blockIdx.x, cuda.threadIdx.x // 32
-        first, last = read_starts[place], read_starts[place + 1]
-        engine = maps, reads, first, last, shared, first_multiple(shared, uint32(1024)), bars
+        first, last = plan.read_starts[place], plan.read_starts[place + 1]
+        base = first_multiple(shared, uint32(1024))
+        engine = maps, plan.reads, first, last, shared, base, bars
         if cuda.threadIdx.x == 0:
             begin_ring(bars, 0, STAGES, 2, WARPS)
             fence_mbarrier_init()
@@ -68,10 +102,11 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
         elif warp == OF_ROWS:
             copy_rows(engine, of_steps, arrived)
         else:
-            work, cut = (pieces, starts[place], starts[place + 1]), (partials, tickets)
+            work = plan.pieces, plan.starts[place], plan.starts[place + 1]
+            cut = plan.partials, plan.tickets
             multiply_steps(engine, work, cut, given, arrived, of_steps, size)
 
-    return stream
+    return kernel
 
 
 @cache

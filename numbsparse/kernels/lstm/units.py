@@ -16,19 +16,18 @@ needed these are words, which no thread has to wait for to widen.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import cuda, int64, uint64
 
 from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.kernels.lstm.deal import B
-from numbsparse.kernels.parts.store import PACK
+from numbsparse.kernels.parts.store import PACK, exchanged
 from numbsparse.kernels.ptx import (
     as_float32,
     as_uint32,
     load_2xu32,
     load_4xu32,
-    shfl_xor,
     store_2xu32,
     store_4xu32,
     unpack_bfloat2,
@@ -66,14 +65,6 @@ def unit_of_four(two):
     return int64(8 * (two + q % 2) + q // 2 * 4)
 
 
-@cuda.jit(device=True)
-def swapped(a, b):
-    """Words of the twos `two` and `two + 1`: those of a four of one of them."""
-    odd = cuda.threadIdx.x % 2 != 0
-    got = shfl_xor(a if odd else b, 1)
-    return (got if odd else a), (b if odd else got)
-
-
 @cache
 def loading_two(kind: str) -> Any:
     """(array, at) -> two float32; of 16-bit floats, the array is of words."""
@@ -102,7 +93,7 @@ def storing_twos(kind: str, two: int) -> Any:
 
     @cuda.jit(device=True)
     def store_16_bit(array, at, left, a, b, c, d):
-        low, high = swapped(pack(a, b), pack(c, d))
+        low, high = exchanged(pack(a, b), pack(c, d), cuda.threadIdx.x % 2, 1)
         unit = unit_of_four(two)
         if unit < left:
             store_2xu32(array, (at + unit) >> 1, low, high)
@@ -118,109 +109,79 @@ def storing_twos(kind: str, two: int) -> Any:
     return store_16_bit if pack else store_float32
 
 
-@cache
-def exchanging() -> Any:
+@cuda.jit(device=True)
+def exchange(sums):
     """Sums (TWOS, DOWN, 2) of a block of columns: what their places mean changes.
 
     Before, two number i of thread q of four are columns 8 i + 2 q and the next; after, 8 q + 2 i.
     """
-    swap_near, swap_far = swapping(1), swapping(2)
-
-    @cuda.jit(device=True)
-    def exchange(sums):
-        for k in range(4):
-            swap_near(sums, k, k + 4)
-            swap_near(sums, k + 8, k + 12)
-            swap_far(sums, k, k + 8)
-            swap_far(sums, k + 4, k + 12)
-
-    return exchange
+    for k in range(4):
+        swap(sums, k, k + 4, 1)
+        swap(sums, k + 8, k + 12, 1)
+        swap(sums, k, k + 8, 2)
+        swap(sums, k + 4, k + 12, 2)
 
 
-@cache
-def swapping(MASK: int) -> Any:
-    @cuda.jit(device=True)
-    def swap(sums, i, j):
-        """The j of one thread for the i of the other."""
-        upper = cuda.threadIdx.x & MASK != 0
-        a, b = sums[i], sums[j]
-        got = shfl_xor(a if upper else b, MASK)
-        sums[i] = got if upper else a
-        sums[j] = b if upper else got
-
-    return swap
+@cuda.jit(device=True)
+def swap(sums, i, j, mask):
+    """The j of one thread for the i of the other."""
+    sums[i], sums[j] = exchanged(sums[i], sums[j], cuda.threadIdx.x & mask, mask)
 
 
-@cache
-def place_of(down: int) -> Any:
-    """Row of the batch, and first of the eight units among 32, of a thread."""
-
-    @cuda.jit(device=True)
-    def place():
-        return row_of(down), int64(cuda.threadIdx.x % 4 * 8)
-
-    return place
+@cuda.jit(device=True)
+def unit_of_eight():
+    """The first of the eight units of a thread, among 32."""
+    return int64(cuda.threadIdx.x % 4 * 8)
 
 
-def words_of(kind: str) -> int:
-    """How many hold eight values."""
-    return 8 if kind == "tf32" else 4
+class Eights(NamedTuple):
+    """Eight neighbours in memory, and WORDS of registers from `k` on until they are needed.
+
+    load, store : (array, at, words, k), from item `at` on
+    take : (words, k, i) -> two number i as float32; put(words, k, i, a, b) the other way
+    """
+
+    WORDS: int
+    load: Any
+    store: Any
+    take: Any
+    put: Any
 
 
 @cache
-def loading_eight(kind: str) -> Any:
-    WORDS = words_of(kind)
+def eights(kind: str) -> Eights:
+    unpack: Any = UNPACK.get(kind)
+    pack: Any = PACK.get(kind)
+    WORDS = 8 if kind == "tf32" else 4
 
     @cuda.jit(device=True)
-    def load_eight(array, at, words, k):
-        """words[k], ... = the eight values from item `at` on."""
+    def load(array, at, words, k):
         for i in range(0, WORDS, 4):
             a, b, c, d = load_4xu32(array, at + i)
             words[k + i], words[k + i + 1], words[k + i + 2], words[k + i + 3] = a, b, c, d
 
-    return load_eight
-
-
-@cache
-def storing_eight(kind: str) -> Any:
-    WORDS = words_of(kind)
-
     @cuda.jit(device=True)
-    def store_eight(array, at, words, k):
+    def store(array, at, words, k):
         for i in range(0, WORDS, 4):
             k += i
             store_4xu32(array, at + i, words[k], words[k + 1], words[k + 2], words[k + 3])
-
-    return store_eight
-
-
-@cache
-def taking(kind: str) -> Any:
-    """Two number i of eight values in words[k], ..., as float32."""
-    unpack: Any = UNPACK.get(kind)
 
     @cuda.jit(device=True)
     def take_16_bit(words, k, i):
         return unpack(words[k + i])
 
     @cuda.jit(device=True)
-    def take_float32(words, k, i):
-        return as_float32(words[k + 2 * i]), as_float32(words[k + 2 * i + 1])
-
-    return take_16_bit if unpack else take_float32
-
-
-@cache
-def putting(kind: str) -> Any:
-    """And back."""
-    pack: Any = PACK.get(kind)
-
-    @cuda.jit(device=True)
     def put_16_bit(words, k, i, a, b):
         words[k + i] = pack(a, b)
+
+    @cuda.jit(device=True)
+    def take_float32(words, k, i):
+        return as_float32(words[k + 2 * i]), as_float32(words[k + 2 * i + 1])
 
     @cuda.jit(device=True)
     def put_float32(words, k, i, a, b):
         words[k + 2 * i], words[k + 2 * i + 1] = as_uint32(a), as_uint32(b)
 
-    return put_16_bit if pack else put_float32
+    if kind == "tf32":
+        return Eights(WORDS, load, store, take_float32, put_float32)
+    return Eights(WORDS, load, store, take_16_bit, put_16_bit)

@@ -12,6 +12,7 @@ from numba import cuda, float32, int64
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
+from numbsparse.kernels.parts.fragments_tf32 import coordinates
 from numbsparse.kernels.parts.split import split_exact
 from numbsparse.kernels.ptx import as_float32, store_4xf32
 from numbsparse.kernels.views import span
@@ -38,6 +39,7 @@ def images_of(
         neighbours of every 16
 
     The e-th 8 columns of 32 are e, 4 + e, 8 + e and so on: a lane's sums are then of neighbours.
+    Fewer than 32 are in order. See `fragments_tf32.coordinates`.
     """
     images = empty((2 * values.size,), values.dtype)
     grid = -(-values.size // (4 * THREADS))
@@ -49,6 +51,7 @@ def images_of(
 @cache
 def image_kernel(B: int, N: int, DEPTH: int, by_eights: bool) -> Any:
     PARTS, ACROSS, HALF = B // DEPTH, B // N, 8 * DEPTH  # of 8 columns, hi or lo
+    column_of = coordinates(N // 8)
 
     @cuda.jit
     def kernel(values, strides, block_rows, in_features, images):
@@ -57,7 +60,7 @@ def image_kernel(B: int, N: int, DEPTH: int, by_eights: bool) -> Any:
             return
         g, terms, eight = at // 4 % 8, at // 32 % (DEPTH // 4), at // HALF % (N // 8)
         part, across = at // (N * DEPTH) % PARTS, at // (N * B) % ACROSS
-        block, n = at // (B * B), across * N + eight // 4 * 32 + 4 * g + eight % 4
+        block, n = at // (B * B), across * N + column_of(eight, g)
         his, los = cuda.local.array(4, float32), cuda.local.array(4, float32)
         for q in range(4):
             k = part * DEPTH + terms // 4 * 16

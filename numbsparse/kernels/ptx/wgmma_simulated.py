@@ -93,7 +93,7 @@ def zeros(count: int) -> Any:
 
 
 def to_local(values, local):
-    local[:] = values
+    local.reshape(-1)[:] = values
 
 
 def from_local(count: int) -> Any:

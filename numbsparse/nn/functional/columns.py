@@ -8,6 +8,7 @@ from numbsparse import ops
 from numbsparse.autograd import Tensor, is_recording, record, unchanged
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.nn.functional.arithmetic import add, cast, divide, multiply, negative
+from numbsparse.nn.functional.layers import check_features
 from numbsparse.nn.functional.repeated import jointly
 from numbsparse.nn.functional.shape import getitem, reshape, sum, sum_rows, take_rows
 
@@ -49,7 +50,7 @@ def scale_columns(w: Tensor, scale: Tensor, *, tap_features: int | None = None) 
     """
     data: BlockSparse = w.data
     columns = _block_columns(data)
-    _check_columns(data, scale, "scale")
+    check_features(data.shape[1:], scale=scale)
     size, out_blocks = data.block_size, data.layout.shape[1]
     padded = _padded(scale, out_blocks * size)
     rows = take_rows(reshape(padded, (out_blocks, size)), columns)
@@ -73,7 +74,7 @@ def normalise_columns(
     """
     data: BlockSparse = v.data
     _block_columns(data)
-    _check_columns(data, g, "g")
+    check_features(data.shape[1:], g=g)
     layout, n, width = data.layout, data.shape[1], data.layout.shape[1] * data.block_size
     inner: Any = {"tap_features": tap_features}
     blocks = ops.inside(data, **inner)
@@ -134,11 +135,6 @@ def _dots(a: Tensor, b: Tensor, tap_features: int | None) -> Tensor:
     of_blocks = sum(products, axis=1)  # (n_blocks, B)
     flat = reshape(sum_rows(of_blocks, columns, a.data.layout.shape[1]), (-1,))
     return getitem(flat, slice(0, a.shape[1])) if flat.size != a.shape[1] else flat
-
-
-def _check_columns(w: BlockSparse, of_columns: Tensor, argument: str) -> None:
-    if of_columns.shape != w.shape[1:]:
-        raise ValueError(f"{argument} takes the shape {w.shape[1:]} here, got {of_columns.shape}")
 
 
 def _cast(array: Any, dtype: Any) -> Any:

@@ -12,7 +12,7 @@ OTHERS = ("params", "initial_lr", "name")  # keys of a group besides its setting
 
 
 class Setting:
-    """An optimiser's attribute: a setting that is the same in all of its groups.
+    """An optimizer's attribute: a setting that is the same in all of its groups.
 
     Raises ValueError, when it is read and when it is set, where the groups differ.
     """
@@ -38,7 +38,7 @@ class Setting:
 
 
 class Groups:
-    """The groups of an optimiser: `parameters` are those of all, `members` (group's number, group).
+    """The groups of an optimizer: `parameters` are those of all, `members` (group's number, group).
 
     `check` refuses settings; `defaults` are for those that a group lacks.
     """
@@ -50,7 +50,7 @@ class Groups:
         self.members: list[tuple[int, dict[str, Any]]] = []  # of each parameter
 
     def add_all(self, parameters: Any) -> None:
-        """What an optimiser is made of: Tensors, or groups of them."""
+        """What an optimizer is made of: Tensors, or groups of them."""
         if isinstance(parameters, Tensor):  # its rows would be copies
             raise TypeError("parameters takes a list of Tensors, got a Tensor")
         found = list(parameters)

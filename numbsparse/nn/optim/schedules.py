@@ -51,7 +51,7 @@ Factor = Callable[[int], float]
 class LambdaLR:
     """Learning rates that follow a schedule: in each group lr = initial_lr * factor(step).
 
-    `step` counts the calls of `step()`, which is called after each step of the optimiser; at first
+    `step` counts the calls of `step()`, which is called after each step of the optimizer; at first
     it is 0. `initial_lr` is what the group was made with.
 
     Parameters

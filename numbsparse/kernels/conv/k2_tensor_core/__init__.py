@@ -10,8 +10,8 @@ Reads per output of a 3 x 3 convolution with all taps kept, from global memory: 
 (8 + 2) * (32 + 2) / (8 * 32) = 1.3 times for 9 taps, with tiles of 8 x 32 pixels, where the rung
 before read it 9 times; w is read once a tile.
 
-    products      the products of shifted rows, of 16 bits and of float32, and where sums go
-    lines         forward and input-gradient
+    products      the products of shifted rows, of 16 bits and of float32
+    lines         forward and input-gradient, and where sums go
     weight_grad   a pair of blocks of features, all taps of a chunk
 
 A stride of the forward product makes a box of every s-th pixel; that of the input-gradient makes

@@ -1,4 +1,4 @@
-"""What a block of threads adds up, and how its sums are stored, in 16 bits and in float32.
+"""What a block of threads adds up, in 16 bits and in float32.
 
 Operands are rows of a box, shifted by a tap, and blocks of w or rows of dy. Rows of a box are found
 one by one, because those of a tile are not at equal distances. float32 is split into tf32 as
@@ -11,14 +11,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-import numpy as np
-from numba import cuda, float32, int64, uint16, uint32
+from numba import cuda, float32, uint16, uint32
 
-from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts import fragments, fragments_tf32
 from numbsparse.kernels.parts.banks import place, swap_for_lanes
-from numbsparse.kernels.ptx import load_4xf32, store_4xf32
-from numbsparse.kernels.views import span
+from numbsparse.kernels.ptx import load_4xf32
 
 RUN = 4  # terms of a sum that a lane holds of 16 of float32
 
@@ -256,84 +253,3 @@ def _unrolled(add_tap: Any, PER: int, p: int = 0) -> Any:
             rest(mine, ring, x_start, rows, shifts, piece, br, acc)
 
     return add
-
-
-def coordinates(arithmetic: str, UNITS: int) -> Any:
-    """Where line g of unit u is, of the 8 UNITS lines of a result."""
-    return fragments_tf32.coordinates(1 if is_16_bit(arithmetic) else UNITS)
-
-
-def stored_as(y: DeviceArray, size: int) -> tuple[DeviceArray, str]:
-    """y as one axis, and how it is stored: "whole" where blocks have no edge, "pairs", "single".
-
-    Pairs are of 16 bits; of whole blocks of float32 four values at once.
-    """
-    whole = y.shape[2] % size == 0
-    if y.itemsize == 4:
-        return span(y), "whole" if whole and y.address % 16 == 0 else "single"
-    if y.shape[2] % 2 or y.address % 4:
-        return span(y), "single"
-    y = span(y)
-    pairs = DeviceArray(y.address, (y.size // 2,), np.uint32, None, y.owner)
-    return pairs, "whole" if whole else "pairs"
-
-
-@cache
-def store_tile(arithmetic: str, TA: int, TB: int, stored: str) -> Any:
-    """store(acc, y, out_rows, own, left, features): a warp's sums to rows of y, from column `left`.
-
-    Its 16 TA rows of the tile are those from `own` on; out_rows[m] is -1 where m is not an output.
-    """
-    if is_16_bit(arithmetic):
-        return _store_16_bit(arithmetic, TA, TB, stored)
-    return _store_float32(TA, TB, stored == "whole" and TB % 4 == 0)
-
-
-def _store_16_bit(dtype: str, TA: int, TB: int, stored: str) -> Any:
-    WHOLE, PAIRS, pack = stored == "whole", stored != "single", fragments.PACK[dtype]
-
-    @cuda.jit(device=True)
-    def store(acc, y, out_rows, own, left, features):
-        lane = uint32(cuda.threadIdx.x) % 32
-        for m in range(TA):
-            for h in range(2):
-                row = out_rows[own + 16 * m + fragments.row_of(lane, 2 * h)]
-                if row >= 0:
-                    column = int64(left) + int64(fragments.column_of(lane, 0))
-                    at = int64(row) * features + column
-                    at = at // 2 if PAIRS else at
-                    for n in range(TB):
-                        pair = pack(acc[m, n, 2 * h], acc[m, n, 2 * h + 1])
-                        inside = features - column - 8 * n
-                        if WHOLE or (PAIRS and inside > 0):
-                            y[at + 4 * n] = pair
-                        elif inside > 0:
-                            y[at + 8 * n] = uint16(pair & uint32(0xFFFF))
-                            if inside > 1:
-                                y[at + 8 * n + 1] = uint16(pair >> uint32(16))
-
-    return store
-
-
-def _store_float32(TA: int, TB: int, fours: bool) -> Any:
-    column_in = fragments_tf32.coordinates(TB)
-
-    @cuda.jit(device=True)
-    def store(acc, y, out_rows, own, left, features):
-        lane = uint32(cuda.threadIdx.x) % 32
-        g, q = lane // 4, lane % 4
-        for m in range(TA):
-            for i in range(4):
-                row = out_rows[own + 16 * m + 8 * (i // 2) + g]
-                for n in range(TB):
-                    column = left + column_in(n, 2 * q + i % 2)
-                    at = row * features + column
-                    if row >= 0 and column < features:
-                        if fours:
-                            if n % 4 == 0:
-                                a, b, c = acc[m, n + 1, i], acc[m, n + 2, i], acc[m, n + 3, i]
-                                store_4xf32(y, at, acc[m, n, i], a, b, c)
-                        else:
-                            y[at] = acc[m, n, i]
-
-    return store

@@ -21,10 +21,11 @@ from numbsparse.kernels.conv.boxes import (
     spread,
     tile_of,
 )
-from numbsparse.kernels.conv.k2_tensor_core.products import box_product, coordinates, is_16_bit
+from numbsparse.kernels.conv.k2_tensor_core.products import box_product, is_16_bit
 from numbsparse.kernels.conv.walks import Items, block_items
 from numbsparse.kernels.conv.window import cut
 from numbsparse.kernels.elementwise import fill
+from numbsparse.kernels.parts.fragments import coordinates
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.turns import add_in_turn, pieces_of, sums_into
@@ -71,7 +72,7 @@ def weight_grad(x, dy, index, window, dvalues, arithmetic):
     (of,) = window.passes("weight_grad")
     how = cut(of, batch, TILE, shape.taps, shape.ROWS)
     items = Items(*planned(index, block_items, window.taps, of, how.box, how.chunks))
-    n = items.row.size
+    n = items.items.shape[0]
     pieces = pieces_of(n, prod(how.tiles), PER_SM * multiprocessors())
     stage = (how.rows + TILE) * size
     shared = max(shape.STAGES * stage * dvalues.itemsize, 4 * shape.taps * size * size)
@@ -95,7 +96,7 @@ def item_kernel(arithmetic: str, B: int, BM: int) -> Any:
     ITEM, PIECE, begin_dy, add_rows = adds.item, adds.PIECE, adds.begin_dy, adds.add
     fetch_x = fetch_rows(B, THREADS, PIECE, adds.x_place)
     fetch_dy = fetch_rows(B, THREADS, PIECE, adds.dy_place)
-    gather, clear_sums = gather_sums(arithmetic, B, PER), clear(TA, TB)
+    gather, clear_sums = gather_sums(arithmetic, B, PER, TA, 1), clear(TA, TB)
     of_16_bit = is_16_bit(arithmetic)
     add = add_in_turn(arithmetic if of_16_bit else "float32", B, THREADS)
     resident = PER_SM if B < 64 or of_16_bit else 1
@@ -111,15 +112,15 @@ def item_kernel(arithmetic: str, B: int, BM: int) -> Any:
         out_places = cuda.shared.array(BM, int64)  # of the outputs of a tile
         acc = cuda.local.array(ACC, float32)
         shifts = cuda.local.array(PER, int32)
-        n_items = items.row.size
-        item = items.heaviest[cuda.blockIdx.x % n_items]
+        n_items = items.items.shape[0]
+        item = cuda.blockIdx.x % n_items
         piece, tiles = cuda.blockIdx.x // n_items, tiling.tiles
         all_tiles = tiles[0] * tiles[1] * tiles[2] * tiles[3]
         begin, end = all_tiles * piece // sums.pieces, all_tiles * (piece + 1) // sums.pieces
         entry = items.entry_ptr[item]
         count = items.entry_ptr[item + 1] - entry
-        c, k = items.row[item] * B, items.column[item] * B
-        origin = items.origins[items.chunk[item]]
+        c, k = items.items[item, 0] * B, items.items[item, 1] * B
+        origin = items.origins[items.items[item, 2]]
 
         # Warps take PER parts of blocks each, and where there are fewer, some rows of a tile.
         t = uint32(cuda.threadIdx.x)
@@ -177,31 +178,34 @@ def item_kernel(arithmetic: str, B: int, BM: int) -> Any:
 
 
 @cache
-def gather_sums(arithmetic: str, B: int, PER: int) -> Any:
-    """The sums of all warps, one kept block after another; of those that share one, in order."""
-    HEIGHT = min(B, 32)
-    TA, TB = HEIGHT // 16, B // 8
+def gather_sums(arithmetic: str, B: int, UNITS: int, TA: int, WARPS: int) -> Any:
+    """gather(acc, sums, slices, part, group, mine): the sums of all warps, one unit after another.
+
+    A unit has 16 TA rows of each of WARPS. Parts 0 to slices - 1 of a group share its units, of
+    which there are `mine`: they add to `sums`, in shared memory, in their order.
+    """
+    TB, HEIGHT = B // 8, 16 * TA * WARPS
     row_in, column_in = coordinates(arithmetic, 2 * TA), coordinates(arithmetic, TB)
 
     @cuda.jit(device=True)
     def gather(acc, sums, slices, part, group, mine):
         t = uint32(cuda.threadIdx.x)
-        g, q = t % 32 // 4, t % 4
+        g, q, top = t % 32 // 4, t % 4, t // 32 % WARPS * (16 * TA)
         for s in range(slices):
             cuda.syncthreads()
             if s == part:
-                for p in range(PER):
-                    if p < mine:
+                for u in range(UNITS):
+                    if u < mine:
+                        first = uint32((group * UNITS + u) * HEIGHT + top)
                         for m in range(TA):
                             for n in range(TB):
                                 for i in range(4):
-                                    row = row_in(2 * m + i // 2, g)
-                                    column = column_in(n, 2 * q + i % 2)
-                                    at = ((group * PER + p) * HEIGHT + row) * B + column
+                                    row = uint32(first + row_in(2 * m + i // 2, g))
+                                    at = uint32(row * B + column_in(n, 2 * q + i % 2))
                                     if s == 0:
-                                        sums[at] = acc[p, m, n, i]
+                                        sums[at] = acc[u, m, n, i]
                                     else:
-                                        sums[at] += acc[p, m, n, i]
+                                        sums[at] += acc[u, m, n, i]
         cuda.syncthreads()
 
     return gather

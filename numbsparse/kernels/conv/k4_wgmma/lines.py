@@ -120,7 +120,7 @@ def multiply_lines(product, x, values, index, window, y, precision):
     shape, parts = SHAPES[itemsize][size], values.shape[1] // size
     if itemsize == 2:
         x, values, y = (a.view(np.uint16) for a in (x, values, y))
-    w = weight_of(values, size, transposed)
+    w = weight_of(values, index.block_rows, size, transposed)
     places = shape.RESIDENT * multiprocessors()
     for of in window.passes(product):
         how, view = cut_for(of, batch, shape, itemsize), window.view(product, of)

@@ -5,8 +5,7 @@ shared memory, and the copy engine copies them to y, without what reaches beyond
 has 16 pixels at a time, two lines of 8, or 16 of one line where images have no more.
 
 In float32 threads read the pixels of their rows wherever they are, and split them into hi and lo as
-`parts.split` says. A block of w is small against the pixels that it multiplies: all are split once,
-before, and laid out as wgmma reads them.
+`parts.split` says. The blocks of w are split before: see `parts.images`.
 """
 
 from __future__ import annotations
@@ -16,18 +15,17 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint16, uint32
 
-from numbsparse.device import DeviceArray, empty
-from numbsparse.device.launch import launch
+from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.conv.boxes import in_box, plus, target_of, unpacked
 from numbsparse.kernels.conv.window import PIXELS, SIDE, Three, View
 from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.fragments_tf32 import coordinates
-from numbsparse.kernels.parts.split import split_exact, splitting
+from numbsparse.kernels.parts.images import images_of
+from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.store import KINDS
 from numbsparse.kernels.ptx import (
     Operand,
-    as_float32,
     bulk_commit,
     bulk_load,
     bulk_wait_read,
@@ -49,7 +47,7 @@ from numbsparse.kernels.views import span
 
 ROWS = 16  # of a warp
 CHUNK, RUN = 16, 4  # terms of a sum that four lanes hold, each four neighbours
-SPLIT_THREADS = 128
+NO_EDGE = 2**31 - 1  # features: only whole blocks are served
 
 
 class LineProduct(NamedTuple):
@@ -81,11 +79,16 @@ class LineProduct(NamedTuple):
     end: Any
 
 
-def weight_of(values: DeviceArray, B: int, transposed: bool) -> DeviceArray:
-    """The blocks (n_blocks, size, size) for the copy engine: B x B of one at a time."""
+def weight_of(values: DeviceArray, rows: DeviceArray, B: int, transposed: bool) -> DeviceArray:
+    """The blocks (n_blocks, size, size) for the copy engine: B x B of one at a time.
+
+    rows : their block rows
+    """
+    size = values.shape[2]
     if values.itemsize == 2:
-        return tensor_map(values.reshape(-1, values.shape[2]), (B, B), 2 * B)
-    return _split_blocks(values, B, transposed)
+        return tensor_map(values.reshape(-1, size), (B, B), 2 * B)
+    strides = (1, size) if transposed else (size, 1)  # along the sum and across
+    return images_of(values, strides, rows, NO_EDGE, B, B, False)
 
 
 class Output(NamedTuple):
@@ -116,7 +119,7 @@ def product_of_16_bit(
     dtype: str, B: int, PARTS: int, UNITS: int, GROUP: int, transposed: bool
 ) -> LineProduct:
     LINE, COUNT, OWN, BUFFER = 2 * B, UNITS * B // 2, UNITS * PIXELS, B * ROWS
-    ROW16 = LINE // 16  # pieces of 16 bytes of a row
+    ROW16, BITS = LINE // 16, PARTS.bit_length() - 1  # pieces of 16 bytes of a row
     x_operand, w_operand = Operand(LINE, 0, group=GROUP * LINE), Operand(LINE, 0, not transposed)
     multiply = wgmma_units(KINDS[dtype], UNITS, (B,), B // 16, x_operand, w_operand)
     start_from, store_unit = zeros(COUNT), _store_unit(dtype, B)
@@ -127,8 +130,10 @@ def product_of_16_bit(
 
     @cuda.jit(device=True)
     def fetch_block(w_map, block, ring, start, bars, full):
-        row, column = int32(block // PARTS * B), int32(block % PARTS * B)
-        tma_load_2d(ring, start, w_map, column, row, bars, full)
+        line, other = block >> BITS & PARTS - 1, block & PARTS - 1
+        row, column = (line, other) if transposed else (other, line)
+        row += block >> 2 * BITS << BITS
+        tma_load_2d(ring, start, w_map, int32(column * B), int32(row * B), bars, full)
 
     @cuda.jit(device=True)
     def begin(y_map, places, warp, lane, box):
@@ -213,15 +218,15 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
     SLOT, LINE, REGISTERS, CHUNKS = 2 * B * B, 4 * B, B // 2, B // CHUNK
     SWAPS, exact, TB = LINE // 16 - 1, precision == "highest", B // 8
     split = splitting(exact)
-    multiply, column_in = wgmma_split(B, TB, exact), coordinates(TB)
+    multiply, column_in = wgmma_split(B, TB, exact, 1, True), coordinates(TB)
 
     @cuda.jit(device=True)
-    def begin_w(blocks):
+    def begin_w(images):
         pass
 
     @cuda.jit(device=True)
-    def fetch_block(blocks, block, ring, start, bars, full):
-        bulk_load(ring, start, blocks, int64(block) * SLOT, uint32(4 * SLOT), bars, full)
+    def fetch_block(images, block, ring, start, bars, full):
+        bulk_load(ring, start, images, int64(block) * SLOT, uint32(4 * SLOT), bars, full)
 
     @cuda.jit(device=True)
     def first_row(warp, lane):
@@ -281,39 +286,3 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
     return LineProduct(
         float32, 4, 1, SLOT, 0, (begin_w, fetch_block), begin, start, add, store, end
     )
-
-
-def _split_blocks(values: DeviceArray, B: int, transposed: bool) -> DeviceArray:
-    """(blocks of B x B, hi or lo, 4 terms, 8 columns, column, term), gapless."""
-    blocks = empty((2 * values.size,), values.dtype)
-    grid = -(-values.size // (RUN * SPLIT_THREADS))
-    kernel = _split_kernel(B, values.shape[1] // B, transposed)
-    launch(kernel, grid, SPLIT_THREADS, span(values), blocks)
-    return blocks
-
-
-@cache
-def _split_kernel(B: int, PARTS: int, transposed: bool) -> Any:
-    column_of, SIZE = coordinates(B // 8), B * PARTS
-
-    @cuda.jit
-    def kernel(values, blocks):
-        at = RUN * int64(cuda.grid(1))  # of four terms of a column
-        if at >= values.size:
-            return
-        block, rest = at // (B * B), int32(at % (B * B))
-        terms, column = rest // (RUN * B), rest // RUN % B
-        n = column_of(column // 8, column % 8)
-        his, los = cuda.local.array(RUN, float32), cuda.local.array(RUN, float32)
-        for q in range(RUN):
-            k = terms // RUN * CHUNK + RUN * q + terms % RUN
-            down, across = (n, k) if transposed else (k, n)
-            row = block // PARTS * B + down
-            value = values[row * SIZE + block % PARTS * B + across]
-            hi, lo = split_exact(value)
-            his[q], los[q] = as_float32(hi), as_float32(lo)
-        to = block * (2 * B * B) + rest
-        store_4xf32(blocks, to, his[0], his[1], his[2], his[3])
-        store_4xf32(blocks, to + B * B, los[0], los[1], los[2], los[3])
-
-    return kernel

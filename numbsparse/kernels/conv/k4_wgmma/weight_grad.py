@@ -25,6 +25,7 @@ from numbsparse.kernels.conv.boxes import (
     start_rings,
     tile_of,
 )
+from numbsparse.kernels.conv.k2_tensor_core.weight_grad import gather_sums
 from numbsparse.kernels.conv.walks import TapItems, tap_items
 from numbsparse.kernels.conv.window import PIXELS, Cut, Pass, Window, cut, square_shapes
 from numbsparse.kernels.parts.plans import planned
@@ -110,13 +111,14 @@ def weight_grad(x, dy, index, window, dvalues):
 @cache
 def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int) -> Any:
     WARPGROUPS, UNITS, _, STAGES, _, BM = shape
-    LINE, PANELS, COUNT = 2 * B, PIXELS // B, UNITS * B // 2
+    LINE, PANELS, SUMS = 2 * B, PIXELS // B, (UNITS, 1, B // 8, 4)
     ROW16, BARS, THREADS = LINE // 16, 2 * STAGES, 128 * WARPGROUPS
     x_operand = Operand(LINE, 0, True, GROUP * LINE)
     dy_operand = Operand(LINE, 0, True)
     multiply = wgmma_units(KINDS[dtype], UNITS, (B,), PIXELS // 16, x_operand, dy_operand)
-    start_from, placed, fetch = zeros(COUNT), places_from(0, UNITS), step_fetcher(B, STAGES)
-    gather, add = gather_units(B, UNITS), add_in_turn(dtype, B, THREADS, PARTS)
+    start_from, placed = zeros(UNITS * B // 2), places_from(0, UNITS)
+    fetch, gather = step_fetcher(B, STAGES), gather_sums(dtype, B, UNITS, 1, 4)
+    add = add_in_turn(dtype, B, THREADS, PARTS)
 
     @cuda.jit(**registers(128 * (WARPGROUPS + 1)))
     def kernel(x_map, dy_map, tiling, plan, sums, stage):
@@ -169,7 +171,9 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int) -> Any
                 if t % 32 == 0:
                     mbarrier_arrive(bars, STAGES + at)
                 at, phase = following(at, phase, STAGES)
-        gather(acc, gathered, slices, group, part, mine)
+        results = cuda.local.array(SUMS, float32)
+        to_local(acc, results)
+        gather(results, gathered, slices, part, group, mine)
         first, count = unit * PANELS, count * PANELS
         add(gathered, plan.blocks, first, count, piece, number, sums)
 
@@ -218,34 +222,3 @@ def places_from(u: int, units: int) -> Any:
         return uint32(words[u] + x_at), dy_at, *rest(words, x_at, dy_at)
 
     return placed
-
-
-@cache
-def gather_units(B: int, UNITS: int) -> Any:
-    """The sums of all warpgroups to shared memory; of those that share a unit, in order."""
-    COUNT = UNITS * B // 2
-
-    @cuda.jit(device=True)
-    def gather(acc, sums, slices, group, part, mine):
-        results = cuda.local.array(COUNT, float32)
-        to_local(acc, results)
-        t = uint32(cuda.threadIdx.x)
-        # In the accumulators, strips of 8 columns, lane 4 r + q of warp w holds columns 2 q and
-        # 2 q + 1 of rows 16 w + r and r + 8.
-        row, column = t // 32 % 4 * 16 + t % 32 // 4, t % 4 * 2
-        for s in range(slices):
-            cuda.syncthreads()
-            if s == part:
-                for u in range(UNITS):
-                    if u < mine:
-                        for i in range(B // 2):
-                            line = row + i // 2 % 2 * 8
-                            at = (group * UNITS + u) * (PIXELS * B) + line * B
-                            at += column + i // 4 * 8 + i % 2
-                            if s == 0:
-                                sums[at] = results[u * (B // 2) + i]
-                            else:
-                                sums[at] += results[u * (B // 2) + i]
-        cuda.syncthreads()
-
-    return gather

@@ -10,25 +10,26 @@ from functools import partial
 
 import numpy as np
 
-from numbsparse.bench.ladder import figures_of_steps, lines_of
-from numbsparse.bench.profile import WAITS
-from numbsparse.bench.reads import reads, reads_at
-from numbsparse.bench.results import (
-    Row,
+from numbsparse.bench.results import Row, first
+from numbsparse.bench.show import PASSES, table
+from numbsparse.kernels.matmul import PRODUCTS
+from numbsparse.layout import Layout, Walk
+from numbsparse.pages.committed import (
     card_of,
-    first,
     gain_of,
     in_section,
     on_gpu,
     profiled,
+    ratio,
     rows_of,
     seconds_of,
     shape_of,
+    speeds_of,
 )
-from numbsparse.bench.show import PASSES, ratio, speeds_of, table
-from numbsparse.bench.walls import wall_of
-from numbsparse.kernels.matmul import LADDER, PRODUCTS
-from numbsparse.layout import Layout, Walk
+from numbsparse.pages.ladder import figures_of_steps, lines_of
+from numbsparse.pages.profile import WAITS
+from numbsparse.pages.reads import reads, reads_at
+from numbsparse.pages.walls import wall_of
 
 BEFORE = {
     "k1_naive": None,
@@ -123,7 +124,7 @@ def figures(name: str) -> str:
     before = BEFORE[name]
     names = [before, name] if before else [name]
     rows = rows_of(name)
-    cells = [["lines of code", *(f"{lines_of(LADDER[of]):,}" for of in names)]]
+    cells = [["lines of code", *(f"{lines_of(of):,}" for of in names)]]
     cells.append(["values read per output, global / shared", *(_formula(of, rows) for of in names)])
     counts = [_counted(of) for of in names]
     if all(counts):

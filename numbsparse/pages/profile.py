@@ -2,7 +2,7 @@
 
 `profile` runs this file under Nsight Compute (`ncu`), which replays every launch of a rung as
 often as its counters take, and reads them. The ladder's own shapes say what bounds a rung; the
-small one is that of `count_small`, which counts requests and sectors in the simulator.
+small one is that of `counted`, whose requests and sectors are counted in the simulator.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from numbsparse import patterns
 from numbsparse.bench.contestants import of_rung
-from numbsparse.bench.machine import describe
-from numbsparse.bench.problem import Problem
+from numbsparse.bench.problem import Problem, matrices
 from numbsparse.bench.results import Results, Row, save
 from numbsparse.device import SIMULATED, require, synchronize
 from numbsparse.kernels import ladder
-from numbsparse.layout import Layout
+from numbsparse.machine import describe
 from numbsparse.simulator import counting
 
 
@@ -41,10 +39,8 @@ class Case(NamedTuple):
     density: float
 
     def problem(self) -> Problem:
-        size = self.block_size
-        shape = self.in_features // size, self.out_features // size
-        pattern = patterns.random(*shape, self.density, seed=0)
-        return Problem(Layout(pattern), size, self.batch, self.dtype)
+        features = self.in_features, self.out_features
+        return matrices(features, self.block_size, self.density, self.batch, self.dtype)
 
     def row(self, rung: str, readings: dict[str, Any]) -> Row:
         shape = dict(zip(self._fields[1:], self[1:], strict=True))
@@ -141,7 +137,7 @@ def profile(json_file: Path | None = None) -> Results:
     results: Results = {}
     command = f"{'NUMBA_ENABLE_CUDASIM=1 ' * SIMULATED}python -m numbsparse profile"
     for name in (COUNTED,) if SIMULATED else tuple(SECTIONS):
-        rows = list(count_small() if SIMULATED else _read(name))
+        rows = list(count("small") if SIMULATED else _read(name))
         results[name] = {"machine": describe("cuda"), "command": command, "rows": rows}
         for row in rows:
             print(f"{name}: {row['rung']}")
@@ -151,14 +147,13 @@ def profile(json_file: Path | None = None) -> Results:
     return results
 
 
-def count_small(rungs: tuple[str, ...] = ()) -> Iterator[Row]:
-    """A row for each rung of the small section, or those named: what the simulator counts of it."""
-    for case in SECTIONS["small"]:
+def count(name: str) -> Iterator[Row]:
+    """A row for each rung of a section: what the simulator counts of it."""
+    for case in SECTIONS[name]:
         problem = case.problem()
         for kernel in case.rungs:
-            if not rungs or kernel in rungs:
-                counted = counting.count(partial(forward, kernel, problem))[-1]
-                yield case.row(kernel, _readings(counted))
+            counted = counting.count(partial(forward, kernel, problem))[-1]
+            yield case.row(kernel, _readings(counted))
 
 
 def _readings(counted: counting.Count) -> dict[str, Any]:
@@ -186,7 +181,7 @@ def _read(name: str) -> Iterator[Row]:
         names = "--kernel-name-base=mangled", "--print-kernel-base=mangled"
         rungs = (*names, "--kernel-name=regex:kernels6(matmul|ladder)")
         metrics = f"--metrics={','.join(METRICS.values())}"
-        target = (sys.executable, "-m", "numbsparse.bench.profile", name)
+        target = (sys.executable, "-m", "numbsparse.pages.profile", name)
         command = ["ncu", *options, *rungs, metrics, f"--log-file={log}", *target]
         ran = subprocess.run(command, capture_output=True, encoding="utf-8")
         text = log.read_text(encoding="utf-8") if log.exists() else ""

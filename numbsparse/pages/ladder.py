@@ -11,22 +11,22 @@ from types import ModuleType
 from typing import NamedTuple
 
 from numbsparse import device
-from numbsparse.bench.machine import reach_of
-from numbsparse.bench.reads import Reads, Roofline, reads_at, roofline
-from numbsparse.bench.results import (
-    Row,
-    first,
+from numbsparse.bench.results import Row, first
+from numbsparse.kernels.ladder import NAMES, STEPS
+from numbsparse.kernels.matmul import LADDER, PRODUCTS, RUNGS
+from numbsparse.machine import reach_of
+from numbsparse.pages.committed import (
     gain_of,
     in_section,
     on_cpu,
     on_gpu,
     rate_of,
+    ratio,
     rows_of,
     shape_of,
+    teraflops,
 )
-from numbsparse.bench.show import ratio, teraflops
-from numbsparse.kernels.ladder import STEPS
-from numbsparse.kernels.matmul import LADDER, PRODUCTS, RUNGS
+from numbsparse.pages.reads import Reads, Roofline, reads_at, roofline
 
 SIZES = (32, 64, 128)  # of the steps
 FIRST_OF_HALVES = "s08_tensor_core"
@@ -59,9 +59,9 @@ def idea_at(name: str, rows: list[Row]) -> str:
     return f"{idea} ({shape_of(rows[0])})" if rows and shape_of(rows[0]) != usual else idea
 
 
-def lines_of(module: ModuleType) -> int:
+def lines_of(name: str) -> int:
     """Lines that say something, of a rung's file or of its folder's files."""
-    path = Path(module.__file__ or "")
+    path = file_of(name)
     files = path.parent.rglob("*.py") if path.name == "__init__.py" else [path]
     texts = (file.read_text(encoding="utf-8") for file in files)
     return sum(bool(line.strip()) for text in texts for line in text.splitlines())
@@ -98,7 +98,7 @@ def table(dtype: str = "float16") -> str:
 
 def _numbers(name: str, rows: list[Row], dtype: str) -> list[str]:
     counts = reads_at(name, rows[0], dtype) if rows and RUNGS[name] == "cuda" else None
-    cells = [f"{lines_of(LADDER[name]):,}"]
+    cells = [f"{lines_of(name):,}"]
     cells += [f"{count:,.0f}" for count in counts] if counts else ["-", "-"]
     cells += [teraflops(rate_of(name, rows, product, dtype)) for product in PRODUCTS]
     return [*cells, ratio(gain_of(name, rows, "forward", dtype))]
@@ -160,7 +160,7 @@ def figures_of_steps() -> Iterator[Figures]:
             new = new_lines(before.name, name)
             if dtype_of(before.name) == dtype and speeds[0] and before.speeds[0]:
                 gain = speeds[0] / before.speeds[0]
-        what = name, idea_of(module), lines_of(module), new
+        what = name, idea_of(module), lines_of(name), new
         before = Figures(*what, reads, speeds, gain, roof, shape["flops"] / roof.seconds)
         yield before
 
@@ -181,13 +181,22 @@ def dtype_of(name: str) -> str:
 @cache
 def new_lines(before: str, after: str) -> int:
     """Lines of a step, docstring aside, that the step before has not."""
-    bodies = [text_of(name).split('"""', 2)[2].splitlines() for name in (before, after)]
-    matcher = SequenceMatcher(None, bodies[0], bodies[1], autojunk=False)
+    matcher = SequenceMatcher(None, body_of(before), body_of(after), autojunk=False)
     return sum(end - begin for what, _, _, begin, end in matcher.get_opcodes() if what != "equal")
 
 
-def text_of(name: str) -> str:
-    return Path(STEPS[name].__file__ or "").read_text(encoding="utf-8")
+def file_of(name: str) -> Path:
+    """Of a step or a rung."""
+    return Path((STEPS[name] if name in NAMES else LADDER[name]).__file__ or "")
+
+
+def source_of(name: str) -> str:
+    return file_of(name).read_text(encoding="utf-8")
+
+
+def body_of(name: str) -> list[str]:
+    """The lines after the docstring."""
+    return source_of(name).split('"""', 2)[2].splitlines(keepends=True)
 
 
 def table_of_steps() -> str:

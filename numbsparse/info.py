@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 from numbsparse import device
-from numbsparse.bench.machine import processor, reach_of, versions_of
 from numbsparse.device import runtime
 from numbsparse.files import cache_folder
 from numbsparse.kernels.matmul import RUNGS
+from numbsparse.machine import processor, reach_of, versions_of
 
 NEEDED = ("numba", "numpy", "scipy")
 EXTRAS = {  # what each is for, and the packages that it installs

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from numbsparse import kernels
-from numbsparse.bench.trace import NAMES, case_of
 from numbsparse.files import write_bytes
 from numbsparse.kernels import ladder
-from numbsparse.kernels.matmul import LADDER
+from numbsparse.pages.ladder import body_of, file_of, source_of
+from numbsparse.pages.trace import NAMES, case_of
 
 LESSONS = Path(kernels.__file__).parent / "README.md"
 LINK = re.compile(r"\[([^]\n]*)\]\((?!http)([^)\n]*)\)")  # within the repository
@@ -83,7 +83,7 @@ def text_of(name: str) -> str:
 
 def _cells(name: str) -> Iterator[tuple[str, str]]:
     """(kind, text) of each cell."""
-    docstring, *code = _parts(_source(name))
+    docstring, *code = _parts(source_of(name))
     yield "markdown", lesson_of(name)
     yield (
         "markdown",
@@ -95,7 +95,7 @@ def _cells(name: str) -> Iterator[tuple[str, str]]:
     number = ladder.NAMES.index(name) if name in ladder.NAMES else 0
     if number:
         before = ladder.NAMES[number - 1]
-        new = "".join(unified_diff(_body(before), _body(name), before, name))
+        new = "".join(unified_diff(body_of(before), body_of(name), before, name))
         yield "markdown", f"New since the step before:\n\n```diff\n{new}```"
     yield from (("code", text) for text in code)
     yield "markdown", "## Is it right?\n\nThe product is compared with that of `k0_reference`."
@@ -133,27 +133,13 @@ def _named(link: re.Match[str]) -> str:
     return text if "#" in target or file in text else f"{text} ({file})"
 
 
-def _file(name: str) -> Path:
-    module = ladder.step(name) if name in ladder.NAMES else LADDER[name]
-    return Path(module.__file__ or "")
-
-
-def _source(name: str) -> str:
-    return _file(name).read_text(encoding="utf-8")
-
-
 def _others(name: str) -> str:
     """Where the rest of a rung is, that has several files."""
-    file = _file(name)
+    file = file_of(name)
     if file.name != "__init__.py":
         return ""
     names = ", ".join(sorted(other.name for other in file.parent.glob("[a-z]*.py")))
     return f"\n\nThese cells are the rung's `__init__.py`; they import from {names} beside it."
-
-
-def _body(name: str) -> list[str]:
-    """The lines after the docstring."""
-    return _source(name).split('"""', 2)[2].splitlines(keepends=True)
 
 
 def _parts(source: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ from itertools import product as every
 from numbsparse import patterns
 from numbsparse.bench.contestants import of_images, of_rung
 from numbsparse.bench.lstm import Sequence
-from numbsparse.bench.problem import images, matrices
+from numbsparse.bench.problem import matrices
 from numbsparse.bench.timing import Call
 from numbsparse.kernels import ladder
 from numbsparse.kernels.matmul import PRODUCTS
@@ -119,7 +119,7 @@ def _product(
 
 
 def _convolution(kernel: str, product: str, numbers: str, size: int) -> Call:
-    problem = images(512, size, DENSITY, 8, *_in_words(numbers), side=32, taps=3)
+    problem = matrices(512, size, DENSITY, 8, *_in_words(numbers), side=32, taps=3)
     return of_images(problem, product, kernel).call
 
 

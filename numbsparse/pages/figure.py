@@ -1,22 +1,29 @@
-"""The figure of 2017's launch post, drawn from the section "headline": speed-up by density.
+"""Two pictures: speed-up by density, as the launch post of 2017 has it, and the map of the plane.
 
-Needs matplotlib, which is asked for here alone.
+They need matplotlib, which is asked for here alone.
 """
 
 from __future__ import annotations
 
 import json
 from hashlib import sha256
+from itertools import product as every
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import numpy as np
+
 from numbsparse.bench.peers import CUSPARSE, TRITON
-from numbsparse.bench.results import Row, card_of, where
+from numbsparse.bench.plane import PLANES, speed_ups
+from numbsparse.bench.results import Results, Row, where
 from numbsparse.bench.show import PASSES, speed_up
+from numbsparse.pages.committed import card_of
 
 # Colours that readers with any kind of colour vision tell apart (Okabe and Ito, 2008).
 COLOURS = {"forward": "#0072b2", "input_grad": "#009e73", "weight_grad": "#d55e00"}
 TICKS = (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
+ENDS = 1 / 4, 4  # of the map's colours
 PEERS = {TRITON: ("torch BSR (Triton)", "--"), CUSPARSE: ("cuSPARSE CSR", ":")}
 
 
@@ -40,6 +47,14 @@ def draw_speed_up(section: dict[str, Any], path: Path) -> None:
         fontsize=10,
     )
     figure.savefig(path, dpi=150, metadata={"Description": digest_of(section)})
+
+
+def draw_headline(results: Results, path: Path) -> None:
+    """The picture of that section; raises RuntimeError where it was not measured."""
+    if "headline" not in results:
+        raise RuntimeError("the figure takes the section headline: add it to --only")
+    draw_speed_up(results["headline"], path)
+    print(f"the figure is in {path}")
 
 
 def digest_of(section: dict[str, Any]) -> str:
@@ -88,6 +103,54 @@ def _points(rows: list[Row], product: str, peer: str = "") -> tuple[list[float],
         if name in row["seconds"] and (times := speed_up(row, name, rows)) is not None:
             found.append((row["density"], times))
     return [density for density, _ in found], [times for _, times in found]
+
+
+def draw_map(place: str, machine: str, rows: list[Row], path: Path) -> None:
+    """A panel for each block size and dtype: the median over features and products, by batch and
+    density; blue where we are faster than every peer, red where one is, crossed where one is at
+    some of the products; grey where nobody measured."""
+    from matplotlib.colors import LogNorm
+
+    plane, found = PLANES[place], speed_ups(place, rows)
+    card = machine.partition(";")[0]
+    kinds = [kind for kind in plane.numbers if any(point[4:6] == kind for point, *_ in found)]
+    shape = max(len(kinds), 1), len(plane.block_sizes)
+    figure = matplotlib_figure().Figure(figsize=(3.3 * shape[1], 2.6 * shape[0] + 0.8))
+    figure.set_layout_engine("constrained")
+    panels = figure.subplots(*shape, squeeze=False, sharex=True, sharey=True)
+    colours: dict[str, Any] = {"cmap": "RdBu", "norm": LogNorm(*ENDS)}
+    image = None
+    for (i, kind), (j, size) in every(enumerate(kinds), enumerate(plane.block_sizes)):
+        cells = np.full((len(plane.densities), len(plane.batches)), np.nan)
+        panel = panels[i, j]
+        panel.set_facecolor("#b0b0b0")  # not measured
+        for (a, density), (b, batch) in every(enumerate(plane.densities), enumerate(plane.batches)):
+            cell = size, density, batch, *kind
+            if here := [times for point, times, _ in found if point[1:6] == cell]:
+                cells[a, b] = median(here)
+                if min(here) < 1:
+                    panel.plot(b, a, "x", color="black", markersize=3, markeredgewidth=0.7)
+        image = panel.imshow(cells, origin="lower", aspect="auto", **colours)
+        panel.set_xticks(range(len(plane.batches)), plane.batches, rotation=90, fontsize=7)
+        panel.set_yticks(range(len(plane.densities)), [f"{d:g}" for d in plane.densities])
+        precise = {"highest": "", "high": ", tf32"}[kind[1]]
+        panel.set_title(f"{kind[0]}{precise}, B = {size}", fontsize=9)
+    for panel in panels[-1]:
+        panel.set_xlabel("batch")
+    for panel in panels[:, 0]:
+        panel.set_ylabel("density")
+    if image is not None:
+        ticks = [1 / 4, 1 / 2, 1, 2, 4]
+        bar = figure.colorbar(image, ax=panels, ticks=ticks, extend="both", fraction=0.02, pad=0.01)
+        bar.minorticks_off()
+        bar.ax.set_yticklabels([f"{tick:g}" for tick in ticks])
+        bar.set_label("times as fast")
+    figure.suptitle(
+        f"How many times as fast as the fastest peer, the median of the products of a cell; "
+        f"x: slower at some\n{len(found)} products, {card}",
+        fontsize=10,
+    )
+    figure.savefig(path, dpi=150)
 
 
 def matplotlib_figure() -> Any:

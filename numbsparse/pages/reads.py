@@ -18,13 +18,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from numbsparse.bench.problem import random
-from numbsparse.bench.results import Row, in_section, on_gpu, profiled
+from numbsparse.bench.results import Row
 from numbsparse.kernels import ladder
 from numbsparse.kernels.matmul import k2_shared, k3_registers, k4_pipelined, k5_tensor_core
 from numbsparse.kernels.matmul.k6_hopper.plan import TILES, steps_of
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import WARP_COLUMNS, steps_in_strips
 from numbsparse.kernels.parts.tiles import WIDTH
 from numbsparse.layout import Layout
+from numbsparse.pages.committed import in_section, on_gpu, profiled
 
 STRIP_ROWS, STRIP_WARPS, GROUP = 64, 16, 32  # of k7_small_blocks on compute capability 9.0
 MEMORY, CACHE = "device memory, read", "L2 cache, read (17 MB)"

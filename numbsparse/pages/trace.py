@@ -8,9 +8,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from numbsparse.bench.profile import Case, forward
 from numbsparse.device import SIMULATED
 from numbsparse.kernels import ladder
+from numbsparse.pages.profile import Case, forward
 from numbsparse.simulator.tracing import Trace, trace
 
 RUNGS = {  # dtype, inputs, outputs, batch, block size: small, and enough to go round a ring

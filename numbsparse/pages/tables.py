@@ -12,15 +12,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numbsparse.bench import lessons
 from numbsparse.bench.contestants import FEATURE_MAJOR, OURS
-from numbsparse.bench.figure import draw_speed_up
-from numbsparse.bench.ladder import idea_at, idea_of, lines_of
 from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
-from numbsparse.bench.results import Row, in_section, on_cpu, on_gpu, rows_of, shape_of
-from numbsparse.bench.show import PASSES, beside_batch_major, ratio, speed_up, speeds_of, teraflops
+from numbsparse.bench.results import Row
+from numbsparse.bench.show import PASSES, beside_batch_major, speed_up
 from numbsparse.bench.show import table as _markdown
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
+from numbsparse.pages import lessons
+from numbsparse.pages.committed import (
+    in_section,
+    on_cpu,
+    on_gpu,
+    ratio,
+    rows_of,
+    shape_of,
+    speeds_of,
+    teraflops,
+)
+from numbsparse.pages.figure import draw_speed_up
+from numbsparse.pages.ladder import file_of, idea_at, idea_of, lines_of
 
 HEADS = [PASSES[product] for product in PRODUCTS]
 
@@ -61,7 +71,7 @@ def ladder() -> str:
     for name, module in LADDER.items():
         rows = rows_of(name)
         idea = idea_of(module) if name == "k0_cpu" else idea_at(name, rows)
-        lines.append([_link(name), idea, *_measured(name, rows), str(lines_of(module))])
+        lines.append([_link(name), idea, *_measured(name, rows), str(lines_of(name))])
     dense = [row | {"flops": first["flops"]} for row in _of_figure() if CUBLAS in row["seconds"]]
     if any(cells := _measured(CUBLAS, dense)):
         lines.append(["cuBLAS", "dense; its work on dropped blocks is not counted", *cells, ""])
@@ -206,6 +216,6 @@ def _both_ways(row: Row | None) -> str:
 
 def _link(name: str) -> str:
     """A rung is a file, or a folder of them."""
-    path = Path(LADDER[name].__file__ or "")
+    path = file_of(name)
     file = f"{name}/" if path.name == "__init__.py" else path.name
     return f"[{name}](numbsparse/kernels/matmul/{file})"

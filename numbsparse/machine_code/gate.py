@@ -1,37 +1,28 @@
-"""Machine code for compute capability 9.0, compiled without a GPU and held against that committed.
-
-A cubin is an ELF file, read here as far as that takes. NVIDIA documents the file's purpose (CUDA
-Binary Utilities), not its sections: of those only what held for every kernel here is read, and
-checked.
-"""
+"""Machine code of compute capability 9.0, compiled without a GPU, beside that committed."""
 
 from __future__ import annotations
 
 import json
 import os
-import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
-from hashlib import sha256
 from itertools import zip_longest
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from numbsparse.bench.compiled_calls import calls
-from numbsparse.bench.machine import in_a_list, versions_of
+from numbsparse import bench
+from numbsparse.bench.results import write
 from numbsparse.bench.show import table
 from numbsparse.device import SIMULATED, runtime, stand_in
+from numbsparse.device.waits import shown
+from numbsparse.machine import in_a_list, versions_of
+from numbsparse.machine_code.calls import calls
+from numbsparse.machine_code.cubin import description
 
-COMMITTED = Path(__file__).parent / "results" / "machine_code.json"
+COMMITTED = Path(bench.__file__).parent / "results" / "machine_code.json"
 COMPILERS = ("numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink")
 SHOWN = ("instructions", "registers", "stack")
-
-INSTRUCTION = 16  # bytes
-FRAME_SIZE, REGISTERS = 0x11, 0x2F  # attributes of a kernel
-TO_AND_FROM_THE_STACK = (0x387, 0x983)  # opcodes: store to local memory, load from it
-EMPTY = 8  # type of a section without bytes in the file
 
 Kernel = dict[str, Any]
 Kernels = dict[str, list[Kernel]]
@@ -85,14 +76,15 @@ def _require() -> None:
 
 def _compiled(names: list[str], jobs: int) -> Iterable[tuple[str, list[Kernel]]]:
     """Each call's kernels, in the order of their launches."""
+    if jobs == 1:
+        _begin()
+        yield from ((name, kernels_of(name)) for name in shown(names, "compiled"))
+        return
     context = get_context("spawn")
     with ProcessPoolExecutor(min(jobs, len(names)), context, _begin) as pool:
-        found: Iterable[Any] = pool.map(kernels_of, names)
-        with suppress(ImportError):
-            from tqdm import tqdm
-
-            found = tqdm(found, total=len(names), desc="compiled", leave=False)
-        yield from zip(names, found, strict=True)
+        found = pool.map(kernels_of, names)
+        for name in shown(names, "compiled"):
+            yield name, next(found)
 
 
 def _begin() -> None:
@@ -113,16 +105,7 @@ def _write(file: Path, now: Kernels, used: dict[str, str]) -> None:
     before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     found = (before["calls"] if before.get("compilers") == used else {}) | now
     in_order = {name: found[name] for name in calls() if name in found}
-    file.write_text(_as_json(in_order, used), encoding="utf-8")
-
-
-def _as_json(kernels: Kernels, used: dict[str, str]) -> str:
-    """A line for each kernel, so that a diff names those that changed."""
-    of_calls = ",\n".join(
-        f"  {json.dumps(name)}: [\n" + ",\n".join(f"   {json.dumps(k)}" for k in found) + "\n  ]"
-        for name, found in kernels.items()
-    )
-    return f'{{\n "compilers": {json.dumps(used)},\n "calls": {{\n{of_calls}\n }}\n}}\n'
+    write(file, {"compilers": used, "calls": in_order}, 3)
 
 
 def rows(kernels: Kernels) -> list[list[str]]:
@@ -151,51 +134,3 @@ def _change(then: Kernel | None, now: Kernel | None) -> list[str]:
         return [f"{there['kernel']}: {word}", *(f"{there[what]:,}" for what in SHOWN)]
     pairs = [(then[what], now[what]) for what in SHOWN]
     return [now["kernel"], *(f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b in pairs)]
-
-
-def description(cubin: bytes) -> dict[str, Any]:
-    """Of a cubin with one kernel: what distinguishes it, and what may cost it time.
-
-    `instructions` in the file; `registers` a thread; `stack`, bytes a thread, for spilled registers
-    and for arrays that are indexed; `stack_instructions` that use it; `hash` of the instructions.
-    """
-    found = dict(sections(cubin))
-    (text,) = (data for name, data in found.items() if name.startswith(".text."))
-    about = dict(attributes(found[".nv.info"]))
-    codes = [
-        struct.unpack_from("<Q", text, at)[0] & 0xFFF for at in range(0, len(text), INSTRUCTION)
-    ]
-    constants = b"".join(
-        data for name, data in sorted(found.items()) if name.startswith(".nv.constant")
-    )
-    return {
-        "instructions": len(codes),
-        "registers": about[REGISTERS],
-        "stack": about[FRAME_SIZE],
-        "stack_instructions": sum(code in TO_AND_FROM_THE_STACK for code in codes),
-        "hash": sha256(text + constants).hexdigest()[:12],
-    }
-
-
-def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
-    """(name, bytes) of each."""
-    table = struct.unpack_from("<Q", elf, 40)[0]
-    size, count, of_names = struct.unpack_from("<3H", elf, 58)
-    headers = [struct.unpack_from("<IIQQQQIIQQ", elf, table + i * size) for i in range(count)]
-    names = headers[of_names][4]
-    for name, kind, _, _, offset, nbytes, *_ in headers:
-        first = names + name
-        data = b"" if kind == EMPTY else elf[offset : offset + nbytes]
-        yield elf[first : elf.index(b"\0", first)].decode(), data
-
-
-def attributes(info: bytes) -> Iterator[tuple[int, int]]:
-    """(attribute, value) of those that say something of a kernel in a word."""
-    at = 0
-    while at < len(info):
-        form, attribute, nbytes = struct.unpack_from("<BBH", info, at)
-        at += 4
-        if form == 4:  # so many bytes follow: which kernel, and the value
-            if nbytes == 8:
-                yield attribute, struct.unpack_from("<II", info, at)[1]
-            at += nbytes

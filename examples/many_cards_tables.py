@@ -1,0 +1,100 @@
+"""The tables of the guide to many cards, from results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numbsparse.bench.show import table
+
+RESULTS = Path(__file__).parent / "results" / "many_cards.json"
+BEFORE = {
+    "pixelcnn": "A whole update of PixelCNN++, as wide as in its paper, in bfloat16, on ",
+    "collectives": "Each collective alone, several captured at a time, on ",
+}
+Rows = list[dict[str, Any]]
+
+
+def fill(path: Path, sections: dict[str, Any]) -> None:
+    """Rewrite what stands between `<!-- collectives -->` and `<!-- /collectives -->`, and so on."""
+    text = path.read_text(encoding="utf-8")
+    for name, section in sections.items():
+        marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        text = marked.sub(lambda found: found[1] + written(name, section) + found[2], text)  # noqa: B023
+    path.write_text(text, encoding="utf-8")
+
+
+def written(name: str, section: dict[str, Any]) -> str:
+    """A section's table, below the machine and above the command."""
+    where = BEFORE.get(name, "") + section["machine"].partition(";")[0]
+    return f"\n{where}:\n\n{MAKERS[name](section['rows'])}\n`{section['command']}`\n\n"
+
+
+def collectives(rows: Rows) -> str:
+    sizes = sorted({row["bytes"] for row in rows})
+    lines = []
+    for name in dict.fromkeys(row["collective"] for row in rows):
+        own = {row["bytes"]: row["seconds"] for row in rows if row["collective"] == name}
+        cells = [f"{own[n] * 1e6:,.0f} us ({n / own[n] / 1e9:.3g} GB/s)" for n in sizes]
+        lines.append([name, *cells])
+    return table(["of a rank's", *map(_size, sizes)], lines)
+
+
+def data_parallel(rows: Rows) -> str:
+    n, first = rows[0]["ranks"], rows[0]
+    lines = [[row["step"], *_scaling(row)] for row in rows]
+    lines[1:1] = [["uncaptured", _ms(first["uncaptured"]), "", ""]]
+    return table(["", "one card", f"{n} cards", "as good as"], lines)
+
+
+def ddp(rows: Rows) -> str:
+    """Beside ours, and beside one card of the same library."""
+    ours = {row["step"]: row["seconds"] for row in rows}
+    lines = []
+    for row in rows:
+        seconds, in_torch = row["seconds"], "DDP" in row["step"]
+        alone = ours["numbsparse.torch alone" if in_torch else "alone"]
+        cards = in_torch or row["step"] == "DataParallel"
+        beside = ours["DataParallel" if cards else "alone"]
+        lines.append([row["step"], _ms(seconds)])
+        lines[-1] += [f"{row['ranks'] * alone / seconds:.2f} cards" if cards else ""]
+        lines[-1] += [f"{seconds / beside - 1:+.1%}" if seconds > beside / 4 else ""]
+    return table(["forward and backward", "", "as good as", "beside ours"], lines)
+
+
+def split(rows: Rows) -> str:
+    names = [name for name in ("nccl", "sockets", "peer memory") if name in rows[0]]
+    lines = []
+    for row in rows:
+        cells = [f"{row[n] * 1e6:,.0f} us ({row[n] / row['share']:.2f})" for n in names]
+        lines.append([f"{row['units']:,}", f"{row['share'] * 1e6:,.0f} us", *cells])
+    return table(["units", "share alone", *map(str.upper, names[:1]), *names[1:]], lines)
+
+
+def pixelcnn(rows: Rows) -> str:
+    lines = [
+        [f"{row['filters']} filters, {row['parameters'] / 1e6:.0f} million parameters, "
+         f"{row['images']} images a card", *_scaling(row)]
+        for row in rows
+    ]  # fmt: skip
+    return table(["PixelCNN++", "one card", f"{rows[0]['ranks']} cards", "as good as"], lines)
+
+
+MAKERS: dict[str, Callable[[Rows], str]] = {
+    make.__name__: make for make in (collectives, data_parallel, ddp, split, pixelcnn)
+}
+
+
+def _scaling(row: dict[str, Any]) -> list[str]:
+    one, both = row["one"], row["all"]
+    return [_ms(one), _ms(both), f"{row['ranks'] * one / both:.2f} cards"]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"

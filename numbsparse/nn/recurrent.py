@@ -1,0 +1,55 @@
+"""What recurrent layers take: steps of inputs, a state (h, c), and layouts of several weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numbsparse import ops
+from numbsparse.autograd import Tensor, as_tensor
+from numbsparse.nn.linear import is_list_of_layouts
+
+State = tuple[Tensor, Tensor]
+
+
+def checked_steps(x: Any, features: int) -> Tensor:
+    """x (time, batch, features), refused where it has other axes or no step."""
+    x = as_tensor(x)
+    if x.ndim != 3 or x.shape[2] != features or x.shape[0] == 0:
+        raise ValueError(
+            f"x takes the shape (time, batch, {features}), of one step at least, got {x.shape}"
+        )
+    return x
+
+
+def checked_state(x: Tensor, state: Any, shape: tuple[int, ...], weight: Tensor) -> State:
+    """h and c as Tensors; x and they are refused where they do not fit `weight`, or this shape."""
+    if not isinstance(state, tuple | list) or len(state) != 2:
+        raise TypeError(f"state takes (h, c), got {type(state).__name__}")
+    h, c = (as_tensor(part) for part in state)
+    for name, part, takes in (("x", x, x.shape), ("h", h, shape), ("c", c, shape)):
+        dtype = ops.state_dtype(weight.dtype) if name == "c" else weight.dtype
+        if part.shape != takes:
+            raise ValueError(f"{name} takes the shape {takes}, got {part.shape}")
+        if part.dtype != dtype:
+            raise TypeError(f"{name} takes {dtype} in this layer, got {part.dtype}")
+        if part.device != weight.device:
+            raise ValueError(
+                f"{name} takes the place of the weights, {weight.device}, got {part.device}"
+            )
+    return h, c
+
+
+def zeros(shape: tuple[int, ...], weight: Tensor) -> State:
+    """(h, c) of zeros, where the weights are."""
+    dtypes = weight.dtype, ops.state_dtype(weight.dtype)
+    h, c = (Tensor(ops.zeros(shape, dtype, weight.device)) for dtype in dtypes)
+    return h, c
+
+
+def layout_of_each(layout: Any, count: int, takes: str) -> list[Any]:
+    """The layouts of so many weights: a list of them, or one for all; `takes` says what fits."""
+    if not is_list_of_layouts(layout):
+        return [layout] * count
+    if len(layout) != count:
+        raise ValueError(f"{takes}, got {len(layout)}")
+    return list(layout)
