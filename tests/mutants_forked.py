@@ -6,6 +6,7 @@ in which a file is broken.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -97,7 +98,12 @@ def cpu_seconds(process: int) -> float:
 
 
 def _work(work: Callable[[Callable[[Any], None]], None], writing: int) -> None:
-    """The child: its output goes nowhere, and its children end with it."""
+    """The child: its output goes nowhere, and its children end with it.
+
+    What it has from its parent is not looked through for garbage: of a whole run of the tests that
+    takes half a minute.
+    """
+    gc.freeze()
     os.setsid()
 
     def say(what: Any) -> None:

@@ -34,7 +34,7 @@ LARGE = [
     ConvCase(40, (4, 4), 70, 64, 32, (3, 3), padding="same"),
     ConvCase(2, (300,), 130, 64, 64, (7,), padding="same", dilation=4),
     ConvCase(1, (9, 8, 7), 32, 48, 16, (3, 3, 3), stride=(1, 2, 1), padding=1),
-    ConvCase(2, (40, 40), 64, 64, 32, (3, 3), padding=16, dilation=16),
+    ConvCase(1, (20, 21), 64, 64, 32, (3, 3), padding=16, dilation=16),
     ConvCase(1, (20, 20), 128, 128, 64, (4, 4), stride=2, padding=1, density=1),
     ConvCase(7, (5, 6), 20, 20, 4, (3, 3), padding=((2, 0), (1, 1))),
 ]
@@ -70,7 +70,7 @@ def runs():
             if not ON_GPU:  # small cases are drawn too, in test_drawn_conv
                 slow |= name in DRAWN and case in SMALL
                 slow |= dtype == "float64" and case in LARGE and case not in LARGE[::3]
-                slow |= dtype == "bfloat16" and place == "cuda"
+                slow |= dtype == "bfloat16" and (place == "cuda" or case not in LARGE[1::3])
             if reason is None and not slow:
                 label = f"{name}-{product}-{case}-{dtype}"
                 yield pytest.param(name, product, case, dtype, id=label)
@@ -156,7 +156,9 @@ def test_infinities_are_those_of_plain_sums(name, case, dtype, product):
     np.testing.assert_array_equal(np.isfinite(got), np.isfinite(expected))
 
 
-PIECES = ConvCase(2, (16, 24) if ON_GPU else (9, 17), 16, 16, 16, (3, 3), padding="same")
+PIECES = ConvCase(2, (16, 24), 16, 16, 16, (3, 3), padding="same")
+if not ON_GPU:
+    PIECES = ConvCase(1, (9, 17), 16, 16, 16, (1, 3), padding="same")
 
 
 @needs_cuda
@@ -190,7 +192,7 @@ def test_pieces_of_a_weight_grad_add_up_in_turn(name, dtype, monkeypatch):
 @needs_cuda
 @pytest.mark.parametrize("name", SIXTEEN_BIT)
 def test_weight_grad_of_more_images_than_pixels(name):
-    case = ConvCase(150, (2,), 16, 16, 16, (1,), density=1)
+    case = ConvCase(70, (2,), 16, 16, 16, (1,), density=1)
     skip_unless_served(name, "weight_grad", case, "float16")
     problem = ConvProblem(case, "float16")
     got = run(name, "weight_grad", problem, "cuda").astype(np.float64)
@@ -212,7 +214,7 @@ def test_nothing_races(name, product, dtype):
     if not device.SIMULATED:
         pytest.skip("the simulator looks at accesses")
     size = 8 if name == "k5_small_blocks" else 16
-    case = ConvCase(2, (5, 8), 32, 32, size, (3, 3), padding=1)
+    case = ConvCase(2, (5, 8), 32, 16, size, (2, 3), padding=1)
     skip_unless_served(name, product, case, dtype)
     problem = ConvProblem(case, dtype)
     assert not testing.races(lambda: run(name, product, problem, "cuda"))
@@ -220,7 +222,7 @@ def test_nothing_races(name, product, dtype):
 
 @needs_cuda
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_blocks_of_threads_that_take_several_lines(dtype, product, monkeypatch):
     """They begin each with sums of zero; usually a line is enough for the simulator."""
     case = ConvCase(2, (5, 4), 64, 50, 16, (2, 1), padding=1, density=1)
@@ -237,7 +239,7 @@ def test_blocks_of_threads_that_take_several_lines(dtype, product, monkeypatch):
 @pytest.mark.parametrize(
     "case",
     [
-        ConvCase(1, (3, 9), 128, 256, 128, (1, 2), padding=1, density=1),
+        ConvCase(1, (3, 9), 128, 128, 128, (1, 2), padding=1, density=1),
         ConvCase(1, (6, 4), 32, 40, 16, (3, 3), padding=1),
         ConvCase(2, (2, 3, 4), 16, 16, 16, (2, 1, 2)),
     ],

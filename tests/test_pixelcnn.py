@@ -26,9 +26,8 @@ def arguments(tmp_path):
 
 def test_pixelcnn_learns_and_leaves_its_results(pixelcnn, arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.modules["pixel_sample"], "SIZE", 4)
-    rows = pixelcnn.main(
-        [*arguments, "--steps", "12", "--lr", "0.02", "--compare", "--samples", "3"]
-    )
+    few = ["--steps", "8", "--mark-every", "4", "--lr", "0.02"]
+    rows = pixelcnn.main([*arguments, *few, "--compare", "--samples", "3"])
     assert [row["kind"] for row in rows] == ["sparse", "dense"]
     assert rows[0]["parameters"] == pytest.approx(rows[1]["parameters"], rel=0.02)
     out = tmp_path / "out"
@@ -37,13 +36,13 @@ def test_pixelcnn_learns_and_leaves_its_results(pixelcnn, arguments, tmp_path, m
     assert [run["kind"] for run in content["runs"]] == ["sparse", "dense"]
     for run in content["runs"]:
         held_out = [h for _, _, h in run["curve"] if h is not None]
-        assert len(held_out) == 4
+        assert len(held_out) == 2
         assert held_out[-1] < held_out[0] - 0.3
         assert held_out[-1] == pytest.approx(run["bits"], abs=1e-4)  # of all the few held out
     for name in ("pixelcnn.png", "pixelcnn_samples.png"):
         assert (out / name).stat().st_size > 5000
     for name in ("sparse_0", "dense_0"):
-        assert ns.load(out / f"{name}.npz")["step"] == 12
+        assert ns.load(out / f"{name}.npz")["step"] == 8
     assert "bits/dim held out" in capsys.readouterr().out
 
 
@@ -72,7 +71,7 @@ def checkpoint(tmp_path_factory):
     write_cifar(folder)
     with pytest.MonkeyPatch.context() as patch:
         program = imported(patch, "pixelcnn")
-        program.main([*SMALL, "--data", str(folder), "--out", str(folder), "--steps", "6"])
+        program.main([*SMALL, "--data", str(folder), "--out", str(folder), "--steps", "2"])
     return (folder / "sparse_0.npz").read_bytes()
 
 
@@ -90,24 +89,24 @@ def test_an_interrupted_training_goes_on_bit_for_bit(pixelcnn, arguments, tmp_pa
     train_step = training.train_step
 
     def interrupted(self):
-        if self.step == 5:
+        if self.step == 3:
             raise KeyboardInterrupt
         return train_step(self)
 
-    arguments = [*arguments, "--dropout", "0.3", "--steps", "6"]
+    arguments = [*arguments, "--dropout", "0.3", "--steps", "4"]
     elsewhere = [*arguments, "--out", str(tmp_path / "stopped")]
     monkeypatch.setattr(training, "train_step", interrupted)
     with pytest.raises(SystemExit, match="--resume goes on"):
         pixelcnn.main(elsewhere)
     monkeypatch.setattr(training, "train_step", train_step)
     file = tmp_path / "stopped" / "sparse_0.npz"
-    assert ns.load(file)["step"] == 3
+    assert ns.load(file)["step"] == 2
     pixelcnn.main([*elsewhere, "--resume"])
     pixelcnn.main(arguments)
     same_arrays(file, tmp_path / "out" / "sparse_0.npz")
 
 
-OTHERS = [("filters", "16"), ("stages", "2"), ("mixtures", "3"), ("batch", "2"), ("average", "0")]
+OTHERS = [("filters", "16"), ("stages", "1"), ("mixtures", "3"), ("batch", "2"), ("average", "0")]
 
 
 @pytest.mark.parametrize(("name", "value"), OTHERS, ids=[name for name, _ in OTHERS])
@@ -205,20 +204,20 @@ def test_folders_without_images_are_refused(pixelcnn, arguments, tmp_path, folde
         pixelcnn.main([*arguments, "--data", str(tmp_path / folder)])
 
 
-def photos():
+def photos(height=427, width=640):
     """Two photographs in which every pixel is another number."""
-    return np.arange(2 * 427 * 640 * 3, dtype=np.uint32).reshape(2, 427, 640, 3)
+    return np.arange(2 * height * width * 3, dtype=np.uint32).reshape(2, height, width, 3)
 
 
 def test_held_out_patches_share_no_pixel_with_training_ones(pixelcnn):
     images = sys.modules["pixel_images"]
     train, held_out = (
-        np.array([p for photo in photos() for part in images.parts(photo, out)
+        np.array([p for photo in photos(75, 340) for part in images.parts(photo, out)
                   for p in images.patches(part, step)])
         for out, step in ((False, 8), (True, 32))
     )  # fmt: skip
     assert train.shape[1:] == held_out.shape[1:] == (32, 32, 3)
-    assert len(train) > 5000
+    assert len(train) > 200
     assert len(np.unique(held_out)) == held_out.size  # nor with each other
     assert not np.intersect1d(train, held_out).size
 

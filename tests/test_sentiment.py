@@ -55,11 +55,10 @@ def write_amazon(folder):
     return str(folder / "amazon")
 
 
-@pytest.mark.parametrize("write", [write_imdb, write_amazon])
-def test_features_of_reviews_tell_what_they_say(sentiment, tmp_path, capsys, write):
+def test_features_of_reviews_tell_what_they_say(sentiment, tmp_path, capsys):
     """The last state of a trained model, sparse or dense, says which words a review has."""
-    arguments = [*SMALL_MODEL, "--steps", "80", "--train", "150", "--test", "60"]
-    arguments += ["--reviews", write(tmp_path), "--out", str(tmp_path / "out")]
+    arguments = [*SMALL_MODEL, "--steps", "40", "--train", "100", "--test", "50"]
+    arguments += ["--reviews", write_imdb(tmp_path), "--out", str(tmp_path / "out")]
     accuracies = sentiment.main(arguments)
     assert sorted(accuracies) == ["byte counts", "dense", "majority", "sparse"]
     assert accuracies["majority"] < 0.7
@@ -72,13 +71,13 @@ def test_by_default_comments_are_distinguished_from_docstrings(
 ):
     a_part = Path(sysconfig.get_path("stdlib"), "asyncio")  # the whole is read below
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(a_part))
-    arguments = [*SMALL_MODEL, "--steps", "10", "--train", "400", "--test", "100", "--no-compare"]
-    accuracies = sentiment.main([*arguments, "--longest", "64", "--out", str(tmp_path)])
+    arguments = [*SMALL_MODEL, "--steps", "5", "--train", "100", "--test", "40", "--no-compare"]
+    accuracies = sentiment.main([*arguments, "--longest", "32", "--out", str(tmp_path)])
     assert sorted(accuracies) == ["byte counts", "majority", "sparse"]
     assert min(accuracies.values()) > 0.4
     printed = capsys.readouterr().out
     assert "text: the standard library's prose" in printed
-    assert "question: comment or docstring; 400 to fit, 100 to test" in printed
+    assert "question: comment or docstring; 100 to fit, 40 to test" in printed
 
 
 def test_state_after_a_text_is_its_own(sentiment, tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from math import prod
 from operator import attrgetter
@@ -27,7 +27,7 @@ from numba.cuda.simulator.kernel import (
 from numba.cuda.simulator.kernelapi import FakeCUDALocal, FakeCUDAShared
 from numba.np.numpy_support import as_dtype
 
-from numbsparse.simulator import accesses
+from numbsparse.simulator import accesses, stacks
 from numbsparse.simulator.arrays import DYNAMIC, Shared, in_global_memory, shared_bytes
 from numbsparse.simulator.threads import Block, Turns, current
 
@@ -52,7 +52,8 @@ def run(
     """Run a kernel on a grid, whose blocks wait for others of their cluster, or for all."""
     accesses.begin_launch(kernel, grid, block)
     given = [_given(arg) for arg in args]
-    with _on_one_core(), _at_once(grid, cluster, together):
+    switching = nullcontext() if stacks.OF_ONE_THREAD else _on_one_core()
+    with switching, _at_once(grid, cluster, together):
         kernel[grid, block, 0, shared_bytes](*given)
 
 
@@ -68,7 +69,7 @@ def _given(arg: Any, inside: bool = False) -> Any:
 
 @contextmanager
 def _on_one_core() -> Iterator[None]:
-    """Where the system can: there threads hand over their turn several times as fast.
+    """Where the system can: there Python's threads hand over their turn several times as fast.
 
     Processes side by side take different ones.
     """
@@ -131,38 +132,49 @@ def _calling(plain: Callable[..., None]) -> Callable[..., Any]:
     """A kernel, or a device function in it: its module sees the simulator's `cuda` meanwhile.
 
     The simulator's own looks through the module in each call of a device function, which takes
-    longer than most of these functions; here that is done once per module and launch.
+    longer than most of these functions; here that is done once per launch.
     """
-    seen: set[int] = set()
+    seen: set[Any] = set()  # functions, and modules by the identity of their names
     swaps = ExitStack()
 
     def call(kernel: Any, *args: Any) -> Any:
         function = kernel.fn
-        if id(function.__globals__) in seen:
+        if kernel in seen:
             return function(*args)
         cuda = _get_kernel_context()
         if cuda is None:
             with swaps:
                 swaps.callback(seen.clear)
-                swaps.enter_context(_numpys_types(function.__globals__))
+                swaps.enter_context(_numpys_types(function, True))
                 return plain(kernel, *args)
-        seen.add(id(function.__globals__))
-        swaps.enter_context(swapped_cuda_module(function, cuda))
-        swaps.enter_context(_numpys_types(function.__globals__))
+        if new := id(function.__globals__) not in seen:
+            swaps.enter_context(swapped_cuda_module(function, cuda))
+        swaps.enter_context(_numpys_types(function, new))
+        seen.update((kernel, id(function.__globals__)))
         return function(*args)
 
     return call
 
 
 @contextmanager
-def _numpys_types(names: dict[str, Any]) -> Iterator[None]:
-    """A module sees NumPy's types in the place of Numba's: `uint32(x)` takes half the time."""
-    numbas = {name: kind for name, kind in names.items() if isinstance(kind, NUMBAS)}
+def _numpys_types(function: Any, of_module: bool) -> Iterator[None]:
+    """A function sees NumPy's types in the place of Numba's: `uint32(x)` takes half the time.
+
+    They are names of its module, or of a function around it.
+    """
+    names = function.__globals__
+    numbas = {name: kind for name, kind in names.items() if of_module and type(kind) in NUMBAS}
+    cells = [(cell, cell.cell_contents) for cell in function.__closure__ or ()]
+    cells = [(cell, kind) for cell, kind in cells if type(kind) in NUMBAS]
     names.update((name, getattr(np, kind.name)) for name, kind in numbas.items())
+    for cell, kind in cells:
+        cell.cell_contents = getattr(np, kind.name)
     try:
         yield
     finally:
         names.update(numbas)
+        for cell, kind in cells:
+            cell.cell_contents = kind
 
 
 def _reading(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,7 +183,7 @@ def _reading(plain: Callable[..., Any]) -> Callable[..., Any]:
     def read(array: Any, place: Any) -> Any:
         if type(array._item) is FakeCUDAArray:  # nobody watches
             found = array._item._ary[place]
-            if isinstance(found, np.number):
+            if type(found) not in (np.ndarray, np.void):
                 return found
         return plain(array, place)
 

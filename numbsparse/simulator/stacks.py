@@ -19,6 +19,9 @@ try:
 except ImportError:
     greenlet = None
 
+OF_ONE_THREAD = greenlet is not None
+"""Whether all of them are parts of one thread of the system's."""
+
 MOST_KEPT = 256
 """Threads of Python's that are kept for later: some systems allow few thousands of them."""
 

@@ -49,7 +49,7 @@ class Worker(stacks.Stack):  # type: ignore[misc]
 
     def become(self, block: Block, number: int) -> None:
         width, height, _ = block.shape
-        self.block, self._manager, self.blockIdx = block, block.manager, Dim3(*block.place)
+        self.block, self._manager, self.blockIdx = block, block.manager, block.index
         self.threadIdx = Dim3(number % width, number // width % height, number // (width * height))
         self.thread_id = number
         self.own: dict[Any, Any] = {}
@@ -91,7 +91,7 @@ class Block:
 
     def __init__(self, manager: Any, place: Sequence[int], work: Callable[[], None]) -> None:
         self.manager, self.place, self.work = manager, tuple(place), work
-        self.shape = manager._block_dim
+        self.shape, self.index = manager._block_dim, Dim3(*place)
         self.threads = int(np.prod(self.shape))
         self.left = self.threads  # that have not ended
         self.own: dict[Any, Any] = {}

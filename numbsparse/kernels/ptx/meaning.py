@@ -132,8 +132,8 @@ def ldmatrix_x4_trans_if(rows: np.ndarray, wanted: np.ndarray, kept: np.ndarray)
 
 def cvt_rna_tf32(x: np.ndarray) -> np.ndarray:
     """float32 to the bits of the nearest tf32, 10 bits of mantissa; ties away from zero."""
-    bits = x.view(np.uint32)
-    return np.where(np.isfinite(x), bits + np.uint32(0x1000), bits) & np.uint32(0xFFFFE000)
+    half = np.uint32(0x1000) * np.isfinite(x)
+    return (x.view(np.uint32) + half) & np.uint32(0xFFFFE000)
 
 
 def pack_half2(lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
