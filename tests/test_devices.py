@@ -45,9 +45,6 @@ def two(monkeypatch):
             monkeypatch.setattr(module, name, value)
     elif device.n_devices() < 2:
         pytest.skip("takes two GPUs")
-    else:  # whichever one JAX, imported by other tests of this process, has made current
-        monkeypatch.setattr(streams.DEFAULT, "_device", 0)
-        runtime.make_current(0)
 
 
 def placed(a, where):

@@ -1,6 +1,7 @@
 """numbsparse.jax on a GPU: calls that are made up here as XLA makes them; and those of XLA."""
 
 import ctypes
+import sys
 import threading
 from functools import partial
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import jax.numpy as jnp  # noqa: E402
 import numbsparse as ns  # noqa: E402
 import numbsparse.jax as nsj  # noqa: E402
 from numbsparse import device  # noqa: E402
-from numbsparse.device import memory, runtime  # noqa: E402
+from numbsparse.device import memory, runtime, streams  # noqa: E402
 from numbsparse.jax import ffi, products  # noqa: E402
 from numbsparse.simulator import launch as simulator  # noqa: E402
 
@@ -172,19 +173,46 @@ def test_what_goes_wrong_in_a_call_is_the_error_of_xla(monkeypatch):
     assert device.current_stream().handle != STREAM
 
 
-def test_a_thread_of_another_gpu_is_refused(monkeypatch):
+def test_work_is_on_the_gpu_of_xlas_thread(monkeypatch):
     driver = pytest.importorskip("cuda.bindings.driver")
     entered = []
     ours = SimpleNamespace(device_id=0, set_current=lambda: entered.append(True))
     monkeypatch.setattr(runtime, "SIMULATED", False)
     monkeypatch.setattr(runtime, "current_device", lambda: ours)
-    for theirs in ((0, 0), (201, 0)):  # ours; none in this thread
+    for theirs, gpu in (((0, 0), 0), ((0, 1), 1), ((201, 0), 0)):  # the last is on none
         monkeypatch.setattr(driver, "cuCtxGetDevice", lambda theirs=theirs: theirs)
-        device.on_this_gpu("x")
+        assert runtime.gpu_of_thread() == gpu
     assert len(entered) == 1
-    monkeypatch.setattr(driver, "cuCtxGetDevice", lambda: (0, 1))
-    with pytest.raises(ValueError, match="x is on GPU 1, numbsparse works on GPU 0"):
-        device.on_this_gpu("x")
+
+
+def test_handlers_follow_xla_to_another_gpu(monkeypatch):
+    if not device.SIMULATED:
+        pytest.skip("its second GPU is made up")
+    for module, name, value in (
+        (runtime, "simulated_devices", 2), (runtime, "several_devices", True),
+        (streams, "several", True), (streams, "_met", {0, 1}), (streams, "_defaults", {}),
+        (ffi, "gpu_of_thread", lambda: 1),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+    seen = []
+    compute = lambda *arrays: seen.append((device.current_stream().device, arrays))  # noqa: E731
+    read = ffi.Call(((11, 0, b""),), ())
+    monkeypatch.setattr(ffi, "_stream", lambda *of: STREAM)
+    monkeypatch.setattr(ffi, "_call", lambda compute, *of: compute())
+    monkeypatch.setattr(ffi.ops, "repeated", lambda known, read, stream, work: work())
+    ffi._on_gpu(compute, {}, 0, (None,) * 4, read)
+    assert seen == [(1, ())]
+    assert device.current_stream().device == 0
+
+
+def test_where_jax_is_the_gpu_is_the_first(monkeypatch):
+    """JAX leaves the one current that it began last."""
+    cuda_core = pytest.importorskip("cuda.core")
+    monkeypatch.setattr(runtime, "SIMULATED", False)
+    monkeypatch.setattr(cuda_core, "Device", lambda: SimpleNamespace(device_id=1))
+    assert streams.Stream(0)._asked_device() == 0
+    monkeypatch.delitem(sys.modules, "jax")
+    assert streams.Stream(0)._asked_device() == 1
 
 
 def test_handlers_leave_command_buffers_to_others():

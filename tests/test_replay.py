@@ -20,6 +20,12 @@ products = importlib.import_module("numbsparse.ops.matmul")
 B, N = 4, 8
 
 
+@pytest.fixture(autouse=True)
+def one_gpu():
+    if runtime.several_devices:
+        pytest.skip("nothing is started again in a process that has used several GPUs")
+
+
 @pytest.fixture
 def worked_out(monkeypatch):
     """The products that were not only started."""
@@ -157,7 +163,7 @@ def test_threads_record_what_is_theirs():
     run = products._run
 
     def elsewhere():
-        device.on_this_gpu("x")
+        runtime.gpu_of_thread()
         run(other, w, others, False, "auto", "highest")
 
     def work():

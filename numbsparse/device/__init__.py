@@ -42,7 +42,6 @@ from numbsparse.device.runtime import (
     is_capturing,
     multiprocessors,
     n_devices,
-    on_this_gpu,
     require,
     why_unavailable,
 )
@@ -84,7 +83,6 @@ __all__ = [
     "multiprocessors",
     "n_devices",
     "on",
-    "on_this_gpu",
     "one_gpu",
     "order",
     "outside_capture",

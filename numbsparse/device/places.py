@@ -35,8 +35,9 @@ def device(of: int | str | None = None) -> streams.Stream:
     Notes
     -----
     Outside of any, work goes to the GPU that CUDA calls current when numbsparse first uses one: 0,
-    or what `torch.cuda.set_device` said before. Within, CUDA's current device is this one for all
-    libraries.
+    or what `torch.cuda.set_device` said before; in a process with JAX, which leaves the last GPU
+    current, to 0. JAX's arrays are computed where they are. Within, CUDA's current device is this
+    one for all libraries.
 
     Examples
     --------

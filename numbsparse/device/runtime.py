@@ -161,23 +161,18 @@ def current_device() -> Any:
     return device_at(current_id())
 
 
-def on_this_gpu(what: str) -> None:
-    """Refuse `what`, in the words of its user, in a thread of a library that works on another GPU.
-
-    A thread that works on none yet works on ours from now on.
-    """
+def gpu_of_thread() -> int:
+    """The GPU that another library has made current in this thread; where none has, ours is."""
     if SIMULATED:
-        return
+        return current_id()
     from cuda.bindings import driver
 
-    ours = current_device()
     error, theirs = driver.cuCtxGetDevice()
-    if error:
-        ours.set_current()
-    elif int(theirs) != ours.device_id:
-        raise ValueError(
-            f"{what} is on GPU {int(theirs)}, numbsparse works on GPU {ours.device_id}"
-        )
+    if not error:
+        return int(theirs)
+    ours = current_device()
+    ours.set_current()
+    return int(ours.device_id)
 
 
 @cache

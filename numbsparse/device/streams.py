@@ -11,6 +11,7 @@ machine code) is made at once on a stream apart.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -62,6 +63,8 @@ class Stream:
             return 0
         if self.handle > LEGACY:
             return int(self.core.device.device_id)
+        if "jax" in sys.modules:  # which leaves the last GPU current, and works on the first
+            return 0
         from cuda.core import Device
 
         return int(Device().device_id)  # the one that CUDA calls current when it is first used

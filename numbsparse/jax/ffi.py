@@ -17,7 +17,7 @@ from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_void_p
 from functools import cache, lru_cache, partial
 from math import prod
 from struct import Struct, unpack
-from threading import get_ident, local
+from threading import get_ident
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
@@ -26,7 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.device import DeviceArray, on_this_gpu
+from numbsparse.device import DeviceArray
+from numbsparse.device.runtime import gpu_of_thread
 from numbsparse.device.streams import at
 
 METADATA, STRING, INTERNAL = 1, 4, 13  # an extension's type, an attribute's, an error's code
@@ -137,7 +138,6 @@ _handlers: dict[tuple[str, str], Any] = {}  # XLA knows their addresses alone
 QUIET = 0.2  # seconds without a call
 _under_way: set[int] = set()  # threads in a handler
 _last_call = 0.0
-_of_thread = local()  # `is_met`: whether it was asked which GPU it works on
 
 
 class Call(NamedTuple):
@@ -196,13 +196,9 @@ def _on_cpu(compute: Any, known: Any, address: int, fields: Any, read: Call) -> 
 
 
 def _on_gpu(compute: Any, known: Any, address: int, fields: Any, read: Call) -> None:
-    theirs = at(_stream(fields[2], fields[3]))
-    if not hasattr(_of_thread, "is_met"):
-        on_this_gpu("an array of JAX")
-        _of_thread.is_met = True
+    theirs = at(_stream(fields[2], fields[3]), device=gpu_of_thread())
 
     def work() -> None:
-        on_this_gpu("an array of JAX")
         with theirs:
             _call(compute, address, read, DeviceArray)
 

@@ -193,8 +193,6 @@ def matmul(x: Any, w: Any, *, precision: str | None = None) -> jax.Array:
         If shapes do not match.
     NotImplementedError
         If arrays are neither on a CPU nor on an NVIDIA GPU.
-    jax.errors.JaxRuntimeError
-        If they are on another GPU than the one that numbsparse works on.
 
     Examples
     --------
