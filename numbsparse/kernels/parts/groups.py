@@ -172,3 +172,21 @@ def _exchange(meets, size, same, inputs, instead, both, best, gains, lines):
                     meets[i, w], meets[j, w] = meets[j, w], meets[i, w]
                 for k in range(n):
                     instead[k, i], instead[k, j] = instead[k, j], instead[k, i]
+
+
+@compiled(error_model="numpy")
+def write_shares(record, kept, counts, before):
+    """What a record says of its step's kept blocks: a mask for each share, and last the blocks.
+
+    kept (SHARES, BLOCKS, 2) : of each block its share's bit and what names it, of `counts` blocks
+    a share, which are 0 after; a mask has the number of blocks in the shares before it from the bit
+    `before` on.
+    """
+    slot, first = 0, record.size - kept.shape[1]  # of the blocks
+    for share in range(counts.size):
+        mask = slot << before
+        for k in range(counts[share]):
+            mask |= kept[share, k, 0]
+            record[first + slot] = kept[share, k, 1]
+            slot += 1
+        record[share], counts[share] = mask, 0

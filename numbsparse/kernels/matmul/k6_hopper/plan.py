@@ -10,7 +10,7 @@ from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import Lengths
-from numbsparse.kernels.parts.groups import bit_of, bits_set, grouped, lowest_of
+from numbsparse.kernels.parts.groups import bit_of, bits_set, grouped, lowest_of, write_shares
 from numbsparse.kernels.parts.plans import quick_of
 from numbsparse.kernels.parts.store import Sums
 from numbsparse.layout import Index
@@ -277,7 +277,8 @@ def _write(inputs, blocks, begins, ends, strips, edge, sizes, met, own, kept, re
                 meet, at_edge = bits_set(met[which]), EDGE if which == edge else 0
                 for part in range(PARTS):
                     if place == INPUTS or taken + meet > BLOCKS:
-                        _finish(records[step], kept, counts, place, taken)
+                        write_shares(records[step], kept, counts, BEFORE)
+                        records[step, counts.size] = place + 256 * taken
                         step, place, taken = step + 1, 0, 0
                     records[step, counts.size + 1 + place] = which * PARTS + part
                     strips_left = met[which]
@@ -289,23 +290,9 @@ def _write(inputs, blocks, begins, ends, strips, edge, sizes, met, own, kept, re
                         counts[share] += 1
                     place, taken = place + 1, taken + meet
                 met[which] = 0
-        _finish(records[step], kept, counts, place, taken)
+        write_shares(records[step], kept, counts, BEFORE)
+        records[step, counts.size] = place + 256 * taken
         for share in range(counts.size):
             records[step, share] |= LAST
         step += 1
     starts[-1] = step
-
-
-@compiled(error_model="numpy")
-def _finish(record, kept, counts, inputs, blocks):
-    """Write what a record says of its step's kept blocks, share by share."""
-    slot, SHARES = 0, counts.size
-    first = record.size - kept.shape[1]  # of the blocks
-    for share in range(SHARES):
-        mask = slot << BEFORE
-        for k in range(counts[share]):
-            mask |= kept[share, k, 0]
-            record[first + slot] = kept[share, k, 1]
-            slot += 1
-        record[share], counts[share] = mask, 0
-    record[SHARES] = inputs + 256 * blocks
