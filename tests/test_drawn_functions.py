@@ -214,7 +214,8 @@ ELSEWHERE = {  # with tests of their own
     *("scale_blocks", "gated", "ungated", "block_dots"),
     *("adam_step", "adam_step_with", "sgd_step", "sgd_step_with", "average_step"),
     *("scale_to_norm", "judge", "guarded_adam_numbers", "guarded_sgd_numbers", "check_step"),
-    *("copy_into", "dropout_mask", "operand", "remap", "block_norms", "on_device", "replayed"),
+    *("copy_into", "dropout_mask", "operand", "remap", "block_norms", "on_device"),
+    *("repeated", "replayed", "started"),
 }
 OF_NO_ARRAYS = {
     *("HalfOnCPU", "LSTMTrace", "adam_numbers", "checked_precision", "own_precision"),

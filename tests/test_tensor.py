@@ -57,7 +57,7 @@ def test_numpy_takes_the_values():
 def test_numpy_does_not_cut_the_tape(put, place):
     with pytest.raises(RuntimeError, match=r"requires a gradient.*\.numpy\(\)"):
         np.asarray(ns.Tensor([1.0], requires_grad=True))
-    with pytest.raises(TypeError, match=r"block-sparse Tensor is no array.*\.numpy\(\)"):
+    with pytest.raises(TypeError, match=r"block-sparse Tensor is not an array.*\.numpy\(\)"):
         np.asarray(ns.Tensor(W))
     with pytest.raises(TypeError, match=r"\.toarray\(\)"):
         np.asarray(W)
@@ -76,7 +76,7 @@ def test_other_libraries_take_the_values():
     assert x.__dlpack_device__() == (1, 0)
     with pytest.raises(RuntimeError, match=r"requires a gradient.*\.numpy\(\)"):
         np.from_dlpack(x)
-    with pytest.raises(TypeError, match="block-sparse Tensor is no array"):
+    with pytest.raises(TypeError, match="block-sparse Tensor is not an array"):
         np.from_dlpack(ns.Tensor(W))
     with ns.no_grad():
         assert np.shares_memory(np.from_dlpack(x), values)

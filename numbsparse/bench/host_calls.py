@@ -63,5 +63,6 @@ def chains(options: Options) -> dict[str, float]:
     """Median seconds of a product, sparse and dense, in JAX; nothing where JAX has no GPU."""
     if SIMULATED or options.quick or find_spec("jax") is None:
         return {}
-    run = subprocess.run([sys.executable, "-c", CHAIN], capture_output=True, text=True)
+    command = [sys.executable, "-c", CHAIN]
+    run = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
     return dict(zip(("numbsparse.jax", "jnp.matmul"), map(float, run.stdout.split()), strict=False))
