@@ -147,30 +147,29 @@ def _on_gpu(name: str, out: Any, a: Any, b: Any, how: Any, work: Callable[[], An
     return out
 
 
-def _matmul(
-    x: Any, w: Any, layout: str, rows: int, columns: int, size: int, precision: str, out: Any = None
+def _product(
+    transposed: bool,
+    x: Any,
+    w: Any,
+    layout: str,
+    rows: int,
+    columns: int,
+    size: int,
+    precision: str,
+    out: Any = None,
 ) -> Any:
+    """x @ w, or x @ w.T."""
+
     def product() -> Any:
-        return ops.matmul(lent(x), matrix(w, layout, rows, columns), out=out, precision=precision)
+        kept = matrix(w, layout, rows, columns)
+        return ops.matmul(lent(x), kept.T if transposed else kept, out=out, precision=precision)
 
     if not x.is_cuda:
         return given_back(product(), x)
     how = layout, rows, columns, size, precision
-    out = new_empty(x, _of_y(x, w, *how)) if out is None else out
-    return _on_gpu("matmul", out, x, w, how, product)
-
-
-def _transposed(
-    y: Any, w: Any, layout: str, rows: int, columns: int, size: int, precision: str, out: Any = None
-) -> Any:
-    def product() -> Any:
-        return ops.matmul(lent(y), matrix(w, layout, rows, columns).T, out=out, precision=precision)
-
-    if not y.is_cuda:
-        return given_back(product(), y)
-    how = layout, rows, columns, size, precision
-    out = new_empty(y, _of_x(y, w, *how)) if out is None else out
-    return _on_gpu("transposed", out, y, w, how, product)
+    name, shape = ("transposed", _of_x) if transposed else ("matmul", _of_y)
+    out = new_empty(x, shape(x, w, *how)) if out is None else out
+    return _on_gpu(name, out, x, w, how, product)
 
 
 def _sddmm(
@@ -234,7 +233,7 @@ def _check(side: int) -> Callable[..., None]:
 matmul, transposed, sddmm = family(
     "matmul matmul_transposed sddmm",
     "int rows, int columns, int block_size",
-    (_matmul, _transposed, _sddmm),
+    (partial(_product, False), partial(_product, True), _sddmm),
     (_of_y, _of_x, of_blocks),
     (
         {"again": _again("matmul", _of_y), "check": _check(1)},
