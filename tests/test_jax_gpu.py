@@ -3,6 +3,7 @@
 import ctypes
 import sys
 import threading
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
@@ -173,35 +174,33 @@ def test_what_goes_wrong_in_a_call_is_the_error_of_xla(monkeypatch):
     assert device.current_stream().handle != STREAM
 
 
-def test_work_is_on_the_gpu_of_xlas_thread(monkeypatch):
-    driver = pytest.importorskip("cuda.bindings.driver")
-    entered = []
-    ours = SimpleNamespace(device_id=0, set_current=lambda: entered.append(True))
-    monkeypatch.setattr(runtime, "SIMULATED", False)
-    monkeypatch.setattr(runtime, "current_device", lambda: ours)
-    for theirs, gpu in (((0, 0), 0), ((0, 1), 1), ((201, 0), 0)):  # the last is on none
-        monkeypatch.setattr(driver, "cuCtxGetDevice", lambda theirs=theirs: theirs)
-        assert runtime.gpu_of_thread() == gpu
-    assert len(entered) == 1
-
-
-def test_handlers_follow_xla_to_another_gpu(monkeypatch):
+def test_handlers_follow_the_stream_of_xla_to_its_gpu(monkeypatch):
+    """Whichever one is current in XLA's thread."""
     if not device.SIMULATED:
         pytest.skip("its second GPU is made up")
     for module, name, value in (
         (runtime, "simulated_devices", 2), (runtime, "several_devices", True),
         (streams, "several", True), (streams, "_met", {0, 1}), (streams, "_defaults", {}),
-        (ffi, "gpu_of_thread", lambda: 1),
+        (streams.Stream, "_asked_device", lambda self: int(self.handle == STREAM + 32)),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
-    seen = []
-    compute = lambda *arrays: seen.append((device.current_stream().device, arrays))  # noqa: E731
-    read = ffi.Call(((11, 0, b""),), ())
-    monkeypatch.setattr(ffi, "_stream", lambda *of: STREAM)
+    seen, made_current = [], []
+
+    @contextmanager
+    def context(stream):
+        made_current.append(stream.device)
+        yield
+        made_current.pop()
+
+    def compute(*arrays):
+        seen.append((device.current_stream().device, *made_current))
+
+    monkeypatch.setattr(streams.Stream, "context", context)
     monkeypatch.setattr(ffi, "_call", lambda compute, *of: compute())
-    monkeypatch.setattr(ffi.ops, "repeated", lambda known, read, stream, work: work())
-    ffi._on_gpu(compute, {}, 0, (None,) * 4, read)
-    assert seen == [(1, ())]
+    for number in (STREAM + 32, STREAM + 16):
+        monkeypatch.setattr(ffi, "_stream", lambda *of, number=number: number)
+        ffi._on_gpu(compute, {}, 0, (None,) * 4, ffi.Call(((11, 0, b""),), ()))
+    assert seen == [(1, 1), (0, 0)]
     assert device.current_stream().device == 0
 
 

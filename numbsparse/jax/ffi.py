@@ -27,7 +27,6 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.device import DeviceArray
-from numbsparse.device.runtime import gpu_of_thread
 from numbsparse.device.streams import at
 
 METADATA, STRING, INTERNAL = 1, 4, 13  # an extension's type, an attribute's, an error's code
@@ -196,13 +195,14 @@ def _on_cpu(compute: Any, known: Any, address: int, fields: Any, read: Call) -> 
 
 
 def _on_gpu(compute: Any, known: Any, address: int, fields: Any, read: Call) -> None:
-    theirs = at(_stream(fields[2], fields[3]), device=gpu_of_thread())
+    theirs = at(_stream(fields[2], fields[3]))
 
     def work() -> None:
         with theirs:
             _call(compute, address, read, DeviceArray)
 
-    ops.repeated(known, read, theirs, work)
+    with theirs.context():  # XLA's thread may have last worked on another GPU
+        ops.repeated(known, read, theirs, work)
 
 
 def _call(compute: Any, address: int, read: Call, array: Callable[..., Any]) -> None:
