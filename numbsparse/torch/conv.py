@@ -144,7 +144,7 @@ class _Conv(SparseModule):
             )
         space = tuple(x.shape[2:])
         window = ops.conv_window(space, self.kernel_size, self.stride, self.padding, self.dilation)
-        numbers = [int(n) for three in window for n in three]
+        numbers = tuple(int(n) for three in window for n in three)
         sides = (self.in_channels, self.out_channels, self.block_size)
         how = (self.handles["weight"].word, *sides, numbers, ops.checked_precision(self.precision))
         y = conv(x.movedim(1, -1), self.weight, how)

@@ -18,8 +18,6 @@ import torch
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import in_library_of
-from numbsparse.device.streams import of_torch
-from numbsparse.device.torch_tensors import new_empty, raw_stream
 from numbsparse.dtypes import bfloat16, type_name
 from numbsparse.torch.dispatch import operator
 from numbsparse.torch.handles import layout_of
@@ -127,26 +125,6 @@ def _fake(shape: Callable[..., Any], a: Any, *of: Any) -> Any:
     return a.new_empty(shape(a, *of))
 
 
-def _again(name: str, shape: Callable[..., Any]) -> Callable[..., Any]:
-    """What `operator` takes to start again what `_on_gpu` recorded."""
-
-    def run(a: Any, b: Any, how: Any) -> Any:
-        device = a.get_device()
-        stream = of_torch(raw_stream(torch)(device), device)
-        out = new_empty(a, shape(a, b, *how))
-        if a.is_neg() or b.is_neg():  # of the same memory as others that are not
-            return out, False
-        return out, ops.started(layout_of(how[0]), (name, how), a, b, out, stream)
-
-    return run
-
-
-def _on_gpu(name: str, out: Any, a: Any, b: Any, how: Any, work: Callable[[], Any]) -> Any:
-    """What `work` writes of tensors on a GPU, in memory of torch's."""
-    ops.replayed(layout_of(how[0]), (name, how), (a, b, out), work)
-    return out
-
-
 def _product(
     transposed: bool,
     x: Any,
@@ -159,17 +137,9 @@ def _product(
     out: Any = None,
 ) -> Any:
     """x @ w, or x @ w.T."""
-
-    def product() -> Any:
-        kept = matrix(w, layout, rows, columns)
-        return ops.matmul(lent(x), kept.T if transposed else kept, out=out, precision=precision)
-
-    if not x.is_cuda:
-        return given_back(product(), x)
-    how = layout, rows, columns, size, precision
-    name, shape = ("transposed", _of_x) if transposed else ("matmul", _of_y)
-    out = new_empty(x, shape(x, w, *how)) if out is None else out
-    return _on_gpu(name, out, x, w, how, product)
+    kept = matrix(w, layout, rows, columns)
+    kept = kept.T if transposed else kept
+    return given_back(ops.matmul(lent(x), kept, out=out, precision=precision), x)
 
 
 def _sddmm(
@@ -177,16 +147,10 @@ def _sddmm(
 ) -> Any:
     x, y = (a if a.dim() == 2 else a.reshape(-1, a.shape[-1]) for a in (x, y))
     kept = layout_of(layout)
-    if not x.is_cuda:
+    if out is None:
         s = ops.sddmm(lent(x).T, lent(y), kept, block_size=size, precision=precision)
         return given_back(s.values, x)
-
-    def product() -> Any:
-        ops.sddmm_into(out, ops.operand(x, "x").T, y, kept, precision=precision)
-
-    how = layout, rows, columns, size, precision
-    out = new_empty(x, of_blocks(x, y, *how)) if out is None else out
-    return _on_gpu("sddmm", out, x, y, how, product)
+    return ops.sddmm_into(out, ops.operand(x, "x").T, y, kept, precision=precision)
 
 
 def _of_y(x: Any, w: Any, layout: str, rows: int, columns: int, *how: Any) -> Any:
@@ -236,8 +200,8 @@ matmul, transposed, sddmm = family(
     (partial(_product, False), partial(_product, True), _sddmm),
     (_of_y, _of_x, of_blocks),
     (
-        {"again": _again("matmul", _of_y), "check": _check(1)},
-        {"again": _again("transposed", _of_x), "check": _check(2)},
-        {"again": _again("sddmm", of_blocks)},
+        {"shape": _of_y, "check": _check(1)},
+        {"shape": _of_x, "check": _check(2)},
+        {"shape": of_blocks},
     ),
 )
