@@ -141,6 +141,8 @@ def turns_and_holes(request):
     from numbsparse import device, testing
     from numbsparse.device import memory
 
+    if not device.SIMULATED and device.is_available():
+        device.runtime.make_current(0)  # an earlier test's JAX may have left another GPU current
     number = crc32(request.node.nodeid.encode()) if device.SIMULATED else 0
     falling = testing.in_turns("falling") if number % 2 else nullcontext()
     with falling, memory.holes_of(memory.HOLES[number // 2 % 2]):

@@ -100,7 +100,7 @@ class Space:
     def grown(self, begun: Case, left: set[Meeting], rng: np.random.Generator) -> Case | None:
         """The begun case, each other factor with what meets most of what is left, if any."""
         hard: list[str] = []
-        for wanted in (left, left, *[set()] * 20):  # what meets most may end in no case
+        for wanted in (left, left, *[set()] * 100):  # what meets most may end in no case
             if case := self._grown(begun, wanted, rng, hard):
                 return case
         return None
@@ -257,8 +257,8 @@ def has_arrays(library: str | None, numbers: str | None) -> bool:
 
 
 def type_of_result(operand: Any, place: str) -> type:
-    """numbsparse's own on a GPU, for libraries that take no results."""
-    theirs = type(operand).__module__.partition(".")[0] not in ("numba", "jaxlib")
+    """numbsparse's own on a GPU for Numba, which takes no results."""
+    theirs = type(operand).__module__.partition(".")[0] != "numba"
     return type(operand) if theirs or place == "cpu" else DeviceArray
 
 

@@ -13,6 +13,7 @@ from numbsparse.kernels import card, ptx
 from numbsparse.kernels.parts import turns
 from numbsparse.kernels.parts.records import walking
 from numbsparse.kernels.parts.ring import begin_ring, following
+from numbsparse.kernels.ptx import ALIGNMENT
 
 pytestmark = on_hopper
 RECORD, ROWS = 3, 16
@@ -54,11 +55,12 @@ def walk_kernel(stages, fetchers, cluster):
         ptx.mbarrier_arrive(bars, stage)
 
     walk = walking(RECORD, stages, ROWS, ask, fetchers, cluster)
+    n_bars = 2 * stages
 
     @cuda.jit
     def kernel(records, tiles, first, last, out):
         """`fetchers` warps ask, one more empties each stage when it is full."""
-        bars = cuda.shared.array(2 * stages, uint64)
+        bars = cuda.shared.array(n_bars, uint64)
         t = uint32(cuda.threadIdx.x)
         if t == 0:
             begin_ring(bars, 0, stages, 1, 1)
@@ -109,7 +111,7 @@ def turns_kernel(dtype, parts, items):
 
     @cuda.jit
     def kernel(values, blocks, sums):
-        own = cuda.shared.array(size, float32, ptx.ALIGNMENT)
+        own = cuda.shared.array(size, float32, ALIGNMENT)
         item, piece = cuda.blockIdx.x % items, cuda.blockIdx.x // items
         for i in range(cuda.threadIdx.x, size, 32):
             own[i] = values[piece, item, i]

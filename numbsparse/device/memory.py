@@ -221,7 +221,7 @@ def _free(block: Block) -> None:
     if block.stream.is_captured:
         _late.append(Block(block.address, block.buffer, block.nbytes, None, block.stream))
         return
-    with block.stream.context() if runtime.several_devices else nullcontext(), streams.relaxed():
+    with block.stream.context(), streams.relaxed():
         block.buffer = None  # in which the driver takes it back in order
 
 

@@ -53,6 +53,9 @@ class Replay:
             memory.note((*owners_of(operands), *self.held), stream)
         for start in self.starts:
             (error,) = start()
+            if error:  # perhaps only because another library made another GPU this thread's
+                with stream.context():
+                    (error,) = start()
             if error:
                 raise RuntimeError(f"a kernel was not launched: {error.name}")
 

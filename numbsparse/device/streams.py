@@ -71,8 +71,9 @@ class Stream:
 
     def __enter__(self) -> Stream:
         before, context = current(), None
-        if self._device is not None and self._device != before.device:  # asked before it moves
-            context = _moved_to(self._device)
+        device = self._device if self.handle <= LEGACY else self.device
+        if device is not None and device != before.device:  # asked before it moves
+            context = _moved_to(device)
         _outer.set((*_outer.get(), (before, context)))
         _current.set(self)
         return self
