@@ -69,7 +69,7 @@ def products_of_torch(torch: Any, x: Any, w: Any, values: Any, layout: Any) -> d
         return tuple(map(torch.empty_like, ctx.saved_tensors))
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    empty = type("Empty", (torch.autograd.Function,), methods).apply
+    empty: Any = type("Empty", (torch.autograd.Function,), methods)
 
     def back(product: Any, x: Any, w: Any, leaf: Any) -> Any:
         return torch.autograd.grad(product(x, w), (x, leaf), dy)
@@ -78,7 +78,7 @@ def products_of_torch(torch: Any, x: Any, w: Any, values: Any, layout: Any) -> d
     for name, product, leaf, factor in (
         ("numbsparse.torch.matmul", nst.matmul, values, lambda v: nst.BlockSparse(v, layout)),
         ("torch.mm", torch.mm, w, lambda v: v),
-        ("an empty autograd.Function", empty, values, lambda v: v),
+        ("an empty autograd.Function", empty.apply, values, lambda v: v),
     ):
         found[name] = partial(product, x, factor(leaf))
         trained = [a.clone().requires_grad_() for a in (x, leaf)]

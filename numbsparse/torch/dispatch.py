@@ -60,7 +60,7 @@ def operator(
     name = schema.partition("(")[0]
     made = getattr(torch.ops.numbsparse, name).default
     registered = registered or kernel
-    again = None if shape is None else started(kernel, shape)
+    again: Any = None if shape is None else started(kernel, shape)
     kernels = kernel, in_order(kernel)
     kinds: Kinds = {}
     below: Kinds = {}
