@@ -62,8 +62,7 @@ def layout_of(word: str) -> Layout:
     Raises LookupError where no handle of this process has it: a graph was exported elsewhere, or
     outlived its layout.
     """
-    reference = _layouts.data.get(word)  # type: ignore[attr-defined] # its own get takes twice as long
-    layout: Layout | None = reference and reference()
+    layout = _layouts.get(word)
     if layout is None:
         raise LookupError(
             f"no layout here has the handle {word!r}: make the layout's matrix or module before "
