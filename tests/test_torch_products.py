@@ -259,7 +259,7 @@ def test_what_came_before_on_a_gpu_is_started_and_nothing_else(monkeypatch):
     monkeypatch.setattr(kinds, "new_empty", lambda x, shape: out[: shape[0]])
     monkeypatch.setattr(memory, "note", lambda *of: None)
 
-    def kernel(x, values, *rest):
+    def kernel(x, values, *rest, out):
         worked.append(None)
         assert not torch.is_grad_enabled()
         if (record := device.runtime.recording()) is not None:
@@ -288,7 +288,7 @@ def test_what_came_before_on_a_gpu_is_started_and_nothing_else(monkeypatch):
         (x, w.values, (*w.form, "high")),
     ]  # fmt: skip
     monkeypatch.setattr(kinds, "KEPT", len(odd) + 1)  # none is forgotten for others
-    assert not any([is_started(*of) for of in odd])
+    assert [is_started(*of) for of in odd] == len(odd) * [False]
     assert is_started(*plain)
     with torch.no_grad():
         assert not is_started(*plain)

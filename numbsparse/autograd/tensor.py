@@ -84,7 +84,7 @@ class Tensor:
 
         >>> import numpy as np, numbsparse as ns
         >>> ns.Tensor(ns.BlockSparse(np.ones((1, 4, 4)), [[1, 0]])).matrix.layout
-        Layout(1 x 2, 1 block, density 0.5)
+        Layout(1 x 2, 1 blocks, density 0.5)
         """
         if not isinstance(data := self.data, BlockSparse):
             raise TypeError(f"matrix is of a tensor that is block-sparse, got {self!r}")

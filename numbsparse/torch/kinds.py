@@ -77,8 +77,8 @@ def new_kind(kinds: Kinds, of: Any, rest: Any) -> Kind:
 def started(kernel: Callable[..., Any], shape: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel for two tensors of a kind on a GPU: its launches, where they are known.
 
-    It takes memory for the result, of the `shape` of all arguments, behind them; the first one
-    behind the tensors names a layout.
+    It takes memory for the result as `out`, of the `shape` of all arguments; the first one behind
+    the tensors names a layout.
     """
 
     def run(kind: Kind, of: Any, rest: Any) -> Any:
@@ -87,23 +87,21 @@ def started(kernel: Callable[..., Any], shape: Callable[..., Any]) -> Callable[.
             kind.shape = tuple(shape(*of, *rest))
         out = new_empty(a, kind.shape)
         stream = streams.of_torch(_stream_of(kind.device), kind.device)
-        where = kind, a.data_ptr(), b.data_ptr(), out.data_ptr()
-        if streams.several and stream.is_captured:
-            worked_out(of, rest, out, stream)()
-        elif (index := kind.index()) is None or not ops.started(index.replays, where, stream):
-            work = worked_out(of, rest, out, stream)
-            if (index := layout_of(rest[0]).device_index) is None:
-                work()
-            else:
-                kind.index = ref(index)
-                ops.repeated(index.replays, where, stream, work)
-        return out
+        index, where = kind.index(), (kind, a.data_ptr(), b.data_ptr(), out.data_ptr())
+        is_captured = streams.several and stream.is_captured
+        if index is not None and not is_captured and ops.started(index.replays, where, stream):
+            return out
 
-    def worked_out(of: Any, rest: Any, out: Any, stream: streams.Stream) -> Callable[[], None]:
         def work() -> None:
             with torch.no_grad(), stream:
-                kernel(*of, *rest, out)
+                kernel(*of, *rest, out=out)
 
-        return work
+        index = layout_of(rest[0]).device_index
+        if index is None or is_captured:
+            work()
+        else:
+            kind.index = ref(index)
+            ops.repeated(index.replays, where, stream, work)
+        return out
 
     return run
