@@ -441,3 +441,32 @@ def test_arrays_that_ns_matmul_takes_come_back_as_they_came(exact):
         close(y + jnp.zeros_like(y), x @ w.to_dense())
     assert type(y) is type(x)
     assert y.devices() == x.devices()
+
+
+@on_a_gpu
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="takes two GPUs")
+def test_each_gpu_computes_its_shard(exact):
+    """Products and gradients over two, whose threads call at once; and those of one, in turns."""
+    devices, w, x = jax.devices()[:2], weights(), drawn(80, 384)
+    mesh = jax.sharding.Mesh(np.array(devices), ("rows",))
+    rows, whole = jax.sharding.PartitionSpec("rows"), jax.sharding.PartitionSpec()
+
+    def loss(x, w):
+        return (jnp.tanh(x @ w) ** 2).sum()
+
+    def slopes(x, w):
+        of_x, of_w = jax.grad(loss, (0, 1))(x, w)
+        return of_x, jax.tree.map(lambda v: jax.lax.psum(v, "rows"), of_w)
+
+    how = {"mesh": mesh, "in_specs": (rows, whole), "out_specs": (rows, whole), "check_vma": False}
+    shared, alone = jax.jit(jax.shard_map(slopes, **how)), jax.jit(jax.grad(loss, (0, 1)))
+    of_x, of_w = jax.grad(lambda x, v: loss(x, v), (0, 1))(jnp.asarray(x), w.to_dense())
+    expected = of_x, nsj.BlockSparse.from_dense(of_w, w.layout, block_size=w.block_size)
+    dealt = jax.device_put(x, jax.sharding.NamedSharding(mesh, rows))
+    everywhere = jax.device_put(w, jax.sharding.NamedSharding(mesh, whole))
+    for _ in range(4):
+        close(shared(dealt, everywhere), expected)
+        for gpu in devices:
+            got = alone(jax.device_put(x, gpu), jax.device_put(w, gpu))
+            assert got[0].devices() == got[1].values.devices() == {gpu}
+            close(got, expected)
