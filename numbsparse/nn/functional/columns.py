@@ -24,8 +24,8 @@ def column_norms(w: Tensor, eps: float = 0.0, *, tap_features: int | None = None
     >>> column_norms(w)
     Tensor([4.24264069, 4.24264069, 4.24264069, 4.24264069])
     """
+    _block_columns(w.data)
     data = w.matrix
-    _block_columns(data)
     lengths = _lengths(ops.inside(data, tap_features), data, eps)
 
     def gradient(dy: Tensor, norms: Tensor) -> Tensor:
@@ -48,8 +48,8 @@ def scale_columns(w: Tensor, scale: Tensor, *, tap_features: int | None = None) 
     array([[0., 0., 3., 4.],
            [0., 0., 3., 4.]])
     """
+    columns = _block_columns(w.data)
     data = w.matrix
-    columns = _block_columns(data)
     check_features(data.shape[1:], scale=scale)
     size, out_blocks = data.block_size, data.layout.shape[1]
     padded = _padded(scale, out_blocks * size)
@@ -72,8 +72,8 @@ def normalise_columns(
     array([[0.70710678, 1.41421356],
            [0.70710678, 1.41421356]])
     """
+    _block_columns(v.data)
     data = v.matrix
-    _block_columns(data)
     check_features(data.shape[1:], g=g)
     layout, n, width = data.layout, data.shape[1], data.layout.shape[1] * data.block_size
     inner: Any = {"tap_features": tap_features}
