@@ -28,7 +28,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 2_380,
-    "numbsparse/torch": 1_830,
+    "numbsparse/torch": 1_835,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -65,18 +65,15 @@ def operator(
     kinds: Kinds = {}
     below: Kinds = {}
 
-    def parted(arguments: Any) -> tuple[Any, Any]:
-        """The tensors of the dispatcher's, and the rest as something to look up by."""
-        rest = (tuple(a) if type(a) is list else a for a in arguments[tensors:])
-        return arguments[:tensors], tuple(rest)
-
     def dispatched_again(*arguments: Any) -> Any:
-        of, rest = parted(arguments)
+        of, rest = arguments[:tensors], arguments[tensors:]
         return again(kind_of(below, of, rest) or new_kind(below, of, rest), of, rest)
 
     of_gpu = in_order(registered) if again is None else dispatched_again
     for device, of_device in zip(DEVICES, (registered, of_gpu), strict=True):
         _library.impl(name, of_device, device.upper())
+        rule = _autocast(made, device, tensors, wide if half_on_cpu or device != "cpu" else None)
+        _library.impl(name, rule, f"Autocast{device.upper()}")
     torch.library.register_fake(f"numbsparse::{name}", fake, lib=_library)
 
     def computed(of: Any, rest: Any) -> Any:
@@ -120,25 +117,15 @@ def operator(
         return computed(of, rest) if output is None else output
 
     def differentiated(*inputs: Any) -> Any:
-        of, rest = parted(inputs)
+        of = inputs[:tensors]
+        rest = tuple([tuple(a) if type(a) is list else a for a in inputs[tensors:]])
         if forward_ad._current_level >= 0 or (
             is_grad_enabled() and any(a.requires_grad for a in of)
         ):
             return differentiate(*of, (rest, None))
         return dispatched(of, rest)
 
-    def cast(device: str, wide: tuple[int, ...] | None, *inputs: Any) -> Any:
-        """Of tensors cast for torch.autocast; all are wide for None."""
-        of, rest = parted(inputs)
-        narrow = torch.get_autocast_dtype(device)
-        dtypes = [torch.float32 if wide is None or i in wide else narrow for i in range(tensors)]
-        of = [a if a.dtype == torch.float64 else a.to(d) for a, d in zip(of, dtypes, strict=True)]
-        with torch.autocast(device, enabled=False):
-            return call(*of, rest)
-
     _library.impl(name, differentiated, "Autograd")
-    _library.impl(name, partial(cast, "cuda", wide), "AutocastCUDA")
-    _library.impl(name, partial(cast, "cpu", wide if half_on_cpu else None), "AutocastCPU")
     return call
 
 
@@ -173,6 +160,24 @@ def _plain_keys(on_cuda: bool) -> int:
     """Those of a tensor that is nothing but a tensor."""
     device = DEVICES[on_cuda]
     return _in_new_thread(lambda: _dispatch_keys(torch.empty(0, device=device)).raw_repr())
+
+
+def _autocast(
+    made: Any, device: str, tensors: int, wide: tuple[int, ...] | None
+) -> Callable[..., Any]:
+    """The operator on tensors cast for torch.autocast; all are wide for None."""
+
+    def run(*arguments: Any) -> Any:
+        narrow = torch.get_autocast_dtype(device)
+        dtypes = [torch.float32 if wide is None or i in wide else narrow for i in range(tensors)]
+        cast = [
+            a if a.dtype == torch.float64 else a.to(dtype)
+            for a, dtype in zip(arguments, dtypes, strict=False)
+        ]
+        with torch.autocast(device, enabled=False):
+            return made(*cast, *arguments[tensors:])
+
+    return run
 
 
 def in_order(kernel: Callable[..., Any]) -> Callable[..., Any]:
