@@ -20,6 +20,12 @@ from numbsparse.distributed.split import Exchange
 
 INPUTS, DENSITY, B = 64, 0.03, 32
 CHECKED = 1024  # blocks of the gradient
+DRAWN = 2**20  # numbers, which are repeated: to draw billions takes minutes
+
+
+class Repeated(np.random.Generator):
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        return np.resize(super().uniform(low, high, DRAWN).astype(np.float32), size)
 
 
 def small_world(units: int) -> np.ndarray:
@@ -29,15 +35,16 @@ def small_world(units: int) -> np.ndarray:
 
 def made(units: int, options: Namespace) -> nn.LSTM:
     dtype = "float16" if options.device == "cuda" else "float32"
-    how: Any = {"layout": small_world(units), "block_size": B, "dtype": dtype, "seed": 0}
-    return nn.LSTM(INPUTS, units, **how)
+    how: Any = {"layout": small_world(units), "block_size": B, "dtype": dtype}
+    return nn.LSTM(INPUTS, units, seed=Repeated(np.random.PCG64(0)), **how)
 
 
 def drawn(options: Namespace, features: int, rank: int) -> Any:
     """(time, batch, features) in the model's dtype, other ones on each rank."""
     dtype = np.float16 if options.device == "cuda" else np.float32
     shape = options.steps, options.batch, features
-    x = np.random.default_rng([features, rank]).standard_normal(shape, np.float32).astype(dtype)
+    few = np.random.default_rng([features, rank]).standard_normal(DRAWN, np.float32).astype(dtype)
+    x = np.resize(few, shape)
     return ns.to_device(x) if options.device == "cuda" else x
 
 
@@ -223,7 +230,7 @@ def split(group: Group, options: Namespace) -> list[dict[str, Any]]:
 def _split_layers(lstm: nn.LSTM, group: Group) -> Iterator[tuple[str, dist.SplitLSTM]]:
     yield "share", Share(lstm, group)
     yield group.backend, dist.SplitLSTM(lstm, group)
-    if group.backend == "nccl" and group.size == 2:
+    if group.backend == "nccl":
         yield "peer memory", dist.SplitLSTM(lstm, group, peer_memory=True)
 
 
