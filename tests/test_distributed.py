@@ -128,9 +128,12 @@ def test_parts_of_a_group_compute_by_themselves(three):
 
 
 def test_every_gradient_is_reduced_once_in_buckets(pair):
+    """Small ones side by side, each from a multiple of 256 bytes on."""
+    sizes = [p.values.size for p in reversed(list(programs.model_of(0).parameters()))]
     for each, whole in values(of(pair, "buckets")):
-        assert each == [1, 1, 1, 1]
-        assert whole == [4]
+        assert sorted(each) == sorted(sizes)
+        assert len(whole) == 1
+        assert sum(sizes) <= whole[0] <= sum(sizes) + 32 * len(sizes)
 
 
 def test_the_gradient_of_an_lstm_is_reduced_in_parts(pair):
@@ -139,7 +142,7 @@ def test_the_gradient_of_an_lstm_is_reduced_in_parts(pair):
     for got, reductions in values(of(pair, "lstm")):
         np.testing.assert_allclose(got, alone, rtol=1e-9, atol=1e-14)
         assert len(reductions) == 3 * 3 + 1
-        assert set(reductions) == {1}
+        assert sum(reductions) == got.size
 
 
 @in_simulator
@@ -212,7 +215,7 @@ def test_what_differs_is_said_on_all_ranks(what, pair):
 LOST = {
     "memory": "rank 1 failed: MemoryError: 9 GiB were asked for; rank 0 ends",
     "left": "rank 1 has ended its program while rank 0 waits for it; rank 0 ends",
-    "skipped": "rank 1 failed: ValueError: backward did not reach 2.weight on rank 1, as it did",
+    "skipped": "rank 1 failed: ValueError: backward did not reach 2.weight on rank 1, unlike be",
     "killed": "rank 1 ended without a word: killed, or out of memory; rank 0 ends",
 }
 
