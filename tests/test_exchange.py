@@ -8,6 +8,7 @@ import numbsparse as ns
 from numbsparse import device
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels import exchange
+from numbsparse.kernels.pack import pack
 
 pytestmark = pytest.mark.skipif(not device.SIMULATED, reason="on GPUs they are two processes'")
 WORDS = 24  # of a slot
@@ -46,3 +47,18 @@ def test_parts_are_gathered_and_terms_summed(size, dtype, rng):
             mine = slice(rank * width, (rank + 1) * width)
             np.testing.assert_array_equal(part.numpy(), sum(terms)[:, mine])
     assert [end.exchanges.numpy()[0] for end in ends] == [8] * size
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", *HALVES])
+def test_arrays_are_packed(dtype, rng):
+    """More than one launch takes, odd sizes and none among them; nothing between is written."""
+    dtype, starts, size = as_dtype(dtype), [], 0
+    arrays = [rng.integers(-9, 9, n).astype(dtype) for n in rng.integers(0, 300, 11)]
+    exact = np.full(11 * 512, np.nan).astype(dtype)
+    for a in arrays:
+        starts.append(size)
+        exact[size : size + a.size] = a
+        size += -(-a.size // 128) * 128
+    flat = ns.to_device(np.full(exact.shape, np.nan).astype(dtype))
+    pack([ns.to_device(a.reshape(-1, 1)) for a in arrays], flat, starts)
+    np.testing.assert_array_equal(flat.numpy().astype(np.float64), exact.astype(np.float64))
