@@ -132,6 +132,8 @@ def ddp(group: Group, options: Namespace) -> list[dict[str, Any]]:
             net: Any = own
             if how is not None:
                 net = torch.nn.parallel.DistributedDataParallel(net, **how)
+            if name == OVERLAPPED:
+                nst.overlap_(net)
 
             def step(net: Any = net) -> None:
                 net.zero_grad()
@@ -152,6 +154,7 @@ def ddp(group: Group, options: Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+OVERLAPPED = "DDP, gradient_as_bucket_view, nst.overlap_"
 DDP: dict[str, dict[str, Any]] = {
     "DDP": {},
     "DDP, gradient_as_bucket_view": {"gradient_as_bucket_view": True},
@@ -159,6 +162,7 @@ DDP: dict[str, dict[str, Any]] = {
         "gradient_as_bucket_view": True,
         "bucket_cap_mb": 1000,
     },
+    OVERLAPPED: {"gradient_as_bucket_view": True},
 }
 
 

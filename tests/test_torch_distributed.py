@@ -41,6 +41,52 @@ def train(net, batches):
         optimizer.zero_grad()
 
 
+class Units(torch.nn.Module):
+    """LSTM of which the recurrent weight counts twice, where `twice`."""
+
+    def __init__(self, twice):
+        super().__init__()
+        torch.manual_seed(0)
+        kept = {"layout": layout(4, 4), "input_layout": torch.eye(4).numpy()}
+        self.rnn = nst.LSTM(16, 16, **kept, block_size=4, dtype=torch.float64)
+        self.twice = twice
+
+    def forward(self, x):
+        y, _ = self.rnn(x.double()[None].repeat(3, 1, 1))
+        return y + self.rnn.weight_hh_l0.sum() / 9 if self.twice else y
+
+
+def in_parts(rank, twice):
+    """Ranks learn what one does; the parts that were reduced, of which no others are reduced again.
+
+    The last steps add gradients up, which are reduced whole.
+    """
+    alone, net = Units(twice), torch.nn.parallel.DistributedDataParallel(Units(twice))
+    nst.overlap_(net)
+    reductions, all_reduce = [], torch.distributed.all_reduce
+
+    def counted(values, *args, **how):
+        reductions.append(values.numel())
+        return all_reduce(values, *args, **how)
+
+    torch.distributed.all_reduce = counted
+    try:
+        train(net, batches()[:, rank * ROWS :][:, :ROWS])
+    finally:
+        torch.distributed.all_reduce = all_reduce
+    train(alone, batches())
+    x = batches()[0]
+    alone(x).square().mean().backward()
+    mine = x[rank * ROWS :][:ROWS]
+    with net.no_sync():
+        net(mine).square().mean().backward()
+    net(mine).square().mean().backward()
+    for one, other in zip(alone.parameters(), net.module.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(2 * one.grad, other.grad)
+    return reductions, net.module.rnn.weight_hh_l0.numel()
+
+
 def shared(net, kind):
     """The net that both ranks train, and how its whole state is gathered."""
     if kind == "DDP":
@@ -75,6 +121,10 @@ def worker(rank, port, text):
             net, state = shared(model(), kind)
             train(net, batches()[:, rank * ROWS :][:, :ROWS])
             torch.testing.assert_close(dict(state()), dict(alone.state_dict()), msg=kind)
+        for twice in (False, True):
+            reductions, recurrent = in_parts(rank, twice)
+            assert (max(reductions) >= recurrent) is twice
+            assert sum(n < recurrent for n in reductions) >= 2 * STEPS
         return example(text)
     finally:
         torch.distributed.destroy_process_group()

@@ -1,0 +1,120 @@
+"""torch's DDP, where one gradient is so large that nothing else hides its reduction."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from numbsparse import ops
+from numbsparse.nn.functional.lstm import PARTS
+from numbsparse.torch.dispatch import in_order
+from numbsparse.torch.operators import given_back, lent, matrix
+
+_reducers: Any = WeakTensorKeyDictionary()  # of recurrent weights
+
+
+def overlap_(model: Any) -> Any:
+    """Let DDP reduce the gradient of an LSTM's recurrent weight while the rest of it is computed.
+
+    DDP reduces a gradient when it is whole. This one is often most of the model, and the last to be
+    there; it is now reduced in parts. What comes out is the same, within rounding. It is DDP's
+    communication hook, so the model can have no other one.
+
+    Parameters
+    ----------
+    model : torch.nn.parallel.DistributedDataParallel
+        Best with `gradient_as_bucket_view=True`.
+
+    Returns
+    -------
+    The model. Raises TypeError where it is no DDP.
+
+    Examples
+    --------
+    >>> import numbsparse.torch as nst
+    >>> lstm = nst.LSTM(32, 64)
+    >>> nst.overlap_(lstm)
+    Traceback (most recent call last):
+    TypeError: model takes a DistributedDataParallel, got LSTM
+
+    Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020.
+    """
+    if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise TypeError(f"model takes a DistributedDataParallel, got {type(model).__name__}")
+    reducer = _Reducer(model)
+    for name, weight in model.module.named_parameters():
+        if name.rpartition(".")[2].startswith("weight_hh_l") and weight.dim() == 3:
+            _reducers[weight] = reducer
+            weight.register_hook(partial(reducer.found, weight))
+    model.register_comm_hook(reducer, lambda state, bucket: state.hook(bucket))
+    return model
+
+
+def reducer_of(weight: torch.Tensor) -> _Reducer | None:
+    """What takes this weight's gradient in parts now; of one that adds up none does."""
+    reducer = _reducers.get(weight) if _reducers else None
+    takes = reducer and reducer.ddp.require_backward_grad_sync and weight.grad is None
+    return reducer if takes else None
+
+
+class _Reducer:
+    """The state of DDP's hook: which gradients are means of all ranks already."""
+
+    def __init__(self, ddp: Any):
+        self.ddp, self.group = ddp, ddp.process_group
+        self.by_nccl = distributed.get_backend(self.group) == "nccl"
+        self.sent: dict[int, int] = {}  # by weight, where the values of its gradient are
+        self.reduced: set[int] = set()
+
+    def start(self, values: torch.Tensor) -> Any:
+        """The mean takes the place of the values, when what is returned is over."""
+        op = distributed.ReduceOp.AVG
+        if not self.by_nccl:
+            op, values = distributed.ReduceOp.SUM, values.div_(self.group.size())
+        return distributed.all_reduce(values, op, self.group, async_op=True)
+
+    def gradient(self, weight: torch.Tensor, x: Any, dy: Any, how: Any) -> torch.Tensor:
+        """The mean of all ranks' sddmm(x, dy)."""
+        made = in_order(self._gradient) if x.is_cuda else self._gradient
+        gradient: torch.Tensor = made(x, dy, weight, *how)
+        self.sent[id(weight)] = gradient.data_ptr()
+        return gradient
+
+    def _gradient(
+        self, x: Any, dy: Any, weight: Any, layout: str, rows: int, columns: int, *how: Any
+    ) -> torch.Tensor:
+        x, dy = (ops.operand(lent(a.reshape(-1, a.shape[-1])), "x") for a in (x, dy))
+        works = []
+
+        def done(values: Any, first: int, last: int) -> None:
+            works.append(self.start(given_back(values, weight)[first:last]))
+
+        like = matrix(weight, layout, rows, columns)
+        values = ops.sddmm_in_parts(x.T, dy, like, PARTS, done, how[-1]).values
+        for work in works:
+            work.wait()  # of a GPU, its stream
+        return given_back(values, weight)
+
+    def found(self, weight: torch.Tensor, gradient: torch.Tensor) -> None:
+        """The gradient is there: one that others were added to is to be reduced once more.
+
+        The mean of equal ones is the same, so that is right.
+        """
+        if self.sent.pop(id(weight), None) == gradient.data_ptr():
+            self.reduced.add(id(weight))
+
+    def hook(self, bucket: Any) -> Any:
+        """What DDP calls for each bucket of gradients."""
+        whole, ids = bucket.buffer(), [id(p) for p in bucket.parameters()]
+        left = [g for i, g in zip(ids, bucket.gradients(), strict=True) if i not in self.reduced]
+        works = [self.start(a) for a in ([whole] if len(left) == len(ids) else left)]
+        self.reduced -= set(ids)
+        if works:  # in order: with the last all are over
+            return works[-1].get_future().then(lambda _: whole)
+        done = torch.futures.Future()
+        done.set_result(whole)
+        return done
