@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import distributed
@@ -12,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from numbsparse import ops
 from numbsparse.nn.functional.lstm import PARTS
 from numbsparse.torch.dispatch import in_order
+from numbsparse.torch.handles import layout_of
 from numbsparse.torch.operators import given_back, lent, matrix
 
 _reducers: Any = WeakTensorKeyDictionary()  # of recurrent weights
@@ -48,27 +49,71 @@ def overlap_(model: Any) -> Any:
     reducer = _Reducer(model)
     for name, weight in model.module.named_parameters():
         if name.rpartition(".")[2].startswith("weight_hh_l") and weight.dim() == 3:
-            _reducers[weight] = reducer
-            weight.register_hook(partial(reducer.found, weight))
+            _reducers[weight] = _Of(weight, reducer)
     model.register_comm_hook(reducer, lambda state, bucket: state.hook(bucket))
     return model
 
 
-def reducer_of(weight: torch.Tensor) -> _Reducer | None:
-    """What takes this weight's gradient in parts now; of one that adds up none does."""
-    reducer = _reducers.get(weight) if _reducers else None
-    takes = reducer and reducer.ddp.require_backward_grad_sync and weight.grad is None
-    return reducer if takes else None
+def reducer_of(weight: torch.Tensor) -> _Of | None:
+    """What makes this weight's gradient in parts; not of one that is added to another."""
+    of = _reducers.get(weight) if _reducers else None
+    if of is None or weight.grad is not None or not weight.requires_grad:
+        return None
+    model = of.reducer.model()
+    return of if model is not None and model.require_backward_grad_sync else None
+
+
+class _Of:
+    """A weight, and who reduces its gradient."""
+
+    def __init__(self, weight: torch.Tensor, reducer: _Reducer):
+        self.id, self.reducer = id(weight), reducer
+        self.works: list[Any] = []
+        self.sent = 0  # where the values of the last gradient are
+        weight.register_hook(self.found)
+
+    def gradient(self, x: Any, dy: Any, how: Any) -> torch.Tensor:
+        """sddmm(x, dy), which after `wait` is the mean of all ranks'."""
+        made = in_order(self._gradient) if x.is_cuda else self._gradient
+        gradient: torch.Tensor = made(x, dy, *how)
+        self.sent = gradient.data_ptr()
+        return gradient
+
+    def _gradient(
+        self, x: Any, dy: Any, layout: str, rows: int, columns: int, size: int, precision: str
+    ) -> torch.Tensor:
+        like = x.new_empty(layout_of(layout).n_blocks, size, size)
+        a, b = (ops.operand(lent(a.reshape(-1, a.shape[-1])), "x") for a in (x, dy))
+
+        def done(values: Any, first: int, last: int) -> None:
+            self.works.append(self.reducer.start(given_back(values, x)[first:last]))
+
+        w = matrix(like, layout, rows, columns)
+        return given_back(ops.sddmm_in_parts(a.T, b, w, PARTS, done, precision).values, x)
+
+    def wait(self) -> None:
+        """Until the gradient is the mean; of a GPU, its stream."""
+        for work in self.works:
+            work.wait()
+        self.works.clear()
+
+    def found(self, gradient: torch.Tensor) -> None:
+        """The gradient is there: one that others were added to is to be reduced once more.
+
+        The mean of equal ones is the same, so that is right.
+        """
+        if self.sent == gradient.data_ptr():
+            self.reducer.reduced.add(self.id)
+        self.sent = 0
 
 
 class _Reducer:
     """The state of DDP's hook: which gradients are means of all ranks already."""
 
     def __init__(self, ddp: Any):
-        self.ddp, self.group = ddp, ddp.process_group
+        self.model, self.group = ref(ddp), ddp.process_group  # weak, as are the keys above
         self.by_nccl = distributed.get_backend(self.group) == "nccl"
-        self.sent: dict[int, int] = {}  # by weight, where the values of its gradient are
-        self.reduced: set[int] = set()
+        self.reduced: set[int] = set()  # by the ids of parameters
 
     def start(self, values: torch.Tensor) -> Any:
         """The mean takes the place of the values, when what is returned is over."""
@@ -76,36 +121,6 @@ class _Reducer:
         if not self.by_nccl:
             op, values = distributed.ReduceOp.SUM, values.div_(self.group.size())
         return distributed.all_reduce(values, op, self.group, async_op=True)
-
-    def gradient(self, weight: torch.Tensor, x: Any, dy: Any, how: Any) -> torch.Tensor:
-        """The mean of all ranks' sddmm(x, dy)."""
-        made = in_order(self._gradient) if x.is_cuda else self._gradient
-        gradient: torch.Tensor = made(x, dy, weight, *how)
-        self.sent[id(weight)] = gradient.data_ptr()
-        return gradient
-
-    def _gradient(
-        self, x: Any, dy: Any, weight: Any, layout: str, rows: int, columns: int, *how: Any
-    ) -> torch.Tensor:
-        x, dy = (ops.operand(lent(a.reshape(-1, a.shape[-1])), "x") for a in (x, dy))
-        works = []
-
-        def done(values: Any, first: int, last: int) -> None:
-            works.append(self.start(given_back(values, weight)[first:last]))
-
-        like = matrix(weight, layout, rows, columns)
-        values = ops.sddmm_in_parts(x.T, dy, like, PARTS, done, how[-1]).values
-        for work in works:
-            work.wait()  # of a GPU, its stream
-        return given_back(values, weight)
-
-    def found(self, weight: torch.Tensor, gradient: torch.Tensor) -> None:
-        """The gradient is there: one that others were added to is to be reduced once more.
-
-        The mean of equal ones is the same, so that is right.
-        """
-        if self.sent.pop(id(weight), None) == gradient.data_ptr():
-            self.reduced.add(id(weight))
 
     def hook(self, bucket: Any) -> Any:
         """What DDP calls for each bucket of gradients."""
