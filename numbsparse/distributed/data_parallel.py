@@ -158,15 +158,13 @@ class DataParallel:
             return
         try:
             if work.buckets is None:
-                order = self._orders[work.trained] = self._agreed_order(list(work.found))
+                order, *others = self.group.share(list(work.found))  # that of rank 0 is everyone's
+                for rank, theirs in enumerate(others, 1):
+                    self._refuse(order, theirs, rank, "unlike on rank 0")
+                self._orders[work.trained] = order
                 self._reduce([(work.found[i], work.means[i]) for i in order])
-            elif odd := work.order ^ set(work.found):
-                has = "" if min(odd) in work.found else "not "
-                raise ValueError(
-                    f"backward did {has}reach {self._names[min(odd)]} on rank {self.group.rank}, "
-                    "unlike before: all ranks reach the same parameters each time, or freeze the "
-                    "others"
-                )
+            else:
+                self._refuse(work.order, work.found, self.group.rank, "unlike before")
         finally:
             self.give_up()
 
@@ -188,17 +186,14 @@ class DataParallel:
             self._work = Work(trained, self._buckets.get(trained))
         return self._work
 
-    def _agreed_order(self, own: list[int]) -> list[int]:
-        """The order in which rank 0 found its gradients, which is that of the reductions."""
-        found: list[list[int]] = self.group.share(own)
-        for rank, theirs in enumerate(found):
-            if odd := set(theirs) ^ set(found[0]):
-                has = "" if min(odd) in theirs else "not "
-                raise ValueError(
-                    f"backward did {has}reach {self._names[min(odd)]} on rank {rank}, unlike on "
-                    "rank 0: all ranks reach the same parameters"
-                )
-        return found[0]
+    def _refuse(self, usual: Any, found: Any, rank: int, words: str) -> None:
+        """Raise ValueError where a rank found other gradients than is usual."""
+        if odd := set(usual) ^ set(found):
+            has = "" if min(odd) in found else "not "
+            raise ValueError(
+                f"backward did {has}reach {self._names[min(odd)]} on rank {rank}, {words}: all "
+                "ranks reach the same parameters each time, or freeze the others"
+            )
 
     def _reduce(self, bucket: list[tuple[Any, Any]]) -> None:
         """Start the reduction of each (values, mean), after all work so far."""
