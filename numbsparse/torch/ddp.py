@@ -10,7 +10,7 @@ from torch import distributed
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from numbsparse import ops
-from numbsparse.nn.functional.lstm import PARTS
+from numbsparse.nn.functional.lstm import SHARES
 from numbsparse.torch.dispatch import in_order
 from numbsparse.torch.handles import layout_of
 from numbsparse.torch.operators import given_back, lent, matrix
@@ -89,7 +89,7 @@ class _Of:
             self.works.append(self.reducer.start(given_back(values, x)[first:last]))
 
         w = matrix(like, layout, rows, columns)
-        return given_back(ops.sddmm_in_parts(a.T, b, w, PARTS, done, precision).values, x)
+        return given_back(ops.sddmm_in_parts(a.T, b, w, SHARES, done, precision).values, x)
 
     def wait(self) -> None:
         """Until the gradient is the mean; of a GPU, its stream."""

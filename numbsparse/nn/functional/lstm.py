@@ -23,7 +23,7 @@ from numbsparse.nn.functional.shape import Pieces, reshape, stack, unbind
 from numbsparse.nn.functional.shape import sum as sum_over
 
 Sequence = tuple[Tensor, Tensor, Tensor]
-PARTS = 2  # of a gradient that ranks sum while it is computed
+SHARES = (1, 1)  # of a gradient's parts, which ranks sum while the next ones are computed
 
 
 def lstm(
@@ -218,7 +218,7 @@ class _LSTM:
             if done is None:
                 return product(h, weight_hh)
             rows = ops.reshape(h, (dz.shape[0], weight_hh.shape[0]))
-            return ops.sddmm_in_parts(rows.T, dz, weight_hh, PARTS, done, precision)
+            return ops.sddmm_in_parts(rows.T, dz, weight_hh, SHARES, done, precision)
 
         makers = [
             lambda: ops.matmul(grads.gates, weight_ih.T, precision=precision),
