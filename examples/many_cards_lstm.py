@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,12 +39,16 @@ def made(units: int, options: Namespace) -> nn.LSTM:
 
 
 def drawn(options: Namespace, features: int, rank: int) -> Any:
-    """(time, batch, features) in the model's dtype, other ones on each rank."""
+    """(time, batch, features) in the model's dtype, alike in all steps, other ones on each rank."""
     dtype = np.float16 if options.device == "cuda" else np.float32
-    shape = options.steps, options.batch, features
-    few = np.random.default_rng([features, rank]).standard_normal(DRAWN, np.float32).astype(dtype)
-    x = np.resize(few, shape)
-    return ns.to_device(x) if options.device == "cuda" else x
+    rng = np.random.default_rng([features, rank])
+    x = rng.standard_normal((1, options.batch, features), np.float32).astype(dtype)
+    if options.device == "cpu":
+        return x.repeat(options.steps, axis=0)
+    one, steps = ns.to_device(x[0]), ops.zeros((options.steps, *x.shape[1:]), dtype, "cuda")
+    for t in range(options.steps):
+        ops.copy_into(steps[t], one)
+    return steps
 
 
 def passes(model: Any, parts: Any, options: Namespace, units: int, rank: int) -> Callable[[], Any]:
@@ -207,15 +210,30 @@ class Alone(Exchange):
         return part
 
 
-class Share(dist.SplitLSTM):
-    """A rank's part of a split LSTM, which waits for nobody."""
+class Exchanging(dist.SplitLSTM):
+    """A split LSTM that exchanges in one way or another, or waits for nobody.
 
-    def __init__(self, lstm: nn.LSTM, group: Group):
-        nobody: Any = SimpleNamespace(rank=group.rank, size=group.size, all_reduce=lambda x: x)
-        super().__init__(lstm, nobody)
+    Of the recurrent weight there is this rank's part alone: the whole one is large.
+    """
+
+    way = "share"
+
+    def __init__(self, units: int, options: Namespace, group: Group):
+        dtype = "float16" if options.device == "cuda" else "float32"
+        how: Any = {"layout": np.eye(units // B), "block_size": B, "dtype": dtype, "seed": 0}
+        super().__init__(nn.LSTM(INPUTS, units, **how), group)
+        self.weight_hh_l0.values[:] *= (B / DENSITY / units) ** 0.5  # as so many inputs take it
+        few = self.to(options.device).weight_hh_l0.values
+        pattern = np.split(small_world(units), group.size, axis=1)[group.rank]
+        layout = ns.Layout(pattern.repeat(ops.GATES, axis=1))
+        blocks = ops.zeros((layout.n_blocks, B, B), dtype, options.device)
+        for first in range(0, layout.n_blocks, len(few)):
+            ops.copy_into(blocks[first : first + len(few)], few[: layout.n_blocks - first])
+        self.weight_hh_l0.data = ns.BlockSparse(blocks, layout)
 
     def _exchange(self, nbytes: int) -> Exchange:
-        return Alone(self.group)
+        self.peer_memory = self.way == "peer memory"
+        return Alone(self.group) if self.way == "share" else super()._exchange(nbytes)
 
 
 def split(group: Group, options: Namespace) -> list[dict[str, Any]]:
@@ -223,19 +241,16 @@ def split(group: Group, options: Namespace) -> list[dict[str, Any]]:
     rows = []
     for units in options.split_units:
         row: dict[str, Any] = {**_about(group, options, units)}
-        for name, layer in _split_layers(made(units, options), group):
-            step = passes(layer.to(options.device), None, options, units, 0)
-            row[name] = seconds_of(group, captured(step, options), options.repeats) / options.steps
+        layer = Exchanging(units, options, group)
+        step = passes(layer, None, options, units, 0)
+        for way in ("share", group.backend, *(["peer memory"] if group.backend == "nccl" else [])):
+            layer.way = way
+            row[way] = seconds_of(group, captured(step, options), options.repeats) / options.steps
             gc.collect()
         rows.append(row)
+        del layer, step
+        gc.collect()
     return rows
-
-
-def _split_layers(lstm: nn.LSTM, group: Group) -> Iterator[tuple[str, dist.SplitLSTM]]:
-    yield "share", Share(lstm, group)
-    yield group.backend, dist.SplitLSTM(lstm, group)
-    if group.backend == "nccl":
-        yield "peer memory", dist.SplitLSTM(lstm, group, peer_memory=True)
 
 
 def _about(group: Group, options: Namespace, units: int) -> dict[str, Any]:

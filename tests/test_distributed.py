@@ -141,7 +141,8 @@ def test_the_gradient_of_an_lstm_is_reduced_in_parts(pair):
     alone, _ = programs.lstm(1 << 20)
     for got, reductions in values(of(pair, "lstm")):
         np.testing.assert_allclose(got, alone, rtol=1e-9, atol=1e-14)
-        assert len(reductions) == 3 * 3 + 1
+        assert sorted(reductions[:3]) == sorted(reductions[3:6])
+        assert max(reductions[6:]) < max(reductions)
         assert sum(reductions) == got.size
 
 
