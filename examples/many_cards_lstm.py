@@ -180,15 +180,17 @@ class _in_torch:
 
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = self.group.share(free.getsockname()[1])[0]
-        where = "cpu"
+        where, options = "cpu", None
         if self.on_gpu:
             where = f"cuda:{self.group.local_rank % torch.cuda.device_count()}"
             torch.cuda.set_device(where)
+            options = torch.distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         torch.distributed.init_process_group(
             "nccl" if self.on_gpu else "gloo",
             init_method=f"tcp://127.0.0.1:{port}",
             rank=self.group.rank,
             world_size=self.group.size,
+            pg_options=options,
         )
         return where
 

@@ -28,7 +28,9 @@ def overlap_(model: Any) -> Any:
     Parameters
     ----------
     model : torch.nn.parallel.DistributedDataParallel
-        Best with `gradient_as_bucket_view=True`.
+        Best with `gradient_as_bucket_view=True`. NCCL gets multiprocessors beside a kernel that
+        fills the GPU only where its stream comes first: `init_process_group(..., pg_options=
+        torch.distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True))`.
 
     Returns
     -------
