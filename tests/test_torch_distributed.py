@@ -56,35 +56,32 @@ class Units(torch.nn.Module):
         return y + self.rnn.weight_hh_l0.sum() / 9 if self.twice else y
 
 
-def in_parts(rank, twice):
-    """Ranks learn what one does; the parts that were reduced, of which no others are reduced again.
-
-    The last steps add gradients up, which are reduced whole.
+def in_parts(rank, twice, reductions):
+    """Ranks learn what one does; a gradient that was reduced in parts is reduced again only where
+    others are added to it. At last gradients of two passes add up, and are reduced once.
     """
     alone, net = Units(twice), torch.nn.parallel.DistributedDataParallel(Units(twice))
-    nst.overlap_(net)
-    reductions, all_reduce = [], torch.distributed.all_reduce
-
-    def counted(values, *args, **how):
-        reductions.append(values.numel())
-        return all_reduce(values, *args, **how)
-
-    torch.distributed.all_reduce = counted
-    try:
-        train(net, batches()[:, rank * ROWS :][:, :ROWS])
-    finally:
-        torch.distributed.all_reduce = all_reduce
+    recurrent = net.module.rnn.weight_hh_l0.numel()
+    train(nst.overlap_(net), batches()[:, rank * ROWS :][:, :ROWS])
     train(alone, batches())
-    x = batches()[0]
+    assert (max(reductions) >= recurrent) is twice
+    assert sum(n < recurrent for n in reductions) >= 2 * STEPS
+    x, before = batches()[0], len(reductions)
     alone(x).square().mean().backward()
     mine = x[rank * ROWS :][:ROWS]
     with net.no_sync():
         net(mine).square().mean().backward()
+    assert len(reductions) == before
     net(mine).square().mean().backward()
     for one, other in zip(alone.parameters(), net.module.parameters(), strict=True):
         torch.testing.assert_close(one, other)
         torch.testing.assert_close(2 * one.grad, other.grad)
-    return reductions, net.module.rnn.weight_hh_l0.numel()
+
+
+def counted(values, *args, **how):
+    """all_reduce, of how many values each time."""
+    counted.values.append(values.numel())
+    return counted.all_reduce(values, *args, **how)
 
 
 def shared(net, kind):
@@ -121,10 +118,12 @@ def worker(rank, port, text):
             net, state = shared(model(), kind)
             train(net, batches()[:, rank * ROWS :][:, :ROWS])
             torch.testing.assert_close(dict(state()), dict(alone.state_dict()), msg=kind)
-        for twice in (False, True):
-            reductions, recurrent = in_parts(rank, twice)
-            assert (max(reductions) >= recurrent) is twice
-            assert sum(n < recurrent for n in reductions) >= 2 * STEPS
+        with pytest.MonkeyPatch.context() as patch:
+            counted.all_reduce = torch.distributed.all_reduce
+            patch.setattr(torch.distributed, "all_reduce", counted)
+            for twice in (False, True):
+                counted.values = []
+                in_parts(rank, twice, counted.values)
         return example(text)
     finally:
         torch.distributed.destroy_process_group()

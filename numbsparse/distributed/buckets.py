@@ -49,20 +49,17 @@ class Work:
     """A `backward` that is under way: what was found, and where the means of all ranks come.
 
     buckets : in the order in which they are reduced; None where it is not known yet
-    found : values by parameter's number, which are kept: on another stream they may still be read
+    of : the bucket of each gradient, by parameter's number
+    found : the values of each, which are kept: on another stream they may still be read
     """
 
     def __init__(self, trained: tuple[int, ...], buckets: list[Bucket] | None):
         self.trained, self.buckets, self.reduced = trained, buckets, 0
-        self._of = {i: bucket for bucket in buckets or () for i in bucket.numbers}
+        self.of = {i: bucket for bucket in buckets or () for i in bucket.numbers}
         self._flat: dict[int, Any] = {}  # by the first of a bucket
         self.found: dict[int, Any] = {}
         self.means: dict[int, Any] = {}
         self.in_parts: dict[int, Any] = {}  # values that are on their way already
-
-    @property
-    def order(self) -> set[int]:
-        return set(self._of)
 
     def next(self) -> Bucket | None:
         """The bucket that is reduced next."""
@@ -73,7 +70,7 @@ class Work:
     def mean_of(self, i: int, values: Any) -> Any:
         """Where the mean of gradient i comes: a part of its bucket's array."""
         if i not in self.means:
-            bucket = self._of.get(i) or Bucket((i,), (0,), values.size)
+            bucket = self.of.get(i) or Bucket((i,), (0,), values.size)
             first, start = bucket.numbers[0], bucket.starts[bucket.numbers.index(i)]
             if first not in self._flat:
                 self._flat[first] = empty((bucket.size,), values)

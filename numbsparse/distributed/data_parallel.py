@@ -164,7 +164,7 @@ class DataParallel:
                 self._orders[work.trained] = order
                 self._reduce([(work.found[i], work.means[i]) for i in order])
             else:
-                self._refuse(work.order, work.found, self.group.rank, "unlike before")
+                self._refuse(work.of, work.found, self.group.rank, "unlike before")
         finally:
             self.give_up()
 
