@@ -219,13 +219,15 @@ class Exchanging(dist.SplitLSTM):
     """
 
     way = "share"
+    weight_hh_l0: nn.Parameter
 
     def __init__(self, units: int, options: Namespace, group: Group):
         dtype = "float16" if options.device == "cuda" else "float32"
         how: Any = {"layout": np.eye(units // B), "block_size": B, "dtype": dtype, "seed": 0}
         super().__init__(nn.LSTM(INPUTS, units, **how), group)
         self.weight_hh_l0.values[:] *= (B / DENSITY / units) ** 0.5  # as so many inputs take it
-        few = self.to(options.device).weight_hh_l0.values
+        self.to(options.device)
+        few = self.weight_hh_l0.values
         pattern = np.split(small_world(units), group.size, axis=1)[group.rank]
         layout = ns.Layout(pattern.repeat(ops.GATES, axis=1))
         blocks = ops.zeros((layout.n_blocks, B, B), dtype, options.device)
