@@ -21,6 +21,7 @@ import numbsparse as ns
 import numbsparse.distributed as dist
 from numbsparse import device, nn
 from numbsparse.distributed import environment
+from numbsparse.distributed.buckets import buckets_of
 
 DTYPES = (*programs.FLOATS, *(["bfloat16"] if HAS_BFLOAT16 else []))
 PLACES = ("cpu", "cuda") if device.SIMULATED else ("cpu",)  # on a GPU it is NCCL that is used
@@ -134,6 +135,24 @@ def test_every_gradient_is_reduced_once_in_buckets(pair):
         assert sorted(each) == sorted(sizes)
         assert len(whole) == 1
         assert sum(sizes) <= whole[0] <= sum(sizes) + 32 * len(sizes)
+
+
+def test_a_bucket_has_one_dtype_and_is_sent_as_soon_as_it_is_full(rng):
+    dtypes, sizes = rng.choice(["float16", "float32"], 40), rng.integers(1, 900, 40)
+    arrays = [np.empty(n, dtype) for n, dtype in zip(sizes, dtypes, strict=True)]
+    order, least = rng.permutation(40).tolist(), 1000
+    found = buckets_of(order, arrays, least)
+    assert sorted(i for bucket in found for i in bucket.numbers) == list(range(40))
+    full, last = found[:-2], [order.index(bucket.numbers[-1]) for bucket in found[:-2]]
+    assert last == sorted(last)
+    assert all(sum(arrays[i].nbytes for i in bucket.numbers) >= least for bucket in full)
+    for numbers, starts, size in found:
+        assert len({arrays[i].dtype for i in numbers}) == 1
+        assert sum(arrays[i].nbytes for i in numbers[:-1]) < least
+        assert len(numbers) == 1 or max(arrays[i].nbytes for i in numbers) < 2 * least
+        ends = [start + arrays[i].size for i, start in zip(numbers, starts, strict=True)]
+        assert [start * arrays[numbers[0]].itemsize % 256 for start in starts] == [0] * len(starts)
+        assert all(end <= start for end, start in zip(ends, [*starts[1:], size], strict=True))
 
 
 def test_the_gradient_of_an_lstm_is_reduced_in_parts(pair):
