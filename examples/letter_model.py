@@ -58,7 +58,7 @@ class LetterModel(nn.Module):
         self.scores = nn.Linear(width, symbols, seed=rng, **how)
 
     @property
-    def wide(self) -> list[nn.Parameter]:
+    def wide(self) -> list[nn.module.MatrixParameter]:
         """The weights whose layouts change."""
         return [self.first.weight, self.second.weight]
 

@@ -134,7 +134,7 @@ class BlockSparse:
         return self.stored_layout.T if self.is_transposed else self.stored_layout
 
     @property
-    def data(self) -> Any:
+    def data(self) -> np.ndarray | DeviceArray:
         """The blocks in SciPy's order; of a transposed view, a copy."""
         if not self.is_transposed:
             return self.values
@@ -362,7 +362,7 @@ class BlockSparse:
     def arrays(self) -> dict[str, np.ndarray]:
         """The NumPy arrays that say all of this matrix, by SciPy's names."""
         return {
-            "data": self.to("cpu").data,
+            "data": np.asarray(self.to("cpu").data),
             "indices": self.indices,
             "indptr": self.indptr,
             "shape": np.array(self.shape),

@@ -8,12 +8,12 @@ ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
     "numbsparse": 2_860,
-    "numbsparse/autograd": 695,
-    "numbsparse/bench": 2_440,
+    "numbsparse/autograd": 710,
+    "numbsparse/bench": 2_470,
     "numbsparse/compat": 405,
     "numbsparse/device": 3_795,
     "numbsparse/distributed": 2_000,
-    "numbsparse/jax": 795,
+    "numbsparse/jax": 750,
     "numbsparse/kernels": 3_175,
     "numbsparse/kernels/conv": 3_340,
     "numbsparse/kernels/ladder": 1_935,
@@ -22,13 +22,13 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 3_750,
     "numbsparse/kernels/ptx": 2_640,
     "numbsparse/machine_code": 345,
-    "numbsparse/nn": 7_375,
+    "numbsparse/nn": 7_405,
     "numbsparse/ops": 5_360,
     "numbsparse/pages": 1_735,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 2_380,
-    "numbsparse/torch": 1_780,
+    "numbsparse/torch": 1_835,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

@@ -3,6 +3,7 @@
 import ctypes
 import sys
 import threading
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
@@ -29,6 +30,54 @@ simulated = pytest.mark.skipif(not device.SIMULATED, reason="memory of the GPU i
 on_a_gpu = pytest.mark.skipif(
     device.SIMULATED or jax.default_backend() != "gpu", reason="JAX has no GPU here"
 )
+
+
+# Structures of xla/ffi/api/c_api.h
+
+
+class Buffer(ctypes.Structure):
+    _fields_ = (
+        *ffi.HEAD,
+        ("dtype", ctypes.c_int),
+        ("data", ctypes.c_void_p),
+        ("rank", ctypes.c_int64),
+        ("dims", ctypes.POINTER(ctypes.c_int64)),
+    )
+
+
+class Buffers(ctypes.Structure):
+    _fields_ = (
+        *ffi.HEAD,
+        ("size", ctypes.c_int64),
+        ("types", ctypes.POINTER(ctypes.c_int)),
+        ("items", ctypes.POINTER(ctypes.POINTER(Buffer))),
+    )
+
+
+class Word(ctypes.Structure):  # not ended by a zero byte
+    _fields_ = ("start", ctypes.c_void_p), ("size", ctypes.c_size_t)
+
+
+class Attributes(ctypes.Structure):  # all of ours are words
+    _fields_ = (
+        *ffi.HEAD,
+        ("size", ctypes.c_int64),
+        ("types", ctypes.POINTER(ctypes.c_int)),
+        ("names", ctypes.POINTER(ctypes.POINTER(Word))),
+        ("items", ctypes.POINTER(ctypes.POINTER(Word))),
+    )
+
+
+class CallFrame(ctypes.Structure):
+    _fields_ = (
+        *ffi.HEAD,
+        ("api", ctypes.POINTER(ffi.Api)),
+        ("context", ctypes.c_void_p),
+        ("stage", ctypes.c_int),
+        ("operands", Buffers),
+        ("results", Buffers),
+        ("attributes", Attributes),
+    )
 
 
 class Caller:
@@ -59,23 +108,23 @@ class Caller:
         for a in arrays:
             dims = (ctypes.c_int64 * a.ndim)(*a.shape)
             of = (CODES[a.dtype], a.ctypes.data if a.size else None, a.ndim, dims)
-            found.append(ctypes.pointer(self.kept(ffi.Buffer(0, None, *of))))
-        items = self.kept((ctypes.POINTER(ffi.Buffer) * len(found))(*found))
-        return ffi.Buffers(0, None, len(found), None, items)
+            found.append(ctypes.pointer(self.kept(Buffer(0, None, *of))))
+        items = self.kept((ctypes.POINTER(Buffer) * len(found))(*found))
+        return Buffers(0, None, len(found), None, items)
 
     def word(self, text):
         start = self.kept(ctypes.create_string_buffer(text.encode()))
-        return ctypes.pointer(self.kept(ffi.Word(ctypes.addressof(start), len(text))))
+        return ctypes.pointer(self.kept(Word(ctypes.addressof(start), len(text))))
 
     def attributes(self, words):
-        n, pointers = len(words), ctypes.POINTER(ffi.Word)
+        n, pointers = len(words), ctypes.POINTER(Word)
         types = self.kept((ctypes.c_int * n)(*[ffi.STRING] * n))
         names = self.kept((pointers * n)(*map(self.word, words)))
         items = self.kept((pointers * n)(*map(self.word, words.values())))
-        return ffi.Attributes(0, None, n, types, names, items)
+        return Attributes(0, None, n, types, names, items)
 
     def __call__(self, name, operands, result, **words):
-        frame = ffi.CallFrame(0, None, ctypes.pointer(self.api), 0xC0, 3)
+        frame = CallFrame(0, None, ctypes.pointer(self.api), 0xC0, 3)
         frame.operands, frame.results = self.buffers(operands), self.buffers([result])
         frame.attributes = self.attributes(words)
         return ffi._handlers[f"numbsparse_{name}", "CUDA"](ctypes.byref(frame))
@@ -173,35 +222,33 @@ def test_what_goes_wrong_in_a_call_is_the_error_of_xla(monkeypatch):
     assert device.current_stream().handle != STREAM
 
 
-def test_work_is_on_the_gpu_of_xlas_thread(monkeypatch):
-    driver = pytest.importorskip("cuda.bindings.driver")
-    entered = []
-    ours = SimpleNamespace(device_id=0, set_current=lambda: entered.append(True))
-    monkeypatch.setattr(runtime, "SIMULATED", False)
-    monkeypatch.setattr(runtime, "current_device", lambda: ours)
-    for theirs, gpu in (((0, 0), 0), ((0, 1), 1), ((201, 0), 0)):  # the last is on none
-        monkeypatch.setattr(driver, "cuCtxGetDevice", lambda theirs=theirs: theirs)
-        assert runtime.gpu_of_thread() == gpu
-    assert len(entered) == 1
-
-
-def test_handlers_follow_xla_to_another_gpu(monkeypatch):
+def test_handlers_follow_the_stream_of_xla_to_its_gpu(monkeypatch):
+    """Whichever one is current in XLA's thread."""
     if not device.SIMULATED:
         pytest.skip("its second GPU is made up")
     for module, name, value in (
         (runtime, "simulated_devices", 2), (runtime, "several_devices", True),
         (streams, "several", True), (streams, "_met", {0, 1}), (streams, "_defaults", {}),
-        (ffi, "gpu_of_thread", lambda: 1),
+        (streams.Stream, "_asked_device", lambda self: int(self.handle == STREAM + 32)),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
-    seen = []
-    compute = lambda *arrays: seen.append((device.current_stream().device, arrays))  # noqa: E731
-    read = ffi.Call(((11, 0, b""),), ())
-    monkeypatch.setattr(ffi, "_stream", lambda *of: STREAM)
+    seen, made_current = [], []
+
+    @contextmanager
+    def context(stream):
+        made_current.append(stream.device)
+        yield
+        made_current.pop()
+
+    def compute(*arrays):
+        seen.append((device.current_stream().device, *made_current))
+
+    monkeypatch.setattr(streams.Stream, "context", context)
     monkeypatch.setattr(ffi, "_call", lambda compute, *of: compute())
-    monkeypatch.setattr(ffi.ops, "repeated", lambda known, read, stream, work: work())
-    ffi._on_gpu(compute, {}, 0, (None,) * 4, read)
-    assert seen == [(1, ())]
+    for number in (STREAM + 32, STREAM + 16):
+        monkeypatch.setattr(ffi, "_stream", lambda *of, number=number: number)
+        ffi._on_gpu(compute, {}, 0, 0, ffi.Call(((11, 0, b""),), ()))
+    assert seen == [(1, 1), (0, 0)]
     assert device.current_stream().device == 0
 
 
@@ -219,7 +266,7 @@ def test_handlers_leave_command_buffers_to_others():
     version = ffi.Version(ctypes.sizeof(ffi.Version))
     metadata = ffi.Metadata(ctypes.sizeof(ffi.Metadata), version, 0)
     extension = ffi.Extension(0, ffi.METADATA, None, ctypes.pointer(metadata))
-    frame = ffi.CallFrame(0, ctypes.addressof(extension), None)
+    frame = CallFrame(0, ctypes.addressof(extension), None)
     for handler in ffi._handlers.values():
         metadata.version.major = 7
         assert not handler(ctypes.byref(frame))

@@ -163,8 +163,8 @@ def test_threads_record_what_is_theirs():
     run = products._run
 
     def elsewhere():
-        runtime.gpu_of_thread()
-        run(other, w, others, False, "auto", "highest")
+        with streams.DEFAULT.context():
+            run(other, w, others, False, "auto", "highest")
 
     def work():
         thread = threading.Thread(target=elsewhere)

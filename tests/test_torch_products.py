@@ -1,6 +1,8 @@
 """The products as torch's operators: values and gradients of any order, as of a masked matrix."""
 
+import contextlib
 import copy
+import dataclasses
 import gc
 import pickle
 from types import SimpleNamespace
@@ -11,8 +13,9 @@ from conftest import needs_bfloat16
 from torch_helpers import drawn, grads, layout, ns, nst, torch
 
 from numbsparse import device
-from numbsparse.device import replay
-from numbsparse.torch import dispatch, operators
+from numbsparse.device import memory
+from numbsparse.ops import choice
+from numbsparse.torch import dispatch, kinds, operators
 
 TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 
@@ -240,42 +243,80 @@ def test_operators_work_on_the_stream_of_torch(monkeypatch):
     assert device.current_stream().handle == 1
 
 
+class FakeStream(contextlib.nullcontext):
+    handle, is_captured = 1, False
+
+
 def test_what_came_before_on_a_gpu_is_started_and_nothing_else(monkeypatch):
     """By tensors of the CPU, in the place of those that a GPU has."""
     w, x, began, worked = matrix(dtype=torch.float32), drawn(5, 12, dtype=torch.float32), [], []
-    monkeypatch.setattr(w.layout, "device_index", SimpleNamespace(replays={}), raising=False)
-    stream = SimpleNamespace(handle=1, is_captured=False)
-    monkeypatch.setattr(operators, "of_torch", lambda handle, device: stream)
-    monkeypatch.setattr(operators, "raw_stream", lambda torch: lambda index: 0)
-    monkeypatch.setattr(operators, "new_empty", lambda x, shape: out[: shape[0]])
-    monkeypatch.setattr(replay, "stream_handle", lambda x: 1)
-    monkeypatch.setattr(
-        replay, "identity_of_tensor", lambda x: (x.data_ptr(), x.shape, x.stride(), x.dtype)
-    )
-    out, how = torch.zeros(5, 16), (*w.form, "highest")
-    again = operators._again("matmul", operators._of_y)
+    index = dataclasses.replace(w.layout.index, replays={})
+    monkeypatch.setattr(w.layout, "device_index", index, raising=False)
+    stream, out, known = FakeStream(), torch.full((5, 16), torch.nan), {}
+    monkeypatch.setattr(kinds.streams, "several", True)
+    monkeypatch.setattr(kinds.streams, "of_torch", lambda handle, device: stream)
+    monkeypatch.setattr(kinds, "_stream_of", lambda device: 0)
+    monkeypatch.setattr(kinds, "new_empty", lambda x, shape: out[: shape[0]])
+    monkeypatch.setattr(memory, "note", lambda *of: None)
 
-    def work():
+    def kernel(x, values, *rest, out):
         worked.append(None)
+        assert not torch.is_grad_enabled()
         if (record := device.runtime.recording()) is not None:
             record.add(lambda: began.append(None) or (0,))
 
-    for _ in range(2):
-        assert not again(x, w.values, how)[1]
-        operators._on_gpu("matmul", out, x, w.values, how, work)
-    for n in range(1, 4):
-        y, is_there = again(x, w.values, how)
-        assert (y.data_ptr(), y.shape, is_there, len(began)) == (out.data_ptr(), (5, 16), True, n)
+    started = kinds.started(kernel, lambda x, values, *rest: (len(x), 16))
+
+    def is_started(x, values, how):
+        kind = kinds.kind_of(known, (x, values), how)
+        kind = kind or kinds.new_kind(known, (x, values), how)
+        before = len(began), len(worked)
+        y = started(kind, (x, values), how)
+        assert (y.data_ptr(), y.shape) == (out.data_ptr(), (len(x), 16))
+        after = len(began) - before[0], len(worked) - before[1]
+        assert after in ((1, 0), (0, 1))
+        return after == (1, 0)
+
+    how = (*w.form, "highest")
+    plain = x, w.values, how
+    assert [is_started(*plain) for _ in range(5)] == [False, False, True, True, True]
     odd = [
         (x[:4], w.values, how), (x.view(torch.int32), w.values, how),
         (x.as_strided((5, 12), (1, 5)), w.values, how), (torch._neg_view(x), w.values, how),
-        (x, torch._neg_view(w.values), how), (x, w.values.mT, how),
+        (x.detach(), w.values, how), (x.clone(), w.values, how), (x, w.values.mT, how),
+        (x, w.values.clone(), how), (x, torch._neg_view(w.values), how),
         (x, w.values, (*w.form, "high")),
     ]  # fmt: skip
-    assert not any(again(*of)[1] for of in odd)
-    stream.handle = 0x100
-    assert not again(x, w.values, how)[1]
-    assert (len(began), len(worked)) == (3, 2)
+    monkeypatch.setattr(kinds, "KEPT", len(odd) + 1)  # none is forgotten for others
+    assert [is_started(*of) for of in odd] == len(odd) * [False]
+    assert is_started(*plain)
+    with torch.no_grad():
+        assert not is_started(*plain)
+    with torch.inference_mode():
+        assert not is_started(*plain)
+    for thing, name, value in (
+        (stream, "handle", 0x100), (stream, "is_captured", True), (choice, "era", choice.era + 1),
+        (device.runtime, "several_devices", True), (w.layout, "device_index", None),
+    ):  # fmt: skip
+        known.clear()
+        kind = kinds.new_kind(known, plain[:2], how)
+        assert [is_started(*plain) for _ in range(3)] == [False, False, True]
+        with monkeypatch.context() as changed:
+            changed.setattr(thing, name, value)
+            if thing is w.layout:
+                kind.index = lambda: None
+            assert not is_started(*plain), name
+
+
+def test_few_kinds_of_tensors_are_known():
+    known, how, x = {}, ("a",), torch.ones(9, 2)
+    made = [kinds.new_kind(known, (x[:n],), how) for n in range(9)]
+    assert known == {how: made[: -kinds.KEPT - 1 : -1]}
+    assert kinds.kind_of(known, (x[:8],), how) is made[8]
+    assert kinds.kind_of(known, (x[:1],), how) is None
+    for n in range(kinds.REMEMBERED):
+        kinds.new_kind(known, (x,), (n,))
+    assert len(known) < 2 * len(made)
 
 
 class Seen(TorchDispatchMode):

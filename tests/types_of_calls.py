@@ -30,11 +30,24 @@ def products(
     assert_type(ns.sddmm(x.T, x, layout), ns.BlockSparse)
     assert_type(ns.sddmm(on_gpu, on_gpu, w), ns.BlockSparse)
     assert_type(ns.sddmm(x, t, [[1, 0]], block_size=4), ns.Tensor)
+    assert_type(x @ w, np.ndarray)
     assert_type(w @ x, np.ndarray)
     assert_type(w @ on_gpu, ns.DeviceArray)
     assert_type(on_gpu @ w, ns.DeviceArray)
     assert_type(t @ w, ns.Tensor)
     assert_type(w @ t, ns.Tensor)
+
+
+def layers(x: np.ndarray, t: ns.Tensor, w: ns.BlockSparse, lstm: ns.nn.LSTM) -> None:
+    assert_type(w.data, np.ndarray | ns.DeviceArray)
+    assert_type(t.data, np.ndarray | ns.DeviceArray | ns.BlockSparse)
+    assert_type(t.matrix, ns.BlockSparse)
+    linear = ns.nn.Linear(4, 4)
+    assert_type(linear(x), ns.Tensor)
+    assert_type(linear.weight.data, ns.BlockSparse)
+    assert_type(ns.nn.Conv2d(4, 4, 3)(t), ns.Tensor)
+    assert_type(lstm(t, None)[1], tuple[ns.Tensor, ns.Tensor])
+    linear(x, x)  # type: ignore[call-arg]
 
 
 def refused(x: np.ndarray, t: ns.Tensor, w: ns.BlockSparse) -> None:

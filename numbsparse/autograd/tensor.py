@@ -69,7 +69,7 @@ class Tensor:
         self._serial = edits.serial()
 
     @property
-    def data(self) -> Any:
+    def data(self) -> np.ndarray | DeviceArray | BlockSparse:
         if (at_work := AT_WORK.get()) is not None:
             check_unchanged(self, *at_work)
         return self._data
@@ -77,6 +77,18 @@ class Tensor:
     @data.setter
     def data(self, data: Any) -> None:
         self._set_data(as_data(data))
+
+    @property
+    def matrix(self) -> BlockSparse:
+        """`data` where it is a BlockSparse, which type checkers cannot know; else TypeError.
+
+        >>> import numpy as np, numbsparse as ns
+        >>> ns.Tensor(ns.BlockSparse(np.ones((1, 4, 4)), [[1, 0]])).matrix.layout
+        Layout(1 x 2, 1 blocks, density 0.5)
+        """
+        if not isinstance(data := self.data, BlockSparse):
+            raise TypeError(f"matrix is of a tensor that is block-sparse, got {self!r}")
+        return data
 
     def _set_data(self, data: Any) -> None:
         if self.requires_grad and not is_floating(data.dtype):
@@ -220,7 +232,7 @@ class Tensor:
     def __repr__(self) -> str:
         if self.place == "cuda" or isinstance(self.data, BlockSparse):
             return f"Tensor({self.data!r})"
-        body = np.array2string(self.data, separator=", ", prefix="Tensor(")
+        body = np.array2string(self.numpy(), separator=", ", prefix="Tensor(")
         suffix = "" if self.dtype in (np.float64, np.int64) else f", dtype={self.dtype}"
         return f"Tensor({body}{suffix})"
 

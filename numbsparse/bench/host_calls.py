@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -35,28 +36,56 @@ if jax.default_backend() == "gpu":
 
 
 def calls(options: Options) -> dict[str, float]:
-    """Median seconds of a call of ours and of torch's, and where a gradient is to be recorded."""
+    """Median seconds of a call, ours and torch's; and where a gradient is recorded, and made."""
     features, batch, count = (64, 4, 2) if options.quick else (1024, 32, 200)
     problem = matrices(features, 32, 0.1, batch, "float32")
     x, w, y = problem.x.device, problem.w, problem.out("forward")
-    found: dict[str, Callable[[], Any]] = {"ns.matmul": lambda: ops.matmul(x, w, out=y)}
+    found: dict[str, Callable[[], Any]] = {"ns.matmul, out given": lambda: ops.matmul(x, w, out=y)}
     if (torch := torch_on_gpu()) is not None:
-        nst = import_module("numbsparse.torch")
         tx, ty, tw = (torch.zeros(n, features, device="cuda") for n in (batch, batch, features))
+        found["ns.matmul on torch tensors, out given"] = lambda: ops.matmul(tx, w, out=ty)
+        found["torch.mm, out given"] = lambda: torch.mm(tx, tw, out=ty)
+        found["ns.matmul on torch tensors"] = lambda: ops.matmul(tx, w)
         values = torch.as_tensor(w.values, device="cuda")
-        grad_x, grad_tw, grad_values = (a.clone().requires_grad_() for a in (tx, tw, values))
-        theirs, trained = (nst.BlockSparse(v, w.layout) for v in (values, grad_values))
-        found["ns.matmul on torch tensors"] = lambda: ops.matmul(tx, w, out=ty)
-        found["torch.mm"] = lambda: torch.mm(tx, tw, out=ty)
-        found["ns.matmul on torch tensors without out"] = lambda: ops.matmul(tx, w)
-        found["numbsparse.torch.matmul"] = lambda: nst.matmul(tx, theirs)
-        found["torch.mm without out"] = lambda: torch.mm(tx, tw)
-        found["numbsparse.torch.matmul with gradients"] = lambda: nst.matmul(grad_x, trained)
-        found["torch.mm with gradients"] = lambda: torch.mm(grad_x, grad_tw)
+        found |= products_of_torch(torch, tx, tw, values, w.layout)
     graphs = {name: Graph(repeated(call, count), count, call) for name, call in found.items()}
     for graph in graphs.values():
         graph.replay()  # compiles
     return seconds_of(graphs, 20 * options.seconds)
+
+
+def products_of_torch(torch: Any, x: Any, w: Any, values: Any, layout: Any) -> dict[str, Any]:
+    """numbsparse.torch's product, torch's own, and an autograd.Function that only takes memory.
+
+    The last is the least that a product can cost whose gradient is written in Python.
+    """
+    nst = import_module("numbsparse.torch")
+
+    def forward(ctx: Any, x: Any, w: Any) -> Any:
+        ctx.save_for_backward(x, w)
+        return torch.empty_like(x)
+
+    def backward(ctx: Any, dy: Any) -> Any:
+        return tuple(map(torch.empty_like, ctx.saved_tensors))
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    empty: Any = type("Empty", (torch.autograd.Function,), methods)
+
+    def back(product: Any, x: Any, w: Any, leaf: Any) -> Any:
+        return torch.autograd.grad(product(x, w), (x, leaf), dy)
+
+    found, dy = {}, torch.ones_like(x)
+    for name, product, leaf, factor in (
+        ("numbsparse.torch.matmul", nst.matmul, values, lambda v: nst.BlockSparse(v, layout)),
+        ("torch.mm", torch.mm, w, lambda v: v),
+        ("an empty autograd.Function", empty.apply, values, lambda v: v),
+    ):
+        found[name] = partial(product, x, factor(leaf))
+        trained = [a.clone().requires_grad_() for a in (x, leaf)]
+        of = trained[0], factor(trained[1])
+        found[f"{name}, gradients recorded"] = partial(product, *of)
+        found[f"{name}, forward and backward"] = partial(back, product, *of, trained[1])
+    return found
 
 
 def chains(options: Options) -> dict[str, float]:

@@ -62,17 +62,19 @@ class Sequence:
         how: Any = {"layout": self.pattern, "block_size": B, "precision": precision, **self.norm}
         lstm = nn.LSTM(INPUTS, self.hidden, seed=0, **how)
         for parameter in lstm.parameters():
-            parameter.data = parameter.data.astype(as_dtype(self.dtype))
+            data: Any = parameter.data
+            parameter.data = data.astype(as_dtype(self.dtype))
         return lstm
 
     def exact(self) -> tuple[np.ndarray, np.ndarray]:
         """The output and blocks of the gradient of weight_hh, by the CPU in float32."""
         lstm = self._made("highest")
         for parameter in lstm.parameters():
-            parameter.data = parameter.data.astype(np.float32)
+            data: Any = parameter.data
+            parameter.data = data.astype(np.float32)
         y, _ = lstm(self.x.numpy().astype(np.float32))
         y.backward(self.dy.numpy().astype(np.float32))
-        gradient = lstm.layers[0].weight_hh.grad.data  # type: ignore[union-attr]
+        gradient = lstm.layers[0].weight_hh.grad.matrix  # type: ignore[union-attr]
         return y.numpy(), gradient.values[self.blocks]
 
 

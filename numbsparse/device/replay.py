@@ -98,22 +98,6 @@ def repeated(
         known[key] = None
 
 
-def started(known: dict[Key, Any], what: Key, a: Any, b: Any, out: Any, stream: Any) -> bool:
-    """Start what `replayed` recorded of such operands, plain tensors of torch; False if nothing.
-
-    They are not looked at: what was recorded was. `stream` is the one that torch works on.
-    """
-    if runtime.capture is not None or (streams.several and stream.is_captured):
-        return False
-    of_a = a.data_ptr(), a.shape, a.stride(), a.dtype
-    of_b = b.data_ptr(), b.shape, b.stride(), b.dtype
-    of_out = out.data_ptr(), out.shape, out.stride(), out.dtype
-    if replay := known.get((what, stream.handle, (of_a, of_b, of_out))):
-        replay.start((), stream)
-        return True
-    return False
-
-
 def _recorded(work: Callable[[], None], operands: tuple[Any, ...]) -> Replay | None:
     replay = Replay()
     token = runtime.replay.set(replay)

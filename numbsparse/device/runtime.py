@@ -161,20 +161,6 @@ def current_device() -> Any:
     return device_at(current_id())
 
 
-def gpu_of_thread() -> int:
-    """The GPU that another library has made current in this thread; where none has, ours is."""
-    if SIMULATED:
-        return current_id()
-    from cuda.bindings import driver
-
-    error, theirs = driver.cuCtxGetDevice()
-    if not error:
-        return int(theirs)
-    ours = current_device()
-    ours.set_current()
-    return int(ours.device_id)
-
-
 @cache
 def device_at(device: int) -> Any:
     from cuda.core import Device

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from functools import cache, lru_cache, partial
 from math import prod
 from struct import Struct, unpack
@@ -27,7 +27,6 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.device import DeviceArray
-from numbsparse.device.runtime import gpu_of_thread
 from numbsparse.device.streams import at
 
 METADATA, STRING, INTERNAL = 1, 4, 13  # an extension's type, an attribute's, an error's code
@@ -81,56 +80,13 @@ class Api(ctypes.Structure):
     )
 
 
-class Buffer(ctypes.Structure):
-    _fields_ = (
-        *HEAD,
-        ("dtype", c_int),
-        ("data", c_void_p),
-        ("rank", c_int64),
-        ("dims", POINTER(c_int64)),
-    )
-
-
-class Buffers(ctypes.Structure):
-    _fields_ = (
-        *HEAD,
-        ("size", c_int64),
-        ("types", POINTER(c_int)),
-        ("items", POINTER(POINTER(Buffer))),
-    )
-
-
-class Word(ctypes.Structure):  # not ended by a zero byte
-    _fields_ = ("start", c_void_p), ("size", c_size_t)
-
-
-class Attributes(ctypes.Structure):  # all of ours are words
-    _fields_ = (
-        *HEAD,
-        ("size", c_int64),
-        ("types", POINTER(c_int)),
-        ("names", POINTER(POINTER(Word))),
-        ("items", POINTER(POINTER(Word))),
-    )
-
-
-class CallFrame(ctypes.Structure):
-    _fields_ = (
-        *HEAD,
-        ("api", POINTER(Api)),
-        ("context", c_void_p),
-        ("stage", c_int),
-        ("operands", Buffers),
-        ("results", Buffers),
-        ("attributes", Attributes),
-    )
-
-
-# The same as bytes: fields of a structure by the name of each cost ten times as much to read.
-_FRAME = Struct("@NPPPi NPqPP NPqPP NPqPPP")
-_BUFFER = Struct("@NPiPqP")
-_WORD = Struct("@PN")
+# Others as bytes: fields of a structure by the name of each cost ten times as much to read.
+_BUFFER = Struct("@NPiPqP")  # struct_size, extension, dtype, data, rank, dims
+_WORD = Struct("@PN")  # start, size: not ended by a zero byte
 _TYPE = Struct("i").pack(STRING)
+# struct_size, extension, api, context, stage; of operands and of results struct_size, extension,
+# size, types, items; of attributes struct_size, extension, size, types, names, items
+_FRAME = Struct("@NPPPi NPqPP NPqPP NPqPPP")
 
 Handler = ctypes.CFUNCTYPE(c_void_p, c_void_p)  # of a CallFrame; gives an error, or a null pointer
 PLATFORMS = ("cpu", "CUDA")
@@ -144,7 +100,7 @@ class Call(NamedTuple):
     """What is read of a call frame.
 
     `operands`, results too, are (XLA's number of the dtype, address, dims as bytes), `words` the
-    values of attributes, in the order of their names.
+    values of attributes, which XLA sorts by their names.
     """
 
     operands: tuple[tuple[int, int, bytes], ...]
@@ -152,11 +108,11 @@ class Call(NamedTuple):
 
 
 def register(name: str, compute: Callable[..., None]) -> None:
-    """Let XLA call `compute(*operands, *results, **attributes)` by this name.
+    """Let XLA call `compute(*operands, *results, *attributes)` by this name.
 
     Operands and results are arrays of XLA's memory, in C order: NumPy's on the CPU, on a GPU
-    DeviceArrays, with XLA's stream as the current one. Attributes are words. XLA calls from threads
-    of its own, several at a time. What `compute` raises becomes XLA's error.
+    DeviceArrays, with XLA's stream as the current one. Attributes are words, sorted by their names.
+    XLA calls from threads of its own, several at a time. What `compute` raises becomes XLA's error.
 
     On a GPU `compute` depends on no more than that, and on the library's choice of kernels: what it
     launched is started again when the same call comes again.
@@ -172,17 +128,17 @@ def _guarded(work: Callable[..., None]) -> Callable[[int], int | None]:
         global _last_call
         thread = get_ident()
         _under_way.add(thread)
+        fields = _FRAME.unpack_from(_window(address, _FRAME.size))
+        extension, api, context = fields[1:4]
         try:
-            fields = _FRAME.unpack_from(_window(address, _FRAME.size))
-            if fields[1]:
-                _describe(CallFrame.from_address(address))
+            if extension:
+                _describe(extension, api)
             else:
                 _, _, n, _, inputs, _, _, m, _, outputs, _, _, count, types, _, items = fields[5:]
                 operands = (*_buffers(n, inputs), *_buffers(m, outputs))
-                read = Call(operands, tuple(_words(count, types, items)))
-                work(address, fields, read)
+                work(api, context, Call(operands, tuple(_words(count, types, items))))
         except BaseException as error:  # C has no exceptions
-            return _error(CallFrame.from_address(address), f"{type(error).__name__}: {error}")
+            return _error(api, f"{type(error).__name__}: {error}")
         finally:
             _under_way.discard(thread)
             _last_call = monotonic()
@@ -191,26 +147,24 @@ def _guarded(work: Callable[..., None]) -> Callable[[int], int | None]:
     return handle
 
 
-def _on_cpu(compute: Any, known: Any, address: int, fields: Any, read: Call) -> None:
-    _call(compute, address, read, _numpy_array)
+def _on_cpu(compute: Any, known: Any, api: int, context: int, read: Call) -> None:
+    _call(compute, read, _numpy_array)
 
 
-def _on_gpu(compute: Any, known: Any, address: int, fields: Any, read: Call) -> None:
-    theirs = at(_stream(fields[2], fields[3]), device=gpu_of_thread())
+def _on_gpu(compute: Any, known: Any, api: int, context: int, read: Call) -> None:
+    theirs = at(_stream(api, context))
 
     def work() -> None:
         with theirs:
-            _call(compute, address, read, DeviceArray)
+            _call(compute, read, DeviceArray)
 
-    ops.repeated(known, read, theirs, work)
+    with theirs.context():  # XLA's thread may have last worked on another GPU
+        ops.repeated(known, read, theirs, work)
 
 
-def _call(compute: Any, address: int, read: Call, array: Callable[..., Any]) -> None:
-    names = _names(CallFrame.from_address(address).attributes)
-    words = {name: word.decode() for name, word in zip(names, read.words, strict=True)}
-    compute(
-        *(array(data, _shape(dims), DTYPES[code]) for code, data, dims in read.operands), **words
-    )
+def _call(compute: Any, read: Call, array: Callable[..., Any]) -> None:
+    arrays = (array(data, _shape(dims), DTYPES[code]) for code, data, dims in read.operands)
+    compute(*arrays, *(word.decode() for word in read.words))
 
 
 def wait_for_calls() -> None:
@@ -225,14 +179,14 @@ def wait_for_calls() -> None:
         sleep(QUIET / 10)
 
 
-def _describe(frame: CallFrame) -> None:
+def _describe(address: int, api: int) -> None:
     """Answer what XLA asks before the first call: which version of the interface this is."""
-    extension = Extension.from_address(frame.extension)
+    extension = Extension.from_address(address)
     if extension.type == METADATA:
         version = extension.metadata.contents.version
         # Members are only added from one minor version to the next; another major one XLA refuses.
         # Those that ask without their own version are 0.1.
-        version.major, version.minor = 0, frame.api.contents.version.minor if frame.api else 1
+        version.major, version.minor = 0, Api.from_address(api).version.minor if api else 1
 
 
 def _stream(api: int, context: int) -> int:
@@ -280,12 +234,6 @@ def _words(n: int, types: int, items: int) -> Iterator[bytes]:
         yield _window(start, size).raw
 
 
-def _names(attributes: Attributes) -> Iterator[str]:
-    for i in range(attributes.size):
-        name = attributes.names[i].contents
-        yield ctypes.string_at(name.start, name.size).decode()
-
-
 @lru_cache(maxsize=1024)
 def _shape(dims: bytes) -> tuple[int, ...]:
     return unpack(f"{len(dims) // 8}q", dims)
@@ -296,7 +244,7 @@ def _numpy_array(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.nd
     return np.ndarray(shape, dtype, memory)
 
 
-def _error(frame: CallFrame, message: str) -> int:
+def _error(api: int, message: str) -> int:
     how = NewError(ctypes.sizeof(NewError), None, message.encode(), INTERNAL)
-    error: int = frame.api.contents.error_create(ctypes.byref(how))
+    error: int = Api.from_address(api).error_create(ctypes.byref(how))
     return error

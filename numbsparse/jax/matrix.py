@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from numbsparse.layout import Layout, as_layout
 from numbsparse.patterns.checks import integer
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+Dense: TypeAlias = jax.Array | np.ndarray
 
 
 class BlockSparse:
@@ -60,7 +61,9 @@ class BlockSparse:
 
     __array_ufunc__ = None  # NumPy steps back, so that `numpy_array @ w` reaches `w.__rmatmul__`
 
-    def __init__(self, values: Any, layout: Any, *, shape: tuple[int, int] | None = None) -> None:
+    values: jax.Array
+
+    def __init__(self, values: Dense, layout: Any, *, shape: tuple[int, int] | None = None) -> None:
         values, layout = _array("values", values), as_layout(layout)
         if values.dtype.name not in DTYPES:
             raise TypeError(f"values takes one of {', '.join(DTYPES)}, got {values.dtype}")
@@ -100,10 +103,10 @@ class BlockSparse:
         of = self.stored_layout, self.stored_shape, not self.is_transposed
         return _unflatten(of, (self.values,))
 
-    def __matmul__(self, x: Any) -> jax.Array:
+    def __matmul__(self, x: Dense) -> jax.Array:
         return matmul(self, x)
 
-    def __rmatmul__(self, x: Any) -> jax.Array:
+    def __rmatmul__(self, x: Dense) -> jax.Array:
         return matmul(x, self)
 
     @classmethod
@@ -165,7 +168,9 @@ def _unflatten(static: Any, leaves: Any) -> BlockSparse:
 jax.tree_util.register_pytree_with_keys(BlockSparse, _flatten_with_keys, _unflatten, _flatten)
 
 
-def matmul(x: Any, w: Any, *, precision: str | None = None) -> jax.Array:
+def matmul(
+    x: Dense | BlockSparse, w: BlockSparse | Dense, *, precision: str | None = None
+) -> jax.Array:
     """The product of a dense and a block-sparse matrix, `x @ w` or `w @ x`.
 
     y[n, k] = sum over c of x[n, c] * w[c, k], in time proportional to the kept blocks. A primitive
@@ -224,7 +229,7 @@ def matmul(x: Any, w: Any, *, precision: str | None = None) -> jax.Array:
 
 
 def sddmm(
-    a: Any, b: Any, layout: Any, *, block_size: int | None = None, precision: str | None = None
+    a: Dense, b: Dense, layout: Any, *, block_size: int | None = None, precision: str | None = None
 ) -> BlockSparse:
     """The product of two dense matrices at the kept blocks only: the weight-gradient.
 

@@ -42,15 +42,15 @@ def _matrix(values: Any, layout: str, x: Any, y: Any) -> BlockSparse:
     return w
 
 
-def _matmul(x: Any, w: Any, y: Any, *, layout: str, precision: str) -> None:
+def _matmul(x: Any, w: Any, y: Any, layout: str, precision: str) -> None:
     ops.matmul(x, _matrix(w, layout, x, y), out=y, precision=precision)
 
 
-def _transposed(y: Any, w: Any, x: Any, *, layout: str, precision: str) -> None:
+def _transposed(y: Any, w: Any, x: Any, layout: str, precision: str) -> None:
     ops.matmul(y, _matrix(w, layout, x, y).T, out=x, precision=precision)
 
 
-def _sddmm(x: Any, y: Any, w: Any, *, layout: str, precision: str) -> None:
+def _sddmm(x: Any, y: Any, w: Any, layout: str, precision: str) -> None:
     ops.sddmm_into(w, x.T, y, _layouts[layout], precision=precision)
 
 

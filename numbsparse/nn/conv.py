@@ -15,7 +15,7 @@ from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional
 from numbsparse.nn.functional.layers import check_features
 from numbsparse.nn.linear import layout_for
-from numbsparse.nn.module import Module, Parameter
+from numbsparse.nn.module import MatrixParameter, Module, Parameter
 from numbsparse.ops.conv_window import check_padding, extra_sizes, sizes
 from numbsparse.patterns.checks import integer
 from numbsparse.patterns.taps import as_kept
@@ -62,7 +62,7 @@ class _Conv(Module):
             joined, prod(self.kernel_size), height, width, block_size, self.transposed, rng
         )
         shape = (joined.shape[0] * block_size, width)
-        self.weight = Parameter(BlockSparse(values.astype(dtype), joined, shape=shape))
+        self.weight = MatrixParameter(BlockSparse(values.astype(dtype), joined, shape=shape))
         self.bias = None
         if bias:
             self.bias = Parameter((rng.uniform(-1, 1, out_channels) * bound).astype(dtype))

@@ -12,7 +12,7 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional, init
-from numbsparse.nn.module import Module, Parameter
+from numbsparse.nn.module import MatrixParameter, Module, Parameter
 from numbsparse.patterns.checks import BLOCK_SIZES
 
 
@@ -75,7 +75,7 @@ class Linear(Module):
         rng = np.random.default_rng(seed)
         self.precision = ops.own_precision(precision)
         layout, dtype = layout_for(in_features, out_features, layout, block_size), as_dtype(dtype)
-        self.weight = Parameter(
+        self.weight = MatrixParameter(
             init.uniform(
                 layout, block_size, shape=(in_features, out_features), dtype=dtype, seed=rng
             )

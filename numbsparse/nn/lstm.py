@@ -15,7 +15,7 @@ from numbsparse.nn import functional as F
 from numbsparse.nn import init
 from numbsparse.nn.dropout import Dropout
 from numbsparse.nn.linear import is_list_of_layouts, layout_for
-from numbsparse.nn.module import Module, Parameter
+from numbsparse.nn.module import MatrixParameter, Module, Parameter
 from numbsparse.nn.recurrent import State, checked_state, checked_steps, layout_of_each, zeros
 
 
@@ -174,10 +174,10 @@ class LSTMLayer(Module):
         inputs = layout_for(input_size, hidden_size, input_layout, block_size)
         blocks = recurrent.shape[1]
 
-        def weight(features: int, one_gate: Layout) -> Parameter:
+        def weight(features: int, one_gate: Layout) -> MatrixParameter:
             four_gates = as_layout(np.repeat(one_gate.pattern, ops.GATES, axis=1))
             shape = (features, blocks * ops.GATES * block_size)
-            return Parameter(
+            return MatrixParameter(
                 init.uniform(four_gates, block_size, shape=shape, dtype=dtype, seed=rng)
             )
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_data, as_tensor
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import forget_captures, id_of, moved
+from numbsparse.device import DeviceArray, forget_captures, id_of, moved
 from numbsparse.dtypes import type_name
 from numbsparse.nn.held import held, holds
 from numbsparse.nn.init import fan_in
@@ -37,13 +37,13 @@ class Parameter(Tensor):
         super().__init__(data, requires_grad=True)
 
     @property
-    def data(self) -> Any:
+    def data(self) -> np.ndarray | DeviceArray | BlockSparse:
         """The values. Others of the same shape may take their place: a BlockSparse for another.
 
         Captured steps are then captured again. Raises ValueError for another shape, TypeError for
         numbers without gradients, and for an array in the place of a BlockSparse.
         """
-        return _data.fget(self)
+        return _data.fget(self)  # type: ignore[no-any-return]
 
     @data.setter
     def data(self, data: Any) -> None:
@@ -57,6 +57,28 @@ class Parameter(Tensor):
 
 
 _data: Any = Tensor.__dict__["data"]
+
+if TYPE_CHECKING:
+    P = ParamSpec("P")
+    R = TypeVar("R", covariant=True)
+
+    class MatrixParameter(Parameter):
+        """One of a BlockSparse, as layers have it."""
+
+        @property
+        def data(self) -> BlockSparse: ...
+        @data.setter
+        def data(self, data: Any) -> None: ...
+
+    class HasForward(Protocol[P, R]):
+        def forward(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    class AsForward:
+        """Of a module's call, which takes and gives what its `forward` does."""
+
+        def __get__(self, module: HasForward[P, R], owner: Any) -> Callable[P, R]: ...
+else:
+    MatrixParameter = Parameter
 
 
 class Module:
@@ -99,13 +121,17 @@ class Module:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return self.forward(*args, **kwargs)
-        except ops.HalfOnCPU as error:
-            # On its way out each module gives the parameter a longer name: the model's is seen.
-            error.args = (self._half_on_cpu() or error.args[0],)
-            raise
+    if TYPE_CHECKING:
+        __call__ = AsForward()
+    else:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return self.forward(*args, **kwargs)
+            except ops.HalfOnCPU as error:
+                # On its way out each module gives the parameter a longer name: the model's is seen.
+                error.args = (self._half_on_cpu() or error.args[0],)
+                raise
 
     def _half_on_cpu(self) -> str | None:
         """What to do about a parameter of 16-bit floats on the CPU; None if there is none."""
@@ -303,8 +329,9 @@ class Module:
         """Parameters, buffers and saved numbers by name, on the CPU, in memory of their own."""
         state: dict[str, Any] = {}
         for name, tensor in self._saved_tensors().items():
-            host = _moved(tensor.data, "cpu")
-            state[name] = host.copy() if host is tensor.data else host
+            own: Any = tensor.data
+            host = _moved(own, "cpu")
+            state[name] = host.copy() if host is own else host
         for prefix, module in self._paths():
             for name in module.saved:
                 state[prefix + name] = getattr(module, name)
@@ -380,7 +407,7 @@ def _as_saved(value: Any, own: Tensor) -> Any:
 
 
 def _check_fits(name: str, value: Any, own_tensor: Tensor) -> None:
-    own = own_tensor.data
+    own: Any = own_tensor.data
     if isinstance(value, BlockSparse) != isinstance(own, BlockSparse):
         raise ValueError(f"state[{name!r}] takes a {type(own).__name__}, got {value!r}")
     if not isinstance(value, np.ndarray | BlockSparse):

@@ -16,7 +16,7 @@ from numbsparse.nn import functional as F
 from numbsparse.nn import init
 from numbsparse.nn.dropout import Dropout
 from numbsparse.nn.linear import check_block_size, layout_for
-from numbsparse.nn.module import Module, Parameter
+from numbsparse.nn.module import MatrixParameter, Module, Parameter
 from numbsparse.nn.recurrent import State, checked_state, checked_steps, layout_of_each, zeros
 
 
@@ -125,7 +125,7 @@ class MultiplicativeLSTM(Module):
         four = as_layout(np.tile(gates.pattern, (1, ops.GATES)))
         width = four.shape[1] * block_size
         self.gates = from_state(four, width, features=hidden_size, groups=ops.GATES)
-        self.gates.bias.data[1] = forget_bias
+        self.gates.bias.values[1] = forget_bias
         self.dropout = Dropout(dropout, seed=int(rng.integers(2**31)))
 
     def forward(self, x: Any, state: tuple[Any, Any] | None = None) -> tuple[Tensor, State]:
@@ -217,7 +217,7 @@ class NormalizedProduct(Module):
         features = weight.shape[1] if features is None else features
         shape = (features,) if groups == 1 else (groups, features)
         self.eps, self.precision = eps, ops.own_precision(precision)
-        self.weight = Parameter(weight)
+        self.weight = MatrixParameter(weight)
         self.gain = Parameter(np.ones(shape, weight.dtype))
         self.bias = Parameter(np.zeros(shape, weight.dtype))
 

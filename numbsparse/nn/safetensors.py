@@ -53,7 +53,7 @@ def write_tensors(path: Any, members: Mapping[str, Any]) -> None:
     described: dict[str, Any] = {}
     for name, member in members.items():
         if isinstance(member, BlockSparse):
-            given = {name: member.to("cpu").data, name + PATTERN: member.layout.pattern}
+            given = {name: np.asarray(member.to("cpu").data), name + PATTERN: member.layout.pattern}
             described[name] = {MATRIX: member.shape}
         elif isinstance(member, np.ndarray) and not _is_mark(name):
             given, described[name] = {name: member}, TENSOR

@@ -228,19 +228,21 @@ def replayed(
         replay.replayed(index.replays, (what, choice.era), operands, work)
 
 
-def started(layout: Layout, what: tuple[Any, ...], *operands: Any) -> bool:
-    """Whether launches that `replayed` recorded of plain tensors of torch were started again."""
-    if (index := layout.device_index) is None or runtime.several_devices:
-        return False
-    return replay.started(index.replays, (what, choice.era), *operands)
-
-
 def repeated(known: dict[Any, Any], what: Any, stream: Any, work: Callable[[], Any]) -> None:
     """`replayed` on a stream, of work that depends on `what` alone, in a table of one's own."""
     if runtime.several_devices or runtime.capture is not None:
         work()
     else:
         replay.repeated(known, (what, choice.era, stream.handle), (), stream, work)
+
+
+def started(known: dict[Any, Any], what: Any, stream: Any) -> bool:
+    """Whether launches that `repeated` recorded were started."""
+    found = known.get((what, choice.era, stream.handle))
+    if not found or runtime.several_devices or runtime.capture is not None:
+        return False
+    found.start((), stream)
+    return True
 
 
 def _multiply(

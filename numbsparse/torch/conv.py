@@ -16,7 +16,8 @@ from numbsparse.torch.handles import layout_of
 from numbsparse.torch.layer import SparseModule, draw_
 from numbsparse.torch.operators import family, given_back, lent, matrix, of_blocks
 
-# Operators take images channels last, the features of both, and the 18 numbers of a Window.
+# Operators take images channels last and how = layout, rows, columns (the features of both), size,
+# window (its 18 numbers), precision.
 
 
 def _window(numbers: Any) -> Window:
@@ -31,39 +32,32 @@ def _array(x: Any, argument: str) -> Any:
     return ops.operand(lent(x), argument)
 
 
-def _conv(
-    x: Any, w: Any, layout: str, rows: int, columns: int, size: int, window: Any, precision: str
-) -> Any:
-    how = (_window(window), "auto", precision)
-    return given_back(ops.conv_in(_array(x, "x"), _weight(w, layout, columns), *how), x)
+def _conv(x: Any, w: Any, *how: Any) -> Any:
+    layout, _, columns, _, window, precision = how
+    of = _array(x, "x"), _weight(w, layout, columns), _window(window), "auto", precision
+    return given_back(ops.conv_in(*of), x)
 
 
-def _transpose(
-    y: Any, w: Any, layout: str, rows: int, columns: int, size: int, window: Any, precision: str
-) -> Any:
-    how = (_window(window), y.dim() - 2, rows, "auto", precision)
-    return given_back(ops.conv_transpose_in(_array(y, "y"), _weight(w, layout, columns), *how), y)
+def _transpose(y: Any, w: Any, *how: Any) -> Any:
+    layout, rows, columns, _, window, precision = how
+    of = _array(y, "y"), _weight(w, layout, columns), _window(window), y.dim() - 2, rows
+    return given_back(ops.conv_transpose_in(*of, "auto", precision), y)
 
 
-def _weight_grad(
-    x: Any, y: Any, layout: str, rows: int, columns: int, size: int, window: Any, precision: str
-) -> Any:
+def _weight_grad(x: Any, y: Any, *how: Any) -> Any:
+    layout, _, columns, size, window, precision = how
     # Of this weight no values are read: they are memory that nothing touches.
-    nothing = torch.empty(layout_of(layout).n_blocks, size, size)
-    how = (_weight(nothing, layout, columns), _window(window), "auto", precision)
-    return given_back(ops.conv_weight_grad_in(_array(x, "x"), _array(y, "y"), *how).values, x)
+    nothing = _weight(torch.empty(layout_of(layout).n_blocks, size, size), layout, columns)
+    of = _array(x, "x"), _array(y, "y"), nothing, _window(window), "auto", precision
+    return given_back(ops.conv_weight_grad_in(*of).values, x)
 
 
-def _of_y(
-    x: Any, w: Any, layout: str, rows: int, columns: int, size: int, window: Any, precision: str
-) -> Any:
-    return x.shape[0], *window[8 - x.dim() : 6], columns
+def _of_y(x: Any, w: Any, *how: Any) -> Any:
+    return x.shape[0], *how[4][8 - x.dim() : 6], how[2]
 
 
-def _of_x(
-    y: Any, w: Any, layout: str, rows: int, columns: int, size: int, window: Any, precision: str
-) -> Any:
-    return y.shape[0], *window[5 - y.dim() : 3], rows
+def _of_x(y: Any, w: Any, *how: Any) -> Any:
+    return y.shape[0], *how[4][5 - y.dim() : 3], how[1]
 
 
 conv, conv_transpose, conv_weight_grad = family(
@@ -144,7 +138,7 @@ class _Conv(SparseModule):
             )
         space = tuple(x.shape[2:])
         window = ops.conv_window(space, self.kernel_size, self.stride, self.padding, self.dilation)
-        numbers = [int(n) for three in window for n in three]
+        numbers = tuple(int(n) for three in window for n in three)
         sides = (self.in_channels, self.out_channels, self.block_size)
         how = (self.handles["weight"].word, *sides, numbers, ops.checked_precision(self.precision))
         y = conv(x.movedim(1, -1), self.weight, how)

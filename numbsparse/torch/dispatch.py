@@ -19,6 +19,7 @@ from torch.compiler import is_compiling
 from numbsparse.device import current_stream
 from numbsparse.device.streams import of_torch
 from numbsparse.device.torch_tensors import raw_stream
+from numbsparse.torch.kinds import Kinds, kind_of, new_kind, started
 
 DEVICES = ("cpu", "cuda")
 TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -41,7 +42,7 @@ def operator(
     wide: tuple[int, ...] = (),
     half_on_cpu: bool = True,
     registered: Callable[..., Any] | None = None,
-    again: Callable[..., Any] | None = None,
+    shape: Callable[..., Any] | None = None,
     check: Callable[..., None] = lambda *inputs: None,
 ) -> Any:
     """Define an operator, of whose arguments the first `tensors` are tensors.
@@ -49,94 +50,94 @@ def operator(
     `save(ctx, tensors, rest, output)` keeps what `backward(ctx, *gradients)` takes, which gives the
     gradients of the tensors, and None. Under autocast the tensors are cast to its dtype, but those
     numbered in `wide` to float32, and all of them on a CPU that the operator takes no 16-bit floats
-    on. `registered` is the kernel for the dispatcher, if that is another one.
+    on. `registered` is the kernel for the dispatcher, if that is another one. With the `shape` of
+    its result, of all arguments, the kernel's launches on a GPU are started again: see `started`.
 
-    What is returned takes the tensors and then the rest, in a tuple; and so do the following.
-    `check` refuses what does not fit. `again`, of tensors on a GPU, gives memory for the result,
-    and whether the result is there already, because these tensors came before: then they were
-    checked; else the kernel takes that memory as its last argument.
+    What is returned takes the tensors and then the rest, in a tuple; and so does `check`, which
+    refuses what does not fit.
     """
     _library.define(schema)
     name = schema.partition("(")[0]
     made = getattr(torch.ops.numbsparse, name).default
-    kernels = kernel, in_order(kernel)
     registered = registered or kernel
-    for device, of_device in zip(DEVICES, (registered, in_order(registered)), strict=True):
+    again: Any = None if shape is None else started(kernel, shape)
+    kernels = kernel, in_order(kernel)
+    kinds: Kinds = {}
+    below: Kinds = {}
+
+    def dispatched_again(*arguments: Any) -> Any:
+        of, rest = arguments[:tensors], arguments[tensors:]
+        return again(kind_of(below, of, rest) or new_kind(below, of, rest), of, rest)
+
+    of_gpu = in_order(registered) if again is None else dispatched_again
+    for device, of_device in zip(DEVICES, (registered, of_gpu), strict=True):
         _library.impl(name, of_device, device.upper())
         rule = _autocast(made, device, tensors, wide if half_on_cpu or device != "cpu" else None)
         _library.impl(name, rule, f"Autocast{device.upper()}")
     torch.library.register_fake(f"numbsparse::{name}", fake, lib=_library)
 
-    def computed(of: Any, rest: Any, out: Any = None) -> Any:
-        check(*of, rest)
-        plain = _plain_keys(on_gpu := of[0].is_cuda)
-        for a in of:
-            if _dispatch_keys(a).raw_repr() != plain:
-                return dispatched(of, rest)
-        return kernels[on_gpu](*of, *rest) if out is None else kernels[on_gpu](*of, *rest, out)
+    def computed(of: Any, rest: Any) -> Any:
+        return kernels[of[0].is_cuda](*of, *rest)
 
-    def dispatched(of: Any, rest: Any, out: Any = None) -> Any:
+    def dispatched(of: Any, rest: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return made(*of, *rest)
 
     # What torch's register_autograd would make takes 15 us more a call.
-    def recorded(run: Callable[..., Any]) -> Any:
+    def recorded(compute: Callable[..., Any]) -> Any:
         def forward(ctx: Any, *inputs: Any) -> Any:
-            rest, out, is_there = inputs[-1]
-            output = out if is_there else run(inputs[:-1], rest, out)
-            save(ctx, inputs[:-1], rest, output)
+            of, (rest, output) = inputs[:-1], inputs[-1]
+            if output is None:
+                output = compute(of, rest)
+            save(ctx, of, rest, output)
             return output
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         return type(name, (torch.autograd.Function,), methods)
 
     # Function.apply looks for transforms of functions first, which plain tensors have none of.
-    apply = super(torch.autograd.Function, recorded(computed)).apply
+    record = super(torch.autograd.Function, recorded(computed)).apply
     differentiate = recorded(dispatched).apply
 
     def call(*inputs: Any) -> Any:
         of, rest = inputs[:-1], inputs[-1]
-        if is_compiling() or not _is_plain(of):
+        kind = None
+        if not (is_compiling() or _modes() or _is_profiled() or forward_ad._current_level >= 0):
+            kind = kind_of(kinds, of, rest)
+        if kind is None:
             check(*inputs)
-            return made(*of, *rest)
-        out, is_there = None, False
-        if again is not None and of[0].is_cuda:
-            out, is_there = again(*inputs)
-        if _is_recorded(of):
-            return apply(*of, (rest, out, is_there))
-        return out if is_there else computed(of, rest, out)
+            if is_compiling() or not _is_plain(of):
+                return made(*of, *rest)
+            kind = new_kind(kinds, of, rest)
+        output = None
+        if again is not None and kind.device >= 0:
+            output = again(kind, of, rest)
+        if kind.is_recorded:
+            return record(*of, (rest, output))
+        return computed(of, rest) if output is None else output
 
     def differentiated(*inputs: Any) -> Any:
-        of, rest = inputs[:tensors], inputs[tensors:]
-        if _is_recorded(of):
-            return differentiate(*of, (rest, None, False))
+        of = inputs[:tensors]
+        rest = tuple([tuple(a) if type(a) is list else a for a in inputs[tensors:]])
+        if forward_ad._current_level >= 0 or (
+            is_grad_enabled() and any(a.requires_grad for a in of)
+        ):
+            return differentiate(*of, (rest, None))
         return dispatched(of, rest)
 
     _library.impl(name, differentiated, "Autograd")
     return call
 
 
-def _is_recorded(tensors: Any) -> bool:
-    if is_grad_enabled():
-        for a in tensors:
-            if a.requires_grad:
-                return True
-    return forward_ad._current_level >= 0  # where a Function without a rule for it says so
-
-
 def _is_plain(tensors: Any) -> bool:
-    """Whether the dispatcher would at most record gradients: own types, no autocast, no mode.
-
-    What else it might do with an odd tensor only that one's keys tell.
-    """
-    for a in tensors:
-        if type(a) not in TYPES:
-            return False
+    """Whether the dispatcher would at most record gradients: own types, no autocast, no mode."""
+    plain = _plain_keys(tensors[0].is_cuda)
     return (
-        _keys_of_thread().raw_repr() in _PLAIN
-        and not _is_autocast()
-        and not _modes()
+        all(type(a) in TYPES and _dispatch_keys(a).raw_repr() == plain for a in tensors)
+        and _keys_of_thread().raw_repr() in _PLAIN
+        and not (_is_autocast() or _modes())
         and not _is_profiled()  # and shown what the dispatcher calls
+        and forward_ad._current_level < 0
     )
 
 

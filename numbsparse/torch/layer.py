@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from numbsparse import ops
 from numbsparse.layout import Layout
 from numbsparse.torch.handles import Handle
 from numbsparse.torch.matrix import BlockSparse
+
+if TYPE_CHECKING:
+    from numbsparse.nn.module import AsForward
 
 SUFFIX = "_pattern"  # of the name of a weight: of its pattern in a state dict
 
@@ -23,6 +26,10 @@ class SparseModule(torch.nn.Module):
     "weight_pattern" beside "weight". It loads weights of its own layouts only: see
     `adopt_layouts_`.
     """
+
+    if TYPE_CHECKING:
+        weight: torch.nn.Parameter
+        __call__: AsForward = AsForward()
 
     def __init__(self, block_size: int, precision: str | None) -> None:
         super().__init__()

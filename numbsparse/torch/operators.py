@@ -18,8 +18,6 @@ import torch
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import in_library_of
-from numbsparse.device.streams import of_torch
-from numbsparse.device.torch_tensors import new_empty, raw_stream
 from numbsparse.dtypes import bfloat16, type_name
 from numbsparse.torch.dispatch import operator
 from numbsparse.torch.handles import layout_of
@@ -79,6 +77,11 @@ def matrix(values: torch.Tensor, layout: str, rows: int, columns: int) -> BlockS
     return w
 
 
+# Of f, t and s (see `family`): which of them gives the gradient of its first tensor, and which that
+# of its second, each of two of: the gradient of its result, its first tensor, its second.
+GRADIENTS = (((1, 0, 2), (2, 1, 0)), ((0, 0, 2), (2, 0, 1)), ((1, 2, 0), (0, 1, 0)))
+
+
 def family(
     names: str, numbers: str, kernels: Any, shapes: Any, more: Any = ({}, {}, {})
 ) -> tuple[Any, Any, Any]:
@@ -94,31 +97,18 @@ def family(
         ctx.save_for_backward(*tensors)
         ctx.how, ctx.layout = how, layout_of(how[0])  # which lives as long as the tape
 
-    def of_both(ctx: Any, first: Any, second: Any) -> tuple[Any, ...]:
-        needs, how = ctx.needs_input_grad, ctx.how
-        return (
-            first[0](*first[1:], how) if needs[0] else None,
-            second[0](*second[1:], how) if needs[1] else None,
-            None,
-        )
+    def backward(gradients: Any, ctx: Any, d: Any) -> tuple[Any, ...]:
+        of, needs = (d, *ctx.saved_tensors), ctx.needs_input_grad
+        return *(
+            made[function](of[i], of[j], ctx.how) if needed else None
+            for (function, i, j), needed in zip(gradients, needs, strict=False)
+        ), None
 
-    def of_f(ctx: Any, dy: Any) -> tuple[Any, ...]:
-        x, w = ctx.saved_tensors
-        return of_both(ctx, (made[1], dy, w), (made[2], x, dy))
-
-    def of_t(ctx: Any, dx: Any) -> tuple[Any, ...]:
-        y, w = ctx.saved_tensors
-        return of_both(ctx, (made[0], dx, w), (made[2], dx, y))
-
-    def of_s(ctx: Any, dw: Any) -> tuple[Any, ...]:
-        x, y = ctx.saved_tensors
-        return of_both(ctx, (made[1], y, dw), (made[0], x, dw))
-
-    for name, kernel, shape, backward, also in zip(
-        names.split(), kernels, shapes, (of_f, of_t, of_s), more, strict=True
+    for name, kernel, shape, gradients, also in zip(
+        names.split(), kernels, shapes, GRADIENTS, more, strict=True
     ):
         schema = f"{name}(Tensor a, Tensor b, str layout, {numbers}, str precision) -> Tensor"
-        how: Any = {"save": save, "backward": backward, "tensors": 2} | also
+        how: Any = {"save": save, "backward": partial(backward, gradients), "tensors": 2} | also
         made.append(operator(schema, kernel, partial(_fake, shape), **how))
     return made[0], made[1], made[2]
 
@@ -127,81 +117,39 @@ def _fake(shape: Callable[..., Any], a: Any, *of: Any) -> Any:
     return a.new_empty(shape(a, *of))
 
 
-def _again(name: str, shape: Callable[..., Any]) -> Callable[..., Any]:
-    """What `operator` takes to start again what `_on_gpu` recorded."""
-
-    def run(a: Any, b: Any, how: Any) -> Any:
-        device = a.get_device()
-        stream = of_torch(raw_stream(torch)(device), device)
-        out = new_empty(a, shape(a, b, *how))
-        if a.is_neg() or b.is_neg():  # of the same memory as others that are not
-            return out, False
-        return out, ops.started(layout_of(how[0]), (name, how), a, b, out, stream)
-
-    return run
+# Of the tensors and how = layout, rows, columns, size, precision; on a GPU in the memory of `out`.
 
 
-def _on_gpu(name: str, out: Any, a: Any, b: Any, how: Any, work: Callable[[], Any]) -> Any:
-    """What `work` writes of tensors on a GPU, in memory of torch's."""
-    ops.replayed(layout_of(how[0]), (name, how), (a, b, out), work)
-    return out
-
-
-def _product(
-    transposed: bool,
-    x: Any,
-    w: Any,
-    layout: str,
-    rows: int,
-    columns: int,
-    size: int,
-    precision: str,
-    out: Any = None,
-) -> Any:
+def _product(transposed: bool, x: Any, w: Any, *how: Any, out: Any = None) -> Any:
     """x @ w, or x @ w.T."""
-
-    def product() -> Any:
-        kept = matrix(w, layout, rows, columns)
-        return ops.matmul(lent(x), kept.T if transposed else kept, out=out, precision=precision)
-
-    if not x.is_cuda:
-        return given_back(product(), x)
-    how = layout, rows, columns, size, precision
-    name, shape = ("transposed", _of_x) if transposed else ("matmul", _of_y)
-    out = new_empty(x, shape(x, w, *how)) if out is None else out
-    return _on_gpu(name, out, x, w, how, product)
+    layout, rows, columns, _, precision = how
+    kept = matrix(w, layout, rows, columns)
+    kept = kept.T if transposed else kept
+    return given_back(ops.matmul(lent(x), kept, out=out, precision=precision), x)
 
 
-def _sddmm(
-    x: Any, y: Any, layout: str, rows: int, columns: int, size: int, precision: str, out: Any = None
-) -> Any:
+def _sddmm(x: Any, y: Any, *how: Any, out: Any = None) -> Any:
     x, y = (a if a.dim() == 2 else a.reshape(-1, a.shape[-1]) for a in (x, y))
-    kept = layout_of(layout)
-    if not x.is_cuda:
-        s = ops.sddmm(lent(x).T, lent(y), kept, block_size=size, precision=precision)
-        return given_back(s.values, x)
-
-    def product() -> Any:
-        ops.sddmm_into(out, ops.operand(x, "x").T, y, kept, precision=precision)
-
-    how = layout, rows, columns, size, precision
-    out = new_empty(x, of_blocks(x, y, *how)) if out is None else out
-    return _on_gpu("sddmm", out, x, y, how, product)
+    (layout, _, _, size, precision), x_, y_ = how, ops.operand(lent(x), "x"), lent(y)
+    if out is not None:
+        return ops.sddmm_into(out, x_.T, y_, layout_of(layout), precision=precision)
+    s = ops.sddmm(x_.T, y_, layout_of(layout), block_size=size, precision=precision)
+    return given_back(s.values, x)
 
 
-def _of_y(x: Any, w: Any, layout: str, rows: int, columns: int, *how: Any) -> Any:
+def _of_y(x: Any, w: Any, *how: Any) -> Any:
     *batch, _ = x.shape or (0,)  # a number is refused later
-    return *batch, columns
+    return *batch, how[2]
 
 
-def _of_x(y: Any, w: Any, layout: str, rows: int, *how: Any) -> Any:
+def _of_x(y: Any, w: Any, *how: Any) -> Any:
     *batch, _ = y.shape or (0,)
-    return *batch, rows
+    return *batch, how[1]
 
 
-def of_blocks(x: Any, y: Any, layout: str, rows: int, columns: int, size: int, *how: Any) -> Any:
+def of_blocks(x: Any, y: Any, *how: Any) -> Any:
     """The shape of values."""
-    return layout_of(layout).n_blocks, size, size
+    return layout_of(how[0]).n_blocks, how[3], how[3]
 
 
 def check_dense(argument: str, x: Any) -> None:
@@ -236,8 +184,8 @@ matmul, transposed, sddmm = family(
     (partial(_product, False), partial(_product, True), _sddmm),
     (_of_y, _of_x, of_blocks),
     (
-        {"again": _again("matmul", _of_y), "check": _check(1)},
-        {"again": _again("transposed", _of_x), "check": _check(2)},
-        {"again": _again("sddmm", of_blocks)},
+        {"shape": _of_y, "check": _check(1)},
+        {"shape": _of_x, "check": _check(2)},
+        {"shape": of_blocks},
     ),
 )

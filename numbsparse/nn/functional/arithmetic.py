@@ -205,20 +205,20 @@ def is_block_sparse(a: Any) -> bool:
 def _add_block_sparse(a: Tensor, b: Any) -> Tensor:
     if not isinstance(data_of(b), BlockSparse):
         raise ValueError(f"b takes a BlockSparse of the layout of a, got {type_name(data_of(b))}")
-    b = _stored_as(as_tensor(b), a.data, "b")
-    total = a.data.with_values(ops.add(a.values, b.values))
+    b = _stored_as(as_tensor(b), a.matrix, "b")
+    total = a.matrix.with_values(ops.add(a.values, b.values))
     return record(total, (a, lambda dy, y: dy), (b, lambda dy, y: dy))
 
 
 def _stored_as(a: Tensor, like: BlockSparse, argument: str) -> Tensor:
     """A block-sparse tensor with its values in the order of those of `like`."""
-    stored, own = a.data.stored_as(like, argument), a.data
+    stored, own = a.matrix.stored_as(like, argument), a.matrix
     return a if stored is own else record(stored, (a, lambda dy, y: _stored_as(dy, own, "dy")))
 
 
 def _multiply_block_sparse(a: Tensor, b: Tensor) -> Tensor:
-    b = _stored_as(b, a.data, "b")
-    product = a.data.with_values(ops.multiply(a.values, b.values))
+    b = _stored_as(b, a.matrix, "b")
+    product = a.matrix.with_values(ops.multiply(a.values, b.values))
     return record(product, (a, lambda dy, y: multiply(dy, b)), (b, lambda dy, y: multiply(dy, a)))
 
 
@@ -227,5 +227,5 @@ def _scale_block_sparse(
 ) -> Tensor:
     if not isinstance(by, ops.NUMBERS):
         raise TypeError(f"a block-sparse tensor takes a number with {sign}, got {type_name(by)}")
-    scaled = a.data.with_values(function(a.data.values, by))
+    scaled = a.matrix.with_values(function(a.matrix.values, by))
     return record(scaled, (a, lambda dy, y: _scale_block_sparse(dy, by, function, sign)))

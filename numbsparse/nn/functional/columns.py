@@ -24,12 +24,12 @@ def column_norms(w: Tensor, eps: float = 0.0, *, tap_features: int | None = None
     >>> column_norms(w)
     Tensor([4.24264069, 4.24264069, 4.24264069, 4.24264069])
     """
-    data: BlockSparse = w.data
+    data = w.matrix
     _block_columns(data)
     lengths = _lengths(ops.inside(data, tap_features), data, eps)
 
     def gradient(dy: Tensor, norms: Tensor) -> Tensor:
-        above_0 = ops.relu_grad(norms.data, ops.full_like(norms.data, 1.0))
+        above_0 = ops.relu_grad(norms.values, ops.full_like(norms.values, 1.0))
         by = divide(dy, add(norms, Tensor(ops.subtract(1.0, above_0))))  # w / 1 where w is 0
         return scale_columns(w, by, tap_features=tap_features)
 
@@ -48,7 +48,7 @@ def scale_columns(w: Tensor, scale: Tensor, *, tap_features: int | None = None) 
     array([[0., 0., 3., 4.],
            [0., 0., 3., 4.]])
     """
-    data: BlockSparse = w.data
+    data = w.matrix
     columns = _block_columns(data)
     check_features(data.shape[1:], scale=scale)
     size, out_blocks = data.block_size, data.layout.shape[1]
@@ -72,7 +72,7 @@ def normalise_columns(
     array([[0.70710678, 1.41421356],
            [0.70710678, 1.41421356]])
     """
-    data: BlockSparse = v.data
+    data = v.matrix
     _block_columns(data)
     check_features(data.shape[1:], g=g)
     layout, n, width = data.layout, data.shape[1], data.layout.shape[1] * data.block_size
@@ -86,7 +86,7 @@ def normalise_columns(
 
     def fused(dw: Tensor, w: Tensor) -> list[Tensor]:
         unchanged(v, g)
-        slopes = ops.inside(data.with_values(dw.data.data), **inner)  # in the order of v's blocks
+        slopes = ops.inside(data.with_values(dw.matrix.data), **inner)  # in the order of v's blocks
         dg = ops.divide(ops.column_dots(slopes, blocks, layout)[:n], lengths)
         along = ops.divide(ops.multiply(scale, dg), lengths)
         dv = ops.scale_columns(slopes, whole(scale), layout, blocks, whole(along))
@@ -111,7 +111,7 @@ def normalise_columns(
 
 def blocks_of(w: Tensor, tap_features: int | None = None) -> Tensor:
     """The stored blocks of a block-sparse tensor, zeros beyond the edge, (n_blocks, B, B)."""
-    like: BlockSparse = w.data
+    like = w.matrix
     inside = ops.inside(like, tap_features)
     return record(inside, (w, lambda dy, y: with_blocks(like, dy, tap_features)))
 
@@ -133,7 +133,7 @@ def _dots(a: Tensor, b: Tensor, tap_features: int | None) -> Tensor:
     columns = _block_columns(a.data)
     products = multiply(blocks_of(a, tap_features), blocks_of(b, tap_features))
     of_blocks = sum(products, axis=1)  # (n_blocks, B)
-    flat = reshape(sum_rows(of_blocks, columns, a.data.layout.shape[1]), (-1,))
+    flat = reshape(sum_rows(of_blocks, columns, a.matrix.layout.shape[1]), (-1,))
     return getitem(flat, slice(0, a.shape[1])) if flat.size != a.shape[1] else flat
 
 

@@ -45,7 +45,7 @@ def scale_blocks(w: Any, gate: Any, *, tap_features: int | None = None) -> Tenso
 def _gated(w: Tensor, by: Tensor, kept: Any, taps: int | None) -> Tensor:
     """Of the blocks that are kept; with `_ungated` and `_dots` closed under differentiation."""
     return record(
-        ops.gated(w.data, by.data, kept),
+        ops.gated(w.matrix, by.data, kept),
         (w, lambda dv, v: _ungated(dv, by, kept, taps)),
         (by, lambda dv, v: _dots(dv, w, kept, taps)),
     )
@@ -53,7 +53,7 @@ def _gated(w: Tensor, by: Tensor, kept: Any, taps: int | None) -> Tensor:
 
 def _ungated(v: Tensor, by: Tensor, kept: Any, taps: int | None) -> Tensor:
     return record(
-        ops.ungated(v.data, by.data, kept),
+        ops.ungated(v.matrix, by.data, kept),
         (v, lambda de, e: _gated(de, by, kept, taps)),
         (by, lambda de, e: _dots(v, de, kept, taps)),
     )
@@ -62,7 +62,7 @@ def _ungated(v: Tensor, by: Tensor, kept: Any, taps: int | None) -> Tensor:
 def _dots(v: Tensor, w: Tensor, kept: Any, taps: int | None) -> Tensor:
     """sum(v * w) of each block, v of the blocks that are kept, w of all."""
     return record(
-        ops.block_dots(ops.inside(v.data, taps), ops.inside(w.data, taps), kept),
+        ops.block_dots(ops.inside(v.matrix, taps), ops.inside(w.matrix, taps), kept),
         (v, lambda dd, d: _gated(w, dd, kept, taps)),
         (w, lambda dd, d: _ungated(v, dd, kept, taps)),
     )
@@ -75,7 +75,7 @@ def numbers_of(gate: Tensor) -> Tensor:
         return gate
     if own.is_transposed:
         return _in_order(numbers_of(transpose(gate)), own.stored_layout)
-    flat = ops.reshape(gate.data.values, (own.n_blocks,))
+    flat = ops.reshape(gate.matrix.values, (own.n_blocks,))
     return record(flat, (gate, lambda dy, y: _matrix(dy, own)))
 
 

@@ -102,7 +102,7 @@ def lstm(
     inputs = [a if isinstance(a, Tensor) else Tensor(a) for a in given]
     how: Any = {"eps": eps, "kept": data_of(kept), "precision": ops.checked_precision(precision)}
     how["exchange"] = exchange
-    datas = [tensor.data for tensor in inputs]
+    datas: list[Any] = [tensor.data for tensor in inputs]
     trace = ops.lstm(*datas[:6], gain=None if gain is None else datas[6], **how)
     backward = _LSTM(inputs, trace, how)
     y, *last = trace.h[1:], ops.copy(trace.h[-1]), ops.copy(trace.c[-1])
@@ -133,7 +133,7 @@ def lstm_step_by_step(
 ) -> Sequence:
     """The same of other functions, a step after the other: what is right, and what create_graph
     differentiates again."""
-    outputs, B = [], weight_hh.data.block_size
+    outputs, B = [], weight_hh.matrix.block_size
     from_inputs = matmul(x, weight_ih, precision=precision)
     for t, x_part in enumerate(unbind(from_inputs)):
         z = add(x_part, matmul(h, weight_hh, precision=precision))
@@ -191,7 +191,8 @@ class _LSTM:
     def _once(self, pieces: Any) -> Callable[[int], Tensor]:
         """The fused gradient."""
         precision = self.how["precision"]
-        x, weight_ih, weight_hh, bias, h, c, *gain = (a.data for a in self.inputs)
+        datas: list[Any] = [a.data for a in self.inputs]
+        x, weight_ih, weight_hh, bias, h, c, *gain = datas
         if self.trace.gates is None:  # a backward before this one has used them up
             self.trace = ops.lstm(x, weight_ih, weight_hh, bias, h, c, **self.how)
         trace, self.trace = self.trace, self.trace._replace(gates=None)

@@ -220,12 +220,12 @@ class Rewiring:
     def _slopes(self, weight: Weight) -> np.ndarray:
         """The norms of the gradient of all blocks that it has, candidates among them."""
         grad = weight.parameter.grad
-        if grad is None or grad.data.layout != weight.data.layout:
+        if grad is None or grad.matrix.layout != weight.data.layout:
             raise ValueError(
                 f"{weight.name} has no gradient of its candidates: call step between backward and "
                 "the optimizer's step"
             )
-        return on_host(ops.block_norms(grad.data, self.by, weight.tap_features))
+        return on_host(ops.block_norms(grad.matrix, self.by, weight.tap_features))
 
     def _generator(self, step: int, nth: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, step, nth])

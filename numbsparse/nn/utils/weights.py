@@ -56,7 +56,8 @@ class Weight(NamedTuple):
 
     @property
     def data(self) -> BlockSparse:
-        return self.parameter.data
+        data: Any = self.parameter.data  # an array before it is known to be a weight
+        return data  # type: ignore[no-any-return]
 
 
 def weights_of(model: Any) -> list[Weight]:
@@ -104,10 +105,10 @@ def norms_of(weights: list[Weight], by: str) -> list[np.ndarray]:
     found = []
     for weight in weights:
         for gate, _ in weight.gates:
-            if gate.data.layout != weight.data.layout:
+            if gate.matrix.layout != weight.data.layout:
                 raise ValueError(
                     f"the gate of {weight.name} takes its layout, {weight.data.layout}, got "
-                    f"{gate.data.layout}: remap both together"
+                    f"{gate.matrix.layout}: remap both together"
                 )
         norms = on_host(ops.block_norms(weight.data, by, weight.tap_features))
         if weight.gate is not None:
@@ -121,7 +122,7 @@ def norms_of(weights: list[Weight], by: str) -> list[np.ndarray]:
 def gates_of(gate: Any) -> np.ndarray:
     """The numbers, in evaluation, of a gate: a Parameter, or a Module. (n_blocks,)."""
     if isinstance(gate, Tensor):
-        return on_host(gate.data.data).reshape(-1)
+        return on_host(gate.matrix.data).reshape(-1)
     with no_grad():
         return on_host(gate.evaluated().data)
 
@@ -220,16 +221,16 @@ def _set_layouts(weights: list[Weight], layouts: list[Layout]) -> None:
     changes = []
     for weight, layout in zip(weights, layouts, strict=True):
         belonging = [(weight.parameter, 0.0), *weight.gates]
-        changes += [(p, layout, new) for p, new in belonging if layout != p.data.layout]
+        changes += [(p, layout, new) for p, new in belonging if layout != p.matrix.layout]
     moved = [_remapped(*change) for change in changes]
-    grads = [None if p.grad is None else Tensor(p.grad.data.remap(new)) for p, new, _ in changes]
+    grads = [None if p.grad is None else Tensor(p.grad.matrix.remap(new)) for p, new, _ in changes]
     for (parameter, *_), data, grad in zip(changes, moved, grads, strict=True):
         parameter.data, parameter.grad = data, grad
 
 
 def _remapped(parameter: Tensor, layout: Layout, new: float) -> BlockSparse:
     """The values in another layout, those of new blocks all `new`."""
-    data = parameter.data
+    data = parameter.matrix
     if not new:
         return data.remap(layout)
     values = ops.full((layout.n_blocks, *data.values.shape[1:]), new, data.dtype, data.device)
