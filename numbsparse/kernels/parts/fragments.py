@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from numba import cuda, uint32
 
+from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts import fragments_tf32
 from numbsparse.kernels.parts.banks import place, swap_for_rows
 from numbsparse.kernels.ptx import (
@@ -59,6 +60,11 @@ def products(arithmetic: str, TA: int, TB: int, DEPTH: int, a: Side, b: Side) ->
         of_a, of_b = fragments_tf32.places(*a, 2 * TA), fragments_tf32.places(*b, TB)
         parts = of_a, of_b, *fragments_tf32.products(arithmetic, TA, TB, DEPTH, a, b)
     return Products(TA, TB, *parts)
+
+
+def arithmetic_of(x: DeviceArray, precision: str) -> str:
+    """How x is multiplied: its dtype, or of float32 the precision."""
+    return precision if x.itemsize == 4 else x.dtype.name
 
 
 def piece_of(arithmetic: str) -> int:
