@@ -54,10 +54,9 @@ def line_product(arithmetic: str, B: int, TA: int, transposed: bool) -> LineProd
 
 
 def _lines_16_bit(dtype: str, B: int, TA: int, transposed: bool) -> LineProduct:
-    PIECE, TB, A_REGISTERS = fragments.PIECE, B // 8, (TA, 4)
-    mma, (place_in, _) = fragments.MMA[dtype], fragments.places(B // PIECE)
+    PIECE, of_w = fragments.PIECE, fragments.Side(B // fragments.PIECE, transposed)
+    place_in, _ = fragments.places(B // PIECE)
     _, load_x = fragments.square(B // PIECE, True, True)
-    begin_w, load_w = fragments.square(B // PIECE, transposed, not transposed)
 
     @cuda.jit(device=True)
     def read_by(u, lane):
@@ -68,28 +67,17 @@ def _lines_16_bit(dtype: str, B: int, TA: int, transposed: bool) -> LineProduct:
         return lane // 16
 
     @cuda.jit(device=True)
+    def read_x(ring, at, i, m):
+        return load_x(ring, at[m], 0, 2 * i)
+
+    begin_w, add_products = fragments.adding_16(dtype, TA, B // 8, B, read_x, of_w)
+
+    @cuda.jit(device=True)
     def add(ring, x_start, w_at, base, shift, across, acc):
-        ar = cuda.local.array(A_REGISTERS, uint32)
         at = cuda.local.array(TA, uint32)
         for m in range(TA):
             at[m] = x_start + place_in(uint32(base[m] + shift), across)
-        for i in range(B // 16):
-            for m in range(TA):
-                r = load_x(ring, at[m], 0, 2 * i)
-                ar[m, 0], ar[m, 1], ar[m, 2], ar[m, 3] = r
-            for k in range(TB // 2):
-                r = (
-                    load_w(ring, w_at, 16 * k, 2 * i)
-                    if transposed
-                    else load_w(ring, w_at, 16 * i, 2 * k)
-                )
-                for m in range(TA):
-                    for h in range(2):
-                        c = acc[m, 2 * k + h]
-                        c[0], c[1], c[2], c[3] = mma(
-                            ar[m, 0], ar[m, 1], ar[m, 2], ar[m, 3], r[2 * h], r[2 * h + 1],
-                            c[0], c[1], c[2], c[3],
-                        )  # fmt: skip
+        add_products(ring, at, w_at, acc)
 
     return LineProduct(uint16, PIECE, TA, read_by, first_piece, place_in, place_in, begin_w, add)
 
@@ -156,7 +144,7 @@ def box_product(arithmetic: str, B: int, PER: int) -> BoxProduct:
 
 def _boxes_16_bit(dtype: str, B: int, PER: int) -> BoxProduct:
     PIECE, HEIGHT, TB = fragments.PIECE, min(B, 32), B // 8
-    TA, B_REGISTERS, mma = HEIGHT // 16, (TB // 2, 4), fragments.MMA[dtype]
+    TA, B_REGISTERS, add_product = HEIGHT // 16, (TB // 2, 4), fragments.adding(dtype)
     begin_dy, load_dy = fragments.square(B // PIECE, False, True)
     place_in, _ = fragments.places(B // PIECE)
     _, load_x = fragments.square(B // PIECE, False, False)
@@ -167,11 +155,8 @@ def _boxes_16_bit(dtype: str, B: int, PER: int) -> BoxProduct:
         for m in range(TA):
             a = load_x(ring, at, 0, 2 * m)
             for n in range(TB):
-                c = acc[m, n]
-                c[0], c[1], c[2], c[3] = mma(
-                    a[0], a[1], a[2], a[3], br[n // 2, n % 2 * 2], br[n // 2, n % 2 * 2 + 1],
-                    c[0], c[1], c[2], c[3],
-                )  # fmt: skip
+                b = br[n // 2, n % 2 * 2 :]
+                add_product(a, b[0], b[1], acc[m, n])
 
     add_taps = _unrolled(add_tap, PER)
 
