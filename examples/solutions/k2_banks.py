@@ -28,7 +28,7 @@ def summed_rows(WIDTH):
         ws[ty, tx] = w[ty, tx]
         cuda.syncthreads()
         total = float32(0)
-        for j in range(16):
+        for i in range(16):
             total += ws[tx, i]
         out[ty, tx] = total
 
