@@ -34,7 +34,6 @@ from numbsparse.kernels.ptx import (
     cp_async_wait,
     cp_async_zero_fill,
 )
-from numbsparse.kernels.views import span
 
 STAGES = 2
 ENOUGH = 512  # blocks of threads: fewer take smaller tiles
@@ -68,7 +67,7 @@ def multiply_lines(product, x, values, index, window, y, arithmetic):
     if x.itemsize == 2:
         x, values, y = (a.view(np.uint16) for a in (x, values, y))
     x = rows_of(x)
-    values, _ = aligned_rows(values.reshape(-1, size))
+    values = aligned_rows(values.reshape(-1, size)).values
     y, _, wide = stored(y)
     lines = -(-features // size)
     for of in window.passes(product):
@@ -83,7 +82,7 @@ def multiply_lines(product, x, values, index, window, y, arithmetic):
         launch(
             line_kernel(arithmetic, size, height, transposed, x.features % size > 0, wide),
             tiles * -(-lines // together), 32 * shape.WARPS,
-            x, span(values), batch, how.tiling(), window.view(product, of),
+            x, values, batch, how.tiling(), window.view(product, of),
             units, together, y, features, stage,
             shared_bytes=STAGES * stage * values.itemsize,
         )  # fmt: skip

@@ -62,8 +62,7 @@ def _along_lines(product, x, values, index, y, precision, number):
     arithmetic = arithmetic_of(x, precision)
     if x.itemsize == 2:
         x, values, y = (a.view(np.uint16) for a in (x, values, y))
-    values, _ = aligned_rows(values.reshape(-1, size))
-    values = values.reshape(-1, size)
+    values = aligned_rows(values.reshape(-1, size)).values.reshape(-1, size)
     tile = line_tiles(size, x.shape[0], arithmetic)[number]
     multiply_lines(product, x, values, index, y, arithmetic, tile)
 

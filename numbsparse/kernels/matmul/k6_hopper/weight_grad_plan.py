@@ -120,6 +120,12 @@ class Tile(NamedTuple):
         return buffer + 1024  # panels begin at multiples of that
 
 
+def part(n, parts, k):
+    """(begin, end) of part k of n things, the first parts being the longer ones."""
+    begin = k * (n // parts) + min(k, n % parts)
+    return begin, begin + n // parts + (1 if k < n % parts else 0)
+
+
 @compiled(error_model="numpy")
 def cut(times, sums, places, steps, least, rate, to_add):
     """(end, items that stay whole, pieces of each other one): what ends first on so many places.
