@@ -15,6 +15,7 @@ from numba import cuda, float32, uint16, uint32
 
 from numbsparse.kernels.parts import fragments, fragments_tf32
 from numbsparse.kernels.parts.banks import place, swap_for_lanes
+from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.ptx import load_4xf32
 
 RUN = 4  # terms of a sum that a lane holds of 16 of float32
@@ -158,7 +159,7 @@ def _boxes_16_bit(dtype: str, B: int, PER: int) -> BoxProduct:
                 b = br[n // 2, n % 2 * 2 :]
                 add_product(a, b[0], b[1], acc[m, n])
 
-    add_taps = _unrolled(add_tap, PER)
+    add_taps = _of_taps(add_tap, PER)
 
     @cuda.jit(device=True)
     def add(mine, ring, x_start, dy_at, bases, i, shifts, half, acc):
@@ -199,7 +200,7 @@ def _boxes_float32(precision: str, B: int, PER: int) -> BoxProduct:
                     ar[j, u] = ring[x_start + at + g % 4]
         multiply(ar, br, acc)
 
-    add_taps = _unrolled(add_tap, PER)
+    add_taps = _of_taps(add_tap, PER)
 
     @cuda.jit(device=True)
     def add(mine, ring, x_start, dy_at, bases, i, shifts, half, acc):
@@ -216,25 +217,19 @@ def _boxes_float32(precision: str, B: int, PER: int) -> BoxProduct:
     return BoxProduct(float32, PIECE, place_in, dy_place, begin_dy, add)
 
 
-def _unrolled(add_tap: Any, PER: int, p: int = 0) -> Any:
+def _of_taps(add_tap: Any, PER: int) -> Any:
     """add(mine, ring, x_start, rows, shifts, piece, br, acc): the first `mine` of PER taps.
 
-    Unrolled, so that acc[p], to which add_tap(ring, x_start, rows, shifts[p], piece, br, acc[p])
+    One by one, so that acc[p], to which add_tap(ring, x_start, rows, shifts[p], piece, br, acc[p])
     adds, stays in registers.
     """
 
-    @cuda.jit(device=True)
-    def none(mine, ring, x_start, rows, shifts, piece, br, acc):
-        pass
+    def of_tap(p):
+        @cuda.jit(device=True)
+        def add(mine, ring, x_start, rows, shifts, piece, br, acc):
+            if p < mine:
+                add_tap(ring, x_start, rows, shifts[p], piece, br, acc[p])
 
-    if p == PER:
-        return none
-    rest = _unrolled(add_tap, PER, p + 1)
+        return add
 
-    @cuda.jit(device=True)
-    def add(mine, ring, x_start, rows, shifts, piece, br, acc):
-        if p < mine:
-            add_tap(ring, x_start, rows, shifts[p], piece, br, acc[p])
-            rest(mine, ring, x_start, rows, shifts, piece, br, acc)
-
-    return add
+    return one_by_one(of_tap, PER)
