@@ -15,8 +15,8 @@ from numba import cuda, float32, uint32
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.banks import place, swap_for_lanes
 from numbsparse.kernels.parts.one_by_one import one_by_one
-from numbsparse.kernels.parts.split import splitting
-from numbsparse.kernels.ptx import load_4xf32, mma_m16n8k8_tf32
+from numbsparse.kernels.parts.split import add_product, splitting
+from numbsparse.kernels.ptx import load_4xf32
 
 PIECE = 4  # values in 16 bytes
 CHUNK = 16  # terms of the sum, loaded at once
@@ -114,10 +114,7 @@ def chunk_products(precision: str, TA: int, TB: int) -> Any:
         for m in range(TA):
             a0, a1, a2, a3 = a[0, 2 * m], a[0, 2 * m + 1], a[1, 2 * m], a[1, 2 * m + 1]
             for n in range(TB):
-                c = acc[m, n]
-                c[0], c[1], c[2], c[3] = mma_m16n8k8_tf32(
-                    a0, a1, a2, a3, b[0, n], b[1, n], c[0], c[1], c[2], c[3]
-                )
+                add_product(a0, a1, a2, a3, b[0, n], b[1, n], acc[m, n])
 
     @cuda.jit(device=True)
     def multiply_steps(a, b, acc):

@@ -24,15 +24,14 @@ from numbsparse.kernels.conv.k2_tensor_core.products import is_16_bit, line_prod
 from numbsparse.kernels.conv.walks import Units, line_units
 from numbsparse.kernels.conv.window import cut
 from numbsparse.kernels.parts.aligned import aligned_rows
+from numbsparse.kernels.parts.copies import copying
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.store_tile import store_tile, stored
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
-    cp_async,
     cp_async_commit,
     cp_async_wait,
-    cp_async_zero_fill,
 )
 
 STAGES = 2
@@ -98,7 +97,7 @@ def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, 
     read_by, first_piece, begin_w = adds.read_by, adds.first_piece, adds.begin_w
     store, clear_sums = store_tile(arithmetic, TA, TB, wide, row_at), clear(TA, TB)
     fetch_x = fetch_rows(B, THREADS, PIECE, adds.x_place)
-    fetch_w = fetch_blocks(B, THREADS, transposed, edge, PIECE, adds.w_place)
+    fetch_w = fetch_blocks(B, THREADS, transposed, PIECE, adds.w_places)
 
     @cuda.jit
     def kernel(x, values, batch, tiling, view, units, together, y, features, stage):
@@ -146,7 +145,7 @@ def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, 
                         cuda.syncthreads()
                     c = units.other[coming] * B
                     fetch_x(x, c, rows, tiling.rows, ring, then)
-                    inside = x.features - c if edge else B
+                    inside = int64(x.features - c if edge else B)
                     at = then + tiling.rows * B
                     fetch_w(values, units.block, entry, count, inside, ring, at)
                 then = then + stage if then + stage < STAGES * stage else 0
@@ -178,37 +177,20 @@ def row_at(where, u, g):
 
 
 @cache
-def fetch_blocks(
-    B: int, THREADS: int, transposed: bool, edge: bool, PIECE: int, place_in: Any
-) -> Any:
-    """ring[start + .] = the blocks of w from `entry` on; with `edge` 0 after `inside` features."""
-    PIECES, SLOT, SIZE = B // PIECE, B * B, 16 // PIECE
-    LINES = min(THREADS // PIECES, B)  # of a block fetched at once
-    AT_ONCE = max(THREADS // (B * PIECES), 1)  # blocks
-    PARTS = B // LINES
+def fetch_blocks(B: int, THREADS: int, transposed: bool, PIECE: int, places: Any) -> Any:
+    """ring[start + .] = the blocks of w from `entry` on, with 0 after `inside` features."""
+    AT_ONCE, own, copy = copying(B, B, PIECE, THREADS, places)
+    SLOT = B * B
 
     @cuda.jit(device=True)
     def fetch(values, entry_block, entry, count, inside, ring, start):
-        t = uint32(cuda.threadIdx.x)
-        piece, line, own = t % PIECES, t // PIECES % LINES, t // (PIECES * LINES)
-        if own >= AT_ONCE:
-            return
-        begin, at = int64(line * B + piece * PIECE), uint32(start + own * SLOT)
-        slot, last = uint32(entry + own), uint32(entry + count)
+        slot, last = uint32(entry + own()), uint32(entry + count)
+        at, lines, items = uint32(start + own() * SLOT), inside, int64(B)
+        if transposed:
+            lines, items = items, lines
         while slot < last:
-            source = begin + int64(entry_block[slot]) * SLOT
-            for p in range(PARTS):
-                item = uint32(at + place_in(uint32(line + p * LINES), piece))
-                row = source + p * (LINES * B)
-                if edge:
-                    left = inside - piece * PIECE
-                    if not transposed:
-                        left = (inside - line - p * LINES) * PIECE
-                    n = uint32(SIZE * min(max(left, 0), PIECE))
-                    cp_async_zero_fill(ring, item, values, row, n)
-                else:
-                    cp_async(ring, item, values, row)
-            slot = uint32(slot + AT_ONCE)
-            at = uint32(at + AT_ONCE * SLOT)
+            line, none = int64(entry_block[slot]) * B, int64(0)
+            copy(values, B, line, none, lines, items, ring, at)
+            slot, at = uint32(slot + AT_ONCE), uint32(at + AT_ONCE * SLOT)
 
     return fetch

@@ -32,7 +32,7 @@ class LineProduct(NamedTuple):
     item, PIECE : what shared memory holds, and how many of them are in 16 bytes
     UNITS : lines of the tile that a lane reads: unit u is line read_by(u, lane), from the piece
         first_piece(lane) on
-    x_place, w_place : where pieces are in a box, and in a block of w
+    x_place, w_places : where pieces are in a box, and in a block of w, see `banks`
     begin_w : where a lane reads in a block of w
     add : add(ring, x_start, w_at, base, shift, across, acc)
     """
@@ -43,7 +43,7 @@ class LineProduct(NamedTuple):
     read_by: Any
     first_piece: Any
     x_place: Any
-    w_place: Any
+    w_places: Any
     begin_w: Any
     add: Any
 
@@ -56,7 +56,7 @@ def line_product(arithmetic: str, B: int, TA: int, transposed: bool) -> LineProd
 
 def _lines_16_bit(dtype: str, B: int, TA: int, transposed: bool) -> LineProduct:
     PIECE, of_w = fragments.PIECE, fragments.Side(B // fragments.PIECE, transposed)
-    place_in, _ = fragments.places(B // PIECE)
+    places = place_in, _ = fragments.places(B // PIECE)
     _, load_x = fragments.square(B // PIECE, True, True)
 
     @cuda.jit(device=True)
@@ -80,7 +80,7 @@ def _lines_16_bit(dtype: str, B: int, TA: int, transposed: bool) -> LineProduct:
             at[m] = x_start + place_in(uint32(base[m] + shift), across)
         add_products(ring, at, w_at, acc)
 
-    return LineProduct(uint16, PIECE, TA, read_by, first_piece, place_in, place_in, begin_w, add)
+    return LineProduct(uint16, PIECE, TA, read_by, first_piece, place_in, places, begin_w, add)
 
 
 def _lines_float32(precision: str, B: int, TA: int, transposed: bool) -> LineProduct:
@@ -116,8 +116,8 @@ def _lines_float32(precision: str, B: int, TA: int, transposed: bool) -> LinePro
             load_w(ring, w_at, k, br)
             multiply(ar, br, acc)
 
-    w_place = fragments_tf32.places(PIECES, transposed, TB)[0]
-    return LineProduct(float32, PIECE, UNITS, read_by, first_piece, place_in, w_place, begin_w, add)
+    places = fragments_tf32.places(PIECES, transposed, TB)
+    return LineProduct(float32, PIECE, UNITS, read_by, first_piece, place_in, places, begin_w, add)
 
 
 class BoxProduct(NamedTuple):
