@@ -69,7 +69,8 @@ def store_tile(arithmetic: str, TA: int, TB: int, wide: bool, row_at: Any) -> An
 @cache
 def store_fragment(arithmetic: str, TB: int, wide: bool, row_at: Any) -> Any:
     """`store_tile` of one of its 16 x 8: store(c, m, n, y, where, left, columns)."""
-    column_in, pack = coordinates(arithmetic, TB), PACK.get(arithmetic)
+    column_in = coordinates(arithmetic, TB)
+    pack: Any = PACK.get(arithmetic)
 
     @cuda.jit(device=True)
     def store_pairs(c, m, n, y, where, left, columns):
