@@ -10,7 +10,6 @@ import pytest
 from numbsparse.kernels.conv import walks
 from numbsparse.kernels.conv.window import cut
 from numbsparse.kernels.lstm.deal import deal
-from numbsparse.kernels.matmul.k5_tensor_core import regions as k5
 from numbsparse.kernels.matmul.k6_hopper import plan as k6
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as float32
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
@@ -68,7 +67,6 @@ def convolution(index):
 
 PLANS = {
     "conv": convolution,
-    "k5 weight_grad": lambda index: k5.regions(index, 32, k5.Region(1, 4, 1, 4, 32, 3, 3)),
     "k6 lines": lines,
     "k6 weight_grad float32": split,
     "k7 lines": strips,
