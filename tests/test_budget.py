@@ -7,9 +7,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_860,
+    "numbsparse": 2_865,
     "numbsparse/autograd": 695,
-    "numbsparse/bench": 2_440,
+    "numbsparse/bench": 2_516,
     "numbsparse/compat": 405,
     "numbsparse/device": 3_795,
     "numbsparse/distributed": 2_000,
