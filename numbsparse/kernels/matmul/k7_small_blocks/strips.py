@@ -20,6 +20,7 @@ from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.elementwise import fill
+from numbsparse.kernels.matmul.k7_small_blocks.maps import unannounced
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     INSIDE_BITS,
     ROWS,
@@ -87,7 +88,7 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, prec
         strip_kernel(strip, arithmetic, x_transposed, order_of(y)),
         (tile_starts.size - 1) * strip.CLUSTER,
         32 * (strip.WARPS + strip.FETCHERS),
-        *(x_map, w, work, output_of(y), dense),
+        *(x_map, unannounced(x_map), w, work, output_of(y), dense),
         shared_bytes=strip.SHARED_BYTES,
         cluster=(together,) if together > 1 else None,
         overlap=True,
@@ -118,7 +119,7 @@ def strip_kernel(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str
     ZEROS, WORDS = strip.X_START + strip.GROUPS * strip.GROUP_BYTES, strip.GROUP_BYTES // 4
 
     @cuda.jit(**registers(THREADS, most=255))
-    def kernel(x_map, w, plan, y, dense):
+    def kernel(x_map, fresh, w, plan, y, dense):
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
         words = cuda.shared.array(0, uint32, ALIGNMENT)  # the same memory
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
@@ -139,7 +140,8 @@ def strip_kernel(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str
         first, last = plan.tile_starts[unit], plan.tile_starts[unit + 1]
         warp = shfl_idx(uint32(t // 32), 0)
         if warp >= WARPS:
-            produce(uint32(warp - WARPS), x_map, w, plan, first, last, shared, base, bars)
+            ring = shared, base, bars
+            produce(uint32(warp - WARPS), x_map, fresh, w, plan, first, last, ring)
             if SPLIT > 1:
                 meet()
         else:
@@ -212,12 +214,14 @@ def producer(strip: Strip, x_transposed: bool) -> Any:
         return groups[min(at * GROUPS + lane, groups.size - 1)], begins[i], begins[i + 1]
 
     @cuda.jit(device=True)
-    def produce(fetcher, x_map, w, plan, first, last, shared, base, bars):
+    def produce(fetcher, x_map, fresh, w, plan, first, last, ring):
+        shared, base, bars = ring
         _, begins, groups, _, tiles, _ = plan
         sources = x_map, w, plan.words
         if fetcher == 0:
             wait_for_earlier_kernels()  # for w: x was there before that was packed
-        fence_tensor_map(x_map)
+        if fresh != 0:
+            fence_tensor_map(x_map)
         stage, phase = uint32(0), uint32(1)
         ahead = tiles[first, 2]  # the stage from which on the lanes know
         known = looked_up(groups, begins, ahead)
@@ -234,8 +238,8 @@ def producer(strip: Strip, x_transposed: bool) -> Any:
                 coming = looked_up(groups, begins, ahead)
                 for k in range(count):
                     mbarrier_wait(bars, STAGES + stage, phase)
-                    ring = shared, base, bars, stage
-                    ask(fetcher, sources, known, at - PER + k, k, row, ring)
+                    own = shared, base, bars, stage
+                    ask(fetcher, sources, known, at - PER + k, k, row, own)
                     stage, phase = following(stage, phase, STAGES)
                 known = coming
 
