@@ -1,4 +1,4 @@
-"""Blocks of w in the order of the steps that multiply them, as the registers of an mma; products.
+"""Blocks of w as the registers of an mma: float32 in the order of the steps; and their products.
 
 A step is what a lane holds of w at once: 16 x B values of 16 bits, for one mma for every 16 rows
 and 8 columns; or a block of float32, 8 features by 8 columns to an mma of tf32.
@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import cuda, float32, int64, uint32
+from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
@@ -19,29 +19,26 @@ from numbsparse.kernels.parts.fragments import MMA
 from numbsparse.kernels.parts.split import add_product, splitting
 from numbsparse.kernels.parts.swizzle import PIECE, Rows
 from numbsparse.kernels.parts.words import words_of_lane
-from numbsparse.kernels.ptx import as_float32, let_next_kernel_start, movmatrix_trans
+from numbsparse.kernels.ptx import as_float32, let_next_kernel_start
 
 THREADS, RUN = 128, 4  # of a block, and the steps of a warp
 
 
 def packed(
-    values: DeviceArray, pieces: DeviceArray, transposed: bool, inside_bits: int
+    values: DeviceArray, codes: DeviceArray, transposed: bool, inside_bits: int
 ) -> DeviceArray:
-    """The blocks of w in the order of the steps, each value in the register where an mma needs it.
+    """The blocks of float32 in the order of the steps, each value where an mma needs it.
 
-    pieces (steps, 2) : the stored block times its pieces of 8 features, plus the piece; below that,
-        in so many bits, how many of its features there are, 0 where there is no piece
+    codes (steps,) : the block; below that, in so many bits, how many of its features there are
 
     What is beyond the last of the features that are summed over becomes 0. The next kernel may
     start while this one runs.
     """
     n_blocks, B, _ = values.shape
-    n_steps, words = pieces.size // 2, B // 4 if values.itemsize == 2 else B * B // 32
-    out = empty((n_steps * 32 * words,), "uint32")
-    across = B * values.itemsize // 4
-    in_words = DeviceArray(values.address, (n_blocks, B, across), np.uint32, None, values)
-    kernel, warps = pack_kernel(B, values.itemsize, transposed, inside_bits), -(-n_steps // RUN)
-    launch(kernel, -(-warps * 32 // THREADS), THREADS, in_words, pieces, out)
+    out = empty((codes.size * B * B,), "uint32")
+    in_words = DeviceArray(values.address, (n_blocks, B, B), np.uint32, None, values)
+    kernel, warps = pack_kernel(B, transposed, inside_bits), -(-codes.size // RUN)
+    launch(kernel, -(-warps * 32 // THREADS), THREADS, in_words, codes, out)
     return out
 
 
@@ -55,74 +52,41 @@ def in_order(values: DeviceArray) -> DeviceArray:
 
 
 @cache
-def pack_kernel(B: int, item: int, transposed: bool, INSIDE_BITS: int) -> Any:
-    INSIDE = (1 << INSIDE_BITS) - 1
-    PIECES = B // PIECE
-    HALVES = 2 if item == 2 else PIECES  # of a step; for every one of them and every 8 columns
-    TERMS = 1 if item == 2 else 2  # words of a lane
-    WORDS = TERMS * HALVES * PIECES
-    CODES, OWN = (RUN, HALVES), (RUN, WORDS)
-    load = load_16_bit(transposed) if item == 2 else load_float32(transposed)
+def pack_kernel(B: int, transposed: bool, INSIDE_BITS: int) -> Any:
+    INSIDE, PIECES = (1 << INSIDE_BITS) - 1, B // PIECE
+    WORDS = 2 * PIECES * PIECES  # of a lane
+    CODES, OWN = RUN, (RUN, WORDS)
     store = words_of_lane(WORDS).store
 
+    @cuda.jit(device=True)
+    def load(values, block, k, n, inside, words, at):
+        """Of column n + lane // 4 the values of features k + lane % 4 and that + 4."""
+        lane = uint32(cuda.grid(1)) % 32
+        for term in range(2):
+            f, c = k + lane % 4 + 4 * term, n + lane // 4
+            words[at + term] = 0
+            if f < inside:
+                words[at + term] = values[block, c, f] if transposed else values[block, f, c]
+
     @cuda.jit
-    def kernel(values, pieces, out):
+    def kernel(values, codes, out):
         let_next_kernel_start()
-        first, n_steps = cuda.grid(1) // 32 * RUN, pieces.size // 2
-        codes, words = cuda.local.array(CODES, int64), cuda.local.array(OWN, uint32)
+        first, lacking = cuda.grid(1) // 32 * RUN, int32(0)
+        own, words = cuda.local.array(CODES, int32), cuda.local.array(OWN, uint32)
         # A warp's loads are under way together: first what is where, then all values.
         for k in range(RUN):
-            for half in range(HALVES):
-                codes[k, half] = pieces[2 * (first + k) + half] if first + k < n_steps else 0
+            own[k] = codes[first + k] if first + k < codes.size else lacking
         for k in range(RUN):
-            for half in range(HALVES):
-                piece, inside = codes[k, half] >> INSIDE_BITS, codes[k, half] & INSIDE
-                block, at = piece // PIECES, piece % PIECES * PIECE
-                for square in range(PIECES):
-                    word = (square * HALVES + half) * TERMS
-                    load(values, block, at, square * PIECE, inside, words[k], word)
+            block, inside = int64(own[k] >> INSIDE_BITS), own[k] & INSIDE
+            for square in range(PIECES):
+                for half in range(PIECES):
+                    word = 2 * (square * PIECES + half)
+                    load(values, block, half * PIECE, square * PIECE, inside, words[k], word)
         for k in range(RUN):
-            if first + k < n_steps:
+            if first + k < codes.size:
                 store(out, (first + k) * (32 * WORDS), words[k])
 
     return kernel
-
-
-@cache
-def load_16_bit(transposed: bool) -> Any:
-    """Of column n + lane // 4 the values of features k + lane % 4 * 2 and the next, in a word."""
-
-    @cuda.jit(device=True)
-    def load(values, block, k, n, inside, words, at):
-        lane = uint32(cuda.grid(1)) % 32
-        row, column = lane // 4, lane % 4
-        if transposed:
-            two = values[block, n + row, k // 2 + column] if inside > column * 2 else uint32(0)
-            words[at] = two & uint32(0xFFFF) if inside == column * 2 + 1 else two
-        else:
-            two = values[block, k + row, n // 2 + column] if inside > row else uint32(0)
-            words[at] = movmatrix_trans(two)
-
-    return load
-
-
-@cache
-def load_float32(transposed: bool) -> Any:
-    """Of column n + lane // 4 the values of features k + lane % 4 and that + 4."""
-
-    @cuda.jit(device=True)
-    def load(values, block, k, n, inside, words, at):
-        lane = uint32(cuda.grid(1)) % 32
-        row, column = lane // 4, lane % 4
-        for term in range(2):
-            f, c = column + 4 * term, n + row
-            words[at + term] = 0
-            if inside > f:
-                words[at + term] = (
-                    values[block, c, k + f] if transposed else values[block, k + f, c]
-                )
-
-    return load
 
 
 def adding(arithmetic: str, B: int, TM: int, rows: Rows, j: int) -> Any:
