@@ -76,7 +76,7 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, prec
     if strip.SPLIT > 1:
         tiles, tile_starts = planned(index, schedule_parts, lengths, row_tiles, strip.SPLIT)
     else:
-        units = multiprocessors() // strip.CLUSTER
+        units = multiprocessors() * strip.TOGETHER // strip.CLUSTER
         tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units)
     x, x_transposed = aligned_either_way(of_bits(x))
     x_map = map_of(x, strip.BOX_ROWS(x_transposed), strip.WIDTH, x_transposed)
@@ -128,7 +128,7 @@ def strip_kernel(
     STAGE_BYTES, HALF_EMPTY = strip.STAGE_BYTES, strip.BLOCKS_A_STEP == 2
     ZEROS, WORDS = strip.X_START + strip.GROUPS * strip.GROUP_BYTES, strip.GROUP_BYTES // 4
 
-    @cuda.jit(**registers(THREADS, most=255))
+    @cuda.jit(**registers(THREADS * strip.TOGETHER, most=255))
     def kernel(x_map, fresh, w, plan, y, dense):
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
         words = cuda.shared.array(0, uint32, ALIGNMENT)  # the same memory
