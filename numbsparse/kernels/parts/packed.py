@@ -14,7 +14,6 @@ from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.elementwise import copy
 from numbsparse.kernels.parts.fragments import MMA
 from numbsparse.kernels.parts.split import add_product, splitting
 from numbsparse.kernels.parts.swizzle import PIECE, Rows
@@ -40,15 +39,6 @@ def packed(
     kernel, warps = pack_kernel(B, transposed, inside_bits), -(-codes.size // RUN)
     launch(kernel, -(-warps * 32 // THREADS), THREADS, in_words, codes, out)
     return out
-
-
-def in_order(values: DeviceArray) -> DeviceArray:
-    """The blocks of w, or a copy of them without gaps that is read by words."""
-    if values.is_contiguous and values.address % 4 == 0:
-        return values
-    whole = empty(values.shape, values.dtype)
-    copy(whole, values)
-    return whole
 
 
 @cache

@@ -19,7 +19,6 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors, registers, shared_memory
 from numbsparse.kernels.elementwise import copy, fill
-from numbsparse.kernels.matmul.k7_small_blocks.maps import unannounced
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
     GROUP_AT,
     IS_DY,
@@ -39,6 +38,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_products import (
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import Into, storer, total_kernel
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
+from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of
 from numbsparse.kernels.parts.ring import begin_ring, following

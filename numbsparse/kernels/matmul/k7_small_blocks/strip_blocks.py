@@ -8,7 +8,7 @@ a bank. float32, which leaves one warp for all copies, is packed beforehand (`pa
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from numba import cuda, int32, int64, uint32
 
@@ -18,6 +18,7 @@ from numbsparse.kernels.ptx import (
     bulk_load,
     cp_async_arrive,
     cp_async_zero_fill,
+    elect,
     ldmatrix_x2,
     ldmatrix_x2_trans,
     ldmatrix_x4,
@@ -32,49 +33,27 @@ def exchanged(row, half):
     return half ^ row // 4 % 2
 
 
-class W(NamedTuple):
-    """The blocks of w as they are stored, and which of them the steps take."""
-
-    values: Any
-    codes: Any  # see `plan_strips`
-
-
-class Blocks(NamedTuple):
-    """ask(w, first, many, shared, to, bars, stage): one lane of one warp asks for so many steps.
-    copy(w, first, many, shared, to, bars, stage, fetcher): this warp's share of them, by all lanes.
-
-    One of the two does nothing. asked : bytes of a step that are asked for
-    """
-
-    ask: Any
-    copy: Any
-    asked: int
-
-
-@cuda.jit(device=True)
-def nothing(*of):
-    pass
-
-
 @cache
-def blocks_of(strip: Strip, transposed: bool) -> Blocks:
-    """How the blocks of w come to a stage."""
-    if strip.ITEM == 2:
-        return Blocks(nothing, copying(strip, transposed), 0)
+def asking(strip: Strip) -> Any:
+    """ask(w, codes, first, many, shared, to, bars, stage, fetcher): so many steps that are packed,
+    from `first` on, to byte `to`."""
     BYTES = strip.STEP_BYTES
 
     @cuda.jit(device=True)
-    def ask(w, first, many, shared, to, bars, stage):
-        if many > 0:
+    def ask(w, codes, first, many, shared, to, bars, stage, fetcher):
+        if many > 0 and elect() != 0:
             at, nbytes = int64(first) * (BYTES // 4), uint32(many * BYTES)
             bulk_load(shared, to, w, at, nbytes, bars, stage)
 
-    return Blocks(ask, nothing, BYTES)
+    return ask
 
 
 @cache
 def copying(strip: Strip, transposed: bool) -> Any:
-    """What is beyond the last of the features that are summed over is 0."""
+    """The same of blocks as they are stored, by all lanes of all fetchers, a share each.
+
+    What is beyond the last of the features that are summed over is 0.
+    """
     B, FETCHERS, A_STEP, INSIDE = (
         strip.B,
         strip.FETCHERS,
@@ -86,8 +65,7 @@ def copying(strip: Strip, transposed: bool) -> Any:
     AT_ONCE = 32 // LANES
 
     @cuda.jit(device=True)
-    def copy(w, first, many, shared, to, bars, stage, fetcher):
-        values, codes = w
+    def copy(values, codes, first, many, shared, to, bars, stage, fetcher):
         lane, first, many = uint32(cuda.threadIdx.x) % 32, first * A_STEP, int32(many * A_STEP)
         block, row, piece = lane // LANES, lane % LANES // PIECES, lane % PIECES
         within = int64(row * B + piece * 8)

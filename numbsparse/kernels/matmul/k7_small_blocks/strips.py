@@ -20,8 +20,7 @@ from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.k7_small_blocks.maps import unannounced
-from numbsparse.kernels.matmul.k7_small_blocks.strip_blocks import W, blocks_of
+from numbsparse.kernels.matmul.k7_small_blocks.strip_blocks import asking, copying
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     INSIDE_BITS,
     ROWS,
@@ -31,9 +30,10 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
 )
 from numbsparse.kernels.matmul.k7_small_blocks.strip_products import products
 from numbsparse.kernels.parts.aligned import aligned_either_way, aligned_values, of_bits
+from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import schedule, schedule_parts
-from numbsparse.kernels.parts.packed import in_order, packed
+from numbsparse.kernels.parts.packed import packed
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, following
@@ -78,14 +78,12 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, prec
     else:
         units = multiprocessors() * strip.TOGETHER // strip.CLUSTER
         tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units)
-    x, x_transposed = aligned_either_way(of_bits(x))
+    values, (x, x_transposed) = aligned_values(values), aligned_either_way(of_bits(x))
     x_map = map_of(x, strip.BOX_ROWS(x_transposed), strip.WIDTH, x_transposed)
-    if x.itemsize == 2:
-        w: Any = W(of_bits(span(aligned_values(values))), codes)
-    else:  # last before the kernel, which waits for it alone: see `producer`
-        values = in_order(values)
+    w = of_bits(span(values))
+    if x.itemsize == 4:  # last before the kernel, which waits for it alone: see `producer`
         w = packed(values, codes, transposed, INSIDE_BITS)
-    work = Plan(words, begins, groups, lines, tiles, tile_starts)
+    work = Plan(words, codes, begins, groups, lines, tiles, tile_starts)
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
         dense = dense_of(x.T if x_transposed else x, values, index, transposed)
@@ -105,6 +103,7 @@ class Plan(NamedTuple):
     """What each block of threads does: see `plan_strips` and `parts.deal`."""
 
     words: Any
+    codes: Any
     begins: Any
     groups: Any
     lines: Any
@@ -230,8 +229,8 @@ def producer(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
     @cuda.jit(device=True)
     def produce(fetcher, x_map, fresh, w, plan, first, last, ring):
         shared, base, bars = ring
-        _, begins, groups, _, tiles, _ = plan
-        sources = x_map, w, plan.words
+        words, codes, begins, groups, _, tiles, _ = plan
+        sources = x_map, w, codes, words
         if fresh != 0:
             fence_tensor_map(x_map)
         stage, phase = uint32(0), uint32(1)
@@ -268,7 +267,9 @@ def asker(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
     CLUSTER, FETCHERS = strip.CLUSTER, strip.FETCHERS
     SHARES = -(-GROUPS // (FETCHERS * CLUSTER))
     load, BOX_ROWS = load_for(x_transposed, CLUSTER), strip.BOX_ROWS(x_transposed)
-    (ask_w, copy_w, ASKED) = blocks_of(strip, transposed)
+    PACKED = strip.ITEM == 4
+    fetch_w = asking(strip) if PACKED else copying(strip, transposed)
+    ASKED = 4 + (strip.STEP_BYTES if PACKED else 0)
     BOXES, BOX_BYTES = strip.ROWS // BOX_ROWS, GROUP_BYTES * BOX_ROWS // strip.ROWS
 
     @cuda.jit(device=True)
@@ -277,14 +278,14 @@ def asker(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
 
         The blocks of a cluster take turns with the groups; each one's copies are for all of them.
         """
-        x_map, w, words_of = sources
+        x_map, w, codes, words_of = sources
         shared, base, bars, stage = ring
         rank = uint32(cuda.blockIdx.x) % CLUSTER
         first, end = shfl_idx(known[1], k), shfl_idx(known[2], k)
         own = cuda.local.array(SHARES, int32)
         many, nbytes = uint32(end - first), uint32(0)
         if fetcher == 0:
-            nbytes = uint32(many * (ASKED + 4) + HEAD * 4)
+            nbytes = uint32(many * ASKED + HEAD * 4)
         for i in range(SHARES):
             for c in range(CLUSTER):
                 g = (i * FETCHERS + fetcher) * CLUSTER + c
@@ -296,7 +297,6 @@ def asker(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
                 if c == rank:
                     own[i] = group
         start = uint32(base + stage * STAGE_BYTES)
-        w_at = uint32(start + W_START)
         if elect() != 0:
             mbarrier_expect(bars, stage, nbytes)
             for i in range(SHARES):
@@ -310,8 +310,7 @@ def asker(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
                 at = int64(first) + (number * CLUSTER + rank) * HEAD
                 nbytes = uint32((HEAD + many) * 4)
                 bulk_load(shared, start, words_of, at, nbytes, bars, stage)
-                ask_w(w, first, many, shared, w_at, bars, stage)
-        copy_w(w, first, many, shared, w_at, bars, stage, fetcher)
+        fetch_w(w, codes, first, many, shared, start + W_START, bars, stage, fetcher)
 
     return ask
 
