@@ -27,10 +27,19 @@ from numbsparse.kernels.ptx import (
 )
 
 
-@cuda.jit(device=True)
-def exchanged(row, half):
-    """Where a piece of a row of 16 values is."""
-    return half ^ row // 4 % 2
+@cache
+def exchanging(strip: Strip) -> Any:
+    """exchanged(row, piece): where 16 bytes of a row of a block are."""
+    PIECES = strip.B * strip.ITEM // 16
+
+    @cuda.jit(device=True)
+    def exchanged(row, piece):
+        if PIECES == 1:
+            return piece
+        key = row // 4 % 2
+        return piece ^ (key if PIECES == 2 else key + row // 2 % 2 * 2)
+
+    return exchanged
 
 
 @cache
@@ -54,35 +63,32 @@ def copying(strip: Strip, transposed: bool) -> Any:
 
     What is beyond the last of the features that are summed over is 0.
     """
-    B, FETCHERS, A_STEP, INSIDE = (
-        strip.B,
-        strip.FETCHERS,
-        strip.BLOCKS_A_STEP,
-        (1 << INSIDE_BITS) - 1,
-    )
-    PIECES, BYTES = B // 8, 2 * B * B  # of a row, of a block
-    LANES = B * PIECES  # of a block: 8 or 32
-    AT_ONCE = 32 // LANES
+    B, ITEM, FETCHERS, A_STEP = strip.B, strip.ITEM, strip.FETCHERS, strip.BLOCKS_A_STEP
+    RUN, INSIDE, BYTES = 16 // ITEM, (1 << INSIDE_BITS) - 1, ITEM * B * B  # of a block
+    PIECES = B // RUN  # of a row
+    LANES = min(B * PIECES, 32)  # of a block
+    AT_ONCE, TIMES, exchanged = 32 // LANES, B * PIECES // LANES, exchanging(strip)
 
     @cuda.jit(device=True)
     def copy(values, codes, first, many, shared, to, bars, stage, fetcher):
         lane, first, many = uint32(cuda.threadIdx.x) % 32, first * A_STEP, int32(many * A_STEP)
         block, row, piece = lane // LANES, lane % LANES // PIECES, lane % PIECES
-        within = int64(row * B + piece * 8)
-        place = row * PIECES + (exchanged(row, piece) if B == 16 else piece)
-        to = uint32(to + block * BYTES + place * 16)
         for group in range(32 * fetcher, many, 32 * FETCHERS):
             code = int32(0)
             if group + lane < many:
                 code = codes[first + group + lane]
             for k in range(0, min(int32(32), many - group), AT_ONCE):
                 own = shfl_idx(code, uint32(k + block))
-                inside, at = own & INSIDE, int64(own >> INSIDE_BITS) * (B * B) + within
-                nbytes = 16 if row < inside else 0
-                if transposed:
-                    nbytes = 2 * min(max(inside - 8 * piece, 0), 8)
-                there = uint32(to + (group + k) * BYTES)
-                cp_async_zero_fill(shared, there, values, at, int32(nbytes))
+                inside, at = own & INSIDE, int64(own >> INSIDE_BITS) * (B * B)
+                start = uint32(to + (group + k + block) * BYTES)
+                for t in range(TIMES):
+                    line = row + t * (LANES // PIECES)
+                    nbytes = 16 if line < inside else 0
+                    if transposed:
+                        nbytes = ITEM * min(max(inside - RUN * piece, 0), RUN)
+                    there = uint32(start + (line * PIECES + exchanged(line, piece)) * 16)
+                    of_line = at + int64(line * B + piece * RUN)
+                    cp_async_zero_fill(shared, there, values, of_line, int32(nbytes))
         cp_async_arrive(bars, stage)
 
     return copy
@@ -91,8 +97,8 @@ def copying(strip: Strip, transposed: bool) -> Any:
 @cache
 def loading(strip: Strip, transposed: bool) -> Any:
     """load(words, at): what a lane has of the step at a word, as `parts.packed` says."""
-    B = strip.B
-    if strip.ITEM == 4:
+    B, exchanged = strip.B, exchanging(strip)
+    if strip.PACKED:
         return words_of_lane(strip.STEP_BYTES // 128).load
     two, four = (ldmatrix_x2, ldmatrix_x4)
     if not transposed:
@@ -112,4 +118,26 @@ def loading(strip: Strip, transposed: bool) -> Any:
         row = lane % 8 + 8 * above
         return four(words, uint32(at + row * 8 + exchanged(row, piece) * 4))
 
+    @cuda.jit(device=True)
+    def word(words, at, square, feature):
+        lane = uint32(cuda.threadIdx.x) % 32
+        k, n = feature + lane % 4, square * 8 + lane // 4
+        row, column = (n, k) if transposed else (k, n)
+        return words[uint32(at + row * B + exchanged(row, column // 4) * 4 + column % 4)]
+
+    @cuda.jit(device=True)
+    def load_square(words, at):
+        return word(words, at, 0, 0), word(words, at, 0, 4)
+
+    @cuda.jit(device=True)
+    def load_squares(words, at):
+        """Of 8 columns 16 features, then of the next."""
+        a, b = word(words, at, 0, 0), word(words, at, 0, 4)
+        c, d = word(words, at, 0, 8), word(words, at, 0, 12)
+        e, f = word(words, at, 1, 0), word(words, at, 1, 4)
+        g, h = word(words, at, 1, 8), word(words, at, 1, 12)
+        return a, b, c, d, e, f, g, h
+
+    if strip.ITEM == 4:
+        return load_square if B == 8 else load_squares
     return load_two if B == 8 else load_four

@@ -81,7 +81,7 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, prec
     values, (x, x_transposed) = aligned_values(values), aligned_either_way(of_bits(x))
     x_map = map_of(x, strip.BOX_ROWS(x_transposed), strip.WIDTH, x_transposed)
     w = of_bits(span(values))
-    if x.itemsize == 4:  # last before the kernel, which waits for it alone: see `producer`
+    if strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
         w = packed(values, codes, transposed, INSIDE_BITS)
     work = Plan(words, codes, begins, groups, lines, tiles, tile_starts)
     dense: Any = ()
@@ -121,7 +121,7 @@ def strip_kernel(
     # when all lanes have read it: those of the block each by itself, as `racecheck` knows lanes
     # only, others' by one of a warp.
     READERS = WARPS * (32 + CLUSTER - 1)
-    FILLERS = FETCHERS * (33 if strip.ITEM == 2 else 1)
+    FILLERS = FETCHERS * (1 if strip.PACKED else 33)
     produce = producer(strip, x_transposed, transposed)
     consume = consumer(strip, arithmetic, x_transposed, y_order, transposed)
     STAGE_BYTES, HALF_EMPTY = strip.STAGE_BYTES, strip.BLOCKS_A_STEP == 2
@@ -217,7 +217,7 @@ def consumer(
 def producer(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
     ROWS, STAGES, GROUPS, CLUSTER = strip.ROWS, strip.STAGES, strip.GROUPS, strip.CLUSTER
     PER = 32 // GROUPS  # stages of which the warp knows the groups, a lane each
-    ask, PACKED = asker(strip, x_transposed, transposed), strip.ITEM == 4
+    ask, PACKED = asker(strip, x_transposed, transposed), strip.PACKED
 
     @cuda.jit(device=True)
     def looked_up(groups, begins, at):
@@ -267,7 +267,7 @@ def asker(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
     CLUSTER, FETCHERS = strip.CLUSTER, strip.FETCHERS
     SHARES = -(-GROUPS // (FETCHERS * CLUSTER))
     load, BOX_ROWS = load_for(x_transposed, CLUSTER), strip.BOX_ROWS(x_transposed)
-    PACKED = strip.ITEM == 4
+    PACKED = strip.PACKED
     fetch_w = asking(strip) if PACKED else copying(strip, transposed)
     ASKED = 4 + (strip.STEP_BYTES if PACKED else 0)
     BOXES, BOX_BYTES = strip.ROWS // BOX_ROWS, GROUP_BYTES * BOX_ROWS // strip.ROWS
