@@ -50,7 +50,7 @@ def asking(strip: Strip) -> Any:
 
     @cuda.jit(device=True)
     def ask(w, codes, first, many, shared, to, bars, stage, fetcher):
-        if many > 0 and elect() != 0:
+        if fetcher == 0 and many > 0 and elect() != 0:
             at, nbytes = int64(first) * (BYTES // 4), uint32(many * BYTES)
             bulk_load(shared, to, w, at, nbytes, bars, stage)
 

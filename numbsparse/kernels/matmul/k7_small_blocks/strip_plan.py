@@ -37,7 +37,7 @@ ROWS = 64
 A_GROUP = {(2, 8): (0.0028, 0.0045), (2, 16): (0.0012, 0.0125)}
 A_GROUP |= {(4, 8): (0.0036, 0.0184), (4, 16): (0.0014, 0.064)}
 ROOM = {2: 1.0, 4: 0.75}
-PACKS = False
+PACK_FROM = 1024  # rows
 NARROW = 4  # warps
 ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
 
@@ -65,7 +65,7 @@ class Strip(NamedTuple):
     ITEM: int = 2  # bytes of a value
     SPLIT: int = 1  # blocks of threads of a cluster that have a part of the sum each
     TOGETHER: int = 1  # blocks of threads that a multiprocessor has room for
-    PACKED: bool = False
+    PACKED: bool = False  # whether w comes in the order of its steps (`parts.packed`)
 
     @property
     def COLUMNS(self) -> int:
@@ -149,7 +149,7 @@ def strip_of(index: Any, B: int, item: int, transposed: bool, sizes: tuple[int, 
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
         strip = Strip(B, ROWS, warps, WIDTH, groups, steps, stages, cluster, fetchers, item, split)
-        strip = strip._replace(TOGETHER=together, PACKED=PACKS and item == 4)
+        strip = strip._replace(TOGETHER=together, PACKED=sizes[0] > PACK_FROM)
         if limit >= strip.SHARED_BYTES:
             break
     strip = strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)
