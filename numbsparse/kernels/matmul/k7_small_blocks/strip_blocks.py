@@ -1,8 +1,8 @@
 """The blocks of w that a stage of a strip holds: how they come there, and on to an mma.
 
-Those of 16 bits lie as they are stored, one after another, 16 bytes of each brought by a lane; the
-two pieces of a row of 16 change places in every other four rows, so that none of eight rows shares
-a bank. float32, which leaves one warp for all copies, is packed beforehand (`parts.packed`).
+They lie as they are stored, one after another, 16 bytes of each brought by a lane; pieces of a row
+change places, so that those which are read together share no bank. For a long batch they are packed
+once beforehand (`parts.packed`): then nobody writes them through the lanes, stage after stage.
 """
 
 from __future__ import annotations
