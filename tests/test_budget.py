@@ -7,28 +7,28 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_860,
+    "numbsparse": 2_865,
     "numbsparse/autograd": 710,
-    "numbsparse/bench": 2_470,
+    "numbsparse/bench": 2_550,
     "numbsparse/compat": 405,
-    "numbsparse/device": 3_795,
-    "numbsparse/distributed": 2_000,
-    "numbsparse/jax": 750,
-    "numbsparse/kernels": 3_175,
+    "numbsparse/device": 3_765,
+    "numbsparse/distributed": 2_060,
+    "numbsparse/jax": 745,
+    "numbsparse/kernels": 3_260,
     "numbsparse/kernels/conv": 3_195,
     "numbsparse/kernels/ladder": 1_935,
     "numbsparse/kernels/lstm": 1_795,
-    "numbsparse/kernels/matmul": 8_570,
+    "numbsparse/kernels/matmul": 8_780,
     "numbsparse/kernels/parts": 3_895,
-    "numbsparse/kernels/ptx": 2_640,
+    "numbsparse/kernels/ptx": 2_675,
     "numbsparse/machine_code": 345,
     "numbsparse/nn": 7_405,
-    "numbsparse/ops": 5_360,
+    "numbsparse/ops": 5_365,
     "numbsparse/pages": 1_735,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 2_380,
-    "numbsparse/torch": 1_835,
+    "numbsparse/torch": 1_985,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

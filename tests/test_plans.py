@@ -51,7 +51,7 @@ def strips(index):
 def small_regions(index):
     region = region_plan.Region(14, 17, 26, 32, 2, 2)
     widths = (8 * (walk.indptr.size - 1) for walk in (index.rows, index.columns))
-    region_plan.plan_boxes(index, 8, tuple(widths), region, 132)
+    region_plan.plan_boxes(index, 8, tuple(widths), region)
 
 
 def convolution(index):
