@@ -60,7 +60,8 @@ def main(arguments: list[str] | None = None) -> dict[str, list[dict[str, Any]]]:
             about = {"machine": machine, "command": command + shlex.join(given), "took": took}
             print(f"\n{name}, {took:.0f} s:\n{tables.MAKERS[name](found[name])}", flush=True)
             if options.json and group.rank == 0:
-                results.save(options.json, {name: about | {"rows": found[name]}})
+                key = tables.key(name, group.size)
+                results.save(options.json, {key: about | {"rows": found[name]}})
             group.barrier()
     return found
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,12 @@ from numbsparse.distributed.split import Exchange
 
 INPUTS, DENSITY, B = 64, 0.03, 32
 CHECKED = 1024  # blocks of the gradient
+DRAWN = 2**20  # numbers, which are repeated: to draw billions takes minutes
+
+
+class Repeated(np.random.Generator):
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        return np.resize(super().uniform(low, high, DRAWN).astype(np.float32), size)
 
 
 def small_world(units: int) -> np.ndarray:
@@ -29,16 +34,21 @@ def small_world(units: int) -> np.ndarray:
 
 def made(units: int, options: Namespace) -> nn.LSTM:
     dtype = "float16" if options.device == "cuda" else "float32"
-    how: Any = {"layout": small_world(units), "block_size": B, "dtype": dtype, "seed": 0}
-    return nn.LSTM(INPUTS, units, **how)
+    how: Any = {"layout": small_world(units), "block_size": B, "dtype": dtype}
+    return nn.LSTM(INPUTS, units, seed=Repeated(np.random.PCG64(0)), **how)
 
 
 def drawn(options: Namespace, features: int, rank: int) -> Any:
-    """(time, batch, features) in the model's dtype, other ones on each rank."""
+    """(time, batch, features) in the model's dtype, alike in all steps, other ones on each rank."""
     dtype = np.float16 if options.device == "cuda" else np.float32
-    shape = options.steps, options.batch, features
-    x = np.random.default_rng([features, rank]).standard_normal(shape, np.float32).astype(dtype)
-    return ns.to_device(x) if options.device == "cuda" else x
+    rng = np.random.default_rng([features, rank])
+    x = rng.standard_normal((1, options.batch, features), np.float32).astype(dtype)
+    if options.device == "cpu":
+        return x.repeat(options.steps, axis=0)
+    one, steps = ns.to_device(x[0]), ops.zeros((options.steps, *x.shape[1:]), dtype, "cuda")
+    for t in range(options.steps):
+        ops.copy_into(steps[t], one)
+    return steps
 
 
 def passes(model: Any, parts: Any, options: Namespace, units: int, rank: int) -> Callable[[], Any]:
@@ -125,6 +135,8 @@ def ddp(group: Group, options: Namespace) -> list[dict[str, Any]]:
             net: Any = own
             if how is not None:
                 net = torch.nn.parallel.DistributedDataParallel(net, **how)
+            if name == OVERLAPPED:
+                nst.overlap_(net)
 
             def step(net: Any = net) -> None:
                 net.zero_grad()
@@ -145,6 +157,7 @@ def ddp(group: Group, options: Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+OVERLAPPED = "DDP, gradient_as_bucket_view, nst.overlap_"
 DDP: dict[str, dict[str, Any]] = {
     "DDP": {},
     "DDP, gradient_as_bucket_view": {"gradient_as_bucket_view": True},
@@ -152,6 +165,7 @@ DDP: dict[str, dict[str, Any]] = {
         "gradient_as_bucket_view": True,
         "bucket_cap_mb": 1000,
     },
+    OVERLAPPED: {"gradient_as_bucket_view": True},
 }
 
 
@@ -166,15 +180,17 @@ class _in_torch:
 
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = self.group.share(free.getsockname()[1])[0]
-        where = "cpu"
+        where, options = "cpu", None
         if self.on_gpu:
             where = f"cuda:{self.group.local_rank % torch.cuda.device_count()}"
             torch.cuda.set_device(where)
+            options = torch.distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         torch.distributed.init_process_group(
             "nccl" if self.on_gpu else "gloo",
             init_method=f"tcp://127.0.0.1:{port}",
             rank=self.group.rank,
             world_size=self.group.size,
+            pg_options=options,
         )
         return where
 
@@ -196,15 +212,32 @@ class Alone(Exchange):
         return part
 
 
-class Share(dist.SplitLSTM):
-    """A rank's part of a split LSTM, which waits for nobody."""
+class Exchanging(dist.SplitLSTM):
+    """A split LSTM that exchanges in one way or another, or waits for nobody.
 
-    def __init__(self, lstm: nn.LSTM, group: Group):
-        nobody: Any = SimpleNamespace(rank=group.rank, size=group.size, all_reduce=lambda x: x)
-        super().__init__(lstm, nobody)
+    Of the recurrent weight there is this rank's part alone: the whole one is large.
+    """
+
+    way = "share"
+    weight_hh_l0: nn.Parameter
+
+    def __init__(self, units: int, options: Namespace, group: Group):
+        dtype = "float16" if options.device == "cuda" else "float32"
+        how: Any = {"layout": np.eye(units // B), "block_size": B, "dtype": dtype, "seed": 0}
+        super().__init__(nn.LSTM(INPUTS, units, **how), group)
+        self.weight_hh_l0.values[:] *= (B / DENSITY / units) ** 0.5  # as so many inputs take it
+        self.to(options.device)
+        few = self.weight_hh_l0.values
+        pattern = np.split(small_world(units), group.size, axis=1)[group.rank]
+        layout = ns.Layout(pattern.repeat(ops.GATES, axis=1))
+        blocks = ops.zeros((layout.n_blocks, B, B), dtype, options.device)
+        for first in range(0, layout.n_blocks, len(few)):
+            ops.copy_into(blocks[first : first + len(few)], few[: layout.n_blocks - first])
+        self.weight_hh_l0.data = ns.BlockSparse(blocks, layout)
 
     def _exchange(self, nbytes: int) -> Exchange:
-        return Alone(self.group)
+        self.peer_memory = self.way == "peer memory"
+        return Alone(self.group) if self.way == "share" else super()._exchange(nbytes)
 
 
 def split(group: Group, options: Namespace) -> list[dict[str, Any]]:
@@ -212,19 +245,16 @@ def split(group: Group, options: Namespace) -> list[dict[str, Any]]:
     rows = []
     for units in options.split_units:
         row: dict[str, Any] = {**_about(group, options, units)}
-        for name, layer in _split_layers(made(units, options), group):
-            step = passes(layer.to(options.device), None, options, units, 0)
-            row[name] = seconds_of(group, captured(step, options), options.repeats) / options.steps
+        layer = Exchanging(units, options, group)
+        step = passes(layer, None, options, units, 0)
+        for way in ("share", group.backend, *(["peer memory"] if group.backend == "nccl" else [])):
+            layer.way = way
+            row[way] = seconds_of(group, captured(step, options), options.repeats) / options.steps
             gc.collect()
         rows.append(row)
+        del layer, step
+        gc.collect()
     return rows
-
-
-def _split_layers(lstm: nn.LSTM, group: Group) -> Iterator[tuple[str, dist.SplitLSTM]]:
-    yield "share", Share(lstm, group)
-    yield group.backend, dist.SplitLSTM(lstm, group)
-    if group.backend == "nccl" and group.size == 2:
-        yield "peer memory", dist.SplitLSTM(lstm, group, peer_memory=True)
 
 
 def _about(group: Group, options: Namespace, units: int) -> dict[str, Any]:

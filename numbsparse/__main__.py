@@ -187,8 +187,12 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "--minutes", type=float, default=5, help="how long to go on; default: 5. 0: not at all"
     )
     command.add_argument(
-        "--jobs", type=int, default=1, help="processes that compile kernels ahead; default: 1"
+        "--jobs", type=int, default=1, help="processes that compile ahead, a GPU; default: 1"
     )
+    command.add_argument(
+        "--dtype", choices=("float16", "bfloat16", "float32"), help="of this dtype alone"
+    )
+    command.add_argument("--cards", type=int, default=1, help="GPUs at the same time; default: 1")
     command.add_argument("--json", type=Path, metavar="FILE", help="the map, read and extended")
     command.add_argument("--png", type=Path, metavar="FILE", help="draw the map there")
     command = add(
@@ -291,7 +295,8 @@ def _bench(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None
 def _plane(options: argparse.Namespace) -> None:
     if options.png is not None:
         matplotlib_figure()
-    machine, rows = plane.run(options.place, options.json, options.minutes, options.jobs)
+    how = options.minutes, options.jobs, options.dtype, options.cards
+    machine, rows = plane.run(options.place, options.json, *how)
     if options.png is not None:
         draw_map(options.place, machine, rows, options.png)
         print(f"the picture is in {options.png}")

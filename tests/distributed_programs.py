@@ -237,20 +237,20 @@ def caught():
 
 
 def buckets(sizes):
-    """For each size of a bucket, how many gradients each reduction of the second backward has."""
+    """For each size of a bucket, how many values each reduction of the second backward has."""
     return [reductions(bucket) for bucket in sizes]
 
 
 def counting(group):
-    """A list that gets, for each reduction of this group, how many gradients it has."""
-    counts, all_reduce, together = [], group.all_reduce, group.together
+    """A list that gets the number of values of each reduction by this group."""
+    counts, all_reduce = [], group.all_reduce
 
-    def counted(*args, **options):
-        counts[-1] += 1
-        return all_reduce(*args, **options)
+    def counted(x, *args, **options):
+        counts.append(x.size)
+        return all_reduce(x, *args, **options)
 
     if group.size > 1:  # else it stays, and is for others too
-        group.all_reduce, group.together = counted, lambda: counts.append(0) or together()
+        group.all_reduce = counted
     return counts
 
 

@@ -76,7 +76,8 @@ def test_strided_arrays_go_there():
     np.testing.assert_array_equal(ns.to_device(A.T[::2]).numpy(), A.T[::2])
 
 
-def test_nothing_reaches_the_host_silently():
+def test_nothing_reaches_the_host_silently(monkeypatch):
+    monkeypatch.setattr(device.runtime, "several_devices", False)  # whatever other tests used
     array = ns.to_device(A)
     with pytest.raises(TypeError, match=r"\.numpy\(\)"):
         np.asarray(array)
@@ -166,7 +167,7 @@ def test_as_device_array_refuses_host_memory():
 
 @pytest.mark.gpu(reason="simulated memory is the host's")
 def test_running_out_of_memory_says_so():
-    with pytest.raises(MemoryError, match=r"MiB of device memory were asked for; .* are free"):
+    with pytest.raises(MemoryError, match=r"MiB of device memory.* were asked for; .* are free"):
         device.empty((1 << 43,), "uint8")
     assert ns.to_device(A).numpy().sum() == A.sum()
 

@@ -78,7 +78,7 @@ REFUSED = {
     "rows": "ValueError: in_features takes a multiple of 2 ranks x 4 features along the axis",
     "gate": "TypeError: linear takes an nn.Linear without gate",
     "units": "ValueError: hidden_size takes a multiple of 8, got 12",
-    "peers": "ValueError: peer_memory takes two GPUs of one host and the backend nccl, got 2 ranks",
+    "peers": "ValueError: peer_memory takes GPUs of one host and the backend nccl, got 2 ranks",
     "norm": "TypeError: lstm takes an nn.LSTM without layer_norm",
 }
 

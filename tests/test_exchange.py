@@ -1,4 +1,4 @@
-"""Two GPUs' mailboxes, both in this process: what one sends is what the other receives."""
+"""Mailboxes of some GPUs, all in this process: what one sends is what the others receive."""
 
 import numpy as np
 import pytest
@@ -8,39 +8,57 @@ import numbsparse as ns
 from numbsparse import device
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels import exchange
+from numbsparse.kernels.pack import pack
 
 pytestmark = pytest.mark.skipif(not device.SIMULATED, reason="on GPUs they are two processes'")
 WORDS = 24  # of a slot
 
 
-def both_ends():
-    boxes = [ns.to_device(np.zeros((2, WORDS), np.uint32)) for _ in range(2)]
-    flags, counts = ([ns.to_device(np.zeros(1, np.int32)) for _ in range(2)] for _ in range(2))
+def all_ends(size):
+    boxes, flags, counts = (
+        [ns.to_device(np.zeros(shape, dtype)) for _ in range(size)]
+        for shape, dtype in (((2, size, WORDS), np.uint32), (size, np.int32), (1, np.int32))
+    )
     return [
-        exchange.Ends(boxes[i], boxes[1 - i], flags[i], flags[1 - i], counts[i]) for i in range(2)
+        exchange.Ends(i, size, boxes[i], boxes, flags[i], flags, counts[i]) for i in range(size)
     ]
 
 
-@pytest.mark.parametrize("dtype", ["float32", *HALVES])
-def test_parts_are_gathered_and_terms_summed(dtype, rng):
+@pytest.mark.parametrize(("size", "dtype"), [(2, "float32"), *((3, half) for half in HALVES)])
+def test_parts_are_gathered_and_terms_summed(size, dtype, rng):
     """Several exchanges one after another, of several sizes, in each the slots in turn."""
-    ends, dtype = both_ends(), as_dtype(dtype)
+    ends, dtype = all_ends(size), as_dtype(dtype)
     for rows, width in ((3, 8), (1, 4), (2, 6), (3, 8)):
-        parts = [rng.integers(-9, 9, (rows, width)).astype(dtype) for _ in range(2)]
-        terms = [rng.integers(-9, 9, (rows, 2 * width)).astype(dtype) for _ in range(2)]
+        parts = [rng.integers(-9, 9, (rows, width)).astype(dtype) for _ in ends]
+        terms = [rng.integers(-9, 9, (rows, size * width)).astype(dtype) for _ in ends]
         there = [ns.to_device(a) for a in parts]
-        for rank in range(2):
-            exchange.send(there[rank], 0, 1, ends[rank])
-        for rank in range(2):
-            whole = ns.to_device(np.full((rows, 2 * width), np.nan, dtype))
-            exchange.receive_whole(there[rank], rank, whole, ends[rank])
+        for own, end in zip(there, ends, strict=True):
+            exchange.send_whole(own, end)
+        for own, end in zip(there, ends, strict=True):
+            whole = ns.to_device(np.full((rows, size * width), np.nan, dtype))
+            exchange.receive_whole(own, whole, end)
             np.testing.assert_array_equal(whole.numpy(), np.concatenate(parts, 1))
         there = [ns.to_device(a) for a in terms]
-        for rank in range(2):
-            exchange.send(there[rank], 1 - rank, 2, ends[rank])
-        for rank in range(2):
+        for own, end in zip(there, ends, strict=True):
+            exchange.send_parts(own, end)
+        for rank, (own, end) in enumerate(zip(there, ends, strict=True)):
             part = ns.to_device(np.full((rows, width), np.nan, dtype))
-            exchange.receive_sum(there[rank], rank, part, ends[rank])
+            exchange.receive_sum(own, part, end)
             mine = slice(rank * width, (rank + 1) * width)
-            np.testing.assert_array_equal(part.numpy(), (terms[0] + terms[1])[:, mine])
-    assert [end.exchanges.numpy()[0] for end in ends] == [8, 8]
+            np.testing.assert_array_equal(part.numpy(), sum(terms)[:, mine])
+    assert [end.exchanges.numpy()[0] for end in ends] == [8] * size
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", *HALVES])
+def test_arrays_are_packed(dtype, rng):
+    """More than one launch takes, odd sizes and none among them; nothing between is written."""
+    dtype, starts, size = as_dtype(dtype), [], 0
+    arrays = [rng.integers(-9, 9, n).astype(dtype) for n in rng.integers(0, 300, 11)]
+    exact = np.full(11 * 512, np.nan).astype(dtype)
+    for a in arrays:
+        starts.append(size)
+        exact[size : size + a.size] = a
+        size += -(-a.size // 128) * 128
+    flat = ns.to_device(np.full(exact.shape, np.nan).astype(dtype))
+    pack([ns.to_device(a.reshape(-1, 1)) for a in arrays], flat, starts)
+    np.testing.assert_array_equal(flat.numpy().astype(np.float64), exact.astype(np.float64))

@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
-from numba import cuda, float32
+from numba import cuda, float32, int64
 from ptx_helpers import needs_ampere, run
 
-from numbsparse.kernels.matmul.k5_tensor_core.store import store_float32
+from numbsparse.kernels.matmul.k5_tensor_core.lines import storing
 
 TA = 2
 
 
-def storing_kernel(TB, transposed, wide, rows, columns):
-    store, ACC = store_float32(TA, TB, transposed, wide), (TA, TB, 4)
+def storing_kernel(TB, wide, rows, columns):
+    store, ACC = storing("highest", TA, TB, wide), (TA, TB, 4)
 
     @cuda.jit
     def kernel(sums, y):
@@ -20,25 +20,22 @@ def storing_kernel(TB, transposed, wide, rows, columns):
             for n in range(TB):
                 for i in range(4):
                     acc[m, n, i] = sums[cuda.threadIdx.x, m, n, i]
-        store(acc, y, 8, 4, rows, columns)
+        store(acc, y, (int64(8), rows), int64(4), columns)
 
     return kernel
 
 
 @needs_ampere
-@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("TB", [2, 4, 8])
 @pytest.mark.parametrize(("rows", "columns"), [(28, 16), (48, 76)], ids=["cut off", "whole"])
-def test_pieces_are_stored_as_single_values_are(rows, columns, TB, transposed, rng):
+def test_pieces_are_stored_as_single_values_are(rows, columns, TB, rng):
     sums = rng.standard_normal((32, TA, TB, 4), np.float32)
     y = np.empty(rows * columns, np.float32)
     whole, single = (
-        run(storing_kernel(TB, transposed, wide, rows, columns), sums, out=y)
-        for wide in (True, False)
+        run(storing_kernel(TB, wide, rows, columns), sums, out=y) for wide in (True, False)
     )
     np.testing.assert_array_equal(whole, single)
-    y = single.reshape((columns, rows) if transposed else (rows, columns))
-    y = y.T if transposed else y
+    y = single.reshape(rows, columns)
     stored = y[8 : 8 + 16 * TA, 4 : 4 + 8 * TB]
     assert not np.isnan(stored).any()
     assert np.isfinite(single).sum() == stored.size

@@ -1,6 +1,7 @@
 """The map of the plane: it goes on where it ended, and weighs us against the fastest peer."""
 
 import json
+import os
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from numbsparse.bench import plane
+from numbsparse.bench.cards import VISIBLE, on_each
 from numbsparse.bench.contestants import OURS
 from numbsparse.bench.measure import Case, compile_ahead
 from numbsparse.bench.peers import CUBLAS, TRITON
@@ -89,6 +91,32 @@ def test_the_dense_product_is_timed_without_ours():
 
 def test_a_map_stops_in_time(small):
     assert list(plane.measured("cpu", [], -1.0)) == []
+
+
+def gpus_seen(card):
+    yield card, os.environ[VISIBLE]
+    if card == 1:
+        os._exit(1)  # costs its own part
+    yield card, "on"
+
+
+def test_each_card_has_a_process_of_its_own(monkeypatch):
+    monkeypatch.setenv(VISIBLE, "4,2")
+    assert sorted(on_each(2, gpus_seen)) == [(0, "4"), (0, "on"), (1, "2")]
+    assert os.environ[VISIBLE] == "4,2"
+    with pytest.raises(ValueError, match="3 cards, and CUDA_VISIBLE_DEVICES=4,2 shows 2"):
+        next(on_each(3, gpus_seen))
+
+
+def test_cards_share_the_map_between_them(monkeypatch, small):
+    monkeypatch.setattr(plane, "_row", lambda point, place: point)
+    parts = [set(plane.measured("cpu", [], 60.0, 1, "float32", 3, card)) for card in range(3)]
+    assert set.union(*parts) == set(plane.points("cpu"))
+    assert sum(map(len, parts)) == len(set.union(*parts))
+    assert all(parts)
+    assert list(plane.measured("cpu", [], 60.0, 1, "float16")) == []
+    with pytest.raises(ValueError, match="3 cards: the CPU's map takes one process"):
+        plane.run("cpu", None, 1, cards=3)
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):

@@ -10,7 +10,6 @@ import pytest
 from numbsparse.kernels.conv import walks
 from numbsparse.kernels.conv.window import cut
 from numbsparse.kernels.lstm.deal import deal
-from numbsparse.kernels.matmul.k5_tensor_core import regions as k5
 from numbsparse.kernels.matmul.k6_hopper import plan as k6
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as float32
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
@@ -52,7 +51,7 @@ def strips(index):
 def small_regions(index):
     region = region_plan.Region(14, 17, 26, 32, 2, 2)
     widths = (8 * (walk.indptr.size - 1) for walk in (index.rows, index.columns))
-    region_plan.plan_boxes(index, 8, tuple(widths), region, 132)
+    region_plan.plan_boxes(index, 8, tuple(widths), region)
 
 
 def convolution(index):
@@ -68,7 +67,6 @@ def convolution(index):
 
 PLANS = {
     "conv": convolution,
-    "k5 weight_grad": lambda index: k5.regions(index, 32, k5.Region(1, 4, 1, 4, 32, 3, 3)),
     "k6 lines": lines,
     "k6 weight_grad float32": split,
     "k7 lines": strips,

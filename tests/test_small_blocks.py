@@ -9,8 +9,8 @@ import pytest
 
 from numbsparse import device, ops, patterns
 from numbsparse.kernels.matmul import PRODUCTS, reach, rung
-from numbsparse.kernels.matmul.k7_small_blocks import strip_plan
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, plan_regions
+from numbsparse.kernels.matmul.k7_small_blocks import region_plan, regions, strip_plan
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, cut_regions, plan_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE, Strip, plan_strips
 from numbsparse.kernels.parts import aligned
 from numbsparse.layout import Layout
@@ -49,6 +49,14 @@ def test_products_of_strips_in_a_cluster(product, dtype, case, monkeypatch):
     features = (case.in_features, case.out_features)[:: -1 if transposed else 1]
     sizes = case.batch, *features
     assert strip_plan.strip_of(index, case.block_size, 2, transposed, sizes).CLUSTER == 2
+    check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
+
+
+@pytest.mark.parametrize(("dtype", "B"), [("float16", 8), ("bfloat16", 16), ("float32", 16)])
+@pytest.mark.parametrize("product", ["forward", "input_grad"])
+def test_w_in_the_order_of_its_steps(dtype, B, product, monkeypatch):
+    monkeypatch.setattr(strip_plan, "PACK_FROM", 0)
+    case = Case(batch=5, in_features=60, out_features=44, block_size=B, density=0.6)
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
 
 
@@ -181,10 +189,10 @@ def test_every_block_is_in_one_step_where_its_features_are(rng, B, transposed, w
     walk = layout.index.rows if transposed else layout.index.columns
     features = (layout.shape[1] if transposed else layout.shape[0]) * B - 3
     plan = plan_strips(layout.index, transposed, features, strip)
-    lengths, lines, groups, begins, words, of_w = plan
+    lengths, lines, groups, begins, words, codes = plan
     lines = lines.reshape(-1, cluster, strip.WARPS, strip.COLUMNS)
     head = strip.HEAD
-    groups, of_w = groups.reshape(-1, strip.GROUPS), of_w.reshape(-1, 2)
+    groups, codes = groups.reshape(-1, strip.GROUPS), codes.reshape(-1, strip.BLOCKS_A_STEP)
     found = []
     for s, (first, n_stages) in enumerate(zip(lengths.starts, lengths.steps, strict=True)):
         for stage, rank in np.ndindex(n_stages, cluster):
@@ -197,8 +205,11 @@ def test_every_block_is_in_one_step_where_its_features_are(rng, B, transposed, w
                 step = begin + (int(word) >> 24)
                 for j, line in enumerate(own):
                     for _ in range(int(word) >> 6 * j & 63):
-                        for half, code in enumerate(of_w[step]):
-                            piece, inside = code >> 4, code & 15
+                        for half in range(2):
+                            code = codes[step, half * strip.BLOCKS_A_STEP // 2]
+                            nth = half if B == 16 else 0  # piece of the block
+                            inside = min(max((code & 31) - nth * PIECE, 0), PIECE)
+                            piece = (code >> 5) * (B // PIECE) + nth
                             place = int(told[head + step - begin]) >> 16 * half & 0xFFFF
                             group, at = divmod(place, strip.GROUP_BYTES)
                             assert (inside == 0) == (group == strip.GROUPS)
@@ -229,8 +240,7 @@ def test_it_takes_a_card_with_a_copy_engine(dtype, monkeypatch):
 @pytest.mark.parametrize("B", [8, 16])
 def test_every_block_is_in_one_slot_where_its_features_are(rng, B):
     layout, region = uneven(rng, B), Region(3, 96 // B, 4, 32, 2)
-    plan = plan_regions(layout.index, B, layout.shape, region, 4)
-    segments, groups, codes, used, blocks, cut, pieces = plan
+    groups, codes, used, blocks = plan_regions(layout.index, B, layout.shape, region)
     groups, used = groups.reshape(-1, region.GROUPS), used.reshape(-1, region.WARPS)
     shape = (groups.shape[0], region.WARPS, region.SLOTS)
     codes, blocks = codes.reshape(shape), blocks.reshape(*shape, 2)
@@ -257,8 +267,35 @@ def test_every_block_is_in_one_slot_where_its_features_are(rng, B):
     kept = zip(*places, range(layout.n_blocks), strict=True)
     assert sorted(found) == sorted(kept)
 
+
+@pytest.mark.parametrize(("dtype", "B"), [("bfloat16", 8), ("float16", 16), ("float32", 8)])
+def test_sums_of_regions_that_are_cut(dtype, B, monkeypatch):
+    left = []
+
+    def halves(n, places, *of):
+        left.append(n % places)
+        return 2
+
+    monkeypatch.setattr(regions, "pieces_for", halves)
+    case = Case(batch=66, in_features=40, out_features=60, block_size=B, density=0.3)
+    check_rung(rung("k7_small_blocks"), "weight_grad", case, dtype, "cuda")
+    assert any(left)
+
+
+def test_regions_are_cut_where_that_pays():
+    pieces = partial(region_plan.pieces_for, depth=16, row=0.05, sums=0.05)
+    assert pieces(50, 132, 64) == 1
+    assert pieces(50, 132, 2048) > 1
+    assert pieces(132, 132, 8192) == 1
+    assert pieces(1, 132, 40) <= 3  # a stage each
+
+
+@pytest.mark.parametrize(("n", "pieces"), [(11, 3), (11, 1), (8, 3), (2, 5)])
+def test_regions_that_places_lack_are_cut(n, pieces):
+    segments, cut = cut_regions(None, n, 4, pieces)
     segments = segments.reshape(-1, 4)
-    parts = np.zeros(groups.shape[0])
+    assert cut.size == (n % 4 if pieces > 1 else 0)
+    parts = np.zeros(n)
     np.add.at(parts, segments[:, 0], 1 / segments[:, 2])
     np.testing.assert_allclose(parts, 1)
     at = segments[segments[:, 3] >= 0]

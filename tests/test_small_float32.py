@@ -178,8 +178,8 @@ def test_boxes_bring_every_group_to_its_place(rng, B, widths):
     pattern[10:20] = False  # so that neighbours in a stage are none in x
     index = Layout(pattern).index
     region = Region(4, 16, 14, 16, 2, ITEM=4)
-    _, groups, *_ = plan_regions(index, B, sides, region, 4)
-    _, boxes, *_ = region_plan.plan_boxes(index, B, widths, region, 4)
+    groups, *_ = plan_regions(index, B, sides, region)
+    boxes, *_ = region_plan.plan_boxes(index, B, widths, region)
     found, sizes = np.full(boxes.shape, -1), set()
     for own, row in zip(boxes, found, strict=True):
         for box in own[own >= 0]:

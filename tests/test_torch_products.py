@@ -238,7 +238,7 @@ def test_operators_work_on_the_stream_of_torch(monkeypatch):
     for number in numbers.values():
         monkeypatch.setattr(dispatch, "raw_stream", lambda torch, n=number: lambda index: n)
         dispatch.in_order(kernel)(on_a_gpu, 2)
-        with ns.stream(0x200):
+        with device.streams.at(0x200, device=0):  # made up: it must not be asked for its GPU
             dispatch.in_order(kernel)(on_a_gpu, 2)
     assert [stream.handle for stream in seen] == [0x100, 0x100, 1, 1]
     assert [stream.of_torch for stream in seen] == [True, True, False, False]

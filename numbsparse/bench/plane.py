@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from itertools import product as every
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numbsparse.bench.cards import on_each
 from numbsparse.bench.contestants import OURS
 from numbsparse.bench.measure import Case, compile_ahead, measure
 from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
@@ -102,14 +104,27 @@ class Point(NamedTuple):
         return self._replace(block_size=32, density=1.0)
 
 
-def run(place: str, json_file: Path | None, minutes: float, jobs: int = 1) -> tuple[str, list[Row]]:
-    """Go on with the map for so long, and say where we are slower; the machine, and all rows."""
+def run(
+    place: str,
+    json_file: Path | None,
+    minutes: float,
+    jobs: int = 1,
+    dtype: str | None = None,
+    cards: int = 1,
+) -> tuple[str, list[Row]]:
+    """Go on with the map for so long, and say where we are slower; the machine, and all rows.
+
+    `jobs` processes compile ahead for each of so many GPUs; `dtype` leaves the other ones out.
+    """
+    if cards > 1 and place == "cpu":
+        raise ValueError(f"{cards} cards: the CPU's map takes one process")
     if place == "cuda" and minutes > 0:
         require_times()
     (machine, rows), written = known(json_file), time.perf_counter()
     machine = describe(place) if minutes > 0 or not machine else machine
     content = {"machine": machine, "command": f"python -m numbsparse plane --place {place}"}
-    for row in measured(place, list(rows), minutes * 60, jobs):
+    how = (place, list(rows), minutes * 60, jobs, dtype, cards)
+    for row in on_each(cards, partial(measured, *how)) if cards > 1 else measured(*how):
         rows.append(row)
         if time.perf_counter() > written + SAVED:
             _write(json_file, content, rows)
@@ -162,10 +177,28 @@ def points(place: str) -> Iterator[Point]:
                     yield point.dense
 
 
-def measured(place: str, rows: list[Row], seconds: float, jobs: int = 1) -> Iterator[Row]:
-    """The rows that are not there yet, until the time is over; other processes compile ahead."""
+def measured(
+    place: str,
+    rows: list[Row],
+    seconds: float,
+    jobs: int = 1,
+    dtype: str | None = None,
+    cards: int = 1,
+    card: int = 0,
+) -> Iterator[Row]:
+    """The rows that are not there yet, until the time is over; other processes compile ahead.
+
+    Each of several cards has its own block sizes and batches: hardly any kernel serves two.
+    """
     end, done = time.perf_counter() + seconds, {_point_of(row) for row in rows}
-    left = (point for point in points(place) if point not in done)
+    own = set(list(every(PLANES[place].block_sizes, PLANES[place].batches))[card::cards])
+    left = (
+        point
+        for point in points(place)
+        if point not in done
+        and (point.block_size, point.batch) in own
+        and dtype in (None, point.dtype)
+    )
     while some := list(islice(left, AHEAD * jobs)):
         if jobs > 1:
             cases = [point.case(place) for point in some]

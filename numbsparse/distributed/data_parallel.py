@@ -13,7 +13,7 @@ from numbsparse import device, nn
 from numbsparse.autograd import Tensor
 from numbsparse.autograd.reducers import Done, reducers
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray
+from numbsparse.distributed.buckets import Bucket, Work, buckets_of
 from numbsparse.distributed.group import Group
 from numbsparse.nn import kept
 from numbsparse.ops.elementwise import gapless
@@ -70,7 +70,8 @@ class DataParallel:
         self._names, self._parameters = [n for n, _ in named], [p for _, p in named]
         self._number = {id(parameter): i for i, parameter in enumerate(self._parameters)}
         self._orders: dict[tuple[int, ...], list[int]] = {}  # by the parameters that are trained
-        self._work: _Work | None = None
+        self._buckets: dict[tuple[int, ...], list[Bucket]] = {}
+        self._work: Work | None = None
         self._layouts: list[Any] = []
         self._syncs = True
         self._beside = device.beside() if group._nccl else None
@@ -103,6 +104,7 @@ class DataParallel:
         By itself it is done at first, and in a `backward` after a layout has changed.
         """
         self._layouts = list(map(_layout_of, self._parameters))
+        self._buckets.clear()
         own = {n: _about(p) for n, p in zip(self._names, self._parameters, strict=True)}
         first, *others = self.group.share(own)
         for rank, theirs in enumerate(others, 1):
@@ -130,13 +132,10 @@ class DataParallel:
         if not self._syncs:
             return total
         work, i, data = self._begun(), self._number[id(leaf)], total.data
-        values = gapless(data.values if isinstance(data, BlockSparse) else data)
-        known, mean = work.in_parts.get(i, (None, None))
-        if known is not values:
-            mean = _empty_like(values)
-            work.in_parts.pop(i, None)
-        work.pending[i] = values, mean
-        self._reduce(work, self.bucket)
+        work.found[i] = gapless(data.values if isinstance(data, BlockSparse) else data)
+        mean = work.mean_of(i, work.found[i])
+        for bucket in work.complete():
+            self._reduce(bucket)
         return Tensor(data.with_values(mean) if isinstance(data, BlockSparse) else mean)
 
     def parts(self, leaf: Tensor) -> Done | None:
@@ -144,31 +143,28 @@ class DataParallel:
         if not self._syncs or leaf.values.nbytes < 2 * self.bucket:
             return None
         work, i = self._begun(), self._number[id(leaf)]
-        self._reduce(work, 1)
-        if work.order is None or work.order[work.done : work.done + 1] != [i]:
+        if (bucket := work.next()) is None or bucket.numbers != (i,):
             return None
 
         def done(values: Any, first: int, last: int) -> None:
-            _, mean = work.in_parts.setdefault(i, (values, _empty_like(values)))
-            self._send([(values[first:last], mean[first:last])])
+            work.in_parts[i] = values
+            self._reduce([(values[first:last], work.mean_of(i, values)[first:last])])
 
         return done
 
     def finish(self) -> None:
-        """Reduce what is left, and let the current stream wait for all of it."""
+        """Let the current stream wait for all that is being reduced."""
         if (work := self._work) is None:
             return
         try:
-            if work.order is None:
-                work.order = self._agreed_order(list(work.pending))
-                self._orders[work.trained] = work.order
-            if missing := set(work.order) - set(work.pending):
-                name = self._names[min(missing)]
-                raise ValueError(
-                    f"backward did not reach {name} on rank {self.group.rank}, as it did before: "
-                    "all ranks reach the same parameters each time, or freeze the others"
-                )
-            self._reduce(work, 1)
+            if work.buckets is None:
+                order, *others = self.group.share(list(work.found))  # that of rank 0 is everyone's
+                for rank, theirs in enumerate(others, 1):
+                    self._refuse(order, theirs, rank, "unlike on rank 0")
+                self._orders[work.trained] = order
+                self._reduce([(work.found[i], work.means[i]) for i in order])
+            else:
+                self._refuse(work.of, work.found, self.group.rank, "unlike before")
         finally:
             self.give_up()
 
@@ -177,47 +173,29 @@ class DataParallel:
         if work and self._beside:
             device.order(self._beside.handle, device.working_stream())
 
-    def _begun(self) -> _Work:
+    def _begun(self) -> Work:
         """The work of this `backward`."""
         if self._work is None:
             layouts = list(map(_layout_of, self._parameters))
             if any(now is not was for now, was in zip(layouts, self._layouts, strict=True)):
                 self.check()
             trained = tuple(i for i, p in enumerate(self._parameters) if p.requires_grad)
-            self._work = _Work(trained, self._orders.get(trained))
+            if trained in self._orders and trained not in self._buckets:
+                arrays = [p.values for p in self._parameters]
+                self._buckets[trained] = buckets_of(self._orders[trained], arrays, self.bucket)
+            self._work = Work(trained, self._buckets.get(trained))
         return self._work
 
-    def _agreed_order(self, own: list[int]) -> list[int]:
-        """The order in which rank 0 found its gradients, which is that of the reductions."""
-        found: list[list[int]] = self.group.share(own)
-        for rank, theirs in enumerate(found):
-            if odd := set(theirs) ^ set(found[0]):
-                has = "" if min(odd) in theirs else "not "
-                raise ValueError(
-                    f"backward did {has}reach {self._names[min(odd)]} on rank {rank}, unlike on "
-                    "rank 0: all ranks reach the same parameters"
-                )
-        return found[0]
+    def _refuse(self, usual: Any, found: Any, rank: int, words: str) -> None:
+        """Raise ValueError where a rank found other gradients than is usual."""
+        if odd := set(usual) ^ set(found):
+            has = "" if min(odd) in found else "not "
+            raise ValueError(
+                f"backward did {has}reach {self._names[min(odd)]} on rank {rank}, {words}: all "
+                "ranks reach the same parameters each time, or freeze the others"
+            )
 
-    def _reduce(self, work: _Work, least: int) -> None:
-        """Reduce the next gradients in order that are there, if they have `least` bytes."""
-        while work.order is not None:
-            bucket, size, done = [], 0, work.done
-            for i in work.order[work.done :]:
-                if i not in work.pending or size >= self.bucket:
-                    break
-                done += 1
-                if i not in work.in_parts:
-                    bucket.append(work.pending[i])
-                    size += max(bucket[-1][0].nbytes, 1)
-            if bucket and size < least:
-                return
-            work.done = done
-            if not bucket:  # all that there is went in parts
-                return
-            self._send(bucket)
-
-    def _send(self, bucket: list[tuple[Any, Any]]) -> None:
+    def _reduce(self, bucket: list[tuple[Any, Any]]) -> None:
         """Start the reduction of each (values, mean), after all work so far."""
         if self._beside:
             device.order(device.working_stream(), self._beside.handle)
@@ -225,23 +203,6 @@ class DataParallel:
         with nccl.on(self._beside) if nccl else nullcontext(), self.group.together():
             for values, mean in bucket:
                 self.group.all_reduce(values, "mean", out=mean)
-
-
-class _Work:
-    """A `backward` that is under way: gradients by parameter's number, and how many are done.
-
-    They are kept to its end: on another stream they may still be read.
-    """
-
-    def __init__(self, trained: tuple[int, ...], order: list[int] | None):
-        self.trained, self.order, self.done = trained, order, 0
-        self.pending: dict[int, tuple[Any, Any]] = {}  # what was found, and where its mean comes
-        self.in_parts: dict[int, tuple[Any, Any]] = {}  # the same of those that are on their way
-
-
-def _empty_like(values: Any) -> Any:
-    on_gpu = isinstance(values, DeviceArray)
-    return (device.empty if on_gpu else np.empty)(values.shape, values.dtype)
 
 
 def _layout_of(parameter: Tensor) -> Any:

@@ -45,12 +45,12 @@ class BySockets:
     def __init__(self, links: Links):
         self._links = links
 
-    def all_reduce(self, x: np.ndarray, op: str) -> np.ndarray:
+    def all_reduce(self, x: np.ndarray, op: str, name: str = "all_reduce") -> np.ndarray:
         def answer(parts: list[bytearray]) -> list[Any]:
             total = combined([_array(part, x) for part in parts], op)
             return [as_bytes(total)] * len(parts)
 
-        return _array(self._links.meet(call("all_reduce", x, op), as_bytes(x), answer), x)
+        return _array(self._links.meet(call(name, x, op), as_bytes(x), answer), x)
 
     def broadcast(self, x: np.ndarray, root: int) -> np.ndarray:
         own = as_bytes(x) if self._links.rank == root else b""
@@ -68,13 +68,7 @@ class BySockets:
 
     def reduce_scatter(self, x: np.ndarray, op: str) -> np.ndarray:
         """x (size, ...): of the sum that part which has this rank's number."""
-
-        def answer(parts: list[bytearray]) -> list[Any]:
-            total = combined([_array(part, x) for part in parts], op)
-            return [as_bytes(np.ascontiguousarray(part)) for part in total]
-
-        about = call("reduce_scatter", x, op)
-        return _array(self._links.meet(about, as_bytes(x), answer), x[0])
+        return self.all_reduce(x, op, "reduce_scatter")[self._links.rank]
 
 
 def call(name: str, x: Any, *more: str) -> dict[str, Any]:

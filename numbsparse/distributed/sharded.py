@@ -53,37 +53,17 @@ class ShardedOptimizer(Optimizer):
 
     def __init__(self, optimizer: Optimizer, group: Group):
         self.group, self._groups = group, optimizer._groups  # settings are set there
-        self._seen = [parameter.values for parameter in self.parameters]
-        self._kept_as = [kept.form_of(parameter.data) for parameter in self.parameters]
-        self._each = [self._each_of(values.size) for values in self._seen]
-        self._pieces = [
-            self._pieces_of(*sizes)
-            for sizes in zip(self._each, (v.size for v in self._seen), strict=True)
-        ]
-        self._parts = [
-            [Tensor(_flat(values)[piece], requires_grad=True) for piece in pieces]
-            for values, pieces in zip(self._seen, self._pieces, strict=True)
-        ]
+        self._cuts = [_Cut(parameter, group) for parameter in self.parameters]
         self._inner = self._of_parts(optimizer)
         if optimizer._state:
             self.load_state_dict(optimizer.state_dict())
 
-    def _each_of(self, size: int) -> int:
-        """How many of so many values each rank updates by itself."""
-        ranks = self.group.size
-        return size // ranks // GRAIN * GRAIN if size >= LEAST and ranks > 1 else 0
-
-    def _pieces_of(self, each: int, size: int) -> list[slice]:
-        """What this rank updates: its own part, and what is left over, as all others do."""
-        rank, rest = self.group.rank, slice(each * self.group.size, size)
-        own = [slice(rank * each, (rank + 1) * each)] if each else []
-        return own if own and rest.start == size else [*own, rest]
-
     def _of_parts(self, optimizer: Optimizer) -> Optimizer:
         """The same optimizer of the parts, whose groups have the settings of the shared ones."""
-        parts = iter(self._parts)
+        cuts = iter(self._cuts)
         params = [
-            [part for _ in group["params"] for part in next(parts)] for group in self.param_groups
+            [part for _ in group["params"] for part in next(cuts).parts]
+            for group in self.param_groups
         ]
         settings = [
             {key: value for key, value in group.items() if key != "initial_lr"}
@@ -111,47 +91,38 @@ class ShardedOptimizer(Optimizer):
         return self._inner.steps
 
     def checked(self) -> dict[int, dict[str, Any]]:
-        for i, parameter in enumerate(self.parameters):
-            if kept.form_of(parameter.data) != self._kept_as[i]:
+        for i, cut in enumerate(self._cuts):
+            values, grad = cut.parameter.values, cut.parameter.grad
+            if kept.form_of(cut.parameter.data) != cut.form:
                 raise ValueError(f"parameters[{i}] has another layout now: make a new optimizer")
-            if parameter.grad is not None:
-                check_gradient(f"parameters[{i}]", parameter)
-            values = parameter.values
-            for piece, part in zip(self._pieces[i], self._parts[i], strict=True):
-                if values is not self._seen[i]:
-                    part.data = _flat(values)[piece]
-                grad = parameter.grad
-                part.grad = None if grad is None else Tensor(_flat(grad.values)[piece])
-            self._seen[i] = values
+            if grad is not None:
+                check_gradient(f"parameters[{i}]", cut.parameter)
+            for j, part in enumerate(cut.parts):
+                if values is not cut.seen:
+                    part.data = cut.of(values)[j]
+                part.grad = None if grad is None else Tensor(cut.of(grad.values)[j])
+            cut.seen = values
         return self._inner.checked()
 
     def step_checked(self, found: dict[int, dict[str, Any]], verdict: Any = None) -> None:
         self._inner.step_checked(found, verdict)
         with self.group.together():
-            for i, parameter in enumerate(self.parameters):
-                if parameter.grad is not None and self._each[i]:
-                    whole = _flat(parameter.values)
-                    out = whole[: self._each[i] * self.group.size]
-                    self.group.all_gather(whole[self._pieces[i][0]], out=out)
+            for cut in self._cuts:
+                if cut.parameter.grad is not None and cut.divided:
+                    values = cut.parameter.values
+                    out = values.reshape(-1)[: cut.divided]
+                    self.group.all_gather(cut.of(values)[0], out=out)
 
     def state_dict(self) -> dict[str, Any]:
         """That of the optimizer without ranks, on all of them: they call it together."""
         inner = self._inner.state_dict()
         state = {key: inner[key] for key in ("steps", "skipped")} | self._groups.state_dict()
         first = 0
-        for i, pieces in enumerate(self._pieces):
-            names = [key.partition(".")[2] for key in inner if key.startswith(f"{first}.")]
-            for name in names:
-                parts = [inner[f"{first + j}.{name}"] for j in range(len(pieces))]
-                if name == "steps":
-                    state[f"{i}.steps"] = parts[0]
-                    continue
-                if self._each[i]:
-                    parts[0] = self.group.all_gather(parts[0])
-                form = self._kept_as[i]
-                whole = np.concatenate(parts).reshape(form.shape)
-                state[f"{i}.{name}"] = whole if form.layout is None else form.matrix(whole)
-            first += len(pieces)
+        for i, cut in enumerate(self._cuts):
+            for name in _names_of(first, inner):
+                parts = [inner[f"{first + j}.{name}"] for j in range(len(cut.parts))]
+                state[f"{i}.{name}"] = parts[0] if name == "steps" else cut.whole(parts, self.group)
+            first += len(cut.parts)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -161,24 +132,51 @@ class ShardedOptimizer(Optimizer):
         sizes = [len(group["params"]) for group in self._inner.param_groups]
         inner |= {"lr": rates[0]} if len(rates) == 1 else {"lr": rates, "groups": sizes}
         first = 0
-        for i, (parameter, pieces) in enumerate(zip(self.parameters, self._pieces, strict=True)):
-            for key in [key for key in state if key.startswith(f"{i}.")]:
-                name, value = key.partition(".")[2], state[key]
+        for i, cut in enumerate(self._cuts):
+            for name in _names_of(i, state):
+                key, data = f"{i}.{name}", cut.parameter.data
+                values = [state[key]] * len(cut.parts)
                 if name != "steps":
-                    data = parameter.data
-                    whole = kept.loaded(f"state[{key!r}]", value, data, kept.wide_dtype(data))
-                    value = kept.on_cpu(whole).reshape(-1)
-                for j, piece in enumerate(pieces):
-                    inner[f"{first + j}.{name}"] = value if name == "steps" else value[piece]
-            first += len(pieces)
+                    whole = kept.loaded(f"state[{key!r}]", values[0], data, kept.wide_dtype(data))
+                    values = cut.of(kept.on_cpu(whole))
+                inner |= {f"{first + j}.{name}": value for j, value in enumerate(values)}
+            first += len(cut.parts)
         self._inner.load_state_dict(inner)
         for group in self._inner.param_groups:
             group.pop("lr", None)  # of the parts' own: the shared one counts
         self._groups.set_rates(rates)
 
 
-def _flat(values: Any) -> Any:
-    return values.reshape(-1)
+class _Cut:
+    """A parameter, and what this rank updates of it: its own part, and what is left over.
+
+    `divided` are the values of all ranks' own parts; what is left over all ranks update.
+    """
+
+    def __init__(self, parameter: Tensor, group: Group):
+        self.parameter, self.form = parameter, kept.form_of(parameter.data)
+        self.seen, size = parameter.values, parameter.values.size
+        each = size // group.size // GRAIN * GRAIN if size >= LEAST and group.size > 1 else 0
+        self.divided = each * group.size
+        own = slice(group.rank * each, (group.rank + 1) * each)
+        pieces = [own] * (each > 0) + [slice(self.divided, size)] * (self.divided < size)
+        self._pieces = pieces or [own]
+        self.parts = [Tensor(part, requires_grad=True) for part in self.of(self.seen)]
+
+    def of(self, values: Any) -> list[Any]:
+        flat = values.reshape(-1)
+        return [flat[piece] for piece in self._pieces]
+
+    def whole(self, parts: list[Any], group: Group) -> Any:
+        if self.divided:
+            parts[0] = group.all_gather(parts[0])
+        whole = np.concatenate(parts).reshape(self.form.shape)
+        return whole if self.form.layout is None else self.form.matrix(whole)
+
+
+def _names_of(i: int, state: Mapping[str, Any]) -> list[str]:
+    """What is kept of parameter i."""
+    return [key.partition(".")[2] for key in state if key.startswith(f"{i}.")]
 
 
 def save(path: Any, state: Any, group: Group) -> None:

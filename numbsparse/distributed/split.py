@@ -50,31 +50,35 @@ class Exchange:
 
 
 class PeerExchange(Exchange):
-    """The same between two GPUs of one host, which write each other's memory: see `exchange`."""
+    """The same between GPUs of one host, which write each other's memory: see `exchange`."""
 
     def __init__(self, group: Group, nbytes: int):
         super().__init__(group)
         from numbsparse.kernels import exchange  # which loads numba.cuda
 
-        words = -(-nbytes // 4)  # of a slot
+        size, words = group.size, -(-nbytes // 4)  # of a letter
+        total = 2 * size * words + size
         with outside_capture():
-            mine, handle = shared(2 * words + 1)
-            theirs = opened(group.share(handle)[1 - group.rank], 2 * words + 1)
+            mine, handle = shared(total)
+            all_of = [
+                mine if rank == group.rank else opened(theirs, total)
+                for rank, theirs in enumerate(group.share(handle))
+            ]
             count = ops.zeros((1,), "float32", "cuda").view("int32")
-        boxes = (a[:-1].reshape(2, words) for a in (mine, theirs))
-        flags = (a[-1:].view("int32") for a in (mine, theirs))
+        boxes = [a[:-size].reshape(2, size, words) for a in all_of]
+        flags = [a[-size:].view("int32") for a in all_of]
         self.nbytes, self._kernels = nbytes, exchange
-        ends: Any = (*boxes, *flags, count)
-        self.ends = exchange.Ends(*ends)
+        own = boxes[self.rank], boxes, flags[self.rank], flags
+        self.ends = exchange.Ends(self.rank, size, *own, count)
 
     def gather(self, part: Any, whole: Any) -> Any:
-        self._kernels.send(part, 0, 1, self.ends)
-        self._kernels.receive_whole(part, self.rank, whole, self.ends)
+        self._kernels.send_whole(part, self.ends)
+        self._kernels.receive_whole(part, whole, self.ends)
         return whole
 
     def collect(self, term: Any, part: Any) -> Any:
-        self._kernels.send(term, 1 - self.rank, 2, self.ends)
-        self._kernels.receive_sum(term, self.rank, part, self.ends)
+        self._kernels.send_parts(term, self.ends)
+        self._kernels.receive_sum(term, part, self.ends)
         return part
 
 
@@ -252,7 +256,7 @@ class SplitLSTM(Split):
         Its units are a multiple of the block size times the ranks.
     group : Group, optional
     peer_memory : bool
-        Whether two GPUs of one host write h to each other's memory, in the place of NCCL.
+        Whether the GPUs of one host write h to each other's memory, in the place of NCCL.
 
     Examples
     --------
@@ -268,9 +272,9 @@ class SplitLSTM(Split):
         super().__init__(group)
         self.peer_memory = peer_memory
         self._peers: PeerExchange | None = None
-        if peer_memory and (self.group.size != 2 or self.group.backend != "nccl"):
+        if peer_memory and self.group.backend != "nccl":
             raise ValueError(
-                "peer_memory takes two GPUs of one host and the backend nccl, got "
+                "peer_memory takes GPUs of one host and the backend nccl, got "
                 f"{self.group.size} ranks with {self.group.backend}"
             )
         plain = isinstance(lstm, LSTM) and not any(

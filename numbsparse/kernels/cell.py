@@ -14,10 +14,8 @@ from numba import cuda
 from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.floats import rounded, widened
-from numbsparse.kernels.lstm.cell import GATES, ONE, cell_grad
-from numbsparse.kernels.lstm.on_gpu import activated, tanh
-
-_cell_grad = cuda.jit(device=True)(cell_grad)
+from numbsparse.kernels.lstm.cell import GATES, ONE
+from numbsparse.kernels.lstm.on_gpu import activated, gpu_cell_grad, tanh
 
 
 def forward(z, c_before, kept, c, h):
@@ -65,7 +63,7 @@ def backward_kernel(drops):
             i, f, g, o = activated(z_i, z_f, z_g, z_o)
             share = widened(kept[at]) if drops else ONE
             before, slope, of_c = widened(c_before[at]), widened(dh[at]), widened(dc[at])
-            gradients = _cell_grad(i, f, g, o, share, before, tanh(widened(c[at])), slope, of_c)
+            gradients = gpu_cell_grad(i, f, g, o, share, before, tanh(widened(c[at])), slope, of_c)
             for k in range(GATES):
                 dz[first + k * units] = rounded(gradients[k], dz)
             dc_before[at] = rounded(gradients[GATES], dc_before)

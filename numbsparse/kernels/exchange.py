@@ -1,8 +1,8 @@
-"""Two GPUs exchange rows through memory that the other one writes: a mailbox of two slots each.
+"""GPUs of a host exchange rows through memory that the others write: a mailbox of two slots each.
 
-`push` writes to the other's mailbox, `notify` says so by a flag there, and `take_whole` or
-`take_sum` waits for the other's flag and reads its own mailbox. A slot is written again two
-exchanges later: by then the other GPU has notified once more, and so has read it.
+`push` writes to another's mailbox, `notify` says so by a flag there, and `take_whole` or `take_sum`
+waits for the flags of all others and reads its own mailbox. A slot is written again two exchanges
+later: by then each GPU has notified once more, and so has read it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import cuda
+from numba import cuda, float32
 
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import launch
@@ -22,36 +22,61 @@ BLOCKS = 2 if SIMULATED else 264
 
 
 class Ends(NamedTuple):
-    """Mailboxes, uint32 (2, words), and flags, int32 (1,), of both GPUs; exchanges so far."""
+    """Of a GPU, number `rank` of `size`: where it reads, and where it writes.
 
+    Attributes
+    ----------
+    mine : uint32 (2, size, words), its mailbox: of each slot a part for each sender
+    theirs : the mailboxes of all GPUs; what stands for itself is not used
+    my_flags : int32 (size,), how often each sender has notified
+    their_flags : of all GPUs
+    exchanges : int32 (1,), so far
+    """
+
+    rank: int
+    size: int
     mine: DeviceArray
-    theirs: DeviceArray
-    my_flag: DeviceArray
-    their_flag: DeviceArray
+    theirs: list[DeviceArray]
+    my_flags: DeviceArray
+    their_flags: list[DeviceArray]
     exchanges: DeviceArray
 
 
-def send(rows: DeviceArray, part: int, parts: int, ends: Ends) -> None:
-    """To the other GPU, part number `part` of each of the rows, which have so many."""
+def send_whole(rows: DeviceArray, ends: Ends) -> None:
+    """To each other GPU, all of the rows."""
+    _send(rows, rows.shape[1], 0, ends)
+
+
+def send_parts(rows: DeviceArray, ends: Ends) -> None:
+    """To each other GPU, its part of each of the rows."""
+    width = rows.shape[1] // ends.size
+    _send(rows, width, width, ends)
+
+
+def _send(rows: DeviceArray, width: int, step: int, ends: Ends) -> None:
+    """To GPU number i, `width` items of each row from i * step on."""
     words = _words(rows)
-    width = words.shape[1] // parts
-    launch(push, _grid(words), THREADS, words, ends.theirs, ends.exchanges, part * width, width)
-    launch(notify, 1, 1, ends.exchanges, ends.their_flag)
+    width, step = (n * rows.itemsize // 4 for n in (width, step))
+    others = [(ends.rank + i) % ends.size for i in range(1, ends.size)]  # not all to one at a time
+    for other in others:
+        to = ends.theirs[other], ends.exchanges, ends.rank
+        launch(push, _grid(words), THREADS, words, *to, other * step, width)
+    for i, other in enumerate(others):
+        launch(notify, 1, 1, ends.exchanges, int(i == 0), ends.their_flags[other], ends.rank)
 
 
-def receive_whole(own: DeviceArray, rank: int, whole: DeviceArray, ends: Ends) -> None:
-    """whole[:] = what both GPUs sent, beside each other; `own` is what this one did."""
-    words, mail = _words(own), (ends.mine, ends.exchanges, ends.my_flag)
-    first = rank * words.shape[1], (1 - rank) * words.shape[1]
-    launch(take_whole, _grid(words), THREADS, words, *mail, _words(whole), *first)
+def receive_whole(own: DeviceArray, whole: DeviceArray, ends: Ends) -> None:
+    """whole[:] = what all GPUs sent, beside each other; `own` is what this one did."""
+    words, mail = _words(own), (ends.mine, ends.exchanges, ends.my_flags, ends.rank)
+    launch(take_whole, _grid(words), THREADS, words, *mail, _words(whole))
 
 
-def receive_sum(term: DeviceArray, rank: int, part: DeviceArray, ends: Ends) -> None:
-    """part[:] = this rank's part of `term`, and what the other GPU sent."""
-    items = ends.mine.nbytes // 2 // part.itemsize
-    mailbox = DeviceArray(ends.mine.address, (2, items), part.dtype, None, ends.mine)
-    mail = mailbox, ends.exchanges, ends.my_flag
-    launch(take_sum, _grid(part), THREADS, term, *mail, part, rank * part.shape[1])
+def receive_sum(term: DeviceArray, part: DeviceArray, ends: Ends) -> None:
+    """part[:] = this GPU's part of `term`, and of what the others sent, in the order of GPUs."""
+    items = ends.mine.shape[2] * 4 // part.itemsize
+    mailbox = DeviceArray(ends.mine.address, (2, ends.size, items), part.dtype, None, ends.mine)
+    mail = mailbox, ends.exchanges, ends.my_flags, ends.rank
+    launch(take_sum, _grid(part), THREADS, term, *mail, part)
 
 
 def _words(rows: DeviceArray) -> DeviceArray:
@@ -65,39 +90,45 @@ def _grid(rows: DeviceArray) -> tuple[int, int]:
 
 
 @cuda.jit
-def push(source, mailbox, count, first, width):
-    slot, row = mailbox[(count[0] + 1) & 1], cuda.blockIdx.y
+def push(source, mailbox, count, rank, first, width):
+    letter, row = mailbox[(count[0] + 1) & 1, rank], cuda.blockIdx.y
     for k in range(cuda.grid(1), width, cuda.gridsize(1)):
-        slot[row * width + k] = source[row, first + k]
+        letter[row * width + k] = source[row, first + k]
 
 
 @cuda.jit
-def notify(count, flag):
-    count[0] += 1
-    store_release_system(flag, 0, count[0])
+def notify(count, more, flags, rank):
+    count[0] += more
+    store_release_system(flags, rank, count[0])
 
 
 @cuda.jit(device=True)
-def wait_for(flag, count):
-    """Until the other GPU has notified as often as this one."""
-    if cuda.threadIdx.x == 0:
-        while load_acquire_system(flag, 0) < count[0]:
+def wait_for_all(flags, count, rank):
+    """Until every other GPU has notified as often as this one."""
+    other = cuda.threadIdx.x
+    if other < flags.size and other != rank:
+        while load_acquire_system(flags, other) < count[0]:
             pass
     cuda.syncthreads()
 
 
 @cuda.jit
-def take_whole(own, mailbox, count, flag, whole, first, other):
-    wait_for(flag, count)
+def take_whole(own, mailbox, count, flags, rank, whole):
+    wait_for_all(flags, count, rank)
     slot, row, width = mailbox[count[0] & 1], cuda.blockIdx.y, own.shape[1]
     for k in range(cuda.grid(1), width, cuda.gridsize(1)):
-        whole[row, first + k] = own[row, k]
-        whole[row, other + k] = slot[row * width + k]
+        for sender in range(flags.size):
+            letter = own[row, k] if sender == rank else slot[sender, row * width + k]
+            whole[row, sender * width + k] = letter
 
 
 @cuda.jit
-def take_sum(term, mailbox, count, flag, part, first):
-    wait_for(flag, count)
+def take_sum(term, mailbox, count, flags, rank, part):
+    wait_for_all(flags, count, rank)
     slot, row, width = mailbox[count[0] & 1], cuda.blockIdx.y, part.shape[1]
     for k in range(cuda.grid(1), width, cuda.gridsize(1)):
-        part[row, k] = rounded(widened(term[row, first + k]) + widened(slot[row * width + k]), part)
+        total = float32(0)
+        for sender in range(flags.size):
+            own = sender == rank
+            total += widened(term[row, rank * width + k] if own else slot[sender, row * width + k])
+        part[row, k] = rounded(total, part)

@@ -9,10 +9,10 @@ from numbsparse.device import DeviceArray, runtime
 from numbsparse.kernels.matmul import (
     MADE_SIZES,
     OWN,
+    PLANNED_ON_HOST,
     PRECISIONS,
     RUNGS,
     n_tiles,
-    plans_on_host,
     rung,
 )
 from numbsparse.layout import Layout
@@ -122,7 +122,7 @@ def _last_that_serves(
         reason = rung(name).unsupported(*case[:3], place, *case[3:])
         if reason is None and tile and tile not in map(str, range(n_tiles(name, *case))):
             reason = f"{name} has {n_tiles(name, *case)} tiles for this, counted from 0, got {tile}"
-        if made and reason is None and plans_on_host(name, product, x.dtype):
+        if made and reason is None and name in PLANNED_ON_HOST:
             reason = f"{name} plans this on the host: take to_host() of the layout"
         if reason is None:
             return kernel

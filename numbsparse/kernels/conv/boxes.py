@@ -9,14 +9,14 @@ A place has three axes. Numbers are below 2^32, and 32-bit integers divide far f
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from numba import cuda, int32, int64, uint32
 
 from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.conv.window import Three
-from numbsparse.kernels.parts.aligned import aligned_rows
+from numbsparse.kernels.parts.aligned import Rows, aligned_rows
 from numbsparse.kernels.parts.ring import begin_ring
 from numbsparse.kernels.ptx import (
     cp_async_zero_fill,
@@ -140,17 +140,9 @@ def in_box(packed, box):
     return int32(((n * box[0] + q[0]) * box[1] + q[1]) * box[2] + q[2])
 
 
-class Rows(NamedTuple):
-    """Rows of pixels, as one axis; `stride` from row to row."""
-
-    values: DeviceArray
-    stride: int
-    features: int
-
-
 def rows_of(x: DeviceArray) -> Rows:
     """Those of images (batch, pixels, features), or of a copy that is aligned."""
-    return Rows(*aligned_rows(x.reshape(-1, x.shape[2])), x.shape[2])
+    return aligned_rows(x.reshape(-1, x.shape[2]))
 
 
 @cache

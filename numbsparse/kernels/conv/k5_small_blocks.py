@@ -34,18 +34,19 @@ unsupported = reach("k5_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(
 
 def forward(x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w)."""
-    merged, cells, _ = planned(index, merge, window.taps, values.shape[1])
-    of = rung_for("forward", x, window, x.shape[2], y.shape[2])
-    of.forward(x, packed(values, cells), merged, window, y, precision)
-    repair_lines("forward", x, values, index, window, y)
+    _lines("forward", x, values, index, window, y, precision, (x.shape[2], y.shape[2]))
 
 
 def input_grad(dy, values, index, window, dx, precision="highest"):
     """dx[:] = conv_transpose(dy, w)."""
+    _lines("input_grad", dy, values, index, window, dx, precision, (dx.shape[2], dy.shape[2]))
+
+
+def _lines(product, x, values, index, window, y, precision, features):
     merged, cells, _ = planned(index, merge, window.taps, values.shape[1])
-    of = rung_for("input_grad", dy, window, dx.shape[2], dy.shape[2])
-    of.input_grad(dy, packed(values, cells), merged, window, dx, precision)
-    repair_lines("input_grad", dy, values, index, window, dx)
+    compute = getattr(rung_for(product, x, window, *features), product)
+    compute(x, packed(values, cells), merged, window, y, precision)
+    repair_lines(product, x, values, index, window, y)
 
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):

@@ -87,76 +87,55 @@ class Ring(NamedTuple):
 
 
 @cache
-def copying_weights(ring: Ring) -> Any:
-    STAGES, STAGE, FREE, WEIGHTS = ring.STAGES, ring.STAGE // 2, ring.FREE, ring.WEIGHTS
-    INPUTS = ring.inputs
-
-    @cuda.jit(device=True)
-    def copy(engine, steps):
-        maps, reads, first, last, shared, base, bars = engine
-        fence_tensor_map(maps[0])
-        if INPUTS:
-            fence_tensor_map(maps[2])
-        stage, parity, lane, blocks = uint32(0), uint32(1), cuda.threadIdx.x % 32, int32(0)
-        for _ in range(steps):
-            for read in range(first, last):
-                ahead = (read - first) % 32
-                if ahead == 0:  # of 32 reads, one a lane
-                    blocks = int32(reads[min(read + lane, last - 1), 0])
-                block = shfl_idx(blocks, uint32(ahead))
-                mbarrier_wait(bars, FREE + stage, parity)
-                if elect() != 0:
-                    at, none = uint32(base + stage * STAGE), int32(0)
-                    mbarrier_expect(bars, stage, uint32(WEIGHTS))
-                    if INPUTS and block < 0:
-                        tma_load_3d(shared, at, maps[2], none, none, int32(~block), bars, stage)
-                    else:
-                        tma_load_3d(shared, at, maps[0], none, none, block, bars, stage)
-                stage, parity = following(stage, parity, STAGES)
-
-    return copy
-
-
-@cache
-def copying_rows(ring: Ring) -> Any:
-    STAGES, STAGE, FREE = ring.STAGES, ring.STAGE // 2, ring.FREE
-    AFTER, BYTES, TRANSPOSED, PANEL = ring.WEIGHTS // 2, ring.ROWS, ring.transposed, ring.PANEL
-    INPUTS, TILED = ring.inputs, ring.tiled
+def copying(ring: Ring, rows: bool) -> Any:
+    """copy(engine, of_steps, arrived): the weights of all reads, or the rows that they meet."""
+    STAGES, STAGE, FREE, PANEL = ring.STAGES, ring.STAGE // 2, ring.FREE, ring.PANEL
+    AFTER, BYTES = (ring.WEIGHTS // 2, ring.ROWS) if rows else (0, ring.WEIGHTS)
+    MAP, MAP_OF_INPUTS = (1, 3) if rows else (0, 2)
+    INPUTS, TILED, TRANSPOSED = ring.inputs, ring.tiled, ring.transposed
 
     @cuda.jit(device=True)
     def copy(engine, of_steps, arrived):
         maps, reads, first, last, shared, base, bars = engine
-        fence_tensor_map(maps[1])
+        fence_tensor_map(maps[MAP])
         if INPUTS:
-            fence_tensor_map(maps[3])
+            fence_tensor_map(maps[MAP_OF_INPUTS])
         stage, parity, lane = uint32(0), uint32(1), cuda.threadIdx.x % 32
-        lines, lates, tops = int32(0), int32(0), int32(0)
+        names, lates, tops = int32(0), int32(0), int32(0)
         steps, row, down = of_steps
         for step in range(steps):
             phase, first_row = 0, int32(row)  # counters of the step before
             for read in range(first, last):
                 ahead = (read - first) % 32
-                if ahead == 0:
+                if ahead == 0:  # of 32 reads, one a lane
                     mine = min(read + lane, last - 1)
-                    lines, lates = int32(reads[mine, 1]), int32(reads[mine, 2])
-                    if TILED:
+                    names = int32(reads[mine, MAP])
+                    if rows:
+                        lates = int32(reads[mine, 2])
+                    if rows and TILED:
                         tops = int32(reads[mine, 3])
-                line, late = shfl_idx(lines, uint32(ahead)), shfl_idx(lates, uint32(ahead))
-                if TILED:
-                    first_row = int32(row + shfl_idx(tops, uint32(ahead)))
-                while step > 0 and phase <= late:
-                    wait_for_all(arrived, 2 * (step - 1) + phase)
-                    phase += 1
+                name = shfl_idx(names, uint32(ahead))
+                if rows:
+                    late = shfl_idx(lates, uint32(ahead))
+                    if TILED:
+                        first_row = int32(row + shfl_idx(tops, uint32(ahead)))
+                    while step > 0 and phase <= late:
+                        wait_for_all(arrived, 2 * (step - 1) + phase)
+                        phase += 1
                 mbarrier_wait(bars, FREE + stage, parity)
                 if elect() != 0:
-                    at, column = uint32(base + stage * STAGE + AFTER), int32(line * B)
+                    at, of_inputs = uint32(base + stage * STAGE + AFTER), INPUTS and name < 0
                     mbarrier_expect(bars, stage, uint32(BYTES))
-                    x, z = (int32(0), int32(column // PANEL)) if TRANSPOSED else (column, int32(0))
-                    if INPUTS and line < 0:
-                        x = int32(~line * B)
-                        tma_load_3d(shared, at, maps[3], x, first_row, z, bars, stage)
+                    own = int32(~name) if of_inputs else name
+                    x, y, z = int32(0), int32(0), own  # of weights
+                    if rows:
+                        x, y, z = int32(own * B), first_row, int32(0)
+                        if TRANSPOSED:
+                            x, z = int32(0), int32(own * B // PANEL)
+                    if of_inputs:
+                        tma_load_3d(shared, at, maps[MAP_OF_INPUTS], x, y, z, bars, stage)
                     else:
-                        tma_load_3d(shared, at, maps[1], x, first_row, z, bars, stage)
+                        tma_load_3d(shared, at, maps[MAP], x, y, z, bars, stage)
                 stage, parity = following(stage, parity, STAGES)
             row += down
 

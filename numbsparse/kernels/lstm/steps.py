@@ -26,8 +26,7 @@ from numbsparse.kernels.lstm.producers import (
     OF_WEIGHTS,
     THREADS,
     Ring,
-    copying_rows,
-    copying_weights,
+    copying,
 )
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import begin_ring, following
@@ -83,7 +82,7 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
     far down it is to the next; `size` (batch, units, width).
     """
     STAGES, BARS = ring.STAGES, ring.BARS
-    copy_weights, copy_rows = copying_weights(ring), copying_rows(ring)
+    copy_weights, copy_rows = copying(ring, False), copying(ring, True)
 
     @cuda.jit(**ring.options)
     def kernel(maps, plan, given, arrived, of_steps, size):
@@ -98,7 +97,7 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
             fence_mbarrier_init()
         cuda.syncthreads()
         if warp == OF_WEIGHTS:
-            copy_weights(engine, of_steps[0])
+            copy_weights(engine, of_steps, arrived)
         elif warp == OF_ROWS:
             copy_rows(engine, of_steps, arrived)
         else:

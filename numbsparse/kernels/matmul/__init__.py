@@ -66,10 +66,8 @@ MADE_SIZES = (32, 64, 128)
 """Block sizes of layouts made on a GPU; smaller blocks are fast with plans of the host alone."""
 
 
-def plans_on_host(name: str, product: str, dtype: Any) -> bool:
-    """Whether a rung plans this product on the host, and so takes no layout made on a GPU."""
-    regions = product == "weight_grad" and str(dtype) == "float32"  # of k5_tensor_core
-    return name in ("k7_small_blocks", "k8_small_batch") or (name == "k5_tensor_core" and regions)
+PLANNED_ON_HOST = ("k7_small_blocks", "k8_small_batch")
+"""Rungs that plan on the host, and so take no layout made on a GPU."""
 
 
 OWN: dict[str, Any] = {}

@@ -23,7 +23,7 @@ A batch that would leave most of a vector empty is multiplied by `few_rows`.
 
 from __future__ import annotations
 
-from functools import cache, wraps
+from functools import cache
 
 import numpy as np
 from numba import from_dtype, literally, njit, types
@@ -61,36 +61,33 @@ OUTER_CACHE = 1 << 24  # bytes, about; larger weights are read once instead of o
 unsupported = reach("k0_cpu", "cpu", BLOCK_SIZES, DTYPES)
 
 
-def widening(product):
-    """The product of 16-bit operands too."""
-
-    @wraps(product)
-    def widened(a, b, index, out, precision="highest"):
-        if out.itemsize > 2:
-            return product(a, b, index, out, precision)
-        wide = np.empty_like(out, np.float32)
-        product(a.astype(np.float32), b.astype(np.float32), index, wide, precision)
-        with np.errstate(over="ignore"):  # infinity, as on a GPU
-            out[...] = wide
-
-    return widened
+def in_floats(compute, a, b, out, *how):
+    """compute(a, b, out, *how), of 16-bit operands too."""
+    if out.itemsize > 2:
+        compute(a, b, out, *how)
+        return
+    wide = np.empty_like(out, np.float32)
+    compute(a.astype(np.float32), b.astype(np.float32), wide, *how)
+    with np.errstate(over="ignore"):  # infinity, as on a GPU
+        out[...] = wide
 
 
-@widening
 def forward(x, values, index, y, precision="highest"):
     """y[:] = x @ w."""
-    _product(x, values, index.columns, y, strides=(values.shape[1], 1))
+    in_floats(_product, x, values, y, index.columns, (values.shape[1], 1))
 
 
-@widening
 def input_grad(dy, values, index, dx, precision="highest"):
     """dx[:] = dy @ w.T."""
-    _product(dy, values, index.rows, dx, strides=(1, values.shape[1]))
+    in_floats(_product, dy, values, dx, index.rows, (1, values.shape[1]))
 
 
-@widening
 def weight_grad(x, dy, index, dvalues, precision="highest"):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
+    in_floats(_sum_rows, x, dy, dvalues, index)
+
+
+def _sum_rows(x, dy, dvalues, index):
     n_blocks, size, _ = dvalues.shape
     dtype = from_dtype(dvalues.dtype)
     columns = 2 * lanes(dtype)
@@ -122,7 +119,7 @@ def _slab(features, nbytes):
     return max(64, INNER_SLAB // max(1, features))
 
 
-def _product(x, values, walk, y, strides):
+def _product(x, values, y, walk, strides):
     """y[:, line] = sum over the line's blocks of x[:, other line] @ block, the batch in slabs.
 
     `strides`: how far away in a block are the next step of a sum and the next output.

@@ -60,38 +60,29 @@ def line_and_column(height):
     return line, cuda.blockIdx.x // blocks * cuda.blockDim.x + cuda.threadIdx.x
 
 
-@cuda.jit
-def forward_kernel(x, values, indptr, indices, blocks, y):
-    batch, out_features = y.shape
-    n, k = line_and_column(batch)
-    if n >= batch or k >= out_features:
-        return
-    size = values.shape[1]
-    column, j = k // size, k % size
-    acc = float32(0)
-    for position in range(indptr[column], indptr[column + 1]):
-        block, row = blocks[position], indices[position]
-        first = row * size
-        for i in range(min(size, x.shape[1] - first)):
-            acc += widened(x[n, first + i]) * widened(values[block, i, j])
-    y[n, k] = rounded(acc, y)
+def line_kernel(transposed):
+    """y = x @ w down the block columns of w; transposed, x @ w.T along its block rows."""
+
+    @cuda.jit
+    def kernel(x, values, indptr, indices, blocks, y):
+        batch, out_features = y.shape
+        n, k = line_and_column(batch)
+        if n >= batch or k >= out_features:
+            return
+        size = values.shape[1]
+        line, j = k // size, k % size
+        acc = float32(0)
+        for position in range(indptr[line], indptr[line + 1]):
+            block, first = blocks[position], indices[position] * size
+            for i in range(min(size, x.shape[1] - first)):
+                w = values[block, j, i] if transposed else values[block, i, j]
+                acc += widened(x[n, first + i]) * widened(w)
+        y[n, k] = rounded(acc, y)
+
+    return kernel
 
 
-@cuda.jit
-def input_grad_kernel(dy, values, indptr, indices, blocks, dx):
-    batch, in_features = dx.shape
-    n, c = line_and_column(batch)
-    if n >= batch or c >= in_features:
-        return
-    size = values.shape[1]
-    row, i = c // size, c % size
-    acc = float32(0)
-    for position in range(indptr[row], indptr[row + 1]):
-        block, column = blocks[position], indices[position]
-        first = column * size
-        for j in range(min(size, dy.shape[1] - first)):
-            acc += widened(dy[n, first + j]) * widened(values[block, i, j])
-    dx[n, c] = rounded(acc, dx)
+forward_kernel, input_grad_kernel = line_kernel(False), line_kernel(True)
 
 
 @cuda.jit

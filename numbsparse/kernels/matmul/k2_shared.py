@@ -58,55 +58,40 @@ def threads_for(size):
     return min(size, MOST), min(size, MOST)
 
 
-@cuda.jit
-def forward_kernel(x, values, indptr, indices, blocks, y):
-    xs = cuda.shared.array((MOST, MOST), float32)  # (batch, in)
-    ws = cuda.shared.array((MOST, MOST), float32)  # (in, out)
-    tx, ty, tile = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockDim.x
-    (batch, in_features), out_features = x.shape, y.shape[1]
-    n, k = line_and_column(batch)
-    size = values.shape[1]
-    column, j = k // size, k % size
-    acc = float32(0)
-    for position in range(indptr[column], indptr[column + 1]):
-        block, row = blocks[position], indices[position]
-        for first in range(0, size, tile):
-            c = row * size + first
-            inside = n < batch and c + tx < in_features
-            xs[ty, tx] = widened(x[n, c + tx]) if inside else float32(0)
-            inside = c + ty < in_features
-            ws[ty, tx] = widened(values[block, first + ty, j]) if inside else float32(0)
-            cuda.syncthreads()
-            for i in range(tile):
-                acc += xs[ty, i] * ws[i, tx]
-            cuda.syncthreads()
-    if n < batch and k < out_features:
-        y[n, k] = rounded(acc, y)
+def line_kernel(transposed):
+    """y = x @ w down the block columns of w; transposed, x @ w.T along its block rows."""
+    W_SHAPE = (MOST, MOST_PADDED if transposed else MOST)
+
+    @cuda.jit
+    def kernel(x, values, indptr, indices, blocks, y):
+        xs = cuda.shared.array((MOST, MOST), float32)  # (batch, in)
+        ws = cuda.shared.array(W_SHAPE, float32)  # (in, out); transposed (out, in)
+        tx, ty, tile = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockDim.x
+        (batch, in_features), out_features = x.shape, y.shape[1]
+        n, k = line_and_column(batch)
+        size = values.shape[1]
+        line, j = k // size, k % size
+        acc = float32(0)
+        for position in range(indptr[line], indptr[line + 1]):
+            block, start = blocks[position], indices[position] * size
+            for first in range(0, size, tile):
+                c = start + first
+                inside = n < batch and c + tx < in_features
+                xs[ty, tx] = widened(x[n, c + tx]) if inside else float32(0)
+                inside = c + (tx if transposed else ty) < in_features
+                row, column = (j - tx + ty, first + tx) if transposed else (first + ty, j)
+                ws[ty, tx] = widened(values[block, row, column]) if inside else float32(0)
+                cuda.syncthreads()
+                for i in range(tile):
+                    acc += xs[ty, i] * (ws[tx, i] if transposed else ws[i, tx])
+                cuda.syncthreads()
+        if n < batch and k < out_features:
+            y[n, k] = rounded(acc, y)
+
+    return kernel
 
 
-@cuda.jit
-def input_grad_kernel(dy, values, indptr, indices, blocks, dx):
-    dys = cuda.shared.array((MOST, MOST), float32)  # (batch, out)
-    ws = cuda.shared.array((MOST, MOST_PADDED), float32)  # (in, out)
-    tx, ty, tile = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockDim.x
-    (batch, out_features), in_features = dy.shape, dx.shape[1]
-    n, c = line_and_column(batch)
-    size = values.shape[1]
-    row, top = c // size, c % size - tx
-    acc = float32(0)
-    for position in range(indptr[row], indptr[row + 1]):
-        block, column = blocks[position], indices[position]
-        for first in range(0, size, tile):
-            k = column * size + first + tx
-            inside = k < out_features
-            dys[ty, tx] = widened(dy[n, k]) if n < batch and inside else float32(0)
-            ws[ty, tx] = widened(values[block, top + ty, first + tx]) if inside else float32(0)
-            cuda.syncthreads()
-            for j in range(tile):
-                acc += dys[ty, j] * ws[tx, j]
-            cuda.syncthreads()
-    if n < batch and c < in_features:
-        dx[n, c] = rounded(acc, dx)
+forward_kernel, input_grad_kernel = line_kernel(False), line_kernel(True)
 
 
 @cuda.jit

@@ -58,19 +58,19 @@ unsupported = reach("k3_registers", "cuda", BLOCK_SIZES, DTYPES)
 
 def forward(x, values, index, y, precision="highest"):
     """y[:] = x @ w."""
-    _along_lines(forward_kernel, x, values, index.columns, y)
+    _along_lines(fetch_straight, x, values, index.columns, y)
 
 
 def input_grad(dy, values, index, dx, precision="highest"):
     """dx[:] = dy @ w.T."""
-    _along_lines(input_grad_kernel, dy, values, index.rows, dx)
+    _along_lines(fetch_transposed, dy, values, index.rows, dx)
 
 
-def _along_lines(kernel_for, x, values, lines, y):
+def _along_lines(fetch_of_w, x, values, lines, y):
     (batch, out_features), size = y.shape, values.shape[1]
     tile = tile_of(size, batch)
     grid = -(-batch // tile.BM) * -(-out_features // tile.BN)
-    launch(kernel_for(size, tile), grid, tile.threads, x, values, *lines, y)
+    launch(line_kernel(size, tile, fetch_of_w), grid, tile.threads, x, values, *lines, y)
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest"):
@@ -96,14 +96,6 @@ def block_tile_of(size: int) -> Tile:
     """The tile of a (B, B) output; where it takes few threads, SHARING compute several."""
     side = min(size, 64)
     return Tile(side, side, 16 if size <= 8 else 32, 4, 4 if size <= 32 else 8)
-
-
-def forward_kernel(B: int, tile: Tile) -> Any:
-    return line_kernel(B, tile, fetch_straight)
-
-
-def input_grad_kernel(B: int, tile: Tile) -> Any:
-    return line_kernel(B, tile, fetch_transposed)
 
 
 @cache

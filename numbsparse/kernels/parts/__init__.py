@@ -19,5 +19,5 @@
 - `split`: float32 as tf32, in one or three products; `images`: w split so, once, before the kernel.
 - `pieces`: sums in registers, and pieces of a sum, added in their order.
 - `repair`: which sums of split float32 are not finite, and what they are instead.
-- `store`, `store_float32`: accumulators to y, in three orders.
+- `store`, `store_float32`: accumulators to y, in three orders; `store_tile`: to any rows of y.
 """

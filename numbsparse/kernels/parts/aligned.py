@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from numbsparse.device import DeviceArray, empty
 from numbsparse.kernels.elementwise import copy
 from numbsparse.kernels.views import span
@@ -9,15 +11,23 @@ from numbsparse.kernels.views import span
 BYTES = 16  # of one copy
 
 
-def aligned_rows(x: DeviceArray) -> tuple[DeviceArray, int]:
-    """x (rows, width) as one axis, and the items from row to row; copied unless it is aligned."""
+class Rows(NamedTuple):
+    """Rows of features, as one argument of a kernel."""
+
+    values: Any  # along one axis
+    stride: int  # from row to row
+    features: int
+
+
+def aligned_rows(x: DeviceArray) -> Rows:
+    """x (rows, features); copied unless it is aligned."""
     if x.rows is None:
         whole = aligned(x)
-        rows = span(whole), whole.strides[0] // whole.itemsize
+        rows = Rows(span(whole), whole.strides[0] // whole.itemsize, x.shape[1])
         if whole is not x:
             return rows
         x.rows = rows
-    return x.rows
+    return x.rows  # type: ignore[no-any-return]
 
 
 def aligned_either_way(x: DeviceArray) -> tuple[DeviceArray, bool]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from numbsparse.device import DeviceArray, current_stream
+from numbsparse.device import DeviceArray, current_stream, is_capturing
 from numbsparse.device.launch import Bound
 from numbsparse.layout import Index
 
@@ -17,6 +17,7 @@ REMEMBERED = 4096  # launches of a layout
 MOST_MAPS = 2**14  # groups of tensor maps that are kept for ever
 
 _maps: dict[int, DeviceArray] = {}
+_announced: set[tuple[Any, ...]] = set()
 
 
 class Call(NamedTuple):
@@ -62,3 +63,14 @@ def fresh_each_time(maps: DeviceArray) -> int:
     if len(_maps) < MOST_MAPS:
         _maps[maps.address] = maps
     return int(maps.address not in _maps)
+
+
+def unannounced(maps: DeviceArray) -> int:
+    """Whether a kernel must announce them: the first time on each stream, and as above."""
+    stream = current_stream()
+    of = maps.address, stream.handle
+    if stream.is_captured or fresh_each_time(maps) or of not in _announced:
+        if not is_capturing():  # what is captured may run later
+            _announced.add(of)
+        return 1
+    return 0

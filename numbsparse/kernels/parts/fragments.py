@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 from numba import cuda, uint32
 
+from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts import fragments_tf32
 from numbsparse.kernels.parts.banks import place, swap_for_rows
 from numbsparse.kernels.ptx import (
     ldmatrix_x4,
     ldmatrix_x4_trans,
+    mma_m16n8k8_tf32,
     mma_m16n8k16_bf16,
     mma_m16n8k16_f16,
     pack_bfloat2,
@@ -61,6 +63,11 @@ def products(arithmetic: str, TA: int, TB: int, DEPTH: int, a: Side, b: Side) ->
     return Products(TA, TB, *parts)
 
 
+def arithmetic_of(x: DeviceArray, precision: str) -> str:
+    """How x is multiplied: its dtype, or of float32 the precision."""
+    return precision if x.itemsize == 4 else x.dtype.name
+
+
 def piece_of(arithmetic: str) -> int:
     """Values in 16 bytes."""
     return PIECE if arithmetic in MMA else fragments_tf32.PIECE
@@ -78,33 +85,53 @@ def places(PIECES: int) -> Any:
     return place(PIECES, PIECE, swap_for_rows(PIECES))
 
 
-@cache
-def products_16(dtype: str, TA: int, TB: int, DEPTH: int, a: Side, b: Side) -> tuple[Any, Any, Any]:
+def products_16(dtype: str, TA: int, TB: int, DEPTH: int, a: Side, b: Side) -> tuple[Any, ...]:
     """(begin_a, begin_b, add) of `Products`, for 16-bit values."""
-    A_REGISTERS, a_along, b_along = (TA, 4), a.along, b.along
-    mma = MMA[dtype]
-    begin_a, load_a = square(a.PIECES, a_along, a_along)
-    begin_b, load_b = square(b.PIECES, b_along, not b_along)
+    begin_a, load_a = square(a.PIECES, a.along, a.along)
+    along = a.along
+
+    @cuda.jit(device=True)
+    def read(ring, a_at, i, m):
+        line, piece = (16 * m, 2 * i) if along else (16 * i, 2 * m)
+        return load_a(ring, a_at, line, piece)
+
+    return begin_a, *adding_16(dtype, TA, TB, DEPTH, read, b)
+
+
+def adding_16(dtype: str, TA: int, TB: int, DEPTH: int, read_a: Any, b: Side) -> tuple[Any, Any]:
+    """(begin_b, add); read_a(ring, a_at, i, m) gives the i-th 16 terms of a's m-th 16 lines."""
+    A_REGISTERS, along = (TA, 4), b.along
+    add_product, (begin_b, load_b) = adding(dtype), square(b.PIECES, along, not along)
 
     @cuda.jit(device=True)
     def add_products(ring, a_at, b_at, acc):
         ar = cuda.local.array(A_REGISTERS, uint32)
         for i in range(DEPTH // 16):
             for m in range(TA):
-                line, piece = (16 * m, 2 * i) if a_along else (16 * i, 2 * m)
-                ar[m, 0], ar[m, 1], ar[m, 2], ar[m, 3] = load_a(ring, a_at, line, piece)
+                ar[m, 0], ar[m, 1], ar[m, 2], ar[m, 3] = read_a(ring, a_at, i, m)
             for k in range(TB // 2):
-                line, piece = (16 * k, 2 * i) if b_along else (16 * i, 2 * k)
+                line, piece = (16 * k, 2 * i) if along else (16 * i, 2 * k)
                 r = load_b(ring, b_at, line, piece)
                 for m in range(TA):
                     for h in range(2):
-                        c = acc[m, 2 * k + h]
-                        c[0], c[1], c[2], c[3] = mma(
-                            ar[m, 0], ar[m, 1], ar[m, 2], ar[m, 3], r[2 * h], r[2 * h + 1],
-                            c[0], c[1], c[2], c[3],
-                        )  # fmt: skip
+                        add_product(ar[m], r[2 * h], r[2 * h + 1], acc[m, 2 * k + h])
 
-    return begin_a, begin_b, add_products
+    return begin_b, add_products
+
+
+@cache
+def adding(dtype: str) -> Any:
+    """add(a, b0, b1, c): c (4,) += 16 x 16 values by 16 x 8, each lane's registers of an mma.
+
+    Of float32, as tf32, 16 x 8 by 8 x 8.
+    """
+    mma = MMA.get(dtype, mma_m16n8k8_tf32)
+
+    @cuda.jit(device=True)
+    def add_product(a, b0, b1, c):
+        c[0], c[1], c[2], c[3] = mma(a[0], a[1], a[2], a[3], b0, b1, c[0], c[1], c[2], c[3])
+
+    return add_product
 
 
 @cache

@@ -14,8 +14,9 @@ from numba import cuda, float32, uint32
 
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.banks import place, swap_for_lanes
-from numbsparse.kernels.parts.split import splitting
-from numbsparse.kernels.ptx import load_4xf32, mma_m16n8k8_tf32
+from numbsparse.kernels.parts.one_by_one import one_by_one
+from numbsparse.kernels.parts.split import add_product, splitting
+from numbsparse.kernels.ptx import load_4xf32
 
 PIECE = 4  # values in 16 bytes
 CHUNK = 16  # terms of the sum, loaded at once
@@ -79,28 +80,17 @@ def products(precision: str, TA: int, TB: int, DEPTH: int, a: Any, b: Any) -> tu
     begin_b, load_b = fragment(*b, TB)
     multiply = chunk_products(precision, TA, TB)
 
-    def chunks_from(k):
-        """The products of each chunk from k on: loops unrolled, so that loads run ahead."""
-
-        @cuda.jit(device=True)
-        def none(ring, a_at, b_at, acc):
-            pass
-
-        if k == DEPTH // CHUNK:
-            return none
-        rest = chunks_from(k + 1)
-
+    def chunk(k):
         @cuda.jit(device=True)
         def add_chunk(ring, a_at, b_at, acc):
             ar, br = cuda.local.array(A_VALUES, float32), cuda.local.array(B_VALUES, float32)
             load_a(ring, a_at, k, ar)
             load_b(ring, b_at, k, br)
             multiply(ar, br, acc)
-            rest(ring, a_at, b_at, acc)
 
         return add_chunk
 
-    return begin_a, begin_b, chunks_from(0)
+    return begin_a, begin_b, one_by_one(chunk, DEPTH // CHUNK)  # so that loads run ahead
 
 
 @cache
@@ -124,10 +114,7 @@ def chunk_products(precision: str, TA: int, TB: int) -> Any:
         for m in range(TA):
             a0, a1, a2, a3 = a[0, 2 * m], a[0, 2 * m + 1], a[1, 2 * m], a[1, 2 * m + 1]
             for n in range(TB):
-                c = acc[m, n]
-                c[0], c[1], c[2], c[3] = mma_m16n8k8_tf32(
-                    a0, a1, a2, a3, b[0, n], b[1, n], c[0], c[1], c[2], c[3]
-                )
+                add_product(a0, a1, a2, a3, b[0, n], b[1, n], acc[m, n])
 
     @cuda.jit(device=True)
     def multiply_steps(a, b, acc):

@@ -224,6 +224,40 @@ def box_of(of: Sums, order: str) -> tuple[int, int]:
 
 
 @cache
+def panel_writer(of: Sums, order: str = ROWS, UNIT: int = 1) -> Any:
+    """write(sums, tile, strip, shared, place): a panel of a tile, from a strip on, as matrices.
+
+    They are swizzled as the copy engine takes them. UNIT : bytes of what `shared` holds
+    """
+    STRIPS, LINE, by_features = of.WIDTH // 8, 2 * box_of(of, order)[1], order == FEATURES
+    SWAPS, pair = LINE // 16 - 1, packed(of)
+    store_matrices = stmatrix_x4_trans if by_features else stmatrix_x4
+
+    @cuda.jit(device=True)
+    def write(sums, tile, first, shared, place):
+        lane = uint32(cuda.threadIdx.x) % 32
+        # A lane has a line of one of four matrices: two strips, and in each two halves.
+        strip, half, line = lane // 16, lane // 8 % 2, lane % 8
+        if by_features:
+            byte = uint32((8 * strip + line) * LINE + 16 * half)
+        else:
+            byte = uint32((8 * half + line) * LINE + 16 * strip)
+        byte = uint32(byte ^ (byte >> 7 & SWAPS) << 4)
+        for s in range(0, STRIPS, 2):
+            to = byte + 8 * s * LINE if by_features else byte ^ (16 * s)
+            store_matrices(
+                shared,
+                place + to // UNIT,
+                pair(sums, tile, first + s, 0),
+                pair(sums, tile, first + s, 1),
+                pair(sums, tile, first + s + 1, 0),
+                pair(sums, tile, first + s + 1, 1),
+            )
+
+    return write
+
+
+@cache
 def box_storer(of: Sums, order: str, BUFFERS: int) -> Any:
     """store(sums, columns, row, shared, buffer, y_map): as `storer`, by the copy engine.
 
@@ -233,22 +267,10 @@ def box_storer(of: Sums, order: str, BUFFERS: int) -> Any:
     """
     TILES, COLUMNS, WIDTH, B, APART = of.TILES, of.COLUMNS, of.WIDTH, of.B, of.APART
     PANELS, STRIPS, PANEL_BYTES = B // WIDTH, WIDTH // 8, of.PANEL_BYTES
-    by_features = order == FEATURES
-    LINE = 2 * box_of(of, order)[1]
-    SWAPS = LINE // 16 - 1
-    store_matrices = stmatrix_x4_trans if by_features else stmatrix_x4
-    pair = packed(of)
+    write, by_features = panel_writer(of, order), order == FEATURES
 
     @cuda.jit(device=True)
     def store(sums, columns, row, shared, buffer, y_map):
-        lane = uint32(cuda.threadIdx.x) % 32
-        # A lane has a line of one of four matrices: two strips, and in each two halves.
-        strip, half, line = lane // 16, lane // 8 % 2, lane % 8
-        if by_features:
-            byte = uint32((8 * strip + line) * LINE + 16 * half)
-        else:
-            byte = uint32((8 * half + line) * LINE + 16 * strip)
-        byte = uint32(byte ^ (byte >> 7 & SWAPS) << 4)
         for m in range(TILES):
             for c in range(COLUMNS):
                 for p in range(PANELS):
@@ -257,17 +279,7 @@ def box_storer(of: Sums, order: str, BUFFERS: int) -> Any:
                     if number % BUFFERS == 0:
                         bulk_wait_read()
                         sync_warp()
-                    for s in range(0, STRIPS, 2):
-                        at = s + (c * PANELS + p) * STRIPS
-                        to = byte + 8 * s * LINE if by_features else byte ^ (16 * s)
-                        store_matrices(
-                            shared,
-                            place + to,
-                            pair(sums, m, at, 0),
-                            pair(sums, m, at, 1),
-                            pair(sums, m, at + 1, 0),
-                            pair(sums, m, at + 1, 1),
-                        )
+                    write(sums, m, number % (COLUMNS * PANELS) * STRIPS, shared, place)
                     fence_proxy_async()
                     sync_warp()
                     if elect() != 0 and columns[c] >= 0:

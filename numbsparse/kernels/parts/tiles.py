@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, uint32
 
 from numbsparse.kernels.parts import pieces
+from numbsparse.kernels.parts.fragments import adding
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.ptx import (
     as_float32,
@@ -22,18 +23,9 @@ from numbsparse.kernels.ptx import (
     ldmatrix_x4_trans,
     load_2xu32,
     load_4xu32,
-    mma_m16n8k8_tf32,
-    mma_m16n8k16_bf16,
-    mma_m16n8k16_f16,
 )
 
 WIDTH = 32  # terms of a tile, and lines of one of w
-
-MMA = {
-    "float16": mma_m16n8k16_f16,
-    "bfloat16": mma_m16n8k16_bf16,
-    "float32": mma_m16n8k8_tf32,
-}
 
 
 class Form(NamedTuple):
@@ -191,17 +183,14 @@ def products(form: Form, M: int, N: int) -> Any:
     acc[m, n, 2 r + p] is that of A's line number g of group 2 m + r and B's line number 2 q + p of
     group n.
     """
-    mma = MMA[form.dtype]
+    add_product = adding(form.dtype)
 
     @cuda.jit(device=True)
     def add(a, b, acc):
         for m in range(M):
-            a0, a1, a2, a3 = a[2 * m, 0], a[2 * m + 1, 0], a[2 * m, 1], a[2 * m + 1, 1]
+            four = a[2 * m, 0], a[2 * m + 1, 0], a[2 * m, 1], a[2 * m + 1, 1]
             for n in range(N):
-                c = acc[m, n]
-                c[0], c[1], c[2], c[3] = mma(
-                    a0, a1, a2, a3, b[n, 0], b[n, 1], c[0], c[1], c[2], c[3]
-                )
+                add_product(four, b[n, 0], b[n, 1], acc[m, n])
 
     return add
 

@@ -15,12 +15,9 @@ C pixels.
 
 from __future__ import annotations
 
-from functools import wraps
-
-import numpy as np
-
 from numbsparse.kernels.conv.k0_cpu.lines import multiply_lines
 from numbsparse.kernels.conv.k0_cpu.weight_grad import sum_pixels
+from numbsparse.kernels.matmul.k0_cpu import in_floats
 from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
@@ -30,34 +27,16 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 unsupported = reach("k0_cpu", "cpu", BLOCK_SIZES, DTYPES)
 
 
-def widening(product):
-    """The product of 16-bit operands too: in float32, rounded at the end."""
-
-    @wraps(product)
-    def widened(a, b, index, window, out, precision="highest"):
-        if out.itemsize > 2:
-            return product(a, b, index, window, out, precision)
-        wide = np.empty_like(out, np.float32)
-        product(a.astype(np.float32), b.astype(np.float32), index, window, wide, precision)
-        with np.errstate(over="ignore"):  # infinity, as on a GPU
-            out[...] = wide
-
-    return widened
-
-
-@widening
 def forward(x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w)."""
-    multiply_lines("forward", x, values, index, window, y)
+    in_floats(multiply_lines, x, values, y, index, window, "forward")
 
 
-@widening
 def input_grad(dy, values, index, window, dx, precision="highest"):
     """dx[:] = conv_transpose(dy, w)."""
-    multiply_lines("input_grad", dy, values, index, window, dx)
+    in_floats(multiply_lines, dy, values, dx, index, window, "input_grad")
 
 
-@widening
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
-    sum_pixels(x, dy, index, window, dvalues)
+    in_floats(sum_pixels, x, dy, dvalues, index, window)

@@ -24,7 +24,7 @@ from numbsparse.kernels.simd import (
 )
 
 
-def multiply_lines(product, x, values, index, window, y):
+def multiply_lines(x, values, y, index, window, product):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     sizes, out_sizes = window.big, window.small
     backward = product == "input_grad"

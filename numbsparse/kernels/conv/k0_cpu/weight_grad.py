@@ -15,7 +15,7 @@ from numbsparse.kernels.panels import empty_panels, pack, places_of_run, run_of
 from numbsparse.kernels.simd import fetch_add, lanes, load, multiply_add, store, zeros
 
 
-def sum_pixels(x, dy, index, window, dvalues):
+def sum_pixels(x, dy, dvalues, index, window):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
     n_blocks, size, _ = dvalues.shape
     dtype = from_dtype(dvalues.dtype)

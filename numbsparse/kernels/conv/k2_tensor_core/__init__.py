@@ -25,6 +25,7 @@ from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
 from numbsparse.kernels.conv.k2_tensor_core import weight_grad as gradient
 from numbsparse.kernels.conv.k2_tensor_core.lines import multiply_lines
 from numbsparse.kernels.matmul.reach import reach
+from numbsparse.kernels.parts.fragments import arithmetic_of
 
 BLOCK_SIZES = (16, 32, 64)
 DTYPES = ("float16", "bfloat16", "float32")
@@ -36,23 +37,24 @@ unsupported = reach("k2_tensor_core", "cuda", BLOCK_SIZES, DTYPES, capability=(8
 
 def forward(x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w)."""
-    arithmetic = precision if x.dtype == "float32" else x.dtype.name
-    multiply_lines("forward", x, values, index, window, y, arithmetic)
-    if arithmetic == "highest":
-        repair_lines("forward", x, values, index, window, y)
+    _lines("forward", x, values, index, window, y, precision)
 
 
 def input_grad(dy, values, index, window, dx, precision="highest"):
     """dx[:] = conv_transpose(dy, w)."""
-    arithmetic = precision if dy.dtype == "float32" else dy.dtype.name
-    multiply_lines("input_grad", dy, values, index, window, dx, arithmetic)
+    _lines("input_grad", dy, values, index, window, dx, precision)
+
+
+def _lines(product, x, values, index, window, y, precision):
+    arithmetic = arithmetic_of(x, precision)
+    multiply_lines(product, x, values, index, window, y, arithmetic)
     if arithmetic == "highest":
-        repair_lines("input_grad", dy, values, index, window, dx)
+        repair_lines(product, x, values, index, window, y)
 
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
-    arithmetic = precision if x.dtype == "float32" else x.dtype.name
+    arithmetic = arithmetic_of(x, precision)
     filled = gradient.weight_grad(x, dy, index, window, dvalues, arithmetic)
     if arithmetic == "highest" or not filled:
         repair_blocks(x, dy, index, window, dvalues)

@@ -7,9 +7,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int32, int64, uint16, uint32
+from numba import cuda, float32, int32, int64, uint32
 
-from numbsparse.device import SIMULATED, DeviceArray
+from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels.conv.boxes import (
     fetch_rows,
@@ -23,19 +23,16 @@ from numbsparse.kernels.conv.boxes import (
 from numbsparse.kernels.conv.k2_tensor_core.products import is_16_bit, line_product
 from numbsparse.kernels.conv.walks import Units, line_units
 from numbsparse.kernels.conv.window import cut
-from numbsparse.kernels.parts import fragments, fragments_tf32
 from numbsparse.kernels.parts.aligned import aligned_rows
+from numbsparse.kernels.parts.copies import copying
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.store_tile import store_tile, stored
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
-    cp_async,
     cp_async_commit,
     cp_async_wait,
-    cp_async_zero_fill,
-    store_4xf32,
 )
-from numbsparse.kernels.views import span
 
 STAGES = 2
 ENOUGH = 512  # blocks of threads: fewer take smaller tiles
@@ -69,8 +66,8 @@ def multiply_lines(product, x, values, index, window, y, arithmetic):
     if x.itemsize == 2:
         x, values, y = (a.view(np.uint16) for a in (x, values, y))
     x = rows_of(x)
-    values, _ = aligned_rows(values.reshape(-1, size))
-    y, whole = stored_as(y, size)
+    values = aligned_rows(values.reshape(-1, size)).values
+    y, _, wide = stored(y)
     lines = -(-features // size)
     for of in window.passes(product):
         height, outputs = shape.height, batch * prod(of.counts)
@@ -82,25 +79,25 @@ def multiply_lines(product, x, values, index, window, y, arithmetic):
         together = min(max(1, lines * tiles // ENOUGH), lines)  # lines of a block of threads
         stage = how.rows * size + shape.taps * size * size
         launch(
-            line_kernel(arithmetic, size, height, transposed, x.features % size > 0, whole),
+            line_kernel(arithmetic, size, height, transposed, x.features % size > 0, wide),
             tiles * -(-lines // together), 32 * shape.WARPS,
-            x, span(values), batch, how.tiling(), window.view(product, of),
+            x, values, batch, how.tiling(), window.view(product, of),
             units, together, y, features, stage,
             shared_bytes=STAGES * stage * values.itemsize,
         )  # fmt: skip
 
 
 @cache
-def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, whole: bool) -> Any:
+def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, wide: bool) -> Any:
     WARPS, _, ROWS, _ = shape_of(arithmetic, B)
     THREADS, BM, WM, TB = 32 * WARPS, 16 * TA * WARPS, 16 * TA, B // 8
     SLOT, AHEAD, PENDING, ACC = B * B, STAGES - 1, STAGES - 2, (TA, TB, 4)
     adds = line_product(arithmetic, B, TA, transposed)
     ITEM, PIECE, UNITS, add_products = adds.item, adds.PIECE, adds.UNITS, adds.add
     read_by, first_piece, begin_w = adds.read_by, adds.first_piece, adds.begin_w
-    store, clear_sums = store_tile(arithmetic, TA, TB, whole), clear(TA, TB)
+    store, clear_sums = store_tile(arithmetic, TA, TB, wide, row_at), clear(TA, TB)
     fetch_x = fetch_rows(B, THREADS, PIECE, adds.x_place)
-    fetch_w = fetch_blocks(B, THREADS, transposed, edge, PIECE, adds.w_place)
+    fetch_w = fetch_blocks(B, THREADS, transposed, PIECE, adds.w_places)
 
     @cuda.jit
     def kernel(x, values, batch, tiling, view, units, together, y, features, stage):
@@ -148,7 +145,7 @@ def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, 
                         cuda.syncthreads()
                     c = units.other[coming] * B
                     fetch_x(x, c, rows, tiling.rows, ring, then)
-                    inside = x.features - c if edge else B
+                    inside = int64(x.features - c if edge else B)
                     at = then + tiling.rows * B
                     fetch_w(values, units.block, entry, count, inside, ring, at)
                 then = then + stage if then + stage < STAGES * stage else 0
@@ -166,114 +163,34 @@ def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, 
                 now = now + stage if now + stage < STAGES * stage else 0
                 line = units.line[unit]
                 if unit + 1 == end or units.line[unit + 1] != line:
-                    store(acc, y, out_rows, own, line * B, features)
+                    store(acc, y, (out_rows, own), int64(line * B), features)
                     clear_sums(acc)
 
     return kernel
 
 
+@cuda.jit(device=True)
+def row_at(where, u, g):
+    """Of line g of unit u of a warp's tile, -1 where it is not an output; see `store_tile`."""
+    out_rows, own = where
+    return int64(out_rows[own + 8 * u + g])
+
+
 @cache
-def fetch_blocks(
-    B: int, THREADS: int, transposed: bool, edge: bool, PIECE: int, place_in: Any
-) -> Any:
-    """ring[start + .] = the blocks of w from `entry` on; with `edge` 0 after `inside` features."""
-    PIECES, SLOT, SIZE = B // PIECE, B * B, 16 // PIECE
-    LINES = min(THREADS // PIECES, B)  # of a block fetched at once
-    AT_ONCE = max(THREADS // (B * PIECES), 1)  # blocks
-    PARTS = B // LINES
+def fetch_blocks(B: int, THREADS: int, transposed: bool, PIECE: int, places: Any) -> Any:
+    """ring[start + .] = the blocks of w from `entry` on, with 0 after `inside` features."""
+    AT_ONCE, own, copy = copying(B, B, PIECE, THREADS, places)
+    SLOT = B * B
 
     @cuda.jit(device=True)
     def fetch(values, entry_block, entry, count, inside, ring, start):
-        t = uint32(cuda.threadIdx.x)
-        piece, line, own = t % PIECES, t // PIECES % LINES, t // (PIECES * LINES)
-        if own >= AT_ONCE:
-            return
-        begin, at = int64(line * B + piece * PIECE), uint32(start + own * SLOT)
-        slot, last = uint32(entry + own), uint32(entry + count)
+        slot, last = uint32(entry + own()), uint32(entry + count)
+        at, lines, items = uint32(start + own() * SLOT), inside, int64(B)
+        if transposed:
+            lines, items = items, lines
         while slot < last:
-            source = begin + int64(entry_block[slot]) * SLOT
-            for p in range(PARTS):
-                item = uint32(at + place_in(uint32(line + p * LINES), piece))
-                row = source + p * (LINES * B)
-                if edge:
-                    left = inside - piece * PIECE
-                    if not transposed:
-                        left = (inside - line - p * LINES) * PIECE
-                    n = uint32(SIZE * min(max(left, 0), PIECE))
-                    cp_async_zero_fill(ring, item, values, row, n)
-                else:
-                    cp_async(ring, item, values, row)
-            slot = uint32(slot + AT_ONCE)
-            at = uint32(at + AT_ONCE * SLOT)
+            line, none = int64(entry_block[slot]) * B, int64(0)
+            copy(values, B, line, none, lines, items, ring, at)
+            slot, at = uint32(slot + AT_ONCE), uint32(at + AT_ONCE * SLOT)
 
     return fetch
-
-
-def stored_as(y: DeviceArray, size: int) -> tuple[DeviceArray, bool]:
-    """y as one axis, and whether whole blocks are stored there: then pairs of 16 bits are one."""
-    whole = y.shape[2] % size == 0 and y.address % (4 if y.itemsize == 2 else 16) == 0
-    values = span(y)
-    if whole and y.itemsize == 2:
-        values = DeviceArray(y.address, (y.size // 2,), np.uint32, None, y.owner)
-    return values, whole
-
-
-@cache
-def store_tile(arithmetic: str, TA: int, TB: int, whole: bool) -> Any:
-    """store(acc, y, out_rows, own, left, features): a warp's sums to rows of y, from column `left`.
-
-    Its 16 TA rows of the tile are those from `own` on; out_rows[m] is -1 where m is not an output.
-    """
-    if is_16_bit(arithmetic):
-        return _store_16_bit(arithmetic, TA, TB, whole)
-    return _store_float32(TA, TB, whole and TB % 4 == 0)
-
-
-def _store_16_bit(dtype: str, TA: int, TB: int, WHOLE: bool) -> Any:
-    pack = fragments.PACK[dtype]
-
-    @cuda.jit(device=True)
-    def store(acc, y, out_rows, own, left, features):
-        lane = uint32(cuda.threadIdx.x) % 32
-        for m in range(TA):
-            for h in range(2):
-                row = out_rows[own + 16 * m + fragments.row_of(lane, 2 * h)]
-                if row >= 0:
-                    column = int64(left) + int64(fragments.column_of(lane, 0))
-                    at = int64(row) * features + column
-                    at = at // 2 if WHOLE else at
-                    for n in range(TB):
-                        pair = pack(acc[m, n, 2 * h], acc[m, n, 2 * h + 1])
-                        inside = features - column - 8 * n
-                        if WHOLE:
-                            y[at + 4 * n] = pair
-                        elif inside > 0:
-                            y[at + 8 * n] = uint16(pair & uint32(0xFFFF))
-                            if inside > 1:
-                                y[at + 8 * n + 1] = uint16(pair >> uint32(16))
-
-    return store
-
-
-def _store_float32(TA: int, TB: int, fours: bool) -> Any:
-    column_in = fragments_tf32.coordinates(TB)
-
-    @cuda.jit(device=True)
-    def store(acc, y, out_rows, own, left, features):
-        lane = uint32(cuda.threadIdx.x) % 32
-        g, q = lane // 4, lane % 4
-        for m in range(TA):
-            for i in range(4):
-                row = out_rows[own + 16 * m + 8 * (i // 2) + g]
-                for n in range(TB):
-                    column = left + column_in(n, 2 * q + i % 2)
-                    at = row * features + column
-                    if row >= 0 and column < features:
-                        if fours:
-                            if n % 4 == 0:
-                                a, b, c = acc[m, n + 1, i], acc[m, n + 2, i], acc[m, n + 3, i]
-                                store_4xf32(y, at, acc[m, n, i], a, b, c)
-                        else:
-                            y[at] = acc[m, n, i]
-
-    return store

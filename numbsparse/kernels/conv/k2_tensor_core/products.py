@@ -15,6 +15,7 @@ from numba import cuda, float32, uint16, uint32
 
 from numbsparse.kernels.parts import fragments, fragments_tf32
 from numbsparse.kernels.parts.banks import place, swap_for_lanes
+from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.ptx import load_4xf32
 
 RUN = 4  # terms of a sum that a lane holds of 16 of float32
@@ -31,7 +32,7 @@ class LineProduct(NamedTuple):
     item, PIECE : what shared memory holds, and how many of them are in 16 bytes
     UNITS : lines of the tile that a lane reads: unit u is line read_by(u, lane), from the piece
         first_piece(lane) on
-    x_place, w_place : where pieces are in a box, and in a block of w
+    x_place, w_places : where pieces are in a box, and in a block of w, see `banks`
     begin_w : where a lane reads in a block of w
     add : add(ring, x_start, w_at, base, shift, across, acc)
     """
@@ -42,7 +43,7 @@ class LineProduct(NamedTuple):
     read_by: Any
     first_piece: Any
     x_place: Any
-    w_place: Any
+    w_places: Any
     begin_w: Any
     add: Any
 
@@ -54,10 +55,9 @@ def line_product(arithmetic: str, B: int, TA: int, transposed: bool) -> LineProd
 
 
 def _lines_16_bit(dtype: str, B: int, TA: int, transposed: bool) -> LineProduct:
-    PIECE, TB, A_REGISTERS = fragments.PIECE, B // 8, (TA, 4)
-    mma, (place_in, _) = fragments.MMA[dtype], fragments.places(B // PIECE)
+    PIECE, of_w = fragments.PIECE, fragments.Side(B // fragments.PIECE, transposed)
+    places = place_in, _ = fragments.places(B // PIECE)
     _, load_x = fragments.square(B // PIECE, True, True)
-    begin_w, load_w = fragments.square(B // PIECE, transposed, not transposed)
 
     @cuda.jit(device=True)
     def read_by(u, lane):
@@ -68,30 +68,19 @@ def _lines_16_bit(dtype: str, B: int, TA: int, transposed: bool) -> LineProduct:
         return lane // 16
 
     @cuda.jit(device=True)
+    def read_x(ring, at, i, m):
+        return load_x(ring, at[m], 0, 2 * i)
+
+    begin_w, add_products = fragments.adding_16(dtype, TA, B // 8, B, read_x, of_w)
+
+    @cuda.jit(device=True)
     def add(ring, x_start, w_at, base, shift, across, acc):
-        ar = cuda.local.array(A_REGISTERS, uint32)
         at = cuda.local.array(TA, uint32)
         for m in range(TA):
             at[m] = x_start + place_in(uint32(base[m] + shift), across)
-        for i in range(B // 16):
-            for m in range(TA):
-                r = load_x(ring, at[m], 0, 2 * i)
-                ar[m, 0], ar[m, 1], ar[m, 2], ar[m, 3] = r
-            for k in range(TB // 2):
-                r = (
-                    load_w(ring, w_at, 16 * k, 2 * i)
-                    if transposed
-                    else load_w(ring, w_at, 16 * i, 2 * k)
-                )
-                for m in range(TA):
-                    for h in range(2):
-                        c = acc[m, 2 * k + h]
-                        c[0], c[1], c[2], c[3] = mma(
-                            ar[m, 0], ar[m, 1], ar[m, 2], ar[m, 3], r[2 * h], r[2 * h + 1],
-                            c[0], c[1], c[2], c[3],
-                        )  # fmt: skip
+        add_products(ring, at, w_at, acc)
 
-    return LineProduct(uint16, PIECE, TA, read_by, first_piece, place_in, place_in, begin_w, add)
+    return LineProduct(uint16, PIECE, TA, read_by, first_piece, place_in, places, begin_w, add)
 
 
 def _lines_float32(precision: str, B: int, TA: int, transposed: bool) -> LineProduct:
@@ -127,8 +116,8 @@ def _lines_float32(precision: str, B: int, TA: int, transposed: bool) -> LinePro
             load_w(ring, w_at, k, br)
             multiply(ar, br, acc)
 
-    w_place = fragments_tf32.places(PIECES, transposed, TB)[0]
-    return LineProduct(float32, PIECE, UNITS, read_by, first_piece, place_in, w_place, begin_w, add)
+    places = fragments_tf32.places(PIECES, transposed, TB)
+    return LineProduct(float32, PIECE, UNITS, read_by, first_piece, place_in, places, begin_w, add)
 
 
 class BoxProduct(NamedTuple):
@@ -156,7 +145,7 @@ def box_product(arithmetic: str, B: int, PER: int) -> BoxProduct:
 
 def _boxes_16_bit(dtype: str, B: int, PER: int) -> BoxProduct:
     PIECE, HEIGHT, TB = fragments.PIECE, min(B, 32), B // 8
-    TA, B_REGISTERS, mma = HEIGHT // 16, (TB // 2, 4), fragments.MMA[dtype]
+    TA, B_REGISTERS, add_product = HEIGHT // 16, (TB // 2, 4), fragments.adding(dtype)
     begin_dy, load_dy = fragments.square(B // PIECE, False, True)
     place_in, _ = fragments.places(B // PIECE)
     _, load_x = fragments.square(B // PIECE, False, False)
@@ -167,13 +156,10 @@ def _boxes_16_bit(dtype: str, B: int, PER: int) -> BoxProduct:
         for m in range(TA):
             a = load_x(ring, at, 0, 2 * m)
             for n in range(TB):
-                c = acc[m, n]
-                c[0], c[1], c[2], c[3] = mma(
-                    a[0], a[1], a[2], a[3], br[n // 2, n % 2 * 2], br[n // 2, n % 2 * 2 + 1],
-                    c[0], c[1], c[2], c[3],
-                )  # fmt: skip
+                b = br[n // 2, n % 2 * 2 :]
+                add_product(a, b[0], b[1], acc[m, n])
 
-    add_taps = _unrolled(add_tap, PER)
+    add_taps = _of_taps(add_tap, PER)
 
     @cuda.jit(device=True)
     def add(mine, ring, x_start, dy_at, bases, i, shifts, half, acc):
@@ -214,7 +200,7 @@ def _boxes_float32(precision: str, B: int, PER: int) -> BoxProduct:
                     ar[j, u] = ring[x_start + at + g % 4]
         multiply(ar, br, acc)
 
-    add_taps = _unrolled(add_tap, PER)
+    add_taps = _of_taps(add_tap, PER)
 
     @cuda.jit(device=True)
     def add(mine, ring, x_start, dy_at, bases, i, shifts, half, acc):
@@ -231,25 +217,19 @@ def _boxes_float32(precision: str, B: int, PER: int) -> BoxProduct:
     return BoxProduct(float32, PIECE, place_in, dy_place, begin_dy, add)
 
 
-def _unrolled(add_tap: Any, PER: int, p: int = 0) -> Any:
+def _of_taps(add_tap: Any, PER: int) -> Any:
     """add(mine, ring, x_start, rows, shifts, piece, br, acc): the first `mine` of PER taps.
 
-    Unrolled, so that acc[p], to which add_tap(ring, x_start, rows, shifts[p], piece, br, acc[p])
+    One by one, so that acc[p], to which add_tap(ring, x_start, rows, shifts[p], piece, br, acc[p])
     adds, stays in registers.
     """
 
-    @cuda.jit(device=True)
-    def none(mine, ring, x_start, rows, shifts, piece, br, acc):
-        pass
+    def of_tap(p):
+        @cuda.jit(device=True)
+        def add(mine, ring, x_start, rows, shifts, piece, br, acc):
+            if p < mine:
+                add_tap(ring, x_start, rows, shifts[p], piece, br, acc[p])
 
-    if p == PER:
-        return none
-    rest = _unrolled(add_tap, PER, p + 1)
+        return add
 
-    @cuda.jit(device=True)
-    def add(mine, ring, x_start, rows, shifts, piece, br, acc):
-        if p < mine:
-            add_tap(ring, x_start, rows, shifts[p], piece, br, acc[p])
-            rest(mine, ring, x_start, rows, shifts, piece, br, acc)
-
-    return add
+    return one_by_one(of_tap, PER)

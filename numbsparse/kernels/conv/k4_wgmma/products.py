@@ -19,11 +19,10 @@ from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.conv.boxes import in_box, plus, target_of, unpacked
 from numbsparse.kernels.conv.window import PIXELS, SIDE, Three, View
-from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.fragments_tf32 import coordinates
 from numbsparse.kernels.parts.images import images_of
 from numbsparse.kernels.parts.split import splitting
-from numbsparse.kernels.parts.store import KINDS
+from numbsparse.kernels.parts.store import KINDS, Sums, panel_writer
 from numbsparse.kernels.ptx import (
     Operand,
     bulk_commit,
@@ -33,7 +32,6 @@ from numbsparse.kernels.ptx import (
     fence_proxy_async,
     fence_tensor_map,
     load_4xf32,
-    stmatrix_x4,
     store_4xf32,
     sync_warp,
     tma_load_2d,
@@ -122,7 +120,8 @@ def product_of_16_bit(
     ROW16, BITS = LINE // 16, PARTS.bit_length() - 1  # pieces of 16 bytes of a row
     x_operand, w_operand = Operand(LINE, 0, group=GROUP * LINE), Operand(LINE, 0, not transposed)
     multiply = wgmma_units(KINDS[dtype], UNITS, (B,), B // 16, x_operand, w_operand)
-    start_from, store_unit = zeros(COUNT), _store_unit(dtype, B)
+    start_from = zeros(COUNT)
+    store_unit = _store_unit(Sums(KINDS[dtype], B, 1, UNITS, PIXELS))
 
     @cuda.jit(device=True)
     def begin_w(w_map):
@@ -161,9 +160,8 @@ def product_of_16_bit(
         own = uint32(warp // 4 * OWN)
         for u in range(UNITS):
             packed = places[own + u * PIXELS + warp % 4 * ROWS]
-            store_unit(
-                sums, u * (B // 2), ring, buffer + warp * BUFFER, y_map, packed, image, top, column
-            )
+            at = buffer + warp * BUFFER
+            store_unit(sums, u, ring, at, y_map, packed, image, top, column)
 
     @cuda.jit(device=True)
     def end():
@@ -175,38 +173,24 @@ def product_of_16_bit(
 
 
 @cache
-def _store_unit(dtype: str, B: int) -> Any:
-    """store(sums, first, ring, buffer, y_map, packed, image, top, column).
+def _store_unit(of: Sums) -> Any:
+    """store(sums, u, ring, buffer, y_map, packed, image, top, column): 16 pixels of a warp.
 
-    sums : from `first` on, those of a thread in 16 x B sums: in every strip of 8 columns, lane
-        4 r + q has columns 2 q and 2 q + 1 of rows r and r + 8
     buffer : item of `ring`; of this warp only
     packed : the place of the first output, as `spread` gives it, in the tile of `image` and `top`
     """
-    STRIPS, LINE, pack = B // 8, 2 * B, PACK[dtype]
-    SWAPS = LINE // 16 - 1
+    write = panel_writer(of, UNIT=2)
 
     @cuda.jit(device=True)
-    def store(sums, first, ring, buffer, y_map, packed, image, top, column):
-        lane = uint32(cuda.threadIdx.x) % 32
-        # A lane has a line of one of four matrices: two strips, and in each two halves.
-        strip, half, line = lane // 16, lane // 8 % 2, lane % 8
-        byte = uint32((8 * half + line) * LINE + 16 * strip)
-        byte = uint32(byte ^ (byte >> 7 & SWAPS) << 4)
+    def store(sums, u, ring, buffer, y_map, packed, image, top, column):
         bulk_wait_read()
         sync_warp()
-        for s in range(0, STRIPS, 2):
-            i = first + 4 * s
-            stmatrix_x4(
-                ring, buffer + (byte ^ (16 * s)) // 2,
-                pack(sums[i], sums[i + 1]), pack(sums[i + 2], sums[i + 3]),
-                pack(sums[i + 4], sums[i + 5]), pack(sums[i + 6], sums[i + 7]),
-            )  # fmt: skip
+        write(sums, u, 0, ring, buffer)
         fence_proxy_async()
         sync_warp()
         if elect() != 0 and packed >= 0:
             n, q = unpacked(packed)
-            z, y, x = int32(top[0] + q[0]), int32(top[1] + q[1]), int32(top[2] + q[2])
+            z, y, x = plus(top, q)
             tma_store_5d(ring, buffer, y_map, column, x, y, z, int32(image + n))
             bulk_commit()
 

@@ -59,24 +59,23 @@ def input_grad(dy, values, index, dx, precision="highest", tile=0):
 
 
 def _along_lines(transposed, x, values, lines, y, number):
-    (batch, out_features), (_, in_features), size = y.shape, x.shape, values.shape[1]
+    (batch, out_features), size = y.shape, values.shape[1]
     tile = line_tiles(size, batch, x.itemsize)[number]
     grid = -(-batch // tile.BM) * -(-out_features // tile.BN)
     kernel = line_kernel(size, tile, x.dtype, _store_for(y), transposed)
-    (x, stride), (values, _) = aligned_rows(x), aligned_rows(values.reshape(-1, size))
-    launch(kernel, grid, tile.threads, x, stride, in_features, values, *lines, y)
+    values = aligned_rows(values.reshape(-1, size)).values
+    launch(kernel, grid, tile.threads, aligned_rows(x), values, *lines, y)
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest", tile=0):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
     n_blocks, size, _ = dvalues.shape
-    (batch, in_features), (_, out_features) = x.shape, dy.shape
     tile = block_tiles(size)[tile]
     threads = max(tile.threads, LEAST_THREADS)
     grid = -(-n_blocks * tile.threads // threads) * (size // tile.BN) ** 2
     kernel = weight_grad_kernel(size, tile, x.dtype)
-    sides = *aligned_rows(x), in_features, *aligned_rows(dy), out_features
-    launch(kernel, grid, threads, batch, *sides, index.block_rows, index.block_columns, dvalues)
+    operands = aligned_rows(x), aligned_rows(dy), index.block_rows, index.block_columns, dvalues
+    launch(kernel, grid, threads, x.shape[0], *operands)
 
 
 def _store_for(y):
@@ -127,7 +126,8 @@ def line_kernel(B: int, tile: Tile, dtype: Any, store: Any, transposed: bool) ->
     add_products = products_of_lines(tile, transposed)
 
     @cuda.jit
-    def kernel(x, stride, in_features, values, indptr, indices, blocks, y):
+    def kernel(rows, values, indptr, indices, blocks, y):
+        x, stride, in_features = rows
         xs = cuda.shared.array(X_SHAPE, TYPE, ALIGNMENT)  # (stage, batch, in)
         # (stage, in, out); transposed (stage, out, in)
         ws = cuda.shared.array(W_SHAPE, TYPE, ALIGNMENT)
@@ -233,18 +233,7 @@ def weight_grad_kernel(B: int, tile: Tile, dtype: Any) -> Any:
     add_products = products(tile)
 
     @cuda.jit
-    def kernel(
-        batch,
-        x,
-        x_stride,
-        in_features,
-        dy,
-        dy_stride,
-        out_features,
-        block_rows,
-        block_columns,
-        dvalues,
-    ):
+    def kernel(batch, x_side, dy_side, block_rows, block_columns, dvalues):
         xs = cuda.shared.array(SHAPE, TYPE, ALIGNMENT)  # (stage, batch, in)
         dys = cuda.shared.array(SHAPE, TYPE, ALIGNMENT)  # (stage, batch, out)
         acc = cuda.local.array((TM, TN), float32)
@@ -268,16 +257,16 @@ def weight_grad_kernel(B: int, tile: Tile, dtype: Any) -> Any:
             if coming < steps:
                 first, stage = coming * BK, coming % STAGES
                 ahead = (first, batch - first, first_block)
-                fetch(x, x_stride, in_features, block_rows, ahead, top, xs[stage])
-                fetch(dy, dy_stride, out_features, block_columns, ahead, left, dys[stage])
+                fetch(x_side, block_rows, ahead, top, xs[stage])
+                fetch(dy_side, block_columns, ahead, left, dys[stage])
             cp_async_commit()
             if step >= 0:
                 stage = step % STAGES
                 add_products(xs[stage], dys[stage], y_quad, x_quad, acc)
         block = first_block + mine
         if block < dvalues.shape[0]:
-            in_rows = in_features - block_rows[block] * B
-            in_columns = out_features - block_columns[block] * B
+            in_rows = x_side.features - block_rows[block] * B
+            in_columns = dy_side.features - block_columns[block] * B
             for m in range(TM):
                 i = top + (ty + m // QUAD * TY) * QUAD + m % QUAD
                 for k in range(TN):

@@ -118,8 +118,8 @@ def fetch_blocks(B: int, BLOCKS: int, tile: Tile, dtype: Any) -> Any:
     ROWS = min(THREADS // LANES, BK)  # fetched at once
 
     @cuda.jit(device=True)
-    def fetch(x, stride, features, lines, ahead, start, tile):
-        first, rows, first_block = ahead
+    def fetch(side, lines, ahead, start, tile):
+        (x, stride, features), (first, rows, first_block) = side, ahead
         t = uint32(cuda.threadIdx.x)
         i = t % LANES * RUN
         line, slot = slot_of(lines, first_block, i // BN)

@@ -11,12 +11,10 @@ before; from shared memory K / WN + K / WM with the tile WM x WN of a warp, 32 x
 rows in batches up to FEW, where a single thread had K / TM + K / TN.
 
     lines          forward and input_grad: a block of threads for a tile of y
-    weight_grad    16-bit types: a block of threads for a block of w, or a part of one
-    regions        float32: one for a region of blocks that share tiles of x and dy
-    store          sums to y
+    weight_grad    a block of threads for a block of w, or a part of one
 
-`parts.copies` loads the tiles, `parts.fragments` multiplies them, in 16 bits and in float32, and
-`parts.repair` sums again what a split made NaN.
+`parts.copies` loads the tiles, `parts.fragments` multiplies them, in 16 bits and in float32,
+`parts.store_tile` stores sums, and `parts.repair` sums again what a split made NaN.
 
 cp.async reads pieces of 16 bytes that start at multiples of 16 bytes. An operand that has them in
 neither direction (other strides, an odd address) is copied first. Every operand still passes
@@ -28,10 +26,10 @@ from __future__ import annotations
 import numpy as np
 
 from numbsparse.kernels.matmul.k5_tensor_core.lines import Tile, multiply_lines
-from numbsparse.kernels.matmul.k5_tensor_core.regions import multiply_regions
 from numbsparse.kernels.matmul.k5_tensor_core.weight_grad import multiply_blocks
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned_rows
+from numbsparse.kernels.parts.fragments import MMA, arithmetic_of
 
 BLOCK_SIZES = (16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
@@ -61,21 +59,17 @@ def input_grad(dy, values, index, dx, precision="highest", tile=0):
 
 def _along_lines(product, x, values, index, y, precision, number):
     size = values.shape[1]
-    arithmetic = precision if x.dtype == "float32" else x.dtype.name
+    arithmetic = arithmetic_of(x, precision)
     if x.itemsize == 2:
         x, values, y = (a.view(np.uint16) for a in (x, values, y))
-    values, _ = aligned_rows(values.reshape(-1, size))
-    values = values.reshape(-1, size)
+    values = aligned_rows(values.reshape(-1, size)).values.reshape(-1, size)
     tile = line_tiles(size, x.shape[0], arithmetic)[number]
     multiply_lines(product, x, values, index, y, arithmetic, tile)
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest", tile=0):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
-    if x.itemsize == 2:  # in two thirds of the time that regions take
-        multiply_blocks(x, dy, index, dvalues)
-    else:
-        multiply_regions(x, dy, index, dvalues, precision)
+    multiply_blocks(x, dy, index, dvalues, arithmetic_of(x, precision))
 
 
 def tile_choices(product, block_size, dtype, batch, precision="highest"):
@@ -87,7 +81,7 @@ def tile_choices(product, block_size, dtype, batch, precision="highest"):
 def line_tiles(size: int, batch: int, arithmetic: str) -> list[Tile]:
     """Tiles of a (batch, features) output."""
     width = min(size, 64)
-    if arithmetic in ("float16", "bfloat16"):
+    if arithmetic in MMA:
         rows = [64] if batch <= FEW else [128, 64]
         return [Tile(BM, width, 32, 4) for BM in rows]
     return [Tile(128, width, 32, stages) for stages in ((2, 3) if size == 32 else (3, 2))]

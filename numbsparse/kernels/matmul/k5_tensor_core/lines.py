@@ -14,15 +14,23 @@ from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.matmul.k5_tensor_core.store import store, stored
 from numbsparse.kernels.parts.aligned import aligned_either_way
 from numbsparse.kernels.parts.copies import copying, copying_matrix
 from numbsparse.kernels.parts.deal_on_gpu import ranking
-from numbsparse.kernels.parts.fragments import MMA, Products, Side, piece_of, products
+from numbsparse.kernels.parts.fragments import (
+    MMA,
+    Products,
+    Side,
+    coordinates,
+    piece_of,
+    products,
+)
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.plans import on_gpu_of, planned
 from numbsparse.kernels.parts.repair import any_nan, dense_of, repairing_lines
-from numbsparse.kernels.parts.store import Output
+from numbsparse.kernels.parts.store import ROWS, Output
+from numbsparse.kernels.parts.store_float32 import storer_of_float32
+from numbsparse.kernels.parts.store_tile import rows_from, store_tile, stored
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 from numbsparse.layout import Index
 
@@ -52,7 +60,7 @@ class Shape(NamedTuple):
     arithmetic: str  # "float16", "bfloat16", or the precision of float32
     transposed: bool  # w, for the input-gradient
     x_transposed: bool  # x is feature-major
-    y_transposed: bool
+    y_transposed: bool  # then the sums of a warp are of y.T: a lane has neighbours along columns
     wide: bool  # y can be stored several values at once
     edge: bool  # features of x end inside their last block
 
@@ -60,14 +68,6 @@ class Shape(NamedTuple):
     def depth(self) -> int:
         """Features of a block in a step."""
         return min(self.B, self.tile.BK)
-
-    @property
-    def swapped(self) -> bool:
-        """The sums of a warp are of y.T: a lane has neighbours along their columns.
-
-        Not with w.T rounded to tf32, which the compiler moves about if it is the first operand.
-        """
-        return self.y_transposed and not (self.transposed and self.arithmetic == "high")
 
 
 def multiply_lines(
@@ -144,11 +144,13 @@ def products_of(shape: Shape) -> tuple[Products, Any, Any, Any, Any]:
     rows, across, depth = tile.BM // tile.warps, tile.BN, shape.depth
     x = Side((tile.BM if x_transposed else depth) // PIECE, not x_transposed)
     w = Side((depth if shape.transposed else across) // PIECE, shape.transposed)
-    first, second, height, width = (w, x, across, rows) if shape.swapped else (x, w, rows, across)
+    first, second, height, width = (
+        (w, x, across, rows) if shape.y_transposed else (x, w, rows, across)
+    )
     made = products(shape.arithmetic, height // 16, width // 8, depth, first, second)
     add_products, begin_x, begin_w = made.add, made.begin_a, made.begin_b
     places = made.a_places, made.b_places
-    if shape.swapped:
+    if shape.y_transposed:
         begin_x, begin_w, places = begin_w, begin_x, places[::-1]
 
     @cuda.jit(device=True)
@@ -159,7 +161,7 @@ def products_of(shape: Shape) -> tuple[Products, Any, Any, Any, Any]:
     def add_swapped(ring, x_at, w_at, acc):
         add_products(ring, w_at, x_at, acc)
 
-    return made, *places, lane_of, add_swapped if shape.swapped else add_products
+    return made, *places, lane_of, add_swapped if shape.y_transposed else add_products
 
 
 @cache
@@ -216,17 +218,17 @@ def fetching(shape: Shape, x_places: Any, w_places: Any) -> tuple[int, Any, Any]
 
 @cache
 def line_kernel(shape: Shape) -> Any:
-    B, (BM, BN, BK, STAGES), arithmetic, _, x_transposed, _, wide, _ = shape
+    B, (BM, BN, BK, STAGES), arithmetic, _, x_transposed, y_transposed, wide, _ = shape
     AHEAD, PENDING, DEPTH = STAGES - 1, STAGES - 2, shape.depth
     BLOCKS, PARTS = BK // DEPTH, B // DEPTH  # blocks in a step, or steps in a block
     X_SIZE, W_SIZE = BM * DEPTH, DEPTH * BN  # of a block
     STAGE = BLOCKS * (X_SIZE + W_SIZE)
-    RING, WM, swapped = STAGES * STAGE, BM // shape.tile.warps, shape.swapped
+    RING, WM = STAGES * STAGE, BM // shape.tile.warps
     ITEM = uint16 if arithmetic in MMA else float32
     made, x_places, w_places, lane_of, add_products = products_of(shape)
     TA, TB, ACC = made.TA, made.TB, (made.TA, made.TB, 4)
     ROUNDS, find, fetch = fetching(shape, x_places, w_places)
-    store_tile = store(arithmetic, TA, TB, shape.y_transposed and not swapped, wide)
+    store = storing(arithmetic, TA, TB, wide)
     repair, clear_sums = repairing(shape), clear(TA, TB)
     repairs, nan_in = arithmetic == "highest", any_nan(*ACC)
     # Three blocks of threads to a multiprocessor, at the price of a few registers kept in memory.
@@ -269,15 +271,36 @@ def line_kernel(shape: Shape) -> Any:
                         add_products(ring, x_at, w_at, acc)
                 now = uint32(now + STAGE) if now + STAGE < RING else uint32(0)
 
-        row = top + int64(own)
-        if swapped:
-            store_tile(acc, out, int64(left), row, out_features, batch)
+        row, column = top + int64(own), int64(left)
+        if y_transposed:
+            store(acc, out, (column, out_features), row, batch)
         else:
-            store_tile(acc, out, row, int64(left), batch, out_features)
+            store(acc, out, (row, batch), column, out_features)
         if repairs and cuda.syncthreads_or(nan_in(acc)):
             repair(y, top, left, dense)
 
     return kernel
+
+
+@cache
+def storing(arithmetic: str, TA: int, TB: int, wide: bool) -> Any:
+    """`store_tile` of rows that are one below the other.
+
+    Of 32 columns of float32 a lane holds eight neighbours of a row, and lanes exchange them. With
+    more columns that costs more than it saves.
+    """
+    if not wide or arithmetic in MMA or TB != 4:
+        return store_tile(arithmetic, TA, TB, wide, rows_from(arithmetic, TA))
+    row_in = coordinates(arithmetic, 2 * TA)
+    store_16_rows = storer_of_float32(ROWS, row_in, False)
+
+    @cuda.jit(device=True)
+    def store(acc, y, where, left, columns):
+        for m in range(TA):
+            row, into = where[0] + row_in(2 * m, 0), (y, columns, 1, where[1], columns)
+            store_16_rows(acc[m], row, left, into)
+
+    return store
 
 
 @cache

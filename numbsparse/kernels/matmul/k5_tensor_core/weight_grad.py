@@ -1,4 +1,4 @@
-"""The weight-gradient of 16-bit types: dvalues[b] = x[:, rows of b].T @ dy[:, columns of b].
+"""The weight-gradient: dvalues[b] = x[:, rows of b].T @ dy[:, columns of b].
 
 A block of threads takes a block of w, or 64 x 64 of it, which its warps share by quarters. Smaller
 blocks they share by the batch: each warp takes its own rows of each step, and the sums of all meet
@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int64, uint16, uint32
 
 from numbsparse.device.launch import launch
-from numbsparse.kernels.matmul.k5_tensor_core.store import store_16, stored
+from numbsparse.kernels.card import registers
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import aligned_either_way, of_bits
 from numbsparse.kernels.parts.copies import copying_matrix
-from numbsparse.kernels.parts.fragments import PIECE, Side, column_of, products, row_of
-from numbsparse.kernels.parts.repair import factors_of
+from numbsparse.kernels.parts.fragments import MMA, Side, coordinates, piece_of, products
+from numbsparse.kernels.parts.repair import any_nan, factors_of, repairing_blocks
+from numbsparse.kernels.parts.store_tile import rows_from, store_fragment, store_tile, stored
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 
 WARPS = 4
@@ -26,25 +27,26 @@ THREADS = 32 * WARPS
 STAGES = 4
 SIZE = 2048  # values of x, and of dy, in a step
 STAGE = 2 * SIZE
+PER_SM = 3  # blocks of threads of float32 that a multiprocessor holds
 
 
 class Shape(NamedTuple):
     """What a kernel is made for."""
 
-    dtype: str
+    arithmetic: str  # "float16", "bfloat16", or the precision of float32
     B: int
     x_transposed: bool  # x is feature-major
     dy_transposed: bool
-    wide: bool  # pairs of dvalues can be stored at once
+    wide: bool  # several neighbours of dvalues can be stored at once
 
 
-def multiply_blocks(x, dy, index, dvalues):
-    (n_blocks, size, _), dtype = dvalues.shape, x.dtype.name
+def multiply_blocks(x, dy, index, dvalues, arithmetic):
+    n_blocks, size, _ = dvalues.shape
     x, dy, dvalues = map(of_bits, (x, dy, dvalues))
     (x, x_transposed), (dy, dy_transposed) = map(aligned_either_way, (x, dy))
     out, _, wide = stored(dvalues.reshape(-1, size))
     launch(
-        block_kernel(Shape(dtype, size, x_transposed, dy_transposed, wide)),
+        block_kernel(Shape(arithmetic, size, x_transposed, dy_transposed, wide)),
         n_blocks * (size // min(size, 64)) ** 2,
         THREADS,
         factors_of(x, dy, (x_transposed, dy_transposed), index),
@@ -55,28 +57,31 @@ def multiply_blocks(x, dy, index, dvalues):
 
 @cache
 def block_kernel(shape: Shape) -> Any:
-    dtype, B, x_transposed, dy_transposed, wide = shape
+    arithmetic, B, x_transposed, dy_transposed, wide = shape
     BM = min(B, 64)  # of x's and of dy's features
     BK = SIZE // BM  # rows of a step
     SIDE = min(BM, 32)  # of a warp's tile
-    ACROSS, PARTS = BM // SIDE, B // BM
+    ACROSS, PARTS, PIECE = BM // SIDE, B // BM, piece_of(arithmetic)
     TILES = ACROSS * ACROSS
     DEPTH = BK * TILES // WARPS  # rows of a step for a warp
     AHEAD, PENDING = STAGES - 1, STAGES - 2
     sides = (Side((BK if along else BM) // PIECE, along) for along in (x_transposed, dy_transposed))
-    made = products(dtype, SIDE // 16, SIDE // 8, DEPTH, *sides)
+    made = products(arithmetic, SIDE // 16, SIDE // 8, DEPTH, *sides)
     TA, TB, ACC = made.TA, made.TB, (made.TA, made.TB, 4)
     begin_x, begin_dy, add_products = made.begin_a, made.begin_b, made.add
     _, _, copy_x = copying_matrix(BK, BM, PIECE, THREADS, x_transposed, made.a_places)
     _, _, copy_dy = copying_matrix(BK, BM, PIECE, THREADS, dy_transposed, made.b_places)
-    clear, clear_beyond = pieces.clear(TA, TB), clearing_beyond(TA, TB)
-    store_tile, store_sum = store_16(dtype, TA, TB, wide, True), storing_sum(dtype, TA, TB, wide)
+    clear, clear_beyond = pieces.clear(TA, TB), clearing_beyond(arithmetic, TA, TB)
+    store = store_tile(arithmetic, TA, TB, wide, rows_from(arithmetic, TA))
+    store_sum, repairs = storing_sum(arithmetic, TA, TB, wide), arithmetic == "highest"
+    nan_in, repair = any_nan(*ACC), repairing(B, BM, (False, x_transposed, dy_transposed))
+    ITEM, options = (uint16, {}) if arithmetic in MMA else (float32, registers(THREADS * PER_SM))
 
-    @cuda.jit
+    @cuda.jit(**options)
     def kernel(dense, dvalues):
         x, dy, sizes, block_rows, block_columns = dense
         x_stride, dy_stride, in_features, out_features, batch = sizes
-        ring = cuda.shared.array(0, uint16, ALIGNMENT)  # stages, each of x and of dy
+        ring = cuda.shared.array(0, ITEM, ALIGNMENT)  # stages, each of x and of dy
         sums = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory, in the end
         acc = cuda.local.array(ACC, float32)
         clear(acc)
@@ -106,37 +111,42 @@ def block_kernel(shape: Shape) -> Any:
         clear_beyond(acc, in_features - row - ty, out_features - column - tx)
         first = block * int64(B) + top
         if TILES == WARPS:
-            store_tile(acc, dvalues, first + ty, left + tx, 0, B)
+            store(acc, dvalues, (first + ty, first + B), left + tx, B)
         else:
             store_sum(acc, sums, dvalues, first, left, B)
+        if repairs and cuda.syncthreads_or(nan_in(acc)):
+            repair(dvalues, first, left, dense)
 
     return kernel
 
 
 @cache
-def clearing_beyond(TA: int, TB: int) -> Any:
+def clearing_beyond(arithmetic: str, TA: int, TB: int) -> Any:
     """acc = 0 beyond so many rows and columns. What was read there is 0: times infinity, NaN."""
+    row_in, column_in = coordinates(arithmetic, 2 * TA), coordinates(arithmetic, TB)
 
     @cuda.jit(device=True)
     def clear_beyond(acc, rows, columns):
         if rows >= 16 * TA and columns >= 8 * TB:
             return
         lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
         for m in range(TA):
             for n in range(TB):
                 for i in range(4):
-                    if 16 * m + row_of(lane, i) >= rows or 8 * n + column_of(lane, i) >= columns:
+                    row, column = row_in(2 * m + i // 2, g), column_in(n, 2 * q + i % 2)
+                    if row >= rows or column >= columns:
                         acc[m, n, i] = 0
 
     return clear_beyond
 
 
 @cache
-def storing_sum(dtype: str, TA: int, TB: int, wide: bool) -> Any:
-    """`store_16` of the sum of all warps' acc, in their order: each takes 16 x 8 of it."""
+def storing_sum(arithmetic: str, TA: int, TB: int, wide: bool) -> Any:
+    """dvalues = the sum of all warps' acc, in their order: each takes 16 x 8 of it at a time."""
     COUNT, ACC = TA * TB, (1, 1, 4)
     save, clear, add_saved = pieces.save(TA, TB), pieces.clear(1, 1), pieces.add_saved(1, 1)
-    store_part = store_16(dtype, 1, 1, wide, True)
+    store = store_fragment(arithmetic, TB, wide, rows_from(arithmetic, TA))
 
     @cuda.jit(device=True)
     def store_sum(acc, sums, dvalues, top, left, columns):
@@ -149,7 +159,21 @@ def storing_sum(dtype: str, TA: int, TB: int, wide: bool) -> Any:
             clear(total)
             for k in range(WARPS):
                 add_saved(sums, k * COUNT + part, total)
-            row, column = top + part // TB * 16, left + part % TB * 8
-            store_part(total, dvalues, row, column, 0, columns)
+            where = top, top + columns
+            store(total[0, 0], part // TB, part % TB, dvalues, where, left, columns)
 
     return store_sum
+
+
+@cache
+def repairing(B: int, BM: int, orders: tuple[bool, bool, bool]) -> Any:
+    """Of BM x BM values of dvalues, from a row and a column on, those that are NaN."""
+    repair_one = repairing_blocks(B)
+
+    @cuda.jit(device=True)
+    def repair(dvalues, top, left, dense):
+        for item in range(cuda.threadIdx.x, BM * BM, THREADS):
+            at = (top + item // BM) * int64(B) + left + item % BM
+            repair_one(dvalues, at, dense, orders)
+
+    return repair

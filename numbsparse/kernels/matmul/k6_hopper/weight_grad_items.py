@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 from numba import cuda, int32, uint32
 
 from numbsparse.kernels.coordinates import bits_below, entry_of
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, POOL, RUNS, Tile
 from numbsparse.kernels.parts.walk_on_gpu import lowest
 from numbsparse.kernels.ptx import redux_or, sync_warp
 
 ROWS = 4  # block rows of B = 32 whose blocks are computed together
 ALONE, IN_TWOS = 1, 1  # ranks of a copy that no other block of threads gets; the map of RUNS[1]
+
+part_of = cuda.jit(device=True)(plans.part)
 
 
 class Cut(NamedTuple):
@@ -27,26 +30,23 @@ class Cut(NamedTuple):
     MOST: int  # inputs of an item
     LEAST: int  # blocks of each of a group's items but the last
     PRODUCTS: int  # at most, of pairs of blocks of a line
-    OUTS: int  # different ones of a block of threads
     HEAD: tuple[int, int, int, int] = (0, 0, 0, 0)  # of float32, what heads end with
 
     @classmethod
     def of(cls, tile: Tile) -> Cut:
-        all_outs = tile.GROUPS * tile.OUTS
         if tile.ITEM == 4:
             most, across = tile.X_PANELS * 32 // tile.B, tile.N // tile.PANEL
             stage = (tile.X_PANELS + across) * tile.PANEL_BYTES
             stages = min((POOL - BUFFERS * tile.IMAGE) // stage, tile.STAGES)
             head = 1, stages, tile.IMAGE // 4, stage // 4
-            return cls(1, tile.B // tile.N, most, most, 0, all_outs, head)
+            return cls(1, tile.B // tile.N, most, most, 0, head)
         if tile.B == 32:
             most, products = min(32, tile.SLOTS - ROWS), tile.GROUPS * tile.UNITS
             # One block more in each line was too much: odd ones are half a product.
             least = max(1, min(2 * (products - ROWS + 1) - ROWS, most))
-            return cls(ROWS, 1, most, least, products, all_outs)
-        outs = tile.OUTS if tile.B == 128 else all_outs
-        most = tile.CLUSTER * min(outs, tile.SLOTS // (tile.B // tile.PANEL) - 1)
-        return cls(1, 1, most, most, 0, outs)
+            return cls(ROWS, 1, most, least, products)
+        most = tile.CLUSTER * min(tile.EACH, tile.SLOTS // (tile.B // tile.PANEL) - 1)
+        return cls(1, 1, most, most, 0)
 
 
 def width_of(tile: Tile) -> int:
@@ -62,13 +62,6 @@ def finishing(tile: Tile) -> Any:
     if tile.ITEM == 4:
         return finishing_strips(tile)
     return finishing_regions(tile) if tile.B == 32 else finishing_rows(tile)
-
-
-@cuda.jit(device=True)
-def part(n, parts, k):
-    """(begin, end) of part k of n things, the first parts being the longer ones."""
-    begin = k * (n // parts) + min(k, n % parts)
-    return begin, begin + n // parts + (1 if k < n % parts else 0)
 
 
 @cache
@@ -96,7 +89,7 @@ def finishing_rows(tile: Tile) -> Any:
     def finish_share(item, rank, count, line, own, block, edges, tables):
         counts, loads, places, outs = tables
         lane, share = cuda.threadIdx.x, item * CLUSTER + rank
-        begin, past = part(count, CLUSTER, rank)
+        begin, past = part_of(count, CLUSTER, rank)
         n, nth, mine = past - begin, lane - begin, begin <= lane < past
         busy, copies = min(count, CLUSTER), 0
         for p in range(PANELS):
@@ -115,7 +108,7 @@ def finishing_rows(tile: Tile) -> Any:
                     put(loads, share, copies + nth + p, panel + p, slot + p, 1, edges, ranks)
         more = int32(redux_or(uint32(1 if mine and apart else 0)))
         for group in range(GROUPS):
-            left, (first, end) = (group, (0, n)) if PANELS > 1 else (0, part(n, GROUPS, group))
+            left, (first, end) = (group, (0, n)) if PANELS > 1 else (0, part_of(n, GROUPS, group))
             if lane < OUTS:
                 outs[share, group, lane] = -1
             sync_warp()

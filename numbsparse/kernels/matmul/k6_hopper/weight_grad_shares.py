@@ -33,6 +33,8 @@ NOT_FULL = 1.03  # the same, where most regions have all the products they may
 LEAST_COMMON = 3  # columns in common of a pair of rows
 FEW_ROUNDS = 4  # so many that the last, half empty, takes much of the time
 
+part_of = compiled(error_model="numpy")(plans.part)
+
 
 class Shares(NamedTuple):
     """What each block of threads does; those of a cluster follow one another, and are an item."""
@@ -124,9 +126,8 @@ def ways_of(index: Index, tile: Tile, places: int) -> Iterator[np.ndarray]:
 def rows_of_blocks(index: Index, tile: Tile) -> np.ndarray:
     """Pieces of block rows, so that all of an item takes the same tile of x; pairs at B = 64."""
     free = tile.SLOTS // (tile.B // tile.PANEL) - 1  # for blocks of dy, besides x
-    outs = tile.OUTS if tile.B == 128 else tile.GROUPS * tile.OUTS
     least = LEAST_COMMON if tile.B == 64 else None
-    return pieces_of_rows(index, tile.CLUSTER * min(outs, free), tile.OUTS, least)
+    return pieces_of_rows(index, tile.CLUSTER * min(tile.EACH, free), tile.OUTS, least)
 
 
 def _takes_fours(tile: Tile) -> bool:
@@ -248,7 +249,7 @@ def share_rows(
             continue
         busy = min(end - first, cluster)
         for rank in range(cluster):
-            begin, past = _part(end - first, cluster, rank)
+            begin, past = part_of(end - first, cluster, rank)
             share, copy = item * cluster + rank, 0
             for p in range(panels):
                 if p % busy == rank:
@@ -267,7 +268,7 @@ def share_rows(
                 if panels > 1:  # all blocks, but half of each
                     left, own, stop = group, 0, past - begin
                 else:
-                    left, (own, stop) = 0, _part(past - begin, groups, group)
+                    left, (own, stop) = 0, part_of(past - begin, groups, group)
                 for k in range(own, stop):
                     _add_out(places, outs, share, group, order[first + begin + k])
                 right = panels * (1 + (own if own < stop else 0))
@@ -279,14 +280,6 @@ def share_rows(
 def _add_out(places, outs, share, group, block):
     outs[share, group, places[share, group, 0]] = block
     places[share, group, 0] += 1
-
-
-@compiled(error_model="numpy")
-def _part(n, parts, k):
-    """(begin, end) of part k of n things, the first parts being the longer ones."""
-    each, longer = n // parts, n % parts
-    begin = k * each + min(k, longer)
-    return begin, begin + each + (1 if k < longer else 0)
 
 
 @compiled(error_model="numpy")

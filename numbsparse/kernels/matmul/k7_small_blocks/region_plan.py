@@ -9,6 +9,7 @@ dy of their column already in registers.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,8 @@ PLACE_BITS = 10
 NEW_COLUMN = 1 << 3 * PLACE_BITS
 WIDE = 4  # groups of a wide box
 IS_WIDE, IS_DY = 1, 2  # bits of a box: the number of its map
+MOST_PIECES = 32  # of a batch
+A_REGION, SECOND_PASS = 4.5, 4.0  # microseconds, beside those that grow with the batch (H200)
 PLACE_AT, GROUP_AT = 2, 10  # the bits from which on it holds its place and its first group
 
 
@@ -63,19 +66,17 @@ class Region(NamedTuple):
         return self.STAGES * self.STAGE_BYTES + PERIOD
 
 
-def plan_boxes(
-    index: Index, B: int, widths: tuple[int, int], region: Region, places: int
-) -> tuple[Any, ...]:
+def plan_boxes(index: Index, B: int, widths: tuple[int, int], region: Region) -> tuple[Any, ...]:
     """As `plan_regions`, with boxes (regions, GROUPS) instead of groups: -1 after the last.
 
     A box has a place in the stage, counted in groups.
     """
     sides = -(-widths[0] // B), -(-widths[1] // B)
-    segments, groups, *rest = plan_regions(index, B, sides, region, places)
+    groups, *rest = plan_regions(index, B, sides, region)
     # A wide box has whole groups only, so that what is beyond the edge is 0.
     whole, boxes = np.array([n // region.FEATURES for n in widths]), np.full_like(groups, -1)
     _box(groups, whole, boxes)
-    return segments, boxes, *rest
+    return boxes, *rest
 
 
 @compiled(error_model="numpy")
@@ -94,19 +95,14 @@ def _box(groups, whole, boxes):
             at, box = at + (WIDE if wide else 1), box + 1
 
 
-def plan_regions(
-    index: Index, B: int, sides: tuple[int, int], region: Region, places: int
-) -> tuple[Any, ...]:
+def plan_regions(index: Index, B: int, sides: tuple[int, int], region: Region) -> tuple[Any, ...]:
     """What `regions` reads, but for boxes.
 
-    segments (segments, 4): region, which of how many pieces of the batch it sums over, and where
-    its sums are among those that a second pass adds up, or -1.
     groups (regions, GROUPS): twice the group, plus 1 where it is one of dy; or -1.
     codes (regions, WARPS, SLOTS): where both pieces of x and the first of dy are in a row of a
     stage, in 10 bits each, and NEW_COLUMN where the slot before had another column.
     used (regions, WARPS): the slots that are taken, first ones first.
     blocks (regions, WARPS, SLOTS, 2): the stored blocks, or -1.
-    cut (regions that are cut,): their numbers; and as a number how many pieces they are cut into.
     """
     per_slot, of_group = 16 // B, region.FEATURES // B
     row_groups, column_groups = (-(-n // of_group) for n in sides)
@@ -122,8 +118,7 @@ def plan_regions(
     used = np.zeros((n, region.WARPS), np.int32)
     taken, last, run = np.zeros(n, np.int64), np.full(n, -1), np.zeros(n, np.int64)
     _deal_slots(*lines, of_group, B, xs, dys, slots, taken, last, run, codes, used, blocks)
-    segments, cut, pieces = _segments(n, places)
-    return segments, groups, *(a.reshape(-1) for a in (codes, used, blocks)), cut, pieces
+    return groups, *(a.reshape(-1) for a in (codes, used, blocks))
 
 
 def _region_of_blocks(
@@ -234,15 +229,30 @@ def _deal_slots(
                 used[item, warp] += 1
 
 
-def _segments(n: int, places: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Whole regions, as many as fill all multiprocessors; the rest are cut over the batch."""
+@lru_cache
+def pieces_for(n: int, places: int, batch: int, depth: int, row: float, sums: float) -> int:
+    """Into how many pieces of the batch regions are cut that are left when all places have as many.
+
+    depth, row, sums : rows of a stage; microseconds of a row, and of the sums of a region to be
+        written and read again
+    """
     rest = n % places
 
     def time(pieces: int) -> float:
-        return -(-rest * pieces // places) * (1 / pieces + 0.02)
+        again = SECOND_PASS + rest * pieces * sums if pieces > 1 else 0
+        return -(-rest * pieces // places) * (A_REGION + row * batch / pieces) + again
 
-    pieces = min(range(1, 33), key=time) if rest else 1
-    whole = n - rest if pieces > 1 else n
+    return min(range(1, min(MOST_PIECES, -(-batch // depth)) + 1), key=time)
+
+
+def cut_regions(index: Index, n: int, places: int, pieces: int) -> tuple[np.ndarray, np.ndarray]:
+    """(segments, cut): whole regions, as many as fill all places; the rest are cut.
+
+    segments (segments, 4): region, which of how many pieces of the batch it sums over, and where
+    its sums are among those that a second pass adds up, or -1.
+    cut (regions that are cut,): their numbers.
+    """
+    whole = n - n % places if pieces > 1 else n
     cut = np.arange(whole, n)
     segments = np.zeros((whole + cut.size * pieces, 4), np.int32)
     segments[:whole] = np.stack([np.arange(whole), 0 * np.arange(whole)] * 2, axis=1)
@@ -250,4 +260,4 @@ def _segments(n: int, places: int) -> tuple[np.ndarray, np.ndarray, int]:
     piece, which = np.divmod(np.arange(cut.size * pieces), max(cut.size, 1))
     segments[whole:, 0], segments[whole:, 1] = whole + which, piece
     segments[whole:, 2], segments[whole:, 3] = pieces, which * pieces + piece
-    return segments.reshape(-1), cut.astype(np.int32), pieces
+    return segments.reshape(-1), cut.astype(np.int32)

@@ -16,7 +16,14 @@ from numbsparse.kernels.parts.repair import repairing_blocks
 from numbsparse.kernels.parts.store import PACK
 from numbsparse.kernels.parts.swizzle import feature_of, feature_of_eight
 from numbsparse.kernels.parts.words import words_of_lane
-from numbsparse.kernels.ptx import ALIGNMENT, as_float32, as_uint32, sync_warp
+from numbsparse.kernels.ptx import (
+    ALIGNMENT,
+    as_float32,
+    as_uint32,
+    shfl_idx,
+    sync_warp,
+    wait_for_earlier_kernels,
+)
 
 
 class Into(NamedTuple):
@@ -24,9 +31,6 @@ class Into(NamedTuple):
 
     partials: Any  # of regions that were cut
     blocks: Any  # of each slot, see `plan_regions`
-    rows: Any  # of each block
-    columns: Any
-    sizes: tuple[int, int, int]  # batch, features of x and of dy
     dvalues: Any  # along one axis
 
 
@@ -73,47 +77,48 @@ def put_slot(sums: Sums) -> Any:
     return put_16_bit if sums.region.ITEM == 2 else put_float32
 
 
+@cuda.jit(device=True)
+def stored_blocks(blocks, slot):
+    """Those of a warp's slots, two a slot, from this one on: a lane has one of the first 32, and
+    one of those behind. What each store would wait for is read at once."""
+    at, last = 2 * slot + cuda.threadIdx.x % 32, blocks.size - 1
+    return blocks[min(at, last)], blocks[min(at + 32, last)]
+
+
+@cuda.jit(device=True)
+def block_of(stored, slot, half):
+    """The block of half a slot, or -1."""
+    at = uint32(2 * slot + half)
+    first, second = shfl_idx(stored[0], at % 32), shfl_idx(stored[1], at % 32)
+    return int64(first if at < 32 else second)
+
+
 @cache
 def store_slot(sums: Sums) -> Any:
-    """A slot from shared memory to its blocks, a few neighbours of a row at a time; 0 beyond the
-    edges."""
+    """A slot from shared memory to its blocks, a few neighbours of a row at a time. `stored` are
+    those of its warp. What is beyond the edges was summed of zeros."""
     B, ITEM = sums.B, sums.region.ITEM
     BLOCK, WORDS = B * B * ITEM // 4, 16 * B * ITEM // 128  # words of a block, and of a lane
-    PER_WORD, RUN = 4 // ITEM, min(WORDS, 4)
+    RUN = min(WORDS, 4)
     load, store_words = words_of_lane(WORDS)
     repair, orders = repairing_blocks(B), (False, sums.x_transposed, sums.dy_transposed)
     exact = sums.arithmetic == "highest"
 
     @cuda.jit(device=True)
-    def inside(word, values):
-        """The word, of which so many values are inside."""
-        if ITEM == 2 and values == 1:
-            return word & uint32(0xFFFF)
-        return word if values > 0 else uint32(0)
-
-    @cuda.jit(device=True)
-    def store(words, at, slot, into, dense):
-        _, blocks, rows, columns, sizes, dvalues = into
+    def store(words, at, stored, slot, into, dense):
         lane = cuda.threadIdx.x % 32
         half = lane // 16 if B == 8 else 0
-        block = int64(blocks[2 * slot + half])
+        block = block_of(stored, slot, half)
         if block >= 0:
-            found, own = load(words, at), cuda.local.array(WORDS, uint32)
-            for r in range(0, WORDS, RUN):
-                number = (r * 32 + lane * RUN - half * BLOCK) * PER_WORD
-                i = rows[block] * int64(B) + number // B
-                j = columns[block] * int64(B) + number % B
-                n_inside = sizes[2] - j if i < sizes[1] else 0
-                for w in range(RUN):
-                    own[r + w] = inside(found[r + w], n_inside - w * PER_WORD)
-            first = (block - half) * BLOCK
-            store_words(dvalues, first, own)
+            own, first = load(words, at), (block - half) * BLOCK
+            store_words(into.dvalues, first, own)
             if exact:
                 bad = 0
                 for w in range(WORDS):
                     bad = bad if as_float32(own[w]) == as_float32(own[w]) else WORDS
                 for w in range(bad):
-                    repair(dvalues, first + w // RUN * 128 + lane * RUN + w % RUN, dense, orders)
+                    at = first + w // RUN * 128 + lane * RUN + w % RUN
+                    repair(into.dvalues, at, dense, orders)
 
     return store
 
@@ -132,15 +137,15 @@ def storer(sums: Sums) -> Any:
         rest = slots_from(last) if last < SLOTS else None
 
         @cuda.jit(device=True)
-        def store_from(acc, used, slot, words, at, into, dense):
+        def store_from(acc, used, stored, words, at, into, dense):
             for p in range(first, last):  # which are used is known too late for registers
                 put(acc[p], words, at + (p - first) * SLOT)
             sync_warp()
             for p in range(first, min(used, last)):
-                store(words, at + (p - first) * SLOT, slot + p, into, dense)
+                store(words, at + (p - first) * SLOT, stored, p, into, dense)
             if rest is not None:
                 sync_warp()
-                rest(acc, used, slot, words, at, into, dense)
+                rest(acc, used, stored, words, at, into, dense)
 
         return store_from
 
@@ -155,8 +160,8 @@ def storer(sums: Sums) -> Any:
                 for i in range(COUNT):
                     into.partials[at + (p * COUNT + i) * 32] = acc[p, i]
         else:
-            at = start + warp * (AT_ONCE * SLOT)
-            store_slots(acc, used, own * SLOTS, words, at, into, dense)
+            at, stored = start + warp * (AT_ONCE * SLOT), stored_blocks(into.blocks, own * SLOTS)
+            store_slots(acc, used, stored, words, at, into, dense)
 
     return store_region
 
@@ -180,14 +185,18 @@ def _total_kernel(sums: Sums) -> Any:
     def kernel(cut, pieces, into, dense):
         which, slot = cuda.blockIdx.x // SLOTS, cuda.blockIdx.x % SLOTS
         words = cuda.shared.array(WORDS, uint32, ALIGNMENT)
+        stored = stored_blocks(into.blocks, cut[which] * int64(SLOTS) + slot)
         acc = cuda.local.array(COUNT, float32)
         for i in range(COUNT):
             acc[i] = 0
-            for piece in range(pieces):
-                at = ((which * pieces + piece) * SLOTS + slot) * COUNT + i
-                acc[i] += into.partials[at * 32 + cuda.threadIdx.x]
+        wait_for_earlier_kernels()
+        at = (which * pieces * SLOTS + slot) * (COUNT * 32) + cuda.threadIdx.x
+        for _ in range(pieces):  # the sums of a piece are read at once
+            for i in range(COUNT):
+                acc[i] += into.partials[at + 32 * i]
+            at += SLOTS * COUNT * 32
         put(acc, words, 0)
         sync_warp()
-        store(words, 0, cut[which] * int64(SLOTS) + slot, into, dense)
+        store(words, 0, stored, 0, into, dense)
 
     return kernel

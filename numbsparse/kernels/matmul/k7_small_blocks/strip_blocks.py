@@ -1,0 +1,143 @@
+"""The blocks of w that a stage of a strip holds: how they come there, and on to an mma.
+
+They lie as they are stored, one after another, 16 bytes of each brought by a lane; pieces of a row
+change places, so that those which are read together share no bank. For a long batch they are packed
+once beforehand (`parts.packed`): then nobody writes them through the lanes, stage after stage.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import cuda, int32, int64, uint32
+
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import INSIDE_BITS, Strip
+from numbsparse.kernels.parts.words import words_of_lane
+from numbsparse.kernels.ptx import (
+    bulk_load,
+    cp_async_arrive,
+    cp_async_zero_fill,
+    elect,
+    ldmatrix_x2,
+    ldmatrix_x2_trans,
+    ldmatrix_x4,
+    ldmatrix_x4_trans,
+    shfl_idx,
+)
+
+
+@cache
+def exchanging(strip: Strip) -> Any:
+    """exchanged(row, piece): where 16 bytes of a row of a block are."""
+    PIECES = strip.B * strip.ITEM // 16
+
+    @cuda.jit(device=True)
+    def exchanged(row, piece):
+        if PIECES == 1:
+            return piece
+        key = row // 4 % 2
+        return piece ^ (key if PIECES == 2 else key + row // 2 % 2 * 2)
+
+    return exchanged
+
+
+@cache
+def asking(strip: Strip) -> Any:
+    """ask(w, codes, first, many, shared, to, bars, stage, fetcher): so many steps that are packed,
+    from `first` on, to byte `to`."""
+    BYTES = strip.STEP_BYTES
+
+    @cuda.jit(device=True)
+    def ask(w, codes, first, many, shared, to, bars, stage, fetcher):
+        if fetcher == 0 and many > 0 and elect() != 0:
+            at, nbytes = int64(first) * (BYTES // 4), uint32(many * BYTES)
+            bulk_load(shared, to, w, at, nbytes, bars, stage)
+
+    return ask
+
+
+@cache
+def copying(strip: Strip, transposed: bool) -> Any:
+    """The same of blocks as they are stored, by all lanes of all fetchers, a share each.
+
+    What is beyond the last of the features that are summed over is 0.
+    """
+    B, ITEM, FETCHERS, A_STEP = strip.B, strip.ITEM, strip.FETCHERS, strip.BLOCKS_A_STEP
+    RUN, INSIDE, BYTES = 16 // ITEM, (1 << INSIDE_BITS) - 1, ITEM * B * B  # of a block
+    PIECES = B // RUN  # of a row
+    LANES = min(B * PIECES, 32)  # of a block
+    AT_ONCE, TIMES, exchanged = 32 // LANES, B * PIECES // LANES, exchanging(strip)
+
+    @cuda.jit(device=True)
+    def copy(values, codes, first, many, shared, to, bars, stage, fetcher):
+        lane, first, many = uint32(cuda.threadIdx.x) % 32, first * A_STEP, int32(many * A_STEP)
+        block, row, piece = lane // LANES, lane % LANES // PIECES, lane % PIECES
+        for group in range(32 * fetcher, many, 32 * FETCHERS):
+            code = int32(0)
+            if group + lane < many:
+                code = codes[first + group + lane]
+            for k in range(0, min(int32(32), many - group), AT_ONCE):
+                own = shfl_idx(code, uint32(k + block))
+                inside, at = own & INSIDE, int64(own >> INSIDE_BITS) * (B * B)
+                start = uint32(to + (group + k + block) * BYTES)
+                for t in range(TIMES):
+                    line = row + t * (LANES // PIECES)
+                    nbytes = 16 if line < inside else 0
+                    if transposed:
+                        nbytes = ITEM * min(max(inside - RUN * piece, 0), RUN)
+                    there = uint32(start + (line * PIECES + exchanged(line, piece)) * 16)
+                    of_line = at + int64(line * B + piece * RUN)
+                    cp_async_zero_fill(shared, there, values, of_line, int32(nbytes))
+        cp_async_arrive(bars, stage)
+
+    return copy
+
+
+@cache
+def loading(strip: Strip, transposed: bool) -> Any:
+    """load(words, at): what a lane has of the step at a word, as `parts.packed` says."""
+    B, exchanged = strip.B, exchanging(strip)
+    if strip.PACKED:
+        return words_of_lane(strip.STEP_BYTES // 128).load
+    two, four = (ldmatrix_x2, ldmatrix_x4)
+    if not transposed:
+        two, four = (ldmatrix_x2_trans, ldmatrix_x4_trans)
+
+    @cuda.jit(device=True)
+    def load_two(words, at):
+        """Row 8 i + r of the lanes is that of block i."""
+        return two(words, uint32(at + cuda.threadIdx.x % 16 * 4))
+
+    @cuda.jit(device=True)
+    def load_four(words, at):
+        """Of 8 columns both 8 features, then of the next."""
+        lane = uint32(cuda.threadIdx.x) % 32
+        half, square = lane // 8 % 2, lane // 16
+        above, piece = (square, half) if transposed else (half, square)
+        row = lane % 8 + 8 * above
+        return four(words, uint32(at + row * 8 + exchanged(row, piece) * 4))
+
+    @cuda.jit(device=True)
+    def word(words, at, square, feature):
+        lane = uint32(cuda.threadIdx.x) % 32
+        k, n = feature + lane % 4, square * 8 + lane // 4
+        row, column = (n, k) if transposed else (k, n)
+        return words[uint32(at + row * B + exchanged(row, column // 4) * 4 + column % 4)]
+
+    @cuda.jit(device=True)
+    def load_square(words, at):
+        return word(words, at, 0, 0), word(words, at, 0, 4)
+
+    @cuda.jit(device=True)
+    def load_squares(words, at):
+        """Of 8 columns 16 features, then of the next."""
+        a, b = word(words, at, 0, 0), word(words, at, 0, 4)
+        c, d = word(words, at, 0, 8), word(words, at, 0, 12)
+        e, f = word(words, at, 1, 0), word(words, at, 1, 4)
+        g, h = word(words, at, 1, 8), word(words, at, 1, 12)
+        return a, b, c, d, e, f, g, h
+
+    if strip.ITEM == 4:
+        return load_square if B == 8 else load_squares
+    return load_two if B == 8 else load_four

@@ -1,0 +1,53 @@
+"""Many small arrays copied into a large one, some of them by one launch: to be sent together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from numba import cuda
+
+from numbsparse.device import SIMULATED, DeviceArray
+from numbsparse.device.launch import launch
+
+THREADS = 32 if SIMULATED else 256
+DEEP, MOST = 8, 264  # words of a thread, where blocks of threads do not exceed the most
+AT_ONCE = 8  # arrays of a launch
+
+
+def pack(arrays: Sequence[DeviceArray], flat: DeviceArray, starts: Sequence[int]) -> None:
+    """flat[start:] = a, of each array a, C-contiguous and of the dtype of flat, and its start."""
+    width = 4 if all(a.nbytes % 4 == 0 for a in arrays) else flat.itemsize
+    words = [_words(a, width) for a in arrays]
+    scale = flat.itemsize / width
+    for first in range(0, len(words), AT_ONCE):
+        some, last = words[first : first + AT_ONCE], len(words[first : first + AT_ONCE])
+        at = [int(start * scale) for start in starts[first : first + AT_ONCE]]
+        some, at = some + some[:1] * (AT_ONCE - last), at + at[:1] * (AT_ONCE - last)
+        blocks = min(-(-max(a.size for a in some) // (THREADS * DEEP)), MOST)
+        launch(pack_kernel, (blocks, last), THREADS, _words(flat, width), tuple(at), *some)
+
+
+def _words(a: DeviceArray, width: int) -> DeviceArray:
+    return DeviceArray(a.address, (a.nbytes // width,), f"uint{8 * width}", None, a.owner)
+
+
+@cuda.jit
+def pack_kernel(flat, starts, a, b, c, d, e, f, g, h):
+    i, source = cuda.blockIdx.y, a
+    if i == 1:
+        source = b
+    elif i == 2:
+        source = c
+    elif i == 3:
+        source = d
+    elif i == 4:
+        source = e
+    elif i == 5:
+        source = f
+    elif i == 6:
+        source = g
+    elif i == 7:
+        source = h
+    start = starts[i]
+    for k in range(cuda.grid(1), source.size, cuda.gridsize(1)):
+        flat[start + k] = source[k]

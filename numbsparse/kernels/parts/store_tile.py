@@ -1,0 +1,118 @@
+"""From the sums of a warp, (TA, TB, 4), to rows of y, wherever these are.
+
+Sums are those of `fragments.products`, which says in `coordinates` what a lane has.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import cuda, int64, uint16, uint32, uint64
+
+from numbsparse.device import DeviceArray
+from numbsparse.kernels.parts.aligned import BYTES
+from numbsparse.kernels.parts.fragments import MMA, PACK, coordinates
+from numbsparse.kernels.ptx import store_4xf32
+from numbsparse.kernels.views import span
+
+
+def stored(y: DeviceArray) -> tuple[DeviceArray, bool, bool]:
+    """y as one axis, whether that is of y.T, and whether several values may be stored at once.
+
+    16-bit values go by pairs, as uint32, and float32 by fours, if memory allows.
+    """
+    transposed = not y.is_contiguous
+    y = y.T if transposed else y
+    least = BYTES if y.itemsize == 4 else 4
+    wide = y.shape[-1] * y.itemsize % least == 0 and y.address % least == 0
+    flat = span(y)
+    if wide and y.itemsize == 2:
+        flat = DeviceArray(y.address, (y.size // 2,), np.uint32, None, y.owner)
+    return flat, transposed, wide
+
+
+@cache
+def rows_from(arithmetic: str, TA: int) -> Any:
+    """row_at((top, rows), u, g): line g of unit u, below row `top`; -1 from `rows` on."""
+    row_in = coordinates(arithmetic, 2 * TA)
+
+    @cuda.jit(device=True)
+    def row_at(where, u, g):
+        row = where[0] + row_in(u, g)
+        return row if row < where[1] else int64(-1)
+
+    return row_at
+
+
+@cache
+def store_tile(arithmetic: str, TA: int, TB: int, wide: bool, row_at: Any) -> Any:
+    """store(acc, y, where, left, columns): y[row, left + .] = acc, of so many columns.
+
+    row_at(where, u, g) is the row of line g of unit u, below 0 where there is none. y is of one
+    axis; `wide`, as `stored` gives it, and no row ends within what is stored at once.
+    """
+    if wide and arithmetic not in MMA and TB % 4 == 0:
+        return store_fours(TA, TB, row_at)
+    store_one = store_fragment(arithmetic, TB, wide, row_at)
+
+    @cuda.jit(device=True)
+    def store(acc, y, where, left, columns):
+        for m in range(TA):
+            for n in range(TB):
+                store_one(acc[m, n], m, n, y, where, left, columns)
+
+    return store
+
+
+@cache
+def store_fragment(arithmetic: str, TB: int, wide: bool, row_at: Any) -> Any:
+    """`store_tile` of one of its 16 x 8: store(c, m, n, y, where, left, columns)."""
+    column_in = coordinates(arithmetic, TB)
+    pack: Any = PACK.get(arithmetic)
+
+    @cuda.jit(device=True)
+    def store_pairs(c, m, n, y, where, left, columns):
+        lane = uint32(cuda.threadIdx.x) % 32
+        column = left + column_in(n, lane % 4 * 2)
+        for h in range(2):
+            row, pair = row_at(where, 2 * m + h, lane // 4), pack(c[2 * h], c[2 * h + 1])
+            at = row * columns + column
+            if row >= 0 and column < columns:
+                if wide:
+                    y[uint64(at >> 1)] = pair
+                else:
+                    y[uint64(at)] = uint16(pair & uint32(0xFFFF))
+                    if column + 1 < columns:
+                        y[uint64(at + 1)] = uint16(pair >> uint32(16))
+
+    @cuda.jit(device=True)
+    def store_values(c, m, n, y, where, left, columns):
+        lane = uint32(cuda.threadIdx.x) % 32
+        for i in range(4):
+            row = row_at(where, 2 * m + i // 2, lane // 4)
+            column = left + column_in(n, lane % 4 * 2 + i % 2)
+            if row >= 0 and column < columns:
+                y[uint64(row * columns + column)] = c[i]
+
+    return store_pairs if pack else store_values
+
+
+def store_fours(TA: int, TB: int, row_at: Any) -> Any:
+    """`store_tile` of float32, of whose columns a lane holds four neighbours."""
+    column_in = coordinates("highest", TB)
+
+    @cuda.jit(device=True)
+    def store(acc, y, where, left, columns):
+        lane = uint32(cuda.threadIdx.x) % 32
+        for m in range(TA):
+            for i in range(4):
+                row = row_at(where, 2 * m + i // 2, lane // 4)
+                for n in range(0, TB, 4):
+                    column = left + column_in(n, lane % 4 * 2 + i % 2)
+                    if row >= 0 and column < columns:
+                        a, b, c = acc[m, n + 1, i], acc[m, n + 2, i], acc[m, n + 3, i]
+                        store_4xf32(y, row * columns + column, acc[m, n, i], a, b, c)
+
+    return store
