@@ -233,8 +233,6 @@ def test_operators_work_on_the_stream_of_torch(monkeypatch):
     def kernel(x, y):
         seen.append(device.current_stream())
 
-    # Of no GPU's stream is there a number so small: none is asked where it is.
-    monkeypatch.setattr(kinds.streams.Stream, "_asked_device", lambda stream: 0)
     for number in numbers.values():
         monkeypatch.setattr(dispatch, "raw_stream", lambda torch, n=number: lambda index: n)
         dispatch.in_order(kernel)(on_a_gpu, 2)
