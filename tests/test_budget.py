@@ -20,14 +20,14 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/lstm": 1_835,
     "numbsparse/kernels/matmul": 9_130,
     "numbsparse/kernels/parts": 3_750,
-    "numbsparse/kernels/ptx": 2_640,
+    "numbsparse/kernels/ptx": 2_660,
     "numbsparse/machine_code": 345,
     "numbsparse/nn": 7_375,
     "numbsparse/ops": 5_360,
     "numbsparse/pages": 1_735,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
-    "numbsparse/simulator": 2_380,
+    "numbsparse/simulator": 2_455,
     "numbsparse/torch": 1_780,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
