@@ -1,6 +1,7 @@
 """Without a GPU the kernels run in the CUDA simulator, which must be chosen before numba loads."""
 
 import gc
+import os
 import re
 import sys
 from collections import Counter, defaultdict
@@ -10,6 +11,10 @@ from itertools import combinations
 from pathlib import Path
 from runpy import run_path
 from zlib import crc32
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: more threads only wait
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
 
 import numpy as np
 import pytest
