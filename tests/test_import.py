@@ -50,6 +50,7 @@ def said(tmp_path_factory):
     return json.loads(run.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     [
@@ -87,6 +88,7 @@ def test_without_safetensors_a_sentence_says_what_is_missing(tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_without_a_gpu_one_sentence_says_what_is_missing():
     code = """
 import numbsparse as ns
