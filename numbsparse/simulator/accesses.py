@@ -21,6 +21,9 @@ from numbsparse.simulator.clocks import WGMMA, Moment, Post, Products, Thread
 watcher: Watcher | None = None
 """The active one, if any."""
 
+running: Callable[[], Any] = lambda: None  # noqa: E731
+"""The simulated thread that runs; set by `threads`, which only the simulator imports."""
+
 _OWN = ("accesses", "arrays", "launch", "threads")
 _INSIDE = (
     *(f"numbsparse.simulator.{name}" for name in _OWN),
@@ -152,9 +155,7 @@ def noted() -> Thread | None:
     """What the running thread does, if there is a watcher; the host is none."""
     if watcher is None:
         return None
-    from numbsparse.simulator.threads import current  # of the simulator
-
-    worker = current()
+    worker = running()
     own = getattr(worker, "own", None)
     return None if own is None else own.get(Watcher) or watcher.thread(worker)
 

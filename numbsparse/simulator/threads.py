@@ -22,6 +22,7 @@ POLLS = 10_000
 
 current: Callable[[], Worker] = stacks.current
 """The simulated thread that runs."""
+accesses.running = current
 
 order: Callable[[Sequence[Any]], list[Any]] = list
 """Of those that may run next: `Worker` and `Unbegun`."""
