@@ -63,6 +63,7 @@ def test_import_loads_no(module, said):
     assert "numbsparse" in said[0]
 
 
+@pytest.mark.slow
 def test_a_product_on_the_cpu_loads_no_cuda(said):
     assert "numba.cuda" not in said[1]
     assert "numbsparse.kernels.matmul.k0_cpu" in said[1]
