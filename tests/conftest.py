@@ -50,7 +50,7 @@ KERNELS = re.compile(
     r"test_(ptx|parts|hopper|races|small|split|weight_grad|streams|steps|simulated|shared|float32|"
     r"ladder|lessons|trace|notebooks|puzzles|profile|counting|compiler|kernel_cache|tune|times|"
     r"graph|plans|device|conv_bench|bench_gpu|machine_code|own_rungs|lstm_streamed|large|site|"
-    r"lstm_weight_grad|learned_structure|aligned|conv$)"
+    r"lstm_weight_grad|learned_structure|aligned|contexts|recorded|conv$)"
 )
 
 
