@@ -19,9 +19,8 @@ float16, float32, uint16, uint32 = kinds.float16, kinds.float32, kinds.uint16, k
 
 def widened(item):
     """An item of an array, as float32."""
-    if type(item) is np.float32:
-        return item
-    return (_from_bits if type(item) is np.uint16 else _from_float)(item)
+    kind = type(item)
+    return item if kind is np.float32 else (_from_bits if kind is np.uint16 else _from_float)(item)
 
 
 def rounded(value, array):
