@@ -162,7 +162,7 @@ REFERENCE = [
         {
             "numbsparse.kernels.matmul": "add_rung",
             "numbsparse.testing": "check_rung check_grads count Count races Race trace Trace "
-            "in_turns Case",
+            "record in_turns Case",
         },
     ),
 ]

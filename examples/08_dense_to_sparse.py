@@ -20,7 +20,7 @@ import numpy as np
 import numbsparse as ns
 from numbsparse import nn
 
-WINDOW, LETTERS, BATCH, STEPS = 16, 64, 64, 400
+WINDOW, LETTERS, BATCH, STEPS = 16, 64, 64, 200
 NARROW, WIDE, LR, MOMENTUM = 160, 512, 0.3, 0.9
 
 files = sorted(Path(os.__file__).parent.glob("*.py"))[:80]

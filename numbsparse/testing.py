@@ -17,6 +17,7 @@ from numbsparse.device import DeviceArray, memory, to_device
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import k0_reference
 from numbsparse.layout import Index, Layout
+from numbsparse.simulator.accesses import record
 from numbsparse.simulator.counting import Count, count
 from numbsparse.simulator.races import Race, races
 from numbsparse.simulator.tracing import Trace, trace
@@ -32,6 +33,7 @@ __all__ = [
     "count",
     "in_turns",
     "races",
+    "record",
     "trace",
 ]
 

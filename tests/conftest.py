@@ -1,6 +1,7 @@
 """Without a GPU the kernels run in the CUDA simulator, which must be chosen before numba loads."""
 
 import gc
+import os
 import re
 import sys
 from collections import Counter, defaultdict
@@ -10,6 +11,10 @@ from itertools import combinations
 from pathlib import Path
 from runpy import run_path
 from zlib import crc32
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: more threads only wait
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
 
 import numpy as np
 import pytest
@@ -45,13 +50,20 @@ KERNELS = re.compile(
     r"test_(ptx|parts|hopper|races|small|split|weight_grad|streams|steps|simulated|shared|float32|"
     r"ladder|lessons|trace|notebooks|puzzles|profile|counting|compiler|kernel_cache|tune|times|"
     r"graph|plans|device|conv_bench|bench_gpu|machine_code|own_rungs|lstm_streamed|large|site|"
-    r"lstm_weight_grad|learned_structure|aligned|conv$)"
+    r"lstm_weight_grad|learned_structure|aligned|contexts|recorded|conv$)"
 )
 
 
-def pytest_ignore_collect(collection_path):
-    """Without numba-cuda, as on macOS, the files that import GPU kernels are left out."""
+def pytest_ignore_collect(collection_path, config):
+    """Without numba-cuda, as on macOS, the files that import GPU kernels are left out.
+
+    For the quick tests those without any are: half of the time would go into their imports.
+    """
     stem = collection_path.stem
+    if config.getoption("markexpr") in ("quick", "quick and not simulator"):
+        tested = collection_path.is_dir() or collection_path.parent == Path(__file__).parent
+        if stem in SLOW or not tested:
+            return True
     importing = KERNELS.match(stem) or stem in (
         "test_matmul",
         "test_ops_elementwise",
@@ -123,6 +135,19 @@ def pytest_collection_finish():
     """What was imported and collected stays: nobody looks through it for garbage again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Of two processes each begins with a half of the files, and ends with what the other has left.
+
+    By turns they would compile the same kernels at the same time, and each go through all files.
+    """
+    if config.getvalue("dist") == "load":
+        from xdist.scheduler import WorkStealingScheduling
+
+        return WorkStealingScheduling(config, log)
+    return None
 
 
 @pytest.fixture

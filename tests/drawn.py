@@ -116,8 +116,10 @@ class Space:
             if not choices:
                 hard[:] = [name, *(other for other in hard if other != name)]
                 return None
-            met, noise = self._met_by(name, case), rng.random(len(choices))
-            new = [sum(frozenset([(name, v), *others]) in left for others in met) for v in choices]
+            noise, new = rng.random(len(choices)), np.zeros(len(choices))
+            if left:
+                met = self._met_by(name, case)
+                new += [sum(frozenset([(name, v), *o]) in left for o in met) for v in choices]
             case[name] = choices[int(np.argmax(new + noise))]
         return {name: case[name] for name in factors}
 

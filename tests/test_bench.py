@@ -16,6 +16,7 @@ from numbsparse.kernels import matmul as ladder
 from numbsparse.layout import Layout
 
 
+@pytest.mark.slow
 def test_quick_bench(capsys, tmp_path):
     path = tmp_path / "rows.json"
     command_line.main(["bench", "--place", "cpu", "--quick", "--json", str(path)])

@@ -20,14 +20,14 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/lstm": 1_795,
     "numbsparse/kernels/matmul": 8_780,
     "numbsparse/kernels/parts": 3_895,
-    "numbsparse/kernels/ptx": 2_675,
+    "numbsparse/kernels/ptx": 2_695,
     "numbsparse/machine_code": 345,
     "numbsparse/nn": 7_405,
     "numbsparse/ops": 5_365,
     "numbsparse/pages": 1_735,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
-    "numbsparse/simulator": 2_380,
+    "numbsparse/simulator": 2_455,
     "numbsparse/torch": 1_985,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back

@@ -161,6 +161,7 @@ if not ON_GPU:
     PIECES = ConvCase(1, (9, 17), 16, 16, 16, (1, 3), padding="same")
 
 
+@pytest.mark.slow
 @needs_cuda
 @pytest.mark.parametrize(
     ("name", "dtype"),
@@ -220,6 +221,7 @@ def test_nothing_races(name, product, dtype):
     assert not testing.races(lambda: run(name, product, problem, "cuda"))
 
 
+@pytest.mark.slow
 @needs_cuda
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from conftest import host
 from conv_helpers import ConvCase, ConvProblem
-from scipy import signal
 
 import numbsparse as ns
 from numbsparse import device, nn
@@ -66,6 +65,8 @@ def test_beside_torch(case):
 
 
 def test_beside_scipy_signal(rng, put):
+    from scipy import signal  # a second, which collection need not take
+
     w = ns.BlockSparse(rng.standard_normal((6, 4, 4)).astype("f4"), np.ones((6, 1)))
     x = rng.standard_normal((1, 7, 6, 4)).astype(np.float32)
     y = host(ns.conv(put(x), put(w), kernel_size=(2, 3)))

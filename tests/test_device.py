@@ -249,6 +249,7 @@ def test_a_grid_that_is_no_multiple_of_its_cluster_is_refused():
         launch(fill_kernel, 3, 2, ns.to_device(np.zeros(6, np.float32)), 1, (2, 3), 4, cluster=(2,))
 
 
+@pytest.mark.slow
 def test_no_buffer_is_freed_while_python_ends():
     """When JAX may have destroyed the GPU's context; before that, it is."""
     code = """

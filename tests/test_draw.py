@@ -240,6 +240,7 @@ def test_a_notebook_shows_the_figure():
     assert draw(ns.patterns.dense(3, 4))._repr_png_().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_importing_draw_does_not_import_matplotlib():
     code = "import sys, numbsparse.draw; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,6 +7,7 @@ import zipfile
 from contextlib import contextmanager, suppress
 
 import numpy as np
+import pytest
 from conftest import HAS_BFLOAT16
 from drawn import DRAWS, SEED
 from npz_helpers import MATRIX, STATE, matrix, npy, refused, same, zipped
@@ -81,6 +82,7 @@ KEYS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_drawn_members(tmp_path):
     """Arrays and headers of all kinds under names that mean something, their checksums right."""
     for draw in range(100 * DRAWS):

@@ -251,6 +251,7 @@ def test_pairs_that_are_left_out_are_in_no_case(place):
     SUITE.check_left_out(place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", SUITE.cases)
 def test_drawn(place):
     @draws(400 if place == "cpu" else 60, "optimizers", place)

@@ -50,6 +50,7 @@ def said(tmp_path_factory):
     return json.loads(run.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     [
@@ -62,6 +63,7 @@ def test_import_loads_no(module, said):
     assert "numbsparse" in said[0]
 
 
+@pytest.mark.slow
 def test_a_product_on_the_cpu_loads_no_cuda(said):
     assert "numba.cuda" not in said[1]
     assert "numbsparse.kernels.matmul.k0_cpu" in said[1]
@@ -87,6 +89,7 @@ def test_without_safetensors_a_sentence_says_what_is_missing(tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_without_a_gpu_one_sentence_says_what_is_missing():
     code = """
 import numbsparse as ns

@@ -120,6 +120,7 @@ def fit(model, optimizer, learn, rng, right, steps):
         learn.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [HardConcrete, GroupLasso])
 def test_the_structure_of_the_task_is_found(kind, rng):
     true, right = planted(rng)

@@ -227,6 +227,7 @@ def test_dropout_of_the_update_is_for_training_and_goes_on_after_a_load(rng):
     np.testing.assert_array_equal(lstm(x)[0].data, make()(x)[0].data)
 
 
+@pytest.mark.slow
 @pytest.mark.simulator
 def test_a_captured_training_is_the_uncaptured_one_bit_for_bit(rng):
     if not ns.device.is_available():

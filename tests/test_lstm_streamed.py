@@ -29,7 +29,7 @@ def cheap_products(monkeypatch):
     choice.forget()
 
 
-def draw(rng, dtype, inputs, hidden, batch, drop):
+def draw(rng, dtype, inputs, hidden, batch, drop, steps=STEPS):
     """What F.lstm takes, of float64 but representable in `dtype`, and `kept`."""
 
     def numbers(*shape):
@@ -43,27 +43,27 @@ def draw(rng, dtype, inputs, hidden, batch, drop):
     hub = HUB if hidden > 2 * B else CUT
     state, columns = (batch, hidden), 4 * B * len(hub)
     of_inputs = np.arange(-(-inputs // B))[:, None] <= np.arange(len(hub)) % 3
-    given = [numbers(STEPS, batch, inputs), weight(inputs, of_inputs)]
+    given = [numbers(steps, batch, inputs), weight(inputs, of_inputs)]
     given += [weight(hidden, hub), numbers(columns), numbers(*state), numbers(*state)]
-    return given, rng.integers(0, 2, (STEPS, *state)) * 2.0 if drop else None
+    return given, rng.integers(0, 2, (steps, *state)) * 2.0 if drop else None
 
 
 @pytest.mark.parametrize(
-    ("dtype", "inputs", "hidden", "batch", "drop"),
+    ("dtype", "inputs", "hidden", "batch", "steps"),
     [
-        (HALVES[0], 32, 104, 3, True),
-        ("float32", 64, 104, 2, True),
-        (HALVES[0], 8, 40, 66, True),
+        (HALVES[0], 32, 104, 3, STEPS),
+        ("float32", 64, 104, 2, STEPS),
+        (HALVES[0], 8, 40, 66, 2),
     ],
     ids=["16 bits", "float32", "two tiles"],
 )
-def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, batch, drop):
+def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, batch, steps):
     monkeypatch.setattr(lstm_streamed, "FEW_STEPS", 2)
     monkeypatch.setattr(deal, "MOST_ROWS", 192)
     if not ns.device.is_available():
         pytest.skip(ns.device.why_unavailable())
     monkeypatch.setattr(lstm_streamed, "MOST_INPUTS", 2.0)
-    exact, kept = draw(rng, dtype, inputs, hidden, batch, drop)
+    exact, kept = draw(rng, dtype, inputs, hidden, batch, True, steps)
     to = as_dtype(dtype)
 
     def put(a, to=to):
@@ -72,7 +72,7 @@ def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, b
 
     x, weight_ih, weight_hh, bias, h = map(put, exact[:5])
     c, kept_ = put(exact[5], np.float32), None if kept is None else put(kept)
-    hs = put(np.zeros((STEPS + 1, batch, hidden)))
+    hs = put(np.zeros((steps + 1, batch, hidden)))
     streams = lstm_streamed.streamed(weight_hh, hs, "high")
     if streams is None:
         pytest.skip("takes a GPU of compute capability 9.0, or the simulator")
@@ -96,11 +96,11 @@ def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, b
     # A few roundings a step, each of at most eps of numbers near 1, and as many sums as units; a
     # float32 is cut off to tf32, which has float16's mantissa.
     eps = float(finfo(to if dtype in HALVES else np.float16).eps)
-    bound = 4 * STEPS * eps * np.sqrt(hidden)
+    bound = 4 * steps * eps * np.sqrt(hidden)
     for a, b in zip(got, expected, strict=True):
         assert abs(a.numpy().astype(float) - b).max() <= bound * max(1, abs(b).max())
-    columns = grads.gates.numpy().reshape(STEPS, batch, -1, 4, B)
-    beyond = np.moveaxis(columns, 3, 2).reshape(STEPS, batch, 4, -1)[..., hidden:]
+    columns = grads.gates.numpy().reshape(steps, batch, -1, 4, B)
+    beyond = np.moveaxis(columns, 3, 2).reshape(steps, batch, 4, -1)[..., hidden:]
     np.testing.assert_array_equal(beyond.astype(float), 0)
 
 

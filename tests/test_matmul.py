@@ -291,6 +291,7 @@ def test_bits_are_no_bfloat16(put):
 needs_cuda = pytest.mark.skipif(not device.is_available(), reason="no GPU and no simulator")
 
 
+@pytest.mark.slow
 @needs_cuda
 def test_numpy_operand_meets_a_weight_on_the_gpu(rng):
     w = ns.BlockSparse(normal(rng, 2, 8, 8), [[1, 1]]).to("cuda")

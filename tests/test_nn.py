@@ -21,6 +21,7 @@ def test_linear_is_the_dense_one_where_blocks_are_kept(rng, put, place):
     np.testing.assert_allclose(host(y.data), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.simulator
 def test_layers_of_16_bit_floats(rng, dtype):

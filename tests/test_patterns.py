@@ -139,6 +139,7 @@ def test_balanced_random_is_balanced(in_blocks, out_blocks, fan_in):
         assert fan_out.max() - fan_out.min() == (1 if fan_in * out_blocks % in_blocks else 0)
 
 
+@pytest.mark.slow
 def test_balanced_random_gives_what_is_over_to_any_row():
     # 3 * 5 blocks in 10 rows: 5 rows, drawn anew each time, keep two; standard deviation 14.1.
     fuller = sum(
@@ -147,6 +148,7 @@ def test_balanced_random_gives_what_is_over_to_any_row():
     assert np.abs(fuller - 400).max() < 5 * math.sqrt(800 / 4)
 
 
+@pytest.mark.slow
 def test_balanced_random_draws_every_pattern_equally_often():
     """Of the 90 patterns of 4 x 4 with two blocks in each row and column."""
     count: dict[bytes, int] = {}
@@ -190,6 +192,7 @@ def test_from_dense_ties_go_to_the_first_and_threshold_includes_equals():
     assert not patterns.from_dense(weights, 2, threshold=2.001).any()
 
 
+@pytest.mark.slow
 def test_big_patterns_are_made_at_once():
     """Far beyond what a loop over all pairs of units could do in the time that tests have."""
     assert patterns.barabasi_albert(2000, 10, seed=0).sum() == 2 * 10 * 1990 + 100 + 1990

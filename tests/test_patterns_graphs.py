@@ -65,6 +65,7 @@ STATISTICS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("networkx_make", "make", "args"), GRAPHS)
 def test_graphs_agree_with_networkx(networkx_make, make, args):
     nx = pytest.importorskip("networkx")

@@ -69,6 +69,7 @@ def test_extras_exist() -> None:
     assert {"examples", "test", "cu12", "cu13", "simulator"} <= named <= known
 
 
+@pytest.mark.slow
 def test_tables_and_figure_are_those_of_the_committed_results(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     copy, picture = tmp_path / "BENCHMARKS.md", "examples/results/speed_up.png"

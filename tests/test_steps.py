@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from numbsparse.pages import committed, lessons, walls
 from numbsparse.pages import ladder as shown
 from numbsparse.pages.committed import on_gpu
 from numbsparse.pages.reads import Roofline, arriving, reads, roofline
-from numbsparse.testing import Case, check_rung, count, in_turns, races
+from numbsparse.testing import Case, check_rung, in_turns
 
 NAMES = ladder.NAMES
 SIZES = (32, 64, 128)
@@ -113,19 +112,6 @@ def test_a_step_with_a_producer_is_right_in_every_order(name, order):
         run(name, Case(rows_of(name), 3 * 64, 2 * 64, 64, 0.8))
 
 
-@simulator
-@pytest.mark.parametrize("name", NAMES)
-def test_a_step_has_no_races(name):
-    case = Case(rows_of(name), 2 * 32, 32, 32, 1)  # what the second block overwrites
-    if name in ("s07_double_buffer", "s08_tensor_core"):  # of two buffers the third one does
-        case = replace(case, in_features=3 * 32)
-    elif name == "s09_copy_engine":  # of four stages the fifth one
-        case = replace(case, in_features=6 * 32)
-    elif name in HOPPER:  # four stages there are for blocks of 64
-        case = Case(rows_of(name), 6 * 64, 128, 64, 0.9)
-    assert races(lambda: run(name, case)) == []
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_refuses_in_words(name):
     unsupported, dtype = ladder.step(name).unsupported, as_dtype(dtype_of(name))
@@ -205,23 +191,6 @@ def test_columns_that_are_alike_stand_in_a_group():
     groups, starts, *_ = plan(Layout(pattern).index, 4)
     assert all(len(set(group % 4)) == 1 for group in groups)
     assert np.diff(starts).tolist() == [4, 4, 4, 4]
-
-
-@simulator
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in HOPPER])
-def test_the_formula_is_what_is_counted(name):
-    """From shared memory to the value; from global memory index arrays come in addition."""
-    rows = rows_of(name)
-    layout = Layout(np.ones((2 if rows < 32 else 1, 1), bool))
-    x, values, index, y = operands(name, rows, 32 * layout.shape[0], 32, layout.pattern)
-    (counted,) = count(lambda: ladder.step(name).forward(x, values, index, y))
-    found = reads(name, layout, 32, rows, dtype_of(name))
-    assert counted.shared_reads.nbytes == found.from_shared * y.nbytes
-    index_reads = counted.global_reads.nbytes - found.from_global * y.nbytes
-    threads = counted.grid[0] * counted.block[0]
-    assert 0 <= index_reads <= 24 * threads
-    assert counted.shared_reads.excess == 0  # no bank conflicts
-    assert counted.unseen == ()
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import xml.etree.ElementTree as xml
-from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,99 +17,11 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels import ptx
 from numbsparse.kernels.ptx import ALIGNMENT
 from numbsparse.pages import trace as tracing
-from numbsparse.pages.trace import NAMES, case_of, trace_of
 from numbsparse.simulator.actions import LATENCY
 from numbsparse.simulator.tracing import Span
-from numbsparse.testing import count, trace
+from numbsparse.testing import count, races, record, trace
 
 pytestmark = pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
-
-TRACED = {  # warps that compute, warps that fetch for them, stages of a ring, others
-    "s01_naive": (8, 0, 0, 0),
-    "s03_shared": (32, 0, 1, 0),
-    "s04_thread_tile": (8, 0, 1, 0),
-    "s05_square_tile": (4, 0, 1, 0),
-    "s07_double_buffer": (4, 0, 2, 0),
-    "s08_tensor_core": (4, 0, 2, 0),
-    "s09_copy_engine": (4, 0, 4, 0),
-    "s10_wgmma": (8, 0, 4, 0),
-    "s11_producer": (8, 1, 4, 0),
-    "s12_grouped": (16, 1, 4, 0),
-    "s15_store": (16, 1, 4, 1),  # where y waits for the copy engine
-    "k1_naive": (4, 0, 0, 0),
-    "k2_shared": (8, 0, 1, 0),
-    "k3_registers": (2, 0, 1, 0),
-    "k4_pipelined": (2, 0, 3, 0),
-    "k5_tensor_core": (4, 0, 4, 0),
-    "k6_hopper": (4, 2, 2, 1),
-    "k7_small_blocks": (4, 4, 2, 0),
-    "k8_small_batch": (2, 0, 2, 1),  # a ring of one stage for each warp; where they add their sums
-}
-# Their traces are as those of s01, s05 and s15, whose blocks stay and form clusters too.
-ALIKE = {"s02_constants", "s06_wide", "s13_persistent", "s14_cluster"}
-SMALLER = {  # than what the command draws: one step more than stages, one tile
-    **{name: {"in_features": 32} for name in ("s03_shared", "s04_thread_tile", "s05_square_tile")},
-    "s07_double_buffer": {"in_features": 96},
-    **{name: {"in_features": 160} for name in ("s09_copy_engine", "k5_tensor_core")},
-    **{name: {"in_features": 320} for name in ("s10_wgmma", "s11_producer", "s12_grouped")},
-    "s15_store": {"out_features": 128},
-    "k6_hopper": {"in_features": 192, "batch": 128},
-    "k7_small_blocks": {"in_features": 128, "batch": 65},
-}
-PRODUCERS = {"s11_producer", "s12_grouped", "s15_store"}
-
-
-def kinds(spans):
-    return {span.what for span in spans}
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ALIKE])
-def test_a_trace_has_the_warps_and_stages_of_its_rung(name):
-    traced = trace_of(case_of(name)._replace(**SMALLER.get(name, {})))
-    computing = [row for row in traced.warps if kinds(row) & {"write", "copy out"}]
-    uses = [row for row in traced.warps if kinds(row) & {"read", "multiply"}]
-    ring = [stage for stage in traced.stages if stage.nbytes == traced.stages[0].nbytes]
-    found = (len(uses or computing), len(traced.warps) - len(uses or computing))
-    assert (*found, len(ring), len(traced.stages) - len(ring)) == TRACED[name]
-    for stage in traced.stages:
-        assert_in_order(stage.spans)
-    for row in traced.warps:
-        assert_without_gaps(row)
-    if name in PRODUCERS:
-        *consumers, producer = traced.warps
-        assert {"copy", "signal"} <= kinds(producer)
-        assert not {"read", "multiply", "write"} & kinds(producer)
-        waited = {span.number for span in consumers[0] if span.what == "wait"}
-        released = {span.number for span in consumers[0] if span.what == "signal"}
-        assert waited - {None} <= {*range(len(ring))} == released
-    whole(traced)
-
-
-def assert_in_order(spans):
-    """A stage is filled, then read, and only then filled again."""
-    assert kinds(spans) >= {"filled", "read"}
-    following = {"filled": ("full", "read"), "full": ("read",), "read": ("filled",)}
-    for one, other in pairwise(spans):
-        assert other.what in following[one.what]
-        assert other.begin >= one.end
-        assert other.number == one.number + (other.what == "filled")
-
-
-def assert_without_gaps(spans):
-    assert spans[0].begin == 0
-    assert all(one.end == other.begin for one, other in pairwise(spans))
-
-
-def whole(traced):
-    """The picture is XML, and all of it is within its borders."""
-    root = xml.fromstring(traced.svg())
-    wide, high = float(root.get("width")), float(root.get("height"))
-    boxes = [box for box in root if box.tag.endswith("rect") and box.get("x")]
-    assert boxes
-    for box in boxes:
-        x, y, w, h = (float(box.get(key)) for key in ("x", "y", "width", "height"))
-        assert 0 <= x <= x + w <= wide + 0.1
-        assert 0 <= y <= y + h <= high
 
 
 @cuda.jit
@@ -145,8 +56,11 @@ def test_a_warp_waits_as_long_as_what_it_waits_for_takes():
 
 
 def test_requests_are_those_that_are_counted():
-    call = lambda: launch(late_kernel, 1, 64, numbers(128), numbers(32))  # noqa: E731
-    (traced,), (counted,) = trace(call), count(call)
+    """And one recording of them serves both, and `races`."""
+    recording = record(lambda: launch(late_kernel, 1, 64, numbers(128), numbers(32)))
+    (traced,), (counted,) = trace(recording), count(recording)
+    assert record(recording) is recording
+    assert races(recording) == []
     stores, reads = traced.banks
     assert stores.text == ("tile[4 * t + i]" if sys.version_info >= (3, 11) else "")
     assert (stores.units, stores.least, stores.times) == (4, 1, 4)

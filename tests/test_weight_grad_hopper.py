@@ -53,6 +53,7 @@ def test_all_blocks_at_once(most, monkeypatch):
     check_rung(hopper, "weight_grad", CUT[0], "float16", "cuda")
 
 
+@pytest.mark.slow
 def test_pairs_of_rows(monkeypatch):
     monkeypatch.setattr(weight_grad, "FEW", 0)
     check_rung(hopper, "weight_grad", CASES[0], "float16", "cuda")

@@ -172,6 +172,7 @@ def test_regions_of_many_lines_are_found_part_by_part(rng, monkeypatch):
             assert len({*np.searchsorted(ends, lines[blocks], "right")}) == 1
 
 
+@pytest.mark.slow
 def test_cut_fills_the_places():
     tile, steps = TILES[5], 256
     index = Layout(np.ones((1, 26), bool)).index

@@ -19,14 +19,15 @@ float16, float32, uint16, uint32 = kinds.float16, kinds.float32, kinds.uint16, k
 
 def widened(item):
     """An item of an array, as float32."""
-    return (_from_bits if item.dtype == np.uint16 else _from_float)(item)
+    kind = type(item)
+    return item if kind is np.float32 else (_from_bits if kind is np.uint16 else _from_float)(item)
 
 
 def rounded(value, array):
     """A float32 as an item of the array: the nearest one, ties to even."""
-    if array.dtype == np.uint16:
+    if array.dtype.type is np.uint16:
         return _to_bits(value, array)
-    return (_to_half if array.dtype == np.float16 else _as_it_is)(value, array)
+    return (_to_half if array.dtype.type is np.float16 else _as_it_is)(value, array)
 
 
 def _from_bits(item):

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from numbsparse.simulator import SIMULATED
 from numbsparse.simulator.clocks import WGMMA, Moment, Post, Products, Thread
 
 watcher: Watcher | None = None
 """The active one, if any."""
+
+running: Callable[[], Any] = lambda: None  # noqa: E731
+"""The simulated thread that runs; set by `threads`, which only the simulator imports."""
 
 _OWN = ("accesses", "arrays", "launch", "threads")
 _INSIDE = (
@@ -57,11 +61,15 @@ class Launch(NamedTuple):
     unseen: set[str]  # what moved or read bytes that no thread requested
 
 
+class Recording(list[Launch]):
+    """What the threads did of the kernels that a call launched."""
+
+
 class Watcher:
     """Collects launches, and what their threads do."""
 
     def __init__(self) -> None:
-        self.launches: list[Launch] = []
+        self.launches = Recording()
         self._posts: dict[Any, Post] = {}
 
     @contextmanager
@@ -90,6 +98,47 @@ class Watcher:
         return self._posts[place]
 
 
+def record(call: Callable[[], Any] | Recording) -> Recording:
+    """Run `call` in the simulator, once for `count`, `races` and `trace`.
+
+    Parameters
+    ----------
+    call : function of no arguments
+
+    Returns
+    -------
+    Recording
+        Each of the three takes it in the place of a function.
+
+    Raises
+    ------
+    RuntimeError
+        Outside the simulator: set NUMBA_ENABLE_CUDASIM=1 before numba is imported.
+
+    Examples
+    --------
+    >>> import numpy as np, numbsparse as ns
+    >>> w = ns.nn.init.uniform(ns.Layout([[1, 0], [1, 1]]), 8, seed=0)
+    >>> x = np.ones((4, 16), np.float32)
+    >>> if ns.device.SIMULATED:
+    ...     recording = ns.testing.record(lambda: ns.matmul(x, w.to("cuda"), kernel="k1_naive"))
+    ...     print(ns.testing.races(recording), ns.testing.count(recording)[0].kernel)
+    ... else:
+    ...     print("[] forward_kernel")
+    [] forward_kernel
+    """
+    if isinstance(call, Recording):
+        return call
+    if not SIMULATED:
+        raise RuntimeError(
+            "recording takes the simulator: set NUMBA_ENABLE_CUDASIM=1 before import; "
+            "on a GPU use compute-sanitizer --tool racecheck, ncu or nsys"
+        )
+    with Watcher().watching() as watcher:
+        call()
+    return watcher.launches
+
+
 def begin_launch(kernel: Any, grid: Any, block: Any) -> None:
     """That kernel is launched next."""
     if watcher is not None:
@@ -106,9 +155,7 @@ def noted() -> Thread | None:
     """What the running thread does, if there is a watcher; the host is none."""
     if watcher is None:
         return None
-    from numbsparse.simulator.threads import current  # of the simulator
-
-    worker = current()
+    worker = running()
     own = getattr(worker, "own", None)
     return None if own is None else own.get(Watcher) or watcher.thread(worker)
 
@@ -217,10 +264,15 @@ def _site() -> tuple[Any, bool]:
     """Where in a kernel's text, or that of a device function, the running access is; atomic?"""
     frame: Any = sys._getframe(2)
     atomic = False
-    while (name := frame.f_globals["__name__"]).startswith(_INSIDE):
+    while _inside(name := frame.f_globals["__name__"]):
         atomic = atomic or name in _ATOMIC
         frame = frame.f_back
     return (frame.f_code, _place(frame.f_code, frame.f_lasti)), atomic
+
+
+@cache
+def _inside(module: str) -> bool:
+    return module.startswith(_INSIDE)
 
 
 def place_in(frame: Any) -> Any:

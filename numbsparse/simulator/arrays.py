@@ -6,10 +6,10 @@ Local arrays are registers, and note nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 
 from numbsparse.simulator import accesses
 from numbsparse.simulator.clocks import Moment
@@ -25,6 +25,9 @@ DYNAMIC_START = 272
 
 NANS = 0x7FFF  # in a float of 16 bits, and twice in one of 32; as an integer it may grow
 DYNAMIC = "dynamic"
+
+_SEVERAL = {slice, type(...), type(None), list, np.ndarray}
+"""What names several items, as an index."""
 
 
 def shared_bytes(block: Block, name: Any, nbytes: int) -> np.ndarray:
@@ -55,58 +58,80 @@ def _buffers(block: Block) -> dict[Any, np.ndarray]:
     return buffers
 
 
-class Shared(np.ndarray):  # type: ignore[type-arg]
-    """An array in shared memory that is watched."""
+class Memory(np.ndarray):  # type: ignore[type-arg]
+    """An array in memory that threads share."""
+
+    space: str
+
+    @cached_property
+    def address(self) -> int:
+        return self.ctypes.data
+
+
+class Shared(Memory):
+    """An array in shared memory."""
+
+    space = "shared"
+
+
+class Global(Memory):
+    """An array in global memory."""
+
+    space = "global"
+
+
+class Watched(Memory):
+    """An array that notes each access."""
 
     def __getitem__(self, place: Any) -> Any:
         found = super().__getitem__(place)
         if not isinstance(found, np.ndarray):
-            _note(self, "shared", False, place)
+            _note(self, False, place)
         return found
 
     def __setitem__(self, place: Any, value: Any) -> None:
-        _note(self, "shared", True, place)
+        _note(self, True, place)
         super().__setitem__(place, value)
 
 
-class Global(FakeCUDAArray):  # type: ignore[misc]
-    """An array in global memory that is watched."""
+class WatchedShared(Watched, Shared):
+    pass
 
-    def __getitem__(self, place: Any) -> Any:
-        found = self._ary[place]
-        if isinstance(found, np.ndarray):
-            return Global(found)
-        _note(self._ary, "global", False, place)
-        return found
 
-    def __setitem__(self, place: Any, value: Any) -> None:
-        _note(self._ary, "global", True, place)
-        self._ary[place] = value
+class WatchedGlobal(Watched, Global):
+    pass
+
+
+def in_shared_memory(array: np.ndarray) -> Any:
+    """What kernels see of it; watched, if there is a watcher."""
+    return array.view(Shared if accesses.watcher is None else WatchedShared)
 
 
 def in_global_memory(array: np.ndarray) -> Any:
-    """What the simulator's kernels take; watched, if there is a watcher."""
-    return FakeCUDAArray(array) if accesses.watcher is None else Global(array)
+    """What kernels see of it; watched, if there is a watcher."""
+    return array.view(Global if accesses.watcher is None else WatchedGlobal)
 
 
-def note_piece(array: Any, writes: bool, piece: np.ndarray, moment: Moment | None = None) -> None:
+def note_piece(
+    array: Any, writes: bool, address: int, nbytes: int, moment: Moment | None = None
+) -> None:
     """An access to neighbouring bytes of an array at once, by an instruction of `kernels.ptx`."""
-    if accesses.watcher is not None and piece.nbytes and type(array) is not np.ndarray:
-        space = "shared" if isinstance(array, Shared) else "global"
-        accesses.note(space, writes, piece.ctypes.data, piece.nbytes, moment)
+    if nbytes and isinstance(array, Watched):
+        accesses.note(array.space, writes, address, nbytes, moment)
 
 
-def _note(array: np.ndarray, space: str, writes: bool, place: Any) -> None:
+def _note(array: Memory, writes: bool, place: Any) -> None:
     """An access to one value, or to those of a slice, one after the other."""
     if accesses.watcher is None:
         return
-    named = np.asarray(array)[place]
-    if isinstance(named, np.ndarray):
-        array = named
-        every: Iterable[tuple[Any, ...]] = np.ndindex(named.shape)
+    places = place if type(place) is tuple else (place,)
+    if len(places) == array.ndim and _SEVERAL.isdisjoint(map(type, places)):
+        every: Iterable[tuple[Any, ...]] = [places]
     else:
-        every = [place if isinstance(place, tuple) else (place,)]
+        array = np.asarray(array)[place].view(type(array))
+        every = np.ndindex(array.shape)
     for places in every:
-        axes = zip(places, array.shape, array.strides, strict=True)
-        offset = sum(int(i) % length * stride for i, length, stride in axes)  # -1 is the last
-        accesses.note(space, writes, array.ctypes.data + offset, array.itemsize)
+        offset = 0
+        for i, length, stride in zip(places, array.shape, array.strides, strict=True):
+            offset += int(i) % length * stride  # -1 is the last
+        accesses.note(array.space, writes, array.address + offset, array.itemsize)

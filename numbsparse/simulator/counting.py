@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from numbsparse.simulator import SIMULATED
-from numbsparse.simulator.accesses import Access, Launch, Watcher
+from numbsparse.simulator.accesses import Access, Launch, Recording, record
 from numbsparse.simulator.clocks import COPY
 
 WARP, SECTOR, BANK, BANKS = 32, 32, 4, 32
@@ -76,12 +75,12 @@ class Count:
         return "\n".join([head, *lines, *([unseen] if self.unseen else [])])
 
 
-def count(call: Callable[[], Any]) -> list[Count]:
+def count(call: Callable[[], Any] | Recording) -> list[Count]:
     """Run `call` and count what each kernel that it launches requests of the memory.
 
     Parameters
     ----------
-    call : function of no arguments
+    call : function of no arguments, or what `record` gave
 
     Returns
     -------
@@ -112,11 +111,7 @@ def count(call: Callable[[], Any]) -> list[Count]:
     ...     print(4 * 16 * 4)
     256
     """
-    if not SIMULATED:
-        raise RuntimeError("counting takes the simulator: set NUMBA_ENABLE_CUDASIM=1 before import")
-    with Watcher().watching() as watcher:
-        call()
-    return [_count(launch) for launch in watcher.launches]
+    return [_count(launch) for launch in record(call)]
 
 
 def _count(launch: Launch) -> Count:

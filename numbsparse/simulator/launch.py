@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from math import prod
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -28,16 +27,24 @@ from numba.cuda.simulator.kernelapi import FakeCUDALocal, FakeCUDAShared
 from numba.np.numpy_support import as_dtype
 
 from numbsparse.simulator import accesses, stacks
-from numbsparse.simulator.arrays import DYNAMIC, Shared, in_global_memory, shared_bytes
+from numbsparse.simulator.arrays import (
+    DYNAMIC,
+    Global,
+    in_global_memory,
+    in_shared_memory,
+    shared_bytes,
+)
 from numbsparse.simulator.threads import Block, Turns, current
 
 Shape = tuple[int, ...]  # along x, y and z
 
 ALONE: Shape = (1, 1, 1)
-NUMBAS = (types.Integer, types.Float)
+SHOWN = (types.Integer, types.Float, FakeCUDAKernel)  # a kernel sees something else for these
 
 _cluster = _together = ALONE
 _coming: dict[Shape, list[Block]] = {}  # blocks that are not all there yet
+_swaps = ExitStack()  # undone after the launch
+_swapped: set[Any] = set()  # functions, and modules by the identity of their names
 
 
 def run(
@@ -58,13 +65,24 @@ def run(
 
 
 def _given(arg: Any, inside: bool = False) -> Any:
-    """What a kernel sees of an argument; inside a NamedTuple Numba's simulator does not look."""
+    """What Numba's simulator is to have of an argument; inside a NamedTuple it does not look."""
     if isinstance(arg, np.ndarray):
         array = in_global_memory(arg)
-        return FakeWithinKernelCUDAArray(array) if inside else array
+        return array if inside else FakeCUDAArray(array)
     if isinstance(arg, tuple) and type(arg) is not tuple:
         return type(arg)(*(_given(item, inside=True) for item in arg))
     return arg
+
+
+def _seen(arg: Any) -> Any:
+    """What a kernel sees of it: a NumPy array, which does all that kernels do with theirs.
+
+    Numba's has fields too, as attributes.
+    """
+    array = arg._item._ary if type(arg) is FakeWithinKernelCUDAArray else None
+    if not isinstance(array, np.ndarray) or array.dtype.fields:
+        return arg
+    return array if isinstance(array, Global) else array.view(Global)
 
 
 @contextmanager
@@ -106,11 +124,15 @@ def _at_once(grid: Shape, cluster: Shape | None, together: bool) -> Iterator[Non
 def _run_block(manager: Any, place: Sequence[int], *args: Any) -> None:
     """In the place of `BlockManager.run`; under `cuda.jit(debug=True)` a division by 0 raises."""
 
+    if manager._f not in _swapped:
+        _swap(manager._f)
+    function = partial(manager._f, *map(_seen, args))
+
     def work() -> None:
         with np.errstate(divide="raise"):
-            manager._f(*args)
+            function()
 
-    block = Block(manager, place, work if manager._debug else partial(manager._f, *args))
+    block = Block(manager, place, work if manager._debug else function)
     blocks = _coming.setdefault(_group(block, _together), [])
     blocks.append(block)
     if len(blocks) == prod(_together):
@@ -132,62 +154,53 @@ def _calling(plain: Callable[..., None]) -> Callable[..., Any]:
     """A kernel, or a device function in it: its module sees the simulator's `cuda` meanwhile.
 
     The simulator's own looks through the module in each call of a device function, which takes
-    longer than most of these functions; here that is done once per launch.
+    longer than most of these functions; here that is done once per launch, for all that a kernel's
+    modules name.
     """
-    seen: set[Any] = set()  # functions, and modules by the identity of their names
-    swaps = ExitStack()
 
     def call(kernel: Any, *args: Any) -> Any:
-        function = kernel.fn
-        if kernel in seen:
-            return function(*args)
-        cuda = _get_kernel_context()
-        if cuda is None:
-            with swaps:
-                swaps.callback(seen.clear)
-                swaps.enter_context(_numpys_types(function, True))
-                return plain(kernel, *args)
-        if new := id(function.__globals__) not in seen:
-            swaps.enter_context(swapped_cuda_module(function, cuda))
-        swaps.enter_context(_numpys_types(function, new))
-        seen.update((kernel, id(function.__globals__)))
-        return function(*args)
+        if kernel.fn not in _swapped:
+            if _get_kernel_context() is None:
+                with _swaps:
+                    _swaps.callback(_swapped.clear)
+                    return plain(kernel, *args)
+            _swap(kernel.fn)
+        return kernel.fn(*args)
 
     return call
 
 
-@contextmanager
-def _numpys_types(function: Any, of_module: bool) -> Iterator[None]:
-    """A function sees NumPy's types in the place of Numba's: `uint32(x)` takes half the time.
+def _swap(function: Any) -> None:
+    """What a function names is what a simulated one is to see, and so on for device functions.
 
-    They are names of its module, or of a function around it.
+    Names are of its module, or of a function around it. NumPy's types stand for Numba's:
+    `uint32(x)` takes half the time; and for a device function what it calls, but where shared
+    arrays are told apart by who is called.
     """
+    _swapped.add(function)
+    found = []
+
+    def shown(value: Any) -> Any:
+        if type(value) is not FakeCUDAKernel:
+            return getattr(np, value.name)
+        if value._device and value.fn not in _swapped:
+            _swapped.add(value.fn)
+            found.append(value.fn)
+        return value.fn if value._device and "shared" not in value.fn.__code__.co_names else value
+
     names = function.__globals__
-    numbas = {name: kind for name, kind in names.items() if of_module and type(kind) in NUMBAS}
-    cells = [(cell, cell.cell_contents) for cell in function.__closure__ or ()]
-    cells = [(cell, kind) for cell, kind in cells if type(kind) in NUMBAS]
-    names.update((name, getattr(np, kind.name)) for name, kind in numbas.items())
-    for cell, kind in cells:
-        cell.cell_contents = getattr(np, kind.name)
-    try:
-        yield
-    finally:
-        names.update(numbas)
-        for cell, kind in cells:
-            cell.cell_contents = kind
-
-
-def _reading(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """`array[i, j]` in global memory; the simulator looks three times at what it found."""
-
-    def read(array: Any, place: Any) -> Any:
-        if type(array._item) is FakeCUDAArray:  # nobody watches
-            found = array._item._ary[place]
-            if type(found) not in (np.ndarray, np.void):
-                return found
-        return plain(array, place)
-
-    return read
+    if id(names) not in _swapped:
+        _swapped.add(id(names))
+        _swaps.enter_context(swapped_cuda_module(function, _get_kernel_context()))
+        before = {name: value for name, value in names.items() if type(value) in SHOWN}
+        names.update((name, shown(value)) for name, value in before.items())
+        _swaps.callback(names.update, before)
+    for cell in function.__closure__ or ():
+        if type(value := cell.cell_contents) in SHOWN:
+            cell.cell_contents = shown(value)
+            _swaps.callback(setattr, cell, "cell_contents", value)
+    for other in found:
+        _swap(other)
 
 
 def _noting(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -206,12 +219,11 @@ def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -
 
     The latter is aligned to 16 bytes and no more; all others are at an offset of 0.
     """
-    kind = np.ndarray if accesses.watcher is None else Shared
     dtype = np.dtype(as_dtype(dtype) if isinstance(dtype, types.Type) else dtype)
     name = (_compiled_place(sys._getframe(1)), dtype, shape) if shape else DYNAMIC
     shape = shape or memory._dynshared_size // dtype.itemsize
-    nbytes = int(np.prod(shape)) * dtype.itemsize
-    return shared_bytes(current().block, name, nbytes).view(dtype).reshape(shape).view(kind)
+    nbytes = dtype.itemsize * (prod(shape) if isinstance(shape, tuple) else shape)
+    return in_shared_memory(shared_bytes(current().block, name, nbytes).view(dtype).reshape(shape))
 
 
 def _compiled_place(frame: Any) -> Any:
@@ -235,6 +247,3 @@ BlockManager.run = _run_block
 FakeCUDAShared.array = _shared_array
 FakeCUDALocal.array = _noting(FakeCUDALocal.array)
 FakeCUDAKernel.__call__ = _calling(FakeCUDAKernel.__call__)
-FakeWithinKernelCUDAArray.__getitem__ = _reading(FakeWithinKernelCUDAArray.__getitem__)
-for name in ("_item.shape", "_item._ary.dtype", "_item._ary.size"):
-    setattr(FakeWithinKernelCUDAArray, name.rpartition(".")[2], property(attrgetter(name)))

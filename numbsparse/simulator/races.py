@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from math import gcd
 from typing import Any, NamedTuple
 
-from numbsparse.simulator import SIMULATED
-from numbsparse.simulator.accesses import Access, Launch, Watcher, line_of
+from numbsparse.simulator.accesses import Access, Launch, Recording, line_of, record
 from numbsparse.simulator.clocks import APART, COPY, COPY_ENGINE, WGMMA
 
 _WHO = {
@@ -63,7 +62,7 @@ class _Touch(NamedTuple):
     access: Access
 
 
-def races(call: Callable[[], Any]) -> list[Race]:
+def races(call: Callable[[], Any] | Recording) -> list[Race]:
     """Run `call` in the simulator and find the races of the kernels that it launches.
 
     It sees what these operands make the threads touch; other operands may race where these do not.
@@ -71,7 +70,7 @@ def races(call: Callable[[], Any]) -> list[Race]:
 
     Parameters
     ----------
-    call : takes nothing
+    call : function of no arguments, or what `record` gave
 
     Returns
     -------
@@ -98,14 +97,7 @@ def races(call: Callable[[], Any]) -> list[Race]:
     >>> ns.testing.races(lambda: launch(shift_kernel, 1, 4, x, y)) if ns.device.SIMULATED else []
     []
     """
-    if not SIMULATED:
-        raise RuntimeError(
-            "races are found in the simulator: set NUMBA_ENABLE_CUDASIM=1 before "
-            "import; on a GPU use compute-sanitizer --tool racecheck"
-        )
-    with Watcher().watching() as watcher:
-        call()
-    return [race for launch in watcher.launches for race in _of_launch(launch)]
+    return [race for launch in record(call) for race in _of_launch(launch)]
 
 
 def _of_launch(launch: Launch) -> Iterator[Race]:

@@ -57,6 +57,7 @@ current: Callable[[], Any] = threading.current_thread
 _kept: Any = SimpleNamespace(stacks=[])
 
 if greenlet is not None:
+    switch_to = greenlet.greenlet.switch
 
     class Own(threading.local):
         """A greenlet serves the thread of Python's that it was made in."""
@@ -69,7 +70,7 @@ if greenlet is not None:
     class Greenlet(greenlet.greenlet):  # type: ignore[misc]
         """It rests until `switch` returns.
 
-        All switches go through the launcher: a greenlet starts at the call depth of its switcher.
+        It is begun by the launcher: a greenlet starts at the call depth of its switcher.
         """
 
         syncthreads_count = BlockThread.syncthreads_count
@@ -80,8 +81,11 @@ if greenlet is not None:
             super().__init__(parent=_kept.launcher.home)
 
         def switch(self) -> None:
-            _kept.launcher.following = self
-            _kept.launcher.home.switch()
+            if self:  # has begun
+                switch_to(self)
+            else:
+                _kept.launcher.following = self
+                _kept.launcher.home.switch()
 
         def rest(self) -> None:
             pass
@@ -100,8 +104,9 @@ if greenlet is not None:
             self.home.switch()
 
         def rest(self) -> None:
-            while self.following is not self:
-                greenlet.greenlet.switch(self.following)
+            while (following := self.following) is not self:
+                self.following = self
+                switch_to(following)
 
     Stack, Launcher, current = Greenlet, GreenletLauncher, greenlet.getcurrent
     _kept = Own()

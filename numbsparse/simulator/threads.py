@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
-import numpy as np
 from numba.cuda.simulator.kernelapi import Dim3
 
 from numbsparse.simulator import accesses, stacks
@@ -22,6 +22,7 @@ POLLS = 10_000
 
 current: Callable[[], Worker] = stacks.current
 """The simulated thread that runs."""
+accesses.running = current
 
 order: Callable[[Sequence[Any]], list[Any]] = list
 """Of those that may run next: `Worker` and `Unbegun`."""
@@ -92,7 +93,7 @@ class Block:
     def __init__(self, manager: Any, place: Sequence[int], work: Callable[[], None]) -> None:
         self.manager, self.place, self.work = manager, tuple(place), work
         self.shape, self.index = manager._block_dim, Dim3(*place)
-        self.threads = int(np.prod(self.shape))
+        self.threads = prod(self.shape)
         self.left = self.threads  # that have not ended
         self.own: dict[Any, Any] = {}
         self._here: list[Worker] = []

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from numbsparse.simulator import SIMULATED
-from numbsparse.simulator.accesses import Access, Launch, Watcher, file_of, line_of
+from numbsparse.simulator.accesses import Access, Launch, Recording, file_of, line_of, record
 from numbsparse.simulator.actions import Action, actions_of
 from numbsparse.simulator.clocks import COPY, COPY_ENGINE
 from numbsparse.simulator.counting import OWN, units_of
@@ -87,7 +86,7 @@ class Trace:
         return self.svg()
 
 
-def trace(call: Callable[[], Any]) -> list[Trace]:
+def trace(call: Callable[[], Any] | Recording) -> list[Trace]:
     """Run `call` in the simulator and trace the kernels that it launches.
 
     A trace shows four things of the first block of threads: when its warps fetch, wait, read and
@@ -96,7 +95,7 @@ def trace(call: Callable[[], Any]) -> list[Trace]:
 
     Parameters
     ----------
-    call : function of no arguments
+    call : function of no arguments, or what `record` gave
 
     Returns
     -------
@@ -126,11 +125,7 @@ def trace(call: Callable[[], Any]) -> list[Trace]:
     ...     print(1)
     1
     """
-    if not SIMULATED:
-        raise RuntimeError("tracing takes the simulator: set NUMBA_ENABLE_CUDASIM=1 before import")
-    with Watcher().watching() as watcher:
-        call()
-    return [_of_launch(launch) for launch in watcher.launches]
+    return [_of_launch(launch) for launch in record(call)]
 
 
 def _of_launch(launch: Launch) -> Trace:

@@ -9,14 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba.cuda.simulator.cudadrv.devicearray import FakeWithinKernelCUDAArray
 
 from numbsparse.kernels.ptx import meaning
 from numbsparse.kernels.ptx.warp import WARP, together
 from numbsparse.simulator.accesses import begin, synchronizing, waited_for
-from numbsparse.simulator.arrays import note_piece
+from numbsparse.simulator.arrays import Global, Memory, note_piece
 from numbsparse.simulator.clocks import COPY, Moment
 from numbsparse.simulator.threads import current
+
+_FLOAT = np.zeros(1, np.float32)  # one register, in each of its types
+_BITS, _HALVES = _FLOAT.view(np.uint32), _FLOAT.view(np.float16)
+_MOST_HALF, _SMALL, _ONE = np.finfo(np.float16).max, np.finfo(np.float32).tiny, np.float32(1)
 
 
 def _copies() -> list[list[tuple[np.ndarray, np.ndarray, Moment | None]]]:
@@ -110,41 +113,46 @@ def mma_m16n8k8_tf32(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
 def load_4xf32(array, j):
     if array.dtype != np.float32:
         raise TypeError(f"load_4xf32 takes an array of float32, got {array.dtype}")
-    return tuple(_piece(array, j, 16).view(np.float32))
+    return tuple(_piece(array, j, 16, dtype=np.float32))
 
 
 def load_4xu32(array, j):
-    return tuple(_piece(array, j, 16).view(np.uint32))
+    return tuple(_piece(array, j, 16, dtype=np.uint32))
 
 
 def load_2xu32(array, j):
-    return tuple(_piece(array, j, 8, 8).view(np.uint32))
+    return tuple(_piece(array, j, 8, 8, dtype=np.uint32))
 
 
 def load_1xu32(array, j):
-    return tuple(_piece(array, j, 4, 4).view(np.uint32))
+    return tuple(_piece(array, j, 4, 4, dtype=np.uint32))
 
 
 def store_4xf32(array, j, v0, v1, v2, v3):
     if array.dtype != np.float32:
         raise TypeError(f"store_4xf32 takes an array of float32, got {array.dtype}")
-    _piece(array, j, 16, writes=True).view(np.float32)[:] = _registers(np.float32, v0, v1, v2, v3)
+    _piece(array, j, 16, writes=True, dtype=np.float32)[:] = _registers(np.float32, v0, v1, v2, v3)
 
 
 def store_4xu32(array, j, v0, v1, v2, v3):
-    _piece(array, j, 16, writes=True).view(np.uint32)[:] = _registers(np.uint32, v0, v1, v2, v3)
+    _piece(array, j, 16, writes=True, dtype=np.uint32)[:] = _registers(np.uint32, v0, v1, v2, v3)
 
 
 def store_2xu32(array, j, v0, v1):
-    _piece(array, j, 8, 8, writes=True).view(np.uint32)[:] = _registers(np.uint32, v0, v1)
+    _piece(array, j, 8, 8, writes=True, dtype=np.uint32)[:] = _registers(np.uint32, v0, v1)
 
 
 def cvt_rna_tf32(x):
-    return meaning.cvt_rna_tf32(_registers(np.float32, x))[0]
+    _FLOAT[0] = _register(np.float32, x)
+    return meaning.cvt_rna_tf32(_FLOAT)[0]
 
 
 def pack_half2(lo, hi):
-    return meaning.pack_half2(_register(np.float32, lo), _register(np.float32, hi))[()]
+    lo, hi = _register(np.float32, lo), _register(np.float32, hi)
+    if -_MOST_HALF <= lo <= _MOST_HALF and -_MOST_HALF <= hi <= _MOST_HALF:  # as most are
+        _HALVES[0], _HALVES[1] = lo, hi
+        return _BITS[0]
+    return meaning.pack_half2(lo, hi)[()]
 
 
 def pack_bfloat2(lo, hi):
@@ -152,29 +160,37 @@ def pack_bfloat2(lo, hi):
 
 
 def ex2(x):
+    if _register(np.float32, x) < 128:
+        return np.exp2(x)
     with np.errstate(over="ignore"):
-        return np.exp2(_registers(np.float32, x))[0]
+        return np.exp2(x)
 
 
 def rcp(x):
-    with np.errstate(divide="ignore"):
-        return np.float32(1) / _registers(np.float32, x)[0]
+    if abs(_register(np.float32, x)) > _SMALL:
+        return _ONE / x
+    with np.errstate(divide="ignore", over="ignore"):
+        return _ONE / x
 
 
 def unpack_half2(word):
-    return tuple(meaning.float32_of_float16(_registers(np.uint32, word)))
+    _BITS[0] = _register(np.uint32, word)
+    return np.float32(_HALVES[0]), np.float32(_HALVES[1])
 
 
 def unpack_bfloat2(word):
-    return tuple(meaning.float32_of_bfloat16(_registers(np.uint32, word)))
+    _BITS[0] = _register(np.uint32, word)
+    return tuple(meaning.float32_of_bfloat16(_BITS))
 
 
 def as_uint32(x):
-    return _register(np.float32, x).view(np.uint32)
+    _FLOAT[0] = _register(np.float32, x)
+    return _BITS[0]
 
 
 def as_float32(bits):
-    return _register(np.uint32, bits).view(np.float32)
+    _BITS[0] = _register(np.uint32, bits)
+    return _FLOAT[0]
 
 
 def shfl_xor(value, mask):
@@ -225,39 +241,42 @@ def _any_register(value):
 
 def _row(shared, i, writes=False):
     """Eight 16-bit values of shared memory."""
-    return _piece(_shared(shared), i, 16, writes=writes).view(np.uint16)
+    return _piece(_shared(shared), i, 16, writes=writes, dtype=np.uint16)
 
 
 def _shared(array):
-    if isinstance(array, FakeWithinKernelCUDAArray):
+    if isinstance(array, Global):
         raise TypeError("a shared array is taken here, got one in global memory")
     return array
 
 
 def _global(array):
-    if not isinstance(array, FakeWithinKernelCUDAArray):
+    if not isinstance(array, Global):
         raise TypeError("an array in global memory is taken here, got a shared or local one")
     return array
 
 
-def _piece(array, i, nbytes, align=16, writes=False, moment=None):
+def _piece(array, i, nbytes, align=16, writes=False, moment=None, dtype=np.uint8):
     """The `nbytes` bytes from item i of the flat array on, as a view; it starts aligned."""
-    of = array
-    if isinstance(array, FakeWithinKernelCUDAArray):
-        array = array._item._ary
-    start = int(i) * array.itemsize
-    if nbytes and not 0 <= start <= array.nbytes - nbytes:
+    nbytes = int(nbytes)
+    start = int(i) * array.itemsize if nbytes else 0
+    if not 0 <= start <= array.nbytes - nbytes:
         raise IndexError(f"{nbytes} bytes from item {i} are outside an array of {array.size}")
-    piece = flat_bytes(array)[start : start + nbytes]
-    if nbytes and piece.ctypes.data % align:
+    _check_order(array)
+    address = start + (array.address if isinstance(array, Memory) else array.ctypes.data)
+    if nbytes and address % align:
         raise ValueError(f"item {i} does not start at a multiple of {align} bytes")
-    note_piece(of, writes, piece, moment)
-    return piece
+    note_piece(array, writes, address, nbytes, moment)
+    return np.ndarray(nbytes // np.dtype(dtype).itemsize, dtype, array, start)
 
 
 def flat_bytes(array):
     """The bytes of an array, as a view."""
     array = np.asarray(array)
+    _check_order(array)
+    return array.reshape(-1).view(np.uint8)
+
+
+def _check_order(array):
     if not array.flags.c_contiguous:
         raise ValueError("an array in C order without gaps is taken here")
-    return array.reshape(-1).view(np.uint8)
