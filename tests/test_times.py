@@ -54,10 +54,9 @@ RISING = [2.0**n for n in range(12)]
         (64, 0.25, 2, 0.5),  # halfway between two batches
         (64, 0.5, 4, 2.5),  # between two densities, which are three places apart
         (128, 0.25, 1, 3),
-        (64, 0.25, 33, 2),  # in as many tiles of rows as 64
-        (64, 0.25, 4096, 3.5),  # beyond the last batch: on as before it
-        (1024, 1, 64, 17),
-        (32, 1, 1, 3),  # below the first features: as there
+        (64, 0.25, 49, 2),  # in as many tiles of rows as 64
+        (64, 0.25, 4096, 2),  # beyond the last batch
+        (1024, 1, 64, 11),
     ],
 )
 def test_times_are_interpolated_in_logarithms(written, features, density, batch, power):

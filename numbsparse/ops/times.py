@@ -2,9 +2,8 @@
 
 `times.json` has microseconds over batch, features and density of random layouts of as many input
 as output features; `python -m numbsparse times` makes it. Between the points of the grid the
-logarithm of a time is interpolated, below them it is that of the edge; above them it goes on as
-between the last two. The order of the rungs is meant, not their times: on another card it may
-differ, and `numbsparse.tune` measures it there.
+logarithm of a time is interpolated, beyond them it is that of the edge. The order of the rungs is
+meant, not their times: on another card it may differ, and `numbsparse.tune` measures it there.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from itertools import product as every
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from numbsparse.layout import Layout
 
 FILE = Path(__file__).with_name("times.json")
 AXES = ("features", "densities", "batches")
-TILE = 32  # rows of the batch that a rung takes together, or some times as many
+TILES = ((16, 1), (64, 16), (inf, 32))  # up to so many rows a rung takes them by so many
 
 
 class Times(NamedTuple):
@@ -46,7 +45,8 @@ def expected(
     n_in, n_out = (n * block_size for n in layout.shape)
     sides = {"forward": n_out, "input_grad": n_in, "weight_grad": (n_in * n_out) ** 0.5}
     features = sides[product]  # those of a square weight with sums as long as here
-    rows = batch if batch <= TILE else -(-batch // TILE) * TILE
+    tile = next(tile for most, tile in TILES if batch <= most)
+    rows = -(-batch // tile) * tile
     times, point = measured(), np.log2([features, values / features**2, rows])
     of_rung = times.of.get(case_of(product, block_size, dtype, precision), {})
     corners = list(_corners(times.axes, point))
@@ -82,7 +82,7 @@ def _corners(axes: tuple[np.ndarray, ...], point: np.ndarray) -> Any:
     """(place in the grid, weight) of the points around one."""
     sides = []
     for axis, at in zip(axes, point, strict=True):
-        at = max(at, axis[0])
+        at = min(max(at, axis[0]), axis[-1])
         i = min(int(np.searchsorted(axis, at, "right")) - 1, axis.size - 2)
         part = float((at - axis[i]) / (axis[i + 1] - axis[i]))
         sides.append([(i, 1 - part), (i + 1, part)])

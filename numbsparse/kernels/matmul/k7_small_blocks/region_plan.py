@@ -26,7 +26,7 @@ NEW_COLUMN = 1 << 3 * PLACE_BITS
 WIDE = 4  # groups of a wide box
 IS_WIDE, IS_DY = 1, 2  # bits of a box: the number of its map
 MOST_PIECES = 32  # of a batch
-A_REGION, SECOND_PASS = 4.5, 4.0  # microseconds, beside those that grow with the batch (H200)
+A_REGION, SECOND_PASS = 4.5, 6.0  # microseconds, beside those that grow with the batch (H200)
 PLACE_AT, GROUP_AT = 2, 10  # the bits from which on it holds its place and its first group
 
 

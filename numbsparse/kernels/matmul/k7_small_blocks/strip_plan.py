@@ -27,7 +27,7 @@ PIECE = 8  # features in 16 bytes
 WARP_COLUMNS = 32
 COUNT_BITS = 6
 MOST_STEPS = 256  # of a stage
-INSIDE_BITS = 5
+INSIDE_BITS = 4
 CHOICE = 32  # groups of which the next one is chosen
 WIDTH = 32  # features that are fetched together: 64 or 128 bytes of a row of x
 ROWS = 64
@@ -37,8 +37,6 @@ ROWS = 64
 A_GROUP = {(2, 8): (0.0028, 0.0045), (2, 16): (0.0012, 0.0125)}
 A_GROUP |= {(4, 8): (0.0036, 0.0184), (4, 16): (0.0014, 0.064)}
 ROOM = {2: 1.0, 4: 0.75}
-PACK_FROM = 1024  # rows
-NARROW = 4  # warps
 ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
 
 
@@ -64,8 +62,6 @@ class Strip(NamedTuple):
     FETCHERS: int = 4  # warps, at no cost: as many registers are left with one of them
     ITEM: int = 2  # bytes of a value
     SPLIT: int = 1  # blocks of threads of a cluster that have a part of the sum each
-    TOGETHER: int = 1  # blocks of threads that a multiprocessor has room for
-    PACKED: bool = False  # whether w comes in the order of its steps (`parts.packed`)
 
     @property
     def COLUMNS(self) -> int:
@@ -131,12 +127,11 @@ def strip_of(index: Any, B: int, item: int, transposed: bool, sizes: tuple[int, 
     share their groups in a cluster if they need much the same. Where strips are too few for the
     GPU, they are narrower, and blocks of a cluster share the sum (`shared_out`).
     """
+    limit = (shared_memory() or 65 * 1024) - 1024  # besides the ring there are barriers
     blocks_a_step = 16 // B if item == 2 else 1
     columns, widest = sizes[2], warps_for(sizes[2], item)
     warps, split = shared_out(sizes, B, item, index.block_rows.size)
     width = warps * WARP_COLUMNS
-    together = blocks_together(warps, item)
-    limit = room_for(together)
     kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, blocks_a_step)
     of_stage = (14, 8, 6, 4, 3, 2, 1) if item == 2 else (4, 2, 1)  # groups
     fetchers, stages, cluster = 4 if item == 2 else 1, 3, 1
@@ -149,21 +144,10 @@ def strip_of(index: Any, B: int, item: int, transposed: bool, sizes: tuple[int, 
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
         strip = Strip(B, ROWS, warps, WIDTH, groups, steps, stages, cluster, fetchers, item, split)
-        strip = strip._replace(TOGETHER=together, PACKED=sizes[0] > PACK_FROM)
         if limit >= strip.SHARED_BYTES:
             break
     strip = strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)
     return strip if warps == widest and split == 1 else filled(strip, limit)
-
-
-def blocks_together(warps: int, item: int) -> int:
-    """Of narrow strips a multiprocessor has two: a warp waits for most of what it does."""
-    return 2 if warps <= NARROW and item == 2 and not SIMULATED else 1
-
-
-def room_for(blocks: int) -> int:
-    """Bytes of shared memory for each of so many blocks; besides the ring there are barriers."""
-    return ((shared_memory() or 65 * 1024) + 1024) // blocks - 2048
 
 
 @cache
@@ -191,7 +175,7 @@ def shared_out(sizes: tuple[int, int, int], B: int, item: int, n_blocks: int) ->
         return -(-columns // (warps * WARP_COLUMNS)) * -(-batch // ROWS)
 
     def cost(warps: int, split: int) -> float:
-        tiles, units = tiles_of(warps), multiprocessors() * blocks_together(warps, item)
+        tiles = tiles_of(warps)
         if split > 1 and tiles * split > units * ROOM[split]:
             return float("inf")
         group, adding = (of_x + of_block * blocks) * (warps + 1.5), 0.1 * warps * (split > 1)
@@ -237,8 +221,8 @@ def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> 
         steps of each column, in 6 bits each, and above them those of the warps before; and for each
         step where its two pieces are among the groups, in bytes and 16 bits each; after the last
         group, zeros.
-    codes (steps, blocks of a step): the stored block; below that, in INSIDE_BITS, how many of its
-        features there are, 0 where there is no block.
+    of_w (steps, 2): the two pieces of w: the stored block times its pieces, plus the piece; below
+        that, in INSIDE_BITS, how many of its features there are, 0 where there is no piece.
     """
     walk, n_warps = index.rows if transposed else index.columns, strip.WARPS * strip.CLUSTER
     lines = _lines_of_strips(walk.indptr, strip)
@@ -261,19 +245,19 @@ def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> 
     words = np.full(begins[-1] + strip.HEAD * taken.size, nowhere << 16 | nowhere, np.uint32)
     words[heads[:, None] + np.arange(strip.HEAD)] = 0
     words[heads[:, None] + np.arange(strip.WARPS)] = in_columns.sum(2) + (before << 4 * COUNT_BITS)
-    codes = np.zeros((begins[-1], strip.BLOCKS_A_STEP), np.int32)
+    of_w = np.zeros((begins[-1], 2), np.int64)
     at = steps.cumsum(axis=2) - steps + (before + begins[:-1, None])[..., None]
     sizes = features, strip.B, shift, strip.ITEM, strip.BLOCKS_A_STEP, strip.HEAD
     column = np.arange(lines.shape[1]) // (strip.WARPS * strip.COLUMNS)
     places *= strip.GROUP_BYTES
-    _write(*walk, lines, stages, places, at.reshape(blocks.shape), column, sizes, words, codes)
+    _write(*walk, lines, stages, places, at.reshape(blocks.shape), column, sizes, words, of_w)
     return (
         Lengths(firsts),
         np.where(lines < walk.indptr.size - 1, lines, -1).astype(np.int32),
         groups.reshape(-1),
         begins.astype(np.int32),
         words,
-        codes.reshape(-1),
+        of_w.reshape(-1),
     )
 
 
@@ -386,7 +370,7 @@ def _even(counts, warps, order):
 
 @compiled(error_model="numpy")
 def _write(
-    indptr, indices, stored, lines, stages, places, at, block_of, sizes, words, codes
+    indptr, indices, stored, lines, stages, places, at, block_of, sizes, words, of_w
 ):  # fmt: skip
     """Of each block its pieces; `at` is the first step of each column of each stage.
 
@@ -409,8 +393,10 @@ def _write(
                     word = step + head * (1 + stage * clusters + cluster)
                     first = indices[k] * B
                     within = first - (group << shift) * B
-                    codes[step, half] = stored[k] << INSIDE_BITS | min(max(features - first, 0), B)
                     for i in range(B // PIECE):
                         place = places[strip, group] + (within + i * PIECE) * item
+                        inside = min(max(features - first - i * PIECE, 0), PIECE)
+                        piece = stored[k] * (B // PIECE) + i
+                        of_w[step, half + i] = piece << INSIDE_BITS | inside
                         bits = 16 * (half + i)
                         words[word] = words[word] & ~(0xFFFF << bits) | place << bits

@@ -20,7 +20,6 @@ from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.k7_small_blocks.strip_blocks import asking, copying
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     INSIDE_BITS,
     ROWS,
@@ -29,11 +28,11 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     strip_of,
 )
 from numbsparse.kernels.matmul.k7_small_blocks.strip_products import products
-from numbsparse.kernels.parts.aligned import aligned_either_way, aligned_values, of_bits
+from numbsparse.kernels.parts.aligned import aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import schedule, schedule_parts
-from numbsparse.kernels.parts.packed import packed
+from numbsparse.kernels.parts.packed import in_order, packed
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, following
@@ -48,7 +47,6 @@ from numbsparse.kernels.ptx import (
     fence_mbarrier_init,
     fence_tensor_map,
     first_multiple,
-    let_next_kernel_start,
     mbarrier_arrive,
     mbarrier_arrive_at,
     mbarrier_expect,
@@ -57,7 +55,6 @@ from numbsparse.kernels.ptx import (
     sync_warp,
     wait_for_earlier_kernels,
 )
-from numbsparse.kernels.views import span
 
 
 def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, precision: str) -> None:
@@ -72,24 +69,23 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, prec
     row_tiles, sizes = -(-batch // ROWS), (batch, features, columns)
     strip = strip_of(index, B, x.itemsize, transposed, sizes)
     plan = planned(index, plan_strips, transposed, features, strip._replace(SPLIT=1))
-    lengths, lines, groups, begins, words, codes = plan
+    lengths, lines, groups, begins, words, pieces = plan
     if strip.SPLIT > 1:
         tiles, tile_starts = planned(index, schedule_parts, lengths, row_tiles, strip.SPLIT)
     else:
-        units = multiprocessors() * strip.TOGETHER // strip.CLUSTER
+        units = multiprocessors() // strip.CLUSTER
         tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units)
-    values, (x, x_transposed) = aligned_values(values), aligned_either_way(of_bits(x))
+    values, (x, x_transposed) = in_order(values), aligned_either_way(of_bits(x))
     x_map = map_of(x, strip.BOX_ROWS(x_transposed), strip.WIDTH, x_transposed)
-    w = of_bits(span(values))
-    if strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
-        w = packed(values, codes, transposed, INSIDE_BITS)
-    work = Plan(words, codes, begins, groups, lines, tiles, tile_starts)
+    # Last before the kernel, which waits for it alone: see `producer`.
+    w = packed(values, pieces, transposed, INSIDE_BITS)
+    work = Plan(words, begins, groups, lines, tiles, tile_starts)
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
         dense = dense_of(x.T if x_transposed else x, values, index, transposed)
     together = strip.CLUSTER * strip.SPLIT
     launch(
-        strip_kernel(strip, arithmetic, x_transposed, order_of(y), transposed),
+        strip_kernel(strip, arithmetic, x_transposed, order_of(y)),
         (tile_starts.size - 1) * strip.CLUSTER,
         32 * (strip.WARPS + strip.FETCHERS),
         *(x_map, unannounced(x_map), w, work, output_of(y), dense),
@@ -103,7 +99,6 @@ class Plan(NamedTuple):
     """What each block of threads does: see `plan_strips` and `parts.deal`."""
 
     words: Any
-    codes: Any
     begins: Any
     groups: Any
     lines: Any
@@ -112,22 +107,18 @@ class Plan(NamedTuple):
 
 
 @cache
-def strip_kernel(
-    strip: Strip, arithmetic: str, x_transposed: bool, y_order: str, transposed: bool
-) -> Any:
+def strip_kernel(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> Any:
     WARPS, FETCHERS, CLUSTER, SPLIT = strip.WARPS, strip.FETCHERS, strip.CLUSTER, strip.SPLIT
     STAGES, BARRIERS, THREADS = strip.STAGES, 2 * strip.STAGES, 32 * (WARPS + FETCHERS)
-    # A stage is full when all that fetchers asked for and their lanes copied is there, and empty
-    # when all lanes have read it: those of the block each by itself, as `racecheck` knows lanes
-    # only, others' by one of a warp.
+    # A stage is full when all fetchers' copies are there, and empty when all lanes have read it:
+    # those of the block each by itself, as `racecheck` knows lanes only, others' by one of a warp.
     READERS = WARPS * (32 + CLUSTER - 1)
-    FILLERS = FETCHERS * (1 if strip.PACKED else 33)
-    produce = producer(strip, x_transposed, transposed)
-    consume = consumer(strip, arithmetic, x_transposed, y_order, transposed)
+    produce = producer(strip, x_transposed)
+    consume = consumer(strip, arithmetic, x_transposed, y_order)
     STAGE_BYTES, HALF_EMPTY = strip.STAGE_BYTES, strip.BLOCKS_A_STEP == 2
     ZEROS, WORDS = strip.X_START + strip.GROUPS * strip.GROUP_BYTES, strip.GROUP_BYTES // 4
 
-    @cuda.jit(**registers(THREADS * strip.TOGETHER, most=255))
+    @cuda.jit(**registers(THREADS, most=255))
     def kernel(x_map, fresh, w, plan, y, dense):
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
         words = cuda.shared.array(0, uint32, ALIGNMENT)  # the same memory
@@ -140,9 +131,8 @@ def strip_kernel(
                 for i in range(t, WORDS, THREADS):
                     words[zeros + i] = 0
         if t == 0:
-            begin_ring(bars, 0, STAGES, FILLERS, READERS)
+            begin_ring(bars, 0, STAGES, FETCHERS, READERS)
             fence_mbarrier_init()
-        let_next_kernel_start()
         cuda.syncthreads()
         if CLUSTER > 1:
             cluster_sync()
@@ -163,13 +153,11 @@ def strip_kernel(
 
 
 @cache
-def consumer(
-    strip: Strip, arithmetic: str, x_transposed: bool, y_order: str, transposed: bool
-) -> Any:
+def consumer(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> Any:
     ROWS, WARPS, STAGES, STAGE_BYTES = strip.ROWS, strip.WARPS, strip.STAGES, strip.STAGE_BYTES
     SUMS, CLUSTER, SPLIT, SLICES = strip.ROWS, strip.CLUSTER, strip.SPLIT, strip.SLICES
     OWN, COLUMNS = SUMS // SLICES, strip.COLUMNS
-    add_stage = products(strip, arithmetic, x_transposed, transposed)
+    add_stage = products(strip, arithmetic, x_transposed)
     add_sums = add_parts(SPLIT, SLICES, COLUMNS, ROWS // 16, strip.B // 8)
     store, repair = storing(strip, arithmetic, x_transposed, y_order)
     EXACT = arithmetic == "highest"
@@ -187,7 +175,6 @@ def consumer(
         warp, lane = t // 32, t % 32
         acc = cuda.local.array(SUMS, float32)
         stage, phase = uint32(0), uint32(0)
-        wait_for_earlier_kernels()
         for i in range(first, last):
             for k in range(SUMS):
                 acc[k] = 0
@@ -214,10 +201,10 @@ def consumer(
 
 
 @cache
-def producer(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
+def producer(strip: Strip, x_transposed: bool) -> Any:
     ROWS, STAGES, GROUPS, CLUSTER = strip.ROWS, strip.STAGES, strip.GROUPS, strip.CLUSTER
     PER = 32 // GROUPS  # stages of which the warp knows the groups, a lane each
-    ask, PACKED = asker(strip, x_transposed, transposed), strip.PACKED
+    ask = asker(strip, x_transposed)
 
     @cuda.jit(device=True)
     def looked_up(groups, begins, at):
@@ -229,15 +216,15 @@ def producer(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
     @cuda.jit(device=True)
     def produce(fetcher, x_map, fresh, w, plan, first, last, ring):
         shared, base, bars = ring
-        words, codes, begins, groups, _, tiles, _ = plan
-        sources = x_map, w, codes, words
+        _, begins, groups, _, tiles, _ = plan
+        sources = x_map, w, plan.words
+        if fetcher == 0:
+            wait_for_earlier_kernels()  # for w: x was there before that was packed
         if fresh != 0:
             fence_tensor_map(x_map)
         stage, phase = uint32(0), uint32(1)
         ahead = tiles[first, 2]  # the stage from which on the lanes know
         known = looked_up(groups, begins, ahead)
-        if fetcher == 0 or not PACKED:  # x was there before w was packed
-            wait_for_earlier_kernels()
         for i in range(first, last):
             row, at, end = int32(tiles[i, 1] * ROWS), tiles[i, 2], tiles[i, 3]
             then = tiles[min(i + 1, last - 1), 2]
@@ -260,16 +247,13 @@ def producer(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
 
 
 @cache
-def asker(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
+def asker(strip: Strip, x_transposed: bool) -> Any:
     GROUPS, GROUP_BYTES, STAGE_BYTES = strip.GROUPS, strip.GROUP_BYTES, strip.STAGE_BYTES
-    W_START, X_START = strip.W_START, strip.X_START
+    W_START, X_START, STEP_BYTES = strip.W_START, strip.X_START, strip.STEP_BYTES
     HEAD, WIDTH = strip.HEAD, strip.WIDTH
     CLUSTER, FETCHERS = strip.CLUSTER, strip.FETCHERS
     SHARES = -(-GROUPS // (FETCHERS * CLUSTER))
     load, BOX_ROWS = load_for(x_transposed, CLUSTER), strip.BOX_ROWS(x_transposed)
-    PACKED = strip.PACKED
-    fetch_w = asking(strip) if PACKED else copying(strip, transposed)
-    ASKED = 4 + (strip.STEP_BYTES if PACKED else 0)
     BOXES, BOX_BYTES = strip.ROWS // BOX_ROWS, GROUP_BYTES * BOX_ROWS // strip.ROWS
 
     @cuda.jit(device=True)
@@ -278,14 +262,14 @@ def asker(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
 
         The blocks of a cluster take turns with the groups; each one's copies are for all of them.
         """
-        x_map, w, codes, words_of = sources
+        x_map, w, words_of = sources
         shared, base, bars, stage = ring
         rank = uint32(cuda.blockIdx.x) % CLUSTER
         first, end = shfl_idx(known[1], k), shfl_idx(known[2], k)
         own = cuda.local.array(SHARES, int32)
         many, nbytes = uint32(end - first), uint32(0)
         if fetcher == 0:
-            nbytes = uint32(many * ASKED + HEAD * 4)
+            nbytes = uint32(many * (STEP_BYTES + 4) + HEAD * 4)
         for i in range(SHARES):
             for c in range(CLUSTER):
                 g = (i * FETCHERS + fetcher) * CLUSTER + c
@@ -296,8 +280,8 @@ def asker(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
                     nbytes = uint32(nbytes + GROUP_BYTES)
                 if c == rank:
                     own[i] = group
-        start = uint32(base + stage * STAGE_BYTES)
         if elect() != 0:
+            start = base + stage * STAGE_BYTES
             mbarrier_expect(bars, stage, nbytes)
             for i in range(SHARES):
                 if own[i] >= 0:
@@ -310,7 +294,9 @@ def asker(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
                 at = int64(first) + (number * CLUSTER + rank) * HEAD
                 nbytes = uint32((HEAD + many) * 4)
                 bulk_load(shared, start, words_of, at, nbytes, bars, stage)
-        fetch_w(w, codes, first, many, shared, start + W_START, bars, stage, fetcher)
+                if many > 0:
+                    at, nbytes = int64(first) * (STEP_BYTES // 4), uint32(many * STEP_BYTES)
+                    bulk_load(shared, start + W_START, w, at, nbytes, bars, stage)
 
     return ask
 
