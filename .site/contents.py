@@ -78,7 +78,7 @@ REFERENCE = [
         "Operators and modules for torch's models; they take and give torch's tensors.",
         {
             "numbsparse.torch": "sparsify_ adopt_layouts_ Linear Conv1d Conv2d Conv3d LSTM "
-            "BlockSparse matmul sddmm overlap_ to_nn_state_dict from_nn_state_dict"
+            "BlockSparse matmul sddmm to_nn_state_dict from_nn_state_dict"
         },
     ),
     (

@@ -19,12 +19,6 @@ from numbsparse.distributed.split import Exchange
 
 INPUTS, DENSITY, B = 64, 0.03, 32
 CHECKED = 1024  # blocks of the gradient
-DRAWN = 2**20  # numbers, which are repeated: to draw billions takes minutes
-
-
-class Repeated(np.random.Generator):
-    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
-        return np.resize(super().uniform(low, high, DRAWN).astype(np.float32), size)
 
 
 def small_world(units: int) -> np.ndarray:
@@ -34,8 +28,8 @@ def small_world(units: int) -> np.ndarray:
 
 def made(units: int, options: Namespace) -> nn.LSTM:
     dtype = "float16" if options.device == "cuda" else "float32"
-    how: Any = {"layout": small_world(units), "block_size": B, "dtype": dtype}
-    return nn.LSTM(INPUTS, units, seed=Repeated(np.random.PCG64(0)), **how)
+    how: Any = {"layout": small_world(units), "block_size": B, "dtype": dtype, "seed": 0}
+    return nn.LSTM(INPUTS, units, **how)
 
 
 def drawn(options: Namespace, features: int, rank: int) -> Any:
@@ -135,8 +129,6 @@ def ddp(group: Group, options: Namespace) -> list[dict[str, Any]]:
             net: Any = own
             if how is not None:
                 net = torch.nn.parallel.DistributedDataParallel(net, **how)
-            if name == OVERLAPPED:
-                nst.overlap_(net)
 
             def step(net: Any = net) -> None:
                 net.zero_grad()
@@ -157,7 +149,6 @@ def ddp(group: Group, options: Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-OVERLAPPED = "DDP, gradient_as_bucket_view, nst.overlap_"
 DDP: dict[str, dict[str, Any]] = {
     "DDP": {},
     "DDP, gradient_as_bucket_view": {"gradient_as_bucket_view": True},
@@ -165,7 +156,6 @@ DDP: dict[str, dict[str, Any]] = {
         "gradient_as_bucket_view": True,
         "bucket_cap_mb": 1000,
     },
-    OVERLAPPED: {"gradient_as_bucket_view": True},
 }
 
 
@@ -180,17 +170,15 @@ class _in_torch:
 
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = self.group.share(free.getsockname()[1])[0]
-        where, options = "cpu", None
+        where = "cpu"
         if self.on_gpu:
             where = f"cuda:{self.group.local_rank % torch.cuda.device_count()}"
             torch.cuda.set_device(where)
-            options = torch.distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         torch.distributed.init_process_group(
             "nccl" if self.on_gpu else "gloo",
             init_method=f"tcp://127.0.0.1:{port}",
             rank=self.group.rank,
             world_size=self.group.size,
-            pg_options=options,
         )
         return where
 

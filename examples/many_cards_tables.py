@@ -24,7 +24,7 @@ def fill(path: Path, sections: dict[str, Any]) -> None:
     for name in MAKERS:
         found = "".join(written(name, section) for section in of_name(name, sections))
         marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        text = marked.sub(lambda at: at[1] + found + at[2], text) if found else text  # noqa: B023
+        text = marked.sub(lambda at: f"{at[1]}{found}\n{at[2]}", text) if found else text  # noqa: B023
     path.write_text(text, encoding="utf-8")
 
 
@@ -42,7 +42,7 @@ def of_name(name: str, sections: dict[str, Any]) -> list[Any]:
 def written(name: str, section: dict[str, Any]) -> str:
     """A section's table, below the machine and above the command."""
     where = BEFORE.get(name, "") + section["machine"].partition(";")[0]
-    return f"\n{where}:\n\n{MAKERS[name](section['rows'])}\n`{section['command']}`\n\n"
+    return f"\n{where}:\n\n{MAKERS[name](section['rows'])}\n`{section['command']}`\n"
 
 
 def collectives(rows: Rows) -> str:

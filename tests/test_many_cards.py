@@ -33,7 +33,7 @@ def test_it_measures_and_writes_the_tables(many_cards, tmp_path, monkeypatch, ca
 def test_under_torch(many_cards, capsys):
     pytest.importorskip("torch")
     found = many_cards.main([*SMALL, "--only", "ddp"])
-    assert len(found["ddp"]) == 3 + 1 + 4 + 1
+    assert len(found["ddp"]) == 3 + 1 + 3 + 1
     assert "numbsparse.torch alone" in capsys.readouterr().out
 
 

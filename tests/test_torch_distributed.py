@@ -41,49 +41,6 @@ def train(net, batches):
         optimizer.zero_grad()
 
 
-class Units(torch.nn.Module):
-    """LSTM of which the recurrent weight counts twice, where `twice`."""
-
-    def __init__(self, twice):
-        super().__init__()
-        torch.manual_seed(0)
-        kept = {"layout": layout(4, 4), "input_layout": torch.eye(4).numpy()}
-        self.rnn = nst.LSTM(16, 16, **kept, block_size=4, dtype=torch.float64)
-        self.twice = twice
-
-    def forward(self, x):
-        y, _ = self.rnn(x.double()[None].repeat(3, 1, 1))
-        return y + self.rnn.weight_hh_l0.sum() / 9 if self.twice else y
-
-
-def in_parts(rank, twice, reductions):
-    """Ranks learn what one does; a gradient that was reduced in parts is reduced again only where
-    others are added to it. At last gradients of two passes add up, and are reduced once.
-    """
-    alone, net = Units(twice), torch.nn.parallel.DistributedDataParallel(Units(twice))
-    recurrent = net.module.rnn.weight_hh_l0.numel()
-    train(nst.overlap_(net), batches()[:, rank * ROWS :][:, :ROWS])
-    train(alone, batches())
-    assert (max(reductions) >= recurrent) is twice
-    assert sum(n < recurrent for n in reductions) >= 2 * STEPS
-    x, before = batches()[0], len(reductions)
-    alone(x).square().mean().backward()
-    mine = x[rank * ROWS :][:ROWS]
-    with net.no_sync():
-        net(mine).square().mean().backward()
-    assert len(reductions) == before
-    net(mine).square().mean().backward()
-    for one, other in zip(alone.parameters(), net.module.parameters(), strict=True):
-        torch.testing.assert_close(one, other)
-        torch.testing.assert_close(2 * one.grad, other.grad)
-
-
-def counted(values, *args, **how):
-    """all_reduce, of how many values each time."""
-    counted.values.append(values.numel())
-    return counted.all_reduce(values, *args, **how)
-
-
 def shared(net, kind):
     """The net that both ranks train, and how its whole state is gathered."""
     if kind == "DDP":
@@ -118,12 +75,6 @@ def worker(rank, port, text):
             net, state = shared(model(), kind)
             train(net, batches()[:, rank * ROWS :][:, :ROWS])
             torch.testing.assert_close(dict(state()), dict(alone.state_dict()), msg=kind)
-        with pytest.MonkeyPatch.context() as patch:
-            counted.all_reduce = torch.distributed.all_reduce
-            patch.setattr(torch.distributed, "all_reduce", counted)
-            for twice in (False, True):
-                counted.values = []
-                in_parts(rank, twice, counted.values)
         return example(text)
     finally:
         torch.distributed.destroy_process_group()

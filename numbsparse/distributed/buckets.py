@@ -73,11 +73,12 @@ class Work:
             bucket = self.of.get(i) or Bucket((i,), (0,), values.size)
             first, start = bucket.numbers[0], bucket.starts[bucket.numbers.index(i)]
             if first not in self._flat:
-                self._flat[first] = empty((bucket.size,), values)
+                new = device.empty if isinstance(values, DeviceArray) else np.empty
+                self._flat[first] = new((bucket.size,), values.dtype)
             self.means[i] = self._flat[first][start : start + values.size].reshape(values.shape)
         return self.means[i]
 
-    def complete(self) -> Iterator[list[tuple[Any, Any]]]:
+    def complete(self) -> Iterator[tuple[Any, Any]]:
         """What is to be reduced, (values, mean), of each further bucket that is there."""
         while (bucket := self.next()) and all(i in self.found for i in reversed(bucket.numbers)):
             self.reduced += 1
@@ -85,14 +86,9 @@ class Work:
             if others:
                 flat = self._flat[first]
                 pack([self.found[i] for i in bucket.numbers], flat, bucket.starts)
-                yield [(flat, flat)]
+                yield flat, flat
             elif self.in_parts.get(first) is not self.found[first]:
-                yield [(self.found[first], self.means[first])]
-
-
-def empty(shape: tuple[int, ...], like: Any) -> Any:
-    on_gpu = isinstance(like, DeviceArray)
-    return (device.empty if on_gpu else np.empty)(shape, like.dtype)
+                yield self.found[first], self.means[first]
 
 
 def pack(arrays: list[Any], flat: Any, starts: Sequence[int]) -> None:

@@ -134,8 +134,8 @@ class DataParallel:
         work, i, data = self._begun(), self._number[id(leaf)], total.data
         work.found[i] = gapless(data.values if isinstance(data, BlockSparse) else data)
         mean = work.mean_of(i, work.found[i])
-        for bucket in work.complete():
-            self._reduce(bucket)
+        for values, of_all in work.complete():
+            self._reduce(values, of_all)
         return Tensor(data.with_values(mean) if isinstance(data, BlockSparse) else mean)
 
     def parts(self, leaf: Tensor) -> Done | None:
@@ -148,7 +148,7 @@ class DataParallel:
 
         def done(values: Any, first: int, last: int) -> None:
             work.in_parts[i] = values
-            self._reduce([(values[first:last], work.mean_of(i, values)[first:last])])
+            self._reduce(values[first:last], work.mean_of(i, values)[first:last])
 
         return done
 
@@ -162,7 +162,8 @@ class DataParallel:
                 for rank, theirs in enumerate(others, 1):
                     self._refuse(order, theirs, rank, "unlike on rank 0")
                 self._orders[work.trained] = order
-                self._reduce([(work.found[i], work.means[i]) for i in order])
+                for i in order:
+                    self._reduce(work.found[i], work.means[i])
             else:
                 self._refuse(work.of, work.found, self.group.rank, "unlike before")
         finally:
@@ -195,14 +196,13 @@ class DataParallel:
                 "ranks reach the same parameters each time, or freeze the others"
             )
 
-    def _reduce(self, bucket: list[tuple[Any, Any]]) -> None:
-        """Start the reduction of each (values, mean), after all work so far."""
+    def _reduce(self, values: Any, mean: Any) -> None:
+        """Start the reduction, after all work so far."""
         if self._beside:
             device.order(device.working_stream(), self._beside.handle)
         nccl = self.group._nccl
-        with nccl.on(self._beside) if nccl else nullcontext(), self.group.together():
-            for values, mean in bucket:
-                self.group.all_reduce(values, "mean", out=mean)
+        with nccl.on(self._beside) if nccl else nullcontext():
+            self.group.all_reduce(values, "mean", out=mean)
 
 
 def _layout_of(parameter: Tensor) -> Any:

@@ -106,7 +106,7 @@ def total(x: Any, group: Group) -> Tensor:
 def gather(x: Any, group: Group) -> Tensor:
     """The ranks' x beside each other along the last axis, on all of them."""
     x = as_tensor(x)
-    whole = _new((*x.shape[:-1], group.size * x.shape[-1]), x.data)
+    whole = ops.zeros((*x.shape[:-1], group.size * x.shape[-1]), x.dtype, x.device)
     return record(Exchange(group).gather(x.data, whole), (x, lambda dy, y: part(dy, group)))
 
 
@@ -114,10 +114,6 @@ def part(x: Any, group: Group) -> Tensor:
     """This rank's part of the last axis of x, which is the same on all ranks."""
     x = as_tensor(x)
     return record(ops.copy(Exchange(group).part(x.data)), (x, lambda dy, y: gather(dy, group)))
-
-
-def _new(shape: tuple[int, ...], like: Any) -> Any:
-    return ops.zeros(shape, like.dtype, like.device)
 
 
 class Split(Module):

@@ -23,28 +23,27 @@ def sddmm_in_parts(
     a: Any,
     b: Any,
     like: BlockSparse,
-    shares: tuple[int, ...],
+    parts: int,
     done: Callable[[Any, int, int], None],
     precision: str | None = None,
 ) -> BlockSparse:
-    """`sddmm(a, b, like)` by ranges of block rows, with these shares of the blocks, about.
+    """`sddmm(a, b, like)` by ranges of block rows, `parts` of them with about as many blocks.
 
     After each of them done(values, first, last) is called: blocks `first` to `last` are there.
 
     >>> found = []
     >>> like = BlockSparse(np.zeros((3, 4, 4)), [[1, 0], [1, 1]])
-    >>> a, b = np.ones((8, 2)), np.ones((2, 8))
-    >>> dw = sddmm_in_parts(a, b, like, (1, 1), lambda *part: found.append(part))
+    >>> dw = sddmm_in_parts(np.ones((8, 2)), np.ones((2, 8)), like, 2, lambda *p: found.append(p))
     >>> [part[1:] for part in found], float(dw.data.min())
     ([(0, 1), (1, 3)], 2.0)
     """
-    if like.is_transposed or len(shares) < 2:
+    if like.is_transposed or parts < 2:
         whole: BlockSparse = sddmm(a, b, like, precision=precision)
         done(whole.values, 0, like.n_blocks)
         return whole
     precision, size = checked_precision(precision), like.block_size
     values = (empty if isinstance(a, DeviceArray) else np.empty)(like.values.shape, a.dtype)
-    for rows, blocks, layout in _parts_of(like.stored_layout, shares):
+    for rows, blocks, layout in _parts_of(like.stored_layout, parts):
         own = a[rows.start * size : rows.stop * size]
         chosen = choose("weight_grad", "auto", size, own, a.shape[1], precision, layout)
         index = index_beside(layout, a)
@@ -54,10 +53,10 @@ def sddmm_in_parts(
 
 
 @lru_cache(maxsize=16)
-def _parts_of(layout: Layout, shares: tuple[int, ...]) -> list[tuple[slice, slice, Layout]]:
+def _parts_of(layout: Layout, parts: int) -> list[tuple[slice, slice, Layout]]:
     """Ranges of block rows with the range of their blocks, and the layout of these rows."""
     ends = layout.indptr
-    cuts = np.searchsorted(ends, np.cumsum(shares)[:-1] * layout.n_blocks // sum(shares))
+    cuts = np.searchsorted(ends, np.arange(1, parts) * layout.n_blocks // parts)
     return [
         (slice(r, s), slice(int(ends[r]), int(ends[s])), Layout(layout.pattern[r:s]))
         for r, s in pairwise([0, *cuts.tolist(), layout.shape[0]])

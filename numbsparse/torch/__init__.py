@@ -10,7 +10,6 @@ except ImportError:
     raise ImportError("numbsparse.torch takes torch: pip install 'numbsparse[torch]'") from None
 
 from numbsparse.torch.conv import Conv1d, Conv2d, Conv3d
-from numbsparse.torch.ddp import overlap_
 from numbsparse.torch.exchange import from_nn_state_dict, to_nn_state_dict
 from numbsparse.torch.layer import adopt_layouts_
 from numbsparse.torch.linear import Linear
@@ -28,7 +27,6 @@ __all__ = [
     "adopt_layouts_",
     "from_nn_state_dict",
     "matmul",
-    "overlap_",
     "sddmm",
     "sparsify_",
     "to_nn_state_dict",

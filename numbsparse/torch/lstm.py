@@ -12,7 +12,6 @@ from numbsparse.layout import Layout, as_layout
 from numbsparse.nn.linear import is_list_of_layouts, layout_for
 from numbsparse.patterns.checks import integer
 from numbsparse.torch import operators
-from numbsparse.torch.ddp import reducer_of
 from numbsparse.torch.dispatch import operator
 from numbsparse.torch.handles import layout_of
 from numbsparse.torch.layer import SparseModule, draw_
@@ -72,16 +71,10 @@ def _forward_backward(ctx: Any, dy: Any, dc: Any, *of_trace: Any) -> tuple[Any, 
     columns, size, needs = bias.shape[0], weight_hh.shape[1], ctx.needs_input_grad
     of_ih = (layout_ih, x.shape[2], columns, size, precision)
     of_hh = (layout_hh, hs.shape[2], columns, size, precision)
-    reducer = None if torch.compiler.is_compiling() else reducer_of(weight_hh)
-    dhh = None  # the largest is the first, so that the others hide its reduction
-    if needs[2]:
-        make = reducer.gradient if reducer else operators.sddmm
-        dhh = make(hs[:-1], dgates, of_hh)
     dx = operators.transposed(dgates, weight_ih, of_ih) if needs[0] else None
     dih = operators.sddmm(x, dgates, of_ih) if needs[1] else None
+    dhh = operators.sddmm(hs[:-1], dgates, of_hh) if needs[2] else None
     dh = operators.transposed(dgates[0], weight_hh, of_hh) if needs[4] else None
-    if reducer:
-        reducer.wait()
     return dx, dih, dhh, dbias, dh, dc0, None
 
 

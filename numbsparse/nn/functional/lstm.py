@@ -23,7 +23,7 @@ from numbsparse.nn.functional.shape import Pieces, reshape, stack, unbind
 from numbsparse.nn.functional.shape import sum as sum_over
 
 Sequence = tuple[Tensor, Tensor, Tensor]
-SHARES = (8, 4, 2, 1)  # of a gradient's parts, which ranks sum while the next ones are computed
+PARTS = 2  # of a gradient that ranks sum while it is computed
 
 
 def lstm(
@@ -107,9 +107,8 @@ def lstm(
     backward = _LSTM(inputs, trace, how)
     y, *last = trace.h[1:], ops.copy(trace.h[-1]), ops.copy(trace.c[-1])
     # One hidden tensor stands for the three results; its gradient is theirs, by number. That of
-    # weight_hh, the largest, is the first, to reduce it over several cards takes the longest; then
-    # the bias, which is there already, so that it is not reduced by itself at the end.
-    order = sorted(range(len(inputs)), key=lambda i: (i != 2, i != 3))
+    # weight_hh, the largest, is the first: to reduce it over several cards takes the longest.
+    order = sorted(range(len(inputs)), key=lambda i: i != 2)
     hidden = record(y, *((inputs[i], backward.vjp(i)) for i in order))
     results = [
         record(data, (hidden, lambda dy, y, i=i: Pieces({i: dy})))  # type: ignore[arg-type,misc]
@@ -220,7 +219,7 @@ class _LSTM:
             if done is None:
                 return product(h, weight_hh)
             rows = ops.reshape(h, (dz.shape[0], weight_hh.shape[0]))
-            return ops.sddmm_in_parts(rows.T, dz, weight_hh, SHARES, done, precision)
+            return ops.sddmm_in_parts(rows.T, dz, weight_hh, PARTS, done, precision)
 
         makers = [
             lambda: ops.matmul(grads.gates, weight_ih.T, precision=precision),
