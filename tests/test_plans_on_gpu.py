@@ -11,6 +11,7 @@ from numbsparse import Layout, device
 from numbsparse.kernels.matmul.k6_hopper import plan, weight_grad_on_gpu, weight_grad_shares
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.plan import line_tiles, steps_of
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.plans import planned
@@ -170,30 +171,33 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, m
     panels = [n * parts for n in lines]
     for ragged, steps, places in ((False, 8, 4), (True, 500, 6)):
         edges = tuple((n - ragged, ragged) for n in panels)
-        *tables, room, _ = planned(made, make, tile, *more, steps, places, edges)
-        heads, loads, where, outs, cut = (a.numpy() for a in tables)
-        numbers = cut if room else np.zeros(4, int)
-        pieces, rest, first_cut, _ = numbers
+        heads, loads, where, outs, cut, pieces = planned(
+            made, make, tile, *more, steps, places, edges
+        )
+        heads, loads, where, outs, cut = (a.numpy() for a in (heads, loads, where, outs, cut))
+        numbers = pieces.numpy() if isinstance(pieces, ns.DeviceArray) else np.zeros(4, int)
+        together = tile.CLUSTER * Cut.of(tile).OUTS * numbers[weight_grad_on_gpu.REST]
         whole = heads[:: tile.CLUSTER][heads[:: tile.CLUSTER, 1] == steps, 3]
         assert (np.diff(whole) <= 0).all()  # longest first
         done = {}  # of each block or part, its steps
         for first in range(0, len(heads), tile.CLUSTER):
-            of = heads[first : first + tile.CLUSTER]
-            slots = slots_of(loads[of[:, 5]].tolist(), of[:, 2], tile.CLUSTER, edges)
+            of = np.s_[first : first + tile.CLUSTER]
+            slots = slots_of(loads[of].tolist(), heads[of, 2], tile.CLUSTER, edges)
             for rank in range(tile.CLUSTER):
-                begin, count, _, arriving, left, source = heads[first + rank, :6].tolist()
+                begin, count, _, arriving, left = heads[first + rank, :5].tolist()
                 assert arriving == len(slots[rank])
                 if not count:
+                    assert (outs[first + rank] == -1).all()
                     assert not arriving
-                    assert left == -1
                     continue
-                if left >= 0:
-                    assert left == first + rank - first_cut
-                    assert begin == left // rest * steps // pieces
                 how = products_of_float32 if dtype == "float32" else products_16_bit
                 for out, (rows, columns) in how(
-                    tile, where[source], outs[source], slots[rank]
+                    tile, where[first + rank], outs[first + rank], slots[rank]
                 ).items():
+                    if left:
+                        piece, out = divmod(out, together)
+                        assert begin == piece * steps // numbers[0]
+                        out = cut[out]
                     done.setdefault(int(out), []).append((begin, begin + count))
                     check_panels(int(out), rows, columns, on_host, parts, dtype == "float32")
         assert sorted(done) == list(range(kept * (parts**2 if dtype == "float32" else 1)))

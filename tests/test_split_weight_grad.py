@@ -42,10 +42,10 @@ def test_every_part_of_a_block_is_in_one_product(name, B, N, groups, swapped):
     index, shape = layout.index, [n * B // PANEL for n in layout.shape[:: -1 if swapped else 1]]
     tile = Tile(B, groups, 2, (N,), 32, 4, 0, 1, ITEM=4, STRIPS=2)
     items, edges = Items(index, tile, swapped), ((shape[0] - 1, True), (shape[1], False))
-    heads, loads, images, outs, *_ = plan(index, tile, items, 7, 8, edges)  # too few steps to cut
+    heads, loads, images, outs, _, _ = plan(index, tile, items, 7, 8, edges)  # too few steps to cut
     found = []
-    for item, (_, steps, n_loads, arriving, left, of, strips, stages, *_) in enumerate(heads):
-        assert (steps, arriving, left, of) == (7, n_loads, -1, item)
+    for item, (_, steps, n_loads, arriving, left, strips, stages, _, _) in enumerate(heads):
+        assert (steps, arriving, left) == (7, n_loads, 0)
         assert stages >= 2
         slots = {}
         for panel, code in loads[item, :n_loads]:
@@ -146,5 +146,5 @@ def test_items_that_leave_places_free_are_cut():
     index = Layout(np.ones((8, 25), bool)).index
     tile = Tile(64, 2, 2, (64,), 32, 5, 0, 1, ITEM=4, STRIPS=3)
     items, edges = Items(index, tile, False), ((16, False), (50, False))
-    *_, rest, pieces = plan(index, tile, items, 16, 132, edges)
-    assert (len(items), rest, pieces) == (50, 50, 100)
+    *_, cut, pieces = plan(index, tile, items, 16, 132, edges)
+    assert (len(items), cut.size, pieces) == (50, 4 * index.block_rows.size, 2)

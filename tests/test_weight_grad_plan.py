@@ -5,7 +5,6 @@ import pytest
 
 from numbsparse import patterns
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS, TO_START, Tile, cut
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_products import LEFT, SOURCE
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import (
     cut_of,
     plan,
@@ -54,7 +53,7 @@ def products(tile, edges, heads, loads, places, outs, work):
     step = tile.PANEL_BYTES >> 4
     slots = {}
     for other in range(first, first + tile.CLUSTER):
-        for panel, code in loads[heads[other, SOURCE], : heads[other, 2]]:
+        for panel, code in loads[other, : heads[other, 2]]:
             operand, which = divmod(code >> 8 & 0xFF, MAPS)
             whole = edges[operand][0]
             at_edge = which == len(RUNS)
@@ -66,26 +65,25 @@ def products(tile, edges, heads, loads, places, outs, work):
                     assert at_edge or panel + k < whole or k == 0
                     slots[slot] = ("x", "dy")[operand], int(whole if at_edge else panel + k)
     assert len(slots) == heads[work, 3]
-    own = heads[work, SOURCE]
     for group in range(tile.GROUPS):
-        number, words = places[own, group, 0], places[own, group, 1:].reshape(-1, 2)
+        number, words = places[work, group, 0], places[work, group, 1:].reshape(-1, 2)
         starts, apart = (words & 0x3FFF) // step, (words >> 16) // step
         if tile.B == 32:
             for unit in range(number):
                 for half in range(2):
-                    block = outs[own, group, 2 * unit + half]
+                    block = outs[work, group, 2 * unit + half]
                     if block >= 0:
                         dy = slots[starts[unit, 0] + half * apart[unit, 0]]
                         yield block, slots[starts[unit, 1]], dy
         elif tile.B == 64 and tile.UNITS > 1:
             for unit in range(number):
-                yield outs[own, group, unit], *(slots[start] for start in starts[unit])
+                yield outs[work, group, unit], *(slots[start] for start in starts[unit])
         else:
             panels = tile.B // 64
             for k in range(number):
                 for p in range(panels):
                     dy = slots[starts[0, 1] + (k * panels + p) * apart[0, 1]]
-                    yield outs[own, group, k], slots[starts[0, 0]], dy
+                    yield outs[work, group, k], slots[starts[0, 0]], dy
 
 
 @pytest.mark.parametrize(
@@ -97,11 +95,13 @@ def test_every_block_is_computed_from_its_tiles(tile, rng):
     for layout in layouts(rng):
         index, parts = layout.index, tile.B // tile.PANEL
         edges = tuple((n * parts - 1, True) for n in layout.shape)
-        *tables, _, _, _ = plan(index, tile, CHUNKS, 8, edges)
+        *tables, blocks, _ = plan(index, tile, CHUNKS, 8, edges)
         heads = tables[0]
         steps = np.zeros((layout.n_blocks, parts, parts), int)
         for work in range(heads.shape[0]):
             for block, x, dy in products(tile, edges, *tables, work):
+                if heads[work, 4]:
+                    block = blocks[block % blocks.size]
                 row, column = index.block_rows[block], index.block_columns[block]
                 assert (x[0], x[1] // parts) == ("x", row)
                 assert (dy[0], dy[1] // parts) == ("dy", column)
@@ -112,18 +112,22 @@ def test_every_block_is_computed_from_its_tiles(tile, rng):
 @pytest.mark.parametrize("tile", [TILES[0], TILES[-1]], ids=["alone", "cluster"])
 def test_pieces_cover_the_batch_in_order(tile, rng):
     layout = Layout(rng.random((20, 20)) < 0.2)
-    heads, *_, cut, rest, left = plan(layout.index, tile, STEPS, 132, ((20, False), (20, False)))
-    pieces, _, whole = cut
+    heads, _, _, outs, blocks, pieces = plan(
+        layout.index, tile, STEPS, 132, ((20, False), (20, False))
+    )
     assert pieces > 1
-    assert (len(heads) - whole, left) == (rest * pieces, rest * pieces)
-    assert (heads[:whole, [0, 1, LEFT]] == (0, STEPS, -1)).all()
-    assert (heads[:whole, SOURCE] == np.arange(whole)).all()
-    assert (heads[whole:, LEFT] == np.arange(left)).all()
-    of_pieces = heads[whole:].reshape(pieces, rest, -1)
-    assert (of_pieces[..., SOURCE] == np.arange(whole, whole + rest)).all()
-    ends = np.append(of_pieces[..., 0], np.full((1, rest), STEPS), 0)
-    assert (ends[0] == 0).all()
-    assert (np.diff(ends, axis=0) == of_pieces[..., 1]).all()
+    pieces_of = {}
+    for head, out in zip(heads, outs, strict=True):
+        for at in out[out >= 0] if head[4] else ():
+            pieces_of.setdefault(at % blocks.size, {})[at // blocks.size] = head[:2]
+    assert sorted(pieces_of) == list(range(blocks.size))
+    for found in pieces_of.values():
+        ends = 0
+        for piece in range(pieces):
+            first, steps = found[piece]
+            assert first == ends
+            ends += steps
+        assert ends == STEPS
 
 
 def shares_in_regions(layout, tile, most):

@@ -41,6 +41,8 @@ from numbsparse.kernels.ptx import (
     Operand,
     as_float32,
     cvt_rna_tf32,
+    load_4xf32,
+    store_4xf32,
     wgmma,
 )
 from numbsparse.kernels.views import span
@@ -199,23 +201,41 @@ def computing(at: int, dropped: bool) -> Any:
     return compute
 
 
-THREADS, TILE = 256, (B, B + 1)  # so that neither a line nor a column hits a bank twice
+FOURS, FEW = B // 4, 2  # in a line of a block; blocks
+OF_BLOCKS = B * FOURS  # threads
+PITCH = B + 1  # so that neither a line nor a column hits a bank twice
+TILES, LOADED = (FEW, B * PITCH), (FEW, 4)
 
 
 def transposed_blocks(values: DeviceArray) -> DeviceArray:
-    """(blocks, 32, 32) of float32, each transposed and rounded to tf32."""
+    """(blocks, 32, 32) of float32 at a multiple of 16 bytes, each transposed and rounded to tf32.
+
+    A thread has four neighbours of each of FEW blocks in flight at once, which keeps memory busy.
+    """
     transposed = empty(values.shape, values.dtype)
     flat = values.reshape(-1), transposed.reshape(-1)
-    launch(transposing_kernel, values.shape[0], THREADS, *flat)
+    launch(transposing_kernel, -(-values.shape[0] // FEW), OF_BLOCKS, *flat, values.shape[0])
     return transposed
 
 
 @cuda.jit
-def transposing_kernel(values, transposed):
-    tile, t = cuda.shared.array(TILE, float32), cuda.threadIdx.x
-    first = int64(cuda.blockIdx.x) * (B * B)
-    for i in range(0, B * B, THREADS):
-        tile[(i + t) // B, t % B] = as_float32(cvt_rna_tf32(values[first + i + t]))
+def transposing_kernel(values, transposed, n_blocks):
+    tiles = cuda.shared.array(TILES, float32)
+    line, four = cuda.threadIdx.x // FOURS, cuda.threadIdx.x % FOURS * 4
+    first, loaded = cuda.blockIdx.x * FEW, cuda.local.array(LOADED, float32)
+    for k in range(FEW):
+        if first + k < n_blocks:
+            run = load_4xf32(values, ((first + k) * B + line) * B + four)
+            for e in range(4):
+                loaded[k, e] = run[e]
+    for k in range(FEW):
+        for e in range(4):
+            tiles[k, line * PITCH + four + e] = as_float32(cvt_rna_tf32(loaded[k, e]))
     cuda.syncthreads()
-    for i in range(0, B * B, THREADS):
-        transposed[first + i + t] = tile[t % B, (i + t) // B]
+    for k in range(FEW):
+        if first + k < n_blocks:
+            to, tile = ((first + k) * B + line) * B + four, tiles[k]
+            store_4xf32(
+                transposed, to, tile[four * PITCH + line], tile[(four + 1) * PITCH + line],
+                tile[(four + 2) * PITCH + line], tile[(four + 3) * PITCH + line],
+            )  # fmt: skip

@@ -55,48 +55,48 @@ def store_tile(arithmetic: str, TA: int, TB: int, wide: bool, row_at: Any) -> An
     """
     if wide and arithmetic not in MMA and TB % 4 == 0:
         return store_fours(TA, TB, row_at)
-    store_one = store_fragment(arithmetic, TB, wide, row_at)
+    store_two = storing_two(arithmetic, TB, wide)
 
     @cuda.jit(device=True)
     def store(acc, y, where, left, columns):
         for m in range(TA):
-            for n in range(TB):
-                store_one(acc[m, n], m, n, y, where, left, columns)
+            for h in range(2):
+                row = row_at(where, 2 * m + h, uint32(cuda.threadIdx.x) % 32 // 4)
+                if row >= 0:
+                    for n in range(TB):
+                        store_two(acc[m, n, 2 * h], acc[m, n, 2 * h + 1], n, y, row, left, columns)
 
     return store
 
 
 @cache
-def store_fragment(arithmetic: str, TB: int, wide: bool, row_at: Any) -> Any:
-    """`store_tile` of one of its 16 x 8: store(c, m, n, y, where, left, columns)."""
+def storing_two(arithmetic: str, TB: int, wide: bool) -> Any:
+    """store(a, b, n, y, row, left, columns): both sums of a lane in a row of the n-th 8 columns."""
     column_in = coordinates(arithmetic, TB)
     pack: Any = PACK.get(arithmetic)
 
     @cuda.jit(device=True)
-    def store_pairs(c, m, n, y, where, left, columns):
-        lane = uint32(cuda.threadIdx.x) % 32
-        column = left + column_in(n, lane % 4 * 2)
-        for h in range(2):
-            row, pair = row_at(where, 2 * m + h, lane // 4), pack(c[2 * h], c[2 * h + 1])
-            at = row * columns + column
-            if row >= 0 and column < columns:
-                if wide:
-                    y[uint64(at >> 1)] = pair
-                else:
-                    y[uint64(at)] = uint16(pair & uint32(0xFFFF))
-                    if column + 1 < columns:
-                        y[uint64(at + 1)] = uint16(pair >> uint32(16))
+    def store_pair(a, b, n, y, row, left, columns):
+        first, pair = left + uint32(cuda.threadIdx.x) % 4 * 2, pack(a, b)
+        column, at = first + 8 * n, row * columns + first
+        if column < columns:
+            if wide:
+                y[uint64((at >> 1) + 4 * n)] = pair
+            else:
+                at += 8 * n
+                y[uint64(at)] = uint16(pair & uint32(0xFFFF))
+                if column + 1 < columns:
+                    y[uint64(at + 1)] = uint16(pair >> uint32(16))
 
     @cuda.jit(device=True)
-    def store_values(c, m, n, y, where, left, columns):
-        lane = uint32(cuda.threadIdx.x) % 32
-        for i in range(4):
-            row = row_at(where, 2 * m + i // 2, lane // 4)
-            column = left + column_in(n, lane % 4 * 2 + i % 2)
-            if row >= 0 and column < columns:
-                y[uint64(row * columns + column)] = c[i]
+    def store_values(a, b, n, y, row, left, columns):
+        q = uint32(cuda.threadIdx.x) % 4
+        for i in range(2):
+            column = left + column_in(n, 2 * q + i)
+            if column < columns:
+                y[uint64(row * columns + column)] = b if i else a
 
-    return store_pairs if pack else store_values
+    return store_pair if pack else store_values
 
 
 def store_fours(TA: int, TB: int, row_at: Any) -> Any:

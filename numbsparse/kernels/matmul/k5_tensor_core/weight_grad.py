@@ -19,7 +19,7 @@ from numbsparse.kernels.parts.aligned import aligned_either_way, of_bits
 from numbsparse.kernels.parts.copies import copying_matrix
 from numbsparse.kernels.parts.fragments import MMA, Side, coordinates, piece_of, products
 from numbsparse.kernels.parts.repair import any_nan, factors_of, repairing_blocks
-from numbsparse.kernels.parts.store_tile import rows_from, store_fragment, store_tile, stored
+from numbsparse.kernels.parts.store_tile import rows_from, store_tile, stored, storing_two
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 
 WARPS = 4
@@ -146,7 +146,7 @@ def storing_sum(arithmetic: str, TA: int, TB: int, wide: bool) -> Any:
     """dvalues = the sum of all warps' acc, in their order: each takes 16 x 8 of it at a time."""
     COUNT, ACC = TA * TB, (1, 1, 4)
     save, clear, add_saved = pieces.save(TA, TB), pieces.clear(1, 1), pieces.add_saved(1, 1)
-    store = store_fragment(arithmetic, TB, wide, rows_from(arithmetic, TA))
+    row_in, store = coordinates(arithmetic, 2 * TA), storing_two(arithmetic, TB, wide)
 
     @cuda.jit(device=True)
     def store_sum(acc, sums, dvalues, top, left, columns):
@@ -159,8 +159,10 @@ def storing_sum(arithmetic: str, TA: int, TB: int, wide: bool) -> Any:
             clear(total)
             for k in range(WARPS):
                 add_saved(sums, k * COUNT + part, total)
-            where = top, top + columns
-            store(total[0, 0], part // TB, part % TB, dvalues, where, left, columns)
+            c, m, n = total[0, 0], part // TB, part % TB
+            for h in range(2):
+                row = top + row_in(2 * m + h, uint32(cuda.threadIdx.x) % 32 // 4)
+                store(c[2 * h], c[2 * h + 1], n, dvalues, row, left, columns)
 
     return store_sum
 

@@ -32,12 +32,11 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.k6_hopper import weight_grad_on_gpu  # noqa: F401, which enters its plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_products as roles
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_on_gpu import of_cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, OPERANDS, RUNS, Tile
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_products import LEFT, SOURCE
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.regions import in_fours
@@ -98,9 +97,10 @@ def weight_grad(
     steps, plan = -(-batch // tile.DEPTH), plans.plan if kind is None else shares.plan
     edges = edge_of(x, tile, x_transposed), edge_of(dy, tile, dy_transposed)
     processors = multiprocessors() * tile.RESIDENT
-    *tables, cut, rest, pieces = planned(index, plan, tile, *chosen, steps, processors, edges)
+    *tables, cut, pieces = planned(index, plan, tile, *chosen, steps, processors, edges)
     maps = tensor_maps(*boxes(x, tile, x_transposed), *boxes(dy, tile, dy_transposed))
-    sums = empty((max(pieces * tile.EACH, 1) * tile.PART**2,), np.float32)
+    made = isinstance(pieces, DeviceArray)  # on a GPU: then what is cut fills all places once
+    sums = empty((max((1 if made else pieces) * cut.size, 1) * tile.PART**2,), np.float32)
     dense: Any = ()
     orders = swapped, x_transposed, dy_transposed
     if kind is None:
@@ -118,12 +118,12 @@ def weight_grad(
         shared_bytes=tile.SHARED_BYTES,
         cluster=(tile.CLUSTER,) if tile.CLUSTER > 1 else None,
     )
-    if pieces:
+    if made or pieces:
         if kind is not None:
             out = span(dvalues).view(np.uint16)
-        add, grid = add_kernel(tile, finish), (rest * tile.EACH, tile.PART**2 // THREADS_TO_ADD)
-        operands = span(sums), cut, tables[0], tables[3], out, dense, tuple(map(int, orders))
-        launch(add, grid, THREADS_TO_ADD, *operands)
+        add = add_kernel(size := tile.PART**2, finish, of_cut(tile, made))
+        operands = span(sums), cut, pieces, out, dense, tuple(map(int, orders))
+        launch(add, (cut.size, size // THREADS_TO_ADD), THREADS_TO_ADD, *operands)
 
 
 def tile_of(B: int, x_transposed: bool, dy_transposed: bool, index: Index) -> Tile:
@@ -204,8 +204,8 @@ def kernel_of_float32(tile: Tile, exact: bool, wide: bool, orders: tuple[bool, b
         (tile.UNITS, tile.N // 8, 4),
         roles.supplier_of_float32(tile, exact, x_transposed, dy_transposed),
         roles.multiplier_of_float32(tile, exact, x_transposed),
-        roles.storer_of_float32(tile, False, wide, orders, exact),
-        roles.storer_of_float32(tile, True, True, orders),
+        roles.storer_of_float32(tile, tile.B, wide, orders, exact),
+        roles.storer_of_float32(tile, tile.PART, True, orders),
     )
 
 
@@ -250,11 +250,10 @@ def kernel_of(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, lea
                 more_registers(TAKEN)
             own = cuda.local.array(SUMS, float32)
             multiply(warp, heads, places, item, shared, base, bars, own)
-            left, source = heads[item, LEFT], heads[item, SOURCE]
-            if left >= 0:
-                leave(own, warp, places, outs, source, left, sums, dense)
-            elif heads[item, 1] > 0:  # of a layout made on a GPU there may be too many
-                store(own, warp, places, outs, source, left, dvalues, dense)
+            if heads[item, 4] != 0:
+                leave(own, warp, places, outs, item, sums, dense)
+            else:
+                store(own, warp, places, outs, item, dvalues, dense)
         if CLUSTER > 1:
             cluster_sync()
 
@@ -262,24 +261,21 @@ def kernel_of(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, lea
 
 
 @cache
-def add_kernel(tile: Tile, finish: Any) -> Any:
-    """dvalues of what was cut = the sum of pieces, in the order of the batch."""
-    SIZE, EACH, OUTS = tile.PART**2, tile.EACH, tile.OUTS
+def add_kernel(SIZE: int, finish: Any, numbers: Any) -> Any:
+    """dvalues of what was cut, SIZE numbers each = the sum of pieces, in the order of the batch.
+
+    numbers : see `weight_grad_on_gpu.of_cut`
+    """
 
     @cuda.jit
-    def kernel(sums, cut, heads, outs, dvalues, dense, orders):
+    def kernel(sums, cut, pieces, dvalues, dense, orders):
         k, i = int64(cuda.blockIdx.x), cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
-        pieces, rest, whole = cut[0], cut[1], cut[2]
-        if k >= rest * EACH:
+        total, (count, step, there) = float32(0), numbers(cut, pieces, k)
+        if not there:
             return
-        source, slot = heads[whole + k // EACH, SOURCE], k % EACH
-        out = outs[source, slot // OUTS, slot % OUTS]
-        if out < 0:
-            return
-        total = float32(0)
-        for piece in range(pieces):
-            total += sums[(piece * int64(rest * EACH) + k) * SIZE + i]
-        finish(dvalues, out, i, total, dense, orders)
+        for piece in range(count):
+            total += sums[(piece * step + k) * SIZE + i]
+        finish(dvalues, cut[k], i, total, dense, orders)
 
     return kernel
 

@@ -30,23 +30,26 @@ class Cut(NamedTuple):
     MOST: int  # inputs of an item
     LEAST: int  # blocks of each of a group's items but the last
     PRODUCTS: int  # at most, of pairs of blocks of a line
+    OUTS: int  # different ones of a block of threads
     HEAD: tuple[int, int, int, int] = (0, 0, 0, 0)  # of float32, what heads end with
 
     @classmethod
     def of(cls, tile: Tile) -> Cut:
+        all_outs = tile.GROUPS * tile.OUTS
         if tile.ITEM == 4:
             most, across = tile.X_PANELS * 32 // tile.B, tile.N // tile.PANEL
             stage = (tile.X_PANELS + across) * tile.PANEL_BYTES
             stages = min((POOL - BUFFERS * tile.IMAGE) // stage, tile.STAGES)
             head = 1, stages, tile.IMAGE // 4, stage // 4
-            return cls(1, tile.B // tile.N, most, most, 0, head)
+            return cls(1, tile.B // tile.N, most, most, 0, all_outs, head)
         if tile.B == 32:
             most, products = min(32, tile.SLOTS - ROWS), tile.GROUPS * tile.UNITS
             # One block more in each line was too much: odd ones are half a product.
             least = max(1, min(2 * (products - ROWS + 1) - ROWS, most))
-            return cls(ROWS, 1, most, least, products)
-        most = tile.CLUSTER * min(tile.EACH, tile.SLOTS // (tile.B // tile.PANEL) - 1)
-        return cls(1, 1, most, most, 0)
+            return cls(ROWS, 1, most, least, products, all_outs)
+        outs = tile.OUTS if tile.B == 128 else all_outs
+        most = tile.CLUSTER * min(outs, tile.SLOTS // (tile.B // tile.PANEL) - 1)
+        return cls(1, 1, most, most, 0, outs)
 
 
 def width_of(tile: Tile) -> int:

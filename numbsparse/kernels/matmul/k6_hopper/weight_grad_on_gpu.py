@@ -5,7 +5,8 @@ fit: a block row of B = 64 or 128, ROWS neighbouring block rows of B = 32, and o
 columns. `finish`, in `weight_grad_items`, writes what the item's blocks of threads load and
 multiply. The items of a group begin where they would if all before had as many as they could have.
 Then they are numbered without gaps, those with most panels first; those that do not fill all places
-once more are cut over the batch; and heads are written as `weight_grad_plan.cut_up` leaves them.
+once more are cut over the batch; and tables are written as `weight_grad_plan.cut_up` leaves them,
+empty where no item is.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def plan_of_float32(
 def tables_of(
     index: Index, tile: Tile, steps: int, places: int, edges: Edges, worth: bool
 ) -> tuple[Any, ...]:
-    """As `weight_grad_plan.cut_up`; how much is cut, nobody knows here: at most all places once."""
+    """(heads, loads, places, outs, what was cut, its numbers or 0)."""
     how, by_columns = Cut.of(tile), tile.ITEM == 4
     walk, bits = (
         (index.columns, index.made.columns) if by_columns else (index.rows, index.made.rows)
@@ -77,14 +78,15 @@ def tables_of(
 
     pieces = min(max(steps // 4, 1), MOST_PIECES) if worth else 1
     found, order, cut = empty((most,), np.int32), empty((most,), np.int32), empty((4,), np.int32)
-    launch(number_kernel(tile.CLUSTER), 1, LINES, starts, numbers, places, pieces, found, cut)
+    launch(number_kernel(), 1, LINES, starts, numbers, places, pieces, found, cut)
     launch(order_kernel(tile.CLUSTER), most, 32, drafts.counts, found, cut, order)
 
-    left = places * tile.CLUSTER if pieces > 1 else 0
-    heads = empty((most * tile.CLUSTER + left, 10 if by_columns else 6), np.int32)
-    grid = -(-heads.shape[0] // LINES)
-    launch(heads_kernel(tile), grid, LINES, drafts.counts, order, cut, steps, heads)
-    return heads, *drafts[1:], cut, left, left
+    most += places if pieces > 1 else 0
+    final, threads = Drafts.empty(tile, most), most * tile.CLUSTER
+    heads = empty((threads, 9 if by_columns else 5), np.int32)
+    kept = empty((places * tile.CLUSTER * how.OUTS if pieces > 1 else 1,), np.int32)
+    launch(tables_kernel(tile), threads, 32, *drafts, order, cut, steps, heads, *final[1:], kept)
+    return heads, final.loads, final.places, final.outs, kept, cut if pieces > 1 else 0
 
 
 class Drafts(NamedTuple):
@@ -167,8 +169,8 @@ def items_kernel(tile: Tile) -> Any:
 
 
 @cache
-def number_kernel(CLUSTER: int) -> Any:
-    """found[i] = where the i-th item is; and the numbers of what is cut, and of all items."""
+def number_kernel() -> Any:
+    """found[i] = where the i-th item is; and the numbers of what is cut."""
     sum_up, N = summing(), LINES
 
     @cuda.jit
@@ -183,8 +185,7 @@ def number_kernel(CLUSTER: int) -> Any:
             pieces = min(places // max(rest, 1), most_pieces)
             if rest == 0 or pieces < 2:
                 rest = pieces = 0
-            cut[PIECES], cut[ITEMS] = pieces, items
-            cut[REST], cut[WHOLE] = rest * CLUSTER, (items - rest) * CLUSTER
+            cut[PIECES], cut[REST], cut[WHOLE], cut[ITEMS] = pieces, rest, items - rest, items
 
     return kernel
 
@@ -210,30 +211,71 @@ def order_kernel(CLUSTER: int) -> Any:
 
 
 @cache
-def heads_kernel(tile: Tile) -> Any:
-    """The heads that `cut_up` makes; behind the last, of blocks of threads without steps."""
-    CLUSTER, FLOAT32 = tile.CLUSTER, tile.ITEM == 4
-    STRIPS, STAGES, BUFFER, STAGE = Cut.of(tile).HEAD
+def tables_kernel(tile: Tile) -> Any:
+    """What `cut_up` returns, a warp for each block of threads."""
+    GROUPS, OUTS, CLUSTER, ALL = tile.GROUPS, tile.OUTS, tile.CLUSTER, tile.GROUPS * tile.OUTS
+    WIDTH, EACH, SAME = width_of(tile), Cut.of(tile).OUTS, tile.B == 128 and tile.ITEM == 2
+    STRIPS, STAGES, BUFFER, STAGE = Cut.of(tile).HEAD if tile.ITEM == 4 else (0, 0, 0, 0)
 
     @cuda.jit
-    def kernel(counts, order, cut, steps, heads):
-        share = cuda.grid(1)
-        if share >= heads.shape[0]:
-            return
-        pieces, rest, whole = cut[PIECES], cut[REST], cut[WHOLE]
-        piece, of, left, own = 0, 1, -1, share
-        if share >= whole and pieces > 0:
-            left, of = share - whole, pieces
-            piece, own = left // rest, whole + left % rest
-        there = own < cut[ITEMS] * CLUSTER and piece < of
-        source = order[own // CLUSTER] * CLUSTER + own % CLUSTER if there else 0
-        first, last = piece * steps // of, (piece + 1) * steps // of
-        heads[share, 0], heads[share, 1] = first, last - first if there else 0
-        heads[share, 2] = counts[source, 0] if there else 0
-        heads[share, 3] = counts[source, 1] if there else 0
-        heads[share, 4], heads[share, 5] = left if there else -1, source
-        if FLOAT32:
-            heads[share, 6], heads[share, 7] = STRIPS, STAGES
-            heads[share, 8], heads[share, 9] = BUFFER, STAGE
+    def kernel(
+        counts, drawn_loads, drawn_places, drawn_outs, order, cut, all_steps,
+        heads, loads, places, outs, kept
+    ):  # fmt: skip
+        share, lane = cuda.blockIdx.x, cuda.threadIdx.x
+        item, rank = share // CLUSTER, share % CLUSTER
+        pieces, rest, whole, items = cut[PIECES], cut[REST], cut[WHOLE], cut[ITEMS]
+        piece, nth, first, steps = -1, 0, 0, all_steps
+        if item >= whole and pieces > 0:
+            piece, nth = (item - whole) // rest, (item - whole) % rest
+            item, first = whole + nth, piece * all_steps // pieces
+            steps = (piece + 1) * all_steps // pieces - first
+        there = item < items and piece < pieces
+        source = order[item] * CLUSTER + rank if there else 0
+        if lane == 0:
+            heads[share, 0], heads[share, 1] = first, steps if there else 0
+            heads[share, 2] = counts[source, 0] if there else 0
+            heads[share, 3] = counts[source, 1] if there else 0
+            heads[share, 4] = 1 if there and piece >= 0 else 0
+            if STAGES:
+                heads[share, 5], heads[share, 6] = STRIPS, STAGES
+                heads[share, 7], heads[share, 8] = BUFFER, STAGE
+        for i in range(lane, WIDTH, 32):
+            if there and i < counts[source, 0]:
+                loads[share, i, 0] = drawn_loads[source, i, 0]
+                loads[share, i, 1] = drawn_loads[source, i, 1]
+        for i in range(lane, GROUPS * places.shape[2], 32):
+            group, at = i // places.shape[2], i % places.shape[2]
+            places[share, group, at] = drawn_places[source, group, at] if there else 0
+        for i in range(lane, ALL, 32):
+            group, at = i // OUTS, i % OUTS
+            block = drawn_outs[source, group, at] if there else -1
+            if piece >= 0 and there:
+                slot = (nth * CLUSTER + rank) * EACH + (at if SAME else i)
+                if piece == 0:
+                    kept[slot] = block
+                if block >= 0:
+                    block = piece * rest * CLUSTER * EACH + slot
+            outs[share, group, at] = block
 
     return kernel
+
+
+@cache
+def of_cut(tile: Tile, made: bool) -> Any:
+    """numbers(cut, pieces, k): (pieces, sums of one, whether the k-th of what is cut is a block).
+
+    Of a layout of the host `pieces` is a number, and all are blocks.
+    """
+    EACH = tile.CLUSTER * Cut.of(tile).OUTS
+
+    @cuda.jit(device=True)
+    def numbers(cut, pieces, k):
+        return pieces, cut.size, True
+
+    @cuda.jit(device=True)
+    def numbers_on_gpu(cut, pieces, k):
+        step = pieces[REST] * EACH
+        return pieces[PIECES], step, k < step and cut[k] >= 0
+
+    return numbers_on_gpu if made else numbers

@@ -10,7 +10,7 @@ those that do not fill all places once more, split over the batch. Only these le
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -95,17 +95,6 @@ class Tile(NamedTuple):
         return 32 if self.ITEM == 4 else self.B
 
     @property
-    def APART(self) -> int:
-        """From the sums of a warpgroup that are left to the next one's; of B = 128 both have a
-        half of each block."""
-        return 0 if self.B == 128 and self.ITEM == 2 else self.OUTS
-
-    @property
-    def EACH(self) -> int:
-        """Sums that a block of threads leaves, of PART x PART."""
-        return self.APART * (self.GROUPS - 1) + self.OUTS
-
-    @property
     def THREADS(self) -> int:
         return 128 * self.GROUPS + 32 * self.LOADERS
 
@@ -154,30 +143,34 @@ def cut(times, sums, places, steps, least, rate, to_add):
     return best, whole, best_pieces
 
 
-def cut_up(tables: Tables, whole: int, pieces: int, steps: int) -> tuple[Any, ...]:
-    """(*tables, (pieces, blocks of threads that are cut, the others), blocks cut, their pieces).
+def cut_up(
+    tables: Tables, whole: int, pieces: int, steps: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
+    """(heads, loads, places, outs, what was cut, pieces): the tables of what each block does.
 
     tables : of each block of threads, if nothing is cut
         heads : copies, panels that arrive, and what else the kernel needs to know
         loads (., 2) : see `coded`
         places (GROUPS, .) : where the operands of a warpgroup's products are
         outs (GROUPS, OUTS) : what they make, or -1
-    heads are then of each piece, those of all first pieces behind the blocks that stay whole, next
-    all second ones: (first step, steps, copies, panels, which sums are left or -1, whose tables,
-    what else).
+    heads then have before these the first step and the steps, and after two of them whether sums
+    are left: then outs are places among the sums of `what was cut`, piece after piece.
     """
-    heads, *others = tables
+    heads, loads, places, outs = tables
     whole, pieces = (whole, pieces) if pieces > 1 else (len(heads), 0)
-    rest = len(heads) - whole
-    left = np.arange(-whole, rest * pieces)  # below 0: of those that are whole
-    piece = left // max(rest, 1)
-    source = np.where(left < 0, whole + left, whole + left % max(rest, 1))
-    first, last = (np.where(left < 0, 0, n * steps // max(pieces, 1)) for n in (piece, piece + 1))
-    last[left < 0] = steps
-    more = heads[source]
-    columns = first, last - first, more[:, :2], np.maximum(left, -1), source, more[:, 2:]
-    cut = np.array([pieces, rest, whole], np.int32)
-    return np.column_stack(columns).astype(np.int32), *others, cut, rest, rest * pieces
+    rest = np.arange(whole, len(heads))
+    of = np.concatenate([np.arange(whole), np.tile(rest, pieces)])
+    piece = np.repeat(np.arange(pieces), rest.size)
+    first, last = piece * steps // max(pieces, 1), (piece + 1) * steps // max(pieces, 1)
+    span = np.zeros((of.size, 3), np.int32)  # first step, steps, whether sums are left
+    span[:, 1] = steps
+    span[whole:] = np.stack([first, last - first, np.ones_like(first)], 1)
+    kept, outs = np.unique(outs[rest][outs[rest] >= 0]), outs[of]
+    tail = outs[whole:]
+    base = (piece * kept.size)[:, None, None]
+    outs[whole:] = np.where(tail >= 0, base + np.searchsorted(kept, tail), -1)
+    heads = np.column_stack([span[:, :2], heads[of, :2], span[:, 2], heads[of, 2:]])
+    return heads, loads[of], places[of], outs, kept.astype(np.int32), pieces
 
 
 class Items:
@@ -291,7 +284,7 @@ def tile_of_columns(B: int, N: int) -> Tile:
 
 def plan(
     index: Index, tile: Tile, items: Items, steps: int, processors: int, edges: Edges
-) -> tuple[Any, ...]:
+) -> tuple[np.ndarray | int, ...]:
     """What `cut_up` makes of the items.
 
     Heads end with the strips of an item, its stages, and how many values are in the images of a

@@ -45,7 +45,6 @@ from numbsparse.kernels.ptx import (
 )
 
 LINE = 32  # values of a line of a panel of float32
-LEFT, SOURCE, MORE = 4, 5, 6  # columns of heads, see `weight_grad_plan.cut_up`
 
 
 @cache
@@ -83,10 +82,10 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
         first, steps = heads[item, 0], heads[item, 1]
         n_loads, arriving = heads[item, 2], heads[item, 3]
         panel, code = int32(0), uint32(0)
-        mine, source = own + lane * LOADERS < n_loads, heads[item, SOURCE]
+        mine = own + lane * LOADERS < n_loads
         if mine:
-            panel = loads[source, own + lane * LOADERS, 0]
-            code = uint32(loads[source, own + lane * LOADERS, 1])
+            panel = loads[item, own + lane * LOADERS, 0]
+            code = uint32(loads[item, own + lane * LOADERS, 1])
         stage, phase = uint32(0), uint32(0)
         # A warp that is not waited for could fall two phases behind, and wait for ever: those
         # without copies end at once, and lanes without any stay with the others.
@@ -122,9 +121,9 @@ def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -
 
     @cuda.jit(device=True)
     def multiply(warp, heads, places, item, shared, base, bars, sums):
-        lane, group, source = uint32(cuda.threadIdx.x) % 32, warp // 4, heads[item, SOURCE]
-        number = uint32(places[source, group, 0])
-        where = read_places(places, (source * GROUPS + group) * PLACES + 1)
+        lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
+        number = uint32(places[item, group, 0])
+        where = read_places(places, (item * GROUPS + group) * PLACES + 1)
         acc = start_from()
         stage, phase = uint32(0), uint32(0)
         for _ in range(heads[item, 1]):
@@ -140,24 +139,20 @@ def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -
 
 @cache
 def storer(tile: Tile, kind: str | None) -> Any:
-    """store(sums, warp, places, outs, source, left, out, dense): to kept blocks, rounded.
+    """store(sums, warp, places, outs, item, out, dense): to kept blocks, rounded; of no kind, not.
 
-    Of no kind, as they are, to what the block of threads has left to it: `left` times EACH.
     Two neighbours at once, but of B = 32, whose products are transposed.
     """
     B, OUTS, PER_OUT = tile.B, tile.OUTS, tile.UNITS * tile.N // 2 // tile.OUTS
-    EACH, APART = tile.EACH, tile.APART
     rounded = PACK[kind or "f16"]
 
     @cuda.jit(device=True)
-    def store(sums, warp, places, outs, source, left, out, dense):
+    def store(sums, warp, places, outs, item, out, dense):
         t = uint32(cuda.threadIdx.x)
         group, lane = warp // 4, t % 32
         m, n = 16 * (t // 32 % 4) + lane // 4, lane % 4 * 2
         for k in range(OUTS):
-            block = outs[source, group, k]
-            if kind is None and block >= 0:
-                block = int32(left * EACH + group * APART + k)
+            block = outs[item, group, k]
             if B == 32:
                 # Rows are columns of dy, of two blocks; columns are those of x.
                 if block >= 0 and m // 32 == k % 2:
@@ -204,13 +199,13 @@ def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transpos
         ring = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory
         lane = uint32(cuda.threadIdx.x) % 32
         nbytes, steps = uint32(heads[item, 3] * PANEL_BYTES), heads[item, 1]
-        strips, stages = heads[item, MORE], uint32(heads[item, MORE + 1])
-        buffer_size, stage_size = uint32(heads[item, MORE + 2]), uint32(heads[item, MORE + 3])
+        strips, stages = heads[item, 5], uint32(heads[item, 6])
+        buffer_size, stage_size = uint32(heads[item, 7]), uint32(heads[item, 8])
         begin = uint32(base // 4 + BUFFERS * buffer_size)
         panel, code, requests = int32(0), uint32(0), own == LOADERS - 1
-        mine, source = requests and lane < heads[item, 2], heads[item, SOURCE]
+        mine = requests and lane < heads[item, 2]
         if mine:
-            panel, code = loads[source, lane, 0], uint32(loads[source, lane, 1])
+            panel, code = loads[item, lane, 0], uint32(loads[item, lane, 1])
         if requests:
             for m in range(
                 0, OPERANDS * MAPS, MAPS
@@ -325,11 +320,11 @@ def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
     @cuda.jit(device=True)
     def multiply(warp, heads, images, item, shared, base, bars, sums):
         ring = cuda.shared.array(0, float32, ALIGNMENT)
-        lane, group, source = uint32(cuda.threadIdx.x) % 32, warp // 4, heads[item, SOURCE]
-        stages, buffer_size = uint32(heads[item, MORE + 1]), uint32(heads[item, MORE + 2])
-        stage_size, begin = uint32(heads[item, MORE + 3]), uint32(base // 4 + BUFFERS * buffer_size)
-        upper = uint32(base // 4 + images[source, group, 0] * IMAGE)
-        lower = uint32(base // 4 + images[source, group, 1] * IMAGE)
+        lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
+        stages, buffer_size = uint32(heads[item, 6]), uint32(heads[item, 7])
+        stage_size, begin = uint32(heads[item, 8]), uint32(base // 4 + BUFFERS * buffer_size)
+        upper = uint32(base // 4 + images[item, group, 0] * IMAGE)
+        lower = uint32(base // 4 + images[item, group, 1] * IMAGE)
         apart = upper != lower
         raw = cuda.local.array(VALUES, float32)
         hi, lo = cuda.local.array(VALUES, uint32), cuda.local.array(VALUES, uint32)
@@ -434,38 +429,35 @@ def reader(tile: Tile, x_transposed: bool) -> Any:
 
 @cache
 def storer_of_float32(
-    tile: Tile, leave: bool, wide: bool, orders: tuple[bool, bool, bool], repairs: bool = False
+    tile: Tile, B: int, wide: bool, orders: tuple[bool, bool, bool], repairs: bool = False
 ) -> Any:
-    """`storer`, or to what is left. `wide` says whether four neighbours may be stored at once.
+    """`storer`, to blocks of B x B. `wide` says whether four neighbours may be stored at once.
 
     Where a sum is NaN, the lane that has it `repairs` it, in these orders (`repairing_blocks`): a
     split makes NaN of infinities.
     """
-    (swapped, x_transposed, _), B = orders, tile.PART if leave else tile.B
-    EACH, APART = tile.EACH, tile.APART
+    swapped, x_transposed, _ = orders
     UNITS, ACROSS, STRIPS, PARTS = tile.UNITS, tile.N // tile.PANEL, tile.N // 8, B // 32
     DOWN, ALONG = (1, B) if swapped else (B, 1)  # from a row to the next, and from a column
     FOURS, row_of, repair = wide and not swapped, rows_of(x_transposed), repairing_blocks(B)
 
     @cuda.jit(device=True)
-    def place_of(m, c, warp, images, outs, source, left):
+    def place_of(m, c, warp, images, outs, item):
         """Where a lane's sums of the c-th 32 columns of a product begin; or -1."""
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
-        apart = images[source, group, 0] != images[source, group, 1]
+        apart = images[item, group, 0] != images[item, group, 1]
         panel, row, step = row_of(apart, warp % 4, m)
-        part = int64(outs[source, group, panel * ACROSS + c])
-        if leave and part >= 0:
-            part = left * int64(EACH) + group * APART + panel * ACROSS + c
+        part = int64(outs[item, group, panel * ACROSS + c])
         row = int64(row + step * (lane // 4))
         at = part // PARTS * (32 * B) + part % PARTS * 32
         return at + row * DOWN + 8 * (lane % 4) * ALONG if part >= 0 else int64(-1)
 
     @cuda.jit(device=True)
-    def store(sums, warp, images, outs, source, left, out, dense):
+    def store(sums, warp, images, outs, item, out, dense):
         found = 0
         for m in range(UNITS):
             for c in range(ACROSS):
-                start = place_of(m, c, warp, images, outs, source, left)
+                start = place_of(m, c, warp, images, outs, item)
                 for u in range(2):
                     for i in range(2):
                         at, k = start + u * DOWN + 4 * i * ALONG, 2 * u + i
@@ -485,7 +477,7 @@ def storer_of_float32(
         if repairs and found:
             for number in range(UNITS * ACROSS * 16):
                 c, u, e = number // 16, number // 8 % 2, number % 8
-                start = place_of(c // ACROSS, c % ACROSS, warp, images, outs, source, left)
+                start = place_of(c // ACROSS, c % ACROSS, warp, images, outs, item)
                 if start >= 0:
                     repair(out, start + u * DOWN + e * ALONG, dense, orders)
 

@@ -126,8 +126,9 @@ def ways_of(index: Index, tile: Tile, places: int) -> Iterator[np.ndarray]:
 def rows_of_blocks(index: Index, tile: Tile) -> np.ndarray:
     """Pieces of block rows, so that all of an item takes the same tile of x; pairs at B = 64."""
     free = tile.SLOTS // (tile.B // tile.PANEL) - 1  # for blocks of dy, besides x
+    outs = tile.OUTS if tile.B == 128 else tile.GROUPS * tile.OUTS
     least = LEAST_COMMON if tile.B == 64 else None
-    return pieces_of_rows(index, tile.CLUSTER * min(tile.EACH, free), tile.OUTS, least)
+    return pieces_of_rows(index, tile.CLUSTER * min(outs, free), tile.OUTS, least)
 
 
 def _takes_fours(tile: Tile) -> bool:
