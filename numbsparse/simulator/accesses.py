@@ -124,8 +124,8 @@ def record(call: Callable[[], Any] | Recording) -> Recording:
     ...     recording = ns.testing.record(lambda: ns.matmul(x, w.to("cuda"), kernel="k1_naive"))
     ...     print(ns.testing.races(recording), ns.testing.count(recording)[0].kernel)
     ... else:
-    ...     print("[] forward_kernel")
-    [] forward_kernel
+    ...     print("[] kernel")
+    [] kernel
     """
     if isinstance(call, Recording):
         return call
