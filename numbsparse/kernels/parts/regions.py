@@ -86,7 +86,7 @@ def _grow(indptr, columns, down, across, of_rows, of_columns, slots, pair, most,
     """
     first, n = down[of_rows], down[of_rows + 1] - down[of_rows]
     left_of, m = across[of_columns], across[of_columns + 1] - across[of_columns]
-    left, turned = np.zeros((n, m), np.uint8), np.zeros((m, n), np.uint8)  # 1: in no region
+    left, transposed = np.zeros((n, m), np.uint8), np.zeros((m, n), np.uint8)  # 1: in no region
     places = np.empty((n, m), np.int32)  # of the blocks
     counts = np.zeros(n + m, np.int32)
     gains, opens = np.empty_like(counts), np.empty_like(counts)
@@ -98,7 +98,7 @@ def _grow(indptr, columns, down, across, of_rows, of_columns, slots, pair, most,
         begin += np.searchsorted(columns[begin:end], left_of)
         while begin < end and columns[begin] < left_of + m:
             j = columns[begin] - left_of
-            left[i, j] = turned[j, i] = 1
+            left[i, j] = transposed[j, i] = 1
             places[i, j] = begin
             counts[i] += 1
             counts[n + j] += 1
@@ -122,7 +122,7 @@ def _grow(indptr, columns, down, across, of_rows, of_columns, slots, pair, most,
                     _add(opened, left[line], np.int32(1))
                 rows += 1
             else:
-                own = turned[line - n]
+                own = transposed[line - n]
                 inside[1, wide] = line - n
                 wide += 1
                 for i in range(n):
@@ -142,7 +142,7 @@ def _grow(indptr, columns, down, across, of_rows, of_columns, slots, pair, most,
                 j = inside[1, other]
                 if left[i, j]:
                     found[places[i, j]] = number
-                    left[i, j] = turned[j, i] = 0
+                    left[i, j] = transposed[j, i] = 0
                     counts[i] -= 1
                     counts[n + j] -= 1
                     blocks -= 1
