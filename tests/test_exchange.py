@@ -1,5 +1,7 @@
 """Mailboxes of some GPUs, all in this process: what one sends is what the others receive."""
 
+import ctypes
+
 import numpy as np
 import pytest
 from conftest import HALVES
@@ -47,6 +49,34 @@ def test_parts_are_gathered_and_terms_summed(size, dtype, rng):
             mine = slice(rank * width, (rank + 1) * width)
             np.testing.assert_array_equal(part.numpy(), sum(terms)[:, mine])
     assert [end.exchanges.numpy()[0] for end in ends] == [8] * size
+
+
+@pytest.mark.parametrize("receive", ["whole", "sum"])
+def test_who_comes_first_waits_for_all_others(receive, monkeypatch):
+    """A letter arrives when its flag was read twice, and no sooner."""
+    ends, load, width = all_ends(3), exchange.load_acquire_system, 4
+    own = ns.to_device(np.full((1, width if receive == "whole" else 3 * width), 1, np.float32))
+    (exchange.send_whole if receive == "whole" else exchange.send_parts)(own, ends[0])
+    box = memory_of(ends[0].mine, np.float32)
+    flags, reads = memory_of(ends[0].my_flags, np.int32), [0] * 3
+
+    def arriving(there, sender):
+        before, reads[sender] = load(there, sender), reads[sender] + 1
+        if reads[sender] == 2:
+            box[1, sender, :width], flags[sender] = 10 * sender, 1
+        return before
+
+    monkeypatch.setattr(exchange, "load_acquire_system", arriving)
+    got = ns.to_device(np.full((1, 3 * width if receive == "whole" else width), np.nan, np.float32))
+    (exchange.receive_whole if receive == "whole" else exchange.receive_sum)(own, got, ends[0])
+    right = np.repeat([1, 10, 20], width) if receive == "whole" else np.full(width, 31)
+    np.testing.assert_array_equal(got.numpy()[0], right)
+
+
+def memory_of(array, dtype):
+    """The simulated memory itself."""
+    memory = (ctypes.c_char * array.nbytes).from_address(array.address)
+    return np.frombuffer(memory, dtype).reshape(array.shape)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", *HALVES])
