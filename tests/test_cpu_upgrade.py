@@ -90,7 +90,7 @@ def test_a_library_without_text_names_no_kernel(monkeypatch, tmp_path):
     """One in a zip file, say."""
     monkeypatch.setattr(fingerprint, "FOLDER", tmp_path / "library.zip" / "numbsparse")
     with pytest.raises(fingerprint.Unknown):
-        fingerprint.library.__wrapped__()
+        fingerprint.source_text.__wrapped__()
 
 
 def imported(file):

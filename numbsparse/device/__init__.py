@@ -20,7 +20,7 @@ from numbsparse.device.capture import (
     outside_capture,
     working_stream,
 )
-from numbsparse.device.fingerprint import library
+from numbsparse.device.fingerprint import source_text
 from numbsparse.device.interop import (
     as_device_array,
     empty_in_library_of,
@@ -77,7 +77,6 @@ __all__ = [
     "is_of_a_graph",
     "is_own",
     "joined",
-    "library",
     "live",
     "moved",
     "multiprocessors",
@@ -91,6 +90,7 @@ __all__ = [
     "replay",
     "require",
     "simulated",
+    "source_text",
     "stream",
     "synchronize",
     "to_device",

@@ -51,7 +51,7 @@ def fingerprint(
     module : the name of its own, of one for the CPU
     """
     try:
-        text = library() if module is None else made_of(module)
+        text = source_text() if module is None else made_of(module)
         parts = (text, machine, tuple(map(str, signature)), _described(kernel, {}))
     except Unknown:
         return None
@@ -59,7 +59,7 @@ def fingerprint(
 
 
 @cache
-def library() -> tuple[str, ...]:
+def source_text() -> tuple[str, ...]:
     """The source text of kernels and device, hashed, and the versions of what compiles them.
 
     Raises Unknown where the text is not to be had, or changed since the library was loaded.
@@ -76,12 +76,12 @@ def library() -> tuple[str, ...]:
 
 @cache
 def made_of(module: str) -> tuple[str, ...]:
-    """As `library`, for a kernel of the CPU, and so quicker: see `texts`."""
+    """As `source_text`, for a kernel of the CPU, and so quicker: see `texts`."""
     import llvmlite
     import numba
 
     if _root(module) != "numbsparse":
-        return library()  # a function of the user's
+        return source_text()  # a function of the user's
     versions = numba.__version__, llvmlite.__version__, np.__version__
     return (str(texts(module)), platform.python_version(), *versions)
 

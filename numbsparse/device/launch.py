@@ -198,9 +198,9 @@ def _start(prepared: Prepared, values: bytes, how: tuple[Any, ...], capture: Any
     with prepared.lock:
         prepared.values[:] = values
         (error,) = start(config, prepared.function, prepared.pointers, 0)
-        if error:  # perhaps only because another library made another GPU this thread's
-            with streams.current().context():
-                (error,) = start(config, prepared.function, prepared.pointers, 0)
+        if error:
+            again = partial(start, config, prepared.function, prepared.pointers, 0)
+            error = streams.current().retried(again)
     if (recording := runtime.recording()) is not None:
         slots = Slots(values)
         again = partial(start, config, prepared.function, slots.pointers, 0)

@@ -53,10 +53,7 @@ class Replay:
             memory.note((*owners_of(operands), *self.held), stream)
         for start in self.starts:
             (error,) = start()
-            if error:  # perhaps only because another library made another GPU this thread's
-                with stream.context():
-                    (error,) = start()
-            if error:
+            if error and (error := stream.retried(start)):
                 raise RuntimeError(f"a kernel was not launched: {error.name}")
 
 

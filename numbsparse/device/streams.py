@@ -12,7 +12,7 @@ machine code) is made at once on a stream apart.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, lru_cache
@@ -123,6 +123,15 @@ class Stream:
     def context(self) -> AbstractContextManager[Any]:
         """In it the driver's calls mean this stream's GPU, whatever this thread did with others."""
         return nullcontext() if runtime.SIMULATED else runtime.MadeCurrent(self.device)
+
+    def retried(self, start: Callable[[], tuple[Any, ...]]) -> Any:
+        """The driver's error of a launch that failed and is tried again; 0 if it runs now.
+
+        Perhaps it failed only because another library made another GPU this thread's.
+        """
+        with self.context():
+            (error,) = start()
+        return error
 
     @property
     def is_captured(self) -> bool:

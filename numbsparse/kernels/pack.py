@@ -18,13 +18,13 @@ def pack(arrays: Sequence[DeviceArray], flat: DeviceArray, starts: Sequence[int]
     """flat[start:] = a, of each array a, C-contiguous and of the dtype of flat, and its start."""
     width = 4 if all(a.nbytes % 4 == 0 for a in arrays) else flat.itemsize
     words = [_words(a, width) for a in arrays]
-    scale = flat.itemsize / width
     for first in range(0, len(words), AT_ONCE):
-        some, last = words[first : first + AT_ONCE], len(words[first : first + AT_ONCE])
-        at = [int(start * scale) for start in starts[first : first + AT_ONCE]]
-        some, at = some + some[:1] * (AT_ONCE - last), at + at[:1] * (AT_ONCE - last)
-        blocks = min(-(-max(a.size for a in some) // (THREADS * DEEP)), MOST)
-        launch(pack_kernel, (blocks, last), THREADS, _words(flat, width), tuple(at), *some)
+        some = words[first : first + AT_ONCE]
+        at = [start * flat.itemsize // width for start in starts[first : first + AT_ONCE]]
+        grid = min(-(-max(a.size for a in some) // (THREADS * DEEP)), MOST), len(some)
+        none = AT_ONCE - len(some)  # arguments that no block of threads takes
+        some, at = some + some[:1] * none, at + at[:1] * none
+        launch(pack_kernel, grid, THREADS, _words(flat, width), tuple(at), *some)
 
 
 def _words(a: DeviceArray, width: int) -> DeviceArray:

@@ -15,7 +15,7 @@ from math import log2
 from pathlib import Path
 from typing import Any
 
-from numbsparse.device import card, library
+from numbsparse.device import card, source_text
 from numbsparse.device.fingerprint import Unknown
 from numbsparse.files import cache_folder, write_bytes
 from numbsparse.layout import Layout
@@ -67,7 +67,7 @@ def _file() -> Path:
 
 @cache
 def _version() -> str:
-    return hashlib.sha256(repr(library()).encode()).hexdigest()
+    return hashlib.sha256(repr(source_text()).encode()).hexdigest()
 
 
 def _rounded(n: float) -> int:
