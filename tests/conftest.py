@@ -42,7 +42,7 @@ SLOW = {  # of these files most tests take a second or start processes
     "test_simulated_threads",
     "test_small_batch", "test_small_blocks", "test_small_float32", "test_split_weight_grad",
     "test_steps", "test_torch_compile", "test_torch_distributed", "test_torch_gpt", "test_trace",
-    "test_tune", "test_weight_grad_regions",
+    "test_tune", "test_weight_grad_blocks",
 }  # fmt: skip
 
 
