@@ -42,7 +42,7 @@ unsupported = reach(
     "cuda",
     BLOCK_SIZES,
     DTYPES,
-    below="k7_small_blocks and k4_pipelined take smaller ones",
+    below="k7_small_blocks and k8_small_batch take smaller ones",
     capability=(8, 0),
 )
 
