@@ -99,7 +99,9 @@ def test_tiles_are_tuned_too(monkeypatch):
     x = ns.to_device(np.random.default_rng(1).standard_normal((3, 128), np.float32))
     case = ("forward", "auto", 64, x, 3, "highest", w.stored_layout)
     assert choice.choose(*case) == "k5_tensor_core/1"
-    np.testing.assert_allclose(ns.matmul(x, w).numpy()[:, :64], x.numpy()[:, :64] @ blocks[0], atol=1e-4)
+    np.testing.assert_allclose(
+        ns.matmul(x, w).numpy()[:, :64], x.numpy()[:, :64] @ blocks[0], atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("tile", ["2", "-1", "x", ""])
