@@ -58,7 +58,7 @@ def convolution(index):
     window = conv_window((32, 32), (3, 3), 1, 1, 1)
     for product, plan, more in (
         ("forward", walks.line_items, (64, 132, 1)),
-        ("weight_grad", walks.tap_items, (16, 1, 4)),
+        ("weight_grad", walks.block_items, (4, 1, 4)),
     ):
         (of,) = window.passes(product)
         how, product = cut(of, 4, 256, 9, 640), (product,) * (product == "forward")
