@@ -2,9 +2,9 @@
 
 A block of threads computes 8 block columns at once, and loads a tile of x once for all of them
 that keep the block row. On a random layout of density d that are 8 d / (1 - (1 - d)^8) columns of
-neighbours, and a fifth more of columns that keep much the same. On a banded layout neighbours are
+neighbours, and a sixth more of columns that keep much the same. On a banded layout neighbours are
 alike already, and matching finds nothing better. Shuffle its columns, and neighbours share as
-little as in a random one: there matching gains nearly four times as much, most of what the band had.
+little as in a random one: there matching gains nearly four times as much, most of what they had.
 """
 
 import numpy as np
