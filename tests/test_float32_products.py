@@ -136,7 +136,7 @@ def expected_shape(product, x, other):
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [*CASES, ("k1_naive", 32), ("k4_pipelined", 32), ("k8_small_batch", 64)]
+    ("name", "size"), [*CASES, ("k1_naive", 32), ("k3_registers", 32), ("k8_small_batch", 64)]
 )
 def test_single_products_keep_to_what_their_rung_says(rng, name, size):
     rung = LADDER[name]

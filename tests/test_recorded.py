@@ -32,7 +32,6 @@ TRACED = {  # warps that compute, warps that fetch for them, stages of a ring, o
     "k1_naive": (4, 0, 0, 0),
     "k2_shared": (8, 0, 1, 0),
     "k3_registers": (2, 0, 1, 0),
-    "k4_pipelined": (2, 0, 3, 0),
     "k5_tensor_core": (4, 0, 4, 0),
     "k6_hopper": (4, 2, 2, 1),
     "k7_small_blocks": (4, 4, 2, 0),

@@ -123,8 +123,7 @@ def _own() -> str:
 
 
 def _name_of_the_kernel(linked: Any) -> str:
-    from cuda.bindings import driver
-
+    driver = runtime.driver()
     library = driver.CUlibrary(int(linked.handle))
     _, kernels = driver.cuLibraryEnumerateKernels(1, library)
     _, name = driver.cuKernelGetName(kernels[0])

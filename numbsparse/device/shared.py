@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numbsparse.device import streams
+from numbsparse.device import runtime, streams
 from numbsparse.device.array import DeviceArray
 
 
@@ -20,7 +20,7 @@ class _Memory:
 
 def shared(words: int) -> tuple[DeviceArray, str]:
     """Zeros, uint32, and what another process of this host opens them by."""
-    driver = streams._driver()
+    driver = runtime.driver()
     with streams.current().context():
         address = int(_checked(driver.cuMemAlloc(4 * words)))
         _checked(driver.cuMemsetD32(address, 0, words))
@@ -31,7 +31,7 @@ def shared(words: int) -> tuple[DeviceArray, str]:
 
 def opened(handle: str, words: int) -> DeviceArray:
     """What another process shares, on its own GPU."""
-    driver = streams._driver()
+    driver = runtime.driver()
     of = driver.CUipcMemHandle()
     of.reserved = bytes.fromhex(handle)
     how = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
@@ -43,7 +43,4 @@ def opened(handle: str, words: int) -> DeviceArray:
 
 
 def _checked(result: tuple[Any, ...]) -> Any:
-    error, *values = result
-    if int(error) != 0:
-        raise RuntimeError(f"memory of another process was not opened: {error.name}")
-    return values[0] if values else None
+    return runtime.checked(result, "sharing memory with another process")

@@ -118,7 +118,7 @@ class Stream:
         """Wait on the host until the GPU has done all that this stream was given."""
         if not runtime.SIMULATED and self.handle:
             with self.context():
-                _checked(_driver().cuStreamSynchronize(self.handle))
+                _checked(runtime.driver().cuStreamSynchronize(self.handle))
 
     def context(self) -> AbstractContextManager[Any]:
         """In it the driver's calls mean this stream's GPU, whatever this thread did with others."""
@@ -138,7 +138,7 @@ class Stream:
         """Whether another library is recording this stream in a CUDA graph."""
         if self.handle <= LEGACY or runtime.SIMULATED:  # the legacy stream cannot be captured
             return False
-        driver = _driver()
+        driver = runtime.driver()
         status = _checked(driver.cuStreamIsCapturing(self.handle))
         return bool(status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
@@ -160,7 +160,7 @@ def order(first: int, second: int, of: Stream | None = None, to: Stream | None =
     By their handles; where the first is being captured in a graph, the second is from now on too.
     They are on the GPUs of the streams `of` and `to`, else on the one in use.
     """
-    driver = _driver()
+    driver = runtime.driver()
     with (of or current()).context():
         event = _checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value))
         _checked(driver.cuEventRecord(event, first))
@@ -386,7 +386,7 @@ def relaxed() -> Iterator[None]:
 
     Captures of other libraries forbid that by default, lest it meets what they record.
     """
-    driver = _driver()
+    driver = runtime.driver()
     before = _checked(
         driver.cuThreadExchangeStreamCaptureMode(
             driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -403,15 +403,5 @@ def _apart() -> Stream:
     return _new(nonblocking=True)
 
 
-@cache
-def _driver() -> Any:
-    from cuda.bindings import driver
-
-    return driver
-
-
 def _checked(result: tuple[Any, ...]) -> Any:
-    error, *values = result
-    if int(error) != 0:
-        raise RuntimeError(f"work on a stream failed: {error.name}")
-    return values[0] if values else None
+    return runtime.checked(result, "work on a stream")

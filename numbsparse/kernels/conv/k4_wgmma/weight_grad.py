@@ -26,7 +26,7 @@ from numbsparse.kernels.conv.boxes import (
     tile_of,
 )
 from numbsparse.kernels.conv.k2_tensor_core.weight_grad import gather_sums
-from numbsparse.kernels.conv.walks import TapItems, tap_items
+from numbsparse.kernels.conv.walks import Items, block_items
 from numbsparse.kernels.conv.window import PIXELS, Cut, Pass, Window, cut, square_shapes
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import following
@@ -88,8 +88,8 @@ def weight_grad(x, dy, index, window, dvalues):
     x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
     (of,) = window.passes("weight_grad")
     how = cut_for(of, batch, shape)
-    cuts = of, how.box, how.chunks, size, parts, shape.MOST_UNITS
-    plan = TapItems(*planned(index, tap_items, window.taps, *cuts))
+    cuts = of, how.box, how.chunks, PIXELS // size, parts, shape.MOST_UNITS
+    plan = Items(*planned(index, block_items, window.taps, *cuts))
     items = plan.items.shape[0]
     pieces = pieces_of(items, prod(how.tiles), multiprocessors())
     tiling = how.tiling(2 * size)
@@ -133,8 +133,8 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int) -> Any
         number, piece = uint32(cuda.blockIdx.x) % items, uint32(cuda.blockIdx.x) // items
         all_tiles = tiles[0] * tiles[1] * tiles[2] * tiles[3]
         begin, end = all_tiles * piece // sums.pieces, all_tiles * (piece + 1) // sums.pieces
-        unit = plan.unit_ptr[number]
-        count = plan.unit_ptr[number + 1] - unit
+        unit = plan.ptr[number]
+        count = plan.ptr[number + 1] - unit
         spread(places, BM, tiling.images, tiling.tile)
         start_rings(bars, STAGES, 0, 4 * WARPGROUPS)
         t = uint32(cuda.threadIdx.x)

@@ -12,7 +12,7 @@ Reads per output, for a sum of K products: from global memory K / (B * U) of x, 
 serves U of the columns that a block of threads computes at once, and K / (ROWS * CLUSTER) of w,
 which the blocks of threads of a cluster share; the rung before read K / min(B, 64) + K / BM.
 Columns that keep the same inputs are computed together: of 8 columns of a random layout at density
-0.1 a tile of x serves 1.7, where neighbours would share it among 1.4, and all 8 where columns are
+0.1 a tile of x serves 1.6, where neighbours would share it among 1.4, and all 8 where columns are
 alike. From shared memory it is K / B + K / 64, at the tensor cores' own pace.
 
 float32 is the same machine with products of tf32: x is split into hi and lo in registers, w before
