@@ -385,9 +385,9 @@ def test_odd_tensors_go_through_the_dispatcher():
             return super().__torch_function__(function, types, args, kwargs or {})
 
     seen = []
-    _ = operators.matmul(x.as_subclass(Named), w.values, (*w.form, "highest"))
+    _ = operators.matmul((x.as_subclass(Named), w.values), (*w.form, "highest"))
     assert "matmul" in seen
-    meta = operators.matmul(x.to("meta"), w.values.to("meta"), (*w.form, "highest"))
+    meta = operators.matmul((x.to("meta"), w.values.to("meta")), (*w.form, "highest"))
     assert (meta.device.type, tuple(meta.shape)) == ("meta", (5, 16))
     negative = torch._neg_view(x)  # the same memory, with another sign to be
     torch.testing.assert_close(negative @ w, -(x @ w), rtol=0, atol=0)

@@ -53,8 +53,8 @@ def operator(
     on. `registered` is the kernel for the dispatcher, if that is another one. With the `shape` of
     its result, of all arguments, the kernel's launches on a GPU are started again: see `started`.
 
-    What is returned takes the tensors and then the rest, in a tuple; and so does `check`, which
-    refuses what does not fit.
+    What is returned takes the tensors, in a tuple, and the rest, in another one; `check` takes the
+    tensors one by one, and refuses what does not fit.
     """
     _library.define(schema)
     name = schema.partition("(")[0]
@@ -99,13 +99,12 @@ def operator(
     record = super(torch.autograd.Function, recorded(computed)).apply
     differentiate = recorded(dispatched).apply
 
-    def call(*inputs: Any) -> Any:
-        of, rest = inputs[:-1], inputs[-1]
+    def call(of: Any, rest: Any) -> Any:
         kind = None
         if not (is_compiling() or _modes() or _is_profiled() or forward_ad._current_level >= 0):
             kind = kind_of(kinds, of, rest)
         if kind is None:
-            check(*inputs)
+            check(*of, rest)
             if is_compiling() or not _is_plain(of):
                 return made(*of, *rest)
             kind = new_kind(kinds, of, rest)
