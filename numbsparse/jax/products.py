@@ -21,6 +21,7 @@ from jax.interpreters import ad, batching, mlir
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.jax import ffi
+from numbsparse.jax.shards import dealt_by_rows, lowered_with_devices
 from numbsparse.layout import Layout
 
 # Layouts of all that was lowered, by the word for them in compiled code: that may run at any time.
@@ -75,7 +76,11 @@ def _primitive(
 ) -> Primitive:
     made, target = Primitive(name), f"numbsparse_{name}"
     ffi.register(target, compute)
-    call = jax.ffi.ffi_lowering(target)
+
+    def call(a: Any, b: Any, layout: Layout, shape: Any, size: int, precision: str) -> Any:
+        result = jax.ShapeDtypeStruct(shape_of(a, b, shape, layout, size), a.dtype)
+        words = {"layout": _word(layout), "precision": precision}
+        return jax.ffi.ffi_call(target, result)(a, b, **words)
 
     def result(
         a: Any, b: Any, *, layout: Layout, shape: Any, block_size: int, precision: str
@@ -87,8 +92,8 @@ def _primitive(
             )
         return jax.core.ShapedArray(shape_of(a, b, shape, layout, block_size), a.dtype)
 
-    def lower(ctx: Any, a: Any, b: Any, *, layout: Layout, precision: str, **how: Any) -> Any:
-        return call(ctx, a, b, layout=_word(layout), precision=precision)
+    dealt = dealt_by_rows(call, "n c, b i j -> n k" if rowwise else "n c, n k -> b i j")
+    lower = mlir.lower_fun(lambda a, b, **how: dealt(a, b, *map(how.get, STATIC)), False)
 
     def lower_on_gpu(ctx: Any, a: Any, b: Any, **how: Any) -> Any:
         if ctx.avals_in[0].dtype == jnp.float64:
@@ -106,6 +111,7 @@ def _primitive(
     mlir.register_lowering(made, refuse)
     mlir.register_lowering(made, lower, platform="cpu")
     mlir.register_lowering(made, lower_on_gpu, platform="cuda")
+    lowered_with_devices.add(made)
     batching.primitive_batchers[made] = lambda operands, axes, **how: _vmapped(
         made, rowwise, operands, axes, how
     )
