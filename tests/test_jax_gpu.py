@@ -123,11 +123,11 @@ class Caller:
         items = self.kept((pointers * n)(*map(self.word, words.values())))
         return Attributes(0, None, n, types, names, items)
 
-    def __call__(self, name, operands, result, **words):
+    def __call__(self, name, operands, result, when="CUDA", **words):
         frame = CallFrame(0, None, ctypes.pointer(self.api), 0xC0, 3)
         frame.operands, frame.results = self.buffers(operands), self.buffers([result])
         frame.attributes = self.attributes(words)
-        return ffi._handlers[f"numbsparse_{name}", "CUDA"](ctypes.byref(frame))
+        return ffi._handlers[f"numbsparse_{name}", when](ctypes.byref(frame))
 
 
 def drawn(*shape, dtype="float32", seed=0):
@@ -208,6 +208,24 @@ def test_a_call_that_comes_again_is_started_on_what_is_there_now(monkeypatch):
         np.testing.assert_allclose(y[:n], x[:n].astype(np.float64) @ dense, atol=1e-4)
         assert np.isnan(y[n:]).all()
     assert len(seen) == 2 * 4  # the second time it is recorded
+
+
+@simulated
+def test_before_a_first_call_all_is_there_that_it_takes(monkeypatch):
+    """And nothing of XLA's is written, which may still hold what came before."""
+    call, layout = Caller(), ns.Layout(np.roll(LAYOUT.pattern, 1, 0))
+    how = HOW | {"layout": products._word(layout)}
+    for name, operands, like, *_ in cases(3, 20, 27, "float32"):
+        out = np.full_like(like, np.nan)
+        for _ in range(2):
+            assert not call(name, operands, out, "initialize", **how), call.errors
+        assert np.isnan(out).all()
+        monkeypatch.setattr(memory, "copy_in", None)
+        assert not call(name, operands, out, **how), call.errors
+        assert not np.isnan(out).any()
+        monkeypatch.undo()
+    bad = HOW | {"precision": "low"}
+    assert not call("block_sparse_matmul", *cases(3, 20, 27, "float32")[0][1:3], "initialize", **bad)
 
 
 @simulated
@@ -466,6 +484,8 @@ def test_each_gpu_computes_its_shard(exact):
     everywhere = jax.device_put(w, jax.sharding.NamedSharding(mesh, whole))
     for _ in range(4):
         close(shared(dealt, everywhere), expected)
+        close(got := alone(dealt, everywhere), expected)
+        assert got[0].sharding.spec == rows
         for gpu in devices:
             got = alone(jax.device_put(x, gpu), jax.device_put(w, gpu))
             assert got[0].devices() == got[1].values.devices() == {gpu}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from functools import cache, lru_cache, partial
 from math import prod
@@ -26,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.device import DeviceArray
+from numbsparse.device import DeviceArray, empty
 from numbsparse.device.streams import at
 
 METADATA, STRING, INTERNAL = 1, 4, 13  # an extension's type, an attribute's, an error's code
@@ -89,7 +90,6 @@ _TYPE = Struct("i").pack(STRING)
 _FRAME = Struct("@NPPPi NPqPP NPqPP NPqPPP")
 
 Handler = ctypes.CFUNCTYPE(c_void_p, c_void_p)  # of a CallFrame; gives an error, or a null pointer
-PLATFORMS = ("cpu", "CUDA")
 _handlers: dict[tuple[str, str], Any] = {}  # XLA knows their addresses alone
 QUIET = 0.2  # seconds without a call
 _under_way: set[int] = set()  # threads in a handler
@@ -108,7 +108,7 @@ class Call(NamedTuple):
 
 
 def register(name: str, compute: Callable[..., None]) -> None:
-    """Let XLA call `compute(*operands, *results, *attributes)` by this name.
+    """Let XLA call `compute(*operands, *results, *attributes)` by this name; see `on_gpus`.
 
     Operands and results are arrays of XLA's memory, in C order: NumPy's on the CPU, on a GPU
     DeviceArrays, with XLA's stream as the current one. Attributes are words, sorted by their names.
@@ -117,10 +117,26 @@ def register(name: str, compute: Callable[..., None]) -> None:
     On a GPU `compute` depends on no more than that, and on the library's choice of kernels: what it
     launched is started again when the same call comes again.
     """
-    for platform, work in zip(PLATFORMS, (_on_cpu, _on_gpu), strict=True):
-        handler = _handlers[name, platform] = Handler(_guarded(partial(work, compute, {})))
-        address = ctypes.cast(handler, c_void_p).value
-        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform=platform)
+    for when, work in (("cpu", _on_cpu), ("CUDA", _on_gpu), ("initialize", _before)):
+        _handlers[name, when] = Handler(_guarded(partial(work, compute, {})))
+    jax.ffi.register_ffi_target(name, _capsule(name, "cpu"), platform="cpu")
+
+
+@cache
+def on_gpus(name: str) -> None:
+    """Let XLA call it on GPUs too, once JAX knows how many there are.
+
+    XLA loads its kernels before it starts the first one, and waits until all GPUs have: what is
+    done first in the middle of a step may wait for a GPU that waits for the others.
+    """
+    stages = {"execute": _capsule(name, "CUDA")}
+    if jax.local_device_count() > 1:
+        stages["initialize"] = _capsule(name, "initialize")
+    jax.ffi.register_ffi_target(name, stages, platform="CUDA")
+
+
+def _capsule(*of: str) -> Any:
+    return jax.ffi.pycapsule(ctypes.cast(_handlers[of], c_void_p).value)
 
 
 def _guarded(work: Callable[..., None]) -> Callable[[int], int | None]:
@@ -160,6 +176,17 @@ def _on_gpu(compute: Any, known: Any, api: int, context: int, read: Call) -> Non
 
     with theirs.context():  # XLA's thread may have last worked on another GPU
         ops.repeated(known, read, theirs, work)
+
+
+def _before(compute: Any, known: Any, api: int, context: int, read: Call) -> None:
+    """Compile, load and plan what such a call takes, by one on other memory."""
+    theirs = at(_stream(api, context))
+    kind = theirs.device, read.words, tuple((code, dims) for code, _, dims in read.operands)
+    if kind in known:
+        return
+    known[kind] = None
+    with theirs.context(), theirs, suppress(Exception):  # the call itself tells what is wrong
+        _call(compute, read, lambda data, shape, dtype: empty(shape, dtype))
 
 
 def _call(compute: Any, read: Call, array: Callable[..., Any]) -> None:

@@ -98,6 +98,7 @@ def _primitive(
     def lower_on_gpu(ctx: Any, a: Any, b: Any, **how: Any) -> Any:
         if ctx.avals_in[0].dtype == jnp.float64:
             raise TypeError("arrays on a GPU take float16, bfloat16 or float32, got float64")
+        ffi.on_gpus(target)
         return lower(ctx, a, b, **how)
 
     def refuse(ctx: Any, *operands: Any, **how: Any) -> Any:
