@@ -70,9 +70,12 @@ def operator(
         return again(kind_of(below, of, rest) or new_kind(below, of, rest), of, rest)
 
     of_gpu = in_order(registered) if again is None else dispatched_again
+    casts = {
+        device: _cast(device, wide if half_on_cpu or device != "cpu" else None) for device in DEVICES
+    }
     for device, of_device in zip(DEVICES, (registered, of_gpu), strict=True):
         _library.impl(name, of_device, device.upper())
-        rule = _autocast(made, device, tensors, wide if half_on_cpu or device != "cpu" else None)
+        rule = _autocast(made, device, tensors, casts[device])
         _library.impl(name, rule, f"Autocast{device.upper()}")
     torch.library.register_fake(f"numbsparse::{name}", fake, lib=_library)
 
@@ -100,6 +103,10 @@ def operator(
     differentiate = recorded(dispatched).apply
 
     def call(of: Any, rest: Any) -> Any:
+        if _is_autocast() and not is_compiling():
+            place = of[0].device.type
+            if place in casts and torch.is_autocast_enabled(place):
+                of = casts[place](of)
         kind = None
         if not (is_compiling() or _modes() or _is_profiled() or forward_ad._current_level >= 0):
             kind = kind_of(kinds, of, rest)
@@ -129,12 +136,12 @@ def operator(
 
 
 def _is_plain(tensors: Any) -> bool:
-    """Whether the dispatcher would at most record gradients: own types, no autocast, no mode."""
+    """Whether the dispatcher would at most cast and record gradients: own types, and no mode."""
     plain = _plain_keys(tensors[0].is_cuda)
     return (
         all(type(a) in TYPES and _dispatch_keys(a).raw_repr() == plain for a in tensors)
         and _keys_of_thread().raw_repr() in _PLAIN
-        and not (_is_autocast() or _modes())
+        and not _modes()
         and not _is_profiled()  # and shown what the dispatcher calls
         and forward_ad._current_level < 0
     )
@@ -161,20 +168,27 @@ def _plain_keys(on_cuda: bool) -> int:
     return _in_new_thread(lambda: _dispatch_keys(torch.empty(0, device=device)).raw_repr())
 
 
-def _autocast(
-    made: Any, device: str, tensors: int, wide: tuple[int, ...] | None
-) -> Callable[..., Any]:
-    """The operator on tensors cast for torch.autocast; all are wide for None."""
+def _cast(device: str, wide: tuple[int, ...] | None) -> Callable[..., Any]:
+    """What torch.autocast makes of tensors; all are wide for None."""
 
-    def run(*arguments: Any) -> Any:
+    def cast(of: Any) -> Any:
         narrow = torch.get_autocast_dtype(device)
-        dtypes = [torch.float32 if wide is None or i in wide else narrow for i in range(tensors)]
-        cast = [
-            a if a.dtype == torch.float64 else a.to(dtype)
-            for a, dtype in zip(arguments, dtypes, strict=False)
-        ]
+        dtypes = [torch.float32 if wide is None or i in wide else narrow for i in range(len(of))]
+        return tuple(
+            a if a.dtype is dtype or a.dtype is torch.float64 else a.to(dtype)
+            for a, dtype in zip(of, dtypes, strict=True)
+        )
+
+    return cast
+
+
+def _autocast(
+    made: Any, device: str, tensors: int, cast: Callable[..., Any]
+) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        of = cast(arguments[:tensors])
         with torch.autocast(device, enabled=False):
-            return made(*cast, *arguments[tensors:])
+            return made(*of, *arguments[tensors:])
 
     return run
 
