@@ -190,9 +190,12 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         start = f"torchrun --nproc-per-node {size}" if size > 1 else "python"
         given = shlex.join(sys.argv[1:] if arguments is None else arguments)
         about = {
-            "machine": f"{size} x {card}; {of}", "command": f"{start} examples/torch_gpt.py {given}",
-            "text": text.identity, "took": time.perf_counter() - began, "rows": rows,
-        }  # fmt: skip
+            "machine": f"{size} x {card}; {of}",
+            "command": f"{start} examples/torch_gpt.py {given}",
+            "text": text.identity,
+            "took": time.perf_counter() - began,
+            "rows": rows,
+        }
         results.save(options.json, {f"ranks {size}": about})
     return rows
 

@@ -135,8 +135,8 @@ def on_gpus(name: str) -> None:
     jax.ffi.register_ffi_target(name, stages, platform="CUDA")
 
 
-def _capsule(*of: str) -> Any:
-    return jax.ffi.pycapsule(ctypes.cast(_handlers[of], c_void_p).value)
+def _capsule(name: str, when: str) -> Any:
+    return jax.ffi.pycapsule(ctypes.cast(_handlers[name, when], c_void_p).value)
 
 
 def _guarded(work: Callable[..., None]) -> Callable[[int], int | None]:

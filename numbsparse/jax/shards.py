@@ -6,19 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-
-# JAX lowers a partitioned call only where it knows the devices, and looks for what asks for that.
 from jax._src.dispatch import prim_requires_devices_during_lowering as lowered_with_devices
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-__all__ = ["dealt_by_rows", "lowered_with_devices"]
 
+def dealt_by_rows(made: Any, call: Callable[..., Any], rule: str) -> Any:
+    """The call of two arrays, and four that are static, as a primitive is lowered to it.
 
-def dealt_by_rows(call: Callable[..., Any], rule: str) -> Any:
-    """The call of two arrays, and four that are static, where "n" of the rule are their rows.
-
-    What else they have is whole on every device, and so is a result that is a sum over the rows.
+    "n" of the rule are the rows of arrays. What else they have is whole on every device, and so is
+    a result that is a sum over the rows.
     """
     is_sum = "n" not in rule.partition("->")[2]
 
@@ -38,17 +35,15 @@ def dealt_by_rows(call: Callable[..., Any], rule: str) -> Any:
 
         return mesh, on_device, result, operands
 
-    def infer(*of: Any) -> Any:
+    def infer(*of: Any) -> Any:  # what XLA asks where the rule is not known to it
         *_, mesh, arrays, _ = of
         return shardings(mesh, arrays)[2]
 
-    def dealt(a: Any, b: Any, layout: Any, shape: Any, size: Any, precision: Any) -> Any:
-        return call(a, b, layout, shape, size, precision)
-
-    made, how = custom_partitioning(dealt, static_argnums=(2, 3, 4, 5)), {}
-    if jax.__version_info__ >= (0, 7):  # earlier ones ask `infer` instead
+    dealt, how = custom_partitioning(call, static_argnums=(2, 3, 4, 5)), {}
+    if jax.__version_info__ >= (0, 7):
         whole = tuple(axis for axis in dict.fromkeys(rule) if axis in "cbijk")
         how = {"sharding_rule": rule, "need_replication_factors": whole}
         how |= {"reduction_factors": ("n",)} if is_sum else {}
-    made.def_partition(partition, infer, **how)
-    return made
+    dealt.def_partition(partition, infer, **how)
+    lowered_with_devices.add(made)  # else JAX does not say which they are
+    return dealt

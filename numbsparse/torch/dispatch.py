@@ -70,13 +70,8 @@ def operator(
         return again(kind_of(below, of, rest) or new_kind(below, of, rest), of, rest)
 
     of_gpu = in_order(registered) if again is None else dispatched_again
-    casts = {
-        device: _cast(device, wide if half_on_cpu or device != "cpu" else None) for device in DEVICES
-    }
     for device, of_device in zip(DEVICES, (registered, of_gpu), strict=True):
         _library.impl(name, of_device, device.upper())
-        rule = _autocast(made, device, tensors, casts[device])
-        _library.impl(name, rule, f"Autocast{device.upper()}")
     torch.library.register_fake(f"numbsparse::{name}", fake, lib=_library)
 
     def computed(of: Any, rest: Any) -> Any:
@@ -103,10 +98,8 @@ def operator(
     differentiate = recorded(dispatched).apply
 
     def call(of: Any, rest: Any) -> Any:
-        if _is_autocast() and not is_compiling():
-            place = of[0].device.type
-            if place in casts and torch.is_autocast_enabled(place):
-                of = casts[place](of)
+        if _is_autocast():
+            of = _cast(of, wide, half_on_cpu)
         kind = None
         if not (is_compiling() or _modes() or _is_profiled() or forward_ad._current_level >= 0):
             kind = kind_of(kinds, of, rest)
@@ -168,29 +161,17 @@ def _plain_keys(on_cuda: bool) -> int:
     return _in_new_thread(lambda: _dispatch_keys(torch.empty(0, device=device)).raw_repr())
 
 
-def _cast(device: str, wide: tuple[int, ...] | None) -> Callable[..., Any]:
-    """What torch.autocast makes of tensors; all are wide for None."""
-
-    def cast(of: Any) -> Any:
-        narrow = torch.get_autocast_dtype(device)
-        dtypes = [torch.float32 if wide is None or i in wide else narrow for i in range(len(of))]
-        return tuple(
-            a if a.dtype is dtype or a.dtype is torch.float64 else a.to(dtype)
-            for a, dtype in zip(of, dtypes, strict=True)
-        )
-
-    return cast
-
-
-def _autocast(
-    made: Any, device: str, tensors: int, cast: Callable[..., Any]
-) -> Callable[..., Any]:
-    def run(*arguments: Any) -> Any:
-        of = cast(arguments[:tensors])
-        with torch.autocast(device, enabled=False):
-            return made(*of, *arguments[tensors:])
-
-    return run
+def _cast(of: Any, wide: tuple[int, ...], half_on_cpu: bool) -> Any:
+    """What torch.autocast makes of tensors."""
+    device = of[0].device.type
+    if device not in DEVICES or not torch.is_autocast_enabled(device):
+        return of
+    narrow = torch.get_autocast_dtype(device)
+    if device == "cpu" and not half_on_cpu:
+        narrow = torch.float32
+    dtypes = [torch.float32 if i in wide else narrow for i in range(len(of))]
+    pairs = zip(of, dtypes, strict=True)
+    return tuple([a if a.dtype in (dtype, torch.float64) else a.to(dtype) for a, dtype in pairs])
 
 
 def in_order(kernel: Callable[..., Any]) -> Callable[..., Any]:
