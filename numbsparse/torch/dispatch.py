@@ -98,7 +98,7 @@ def operator(
     differentiate = recorded(dispatched).apply
 
     def call(of: Any, rest: Any) -> Any:
-        if _is_autocast():
+        if _is_autocast() and isinstance(of[0], torch.Tensor):
             of = _cast(of, wide, half_on_cpu)
         kind = None
         if not (is_compiling() or _modes() or _is_profiled() or forward_ad._current_level >= 0):
