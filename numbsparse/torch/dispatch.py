@@ -100,12 +100,12 @@ def operator(
     def call(of: Any, rest: Any) -> Any:
         if _is_autocast() and isinstance(of[0], torch.Tensor):
             of = _cast(of, wide, half_on_cpu)
-        kind = None
-        if not (is_compiling() or _modes() or _is_profiled() or forward_ad._current_level >= 0):
-            kind = kind_of(kinds, of, rest)
+        # Modes and profiles are shown what the dispatcher calls.
+        odd = is_compiling() or _modes() or _is_profiled() or forward_ad._current_level >= 0
+        kind = None if odd else kind_of(kinds, of, rest)
         if kind is None:
             check(*of, rest)
-            if is_compiling() or not _is_plain(of):
+            if odd or not _is_plain(of):
                 return made(*of, *rest)
             kind = new_kind(kinds, of, rest)
         output = None
@@ -131,12 +131,8 @@ def operator(
 def _is_plain(tensors: Any) -> bool:
     """Whether the dispatcher would at most cast and record gradients: own types, and no mode."""
     plain = _plain_keys(tensors[0].is_cuda)
-    return (
-        all(type(a) in TYPES and _dispatch_keys(a).raw_repr() == plain for a in tensors)
-        and _keys_of_thread().raw_repr() in _PLAIN
-        and not _modes()
-        and not _is_profiled()  # and shown what the dispatcher calls
-        and forward_ad._current_level < 0
+    return _keys_of_thread().raw_repr() in _PLAIN and all(
+        type(a) in TYPES and _dispatch_keys(a).raw_repr() == plain for a in tensors
     )
 
 
