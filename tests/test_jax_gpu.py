@@ -118,7 +118,7 @@ class Caller:
 
     def attributes(self, words):
         n, pointers = len(words), ctypes.POINTER(Word)
-        types = self.kept((ctypes.c_int * n)(*[ffi.STRING] * n))
+        types = self.kept((ctypes.c_int * n)(*[4] * n))
         names = self.kept((pointers * n)(*map(self.word, words)))
         items = self.kept((pointers * n)(*map(self.word, words.values())))
         return Attributes(0, None, n, types, names, items)
@@ -126,7 +126,8 @@ class Caller:
     def __call__(self, name, operands, result, when="CUDA", **words):
         frame = CallFrame(0, None, ctypes.pointer(self.api), 0xC0, 3)
         frame.operands, frame.results = self.buffers(operands), self.buffers([result])
-        frame.attributes = self.attributes(words)
+        forms = " ".join(f"{a.dtype}{a.shape}" for a in (*operands, result))
+        frame.attributes = self.attributes({"said": f"{' '.join(words.values())} {forms}"})
         return ffi._handlers[f"numbsparse_{name}", when](ctypes.byref(frame))
 
 
@@ -264,7 +265,7 @@ def test_handlers_follow_the_stream_of_xla_to_its_gpu(monkeypatch):
     monkeypatch.setattr(ffi, "_call", lambda compute, *of: compute())
     for number in (STREAM + 32, STREAM + 16):
         monkeypatch.setattr(ffi, "_stream", lambda *of, number=number: number)
-        ffi._on_gpu(compute, {}, 0, 0, ffi.Call(((11, 0, b""),), ()))
+        ffi._on_gpu(compute, {}, 0, 0, (), b"")
     assert seen == [(1, 1), (0, 0)]
     assert device.current_stream().device == 0
 

@@ -286,6 +286,8 @@ def test_refusals(call, error, says):
 
 def test_what_is_lowered_for_which_device():
     traced = jax.jit(lambda x, w: x @ w).trace(X, W)
+    forms = " ".join(map(str, (X.dtype, *X.shape, *W.values.shape, X.shape[0], W.shape[1])))
+    assert f'"{products._word(LAYOUT)} highest {forms}"' in traced.lower().as_text()
     assert "numbsparse_block_sparse_matmul" in traced.lower(lowering_platforms=("cuda",)).as_text()
     with pytest.raises(NotImplementedError, match="on the CPU and on NVIDIA GPUs"):
         traced.lower(lowering_platforms=("tpu",))

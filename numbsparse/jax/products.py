@@ -43,15 +43,15 @@ def _matrix(values: Any, layout: str, x: Any, y: Any) -> BlockSparse:
     return w
 
 
-def _matmul(x: Any, w: Any, y: Any, layout: str, precision: str) -> None:
+def _matmul(x: Any, w: Any, y: Any, layout: str, precision: str, *_: str) -> None:
     ops.matmul(x, _matrix(w, layout, x, y), out=y, precision=precision)
 
 
-def _transposed(y: Any, w: Any, x: Any, layout: str, precision: str) -> None:
+def _transposed(y: Any, w: Any, x: Any, layout: str, precision: str, *_: str) -> None:
     ops.matmul(y, _matrix(w, layout, x, y).T, out=x, precision=precision)
 
 
-def _sddmm(x: Any, y: Any, w: Any, layout: str, precision: str) -> None:
+def _sddmm(x: Any, y: Any, w: Any, layout: str, precision: str, *_: str) -> None:
     ops.sddmm_into(w, x.T, y, _layouts[layout], precision=precision)
 
 
@@ -70,7 +70,9 @@ def _primitive(name: str, compute: Callable[..., None], side: int | None) -> Pri
 
     def call(a: Any, b: Any, layout: Layout, shape: Any, size: int, precision: str) -> Any:
         y = jax.ShapeDtypeStruct(shape_of(a, layout, shape, size), a.dtype)
-        return jax.ffi.ffi_call(target, y)(a, b, layout=_word(layout), precision=precision)
+        forms = a.dtype, *map(int, (*a.shape, *b.shape, *y.shape))
+        said = " ".join(map(str, (_word(layout), precision, *forms)))
+        return jax.ffi.ffi_call(target, y)(a, b, said=said)
 
     def result(a: Any, b: Any, *, precision: str, **how: Any) -> Any:
         if _varies(a) or _varies(b):
