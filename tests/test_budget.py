@@ -11,9 +11,9 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/autograd": 710,
     "numbsparse/bench": 2_545,
     "numbsparse/compat": 405,
-    "numbsparse/device": 3_735,
+    "numbsparse/device": 3_740,
     "numbsparse/distributed": 2_055,
-    "numbsparse/jax": 745,
+    "numbsparse/jax": 805,
     "numbsparse/kernels": 3_260,
     "numbsparse/kernels/conv": 3_170,
     "numbsparse/kernels/ladder": 1_935,
@@ -28,7 +28,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 2_455,
-    "numbsparse/torch": 1_835,
+    "numbsparse/torch": 1_830,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

@@ -33,6 +33,7 @@ FLOATS = (float, np.floating)
 _INT, _FLOAT = struct.Struct("q").pack, struct.Struct("f4x").pack
 
 _compiled: dict[tuple[Any, ...], Any] = {}
+_compiling = Lock()  # threads of several GPUs want the same kernels at once
 _prepared: dict[tuple[Any, ...], Prepared] = {}
 _kinds: dict[tuple[Any, ...], int] = {}
 
@@ -325,9 +326,11 @@ def _numba_dtype(dtype: np.dtype) -> types.Type:
 def _compile(kernel: Any, args: tuple[Any, ...]) -> Any:
     """The cuda.core kernel for these argument types; one serves all GPUs of its capability."""
     key = kernel, tuple(map(_numba_type, args)), runtime.compute_capability()
-    if (known := _compiled.get(key)) is None:
-        known = _compiled[key] = kernel_cache.compiled(*key[:2])
-    return known
+    if key not in _compiled:
+        with _compiling:
+            if key not in _compiled:
+                _compiled[key] = kernel_cache.compiled(*key[:2])
+    return _compiled[key]
 
 
 def _permit_shared_memory(compiled: Any, nbytes: int) -> None:

@@ -49,8 +49,8 @@ class Replay:
         self.held += (block for block in owners_of(args) if isinstance(block, memory.Block))
 
     def start(self, operands: tuple[Any, ...], stream: streams.Stream) -> None:
-        if streams.several:
-            memory.note((*owners_of(operands), *self.held), stream)
+        if streams.several and operands:  # what is held was noted as it was recorded
+            memory.note(owners_of(operands), stream)
         for start in self.starts:
             (error,) = start()
             if error and (error := stream.retried(start)):

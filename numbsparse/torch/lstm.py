@@ -67,14 +67,15 @@ def _forward_backward(ctx: Any, dy: Any, dc: Any, *of_trace: Any) -> tuple[Any, 
     layout_ih, layout_hh, precision = ctx.words
     dy = torch.zeros_like(hs[1:]) if dy is None else dy
     dc = torch.zeros_like(cs[0]) if dc is None else dc
-    dgates, dc0, dbias = lstm_grad(gates, hs, cs, weight_hh, bias, dy, dc, (layout_hh, precision))
+    of = gates, hs, cs, weight_hh, bias, dy, dc
+    dgates, dc0, dbias = lstm_grad(of, (layout_hh, precision))
     columns, size, needs = bias.shape[0], weight_hh.shape[1], ctx.needs_input_grad
     of_ih = (layout_ih, x.shape[2], columns, size, precision)
     of_hh = (layout_hh, hs.shape[2], columns, size, precision)
-    dx = operators.transposed(dgates, weight_ih, of_ih) if needs[0] else None
-    dih = operators.sddmm(x, dgates, of_ih) if needs[1] else None
-    dhh = operators.sddmm(hs[:-1], dgates, of_hh) if needs[2] else None
-    dh = operators.transposed(dgates[0], weight_hh, of_hh) if needs[4] else None
+    dx = operators.transposed((dgates, weight_ih), of_ih) if needs[0] else None
+    dih = operators.sddmm((x, dgates), of_ih) if needs[1] else None
+    dhh = operators.sddmm((hs[:-1], dgates), of_hh) if needs[2] else None
+    dh = operators.transposed((dgates[0], weight_hh), of_hh) if needs[4] else None
     return dx, dih, dhh, dbias, dh, dc0, None
 
 
@@ -252,7 +253,7 @@ class LSTM(SparseModule):
             names = f"weight_ih_l{i}", f"weight_hh_l{i}"
             weights = (getattr(self, name) for name in (*names, f"bias_l{i}"))
             how = (*(self.handles[name].word for name in names), precision)
-            x, c, *_ = lstm(x.contiguous(), *weights, state[0][i], state[1][i], how)
+            x, c, *_ = lstm((x.contiguous(), *weights, state[0][i], state[1][i]), how)
             ends.append((x[-1], c))
             if self.dropout and i + 1 < self.num_layers:
                 x = torch.nn.functional.dropout(x, self.dropout, self.training)
