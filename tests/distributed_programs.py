@@ -326,3 +326,42 @@ def knocked():
         with silent:
             return alone(30.0)
     return alone(30.0)
+
+
+def cards(peer_memory, bucket=1 << 10):
+    """The gradients of an LSTM of which each rank has a part of 8 sequences, on a GPU of its own.
+
+    Of three backward passes as they are, and of a captured step, which is replayed.
+    """
+    with dist.init("nccl" if "RANK" in os.environ else "auto", 60.0) as group:
+        layout = ns.patterns.random(6, 6, 0.4, seed=0)
+        model = nn.LSTM(8, 48, layout=layout, block_size=8, seed=group.rank).to("cuda")
+        if group.size > 1:
+            dist.DataParallel(model, group, bucket=bucket, peer_memory=peer_memory)
+        step, found = ns.graph(lambda x: passes(model, x)), []
+        for seed in range(6):
+            x = np.random.default_rng(seed).standard_normal((3, 8, 8)).astype(np.float32)
+            x = ns.to_device(np.split(x, group.size, axis=1)[group.rank])
+            passes(model, x) if seed < 3 else step(x)
+            found += [p.grad.values.numpy().ravel() for p in model.parameters()]
+        return np.concatenate(found)
+
+
+def passes(model, x):
+    y, _ = model(x)
+    model.zero_grad()
+    (y * y).mean().backward()
+
+
+def waiting(peer_memory):
+    """Rank 1 is killed while the GPU of rank 0 waits for it."""
+    watch.GRACE = 1.0
+    with dist.init("nccl", 60.0) as group:
+        model = nn.LSTM(8, 48, block_size=8, seed=0).to("cuda")
+        dist.DataParallel(model, group, peer_memory=peer_memory)
+        x = ns.to_device(np.ones((3, 4, 8), np.float32))
+        for step in range(4):
+            if group.rank == 1 and step == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            passes(model, x)
+            ns.synchronize()

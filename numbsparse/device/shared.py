@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
-from numbsparse.device import streams
+from numbsparse.device import runtime, streams
 from numbsparse.device.array import DeviceArray
 
 
@@ -42,8 +43,21 @@ def opened(handle: str, words: int) -> DeviceArray:
     )
 
 
+def send(values: DeviceArray, to: DeviceArray, stream: int) -> None:
+    """Copy values to the first bytes of `to`, of another GPU's memory, on a stream by its handle.
+
+    A copy engine does it, and it is part of what is captured there.
+    """
+    if runtime.SIMULATED:
+        ctypes.memmove(to.address, values.address, values.nbytes)
+        return
+    with streams.current().context():
+        how = to.address, values.address, values.nbytes, stream
+        _checked(streams._driver().cuMemcpyAsync(*how))
+
+
 def _checked(result: tuple[Any, ...]) -> Any:
     error, *values = result
     if int(error) != 0:
-        raise RuntimeError(f"memory of another process was not opened: {error.name}")
+        raise RuntimeError(f"memory of another process was not reached: {error.name}")
     return values[0] if values else None

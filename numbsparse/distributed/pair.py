@@ -1,0 +1,80 @@
+"""Two GPUs of a host that take the mean of what they have, carried by their copy engines.
+
+A collective's kernel takes multiprocessors from what is computed meanwhile; a copy engine takes
+none. So each GPU copies what it has as a letter to the other's memory while the backward pass goes
+on, and at its end both take the mean of their own values and of the letters. Each way carries as
+many bytes as in an all-reduce of two.
+
+A letter's flag is copied behind it, and set back by who has waited for it. Letters lie where those
+of the backward pass before lay, so a pass begins when the other GPU has read them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numbsparse import ops
+from numbsparse.device import DeviceArray, in_use, outside_capture, working_stream
+from numbsparse.device.shared import send
+from numbsparse.distributed.exchange import memory_of_all
+from numbsparse.distributed.group import Group
+
+ALIGNED = 256  # bytes that a letter begins at a multiple of
+
+
+class Pair:
+    """One of two GPUs. Both send as much in the same order.
+
+    mine, theirs : uint32 (words,), memory of this GPU and of the other: all letters, a flag for
+        each of them, and one that says that the other GPU has read all
+    """
+
+    def __init__(self, mine: DeviceArray, theirs: DeviceArray, letters: int):
+        from numbsparse.kernels import elementwise, exchange  # which load numba.cuda
+
+        self._run, self._await, self._read = elementwise.run, exchange.await_flag, letters
+        first = mine.size - letters - 1
+        self._mine, self._flags = mine[:first], mine[first:].view("int32")
+        self._theirs, self._their_flags = theirs[:first], theirs[first:].view("int32")
+        self._set = ops.full((1,), 1, "float32", "cuda").view("int32")  # any number but 0
+        self._sent: list[tuple[DeviceArray, DeviceArray, DeviceArray]] = []
+        self._end = 0
+        self._tell(self._read, working_stream())
+
+    @classmethod
+    def of(cls, group: Group, nbytes: int, letters: int) -> Pair:
+        """The two ranks of a group, with room for so many letters that are so large together."""
+        words = (nbytes + letters * ALIGNED) // 4 + letters + 1
+        both = memory_of_all(group, words)
+        with outside_capture():
+            return cls(both[group.rank], both[1 - group.rank], letters)
+
+    def begin(self) -> None:
+        """Let the current stream wait until the other GPU has read the letters before."""
+        self._await(self._flags, self._read)
+
+    def send(self, values: DeviceArray, mean: DeviceArray, stream: int) -> None:
+        """Values, C-contiguous, on a stream by its handle; `mean` is where `receive` writes."""
+        in_use(values, mean, self._theirs, self._their_flags)
+        words = -(-values.nbytes // ALIGNED) * ALIGNED // 4
+        here = slice(self._end, self._end + words)
+        self._end += words
+        send(values, self._theirs[here], stream)
+        self._tell(len(self._sent), stream)
+        self._sent.append((values, mean, self._mine[here]))
+
+    def receive(self) -> None:
+        """mean[:] = that of own values and the other's, of all that was sent; on the current stream.
+
+        The stream is behind what was sent, too.
+        """
+        for k, (values, mean, letter) in enumerate(self._sent):
+            self._await(self._flags, k)
+            theirs = DeviceArray(letter.address, values.shape, values.dtype, None, letter.owner)
+            self._run("mean", mean, values, theirs)
+        self._tell(self._read, working_stream())
+        self._sent.clear()
+        self._end = 0
+
+    def _tell(self, flag: int, stream: int) -> None:
+        send(self._set, self._their_flags[flag:], stream)
