@@ -50,7 +50,8 @@ class DataParallel:
     ------
     ValueError
         For peer_memory without two GPUs and the backend nccl. On all ranks, where one has another
-        model: parameters of other names, dtypes, shapes or layouts. In `backward` where it does not reach the same parameters on all ranks.
+        model: parameters of other names, dtypes, shapes or layouts. In `backward` where
+        it does not reach the same parameters on all ranks.
     RankLost
         In `backward`, where another rank has ended.
 

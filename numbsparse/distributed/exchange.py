@@ -1,4 +1,4 @@
-"""What ranks that split a layer exchange, by collectives or through memory that each other opens."""
+"""What ranks that split a layer exchange, by collectives or by memory that others write."""
 
 from __future__ import annotations
 

@@ -11,8 +11,6 @@ of the backward pass before lay, so a pass begins when the other GPU has read th
 
 from __future__ import annotations
 
-from typing import Any
-
 from numbsparse import ops
 from numbsparse.device import DeviceArray, in_use, outside_capture, working_stream
 from numbsparse.device.shared import send
@@ -64,9 +62,9 @@ class Pair:
         self._sent.append((values, mean, self._mine[here]))
 
     def receive(self) -> None:
-        """mean[:] = that of own values and the other's, of all that was sent; on the current stream.
+        """mean[:] = that of own values and the other's, of all that was sent.
 
-        The stream is behind what was sent, too.
+        On the current stream, which waits for what was sent, too.
         """
         for k, (values, mean, letter) in enumerate(self._sent):
             self._await(self._flags, k)
