@@ -59,13 +59,22 @@ def passes(model: Any, parts: Any, options: Namespace, units: int, rank: int) ->
     return step
 
 
-STEPS = "forward and backward", "with Adam", "with Adam, its state sharded"
+STEPS = (
+    *("forward and backward", "with Adam", "with Adam, its state sharded"),
+    *("forward and backward, peer memory", "with Adam, peer memory"),
+)
 
 
 def data_parallel(group: Group, options: Namespace, names: Any = STEPS) -> list[dict[str, Any]]:
-    """A step alone and with the others; without an optimizer, with Adam, with a part of Adam."""
+    """A step alone and with the others; without an optimizer, with Adam, with a part of Adam.
+
+    Two GPUs also do it by each other's memory.
+    """
     rows = []
     for name in names:
+        by_peers = "peer memory" in name
+        if by_peers and (group.size != 2 or group.backend != "nccl"):
+            continue
         row: dict[str, Any] = {"step": name, **_about(group, options, options.units)}
         gradients = []
         for part in ("one", "all"):
@@ -73,11 +82,11 @@ def data_parallel(group: Group, options: Namespace, names: Any = STEPS) -> list[
             row["gradients"] = sum(p.values.nbytes for p in model.parameters())
             optimizer: Any = nn.optim.Adam(model.parameters(), 1e-3) if "Adam" in name else None
             if part == "all":
-                dist.DataParallel(model, group)
+                dist.DataParallel(model, group, peer_memory=by_peers)
                 optimizer = dist.ShardedOptimizer(optimizer, group) if "sh" in name else optimizer
             step = passes(model, optimizer, options, options.units, group.rank)
             row[part] = seconds_of(group, captured(step, options), options.repeats)
-            if not optimizer and part == "one":
+            if name == STEPS[0] and part == "one":
                 row["uncaptured"] = seconds_of(group, step, options.repeats)
             gradients.append(some_of(model.layers[0].weight_hh.grad.values))
             gc.collect()  # a captured step and its model know each other

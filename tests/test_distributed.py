@@ -146,8 +146,9 @@ def test_a_bucket_has_one_dtype_and_is_sent_as_soon_as_it_is_full(rng):
     full, last = found[:-2], [order.index(bucket.numbers[-1]) for bucket in found[:-2]]
     assert last == sorted(last)
     assert all(sum(arrays[i].nbytes for i in bucket.numbers) >= least for bucket in full)
-    for numbers, starts, size in found:
+    for numbers, starts, size, nbytes in found:
         assert len({arrays[i].dtype for i in numbers}) == 1
+        assert nbytes == size * arrays[numbers[0]].itemsize
         assert sum(arrays[i].nbytes for i in numbers[:-1]) < least
         assert len(numbers) == 1 or max(arrays[i].nbytes for i in numbers) < 2 * least
         ends = [start + arrays[i].size for i, start in zip(numbers, starts, strict=True)]

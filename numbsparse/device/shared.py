@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from numbsparse.device import runtime, streams
@@ -15,8 +17,9 @@ class _Memory:
     def __init__(self, address: int, give_back: Any):
         self.address, self._give_back = address, give_back
 
-    def __del__(self) -> None:
-        self._give_back(self.address)
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ending():  # then the GPU may wait for a process that is no more
+            self._give_back(self.address)
 
 
 def shared(words: int) -> tuple[DeviceArray, str]:

@@ -14,11 +14,12 @@ ALIGNED = 256  # bytes that a gradient begins at a multiple of
 
 
 class Bucket(NamedTuple):
-    """Gradients of one dtype, by number, where each begins, and the items of all."""
+    """Gradients of one dtype, by number, where each begins, and the items and bytes of all."""
 
     numbers: tuple[int, ...]
     starts: tuple[int, ...]
     size: int
+    nbytes: int
 
 
 def buckets_of(order: Sequence[int], arrays: Sequence[Any], least: int) -> list[Bucket]:
@@ -39,10 +40,12 @@ def buckets_of(order: Sequence[int], arrays: Sequence[Any], least: int) -> list[
 
 
 def _placed(numbers: list[int], arrays: Sequence[Any]) -> Bucket:
-    grain = ALIGNED // arrays[numbers[0]].itemsize
+    item = arrays[numbers[0]].itemsize
+    grain = ALIGNED // item
     ends = np.cumsum([-(-arrays[i].size // grain) * grain for i in numbers])
     starts, last = [0, *ends[:-1].tolist()], numbers[-1]
-    return Bucket(tuple(numbers), tuple(starts), starts[-1] + arrays[last].size)
+    size = starts[-1] + arrays[last].size
+    return Bucket(tuple(numbers), tuple(starts), size, size * item)
 
 
 class Work:
@@ -72,7 +75,7 @@ class Work:
     def mean_of(self, i: int, values: Any) -> Any:
         """Where the mean of gradient i comes: a part of its bucket's array."""
         if i not in self.means:
-            bucket = self.of.get(i) or Bucket((i,), (0,), values.size)
+            bucket = self.of.get(i) or Bucket((i,), (0,), values.size, values.nbytes)
             first, start = bucket.numbers[0], bucket.starts[bucket.numbers.index(i)]
             if first not in self._flat:
                 new = device.empty if isinstance(values, DeviceArray) else np.empty

@@ -20,7 +20,6 @@ from numbsparse.nn import kept
 from numbsparse.ops.elementwise import gapless
 
 BUCKET = 2**23  # bytes of gradients that are reduced together
-MOST_PARTS = 8  # of a gradient
 
 
 class DataParallel:
@@ -159,8 +158,8 @@ class DataParallel:
         if not self._syncs or leaf.values.nbytes < 2 * self.bucket:
             return None
         work, i = self._begun(), self._number[id(leaf)]
-        if (bucket := work.next()) is None or bucket.numbers != (i,):
-            return None
+        if work.pair or (bucket := work.next()) is None or bucket.numbers != (i,):
+            return None  # what a copy engine carries is hidden behind later gradients
 
         def done(values: Any, first: int, last: int) -> None:
             work.in_parts[i] = values
@@ -205,13 +204,14 @@ class DataParallel:
             self._work = Work(trained, self._buckets.get(trained))
             if self.peer_memory and self._work.buckets:
                 self._work.pair = self._pair_of(trained)
+                self.group.check()
                 self._work.pair.begin()
         return self._work
 
     def _pair_of(self, trained: tuple[int, ...]) -> Pair:
         if trained not in self._pairs:
-            nbytes = sum(self._parameters[i].values.nbytes for i in trained)
-            self._pairs[trained] = Pair.of(self.group, nbytes, MOST_PARTS * len(trained))
+            sizes = [bucket.nbytes for bucket in self._buckets[trained]]
+            self._pairs[trained] = Pair.of(self.group, sizes)
         return self._pairs[trained]
 
     def _refuse(self, usual: Any, found: Any, rank: int, words: str) -> None:

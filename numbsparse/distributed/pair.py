@@ -11,6 +11,10 @@ of the backward pass before lay, so a pass begins when the other GPU has read th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from numbsparse import ops
 from numbsparse.device import DeviceArray, in_use, outside_capture, working_stream
 from numbsparse.device.shared import send
@@ -20,32 +24,36 @@ from numbsparse.distributed.group import Group
 ALIGNED = 256  # bytes that a letter begins at a multiple of
 
 
-class Pair:
-    """One of two GPUs. Both send as much in the same order.
+def words_of(sizes: Sequence[int]) -> list[int]:
+    """Where letters of so many bytes begin, in words, and then their flags; at last the end."""
+    ends = np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED // 4 for size in sizes)])
+    return [*ends.tolist(), int(ends[-1]) + len(sizes) + 1]
 
-    mine, theirs : uint32 (words,), memory of this GPU and of the other: all letters, a flag for
-        each of them, and one that says that the other GPU has read all
+
+class Pair:
+    """One of two GPUs, which send letters of so many bytes, both in the same order.
+
+    mine, theirs : uint32, memory of this GPU and of the other: all letters, a flag for each, and
+        one that says that the other GPU has read all
     """
 
-    def __init__(self, mine: DeviceArray, theirs: DeviceArray, letters: int):
+    def __init__(self, mine: DeviceArray, theirs: DeviceArray, sizes: Sequence[int]):
         from numbsparse.kernels import elementwise, exchange  # which load numba.cuda
 
-        self._run, self._await, self._read = elementwise.run, exchange.await_flag, letters
-        first = mine.size - letters - 1
-        self._mine, self._flags = mine[:first], mine[first:].view("int32")
-        self._theirs, self._their_flags = theirs[:first], theirs[first:].view("int32")
+        self._run, self._await, self._read = elementwise.run, exchange.await_flag, len(sizes)
+        *self._starts, flags, _ = words_of(sizes)
+        self._mine, self._flags = mine, mine[flags:].view("int32")
+        self._theirs, self._their_flags = theirs, theirs[flags:].view("int32")
         self._set = ops.full((1,), 1, "float32", "cuda").view("int32")  # any number but 0
-        self._sent: list[tuple[DeviceArray, DeviceArray, DeviceArray]] = []
-        self._end = 0
+        self._sent: list[tuple[DeviceArray, DeviceArray]] = []
         self._tell(self._read, working_stream())
 
     @classmethod
-    def of(cls, group: Group, nbytes: int, letters: int) -> Pair:
-        """The two ranks of a group, with room for so many letters that are so large together."""
-        words = (nbytes + letters * ALIGNED) // 4 + letters + 1
-        both = memory_of_all(group, words)
+    def of(cls, group: Group, sizes: Sequence[int]) -> Pair:
+        """The two ranks of a group."""
+        both = memory_of_all(group, words_of(sizes)[-1])
         with outside_capture():
-            return cls(both[group.rank], both[1 - group.rank], letters)
+            return cls(both[group.rank], both[1 - group.rank], sizes)
 
     def begin(self) -> None:
         """Let the current stream wait until the other GPU has read the letters before."""
@@ -53,26 +61,24 @@ class Pair:
 
     def send(self, values: DeviceArray, mean: DeviceArray, stream: int) -> None:
         """Values, C-contiguous, on a stream by its handle; `mean` is where `receive` writes."""
-        in_use(values, mean, self._theirs, self._their_flags)
-        words = -(-values.nbytes // ALIGNED) * ALIGNED // 4
-        here = slice(self._end, self._end + words)
-        self._end += words
-        send(values, self._theirs[here], stream)
-        self._tell(len(self._sent), stream)
-        self._sent.append((values, mean, self._mine[here]))
+        k = len(self._sent)
+        in_use(values, mean, self._theirs)
+        send(values, self._theirs[self._starts[k] :], stream)
+        self._tell(k, stream)
+        self._sent.append((values, mean))
 
     def receive(self) -> None:
         """mean[:] = that of own values and the other's, of all that was sent.
 
         On the current stream, which waits for what was sent, too.
         """
-        for k, (values, mean, letter) in enumerate(self._sent):
+        for k, (values, mean) in enumerate(self._sent):
             self._await(self._flags, k)
-            theirs = DeviceArray(letter.address, values.shape, values.dtype, None, letter.owner)
-            self._run("mean", mean, values, theirs)
+            at = self._mine.address + 4 * self._starts[k]
+            letter = DeviceArray(at, values.shape, values.dtype, None, self._mine.owner)
+            self._run("mean", mean, values, letter)
         self._tell(self._read, working_stream())
         self._sent.clear()
-        self._end = 0
 
     def _tell(self, flag: int, stream: int) -> None:
         send(self._set, self._their_flags[flag:], stream)
