@@ -106,7 +106,7 @@ def operator(
             kind = kind_of(kinds, of, rest)
         if kind is None:
             check(*inputs)
-            if is_compiling() or not _is_plain(of):
+            if is_compiling() or not is_plain(of):
                 return made(*of, *rest)
             kind = new_kind(kinds, of, rest)
         output = None
@@ -129,7 +129,7 @@ def operator(
     return call
 
 
-def _is_plain(tensors: Any) -> bool:
+def is_plain(tensors: Any) -> bool:
     """Whether the dispatcher would at most record gradients: own types, no autocast, no mode."""
     plain = _plain_keys(tensors[0].is_cuda)
     return (
