@@ -12,7 +12,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/bench": 2_550,
     "numbsparse/compat": 405,
     "numbsparse/device": 3_790,
-    "numbsparse/distributed": 2_180,
+    "numbsparse/distributed": 2_190,
     "numbsparse/jax": 745,
     "numbsparse/kernels": 3_275,
     "numbsparse/kernels/conv": 3_195,
@@ -28,7 +28,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 2_455,
-    "numbsparse/torch": 1_835,
+    "numbsparse/torch": 1_865,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 
