@@ -9,6 +9,7 @@ from typing import Any
 
 from numbsparse.device import runtime, streams
 from numbsparse.device.array import DeviceArray
+from numbsparse.device.capture import in_use
 
 
 class _Memory:
@@ -51,6 +52,7 @@ def send(values: DeviceArray, to: DeviceArray, stream: int) -> None:
 
     A copy engine does it, and it is part of what is captured there.
     """
+    in_use(values, to)
     if runtime.SIMULATED:
         ctypes.memmove(to.address, values.address, values.nbytes)
         return

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.device import DeviceArray, in_use, outside_capture, working_stream
+from numbsparse.device import DeviceArray, outside_capture, working_stream
 from numbsparse.device.shared import send
 from numbsparse.distributed.exchange import memory_of_all
 from numbsparse.distributed.group import Group
@@ -62,7 +62,6 @@ class Pair:
     def send(self, values: DeviceArray, mean: DeviceArray, stream: int) -> None:
         """Values, C-contiguous, on a stream by its handle; `mean` is where `receive` writes."""
         k = len(self._sent)
-        in_use(values, mean, self._theirs)
         send(values, self._theirs[self._starts[k] :], stream)
         self._tell(k, stream)
         self._sent.append((values, mean))
