@@ -64,13 +64,6 @@ class Work:
         self._flat: dict[int, Any] = {}  # by the first of a bucket
         self.found: dict[int, Any] = {}
         self.means: dict[int, Any] = {}
-        self.in_parts: dict[int, Any] = {}  # values that are on their way already
-
-    def next(self) -> Bucket | None:
-        """The bucket that is reduced next."""
-        if self.buckets is None or self.reduced == len(self.buckets):
-            return None
-        return self.buckets[self.reduced]
 
     def mean_of(self, i: int, values: Any) -> Any:
         """Where the mean of gradient i comes: a part of its bucket's array."""
@@ -85,14 +78,16 @@ class Work:
 
     def complete(self) -> Iterator[tuple[Any, Any]]:
         """What is to be reduced, (values, mean), of each further bucket that is there."""
-        while (bucket := self.next()) and all(i in self.found for i in reversed(bucket.numbers)):
+        for bucket in (self.buckets or [])[self.reduced :]:
+            if not all(i in self.found for i in reversed(bucket.numbers)):
+                return
             self.reduced += 1
             first, *others = bucket.numbers
             if others:
                 flat = self._flat[first]
                 pack([self.found[i] for i in bucket.numbers], flat, bucket.starts)
                 yield flat, flat
-            elif self.in_parts.get(first) is not self.found[first]:
+            else:
                 yield self.found[first], self.means[first]
 
 
