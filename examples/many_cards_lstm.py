@@ -14,7 +14,7 @@ import numbsparse as ns
 import numbsparse.distributed as dist
 from numbsparse import nn, ops
 from numbsparse.distributed import Group
-from numbsparse.distributed.split import Exchange
+from numbsparse.distributed.exchange import Exchange
 
 INPUTS, DENSITY, B = 64, 0.03, 32
 CHECKED = 1024  # blocks of the gradient
@@ -88,7 +88,7 @@ def data_parallel(group: Group, options: Namespace, names: Any = STEPS) -> list[
 def in_both_ways(group: Group, options: Namespace, name: str) -> tuple[dict[str, Any], Any]:
     """Steps of "one" card and of "all", and their models' parameters."""
     calls: dict[str, Any] = {}
-    weights: dict[str, list[nn.Parameter]] = {}
+    weights: dict[str, list[Any]] = {}
     for way in ("one", "all", *(["uncaptured"] if name == STEPS[0] else [])):
         model: Any = made(options.units, options).to(options.device)
         optimizer: Any = nn.optim.Adam(model.parameters(), 1e-3) if "Adam" in name else None
@@ -101,7 +101,7 @@ def in_both_ways(group: Group, options: Namespace, name: str) -> tuple[dict[str,
     return calls, weights
 
 
-def error_of(group: Group, weights: dict[str, list[nn.Parameter]]) -> float:
+def error_of(group: Group, weights: dict[str, list[Any]]) -> float:
     """How far the ranks' gradient is from the mean of those that each found alone."""
     largest = {way: max(found, key=lambda p: p.values.nbytes) for way, found in weights.items()}
     one, got = (some_of(largest[way].grad.values) for way in ("one", "all"))
