@@ -25,11 +25,12 @@ class _Memory:
 
 def shared(words: int) -> tuple[DeviceArray, str]:
     """Zeros, uint32, and what another process of this host opens them by."""
-    driver = streams._driver()
-    with streams.current().context():
+    driver, stream = streams._driver(), streams.current()
+    with stream.context():
         address = int(_checked(driver.cuMemAlloc(4 * words)))
-        _checked(driver.cuMemsetD32(address, 0, words))
+        _checked(driver.cuMemsetD32Async(address, 0, words, stream.handle))
         handle = _checked(driver.cuIpcGetMemHandle(address))
+    stream.synchronize()  # the others may write there from now on
     memory = _Memory(address, driver.cuMemFree)
     return DeviceArray(address, (words,), "uint32", None, memory), bytes(handle.reserved).hex()
 
