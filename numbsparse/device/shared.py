@@ -56,10 +56,10 @@ def send(values: DeviceArray, to: DeviceArray, stream: int) -> None:
     in_use(values, to)
     if runtime.SIMULATED:
         ctypes.memmove(to.address, values.address, values.nbytes)
-        return
-    with streams.current().context():
-        how = to.address, values.address, values.nbytes, stream
-        _checked(streams._driver().cuMemcpyAsync(*how))
+    elif values.nbytes:
+        with streams.current().context():
+            how = to.address, values.address, values.nbytes, stream
+            _checked(streams._driver().cuMemcpyAsync(*how))
 
 
 def _checked(result: tuple[Any, ...]) -> Any:
