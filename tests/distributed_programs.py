@@ -353,8 +353,8 @@ def passes(model, x):
     (y * y).mean().backward()
 
 
-def waiting(peer_memory):
-    """Rank 1 is killed while the GPU of rank 0 waits for it."""
+def waiting(peer_memory, wait):
+    """Rank 1 is killed while the GPU of rank 0 waits for it, and its program for one of both."""
     watch.GRACE = 1.0
     with dist.init("nccl", 60.0) as group:
         model = nn.LSTM(8, 48, block_size=8, seed=0).to("cuda")
@@ -364,4 +364,4 @@ def waiting(peer_memory):
             if group.rank == 1 and step == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
             passes(model, x)
-            ns.synchronize()
+            ns.synchronize() if step < 3 or wait == "GPU" else group.barrier()

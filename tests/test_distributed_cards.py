@@ -26,7 +26,8 @@ def test_gradients_are_those_of_the_whole_batch(peer_memory):
 
 
 @pytest.mark.gpu(reason="ranks take a GPU each")
-def test_a_gpu_waits_for_no_rank_that_was_killed(peer_memory):
-    first, second = run(programs.waiting, peer_memory)
+@pytest.mark.parametrize("wait", ["GPU", "rank"])
+def test_a_gpu_waits_for_no_rank_that_was_killed(wait, peer_memory):
+    first, second = run(programs.waiting, peer_memory, wait)
     assert second == ("died",)
     assert first == ("died",) or first[2].startswith("rank 1 ended without a word")

@@ -8,7 +8,7 @@ from conftest import HALVES
 
 import numbsparse as ns
 from numbsparse import device
-from numbsparse.distributed.pair import Pair, words_of
+from numbsparse.distributed.pair import Pair, starts_of
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels import exchange
 from numbsparse.kernels.pack import pack
@@ -76,7 +76,8 @@ def test_who_comes_first_waits_for_all_others(receive, monkeypatch):
 
 def pair(sizes):
     """Two GPUs of this process."""
-    both = [ns.to_device(np.zeros(words_of(sizes)[-1], np.uint32)) for _ in range(2)]
+    words = starts_of(sizes)[-1] + len(sizes) + 1
+    both = [ns.to_device(np.zeros(words, np.uint32)) for _ in range(2)]
     return [Pair(*both[::step], sizes) for step in (1, -1)]
 
 

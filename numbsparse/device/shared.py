@@ -62,6 +62,14 @@ def send(values: DeviceArray, to: DeviceArray, stream: int) -> None:
             _checked(streams._driver().cuMemcpyAsync(*how))
 
 
+def let_go(flags: DeviceArray) -> None:
+    """Set all flags, beside what the GPU is at: no kernel there waits for them any more."""
+    stream = streams.beside()
+    with stream.context():
+        driver = streams._driver()
+        _checked(driver.cuMemsetD32Async(flags.address, 2**31 - 1, flags.size, stream.handle))
+
+
 def _checked(result: tuple[Any, ...]) -> Any:
     error, *values = result
     if int(error) != 0:

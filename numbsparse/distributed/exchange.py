@@ -41,7 +41,7 @@ class PeerExchange(Exchange):
         from numbsparse.kernels import exchange  # which loads numba.cuda
 
         size, words = group.size, -(-nbytes // 4)  # of a letter
-        all_of = memory_of_all(group, 2 * size * words + size)
+        all_of = memory_of_all(group, 2 * size * words, size)
         with outside_capture():
             count = ops.zeros((1,), "float32", "cuda").view("int32")
         boxes = [a[:-size].reshape(2, size, words) for a in all_of]
@@ -61,12 +61,16 @@ class PeerExchange(Exchange):
         return part
 
 
-def memory_of_all(group: Group, words: int) -> list[DeviceArray]:
-    """Zeros, uint32, on the GPU of each rank of this host, which all of them reach."""
+def memory_of_all(group: Group, words: int, flags: int) -> list[DeviceArray]:
+    """Zeros, uint32, on the GPU of each rank of this host, which all of them reach.
+
+    The last ones are flags that kernels wait for.
+    """
     with outside_capture():
-        mine, handle = shared(words)
+        mine, handle = shared(words + flags)
+        group._waiting.append(mine[words:])
         return [
-            mine if rank == group.rank else opened(theirs, words)
+            mine if rank == group.rank else opened(theirs, words + flags)
             for rank, theirs in enumerate(group.share(handle))
         ]
 

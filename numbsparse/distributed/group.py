@@ -11,6 +11,7 @@ import numpy as np
 
 from numbsparse import device, edits
 from numbsparse.device import DeviceArray
+from numbsparse.device.shared import let_go
 from numbsparse.distributed.links import Links, met
 from numbsparse.distributed.on_gpu import DTYPES, ByNCCL
 from numbsparse.distributed.on_host import OPERATIONS, ByMPI, BySockets, call
@@ -61,6 +62,7 @@ class Group:
         self._host, self._nccl = host, nccl
         self._agreed: set[str] = set()
         self._parts: list[Group] = []
+        self._waiting: list[Any] = []  # flags that kernels here wait for
         self._is_open = size > 1
         if size > 1:
             atexit.register(self._at_exit)
@@ -183,6 +185,8 @@ class Group:
             atexit.unregister(self._at_exit)
             self._links.watch.close(failed)
             if self._nccl and failed:
+                for flags in self._waiting:
+                    let_go(flags)
                 self._nccl.abort()
 
     def _at_exit(self) -> None:

@@ -24,10 +24,10 @@ from numbsparse.distributed.group import Group
 ALIGNED = 256  # bytes that a letter begins at a multiple of
 
 
-def words_of(sizes: Sequence[int]) -> list[int]:
-    """Where letters of so many bytes begin, in words, and then their flags; at last the end."""
-    ends = np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED // 4 for size in sizes)])
-    return [*ends.tolist(), int(ends[-1]) + len(sizes) + 1]
+def starts_of(sizes: Sequence[int]) -> list[int]:
+    """Where letters of so many bytes begin, in words, and then their flags."""
+    words = [-(-size // ALIGNED) * ALIGNED // 4 for size in sizes]
+    return [0, *np.cumsum(words, dtype=int).tolist()]
 
 
 class Pair:
@@ -41,7 +41,7 @@ class Pair:
         from numbsparse.kernels import elementwise, exchange  # which load numba.cuda
 
         self._run, self._await, self._read = elementwise.run, exchange.await_flag, len(sizes)
-        *self._starts, flags, _ = words_of(sizes)
+        *self._starts, flags = starts_of(sizes)
         self._mine, self._flags = mine, mine[flags:].view("int32")
         self._theirs, self._their_flags = theirs, theirs[flags:].view("int32")
         self._set = ops.full((1,), 1, "float32", "cuda").view("int32")  # any number but 0
@@ -51,7 +51,7 @@ class Pair:
     @classmethod
     def of(cls, group: Group, sizes: Sequence[int]) -> Pair:
         """The two ranks of a group."""
-        both = memory_of_all(group, words_of(sizes)[-1])
+        both = memory_of_all(group, starts_of(sizes)[-1], len(sizes) + 1)
         with outside_capture():
             return cls(both[group.rank], both[1 - group.rank], sizes)
 
