@@ -49,7 +49,8 @@ EXAMPLE = [*SMALL, "--no-compare", "--steps", "6"]
 @pytest.fixture(scope="module")
 def pair(folder):
     """What two ranks did, one check after the other; at last one is killed."""
-    text, halves = ["--text", write_text(folder)], {"half": (programs.half, True)}
+    text = ["--text", write_text(folder)]
+    simulated = {"half": (programs.half, True), "peers": (programs.peers,)}
     grow = [*GROW.split(), *text, "--out", str(folder / "grow")]
     saving = (0, 2), {"sharded": True, "path": str(folder / "two.npz")}
     return in_turn(
@@ -58,7 +59,7 @@ def pair(folder):
             "trainings": (programs.trainings, [*WAYS, saving]),
             "buckets": (programs.buckets, [1, 1 << 20]),
             "lstm": (programs.lstm, 1 << 10),
-            **(halves if device.SIMULATED else {}),
+            **(simulated if device.SIMULATED else {}),
             "masks": (programs.masks,),
             "example": (
                 programs.example, "char_lm", [*EXAMPLE, *text, "--out", str(folder / "two")],
@@ -173,6 +174,14 @@ def test_half_precision_in_a_captured_step(pair):
     for got, own in values(of(pair, "half")):
         assert own == scale
         np.testing.assert_allclose(got, alone, rtol=0.02, atol=1e-4)
+
+
+@in_simulator
+def test_two_gpus_reduce_by_each_other_s_memory(pair):
+    """All gradients, also in a captured step, and with the same bits on both."""
+    (usual, by_peers), (_, other) = values(of(pair, "peers"))
+    np.testing.assert_array_equal(by_peers, other)
+    np.testing.assert_allclose(by_peers, usual, rtol=1e-6, atol=1e-7)
 
 
 def test_dropout_differs_from_rank_to_rank(pair):
