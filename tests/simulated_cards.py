@@ -13,7 +13,7 @@ import numpy as np
 
 from numbsparse import device
 from numbsparse.device import DeviceArray
-from numbsparse.distributed import exchange
+from numbsparse.distributed import exchange, pair
 from numbsparse.kernels import exchange as kernels
 
 
@@ -69,6 +69,8 @@ def as_cards(group):
             (exchange, "opened", opened),
             (kernels, "load_acquire_system", load),
             (device, "order", lambda *streams: None),
+            (pair, "event_of", lambda stream: None),
+            (pair, "follow", lambda stream, event: None),
             (group, "_nccl", Collectives(group._host)),
         ):
             patches.enter_context(patch.object(room, name, value))

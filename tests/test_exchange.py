@@ -8,7 +8,7 @@ from conftest import HALVES
 
 import numbsparse as ns
 from numbsparse import device
-from numbsparse.distributed.pair import Pair, starts_of
+from numbsparse.distributed import pair as pairs
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels import exchange
 from numbsparse.kernels.pack import pack
@@ -74,18 +74,22 @@ def test_who_comes_first_waits_for_all_others(receive, monkeypatch):
     np.testing.assert_array_equal(got.numpy()[0], right)
 
 
-def pair(sizes):
+def pair(sizes, monkeypatch):
     """Two GPUs of this process."""
-    words = starts_of(sizes)[-1] + len(sizes) + 1
+    for name in ("event_of", "follow"):
+        monkeypatch.setattr(pairs, name, lambda *of: None)
+    starts = pairs.starts_of(sizes)
+    words = starts[-1] + len(starts)
     both = [ns.to_device(np.zeros(words, np.uint32)) for _ in range(2)]
-    return [Pair(*both[::step], sizes) for step in (1, -1)]
+    return [pairs.Pair(*both[::step], sizes) for step in (1, -1)]
 
 
-def test_two_gpus_take_the_mean_of_letters(rng):
-    """Of several sizes and dtypes at a time, one in place; the letters lie where others lay."""
+def test_two_gpus_take_the_mean_of_letters(rng, monkeypatch):
+    """Of several sizes and dtypes at a time, one in place, some in several letters, in turns."""
+    monkeypatch.setattr(pairs, "LETTER", 256)
     dtypes = [np.float32, *map(as_dtype, HALVES)]
     drawn = [(int(n), dtypes[rng.integers(len(dtypes))]) for n in [0, *rng.integers(1, 99, 5)]]
-    ends = pair([n * np.dtype(dtype).itemsize for n, dtype in drawn])
+    ends = pair([n * np.dtype(dtype).itemsize for n, dtype in drawn], monkeypatch)
     for _ in range(3):
         own = [[rng.integers(-9, 9, n).astype(dtype) for n, dtype in drawn] for _ in ends]
         there = [[ns.to_device(a) for a in arrays] for arrays in own]
@@ -105,7 +109,7 @@ def test_two_gpus_take_the_mean_of_letters(rng):
 @pytest.mark.parametrize("what", ["a letter", "that its letters were read"])
 def test_a_gpu_of_a_pair_waits_for(what, monkeypatch):
     """What comes when its flag was read twice, and no sooner."""
-    (one, other), load, reads = pair([16]), exchange.load_acquire_system, []
+    (one, other), load, reads = pair([16], monkeypatch), exchange.load_acquire_system, []
     a, b, mean = (ns.to_device(np.full(4, x, np.float32)) for x in (1, 5, np.nan))
     for end, values in ((one, a), (other, a), (one, a)):
         end.begin()

@@ -172,10 +172,10 @@ class DataParallel:
 
     def give_up(self) -> None:
         work, self._work = self._work, None
-        if work and self._beside:
+        if work and work.pair:
+            work.pair.receive()
+        elif work and self._beside:
             device.order(self._beside.handle, device.working_stream())
-            if work.pair:
-                work.pair.receive()
 
     def _begun(self) -> Work:
         """The work of this `backward`."""
