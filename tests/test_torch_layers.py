@@ -128,6 +128,17 @@ def test_the_recurrent_gradient_is_ready_before_that_of_the_inputs_is_computed(m
     ]
 
 
+def test_gradients_of_an_lstm_that_is_computed_again_or_kept_elsewhere():
+    lstm, x = nst.LSTM(10, 14, layout=layout(4, 4), **DOUBLE), drawn(3, 2, 10)
+    x.requires_grad_()
+    usual = grads(lstm(x)[0], lstm.parameters())
+    again = torch.utils.checkpoint.checkpoint(lambda x: lstm(x)[0], x, use_reentrant=False)
+    torch.testing.assert_close(grads(again, lstm.parameters()), usual)
+    with torch.autograd.graph.save_on_cpu():
+        kept = lstm(x)[0]
+    torch.testing.assert_close(grads(kept, lstm.parameters()), usual)
+
+
 def test_the_operator_of_lstm_is_what_torch_asks_of_it():
     lstm = nst.LSTM(10, 14, layout=layout(4, 4), **DOUBLE)
     words = [handle.word for handle in lstm.handles.values()]

@@ -74,7 +74,7 @@ def _forward_backward(ctx: Any, dy: Any, dc: Any, *of_trace: Any) -> tuple[Any, 
     of_hh = (layout_hh, hs.shape[2], columns, size, precision)
     dx = operators.transposed(dgates, weight_ih, of_ih) if needs[0] else None
     dhh = operators.sddmm(hs[:-1], dgates, of_hh) if needs[2] else None
-    dih = _later(weight_ih, lambda: operators.sddmm(x, dgates, of_ih)) if needs[1] else None
+    dih = _later(ctx, weight_ih, lambda: operators.sddmm(x, dgates, of_ih)) if needs[1] else None
     dh = operators.transposed(dgates[0], weight_hh, of_hh) if needs[4] else None
     return dx, dih, dhh, dbias, dh, dc0, None
 
@@ -96,9 +96,9 @@ class _Later(torch.autograd.Function):
         return compute() if compute else dw
 
 
-def _later(w: torch.Tensor, compute: Any) -> torch.Tensor:
-    """The gradient of w, or what stands for it where w came by `_Later`."""
-    node: Any = w.grad_fn
+def _later(ctx: Any, w: torch.Tensor, compute: Any) -> torch.Tensor:
+    """The gradient of w, input 1, or what stands for it where w came by `_Later`."""
+    (node, _) = getattr(ctx, "next_functions", [(None, 0)] * 2)[1]
     if getattr(node, "_forward_cls", None) is not _Later:
         return compute()
     node.compute = compute
