@@ -8,13 +8,13 @@ ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
     "numbsparse": 2_865,
-    "numbsparse/autograd": 710,
+    "numbsparse/autograd": 690,
     "numbsparse/bench": 2_545,
     "numbsparse/compat": 405,
     "numbsparse/device": 3_740,
-    "numbsparse/distributed": 2_055,
+    "numbsparse/distributed": 2_195,
     "numbsparse/jax": 805,
-    "numbsparse/kernels": 3_260,
+    "numbsparse/kernels": 3_270,
     "numbsparse/kernels/conv": 3_170,
     "numbsparse/kernels/ladder": 1_935,
     "numbsparse/kernels/lstm": 1_795,
@@ -22,13 +22,13 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 3_715,
     "numbsparse/kernels/ptx": 2_660,
     "numbsparse/machine_code": 345,
-    "numbsparse/nn": 7_405,
-    "numbsparse/ops": 5_365,
+    "numbsparse/nn": 7_395,
+    "numbsparse/ops": 5_300,
     "numbsparse/pages": 1_730,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 2_455,
-    "numbsparse/torch": 1_830,
+    "numbsparse/torch": 1_860,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

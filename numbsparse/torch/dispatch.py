@@ -100,12 +100,11 @@ def operator(
     def call(of: Any, rest: Any) -> Any:
         if _is_autocast() and isinstance(of[0], torch.Tensor):
             of = _cast(of, wide, half_on_cpu)
-        # Modes and profiles are shown what the dispatcher calls.
-        odd = is_compiling() or _modes() or _is_profiled() or forward_ad._current_level >= 0
+        odd = is_odd()
         kind = None if odd else kind_of(kinds, of, rest)
         if kind is None:
             check(*of, rest)
-            if odd or not _is_plain(of):
+            if odd or not is_plain(of):
                 return made(*of, *rest)
             kind = new_kind(kinds, of, rest)
         output = None
@@ -128,7 +127,12 @@ def operator(
     return call
 
 
-def _is_plain(tensors: Any) -> bool:
+def is_odd() -> bool:
+    """Whether a compiler, a mode, a profile or duals are to be shown what the dispatcher calls."""
+    return is_compiling() or _modes() or _is_profiled() or forward_ad._current_level >= 0
+
+
+def is_plain(tensors: Any) -> bool:
     """Whether the dispatcher would at most cast and record gradients: own types, and no mode."""
     plain = _plain_keys(tensors[0].is_cuda)
     return _keys_of_thread().raw_repr() in _PLAIN and all(
