@@ -52,6 +52,14 @@ def test_products_of_strips_in_a_cluster(product, dtype, case, monkeypatch):
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
 
 
+@pytest.mark.parametrize(("dtype", "B"), [("float16", 8), ("bfloat16", 16)])
+@pytest.mark.parametrize("product", ["forward", "input_grad"])
+def test_w_in_the_order_of_its_steps(dtype, B, product, monkeypatch):
+    monkeypatch.setattr(strip_plan, "PACK_FROM", 0)
+    case = Case(batch=5, in_features=60, out_features=44, block_size=B, density=0.6)
+    check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
+
+
 @pytest.mark.pairs
 @pytest.mark.parametrize(("warps", "split"), [(4, 2), (2, 4), (1, 2)])
 @pytest.mark.parametrize("product", ["forward", "input_grad"])

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 from numba import cuda, int32, int64, uint32
 
+from numbsparse.device import SIMULATED
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import INSIDE_BITS, Strip
+from numbsparse.kernels.parts.words import words_of_lane
 from numbsparse.kernels.ptx import (
     cp_async_arrive,
     cp_async_zero_fill,
@@ -21,6 +23,8 @@ from numbsparse.kernels.ptx import (
     ldmatrix_x4_trans,
     shfl_idx,
 )
+
+TOGETHER = 1 if SIMULATED else 4  # copies that a lane asks for one after another
 
 
 @cache
@@ -51,7 +55,6 @@ class Copying(NamedTuple):
     copy: Any
 
 
-@cache
 def copying(strip: Strip, transposed: bool) -> Copying:
     """What is beyond the last of the features that are summed over becomes 0."""
     B, ITEM, FETCHERS, A_STEP = strip.B, strip.ITEM, strip.FETCHERS, strip.BLOCKS_A_STEP
@@ -63,14 +66,11 @@ def copying(strip: Strip, transposed: bool) -> Copying:
     ROUNDS, EACH = 32 // AT_ONCE, AT_ONCE * FETCHERS
 
     @cuda.jit(device=True)
-    def place_of(lane, fetcher):
-        """Which block of a stage a lane knows: of those that are copied at once, all fetchers'."""
-        return int32((lane // AT_ONCE * FETCHERS + fetcher) * AT_ONCE + lane % AT_ONCE)
-
-    @cuda.jit(device=True)
     def look_up(codes, known, k, fetcher, own):
+        """A lane knows one of those that are copied at once, which all fetchers do in turn."""
+        lane = uint32(cuda.threadIdx.x) % 32
         first, end = shfl_idx(known[1], k) * A_STEP, shfl_idx(known[2], k) * A_STEP
-        at = int32(first + place_of(cuda.threadIdx.x % 32, fetcher))
+        at = int32(first + (lane // AT_ONCE * FETCHERS + fetcher) * AT_ONCE + lane % AT_ONCE)
         for c in range(CODES):
             own[c] = codes[at] if at < end else int32(0)
             at = int32(at + 32 * FETCHERS)
@@ -79,23 +79,24 @@ def copying(strip: Strip, transposed: bool) -> Copying:
     def copy(values, own, many, shared, to, bars, stage, fetcher):
         lane, many = uint32(cuda.threadIdx.x) % 32, int32(many * A_STEP)
         block, row, piece = lane // LANES, lane % LANES // PIECES, lane % PIECES
-        at = int32(fetcher * AT_ONCE)
-        rounds = (many - at + EACH - 1) // EACH
+        begin = int32(fetcher * AT_ONCE)
+        rounds = (many - begin + EACH - 1) // EACH
         for c in range(CODES):
-            for k in range(min(ROUNDS, rounds - c * ROUNDS)):
-                here = shfl_idx(own[c], uint32(k * AT_ONCE + block))
-                inside = here & INSIDE
-                first = int64(here >> INSIDE_BITS) * (B * B)
-                start = uint32(to + (at + block) * BYTES)
-                for t in range(TIMES):
-                    line = row + t * (LANES // PIECES)
-                    nbytes = 16 if line < inside else 0
-                    if transposed:
-                        nbytes = ITEM * min(max(inside - RUN * piece, 0), RUN)
-                    there = uint32(start + (line * PIECES + exchanged(line, piece)) * 16)
-                    of_line = first + int64(line * B + piece * RUN)
-                    cp_async_zero_fill(shared, there, values, of_line, int32(nbytes))
-                at = int32(at + EACH)
+            mine = min(ROUNDS, rounds - c * ROUNDS)
+            for first in range(0, mine, TOGETHER):
+                for u in range(TOGETHER):  # the last one is copied again
+                    k = min(first + u, mine - 1)
+                    here = shfl_idx(own[c], uint32(k * AT_ONCE + block))
+                    inside, at = here & INSIDE, int64(here >> INSIDE_BITS) * (B * B)
+                    start = uint32(to + (begin + (c * ROUNDS + k) * EACH + block) * BYTES)
+                    for t in range(TIMES):
+                        line = row + t * (LANES // PIECES)
+                        nbytes = 16 if line < inside else 0
+                        if transposed:
+                            nbytes = ITEM * min(max(inside - RUN * piece, 0), RUN)
+                        there = uint32(start + (line * PIECES + exchanged(line, piece)) * 16)
+                        of_line = at + int64(line * B + piece * RUN)
+                        cp_async_zero_fill(shared, there, values, of_line, int32(nbytes))
         cp_async_arrive(bars, stage)
 
     return Copying(CODES, look_up, copy)
@@ -105,6 +106,8 @@ def copying(strip: Strip, transposed: bool) -> Copying:
 def loading(strip: Strip, transposed: bool) -> Any:
     """load(words, at): what a lane has of the step at a word, as an mma takes it."""
     B, exchanged = strip.B, exchanging(strip)
+    if strip.PACKED:
+        return words_of_lane(strip.STEP_BYTES // 128).load
     two, four = (ldmatrix_x2, ldmatrix_x4)
     if not transposed:
         two, four = (ldmatrix_x2_trans, ldmatrix_x4_trans)

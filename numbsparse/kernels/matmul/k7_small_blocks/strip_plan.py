@@ -38,6 +38,7 @@ A_GROUP = {(2, 8): (0.0028, 0.0045), (2, 16): (0.0012, 0.0125)}
 A_GROUP |= {(4, 8): (0.0036, 0.0184), (4, 16): (0.0014, 0.064)}
 ROOM = {2: 1.0, 4: 0.75}
 OF_STAGE = {2: (14, 8, 6, 4, 3, 2, 1), 4: (4, 2, 1)}  # groups
+PACK_FROM = 512  # rows
 ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
 
 
@@ -63,6 +64,7 @@ class Strip(NamedTuple):
     FETCHERS: int = 4  # warps, at no cost: as many registers are left with one of them
     ITEM: int = 2  # bytes of a value
     SPLIT: int = 1  # blocks of threads of a cluster that have a part of the sum each
+    PACKED: bool = False  # whether w comes in the order of its steps (`parts.packed`)
 
     @property
     def COLUMNS(self) -> int:
@@ -129,6 +131,7 @@ def strip_of(index: Any, B: int, item: int, transposed: bool, sizes: tuple[int, 
     GPU, they are narrower, and blocks of a cluster share the sum (`shared_out`).
     """
     limit = (shared_memory() or 65 * 1024) - 1024  # besides the ring there are barriers
+    pack = is_packed(sizes[0], item)
     blocks_a_step = 16 // B if item == 2 else 1
     columns, widest = sizes[2], warps_for(sizes[2], item)
     warps, split = shared_out(sizes, B, item, index.block_rows.size)
@@ -144,10 +147,16 @@ def strip_of(index: Any, B: int, item: int, transposed: bool, sizes: tuple[int, 
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
         strip = Strip(B, ROWS, warps, WIDTH, groups, steps, stages, cluster, fetchers, item, split)
+        strip = strip._replace(PACKED=pack)
         if limit >= strip.SHARED_BYTES:
             break
     strip = strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)
     return strip if warps == widest and split == 1 else filled(strip, limit)
+
+
+def is_packed(batch: int, item: int) -> bool:
+    """Whether w is packed before: then nobody copies it through lanes, stage after stage."""
+    return item == 4 or batch > PACK_FROM
 
 
 @cache

@@ -15,41 +15,39 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int32, int64, uint8, uint32, uint64
+from numba import cuda, float32, int64, uint8, uint32, uint64
 
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.k7_small_blocks.strip_blocks import copying
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
+    INSIDE_BITS,
     ROWS,
     Strip,
     plan_strips,
     strip_of,
 )
 from numbsparse.kernels.matmul.k7_small_blocks.strip_products import products
+from numbsparse.kernels.matmul.k7_small_blocks.strip_supply import producer
 from numbsparse.kernels.parts.aligned import aligned_either_way, aligned_values, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import schedule, schedule_parts
+from numbsparse.kernels.parts.packed import packed
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.parts.store import KINDS, Sums, order_of, output_of, storer
 from numbsparse.kernels.parts.store_float32 import repairing_pairs, storer_of_pairs
-from numbsparse.kernels.parts.swizzle import PERIOD, load_for, map_of, rows_of
+from numbsparse.kernels.parts.swizzle import PERIOD, map_of, rows_of
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
-    bulk_load,
     cluster_sync,
-    elect,
     fence_mbarrier_init,
-    fence_tensor_map,
     first_multiple,
     let_next_kernel_start,
     mbarrier_arrive,
     mbarrier_arrive_at,
-    mbarrier_expect,
     mbarrier_wait,
     prefetch_tensor_map,
     shfl_idx,
@@ -81,6 +79,8 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, prec
     values, (x, x_transposed) = aligned_values(values), aligned_either_way(of_bits(x))
     x_map = map_of(x, strip.BOX_ROWS(x_transposed), strip.WIDTH, x_transposed)
     w = of_bits(span(values))
+    if strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
+        w = packed(values, codes, transposed, INSIDE_BITS)
     work = Plan(words, codes, begins, groups, lines, tiles, tile_starts)
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
@@ -119,7 +119,7 @@ def strip_kernel(
     # when all lanes have read it: those of the block each by itself, as `racecheck` knows lanes
     # only, others' by one of a warp.
     READERS = WARPS * (32 + CLUSTER - 1)
-    FILLERS = 33 * FETCHERS
+    FILLERS = FETCHERS * (1 if strip.PACKED else 33)
     produce = producer(strip, x_transposed, transposed)
     consume = consumer(strip, arithmetic, x_transposed, y_order, transposed)
     STAGE_BYTES, HALF_EMPTY = strip.STAGE_BYTES, strip.BLOCKS_A_STEP == 2
@@ -211,115 +211,6 @@ def consumer(
                 finish(acc, columns, row, y, dense)
 
     return consume
-
-
-@cache
-def producer(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
-    ROWS, STAGES, GROUPS, CLUSTER = strip.ROWS, strip.STAGES, strip.GROUPS, strip.CLUSTER
-    PER = 32 // GROUPS  # stages of which the warp knows the groups, a lane each
-    blocks = copying(strip, transposed)
-    ask, look_up, copy = asker(strip, x_transposed), blocks.look_up, blocks.copy
-    CODES, W_START, STAGE_BYTES = blocks.codes, strip.W_START, strip.STAGE_BYTES
-
-    @cuda.jit(device=True)
-    def looked_up(groups, begins, at):
-        """Of the stages from `at` on: the groups, and where their steps begin and end."""
-        lane, rank = uint32(cuda.threadIdx.x) % 32, uint32(cuda.blockIdx.x) % CLUSTER
-        i = min((at + lane) * CLUSTER + rank, begins.size - 2)
-        return groups[min(at * GROUPS + lane, groups.size - 1)], begins[i], begins[i + 1]
-
-    @cuda.jit(device=True)
-    def produce(fetcher, x_map, fresh, w, plan, first, last, ring):
-        shared, base, bars = ring
-        words, codes, begins, groups, _, tiles, _ = plan
-        sources = x_map, words
-        if fresh != 0:
-            fence_tensor_map(x_map)
-        stage, phase = uint32(0), uint32(1)
-        ahead = tiles[first, 2]  # the stage from which on the lanes know
-        known = looked_up(groups, begins, ahead)
-        own, coming_own = cuda.local.array(CODES, int32), cuda.local.array(CODES, int32)
-        look_up(codes, known, 0, fetcher, own)
-        wait_for_earlier_kernels()
-        for i in range(first, last):
-            row, at, end = int32(tiles[i, 1] * ROWS), tiles[i, 2], tiles[i, 3]
-            then = tiles[min(i + 1, last - 1), 2]
-            if at < end and at != ahead:  # the strip before has no blocks
-                known = looked_up(groups, begins, at)
-                look_up(codes, known, 0, fetcher, own)
-            while at < end:
-                count = min(PER, end - at)
-                at += PER
-                # The next ones are under way while these are asked for.
-                ahead = at if at < end else then
-                coming = looked_up(groups, begins, ahead)
-                for k in range(count):
-                    if k + 1 < count:
-                        look_up(codes, known, k + 1, fetcher, coming_own)
-                    else:
-                        look_up(codes, coming, 0, fetcher, coming_own)
-                    mbarrier_wait(bars, STAGES + stage, phase)
-                    ask(fetcher, sources, known, at - PER + k, k, row, (shared, base, bars, stage))
-                    many = shfl_idx(known[2], k) - shfl_idx(known[1], k)
-                    start = uint32(base + stage * STAGE_BYTES + W_START)
-                    copy(w, own, many, shared, start, bars, stage, fetcher)
-                    for c in range(CODES):
-                        own[c] = coming_own[c]
-                    stage, phase = following(stage, phase, STAGES)
-                known = coming
-
-    return produce
-
-
-@cache
-def asker(strip: Strip, x_transposed: bool) -> Any:
-    GROUPS, GROUP_BYTES, STAGE_BYTES = strip.GROUPS, strip.GROUP_BYTES, strip.STAGE_BYTES
-    X_START, HEAD, WIDTH = strip.X_START, strip.HEAD, strip.WIDTH
-    CLUSTER, FETCHERS = strip.CLUSTER, strip.FETCHERS
-    SHARES = -(-GROUPS // (FETCHERS * CLUSTER))
-    load, BOX_ROWS = load_for(x_transposed, CLUSTER), strip.BOX_ROWS(x_transposed)
-    BOXES, BOX_BYTES = strip.ROWS // BOX_ROWS, GROUP_BYTES * BOX_ROWS // strip.ROWS
-
-    @cuda.jit(device=True)
-    def ask(fetcher, sources, known, number, k, row, ring):
-        """The fetcher's copies for a stage, the k-th of those that the lanes know.
-
-        The blocks of a cluster take turns with the groups; each one's copies are for all of them.
-        """
-        x_map, words_of = sources
-        shared, base, bars, stage = ring
-        rank = uint32(cuda.blockIdx.x) % CLUSTER
-        first, end = shfl_idx(known[1], k), shfl_idx(known[2], k)
-        own = cuda.local.array(SHARES, int32)
-        many, nbytes = uint32(end - first), uint32(0)
-        if fetcher == 0:
-            nbytes = uint32((HEAD + many) * 4)
-        for i in range(SHARES):
-            for c in range(CLUSTER):
-                g = (i * FETCHERS + fetcher) * CLUSTER + c
-                group = shfl_idx(known[0], k * GROUPS + min(g, GROUPS - 1))
-                if g >= GROUPS:
-                    group = int32(-1)
-                if group >= 0:
-                    nbytes = uint32(nbytes + GROUP_BYTES)
-                if c == rank:
-                    own[i] = group
-        start = uint32(base + stage * STAGE_BYTES)
-        if elect() != 0:
-            mbarrier_expect(bars, stage, nbytes)
-            for i in range(SHARES):
-                if own[i] >= 0:
-                    g = (i * FETCHERS + fetcher) * CLUSTER + rank
-                    to, feature = start + X_START + g * GROUP_BYTES, int32(own[i] * WIDTH)
-                    for b in range(BOXES):
-                        box, first_row = to + b * BOX_BYTES, int32(row + b * BOX_ROWS)
-                        load(shared, box, x_map, feature, first_row, bars, stage)
-            if fetcher == 0:
-                at = int64(first) + (number * CLUSTER + rank) * HEAD
-                nbytes = uint32((HEAD + many) * 4)
-                bulk_load(shared, start, words_of, at, nbytes, bars, stage)
-
-    return ask
 
 
 @cache

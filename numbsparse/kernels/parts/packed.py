@@ -1,0 +1,106 @@
+"""Blocks of w in the order of the steps that multiply them, as the registers of an mma."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import cuda, int32, int64, uint32
+
+from numbsparse.device import DeviceArray, empty
+from numbsparse.device.launch import launch
+from numbsparse.kernels.parts.swizzle import PIECE
+from numbsparse.kernels.parts.words import words_of_lane
+from numbsparse.kernels.ptx import let_next_kernel_start, movmatrix_trans
+
+THREADS, RUN = 128, 4  # of a block, and the steps of a warp
+
+
+def packed(
+    values: DeviceArray, codes: DeviceArray, transposed: bool, inside_bits: int
+) -> DeviceArray:
+    """The blocks of w in the order of the steps, each value in the register where an mma needs it.
+
+    codes (steps, blocks of a step) : the stored block; below that, in so many bits, how many of its
+        features there are, 0 where there is no block
+
+    What is beyond the last of the features that are summed over becomes 0. The next kernel may
+    start while this one runs.
+    """
+    n_blocks, B, _ = values.shape
+    item, a_step = values.itemsize, 2 if values.itemsize == 2 and B == PIECE else 1
+    n_steps, across = codes.size // a_step, B * item // 4
+    out = empty((n_steps * a_step * B * across,), "uint32")
+    in_words = DeviceArray(values.address, (n_blocks, B, across), np.uint32, None, values)
+    kernel, warps = pack_kernel(B, item, transposed, inside_bits), -(-n_steps // RUN)
+    launch(kernel, -(-warps * 32 // THREADS), THREADS, in_words, codes, out)
+    return out
+
+
+@cache
+def pack_kernel(B: int, item: int, transposed: bool, INSIDE_BITS: int) -> Any:
+    INSIDE, PIECES = (1 << INSIDE_BITS) - 1, B // PIECE
+    HALVES = 2 if item == 2 else PIECES  # of a step; for every one of them and every 8 columns
+    TERMS = 1 if item == 2 else 2  # words of a lane
+    WORDS, BLOCKS = TERMS * HALVES * PIECES, HALVES // PIECES
+    CODES, OWN = (RUN, BLOCKS), (RUN, WORDS)
+    load = load_16_bit(transposed) if item == 2 else load_float32(transposed)
+    store = words_of_lane(WORDS).store
+
+    @cuda.jit
+    def kernel(values, codes, out):
+        let_next_kernel_start()
+        first, n_steps = cuda.grid(1) // 32 * RUN, codes.size // BLOCKS
+        own, words = cuda.local.array(CODES, int32), cuda.local.array(OWN, uint32)
+        # A warp's loads are under way together: first what is where, then all values.
+        for k in range(RUN):
+            for i in range(BLOCKS):
+                own[k, i] = codes[BLOCKS * (first + k) + i] if first + k < n_steps else int32(0)
+        for k in range(RUN):
+            for half in range(HALVES):
+                code, at = own[k, half // PIECES], half % PIECES * PIECE
+                block, inside = int64(code >> INSIDE_BITS), code & INSIDE
+                for square in range(PIECES):
+                    word = (square * HALVES + half) * TERMS
+                    load(values, block, at, square * PIECE, inside, words[k], word)
+        for k in range(RUN):
+            if first + k < n_steps:
+                store(out, (first + k) * (32 * WORDS), words[k])
+
+    return kernel
+
+
+@cache
+def load_16_bit(transposed: bool) -> Any:
+    """Of column n + lane // 4 the values of features k + lane % 4 * 2 and the next, in a word."""
+
+    @cuda.jit(device=True)
+    def load(values, block, k, n, inside, words, at):
+        lane = uint32(cuda.grid(1)) % 32
+        row, column = lane // 4, lane % 4
+        if transposed:
+            left = inside - k - column * 2
+            two = values[block, n + row, k // 2 + column] if left > 0 else uint32(0)
+            words[at] = two & uint32(0xFFFF) if left == 1 else two
+        else:
+            two = values[block, k + row, n // 2 + column] if inside > k + row else uint32(0)
+            words[at] = movmatrix_trans(two)
+
+    return load
+
+
+@cache
+def load_float32(transposed: bool) -> Any:
+    """Of column n + lane // 4 the values of features k + lane % 4 and that + 4."""
+
+    @cuda.jit(device=True)
+    def load(values, block, k, n, inside, words, at):
+        lane = uint32(cuda.grid(1)) % 32
+        for term in range(2):
+            f, c = k + lane % 4 + 4 * term, n + lane // 4
+            words[at + term] = 0
+            if inside > f:
+                words[at + term] = values[block, c, f] if transposed else values[block, f, c]
+
+    return load
