@@ -116,9 +116,8 @@ def strip_kernel(
     WARPS, FETCHERS, CLUSTER, SPLIT = strip.WARPS, strip.FETCHERS, strip.CLUSTER, strip.SPLIT
     STAGES, BARRIERS, THREADS = strip.STAGES, 2 * strip.STAGES, 32 * (WARPS + FETCHERS)
     # A stage is full when all that fetchers asked for and their lanes copied is there, and empty
-    # when all lanes have read it: those of the block each by itself, as `racecheck` knows lanes
-    # only, others' by one of a warp.
-    READERS = WARPS * (32 + CLUSTER - 1)
+    # when all warps of the cluster have read it.
+    READERS = WARPS * CLUSTER
     FILLERS = FETCHERS * (1 if strip.PACKED else 33)
     produce = producer(strip, x_transposed, transposed)
     consume = consumer(strip, arithmetic, x_transposed, y_order, transposed)
@@ -194,11 +193,12 @@ def consumer(
             for _ in range(tiles[i, 2], tiles[i, 3]):
                 mbarrier_wait(bars, stage, phase)
                 add_stage(shared, words, uint32(base + stage * STAGE_BYTES), warp, acc)
-                mbarrier_arrive(bars, STAGES + stage)
-                if CLUSTER > 1:
-                    sync_warp()
-                    if lane < CLUSTER and lane != rank:
-                        mbarrier_arrive_at(bars, STAGES + stage, lane)
+                sync_warp()
+                if CLUSTER == 1:
+                    if lane == 0:
+                        mbarrier_arrive(bars, STAGES + stage)
+                elif lane < CLUSTER:
+                    mbarrier_arrive_at(bars, STAGES + stage, lane)
                 stage, phase = following(stage, phase, STAGES)
             place, row = (rank * WARPS + warp) * COLUMNS, int64(tiles[i, 1]) * ROWS
             columns = plan.lines[tiles[i, 0], place : place + COLUMNS]
