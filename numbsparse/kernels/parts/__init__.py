@@ -13,6 +13,7 @@
 - `deal`: which multiprocessor computes what, and when; `shares`: lines cut into equal shares.
 - `swizzle`: tiles of swizzled lines, copied by the copy engine and read as registers of an mma.
 - `gathers`: records of units, and tiles that a warp gathers as they say, by `cp.async`.
+- `packed`: w in the order of its steps, as registers of an mma.
 - `tiles`: from swizzled tiles in shared memory to the products of an mma.
 - `words`: what a warp reads or writes together, several words a lane.
 - `split`: float32 as tf32, in one or three products; `images`: w split so, once, before the kernel.

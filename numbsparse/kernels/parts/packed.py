@@ -1,4 +1,8 @@
-"""Blocks of w in the order of the steps that multiply them, as the registers of an mma."""
+"""Blocks of w in the order of the steps that multiply them, as the registers of an mma; products.
+
+A step is what a lane holds of w at once: 16 x B values of 16 bits, for one mma for every 16 rows
+and 8 columns; or a block of float32, 8 features by 8 columns to an mma of tf32.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,15 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import cuda, int32, int64, uint32
+from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.parts.swizzle import PIECE
+from numbsparse.kernels.parts.fragments import MMA
+from numbsparse.kernels.parts.split import add_product, splitting
+from numbsparse.kernels.parts.swizzle import PIECE, Rows
 from numbsparse.kernels.parts.words import words_of_lane
-from numbsparse.kernels.ptx import let_next_kernel_start, movmatrix_trans
+from numbsparse.kernels.ptx import as_float32, let_next_kernel_start, movmatrix_trans
 
 THREADS, RUN = 128, 4  # of a block, and the steps of a warp
 
@@ -104,3 +110,80 @@ def load_float32(transposed: bool) -> Any:
                 words[at + term] = values[block, c, f] if transposed else values[block, f, c]
 
     return load
+
+
+def adding(arithmetic: str, B: int, TM: int, rows: Rows, j: int) -> Any:
+    """add(shared, lines, place, b, acc): the j-th part of acc += 16 TM rows of x times a step.
+
+    b : what a lane has of the step
+    lines, place : where x is, see `swizzle.Rows`: of 16 bits both pieces, of float32 each
+    """
+    make = add_16_bit if arithmetic in MMA else add_tf32
+    return make(arithmetic, B, TM, rows, j)
+
+
+@cache
+def add_16_bit(dtype: str, B: int, TM: int, rows: Rows, j: int) -> Any:
+    """acc of column j += 16 features of x, from two pieces, times a step of w."""
+    SQUARES, A, mma, find, load = B // 8, (2, 4), MMA[dtype], rows.find, rows.load
+
+    @cuda.jit(device=True)
+    def add_step(shared, lines, place, b, acc):
+        at = find(lines, place)
+        x = cuda.local.array(A, uint32)
+        for m in range(TM):
+            load(shared, at, m, x)
+            a = x[m % 2]
+            for n in range(SQUARES):
+                i = ((j * TM + m) * SQUARES + n) * 4
+                acc[i], acc[i + 1], acc[i + 2], acc[i + 3] = mma(
+                    *(a[0], a[1], a[2], a[3], b[2 * n], b[2 * n + 1]),
+                    *(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]),
+                )
+
+    return add_step
+
+
+@cache
+def add_tf32(precision: str, B: int, TM: int, rows: Rows, j: int) -> Any:
+    """acc of column j += the features of x that a step needs times its block of w: a sum of its
+    own, which begins at zero (`split`)."""
+    SQUARES, exact = B // 8, precision == "highest"
+    W, X, SUMS, RAW = (SQUARES, 2 * SQUARES), (SQUARES, 4), (SQUARES, 4), (SQUARES, 2, 4)
+    split, find, load = splitting(exact), rows.find, rows.load
+
+    @cuda.jit(device=True)
+    def multiply(a, b, piece, c):
+        add_product(a[0], a[1], a[2], a[3], b[2 * piece], b[2 * piece + 1], c)
+
+    @cuda.jit(device=True)
+    def add_step(shared, lines, place, b, acc):
+        wh, wl = cuda.local.array(W, uint32), cuda.local.array(W, uint32)
+        for n in range(SQUARES):
+            for i in range(2 * SQUARES):
+                wh[n, i], wl[n, i] = split(as_float32(b[2 * SQUARES * n + i]))
+        first, second = find(lines, place & uint32(0xFFFF)), find(lines, place >> uint32(16))
+        raw = cuda.local.array(RAW, uint32)
+        for m in range(TM):
+            c = cuda.local.array(SUMS, float32)
+            for n in range(SQUARES):
+                for i in range(4):
+                    c[n, i] = 0
+            xh, xl = cuda.local.array(X, uint32), cuda.local.array(X, uint32)
+            for piece in range(SQUARES):
+                load(shared, second if piece else first, m, raw[piece])
+                for i in range(4):
+                    xh[piece, i], xl[piece, i] = split(as_float32(raw[piece, m % 2, i]))
+                if exact:
+                    for n in range(SQUARES):
+                        multiply(xl[piece], wh[n], piece, c[n])
+                    for n in range(SQUARES):
+                        multiply(xh[piece], wl[n], piece, c[n])
+            for piece in range(SQUARES):
+                for n in range(SQUARES):
+                    multiply(xh[piece], wh[n], piece, c[n])
+            for n in range(SQUARES):
+                for i in range(4):
+                    acc[((j * TM + m) * SQUARES + n) * 4 + i] += c[n, i]
+
+    return add_step

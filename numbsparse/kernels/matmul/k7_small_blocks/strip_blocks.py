@@ -1,7 +1,9 @@
-"""The blocks of w that a stage of a strip holds: how they come there, and on to an mma.
+"""The blocks of w that a stage of a strip holds: how lanes bring them, and how they come to an mma.
 
 They lie as they are stored, one after another, 16 bytes of each brought by a lane; pieces of a row
-change places, so that those which are read together share no bank.
+change places, so that those which are read together share no bank. For a long batch they are packed
+once beforehand (`parts.packed`), and the copy engine brings them: then nobody copies them through
+lanes, stage after stage.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ def copying(strip: Strip, transposed: bool) -> Copying:
 
 @cache
 def loading(strip: Strip, transposed: bool) -> Any:
-    """load(words, at): what a lane has of the step at a word, as an mma takes it."""
+    """load(words, at): what a lane has of the step at a word, as `parts.packed` says."""
     B, exchanged = strip.B, exchanging(strip)
     if strip.PACKED:
         return words_of_lane(strip.STEP_BYTES // 128).load
