@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from numba import cuda, int32, int64, uint32
 
 from numbsparse.device import SIMULATED
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import INSIDE_BITS, Strip
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import INSIDE_BITS, PIECE, Strip
 from numbsparse.kernels.parts.words import words_of_lane
 from numbsparse.kernels.ptx import (
     cp_async_arrive,
@@ -27,21 +27,6 @@ from numbsparse.kernels.ptx import (
 )
 
 TOGETHER = 1 if SIMULATED else 4  # copies that a lane asks for one after another
-
-
-@cache
-def exchanging(strip: Strip) -> Any:
-    """exchanged(row, piece): where 16 bytes of a row of a block are."""
-    PIECES = strip.B * strip.ITEM // 16
-
-    @cuda.jit(device=True)
-    def exchanged(row, piece):
-        if PIECES == 1:
-            return piece
-        key = row // 4 % 2
-        return piece ^ (key if PIECES == 2 else key + row // 2 % 2 * 2)
-
-    return exchanged
 
 
 class Copying(NamedTuple):
@@ -59,11 +44,9 @@ class Copying(NamedTuple):
 
 def copying(strip: Strip, transposed: bool) -> Copying:
     """What is beyond the last of the features that are summed over becomes 0."""
-    B, ITEM, FETCHERS, A_STEP = strip.B, strip.ITEM, strip.FETCHERS, strip.BLOCKS_A_STEP
-    RUN, INSIDE, BYTES = 16 // ITEM, (1 << INSIDE_BITS) - 1, ITEM * B * B  # of a block
-    PIECES = B // RUN  # of a row
-    LANES = min(B * PIECES, 32)  # of a block
-    AT_ONCE, TIMES, exchanged = 32 // LANES, B * PIECES // LANES, exchanging(strip)
+    B, FETCHERS, A_STEP = strip.B, strip.FETCHERS, strip.BLOCKS_A_STEP
+    INSIDE, BYTES, PIECES = (1 << INSIDE_BITS) - 1, 2 * B * B, B // PIECE  # of a block, of a row
+    LANES, AT_ONCE = B * PIECES, 32 // (B * PIECES)
     CODES = -(-strip.STEPS * A_STEP // (32 * FETCHERS))
     ROUNDS, EACH = 32 // AT_ONCE, AT_ONCE * FETCHERS
 
@@ -81,7 +64,7 @@ def copying(strip: Strip, transposed: bool) -> Copying:
     def copy(values, own, many, shared, to, bars, stage, fetcher):
         lane, many = uint32(cuda.threadIdx.x) % 32, int32(many * A_STEP)
         block, row, piece = lane // LANES, lane % LANES // PIECES, lane % PIECES
-        begin = int32(fetcher * AT_ONCE)
+        exchange, begin = row // 4 % PIECES, int32(fetcher * AT_ONCE)
         rounds = (many - begin + EACH - 1) // EACH
         for c in range(CODES):
             mine = min(ROUNDS, rounds - c * ROUNDS)
@@ -91,14 +74,12 @@ def copying(strip: Strip, transposed: bool) -> Copying:
                     here = shfl_idx(own[c], uint32(k * AT_ONCE + block))
                     inside, at = here & INSIDE, int64(here >> INSIDE_BITS) * (B * B)
                     start = uint32(to + (begin + (c * ROUNDS + k) * EACH + block) * BYTES)
-                    for t in range(TIMES):
-                        line = row + t * (LANES // PIECES)
-                        nbytes = 16 if line < inside else 0
-                        if transposed:
-                            nbytes = ITEM * min(max(inside - RUN * piece, 0), RUN)
-                        there = uint32(start + (line * PIECES + exchanged(line, piece)) * 16)
-                        of_line = at + int64(line * B + piece * RUN)
-                        cp_async_zero_fill(shared, there, values, of_line, int32(nbytes))
+                    nbytes = 16 if row < inside else 0
+                    if transposed:
+                        nbytes = 2 * min(max(inside - PIECE * piece, 0), PIECE)
+                    there = uint32(start + (row * PIECES + (piece ^ exchange)) * 16)
+                    of_line = at + int64(row * B + piece * PIECE)
+                    cp_async_zero_fill(shared, there, values, of_line, int32(nbytes))
         cp_async_arrive(bars, stage)
 
     return Copying(CODES, look_up, copy)
@@ -107,7 +88,6 @@ def copying(strip: Strip, transposed: bool) -> Copying:
 @cache
 def loading(strip: Strip, transposed: bool) -> Any:
     """load(words, at): what a lane has of the step at a word, as `parts.packed` says."""
-    B, exchanged = strip.B, exchanging(strip)
     if strip.PACKED:
         return words_of_lane(strip.STEP_BYTES // 128).load
     two, four = (ldmatrix_x2, ldmatrix_x4)
@@ -126,28 +106,6 @@ def loading(strip: Strip, transposed: bool) -> Any:
         half, square = lane // 8 % 2, lane // 16
         above, piece = (square, half) if transposed else (half, square)
         row = lane % 8 + 8 * above
-        return four(words, uint32(at + row * 8 + exchanged(row, piece) * 4))
+        return four(words, uint32(at + row * 8 + (piece ^ row // 4 % 2) * 4))
 
-    @cuda.jit(device=True)
-    def word(words, at, square, feature):
-        lane = uint32(cuda.threadIdx.x) % 32
-        k, n = feature + lane % 4, square * 8 + lane // 4
-        row, column = (n, k) if transposed else (k, n)
-        return words[uint32(at + row * B + exchanged(row, column // 4) * 4 + column % 4)]
-
-    @cuda.jit(device=True)
-    def load_square(words, at):
-        return word(words, at, 0, 0), word(words, at, 0, 4)
-
-    @cuda.jit(device=True)
-    def load_squares(words, at):
-        """Of 8 columns 16 features, then of the next."""
-        a, b = word(words, at, 0, 0), word(words, at, 0, 4)
-        c, d = word(words, at, 0, 8), word(words, at, 0, 12)
-        e, f = word(words, at, 1, 0), word(words, at, 1, 4)
-        g, h = word(words, at, 1, 8), word(words, at, 1, 12)
-        return a, b, c, d, e, f, g, h
-
-    if strip.ITEM == 4:
-        return load_square if B == 8 else load_squares
-    return load_two if B == 8 else load_four
+    return load_two if strip.B == 8 else load_four
