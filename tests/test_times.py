@@ -55,8 +55,9 @@ RISING = [2.0**n for n in range(12)]
         (64, 0.5, 4, 2.5),  # between two densities, which are three places apart
         (128, 0.25, 1, 3),
         (64, 0.25, 49, 2),  # in as many tiles of rows as 64
-        (64, 0.25, 4096, 2),  # beyond the last batch
-        (1024, 1, 64, 11),
+        (128, 0.0625, 1, 3),  # before the first density
+        (64, 0.25, 4096, 3.5),  # beyond the last batch
+        (1024, 1, 64, 17),
     ],
 )
 def test_times_are_interpolated_in_logarithms(written, features, density, batch, power):

@@ -16,6 +16,7 @@ import numpy as np
 from numbsparse.device.tensor_map import SIMULATED_MAP
 from numbsparse.kernels.ptx import meaning
 from numbsparse.kernels.ptx.mbarrier_simulated import barrier_of
+from numbsparse.kernels.ptx.mbarrier_simulated import cp_async_arrive as cp_async_arrive
 from numbsparse.kernels.ptx.mbarrier_simulated import mbarrier_arrive as mbarrier_arrive
 from numbsparse.kernels.ptx.mbarrier_simulated import mbarrier_expect as mbarrier_expect
 from numbsparse.kernels.ptx.mbarrier_simulated import mbarrier_init as mbarrier_init

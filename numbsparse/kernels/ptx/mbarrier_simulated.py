@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from numbsparse.kernels.ptx.simulated import flat_bytes
+from numbsparse.kernels.ptx.simulated import cp_async_commit, cp_async_wait, flat_bytes
 from numbsparse.simulator.accesses import note, noted
 from numbsparse.simulator.arrays import counterpart
 from numbsparse.simulator.clocks import MBARRIER, Moment, Post
@@ -67,6 +67,12 @@ def mbarrier_expect(bars, i, nbytes):
 
 def mbarrier_arrive(bars, i):
     barrier_of(bars, i).arrive(0)
+
+
+def cp_async_arrive(bars, i):
+    cp_async_commit()
+    cp_async_wait(0)
+    mbarrier_arrive(bars, i)
 
 
 def mbarrier_wait(bars, i, parity):

@@ -64,6 +64,14 @@ def ldmatrix_x4_trans(shared, i):
     return tuple(together(meaning.ldmatrix_x4_trans, _row(shared, i)))
 
 
+def ldmatrix_x2(shared, i):
+    return ldmatrix_x4(shared, i)[:2]
+
+
+def ldmatrix_x2_trans(shared, i):
+    return ldmatrix_x4_trans(shared, i)[:2]
+
+
 def stmatrix_x4(shared, i, r0, r1, r2, r3):
     _row(shared, i, writes=True)[:] = together(
         meaning.stmatrix_x4, _registers(np.uint32, r0, r1, r2, r3)

@@ -33,6 +33,7 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_on_gpu import of_cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, OPERANDS, RUNS, Tile
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way
+from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of, repairing_blocks
 from numbsparse.kernels.parts.ring import begin_ring
@@ -44,8 +45,10 @@ from numbsparse.kernels.ptx import (
     fence_tensor_map,
     fewer_registers,
     first_multiple,
+    let_next_kernel_start,
     more_registers,
     shfl_idx,
+    wait_for_earlier_kernels,
 )
 from numbsparse.kernels.views import span
 from numbsparse.layout import Index
@@ -99,9 +102,10 @@ def weight_grad(
         kernel,
         tables[0].shape[0],
         tile.THREADS,
-        *(maps, *tables, out, sums, dense),
+        *(maps, unannounced(maps), *tables, out, sums, dense),
         shared_bytes=tile.SHARED_BYTES,
         cluster=(tile.CLUSTER,) if tile.CLUSTER > 1 else None,
+        overlap=True,
     )
     if made or pieces:
         if kind is not None:
@@ -195,13 +199,13 @@ def kernel_of(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, lea
     the warps of the whole cluster have said so; of float32, also those that make images.
     """
     STAGES, CLUSTER, WARPS, LOADERS = tile.STAGES, tile.CLUSTER, 4 * tile.GROUPS, tile.LOADERS
-    IMAGES, N_MAPS = (BUFFERS, 0) if tile.ITEM == 4 else (0, MAPS * OPERANDS)
+    IMAGES, N_MAPS = BUFFERS if tile.ITEM == 4 else 0, MAPS * OPERANDS
     BARRIERS, READERS = 2 * (STAGES + IMAGES), WARPS * CLUSTER + (LOADERS if IMAGES else 0)
     GIVEN, TAKEN = tile.REGISTERS
     options = {} if SIMULATED else {"launch_bounds": (tile.THREADS, tile.RESIDENT)}
 
     @cuda.jit(**options)
-    def kernel(maps, heads, loads, places, outs, dvalues, sums, dense):
+    def kernel(maps, fresh, heads, loads, places, outs, dvalues, sums, dense):
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
         # Full and empty: stages, then buffers for images.
         bars = cuda.shared.array(BARRIERS, uint64)
@@ -213,14 +217,17 @@ def kernel_of(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, lea
             begin_ring(bars, 0, STAGES, 1, READERS)
             begin_ring(bars, 2 * STAGES, IMAGES, LOADERS, WARPS)
             fence_mbarrier_init()
+        let_next_kernel_start()
         cuda.syncthreads()
         if CLUSTER > 1:
             cluster_sync()
+        wait_for_earlier_kernels()
         if warp >= WARPS:
             if GIVEN:
                 fewer_registers(GIVEN)
-            for m in range(N_MAPS):
-                fence_tensor_map(maps[m])
+            if fresh != 0:
+                for m in range(N_MAPS):
+                    fence_tensor_map(maps[m])
             supply(uint32(warp - WARPS), maps, heads, loads, item, shared, base, bars)
         else:
             if TAKEN:
