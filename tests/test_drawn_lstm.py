@@ -99,7 +99,7 @@ def allowed(place, case):
 
 
 def is_compiled(numbers, size, batch):
-    """Whether the CPU's tile of registers is one of few, each of which takes ten seconds to compile.
+    """Whether the CPU's tile of registers is one of few: each takes ten seconds to compile.
 
     Other tiles in either dtype are those of products, and `test_drawn_products` has them.
     """
