@@ -2,8 +2,8 @@
 
 `times.json` has microseconds over batch, features and density of random layouts of as many input
 as output features; `python -m numbsparse times` makes it. Between the points of the grid the
-logarithm of a time is interpolated, beyond them it is that of the edge. The order of the rungs is
-meant, not their times: on another card it may differ, and `numbsparse.tune` measures it there.
+logarithm of a time is interpolated, beyond them it is that of the edge. What counts is the order of
+the rungs, not their times: on another card it may differ, and `numbsparse.tune` measures it there.
 """
 
 from __future__ import annotations

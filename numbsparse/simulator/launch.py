@@ -87,9 +87,9 @@ def _seen(arg: Any) -> Any:
 
 @contextmanager
 def _on_one_core() -> Iterator[None]:
-    """Where the system can: there Python's threads hand over their turn several times as fast.
+    """Where the system can pin a process: Python's threads then switch several times as fast.
 
-    Processes side by side take different ones.
+    Processes side by side take different cores.
     """
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
     if cores is not None:
@@ -102,7 +102,7 @@ def _on_one_core() -> Iterator[None]:
 
 
 def _number() -> int:
-    """Of this process among those side by side: pytest-xdist counts its own."""
+    """The number of this process among those side by side, as pytest-xdist counts them."""
     return int(os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw") or os.getpid())
 
 

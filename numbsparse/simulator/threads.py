@@ -1,6 +1,6 @@
 """The threads of simulated blocks: one runs, until it must wait for others; then the next does.
 
-Numba's own simulator starts a thread of Python's for each and lets them all run: they fight for
+Numba's own simulator starts a Python thread for each and lets them all run: they compete for
 Python's lock, and those that wait poll for it. Here one thread runs until it waits: at a barrier,
 in an instruction that a warp runs together, for the copy engine. So a launch runs the same way each
 time, and a deadlock is an error at once. Threads that need not wait share one stack.
@@ -19,7 +19,7 @@ from numba.cuda.simulator.kernelapi import Dim3
 from numbsparse.simulator import accesses, stacks
 
 POLLS = 10_000
-"""How often threads look for what none of them does, until that is an error."""
+"""How often threads may poll for what no thread does; then that is an error."""
 
 current: Callable[[], Worker] = stacks.current
 """The simulated thread that runs."""

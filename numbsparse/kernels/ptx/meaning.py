@@ -183,7 +183,7 @@ def redux_or(value: np.ndarray) -> np.ndarray:
 
 
 def elect(unused: np.ndarray) -> np.ndarray:
-    """1 for one lane of the warp, 0 for the others; which one is not said."""
+    """1 for one lane of the warp, 0 for the others; which one is unspecified."""
     return np.where(LANE == 0, np.uint32(1), np.uint32(0))
 
 

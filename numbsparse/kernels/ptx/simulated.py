@@ -1,6 +1,6 @@
 """The instructions in the simulator: what one thread does, with the meaning from `meaning`.
 
-What a GPU would do wrong without a word raises here: places outside an array or between multiples
+What a GPU would silently do wrong raises here: places outside an array or between multiples
 of 16 bytes, global memory for shared, registers of the wrong type.
 """
 
@@ -37,7 +37,7 @@ def cp_async_zero_fill(shared, i, source, j, n):
         raise ValueError(f"cp_async_zero_fill takes n from 0 to 16 bytes, got {n}")
     copy = begin(COPY)
     target = _piece(_shared(shared), i, 16, writes=True, moment=copy)
-    # Until the wait nobody may look: 0xFF is a NaN in floating point.
+    # Until the wait nobody may read it: 0xFF is a NaN in floating point.
     target[:] = 0xFF
     _copies()[-1].append((target, _piece(_global(source), j, n, moment=copy), copy))
 
