@@ -20,14 +20,14 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/lstm": 1_795,
     "numbsparse/kernels/matmul": 8_355,
     "numbsparse/kernels/parts": 3_705,
-    "numbsparse/kernels/ptx": 2_695,
+    "numbsparse/kernels/ptx": 2_730,
     "numbsparse/machine_code": 345,
     "numbsparse/nn": 7_395,
     "numbsparse/ops": 5_300,
     "numbsparse/pages": 1_730,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
-    "numbsparse/simulator": 2_455,
+    "numbsparse/simulator": 2_470,
     "numbsparse/torch": 1_860,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back

@@ -118,7 +118,7 @@ def linked(kernel: Any, code: bytes) -> Any:
 
 
 def _own() -> str:
-    """The letter of what only this card has."""
+    """The suffix of an architecture whose own features are used, as wgmma is."""
     return "a" if runtime.compute_capability() >= (9, 0) else ""
 
 

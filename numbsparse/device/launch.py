@@ -26,7 +26,7 @@ _NUMBA_TYPES = {
 } | {np.dtype(bool): types.boolean}
 
 PERMITTED = 32 * 1024
-"""Bytes of dynamic shared memory that need no asking: 48 KB, static arrays counted, are free."""
+"""Bytes of dynamic shared memory without permission: 48 KB, static arrays counted, are free."""
 
 FLOATS = (float, np.floating)
 

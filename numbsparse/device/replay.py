@@ -63,7 +63,7 @@ def replayed(
     """Do the work on operands, arrays of ours or tensors of torch; or only start its launches.
 
     They are recorded when it comes for the second time. They depend on `what`, on the stream, and
-    on where the operands are and how they lie there.
+    on the operands' addresses and strides.
     """
     stream = _stream_of(operands[0])
     if stream is None or runtime.recording() is not None:

@@ -245,7 +245,7 @@ def stream(of: Any = None) -> Stream:
 
     Notes
     -----
-    A stream of your own takes turns with the legacy default stream, as CuPy's do: it sees what was
+    A stream of your own synchronizes with the legacy default stream, as CuPy's do: it sees what was
     done before, and what is done on it is seen after. Two of them run side by side, and so do
     torch's. As everywhere in CUDA, streams that work on one array are ordered by you, by `wait`.
     These wait by themselves: the first kernel on a stream that reads an array made on another one,
@@ -321,7 +321,7 @@ def _new(nonblocking: bool, priority: int | None = None) -> Stream:
 
 
 def beside() -> Stream:
-    """A stream that takes no turns with any other, and whose work comes first on the GPU."""
+    """A stream that synchronizes with no other, and whose work comes first on the GPU."""
     return _new(nonblocking=True, priority=-1)
 
 

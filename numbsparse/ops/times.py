@@ -3,8 +3,8 @@
 `times.json` has microseconds over batch, features and density of random layouts of as many input
 as output features; `python -m numbsparse times` makes it. Between the points of the grid the
 logarithm of a time is interpolated; before the first it is that of the first, and beyond the last
-it goes on as between the last two. The order of the rungs is meant, not their times: on another
-card it may differ, and `numbsparse.tune` measures it there.
+it goes on as between the last two. What counts is the order of the rungs, not their times: on
+another card it may differ, and `numbsparse.tune` measures it there.
 """
 
 from __future__ import annotations
