@@ -20,14 +20,14 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/lstm": 1_815,
     "numbsparse/kernels/matmul": 8_665,
     "numbsparse/kernels/parts": 3_905,
-    "numbsparse/kernels/ptx": 2_660,
+    "numbsparse/kernels/ptx": 2_682,
     "numbsparse/machine_code": 345,
     "numbsparse/nn": 7_405,
     "numbsparse/ops": 5_365,
     "numbsparse/pages": 1_735,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
-    "numbsparse/simulator": 2_455,
+    "numbsparse/simulator": 2_469,
     "numbsparse/torch": 1_835,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
