@@ -95,9 +95,8 @@ def ldmatrix_x4_if(shared, i, wanted, r0, r1, r2, r3):
 
 def ldmatrix_x4_trans_if(shared, i, wanted, r0, r1, r2, r3):
     kept = _registers(np.uint32, wanted, r0, r1, r2, r3)
-    return together(
-        meaning.ldmatrix_x4_trans_if, _row(shared, i), kept[0], kept[1:], registers=True
-    )
+    row = _row(shared, i)
+    return together(meaning.ldmatrix_x4_trans_if, row, kept[0], kept[1:], registers=True)
 
 
 def mma_m16n8k16_f16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
