@@ -93,8 +93,8 @@ def rated(archive: Path, rng: random.Random) -> Iterator[Example]:
     texts: dict[str, float] = {}
     try:
         for line in ground_truth(io.BytesIO(archive.read_bytes())):
-            _, rating, text = line.split("\t", 2)
-            texts.setdefault(one_line(html.unescape(text)), float(rating))
+            _, mean, text = line.split("\t", 2)
+            texts.setdefault(one_line(html.unescape(text)), float(mean))
     except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
         raise ValueError(f"{archive} cannot be read: {error}") from error
     drawn = sorted(texts.items())

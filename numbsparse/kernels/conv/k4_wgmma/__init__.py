@@ -25,6 +25,7 @@ Larger blocks are taken as several of 64, or of 32.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from numbsparse.kernels.conv.boxes import rows_of
 from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
@@ -67,7 +68,7 @@ def refused(
     if product == "weight_grad":
         if in_features % 8 or out_features % 8:
             return f"takes multiples of 8 features, got {in_features} and {out_features}"
-        filled = not batch or gradient.fits(batch, window, size)
+        shape: Any = gradient.SHAPES[min(size, gradient.LARGEST)]
     else:
         read, written = in_features, out_features
         if product == "input_grad":
@@ -78,8 +79,8 @@ def refused(
                 f"takes multiples of {size} features and gives multiples of {whole} in {product}, "
                 f"got {read} and {written}"
             )
-        filled = not batch or lines.fits(product, batch, window, itemsize, size)
-    if not filled:
+        shape = lines.SHAPES[itemsize][lines.part_of(itemsize, size)]
+    if batch and dtype != "float32" and not lines.fits(window.passes(product), batch, shape):
         return f"takes images that mostly fill tiles of 8 x 8 pixels, got {window.big}"
     return None
 

@@ -34,7 +34,6 @@ from numbsparse.kernels.conv.window import (
     PIXELS,
     Cut,
     Pass,
-    Window,
     any_shapes,
     cut,
     square_shapes,
@@ -101,16 +100,12 @@ def part_of(itemsize: int, block_size: int) -> int:
     return min(block_size, max(SHAPES[itemsize]))
 
 
-def fits(product: str, batch: int, window: Window, itemsize: int, block_size: int) -> bool:
-    """Whether tiles are mostly filled by the outputs of each pass."""
-    shape = SHAPES[itemsize][part_of(itemsize, block_size)]
-    return itemsize == 4 or all(
-        cut_for(of, batch, shape, itemsize).is_filled(of, batch, shape.ROWS)
-        for of in window.passes(product)
-    )
+def fits(passes: tuple[Pass, ...], batch: int, shape: Any) -> bool:
+    """Whether tiles of such a shape are mostly filled by the outputs of each pass, in 16 bits."""
+    return all(cut_for(of, batch, shape).is_filled(of, batch, shape.ROWS) for of in passes)
 
 
-def cut_for(of: Pass, batch: int, shape: Shape, itemsize: int) -> Cut:
+def cut_for(of: Pass, batch: int, shape: Any, itemsize: int = 2) -> Cut:
     shapes = square_shapes if itemsize == 2 else any_shapes
     return cut(of, batch, shape.ROWS, max(len(of.taps), 1), shape.MOST_ROWS, shapes)
 

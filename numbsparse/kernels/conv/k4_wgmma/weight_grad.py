@@ -26,8 +26,9 @@ from numbsparse.kernels.conv.boxes import (
     tile_of,
 )
 from numbsparse.kernels.conv.k2_tensor_core.weight_grad import gather_sums
+from numbsparse.kernels.conv.k4_wgmma.lines import cut_for
 from numbsparse.kernels.conv.walks import Items, block_items
-from numbsparse.kernels.conv.window import PIXELS, Cut, Pass, Window, cut, square_shapes
+from numbsparse.kernels.conv.window import PIXELS
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import following
@@ -72,16 +73,6 @@ SHAPES = {
 }
 if SIMULATED:
     SHAPES = {size: Shape(2, 2, 4, 2, 384, 128) for size in SHAPES}
-
-
-def fits(batch: int, window: Window, size: int) -> bool:
-    """Whether tiles are mostly filled."""
-    (of,), shape = window.passes("weight_grad"), SHAPES[min(size, LARGEST)]
-    return cut_for(of, batch, shape).is_filled(of, batch, shape.ROWS)
-
-
-def cut_for(of: Pass, batch: int, shape: Shape) -> Cut:
-    return cut(of, batch, shape.ROWS, len(of.taps), shape.MOST_ROWS, square_shapes)
 
 
 def weight_grad(x, dy, index, window, dvalues):
