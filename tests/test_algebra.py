@@ -212,7 +212,8 @@ def test_what_does_not_fit_is_refused_by_name(place, put):
             function(w, scipy.sparse.eye_array(4))
         with refused(TypeError, "takes two block-sparse matrices or one and a number, got"):
             function(w, put(np.ones((8, 8))))
-    assert (w == "a word") is False and (w != "a word") is True
+    assert (w == "a word") is False
+    assert (w != "a word") is True
     assert {w: 1}[w] == 1
     with refused(ValueError, r"layout takes \(2, 2\) blocks, as the matrix, got \(1, 2\)"):
         w.remap([[1, 1]])
@@ -242,7 +243,8 @@ def test_matrices_are_compared_as_scipy_does(case, pair):
             got, dense = function(a, other), other
             if not isinstance(other, float | int):
                 dense = other.toarray()
-            assert scipy.sparse.issparse(got) and got.dtype == bool
+            assert scipy.sparse.issparse(got)
+            assert got.dtype == bool
             np.testing.assert_array_equal(got.toarray(), function(host(a), dense))
             assert function is operator.eq or got.nnz == np.count_nonzero(host(a) != dense)
 
