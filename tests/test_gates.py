@@ -215,6 +215,49 @@ def test_gates_on_a_gpu_are_copied_once(monkeypatch):
 
 
 @pytest.mark.simulator
+@pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("dtype", "size", "edge", "call"),
+    [
+        ("float16", 32, 0, "x @ w"),
+        ("bfloat16", 8, 3, "x @ w.T"),
+        ("float16", 16, 0, "w @ x"),
+        ("float32", 32, 0, "x @ w.T"),
+        ("float32", 8, 0, "x @ w"),
+        ("float32", 64, 5, "w.T @ x"),
+    ],
+)
+def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
+    dtype, size, edge, call, rng
+):
+    """Bit for bit, whether blocks are left out of the layout or passed over; the repairs too."""
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    values = rng.standard_normal((4, size, size)).astype(as_dtype(dtype))
+    values[1] = np.nan
+    shape = 2 * size - edge, 3 * size - edge
+    w = ns.BlockSparse(values, [[1, 1, 0], [1, 0, 1]], shape=shape).to("cuda")
+    gates = ns.to_device(np.float32([0.3, 0, -1.7, 5]))
+    used = w.T if "w.T" in call else w
+    first = call.endswith("x")
+    x = rng.standard_normal((used.shape[1], 5) if first else (5, used.shape[0]))
+    x[2, 1] = np.inf if dtype == "float32" else 1
+    x = ns.to_device(x.astype(as_dtype(dtype)))
+    known, unknown = ops.select_gated(w, gates), ops.all_blocks(w, gates)
+    assert (known.layout.n_blocks, unknown.layout.n_blocks) == (3, 4)
+    for kept in (known, unknown):
+        gated = ops.gated(w, gates, kept)
+        gated = gated.T if used is not w else gated
+        got, right = (
+            host(ops.matmul(*((m, x) if first else (x, m)), gate=g, kernel="k8_small_batch"))
+            for m, g in ((used, kept), (gated, None))
+        )
+        same = ~np.isnan(right.astype(np.float32)) | (kept is known)  # infinity times 0 otherwise
+        np.testing.assert_array_equal(got[same], right[same])
+        assert np.isfinite(got.astype(np.float32)).all() == (dtype != "float32")
+
+
+@pytest.mark.simulator
 def test_a_captured_step_skips_nothing_and_gives_the_same(rng):
     if not device.is_available():
         pytest.skip(device.why_unavailable())

@@ -17,18 +17,13 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.parts.aligned import BYTES
-from numbsparse.kernels.parts.store import KINDS, PACK
+from numbsparse.kernels.parts.fragments import scaling
 from numbsparse.kernels.ptx import (
-    load_4xf32,
     load_4xu32,
-    store_4xf32,
     store_4xu32,
-    unpack_bfloat2,
-    unpack_half2,
 )
 
 ZERO = np.float32(0)
-UNPACK = {"f16": unpack_half2, "bf16": unpack_bfloat2}
 LANES = 8 if SIMULATED else 128  # threads that sum a block together, a power of 2
 
 
@@ -40,7 +35,7 @@ def scale_blocks(a, where, by, gates, to_all, out):
     if pieces & (pieces - 1) or width % piece or (a.address | out.address) % BYTES:
         launch(scale_blocks_kernel, blocks(out.size), THREADS, *args, width, out.span)
         return
-    kernel, shift = scale_pieces_kernel(KINDS.get(str(out.dtype))), pieces.bit_length() - 1
+    kernel, shift = scale_pieces_kernel(out.dtype.name), pieces.bit_length() - 1
     launch(kernel, blocks(out.size // piece), THREADS, *args, shift, out.span)
 
 
@@ -65,29 +60,16 @@ def scale_blocks_kernel(a, where, by, gates, to_all, width, out):
 
 
 @cache
-def scale_pieces_kernel(kind: str | None) -> Any:
+def scale_pieces_kernel(dtype: str) -> Any:
     """The same, a thread for each of 2^shift pieces of 16 bytes: of float32, or 16-bit floats."""
-    PIECE = 4 if kind is None else 8
-    unpack, pack = UNPACK[kind or "f16"], PACK[kind or "f16"]
+    PIECE, scaled = 4 if dtype == "float32" else 8, scaling(dtype)
 
     @cuda.jit(device=True)
-    def scaled(word, factor):
-        low, high = unpack(word)
-        return pack(low * factor, high * factor)
-
-    @cuda.jit(device=True)
-    def scale(a, at, factor, out, to):
+    def scale_piece(a, at, factor, out, to):
         w0, w1, w2, w3 = load_4xu32(a, at)
         store_4xu32(
             out, to, scaled(w0, factor), scaled(w1, factor), scaled(w2, factor), scaled(w3, factor)
         )
-
-    @cuda.jit(device=True)
-    def scale_float32(a, at, factor, out, to):
-        w0, w1, w2, w3 = load_4xf32(a, at)
-        store_4xf32(out, to, w0 * factor, w1 * factor, w2 * factor, w3 * factor)
-
-    scale_piece = scale_float32 if kind is None else scale
 
     @cuda.jit
     def kernel(a, where, by, gates, to_all, shift, out):

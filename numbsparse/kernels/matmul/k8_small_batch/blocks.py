@@ -310,7 +310,7 @@ def holding(blocks: Blocks) -> Any:
     @cuda.jit(device=True)
     def hold(tile, start, hi, lo):
         for s in range(STEPS):
-            take(tile, start, uint32(s), uint32(0), hi[s], lo[s])
+            take(tile, start, uint32(s), uint32(0), (), hi[s], lo[s])
 
     return hold
 
@@ -331,7 +331,7 @@ def multiplying(blocks: Blocks) -> Any:
     @cuda.jit(device=True)
     def step(tile, start, s, x_hi, x_lo, acc):
         hi, lo = cuda.local.array(FRAGMENT, uint32), cuda.local.array(FRAGMENT, uint32)
-        take(tile, start, s, uint32(0), hi, lo)
+        take(tile, start, s, uint32(0), (), hi, lo)
         if SPLIT:
             sums = cuda.local.array(SUMS, float32)
             clear(sums)
