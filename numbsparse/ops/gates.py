@@ -51,7 +51,9 @@ class Places:
     @cached_property
     def index(self) -> Index:
         own = self._layout.index
-        walks = (walk._replace(blocks=self._chosen[walk.blocks]) for walk in (own.rows, own.columns))
+        walks = (
+            walk._replace(blocks=self._chosen[walk.blocks]) for walk in (own.rows, own.columns)
+        )
         return on_device(Index(*walks, own.block_rows, own.block_columns))
 
 

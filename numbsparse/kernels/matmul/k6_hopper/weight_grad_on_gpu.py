@@ -2,11 +2,11 @@
 
 A warp goes through the blocks of ROWS neighbouring block rows of B = 32 and closes an item when the
 next block does not fit; of a block row of B = 64 or 128, and of a strip of columns of float32, a
-warp takes each piece. `finish`, in `weight_grad_items`, writes what the item's blocks of threads load and
-multiply. The items of a group begin where they would if all before had as many as they could have.
-Then they are numbered without gaps, those with most panels first; those that do not fill all places
-once more are cut over the batch; and tables are written as `weight_grad_plan.cut_up` leaves them,
-empty where no item is.
+warp takes each piece. `finish`, in `weight_grad_items`, writes what the item's blocks of threads
+load and multiply. The items of a group begin where they would if all before had as many as they
+could have. Then they are numbered without gaps, those with most panels first; those that do not
+fill all places once more are cut over the batch; and tables are written as
+`weight_grad_plan.cut_up` leaves them, empty where no item is.
 """
 
 from __future__ import annotations

@@ -71,13 +71,16 @@ def loader(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
 
 @cache
 def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
-    """supply(own, maps, heads, loads, item, shared, base, bars): a warp that requests copies."""
+    """supply(own, maps, heads, loads, item, shared, base, bars, ring_at): a warp requests copies.
+
+    ring_at : (stage, phase), where the item before ended; gives where this one does
+    """
     STAGES, EMPTY, LOADERS, PANEL_BYTES = tile.STAGES, tile.STAGES, tile.LOADERS, tile.PANEL_BYTES
     DEPTH, STAGE = tile.DEPTH, tile.SLOTS * tile.PANEL_BYTES
     load = loader(tile, x_transposed, dy_transposed)
 
     @cuda.jit(device=True)
-    def supply(own, maps, heads, loads, item, shared, base, bars):
+    def supply(own, maps, heads, loads, item, shared, base, bars, ring_at):
         lane = uint32(cuda.threadIdx.x) % 32
         first, steps = heads[item, 0], heads[item, 1]
         n_loads, arriving = heads[item, 2], heads[item, 3]
@@ -86,7 +89,7 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
         if mine:
             panel = loads[item, own + lane * LOADERS, 0]
             code = uint32(loads[item, own + lane * LOADERS, 1])
-        stage, phase = uint32(0), uint32(0)
+        stage, phase = ring_at
         # A warp that is not waited for could fall two phases behind, and wait for ever: those
         # without copies end at once, and lanes without any stay with the others.
         awaited = own == 0 or own < n_loads
@@ -99,13 +102,14 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
             if mine:
                 load(maps, panel, row, code, shared, base + stage * STAGE, bars, stage)
             stage, phase = following(stage, phase, STAGES)
+        return stage, phase
 
     return supply
 
 
 @cache
 def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -> Any:
-    """multiply(warp, heads, places, item, shared, base, bars, sums): sums = an item's products."""
+    """multiply(warp, heads, places, item, ..., ring_at, sums): sums = an item's products."""
     B, UNITS, DEPTH, STAGES, CLUSTER = tile.B, tile.UNITS, tile.DEPTH, tile.STAGES, tile.CLUSTER
     GROUPS, PANEL, SLOT, EMPTY = tile.GROUPS, tile.PANEL, tile.PANEL_BYTES, tile.STAGES
     STAGE, PLACES = tile.SLOTS * SLOT, 1 + 2 * UNITS
@@ -120,12 +124,12 @@ def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -
     start_from, read_places = zeros(UNITS * tile.N // 2), words(2 * UNITS)
 
     @cuda.jit(device=True)
-    def multiply(warp, heads, places, item, shared, base, bars, sums):
+    def multiply(warp, heads, places, item, shared, base, bars, ring_at, sums):
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
         number = uint32(places[item, group, 0])
         where = read_places(places, (item * GROUPS + group) * PLACES + 1)
         acc = start_from()
-        stage, phase = uint32(0), uint32(0)
+        stage, phase = ring_at
         for _ in range(heads[item, 1]):
             mbarrier_wait(bars, stage, phase)
             acc = add(acc, shared, base + stage * STAGE, where, number)
@@ -133,6 +137,7 @@ def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -
                 mbarrier_arrive_at(bars, EMPTY + stage, lane)
             stage, phase = following(stage, phase, STAGES)
         to_local(acc, sums)
+        return stage, phase
 
     return multiply
 
@@ -195,7 +200,7 @@ def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transpos
     load = loader(tile, x_transposed, dy_transposed)
 
     @cuda.jit(device=True)
-    def supply(own, maps, heads, loads, item, shared, base, bars):
+    def supply(own, maps, heads, loads, item, shared, base, bars, ring_at):
         ring = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory
         lane = uint32(cuda.threadIdx.x) % 32
         nbytes, steps = uint32(heads[item, 3] * PANEL_BYTES), heads[item, 1]
@@ -237,6 +242,7 @@ def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transpos
                     mbarrier_arrive(bars, SHOWN + buffer)
                 stage, phase = following(stage, phase, stages)
                 buffer, buffer_phase = following(buffer, buffer_phase, BUFFERS)
+        return ring_at  # its blocks of threads have one item
 
     return supply
 
@@ -318,7 +324,7 @@ def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
     add = wgmma_split(tile.N, DEPTH // 8, exact, UNITS)
 
     @cuda.jit(device=True)
-    def multiply(warp, heads, images, item, shared, base, bars, sums):
+    def multiply(warp, heads, images, item, shared, base, bars, ring_at, sums):
         ring = cuda.shared.array(0, float32, ALIGNMENT)
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
         stages, buffer_size = uint32(heads[item, 6]), uint32(heads[item, 7])
@@ -347,6 +353,7 @@ def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
                 mbarrier_arrive(bars, FREE + buffer)
             stage, phase = following(stage, phase, stages)
             buffer, buffer_phase = following(buffer, buffer_phase, BUFFERS)
+        return ring_at
 
     return multiply
 

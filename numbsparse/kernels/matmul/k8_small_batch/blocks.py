@@ -144,10 +144,10 @@ def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int]:
     together = max(WIDTH // size, 1)
     counts = -(-np.diff(indptr) // together)
     line = np.repeat(np.arange(counts.size), counts)
-    step = np.arange(line.size) - (np.cumsum(counts) - counts)[line]
     units = np.zeros((line.size + READ_AHEAD, 2 * together + 2), np.int32)
-    units[: line.size, -2] = line
-    name_blocks(units, np.arange(line.size), line, step, (indptr, ys, places))
+    at = np.arange(line.size)
+    step = at - (np.cumsum(counts) - counts)[line]
+    name_blocks(units, np.stack([line, step, at, line, 0 * at], 1), indptr, ys, places)
     return units.reshape(-1), line.size
 
 

@@ -82,8 +82,8 @@ def along_lines(index: Index, x, values, y, transposed: bool, form: Form, gates:
         x_box = WIDTH if x_across else 8 * lines.sums.x.groups, WIDTH
         x_tiles = (x.T if x_across else x, x_box, WIDTH * x.itemsize)
         maps = tensor_maps(x_tiles, squares_of(values, paired, length))
-    before = span(x), view_of(x), span(values.reshape(1, -1)), w_view, gates
-    after = (*work, *_output(y, lines.sums))
+    before = span(x), view_of(x), span(values.reshape(1, -1)), w_view
+    after = (gates, *work, *_output(y, lines.sums))
     kept = (a for a in work if isinstance(a, DeviceArray))
     return call_of(line_kernel(lines), lines, (shares, tiles), before, maps, after, *kept)
 

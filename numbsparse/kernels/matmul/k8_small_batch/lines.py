@@ -100,7 +100,7 @@ def line_kernel(lines: Lines) -> Any:
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(
-        x, x_view, values, w_view, gates, maps, fresh, plan, each, sections, empty_lines, partials,
+        x, x_view, values, w_view, maps, fresh, gates, plan, each, sections, empty_lines, partials,
         tickets, y, y_view,
     ):  # fmt: skip
         shared = cuda.shared.array(0, uint32)

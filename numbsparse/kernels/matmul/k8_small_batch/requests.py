@@ -27,7 +27,7 @@ def square_of(place, shift):
 
 @cache
 def engine_asks(form: Form, groups: int, x_across: bool) -> Any:
-    """request(record, kept, ...): fill a stage with a square of w, and tiles of x from row `top` on.
+    """request(record, kept, ...): fill a stage with a square of w and tiles of x from row `top` on.
 
     Of a unit that is not `kept` nothing is loaded. `w_view` is (size of a block, shift as in
     `square_of`, `paired` as in `tiles`, shift from a place to its block).
