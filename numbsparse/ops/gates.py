@@ -50,11 +50,10 @@ class Places:
 
     @cached_property
     def index(self) -> Index:
-        own = self._layout.index
-        walks = (
-            walk._replace(blocks=self._chosen[walk.blocks]) for walk in (own.rows, own.columns)
-        )
-        return on_device(Index(*walks, own.block_rows, own.block_columns))
+        own, chosen = self._layout.index, self._chosen
+        rows = own.rows._replace(blocks=chosen)  # which were numbered row by row
+        columns = own.columns._replace(blocks=chosen[own.columns.blocks])
+        return on_device(Index(rows, columns, own.block_rows, own.block_columns))
 
 
 class Known(NamedTuple):

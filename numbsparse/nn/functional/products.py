@@ -67,8 +67,8 @@ def _gated(x: Any, w: Any, gate: Tensor, how: Any) -> Tensor:
     first = isinstance(unread(x), BlockSparse)
     dense, matrix = (as_tensor(a) for a in ((w, x) if first else (x, w)))
     gates = as_stored(matrix, gate)
-    operands = (matrix, dense) if first else (dense, matrix)
-    if len(dense.shape) == 2 and ops.multiplies_gates(*map(unread, operands), gates[2], **how):
+    one, other = map(unread, (matrix, dense) if first else (dense, matrix))
+    if len(dense.shape) == 2 and ops.multiplies_gates(one, other, gates[2], **how):
         return _gated_product(dense, matrix, gates, first, how)
     v = scaled(matrix, gates)
     return _sparse_times_dense(v, dense, how) if first else _dense_times_sparse(dense, v, how)
