@@ -159,8 +159,9 @@ def gating(form: Form, operand: Operand) -> Any:
     def apply(gates, s, raw):
         for e in range(2):
             gate = gates[(s * (8 + HALF) + e * HALF) // TERMS]
+            kept = uint32(0xFFFFFFFF) if gate != 0 else uint32(0)
             for j in range(GROUPS):
-                raw[j, e] = scaled(raw[j, e], gate) if gate != 0 else uint32(0)
+                raw[j, e] = scaled(raw[j, e], gate) & kept
 
     @cuda.jit(device=True)
     def nothing(gates, s, raw):

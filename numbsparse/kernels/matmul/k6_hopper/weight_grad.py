@@ -108,8 +108,10 @@ def weight_grad(
         kernel, finish = kernel_of_float32(tile, exact, wide, orders), finish_float32(B, exact)
         out, dense = span(dvalues), factors_of(x, dy, orders[1:], index)
     else:
-        kernel, finish = kernel_of_16_bit(tile, kind, *orders[1:]), finish_16_bit(kind, B)
+        wide = tile.STAYS and dvalues.address % BYTES == 0
+        kernel, finish = kernel_of_16_bit(tile, kind, wide, *orders[1:]), finish_16_bit(kind, B)
         out, sums = as_stored(dvalues), sums.reshape(-1, B, B)
+        out = span(out) if wide else out
     blocks = tables[0].shape[0]
     launch(
         kernel,
@@ -186,13 +188,15 @@ def as_stored(dvalues: DeviceArray) -> DeviceArray:
 
 
 @cache
-def kernel_of_16_bit(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -> Any:
+def kernel_of_16_bit(
+    tile: Tile, kind: str, wide: bool, x_transposed: bool, dy_transposed: bool
+) -> Any:
     return kernel_of(
         tile,
         tile.UNITS * tile.N // 2,
         roles.supplier(tile, x_transposed, dy_transposed),
         roles.multiplier(tile, kind, x_transposed, dy_transposed),
-        roles.storer(tile, kind),
+        roles.storer_of_lines(tile, kind) if wide else roles.storer(tile, kind),
         roles.storer(tile, None),
     )
 

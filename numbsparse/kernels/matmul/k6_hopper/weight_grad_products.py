@@ -32,7 +32,9 @@ from numbsparse.kernels.ptx import (
     mbarrier_arrive_at,
     mbarrier_expect,
     mbarrier_wait,
+    shfl_xor,
     store_4xf32,
+    store_4xu32,
     sync_warp,
     tma_load_3d,
     tma_load_3d_multicast,
@@ -178,6 +180,48 @@ def storer(tile: Tile, kind: str | None) -> Any:
                         out[block, line, column + 1] = high
                     else:
                         out[block, line, column // 2] = rounded(low, high)
+
+    return store
+
+
+@cache
+def storer_of_lines(tile: Tile, kind: str) -> Any:
+    """`storer` to blocks of 128, 16 bytes at once: four lanes exchange what they have.
+
+    Lane q of the four has two columns of every eight, and gets all of every fourth eight.
+    """
+    B, OUTS, PER_OUT = tile.B, tile.OUTS, tile.UNITS * tile.N // 2 // tile.OUTS
+    WORDS, rounded = 4, PACK[kind]
+
+    @cuda.jit(device=True)
+    def exchange(words, lane, bit):
+        upper = lane & bit != 0
+        for j in range(WORDS):
+            if j & bit == 0:
+                own = words[j] if upper else words[j | bit]
+                other = shfl_xor(uint32(own), uint32(bit))
+                words[j] = other if upper else words[j]
+                words[j | bit] = words[j | bit] if upper else other
+
+    @cuda.jit(device=True)
+    def store(sums, warp, places, outs, item, out, dense):
+        t = uint32(cuda.threadIdx.x)
+        group, lane = warp // 4, t % 32
+        row = 16 * (t // 32 % 4) + lane // 4 + 64 * group
+        words = cuda.local.array(WORDS, uint32)
+        for k in range(OUTS):
+            block = int64(outs[item, group, k])
+            if block >= 0:
+                for i in range(0, PER_OUT, 16):
+                    for half in range(2):
+                        for j in range(WORDS):
+                            at = k * PER_OUT + i + 4 * j + 2 * half
+                            words[j] = rounded(sums[at], sums[at + 1])
+                        exchange(words, lane, 1)
+                        exchange(words, lane, 2)
+                        line, column = block * B + row + 8 * half, 2 * i + lane % 4 * 8
+                        place = (line * B + column) // 2
+                        store_4xu32(out, place, words[0], words[1], words[2], words[3])
 
     return store
 

@@ -85,7 +85,6 @@ def line_kernel(lines: Lines) -> Any:
     gates : of each block, where `sums.w` is gated
     """
     GATED, TOGETHER = lines.sums.w.gated > 0, WIDTH // lines.depth
-    SKIPS = GATED and lines.source.engine
     sums, depth, source, WARPS, FAR, TILED, PATIENT = lines
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
     SUMS, FIRST, OVERLAP, BARRIERS = (M, N, 4), lines.first, source.overlap, WARPS * source.stages
@@ -118,7 +117,6 @@ def line_kernel(lines: Lines) -> Any:
         acc = cuda.local.array(SUMS, float32)
         records = cuda.local.array(RECORDS, int32)
         own_gates = cuda.local.array(TOGETHER, float32)
-        next_gates = cuda.local.array(TOGETHER, float32)
         warp = uint32(cuda.threadIdx.x) // 32
         base = uint32(first_multiple(shared, ALIGNED) + SLOTS + warp * (STAGES * STAGE))
         bar = uint32(warp * STAGES)
@@ -143,11 +141,7 @@ def line_kernel(lines: Lines) -> Any:
         for s in range(FIRST):
             if unit + s < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
-                take_gates(records[s], gates, w_view[3], next_gates)
-                kept = not SKIPS or next_gates[0] != 0
-                request(
-                    records[s], kept, x, x_view, top, values, w_view, maps, shared, start, bars, own
-                )
+                request(records[s], x, x_view, top, values, w_view, maps, shared, start, bars, own)
             close()
         take_gates(now, gates, w_view[3], own_gates)
         clear(acc)
@@ -162,24 +156,16 @@ def line_kernel(lines: Lines) -> Any:
             if there:
                 start = uint32(base + stage * STAGE)
                 wait(bars, bar + stage, phase)
-                take_gates(record, gates, w_view[3], next_gates)
                 if PATIENT and more:
                     other = uint32(1 - stage)
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
-                    kept = not SKIPS or next_gates[0] != 0
-                    request(
-                        record, kept, x, x_view, top, values, w_view, maps, shared, place, bars, own
-                    )
+                    request(record, x, x_view, top, values, w_view, maps, shared, place, bars, own)
                     record = read(plan, unit + 2)
-                if not SKIPS or own_gates[0] != 0:
-                    consume(shared, start, uint32(w_view[2]), own_gates, acc)
+                consume(shared, start, uint32(w_view[2]), own_gates, acc)
                 sync_warp()
                 if not PATIENT and unit + STAGES < last:
                     own = uint32(bar + stage)
-                    kept = not SKIPS or next_gates[0] != 0
-                    request(
-                        record, kept, x, x_view, top, values, w_view, maps, shared, start, bars, own
-                    )
+                    request(record, x, x_view, top, values, w_view, maps, shared, start, bars, own)
                     record = read(plan, unit + STAGES + 1)
                 close()
             stage, phase = following(stage, phase, STAGES)

@@ -27,20 +27,17 @@ def square_of(place, shift):
 
 @cache
 def engine_asks(form: Form, groups: int, x_across: bool) -> Any:
-    """request(record, kept, ...): fill a stage with a square of w and tiles of x from row `top` on.
+    """request(record, ...): fill a stage with a square of w, and tiles of x from row `top` on.
 
-    Of a unit that is not `kept` nothing is loaded. `w_view` is (size of a block, shift as in
-    `square_of`, `paired` as in `tiles`, shift from a place to its block).
+    `w_view` is (size of a block, shift as in `square_of`, `paired` as in `tiles`).
     """
     TILE, X_WORDS, X_TILES = WIDTH * form.row, x_words(form, groups), groups // 4 if x_across else 1
     NBYTES = 4 * form.row * (8 * groups + WIDTH)
 
     @cuda.jit(device=True)
-    def request(record, kept, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
-        one = elect() != 0
-        if one:
-            mbarrier_expect(bars, bar, uint32(NBYTES) if kept else uint32(0))
-        if one and kept:
+    def request(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
+        if elect() != 0:
+            mbarrier_expect(bars, bar, uint32(NBYTES))
             column, row = square_of(record[0], w_view[1])
             tma_load_2d(shared, start + X_WORDS, maps[1], column, row, bars, bar)
             first = int32(record[1] * WIDTH)
@@ -69,7 +66,7 @@ def lanes_ask(
     copy_w = copying(form, (WIDTH, depth), depth, transposed, reach, of_values=True)
 
     @cuda.jit(device=True)
-    def request(record, kept, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
+    def request(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
         batch, features, x_batch, x_feature = x_view
         x_stride, w_start = x_feature if x_across else x_batch, uint32(start + X_WORDS)
         for u in range(X_TILES):
