@@ -217,18 +217,21 @@ def test_gates_on_a_gpu_are_copied_once(monkeypatch):
 @pytest.mark.simulator
 @pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")
 @pytest.mark.parametrize(
-    ("dtype", "size", "edge", "call"),
+    ("kernel", "dtype", "size", "edge", "call"),
     [
-        ("float16", 32, 0, "x @ w"),
-        ("bfloat16", 8, 3, "x @ w.T"),
-        ("float16", 16, 0, "w @ x"),
-        ("float32", 32, 0, "x @ w.T"),
-        ("float32", 8, 0, "x @ w"),
-        ("float32", 64, 5, "w.T @ x"),
+        ("k8_small_batch", "float16", 32, 0, "x @ w"),
+        ("k8_small_batch", "bfloat16", 8, 3, "x @ w.T"),
+        ("k8_small_batch", "float16", 16, 0, "w @ x"),
+        ("k8_small_batch", "float32", 32, 0, "x @ w.T"),
+        ("k8_small_batch", "float32", 8, 0, "x @ w"),
+        ("k8_small_batch", "float32", 64, 5, "w.T @ x"),
+        ("k7_small_blocks", "float16", 8, 3, "x @ w"),
+        ("k7_small_blocks", "bfloat16", 16, 0, "w @ x"),
+        ("k7_small_blocks", "float16", 16, 1, "x @ w.T"),
     ],
 )
 def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
-    dtype, size, edge, call, rng
+    kernel, dtype, size, edge, call, rng
 ):
     """Bit for bit, whether blocks are left out of the layout or passed over; the repairs too."""
     if not device.is_available():
@@ -249,7 +252,7 @@ def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
         gated = ops.gated(w, gates, kept)
         gated = gated.T if used is not w else gated
         got, right = (
-            host(ops.matmul(*((m, x) if first else (x, m)), gate=g, kernel="k8_small_batch"))
+            host(ops.matmul(*((m, x) if first else (x, m)), gate=g, kernel=kernel))
             for m, g in ((used, kept), (gated, None))
         )
         same = ~np.isnan(right.astype(np.float32)) | (kept is known)  # infinity times 0 otherwise

@@ -67,8 +67,8 @@ def matmul(
     gate : array, (n_blocks,), or BlockSparse of 1 x 1 blocks in the layout of w, optional
         A number for each block, in the order of `w.data`, for `y = x @ (gate[:, None, None] * w)`,
         in the place of w: float32, with a w of float64 float64. The gated weight is rounded to the
-        dtype of w, at the cost of a pass over w unless all gates are one or a kernel takes them, as
-        `k8_small_batch` does, the one for small batches. A block whose gate is
+        dtype of w, at the cost of a pass over w unless all gates are one or the kernel takes them:
+        `k8_small_batch` does, and of 16-bit floats `k7_small_blocks`. A block whose gate is
         zero is skipped, in both gradients too, and so gets none, and nor does its gate. For each
         new set of such blocks a layout is made and planned; the last four are remembered. Gates are
         copied from a GPU to the host once after each change of them, by this library; another one's
@@ -365,7 +365,7 @@ def _run(
         layout = kept.layout
     chosen = choose(product, kernel, w.block_size, x, x.shape[0], precision, layout)
     compute, values = function_of(chosen, product), w.values
-    if kept is not None and isinstance(x, DeviceArray) and takes_gates(chosen):
+    if kept is not None and isinstance(x, DeviceArray) and takes_gates(chosen, x.dtype):
         compute(x, values, kept.index_beside(x), y, precision, gates=kept.gates)
         return
     if kept is not None:
@@ -384,7 +384,7 @@ def multiplies_gates(
     batch = prod(dense.shape[1:] if first else dense.shape[:-1])
     product = "forward" if w.is_transposed == first else "input_grad"
     case = product, kernel, w.block_size, dense, batch, precision
-    return takes_gates(choose(*case, kept.layout))
+    return takes_gates(choose(*case, kept.layout), dense.dtype)
 
 
 def _columns_as_rows(a: Any) -> Any:

@@ -136,9 +136,9 @@ def function_of(kernel: str, product: str) -> Callable[..., None]:
     return partial(compute, tile=int(tile)) if tile else compute
 
 
-def takes_gates(kernel: str) -> bool:
+def takes_gates(kernel: str, dtype: Any) -> bool:
     """Whether forward and input_grad of a rung take `gates`, (n_blocks,) float32, on a GPU."""
-    return getattr(rung(kernel.partition("/")[0]), "TAKES_GATES", False)
+    return str(dtype) in getattr(rung(kernel.partition("/")[0]), "TAKES_GATES", ())
 
 
 def n_tiles(name: str, *case: Any) -> int:

@@ -36,8 +36,11 @@ UNPACK = {"float16": unpack_half2, "bfloat16": unpack_bfloat2}
 
 
 @cache
-def scaling(dtype: str) -> Any:
-    """scaled(word, factor): a float32, or two 16-bit values, times a float32, rounded."""
+def scaling(dtype: str, skips: bool = False) -> Any:
+    """scaled(word, factor): a float32, or two 16-bit values, times a float32, rounded.
+
+    If it `skips`, 0 times infinity or NaN is 0.
+    """
     unpack: Any = UNPACK.get(dtype)
     pack: Any = PACK.get(dtype)
 
@@ -50,7 +53,14 @@ def scaling(dtype: str) -> Any:
     def scaled_float32(word, factor):
         return as_uint32(as_float32(word) * factor)
 
-    return scaled if unpack else scaled_float32
+    product = scaled if unpack else scaled_float32
+
+    @cuda.jit(device=True)
+    def product_or_0(word, factor):
+        kept = uint32(0xFFFFFFFF) if factor != 0 else uint32(0)  # no branch
+        return uint32(product(word, factor) & kept)
+
+    return product_or_0 if skips else product
 
 
 class Side(NamedTuple):

@@ -153,15 +153,13 @@ def take_float32(operand: Operand) -> Any:
 def gating(form: Form, operand: Operand) -> Any:
     """raw[j, e] times the gate of its terms at step s, rounded; 0 where that is 0."""
     GROUPS, TERMS, HALF = operand.groups, operand.gated, 8 if form.is_16_bit else 0
-    scaled = scaling(form.dtype)
+    scaled = scaling(form.dtype, skips=True)
 
     @cuda.jit(device=True)
     def apply(gates, s, raw):
         for e in range(2):
-            gate = gates[(s * (8 + HALF) + e * HALF) // TERMS]
-            kept = uint32(0xFFFFFFFF) if gate != 0 else uint32(0)
             for j in range(GROUPS):
-                raw[j, e] = scaled(raw[j, e], gate) & kept
+                raw[j, e] = scaled(raw[j, e], gates[(s * (8 + HALF) + e * HALF) // TERMS])
 
     @cuda.jit(device=True)
     def nothing(gates, s, raw):

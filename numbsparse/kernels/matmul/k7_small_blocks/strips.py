@@ -57,8 +57,10 @@ from numbsparse.kernels.ptx import (
 )
 
 
-def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, precision: str) -> None:
-    """y[:] = x @ w, or with w transposed."""
+def along_strips(
+    x: Any, values: Any, index: Any, y: Any, transposed: bool, precision: str, gates: Any = None
+) -> None:
+    """y[:] = x @ w, or with w transposed; of 16 bits with a gate for each block, if there are."""
     B, (batch, features), columns = values.shape[1], x.shape, y.shape[1]
     if batch == 0 or columns == 0:
         return
@@ -78,7 +80,7 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, prec
     values, (x, x_transposed) = in_order(values), aligned_either_way(of_bits(x))
     x_map = map_of(x, strip.BOX_ROWS(x_transposed), strip.WIDTH, x_transposed)
     # Last before the kernel, which waits for it alone: see `producer`.
-    w = packed(values, pieces, transposed, INSIDE_BITS)
+    w = packed(values, pieces, transposed, INSIDE_BITS, gates)
     work = Plan(words, begins, groups, lines, tiles, tile_starts)
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
