@@ -239,7 +239,7 @@ def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
     values = rng.standard_normal((4, size, size)).astype(as_dtype(dtype))
     values[1] = np.nan
     shape = 2 * size - edge, 3 * size - edge
-    w = ns.BlockSparse(values, [[1, 1, 0], [1, 0, 1]], shape=shape).to("cuda")
+    w = ns.BlockSparse(values, [[1, 1, 1], [1, 0, 0]], shape=shape).to("cuda")
     gates = ns.to_device(np.float32([0.3, 0, -1.7, 5]))
     used = w.T if "w.T" in call else w
     first = call.endswith("x")
@@ -258,6 +258,24 @@ def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
         same = ~np.isnan(right.astype(np.float32)) | (kept is known)  # infinity times 0 otherwise
         np.testing.assert_array_equal(got[same], right[same])
         assert np.isfinite(got.astype(np.float32)).all() == (dtype != "float32")
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_blocks_anywhere_in_memory_have_the_same_dot_products(dtype, rng):
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    a, b = rng.standard_normal((2, 3, 8, 8)).astype(dtype)
+    gates = ns.to_device(np.float32([1, 0, 2]))
+    kept = ops.all_blocks(ns.BlockSparse(a, pattern()).to("cuda"), gates)
+    right = (a.astype(np.float64) * b).sum((1, 2)) * [1, 0, 1]
+    for first in (0, 1):  # the second of 16 bytes
+        one, two = (
+            ns.to_device(np.append(np.zeros(first, dtype), x))[first:].reshape(x.shape)
+            for x in (a, b)
+        )
+        assert (one.address % 16 == 0) == (first == 0)
+        np.testing.assert_allclose(ops.block_dots(one, two, kept).numpy(), right, rtol=1e-3)
 
 
 @pytest.mark.simulator
