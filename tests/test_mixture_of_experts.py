@@ -78,5 +78,5 @@ def test_what_is_timed_in_torch_agrees(monkeypatch):
     assert loop()[0].shape == (40, 16)
     assert ours()[0].shape == (60, 16)
     wrong = [*loop()[:3], 1.1 * loop()[3]]
-    with pytest.raises(ArithmeticError, match="ours: dw2 is off by 0.1"):
+    with pytest.raises(ArithmeticError, match=r"ours: dw2 is off by 0\.1"):
         times.check("ours", wrong, loop())
