@@ -319,7 +319,7 @@ def _product(
     target = None if out is None else _checked_out(out, shape, x, w)
     if w_on_gpu and not on_gpu:
         y = target if isinstance(target, DeviceArray) else empty(shape, w.dtype)
-        _run(to_device(x), w, kept, y, feature_major, kernel, precision)
+        _run(to_device(x), w, y, feature_major, kernel, precision, kept)
         if target is None:
             return in_library_of(dense, y.numpy())
         if target is not y:
@@ -331,7 +331,7 @@ def _product(
         target = _empty(shape, x)
     if isinstance(target, DeviceArray) != on_gpu:
         raise ValueError("out takes the place of x, got one on the CPU and one on a GPU")
-    _run(x, w, kept, target, feature_major, kernel, precision)
+    _run(x, w, target, feature_major, kernel, precision, kept)
     return in_library_of(dense, target) if out is None else out
 
 
@@ -348,11 +348,11 @@ def _shape_of_result(
 def _run(
     x: Any,
     w: BlockSparse,
-    kept: Selection | None,
     y: Any,
     feature_major: bool,
     kernel: str,
     precision: str,
+    kept: Selection | None = None,
 ) -> None:
     """One product on operands of one place: y = x @ w, or w @ x = (x.T @ w.T).T by strides."""
     if feature_major:
