@@ -1,4 +1,4 @@
-"""Labelled text for sentiment.py: IMDB's reviews, Amazon's, or what Python's own sources say.
+"""Labelled text for sentiment.py: rated texts, IMDB's reviews, Amazon's, or Python's own prose.
 
 Each source yields (part, label, text): part "train" or "test", label 0, 1 or None, one at a time.
 What is trained on, labelled or not, becomes the language model's text, on disk.
@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import ast
 import gzip
+import html
+import io
 import json
 import random
 import re
 import sysconfig
+import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from char_text import ALL_BYTES, HELD_OUT_EVERY, SKIPPED, Text, mapped
 
@@ -25,6 +29,8 @@ Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 TEST_EVERY = 5  # of the standard library's files
 AMAZON_TEST_EVERY = 10  # of the reviews
+RATED_TEST_EVERY = 5  # of the texts
+NEUTRAL = 0.5  # a mean rating up to here, of -4 to 4, has no label
 SHORTEST = 40  # characters of a comment or docstring
 
 
@@ -65,14 +71,50 @@ def find(path: str | None, rng: random.Random) -> tuple[str, tuple[str, str], It
     place, sentiment = Path(path), ("negative", "positive")
     if (place / "train" / "pos").is_dir():
         return "IMDB's reviews", sentiment, imdb(place, rng)
+    if place.name.endswith(".tar.gz"):
+        return "vaderSentiment's rated texts", sentiment, rated(place, rng)
     files = sorted(place.iterdir()) if place.is_dir() else [place]
     files = [f for f in files if {".json", ".jsonl"} & set(f.suffixes) and f.is_file()]
     if not files:
         raise ValueError(
-            f"--reviews takes aclImdb, a file of JSON lines (.json, .jsonl, also with .gz) or a "
-            f"folder of those, got {path}"
+            f"--reviews takes aclImdb, vaderSentiment's source archive (.tar.gz), a file of JSON "
+            f"lines (.json, .jsonl, also with .gz) or a folder of those, got {path}"
         )
     return f"Amazon's reviews in {place.name}", sentiment, amazon(files)
+
+
+def rated(archive: Path, rng: random.Random) -> Iterator[Example]:
+    """Snippets of film and product reviews, tweets and editorials, each rated by twenty people.
+
+    They are in the source archive of the package vaderSentiment (MIT licence), as lines of number,
+    mean rating and text. Hutto and Gilbert, "VADER: A Parsimonious Rule-based Model for Sentiment
+    Analysis of Social Media Text", 2014. Each text comes once, in a drawn order.
+    """
+    texts: dict[str, float] = {}
+    try:
+        for line in ground_truth(io.BytesIO(archive.read_bytes())):
+            _, rating, text = line.split("\t", 2)
+            texts.setdefault(one_line(html.unescape(text)), float(rating))
+    except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
+        raise ValueError(f"{archive} cannot be read: {error}") from error
+    drawn = sorted(texts.items())
+    rng.shuffle(drawn)
+    for i, (text, rating) in enumerate(drawn):
+        part = "train" if i % RATED_TEST_EVERY else "test"
+        yield part, None if abs(rating) <= NEUTRAL else int(rating > 0), text
+
+
+def ground_truth(archive: IO[bytes]) -> Iterator[str]:
+    """The lines of all *_GroundTruth.txt in an archive, and in archives that it holds."""
+    with tarfile.open(fileobj=archive) as files:
+        for member in files:
+            content = files.extractfile(member)
+            if content is None:
+                continue
+            if member.name.endswith(".tar.gz"):
+                yield from ground_truth(io.BytesIO(content.read()))
+            elif member.name.endswith("_GroundTruth.txt"):
+                yield from filter(None, content.read().decode("utf-8", "replace").split("\n"))
 
 
 def imdb(folder: Path, rng: random.Random) -> Iterator[Example]:

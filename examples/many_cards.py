@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import many_cards_tables as tables
-from many_cards_lstm import data_parallel, ddp, split
+from many_cards_ddp import ddp
+from many_cards_lstm import data_parallel, split
 from many_cards_pixels import pixelcnn
 from many_cards_times import collectives
 from ranks import ranks

@@ -1,21 +1,20 @@
-"""Small-world LSTMs on several cards: data parallel, under torch's DDP, and split."""
+"""Small-world LSTMs on several cards: data parallel, and split."""
 
 from __future__ import annotations
 
 import gc
-import socket
 from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from many_cards_times import captured, seconds_of
+from many_cards_times import captured, seconds_of, seconds_of_each
 
 import numbsparse as ns
 import numbsparse.distributed as dist
 from numbsparse import nn, ops
 from numbsparse.distributed import Group
-from numbsparse.distributed.split import Exchange
+from numbsparse.distributed.exchange import Exchange
 
 INPUTS, DENSITY, B = 64, 0.03, 32
 CHECKED = 1024  # blocks of the gradient
@@ -59,32 +58,54 @@ def passes(model: Any, parts: Any, options: Namespace, units: int, rank: int) ->
     return step
 
 
-STEPS = "forward and backward", "with Adam", "with Adam, its state sharded"
+STEPS = (
+    *("forward and backward", "with Adam", "with Adam, its state sharded"),
+    *("forward and backward, peer memory", "with Adam, peer memory"),
+)
 
 
 def data_parallel(group: Group, options: Namespace, names: Any = STEPS) -> list[dict[str, Any]]:
-    """A step alone and with the others; without an optimizer, with Adam, with a part of Adam."""
+    """A step alone and with the others; without an optimizer, with Adam, with a part of Adam.
+
+    Two GPUs also do it by each other's memory.
+    """
     rows = []
     for name in names:
-        row: dict[str, Any] = {"step": name, **_about(group, options, options.units)}
-        gradients = []
-        for part in ("one", "all"):
-            model: Any = made(options.units, options).to(options.device)
-            row["gradients"] = sum(p.values.nbytes for p in model.parameters())
-            optimizer: Any = nn.optim.Adam(model.parameters(), 1e-3) if "Adam" in name else None
-            if part == "all":
-                dist.DataParallel(model, group)
-                optimizer = dist.ShardedOptimizer(optimizer, group) if "sh" in name else optimizer
-            step = passes(model, optimizer, options, options.units, group.rank)
-            row[part] = seconds_of(group, captured(step, options), options.repeats)
-            if not optimizer and part == "one":
-                row["uncaptured"] = seconds_of(group, step, options.repeats)
-            gradients.append(some_of(model.layers[0].weight_hh.grad.values))
-            gc.collect()  # a captured step and its model know each other
-        if "Adam" not in name:  # else it is that of other weights
-            row["error"] = checked(group.all_reduce(gradients[0], "mean"), gradients[1])
+        if "peer memory" in name and (group.size != 2 or group.backend != "nccl"):
+            continue
+        calls, weights = in_both_ways(group, options, name)
+        row: dict[str, Any] = {"step": name, **about(group, options, options.units)}
+        row["gradients"] = sum(p.values.nbytes for p in weights["one"])
+        row |= seconds_of_each(group, calls, options.repeats)
+        if "Adam" not in name:  # else the gradients are those of other weights
+            row["error"] = error_of(group, weights)
         rows.append(row)
+        del calls, weights
+        gc.collect()  # a captured step and its model know each other
     return rows
+
+
+def in_both_ways(group: Group, options: Namespace, name: str) -> tuple[dict[str, Any], Any]:
+    """Steps of "one" card and of "all", and their models' parameters."""
+    calls: dict[str, Any] = {}
+    weights: dict[str, list[Any]] = {}
+    for way in ("one", "all", *(["uncaptured"] if name == STEPS[0] else [])):
+        model: Any = made(options.units, options).to(options.device)
+        optimizer: Any = nn.optim.Adam(model.parameters(), 1e-3) if "Adam" in name else None
+        if way == "all":
+            dist.DataParallel(model, group, peer_memory="peer memory" in name)
+            optimizer = dist.ShardedOptimizer(optimizer, group) if "sharded" in name else optimizer
+        step = passes(model, optimizer, options, options.units, group.rank)
+        calls[way] = step if way == "uncaptured" else captured(step, options)
+        weights[way] = list(model.parameters())
+    return calls, weights
+
+
+def error_of(group: Group, weights: dict[str, list[Any]]) -> float:
+    """How far the ranks' gradient is from the mean of those that each found alone."""
+    largest = {way: max(found, key=lambda p: p.values.nbytes) for way, found in weights.items()}
+    one, got = (some_of(largest[way].grad.values) for way in ("one", "all"))
+    return checked(group.all_reduce(one, "mean"), got)
 
 
 def some_of(gradient: Any) -> np.ndarray:
@@ -99,93 +120,6 @@ def checked(exact: np.ndarray, got: np.ndarray) -> float:
     if not error < 1e-2:
         raise ValueError(f"the gradient is not the mean over the ranks: relative error {error:.1e}")
     return error
-
-
-def ddp(group: Group, options: Namespace) -> list[dict[str, Any]]:
-    """The same passes of `numbsparse.torch`, on one card and in torch's DDP, never captured."""
-    import torch
-
-    import numbsparse.torch as nst
-
-    wait: Any = torch.cuda.synchronize if options.device == "cuda" else lambda: None
-    with _in_torch(group, options) as where:
-        dtype = torch.float16 if options.device == "cuda" else torch.float32
-        x, dy = (
-            torch.as_tensor(drawn(options, n, group.rank), device=where)
-            for n in (INPUTS, options.units)
-        )
-        given: Any = {"layout": small_world(options.units), "block_size": B}
-        (ours,) = data_parallel(group, options, STEPS[:1])
-        about = _about(group, options, options.units)
-        rows = [
-            {"step": name, **about, "seconds": ours[key]}
-            for name, key in (("alone", "one"), ("alone, uncaptured", "uncaptured"),
-                              ("DataParallel", "all"))
-        ]  # fmt: skip
-        exact: Any = None  # the mean of the gradients of all ranks
-        for name, how in (("numbsparse.torch alone", None), *DDP.items()):
-            torch.manual_seed(0)
-            own = nst.LSTM(INPUTS, options.units, **given, device=where, dtype=dtype)
-            net: Any = own
-            if how is not None:
-                net = torch.nn.parallel.DistributedDataParallel(net, **how)
-
-            def step(net: Any = net) -> None:
-                net.zero_grad()
-                y, _ = net(x)
-                y.backward(dy)
-
-            seconds = seconds_of(group, step, options.repeats, wait)
-            gradient = some_of(own.weight_hh_l0.grad.cpu())
-            rows.append({"step": name, **about, "seconds": seconds})
-            if how is None:
-                exact = group.all_reduce(gradient, "mean")
-            else:
-                rows[-1]["error"] = checked(exact, gradient)
-        whole = torch.zeros(sum(p.numel() for p in net.parameters()), dtype=dtype, device=where)
-        reduce = lambda: torch.distributed.all_reduce(whole)  # noqa: E731
-        seconds = seconds_of(group, reduce, options.repeats, wait)
-        rows.append({"step": "torch's all_reduce of as many bytes", **about, "seconds": seconds})
-    return rows
-
-
-DDP: dict[str, dict[str, Any]] = {
-    "DDP": {},
-    "DDP, gradient_as_bucket_view": {"gradient_as_bucket_view": True},
-    "DDP, gradient_as_bucket_view, one bucket": {
-        "gradient_as_bucket_view": True,
-        "bucket_cap_mb": 1000,
-    },
-}
-
-
-class _in_torch:
-    """torch's process group of the same ranks, within a context; gives the device's name."""
-
-    def __init__(self, group: Group, options: Namespace):
-        self.group, self.on_gpu = group, options.device == "cuda"
-
-    def __enter__(self) -> str:
-        import torch
-
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = self.group.share(free.getsockname()[1])[0]
-        where = "cpu"
-        if self.on_gpu:
-            where = f"cuda:{self.group.local_rank % torch.cuda.device_count()}"
-            torch.cuda.set_device(where)
-        torch.distributed.init_process_group(
-            "nccl" if self.on_gpu else "gloo",
-            init_method=f"tcp://127.0.0.1:{port}",
-            rank=self.group.rank,
-            world_size=self.group.size,
-        )
-        return where
-
-    def __exit__(self, *_: Any) -> None:
-        import torch
-
-        torch.distributed.destroy_process_group()
 
 
 class Alone(Exchange):
@@ -232,7 +166,7 @@ def split(group: Group, options: Namespace) -> list[dict[str, Any]]:
     """Of each size, a step of time of a rank's share alone, by NCCL and by peers' memory."""
     rows = []
     for units in options.split_units:
-        row: dict[str, Any] = {**_about(group, options, units)}
+        row: dict[str, Any] = {**about(group, options, units)}
         layer = Exchanging(units, options, group)
         step = passes(layer, None, options, units, 0)
         for way in ("share", group.backend, *(["peer memory"] if group.backend == "nccl" else [])):
@@ -245,7 +179,7 @@ def split(group: Group, options: Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def _about(group: Group, options: Namespace, units: int) -> dict[str, Any]:
+def about(group: Group, options: Namespace, units: int) -> dict[str, Any]:
     sizes = {"steps": options.steps, "batch": options.batch, "units": units}
     dtype = "float16" if options.device == "cuda" else "float32"
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -14,7 +15,7 @@ import numbsparse as ns
 from numbsparse import device
 from numbsparse.distributed import Group
 
-ROUNDS, IN_A_GRAPH = 3, 10
+ROUNDS, IN_A_GRAPH = 5, 10
 KIB, MIB = 2**10, 2**20
 
 
@@ -28,18 +29,29 @@ def seconds_of(
     group: Group, call: Callable[[], Any], repeats: int, wait: Callable[[], None] = wait
 ) -> float:
     """Median seconds of a call, of the slowest rank: all of them call it as often."""
-    for _ in range(3):  # compiles, is captured, and is replayed
+    return seconds_of_each(group, {"": call}, repeats, wait)[""]
+
+
+def seconds_of_each(
+    group: Group, calls: dict[str, Callable[[], Any]], repeats: int, wait: Callable[[], None] = wait
+) -> dict[str, float]:
+    """The same of several calls in turns: a card at work changes its clock."""
+    for call in calls.values():
+        for _ in range(3):  # compiles, is captured, and is replayed
+            call()
+    rounds: dict[str, list[float]] = {name: [] for name in calls}
+    for _, (name, call) in product(range(ROUNDS), calls.items()):
         call()
-    rounds = []
-    for _ in range(ROUNDS):
         wait()
         group.barrier()
         began = time.perf_counter()
         for _ in range(repeats):
             call()
         wait()
-        rounds.append((time.perf_counter() - began) / repeats)
-    return median(map(max, zip(*group.share(rounds), strict=True)))
+        rounds[name].append((time.perf_counter() - began) / repeats)
+    return {
+        name: median(map(max, zip(*group.share(own), strict=True))) for name, own in rounds.items()
+    }
 
 
 def captured(step: Callable[[], Any], options: Namespace) -> Callable[[], Any]:

@@ -18,7 +18,6 @@ section 4.1.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import gc
 import json
 import sys
@@ -30,7 +29,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from char_options import make_folder, positive, positive_number, settle
 from char_text import Text, check_length
@@ -128,13 +127,25 @@ def do(run: Run, options: Namespace, plan: Plan, text: Text, failed: set[str]) -
     return True
 
 
+def lock_now(file: IO[str]) -> None:
+    """Lock an open file until it is closed; OSError where another process has it."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 @contextmanager
 def claimed(file: Path) -> Iterator[bool]:
     """Whether no other process has it. It is let go when the process ends, however it does."""
     with open(file, "w", encoding="utf-8") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            lock_now(lock)
+        except OSError:
             yield False
         else:
             yield True

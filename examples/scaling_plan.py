@@ -44,13 +44,14 @@ MULTIPLICATIVE = tuple(
     replace(model, cell="mlstm", internal_steps=n) for n in (4, 2) for model in (DENSE, WATTS)
 )
 GROUPS = (
-    *(Group(size, MAIN, 100 * MILLION) for size in (832, 448, 1280)),
+    *(Group(size, MAIN, 100 * MILLION) for size in (832, 448)),
+    Group(832, WIRINGS, 100 * MILLION),  # whether it is the small world or the width
+    *(Group(size, MAIN, 100 * MILLION) for size in (1280, 2144)),
     Group(832, MULTIPLICATIVE[:2], 100 * MILLION),
-    Group(1280, (*WIRINGS, *DENSITIES, *MIXING), 100 * MILLION),
-    Group(2144, MAIN, 100 * MILLION),
-    Group(1280, BLOCKS, 100 * MILLION),
-    Group(832, MAIN[:2], 400 * MILLION),  # whether the curves are flat
     Group(3488, MAIN, 100 * MILLION),
+    Group(1280, (*WIRINGS, *DENSITIES, *MIXING), 100 * MILLION),
+    Group(832, MAIN[:2], 400 * MILLION),  # whether the curves are flat
+    Group(1280, BLOCKS, 100 * MILLION),
     Group(832, MULTIPLICATIVE[2:], 100 * MILLION),
     Group(3488, MAIN[:2], 400 * MILLION),
 )

@@ -28,14 +28,27 @@ class Kind(NamedTuple):
 
 
 def table(results: Iterable[Result]) -> list[str]:
-    """Lines of Markdown: a row a model, with mean and sample standard deviation over its seeds."""
+    """Lines of Markdown: a row a model, with mean and sample standard deviation over its seeds.
+
+    Runs that diverged are counted and have no part in the mean.
+    """
     results = list(results)
     rows = [HEAD, ("---",) * len(HEAD)]
     rows += [_row(kind, runs) for kind, runs in groups(results).items()]
     finals = sum(run["config"]["purpose"] == "final" for run in results)
-    diverged = sum(run["diverged"] is not None for run in results)
+    diverged = sum(map(has_diverged, results))
     counted = f"{finals} long runs and {len(results) - finals} short ones; {diverged} diverged"
     return [*map(_line, rows), "", *map(_line, searches(results)), "", counted]
+
+
+def has_diverged(run: Result) -> bool:
+    """Whether it broke off, or ended with more validation bits than its first measurement had."""
+    return run["diverged"] is not None or run["curve"][-1][3] > run["curve"][0][3]
+
+
+def _bits(run: Result) -> float | None:
+    """On the test text: None of a run that diverged."""
+    return None if run["test"] is None or has_diverged(run) else float(run["test"])
 
 
 def searches(results: Iterable[Result]) -> list[tuple[str, ...]]:
@@ -75,9 +88,9 @@ def groups(results: Iterable[Result]) -> dict[Kind, list[Result]]:
 
 
 def _row(kind: Kind, runs: list[Result]) -> tuple[str, ...]:
-    bits, one = [run["test"] for run in runs if run["test"] is not None], runs[0]
+    bits, one = [b for b in map(_bits, runs) if b is not None], runs[0]
     spread = f" ± {stdev(bits):.4f}" if len(bits) > 1 else ""
-    speeds = [_per_second(run) for run in runs if run["test"] is not None]
+    speeds = [_per_second(run) for run in runs if _bits(run) is not None]
     path, peak = one.get("mean_path"), one["peak_bytes"]
     return (
         kind.text[:6],
@@ -145,7 +158,7 @@ def draw(file: Path, results: Iterable[Result]) -> None:
 
 def of_one_text(results: Iterable[Result]) -> dict[Kind, list[Result]]:
     """The long runs that have bits, of the text that most of them read."""
-    kinds = groups(run for run in results if run["test"] is not None)
+    kinds = groups(run for run in results if _bits(run) is not None)
     texts = Counter(kind.text for kind, runs in kinds.items() for _ in runs)
     return {kind: runs for kind, runs in kinds.items() if kind.text == texts.most_common(1)[0][0]}
 

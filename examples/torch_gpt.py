@@ -19,9 +19,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
+import sys
 import time
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import log
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,8 +40,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import numbsparse as ns
 import numbsparse.torch as nst
+from numbsparse import device
+from numbsparse.bench import results
+from numbsparse.machine import in_a_list, versions_of
 
-BLOCK_SIZE, HEAD, EVERY = 32, 32, 10
+HEAD, EVERY = 32, 10
 
 
 class Block(nn.Module):
@@ -90,16 +98,27 @@ def make(kind: str, symbols: int, options: Namespace) -> GPT:
             fan_in = max(round(options.density * rows), 1)
             return ns.patterns.balanced_random(rows, columns, fan_in, seed=options.seed)
 
-        nst.sparsify_(model, in_mlp, pattern=pattern, block_size=BLOCK_SIZE)
+        nst.sparsify_(model, in_mlp, pattern=pattern, block_size=options.block_size)
     return model.to(options.device)
 
 
-def ranks() -> tuple[int, int]:
-    """This process and how many there are: one, unless torchrun has started several."""
-    if "TORCHELASTIC_RUN_ID" in os.environ and not distributed.is_initialized():
+@contextmanager
+def all_ranks() -> Iterator[tuple[int, int]]:
+    """`ranks` of those that torchrun has started; left together, so that no one waits for one."""
+    under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    if under_torchrun:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         distributed.init_process_group()
+    try:
+        yield ranks()
+    finally:
+        if under_torchrun:
+            distributed.destroy_process_group()
+
+
+def ranks() -> tuple[int, int]:
+    """This process and how many there are."""
     there = distributed.is_available() and distributed.is_initialized()
     return (distributed.get_rank(), distributed.get_world_size()) if there else (0, 1)
 
@@ -152,18 +171,32 @@ def batch_of(part: np.ndarray, text: Text, rng: Any, options: Namespace) -> torc
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     """Train each model and print the table; gives its rows."""
-    options, (rank, size) = parse(arguments), ranks()
-    if options.batch % size:
-        raise ValueError(f"--batch takes a multiple of the {size} ranks, got {options.batch}")
-    text = open_text(options.text)
-    check_length(text, options.batch, options.length)
-    rows = [train(kind, text, options) for kind in ("dense", "sparse", "wide")]
+    options, began = parse(arguments), time.perf_counter()
+    with all_ranks() as (rank, size):
+        if options.batch % size:
+            raise ValueError(f"--batch takes a multiple of the {size} ranks, got {options.batch}")
+        text = open_text(options.text)
+        check_length(text, options.batch, options.length)
+        rows = [train(kind, text, options) for kind in ("dense", "sparse", "wide")]
     if rank:  # the first one tells
         return rows
     print(f"{text.name}: {options.steps} steps of {options.batch} x {options.length} characters")
     print(f"{'model':8}{'parameters':>12}{'ms a step':>12}{'bits per character, held out':>31}")
     for row in rows:
         print(f"{row['model']:8}{row['parameters']:12,}{row['ms']:12.1f}{row['bits']:31.3f}")
+    if options.json:
+        card = device.card() if options.device == "cuda" else "CPU"
+        of = in_a_list(versions_of("numbsparse", "numba", "numba-cuda", "torch"))
+        start = f"torchrun --nproc-per-node {size}" if size > 1 else "python"
+        given = shlex.join(sys.argv[1:] if arguments is None else arguments)
+        about = {
+            "machine": f"{size} x {card}; {of}",
+            "command": f"{start} examples/torch_gpt.py {given}",
+            "text": text.identity,
+            "took": time.perf_counter() - began,
+            "rows": rows,
+        }
+        results.save(options.json, {f"ranks {size}": about})
     return rows
 
 
@@ -184,10 +217,13 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--amp", action="store_true", help="compute in bfloat16 by torch.autocast")
     add("--compile", action="store_true", help="by torch.compile")
+    add("--block-size", type=int, choices=(4, 8, 16, 32, 64, 128), default=32,
+        help="of the MLPs' layouts (%(default)s)")  # fmt: skip
     add("--seed", type=int, default=0)
+    add("--json", type=Path, help="file to put the table into; what it holds of others stays")
     options = parser.parse_args(arguments)
-    if options.width % BLOCK_SIZE:
-        parser.error(f"--width takes multiples of {BLOCK_SIZE}, got {options.width}")
+    if options.width % HEAD:
+        parser.error(f"--width takes multiples of {HEAD}, got {options.width}")
     return options
 
 

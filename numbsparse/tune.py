@@ -42,7 +42,7 @@ def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str,
     Returns
     -------
     dict of product ("forward", "input_grad", "weight_grad") to dict of rung to seconds
-        The fastest first; "k4_pipelined/1" is that rung with its second tile. Rungs that do not
+        The fastest first; "k6_hopper/1" is that rung with its second tile. Rungs that do not
         serve the case are absent; the time of one whose result disagrees with the first rung's is
         infinite, and it is never chosen.
 

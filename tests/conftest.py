@@ -16,6 +16,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: more thre
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
 
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")  # of JAX's CPU
+
 import numpy as np
 import pytest
 

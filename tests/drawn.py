@@ -7,6 +7,7 @@ the cases are the same each time.
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -84,50 +85,77 @@ class Space:
     def covering(self) -> list[Case]:
         """Cases with all that any allowed case has."""
         rng = np.random.default_rng(SEED)
-        left = self.meetings()
-        cases = []
-        for meeting in sorted(left, key=lambda meeting: sorted(map(repr, meeting))):
-            if meeting not in left:
+        left, cases = Left(self.meetings()), []
+        for meeting in sorted(left.meetings, key=lambda meeting: sorted(map(repr, meeting))):
+            if meeting not in left.meetings:
                 continue
             begun = dict(sorted(meeting))
             if not self.allowed(begun):
                 continue
             if case := self.grown(begun, left, rng):
                 cases.append(case)
-                left -= self.meetings_of(case)
+                left.remove(self.meetings_of(case))
         return cases
 
-    def grown(self, begun: Case, left: set[Meeting], rng: np.random.Generator) -> Case | None:
-        """The begun case, each other factor with what meets most of what is left, if any."""
+    def grown(
+        self, begun: Case, left: Left | None, rng: np.random.Generator, more: int = 30
+    ) -> Case | None:
+        """The begun case, each other factor with what meets most of what is left, if any.
+
+        In so many `more` tries with what is drawn: `check_left_out` tries harder.
+        """
         hard: list[str] = []
-        for wanted in (left, left, *[set()] * 100):  # what meets most may end in no case
+        for wanted in (left, left, *[None] * more):  # what meets most may end in no case
             if case := self._grown(begun, wanted, rng, hard):
                 return case
         return None
 
     def _grown(
-        self, begun: Case, left: set[Meeting], rng: np.random.Generator, hard: list[str]
+        self, begun: Case, left: Left | None, rng: np.random.Generator, hard: list[str]
     ) -> Case | None:
         """`hard` are factors that had no choice, the last one first: to be chosen before others."""
         case, factors = dict(begun), self.factors
         easy = rng.permutation([name for name in factors if name not in hard]).tolist()
         for name in [name for name in hard + easy if name not in case]:
-            choices = [value for value in factors[name] if self.allowed({**case, name: value})]
-            if not choices:
+            worth = rng.random(len(factors[name]))
+            if left is not None:
+                groups = self._met_by(name, case)
+                worth += [left.met(name, value, case, groups) for value in factors[name]]
+            for i in np.argsort(-worth).tolist():  # the best that is allowed
+                case[name] = factors[name][i]
+                if self.allowed(case):
+                    break
+            else:
                 hard[:] = [name, *(other for other in hard if other != name)]
                 return None
-            noise, new = rng.random(len(choices)), np.zeros(len(choices))
-            if left:
-                met = self._met_by(name, case)
-                new += [sum(frozenset([(name, v), *o]) in left for o in met) for v in choices]
-            case[name] = choices[int(np.argmax(new + noise))]
         return {name: case[name] for name in factors}
 
     def _met_by(self, name: str, case: Case) -> list[list[tuple[str, Any]]]:
-        """What a value of the factor meets in this case."""
+        """What a value of the factor completes a group with, in this case."""
         others = [{*names} - {name} for names in self.groups if name in names]
-        whole = [sorted(names) for names in others if names <= case.keys()]
-        return [[pair] for pair in case.items()] + [[(n, case[n]) for n in some] for some in whole]
+        return [[(n, case[n]) for n in some] for some in others if some <= case.keys()]
+
+
+class Left:
+    """What is still to meet; of each value also the others, so that many are found at once."""
+
+    def __init__(self, meetings: set[Meeting]):
+        self.meetings = meetings
+        self.others: dict[Any, set[Any]] = defaultdict(set)
+        for one, other in filter(lambda meeting: len(meeting) == 2, meetings):
+            self.others[one].add(other)
+            self.others[other].add(one)
+
+    def met(self, name: str, value: Any, case: Case, groups: Any) -> int:
+        """How much a value meets in a case."""
+        whole = sum(frozenset([(name, value), *group]) in self.meetings for group in groups)
+        return whole + len(self.others[name, value].intersection(case.items()))
+
+    def remove(self, met: set[Meeting]) -> None:
+        for meeting in self.meetings & met:
+            for each in meeting if len(meeting) == 2 else ():
+                self.others[each] -= meeting
+        self.meetings -= met
 
 
 class Suite:
@@ -173,7 +201,7 @@ class Suite:
             print(f"{place}: {len(cases)} cases, {met} of {n} {what}")
             rng = np.random.default_rng(1)
             for meeting in left:
-                assert not space.grown(dict(meeting), set(), rng), meeting
+                assert not space.grown(dict(meeting), None, rng, 100), meeting
 
 
 ORDERS = {

@@ -42,8 +42,7 @@ def driver(monkeypatch):
     monkeypatch.setattr(runtime, "SIMULATED", False)
     monkeypatch.setattr(runtime, "make_current", driver.make_current)
     monkeypatch.setattr(runtime, "return_to", driver.return_to)
-    monkeypatch.setattr(streams, "_driver", lambda: driver)
-    monkeypatch.setattr(memory, "_driver", lambda: driver)
+    monkeypatch.setattr(runtime, "driver", lambda: driver)
     return driver
 
 

@@ -8,6 +8,13 @@ import pytest
 import numbsparse as ns
 from numbsparse.kernels.matmul import few_rows, k0_cpu
 
+# Less than a vector, one and several, and several tiles of vectors; each size takes some seconds to
+# compile for every number of rows.
+SIZES_OF_FEW = [
+    *(("float32", size) for size in (4, 8, 32, 128)),
+    *(("float64", size) for size in (4, 16, 64)),
+]
+
 
 def matrix(rng, layout, size, dtype, shape):
     values = rng.standard_normal((layout.n_blocks, size, size)).astype(dtype)
@@ -15,8 +22,7 @@ def matrix(rng, layout, size, dtype, shape):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("size", [4, 8, 16, 32, 64, 128])
+@pytest.mark.parametrize(("dtype", "size"), SIZES_OF_FEW)
 def test_few_rows_are_those_of_many(rng, monkeypatch, size, dtype, transposed):
     layout = ns.Layout(ns.patterns.random(5, 4, 0.5, seed=size))
     w = matrix(rng, layout, size, dtype, (5 * size - 3, 4 * size - 1))

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import numbsparse as ns
-from numbsparse import device
 from numbsparse.kernels.matmul.k6_hopper.plan import (
     BEFORE,
     EDGE,
@@ -16,11 +15,8 @@ from numbsparse.kernels.matmul.k6_hopper.plan import (
     MOST,
     TILES,
     Tile,
-    quick_steps_of,
     steps_of,
 )
-from numbsparse.kernels.parts import groups as of_lines
-from numbsparse.kernels.parts import plans
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.groups import grouped
 
@@ -100,17 +96,13 @@ def test_lines_that_meet_the_same_inputs_are_grouped(rng):
     assert sorted(odd[odd >= 0]) == list(range(13))
 
 
-def test_groups_exchange_lines_that_others_share_more_of(rng, monkeypatch):
-    layout = ns.Layout(pattern(rng, 64, 61, 0.1))
-
-    def inputs():
-        groups = grouped(layout.index.columns, 64, 8)
-        assert sorted(groups[groups >= 0]) == list(range(61))
-        return sum(layout.pattern[:, group[group >= 0]].any(1).sum() for group in groups)
-
-    after = inputs()
-    monkeypatch.setattr(of_lines, "EXCHANGES", 0)
-    assert after < 0.99 * inputs()
+def test_neighbours_are_grouped_where_they_share_as_much(rng):
+    band = ns.patterns.banded(64, 61, 6)
+    for own, kept in ((band, True), (band[:, rng.permutation(61)], False)):
+        groups = grouped(ns.Layout(own).index.columns, 64, 8)
+        assert (groups.reshape(-1)[:61] == range(61)).all() == kept
+        inputs = sum(own[:, group[group >= 0]].any(1).sum() for group in groups)
+        assert inputs < own.sum() / 3
 
 
 @pytest.mark.parametrize("together", [1, 2])
@@ -126,24 +118,3 @@ def test_every_tile_is_computed_once(row_tiles, together, rng):
     if row_tiles > 2:  # evenly shared out
         loads = [lengths.steps[tiles[a:b, 0]].sum() for a, b in pairwise(starts)]
         assert max(loads) - min(loads) <= 2 * lengths.steps.max()
-
-
-def test_plans_of_many_blocks_are_quick_until_they_are_used_often(rng, monkeypatch):
-    if not device.is_available():
-        pytest.skip(device.why_unavailable())
-    monkeypatch.setattr(plans, "MANY", 100)
-    monkeypatch.setattr(plans, "OFTEN", 2)
-    layout = ns.Layout(rng.random((40, 40)) < 0.2)
-    key = steps_of, False, Tile(32, 4, 1, 4, 1, 4, 2), False
-    quick, best = (make(layout.index, *key[1:])[1] for make in (quick_steps_of, steps_of))
-    assert (quick != best).any()
-    index = plans.on_device(layout.index)
-    for wanted in (quick, quick, best, best):
-        np.testing.assert_array_equal(plans.planned(index, *key)[1].numpy(), wanted)
-    captured = plans.on_device(layout.index)
-    with device.Capture().under_way():
-        plans.planned(captured, *key)
-    np.testing.assert_array_equal(plans.planned(captured, *key)[1].numpy(), best)
-    monkeypatch.setattr(plans, "MANY", 10_000)
-    few = plans.on_device(layout.index)
-    np.testing.assert_array_equal(plans.planned(few, *key)[1].numpy(), best)

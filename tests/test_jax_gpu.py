@@ -118,16 +118,17 @@ class Caller:
 
     def attributes(self, words):
         n, pointers = len(words), ctypes.POINTER(Word)
-        types = self.kept((ctypes.c_int * n)(*[ffi.STRING] * n))
+        types = self.kept((ctypes.c_int * n)(*[4] * n))
         names = self.kept((pointers * n)(*map(self.word, words)))
         items = self.kept((pointers * n)(*map(self.word, words.values())))
         return Attributes(0, None, n, types, names, items)
 
-    def __call__(self, name, operands, result, **words):
+    def __call__(self, name, operands, result, when="CUDA", **words):
         frame = CallFrame(0, None, ctypes.pointer(self.api), 0xC0, 3)
         frame.operands, frame.results = self.buffers(operands), self.buffers([result])
-        frame.attributes = self.attributes(words)
-        return ffi._handlers[f"numbsparse_{name}", "CUDA"](ctypes.byref(frame))
+        forms = " ".join(f"{a.dtype}{a.shape}" for a in (*operands, result))
+        frame.attributes = self.attributes({"said": f"{' '.join(words.values())} {forms}"})
+        return ffi._handlers[f"numbsparse_{name}", when](ctypes.byref(frame))
 
 
 def drawn(*shape, dtype="float32", seed=0):
@@ -211,6 +212,23 @@ def test_a_call_that_comes_again_is_started_on_what_is_there_now(monkeypatch):
 
 
 @simulated
+def test_before_a_first_call_all_is_there_that_it_takes(monkeypatch):
+    """And nothing of XLA's is written, which may still hold what came before."""
+    call, layout = Caller(), ns.Layout(np.roll(LAYOUT.pattern, 1, 0))
+    how = HOW | {"layout": products._word(layout)}
+    for name, operands, like, *_ in cases(3, 20, 27, "float32"):
+        out = np.full_like(like, np.nan)
+        assert not call(name, operands, out, "initialize", **HOW | {"precision": "low"})
+        for _ in range(2):
+            assert not call(name, operands, out, "initialize", **how), call.errors
+        assert np.isnan(out).all()
+        monkeypatch.setattr(memory, "copy_in", None)
+        assert not call(name, operands, out, **how), call.errors
+        assert not np.isnan(out).any()
+        monkeypatch.undo()
+
+
+@simulated
 def test_what_goes_wrong_in_a_call_is_the_error_of_xla(monkeypatch):
     (_, operands, like, *_), *_ = cases(3, 20, 27, "float32")
     call = Caller(stream=None)
@@ -247,7 +265,7 @@ def test_handlers_follow_the_stream_of_xla_to_its_gpu(monkeypatch):
     monkeypatch.setattr(ffi, "_call", lambda compute, *of: compute())
     for number in (STREAM + 32, STREAM + 16):
         monkeypatch.setattr(ffi, "_stream", lambda *of, number=number: number)
-        ffi._on_gpu(compute, {}, 0, 0, ffi.Call(((11, 0, b""),), ()))
+        ffi._on_gpu(compute, {}, 0, 0, (), b"")
     assert seen == [(1, 1), (0, 0)]
     assert device.current_stream().device == 0
 
@@ -466,6 +484,8 @@ def test_each_gpu_computes_its_shard(exact):
     everywhere = jax.device_put(w, jax.sharding.NamedSharding(mesh, whole))
     for _ in range(4):
         close(shared(dealt, everywhere), expected)
+        close(got := alone(dealt, everywhere), expected)
+        assert got[0].sharding.spec == rows
         for gpu in devices:
             got = alone(jax.device_put(x, gpu), jax.device_put(w, gpu))
             assert got[0].devices() == got[1].values.devices() == {gpu}

@@ -286,6 +286,8 @@ def test_refusals(call, error, says):
 
 def test_what_is_lowered_for_which_device():
     traced = jax.jit(lambda x, w: x @ w).trace(X, W)
+    forms = " ".join(map(str, (X.dtype, *X.shape, *W.values.shape, X.shape[0], W.shape[1])))
+    assert f'"{products._word(LAYOUT)} highest {forms}"' in traced.lower().as_text()
     assert "numbsparse_block_sparse_matmul" in traced.lower(lowering_platforms=("cuda",)).as_text()
     with pytest.raises(NotImplementedError, match="on the CPU and on NVIDIA GPUs"):
         traced.lower(lowering_platforms=("tpu",))
@@ -303,6 +305,32 @@ def test_shard_map_that_checks_what_varies_is_refused_and_else_taken():
     with pytest.raises(NotImplementedError, match="check_vma=False"):
         jax.shard_map(lambda x: x @ W, **how)(jnp.asarray(X))
     close(jax.shard_map(lambda x: x @ W, check_vma=False, **how)(jnp.asarray(X)), X @ W)
+
+
+@pytest.mark.parametrize(
+    ("lies", "stays"), [((), ()), (("n",), ("n",)), ((("m", "n"),), (("m", "n"),)),
+                        (("n", "m"), ("n",)), ((None, "n"), ())], ids=str,
+)  # fmt: skip
+def test_rows_that_lie_on_several_devices_stay_there(lies, stays):
+    """Each device multiplies its own; the weight's gradient is summed over them."""
+    devices = np.array(jax.devices("cpu")[:4])
+    if len(devices) < 4:
+        pytest.skip("XLA_FLAGS of this run give fewer than four devices of the CPU")
+    mesh = jax.sharding.Mesh(devices.reshape(2, 2), ("m", "n"))
+
+    def put(array, axes=()):
+        over = jax.sharding.PartitionSpec(*axes)
+        return jax.device_put(array, jax.sharding.NamedSharding(mesh, over))
+
+    w, x = matrix((10, 13)), drawn(8, 10)
+    run = jax.jit(jax.value_and_grad(lambda x, w: (((y := x @ w) ** 2).sum(), y), (0, 1), True))
+    (_, y), (of_x, of_w) = run(put(x, lies), put(w))
+    for array, axes in ((y, stays), (of_x, stays), (of_w.values, ())):
+        assert array.sharding.spec == jax.sharding.PartitionSpec(*axes)
+    same((of_x, of_w), jax.grad(sparse, (0, 1))(x, w))
+    close(y, x @ w)
+    gathered = "all-gather" in run.lower(put(x, lies), put(w)).compile().as_text()
+    assert gathered == (len(lies) == 2)
 
 
 def test_what_a_handler_raises_is_the_error_of_xla(monkeypatch):

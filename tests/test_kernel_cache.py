@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from time import sleep
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +14,7 @@ from numba import cuda, types
 
 import numbsparse as ns
 from numbsparse import files
-from numbsparse.device import compiler, fingerprint, kept, kernel_cache
+from numbsparse.device import compiler, fingerprint, kept, kernel_cache, launch
 from numbsparse.device.fingerprint import Unknown, _described
 
 on_a_gpu = pytest.mark.gpu(reason="nothing is compiled without a GPU")
@@ -211,6 +213,21 @@ def test_a_kernel_is_compiled_once(folder, monkeypatch):
     monkeypatch.setattr(kernel_cache.compiler, "build", refuse)
     for number in (1, 2):
         assert run(make_kernel(number)) == [number] * 3
+
+
+def test_threads_that_want_a_kernel_at_once_compile_it_once(monkeypatch):
+    compiled = []
+
+    def build(*of):
+        sleep(0.05)
+        compiled.append(of)
+        return object()
+
+    monkeypatch.setattr(launch, "_compiled", {})
+    monkeypatch.setattr(kernel_cache, "compiled", build)
+    with ThreadPoolExecutor(3) as threads:
+        found = set(threads.map(launch._compile, 3 * ["a kernel"], 3 * [(1, 2.0)]))
+    assert len(compiled) == len(found) == 1
 
 
 @on_a_gpu

@@ -126,7 +126,7 @@ def test_rung_takes_feature_major_activations(rung, product, case, dtype, place,
 @pytest.mark.parametrize("name", [name for name in LADDER if name != "k0_reference"])
 def test_every_rung_serves_what_it_names(name):
     rung, place = LADDER[name], RUNGS[name]
-    if place == "cuda" and name >= "k4" and not serves_ampere():
+    if place == "cuda" and name >= "k5" and not serves_ampere():
         pytest.skip("takes a GPU of compute capability 8.0, or the simulator")
     for product, size, dtype in every(PRODUCTS, SIZES, PLACES[place][1]):
         named = size in rung.BLOCK_SIZES and dtype in rung.DTYPES
@@ -153,7 +153,7 @@ def test_every_size_and_dtype_is_served(product, place):
 
 def test_tensor_cores_say_what_they_cannot_take():
     reason = LADDER["k5_tensor_core"].unsupported("forward", 8, np.dtype("float16"), "cuda")
-    assert "k7_small_blocks and k4_pipelined take smaller ones" in reason
+    assert "k7_small_blocks and k8_small_batch take smaller ones" in reason
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_the_ladder_is_printed(capsys, dtype):
     assert max(map(len, lines)) <= 100
     begins = {line.split()[0]: line for line in lines if line and not line.startswith(" ")}
     assert set(LADDER) <= begins.keys()
-    for name in ("k2_shared", "k4_pipelined"):
+    for name in ("k2_shared", "k3_registers"):
         numbers = begins[name].split()[1:]
         assert len(numbers) == 7
         gain = gain_of(name, rows_of(name), "forward", dtype)
@@ -62,7 +62,7 @@ def test_the_ladder_says_why_a_rung_does_not_run_here(monkeypatch):
     assert takes == "takes B = 32, 64, 128 in float16, bfloat16, float32"
     assert why == "no GPU was found"
     assert "[1] no GPU was found" in ladder.table()
-    assert ladder.table().count("not here: [1]") == 8
+    assert ladder.table().count("not here: [1]") == 7
     assert ladder.reach_of("k0_cpu").why_not == ""
 
 
@@ -145,7 +145,7 @@ def rows_by_rung(section):
 
 
 @simulator
-@pytest.mark.parametrize("name", ["k4_pipelined", "k5_tensor_core"])
+@pytest.mark.parametrize("name", ["k3_registers", "k5_tensor_core"])
 def test_the_committed_counts_are_those_of_the_code(name, monkeypatch):
     """Of one of the three equal columns of blocks: the others request as much."""
     (case,) = (case for case in SECTIONS["small"] if name in case.rungs)
@@ -176,13 +176,10 @@ def test_the_formulas_are_what_is_counted(name):
 def test_the_counts_are_the_profilers(name):
     counted, read = (rows_by_rung(section)[name]["readings"] for section in ("counted", "small"))
     exact = ["global write requests", "global write sectors"]
-    if name != "k4_pipelined":  # whose index loads the compiler moves
-        exact += ["global read requests", "global read sectors"]
-    if name not in ("k3_registers", "k4_pipelined"):  # whose shared loads it joins
+    exact += ["global read requests", "global read sectors"]
+    if name != "k3_registers":  # whose shared loads the compiler joins
         exact += ["shared read requests", "shared read wavefronts"]
     assert {key: counted[key] for key in exact} == {key: read[key] for key in exact}
-    sectors = "global read sectors"
-    assert counted[sectors] == pytest.approx(read[sectors], rel=0.1)
 
 
 def test_the_microseconds_of_small_batches_are_those_of_the_results():
@@ -255,7 +252,7 @@ def test_a_solution_runs_as_the_lessons_say():
 def test_solutions_run(path, capsys):
     runpy.run_path(str(path), run_name="__main__")
     if path.stem == "weight_grad_reads":
-        assert "k4_pipelined    1.59   8.00 counted" in capsys.readouterr().out
+        assert "k3_registers    2.25  16.00 counted" in capsys.readouterr().out
 
 
 def test_the_sum_in_float16_of_a_solution_is_one():

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[1]
 
 WITHOUT = """
 import sys
@@ -110,3 +114,14 @@ def test_kernels_that_cannot_be_loaded_say_what_to_install(line, told):
 def test_commands_that_read_kernels_say_so(line, told):
     says = f"numbsparse: {COMMANDS[line]} takes numba-cuda: pip install "
     assert told[False][line].startswith(f"SystemExit: {says}")
+
+
+def test_a_workflow_runs_the_lowest_versions():
+    """The first ones that pyproject.toml allows, and the Python."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    job = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8").partition("  lowest:")[2]
+    for name in ("numba", "numpy", "scipy", "numba-cuda", "cuda-core"):
+        (least,) = set(re.findall(rf'"{name} >=([\d.]+)', project))
+        assert re.search(rf" {name}=={re.escape(least)}(\.\*)?\s", job), name
+    (python,) = re.findall(r'requires-python = ">=([\d.]+)"', project)
+    assert f'python-version: "{python}"' in job

@@ -106,16 +106,35 @@ def test_on_macos_it_needs_nothing_either(kept_by_windows, tmp_path):
     assert {file.name for file in here.iterdir()} == set(before)
 
 
-def test_texts_are_read_and_written_in_an_encoding_that_is_named():
-    """Windows has another one for files that name none."""
+@pytest.fixture(scope="module")
+def sources() -> dict[str, ast.Module]:
     folders = "numbsparse", "examples", ".site", ".ci"
+    files = (file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+    return {str(f.relative_to(ROOT)): ast.parse(f.read_text(encoding="utf-8")) for f in files}
+
+
+def test_texts_are_read_and_written_in_an_encoding_that_is_named(sources):
+    """Windows has another one for files that name none."""
     assert not [
-        f"{file.relative_to(ROOT)}:{node.lineno}"
-        for folder in folders
-        for file in (ROOT / folder).rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        f"{name}:{node.lineno}"
+        for name, tree in sources.items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call) and leaves_it_open(node)
     ]
+
+
+def test_no_file_imports_what_one_system_has(sources):
+    """At its top, that is: a function may, where it asks which system it is."""
+    of_one = {"fcntl", "grp", "msvcrt", "posix", "pwd", "resource", "syslog", "termios", "winreg"}
+    imported = {
+        f"{name}: {module}"
+        for name, tree in sources.items()
+        for node in tree.body
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for module in [getattr(node, "module", None), *(alias.name for alias in node.names)]
+        if module in of_one
+    }
+    assert not imported
 
 
 def leaves_it_open(call: ast.Call) -> bool:

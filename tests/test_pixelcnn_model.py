@@ -90,14 +90,14 @@ def test_every_output_begins_with_its_spread(model_module, rng):
 def test_samples_are_what_the_whole_network_draws(model_module, monkeypatch, kind):
     """Rows left out and features kept change nothing."""
     pixel_sample = imported(monkeypatch, "pixel_sample")
-    monkeypatch.setattr(pixel_sample, "SIZE", SIDE)
+    monkeypatch.setattr(pixel_sample, "SIZE", side := SIDE // 2)
     given = options(filters=16, deeper=1.5)
     model = model_module.make_model(given, kind)
     drawn = pixel_sample.sample(model, given)
     rng, images = np.random.default_rng(given.seed), np.zeros_like(drawn)
     with ns.no_grad():
-        for i, j in np.ndindex(SIDE, SIDE):
+        for i, j in np.ndindex(side, side):
             outputs = model(pixel_sample.placed(images, given)).numpy()
-            outputs = outputs.reshape(len(images), SIDE, SIDE, -1)[:, i, j]
+            outputs = outputs.reshape(len(images), side, side, -1)[:, i, j]
             images[:, i, j] = pixel_sample.draw_pixels(outputs, rng)
     np.testing.assert_array_equal(drawn, images)

@@ -27,7 +27,6 @@ TILES = {
     "regions of 64": Tile(64, 2, 6, (64,), 64, 3, 9, 1),
     "pairs of rows": Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1),
     "rows": Tile(128, 2, 1, (128, 256), 64, 4, 6, 2),
-    "fours": Tile(32, 2, 1, (64, 128, 192, 256), 128, 2, 12, 1, 1),
 }
 EDGES = (1 << 20, False), (1 << 20, False)
 
@@ -58,7 +57,7 @@ def convolution(index):
     window = conv_window((32, 32), (3, 3), 1, 1, 1)
     for product, plan, more in (
         ("forward", walks.line_items, (64, 132, 1)),
-        ("weight_grad", walks.tap_items, (16, 1, 4)),
+        ("weight_grad", walks.block_items, (4, 1, 4)),
     ):
         (of,) = window.passes(product)
         how, product = cut(of, 4, 256, 9, 640), (product,) * (product == "forward")

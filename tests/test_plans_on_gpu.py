@@ -47,7 +47,7 @@ def tiles_of(size, monkeypatch):
     ("name", "size"), [("random", 32), ("tall", 64), ("full", 128), ("none", 32)]
 )
 def test_records_are_those_of_the_host_without_its_grouping(name, size, rng, monkeypatch):
-    def neighbours(walk, n_inputs, count, exchange):
+    def neighbours(walk, n_inputs, count):
         lines = np.arange(len(walk.indptr) - 1)
         return np.append(lines, np.full(-lines.size % count, -1)).reshape(-1, count)
 
@@ -165,7 +165,7 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, m
     if dtype == "float32":
         tile, parts, more = weight_grad_on_gpu.way_on_gpu(made, size)[1], size // 32, (None,)
     else:
-        tile, more = weight_grad.tile_of(size, False, dtype.endswith("dy"), made), ()
+        tile, more = weight_grad.tile_of(size, dtype.endswith("dy"), made), ()
         parts = size // tile.PANEL
     make = plans.plan if dtype == "float32" else weight_grad_shares.plan
     panels = [n * parts for n in lines]

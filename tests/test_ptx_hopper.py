@@ -212,6 +212,33 @@ def test_barriers_hand_stages_over(rng):
 
 
 @cuda.jit
+def arriving_copies_kernel(x, out):
+    shared, bars = cuda.shared.array(256, float32, ALIGNMENT), cuda.shared.array(1, uint64)
+    t = cuda.threadIdx.x
+    if t == 0:
+        ptx.mbarrier_init(bars, 0, 32)
+        ptx.fence_mbarrier_init()
+    cuda.syncthreads()
+    if t < 32:
+        ptx.cp_async(shared, 4 * t, x, 4 * t)
+        ptx.cp_async_zero_fill(shared, 128 + 4 * t, x, 4 * t, 8)
+        ptx.cp_async_arrive(bars, 0)
+    else:
+        ptx.mbarrier_wait(bars, 0, 0)
+        for i in range(t - 32, 256, 32):
+            out[i] = shared[i]
+
+
+def test_copies_of_lanes_arrive_at_a_barrier(rng):
+    x, out = rng.random(128, np.float32), np.full(256, np.nan, np.float32)
+    x, out = device.to_device(x), device.to_device(out)
+    launch(arriving_copies_kernel, 1, 64, x, out)
+    kept = x.numpy().reshape(32, 4)
+    np.testing.assert_array_equal(out.numpy()[:128], kept.ravel())
+    np.testing.assert_array_equal(out.numpy()[128:], (kept * [1, 1, 0, 0]).ravel())
+
+
+@cuda.jit
 def uninitialized_kernel(out):
     bars = cuda.shared.array(1, uint64)
     ptx.mbarrier_arrive(bars, 0)

@@ -148,6 +148,24 @@ def test_ldmatrix_gives_fragments_of_rows_and_columns(rng):
 
 
 @cuda.jit
+def ldmatrix_of_two_kernel(source, starts, out):
+    shared = cuda.shared.array((32, 8), uint16, ALIGNMENT)
+    t = cuda.threadIdx.x
+    for i in range(8):
+        shared[t, i] = source[t, i]
+    cuda.syncthreads()
+    out[0, t, 0], out[0, t, 1] = ptx.ldmatrix_x2(shared, starts[t])
+    out[1, t, 0], out[1, t, 1] = ptx.ldmatrix_x2_trans(shared, starts[t])
+
+
+def test_ldmatrix_of_two_gives_the_first_of_four(rng):
+    source, rows = rng.integers(0, 2**16, (32, 8), dtype=np.uint16), rng.permutation(32)
+    got = run(ldmatrix_of_two_kernel, source, 8 * rows, out=np.empty((2, 32, 2), np.uint32))
+    np.testing.assert_array_equal(got[0], meaning.ldmatrix_x4(source[rows])[:, :2])
+    np.testing.assert_array_equal(got[1], meaning.ldmatrix_x4_trans(source[rows])[:, :2])
+
+
+@cuda.jit
 def ldmatrix_if_kernel(source, wanted, kept, out):
     shared = cuda.shared.array((32, 8), uint16, ALIGNMENT)
     t = cuda.threadIdx.x

@@ -409,6 +409,12 @@ def test_the_table_has_mean_and_spread_by_model_and_text(plans, report):
     ]
     assert lines[-3] == "| one | 64 | dense | 0.002: 2.5000, 0.008: diverged |"
     assert lines[-1] == "5 long runs and 2 short ones; 2 diverged"
-    drawn = report.of_one_text(runs)
+    late = told(plans, plans.DENSE, 20.0, text="other") | {
+        "curve": [[2000, 0.001, 3.0, 3.0], [4000, 0.002, 20.0, 20.0]]
+    }
+    lines = report.table([*runs, late])
+    assert lines[4].endswith("| 3.0000 | 1 of 2 | 2.00 | 0.50 |")
+    assert lines[-1] == "6 long runs and 2 short ones; 3 diverged"
+    drawn = report.of_one_text([*runs, late])
     assert [(kind.text, len(some)) for kind, some in drawn.items()] == [("one", 1), ("one", 2)]
     assert report.of_one_text([]) == {}

@@ -52,6 +52,14 @@ def test_products_of_strips_in_a_cluster(product, dtype, case, monkeypatch):
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
 
 
+@pytest.mark.parametrize(("dtype", "B"), [("float16", 8), ("bfloat16", 16)])
+@pytest.mark.parametrize("product", ["forward", "input_grad"])
+def test_w_in_the_order_of_its_steps(dtype, B, product, monkeypatch):
+    monkeypatch.setattr(strip_plan, "PACK_FROM", 0)
+    case = Case(batch=5, in_features=60, out_features=44, block_size=B, density=0.6)
+    check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
+
+
 @pytest.mark.pairs
 @pytest.mark.parametrize(("warps", "split"), [(4, 2), (2, 4), (1, 2)])
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
@@ -181,10 +189,10 @@ def test_every_block_is_in_one_step_where_its_features_are(rng, B, transposed, w
     walk = layout.index.rows if transposed else layout.index.columns
     features = (layout.shape[1] if transposed else layout.shape[0]) * B - 3
     plan = plan_strips(layout.index, transposed, features, strip)
-    lengths, lines, groups, begins, words, of_w = plan
+    lengths, lines, groups, begins, words, codes = plan
     lines = lines.reshape(-1, cluster, strip.WARPS, strip.COLUMNS)
     head = strip.HEAD
-    groups, of_w = groups.reshape(-1, strip.GROUPS), of_w.reshape(-1, 2)
+    groups, codes = groups.reshape(-1, strip.GROUPS), codes.reshape(-1, strip.BLOCKS_A_STEP)
     found = []
     for s, (first, n_stages) in enumerate(zip(lengths.starts, lengths.steps, strict=True)):
         for stage, rank in np.ndindex(n_stages, cluster):
@@ -197,8 +205,11 @@ def test_every_block_is_in_one_step_where_its_features_are(rng, B, transposed, w
                 step = begin + (int(word) >> 24)
                 for j, line in enumerate(own):
                     for _ in range(int(word) >> 6 * j & 63):
-                        for half, code in enumerate(of_w[step]):
-                            piece, inside = code >> 4, code & 15
+                        for half in range(2):
+                            code = codes[step, half * strip.BLOCKS_A_STEP // 2]
+                            nth = half if B == 16 else 0  # piece of the block
+                            inside = min(max((code & 31) - nth * PIECE, 0), PIECE)
+                            piece = (code >> 5) * (B // PIECE) + nth
                             place = int(told[head + step - begin]) >> 16 * half & 0xFFFF
                             group, at = divmod(place, strip.GROUP_BYTES)
                             assert (inside == 0) == (group == strip.GROUPS)

@@ -329,7 +329,6 @@ CEILINGS = {  # files and lines that a reader opens for one forward product
     "k1_naive": (1, 120),
     "k2_shared": (2, 250),
     "k3_registers": (1, 300),
-    "k4_pipelined": (3, 725),
     "k5_tensor_core": (3, 520),
     "k6_hopper": (4, 890),
     "k7_small_blocks": (4, 880),

@@ -113,7 +113,7 @@ def install(monkeypatch):
         (runtime, "make_current", lambda device: None),
         (streams.DEFAULT, "_device", 0),
         (streams.Stream, "device", 0),
-        (streams, "_driver", lambda: driver),
+        (runtime, "driver", lambda: driver),
         (streams, "several", True),
         (streams, "_apart", lambda: streams.at(99)),
         (memory, "take", driver.buffer),
@@ -357,7 +357,7 @@ def test_launches_go_to_the_current_stream_in_order(driver, monkeypatch, bound):
 def test_without_a_gpu_streams_do_nothing(monkeypatch, rng):
     monkeypatch.setattr(runtime, "is_available", lambda: False)
     monkeypatch.setattr(runtime, "SIMULATED", False)
-    monkeypatch.setattr(streams, "_driver", None)
+    monkeypatch.setattr(runtime, "driver", None)
     x = rng.standard_normal((3, 8), dtype=np.float32)
     for of in (None, 0x500, Torch(7)):
         with ns.stream(of) as side:

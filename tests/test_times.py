@@ -55,8 +55,9 @@ RISING = [2.0**n for n in range(12)]
         (64, 0.5, 4, 2.5),  # between two densities, which are three places apart
         (128, 0.25, 1, 3),
         (64, 0.25, 49, 2),  # in as many tiles of rows as 64
-        (64, 0.25, 4096, 2),  # beyond the last batch
-        (1024, 1, 64, 11),
+        (128, 0.0625, 1, 3),  # before the first density
+        (64, 0.25, 4096, 3.5),  # beyond the last batch
+        (1024, 1, 64, 17),
     ],
 )
 def test_times_are_interpolated_in_logarithms(written, features, density, batch, power):
@@ -117,7 +118,7 @@ def test_the_choice_is_the_fastest_of_those_that_serve(written):
         written({"forward float32 highest B=32": {n: [s] * 12 for n, s in seconds.items()}})
         return choice.choose("forward", "auto", *case)
 
-    assert chosen(k2_shared=2.0, k3_registers=1.0, k4_pipelined=3.0) == "k3_registers"
+    assert chosen(k2_shared=2.0, k3_registers=1.0, k5_tensor_core=3.0) == "k3_registers"
     assert chosen(k7_small_blocks=1.0, k2_shared=2.0) == "k2_shared"  # k7 takes no B = 32
     served = choice.serving("forward", 32, np.dtype(np.float32), "cuda", 4, "highest")
     assert chosen() == served[0]  # nothing known: the last of the ladder

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from conftest import needs_bfloat16
 from torch_helpers import drawn, grads, layout, ns, nst, torch
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own parts
@@ -33,6 +34,16 @@ def test_layers_in_one_graph(name):
         torch.testing.assert_close(y, expected)
         inputs = [x, *model.parameters()]
         torch.testing.assert_close(grads(y, inputs), grads(expected, inputs))
+
+
+@needs_bfloat16
+def test_autocast_in_one_graph():
+    linear, x = nst.Linear(8, 8, block_size=4), drawn(3, 8, dtype=torch.float32)
+    graph = torch.compile(linear, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, expected = graph(x), linear(x)
+    assert y.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(grads(y, [x, linear.weight]), grads(expected, [x, linear.weight]))
 
 
 def test_functions_in_one_graph():

@@ -1,4 +1,4 @@
-"""Two processes that share the work over gloo: DDP, and FSDP2, which deals the blocks out.
+"""Two processes that share the work: DDP, and FSDP2, which deals the blocks out; gloo, or NCCL.
 
 The first is that of the tests, which has loaded torch.
 """
@@ -14,6 +14,7 @@ import pytest
 from examples_helpers import EXAMPLES, write_text
 from torch_helpers import layout, nst, torch
 
+from numbsparse import device
 from numbsparse.distributed import environment, start
 
 pytestmark = pytest.mark.skipif(
@@ -41,55 +42,66 @@ def train(net, batches):
         optimizer.zero_grad()
 
 
-def shared(net, kind):
+def shared(net, kind, place):
     """The net that both ranks train, and how its whole state is gathered."""
     if kind == "DDP":
         return torch.nn.parallel.DistributedDataParallel(net), net.state_dict
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.fsdp import fully_shard
 
-    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    mesh = torch.distributed.device_mesh.init_device_mesh(place, (2,))
     fully_shard(net[0], mesh=mesh)
     fully_shard(net, mesh=mesh)
     how = StateDictOptions(full_state_dict=True)
     return net, lambda: get_model_state_dict(net, options=how)
 
 
-def example(text):
+def example(text, place="cpu"):
     """The bits per character of a few steps of torch_gpt's sparse model, by all ranks there are."""
     torch_gpt = import_module("torch_gpt")
     given = "--width 128 --layers 1 --batch 4 --length 8 --steps 2 --held-out-batches 1"
-    options = torch_gpt.parse(given.split())
+    options = torch_gpt.parse([*given.split(), "--device", place])
     with redirect_stderr(StringIO()):
         return torch_gpt.train("sparse", torch_gpt.open_text(text), options)["bits"]
 
 
-def worker(rank, port, text):
+def worker(rank, backend, port, text):
     """Train with the other rank in both ways, and see that both know what one alone learns."""
-    alone, wait = model(), timedelta(seconds=90)
-    train(alone, batches())
+    place, wait = "cuda" if backend == "nccl" else "cpu", timedelta(seconds=90)
+    if place == "cuda":
+        torch.cuda.set_device(rank)
+    alone, of_all = model().to(place), batches().to(place)
+    train(alone, of_all)
     store = torch.distributed.TCPStore("localhost", port, 2, is_master=rank == 0, timeout=wait)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=wait)
+    how = {"store": store, "rank": rank, "world_size": 2, "timeout": wait}
+    torch.distributed.init_process_group(backend, **how)
     try:
         for kind in ("DDP", "FSDP2"):
-            net, state = shared(model(), kind)
-            train(net, batches()[:, rank * ROWS :][:, :ROWS])
+            net, state = shared(model().to(place), kind, place)
+            train(net, of_all[:, rank * ROWS :][:, :ROWS])
             torch.testing.assert_close(dict(state()), dict(alone.state_dict()), msg=kind)
-        return example(text)
+        return example(text, place)
     finally:
         torch.distributed.destroy_process_group()
 
 
-def test_two_processes_train_as_one(tmp_path, monkeypatch):
+two_gpus = pytest.mark.skipif(
+    device.SIMULATED or torch.cuda.device_count() < 2, reason="takes two GPUs"
+)
+
+
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=two_gpus)])
+def test_two_processes_train_as_one(backend, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     text = write_text(tmp_path)
     bits = example(text)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    other = torch.multiprocessing.get_context("spawn").Process(target=worker, args=(1, port, text))
+    start = torch.multiprocessing.get_context("spawn").Process
+    other = start(target=worker, args=(1, backend, port, text))
     other.start()
     try:
-        assert worker(0, port, text) == pytest.approx(bits, rel=1e-3)
+        assert worker(0, backend, port, text) == pytest.approx(bits, rel=1e-3)
         other.join(timeout=60)
         assert other.exitcode == 0
     finally:

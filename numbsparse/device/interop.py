@@ -34,7 +34,7 @@ def in_order_with(x: Any) -> AbstractContextManager[Any]:
     """A context in which work is in order with that of x's library.
 
     Work goes to the stream that the library works on. Within `stream(...)` it stays there: the
-    library's stream comes before it and after it. JAX tells no stream to wait with: the work is
+    library's stream comes before it and after it. JAX gives no stream to wait on: the work is
     done at the end.
     """
     ours = streams.current()
@@ -60,7 +60,7 @@ def _library_of(x: Any) -> str:
 
 
 def read_quickly(x: Any) -> DeviceArray | None:
-    """A view by a short way, of a library that works on the current stream; else None."""
+    """A view by a shortcut, of a library that works on the current stream; else None."""
     for way in SHORT_WAYS:
         if (array := way.read(x)) is not None:
             return array

@@ -1,4 +1,4 @@
-"""Machine code on disk, for the processes to come, in a folder of one's own.
+"""Machine code on disk, for later processes, in a folder of the user's own.
 
 A file is written whole or not at all. One that is empty, cut or damaged is as if it was not there,
 and is written again; a folder that cannot be written costs nothing but time. The oldest files go

@@ -55,9 +55,7 @@ def unpack(data: bytes | None) -> tuple[str, bytes] | None:
 
 
 def _file_of(kernel: Any, signature: tuple[Any, ...]) -> str | None:
-    from cuda.bindings import driver
-
-    machine = runtime.compute_capability(), driver.cuDriverGetVersion()[1]
+    machine = runtime.compute_capability(), runtime.driver().cuDriverGetVersion()[1]
     name = fingerprint(kernel, signature, *machine)
     return None if name is None else f"{name}.cubin"
 

@@ -26,13 +26,14 @@ _NUMBA_TYPES = {
 } | {np.dtype(bool): types.boolean}
 
 PERMITTED = 32 * 1024
-"""Bytes of dynamic shared memory that need no asking: 48 KB, static arrays counted, are free."""
+"""Bytes of dynamic shared memory without permission: 48 KB, static arrays counted, are free."""
 
 FLOATS = (float, np.floating)
 
 _INT, _FLOAT = struct.Struct("q").pack, struct.Struct("f4x").pack
 
 _compiled: dict[tuple[Any, ...], Any] = {}
+_compiling = Lock()  # threads of several GPUs want the same kernels at once
 _prepared: dict[tuple[Any, ...], Prepared] = {}
 _kinds: dict[tuple[Any, ...], int] = {}
 
@@ -67,18 +68,10 @@ def launch(
         grid = (grid,) if isinstance(grid, int) else tuple(grid)
     if 0 in grid:
         return
-    capture = runtime.capturing()
-    if capture is not None:
-        capture.hold(args)
-    elif streams.several:
-        memory.note(owners_of(args))
-    if runtime.several_devices:
-        _check_devices(args)
-    if (recording := runtime.recording()) is not None:
-        recording.hold(args)
+    capture = _hold(args)
     if runtime.SIMULATED:
         of = kernel, grid, block, shared_bytes, list(map(_simulated, args)), cluster, together
-        if recording is not None:
+        if (recording := runtime.recording()) is not None:
             recording.add(partial(_simulate, *of))
         _simulate(*of)
         return
@@ -119,19 +112,25 @@ class Bound:
             self._prepared, self._values = _prepare(kernel, args, shared_bytes)
 
     def __call__(self, *held: DeviceArray) -> None:
-        capture = runtime.capturing()
-        if capture is not None:
-            capture.hold(held)
-        elif streams.several:
-            memory.note(owners_of(held))
-        if runtime.several_devices:
-            _check_devices(held)
-        if (recording := runtime.recording()) is not None:
-            recording.hold(held)
+        capture = _hold(held)
         if runtime.SIMULATED:
             launch(self._kernel, *self._how[:2], *self._args, shared_bytes=self._how[2])
             return
         _start(self._prepared, self._values, self._how, capture)
+
+
+def _hold(args: tuple[Any, ...]) -> Any:
+    """Whoever records launches keeps the memory of these; the capture, if one is under way."""
+    capture = runtime.capturing()
+    if capture is not None:
+        capture.hold(args)
+    elif streams.several:
+        memory.note(owners_of(args))
+    if runtime.several_devices:
+        _check_devices(args)
+    if (recording := runtime.recording()) is not None:
+        recording.hold(args)
+    return capture
 
 
 def _without_owner(arg: Any) -> Any:
@@ -222,12 +221,10 @@ class Prepared:
     """
 
     def __init__(self, kernel: Any, nbytes: int, shared_bytes: int):
-        from cuda.bindings import driver
-
         if shared_bytes > PERMITTED:
             _permit_shared_memory(kernel, shared_bytes)
         self._kernel = kernel  # holds the machine code
-        error, self.function = driver.cuKernelGetFunction(int(kernel.handle))
+        error, self.function = runtime.driver().cuKernelGetFunction(int(kernel.handle))
         if error:
             raise RuntimeError(f"a kernel was not loaded: {error.name}")
         slots = Slots(bytes(nbytes))
@@ -252,7 +249,7 @@ class Slots:
 @cache
 def _launcher() -> tuple[Any, Any]:
     """The driver's launch and its settings; imported with the first launch."""
-    from cuda.bindings import driver
+    driver = runtime.driver()
 
     @lru_cache(maxsize=4096)
     def setting(
@@ -329,15 +326,16 @@ def _numba_dtype(dtype: np.dtype) -> types.Type:
 def _compile(kernel: Any, args: tuple[Any, ...]) -> Any:
     """The cuda.core kernel for these argument types; one serves all GPUs of its capability."""
     key = kernel, tuple(map(_numba_type, args)), runtime.compute_capability()
-    if (known := _compiled.get(key)) is None:
-        known = _compiled[key] = kernel_cache.compiled(*key[:2])
-    return known
+    if key not in _compiled:
+        with _compiling:
+            if key not in _compiled:
+                _compiled[key] = kernel_cache.compiled(*key[:2])
+    return _compiled[key]
 
 
 def _permit_shared_memory(compiled: Any, nbytes: int) -> None:
     """The driver keeps one number a kernel, the largest of all launches that are prepared."""
-    from cuda.bindings import driver
-
+    driver = runtime.driver()
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     handle, device = int(compiled.handle), runtime.current_device().device_id
     error, permitted = driver.cuKernelGetAttribute(attribute, handle, device)

@@ -291,9 +291,7 @@ def _from_pool(nbytes: int) -> Any:
         except Exception as error:
             if "OUT_OF_MEMORY" not in str(error):
                 raise
-            from cuda.bindings import driver
-
-            _, free, total = driver.cuMemGetInfo()
+            _, free, total = runtime.driver().cuMemGetInfo()
             where = f" of cuda:{stream.device}" if runtime.several_devices else ""
             raise MemoryError(
                 f"{nbytes / 2**20:.1f} MiB of device memory{where} were asked for; "
@@ -315,12 +313,12 @@ def give_up_kept() -> None:
 def forget_peak() -> None:
     """Let the pool's `used_mem_high` restart from what is in use now."""
     if not runtime.SIMULATED:
-        driver = _driver()
+        driver = runtime.driver()
         peak = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_HIGH
         with streams.current().context():
             pool = runtime.current_device().memory_resource.handle
             error = driver.cuMemPoolSetAttribute(pool, peak, driver.cuuint64_t(0))
-        _check(error, "forgetting the peak of the pool's memory")
+        runtime.checked(error, "forgetting the peak of the pool's memory")
 
 
 def copy_in(address: int, host: np.ndarray) -> None:
@@ -335,10 +333,10 @@ def copy_in(address: int, host: np.ndarray) -> None:
     elif host.nbytes:
         stream = streams.current()
         with stream.context():
-            error = _driver().cuMemcpyHtoDAsync(
+            error = runtime.driver().cuMemcpyHtoDAsync(
                 address, host.ctypes.data, host.nbytes, stream.handle
             )
-        _check(error, "copying to the GPU")
+        runtime.checked(error, "copying to the GPU")
 
 
 def copy_out(host: np.ndarray, address: int) -> None:
@@ -353,10 +351,10 @@ def copy_out(host: np.ndarray, address: int) -> None:
     elif host.nbytes:
         stream = streams.current()
         with stream.context():
-            error = _driver().cuMemcpyDtoHAsync(
+            error = runtime.driver().cuMemcpyDtoHAsync(
                 host.ctypes.data, address, host.nbytes, stream.handle
             )
-            _check(error, "copying to the host")
+            runtime.checked(error, "copying to the host")
             streams.synchronize()
 
 
@@ -369,12 +367,12 @@ def copy_within(target: int, source: int, nbytes: int, of: int | None = None) ->
         stream = streams.current()
         with stream.context():
             if of is None or of == stream.device:
-                error = _driver().cuMemcpyDtoDAsync(target, source, nbytes, stream.handle)
+                error = runtime.driver().cuMemcpyDtoDAsync(target, source, nbytes, stream.handle)
             else:
                 to, of_source = _reaching(stream.device, of)
                 how = target, to, source, of_source, nbytes, stream.handle
-                error = _driver().cuMemcpyPeerAsync(*how)
-        _check(error, "copying on the GPU")
+                error = runtime.driver().cuMemcpyPeerAsync(*how)
+        runtime.checked(error, "copying on the GPU")
 
 
 @cache
@@ -386,23 +384,10 @@ def _reaching(*pair: int) -> tuple[int, ...]:
         with runtime.MadeCurrent(pair[i]), suppress(Exception):  # else by the host's memory
             if device.can_access_peer(runtime.device_at(pair[1 - i])):
                 device.memory_resource.peer_accessible_by.add(pair[1 - i])
-                _driver().cuCtxEnablePeerAccess(contexts[1 - i], 0)
+                runtime.driver().cuCtxEnablePeerAccess(contexts[1 - i], 0)
     return contexts
 
 
 def view(address: int, nbytes: int) -> np.ndarray:
     """Simulated device memory as bytes that NumPy can read and write."""
     return np.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=np.uint8)  # type: ignore[call-overload]
-
-
-@cache
-def _driver() -> Any:
-    from cuda.bindings import driver
-
-    return driver
-
-
-def _check(result: tuple[Any, ...], what: str) -> None:
-    (error,) = result
-    if int(error) != 0:
-        raise RuntimeError(f"{what} failed: {error.name}")

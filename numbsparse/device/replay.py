@@ -49,8 +49,8 @@ class Replay:
         self.held += (block for block in owners_of(args) if isinstance(block, memory.Block))
 
     def start(self, operands: tuple[Any, ...], stream: streams.Stream) -> None:
-        if streams.several:
-            memory.note((*owners_of(operands), *self.held), stream)
+        if streams.several and operands:  # what is held was noted as it was recorded
+            memory.note(owners_of(operands), stream)
         for start in self.starts:
             (error,) = start()
             if error and (error := stream.retried(start)):
@@ -63,7 +63,7 @@ def replayed(
     """Do the work on operands, arrays of ours or tensors of torch; or only start its launches.
 
     They are recorded when it comes for the second time. They depend on `what`, on the stream, and
-    on where the operands are and how they lie there.
+    on the operands' addresses and strides.
     """
     stream = _stream_of(operands[0])
     if stream is None or runtime.recording() is not None:

@@ -104,7 +104,7 @@ def _missing() -> str | None:
     if device.compute_capability < (7, 0):
         return f"{device.name} is too old: numbsparse takes compute capability 7.0 and up"
     if (library := missing_compiler()) is not None:
-        major = _driver_major()
+        major = driver().cuDriverGetVersion()[1] // 1000
         return f"the compiler library {library} was not found: pip install 'numbsparse[cu{major}]'"
     return None
 
@@ -122,10 +122,20 @@ def missing_compiler() -> str | None:
     return None
 
 
-def _driver_major() -> int:
+@cache
+def driver() -> Any:
+    """The driver's functions as cuda-python has them, imported when first needed."""
     from cuda.bindings import driver
 
-    return driver.cuDriverGetVersion()[1] // 1000
+    return driver
+
+
+def checked(result: tuple[Any, ...], what: str) -> Any:
+    """What a function of the driver gives; RuntimeError where it failed at `what`."""
+    error, *values = result
+    if int(error) != 0:
+        raise RuntimeError(f"{what} failed: {error.name}")
+    return values[0] if values else None
 
 
 def is_available() -> bool:
@@ -173,13 +183,11 @@ _contexts: dict[int, int] = {}  # the driver's handle of each GPU's, once it was
 
 def make_current(device: int) -> int | None:
     """Make a GPU's context this thread's; returns the one that was, 0 for none, None for itself."""
-    from cuda.bindings import driver
-
-    _, context = driver.cuCtxGetCurrent()  # an error where CUDA has not begun: no context
+    _, context = driver().cuCtxGetCurrent()  # an error where CUDA has not begun: no context
     before = int(context or 0)
     if not before or before != _contexts.get(device):
         device_at(device).set_current()
-        _contexts[device] = int(driver.cuCtxGetCurrent()[1])
+        _contexts[device] = int(driver().cuCtxGetCurrent()[1])
     return None if before == _contexts[device] else before
 
 
@@ -192,9 +200,7 @@ def context_of(device: int) -> int:
 def return_to(context: int | None) -> None:
     """Make a context current again that `make_current` returned; for none that of our own GPU."""
     if context:
-        from cuda.bindings import driver
-
-        driver.cuCtxSetCurrent(context)
+        driver().cuCtxSetCurrent(context)
     elif context is not None:
         make_current(current_id())
 
@@ -249,19 +255,15 @@ def describe(device: int | None = None) -> str:
     """Name and driver of a GPU, of the one in use for None, in a few words."""
     if SIMULATED:
         return "numba-cuda's simulator"
-    from cuda.bindings import driver
-
-    version = driver.cuDriverGetVersion()[1]
+    version = driver().cuDriverGetVersion()[1]
     name = card() if device is None else device_at(device).name
     return f"{name}, driver for CUDA {version // 1000}.{version % 1000 // 10}"
 
 
 def figures(device: int) -> dict[str, Any]:
     """What a GPU is, by name: bytes of its memory, and so on. No work is begun on it."""
-    from cuda.bindings import driver
-
     major, minor = device_at(device).compute_capability
-    _, total = driver.cuDeviceTotalMem(device)
+    _, total = driver().cuDeviceTotalMem(device)
     found = {"name": describe(device), "compute_capability": f"{major}.{minor}"}
     return found | {"memory": int(total)}
 
@@ -270,8 +272,6 @@ def device_at_address(address: int) -> int:
     """The number of the GPU whose memory is there."""
     if SIMULATED:
         return current_id()
-    from cuda.bindings import driver
-
-    attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    error, device = driver.cuPointerGetAttribute(attribute, address)
+    attribute = driver().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    error, device = driver().cuPointerGetAttribute(attribute, address)
     return current_id() if int(error) else int(device)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+from collections.abc import Callable
 from typing import Any
 
-from numbsparse.device import streams
+from numbsparse.device import runtime, streams
 from numbsparse.device.array import DeviceArray
+from numbsparse.device.capture import in_use
 
 
 class _Memory:
@@ -14,24 +18,26 @@ class _Memory:
     def __init__(self, address: int, give_back: Any):
         self.address, self._give_back = address, give_back
 
-    def __del__(self) -> None:
-        self._give_back(self.address)
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ending():  # then the GPU may wait for a process that is no more
+            self._give_back(self.address)
 
 
 def shared(words: int) -> tuple[DeviceArray, str]:
     """Zeros, uint32, and what another process of this host opens them by."""
-    driver = streams._driver()
-    with streams.current().context():
+    driver, stream = runtime.driver(), streams.current()
+    with stream.context():
         address = int(_checked(driver.cuMemAlloc(4 * words)))
-        _checked(driver.cuMemsetD32(address, 0, words))
+        _checked(driver.cuMemsetD32Async(address, 0, words, stream.handle))
         handle = _checked(driver.cuIpcGetMemHandle(address))
+    stream.synchronize()  # the others may write there from now on
     memory = _Memory(address, driver.cuMemFree)
     return DeviceArray(address, (words,), "uint32", None, memory), bytes(handle.reserved).hex()
 
 
 def opened(handle: str, words: int) -> DeviceArray:
     """What another process shares, on its own GPU."""
-    driver = streams._driver()
+    driver = runtime.driver()
     of = driver.CUipcMemHandle()
     of.reserved = bytes.fromhex(handle)
     how = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
@@ -42,8 +48,27 @@ def opened(handle: str, words: int) -> DeviceArray:
     )
 
 
+def send(values: DeviceArray, to: DeviceArray, stream: int) -> None:
+    """Copy values to the first bytes of `to`, of another GPU's memory, on a stream by its handle.
+
+    A copy engine does it, and it is part of what is captured there.
+    """
+    in_use(values, to)
+    if runtime.SIMULATED:
+        ctypes.memmove(to.address, values.address, values.nbytes)
+    elif values.nbytes:
+        with streams.current().context():
+            how = to.address, values.address, values.nbytes, stream
+            _checked(runtime.driver().cuMemcpyAsync(*how))
+
+
+def let_go(flags: DeviceArray) -> None:
+    """Set all flags, beside what the GPU is at: no kernel there waits for them any more."""
+    stream = streams.beside()
+    with stream.context():
+        driver = runtime.driver()
+        _checked(driver.cuMemsetD32Async(flags.address, 2**31 - 1, flags.size, stream.handle))
+
+
 def _checked(result: tuple[Any, ...]) -> Any:
-    error, *values = result
-    if int(error) != 0:
-        raise RuntimeError(f"memory of another process was not opened: {error.name}")
-    return values[0] if values else None
+    return runtime.checked(result, "sharing memory with another process")

@@ -118,7 +118,7 @@ class Stream:
         """Wait on the host until the GPU has done all that this stream was given."""
         if not runtime.SIMULATED and self.handle:
             with self.context():
-                _checked(_driver().cuStreamSynchronize(self.handle))
+                _checked(runtime.driver().cuStreamSynchronize(self.handle))
 
     def context(self) -> AbstractContextManager[Any]:
         """In it the driver's calls mean this stream's GPU, whatever this thread did with others."""
@@ -138,7 +138,7 @@ class Stream:
         """Whether another library is recording this stream in a CUDA graph."""
         if self.handle <= LEGACY or runtime.SIMULATED:  # the legacy stream cannot be captured
             return False
-        driver = _driver()
+        driver = runtime.driver()
         status = _checked(driver.cuStreamIsCapturing(self.handle))
         return bool(status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
@@ -160,12 +160,23 @@ def order(first: int, second: int, of: Stream | None = None, to: Stream | None =
     By their handles; where the first is being captured in a graph, the second is from now on too.
     They are on the GPUs of the streams `of` and `to`, else on the one in use.
     """
-    driver = _driver()
+    follow(second, event_of(first, of), to)
+
+
+def event_of(stream: int, of: Stream | None = None) -> Any:
+    """What a stream was given so far, for `follow`."""
+    driver = runtime.driver()
     with (of or current()).context():
         event = _checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value))
-        _checked(driver.cuEventRecord(event, first))
+        _checked(driver.cuEventRecord(event, stream))
+    return event
+
+
+def follow(stream: int, event: Any, to: Stream | None = None) -> None:
+    """Let what a stream is given from now on wait for an event, once."""
+    driver = runtime.driver()
     with (to or current()).context():
-        _checked(driver.cuStreamWaitEvent(second, event, 0))
+        _checked(driver.cuStreamWaitEvent(stream, event, 0))
     _checked(driver.cuEventDestroy(event))  # by the driver, once it is over
 
 
@@ -234,7 +245,7 @@ def stream(of: Any = None) -> Stream:
 
     Notes
     -----
-    A stream of your own takes turns with the legacy default stream, as CuPy's do: it sees what was
+    A stream of your own synchronizes with the legacy default stream, as CuPy's do: it sees what was
     done before, and what is done on it is seen after. Two of them run side by side, and so do
     torch's. As everywhere in CUDA, streams that work on one array are ordered by you, by `wait`.
     These wait by themselves: the first kernel on a stream that reads an array made on another one,
@@ -310,7 +321,7 @@ def _new(nonblocking: bool, priority: int | None = None) -> Stream:
 
 
 def beside() -> Stream:
-    """A stream that takes no turns with any other, and whose work comes first on the GPU."""
+    """A stream that synchronizes with no other, and whose work comes first on the GPU."""
     return _new(nonblocking=True, priority=-1)
 
 
@@ -386,7 +397,7 @@ def relaxed() -> Iterator[None]:
 
     Captures of other libraries forbid that by default, lest it meets what they record.
     """
-    driver = _driver()
+    driver = runtime.driver()
     before = _checked(
         driver.cuThreadExchangeStreamCaptureMode(
             driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -403,15 +414,5 @@ def _apart() -> Stream:
     return _new(nonblocking=True)
 
 
-@cache
-def _driver() -> Any:
-    from cuda.bindings import driver
-
-    return driver
-
-
 def _checked(result: tuple[Any, ...]) -> Any:
-    error, *values = result
-    if int(error) != 0:
-        raise RuntimeError(f"work on a stream failed: {error.name}")
-    return values[0] if values else None
+    return runtime.checked(result, "work on a stream")

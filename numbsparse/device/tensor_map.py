@@ -88,8 +88,7 @@ def _simulated(key: Key) -> np.ndarray:
 
 
 def _encoded(key: Key) -> np.ndarray:
-    from cuda.bindings import driver
-
+    driver = runtime.driver()
     address, shape, strides, itemsize, box, swizzle = key
     # Copied as they are, so only the size of the values counts.
     kind = f"CU_TENSOR_MAP_DATA_TYPE_{ {1: 'UINT8', 2: 'UINT16', 4: 'UINT32'}[itemsize] }"

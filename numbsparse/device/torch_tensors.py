@@ -1,4 +1,4 @@
-"""Tensors of torch by the short way: read by their attributes, made by torch itself.
+"""Tensors of torch by a shortcut: read by their attributes, made by torch itself.
 
 The protocols take three times as long to lend a tensor, and five times as long to hand one back.
 They still see to the rest: other types, dtypes and GPUs, and torch working on another stream.
@@ -37,7 +37,7 @@ def read(x: Any) -> DeviceArray | None:
 
 
 def identity(x: Any) -> tuple[Any, ...] | None:
-    """What tells one tensor in the memory of a GPU from another; None for what `read` refuses."""
+    """What distinguishes one tensor in the memory of a GPU; None for what `read` refuses."""
     torch = sys.modules.get("torch")  # as `_torch_of` does, a call less
     if torch is None or runtime.SIMULATED or type(x) not in _types_of(torch) or not x.is_cuda:
         return None

@@ -14,11 +14,12 @@ ALIGNED = 256  # bytes that a gradient begins at a multiple of
 
 
 class Bucket(NamedTuple):
-    """Gradients of one dtype, by number, where each begins, and the items of all."""
+    """Gradients of one dtype, by number, where each begins, and the items and bytes of all."""
 
     numbers: tuple[int, ...]
     starts: tuple[int, ...]
     size: int
+    nbytes: int
 
 
 def buckets_of(order: Sequence[int], arrays: Sequence[Any], least: int) -> list[Bucket]:
@@ -39,10 +40,12 @@ def buckets_of(order: Sequence[int], arrays: Sequence[Any], least: int) -> list[
 
 
 def _placed(numbers: list[int], arrays: Sequence[Any]) -> Bucket:
-    grain = ALIGNED // arrays[numbers[0]].itemsize
+    item = arrays[numbers[0]].itemsize
+    grain = ALIGNED // item
     ends = np.cumsum([-(-arrays[i].size // grain) * grain for i in numbers])
     starts, last = [0, *ends[:-1].tolist()], numbers[-1]
-    return Bucket(tuple(numbers), tuple(starts), starts[-1] + arrays[last].size)
+    size = starts[-1] + arrays[last].size
+    return Bucket(tuple(numbers), tuple(starts), size, size * item)
 
 
 class Work:
@@ -50,27 +53,22 @@ class Work:
 
     buckets : in the order in which they are reduced; None where it is not known yet
     of : the bucket of each gradient, by parameter's number
+    pair : the other GPU, where both copy to each other's memory
     found : the values of each, which are kept: on another stream they may still be read
     """
 
     def __init__(self, trained: tuple[int, ...], buckets: list[Bucket] | None):
         self.trained, self.buckets, self.reduced = trained, buckets, 0
         self.of = {i: bucket for bucket in buckets or () for i in bucket.numbers}
+        self.pair: Any = None
         self._flat: dict[int, Any] = {}  # by the first of a bucket
         self.found: dict[int, Any] = {}
         self.means: dict[int, Any] = {}
-        self.in_parts: dict[int, Any] = {}  # values that are on their way already
-
-    def next(self) -> Bucket | None:
-        """The bucket that is reduced next."""
-        if self.buckets is None or self.reduced == len(self.buckets):
-            return None
-        return self.buckets[self.reduced]
 
     def mean_of(self, i: int, values: Any) -> Any:
         """Where the mean of gradient i comes: a part of its bucket's array."""
         if i not in self.means:
-            bucket = self.of.get(i) or Bucket((i,), (0,), values.size)
+            bucket = self.of.get(i) or Bucket((i,), (0,), values.size, values.nbytes)
             first, start = bucket.numbers[0], bucket.starts[bucket.numbers.index(i)]
             if first not in self._flat:
                 new = device.empty if isinstance(values, DeviceArray) else np.empty
@@ -80,14 +78,16 @@ class Work:
 
     def complete(self) -> Iterator[tuple[Any, Any]]:
         """What is to be reduced, (values, mean), of each further bucket that is there."""
-        while (bucket := self.next()) and all(i in self.found for i in reversed(bucket.numbers)):
+        for bucket in (self.buckets or [])[self.reduced :]:
+            if not all(i in self.found for i in reversed(bucket.numbers)):
+                return
             self.reduced += 1
             first, *others = bucket.numbers
             if others:
                 flat = self._flat[first]
                 pack([self.found[i] for i in bucket.numbers], flat, bucket.starts)
                 yield flat, flat
-            elif self.in_parts.get(first) is not self.found[first]:
+            else:
                 yield self.found[first], self.means[first]
 
 

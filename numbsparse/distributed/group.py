@@ -11,6 +11,7 @@ import numpy as np
 
 from numbsparse import device, edits
 from numbsparse.device import DeviceArray
+from numbsparse.device.shared import let_go
 from numbsparse.distributed.links import Links, met
 from numbsparse.distributed.on_gpu import DTYPES, ByNCCL
 from numbsparse.distributed.on_host import OPERATIONS, ByMPI, BySockets, call
@@ -61,6 +62,7 @@ class Group:
         self._host, self._nccl = host, nccl
         self._agreed: set[str] = set()
         self._parts: list[Group] = []
+        self._waiting: list[Any] = []  # flags that kernels here wait for
         self._is_open = size > 1
         if size > 1:
             atexit.register(self._at_exit)
@@ -105,6 +107,11 @@ class Group:
         """Wait, on the host, until all ranks are here."""
         if self._links:
             self._links.meet({"call": "barrier"}, b"", lambda parts: [b""] * len(parts))
+
+    def check(self) -> None:
+        """Raise RankLost where another rank has ended."""
+        if self._links:
+            self._links.watch.check()
 
     def share(self, value: Any) -> list[Any]:
         """A list with each rank's value: numbers, strings, None, and lists and dicts of them."""
@@ -178,6 +185,8 @@ class Group:
             atexit.unregister(self._at_exit)
             self._links.watch.close(failed)
             if self._nccl and failed:
+                for flags in self._waiting:
+                    let_go(flags)
                 self._nccl.abort()
 
     def _at_exit(self) -> None:
@@ -200,8 +209,7 @@ class Group:
         """A collective; `parts` is x as the engines take it, shape that of the result."""
         target = None if out is None else _checked_out(out, x, shape)
         on_gpu = isinstance(x, DeviceArray)
-        if self._links:
-            self._links.watch.check()
+        self.check()
         with device.in_order_with(x):
             if self._nccl and on_gpu:
                 result = device.empty(shape, x.dtype) if target is None else target

@@ -12,24 +12,25 @@ says no more of a graph's end than of its beginning. So XLA ends a graph before 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from functools import cache, lru_cache, partial
 from math import prod
 from struct import Struct, unpack
 from threading import get_ident
 from time import monotonic, sleep
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.device import DeviceArray
+from numbsparse.device import DeviceArray, empty
 from numbsparse.device.streams import at
 
-METADATA, STRING, INTERNAL = 1, 4, 13  # an extension's type, an attribute's, an error's code
+METADATA, INTERNAL = 1, 13  # an extension's type, an error's code
 DTYPES = {  # by XLA's number
     10: np.dtype(np.float16),
     11: np.dtype(np.float32),
@@ -82,45 +83,50 @@ class Api(ctypes.Structure):
 
 # Others as bytes: fields of a structure by the name of each cost ten times as much to read.
 _BUFFER = Struct("@NPiPqP")  # struct_size, extension, dtype, data, rank, dims
+_ADDRESS = Struct("@24xP")  # of it
 _WORD = Struct("@PN")  # start, size: not ended by a zero byte
-_TYPE = Struct("i").pack(STRING)
 # struct_size, extension, api, context, stage; of operands and of results struct_size, extension,
 # size, types, items; of attributes struct_size, extension, size, types, names, items
 _FRAME = Struct("@NPPPi NPqPP NPqPP NPqPPP")
 
 Handler = ctypes.CFUNCTYPE(c_void_p, c_void_p)  # of a CallFrame; gives an error, or a null pointer
-PLATFORMS = ("cpu", "CUDA")
 _handlers: dict[tuple[str, str], Any] = {}  # XLA knows their addresses alone
 QUIET = 0.2  # seconds without a call
 _under_way: set[int] = set()  # threads in a handler
 _last_call = 0.0
 
 
-class Call(NamedTuple):
-    """What is read of a call frame.
-
-    `operands`, results too, are (XLA's number of the dtype, address, dims as bytes), `words` the
-    values of attributes, which XLA sorts by their names.
-    """
-
-    operands: tuple[tuple[int, int, bytes], ...]
-    words: tuple[bytes, ...]
-
-
 def register(name: str, compute: Callable[..., None]) -> None:
-    """Let XLA call `compute(*operands, *results, *attributes)` by this name.
+    """Let XLA call `compute(*operands, *results, *words)` by this name; see `on_gpus`.
 
     Operands and results are arrays of XLA's memory, in C order: NumPy's on the CPU, on a GPU
-    DeviceArrays, with XLA's stream as the current one. Attributes are words, sorted by their names.
-    XLA calls from threads of its own, several at a time. What `compute` raises becomes XLA's error.
+    DeviceArrays, with XLA's stream as the current one. Words are what the call's one attribute
+    says, which says dtypes and shapes too. XLA calls from threads of its own, several at a time.
+    What `compute` raises becomes XLA's error.
 
     On a GPU `compute` depends on no more than that, and on the library's choice of kernels: what it
     launched is started again when the same call comes again.
     """
-    for platform, work in zip(PLATFORMS, (_on_cpu, _on_gpu), strict=True):
-        handler = _handlers[name, platform] = Handler(_guarded(partial(work, compute, {})))
-        address = ctypes.cast(handler, c_void_p).value
-        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform=platform)
+    for when, work in (("cpu", _on_cpu), ("CUDA", _on_gpu), ("initialize", _before)):
+        _handlers[name, when] = Handler(_guarded(partial(work, compute, {})))
+    jax.ffi.register_ffi_target(name, _capsule(name, "cpu"), platform="cpu")
+
+
+@cache
+def on_gpus(name: str) -> None:
+    """Let XLA call it on GPUs too, once JAX knows how many there are.
+
+    XLA loads its kernels before it starts the first one, and waits until all GPUs have: what is
+    done first in the middle of a step may wait for a GPU that waits for the others.
+    """
+    stages = {"execute": _capsule(name, "CUDA")}
+    if jax.local_device_count() > 1:
+        stages["initialize"] = _capsule(name, "initialize")
+    jax.ffi.register_ffi_target(name, stages, platform="CUDA")
+
+
+def _capsule(name: str, when: str) -> Any:
+    return jax.ffi.pycapsule(ctypes.cast(_handlers[name, when], c_void_p).value)
 
 
 def _guarded(work: Callable[..., None]) -> Callable[[int], int | None]:
@@ -134,9 +140,9 @@ def _guarded(work: Callable[..., None]) -> Callable[[int], int | None]:
             if extension:
                 _describe(extension, api)
             else:
-                _, _, n, _, inputs, _, _, m, _, outputs, _, _, count, types, _, items = fields[5:]
-                operands = (*_buffers(n, inputs), *_buffers(m, outputs))
-                work(api, context, Call(operands, tuple(_words(count, types, items))))
+                _, _, n, _, inputs, _, _, m, _, outputs, _, _, _, _, _, attributes = fields[5:]
+                buffers = _pointers(n, inputs) + _pointers(m, outputs)
+                work(api, context, buffers, _said(*_pointers(1, attributes)))
         except BaseException as error:  # C has no exceptions
             return _error(api, f"{type(error).__name__}: {error}")
         finally:
@@ -147,24 +153,41 @@ def _guarded(work: Callable[..., None]) -> Callable[[int], int | None]:
     return handle
 
 
-def _on_cpu(compute: Any, known: Any, api: int, context: int, read: Call) -> None:
-    _call(compute, read, _numpy_array)
+# `known` is each function's own; `buffers` are where XLA describes operands, and then results.
 
 
-def _on_gpu(compute: Any, known: Any, api: int, context: int, read: Call) -> None:
+def _on_cpu(compute: Any, known: Any, api: int, context: int, buffers: Any, said: bytes) -> None:
+    _call(compute, buffers, said, _numpy_array)
+
+
+def _on_gpu(compute: Any, known: Any, api: int, context: int, buffers: Any, said: bytes) -> None:
     theirs = at(_stream(api, context))
 
     def work() -> None:
         with theirs:
-            _call(compute, read, DeviceArray)
+            _call(compute, buffers, said, DeviceArray)
 
     with theirs.context():  # XLA's thread may have last worked on another GPU
-        ops.repeated(known, read, theirs, work)
+        ops.repeated(known, (said, *map(_address, buffers)), theirs, work)
 
 
-def _call(compute: Any, read: Call, array: Callable[..., Any]) -> None:
-    arrays = (array(data, _shape(dims), DTYPES[code]) for code, data, dims in read.operands)
-    compute(*arrays, *(word.decode() for word in read.words))
+def _before(compute: Any, known: Any, api: int, context: int, buffers: Any, said: bytes) -> None:
+    """Compile, load and plan what such a call takes, by one on other memory."""
+    theirs = at(_stream(api, context))
+    if (said, theirs.device) in known:
+        return
+    known[said, theirs.device] = None
+    with theirs.context(), theirs, suppress(Exception):  # the call itself tells what is wrong
+        _call(compute, buffers, said, lambda data, shape, dtype: empty(shape, dtype))
+
+
+def _call(compute: Any, buffers: Any, said: bytes, array: Callable[..., Any]) -> None:
+    arrays = []
+    for buffer in buffers:
+        _, _, dtype, data, rank, dims = _BUFFER.unpack_from(_window(buffer, _BUFFER.size))
+        shape = unpack(f"{rank}q", _window(dims, 8 * rank)) if rank else ()
+        arrays.append(array(data, shape, DTYPES[dtype]))
+    compute(*arrays, *said.decode().split())
 
 
 def wait_for_calls() -> None:
@@ -218,25 +241,15 @@ def _of_pointers(n: int) -> Struct:
     return Struct(f"{n}P")
 
 
-def _buffers(n: int, items: int) -> Iterator[tuple[int, int, bytes]]:
-    """Dtype, address and dims of each."""
-    for pointer in _pointers(n, items):
-        _, _, dtype, data, rank, dims = _BUFFER.unpack_from(_window(pointer, _BUFFER.size))
-        yield dtype, data, _window(dims, 8 * rank).raw if rank else b""
+def _address(buffer: int) -> int:
+    """Of the memory that a buffer describes."""
+    (address,) = _ADDRESS.unpack_from(_window(buffer, _ADDRESS.size))
+    return address  # type: ignore[no-any-return]
 
 
-def _words(n: int, types: int, items: int) -> Iterator[bytes]:
-    """The values of attributes, all of which are words."""
-    if _window(types, 4 * n).raw != _TYPE * n:
-        raise TypeError("attributes take words, got others from XLA")
-    for pointer in _pointers(n, items):
-        start, size = _WORD.unpack_from(_window(pointer, _WORD.size))
-        yield _window(start, size).raw
-
-
-@lru_cache(maxsize=1024)
-def _shape(dims: bytes) -> tuple[int, ...]:
-    return unpack(f"{len(dims) // 8}q", dims)
+def _said(attribute: int) -> bytes:
+    start, size = _WORD.unpack_from(_window(attribute, _WORD.size))
+    return _window(start, size).raw
 
 
 def _numpy_array(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -175,7 +175,8 @@ def matmul(
 
     y[n, k] = sum over c of x[n, c] * w[c, k], in time proportional to the kept blocks. A primitive
     of JAX, under jit too: differentiable any number of times, forward and reverse; vmap over x
-    makes one product of all rows, vmap over w one after the other.
+    makes one product of all rows, vmap over w one after the other. Rows of x that lie on several
+    devices stay there under jit.
 
     Parameters
     ----------
@@ -222,10 +223,10 @@ def matmul(
         raise ValueError(f"x takes the shape (..., {features}) with this w, got {x.shape}")
     _check_alike("x", x, "w", w)
     product = products.transposed if w.is_transposed else products.matmul
-    rows = x.reshape(prod(x.shape[:-1]), features)
+    rows = x if x.ndim == 2 else x.reshape(prod(x.shape[:-1]), features)
     how = _static(w.stored_layout, w.stored_shape, w.block_size, precision)
-    y: jax.Array = product.bind(rows, jnp.asarray(w.values), **how)
-    return y.reshape(*x.shape[:-1], outputs)
+    y: jax.Array = product.bind(rows, _array("w", w.values), **how)
+    return y if x.ndim == 2 else y.reshape(*x.shape[:-1], outputs)
 
 
 def sddmm(
@@ -292,7 +293,7 @@ def _static(layout: Layout, shape: tuple[int, int], size: int, precision: str | 
 def _array(argument: str, x: Any) -> jax.Array:
     if not isinstance(x, jax.Array | np.ndarray):
         raise TypeError(f"{argument} takes an array of JAX or NumPy, got {type_name(x)}")
-    return jnp.asarray(x)
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)
 
 
 def _checked_shape(argument: str, shape: Any, layout: Layout, size: int) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from jax.interpreters import ad, batching, mlir
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.jax import ffi
+from numbsparse.jax.shards import dealt_by_rows
 from numbsparse.layout import Layout
 
 # Layouts of all that was lowered, by the word for them in compiled code: that may run at any time.
@@ -42,57 +43,52 @@ def _matrix(values: Any, layout: str, x: Any, y: Any) -> BlockSparse:
     return w
 
 
-def _matmul(x: Any, w: Any, y: Any, layout: str, precision: str) -> None:
+def _matmul(x: Any, w: Any, y: Any, layout: str, precision: str, *_: str) -> None:
     ops.matmul(x, _matrix(w, layout, x, y), out=y, precision=precision)
 
 
-def _transposed(y: Any, w: Any, x: Any, layout: str, precision: str) -> None:
+def _transposed(y: Any, w: Any, x: Any, layout: str, precision: str, *_: str) -> None:
     ops.matmul(y, _matrix(w, layout, x, y).T, out=x, precision=precision)
 
 
-def _sddmm(x: Any, y: Any, w: Any, layout: str, precision: str) -> None:
+def _sddmm(x: Any, y: Any, w: Any, layout: str, precision: str, *_: str) -> None:
     ops.sddmm_into(w, x.T, y, _layouts[layout], precision=precision)
-
-
-# What comes out, and whether the batch of a vmap over the first operand is rows of one product.
-def _rows_of_y(x: Any, w: Any, shape: tuple[int, int], layout: Layout, size: int) -> Any:
-    return x.shape[0], shape[1]
-
-
-def _rows_of_x(y: Any, w: Any, shape: tuple[int, int], layout: Layout, size: int) -> Any:
-    return y.shape[0], shape[0]
-
-
-def _blocks(x: Any, y: Any, shape: tuple[int, int], layout: Layout, size: int) -> Any:
-    return layout.n_blocks, size, size
 
 
 STATIC = "layout", "shape", "block_size", "precision"  # the same four of all three
 
 
-def _primitive(
-    name: str, compute: Callable[..., None], shape_of: Callable[..., Any], rowwise: bool
-) -> Primitive:
-    made, target = Primitive(name), f"numbsparse_{name}"
+def _primitive(name: str, compute: Callable[..., None], side: int | None) -> Primitive:
+    """A product; `side` says which features its rows have, None that it is values of blocks."""
+    made, target, rowwise = Primitive(name), f"numbsparse_{name}", side is not None
     ffi.register(target, compute)
-    call = jax.ffi.ffi_lowering(target)
 
-    def result(
-        a: Any, b: Any, *, layout: Layout, shape: Any, block_size: int, precision: str
-    ) -> Any:
+    def shape_of(a: Any, layout: Layout, shape: tuple[int, int], block_size: int) -> Any:
+        if side is None:
+            return layout.n_blocks, block_size, block_size
+        return a.shape[0], shape[side]
+
+    def call(a: Any, b: Any, layout: Layout, shape: Any, size: int, precision: str) -> Any:
+        y = jax.ShapeDtypeStruct(shape_of(a, layout, shape, size), a.dtype)
+        forms = a.dtype, *map(int, (*a.shape, *b.shape, *y.shape))
+        said = " ".join(map(str, (_word(layout), precision, *forms)))
+        return jax.ffi.ffi_call(target, y)(a, b, said=said)
+
+    def result(a: Any, b: Any, *, precision: str, **how: Any) -> Any:
         if _varies(a) or _varies(b):
             raise NotImplementedError(
                 "numbsparse.jax takes jax.shard_map(..., check_vma=False), and gradients summed "
                 "over devices by you; or jax.jit of arrays that are sharded"
             )
-        return jax.core.ShapedArray(shape_of(a, b, shape, layout, block_size), a.dtype)
+        return jax.core.ShapedArray(shape_of(a, **how), a.dtype)
 
-    def lower(ctx: Any, a: Any, b: Any, *, layout: Layout, precision: str, **how: Any) -> Any:
-        return call(ctx, a, b, layout=_word(layout), precision=precision)
+    dealt = dealt_by_rows(made, call, "n c, b i j -> n k" if rowwise else "n c, n k -> b i j")
+    lower = mlir.lower_fun(lambda a, b, **how: dealt(a, b, *map(how.get, STATIC)), False)
 
     def lower_on_gpu(ctx: Any, a: Any, b: Any, **how: Any) -> Any:
         if ctx.avals_in[0].dtype == jnp.float64:
             raise TypeError("arrays on a GPU take float16, bfloat16 or float32, got float64")
+        ffi.on_gpus(target)
         return lower(ctx, a, b, **how)
 
     def refuse(ctx: Any, *operands: Any, **how: Any) -> Any:
@@ -147,9 +143,9 @@ def _vmapped(made: Primitive, rowwise: bool, operands: Any, axes: Any, how: Any)
     return jax.lax.map(one, moved), 0
 
 
-matmul = _primitive("block_sparse_matmul", _matmul, _rows_of_y, True)
-transposed = _primitive("block_sparse_matmul_transposed", _transposed, _rows_of_x, True)
-sddmm = _primitive("block_sparse_sddmm", _sddmm, _blocks, False)
+matmul = _primitive("block_sparse_matmul", _matmul, 1)
+transposed = _primitive("block_sparse_matmul_transposed", _transposed, 0)
+sddmm = _primitive("block_sparse_sddmm", _sddmm, None)
 
 # Of f(a, b) with the cotangent ct of its result: that of a, and that of b.
 ad.defbilinear(

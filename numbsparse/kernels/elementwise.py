@@ -27,7 +27,7 @@ from numbsparse.kernels.views import span, walk
 THREADS = 32 if SIMULATED else 256
 LARGE = 100 if SIMULATED else 1 << 18  # values, of which a thread takes several
 
-# In a kernel a Python number is a float64, and would take the whole formula with it.
+# In a kernel a Python number is a float64, and would promote the whole formula.
 ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
 GELU_SCALE = np.float32(math.sqrt(2 / math.pi))
 GELU_CUBE = np.float32(0.044715)
@@ -102,6 +102,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "subtract": lambda a, b: a - b,
     "multiply": lambda a, b: a * b,
     "divide": lambda a, b: a / b,
+    "mean": lambda a, b: (a + b) * HALF,
     "maximum": maximum,
     "power": lambda a, exponent: math.pow(a, exponent),
     "negative": lambda a: -a,

@@ -1,4 +1,4 @@
-"""A function of two arrays with several values under way in each thread, as the memory likes it.
+"""A function of two arrays with several values under way in each thread, to keep the memory busy.
 
 For the two usual cases of large arrays: both alike and without gaps, and a row added to, or
 multiplied with, each row of a table. No place needs a division.

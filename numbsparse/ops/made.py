@@ -14,7 +14,7 @@ from numbsparse.patterns.checks import integer
 
 
 class MadeLayout(Layout):
-    """What `Layout.on_device` gives. What only the host can tell of a layout it refuses."""
+    """What `Layout.on_device` gives. It refuses what only the host can know of a layout."""
 
     def __init__(self, shape: tuple[int, int], capacity: int, made: Layout | Index):
         self.shape, self._capacity = shape, capacity
@@ -112,7 +112,7 @@ def on_device(
     -------
     Layout
         With `check()`, which waits for the GPU and says how many blocks there are, and
-        `to_host()`, a layout as others are. What only the host could tell (`pattern`, `T`,
+        `to_host()`, a layout as others are. What only the host could know (`pattern`, `T`,
         `indices`) raises TypeError.
 
     Raises

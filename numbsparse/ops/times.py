@@ -2,8 +2,9 @@
 
 `times.json` has microseconds over batch, features and density of random layouts of as many input
 as output features; `python -m numbsparse times` makes it. Between the points of the grid the
-logarithm of a time is interpolated, beyond them it is that of the edge. The order of the rungs is
-meant, not their times: on another card it may differ, and `numbsparse.tune` measures it there.
+logarithm of a time is interpolated; before the first it is that of the first, and beyond the last
+it goes on as between the last two. What counts is the order of the rungs, not their times: on
+another card it may differ, and `numbsparse.tune` measures it there.
 """
 
 from __future__ import annotations
@@ -81,10 +82,10 @@ def measured() -> Times:
 
 
 def _corners(axes: tuple[np.ndarray, ...], point: np.ndarray) -> Any:
-    """(place in the grid, weight) of the points around one."""
+    """(place in the grid, weight) of the points around one, or of the last ones before it."""
     sides = []
     for axis, at in zip(axes, point, strict=True):
-        at = min(max(at, axis[0]), axis[-1])
+        at = max(at, axis[0])
         i = min(int(np.searchsorted(axis, at, "right")) - 1, axis.size - 2)
         part = float((at - axis[i]) / (axis[i + 1] - axis[i]))
         sides.append([(i, 1 - part), (i + 1, part)])

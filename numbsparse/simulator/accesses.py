@@ -92,7 +92,7 @@ class Watcher:
         return worker.own[Watcher]
 
     def post(self, place: Any, kind: type[Post] = Post) -> Any:
-        """Where the threads that come to this place leave word for each other."""
+        """What orders the threads that synchronize at this place."""
         if place not in self._posts:
             self._posts[place] = kind()
         return self._posts[place]
@@ -152,7 +152,7 @@ def watching() -> bool:
 
 
 def noted() -> Thread | None:
-    """What the running thread does, if there is a watcher; the host is none."""
+    """What the running thread did, if there is a watcher; None on the host."""
     if watcher is None:
         return None
     worker = running()
@@ -200,7 +200,7 @@ def synchronizing(*place: Any) -> Iterator[None]:
 
 @contextmanager
 def multiplying(*place: Any) -> Iterator[None]:
-    """A warp takes part in `wgmma` meanwhile; its lanes hear of no more than its end."""
+    """A warp takes part in `wgmma` meanwhile; its lanes are ordered after its end only."""
     with _waiting((WGMMA, *place), Products):
         yield
 

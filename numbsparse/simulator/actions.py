@@ -117,8 +117,7 @@ def _own(thread: Thread) -> Iterator[tuple[Any, list[Access], Event | None, int]
     lane, at = thread.number % WARP, 0
     for event in [*thread.events, None]:
         until = len(thread.accesses) if event is None else event.after
-        for _, run in groupby(enumerate(thread.accesses[at:until]), key=_instruction):
-            accesses = [access for _, access in run if access.unit != MBARRIER]
+        for accesses in _instructions(thread.accesses[at:until]):
             if accesses:
                 first = accesses[0]
                 name: Any = first.site, first.space, first.writes, first.unit
@@ -133,10 +132,13 @@ def _own(thread: Thread) -> Iterator[tuple[Any, list[Access], Event | None, int]
             yield (name, times[name]), [], event, lane
 
 
-def _instruction(numbered: tuple[int, Access]) -> int:
-    """One access, or all that another unit makes for the thread at a time."""
-    number, access = numbered
-    return id(access.moment) if access.moment.unit else number
+def _instructions(accesses: list[Access]) -> Iterator[list[Access]]:
+    """Each access by itself, or all that another unit makes for the thread at a time."""
+    for moment, run in groupby(accesses, key=attrgetter("moment")):
+        if moment.unit:
+            yield [access for access in run if access.unit != MBARRIER]
+        else:
+            yield from ([access] for access in run if access.unit != MBARRIER)
 
 
 class _Clock:

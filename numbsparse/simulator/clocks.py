@@ -38,7 +38,7 @@ class Event(NamedTuple):
 
     after: int
     post: Post | None  # where
-    time: int  # of the post: the word that it leaves is in, or that it waits for
+    time: int  # of the post: when its signal is seen, or what it waits for
     waits: bool
     copies: tuple[Moment, ...] = ()  # without a post: it waits for these
 
@@ -103,13 +103,13 @@ class Thread:
         self.events.append(Event(len(self.accesses), None, 0, True, copies))
 
     def fence(self) -> None:
-        """What this thread did, and what it has word of, is seen by all units."""
+        """What this thread did, and what it knows of, is seen by all units."""
         seen, fenced = self.clock
         self.go_on(Clock(seen, _latest(fenced, seen, {self.line: self.time})))
 
 
 class Post:
-    """Where threads leave word for others: a barrier, a phase of an mbarrier, a counter."""
+    """Where threads signal others: a barrier, a phase of an mbarrier, a counter."""
 
     def __init__(self, phased: bool = False) -> None:
         self.line, self.time = next(_lines), 0
@@ -136,7 +136,7 @@ class Post:
         return []
 
     def read(self, thread: Thread, word: Clock | None = None) -> None:
-        """The last word that was left here, or an earlier one."""
+        """Learn what was signalled here, up to the last time or up to an earlier `word`."""
         word = word or self.word
         time = word.seen.get(self.line, 0)
         thread.events.append(Event(len(thread.accesses), self, time, True))

@@ -87,9 +87,9 @@ def _seen(arg: Any) -> Any:
 
 @contextmanager
 def _on_one_core() -> Iterator[None]:
-    """Where the system can: there Python's threads hand over their turn several times as fast.
+    """Where the system can pin a process: Python's threads then switch several times as fast.
 
-    Processes side by side take different ones.
+    Processes side by side take different cores.
     """
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
     if cores is not None:
@@ -102,7 +102,7 @@ def _on_one_core() -> Iterator[None]:
 
 
 def _number() -> int:
-    """Of this process among those side by side: pytest-xdist counts its own."""
+    """The number of this process among those side by side, as pytest-xdist counts them."""
     return int(os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw") or os.getpid())
 
 
@@ -206,8 +206,9 @@ def _swap(function: Any) -> None:
 def _noting(plain: Callable[..., Any]) -> Callable[..., Any]:
     """`cuda.local.array`, whose size is noted."""
 
-    def array(*args: Any, **kwargs: Any) -> Any:
-        made = plain(*args, **kwargs)
+    def array(memory: Any, shape: Any, dtype: Any, **kwargs: Any) -> Any:
+        usual = type(dtype) is type and not kwargs  # NumPy's, of which Numba's simulator asks more
+        made = np.empty(shape, dtype) if usual else plain(memory, shape, dtype, **kwargs)
         accesses.note_local(made.nbytes)
         return made
 
@@ -219,7 +220,8 @@ def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -
 
     The latter is aligned to 16 bytes and no more; all others are at an offset of 0.
     """
-    dtype = np.dtype(as_dtype(dtype) if isinstance(dtype, types.Type) else dtype)
+    known = type(dtype) is type or not isinstance(dtype, types.Type)
+    dtype = np.dtype(dtype if known else as_dtype(dtype))
     name = (_compiled_place(sys._getframe(1)), dtype, shape) if shape else DYNAMIC
     shape = shape or memory._dynshared_size // dtype.itemsize
     nbytes = dtype.itemsize * (prod(shape) if isinstance(shape, tuple) else shape)

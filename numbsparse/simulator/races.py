@@ -135,11 +135,15 @@ def _by_bytes(launch: Launch) -> Iterator[list[_Touch]]:
     seen = set()
     for of_home in homes.values():
         grain = gcd(*(n for _, _, each in of_home for n in (each.address, each.nbytes)))
+        places = [range(a.address, a.address + a.nbytes, grain) for _, _, a in of_home]
+        written = {p for of, t in zip(places, of_home, strict=True) if t.access.writes for p in of}
         touches: dict[int, dict[Any, _Touch]] = defaultdict(dict)
-        for touch in of_home:
+        for of, touch in zip(places, of_home, strict=True):
+            if written.isdisjoint(of):  # what nobody writes
+                continue
             access = touch.access
             at = id(access.moment), access.site, access.unit, access.writes, access.atomic
-            for place in range(access.address, access.address + access.nbytes, grain):
+            for place in of:
                 touches[place].setdefault(at, touch)
         for each in touches.values():
             if (those := tuple(each)) not in seen:

@@ -23,7 +23,7 @@ OF_ONE_THREAD = greenlet is not None
 """Whether all of them are parts of one thread of the system's."""
 
 MOST_KEPT = 256
-"""Threads of Python's that are kept for later: some systems allow few thousands of them."""
+"""Python threads that are kept for later: some systems allow only a few thousand."""
 
 
 class PythonsThread(BlockThread):  # type: ignore[misc]

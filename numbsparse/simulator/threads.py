@@ -1,6 +1,6 @@
 """The threads of simulated blocks: one runs, until it must wait for others; then the next does.
 
-Numba's own simulator starts a thread of Python's for each and lets them all run: they fight for
+Numba's own simulator starts a Python thread for each and lets them all run: they compete for
 Python's lock, and those that wait poll for it. Here one thread runs until it waits: at a barrier,
 in an instruction that a warp runs together, for the copy engine. So a launch runs the same way each
 time, and a deadlock is an error at once. Threads that need not wait share one stack.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from numba.cuda.simulator.kernelapi import Dim3
 from numbsparse.simulator import accesses, stacks
 
 POLLS = 10_000
-"""How often threads look for what none of them does, until that is an error."""
+"""How often threads may poll for what no thread does; then that is an error."""
 
 current: Callable[[], Worker] = stacks.current
 """The simulated thread that runs."""
@@ -49,9 +50,8 @@ class Worker(stacks.Stack):  # type: ignore[misc]
             following.switch()
 
     def become(self, block: Block, number: int) -> None:
-        width, height, _ = block.shape
         self.block, self._manager, self.blockIdx = block, block.manager, block.index
-        self.threadIdx = Dim3(number % width, number // width % height, number // (width * height))
+        self.threadIdx = _index(number, *block.shape[:2])
         self.thread_id = number
         self.own: dict[Any, Any] = {}
 
@@ -70,6 +70,12 @@ class Worker(stacks.Stack):  # type: ignore[misc]
     def wake(self, others: list[Worker]) -> None:
         """Their turns will come. The list is empty after that."""
         self.block.turns.wake(others)
+
+
+@cache
+def _index(number: int, width: int, height: int) -> Dim3:
+    """The place of a thread in a block, from its number."""
+    return Dim3(number % width, number // width % height, number // (width * height))
 
 
 class Unbegun(NamedTuple):
@@ -157,9 +163,10 @@ class Turns:
 
     def wait(self, worker: Worker, what: Callable[[], str]) -> None:
         self._waiting[worker] = what
-        following = self._next()
+        ready = self._ready if self._error is None else None
+        following = ready.popleft() if ready else self._next()
         if following is not worker:
-            self._whose(following).switch()
+            (following if type(following) is Worker else self._whose(following)).switch()
             worker.rest()
         del self._waiting[worker]
         if self._error is not None:

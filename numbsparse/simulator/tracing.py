@@ -35,7 +35,7 @@ class Stage(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What the lanes of a warp access together, or the copy engine at once: the dearest of a place.
+    """What the lanes of a warp access together, or the copy engine at once: a place's costliest.
 
     For global memory `units` are sectors of 32 bytes, for shared memory wavefronts.
     """
@@ -266,7 +266,7 @@ def _spans(actions: Iterable[Action], memory: _Memory) -> Iterator[Span]:
 
 
 def _requests(warps: Iterable[list[Action]]) -> Iterator[tuple[str, Request]]:
-    """For each place in the code the dearest request, in the order of the text."""
+    """For each place in the code the costliest request, in the order of the text."""
     found: dict[Any, list[list[Any]]] = defaultdict(list)
     for actions in warps:
         for action in actions:

@@ -141,7 +141,7 @@ class _Conv(SparseModule):
         numbers = tuple(int(n) for three in window for n in three)
         sides = (self.in_channels, self.out_channels, self.block_size)
         how = (self.handles["weight"].word, *sides, numbers, ops.checked_precision(self.precision))
-        y = conv(x.movedim(1, -1), self.weight, how)
+        y = conv((x.movedim(1, -1), self.weight), how)
         y = y if self.bias is None else y + self.bias.to(y.dtype)
         return y.movedim(-1, 1)
 

@@ -53,8 +53,8 @@ def operator(
     on. `registered` is the kernel for the dispatcher, if that is another one. With the `shape` of
     its result, of all arguments, the kernel's launches on a GPU are started again: see `started`.
 
-    What is returned takes the tensors and then the rest, in a tuple; and so does `check`, which
-    refuses what does not fit.
+    What is returned takes the tensors, in a tuple, and the rest, in another one; `check` takes the
+    tensors one by one, and refuses what does not fit.
     """
     _library.define(schema)
     name = schema.partition("(")[0]
@@ -72,8 +72,6 @@ def operator(
     of_gpu = in_order(registered) if again is None else dispatched_again
     for device, of_device in zip(DEVICES, (registered, of_gpu), strict=True):
         _library.impl(name, of_device, device.upper())
-        rule = _autocast(made, device, tensors, wide if half_on_cpu or device != "cpu" else None)
-        _library.impl(name, rule, f"Autocast{device.upper()}")
     torch.library.register_fake(f"numbsparse::{name}", fake, lib=_library)
 
     def computed(of: Any, rest: Any) -> Any:
@@ -99,14 +97,14 @@ def operator(
     record = super(torch.autograd.Function, recorded(computed)).apply
     differentiate = recorded(dispatched).apply
 
-    def call(*inputs: Any) -> Any:
-        of, rest = inputs[:-1], inputs[-1]
-        kind = None
-        if not (is_compiling() or _modes() or _is_profiled() or forward_ad._current_level >= 0):
-            kind = kind_of(kinds, of, rest)
+    def call(of: Any, rest: Any) -> Any:
+        if _is_autocast() and isinstance(of[0], torch.Tensor):
+            of = _cast(of, wide, half_on_cpu)
+        odd = is_odd()
+        kind = None if odd else kind_of(kinds, of, rest)
         if kind is None:
-            check(*inputs)
-            if is_compiling() or not _is_plain(of):
+            check(*of, rest)
+            if odd or not is_plain(of):
                 return made(*of, *rest)
             kind = new_kind(kinds, of, rest)
         output = None
@@ -129,15 +127,16 @@ def operator(
     return call
 
 
-def _is_plain(tensors: Any) -> bool:
-    """Whether the dispatcher would at most record gradients: own types, no autocast, no mode."""
+def is_odd() -> bool:
+    """Whether a compiler, a mode, a profile or duals are to be shown what the dispatcher calls."""
+    return is_compiling() or _modes() or _is_profiled() or forward_ad._current_level >= 0
+
+
+def is_plain(tensors: Any) -> bool:
+    """Whether the dispatcher would at most cast and record gradients: own types, and no mode."""
     plain = _plain_keys(tensors[0].is_cuda)
-    return (
-        all(type(a) in TYPES and _dispatch_keys(a).raw_repr() == plain for a in tensors)
-        and _keys_of_thread().raw_repr() in _PLAIN
-        and not (_is_autocast() or _modes())
-        and not _is_profiled()  # and shown what the dispatcher calls
-        and forward_ad._current_level < 0
+    return _keys_of_thread().raw_repr() in _PLAIN and all(
+        type(a) in TYPES and _dispatch_keys(a).raw_repr() == plain for a in tensors
     )
 
 
@@ -162,22 +161,17 @@ def _plain_keys(on_cuda: bool) -> int:
     return _in_new_thread(lambda: _dispatch_keys(torch.empty(0, device=device)).raw_repr())
 
 
-def _autocast(
-    made: Any, device: str, tensors: int, wide: tuple[int, ...] | None
-) -> Callable[..., Any]:
-    """The operator on tensors cast for torch.autocast; all are wide for None."""
-
-    def run(*arguments: Any) -> Any:
-        narrow = torch.get_autocast_dtype(device)
-        dtypes = [torch.float32 if wide is None or i in wide else narrow for i in range(tensors)]
-        cast = [
-            a if a.dtype == torch.float64 else a.to(dtype)
-            for a, dtype in zip(arguments, dtypes, strict=False)
-        ]
-        with torch.autocast(device, enabled=False):
-            return made(*cast, *arguments[tensors:])
-
-    return run
+def _cast(of: Any, wide: tuple[int, ...], half_on_cpu: bool) -> Any:
+    """What torch.autocast makes of tensors."""
+    device = of[0].device.type
+    if device not in DEVICES or not torch.is_autocast_enabled(device):
+        return of
+    narrow = torch.get_autocast_dtype(device)
+    if device == "cpu" and not half_on_cpu:
+        narrow = torch.float32
+    dtypes = [torch.float32 if i in wide else narrow for i in range(len(of))]
+    pairs = zip(of, dtypes, strict=True)
+    return tuple([a if a.dtype in (dtype, torch.float64) else a.to(dtype) for a, dtype in pairs])
 
 
 def in_order(kernel: Callable[..., Any]) -> Callable[..., Any]:

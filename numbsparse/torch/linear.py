@@ -78,7 +78,7 @@ class Linear(SparseModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         word, precision = self.handles["weight"].word, ops.checked_precision(self.precision)
         how = word, self.in_features, self.out_features, self.block_size, precision
-        y, bias = operators.matmul(x, self.weight, how), self.bias
+        y, bias = operators.matmul((x, self.weight), how), self.bias
         if bias is None:
             return y  # type: ignore[no-any-return]
         return y + (bias if bias.dtype is y.dtype else bias.to(y.dtype))  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ from numbsparse.layout import Layout, as_layout
 from numbsparse.nn.linear import is_list_of_layouts, layout_for
 from numbsparse.patterns.checks import integer
 from numbsparse.torch import operators
-from numbsparse.torch.dispatch import operator
+from numbsparse.torch.dispatch import is_odd, is_plain, operator
 from numbsparse.torch.handles import layout_of
 from numbsparse.torch.layer import SparseModule, draw_
 from numbsparse.torch.operators import given_back, lent, matrix
@@ -67,15 +67,42 @@ def _forward_backward(ctx: Any, dy: Any, dc: Any, *of_trace: Any) -> tuple[Any, 
     layout_ih, layout_hh, precision = ctx.words
     dy = torch.zeros_like(hs[1:]) if dy is None else dy
     dc = torch.zeros_like(cs[0]) if dc is None else dc
-    dgates, dc0, dbias = lstm_grad(gates, hs, cs, weight_hh, bias, dy, dc, (layout_hh, precision))
+    of = gates, hs, cs, weight_hh, bias, dy, dc
+    dgates, dc0, dbias = lstm_grad(of, (layout_hh, precision))
     columns, size, needs = bias.shape[0], weight_hh.shape[1], ctx.needs_input_grad
     of_ih = (layout_ih, x.shape[2], columns, size, precision)
     of_hh = (layout_hh, hs.shape[2], columns, size, precision)
-    dx = operators.transposed(dgates, weight_ih, of_ih) if needs[0] else None
-    dih = operators.sddmm(x, dgates, of_ih) if needs[1] else None
-    dhh = operators.sddmm(hs[:-1], dgates, of_hh) if needs[2] else None
-    dh = operators.transposed(dgates[0], weight_hh, of_hh) if needs[4] else None
+    dx = operators.transposed((dgates, weight_ih), of_ih) if needs[0] else None
+    dhh = operators.sddmm((hs[:-1], dgates), of_hh) if needs[2] else None
+    dih = _later(ctx, weight_ih, lambda: operators.sddmm((x, dgates), of_ih)) if needs[1] else None
+    dh = operators.transposed((dgates[0], weight_hh), of_hh) if needs[4] else None
     return dx, dih, dhh, dbias, dh, dc0, None
+
+
+class _Later(torch.autograd.Function):
+    """w; its gradient is computed when torch comes to it, after gradients of others were ready.
+
+    So DDP sums that of weight_hh, the largest, while that of weight_ih is computed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, w: torch.Tensor) -> torch.Tensor:
+        ctx.compute = None
+        return w.view_as(w)
+
+    @staticmethod
+    def backward(ctx: Any, dw: torch.Tensor) -> torch.Tensor:
+        compute, ctx.compute = ctx.compute, None
+        return compute() if compute else dw
+
+
+def _later(ctx: Any, w: torch.Tensor, compute: Any) -> torch.Tensor:
+    """The gradient of w, input 1, or what stands for it where w came by `_Later`."""
+    (node, _) = getattr(ctx, "next_functions", [(None, 0)] * 2)[1]
+    if getattr(node, "_forward_cls", None) is not _Later:
+        return compute()
+    node.compute = compute
+    return torch.empty_like(w)
 
 
 def _grad(
@@ -250,9 +277,11 @@ class LSTM(SparseModule):
         precision, ends = ops.checked_precision(self.precision), []
         for i in range(self.num_layers):
             names = f"weight_ih_l{i}", f"weight_hh_l{i}"
-            weights = (getattr(self, name) for name in (*names, f"bias_l{i}"))
+            weights = [getattr(self, name) for name in (*names, f"bias_l{i}")]
+            if torch.is_grad_enabled() and not is_odd() and is_plain(weights):
+                weights[0] = _Later.apply(weights[0])
             how = (*(self.handles[name].word for name in names), precision)
-            x, c, *_ = lstm(x.contiguous(), *weights, state[0][i], state[1][i], how)
+            x, c, *_ = lstm((x.contiguous(), *weights, state[0][i], state[1][i]), how)
             ends.append((x[-1], c))
             if self.dropout and i + 1 < self.num_layers:
                 x = torch.nn.functional.dropout(x, self.dropout, self.training)

@@ -182,7 +182,7 @@ def matmul(
         operators.check_dense("x", x)
         raise TypeError(f"w takes a BlockSparse of numbsparse.torch, got {type_name(w)}")
     product = operators.transposed if w.is_transposed else operators.matmul
-    result: torch.Tensor = product(x, w.values, (*w.form, ops.checked_precision(precision)))
+    result: torch.Tensor = product((x, w.values), (*w.form, ops.checked_precision(precision)))
     return result
 
 
@@ -238,5 +238,5 @@ def sddmm(
     if block_size is None:
         block_size = -(-shape[0] // handle.grid[0])
     how = (handle.word, *shape, block_size, ops.checked_precision(precision))
-    values = operators.sddmm(a.T, b, how)
+    values = operators.sddmm((a.T, b), how)
     return BlockSparse(values, handle, shape=shape)

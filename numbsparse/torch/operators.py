@@ -94,15 +94,17 @@ def family(
     made: list[Any] = []
 
     def save(ctx: Any, tensors: Any, how: Any, output: Any) -> None:
-        ctx.save_for_backward(*tensors)
+        ctx.to_save = tensors  # as save_for_backward does, a call less
         ctx.how, ctx.layout = how, layout_of(how[0])  # which lives as long as the tape
 
     def backward(gradients: Any, ctx: Any, d: Any) -> tuple[Any, ...]:
         of, needs = (d, *ctx.saved_tensors), ctx.needs_input_grad
-        return *(
-            made[function](of[i], of[j], ctx.how) if needed else None
-            for (function, i, j), needed in zip(gradients, needs, strict=False)
-        ), None
+        (f, a, b), (g, c, e) = gradients
+        return (
+            made[f]((of[a], of[b]), ctx.how) if needs[0] else None,
+            made[g]((of[c], of[e]), ctx.how) if needs[1] else None,
+            None,
+        )
 
     for name, kernel, shape, gradients, also in zip(
         names.split(), kernels, shapes, GRADIENTS, more, strict=True

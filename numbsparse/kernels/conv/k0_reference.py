@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from numbsparse.kernels.conv.walks import entries
 from numbsparse.kernels.matmul.reach import reach
 
 unsupported = reach("k0_reference", "cpu")
-
-
-def forward(x, values, index, window, y, precision="highest"):
-    """y[:] = conv(x, w)."""
-    _lines("forward", x, values, index, window, window.big, y, window.small)
-
-
-def input_grad(dy, values, index, window, dx, precision="highest"):
-    """dx[:] = conv_transpose(dy, w)."""
-    _lines("input_grad", dy, values, index, window, window.small, dx, window.big)
 
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):
@@ -31,8 +23,11 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
         dvalues[block] = np.einsum("npi,npj->ij", seen, outputs, optimize=True)
 
 
-def _lines(product, x, values, index, window, sizes, y, out_sizes):
+def _lines(product, x, values, index, window, y, precision="highest"):
+    """y[:] = conv(x, w), or conv_transpose(x, w)."""
     size, features = values.shape[1], x.shape[2]
+    sizes = window.big, window.small
+    sizes, out_sizes = sizes if product == "forward" else sizes[::-1]
     x, total = _padded(x, size), np.zeros_like(_padded(y, size))
     for of in window.passes(product):
         outputs = of.outputs(out_sizes)
@@ -45,6 +40,9 @@ def _lines(product, x, values, index, window, sizes, y, out_sizes):
             columns = slice(line * size, (line + 1) * size)
             total[:, outputs, columns] += seen @ w[:inside]
     y[:] = total[:, :, : y.shape[2]]
+
+
+forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
 
 
 def _seen(x, sources):

@@ -14,6 +14,8 @@ every output, in the order of memory, and compute again those that are NaN; they
 
 from __future__ import annotations
 
+from functools import partial
+
 from numba import cuda, float32, int32, int64
 
 from numbsparse.device.launch import launch
@@ -32,17 +34,8 @@ REPAIRERS, RUN = 128, 8  # threads of a block, and the outputs that each looks a
 unsupported = reach("k1_naive", "cuda", (), DTYPES)
 
 
-def forward(x, values, index, window, y, precision="highest"):
-    """y[:] = conv(x, w)."""
-    _lines("forward", x, values, index, window, y)
-
-
-def input_grad(dy, values, index, window, dx, precision="highest"):
-    """dx[:] = conv_transpose(dy, w)."""
-    _lines("input_grad", dy, values, index, window, dx)
-
-
-def _lines(product, x, values, index, window, y):
+def _lines(product, x, values, index, window, y, precision="highest"):
+    """y[:] = conv(x, w), or conv_transpose(x, w)."""
     for of in window.passes(product):
         walk = Walk(*planned(index, line_walk, window.taps, product, of))
         rows = y.shape[0] * of.counts[0] * of.counts[1] * of.counts[2]
@@ -51,6 +44,9 @@ def _lines(product, x, values, index, window, y):
             line_kernel, grid, THREADS,
             x, values, int(product == "input_grad"), walk, window.view(product, of), y,
         )  # fmt: skip
+
+
+forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
 
 
 def repair_lines(product, x, values, index, window, y):

@@ -8,6 +8,7 @@ the output is summed again.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,21 +33,17 @@ BEFORE = ("k2_tensor_core", "k4_wgmma")
 unsupported = reach("k5_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
 
 
-def forward(x, values, index, window, y, precision="highest"):
-    """y[:] = conv(x, w)."""
-    _lines("forward", x, values, index, window, y, precision, (x.shape[2], y.shape[2]))
-
-
-def input_grad(dy, values, index, window, dx, precision="highest"):
-    """dx[:] = conv_transpose(dy, w)."""
-    _lines("input_grad", dy, values, index, window, dx, precision, (dx.shape[2], dy.shape[2]))
-
-
-def _lines(product, x, values, index, window, y, precision, features):
+def _lines(product, x, values, index, window, y, precision="highest"):
+    """y[:] = conv(x, w), or conv_transpose(x, w)."""
+    small, big = (y, x) if product == "forward" else (x, y)
+    features = big.shape[2], small.shape[2]
     merged, cells, _ = planned(index, merge, window.taps, values.shape[1])
     compute = getattr(rung_for(product, x, window, *features), product)
     compute(x, packed(values, cells), merged, window, y, precision)
     repair_lines(product, x, values, index, window, y)
+
+
+forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
 
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.kernels.conv.window import PIXELS, Pass, Three
+from numbsparse.kernels.conv.window import Pass, Three
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import dealt, in_turn
 from numbsparse.layout import Index
@@ -141,57 +141,47 @@ def line_items(
 
 
 class Items(NamedTuple):
-    """Pairs of blocks of features, each with a chunk and its kept blocks of w; most first."""
+    """Pairs of blocks of features, each with a chunk and units of its taps; most first.
+
+    A unit is the taps of a product, one or several whose shifts in the box are at equal distances:
+    the shift of the first one in rows of the box, and 2^16 times the distance.
+    """
 
     items: Any  # (n, 3): row, column, chunk
-    entry_ptr: Any  # (n + 1)
-    block: Any  # (entries)
-    shift: Any
+    ptr: Any  # (n + 1)
+    blocks: Any  # kept blocks of w, of unit after unit; NONE where a unit has fewer taps
+    where: Any  # (units)
     origins: Any  # (chunks, 3)
 
 
 def block_items(
-    index: Index, n_taps: int, of: Pass, box: Three, chunks: Any, parts: int = 1
+    index: Index,
+    n_taps: int,
+    of: Pass,
+    box: Three,
+    chunks: Any,
+    together: int = 1,
+    parts: int = 1,
+    most: int | None = None,
 ) -> Items:
+    """Units of a tap each; or of up to `together`, of which an item has at most `most`."""
     found = entries(index, n_taps, "input_grad", parts).of(of.taps)
     (chunk, row, column), sizes, block, shift = _runs(found, box, chunks, "chunk", "line", "other")
     heaviest = np.argsort(-sizes, kind="stable")
     entry = np.argsort(np.repeat(np.argsort(heaviest), sizes), kind="stable")
     items, ptr = np.stack([row, column, chunk], 1)[heaviest], _starts(sizes[heaviest])
-    return Items(*_int32(items, ptr, block[entry], shift[entry], _origins(chunks)))
-
-
-class TapItems(NamedTuple):
-    """Pairs of blocks of features, each with units of several taps.
-
-    A product has 64 rows: the features of one tap, of two, or of four, whose shifts in the box are
-    at equal distances. So many of them are a unit: the shift of its first tap in rows of the box,
-    and 2^16 times the distance of its taps.
-    """
-
-    items: Any  # (n, 3): row, column, chunk
-    unit_ptr: Any  # (n + 1)
-    where: Any  # (units)
-    blocks: Any  # (units, PIXELS // B) along one axis, NONE where no block is kept
-    origins: Any  # (chunks, 3)
-
-
-def tap_items(
-    index: Index, n_taps: int, of: Pass, box: Three, chunks: Any, B: int, parts: int, most: int
-) -> TapItems:
-    """Of items with at most `most` units each."""
-    pairs = block_items(index, n_taps, of, box, chunks, parts)
-    together, n = PIXELS // B, pairs.block.size
-    where, blocks = np.empty(n, np.int64), np.full((n, together), NONE)
-    counts, left = np.empty(len(pairs.items), np.int64), pairs.block.astype(np.int64)
-    _take_units(pairs.entry_ptr, pairs.shift, left, where, blocks, counts)
+    block, shift = block[entry], shift[entry]
+    if most is None:
+        return Items(*_int32(items, ptr, block, shift, _origins(chunks)))
+    where, blocks = np.empty(block.size, np.int64), np.full((block.size, together), NONE)
+    counts = np.empty(len(items), np.int64)
+    _take_units(ptr, shift, block.astype(np.int64), where, blocks, counts)
     pieces, n = -(-counts // most), counts.sum()
     which = np.repeat(np.arange(counts.size), pieces)
     nth = np.arange(which.size) - (np.cumsum(pieces) - pieces)[which]
     sizes = np.minimum(counts[which] - nth * most, most)
-    return TapItems(
-        *_int32(pairs.items[which], _starts(sizes), where[:n], blocks[:n].ravel(), pairs.origins)
-    )
+    ptr, blocks = _starts(sizes), blocks[:n].ravel()
+    return Items(*_int32(items[which], ptr, blocks, where[:n], _origins(chunks)))
 
 
 @compiled(error_model="numpy")

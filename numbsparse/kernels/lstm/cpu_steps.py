@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from numba import from_dtype, types
+from numba import from_dtype, njit, types
 
 from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores, wait_or_part
 from numbsparse.kernels.lstm.cell import GATES
@@ -68,23 +68,9 @@ def _run(kernel, ends, arrays, values, walk, shape):
     )
 
 
-def _signature(dtype, *arrays):
-    walk = types.UniTuple(read_only(types.int32, 1), 3)  # indptr (lines + 1,), indices, blocks
-    return types.void(
-        types.int64,  # core
-        types.int64[:, ::1],  # progress
-        types.int64,  # share
-        types.UniTuple(types.int64, 2),  # first, last
-        types.BaseTuple.from_types(arrays),
-        # packed (panels, features, columns), values (n_blocks, B, B), the walk, line by line or not
-        types.Tuple((dtype[:, :, ::1], read_only(dtype, 3), walk, types.boolean)),
-    )
-
-
 @cache
 def forward_kernel(dtype, rows, columns):
-    signature = _signature(
-        dtype,
+    arrays = (
         dtype[:, ::1],  # x (batch, 4 * width), and by gate
         dtype[:, :, :, ::1],
         dtype[:, :, :, :, ::1],  # z (time, batch, blocks, 4, B)
@@ -93,36 +79,23 @@ def forward_kernel(dtype, rows, columns):
         *(dtype[:, :, ::1], dtype[:, :, ::1]),  # hs, cs (time + 1, batch, units)
     )
 
-    @compiled(signature)
-    def kernel(core, progress, share, ends, arrays, recurrent):
-        (first, last), (packed, values, walk, by_line) = ends, recurrent
-        x, r, z, bias, kept, hs, cs = arrays
-        strides, batch = (values.shape[1], 1), len(x)
-        operands = packed, values, strides, walk, x, by_line
-        for step in range(last - first):
-            t = first + step
-            counts = progress[1 + PHASES * step :]
-            pack(core, counts[0], hs[t], packed)
-            tiles = product(core, counts[1], share, operands, rows, columns)
-            if not wait_or_part(core, counts[1], tiles, progress[0]):
-                return
-            n, end = next_share(core, counts[2], share, batch)
-            while n < end:
-                activate(z[t, n:end], r[n:end], bias)
-                some = kept[min(t, len(kept) - 1), min(n, kept.shape[1] - 1) :]
-                update(z[t, n:end], some, cs[t, n:end], cs[t + 1, n:end], hs[t + 1, n:end])
-                fetch_add(counts[2], DONE, end - n)
-                n, end = next_share(core, counts[2], share, batch)
-            if not wait_or_part(core, counts[2], batch, progress[0]):
-                return
+    @njit(nogil=True)
+    def operand(arrays, t):
+        return arrays[5][t]
 
-    return kernel
+    @njit(nogil=True)
+    def gates(arrays, t, n, end):
+        _, r, z, bias, kept, hs, cs = arrays
+        activate(z[t, n:end], r[n:end], bias)
+        some = kept[min(t, len(kept) - 1), min(n, kept.shape[1] - 1) :]
+        update(z[t, n:end], some, cs[t, n:end], cs[t + 1, n:end], hs[t + 1, n:end])
+
+    return steps_kernel(dtype, rows, columns, False, arrays, operand, gates)
 
 
 @cache
 def backward_kernel(dtype, rows, columns):
-    signature = _signature(
-        dtype,
+    arrays = (
         dtype[:, ::1],  # dh (batch, units)
         dtype[:, :, ::1],  # dgates (time, batch, 4 * width), and by gate
         dtype[:, :, :, :, ::1],
@@ -132,24 +105,48 @@ def backward_kernel(dtype, rows, columns):
         dtype[:, ::1],  # dc (batch, units)
     )
 
+    @njit(nogil=True)
+    def operand(arrays, t):
+        return arrays[1][t + 1]
+
+    @njit(nogil=True)
+    def gates(arrays, t, n, end):
+        dh, _, dz, kept, cs, dy, dc = arrays
+        some = kept[min(t, len(kept) - 1), min(n, kept.shape[1] - 1) :]
+        states = cs[t, n:end], cs[t + 1, n:end]
+        differentiate(dz[t, n:end], some, *states, dy[t, n:end], dh[n:end], dc[n:end])
+
+    return steps_kernel(dtype, rows, columns, True, arrays, operand, gates)
+
+
+def steps_kernel(dtype, rows, columns, back, arrays, operand, gates):
+    """Of each step: arrays[0] = the product of `operand`(arrays, t), then its `gates`, by rows."""
+    walk = types.UniTuple(read_only(types.int32, 1), 3)  # indptr (lines + 1,), indices, blocks
+    signature = types.void(
+        types.int64,  # core
+        types.int64[:, ::1],  # progress
+        types.int64,  # share
+        types.UniTuple(types.int64, 2),  # first, last
+        types.BaseTuple.from_types(arrays),
+        # packed (panels, features, columns), values (n_blocks, B, B), the walk, line by line or not
+        types.Tuple((dtype[:, :, ::1], read_only(dtype, 3), walk, types.boolean)),
+    )
+
     @compiled(signature)
     def kernel(core, progress, share, ends, arrays, recurrent):
-        (first, last), (packed, values, walk, by_line) = ends, recurrent
-        dh, dgates, dz, kept, cs, dy, dc = arrays
-        strides, batch = (1, values.shape[1]), len(dh)
-        operands = packed, values, strides, walk, dh, by_line
-        for step in range(first - last):
-            t = first - 2 - step
+        (first, last), (packed, values, walk, by_line), out = ends, recurrent, arrays[0]
+        strides, batch = (1, values.shape[1]) if back else (values.shape[1], 1), len(out)
+        operands = packed, values, strides, walk, out, by_line
+        for step in range(abs(last - first)):
+            t = first - 2 - step if back else first + step
             counts = progress[1 + PHASES * step :]
-            pack(core, counts[0], dgates[t + 1], packed)
+            pack(core, counts[0], operand(arrays, t), packed)
             tiles = product(core, counts[1], share, operands, rows, columns)
             if not wait_or_part(core, counts[1], tiles, progress[0]):
                 return
             n, end = next_share(core, counts[2], share, batch)
             while n < end:
-                some = kept[min(t, len(kept) - 1), min(n, kept.shape[1] - 1) :]
-                states = cs[t, n:end], cs[t + 1, n:end]
-                differentiate(dz[t, n:end], some, *states, dy[t, n:end], dh[n:end], dc[n:end])
+                gates(arrays, t, n, end)
                 fetch_add(counts[2], DONE, end - n)
                 n, end = next_share(core, counts[2], share, batch)
             if not wait_or_part(core, counts[2], batch, progress[0]):

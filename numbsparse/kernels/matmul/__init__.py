@@ -23,7 +23,7 @@ Which tile is fastest differs from card to card. A rung with several worth tryin
 
     tile_choices(product, block_size, dtype, batch, precision)   # those, the sensible one first
 
-and its products take `tile`, the number of one; elsewhere "k4_pipelined/1" names the rung with it.
+and its products take `tile`, the number of one; elsewhere "k6_hopper/1" names the rung with it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ RUNGS = {
     "k1_naive": "cuda",
     "k2_shared": "cuda",
     "k3_registers": "cuda",
-    "k4_pipelined": "cuda",
     "k5_tensor_core": "cuda",
     "k6_hopper": "cuda",
     "k7_small_blocks": "cuda",
@@ -53,9 +52,8 @@ RUNGS = {
 }
 """The place of each rung, in reading order.
 
-With blocks of 32 and more and large batches that is nearly the order of their speed, though a step
-may gain nothing (k4_pipelined over k3_registers). k7_small_blocks is for blocks under 32,
-k8_small_batch for small batches; at such batches earlier rungs have no order.
+With blocks of 32 and more and large batches that is the order of their speed. k7_small_blocks is
+for blocks under 32, k8_small_batch for small batches; at such batches earlier rungs have no order.
 """
 
 LADDER: dict[str, ModuleType]
@@ -130,7 +128,7 @@ def _of_the_library(name: str) -> ModuleType:
 
 
 def function_of(kernel: str, product: str) -> Callable[..., None]:
-    """A product of a rung by name, or of a rung with another of its tiles: "k4_pipelined/1"."""
+    """A product of a rung by name, or of a rung with another of its tiles: "k6_hopper/1"."""
     name, _, tile = kernel.partition("/")
     compute: Callable[..., None] = getattr(rung(name), product)
     return partial(compute, tile=int(tile)) if tile else compute

@@ -32,8 +32,7 @@ from numbsparse.kernels.matmul.reach import reach
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
 FEW = 128  # rows: batches up to here get smaller tiles, and so more of them to fill the GPU
-LEAST_THREADS = 64  # in a block of threads of the weight-gradient
-SHARING = 16 if SIMULATED else LEAST_THREADS  # simulated threads run one after another
+SHARING = 16 if SIMULATED else 64  # threads of the weight-gradient: simulated ones take turns
 # Shared tiles end in an axis of four: at a multiple of 16 bytes, four float32 are one load.
 QUAD = 4
 ALIGNMENT = None if SIMULATED else 16

@@ -10,21 +10,19 @@ from numbsparse.kernels.cores import compiled
 from numbsparse.layout import Walk
 
 MATCHED = 4096  # lines: more of them are grouped in their order
-EXCHANGES, EXCHANGED = 16, 1024  # rounds at most, of at most so many lines
-NEVER = 1 << 29  # inputs
 
 
-def grouped(walk: Walk, n_inputs: int, size: int, exchange: bool = True) -> np.ndarray:
+def grouped(walk: Walk, n_inputs: int, size: int) -> np.ndarray:
     """(groups, size) int32: lines that meet many inputs together, -1 for none.
 
-    Pairs with the largest overlap are matched, then pairs of pairs; and as long as two groups gain
-    by it, they `exchange` a line.
+    Pairs with the largest overlap are matched, then pairs of pairs; or they are neighbours, where
+    these have as much in common, as in a band.
     """
     n_lines = len(walk.indptr) - 1
     groups = np.arange(n_lines, dtype=np.int64)[:, None]
+    neighbours = np.append(groups, np.full(-n_lines % size, -1)).reshape(-1, size).astype(np.int32)
     if size == 1 or n_lines > MATCHED:
-        groups = np.append(groups, np.full(-n_lines % size, -1))
-        return groups.reshape(-1, size).astype(np.int32)
+        return neighbours
     own = np.zeros((n_lines + 1, -(-n_inputs // 64)), np.uint64)  # the last one of line -1: none
     _set_bits(walk.indptr, walk.indices, own)
     meets = own[:-1]
@@ -36,10 +34,9 @@ def grouped(walk: Walk, n_inputs: int, size: int, exchange: bool = True) -> np.n
         _match(meets, np.argsort(-_count(meets), kind="stable"), left, pairs)
         groups = np.hstack([groups[pairs[:, 0]], groups[pairs[:, 1]]])
         meets = meets[pairs[:, 0]] | meets[pairs[:, 1]]
-    lines = groups.reshape(-1)
-    if exchange and lines.size <= EXCHANGED:
-        _exchange_lines(own[lines], size, lines)
-    return lines.reshape(-1, size).astype(np.int32)
+    beside = np.bitwise_or.reduce(own[neighbours], axis=1)
+    matched = _count(meets).sum() < _count(beside).sum()
+    return groups.astype(np.int32) if matched else neighbours
 
 
 @intrinsic
@@ -100,78 +97,6 @@ def _match(meets, order, left, pairs):
             left[other] = False
             pairs[pair, 0], pairs[pair, 1] = line, other
             pair += 1
-
-
-def _exchange_lines(meets: np.ndarray, size: int, lines: np.ndarray) -> None:
-    """Exchange lines of groups, which are `size` neighbours, that leave fewer inputs to both."""
-    n, words = meets.shape
-    others, best, gains = np.empty(words, np.uint64), np.empty(n, np.int64), np.empty(n, np.int64)
-    inputs, instead, both = (np.empty(shape, np.int32) for shape in (n, (n, n), (n, n)))
-    same = np.zeros(n // size, bool)
-    for _ in range(EXCHANGES):
-        _count_inputs(meets, size, same, others, inputs, instead, both)
-        _exchange(meets, size, same, inputs, instead, both, best, gains, lines)
-        if same.all():
-            break
-
-
-@compiled(error_model="numpy")
-def _count_inputs(meets, size, same, others, inputs, instead, both):
-    """Of groups that are not as they were.
-
-    inputs (n,) : of the group of each line
-    instead (n, n) : of the group of line i, if line j were in its place
-    both (n, n) : of both groups, if i and j change places; endless within a group
-    """
-    n, words = meets.shape
-    for i in range(n):
-        if not same[i // size]:
-            for w in range(words):
-                others[w] = 0
-                for k in range(i // size * size, i // size * size + size):
-                    if k != i:
-                        others[w] |= meets[k, w]
-            for j in range(n):
-                together = 0
-                for w in range(words):
-                    together += bits_set(others[w] | meets[j, w])
-                instead[i, j] = together
-            inputs[i] = instead[i, i]
-    for first in range(0, n, size):
-        if not same[first // size]:
-            for j in range(n):
-                if j >= first or same[j // size]:  # others are in the group of j
-                    for i in range(first, first + size):
-                        both[i, j] = both[j, i] = instead[i, j] + instead[j, i]
-            for i in range(first, first + size):
-                for j in range(first, first + size):
-                    both[i, j] = NEVER
-
-
-@compiled(error_model="numpy")
-def _exchange(meets, size, same, inputs, instead, both, best, gains, lines):
-    """Exchange lines, those that gain most first, of each group one; which are the same after."""
-    (n, words), top = meets.shape, 0
-    for i in range(n):
-        gain = -NEVER
-        for j in range(n):
-            gain = max(gain, inputs[j] - both[i, j])
-        gains[i] = gain + inputs[i]
-        top = max(top, gains[i])
-        best[i] = 0
-        while gains[i] > 0 and inputs[best[i]] - both[i, best[i]] < gain:
-            best[i] += 1
-        same[i // size] = True
-    for gain in range(top, 0, -1):
-        for i in range(n):
-            j = best[i]
-            if gains[i] == gain and same[i // size] and same[j // size]:
-                same[i // size] = same[j // size] = False
-                lines[i], lines[j] = lines[j], lines[i]
-                for w in range(words):
-                    meets[i, w], meets[j, w] = meets[j, w], meets[i, w]
-                for k in range(n):
-                    instead[k, i], instead[k, j] = instead[k, j], instead[k, i]
 
 
 @compiled(error_model="numpy")

@@ -10,11 +10,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import cuda, float32, int64, uint32
+from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.elementwise import copy
 from numbsparse.kernels.parts.fragments import MMA, scaling
 from numbsparse.kernels.parts.split import add_product, splitting
 from numbsparse.kernels.parts.swizzle import PIECE, Rows
@@ -26,39 +25,30 @@ THREADS, RUN = 128, 4  # of a block, and the steps of a warp
 
 def packed(
     values: DeviceArray,
-    pieces: DeviceArray,
+    codes: DeviceArray,
     transposed: bool,
     inside_bits: int,
     gates: DeviceArray | None = None,
 ) -> DeviceArray:
     """The blocks of w in the order of the steps, each value in the register where an mma needs it.
 
-    pieces (steps, 2) : the stored block times its pieces of 8 features, plus the piece; below that,
-        in so many bits, how many of its features there are, 0 where there is no piece
+    codes (steps, blocks of a step) : the stored block; below that, in so many bits, how many of its
+        features there are, 0 where there is no block
     gates : what each block is multiplied by, float32
 
     What is beyond the last of the features that are summed over becomes 0. The next kernel may
     start while this one runs.
     """
     n_blocks, B, _ = values.shape
-    n_steps, words = pieces.size // 2, B // 4 if values.itemsize == 2 else B * B // 32
-    out = empty((n_steps * 32 * words,), "uint32")
-    across = B * values.itemsize // 4
+    item, a_step = values.itemsize, 2 if values.itemsize == 2 and B == PIECE else 1
+    n_steps, across = codes.size // a_step, B * item // 4
+    out = empty((n_steps * a_step * B * across,), "uint32")
     in_words = DeviceArray(values.address, (n_blocks, B, across), np.uint32, None, values)
     gated, warps = None if gates is None else values.dtype.name, -(-n_steps // RUN)
-    kernel = pack_kernel(B, values.itemsize, transposed, inside_bits, gated)
-    args = in_words, pieces, () if gates is None else gates, out
+    kernel = pack_kernel(B, item, transposed, inside_bits, gated)
+    args = in_words, codes, () if gates is None else gates, out
     launch(kernel, -(-warps * 32 // THREADS), THREADS, *args)
     return out
-
-
-def in_order(values: DeviceArray) -> DeviceArray:
-    """The blocks of w, or a copy of them without gaps that is read by words."""
-    if values.is_contiguous and values.address % 4 == 0:
-        return values
-    whole = empty(values.shape, values.dtype)
-    copy(whole, values)
-    return whole
 
 
 @cache
@@ -66,29 +56,28 @@ def pack_kernel(
     B: int, item: int, transposed: bool, INSIDE_BITS: int, gated: str | None = None
 ) -> Any:
     """`gated` is the dtype of values that are multiplied by gates."""
-    INSIDE = (1 << INSIDE_BITS) - 1
-    PIECES = B // PIECE
+    INSIDE, PIECES = (1 << INSIDE_BITS) - 1, B // PIECE
     HALVES = 2 if item == 2 else PIECES  # of a step; for every one of them and every 8 columns
     TERMS = 1 if item == 2 else 2  # words of a lane
-    WORDS = TERMS * HALVES * PIECES
-    CODES, OWN = (RUN, HALVES), (RUN, WORDS)
+    WORDS, BLOCKS = TERMS * HALVES * PIECES, HALVES // PIECES
+    CODES, OWN = (RUN, BLOCKS), (RUN, WORDS)
     gate_of, scaled = gating(gated)
     load = (load_16_bit if item == 2 else load_float32)(transposed, scaled)
     store = words_of_lane(WORDS).store
 
     @cuda.jit
-    def kernel(values, pieces, gates, out):
+    def kernel(values, codes, gates, out):
         let_next_kernel_start()
-        first, n_steps = cuda.grid(1) // 32 * RUN, pieces.size // 2
-        codes, words = cuda.local.array(CODES, int64), cuda.local.array(OWN, uint32)
+        first, n_steps = cuda.grid(1) // 32 * RUN, codes.size // BLOCKS
+        own, words = cuda.local.array(CODES, int32), cuda.local.array(OWN, uint32)
         # A warp's loads are under way together: first what is where, then all values.
         for k in range(RUN):
-            for half in range(HALVES):
-                codes[k, half] = pieces[2 * (first + k) + half] if first + k < n_steps else 0
+            for i in range(BLOCKS):
+                own[k, i] = codes[BLOCKS * (first + k) + i] if first + k < n_steps else int32(0)
         for k in range(RUN):
             for half in range(HALVES):
-                piece, inside = codes[k, half] >> INSIDE_BITS, codes[k, half] & INSIDE
-                block, at = piece // PIECES, piece % PIECES * PIECE
+                code, at = own[k, half // PIECES], half % PIECES * PIECE
+                block, inside = int64(code >> INSIDE_BITS), code & INSIDE
                 gate = gate_of(gates, block)
                 for square in range(PIECES):
                     word = (square * HALVES + half) * TERMS
@@ -128,13 +117,13 @@ def load_16_bit(transposed: bool, scaled: Any) -> Any:
         lane = uint32(cuda.grid(1)) % 32
         row, column = lane // 4, lane % 4
         if transposed:
-            two = uint32(0)
-            if inside > column * 2:
+            left, two = inside - k - column * 2, uint32(0)
+            if left > 0:
                 two = scaled(values[block, n + row, k // 2 + column], gate)
-            words[at] = two & uint32(0xFFFF) if inside == column * 2 + 1 else two
+            words[at] = two & uint32(0xFFFF) if left == 1 else two
         else:
             two = uint32(0)
-            if inside > row:
+            if inside > k + row:
                 two = scaled(values[block, k + row, n // 2 + column], gate)
             words[at] = movmatrix_trans(two)
 
@@ -148,12 +137,11 @@ def load_float32(transposed: bool, scaled: Any) -> Any:
     @cuda.jit(device=True)
     def load(values, block, k, n, inside, gate, words, at):
         lane = uint32(cuda.grid(1)) % 32
-        row, column = lane // 4, lane % 4
         for term in range(2):
-            f, c = column + 4 * term, n + row
+            f, c = k + lane % 4 + 4 * term, n + lane // 4
             words[at + term] = 0
             if inside > f:
-                own = values[block, c, k + f] if transposed else values[block, k + f, c]
+                own = values[block, c, f] if transposed else values[block, f, c]
                 words[at + term] = scaled(own, gate)
 
     return load

@@ -12,7 +12,6 @@ from numbsparse.device import (
     DeviceArray,
     current_stream,
     empty,
-    is_capturing,
     outside_capture,
     to_device,
 )
@@ -39,33 +38,7 @@ def on_device(index: Index) -> Index:
         )
 
 
-MANY = 4096  # blocks: a plan of as many takes milliseconds
-OFTEN = 64  # calls, after which the best plan is worth its time
-
-_quick: dict[Any, Callable[..., tuple[Any, ...]]] = {}
 _on_gpu: dict[Any, Callable[..., tuple[Any, ...]]] = {}
-
-
-def quick_of(make: Any) -> Callable[[Any], Any]:
-    """A decorator: this function makes sooner what serves as well, if not as fast.
-
-    It is called in the place of `make` until a layout has been used OFTEN; results are the same bit
-    for bit. What is captured, by `ns.graph` or to be timed, has the best plan.
-    """
-
-    def entered(function: Any) -> Any:
-        _quick[make] = function
-        return function
-
-    return entered
-
-
-def _is_rare(index: Index, make: Any, key: Any, stream: Any) -> bool:
-    """Whether the best plan is still to come."""
-    if make not in _quick or index.block_rows.shape[0] < MANY or (make, key) in index.plans:
-        return False
-    uses = index.plans["uses", make, key] = index.plans.get(("uses", make, key), 0) + 1
-    return uses <= OFTEN and not (stream.is_captured or is_capturing())
 
 
 def on_gpu_of(make: Any) -> Callable[[Any], Any]:
@@ -97,8 +70,6 @@ def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tu
         return found
     stream = current_stream()
     found = index.plans.get((make, key, stream.handle))
-    if found is None and _is_rare(index, make, key, stream):
-        return planned(index, _quick[make], *key)
     if found is None or stream.is_captured:
         found = _on_stream(index, make, key, stream)
     return found

@@ -1,8 +1,7 @@
 """Which kept blocks of w are computed together in a weight-gradient: those that share tiles.
 
-They are of block rows and columns that meet in many blocks, of a pair of rows that have many
-columns in common, of one row, or of four columns that keep the same rows, as an LSTM's gates do.
-Each way gives the number of the item of each block, in the order in which blocks are stored.
+They are of block rows and columns that meet in many blocks, or of one row. Each way gives the
+number of the item of each block, in the order in which blocks are stored.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import numpy as np
 
 from numbsparse.device.waits import shown
 from numbsparse.kernels.cores import compiled, threads
-from numbsparse.kernels.parts.groups import bit_of, bits_set
 from numbsparse.layout import Index
 
 # Lines among which regions are looked for. More would not find better ones: a region has few
@@ -21,8 +19,7 @@ SAID = "planning, parts of the grid"
 KEPT_FOR_LEFT = 20  # blocks that are left behind count for one
 LINES = 1024  # more than a part has
 INSIDE, NEVER = -(1 << 16), -(1 << 30)  # what a line inside gains; less than any line scores
-IN_PAIRS = 128  # rows among which pairs are looked for
-FOUR, ROWS_OF_FOUR = 4, 8  # columns that keep the same blocks; block rows of their products
+FOUR = 4
 
 
 def regions(index: Index, slots: int, pair: int, products: int) -> np.ndarray:
@@ -176,92 +173,20 @@ def _apart(gains, counts, n):
     return LINES - 1 - best % LINES if best else -1
 
 
-def pieces_of_rows(index: Index, most: int, most_of_pair: int, least: int | None) -> np.ndarray:
-    """Even pieces of the block rows, of at most so many blocks.
-
-    Pairs of rows with at least `least` columns in common precede them, those with the most first,
-    each row with up to `most_of_pair` of its blocks; of None there are no pairs.
-    """
-    indptr, columns = index.rows.indptr.astype(np.int64), index.rows.indices.astype(np.int64)
-    items, least = np.empty(columns.size, np.int64), indptr[-1] + 1 if least is None else least
-    rows, common = np.empty((2, IN_PAIRS), np.int64), np.empty((IN_PAIRS, IN_PAIRS), np.int64)
-    left = np.empty((IN_PAIRS + 1, int(columns.max(initial=0)) // 64 + 1), np.uint64)
-    sizes = least, most_of_pair, most
-    _take_rows(indptr, columns, *sizes, rows[0], rows[1], common, left, items)
-    return items
-
-
-@compiled(error_model="numpy")
-def _take_rows(indptr, columns, least, most_of_pair, most, rows, tops, common, left, items):
-    """`left` are bits, of some rows at a time; behind them, of a pair, what both have."""
-    n, row, words = 0, 0, left.shape[1]
-    while row < indptr.size - 1:
-        count = 0
-        while row < indptr.size - 1 and count < rows.size:
-            if indptr[row] < indptr[row + 1]:
-                rows[count] = row
-                count += 1
-            row += 1
-        for k in range(count):
-            for w in range(words):
-                left[k, w] = 0
-            for block in range(indptr[rows[k]], indptr[rows[k] + 1]):
-                left[k, columns[block] // 64] |= bit_of(columns[block] % 64)
-        i, j = 0, count
-        while count:
-            for k in range(count):
-                if j == count or k in (i, j):
-                    for other in range(count):
-                        shared = 0
-                        for w in range(words if other != k else 0):
-                            shared += bits_set(left[k, w] & left[other, w])
-                        common[k, other] = common[other, k] = shared
-            i = j = 0
-            for k in range(count):
-                top = 0
-                for other in range(count):
-                    top = max(top, common[k, other])
-                tops[k] = top
-                i = k if top > tops[i] else i
-            if tops[i] < least:
-                break
-            while common[i, j] < tops[i]:
-                j += 1
-            both = 0
-            for w in range(words):
-                left[count, w] = 0
-            for block in range(indptr[rows[i]], indptr[rows[i] + 1]):
-                w, bit = columns[block] // 64, bit_of(columns[block] % 64)
-                if both < most_of_pair and left[i, w] & left[j, w] & bit != 0:
-                    left[count, w] |= bit
-                    both += 1
-            for k in (i, j):
-                own = both
-                for block in range(indptr[rows[k]], indptr[rows[k] + 1]):
-                    w, bit = columns[block] // 64, bit_of(columns[block] % 64)
-                    shared = left[count, w] & bit != 0
-                    if shared or (left[k, w] & bit != 0 and own < most_of_pair):
-                        own += 0 if shared else 1
-                        left[k, w] ^= bit
-                        items[block] = n
-            n += 1
-        for k in range(count):
-            rest = 0
-            for w in range(words):
-                rest += bits_set(left[k, w])
-            pieces, place = -(-rest // most), 0
-            for block in range(indptr[rows[k]], indptr[rows[k] + 1]):
-                w, bit = columns[block] // 64, bit_of(columns[block] % 64)
-                if left[k, w] & bit != 0:
-                    long, longer = rest // pieces, rest % pieces  # the first ones have one more
-                    piece = max(place // (long + 1), (place - longer) // long)
-                    items[block] = n + piece
-                    place += 1
-            n += pieces
+def pieces_of_rows(index: Index, most: int) -> np.ndarray:
+    """Even pieces of the block rows, of at most so many blocks, the first ones the longer."""
+    indptr = index.rows.indptr.astype(np.int64)
+    lengths = np.diff(indptr)
+    pieces = -(-lengths // most)
+    starts, each = np.cumsum(pieces) - pieces, np.maximum(pieces, 1)
+    place = np.arange(indptr[-1]) - np.repeat(indptr[:-1], lengths)
+    short, longer = (np.repeat(a, lengths) for a in (lengths // each, lengths % each))
+    piece = np.maximum(place // (short + 1), (place - longer) // np.maximum(short, 1))
+    return np.repeat(starts, lengths) + piece
 
 
 def in_fours(index: Index) -> tuple[bool]:
-    """Whether columns 0 to 3 keep the same block rows, 4 to 7 do, and so on."""
+    """Whether columns 0 to 3 keep the same block rows, 4 to 7 do, and so on, as an LSTM's gates."""
     indptr, rows, _ = index.columns
     lengths = np.diff(indptr)
     if lengths.size == 0 or lengths.size % FOUR:
@@ -274,15 +199,3 @@ def in_fours(index: Index) -> tuple[bool]:
     place = np.arange(rows.size) - np.repeat(indptr[:-1], lengths.ravel())
     first = np.repeat(indptr[:-1:FOUR], lengths.sum(1))
     return (bool((rows == rows[first + place]).all()),)
-
-
-def fours(index: Index) -> np.ndarray:
-    """Pieces of the rows that a four keeps; the whole ones side by side, for their tiles of dy."""
-    indptr, _, blocks = index.columns
-    lengths = np.diff(indptr)
-    pieces = -(-lengths[::FOUR] // ROWS_OF_FOUR)
-    place = np.arange(blocks.size) - np.repeat(indptr[:-1], lengths)
-    found = np.empty(blocks.size, np.int64)
-    begin = np.repeat(np.cumsum(pieces) - pieces, FOUR)
-    found[blocks] = np.repeat(begin, lengths) + place // ROWS_OF_FOUR
-    return found

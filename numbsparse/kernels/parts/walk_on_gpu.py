@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from numba import cuda, int32, uint32
 
-from numbsparse.kernels.ptx import redux_or, shfl_idx
+from numbsparse.kernels.ptx import shfl_idx
 
 
 @cuda.jit(device=True)
-def mask_of(words, line, lines, at):
-    """Which of so many lines keep the input 32 at + lane: bit i for line + i."""
-    mask, lane = uint32(0), uint32(cuda.threadIdx.x % 32)
-    for i in range(min(lines, words.shape[0] - line)):
-        bit = uint32(words[line + i, at] >> lane) & uint32(1)
-        mask = uint32(mask | uint32(bit << uint32(i)))
-    return mask
+def kept_by(words, line, lines, at):
+    """(which of so many lines keep the input 32 at + lane: bit i for line + i; which of these 32
+    inputs any of them keeps).
 
-
-@cuda.jit(device=True)
-def kept_of(masks):
-    """Which of 32 inputs a line keeps, of the masks that the lanes have."""
-    return redux_or(uint32(uint32(1) << uint32(cuda.threadIdx.x % 32) if masks != 0 else 0))
+    `lines` is literal: of a loop whose end is known at run time alone a compiler made one that
+    read beyond the last line (H200).
+    """
+    mask, kept, lane = uint32(0), uint32(0), uint32(cuda.threadIdx.x) % uint32(32)
+    for i in range(lines):
+        if line + i < words.shape[0]:
+            word = uint32(words[line + i, at])
+            kept = uint32(kept | word)
+            mask = uint32(mask | uint32(uint32(uint32(word >> lane) & uint32(1)) << uint32(i)))
+    return mask, kept
 
 
 @cuda.jit(device=True)

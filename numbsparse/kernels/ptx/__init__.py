@@ -70,6 +70,8 @@ movmatrix_trans = _here.movmatrix_trans  # uint32 -> uint32; two neighbours of a
 # Four 8 x 8 matrices of 16-bit values from shared memory to registers; warp-wide, 7.5.
 ldmatrix_x4 = _here.ldmatrix_x4  # (shared, i) -> 4 uint32; lane 8m + r gives row r of matrix m
 ldmatrix_x4_trans = _here.ldmatrix_x4_trans  # the same, of the transposed matrices
+ldmatrix_x2 = _here.ldmatrix_x2  # two matrices, of the rows that lanes 0 to 15 give
+ldmatrix_x2_trans = _here.ldmatrix_x2_trans
 # (shared, i, wanted, r0..r3): the same if `wanted`, one uint32 for the warp, is not 0; else r0..r3
 ldmatrix_x4_if = _here.ldmatrix_x4_if
 ldmatrix_x4_trans_if = _here.ldmatrix_x4_trans_if
@@ -121,6 +123,7 @@ sync_warp = _here.sync_warp  # ()
 mbarrier_init = _bulk.mbarrier_init  # (bars, i, count): a phase takes `count` arrivals; one thread
 mbarrier_expect = _bulk.mbarrier_expect  # (bars, i, nbytes): arrive, and the phase takes the bytes
 mbarrier_arrive = _bulk.mbarrier_arrive  # (bars, i)
+cp_async_arrive = _bulk.cp_async_arrive  # (bars, i): when all that this thread copies is there
 mbarrier_wait = _bulk.mbarrier_wait  # (bars, i, parity): until the phase of this parity is over
 fence_mbarrier_init = _bulk.fence_mbarrier_init  # (): the copy engine sees the new barriers
 fence_proxy_async = _bulk.fence_proxy_async  # (): the copy engine and wgmma see the thread's stores

@@ -59,6 +59,11 @@ def mbarrier_arrive(typing, bars, i):
 
 
 @intrinsic
+def cp_async_arrive(typing, bars, i):
+    return _on_barrier("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", bars, i)
+
+
+@intrinsic
 def mbarrier_wait(typing, bars, i, parity):
     return _on_barrier(_WAIT, bars, i, parity)
 

@@ -2,7 +2,7 @@
 
 A tensor map is 128 bytes that say what the hardware's opaque ones say: `TENSOR_MAP`. A copy is done
 at once, so a kernel that never waits fails only on a GPU, and `races` says so; one that waits
-for the wrong number of bytes or arrivals waits for ever there, and raises here.
+for the wrong number of bytes or arrivals waits forever there, and raises here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from numbsparse.device.tensor_map import SIMULATED_MAP
 from numbsparse.kernels.ptx import meaning
 from numbsparse.kernels.ptx.mbarrier_simulated import barrier_of
+from numbsparse.kernels.ptx.mbarrier_simulated import cp_async_arrive as cp_async_arrive
 from numbsparse.kernels.ptx.mbarrier_simulated import mbarrier_arrive as mbarrier_arrive
 from numbsparse.kernels.ptx.mbarrier_simulated import mbarrier_expect as mbarrier_expect
 from numbsparse.kernels.ptx.mbarrier_simulated import mbarrier_init as mbarrier_init
@@ -145,7 +146,7 @@ def _store(shared, i, tensor_map, corner):
     if min(corner) < 0:
         raise ValueError(f"a box is stored from places of 0 on, got {corner}")
     box = flat_bytes(shared)[place]
-    # What it reads is over when the thread has waited; when it is written no thread hears.
+    # What it reads is over when the thread has waited; when it is written no thread learns.
     read, written = begin(COPY_ENGINE), begin(COPY_ENGINE)
     note("shared", False, flat_bytes(shared).ctypes.data + start, box.size, read)
     _stores()[-1].append(read)

@@ -63,6 +63,18 @@ def ldmatrix_x4_trans(typing, shared, i):
     return _ldmatrix("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", shared, i)
 
 
+@intrinsic
+def ldmatrix_x2(typing, shared, i):
+    name = "ldmatrix.sync.aligned.m8n8.x2.shared.b16"
+    return on_items(name, name + " {$0, $1}, [$2];", [Item(shared, i)], 2 * [u32])
+
+
+@intrinsic
+def ldmatrix_x2_trans(typing, shared, i):
+    name = "ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16"
+    return on_items(name, name + " {$0, $1}, [$2];", [Item(shared, i)], 2 * [u32])
+
+
 def _ldmatrix(name, shared, i):
     return on_items(name, name + " {$0, $1, $2, $3}, [$4];", [Item(shared, i)], 4 * [u32])
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from numbsparse.kernels.ptx.simulated import flat_bytes
+from numbsparse.kernels.ptx.simulated import cp_async_commit, cp_async_wait
 from numbsparse.simulator.accesses import note, noted
-from numbsparse.simulator.arrays import counterpart
+from numbsparse.simulator.arrays import Memory, counterpart
 from numbsparse.simulator.clocks import MBARRIER, Moment, Post
 from numbsparse.simulator.threads import Worker, current
 
@@ -69,6 +69,12 @@ def mbarrier_arrive(bars, i):
     barrier_of(bars, i).arrive(0)
 
 
+def cp_async_arrive(bars, i):
+    cp_async_commit()
+    cp_async_wait(0)
+    mbarrier_arrive(bars, i)
+
+
 def mbarrier_wait(bars, i, parity):
     barrier = barrier_of(bars, i)
     barrier.wait(
@@ -94,5 +100,8 @@ def _place(bars, i, block):
     if bars.dtype != np.uint64:
         raise TypeError(f"an mbarrier is in an array of uint64, got {bars.dtype}")
     barriers: dict[int, Barrier] = block.own.setdefault(Barrier, {})
-    there = counterpart(np.asarray(bars), current().block, block)
-    return barriers, flat_bytes(there)[8 * int(i) :].ctypes.data
+    own = current().block
+    if block is own and isinstance(bars, Memory):
+        return barriers, bars.address + 8 * int(i)
+    there = counterpart(np.asarray(bars), own, block)
+    return barriers, there.ctypes.data + 8 * int(i)

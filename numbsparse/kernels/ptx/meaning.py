@@ -6,6 +6,8 @@ hold 32 bits; the lower half of one comes first in memory and in a pair.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 LANE = np.arange(32)
@@ -13,10 +15,18 @@ LANE = np.arange(32)
 GROUP, MEMBER = LANE[:, None] // 4, LANE[:, None] % 4
 
 
+class Fragment(NamedTuple):
+    """Which value of a matrix (rows, columns) each register value of each lane is, (32, values)."""
+
+    place: np.ndarray  # in the matrix, row by row
+    register: np.ndarray  # (rows, columns): where its values are, lane by lane
+
+
 def _fragment(values, row, column):
-    """(rows, columns), both (32, values): where value i of each lane is in its matrix."""
     i = np.arange(values)
-    return np.broadcast_arrays(row(i), column(i), np.zeros((32, values), int))[:2]
+    rows, columns, _ = np.broadcast_arrays(row(i), column(i), np.zeros((32, values), int))
+    place = rows * (columns.max() + 1) + columns
+    return Fragment(place, np.argsort(place, axis=None).reshape(rows.max() + 1, -1))
 
 
 # PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type": a lane holds two by two
@@ -30,12 +40,9 @@ A_16x8 = _fragment(4, lambda i: GROUP + i % 2 * 8, lambda i: MEMBER + i // 2 * 4
 B_8x8 = _fragment(2, lambda i: MEMBER + i * 4, lambda i: GROUP)
 
 
-def matrix_of(values: np.ndarray, fragment: tuple[np.ndarray, ...]) -> np.ndarray:
+def matrix_of(values: np.ndarray, fragment: Fragment) -> np.ndarray:
     """The matrix whose values the lanes hold: (32, values) to (rows, columns)."""
-    rows, columns = fragment
-    matrix = np.empty((rows.max() + 1, columns.max() + 1), values.dtype)
-    matrix[rows, columns] = values
-    return matrix
+    return values.reshape(-1)[fragment.register]
 
 
 def mma_m16n8k16_f16(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -63,7 +70,7 @@ def mma_m16n8k8_tf32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 def _mma(a, a_fragment, b, b_fragment, c):
     with np.errstate(invalid="ignore", over="ignore"):  # infinities pass through, as on a GPU
         product = matrix_of(a, a_fragment) @ matrix_of(b, b_fragment)
-        return (product + matrix_of(c, C_16x8))[tuple(C_16x8)]
+        return (product + matrix_of(c, C_16x8)).reshape(-1)[C_16x8.place]
 
 
 def float32_of_float16(registers: np.ndarray) -> np.ndarray:
@@ -176,7 +183,7 @@ def redux_or(value: np.ndarray) -> np.ndarray:
 
 
 def elect(unused: np.ndarray) -> np.ndarray:
-    """1 for one lane of the warp, 0 for the others; which one is not said."""
+    """1 for one lane of the warp, 0 for the others; which one is unspecified."""
     return np.where(LANE == 0, np.uint32(1), np.uint32(0))
 
 

@@ -1,6 +1,6 @@
 """The instructions in the simulator: what one thread does, with the meaning from `meaning`.
 
-What a GPU would do wrong without a word raises here: places outside an array or between multiples
+What a GPU would silently do wrong raises here: places outside an array or between multiples
 of 16 bytes, global memory for shared, registers of the wrong type.
 """
 
@@ -37,7 +37,7 @@ def cp_async_zero_fill(shared, i, source, j, n):
         raise ValueError(f"cp_async_zero_fill takes n from 0 to 16 bytes, got {n}")
     copy = begin(COPY)
     target = _piece(_shared(shared), i, 16, writes=True, moment=copy)
-    # Until the wait nobody may look: 0xFF is a NaN in floating point.
+    # Until the wait nobody may read it: 0xFF is a NaN in floating point.
     target[:] = 0xFF
     _copies()[-1].append((target, _piece(_global(source), j, n, moment=copy), copy))
 
@@ -57,11 +57,19 @@ def cp_async_wait(n):
 
 
 def ldmatrix_x4(shared, i):
-    return tuple(together(meaning.ldmatrix_x4, _row(shared, i)))
+    return together(meaning.ldmatrix_x4, _row(shared, i), registers=True)
 
 
 def ldmatrix_x4_trans(shared, i):
-    return tuple(together(meaning.ldmatrix_x4_trans, _row(shared, i)))
+    return together(meaning.ldmatrix_x4_trans, _row(shared, i), registers=True)
+
+
+def ldmatrix_x2(shared, i):
+    return ldmatrix_x4(shared, i)[:2]
+
+
+def ldmatrix_x2_trans(shared, i):
+    return ldmatrix_x4_trans(shared, i)[:2]
 
 
 def stmatrix_x4(shared, i, r0, r1, r2, r3):
@@ -82,12 +90,14 @@ def movmatrix_trans(value):
 
 def ldmatrix_x4_if(shared, i, wanted, r0, r1, r2, r3):
     kept = _registers(np.uint32, wanted, r0, r1, r2, r3)
-    return tuple(together(meaning.ldmatrix_x4_if, _row(shared, i), kept[0], kept[1:]))
+    return together(meaning.ldmatrix_x4_if, _row(shared, i), kept[0], kept[1:], registers=True)
 
 
 def ldmatrix_x4_trans_if(shared, i, wanted, r0, r1, r2, r3):
     kept = _registers(np.uint32, wanted, r0, r1, r2, r3)
-    return tuple(together(meaning.ldmatrix_x4_trans_if, _row(shared, i), kept[0], kept[1:]))
+    return together(
+        meaning.ldmatrix_x4_trans_if, _row(shared, i), kept[0], kept[1:], registers=True
+    )
 
 
 def mma_m16n8k16_f16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
@@ -105,19 +115,22 @@ def mma_m16n8k8_tf32(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
 def load_4xf32(array, j):
     if array.dtype != np.float32:
         raise TypeError(f"load_4xf32 takes an array of float32, got {array.dtype}")
-    return tuple(_piece(array, j, 16, dtype=np.float32))
+    v = _piece(array, j, 16, dtype=np.float32)
+    return v[0], v[1], v[2], v[3]  # a tuple of an array takes five times as long
 
 
 def load_4xu32(array, j):
-    return tuple(_piece(array, j, 16, dtype=np.uint32))
+    v = _piece(array, j, 16, dtype=np.uint32)
+    return v[0], v[1], v[2], v[3]
 
 
 def load_2xu32(array, j):
-    return tuple(_piece(array, j, 8, 8, dtype=np.uint32))
+    v = _piece(array, j, 8, 8, dtype=np.uint32)
+    return v[0], v[1]
 
 
 def load_1xu32(array, j):
-    return tuple(_piece(array, j, 4, 4, dtype=np.uint32))
+    return (_piece(array, j, 4, 4, dtype=np.uint32)[0],)
 
 
 def store_4xf32(array, j, v0, v1, v2, v3):
@@ -136,6 +149,8 @@ def store_2xu32(array, j, v0, v1):
 
 def cvt_rna_tf32(x):
     _FLOAT[0] = _register(np.float32, x)
+    if -np.inf < x < np.inf:  # as most are
+        return np.uint32(int(_BITS[0]) + 0x1000 & 0xFFFFE000)
     return meaning.cvt_rna_tf32(_FLOAT)[0]
 
 
@@ -176,12 +191,12 @@ def unpack_bfloat2(word):
 
 
 def as_uint32(x):
-    _FLOAT[0] = _register(np.float32, x)
+    _FLOAT[0] = x if type(x) is np.float32 else _register(np.float32, x)
     return _BITS[0]
 
 
 def as_float32(bits):
-    _BITS[0] = _register(np.uint32, bits)
+    _BITS[0] = bits if type(bits) is np.uint32 else _register(np.uint32, bits)
     return _FLOAT[0]
 
 
@@ -205,7 +220,7 @@ def sync_warp():
 
 def _mma(which, a, b, c):
     a, b, c = _checked(np.uint32, a), _checked(np.uint32, b), _checked(np.float32, c)
-    return tuple(together(which, a, b, c))
+    return together(which, a, b, c, registers=True)
 
 
 def _registers(dtype, *values):
@@ -213,8 +228,8 @@ def _registers(dtype, *values):
 
 
 def _checked(dtype, values):
-    if {*map(type, values)} != {dtype}:
-        for value in values:
+    for value in values:
+        if type(value) is not dtype:
             _register(dtype, value)
     return values
 

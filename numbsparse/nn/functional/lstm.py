@@ -12,7 +12,6 @@ from numbsparse.autograd import (
     is_recording,
     record,
     refuse_again,
-    taker_of_parts,
     unchanged,
 )
 from numbsparse.nn.functional.activations import sigmoid, tanh
@@ -23,7 +22,6 @@ from numbsparse.nn.functional.shape import Pieces, reshape, stack, unbind
 from numbsparse.nn.functional.shape import sum as sum_over
 
 Sequence = tuple[Tensor, Tensor, Tensor]
-PARTS = 2  # of a gradient that ranks sum while it is computed
 
 
 def lstm(
@@ -213,18 +211,10 @@ class _LSTM:
             rows = ops.reshape(of, (dz.shape[0], weight.shape[0]))
             return ops.sddmm(rows.T, dz, weight, precision=precision)
 
-        def recurrent(h: Any) -> Any:
-            """The gradient of weight_hh, the largest: in parts, where ranks sum it meanwhile."""
-            done = taker_of_parts(self.inputs[2])
-            if done is None:
-                return product(h, weight_hh)
-            rows = ops.reshape(h, (dz.shape[0], weight_hh.shape[0]))
-            return ops.sddmm_in_parts(rows.T, dz, weight_hh, PARTS, done, precision)
-
         makers = [
             lambda: ops.matmul(grads.gates, weight_ih.T, precision=precision),
             lambda: product(x, weight_ih),
-            lambda: recurrent(trace.h[:-1]),
+            lambda: product(trace.h[:-1], weight_hh),
             lambda: grads.bias,
             lambda: ops.matmul(grads.gates[0], weight_hh.T, precision=precision),
             lambda: grads.c,

@@ -15,6 +15,8 @@ C pixels.
 
 from __future__ import annotations
 
+from functools import partial
+
 from numbsparse.kernels.conv.k0_cpu.lines import multiply_lines
 from numbsparse.kernels.conv.k0_cpu.weight_grad import sum_pixels
 from numbsparse.kernels.matmul.k0_cpu import in_floats
@@ -27,14 +29,12 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 unsupported = reach("k0_cpu", "cpu", BLOCK_SIZES, DTYPES)
 
 
-def forward(x, values, index, window, y, precision="highest"):
-    """y[:] = conv(x, w)."""
-    in_floats(multiply_lines, x, values, y, index, window, "forward")
+def _lines(product, x, values, index, window, y, precision="highest"):
+    """y[:] = conv(x, w), or conv_transpose(x, w)."""
+    in_floats(multiply_lines, x, values, y, index, window, product)
 
 
-def input_grad(dy, values, index, window, dx, precision="highest"):
-    """dx[:] = conv_transpose(dy, w)."""
-    in_floats(multiply_lines, dy, values, dx, index, window, "input_grad")
+forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
 
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):

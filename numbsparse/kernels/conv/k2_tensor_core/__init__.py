@@ -21,6 +21,8 @@ was split into tf32, or met zeros that fill a tile, is summed again, as in the r
 
 from __future__ import annotations
 
+from functools import partial
+
 from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
 from numbsparse.kernels.conv.k2_tensor_core import weight_grad as gradient
 from numbsparse.kernels.conv.k2_tensor_core.lines import multiply_lines
@@ -35,21 +37,15 @@ PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left
 unsupported = reach("k2_tensor_core", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
 
 
-def forward(x, values, index, window, y, precision="highest"):
-    """y[:] = conv(x, w)."""
-    _lines("forward", x, values, index, window, y, precision)
-
-
-def input_grad(dy, values, index, window, dx, precision="highest"):
-    """dx[:] = conv_transpose(dy, w)."""
-    _lines("input_grad", dy, values, index, window, dx, precision)
-
-
-def _lines(product, x, values, index, window, y, precision):
+def _lines(product, x, values, index, window, y, precision="highest"):
+    """y[:] = conv(x, w), or conv_transpose(x, w)."""
     arithmetic = arithmetic_of(x, precision)
     multiply_lines(product, x, values, index, window, y, arithmetic)
     if arithmetic == "highest":
         repair_lines(product, x, values, index, window, y)
+
+
+forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
 
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):

@@ -117,8 +117,8 @@ def item_kernel(arithmetic: str, B: int, BM: int) -> Any:
         piece, tiles = cuda.blockIdx.x // n_items, tiling.tiles
         all_tiles = tiles[0] * tiles[1] * tiles[2] * tiles[3]
         begin, end = all_tiles * piece // sums.pieces, all_tiles * (piece + 1) // sums.pieces
-        entry = items.entry_ptr[item]
-        count = items.entry_ptr[item + 1] - entry
+        entry = items.ptr[item]
+        count = items.ptr[item + 1] - entry
         c, k = items.items[item, 0] * B, items.items[item, 1] * B
         origin = items.origins[items.items[item, 2]]
 
@@ -132,7 +132,7 @@ def item_kernel(arithmetic: str, B: int, BM: int) -> Any:
         for p in range(PER):
             shifts[p] = 0
             if p < mine:
-                shifts[p] = items.shift[entry + (group * PER + p) // PARTS]
+                shifts[p] = items.where[entry + (group * PER + p) // PARTS]
             clear_sums(acc[p])
         spread(places, tiling.rows, tiling.images, tiling.box)
         spread(out_places, BM, tiling.images, tiling.tile)
@@ -172,7 +172,7 @@ def item_kernel(arithmetic: str, B: int, BM: int) -> Any:
 
         cp_async_wait(0)
         gather(acc, whole, slices, part, group, mine)
-        add(whole, items.block, entry, count, piece, item, sums)
+        add(whole, items.blocks, entry, count, piece, item, sums)
 
     return kernel
 

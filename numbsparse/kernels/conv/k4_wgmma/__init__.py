@@ -24,6 +24,8 @@ Larger blocks are taken as several of 64, or of 32.
 
 from __future__ import annotations
 
+from functools import partial
+
 from numbsparse.kernels.conv.boxes import rows_of
 from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
 from numbsparse.kernels.conv.k4_wgmma import lines
@@ -82,14 +84,18 @@ def refused(
     return None
 
 
-def forward(x, values, index, window, y, precision="highest"):
-    """y[:] = conv(x, w)."""
-    _lines("forward", x, values, index, window, y, precision)
+def _lines(product, x, values, index, window, y, precision="highest"):
+    """y[:] = conv(x, w), or conv_transpose(x, w)."""
+    if not x.size or not values.size:
+        fill(y, 0.0)
+        return
+    x, values = (rows_of(a).values.reshape(a.shape) for a in (x, values))
+    lines.multiply_lines(product, x, values, index, window, y, precision)
+    if x.itemsize == 4 and precision == "highest":
+        repair_lines(product, x, values, index, window, y)
 
 
-def input_grad(dy, values, index, window, dx, precision="highest"):
-    """dx[:] = conv_transpose(dy, w)."""
-    _lines("input_grad", dy, values, index, window, dx, precision)
+forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
 
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):
@@ -100,13 +106,3 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     x, dy = (rows_of(a).values.reshape(a.shape) for a in (x, dy))
     if not gradient.weight_grad(x, dy, index, window, dvalues):
         repair_blocks(x, dy, index, window, dvalues)
-
-
-def _lines(product, x, values, index, window, y, precision):
-    if not x.size or not values.size:
-        fill(y, 0.0)
-        return
-    x, values = (rows_of(a).values.reshape(a.shape) for a in (x, values))
-    lines.multiply_lines(product, x, values, index, window, y, precision)
-    if x.itemsize == 4 and precision == "highest":
-        repair_lines(product, x, values, index, window, y)

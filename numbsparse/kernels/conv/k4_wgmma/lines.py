@@ -39,16 +39,19 @@ from numbsparse.kernels.conv.window import (
     cut,
     square_shapes,
 )
+from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     elect,
     fence_tensor_map,
     first_multiple,
+    let_next_kernel_start,
     mbarrier_arrive,
     mbarrier_expect,
     mbarrier_wait,
     shfl_idx,
+    wait_for_earlier_kernels,
 )
 
 
@@ -131,11 +134,14 @@ def multiply_lines(product, x, values, index, window, y, precision):
             adds = product_of_16_bit(arithmetic, size, parts, shape.UNITS, how.group, transposed)
         else:
             adds = product_of_float32(arithmetic, size)
+        x_map = pixel_map(x, view.sizes, how.images, how.box, size)
+        out = output_of(y, view, how.tile, size)
+        fresh = max(map(unannounced, (x_map, w, out) if itemsize == 2 else (x_map,)))
         launch(
             line_kernel(adds, size, shape), ptr.size - 1, 128 * shape.WARPGROUPS + 32,
-            pixel_map(x, view.sizes, how.images, how.box, size), w,
-            output_of(y, view, how.tile, size), tiling, Units(*units), Schedule(items, ptr),
+            x_map, w, out, fresh, tiling, Units(*units), Schedule(items, ptr),
             shared_bytes=itemsize * shape.shared_items(tiling.rows * size, adds) + 1024,
+            overlap=True,
         )  # fmt: skip
 
 
@@ -145,11 +151,12 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
     X_STAGES, W_STAGES, W_TAPS = shape.rings
     COUNT, BARS = UNITS * B // 2, 2 * (X_STAGES + W_STAGES)
     ITEM, MEASURE, W_ITEMS = adds.item, adds.MEASURE, W_STAGES * W_TAPS * adds.SLOT
+    announce_w, announce_y = adds.announce
     begin, start, store, end = adds.begin, adds.start, adds.store, adds.end
     fetch, walk = fetcher(B, shape.rings, adds), walker(shape.rings, adds)
 
     @cuda.jit(**registers(shape.RESIDENT * 128 * (WARPGROUPS + 1)))
-    def kernel(x_map, w, y, tiling, units, schedule):
+    def kernel(x_map, w, y, fresh, tiling, units, schedule):
         whole = cuda.shared.array(0, ITEM)
         # Boxes, blocks of w, and of each warp what it stores; from where swizzled lines begin.
         ring = whole[first_multiple(whole, uint32(1024)) :]
@@ -157,13 +164,20 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
         places = cuda.shared.array(BM, int64)
         spread(places, BM, tiling.images, tiling.tile)
         start_rings(bars, X_STAGES, W_STAGES, 4 * WARPGROUPS)
+        let_next_kernel_start()
+        wait_for_earlier_kernels()
         first, last_item = schedule.ptr[cuda.blockIdx.x], schedule.ptr[cuda.blockIdx.x + 1]
         t = uint32(cuda.threadIdx.x)
         warp = shfl_idx(uint32(t // 32), 0)
         if warp == 4 * WARPGROUPS:
+            if fresh != 0:
+                fence_tensor_map(x_map)
+                announce_w(w)
             fetch(x_map, w, first, last_item, tiling, units, schedule, ring, bars)
             return
         sums = cuda.local.array(COUNT, float32)
+        if fresh != 0:
+            announce_y(y)
         rows = begin(y, places, warp, t % 32, tiling.box)
         box = uint32(tiling.rows * (B // MEASURE))
         buffer = uint32(X_STAGES * tiling.rows * B + W_ITEMS)
@@ -183,13 +197,11 @@ def fetcher(B: int, rings: Rings, adds: LineProduct) -> Any:
     """Requests the box of each unit, and for the blocks of w that are multiplied by it."""
     X_STAGES, W_STAGES, W_TAPS = rings
     W_FULL, ITEM, SLOT = 2 * X_STAGES, adds.NBYTES, adds.SLOT
-    begin_w, fetch_block = adds.of_w
+    fetch_block = adds.fetch_block
 
     @cuda.jit(device=True)
     def fetch(x_map, w, first, last_item, tiling, units, schedule, ring, bars):
         box, items = tiling.box, schedule.items
-        fence_tensor_map(x_map)
-        begin_w(w)
         box_bytes = uint32(tiling.images * box[0] * box[1] * box[2] * (ITEM * B))
         w_ring = uint32(X_STAGES * tiling.rows * B)
         x_at, x_phase, w_at, w_phase = uint32(0), uint32(1), uint32(0), uint32(1)

@@ -55,7 +55,8 @@ class LineProduct(NamedTuple):
     MEASURE : items that are one in the places that `add` takes
     SLOT : items of a block of w
     BUFFER : items of shared memory that a warp stores y from
-    of_w : (begin(w), fetch_block(w, block, ring, start, bars, full))
+    announce : (announce_w(w), announce_y(y)), the maps that they are
+    fetch_block : fetch_block(w, block, ring, start, bars, full)
     begin : begin(y, places, warp, lane, box), where a thread's rows are in a box
     start : start(sums), accumulators of zeros, or None where they are `sums`
     add : add(acc, ring, x_place, shift, w_place, (sums, rows)), the accumulators with a tap added;
@@ -69,7 +70,8 @@ class LineProduct(NamedTuple):
     MEASURE: int
     SLOT: int
     BUFFER: int
-    of_w: Any
+    announce: tuple[Any, Any]
+    fetch_block: Any
     begin: Any
     start: Any
     add: Any
@@ -124,8 +126,8 @@ def product_of_16_bit(
     store_unit = _store_unit(Sums(KINDS[dtype], B, 1, UNITS, PIXELS))
 
     @cuda.jit(device=True)
-    def begin_w(w_map):
-        fence_tensor_map(w_map)
+    def announce(a_map):
+        fence_tensor_map(a_map)
 
     @cuda.jit(device=True)
     def fetch_block(w_map, block, ring, start, bars, full):
@@ -136,7 +138,6 @@ def product_of_16_bit(
 
     @cuda.jit(device=True)
     def begin(y_map, places, warp, lane, box):
-        fence_tensor_map(y_map)
         own = uint32(warp // 4 * OWN)
         return (
             uint32(in_box(places[own], box) * ROW16),
@@ -168,7 +169,8 @@ def product_of_16_bit(
         bulk_wait_read()
 
     return LineProduct(
-        uint16, 2, 8, B * B, BUFFER, (begin_w, fetch_block), begin, start, add, store, end
+        *(uint16, 2, 8, B * B, BUFFER, (announce, announce), fetch_block),
+        *(begin, start, add, store, end),
     )
 
 
@@ -205,7 +207,7 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
     multiply, column_in = wgmma_split(B, TB, exact, 1, True), coordinates(TB)
 
     @cuda.jit(device=True)
-    def begin_w(images):
+    def nothing(images):
         pass
 
     @cuda.jit(device=True)
@@ -268,5 +270,5 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
         pass
 
     return LineProduct(
-        float32, 4, 1, SLOT, 0, (begin_w, fetch_block), begin, start, add, store, end
+        float32, 4, 1, SLOT, 0, (nothing, nothing), fetch_block, begin, start, add, store, end
     )

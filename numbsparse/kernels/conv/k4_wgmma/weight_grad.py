@@ -26,8 +26,9 @@ from numbsparse.kernels.conv.boxes import (
     tile_of,
 )
 from numbsparse.kernels.conv.k2_tensor_core.weight_grad import gather_sums
-from numbsparse.kernels.conv.walks import TapItems, tap_items
+from numbsparse.kernels.conv.walks import Items, block_items
 from numbsparse.kernels.conv.window import PIXELS, Cut, Pass, Window, cut, square_shapes
+from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.store import KINDS
@@ -38,12 +39,14 @@ from numbsparse.kernels.ptx import (
     elect,
     fence_tensor_map,
     first_multiple,
+    let_next_kernel_start,
     mbarrier_arrive,
     mbarrier_expect,
     mbarrier_wait,
     shfl_idx,
     tma_load_5d,
     to_local,
+    wait_for_earlier_kernels,
     wgmma_units,
     zeros,
 )
@@ -88,8 +91,8 @@ def weight_grad(x, dy, index, window, dvalues):
     x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
     (of,) = window.passes("weight_grad")
     how = cut_for(of, batch, shape)
-    cuts = of, how.box, how.chunks, size, parts, shape.MOST_UNITS
-    plan = TapItems(*planned(index, tap_items, window.taps, *cuts))
+    cuts = of, how.box, how.chunks, PIXELS // size, parts, shape.MOST_UNITS
+    plan = Items(*planned(index, block_items, window.taps, *cuts))
     items = plan.items.shape[0]
     pieces = pieces_of(items, prod(how.tiles), multiprocessors())
     tiling = how.tiling(2 * size)
@@ -97,13 +100,15 @@ def weight_grad(x, dy, index, window, dvalues):
     taps = shape.MOST_UNITS * (PIXELS // size)
     beyond = (PIXELS // size - 1) * how.rows * 2 * size  # what units of fewer taps may read
     shared = max(2 * shape.STAGES * stage + beyond, 4 * taps * size * size) + 1024
+    x_map = pixel_map(x, window.big, how.images, how.box, size)
+    dy_map = pixel_map(dy, window.small, how.images, how.tile, size)
+    fresh = max(map(unannounced, (x_map, dy_map)))
     launch(
         item_kernel(dtype, size, parts, shape, how.group),
         items * pieces, 128 * shape.WARPGROUPS + 32,
-        pixel_map(x, window.big, how.images, how.box, size),
-        pixel_map(dy, window.small, how.images, how.tile, size),
-        tiling, plan, sums_into(dvalues, items, pieces), stage,
+        x_map, dy_map, fresh, tiling, plan, sums_into(dvalues, items, pieces), stage,
         shared_bytes=shared,
+        overlap=True,
     )  # fmt: skip
     return how.fills(of, how.images * prod(how.tile))
 
@@ -121,7 +126,7 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int) -> Any
     add = add_in_turn(dtype, B, THREADS, PARTS)
 
     @cuda.jit(**registers(128 * (WARPGROUPS + 1)))
-    def kernel(x_map, dy_map, tiling, plan, sums, stage):
+    def kernel(x_map, dy_map, fresh, tiling, plan, sums, stage):
         whole = cuda.shared.array(0, uint16)
         # Stages, each a box of x and a tile of dy; from where swizzled lines begin.
         ring = whole[first_multiple(whole, uint32(1024)) :]
@@ -133,10 +138,12 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int) -> Any
         number, piece = uint32(cuda.blockIdx.x) % items, uint32(cuda.blockIdx.x) // items
         all_tiles = tiles[0] * tiles[1] * tiles[2] * tiles[3]
         begin, end = all_tiles * piece // sums.pieces, all_tiles * (piece + 1) // sums.pieces
-        unit = plan.unit_ptr[number]
-        count = plan.unit_ptr[number + 1] - unit
+        unit = plan.ptr[number]
+        count = plan.ptr[number + 1] - unit
         spread(places, BM, tiling.images, tiling.tile)
         start_rings(bars, STAGES, 0, 4 * WARPGROUPS)
+        let_next_kernel_start()
+        wait_for_earlier_kernels()
         t = uint32(cuda.threadIdx.x)
         warp = shfl_idx(uint32(t // 32), 0)
         groups = uint32((count + UNITS - 1) // UNITS)
@@ -150,6 +157,9 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int) -> Any
             mine, part = uint32(0), slices
             c, k = int32(plan.items[number, 0] * B), int32(plan.items[number, 1] * B)
             origin = plan.origins[plan.items[number, 2]]
+            if fresh != 0:
+                fence_tensor_map(x_map)
+                fence_tensor_map(dy_map)
             fetch(x_map, dy_map, c, k, begin, end, tiling, origin, ring, stage, bars)
         else:
             for u in range(UNITS):
@@ -187,8 +197,6 @@ def step_fetcher(B: int, STAGES: int) -> Any:
     @cuda.jit(device=True)
     def fetch(x_map, dy_map, c, k, begin, end, tiling, origin, ring, stage, bars):
         tile, box = tiling.tile, tiling.box
-        fence_tensor_map(x_map)
-        fence_tensor_map(dy_map)
         pixels = tiling.images * (box[0] * box[1] * box[2] + tile[0] * tile[1] * tile[2])
         nbytes = uint32(pixels * (2 * B))
         at, phase = uint32(0), uint32(1)

@@ -1,12 +1,13 @@
 """Rung 5: `ldmatrix` and `mma.sync`, the tensor cores.
 
 One mma.sync multiplies 16 x 16 by 16 x 8 values of a whole warp, two 16-bit values in a register,
-or 16 x 8 by 8 x 8 of float32 cut to tf32, and sums in float32. The tiles are loaded by `cp.async`
-into a ring of stages, as in the rung before, and keep their type; the sum may run along the lines
-of a tile or down its rows. So input_grad reads the same blocks as forward, weight_grad x as it is,
-and feature-major activations are read and written as they are.
+or 16 x 8 by 8 x 8 of float32 cut to tf32, and sums in float32. `cp.async` copies the tiles, 16
+bytes at a time and through no registers, into a ring of stages: in each step those of the step
+STAGES - 1 ahead are requested, while these are multiplied. They keep their type; the sum may run
+along the lines of a tile or down its rows. So input_grad reads the same blocks as forward,
+weight_grad x as it is, and feature-major activations are read and written as they are.
 
-Reads per output, for a sum of K products: from global memory K / BM + K / BN, as in the two rungs
+Reads per output, for a sum of K products: from global memory K / BM + K / BN, as in the rung
 before; from shared memory K / WN + K / WM with the tile WM x WN of a warp, 32 x min(B, 64), and 16
 rows in batches up to FEW, where a single thread had K / TM + K / TN.
 
@@ -42,7 +43,7 @@ unsupported = reach(
     "cuda",
     BLOCK_SIZES,
     DTYPES,
-    below="k7_small_blocks and k4_pipelined take smaller ones",
+    below="k7_small_blocks and k8_small_batch take smaller ones",
     capability=(8, 0),
 )
 

@@ -12,7 +12,7 @@ Reads per output, for a sum of K products: from global memory K / (B * U) of x, 
 serves U of the columns that a block of threads computes at once, and K / (ROWS * CLUSTER) of w,
 which the blocks of threads of a cluster share; the rung before read K / min(B, 64) + K / BM.
 Columns that keep the same inputs are computed together: of 8 columns of a random layout at density
-0.1 a tile of x serves 1.7, where neighbours would share it among 1.4, and all 8 where columns are
+0.1 a tile of x serves 1.6, where neighbours would share it among 1.4, and all 8 where columns are
 alike. From shared memory it is K / B + K / 64, at the tensor cores' own pace.
 
 float32 is the same machine with products of tf32: x is split into hi and lo in registers, w before
@@ -55,6 +55,7 @@ from numbsparse.kernels.matmul.k6_hopper.plan import (
 from numbsparse.kernels.matmul.k6_hopper.produce import X, Y, producer, w_box, x_box
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, aligned_either_way
+from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.images import images_of
 from numbsparse.kernels.parts.plans import planned
@@ -67,8 +68,10 @@ from numbsparse.kernels.ptx import (
     fence_mbarrier_init,
     fewer_registers,
     first_multiple,
+    let_next_kernel_start,
     more_registers,
     shfl_idx,
+    wait_for_earlier_kernels,
 )
 from numbsparse.layout import Index
 
@@ -137,8 +140,16 @@ def along_lines(
         dense = dense_of(x, values, index, transposed)
     blocks, nbytes = (len(tile_starts) - 1) * tile.CLUSTER, tile.SHARED_BYTES
     cluster = (tile.CLUSTER,) if tile.CLUSTER > 1 else None
-    args = maps, images, Plan(records, strips, tiles, tile_starts), output_of(y), dense
-    launch(line_kernel(form), blocks, tile.THREADS, *args, shared_bytes=nbytes, cluster=cluster)
+    launch(
+        line_kernel(form),
+        blocks,
+        tile.THREADS,
+        *(maps, unannounced(maps), images, Plan(records, strips, tiles, tile_starts)),
+        *(output_of(y), dense),
+        shared_bytes=nbytes,
+        cluster=cluster,
+        overlap=True,
+    )
 
 
 def maps_of(
@@ -171,7 +182,7 @@ def line_kernel(form: Form) -> Any:
     SLICED, VALUE = (1, float32) if tile.UNIT == 4 else (0, uint8)
 
     @cuda.jit(**tile.options)
-    def kernel(maps, images, plan, y, dense):
+    def kernel(maps, fresh, images, plan, y, dense):
         whole = cuda.shared.array(0, VALUE, ALIGNMENT)
         base = first_multiple(whole, ALIGNED)
         shared, base = whole[base * SLICED :], uint32(base * (1 - SLICED))
@@ -183,9 +194,11 @@ def line_kernel(form: Form) -> Any:
             for i in range(STAGES):
                 info[MASKS + i] = uint32(0)
             fence_mbarrier_init()
+        let_next_kernel_start()
         cuda.syncthreads()
         if CLUSTER > 1:
             cluster_sync()
+        wait_for_earlier_kernels()
         unit = cuda.blockIdx.x // CLUSTER
         first, last = plan.tile_starts[unit], plan.tile_starts[unit + 1]
         warp = shfl_idx(uint32(t // 32), 0)
@@ -194,12 +207,12 @@ def line_kernel(form: Form) -> Any:
                 fewer_registers(FEWER)
             fetcher = uint32(warp - WARPS)
             if not FEWER or fetcher == 0:
-                produce(fetcher, (maps, images), plan, first, last, shared, base, bars, info)
+                produce(fetcher, fresh, (maps, images), plan, first, last, shared, base, bars, info)
         else:
             if MORE:
                 more_registers(MORE)
             more = maps[LAST] if IS_16_BIT else dense
-            consume(plan, first, last, shared, base, bars, info, y, more)
+            consume(plan, fresh, first, last, shared, base, bars, info, y, more)
         if CLUSTER > 1:
             cluster_sync()  # the others may still arrive at barriers here
 

@@ -42,7 +42,7 @@ from numbsparse.kernels.ptx import (
 
 @cache
 def consumer(form: Form) -> Any:
-    """consume(plan, first, last, shared, base, bars, info, y, more).
+    """consume(plan, fresh, first, last, shared, base, bars, info, y, more).
 
     more : the map of y; of float32, what is multiplied
     """
@@ -61,7 +61,7 @@ def consumer(form: Form) -> Any:
     RING_BYTES, BUFFER = tile.RING_BYTES, tile.BUFFER_BYTES
 
     @cuda.jit(device=True)
-    def consume(plan, first, last, shared, base, bars, info, y, more):
+    def consume(plan, fresh, first, last, shared, base, bars, info, y, more):
         strips, tiles = plan.strips, plan.tiles
         t = uint32(cuda.threadIdx.x)
         warpgroup, lane = shfl_idx(uint32(t // 128), 0), t % 32
@@ -75,7 +75,7 @@ def consumer(form: Form) -> Any:
         # The lane that gives stages back here is the one that reads their masks; others read zeros.
         mask_at = uint32(share * STAGES if lane == rank else MASKS)
         stage, phase = uint32(0), uint32(0)
-        if by_boxes:
+        if by_boxes and fresh != 0:
             fence_tensor_map(more)
         for i in range(first, last):
             group, row = tiles[i, 0], (tiles[i, 1] * CLUSTER + rank) * ROWS + rows

@@ -11,7 +11,6 @@ from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import Lengths
 from numbsparse.kernels.parts.groups import bit_of, bits_set, grouped, lowest_of, write_shares
-from numbsparse.kernels.parts.plans import quick_of
 from numbsparse.kernels.parts.store import Sums
 from numbsparse.layout import Index
 
@@ -219,24 +218,12 @@ def steps_of(index: Index, transposed: bool, tile: Tile, ragged: bool) -> tuple[
     Of w, or of w.T, whose columns are the block rows of w. `ragged` says whether the last input
     block reaches beyond the edge.
     """
-    return _steps(index, transposed, tile, ragged, exchange=True)
-
-
-@quick_of(steps_of)
-def quick_steps_of(index: Index, transposed: bool, tile: Tile, ragged: bool) -> tuple[Any, ...]:
-    """In other groups, with the same results bit for bit: each strip sums its inputs in order."""
-    return _steps(index, transposed, tile, ragged, exchange=False)
-
-
-def _steps(
-    index: Index, transposed: bool, tile: Tile, ragged: bool, exchange: bool
-) -> tuple[Any, ...]:
     walk, others = (index.rows, index.columns) if transposed else (index.columns, index.rows)
     n_inputs, n_strips = len(others.indptr) - 1, (len(walk.indptr) - 1) * tile.ACROSS
     if tile.COLUMNS == 1:
         lines = np.arange(n_strips, dtype=np.int32)[:, None]
     else:  # of whole lines
-        lines = grouped(walk, n_inputs, tile.COLUMNS, exchange)
+        lines = grouped(walk, n_inputs, tile.COLUMNS)
     most = walk.indices.size * tile.ACROSS * tile.PARTS + len(lines)  # steps, one of a block each
     records = np.zeros((most + READ_AHEAD, tile.RECORD), np.uint32)
     starts, edge = np.empty(len(lines) + 1, np.int64), n_inputs - 1 if ragged else -1

@@ -20,7 +20,7 @@ from numbsparse.kernels.coordinates import bits_below, entry_of
 from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, EDGE, LAST, READ_AHEAD, Tile, steps_of
 from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU
 from numbsparse.kernels.parts.plans import on_gpu_of
-from numbsparse.kernels.parts.walk_on_gpu import kept_of, mask_of, next_kept
+from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
 from numbsparse.layout import Index
 
 LONE = 32 if SIMULATED else 128  # threads of a group that is one strip
@@ -91,8 +91,7 @@ def steps_kernel(tile: Tile) -> Any:
         step, place, taken = first, 0, 0
         kept, x_tile, block = uint32(0), uint32(0), uint32(0)
         for at in range(words.shape[1]):
-            masks = mask_of(words, line, COLUMNS, at)
-            there = kept_of(masks)
+            masks, there = kept_by(words, line, COLUMNS, at)
             while there != 0:
                 bit, columns, there = next_kept(there, masks)
                 count, x = int32(cuda.popc(columns)), at * 32 + bit

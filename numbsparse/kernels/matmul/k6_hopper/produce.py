@@ -28,7 +28,7 @@ X, W, W_EDGE, Y = range(4)  # tensor maps; W_EDGE ends where x does
 
 @cache
 def producer(form: Form) -> Any:
-    """produce(fetcher, source, plan, first, last, shared, base, bars, info).
+    """produce(fetcher, fresh, source, plan, first, last, shared, base, bars, info).
 
     source : the maps; of float32, and the images of w
     info : the masks of all stages
@@ -39,9 +39,10 @@ def producer(form: Form) -> Any:
     walk = walking(*shape, requesting(form), tile.FETCHERS, tile.CLUSTER)
 
     @cuda.jit(device=True)
-    def produce(fetcher, source, plan, first, last, shared, base, bars, info):
-        for m in range(N_MAPS):
-            fence_tensor_map(source[0][m])
+    def produce(fetcher, fresh, source, plan, first, last, shared, base, bars, info):
+        if fresh != 0:
+            for m in range(N_MAPS):
+                fence_tensor_map(source[0][m])
         walk(fetcher, plan.records, plan.tiles, first, last, bars, source, shared, base, info)
 
     return produce

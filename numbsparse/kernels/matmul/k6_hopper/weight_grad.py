@@ -6,17 +6,12 @@ block rows and block columns, and the copy engine reads each of their panels fro
 the products then read shared memory at its full bandwidth.
 
 Reads per output, for a sum of K products: K / B times the panels per kept block, 2 where nothing is
-shared. On a random layout of density 0.1 these are 0.7 at B = 32 (`regions`), 1.0 at B = 64
-(`pairs_of_rows`) and 1.3 at B = 128 (a block row for a cluster). Of float32 they are K / N of x,
+shared. On a random layout of density 0.1 these are 0.7 at B = 32 and 0.85 at B = 64 (`regions`),
+and 1.3 at B = 128 (a block row for a cluster). Of float32 they are K / N of x,
 where N is 32 or 64 columns, and K / 384 or K / 256 of dy, which six or four products of 64 rows
 share. Columns that keep the same rows are taken by pairs, so that N is 64 at B = 32 too. What
 limits float32 is shared memory, from which wgmma reads 64 bytes of an image each cycle, besides
 what is copied in and what is split.
-
-Where the rows of x and dy are long, one item of up to 52 kept blocks for each multiprocessor, whose
-sums are up to 208 registers of each thread that multiplies, has all of them go down the batch in
-step: then each row is read from memory once. More stages would let some run ahead of others, which
-then no longer find what they share in the L2 cache.
 """
 
 from __future__ import annotations
@@ -38,8 +33,8 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_on_gpu import of_cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, OPERANDS, RUNS, Tile
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way
+from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.regions import in_fours
 from numbsparse.kernels.parts.repair import factors_of, repairing_blocks
 from numbsparse.kernels.parts.ring import begin_ring
 from numbsparse.kernels.parts.store import KINDS, PACK
@@ -50,30 +45,23 @@ from numbsparse.kernels.ptx import (
     fence_tensor_map,
     fewer_registers,
     first_multiple,
+    let_next_kernel_start,
     more_registers,
     shfl_idx,
+    wait_for_earlier_kernels,
 )
 from numbsparse.kernels.views import span
 from numbsparse.layout import Index
 
 TILES = {
     32: Tile(32, 4, 4, (32,), 32, 3, 37, 1, REGISTERS=(24, 112)),
-    64: Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1, 2),
+    64: Tile(64, 2, 6, (64,), 64, 3, 9, 1, REGISTERS=(40, 232)),
     128: Tile(128, 2, 1, (128, 256), 64, 4, 6, 2, LOADERS=1, STAYS=True),
 }
-# The most kept blocks of a multiprocessor that it takes at once, if there are so many features that
-# a second item for some, which reads x and dy from memory once more, would take longer.
-AT_ONCE = (
-    (43, Tile(32, 3, 8, (32,), 32, 2, 56, 1, REGISTERS=(24, 160))),
-    (50, Tile(32, 2, 13, (32,), 32, 2, 56, 1, REGISTERS=(24, 240))),
-)
-FEATURES_AT_ONCE = 24_576  # of x and dy
-OF_FEW = Tile(64, 2, 6, (64,), 64, 3, 9, 1, REGISTERS=(40, 232))  # kept blocks at B = 64
-FEW = 4  # of a multiprocessor
+OF_ROWS = Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1, 2)  # of a layout made on a GPU
 # Of a feature-major dy at B = 32. With a batch-major one, four stages would let some blocks of
 # threads run ahead of others, which then find what they share no longer in the L2 cache.
 OF_LINES = TILES[32]._replace(STAGES=4, SLOTS=27)
-OF_FOURS = Tile(32, 2, 1, (64, 128, 192, 256), 128, 2, 12, 1, 1)
 THREADS_TO_ADD = 256
 
 
@@ -93,7 +81,7 @@ def weight_grad(
         x, dy = (dy, x) if swapped else (x, dy)
     (x, x_transposed), (dy, dy_transposed) = aligned_either_way(x), aligned_either_way(dy)
     if kind is not None:
-        tile, chosen = tile_of(B, x_transposed, dy_transposed, index), []
+        tile, chosen = tile_of(B, dy_transposed, index), []
     steps, plan = -(-batch // tile.DEPTH), plans.plan if kind is None else shares.plan
     edges = edge_of(x, tile, x_transposed), edge_of(dy, tile, dy_transposed)
     processors = multiprocessors() * tile.RESIDENT
@@ -117,9 +105,10 @@ def weight_grad(
         kernel,
         min(blocks, processors // tile.CLUSTER * tile.CLUSTER) if tile.STAYS else blocks,
         tile.THREADS,
-        *(maps, *tables, out, sums, dense),
+        *(maps, unannounced(maps), *tables, out, sums, dense),
         shared_bytes=tile.SHARED_BYTES,
         cluster=(tile.CLUSTER,) if tile.CLUSTER > 1 else None,
+        overlap=True,
     )
     if made or pieces:
         if kind is not None:
@@ -129,21 +118,13 @@ def weight_grad(
         launch(add, (cut.size, size // THREADS_TO_ADD), THREADS_TO_ADD, *operands)
 
 
-def tile_of(B: int, x_transposed: bool, dy_transposed: bool, index: Index) -> Tile:
+def tile_of(B: int, dy_transposed: bool, index: Index) -> Tile:
     """Of 16-bit values."""
-    if B == 32 and not dy_transposed and planned(index, in_fours)[0]:
-        return OF_FOURS._replace(DEPTH=64) if SIMULATED else OF_FOURS
-    blocks = -(-index.block_rows.shape[0] // multiprocessors())
-    if index.made is not None:
-        blocks = max(most for most, _ in AT_ONCE) + 1  # nobody knows here
-    features = B * (index.rows.indptr.shape[0] + index.columns.indptr.shape[0] - 2)
     tile = TILES[B]
     if B == 32 and dy_transposed:
         tile = OF_LINES
-    elif B == 32 and not x_transposed and features >= FEATURES_AT_ONCE and blocks > tile.MOST:
-        tile = next((each for most, each in AT_ONCE if blocks <= most), tile)
-    elif B == 64 and blocks <= FEW:
-        tile = OF_FEW
+    elif B == 64 and index.made is not None:
+        tile = OF_ROWS
     if SIMULATED:
         return tile._replace(GROUPS=1 if B == 32 else 2, STAGES=2, LOADERS=1)
     return tile
@@ -225,13 +206,13 @@ def kernel_of(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, lea
     sums are stored.
     """
     STAGES, CLUSTER, WARPS, LOADERS = tile.STAGES, tile.CLUSTER, 4 * tile.GROUPS, tile.LOADERS
-    IMAGES, N_MAPS = (BUFFERS, 0) if tile.ITEM == 4 else (0, MAPS * OPERANDS)
+    IMAGES, N_MAPS = BUFFERS if tile.ITEM == 4 else 0, MAPS * OPERANDS
     BARRIERS, READERS = 2 * (STAGES + IMAGES), WARPS * CLUSTER + (LOADERS if IMAGES else 0)
     (GIVEN, TAKEN), STAYS = tile.REGISTERS, tile.STAYS
     options = {} if SIMULATED else {"launch_bounds": (tile.THREADS, tile.RESIDENT)}
 
     @cuda.jit(**options)
-    def kernel(maps, heads, loads, places, outs, dvalues, sums, dense):
+    def kernel(maps, fresh, heads, loads, places, outs, dvalues, sums, dense):
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
         # Full and empty: stages, then buffers for images.
         bars = cuda.shared.array(BARRIERS, uint64)
@@ -243,14 +224,17 @@ def kernel_of(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, lea
             begin_ring(bars, 0, STAGES, 1, READERS)
             begin_ring(bars, 2 * STAGES, IMAGES, LOADERS, WARPS)
             fence_mbarrier_init()
+        let_next_kernel_start()
         cuda.syncthreads()
         if CLUSTER > 1:
             cluster_sync()
+        wait_for_earlier_kernels()
         if warp >= WARPS:
             if GIVEN:
                 fewer_registers(GIVEN)
-            for m in range(N_MAPS):
-                fence_tensor_map(maps[m])
+            if fresh != 0:
+                for m in range(N_MAPS):
+                    fence_tensor_map(maps[m])
             fetcher = uint32(warp - WARPS)
             while True:
                 ring_at = supply(fetcher, maps, heads, loads, item, shared, base, bars, ring_at)

@@ -27,7 +27,7 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Edges, Tile
 from numbsparse.kernels.parts.deal_on_gpu import ranking
 from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.regions import in_fours
-from numbsparse.kernels.parts.walk_on_gpu import kept_of, mask_of, next_kept
+from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
 from numbsparse.layout import Index
 
 STEP = {32: 0.8, 64: 0.6, 128: 0.6}  # microseconds of a step of 16-bit values, about
@@ -176,8 +176,7 @@ def items_kernel(tile: Tile) -> Any:
         bits, tables = (words, before, indptr, blocks), (counts, loads, places, outs)
         item, count, own, kept, numbered = first, 0, int32(0), uint32(0), uint32(0)
         for at in range(words.shape[1]):
-            masks = mask_of(words, line, N, at)
-            there = kept_of(masks)
+            masks, there = kept_by(words, line, N, at)
             while there != 0:
                 bit, lines, there = next_kept(there, masks)
                 coming = counted(numbered, lines)

@@ -14,7 +14,7 @@ from typing import Any
 
 from numba import cuda, float32, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, OPERANDS, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, Tile
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.repair import repairing_blocks
 from numbsparse.kernels.parts.ring import following
@@ -25,7 +25,6 @@ from numbsparse.kernels.ptx import (
     Operand,
     as_float32,
     fence_proxy_async,
-    fence_tensor_map,
     load_2xu32,
     load_4xf32,
     mbarrier_arrive,
@@ -255,12 +254,6 @@ def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transpos
         mine = requests and lane < heads[item, 2]
         if mine:
             panel, code = loads[item, lane, 0], uint32(loads[item, lane, 1])
-        if requests:
-            for m in range(
-                0, OPERANDS * MAPS, MAPS
-            ):  # of single panels, and of the one at the edge
-                fence_tensor_map(maps[m])
-                fence_tensor_map(maps[m + MAPS - 1])
         row, ahead = int32(heads[item, 0] * DEPTH), int32(stages - 1)
         stage = buffer = then = phase = buffer_phase = uint32(0)
         then_phase = uint32(1)

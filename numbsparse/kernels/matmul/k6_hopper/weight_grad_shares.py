@@ -25,13 +25,12 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
     Tile,
 )
 from numbsparse.kernels.parts.deal import in_turn
-from numbsparse.kernels.parts.regions import FOUR, fours, pieces_of_rows, regions
+from numbsparse.kernels.parts.regions import pieces_of_rows, regions
 from numbsparse.layout import Index
 
 HALF_EMPTY = 1.1  # products, where one of all blocks full would be enough
 NOT_FULL = 1.03  # the same, where most regions have all the products they may
 AT_ONCE = 256  # items whose shares one core works out
-LEAST_COMMON = 3  # columns in common of a pair of rows
 FEW_ROUNDS = 4  # so many that the last, half empty, takes much of the time
 
 part_of = compiled(error_model="numpy")(plans.part)
@@ -110,13 +109,11 @@ def _join(loads, ends, edges, maps, runs, copies, counts):
 
 
 def ways_of(index: Index, tile: Tile, places: int) -> Iterator[np.ndarray]:
-    """What the tile can share: fours of columns, pairs of block rows, one, or regions by size.
+    """What the tile can share: a block row, or regions of several sizes.
 
     Each is the items of all kept blocks, numbered.
     """
-    if _takes_fours(tile):
-        yield fours(index)
-    elif _takes_rows(tile):
+    if tile.B == 128:
         yield rows_of_blocks(index, tile)
     else:
         shape = tile.SLOTS, tile.PAIR
@@ -126,19 +123,9 @@ def ways_of(index: Index, tile: Tile, places: int) -> Iterator[np.ndarray]:
 
 
 def rows_of_blocks(index: Index, tile: Tile) -> np.ndarray:
-    """Pieces of block rows, so that all of an item takes the same tile of x; pairs at B = 64."""
+    """Pieces of block rows, so that all of an item takes the same tile of x."""
     free = tile.SLOTS // (tile.B // tile.PANEL) - 1  # for blocks of dy, besides x
-    outs = tile.OUTS if tile.B == 128 else tile.GROUPS * tile.OUTS
-    least = LEAST_COMMON if tile.B == 64 else None
-    return pieces_of_rows(index, tile.CLUSTER * min(outs, free), tile.OUTS, least)
-
-
-def _takes_fours(tile: Tile) -> bool:
-    return tile.B == 32 and len(tile.SIZES) > 1
-
-
-def _takes_rows(tile: Tile) -> bool:
-    return tile.B == 128 or (tile.B == 64 and tile.UNITS == 1)
+    return pieces_of_rows(index, tile.CLUSTER * min(tile.OUTS, free))
 
 
 def shares_of(index: Index, tile: Tile, items: np.ndarray) -> Shares:
@@ -154,9 +141,7 @@ def shares_of(index: Index, tile: Tile, items: np.ndarray) -> Shares:
     )
     rows, columns = (a[order].astype(np.int64) for a in (index.block_rows, index.block_columns))
     kept, step = (order, starts, rows, columns), tile.PANEL_BYTES >> 4
-    if _takes_fours(tile):
-        share_fours(*kept, step, tile.B, min(tile.SIZES), *shares)
-    elif _takes_rows(tile):
+    if tile.B == 128:
         share_rows(*kept, step, tile.B // tile.PANEL, tile.CLUSTER, *shares)
     else:
         n_columns = index.columns.indptr.size - 1
@@ -228,37 +213,12 @@ def share_regions(
 def share_rows(
     order, starts, rows, columns, step, panels, cluster, loads, ends, arriving, places, outs
 ):
-    """Of two rows: slots of both, then dy: what only the first has, both, only the second.
+    """Slots of x, then of the dy of its blocks, which are dealt to the cluster.
 
-    Of one row: slots of x, then of the dy of its blocks, which are dealt to the cluster.
+    Each warpgroup has all blocks, but a panel of x: a part of each.
     """
     for item in range(starts.size - 1):
         first, end = starts[item], starts[item + 1]
-        middle = first
-        while middle < end and rows[middle] == rows[first]:
-            middle += 1
-        if middle < end:
-            loads[item, 0, 0], loads[item, 0, 1] = rows[first], ALONE
-            loads[item, 1, 0], loads[item, 1, 1] = rows[middle], 1 | ALONE
-            slot = single = 2
-            for which in range(3):
-                for k in range(first if which < 2 else middle, middle if which < 2 else end):
-                    begin, past = (middle, end) if which < 2 else (first, middle)
-                    twin = begin
-                    while twin < past and columns[twin] != columns[k]:
-                        twin += 1
-                    if (twin < past) == (which == 1):
-                        loads[item, slot, 0], loads[item, slot, 1] = columns[k], slot | ALONE
-                        slot += 1
-                        _add_out(places, outs, item, which // 2, order[k])
-                        if which == 1:
-                            _add_out(places, outs, item, 1, order[twin])
-                single = slot if which == 0 else single
-            for group in range(2):
-                places[item, group, 1] = group * step | step << 16
-                places[item, group, 2] = (single if group else 2) * step | step << 16
-            ends[item, 0], ends[item, 1], arriving[item] = 2, slot, slot
-            continue
         busy = min(end - first, cluster)
         for rank in range(cluster):
             begin, past = part_of(end - first, cluster, rank)
@@ -275,43 +235,12 @@ def share_rows(
                 copy += 1
             ends[share, 1] = copy
             arriving[share] = panels * (1 + past - begin) if begin < past else 0
-            groups = outs.shape[1]
-            for group in range(groups):
-                if panels > 1:  # all blocks, but half of each
-                    left, own, stop = group, 0, past - begin
-                else:
-                    left, (own, stop) = 0, part_of(past - begin, groups, group)
-                for k in range(own, stop):
-                    _add_out(places, outs, share, group, order[first + begin + k])
-                right = panels * (1 + (own if own < stop else 0))
-                places[share, group, 1] = left * step | step << 16
-                places[share, group, 2] = right * step | step << 16
-
-
-@compiled(error_model="numpy")
-def _add_out(places, outs, share, group, block):
-    outs[share, group, places[share, group, 0]] = block
-    places[share, group, 0] += 1
-
-
-@compiled(error_model="numpy")
-def share_fours(order, starts, rows, columns, step, B, least, loads, ends, arriving, places, outs):
-    """Slots of dy for the four columns, then one of x for each row."""
-    for item in range(starts.size - 1):
-        first, n = starts[item], (starts[item + 1] - starts[item]) // FOUR
-        for k in range(n):
-            loads[item, k, 0], loads[item, k, 1] = rows[first + FOUR * k], FOUR + k | ALONE
-            for column in range(FOUR):
-                block = order[first + FOUR * k + column]
-                outs[item, column // 2, 2 * k + column % 2] = block
-        for column in range(FOUR):
-            loads[item, n + column, 0] = columns[first + column]
-            loads[item, n + column, 1] = column | ALONE
-        ends[item, 0], ends[item, 1], arriving[item] = n, n + FOUR, n + FOUR
-        for group in range(2):
-            places[item, group, 0] = -(-n * B // least)
-            places[item, group, 1] = 2 * group * step | step << 16
-            places[item, group, 2] = FOUR * step | step << 16
+            for group in range(outs.shape[1]):
+                places[share, group, 0] = past - begin
+                places[share, group, 1] = group * step | step << 16
+                places[share, group, 2] = panels * step | step << 16
+                for k in range(begin, past):
+                    outs[share, group, k - begin] = order[first + k]
 
 
 def sizes(index: Index, tile: Tile, places: int) -> list[int]:

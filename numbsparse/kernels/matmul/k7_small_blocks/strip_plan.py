@@ -27,7 +27,7 @@ PIECE = 8  # features in 16 bytes
 WARP_COLUMNS = 32
 COUNT_BITS = 6
 MOST_STEPS = 256  # of a stage
-INSIDE_BITS = 4
+INSIDE_BITS = 5
 CHOICE = 32  # groups of which the next one is chosen
 WIDTH = 32  # features that are fetched together: 64 or 128 bytes of a row of x
 ROWS = 64
@@ -37,6 +37,8 @@ ROWS = 64
 A_GROUP = {(2, 8): (0.0028, 0.0045), (2, 16): (0.0012, 0.0125)}
 A_GROUP |= {(4, 8): (0.0036, 0.0184), (4, 16): (0.0014, 0.064)}
 ROOM = {2: 1.0, 4: 0.75}
+OF_STAGE = {2: (14, 8, 6, 4, 3, 2, 1), 4: (4, 2, 1)}  # groups
+PACK_FROM = 512  # rows
 ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
 
 
@@ -62,6 +64,7 @@ class Strip(NamedTuple):
     FETCHERS: int = 4  # warps, at no cost: as many registers are left with one of them
     ITEM: int = 2  # bytes of a value
     SPLIT: int = 1  # blocks of threads of a cluster that have a part of the sum each
+    PACKED: bool = False  # whether w comes in the order of its steps (`parts.packed`)
 
     @property
     def COLUMNS(self) -> int:
@@ -117,8 +120,15 @@ class Strip(NamedTuple):
         return max(self.STAGES * self.STAGE_BYTES, parts) + PERIOD
 
 
-def strip_of(index: Any, B: int, item: int, transposed: bool, sizes: tuple[int, int, int]) -> Strip:
-    """For sizes (batch, features, columns).
+def strip_of(
+    index: Any,
+    B: int,
+    item: int,
+    transposed: bool,
+    sizes: tuple[int, int, int],
+    gated: bool = False,
+) -> Strip:
+    """For sizes (batch, features, columns). Blocks that have gates are packed.
 
     As wide as y is, up to 512 columns, of float32 352; and as many groups to a stage, with room
     for their steps, as leave three stages.
@@ -128,26 +138,32 @@ def strip_of(index: Any, B: int, item: int, transposed: bool, sizes: tuple[int, 
     GPU, they are narrower, and blocks of a cluster share the sum (`shared_out`).
     """
     limit = (shared_memory() or 65 * 1024) - 1024  # besides the ring there are barriers
+    pack = gated or is_packed(sizes[0], item)
     blocks_a_step = 16 // B if item == 2 else 1
     columns, widest = sizes[2], warps_for(sizes[2], item)
     warps, split = shared_out(sizes, B, item, index.block_rows.size)
     width = warps * WARP_COLUMNS
     kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, blocks_a_step)
-    of_stage = (14, 8, 6, 4, 3, 2, 1) if item == 2 else (4, 2, 1)  # groups
     fetchers, stages, cluster = 4 if item == 2 else 1, 3, 1
     if item == 2 and kept < {8: 0.06, 16: 0.25}[B]:
         stages = 4 if B == 16 else 3
         in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, WIDTH, blocks_a_step)
         whole = split == 1 and warps == widest
         cluster = 2 if whole and columns >= 2 * width and in_two > 0.7 * kept else 1
-    for groups in of_stage:
+    for groups in OF_STAGE[item]:
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
         strip = Strip(B, ROWS, warps, WIDTH, groups, steps, stages, cluster, fetchers, item, split)
+        strip = strip._replace(PACKED=pack)
         if limit >= strip.SHARED_BYTES:
             break
     strip = strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)
     return strip if warps == widest and split == 1 else filled(strip, limit)
+
+
+def is_packed(batch: int, item: int) -> bool:
+    """Whether w is packed before: then nobody copies it through lanes, stage after stage."""
+    return item == 4 or batch > PACK_FROM
 
 
 @cache
@@ -211,7 +227,7 @@ def steps_in_strips(
 
 
 def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> tuple[Any, ...]:
-    """What `strips` and `pack` read; strips with more blocks first.
+    """What `strips` read; strips with more blocks first.
 
     lengths : where the stages of each strip begin.
     lines (strips, columns): the block columns that each warp takes, or -1.
@@ -221,8 +237,8 @@ def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> 
         steps of each column, in 6 bits each, and above them those of the warps before; and for each
         step where its two pieces are among the groups, in bytes and 16 bits each; after the last
         group, zeros.
-    of_w (steps, 2): the two pieces of w: the stored block times its pieces, plus the piece; below
-        that, in INSIDE_BITS, how many of its features there are, 0 where there is no piece.
+    codes (steps, blocks of a step): the stored block; below that, in INSIDE_BITS, how many of its
+        features there are, 0 where there is no block.
     """
     walk, n_warps = index.rows if transposed else index.columns, strip.WARPS * strip.CLUSTER
     lines = _lines_of_strips(walk.indptr, strip)
@@ -245,19 +261,19 @@ def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> 
     words = np.full(begins[-1] + strip.HEAD * taken.size, nowhere << 16 | nowhere, np.uint32)
     words[heads[:, None] + np.arange(strip.HEAD)] = 0
     words[heads[:, None] + np.arange(strip.WARPS)] = in_columns.sum(2) + (before << 4 * COUNT_BITS)
-    of_w = np.zeros((begins[-1], 2), np.int64)
+    codes = np.zeros((begins[-1], strip.BLOCKS_A_STEP), np.int32)
     at = steps.cumsum(axis=2) - steps + (before + begins[:-1, None])[..., None]
     sizes = features, strip.B, shift, strip.ITEM, strip.BLOCKS_A_STEP, strip.HEAD
     column = np.arange(lines.shape[1]) // (strip.WARPS * strip.COLUMNS)
     places *= strip.GROUP_BYTES
-    _write(*walk, lines, stages, places, at.reshape(blocks.shape), column, sizes, words, of_w)
+    _write(*walk, lines, stages, places, at.reshape(blocks.shape), column, sizes, words, codes)
     return (
         Lengths(firsts),
         np.where(lines < walk.indptr.size - 1, lines, -1).astype(np.int32),
         groups.reshape(-1),
         begins.astype(np.int32),
         words,
-        of_w.reshape(-1),
+        codes.reshape(-1),
     )
 
 
@@ -370,7 +386,7 @@ def _even(counts, warps, order):
 
 @compiled(error_model="numpy")
 def _write(
-    indptr, indices, stored, lines, stages, places, at, block_of, sizes, words, of_w
+    indptr, indices, stored, lines, stages, places, at, block_of, sizes, words, codes
 ):  # fmt: skip
     """Of each block its pieces; `at` is the first step of each column of each stage.
 
@@ -393,10 +409,8 @@ def _write(
                     word = step + head * (1 + stage * clusters + cluster)
                     first = indices[k] * B
                     within = first - (group << shift) * B
+                    codes[step, half] = stored[k] << INSIDE_BITS | min(max(features - first, 0), B)
                     for i in range(B // PIECE):
                         place = places[strip, group] + (within + i * PIECE) * item
-                        inside = min(max(features - first - i * PIECE, 0), PIECE)
-                        piece = stored[k] * (B // PIECE) + i
-                        of_w[step, half + i] = piece << INSIDE_BITS | inside
                         bits = 16 * (half + i)
                         words[word] = words[word] & ~(0xFFFF << bits) | place << bits

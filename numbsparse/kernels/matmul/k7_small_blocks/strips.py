@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int32, int64, uint8, uint32, uint64
+from numba import cuda, float32, int64, uint8, uint32, uint64
 
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, registers
@@ -28,33 +28,34 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     strip_of,
 )
 from numbsparse.kernels.matmul.k7_small_blocks.strip_products import products
-from numbsparse.kernels.parts.aligned import aligned_either_way, of_bits
+from numbsparse.kernels.matmul.k7_small_blocks.strip_supply import producer
+from numbsparse.kernels.parts.aligned import aligned_either_way, aligned_values, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import schedule, schedule_parts
-from numbsparse.kernels.parts.packed import in_order, packed
+from numbsparse.kernels.parts.packed import packed
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.parts.store import KINDS, Sums, order_of, output_of, storer
 from numbsparse.kernels.parts.store_float32 import repairing_pairs, storer_of_pairs
-from numbsparse.kernels.parts.swizzle import PERIOD, load_for, map_of, rows_of
+from numbsparse.kernels.parts.swizzle import PERIOD, map_of, rows_of
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
-    bulk_load,
     cluster_sync,
-    elect,
     fence_mbarrier_init,
-    fence_tensor_map,
     first_multiple,
+    let_next_kernel_start,
     mbarrier_arrive,
     mbarrier_arrive_at,
-    mbarrier_expect,
     mbarrier_wait,
+    prefetch_tensor_map,
     shfl_idx,
+    store_4xu32,
     sync_warp,
     wait_for_earlier_kernels,
 )
+from numbsparse.kernels.views import span
 
 
 def along_strips(
@@ -69,25 +70,26 @@ def along_strips(
         return
     arithmetic = precision if x.dtype == "float32" else x.dtype.name
     row_tiles, sizes = -(-batch // ROWS), (batch, features, columns)
-    strip = strip_of(index, B, x.itemsize, transposed, sizes)
+    strip = strip_of(index, B, x.itemsize, transposed, sizes, gates is not None)
     plan = planned(index, plan_strips, transposed, features, strip._replace(SPLIT=1))
-    lengths, lines, groups, begins, words, pieces = plan
+    lengths, lines, groups, begins, words, codes = plan
     if strip.SPLIT > 1:
         tiles, tile_starts = planned(index, schedule_parts, lengths, row_tiles, strip.SPLIT)
     else:
         units = multiprocessors() // strip.CLUSTER
         tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units)
-    values, (x, x_transposed) = in_order(values), aligned_either_way(of_bits(x))
+    values, (x, x_transposed) = aligned_values(values), aligned_either_way(of_bits(x))
     x_map = map_of(x, strip.BOX_ROWS(x_transposed), strip.WIDTH, x_transposed)
-    # Last before the kernel, which waits for it alone: see `producer`.
-    w = packed(values, pieces, transposed, INSIDE_BITS, gates)
-    work = Plan(words, begins, groups, lines, tiles, tile_starts)
+    w = of_bits(span(values))
+    if strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
+        w = packed(values, codes, transposed, INSIDE_BITS, gates)
+    work = Plan(words, codes, begins, groups, lines, tiles, tile_starts)
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
         dense = dense_of(x.T if x_transposed else x, values, index, transposed)
     together = strip.CLUSTER * strip.SPLIT
     launch(
-        strip_kernel(strip, arithmetic, x_transposed, order_of(y)),
+        strip_kernel(strip, arithmetic, x_transposed, order_of(y), transposed),
         (tile_starts.size - 1) * strip.CLUSTER,
         32 * (strip.WARPS + strip.FETCHERS),
         *(x_map, unannounced(x_map), w, work, output_of(y), dense),
@@ -101,6 +103,7 @@ class Plan(NamedTuple):
     """What each block of threads does: see `plan_strips` and `parts.deal`."""
 
     words: Any
+    codes: Any
     begins: Any
     groups: Any
     lines: Any
@@ -109,14 +112,17 @@ class Plan(NamedTuple):
 
 
 @cache
-def strip_kernel(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> Any:
+def strip_kernel(
+    strip: Strip, arithmetic: str, x_transposed: bool, y_order: str, transposed: bool
+) -> Any:
     WARPS, FETCHERS, CLUSTER, SPLIT = strip.WARPS, strip.FETCHERS, strip.CLUSTER, strip.SPLIT
     STAGES, BARRIERS, THREADS = strip.STAGES, 2 * strip.STAGES, 32 * (WARPS + FETCHERS)
-    # A stage is full when all fetchers' copies are there, and empty when all lanes have read it:
-    # those of the block each by itself, as `racecheck` knows lanes only, others' by one of a warp.
-    READERS = WARPS * (32 + CLUSTER - 1)
-    produce = producer(strip, x_transposed)
-    consume = consumer(strip, arithmetic, x_transposed, y_order)
+    # A stage is full when all that fetchers asked for and their lanes copied is there, and empty
+    # when all warps of the cluster have read it.
+    READERS = WARPS * CLUSTER
+    FILLERS = FETCHERS * (1 if strip.PACKED else 33)
+    produce = producer(strip, x_transposed, transposed)
+    consume = consumer(strip, arithmetic, x_transposed, y_order, transposed)
     STAGE_BYTES, HALF_EMPTY = strip.STAGE_BYTES, strip.BLOCKS_A_STEP == 2
     ZEROS, WORDS = strip.X_START + strip.GROUPS * strip.GROUP_BYTES, strip.GROUP_BYTES // 4
 
@@ -127,19 +133,22 @@ def strip_kernel(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
         base = first_multiple(shared, PERIOD)
         t = uint32(cuda.threadIdx.x)
+        unit = cuda.blockIdx.x // CLUSTER
+        first, last = plan.tile_starts[unit], plan.tile_starts[unit + 1]
         if HALF_EMPTY:  # then the pieces that steps lack are the zeros after all groups
             for stage in range(STAGES):
                 zeros = (base + stage * STAGE_BYTES + ZEROS) // 4
-                for i in range(t, WORDS, THREADS):
-                    words[zeros + i] = 0
+                for i in range(4 * t, WORDS, 4 * THREADS):
+                    store_4xu32(words, zeros + i, uint32(0), uint32(0), uint32(0), uint32(0))
         if t == 0:
-            begin_ring(bars, 0, STAGES, FETCHERS, READERS)
+            if fresh == 0:
+                prefetch_tensor_map(x_map)
+            begin_ring(bars, 0, STAGES, FILLERS, READERS)
             fence_mbarrier_init()
+        let_next_kernel_start()
         cuda.syncthreads()
         if CLUSTER > 1:
             cluster_sync()
-        unit = cuda.blockIdx.x // CLUSTER
-        first, last = plan.tile_starts[unit], plan.tile_starts[unit + 1]
         warp = shfl_idx(uint32(t // 32), 0)
         if warp >= WARPS:
             ring = shared, base, bars
@@ -155,11 +164,13 @@ def strip_kernel(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str
 
 
 @cache
-def consumer(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> Any:
+def consumer(
+    strip: Strip, arithmetic: str, x_transposed: bool, y_order: str, transposed: bool
+) -> Any:
     ROWS, WARPS, STAGES, STAGE_BYTES = strip.ROWS, strip.WARPS, strip.STAGES, strip.STAGE_BYTES
     SUMS, CLUSTER, SPLIT, SLICES = strip.ROWS, strip.CLUSTER, strip.SPLIT, strip.SLICES
     OWN, COLUMNS = SUMS // SLICES, strip.COLUMNS
-    add_stage = products(strip, arithmetic, x_transposed)
+    add_stage = products(strip, arithmetic, x_transposed, transposed)
     add_sums = add_parts(SPLIT, SLICES, COLUMNS, ROWS // 16, strip.B // 8)
     store, repair = storing(strip, arithmetic, x_transposed, y_order)
     EXACT = arithmetic == "highest"
@@ -177,17 +188,19 @@ def consumer(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) ->
         warp, lane = t // 32, t % 32
         acc = cuda.local.array(SUMS, float32)
         stage, phase = uint32(0), uint32(0)
+        wait_for_earlier_kernels()
         for i in range(first, last):
             for k in range(SUMS):
                 acc[k] = 0
             for _ in range(tiles[i, 2], tiles[i, 3]):
                 mbarrier_wait(bars, stage, phase)
                 add_stage(shared, words, uint32(base + stage * STAGE_BYTES), warp, acc)
-                mbarrier_arrive(bars, STAGES + stage)
-                if CLUSTER > 1:
-                    sync_warp()
-                    if lane < CLUSTER and lane != rank:
-                        mbarrier_arrive_at(bars, STAGES + stage, lane)
+                sync_warp()
+                if CLUSTER == 1:
+                    if lane == 0:
+                        mbarrier_arrive(bars, STAGES + stage)
+                elif lane < CLUSTER:
+                    mbarrier_arrive_at(bars, STAGES + stage, lane)
                 stage, phase = following(stage, phase, STAGES)
             place, row = (rank * WARPS + warp) * COLUMNS, int64(tiles[i, 1]) * ROWS
             columns = plan.lines[tiles[i, 0], place : place + COLUMNS]
@@ -200,107 +213,6 @@ def consumer(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) ->
                 finish(acc, columns, row, y, dense)
 
     return consume
-
-
-@cache
-def producer(strip: Strip, x_transposed: bool) -> Any:
-    ROWS, STAGES, GROUPS, CLUSTER = strip.ROWS, strip.STAGES, strip.GROUPS, strip.CLUSTER
-    PER = 32 // GROUPS  # stages of which the warp knows the groups, a lane each
-    ask = asker(strip, x_transposed)
-
-    @cuda.jit(device=True)
-    def looked_up(groups, begins, at):
-        """Of the stages from `at` on: the groups, and where their steps begin and end."""
-        lane, rank = uint32(cuda.threadIdx.x) % 32, uint32(cuda.blockIdx.x) % CLUSTER
-        i = min((at + lane) * CLUSTER + rank, begins.size - 2)
-        return groups[min(at * GROUPS + lane, groups.size - 1)], begins[i], begins[i + 1]
-
-    @cuda.jit(device=True)
-    def produce(fetcher, x_map, fresh, w, plan, first, last, ring):
-        shared, base, bars = ring
-        _, begins, groups, _, tiles, _ = plan
-        sources = x_map, w, plan.words
-        if fetcher == 0:
-            wait_for_earlier_kernels()  # for w: x was there before that was packed
-        if fresh != 0:
-            fence_tensor_map(x_map)
-        stage, phase = uint32(0), uint32(1)
-        ahead = tiles[first, 2]  # the stage from which on the lanes know
-        known = looked_up(groups, begins, ahead)
-        for i in range(first, last):
-            row, at, end = int32(tiles[i, 1] * ROWS), tiles[i, 2], tiles[i, 3]
-            then = tiles[min(i + 1, last - 1), 2]
-            if at < end and at != ahead:  # the strip before has no blocks
-                known = looked_up(groups, begins, at)
-            while at < end:
-                count = min(PER, end - at)
-                at += PER
-                # The next ones are under way while these are asked for.
-                ahead = at if at < end else then
-                coming = looked_up(groups, begins, ahead)
-                for k in range(count):
-                    mbarrier_wait(bars, STAGES + stage, phase)
-                    own = shared, base, bars, stage
-                    ask(fetcher, sources, known, at - PER + k, k, row, own)
-                    stage, phase = following(stage, phase, STAGES)
-                known = coming
-
-    return produce
-
-
-@cache
-def asker(strip: Strip, x_transposed: bool) -> Any:
-    GROUPS, GROUP_BYTES, STAGE_BYTES = strip.GROUPS, strip.GROUP_BYTES, strip.STAGE_BYTES
-    W_START, X_START, STEP_BYTES = strip.W_START, strip.X_START, strip.STEP_BYTES
-    HEAD, WIDTH = strip.HEAD, strip.WIDTH
-    CLUSTER, FETCHERS = strip.CLUSTER, strip.FETCHERS
-    SHARES = -(-GROUPS // (FETCHERS * CLUSTER))
-    load, BOX_ROWS = load_for(x_transposed, CLUSTER), strip.BOX_ROWS(x_transposed)
-    BOXES, BOX_BYTES = strip.ROWS // BOX_ROWS, GROUP_BYTES * BOX_ROWS // strip.ROWS
-
-    @cuda.jit(device=True)
-    def ask(fetcher, sources, known, number, k, row, ring):
-        """The fetcher's copies for a stage, the k-th of those that the lanes know.
-
-        The blocks of a cluster take turns with the groups; each one's copies are for all of them.
-        """
-        x_map, w, words_of = sources
-        shared, base, bars, stage = ring
-        rank = uint32(cuda.blockIdx.x) % CLUSTER
-        first, end = shfl_idx(known[1], k), shfl_idx(known[2], k)
-        own = cuda.local.array(SHARES, int32)
-        many, nbytes = uint32(end - first), uint32(0)
-        if fetcher == 0:
-            nbytes = uint32(many * (STEP_BYTES + 4) + HEAD * 4)
-        for i in range(SHARES):
-            for c in range(CLUSTER):
-                g = (i * FETCHERS + fetcher) * CLUSTER + c
-                group = shfl_idx(known[0], k * GROUPS + min(g, GROUPS - 1))
-                if g >= GROUPS:
-                    group = int32(-1)
-                if group >= 0:
-                    nbytes = uint32(nbytes + GROUP_BYTES)
-                if c == rank:
-                    own[i] = group
-        if elect() != 0:
-            start = base + stage * STAGE_BYTES
-            mbarrier_expect(bars, stage, nbytes)
-            for i in range(SHARES):
-                if own[i] >= 0:
-                    g = (i * FETCHERS + fetcher) * CLUSTER + rank
-                    to, feature = start + X_START + g * GROUP_BYTES, int32(own[i] * WIDTH)
-                    for b in range(BOXES):
-                        box, first_row = to + b * BOX_BYTES, int32(row + b * BOX_ROWS)
-                        load(shared, box, x_map, feature, first_row, bars, stage)
-            if fetcher == 0:
-                at = int64(first) + (number * CLUSTER + rank) * HEAD
-                nbytes = uint32((HEAD + many) * 4)
-                bulk_load(shared, start, words_of, at, nbytes, bars, stage)
-                if many > 0:
-                    at, nbytes = int64(first) * (STEP_BYTES // 4), uint32(many * STEP_BYTES)
-                    bulk_load(shared, start + W_START, w, at, nbytes, bars, stage)
-
-    return ask
 
 
 @cache

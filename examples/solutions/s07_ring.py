@@ -1,4 +1,4 @@
-"""k4_pipelined: how many groups of copies may be under way when a tile is read.
+"""s07_double_buffer: how many groups of copies may be under way when a tile is read.
 
 Tiles of 128 numbers pass through a ring of STAGES. At step s the copies of the tiles up to
 s + STAGES - 2 have been asked for, and tile s must be there: so STAGES - 2 groups may be missing.

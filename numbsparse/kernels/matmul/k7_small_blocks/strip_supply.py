@@ -1,0 +1,171 @@
+"""The warps that fill a strip's ring: what they know ahead, and what they ask for.
+
+A load from global memory takes longer than the rest of a stage. So the lanes know the groups of
+some stages, and the stored blocks of the next one, before they are asked for; two arrays take turns
+with the latter, since a register that is copied would be waited for.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import cuda, int32, int64, uint32
+
+from numbsparse.kernels.matmul.k7_small_blocks.strip_blocks import copying
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import Strip
+from numbsparse.kernels.parts.ring import following
+from numbsparse.kernels.parts.swizzle import load_for
+from numbsparse.kernels.ptx import (
+    bulk_load,
+    elect,
+    fence_tensor_map,
+    mbarrier_expect,
+    mbarrier_wait,
+    shfl_idx,
+    wait_for_earlier_kernels,
+)
+
+
+@cache
+def producer(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
+    """produce(fetcher, x_map, fresh, w, plan, first, last, ring): of tiles `first` to `last`."""
+    ROWS, STAGES, GROUPS, CLUSTER = strip.ROWS, strip.STAGES, strip.GROUPS, strip.CLUSTER
+    PER = 32 // GROUPS  # stages of which the warp knows the groups, a lane each
+    blocks, PACKED = copying(strip, transposed), strip.PACKED
+    look_up, CODES = blocks.look_up, 1 if PACKED else blocks.codes
+    turn, other_turn = (turning(strip, x_transposed, transposed) for _ in range(2))
+
+    @cuda.jit(device=True)
+    def looked_up(groups, begins, at):
+        """Of the stages from `at` on: the groups, and where their steps begin and end."""
+        lane, rank = uint32(cuda.threadIdx.x) % 32, uint32(cuda.blockIdx.x) % CLUSTER
+        i = min((at + lane) * CLUSTER + rank, begins.size - 2)
+        return groups[min(at * GROUPS + lane, groups.size - 1)], begins[i], begins[i + 1]
+
+    @cuda.jit(device=True)
+    def produce(fetcher, x_map, fresh, w, plan, first, last, ring):
+        words, codes, begins, groups, _, tiles, _ = plan
+        sources = x_map, w, codes, words
+        if fresh != 0:
+            fence_tensor_map(x_map)
+        stage, phase = uint32(0), uint32(1)
+        ahead = tiles[first, 2]  # the stage from which on the lanes know
+        known = looked_up(groups, begins, ahead)
+        own, others = cuda.local.array(CODES, int32), cuda.local.array(CODES, int32)
+        if not PACKED:
+            look_up(codes, known, 0, fetcher, own)
+        if fetcher == 0 or not PACKED:  # x was there before w was packed
+            wait_for_earlier_kernels()
+        for i in range(first, last):
+            row, at, end = int32(tiles[i, 1] * ROWS), tiles[i, 2], tiles[i, 3]
+            then = tiles[min(i + 1, last - 1), 2]
+            if at < end and at != ahead:  # the strip before has no blocks
+                known = looked_up(groups, begins, at)
+                if not PACKED:
+                    look_up(codes, known, 0, fetcher, own)
+            while at < end:
+                count = min(PER, end - at)
+                # The next ones are under way while these are asked for.
+                ahead = at + PER if at + PER < end else then
+                coming = looked_up(groups, begins, ahead)
+                for k in range(0, count, 2):
+                    of = fetcher, known, coming, k, count, at, row
+                    turn(of, sources, own, others, ring, stage, phase)
+                    stage, phase = following(stage, phase, STAGES)
+                    if k + 1 < count:
+                        of = fetcher, known, coming, k + 1, count, at, row
+                        other_turn(of, sources, others, own, ring, stage, phase)
+                        stage, phase = following(stage, phase, STAGES)
+                    else:
+                        for c in range(CODES):
+                            own[c] = others[c]
+                at += PER
+                known = coming
+
+    return produce
+
+
+def turning(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
+    """turn(of, sources, own, others, ring, stage, phase): fill a stage once it is empty.
+
+    of : (fetcher, what the lanes know, and of those to come, which of `count` stages that they know
+        this is, the first of these, the first row)
+    own : what a lane knows of the stage's blocks; others : of the next stage's, from here on
+    """
+    STAGES, STAGE_BYTES, W_START = strip.STAGES, strip.STAGE_BYTES, strip.W_START
+    ask, blocks, PACKED = asking(strip, x_transposed), copying(strip, transposed), strip.PACKED
+    look_up, copy = blocks.look_up, blocks.copy
+
+    @cuda.jit(device=True)
+    def turn(of, sources, own, others, ring, stage, phase):
+        fetcher, known, coming, k, count, at, row = of
+        shared, base, bars = ring
+        if not PACKED:
+            if k + 1 < count:
+                look_up(sources[2], known, k + 1, fetcher, others)
+            else:
+                look_up(sources[2], coming, 0, fetcher, others)
+        mbarrier_wait(bars, STAGES + stage, phase)
+        ask(fetcher, sources, known, at + k, k, row, (shared, base, bars, stage))
+        if not PACKED:
+            many = shfl_idx(known[2], k) - shfl_idx(known[1], k)
+            start = uint32(base + stage * STAGE_BYTES + W_START)
+            copy(sources[1], own, many, shared, start, bars, stage, fetcher)
+
+    return turn
+
+
+def asking(strip: Strip, x_transposed: bool) -> Any:
+    """ask(fetcher, sources, known, number, k, row, ring): what the copy engine brings."""
+    GROUPS, GROUP_BYTES, STAGE_BYTES = strip.GROUPS, strip.GROUP_BYTES, strip.STAGE_BYTES
+    W_START, X_START, STEP_BYTES = strip.W_START, strip.X_START, strip.STEP_BYTES
+    HEAD, WIDTH, CLUSTER, FETCHERS = strip.HEAD, strip.WIDTH, strip.CLUSTER, strip.FETCHERS
+    SHARES, PACKED = -(-GROUPS // (FETCHERS * CLUSTER)), strip.PACKED
+    load, BOX_ROWS = load_for(x_transposed, CLUSTER), strip.BOX_ROWS(x_transposed)
+    BOXES, BOX_BYTES = strip.ROWS // BOX_ROWS, GROUP_BYTES * BOX_ROWS // strip.ROWS
+    ASKED = 4 + (STEP_BYTES if PACKED else 0)  # bytes of a step
+
+    @cuda.jit(device=True)
+    def ask(fetcher, sources, known, number, k, row, ring):
+        """The fetcher's copies for a stage, the k-th of those that the lanes know.
+
+        The blocks of a cluster take turns with the groups; each one's copies are for all of them.
+        """
+        x_map, w, _, words_of = sources
+        shared, base, bars, stage = ring
+        rank = uint32(cuda.blockIdx.x) % CLUSTER
+        first, end = shfl_idx(known[1], k), shfl_idx(known[2], k)
+        own = cuda.local.array(SHARES, int32)
+        many, nbytes = uint32(end - first), uint32(0)
+        if fetcher == 0:
+            nbytes = uint32(many * ASKED + HEAD * 4)
+        for i in range(SHARES):
+            for c in range(CLUSTER):
+                g = (i * FETCHERS + fetcher) * CLUSTER + c
+                group = shfl_idx(known[0], k * GROUPS + min(g, GROUPS - 1))
+                if g >= GROUPS:
+                    group = int32(-1)
+                if group >= 0:
+                    nbytes = uint32(nbytes + GROUP_BYTES)
+                if c == rank:
+                    own[i] = group
+        if elect() != 0:
+            start = uint32(base + stage * STAGE_BYTES)
+            mbarrier_expect(bars, stage, nbytes)
+            for i in range(SHARES):
+                if own[i] >= 0:
+                    g = (i * FETCHERS + fetcher) * CLUSTER + rank
+                    to, feature = start + X_START + g * GROUP_BYTES, int32(own[i] * WIDTH)
+                    for b in range(BOXES):
+                        box, first_row = to + b * BOX_BYTES, int32(row + b * BOX_ROWS)
+                        load(shared, box, x_map, feature, first_row, bars, stage)
+            if fetcher == 0:
+                at = int64(first) + (number * CLUSTER + rank) * HEAD
+                nbytes = uint32((HEAD + many) * 4)
+                bulk_load(shared, start, words_of, at, nbytes, bars, stage)
+                if PACKED and many > 0:
+                    at, nbytes = int64(first) * (STEP_BYTES // 4), uint32(many * STEP_BYTES)
+                    bulk_load(shared, start + W_START, w, at, nbytes, bars, stage)
+
+    return ask
