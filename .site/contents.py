@@ -29,6 +29,7 @@ PROGRAMS = [
     "examples/scaling.py",
     "examples/sentiment.py",
     "examples/mixture_of_experts.py",
+    "examples/mixture_times.py",
     "examples/pixelcnn.py",
     "examples/prune.py",
     "examples/grow.py",

@@ -76,13 +76,13 @@ class BlockSparse:
     >>> (w - 3 * w).sum(axis=1), w.block_norms("l1")
     (array([ -8.,  -8.,  -8.,  -8., -16., -16., -16., -16.], dtype=float32), array([16., 16., 16.]))
 
-    `w == v` and `w != v` raise TypeError. SciPy gives a matrix of booleans, which is true wherever
-    both are zero, so nearly everywhere: it is dense, there is no block-sparse one, and as a
-    condition it has no meaning. What SciPy's users ask by `(w != v).nnz == 0` is whether no
-    difference is left; `w.layout == v.layout` compares what is kept, `w is v` and sets the objects.
+    `w == v` and `w != v`, of a number too, are SciPy's sparse matrices of booleans, on the host.
+    Where both are zero `==` is true, so nearly everywhere: SciPy warns, and `!=` is what to ask.
 
-    >>> (w - w.copy()).block_norms("max").max(initial=0) == 0
-    np.True_
+    >>> v = w.copy()
+    >>> v.data[0, 0, 0] = 2
+    >>> (w != v).nnz, (w != w.copy()).nnz
+    (1, 0)
     """
 
     ndim = 2

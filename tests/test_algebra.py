@@ -207,12 +207,13 @@ def test_what_does_not_fit_is_refused_by_name(place, put):
         np.ones((8, 8), np.float32) + w
     with refused(TypeError, "/ takes a number on the right"):
         w / w
-    scipys = scipy.sparse.bsr_array(np.eye(8), blocksize=(4, 4))
-    for other in (w, 0, np.ones((8, 8)), ns.to_device(np.ones((8, 8))), scipys):
-        for function in (operator.eq, operator.ne):
-            with refused(TypeError, "== and != of a BlockSparse would be a dense matrix of bool"):
-                function(w, other)
+    for function in (operator.eq, operator.ne):
+        with refused(ValueError, r"takes two matrices of one shape, got \(8, 8\) and \(4, 4\)"):
+            function(w, scipy.sparse.eye_array(4))
+        with refused(TypeError, "takes two block-sparse matrices or one and a number, got"):
+            function(w, put(np.ones((8, 8))))
     assert (w == "a word") is False
+    assert (w != "a word") is True
     assert {w: 1}[w] == 1
     with refused(ValueError, r"layout takes \(2, 2\) blocks, as the matrix, got \(1, 2\)"):
         w.remap([[1, 1]])
@@ -231,12 +232,21 @@ def test_what_does_not_fit_is_refused_by_name(place, put):
         w.layout.select([True])
 
 
-def test_what_equality_asks_is_told_by_the_difference(case, pair):
-    """As SciPy's `(a != b).nnz` has it, of layouts that differ too."""
+@pytest.mark.filterwarnings("ignore::scipy.sparse.SparseEfficiencyWarning")
+def test_matrices_are_compared_as_scipy_does(case, pair):
+    """Value by value, of layouts that differ too, with numbers, and with matrices of SciPy."""
     a, b = pair
-    for other in (b, a.copy(), a.remap(a.layout | b.layout)):
-        equal = not (host(a) != host(other)).any()
-        assert (host((a - other).block_norms("max")).max(initial=0) == 0) == equal
+    numbers = [0, float(host(a).max(initial=0))]
+    scipys = scipy.sparse.csr_array(host(b).astype(np.float64))
+    for other in (b, a.copy(), a.remap(a.layout | b.layout), scipys, *numbers):
+        for function in (operator.eq, operator.ne):
+            got, dense = function(a, other), other
+            if not isinstance(other, float | int):
+                dense = other.toarray()
+            assert scipy.sparse.issparse(got)
+            assert got.dtype == bool
+            np.testing.assert_array_equal(got.toarray(), function(host(a), dense))
+            assert function is operator.eq or got.nnz == np.count_nonzero(host(a) != dense)
 
 
 def test_the_sum_of_several_and_what_it_shares(put):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from numbsparse import device, ops, patterns
-from numbsparse.bench import contestants, results, run, sections, show, timing
+from numbsparse.bench import changing, contestants, results, run, sections, show, timing
 from numbsparse.bench import measure as measuring
 from numbsparse.bench.measure import Options
 from numbsparse.bench.problem import Problem, error_of, fault_in
@@ -191,6 +191,23 @@ def fake_measure(problem, product, kernels, others):
         | ({"cuBLAS dense": 1.0} if density == 1 else {}),
         "not_timed": {"torch BSR": "wrong: all"},
     }
+
+
+def test_what_changes_is_timed_beside_what_does_not(monkeypatch):
+    monkeypatch.setattr(changing, "graph_of", lambda _, call: timing.Graph(call, 1, call))
+    monkeypatch.setattr(changing, "seconds_of", lambda graphs, _: dict.fromkeys(graphs, 1.0))
+    rows = list(sections.rows("changing", Options(quick=True)))
+    said = [(row["product"], row["layout"], len(row["seconds"])) for row in rows]
+    assert said == [
+        ("forward", "gates:", 4),
+        ("forward", "made on the GPU:", 2),
+        ("forward", "a new layout:", 2),
+        ("weight_grad", "made on the GPU:", 2),
+        ("weight_grad", "a new layout:", 2),
+    ]
+    assert all(0 < s < 60 for row in rows for s in row["seconds"].values())
+    assert "none" in show.line("changing", rows[0], rows)
+    assert "(1.00); all one" in show.line("changing", rows[0], rows)
 
 
 def quick(name):

@@ -215,6 +215,70 @@ def test_gates_on_a_gpu_are_copied_once(monkeypatch):
 
 
 @pytest.mark.simulator
+@pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "size", "edge", "call"),
+    [
+        ("k8_small_batch", "float16", 32, 0, "x @ w"),
+        ("k8_small_batch", "bfloat16", 8, 3, "x @ w.T"),
+        ("k8_small_batch", "float16", 16, 0, "w @ x"),
+        ("k8_small_batch", "float32", 32, 0, "x @ w.T"),
+        ("k8_small_batch", "float32", 8, 0, "x @ w"),
+        ("k8_small_batch", "float32", 64, 5, "w.T @ x"),
+        ("k7_small_blocks", "float16", 8, 3, "x @ w"),
+        ("k7_small_blocks", "bfloat16", 16, 0, "w @ x"),
+        ("k7_small_blocks", "float16", 16, 1, "x @ w.T"),
+    ],
+)
+def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
+    kernel, dtype, size, edge, call, rng
+):
+    """Bit for bit, whether blocks are left out of the layout or passed over; the repairs too."""
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    values = rng.standard_normal((4, size, size)).astype(as_dtype(dtype))
+    values[1] = np.nan
+    shape = 2 * size - edge, 3 * size - edge
+    w = ns.BlockSparse(values, [[1, 1, 1], [1, 0, 0]], shape=shape).to("cuda")
+    gates = ns.to_device(np.float32([0.3, 0, -1.7, 5]))
+    used = w.T if "w.T" in call else w
+    first = call.endswith("x")
+    x = rng.standard_normal((used.shape[1], 5) if first else (5, used.shape[0]))
+    x[2, 1] = np.inf if dtype == "float32" else 1
+    x = ns.to_device(x.astype(as_dtype(dtype)))
+    known, unknown = ops.select_gated(w, gates), ops.all_blocks(w, gates)
+    assert (known.layout.n_blocks, unknown.layout.n_blocks) == (3, 4)
+    for kept in (known, unknown):
+        gated = ops.gated(w, gates, kept)
+        gated = gated.T if used is not w else gated
+        got, right = (
+            host(ops.matmul(*((m, x) if first else (x, m)), gate=g, kernel=kernel))
+            for m, g in ((used, kept), (gated, None))
+        )
+        same = ~np.isnan(right.astype(np.float32)) | (kept is known)  # infinity times 0 otherwise
+        np.testing.assert_array_equal(got[same], right[same])
+        assert np.isfinite(got.astype(np.float32)).all() == (dtype != "float32")
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_blocks_anywhere_in_memory_have_the_same_dot_products(dtype, rng):
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    a, b = rng.standard_normal((2, 3, 8, 8)).astype(dtype)
+    gates = ns.to_device(np.float32([1, 0, 2]))
+    kept = ops.all_blocks(ns.BlockSparse(a, pattern()).to("cuda"), gates)
+    right = (a.astype(np.float64) * b).sum((1, 2)) * [1, 0, 1]
+    for first in (0, 1):  # the second of 16 bytes
+        one, two = (
+            ns.to_device(np.append(np.zeros(first, dtype), x))[first:].reshape(x.shape)
+            for x in (a, b)
+        )
+        assert (one.address % 16 == 0) == (first == 0)
+        np.testing.assert_allclose(ops.block_dots(one, two, kept).numpy(), right, rtol=1e-3)
+
+
+@pytest.mark.simulator
 def test_a_captured_step_skips_nothing_and_gives_the_same(rng):
     if not device.is_available():
         pytest.skip(device.why_unavailable())

@@ -68,3 +68,15 @@ def test_the_program_refuses(example, wrong, said, capsys):
     with pytest.raises(SystemExit):
         example.main(wrong)
     assert said in capsys.readouterr().err
+
+
+def test_what_is_timed_in_torch_agrees(monkeypatch):
+    torch = pytest.importorskip("torch")
+    times = imported(monkeypatch, "mixture_times")
+    size = 40, 5, 16, 8  # the last tokens fill no block
+    ours, _, loop = times.layers(size, 4, "cpu", torch.float32).values()
+    assert loop()[0].shape == (40, 16)
+    assert ours()[0].shape == (60, 16)
+    wrong = [*loop()[:3], 1.1 * loop()[3]]
+    with pytest.raises(ArithmeticError, match=r"ours: dw2 is off by 0\.1"):
+        times.check("ours", wrong, loop())

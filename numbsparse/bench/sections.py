@@ -12,6 +12,7 @@ from itertools import product as every
 from typing import Any
 
 from numbsparse import patterns
+from numbsparse.bench.changing import changing
 from numbsparse.bench.contestants import FEATURE_MAJOR, MATMUL
 from numbsparse.bench.limits import host, limits
 from numbsparse.bench.lstm import lstm
@@ -168,7 +169,7 @@ def _products(problem: Problem, kernels: str, *others: str, **more: Any) -> Iter
 _OF_PRODUCTS = (headline, float16, float32, ladder, steps, layouts, feature_major, conv, cpu)
 CASES: dict[str, Callable[[Options], Iterator[Case]]] = {f.__name__: f for f in _OF_PRODUCTS}
 OTHERS: dict[str, Callable[[Options], Iterator[Row]]] = {
-    f.__name__: f for f in (limits, lstm, host)
+    f.__name__: f for f in (limits, lstm, changing, host)
 }
 HEADINGS = {
     "limits": "the card's own limits",
@@ -178,6 +179,7 @@ HEADINGS = {
     "ladder": "in brackets, how many times as fast as the rung before",
     "steps": "the taught ladder; in brackets, how many times as fast as the one before",
     "layouts": "in brackets, the time a block against as many random blocks",
+    "changing": "layouts that change; in brackets, the time against the first",
     "feature_major": "activations as `w @ x` has them; in brackets, the time against batch-major",
     "lstm": "forward and backward over a sequence; in brackets, how many times ours",
     "conv": "beside cuDNN, dense and channels last; in brackets, times as fast",

@@ -112,8 +112,20 @@ def _memory(row: Row, rows: list[Row], name: str) -> str:
     return f"{text} ({seconds[name] / seconds[OURS]:.1f}x, {nbytes[name] / nbytes[OURS]:.1f}x)"
 
 
+def _times_the_first(row: Row, rows: list[Row], name: str) -> str:
+    seconds = row["seconds"]
+    first, *_ = seconds.values()
+    return f" ({seconds[name] / first:.2f})"
+
+
 REMARKS = {
-    **{"ladder": _gain, "steps": _gain, "cpu": _times_ours, "lstm": _memory},
+    **{
+        "changing": _times_the_first,
+        "ladder": _gain,
+        "steps": _gain,
+        "cpu": _times_ours,
+        "lstm": _memory,
+    },
     "host": lambda row, rows, name: "",
 }
 """What a section says of a contestant, behind its time; the others TFLOP/s."""

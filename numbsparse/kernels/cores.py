@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from queue import SimpleQueue
@@ -110,6 +111,16 @@ def wait_or_part(core, counts, work, parted):
         if core == 0 and looks == PATIENCE:
             fetch_add(parted, 0, 1)
     return core == 0 or fetch_add(parted, 0, 0) == 0
+
+
+def threads() -> ThreadPoolExecutor:
+    """Of this process, kept: what runs on one of them may not wait for others there."""
+    return _threads(os.getpid())
+
+
+@cache
+def _threads(process: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(config.NUMBA_NUM_THREADS, "numbsparse-plans")
 
 
 @cache

@@ -17,19 +17,11 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.parts.aligned import BYTES
-from numbsparse.kernels.parts.store import KINDS, PACK
-from numbsparse.kernels.ptx import (
-    load_4xf32,
-    load_4xu32,
-    store_4xf32,
-    store_4xu32,
-    unpack_bfloat2,
-    unpack_half2,
-)
+from numbsparse.kernels.parts.fragments import UNPACK, scaling
+from numbsparse.kernels.ptx import load_4xf32, load_4xu32, store_4xu32
 
 ZERO = np.float32(0)
-UNPACK = {"f16": unpack_half2, "bf16": unpack_bfloat2}
-LANES = 8 if SIMULATED else 128  # threads that sum a block together, a power of 2
+MOST_LANES = 8 if SIMULATED else 256  # threads that sum a block together, a power of 2
 
 
 def scale_blocks(a, where, by, gates, to_all, out):
@@ -40,14 +32,19 @@ def scale_blocks(a, where, by, gates, to_all, out):
     if pieces & (pieces - 1) or width % piece or (a.address | out.address) % BYTES:
         launch(scale_blocks_kernel, blocks(out.size), THREADS, *args, width, out.span)
         return
-    kernel, shift = scale_pieces_kernel(KINDS.get(str(out.dtype))), pieces.bit_length() - 1
+    kernel, shift = scale_pieces_kernel(out.dtype.name), pieces.bit_length() - 1
     launch(kernel, blocks(out.size // piece), THREADS, *args, shift, out.span)
 
 
 def block_dots(a, b, where, gates, dots):
     """dots[b] = the sum of a[where[b]] * b[b], (n_blocks,)."""
-    width = b.shape[1] * b.shape[2]
-    launch(block_dots_kernel, dots.size, LANES, a.span, b.span, where, gates, width, dots)
+    width, piece, dtype = b.shape[1] * b.shape[2], BYTES // b.itemsize, b.dtype.name
+    if width % piece or (a.address | b.address) % BYTES:
+        piece, dtype = 1, None
+    pieces = width // piece
+    lanes = min(1 << pieces.bit_length() - 1, MOST_LANES)
+    kernel, grid = dots_kernel(dtype, lanes), -(-dots.size * lanes // MOST_LANES)
+    launch(kernel, grid, MOST_LANES, a.span, b.span, where, gates, pieces, dots)
 
 
 @cuda.jit
@@ -65,29 +62,16 @@ def scale_blocks_kernel(a, where, by, gates, to_all, width, out):
 
 
 @cache
-def scale_pieces_kernel(kind: str | None) -> Any:
+def scale_pieces_kernel(dtype: str) -> Any:
     """The same, a thread for each of 2^shift pieces of 16 bytes: of float32, or 16-bit floats."""
-    PIECE = 4 if kind is None else 8
-    unpack, pack = UNPACK[kind or "f16"], PACK[kind or "f16"]
+    PIECE, scaled = 4 if dtype == "float32" else 8, scaling(dtype)
 
     @cuda.jit(device=True)
-    def scaled(word, factor):
-        low, high = unpack(word)
-        return pack(low * factor, high * factor)
-
-    @cuda.jit(device=True)
-    def scale(a, at, factor, out, to):
+    def scale_piece(a, at, factor, out, to):
         w0, w1, w2, w3 = load_4xu32(a, at)
         store_4xu32(
             out, to, scaled(w0, factor), scaled(w1, factor), scaled(w2, factor), scaled(w3, factor)
         )
-
-    @cuda.jit(device=True)
-    def scale_float32(a, at, factor, out, to):
-        w0, w1, w2, w3 = load_4xf32(a, at)
-        store_4xf32(out, to, w0 * factor, w1 * factor, w2 * factor, w3 * factor)
-
-    scale_piece = scale_float32 if kind is None else scale
 
     @cuda.jit
     def kernel(a, where, by, gates, to_all, shift, out):
@@ -106,21 +90,52 @@ def scale_pieces_kernel(kind: str | None) -> Any:
     return kernel
 
 
-@cuda.jit
-def block_dots_kernel(a, b, where, gates, width, dots):
-    scratch = cuda.shared.array(LANES, float32)
-    t, block = cuda.threadIdx.x, int64(cuda.blockIdx.x)
-    source = int64(where[block])
-    acc = float32(0)
-    if source >= 0 and gates[block] != ZERO:
-        for i in range(t, width, LANES):
-            acc += widened(a[source * width + i]) * widened(b[block * width + i])
-    scratch[t] = acc
-    half = LANES // 2
-    while half:
-        cuda.syncthreads()
-        if t < half:
-            scratch[t] += scratch[t + half]
-        half //= 2
-    if t == 0:
-        dots[block] = scratch[0]
+@cache
+def dots_kernel(dtype: str | None, LANES: int) -> Any:
+    """So many threads for each block, each with some of its pieces of 16 bytes; or values."""
+    PIECE = {None: 1, "float32": 4}.get(dtype, 8)
+    unpack: Any = UNPACK.get(dtype or "")
+
+    @cuda.jit(device=True)
+    def of_values(a, at, b, to):
+        return widened(a[at]) * widened(b[to])
+
+    @cuda.jit(device=True)
+    def of_float32(a, at, b, to):
+        (x0, x1, x2, x3), (y0, y1, y2, y3) = load_4xf32(a, at), load_4xf32(b, to)
+        return (x0 * y0 + x1 * y1) + (x2 * y2 + x3 * y3)
+
+    @cuda.jit(device=True)
+    def of_words(x, y):
+        (low, high), (lower, higher) = unpack(x), unpack(y)
+        return low * lower + high * higher
+
+    @cuda.jit(device=True)
+    def of_16_bit(a, at, b, to):
+        (x0, x1, x2, x3), (y0, y1, y2, y3) = load_4xu32(a, at), load_4xu32(b, to)
+        return (of_words(x0, y0) + of_words(x1, y1)) + (of_words(x2, y2) + of_words(x3, y3))
+
+    dot = {1: of_values, 4: of_float32, 8: of_16_bit}[PIECE]
+
+    @cuda.jit
+    def kernel(a, b, where, gates, pieces, dots):
+        scratch = cuda.shared.array(MOST_LANES, float32)
+        t, i, acc = cuda.threadIdx.x, int64(cuda.grid(1)), float32(0)
+        block, lane = i // LANES, i % LANES
+        if block < dots.size:
+            source = int64(where[block])
+            if source >= 0 and gates[block] != ZERO:
+                first, to = source * pieces, block * pieces
+                for piece in range(lane, pieces, LANES):
+                    acc += dot(a, (first + piece) * PIECE, b, (to + piece) * PIECE)
+        scratch[t] = acc
+        half = LANES // 2
+        while half:
+            cuda.syncthreads()
+            if lane < half:
+                scratch[t] += scratch[t + half]
+            half //= 2
+        if lane == 0 and block < dots.size:
+            dots[block] = scratch[t]
+
+    return kernel

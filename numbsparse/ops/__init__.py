@@ -80,7 +80,15 @@ from numbsparse.ops.loss_scale import (
 )
 from numbsparse.ops.lstm import LSTMTrace, lstm, lstm_grad, lstm_steps, state_dtype
 from numbsparse.ops.made import on_device
-from numbsparse.ops.matmul import matmul, repeated, replayed, sddmm, sddmm_into, started
+from numbsparse.ops.matmul import (
+    matmul,
+    multiplies_gates,
+    repeated,
+    replayed,
+    sddmm,
+    sddmm_into,
+    started,
+)
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
 from numbsparse.ops.operands import HalfOnCPU, is_half, operand
 from numbsparse.ops.operands import at_home as _at_home
@@ -195,6 +203,7 @@ __all__ = [
     "max",
     "maximum",
     "mean",
+    "multiplies_gates",
     "multiply",
     "negative",
     "on_device",

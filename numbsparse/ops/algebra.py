@@ -308,15 +308,29 @@ def _divided(a: BlockSparse, b: Any) -> Any:
     return _refused("/", b)
 
 
-def _compared(a: BlockSparse, b: Any) -> Any:
-    matrix = isinstance(b, BlockSparse) or scipy.sparse.issparse(b)
-    if matrix or isinstance(b, (*elementwise.NUMBERS, *ARRAYS)) or is_device_operand(b):
-        raise TypeError(
-            "== and != of a BlockSparse would be a dense matrix of booleans, true wherever both "
-            "are zero: (a - b).block_norms('max') is 0 where blocks are equal, .layout compares "
-            "what is kept, toarray() gives dense matrices"
-        )
-    return NotImplemented
+def _compared(name: str) -> Callable[[BlockSparse, Any], Any]:
+    """== or !=, as SciPy has them: a sparse matrix of booleans, on the host."""
+
+    def operator(a: BlockSparse, b: Any) -> Any:
+        sparse = isinstance(b, BlockSparse) or scipy.sparse.issparse(b)
+        if not sparse and not (isinstance(b, elementwise.NUMBERS) and not isinstance(b, bool)):
+            return _refused(name, b)
+        if sparse and a.shape != b.shape:
+            raise ValueError(f"{name} takes two matrices of one shape, got {a.shape} and {b.shape}")
+        b = _as_csr(b) if isinstance(b, BlockSparse) else b
+        return _as_csr(a) == b if name == "==" else _as_csr(a) != b
+
+    return operator
+
+
+def _as_csr(w: BlockSparse) -> scipy.sparse.csr_array:
+    """The values inside the edge, those of 16 bits in float32."""
+    if w.is_transposed:
+        return _as_csr(w.T).T.tocsr()
+    host, layout = w.to("cpu"), w.stored_layout
+    arrays = _wide(host.values), layout.indices, layout.indptr
+    full = tuple(n * w.block_size for n in layout.shape)
+    return scipy.sparse.bsr_array(arrays, shape=full).tocsr()[: w.shape[0], : w.shape[1]]
 
 
 _add = _of_pairs("+", elementwise.add, Layout.__or__)
@@ -335,7 +349,8 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "__truediv__": _divided,
     "__neg__": _negative,
     "__abs__": _of_each(_absolute),
-    "__eq__": _compared,
+    "__eq__": _compared("=="),
+    "__ne__": _compared("!="),
     "__getitem__": getitem,
     "block_norms": lambda w, by="l2": block_norms(w, by),
     "diagonal": diagonal,

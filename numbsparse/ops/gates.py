@@ -1,11 +1,13 @@
 """Gates: a number for each block of a block-sparse matrix, and what of it is left to multiply.
 
 Blocks whose gate is zero are left out: a smaller layout, made once for each set of them. Under a
-capture for `ns.graph`, where their numbers are not known, they stay, as zeros.
+capture for `ns.graph`, where their numbers are not known, they stay, as zeros. A kernel that takes
+gates reads w as it is; for others the gated blocks are computed first.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -15,7 +17,8 @@ from numbsparse import edits
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty, is_capturing, is_own, to_device
 from numbsparse.dtypes import type_name
-from numbsparse.layout import Layout
+from numbsparse.kernels.parts.plans import on_device
+from numbsparse.layout import Index, Layout
 from numbsparse.ops.embedding import take_rows
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.operands import operand
@@ -32,6 +35,25 @@ class Selection(NamedTuple):
     chosen: Any  # where in `full` each block is, int32; None: all, in order
     found: Any  # where in `layout` each block of `full` is, int32, -1 where it is not
     gates: Any
+    places: Places | None = None  # on a GPU, if blocks are left out
+
+    def index_beside(self, array: Any) -> Index:
+        """Of the layout, with blocks named by where they are in `full`."""
+        return index_beside(self.full, array) if self.places is None else self.places.index
+
+
+class Places:
+    """Where chosen blocks are, for kernels that read all of w."""
+
+    def __init__(self, layout: Layout, chosen: np.ndarray):
+        self._layout, self._chosen = layout, chosen
+
+    @cached_property
+    def index(self) -> Index:
+        own, chosen = self._layout.index, self._chosen
+        rows = own.rows._replace(blocks=chosen)  # which were numbered row by row
+        columns = own.columns._replace(blocks=chosen[own.columns.blocks])
+        return on_device(Index(rows, columns, own.block_rows, own.block_columns))
 
 
 class Known(NamedTuple):
@@ -51,14 +73,24 @@ def scale_blocks(w: BlockSparse, gate: Any) -> BlockSparse:
     (BlockSparse(2 x 4, float32, 1 blocks of 2 x 2, density 0.5),
      array([0., 0., 3., 3.], dtype=float32))
     """
-    numbers = gate_numbers(w, gate)
-    if w.is_transposed:
-        stored = gate.T if isinstance(gate, BlockSparse) else in_order(numbers, w.layout)
-        return scale_blocks(w.T, stored).T
-    known = None if is_capturing() else _known(numbers)
-    if known is not None and known.ones:
+    kept = kept_of(w, gate)
+    if kept is None:
         return w
-    return gated(w, numbers, _selected(w, numbers, known))
+    scaled = gated(w.T if w.is_transposed else w, kept.gates, kept)
+    return scaled.T if w.is_transposed else scaled
+
+
+def kept_of(w: BlockSparse, gate: Any) -> Selection | None:
+    """What a gate leaves of w, in the order in which that is stored; None if all gates are one."""
+    if isinstance(gate, Selection):
+        return gate
+    numbers = gate_numbers(w, gate)
+    if w.is_transposed and isinstance(gate, BlockSparse):
+        numbers = gate_numbers(w.T, gate.T)
+    elif w.is_transposed:
+        numbers = in_order(numbers, w.layout)
+    known = None if is_capturing() else _known(numbers)
+    return None if known is not None and known.ones else _selected(w, numbers, known)
 
 
 def gate_numbers(w: BlockSparse, gate: Any) -> Any:
@@ -103,7 +135,7 @@ def gate_dtype(w: BlockSparse) -> np.dtype:
 
 
 def select_gated(w: BlockSparse, gates: Any) -> Selection:
-    """What `gates`, numbers as stored, leave of w, which is not a transposed view."""
+    """What `gates`, numbers as stored, leave of w."""
     return _selected(w, gates, None if is_capturing() else _known(gates))
 
 
@@ -118,17 +150,20 @@ def _selected(w: BlockSparse, gates: Any, known: Known | None) -> Selection:
     if found is None:
         chosen = np.flatnonzero(mask).astype(np.int32)
         back = np.where(mask, np.cumsum(mask) - 1, -1).astype(np.int32)
-        arrays = (to_device(chosen), to_device(back)) if on_gpu else (chosen, back)
-        found = full.select(mask), *arrays
+        layout = full.select(mask)
+        if on_gpu:
+            found = layout, to_device(chosen), to_device(back), Places(layout, chosen)
+        else:
+            found = layout, chosen, back, None
         while len(made) >= MOST_SELECTIONS:
             del made[next(iter(made))]
     made[key] = found  # the last one used is the last to go
-    layout, chosen, back = found
-    return Selection(layout, full, chosen, back, gates)
+    layout, chosen, back, places = found
+    return Selection(layout, full, chosen, back, gates, places)
 
 
 def all_blocks(w: BlockSparse, gates: Any) -> Selection:
-    """All of w, which is not a transposed view."""
+    """All of w."""
     full = w.stored_layout
     if not isinstance(gates, DeviceArray):
         return Selection(full, full, None, None, gates)

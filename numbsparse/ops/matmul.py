@@ -26,11 +26,11 @@ from numbsparse.device import (
     to_device,
 )
 from numbsparse.dtypes import as_array, type_name
-from numbsparse.kernels.matmul import function_of
+from numbsparse.kernels.matmul import function_of, takes_gates
 from numbsparse.layout import Layout, as_layout
 from numbsparse.ops import choice
 from numbsparse.ops.choice import choose
-from numbsparse.ops.gates import scale_blocks
+from numbsparse.ops.gates import Selection, gated, kept_of
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.made import clear_rest, taken
 from numbsparse.ops.operands import ARRAYS, in_order, operand, overlap
@@ -67,7 +67,8 @@ def matmul(
     gate : array, (n_blocks,), or BlockSparse of 1 x 1 blocks in the layout of w, optional
         A number for each block, in the order of `w.data`, for `y = x @ (gate[:, None, None] * w)`,
         in the place of w: float32, with a w of float64 float64. The gated weight is rounded to the
-        dtype of w, at the cost of a pass over w unless all gates are one. A block whose gate is
+        dtype of w, at the cost of a pass over w unless all gates are one or the kernel takes them:
+        `k8_small_batch` does, and of 16-bit floats `k7_small_blocks`. A block whose gate is
         zero is skipped, in both gradients too, and so gets none, and nor does its gate. For each
         new set of such blocks a layout is made and planned; the last four are remembered. Gates are
         copied from a GPU to the host once after each change of them, by this library; another one's
@@ -286,20 +287,21 @@ def _in_order(dense: Any, w: BlockSparse, gate: Any, *of: Any) -> Any:
             with on(home):
                 return _multiply(dense, w, gate, *of)
     if type(dense) in ARRAYS:
-        return _product(dense, dense, w if gate is None else scale_blocks(w, gate), *of)
+        return _product(dense, dense, w, None if gate is None else kept_of(w, gate), *of)
     if gate is None:
         x = read_quickly(dense) if is_device_operand(dense) else as_array(dense, "x")
         if x is not None:
-            return _product(dense, x, w, *of)
+            return _product(dense, x, w, None, *of)
     with in_order_with(dense):
-        w = w if gate is None else scale_blocks(w, gate)
-        return _product(dense, operand(dense, "x"), w, *of)
+        kept = None if gate is None else kept_of(w, gate)
+        return _product(dense, operand(dense, "x"), w, kept, *of)
 
 
 def _product(
     dense: Any,
     x: Any,
     w: BlockSparse,
+    kept: Selection | None,
     feature_major: bool,
     out: Any,
     kernel: str,
@@ -320,7 +322,7 @@ def _product(
     target = None if out is None else _checked_out(out, shape, x, w)
     if w_on_gpu and not on_gpu:
         y = target if isinstance(target, DeviceArray) else empty(shape, w.dtype)
-        _run(to_device(x), w, y, feature_major, kernel, precision)
+        _run(to_device(x), w, y, feature_major, kernel, precision, kept)
         if target is None:
             return in_library_of(dense, y.numpy())
         if target is not y:
@@ -332,7 +334,7 @@ def _product(
         target = _empty(shape, x)
     if isinstance(target, DeviceArray) != on_gpu:
         raise ValueError("out takes the place of x, got one on the CPU and one on a GPU")
-    _run(x, w, target, feature_major, kernel, precision)
+    _run(x, w, target, feature_major, kernel, precision, kept)
     return in_library_of(dense, target) if out is None else out
 
 
@@ -346,7 +348,15 @@ def _shape_of_result(
     return (*shape[:-1], columns) if shape and shape[-1] == rows else None
 
 
-def _run(x: Any, w: BlockSparse, y: Any, feature_major: bool, kernel: str, precision: str) -> None:
+def _run(
+    x: Any,
+    w: BlockSparse,
+    y: Any,
+    feature_major: bool,
+    kernel: str,
+    precision: str,
+    kept: Selection | None = None,
+) -> None:
     """One product on operands of one place: y = x @ w, or w @ x = (x.T @ w.T).T by strides."""
     if feature_major:
         x, y, w = _columns_as_rows(x), _columns_as_rows(y), w.T
@@ -354,9 +364,30 @@ def _run(x: Any, w: BlockSparse, y: Any, feature_major: bool, kernel: str, preci
         batch = prod(x.shape[:-1])
         x, y = (reshape(a, (batch, a.shape[-1])) for a in (x, y))
     product, layout = "input_grad" if w.is_transposed else "forward", w.stored_layout
+    if kept is not None:
+        layout = kept.layout
     chosen = choose(product, kernel, w.block_size, x, x.shape[0], precision, layout)
-    values = taken(layout, w.values)
-    function_of(chosen, product)(x, values, index_beside(layout, x), y, precision)
+    compute, values = function_of(chosen, product), w.values
+    if kept is not None and isinstance(x, DeviceArray) and takes_gates(chosen, x.dtype):
+        compute(x, values, kept.index_beside(x), y, precision, gates=kept.gates)
+        return
+    if kept is not None:
+        values = gated(w.T if w.is_transposed else w, kept.gates, kept).values
+    compute(x, taken(layout, values), index_beside(layout, x), y, precision)
+
+
+def multiplies_gates(
+    x: Any, w: Any, kept: Selection, kernel: str = "auto", precision: str = "highest"
+) -> bool:
+    """Whether the kernel of a product with gates, `x @ w` or `w @ x`, reads w as it is."""
+    first = isinstance(x, BlockSparse)
+    dense, w = (w, x) if first else (x, w)
+    if not isinstance(dense, DeviceArray) or dense.dtype != w.dtype:
+        return False
+    batch = prod(dense.shape[1:] if first else dense.shape[:-1])
+    product = "forward" if w.is_transposed == first else "input_grad"
+    case = product, kernel, w.block_size, dense, batch, precision
+    return takes_gates(choose(*case, kept.layout), dense.dtype)
 
 
 def _columns_as_rows(a: Any) -> Any:

@@ -134,6 +134,11 @@ def function_of(kernel: str, product: str) -> Callable[..., None]:
     return partial(compute, tile=int(tile)) if tile else compute
 
 
+def takes_gates(kernel: str, dtype: Any) -> bool:
+    """Whether forward and input_grad of a rung take `gates`, (n_blocks,) float32, on a GPU."""
+    return str(dtype) in getattr(rung(kernel.partition("/")[0]), "TAKES_GATES", ())
+
+
 def n_tiles(name: str, *case: Any) -> int:
     """How many tiles a rung has to choose from in a case that it serves."""
     module = rung(name)

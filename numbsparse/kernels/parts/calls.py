@@ -29,26 +29,33 @@ class Call(NamedTuple):
 
 
 def again(
-    index: Index, make: Callable[..., Call], operands: tuple[DeviceArray, ...], *options: Any
+    index: Index,
+    make: Callable[..., Call],
+    operands: tuple[DeviceArray, ...],
+    *options: Any,
+    more: tuple[DeviceArray, ...] = (),
 ) -> None:
-    """Run make(index, *operands, *options), or what it returned for operands at these addresses.
+    """Run make(index, *operands, *options, *more), or what it returned for such addresses.
 
-    That follows from the addresses of the operands and from their strides. On each stream the first
+    That follows from the addresses of the operands, from their strides, and from the addresses of
+    `more` of them. On each stream the first
     launch waits for what was made for it. Memory of a graph that another library captures is not
     remembered, and may have other uses before and after.
     """
     calls, (a, b, c) = index.calls, operands
-    places = a.address, a.strides, b.address, b.strides, c.address, c.strides
+    places: tuple[Any, ...] = a.address, a.strides, b.address, b.strides, c.address, c.strides
+    if more:
+        places = *places, *[each.address for each in more]
     stream = current_stream()
     key = make, options, places, a.shape, b.shape, c.shape, a.dtype, stream.handle
     call = calls.get(key)
     if call is not None and not stream.is_captured:
-        call.later(a, b, c, *call.kept)
+        call.later(a, b, c, *more, *call.kept)
         return
     if len(calls) >= REMEMBERED:
         calls.clear()
-    call = make(index, *operands, *options)
-    call.first(a, b, c, *call.kept)
+    call = make(index, *operands, *options, *more)
+    call.first(a, b, c, *more, *call.kept)
     if not stream.is_captured:
         calls[key] = call
 

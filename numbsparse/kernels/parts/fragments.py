@@ -16,6 +16,8 @@ from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts import fragments_tf32
 from numbsparse.kernels.parts.banks import place, swap_for_rows
 from numbsparse.kernels.ptx import (
+    as_float32,
+    as_uint32,
     ldmatrix_x4,
     ldmatrix_x4_trans,
     mma_m16n8k8_tf32,
@@ -23,11 +25,42 @@ from numbsparse.kernels.ptx import (
     mma_m16n8k16_f16,
     pack_bfloat2,
     pack_half2,
+    unpack_bfloat2,
+    unpack_half2,
 )
 
 PIECE = 8  # values in 16 bytes
 MMA = {"float16": mma_m16n8k16_f16, "bfloat16": mma_m16n8k16_bf16}
 PACK = {"float16": pack_half2, "bfloat16": pack_bfloat2}
+UNPACK = {"float16": unpack_half2, "bfloat16": unpack_bfloat2}
+
+
+@cache
+def scaling(dtype: str, skips: bool = False) -> Any:
+    """scaled(word, factor): a float32, or two 16-bit values, times a float32, rounded.
+
+    If it `skips`, 0 times infinity or NaN is 0.
+    """
+    unpack: Any = UNPACK.get(dtype)
+    pack: Any = PACK.get(dtype)
+
+    @cuda.jit(device=True)
+    def scaled(word, factor):
+        low, high = unpack(word)
+        return pack(low * factor, high * factor)
+
+    @cuda.jit(device=True)
+    def scaled_float32(word, factor):
+        return as_uint32(as_float32(word) * factor)
+
+    product = scaled if unpack else scaled_float32
+
+    @cuda.jit(device=True)
+    def product_or_0(word, factor):
+        kept = uint32(0xFFFFFFFF) if factor != 0 else uint32(0)  # no branch
+        return uint32(product(word, factor) & kept)
+
+    return product_or_0 if skips else product
 
 
 class Side(NamedTuple):

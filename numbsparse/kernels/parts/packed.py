@@ -14,7 +14,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.parts.fragments import MMA
+from numbsparse.kernels.parts.fragments import MMA, scaling
 from numbsparse.kernels.parts.split import add_product, splitting
 from numbsparse.kernels.parts.swizzle import PIECE, Rows
 from numbsparse.kernels.parts.words import words_of_lane
@@ -24,12 +24,17 @@ THREADS, RUN = 128, 4  # of a block, and the steps of a warp
 
 
 def packed(
-    values: DeviceArray, codes: DeviceArray, transposed: bool, inside_bits: int
+    values: DeviceArray,
+    codes: DeviceArray,
+    transposed: bool,
+    inside_bits: int,
+    gates: DeviceArray | None = None,
 ) -> DeviceArray:
     """The blocks of w in the order of the steps, each value in the register where an mma needs it.
 
     codes (steps, blocks of a step) : the stored block; below that, in so many bits, how many of its
         features there are, 0 where there is no block
+    gates : what each block is multiplied by, float32
 
     What is beyond the last of the features that are summed over becomes 0. The next kernel may
     start while this one runs.
@@ -39,23 +44,29 @@ def packed(
     n_steps, across = codes.size // a_step, B * item // 4
     out = empty((n_steps * a_step * B * across,), "uint32")
     in_words = DeviceArray(values.address, (n_blocks, B, across), np.uint32, None, values)
-    kernel, warps = pack_kernel(B, item, transposed, inside_bits), -(-n_steps // RUN)
-    launch(kernel, -(-warps * 32 // THREADS), THREADS, in_words, codes, out)
+    gated, warps = None if gates is None else values.dtype.name, -(-n_steps // RUN)
+    kernel = pack_kernel(B, item, transposed, inside_bits, gated)
+    args = in_words, codes, () if gates is None else gates, out
+    launch(kernel, -(-warps * 32 // THREADS), THREADS, *args)
     return out
 
 
 @cache
-def pack_kernel(B: int, item: int, transposed: bool, INSIDE_BITS: int) -> Any:
+def pack_kernel(
+    B: int, item: int, transposed: bool, INSIDE_BITS: int, gated: str | None = None
+) -> Any:
+    """`gated` is the dtype of values that are multiplied by gates."""
     INSIDE, PIECES = (1 << INSIDE_BITS) - 1, B // PIECE
     HALVES = 2 if item == 2 else PIECES  # of a step; for every one of them and every 8 columns
     TERMS = 1 if item == 2 else 2  # words of a lane
     WORDS, BLOCKS = TERMS * HALVES * PIECES, HALVES // PIECES
     CODES, OWN = (RUN, BLOCKS), (RUN, WORDS)
-    load = load_16_bit(transposed) if item == 2 else load_float32(transposed)
+    gate_of, scaled = gating(gated)
+    load = (load_16_bit if item == 2 else load_float32)(transposed, scaled)
     store = words_of_lane(WORDS).store
 
     @cuda.jit
-    def kernel(values, codes, out):
+    def kernel(values, codes, gates, out):
         let_next_kernel_start()
         first, n_steps = cuda.grid(1) // 32 * RUN, codes.size // BLOCKS
         own, words = cuda.local.array(CODES, int32), cuda.local.array(OWN, uint32)
@@ -67,9 +78,10 @@ def pack_kernel(B: int, item: int, transposed: bool, INSIDE_BITS: int) -> Any:
             for half in range(HALVES):
                 code, at = own[k, half // PIECES], half % PIECES * PIECE
                 block, inside = int64(code >> INSIDE_BITS), code & INSIDE
+                gate = gate_of(gates, block)
                 for square in range(PIECES):
                     word = (square * HALVES + half) * TERMS
-                    load(values, block, at, square * PIECE, inside, words[k], word)
+                    load(values, block, at, square * PIECE, inside, gate, words[k], word)
         for k in range(RUN):
             if first + k < n_steps:
                 store(out, (first + k) * (32 * WORDS), words[k])
@@ -78,36 +90,59 @@ def pack_kernel(B: int, item: int, transposed: bool, INSIDE_BITS: int) -> Any:
 
 
 @cache
-def load_16_bit(transposed: bool) -> Any:
+def gating(dtype: str | None) -> tuple[Any, Any]:
+    """gate_of(gates, block), and what multiplies a word by it; of no dtype nothing is done."""
+
+    @cuda.jit(device=True)
+    def gate_of(gates, block):
+        return gates[block]
+
+    @cuda.jit(device=True)
+    def none(gates, block):
+        return float32(1)
+
+    @cuda.jit(device=True)
+    def as_it_is(word, gate):
+        return word
+
+    return (none, as_it_is) if dtype is None else (gate_of, scaling(dtype, skips=True))
+
+
+@cache
+def load_16_bit(transposed: bool, scaled: Any) -> Any:
     """Of column n + lane // 4 the values of features k + lane % 4 * 2 and the next, in a word."""
 
     @cuda.jit(device=True)
-    def load(values, block, k, n, inside, words, at):
+    def load(values, block, k, n, inside, gate, words, at):
         lane = uint32(cuda.grid(1)) % 32
         row, column = lane // 4, lane % 4
         if transposed:
-            left = inside - k - column * 2
-            two = values[block, n + row, k // 2 + column] if left > 0 else uint32(0)
+            left, two = inside - k - column * 2, uint32(0)
+            if left > 0:
+                two = scaled(values[block, n + row, k // 2 + column], gate)
             words[at] = two & uint32(0xFFFF) if left == 1 else two
         else:
-            two = values[block, k + row, n // 2 + column] if inside > k + row else uint32(0)
+            two = uint32(0)
+            if inside > k + row:
+                two = scaled(values[block, k + row, n // 2 + column], gate)
             words[at] = movmatrix_trans(two)
 
     return load
 
 
 @cache
-def load_float32(transposed: bool) -> Any:
+def load_float32(transposed: bool, scaled: Any) -> Any:
     """Of column n + lane // 4 the values of features k + lane % 4 and that + 4."""
 
     @cuda.jit(device=True)
-    def load(values, block, k, n, inside, words, at):
+    def load(values, block, k, n, inside, gate, words, at):
         lane = uint32(cuda.grid(1)) % 32
         for term in range(2):
             f, c = k + lane % 4 + 4 * term, n + lane // 4
             words[at + term] = 0
             if inside > f:
-                words[at + term] = values[block, c, f] if transposed else values[block, f, c]
+                own = values[block, c, f] if transposed else values[block, f, c]
+                words[at + term] = scaled(own, gate)
 
     return load
 

@@ -6,13 +6,10 @@ number of the item of each block, in the order in which blocks are stored.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 
-from numbsparse.device import CPU_THREADS
 from numbsparse.device.waits import shown
-from numbsparse.kernels.cores import compiled
+from numbsparse.kernels.cores import compiled, threads
 from numbsparse.layout import Index
 
 # Lines among which regions are looked for. More would not find better ones: a region has few
@@ -43,10 +40,9 @@ def regions(index: Index, slots: int, pair: int, products: int) -> np.ndarray:
     if len(parts) == 1:
         look(parts[0])
         return found
-    with ThreadPoolExecutor(CPU_THREADS) as pool:
-        looking = [pool.submit(look, part) for part in parts]
-        for part in shown(looking, SAID):
-            part.result()
+    looking = [threads().submit(look, part) for part in parts]
+    for part in shown(looking, SAID):
+        part.result()
     before = np.cumsum(numbers).reshape(numbers.shape) - numbers
     _number(*walk, down, across, before, found)
     return found

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import dealt
 
 TOGETHER = 12  # units of a share that take as long as adding up the parts of lines
@@ -18,17 +19,13 @@ TOGETHER = 12  # units of a share that take as long as adding up the parts of li
 class Work(NamedTuple):
     """Units of all lines, in the order of the warps that take them, with gaps between warps.
 
-    Per unit: its line, its number within the line, its place, its line's name (or -1 - part, where
-    the line is cut), and the end of its piece. For all: places of a warp, how many of them each
-    warp fills (below 0 where its first line began in an earlier one), and of each part the line,
-    the line's first part and how many it has.
+    units (n, 5): its line, its number within the line, its place, its line's name (or -1 - part,
+    where the line is cut), and the end of its piece. For all: places of a warp, how many of them
+    each warp fills (below 0 where its first line began in an earlier one), and of each part the
+    line, the line's first part and how many it has.
     """
 
-    line: np.ndarray
-    step: np.ndarray
-    place: np.ndarray
-    name: np.ndarray
-    end: np.ndarray
+    units: np.ndarray
     each: int
     filled: np.ndarray
     cuts: np.ndarray
@@ -40,35 +37,40 @@ def spread(counts: np.ndarray, shares: int, warps: int) -> Work:
     order = np.lexsort((first, line, share))
     line, first, count, part_of, share = (a[order] for a in (line, first, count, part_of, share))
 
-    ends = np.cumsum(count)
-    which = np.repeat(np.arange(count.size), count)  # the piece of each unit
-    step = np.arange(which.size) - (ends - count)[which] + first[which]
     loads = np.bincount(share, count, shares).astype(np.int64)
-    each, place, filled = _runs(loads, warps, which)
+    each = max(-(-int(loads.max(initial=0)) // warps), 1)
     parts = np.flatnonzero(part_of > 1)
     name = line.copy()
     name[parts] = -1 - _numbers(line[parts], first[parts])
+    units, filled = np.empty((int(loads.sum()), 5), np.int32), np.zeros(shares * warps, np.int32)
+    _run(line, first, count, name, share, loads, warps, each, units, filled)
 
     cut = np.lexsort((first[parts], line[parts]))
     cut_lines, begins, many = np.unique(line[parts][cut], return_index=True, return_counts=True)
-    cuts = np.stack([cut_lines, begins, many], 1).repeat(many, 0)
-    end = place[ends - 1][which] + 1
-    return Work(line[which], step, place, name[which], end, each, filled, cuts)
+    return Work(units, each, filled, np.stack([cut_lines, begins, many], 1).repeat(many, 0))
 
 
-def _runs(loads: np.ndarray, warps: int, piece: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
-    """(places of a warp, place of each unit, how many places each warp fills) of equal runs."""
-    each = max(-(-int(loads.max(initial=0)) // warps), 1)
-    # Those of a share differ by one unit at most, the longer ones first.
-    longer = np.arange(warps) < loads[:, None] % warps
-    lengths = (loads[:, None] // warps + longer).ravel()
-    run = np.repeat(np.arange(lengths.size), lengths)
-    begin = np.cumsum(lengths) - lengths
-    place = np.arange(piece.size) - begin[run] + run * each
-    continued = (lengths > 0) & (np.arange(lengths.size) % warps > 0)
-    there = begin[begin < piece.size]
-    continued[: there.size] &= piece[there] == piece[there - 1]
-    return each, place, np.where(continued, -lengths, lengths)
+@compiled(error_model="numpy")
+def _run(line, first, count, name, share, loads, warps, each, units, filled):
+    """The units of pieces in the order of shares, in equal runs of a share's warps.
+
+    These differ by one unit at most, the longer ones first.
+    """
+    unit = place = left = run = 0
+    for piece in range(count.size):
+        of, begin = share[piece], unit
+        if piece == 0 or of != share[piece - 1]:
+            run, left = of * warps - 1, 0
+        for k in range(count[piece]):
+            if left == 0:
+                run += 1
+                left = loads[of] // warps + (run - of * warps < loads[of] % warps)
+                place = run * each
+                filled[run] = -left if k > 0 else left
+            units[unit, 0], units[unit, 1], units[unit, 2] = line[piece], first[piece] + k, place
+            unit, place, left = unit + 1, place + 1, left - 1
+        for u in range(begin, unit):
+            units[u, 3], units[u, 4] = name[piece], place
 
 
 def _pieces(counts: np.ndarray, shares: int) -> tuple[np.ndarray, ...]:

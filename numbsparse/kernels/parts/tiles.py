@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, uint32
 
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.fragments import adding
+from numbsparse.kernels.parts.fragments import adding, scaling
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.ptx import (
     as_float32,
@@ -60,6 +60,7 @@ class Operand(NamedTuple):
     across: bool  # whether rows of the tile are terms, not lines
     groups: int
     together: int = 1  # neighbouring lines that a lane holds of float32
+    gated: int = 0  # terms that are multiplied by a gate each, if any are
 
 
 @cache
@@ -149,21 +150,41 @@ def take_float32(operand: Operand) -> Any:
 
 
 @cache
+def gating(form: Form, operand: Operand) -> Any:
+    """raw[j, e] times the gate of its terms at step s, rounded; 0 where that is 0."""
+    GROUPS, TERMS, HALF = operand.groups, operand.gated, 8 if form.is_16_bit else 0
+    scaled = scaling(form.dtype, skips=True)
+
+    @cuda.jit(device=True)
+    def apply(gates, s, raw):
+        for e in range(2):
+            for j in range(GROUPS):
+                raw[j, e] = scaled(raw[j, e], gates[(s * (8 + HALF) + e * HALF) // TERMS])
+
+    @cuda.jit(device=True)
+    def nothing(gates, s, raw):
+        pass
+
+    return apply if TERMS else nothing
+
+
+@cache
 def fragment(form: Form, operand: Operand) -> Any:
     """hi, lo of step s: where a float32 is split, the nearest tf32 and what is left of it.
 
-    An mma takes two groups: where there is one, the other is 0.
+    An mma takes two groups: where there is one, the other is 0. What is gated is first multiplied.
     """
     GROUPS, RAW = operand.groups, (operand.groups + operand.groups % 2, 2)
     LACKS, ROWS = operand.groups % 2 == 1, operand.groups + operand.groups % 2
     sixteen = form.is_16_bit
     take = take_16_bit(operand.groups, operand.across) if sixteen else take_float32(operand)
-    split = splitting(form.split)
+    split, apply = splitting(form.split), gating(form, operand)
 
     @cuda.jit(device=True)
-    def fragment_of_step(tile, start, s, paired, hi, lo):
+    def fragment_of_step(tile, start, s, paired, gates, hi, lo):
         raw = cuda.local.array(RAW, uint32)
         take(tile, start, s, paired, raw)
+        apply(gates, s, raw)
         if LACKS:
             raw[GROUPS, 0] = raw[GROUPS, 1] = uint32(0)
         for j in range(ROWS):
@@ -199,6 +220,7 @@ def products(form: Form, M: int, N: int) -> Any:
 def multiply(form: Form, first: Operand, second: Operand) -> Any:
     """acc += first second.T of a tile of each; acc as in `products`.
 
+    `gates` are those of what is gated, see `fragment`.
     Where the second has eight groups, its upper four have sums of their own, after the others'.
     Steps are taken by twos. Of split float32 acc is zero before; the small products are first, and
     the second two steps start from zero and are added in float32: a tensor core cuts off what it
@@ -212,12 +234,12 @@ def multiply(form: Form, first: Operand, second: Operand) -> Any:
     clear_sums, add_sums = pieces.clear(M * HALVES, N), pieces.add(M * HALVES, N)
 
     @cuda.jit(device=True)
-    def two_steps(tile, a_start, a_paired, b_start, b_paired, s, acc):
+    def two_steps(tile, a_start, a_paired, b_start, b_paired, s, gates, acc):
         a_hi, b_hi = cuda.local.array(A, uint32), cuda.local.array(B, uint32)
         a_lo, b_lo = cuda.local.array(A, uint32), cuda.local.array(B, uint32)
         for k in range(2):
-            take_a(tile, a_start, uint32(s + k), a_paired, a_hi[k], a_lo[k])
-            take_b(tile, b_start, uint32(s + k), b_paired, b_hi[k], b_lo[k])
+            take_a(tile, a_start, uint32(s + k), a_paired, gates, a_hi[k], a_lo[k])
+            take_b(tile, b_start, uint32(s + k), b_paired, gates, b_hi[k], b_lo[k])
             if SPLIT:  # lo times lo is less than what a float32 holds
                 for u in range(HALVES):
                     add(a_lo[k], b_hi[k, 4 * u :], acc[M * u :])
@@ -227,17 +249,17 @@ def multiply(form: Form, first: Operand, second: Operand) -> Any:
                 add(a_hi[k], b_hi[k, 4 * u :], acc[M * u :])
 
     @cuda.jit(device=True)
-    def multiply_tiles(tile, a_start, a_paired, b_start, b_paired, acc):
+    def multiply_tiles(tile, a_start, a_paired, b_start, b_paired, gates, acc):
         # Written out: the compiler leaves a loop, and then no load is ahead of the products. Their
         # numbers are of one type; of each literal a step would be compiled again.
-        two_steps(tile, a_start, a_paired, b_start, b_paired, uint32(0), acc)
+        two_steps(tile, a_start, a_paired, b_start, b_paired, uint32(0), gates, acc)
         if STEPS == 4:
             if SPLIT:
                 more = cuda.local.array(SUMS, float32)
                 clear_sums(more)
-                two_steps(tile, a_start, a_paired, b_start, b_paired, uint32(2), more)
+                two_steps(tile, a_start, a_paired, b_start, b_paired, uint32(2), gates, more)
                 add_sums(acc, more)
             else:
-                two_steps(tile, a_start, a_paired, b_start, b_paired, uint32(2), acc)
+                two_steps(tile, a_start, a_paired, b_start, b_paired, uint32(2), gates, acc)
 
     return multiply_tiles

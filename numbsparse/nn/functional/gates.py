@@ -11,6 +11,8 @@ from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout
 from numbsparse.nn.functional.shape import reshape, take_rows, transpose
 
+AsStored = tuple[Tensor, Tensor, Any]
+
 
 def scale_blocks(w: Any, gate: Any, *, tap_features: int | None = None) -> Tensor:
     """gate[b] * w.data[b] of each block b whose gate is not zero, in a layout of these only.
@@ -29,42 +31,52 @@ def scale_blocks(w: Any, gate: Any, *, tap_features: int | None = None) -> Tenso
     >>> gate.grad
     Tensor([ 0., 16.])
     """
-    w, gate = as_tensor(w), as_tensor(gate)
+    return scaled(as_tensor(w), as_stored(as_tensor(w), as_tensor(gate)), tap_features)
+
+
+def as_stored(w: Tensor, gate: Tensor) -> AsStored:
+    """(w, its gates, what these leave of it), all in the order in which w is stored."""
     own = unread(w)
     if not isinstance(own, BlockSparse):
         raise TypeError(f"w takes a Tensor of a BlockSparse, got one of {type_name(own)}")
     numbers = ops.gate_numbers(own, gate.data)
     if own.is_transposed:
         is_matrix = isinstance(unread(gate), BlockSparse)
-        stored = transpose(gate) if is_matrix else _in_order(gate, own.layout)
-        return transpose(scale_blocks(transpose(w), stored, tap_features=tap_features))
-    kept = ops.select_gated(own, numbers)
-    return _gated(w, numbers_of(gate), kept, tap_features)
+        return as_stored(
+            transpose(w), transpose(gate) if is_matrix else _in_order(gate, own.layout)
+        )
+    return w, numbers_of(gate), ops.select_gated(own, numbers)
+
+
+def scaled(w: Tensor, gates: AsStored, taps: int | None = None) -> Tensor:
+    """`scale_blocks` by gates that are `as_stored`."""
+    result = _gated(*gates, taps)
+    return transpose(result) if unread(w).is_transposed else result
 
 
 def _gated(w: Tensor, by: Tensor, kept: Any, taps: int | None) -> Tensor:
-    """Of the blocks that are kept; with `_ungated` and `_dots` closed under differentiation."""
+    """Of the blocks that are kept; with `ungated` and `dots` closed under differentiation."""
     return record(
         ops.gated(w.matrix, by.data, kept),
-        (w, lambda dv, v: _ungated(dv, by, kept, taps)),
-        (by, lambda dv, v: _dots(dv, w, kept, taps)),
+        (w, lambda dv, v: ungated(dv, by, kept, taps)),
+        (by, lambda dv, v: dots(dv, w, kept, taps)),
     )
 
 
-def _ungated(v: Tensor, by: Tensor, kept: Any, taps: int | None) -> Tensor:
+def ungated(v: Tensor, by: Tensor, kept: Any, taps: int | None) -> Tensor:
     return record(
         ops.ungated(v.matrix, by.data, kept),
         (v, lambda de, e: _gated(de, by, kept, taps)),
-        (by, lambda de, e: _dots(v, de, kept, taps)),
+        (by, lambda de, e: dots(v, de, kept, taps)),
     )
 
 
-def _dots(v: Tensor, w: Tensor, kept: Any, taps: int | None) -> Tensor:
+def dots(v: Tensor, w: Tensor, kept: Any, taps: int | None) -> Tensor:
     """sum(v * w) of each block, v of the blocks that are kept, w of all."""
     return record(
         ops.block_dots(ops.inside(v.matrix, taps), ops.inside(w.matrix, taps), kept),
         (v, lambda dd, d: _gated(w, dd, kept, taps)),
-        (w, lambda dd, d: _ungated(v, dd, kept, taps)),
+        (w, lambda dd, d: ungated(v, dd, kept, taps)),
     )
 
 

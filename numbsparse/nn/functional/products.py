@@ -8,7 +8,7 @@ from numbsparse import edits, ops
 from numbsparse.autograd import Tensor, as_tensor, record, unread
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.nn.functional.arithmetic import data_of
-from numbsparse.nn.functional.gates import scale_blocks
+from numbsparse.nn.functional.gates import AsStored, as_stored, dots, scaled, ungated
 from numbsparse.nn.functional.shape import reshape, transpose
 
 
@@ -30,8 +30,7 @@ def matmul(
         raise ValueError("out takes no Tensor operands: what is differentiated is not overwritten")
     how = {"kernel": kernel, "precision": ops.checked_precision(precision)}
     if gate is not None:
-        is_first = isinstance(unread(x), BlockSparse)
-        x, w = (scale_blocks(x, gate), w) if is_first else (x, scale_blocks(w, gate))
+        return _gated(x, w, as_tensor(gate), how)
     if isinstance(data_of(x), BlockSparse):
         return _sparse_times_dense(x, w, how)
     return _dense_times_sparse(x, w, how)
@@ -61,6 +60,43 @@ def sddmm(
 
 matmul.__doc__ = ops.matmul.__doc__
 sddmm.__doc__ = ops.sddmm.__doc__
+
+
+def _gated(x: Any, w: Any, gate: Tensor, how: Any) -> Tensor:
+    """With the gates in the kernel that multiplies, or, if that takes none, on their own before."""
+    first = isinstance(unread(x), BlockSparse)
+    dense, matrix = (as_tensor(a) for a in ((w, x) if first else (x, w)))
+    gates = as_stored(matrix, gate)
+    one, other = map(unread, (matrix, dense) if first else (dense, matrix))
+    if len(dense.shape) == 2 and ops.multiplies_gates(one, other, gates[2], **how):
+        return _gated_product(dense, matrix, gates, first, how)
+    v = scaled(matrix, gates)
+    return _sparse_times_dense(v, dense, how) if first else _dense_times_sparse(dense, v, how)
+
+
+def _gated_product(x: Tensor, w: Tensor, gates: AsStored, first: bool, how: Any) -> Tensor:
+    """x @ w, or w @ x where w is `first`; each gradient is such a product, or one of gates."""
+    (stored, by, kept), own, last = gates, unread(w), list[tuple[Tensor, Tensor]]()
+    operands = (w.data, x.data) if first else (x.data, w.data)
+    y = ops.matmul(*operands, gate=kept._replace(gates=by.data), **how)
+
+    def of_kept(dy: Tensor) -> Tensor:
+        """The gradient of the gated blocks: once for w and its gates."""
+        if last and last[0][0] is dy:
+            return last.pop()[1]
+        a, b = (dy, transpose(x)) if first else (transpose(x), dy)
+        a, b = (transpose(b), transpose(a)) if own.is_transposed else (a, b)
+        found = sddmm(a, b, kept.layout, block_size=own.block_size, **how)
+        last[:] = [(dy, found)] if stored.requires_grad and by.requires_grad else []
+        return found
+
+    return record(
+        y,
+        (x, lambda dy, y: _gated_product(dy, transpose(w), gates, first, how)),
+        (stored, lambda dy, y: ungated(of_kept(dy), by, kept, None)),
+        (by, lambda dy, y: dots(of_kept(dy), stored, kept, None)),
+        held=(w,),
+    )
 
 
 def _dense_times_sparse(x: Any, w: Any, how: Any) -> Tensor:

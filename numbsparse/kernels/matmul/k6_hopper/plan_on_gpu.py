@@ -2,7 +2,8 @@
 
 They are those of `plan`, but that neighbouring strips are a group, whatever they keep: which strips
 meet the same inputs would take longer to find out than the product takes. A warp writes the steps
-of a group; it goes through the words of bits of the group's lines, 32 inputs at a time.
+of a group; it goes through the words of bits of the group's lines, 32 inputs at a time. Where a
+strip is a group of its own, each step is a part of a block, and a thread writes it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from numba import cuda, int32, uint32
 
-from numbsparse.device import DeviceArray, empty
+from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.coordinates import bits_below, entry_of
 from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, EDGE, LAST, READ_AHEAD, Tile, steps_of
@@ -21,6 +22,8 @@ from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU
 from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
 from numbsparse.layout import Index
+
+LONE = 32 if SIMULATED else 128  # threads of a group that is one strip
 
 
 @on_gpu_of(steps_of)
@@ -36,8 +39,37 @@ def steps_on_gpu(
     strips = empty((groups, tile.COLUMNS), np.int32)
     out = records.view(np.uint32), strips, lengths.starts, lengths.steps
     edge = inputs - 1 if ragged else -1
+    if tile.COLUMNS == 1:
+        launch(lone_steps_kernel(tile), groups, LONE, *walk, edge, *out)
+        return records, strips, lengths
     launch(steps_kernel(tile), groups, 32, *bits, walk.indptr, walk.blocks, edge, *out)
     return records, strips, lengths
+
+
+@cache
+def lone_steps_kernel(tile: Tile) -> Any:
+    PARTS, ACROSS = tile.PARTS, tile.ACROSS
+
+    @cuda.jit
+    def kernel(indptr, inputs, blocks, edge, records, strips, starts, steps):
+        group, t = cuda.blockIdx.x, cuda.threadIdx.x
+        line, across = group // ACROSS, group % ACROSS
+        begin = indptr[line]
+        parts = (indptr[line + 1] - begin) * PARTS
+        first, many = begin * (ACROSS * PARTS) + group + parts * across, max(parts, 1)
+        for i in range(t, many, cuda.blockDim.x):
+            last = uint32(LAST if i == many - 1 else 0)
+            records[first + i, 0], records[first + i, 1] = last, 0
+            if parts > 0:
+                x, part = inputs[begin + i // PARTS], i % PARTS
+                block = uint32((blocks[begin + i // PARTS] * ACROSS + across) * PARTS + part)
+                records[first + i, 0], records[first + i, 1] = uint32(last | uint32(1)), 1 + 256
+                records[first + i, 2] = x * PARTS + part
+                records[first + i, 3] = uint32(block | uint32(EDGE)) if x == edge else block
+        if t == 0:
+            strips[group, 0], starts[group], steps[group] = group, first, many
+
+    return kernel
 
 
 @cache

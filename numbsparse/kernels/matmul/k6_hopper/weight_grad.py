@@ -56,7 +56,7 @@ from numbsparse.layout import Index
 TILES = {
     32: Tile(32, 4, 4, (32,), 32, 3, 37, 1, REGISTERS=(24, 112)),
     64: Tile(64, 2, 6, (64,), 64, 3, 9, 1, REGISTERS=(40, 232)),
-    128: Tile(128, 2, 1, (128, 256), 64, 4, 6, 2),
+    128: Tile(128, 2, 1, (128, 256), 64, 4, 6, 2, LOADERS=1, STAYS=True),
 }
 OF_ROWS = Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1, 2)  # of a layout made on a GPU
 # Of a feature-major dy at B = 32. With a batch-major one, four stages would let some blocks of
@@ -96,11 +96,14 @@ def weight_grad(
         kernel, finish = kernel_of_float32(tile, exact, wide, orders), finish_float32(B, exact)
         out, dense = span(dvalues), factors_of(x, dy, orders[1:], index)
     else:
-        kernel, finish = kernel_of_16_bit(tile, kind, *orders[1:]), finish_16_bit(kind, B)
+        wide = tile.STAYS and dvalues.address % BYTES == 0
+        kernel, finish = kernel_of_16_bit(tile, kind, wide, *orders[1:]), finish_16_bit(kind, B)
         out, sums = as_stored(dvalues), sums.reshape(-1, B, B)
+        out = span(out) if wide else out
+    blocks = tables[0].shape[0]
     launch(
         kernel,
-        tables[0].shape[0],
+        min(blocks, processors // tile.CLUSTER * tile.CLUSTER) if tile.STAYS else blocks,
         tile.THREADS,
         *(maps, unannounced(maps), *tables, out, sums, dense),
         shared_bytes=tile.SHARED_BYTES,
@@ -166,13 +169,15 @@ def as_stored(dvalues: DeviceArray) -> DeviceArray:
 
 
 @cache
-def kernel_of_16_bit(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -> Any:
+def kernel_of_16_bit(
+    tile: Tile, kind: str, wide: bool, x_transposed: bool, dy_transposed: bool
+) -> Any:
     return kernel_of(
         tile,
         tile.UNITS * tile.N // 2,
         roles.supplier(tile, x_transposed, dy_transposed),
         roles.multiplier(tile, kind, x_transposed, dy_transposed),
-        roles.storer(tile, kind),
+        roles.storer_of_lines(tile, kind) if wide else roles.storer(tile, kind),
         roles.storer(tile, None),
     )
 
@@ -196,12 +201,14 @@ def kernel_of(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, lea
     GROUPS warpgroups multiply and LOADERS warps supply them. Every step loads DEPTH rows of the
     batch of all panels of the item to one of STAGES places in shared memory; panels that several
     blocks of a cluster need are requested by one of them and sent to all. So a place is free when
-    the warps of the whole cluster have said so; of float32, also those that make images.
+    the warps of the whole cluster have said so; of float32, also those that make images. Where a
+    tile STAYS, blocks of threads go from item to item, and the copies for the next one run while
+    sums are stored.
     """
     STAGES, CLUSTER, WARPS, LOADERS = tile.STAGES, tile.CLUSTER, 4 * tile.GROUPS, tile.LOADERS
     IMAGES, N_MAPS = BUFFERS if tile.ITEM == 4 else 0, MAPS * OPERANDS
     BARRIERS, READERS = 2 * (STAGES + IMAGES), WARPS * CLUSTER + (LOADERS if IMAGES else 0)
-    GIVEN, TAKEN = tile.REGISTERS
+    (GIVEN, TAKEN), STAYS = tile.REGISTERS, tile.STAYS
     options = {} if SIMULATED else {"launch_bounds": (tile.THREADS, tile.RESIDENT)}
 
     @cuda.jit(**options)
@@ -211,7 +218,7 @@ def kernel_of(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, lea
         bars = cuda.shared.array(BARRIERS, uint64)
         t = uint32(cuda.threadIdx.x)
         warp = shfl_idx(uint32(t // 32), 0)
-        item = cuda.blockIdx.x
+        item, ring_at = int64(cuda.blockIdx.x), (uint32(0), uint32(0))
         base = first_multiple(shared, uint32(1024))
         if t == 0:
             begin_ring(bars, 0, STAGES, 1, READERS)
@@ -228,16 +235,25 @@ def kernel_of(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, lea
             if fresh != 0:
                 for m in range(N_MAPS):
                     fence_tensor_map(maps[m])
-            supply(uint32(warp - WARPS), maps, heads, loads, item, shared, base, bars)
+            fetcher = uint32(warp - WARPS)
+            while True:
+                ring_at = supply(fetcher, maps, heads, loads, item, shared, base, bars, ring_at)
+                item += cuda.gridDim.x
+                if not STAYS or item >= heads.shape[0]:
+                    break
         else:
             if TAKEN:
                 more_registers(TAKEN)
             own = cuda.local.array(SUMS, float32)
-            multiply(warp, heads, places, item, shared, base, bars, own)
-            if heads[item, 4] != 0:
-                leave(own, warp, places, outs, item, sums, dense)
-            else:
-                store(own, warp, places, outs, item, dvalues, dense)
+            while True:
+                ring_at = multiply(warp, heads, places, item, shared, base, bars, ring_at, own)
+                if heads[item, 4] != 0:
+                    leave(own, warp, places, outs, item, sums, dense)
+                else:
+                    store(own, warp, places, outs, item, dvalues, dense)
+                item += cuda.gridDim.x
+                if not STAYS or item >= heads.shape[0]:
+                    break
         if CLUSTER > 1:
             cluster_sync()
 

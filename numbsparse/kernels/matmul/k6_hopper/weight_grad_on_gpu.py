@@ -1,12 +1,12 @@
 """The plan of a weight-gradient for a layout made on a GPU, written there.
 
-A warp goes through the blocks of a group of lines and closes an item when the next block does not
-fit: a block row of B = 64 or 128, ROWS neighbouring block rows of B = 32, and of float32 a strip of
-columns. `finish`, in `weight_grad_items`, writes what the item's blocks of threads load and
-multiply. The items of a group begin where they would if all before had as many as they could have.
-Then they are numbered without gaps, those with most panels first; those that do not fill all places
-once more are cut over the batch; and tables are written as `weight_grad_plan.cut_up` leaves them,
-empty where no item is.
+A warp goes through the blocks of ROWS neighbouring block rows of B = 32 and closes an item when the
+next block does not fit; of a block row of B = 64 or 128, and of a strip of columns of float32, a
+warp takes each piece. `finish`, in `weight_grad_items`, writes what the item's blocks of threads
+load and multiply. The items of a group begin where they would if all before had as many as they
+could have. Then they are numbered without gaps, those with most panels first; those that do not
+fill all places once more are cut over the batch; and tables are written as
+`weight_grad_plan.cut_up` leaves them, empty where no item is.
 """
 
 from __future__ import annotations
@@ -73,8 +73,12 @@ def tables_of(
     drafts = Drafts.empty(tile, most)
     starts, numbers = empty((groups,), np.int32), empty((groups + 1,), np.int32)
     ends = tuple(int(n) for edge in edges for n in edge)
-    table = *bits, walk.indptr, walk.blocks, ends, *drafts, starts, numbers
-    launch(items_kernel(tile), groups, 32, *table)
+    table = *bits, walk.indptr, walk.blocks, walk.indices, ends, *drafts, starts, numbers
+    if how.LINES == 1:
+        longest = (index.rows if by_columns else index.columns).indptr.size - 1
+        launch(pieces_kernel(tile), (groups, -(-longest // how.MOST)), 32, *table)
+    else:
+        launch(items_kernel(tile), groups, 32, *table)
 
     pieces = min(max(steps // 4, 1), MOST_PIECES) if worth else 1
     found, order, cut = empty((most,), np.int32), empty((most,), np.int32), empty((4,), np.int32)
@@ -111,10 +115,37 @@ class Drafts(NamedTuple):
 
 
 @cache
+def pieces_kernel(tile: Tile) -> Any:
+    """The items of a line: even pieces of it, a warp for each."""
+    how, finish = Cut.of(tile), finishing(tile)
+    ACROSS, MOST, LEAST = how.ACROSS, how.MOST, how.LEAST
+
+    @cuda.jit
+    def kernel(
+        words, before, indptr, blocks, inputs, edges, counts, loads, places, outs, starts, numbers
+    ):  # fmt: skip
+        group, piece, lane = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
+        line, across = group // ACROSS, group % ACROSS
+        here = indptr[line + 1] - indptr[line]
+        first = (indptr[line] * ACROSS + across * here) // LEAST + group
+        pieces = (here + MOST - 1) // MOST
+        most = (here + pieces - 1) // max(pieces, 1)
+        if piece < pieces:
+            count = min(most, here - piece * most)
+            own = inputs[indptr[line] + piece * most + lane] if lane < count else int32(0)
+            bits, tables = (words, before, indptr, blocks), (counts, loads, places, outs)
+            finish(first + piece, count, line, across, own, uint32(1), bits, edges, tables)
+        if piece == 0 and lane == 0:
+            starts[group], numbers[group + 1] = first, pieces
+
+    return kernel
+
+
+@cache
 def items_kernel(tile: Tile) -> Any:
     """The items of a group of lines: a warp closes one when the next block does not fit."""
     how, finish = Cut.of(tile), finishing(tile)
-    N, ACROSS, MOST, LEAST, PRODUCTS = how.LINES, how.ACROSS, how.MOST, how.LEAST, how.PRODUCTS
+    N, MOST, LEAST, PRODUCTS = how.LINES, how.MOST, how.LEAST, how.PRODUCTS
 
     @cuda.jit(device=True)
     def counted(numbers, mask):
@@ -136,15 +167,12 @@ def items_kernel(tile: Tile) -> Any:
         return products
 
     @cuda.jit
-    def kernel(words, before, indptr, blocks, edges, counts, loads, places, outs, starts, numbers):
+    def kernel(
+        words, before, indptr, blocks, inputs, edges, counts, loads, places, outs, starts, numbers
+    ):  # fmt: skip
         group, lane = cuda.blockIdx.x, cuda.threadIdx.x
-        line, across = group // ACROSS * N, group % ACROSS
-        here = indptr[line + 1] - indptr[line]
-        first = (indptr[line] * ACROSS + across * here) // LEAST + group
-        most = MOST
-        if N == 1 and here > 0:  # even pieces
-            each = (here + MOST - 1) // MOST
-            most = (here + each - 1) // each
+        line, across = group * N, 0
+        first = indptr[line] // LEAST + group
         bits, tables = (words, before, indptr, blocks), (counts, loads, places, outs)
         item, count, own, kept, numbered = first, 0, int32(0), uint32(0), uint32(0)
         for at in range(words.shape[1]):
@@ -152,7 +180,7 @@ def items_kernel(tile: Tile) -> Any:
             while there != 0:
                 bit, lines, there = next_kept(there, masks)
                 coming = counted(numbered, lines)
-                if count == most or (N > 1 and products_of(coming) > PRODUCTS):
+                if count == MOST or products_of(coming) > PRODUCTS:
                     finish(item, count, line, across, own, kept, bits, edges, tables)
                     item, count, coming = item + 1, 0, counted(uint32(0), lines)
                 if lane == count:

@@ -52,6 +52,7 @@ class Tile(NamedTuple):
     REGISTERS: tuple[int, int] = (0, 0)  # of a thread that requests copies, and one that multiplies
     ITEM: int = 2  # bytes of a value
     STRIPS: int = 0  # of dy, of float32: an item has so many at most
+    STAYS: bool = False  # whether blocks of threads go from item to item
 
     @property
     def PANEL(self) -> int:

@@ -31,7 +31,9 @@ from numbsparse.kernels.ptx import (
     mbarrier_arrive_at,
     mbarrier_expect,
     mbarrier_wait,
+    shfl_xor,
     store_4xf32,
+    store_4xu32,
     sync_warp,
     tma_load_3d,
     tma_load_3d_multicast,
@@ -70,13 +72,16 @@ def loader(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
 
 @cache
 def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
-    """supply(own, maps, heads, loads, item, shared, base, bars): a warp that requests copies."""
+    """supply(own, maps, heads, loads, item, shared, base, bars, ring_at): a warp requests copies.
+
+    ring_at : (stage, phase), where the item before ended; gives where this one does
+    """
     STAGES, EMPTY, LOADERS, PANEL_BYTES = tile.STAGES, tile.STAGES, tile.LOADERS, tile.PANEL_BYTES
     DEPTH, STAGE = tile.DEPTH, tile.SLOTS * tile.PANEL_BYTES
     load = loader(tile, x_transposed, dy_transposed)
 
     @cuda.jit(device=True)
-    def supply(own, maps, heads, loads, item, shared, base, bars):
+    def supply(own, maps, heads, loads, item, shared, base, bars, ring_at):
         lane = uint32(cuda.threadIdx.x) % 32
         first, steps = heads[item, 0], heads[item, 1]
         n_loads, arriving = heads[item, 2], heads[item, 3]
@@ -85,7 +90,7 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
         if mine:
             panel = loads[item, own + lane * LOADERS, 0]
             code = uint32(loads[item, own + lane * LOADERS, 1])
-        stage, phase = uint32(0), uint32(0)
+        stage, phase = ring_at
         # A warp that is not waited for could fall two phases behind, and wait for ever: those
         # without copies end at once, and lanes without any stay with the others.
         awaited = own == 0 or own < n_loads
@@ -98,13 +103,14 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
             if mine:
                 load(maps, panel, row, code, shared, base + stage * STAGE, bars, stage)
             stage, phase = following(stage, phase, STAGES)
+        return stage, phase
 
     return supply
 
 
 @cache
 def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -> Any:
-    """multiply(warp, heads, places, item, shared, base, bars, sums): sums = an item's products."""
+    """multiply(warp, heads, places, item, ..., ring_at, sums): sums = an item's products."""
     B, UNITS, DEPTH, STAGES, CLUSTER = tile.B, tile.UNITS, tile.DEPTH, tile.STAGES, tile.CLUSTER
     GROUPS, PANEL, SLOT, EMPTY = tile.GROUPS, tile.PANEL, tile.PANEL_BYTES, tile.STAGES
     STAGE, PLACES = tile.SLOTS * SLOT, 1 + 2 * UNITS
@@ -119,12 +125,12 @@ def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -
     start_from, read_places = zeros(UNITS * tile.N // 2), words(2 * UNITS)
 
     @cuda.jit(device=True)
-    def multiply(warp, heads, places, item, shared, base, bars, sums):
+    def multiply(warp, heads, places, item, shared, base, bars, ring_at, sums):
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
         number = uint32(places[item, group, 0])
         where = read_places(places, (item * GROUPS + group) * PLACES + 1)
         acc = start_from()
-        stage, phase = uint32(0), uint32(0)
+        stage, phase = ring_at
         for _ in range(heads[item, 1]):
             mbarrier_wait(bars, stage, phase)
             acc = add(acc, shared, base + stage * STAGE, where, number)
@@ -132,6 +138,7 @@ def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -
                 mbarrier_arrive_at(bars, EMPTY + stage, lane)
             stage, phase = following(stage, phase, STAGES)
         to_local(acc, sums)
+        return stage, phase
 
     return multiply
 
@@ -176,6 +183,48 @@ def storer(tile: Tile, kind: str | None) -> Any:
     return store
 
 
+@cache
+def storer_of_lines(tile: Tile, kind: str) -> Any:
+    """`storer` to blocks of 128, 16 bytes at once: four lanes exchange what they have.
+
+    Lane q of the four has two columns of every eight, and gets all of every fourth eight.
+    """
+    B, OUTS, PER_OUT = tile.B, tile.OUTS, tile.UNITS * tile.N // 2 // tile.OUTS
+    WORDS, rounded = 4, PACK[kind]
+
+    @cuda.jit(device=True)
+    def exchange(words, lane, bit):
+        upper = lane & bit != 0
+        for j in range(WORDS):
+            if j & bit == 0:
+                own = words[j] if upper else words[j | bit]
+                other = shfl_xor(uint32(own), uint32(bit))
+                words[j] = other if upper else words[j]
+                words[j | bit] = words[j | bit] if upper else other
+
+    @cuda.jit(device=True)
+    def store(sums, warp, places, outs, item, out, dense):
+        t = uint32(cuda.threadIdx.x)
+        group, lane = warp // 4, t % 32
+        row = 16 * (t // 32 % 4) + lane // 4 + 64 * group
+        words = cuda.local.array(WORDS, uint32)
+        for k in range(OUTS):
+            block = int64(outs[item, group, k])
+            if block >= 0:
+                for i in range(0, PER_OUT, 16):
+                    for half in range(2):
+                        for j in range(WORDS):
+                            at = k * PER_OUT + i + 4 * j + 2 * half
+                            words[j] = rounded(sums[at], sums[at + 1])
+                        exchange(words, lane, 1)
+                        exchange(words, lane, 2)
+                        line, column = block * B + row + 8 * half, 2 * i + lane % 4 * 8
+                        place = (line * B + column) // 2
+                        store_4xu32(out, place, words[0], words[1], words[2], words[3])
+
+    return store
+
+
 # float32
 #
 # Lane 4 g + q of a warp has the rows g and g + 8 of an mma of 16 rows, and of every 8 terms of the
@@ -194,7 +243,7 @@ def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transpos
     load = loader(tile, x_transposed, dy_transposed)
 
     @cuda.jit(device=True)
-    def supply(own, maps, heads, loads, item, shared, base, bars):
+    def supply(own, maps, heads, loads, item, shared, base, bars, ring_at):
         ring = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory
         lane = uint32(cuda.threadIdx.x) % 32
         nbytes, steps = uint32(heads[item, 3] * PANEL_BYTES), heads[item, 1]
@@ -230,6 +279,7 @@ def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transpos
                     mbarrier_arrive(bars, SHOWN + buffer)
                 stage, phase = following(stage, phase, stages)
                 buffer, buffer_phase = following(buffer, buffer_phase, BUFFERS)
+        return ring_at  # its blocks of threads have one item
 
     return supply
 
@@ -311,7 +361,7 @@ def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
     add = wgmma_split(tile.N, DEPTH // 8, exact, UNITS)
 
     @cuda.jit(device=True)
-    def multiply(warp, heads, images, item, shared, base, bars, sums):
+    def multiply(warp, heads, images, item, shared, base, bars, ring_at, sums):
         ring = cuda.shared.array(0, float32, ALIGNMENT)
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
         stages, buffer_size = uint32(heads[item, 6]), uint32(heads[item, 7])
@@ -340,6 +390,7 @@ def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
                 mbarrier_arrive(bars, FREE + buffer)
             stage, phase = following(stage, phase, stages)
             buffer, buffer_phase = following(buffer, buffer_phase, BUFFERS)
+        return ring_at
 
     return multiply
 

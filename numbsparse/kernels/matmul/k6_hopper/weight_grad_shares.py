@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numbsparse.device import CPU_THREADS
-from numbsparse.kernels.cores import compiled
+from numbsparse.kernels.cores import compiled, threads
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
     ALONE,
@@ -30,6 +30,7 @@ from numbsparse.layout import Index
 
 HALF_EMPTY = 1.1  # products, where one of all blocks full would be enough
 NOT_FULL = 1.03  # the same, where most regions have all the products they may
+AT_ONCE = 256  # items whose shares one core works out
 FEW_ROUNDS = 4  # so many that the last, half empty, takes much of the time
 
 part_of = compiled(error_model="numpy")(plans.part)
@@ -116,8 +117,9 @@ def ways_of(index: Index, tile: Tile, places: int) -> Iterator[np.ndarray]:
         yield rows_of_blocks(index, tile)
     else:
         shape = tile.SLOTS, tile.PAIR
-        with ThreadPoolExecutor(CPU_THREADS) as pool:
-            yield from pool.map(lambda n: regions(index, *shape, n), sizes(index, tile, places))
+        found = sizes(index, tile, places)
+        with ThreadPoolExecutor(min(len(found), CPU_THREADS)) as pool:  # which wait for `threads`
+            yield from pool.map(lambda n: regions(index, *shape, n), found)
 
 
 def rows_of_blocks(index: Index, tile: Tile) -> np.ndarray:
@@ -142,8 +144,17 @@ def shares_of(index: Index, tile: Tile, items: np.ndarray) -> Shares:
     if tile.B == 128:
         share_rows(*kept, step, tile.B // tile.PANEL, tile.CLUSTER, *shares)
     else:
-        slot = np.full(int(columns.max(initial=-1)) + 1, -1)
-        share_regions(*kept, step, tile.PAIR, slot, *shares)
+        n_columns = index.columns.indptr.size - 1
+
+        def share(first: int, end: int) -> None:
+            own, slot = (a[first:end] for a in shares), np.full(n_columns, -1)
+            here = order, starts[first : end + 1], rows, columns
+            share_regions(*here, step, tile.PAIR, slot, *own)
+
+        others = [threads().submit(share, k, k + AT_ONCE) for k in range(AT_ONCE, n, AT_ONCE)]
+        share(0, AT_ONCE)
+        for other in others:
+            other.result()
     return shares
 
 
@@ -267,15 +278,24 @@ def times_of(shares: Shares, tile: Tile) -> np.ndarray:
     return np.maximum(copying(panels, tile), products * tile.DEPTH / 4e6)
 
 
+@compiled(error_model="numpy")
+def _see(loads, ends, seen):
+    """Which panels of x and of dy are loaded."""
+    for share in range(len(ends)):
+        for k in range(ends[share, 1]):
+            seen[0 if k < ends[share, 0] else 1, loads[share, k, 0]] = True
+
+
 def cut_of(shares: Shares, places: int, steps: int, tile: Tile) -> tuple[float, int, int]:
     """`cut` of items, longest first.
 
     However they are cut, the copies take their time, from the L2 cache and, the first of each
     panel, from memory.
     """
-    place, (of_x, of_dy) = np.arange(tile.SLOTS), shares.ends.T[..., None]
-    panels, each = int(of_dy.sum()), (place < of_x, (place >= of_x) & (place < of_dy))
-    first = sum(int(np.count_nonzero(np.bincount(shares.loads[own, 0]))) for own in each)
+    panels = int(shares.ends[:, 1].sum())
+    seen = np.zeros((2, int(shares.loads[..., 0].max(initial=0)) + 1), np.bool_)
+    _see(shares.loads, shares.ends, seen)
+    first = int(np.count_nonzero(seen))
     memory = 2.4  # times as long as from the L2 cache
     least = steps * max(from_l2(panels, tile), memory * from_l2(first, tile))
     items = len(shares.ends) // tile.CLUSTER

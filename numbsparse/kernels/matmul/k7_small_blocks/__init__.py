@@ -46,19 +46,20 @@ from numbsparse.kernels.matmul.reach import reach
 BLOCK_SIZES = (8, 16)
 DTYPES = ("float16", "bfloat16", "float32")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
+TAKES_GATES = DTYPES[:2]  # float32's sums may have to be repaired, from w as it is
 
 
 unsupported = reach("k7_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0))
 
 
-def forward(x, values, index, y, precision="highest"):
-    """y[:] = x @ w."""
-    along_strips(x, values, index, y, False, precision)
+def forward(x, values, index, y, precision="highest", gates=None):
+    """y[:] = x @ w, or x @ (gates[b] * w[b] of each block)."""
+    along_strips(x, values, index, y, False, precision, gates)
 
 
-def input_grad(dy, values, index, dx, precision="highest"):
-    """dx[:] = dy @ w.T."""
-    along_strips(dy, values, index, dx, True, precision)
+def input_grad(dy, values, index, dx, precision="highest", gates=None):
+    """dx[:] = dy @ w.T, with gates as in forward."""
+    along_strips(dy, values, index, dx, True, precision, gates)
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest"):

@@ -120,8 +120,15 @@ class Strip(NamedTuple):
         return max(self.STAGES * self.STAGE_BYTES, parts) + PERIOD
 
 
-def strip_of(index: Any, B: int, item: int, transposed: bool, sizes: tuple[int, int, int]) -> Strip:
-    """For sizes (batch, features, columns).
+def strip_of(
+    index: Any,
+    B: int,
+    item: int,
+    transposed: bool,
+    sizes: tuple[int, int, int],
+    gated: bool = False,
+) -> Strip:
+    """For sizes (batch, features, columns). Blocks that have gates are packed.
 
     As wide as y is, up to 512 columns, of float32 352; and as many groups to a stage, with room
     for their steps, as leave three stages.
@@ -131,7 +138,7 @@ def strip_of(index: Any, B: int, item: int, transposed: bool, sizes: tuple[int, 
     GPU, they are narrower, and blocks of a cluster share the sum (`shared_out`).
     """
     limit = (shared_memory() or 65 * 1024) - 1024  # besides the ring there are barriers
-    pack = is_packed(sizes[0], item)
+    pack = gated or is_packed(sizes[0], item)
     blocks_a_step = 16 // B if item == 2 else 1
     columns, widest = sizes[2], warps_for(sizes[2], item)
     warps, split = shared_out(sizes, B, item, index.block_rows.size)

@@ -58,8 +58,10 @@ from numbsparse.kernels.ptx import (
 from numbsparse.kernels.views import span
 
 
-def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, precision: str) -> None:
-    """y[:] = x @ w, or with w transposed."""
+def along_strips(
+    x: Any, values: Any, index: Any, y: Any, transposed: bool, precision: str, gates: Any = None
+) -> None:
+    """y[:] = x @ w, or with w transposed; of 16 bits with a gate for each block, if there are."""
     B, (batch, features), columns = values.shape[1], x.shape, y.shape[1]
     if batch == 0 or columns == 0:
         return
@@ -68,7 +70,7 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, prec
         return
     arithmetic = precision if x.dtype == "float32" else x.dtype.name
     row_tiles, sizes = -(-batch // ROWS), (batch, features, columns)
-    strip = strip_of(index, B, x.itemsize, transposed, sizes)
+    strip = strip_of(index, B, x.itemsize, transposed, sizes, gates is not None)
     plan = planned(index, plan_strips, transposed, features, strip._replace(SPLIT=1))
     lengths, lines, groups, begins, words, codes = plan
     if strip.SPLIT > 1:
@@ -80,7 +82,7 @@ def along_strips(x: Any, values: Any, index: Any, y: Any, transposed: bool, prec
     x_map = map_of(x, strip.BOX_ROWS(x_transposed), strip.WIDTH, x_transposed)
     w = of_bits(span(values))
     if strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
-        w = packed(values, codes, transposed, INSIDE_BITS)
+        w = packed(values, codes, transposed, INSIDE_BITS, gates)
     work = Plan(words, codes, begins, groups, lines, tiles, tile_starts)
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN

@@ -44,6 +44,7 @@ BLOCK_SIZES = (8, 16, 32, 64, 128)
 DTYPES = ("float32", "float16", "bfloat16")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 LARGEST_BATCH = 8192
+TAKES_GATES = DTYPES
 
 unsupported = reach(
     "k8_small_batch",
@@ -55,14 +56,14 @@ unsupported = reach(
 )
 
 
-def forward(x, values, index, y, precision="highest"):
-    """y[:] = x @ w."""
-    _product(index, x, aligned_values(values), y, False, precision)
+def forward(x, values, index, y, precision="highest", gates=None):
+    """y[:] = x @ w, or x @ (gates[b] * w[b] of each block)."""
+    _product(index, x, aligned_values(values), y, False, precision, gates)
 
 
-def input_grad(dy, values, index, dx, precision="highest"):
-    """dx[:] = dy @ w.T."""
-    _product(index, dy, aligned_values(values), dx, True, precision)
+def input_grad(dy, values, index, dx, precision="highest", gates=None):
+    """dx[:] = dy @ w.T, with gates as in forward."""
+    _product(index, dy, aligned_values(values), dx, True, precision, gates)
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest"):
@@ -70,10 +71,11 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
     multiply_blocks(x, dy, index, dvalues, _form(dvalues, precision))
 
 
-def _product(index, x, values, y, transposed, precision):
+def _product(index, x, values, y, transposed, precision, gates):
     if 0 not in y.shape:
         operands = by_feature(aligned_in_place(x), *values.shape[:2]), values, y
-        again(index, along_lines, operands, transposed, _form(values, precision))
+        more = () if gates is None else (gates,)
+        again(index, along_lines, operands, transposed, _form(values, precision), more=more)
 
 
 def _form(values, precision):

@@ -144,10 +144,10 @@ def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int]:
     together = max(WIDTH // size, 1)
     counts = -(-np.diff(indptr) // together)
     line = np.repeat(np.arange(counts.size), counts)
-    step = np.arange(line.size) - (np.cumsum(counts) - counts)[line]
     units = np.zeros((line.size + READ_AHEAD, 2 * together + 2), np.int32)
-    units[: line.size, -2] = line
-    name_blocks(units, np.arange(line.size), line, step, (indptr, ys, places))
+    at = np.arange(line.size)
+    step = at - (np.cumsum(counts) - counts)[line]
+    name_blocks(units, np.stack([line, step, at, line, 0 * at], 1), indptr, ys, places)
     return units.reshape(-1), line.size
 
 
@@ -310,7 +310,7 @@ def holding(blocks: Blocks) -> Any:
     @cuda.jit(device=True)
     def hold(tile, start, hi, lo):
         for s in range(STEPS):
-            take(tile, start, uint32(s), uint32(0), hi[s], lo[s])
+            take(tile, start, uint32(s), uint32(0), (), hi[s], lo[s])
 
     return hold
 
@@ -331,7 +331,7 @@ def multiplying(blocks: Blocks) -> Any:
     @cuda.jit(device=True)
     def step(tile, start, s, x_hi, x_lo, acc):
         hi, lo = cuda.local.array(FRAGMENT, uint32), cuda.local.array(FRAGMENT, uint32)
-        take(tile, start, s, uint32(0), hi, lo)
+        take(tile, start, s, uint32(0), (), hi, lo)
         if SPLIT:
             sums = cuda.local.array(SUMS, float32)
             clear(sums)

@@ -61,9 +61,13 @@ def by_feature(x: DeviceArray, n_blocks: int, size: int, alone: bool = True) -> 
     return transposed_copy(x) if lines > least + 0.15 * x.size else x
 
 
-def along_lines(index: Index, x, values, y, transposed: bool, form: Form) -> Call:
-    """y = x @ w; tiles of the batch have shares of the multiprocessors in parallel."""
-    lines = _lines(x, values, y, transposed, form, source_of(serves(x, values), x))
+def along_lines(index: Index, x, values, y, transposed: bool, form: Form, gates: Any = ()) -> Call:
+    """y = x @ w; tiles of the batch have shares of the multiprocessors in parallel.
+
+    gates : a number for each block, (n,) float32
+    """
+    source, gated = source_of(serves(x, values), x), isinstance(gates, DeviceArray)
+    lines = _lines(x, values, y, transposed, form, source, gated)
     tiles, warps = -(-x.shape[0] // lines.rows), lines.warps
     shares = max(n_shares() // tiles, 1)
     slots = tiles * shares * (warps - 1) if lines.far else 0
@@ -72,14 +76,14 @@ def along_lines(index: Index, x, values, y, transposed: bool, form: Form) -> Cal
     lines = lines._replace(patient=engine and lines.source.stages == 2 and work[1] <= SHORT)
     paired, length = rows_of_w(size, form, engine)
     x_across = not is_aligned(x)
-    w_view = size, shift_of(length), paired
+    w_view = size, shift_of(length), paired, (size * size // WIDTH).bit_length() - 1
     maps = work[0]
     if engine:
         x_box = WIDTH if x_across else 8 * lines.sums.x.groups, WIDTH
         x_tiles = (x.T if x_across else x, x_box, WIDTH * x.itemsize)
         maps = tensor_maps(x_tiles, squares_of(values, paired, length))
     before = span(x), view_of(x), span(values.reshape(1, -1)), w_view
-    after = (*work, *_output(y, lines.sums))
+    after = (gates, *work, *_output(y, lines.sums))
     kept = (a for a in work if isinstance(a, DeviceArray))
     return call_of(line_kernel(lines), lines, (shares, tiles), before, maps, after, *kept)
 
@@ -96,13 +100,14 @@ def call_of(
     return Call(first, later, (maps, *kept))
 
 
-def _lines(x, values, y, transposed: bool, form: Form, source: Source) -> Lines:
+def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bool) -> Lines:
     """What its kernel is made for."""
     size, x_across = values.shape[1], not is_aligned(x)
     depth, batch = min(size, WIDTH), x.shape[0]
     groups = _tile_rows(batch, -(-y.shape[1] // depth), size, form, x_across) // 8
     x_side = Operand(x_across, groups, together_of(form, x_across))
-    w_side = Operand(not transposed, depth // 8, together_of(form, not transposed, depth))
+    together = together_of(form, not transposed, depth)
+    w_side = Operand(not transposed, depth // 8, together, depth if gated else 0)
     sums = Sums(form, x_side, w_side, stored(y, form, depth))
     warps, tiled = warps_of(form, not source.engine), batch > 8 * groups
     lines = Lines(sums, depth, source, warps, far=groups == 8, tiled=tiled)

@@ -22,7 +22,7 @@ from numbsparse.kernels.matmul.k8_small_batch.requests import (
     x_words,
 )
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.gathers import reading
+from numbsparse.kernels.parts.gathers import picking, reading
 from numbsparse.kernels.parts.repair import all_finite
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.tiles import WIDTH, multiply
@@ -82,21 +82,24 @@ def line_kernel(lines: Lines) -> Any:
 
     `maps` are those of x and w, where the copy engine loads them. Where they are `fresh`, they are
     announced. `w_view` as in `requests.engine_asks`, the plan as in `plan.plan_lines`.
+    gates : of each block, where `sums.w` is gated
     """
+    GATED, TOGETHER = lines.sums.w.gated > 0, WIDTH // lines.depth
     sums, depth, source, WARPS, FAR, TILED, PATIENT = lines
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
     SUMS, FIRST, OVERLAP, BARRIERS = (M, N, 4), lines.first, source.overlap, WARPS * source.stages
     ROWS = lines.rows
     RECORD = 2 * (WIDTH // depth) + 2
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
-    read, prepare, close = reading(WIDTH // depth), opening(source, 2), closing(source)
+    read, prepare, close = reading(TOGETHER), opening(source, 2), closing(source)
+    take_gates = taking_gates(TOGETHER, GATED)
     request, wait, consume = requesting(lines), waiting(source), consuming(sums)
     put, finish = storing(sums), finishing(lines)
     clear, save, add_saved = pieces.clear(M, N), pieces.save(M, N), pieces.add_saved(M, N)
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(
-        x, x_view, values, w_view, maps, fresh, plan, each, sections, empty_lines, partials,
+        x, x_view, values, w_view, maps, fresh, gates, plan, each, sections, empty_lines, partials,
         tickets, y, y_view,
     ):  # fmt: skip
         shared = cuda.shared.array(0, uint32)
@@ -113,6 +116,7 @@ def line_kernel(lines: Lines) -> Any:
         bars = cuda.shared.array(BARRIERS, uint64)
         acc = cuda.local.array(SUMS, float32)
         records = cuda.local.array(RECORDS, int32)
+        own_gates = cuda.local.array(TOGETHER, float32)
         warp = uint32(cuda.threadIdx.x) // 32
         base = uint32(first_multiple(shared, ALIGNED) + SLOTS + warp * (STAGES * STAGE))
         bar = uint32(warp * STAGES)
@@ -139,6 +143,7 @@ def line_kernel(lines: Lines) -> Any:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
                 request(records[s], x, x_view, top, values, w_view, maps, shared, start, bars, own)
             close()
+        take_gates(now, gates, w_view[3], own_gates)
         clear(acc)
         while empty < empty_lines:  # while the first tiles are on their way
             put(y, top, int64(empty_line) * depth, y_view, acc)
@@ -156,7 +161,7 @@ def line_kernel(lines: Lines) -> Any:
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
                     request(record, x, x_view, top, values, w_view, maps, shared, place, bars, own)
                     record = read(plan, unit + 2)
-                consume(shared, start, uint32(w_view[2]), acc)
+                consume(shared, start, uint32(w_view[2]), own_gates, acc)
                 sync_warp()
                 if not PATIENT and unit + STAGES < last:
                     own = uint32(bar + stage)
@@ -176,16 +181,35 @@ def line_kernel(lines: Lines) -> Any:
                         add_saved(slots, slot, acc)
                         slot, start_of = int32(slot + 1), int32(start_of + each)
                     finish(
-                        x, x_view, top, values, w_view, plan, sections, partials, tickets, parts,
-                        name, y, y_view, acc,
+                        x, x_view, top, values, w_view, gates, plan, sections, partials, tickets,
+                        parts, name, y, y_view, acc,
                     )  # fmt: skip
                 if not more:
                     break
                 clear(acc)
                 continued = False
             name, end = coming[NAME], coming[END]
+            take_gates(coming, gates, w_view[3], own_gates)
 
     return kernel
+
+
+@cache
+def taking_gates(together: int, gated: bool) -> Any:
+    """taken[k] = the gate of block k of a record, 0 where there is none."""
+    place_of = picking(0, together)
+
+    @cuda.jit(device=True)
+    def take(record, gates, shift, taken):
+        for k in range(together):
+            place = place_of(record, k)
+            taken[k] = gates[place >> shift] if place >= 0 else float32(0)
+
+    @cuda.jit(device=True)
+    def nothing(record, gates, shift, taken):
+        pass
+
+    return take if gated else nothing
 
 
 def requesting(lines: Lines) -> Any:
@@ -210,29 +234,29 @@ def consuming(sums: Sums) -> Any:
     clear, add = pieces.clear(M, N), pieces.add(M, N)
 
     @cuda.jit(device=True)
-    def multiplied(shared, x_start, w_start, paired, acc):
+    def multiplied(shared, x_start, w_start, paired, gates, acc):
         if X_FIRST:
-            product(shared, x_start, uint32(0), w_start, paired, acc)
+            product(shared, x_start, uint32(0), w_start, paired, gates, acc)
         else:
-            product(shared, w_start, paired, x_start, uint32(0), acc)
+            product(shared, w_start, paired, x_start, uint32(0), gates, acc)
 
     @cuda.jit(device=True)
-    def of_a_tile(shared, x_start, w_start, paired, acc):
+    def of_a_tile(shared, x_start, w_start, paired, gates, acc):
         unit = cuda.local.array(SUMS, float32)
         clear(unit)
-        multiplied(shared, x_start, w_start, paired, unit)
+        multiplied(shared, x_start, w_start, paired, gates, unit)
         add(acc, unit)
 
     @cuda.jit(device=True)
-    def of_float32(shared, start, paired, acc):
+    def of_float32(shared, start, paired, gates, acc):
         w_start = uint32(start + W_START)
-        of_a_tile(shared, start, w_start, paired, acc)
+        of_a_tile(shared, start, w_start, paired, gates, acc)
         if TILES == 2:
-            of_a_tile(shared, uint32(start + TILE), w_start, paired, acc[M:])
+            of_a_tile(shared, uint32(start + TILE), w_start, paired, gates, acc[M:])
 
     @cuda.jit(device=True)
-    def of_16_bit(shared, start, paired, acc):
-        multiplied(shared, start, uint32(start + W_START), paired, acc)
+    def of_16_bit(shared, start, paired, gates, acc):
+        multiplied(shared, start, uint32(start + W_START), paired, gates, acc)
 
     return of_16_bit if form.is_16_bit else of_float32
 
@@ -250,8 +274,8 @@ def finishing(lines: Lines) -> Any:
 
     @cuda.jit(device=True)
     def finish(
-        x, x_view, top, values, w_view, plan, sections, partials, tickets, parts, name, y, y_view,
-        acc,
+        x, x_view, top, values, w_view, gates, plan, sections, partials, tickets, parts, name, y,
+        y_view, acc,
     ):  # fmt: skip
         line, complete = int64(name), True
         if name < 0:
@@ -262,6 +286,6 @@ def finishing(lines: Lines) -> Any:
         if complete:
             put(y, top, line * depth, y_view, acc)
             if SPLIT and not finite(acc):
-                repair(x, x_view, top, values, w_view[0], plan, sections, line, y, y_view)
+                repair(x, x_view, top, values, w_view, gates, plan, sections, line, y, y_view)
 
     return finish

@@ -143,11 +143,22 @@ def store_each(sums: Sums) -> Any:
 def repairing(sums: Sums, transposed: bool, depth: int) -> Any:
     """Compute again what is not finite of this lane's outputs in a line of y = x @ w."""
     (M, N), ROWS, place = sums.shape, sums.rows, places(sums)
+    GATED = sums.w.gated > 0
 
     @cuda.jit(device=True)
-    def repair(x, x_view, top, values, size, plan, sections, line, y, y_view):
+    def gate_of(gates, square, shift):
+        return gates[square >> shift]
+
+    @cuda.jit(device=True)
+    def one(gates, square, shift):
+        return float32(1)
+
+    gate_at = gate_of if GATED else one
+
+    @cuda.jit(device=True)
+    def repair(x, x_view, top, values, w_view, gates, plan, sections, line, y, y_view):
         own = sections[3] + line
-        term_step, line_step = (1, size) if transposed else (size, 1)
+        term_step, line_step = (1, w_view[0]) if transposed else (w_view[0], 1)
         for n in range(4 * M * N):
             r = n // 2 % 2
             b, i = place(n // (4 * N), n // 4 % N, r, n % 2)
@@ -159,9 +170,16 @@ def repairing(sums: Sums, transposed: bool, depth: int) -> Any:
                 for entry in range(plan[own], plan[own + 1]):
                     c = plan[sections[4] + entry] * int64(depth)
                     x_at = b * x_view[2] + c * x_view[3]
-                    w_at = plan[sections[5] + entry] * int64(WIDTH) + i * line_step
+                    square = plan[sections[5] + entry]
+                    w_at = square * int64(WIDTH) + i * line_step
                     terms = min(depth, x_view[1] - c)
-                    value = plain_sum(value, x, x_at, x_view[3], values, w_at, term_step, terms)
+                    gate = gate_at(gates, square, w_view[3])
+                    if GATED and gate != 0:
+                        for k in range(terms):
+                            term = values[w_at + k * term_step] * gate
+                            value += x[x_at + k * x_view[3]] * term
+                    if not GATED:
+                        value = plain_sum(value, x, x_at, x_view[3], values, w_at, term_step, terms)
                 y[at] = value
 
     return repair

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.plans import scratch
 from numbsparse.kernels.parts.shares import spread
 from numbsparse.kernels.parts.tiles import WIDTH
@@ -57,8 +58,7 @@ def plan_lines(
     counts = -(-np.diff(indptr) // together)
     work = spread(counts, shares, warps)
     units = np.zeros((shares * warps * work.each + READ_AHEAD, 2 * together + 2), np.int32)
-    name_blocks(units, work.place, work.line, work.step, (indptr, xs, places))
-    units[work.place, -2], units[work.place, -1] = work.name, work.end
+    name_blocks(units, work.units, indptr, xs, places)
     empty = np.flatnonzero(counts == 0)
     plan, begin = joined(units, Lines(work.filled, work.cuts, empty, indptr, xs, places))
     parts = max(len(work.cuts), 1) * tiles
@@ -70,18 +70,24 @@ def joined(units: np.ndarray, sections: tuple[Any, ...]) -> tuple[np.ndarray, tu
     """One array of int32 of all that a plan says, and where the parts behind the units start."""
     arrays = [np.ravel(part) for part in (units, *sections)]
     begin = np.cumsum([part.size for part in arrays])[:-1]
-    return np.concatenate(arrays).astype(np.int32), tuple(map(int, begin))
+    return np.concatenate(arrays, dtype=np.int32, casting="unsafe"), tuple(map(int, begin))
 
 
-def name_blocks(units: np.ndarray, at: Any, line: Any, step: Any, walk: tuple[Any, ...]) -> None:
-    """Write (place, line of the other operand) of each block of the step-th unit of a line."""
-    (indptr, others, places), together = walk, units.shape[1] // 2 - 1
-    for k in range(together):
-        entry = indptr[line] + step * together + k
-        there = entry < indptr[line + 1]
-        entry = np.where(there, entry, 0)
-        units[at, 2 * k] = np.where(there, places[entry], -1)
-        units[at, 2 * k + 1] = np.where(there, others[entry], 0)
+@compiled(error_model="numpy")
+def name_blocks(units, work, indptr, others, places):
+    """Write (place, line of the other operand) of each block of units, and what ends a record.
+
+    work (n, 5) : of each unit its line, its number there, where it is, and the last two numbers
+    """
+    together = units.shape[1] // 2 - 1
+    for unit in range(len(work)):
+        line, at = work[unit, 0], work[unit, 2]
+        for k in range(together):
+            entry = indptr[line] + work[unit, 1] * together + k
+            there = entry < indptr[line + 1]
+            units[at, 2 * k] = places[entry] if there else -1
+            units[at, 2 * k + 1] = others[entry] if there else 0
+        units[at, 2 * together], units[at, 2 * together + 1] = work[unit, 3], work[unit, 4]
 
 
 def lines_of(
@@ -93,12 +99,21 @@ def lines_of(
     """
     walk = index.rows if transposed else index.columns
     cut = max(size // WIDTH, 1)
-    lengths = np.diff(walk.indptr).repeat(cut) * cut
-    indptr = np.concatenate([[0], np.cumsum(lengths)])
-    line = np.repeat(np.arange(lengths.size), lengths)
-    step = np.arange(line.size) - indptr[line]
-    entry = walk.indptr[line // cut] + step // cut
-    mine, other = line % cut, step % cut
-    row, column = (mine, other) if transposed else (other, mine)
-    places = walk.blocks[entry].astype(np.int64) * (size * size // WIDTH) + row * size + column
-    return indptr, walk.indices[entry].astype(np.int64) * cut + other, places
+    indptr = np.zeros((walk.indptr.size - 1) * cut + 1, np.int64)
+    xs, places = np.empty((2, walk.indices.size * cut * cut), np.int32)
+    _cut_squares(*walk, cut, size, transposed, indptr, xs, places)
+    return indptr, xs, places
+
+
+@compiled(error_model="numpy")
+def _cut_squares(starts, others, blocks, cut, size, transposed, indptr, xs, places):
+    at = 0
+    for line in range(indptr.size - 1):
+        mine = line % cut
+        for entry in range(starts[line // cut], starts[line // cut + 1]):
+            for other in range(cut):
+                row, column = (mine, other) if transposed else (other, mine)
+                xs[at] = others[entry] * cut + other
+                places[at] = blocks[entry] * (size * size // WIDTH) + row * size + column
+                at += 1
+        indptr[line + 1] = at

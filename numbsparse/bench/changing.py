@@ -1,0 +1,102 @@
+"""What it costs that a layout changes: gates, layouts made on the GPU, and plans of new ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from numbsparse import ops
+from numbsparse.bench.measure import Options
+from numbsparse.bench.problem import Problem, matrices
+from numbsparse.bench.results import Row
+from numbsparse.bench.timing import graph_of, record, seconds_of
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import synchronize, to_device
+from numbsparse.kernels.matmul import MADE_SIZES, PRODUCTS
+from numbsparse.layout import Layout
+
+SHAPES = (  # features, block size, batch, dtype; at density 0.1
+    (8192, 32, 64, "float16"),
+    (8192, 32, 64, "float32"),
+    (8192, 8, 64, "float16"),
+    (8192, 32, 8192, "float16"),
+    (8192, 128, 8192, "float16"),
+    (8192, 8, 8192, "float16"),
+    (32768, 32, 4096, "float16"),
+)
+NEW = 3  # layouts that are planned
+
+
+def changing(options: Options) -> Iterator[Row]:
+    """A row a product, and what of it changes."""
+    shapes = [(64, 32, 2, "float16")] if options.quick else SHAPES
+    for features, size, batch, dtype in shapes:
+        problem = matrices(features, size, 0.5 if options.quick else 0.1, batch, dtype)
+        for product in PRODUCTS[::2] if options.quick else PRODUCTS:
+            said = {"product": product, **problem.named()}
+            for layout, calls in (
+                ("gates:", with_gates(problem, product)),
+                ("made on the GPU:", made_there(problem, product)),
+            ):
+                if calls:
+                    for call in calls.values():
+                        call()
+                    graphs = {name: graph_of(record, call) for name, call in calls.items()}
+                    yield {**said, "layout": layout, "seconds": seconds_of(graphs, options.seconds)}
+            yield {**said, "layout": "a new layout:", "seconds": first_product(problem, product)}
+
+
+def call_of(problem: Problem, product: str, w: BlockSparse, gate: Any = None) -> Callable[[], Any]:
+    """A product as users call it."""
+    x, dy = problem.x.device, problem.dy.device
+    if product == "weight_grad":
+        return lambda: ops.sddmm(x.T, dy, w)
+    return lambda: ops.matmul(*((x, w) if product == "forward" else (dy, w.T)), gate=gate)
+
+
+def with_gates(problem: Problem, product: str) -> dict[str, Callable[[], Any]]:
+    """Gates that the host knows, and others: in a graph it knows none of itself."""
+    w, n = problem.w, problem.layout.n_blocks
+    ones, half = np.ones(n, np.float32), np.arange(n, dtype=np.float32) % 2
+    if product == "weight_grad":
+        return {}
+    gates = {
+        "none": None,
+        "all one": ops.all_blocks(w, to_device(ones)),
+        "half zero": ops.all_blocks(w, to_device(half)),
+        "half zero, known": ops.select_gated(w, to_device(half)),
+    }
+    return {name: call_of(problem, product, w, gate) for name, gate in gates.items()}
+
+
+def made_there(problem: Problem, product: str) -> dict[str, Callable[[], Any]]:
+    """The same blocks in a layout that the host plans, and in one that it does not know."""
+    if problem.block_size not in MADE_SIZES:
+        return {}
+    index = problem.layout.index
+    rows, columns = (to_device(a.copy()) for a in (index.block_rows, index.block_columns))
+    made = Layout.on_device(rows, columns, problem.layout.shape)
+    layouts = {
+        "planned by the host": problem.w,
+        "by the GPU": BlockSparse(problem.w.values, made),
+    }
+    return {name: call_of(problem, product, w) for name, w in layouts.items()}
+
+
+def first_product(problem: Problem, product: str) -> dict[str, float]:
+    """The shortest of some calls on a layout that was used before, and on layouts that were not."""
+    took, known = {"used before": np.inf, "not used before": np.inf}, problem.layout
+    for k in range(NEW):
+        # Equal layouts share their plans.
+        layout = known.select(np.arange(known.n_blocks) != k % known.n_blocks)
+        call = call_of(problem, product, BlockSparse(problem.w.values[:-1], layout))
+        for name in reversed(took):
+            synchronize()
+            began = time.perf_counter()
+            call()
+            synchronize()
+            took[name] = min(took[name], time.perf_counter() - began)
+    return took
