@@ -79,16 +79,6 @@ def test_a_product_is_as_one_of_a_square_weight_with_sums_as_long(written):
     assert both == times.expected("weight_grad", *case, layout(4, 4, 1.0))
 
 
-def test_beyond_the_grid_a_weight_gradient_is_as_one_with_as_many_blocks_on_a_line(written):
-    times_of = {"k5_tensor_core": RISING}
-    written({f"{product} float16 B=32": times_of for product in ("forward", "weight_grad")})
-    case = 32, as_dtype("float16"), 4, "highest"
-    at_the_edge, beyond = layout(8, 8, 0.5), layout(16, 16, 0.25)  # 256 and 512 features
-    edge = times.expected("weight_grad", *case, at_the_edge)
-    assert times.expected("weight_grad", *case, beyond) == edge
-    assert times.expected("forward", *case, beyond) != edge
-
-
 def test_a_rung_that_was_not_measured_around_a_point_has_no_time_there(written):
     some = [None if n % 3 == 2 else 1.0 for n in range(12)]  # not at batch 64
     written({"forward float16 B=32": {"k8_small_batch": some, "k5_tensor_core": RISING}})

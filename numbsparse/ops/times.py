@@ -47,10 +47,8 @@ def expected(
     sides = {"forward": n_out, "input_grad": n_in, "weight_grad": (n_in * n_out) ** 0.5}
     features = sides[product]  # those of a square weight with sums as long as here
     tile = next(tile for most, tile in TILES if batch <= most)
-    rows, times = -(-batch // tile) * tile, measured()
-    if product == "weight_grad":  # whose lines, beyond the grid, should keep as many blocks as here
-        values *= max(1.0, features / 2 ** times.axes[0][-1])
-    point = np.log2([features, values / features**2, rows])
+    rows = -(-batch // tile) * tile
+    times, point = measured(), np.log2([features, values / features**2, rows])
     of_rung = times.of.get(case_of(product, block_size, dtype, precision), {})
     corners = list(_corners(times.axes, point))
     logs = {name: _between(array, corners) for name, array in of_rung.items()}
