@@ -26,6 +26,7 @@ from numbsparse.device import DeviceArray
 from numbsparse.dtypes import as_array
 
 DRAWS, SEED = (int(os.environ.get(f"NUMBSPARSE_{n}", d)) for n, d in (("DRAWS", 1), ("SEED", 0)))
+TRIES = 30 if device.SIMULATED else 300  # real kernels take fewer of the drawn cases
 
 Case = dict[str, Any]
 Meeting = frozenset[tuple[str, Any]]
@@ -98,7 +99,7 @@ class Space:
         return cases
 
     def grown(
-        self, begun: Case, left: Left | None, rng: np.random.Generator, more: int = 30
+        self, begun: Case, left: Left | None, rng: np.random.Generator, more: int = TRIES
     ) -> Case | None:
         """The begun case, each other factor with what meets most of what is left, if any.
 

@@ -138,7 +138,6 @@ def strip_of(
     GPU, they are narrower, and blocks of a cluster share the sum (`shared_out`).
     """
     limit = (shared_memory() or 65 * 1024) - 1024  # besides the ring there are barriers
-    pack = gated or is_packed(sizes[0], item)
     blocks_a_step = 16 // B if item == 2 else 1
     columns, widest = sizes[2], warps_for(sizes[2], item)
     warps, split = shared_out(sizes, B, item, index.block_rows.size)
@@ -154,7 +153,7 @@ def strip_of(
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
         strip = Strip(B, ROWS, warps, WIDTH, groups, steps, stages, cluster, fetchers, item, split)
-        strip = strip._replace(PACKED=pack)
+        strip = strip._replace(PACKED=gated or cluster > 1 or is_packed(sizes[0], item))
         if limit >= strip.SHARED_BYTES:
             break
     strip = strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)
