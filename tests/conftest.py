@@ -79,7 +79,7 @@ def beyond_pairs(items):
     long, where another has as many."""
     values = [[(k, repr(v)) for k, v in item.callspec.params.items()] for item in items]
     pairs = [set(combinations(each, 2)) for each in values]
-    quick = [not re.search("float32|highest", item.name) for item in items]
+    quick = [not re.search("float32|highest", repr(item.callspec.params)) for item in items]
     wanted, taken = set().union(*pairs), set()
     while wanted:
         best = max(range(len(items)), key=lambda i: (len(pairs[i] & wanted), quick[i]))
