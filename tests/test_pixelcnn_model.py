@@ -91,7 +91,7 @@ def test_samples_are_what_the_whole_network_draws(model_module, monkeypatch, kin
     """Rows left out and features kept change nothing."""
     pixel_sample = imported(monkeypatch, "pixel_sample")
     monkeypatch.setattr(pixel_sample, "SIZE", side := SIDE // 2)
-    given = options(filters=16, deeper=1.5)
+    given = options(filters=16, deeper=1.5, stages=2)
     model = model_module.make_model(given, kind)
     drawn = pixel_sample.sample(model, given)
     rng, images = np.random.default_rng(given.seed), np.zeros_like(drawn)

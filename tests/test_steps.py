@@ -99,7 +99,7 @@ TILES = dict(zip(BARRIERS[1:], [(2, 1), (1, 3), (2, 1), (1, 2)], strict=True))
 def test_a_step_goes_round_its_ring_and_over_several_tiles(name):
     """With more input blocks than stages, and more tiles than multiprocessors are simulated."""
     down, across = TILES.get(name, (1, 1)) if device.SIMULATED else (1, 3)
-    run(name, Case(down * rows_of(name), 8 * 32, across * 128, 32, 0.8))
+    run(name, Case(down * rows_of(name), 6 * 32, across * 128, 32, 0.8))
 
 
 @on_device
