@@ -33,7 +33,7 @@ FLOATS = (float, np.floating)
 _INT, _FLOAT = struct.Struct("q").pack, struct.Struct("f4x").pack
 
 _compiled: dict[tuple[Any, ...], Any] = {}
-_compiling = Lock()  # threads of several GPUs want the same kernels at once
+_compiling = Lock()  # several threads may want a kernel at once
 _prepared: dict[tuple[Any, ...], Prepared] = {}
 _kinds: dict[tuple[Any, ...], int] = {}
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from contextlib import suppress
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from functools import cache, lru_cache, partial
 from math import prod
@@ -27,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.device import DeviceArray, empty
+from numbsparse.device import DeviceArray
 from numbsparse.device.streams import at
 
 METADATA, INTERNAL = 1, 13  # an extension's type, an error's code
@@ -97,7 +96,7 @@ _last_call = 0.0
 
 
 def register(name: str, compute: Callable[..., None]) -> None:
-    """Let XLA call `compute(*operands, *results, *words)` by this name; see `on_gpus`.
+    """Let XLA call `compute(*operands, *results, *words)` by this name.
 
     Operands and results are arrays of XLA's memory, in C order: NumPy's on the CPU, on a GPU
     DeviceArrays, with XLA's stream as the current one. Words are what the call's one attribute
@@ -107,26 +106,10 @@ def register(name: str, compute: Callable[..., None]) -> None:
     On a GPU `compute` depends on no more than that, and on the library's choice of kernels: what it
     launched is started again when the same call comes again.
     """
-    for when, work in (("cpu", _on_cpu), ("CUDA", _on_gpu), ("initialize", _before)):
-        _handlers[name, when] = Handler(_guarded(partial(work, compute, {})))
-    jax.ffi.register_ffi_target(name, _capsule(name, "cpu"), platform="cpu")
-
-
-@cache
-def on_gpus(name: str) -> None:
-    """Let XLA call it on GPUs too, once JAX knows how many there are.
-
-    XLA loads its kernels before it starts the first one, and waits until all GPUs have: what is
-    done first in the middle of a step may wait for a GPU that waits for the others.
-    """
-    stages = {"execute": _capsule(name, "CUDA")}
-    if jax.local_device_count() > 1:
-        stages["initialize"] = _capsule(name, "initialize")
-    jax.ffi.register_ffi_target(name, stages, platform="CUDA")
-
-
-def _capsule(name: str, when: str) -> Any:
-    return jax.ffi.pycapsule(ctypes.cast(_handlers[name, when], c_void_p).value)
+    for platform, work in (("cpu", _on_cpu), ("CUDA", _on_gpu)):
+        handler = _handlers[name, platform] = Handler(_guarded(partial(work, compute, {})))
+        address = ctypes.cast(handler, c_void_p).value
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform=platform)
 
 
 def _guarded(work: Callable[..., None]) -> Callable[[int], int | None]:
@@ -169,16 +152,6 @@ def _on_gpu(compute: Any, known: Any, api: int, context: int, buffers: Any, said
 
     with theirs.context():  # XLA's thread may have last worked on another GPU
         ops.repeated(known, (said, *map(_address, buffers)), theirs, work)
-
-
-def _before(compute: Any, known: Any, api: int, context: int, buffers: Any, said: bytes) -> None:
-    """Compile, load and plan what such a call takes, by one on other memory."""
-    theirs = at(_stream(api, context))
-    if (said, theirs.device) in known:
-        return
-    known[said, theirs.device] = None
-    with theirs.context(), theirs, suppress(Exception):  # the call itself tells what is wrong
-        _call(compute, buffers, said, lambda data, shape, dtype: empty(shape, dtype))
 
 
 def _call(compute: Any, buffers: Any, said: bytes, array: Callable[..., Any]) -> None:

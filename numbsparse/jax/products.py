@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.jax import ffi
-from numbsparse.jax.shards import dealt_by_rows
+from numbsparse.jax.shards import check_first_gpu, dealt_by_rows
 from numbsparse.layout import Layout
 
 # Layouts of all that was lowered, by the word for them in compiled code: that may run at any time.
@@ -88,7 +88,7 @@ def _primitive(name: str, compute: Callable[..., None], side: int | None) -> Pri
     def lower_on_gpu(ctx: Any, a: Any, b: Any, **how: Any) -> Any:
         if ctx.avals_in[0].dtype == jnp.float64:
             raise TypeError("arrays on a GPU take float16, bfloat16 or float32, got float64")
-        ffi.on_gpus(target)
+        check_first_gpu(ctx.module_context.axis_context)
         return lower(ctx, a, b, **how)
 
     def refuse(ctx: Any, *operands: Any, **how: Any) -> Any:

@@ -230,11 +230,8 @@ def replayed(
 
 
 def repeated(known: dict[Any, Any], what: Any, stream: Any, work: Callable[[], Any]) -> None:
-    """`replayed` on a stream, of work that depends on `what` alone, in a table of one's own.
-
-    Of several GPUs that of the stream is this thread's.
-    """
-    if runtime.capture is not None:
+    """`replayed` on a stream, of work that depends on `what` alone, in a table of one's own."""
+    if runtime.several_devices or runtime.capture is not None:
         work()
     else:
         replay.repeated(known, (what, choice.era, stream.handle), (), stream, work)

@@ -15,7 +15,7 @@ from torch import is_grad_enabled
 from torch._C._dynamo.guards import TensorGuards
 
 from numbsparse import ops
-from numbsparse.device import runtime, streams
+from numbsparse.device import streams
 from numbsparse.device.torch_tensors import new_empty, raw_stream
 from numbsparse.layout import Index
 from numbsparse.torch.handles import layout_of
@@ -97,7 +97,7 @@ def started(kernel: Callable[..., Any], shape: Callable[..., Any]) -> Callable[.
                 kernel(*of, *rest, out=out)
 
         index = layout_of(rest[0]).device_index
-        if index is None or is_captured or runtime.several_devices:
+        if index is None or is_captured:
             work()
         else:
             kind.index = ref(index)
