@@ -66,9 +66,10 @@ class Given(NamedTuple):
 def forward(gates, bias, kept, hs, c, values, index, first, last, arrived, inputs=None):
     """Steps first to last - 1, of gates (time, batch, 4 * width) and kept (time, batch, units).
 
-    hs and c (time + 1, batch, units) have the state before each step; `arrived` has a zero for each
-    of these steps. With inputs, x (time, batch, features) and the values that it meets, gates hold
-    nothing before, and the index is of both weights, those of h above those of x.
+    hs and c (time + 1, batch, units) have the state before each step; `arrived` has two zeros for
+    each of these steps. With inputs, x (time, batch, features) and the
+    values that it meets, gates hold nothing before, and the index is of both weights, those of h
+    above those of x.
     """
     (_, batch, units), width = c.shape, bias.size
     ring = RINGS[hs.itemsize]._replace(inputs=inputs is not None, tiled=batch > ROWS)
