@@ -208,7 +208,9 @@ def test_sentiment_refuses_reviews(sentiment, tmp_path, content, says):
 
 
 @pytest.mark.parametrize(
-    "content", [b"text", tar({"setup.py": b""}), tar({"a_GroundTruth.txt": b"no tabs"})]
+    "content",
+    [b"text", tar({"setup.py": b""}), tar({"a_GroundTruth.txt": b"no tabs"})],
+    ids=["no archive", "nothing rated", "no ratings"],
 )
 def test_an_archive_without_ratings_is_refused(sentiment, tmp_path, content):
     path = tmp_path / "v.tar.gz"

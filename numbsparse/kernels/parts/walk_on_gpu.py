@@ -12,8 +12,8 @@ def kept_by(words, line, lines, at):
     """(which of so many lines keep the input 32 at + lane: bit i for line + i; which of these 32
     inputs any of them keeps).
 
-    A loop that ended at the last line, known at run time alone, was compiled to one that read
-    beyond it (H200); that the number of lines is literal keeps it straight.
+    `lines` is a literal: with a number known at run time alone, all inputs were taken for kept in
+    the first launch of a process (H200).
     """
     mask, kept, lane = uint32(0), uint32(0), uint32(cuda.threadIdx.x) % uint32(32)
     for i in range(lines):
