@@ -5,8 +5,8 @@ as output features; `python -m numbsparse times` makes it. Between the points of
 logarithm of a time is interpolated; before the first it is that of the first, and beyond the last
 it goes on as between the last two. What counts is the order of the rungs, not their times: on
 another card it may differ, and `numbsparse.tune` measures it there. Those of k7 at B = 16 and 32 to
-512 rows were measured at 4,096 features, a tenth kept; the others are older ones, scaled by what was
-gained there, as blocks of 8 gained alike on the whole grid.
+512 rows were measured at 4,096 features, a tenth kept; the others are older ones, scaled by what
+was gained there: blocks of 8 gained alike on the whole grid.
 """
 
 from __future__ import annotations
