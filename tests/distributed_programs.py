@@ -153,6 +153,16 @@ def flat(state):
     return np.ravel(state.values if isinstance(state, ns.BlockSparse) else state).astype(float)
 
 
+def apart():
+    """A layer whose ranks drew layouts and values of their own, and its gradient."""
+    with init() as group:
+        layout = ns.patterns.random(6, 6, 0.4, seed=group.rank)
+        model = nn.Linear(24, 24, layout=layout, block_size=4, dtype="float64", seed=group.rank)
+        dist.DataParallel(model, group)
+        model(np.ones((2, 24))).sum().backward()
+        return model.weight.data.toarray(), model.weight.grad.data.layout.pattern
+
+
 def half(sharded):
     """A captured step on a GPU, in float16 with a scale that one rank's infinity halves."""
     with init() as group:
@@ -205,6 +215,8 @@ def other(what, folder=None):
         density = 0.25 if what == "layout" and odd else 0.5
         model = model_of(0, "float32" if what == "dtype" and odd else "float64", density)
         dist.DataParallel(model, group)
+        if what == "layout":  # all have that of rank 0, until one has another
+            model[0].weight.data = model_of(0, density=density)[0].weight.data
         dist.save(path, {"step": 1}, group)
         if what == "reached":
             (model[0] if odd else model)(np.ones((2, 32))).sum().backward()

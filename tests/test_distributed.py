@@ -61,6 +61,7 @@ def pair(folder):
             "lstm": (programs.lstm, 1 << 10),
             **(simulated if device.SIMULATED else {}),
             "masks": (programs.masks,),
+            "apart": (programs.apart,),
             "example": (
                 programs.example, "char_lm", [*EXAMPLE, *text, "--out", str(folder / "two")],
             ),
@@ -109,6 +110,15 @@ def test_ranks_train_as_one_process(pair):
     for two in values(of(pair, "trainings")):
         for got, (_, how) in zip(two, WAYS, strict=False):
             np.testing.assert_allclose(got, alone[how["parts"]], rtol=1e-9, atol=1e-12)
+
+
+def test_all_ranks_take_the_layouts_of_the_first(pair):
+    """Where ranks drew others: with values, gradients and all."""
+    layout = ns.patterns.random(6, 6, 0.4, seed=0)
+    first = nn.Linear(24, 24, layout=layout, block_size=4, dtype="float64", seed=0)
+    for weight, pattern in values(of(pair, "apart")):
+        np.testing.assert_array_equal(weight, first.weight.data.toarray())
+        np.testing.assert_array_equal(pattern, layout)
 
 
 def test_training_resumes_on_any_number(three, folder):

@@ -16,6 +16,7 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.distributed.buckets import Bucket, Work, buckets_of
 from numbsparse.distributed.group import Group
 from numbsparse.distributed.pair import Pair
+from numbsparse.layout import Layout
 from numbsparse.nn import kept
 from numbsparse.ops.elementwise import gapless
 
@@ -30,7 +31,8 @@ class DataParallel:
     still works on those before; optimizers, clipping and loss scaling see the same numbers on every
     rank, and take the same step. The model is used, saved and loaded as without this.
 
-    At first all ranks take the values of rank 0: parameters, buffers and saved numbers. Dropout
+    At first all ranks take the layouts and values of rank 0: parameters, buffers and saved numbers;
+    so an optimizer, which keeps arrays for the blocks of a layout, is made after this. Dropout
     draws other masks on each rank from then on; what else a program draws at random for its part of
     the batch, it seeds with its rank, as by `numpy.random.default_rng((seed, group.rank))`.
 
@@ -49,8 +51,8 @@ class DataParallel:
     ------
     ValueError
         For peer_memory without two GPUs and the backend nccl. On all ranks, where one has another
-        model: parameters of other names, dtypes, shapes or layouts. In `backward` where
-        it does not reach the same parameters on all ranks.
+        model: parameters of other names, dtypes, shapes or block sizes. In `backward` where a
+        layout has changed on one, or it does not reach the same parameters on all.
     RankLost
         In `backward`, where another rank has ended.
 
@@ -89,6 +91,7 @@ class DataParallel:
         self._layouts: list[Any] = []
         self._syncs = True
         self._beside = device.beside() if group._nccl else None
+        self._take_layouts_of_rank_0()
         self.check()
         self._take_values_of_rank_0()
         for module in model.modules():
@@ -131,6 +134,20 @@ class DataParallel:
                         f"rank {rank} has another model: {name} is {words[0]}{other}, where rank 0 "
                         f"has {words[1]}"
                     )
+
+    def _take_layouts_of_rank_0(self) -> None:
+        """Of matrices of the same features and block size; what else differs `check` refuses."""
+        about = self.group.share([_about(p)[1] for p in self._parameters])
+        if all(other == about[0] for other in about):
+            return
+        own = [_pattern_of(p) for p in self._parameters]
+        first = self.group.share(own if self.group.rank == 0 else None)[0]
+        for parameter, mine, pattern in zip(self._parameters, own, first, strict=False):
+            data = parameter.data
+            if not isinstance(data, BlockSparse) or mine == pattern or not pattern:
+                continue
+            if mine[0] == pattern[0]:
+                parameter.data = data.remap(_unpacked(*pattern))
 
     def _take_values_of_rank_0(self) -> None:
         tensors = [*self._parameters, *self.model.buffers()]
@@ -224,6 +241,25 @@ class DataParallel:
 def _layout_of(parameter: Tensor) -> Any:
     data = parameter._data
     return data.stored_layout if isinstance(data, BlockSparse) else None
+
+
+def _pattern_of(parameter: Tensor) -> list[Any]:
+    """The numbers of blocks of a layout and their size, and the pattern as hexadecimal digits.
+
+    Empty for an array.
+    """
+    data = parameter._data
+    if not isinstance(data, BlockSparse):
+        return []
+    shape = [*data.layout.shape, data.block_size]
+    return [shape, np.packbits(data.layout.pattern).tobytes().hex()]
+
+
+def _unpacked(shape: list[int], digits: str) -> Layout:
+    """The way back."""
+    rows, columns, _ = shape
+    bits = np.unpackbits(np.frombuffer(bytes.fromhex(digits), np.uint8), count=rows * columns)
+    return Layout(bits.reshape(rows, columns))
 
 
 def _about(parameter: Tensor) -> list[str]:
