@@ -211,7 +211,7 @@ ELSEWHERE = {  # with tests of their own
     *("lstm", "lstm_step_by_step", "lstm_grad", "lstm_steps", "cell", "cell_grad", "repeated_cell"),
     *("affine_norm", "affine_norm_grad", "affine_norm_sums", "repeated_norm"),
     *("column_dots", "column_norms", "scale_columns", "normalise_columns", "inside"),
-    *("scale_blocks", "gated", "ungated", "block_dots"),
+    *("scale_blocks", "gated", "ungated", "block_dots", "multiplies_gates"),
     *("adam_step", "adam_step_with", "sgd_step", "sgd_step_with", "average_step"),
     *("scale_to_norm", "judge", "guarded_adam_numbers", "guarded_sgd_numbers", "check_step"),
     *("copy_into", "dropout_mask", "operand", "remap", "block_norms", "on_device"),

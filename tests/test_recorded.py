@@ -33,7 +33,7 @@ TRACED = {  # warps that compute, warps that fetch for them, stages of a ring, o
     "k3_registers": (2, 0, 1, 0),
     "k5_tensor_core": (4, 0, 4, 0),
     "k6_hopper": (4, 2, 2, 1),
-    "k7_small_blocks": (4, 4, 2, 0),
+    "k7_small_blocks": (4, 4, 2, 2),  # of a ring x, and beside it w, which lanes copy
     "k8_small_batch": (2, 0, 2, 1),  # a ring of one stage for each warp; where they add their sums
 }
 # The traces of these are as those of s01, s03, s05 and s15, whose blocks form clusters and stay.

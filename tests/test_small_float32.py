@@ -8,9 +8,9 @@ import pytest
 from numbsparse import device, ops
 from numbsparse.device import to_device
 from numbsparse.kernels.matmul import PRODUCTS, rung
-from numbsparse.kernels.matmul.k7_small_blocks import region_plan, regions, strip_plan
+from numbsparse.kernels.matmul.k7_small_blocks import region_plan, regions
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, plan_regions
-from numbsparse.kernels.parts import aligned
+from numbsparse.kernels.parts import aligned, deal
 from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung, count
 
@@ -207,7 +207,7 @@ def test_an_even_order_keeps_warps_together(rng):
         counts = rng.poisson(0.1, (n, 20)).astype(np.uint8)  # of four columns a warp
         counts[0, 7] = 1
         order, needed = np.full(n, -1), np.flatnonzero(counts.any(1))
-        kept = strip_plan._even(counts, 5, order)
+        kept = deal.in_step(counts, 5, order)
         np.testing.assert_array_equal(np.sort(order[:kept]), needed)
         loads = counts.reshape(n, 5, 4).sum(2)
         as_it_was, ahead = (

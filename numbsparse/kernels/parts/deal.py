@@ -14,6 +14,7 @@ from numbsparse.kernels.cores import compiled
 from numbsparse.layout import Index
 
 TILE_STEPS = 3  # what a tile costs beyond its steps
+CHOICE = 32  # groups of which the next one is chosen
 
 
 def dealt(costs: Any, places: int) -> tuple[np.ndarray, float]:
@@ -139,3 +140,40 @@ def schedule_parts(
     ends = [first + steps * k // parts for k in (part, part + 1)]
     tiles = np.column_stack([group, row, *ends]).astype(np.int32)
     return tiles, np.arange(len(tiles) + 1, dtype=np.int32)
+
+
+@compiled(error_model="numpy", fastmath={"reassoc"})  # whole numbers are exact in any order
+def in_step(counts, warps, order):
+    """The groups that warps need, in an order in which they keep step; how many.
+
+    The next group is the one of a few that leaves the pieces so far most even among the warps: they
+    can only be as far apart as the ring is long. All numbers are whole ones, times `n`.
+
+    counts (groups, columns) : pieces of each column, of which a warp has as many as any
+    loads (groups, warps) : the pieces that a warp meets in a group
+    ahead (warps,) : of the mean, after the next group, if that had none
+    """
+    n, each = 0, counts.shape[1] // warps
+    loads, squares = np.zeros((len(counts), warps)), np.empty(len(counts))
+    needed, ahead = np.empty(len(counts), np.int64), np.zeros(warps)
+    for group in range(len(counts)):
+        for column in range(counts.shape[1]):
+            loads[n, column // each] += counts[group, column]
+        needed[n], squares[n] = group, (loads[n] * loads[n]).sum()
+        n += 1 if squares[n] > 0 else 0
+    mean = loads[:n].sum(0)
+    few = np.arange(min(CHOICE, n))
+    for k in range(n):
+        best, least = 0, np.inf
+        ahead -= mean
+        for which in range(few.size):
+            if few[which] < n:
+                cost = n * squares[few[which]]
+                for warp in range(warps):
+                    cost += 2 * ahead[warp] * loads[few[which], warp]
+                if cost < least:
+                    best, least = which, cost
+        order[k] = needed[few[best]]
+        ahead += n * loads[few[best]]
+        few[best] = few.size + k
+    return n

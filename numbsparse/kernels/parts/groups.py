@@ -115,3 +115,23 @@ def write_shares(record, kept, counts, before):
             record[first + slot] = kept[share, k, 1]
             slot += 1
         record[share], counts[share] = mask, 0
+
+
+def counted(walk: Walk, lines: np.ndarray, n_groups: int, shift: int) -> np.ndarray:
+    """(strips, groups, columns) uint8: the blocks of each line in groups of 1 << shift inputs.
+
+    lines (strips, columns) : which they are; none beyond the last one
+    """
+    counts = np.zeros((len(lines), n_groups, lines.shape[1]), np.uint8)
+    _count_blocks(walk.indptr, walk.indices, lines, shift, counts)
+    return counts
+
+
+@compiled(error_model="numpy")
+def _count_blocks(indptr, indices, lines, shift, counts):
+    for strip in range(len(lines)):
+        for column in range(lines.shape[1]):
+            line = lines[strip, column]
+            if line < indptr.size - 1:
+                for k in range(indptr[line], indptr[line + 1]):
+                    counts[strip, indices[k] >> shift, column] += 1

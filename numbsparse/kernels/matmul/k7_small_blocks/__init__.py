@@ -8,9 +8,9 @@ warp and is known only at run time; the registers of sums must be known when the
 
 - `strips`: a strip of up to 512 columns of y by 64 rows. Each warp has 32 columns, and walks the
   blocks of each, stage by stage. An mma sums 16 products: one block of 16 x 16, or two of 8 x 8 of
-  one column, wherever they are. `strip_blocks` brings them as they are stored; for a long batch,
-  and of float32, `packed` puts w in that order before, in the registers of an mma. Where strips are
-  too few for the GPU they are narrower, and blocks of threads share the sum of a strip.
+  one column, wherever they are. `parts.stored_blocks` copies them as they are stored; for a long
+  batch, and of float32, `packed` puts w in that order before, in the registers of an mma. Where
+  strips are too few for the GPU they are narrower, and blocks of threads share the sum of a strip.
 - `regions`: 130 or more blocks of w of 16 x 16, or 430 of 8 x 8, near each other. Each warp has
   slots for their sums; neighbouring slots are in one column and read its dy once. Where regions are
   too few for the GPU, and the batch is long enough, they are cut over it.

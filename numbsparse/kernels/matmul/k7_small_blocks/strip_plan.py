@@ -18,17 +18,17 @@ from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import multiprocessors, shared_memory
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.cluster_sums import part_bytes
-from numbsparse.kernels.parts.deal import Lengths
+from numbsparse.kernels.parts.deal import Lengths, in_step
+from numbsparse.kernels.parts.groups import counted
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.swizzle import PERIOD
-from numbsparse.layout import Index, Walk
+from numbsparse.layout import Index
 
 PIECE = 8  # features in 16 bytes
 WARP_COLUMNS = 32
 COUNT_BITS = 6
 MOST_STEPS = 256  # of a stage
 INSIDE_BITS = 5
-CHOICE = 32  # groups of which the next one is chosen
 WIDTH = 32  # features that are fetched together: 64 or 128 bytes of a row of x
 ROWS = 64
 # By bytes of a value and block size, fitted to an H200: microseconds of a group in a warp, and
@@ -218,7 +218,7 @@ def steps_in_strips(
     walk, columns = index.rows if transposed else index.columns, width // B
     n_groups = int(walk.indices.max(initial=0)) * B // group_width + 1
     lines = np.arange(-(-(walk.indptr.size - 1) // columns) * columns).reshape(-1, columns)
-    counts = _counted(walk, lines, n_groups, (group_width // B).bit_length() - 1)
+    counts = counted(walk, lines, n_groups, (group_width // B).bit_length() - 1)
     steps = ((counts + np.uint8(blocks_a_step - 1)) // np.uint8(blocks_a_step)).sum(2, np.int64)
     needed, kept = int(np.count_nonzero(steps)) or 1, walk.indices.size
     part = kept / (needed * columns * (group_width // B))
@@ -242,7 +242,7 @@ def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> 
     walk, n_warps = index.rows if transposed else index.columns, strip.WARPS * strip.CLUSTER
     lines = _lines_of_strips(walk.indptr, strip)
     shift = (strip.WIDTH // strip.B).bit_length() - 1
-    counts = _counted(walk, lines, -(-features // strip.WIDTH), shift)
+    counts = counted(walk, lines, -(-features // strip.WIDTH), shift)
     stages, places = np.empty((2, *counts.shape[:2]), np.int32)
     groups = np.full((stages.size + 1, strip.GROUPS), -1, np.int32)
     blocks = np.zeros((stages.size + 1, lines.shape[1]), np.int32)
@@ -295,23 +295,6 @@ def _lines_of_strips(indptr: np.ndarray, strip: Strip) -> np.ndarray:
     return in_block.reshape(kept.shape)[order]
 
 
-def _counted(walk: Walk, lines: np.ndarray, n_groups: int, shift: int) -> np.ndarray:
-    """(strips, groups, columns): blocks of each line of a strip in groups of 1 << shift inputs."""
-    counts = np.zeros((len(lines), n_groups, lines.shape[1]), np.uint8)
-    _count(walk.indptr, walk.indices, lines, shift, counts)
-    return counts
-
-
-@compiled(error_model="numpy")
-def _count(indptr, indices, lines, shift, counts):
-    for strip in range(len(lines)):
-        for column in range(lines.shape[1]):
-            line = lines[strip, column]
-            if line < indptr.size - 1:
-                for k in range(indptr[line], indptr[line + 1]):
-                    counts[strip, indices[k] >> shift, column] += 1
-
-
 @compiled(error_model="numpy")
 def _cut(counts, warps, most, room, blocks_a_step, cluster, blocks, stages, places, groups):
     """Where the stages of each strip begin: they take groups while there is room for their steps.
@@ -324,7 +307,7 @@ def _cut(counts, warps, most, room, blocks_a_step, cluster, blocks, stages, plac
     firsts = np.zeros(n_strips + 1, np.int64)
     for strip in range(n_strips):
         place, shift = most, blocks_a_step - 1  # of one or two
-        for k in range(_even(counts[strip], warps, order)):
+        for k in range(in_step(counts[strip], warps, order)):
             group = order[k]
             own = counts[strip, group]
             for new in range(2):
@@ -345,42 +328,6 @@ def _cut(counts, warps, most, room, blocks_a_step, cluster, blocks, stages, plac
             place += 1
         firsts[strip + 1] = stage + 1
     return firsts
-
-
-@compiled(error_model="numpy", fastmath={"reassoc"})  # whole numbers are exact in any order
-def _even(counts, warps, order):
-    """The groups that a strip needs, such that its warps keep step; how many.
-
-    The next group is the one of a few that leaves the blocks so far most even among the warps: they
-    can only be as far apart as the ring is long. All numbers are whole ones, times `n`.
-
-    loads (groups, warps) : the blocks that a warp meets in a group
-    ahead (warps,) : of the mean, after the next group, if that had none
-    """
-    n, each = 0, counts.shape[1] // warps
-    loads, squares = np.zeros((len(counts), warps)), np.empty(len(counts))
-    needed, ahead = np.empty(len(counts), np.int64), np.zeros(warps)
-    for group in range(len(counts)):
-        for column in range(counts.shape[1]):
-            loads[n, column // each] += counts[group, column]
-        needed[n], squares[n] = group, (loads[n] * loads[n]).sum()
-        n += 1 if squares[n] > 0 else 0
-    mean = loads[:n].sum(0)
-    few = np.arange(min(CHOICE, n))
-    for k in range(n):
-        best, least = 0, np.inf
-        ahead -= mean
-        for which in range(few.size):
-            if few[which] < n:
-                cost = n * squares[few[which]]
-                for warp in range(warps):
-                    cost += 2 * ahead[warp] * loads[few[which], warp]
-                if cost < least:
-                    best, least = which, cost
-        order[k] = needed[few[best]]
-        ahead += n * loads[few[best]]
-        few[best] = few.size + k
-    return n
 
 
 @compiled(error_model="numpy")

@@ -10,10 +10,11 @@ from typing import Any
 
 from numba import cuda, int32, uint32
 
-from numbsparse.kernels.matmul.k7_small_blocks.strip_blocks import loading
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import COUNT_BITS, Strip
 from numbsparse.kernels.parts.packed import adding
+from numbsparse.kernels.parts.stored_blocks import loading
 from numbsparse.kernels.parts.swizzle import rows_of
+from numbsparse.kernels.parts.words import words_of_lane
 
 
 @cache
@@ -25,7 +26,9 @@ def products(strip: Strip, arithmetic: str, x_transposed: bool, transposed: bool
     X_START, W_START, HEAD = strip.X_START, strip.W_START, strip.HEAD
     WORDS, LAST_COLUMN, COUNT = strip.STEP_BYTES // 128, strip.COLUMNS - 1, (1 << COUNT_BITS) - 1
     rows = rows_of(strip.ITEM, strip.WIDTH, x_transposed)
-    load, begin_x = loading(strip, transposed), rows.begin
+    load, begin_x = loading(strip.B, transposed), rows.begin
+    if strip.PACKED:
+        load = words_of_lane(WORDS).load
 
     def columns_from(j: int) -> Any:
         """Column j, then those after it: each with its own registers, named when compiled."""

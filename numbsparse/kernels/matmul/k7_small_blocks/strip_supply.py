@@ -12,9 +12,9 @@ from typing import Any
 
 from numba import cuda, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k7_small_blocks.strip_blocks import copying
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import Strip
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import INSIDE_BITS, Strip
 from numbsparse.kernels.parts.ring import following
+from numbsparse.kernels.parts.stored_blocks import Copying, copying
 from numbsparse.kernels.parts.swizzle import load_for
 from numbsparse.kernels.ptx import (
     bulk_load,
@@ -32,7 +32,7 @@ def producer(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
     """produce(fetcher, x_map, fresh, w, plan, first, last, ring): of tiles `first` to `last`."""
     ROWS, STAGES, GROUPS, CLUSTER = strip.ROWS, strip.STAGES, strip.GROUPS, strip.CLUSTER
     PER = 32 // GROUPS  # stages of which the warp knows the groups, a lane each
-    blocks, PACKED = copying(strip, transposed), strip.PACKED
+    blocks, PACKED = copies_of(strip, transposed), strip.PACKED
     look_up, CODES = blocks.look_up, 1 if PACKED else blocks.codes
     turn, other_turn = (turning(strip, x_transposed, transposed) for _ in range(2))
 
@@ -86,6 +86,10 @@ def producer(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
     return produce
 
 
+def copies_of(strip: Strip, transposed: bool) -> Copying:
+    return copying(strip.B, strip.STEPS, strip.FETCHERS, INSIDE_BITS, transposed)
+
+
 def turning(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
     """turn(of, sources, own, others, ring, stage, phase): fill a stage once it is empty.
 
@@ -94,7 +98,7 @@ def turning(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
     own : what a lane knows of the stage's blocks; others : of the next stage's, from here on
     """
     STAGES, STAGE_BYTES, W_START = strip.STAGES, strip.STAGE_BYTES, strip.W_START
-    ask, blocks, PACKED = asking(strip, x_transposed), copying(strip, transposed), strip.PACKED
+    ask, blocks, PACKED = asking(strip, x_transposed), copies_of(strip, transposed), strip.PACKED
     look_up, copy = blocks.look_up, blocks.copy
 
     @cuda.jit(device=True)

@@ -24,7 +24,6 @@ from numbsparse.kernels.card import registers
 from numbsparse.kernels.elementwise import copy, fill
 from numbsparse.kernels.matmul.k8_small_batch import launch
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, lines_of, name_blocks
-from numbsparse.kernels.matmul.k8_small_batch.requests import ALIGNED, square_of
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES, aligned_in_place, is_aligned
 from numbsparse.kernels.parts.calls import Call, again
@@ -32,6 +31,7 @@ from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.gathers import copying, picking, reading
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import all_finite, finite, plain_sum
+from numbsparse.kernels.parts.requests import ALIGNED, square_of
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand, fragment, products
 from numbsparse.kernels.ptx import (

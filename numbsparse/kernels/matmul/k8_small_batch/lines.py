@@ -15,15 +15,15 @@ from numba import cuda, float32, int32, int64, uint32, uint64
 
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums, repairing, storing
-from numbsparse.kernels.matmul.k8_small_batch.requests import (
+from numbsparse.kernels.parts import pieces
+from numbsparse.kernels.parts.gathers import picking, reading
+from numbsparse.kernels.parts.repair import all_finite
+from numbsparse.kernels.parts.requests import (
     ALIGNED,
     engine_asks,
     lanes_ask,
     x_words,
 )
-from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.gathers import picking, reading
-from numbsparse.kernels.parts.repair import all_finite
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.tiles import WIDTH, multiply
 from numbsparse.kernels.ptx import (

@@ -1,9 +1,8 @@
-"""The blocks of w that a stage of a strip holds: how lanes bring them, and how they come to an mma.
+"""Small 16-bit blocks of w in a stage of a ring: how lanes copy them, and how an mma gets them.
 
-They lie as they are stored, one after another, 16 bytes of each brought by a lane; pieces of a row
-change places, so that those which are read together share no bank. For a long batch they are packed
-once beforehand (`parts.packed`), and the copy engine brings them: then nobody copies them through
-lanes, stage after stage.
+They are there as they are stored, one after another, 16 bytes of each copied by a lane; pieces of a
+row change places, so that those which are read together share no bank. For a long batch they are
+packed once beforehand (`packed`), and the copy engine copies them, so that no lane has to.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from typing import Any, NamedTuple
 from numba import cuda, int32, int64, uint32
 
 from numbsparse.device import SIMULATED
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import INSIDE_BITS, PIECE, Strip
-from numbsparse.kernels.parts.words import words_of_lane
+from numbsparse.kernels.parts.swizzle import PIECE
 from numbsparse.kernels.ptx import (
     cp_async_arrive,
     cp_async_zero_fill,
@@ -42,12 +40,15 @@ class Copying(NamedTuple):
     copy: Any
 
 
-def copying(strip: Strip, transposed: bool) -> Copying:
-    """What is beyond the last of the features that are summed over becomes 0."""
-    B, FETCHERS, A_STEP = strip.B, strip.FETCHERS, strip.BLOCKS_A_STEP
+def copying(B: int, STEPS: int, FETCHERS: int, INSIDE_BITS: int, transposed: bool) -> Copying:
+    """For at most so many steps of 16 products in a stage, by so many warps; codes as in `packed`.
+
+    What is beyond the last of the features that are summed over becomes 0.
+    """
+    A_STEP = 16 // B
     INSIDE, BYTES, PIECES = (1 << INSIDE_BITS) - 1, 2 * B * B, B // PIECE  # of a block, of a row
     LANES, AT_ONCE = B * PIECES, 32 // (B * PIECES)
-    CODES = -(-strip.STEPS * A_STEP // (32 * FETCHERS))
+    CODES = -(-STEPS * A_STEP // (32 * FETCHERS))
     ROUNDS, EACH = 32 // AT_ONCE, AT_ONCE * FETCHERS
 
     @cuda.jit(device=True)
@@ -86,10 +87,8 @@ def copying(strip: Strip, transposed: bool) -> Copying:
 
 
 @cache
-def loading(strip: Strip, transposed: bool) -> Any:
-    """load(words, at): what a lane has of the step at a word, as `parts.packed` says."""
-    if strip.PACKED:
-        return words_of_lane(strip.STEP_BYTES // 128).load
+def loading(B: int, transposed: bool) -> Any:
+    """load(words, at): what a lane has of the step at a word, as `packed` says."""
     two, four = (ldmatrix_x2, ldmatrix_x4)
     if not transposed:
         two, four = (ldmatrix_x2_trans, ldmatrix_x4_trans)
@@ -108,4 +107,4 @@ def loading(strip: Strip, transposed: bool) -> Any:
         row = lane % 8 + 8 * above
         return four(words, uint32(at + row * 8 + (piece ^ row // 4 % 2) * 4))
 
-    return load_two if strip.B == 8 else load_four
+    return load_two if B == 8 else load_four
