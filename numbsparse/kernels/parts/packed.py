@@ -91,7 +91,7 @@ def pack_kernel(
 
 @cache
 def gating(dtype: str | None) -> tuple[Any, Any]:
-    """gate_of(gates, block), and what multiplies a word by it; of no dtype nothing is done."""
+    """gate_of(gates, block), and what multiplies a word by it; without a dtype, nothing is."""
 
     @cuda.jit(device=True)
     def gate_of(gates, block):
@@ -151,7 +151,7 @@ def adding(arithmetic: str, B: int, TM: int, rows: Rows, j: int) -> Any:
     """add(shared, lines, place, b, acc): the j-th part of acc += 16 TM rows of x times a step.
 
     b : what a lane has of the step
-    lines, place : where x is, see `swizzle.Rows`: of 16 bits both pieces, of float32 each
+    lines, place : where x is, see `swizzle.Rows`: in 16 bits both pieces, in float32 each
     """
     make = add_16_bit if arithmetic in MMA else add_tf32
     return make(arithmetic, B, TM, rows, j)

@@ -13,7 +13,7 @@ import numpy as np
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import dealt
 
-TOGETHER = 12  # units of a share that take as long as adding up the parts of lines
+TOGETHER = 12  # units that take as long as adding up the parts of lines
 
 
 class Work(NamedTuple):

@@ -1,8 +1,8 @@
 """Small 16-bit blocks of w in a stage of a ring: how lanes copy them, and how an mma gets them.
 
-They are there as they are stored, one after another, 16 bytes of each copied by a lane; pieces of a
-row change places, so that those which are read together share no bank. For a long batch they are
-packed once beforehand (`packed`), and the copy engine copies them, so that no lane has to.
+They are as in global memory, one after another, a lane copying 16 bytes at a time; pieces of a row
+change places, so that those read together share no bank. For a long batch they are packed once
+beforehand (`packed`), and the copy engine copies them, so that no lane has to.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numbsparse.kernels.ptx import (
     shfl_idx,
 )
 
-TOGETHER = 1 if SIMULATED else 4  # copies that a lane asks for one after another
+TOGETHER = 1 if SIMULATED else 4  # copies that a lane requests one after another
 
 
 class Copying(NamedTuple):

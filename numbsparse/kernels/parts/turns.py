@@ -1,4 +1,4 @@
-"""Pieces of a sum that many blocks of threads have: added in their order, in one place.
+"""Pieces of a sum that many blocks of threads have, added in their order, in one place.
 
 An item is the sum of a few kept blocks. It is cut into pieces where items are too few for the GPU.
 The pieces of an item add to the same float32 numbers, one after another and always in the same

@@ -2,7 +2,7 @@
 
 A block of threads has WARPGROUPS of consumers and a producer warp, which requests copies. Each
 warpgroup has UNITS pieces of 64 outputs, whose sums stay in registers along a line. Blocks of
-threads stay for the whole launch, and go from line to line while copies for the next already run.
+threads are persistent, and go from line to line while copies for the next already run.
 Boxes and blocks of w have a ring each: for a box there are as many blocks as the line keeps taps of
 it.
 
@@ -230,7 +230,7 @@ def fetcher(B: int, rings: Rings, adds: LineProduct) -> Any:
 
 @cache
 def walker(rings: Rings, adds: LineProduct) -> Any:
-    """Reads what `fetch` requests: multiplies the box of each unit by its blocks of w.
+    """Takes what `fetch` requests: multiplies the box of each unit by its blocks of w.
 
     `box` is the size of one, in MEASURE; `at` is where a warp is in the rings.
     """

@@ -74,7 +74,7 @@ def loader(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
 def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
     """supply(own, maps, heads, loads, item, shared, base, bars, ring_at): a warp requests copies.
 
-    ring_at : (stage, phase), where the item before ended; gives where this one does
+    ring_at : (stage, phase), where the item before ended; returns where this one does
     """
     STAGES, EMPTY, LOADERS, PANEL_BYTES = tile.STAGES, tile.STAGES, tile.LOADERS, tile.PANEL_BYTES
     DEPTH, STAGE = tile.DEPTH, tile.SLOTS * tile.PANEL_BYTES
@@ -145,9 +145,9 @@ def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -
 
 @cache
 def storer(tile: Tile, kind: str | None) -> Any:
-    """store(sums, warp, places, outs, item, out, dense): to kept blocks, rounded; of no kind, not.
+    """store(sums, warp, places, outs, item, out, dense): to kept blocks; rounded if of a kind.
 
-    Two neighbours at once, but of B = 32, whose products are transposed.
+    Two neighbours at once, except at B = 32, where products are transposed.
     """
     B, OUTS, PER_OUT = tile.B, tile.OUTS, tile.UNITS * tile.N // 2 // tile.OUTS
     rounded = PACK[kind or "f16"]

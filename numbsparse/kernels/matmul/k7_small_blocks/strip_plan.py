@@ -161,7 +161,7 @@ def strip_of(
 
 
 def is_packed(batch: int, item: int) -> bool:
-    """Whether w is packed before: then nobody copies it through lanes, stage after stage."""
+    """Whether w is packed beforehand: then no lane has to copy it, stage after stage."""
     return item == 4 or batch > PACK_FROM
 
 
@@ -203,7 +203,7 @@ def shared_out(sizes: tuple[int, int, int], B: int, item: int, n_blocks: int) ->
 
 
 def warps_for(columns: int, item: int) -> int:
-    """That multiply: with those that ask, each has the registers that its sums need."""
+    """That multiply: beside those that fetch, each has the registers that its sums need."""
     if item == 4:
         return min(11, -(-columns // WARP_COLUMNS))
     most = 4 if SIMULATED else 8 if (shared_memory() or 0) < 160 * 1024 else 16
