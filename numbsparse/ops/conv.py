@@ -181,7 +181,7 @@ def conv_weight_grad(
 
     Returns
     -------
-    BlockSparse, with the layout of w, in the place of x
+    BlockSparse, with the layout of w, on x's device
 
     Raises TypeError and ValueError as `conv` does.
 

@@ -66,7 +66,7 @@ def matmul(
         any; on a GPU none is negative.
     gate : array, (n_blocks,), or BlockSparse of 1 x 1 blocks in the layout of w, optional
         A number for each block, in the order of `w.data`, for `y = x @ (gate[:, None, None] * w)`,
-        in the place of w: float32, with a w of float64 float64. The gated weight is rounded to the
+        on w's device: float32, with a w of float64 float64. The gated weight is rounded to the
         dtype of w, at the cost of a pass over w unless all gates are one or the kernel takes them:
         `k8_small_batch` does, and of 16-bit floats `k7_small_blocks`. A block whose gate is
         zero is skipped, in both gradients too, and so gets none, and nor does its gate. For each
@@ -151,7 +151,7 @@ def sddmm(
 
     Returns
     -------
-    BlockSparse, (in_features, out_features), in the place of `a` and `b`
+    BlockSparse, (in_features, out_features), on the device of `a` and `b`
 
     Raises
     ------

@@ -108,7 +108,7 @@ def record(call: Callable[[], Any] | Recording) -> Recording:
     Returns
     -------
     Recording
-        Each of the three takes it in the place of a function.
+        Each of the three takes it instead of a function.
 
     Raises
     ------
