@@ -48,8 +48,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         prog="python -m numbsparse",
         description=f"{__doc__}\n\nStart with: python -m numbsparse info",
         epilog="`python -m numbsparse COMMAND --help` says more of each.\n\n"
-        "The products are computed by a choice of kernels, called rungs, from the plainest\n"
-        "(k1_naive) to those for the newest cards (k6_hopper); together they are the ladder.",
+        "Products are computed by a choice of kernels, called rungs, from the plainest (k1_naive)\n"
+        "to that for Hopper's tensor cores (k6_hopper) and beyond; together they are the ladder.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=__version__)
@@ -140,7 +140,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     command.add_argument(
         "names", metavar="RUNG", nargs="*", help="s01_naive to s15_store, k1_naive on"
     )
-    command.add_argument("--folder", type=Path, default=Path(), help="default: this one")
+    command.add_argument("--folder", type=Path, default=Path(), help="default: the current")
     command = add(
         "machine-code",
         "check whether a change to the source changed the GPU's machine code",
@@ -173,7 +173,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         help="before that, measure the table of times that the choice follows, and write it there",
     )
     command.add_argument(
-        "--only", metavar="RUNG", choices=RUNGS, help="measure one rung again in that table"
+        "--only", metavar="RUNG", choices=RUNGS, help="with --json, measure this rung alone"
     )
     command = add(
         "plane",
@@ -184,16 +184,16 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     command.add_argument("--place", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     command.add_argument(
-        "--minutes", type=float, default=5, help="how long to go on; default: 5. 0: not at all"
+        "--minutes", type=float, default=5, help="how long to measure; default: 5. 0: only read"
     )
     command.add_argument(
-        "--jobs", type=int, default=1, help="processes that compile ahead, a GPU; default: 1"
+        "--jobs", type=int, default=1, help="processes a GPU that compile ahead; default: 1"
     )
     command.add_argument(
-        "--dtype", choices=("float16", "bfloat16", "float32"), help="of this dtype alone"
+        "--dtype", choices=("float16", "bfloat16", "float32"), help="measure this one alone"
     )
-    command.add_argument("--cards", type=int, default=1, help="GPUs at the same time; default: 1")
-    command.add_argument("--json", type=Path, metavar="FILE", help="the map, read and extended")
+    command.add_argument("--cards", type=int, default=1, help="GPUs to use; default: 1")
+    command.add_argument("--json", type=Path, metavar="FILE", help="the map to read and extend")
     command.add_argument("--png", type=Path, metavar="FILE", help="draw the map there")
     command = add(
         "tables",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import sys
+import textwrap
 from contextlib import suppress
 from typing import Any
 
@@ -58,7 +60,7 @@ def info(own: str) -> dict[str, Any]:
         "why": why,
         "simulated": runtime.SIMULATED,
         "simulator": "numba-cuda" in here,
-        "does": {place: DOES[place] for place in places},
+        "does": {place: _does(place, "ml_dtypes" in here) for place in places},
         "rungs": {place: _rungs(place) for place in places},
         "packages": here,
         "extras": extras,
@@ -66,6 +68,10 @@ def info(own: str) -> dict[str, Any]:
         "cache": _folder(),
         "kept": _kept(),
     }
+
+
+def _does(place: str, bfloat16: bool) -> str:
+    return DOES[place] if bfloat16 else DOES[place].replace(", bfloat16", "")
 
 
 def _missing(extras: list[str]) -> list[str]:
@@ -163,12 +169,24 @@ def _cache_in_words(found: dict[str, Any]) -> str:
     if found["cache"] is None:
         return "none: set NUMBSPARSE_CACHE_DIR to a folder, or kernels compile in every process"
     kept = ", ".join(
-        f"{of['files']} {what} ({of['bytes'] / 1e6:.1f} MB)" for what, of in found["kept"].items()
+        f"{of['files']} {what.removesuffix('s') if of['files'] == 1 else what}"
+        f" ({of['bytes'] / 1e6:.1f} MB)"
+        for what, of in found["kept"].items()
     )
     return f"{found['cache']} holds {kept}; NUMBSPARSE_CACHE_DIR sets another folder"
 
 
 def write(own: str, as_json: bool) -> None:
-    """Print it."""
+    """Print it; words as wide as the terminal, if it goes to one."""
     found = info(own)
-    print(json.dumps(found, indent=1) if as_json else in_words(found))
+    said = json.dumps(found, indent=1) if as_json else in_words(found)
+    if sys.stdout.isatty() and not as_json:
+        width = max(shutil.get_terminal_size().columns, 40)
+        said = "\n".join(_wrapped(line, width) for line in said.splitlines())
+    print(said)
+
+
+def _wrapped(line: str, width: int) -> str:
+    return textwrap.fill(
+        line, width, subsequent_indent=" " * 11, break_long_words=False, break_on_hyphens=False
+    )

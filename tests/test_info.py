@@ -85,6 +85,28 @@ def test_a_user_without_a_folder_is_warned(monkeypatch):
     assert "\ncache      none: set NUMBSPARSE_CACHE_DIR" in info.in_words(found)
 
 
+def test_bfloat16_is_named_where_its_package_is(monkeypatch):
+    for packages in ({}, {"ml_dtypes": "1"}):
+        monkeypatch.setattr(info, "versions_of", lambda *names, packages=packages: packages)
+        does = info.info(ns.__version__)["does"]["cpu"]
+        assert ("bfloat16" in does) == bool(packages)
+        assert does.startswith("products in float16, ")
+        assert "float32 and float64; layers" in does
+
+
+def test_words_are_as_wide_as_the_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(runtime, "why_unavailable", lambda: "no driver, " * 20)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    info.write(ns.__version__, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 60 or " " not in line.strip() for line in lines)
+    assert "".join(lines).replace(" ", "").count("nodriver,") == 20
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False)
+    info.write(ns.__version__, as_json=False)
+    assert "no driver, " * 19 in capsys.readouterr().out
+
+
 ALL = [*info.EXTRAS]
 BASE = {"numba": "1", "numpy": "2", "scipy": "3"}
 CU12 = ["numba-cuda", "nvidia-cuda-nvcc-cu12"]
