@@ -139,13 +139,14 @@ class Pages:
             self.write_page(f"{name}/README.md", f"{ORPHAN}# {name}/\n\n{lines}")
             return
         title, said, first = path.name, "", 1
-        if name.startswith("examples/"):
+        language = "python" if path.suffix == ".py" else path.suffix[1:] or "text"
+        if name.startswith("examples/") and language == "python":
             tree = ast.parse(path.read_text(encoding="utf-8"))
             said, first = ast.get_docstring(tree) or "", (tree.body[0].end_lineno or 0) + 2
         if name in COURSE:
             title, _, said = said.partition(".\n")
         orphan = "" if name in (*COURSE, *PROGRAMS) else ORPHAN
-        code = included(name, name, "python", f":lines: {first}-", ":lineno-match:")
+        code = included(name, name, language, f":lines: {first}-", ":lineno-match:")
         write(page_of(name), f"{orphan}# {title}\n\n{said}\n\n{code}")
 
 
