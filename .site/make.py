@@ -68,7 +68,8 @@ class Pages:
         menu.insert(2, "reference/index.md")
         under = {
             "README.md": toctree(menu, titles),
-            "examples/README.md": toctree([page_of(path) for path in (*GUIDES, *PROGRAMS)]),
+            "examples/README.md": toctree([*map(page_of, GUIDES)], caption="Guides")
+            + toctree([*map(page_of, PROGRAMS)], caption="Programs"),
         }
         for path in ("README.md", *PAGES, *GUIDES):
             if path != LESSONS:
@@ -173,13 +174,14 @@ def beside(page: str, other: str) -> str:
     return os.path.relpath(other, os.path.dirname(page))
 
 
-def toctree(pages: list[str], titles: dict[str, str] | None = None) -> str:
+def toctree(pages: list[str], titles: dict[str, str] | None = None, caption: str = "") -> str:
     """The pages below one, for the menu."""
     if not pages:
         return ""
     named = titles or {}
     lines = (f"{named[page]} </{page}>" if page in named else f"/{page}" for page in pages)
-    return "\n```{toctree}\n:hidden:\n\n" + "\n".join(lines) + "\n```\n"
+    named_so = f":caption: {caption}\n" if caption else ""
+    return f"\n```{{toctree}}\n:hidden:\n{named_so}\n" + "\n".join(lines) + "\n```\n"
 
 
 def included(page: str, file: str, language: str, *options: str) -> str:

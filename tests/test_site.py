@@ -110,6 +110,14 @@ def test_a_lesson_has_its_trace_and_its_notebook(site, monkeypatch, tmp_path):
         assert "{download}`s10_wgmma.ipynb`" in shown
 
 
+def test_what_is_no_program_is_shown_as_it_is(site, monkeypatch, tmp_path):
+    monkeypatch.setattr(site, "SOURCE", tmp_path)
+    results = Path("examples", "results", "mixture_of_experts.json")
+    site.Pages().write_linked(ROOT / results)
+    shown = (tmp_path / f"{results}.md").read_text("utf-8")
+    assert ":language: json\n:lines: 1-\n" in shown
+
+
 def test_links_are_led_to_pages(site):
     pages = site.Pages()
     page = "examples/guides/pruning.md"
