@@ -128,7 +128,7 @@ class Pages:
             picture.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(goal, picture)
             return before + beside(page_of(path), name)
-        if goal.suffix != ".md":
+        if name not in ("README.md", *PAGES, *GUIDES):
             self.link(goal)
         return before + beside(page_of(path), page_of(name)) + anchor
 
@@ -138,6 +138,9 @@ class Pages:
             files = sorted(file for file in path.iterdir() if file.suffix == ".py")
             lines = "".join(f"- [{file.name}]({file.name})\n" for file in files)
             self.write_page(f"{name}/README.md", f"{ORPHAN}# {name}/\n\n{lines}")
+            return
+        if path.suffix == ".md":
+            self.write_page(name, ORPHAN + path.read_text(encoding="utf-8"))
             return
         title, said, first = path.name, "", 1
         language = "python" if path.suffix == ".py" else path.suffix[1:] or "text"

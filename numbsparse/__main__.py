@@ -163,9 +163,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "much longer than the fastest the chosen one takes.",
         "times --points 20",
     )
-    command.add_argument(
-        "--points", type=int, default=100, help="how many products to draw; default: 100"
-    )
+    command.add_argument("--points", type=int, default=100, help="products to draw; default: 100")
     command.add_argument(
         "--json",
         type=Path,
@@ -183,12 +181,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "plane --place cpu --json map.json --png map.png --minutes 10",
     )
     command.add_argument("--place", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    command.add_argument(
-        "--minutes", type=float, default=5, help="how long to measure; default: 5. 0: only read"
-    )
-    command.add_argument(
-        "--jobs", type=int, default=1, help="processes a GPU that compile ahead; default: 1"
-    )
+    command.add_argument("--minutes", type=float, default=5, help="to measure; default: 5; 0: none")
+    command.add_argument("--jobs", type=int, default=1, help="compilers for each GPU; default: 1")
     command.add_argument(
         "--dtype", choices=("float16", "bfloat16", "float32"), help="measure this one alone"
     )

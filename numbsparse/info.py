@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import shutil
 import sys
 import textwrap
 from contextlib import suppress
@@ -34,6 +33,9 @@ DOES = {  # what users do there, in which dtypes
     "float64",
     "cuda": "products, layers and training in float16, bfloat16 and float32",
 }
+LINES = textwrap.TextWrapper(
+    100, subsequent_indent=" " * 11, break_long_words=False, break_on_hyphens=False
+)
 KEPT = {".cpu": "CPU kernels", ".cubin": "GPU kernels"}
 
 
@@ -49,6 +51,7 @@ def info(own: str) -> dict[str, Any]:
     why = runtime.why_unavailable()
     listed = dict.fromkeys(package for _, packages in EXTRAS.values() for package in packages)
     places, here = ("cpu",) if why else ("cpu", "cuda"), versions_of(*NEEDED, *listed, *PEERS)
+    hidden = ("", "") if "ml_dtypes" in here else (", bfloat16", "")
     extras = [name for name, (_, packages) in EXTRAS.items() if here.keys() >= set(packages)]
     return {
         "numbsparse": own,
@@ -60,7 +63,7 @@ def info(own: str) -> dict[str, Any]:
         "why": why,
         "simulated": runtime.SIMULATED,
         "simulator": "numba-cuda" in here,
-        "does": {place: _does(place, "ml_dtypes" in here) for place in places},
+        "does": {place: DOES[place].replace(*hidden) for place in places},
         "rungs": {place: _rungs(place) for place in places},
         "packages": here,
         "extras": extras,
@@ -68,10 +71,6 @@ def info(own: str) -> dict[str, Any]:
         "cache": _folder(),
         "kept": _kept(),
     }
-
-
-def _does(place: str, bfloat16: bool) -> str:
-    return DOES[place] if bfloat16 else DOES[place].replace(", bfloat16", "")
 
 
 def _missing(extras: list[str]) -> list[str]:
@@ -169,24 +168,13 @@ def _cache_in_words(found: dict[str, Any]) -> str:
     if found["cache"] is None:
         return "none: set NUMBSPARSE_CACHE_DIR to a folder, or kernels compile in every process"
     kept = ", ".join(
-        f"{of['files']} {what.removesuffix('s') if of['files'] == 1 else what}"
-        f" ({of['bytes'] / 1e6:.1f} MB)"
-        for what, of in found["kept"].items()
+        f"{of['files']} {what} ({of['bytes'] / 1e6:.1f} MB)" for what, of in found["kept"].items()
     )
     return f"{found['cache']} holds {kept}; NUMBSPARSE_CACHE_DIR sets another folder"
 
 
 def write(own: str, as_json: bool) -> None:
-    """Print it; words as wide as the terminal, if it goes to one."""
+    """Print it."""
     found = info(own)
-    said = json.dumps(found, indent=1) if as_json else in_words(found)
-    if sys.stdout.isatty() and not as_json:
-        width = max(shutil.get_terminal_size().columns, 40)
-        said = "\n".join(_wrapped(line, width) for line in said.splitlines())
-    print(said)
-
-
-def _wrapped(line: str, width: int) -> str:
-    return textwrap.fill(
-        line, width, subsequent_indent=" " * 11, break_long_words=False, break_on_hyphens=False
-    )
+    lines = map(LINES.fill, in_words(found).splitlines())
+    print(json.dumps(found, indent=1) if as_json else "\n".join(lines))

@@ -31,7 +31,7 @@ def test_json_holds_what_is_said(capsys, tmp_path, monkeypatch):
     if device.SIMULATED:
         assert found["rungs"]["cuda"] == [name for name, home in RUNGS.items() if home == "cuda"]
     command_line.main(["info"])
-    lines = capsys.readouterr().out.splitlines()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line[:11].strip()]
     runs = ["runs", "kernels"]
     first = ["numbsparse", "CPU", *runs, "GPU", *(runs if found["gpus"] else [])]
     then = ["simulator", "packages", "extras", "cache", *(["missing"] * len(found["missing"]))]
@@ -94,17 +94,12 @@ def test_bfloat16_is_named_where_its_package_is(monkeypatch):
         assert "float32 and float64; layers" in does
 
 
-def test_words_are_as_wide_as_the_terminal(monkeypatch, capsys):
+def test_long_lines_are_broken(monkeypatch, capsys):
     monkeypatch.setattr(runtime, "why_unavailable", lambda: "no driver, " * 20)
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     info.write(ns.__version__, as_json=False)
     lines = capsys.readouterr().out.splitlines()
-    assert all(len(line) <= 60 or " " not in line.strip() for line in lines)
+    assert all(len(line) <= 100 or " " not in line[11:] for line in lines)
     assert "".join(lines).replace(" ", "").count("nodriver,") == 20
-    monkeypatch.setattr("sys.stdout.isatty", lambda: False)
-    info.write(ns.__version__, as_json=False)
-    assert "no driver, " * 19 in capsys.readouterr().out
 
 
 ALL = [*info.EXTRAS]

@@ -110,12 +110,16 @@ def test_a_lesson_has_its_trace_and_its_notebook(site, monkeypatch, tmp_path):
         assert "{download}`s10_wgmma.ipynb`" in shown
 
 
-def test_what_is_no_program_is_shown_as_it_is(site, monkeypatch, tmp_path):
+def test_linked_files_that_are_no_programs_are_pages(site, monkeypatch, tmp_path):
     monkeypatch.setattr(site, "SOURCE", tmp_path)
-    results = Path("examples", "results", "mixture_of_experts.json")
-    site.Pages().write_linked(ROOT / results)
-    shown = (tmp_path / f"{results}.md").read_text("utf-8")
+    pages, folder = site.Pages(), tmp_path / "examples" / "results"
+    text = "[a](results/README.md) [b](results/mixture_of_experts.json)"
+    pages.write_page("examples/README.md", text)
+    for path in pages.linked:
+        pages.write_linked(path)
+    shown = (folder / "mixture_of_experts.json.md").read_text("utf-8")
     assert ":language: json\n:lines: 1-\n" in shown
+    assert (folder / "index.md").read_text("utf-8").startswith(site.ORPHAN + "# ")
 
 
 def test_links_are_led_to_pages(site):
