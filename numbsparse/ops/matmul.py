@@ -66,15 +66,15 @@ def matmul(
         any; on a GPU none is negative.
     gate : array, (n_blocks,), or BlockSparse of 1 x 1 blocks in the layout of w, optional
         A number for each block, in the order of `w.data`, for `y = x @ (gate[:, None, None] * w)`,
-        on w's device: float32, with a w of float64 float64. The gated weight is rounded to the
-        dtype of w, at the cost of a pass over w unless all gates are one or the kernel takes them:
-        `k8_small_batch` does, and of 16-bit floats `k7_small_blocks`. A block whose gate is
-        zero is skipped, in both gradients too, and so gets none, and nor does its gate. For each
-        new set of such blocks a layout is made and planned; the last four are remembered. Gates are
-        copied from a GPU to the host once after each change of them, by this library; another one's
+        on w's device: float32, or float64 where w is. The gated weight is rounded to the dtype of
+        w, at the cost of a pass over w unless all gates are one or the kernel takes them:
+        `k8_small_batch` does, and in 16 bits `k7_small_blocks`. A block whose gate is zero is
+        skipped, in both gradients too: neither it nor its gate gets one. For each new set of such
+        blocks a layout is made and planned; the last four are remembered. Gates are copied from a
+        GPU to the host once after each change that this library makes to them; another library's
         arrays are copied at every product. Within a step that `ns.graph` captures nothing is copied
-        and no block is skipped: results are the same, unless x has infinity or NaN, in the time
-        that all gates one would take. NaN and infinity as gates are multiplied as any number.
+        and no block is skipped: results are the same, unless x has infinity or NaN, and take as
+        long as with all gates one. NaN and infinity as gates are multiplied like any number.
     out : array, (..., out_features), or (in_features, batch) in `w @ x`, optional
         C-contiguous, of the same dtype, in memory that no operand has; written whole and returned.
     kernel : str
