@@ -87,7 +87,7 @@ def _lent(x: Any, argument: str) -> DeviceArray:
     if getattr(x, "requires_grad", False):
         if torch_tensors.is_recording():
             raise ValueError(
-                f"{argument} requires grad, and torch would not see what is done with it: take "
+                f"{argument} requires grad, and torch would not see what is done with it: use "
                 f"numbsparse.torch, {argument}.detach(), or work within torch.no_grad()"
             )
         x = x.detach()  # torch lends only tensors that its own tape does not watch

@@ -205,7 +205,7 @@ def sddmm_into(
 def _factors(a: Any, b: Any) -> tuple[Any, Any]:
     a, b = operand(a, "a"), operand(b, "b")
     if isinstance(a, DeviceArray) != isinstance(b, DeviceArray):
-        raise ValueError("a and b take the same place, got one on the CPU and one on a GPU")
+        raise ValueError("a and b take one device, got one on the CPU and one on a GPU")
     if a.dtype != b.dtype:
         raise TypeError(f"a and b take one dtype, got {a.dtype} and {b.dtype}")
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
@@ -330,7 +330,7 @@ def _product(
     elif target is None:
         target = _empty(shape, x)
     if isinstance(target, DeviceArray) != on_gpu:
-        raise ValueError("out takes the place of x, got one on the CPU and one on a GPU")
+        raise ValueError("out takes the device of x, got one on the CPU and one on a GPU")
     _run(x, w, target, feature_major, kernel, precision, kept)
     return in_library_of(dense, target) if out is None else out
 

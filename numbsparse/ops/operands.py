@@ -189,7 +189,7 @@ def not_an_array(a: Any, argument: str) -> str:
 
 
 def places_differ(first: str, second: str) -> str:
-    return f"{first} and {second} take one place, got one on the CPU and one on a GPU"
+    return f"{first} and {second} take one device, got one on the CPU and one on a GPU"
 
 
 class _Place:

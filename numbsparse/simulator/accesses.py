@@ -77,7 +77,7 @@ class Watcher:
         """While this lasts, in the simulator, kernels of every thread are watched."""
         global watcher
         if watcher is not None:
-            raise RuntimeError("somebody watches already")
+            raise RuntimeError("accesses are already being recorded")
         watcher = self
         try:
             yield self
