@@ -57,7 +57,7 @@ def run(name, case, seed=0):
     if (why := served(name, case.block_size, case.batch)) is not None:
         pytest.skip(why)
     step = ladder.step(name)
-    check_rung(step, "forward", case, dtype_of(name), "cuda", seed, gapless=True)
+    check_rung(step, "forward", case, dtype_of(name), "cuda", seed, contiguous=True)
 
 
 def drawn(name, size):
