@@ -99,7 +99,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "learn to write GPU kernels: five small ones, checked as you go",
         "Without a number, lists the puzzles. With one, writes a file for you to complete; once\n"
         "it is there, checks it in the simulator: the result, races between threads, and how\n"
-        "much is read from memory. Takes no GPU, but pip install 'numbsparse[simulator]'.",
+        "much is read from memory. Needs no GPU, but pip install 'numbsparse[simulator]'.",
         "puzzle 1",
     )
     command.add_argument("number", type=int, nargs="?", help="which puzzle, from 1 on")
@@ -123,7 +123,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "draw what a GPU kernel does: who waits for whom, stages, sectors, banks",
         "Runs the forward product of a rung or of a taught step in the simulator, and draws when\n"
         "its warps load, wait and compute, when each stage of shared memory is filled and read,\n"
-        "and which sectors and banks its requests touch. Takes no GPU, but\n"
+        "and which sectors and banks its requests touch. Needs no GPU, but\n"
         "pip install 'numbsparse[simulator]'. `python -m numbsparse ladder` lists the names.",
         "trace s11_producer --svg producer.svg",
     )
@@ -133,7 +133,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "notebook",
         "write lessons as Jupyter notebooks that run in the simulator",
         "A lesson's text, its kernel in cells to be changed, and cells that check the result,\n"
-        "count what is read, find races and draw a trace. Running one takes no GPU, but\n"
+        "count what is read, find races and draw a trace. Running one needs no GPU, but\n"
         "pip install 'numbsparse[simulator]'. Without a name, writes all lessons.",
         "notebook s03_shared --folder lessons",
     )
@@ -144,7 +144,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     command = add(
         "machine-code",
         "check whether a change to the source changed the GPU's machine code",
-        "For those who work on the kernels. Compiles them for compute capability 9.0, which takes\n"
+        "For those who work on the kernels. Compiles them for compute capability 9.0, which needs\n"
         "no GPU but the compilers (pip install 'numbsparse[cu13]'), and compares instructions,\n"
         "registers and stack with what was recorded. The exit status is 1 where they differ.",
         'machine-code k6_hopper "LSTM float16"',

@@ -100,7 +100,7 @@ def _package() -> Any:
         import safetensors.numpy
     except ImportError:
         raise ImportError(
-            f"{ENDING} files take the package safetensors: pip install 'numbsparse[safetensors]'"
+            f"{ENDING} files need the package safetensors: pip install 'numbsparse[safetensors]'"
         ) from None
     return safetensors
 

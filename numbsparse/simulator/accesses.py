@@ -131,7 +131,7 @@ def record(call: Callable[[], Any] | Recording) -> Recording:
         return call
     if not SIMULATED:
         raise RuntimeError(
-            "recording takes the simulator: set NUMBA_ENABLE_CUDASIM=1 before import; "
+            "recording needs the simulator: set NUMBA_ENABLE_CUDASIM=1 before import; "
             "on a GPU use compute-sanitizer --tool racecheck, ncu or nsys"
         )
     with Watcher().watching() as watcher:
