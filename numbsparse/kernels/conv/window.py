@@ -189,7 +189,7 @@ class Cut(NamedTuple):
         return -(-self.images * prod(self.box) // ALIGNED) * ALIGNED
 
     def tiling(self, line: int = 128) -> Tiling:
-        """With boxes that end where swizzled lines, of so many bytes a row, repeat."""
+        """With boxes that end where the pattern of swizzled lines of `line` bytes repeats."""
         together = max(1024 // line, ALIGNED)
         rows = -(-self.rows // together) * together
         return Tiling(self.images, self.tile, self.box, rows, self.tiles)

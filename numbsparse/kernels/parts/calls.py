@@ -14,7 +14,7 @@ from numbsparse.device.launch import Bound
 from numbsparse.layout import Index
 
 REMEMBERED = 4096  # launches of a layout
-MOST_MAPS = 2**14  # groups of tensor maps that are kept for ever
+MOST_MAPS = 2**14  # groups of tensor maps that are kept forever
 
 _maps: dict[int, DeviceArray] = {}
 _announced: set[tuple[Any, ...]] = set()
@@ -64,7 +64,7 @@ def fresh_each_time(maps: DeviceArray) -> int:
     """Whether these maps must be announced to the copy engine at every launch, not only the first.
 
     It caches a map by its address, on each multiprocessor. Announcing one takes 2 us, more than a
-    small product; so maps are kept for ever, and no other is put at their address: it could be
+    small product; so maps are kept forever, and no other is put at their address: it could be
     taken for the one before. Beyond MOST_MAPS they are not kept, but announced every time.
     """
     if len(_maps) < MOST_MAPS:

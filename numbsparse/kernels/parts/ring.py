@@ -104,7 +104,7 @@ def waiting(source: Source) -> Any:
 
 @cache
 def closing(source: Source) -> Any:
-    """close(): what lanes copied since the last time is one stage, perhaps an empty one."""
+    """close(): what lanes copied since the last time is one stage, even if it is nothing."""
 
     @cuda.jit(device=True)
     def commit():

@@ -41,7 +41,7 @@ PACK = {"f16": pack_half2, "bf16": pack_bfloat2}
 
 
 def order_of(y: DeviceArray, piece: int = BYTES) -> str:
-    """Along what y takes whole pieces of so many bytes: its rows, its features, or neither."""
+    """Along what y takes whole pieces of `piece` bytes: its rows, its features, or neither."""
     for order, view in ((ROWS, y), (FEATURES, y.T)):
         lines, width = view.shape
         contiguous = view.strides[1] == y.itemsize or width == 1

@@ -32,7 +32,7 @@ class Copying(NamedTuple):
 
     codes : those that a lane knows of a stage
     look_up(codes, known, k, fetcher, own) : of the k-th stage that the lanes know
-    copy(values, own, many, shared, to, bars, stage, fetcher) : so many steps, to byte `to`
+    copy(values, own, many, shared, to, bars, stage, fetcher) : `many` steps, to byte `to`
     """
 
     codes: int
@@ -41,7 +41,7 @@ class Copying(NamedTuple):
 
 
 def copying(B: int, STEPS: int, FETCHERS: int, INSIDE_BITS: int, transposed: bool) -> Copying:
-    """For at most so many steps of 16 products in a stage, by so many warps; codes as in `packed`.
+    """For up to STEPS steps of 16 products in a stage, by FETCHERS warps; codes as in `packed`.
 
     What is beyond the last of the features that are summed over becomes 0.
     """

@@ -77,7 +77,7 @@ class Shape(NamedTuple):
         return PIXELS * self.UNITS * self.WARPGROUPS
 
     def shared_items(self, box: int, adds: LineProduct) -> int:
-        """Of boxes of so many items, blocks of w, and what warps store y from."""
+        """Of boxes of `box` items, blocks of w, and what warps store y from."""
         x_stages, w_stages, w_taps = self.rings
         return x_stages * box + w_stages * w_taps * adds.SLOT + 4 * self.WARPGROUPS * adds.BUFFER
 

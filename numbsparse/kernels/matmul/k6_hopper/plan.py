@@ -131,7 +131,7 @@ class Tile(NamedTuple):
         """Of a thread that multiplies, and of one that fetches, if these hand over any.
 
         Five warpgroups begin with 96 each, three with 168: if all together requested more, some
-        would wait for ever.
+        would wait forever.
         """
         if self.ITEM == 2:
             return 0, 0

@@ -274,7 +274,7 @@ def tile_of_columns(B: int, N: int) -> Tile:
     """For products of N columns.
 
     Three warpgroups begin with 168 registers for a thread, four with 128: if all together
-    requested more, some would wait for ever.
+    requested more, some would wait forever.
     """
     if SIMULATED:
         return Tile(B, 1, 2, (N,), 32, 2, 0, 1, 1, 1, (128, 128), ITEM=4, STRIPS=2)

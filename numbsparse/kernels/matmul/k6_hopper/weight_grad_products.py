@@ -91,7 +91,7 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
             panel = loads[item, own + lane * LOADERS, 0]
             code = uint32(loads[item, own + lane * LOADERS, 1])
         stage, phase = ring_at
-        # A warp that is not waited for could fall two phases behind, and wait for ever: those
+        # A warp that is not waited for could fall two phases behind, and wait forever: those
         # without copies end at once, and lanes without any stay with the others.
         awaited = own == 0 or own < n_loads
         for step in range(steps if awaited else 0):
@@ -286,7 +286,7 @@ def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transpos
 
 @cache
 def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
-    """transpose(ring, start, warp, count, buffer): images of so many strips; see `ptx.wgmma_split`.
+    """transpose(ring, start, warp, count, buffer): images of `count` strips; see `ptx.wgmma_split`.
 
     Column 4 g + e of each 32 is in the e-th matrix of 8 columns, there in line g. A lane has four
     terms of each of four columns, or of a feature-major dy 16 terms of one.

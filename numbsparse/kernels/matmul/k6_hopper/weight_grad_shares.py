@@ -59,7 +59,7 @@ class Shares(NamedTuple):
 def plan(
     index: Index, tile: Tile, steps: int, processors: int, edges: Edges
 ) -> tuple[np.ndarray | int, ...]:
-    """What `cut_up` makes of the items that end first on so many multiprocessors.
+    """What `cut_up` makes of the items that end first on `processors` multiprocessors.
 
     `steps` make the batch, and `processors` blocks of threads run at once.
     """

@@ -33,7 +33,7 @@ WIDTH = 32  # features that are fetched together: 64 or 128 bytes of a row of x
 ROWS = 64
 # By bytes of a value and block size, fitted to an H200: microseconds of a group in a warp, and
 # more for each block. Blocks that share a sum, and the part of the multiprocessors that clusters of
-# so many find free at once.
+# that size find free at once.
 A_GROUP = {(2, 8): (0.0028, 0.0045), (2, 16): (0.0012, 0.0125)}
 A_GROUP |= {(4, 8): (0.0036, 0.0184), (4, 16): (0.0014, 0.064)}
 ROOM = {2: 1.0, 4: 0.75}
