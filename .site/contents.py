@@ -11,6 +11,7 @@ PAGES = {
     ".github/SECURITY.md": "Security",
 }
 GUIDES = [
+    "examples/guides/first_quarter_of_an_hour.md",
     "examples/guides/first_model.md",
     "examples/guides/products.md",
     "examples/guides/from_torch.md",

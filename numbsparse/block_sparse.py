@@ -331,7 +331,7 @@ class BlockSparse:
         if any(n % self.block_size for n in self.shape):
             raise ValueError(
                 f"SciPy's BSR takes features that are multiples of {self.block_size}, "
-                f"got {self.shape}: take toarray()"
+                f"got {self.shape}: use toarray()"
             )
         host = self.to("cpu")
         arrays = (host.data, host.indices.copy(), host.indptr.copy())

@@ -217,7 +217,7 @@ def test_places_are_not_mixed(rng):
         ns.matmul(x, ns.BlockSparse(np.ones((1, 32, 32), np.float32), on_gpu))
     with pytest.raises(TypeError, match="on the CPU"):
         ns.matmul(x, ns.BlockSparse(ns.to_device(np.ones((1, 32, 32), np.float32)), on_cpu))
-    with pytest.raises(ValueError, match="one place"):
+    with pytest.raises(ValueError, match="one device"):
         Layout.on_device(ns.to_device(one), one, (1, 1))
     small = ns.BlockSparse(ns.to_device(np.ones((1, 16, 16), np.float32)), on_gpu)
     with pytest.raises(ValueError, match=r"blocks of \(32, 64, 128\), got 16"):
@@ -225,7 +225,7 @@ def test_places_are_not_mixed(rng):
     w, x = (ns.BlockSparse(ns.to_device(np.ones((1, 32, 32), np.float32)), on_gpu), ns.to_device(x))
     with pytest.raises(ValueError, match="k8_small_batch plans this on the host"):
         ns.matmul(x, w, kernel="k8_small_batch")
-    with pytest.raises(ValueError, match="plans its layout on the host"):
+    with pytest.raises(ValueError, match="this kernel plans on the host"):
         planned(on_gpu.device_index, longest_first_of_all)
 
 

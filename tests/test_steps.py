@@ -23,7 +23,7 @@ from numbsparse.dtypes import as_dtype
 from numbsparse.kernels import ladder
 from numbsparse.kernels.ladder.s12_grouped import plan
 from numbsparse.layout import Layout
-from numbsparse.pages import committed, lessons, walls
+from numbsparse.pages import committed, lessons, opened
 from numbsparse.pages import ladder as shown
 from numbsparse.pages.committed import on_gpu
 from numbsparse.pages.reads import Roofline, arriving, reads, roofline
@@ -57,7 +57,7 @@ def run(name, case, seed=0):
     if (why := served(name, case.block_size, case.batch)) is not None:
         pytest.skip(why)
     step = ladder.step(name)
-    check_rung(step, "forward", case, dtype_of(name), "cuda", seed, gapless=True)
+    check_rung(step, "forward", case, dtype_of(name), "cuda", seed, contiguous=True)
 
 
 def drawn(name, size):
@@ -337,20 +337,20 @@ CEILINGS = {  # files and lines that a reader opens for one forward product
 
 
 @pytest.mark.parametrize("name", CEILINGS)
-def test_no_rung_becomes_a_higher_wall(name):
-    found = walls.wall_of(name)
+def test_no_rung_makes_a_reader_open_more(name):
+    found = opened.opened_for(name)
     files, lines = CEILINGS[name]
     assert found.files <= files
     assert found.lines <= lines
 
 
-def test_a_wall_is_what_forward_names():
-    opened = {
-        path.name for path in walls.files_for("numbsparse.kernels.matmul.k2_shared", "forward")
+def test_what_is_opened_is_what_forward_names():
+    files = {
+        path.name for path in opened.files_for("numbsparse.kernels.matmul.k2_shared", "forward")
     }
-    assert opened == {"k2_shared.py", "k1_naive.py"}
-    names = [path.name for path in walls.files_for(f"{walls.PACKAGE}.k6_hopper", "forward")]
+    assert files == {"k2_shared.py", "k1_naive.py"}
+    names = [path.name for path in opened.files_for(f"{opened.PACKAGE}.k6_hopper", "forward")]
     assert {"produce.py", "consume.py", "plan.py"} <= set(names)
     assert not {"weight_grad.py", "ring.py", "store.py", "emitted.py"} & set(names)
     for name in CEILINGS:
-        assert f"| {name} | " in lessons.walls()
+        assert f"| {name} | " in lessons.opened()

@@ -136,7 +136,7 @@ def sum(w: BlockSparse, axis: int | None = None) -> Any:
 
 
 def diagonal(w: BlockSparse, k: int = 0) -> Any:
-    """w[i, i + k] for each i, as a dense array in the place of w.
+    """w[i, i + k] for each i, as a dense array on w's device.
 
     >>> BlockSparse(np.arange(8.0).reshape(2, 2, 2), [[1, 0], [0, 1]]).diagonal()
     array([0., 3., 4., 7.])

@@ -123,7 +123,7 @@ def _last_that_serves(
         if reason is None and tile and tile not in map(str, range(n_tiles(name, *case))):
             reason = f"{name} has {n_tiles(name, *case)} tiles for this, counted from 0, got {tile}"
         if made and reason is None and name in PLANNED_ON_HOST:
-            reason = f"{name} plans this on the host: take to_host() of the layout"
+            reason = f"{name} plans this on the host: give it layout.to_host()"
         if reason is None:
             return kernel
         reasons.append(reason)

@@ -118,7 +118,7 @@ def gate_numbers(w: BlockSparse, gate: Any) -> Any:
         raise TypeError(f"gate takes {wide} with a w of {w.dtype}, got {numbers.dtype}")
     if isinstance(numbers, DeviceArray) != (w.place == "cuda"):
         raise ValueError(
-            f"gate takes the place of w, {w.place}, got a {type_name(gate)} on the other"
+            f"gate takes the device of w, {w.place}, got a {type_name(gate)} on the other"
         )
     return numbers
 

@@ -94,8 +94,8 @@ def line_kernel(B: int) -> Any:
     STAGES = RING // STAGE
     PARTS = B // BK  # steps for an input block, and panels
     SUMS = WM * BN // 128  # of a thread
-    x_lies, w_lies = Operand(LINE, 0), Operand(LINE, PANEL, True)
-    multiply, no_sums = wgmma("f16", 1, B, BK // 16, x_lies, w_lies, COLUMNS), zeros(SUMS)
+    x_operand, w_operand = Operand(LINE, 0), Operand(LINE, PANEL, True)
+    multiply, no_sums = wgmma("f16", 1, B, BK // 16, x_operand, w_operand, COLUMNS), zeros(SUMS)
 
     @cuda.jit(device=True)
     def fetch(x_map, feature, row, w_map, part, blocks, first, last, ring, at, full, stage):

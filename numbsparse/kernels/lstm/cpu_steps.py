@@ -2,8 +2,8 @@
 
 A step takes less than a millisecond; to wake a core for its product takes a good part of that. So
 the cores stay awake over all steps. They share out a product's tiles, wait for each other, share
-out the rows of the gates, and wait again. Each phase of each step has counts of its own. Where core
-0 waits long for one, as another program took it away, core 0 finishes by itself.
+out the rows of the gates, and wait again. Each phase of each step has counters of its own. Where
+core 0 waits long for another core, which another program holds, core 0 finishes by itself.
 """
 
 from __future__ import annotations

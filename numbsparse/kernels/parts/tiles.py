@@ -222,7 +222,7 @@ def multiply(form: Form, first: Operand, second: Operand) -> Any:
 
     `gates` are those of what is gated, see `fragment`.
     Where the second has eight groups, its upper four have sums of their own, after the others'.
-    Steps are taken by twos. Of split float32 acc is zero before; the small products are first, and
+    Steps are taken by twos. For split float32 acc is zero before; the small products are first, and
     the second two steps start from zero and are added in float32: a tensor core cuts off what it
     adds, always towards zero, and in the 12 products of a unit that would show.
     """

@@ -262,7 +262,7 @@ def kernel_of(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, lea
 
 @cache
 def add_kernel(SIZE: int, finish: Any, numbers: Any) -> Any:
-    """dvalues of what was cut, SIZE numbers each = the sum of pieces, in the order of the batch.
+    """dvalues of what was cut, SIZE numbers each = the sums of its pieces, in batch order.
 
     numbers : see `weight_grad_on_gpu.of_cut`
     """

@@ -74,7 +74,7 @@ def loader(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
 def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
     """supply(own, maps, heads, loads, item, shared, base, bars, ring_at): a warp requests copies.
 
-    ring_at : (stage, phase), where the item before ended; gives where this one does
+    ring_at : (stage, phase), where the item before ended; returns where this one does
     """
     STAGES, EMPTY, LOADERS, PANEL_BYTES = tile.STAGES, tile.STAGES, tile.LOADERS, tile.PANEL_BYTES
     DEPTH, STAGE = tile.DEPTH, tile.SLOTS * tile.PANEL_BYTES
@@ -91,7 +91,7 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
             panel = loads[item, own + lane * LOADERS, 0]
             code = uint32(loads[item, own + lane * LOADERS, 1])
         stage, phase = ring_at
-        # A warp that is not waited for could fall two phases behind, and wait for ever: those
+        # A warp that is not waited for could fall two phases behind, and wait forever: those
         # without copies end at once, and lanes without any stay with the others.
         awaited = own == 0 or own < n_loads
         for step in range(steps if awaited else 0):
@@ -145,9 +145,9 @@ def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -
 
 @cache
 def storer(tile: Tile, kind: str | None) -> Any:
-    """store(sums, warp, places, outs, item, out, dense): to kept blocks, rounded; of no kind, not.
+    """store(sums, warp, places, outs, item, out, dense): to kept blocks; rounded if of a kind.
 
-    Two neighbours at once, but of B = 32, whose products are transposed.
+    Two neighbours at once, except at B = 32, where products are transposed.
     """
     B, OUTS, PER_OUT = tile.B, tile.OUTS, tile.UNITS * tile.N // 2 // tile.OUTS
     rounded = PACK[kind or "f16"]
@@ -286,7 +286,7 @@ def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transpos
 
 @cache
 def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
-    """transpose(ring, start, warp, count, buffer): images of so many strips; see `ptx.wgmma_split`.
+    """transpose(ring, start, warp, count, buffer): images of `count` strips; see `ptx.wgmma_split`.
 
     Column 4 g + e of each 32 is in the e-th matrix of 8 columns, there in line g. A lane has four
     terms of each of four columns, or of a feature-major dy 16 terms of one.

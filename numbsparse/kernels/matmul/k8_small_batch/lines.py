@@ -124,7 +124,7 @@ def line_kernel(lines: Lines) -> Any:
             let_next_kernel_start()
         number = int64(cuda.blockIdx.x) * WARPS + warp
         unit = int32(number * each)
-        # All that is read of the plan, on its way at once; it is looked at after the wait.
+        # All that is read of the plan is loaded at once, and used after the wait.
         count = plan[sections[0] + number]
         for s in range(FIRST):
             record = read(plan, unit + s)
