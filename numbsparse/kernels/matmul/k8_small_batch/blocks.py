@@ -67,6 +67,7 @@ class Blocks(NamedTuple):
     warps: int
     shares: int
     long: bool  # whether the batch takes several steps of 32 rows
+    split: int = 1  # warps that share the steps of a unit: then none has a second unit
 
     @property
     def stage_words(self) -> int:
@@ -108,9 +109,9 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
     steps = -(-x.shape[0] // WIDTH)
     warps = launch.warps_of(form, many)
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
-    shift = split_of(steps, count, busy * shares).bit_length() - 1
+    split = split_of(steps, count, busy * shares)
     source = launch.source_of(engine, x, dy)
-    blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, steps > 1)
+    blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, steps > 1, split)
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
     paired, length = launch.rows_of_w(size, form, engine)
     w_view = size, launch.shift_of(length), paired
@@ -120,7 +121,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
         tiles = (x if x_across else x.T, *box), (dy if dy_across else dy.T, *box)
         maps = tensor_maps(*tiles, launch.squares_of(dvalues, paired, length))
     before = span(x), launch.view_of(x), span(dy), launch.view_of(dy), w_view
-    after = units, count, shift, span(dvalues.reshape(1, -1))
+    after = units, count, span(dvalues.reshape(1, -1))
     return launch.call_of(block_kernel(blocks), blocks, shares, before, maps, after, units)
 
 
@@ -155,11 +156,10 @@ def block_kernel(blocks: Blocks) -> Any:
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]; views of operands as in `lines`.
 
     `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `requests.engine_asks`.
-    1 << `shift` warps share the steps of a unit: if several do, none has a second unit.
     """
-    form, depth, x_side, _, source, WARPS, shares, LONG = blocks
+    form, depth, x_side, _, source, WARPS, shares, LONG, SPLIT = blocks
     STAGES, STAGE, MINE = source.stages, blocks.stage_words, blocks.warp_words
-    ALL, BARRIERS = WARPS * shares, WARPS * source.stages
+    ALL, BARRIERS = WARPS * shares // SPLIT, WARPS * source.stages
     ENGINE, OVERLAP = source.engine, source.overlap
     TILE, RECORD = WIDTH * form.row, 2 * (WIDTH // depth) + 2
     LINE, RECORDS = RECORD - 2, (source.stages, RECORD)
@@ -172,7 +172,7 @@ def block_kernel(blocks: Blocks) -> Any:
     leave, add = pieces.save(M, 4), pieces.add_saved(M, 4)
 
     @cuda.jit(**registers(32 * WARPS, most=255))
-    def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, shift, dvalues):
+    def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues):
         shared, floats = cuda.shared.array(0, uint32), cuda.shared.array(0, float32)
         bars = cuda.shared.array(BARRIERS, uint64)
         acc = cuda.local.array(SUMS, float32)
@@ -181,14 +181,12 @@ def block_kernel(blocks: Blocks) -> Any:
         warp = uint32(cuda.threadIdx.x) // 32
         base = uint32(first_multiple(shared, ALIGNED) + warp * MINE)
         leaving, bar = uint32(base + STAGES * STAGE), uint32(warp * STAGES)
-        if not LONG:
-            shift = int64(0)
-        number = (int64(cuda.blockIdx.x) * WARPS + warp) >> shift
-        unit, last = (count * number << shift) // ALL, (count * (number + 1) << shift) // ALL
+        number = int64(cuda.blockIdx.x) * (WARPS // SPLIT) + warp // SPLIT
+        unit, last = count * number // ALL, count * (number + 1) // ALL
         steps = (x_view[0] + WIDTH - 1) // WIDTH if LONG else int64(1)  # of a unit
-        part = int64(warp) & ((1 << shift) - 1)
-        first, end = steps * part >> shift, steps * (part + 1) >> shift
-        whole, mine = read(plan, unit), shift > 0 and part == 0 and unit < last
+        part = int64(warp % SPLIT)
+        first, end = steps * part // SPLIT, steps * (part + 1) // SPLIT
+        whole, mine = read(plan, unit), SPLIT > 1 and part == 0 and unit < last
         if OVERLAP:
             let_next_kernel_start()
         ahead, step_ahead = unit, first
@@ -233,17 +231,17 @@ def block_kernel(blocks: Blocks) -> Any:
             close()
             unit, step = after(unit, step, first, end)
             if step == first:
-                if shift > 0:
+                if SPLIT > 1:
                     leave(floats[base:], 0, acc)
                 else:
                     write(x, x_view, dy, dy_view, w_view, now, maps, dvalues, shared, leaving, acc)
                 now = coming
             stage, phase = following(stage, phase, STAGES)
-        if shift > 0:
+        if SPLIT > 1:
             cuda.syncthreads()
             if mine:
                 clear(acc)
-                for k in range(1 << shift):
+                for k in range(SPLIT):
                     add(floats[base + k * MINE :], 0, acc)
                 write(x, x_view, dy, dy_view, w_view, whole, maps, dvalues, shared, leaving, acc)
         if ENGINE and elect() != 0:
