@@ -189,11 +189,13 @@ def block_kernel(blocks: Blocks) -> Any:
         whole, mine = read(plan, unit), SPLIT > 1 and part == 0 and unit < last
         if OVERLAP:
             let_next_kernel_start()
+        ahead, step_ahead = unit, first
         for s in range(STAGES):
-            record = read(plan, unit + s // (end - first))
+            record = read(plan, ahead)
             for e in range(RECORD):
                 records[s, e] = record[e]
-        record, now = read(plan, unit + STAGES // (end - first)), whole
+            ahead, step_ahead = after(ahead, step_ahead, first, end)
+        record, now = read(plan, ahead), whole
         prepare(bars, bar, fresh, maps)
         if OVERLAP:
             wait_for_earlier_kernels()
