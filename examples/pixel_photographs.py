@@ -53,8 +53,9 @@ def gather(places: list[str]) -> tuple[Split, Manifest]:
 
     ValueError where there are too few, or a place holds something else.
     """
-    if len(places) == 1 and any(Path(places[0]).rglob("data_batch_1.bin")):
-        return of_cifar(Path(places[0]))
+    batches = [file for place in places for file in Path(place).rglob("data_batch_1.bin")]
+    if batches:
+        return of_cifar(batches[0].parent)
     return of_photographs([Path(place) for place in places] or installed())
 
 

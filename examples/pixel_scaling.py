@@ -24,11 +24,13 @@ from pathlib import Path
 from char_options import make_folder, positive, settle
 from pixel_photographs import gather
 from pixel_scaling_plan import GROUPS, Plan
-from pixel_scaling_report import draw, table, write_tables
+from pixel_scaling_report import draw, draw_samples, table
 from pixel_scaling_run import train
+from pixelcnn import from_zero
 from ranks import alone
 from runs import Manifest, Work, add_plan, add_runs, collect, keep_manifest
 from runs_plan import Group
+from runs_report import write_between
 
 RESULTS = Path(__file__).parent / "results" / "pixel_scaling.json"
 SIZES = {str(group.size): group for group in GROUPS}
@@ -45,7 +47,8 @@ def main(arguments: list[str] | None = None) -> None:
             runs = collect(options)
             print("\n".join(table(runs)))
             draw(options.collect.with_suffix(".png"), runs)
-            write_tables(options.collect.with_name("README.md"), runs)
+            draw_samples(options.collect.with_name(f"{options.collect.stem}_samples.png"), runs)
+            write_between(options.collect.with_name("README.md"), "images", table(runs))
             return
         images, manifest = gather(options.images)
         plan = plan_of(options, manifest)
@@ -85,6 +88,8 @@ def parse(arguments: list[str] | None) -> Namespace:
     add_runs(parser, runs="pixel_scaling_run", results=RESULTS)
     parser.add_argument("--images", nargs="*", default=[], metavar="PATH",
         help="photographs, and what carries some; default: installed packages")  # fmt: skip
+    parser.add_argument("--samples", type=from_zero, default=0, metavar="N",
+        help="that the first long run of a model draws at its end (%(default)s)")  # fmt: skip
     plan = parser.add_argument_group("plan", "A change of these makes other runs.")
     plan.add_argument("--groups", type=group_of, nargs="+", metavar="FILTERSxBLOCKS",
         help="of the dense model (all)")  # fmt: skip

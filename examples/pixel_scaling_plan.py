@@ -62,6 +62,7 @@ class Plan(runs_plan.Plan):
     average: float = 0.9995
     clip: float = 1.0
     data: str = ""  # hash of the images
+    samples: int = 0  # that the first seed's models draw: no result depends on it
 
     def search_amount(self, group: Group) -> int:
         return self.search_images or SEARCH[group.size]

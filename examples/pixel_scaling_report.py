@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+from pixel_pictures import write_samples
 from pixel_scaling_plan import Model, Size
+from pixel_scaling_run import samples_of
 from runs_report import Result, bits_of_all, counted, line, mean_and_spread, test_of, tried
-
-from numbsparse import files
 
 HEAD = (
     *("parameters", "model", "filters", "blocks a stage", "density", "learning rate", "images"),
@@ -76,16 +75,6 @@ def _row(kind: Kind, runs: list[Result]) -> tuple[str, ...]:
     )
 
 
-def write_tables(file: Path, results: Iterable[Result]) -> None:
-    """What `table` says, between the marks of the file, if it is there."""
-    if not file.exists():
-        return
-    text, said = file.read_text(encoding="utf-8"), "\n".join(table(results))
-    marked = re.compile(r"(<!-- images -->\n).*?(<!-- /images -->)", re.DOTALL)
-    new = marked.sub(lambda found: f"{found[1]}{said}\n{found[2]}", text)
-    files.write_bytes(file, new.encode())
-
-
 def draw(file: Path, results: Iterable[Result]) -> None:
     """Validation bits by images and by seconds at each size, mean and range; and by photograph."""
     try:
@@ -115,6 +104,18 @@ def draw(file: Path, results: Iterable[Result]) -> None:
         for axes in row:
             axes.grid(alpha=0.3)
     figure.savefig(file, dpi=110)
+
+
+def draw_samples(file: Path, results: Iterable[Result]) -> None:
+    """What the models drew that drew something, a strip each."""
+    drew = {
+        f"{kind.size} {kind.model.name}": samples_of(run["samples"])
+        for kind, runs in kinds_of(results).items()
+        for run in runs
+        if run["samples"]
+    }
+    if drew:
+        write_samples(file, drew)
 
 
 def _parameters(alike: dict[Kind, list[Result]]) -> str:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import time
+import zlib
 from argparse import Namespace
+from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pixel_checkpoint
+from pixel_images import SIZE
 from pixel_model import PixelCNN, make_model
 from pixel_photographs import Split
+from pixel_sample import sample
 from pixel_scaling_plan import DENSE, Plan
 from pixel_training import Training
 from ranks import alone
@@ -18,6 +23,7 @@ from runs_plan import Run
 from runs_training import Timed, forget_peak, where
 
 MARKS = {"search": 4, "final": 16}  # points of a curve
+SAMPLES_SEED = 0  # of the long runs that draw
 HELD_OUT_BATCHES = 18  # judged at each mark; at the end all
 STAGES = 3
 
@@ -54,12 +60,15 @@ def train(
     training, diverged = TimedTraining(model, images, options, file), None
     validation = test = None
     by_photograph: dict[str, float] = {}
+    samples = ""
     try:
         if not training.go_on(until):
             return None
         validation = training.bits(whole=True)
         if run.purpose == "final":
             test, by_photograph = tested(training, images)
+            if options.samples and run.seed == SAMPLES_SEED:
+                samples = drawn(training)
     except FloatingPointError as error:
         diverged = str(error)
     return {
@@ -72,6 +81,7 @@ def train(
         "validation": validation,
         "test": test,
         "by_photograph": by_photograph,
+        "samples": samples,
         "diverged": diverged,
         "curve": training.curve_of(plan.batch),
         **training.costs(began),
@@ -88,12 +98,26 @@ def tested(training: Training, images: Split) -> tuple[float, dict[str, float]]:
     return whole, bits if images.test_of else {}
 
 
+def drawn(training: Training) -> str:
+    """Images that the averaged weights draw, in letters: `samples_of` reads them."""
+    with training.average.applied():
+        images = sample(training.model, training.options)
+    return b64encode(zlib.compress(images.tobytes())).decode()
+
+
+def samples_of(letters: str) -> np.ndarray:
+    """(n, 32, 32, 3) of bytes."""
+    content = zlib.decompress(b64decode(letters))
+    return np.frombuffer(content, np.uint8).reshape(-1, SIZE, SIZE, 3)
+
+
 def options_of(run: Run, plan: Plan, place: str) -> Namespace:
     """What a Training and its checkpoints want to know."""
     size, model = run.size, run.model
     known: dict[str, Any] = {"deeper": model.deeper, "wider": model.wider, "stages": STAGES}
     return Namespace(
-        name=run.purpose, device=place, marks=MARKS[run.purpose], lr=run.lr, seed=run.seed,
+        name=run.purpose, device=place, samples=plan.samples, marks=MARKS[run.purpose],
+        lr=run.lr, seed=run.seed,
         steps=max(round(run.amount / plan.batch), 1), batch=plan.batch, mixtures=plan.mixtures,
         average=plan.average, clip=plan.clip, dtype=plan.dtype, filters=size.filters,
         blocks=size.blocks, block_size=size.block_size, dropout=0.0, precision="highest",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
+
+from numbsparse import files
 
 Result = Mapping[str, Any]
 
@@ -53,3 +57,14 @@ def counted(results: list[Result]) -> str:
     finals = sum(run["config"]["purpose"] == "final" for run in results)
     diverged = sum(map(has_diverged, results))
     return f"{finals} long runs and {len(results) - finals} short ones; {diverged} diverged"
+
+
+def write_between(file: Path, mark: str, lines: list[str]) -> None:
+    """Lines in the place of those between `<!-- mark -->` and `<!-- /mark -->`, if it has these."""
+    if not file.exists():
+        return
+    said, text = "\n".join(lines), file.read_text(encoding="utf-8")
+    marked = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)", re.DOTALL)
+    new = marked.sub(lambda found: f"{found[1]}{said}\n{found[2]}", text)
+    if new != text:
+        files.write_bytes(file, new.encode())

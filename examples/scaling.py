@@ -9,7 +9,8 @@ ones, each leaves one JSON file in --runs, and a run that was interrupted goes o
 checkpoint. Processes with one --runs share the work: start one a GPU, each with its own
 CUDA_VISIBLE_DEVICES. Runs that the file of --results has are not done again, so a sitting on
 another machine goes on where the last one was, if it finds the same text.
-examples/results/README.md has the protocol and what came of it.
+--collect also writes the table of the README beside its file, examples/results/README.md, which
+has the protocol and what came of it.
 
 The question of S. Gray, A. Radford, D. P. Kingma, "GPU Kernels for Block-Sparse Weights", 2017,
 section 4.1.
@@ -29,8 +30,9 @@ from char_text import check_length
 from ranks import alone
 from runs import Manifest, Work, add_plan, add_runs, collect, keep_manifest
 from runs_plan import Group
+from runs_report import write_between
 from scaling_plan import GROUPS, MAIN, Plan
-from scaling_report import draw, table
+from scaling_report import draw, report, table
 from scaling_run import train
 from scaling_text import gather
 
@@ -48,6 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
             runs = collect(options)
             print("\n".join(table(runs)))
             draw(options.collect.with_suffix(".png"), runs)
+            write_between(options.collect.with_name("README.md"), "text", report(runs))
             return
         text, manifest = gather(options.text)
         plan = plan_of(options, manifest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from math import inf
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -44,6 +45,21 @@ def table(results: Iterable[Result]) -> list[str]:
     rows = [HEAD, ("---",) * len(HEAD)]
     rows += [_row(kind, runs) for kind, runs in groups(results).items()]
     return [*map(line, rows), "", *map(line, searches(results)), "", counted(results)]
+
+
+def report(results: Iterable[Result]) -> list[str]:
+    """The shorter table of a README: of one text, the largest models first, the best of a size."""
+    results = list(results)
+    text = Counter(run["config"]["text"] for run in results).most_common(1)[0][0]
+    rows = []
+    for kind, runs in groups(results).items():
+        if kind.text == text:
+            row, bits = _row(kind, runs), bits_of_all(runs)
+            rank = kind.characters, -kind.size, mean(bits) if bits else inf
+            rows.append((rank, (*row[1:6], row[7], row[6], *row[8:10])))
+    head = (*HEAD[1:6], HEAD[7], HEAD[6], *HEAD[8:10])
+    lines = [head, ("---",) * len(head), *(row for _, row in sorted(rows))]
+    return [*map(line, lines), "", counted(results)]
 
 
 def searches(results: Iterable[Result]) -> list[tuple[str, ...]]:
