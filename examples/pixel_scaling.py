@@ -96,7 +96,7 @@ def parse(arguments: list[str] | None) -> Namespace:
     add_plan(plan, Plan())
     plan.add_argument("--search-images", type=positive, metavar="N",
         help="that the search for a learning rate sees")  # fmt: skip
-    plan.add_argument("--batch", type=positive, help="images of a step (16)")
+    plan.add_argument("--batch", type=positive, help="images of a step (32)")
     return parser.parse_args(arguments)
 
 

@@ -38,10 +38,10 @@ class Size:
 DENSE, DEEPER, WIDER = Model(), Model(deeper=2.0), Model(wider=2.0)
 SMALL, PAPER = Size(64, 2, 16), Size(160, 5, 32)
 GROUPS = (
-    Group(SMALL, (DENSE, DEEPER, WIDER), 96_000),
-    Group(PAPER, (DENSE, DEEPER), 40_000),
+    Group(SMALL, (DENSE, DEEPER, WIDER), 192_000),
+    Group(PAPER, (DENSE, DEEPER), 64_000),
 )
-SEARCH = {SMALL: 16_000, PAPER: 8_000}  # images that a short run sees
+SEARCH = {SMALL: 24_000, PAPER: 16_000}  # images that a short run sees
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Plan(runs_plan.Plan):
     seeds: int = 3
     dtype: str = "float16"
     search_images: int = 0  # of every size; 0 for those of SEARCH
-    batch: int = 16
+    batch: int = 32
     mixtures: int = 10
     average: float = 0.9995
     clip: float = 1.0
