@@ -29,11 +29,10 @@ from pixel_scaling_run import train
 from pixelcnn import from_zero
 from ranks import alone
 from runs import Manifest, Work, add_plan, add_runs, collect, keep_manifest
-from runs_plan import Group
 from runs_report import write_between
 
 RESULTS = Path(__file__).parent / "results" / "pixel_scaling.json"
-SIZES = {str(group.size): group for group in GROUPS}
+SIZES = list(dict.fromkeys(str(group.size) for group in GROUPS))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -72,13 +71,8 @@ def plan_of(options: Namespace, manifest: Manifest) -> Plan:
     """The plan, with what the arguments change of it."""
     names = {field.name for field in fields(Plan)}
     given = {key: value for key, value in vars(options).items() if key in names and value}
-    return Plan(**{"groups": GROUPS} | given | {"data": manifest["sha256"][:16]})
-
-
-def group_of(word: str) -> Group:
-    if word not in SIZES:
-        raise argparse.ArgumentTypeError(f"takes {' or '.join(SIZES)}, got {word}")
-    return SIZES[word]
+    groups = tuple(g for g in GROUPS if not options.sizes or str(g.size) in options.sizes)
+    return Plan(**given | {"groups": groups, "data": manifest["sha256"][:16]})
 
 
 def parse(arguments: list[str] | None) -> Namespace:
@@ -91,8 +85,7 @@ def parse(arguments: list[str] | None) -> Namespace:
     parser.add_argument("--samples", type=from_zero, default=0, metavar="N",
         help="that the first long run of a model draws at its end (%(default)s)")  # fmt: skip
     plan = parser.add_argument_group("plan", "A change of these makes other runs.")
-    plan.add_argument("--groups", type=group_of, nargs="+", metavar="FILTERSxBLOCKS",
-        help="of the dense model (all)")  # fmt: skip
+    plan.add_argument("--sizes", choices=SIZES, nargs="+", help="of the dense model (all)")
     add_plan(plan, Plan())
     plan.add_argument("--search-images", type=positive, metavar="N",
         help="that the search for a learning rate sees")  # fmt: skip

@@ -38,8 +38,9 @@ class Size:
 DENSE, DEEPER, WIDER = Model(), Model(deeper=2.0), Model(wider=2.0)
 SMALL, PAPER = Size(64, 2, 16), Size(160, 5, 32)
 GROUPS = (
-    Group(SMALL, (DENSE, DEEPER, WIDER), 192_000),
-    Group(PAPER, (DENSE, DEEPER), 64_000),
+    Group(SMALL, (DEEPER, DENSE), 100_000),
+    Group(PAPER, (DEEPER, DENSE), 25_600),
+    Group(SMALL, (WIDER,), 100_000),
 )
 SEARCH = {SMALL: 24_000, PAPER: 16_000}  # images that a short run sees
 

@@ -257,7 +257,7 @@ def test_the_table_has_mean_and_spread_of_one_set_of_images(plans, report):
     ]
 
 
-def test_groups_are_refused(scaling, capsys):
-    with pytest.raises(SystemExit):
-        scaling.main(["--groups", "8x8"])
-    assert "argument --groups: takes 64x2 or 160x5, got 8x8" in capsys.readouterr().err
+def test_sizes_are_chosen(scaling):
+    plan = scaling.plan_of(scaling.parse(["--sizes", "64x2"]), {"sha256": "0" * 64})
+    assert [str(group.size) for group in plan.groups] == ["64x2", "64x2"]
+    assert len(scaling.plan_of(scaling.parse([]), {"sha256": "0" * 64}).groups) == 3
