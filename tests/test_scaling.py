@@ -418,6 +418,11 @@ def test_the_table_has_mean_and_spread_by_model_and_text(plans, report):
     lines = report.table([*runs, late])
     assert lines[4].endswith("| 3.0000 | 1 of 2 | 2.00 | 0.50 |")
     assert lines[-1] == "6 long runs and 2 short ones; 3 diverged"
+    short = "| 1.50 million | {} | 25.0% | 2.50 | 0.004 | 0.004 million | {} |"
+    assert report.report([*runs, late])[2:-2] == [
+        short.format("dense | 64", "1.5500 ± 0.0707 | 2 of 3"),
+        short.format("watts_strogatz 10% | 32", "1.2500 | 1 of 1"),
+    ]
     drawn = report.of_one_text([*runs, late])
     assert [(kind.text, len(some)) for kind, some in drawn.items()] == [("one", 1), ("one", 2)]
     assert report.of_one_text([]) == {}
