@@ -32,6 +32,7 @@ PROGRAMS = [
     "examples/mixture_of_experts.py",
     "examples/mixture_times.py",
     "examples/pixelcnn.py",
+    "examples/pixel_scaling.py",
     "examples/prune.py",
     "examples/grow.py",
     "examples/torch_gpt.py",
