@@ -263,7 +263,7 @@ def test_where_jax_is_the_gpu_is_the_first(monkeypatch):
     assert streams.Stream(0)._asked_device() == 1
 
 
-def test_handlers_leave_command_buffers_to_others():
+def test_handlers_are_fit_for_command_buffers():
     version = ffi.Version(ctypes.sizeof(ffi.Version))
     metadata = ffi.Metadata(ctypes.sizeof(ffi.Metadata), version, 0)
     extension = ffi.Extension(0, ffi.METADATA, None, ctypes.pointer(metadata))
@@ -271,7 +271,7 @@ def test_handlers_leave_command_buffers_to_others():
     for handler in ffi._handlers.values():
         metadata.version.major = 7
         assert not handler(ctypes.byref(frame))
-        assert (metadata.version.major, metadata.traits) == (0, 0)
+        assert (metadata.version.major, metadata.traits) == (0, ffi.CAPTURABLE)
 
 
 # By XLA, on a GPU

@@ -121,7 +121,8 @@ class Arena:
         shelf = self._shelves.setdefault(size, [])
         if shelf:
             return ArenaBlock(*shelf.pop(), shelf=shelf)
-        buffer = memory.take(size)
+        with streams.aside():
+            buffer = memory.take(size)
         self._buffers.append(buffer)
         self.nbytes += size
         return ArenaBlock(int(buffer.handle), buffer, shelf=shelf)

@@ -4,9 +4,10 @@ XLA calls a C function with a call frame: the buffers to read, those to fill, an
 makes that function of a Python one. The structures are those of xla/ffi/api/c_api.h, in the folder
 that `jax.ffi.include_dir()` names; members after the last one that is read here are left out.
 
-On a GPU the buffers are in its memory, and work goes to the stream that XLA names. Handlers do not
-claim to be fit for XLA's command buffers, its CUDA graphs: a kernel may need memory beside, and XLA
-says no more of a graph's end than of its beginning. So XLA ends a graph before such a call.
+On a GPU the buffers are in its memory, and work goes to the stream that XLA names. XLA may be
+capturing it in a command buffer, its CUDA graph, which it launches again without a call. It does
+not tell of the graph's end, so what kernels need beside operands is kept for good: an arena for each
+call on each set of buffers, which no two graphs can use at once, as both would write one result.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.device import DeviceArray
+from numbsparse.device import Arena, DeviceArray
 from numbsparse.device.streams import at
 
 METADATA, INTERNAL = 1, 13  # an extension's type, an error's code
+CAPTURABLE = 1  # a trait: calls may become part of command buffers
 DTYPES = {  # by XLA's number
     10: np.dtype(np.float16),
     11: np.dtype(np.float32),
@@ -90,6 +92,7 @@ _FRAME = Struct("@NPPPi NPqPP NPqPP NPqPPP")
 
 Handler = ctypes.CFUNCTYPE(c_void_p, c_void_p)  # of a CallFrame; gives an error, or a null pointer
 _handlers: dict[tuple[str, str], Any] = {}  # XLA knows their addresses alone
+_arenas: dict[Any, Arena] = {}  # of calls in command buffers, by what they are on which buffers
 QUIET = 0.2  # seconds without a call
 _under_way: set[int] = set()  # threads in a handler
 _last_call = 0.0
@@ -145,13 +148,16 @@ def _on_cpu(compute: Any, known: Any, api: int, context: int, buffers: Any, said
 
 def _on_gpu(compute: Any, known: Any, api: int, context: int, buffers: Any, said: bytes) -> None:
     theirs = at(_stream(api, context))
+    what = said, *map(_address, buffers)
 
     def work() -> None:
+        theirs.arena = _arenas.setdefault((compute, what), Arena()) if is_captured else None
         with theirs:
             _call(compute, buffers, said, DeviceArray)
 
     with theirs.context():  # XLA's thread may have last worked on another GPU
-        ops.repeated(known, (said, *map(_address, buffers)), theirs, work)
+        is_captured = theirs.is_captured
+        ops.repeated(known, (is_captured, what), theirs, work)
 
 
 def _call(compute: Any, buffers: Any, said: bytes, array: Callable[..., Any]) -> None:
@@ -183,6 +189,7 @@ def _describe(address: int, api: int) -> None:
         # Members are only added from one minor version to the next; another major one XLA refuses.
         # Those that ask without their own version are 0.1.
         version.major, version.minor = 0, Api.from_address(api).version.minor if api else 1
+        extension.metadata.contents.traits = CAPTURABLE
 
 
 def _stream(api: int, context: int) -> int:
