@@ -115,7 +115,7 @@ def install(monkeypatch):
         (streams.Stream, "device", 0),
         (runtime, "driver", lambda: driver),
         (streams, "several", True),
-        (streams, "_apart", lambda: streams.at(99)),
+        (streams, "_apart", lambda device: streams.at(99)),
         (memory, "take", driver.buffer),
         (memory, "_for_good", {}),
         (memory, "_late", []),

@@ -6,8 +6,8 @@ that `jax.ffi.include_dir()` names; members after the last one that is read here
 
 On a GPU the buffers are in its memory, and work goes to the stream that XLA names. XLA may be
 capturing it in a command buffer, its CUDA graph, which it launches again without a call. It does
-not tell of the graph's end, so what kernels need beside operands is kept for good: an arena for each
-call on each set of buffers, which no two graphs can use at once, as both would write one result.
+not tell of the graph's end, so what kernels need beside operands is kept for good: an arena for
+each call on each set of buffers, which no two graphs use at once, as both would write one result.
 """
 
 from __future__ import annotations

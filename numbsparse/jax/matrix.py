@@ -12,6 +12,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.dtypes import type_name
 from numbsparse.jax import products
+from numbsparse.jax.shards import ASKS
 from numbsparse.layout import Layout, as_layout
 from numbsparse.patterns.checks import integer
 
@@ -287,7 +288,8 @@ def sddmm(
 
 def _static(layout: Layout, shape: tuple[int, int], size: int, precision: str | None) -> Any:
     precision = ops.checked_precision(precision)
-    return {"layout": layout, "shape": shape, "block_size": size, "precision": precision}
+    how = {"layout": layout, "shape": shape, "block_size": size, "precision": precision}
+    return how | {"asks": ASKS}
 
 
 def _array(argument: str, x: Any) -> jax.Array:

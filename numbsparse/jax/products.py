@@ -55,7 +55,7 @@ def _sddmm(x: Any, y: Any, w: Any, layout: str, precision: str, *_: str) -> None
     ops.sddmm_into(w, x.T, y, _layouts[layout], precision=precision)
 
 
-STATIC = "layout", "shape", "block_size", "precision"  # the same four of all three
+STATIC = "layout", "shape", "block_size", "precision"  # the same four of all three, and `asks`
 
 
 def _primitive(name: str, compute: Callable[..., None], side: int | None) -> Primitive:
@@ -74,7 +74,7 @@ def _primitive(name: str, compute: Callable[..., None], side: int | None) -> Pri
         said = " ".join(map(str, (_word(layout), precision, *forms)))
         return jax.ffi.ffi_call(target, y)(a, b, said=said)
 
-    def result(a: Any, b: Any, *, precision: str, **how: Any) -> Any:
+    def result(a: Any, b: Any, *, precision: str, asks: Any, **how: Any) -> Any:
         if _varies(a) or _varies(b):
             raise NotImplementedError(
                 "numbsparse.jax takes jax.shard_map(..., check_vma=False), and gradients summed "
@@ -82,7 +82,7 @@ def _primitive(name: str, compute: Callable[..., None], side: int | None) -> Pri
             )
         return jax.core.ShapedArray(shape_of(a, **how), a.dtype)
 
-    dealt = dealt_by_rows(made, call, "n c, b i j -> n k" if rowwise else "n c, n k -> b i j")
+    dealt = dealt_by_rows(call, "n c, b i j -> n k" if rowwise else "n c, n k -> b i j")
     lower = mlir.lower_fun(lambda a, b, **how: dealt(a, b, *map(how.get, STATIC)), False)
 
     def lower_on_gpu(ctx: Any, a: Any, b: Any, **how: Any) -> Any:
@@ -97,7 +97,7 @@ def _primitive(name: str, compute: Callable[..., None], side: int | None) -> Pri
             'jax.device_put(x, jax.devices("cpu")[0])'
         )
 
-    made.def_impl(jax.jit(made.bind, static_argnames=STATIC))
+    made.def_impl(jax.jit(made.bind, static_argnames=(*STATIC, "asks")))
     made.def_abstract_eval(result)
     mlir.register_lowering(made, refuse)
     mlir.register_lowering(made, lower, platform="cpu")
