@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import numbsparse as ns
 from numbsparse import device
-from numbsparse.device import DeviceArray, interop, launch, memory, runtime, streams
+from numbsparse.device import DeviceArray, capture, interop, launch, memory, runtime, streams
 from numbsparse.device.array import empty, owners_of
+from numbsparse.device.replay import Replay
 from numbsparse.kernels.parts import calls, plans
 from numbsparse.layout import Layout
 
@@ -541,6 +542,26 @@ def test_memory_freed_while_its_stream_is_captured_is_kept(driver):
     address, driver.captured = array.address, {0x100}
     del array
     assert empty((7,), "float32").address != address
+
+
+def test_memory_for_a_stream_that_a_library_beside_torch_captures_stays(driver):
+    """In an arena: taken on a stream apart, it serves again there, and launches may come again."""
+    stream, replay, seen = ns.stream(0x100), Replay(), []
+    stream.arena, driver.captured = capture.Arena(), {0x100}
+    token = runtime.replay.set(replay)
+    for _ in range(2):
+        with stream:
+            seen.append(empty((7,), "float32").address)
+    runtime.replay.reset(token)
+    assert replay.is_whole
+    assert seen == [seen[0]] * 2
+    assert [buffer.stream for buffer in stream.arena._buffers] == [99]
+    driver.captured = set()
+    with stream:
+        assert empty((7,), "float32").address != seen[0]
+    assert not driver.freed
+    stream.arena = None
+    assert [allowed for _, allowed in driver.freed] == [True]
 
 
 LARGE = (memory.LARGEST_KEPT,)

@@ -219,6 +219,8 @@ X, W = drawn(2, 12), matrix()
         (lambda: nst.matmul(X, X), TypeError, "w takes a BlockSparse of numbsparse.torch"),
         (lambda: nst.matmul(W, W), TypeError, "w takes a tensor of torch"),
         (lambda: nst.matmul(5, W), TypeError, "x takes a tensor of torch"),
+        (lambda: X.detach().numpy() @ W, TypeError, "x takes a tensor of torch, got numpy.ndarray"),
+        (lambda: ns.matmul(X, W), TypeError, "takes one BlockSparse, .* a numbsparse.torch.Block"),
         (lambda: nst.matmul(X.to("meta"), W), ValueError, "x and w take one device, got meta"),
         (lambda: nst.matmul(X, W, precision="low"), ValueError, "precision takes one of"),
         (lambda: nst.sddmm(X, X, LAYOUT), ValueError, r"take the shapes \(in_features, batch\)"),

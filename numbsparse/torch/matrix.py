@@ -53,6 +53,8 @@ class BlockSparse:
     torch.Size([3, 4, 4])
     """
 
+    __array_ufunc__ = None  # NumPy steps back, so that `numpy_array @ w` is refused here
+
     def __init__(
         self, values: torch.Tensor, layout: Any, *, shape: tuple[int, int] | None = None
     ) -> None:
