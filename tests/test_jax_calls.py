@@ -152,7 +152,8 @@ def cases(rows, features, outputs, dtype):
     ]
 
 
-HOW = {"layout": products._word(LAYOUT), "precision": "highest"}
+HOW = {"layout": LAYOUT.word, "precision": "highest"}
+products._layouts[LAYOUT.word] = LAYOUT  # as if it had been lowered
 
 
 @simulated
@@ -186,8 +187,9 @@ def test_a_call_that_comes_again_is_started_on_what_is_there_now(monkeypatch):
     """In the same buffers, of one layout, on one stream; any other is worked out."""
     (name, (x, w), y, *_), *_ = cases(2, 24, 32, "float32")
     other = ns.Layout(np.roll(LAYOUT.pattern, 1, 1))
-    calls, hows = [Caller(), Caller(STREAM + 16)], [HOW, HOW | {"layout": products._word(other)}]
+    calls, hows = [Caller(), Caller(STREAM + 16)], [HOW, HOW | {"layout": other.word}]
     layouts, seen, matmul = [LAYOUT, other], [], products.ops.matmul
+    monkeypatch.setitem(products._layouts, other.word, other)
     monkeypatch.setattr(
         products.ops, "matmul", lambda *of, **how: seen.append(of) or matmul(*of, **how)
     )

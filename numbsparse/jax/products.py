@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable
-from hashlib import sha256
 from typing import Any
 
 import jax
@@ -24,7 +23,8 @@ from numbsparse.jax import ffi
 from numbsparse.jax.shards import check_first_gpu, dealt_by_rows
 from numbsparse.layout import Layout
 
-# Layouts of all that was lowered, by the word for them in compiled code: that may run at any time.
+# Layouts of all that was lowered, by the word for them in compiled code, which JAX keeps on disk
+# too: that may run at any time.
 _layouts: dict[str, Layout] = {}
 
 
@@ -71,7 +71,8 @@ def _primitive(name: str, compute: Callable[..., None], side: int | None) -> Pri
     def call(a: Any, b: Any, layout: Layout, shape: Any, size: int, precision: str) -> Any:
         y = jax.ShapeDtypeStruct(shape_of(a, layout, shape, size), a.dtype)
         forms = a.dtype, *map(int, (*a.shape, *b.shape, *y.shape))
-        said = " ".join(map(str, (_word(layout), precision, *forms)))
+        said = " ".join(map(str, (layout.word, precision, *forms)))
+        _layouts.setdefault(layout.word, layout)
         return jax.ffi.ffi_call(target, y)(a, b, said=said)
 
     def result(a: Any, b: Any, *, precision: str, asks: Any, **how: Any) -> Any:
@@ -115,14 +116,6 @@ def _varies(operand: Any) -> Any:
     """
     kind = getattr(operand, "mat", None)  # as JAX 0.10 has them; earlier ones have them in `vma`
     return kind.varying if kind is not None else getattr(operand, "vma", ())
-
-
-def _word(layout: Layout) -> str:
-    """A word for a layout, the same in every process: JAX keeps compiled code on disk too."""
-    contents = sha256(layout.indptr.tobytes() + layout.indices.tobytes()).hexdigest()
-    word = "{}x{}-{}".format(*layout.shape, contents[:32])
-    _layouts.setdefault(word, layout)
-    return word
 
 
 def _vmapped(made: Primitive, rowwise: bool, operands: Any, axes: Any, how: Any) -> Any:
