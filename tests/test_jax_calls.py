@@ -14,7 +14,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import numbsparse as ns  # noqa: E402
 from numbsparse import device  # noqa: E402
-from numbsparse.device import empty, memory, runtime, streams  # noqa: E402
+from numbsparse.device import empty, launch, memory, runtime, streams  # noqa: E402
 from numbsparse.jax import ffi, products  # noqa: E402
 from numbsparse.kernels import elementwise  # noqa: E402
 from numbsparse.simulator import launch as simulator  # noqa: E402
@@ -161,11 +161,11 @@ products._layouts[LAYOUT.word] = LAYOUT  # as if it had been lowered
 @pytest.mark.parametrize("rows", [0, 3])
 def test_a_call_fills_the_result_on_the_stream_of_xla_and_copies_nothing(rows, dtype, monkeypatch):
     seen, call = [], Caller()
-    launch = simulator.run
+    simulated_run = simulator.run
 
     def run(*args):
         seen.append(device.current_stream().handle)
-        launch(*args)
+        simulated_run(*args)
 
     monkeypatch.setattr(simulator, "run", run)
     for name, operands, like, exact, bound in cases(rows, 20, 27, dtype):
@@ -249,16 +249,26 @@ def test_what_goes_wrong_in_a_call_is_the_error_of_xla(monkeypatch):
     assert device.current_stream().handle != STREAM
 
 
-def test_handlers_follow_the_stream_of_xla_to_its_gpu(monkeypatch):
-    """Whichever one is current in XLA's thread."""
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """STREAM + 32 is one of the second; the driver takes memory of XLA's for the first one's."""
     if not device.SIMULATED:
         pytest.skip("its second GPU is made up")
     for module, name, value in (
         (runtime, "simulated_devices", 2), (runtime, "several_devices", True),
         (streams, "several", True), (streams, "_met", {0, 1}), (streams, "_defaults", {}),
         (streams.Stream, "_asked_device", lambda self: int(self.handle == STREAM + 32)),
+        (runtime, "device_at_address", lambda address: 0),
+        (launch, "_without_owner", lambda array: array),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
+    streams._known.cache_clear()
+    yield
+    streams._known.cache_clear()
+
+
+def test_handlers_follow_the_stream_of_xla_to_its_gpu(two_gpus, monkeypatch):
+    """Whichever one is current in XLA's thread."""
     seen, made_current = [], []
 
     @contextmanager
@@ -277,6 +287,28 @@ def test_handlers_follow_the_stream_of_xla_to_its_gpu(monkeypatch):
         ffi._on_gpu(compute, {}, 0, 0, (), b"")
     assert seen == [(1, 1), (0, 0)]
     assert device.current_stream().device == 0
+
+
+def test_work_for_a_second_gpu_stays_on_the_stream_of_xla(two_gpus, monkeypatch):
+    """It went to a stream of the first one's, which may not have had its operands yet."""
+    seen, run = [], simulator.run
+    monkeypatch.setattr(
+        simulator, "run", lambda *of: seen.append(device.current_stream()) or run(*of)
+    )
+    for stream, gpu in ((STREAM + 32, 1), (STREAM + 16, 0)):
+        call = Caller(stream)
+        for name, operands, like, exact, bound in cases(3, 20, 27, "float32"):
+            out = np.full_like(like, np.nan)
+            assert not call(name, operands, out, **HOW), call.errors
+            assert (abs(out.astype(np.float64) - exact) <= bound).all()
+        assert {(each.handle, each.device) for each in seen} == {(stream, gpu)}
+        seen.clear()
+
+
+def test_errors_are_told_at_once_where_other_gpus_wait(two_gpus, monkeypatch, capsys):
+    (_, operands, like, *_), *_ = cases(3, 20, 27, "float32")
+    assert Caller()("block_sparse_matmul", operands, like, **HOW | {"precision": "low"}) == 1
+    assert "numbsparse.jax: ValueError: precision takes one of" in capsys.readouterr().err
 
 
 def test_where_jax_is_the_gpu_is_the_first(monkeypatch):

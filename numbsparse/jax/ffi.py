@@ -13,6 +13,7 @@ each call on each set of buffers, which no two graphs use at once, as both would
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from functools import cache, lru_cache, partial
@@ -27,7 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.device import Arena, DeviceArray
+from numbsparse.device import Arena, DeviceArray, runtime
+from numbsparse.device.memory import Unordered
 from numbsparse.device.streams import at
 
 METADATA, INTERNAL = 1, 13  # an extension's type, an error's code
@@ -130,7 +132,10 @@ def _guarded(work: Callable[..., None]) -> Callable[[int], int | None]:
                 buffers = _pointers(n, inputs) + _pointers(m, outputs)
                 work(api, context, buffers, _said(*_pointers(1, attributes)))
         except BaseException as error:  # C has no exceptions
-            return _error(api, f"{type(error).__name__}: {error}")
+            said = f"{type(error).__name__}: {error}"
+            if runtime.several_devices:  # XLA may tell only when the others end, which wait for it
+                print(f"numbsparse.jax: {said}", file=sys.stderr, flush=True)
+            return _error(api, said)
         finally:
             _under_way.discard(thread)
             _last_call = monotonic()
@@ -153,7 +158,7 @@ def _on_gpu(compute: Any, known: Any, api: int, context: int, buffers: Any, said
     def work() -> None:
         theirs.arena = _arenas.setdefault((compute, what), Arena()) if is_captured else None
         with theirs:
-            _call(compute, buffers, said, DeviceArray)
+            _call(compute, buffers, said, _device_array)
 
     with theirs.context():  # XLA's thread may have last worked on another GPU
         is_captured = theirs.is_captured
@@ -230,6 +235,11 @@ def _address(buffer: int) -> int:
 def _said(attribute: int) -> bytes:
     start, size = _WORD.unpack_from(_window(attribute, _WORD.size))
     return _window(start, size).raw
+
+
+def _device_array(address: int, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
+    """It says itself that it is on the GPU in use: of XLA's memory the driver may name another."""
+    return DeviceArray(address, shape, dtype, None, Unordered(address, None))
 
 
 def _numpy_array(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
