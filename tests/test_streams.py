@@ -564,6 +564,20 @@ def test_memory_for_a_stream_that_a_library_beside_torch_captures_stays(driver):
     assert [allowed for _, allowed in driver.freed] == [True]
 
 
+def test_what_kernels_write_is_made_once_for_each_arena(driver, monkeypatch):
+    planned, stream, found = Planned(monkeypatch), ns.stream(0x100), []
+    driver.captured = {0x100}
+    for arena in (capture.Arena(), capture.Arena()):
+        stream.arena = arena
+        with stream:
+            found += [plans.planned(planned.index, make, 5) for _ in range(2)]
+    stream.arena = None
+    assert found[0] is found[1]
+    assert found[2] is found[3]
+    assert found[0][0] is found[2][0]
+    assert found[0][3].address != found[2][3].address
+
+
 LARGE = (memory.LARGEST_KEPT,)
 
 
