@@ -123,7 +123,7 @@ class BlockSparse:
         block_size = data.shape[1]
         full = (layout.shape[0] * block_size, layout.shape[1] * block_size)
         shape = full if shape is None else shape
-        _check_shape("shape", shape, full, block_size)
+        check_shape("shape", shape, full, block_size)
         self.values: Any = data if isinstance(data, DeviceArray) else np.ascontiguousarray(data)
         self.stored_layout = layout
         self.shape: tuple[int, int] = (int(shape[0]), int(shape[1]))
@@ -263,7 +263,7 @@ class BlockSparse:
         if array.ndim != 2:
             raise ValueError(f"array takes two axes, got {array.ndim}")
         full = (layout.shape[0] * block_size, layout.shape[1] * block_size)
-        _check_shape("array.shape", array.shape, full, block_size)
+        check_shape("array.shape", array.shape, full, block_size)
         padded = np.zeros(full, array.dtype)
         padded[: array.shape[0], : array.shape[1]] = array
         blocks = padded.reshape(layout.shape[0], block_size, layout.shape[1], block_size)
@@ -417,7 +417,7 @@ def _features(data: Any, shape: Any) -> tuple[int, int]:
     return in_features, out_features
 
 
-def _check_shape(
+def check_shape(
     argument: str, shape: tuple[int, ...], full: tuple[int, int], block_size: int
 ) -> None:
     """Refuse a shape that does not end within the last block row and the last block column."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
@@ -292,6 +293,12 @@ class Layout:
 
     def __hash__(self) -> int:
         return self._hash
+
+    @cached_property
+    def word(self) -> str:
+        """A word for its contents, the same in every process."""
+        contents = sha256(self.indptr.tobytes() + self.indices.tobytes()).hexdigest()
+        return "{}x{}-{}".format(*self.shape, contents[:32])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Layout.from_arrays, (self.indptr, self.indices, self.shape)

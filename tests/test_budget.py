@@ -7,13 +7,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_865,
+    "numbsparse": 2_875,
     "numbsparse/autograd": 690,
     "numbsparse/bench": 2_665,
     "numbsparse/compat": 405,
-    "numbsparse/device": 3_775,
+    "numbsparse/device": 3_795,
     "numbsparse/distributed": 2_230,
-    "numbsparse/jax": 800,
+    "numbsparse/jax": 810,
     "numbsparse/kernels": 3_300,
     "numbsparse/kernels/conv": 3_180,
     "numbsparse/kernels/ladder": 1_980,
@@ -23,7 +23,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/ptx": 2_720,
     "numbsparse/machine_code": 345,
     "numbsparse/nn": 7_445,
-    "numbsparse/ops": 5_390,
+    "numbsparse/ops": 5_405,
     "numbsparse/pages": 1_730,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ from numbsparse.layout import MOST, Index, Layout, grid_of
 from numbsparse.ops.operands import check_integers, in_order, operand
 from numbsparse.ops.shape import reshape
 from numbsparse.patterns.checks import integer
+
+_numbers = count()
 
 
 class MadeLayout(Layout):
@@ -23,6 +27,10 @@ class MadeLayout(Layout):
     @property
     def n_blocks(self) -> int:
         return self._capacity
+
+    @cached_property
+    def word(self) -> str:  # nobody looks at its contents
+        return "{}x{}-made{}".format(*self.shape, next(_numbers))
 
     @property
     def place(self) -> str:

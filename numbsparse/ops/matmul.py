@@ -208,12 +208,17 @@ def _factors(a: Any, b: Any) -> tuple[Any, Any]:
         raise ValueError("a and b take one device, got one on the CPU and one on a GPU")
     if a.dtype != b.dtype:
         raise TypeError(f"a and b take one dtype, got {a.dtype} and {b.dtype}")
-    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+    check_factors(a, b)
+    return a, b
+
+
+def check_factors(a: Any, b: Any) -> None:
+    """Refuse arrays of any library that are not (in_features, batch) and (batch, out_features)."""
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(
             f"a and b take the shapes (in_features, batch) and (batch, out_features), "
-            f"got {a.shape} and {b.shape}"
+            f"got {tuple(a.shape)} and {tuple(b.shape)}"
         )
-    return a, b
 
 
 def replayed(

@@ -83,6 +83,8 @@ def _on_stream(index: Index, make: Any, key: Any, stream: Any) -> tuple[Any, ...
         shared = index.plans[make, key] = _sent(index, result, np.ndarray)
     if not any(type(a) is Scratch for a in shared):
         found = shared
+    elif stream.is_captured and stream.arena is not None:
+        return stream.arena.once((id(index), make, key), lambda: _sent(index, shared, Scratch))
     elif stream.is_captured:  # by another library: they belong to its graph alone
         return tuple(_fresh(a) if type(a) is Scratch else a for a in shared)
     else:
