@@ -228,6 +228,7 @@ def test_halves_that_lie_feature_by_feature(
 WEIGHT_CASES = [
     Case(batch=24, in_features=96, out_features=160, block_size=32, density=0.7),
     Case(batch=32, in_features=64, out_features=128, block_size=64, density=1),
+    Case(batch=49, in_features=96, out_features=128, block_size=32, density=0.7),  # two tiles of x
 ]
 
 
