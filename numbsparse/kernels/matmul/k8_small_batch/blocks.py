@@ -33,6 +33,7 @@ from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import all_finite, finite, plain_sum
 from numbsparse.kernels.parts.requests import ALIGNED, square_of
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
+from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand, fragment, products
 from numbsparse.kernels.ptx import (
     as_float32,
@@ -133,7 +134,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
 def tiles_of(batch: int, form: Form, engine: bool) -> int:
     """Of a step: two where one step more would have x loaded again for each unit of a line, and
     registers hold as much of it."""
-    return 2 if WIDTH < batch <= HELD_ROWS and engine and not form.split else 1
+    return 2 if WIDTH < batch <= HELD_ROWS and engine else 1
 
 
 def split_of(steps: int, units: int, warps: int) -> int:
@@ -322,9 +323,10 @@ def requesting(blocks: Blocks) -> Any:
 
 @cache
 def holding(blocks: Blocks) -> Any:
-    """hi[s], lo[s] = the fragments of tiles of x at each step."""
-    STEPS, take = blocks.form.steps, fragment(blocks.form, blocks.x)
+    """hi[s], lo[s] = the fragments of tiles of x at each step; of two tiles not split yet."""
     TILES, TILE = blocks.tiles, WIDTH * blocks.form.row
+    STEPS, apart = blocks.form.steps, TILES == 1 or not blocks.form.split
+    take = fragment(blocks.form, blocks.x, apart)
 
     @cuda.jit(device=True)
     def hold(tile, start, hi, lo):
@@ -346,9 +348,9 @@ def multiplying(blocks: Blocks) -> Any:
     form = blocks.form
     STEPS, SPLIT, M = form.steps, form.split, -(-blocks.x.groups // 2)
     TILES, TILE = blocks.tiles, WIDTH * form.row
-    FRAGMENT, SUMS = (4, 2), (M, 4, 4)
+    FRAGMENT, SUMS, HELD = (4, 2), (M, 4, 4), (2 * M, 2)
     take, add = fragment(form, blocks.dy), products(form, M, 4)
-    clear, add_up = pieces.clear(M, 4), pieces.add(M, 4)
+    clear, add_up, split = pieces.clear(M, 4), pieces.add(M, 4), splitting(True)
 
     @cuda.jit(device=True)
     def step(tile, start, s, x_hi, x_lo, acc):
@@ -366,11 +368,22 @@ def multiplying(blocks: Blocks) -> Any:
             add(x_hi, hi, acc)
 
     @cuda.jit(device=True)
+    def split_step(tile, start, s, x, acc):
+        hi, lo = cuda.local.array(HELD, uint32), cuda.local.array(HELD, uint32)
+        for j in range(2 * M):
+            for e in range(2):
+                hi[j, e], lo[j, e] = split(as_float32(x[j, e]))
+        step(tile, start, s, hi, lo, acc)
+
+    @cuda.jit(device=True)
     def multiply(tile, start, x_hi, x_lo, acc):
         for u in range(TILES):
             for s in range(STEPS):
                 at, n = uint32(start + u * TILE), u * STEPS + s
-                step(tile, at, uint32(s), x_hi[n], x_lo[n], acc)
+                if SPLIT and TILES > 1:
+                    split_step(tile, at, uint32(s), x_hi[n], acc)
+                else:
+                    step(tile, at, uint32(s), x_hi[n], x_lo[n], acc)
 
     return multiply
 
