@@ -61,7 +61,7 @@ def test_a_map_goes_on_where_its_file_ends(small, tmp_path, capsys, monkeypatch)
     assert "B = 8, density 0.5" in printed
     took = [row["microseconds"] for row in rows if row["product"] == "forward"]
     middle = np.median([each["SciPy BSR"] / each[OURS] for each in took])
-    assert f"density 0.5, float32 highest: median {middle:.2f} times SciPy BSR" in printed
+    assert f"at 0.5, float32 highest: median {middle:.2f} times SciPy BSR" in printed
 
 
 def test_other_processes_compile_ahead(small, monkeypatch):

@@ -263,8 +263,8 @@ def summary(place: str, rows: list[Row], most: int = 20) -> str:
             for name, times in peers.items():
                 typical.setdefault((point.dtype, point.precision, name), []).append(times)
     lines += [
-        f"  density {TYPICAL[place]:g}, {dtype} {precision}: median {median(times):.2f} times {name}"
-        for (dtype, precision, name), times in typical.items()
+        f"  at {TYPICAL[place]:g}, {dtype} {precision}: median {median(ratios):.2f} times {name}"
+        for (dtype, precision, name), ratios in typical.items()
     ]
     for size, density in every(PLANES[place].block_sizes, PLANES[place].densities):
         ratios = [ratio for point, ratio, _ in found if point[1:3] == (size, density)]

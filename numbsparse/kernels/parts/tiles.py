@@ -173,7 +173,8 @@ def gating(form: Form, operand: Operand) -> Any:
 def fragment(form: Form, operand: Operand, apart: bool = True) -> Any:
     """hi, lo of step s: where a float32 is split, the nearest tf32 and what is left of it.
 
-    If not `apart`, hi is the float32 itself. An mma takes two groups: where there is one, the other is 0. What is gated is first multiplied.
+    If not `apart`, hi is the float32 itself. An mma takes two groups: where there is one, the other
+    is 0. What is gated is first multiplied.
     """
     GROUPS, RAW = operand.groups, (operand.groups + operand.groups % 2, 2)
     LACKS, ROWS = operand.groups % 2 == 1, operand.groups + operand.groups % 2

@@ -56,7 +56,6 @@ from numbsparse.kernels.ptx import (
 from numbsparse.kernels.views import span
 from numbsparse.layout import Index
 
-
 HELD_ROWS = 2 * WIDTH  # of x that a warp keeps in registers
 
 
