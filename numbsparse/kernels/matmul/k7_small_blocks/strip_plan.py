@@ -37,7 +37,6 @@ ROWS = 64
 A_GROUP = {(2, 8): (0.0028, 0.0045), (2, 16): (0.0012, 0.0125)}
 A_GROUP |= {(4, 8): (0.0036, 0.0184), (4, 16): (0.0014, 0.064)}
 ROOM = {2: 1.0, 4: 0.75}
-NARROW = 4  # warps: a multiprocessor has room for two such strips of 16 bits, see `blocks_together`
 OF_STAGE = {2: (14, 8, 6, 4, 3, 2, 1), 4: (4, 2, 1)}  # groups
 PACK_FROM = 512  # rows
 ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
@@ -65,7 +64,6 @@ class Strip(NamedTuple):
     FETCHERS: int = 4  # warps, at no cost: as many registers are left with one of them
     ITEM: int = 2  # bytes of a value
     SPLIT: int = 1  # blocks of threads of a cluster that have a part of the sum each
-    TOGETHER: int = 1  # blocks of threads that a multiprocessor has room for
     PACKED: bool = False  # whether w comes in the order of its steps (`parts.packed`)
 
     @property
@@ -139,11 +137,11 @@ def strip_of(
     share their groups in a cluster if they need much the same. Where strips are too few for the
     GPU, they are narrower, and blocks of a cluster share the sum (`shared_out`).
     """
+    limit = (shared_memory() or 65 * 1024) - 1024  # besides the ring there are barriers
     blocks_a_step = 16 // B if item == 2 else 1
     columns, widest = sizes[2], warps_for(sizes[2], item)
     warps, split = shared_out(sizes, B, item, index.block_rows.size)
-    width, together = warps * WARP_COLUMNS, blocks_together(warps, item)
-    limit = ((shared_memory() or 65 * 1024) + 1024) // together - 2048  # of the ring alone
+    width = warps * WARP_COLUMNS
     kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, blocks_a_step)
     fetchers, stages, cluster = 4 if item == 2 else 1, 3, 1
     if item == 2 and kept < {8: 0.06, 16: 0.25}[B]:
@@ -155,17 +153,11 @@ def strip_of(
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
         strip = Strip(B, ROWS, warps, WIDTH, groups, steps, stages, cluster, fetchers, item, split)
-        packed = gated or cluster > 1 or is_packed(sizes[0], item)
-        strip = strip._replace(PACKED=packed, TOGETHER=together)
+        strip = strip._replace(PACKED=gated or cluster > 1 or is_packed(sizes[0], item))
         if limit >= strip.SHARED_BYTES:
             break
     strip = strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)
     return strip if warps == widest and split == 1 else filled(strip, limit)
-
-
-def blocks_together(warps: int, item: int) -> int:
-    """Of narrow strips two: so those of the next launch begin while these end."""
-    return 2 if warps <= NARROW and item == 2 and not SIMULATED else 1
 
 
 def is_packed(batch: int, item: int) -> bool:
@@ -199,7 +191,7 @@ def shared_out(sizes: tuple[int, int, int], B: int, item: int, n_blocks: int) ->
 
     def cost(warps: int, split: int) -> float:
         tiles = tiles_of(warps)
-        if split > 1 and tiles * split > units * ROOM[split] * blocks_together(warps, item):
+        if split > 1 and tiles * split > units * ROOM[split]:
             return float("inf")
         group, adding = (of_x + of_block * blocks) * (warps + 1.5), 0.1 * warps * (split > 1)
         return -(-tiles * split // units) * (features / WIDTH / split * group + adding)

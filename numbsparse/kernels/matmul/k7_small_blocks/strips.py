@@ -126,7 +126,7 @@ def strip_kernel(
     STAGE_BYTES, HALF_EMPTY = strip.STAGE_BYTES, strip.BLOCKS_A_STEP == 2
     ZEROS, WORDS = strip.X_START + strip.GROUPS * strip.GROUP_BYTES, strip.GROUP_BYTES // 4
 
-    @cuda.jit(**registers(THREADS * strip.TOGETHER, most=255))
+    @cuda.jit(**registers(THREADS, most=255))
     def kernel(x_map, fresh, w, plan, y, dense):
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
         words = cuda.shared.array(0, uint32, ALIGNMENT)  # the same memory
