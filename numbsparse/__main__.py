@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
+from math import inf
 from pathlib import Path
 from types import ModuleType
 
@@ -159,11 +160,18 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     command = add(
         "times",
         "check how good the automatic choice of a kernel is on this GPU",
-        "Draws products of random size, times every kernel that can compute each, and prints how\n"
-        "much longer than the fastest the chosen one takes.",
+        "Draws products of random size, times the kernels that can compute each, other libraries\n"
+        "and one row more, and prints where the choice, the kernels or that row cost most.",
         "times --points 20",
     )
     command.add_argument("--points", type=int, default=100, help="products to draw; default: 100")
+    command.add_argument(
+        "--minutes", type=float, default=inf, help="stop after so many; default: at the last point"
+    )
+    command.add_argument(
+        "--jobs", type=int, default=1, help="processes that compile ahead; default: 1"
+    )
+    command.add_argument("--seed", type=int, default=0, help="of the points; default: 0")
     command.add_argument(
         "--json",
         type=Path,
@@ -251,7 +259,8 @@ def _read_kernels(options: argparse.Namespace) -> None:
     elif options.command == "notebook":
         notebook.run(options.names, options.folder)
     elif options.command == "times":
-        times.run(options.json, options.points, options.only)
+        how = options.minutes, options.jobs, options.seed
+        times.run(options.json, options.points, options.only, *how)
     elif options.command == "ladder":
         print(f"{table(options.dtype)}\n\n\n{table_of_steps()}")
     else:

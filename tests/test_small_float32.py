@@ -85,7 +85,7 @@ def nothing_is_copied(monkeypatch):
     def copy(*_):
         raise AssertionError("an operand is copied")
 
-    monkeypatch.setattr(aligned, "copy", copy)
+    monkeypatch.setattr(aligned, "copy_matrix", copy)
 
 
 @needs_a_gpu

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from numba import cuda, int64
+
 from numbsparse.device import DeviceArray, empty
+from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import copy
 from numbsparse.kernels.views import span
 
 BYTES = 16  # of one copy
+CHUNK, WARPS = 512, 8  # items of a row that a warp copies, warps of a block
 
 
 class Rows(NamedTuple):
@@ -46,8 +50,27 @@ def aligned(x: DeviceArray) -> DeviceArray:
         return x
     (rows, width), run = x.shape, BYTES // x.itemsize
     rounded = empty((rows, -(-width // run) * run), x.dtype)[:, :width]
-    copy(rounded, x)
+    copy_matrix(rounded, x)
     return rounded
+
+
+def copy_matrix(out: DeviceArray, x: DeviceArray) -> None:
+    """out[:] = x, where rows of `out` are gapless."""
+    (rows, width), size = x.shape, x.itemsize
+    strides = out.strides[0] // size, x.strides[0] // size, x.strides[1] // size
+    if x.size:
+        grid = -(-rows // WARPS), -(-width // CHUNK)
+        launch(matrix_kernel, grid, (32, WARPS), x.shape, span(out), span(x), *strides)
+
+
+@cuda.jit
+def matrix_kernel(shape, out, x, out_stride, stride, step):
+    """A warp has a part of a row, found without a division."""
+    row = int64(cuda.blockIdx.x) * WARPS + cuda.threadIdx.y
+    first = int64(cuda.blockIdx.y) * CHUNK + cuda.threadIdx.x
+    if row < shape[0]:
+        for i in range(first, min(first + CHUNK, shape[1]), 32):
+            out[row * out_stride + i] = x[row * stride + i * step]
 
 
 def is_aligned(x: DeviceArray) -> bool:

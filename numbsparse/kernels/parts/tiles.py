@@ -19,6 +19,7 @@ from numbsparse.kernels.parts.fragments import adding, scaling
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.ptx import (
     as_float32,
+    as_uint32,
     ldmatrix_x4,
     ldmatrix_x4_trans,
     load_2xu32,
@@ -169,16 +170,17 @@ def gating(form: Form, operand: Operand) -> Any:
 
 
 @cache
-def fragment(form: Form, operand: Operand) -> Any:
+def fragment(form: Form, operand: Operand, apart: bool = True) -> Any:
     """hi, lo of step s: where a float32 is split, the nearest tf32 and what is left of it.
 
-    An mma takes two groups: where there is one, the other is 0. What is gated is first multiplied.
+    If not `apart`, hi is the float32 itself. An mma takes two groups: where there is one, the other
+    is 0. What is gated is first multiplied.
     """
     GROUPS, RAW = operand.groups, (operand.groups + operand.groups % 2, 2)
     LACKS, ROWS = operand.groups % 2 == 1, operand.groups + operand.groups % 2
     sixteen = form.is_16_bit
     take = take_16_bit(operand.groups, operand.across) if sixteen else take_float32(operand)
-    split, apply = splitting(form.split), gating(form, operand)
+    split, apply = splitting(form.split) if apart else whole, gating(form, operand)
 
     @cuda.jit(device=True)
     def fragment_of_step(tile, start, s, paired, gates, hi, lo):
@@ -195,6 +197,11 @@ def fragment(form: Form, operand: Operand) -> Any:
                     hi[j, e], lo[j, e] = split(as_float32(raw[j, e]))
 
     return fragment_of_step
+
+
+@cuda.jit(device=True)
+def whole(x):
+    return as_uint32(x), uint32(0)
 
 
 @cache

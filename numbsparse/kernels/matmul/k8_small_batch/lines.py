@@ -88,7 +88,6 @@ def line_kernel(lines: Lines) -> Any:
     sums, depth, source, WARPS, FAR, TILED, PATIENT = lines
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
     SUMS, FIRST, OVERLAP, BARRIERS = (M, N, 4), lines.first, source.overlap, WARPS * source.stages
-    ROWS = lines.rows
     RECORD = 2 * (WIDTH // depth) + 2
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
     read, prepare, close = reading(TOGETHER), opening(source, 2), closing(source)
@@ -108,9 +107,11 @@ def line_kernel(lines: Lines) -> Any:
         top = parts = int64(0)  # the first row of the batch, and of the parts of cut lines
         block = int64(cuda.blockIdx.x)
         if TILED:
-            top = int64(cuda.blockIdx.y) * ROWS
+            top = int64(cuda.blockIdx.y) * w_view[4]
             parts = cuda.blockIdx.y * (tickets.size // cuda.gridDim.y)
             block += int64(cuda.blockIdx.y) * cuda.gridDim.x
+        # What is behind the rows of this tile is of the next one, or of nobody.
+        own_view = min(y_view[0], top + w_view[4]), y_view[1], y_view[2], y_view[3]
         if FAR:
             slots, first_slot = partials, tickets.size + block * int64(WARPS - 1)
         bars = cuda.shared.array(BARRIERS, uint64)
@@ -146,7 +147,7 @@ def line_kernel(lines: Lines) -> Any:
         take_gates(now, gates, w_view[3], own_gates)
         clear(acc)
         while empty < empty_lines:  # while the first tiles are on their way
-            put(y, top, int64(empty_line) * depth, y_view, acc)
+            put(y, top, int64(empty_line) * depth, own_view, acc)
             empty += cuda.gridDim.x * WARPS
             empty_line = plan[sections[2] + min(empty, empty_lines)]
         stage = phase = uint32(0)
@@ -182,7 +183,7 @@ def line_kernel(lines: Lines) -> Any:
                         slot, start_of = int32(slot + 1), int32(start_of + each)
                     finish(
                         x, x_view, top, values, w_view, gates, plan, sections, partials, tickets,
-                        parts, name, y, y_view, acc,
+                        parts, name, y, own_view, acc,
                     )  # fmt: skip
                 if not more:
                     break
