@@ -68,6 +68,7 @@ class Blocks(NamedTuple):
     shares: int
     long: bool  # whether the batch takes several steps of 32 rows
     split: int = 1  # warps that share the steps of a unit: then none has a second unit
+    made: bool = False  # whether the layout is of the GPU, which alone knows how many units it has
 
     @property
     def stage_words(self) -> int:
@@ -105,13 +106,14 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
     together = launch.together_of(form, True)
     x_side, dy_side = Operand(x_across, depth // 8), Operand(dy_across, 4, together)
     many = not engine or dvalues.size >= launch.FEW * launch.WARPS * shares * WIDTH**2
-    units, count = planned(index, plan_blocks, size)
+    units, most, count = planned(index, plan_blocks, size)
     steps = -(-x.shape[0] // WIDTH)
     warps = launch.warps_of(form, many)
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
-    split = split_of(steps, count, busy * shares)
+    split = split_of(steps, most, busy * shares)
     source = launch.source_of(engine, x, dy)
-    blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, steps > 1, split)
+    made, long = index.made is not None, steps > 1
+    blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, long, split, made)
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
     paired, length = launch.rows_of_w(size, form, engine)
     w_view = size, launch.shift_of(length), paired
@@ -122,7 +124,8 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
         maps = tensor_maps(*tiles, launch.squares_of(dvalues, paired, length))
     before = span(x), launch.view_of(x), span(dy), launch.view_of(dy), w_view
     after = units, count, span(dvalues.reshape(1, -1))
-    return launch.call_of(block_kernel(blocks), blocks, shares, before, maps, after, units)
+    kept = (units, count) if made else (units,)
+    return launch.call_of(block_kernel(blocks), blocks, shares, before, maps, after, *kept)
 
 
 def split_of(steps: int, units: int, warps: int) -> int:
@@ -133,8 +136,8 @@ def split_of(steps: int, units: int, warps: int) -> int:
     return split
 
 
-def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int]:
-    """((place, line of dy) for each block of a unit, its line of x, 0; how many units).
+def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int, int]:
+    """((place, line of dy) for each block of a unit, its line of x, 0; how many units, twice).
 
     For weight_grad: the lines of x are the block rows in parts of up to 32 features, those of dy
     the block columns. A unit is a square of 32 of a block, or several blocks side by side; -1 where
@@ -148,7 +151,7 @@ def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int]:
     at = np.arange(line.size)
     step = at - (np.cumsum(counts) - counts)[line]
     name_blocks(units, np.stack([line, step, at, line, 0 * at], 1), indptr, ys, places)
-    return units.reshape(-1), line.size
+    return units.reshape(-1), line.size, line.size
 
 
 @cache
@@ -157,7 +160,7 @@ def block_kernel(blocks: Blocks) -> Any:
 
     `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `requests.engine_asks`.
     """
-    form, depth, x_side, _, source, WARPS, shares, LONG, SPLIT = blocks
+    form, depth, x_side, _, source, WARPS, shares, LONG, SPLIT, _ = blocks
     STAGES, STAGE, MINE = source.stages, blocks.stage_words, blocks.warp_words
     ALL, BARRIERS = WARPS * shares // SPLIT, WARPS * source.stages
     ENGINE, OVERLAP = source.engine, source.overlap
@@ -170,6 +173,7 @@ def block_kernel(blocks: Blocks) -> Any:
     hold, multiply, write = holding(blocks), multiplying(blocks), writing(blocks)
     clear, after = pieces.clear(M, 4), stepping(LONG)
     leave, add = pieces.save(M, 4), pieces.add_saved(M, 4)
+    counted = counting(blocks.made)
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues):
@@ -182,7 +186,8 @@ def block_kernel(blocks: Blocks) -> Any:
         base = uint32(first_multiple(shared, ALIGNED) + warp * MINE)
         leaving, bar = uint32(base + STAGES * STAGE), uint32(warp * STAGES)
         number = int64(cuda.blockIdx.x) * (WARPS // SPLIT) + warp // SPLIT
-        unit, last = count * number // ALL, count * (number + 1) // ALL
+        units = counted(count)
+        unit, last = units * number // ALL, units * (number + 1) // ALL
         steps = (x_view[0] + WIDTH - 1) // WIDTH if LONG else int64(1)  # of a unit
         part = int64(warp % SPLIT)
         first, end = steps * part // SPLIT, steps * (part + 1) // SPLIT
@@ -246,6 +251,21 @@ def block_kernel(blocks: Blocks) -> Any:
             bulk_wait_read()
 
     return kernel
+
+
+@cache
+def counting(made: bool) -> Any:
+    """How many units there are, from a number or from an array of one."""
+
+    @cuda.jit(device=True)
+    def of_host(count):
+        return count
+
+    @cuda.jit(device=True)
+    def of_gpu(count):
+        return count[0]
+
+    return of_gpu if made else of_host
 
 
 @cache
