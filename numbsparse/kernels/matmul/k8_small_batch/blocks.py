@@ -106,14 +106,15 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
     together = launch.together_of(form, True)
     x_side, dy_side = Operand(x_across, depth // 8), Operand(dy_across, 4, together)
     many = not engine or dvalues.size >= launch.FEW * launch.WARPS * shares * WIDTH**2
-    units, most, count = planned(index, plan_blocks, size)
+    units, count = planned(index, plan_blocks, size)
+    made = index.made is not None
+    most = dvalues.size // WIDTH**2 if made else count
     steps = -(-x.shape[0] // WIDTH)
     warps = launch.warps_of(form, many)
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
     split = split_of(steps, most, busy * shares)
     source = launch.source_of(engine, x, dy)
-    made, long = index.made is not None, steps > 1
-    blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, long, split, made)
+    blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, steps > 1, split, made)
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
     paired, length = launch.rows_of_w(size, form, engine)
     w_view = size, launch.shift_of(length), paired
@@ -136,8 +137,8 @@ def split_of(steps: int, units: int, warps: int) -> int:
     return split
 
 
-def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int, int]:
-    """((place, line of dy) for each block of a unit, its line of x, 0; how many units, twice).
+def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int]:
+    """((place, line of dy) for each block of a unit, its line of x, 0; how many units).
 
     For weight_grad: the lines of x are the block rows in parts of up to 32 features, those of dy
     the block columns. A unit is a square of 32 of a block, or several blocks side by side; -1 where
@@ -151,7 +152,7 @@ def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int, int]:
     at = np.arange(line.size)
     step = at - (np.cumsum(counts) - counts)[line]
     name_blocks(units, np.stack([line, step, at, line, 0 * at], 1), indptr, ys, places)
-    return units.reshape(-1), line.size, line.size
+    return units.reshape(-1), line.size
 
 
 @cache

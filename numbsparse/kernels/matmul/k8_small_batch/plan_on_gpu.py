@@ -53,12 +53,12 @@ def lines_on_gpu(
 
 
 @on_gpu_of(plan_blocks)
-def blocks_on_gpu(index: Index, size: int) -> tuple[DeviceArray, int, DeviceArray]:
+def blocks_on_gpu(index: Index, size: int) -> tuple[DeviceArray, DeviceArray]:
     walk, of = walk_of(index, True)
     most = index.block_rows.size * (size // WIDTH) ** 2
     plan, count = empty(((most + READ_AHEAD) * RECORD,), np.int32), empty((1,), np.int32)
     launch(blocks_kernel(size), blocks(max(most, 1)), THREADS, *walk, of, plan, count)
-    return plan, most, count
+    return plan, count
 
 
 def walk_of(index: Index, transposed: bool) -> tuple[Any, DeviceArray]:
