@@ -167,6 +167,27 @@ def test_gradients_go_through_it(rng):
     ns.testing.check_grads(f, a, b, c)
 
 
+def test_what_else_a_matrix_of_it_does(rng, put):
+    pattern = np.array([[1, 0, 1], [0, 1, 0]], bool)
+    layout, right = made(pattern, rng, put), Layout(pattern)
+    values = rng.standard_normal((5, 32, 32)).astype(np.float32)
+    values[3:] = np.nan
+    w, host_w = ns.BlockSparse(put(values), layout), ns.BlockSparse(values[:3], right)
+    dense = host_w.toarray()
+    assert w.to("cpu").layout == right
+    for got, wanted in ((w, dense), (w.T, dense.T), (w + w, dense + dense), (w * w, dense * dense)):
+        np.testing.assert_array_equal(got.toarray(), wanted)
+    assert (w.T != host_w.T).nnz == 0
+    gate = np.float32([0.5, 0, -2, np.nan, 0])
+    values[1] = np.nan  # which nothing reads, as its gate is 0
+    w = ns.BlockSparse(put(values), layout)
+    gated = ns.BlockSparse(host_w.values * gate[:3, None, None], right).toarray()
+    for x, of, other in ((64, w, gated), (96, w.T, gated.T)):
+        x = rng.standard_normal((3, x)).astype(np.float32)
+        close(ns.matmul(put(x), of, gate=put(gate)), x, other.astype(np.float64), "float32")
+    assert ns.nn.Linear(64, 96, layout=layout).weight.matrix.layout == right
+
+
 def test_a_captured_step_makes_it_anew(rng):
     if not device.is_available():
         pytest.skip(device.why_unavailable())
