@@ -172,7 +172,7 @@ def test_what_else_a_matrix_of_it_does(rng, put):
     layout, right = made(pattern, rng, put), Layout(pattern)
     values = rng.standard_normal((5, 32, 32)).astype(np.float32)
     values[3:] = np.nan
-    w, host_w = ns.BlockSparse(put(values), layout), ns.BlockSparse(values[:3], right)
+    w, host_w = ns.BlockSparse(put(values), layout), ns.BlockSparse(values[:3].copy(), right)
     dense = host_w.toarray()
     assert w.to("cpu").layout == right
     for got, wanted in ((w, dense), (w.T, dense.T), (w + w, dense + dense), (w * w, dense * dense)):
