@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_865,
+    "numbsparse": 2_880,
     "numbsparse/autograd": 690,
     "numbsparse/bench": 2_660,
     "numbsparse/compat": 405,
@@ -18,12 +18,12 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 3_180,
     "numbsparse/kernels/ladder": 1_935,
     "numbsparse/kernels/lstm": 1_810,
-    "numbsparse/kernels/matmul": 8_350,
-    "numbsparse/kernels/parts": 4_045,
+    "numbsparse/kernels/matmul": 8_715,
+    "numbsparse/kernels/parts": 4_055,
     "numbsparse/kernels/ptx": 2_720,
     "numbsparse/machine_code": 345,
     "numbsparse/nn": 7_445,
-    "numbsparse/ops": 5_390,
+    "numbsparse/ops": 5_400,
     "numbsparse/pages": 1_730,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
