@@ -167,7 +167,7 @@ def test_gradients_go_through_it(rng):
     ns.testing.check_grads(f, a, b, c)
 
 
-def test_what_else_a_matrix_of_it_does(rng, put):
+def test_what_else_a_matrix_of_it_does(rng, put, place):
     pattern = np.array([[1, 0, 1], [0, 1, 0]], bool)
     layout, right = made(pattern, rng, put), Layout(pattern)
     values = rng.standard_normal((5, 32, 32)).astype(np.float32)
@@ -185,6 +185,12 @@ def test_what_else_a_matrix_of_it_does(rng, put):
     for x, of, other in ((64, w, gated), (96, w.T, gated.T)):
         x = rng.standard_normal((3, x)).astype(np.float32)
         close(ns.matmul(put(x), of, gate=put(gate)), x, other.astype(np.float64), "float32")
+    if place == "cuda":  # a tile whose gate is 0 is not multiplied
+        x = np.where(np.arange(64) < 32, np.nan, 1).astype(np.float32)[None]
+        how = {"kernel": "k8_small_batch", "precision": "high"}  # nor is it computed again
+        y = host(ns.matmul(put(x), w, gate=put(gate), **how))[0]
+        rest = gated[32:, 32:]
+        assert (abs(y[32:] - rest.sum(0)) <= 2**-9 * abs(rest).sum(0)).all()
     assert ns.nn.Linear(64, 96, layout=layout).weight.matrix.layout == right
 
 
