@@ -7,9 +7,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_875,
+    "numbsparse": 2_900,
     "numbsparse/autograd": 690,
-    "numbsparse/bench": 2_665,
+    "numbsparse/bench": 2_850,
     "numbsparse/compat": 405,
     "numbsparse/device": 3_795,
     "numbsparse/distributed": 2_230,
@@ -18,12 +18,12 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 3_180,
     "numbsparse/kernels/ladder": 1_980,
     "numbsparse/kernels/lstm": 1_810,
-    "numbsparse/kernels/matmul": 8_365,
-    "numbsparse/kernels/parts": 4_045,
+    "numbsparse/kernels/matmul": 8_785,
+    "numbsparse/kernels/parts": 4_085,
     "numbsparse/kernels/ptx": 2_720,
     "numbsparse/machine_code": 345,
     "numbsparse/nn": 7_445,
-    "numbsparse/ops": 5_405,
+    "numbsparse/ops": 5_415,
     "numbsparse/pages": 1_730,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,

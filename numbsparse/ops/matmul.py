@@ -72,9 +72,11 @@ def matmul(
         skipped, in both gradients too: neither it nor its gate gets one. For each new set of such
         blocks a layout is made and planned; the last four are remembered. Gates are copied from a
         GPU to the host once after each change that this library makes to them; another library's
-        arrays are copied at every product. Within a step that `ns.graph` captures nothing is copied
-        and no block is skipped: results are the same, unless x has infinity or NaN, and take as
-        long as with all gates one. NaN and infinity as gates are multiplied like any number.
+        arrays are copied at every product. Within a step that `ns.graph` captures nothing is
+        copied: `k8_small_batch` skips zeros, others take as long as with all gates one, and results
+        are the same, unless x has infinity or NaN. NaN and infinity as gates are multiplied like
+        any number. In a layout that `Layout.on_device` made the host looks at no gate either, and
+        they are in the order of `w.values`, for `w.T` too.
     out : array, (..., out_features), or (in_features, batch) in `w @ x`, optional
         C-contiguous, of the same dtype, in memory that no operand has; written whole and returned.
     kernel : str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -60,14 +60,6 @@ def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tu
     It is called once for every layout and `key`, and its result lives as long as the layout. For
     a layout made on the GPU, the function registered by `on_gpu_of` is called.
     """
-    if index.made is not None:
-        found = index.plans.get((make, key))
-        if found is None:
-            if make not in _on_gpu:
-                raise ValueError("this kernel plans on the host: give it layout.to_host()")
-            with nullcontext() if index.made.is_captured else outside_capture():
-                found = index.plans[make, key] = _on_gpu[make](index, *key)
-        return found
     stream = current_stream()
     found = index.plans.get((make, key, stream.handle))
     if found is None or stream.is_captured:
@@ -77,8 +69,14 @@ def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tu
 
 def _on_stream(index: Index, make: Any, key: Any, stream: Any) -> tuple[Any, ...]:
     """The plan that all streams read, with arrays of this stream's own where kernels write."""
+    made = index.made is not None
     shared = index.plans.get((make, key))
-    if shared is None:
+    if shared is None and made:
+        if make not in _on_gpu:
+            raise ValueError("this plans its layout on the host: take to_host() of the layout")
+        with _where(index):
+            shared = index.plans[make, key] = _on_gpu[make](index, *key)
+    elif shared is None:
         result = make(index.on_host or index, *key)
         shared = index.plans[make, key] = _sent(index, result, np.ndarray)
     if not any(type(a) is Scratch for a in shared):
@@ -87,10 +85,18 @@ def _on_stream(index: Index, make: Any, key: Any, stream: Any) -> tuple[Any, ...
         return stream.arena.once((id(index), make, key), lambda: _sent(index, shared, Scratch))
     elif stream.is_captured:  # by another library: they belong to its graph alone
         return tuple(_fresh(a) if type(a) is Scratch else a for a in shared)
+    elif made:
+        with _where(index):
+            found = tuple(_fresh(a) if type(a) is Scratch else a for a in shared)
     else:
         found = _sent(index, shared, Scratch)
     index.plans[make, key, stream.handle] = found
     return found
+
+
+def _where(index: Index) -> AbstractContextManager[None]:
+    """A plan of a layout that a captured step makes is made by that step."""
+    return nullcontext() if index.made.is_captured else outside_capture()
 
 
 def _sent(index: Index, result: tuple[Any, ...], kind: type) -> tuple[Any, ...]:
