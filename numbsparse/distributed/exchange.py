@@ -61,6 +61,28 @@ class PeerExchange(Exchange):
         return part
 
 
+class PeerMean:
+    """The mean of what two GPUs of a host have, which write each other's memory: see `peer_mean`."""
+
+    def __init__(self, group: Group):
+        from numbsparse.kernels import peer_mean  # which loads numba.cuda
+
+        self._kernels, words, flags = peer_mean, peer_mean.words(), peer_mean.flags()
+        both = memory_of_all(group, words, flags)
+        mine, theirs = both[group.rank], both[1 - group.rank]
+        with outside_capture():
+            rounds = ops.zeros((flags,), "float32", "cuda").view("int32")
+        told = mine[words:].view("int32"), theirs[words:].view("int32")
+        self._ends = peer_mean.Ends(group.rank, mine, theirs, *told, rounds)
+
+    def takes(self, values: DeviceArray) -> bool:
+        return values.nbytes % self._kernels.BYTES == 0
+
+    def __call__(self, values: DeviceArray, mean: DeviceArray) -> None:
+        """mean[:] = that of both."""
+        self._kernels.mean(values, mean, self._ends)
+
+
 def memory_of_all(group: Group, words: int, flags: int) -> list[DeviceArray]:
     """Zeros, uint32, on the GPU of each rank of this host, which all of them reach.
 

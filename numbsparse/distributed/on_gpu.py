@@ -73,19 +73,8 @@ class ByNCCL:
     def _run(self, name: str, x: DeviceArray, out: DeviceArray, *how: int) -> None:
         """On the stream to work on, where the arrays are in order."""
         device.in_use(x, out)
-        where = self._stream or device.working_stream()
+        where = device.working_stream()
         getattr(self._nccl, name)(x.address, out.address, *how, self._comm, where)
-
-    _stream = 0
-
-    @contextmanager
-    def on(self, stream: Any) -> Iterator[None]:
-        """Within this context work goes to a stream beside the current one."""
-        self._stream = stream.handle
-        try:
-            yield
-        finally:
-            self._stream = 0
 
     @contextmanager
     def together(self) -> Iterator[None]:
