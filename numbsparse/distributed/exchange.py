@@ -67,13 +67,14 @@ class PeerMean:
     def __init__(self, group: Group):
         from numbsparse.kernels import peer_mean  # which loads numba.cuda
 
-        self._kernels, words, flags = peer_mean, peer_mean.words(), peer_mean.flags()
-        both = memory_of_all(group, words, flags)
-        mine, theirs = both[group.rank], both[1 - group.rank]
+        self._kernels, blocks = peer_mean, peer_mean.BLOCKS
+        words, flags = peer_mean.SLOTS * blocks * peer_mean.SLOT, peer_mean.FLAGS * blocks
+        mine, theirs = memory_of_all(group, words, flags)[:: 1 - 2 * group.rank]
         with outside_capture():
-            rounds = ops.zeros((flags,), "float32", "cuda").view("int32")
-        told = mine[words:].view("int32"), theirs[words:].view("int32")
-        self._ends = peer_mean.Ends(group.rank, mine, theirs, *told, rounds)
+            rounds = ops.zeros((blocks,), "float32", "cuda").view("int32")
+        boxes = mine[:words], theirs[:words]
+        told = (each[words:].view("int32") for each in (mine, theirs))
+        self._ends = peer_mean.Ends(group.rank, *boxes, *told, rounds)
 
     def takes(self, values: DeviceArray) -> bool:
         return values.nbytes % self._kernels.BYTES == 0

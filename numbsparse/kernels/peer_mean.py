@@ -34,6 +34,7 @@ from numbsparse.kernels.ptx import (
 BYTES = 16  # that a thread moves at a time: what an array has is a multiple of it
 BLOCKS, THREADS = (2, 2) if SIMULATED else (16, 512)
 SLOT = 40 if SIMULATED else 32768  # words of half a chunk
+SLOTS, FLAGS = 4, 2  # of each block: two slots of each kind, and a flag
 VALUES, MEANS = 0, 1  # kinds of slots, and of flags
 HALF = np.float32(0.5)
 
@@ -41,9 +42,9 @@ HALF = np.float32(0.5)
 class Ends(NamedTuple):
     """Of a GPU, number `rank` of two: where it reads, and where it writes.
 
-    mine, theirs : uint32 (words(),), its mailbox and that of the other one
-    my_flags, their_flags : int32 (flags(),), how many rounds each block has sent
-    rounds : int32 (BLOCKS,), of each block so far
+    mine, theirs : uint32 (SLOTS * blocks * words,), its mailbox and that of the other one
+    my_flags, their_flags : int32 (FLAGS * blocks,), how many rounds each block has sent
+    rounds : int32 (blocks,), of each block so far
     """
 
     rank: int
@@ -54,19 +55,11 @@ class Ends(NamedTuple):
     rounds: DeviceArray
 
 
-def words() -> int:
-    """Of a mailbox."""
-    return 4 * BLOCKS * SLOT
-
-
-def flags() -> int:
-    return 2 * BLOCKS
-
-
 def mean(values: DeviceArray, out: DeviceArray, ends: Ends) -> None:
     """out[:] = the mean of both GPUs' values, C-contiguous; `out` may be `values`."""
-    kernel = mean_kernel(values.dtype.name, BLOCKS, THREADS, SLOT)
-    launch(kernel, BLOCKS, THREADS, _words(values), _words(out), ends)
+    blocks = ends.rounds.size
+    kernel = mean_kernel(values.dtype.name, blocks, THREADS, ends.mine.size // (SLOTS * blocks))
+    launch(kernel, blocks, THREADS, _words(values), _words(out), ends)
 
 
 def _words(a: DeviceArray) -> DeviceArray:
