@@ -32,8 +32,9 @@ from numbsparse.kernels.ptx import (
 )
 
 BYTES = 16  # that a thread moves at a time: what an array has is a multiple of it
-BLOCKS, THREADS = (2, 2) if SIMULATED else (16, 512)
-SLOT = 40 if SIMULATED else 32768  # words of half a chunk
+BLOCKS, THREADS = (2, 2) if SIMULATED else (128, 128)
+LIMIT = {} if SIMULATED else {"max_registers": 32}
+SLOT = 40 if SIMULATED else 8192  # words of half a chunk
 SLOTS, FLAGS = 4, 2  # of each block: two slots of each kind, and a flag
 VALUES, MEANS = 0, 1  # kinds of slots, and of flags
 HALF = np.float32(0.5)
@@ -97,17 +98,16 @@ def mean_kernel(dtype: str, BLOCKS: int, THREADS: int, SLOT: int) -> Any:
 
     @cuda.jit(device=True)
     def copy(source, first, to, start, length):
-        """Four loads are under way at a time."""
+        """Four loads are under way at a time, as in `average`."""
         k = 4 * cuda.threadIdx.x
         while k + 3 * STEP < length:
-            a = load_4xu32(source, first + k)
-            b = load_4xu32(source, first + k + STEP)
-            c = load_4xu32(source, first + k + 2 * STEP)
-            d = load_4xu32(source, first + k + 3 * STEP)
-            store(to, start + k, a)
-            store(to, start + k + STEP, b)
-            store(to, start + k + 2 * STEP, c)
-            store(to, start + k + 3 * STEP, d)
+            v, w = load_4xu32(source, first + k), load_4xu32(source, first + k + STEP)
+            x = load_4xu32(source, first + k + 2 * STEP)
+            y = load_4xu32(source, first + k + 3 * STEP)
+            store(to, start + k, v)
+            store(to, start + k + STEP, w)
+            store(to, start + k + 2 * STEP, x)
+            store(to, start + k + 3 * STEP, y)
             k += 4 * STEP
         while k < length:
             store(to, start + k, load_4xu32(source, first + k))
@@ -118,19 +118,18 @@ def mean_kernel(dtype: str, BLOCKS: int, THREADS: int, SLOT: int) -> Any:
         """Of own values and those in the slot, to the result and to the other's slot."""
         k = 4 * cuda.threadIdx.x
         while k + STEP < length:
-            a, b = load_4xu32(values, first + k), load_4xu32(values, first + k + STEP)
-            c, d = load_4xu32(mine, place + k), load_4xu32(mine, place + k + STEP)
-            v, w = means(a, c), means(b, d)
+            v, w = load_4xu32(values, first + k), load_4xu32(values, first + k + STEP)
+            x, y = load_4xu32(mine, place + k), load_4xu32(mine, place + k + STEP)
+            v, w = means(v, x), means(w, y)
             store(theirs, there + k, v)
             store(theirs, there + k + STEP, w)
             store(out, first + k, v)
             store(out, first + k + STEP, w)
             k += 2 * STEP
-        while k < length:
+        if k < length:
             v = means(load_4xu32(values, first + k), load_4xu32(mine, place + k))
             store(theirs, there + k, v)
             store(out, first + k, v)
-            k += STEP
 
     @cuda.jit(device=True)
     def tell(flags, kind, count):
@@ -150,7 +149,7 @@ def mean_kernel(dtype: str, BLOCKS: int, THREADS: int, SLOT: int) -> Any:
         """The slot of round number `count`."""
         return ((kind * 2 + (count & 1)) * BLOCKS + cuda.blockIdx.x) * SLOT
 
-    @cuda.jit
+    @cuda.jit(**LIMIT)
     def kernel(values, out, ends):
         block, before, size = cuda.blockIdx.x, ends.rounds[cuda.blockIdx.x], values.size
         own, other = ends.rank * SLOT, (1 - ends.rank) * SLOT
