@@ -16,7 +16,6 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.distributed.buckets import Bucket, Work, buckets_of
 from numbsparse.distributed.group import Group
 from numbsparse.distributed.exchange import PeerMean
-from numbsparse.layout import Layout
 from numbsparse.nn import kept
 from numbsparse.ops.elementwise import gapless
 
@@ -135,17 +134,12 @@ class DataParallel:
 
     def _take_layouts_of_rank_0(self) -> None:
         """Of matrices of the same features and block size; what else differs `check` refuses."""
-        about = self.group.share([_about(p)[1] for p in self._parameters])
-        if all(other == about[0] for other in about):
-            return
-        own = [_pattern_of(p) for p in self._parameters]
-        first = self.group.share(own if self.group.rank == 0 else None)[0]
-        for parameter, mine, pattern in zip(self._parameters, own, first, strict=False):
-            data = parameter.data
-            if not isinstance(data, BlockSparse) or mine == pattern or not pattern:
-                continue
-            if mine[0] == pattern[0]:
-                parameter.data = data.remap(_unpacked(*pattern))
+        matrices = [p for p in self._parameters if isinstance(p._data, BlockSparse)]
+        first, *others = self.group.share([_sizes_of(p.data) for p in matrices])
+        for parameter in matrices if all(theirs == first for theirs in others) else ():
+            pattern = self.group.broadcast(parameter.data.layout.pattern)
+            if (pattern != parameter.data.layout.pattern).any():
+                parameter.data = parameter.data.remap(pattern)
 
     def _take_values_of_rank_0(self) -> None:
         tensors = [*self._parameters, *self.model.buffers()]
@@ -227,23 +221,8 @@ def _layout_of(parameter: Tensor) -> Any:
     return data.stored_layout if isinstance(data, BlockSparse) else None
 
 
-def _pattern_of(parameter: Tensor) -> list[Any]:
-    """The numbers of blocks of a layout and their size, and the pattern as hexadecimal digits.
-
-    Empty for an array.
-    """
-    data = parameter._data
-    if not isinstance(data, BlockSparse):
-        return []
-    shape = [*data.layout.shape, data.block_size]
-    return [shape, np.packbits(data.layout.pattern).tobytes().hex()]
-
-
-def _unpacked(shape: list[int], digits: str) -> Layout:
-    """The way back."""
-    rows, columns, _ = shape
-    bits = np.unpackbits(np.frombuffer(bytes.fromhex(digits), np.uint8), count=rows * columns)
-    return Layout(bits.reshape(rows, columns))
+def _sizes_of(matrix: BlockSparse) -> list[int]:
+    return [*matrix.layout.shape, matrix.block_size]
 
 
 def _about(parameter: Tensor) -> list[str]:
