@@ -238,6 +238,7 @@ SENTENCES = {
     "call": "rank 1 called all_gather of float64 (3,), where rank 0 called all_reduce of float64",
     "shape": "rank 1 called all_reduce of float64 (4,) sum, where rank 0 called all_reduce of",
     "layout": "rank 1 has another model: 0.weight is float64, 32 x 128 in blocks of 8",
+    "one layout": "rank 1 called DataParallel.check, where rank 0 called share",
     "dtype": "rank 1 has another model: 0.weight is float32",
     "reached": "backward did not reach 2.weight on rank 1, unlike on rank 0",
 }

@@ -121,7 +121,7 @@ class DataParallel:
         self._layouts = list(map(_layout_of, self._parameters))
         self._buckets.clear()
         own = {n: _about(p) for n, p in zip(self._names, self._parameters, strict=True)}
-        first, *others = self.group.share(own)
+        first, *others = self.group.share(own, "DataParallel.check")
         for rank, theirs in enumerate(others, 1):
             for name in first | theirs:
                 if first.get(name) != theirs.get(name):

@@ -63,14 +63,14 @@ class Links:
             raise ValueError(refused)
         return bytearray(answers[0])
 
-    def share(self, value: Any) -> list[Any]:
+    def share(self, value: Any, call: str = "share") -> list[Any]:
         """A JSON value of each rank, on all of them."""
 
         def answer(parts: list[bytearray]) -> list[Any]:
             return [json.dumps([json.loads(part) for part in parts]).encode()] * self.size
 
         found: list[Any] = json.loads(
-            self.meet({"call": "share"}, json.dumps(value).encode(), answer)
+            self.meet({"call": call}, json.dumps(value).encode(), answer)
         )
         return found
 
