@@ -14,8 +14,8 @@ from numbsparse.autograd import Tensor
 from numbsparse.autograd.reducers import reducers
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.distributed.buckets import Bucket, Work, buckets_of
-from numbsparse.distributed.group import Group
 from numbsparse.distributed.exchange import PeerMean
+from numbsparse.distributed.group import Group
 from numbsparse.nn import kept
 from numbsparse.ops.elementwise import gapless
 
@@ -135,11 +135,14 @@ class DataParallel:
     def _take_layouts_of_rank_0(self) -> None:
         """Of matrices of the same features and block size; what else differs `check` refuses."""
         matrices = [p for p in self._parameters if isinstance(p._data, BlockSparse)]
-        first, *others = self.group.share([_sizes_of(p.data) for p in matrices])
-        for parameter in matrices if all(theirs == first for theirs in others) else ():
-            pattern = self.group.broadcast(parameter.data.layout.pattern)
-            if (pattern != parameter.data.layout.pattern).any():
-                parameter.data = parameter.data.remap(pattern)
+        data: list[Any] = [p.data for p in matrices]
+        first, *others = self.group.share([[*w.layout.shape, w.block_size] for w in data])
+        if any(theirs != first for theirs in others):
+            return
+        for parameter, w in zip(matrices, data, strict=True):
+            pattern = self.group.broadcast(w.layout.pattern)
+            if (pattern != w.layout.pattern).any():
+                parameter.data = w.remap(pattern)
 
     def _take_values_of_rank_0(self) -> None:
         tensors = [*self._parameters, *self.model.buffers()]
@@ -219,10 +222,6 @@ class DataParallel:
 def _layout_of(parameter: Tensor) -> Any:
     data = parameter._data
     return data.stored_layout if isinstance(data, BlockSparse) else None
-
-
-def _sizes_of(matrix: BlockSparse) -> list[int]:
-    return [*matrix.layout.shape, matrix.block_size]
 
 
 def _about(parameter: Tensor) -> list[str]:

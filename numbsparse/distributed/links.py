@@ -69,9 +69,7 @@ class Links:
         def answer(parts: list[bytearray]) -> list[Any]:
             return [json.dumps([json.loads(part) for part in parts]).encode()] * self.size
 
-        found: list[Any] = json.loads(
-            self.meet({"call": call}, json.dumps(value).encode(), answer)
-        )
+        found: list[Any] = json.loads(self.meet({"call": call}, json.dumps(value).encode(), answer))
         return found
 
     def _send(self, rank: int, head: dict[str, Any], payload: Any) -> None:

@@ -69,7 +69,8 @@ def _words(a: DeviceArray) -> DeviceArray:
 
 @cache
 def mean_kernel(dtype: str, BLOCKS: int, THREADS: int, SLOT: int) -> Any:
-    unpack, pack = UNPACK.get(dtype), PACK.get(dtype)
+    unpack: Any = UNPACK.get(dtype)
+    pack: Any = PACK.get(dtype)
     STEP = 4 * THREADS  # words
 
     @cuda.jit(device=True)
