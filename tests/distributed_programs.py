@@ -12,13 +12,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
-from conftest import HAS_BFLOAT16
 
 import numbsparse as ns
 import numbsparse.distributed as dist
 from numbsparse import nn
 from numbsparse.distributed import watch
 from numbsparse.distributed.links import HEADER
+from numbsparse.distributed.pair import Pair
 from numbsparse.dtypes import as_dtype, finfo
 
 FLOATS = ("float16", "float32", "float64")
@@ -384,40 +384,15 @@ def waiting(peer_memory, wait):
 
 
 def peers():
-    """Gradients by collectives and by the other GPU's memory, and drawn means; all simulated."""
+    """The gradients of a model on a simulated GPU, by collectives and by the other's memory."""
     from simulated_cards import as_cards  # which loads kernels
 
     with init() as group, as_cards(group):
-        drawn_means(group)
         return [gradients(group, by_peers) for by_peers in (False, True)]
 
 
-def drawn_means(group):
-    """Of several sizes, one after another, some in place; each rank is late at times."""
-    from numbsparse.distributed.exchange import PeerMean
-    from numbsparse.kernels import peer_mean
-
-    rng, late = np.random.default_rng(0), np.random.default_rng(group.rank)
-
-    def load(flags, k):  # and do nothing for a while, when the other one goes on
-        found = np.int32(flags[k])
-        time.sleep(late.choice([0.0, 0.01]))
-        return found
-
-    with patch.object(peer_mean, "load_acquire_system", load):
-        mean, dtypes = PeerMean(group), (*FLOATS[:2], *(["bfloat16"] if HAS_BFLOAT16 else []))
-        for size in (0, 1, *rng.integers(2, 150, 7)):  # of 16 bytes
-            dtype = as_dtype(rng.choice(dtypes))
-            both = rng.integers(-9, 9, (2, size * 16 // dtype.itemsize)).astype(dtype)
-            x = ns.to_device(both[group.rank])
-            out = x if rng.random() < 0.3 else ns.to_device(np.full_like(both[0], np.nan))
-            mean(x, out)
-            exact = both.astype(np.float64).mean(0)
-            np.testing.assert_array_equal(out.numpy().astype(np.float64), exact)
-
-
 def gradients(group, peer_memory):
-    """Of two passes as they are, and three that are captured."""
+    """Of two passes as they are, and three that are captured; rank 0 is slow to read messages."""
     sizes = (8, 8), (8, 4)
     how = {"block_size": 4, "seed": group.rank}
     model = nn.Sequential(*(nn.Linear(*size, **how) for size in sizes)).to("cuda")
@@ -428,9 +403,14 @@ def gradients(group, peer_memory):
         y = model(x)
         (y * y).mean().backward()
 
-    captured, found = ns.graph(once), []
-    for step in range(5):
-        x = np.random.default_rng(step).standard_normal((4, 8)).astype(np.float32)
-        (once if step < 2 else captured)(ns.to_device(np.split(x, group.size)[group.rank]))
-        found += [p.grad.values.numpy().ravel() for p in model.parameters()]
+    def receive(pair):
+        time.sleep(0.0 if group.rank else 0.2)
+        received(pair)
+
+    captured, found, received = ns.graph(once), [], Pair.receive
+    with patch.object(Pair, "receive", receive):
+        for step in range(5):
+            x = np.random.default_rng(step).standard_normal((4, 8)).astype(np.float32)
+            (once if step < 2 else captured)(ns.to_device(np.split(x, group.size)[group.rank]))
+            found += [p.grad.values.numpy().ravel() for p in model.parameters()]
     return np.concatenate(found)

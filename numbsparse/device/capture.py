@@ -60,25 +60,6 @@ def working_stream() -> int:
     return streams.current().handle if capture is None else capture.stream_handle
 
 
-@contextmanager
-def forked(stream: streams.Stream) -> Iterator[None]:
-    """Within this context work goes to another stream of this GPU, after all work so far.
-
-    In a capture too, of which it is a part then. What follows waits for it by `streams.order`.
-    """
-    streams.order(working_stream(), stream.handle)
-    capture = runtime.capturing()
-    if capture is None:
-        with stream:
-            yield
-        return
-    own, capture.stream_handle = capture.stream_handle, stream.handle
-    try:
-        yield
-    finally:
-        capture.stream_handle = own
-
-
 def in_use(*arrays: DeviceArray) -> None:
     """What launches do about the memory of their arguments, for work that another library starts.
 

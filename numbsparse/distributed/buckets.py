@@ -53,12 +53,14 @@ class Work:
 
     buckets : in the order in which they are reduced; None where it is not known yet
     of : the bucket of each gradient, by parameter's number
+    pair : the other GPU, where both copy to each other's memory
     found : the values of each, which are kept: on another stream they may still be read
     """
 
     def __init__(self, trained: tuple[int, ...], buckets: list[Bucket] | None):
         self.trained, self.buckets, self.reduced = trained, buckets, 0
         self.of = {i: bucket for bucket in buckets or () for i in bucket.numbers}
+        self.pair: Any = None
         self._flat: dict[int, Any] = {}  # by the first of a bucket
         self.found: dict[int, Any] = {}
         self.means: dict[int, Any] = {}

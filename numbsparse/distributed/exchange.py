@@ -61,29 +61,6 @@ class PeerExchange(Exchange):
         return part
 
 
-class PeerMean:
-    """The mean of what two GPUs have, which write each other's memory: see `peer_mean`."""
-
-    def __init__(self, group: Group):
-        from numbsparse.kernels import peer_mean  # which loads numba.cuda
-
-        self._kernels, blocks = peer_mean, peer_mean.BLOCKS
-        words, flags = peer_mean.SLOTS * blocks * peer_mean.SLOT, peer_mean.FLAGS * blocks
-        boxes = memory_of_all(group, words, flags)[:: 1 - 2 * group.rank]  # this one's first
-        with outside_capture():
-            rounds = ops.zeros((blocks,), "float32", "cuda").view("int32")
-        mine, theirs = (box[:words] for box in boxes)
-        my_flags, their_flags = (box[words:].view("int32") for box in boxes)
-        self._ends = peer_mean.Ends(group.rank, mine, theirs, my_flags, their_flags, rounds)
-
-    def takes(self, values: DeviceArray) -> bool:
-        return values.nbytes % self._kernels.BYTES == 0
-
-    def __call__(self, values: DeviceArray, mean: DeviceArray) -> None:
-        """mean[:] = that of both."""
-        self._kernels.mean(values, mean, self._ends)
-
-
 def memory_of_all(group: Group, words: int, flags: int) -> list[DeviceArray]:
     """Zeros, uint32, on the GPU of each rank of this host, which all of them reach.
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from typing import Any
 
 from numbsparse import device
 from numbsparse.device import DeviceArray
@@ -72,8 +73,19 @@ class ByNCCL:
     def _run(self, name: str, x: DeviceArray, out: DeviceArray, *how: int) -> None:
         """On the stream to work on, where the arrays are in order."""
         device.in_use(x, out)
-        where = device.working_stream()
+        where = self._stream or device.working_stream()
         getattr(self._nccl, name)(x.address, out.address, *how, self._comm, where)
+
+    _stream = 0
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        """Within this context work goes to a stream beside the current one."""
+        self._stream = stream.handle
+        try:
+            yield
+        finally:
+            self._stream = 0
 
     @contextmanager
     def together(self) -> Iterator[None]:
