@@ -7,9 +7,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_865,
+    "numbsparse": 2_875,
     "numbsparse/autograd": 690,
-    "numbsparse/bench": 2_660,
+    "numbsparse/bench": 2_850,
     "numbsparse/compat": 405,
     "numbsparse/device": 3_775,
     "numbsparse/distributed": 2_230,
@@ -18,8 +18,8 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 3_180,
     "numbsparse/kernels/ladder": 1_935,
     "numbsparse/kernels/lstm": 1_810,
-    "numbsparse/kernels/matmul": 8_350,
-    "numbsparse/kernels/parts": 4_045,
+    "numbsparse/kernels/matmul": 8_400,
+    "numbsparse/kernels/parts": 4_075,
     "numbsparse/kernels/ptx": 2_720,
     "numbsparse/machine_code": 345,
     "numbsparse/nn": 7_445,

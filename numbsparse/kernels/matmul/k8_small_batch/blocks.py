@@ -110,13 +110,13 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
     x_side, dy_side = Operand(x_across, depth // 8), Operand(dy_across, 4, together)
     many = not engine or dvalues.size >= launch.FEW * launch.WARPS * shares * WIDTH**2
     units, count = planned(index, plan_blocks, size)
-    tiles = tiles_of(x.shape[0], form, engine)
-    steps = -(-x.shape[0] // (tiles * WIDTH))
+    in_step = tiles_of(x.shape[0], form, engine)
+    steps = -(-x.shape[0] // (in_step * WIDTH))
     warps = launch.warps_of(form, many)
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
     split = split_of(steps, count, busy * shares)
     source = launch.source_of(engine, x, dy)
-    blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, steps > 1, split, tiles)
+    blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, steps > 1, split, in_step)
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
     paired, length = launch.rows_of_w(size, form, engine)
     w_view = size, launch.shift_of(length), paired
