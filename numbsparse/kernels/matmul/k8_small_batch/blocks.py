@@ -113,14 +113,14 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
     units, count = planned(index, plan_blocks, size)
     made = index.made is not None
     most = dvalues.size // WIDTH**2 if made else count
-    tiles = tiles_of(x.shape[0], form, engine)
-    steps = -(-x.shape[0] // (tiles * WIDTH))
+    in_step = tiles_of(x.shape[0], form, engine)
+    steps = -(-x.shape[0] // (in_step * WIDTH))
     warps = launch.warps_of(form, many)
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
     split = split_of(steps, most, busy * shares)
     source = launch.source_of(engine, x, dy)
     blocks = Blocks(
-        form, depth, x_side, dy_side, source, warps, shares, steps > 1, split, tiles, made
+        form, depth, x_side, dy_side, source, warps, shares, steps > 1, split, in_step, made
     )
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
     paired, length = launch.rows_of_w(size, form, engine)
