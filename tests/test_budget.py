@@ -20,14 +20,14 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/lstm": 1_810,
     "numbsparse/kernels/matmul": 8_785,
     "numbsparse/kernels/parts": 4_085,
-    "numbsparse/kernels/ptx": 2_720,
+    "numbsparse/kernels/ptx": 2_715,
     "numbsparse/machine_code": 345,
     "numbsparse/nn": 7_445,
     "numbsparse/ops": 5_415,
     "numbsparse/pages": 1_730,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
-    "numbsparse/simulator": 2_470,
+    "numbsparse/simulator": 2_490,
     "numbsparse/torch": 1_860,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
