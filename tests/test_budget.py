@@ -27,7 +27,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/pages": 1_730,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
-    "numbsparse/simulator": 2_490,
+    "numbsparse/simulator": 2_485,
     "numbsparse/torch": 1_860,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back

@@ -69,14 +69,11 @@ class Memory(np.ndarray):  # type: ignore[type-arg]
     """An array in memory that threads share."""
 
     space: str
+    extent = cached_property(extent)
 
     @cached_property
     def address(self) -> int:
         return self.ctypes.data
-
-    @cached_property
-    def extent(self) -> tuple[int, int, int]:
-        return extent(self)
 
 
 class Shared(Memory):

@@ -25,9 +25,6 @@ current: Callable[[], Worker] = stacks.current
 """The simulated thread that runs."""
 accesses.running = current
 
-resume: Callable[[Any], Any] = stacks.resume
-"""Hand over to a thread that waits."""
-
 order: Callable[[Sequence[Any]], list[Any]] = list
 """Of those that may run next: `Worker` and `Unbegun`."""
 
@@ -170,7 +167,7 @@ class Turns:
         following = ready.popleft() if ready else self._next()
         if following is not worker:
             if type(following) is Worker:
-                resume(following)
+                stacks.resume(following)
             else:
                 self._whose(following).switch()
             if not stacks.OF_ONE_THREAD:
