@@ -16,21 +16,15 @@ from numba import cuda, float32, int32, int64, uint32, uint64
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums, repairing, storing
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.gathers import picking, reading
+from numbsparse.kernels.parts.gates import filling_wanted, gating
+from numbsparse.kernels.parts.gathers import reading
 from numbsparse.kernels.parts.repair import all_finite
-from numbsparse.kernels.parts.requests import (
-    ALIGNED,
-    engine_asks,
-    lanes_ask,
-    x_words,
-)
+from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, lanes_ask, x_words
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.tiles import WIDTH, multiply
 from numbsparse.kernels.ptx import (
-    elect,
     first_multiple,
     let_next_kernel_start,
-    mbarrier_arrive,
     sync_warp,
     wait_for_earlier_kernels,
 )
@@ -95,7 +89,7 @@ def line_kernel(lines: Lines) -> Any:
     read, prepare, close = reading(TOGETHER), opening(source, 2), closing(source)
     take_gates, next_gates, wanted = gating(TOGETHER, GATED)
     fill, wait, consume = requesting(lines), waiting(source), consuming(sums)
-    request = requesting_wanted(lines)
+    request = filling_wanted(fill, wanted, source.engine)
     put, finish = storing(sums), finishing(lines)
     clear, save, add_saved = pieces.clear(M, N), pieces.save(M, N), pieces.add_saved(M, N)
 
@@ -212,71 +206,12 @@ def line_kernel(lines: Lines) -> Any:
 
 
 @cache
-def gating(together: int, gated: bool) -> tuple[Any, Any, Any]:
-    """(take, follow, wanted): gates of a unit's blocks, 0 where there is none.
-
-    take(record, gates, shift, taken) reads them, follow(own, coming) goes on to the next ones, and
-    wanted(own) is whether any is not 0.
-    """
-    place_of = picking(0, together)
-
-    @cuda.jit(device=True)
-    def take(record, gates, shift, taken):
-        for k in range(together):
-            place = place_of(record, k)
-            taken[k] = gates[place >> shift] if place >= 0 else float32(0)
-
-    @cuda.jit(device=True)
-    def follow(own, coming):
-        for k in range(together):
-            own[k] = coming[k]
-
-    @cuda.jit(device=True)
-    def wanted(own):
-        some = False
-        for k in range(together):
-            some = some or own[k] != 0
-        return some
-
-    @cuda.jit(device=True)
-    def take_nothing(record, gates, shift, taken):
-        pass
-
-    @cuda.jit(device=True)
-    def follow_nothing(own, coming):
-        pass
-
-    @cuda.jit(device=True)
-    def always(own):
-        return True
-
-    return (take, follow, wanted) if gated else (take_nothing, follow_nothing, always)
-
-
 def requesting(lines: Lines) -> Any:
     """Fill a stage with what a unit's record names."""
     (form, x, w, _), depth, source, *_ = lines
     if source.engine:
         return engine_asks(form, x.groups, x.across)
     return lanes_ask(form, x.groups, x.across, not w.across, depth, source.reach)
-
-
-@cache
-def requesting_wanted(lines: Lines) -> Any:
-    """The same, unless all gates of its blocks are 0: then the stage is as if filled."""
-    fill, ENGINE, GATED = requesting(lines), lines.source.engine, lines.sums.w.gated > 0
-    _, _, wanted = gating(WIDTH // lines.depth, GATED)
-
-    @cuda.jit(device=True)
-    def request(
-        own_gates, record, x, x_view, top, values, w_view, maps, shared, start, bars, bar
-    ):  # fmt: skip
-        if wanted(own_gates):
-            fill(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar)
-        elif ENGINE and elect() != 0:
-            mbarrier_arrive(bars, bar)
-
-    return request
 
 
 @cache
