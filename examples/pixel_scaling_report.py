@@ -151,4 +151,4 @@ def _leads(axes: Any, alike: dict[Kind, list[Result]]) -> None:
                 axes.plot(off, places, "o", color=f"C{i}", markersize=4)
     axes.axvline(0, color="C0")
     axes.set_yticks(range(len(names)), [name.partition(" ")[2][:14] for name in names], fontsize=8)
-    axes.set(xlabel="test bits less the dense model's, by photograph and seed")
+    axes.set(xlabel="test bits less the dense model's, each seed")

@@ -33,9 +33,8 @@ from runs_plan import Group
 from runs_report import write_between
 from scaling_plan import GROUPS, MAIN, Plan
 from scaling_report import draw, report, table
-from scaling_text import gather
-
 from scaling_run import train
+from scaling_text import gather
 
 RESULTS = Path(__file__).parent / "results" / "scaling.json"
 
