@@ -571,6 +571,8 @@ def test_what_kernels_write_is_made_once_for_each_arena(driver, monkeypatch):
         stream.arena = arena
         with stream:
             found += [plans.planned(planned.index, make, 5) for _ in range(2)]
+            other = plans.planned(Planned(monkeypatch).index, make, 5)
+        assert other[3].address != found[-1][3].address, "of another layout"
     stream.arena = None
     assert found[0] is found[1]
     assert found[2] is found[3]

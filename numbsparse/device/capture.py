@@ -139,6 +139,7 @@ class ArenaBlock(memory.Unordered):
     """A block of an arena. It counts for nothing among the blocks kept outside."""
 
     __slots__ = ()
+    stays = not runtime.SIMULATED  # there it is the host's, and Python keeps it
 
 
 def _references(owners: dict[int, Any]) -> list[int]:

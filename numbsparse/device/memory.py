@@ -49,6 +49,7 @@ class Block:
     """
 
     __slots__ = ("__weakref__", "address", "buffer", "nbytes", "others", "shelf", "stream")
+    stays = False  # whether something else keeps the memory
 
     def __init__(
         self,

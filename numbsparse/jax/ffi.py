@@ -7,7 +7,7 @@ that `jax.ffi.include_dir()` names; members after the last one that is read here
 On a GPU the buffers are in its memory, and work goes to the stream that XLA names. XLA may be
 capturing it in a command buffer, its CUDA graph, which it launches again without a call. It does
 not tell of the graph's end, so what kernels need beside operands is kept for good: an arena for
-each call on each set of buffers, which no two graphs use at once, as both would write one result.
+each result, by its address. No two calls use it at once, as both would write there.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _FRAME = Struct("@NPPPi NPqPP NPqPP NPqPPP")
 
 Handler = ctypes.CFUNCTYPE(c_void_p, c_void_p)  # of a CallFrame; gives an error, or a null pointer
 _handlers: dict[tuple[str, str], Any] = {}  # XLA knows their addresses alone
-_arenas: dict[Any, Arena] = {}  # of calls in command buffers, by what they are on which buffers
+_arenas: dict[int, Arena] = {}  # of calls in command buffers, by where their results are
 QUIET = 0.2  # seconds without a call
 _under_way: set[int] = set()  # threads in a handler
 _last_call = 0.0
@@ -153,10 +153,10 @@ def _on_cpu(compute: Any, known: Any, api: int, context: int, buffers: Any, said
 
 def _on_gpu(compute: Any, known: Any, api: int, context: int, buffers: Any, said: bytes) -> None:
     theirs = at(_stream(api, context))
-    what = said, *map(_address, buffers)
+    what: tuple[Any, ...] = (said, *map(_address, buffers))
 
     def work() -> None:
-        theirs.arena = _arenas.setdefault((compute, what), Arena()) if is_captured else None
+        theirs.arena = _arenas.setdefault(what[-1], Arena()) if is_captured else None
         with theirs:
             _call(compute, buffers, said, _device_array)
 

@@ -84,7 +84,7 @@ def _on_stream(index: Index, make: Any, key: Any, stream: Any) -> tuple[Any, ...
     if not any(type(a) is Scratch for a in shared):
         found = shared
     elif stream.is_captured and stream.arena is not None:
-        return stream.arena.once((make, key), lambda: _sent(index, shared, Scratch))
+        return stream.arena.once((id(index), make, key), lambda: _sent(index, shared, Scratch))
     elif stream.is_captured:  # by another library, for whose graph alone they are
         return tuple(_fresh(a) if type(a) is Scratch else a for a in shared)
     else:
