@@ -25,7 +25,7 @@ def bfloat16() -> np.dtype:
         from ml_dtypes import bfloat16
     except ImportError:
         raise ImportError(
-            "bfloat16 takes the package ml_dtypes: pip install 'numbsparse[bfloat16]'"
+            "bfloat16 needs the package ml_dtypes: pip install 'numbsparse[bfloat16]'"
         ) from None
     return np.dtype(bfloat16)
 

@@ -69,7 +69,7 @@ class MadeLayout(Layout):
     def index(self) -> Index:  # type: ignore[override]
         if isinstance(self._made, Layout):
             return self._made.index
-        raise TypeError("this layout is on the GPU, and so are its blocks: take to_host() of it")
+        raise TypeError("this layout is on the GPU, and so are its blocks: use its to_host()")
 
     @property
     def device_index(self) -> Index:  # type: ignore[override]
@@ -79,7 +79,7 @@ class MadeLayout(Layout):
 
     @property
     def _refused(self) -> Any:
-        raise TypeError("only the host can tell this of a layout: take to_host() of it")
+        raise TypeError("only the host can tell this of a layout: use its to_host()")
 
     _rows = _block_rows = T = _hash = _refused  # type: ignore[assignment]
 

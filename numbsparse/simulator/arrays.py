@@ -58,6 +58,13 @@ def _buffers(block: Block) -> dict[Any, np.ndarray]:
     return buffers
 
 
+def extent(array: np.ndarray) -> tuple[int, int, int]:
+    """Of an array in C order without gaps: its address, and the bytes of an item and of all."""
+    if not array.flags.c_contiguous:
+        raise ValueError("an array in C order without gaps is taken here")
+    return array.ctypes.data, array.itemsize, array.nbytes
+
+
 class Memory(np.ndarray):  # type: ignore[type-arg]
     """An array in memory that threads share."""
 
@@ -66,6 +73,10 @@ class Memory(np.ndarray):  # type: ignore[type-arg]
     @cached_property
     def address(self) -> int:
         return self.ctypes.data
+
+    @cached_property
+    def extent(self) -> tuple[int, int, int]:
+        return extent(self)
 
 
 class Shared(Memory):

@@ -25,6 +25,9 @@ current: Callable[[], Worker] = stacks.current
 """The simulated thread that runs."""
 accesses.running = current
 
+resume: Callable[[Any], Any] = stacks.resume
+"""Hand over to a thread that waits."""
+
 order: Callable[[Sequence[Any]], list[Any]] = list
 """Of those that may run next: `Worker` and `Unbegun`."""
 
@@ -166,8 +169,12 @@ class Turns:
         ready = self._ready if self._error is None else None
         following = ready.popleft() if ready else self._next()
         if following is not worker:
-            (following if type(following) is Worker else self._whose(following)).switch()
-            worker.rest()
+            if type(following) is Worker:
+                resume(following)
+            else:
+                self._whose(following).switch()
+            if not stacks.OF_ONE_THREAD:
+                worker.rest()
         del self._waiting[worker]
         if self._error is not None:
             raise RuntimeError("another thread failed")
