@@ -188,19 +188,30 @@ def test_arrays_that_ns_matmul_takes_come_back_as_they_came(exact):
 
 
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="takes two GPUs")
-def test_other_gpus_than_the_first_are_refused():
+def test_each_gpu_computes_its_shard(exact):
+    """Products and gradients over two, whose threads call at once; and those of one, in turns."""
     devices, w, x = jax.devices()[:2], weights(), drawn(80, 384)
     mesh = jax.sharding.Mesh(np.array(devices), ("rows",))
     rows, whole = jax.sharding.PartitionSpec("rows"), jax.sharding.PartitionSpec()
-    how = {"mesh": mesh, "in_specs": (rows, whole), "out_specs": rows, "check_vma": False}
+
+    def loss(x, w):
+        return (jnp.tanh(x @ w) ** 2).sum()
+
+    def slopes(x, w):
+        of_x, of_w = jax.grad(loss, (0, 1))(x, w)
+        return of_x, jax.tree.map(lambda v: jax.lax.psum(v, "rows"), of_w)
+
+    how = {"mesh": mesh, "in_specs": (rows, whole), "out_specs": (rows, whole), "check_vma": False}
+    shared, alone = jax.jit(jax.shard_map(slopes, **how)), jax.jit(jax.grad(loss, (0, 1)))
+    of_x, of_w = jax.grad(lambda x, v: loss(x, v), (0, 1))(jnp.asarray(x), w.to_dense())
+    expected = of_x, nsj.BlockSparse.from_dense(of_w, w.layout, block_size=w.block_size)
     dealt = jax.device_put(x, jax.sharding.NamedSharding(mesh, rows))
     everywhere = jax.device_put(w, jax.sharding.NamedSharding(mesh, whole))
-    product = jax.jit(lambda x, w: x @ w)
-    close(product(x, w), product(x, w.to_dense()), "float16")
-    second = jax.device_put(x, devices[1]), jax.device_put(w, devices[1])
-    for call, of in (
-        (product, (dealt, everywhere)), (product, second), (lambda x, w: x @ w, second),
-        (jax.shard_map(lambda x, w: x @ w, **how), (dealt, everywhere)),
-    ):  # fmt: skip
-        with pytest.raises(NotImplementedError, match="one GPU a process"):
-            call(*of)
+    for _ in range(20):
+        close(shared(dealt, everywhere), expected)
+        close(got := alone(dealt, everywhere), expected)
+        assert got[0].sharding.spec == rows
+        for gpu in devices:
+            got = alone(jax.device_put(x, gpu), jax.device_put(w, gpu))
+            assert got[0].devices() == got[1].values.devices() == {gpu}
+            close(got, expected)

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import numbsparse as ns  # noqa: E402
 import numbsparse.jax as nsj  # noqa: E402
-from numbsparse.jax import products, shards  # noqa: E402
+from numbsparse.jax import products  # noqa: E402
 
 LAYOUT = ns.Layout(ns.patterns.random(3, 4, 0.4, seed=0))  # of blocks of 4
 SHAPES = [(12, 16), (10, 13)]
@@ -295,33 +294,6 @@ def test_what_is_lowered_for_which_device():
     wide = jax.jit(lambda x, w: x @ w).trace(drawn(2, 12), matrix())
     with pytest.raises(TypeError, match="arrays on a GPU take float16, bfloat16 or float32"):
         wide.lower(lowering_platforms=("cuda",))
-
-
-def test_gpus_of_a_process_beside_its_first_are_refused():
-    """By devices of the CPU, for which code of a GPU is lowered."""
-    cpus, spec = jax.devices("cpu"), jax.sharding.PartitionSpec
-    if len(cpus) < 2 or not hasattr(jax, "shard_map"):
-        pytest.skip("takes two devices of the CPU, by XLA_FLAGS, and jax.shard_map")
-    mesh = jax.sharding.Mesh(np.array(cpus[:2]), ("n",))
-    w, x = matrix(dtype=np.float32), drawn(4, 12, dtype=np.float32)
-    how = {"mesh": mesh, "in_specs": (spec("n"), spec()), "out_specs": spec("n")}
-    mapped = jax.shard_map(lambda x, w: x @ w, check_vma=False, **how)
-    rows, whole = (jax.sharding.NamedSharding(mesh, spec(*axes)) for axes in (("n",), ()))
-    dealt = jax.device_put(x, rows), jax.device_put(w, whole)
-
-    def lower(function, of):
-        return jax.jit(function).trace(*of).lower(lowering_platforms=("cuda",)).as_text()
-
-    assert "numbsparse_block_sparse_matmul" in lower(lambda x, w: x @ w, (x, w))
-    for function, of in (
-        (lambda x, w: x @ w, dealt), (lambda x, w: x @ w, jax.device_put((x, w), cpus[1])),
-        (jax.grad(lambda x, w: (x @ w).sum()), dealt), (mapped, dealt),
-    ):  # fmt: skip
-        with pytest.raises(NotImplementedError, match="one GPU a process, the first"):
-            lower(function, of)
-    for context in (SimpleNamespace(axis_env=()), SimpleNamespace(mesh=mesh.abstract_mesh)):
-        with pytest.raises(NotImplementedError, match="one GPU a process"):
-            shards.check_first_gpu(context)
 
 
 def test_shard_map_that_checks_what_varies_is_refused_and_else_taken():

@@ -173,7 +173,7 @@ def matmul(
     y[n, k] = sum over c of x[n, c] * w[c, k], in time proportional to the kept blocks. A primitive
     of JAX, under jit too: differentiable any number of times, forward and reverse; vmap over x
     makes one product of all rows, vmap over w one after the other. Rows of x that lie on several
-    devices of a CPU stay there under jit.
+    devices stay there under jit.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def matmul(
     ValueError
         If shapes do not match.
     NotImplementedError
-        If arrays are neither on a CPU nor on the first NVIDIA GPU that the process sees.
+        If arrays are neither on a CPU nor on an NVIDIA GPU.
 
     Examples
     --------

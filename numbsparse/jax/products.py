@@ -21,7 +21,7 @@ from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import runtime
 from numbsparse.jax import ffi
-from numbsparse.jax.shards import check_first_gpu, dealt_by_rows
+from numbsparse.jax.shards import dealt_by_rows
 from numbsparse.kernels.matmul import rung
 from numbsparse.layout import Layout
 
@@ -91,7 +91,6 @@ def _primitive(name: str, compute: Callable[..., None], side: int | None) -> Pri
     def lower_on_gpu(ctx: Any, a: Any, b: Any, **how: Any) -> Any:
         if ctx.avals_in[0].dtype == jnp.float64:
             raise TypeError("arrays on a GPU take float16, bfloat16 or float32, got float64")
-        check_first_gpu(ctx.module_context.axis_context)
         if runtime.is_available():  # threads of several GPUs at once may see half of what they load
             rung("k1_naive")
         return lower(ctx, a, b, **how)

@@ -1,8 +1,4 @@
-"""Products of arrays that lie on several devices, under jit: each device computes its own rows.
-
-Of a process's GPUs only the first computes: on two of them first results were wrong, and later
-calls did not end.
-"""
+"""Products of arrays that lie on several devices, under jit: each device computes its own rows."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from typing import Any
 
 import jax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 def dealt_by_rows(call: Callable[..., Any], rule: str) -> Any:
@@ -59,18 +55,3 @@ def _asking() -> Any:
 
 ASKS = _asking()
 """JAX tells a primitive with this parameter, as it does this function, which devices there are."""
-
-
-def check_first_gpu(context: Any) -> None:
-    """Refuse to lower for a GPU of this process that is not its first, or for several."""
-    mesh, devices = getattr(context, "mesh", None), getattr(context, "device_assignment", None)
-    if isinstance(mesh, Mesh):
-        devices = mesh.devices.flat
-    elif devices is None:  # nothing says which
-        devices = jax.local_devices()
-    here = jax.process_index()
-    if any(d.local_hardware_id for d in devices if d.process_index == here):
-        raise NotImplementedError(
-            "numbsparse.jax computes on one GPU a process, the first that it sees: start a process "
-            "for each, with its own in CUDA_VISIBLE_DEVICES (see jax.distributed)"
-        )
