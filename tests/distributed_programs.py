@@ -217,6 +217,8 @@ def other(what, folder=None):
         dist.DataParallel(model, group)
         if what == "layout":  # all have that of rank 0, until one has another
             model[0].weight.data = model_of(0, density=density)[0].weight.data
+        if what == "one layout" and odd:
+            model[0].weight.data = model_of(0, density=0.25)[0].weight.data
         dist.save(path, {"step": 1}, group)
         if what == "reached":
             (model[0] if odd else model)(np.ones((2, 32))).sum().backward()
@@ -390,7 +392,7 @@ def peers():
 
 
 def gradients(group, peer_memory):
-    """Of two passes as they are, and three that are captured; rank 0 is slow to read letters."""
+    """Of two passes as they are, and three that are captured; rank 0 is slow to read messages."""
     sizes = (8, 8), (8, 4)
     how = {"block_size": 4, "seed": group.rank}
     model = nn.Sequential(*(nn.Linear(*size, **how) for size in sizes)).to("cuda")

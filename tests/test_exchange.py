@@ -54,7 +54,7 @@ def test_parts_are_gathered_and_terms_summed(size, dtype, rng):
 
 @pytest.mark.parametrize("receive", ["whole", "sum"])
 def test_who_comes_first_waits_for_all_others(receive, monkeypatch):
-    """A letter arrives when its flag was read twice, and no sooner."""
+    """A message arrives when its flag was read twice, and no sooner."""
     ends, load, width = all_ends(3), exchange.load_acquire_system, 4
     own = ns.to_device(np.full((1, width if receive == "whole" else 3 * width), 1, np.float32))
     (exchange.send_whole if receive == "whole" else exchange.send_parts)(own, ends[0])
@@ -84,9 +84,9 @@ def pair(sizes, monkeypatch):
     return [pairs.Pair(*both[::step], sizes) for step in (1, -1)]
 
 
-def test_two_gpus_take_the_mean_of_letters(rng, monkeypatch):
-    """Of several sizes and dtypes at a time, one in place, some in several letters, in turns."""
-    monkeypatch.setattr(pairs, "LETTER", 256)
+def test_two_gpus_take_the_mean_of_messages(rng, monkeypatch):
+    """Of several sizes and dtypes at a time, one in place, some in several messages, in turns."""
+    monkeypatch.setattr(pairs, "MESSAGE", 256)
     dtypes = [np.float32, *map(as_dtype, HALVES)]
     drawn = [(int(n), dtypes[rng.integers(len(dtypes))]) for n in [0, *rng.integers(1, 99, 5)]]
     ends = pair([n * np.dtype(dtype).itemsize for n, dtype in drawn], monkeypatch)
@@ -106,7 +106,7 @@ def test_two_gpus_take_the_mean_of_letters(rng, monkeypatch):
                 np.testing.assert_array_equal(mean.numpy().astype(np.float64), exact)
 
 
-@pytest.mark.parametrize("what", ["a letter", "that its letters were read"])
+@pytest.mark.parametrize("what", ["a message", "that its messages were read"])
 def test_a_gpu_of_a_pair_waits_for(what, monkeypatch):
     """What comes when its flag was read twice, and no sooner."""
     (one, other), load, reads = pair([16], monkeypatch), exchange.load_acquire_system, []
@@ -122,18 +122,18 @@ def test_a_gpu_of_a_pair_waits_for(what, monkeypatch):
         other.begin()
         other.send(b, b, 0)
 
-    if what != "a letter":
+    if what != "a message":
         answer()
         one.receive()
 
     def coming(flags, k):
         reads.append(int(load(flags, k)))
         if len(reads) == 2:
-            answer() if what == "a letter" else other.receive()
+            answer() if what == "a message" else other.receive()
         return reads[-1] if len(reads) < 3 else load(flags, k)
 
     monkeypatch.setattr(exchange, "load_acquire_system", coming)
-    one.receive() if what == "a letter" else one.begin()
+    one.receive() if what == "a message" else one.begin()
     assert mean.numpy().tolist() == [3.0] * 4
     assert reads[:2] == [0, 0]
 

@@ -58,7 +58,7 @@ if not device.SIMULATED:
 
 
 def placed(a, transposed):
-    """On the device, gapless along the rows or, transposed, the batch; NaN beyond the edge."""
+    """On the device, contiguous along the rows or, transposed, the batch; NaN beyond the edge."""
     lines = a.T if transposed else a
     padded = np.full((lines.shape[0], -(-lines.shape[1] // 4) * 4 + 4), np.nan, np.float32)
     padded[:, : lines.shape[1]] = lines

@@ -16,7 +16,6 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.distributed.buckets import Bucket, Work, buckets_of
 from numbsparse.distributed.group import Group
 from numbsparse.distributed.pair import Pair
-from numbsparse.layout import Layout
 from numbsparse.nn import kept
 from numbsparse.ops.elementwise import gapless
 
@@ -124,7 +123,7 @@ class DataParallel:
         self._buckets.clear()
         self._pairs.clear()
         own = {n: _about(p) for n, p in zip(self._names, self._parameters, strict=True)}
-        first, *others = self.group.share(own)
+        first, *others = self.group.share(own, "DataParallel.check")
         for rank, theirs in enumerate(others, 1):
             for name in first | theirs:
                 if first.get(name) != theirs.get(name):
@@ -137,17 +136,15 @@ class DataParallel:
 
     def _take_layouts_of_rank_0(self) -> None:
         """Of matrices of the same features and block size; what else differs `check` refuses."""
-        about = self.group.share([_about(p)[1] for p in self._parameters])
-        if all(other == about[0] for other in about):
+        matrices = [p for p in self._parameters if isinstance(p._data, BlockSparse)]
+        data: list[Any] = [p.data for p in matrices]
+        first, *others = self.group.share([[*w.layout.shape, w.block_size] for w in data])
+        if any(theirs != first for theirs in others):
             return
-        own = [_pattern_of(p) for p in self._parameters]
-        first = self.group.share(own if self.group.rank == 0 else None)[0]
-        for parameter, mine, pattern in zip(self._parameters, own, first, strict=False):
-            data = parameter.data
-            if not isinstance(data, BlockSparse) or mine == pattern or not pattern:
-                continue
-            if mine[0] == pattern[0]:
-                parameter.data = data.remap(_unpacked(*pattern))
+        for parameter, w in zip(matrices, data, strict=True):
+            pattern = self.group.broadcast(w.layout.pattern)
+            if (pattern != w.layout.pattern).any():
+                parameter.data = w.remap(pattern)
 
     def _take_values_of_rank_0(self) -> None:
         tensors = [*self._parameters, *self.model.buffers()]
@@ -241,25 +238,6 @@ class DataParallel:
 def _layout_of(parameter: Tensor) -> Any:
     data = parameter._data
     return data.stored_layout if isinstance(data, BlockSparse) else None
-
-
-def _pattern_of(parameter: Tensor) -> list[Any]:
-    """The numbers of blocks of a layout and their size, and the pattern as hexadecimal digits.
-
-    Empty for an array.
-    """
-    data = parameter._data
-    if not isinstance(data, BlockSparse):
-        return []
-    shape = [*data.layout.shape, data.block_size]
-    return [shape, np.packbits(data.layout.pattern).tobytes().hex()]
-
-
-def _unpacked(shape: list[int], digits: str) -> Layout:
-    """The way back."""
-    rows, columns, _ = shape
-    bits = np.unpackbits(np.frombuffer(bytes.fromhex(digits), np.uint8), count=rows * columns)
-    return Layout(bits.reshape(rows, columns))
 
 
 def _about(parameter: Tensor) -> list[str]:

@@ -40,7 +40,7 @@ class PeerExchange(Exchange):
         super().__init__(group)
         from numbsparse.kernels import exchange  # which loads numba.cuda
 
-        size, words = group.size, -(-nbytes // 4)  # of a letter
+        size, words = group.size, -(-nbytes // 4)  # of a slot
         all_of = memory_of_all(group, 2 * size * words, size)
         with outside_capture():
             count = ops.zeros((1,), "float32", "cuda").view("int32")

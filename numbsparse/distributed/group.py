@@ -113,9 +113,12 @@ class Group:
         if self._links:
             self._links.watch.check()
 
-    def share(self, value: Any) -> list[Any]:
-        """A list with each rank's value: numbers, strings, None, and lists and dicts of them."""
-        return self._links.share(value) if self._links else [value]
+    def share(self, value: Any, call: str = "share") -> list[Any]:
+        """A list with each rank's value: numbers, strings, None, and lists and dicts of them.
+
+        `call` is what to say of it, where other ranks call something else.
+        """
+        return self._links.share(value, call) if self._links else [value]
 
     def split(self, color: int) -> Group:
         """The group of those ranks that give the same color, numbered in their order here.

@@ -63,15 +63,13 @@ class Links:
             raise ValueError(refused)
         return bytearray(answers[0])
 
-    def share(self, value: Any) -> list[Any]:
+    def share(self, value: Any, call: str = "share") -> list[Any]:
         """A JSON value of each rank, on all of them."""
 
         def answer(parts: list[bytearray]) -> list[Any]:
             return [json.dumps([json.loads(part) for part in parts]).encode()] * self.size
 
-        found: list[Any] = json.loads(
-            self.meet({"call": "share"}, json.dumps(value).encode(), answer)
-        )
+        found: list[Any] = json.loads(self.meet({"call": call}, json.dumps(value).encode(), answer))
         return found
 
     def _send(self, rank: int, head: dict[str, Any], payload: Any) -> None:

@@ -1,12 +1,12 @@
 """Two GPUs of a host that take the mean of what they have, carried by their copy engines.
 
 A collective's kernel takes multiprocessors from what is computed meanwhile; a copy engine takes
-none. So each GPU copies what it has as a letter to the other's memory while the backward pass goes
-on, and at its end both take the mean of their own values and of the letters. Each way carries as
+none. So each GPU copies what it has as a message to the other's memory while the backward pass goes
+on, and at its end both take the mean of their own values and of the messages. Each way carries as
 many bytes as in an all-reduce of two.
 
-A large gradient goes in several letters: the means of the first are taken while the last one is on
-its way. A letter's flag is copied behind it, and set back by who has waited for it. Letters lie
+A large gradient goes in several messages: the means of the first are taken while the last one is on
+its way. A message's flag is copied behind it, and set back by who has waited for it. Messages lie
 where those of the backward pass before lay, so a pass begins when the other GPU has read them.
 """
 
@@ -24,16 +24,16 @@ from numbsparse.device.streams import event_of, follow
 from numbsparse.distributed.exchange import memory_of_all
 from numbsparse.distributed.group import Group
 
-ALIGNED = 256  # bytes that a letter begins at a multiple of
-LETTER = 2**24  # bytes that it has at most
+ALIGNED = 256  # bytes that a message begins at a multiple of
+MESSAGE = 2**24  # bytes that it has at most
 
 
 def starts_of(sizes: Sequence[int]) -> list[int]:
-    """Where the letters of arrays of so many bytes begin, in words, and then their flags."""
+    """Where the messages of arrays of so many bytes begin, in words, and then their flags."""
     words = [
-        -(-min(LETTER, size - first) // ALIGNED) * ALIGNED // 4
+        -(-min(MESSAGE, size - first) // ALIGNED) * ALIGNED // 4
         for size in sizes
-        for first in range(0, size, LETTER)
+        for first in range(0, size, MESSAGE)
     ]
     return [0, *np.cumsum(words, dtype=int).tolist()]
 
@@ -41,7 +41,7 @@ def starts_of(sizes: Sequence[int]) -> list[int]:
 class Pair:
     """One of two GPUs, which send arrays of so many bytes, both in the same order.
 
-    mine, theirs : uint32, memory of this GPU and of the other: all letters, a flag for each, and
+    mine, theirs : uint32, memory of this GPU and of the other: all messages, a flag for each, and
         one that says that the other GPU has read all
     """
 
@@ -66,13 +66,13 @@ class Pair:
             return cls(both[group.rank], both[1 - group.rank], sizes)
 
     def begin(self) -> None:
-        """Let the current stream wait until the other GPU has read the letters before."""
+        """Let the current stream wait until the other GPU has read the messages before."""
         self._await(self._flags, self._read)
 
     def send(self, values: DeviceArray, mean: DeviceArray, stream: int) -> None:
         """Values, C-contiguous, on a stream by its handle; `mean` is where `receive` writes."""
         values, mean = values.reshape(-1), mean.reshape(-1)
-        for first in range(0, values.size, items := LETTER // values.itemsize):
+        for first in range(0, values.size, items := MESSAGE // values.itemsize):
             k, part = len(self._sent), slice(first, first + items)
             send(values[part], self._theirs[self._starts[k] :], stream)
             self._tell(k, stream)
@@ -81,15 +81,15 @@ class Pair:
     def receive(self) -> None:
         """mean[:] = that of own values and the other's, of all that was sent.
 
-        On the current stream, which waits for a letter of the other GPU after its own was sent:
+        On the current stream, which waits for a message of the other GPU after its own was sent:
         so neither waits for the other one in a circle.
         """
         for k, (values, mean, event) in enumerate(self._sent):
             follow(working_stream(), event)
             self._await(self._flags, k)
             at = self._mine.address + 4 * self._starts[k]
-            letter = DeviceArray(at, values.shape, values.dtype, None, self._mine.owner)
-            self._run("mean", mean, values, letter)
+            message = DeviceArray(at, values.shape, values.dtype, None, self._mine.owner)
+            self._run("mean", mean, values, message)
         self._tell(self._read, working_stream())
         self._sent.clear()
 

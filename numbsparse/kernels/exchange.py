@@ -103,9 +103,9 @@ def await_kernel(flags, k):
 
 @cuda.jit
 def push(source, mailbox, count, rank, first, width):
-    letter, row = mailbox[(count[0] + 1) & 1, rank], cuda.blockIdx.y
+    slot, row = mailbox[(count[0] + 1) & 1, rank], cuda.blockIdx.y
     for k in range(cuda.grid(1), width, cuda.gridsize(1)):
-        letter[row * width + k] = source[row, first + k]
+        slot[row * width + k] = source[row, first + k]
 
 
 @cuda.jit
@@ -130,8 +130,8 @@ def take_whole(own, mailbox, count, flags, rank, whole):
     slot, row, width = mailbox[count[0] & 1], cuda.blockIdx.y, own.shape[1]
     for k in range(cuda.grid(1), width, cuda.gridsize(1)):
         for sender in range(flags.size):
-            letter = own[row, k] if sender == rank else slot[sender, row * width + k]
-            whole[row, sender * width + k] = letter
+            word = own[row, k] if sender == rank else slot[sender, row * width + k]
+            whole[row, sender * width + k] = word
 
 
 @cuda.jit

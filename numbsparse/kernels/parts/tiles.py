@@ -12,6 +12,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from numba import cuda, float32, uint32
 
 from numbsparse.kernels.parts import pieces
@@ -26,6 +27,7 @@ from numbsparse.kernels.ptx import (
     load_4xu32,
 )
 
+ONE = np.float32(1)
 WIDTH = 32  # terms of a tile, and lines of one of w
 
 
@@ -159,8 +161,10 @@ def gating(form: Form, operand: Operand) -> Any:
     @cuda.jit(device=True)
     def apply(gates, s, raw):
         for e in range(2):
-            for j in range(GROUPS):
-                raw[j, e] = scaled(raw[j, e], gates[(s * (8 + HALF) + e * HALF) // TERMS])
+            gate = gates[(s * (8 + HALF) + e * HALF) // TERMS]
+            if gate != ONE:
+                for j in range(GROUPS):
+                    raw[j, e] = scaled(raw[j, e], gate)
 
     @cuda.jit(device=True)
     def nothing(gates, s, raw):
@@ -229,7 +233,7 @@ def multiply(form: Form, first: Operand, second: Operand) -> Any:
 
     `gates` are those of what is gated, see `fragment`.
     Where the second has eight groups, its upper four have sums of their own, after the others'.
-    Steps are taken by twos. Of split float32 acc is zero before; the small products are first, and
+    Steps are taken by twos. For split float32 acc is zero before; the small products are first, and
     the second two steps start from zero and are added in float32: a tensor core cuts off what it
     adds, always towards zero, and in the 12 products of a unit that would show.
     """

@@ -72,6 +72,7 @@ class Blocks(NamedTuple):
     long: bool  # whether the batch takes several steps
     split: int = 1  # warps that share the steps of a unit: then none has a second unit
     tiles: int = 1  # of 32 rows of the batch in a step
+    made: bool = False  # whether the layout is of the GPU, which alone knows how many units it has
 
     @property
     def stage_words(self) -> int:
@@ -110,24 +111,29 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
     x_side, dy_side = Operand(x_across, depth // 8), Operand(dy_across, 4, together)
     many = not engine or dvalues.size >= launch.FEW * launch.WARPS * shares * WIDTH**2
     units, count = planned(index, plan_blocks, size)
+    made = index.made is not None
+    most = dvalues.size // WIDTH**2 if made else count
     in_step = tiles_of(x.shape[0], form, engine)
     steps = -(-x.shape[0] // (in_step * WIDTH))
     warps = launch.warps_of(form, many)
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
-    split = split_of(steps, count, busy * shares)
+    split = split_of(steps, most, busy * shares)
     source = launch.source_of(engine, x, dy)
-    blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, steps > 1, split, in_step)
+    blocks = Blocks(
+        form, depth, x_side, dy_side, source, warps, shares, steps > 1, split, in_step, made
+    )
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
     paired, length = launch.rows_of_w(size, form, engine)
     w_view = size, launch.shift_of(length), paired
     maps = units
     if engine:
         box = (WIDTH, WIDTH), WIDTH * x.itemsize
-        tiles = (x if x_across else x.T, *box), (dy if dy_across else dy.T, *box)
-        maps = tensor_maps(*tiles, launch.squares_of(dvalues, paired, length))
+        boxes = (x if x_across else x.T, *box), (dy if dy_across else dy.T, *box)
+        maps = tensor_maps(*boxes, launch.squares_of(dvalues, paired, length))
     before = span(x), launch.view_of(x), span(dy), launch.view_of(dy), w_view
     after = units, count, span(dvalues.reshape(1, -1))
-    return launch.call_of(block_kernel(blocks), blocks, shares, before, maps, after, units)
+    kept = (units, count) if made else (units,)
+    return launch.call_of(block_kernel(blocks), blocks, shares, before, maps, after, *kept)
 
 
 def tiles_of(batch: int, form: Form, engine: bool) -> int:
@@ -168,7 +174,7 @@ def block_kernel(blocks: Blocks) -> Any:
 
     `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `requests.engine_asks`.
     """
-    form, depth, x_side, _, source, WARPS, shares, LONG, SPLIT, TILES = blocks
+    form, depth, x_side, _, source, WARPS, shares, LONG, SPLIT, TILES, _ = blocks
     STAGES, STAGE, MINE = source.stages, blocks.stage_words, blocks.warp_words
     ALL, BARRIERS = WARPS * shares // SPLIT, WARPS * source.stages
     ENGINE, OVERLAP = source.engine, source.overlap
@@ -181,6 +187,7 @@ def block_kernel(blocks: Blocks) -> Any:
     hold, multiply, write = holding(blocks), multiplying(blocks), writing(blocks)
     clear, after = pieces.clear(M, 4), stepping(LONG)
     leave, add = pieces.save(M, 4), pieces.add_saved(M, 4)
+    counted = counting(blocks.made)
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues):
@@ -193,18 +200,21 @@ def block_kernel(blocks: Blocks) -> Any:
         base = uint32(first_multiple(shared, ALIGNED) + warp * MINE)
         leaving, bar = uint32(base + STAGES * STAGE), uint32(warp * STAGES)
         number = int64(cuda.blockIdx.x) * (WARPS // SPLIT) + warp // SPLIT
-        unit, last = count * number // ALL, count * (number + 1) // ALL
+        units = counted(count)
+        unit, last = units * number // ALL, units * (number + 1) // ALL
         steps = (x_view[0] + ROWS - 1) // ROWS if LONG else int64(1)  # of a unit
         part = int64(warp % SPLIT)
         first, end = steps * part // SPLIT, steps * (part + 1) // SPLIT
         whole, mine = read(plan, unit), SPLIT > 1 and part == 0 and unit < last
         if OVERLAP:
             let_next_kernel_start()
+        ahead, step_ahead = unit, first
         for s in range(STAGES):
-            record = read(plan, unit + s // (end - first))
+            record = read(plan, ahead)
             for e in range(RECORD):
                 records[s, e] = record[e]
-        record, now = read(plan, unit + STAGES // (end - first)), whole
+            ahead, step_ahead = after(ahead, step_ahead, first, end)
+        record, now = read(plan, ahead), whole
         prepare(bars, bar, fresh, maps)
         if OVERLAP:
             wait_for_earlier_kernels()
@@ -257,6 +267,21 @@ def block_kernel(blocks: Blocks) -> Any:
             bulk_wait_read()
 
     return kernel
+
+
+@cache
+def counting(made: bool) -> Any:
+    """How many units there are, from a number or from an array of one."""
+
+    @cuda.jit(device=True)
+    def of_host(count):
+        return count
+
+    @cuda.jit(device=True)
+    def of_gpu(count):
+        return count[0]
+
+    return of_gpu if made else of_host
 
 
 @cache

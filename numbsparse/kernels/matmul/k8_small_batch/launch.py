@@ -46,7 +46,7 @@ def serves(x: DeviceArray, values: DeviceArray) -> bool:
 
 
 def by_feature(x: DeviceArray, n_blocks: int, size: int, alone: bool = True) -> DeviceArray:
-    """x, or where lanes read it in many fewer lines of 128 bytes so, a feature-major copy.
+    """x, or a feature-major copy, where lanes then read many fewer lines of 128 bytes.
 
     Of a small block 16 bytes are in a line of each row, but a whole line of each feature. Of 16
     features it is 32 bytes, which memory is read by. When the copy pays was measured (H100, H200):
