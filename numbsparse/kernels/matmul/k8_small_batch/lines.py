@@ -84,7 +84,7 @@ def line_kernel(lines: Lines) -> Any:
     sums, depth, source, WARPS, FAR, TILED, PATIENT = lines
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
     SUMS, FIRST, OVERLAP, BARRIERS = (M, N, 4), lines.first, source.overlap, WARPS * source.stages
-    RECORD = 2 * (WIDTH // depth) + 2
+    ROWS, ENGINE, RECORD = lines.rows, source.engine, 2 * (WIDTH // depth) + 2
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
     read, prepare, close = reading(TOGETHER), opening(source, 2), closing(source)
     take_gates, next_gates, wanted = gating(TOGETHER, GATED)
@@ -104,11 +104,12 @@ def line_kernel(lines: Lines) -> Any:
         top = parts = int64(0)  # the first row of the batch, and of the parts of cut lines
         block = int64(cuda.blockIdx.x)
         if TILED:
-            top = int64(cuda.blockIdx.y) * w_view[4]
+            top = int64(cuda.blockIdx.y) * (w_view[4] if ENGINE else ROWS)
             parts = cuda.blockIdx.y * (tickets.size // cuda.gridDim.y)
             block += int64(cuda.blockIdx.y) * cuda.gridDim.x
-        # What is behind the rows of this tile is of the next one, or of nobody.
-        own_view = min(y_view[0], top + w_view[4]), y_view[1], y_view[2], y_view[3]
+        own_view = y_view
+        if ENGINE:  # what is behind the rows of this tile is of the next one, or of nobody
+            own_view = min(y_view[0], top + w_view[4]), y_view[1], y_view[2], y_view[3]
         if FAR:
             slots, first_slot = partials, tickets.size + block * int64(WARPS - 1)
         bars = cuda.shared.array(BARRIERS, uint64)
