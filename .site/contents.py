@@ -11,6 +11,7 @@ PAGES = {
     ".github/SECURITY.md": "Security",
 }
 GUIDES = [
+    "examples/guides/first_quarter_of_an_hour.md",
     "examples/guides/first_model.md",
     "examples/guides/products.md",
     "examples/guides/from_torch.md",
@@ -31,6 +32,7 @@ PROGRAMS = [
     "examples/mixture_of_experts.py",
     "examples/mixture_times.py",
     "examples/pixelcnn.py",
+    "examples/pixel_scaling.py",
     "examples/prune.py",
     "examples/grow.py",
     "examples/torch_gpt.py",

@@ -68,7 +68,8 @@ class Pages:
         menu.insert(2, "reference/index.md")
         under = {
             "README.md": toctree(menu, titles),
-            "examples/README.md": toctree([page_of(path) for path in (*GUIDES, *PROGRAMS)]),
+            "examples/README.md": toctree([*map(page_of, GUIDES)], caption="Guides")
+            + toctree([*map(page_of, PROGRAMS)], caption="Programs"),
         }
         for path in ("README.md", *PAGES, *GUIDES):
             if path != LESSONS:
@@ -127,7 +128,7 @@ class Pages:
             picture.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(goal, picture)
             return before + beside(page_of(path), name)
-        if goal.suffix != ".md":
+        if name not in ("README.md", *PAGES, *GUIDES):
             self.link(goal)
         return before + beside(page_of(path), page_of(name)) + anchor
 
@@ -138,14 +139,18 @@ class Pages:
             lines = "".join(f"- [{file.name}]({file.name})\n" for file in files)
             self.write_page(f"{name}/README.md", f"{ORPHAN}# {name}/\n\n{lines}")
             return
+        if path.suffix == ".md":
+            self.write_page(name, ORPHAN + path.read_text(encoding="utf-8"))
+            return
         title, said, first = path.name, "", 1
-        if name.startswith("examples/"):
+        language = "python" if path.suffix == ".py" else path.suffix[1:] or "text"
+        if name.startswith("examples/") and language == "python":
             tree = ast.parse(path.read_text(encoding="utf-8"))
             said, first = ast.get_docstring(tree) or "", (tree.body[0].end_lineno or 0) + 2
         if name in COURSE:
             title, _, said = said.partition(".\n")
         orphan = "" if name in (*COURSE, *PROGRAMS) else ORPHAN
-        code = included(name, name, "python", f":lines: {first}-", ":lineno-match:")
+        code = included(name, name, language, f":lines: {first}-", ":lineno-match:")
         write(page_of(name), f"{orphan}# {title}\n\n{said}\n\n{code}")
 
 
@@ -172,13 +177,14 @@ def beside(page: str, other: str) -> str:
     return os.path.relpath(other, os.path.dirname(page))
 
 
-def toctree(pages: list[str], titles: dict[str, str] | None = None) -> str:
+def toctree(pages: list[str], titles: dict[str, str] | None = None, caption: str = "") -> str:
     """The pages below one, for the menu."""
     if not pages:
         return ""
     named = titles or {}
     lines = (f"{named[page]} </{page}>" if page in named else f"/{page}" for page in pages)
-    return "\n```{toctree}\n:hidden:\n\n" + "\n".join(lines) + "\n```\n"
+    named_so = f":caption: {caption}\n" if caption else ""
+    return f"\n```{{toctree}}\n:hidden:\n{named_so}\n" + "\n".join(lines) + "\n```\n"
 
 
 def included(page: str, file: str, language: str, *options: str) -> str:

@@ -87,19 +87,24 @@ class Training:
         return loss
 
     def bits(self, whole: bool = False) -> float:
-        """Bits per dimension of held-out images, of some or all of them, by averaged weights."""
-        held_out, size, total = self.images.held_out, self.options.batch, 0.0
-        count = min(len(held_out), len(held_out) if whole else size * self.options.held_out_batches)
-        chosen = np.arange(count) * len(held_out) // count  # from everywhere
-        own = chosen[self.group.rank :: self.group.size]
+        """Bits per dimension of held-out images, of some from everywhere or of all."""
+        held_out = self.images.held_out
+        count = len(held_out)
+        if not whole:
+            count = min(count, self.options.batch * self.options.held_out_batches)
+        return self.bits_of(held_out[np.arange(count) * len(held_out) // count])
+
+    def bits_of(self, images: np.ndarray) -> float:
+        """Bits per dimension of images, by averaged weights."""
+        own, size, total = images[self.group.rank :: self.group.size], self.options.batch, 0.0
         self.model.eval()
         with ns.no_grad(), self.average.applied():
             for start in range(0, len(own), size):
-                images = held_out[own[start : start + size]]
-                loss = self.evaluate(network_input(images), targets_of(images))
-                total += loss.item() * len(images)
+                batch = own[start : start + size]
+                loss = self.evaluate(network_input(batch), targets_of(batch))
+                total += loss.item() * len(batch)
         self.model.train()
-        return mean(total, self.group) * self.group.size / count * BITS
+        return mean(total, self.group) * self.group.size / len(images) * BITS
 
     def placed(self, array: np.ndarray) -> ns.Tensor:
         """A Tensor beside the model."""

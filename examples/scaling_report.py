@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from math import inf
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any, NamedTuple
 
+from runs_report import (
+    Result,
+    bits_of_all,
+    counted,
+    line,
+    mean_and_spread,
+    test_of,
+    tried,
+)
 from scaling_models import Model
 
-Result = Mapping[str, Any]
 HEAD = (
     *("text", "parameters", "model", "hidden", "density", "path", "characters", "learning rate"),
     *("test bits a character", "runs", "million characters/s", "GiB"),
@@ -35,45 +44,34 @@ def table(results: Iterable[Result]) -> list[str]:
     results = list(results)
     rows = [HEAD, ("---",) * len(HEAD)]
     rows += [_row(kind, runs) for kind, runs in groups(results).items()]
-    finals = sum(run["config"]["purpose"] == "final" for run in results)
-    diverged = sum(map(has_diverged, results))
-    counted = f"{finals} long runs and {len(results) - finals} short ones; {diverged} diverged"
-    return [*map(_line, rows), "", *map(_line, searches(results)), "", counted]
+    return [*map(line, rows), "", *map(line, searches(results)), "", counted(results)]
 
 
-def has_diverged(run: Result) -> bool:
-    """Whether it broke off, or ended with more validation bits than its first measurement had."""
-    return run["diverged"] is not None or run["curve"][-1][3] > run["curve"][0][3]
-
-
-def _bits(run: Result) -> float | None:
-    """On the test text: None of a run that diverged."""
-    return None if run["test"] is None or has_diverged(run) else float(run["test"])
+def report(results: Iterable[Result]) -> list[str]:
+    """The shorter table of a README: of one text, the largest models first, the best of a size."""
+    results = list(results)
+    text = Counter(run["config"]["text"] for run in results).most_common(1)[0][0]
+    rows = []
+    for kind, runs in groups(results).items():
+        if kind.text == text:
+            row, bits = _row(kind, runs), bits_of_all(runs)
+            rank = kind.characters, -kind.size, mean(bits) if bits else inf
+            rows.append((rank, (*row[1:6], row[7], row[6], *row[8:10])))
+    head = (*HEAD[1:6], HEAD[7], HEAD[6], *HEAD[8:10])
+    lines = [head, ("---",) * len(head), *(row for _, row in sorted(rows))]
+    return [*map(line, lines), "", counted(results)]
 
 
 def searches(results: Iterable[Result]) -> list[tuple[str, ...]]:
     """A row for each model: the learning rates that were tried, with validation bits."""
-    found: dict[tuple[str, int, str], dict[float, float | None]] = {}
-    for run in results:
-        c = run["config"]
-        if c["purpose"] == "search":
-            kind = c["text"], c["size"], Model(**c["model"]).name
-            found.setdefault(kind, {})[c["lr"]] = run["validation"]
+    rates = tried(results, lambda c: (c["text"], c["size"], Model(**c["model"]).name))
     rows: list[tuple[str, ...]] = [
         ("text", "as large as dense", "model", "learning rates: validation bits")
     ]
     rows += [("---",) * 4]
-    for (text, size, name), tried in sorted(found.items()):
-        tried = dict(sorted(tried.items()))
-        said = (
-            f"{lr:g}: {'diverged' if b is None else f'{b:.4f}'}" for lr, b in sorted(tried.items())
-        )
-        rows.append((text[:6], f"{size:,}", name, ", ".join(said)))
-    return rows
-
-
-def _line(row: tuple[str, ...]) -> str:
-    return f"| {' | '.join(row)} |"
+    return rows + [
+        (text[:6], f"{size:,}", name, said) for (text, size, name), said in rates.items()
+    ]
 
 
 def groups(results: Iterable[Result]) -> dict[Kind, list[Result]]:
@@ -88,9 +86,8 @@ def groups(results: Iterable[Result]) -> dict[Kind, list[Result]]:
 
 
 def _row(kind: Kind, runs: list[Result]) -> tuple[str, ...]:
-    bits, one = [b for b in map(_bits, runs) if b is not None], runs[0]
-    spread = f" ± {stdev(bits):.4f}" if len(bits) > 1 else ""
-    speeds = [_per_second(run) for run in runs if _bits(run) is not None]
+    bits, one = bits_of_all(runs), runs[0]
+    speeds = [_per_second(run) for run in runs if test_of(run) is not None]
     path, peak = one.get("mean_path"), one["peak_bytes"]
     return (
         kind.text[:6],
@@ -101,7 +98,7 @@ def _row(kind: Kind, runs: list[Result]) -> tuple[str, ...]:
         f"{path:.2f}" if path else "",
         f"{kind.characters / 1e6:,g} million",
         f"{kind.lr:g}",
-        f"{mean(bits):.4f}{spread}" if bits else "diverged",
+        mean_and_spread(bits),
         f"{len(bits)} of {len(runs)}",
         f"{mean(speeds):.2f}" if speeds else "",
         f"{peak / 2**30:.2f}" if peak else "",
@@ -158,7 +155,7 @@ def draw(file: Path, results: Iterable[Result]) -> None:
 
 def of_one_text(results: Iterable[Result]) -> dict[Kind, list[Result]]:
     """The long runs that have bits, of the text that most of them read."""
-    kinds = groups(run for run in results if _bits(run) is not None)
+    kinds = groups(run for run in results if test_of(run) is not None)
     texts = Counter(kind.text for kind, runs in kinds.items() for _ in runs)
     return {kind: runs for kind, runs in kinds.items() if kind.text == texts.most_common(1)[0][0]}
 

@@ -196,7 +196,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
             "took": time.perf_counter() - began,
             "rows": rows,
         }
-        results.save(options.json, {f"ranks {size}": about})
+        results.save(options.json, {f"ranks {size}, seed {options.seed}": about})
     return rows
 
 

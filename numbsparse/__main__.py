@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
+from math import inf
 from pathlib import Path
 from types import ModuleType
 
@@ -48,8 +49,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         prog="python -m numbsparse",
         description=f"{__doc__}\n\nStart with: python -m numbsparse info",
         epilog="`python -m numbsparse COMMAND --help` says more of each.\n\n"
-        "The products are computed by a choice of kernels, called rungs, from the plainest\n"
-        "(k1_naive) to those for the newest cards (k6_hopper); together they are the ladder.",
+        "Products are computed by a choice of kernels, called rungs, from the plainest (k1_naive)\n"
+        "to that for Hopper's tensor cores (k6_hopper) and beyond; together they are the ladder.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=__version__)
@@ -99,7 +100,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "learn to write GPU kernels: five small ones, checked as you go",
         "Without a number, lists the puzzles. With one, writes a file for you to complete; once\n"
         "it is there, checks it in the simulator: the result, races between threads, and how\n"
-        "much is read from memory. Takes no GPU, but pip install 'numbsparse[simulator]'.",
+        "much is read from memory. Needs no GPU, but pip install 'numbsparse[simulator]'.",
         "puzzle 1",
     )
     command.add_argument("number", type=int, nargs="?", help="which puzzle, from 1 on")
@@ -123,7 +124,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "draw what a GPU kernel does: who waits for whom, stages, sectors, banks",
         "Runs the forward product of a rung or of a taught step in the simulator, and draws when\n"
         "its warps load, wait and compute, when each stage of shared memory is filled and read,\n"
-        "and which sectors and banks its requests touch. Takes no GPU, but\n"
+        "and which sectors and banks its requests touch. Needs no GPU, but\n"
         "pip install 'numbsparse[simulator]'. `python -m numbsparse ladder` lists the names.",
         "trace s11_producer --svg producer.svg",
     )
@@ -133,18 +134,18 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "notebook",
         "write lessons as Jupyter notebooks that run in the simulator",
         "A lesson's text, its kernel in cells to be changed, and cells that check the result,\n"
-        "count what is read, find races and draw a trace. Running one takes no GPU, but\n"
+        "count what is read, find races and draw a trace. Running one needs no GPU, but\n"
         "pip install 'numbsparse[simulator]'. Without a name, writes all lessons.",
         "notebook s03_shared --folder lessons",
     )
     command.add_argument(
         "names", metavar="RUNG", nargs="*", help="s01_naive to s15_store, k1_naive on"
     )
-    command.add_argument("--folder", type=Path, default=Path(), help="default: this one")
+    command.add_argument("--folder", type=Path, default=Path(), help="default: the current")
     command = add(
         "machine-code",
         "check whether a change to the source changed the GPU's machine code",
-        "For those who work on the kernels. Compiles them for compute capability 9.0, which takes\n"
+        "For those who work on the kernels. Compiles them for compute capability 9.0, which needs\n"
         "no GPU but the compilers (pip install 'numbsparse[cu13]'), and compares instructions,\n"
         "registers and stack with what was recorded. The exit status is 1 where they differ.",
         'machine-code k6_hopper "LSTM float16"',
@@ -159,13 +160,18 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     command = add(
         "times",
         "check how good the automatic choice of a kernel is on this GPU",
-        "Draws products of random size, times every kernel that can compute each, and prints how\n"
-        "much longer than the fastest the chosen one takes.",
+        "Draws products of random size, times the kernels that can compute each, other libraries\n"
+        "and one row more, and prints where the choice, the kernels or that row cost most.",
         "times --points 20",
     )
+    command.add_argument("--points", type=int, default=100, help="products to draw; default: 100")
     command.add_argument(
-        "--points", type=int, default=100, help="how many products to draw; default: 100"
+        "--minutes", type=float, default=inf, help="stop after so many; default: at the last point"
     )
+    command.add_argument(
+        "--jobs", type=int, default=1, help="processes that compile ahead; default: 1"
+    )
+    command.add_argument("--seed", type=int, default=0, help="of the points; default: 0")
     command.add_argument(
         "--json",
         type=Path,
@@ -173,7 +179,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         help="before that, measure the table of times that the choice follows, and write it there",
     )
     command.add_argument(
-        "--only", metavar="RUNG", choices=RUNGS, help="measure one rung again in that table"
+        "--only", metavar="RUNG", choices=RUNGS, help="with --json, measure this rung alone"
     )
     command = add(
         "plane",
@@ -183,17 +189,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "plane --place cpu --json map.json --png map.png --minutes 10",
     )
     command.add_argument("--place", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    command.add_argument("--minutes", type=float, default=5, help="to measure; default: 5; 0: none")
+    command.add_argument("--jobs", type=int, default=1, help="compilers for each GPU; default: 1")
     command.add_argument(
-        "--minutes", type=float, default=5, help="how long to go on; default: 5. 0: not at all"
+        "--dtype", choices=("float16", "bfloat16", "float32"), help="measure this one alone"
     )
-    command.add_argument(
-        "--jobs", type=int, default=1, help="processes that compile ahead, a GPU; default: 1"
-    )
-    command.add_argument(
-        "--dtype", choices=("float16", "bfloat16", "float32"), help="of this dtype alone"
-    )
-    command.add_argument("--cards", type=int, default=1, help="GPUs at the same time; default: 1")
-    command.add_argument("--json", type=Path, metavar="FILE", help="the map, read and extended")
+    command.add_argument("--cards", type=int, default=1, help="GPUs to use; default: 1")
+    command.add_argument("--json", type=Path, metavar="FILE", help="the map to read and extend")
     command.add_argument("--png", type=Path, metavar="FILE", help="draw the map there")
     command = add(
         "tables",
@@ -257,7 +259,8 @@ def _read_kernels(options: argparse.Namespace) -> None:
     elif options.command == "notebook":
         notebook.run(options.names, options.folder)
     elif options.command == "times":
-        times.run(options.json, options.points, options.only)
+        how = options.minutes, options.jobs, options.seed
+        times.run(options.json, options.points, options.only, *how)
     elif options.command == "ladder":
         print(f"{table(options.dtype)}\n\n\n{table_of_steps()}")
     else:

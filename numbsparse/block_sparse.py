@@ -123,7 +123,7 @@ class BlockSparse:
         block_size = data.shape[1]
         full = (layout.shape[0] * block_size, layout.shape[1] * block_size)
         shape = full if shape is None else shape
-        _check_shape("shape", shape, full, block_size)
+        check_shape("shape", shape, full, block_size)
         self.values: Any = data if isinstance(data, DeviceArray) else np.ascontiguousarray(data)
         self.stored_layout = layout
         self.shape: tuple[int, int] = (int(shape[0]), int(shape[1]))
@@ -220,9 +220,15 @@ class BlockSparse:
     def to(self, place: str) -> BlockSparse:
         """This matrix in the memory of "cpu", "cuda" or "cuda:1"; itself if it is there already.
 
-        "cuda" is the GPU in use: see `numbsparse.device`. Raises ValueError for another place,
-        RuntimeError where there is no GPU.
+        "cuda" is the GPU in use: see `numbsparse.device`. Of a layout that `Layout.on_device` made,
+        "cpu" gives the blocks that it keeps, in `layout.to_host()`. Raises ValueError for another
+        place, RuntimeError where there is no GPU.
         """
+        if place == "cpu" and (host := self.stored_layout.to_host()) is not self.stored_layout:
+            values, shape = moved(self.values[: host.n_blocks], place), self.shape
+            if self.is_transposed:
+                return BlockSparse(values, host, shape=shape[::-1]).T
+            return BlockSparse(values, host, shape=shape)
         values = moved(self.values, place)
         return self if values is self.values else self.with_values(values)
 
@@ -241,11 +247,10 @@ class BlockSparse:
 
     def toarray(self) -> np.ndarray:
         """The dense matrix as a NumPy array, (in_features, out_features)."""
-        values = self.values if self.place == "cpu" else self.values.numpy()
-        index, (in_blocks, out_blocks) = self.stored_layout.index, self.stored_layout.shape
-        size = self.block_size
+        host, size = self.to("cpu"), self.block_size
+        index, (in_blocks, out_blocks) = host.stored_layout.index, host.stored_layout.shape
         dense = np.zeros((in_blocks, size, out_blocks, size), self.dtype)
-        dense[index.block_rows, :, index.block_columns, :] = values
+        dense[index.block_rows, :, index.block_columns, :] = host.values
         dense = dense.reshape(in_blocks * size, out_blocks * size)
         dense = dense.T if self.is_transposed else dense
         return np.ascontiguousarray(dense[: self.shape[0], : self.shape[1]])
@@ -263,7 +268,7 @@ class BlockSparse:
         if array.ndim != 2:
             raise ValueError(f"array takes two axes, got {array.ndim}")
         full = (layout.shape[0] * block_size, layout.shape[1] * block_size)
-        _check_shape("array.shape", array.shape, full, block_size)
+        check_shape("array.shape", array.shape, full, block_size)
         padded = np.zeros(full, array.dtype)
         padded[: array.shape[0], : array.shape[1]] = array
         blocks = padded.reshape(layout.shape[0], block_size, layout.shape[1], block_size)
@@ -331,7 +336,7 @@ class BlockSparse:
         if any(n % self.block_size for n in self.shape):
             raise ValueError(
                 f"SciPy's BSR takes features that are multiples of {self.block_size}, "
-                f"got {self.shape}: take toarray()"
+                f"got {self.shape}: use toarray()"
             )
         host = self.to("cpu")
         arrays = (host.data, host.indices.copy(), host.indptr.copy())
@@ -417,7 +422,7 @@ def _features(data: Any, shape: Any) -> tuple[int, int]:
     return in_features, out_features
 
 
-def _check_shape(
+def check_shape(
     argument: str, shape: tuple[int, ...], full: tuple[int, int], block_size: int
 ) -> None:
     """Refuse a shape that does not end within the last block row and the last block column."""

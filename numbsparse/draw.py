@@ -199,7 +199,7 @@ def _require_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            "a figure takes matplotlib: pip install 'numbsparse[examples]'"
+            "a figure needs matplotlib: pip install 'numbsparse[examples]'"
         ) from error
 
 

@@ -25,7 +25,7 @@ def bfloat16() -> np.dtype:
         from ml_dtypes import bfloat16
     except ImportError:
         raise ImportError(
-            "bfloat16 takes the package ml_dtypes: pip install 'numbsparse[bfloat16]'"
+            "bfloat16 needs the package ml_dtypes: pip install 'numbsparse[bfloat16]'"
         ) from None
     return np.dtype(bfloat16)
 
@@ -51,8 +51,11 @@ def refuse_masked(x: Any, argument: str) -> None:
 
 
 def type_name(x: Any) -> str:
-    """What users call the type of x: "int", "numpy.ndarray", "torch.Tensor"."""
-    library, name = type(x).__module__.partition(".")[0], type(x).__qualname__
+    """What users call the type of x: "int", "torch.Tensor", "numbsparse.torch.BlockSparse"."""
+    module, name = type(x).__module__, type(x).__qualname__
+    library, room, *_ = (*module.split("."), "")
+    if library == "numbsparse" and room in ("torch", "jax"):
+        library = f"{library}.{room}"
     return name if library == "builtins" else f"{library}.{name}"
 
 

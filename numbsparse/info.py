@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+import textwrap
 from contextlib import suppress
 from typing import Any
 
@@ -32,6 +33,9 @@ DOES = {  # what users do there, in which dtypes
     "float64",
     "cuda": "products, layers and training in float16, bfloat16 and float32",
 }
+LINES = textwrap.TextWrapper(
+    100, subsequent_indent=" " * 11, break_long_words=False, break_on_hyphens=False
+)
 KEPT = {".cpu": "CPU kernels", ".cubin": "GPU kernels"}
 
 
@@ -47,6 +51,7 @@ def info(own: str) -> dict[str, Any]:
     why = runtime.why_unavailable()
     listed = dict.fromkeys(package for _, packages in EXTRAS.values() for package in packages)
     places, here = ("cpu",) if why else ("cpu", "cuda"), versions_of(*NEEDED, *listed, *PEERS)
+    hidden = ("", "") if "ml_dtypes" in here else (", bfloat16", "")
     extras = [name for name, (_, packages) in EXTRAS.items() if here.keys() >= set(packages)]
     return {
         "numbsparse": own,
@@ -58,7 +63,7 @@ def info(own: str) -> dict[str, Any]:
         "why": why,
         "simulated": runtime.SIMULATED,
         "simulator": "numba-cuda" in here,
-        "does": {place: DOES[place] for place in places},
+        "does": {place: DOES[place].replace(*hidden) for place in places},
         "rungs": {place: _rungs(place) for place in places},
         "packages": here,
         "extras": extras,
@@ -171,4 +176,5 @@ def _cache_in_words(found: dict[str, Any]) -> str:
 def write(own: str, as_json: bool) -> None:
     """Print it."""
     found = info(own)
-    print(json.dumps(found, indent=1) if as_json else in_words(found))
+    lines = map(LINES.fill, in_words(found).splitlines())
+    print(json.dumps(found, indent=1) if as_json else "\n".join(lines))

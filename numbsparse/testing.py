@@ -180,7 +180,7 @@ def check_rung(
     precision: str = "highest",
     feature_major: bool = False,
     tile: int | None = None,
-    gapless: bool = False,
+    contiguous: bool = False,
 ) -> None:
     """Run one product of one rung on random data, and compare it with `k0_reference`.
 
@@ -201,7 +201,7 @@ def check_rung(
     feature_major : whether activations are (features, batch) in memory; inputs with gaps between
         the features, such that each begins at 16 bytes
     tile : the number of one of the rung's tiles, where it has several
-    gapless : whether x and dy are in C order, without gaps, as steps of `kernels.ladder` take them
+    contiguous : whether x and dy are C-contiguous, as steps of `kernels.ladder` take them
 
     Raises AssertionError that says where and by how much they differ.
 
@@ -213,7 +213,7 @@ def check_rung(
     """
     rng, dtype = np.random.default_rng(seed), as_dtype(dtype)
     layout = case.layout(rng)
-    lay = np.ascontiguousarray if gapless else _strided
+    lay = np.ascontiguousarray if contiguous else _strided
     x = lay(rng.standard_normal((case.batch, case.in_features)).astype(dtype))
     dy = lay(rng.standard_normal((case.batch, case.out_features)).astype(dtype))
     values = rng.standard_normal((layout.n_blocks, case.block_size, case.block_size)).astype(dtype)
@@ -282,7 +282,7 @@ def _inside(layout: Layout, case: Case) -> np.ndarray:
 
 
 def _strided(array: np.ndarray) -> np.ndarray:
-    """The same values, every second of a longer row: no kernel may count on gapless rows."""
+    """The same values, every second of a longer row: no kernel may count on contiguous rows."""
     wide = np.full((array.shape[0], 2, array.shape[1]), np.nan, array.dtype)
     wide[:, 0] = array
     return wide[:, 0]

@@ -19,13 +19,13 @@ RUNGS = ["k5_tensor_core", "k6_hopper", "k7_small_blocks", "k8_small_batch"]
 @pytest.fixture
 def copied(monkeypatch):
     """The strides of what is copied."""
-    strides, copy = [], aligned.copy
+    strides, copy = [], aligned.copy_matrix
 
     def remember(to, of):
         strides.append(of.strides)
         copy(to, of)
 
-    monkeypatch.setattr(aligned, "copy", remember)
+    monkeypatch.setattr(aligned, "copy_matrix", remember)
     return strides
 
 
@@ -42,6 +42,16 @@ def test_lines_keep_their_order(rng, feature_major, copied):
     np.testing.assert_array_equal(lines.numpy(), a.T if transposed else a)
     assert lines.strides[0] % aligned.BYTES == 0
     assert [stride[1] for stride in copied] == [4]
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (3, 1030), (17, 5)])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_parts_of_rows_make_a_matrix(shape, dtype, rng):
+    """From columns of a wider one, and from one that is transposed."""
+    rows, width = shape
+    a = rng.standard_normal((rows, width + 3)).astype(dtype)
+    for x in (to_device(a)[:, 1 : width + 1], to_device(a[:, 1 : width + 1].T.copy()).T):
+        np.testing.assert_array_equal(aligned.aligned(x).numpy(), a[:, 1 : width + 1])
 
 
 @pytest.mark.every(5)

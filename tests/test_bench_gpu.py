@@ -71,6 +71,14 @@ def test_one_wrong_value_in_a_part_is_a_fault(problem, product, fault):
     assert fault_in(parts, picked, "float32", "highest").startswith("1 of")
 
 
+def test_a_sum_of_one_product_may_be_as_far_off_as_one_product():
+    problem = Problem(Layout(np.ones((4, 4), bool)), 8, 1, "float32")
+    parts = problem.parts("weight_grad")
+    units = 2.0**-23 * abs(parts.exact)
+    assert fault_in(parts, parts.exact + 6 * units, "float32", "highest") is None
+    assert fault_in(parts, parts.exact + 1e-5 * abs(parts.exact), "float32", "highest")
+
+
 @pytest.mark.parametrize("fault", ["doubled", "nothing"])
 def test_a_wrong_product_is_not_timed(few, once, monkeypatch, fault):
     right = ladder.rung("k1_naive")

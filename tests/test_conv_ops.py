@@ -116,7 +116,7 @@ def test_numpy_images_meet_a_weight_on_the_gpu(rng):
     assert_near(y, ns.conv(x, w.to("cpu"), kernel_size=3))
     with pytest.raises(ValueError, match=r'w\.to\("cuda"\)'):
         ns.conv(ns.to_device(x), w.to("cpu"), kernel_size=3)
-    with pytest.raises(ValueError, match="x and dy take the same place"):
+    with pytest.raises(ValueError, match="x and dy take one device"):
         ns.conv_weight_grad(ns.to_device(x), y, w, kernel_size=3)
 
 

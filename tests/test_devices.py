@@ -221,7 +221,7 @@ def test_a_model_moves_between_gpus_and_trains_on():
     model(x).sum().backward()
     optimizer.step()
     assert {s.device for slots in optimizer._state.values() for s in slots.values()} == {"cuda:0"}
-    with pytest.raises(ValueError, match="x takes the place of the weights, cuda:0, got cuda:1"):
+    with pytest.raises(ValueError, match="x takes the device of the weights, cuda:0, got cuda:1"):
         model(x.to("cuda:1"))
 
 
@@ -234,7 +234,7 @@ def test_an_optimizer_takes_parameters_of_both():
         optimizer.step()
     np.testing.assert_array_equal(*(p.data.numpy() for p in parameters))
     parameters[0].grad = ns.Tensor(ns.to_device(np.ones(5, np.float32), "cuda:1"))
-    with pytest.raises(ValueError, match=r"parameters\[0\].grad takes the place .* cuda:0"):
+    with pytest.raises(ValueError, match=r"parameters\[0\].grad takes the device .* cuda:0"):
         optimizer.step()
 
 

@@ -208,7 +208,7 @@ def test_without_matplotlib(tmp_path, monkeypatch):
     assert "██" in repr(drawing)
     assert drawing._repr_png_() is None
     for ask in (drawing.figure, lambda: drawing.save(tmp_path / "layout.png")):
-        with pytest.raises(ImportError, match=r"^a figure takes matplotlib: pip .*\[examples\]'$"):
+        with pytest.raises(ImportError, match=r"^a figure needs matplotlib: pip .*\[examples\]'$"):
             ask()
     assert not list(tmp_path.iterdir())
 

@@ -335,7 +335,7 @@ def test_what_is_no_gate_is_refused(place, put):
         with pytest.raises(TypeError, match="w takes a Tensor of a BlockSparse, got one of"):
             F.scale_blocks(ns.Tensor(np.ones(3)), np.ones(3))
     else:
-        refused(ValueError, "gate takes the place of w, cuda", np.ones(3, np.float32))
+        refused(ValueError, "gate takes the device of w, cuda", np.ones(3, np.float32))
 
 
 def test_a_result_may_have_its_array(place, put):

@@ -70,19 +70,19 @@ def test_a_product_on_the_cpu_loads_no_cuda(said):
 
 
 def test_without_ml_dtypes_only_bfloat16_is_missing(said):
-    says = "bfloat16 takes the package ml_dtypes: pip install 'numbsparse[bfloat16]'"
+    says = "bfloat16 needs the package ml_dtypes: pip install 'numbsparse[bfloat16]'"
     assert said[2:5] == [4.0, says, says]
 
 
 @pytest.mark.parametrize(("line", "room", "name"), [(5, "torch", "torch"), (6, "jax", "JAX")])
 def test_without_its_library_a_room_says_in_one_sentence_what_is_missing(said, line, room, name):
-    assert said[line] == f"numbsparse.{room} takes {name}: pip install 'numbsparse[{room}]'"
+    assert said[line] == f"numbsparse.{room} needs {name}: pip install 'numbsparse[{room}]'"
 
 
 def test_without_safetensors_a_sentence_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    says = r"^\.safetensors files take the package safetensors: pip install 'numbsparse\[safetens"
+    says = r"^\.safetensors files need the package safetensors: pip install 'numbsparse\[safetens"
     for call in (lambda path: ns.save(path, {}), ns.load):
         with pytest.raises(ImportError, match=says):
             call(tmp_path / "state.safetensors")

@@ -31,7 +31,7 @@ def test_json_holds_what_is_said(capsys, tmp_path, monkeypatch):
     if device.SIMULATED:
         assert found["rungs"]["cuda"] == [name for name, home in RUNGS.items() if home == "cuda"]
     command_line.main(["info"])
-    lines = capsys.readouterr().out.splitlines()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line[:11].strip()]
     runs = ["runs", "kernels"]
     first = ["numbsparse", "CPU", *runs, "GPU", *(runs if found["gpus"] else [])]
     then = ["simulator", "packages", "extras", "cache", *(["missing"] * len(found["missing"]))]
@@ -83,6 +83,23 @@ def test_a_user_without_a_folder_is_warned(monkeypatch):
     found = info.info(ns.__version__)
     assert found["cache"] is None
     assert "\ncache      none: set NUMBSPARSE_CACHE_DIR" in info.in_words(found)
+
+
+def test_bfloat16_is_named_where_its_package_is(monkeypatch):
+    for packages in ({}, {"ml_dtypes": "1"}):
+        monkeypatch.setattr(info, "versions_of", lambda *names, packages=packages: packages)
+        does = info.info(ns.__version__)["does"]["cpu"]
+        assert ("bfloat16" in does) == bool(packages)
+        assert does.startswith("products in float16, ")
+        assert "float32 and float64; layers" in does
+
+
+def test_long_lines_are_broken(monkeypatch, capsys):
+    monkeypatch.setattr(runtime, "why_unavailable", lambda: "no driver, " * 20)
+    info.write(ns.__version__, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 100 or " " not in line[11:] for line in lines)
+    assert "".join(lines).replace(" ", "").count("nodriver,") == 20
 
 
 ALL = [*info.EXTRAS]

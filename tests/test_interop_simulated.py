@@ -48,7 +48,7 @@ def test_a_tensor_that_requires_grad_is_refused_where_torch_records(argument, mo
         "data": lambda data: ns.BlockSparse(data, W.layout),
     }
     call, array = calls[argument], watched[argument]
-    with pytest.raises(ValueError, match=rf"{argument} requires grad.*take numbsparse\.torch"):
+    with pytest.raises(ValueError, match=rf"{argument} requires grad.*use numbsparse\.torch"):
         call(array)
     torch.is_grad_enabled = lambda: False  # as within torch.no_grad()
     call(array)

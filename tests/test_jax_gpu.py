@@ -1,11 +1,7 @@
-"""numbsparse.jax on a GPU: calls that are made up here as XLA makes them; and those of XLA."""
+"""numbsparse.jax on a GPU, called by XLA."""
 
-import ctypes
-import sys
 import threading
-from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,264 +13,18 @@ import jax.numpy as jnp  # noqa: E402
 import numbsparse as ns  # noqa: E402
 import numbsparse.jax as nsj  # noqa: E402
 from numbsparse import device  # noqa: E402
-from numbsparse.device import memory, runtime, streams  # noqa: E402
-from numbsparse.jax import ffi, products  # noqa: E402
-from numbsparse.simulator import launch as simulator  # noqa: E402
+from numbsparse.device import memory  # noqa: E402
+from numbsparse.jax import products  # noqa: E402
 
-LAYOUT = ns.Layout(ns.patterns.random(3, 4, 0.4, seed=0))  # of blocks of 8
-B, STREAM = 8, 0x700
-SECONDS = 60  # of threads, before they are said to wait for each other
-CODES = {dtype: code for code, dtype in ffi.DTYPES.items()}
-
-simulated = pytest.mark.skipif(not device.SIMULATED, reason="memory of the GPU is not of the host")
-on_a_gpu = pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     device.SIMULATED or jax.default_backend() != "gpu", reason="JAX has no GPU here"
 )
-
-
-# Structures of xla/ffi/api/c_api.h
-
-
-class Buffer(ctypes.Structure):
-    _fields_ = (
-        *ffi.HEAD,
-        ("dtype", ctypes.c_int),
-        ("data", ctypes.c_void_p),
-        ("rank", ctypes.c_int64),
-        ("dims", ctypes.POINTER(ctypes.c_int64)),
-    )
-
-
-class Buffers(ctypes.Structure):
-    _fields_ = (
-        *ffi.HEAD,
-        ("size", ctypes.c_int64),
-        ("types", ctypes.POINTER(ctypes.c_int)),
-        ("items", ctypes.POINTER(ctypes.POINTER(Buffer))),
-    )
-
-
-class Word(ctypes.Structure):  # not ended by a zero byte
-    _fields_ = ("start", ctypes.c_void_p), ("size", ctypes.c_size_t)
-
-
-class Attributes(ctypes.Structure):  # all of ours are words
-    _fields_ = (
-        *ffi.HEAD,
-        ("size", ctypes.c_int64),
-        ("types", ctypes.POINTER(ctypes.c_int)),
-        ("names", ctypes.POINTER(ctypes.POINTER(Word))),
-        ("items", ctypes.POINTER(ctypes.POINTER(Word))),
-    )
-
-
-class CallFrame(ctypes.Structure):
-    _fields_ = (
-        *ffi.HEAD,
-        ("api", ctypes.POINTER(ffi.Api)),
-        ("context", ctypes.c_void_p),
-        ("stage", ctypes.c_int),
-        ("operands", Buffers),
-        ("results", Buffers),
-        ("attributes", Attributes),
-    )
-
-
-class Caller:
-    """Calls a handler as XLA does, with arrays of the host for memory of a GPU."""
-
-    def __init__(self, stream=STREAM):
-        self.errors, self.stream = [], stream
-        self.api = ffi.Api(ctypes.sizeof(ffi.Api))
-        self.api.error_create = ffi.Api._fields_[4][1](self.error_create)
-        self.api.stream_get = ffi.StreamGetter(self.stream_get)
-        self.alive = []
-
-    def error_create(self, how):
-        self.errors.append(how.contents.message.decode())
-        return len(self.errors)
-
-    def stream_get(self, asked):
-        assert asked.contents.context == 0xC0
-        asked.contents.stream = self.stream
-        return 0 if self.stream is not None else 1
-
-    def kept(self, thing):
-        self.alive.append(thing)
-        return thing
-
-    def buffers(self, arrays):
-        found = []
-        for a in arrays:
-            dims = (ctypes.c_int64 * a.ndim)(*a.shape)
-            of = (CODES[a.dtype], a.ctypes.data if a.size else None, a.ndim, dims)
-            found.append(ctypes.pointer(self.kept(Buffer(0, None, *of))))
-        items = self.kept((ctypes.POINTER(Buffer) * len(found))(*found))
-        return Buffers(0, None, len(found), None, items)
-
-    def word(self, text):
-        start = self.kept(ctypes.create_string_buffer(text.encode()))
-        return ctypes.pointer(self.kept(Word(ctypes.addressof(start), len(text))))
-
-    def attributes(self, words):
-        n, pointers = len(words), ctypes.POINTER(Word)
-        types = self.kept((ctypes.c_int * n)(*[4] * n))
-        names = self.kept((pointers * n)(*map(self.word, words)))
-        items = self.kept((pointers * n)(*map(self.word, words.values())))
-        return Attributes(0, None, n, types, names, items)
-
-    def __call__(self, name, operands, result, **words):
-        frame = CallFrame(0, None, ctypes.pointer(self.api), 0xC0, 3)
-        frame.operands, frame.results = self.buffers(operands), self.buffers([result])
-        forms = " ".join(f"{a.dtype}{a.shape}" for a in (*operands, result))
-        frame.attributes = self.attributes({"said": f"{' '.join(words.values())} {forms}"})
-        return ffi._handlers[f"numbsparse_{name}", "CUDA"](ctypes.byref(frame))
+SECONDS = 60  # of threads, before they are said to wait for each other
 
 
 def drawn(*shape, dtype="float32", seed=0):
     host = np.random.default_rng(seed).standard_normal(shape)
     return host.astype(jnp.dtype(dtype))
-
-
-def cases(rows, features, outputs, dtype):
-    """The three products: (name, operands, a result's like, exact result, bound of its error)."""
-    x, y = drawn(rows, features, dtype=dtype), drawn(rows, outputs, dtype=dtype, seed=1)
-    w = drawn(LAYOUT.n_blocks, B, B, dtype=dtype, seed=2)
-    rows_of_x, rows_of_y = x.astype(np.float64), y.astype(np.float64)
-    whole = ns.BlockSparse(w.astype(np.float64), LAYOUT, shape=(features, outputs)).toarray()
-
-    def blocks(dense):
-        return ns.BlockSparse.from_dense(dense, LAYOUT, block_size=B).data
-
-    def sums(a, b, of=lambda dense: dense):
-        exact, size = of(a @ b), of(abs(a) @ abs(b))
-        eps = 2.0**-24 if dtype == "float32" else float(jnp.finfo(dtype).eps)
-        return exact, 2.0**-23 * (a.shape[1] + 8) * size + eps * abs(exact)
-
-    return [
-        ("block_sparse_matmul", (x, w), y, *sums(rows_of_x, whole)),
-        ("block_sparse_matmul_transposed", (y, w), x, *sums(rows_of_y, whole.T)),
-        ("block_sparse_sddmm", (x, y), w, *sums(rows_of_x.T, rows_of_y, blocks)),
-    ]
-
-
-HOW = {"layout": products._word(LAYOUT), "precision": "highest"}
-
-
-@simulated
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("rows", [0, 3])
-def test_a_call_fills_the_result_on_the_stream_of_xla_and_copies_nothing(rows, dtype, monkeypatch):
-    seen, call = [], Caller()
-    launch = simulator.run
-
-    def run(*args):
-        seen.append(device.current_stream().handle)
-        launch(*args)
-
-    monkeypatch.setattr(simulator, "run", run)
-    for name, operands, like, exact, bound in cases(rows, 20, 27, dtype):
-        for copied in (True, False):  # the layout's index goes to the GPU once
-            if not copied:
-                monkeypatch.setattr(memory, "copy_in", None)
-                monkeypatch.setattr(memory, "copy_out", None)
-            out = np.full_like(like, np.nan)
-            assert not call(name, operands, out, **HOW), call.errors
-            assert (abs(out.astype(np.float64) - exact) <= bound).all()
-        monkeypatch.undo()
-        monkeypatch.setattr(simulator, "run", run)
-    assert set(seen) == {STREAM}
-    assert device.current_stream().handle != STREAM
-
-
-@simulated
-def test_a_call_that_comes_again_is_started_on_what_is_there_now(monkeypatch):
-    """In the same buffers, of one layout, on one stream; any other is worked out."""
-    (name, (x, w), y, *_), *_ = cases(2, 24, 32, "float32")
-    other = ns.Layout(np.roll(LAYOUT.pattern, 1, 1))
-    calls, hows = [Caller(), Caller(STREAM + 16)], [HOW, HOW | {"layout": products._word(other)}]
-    layouts, seen, matmul = [LAYOUT, other], [], products.ops.matmul
-    monkeypatch.setattr(
-        products.ops, "matmul", lambda *of, **how: seen.append(of) or matmul(*of, **how)
-    )
-    monkeypatch.setattr(ffi, "_handlers", {})
-    monkeypatch.setattr(jax.ffi, "register_ffi_target", lambda *of, **how: None)
-    ffi.register(f"numbsparse_{name}", products._matmul)  # anew: nothing is known
-    rng = np.random.default_rng(3)
-    for stream, which, n in 3 * [(0, 0, 2), (1, 0, 2), (0, 1, 2), (0, 0, 1)]:
-        call = calls[stream]
-        x[:], w[:], y[:] = rng.standard_normal(x.shape), rng.standard_normal(w.shape), np.nan
-        assert not call(name, (x[:n], w), y[:n], **hows[which]), call.errors
-        dense = ns.BlockSparse(w.astype(np.float64), layouts[which]).toarray()
-        np.testing.assert_allclose(y[:n], x[:n].astype(np.float64) @ dense, atol=1e-4)
-        assert np.isnan(y[n:]).all()
-    assert len(seen) == 2 * 4  # the second time it is recorded
-
-
-@simulated
-def test_what_goes_wrong_in_a_call_is_the_error_of_xla(monkeypatch):
-    (_, operands, like, *_), *_ = cases(3, 20, 27, "float32")
-    call = Caller(stream=None)
-    assert call("block_sparse_matmul", operands, like, **HOW) == 1
-    assert call.errors == ["RuntimeError: XLA names no stream for this call"]
-    call = Caller()
-    assert call("block_sparse_matmul", operands, like, **HOW | {"precision": "low"}) == 1
-    assert "precision takes one of" in call.errors[0]
-    assert device.current_stream().handle != STREAM
-
-
-def test_handlers_follow_the_stream_of_xla_to_its_gpu(monkeypatch):
-    """Whichever one is current in XLA's thread."""
-    if not device.SIMULATED:
-        pytest.skip("its second GPU is made up")
-    for module, name, value in (
-        (runtime, "simulated_devices", 2), (runtime, "several_devices", True),
-        (streams, "several", True), (streams, "_met", {0, 1}), (streams, "_defaults", {}),
-        (streams.Stream, "_asked_device", lambda self: int(self.handle == STREAM + 32)),
-    ):  # fmt: skip
-        monkeypatch.setattr(module, name, value)
-    seen, made_current = [], []
-
-    @contextmanager
-    def context(stream):
-        made_current.append(stream.device)
-        yield
-        made_current.pop()
-
-    def compute(*arrays):
-        seen.append((device.current_stream().device, *made_current))
-
-    monkeypatch.setattr(streams.Stream, "context", context)
-    monkeypatch.setattr(ffi, "_call", lambda compute, *of: compute())
-    for number in (STREAM + 32, STREAM + 16):
-        monkeypatch.setattr(ffi, "_stream", lambda *of, number=number: number)
-        ffi._on_gpu(compute, {}, 0, 0, (), b"")
-    assert seen == [(1, 1), (0, 0)]
-    assert device.current_stream().device == 0
-
-
-def test_where_jax_is_the_gpu_is_the_first(monkeypatch):
-    """JAX leaves the one current that it began last."""
-    cuda_core = pytest.importorskip("cuda.core")
-    monkeypatch.setattr(runtime, "SIMULATED", False)
-    monkeypatch.setattr(cuda_core, "Device", lambda: SimpleNamespace(device_id=1))
-    assert streams.Stream(0)._asked_device() == 0
-    monkeypatch.delitem(sys.modules, "jax")
-    assert streams.Stream(0)._asked_device() == 1
-
-
-def test_handlers_leave_command_buffers_to_others():
-    version = ffi.Version(ctypes.sizeof(ffi.Version))
-    metadata = ffi.Metadata(ctypes.sizeof(ffi.Metadata), version, 0)
-    extension = ffi.Extension(0, ffi.METADATA, None, ctypes.pointer(metadata))
-    frame = CallFrame(0, ctypes.addressof(extension), None)
-    for handler in ffi._handlers.values():
-        metadata.version.major = 7
-        assert not handler(ctypes.byref(frame))
-        assert (metadata.version.major, metadata.traits) == (0, 0)
-
-
-# By XLA, on a GPU
 
 
 def weights(dtype="float32", size=32, blocks=(12, 16)):
@@ -300,7 +50,6 @@ def exact():
         yield
 
 
-@on_a_gpu
 @pytest.mark.parametrize(
     ("rows", "size", "dtype"),
     [
@@ -321,7 +70,6 @@ def test_values_and_gradients_under_jit(rows, size, dtype, exact):
     close(loss(False)(x, w), loss(True)(x, w), dtype)
 
 
-@on_a_gpu
 def test_second_derivatives_and_vmap(exact):
     w, x = weights(size=8, blocks=(3, 4)), jnp.asarray(drawn(6, 24))
     several = jax.tree.map(lambda v: jnp.stack([v, 2 * v, -v]), w)
@@ -338,7 +86,6 @@ def test_second_derivatives_and_vmap(exact):
         close(got, expected)
 
 
-@on_a_gpu
 def test_buffers_are_those_of_xla_on_its_stream(monkeypatch):
     w, x = weights(), jnp.asarray(drawn(40, 384))
     product = jax.jit(lambda x, w: x @ w)
@@ -360,7 +107,6 @@ def test_buffers_are_those_of_xla_on_its_stream(monkeypatch):
     assert stream > 2
 
 
-@on_a_gpu
 def test_products_are_in_order_with_the_work_of_xla(exact):
     w = weights(size=32, blocks=(8, 8))
     wide = jnp.asarray(drawn(2048, 2048, seed=5))
@@ -383,7 +129,6 @@ def test_products_are_in_order_with_the_work_of_xla(exact):
         np.testing.assert_array_equal(chain(x, w, False), first)
 
 
-@on_a_gpu
 def test_a_step_is_trained_with_buffers_given_up(exact):
     w, x = weights(), jnp.asarray(drawn(64, 384))
     target = x @ weights().to_dense() * 0.5
@@ -407,7 +152,6 @@ def test_a_step_is_trained_with_buffers_given_up(exact):
     assert found[0][1][-1] < found[0][1][0]
 
 
-@on_a_gpu
 def test_threads_of_python_share_a_layout(exact):
     w = weights()
     inputs = [jnp.asarray(drawn(n, 384, seed=n)) for n in (3, 40, 90, 40)]
@@ -433,7 +177,6 @@ def test_threads_of_python_share_a_layout(exact):
             close(got, right)
 
 
-@on_a_gpu
 def test_arrays_that_ns_matmul_takes_come_back_as_they_came(exact):
     w, x = weights(), jnp.asarray(drawn(40, 384))
     ours = ns.BlockSparse(np.asarray(w.values), w.layout).to("cuda")
@@ -444,7 +187,6 @@ def test_arrays_that_ns_matmul_takes_come_back_as_they_came(exact):
     assert y.devices() == x.devices()
 
 
-@on_a_gpu
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="takes two GPUs")
 def test_other_gpus_than_the_first_are_refused():
     devices, w, x = jax.devices()[:2], weights(), drawn(80, 384)

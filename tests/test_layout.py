@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 
 import numbsparse as ns
-from numbsparse.layout import Layout
+from numbsparse.layout import Layout, positions_among
 
 PATTERNS = {
     "dense": np.ones((3, 5), bool),
@@ -127,3 +127,13 @@ def test_empty_columns_take_no_memory_before_they_are_walked():
 def test_refuses_what_is_no_pattern(bad):
     with pytest.raises(ValueError, match="pattern"):
         Layout(bad)
+
+
+@pytest.mark.parametrize("spread", [1, 3, 100])
+def test_blocks_are_found_by_a_table_or_by_a_search(spread, rng):
+    rising = np.sort(rng.choice(20 * spread, 20, replace=False))
+    wanted = np.append(rng.integers(-5, 20 * spread + 5, 50), rising)
+    places = {number: i for i, number in enumerate(rising)}
+    found = positions_among(rising, wanted)
+    np.testing.assert_array_equal(found, [places.get(number, -1) for number in wanted])
+    assert found.dtype == np.int64

@@ -299,7 +299,7 @@ def test_what_cannot_be_steered_is_refused(rng):
     shared[1].weight = nn.Parameter(shared[0].weight.data)
     with pytest.raises(ValueError, match=r"0\.weight and 1\.weight share their values in two"):
         HardConcrete(shared, 0.5)
-    with pytest.raises(ValueError, match=r"density 0\.01 leaves Linear layers no block: take 0\.0"):
+    with pytest.raises(ValueError, match=r"density 0\.01 leaves Linear layers no block: use 0\.0"):
         HardConcrete(model, 0.01)
     assert shared[0].gate is gated[0].gate is model[0].gate is None  # nothing was changed
     HardConcrete(model, 0.5)

@@ -113,11 +113,14 @@ def test_the_drawn_swizzle_is_that_of_the_tensor_core_rung():
 
 
 def test_the_example_of_a_plan_is_what_the_step_plans():
-    found = step("s12_grouped").plan(Layout(EXAMPLE).index, 2)
-    names = ("groups", "starts", "inputs", "masks", "firsts", "blocks")
-    for name, array in zip(names, found, strict=True):
+    *found, records = step("s12_grouped").plan(Layout(EXAMPLE).index, 2, 1)
+    for name, array in zip(("groups", "starts"), found, strict=True):
         (drawn,) = re.findall(rf"^    {name} +(\[.*?\](?:\])?)  ", read_lessons(), re.MULTILINE)
         assert [int(number) for number in re.findall(r"\d+", drawn)] == array.ravel().tolist(), name
+    (drawn,) = re.findall(r"^    records +(\[.*?\]\])", read_lessons(), re.MULTILINE | re.DOTALL)
+    lines = [re.findall(r"\d+", line.partition("]")[0]) for line in drawn.split("\n")]
+    numbers = [list(map(int, line)) for line in lines]
+    assert numbers == [record[: 3 + record[0]].tolist() for record in records[:-1]]
 
 
 @simulator

@@ -106,13 +106,13 @@ def test_what_needs_them_says_what_to_install(line, simulated, says, told):
 
 @pytest.mark.parametrize("line", LOADS)
 def test_kernels_that_cannot_be_loaded_say_what_to_install(line, told):
-    says = f"{LOADS[line]} takes numba-cuda: pip install 'numbsparse[simulator]', or "
+    says = f"{LOADS[line]} needs numba-cuda: pip install 'numbsparse[simulator]', or "
     assert told[False][line].startswith(f"ImportError: {says}")
 
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_that_read_kernels_say_so(line, told):
-    says = f"numbsparse: {COMMANDS[line]} takes numba-cuda: pip install "
+    says = f"numbsparse: {COMMANDS[line]} needs numba-cuda: pip install "
     assert told[False][line].startswith(f"SystemExit: {says}")
 
 

@@ -39,9 +39,9 @@ def operands(units, block_size, batch, dtype, dropout, rng):
     [
         (64, 16, 5, "float32", True),
         (100, 16, 40, "float32", True),
-        (50, 8, 64, "float64", False),
+        (50, 8, 16, "float64", False),
         (13, 4, 1, "float64", True),
-        (96, 32, 32, "float32", False),
+        (96, 32, 48, "float32", False),
     ],
 )
 @pytest.mark.parametrize("n_cores", [1, 3])

@@ -313,7 +313,7 @@ def test_a_buffer_wants_a_name_of_its_own(name):
 def test_a_set_is_refused(make):
     model = nn.ReLU()
     model.layers = {"inner": make([linear()])}
-    with pytest.raises(TypeError, match=r"layers\.inner holds .* in a set, .* take a list"):
+    with pytest.raises(TypeError, match=r"layers\.inner holds .* in a set, .* use a list"):
         model.parameters()
     model.layers = make([nn.Parameter(np.ones(2))])
     with pytest.raises(TypeError, match="layers holds"):

@@ -333,9 +333,9 @@ def test_refusals(call, error, message):
 def test_refusals_on_a_gpu():
     half, single = Home("cuda", "float16").send(np.ones(3)), Home("cuda", "float32").send(F32)
     for a, b in ((single, F32), (F32, single)):
-        with pytest.raises(ValueError, match="a and b take one place"):
+        with pytest.raises(ValueError, match="a and b take one device"):
             ops.add(a, b)
-    with pytest.raises(ValueError, match="target and source take one place"):
+    with pytest.raises(ValueError, match="target and source take one device"):
         ops.copy_into(F32, single)
     with pytest.raises(TypeError, match="a and b take one dtype, got float16 and float32"):
         ops.add(half, single)

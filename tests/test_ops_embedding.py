@@ -91,7 +91,7 @@ def test_refusals(home):
 
 def test_two_places_are_refused():
     table = Home("cuda", "float32").send(np.ones((3, 2)))
-    with pytest.raises(ValueError, match="table and indices take one place"):
+    with pytest.raises(ValueError, match="table and indices take one device"):
         ops.take_rows(table, np.array([0]))
-    with pytest.raises(ValueError, match="dy and indices take one place"):
+    with pytest.raises(ValueError, match="dy and indices take one device"):
         ops.sum_rows(table, np.array([0, 1, 2]), 3)

@@ -146,7 +146,7 @@ def test_refusals(home):
         ops.sgd_step(p, other_dtype, None, 0.1)
     with pytest.raises(ValueError, match="velocity takes an array where there is momentum"):
         ops.sgd_step(p, g, None, 0.1, momentum=0.9)
-    with pytest.raises(ValueError, match=r"velocity takes the place and shape \(2, 3\) of p"):
+    with pytest.raises(ValueError, match=r"velocity takes the device and shape \(2, 3\) of p"):
         ops.sgd_step(p, g, other, 0.1, 0.9)
     with pytest.raises(TypeError, match="velocity takes the dtype of p"):
         ops.sgd_step(p, g, other_dtype, 0.1, 0.9)
@@ -167,7 +167,7 @@ def test_refusals(home):
         assert home.fetch(ops.global_norm([p, other_dtype])) == pytest.approx(np.sqrt(12))
         with pytest.raises(TypeError, match="master takes float32 with a p of float16"):
             ops.sgd_step(other_dtype, other_dtype, None, 0.1, master=other_dtype)
-        with pytest.raises(ValueError, match=r"master takes the place and shape \(2, 3\) of p"):
+        with pytest.raises(ValueError, match=r"master takes the device and shape \(2, 3\) of p"):
             ops.sgd_step(other_dtype, other_dtype, None, 0.1, master=other)
     for max_norm in (0, -1, float("nan")):
         with pytest.raises(ValueError, match="max_norm takes a number above 0"):
@@ -176,11 +176,11 @@ def test_refusals(home):
 
 def test_two_places_are_refused():
     there, here = HOMES[2].send(np.ones(3)), np.ones(3, np.float32)
-    with pytest.raises(ValueError, match="p and g take one place"):
+    with pytest.raises(ValueError, match="p and g take one device"):
         ops.sgd_step(there, here, None, 0.1)
-    with pytest.raises(ValueError, match="velocity takes the place and shape"):
+    with pytest.raises(ValueError, match="velocity takes the device and shape"):
         ops.sgd_step(there, there, here, 0.1, 0.9)
-    with pytest.raises(ValueError, match="take one place"):
+    with pytest.raises(ValueError, match="take one device"):
         ops.global_norm([there, here])
 
 

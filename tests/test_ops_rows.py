@@ -273,9 +273,9 @@ def test_targets_out_of_range_on_the_cpu(targets, integers):
 
 def test_two_places_are_refused():
     there, here = Home("cuda", "float32").send(np.ones((2, 3))), np.ones((2, 3), np.float32)
-    with pytest.raises(ValueError, match="y and dy take one place"):
+    with pytest.raises(ValueError, match="y and dy take one device"):
         ops.softmax_grad(there, here)
-    with pytest.raises(ValueError, match="logits and targets take one place"):
+    with pytest.raises(ValueError, match="logits and targets take one device"):
         ops.cross_entropy(there, np.array([0, 1]))
-    with pytest.raises(ValueError, match="the other arrays and inverse_std take one place"):
+    with pytest.raises(ValueError, match="the other arrays and inverse_std take one device"):
         ops.layer_norm_grad(there, here[:, 0], there)

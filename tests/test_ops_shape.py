@@ -173,5 +173,5 @@ def test_refusals(home):
 def test_joins_refuse_two_places():
     there, here = Home("cuda", "float32").send(np.ones(2)), np.ones(2, np.float32)
     for join in (ops.concatenate, ops.stack):
-        with pytest.raises(ValueError, match="take one place"):
+        with pytest.raises(ValueError, match="take one device"):
             join([there, here])

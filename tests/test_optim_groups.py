@@ -136,7 +136,7 @@ def test_a_setting_of_all_groups_is_an_attribute():
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.25, 0.25]
     for call in (lambda: optimizer.lr, lambda: setattr(optimizer, "lr", 1.0)):
         with pytest.raises(
-            ValueError, match=r"lr differs .* \[0\.1, 0\.5\]: take param_groups\[i\]"
+            ValueError, match=r"lr differs .* \[0\.1, 0\.5\]: use param_groups\[i\]"
         ):
             call()
     assert [g["lr"] for g in optimizer.param_groups] == [0.1, 0.5]

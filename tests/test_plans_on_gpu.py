@@ -13,6 +13,7 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.plan import line_tiles, steps_of
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS
+from numbsparse.kernels.matmul.k8_small_batch.plan import lines_of, plan_lines
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.plans import planned
 
@@ -24,6 +25,7 @@ PATTERNS = {
     "full": (9, 5, 1.0),
     "none": (3, 9, 0.0),
     "few": (9, 3, 0.5),
+    "parts": (34, 70, 0.1),
 }
 STAIRS = np.tril(np.ones((12, 12), bool))
 
@@ -151,7 +153,12 @@ def products_of_float32(tile, places, outs, slots):
     }
 
 
-CASES = [("random", "float16 dy", 32), ("none", "float16", 64), ("tall", "float32", 32)]
+CASES = [
+    ("random", "float16 dy", 32),
+    ("parts", "float16", 32),
+    ("none", "float16", 64),
+    ("tall", "float32", 32),
+]
 CASES += [(name, "float16", n) for name in ("random", "full") for n in (32, 64, 128)]
 CASES += [("none", "float32", 64), ("few", "float32", 128), ("few", "float32", 64)]
 
@@ -218,3 +225,64 @@ def check_panels(out, rows, columns, on_host, parts, in_parts):
     else:
         assert rows == [(0, row + p) for p in range(parts)]
         assert columns == [(1, column + p) for p in range(parts)]
+
+
+FEW_ROWS = [
+    ("random", True, 32),
+    ("random", False, 128),
+    ("tall", False, 32),
+    ("full", True, 128),
+    ("none", True, 32),
+]
+
+
+@pytest.mark.parametrize(("name", "transposed", "size"), FEW_ROWS)
+def test_warps_of_few_rows_have_every_unit_once(name, transposed, size, rng):
+    """Runs of a share's warps, and the parts of lines that shares cut; see `k8_small_batch`."""
+    made, on_host = both(name, rng)
+    shares, warps = 5, 3
+    plan, each, begin, lines, _, tickets = planned(
+        made, plan_lines, transposed, size, shares, warps, 1, 0, 2
+    )
+    indptr, xs, places = lines_of(on_host, transposed, size)
+    filled, cuts, empty, starts, of_x, of_place = np.split(plan.numpy(), begin)[1:]
+    units = plan.numpy()[: begin[0]].reshape(-1, 4)
+    np.testing.assert_array_equal(starts[: lines + 1], indptr)
+    np.testing.assert_array_equal(of_x[: xs.size], xs)
+    np.testing.assert_array_equal(of_place[: xs.size], places)
+    none = np.flatnonzero(np.diff(indptr) == 0)
+    assert set(empty[:lines]) - {lines} == set(none)
+    runs = abs(filled).reshape(shares, warps)
+    assert runs.sum() == xs.size
+    assert runs.sum(1).max() <= -(-xs.size // shares)
+    assert (np.diff(runs, axis=1) <= 0).all()
+    assert runs.max() - runs.sum(1).max() // warps <= 1
+    number, parts = 0, {}
+    for run, own in enumerate(filled):
+        share = run // warps
+        for k in range(abs(own)):
+            at = run * each + k
+            line = int(np.searchsorted(indptr, number, "right")) - 1
+            first = max(indptr[line], runs[:share].sum())
+            last = min(indptr[line + 1], runs[: share + 1].sum())
+            assert tuple(units[at, :2]) == (places[number], xs[number])
+            assert units[at, 3] >= at + 1
+            assert k or (own < 0) == (first < number)
+            name_of = units[at, 2]
+            assert (name_of < 0) == (last - first < indptr[line + 1] - indptr[line])
+            if name_of < 0:
+                part = -1 - name_of
+                assert cuts[3 * part] == line
+                parts.setdefault((line, *cuts[3 * part + 1 : 3 * part + 3]), set()).add(part)
+            else:
+                assert name_of == line
+            if number + 1 == last:
+                assert np.count_nonzero(units[:, 3] == at + 1) == last - first
+            number += 1
+    for (_, first, many), found in parts.items():
+        assert found == set(range(first, first + many))
+        assert tickets.size >= 2 * (first + many)
+    assert sum(len(found) for found in parts.values()) == len(set().union(*parts.values(), ()))
+    assert not tickets.numpy().any()
+    for run, own in enumerate(filled):
+        assert not units[run * each + abs(own) : (run + 1) * each].any()

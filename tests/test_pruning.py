@@ -249,7 +249,7 @@ def test_where_it_is_refused_nothing_changes():
         assert all(weights[name].data is data for name, data in before.items())
 
     refused(ValueError, r"density 0\.01 of the layer leaves 0\.weight none of its 30", 0.01)
-    refused(ValueError, "leaves 0.weight none .* keep more, take scope", 0.02, scope="model")
+    refused(ValueError, "leaves 0.weight none .* keep more, use scope", 0.02, scope="model")
     refused(ValueError, r"threshold 100 leaves 0\.weight none", threshold=100)
     refused(
         ValueError, "exactly one of density and threshold must be given, got both", 1, threshold=1

@@ -103,7 +103,7 @@ def test_wgmma(kind, m_tiles, n, depth, a_width, a_turned, b_width, b_turned, co
 
     expected = np.zeros((max(columns, 1), rows, n))
     held = [g for g in range(max(columns, 1)) if mask >> g & 1]
-    for g, w in zip(held, ws, strict=False):  # gapless, those that the mask names
+    for g, w in zip(held, ws, strict=False):  # contiguous, those that the mask names
         expected[g] = 2 * x @ w.T
     warp, lane, g, m, i = np.indices(got.shape)
     row = 64 * m + 16 * warp + lane // 4 + i // 2 % 2 * 8

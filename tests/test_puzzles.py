@@ -11,6 +11,7 @@ from numbsparse import __main__ as command_line
 from numbsparse import device
 from numbsparse.puzzles import checker, course
 
+ROOT = Path(__file__).parents[1]
 NUMBERS = range(1, len(course.LEVELS) + 1)
 
 pytestmark = pytest.mark.skipif(not device.SIMULATED, reason="puzzles run in the simulator")
@@ -109,6 +110,31 @@ def test_a_learner_goes_through(tmp_path, capsys):
     assert (
         play("6", "--folder", str(folder)) == "numbsparse: puzzle takes a number from 1 to 5, got 6"
     )
+
+
+def test_the_guide_shows_what_is_printed(tmp_path, monkeypatch, capsys):
+    def seen(text):
+        return re.sub(r"thread \(\d|index \d+", "", text)  # whichever ran first
+
+    page = ROOT / "examples" / "guides" / "first_quarter_of_an_hour.md"
+    guide = seen(page.read_text("utf-8"))
+    monkeypatch.chdir(tmp_path)
+    folder, first = Path("puzzles"), "    i = cuda.grid(1)\n    y[i] = 2 * x[i]\n"
+    assert first in guide
+
+    def run(text="", hint=False):
+        if text:
+            (folder / "1_guard.py").write_text(text, "utf-8")
+        course.run(1, folder, hint=hint)
+        command = "puzzle 1 --hint" if hint else "puzzle 1"
+        assert f"$ python -m numbsparse {command}\n{seen(capsys.readouterr().out)}" in guide
+
+    run()
+    wrong = course.stub(1).replace("    pass  # your code\n", first)
+    run(wrong)
+    run(hint=True)
+    run(hint=True)
+    run(wrong.replace("    y[i]", "    if i < x.size:\n        y[i]"))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"solved": 1, "hints": {}}'])

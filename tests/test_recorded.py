@@ -62,7 +62,7 @@ def case_of_step(name):
 def test_a_step(name):
     case, dtype = case_of_step(name), "float32" if name < "s08" else "float16"
     recording = record(
-        lambda: check_rung(ladder.step(name), "forward", case, dtype, "cuda", gapless=True)
+        lambda: check_rung(ladder.step(name), "forward", case, dtype, "cuda", contiguous=True)
     )
     assert races(recording) == []
     if name < "s09":

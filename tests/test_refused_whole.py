@@ -45,7 +45,7 @@ def assert_unchanged(parts, before):
 BAD = {
     "shape": (lambda put: put(np.ones(4, np.float32)), "another layout than its parameter"),
     "dtype": (lambda put: put(np.ones(3, np.float16)), r"parameters\[1\]: .*float16"),
-    "place": (lambda put: "other", "takes the place of its parameter"),
+    "place": (lambda put: "other", "takes the device of its parameter"),
     "sparse": (
         lambda put: put(ns.BlockSparse(np.ones((1, 4, 4), np.float32), [[1]], shape=(3, 3))),
         "another layout than its parameter",

@@ -248,7 +248,7 @@ def test_refused(tmp_path, content, says):
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        ({"a": np.zeros(2, complex)}, r"state\['a'\] cannot be saved.*no complex128: take .npz"),
+        ({"a": np.zeros(2, complex)}, r"state\['a'\] cannot be saved.*no complex128: use .npz"),
         ({"a": [np.array(["x"])]}, r"state\['a/0'\].*no <U1"),
         ({"__metadata__": np.zeros(2)}, "two things that a file calls '__metadata__'"),
         ({"w": STATE["model"]["weight"], "w_pattern": np.zeros(2)}, "calls 'w_pattern'"),

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ def models(monkeypatch):
 
 @pytest.fixture
 def plans(monkeypatch):
-    return imported(monkeypatch, "scaling_plan")
+    """The plan of texts, and what all plans share."""
+    modules = [imported(monkeypatch, name) for name in ("runs_plan", "scaling_plan")]
+    return SimpleNamespace(**vars(modules[0]) | vars(modules[1]))
 
 
 @pytest.fixture
@@ -86,8 +89,8 @@ def done(plans, plan, bits):
 def test_the_search_ends_between_worse_rates(plans, best, rates):
     plan = small_plan(plans)
     results, _ = done(plans, plan, lambda run: abs(np.log(run.lr / best)))
-    tried, chosen = plans.search(plan, 64, plans.DENSE, results)
-    assert chosen == max(best, plans.LEAST_RATE)
+    tried, chosen = plans.search(plan, plan.groups[0], plans.DENSE, results)
+    assert chosen == max(best, plan.LEAST_RATE)
     assert len(tried) == rates
     finals = [r["config"] for r in results.values() if r["config"]["purpose"] == "final"]
     assert len(finals) == 6
@@ -98,7 +101,7 @@ def test_the_search_ends_between_worse_rates(plans, best, rates):
 def test_what_diverged_is_not_chosen_and_not_done_again(plans):
     plan = small_plan(plans)
     results, _ = done(plans, plan, lambda run: None if run.lr > 1e-3 else 1 / run.lr)
-    assert plans.search(plan, 64, plans.DENSE, results)[1] == 1e-3
+    assert plans.search(plan, plan.groups[0], plans.DENSE, results)[1] == 1e-3
     assert not list(plans.missing(plan, results))
 
 
@@ -131,11 +134,11 @@ def test_runs_of_another_kind_do_not_count(plans, change):
 def test_times_are_estimated_from_the_longest_run_alike(plans):
     plan = small_plan(plans)
     runs = plans.runs_of(plan, {})
-    assert plans.seconds_for(runs[0], {}) == pytest.approx(10 + 20)
+    assert plans.seconds_for(runs[0], plan, {}) == pytest.approx(10 + 20)
     times = {"setup_seconds": 2.0, "wall_seconds": 12.0, "validation": 1.0}
-    results = {"a": {"config": replace(runs[0], lr=1.0, characters=1000).config(plan)} | times}
-    assert plans.seconds_for(replace(runs[0], characters=2000), results) == pytest.approx(2 + 22)
-    assert plans.seconds_for(replace(runs[0], size=32, characters=0), results) == 10
+    results = {"a": {"config": replace(runs[0], lr=1.0, amount=1000).config(plan)} | times}
+    assert plans.seconds_for(replace(runs[0], amount=2000), plan, results) == pytest.approx(2 + 22)
+    assert plans.seconds_for(replace(runs[0], size=32, amount=0), plan, results) == 10
 
 
 def passage(number, of="word"):
@@ -283,7 +286,7 @@ def test_runs_are_done_once_by_any_number_of_sittings(scaling, small, tmp_path, 
     assert results_in(tmp_path) == {}
     stored = json.loads((tmp_path / "all.json").read_text())
     assert {run["name"]: run for run in stored["runs"]} == {r["name"]: r for r in first.values()}
-    assert [*stored["texts"]] == [finals[0]["config"]["text"]]
+    assert [*stored["manifests"]] == [finals[0]["config"]["text"]]
 
 
 def test_a_run_that_fails_stops_no_other_and_is_told(scaling, small, tmp_path, monkeypatch, capsys):
@@ -305,17 +308,17 @@ def test_a_run_that_fails_stops_no_other_and_is_told(scaling, small, tmp_path, m
 
 
 def test_a_run_of_another_process_is_left_to_it(scaling, small, tmp_path, monkeypatch):
-    begun = []
-    monkeypatch.setattr(scaling, "train", lambda run, *_: begun.append(run))  # out of time
+    begun, runs = [], imported(monkeypatch, "runs")
     (tmp_path / "runs").mkdir()
     options = scaling.parse([*small, "--minutes", "1e-9"])
     plan = scaling.plan_of(options, {"sha256": "0" * 64})
-    run = next(iter(scaling.missing(plan, {})))
-    with scaling.claimed(tmp_path / "runs" / f"run-{run.name(plan)}.lock") as ours:
+    work = runs.Work(plan, options, lambda run, _: begun.append(run))  # out of time
+    run = next(iter(imported(monkeypatch, "runs_plan").missing(plan, {})))
+    with runs.claimed(tmp_path / "runs" / f"run-{run.name(plan)}.lock") as ours:
         assert ours
-        assert scaling.others_at_work(tmp_path / "runs")
-        assert not scaling.do(run, options, plan, None, set())
-    assert not scaling.others_at_work(tmp_path / "runs")
+        assert runs.others_at_work(tmp_path / "runs")
+        assert not work.do(run, set())
+    assert not runs.others_at_work(tmp_path / "runs")
     assert not begun
 
 
@@ -415,6 +418,11 @@ def test_the_table_has_mean_and_spread_by_model_and_text(plans, report):
     lines = report.table([*runs, late])
     assert lines[4].endswith("| 3.0000 | 1 of 2 | 2.00 | 0.50 |")
     assert lines[-1] == "6 long runs and 2 short ones; 3 diverged"
+    short = "| 1.50 million | {} | 25.0% | 2.50 | 0.004 | 0.004 million | {} |"
+    assert report.report([*runs, late])[2:-2] == [
+        short.format("dense | 64", "1.5500 ± 0.0707 | 2 of 3"),
+        short.format("watts_strogatz 10% | 32", "1.2500 | 1 of 1"),
+    ]
     drawn = report.of_one_text([*runs, late])
     assert [(kind.text, len(some)) for kind, some in drawn.items()] == [("one", 1), ("one", 2)]
     assert report.of_one_text([]) == {}

@@ -110,6 +110,18 @@ def test_a_lesson_has_its_trace_and_its_notebook(site, monkeypatch, tmp_path):
         assert "{download}`s10_wgmma.ipynb`" in shown
 
 
+def test_linked_files_that_are_no_programs_are_pages(site, monkeypatch, tmp_path):
+    monkeypatch.setattr(site, "SOURCE", tmp_path)
+    pages, folder = site.Pages(), tmp_path / "examples" / "results"
+    text = "[a](results/README.md) [b](results/mixture_of_experts.json)"
+    pages.write_page("examples/README.md", text)
+    for path in pages.linked:
+        pages.write_linked(path)
+    shown = (folder / "mixture_of_experts.json.md").read_text("utf-8")
+    assert ":language: json\n:lines: 1-\n" in shown
+    assert (folder / "index.md").read_text("utf-8").startswith(site.ORPHAN + "# ")
+
+
 def test_links_are_led_to_pages(site):
     pages = site.Pages()
     page = "examples/guides/pruning.md"

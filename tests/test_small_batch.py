@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from numbsparse.kernels.parts.ring import Source
 from numbsparse.kernels.parts.store import ANY, FEATURES
 from numbsparse.kernels.parts.tiles import Form, Operand
 from numbsparse.kernels.parts.transpose import transposed_copy
-from numbsparse.testing import Case, check_rung
+from numbsparse.testing import Case, check_rung, races
 
 needs_ampere = pytest.mark.skipif(
     not device.is_available() or not (device.SIMULATED or device.compute_capability() >= (8, 0)),
@@ -228,6 +229,7 @@ def test_halves_that_lie_feature_by_feature(
 WEIGHT_CASES = [
     Case(batch=24, in_features=96, out_features=160, block_size=32, density=0.7),
     Case(batch=32, in_features=64, out_features=128, block_size=64, density=1),
+    Case(batch=49, in_features=96, out_features=128, block_size=32, density=0.7),  # two tiles of x
 ]
 
 
@@ -395,6 +397,13 @@ def test_batches_of_several_tiles(
     check_rung(rung, product, case, dtype, "cuda", feature_major=feature_major)
 
 
+@pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
+def test_tiles_of_as_many_rows_each_write_their_own():
+    """33 rows are 17 and 16; a warp has room for 32."""
+    case = Case(33, in_features=32, out_features=32, block_size=32, density=1)
+    assert races(partial(check_rung, rung, "forward", case, "float16", "cuda")) == []
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("size", [8, 16, 32, 128])
 def test_tiles_are_longer_where_there_are_many(size, dtype, monkeypatch):
@@ -404,9 +413,11 @@ def test_tiles_are_longer_where_there_are_many(size, dtype, monkeypatch):
     most = {8: 80 if form.is_16_bit else 20}.get(size, 40 if form.is_16_bit else 2**30)
     for batch, n in itertools.product((1, 17, 32, 33, 64, 65, 1000), (1, 10, 11, 20, 40, 100)):
         for across in (False, True):
-            rows = launches._tile_rows(batch, n, size, form, across)
+            rows = launches._tile_rows(batch, n, 0, size, form, across)
             if batch > 32:
                 assert rows == (32 if n * math.ceil(batch / 32) <= most else 64)
+                much = launches._tile_rows(batch, 1, 2**20, size, form, across)
+                assert much == (64 if form.is_16_bit and size > 8 else 32) or batch == 1000
             else:
                 assert rows == (16 if batch <= 16 and not across else 32)
 

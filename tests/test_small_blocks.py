@@ -150,7 +150,7 @@ FEATURE_MAJOR = [
 @pytest.mark.parametrize("case", FEATURE_MAJOR, ids=str)
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_products_of_feature_major_activations(product, case, monkeypatch):
-    monkeypatch.setattr(aligned, "copy", None)  # they are read as they are
+    monkeypatch.setattr(aligned, "copy_matrix", None)  # they are read as they are
     check_rung(rung("k7_small_blocks"), product, case, "float16", "cuda", feature_major=True)
 
 

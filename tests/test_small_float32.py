@@ -58,7 +58,7 @@ if not device.SIMULATED:
 
 
 def placed(a, transposed):
-    """On the device, gapless along the rows or, transposed, the batch; NaN beyond the edge."""
+    """On the device, contiguous along the rows or, transposed, the batch; NaN beyond the edge."""
     lines = a.T if transposed else a
     padded = np.full((lines.shape[0], -(-lines.shape[1] // 4) * 4 + 4), np.nan, np.float32)
     padded[:, : lines.shape[1]] = lines
@@ -85,7 +85,7 @@ def nothing_is_copied(monkeypatch):
     def copy(*_):
         raise AssertionError("an operand is copied")
 
-    monkeypatch.setattr(aligned, "copy", copy)
+    monkeypatch.setattr(aligned, "copy_matrix", copy)
 
 
 @needs_a_gpu

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import numbsparse as ns
 from numbsparse import device
-from numbsparse.device import DeviceArray, interop, launch, memory, runtime, streams
+from numbsparse.device import DeviceArray, capture, interop, launch, memory, runtime, streams
 from numbsparse.device.array import empty, owners_of
+from numbsparse.device.replay import Replay
 from numbsparse.kernels.parts import calls, plans
 from numbsparse.layout import Layout
 
@@ -115,7 +116,7 @@ def install(monkeypatch):
         (streams.Stream, "device", 0),
         (runtime, "driver", lambda: driver),
         (streams, "several", True),
-        (streams, "_apart", lambda: streams.at(99)),
+        (streams, "_apart", lambda device: streams.at(99)),
         (memory, "take", driver.buffer),
         (memory, "_for_good", {}),
         (memory, "_late", []),
@@ -541,6 +542,42 @@ def test_memory_freed_while_its_stream_is_captured_is_kept(driver):
     address, driver.captured = array.address, {0x100}
     del array
     assert empty((7,), "float32").address != address
+
+
+def test_memory_for_a_stream_that_a_library_beside_torch_captures_stays(driver):
+    """In an arena: taken on a stream apart, it serves again there, and launches may come again."""
+    stream, replay, seen = ns.stream(0x100), Replay(), []
+    stream.arena, driver.captured = capture.Arena(), {0x100}
+    token = runtime.replay.set(replay)
+    for _ in range(2):
+        with stream:
+            seen.append(empty((7,), "float32").address)
+    runtime.replay.reset(token)
+    assert replay.is_whole
+    assert seen == [seen[0]] * 2
+    assert [buffer.stream for buffer in stream.arena._buffers] == [99]
+    driver.captured = set()
+    with stream:
+        assert empty((7,), "float32").address != seen[0]
+    assert not driver.freed
+    stream.arena = None
+    assert [allowed for _, allowed in driver.freed] == [True]
+
+
+def test_what_kernels_write_is_made_once_for_each_arena(driver, monkeypatch):
+    planned, stream, found = Planned(monkeypatch), ns.stream(0x100), []
+    driver.captured = {0x100}
+    for arena in (capture.Arena(), capture.Arena()):
+        stream.arena = arena
+        with stream:
+            found += [plans.planned(planned.index, make, 5) for _ in range(2)]
+            other = plans.planned(Planned(monkeypatch).index, make, 5)
+        assert other[3].address != found[-1][3].address, "of another layout"
+    stream.arena = None
+    assert found[0] is found[1]
+    assert found[2] is found[3]
+    assert found[0][0] is found[2][0]
+    assert found[0][3].address != found[2][3].address
 
 
 LARGE = (memory.LARGEST_KEPT,)

@@ -14,7 +14,8 @@ def test_it_learns(monkeypatch, tmp_path, capsys, more):
     torch_gpt, kept = imported(monkeypatch, "torch_gpt"), tmp_path / "kept.json"
     given = ["--text", write_text(tmp_path), *SMALL.split(), "--json", str(kept), *more]
     rows = torch_gpt.main(given)
-    (saved,) = results.load(kept).values()
+    ((name, saved),) = results.load(kept).items()
+    assert name == "ranks 1, seed 0"
     assert [row["parameters"] for row in saved["rows"]] == [row["parameters"] for row in rows]
     assert SMALL in saved["command"]
     assert [row["model"] for row in rows] == ["dense", "sparse", "wide"]

@@ -139,11 +139,14 @@ def test_autocast(enabled):
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
         y = x @ w
         s = nst.sddmm(x.T, drawn(5, 16, dtype=torch.bfloat16 if enabled else x.dtype), LAYOUT)
+        called = torch.ops.numbsparse.matmul(x, w.values, *w.form, "highest")
     assert {y.dtype, s.dtype} == {torch.bfloat16 if enabled else torch.float32}
+    torch.testing.assert_close(called, y, rtol=0, atol=0)
     narrow = [a.detach().to(y.dtype).requires_grad_() for a in (x, w.values)]
     torch.testing.assert_close(y, narrow[0] @ nst.BlockSparse(narrow[1], LAYOUT), rtol=0, atol=0)
     first = grads(y, [x, w.values])
     assert {g.dtype for g in first} == {torch.float32}
+    torch.testing.assert_close(grads(called, [x, w.values]), first, rtol=0, atol=0)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
         assert (drawn(5, 12) @ matrix()).dtype == torch.float64  # as torch's own products
 
@@ -216,6 +219,8 @@ X, W = drawn(2, 12), matrix()
         (lambda: nst.matmul(X, X), TypeError, "w takes a BlockSparse of numbsparse.torch"),
         (lambda: nst.matmul(W, W), TypeError, "w takes a tensor of torch"),
         (lambda: nst.matmul(5, W), TypeError, "x takes a tensor of torch"),
+        (lambda: X.detach().numpy() @ W, TypeError, "x takes a tensor of torch, got numpy.ndarray"),
+        (lambda: ns.matmul(X, W), TypeError, "takes one BlockSparse, .* a numbsparse.torch.Block"),
         (lambda: nst.matmul(X.to("meta"), W), ValueError, "x and w take one device, got meta"),
         (lambda: nst.matmul(X, W, precision="low"), ValueError, "precision takes one of"),
         (lambda: nst.sddmm(X, X, LAYOUT), ValueError, r"take the shapes \(in_features, batch\)"),

@@ -91,16 +91,16 @@ def test_a_wrong_rung_is_never_chosen(w, monkeypatch):
 def test_tiles_are_tuned_too(monkeypatch):
     rungs = {name: choice.RUNGS[name] for name in ("k0_cpu", "k1_naive", "k5_tensor_core")}
     monkeypatch.setattr(choice, "RUNGS", rungs)  # the simulator would take its time for all
-    blocks = np.random.default_rng(0).standard_normal((2, 64, 64), np.float32)
+    blocks = np.random.default_rng(0).standard_normal((2, 32, 32), np.float32)
     w = ns.BlockSparse(blocks, [[1, 0], [0, 1]]).to("cuda")
     times = {"k5_tensor_core/1": 1.0}
     monkeypatch.setattr(tuning, "_seconds", lambda call: times.get(call.args[0], 2.0))
     assert next(iter(ns.tune(w, 3)["forward"])) == "k5_tensor_core/1"
-    x = ns.to_device(np.random.default_rng(1).standard_normal((3, 128), np.float32))
-    case = ("forward", "auto", 64, x, 3, "highest", w.stored_layout)
+    x = ns.to_device(np.random.default_rng(1).standard_normal((3, 64), np.float32))
+    case = ("forward", "auto", 32, x, 3, "highest", w.stored_layout)
     assert choice.choose(*case) == "k5_tensor_core/1"
     np.testing.assert_allclose(
-        ns.matmul(x, w).numpy()[:, :64], x.numpy()[:, :64] @ blocks[0], atol=1e-4
+        ns.matmul(x, w).numpy()[:, :32], x.numpy()[:, :32] @ blocks[0], atol=1e-4
     )
 
 

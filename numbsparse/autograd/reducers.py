@@ -40,7 +40,7 @@ def reducing(create_graph: bool) -> Iterator[Callable[[Tensor, Tensor], Tensor]]
         if create_graph:
             raise NotImplementedError(
                 "backward(create_graph=True) gives no gradients of gradients through DataParallel: "
-                "take numbsparse.grad for those"
+                "use numbsparse.grad for those"
             )
         at_work[id(reducer)] = reducer
         return reducer.ready(leaf, total)

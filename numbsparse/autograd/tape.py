@@ -129,7 +129,7 @@ def seed_of(output: Tensor, gradient: Any) -> Tensor:
             f"grad takes {output.shape} of {output.dtype}, got {gradient.shape} of {gradient.dtype}"
         )
     if gradient.device != output.device:
-        raise ValueError(f"grad takes the place {output.device}, got {gradient.device}")
+        raise ValueError(f"grad takes the device {output.device}, got {gradient.device}")
     sparse = isinstance(output.data, BlockSparse)
     if isinstance(gradient.data, BlockSparse) != sparse:
         raise ValueError(f"grad takes {'a BlockSparse' if sparse else 'an array'} here")

@@ -30,6 +30,7 @@ from numbsparse.kernels.matmul import PRODUCTS
 from numbsparse.machine import describe
 
 SECONDS = {"cuda": 0.02, "cpu": 0.002}  # what a product is timed for
+TYPICAL = {"cuda": 0.1, "cpu": 0.2}  # a density: medians are told there
 AHEAD = 64  # products that a process compiles, between two rounds of measuring
 SAVED = 20.0  # seconds between two writings of the file
 
@@ -227,19 +228,27 @@ def _point_of(row: Row) -> Point:
     return Point(tuple(values[0]), *values[1:])
 
 
-def speed_ups(place: str, rows: list[Row]) -> list[tuple[Point, float, str]]:
-    """(point, how many times as fast as the best peer, which one) wherever both were timed."""
+def beside(place: str, rows: list[Row]) -> dict[Point, dict[str, float]]:
+    """How many times as fast as each peer, wherever both were timed."""
     of_point = {_point_of(row): row["microseconds"] for row in rows}
-    found = []
+    found = {}
     for point, microseconds in of_point.items():
         peers = dict(microseconds)
         ours = peers.pop(OURS, None)
         if PLANES[place].dense:
             peers |= of_point.get(point.dense, {})
         if ours is not None and peers:
-            best = min(peers, key=peers.__getitem__)
-            found.append((point, peers[best] / ours, best))
+            found[point] = {name: theirs / ours for name, theirs in peers.items()}
     return found
+
+
+def speed_ups(place: str, rows: list[Row]) -> list[tuple[Point, float, str]]:
+    """(point, how many times as fast as the best peer, which one) wherever both were timed."""
+    best = [
+        (point, min((t, name) for name, t in of.items()))
+        for point, of in beside(place, rows).items()
+    ]
+    return [(point, times, name) for point, (times, name) in best]
 
 
 def summary(place: str, rows: list[Row], most: int = 20) -> str:
@@ -248,6 +257,15 @@ def summary(place: str, rows: list[Row], most: int = 20) -> str:
     lines = [f"{len(found)} products beside the fastest peer of each"]
     faults = [row for row in rows if row["faults"]]
     lines += [f"  not right: {_point_of(row)}: {row['faults']}" for row in faults]
+    typical: dict[tuple[str, ...], list[float]] = {}
+    for point, peers in beside(place, rows).items():
+        if point.density == TYPICAL[place]:
+            for name, times in peers.items():
+                typical.setdefault((point.dtype, point.precision, name), []).append(times)
+    lines += [
+        f"  at {TYPICAL[place]:g}, {dtype} {precision}: median {median(ratios):.2f} times {name}"
+        for (dtype, precision, name), ratios in typical.items()
+    ]
     for size, density in every(PLANES[place].block_sizes, PLANES[place].densities):
         ratios = [ratio for point, ratio, _ in found if point[1:3] == (size, density)]
         if ratios:

@@ -25,6 +25,7 @@ from numbsparse.layout import Index, Layout
 
 ROWS, LINES, BLOCKS = 64, 8, 24  # parts that are checked
 ON_CPU = 256, 2**20, 2**20  # the same of a smaller product: all but the rows of a large batch
+PRODUCT_ERROR = 6  # of one float32 product, in units of 2^-23: what the rungs of tensor cores state
 PERIOD = 2**22 - 3  # of the random numbers, and no multiple of a row: no two rows are the same
 
 
@@ -226,7 +227,9 @@ def fault_in(parts: Parts, picked: np.ndarray, dtype: str, precision: str) -> st
     """None where each value is right to the accuracy of its dtype; else what is wrong."""
     exact, difference = parts.exact, abs(parts.take(picked) - parts.exact)
     size = float(np.sqrt(np.mean(exact**2))) if exact.size else 0.0
-    bound = _eps(dtype) * (abs(exact) + size) + 8 * _eps("float32") * np.sqrt(parts.terms) * size
+    products = PRODUCT_ERROR * _eps("float32") if dtype == "float32" else 0.0
+    bound = (_eps(dtype) + products) * (abs(exact) + size)
+    bound += 8 * _eps("float32") * np.sqrt(parts.terms) * size
     if dtype == "float32" and precision == "high":
         bound += 2.0**-7 * size  # factors of 10 bits
     wrong = int((~(difference <= bound)).sum())  # NaN is wrong

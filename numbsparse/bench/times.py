@@ -1,27 +1,25 @@
-"""The times that `auto` goes by, measured; and what its choice costs where nobody measured.
+"""The times that `auto` goes by, measured on the grid that `ops.times` reads.
 
-`grid` makes what `ops.times` reads. `regrets` draws products of any size at random, times every
-rung that serves them, and says how much longer than the fastest the chosen one takes.
+What the choice costs at other points is drawn and measured by `held_out`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import product as every
+from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from numbsparse import patterns
+from numbsparse.bench import held_out
 from numbsparse.bench.contestants import named
 from numbsparse.bench.measure import measure
 from numbsparse.bench.problem import Problem, matrices
 from numbsparse.bench.results import Row, write
 from numbsparse.bench.timing import require_times
 from numbsparse.kernels.matmul import PRECISIONS, PRODUCTS, RUNGS
-from numbsparse.layout import Layout
 from numbsparse.machine import describe
 from numbsparse.ops import choice, times
 
@@ -32,10 +30,16 @@ SIZES = (8, 16, 32, 64, 128)
 NUMBERS = (("float16", "highest"), *(("float32", precision) for precision in PRECISIONS))
 SLOW = ("k1_naive", "k2_shared")  # nowhere the fastest
 PLAIN = "k3_registers"  # nowhere but with blocks of 8
-MOST = 2**27  # numbers in an operand
 
 
-def run(json_file: Path | None, points: int, only: str | None = None) -> None:
+def run(
+    json_file: Path | None,
+    points: int,
+    only: str | None = None,
+    minutes: float = inf,
+    jobs: int = 1,
+    seed: int = 0,
+) -> None:
     """Measure the grid into a file, or say what the choice costs at so many random points.
 
     Of one rung alone, the file keeps the times of the others.
@@ -49,7 +53,7 @@ def run(json_file: Path | None, points: int, only: str | None = None) -> None:
         times.measured.cache_clear()
         choice.forget()
     if points:
-        print(summary(list(regrets(points))))
+        print(held_out.summary(list(held_out.found(minutes * 60, jobs, seed, points))))
 
 
 def _added(json_file: Path, found: dict[str, Any], only: str) -> dict[str, Any]:
@@ -102,48 +106,3 @@ def timed(problem: Problem, product: str, only: str | None = None) -> Row:
     serving = [name for name in named(problem, product, "all") if name in RUNGS]
     names = [name for name in serving if name not in left_out and only in (None, name)]
     return measure(problem, product, ",".join(names), seconds=0.0)
-
-
-class Regret(NamedTuple):
-    """At a random point: seconds of each rung, the chosen one, its time over the fastest's."""
-
-    point: str
-    seconds: dict[str, float]
-    chosen: str
-    ratio: float
-
-
-def regrets(points: int, seed: int = 0) -> Iterator[Regret]:
-    """At products drawn at random: any features in and out, batch, density, block size, dtype."""
-    rng = np.random.default_rng(seed)
-    while points:
-        size = int(rng.choice(SIZES))
-        rows, columns = (max(int(2 ** rng.uniform(9.5, 13.7)) // size, 2) for _ in range(2))
-        batch, density = int(2 ** rng.uniform(0, 13)), 2 ** rng.uniform(-6, -1)
-        dtype, precision = NUMBERS[rng.integers(len(NUMBERS))]
-        layout = Layout(patterns.random(rows, columns, density, seed=int(rng.integers(1000))))
-        if max(max(rows, columns) * batch, layout.n_blocks * size) * size > MOST:
-            continue
-        points -= 1
-        problem = Problem(layout, size, batch, dtype, precision)
-        where = f"{dtype} {precision} B={size} {rows * size} x {columns * size} batch {batch}"
-        for product in PRODUCTS:
-            row = timed(problem, product)
-            name, seconds = row["auto"], row["seconds"]
-            if name in seconds:
-                point = f"{product} {where} density {density:.3f}"
-                yield Regret(point, seconds, name, seconds[name] / min(seconds.values()))
-
-
-def summary(found: list[Regret]) -> str:
-    """How the ratios are spread, and the points where they are largest."""
-    ratios = np.array([each.ratio for each in found])
-    lines = [
-        f"auto takes {ratios.mean():.3f} times as long as the fastest rung over {len(found)} "
-        f"random products; more than 1.05 times at {np.mean(ratios > 1.05):.1%} of them, at most "
-        f"{ratios.max():.2f}"
-    ]
-    for each in sorted(found, key=lambda each: -each.ratio)[:12]:
-        seconds = ", ".join(f"{name} {s * 1e6:.1f}" for name, s in each.seconds.items())
-        lines.append(f"  {each.ratio:.2f}  {each.point}: {each.chosen} of {seconds} us")
-    return "\n".join(lines)

@@ -10,6 +10,7 @@ from types import ModuleType
 from numbsparse.device import replay
 from numbsparse.device.array import DeviceArray, copy_of, empty, moved, refill, simulated, to_device
 from numbsparse.device.capture import (
+    Arena,
     Capture,
     forget_captures,
     generation,
@@ -51,6 +52,7 @@ from numbsparse.device.streams import current as current_stream
 __all__ = [
     "CPU_THREADS",
     "SIMULATED",
+    "Arena",
     "Capture",
     "DeviceArray",
     "Stream",

@@ -237,7 +237,7 @@ class DeviceArray:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if is_bfloat16(self.dtype):  # hasattr() then says no, and libraries go on to DLPack
-            raise AttributeError("__cuda_array_interface__ has no bfloat16: take it by DLPack")
+            raise AttributeError("__cuda_array_interface__ has no bfloat16: use DLPack")
         with self._at_home():
             memory.settle(self._block)
             stream = None if runtime.SIMULATED else streams.current().handle

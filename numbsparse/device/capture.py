@@ -104,6 +104,7 @@ class Arena:
     def __init__(self) -> None:
         self._shelves: dict[int, memory.Shelf] = {}
         self._buffers: list[Any] = []
+        self._made: dict[Any, Any] = {}
         self.nbytes = 0
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -111,6 +112,12 @@ class Arena:
             with streams.relaxed():  # while another library captures, too
                 self._shelves.clear()
                 self._buffers.clear()
+
+    def once(self, what: Any, make: Callable[[], Any]) -> Any:
+        """What was made for this at first; it stays as long as the arena."""
+        if what not in self._made:
+            self._made[what] = make()
+        return self._made[what]
 
     def allocate(self, nbytes: int) -> memory.Block:
         size = memory.rounded(nbytes)
@@ -121,7 +128,8 @@ class Arena:
         shelf = self._shelves.setdefault(size, [])
         if shelf:
             return ArenaBlock(*shelf.pop(), shelf=shelf)
-        buffer = memory.take(size)
+        with streams.aside():
+            buffer = memory.take(size)
         self._buffers.append(buffer)
         self.nbytes += size
         return ArenaBlock(int(buffer.handle), buffer, shelf=shelf)
@@ -131,6 +139,7 @@ class ArenaBlock(memory.Unordered):
     """A block of an arena. It counts for nothing among the blocks kept outside."""
 
     __slots__ = ()
+    stays = not runtime.SIMULATED  # there it is the host's, and Python keeps it
 
 
 def _references(owners: dict[int, Any]) -> list[int]:

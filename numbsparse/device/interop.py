@@ -87,7 +87,7 @@ def _lent(x: Any, argument: str) -> DeviceArray:
     if getattr(x, "requires_grad", False):
         if torch_tensors.is_recording():
             raise ValueError(
-                f"{argument} requires grad, and torch would not see what is done with it: take "
+                f"{argument} requires grad, and torch would not see what is done with it: use "
                 f"numbsparse.torch, {argument}.detach(), or work within torch.no_grad()"
             )
         x = x.detach()  # torch lends only tensors that its own tape does not watch
@@ -107,7 +107,7 @@ def _lent(x: Any, argument: str) -> DeviceArray:
     except (NotImplementedError, TypeError) as error:
         raise TypeError(
             f"{argument} has a dtype that NumPy does not know here, {getattr(x, 'dtype', '')}: "
-            "bfloat16 takes the package ml_dtypes, pip install 'numbsparse[bfloat16]'"
+            "bfloat16 needs the package ml_dtypes, pip install 'numbsparse[bfloat16]'"
         ) from error
     strides = None if view.strides is None else tuple(s * dtype.itemsize for s in view.strides)
     if type(x).__module__.startswith("numba."):

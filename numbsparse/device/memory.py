@@ -49,6 +49,7 @@ class Block:
     """
 
     __slots__ = ("__weakref__", "address", "buffer", "nbytes", "others", "shelf", "stream")
+    stays = False  # whether something else keeps the memory
 
     def __init__(
         self,
@@ -108,10 +109,12 @@ class Lent(Block):
 def allocate(nbytes: int) -> Block:
     """A block of at least so many bytes, held until the Block is collected."""
     global _kept
+    stream = streams.current()
+    if stream.arena is not None and stream.is_captured:  # stays, so launches may come again
+        return stream.arena.allocate(nbytes)  # type: ignore[no-any-return]
     _not_recorded()
     if (capture := runtime.capturing()) is not None:
         return capture.arena.allocate(nbytes)
-    stream = streams.current()
     if streams.several and (stream.of_torch or stream.is_captured):
         return _lent_by_torch(nbytes, stream)
     size = rounded(nbytes)

@@ -46,7 +46,8 @@ class Replay:
 
     def hold(self, args: tuple[Any, ...]) -> None:
         """Keep what a kernel uses: of ours, because plans are; the rest belongs to operands."""
-        self.held += (block for block in owners_of(args) if isinstance(block, memory.Block))
+        blocks = (block for block in owners_of(args) if isinstance(block, memory.Block))
+        self.held += (block for block in blocks if not block.stays)
 
     def start(self, operands: tuple[Any, ...], stream: streams.Stream) -> None:
         if streams.several and operands:  # what is held was noted as it was recorded

@@ -84,7 +84,7 @@ def require_numba_cuda(what: str) -> None:
     """Raise ImportError, which says what to install, where `what` cannot be loaded."""
     if not has_numba_cuda():
         more = "" if sys.platform == "darwin" else ", or 'numbsparse[cu13]' for a GPU"
-        raise ImportError(f"{what} takes numba-cuda: {install('simulator')}{more}")
+        raise ImportError(f"{what} needs numba-cuda: {install('simulator')}{more}")
 
 
 def install(extra: str) -> str:

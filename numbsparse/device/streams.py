@@ -38,9 +38,12 @@ class Stream:
     handle : the driver's number of it; 0 where there is no GPU
     device : the number of the GPU that it is one of
     of_torch : whether memory comes from torch, as results of its operators do
+    arena : where memory comes from while a library beside torch captures it; None: from nowhere
     """
 
-    __slots__ = ("__weakref__", "_core", "_device", "_owner", "handle", "of_torch", "shelves")
+    __slots__ = (
+        "__weakref__", "_core", "_device", "_owner", "arena", "handle", "of_torch", "shelves",
+    )  # fmt: skip
 
     def __init__(
         self, handle: int, core: Any = None, of_torch: bool = False, device: int | None = None
@@ -48,6 +51,7 @@ class Stream:
         global several
         self.handle, self._core, self.of_torch, self._owner = handle, core, of_torch, None
         self._device = device  # None: not asked yet
+        self.arena: Any = None
         self.shelves: dict[int, list[tuple[int, Any]]] = {}  # memory that is kept: see `memory`
         several = several or handle > LEGACY
 
@@ -381,7 +385,7 @@ def aside() -> Iterator[None]:
     others of torch's it stays there: their memory may be a graph's that torch is about to make.
     """
     if several and current().is_captured:
-        with relaxed(), _apart():
+        with relaxed(), _apart(current().device):
             yield
             current().synchronize()
     elif current().of_torch:
@@ -410,8 +414,9 @@ def relaxed() -> Iterator[None]:
 
 
 @cache
-def _apart() -> Stream:
-    return _new(nonblocking=True)
+def _apart(device: int) -> Stream:
+    with default(device):
+        return _new(nonblocking=True)
 
 
 def _checked(result: tuple[Any, ...]) -> Any:

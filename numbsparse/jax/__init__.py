@@ -7,7 +7,7 @@ stream. JAX is loaded with this package, never with numbsparse.
 try:
     import jax as _jax  # noqa: F401
 except ImportError:
-    raise ImportError("numbsparse.jax takes JAX: pip install 'numbsparse[jax]'") from None
+    raise ImportError("numbsparse.jax needs JAX: pip install 'numbsparse[jax]'") from None
 
 from numbsparse.jax.matrix import BlockSparse, matmul, sddmm
 

@@ -4,14 +4,16 @@ XLA calls a C function with a call frame: the buffers to read, those to fill, an
 makes that function of a Python one. The structures are those of xla/ffi/api/c_api.h, in the folder
 that `jax.ffi.include_dir()` names; members after the last one that is read here are left out.
 
-On a GPU the buffers are in its memory, and work goes to the stream that XLA names. Handlers do not
-claim to be fit for XLA's command buffers, its CUDA graphs: a kernel may need memory beside, and XLA
-says no more of a graph's end than of its beginning. So XLA ends a graph before such a call.
+On a GPU the buffers are in its memory, and work goes to the stream that XLA names. XLA may be
+capturing it in a command buffer, its CUDA graph, which it launches again without a call. It does
+not tell of the graph's end, so what kernels need beside operands is kept for good: an arena for
+each result, by its address. No two calls use it at once, as both would write there.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from functools import cache, lru_cache, partial
@@ -26,10 +28,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.device import DeviceArray
+from numbsparse.device import Arena, DeviceArray, runtime
+from numbsparse.device.memory import Unordered
 from numbsparse.device.streams import at
 
 METADATA, INTERNAL = 1, 13  # an extension's type, an error's code
+CAPTURABLE = 1  # a trait: calls may become part of command buffers
 DTYPES = {  # by XLA's number
     10: np.dtype(np.float16),
     11: np.dtype(np.float32),
@@ -90,6 +94,7 @@ _FRAME = Struct("@NPPPi NPqPP NPqPP NPqPPP")
 
 Handler = ctypes.CFUNCTYPE(c_void_p, c_void_p)  # of a CallFrame; gives an error, or a null pointer
 _handlers: dict[tuple[str, str], Any] = {}  # XLA knows their addresses alone
+_arenas: dict[int, Arena] = {}  # of calls in command buffers, by where their results are
 QUIET = 0.2  # seconds without a call
 _under_way: set[int] = set()  # threads in a handler
 _last_call = 0.0
@@ -127,7 +132,10 @@ def _guarded(work: Callable[..., None]) -> Callable[[int], int | None]:
                 buffers = _pointers(n, inputs) + _pointers(m, outputs)
                 work(api, context, buffers, _said(*_pointers(1, attributes)))
         except BaseException as error:  # C has no exceptions
-            return _error(api, f"{type(error).__name__}: {error}")
+            said = f"{type(error).__name__}: {error}"
+            if runtime.several_devices:  # XLA may tell only when the others end, which wait for it
+                print(f"numbsparse.jax: {said}", file=sys.stderr, flush=True)
+            return _error(api, said)
         finally:
             _under_way.discard(thread)
             _last_call = monotonic()
@@ -145,13 +153,16 @@ def _on_cpu(compute: Any, known: Any, api: int, context: int, buffers: Any, said
 
 def _on_gpu(compute: Any, known: Any, api: int, context: int, buffers: Any, said: bytes) -> None:
     theirs = at(_stream(api, context))
+    what: tuple[Any, ...] = (said, *map(_address, buffers))
 
     def work() -> None:
+        theirs.arena = _arenas.setdefault(what[-1], Arena()) if is_captured else None
         with theirs:
-            _call(compute, buffers, said, DeviceArray)
+            _call(compute, buffers, said, _device_array)
 
     with theirs.context():  # XLA's thread may have last worked on another GPU
-        ops.repeated(known, (said, *map(_address, buffers)), theirs, work)
+        is_captured = theirs.is_captured
+        ops.repeated(known, (is_captured, what), theirs, work)
 
 
 def _call(compute: Any, buffers: Any, said: bytes, array: Callable[..., Any]) -> None:
@@ -183,6 +194,7 @@ def _describe(address: int, api: int) -> None:
         # Members are only added from one minor version to the next; another major one XLA refuses.
         # Those that ask without their own version are 0.1.
         version.major, version.minor = 0, Api.from_address(api).version.minor if api else 1
+        extension.metadata.contents.traits = CAPTURABLE
 
 
 def _stream(api: int, context: int) -> int:
@@ -223,6 +235,11 @@ def _address(buffer: int) -> int:
 def _said(attribute: int) -> bytes:
     start, size = _WORD.unpack_from(_window(attribute, _WORD.size))
     return _window(start, size).raw
+
+
+def _device_array(address: int, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
+    """It says itself that it is on the GPU in use: of XLA's memory the driver may name another."""
+    return DeviceArray(address, shape, dtype, None, Unordered(address, None))
 
 
 def _numpy_array(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from numbsparse import ops
+from numbsparse.block_sparse import check_shape
 from numbsparse.dtypes import type_name
 from numbsparse.jax import products
+from numbsparse.jax.shards import ASKS
 from numbsparse.layout import Layout, as_layout
 from numbsparse.patterns.checks import integer
 
@@ -72,13 +74,8 @@ class BlockSparse:
             raise ValueError(
                 f"values takes the shape ({blocks}, B, B) with this layout, got {values.shape}"
             )
-        size = values.shape[1]
-        if shape is None:
-            shape = layout.shape[0] * size, layout.shape[1] * size
-        self.values = values
-        self.stored_layout = layout
-        self.stored_shape = _checked_shape("shape", shape, layout, size)
-        self.is_transposed = False
+        self.values, self.stored_layout, self.is_transposed = values, layout, False
+        self.stored_shape = _checked_shape("shape", shape, layout, values.shape[1])
 
     @property
     def layout(self) -> Layout:
@@ -263,11 +260,7 @@ def sddmm(
     _check_alike("a", a, "b", b)
     if a.dtype.name not in DTYPES:
         raise TypeError(f"a and b take one of {', '.join(DTYPES)}, got {a.dtype}")
-    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
-        raise ValueError(
-            f"a and b take the shapes (in_features, batch) and (batch, out_features), "
-            f"got {a.shape} and {b.shape}"
-        )
+    ops.check_factors(a, b)
     if isinstance(layout, BlockSparse):
         if block_size not in (None, layout.block_size):
             raise ValueError(
@@ -287,7 +280,8 @@ def sddmm(
 
 def _static(layout: Layout, shape: tuple[int, int], size: int, precision: str | None) -> Any:
     precision = ops.checked_precision(precision)
-    return {"layout": layout, "shape": shape, "block_size": size, "precision": precision}
+    how = {"layout": layout, "shape": shape, "block_size": size, "precision": precision}
+    return how | {"asks": ASKS}
 
 
 def _array(argument: str, x: Any) -> jax.Array:
@@ -297,14 +291,10 @@ def _array(argument: str, x: Any) -> jax.Array:
 
 
 def _checked_shape(argument: str, shape: Any, layout: Layout, size: int) -> tuple[int, int]:
+    """It, or for None that of whole blocks."""
     full = layout.shape[0] * size, layout.shape[1] * size
-    if len(shape) != 2 or not all(
-        most - size < n <= most for n, most in zip(shape, full, strict=True)
-    ):
-        raise ValueError(
-            f"{argument} takes the shape {full} with this layout, or less than a block under it, "
-            f"got {tuple(shape)}"
-        )
+    shape = full if shape is None else shape
+    check_shape(argument, shape, full, size)
     return int(shape[0]), int(shape[1])
 
 

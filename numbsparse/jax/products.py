@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable
-from hashlib import sha256
 from typing import Any
 
 import jax
@@ -20,11 +19,14 @@ from jax.interpreters import ad, batching, mlir
 
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
+from numbsparse.device import runtime
 from numbsparse.jax import ffi
 from numbsparse.jax.shards import check_first_gpu, dealt_by_rows
+from numbsparse.kernels.matmul import rung
 from numbsparse.layout import Layout
 
-# Layouts of all that was lowered, by the word for them in compiled code: that may run at any time.
+# Layouts of all that was lowered, by the word for them in compiled code, which JAX keeps on disk
+# too: that may run at any time.
 _layouts: dict[str, Layout] = {}
 
 
@@ -55,7 +57,7 @@ def _sddmm(x: Any, y: Any, w: Any, layout: str, precision: str, *_: str) -> None
     ops.sddmm_into(w, x.T, y, _layouts[layout], precision=precision)
 
 
-STATIC = "layout", "shape", "block_size", "precision"  # the same four of all three
+STATIC = "layout", "shape", "block_size", "precision"  # the same four of all three, and `asks`
 
 
 def _primitive(name: str, compute: Callable[..., None], side: int | None) -> Primitive:
@@ -71,10 +73,11 @@ def _primitive(name: str, compute: Callable[..., None], side: int | None) -> Pri
     def call(a: Any, b: Any, layout: Layout, shape: Any, size: int, precision: str) -> Any:
         y = jax.ShapeDtypeStruct(shape_of(a, layout, shape, size), a.dtype)
         forms = a.dtype, *map(int, (*a.shape, *b.shape, *y.shape))
-        said = " ".join(map(str, (_word(layout), precision, *forms)))
+        said = " ".join(map(str, (layout.word, precision, *forms)))
+        _layouts.setdefault(layout.word, layout)
         return jax.ffi.ffi_call(target, y)(a, b, said=said)
 
-    def result(a: Any, b: Any, *, precision: str, **how: Any) -> Any:
+    def result(a: Any, b: Any, *, precision: str, asks: Any, **how: Any) -> Any:
         if _varies(a) or _varies(b):
             raise NotImplementedError(
                 "numbsparse.jax takes jax.shard_map(..., check_vma=False), and gradients summed "
@@ -82,13 +85,15 @@ def _primitive(name: str, compute: Callable[..., None], side: int | None) -> Pri
             )
         return jax.core.ShapedArray(shape_of(a, **how), a.dtype)
 
-    dealt = dealt_by_rows(made, call, "n c, b i j -> n k" if rowwise else "n c, n k -> b i j")
+    dealt = dealt_by_rows(call, "n c, b i j -> n k" if rowwise else "n c, n k -> b i j")
     lower = mlir.lower_fun(lambda a, b, **how: dealt(a, b, *map(how.get, STATIC)), False)
 
     def lower_on_gpu(ctx: Any, a: Any, b: Any, **how: Any) -> Any:
         if ctx.avals_in[0].dtype == jnp.float64:
             raise TypeError("arrays on a GPU take float16, bfloat16 or float32, got float64")
         check_first_gpu(ctx.module_context.axis_context)
+        if runtime.is_available():  # threads of several GPUs at once may see half of what they load
+            rung("k1_naive")
         return lower(ctx, a, b, **how)
 
     def refuse(ctx: Any, *operands: Any, **how: Any) -> Any:
@@ -97,7 +102,7 @@ def _primitive(name: str, compute: Callable[..., None], side: int | None) -> Pri
             'jax.device_put(x, jax.devices("cpu")[0])'
         )
 
-    made.def_impl(jax.jit(made.bind, static_argnames=STATIC))
+    made.def_impl(jax.jit(made.bind, static_argnames=(*STATIC, "asks")))
     made.def_abstract_eval(result)
     mlir.register_lowering(made, refuse)
     mlir.register_lowering(made, lower, platform="cpu")
@@ -115,14 +120,6 @@ def _varies(operand: Any) -> Any:
     """
     kind = getattr(operand, "mat", None)  # as JAX 0.10 has them; earlier ones have them in `vma`
     return kind.varying if kind is not None else getattr(operand, "vma", ())
-
-
-def _word(layout: Layout) -> str:
-    """A word for a layout, the same in every process: JAX keeps compiled code on disk too."""
-    contents = sha256(layout.indptr.tobytes() + layout.indices.tobytes()).hexdigest()
-    word = "{}x{}-{}".format(*layout.shape, contents[:32])
-    _layouts.setdefault(word, layout)
-    return word
 
 
 def _vmapped(made: Primitive, rowwise: bool, operands: Any, axes: Any, how: Any) -> Any:

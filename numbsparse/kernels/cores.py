@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
@@ -29,6 +29,10 @@ SHARES = 32  # for each core, so that uneven shares even out
 DONE = 0  # position in the counts
 PATIENCE = 1 << 14  # looks at a count, a fraction of a millisecond; no share takes as long
 WAITING = 4  # calls that a helper may be behind; it closes one while its caller starts the next
+
+inner = partial(njit, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+"""For functions that compiled ones call and Python never does: what Python would call is not made,
+which takes longer to compile than some of them."""
 
 
 def on_cores(
@@ -55,7 +59,7 @@ def cores_for(multiply_adds: int) -> int:
     return max(1, min(config.NUMBA_NUM_THREADS, multiply_adds // WORTH_A_CORE))
 
 
-@njit(nogil=True)
+@inner()
 def next_share(core, counts, share, work):
     """What this core does next, (first, last): of its own stretch, then of others'; or (0, 0).
 
@@ -81,7 +85,7 @@ def compiled(signature: Any = None, **how: Any) -> Callable[[Any], Any]:
     def decorate(function: Any) -> Any:
         if config.DISABLE_JIT:
             return function
-        dispatcher = njit(nogil=True, **how)(function)
+        dispatcher = njit(nogil=True, no_cfunc_wrapper=True, **how)(function)
         dispatcher._cache = CpuCache(dispatcher)
         if signature is not None:
             dispatcher.compile(signature)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from numbsparse.kernels.cores import DONE, next_share, wait
+from numbsparse.kernels.cores import DONE, inner, next_share, wait
 from numbsparse.kernels.simd import CACHE_LINE, fetch_add, load, store, store_transposed
 
 STRIP = 128  # rows of a panel packed at a time
@@ -27,7 +26,7 @@ def with_unit_stride(x: np.ndarray) -> np.ndarray:
     return x if x.itemsize in x.strides and x.flags.aligned else np.ascontiguousarray(x)
 
 
-@njit(nogil=True)
+@inner()
 def run_of(block_rows, block, last, most):
     """The end of the blocks of one line from `block` on: before `last`, and `most` at most."""
     end = block + 1
@@ -36,7 +35,7 @@ def run_of(block_rows, block, last, most):
     return end
 
 
-@njit(nogil=True)
+@inner()
 def places_of_run(block, end, block_columns, size, length, v, sources, targets):
     """Where column v of each block of a run begins: its panel of `length` rows, and its weights.
 
@@ -48,7 +47,7 @@ def places_of_run(block, end, block_columns, size, length, v, sources, targets):
         targets[piece] = here * size * size + v
 
 
-@njit(nogil=True)
+@inner()
 def pack(core, counts, source, packed):
     """packed[panel, q, v] = source[panel * columns + v, q], zero beyond the edge of `source`.
 

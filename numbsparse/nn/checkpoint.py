@@ -147,7 +147,7 @@ def _nested(members: Mapping[str, Any]) -> Any:
     for name, of in parts.items():
         part, member = next(iter(of.items()))
         if len(of) > 1 and (_LISTS.keys() | {"", "none", "int"}) & of.keys():
-            raise ValueError(f"{name!r} is two things")
+            raise ValueError(f"{name!r} is there twice")
         if part in _LISTS:
             if member.shape or member.dtype.kind not in "iu":
                 raise ValueError(f"{name!r} has no number of items")
@@ -208,5 +208,5 @@ def _set(state: dict[str, Any], name: str, value: Any) -> None:
     for folder in folders:
         state = state.setdefault(folder, {}) if isinstance(state, dict) else state
     if not isinstance(state, dict) or last in state or "" in (*folders, last):
-        raise ValueError(f"{name!r} is no name, or two things")
+        raise ValueError(f"{name!r} is not a name, or is there twice")
     state[last] = value

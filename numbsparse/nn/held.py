@@ -45,7 +45,7 @@ def _within(
         elif isinstance(item, SETS) and any(isinstance(one, kinds) for one in item):
             raise TypeError(
                 f"{prefix}{key} holds parameters or modules in a set, which has no order: "
-                "take a list, a tuple or a dict"
+                "use a list, a tuple or a dict"
             )
 
 

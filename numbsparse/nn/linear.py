@@ -114,7 +114,7 @@ def layout_for(in_features: int, out_features: int, layout: Any, block_size: int
             raise ValueError(f"{name} takes a whole number from 1 on, got {value!r}")
     check_block_size(block_size)
     grid = (-(-in_features // block_size), -(-out_features // block_size))
-    layout = Layout(np.ones(grid, dtype=bool)) if layout is None else as_layout(layout)
+    layout = Layout(np.ones(grid, dtype=bool)) if layout is None else as_layout(layout).to_host()
     if layout.shape != grid:
         raise ValueError(
             f"layout takes {grid[0]} x {grid[1]} blocks for {in_features} x {out_features} "

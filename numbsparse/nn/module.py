@@ -41,7 +41,7 @@ class Parameter(Tensor):
         """The values. Others of the same shape may take their place: a BlockSparse for another.
 
         Captured steps are then captured again. Raises ValueError for another shape, TypeError for
-        numbers without gradients, and for an array in the place of a BlockSparse.
+        numbers without gradients, and for an array instead of a BlockSparse.
         """
         return _data.fget(self)  # type: ignore[no-any-return]
 

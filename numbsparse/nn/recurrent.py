@@ -34,7 +34,7 @@ def checked_state(x: Tensor, state: Any, shape: tuple[int, ...], weight: Tensor)
             raise TypeError(f"{name} takes {dtype} in this layer, got {part.dtype}")
         if part.device != weight.device:
             raise ValueError(
-                f"{name} takes the place of the weights, {weight.device}, got {part.device}"
+                f"{name} takes the device of the weights, {weight.device}, got {part.device}"
             )
     return h, c
 

@@ -100,7 +100,7 @@ def _package() -> Any:
         import safetensors.numpy
     except ImportError:
         raise ImportError(
-            f"{ENDING} files take the package safetensors: pip install 'numbsparse[safetensors]'"
+            f"{ENDING} files need the package safetensors: pip install 'numbsparse[safetensors]'"
         ) from None
     return safetensors
 
@@ -115,7 +115,7 @@ def _storable(name: str, array: np.ndarray) -> np.ndarray:
     if array.dtype.name not in DTYPES.values():
         raise TypeError(
             f"state[{name!r}] cannot be saved in a {ENDING} file, which has no {array.dtype}: "
-            "take .npz"
+            "use .npz"
         )
     native = array.dtype.newbyteorder("=") if array.dtype.byteorder == ">" else array.dtype
     return np.asarray(array, native, order="C")

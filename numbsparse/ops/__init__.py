@@ -81,6 +81,7 @@ from numbsparse.ops.loss_scale import (
 from numbsparse.ops.lstm import LSTMTrace, lstm, lstm_grad, lstm_steps, state_dtype
 from numbsparse.ops.made import on_device
 from numbsparse.ops.matmul import (
+    check_factors,
     matmul,
     multiplies_gates,
     repeated,
@@ -143,6 +144,7 @@ __all__ = [
     "cast",
     "cell",
     "cell_grad",
+    "check_factors",
     "check_step",
     "checked_norm",
     "checked_precision",
@@ -250,10 +252,10 @@ __all__ = [
 
 # Those that go to the GPU of their arrays by themselves, or take no memory and launch nothing.
 _ANYWHERE = {
-    "matmul", "sddmm", "conv", "conv_transpose", "conv_weight_grad", "check_step", "checked_norm",
-    "checked_precision", "conv_window", "gate_dtype", "getitem", "index_beside", "is_half",
-    "operand", "own_precision", "repeated", "space_of", "started", "state_dtype", "transpose",
-    "transpose_window",
+    "matmul", "sddmm", "conv", "conv_transpose", "conv_weight_grad", "check_factors", "check_step",
+    "checked_norm", "checked_precision", "conv_window", "gate_dtype", "getitem", "index_beside",
+    "is_half", "operand", "own_precision", "repeated", "space_of", "started", "state_dtype",
+    "transpose", "transpose_window",
 }  # fmt: skip
 
 for _name in set(__all__) - _ANYWHERE:

@@ -136,7 +136,7 @@ def sum(w: BlockSparse, axis: int | None = None) -> Any:
 
 
 def diagonal(w: BlockSparse, k: int = 0) -> Any:
-    """w[i, i + k] for each i, as a dense array in the place of w.
+    """w[i, i + k] for each i, as a dense array on w's device.
 
     >>> BlockSparse(np.arange(8.0).reshape(2, 2, 2), [[1, 0], [0, 1]]).diagonal()
     array([0., 3., 4., 7.])
@@ -279,7 +279,8 @@ def _of_pairs(
         if not isinstance(b, BlockSparse):
             return _refused(symbol, b)
         a, b = _like_each_other(a, b, symbol)
-        layout = layout_of(a.stored_layout, b.stored_layout)
+        layout, other = a.stored_layout, b.stored_layout
+        layout = layout if layout is other else layout_of(layout, other)
         one, two = _in(a, layout), _in(b, layout)
         return one.with_values(_computed(function, one.values, two.values))
 
@@ -327,7 +328,8 @@ def _as_csr(w: BlockSparse) -> scipy.sparse.csr_array:
     """The values inside the edge, those of 16 bits in float32."""
     if w.is_transposed:
         return _as_csr(w.T).T.tocsr()
-    host, layout = w.to("cpu"), w.stored_layout
+    host = w.to("cpu")
+    layout = host.stored_layout
     arrays = _wide(host.values), layout.indices, layout.indptr
     full = tuple(n * w.block_size for n in layout.shape)
     return scipy.sparse.bsr_array(arrays, shape=full).tocsr()[: w.shape[0], : w.shape[1]]

@@ -17,7 +17,7 @@ def average_step(average: Any, p: Any, share: Any) -> None:
     ----------
     average : array like p, C-contiguous; float32 with a p of 16 bits
     p : array, C-contiguous
-    share : array of one float, from 0 to 1, in the place of p, on a GPU float32
+    share : array of one float, from 0 to 1, on p's device, on a GPU float32
 
     Raises ValueError for shapes, places or orders that do not fit, TypeError for dtypes.
 

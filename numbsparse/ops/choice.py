@@ -9,7 +9,6 @@ from numbsparse.device import DeviceArray, runtime
 from numbsparse.kernels.matmul import (
     MADE_SIZES,
     OWN,
-    PLANNED_ON_HOST,
     PRECISIONS,
     RUNGS,
     n_tiles,
@@ -122,8 +121,6 @@ def _last_that_serves(
         reason = rung(name).unsupported(*case[:3], place, *case[3:])
         if reason is None and tile and tile not in map(str, range(n_tiles(name, *case))):
             reason = f"{name} has {n_tiles(name, *case)} tiles for this, counted from 0, got {tile}"
-        if made and reason is None and name in PLANNED_ON_HOST:
-            reason = f"{name} plans this on the host: take to_host() of the layout"
         if reason is None:
             return kernel
         reasons.append(reason)

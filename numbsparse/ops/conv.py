@@ -181,7 +181,7 @@ def conv_weight_grad(
 
     Returns
     -------
-    BlockSparse, with the layout of w, in the place of x
+    BlockSparse, with the layout of w, on x's device
 
     Raises TypeError and ValueError as `conv` does.
 
@@ -251,7 +251,7 @@ def conv_weight_grad_in(
     check_weight(w)
     precision = checked_precision(precision)
     if isinstance(x, DeviceArray) != isinstance(dy, DeviceArray):
-        raise ValueError("x and dy take the same place, got one on the CPU and one on a GPU")
+        raise ValueError("x and dy take one device, got one on the CPU and one on a GPU")
     if x.dtype != dy.dtype:
         raise TypeError(f"x and dy take one dtype, got {x.dtype} and {dy.dtype}")
     check_features(w, window, x.shape[-1])

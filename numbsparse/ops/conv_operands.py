@@ -81,7 +81,7 @@ def as_pixels(x: Any) -> Any:
         if shape[0] * shape[1] >= MOST_PIXELS or x.nbytes >= MOST_BYTES:
             raise ValueError(
                 f"x takes under 2^31 pixels and 2^35 bytes on a GPU, got {x.shape} of {x.dtype}: "
-                "take the batch in parts"
+                "pass the batch in parts"
             )
         return gapless(x).reshape(shape)
     return np.ascontiguousarray(x).reshape(shape)

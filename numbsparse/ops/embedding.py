@@ -18,7 +18,7 @@ def take_rows(table: Any, indices: Any) -> Any:
     Parameters
     ----------
     table : array, (rows, width)
-    indices : array of integers of any shape, from 0 to rows - 1, in the place of the table
+    indices : array of integers of any shape, from 0 to rows - 1, on the table's device
         On the CPU others raise ValueError; on a GPU, where looking would mean a copy to the host,
         they give a row of NaN.
 
@@ -55,7 +55,7 @@ def sum_rows(dy: Any, indices: Any, rows: int) -> Any:
     Parameters
     ----------
     dy : array, (*indices.shape, width)
-    indices : array of integers, from 0 to rows - 1, in the place of dy
+    indices : array of integers, from 0 to rows - 1, on dy's device
         On the CPU others raise ValueError; on a GPU they are left out.
     rows : int
 

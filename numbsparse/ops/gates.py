@@ -1,8 +1,9 @@
 """Gates: a number for each block of a block-sparse matrix, and what of it is left to multiply.
 
 Blocks whose gate is zero are left out: a smaller layout, made once for each set of them. Under a
-capture for `ns.graph`, where their numbers are not known, they stay, as zeros. A kernel that takes
-gates reads w as it is; for others the gated blocks are computed first.
+capture for `ns.graph`, where their numbers are not known, and in a layout that `on_device` made,
+they stay, as zeros. A kernel that takes gates reads w as it is, and may skip them; for others the
+gated blocks are computed first.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from numbsparse.kernels.parts.plans import on_device
 from numbsparse.layout import Index, Layout
 from numbsparse.ops.embedding import take_rows
 from numbsparse.ops.index import index_beside
+from numbsparse.ops.made import MadeLayout
 from numbsparse.ops.operands import operand
 from numbsparse.ops.shape import reshape
 
@@ -84,19 +86,20 @@ def kept_of(w: BlockSparse, gate: Any) -> Selection | None:
     """What a gate leaves of w, in the order in which that is stored; None if all gates are one."""
     if isinstance(gate, Selection):
         return gate
-    numbers = gate_numbers(w, gate)
+    numbers, made = gate_numbers(w, gate), isinstance(w.stored_layout, MadeLayout)
     if w.is_transposed and isinstance(gate, BlockSparse):
         numbers = gate_numbers(w.T, gate.T)
-    elif w.is_transposed:
+    elif w.is_transposed and not made:
         numbers = in_order(numbers, w.layout)
-    known = None if is_capturing() else _known(numbers)
+    known = _known_of(w, numbers)
     return None if known is not None and known.ones else _selected(w, numbers, known)
 
 
 def gate_numbers(w: BlockSparse, gate: Any) -> Any:
     """A gate as (n_blocks,) numbers in the order of `w.data`, when it fits w; no copy.
 
-    A BlockSparse takes 1 x 1 blocks in the layout of w.
+    A BlockSparse takes 1 x 1 blocks in the layout of w. In a layout that `on_device` made the order
+    is that of `w.values`.
     """
     if isinstance(gate, BlockSparse):
         if gate.block_size != 1 or gate.layout != w.layout:
@@ -118,7 +121,7 @@ def gate_numbers(w: BlockSparse, gate: Any) -> Any:
         raise TypeError(f"gate takes {wide} with a w of {w.dtype}, got {numbers.dtype}")
     if isinstance(numbers, DeviceArray) != (w.place == "cuda"):
         raise ValueError(
-            f"gate takes the place of w, {w.place}, got a {type_name(gate)} on the other"
+            f"gate takes the device of w, {w.place}, got a {type_name(gate)} on the other"
         )
     return numbers
 
@@ -136,7 +139,7 @@ def gate_dtype(w: BlockSparse) -> np.dtype:
 
 def select_gated(w: BlockSparse, gates: Any) -> Selection:
     """What `gates`, numbers as stored, leave of w."""
-    return _selected(w, gates, None if is_capturing() else _known(gates))
+    return _selected(w, gates, _known_of(w, gates))
 
 
 def _selected(w: BlockSparse, gates: Any, known: Known | None) -> Selection:
@@ -174,6 +177,12 @@ def all_blocks(w: BlockSparse, gates: Any) -> Selection:
 _selections: WeakKeyDictionary[Layout, dict[Any, Any]] = WeakKeyDictionary()
 
 
+def _known_of(w: BlockSparse, gates: Any) -> Known | None:
+    """None where the host is not to look at them."""
+    unknown = is_capturing() or isinstance(w.stored_layout, MadeLayout)
+    return None if unknown else _known(gates)
+
+
 def _known(gates: Any) -> Known:
     """Of gates on a GPU copied to the host once, while nothing here writes to them."""
     if not isinstance(gates, DeviceArray):
@@ -205,6 +214,7 @@ def gated(w: BlockSparse, by: Any, kept: Selection) -> BlockSparse:
         values = _scaled_on_gpu(w.values, kept.chosen, by, kept, False, kept.layout.n_blocks)
     elif kept.chosen is None:
         values = _scaled(w.values, by)
+        values[kept.gates == 0] = 0
     else:
         values = _scaled(w.values[kept.chosen], by[kept.chosen], own=True)
     return BlockSparse(values, kept.layout, shape=w.shape)

@@ -1,4 +1,4 @@
-"""The index arrays of layouts, in the place of what they index."""
+"""The index arrays of layouts, on the device of what they index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numbsparse.layout import Index, Layout
 
 
 def index_beside(layout: Layout, array: Any) -> Index:
-    """The layout's index arrays in the place of `array`; sent to each GPU once per layout."""
+    """The layout's index arrays on `array`'s device; sent to each GPU once per layout."""
     if not isinstance(array, DeviceArray):
         return layout.index
     index = layout.device_index
@@ -34,7 +34,7 @@ def _number(index: Index) -> int:
 
 
 def positions_beside(layout: Layout, other: Layout, array: Any) -> Any:
-    """`layout.positions_in(other)` in the place of `array`; the last ones are sent there once."""
+    """`layout.positions_in(other)` on `array`'s device; the last ones are sent there once."""
     positions = layout.positions_in(other)
     if not isinstance(array, DeviceArray):
         return positions

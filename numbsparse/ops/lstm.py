@@ -231,7 +231,7 @@ def check(
         if not isinstance(w, BlockSparse):
             raise TypeError(f"{name} takes a BlockSparse, got {type(w).__name__}")
         if w.place != place:
-            raise ValueError(f"{name} takes the place of x, {place}, got {w.place}")
+            raise ValueError(f"{name} takes the device of x, {place}, got {w.place}")
         if w.dtype != x.dtype:
             raise TypeError(f"{name} takes the dtype of x, {x.dtype}, got {w.dtype}")
     B, (rows, columns) = weight_hh.block_size, weight_hh.shape
@@ -258,7 +258,7 @@ def check(
     wanted += [] if kept is None else [("kept", kept, (*x.shape[:2], units), x.dtype)]
     for name, a, shape, dtype in wanted:
         if on_gpu(a, name) != gpu:
-            raise ValueError(f"{name} takes the place of x, {place}, got {place_of(a)}")
+            raise ValueError(f"{name} takes the device of x, {place}, got {place_of(a)}")
         if a.dtype != dtype:
             raise TypeError(f"{name} takes {dtype} with an x of {x.dtype}, got {a.dtype}")
         if a.shape != shape:

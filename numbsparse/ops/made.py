@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ from numbsparse.layout import MOST, Index, Layout, grid_of
 from numbsparse.ops.operands import check_integers, in_order, operand
 from numbsparse.ops.shape import reshape
 from numbsparse.patterns.checks import integer
+
+_numbers = count()
 
 
 class MadeLayout(Layout):
@@ -23,6 +27,10 @@ class MadeLayout(Layout):
     @property
     def n_blocks(self) -> int:
         return self._capacity
+
+    @cached_property
+    def word(self) -> str:  # nobody looks at its contents
+        return "{}x{}-made{}".format(*self.shape, next(_numbers))
 
     @property
     def place(self) -> str:
@@ -61,7 +69,7 @@ class MadeLayout(Layout):
     def index(self) -> Index:  # type: ignore[override]
         if isinstance(self._made, Layout):
             return self._made.index
-        raise TypeError("this layout is on the GPU, and so are its blocks: take to_host() of it")
+        raise TypeError("this layout is on the GPU, and so are its blocks: use its to_host()")
 
     @property
     def device_index(self) -> Index:  # type: ignore[override]
@@ -71,7 +79,7 @@ class MadeLayout(Layout):
 
     @property
     def _refused(self) -> Any:
-        raise TypeError("only the host can tell this of a layout: take to_host() of it")
+        raise TypeError("only the host can tell this of a layout: use its to_host()")
 
     _rows = _block_rows = T = _hash = _refused  # type: ignore[assignment]
 

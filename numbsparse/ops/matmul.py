@@ -66,15 +66,17 @@ def matmul(
         any; on a GPU none is negative.
     gate : array, (n_blocks,), or BlockSparse of 1 x 1 blocks in the layout of w, optional
         A number for each block, in the order of `w.data`, for `y = x @ (gate[:, None, None] * w)`,
-        in the place of w: float32, with a w of float64 float64. The gated weight is rounded to the
-        dtype of w, at the cost of a pass over w unless all gates are one or the kernel takes them:
-        `k8_small_batch` does, and of 16-bit floats `k7_small_blocks`. A block whose gate is
-        zero is skipped, in both gradients too, and so gets none, and nor does its gate. For each
-        new set of such blocks a layout is made and planned; the last four are remembered. Gates are
-        copied from a GPU to the host once after each change of them, by this library; another one's
-        arrays are copied at every product. Within a step that `ns.graph` captures nothing is copied
-        and no block is skipped: results are the same, unless x has infinity or NaN, in the time
-        that all gates one would take. NaN and infinity as gates are multiplied as any number.
+        on w's device: float32, or float64 where w is. The gated weight is rounded to the dtype of
+        w, at the cost of a pass over w unless all gates are one or the kernel takes them:
+        `k8_small_batch` does, and in 16 bits `k7_small_blocks`. A block whose gate is zero is
+        skipped, in both gradients too: neither it nor its gate gets one. For each new set of such
+        blocks a layout is made and planned; the last four are remembered. Gates are copied from a
+        GPU to the host once after each change that this library makes to them; another library's
+        arrays are copied at every product. Within a step that `ns.graph` captures nothing is
+        copied: `k8_small_batch` skips zeros, others take as long as with all gates one, and results
+        are the same, unless x has infinity or NaN. NaN and infinity as gates are multiplied like
+        any number. In a layout that `Layout.on_device` made the host looks at no gate either, and
+        they are in the order of `w.values`, for `w.T` too.
     out : array, (..., out_features), or (in_features, batch) in `w @ x`, optional
         C-contiguous, of the same dtype, in memory that no operand has; written whole and returned.
     kernel : str
@@ -151,7 +153,7 @@ def sddmm(
 
     Returns
     -------
-    BlockSparse, (in_features, out_features), in the place of `a` and `b`
+    BlockSparse, (in_features, out_features), on the device of `a` and `b`
 
     Raises
     ------
@@ -205,15 +207,20 @@ def sddmm_into(
 def _factors(a: Any, b: Any) -> tuple[Any, Any]:
     a, b = operand(a, "a"), operand(b, "b")
     if isinstance(a, DeviceArray) != isinstance(b, DeviceArray):
-        raise ValueError("a and b take the same place, got one on the CPU and one on a GPU")
+        raise ValueError("a and b take one device, got one on the CPU and one on a GPU")
     if a.dtype != b.dtype:
         raise TypeError(f"a and b take one dtype, got {a.dtype} and {b.dtype}")
-    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+    check_factors(a, b)
+    return a, b
+
+
+def check_factors(a: Any, b: Any) -> None:
+    """Refuse arrays of any library that are not (in_features, batch) and (batch, out_features)."""
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(
             f"a and b take the shapes (in_features, batch) and (batch, out_features), "
-            f"got {a.shape} and {b.shape}"
+            f"got {tuple(a.shape)} and {tuple(b.shape)}"
         )
-    return a, b
 
 
 def replayed(
@@ -330,7 +337,7 @@ def _product(
     elif target is None:
         target = _empty(shape, x)
     if isinstance(target, DeviceArray) != on_gpu:
-        raise ValueError("out takes the place of x, got one on the CPU and one on a GPU")
+        raise ValueError("out takes the device of x, got one on the CPU and one on a GPU")
     _run(x, w, target, feature_major, kernel, precision, kept)
     return in_library_of(dense, target) if out is None else out
 

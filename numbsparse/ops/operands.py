@@ -139,7 +139,7 @@ def alike(**arrays: Any) -> bool:
 def check_statistic(
     array: Any, argument: str, like: Any, gpu: bool, shape: tuple[int, ...]
 ) -> None:
-    """Refuse all but an array of `shape`, in the place of `like`, and in its compute dtype."""
+    """Refuse all but an array of `shape`, on the device of `like`, and in its compute dtype."""
     if not isinstance(array, np.ndarray | DeviceArray):
         raise TypeError(not_an_array(array, argument))
     if isinstance(array, DeviceArray) != gpu:
@@ -152,7 +152,7 @@ def check_statistic(
 
 
 def check_integers(indices: Any, argument: str, other: str, gpu: bool) -> None:
-    """Refuse all but an array of integers in the place of the argument `other`."""
+    """Refuse all but an array of integers on the device of the argument `other`."""
     if not isinstance(indices, np.ndarray | DeviceArray):
         raise TypeError(not_an_array(indices, argument))
     refuse_masked(indices, argument)
@@ -189,7 +189,7 @@ def not_an_array(a: Any, argument: str) -> str:
 
 
 def places_differ(first: str, second: str) -> str:
-    return f"{first} and {second} take one place, got one on the CPU and one on a GPU"
+    return f"{first} and {second} take one device, got one on the CPU and one on a GPU"
 
 
 class _Place:

@@ -275,7 +275,7 @@ def _check(p: Any, g: Any, master: Any, **state: Any) -> bool:
         if array is None:
             continue
         if on_gpu(array, name) != gpu or array.shape != p.shape:
-            raise ValueError(f"{name} takes the place and shape {p.shape} of p, got {array.shape}")
+            raise ValueError(f"{name} takes the device and shape {p.shape} of p, got {array.shape}")
         if name != "p":
             _check_dtype(array, name, p)
         if not (array.is_contiguous if gpu else array.flags.c_contiguous):

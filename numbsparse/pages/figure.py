@@ -159,6 +159,6 @@ def matplotlib_figure() -> Any:
         from matplotlib import figure
     except ImportError:
         raise RuntimeError(
-            "a figure takes matplotlib: pip install 'numbsparse[examples]'"
+            "a figure needs matplotlib: pip install 'numbsparse[examples]'"
         ) from None
     return figure

@@ -27,9 +27,9 @@ from numbsparse.pages.committed import (
     speeds_of,
 )
 from numbsparse.pages.ladder import figures_of_steps, lines_of
+from numbsparse.pages.opened import opened_for
 from numbsparse.pages.profile import WAITS
 from numbsparse.pages.reads import reads, reads_at
-from numbsparse.pages.walls import wall_of
 
 BEFORE = {
     "k1_naive": None,
@@ -107,11 +107,11 @@ def steps() -> str:
     return f"{shape}. {source}.\n\n{table(heads, cells)}"
 
 
-def walls() -> str:
-    """A line for each rung on a GPU: what stands between a reader and one product of it."""
+def opened() -> str:
+    """A line for each rung on a GPU: what a reader opens for one product of it."""
     cells = []
     for name in BEFORE:
-        found, rows = wall_of(name), rows_of(name)
+        found, rows = opened_for(name), rows_of(name)
         gains = " / ".join(ratio(gain_of(name, rows, "forward", dtype)) for dtype in DTYPES)
         cells.append([name, str(found.own), str(found.files), f"{found.lines:,}", gains])
     heads = ["rung", "own files", "files opened", "lines opened"]
@@ -291,6 +291,6 @@ def _array(values: np.ndarray, cuts: list[int] | None = None) -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    **{part.__name__: part for part in (walks, machine, limits, counts, steps, walls)},
+    **{part.__name__: part for part in (walks, machine, limits, counts, steps, opened)},
     **{name: partial(figures, name) for name in BEFORE},
 }

@@ -93,9 +93,11 @@ def arriving(name: str, layout: Layout, size: int, batch: int, dtype: str) -> fl
 def _of_step(step: Any, layout: Layout, size: int, K: float) -> Reads:
     """By the tiles that a step names: BM x BN, of a warp WM rows, of a thread TM x TN."""
     if hasattr(step, "plan"):
-        _, _, inputs, *_ = step.plan(layout.index, step.BN // size)
+        inputs = step.TERMS // min(size, step.TERMS)
+        _, _, records = step.plan(layout.index, step.BN // size, inputs)
+        x = (len(records) - 1) * inputs / layout.shape[1]
         w = K / (step.BM * getattr(step, "CLUSTER", 1))
-        return Reads(len(inputs) / layout.shape[1] + w, K / size + K / step.WM)
+        return Reads(x + w, K / size + K / step.WM)
     BN = getattr(step, "BN", size)
     tiles = K / BN + K / step.BM
     if hasattr(step, "WM"):

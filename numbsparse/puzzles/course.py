@@ -45,7 +45,7 @@ def run(number: int | None, folder: Path, *, hint: bool) -> bool:
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(file, stub(number).encode())
-        print(f"{file} is there for you: write the kernel, then run this command again to check it")
+        print(f"{file} is written: complete its kernel, then run this command again to check it")
         return True
     if hint:
         print(_next_hint(number, folder, level.HINTS))

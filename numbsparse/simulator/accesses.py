@@ -77,7 +77,7 @@ class Watcher:
         """While this lasts, in the simulator, kernels of every thread are watched."""
         global watcher
         if watcher is not None:
-            raise RuntimeError("somebody watches already")
+            raise RuntimeError("accesses are already being recorded")
         watcher = self
         try:
             yield self
@@ -108,7 +108,7 @@ def record(call: Callable[[], Any] | Recording) -> Recording:
     Returns
     -------
     Recording
-        Each of the three takes it in the place of a function.
+        Each of the three takes it instead of a function.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def record(call: Callable[[], Any] | Recording) -> Recording:
         return call
     if not SIMULATED:
         raise RuntimeError(
-            "recording takes the simulator: set NUMBA_ENABLE_CUDASIM=1 before import; "
+            "recording needs the simulator: set NUMBA_ENABLE_CUDASIM=1 before import; "
             "on a GPU use compute-sanitizer --tool racecheck, ncu or nsys"
         )
     with Watcher().watching() as watcher:

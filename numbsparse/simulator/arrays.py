@@ -58,10 +58,18 @@ def _buffers(block: Block) -> dict[Any, np.ndarray]:
     return buffers
 
 
+def extent(array: np.ndarray) -> tuple[int, int, int]:
+    """Of an array in C order without gaps: its address, and the bytes of an item and of all."""
+    if not array.flags.c_contiguous:
+        raise ValueError("an array in C order without gaps is taken here")
+    return array.ctypes.data, array.itemsize, array.nbytes
+
+
 class Memory(np.ndarray):  # type: ignore[type-arg]
     """An array in memory that threads share."""
 
     space: str
+    extent = cached_property(extent)
 
     @cached_property
     def address(self) -> int:

@@ -54,6 +54,8 @@ Stack: Any = PythonsThread
 Launcher: Any = ThreadLauncher
 current: Callable[[], Any] = threading.current_thread
 """The simulated thread that runs."""
+resume: Callable[[Any], Any] = PythonsThread.switch
+"""`switch` to one that has begun."""
 _kept: Any = SimpleNamespace(stacks=[])
 
 if greenlet is not None:
@@ -109,6 +111,7 @@ if greenlet is not None:
                 switch_to(following)
 
     Stack, Launcher, current = Greenlet, GreenletLauncher, greenlet.getcurrent
+    resume = switch_to
     _kept = Own()
     kernelapi.threading = SimpleNamespace(current_thread=current, Lock=threading.Lock)
 

@@ -166,8 +166,12 @@ class Turns:
         ready = self._ready if self._error is None else None
         following = ready.popleft() if ready else self._next()
         if following is not worker:
-            (following if type(following) is Worker else self._whose(following)).switch()
-            worker.rest()
+            if type(following) is Worker:
+                stacks.resume(following)
+            else:
+                self._whose(following).switch()
+            if not stacks.OF_ONE_THREAD:
+                worker.rest()
         del self._waiting[worker]
         if self._error is not None:
             raise RuntimeError("another thread failed")

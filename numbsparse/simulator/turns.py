@@ -51,7 +51,7 @@ def in_turns(order: str | int = "rising") -> Iterator[None]:
     if isinstance(order, str) and order not in ("rising", "falling"):
         raise ValueError(f'order takes "rising", "falling" or a seed, got {order!r}')
     if not SIMULATED:
-        raise RuntimeError("an order takes the simulator: set NUMBA_ENABLE_CUDASIM=1 before import")
+        raise RuntimeError("an order needs the simulator: set NUMBA_ENABLE_CUDASIM=1 before import")
     from numbsparse.simulator import threads
 
     rng = None if isinstance(order, str) else np.random.default_rng(order)

@@ -7,7 +7,7 @@ torch's own tape and traced by torch.compile. torch is loaded with this room, ne
 try:
     import torch as _torch  # noqa: F401
 except ImportError:
-    raise ImportError("numbsparse.torch takes torch: pip install 'numbsparse[torch]'") from None
+    raise ImportError("numbsparse.torch needs torch: pip install 'numbsparse[torch]'") from None
 
 from numbsparse.torch.conv import Conv1d, Conv2d, Conv3d
 from numbsparse.torch.exchange import from_nn_state_dict, to_nn_state_dict

@@ -29,6 +29,8 @@ _is_autocast: Any = torch._C._is_any_autocast_enabled
 _modes: Any = torch._C._len_torch_function_stack
 _is_profiled: Any = torch._C._autograd._profiler_enabled
 _library = torch.library.Library("numbsparse", "DEF")
+_keys: Any = torch._C.DispatchKey
+_AUTOCAST = torch._C.DispatchKeySet(_keys.AutocastCPU) | torch._C.DispatchKeySet(_keys.AutocastCUDA)
 
 
 def operator(
@@ -97,6 +99,11 @@ def operator(
     record = super(torch.autograd.Function, recorded(computed)).apply
     differentiate = recorded(dispatched).apply
 
+    def autocast(*inputs: Any) -> Any:
+        of = _cast(inputs[:tensors], wide, half_on_cpu)
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):  # within it autocast seems to be off
+            return made(*of, *inputs[tensors:])
+
     def call(of: Any, rest: Any) -> Any:
         if _is_autocast() and isinstance(of[0], torch.Tensor):
             of = _cast(of, wide, half_on_cpu)
@@ -124,6 +131,8 @@ def operator(
         return dispatched(of, rest)
 
     _library.impl(name, differentiated, "Autograd")
+    for device in DEVICES:
+        _library.impl(name, autocast, f"Autocast{device.upper()}")
     return call
 
 

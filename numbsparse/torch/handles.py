@@ -7,17 +7,13 @@ the layout by it, and keeps no layout alive: handles do, which modules, matrices
 
 from __future__ import annotations
 
-from hashlib import sha256
-from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 
 from numbsparse.layout import Layout, as_layout
-from numbsparse.ops.made import MadeLayout
 
-_numbers = count()  # of layouts made on a device, whose contents nobody looks at
 _layouts: WeakValueDictionary[str, Layout] = WeakValueDictionary()
 
 
@@ -31,11 +27,7 @@ class Handle:
 
     def __init__(self, layout: Any):
         layout = as_layout(layout)
-        if isinstance(layout, MadeLayout):
-            contents = vars(layout).setdefault("word", f"made{next(_numbers)}")
-        else:
-            contents = sha256(layout.indptr.tobytes() + layout.indices.tobytes()).hexdigest()
-        self.word = "{}x{}-{}".format(*layout.shape, contents[:32])
+        self.word = layout.word
         self.layout: Layout = _layouts.setdefault(self.word, layout)  # equal layouts share one
         self.grid, self.n_blocks = layout.shape, layout.n_blocks  # numbers, which torch can trace
         if self.layout is not layout:

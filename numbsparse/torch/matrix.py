@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from numbsparse import ops
+from numbsparse.block_sparse import check_shape
 from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout
 from numbsparse.torch import operators
@@ -53,6 +54,8 @@ class BlockSparse:
     torch.Size([3, 4, 4])
     """
 
+    __array_ufunc__ = None  # NumPy steps back, so that `numpy_array @ w` is refused here
+
     def __init__(
         self, values: torch.Tensor, layout: Any, *, shape: tuple[int, int] | None = None
     ) -> None:
@@ -71,10 +74,7 @@ class BlockSparse:
         size, (in_blocks, out_blocks) = values.shape[1], handle.grid
         full = in_blocks * size, out_blocks * size
         shape = full if shape is None else shape
-        if not all(most - size < n <= most for n, most in zip(shape, full, strict=True)):
-            raise ValueError(
-                f"shape takes at most {full} and less than a block under it, got {tuple(shape)}"
-            )
+        check_shape("shape", shape, full, size)
         self.values, self.handle = values, handle
         self.stored_shape = shape[0], shape[1]
         self.form = handle.word, *self.stored_shape, size  # as operators take it
@@ -223,11 +223,7 @@ def sddmm(
     operators.check_dense("a", a)
     operators.check_dense("b", b)
     operators.check_alike("a", a, "b", b)
-    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
-        raise ValueError(
-            f"a and b take the shapes (in_features, batch) and (batch, out_features), "
-            f"got {tuple(a.shape)} and {tuple(b.shape)}"
-        )
+    ops.check_factors(a, b)
     if isinstance(layout, BlockSparse):
         if layout.is_transposed:
             return sddmm(b.T, a.T, layout.T, block_size=block_size, precision=precision).T

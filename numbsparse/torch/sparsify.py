@@ -19,7 +19,7 @@ def sparsify_(
     block_size: int = 32,
     precision: str | None = None,
 ) -> None:
-    """Put a block-sparse Linear in the place of each torch.nn.Linear of a model that is chosen.
+    """Replace each chosen torch.nn.Linear of a model by a block-sparse Linear.
 
     Their values are those of the dense layers at the kept blocks. Parameters are new ones, so make
     the optimizer afterwards.

@@ -25,7 +25,7 @@ def run(compute: Callable[..., Tensor], *arrays: Any) -> Any:
     Raises TypeError for a tensor of torch that requires a gradient, which would not come.
     """
     if any(is_torch(array) and array.requires_grad for array in arrays):
-        raise TypeError("torch's tape does not see this: take numbsparse.torch, or .detach()")
+        raise TypeError("torch's tape does not see this: use numbsparse.torch, or .detach()")
     tensors = [array if array is None else as_tensor(array) for array in arrays]
     if any(isinstance(array, Tensor) for array in arrays):
         return compute(*tensors)

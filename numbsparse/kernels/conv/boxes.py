@@ -3,7 +3,7 @@
 Threads copy 16 bytes at a time, with `fetch_rows`; or the copy engine loads whole boxes, with
 `fetch_box`, into a ring of stages.
 
-A place has three axes. Numbers are below 2^32, and 32-bit integers divide far faster.
+A place has three axes. Numbers are below 2^32, because 32-bit division is far faster.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def tile_of(number, tiling):
 
 @cuda.jit(device=True)
 def spread(places, count, images, box):
-    """places[r] = (image, place) of number r of `images` boxes, packed; NONE of a later one."""
+    """places[r] = (image, place) of number r of `images` boxes, packed; NONE beyond them."""
     for r in range(cuda.threadIdx.x, count, cuda.blockDim.x):
         n, q = place_of(r, box)
         packed = int64(n) << 48 | int64(q[0]) << 32 | int64(q[1]) << 16 | int64(q[2])
@@ -110,7 +110,7 @@ def unpacked(packed):
 
 @cuda.jit(device=True)
 def find_pixels(rows, places, count, image, batch, top, view, origin, pieces):
-    """rows[r] = where the row of x that pixel r of a box is begins, -1 outside of the image.
+    """rows[r] = where the row of x begins that is pixel r of a box, -1 outside of the image.
 
     Rows are `pieces` long.
     """
@@ -123,7 +123,7 @@ def find_pixels(rows, places, count, image, batch, top, view, origin, pieces):
 
 @cuda.jit(device=True)
 def find_outputs(rows, places, count, image, batch, top, view, pieces):
-    """rows[m] = where the row of y that output m of a tile is begins, -1 where it is none."""
+    """rows[m] = where the row of y begins that is output m of a tile, -1 where there is none."""
     for m in range(cuda.threadIdx.x, count, cuda.blockDim.x):
         packed = places[m]
         n, q = unpacked(packed)
@@ -141,7 +141,7 @@ def in_box(packed, box):
 
 
 def rows_of(x: DeviceArray) -> Rows:
-    """Those of images (batch, pixels, features), or of a copy that is aligned."""
+    """Those of images (batch, pixels, features), or of an aligned copy."""
     return aligned_rows(x.reshape(-1, x.shape[2]))
 
 
@@ -181,7 +181,7 @@ def pixel_map(x: DeviceArray, sizes: Three, images: int, box: Three, B: int) -> 
 
 @cuda.jit(device=True)
 def start_rings(bars, x_stages, w_stages, consumers):
-    """Barriers of each ring, the boxes' first: a stage is full; it is empty, as consumers say."""
+    """Barriers of each ring, the boxes' first: for full stages, then for emptied ones."""
     if cuda.threadIdx.x == 0:
         begin_ring(bars, 0, x_stages, uint32(1), uint32(consumers))
         begin_ring(bars, 2 * x_stages, w_stages, uint32(1), uint32(consumers))

@@ -8,7 +8,7 @@ Reads per output, from global memory: 2 * B * (entries of the line). Every tap r
 of x again, one pixel on: the next rung removes that.
 
 The rungs after this one use it to repair their NaNs: an infinity split in two becomes NaN, and so
-it does times the zeros that fill up a tile or a block. `repair_lines` and `repair_blocks` look at
+does one times the zeros that fill up a tile or a block. `repair_lines` and `repair_blocks` look at
 every output, in the order of memory, and compute again those that are NaN; they are rare.
 """
 
@@ -143,7 +143,7 @@ def output_at(place, step, first):
 
 @cuda.jit
 def weight_grad_kernel(x, dy, block_rows, block_columns, offsets, view, dvalues, repairs):
-    # The blocks are one under the other: line = block * B + i.
+    # The blocks are stacked: line = block * B + i.
     n_blocks, size, counts = dvalues.shape[0], dvalues.shape[1], view.counts
     line, j = line_and_column(n_blocks * size)
     if line >= n_blocks * size or j >= size:

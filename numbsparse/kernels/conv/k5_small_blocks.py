@@ -1,8 +1,8 @@
-"""Rung 5: blocks too small for tensor cores, merged to blocks of 16.
+"""Rung 5: blocks too small for tensor cores, merged into blocks of 16.
 
 A block of 16 is kept where any of the blocks in it is; what is not kept in it is zero, multiplied
-as the rest, and left out of a weight-gradient. On a random layout of density 0.1 a third of all
-blocks of 16 hold a kept block of 8. The rungs before compute; where an infinity met such a zero,
+like the rest, and left out of a weight-gradient. On a random layout of density 0.1 a third of all
+blocks of 16 hold a kept block of 8. Earlier rungs multiply; where an infinity met such a zero,
 the output is summed again.
 """
 
@@ -57,7 +57,7 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
 
 
 def rung_for(product: str, x: DeviceArray, *call: Any) -> Any:
-    """The best of the rungs before that serves this call with blocks of 16."""
+    """The best of the earlier rungs that serves this call with blocks of 16."""
     return chosen(BEFORE, product, MERGED, x.dtype, "cuda", x.shape[0], "highest", *call)
 
 

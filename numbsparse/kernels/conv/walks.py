@@ -127,7 +127,7 @@ def line_items(
 ) -> tuple[np.ndarray, ...]:
     """(*Units, *Schedule).
 
-    Blocks of threads run in parallel, one in each of the places. Tiles change slowly, so that all
+    Blocks of threads run in parallel, one in each of the places. Tiles vary slowest, so that all
     lines of one, on many multiprocessors, find its pixels in the L2 cache and write whole rows of y
     there; each item is dealt to the block that is free first.
     """

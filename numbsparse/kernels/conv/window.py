@@ -24,7 +24,7 @@ Four = tuple[int, int, int, int]
 LONGEST = 256  # side of a box, as the copy engine takes them
 ALIGNED = 8  # rows: a stage ends at a multiple of 128 bytes
 SIDE, PIXELS = 8, 64  # of a tile whose rows wgmma reads where they are: 8 groups of 8
-MOST_WASTE = 1000.0 if SIMULATED else 4.0  # outputs of all tiles, over those that there are
+MOST_WASTE = 1000.0 if SIMULATED else 4.0  # places in all tiles, over outputs
 
 
 class Window(NamedTuple):
@@ -179,7 +179,7 @@ class Cut(NamedTuple):
 
     images: int
     tile: Three
-    box: Three  # as large for every chunk
+    box: Three  # of one size for every chunk
     tiles: Four  # along the batch and each axis
     chunks: tuple[Chunk, ...]
 
@@ -189,7 +189,7 @@ class Cut(NamedTuple):
         return -(-self.images * prod(self.box) // ALIGNED) * ALIGNED
 
     def tiling(self, line: int = 128) -> Tiling:
-        """With boxes that end where swizzled lines, of so many bytes a row, repeat."""
+        """With boxes that end where the pattern of swizzled lines of `line` bytes repeats."""
         together = max(1024 // line, ALIGNED)
         rows = -(-self.rows // together) * together
         return Tiling(self.images, self.tile, self.box, rows, self.tiles)
@@ -200,7 +200,7 @@ class Cut(NamedTuple):
         return SIDE if self.tile[2] > SIDE else self.box[2]
 
     def is_filled(self, of: Pass, batch: int, rows: int) -> bool:
-        """Whether most of what tiles of so many rows compute are outputs."""
+        """Whether most rows of such tiles, `rows` in each, are outputs."""
         return prod(self.tiles) * rows <= MOST_WASTE * batch * prod(of.counts)
 
     def fills(self, of: Pass, rows: int) -> bool:
@@ -270,7 +270,7 @@ def cut(
 
 
 def chunks_of(of: Pass, most: int) -> tuple[Chunk, ...]:
-    """The taps of a pass, at most so many together."""
+    """The taps of a pass, at most `most` together."""
     groups: dict[Three, list[tuple[Three, int]]] = {}
     for k, offset in enumerate(of.offsets):
         parts = [divmod(n, scale) for n, scale in zip(offset, of.scale, strict=True)]
@@ -289,7 +289,7 @@ def chunks_of(of: Pass, most: int) -> tuple[Chunk, ...]:
 
 
 def _cost(of: Pass, batch: int, shape: Any, spread: Any, rows: int, most_rows: int) -> Any:
-    """Of all tiles, in rows: those multiplied by every tap, and those loaded once for all."""
+    """Of all tiles, in rows: those multiplied, counted for every tap, and those loaded, once."""
     images, tile = shape
     tiles = -(-batch // images) * prod(-(-n // t) for n, t in zip(of.counts, tile, strict=True))
     box = images * prod(t + s for t, s in zip(tile, spread, strict=True))

@@ -12,6 +12,8 @@ of two files is the lesson; `kernels/README.md` tells the story. The names are t
     top, left       the first row and column of y of a block of threads
     column          a block column of w; first, steps: where its kept blocks begin, how many steps
     ring, STAGES    from step 9 on: tiles of several steps; full, empty: the barriers of each stage
+    TERMS, INPUTS   from step 12 on: terms of a sum in a step, of so many input blocks; record:
+                    what a step does
     LINE            length of a line of a tile: in values, from step 9 on in bytes
 
 A step has the contract of a rung of `kernels/matmul`, for the forward product only and for shapes

@@ -71,8 +71,8 @@ def line_kernel(B: int) -> Any:
     STAGE, PANEL = XS + WS, BK * LINE  # a panel of w: BK of its columns
     PARTS = B // BK  # steps in a block, and panels
     SUMS = WM * B // 128  # of a thread
-    x_lies, w_lies = Operand(LINE, 0), Operand(LINE, PANEL, True)
-    multiply, no_sums = wgmma("f16", 1, B, BK // 16, x_lies, w_lies), zeros(SUMS)
+    x_operand, w_operand = Operand(LINE, 0), Operand(LINE, PANEL, True)
+    multiply, no_sums = wgmma("f16", 1, B, BK // 16, x_operand, w_operand), zeros(SUMS)
 
     @cuda.jit(device=True)
     def fetch(x_map, feature, row, w_map, part, block, ring, at, full, stage):

@@ -54,6 +54,7 @@ BM = 256  # rows of y for a block of threads
 BN = 128  # its columns, in blocks of B
 CLUSTER = 2  # blocks of threads that share w, each with its own rows
 RANKS = (1 << CLUSTER) - 1  # a mask of all of them
+TERMS = 64  # of a sum in a step: of one input block, or of two of 32
 WM = 64  # rows of a warpgroup
 WARPS = BM // WM * 4  # the consumers; the producer follows
 THREADS = 32 * WARPS + 32
@@ -70,7 +71,7 @@ def forward(x, values, index, y, precision="highest"):
     clusters = min(multiprocessors() // CLUSTER, batch // (BM * CLUSTER) * (out_features // BN))
     BK = min(B, 64)
     x_map, w_map = tensor_map(x, (BM, BK), 2 * BK), tensor_map(values, (1, BK, BK), 2 * BK)
-    steps = planned(index, plan, BN // B)
+    steps = planned(index, plan, BN // B, TERMS // BK)
     args = x_map, w_map, *steps, pairs(y), batch, out_features
     grid, cluster = clusters * CLUSTER, (CLUSTER,)
     launch(line_kernel(B), grid, THREADS, *args, shared_bytes=RING + ALIGNED, cluster=cluster)
@@ -79,35 +80,42 @@ def forward(x, values, index, y, precision="highest"):
 @cache
 def line_kernel(B: int) -> Any:
     COLUMNS = BN // B
-    BK = min(B, 64)  # terms of the sum in a step
+    BK = min(B, 64)  # terms of an input block in a step
+    INPUTS = TERMS // BK
+    BLOCKS = INPUTS * COLUMNS  # of a step, at most
+    NUMBERS = 2 + INPUTS + BLOCKS  # of a record
     LINE = 2 * BK  # bytes of a line of either tile
     XS, WS = BM * LINE, B * LINE  # bytes of a tile, and of a part of a block
-    PANEL = BK * LINE  # a panel of w: BK of its columns
-    STAGE = XS + COLUMNS * WS
+    W_START, PANEL = INPUTS * XS, BK * LINE  # of a stage; a panel of w: BK of its columns
+    STAGE = W_START + BLOCKS * WS
     STAGES = RING // STAGE
     PARTS = B // BK  # steps for an input block, and panels
     SUMS = WM * BN // 128  # of a thread
-    x_lies, w_lies = Operand(LINE, 0), Operand(LINE, PANEL, True)
-    multiply, no_sums = wgmma("f16", 1, B, BK // 16, x_lies, w_lies, COLUMNS), zeros(SUMS)
+    x_operand, w_operand = Operand(LINE, 0), Operand(LINE, PANEL, True)
+    multiply = wgmma("f16", 1, B, BK // 16, x_operand, w_operand, COLUMNS, INPUTS, XS)
+    no_sums = zeros(SUMS)
 
     @cuda.jit(device=True)
-    def fetch(x_map, feature, row, w_map, part, blocks, first, last, ring, at, full, stage):
+    def fetch(x_map, row, w_map, part, record, ring, at, full, stage):
         rank = cuda.blockIdx.x % CLUSTER
-        mbarrier_expect(full, stage, uint32(XS + (last - first) * WS))
-        tma_load_2d(ring, at, x_map, int32(feature), int32(row), full, stage)
-        for b in range(first, last):
-            for p in range(PARTS):
-                if (b * PARTS + p) % CLUSTER == rank:
-                    there, column = uint32(at + XS + (b - first) * WS + p * PANEL), int32(p * BK)
-                    corner = column, int32(part), blocks[b]
-                    tma_load_3d_multicast(ring, there, w_map, *corner, full, stage, RANKS)
+        mbarrier_expect(full, stage, uint32(W_START + record[0] * WS))
+        for e in range(INPUTS):
+            feature = int32(record[2 + e] * B + part)
+            tma_load_2d(ring, uint32(at + e * XS), x_map, feature, int32(row), full, stage)
+        for b in range(BLOCKS):
+            if b < record[0]:
+                for p in range(PARTS):
+                    if (stage + b * PARTS + p) % CLUSTER == rank:
+                        there = uint32(at + W_START + b * WS + p * PANEL)
+                        corner = int32(p * BK), int32(part), record[2 + INPUTS + b]
+                        tma_load_3d_multicast(ring, there, w_map, *corner, full, stage, RANKS)
 
     @cuda.jit
-    def kernel(x_map, w_map, groups, starts, inputs, masks, firsts, blocks, y, batch, out_features):
+    def kernel(x_map, w_map, groups, starts, records, y, batch, out_features):
         ring = cuda.shared.array(0, uint8)
         full = cuda.shared.array(STAGES, uint64)
         empty = cuda.shared.array(STAGES, uint64)
-        sums = cuda.local.array(SUMS, float32)
+        sums, record = cuda.local.array(SUMS, float32), cuda.local.array(NUMBERS, int32)
         t, n_groups = uint32(cuda.threadIdx.x), starts.size - 1
         tiles = n_groups * (batch // (BM * CLUSTER))
         cluster, rank = cuda.blockIdx.x // CLUSTER, cuda.blockIdx.x % CLUSTER
@@ -126,25 +134,28 @@ def line_kernel(B: int) -> Any:
             fence_tensor_map(w_map)
             for tile in range(cluster, tiles, clusters):
                 group, top = tile % n_groups, (tile // n_groups * CLUSTER + rank) * BM
+                coming = records[starts[group], lane]
                 for step in range(starts[group] * PARTS, starts[group + 1] * PARTS):
-                    s, part = step // PARTS, step % PARTS * BK
-                    c, begin, end = inputs[s] * B + part, firsts[s], firsts[s + 1]
+                    number, part = coming, step % PARTS * BK
+                    coming = records[(step + 1) // PARTS, lane]
                     stage, phase = uint32(turn % STAGES), uint32(turn // STAGES % 2)
                     mbarrier_wait(empty, stage, phase ^ 1)
+                    for e in range(NUMBERS):
+                        record[e] = shfl_idx(number, e)
                     if elect() != 0:
                         at = uint32(base + stage * STAGE)
-                        fetch(x_map, c, top, w_map, part, blocks, begin, end, ring, at, full, stage)
+                        fetch(x_map, top, w_map, part, record, ring, at, full, stage)
                     turn = uint32(turn + 1)
         else:  # a consumer
             for tile in range(cluster, tiles, clusters):
                 group, top = tile % n_groups, (tile // n_groups * CLUSTER + rank) * BM
                 acc = no_sums()
                 for step in range(starts[group] * PARTS, starts[group + 1] * PARTS):
-                    mask = uint32(masks[step // PARTS])
+                    mask = uint32(records[step // PARTS, 1])
                     stage, phase = uint32(turn % STAGES), uint32(turn // STAGES % 2)
                     mbarrier_wait(full, stage, phase)
                     xs = uint32(base + stage * STAGE + warp // 4 * WM * LINE)
-                    ws = uint32(base + stage * STAGE + XS)
+                    ws = uint32(base + stage * STAGE + W_START)
                     acc = multiply(acc, ring, xs, ring, ws, mask)
                     if lane < CLUSTER:
                         mbarrier_arrive_at(empty, stage, lane)

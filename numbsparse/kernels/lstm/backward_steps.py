@@ -95,7 +95,7 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
 
 @cuda.jit(device=True)
 def nothing(sums, given, where):
-    """With which sums begin."""
+    """What sums begin with."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The formulas of one unit, for whatever compiles them."""
+"""The formulas of one unit, compiled for the CPU and for GPUs."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A step takes less than a millisecond; to wake a core for its product takes a good part of that. So
 the cores stay awake over all steps. They share out a product's tiles, wait for each other, share
-out the rows of the gates, and wait again. Each phase of each step has counts of its own. Where core
-0 waits long for one, as another program took it away, core 0 finishes by itself.
+out the rows of the gates, and wait again. Each phase of each step has counters of its own. Where
+core 0 waits long for another core, which another program holds, core 0 finishes by itself.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from numba import from_dtype, njit, types
+from numba import from_dtype, types
 
-from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores, wait_or_part
+from numbsparse.kernels.cores import DONE, compiled, inner, next_share, on_cores, wait_or_part
 from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.kernels.lstm.on_cpu import activate, all_kept, by_gate, differentiate, update
 from numbsparse.kernels.matmul.k0_cpu import OUTER_CACHE, SLAB, product, read_only, tile_shape
@@ -79,11 +79,11 @@ def forward_kernel(dtype, rows, columns):
         *(dtype[:, :, ::1], dtype[:, :, ::1]),  # hs, cs (time + 1, batch, units)
     )
 
-    @njit(nogil=True)
+    @inner()
     def operand(arrays, t):
         return arrays[5][t]
 
-    @njit(nogil=True)
+    @inner()
     def gates(arrays, t, n, end):
         _, r, z, bias, kept, hs, cs = arrays
         activate(z[t, n:end], r[n:end], bias)
@@ -105,11 +105,11 @@ def backward_kernel(dtype, rows, columns):
         dtype[:, ::1],  # dc (batch, units)
     )
 
-    @njit(nogil=True)
+    @inner()
     def operand(arrays, t):
         return arrays[1][t + 1]
 
-    @njit(nogil=True)
+    @inner()
     def gates(arrays, t, n, end):
         dh, _, dz, kept, cs, dy, dc = arrays
         some = kept[min(t, len(kept) - 1), min(n, kept.shape[1] - 1) :]

@@ -1,7 +1,7 @@
 """Scheduling a recurrent product: its lines, cut where they are long, dealt evenly to places.
 
 A line is a block of units: the four block columns of their gates, or where `transposed` their block
-row. A read is four kept blocks contiguous in memory, or where `transposed` perhaps two, and what
+row. A read is four kept blocks contiguous in memory, or where `transposed` two at times, and what
 they meet: of a line of gates one block of h, of a row as many blocks of the gates' gradient.
 """
 
@@ -43,7 +43,7 @@ def serves(values: DeviceArray, index: Index, batch: int, units: int) -> bool:
 
 
 def places(blocks: int) -> int:
-    """Of a grid with so many blocks on each multiprocessor."""
+    """Of a grid with `blocks` blocks on each multiprocessor."""
     return 2 if SIMULATED else blocks * multiprocessors()
 
 

@@ -85,7 +85,7 @@ def forward(gates, bias, kept, hs, c, values, index, first, last, arrived, input
 
 
 def _words(array: DeviceArray) -> DeviceArray:
-    """Of 16-bit floats, two by two; an even number without a gap."""
+    """16-bit floats by twos, as words; an even number of them, contiguous."""
     flat = span(array)
     if flat.itemsize == 4:
         return flat

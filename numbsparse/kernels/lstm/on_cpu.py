@@ -58,12 +58,12 @@ def by_gate(gates, block_size):
 
 
 def all_kept(kept, like):
-    """The update's shares; ones, stored only once, where nothing is dropped."""
+    """The update's dropout factors; ones, stored only once, where nothing is dropped."""
     shape = (*[1] * (like.ndim - 1), like.shape[-1])
     return np.ones(shape, like.dtype) if kept is None else kept
 
 
-# Loops over j run to the end of a block, of few arrays each: so compilers fill vectors.
+# Loops over j run to the end of a block and use few arrays each, so that they vectorise.
 
 
 @compiled(**FAST)

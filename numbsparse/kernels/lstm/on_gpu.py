@@ -86,7 +86,7 @@ def sigmoid(x):
 
 @cuda.jit(device=True)
 def far_tanh(x):
-    """To 2**-22 of 1, so to few bits near 0."""
+    """With an error of up to 2**-22, so with few bits near 0."""
     return ONE - TWO * rcp(ONE + ex2(TWO * LOG2_E * x))
 
 
@@ -95,7 +95,7 @@ def tanh(x):
     far = far_tanh(x)
     xx = x * x
     near = x + x * xx * ((((A * xx + B) * xx + C) * xx + D) * xx + E)
-    return cuda.selp(abs(x) < SMALL, near, far)  # no branch, so that several are under way
+    return cuda.selp(abs(x) < SMALL, near, far)  # no branch, so that several are in flight
 
 
 @cuda.jit(device=True)

@@ -144,7 +144,7 @@ def copying(ring: Ring, rows: bool) -> Any:
 
 @cuda.jit(device=True)
 def wait_for_all(arrived, i):
-    """All warps that multiply, of the whole grid, have written that."""
+    """Until all warps of the grid that multiply have written what counter i counts."""
     if cuda.threadIdx.x % 32 == 0:
         while load_acquire(arrived, i) < WARPS * cuda.gridDim.x:
             pass

@@ -59,9 +59,9 @@ def run_steps(
     of_steps: tuple[int, int, int],
     size: tuple[int, int, int],
 ) -> None:
-    """Launch a kernel of `streaming`, of threads with so many sums each.
+    """Launch a kernel of `streaming`, whose threads have `sums` sums each.
 
-    `operands` are weights and the rows that they meet, and perhaps those of inputs: each with its
+    `operands` are weights and the rows that they meet, and those of inputs, if any: each with its
     box. The rest is what the kernel takes.
     """
     count, tiles = places(BLOCKS), -(-size[0] // ROWS)

@@ -64,10 +64,6 @@ MADE_SIZES = (32, 64, 128)
 """Block sizes of layouts made on a GPU; smaller blocks are fast with plans of the host alone."""
 
 
-PLANNED_ON_HOST = ("k7_small_blocks", "k8_small_batch")
-"""Rungs that plan on the host, and so take no layout made on a GPU."""
-
-
 OWN: dict[str, Any] = {}
 """The rungs of users, which `add_rung` entered."""
 

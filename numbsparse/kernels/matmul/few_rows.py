@@ -17,9 +17,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import from_dtype, literally, njit, types
+from numba import from_dtype, literally, types
 
-from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores
+from numbsparse.kernels.cores import DONE, compiled, inner, next_share, on_cores
 from numbsparse.kernels.simd import (
     fetch_add,
     lanes,
@@ -89,7 +89,7 @@ def few_kernel(of: np.dtype, rows: int, size: int) -> Any:
     return kernel
 
 
-@njit(nogil=True)
+@inner()
 def multiply_lines(core, counts, share, operands, rows, columns, high, wide):
     """This core's share of the lines, for `rows` rows at a time; the last four are literal."""
     rows, columns = literally(rows), literally(columns)
@@ -134,7 +134,7 @@ def multiply_lines(core, counts, share, operands, rows, columns, high, wide):
         first, last = next_share(core, counts, share, work)
 
 
-@njit(nogil=True)
+@inner()
 def transpose(values, start, square, columns, high, wide):
     """square[j, i] = item j of row i of a block, for `columns` rows; `start` is where these begin.
 

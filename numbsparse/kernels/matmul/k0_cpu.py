@@ -26,10 +26,10 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from numba import from_dtype, literally, njit, types
+from numba import from_dtype, literally, types
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
-from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores, wait_or_part
+from numbsparse.kernels.cores import DONE, compiled, inner, next_share, on_cores, wait_or_part
 from numbsparse.kernels.matmul.few_rows import few, multiply_few
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.panels import (
@@ -189,7 +189,7 @@ def product_kernel(dtype, rows, columns):
     return kernel
 
 
-@njit(nogil=True)
+@inner()
 def product(core, counts, share, operands, rows, columns):
     """This core's share of a product's tiles, `rows` x `columns`, both literal; gives how many
     there are in all."""
@@ -274,14 +274,14 @@ def weight_grad_kernel(dtype, rows, pieces):
     return kernel
 
 
-@njit(nogil=True)
+@inner()
 def _shorter(packed, length):
     """The beginning of the panels' memory, as panels of another length."""
     panels, _, width = packed.shape
     return packed.reshape(-1)[: panels * length * width].reshape(panels, length, width)
 
 
-@njit(nogil=True)
+@inner()
 def _add_slab(core, counts, share, operands, rows, pieces, columns):
     """This core's share of the blocks, for one slab of the batch; the last three are literal."""
     rows, pieces, columns = literally(rows), literally(pieces), literally(columns)

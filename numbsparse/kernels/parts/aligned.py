@@ -1,14 +1,18 @@
-"""Rows that `cp.async` and the copy engine can read: gapless, each from a multiple of 16 bytes."""
+"""Rows that `cp.async` and the copy engine can read: contiguous, from multiples of 16 bytes on."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from numba import cuda, int64
+
 from numbsparse.device import DeviceArray, empty
+from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import copy
 from numbsparse.kernels.views import span
 
 BYTES = 16  # of one copy
+CHUNK, WARPS = 512, 8  # items of a row that a warp copies, warps of a block
 
 
 class Rows(NamedTuple):
@@ -31,12 +35,12 @@ def aligned_rows(x: DeviceArray) -> Rows:
 
 
 def aligned_either_way(x: DeviceArray) -> tuple[DeviceArray, bool]:
-    """x, or x.T where the batch is gapless, or a copy of it that is aligned; whether it is x.T."""
-    transposed = batch_is_gapless(x)
+    """x, or x.T where the batch is contiguous, or an aligned copy of it; whether it is x.T."""
+    transposed = batch_is_contiguous(x)
     return aligned(x.T if transposed else x), transposed
 
 
-def batch_is_gapless(x: DeviceArray) -> bool:
+def batch_is_contiguous(x: DeviceArray) -> bool:
     return x.strides[0] == x.itemsize != x.strides[1]
 
 
@@ -46,23 +50,42 @@ def aligned(x: DeviceArray) -> DeviceArray:
         return x
     (rows, width), run = x.shape, BYTES // x.itemsize
     rounded = empty((rows, -(-width // run) * run), x.dtype)[:, :width]
-    copy(rounded, x)
+    copy_matrix(rounded, x)
     return rounded
+
+
+def copy_matrix(out: DeviceArray, x: DeviceArray) -> None:
+    """out[:] = x, where rows of `out` are gapless."""
+    (rows, width), size = x.shape, x.itemsize
+    strides = out.strides[0] // size, x.strides[0] // size, x.strides[1] // size
+    if x.size:
+        grid = -(-rows // WARPS), -(-width // CHUNK)
+        launch(matrix_kernel, grid, (32, WARPS), x.shape, span(out), span(x), *strides)
+
+
+@cuda.jit
+def matrix_kernel(shape, out, x, out_stride, stride, step):
+    """A warp has a part of a row, found without a division."""
+    row = int64(cuda.blockIdx.x) * WARPS + cuda.threadIdx.y
+    first = int64(cuda.blockIdx.y) * CHUNK + cuda.threadIdx.x
+    if row < shape[0]:
+        for i in range(first, min(first + CHUNK, shape[1]), 32):
+            out[row * out_stride + i] = x[row * stride + i * step]
 
 
 def is_aligned(x: DeviceArray) -> bool:
     """Whether x (rows, width) can be read as it is; repeated rows, of stride 0, cannot."""
     rows, width = x.shape
     stride = x.strides[0] if rows > 1 else BYTES
-    gapless = width <= 1 or x.strides[1] == x.itemsize
-    return gapless and stride > 0 and x.address % BYTES == stride % BYTES == 0
+    contiguous = width <= 1 or x.strides[1] == x.itemsize
+    return contiguous and stride > 0 and x.address % BYTES == stride % BYTES == 0
 
 
 def aligned_in_place(x: DeviceArray) -> DeviceArray:
     """x (rows, width), or a copy unless it or x.T is aligned."""
     if is_aligned(x) or is_aligned(x.T):
         return x
-    return aligned(x.T).T if batch_is_gapless(x) else aligned(x)
+    return aligned(x.T).T if batch_is_contiguous(x) else aligned(x)
 
 
 def aligned_values(values: DeviceArray) -> DeviceArray:
@@ -75,5 +98,5 @@ def aligned_values(values: DeviceArray) -> DeviceArray:
 
 
 def of_bits(a: DeviceArray) -> DeviceArray:
-    """16-bit values as NumPy and a kernel know them."""
+    """16-bit values as uint16, which NumPy knows too."""
     return a.view("uint16") if a.itemsize == 2 else a

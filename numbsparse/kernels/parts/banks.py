@@ -1,9 +1,9 @@
 """Where a piece of 16 bytes is in a tile of shared memory: pieces read together use all banks.
 
 Shared memory has 32 banks of 4 bytes, so eight pieces are read at once, without bank conflicts, if
-they are at eight different places of 128 bytes. Pieces of one line do; pieces of one column do
-because `swap`, from the bits of the line, is added to the place without carry. Every size is a
-power of two, so a place moves by constant lines and pieces without being computed again.
+they are at eight different places of 128 bytes. Those of one line are; those of one column are
+because `swap`, which follows from the line, is XORed into the place. Every size is a power of two,
+so a place moves by constant lines and pieces without being computed again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def place(PIECES: int, PIECE: int, swap: Any) -> tuple[Any, Any]:
 
 @cache
 def swap_for_rows(PIECES: int) -> Any:
-    """For `ldmatrix`, which reads a piece of eight neighbouring lines."""
+    """For `ldmatrix`, which reads one piece of each of eight neighbouring lines."""
     LINES, SWAPPED = max(8 // PIECES, 1), min(PIECES, 8)  # lines in 128 bytes
 
     @cuda.jit(device=True)
@@ -49,7 +49,7 @@ def swap_for_rows(PIECES: int) -> Any:
 
 @cache
 def swap_for_lanes(PIECES: int, STEP: int) -> Any:
-    """For loads by the lane: two to eight pieces of a line, of lines that are STEP apart."""
+    """For loads lane by lane: two to eight pieces of a line, of lines that are STEP apart."""
     LINES = max(STEP, 8 // PIECES)
 
     @cuda.jit(device=True)

@@ -1,4 +1,4 @@
-"""Launches repeated with operands at the same addresses: worked out once.
+"""Launches repeated with operands at the same addresses: their arguments are worked out once.
 
 Training goes over the same arrays step after step, and a product of few rows takes the GPU less
 time than the host needs to work out its arguments.
@@ -14,14 +14,14 @@ from numbsparse.device.launch import Bound
 from numbsparse.layout import Index
 
 REMEMBERED = 4096  # launches of a layout
-MOST_MAPS = 2**14  # groups of tensor maps that are kept for ever
+MOST_MAPS = 2**14  # groups of tensor maps that are kept forever
 
 _maps: dict[int, DeviceArray] = {}
 _announced: set[tuple[Any, ...]] = set()
 
 
 class Call(NamedTuple):
-    """The first launch, which waits for what was made for it; those after; our arrays they use."""
+    """The first launch, which waits for what was made for it; later ones; our arrays they use."""
 
     first: Bound
     later: Bound
@@ -35,12 +35,12 @@ def again(
     *options: Any,
     more: tuple[DeviceArray, ...] = (),
 ) -> None:
-    """Run make(index, *operands, *options, *more), or what it returned for such addresses.
+    """Run make(index, *operands, *options, *more), or the call it returned for these addresses.
 
-    That follows from the addresses of the operands, from their strides, and from the addresses of
-    `more` of them. On each stream the first
-    launch waits for what was made for it. Memory of a graph that another library captures is not
-    remembered, and may have other uses before and after.
+    A call depends on the addresses and strides of the operands, and on the addresses of `more`.
+    On each stream the first launch waits for what was made for it. Calls that another library
+    captures in a graph are not remembered: the graph's memory may have other uses before and
+    after.
     """
     calls, (a, b, c) = index.calls, operands
     places: tuple[Any, ...] = a.address, a.strides, b.address, b.strides, c.address, c.strides
@@ -64,7 +64,7 @@ def fresh_each_time(maps: DeviceArray) -> int:
     """Whether these maps must be announced to the copy engine at every launch, not only the first.
 
     It caches a map by its address, on each multiprocessor. Announcing one takes 2 us, more than a
-    small product; so maps are kept for ever, and no other is put at their address: it could be
+    small product; so maps are kept forever, and no other is put at their address: it could be
     taken for the one before. Beyond MOST_MAPS they are not kept, but announced every time.
     """
     if len(_maps) < MOST_MAPS:

@@ -1,7 +1,7 @@
 """Sums that the blocks of a cluster have parts of: added in the order of the blocks.
 
-Each leaves its part in its own shared memory, as its lanes hold it, 16 bytes of each next to each
-other. The first blocks then take a slice each, and read it in the memory of all of them; so a sum
+Each leaves its part in its own shared memory, as its lanes hold it, their 16 bytes side by side.
+The first blocks then take a slice each, and read it in the memory of all of them; so a sum
 has the same bits in every run, and none of it goes through global memory.
 """
 
@@ -57,6 +57,6 @@ def add_parts(BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int) -> A
 
 @cuda.jit(device=True)
 def meet():
-    """Of a warp that has no part."""
+    """For a warp that has no part of the sums."""
     cluster_sync()
     cluster_sync()

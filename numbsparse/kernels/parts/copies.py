@@ -17,7 +17,7 @@ def copying(LINES: int, WIDTH: int, PIECE: int, THREADS: int, places: Any) -> tu
     The threads copy AT_ONCE tiles at once, this thread number own() of these.
     copy(x, stride, line, item, lines, items, ring, start) fills the tile at `start`, as `places`
     say (see `banks`), with x from a line and an item of it on, lines being `stride` apart, and with
-    0 beyond so many lines and items.
+    0 beyond `lines` lines and `items` items.
     """
     PIECES = WIDTH // PIECE
     AT_ONCE = max(THREADS // (LINES * PIECES), 1)
@@ -35,7 +35,7 @@ def copying(LINES: int, WIDTH: int, PIECE: int, THREADS: int, places: Any) -> tu
         piece, down = t % PIECES, t // PIECES % LINES
         source = (line + down) * stride + piece * PIECE + item
         to = start + place_in(down, piece)
-        # Lines without a sign move by shifts and masks: so few that the rounds are unrolled.
+        # Unsigned lines move by shifts and masks, so few that the compiler unrolls the rounds.
         if lines >= LINES and items >= WIDTH:
             for i in range(COUNT):
                 cp_async(ring, move(to, uint32(i * STEP), 0), x, source + i * STEP * stride)
@@ -53,10 +53,10 @@ def copying(LINES: int, WIDTH: int, PIECE: int, THREADS: int, places: Any) -> tu
 def copying_matrix(
     ROWS: int, FEATURES: int, PIECE: int, THREADS: int, transposed: bool, places: Any
 ) -> tuple[int, Any, Any]:
-    """As `copying`, of tiles of ROWS x FEATURES of a matrix in either order.
+    """`copying` for tiles of ROWS x FEATURES of a matrix in either order.
 
-    copy(x, stride, row, rows, feature, features, ring, start): from a row and a feature on, of so
-    many in all. Transposed, x is feature-major, and a tile has a line for each feature.
+    copy(x, stride, row, rows, feature, features, ring, start): from a row and a feature on, up
+    to `rows` and `features`. Transposed, x is feature-major, and a tile has a line for a feature.
     """
     shape = (FEATURES, ROWS) if transposed else (ROWS, FEATURES)
     AT_ONCE, own, copy_lines = copying(*shape, PIECE, THREADS, places)

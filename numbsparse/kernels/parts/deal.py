@@ -1,7 +1,7 @@
-"""Scheduling: pieces of work dealt to places that run in parallel, worked out on the host.
+"""List scheduling: pieces of work dealt to places that run in parallel, worked out on the host.
 
-Pieces are dealt in an order, the longest first where there is a choice, each to the place that is
-free first.
+Pieces are dealt in an order, the longest first where there is a choice (LPT), each to the place
+that is free first.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def schedule(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(tiles, starts): what each unit computes in turn, (group, tile of rows, first step, end).
 
-    A unit is a block of threads or a cluster, and all run at once. Rows change slowly, so that
+    A unit is a block of threads or a cluster, and all run at once. Rows vary slowest, so that
     their x stays in the L2 cache; within them the longest group is first. Tiles of `together`
     neighbouring rows follow each other, so that blocks of w stay there too.
     """
@@ -142,12 +142,12 @@ def schedule_parts(
     return tiles, np.arange(len(tiles) + 1, dtype=np.int32)
 
 
-@compiled(error_model="numpy", fastmath={"reassoc"})  # whole numbers are exact in any order
+@compiled(error_model="numpy", fastmath={"reassoc"})  # integers are exact in any order
 def in_step(counts, warps, order):
     """The groups that warps need, in an order in which they keep step; how many.
 
-    The next group is the one of a few that leaves the pieces so far most even among the warps: they
-    can only be as far apart as the ring is long. All numbers are whole ones, times `n`.
+    Of a few groups the next one is that after which warps have had the most even numbers of pieces:
+    they can only be as far apart as the ring is long. All numbers are integers, times `n`.
 
     counts (groups, columns) : pieces of each column, of which a warp has as many as any
     loads (groups, warps) : the pieces that a warp meets in a group

@@ -1,9 +1,9 @@
 """`deal`'s schedules for layouts made on a GPU, worked out there: pieces in turn, longest first.
 
 The host deals each piece to the place that is free first. Here all pieces, longest first, are dealt
-round by round, every other round backwards, so that who got the longest of one round gets the
-shortest of the next. Each place then takes its own by rows, so that all go down x together, whose
-rows stay in the L2 cache.
+round by round, every other round backwards, so that the place with the longest of one round gets
+the shortest of the next. Each place then takes its own by rows, so that all go down x together and
+its rows stay in the L2 cache.
 """
 
 from __future__ import annotations

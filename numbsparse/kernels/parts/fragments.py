@@ -1,6 +1,6 @@
 """What each lane holds of the operands and sums of `mma.sync`, and products of tiles made of it.
 
-`products` multiplies two tiles in shared memory, of any arithmetic: "float16", "bfloat16", or the
+`products` multiplies two tiles in shared memory, in any arithmetic: "float16", "bfloat16", or the
 precision of float32 ("highest", "high"; see `fragments_tf32`). `ldmatrix` loads 16-bit values, four
 matrices of 8 x 8 at once, and one mma takes 16 terms of the sum.
 """
@@ -97,7 +97,7 @@ def products(arithmetic: str, TA: int, TB: int, DEPTH: int, a: Side, b: Side) ->
 
 
 def arithmetic_of(x: DeviceArray, precision: str) -> str:
-    """How x is multiplied: its dtype, or of float32 the precision."""
+    """How x is multiplied: its dtype, or for float32 the precision."""
     return precision if x.itemsize == 4 else x.dtype.name
 
 
@@ -156,7 +156,7 @@ def adding_16(dtype: str, TA: int, TB: int, DEPTH: int, read_a: Any, b: Side) ->
 def adding(dtype: str) -> Any:
     """add(a, b0, b1, c): c (4,) += 16 x 16 values by 16 x 8, each lane's registers of an mma.
 
-    Of float32, as tf32, 16 x 8 by 8 x 8.
+    For float32, as tf32, 16 x 8 by 8 x 8.
     """
     mma = MMA.get(dtype, mma_m16n8k8_tf32)
 

@@ -112,7 +112,7 @@ def copying(
         lane = uint32(cuda.threadIdx.x) % 32
         for n in range(ROWS * PIECES // 32):
             number = uint32(lane + 32 * n)
-            # Not // and %: of these, put together again, the compiler made number + piece.
+            # Not // and %: the compiler put these together again, to number + piece.
             row, piece = number >> SHIFT, number & LAST
             feature, other = (piece * RUN, row) if by_feature else (row, piece * RUN)
             block, line = place_of(record, feature // depth), line_of(record, feature // depth)

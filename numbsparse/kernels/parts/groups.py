@@ -1,4 +1,4 @@
-"""Which lines of a layout are computed together: those that meet the same inputs."""
+"""Which lines of a layout are computed together: those with blocks at the same inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MATCHED = 4096  # lines: more of them are grouped in their order
 
 
 def grouped(walk: Walk, n_inputs: int, size: int) -> np.ndarray:
-    """(groups, size) int32: lines that meet many inputs together, -1 for none.
+    """(groups, size) int32: lines that share many inputs, -1 for none.
 
     Pairs with the largest overlap are matched, then pairs of pairs; or they are neighbours, where
     these have as much in common, as in a band.
@@ -80,7 +80,7 @@ def _count(meets):
 
 @compiled(error_model="numpy")
 def _match(meets, order, left, pairs):
-    """Every line with the one of those left that shares most inputs with it."""
+    """Match every line with the one of those left that shares most inputs with it."""
     (n, words), pair = meets.shape, 0
     for k in range(n):
         line = order[k]

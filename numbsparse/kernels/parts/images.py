@@ -1,4 +1,4 @@
-"""Images: blocks of w of float32 split in two tf32, laid out once as wgmma reads them.
+"""Images: float32 blocks of w, split into two tf32 each and laid out once as wgmma reads them.
 
 A block is small against the rows that it multiplies, so it pays to split it before the product.
 """
@@ -29,7 +29,7 @@ def images_of(
     DEPTH: int,
     by_eights: bool,
 ) -> DeviceArray:
-    """Block by block (B, B), its parts of N columns, and of each of these DEPTH terms at a time.
+    """Block by block (B, B): its parts of N columns, and in each of these DEPTH terms at a time.
 
     (blocks, B / N, B / DEPTH, N / 8, 2, DEPTH / 4, 8, 4): of 8 columns hi, then lo, and of each the
     terms four by four, column by column; see `wgmma_split`. Rows beyond the last feature are zeros.

@@ -1,4 +1,4 @@
-"""Functions of one number each, run one after another."""
+"""A loop unrolled in Python: a function for each number, run one after another."""
 
 from __future__ import annotations
 

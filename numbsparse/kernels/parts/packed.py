@@ -32,7 +32,7 @@ def packed(
 ) -> DeviceArray:
     """The blocks of w in the order of the steps, each value in the register where an mma needs it.
 
-    codes (steps, blocks of a step) : the stored block; below that, in so many bits, how many of its
+    codes (steps, blocks of a step) : the stored block; below it, in `inside_bits`, how many of its
         features there are, 0 where there is no block
     gates : what each block is multiplied by, float32
 
@@ -70,7 +70,7 @@ def pack_kernel(
         let_next_kernel_start()
         first, n_steps = cuda.grid(1) // 32 * RUN, codes.size // BLOCKS
         own, words = cuda.local.array(CODES, int32), cuda.local.array(OWN, uint32)
-        # A warp's loads are under way together: first what is where, then all values.
+        # A warp's loads are in flight together: first what is where, then all values.
         for k in range(RUN):
             for i in range(BLOCKS):
                 own[k, i] = codes[BLOCKS * (first + k) + i] if first + k < n_steps else int32(0)
@@ -91,7 +91,7 @@ def pack_kernel(
 
 @cache
 def gating(dtype: str | None) -> tuple[Any, Any]:
-    """gate_of(gates, block), and what multiplies a word by it; of no dtype nothing is done."""
+    """gate_of(gates, block), and what multiplies a word by it; without a dtype, nothing is."""
 
     @cuda.jit(device=True)
     def gate_of(gates, block):
@@ -151,7 +151,7 @@ def adding(arithmetic: str, B: int, TM: int, rows: Rows, j: int) -> Any:
     """add(shared, lines, place, b, acc): the j-th part of acc += 16 TM rows of x times a step.
 
     b : what a lane has of the step
-    lines, place : where x is, see `swizzle.Rows`: of 16 bits both pieces, of float32 each
+    lines, place : where x is, see `swizzle.Rows`: in 16 bits both pieces, in float32 each
     """
     make = add_16_bit if arithmetic in MMA else add_tf32
     return make(arithmetic, B, TM, rows, j)

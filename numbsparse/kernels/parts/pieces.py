@@ -1,6 +1,6 @@
 """Sums in the registers of a warp, (M, N, 4), and how pieces of a sum are added: in a fixed order.
 
-A piece is left in memory as the lanes hold it, 16 bytes of each next to each other. The last warp
+A piece is left in memory as the lanes hold it, their 16 bytes side by side. The last warp
 adds up the pieces of a sum in their order, so the same sum has the same bits in every run.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from numbsparse.layout import Index, Walk
 
 
 class Scratch(np.ndarray):
-    """Zeros of a plan that kernels write, each stream its own; integers are zeros again after."""
+    """Zeros of a plan that kernels write, one copy a stream; integers are zeros again after."""
 
 
 def scratch(size: int, dtype: Any) -> np.ndarray:
@@ -47,27 +47,19 @@ def on_gpu_of(make: Any) -> Callable[[Any], Any]:
     It launches kernels, reads nothing back, and takes the same arguments; its index is on the GPU.
     """
 
-    def entered(function: Any) -> Any:
+    def register(function: Any) -> Any:
         _on_gpu[make] = function
         return function
 
-    return entered
+    return register
 
 
 def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tuple[Any, ...]:
-    """make(index, *key), with the index as NumPy arrays; the arrays of its result where it is.
+    """make(index, *key), with the index as NumPy arrays; its result's arrays go where the index is.
 
     It is called once for every layout and `key`, and its result lives as long as the layout. For
-    a layout made on the GPU, what `on_gpu_of` entered is called.
+    a layout made on the GPU, the function registered by `on_gpu_of` is called.
     """
-    if index.made is not None:
-        found = index.plans.get((make, key))
-        if found is None:
-            if make not in _on_gpu:
-                raise ValueError("this plans its layout on the host: take to_host() of the layout")
-            with nullcontext() if index.made.is_captured else outside_capture():
-                found = index.plans[make, key] = _on_gpu[make](index, *key)
-        return found
     stream = current_stream()
     found = index.plans.get((make, key, stream.handle))
     if found is None or stream.is_captured:
@@ -77,22 +69,38 @@ def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tu
 
 def _on_stream(index: Index, make: Any, key: Any, stream: Any) -> tuple[Any, ...]:
     """The plan that all streams read, with arrays of this stream's own where kernels write."""
+    made = index.made is not None
     shared = index.plans.get((make, key))
-    if shared is None:
+    if shared is None and made:
+        if make not in _on_gpu:
+            raise ValueError("this plans its layout on the host: take to_host() of the layout")
+        with _where(index):
+            shared = index.plans[make, key] = _on_gpu[make](index, *key)
+    elif shared is None:
         result = make(index.on_host or index, *key)
         shared = index.plans[make, key] = _sent(index, result, np.ndarray)
     if not any(type(a) is Scratch for a in shared):
         found = shared
-    elif stream.is_captured:  # by another library, for whose graph alone they are
+    elif stream.is_captured and stream.arena is not None:
+        return stream.arena.once((id(index), make, key), lambda: _sent(index, shared, Scratch))
+    elif stream.is_captured:  # by another library: they belong to its graph alone
         return tuple(_fresh(a) if type(a) is Scratch else a for a in shared)
+    elif made:
+        with _where(index):
+            found = tuple(_fresh(a) if type(a) is Scratch else a for a in shared)
     else:
         found = _sent(index, shared, Scratch)
     index.plans[make, key, stream.handle] = found
     return found
 
 
+def _where(index: Index) -> AbstractContextManager[None]:
+    """A plan of a layout that a captured step makes is made by that step."""
+    return nullcontext() if index.made.is_captured else outside_capture()
+
+
 def _sent(index: Index, result: tuple[Any, ...], kind: type) -> tuple[Any, ...]:
-    """The result with its arrays of this very kind where the index is."""
+    """The result, its arrays of exactly this type sent to where the index is."""
     if index.on_host is None:
         return result
     with outside_capture():

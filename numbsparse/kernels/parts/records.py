@@ -1,4 +1,4 @@
-"""Producer warps, which walk the records of a plan and request copies of what each names.
+"""Producer warps, which walk the records of a plan and request the copies that each names.
 
 A lane holds the record of one of 32 steps while those of the next 32 are under way, across tiles
 too, so no step waits for its record; each is broadcast to the whole warp.

@@ -12,11 +12,11 @@ from numbsparse.device.waits import shown
 from numbsparse.kernels.cores import compiled, threads
 from numbsparse.layout import Index
 
-# Lines among which regions are looked for. More would not find better ones: a region has few
+# Lines among which regions are searched for. More would not find better ones: a region has few
 # lines, and what is left of many lines is as hard to fit together as what is left of few.
 PART, MOST = 256, 384
 SAID = "planning, parts of the grid"
-KEPT_FOR_LEFT = 20  # blocks that are left behind count for one
+KEPT_FOR_LEFT = 20  # blocks left behind that cancel one gained
 LINES = 1024  # more than a part has
 INSIDE, NEVER = -(1 << 16), -(1 << 30)  # what a line inside gains; less than any line scores
 FOUR = 4
@@ -25,8 +25,8 @@ FOUR = 4
 def regions(index: Index, slots: int, pair: int, products: int) -> np.ndarray:
     """Block rows and columns with many kept blocks where they cross.
 
-    A region has at most so many `slots`, for a tile of each line, and `products`, each of up to
-    `pair` blocks of a row. They are looked for in parts of the grid, all cores at a time.
+    A region has at most `slots` slots, for a tile of each line, and `products` products, each of up
+    to `pair` blocks of a row. They are searched for in parts of the grid, on all cores.
     """
     walk = index.rows.indptr, index.rows.indices
     down, across = (parts_of(side.indptr.size - 1) for side in (index.rows, index.columns))
@@ -56,7 +56,7 @@ def parts_of(lines: int) -> np.ndarray:
 
 @compiled(error_model="numpy")
 def _number(indptr, columns, down, across, before, found):
-    """Count the regions of all parts together, `before` a part's own those of others."""
+    """Number the regions of all parts together: those `before` a part come first."""
     for i in range(down.size - 1):
         for row in range(down[i], down[i + 1]):
             j = 0
@@ -151,9 +151,9 @@ def _add(numbers, own, by):
 
 @compiled(error_model="numpy")
 def _best(gains, opens, counts, free):
-    """The first line that scores most of those that gain blocks and fit; -1 for none.
+    """The first line of highest score among those that gain blocks and fit; -1 for none.
 
-    The score is gains - LEAVES * (counts - gains), in whole numbers.
+    The score is KEPT_FOR_LEFT * gains - (counts - gains).
     """
     best = np.int32(NEVER)
     for line in range(gains.size):
@@ -174,7 +174,7 @@ def _apart(gains, counts, n):
 
 
 def pieces_of_rows(index: Index, most: int) -> np.ndarray:
-    """Even pieces of the block rows, of at most so many blocks, the first ones the longer."""
+    """Even pieces of the block rows, of at most `most` blocks, the first ones the longer."""
     indptr = index.rows.indptr.astype(np.int64)
     lengths = np.diff(indptr)
     pieces = -(-lengths // most)

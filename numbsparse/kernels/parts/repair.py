@@ -1,7 +1,7 @@
-"""Sums that operands split in two tf32 cannot give: those with an infinity or a NaN.
+"""Sums that operands split into two tf32 cannot give: those with an infinity or a NaN.
 
 An infinity splits into hi = inf and lo = 0 or NaN, as does a value that rounds up to one, and inf
-times the lesser part of the other operand is a NaN or of the wrong sign. An output that is not
+times the smaller part of the other operand is a NaN or has the wrong sign. An output that is not
 finite is computed once more, in float32 from start to end: rare, so simple and slow.
 """
 
@@ -148,7 +148,7 @@ def repairing_blocks(B: int, inside: bool = True) -> Any:
     Beyond the features it is 0. Elsewhere it is summed again; or, if not `inside`, left.
 
     dense : `Factors`
-    orders : whether x and dy are in each other's place, x is feature-major, and dy is
+    orders : whether x and dy are exchanged, x is feature-major, and dy is
     """
 
     @cuda.jit(device=True)

@@ -29,15 +29,16 @@ def square_of(place, shift):
 def engine_asks(form: Form, groups: int, x_across: bool) -> Any:
     """request(record, ...): fill a stage with a square of w, and tiles of x from row `top` on.
 
-    `w_view` is (size of a block, shift as in `square_of`, `paired` as in `tiles`).
+    `w_view` is (size of a block, shift as in `square_of`, `paired` as in `tiles`, a shift that is
+    not read here, rows of x).
     """
     TILE, X_WORDS, X_TILES = WIDTH * form.row, x_words(form, groups), groups // 4 if x_across else 1
-    NBYTES = 4 * form.row * (8 * groups + WIDTH)
+    A_ROW = 4 * form.row  # bytes
 
     @cuda.jit(device=True)
     def request(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
         if elect() != 0:
-            mbarrier_expect(bars, bar, uint32(NBYTES))
+            mbarrier_expect(bars, bar, uint32(A_ROW * (w_view[4] + WIDTH)))
             column, row = square_of(record[0], w_view[1])
             tma_load_2d(shared, start + X_WORDS, maps[1], column, row, bars, bar)
             first = int32(record[1] * WIDTH)

@@ -26,10 +26,10 @@ from numbsparse.kernels.ptx import (
 
 @cuda.jit(device=True)
 def begin_ring(bars, at, stages, fillers, readers):
-    """From barrier `at` on one for each stage that is full, then one for each that is empty.
+    """Initialise, from barrier `at` on, one for each full stage, then one for each empty stage.
 
-    So many arrivals fill a stage, with the bytes copied, and so many empty it. One thread does it;
-    `fence_mbarrier_init` and a barrier for all threads follow.
+    `fillers` arrivals and the bytes copied fill a stage, `readers` arrivals empty it. One thread
+    calls this; `fence_mbarrier_init` and a barrier for all threads follow.
     """
     for i in range(stages):
         mbarrier_init(bars, at + i, fillers)
@@ -59,7 +59,7 @@ class Source(NamedTuple):
 
 @cache
 def opening(source: Source, many_maps: int) -> Any:
-    """Make the barriers of a warp's ring, and let the copy engine fetch the maps meanwhile.
+    """Initialise the barriers of a warp's ring, while the copy engine prefetches the maps.
 
     Where the maps are fresh, they are announced first.
     """
@@ -104,7 +104,7 @@ def waiting(source: Source) -> Any:
 
 @cache
 def closing(source: Source) -> Any:
-    """close(): what lanes copied since the last time is one stage, perhaps an empty one."""
+    """close(): what lanes copied since the last time is one stage, even if it is nothing."""
 
     @cuda.jit(device=True)
     def commit():

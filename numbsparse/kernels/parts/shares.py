@@ -13,7 +13,7 @@ import numpy as np
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import dealt
 
-TOGETHER = 12  # units of a share that take as long as adding up the parts of lines
+TOGETHER = 12  # units that take as long as adding up the parts of lines
 
 
 class Work(NamedTuple):
@@ -32,7 +32,7 @@ class Work(NamedTuple):
 
 
 def spread(counts: np.ndarray, shares: int, warps: int) -> Work:
-    """Cut lines of so many units into equal shares, and each share into equal runs."""
+    """Cut lines of `counts` units into equal shares, and each share into equal runs."""
     line, first, count, part_of, share = _pieces(counts, shares)
     order = np.lexsort((first, line, share))
     line, first, count, part_of, share = (a[order] for a in (line, first, count, part_of, share))

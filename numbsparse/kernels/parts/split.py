@@ -18,7 +18,7 @@ from numbsparse.kernels.ptx import as_float32, as_uint32, cvt_rna_tf32, mma_m16n
 
 
 def splitting(exact: bool) -> Any:
-    """split(x) = (hi, lo), the bits of both; of "high" lo is 0."""
+    """split(x) = (hi, lo), the bits of both; with "high" lo is 0."""
     return split_exact if exact else round_to_tf32
 
 

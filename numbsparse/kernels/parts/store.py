@@ -41,12 +41,12 @@ PACK = {"f16": pack_half2, "bf16": pack_bfloat2}
 
 
 def order_of(y: DeviceArray, piece: int = BYTES) -> str:
-    """Along what y takes whole pieces of so many bytes: its rows, its features, or neither."""
+    """Along what y takes whole pieces of `piece` bytes: its rows, its features, or neither."""
     for order, view in ((ROWS, y), (FEATURES, y.T)):
         lines, width = view.shape
-        gapless = view.strides[1] == y.itemsize or width == 1
+        contiguous = view.strides[1] == y.itemsize or width == 1
         places = width * y.itemsize, view.address, view.strides[0] if lines > 1 else 0
-        if gapless and all(place % piece == 0 for place in places):
+        if contiguous and all(place % piece == 0 for place in places):
             return order
     return ANY
 

@@ -1,4 +1,4 @@
-"""float32 sums to y, as `store` does it of 16 bits, and again where a split made NaN of them.
+"""float32 sums to y, as `store` has it for 16 bits; summed again where a split made NaN of them.
 
 Which rows and columns a lane has is free in what multiplies, so they are neighbours here.
 """

@@ -48,7 +48,7 @@ def rows_from(arithmetic: str, TA: int) -> Any:
 
 @cache
 def store_tile(arithmetic: str, TA: int, TB: int, wide: bool, row_at: Any) -> Any:
-    """store(acc, y, where, left, columns): y[row, left + .] = acc, of so many columns.
+    """store(acc, y, where, left, columns): y[row, left + .] = acc, of `columns` columns.
 
     row_at(where, u, g) is the row of line g of unit u, below 0 where there is none. y is of one
     axis; `wide`, as `stored` gives it, and no row ends within what is stored at once.

@@ -1,8 +1,8 @@
 """Small 16-bit blocks of w in a stage of a ring: how lanes copy them, and how an mma gets them.
 
-They are there as they are stored, one after another, 16 bytes of each copied by a lane; pieces of a
-row change places, so that those which are read together share no bank. For a long batch they are
-packed once beforehand (`packed`), and the copy engine copies them, so that no lane has to.
+They are as in global memory, one after another, a lane copying 16 bytes at a time; pieces of a row
+change places, so that those read together share no bank. For a long batch they are packed once
+beforehand (`packed`), and the copy engine copies them, so that no lane has to.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numbsparse.kernels.ptx import (
     shfl_idx,
 )
 
-TOGETHER = 1 if SIMULATED else 4  # copies that a lane asks for one after another
+TOGETHER = 1 if SIMULATED else 4  # copies that a lane requests one after another
 
 
 class Copying(NamedTuple):
@@ -32,7 +32,7 @@ class Copying(NamedTuple):
 
     codes : those that a lane knows of a stage
     look_up(codes, known, k, fetcher, own) : of the k-th stage that the lanes know
-    copy(values, own, many, shared, to, bars, stage, fetcher) : so many steps, to byte `to`
+    copy(values, own, many, shared, to, bars, stage, fetcher) : `many` steps, to byte `to`
     """
 
     codes: int
@@ -41,7 +41,7 @@ class Copying(NamedTuple):
 
 
 def copying(B: int, STEPS: int, FETCHERS: int, INSIDE_BITS: int, transposed: bool) -> Copying:
-    """For at most so many steps of 16 products in a stage, by so many warps; codes as in `packed`.
+    """For up to STEPS steps of 16 products in a stage, by FETCHERS warps; codes as in `packed`.
 
     What is beyond the last of the features that are summed over becomes 0.
     """

@@ -34,7 +34,7 @@ place_of_byte = cuda.jit(device=True)(swizzled)
 
 
 def map_of(x: DeviceArray, rows: int, features: int, transposed: bool) -> DeviceArray:
-    """The map of x for boxes of so many rows and features; transposed, of x (features, batch)."""
+    """The tensor map of x for boxes of `rows` by `features`; transposed, of x (features, batch)."""
     box = (features, rows) if transposed else (rows, features)
     return tensor_map(x, box, x.itemsize * box[1])
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from numba import cuda, float32, uint32
 
 from numbsparse.kernels.parts import pieces
@@ -19,12 +20,14 @@ from numbsparse.kernels.parts.fragments import adding, scaling
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.ptx import (
     as_float32,
+    as_uint32,
     ldmatrix_x4,
     ldmatrix_x4_trans,
     load_2xu32,
     load_4xu32,
 )
 
+ONE = np.float32(1)
 WIDTH = 32  # terms of a tile, and lines of one of w
 
 
@@ -158,8 +161,10 @@ def gating(form: Form, operand: Operand) -> Any:
     @cuda.jit(device=True)
     def apply(gates, s, raw):
         for e in range(2):
-            for j in range(GROUPS):
-                raw[j, e] = scaled(raw[j, e], gates[(s * (8 + HALF) + e * HALF) // TERMS])
+            gate = gates[(s * (8 + HALF) + e * HALF) // TERMS]
+            if gate != ONE:
+                for j in range(GROUPS):
+                    raw[j, e] = scaled(raw[j, e], gate)
 
     @cuda.jit(device=True)
     def nothing(gates, s, raw):
@@ -169,16 +174,17 @@ def gating(form: Form, operand: Operand) -> Any:
 
 
 @cache
-def fragment(form: Form, operand: Operand) -> Any:
+def fragment(form: Form, operand: Operand, apart: bool = True) -> Any:
     """hi, lo of step s: where a float32 is split, the nearest tf32 and what is left of it.
 
-    An mma takes two groups: where there is one, the other is 0. What is gated is first multiplied.
+    If not `apart`, hi is the float32 itself. An mma takes two groups: where there is one, the other
+    is 0. What is gated is first multiplied.
     """
     GROUPS, RAW = operand.groups, (operand.groups + operand.groups % 2, 2)
     LACKS, ROWS = operand.groups % 2 == 1, operand.groups + operand.groups % 2
     sixteen = form.is_16_bit
     take = take_16_bit(operand.groups, operand.across) if sixteen else take_float32(operand)
-    split, apply = splitting(form.split), gating(form, operand)
+    split, apply = splitting(form.split) if apart else whole, gating(form, operand)
 
     @cuda.jit(device=True)
     def fragment_of_step(tile, start, s, paired, gates, hi, lo):
@@ -195,6 +201,11 @@ def fragment(form: Form, operand: Operand) -> Any:
                     hi[j, e], lo[j, e] = split(as_float32(raw[j, e]))
 
     return fragment_of_step
+
+
+@cuda.jit(device=True)
+def whole(x):
+    return as_uint32(x), uint32(0)
 
 
 @cache
@@ -222,7 +233,7 @@ def multiply(form: Form, first: Operand, second: Operand) -> Any:
 
     `gates` are those of what is gated, see `fragment`.
     Where the second has eight groups, its upper four have sums of their own, after the others'.
-    Steps are taken by twos. Of split float32 acc is zero before; the small products are first, and
+    Steps are taken by twos. For split float32 acc is zero before; the small products are first, and
     the second two steps start from zero and are added in float32: a tensor core cuts off what it
     adds, always towards zero, and in the 12 products of a unit that would show.
     """

@@ -1,4 +1,4 @@
-"""Pieces of a sum that many blocks of threads have: added in their order, in one place.
+"""Pieces of a sum that many blocks of threads have, added in their order, in one place.
 
 An item is the sum of a few kept blocks. It is cut into pieces where items are too few for the GPU.
 The pieces of an item add to the same float32 numbers, one after another and always in the same
@@ -26,7 +26,7 @@ from numbsparse.kernels.ptx import (
 from numbsparse.kernels.views import span
 
 RUN = 4  # values that a thread takes at once
-AHEAD = 6  # of those, loads under way
+AHEAD = 6  # of those, loads in flight
 LEAST_TILES = 4  # of a piece
 TURN = 2.5  # what adding a piece takes, in tiles
 
@@ -50,7 +50,7 @@ def sums_into(result: DeviceArray, items: int, pieces: int) -> Sums:
 
 @lru_cache(maxsize=1024)
 def pieces_of(items: int, tiles: int, places: int) -> int:
-    """Into how many pieces to cut each item of so many tiles, so that all end soonest.
+    """Into how many pieces to cut each item of `tiles` tiles, so that all end soonest.
 
     Blocks of threads run side by side, one in each of the places.
     """
@@ -70,7 +70,7 @@ def add_in_turn(dtype: str, B: int, THREADS: int, PARTS: int = 1) -> Any:
     blocks : from item `first` on, which of the blocks of the result they are, where those are of
         PARTS * B x PARTS * B values: (block * PARTS + row) * PARTS + column, negative where none
     piece, number : of the item's pieces, and of the items; a piece waits for those of blocks of
-        threads that began before its own, so none waits for ever
+        threads that began before its own, so none waits forever
     """
     ALONG, KEPT, write = B // RUN, AHEAD * RUN, _writer(dtype)
     RUNS, LINE = B * ALONG, PARTS * ALONG  # runs of a block, and of a line of the result

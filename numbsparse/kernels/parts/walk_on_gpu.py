@@ -9,7 +9,7 @@ from numbsparse.kernels.ptx import shfl_idx
 
 @cuda.jit(device=True)
 def kept_by(words, line, lines, at):
-    """(which of so many lines keep the input 32 at + lane: bit i for line + i; which of these 32
+    """(which of `lines` lines keep the input 32 at + lane: bit i for line + i; which of these 32
     inputs any of them keeps).
 
     `lines` is a literal: with a number known at run time alone, all inputs were taken for kept in

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 
 from numbsparse.kernels.ptx import meaning
-from numbsparse.kernels.ptx.warp import WARP, together
+from numbsparse.kernels.ptx.warp import WARP, register, together
+from numbsparse.simulator import accesses
 from numbsparse.simulator.accesses import begin, synchronizing, waited_for
-from numbsparse.simulator.arrays import Global, Memory, note_piece
+from numbsparse.simulator.arrays import Global, Memory, extent, note_piece
 from numbsparse.simulator.clocks import COPY, Moment
 from numbsparse.simulator.threads import current
 
 _FLOAT = np.zeros(1, np.float32)  # one register, in each of its types
 _BITS, _HALVES = _FLOAT.view(np.uint32), _FLOAT.view(np.float16)
+_ITEM_BYTES = {np.uint8: 1, np.uint16: 2, np.uint32: 4, np.float32: 4}
 _MOST_HALF, _SMALL, _ONE = np.finfo(np.float16).max, np.finfo(np.float32).tiny, np.float32(1)
 
 
@@ -147,14 +149,14 @@ def store_2xu32(array, j, v0, v1):
 
 
 def cvt_rna_tf32(x):
-    _FLOAT[0] = _register(np.float32, x)
+    _FLOAT[0] = register(np.float32, x)
     if -np.inf < x < np.inf:  # as most are
         return np.uint32(int(_BITS[0]) + 0x1000 & 0xFFFFE000)
     return meaning.cvt_rna_tf32(_FLOAT)[0]
 
 
 def pack_half2(lo, hi):
-    lo, hi = _register(np.float32, lo), _register(np.float32, hi)
+    lo, hi = register(np.float32, lo), register(np.float32, hi)
     if -_MOST_HALF <= lo <= _MOST_HALF and -_MOST_HALF <= hi <= _MOST_HALF:  # as most are
         _HALVES[0], _HALVES[1] = lo, hi
         return _BITS[0]
@@ -162,40 +164,40 @@ def pack_half2(lo, hi):
 
 
 def pack_bfloat2(lo, hi):
-    return meaning.pack_bfloat2(_register(np.float32, lo), _register(np.float32, hi))[()]
+    return meaning.pack_bfloat2(register(np.float32, lo), register(np.float32, hi))[()]
 
 
 def ex2(x):
-    if _register(np.float32, x) < 128:
+    if register(np.float32, x) < 128:
         return np.exp2(x)
     with np.errstate(over="ignore"):
         return np.exp2(x)
 
 
 def rcp(x):
-    if abs(_register(np.float32, x)) > _SMALL:
+    if abs(register(np.float32, x)) > _SMALL:
         return _ONE / x
     with np.errstate(divide="ignore", over="ignore"):
         return _ONE / x
 
 
 def unpack_half2(word):
-    _BITS[0] = _register(np.uint32, word)
+    _BITS[0] = register(np.uint32, word)
     return np.float32(_HALVES[0]), np.float32(_HALVES[1])
 
 
 def unpack_bfloat2(word):
-    _BITS[0] = _register(np.uint32, word)
+    _BITS[0] = register(np.uint32, word)
     return tuple(meaning.float32_of_bfloat16(_BITS))
 
 
 def as_uint32(x):
-    _FLOAT[0] = x if type(x) is np.float32 else _register(np.float32, x)
+    _FLOAT[0] = x if type(x) is np.float32 else register(np.float32, x)
     return _BITS[0]
 
 
 def as_float32(bits):
-    _BITS[0] = bits if type(bits) is np.uint32 else _register(np.uint32, bits)
+    _BITS[0] = bits if type(bits) is np.uint32 else register(np.uint32, bits)
     return _FLOAT[0]
 
 
@@ -218,8 +220,7 @@ def sync_warp():
 
 
 def _mma(which, a, b, c):
-    a, b, c = _checked(np.uint32, a), _checked(np.uint32, b), _checked(np.float32, c)
-    return together(which, a, b, c, registers=True)
+    return together(which, a, b, c, registers=True, types=(np.uint32, np.uint32, np.float32))
 
 
 def _registers(dtype, *values):
@@ -229,14 +230,8 @@ def _registers(dtype, *values):
 def _checked(dtype, values):
     for value in values:
         if type(value) is not dtype:
-            _register(dtype, value)
+            register(dtype, value)
     return values
-
-
-def _register(dtype, value):
-    if type(value) is not dtype:
-        raise TypeError(f"a register of {dtype.__name__} got {type(value).__name__} {value!r}")
-    return value
 
 
 def _any_register(value):
@@ -264,25 +259,20 @@ def _global(array):
 
 def _piece(array, i, nbytes, align=16, writes=False, moment=None, dtype=np.uint8):
     """The `nbytes` bytes from item i of the flat array on, as a view; it starts aligned."""
+    address, itemsize, size = array.extent if isinstance(array, Memory) else extent(array)
     nbytes = int(nbytes)
-    start = int(i) * array.itemsize if nbytes else 0
-    if not 0 <= start <= array.nbytes - nbytes:
+    start = int(i) * itemsize if nbytes else 0
+    if not 0 <= start <= size - nbytes:
         raise IndexError(f"{nbytes} bytes from item {i} are outside an array of {array.size}")
-    _check_order(array)
-    address = start + (array.address if isinstance(array, Memory) else array.ctypes.data)
-    if nbytes and address % align:
+    if nbytes and (address + start) % align:
         raise ValueError(f"item {i} does not start at a multiple of {align} bytes")
-    note_piece(array, writes, address, nbytes, moment)
-    return np.ndarray(nbytes // np.dtype(dtype).itemsize, dtype, array, start)
+    if accesses.watcher is not None:
+        note_piece(array, writes, address + start, nbytes, moment)
+    return np.ndarray(nbytes // _ITEM_BYTES[dtype], dtype, array, start)
 
 
 def flat_bytes(array):
     """The bytes of an array, as a view."""
     array = np.asarray(array)
-    _check_order(array)
+    extent(array)
     return array.reshape(-1).view(np.uint8)
-
-
-def _check_order(array):
-    if not array.flags.c_contiguous:
-        raise ValueError("an array in C order without gaps is taken here")

@@ -23,10 +23,12 @@ def together(
     shared: tuple[Any, ...] = (),
     of: int = WARP,
     registers: bool = False,
+    types: tuple[Any, ...] = (),
 ) -> Any:
     """Run `meaning` on every lane's operands, stacked along a first axis; this lane's result.
 
     `shared` are the same for all lanes, and follow those. With `registers` the result is a tuple.
+    With `types`, for each operand, a tuple of registers, what they are to be.
     Raises RuntimeError where the lanes do not all arrive, or arrive for different things.
     """
     thread = current()
@@ -39,7 +41,16 @@ def together(
                 f"a block of {block.threads} ends inside one"
             )
         warp = block.own[of, number] = Warp(of)
-    return warp.run(thread, lane, meaning, operands, shared, registers)
+    warp.calls[lane] = meaning, operands
+    if len(warp.calls) < of:
+        warp.waiting.append(thread)
+        block.turns.wait(thread, warp.missing)
+    else:
+        warp.compute(shared, registers, types)
+        thread.wake(warp.waiting)
+    if warp.error:
+        raise RuntimeError(warp.error)
+    return warp.results[lane]
 
 
 class Warp:
@@ -55,42 +66,23 @@ class Warp:
         self.results: Any = None
         self.error = ""
 
-    def run(
-        self,
-        thread: Worker,
-        lane: int,
-        meaning: Callable[..., np.ndarray],
-        operands: tuple[Any, ...],
-        shared: tuple[Any, ...],
-        registers: bool,
-    ) -> Any:
-        self.calls[lane] = meaning, operands
-        if len(self.calls) < len(self.lanes):
-            self.waiting.append(thread)
-            thread.block.turns.wait(thread, self.missing)
-        else:
-            self.compute(shared, registers)
-            thread.wake(self.waiting)
-        if self.error:
-            raise RuntimeError(self.error)
-        return self.results[lane]
-
     def missing(self) -> str:
         names = sorted({meaning.__name__ for meaning, _ in self.calls.values()})
         return f"lanes {sorted({*self.lanes} - {*self.calls})} to run {' or '.join(names)}"
 
-    def compute(self, shared: tuple[Any, ...], registers: bool) -> None:
+    def compute(self, shared: tuple[Any, ...], registers: bool, types: tuple[Any, ...]) -> None:
         calls = [self.calls[lane] for lane in self.lanes]
         self.calls = {}
-        lanes: dict[Any, list[int]] = {}
-        for lane, (meaning, _) in enumerate(calls):
-            lanes.setdefault(meaning, []).append(lane)
-        if len(lanes) > 1:
+        meanings, operands = zip(*calls, strict=True)
+        meaning = meanings[0]
+        if meanings.count(meaning) < len(meanings):
             self.error = "the lanes of a warp went apart: " + ", ".join(
-                f"{meaning.__name__} in lanes {at}" for meaning, at in lanes.items()
+                f"{name} in lanes {[lane for lane in self.lanes if meanings[lane] is each]}"
+                for each, name in {each: each.__name__ for each in meanings}.items()
             )
             return
-        stacked = map(_stacked, zip(*(o for _, o in calls), strict=True))
+        each_one = zip(*operands, strict=True)
+        stacked = map(_registers, each_one, types) if types else map(_stacked, each_one)
         with np.errstate(all="ignore"):  # infinities and NaNs are results like others
             self.results = meaning(*stacked, *shared)
         if registers:  # all at once: a tuple of each row by itself takes five times as long
@@ -103,5 +95,20 @@ def _stacked(operands: Sequence[Any]) -> np.ndarray:
     first = operands[0]
     if type(first) is not tuple:
         return np.array(operands)
-    values = np.array([*chain.from_iterable(operands)], type(first[0]))
-    return values.reshape(len(operands), -1)
+    return _registers(operands, type(first[0]))
+
+
+def _registers(operands: Sequence[Any], dtype: Any) -> np.ndarray:
+    """The registers of all lanes, as one array (lanes, registers); all are of that type."""
+    values = [*chain.from_iterable(operands)]
+    if {*map(type, values)} != {dtype}:
+        for value in values:
+            register(dtype, value)
+    return np.array(values, dtype).reshape(len(operands), -1)
+
+
+def register(dtype: Any, value: Any) -> Any:
+    """The value of a register of that type; TypeError for another."""
+    if type(value) is not dtype:
+        raise TypeError(f"a register of {dtype.__name__} got {type(value).__name__} {value!r}")
+    return value

@@ -34,7 +34,7 @@ def relu(x: Any) -> Tensor:
 
 
 def abs(x: Any) -> Tensor:
-    """|x|; the gradient at 0 is 0. Of a block-sparse tensor each value's, in its layout.
+    """``|x|``; the gradient at 0 is 0. Of a block-sparse tensor each value's, in its layout.
 
     >>> from numbsparse import Tensor
     >>> from numbsparse.nn import functional as F

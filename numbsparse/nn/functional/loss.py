@@ -17,7 +17,7 @@ def cross_entropy(logits: Tensor, targets: Any) -> Tensor:
     Parameters
     ----------
     logits : Tensor, (..., classes)
-    targets : array or list of integers, (...), in the place of the logits
+    targets : array or list of integers, (...), on the logits' device
         On a GPU a target out of range gives NaN; on the CPU it raises ValueError.
 
     Raises ValueError for targets of another shape, one-hot ones among them.

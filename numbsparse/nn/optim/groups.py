@@ -26,7 +26,7 @@ class Setting:
         values = [group[self.name] for group in optimizer.param_groups]
         if any(value != values[0] for value in values):
             raise ValueError(
-                f"{self.name} differs from group to group, {values}: take "
+                f"{self.name} differs from group to group, {values}: use "
                 f"param_groups[i][{self.name!r}]"
             )
         return values[0]

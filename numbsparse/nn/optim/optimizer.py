@@ -360,6 +360,6 @@ def check_gradient(name: str, parameter: Tensor) -> None:
         )
     if parameter.grad.device != parameter.device:
         raise ValueError(
-            f"{name}.grad takes the place of its parameter, {parameter.device}, "
+            f"{name}.grad takes the device of its parameter, {parameter.device}, "
             f"got {parameter.grad.device}"
         )

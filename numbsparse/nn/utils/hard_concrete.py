@@ -134,7 +134,7 @@ class HardConcrete(Steered):
         least = sum(w.block_size**2 for w in blocks) / whole
         if self.density < least / 2:
             raise ValueError(
-                f"density {density} leaves Linear layers no block: take {least:.3g} or more, one "
+                f"density {density} leaves Linear layers no block: use {least:.3g} or more, one "
                 "block for each, or a Module without some of them"
             )
         self.model, rng = model, np.random.default_rng(seed)

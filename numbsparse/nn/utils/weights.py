@@ -139,7 +139,7 @@ def largest_of_all(
         return [_largest(own, round(density * n)) for own, n in zip(norms, grids, strict=True)]
     sizes = {w.name: w.data.block_size for w in weights}
     if len(set(sizes.values())) > 1:
-        raise ValueError(f'scope="model" compares blocks of one size, got {sizes}: take "layer"')
+        raise ValueError(f'scope="model" compares blocks of one size, got {sizes}: use "layer"')
     kept = _largest(np.concatenate(norms), round(density * sum(grids)))
     return np.split(kept, np.cumsum([own.size for own in norms])[:-1])
 
@@ -151,7 +151,7 @@ def keep(
     for weight, mask in zip(weights, kept, strict=True):
         if mask.size and not mask.any():
             raise ValueError(
-                f"{limit} leaves {weight.name} none of its {mask.size} blocks: keep more, take "
+                f"{limit} leaves {weight.name} none of its {mask.size} blocks: keep more, use "
                 'scope="layer" with a density that is one block at least, or leave this weight '
                 "out, with a list of the other parameters in place of the model"
             )
@@ -166,8 +166,8 @@ def check_density(weights: list[Weight], density: float) -> None:
         rows, columns = weight.data.layout.shape
         if weight.data.n_blocks and not round(density * rows * columns):
             raise ValueError(
-                f"density {density} leaves {weight.name} none of its {rows * columns} blocks: take "
-                "one block at least, or a list of the other parameters"
+                f"density {density} leaves {weight.name} none of its {rows * columns} blocks: keep "
+                "one block at least, or give a list of the other parameters"
             )
 
 

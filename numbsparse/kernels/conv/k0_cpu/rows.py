@@ -10,10 +10,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from numbsparse.kernels.conv.window import Pass, Three
-from numbsparse.kernels.cores import DONE, next_share, wait
+from numbsparse.kernels.cores import DONE, inner, next_share, wait
 from numbsparse.kernels.simd import fetch_add, load, store_transposed
 
 MOST_WIDTH = 128  # outputs of a strip
@@ -77,7 +76,7 @@ def _rows(of: Pass, sizes: Three) -> np.ndarray:
     return rows
 
 
-@njit(nogil=True)
+@inner()
 def pack_rows(core, counts, x, images, strips, width, scale, start, residues, first, packed, line):
     """packed[group, row, strip] = (features, lanes) of the images from `first` on.
 
@@ -101,7 +100,8 @@ def pack_rows(core, counts, x, images, strips, width, scale, start, residues, fi
                 p = v // images
                 pixel = (strip * width + p % plane + start) * scale + residues[p // plane]
                 if n < batch and 0 <= pixel < pixels:
-                    line[v - lane, :] = x[n, row, pixel]
+                    for c in range(features):  # as rows, they would compile twice as long
+                        line[v - lane, c] = x[n, row, pixel, c]
                 else:
                     line[v - lane, :] = 0
             if last - lane == 4:

@@ -126,7 +126,7 @@ def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, 
         spread(places, tiling.rows, tiling.images, tiling.box)
         w_lane = tiling.rows * B + begin_w(0, 0)
         seen = -1  # the chunk whose box `rows` names
-        now = then = int64(0)  # where the stages start that are multiplied and fetched
+        now = then = int64(0)  # where the stages start that are multiplied, and fetched
         for unit in range(begin - AHEAD, end):
             cp_async_wait(PENDING)
             cuda.syncthreads()

@@ -58,7 +58,7 @@ def shape_of(arithmetic: str, B: int) -> Shape:
 
 
 def weight_grad(x, dy, index, window, dvalues, arithmetic):
-    """Gives whether tiles were filled by outputs: see `Cut.fills`."""
+    """Returns whether outputs filled all tiles: see `Cut.fills`."""
     size, batch = dvalues.shape[1], x.shape[0]
     if not dvalues.size:
         return True

@@ -2,7 +2,7 @@
 
 A block of threads has WARPGROUPS of consumers and a producer warp, which requests copies. Each
 warpgroup has UNITS pieces of 64 outputs, whose sums stay in registers along a line. Blocks of
-threads stay for the whole launch, and go from line to line while copies for the next already run.
+threads are persistent, and go from line to line while copies for the next already run.
 Boxes and blocks of w have a ring each: for a box there are as many blocks as the line keeps taps of
 it.
 
@@ -77,7 +77,7 @@ class Shape(NamedTuple):
         return PIXELS * self.UNITS * self.WARPGROUPS
 
     def shared_items(self, box: int, adds: LineProduct) -> int:
-        """Of boxes of so many items, blocks of w, and what warps store y from."""
+        """Of boxes of `box` items, blocks of w, and what warps store y from."""
         x_stages, w_stages, w_taps = self.rings
         return x_stages * box + w_stages * w_taps * adds.SLOT + 4 * self.WARPGROUPS * adds.BUFFER
 
@@ -230,7 +230,7 @@ def fetcher(B: int, rings: Rings, adds: LineProduct) -> Any:
 
 @cache
 def walker(rings: Rings, adds: LineProduct) -> Any:
-    """Reads what `fetch` requests: multiplies the box of each unit by its blocks of w.
+    """Takes what `fetch` requests: multiplies the box of each unit by its blocks of w.
 
     `box` is the size of one, in MEASURE; `at` is where a warp is in the rings.
     """

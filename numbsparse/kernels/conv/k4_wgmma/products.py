@@ -55,7 +55,7 @@ class LineProduct(NamedTuple):
     MEASURE : items that are one in the places that `add` takes
     SLOT : items of a block of w
     BUFFER : items of shared memory that a warp stores y from
-    announce : (announce_w(w), announce_y(y)), the maps that they are
+    announce : (announce_w(w), announce_y(y)), where these are tensor maps
     fetch_block : fetch_block(w, block, ring, start, bars, full)
     begin : begin(y, places, warp, lane, box), where a thread's rows are in a box
     start : start(sums), accumulators of zeros, or None where they are `sums`
@@ -216,7 +216,7 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
 
     @cuda.jit(device=True)
     def first_row(warp, lane):
-        """Of 8 neighbours that pixel which is line g of a product: no two lanes share a bank."""
+        """Which of 8 neighbouring pixels is line g of a product: no two lanes share a bank."""
         g = lane // 4
         return warp * ROWS + (g // 2 + g % 2 * 4 if B == 32 else g)
 

@@ -76,7 +76,7 @@ if SIMULATED:
 
 
 def weight_grad(x, dy, index, window, dvalues):
-    """Gives whether tiles were filled by outputs: see `Cut.fills`."""
+    """Returns whether outputs filled all tiles: see `Cut.fills`."""
     size, batch, dtype = min(dvalues.shape[1], LARGEST), x.shape[0], x.dtype.name
     parts, shape = dvalues.shape[1] // size, SHAPES[size]
     x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
@@ -89,7 +89,7 @@ def weight_grad(x, dy, index, window, dvalues):
     tiling = how.tiling(2 * size)
     stage = (tiling.rows + shape.ROWS) * size
     taps = shape.MOST_UNITS * (PIXELS // size)
-    beyond = (PIXELS // size - 1) * how.rows * 2 * size  # what units of fewer taps may read
+    beyond = (PIXELS // size - 1) * how.rows * 2 * size  # what units with fewer taps may read
     shared = max(2 * shape.STAGES * stage + beyond, 4 * taps * size * size) + 1024
     x_map = pixel_map(x, window.big, how.images, how.box, size)
     dy_map = pixel_map(dy, window.small, how.images, how.tile, size)

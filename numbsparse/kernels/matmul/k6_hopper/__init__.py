@@ -4,9 +4,9 @@ A warp or two do nothing but request tiles from the copy engine (TMA): a box of 
 a single instruction, arrives in shared memory swizzled, with zeros beyond the edges, and tells a
 barrier how many bytes have arrived. Warpgroups of four warps each wait at that barrier, multiply 64
 rows by whole blocks with wgmma straight from shared memory, and release the stage at another
-barrier; nothing else waits. The blocks of threads stay for the whole launch, one on each
-multiprocessor, and go from tile to tile while the copies for the next one already run, and those of
-y still do. The order of the blocks is worked out once for every layout.
+barrier; nothing else waits. The blocks of threads are persistent, one on each multiprocessor:
+they go from tile to tile while the copies for the next one already run, and those of y still do.
+The order of the blocks is worked out once for every layout.
 
 Reads per output, for a sum of K products: from global memory K / (B * U) of x, where a tile of x
 serves U of the columns that a block of threads computes at once, and K / (ROWS * CLUSTER) of w,
@@ -18,9 +18,9 @@ alike. From shared memory it is K / B + K / 64, at the tensor cores' own pace.
 float32 is the same machine with products of tf32: x is split into hi and lo in registers, w before
 the kernel; `parts.split` says what these are. Its reads are K / B of x, or K / 64 where two columns
 of blocks of 32 keep the same inputs, and K / 128 of w. What limits it is shared memory: wgmma takes
-64 bytes a cycle of w from there, at the tensor cores' own pace, and other traffic adds to it: x in
-and out and w in make 336 cycles of 192 for 64 rows and a block of 32, and 272 where a tile of x
-serves two blocks, or one of 64. An H200 at 1.72 GHz took about 340 and 265.
+64 bytes a cycle of w from there, at the tensor cores' own pace, and other traffic adds to it: with
+x in and out and w in, 192 cycles become 336 for 64 rows and a block of 32, and 272 where a tile of
+x serves two blocks, or one of 64. An H200 at 1.72 GHz took about 340 and 265.
 
 The weight-gradient sums down the batch: see `weight_grad`.
 
@@ -41,7 +41,7 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.k6_hopper import plan_on_gpu  # noqa: F401, which enters its plans
+from numbsparse.kernels.matmul.k6_hopper import plan_on_gpu  # noqa: F401, which registers its plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad as gradient
 from numbsparse.kernels.matmul.k6_hopper.consume import consumer
 from numbsparse.kernels.matmul.k6_hopper.plan import (
@@ -171,7 +171,7 @@ def maps_of(
 def line_kernel(form: Form) -> Any:
     """A block of threads, some warps of which multiply, some fetch.
 
-    images : of w, of float32, as `dense`: of 16 bits there is neither
+    images : of w, in float32, like `dense`; 16 bits have neither
     """
     tile, IS_16_BIT, LAST = form.tile, form.tile.ITEM == 2, X if form.order == ANY else Y
     STAGES, BARRIERS, WARPS, CLUSTER = tile.STAGES, 2 * tile.STAGES, tile.WARPS, tile.CLUSTER

@@ -113,7 +113,7 @@ class Tile(NamedTuple):
 
     @property
     def THREADS(self) -> int:
-        """Registers are handed over by whole warpgroups: float32's has one warp that fetches."""
+        """Whole warpgroups hand over registers (setmaxnreg): float32 has one warp that fetches."""
         whole = self.ITEM == 4 and not SIMULATED
         return 32 * (self.WARPS + (4 if whole else self.FETCHERS))
 
@@ -130,8 +130,8 @@ class Tile(NamedTuple):
     def REGISTERS(self) -> tuple[int, int]:
         """Of a thread that multiplies, and of one that fetches, if these hand over any.
 
-        Five warpgroups begin with 96 each, three with 168: should all together request more, some
-        would wait for ever.
+        Five warpgroups begin with 96 each, three with 168: if all together requested more, some
+        would wait forever.
         """
         if self.ITEM == 2:
             return 0, 0
@@ -174,7 +174,7 @@ def line_tiles(size: int, batch: int, features: int = 0, itemsize: int = 2) -> l
 def tile_of(size: int, batch: int) -> Tile:
     """For a small batch with fewer rows, and no cluster to share them.
 
-    In the simulator it is a small one, for it runs a thread for a thread.
+    In the simulator it is a small one, because that runs a system thread for each thread.
     """
     tile = TILES[size]
     if SIMULATED:

@@ -1,6 +1,6 @@
 """The records of forward and input_grad for a layout made on a GPU, written there.
 
-They are those of `plan`, but that neighbouring strips are a group, whatever they keep: which strips
+They are those of `plan`, but neighbouring strips are a group, whatever they keep: which strips
 meet the same inputs would take longer to find out than the product takes. A warp writes the steps
 of a group; it goes through the words of bits of the group's lines, 32 inputs at a time. Where a
 strip is a group of its own, each step is a part of a block, and a thread writes it.

@@ -1,8 +1,8 @@
 """The producer warps: they take turns requesting the tiles of each step.
 
-`parts.records` says how they read the plan ahead. One lane requests them, chosen by `elect`: of any
-other choice the compiler makes a loop over the lanes. A request takes about as long as a step of
-small blocks is multiplied, and so there may be several such warps.
+`parts.records` says how they read the plan ahead. One lane requests them, chosen by `elect`: for
+any other choice the compiler emits a loop over the lanes. A request takes about as long as a step
+of small blocks is multiplied, and so there may be several such warps.
 
 The copy engine loads 16-bit blocks of w as they are, and float32's as `parts.images`.
 """
@@ -50,7 +50,7 @@ def producer(form: Form) -> Any:
 
 @cache
 def requesting(form: Form) -> Any:
-    """What `walking` does of a step: it publishes masks and requests tiles."""
+    """What `walking` does for a step: it publishes masks and requests tiles."""
     tile, STAGES, SHARES = form.tile, form.tile.STAGES, form.tile.SHARES
     INPUTS, BLOCKS, UNIT, CLUSTER = tile.INPUTS, tile.BLOCKS, tile.UNIT, tile.CLUSTER
     STAGE, W_START, X_BYTES, W_BYTES = tile.STAGE_BYTES, tile.W_START, tile.X_BYTES, tile.W_BYTES

@@ -27,8 +27,9 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_16_bit as of_16_bit
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_float32 as of_float32
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
-from numbsparse.kernels.matmul.k6_hopper import weight_grad_products as roles
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_on_gpu import of_cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, OPERANDS, RUNS, Tile
@@ -175,10 +176,10 @@ def kernel_of_16_bit(
     return kernel_of(
         tile,
         tile.UNITS * tile.N // 2,
-        roles.supplier(tile, x_transposed, dy_transposed),
-        roles.multiplier(tile, kind, x_transposed, dy_transposed),
-        roles.storer_of_lines(tile, kind) if wide else roles.storer(tile, kind),
-        roles.storer(tile, None),
+        of_16_bit.supplier(tile, x_transposed, dy_transposed),
+        of_16_bit.multiplier(tile, kind, x_transposed, dy_transposed),
+        of_16_bit.storer_of_lines(tile, kind) if wide else of_16_bit.storer(tile, kind),
+        of_16_bit.storer(tile, None),
     )
 
 
@@ -188,10 +189,10 @@ def kernel_of_float32(tile: Tile, exact: bool, wide: bool, orders: tuple[bool, b
     return kernel_of(
         tile,
         (tile.UNITS, tile.N // 8, 4),
-        roles.supplier_of_float32(tile, exact, x_transposed, dy_transposed),
-        roles.multiplier_of_float32(tile, exact, x_transposed),
-        roles.storer_of_float32(tile, tile.B, wide, orders, exact),
-        roles.storer_of_float32(tile, tile.PART, True, orders),
+        of_float32.supplier(tile, exact, x_transposed, dy_transposed),
+        of_float32.multiplier(tile, exact, x_transposed),
+        of_float32.storer(tile, tile.B, wide, orders, exact),
+        of_float32.storer(tile, tile.PART, True, orders),
     )
 
 
@@ -262,7 +263,7 @@ def kernel_of(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, lea
 
 @cache
 def add_kernel(SIZE: int, finish: Any, numbers: Any) -> Any:
-    """dvalues of what was cut, SIZE numbers each = the sum of pieces, in the order of the batch.
+    """dvalues of what was cut, SIZE numbers each = the sums of its pieces, in batch order.
 
     numbers : see `weight_grad_on_gpu.of_cut`
     """

@@ -16,7 +16,6 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, 
 from numbsparse.kernels.parts.walk_on_gpu import lowest
 from numbsparse.kernels.ptx import redux_or, sync_warp
 
-ROWS = 4  # block rows of B = 32 whose blocks are computed together
 ALONE, IN_TWOS = 1, 1  # ranks of a copy that no other block of threads gets; the map of RUNS[1]
 
 part_of = cuda.jit(device=True)(plans.part)
@@ -25,11 +24,9 @@ part_of = cuda.jit(device=True)(plans.part)
 class Cut(NamedTuple):
     """How many blocks an item has."""
 
-    LINES: int  # that it goes through together
     ACROSS: int  # items side by side, which have the same blocks
     MOST: int  # inputs of an item
     LEAST: int  # blocks of each of a group's items but the last
-    PRODUCTS: int  # at most, of pairs of blocks of a line
     OUTS: int  # different ones of a block of threads
     HEAD: tuple[int, int, int, int] = (0, 0, 0, 0)  # of float32, what heads end with
 
@@ -41,15 +38,12 @@ class Cut(NamedTuple):
             stage = (tile.X_PANELS + across) * tile.PANEL_BYTES
             stages = min((POOL - BUFFERS * tile.IMAGE) // stage, tile.STAGES)
             head = 1, stages, tile.IMAGE // 4, stage // 4
-            return cls(1, tile.B // tile.N, most, most, 0, all_outs, head)
+            return cls(tile.B // tile.N, most, most, all_outs, head)
         if tile.B == 32:
-            most, products = min(32, tile.SLOTS - ROWS), tile.GROUPS * tile.UNITS
-            # One block more in each line was too much: odd ones are half a product.
-            least = max(1, min(2 * (products - ROWS + 1) - ROWS, most))
-            return cls(ROWS, 1, most, least, products, all_outs)
+            return cls(1, 32, 0, all_outs)  # which `weight_grad_regions` chooses
         outs = tile.OUTS if tile.B == 128 else all_outs
         most = tile.CLUSTER * min(outs, tile.SLOTS // (tile.B // tile.PANEL) - 1)
-        return cls(1, 1, most, most, 0, outs)
+        return cls(1, most, most, outs)
 
 
 def width_of(tile: Tile) -> int:
@@ -138,9 +132,9 @@ def finishing_rows(tile: Tile) -> Any:
 
 @cache
 def finishing_regions(tile: Tile) -> Any:
-    """Of ROWS block rows of B = 32: their panels of x, then those of dy; products are of two blocks
-    of a row, dealt evenly to the warpgroups."""
-    GROUPS, UNITS, OUTS, N = tile.GROUPS, tile.UNITS, tile.OUTS, ROWS
+    """Of block rows of B = 32: their panels of x, then those of dy; products are of two blocks of a
+    row, dealt evenly to the warpgroups."""
+    GROUPS, UNITS, OUTS = tile.GROUPS, tile.UNITS, tile.OUTS
     STEP, put = tile.PANEL_BYTES >> 4, putting()
 
     @cuda.jit(device=True)
@@ -154,14 +148,14 @@ def finishing_regions(tile: Tile) -> Any:
         counts, loads, places, outs = tables
         lane = cuda.threadIdx.x
         kept = kept if lane < count else uint32(0)
-        rows = all_products = 0
-        for row in range(N):
-            lanes = int32(cuda.popc(keepers(kept, row)))
-            if lanes:
-                if lane == 0:
-                    put(loads, item, rows, line + row, rows, 0, edges, ALONE)
-                rows += 1
-            all_products += (lanes + 1) // 2
+        rows, all_products, here = 0, 0, redux_or(kept)
+        left = here
+        while left != 0:
+            row, left = lowest(left), uint32(left & uint32(left - uint32(1)))
+            if lane == 0:
+                put(loads, item, rows, line + row, rows, 0, edges, ALONE)
+            rows += 1
+            all_products += (int32(cuda.popc(keepers(kept, row))) + 1) // 2
         if lane < count:
             put(loads, item, rows + lane, own, rows + lane, 1, edges, ALONE)
         each = max((all_products + GROUPS - 1) // GROUPS, 1)
@@ -175,8 +169,9 @@ def finishing_regions(tile: Tile) -> Any:
         if lane == 0:
             counts[item, 0] = counts[item, 1] = rows + count
         sync_warp()
-        slot = base = 0
-        for row in range(N):
+        slot, base, left = 0, 0, here
+        while left != 0:
+            row, left = lowest(left), uint32(left & uint32(left - uint32(1)))
             lanes = keepers(kept, row)
             if lanes >> uint32(lane) & uint32(1):
                 nth = bits_below(lanes, lane)
@@ -189,9 +184,8 @@ def finishing_regions(tile: Tile) -> Any:
                     step = lowest(later) * STEP if later != 0 else 0
                     places[item, group, 1 + 2 * unit] = (rows + lane) * STEP | step << 16
                     places[item, group, 2 + 2 * unit] = slot * STEP
-            number = int32(cuda.popc(lanes))
-            base += (number + 1) // 2
-            slot += 1 if number else 0
+            base += (int32(cuda.popc(lanes)) + 1) // 2
+            slot += 1
 
     return finish
 

@@ -1,11 +1,10 @@
 """The plan of a weight-gradient for a layout made on a GPU, written there.
 
-A warp goes through the blocks of ROWS neighbouring block rows of B = 32 and closes an item when the
-next block does not fit; of a block row of B = 64 or 128, and of a strip of columns of float32, a
-warp takes each piece. `finish`, in `weight_grad_items`, writes what the item's blocks of threads
-load and multiply. The items of a group begin where they would if all before had as many as they
-could have. Then they are numbered without gaps, those with most panels first; those that do not
-fill all places once more are cut over the batch; and tables are written as
+Items of B = 32 are chosen by `weight_grad_regions`; of a block row of B = 64 or 128, and of a strip
+of columns of float32, a warp takes each piece. `finish`, in `weight_grad_items`, writes what the
+item's blocks of threads load and multiply. The items of a group begin where they would if all
+before had as many as they could have. Then they are numbered without gaps, those with most panels
+first; those that do not fill all places once more are cut over the batch; and tables are written as
 `weight_grad_plan.cut_up` leaves them, empty where no item is.
 """
 
@@ -24,10 +23,16 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut, finishing, width_of
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Edges, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_regions import (
+    ROWS,
+    columns_of,
+    least_of,
+    products_of,
+    regions_kernel,
+)
 from numbsparse.kernels.parts.deal_on_gpu import ranking
 from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.regions import in_fours
-from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
 from numbsparse.layout import Index
 
 STEP = {32: 0.8, 64: 0.6, 128: 0.6}  # microseconds of a step of 16-bit values, about
@@ -68,17 +73,27 @@ def tables_of(
     walk, bits = (
         (index.columns, index.made.columns) if by_columns else (index.rows, index.made.rows)
     )
-    groups = -(-(walk.indptr.size - 1) // how.LINES) * how.ACROSS
-    most = index.block_rows.size * how.ACROSS // how.LEAST + groups  # items
+    rows, columns = index.rows.indptr.size - 1, index.columns.indptr.size - 1
+    in_regions, blocks = tile.B == 32 and not by_columns, index.block_rows.size
+    if in_regions:
+        wide = columns_of(blocks / max(rows * columns, 1))
+        groups = -(-rows // ROWS) * -(-columns // wide)
+        products = products_of(blocks, tile, places, worth)
+        least = least_of(products)
+    else:
+        groups, least = (walk.indptr.size - 1) * how.ACROSS, how.LEAST
+    most = blocks * how.ACROSS // least + groups  # items
     drafts = Drafts.empty(tile, most)
     starts, numbers = empty((groups,), np.int32), empty((groups + 1,), np.int32)
     ends = tuple(int(n) for edge in edges for n in edge)
-    table = *bits, walk.indptr, walk.blocks, walk.indices, ends, *drafts, starts, numbers
-    if how.LINES == 1:
-        longest = (index.rows if by_columns else index.columns).indptr.size - 1
-        launch(pieces_kernel(tile), (groups, -(-longest // how.MOST)), 32, *table)
+    to = ends, *drafts, starts, numbers
+    if in_regions:
+        of = *bits, index.made.columns.words, walk.indptr, walk.blocks, products
+        launch(regions_kernel(tile, wide), groups, 32, *of, *to)
     else:
-        launch(items_kernel(tile), groups, 32, *table)
+        of = *bits, walk.indptr, walk.blocks, walk.indices
+        longest = rows if by_columns else columns
+        launch(pieces_kernel(tile), (groups, -(-longest // how.MOST)), 32, *of, *to)
 
     pieces = min(max(steps // 4, 1), MOST_PIECES) if worth else 1
     found, order, cut = empty((most,), np.int32), empty((most,), np.int32), empty((4,), np.int32)
@@ -137,60 +152,6 @@ def pieces_kernel(tile: Tile) -> Any:
             finish(first + piece, count, line, across, own, uint32(1), bits, edges, tables)
         if piece == 0 and lane == 0:
             starts[group], numbers[group + 1] = first, pieces
-
-    return kernel
-
-
-@cache
-def items_kernel(tile: Tile) -> Any:
-    """The items of a group of lines: a warp closes one when the next block does not fit."""
-    how, finish = Cut.of(tile), finishing(tile)
-    N, MOST, LEAST, PRODUCTS = how.LINES, how.MOST, how.LEAST, how.PRODUCTS
-
-    @cuda.jit(device=True)
-    def counted(numbers, mask):
-        """`numbers` of blocks of each line, 8 bits each, and those of a mask."""
-        for line in range(N):
-            numbers = uint32(
-                numbers + uint32((mask >> uint32(line) & uint32(1)) << uint32(8 * line))
-            )
-        return numbers
-
-    @cuda.jit(device=True)
-    def products_of(numbers):
-        """Pairs of blocks of a line make a product."""
-        products = int32(0)
-        for line in range(N):
-            products += int32(
-                ((numbers >> uint32(8 * line) & uint32(255)) + uint32(1)) // uint32(2)
-            )
-        return products
-
-    @cuda.jit
-    def kernel(
-        words, before, indptr, blocks, inputs, edges, counts, loads, places, outs, starts, numbers
-    ):  # fmt: skip
-        group, lane = cuda.blockIdx.x, cuda.threadIdx.x
-        line, across = group * N, 0
-        first = indptr[line] // LEAST + group
-        bits, tables = (words, before, indptr, blocks), (counts, loads, places, outs)
-        item, count, own, kept, numbered = first, 0, int32(0), uint32(0), uint32(0)
-        for at in range(words.shape[1]):
-            masks, there = kept_by(words, line, N, at)
-            while there != 0:
-                bit, lines, there = next_kept(there, masks)
-                coming = counted(numbered, lines)
-                if count == MOST or products_of(coming) > PRODUCTS:
-                    finish(item, count, line, across, own, kept, bits, edges, tables)
-                    item, count, coming = item + 1, 0, counted(uint32(0), lines)
-                if lane == count:
-                    own, kept = int32(at * 32 + bit), lines
-                count, numbered = count + 1, coming
-        if count:
-            finish(item, count, line, across, own, kept, bits, edges, tables)
-            item += 1
-        if lane == 0:
-            starts[group], numbers[group + 1] = first, item - first
 
     return kernel
 

@@ -27,7 +27,7 @@ BUFFERS = 2  # each for the images of one step, of float32
 TO_START = 4.0  # microseconds until a block of threads multiplies, and while it writes
 TO_ADD, TO_ADD_FLOAT32 = 16.0, 1.0  # for a launch that adds what was cut, besides its sums
 PAIRED = 1.6  # the time of a product of 64 columns, where one of 32 takes 1
-FEWER = 0.8  # items: so many fewer are worth to store blocks value by value
+FEWER = 0.8  # times as many items or fewer make up for storing blocks value by value
 POOL = 224 * 1024  # bytes of shared memory for images and panels
 STEP = 1.4  # microseconds of a step of an item, as measured on an H200
 SUMS_IN_US = 3e5
@@ -51,7 +51,7 @@ class Tile(NamedTuple):
     RESIDENT: int = 1  # blocks of threads on a multiprocessor
     REGISTERS: tuple[int, int] = (0, 0)  # of a thread that requests copies, and one that multiplies
     ITEM: int = 2  # bytes of a value
-    STRIPS: int = 0  # of dy, of float32: an item has so many at most
+    STRIPS: int = 0  # of dy in an item, at most; float32 only
     STAYS: bool = False  # whether blocks of threads go from item to item
 
     @property
@@ -118,7 +118,7 @@ def part(n, parts, k):
 
 @compiled(error_model="numpy")
 def cut(times, sums, places, steps, least, rate, to_add):
-    """(end, items that stay whole, pieces of each other one): what ends first on so many places.
+    """(end, items that stay whole, pieces of each other one): what ends first on `places` places.
 
     times : microseconds of a step of each item, longest first
     sums : that the items leave which do not fill all places once more
@@ -251,7 +251,7 @@ def parts_of_strips(
 
 
 def way_of(index: Index, B: int) -> tuple[bool, Tile, Items]:
-    """(whether x and dy are exchanged, tile, items): few rows of blocks make fewer items so."""
+    """(whether x and dy are exchanged, tile, items): few block rows then make fewer items."""
 
     def way(swapped: bool) -> tuple[bool, Tile, Items]:
         tile = tile_of(index, B, swapped)
@@ -273,8 +273,8 @@ def tile_of(index: Index, B: int, swapped: bool = False) -> Tile:
 def tile_of_columns(B: int, N: int) -> Tile:
     """For products of N columns.
 
-    Three warpgroups begin with 168 registers for a thread, four with 128: should all together
-    request more, some would wait for ever.
+    Three warpgroups begin with 168 registers for a thread, four with 128: if all together
+    requested more, some would wait forever.
     """
     if SIMULATED:
         return Tile(B, 1, 2, (N,), 32, 2, 0, 1, 1, 1, (128, 128), ITEM=4, STRIPS=2)

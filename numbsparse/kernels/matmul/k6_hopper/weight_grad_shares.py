@@ -31,7 +31,7 @@ from numbsparse.layout import Index
 HALF_EMPTY = 1.1  # products, where one of all blocks full would be enough
 NOT_FULL = 1.03  # the same, where most regions have all the products they may
 AT_ONCE = 256  # items whose shares one core works out
-FEW_ROUNDS = 4  # so many that the last, half empty, takes much of the time
+FEW_ROUNDS = 4  # up to here the last, half empty, takes much of the time
 
 part_of = compiled(error_model="numpy")(plans.part)
 
@@ -59,7 +59,7 @@ class Shares(NamedTuple):
 def plan(
     index: Index, tile: Tile, steps: int, processors: int, edges: Edges
 ) -> tuple[np.ndarray | int, ...]:
-    """What `cut_up` makes of the items that end first on so many multiprocessors.
+    """What `cut_up` makes of the items that end first on `processors` multiprocessors.
 
     `steps` make the batch, and `processors` blocks of threads run at once.
     """
@@ -271,7 +271,7 @@ def from_l2(panels: int, tile: Tile) -> float:
 
 
 def times_of(shares: Shares, tile: Tile) -> np.ndarray:
-    """Of a step of each item: its copies or its products, whatever takes longer."""
+    """Of a step of each item: its copies or its products, whichever take longer."""
     of_items = (n.reshape(-1, tile.CLUSTER) for n in (shares.arriving, shares.blocks(tile)))
     panels, blocks = (n.max(1).astype(np.int64) for n in of_items)
     products = blocks * tile.B**2 * (2 if tile.B == 32 else 1)

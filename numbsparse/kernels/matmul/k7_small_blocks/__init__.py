@@ -9,7 +9,7 @@ warp and is known only at run time; the registers of sums must be known when the
 - `strips`: a strip of up to 512 columns of y by 64 rows. Each warp has 32 columns, and walks the
   blocks of each, stage by stage. An mma sums 16 products: one block of 16 x 16, or two of 8 x 8 of
   one column, wherever they are. `parts.stored_blocks` copies them as they are stored; for a long
-  batch, and of float32, `packed` puts w in that order before, in the registers of an mma. Where
+  batch, and in float32, `packed` puts w in that order first, as the registers of an mma. Where
   strips are too few for the GPU they are narrower, and blocks of threads share the sum of a strip.
 - `regions`: 130 or more blocks of w of 16 x 16, or 430 of 8 x 8, near each other. Each warp has
   slots for their sums; neighbouring slots are in one column and read its dy once. Where regions are
@@ -22,8 +22,8 @@ Tensor cores take float32 as tf32, by three products where they are to be exact 
 takes twice the registers: a strip has 352 columns of y, a region 128 or 144 blocks of 16 x 16.
 
 x and dy are read in either order. Of feature-major ones a line of shared memory is a feature, with
-16 to 64 rows of the batch: then `ldmatrix` transposes the tiles where it does not else, and does
-not where it does, and of float32 a lane reads neighbours of the batch (`parts.swizzle`).
+16 to 64 rows of the batch: then `ldmatrix` transposes the tiles it otherwise would not, and the
+others not; in float32 a lane reads neighbours of the batch (`parts.swizzle`).
 
 Reads per output, for a sum of K products at density d, so over K / d features of x: from global
 memory K / (512 * d) of x, or K / (1024 * d) where two strips share it in a cluster, and K / 64 of

@@ -149,8 +149,8 @@ def _region_of_blocks(
 def _run(before, height, widest, per_slot, of_group, capacity, items, slots):
     """(regions, or -1 where a column has too many blocks for one, groups of dy in all).
 
-    Neighbouring columns of a panel of so many groups fill a region, until their slots are too many,
-    or their groups. items (panels, columns): the regions of blocks, where there is room for that;
+    Neighbouring columns of a panel of `height` groups fill a region, until their slots or groups
+    are too many. items (panels, columns): the regions of blocks, where there is room for that;
     slots : of each region.
     """
     n = groups = 0

@@ -109,7 +109,7 @@ def store_slot(sums: Sums) -> Any:
 
     @cuda.jit(device=True)
     def inside(word, values):
-        """The word, of which so many values are inside."""
+        """The word, with zeros for all but `values` of its values."""
         if ITEM == 2 and values == 1:
             return word & uint32(0xFFFF)
         return word if values > 0 else uint32(0)

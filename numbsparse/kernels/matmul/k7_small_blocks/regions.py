@@ -60,7 +60,7 @@ from numbsparse.kernels.ptx import (
     wait_for_earlier_kernels,
 )
 
-# The part of the blocks that is kept, at most, and the region, found by trying on an H200.
+# The part of the blocks that is kept, at most, and the region, found by trial on an H200.
 REGIONS_16_BIT = {
     8: ((0.05, Region(12, 18, 36, 16, 3, 4)), (1, Region(14, 17, 26, 32, 2, 2))),
     16: ((0.05, Region(9, 15, 54, 16, 2, 3)), (1, Region(13, 10, 27, 16, 4, 3))),
@@ -204,7 +204,7 @@ class Registers(NamedTuple):
 
 
 def registers_of(region: Region) -> Registers:
-    """Warps hand them over by fours."""
+    """Warps hand them over by fours (setmaxnreg)."""
     warps = region.WARPS + region.FETCHERS
     if not SIMULATED and (region.WARPS % 4 or region.FETCHERS % 4):
         return Registers(0, 0, registers(32 * warps, most=255))

@@ -33,7 +33,7 @@ WIDTH = 32  # features that are fetched together: 64 or 128 bytes of a row of x
 ROWS = 64
 # By bytes of a value and block size, fitted to an H200: microseconds of a group in a warp, and
 # more for each block. Blocks that share a sum, and the part of the multiprocessors that clusters of
-# so many find free at once.
+# that size find free at once.
 A_GROUP = {(2, 8): (0.0028, 0.0045), (2, 16): (0.0012, 0.0125)}
 A_GROUP |= {(4, 8): (0.0036, 0.0184), (4, 16): (0.0014, 0.064)}
 ROOM = {2: 1.0, 4: 0.75}
@@ -161,7 +161,7 @@ def strip_of(
 
 
 def is_packed(batch: int, item: int) -> bool:
-    """Whether w is packed before: then nobody copies it through lanes, stage after stage."""
+    """Whether w is packed beforehand: then no lane has to copy it, stage after stage."""
     return item == 4 or batch > PACK_FROM
 
 
@@ -203,7 +203,7 @@ def shared_out(sizes: tuple[int, int, int], B: int, item: int, n_blocks: int) ->
 
 
 def warps_for(columns: int, item: int) -> int:
-    """That multiply: with those that ask, each has the registers that its sums need."""
+    """That multiply: beside those that fetch, each has the registers that its sums need."""
     if item == 4:
         return min(11, -(-columns // WARP_COLUMNS))
     most = 4 if SIMULATED else 8 if (shared_memory() or 0) < 160 * 1024 else 16

@@ -1,8 +1,8 @@
-"""The warps that fill a strip's ring: what they know ahead, and what they ask for.
+"""The warps that fill a strip's ring: what they know ahead, and what they request.
 
 A load from global memory takes longer than the rest of a stage. So the lanes know the groups of
-some stages, and the stored blocks of the next one, before they are asked for; two arrays take turns
-with the latter, since a register that is copied would be waited for.
+some stages, and the stored blocks of the next one, before these are requested; two arrays take
+turns with the latter, since copying a register would mean waiting for it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def producer(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
                     look_up(codes, known, 0, fetcher, own)
             while at < end:
                 count = min(PER, end - at)
-                # The next ones are under way while these are asked for.
+                # The next ones are under way while these are requested.
                 ahead = at + PER if at + PER < end else then
                 coming = looked_up(groups, begins, ahead)
                 for k in range(0, count, 2):
@@ -121,7 +121,7 @@ def turning(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
 
 
 def asking(strip: Strip, x_transposed: bool) -> Any:
-    """ask(fetcher, sources, known, number, k, row, ring): what the copy engine brings."""
+    """ask(fetcher, sources, known, number, k, row, ring): what the copy engine loads."""
     GROUPS, GROUP_BYTES, STAGE_BYTES = strip.GROUPS, strip.GROUP_BYTES, strip.STAGE_BYTES
     W_START, X_START, STEP_BYTES = strip.W_START, strip.X_START, strip.STEP_BYTES
     HEAD, WIDTH, CLUSTER, FETCHERS = strip.HEAD, strip.WIDTH, strip.CLUSTER, strip.FETCHERS

@@ -2,11 +2,11 @@
 
 A block of threads holds ROWS x (32 WARPS) values of y in registers. The features of x pass through
 a ring in shared memory, with the blocks of w that need them, and each warp multiplies those that
-its own 32 columns keep. Some warps only ask the copy engine to fill the ring: asking takes some 100
-cycles, so each asks for some of a stage's copies. The others wait for a stage at one barrier and
+its own 32 columns keep. Some warps only have the copy engine fill the ring: a request takes some
+100 cycles, so each requests some of a stage's copies. The others wait for a stage at one barrier,
 release it at another, and do not wait for each other: some find more blocks in a stage than others,
-and may be as many stages apart as the ring has. The blocks of threads stay for the whole launch,
-and the copies for the next strip run while one is written. Two of a cluster have neighbouring
+and may be as many stages apart as the ring has. The blocks of threads are persistent, and the
+copies for the next strip run while one is written. Two of a cluster have neighbouring
 strips, and load each feature of x for both.
 """
 
@@ -61,7 +61,7 @@ from numbsparse.kernels.views import span
 def along_strips(
     x: Any, values: Any, index: Any, y: Any, transposed: bool, precision: str, gates: Any = None
 ) -> None:
-    """y[:] = x @ w, or with w transposed; of 16 bits with a gate for each block, if there are."""
+    """y[:] = x @ w, or with w transposed; in 16 bits with a gate for each block, if any."""
     B, (batch, features), columns = values.shape[1], x.shape, y.shape[1]
     if batch == 0 or columns == 0:
         return
@@ -117,7 +117,7 @@ def strip_kernel(
 ) -> Any:
     WARPS, FETCHERS, CLUSTER, SPLIT = strip.WARPS, strip.FETCHERS, strip.CLUSTER, strip.SPLIT
     STAGES, BARRIERS, THREADS = strip.STAGES, 2 * strip.STAGES, 32 * (WARPS + FETCHERS)
-    # A stage is full when all that fetchers asked for and their lanes copied is there, and empty
+    # A stage is full when all that fetchers requested and their lanes copied is there, and empty
     # when all warps of the cluster have read it.
     READERS = WARPS * CLUSTER
     FILLERS = FETCHERS * (1 if strip.PACKED else 33)

@@ -33,6 +33,7 @@ and up).
 
 from __future__ import annotations
 
+from numbsparse.kernels.matmul.k8_small_batch import plan_on_gpu  # noqa: F401
 from numbsparse.kernels.matmul.k8_small_batch.blocks import multiply_blocks
 from numbsparse.kernels.matmul.k8_small_batch.launch import along_lines, by_feature
 from numbsparse.kernels.matmul.reach import reach

@@ -33,6 +33,7 @@ from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import all_finite, finite, plain_sum
 from numbsparse.kernels.parts.requests import ALIGNED, square_of
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
+from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand, fragment, products
 from numbsparse.kernels.ptx import (
     as_float32,
@@ -55,6 +56,8 @@ from numbsparse.kernels.ptx import (
 from numbsparse.kernels.views import span
 from numbsparse.layout import Index
 
+HELD_ROWS = 2 * WIDTH  # of x that a warp keeps in registers
+
 
 class Blocks(NamedTuple):
     """What a kernel is made for."""
@@ -66,12 +69,14 @@ class Blocks(NamedTuple):
     source: Source
     warps: int
     shares: int
-    long: bool  # whether the batch takes several steps of 32 rows
+    long: bool  # whether the batch takes several steps
     split: int = 1  # warps that share the steps of a unit: then none has a second unit
+    tiles: int = 1  # of 32 rows of the batch in a step
+    made: bool = False  # whether the layout is of the GPU, which alone knows how many units it has
 
     @property
     def stage_words(self) -> int:
-        return 2 * WIDTH * self.form.row
+        return 2 * self.tiles * WIDTH * self.form.row
 
     @property
     def warp_words(self) -> int:
@@ -106,23 +111,35 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
     x_side, dy_side = Operand(x_across, depth // 8), Operand(dy_across, 4, together)
     many = not engine or dvalues.size >= launch.FEW * launch.WARPS * shares * WIDTH**2
     units, count = planned(index, plan_blocks, size)
-    steps = -(-x.shape[0] // WIDTH)
+    made = index.made is not None
+    most = dvalues.size // WIDTH**2 if made else count
+    in_step = tiles_of(x.shape[0], form, engine)
+    steps = -(-x.shape[0] // (in_step * WIDTH))
     warps = launch.warps_of(form, many)
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
-    split = split_of(steps, count, busy * shares)
+    split = split_of(steps, most, busy * shares)
     source = launch.source_of(engine, x, dy)
-    blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, steps > 1, split)
+    blocks = Blocks(
+        form, depth, x_side, dy_side, source, warps, shares, steps > 1, split, in_step, made
+    )
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
     paired, length = launch.rows_of_w(size, form, engine)
     w_view = size, launch.shift_of(length), paired
     maps = units
     if engine:
         box = (WIDTH, WIDTH), WIDTH * x.itemsize
-        tiles = (x if x_across else x.T, *box), (dy if dy_across else dy.T, *box)
-        maps = tensor_maps(*tiles, launch.squares_of(dvalues, paired, length))
+        boxes = (x if x_across else x.T, *box), (dy if dy_across else dy.T, *box)
+        maps = tensor_maps(*boxes, launch.squares_of(dvalues, paired, length))
     before = span(x), launch.view_of(x), span(dy), launch.view_of(dy), w_view
     after = units, count, span(dvalues.reshape(1, -1))
-    return launch.call_of(block_kernel(blocks), blocks, shares, before, maps, after, units)
+    kept = (units, count) if made else (units,)
+    return launch.call_of(block_kernel(blocks), blocks, shares, before, maps, after, *kept)
+
+
+def tiles_of(batch: int, form: Form, engine: bool) -> int:
+    """Of a step: two where one step more would have x loaded again for each unit of a line, and
+    registers hold as much of it."""
+    return 2 if WIDTH < batch <= HELD_ROWS and engine else 1
 
 
 def split_of(steps: int, units: int, warps: int) -> int:
@@ -157,19 +174,20 @@ def block_kernel(blocks: Blocks) -> Any:
 
     `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `requests.engine_asks`.
     """
-    form, depth, x_side, _, source, WARPS, shares, LONG, SPLIT = blocks
+    form, depth, x_side, _, source, WARPS, shares, LONG, SPLIT, TILES, _ = blocks
     STAGES, STAGE, MINE = source.stages, blocks.stage_words, blocks.warp_words
     ALL, BARRIERS = WARPS * shares // SPLIT, WARPS * source.stages
     ENGINE, OVERLAP = source.engine, source.overlap
-    TILE, RECORD = WIDTH * form.row, 2 * (WIDTH // depth) + 2
+    X_START, ROWS, RECORD = TILES * WIDTH * form.row, TILES * WIDTH, 2 * (WIDTH // depth) + 2
     LINE, RECORDS = RECORD - 2, (source.stages, RECORD)
     M = -(-x_side.groups // 2)
-    HELD, SUMS = (form.steps, 2 * M, 2), (M, 4, 4)
+    HELD, SUMS = (TILES * form.steps, 2 * M, 2), (M, 4, 4)
     read, prepare, close = reading(WIDTH // depth), opening(source, 3), closing(source)
     request, wait = requesting(blocks), waiting(source)
     hold, multiply, write = holding(blocks), multiplying(blocks), writing(blocks)
     clear, after = pieces.clear(M, 4), stepping(LONG)
     leave, add = pieces.save(M, 4), pieces.add_saved(M, 4)
+    counted = counting(blocks.made)
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues):
@@ -182,18 +200,21 @@ def block_kernel(blocks: Blocks) -> Any:
         base = uint32(first_multiple(shared, ALIGNED) + warp * MINE)
         leaving, bar = uint32(base + STAGES * STAGE), uint32(warp * STAGES)
         number = int64(cuda.blockIdx.x) * (WARPS // SPLIT) + warp // SPLIT
-        unit, last = count * number // ALL, count * (number + 1) // ALL
-        steps = (x_view[0] + WIDTH - 1) // WIDTH if LONG else int64(1)  # of a unit
+        units = counted(count)
+        unit, last = units * number // ALL, units * (number + 1) // ALL
+        steps = (x_view[0] + ROWS - 1) // ROWS if LONG else int64(1)  # of a unit
         part = int64(warp % SPLIT)
         first, end = steps * part // SPLIT, steps * (part + 1) // SPLIT
         whole, mine = read(plan, unit), SPLIT > 1 and part == 0 and unit < last
         if OVERLAP:
             let_next_kernel_start()
+        ahead, step_ahead = unit, first
         for s in range(STAGES):
-            record = read(plan, unit + s // (end - first))
+            record = read(plan, ahead)
             for e in range(RECORD):
                 records[s, e] = record[e]
-        record, now = read(plan, unit + STAGES // (end - first)), whole
+            ahead, step_ahead = after(ahead, step_ahead, first, end)
+        record, now = read(plan, ahead), whole
         prepare(bars, bar, fresh, maps)
         if OVERLAP:
             wait_for_earlier_kernels()
@@ -203,7 +224,7 @@ def block_kernel(blocks: Blocks) -> Any:
             if ahead < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
                 new, other = records[s], LONG or records[s][LINE] != requested
-                top = step_ahead * WIDTH
+                top = step_ahead * ROWS
                 request(new, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, own)
                 requested = new[LINE]
             ahead, step_ahead = after(ahead, step_ahead, first, end)
@@ -214,14 +235,14 @@ def block_kernel(blocks: Blocks) -> Any:
             start, own = uint32(base + stage * STAGE), uint32(bar + stage)
             wait(bars, own, phase)
             if LONG or now[LINE] != held:
-                hold(shared, uint32(start + TILE), x_hi, x_lo)
+                hold(shared, uint32(start + X_START), x_hi, x_lo)
                 held = now[LINE]
             if step == first:
                 clear(acc)
             multiply(shared, start, x_hi, x_lo, acc)
             sync_warp()
             if ahead < last:
-                other, top = LONG or record[LINE] != requested, step_ahead * WIDTH
+                other, top = LONG or record[LINE] != requested, step_ahead * ROWS
                 request(record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, own)
                 requested = record[LINE]
                 ahead, step_ahead = after(ahead, step_ahead, first, end)
@@ -249,6 +270,21 @@ def block_kernel(blocks: Blocks) -> Any:
 
 
 @cache
+def counting(made: bool) -> Any:
+    """How many units there are, from a number or from an array of one."""
+
+    @cuda.jit(device=True)
+    def of_host(count):
+        return count
+
+    @cuda.jit(device=True)
+    def of_gpu(count):
+        return count[0]
+
+    return of_gpu if made else of_host
+
+
+@cache
 def stepping(long: bool) -> Any:
     """(unit, step) after one, of the steps from first to end of each."""
 
@@ -267,7 +303,8 @@ def requesting(blocks: Blocks) -> Any:
     Their rows of the batch are those from `top` on.
     """
     form, depth, x_side, dy_side, source, *_ = blocks
-    TILE, LINE = WIDTH * form.row, 2 * (WIDTH // depth)
+    TILES, TILE, LINE = blocks.tiles, WIDTH * form.row, 2 * (WIDTH // depth)
+    X_START = TILES * TILE
     if not source.engine:
         copy_x = copying(form, (depth, WIDTH), depth, x_side.across, source.reach)
         copy_dy = copying(form, (WIDTH, WIDTH), depth, dy_side.across, source.reach)
@@ -278,14 +315,16 @@ def requesting(blocks: Blocks) -> Any:
         record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, bar
     ):  # fmt: skip
         if elect() != 0:
-            mbarrier_expect(bars, bar, uint32(8 * TILE) if other else uint32(4 * TILE))
-            first, rows = int32(record[1] * WIDTH), int32(top)  # what is beyond the batch is 0
-            column, row = (first, rows) if DY_ACROSS else (rows, first)
-            tma_load_2d(shared, start, maps[1], column, row, bars, bar)
-            if other:
-                first = int32(record[LINE] * WIDTH)
-                column, row = (first, rows) if X_ACROSS else (rows, first)
-                tma_load_2d(shared, uint32(start + TILE), maps[0], column, row, bars, bar)
+            mbarrier_expect(bars, bar, uint32(8 * X_START) if other else uint32(4 * X_START))
+            for u in range(TILES):
+                first, rows = int32(record[1] * WIDTH), int32(top + u * WIDTH)  # beyond all, 0
+                place = uint32(start + u * TILE)
+                column, row = (first, rows) if DY_ACROSS else (rows, first)
+                tma_load_2d(shared, place, maps[1], column, row, bars, bar)
+                if other:
+                    first = int32(record[LINE] * WIDTH)
+                    column, row = (first, rows) if X_ACROSS else (rows, first)
+                    tma_load_2d(shared, uint32(place + X_START), maps[0], column, row, bars, bar)
 
     @cuda.jit(device=True)
     def by_the_lanes(
@@ -293,40 +332,49 @@ def requesting(blocks: Blocks) -> Any:
     ):  # fmt: skip
         batch, features, of_batch, of_feature = dy_view
         stride = of_batch if DY_ACROSS else of_feature
-        copy_dy(dy, record, features, stride, top, batch, shared, start)
+        for u in range(TILES):
+            first, place = top + u * WIDTH, uint32(start + u * TILE)
+            copy_dy(dy, record, features, stride, first, batch, shared, place)
         if other:
             _, features, of_batch, of_feature = x_view
             stride, line = of_batch if X_ACROSS else of_feature, (int32(0), record[LINE])
-            copy_x(x, line, features, stride, top, batch, shared, uint32(start + TILE))
+            for u in range(TILES):
+                first, place = top + u * WIDTH, uint32(start + u * TILE + X_START)
+                copy_x(x, line, features, stride, first, batch, shared, place)
 
     return by_the_engine if source.engine else by_the_lanes
 
 
 @cache
 def holding(blocks: Blocks) -> Any:
-    """hi[s], lo[s] = the fragments of a tile of x at each step."""
-    STEPS, take = blocks.form.steps, fragment(blocks.form, blocks.x)
+    """hi[s], lo[s] = the fragments of tiles of x at each step; of two tiles not split yet."""
+    TILES, TILE = blocks.tiles, WIDTH * blocks.form.row
+    STEPS, apart = blocks.form.steps, TILES == 1 or not blocks.form.split
+    take = fragment(blocks.form, blocks.x, apart)
 
     @cuda.jit(device=True)
     def hold(tile, start, hi, lo):
-        for s in range(STEPS):
-            take(tile, start, uint32(s), uint32(0), (), hi[s], lo[s])
+        for u in range(TILES):
+            for s in range(STEPS):
+                at, n = uint32(start + u * TILE), u * STEPS + s
+                take(tile, at, uint32(s), uint32(0), (), hi[n], lo[n])
 
     return hold
 
 
 @cache
 def multiplying(blocks: Blocks) -> Any:
-    """acc += the products of what is held of x and a tile of dy; acc as in `tiles.products`.
+    """acc += the products of what is held of x and tiles of dy; acc as in `tiles.products`.
 
     Those of split float32 start from zero at each step and are added in float32: sums are short
     here, and tensor cores cut off what they add.
     """
     form = blocks.form
     STEPS, SPLIT, M = form.steps, form.split, -(-blocks.x.groups // 2)
-    FRAGMENT, SUMS = (4, 2), (M, 4, 4)
+    TILES, TILE = blocks.tiles, WIDTH * form.row
+    FRAGMENT, SUMS, HELD = (4, 2), (M, 4, 4), (2 * M, 2)
     take, add = fragment(form, blocks.dy), products(form, M, 4)
-    clear, add_up = pieces.clear(M, 4), pieces.add(M, 4)
+    clear, add_up, split = pieces.clear(M, 4), pieces.add(M, 4), splitting(True)
 
     @cuda.jit(device=True)
     def step(tile, start, s, x_hi, x_lo, acc):
@@ -344,12 +392,22 @@ def multiplying(blocks: Blocks) -> Any:
             add(x_hi, hi, acc)
 
     @cuda.jit(device=True)
+    def split_step(tile, start, s, x, acc):
+        hi, lo = cuda.local.array(HELD, uint32), cuda.local.array(HELD, uint32)
+        for j in range(2 * M):
+            for e in range(2):
+                hi[j, e], lo[j, e] = split(as_float32(x[j, e]))
+        step(tile, start, s, hi, lo, acc)
+
+    @cuda.jit(device=True)
     def multiply(tile, start, x_hi, x_lo, acc):
-        step(tile, start, uint32(0), x_hi[0], x_lo[0], acc)
-        step(tile, start, uint32(1), x_hi[1], x_lo[1], acc)
-        if STEPS == 4:
-            step(tile, start, uint32(2), x_hi[2], x_lo[2], acc)
-            step(tile, start, uint32(3), x_hi[3], x_lo[3], acc)
+        for u in range(TILES):
+            for s in range(STEPS):
+                at, n = uint32(start + u * TILE), u * STEPS + s
+                if SPLIT and TILES > 1:
+                    split_step(tile, at, uint32(s), x_hi[n], acc)
+                else:
+                    step(tile, at, uint32(s), x_hi[n], x_lo[n], acc)
 
     return multiply
 

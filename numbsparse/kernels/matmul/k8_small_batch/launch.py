@@ -16,7 +16,7 @@ from numbsparse.kernels.parts.calls import Call, fresh_each_time
 from numbsparse.kernels.parts.gathers import Reach
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import Source
-from numbsparse.kernels.parts.store import ANY, ROWS, order_of
+from numbsparse.kernels.parts.store import ANY, FEATURES, ROWS, order_of
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.parts.transpose import transposed_copy
 from numbsparse.kernels.views import span
@@ -29,6 +29,7 @@ FEW = 8  # units of a warp: below, 16-bit gains more by launches that overlap th
 SHORT = 3  # units of a warp: up to there, the first ones of all warps precede any other
 MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
 MANY = 1 if SIMULATED else 6  # lines of all tiles of 32 rows, for each multiprocessor
+MUCH = 9  # squares of w, times tiles of 32 rows, for each warp
 NEAR = 2**31  # items whose places fit 32 bits
 LINES = 3500  # of 128 bytes, one a clock: what a multiprocessor reads while x is transposed
 
@@ -45,7 +46,7 @@ def serves(x: DeviceArray, values: DeviceArray) -> bool:
 
 
 def by_feature(x: DeviceArray, n_blocks: int, size: int, alone: bool = True) -> DeviceArray:
-    """x, or where lanes read it in many fewer lines of 128 bytes so, a feature-major copy.
+    """x, or a feature-major copy, where lanes then read many fewer lines of 128 bytes.
 
     Of a small block 16 bytes are in a line of each row, but a whole line of each feature. Of 16
     features it is 32 bytes, which memory is read by. When the copy pays was measured (H100, H200):
@@ -76,10 +77,11 @@ def along_lines(index: Index, x, values, y, transposed: bool, form: Form, gates:
     lines = lines._replace(patient=engine and lines.source.stages == 2 and work[1] <= SHORT)
     paired, length = rows_of_w(size, form, engine)
     x_across = not is_aligned(x)
-    w_view = size, shift_of(length), paired, (size * size // WIDTH).bit_length() - 1
+    rows = rows_of_a_tile(lines, x.shape[0], tiles)
+    w_view = size, shift_of(length), paired, (size * size // WIDTH).bit_length() - 1, rows
     maps = work[0]
     if engine:
-        x_box = WIDTH if x_across else 8 * lines.sums.x.groups, WIDTH
+        x_box = WIDTH if x_across else rows, WIDTH
         x_tiles = (x.T if x_across else x, x_box, WIDTH * x.itemsize)
         maps = tensor_maps(x_tiles, squares_of(values, paired, length))
     before = span(x), view_of(x), span(values.reshape(1, -1)), w_view
@@ -104,7 +106,8 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     """What its kernel is made for."""
     size, x_across = values.shape[1], not is_aligned(x)
     depth, batch = min(size, WIDTH), x.shape[0]
-    groups = _tile_rows(batch, -(-y.shape[1] // depth), size, form, x_across) // 8
+    n = -(-y.shape[1] // depth), values.size // WIDTH**2
+    groups = _tile_rows(batch, *n, size, form, x_across) // 8
     x_side = Operand(x_across, groups, together_of(form, x_across))
     together = together_of(form, not transposed, depth)
     w_side = Operand(not transposed, depth // 8, together, depth if gated else 0)
@@ -116,18 +119,34 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     return with_stages(lines, (1 if few else 2) if source.engine else MOST)
 
 
-def _tile_rows(batch: int, lines: int, size: int, form: Form, x_across: bool) -> int:
-    """Rows of a tile: 64 read w half as often as 32, but occupy half as many multiprocessors.
+def rows_of_a_tile(lines: Lines, batch: int, tiles: int) -> int:
+    """As many in each tile: the copy engine takes longer for rows beyond the batch than for others.
 
-    Measured (H100): 32 took up to 1.6 times as long, 64 up to 2.5 times, and these, on average,
-    1.01 to 1.02 times as long as the quicker one.
+    Measured (H200): 33 rows in tiles of 32 took up to 1.45 times as long as 64. What is behind the
+    rows in a stage, sums of nobody, may be anything: so float32, whose sums are looked at, and
+    feature-major x have whole tiles.
+    """
+    if lines.sums.x.across or not (lines.sums.form.is_16_bit and lines.source.engine):
+        return lines.rows
+    rows = -(-batch // tiles)
+    return rows + rows % 2 if lines.sums.y == FEATURES else rows
+
+
+def _tile_rows(batch: int, lines: int, squares: int, size: int, form: Form, x_across: bool) -> int:
+    """Rows of a tile: 64 read w half as often as 32, but a warp has half as many units of w.
+
+    So they are for much work: many lines of y, or squares of 32 x 32 of w. Fitted to what took less
+    time at 36 layouts and 7 batches (H200); `size` 8 to an H100.
     """
     if batch <= WIDTH:
         return WIDTH if batch > 16 or x_across else 16
     if not form.is_16_bit and size > 8:
         return WIDTH  # registers hold the sums of 32 at once
+    tiles, longer = -(-batch // WIDTH), -(-batch // (2 * WIDTH))
     most = MANY * (1 if size > 8 else 2 if form.is_16_bit else 1 / 2)
-    return WIDTH if lines * -(-batch // WIDTH) <= most * n_shares() else 2 * WIDTH
+    many = lines * tiles > most * n_shares()
+    much = size > 8 and squares * tiles**2 > 2 * longer * MUCH * WARPS * n_shares()
+    return 2 * WIDTH if many or much else WIDTH
 
 
 def together_of(form: Form, across: bool, depth: int = WIDTH) -> int:

@@ -27,8 +27,10 @@ from numbsparse.kernels.parts.requests import (
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.tiles import WIDTH, multiply
 from numbsparse.kernels.ptx import (
+    elect,
     first_multiple,
     let_next_kernel_start,
+    mbarrier_arrive,
     sync_warp,
     wait_for_earlier_kernels,
 )
@@ -88,12 +90,12 @@ def line_kernel(lines: Lines) -> Any:
     sums, depth, source, WARPS, FAR, TILED, PATIENT = lines
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
     SUMS, FIRST, OVERLAP, BARRIERS = (M, N, 4), lines.first, source.overlap, WARPS * source.stages
-    ROWS = lines.rows
     RECORD = 2 * (WIDTH // depth) + 2
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
     read, prepare, close = reading(TOGETHER), opening(source, 2), closing(source)
-    take_gates = taking_gates(TOGETHER, GATED)
-    request, wait, consume = requesting(lines), waiting(source), consuming(sums)
+    take_gates, next_gates, wanted = gating(TOGETHER, GATED)
+    fill, wait, consume = requesting(lines), waiting(source), consuming(sums)
+    request = requesting_wanted(lines)
     put, finish = storing(sums), finishing(lines)
     clear, save, add_saved = pieces.clear(M, N), pieces.save(M, N), pieces.add_saved(M, N)
 
@@ -108,15 +110,19 @@ def line_kernel(lines: Lines) -> Any:
         top = parts = int64(0)  # the first row of the batch, and of the parts of cut lines
         block = int64(cuda.blockIdx.x)
         if TILED:
-            top = int64(cuda.blockIdx.y) * ROWS
+            top = int64(cuda.blockIdx.y) * w_view[4]
             parts = cuda.blockIdx.y * (tickets.size // cuda.gridDim.y)
             block += int64(cuda.blockIdx.y) * cuda.gridDim.x
+        # What is behind the rows of this tile is of the next one, or of nobody.
+        own_view = min(y_view[0], top + w_view[4]), y_view[1], y_view[2], y_view[3]
         if FAR:
             slots, first_slot = partials, tickets.size + block * int64(WARPS - 1)
         bars = cuda.shared.array(BARRIERS, uint64)
         acc = cuda.local.array(SUMS, float32)
         records = cuda.local.array(RECORDS, int32)
-        own_gates = cuda.local.array(TOGETHER, float32)
+        own_gates = cuda.local.array(TOGETHER, float32)  # of a unit, the next one, and one ahead
+        coming_gates = cuda.local.array(TOGETHER, float32)
+        asked_gates = cuda.local.array(TOGETHER, float32)
         warp = uint32(cuda.threadIdx.x) // 32
         base = uint32(first_multiple(shared, ALIGNED) + SLOTS + warp * (STAGES * STAGE))
         bar = uint32(warp * STAGES)
@@ -124,7 +130,7 @@ def line_kernel(lines: Lines) -> Any:
             let_next_kernel_start()
         number = int64(cuda.blockIdx.x) * WARPS + warp
         unit = int32(number * each)
-        # All that is read of the plan, on its way at once; it is looked at after the wait.
+        # All that is read of the plan is loaded at once, and used after the wait.
         count = plan[sections[0] + number]
         for s in range(FIRST):
             record = read(plan, unit + s)
@@ -141,12 +147,13 @@ def line_kernel(lines: Lines) -> Any:
         for s in range(FIRST):
             if unit + s < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
-                request(records[s], x, x_view, top, values, w_view, maps, shared, start, bars, own)
+                fill(records[s], x, x_view, top, values, w_view, maps, shared, start, bars, own)
             close()
-        take_gates(now, gates, w_view[3], own_gates)
+        if there:
+            take_gates(now, gates, w_view[3], coming_gates)
         clear(acc)
         while empty < empty_lines:  # while the first tiles are on their way
-            put(y, top, int64(empty_line) * depth, y_view, acc)
+            put(y, top, int64(empty_line) * depth, own_view, acc)
             empty += cuda.gridDim.x * WARPS
             empty_line = plan[sections[2] + min(empty, empty_lines)]
         stage = phase = uint32(0)
@@ -155,17 +162,28 @@ def line_kernel(lines: Lines) -> Any:
             coming = read(plan, unit + 1)
             if there:
                 start = uint32(base + stage * STAGE)
+                take_gates(record, gates, w_view[3], asked_gates)
                 wait(bars, bar + stage, phase)
+                # Read while the tile was on its way, as those after it are while it is multiplied.
+                next_gates(own_gates, coming_gates)
+                take_gates(coming, gates, w_view[3], coming_gates)
                 if PATIENT and more:
                     other = uint32(1 - stage)
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
-                    request(record, x, x_view, top, values, w_view, maps, shared, place, bars, own)
+                    request(
+                        asked_gates, record, x, x_view, top, values, w_view, maps, shared, place,
+                        bars, own,
+                    )  # fmt: skip
                     record = read(plan, unit + 2)
-                consume(shared, start, uint32(w_view[2]), own_gates, acc)
+                if wanted(own_gates):
+                    consume(shared, start, uint32(w_view[2]), own_gates, acc)
                 sync_warp()
                 if not PATIENT and unit + STAGES < last:
                     own = uint32(bar + stage)
-                    request(record, x, x_view, top, values, w_view, maps, shared, start, bars, own)
+                    request(
+                        asked_gates, record, x, x_view, top, values, w_view, maps, shared, start,
+                        bars, own,
+                    )  # fmt: skip
                     record = read(plan, unit + STAGES + 1)
                 close()
             stage, phase = following(stage, phase, STAGES)
@@ -182,21 +200,24 @@ def line_kernel(lines: Lines) -> Any:
                         slot, start_of = int32(slot + 1), int32(start_of + each)
                     finish(
                         x, x_view, top, values, w_view, gates, plan, sections, partials, tickets,
-                        parts, name, y, y_view, acc,
+                        parts, name, y, own_view, acc,
                     )  # fmt: skip
                 if not more:
                     break
                 clear(acc)
                 continued = False
             name, end = coming[NAME], coming[END]
-            take_gates(coming, gates, w_view[3], own_gates)
 
     return kernel
 
 
 @cache
-def taking_gates(together: int, gated: bool) -> Any:
-    """taken[k] = the gate of block k of a record, 0 where there is none."""
+def gating(together: int, gated: bool) -> tuple[Any, Any, Any]:
+    """(take, follow, wanted): gates of a unit's blocks, 0 where there is none.
+
+    take(record, gates, shift, taken) reads them, follow(own, coming) goes on to the next ones, and
+    wanted(own) is whether any is not 0.
+    """
     place_of = picking(0, together)
 
     @cuda.jit(device=True)
@@ -206,10 +227,30 @@ def taking_gates(together: int, gated: bool) -> Any:
             taken[k] = gates[place >> shift] if place >= 0 else float32(0)
 
     @cuda.jit(device=True)
-    def nothing(record, gates, shift, taken):
+    def follow(own, coming):
+        for k in range(together):
+            own[k] = coming[k]
+
+    @cuda.jit(device=True)
+    def wanted(own):
+        some = False
+        for k in range(together):
+            some = some or own[k] != 0
+        return some
+
+    @cuda.jit(device=True)
+    def take_nothing(record, gates, shift, taken):
         pass
 
-    return take if gated else nothing
+    @cuda.jit(device=True)
+    def follow_nothing(own, coming):
+        pass
+
+    @cuda.jit(device=True)
+    def always(own):
+        return True
+
+    return (take, follow, wanted) if gated else (take_nothing, follow_nothing, always)
 
 
 def requesting(lines: Lines) -> Any:
@@ -218,6 +259,24 @@ def requesting(lines: Lines) -> Any:
     if source.engine:
         return engine_asks(form, x.groups, x.across)
     return lanes_ask(form, x.groups, x.across, not w.across, depth, source.reach)
+
+
+@cache
+def requesting_wanted(lines: Lines) -> Any:
+    """The same, unless all gates of its blocks are 0: then the stage is as if filled."""
+    fill, ENGINE, GATED = requesting(lines), lines.source.engine, lines.sums.w.gated > 0
+    _, _, wanted = gating(WIDTH // lines.depth, GATED)
+
+    @cuda.jit(device=True)
+    def request(
+        own_gates, record, x, x_view, top, values, w_view, maps, shared, start, bars, bar
+    ):  # fmt: skip
+        if wanted(own_gates):
+            fill(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar)
+        elif ENGINE and elect() != 0:
+            mbarrier_arrive(bars, bar)
+
+    return request
 
 
 @cache

@@ -127,7 +127,7 @@ def store_each(sums: Sums) -> Any:
                                 at = (first + i) * y_feature + b // 2
                             else:
                                 at = b * y_batch + (first + i) * y_feature
-                            # Numba asks of a signed index whether it counts from the end.
+                            # Numba checks whether a signed index counts from the end.
                             value, there = acc[m, n, 2 * r + p], uint64(at)
                             if PAIRS:
                                 y[there] = pack(value, acc[m, n, 2 * r + 1])

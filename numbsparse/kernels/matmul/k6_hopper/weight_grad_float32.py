@@ -1,10 +1,14 @@
-"""The roles in a block of threads of a weight-gradient: supply, multiply, and store.
+"""The roles in a block of threads of a weight-gradient of float32.
 
-16-bit panels go from the copy engine straight to wgmma, which takes them in either order. For
-float32 wgmma reads the second operand from shared memory with contiguous terms of the sum, and in a
+wgmma reads the second operand from shared memory with contiguous terms of the sum, and in a
 batch-major dy they are below each other: so some warps do nothing but split the panels of dy into
 hi and lo, a step ahead of the warpgroups that multiply, and leave images of the strips in one of
 BUFFERS buffers. x passes through registers.
+
+Lane 4 g + q of a warp has the rows g and g + 8 of an mma of 16 rows, and of every 8 terms of the
+sum the q-th and the (q + 4)-th. Which terms these are is free as long as both operands agree: here
+rows 2 q and 2 q + 1 of the batch. Rows g and g + 8 are two neighbouring features. So what is read
+together from swizzled panels of 32 lines of 128 bytes shares no bank.
 """
 
 from __future__ import annotations
@@ -14,227 +18,31 @@ from typing import Any
 
 from numba import cuda, float32, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_16_bit import loader
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, Tile
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.repair import repairing_blocks
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.split import splitting
-from numbsparse.kernels.parts.store import PACK
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
-    Operand,
     as_float32,
     fence_proxy_async,
     load_2xu32,
     load_4xf32,
     mbarrier_arrive,
-    mbarrier_arrive_at,
     mbarrier_expect,
     mbarrier_wait,
-    shfl_xor,
     store_4xf32,
-    store_4xu32,
     sync_warp,
-    tma_load_3d,
-    tma_load_3d_multicast,
-    to_local,
-    wgmma_pairs,
     wgmma_split,
-    wgmma_units,
-    words,
-    zeros,
 )
 
-LINE = 32  # values of a line of a panel of float32
+LINE = 32  # values of a line of a panel
 
 
 @cache
-def loader(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
-    """Loads a run of panels, of DEPTH rows of the batch, to all blocks of threads in ranks."""
-    SLOT, CLUSTER = tile.PANEL_BYTES, tile.CLUSTER
-
-    @cuda.jit(device=True)
-    def load(maps, layer, row, which, shared, start, bars, i):
-        at = start + (which & uint32(0xFF)) * SLOT
-        tensor_map, ranks = which >> uint32(8) & uint32(0xFF), which >> uint32(16)
-        transposed = x_transposed if tensor_map < MAPS else dy_transposed
-        column, line = (row, int32(0)) if transposed else (int32(0), row)
-        if CLUSTER > 1 and ranks & (ranks - 1):
-            tma_load_3d_multicast(shared, at, maps[tensor_map], column, line, layer, bars, i, ranks)
-        else:
-            tma_load_3d(shared, at, maps[tensor_map], column, line, layer, bars, i)
-
-    return load
-
-
-# 16-bit values
-
-
-@cache
-def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
-    """supply(own, maps, heads, loads, item, shared, base, bars, ring_at): a warp requests copies.
-
-    ring_at : (stage, phase), where the item before ended; gives where this one does
-    """
-    STAGES, EMPTY, LOADERS, PANEL_BYTES = tile.STAGES, tile.STAGES, tile.LOADERS, tile.PANEL_BYTES
-    DEPTH, STAGE = tile.DEPTH, tile.SLOTS * tile.PANEL_BYTES
-    load = loader(tile, x_transposed, dy_transposed)
-
-    @cuda.jit(device=True)
-    def supply(own, maps, heads, loads, item, shared, base, bars, ring_at):
-        lane = uint32(cuda.threadIdx.x) % 32
-        first, steps = heads[item, 0], heads[item, 1]
-        n_loads, arriving = heads[item, 2], heads[item, 3]
-        panel, code = int32(0), uint32(0)
-        mine = own + lane * LOADERS < n_loads
-        if mine:
-            panel = loads[item, own + lane * LOADERS, 0]
-            code = uint32(loads[item, own + lane * LOADERS, 1])
-        stage, phase = ring_at
-        # A warp that is not waited for could fall two phases behind, and wait for ever: those
-        # without copies end at once, and lanes without any stay with the others.
-        awaited = own == 0 or own < n_loads
-        for step in range(steps if awaited else 0):
-            mbarrier_wait(bars, EMPTY + stage, phase ^ uint32(1))
-            sync_warp()
-            if lane == 0 and own == 0:
-                mbarrier_expect(bars, stage, uint32(arriving * PANEL_BYTES))
-            row = int32((first + step) * DEPTH)
-            if mine:
-                load(maps, panel, row, code, shared, base + stage * STAGE, bars, stage)
-            stage, phase = following(stage, phase, STAGES)
-        return stage, phase
-
-    return supply
-
-
-@cache
-def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -> Any:
-    """multiply(warp, heads, places, item, ..., ring_at, sums): sums = an item's products."""
-    B, UNITS, DEPTH, STAGES, CLUSTER = tile.B, tile.UNITS, tile.DEPTH, tile.STAGES, tile.CLUSTER
-    GROUPS, PANEL, SLOT, EMPTY = tile.GROUPS, tile.PANEL, tile.PANEL_BYTES, tile.STAGES
-    STAGE, PLACES = tile.SLOTS * SLOT, 1 + 2 * UNITS
-    x, dy = (
-        Operand(2 * DEPTH if transposed else 2 * PANEL, SLOT, not transposed)
-        for transposed in (x_transposed, dy_transposed)
-    )
-    operands = (dy, x) if B == 32 else (x, dy)
-    add = wgmma_units(kind, UNITS, tile.SIZES, DEPTH // 16, *operands)
-    if B == 32 and dy_transposed:
-        add = wgmma_pairs(kind, UNITS, tile.N, DEPTH // 16, 2 * DEPTH, x)
-    start_from, read_places = zeros(UNITS * tile.N // 2), words(2 * UNITS)
-
-    @cuda.jit(device=True)
-    def multiply(warp, heads, places, item, shared, base, bars, ring_at, sums):
-        lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
-        number = uint32(places[item, group, 0])
-        where = read_places(places, (item * GROUPS + group) * PLACES + 1)
-        acc = start_from()
-        stage, phase = ring_at
-        for _ in range(heads[item, 1]):
-            mbarrier_wait(bars, stage, phase)
-            acc = add(acc, shared, base + stage * STAGE, where, number)
-            if lane < CLUSTER:
-                mbarrier_arrive_at(bars, EMPTY + stage, lane)
-            stage, phase = following(stage, phase, STAGES)
-        to_local(acc, sums)
-        return stage, phase
-
-    return multiply
-
-
-@cache
-def storer(tile: Tile, kind: str | None) -> Any:
-    """store(sums, warp, places, outs, item, out, dense): to kept blocks, rounded; of no kind, not.
-
-    Two neighbours at once, but of B = 32, whose products are transposed.
-    """
-    B, OUTS, PER_OUT = tile.B, tile.OUTS, tile.UNITS * tile.N // 2 // tile.OUTS
-    rounded = PACK[kind or "f16"]
-
-    @cuda.jit(device=True)
-    def store(sums, warp, places, outs, item, out, dense):
-        t = uint32(cuda.threadIdx.x)
-        group, lane = warp // 4, t % 32
-        m, n = 16 * (t // 32 % 4) + lane // 4, lane % 4 * 2
-        for k in range(OUTS):
-            block = outs[item, group, k]
-            if B == 32:
-                # Rows are columns of dy, of two blocks; columns are those of x.
-                if block >= 0 and m // 32 == k % 2:
-                    for i in range(16):
-                        value = sums[k // 2 * 16 + i]
-                        row, column = n + i // 4 * 8 + i % 2, m % 32 + i // 2 % 2 * 8
-                        if kind is None:
-                            out[block, row, column] = value
-                        else:
-                            out[block, row, column] = rounded(value, value) & 0xFFFF
-            elif block >= 0:
-                row = m + (64 * group if B == 128 else 0)
-                for i in range(0, PER_OUT, 2):
-                    low, high = sums[k * PER_OUT + i], sums[k * PER_OUT + i + 1]
-                    line, column = row + i // 2 % 2 * 8, n + i // 4 * 8
-                    if kind is None:
-                        out[block, line, column] = low
-                        out[block, line, column + 1] = high
-                    else:
-                        out[block, line, column // 2] = rounded(low, high)
-
-    return store
-
-
-@cache
-def storer_of_lines(tile: Tile, kind: str) -> Any:
-    """`storer` to blocks of 128, 16 bytes at once: four lanes exchange what they have.
-
-    Lane q of the four has two columns of every eight, and gets all of every fourth eight.
-    """
-    B, OUTS, PER_OUT = tile.B, tile.OUTS, tile.UNITS * tile.N // 2 // tile.OUTS
-    WORDS, rounded = 4, PACK[kind]
-
-    @cuda.jit(device=True)
-    def exchange(words, lane, bit):
-        upper = lane & bit != 0
-        for j in range(WORDS):
-            if j & bit == 0:
-                own = words[j] if upper else words[j | bit]
-                other = shfl_xor(uint32(own), uint32(bit))
-                words[j] = other if upper else words[j]
-                words[j | bit] = words[j | bit] if upper else other
-
-    @cuda.jit(device=True)
-    def store(sums, warp, places, outs, item, out, dense):
-        t = uint32(cuda.threadIdx.x)
-        group, lane = warp // 4, t % 32
-        row = 16 * (t // 32 % 4) + lane // 4 + 64 * group
-        words = cuda.local.array(WORDS, uint32)
-        for k in range(OUTS):
-            block = int64(outs[item, group, k])
-            if block >= 0:
-                for i in range(0, PER_OUT, 16):
-                    for half in range(2):
-                        for j in range(WORDS):
-                            at = k * PER_OUT + i + 4 * j + 2 * half
-                            words[j] = rounded(sums[at], sums[at + 1])
-                        exchange(words, lane, 1)
-                        exchange(words, lane, 2)
-                        line, column = block * B + row + 8 * half, 2 * i + lane % 4 * 8
-                        place = (line * B + column) // 2
-                        store_4xu32(out, place, words[0], words[1], words[2], words[3])
-
-    return store
-
-
-# float32
-#
-# Lane 4 g + q of a warp has the rows g and g + 8 of an mma of 16 rows, and of every 8 terms of the
-# sum the q-th and the (q + 4)-th. Which terms these are is free as long as both operands agree:
-# here rows 2 q and 2 q + 1 of the batch. Rows g and g + 8 are two neighbouring features. So what is
-# read together from swizzled panels of 32 lines of 128 bytes shares no bank.
-
-
-@cache
-def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transposed: bool) -> Any:
+def supplier(tile: Tile, exact: bool, x_transposed: bool, dy_transposed: bool) -> Any:
     """`supplier`: warps that make images of dy; the last one requests copies, one lane a panel."""
     STAGES, LOADERS, DEPTH = tile.STAGES, tile.LOADERS, tile.DEPTH
     PANEL_BYTES, X_SIZE = tile.PANEL_BYTES, tile.X_PANELS * tile.PANEL_BYTES // 4
@@ -286,7 +94,7 @@ def supplier_of_float32(tile: Tile, exact: bool, x_transposed: bool, dy_transpos
 
 @cache
 def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
-    """transpose(ring, start, warp, count, buffer): images of so many strips; see `ptx.wgmma_split`.
+    """transpose(ring, start, warp, count, buffer): images of `count` strips; see `ptx.wgmma_split`.
 
     Column 4 g + e of each 32 is in the e-th matrix of 8 columns, there in line g. A lane has four
     terms of each of four columns, or of a feature-major dy 16 terms of one.
@@ -352,7 +160,7 @@ def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
 
 
 @cache
-def multiplier_of_float32(tile: Tile, exact: bool, x_transposed: bool) -> Any:
+def multiplier(tile: Tile, exact: bool, x_transposed: bool) -> Any:
     """`multiplier`, with the sums (UNITS, N / 8, 4) in place."""
     STAGES, IMAGE, UNITS, DEPTH = tile.STAGES, tile.IMAGE // 4, tile.UNITS, tile.DEPTH
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + BUFFERS
@@ -472,7 +280,7 @@ def reader(tile: Tile, x_transposed: bool) -> Any:
 
 
 @cache
-def storer_of_float32(
+def storer(
     tile: Tile, B: int, wide: bool, orders: tuple[bool, bool, bool], repairs: bool = False
 ) -> Any:
     """`storer`, to blocks of B x B. `wide` says whether four neighbours may be stored at once.

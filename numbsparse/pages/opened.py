@@ -1,4 +1,4 @@
-"""How much of the library stands between a reader and one product of a rung.
+"""How many files and lines of the library a reader opens for one product of a rung.
 
 From the rung's `forward` on, the names that it uses are followed to where they are defined, file by
 file: through functions, and no further than the package of the rungs. Parts that all kernels share
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "numbsparse.kernels.matmul"
 
 
-class Wall(NamedTuple):
+class Opened(NamedTuple):
     """What a reader opens: files of the rung, files and lines opened for a forward product."""
 
     own: int
@@ -33,13 +33,13 @@ class Module(NamedTuple):
     imported: dict[str, tuple[str, str | None]]  # (module, name there; None: the module itself)
 
 
-def wall_of(name: str) -> Wall:
+def opened_for(name: str) -> Opened:
     """Of a rung, in all its dtypes and orders."""
     opened = files_for(f"{PACKAGE}.{name}", "forward")
     folder = ROOT / "kernels" / "matmul" / name
     own = sum(1 for _ in folder.rglob("*.py")) if folder.is_dir() else 1
     texts = (path.read_text(encoding="utf-8") for path in opened)
-    return Wall(own, len(opened), sum(text.count("\n") for text in texts))
+    return Opened(own, len(opened), sum(text.count("\n") for text in texts))
 
 
 def files_for(module: str, name: str) -> set[Path]:

@@ -1,0 +1,154 @@
+"""What the runs of pixel_scaling.py say: tables, learning curves, and who leads on which."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+from pixel_pictures import write_samples
+from pixel_scaling_plan import Model, Size
+from pixel_scaling_run import samples_of
+from runs_report import Result, bits_of_all, counted, line, mean_and_spread, test_of, tried
+
+HEAD = (
+    *("parameters", "model", "filters", "blocks a stage", "density", "learning rate", "images"),
+    *("test bits a dimension", "runs", "ms a step", "GiB"),
+)
+
+
+class Kind(NamedTuple):
+    """What runs that differ in their seed alone share."""
+
+    size: Size
+    images: int
+    model: Model
+
+
+def of_one_data(results: Iterable[Result]) -> list[Result]:
+    """Those that saw the images that most of them saw: others cannot be compared."""
+    results = list(results)
+    seen = Counter(run["config"]["data"] for run in results)
+    return [run for run in results if run["config"]["data"] == seen.most_common(1)[0][0]]
+
+
+def kinds_of(results: Iterable[Result]) -> dict[Kind, list[Result]]:
+    """The long runs, by what they share: the largest first, and dense models before sparse ones."""
+    found: dict[Kind, list[Result]] = {}
+    for run in of_one_data(results):
+        c = run["config"]
+        if c["purpose"] == "final":
+            kind = Kind(Size(**c["size"]), c["images"], Model(**c["model"]))
+            found.setdefault(kind, []).append(run)
+    return dict(sorted(found.items(), key=lambda item: (-item[0].size.filters, item[0].model)))
+
+
+def table(results: Iterable[Result]) -> list[str]:
+    """Lines of Markdown: a row a model, with mean and sample standard deviation over its seeds."""
+    results = list(results)
+    rows = [HEAD, ("---",) * len(HEAD)]
+    rows += [_row(kind, runs) for kind, runs in kinds_of(results).items()]
+    rates = tried(of_one_data(results), lambda c: (Size(**c["size"]), Model(**c["model"])))
+    said = ["; ".join(f"{size} {model.name}: {rates[size, model]}" for size, model in rates)]
+    return [*map(line, rows), "", *said, "", counted(results)]
+
+
+def _row(kind: Kind, runs: list[Result]) -> tuple[str, ...]:
+    one = runs[0]
+    bits, peak = bits_of_all(runs), one["peak_bytes"]
+    rates = sorted({run["config"]["lr"] for run in runs})
+    step = [1000 * run["train_seconds"] / run["steps"] for run in runs]
+    return (
+        f"{one['parameters'] / 1e6:.2f} million",
+        kind.model.name,
+        str(one["filters"]),
+        str(one["blocks"]),
+        f"{one['density']:.0%}",
+        " ".join(f"{lr:g}" for lr in rates),
+        f"{kind.images:,}",
+        mean_and_spread(bits),
+        f"{len(bits)} of {len(runs)}",
+        f"{mean(step):.1f}",
+        f"{peak / 2**30:.2f}" if peak else "",
+    )
+
+
+def draw(file: Path, results: Iterable[Result]) -> None:
+    """Validation bits by images and by seconds at each size, mean and range; and by photograph."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("no picture: pip install matplotlib")
+        return
+    kinds = {
+        kind: [run for run in runs if test_of(run) is not None]
+        for kind, runs in kinds_of(results).items()
+    }
+    kinds = {kind: runs for kind, runs in kinds.items() if runs}
+    if not kinds:
+        print("no picture: no long run is done")
+        return
+    sizes = list(dict.fromkeys(kind.size for kind in kinds))
+    figure = Figure(figsize=(11, 3.4 * len(sizes)), layout="constrained")
+    for size, row in zip(sizes, figure.subplots(len(sizes), 3, squeeze=False), strict=True):
+        alike = {kind: runs for kind, runs in kinds.items() if kind.size == size}
+        for axes, (column, label) in zip(row, enumerate(("images seen", "seconds")), strict=False):
+            for i, (kind, runs) in enumerate(alike.items()):
+                _curve(axes, runs, column, kind.model.name, f"C{i}")
+            axes.set(xlabel=label, ylabel="validation bits a dimension")
+            axes.legend(fontsize=8)
+        row[0].set_title(f"{size}: {_parameters(alike)} million parameters", fontsize=10)
+        _leads(row[2], alike)
+        for axes in row:
+            axes.grid(alpha=0.3)
+    figure.savefig(file, dpi=110)
+
+
+def draw_samples(file: Path, results: Iterable[Result]) -> None:
+    """What the models drew that drew something, a strip each."""
+    drew = {
+        f"{kind.size} {kind.model.name}": samples_of(run["samples"])
+        for kind, runs in kinds_of(results).items()
+        for run in runs
+        if run["samples"]
+    }
+    if drew:
+        write_samples(file, drew)
+
+
+def _parameters(alike: dict[Kind, list[Result]]) -> str:
+    return f"{mean(runs[0]['parameters'] for runs in alike.values()) / 1e6:.1f}"
+
+
+def _curve(axes: Any, runs: list[Result], column: int, name: str, colour: str) -> None:
+    marks = [
+        [(mark[column], mark[3]) for mark in run["curve"][len(run["curve"]) // 4 :]] for run in runs
+    ]
+    points = [(mean(x for x, _ in at), [bits for _, bits in at]) for at in zip(*marks, strict=True)]
+    x = [at for at, _ in points]
+    axes.plot(x, [mean(bits) for _, bits in points], color=colour, label=name)
+    low, high = ([of(bits) for _, bits in points] for of in (min, max))
+    axes.fill_between(x, low, high, color=colour, alpha=0.25)
+
+
+def _leads(axes: Any, alike: dict[Kind, list[Result]]) -> None:
+    """Test bits of each photograph less those of the dense model of the same seed."""
+    dense = {
+        run["config"]["seed"]: run["by_photograph"]
+        for kind, runs in alike.items()
+        for run in runs
+        if kind.model == Model()
+    }
+    names: list[str] = list(next(iter(dense.values()), {}))
+    for i, (kind, runs) in enumerate(alike.items()):
+        for run in runs:
+            other = dense.get(run["config"]["seed"])
+            if other and kind.model != Model():
+                off = [run["by_photograph"][name] - other[name] for name in names]
+                places = [at + 0.15 * (i - 1.5) for at in range(len(names))]
+                axes.plot(off, places, "o", color=f"C{i}", markersize=4)
+    axes.axvline(0, color="C0")
+    axes.set_yticks(range(len(names)), [name.partition(" ")[2][:14] for name in names], fontsize=8)
+    axes.set(xlabel="test bits less the dense model's, by photograph and seed")

@@ -1,0 +1,145 @@
+"""Which runs a plan needs, in which order, and which learning rates are tried for them.
+
+A group compares some models at one size. Each model first gets its learning rate, by short runs
+that are judged by what is held out for validation, and then its long runs, one a seed. What the
+next runs are follows from the plan and from the results that are there, so any number of sittings
+and of processes can share the work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from math import inf
+from typing import Any, ClassVar
+
+Results = Mapping[str, Mapping[str, Any]]  # by the run's name
+
+SEARCH_SEED = 1000  # of no long run
+
+
+@dataclass(frozen=True)
+class Group:
+    """Models of one size, trained alike: each reads `amount` characters, or images."""
+
+    size: Any
+    models: tuple[Any, ...]
+    amount: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The groups, and what all their runs share. A program adds to it and sets the defaults."""
+
+    UNIT: ClassVar[str]  # what an amount counts
+    SHARED: ClassVar[tuple[str, ...]]  # fields that results depend on
+    LEAST_RATE: ClassVar[float]
+    MOST_RATE: ClassVar[float]
+    PER_SECOND: ClassVar[float]  # amount that a run reads, where none alike is known
+
+    groups: tuple[Group, ...]
+    rates: tuple[float, ...]
+    seeds: int
+    dtype: str
+
+    def search_amount(self, group: Group) -> int:
+        """What a short run of the group reads."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Run:
+    """One piece of the work. `lr` is None where it follows from runs that are not done."""
+
+    purpose: str  # "search" or "final"
+    size: Any
+    model: Any
+    amount: int
+    lr: float | None
+    seed: int
+
+    def config(self, plan: Plan) -> dict[str, Any]:
+        """All that its result depends on, but for the code and the machine."""
+        own = asdict(self)
+        own[plan.UNIT] = own.pop("amount")
+        return own | {key: getattr(plan, key) for key in plan.SHARED}
+
+    def name(self, plan: Plan) -> str:
+        """Readable, and no other run's: of a file."""
+        config = json.dumps(self.config(plan), sort_keys=True)
+        words = [self.purpose, self.size, self.model.name, f"{self.amount:.0e}"]
+        words += [f"lr {self.lr:g}" if self.lr else "lr", f"seed {self.seed}"]
+        readable = " ".join(map(str, words)).translate(str.maketrans(" %=,", "-___"))
+        return f"{readable}-{hashlib.sha256(config.encode()).hexdigest()[:10]}"
+
+
+def runs_of(plan: Plan, results: Results) -> list[Run]:
+    """All runs that are known to be needed, done or not, each once, in the order of work."""
+    found: dict[Run, None] = {}
+    for group in plan.groups:
+        searches = [search(plan, group, model, results) for model in group.models]
+        for rates, _ in searches:
+            found |= dict.fromkeys(rates)
+        for seed in range(plan.seeds):
+            for model, (_, lr) in zip(group.models, searches, strict=True):
+                run = Run("final", group.size, model, group.amount, lr, seed)
+                found[run] = None
+    return list(found)
+
+
+def search(
+    plan: Plan, group: Group, model: Any, results: Results
+) -> tuple[list[Run], float | None]:
+    """The short runs of one model so far, and the best rate once it is known.
+
+    The rates of the plan first; then, while the best one is at an end, one beyond it, so that it
+    has a worse neighbour on each side.
+    """
+    first = Run("search", group.size, model, plan.search_amount(group), None, SEARCH_SEED)
+    rates = sorted(plan.rates)
+    while True:
+        runs = [replace(first, lr=rate) for rate in rates]
+        bits = [bits_of(results.get(run.name(plan))) for run in runs]
+        if None in bits:
+            return runs, None
+        known = [inf if b is None else b for b in bits]
+        best = known.index(min(known))
+        if best == 0 and rates[0] / 2 >= plan.LEAST_RATE:
+            rates.insert(0, rates[0] / 2)
+        elif best == len(rates) - 1 and rates[-1] * 2 <= plan.MOST_RATE:
+            rates.append(rates[-1] * 2)
+        else:
+            return runs, rates[best]
+
+
+def bits_of(result: Mapping[str, Any] | None) -> float | None:
+    """Of validation: None where there is no result, infinite where it diverged."""
+    if result is None:
+        return None
+    return inf if result["validation"] is None else float(result["validation"])
+
+
+def missing(plan: Plan, results: Results) -> Iterator[Run]:
+    """The runs that can be begun now, in order."""
+    for run in runs_of(plan, results):
+        if run.lr is not None and run.name(plan) not in results:
+            yield run
+
+
+def seconds_for(run: Run, plan: Plan, results: Results) -> float:
+    """About how long it takes, by the longest run alike that is done; a guess where none is."""
+    own = run.config(plan)
+    alike = [
+        result
+        for result in results.values()
+        if all(result["config"][key] == own[key] for key in ("size", "model"))
+        and result["validation"] is not None
+    ]
+    if not alike:
+        return 10 + run.amount / plan.PER_SECOND
+    longest = max(alike, key=lambda result: result["config"][plan.UNIT])
+    share = run.amount / longest["config"][plan.UNIT]
+    begun = min(result["setup_seconds"] for result in alike)  # a process's first run compiles
+    return float(begun + 1.1 * share * (longest["wall_seconds"] - longest["setup_seconds"]))
