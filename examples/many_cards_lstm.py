@@ -58,21 +58,13 @@ def passes(model: Any, parts: Any, options: Namespace, units: int, rank: int) ->
     return step
 
 
-STEPS = (
-    *("forward and backward", "with Adam", "with Adam, its state sharded"),
-    *("forward and backward, peer memory", "with Adam, peer memory"),
-)
+STEPS = ("forward and backward", "with Adam", "with Adam, its state sharded")
 
 
 def data_parallel(group: Group, options: Namespace, names: Any = STEPS) -> list[dict[str, Any]]:
-    """A step alone and with the others; without an optimizer, with Adam, with a part of Adam.
-
-    Two GPUs also do it by each other's memory.
-    """
+    """A step alone and with the others; without an optimizer, with Adam, with a part of Adam."""
     rows = []
     for name in names:
-        if "peer memory" in name and (group.size != 2 or group.backend != "nccl"):
-            continue
         calls, weights = in_both_ways(group, options, name)
         row: dict[str, Any] = {"step": name, **about(group, options, options.units)}
         row["gradients"] = sum(p.values.nbytes for p in weights["one"])
@@ -93,7 +85,7 @@ def in_both_ways(group: Group, options: Namespace, name: str) -> tuple[dict[str,
         model: Any = made(options.units, options).to(options.device)
         optimizer: Any = nn.optim.Adam(model.parameters(), 1e-3) if "Adam" in name else None
         if way == "all":
-            dist.DataParallel(model, group, peer_memory="peer memory" in name)
+            dist.DataParallel(model, group)
             optimizer = dist.ShardedOptimizer(optimizer, group) if "sharded" in name else optimizer
         step = passes(model, optimizer, options, options.units, group.rank)
         calls[way] = step if way == "uncaptured" else captured(step, options)

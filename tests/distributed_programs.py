@@ -9,7 +9,6 @@ import time
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 
@@ -18,7 +17,6 @@ import numbsparse.distributed as dist
 from numbsparse import nn
 from numbsparse.distributed import watch
 from numbsparse.distributed.links import HEADER
-from numbsparse.distributed.pair import Pair
 from numbsparse.dtypes import as_dtype, finfo
 
 FLOATS = ("float16", "float32", "float64")
@@ -344,7 +342,7 @@ def knocked():
     return alone(30.0)
 
 
-def cards(peer_memory, bucket=1 << 10):
+def cards(bucket=1 << 10):
     """The gradients of an LSTM of which each rank has a part of 8 sequences, on a GPU of its own.
 
     Of three backward passes as they are, and of a captured step, which is replayed.
@@ -353,7 +351,7 @@ def cards(peer_memory, bucket=1 << 10):
         layout = ns.patterns.random(6, 6, 0.4, seed=0)
         model = nn.LSTM(8, 48, layout=layout, block_size=8, seed=group.rank).to("cuda")
         if group.size > 1:
-            dist.DataParallel(model, group, bucket=bucket, peer_memory=peer_memory)
+            dist.DataParallel(model, group, bucket=bucket)
         step, found = ns.graph(lambda x: passes(model, x)), []
         for seed in range(6):
             x = np.random.default_rng(seed).standard_normal((3, 8, 8)).astype(np.float32)
@@ -374,43 +372,13 @@ def waiting(peer_memory, wait):
     watch.GRACE = 1.0
     with dist.init("nccl", 60.0) as group:
         model = nn.LSTM(8, 48, block_size=8, seed=0).to("cuda")
-        dist.DataParallel(model, group, peer_memory=peer_memory)
+        if peer_memory:
+            model = dist.SplitLSTM(model, group, peer_memory=True)
+        else:
+            dist.DataParallel(model, group)
         x = ns.to_device(np.ones((3, 4, 8), np.float32))
         for step in range(4):
             if group.rank == 1 and step == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
             passes(model, x)
             ns.synchronize() if step < 3 or wait == "GPU" else group.barrier()
-
-
-def peers():
-    """The gradients of a model on a simulated GPU, by collectives and by the other's memory."""
-    from simulated_cards import as_cards  # which loads kernels
-
-    with init() as group, as_cards(group):
-        return [gradients(group, by_peers) for by_peers in (False, True)]
-
-
-def gradients(group, peer_memory):
-    """Of two passes as they are, and three that are captured; rank 0 is slow to read messages."""
-    sizes = (8, 8), (8, 4)
-    how = {"block_size": 4, "seed": group.rank}
-    model = nn.Sequential(*(nn.Linear(*size, **how) for size in sizes)).to("cuda")
-    dist.DataParallel(model, group, bucket=64, peer_memory=peer_memory)
-
-    def once(x):
-        model.zero_grad()
-        y = model(x)
-        (y * y).mean().backward()
-
-    def receive(pair):
-        time.sleep(0.0 if group.rank else 0.2)
-        received(pair)
-
-    captured, found, received = ns.graph(once), [], Pair.receive
-    with patch.object(Pair, "receive", receive):
-        for step in range(5):
-            x = np.random.default_rng(step).standard_normal((4, 8)).astype(np.float32)
-            (once if step < 2 else captured)(ns.to_device(np.split(x, group.size)[group.rank]))
-            found += [p.grad.values.numpy().ravel() for p in model.parameters()]
-    return np.concatenate(found)

@@ -1,6 +1,9 @@
 """Models whose layers are split over ranks: each function runs on every rank, and alone."""
 
+from contextlib import nullcontext
+
 import numpy as np
+from simulated_cards import as_cards
 
 import numbsparse as ns
 import numbsparse.distributed as dist
@@ -20,7 +23,7 @@ def patterns(n):
 class Model(nn.Module):
     """A pair of linear layers, and LSTMs that another layer reads."""
 
-    def __init__(self, dtype, split, group=None, size="cpu"):
+    def __init__(self, dtype, split, group=None, size="cpu", peers=False):
         super().__init__()
         how, (n, layers, *_) = {"block_size": 4, "dtype": dtype}, SIZES[size]
         recurrent, across = patterns(n)
@@ -32,7 +35,8 @@ class Model(nn.Module):
         if split:
             up = dist.ColumnLinear(up, group, gather_output=False)
             down = dist.RowLinear(down, group)
-            rnn, wide = dist.SplitLSTM(rnn, group), dist.ColumnLinear(wide, group)
+            rnn = dist.SplitLSTM(rnn, group, peer_memory=peers)
+            wide = dist.ColumnLinear(wide, group)
             narrow = dist.RowLinear(narrow, group, split_input=False)
         self.up, self.down, self.rnn, self.wide, self.narrow = up, down, rnn, wide, narrow
 
@@ -54,17 +58,18 @@ def part(whole, group):
     return whole[..., group.rank * n : (group.rank + 1) * n]
 
 
-def trained(split, dtype, place="cpu", steps=3, size="cpu", pairs=False):
+def trained(split, dtype, place="cpu", steps=3, size="cpu", pairs=False, peers=False):
     """Losses, the state at the end, the gradient of x, and the whole weights.
 
-    Of `pairs` each splits the layers, and has its part of the batch.
+    Of `pairs` each splits the layers, and has its part of the batch. `peers` are two ranks whose
+    simulated GPUs exchange h by each other's memory.
     """
     n, layers, time, batch = SIZES[size]
-    with dist.init("sockets", 30.0) as everyone:
+    with dist.init("sockets", 30.0) as everyone, as_cards(everyone) if peers else nullcontext():
         group = everyone.split(everyone.rank // 2) if pairs else everyone
         alike = everyone.split(everyone.rank % 2 if pairs else everyone.rank)
         rows = np.split(np.arange(batch), alike.size)[alike.rank]
-        model = (Model if size == "cpu" else Small)(dtype, split, group, size).to(place)
+        model = (Model if size == "cpu" else Small)(dtype, split, group, size, peers).to(place)
         dist.DataParallel(model, alike)
         optimizer = nn.optim.Adam(model.parameters(), lr=0.01)
 

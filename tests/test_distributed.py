@@ -50,7 +50,6 @@ EXAMPLE = [*SMALL, "--no-compare", "--steps", "6"]
 def pair(folder):
     """What two ranks did, one check after the other; at last one is killed."""
     text = ["--text", write_text(folder)]
-    simulated = {"half": (programs.half, True), "peers": (programs.peers,)}
     grow = [*GROW.split(), *text, "--out", str(folder / "grow")]
     saving = (0, 2), {"sharded": True, "path": str(folder / "two.npz")}
     return in_turn(
@@ -59,7 +58,7 @@ def pair(folder):
             "trainings": (programs.trainings, [*WAYS, saving]),
             "buckets": (programs.buckets, [1, 1 << 20]),
             "lstm": (programs.lstm, 1 << 10),
-            **(simulated if device.SIMULATED else {}),
+            **({"half": (programs.half, True)} if device.SIMULATED else {}),
             "masks": (programs.masks,),
             "apart": (programs.apart,),
             "example": (
@@ -157,9 +156,8 @@ def test_a_bucket_has_one_dtype_and_is_sent_as_soon_as_it_is_full(rng):
     full, last = found[:-2], [order.index(bucket.numbers[-1]) for bucket in found[:-2]]
     assert last == sorted(last)
     assert all(sum(arrays[i].nbytes for i in bucket.numbers) >= least for bucket in full)
-    for numbers, starts, size, nbytes in found:
+    for numbers, starts, size in found:
         assert len({arrays[i].dtype for i in numbers}) == 1
-        assert nbytes == size * arrays[numbers[0]].itemsize
         assert sum(arrays[i].nbytes for i in numbers[:-1]) < least
         assert len(numbers) == 1 or max(arrays[i].nbytes for i in numbers) < 2 * least
         ends = [start + arrays[i].size for i, start in zip(numbers, starts, strict=True)]
@@ -184,14 +182,6 @@ def test_half_precision_in_a_captured_step(pair):
     for got, own in values(of(pair, "half")):
         assert own == scale
         np.testing.assert_allclose(got, alone, rtol=0.02, atol=1e-4)
-
-
-@in_simulator
-def test_two_gpus_reduce_by_each_other_s_memory(pair):
-    """All gradients, also in a captured step, and with the same bits on both."""
-    (usual, by_peers), (_, other) = values(of(pair, "peers"))
-    np.testing.assert_array_equal(by_peers, other)
-    np.testing.assert_allclose(by_peers, usual, rtol=1e-6, atol=1e-7)
 
 
 def test_dropout_differs_from_rank_to_rank(pair):

@@ -1,4 +1,4 @@
-"""Ranks with a GPU each: gradients by NCCL and by peers' memory, and a rank that is killed."""
+"""Ranks with a GPU each: gradients by NCCL, and a rank that is killed."""
 
 from importlib.util import find_spec
 
@@ -10,23 +10,23 @@ from distributed_helpers import run, values
 from numbsparse import device
 
 
-@pytest.fixture(params=[False, True], ids=["NCCL", "peer memory"])
-def peer_memory(request):
+@pytest.fixture(autouse=True)
+def two_gpus():
     if device.n_devices() < 2 or not find_spec("nccl"):
         pytest.skip("takes two GPUs and nccl4py")
-    return request.param
 
 
 @pytest.mark.gpu(reason="ranks take a GPU each")
-def test_gradients_are_those_of_the_whole_batch(peer_memory):
-    alone = programs.cards(False)
-    one, other = values(run(programs.cards, peer_memory))
+def test_gradients_are_those_of_the_whole_batch():
+    alone = programs.cards()
+    one, other = values(run(programs.cards))
     np.testing.assert_array_equal(one, other)
     assert np.linalg.norm(one - alone) < 1e-5 * np.linalg.norm(alone)
 
 
 @pytest.mark.gpu(reason="ranks take a GPU each")
 @pytest.mark.parametrize("wait", ["GPU", "rank"])
+@pytest.mark.parametrize("peer_memory", [False, True], ids=["gradients", "split LSTM"])
 def test_a_gpu_waits_for_no_rank_that_was_killed(wait, peer_memory):
     first, second = run(programs.waiting, peer_memory, wait)
     assert second == ("died",)

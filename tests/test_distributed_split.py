@@ -13,11 +13,12 @@ from numbsparse.nn import functional as F
 @pytest.fixture(scope="module")
 def pair():
     """What two ranks did, one check after the other."""
-    on_gpu = {"gpu": (programs.trained, True, "float32", "cuda", 1, "cuda")}
+    on_gpu = (programs.trained, True, "float32", "cuda", 1, "cuda", False)
+    simulated = {"collectives": (*on_gpu, False), "peers' memory": (*on_gpu, True)}
     return in_turn(
         {
             "trained": (programs.trained, True, "float64"),
-            **(on_gpu if device.SIMULATED else {}),
+            **(simulated if device.SIMULATED else {}),
             "twice": (programs.twice_differentiated,),
             **{what: (programs.refused, what) for what in REFUSED},
         }
@@ -49,7 +50,7 @@ def test_layers_are_split_beside_data_parallel():
 @pytest.mark.skipif(not device.SIMULATED, reason="on a GPU each rank takes its own")
 def test_on_a_gpu(pair):
     alone = programs.trained(False, "float32", steps=1, size="cuda")
-    for got in of(pair, "gpu"):
+    for got in (*of(pair, "collectives"), *of(pair, "peers' memory")):
         for one, other in zip(got, alone, strict=True):
             for a, b in zip(one, other, strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)

@@ -8,7 +8,6 @@ from conftest import HALVES
 
 import numbsparse as ns
 from numbsparse import device
-from numbsparse.distributed import pair as pairs
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels import exchange
 from numbsparse.kernels.pack import pack
@@ -72,70 +71,6 @@ def test_who_comes_first_waits_for_all_others(receive, monkeypatch):
     (exchange.receive_whole if receive == "whole" else exchange.receive_sum)(own, got, ends[0])
     right = np.repeat([1, 10, 20], width) if receive == "whole" else np.full(width, 31)
     np.testing.assert_array_equal(got.numpy()[0], right)
-
-
-def pair(sizes, monkeypatch):
-    """Two GPUs of this process."""
-    for name in ("event_of", "follow"):
-        monkeypatch.setattr(pairs, name, lambda *of: None)
-    starts = pairs.starts_of(sizes)
-    words = starts[-1] + len(starts)
-    both = [ns.to_device(np.zeros(words, np.uint32)) for _ in range(2)]
-    return [pairs.Pair(*both[::step], sizes) for step in (1, -1)]
-
-
-def test_two_gpus_take_the_mean_of_messages(rng, monkeypatch):
-    """Of several sizes and dtypes at a time, one in place, some in several messages, in turns."""
-    monkeypatch.setattr(pairs, "MESSAGE", 256)
-    dtypes = [np.float32, *map(as_dtype, HALVES)]
-    drawn = [(int(n), dtypes[rng.integers(len(dtypes))]) for n in [0, *rng.integers(1, 99, 5)]]
-    ends = pair([n * np.dtype(dtype).itemsize for n, dtype in drawn], monkeypatch)
-    for _ in range(3):
-        own = [[rng.integers(-9, 9, n).astype(dtype) for n, dtype in drawn] for _ in ends]
-        there = [[ns.to_device(a) for a in arrays] for arrays in own]
-        means = [[ns.to_device(np.full_like(a, np.nan)) for a in arrays] for arrays in own]
-        for end, arrays, found in zip(ends, there, means, strict=True):
-            end.begin()
-            found[-1] = arrays[-1]
-            for a, mean in zip(arrays, found, strict=True):
-                end.send(a, mean, 0)
-        for end, found in zip(ends, means, strict=True):
-            end.receive()
-            for mean, a, b in zip(found, *own, strict=True):
-                exact = (a.astype(np.float64) + b.astype(np.float64)) / 2
-                np.testing.assert_array_equal(mean.numpy().astype(np.float64), exact)
-
-
-@pytest.mark.parametrize("what", ["a message", "that its messages were read"])
-def test_a_gpu_of_a_pair_waits_for(what, monkeypatch):
-    """What comes when its flag was read twice, and no sooner."""
-    (one, other), load, reads = pair([16], monkeypatch), exchange.load_acquire_system, []
-    a, b, mean = (ns.to_device(np.full(4, x, np.float32)) for x in (1, 5, np.nan))
-    for end, values in ((one, a), (other, a), (one, a)):
-        end.begin()
-        end.send(values, mean, 0)
-        if end is other:
-            one.receive()
-            other.receive()
-
-    def answer():
-        other.begin()
-        other.send(b, b, 0)
-
-    if what != "a message":
-        answer()
-        one.receive()
-
-    def coming(flags, k):
-        reads.append(int(load(flags, k)))
-        if len(reads) == 2:
-            answer() if what == "a message" else other.receive()
-        return reads[-1] if len(reads) < 3 else load(flags, k)
-
-    monkeypatch.setattr(exchange, "load_acquire_system", coming)
-    one.receive() if what == "a message" else one.begin()
-    assert mean.numpy().tolist() == [3.0] * 4
-    assert reads[:2] == [0, 0]
 
 
 def memory_of(array, dtype):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from numbsparse.device import runtime, streams
 from numbsparse.device.array import DeviceArray
-from numbsparse.device.capture import in_use
 
 
 class _Memory:
@@ -46,20 +44,6 @@ def opened(handle: str, words: int) -> DeviceArray:
     return DeviceArray(
         address, (words,), "uint32", None, _Memory(address, driver.cuIpcCloseMemHandle)
     )
-
-
-def send(values: DeviceArray, to: DeviceArray, stream: int) -> None:
-    """Copy values to the first bytes of `to`, of another GPU's memory, on a stream by its handle.
-
-    A copy engine does it, and it is part of what is captured there.
-    """
-    in_use(values, to)
-    if runtime.SIMULATED:
-        ctypes.memmove(to.address, values.address, values.nbytes)
-    elif values.nbytes:
-        with streams.current().context():
-            how = to.address, values.address, values.nbytes, stream
-            _checked(runtime.driver().cuMemcpyAsync(*how))
 
 
 def let_go(flags: DeviceArray) -> None:

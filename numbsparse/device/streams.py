@@ -164,23 +164,12 @@ def order(first: int, second: int, of: Stream | None = None, to: Stream | None =
     By their handles; where the first is being captured in a graph, the second is from now on too.
     They are on the GPUs of the streams `of` and `to`, else on the one in use.
     """
-    follow(second, event_of(first, of), to)
-
-
-def event_of(stream: int, of: Stream | None = None) -> Any:
-    """What a stream was given so far, for `follow`."""
     driver = runtime.driver()
     with (of or current()).context():
         event = _checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value))
-        _checked(driver.cuEventRecord(event, stream))
-    return event
-
-
-def follow(stream: int, event: Any, to: Stream | None = None) -> None:
-    """Let what a stream is given from now on wait for an event, once."""
-    driver = runtime.driver()
+        _checked(driver.cuEventRecord(event, first))
     with (to or current()).context():
-        _checked(driver.cuStreamWaitEvent(stream, event, 0))
+        _checked(driver.cuStreamWaitEvent(second, event, 0))
     _checked(driver.cuEventDestroy(event))  # by the driver, once it is over
 
 

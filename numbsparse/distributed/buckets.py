@@ -14,12 +14,11 @@ ALIGNED = 256  # bytes that a gradient begins at a multiple of
 
 
 class Bucket(NamedTuple):
-    """Gradients of one dtype, by number, where each begins, and the items and bytes of all."""
+    """Gradients of one dtype, by number, where each begins, and the items of all."""
 
     numbers: tuple[int, ...]
     starts: tuple[int, ...]
     size: int
-    nbytes: int
 
 
 def buckets_of(order: Sequence[int], arrays: Sequence[Any], least: int) -> list[Bucket]:
@@ -40,12 +39,10 @@ def buckets_of(order: Sequence[int], arrays: Sequence[Any], least: int) -> list[
 
 
 def _placed(numbers: list[int], arrays: Sequence[Any]) -> Bucket:
-    item = arrays[numbers[0]].itemsize
-    grain = ALIGNED // item
+    grain = ALIGNED // arrays[numbers[0]].itemsize
     ends = np.cumsum([-(-arrays[i].size // grain) * grain for i in numbers])
     starts, last = [0, *ends[:-1].tolist()], numbers[-1]
-    size = starts[-1] + arrays[last].size
-    return Bucket(tuple(numbers), tuple(starts), size, size * item)
+    return Bucket(tuple(numbers), tuple(starts), starts[-1] + arrays[last].size)
 
 
 class Work:
@@ -53,14 +50,12 @@ class Work:
 
     buckets : in the order in which they are reduced; None where it is not known yet
     of : the bucket of each gradient, by parameter's number
-    pair : the other GPU, where both copy to each other's memory
     found : the values of each, which are kept: on another stream they may still be read
     """
 
     def __init__(self, trained: tuple[int, ...], buckets: list[Bucket] | None):
         self.trained, self.buckets, self.reduced = trained, buckets, 0
         self.of = {i: bucket for bucket in buckets or () for i in bucket.numbers}
-        self.pair: Any = None
         self._flat: dict[int, Any] = {}  # by the first of a bucket
         self.found: dict[int, Any] = {}
         self.means: dict[int, Any] = {}
@@ -68,7 +63,7 @@ class Work:
     def mean_of(self, i: int, values: Any) -> Any:
         """Where the mean of gradient i comes: a part of its bucket's array."""
         if i not in self.means:
-            bucket = self.of.get(i) or Bucket((i,), (0,), values.size, values.nbytes)
+            bucket = self.of.get(i) or Bucket((i,), (0,), values.size)
             first, start = bucket.numbers[0], bucket.starts[bucket.numbers.index(i)]
             if first not in self._flat:
                 new = device.empty if isinstance(values, DeviceArray) else np.empty

@@ -15,7 +15,6 @@ from numbsparse.autograd.reducers import reducers
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.distributed.buckets import Bucket, Work, buckets_of
 from numbsparse.distributed.group import Group
-from numbsparse.distributed.pair import Pair
 from numbsparse.nn import kept
 from numbsparse.ops.elementwise import gapless
 
@@ -42,16 +41,13 @@ class DataParallel:
     group : Group
     bucket : int
         Bytes of gradients that are reduced at a time.
-    peer_memory : bool
-        Whether the two GPUs of one host copy gradients to each other's memory, in the place of
-        NCCL. That takes as much memory as the gradients, and no multiprocessor from `backward`.
 
     Raises
     ------
     ValueError
-        For peer_memory without two GPUs and the backend nccl. On all ranks, where one has another
-        model: parameters of other names, dtypes, shapes or block sizes. In `backward` where a
-        layout has changed on one, or it does not reach the same parameters on all.
+        On all ranks, where one has another model: parameters of other names, dtypes, shapes or
+        block sizes. In `backward` where a layout has changed on one, or it does not reach the same
+        parameters on all.
     RankLost
         In `backward`, where another rank has ended.
 
@@ -70,17 +66,8 @@ class DataParallel:
     Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020.
     """
 
-    def __init__(
-        self, model: nn.Module, group: Group, *, bucket: int = BUCKET, peer_memory: bool = False
-    ):
-        if peer_memory and (group.size != 2 or group.backend != "nccl"):
-            raise ValueError(
-                "peer_memory takes two GPUs of one host and the backend nccl, got "
-                f"{group.size} ranks with {group.backend}"
-            )
+    def __init__(self, model: nn.Module, group: Group, *, bucket: int = BUCKET):
         self.model, self.group, self.bucket = model, group, bucket
-        self.peer_memory = peer_memory
-        self._pairs: dict[tuple[int, ...], Pair] = {}  # by the parameters that are trained
         named = list(model.named_parameters())
         self._names, self._parameters = [n for n, _ in named], [p for _, p in named]
         self._number = {id(parameter): i for i, parameter in enumerate(self._parameters)}
@@ -121,7 +108,6 @@ class DataParallel:
         """
         self._layouts = list(map(_layout_of, self._parameters))
         self._buckets.clear()
-        self._pairs.clear()
         own = {n: _about(p) for n, p in zip(self._names, self._parameters, strict=True)}
         first, *others = self.group.share(own, "DataParallel.check")
         for rank, theirs in enumerate(others, 1):
@@ -186,9 +172,7 @@ class DataParallel:
 
     def give_up(self) -> None:
         work, self._work = self._work, None
-        if work and work.pair:
-            work.pair.receive()
-        elif work and self._beside:
+        if work and self._beside:
             device.order(self._beside.handle, device.working_stream())
 
     def _begun(self) -> Work:
@@ -202,17 +186,7 @@ class DataParallel:
                 arrays = [p.values for p in self._parameters]
                 self._buckets[trained] = buckets_of(self._orders[trained], arrays, self.bucket)
             self._work = Work(trained, self._buckets.get(trained))
-            if self.peer_memory and self._work.buckets:
-                self._work.pair = self._pair_of(trained)
-                self.group.check()
-                self._work.pair.begin()
         return self._work
-
-    def _pair_of(self, trained: tuple[int, ...]) -> Pair:
-        if trained not in self._pairs:
-            sizes = [bucket.nbytes for bucket in self._buckets[trained]]
-            self._pairs[trained] = Pair.of(self.group, sizes)
-        return self._pairs[trained]
 
     def _refuse(self, usual: Any, found: Any, rank: int, words: str) -> None:
         """Raise ValueError where a rank found other gradients than is usual."""
@@ -227,9 +201,6 @@ class DataParallel:
         """Start the reduction, after all work so far."""
         if self._beside:
             device.order(device.working_stream(), self._beside.handle)
-            if self._work and self._work.pair:
-                self._work.pair.send(values, mean, self._beside.handle)
-                return
         nccl = self.group._nccl
         with nccl.on(self._beside) if nccl else nullcontext():
             self.group.all_reduce(values, "mean", out=mean)

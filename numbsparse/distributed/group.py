@@ -108,11 +108,6 @@ class Group:
         if self._links:
             self._links.meet({"call": "barrier"}, b"", lambda parts: [b""] * len(parts))
 
-    def check(self) -> None:
-        """Raise RankLost where another rank has ended."""
-        if self._links:
-            self._links.watch.check()
-
     def share(self, value: Any, call: str = "share") -> list[Any]:
         """A list with each rank's value: numbers, strings, None, and lists and dicts of them.
 
@@ -212,7 +207,8 @@ class Group:
         """A collective; `parts` is x as the engines take it, shape that of the result."""
         target = None if out is None else _checked_out(out, x, shape)
         on_gpu = isinstance(x, DeviceArray)
-        self.check()
+        if self._links:
+            self._links.watch.check()
         with device.in_order_with(x):
             if self._nccl and on_gpu:
                 result = device.empty(shape, x.dtype) if target is None else target

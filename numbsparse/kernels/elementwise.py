@@ -102,7 +102,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "subtract": lambda a, b: a - b,
     "multiply": lambda a, b: a * b,
     "divide": lambda a, b: a / b,
-    "mean": lambda a, b: (a + b) * HALF,
     "maximum": maximum,
     "power": lambda a, exponent: math.pow(a, exponent),
     "negative": lambda a: -a,

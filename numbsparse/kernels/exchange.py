@@ -89,18 +89,6 @@ def _grid(rows: DeviceArray) -> tuple[int, int]:
     return max(BLOCKS // rows.shape[0], 1), rows.shape[0]
 
 
-def await_flag(flags: DeviceArray, k: int) -> None:
-    """Wait until another GPU has set flag number k, and set it back to 0."""
-    launch(await_kernel, 1, 1, flags, k)
-
-
-@cuda.jit
-def await_kernel(flags, k):
-    while load_acquire_system(flags, k) == 0:
-        pass
-    flags[k] = 0
-
-
 @cuda.jit
 def push(source, mailbox, count, rank, first, width):
     slot, row = mailbox[(count[0] + 1) & 1, rank], cuda.blockIdx.y
