@@ -215,7 +215,7 @@ ELSEWHERE = {  # with tests of their own
     *("adam_step", "adam_step_with", "sgd_step", "sgd_step_with", "average_step"),
     *("scale_to_norm", "judge", "guarded_adam_numbers", "guarded_sgd_numbers", "check_step"),
     *("copy_into", "dropout_mask", "operand", "remap", "block_norms", "on_device"),
-    *("repeated", "replayed", "started"),
+    *("repeated", "replayed", "started", "check_factors"),
 }
 OF_NO_ARRAYS = {
     *("HalfOnCPU", "LSTMTrace", "adam_numbers", "checked_precision", "own_precision"),
