@@ -46,6 +46,9 @@ def on_cores(
     cores = cores_for(multiply_adds)
     progress = np.zeros((phases, cores + 1), np.int64)
     share = max(1, work // (cores * SHARES))
+    if cores == 1:  # nobody to wait for
+        function(0, progress, share, *args)
+        return
     for core in range(1, cores):
         helper = _helper(os.getpid(), core)
         if helper.qsize() < WAITING:
@@ -56,7 +59,9 @@ def on_cores(
 
 def cores_for(multiply_adds: int) -> int:
     """How many cores that much work pays for."""
-    return max(1, min(config.NUMBA_NUM_THREADS, multiply_adds // WORTH_A_CORE))
+    if multiply_adds < 2 * WORTH_A_CORE:
+        return 1
+    return min(config.NUMBA_NUM_THREADS, multiply_adds // WORTH_A_CORE)
 
 
 @inner()
