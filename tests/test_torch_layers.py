@@ -72,6 +72,7 @@ def test_masked_taps():
     assert (dense_conv(conv)[..., kept] != 0).any()
 
 
+@pytest.mark.slow
 def test_operators_of_convolutions_are_what_torch_asks_of_them():
     conv = nst.Conv1d(10, 13, 3, layout=layout(3, 4), **DOUBLE)
     window = [n for three in ns.ops.conv_window((5,), 3, 2, 1, 1) for n in three]
