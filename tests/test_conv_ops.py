@@ -64,6 +64,7 @@ def test_beside_torch(case):
     assert_near(got, np.moveaxis(dx.numpy(), 1, -1))
 
 
+@pytest.mark.slow
 def test_beside_scipy_signal(rng, put):
     from scipy import signal  # a second, which collection need not take
 

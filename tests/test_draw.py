@@ -140,6 +140,7 @@ SHAPES = [(1, 1), (24, 24), (60, 100), (300, 4), (4, 300), (900, 1000)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.slow
 def test_figure(shape):
     pytest.importorskip("matplotlib")
     pattern = ns.patterns.random(*shape, 0.2, seed=0)

@@ -35,6 +35,7 @@ def damaged(rng, content):
     return bytes(content)
 
 
+@pytest.mark.slow
 def test_drawn_damage(tmp_path):
     """What is loaded in spite of it, such as from a file with another date, is what was saved."""
     ns.save(tmp_path / "state.npz", STATE)

@@ -299,6 +299,7 @@ def test_every_two_choices(place, number):
 
 
 @pytest.mark.parametrize("place", SUITE.cases)
+@pytest.mark.slow
 def test_pairs_that_are_left_out_are_in_no_case(place):
     """`pytest -s -k left_out` says how many cases there are, and how many pairs they cover."""
     SUITE.check_left_out(place)

@@ -69,6 +69,7 @@ def test_a_product_on_the_cpu_loads_no_cuda(said):
     assert "numbsparse.kernels.matmul.k0_cpu" in said[1]
 
 
+@pytest.mark.slow
 def test_without_ml_dtypes_only_bfloat16_is_missing(said):
     says = "bfloat16 needs the package ml_dtypes: pip install 'numbsparse[bfloat16]'"
     assert said[2:5] == [4.0, says, says]

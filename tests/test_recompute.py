@@ -178,6 +178,7 @@ def test_memory_of_a_graph_falls():
 
 
 @pytest.mark.skipif(not device.is_available(), reason="no GPU and no simulator")
+@pytest.mark.slow
 def test_a_captured_step_repeats_its_masks(rng):
     seen = []
     for how in (run, nn.recompute):

@@ -71,6 +71,7 @@ def test_what_came_before_is_started_with_what_memory_holds_now(worked_out, monk
     assert len(worked_out) == 3
 
 
+@pytest.mark.slow
 def test_products_in_any_order_are_told_apart(rng):
     w, square = weight(), drawn(N, N)
     tensors = [weight(pattern=((1, 0), (1, 1))), w, w.T]

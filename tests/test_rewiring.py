@@ -179,6 +179,7 @@ def test_others_come_at_random(density):
     assert (seen[0] != seen[2]) == (density < 0.5)  # else all that are not there come
 
 
+@pytest.mark.slow
 def test_all_absent_blocks_come_equally_often():
     own = np.roll(np.eye(8, dtype=bool), 1, axis=0)  # the first and the last block are absent
     layer = nn.Linear(64, 64, layout=own, block_size=8)

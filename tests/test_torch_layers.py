@@ -140,6 +140,7 @@ def test_gradients_of_an_lstm_that_is_computed_again_or_kept_elsewhere():
     torch.testing.assert_close(grads(kept, lstm.parameters()), usual)
 
 
+@pytest.mark.slow
 def test_the_operator_of_lstm_is_what_torch_asks_of_it():
     lstm = nst.LSTM(10, 14, layout=layout(4, 4), **DOUBLE)
     words = [handle.word for handle in lstm.handles.values()]

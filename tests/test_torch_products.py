@@ -91,6 +91,7 @@ def test_finite_differences():
     assert torch.autograd.gradgradcheck(product, (x, values))
 
 
+@pytest.mark.slow
 def test_operators_are_what_torch_asks_of_them():
     x, y, values = drawn(2, 3, 10), drawn(2, 3, 13), drawn(LAYOUT.n_blocks, 4, 4)
     how = (matrix().handle.word, 10, 13, 4, "highest")
