@@ -133,6 +133,11 @@ def _curve(axes: Any, runs: list[Result], column: int, name: str, colour: str) -
     axes.fill_between(x, low, high, color=colour, alpha=0.25)
 
 
+def title_of(photograph: str) -> str:
+    """The name of a file without its ending, cut to what stands beside an axis."""
+    return Path(photograph.partition(" ")[2]).stem[:14]
+
+
 def _leads(axes: Any, alike: dict[Kind, list[Result]]) -> None:
     """Test bits of each photograph less those of the dense model of the same seed."""
     dense = {
@@ -150,5 +155,5 @@ def _leads(axes: Any, alike: dict[Kind, list[Result]]) -> None:
                 places = [at + 0.15 * (i - 1.5) for at in range(len(names))]
                 axes.plot(off, places, "o", color=f"C{i}", markersize=4)
     axes.axvline(0, color="C0")
-    axes.set_yticks(range(len(names)), [name.partition(" ")[2][:14] for name in names], fontsize=8)
-    axes.set(xlabel="test bits less the dense model's, each seed")
+    axes.set_yticks(range(len(names)), [title_of(name) for name in names], fontsize=8)
+    axes.set(xlabel="test bits beyond the dense model's")
