@@ -143,12 +143,14 @@ def in_library_of(x: Any, result: Any) -> Any:
     not; any other caller gets the result as it is: a NumPy array, or a DeviceArray, which speaks
     DLPack.
     """
+    if type(x) is np.ndarray or isinstance(x, DeviceArray):
+        return result
     library = _library_of(x)
     if isinstance(result, np.ndarray):
         if library == "torch":
             return _torch_of_bits(result, sys.modules["torch"].from_numpy)
         return sys.modules["jax"].numpy.asarray(result) if library == "jaxlib" else result
-    if isinstance(x, DeviceArray) or library not in ("torch", "cupy", "jaxlib"):
+    if library not in ("torch", "cupy", "jaxlib"):
         return result
     if library == "jaxlib":  # which may drop what is lent while its work on it still waits
         jax = sys.modules["jax"]

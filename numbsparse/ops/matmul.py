@@ -339,9 +339,7 @@ def _product(
     if isinstance(target, DeviceArray) != on_gpu:
         raise ValueError("out takes the device of x, got one on the CPU and one on a GPU")
     _run(x, w, target, feature_major, kernel, precision, kept)
-    if out is not None:
-        return out
-    return target if dense is x else in_library_of(dense, target)
+    return in_library_of(dense, target) if out is None else out
 
 
 def _shape_of_result(
