@@ -15,20 +15,18 @@ The question of S. Gray, A. Radford, D. P. Kingma, "GPU Kernels for Block-Sparse
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
 
-from char_options import make_folder, positive, settle
+from char_options import positive
 from pixel_photographs import gather
 from pixel_scaling_plan import GROUPS, Plan
 from pixel_scaling_report import draw, draw_samples, table
 from pixel_scaling_run import train
 from pixelcnn import from_zero
-from ranks import alone
-from runs import Manifest, Work, add_plan, add_runs, collect, keep_manifest
+from runs import Manifest, Result, Work, add_plan, add_runs, keep_manifest, serve
 from runs_report import write_between
 
 RESULTS = Path(__file__).parent / "results" / "pixel_scaling.json"
@@ -36,35 +34,27 @@ SIZES = list(dict.fromkeys(str(group.size) for group in GROUPS))
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parse(arguments)
+    serve("pixel_scaling", parse(arguments), begin, show)
+
+
+def show(file: Path, runs: list[Result]) -> None:
+    """Print the results of all runs, draw them, and write their table into the README."""
+    print("\n".join(table(runs)))
+    draw(file.with_suffix(".png"), runs)
+    draw_samples(file.with_name(f"{file.stem}_samples.png"), runs)
+    write_between(file.with_name("README.md"), "images", table(runs))
+
+
+def begin(options: Namespace) -> Work:
+    """The runs over the photographs that are there."""
     began = time.monotonic()
-    options.until = began + 60 * options.minutes
-    alone()  # ranks share out the runs, as other processes do
-    try:
-        make_folder(options.runs)
-        if options.collect:
-            runs = collect(options)
-            print("\n".join(table(runs)))
-            draw(options.collect.with_suffix(".png"), runs)
-            draw_samples(options.collect.with_name(f"{options.collect.stem}_samples.png"), runs)
-            write_between(options.collect.with_name("README.md"), "images", table(runs))
-            return
-        images, manifest = gather(options.images)
-        plan = plan_of(options, manifest)
-        sizes = ", ".join(f"{n:,} {part}" for part, n in manifest["images"].items())
-        print(f"{images.name} {plan.data}: {sizes}; {time.monotonic() - began:.1f} s", flush=True)
-        keep_manifest(options, manifest)
-        work = Work(plan, options, lambda run, file: train(
-            run, plan, images, options.device, file, options.until))  # fmt: skip
-        if options.list:
-            work.show()
-        else:
-            settle(options)
-            work.go_on()
-    except (ValueError, RuntimeError, OSError) as error:
-        sys.exit(f"pixel_scaling: {error}")
-    except KeyboardInterrupt:
-        sys.exit(f"\npixel_scaling: stopped; what is done is in {options.runs}")
+    images, manifest = gather(options.images)
+    plan = plan_of(options, manifest)
+    sizes = ", ".join(f"{n:,} {part}" for part, n in manifest["images"].items())
+    print(f"{images.name} {plan.data}: {sizes}; {time.monotonic() - began:.1f} s", flush=True)
+    keep_manifest(options, manifest)
+    return Work(plan, options, lambda run, file: train(
+        run, plan, images, options.device, file, options.until))  # fmt: skip
 
 
 def plan_of(options: Namespace, manifest: Manifest) -> Plan:

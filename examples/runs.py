@@ -20,7 +20,8 @@ from math import inf
 from pathlib import Path
 from typing import IO, Any
 
-from char_options import positive, positive_number
+from char_options import make_folder, positive, positive_number, settle
+from ranks import alone
 from runs_plan import Plan, Run, missing, runs_of, seconds_for
 
 from numbsparse import files
@@ -105,6 +106,32 @@ class Work:
             state = "done" if name in results else "waits" if run.lr is None else "open"
             print(f"{state:5} {name}")
         print(f"{sum(run.name(self.plan) in results for run in runs)} of {len(runs)} runs are done")
+
+
+def serve(
+    name: str,
+    options: Namespace,
+    begin: Callable[[Namespace], Work],
+    show: Callable[[Path, list[Result]], None],
+) -> None:
+    """The program `name`: collect results and show them, list the runs, or do the next ones."""
+    options.until = time.monotonic() + 60 * options.minutes
+    alone()  # ranks share out the runs, as other processes do
+    try:
+        make_folder(options.runs)
+        if options.collect:
+            show(options.collect, collect(options))
+            return
+        work = begin(options)
+        if options.list:
+            work.show()
+        else:
+            settle(options)
+            work.go_on()
+    except (ValueError, RuntimeError, OSError) as error:
+        sys.exit(f"{name}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"\n{name}: stopped; what is done is in {options.runs}")
 
 
 def lock_now(file: IO[str]) -> None:

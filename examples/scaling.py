@@ -19,16 +19,14 @@ section 4.1.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
 
-from char_options import make_folder, positive, positive_number, settle
+from char_options import positive, positive_number
 from char_text import check_length
-from ranks import alone
-from runs import Manifest, Work, add_plan, add_runs, collect, keep_manifest
+from runs import Manifest, Result, Work, add_plan, add_runs, keep_manifest, serve
 from runs_plan import Group
 from runs_report import write_between
 from scaling_plan import GROUPS, MAIN, Plan
@@ -40,35 +38,27 @@ RESULTS = Path(__file__).parent / "results" / "scaling.json"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parse(arguments)
+    serve("scaling", parse(arguments), begin, show)
+
+
+def show(file: Path, runs: list[Result]) -> None:
+    """Print the results of all runs, draw them, and write their table into the README."""
+    print("\n".join(table(runs)))
+    draw(file.with_suffix(".png"), runs)
+    write_between(file.with_name("README.md"), "text", report(runs))
+
+
+def begin(options: Namespace) -> Work:
+    """The runs over the text that is there."""
     began = time.monotonic()
-    options.until = began + 60 * options.minutes
-    alone()  # ranks share out the runs, as other processes do
-    try:
-        make_folder(options.runs)
-        if options.collect:
-            runs = collect(options)
-            print("\n".join(table(runs)))
-            draw(options.collect.with_suffix(".png"), runs)
-            write_between(options.collect.with_name("README.md"), "text", report(runs))
-            return
-        text, manifest = gather(options.text)
-        plan = plan_of(options, manifest)
-        check_length(text, plan.batch, plan.length)
-        sizes = ", ".join(f"{n:,} {part}" for part, n in manifest["characters"].items())
-        print(f"text {plan.text}: characters {sizes}; {time.monotonic() - began:.1f} s", flush=True)
-        keep_manifest(options, manifest)
-        work = Work(plan, options, lambda run, file: train(
-            run, plan, text, options.device, file, options.until))  # fmt: skip
-        if options.list:
-            work.show()
-        else:
-            settle(options)
-            work.go_on()
-    except (ValueError, RuntimeError, OSError) as error:
-        sys.exit(f"scaling: {error}")
-    except KeyboardInterrupt:
-        sys.exit(f"\nscaling: stopped; what is done is in {options.runs}")
+    text, manifest = gather(options.text)
+    plan = plan_of(options, manifest)
+    check_length(text, plan.batch, plan.length)
+    sizes = ", ".join(f"{n:,} {part}" for part, n in manifest["characters"].items())
+    print(f"text {plan.text}: characters {sizes}; {time.monotonic() - began:.1f} s", flush=True)
+    keep_manifest(options, manifest)
+    return Work(plan, options, lambda run, file: train(
+        run, plan, text, options.device, file, options.until))  # fmt: skip
 
 
 def plan_of(options: Namespace, manifest: Manifest) -> Plan:
