@@ -57,8 +57,6 @@ def main() -> None:
             print(told(mutant))
         print(f"{len(mutants)} mutants")
         return
-    if not hasattr(sys, "monitoring"):
-        sys.modules["greenlet"] = None  # type: ignore[assignment]  # hides lines from sys.settrace
     with tempfile.TemporaryDirectory(prefix="numbsparse-mutants-") as folder:
         warm_up()
         lines = Lines(args.cache / "lines")

@@ -15,6 +15,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -82,10 +84,14 @@ class Monitor(Recorder):
 
 
 class Tracer(Recorder):
-    """Any Python; simulated threads must be threads of Python's, as greenlets are not traced."""
+    """Any Python; each greenlet, which a simulated thread is, has a trace of its own."""
 
     def begin(self) -> None:
         if sys.gettrace() is None:
+            with suppress(ImportError):
+                Worker: Any = import_module("numbsparse.simulator.threads").Worker
+                run = Worker.run
+                Worker.run = lambda worker: (sys.settrace(self._call), run(worker))
             threading.settrace(self._call)
             sys.settrace(self._call)
 

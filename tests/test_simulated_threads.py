@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 
@@ -15,7 +14,6 @@ import numbsparse as ns
 from numbsparse import device
 from numbsparse.device.launch import launch
 from numbsparse.kernels import ptx
-from numbsparse.simulator import stacks
 
 pytestmark = pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
 
@@ -120,11 +118,6 @@ def third_fails_kernel(out):
         raise ValueError("too much")
     cuda.syncthreads()
     out[cuda.threadIdx.x] = 1
-
-
-@cuda.jit
-def meeting_kernel():
-    cuda.syncthreads()
 
 
 @cuda.jit(debug=True, opt=False)
@@ -251,13 +244,6 @@ def test_threads_of_python_serve_again():
     assert threading.active_count() == running
 
 
-def test_few_threads_of_python_are_kept():
-    launch(meeting_kernel, 1, 300)
-    if stacks.greenlet is None:
-        assert len(stacks._kept.stacks) == stacks.MOST_KEPT
-    launch(meeting_kernel, 1, 300)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="takes fork")
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python warns of a fork beside threads")
 def test_a_forked_process_has_threads_of_its_own():
@@ -268,10 +254,3 @@ def test_a_forked_process_has_threads_of_its_own():
         launch(rounds_kernel, 1, 8, out)
         os._exit(int((out.numpy() != 247).any()))
     assert os.waitpid(child, 0)[1] == 0
-
-
-@pytest.mark.skipif(stacks.greenlet is None, reason="this is without greenlets")
-def test_the_same_without_greenlets():
-    run = f"import sys, pytest; sys.modules['greenlet'] = None; pytest.main(['-qx', {__file__!r}])"
-    plain = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=True)
-    assert " passed, 1 skipped" in plain.stdout, plain.stdout

@@ -76,8 +76,9 @@ def why_unavailable() -> str | None:
 
 
 def has_numba_cuda() -> bool:
-    """Whether numba-cuda is installed, without which no GPU kernel can be loaded."""
-    return find_spec("numba_cuda") is not None
+    """Whether what no GPU kernel can be loaded without is installed: in the simulator, all of it."""
+    needed = ("numba_cuda", "greenlet") if SIMULATED else ("numba_cuda",)
+    return all(find_spec(package) is not None for package in needed)
 
 
 def require_numba_cuda(what: str) -> None:

@@ -6,10 +6,9 @@ Numba's own too; so this is imported only in the simulator.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from math import prod
 from typing import Any
@@ -26,7 +25,7 @@ from numba.cuda.simulator.kernel import (
 from numba.cuda.simulator.kernelapi import FakeCUDALocal, FakeCUDAShared
 from numba.np.numpy_support import as_dtype
 
-from numbsparse.simulator import accesses, stacks
+from numbsparse.simulator import accesses
 from numbsparse.simulator.arrays import (
     DYNAMIC,
     Global,
@@ -59,8 +58,7 @@ def run(
     """Run a kernel on a grid, whose blocks wait for others of their cluster, or for all."""
     accesses.begin_launch(kernel, grid, block)
     given = [_given(arg) for arg in args]
-    switching = nullcontext() if stacks.OF_ONE_THREAD else _on_one_core()
-    with switching, _at_once(grid, cluster, together):
+    with _at_once(grid, cluster, together):
         kernel[grid, block, 0, shared_bytes](*given)
 
 
@@ -83,27 +81,6 @@ def _seen(arg: Any) -> Any:
     if not isinstance(array, np.ndarray) or array.dtype.fields:
         return arg
     return array if isinstance(array, Global) else array.view(Global)
-
-
-@contextmanager
-def _on_one_core() -> Iterator[None]:
-    """Where the system can pin a process: Python's threads then switch several times as fast.
-
-    Processes side by side take different cores.
-    """
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
-    if cores is not None:
-        os.sched_setaffinity(0, {sorted(cores)[_number() % len(cores)]})
-    try:
-        yield
-    finally:
-        if cores is not None:
-            os.sched_setaffinity(0, cores)
-
-
-def _number() -> int:
-    """The number of this process among those side by side, as pytest-xdist counts them."""
-    return int(os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw") or os.getpid())
 
 
 @contextmanager

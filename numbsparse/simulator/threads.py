@@ -42,11 +42,9 @@ class Worker(stacks.Stack):  # type: ignore[misc]
     first: Unbegun  # the thread to become at its next turn
 
     def run(self) -> None:
-        kept = True
-        while kept:
-            self.rest()
+        while True:
             following = self.first.block.turns.begin(self)
-            kept = stacks.keep(self)
+            stacks.keep(self)
             following.switch()
 
     def become(self, block: Block, number: int) -> None:
@@ -170,8 +168,6 @@ class Turns:
                 stacks.resume(following)
             else:
                 self._whose(following).switch()
-            if not stacks.OF_ONE_THREAD:
-                worker.rest()
         del self._waiting[worker]
         if self._error is not None:
             raise RuntimeError("another thread failed")

@@ -27,32 +27,31 @@ from typing import Any
 
 from numbsparse.device import SIMULATED, runtime
 
+_here: Any
+_bulk: Any
+_cluster: Any
+_grid: Any
+_wgmma: Any
+_split: Any
 try:
-    from numbsparse.kernels.ptx import (
-        bulk_emitted,
-        bulk_simulated,
-        cluster_emitted,
-        cluster_simulated,
-        emitted,
-        grid_emitted,
-        grid_simulated,
-        simulated,
-        split_emitted,
-        split_simulated,
-        wgmma_emitted,
-        wgmma_simulated,
-    )
+    if SIMULATED:
+        from numbsparse.kernels.ptx import bulk_simulated as _bulk
+        from numbsparse.kernels.ptx import cluster_simulated as _cluster
+        from numbsparse.kernels.ptx import grid_simulated as _grid
+        from numbsparse.kernels.ptx import simulated as _here
+        from numbsparse.kernels.ptx import split_simulated as _split
+        from numbsparse.kernels.ptx import wgmma_simulated as _wgmma
+    else:
+        from numbsparse.kernels.ptx import bulk_emitted as _bulk
+        from numbsparse.kernels.ptx import cluster_emitted as _cluster
+        from numbsparse.kernels.ptx import emitted as _here
+        from numbsparse.kernels.ptx import grid_emitted as _grid
+        from numbsparse.kernels.ptx import split_emitted as _split
+        from numbsparse.kernels.ptx import wgmma_emitted as _wgmma
     from numbsparse.kernels.ptx.tiles import Operand as Operand
 except ImportError:
     runtime.require_numba_cuda("numbsparse.kernels.ptx")
     raise
-
-_here: Any = simulated if SIMULATED else emitted
-_bulk: Any = bulk_simulated if SIMULATED else bulk_emitted
-_cluster: Any = cluster_simulated if SIMULATED else cluster_emitted
-_grid: Any = grid_simulated if SIMULATED else grid_emitted
-_wgmma: Any = wgmma_simulated if SIMULATED else wgmma_emitted
-_split: Any = split_simulated if SIMULATED else split_emitted
 
 ALIGNMENT = None if SIMULATED else 16  # bytes; Numba's own choice is the size of one item
 
