@@ -2,7 +2,7 @@
 
 A kernel says what sums begin with, what is loaded besides and what becomes of them. A piece of a
 line is multiplied read by read; where several blocks of threads share the line, the last of them
-adds their sums. All blocks signal each other what is written: first the early lines, then the rest.
+adds their sums. All blocks signal each other that a step is written.
 
 Of more rows of the batch than a tile has, each tile has pieces of its own, and other blocks of
 threads: a step takes little longer as long as some of these have nothing to do.
@@ -129,15 +129,11 @@ def multiplying(
             row += down
         number = uint32(0)
         for step in range(steps):
-            told = False
             for k in range(first, last):
                 line, count, part = pieces[k, 0], pieces[k, 1], pieces[k, 2]
-                first_part, many, early = pieces[k, 3], pieces[k, 4], pieces[k, 5]
-                top = int64(pieces[k, 6]) if TILED else int64(0)
+                first_part, many = pieces[k, 3], pieces[k, 4]
+                top = int64(pieces[k, 5]) if TILED else int64(0)
                 where = int64(line), row, top, batch, units, width
-                if early == 0 and not told:
-                    tell(arrived, 2 * step)
-                    told = True
                 for i in range(SUMS):
                     sums[i] = float32(0)
                 if part == first_part:
@@ -155,9 +151,7 @@ def multiplying(
                     finish(sums, loaded, given, where)
                 number += uint32(count)
             row += down
-            if not told:
-                tell(arrived, 2 * step)
-            tell(arrived, 2 * step + 1)
+            tell(arrived, step)
 
     return run
 
