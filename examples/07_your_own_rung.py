@@ -2,7 +2,7 @@
 
 You will learn what a rung is: a module with `unsupported`, which says in words what the rest does
 not compute, and a function for each product that it does. This one is between k1_naive and
-k2_shared: a thread computes ROWS outputs of one column, and reads each weight once for all of them.
+k3_registers: a thread computes ROWS outputs of one column, and reads each weight once for all of them.
 Reads per output, for a sum of K products: K + K / ROWS, where k1_naive has 2 K.
 
 Look at `check_rung`: it compares with the reference on awkward shapes, with outputs filled with
@@ -89,5 +89,5 @@ if __name__ == "__main__":
     blocks, size, batch = (3, 8, 16) if ns.device.SIMULATED else (64, 32, 512)
     layout = ns.Layout(ns.patterns.random(blocks, blocks, density=0.4, seed=0))
     problem = Problem(layout, size, batch, "float32")
-    costs = {kernel: cost(kernel, problem) for kernel in ("k1_naive", "four_rows", "k2_shared")}
+    costs = {kernel: cost(kernel, problem) for kernel in ("k1_naive", "four_rows", "k3_registers")}
     assert costs["four_rows"] < costs["k1_naive"], f"it should read less than k1_naive: {costs}"

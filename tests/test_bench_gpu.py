@@ -156,11 +156,11 @@ def test_a_failure_costs_only_its_cell(few, once, monkeypatch):
 def test_the_chosen_kernel_some_or_all(few, once):
     chosen = measuring.measure(few, "forward")
     every = measuring.measure(few, "forward", kernels="all")
-    two = measuring.measure(few, "forward", kernels="k2_shared,k1_naive,k6_hopper")
+    two = measuring.measure(few, "forward", kernels="k3_registers,k1_naive,k6_hopper")
     assert list(chosen["seconds"]) == [chosen["auto"]]
     assert chosen["auto"] in every["seconds"]
-    assert list(two["seconds"]) == ["k1_naive", "k2_shared"]  # in reading order, those that serve
-    assert {"k1_naive", "k2_shared", "k3_registers"} <= every["seconds"].keys()
+    assert list(two["seconds"]) == ["k1_naive", "k3_registers"]  # in reading order, those that serve
+    assert {"k1_naive", "k3_registers"} <= every["seconds"].keys()
     kept = 4 * 8 * 8
     assert every["flops"] == 2 * 5 * kept
     assert every["bytes"] == 4 * (5 * 2 * 8 + 5 * 3 * 8 + kept)
@@ -328,17 +328,17 @@ def test_what_was_kept_of_other_sections_stays(tmp_path):
 
 def test_a_run_prints_and_keeps_its_rows_and_command(once, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "require_times", lambda: None)
-    path, how = tmp_path / "cuda.json", Options("k1_naive,k2_shared", quick=True)
+    path, how = tmp_path / "cuda.json", Options("k1_naive,k3_registers", quick=True)
     found = run.run(("ladder", "limits"), how, json_file=path)
     rungs = found["ladder"]["rows"][0]["seconds"]
-    assert list(rungs) == ["k1_naive", "k2_shared"]
+    assert list(rungs) == ["k1_naive", "k3_registers"]
     kept = results.load(path)
-    assert kept["ladder"]["command"].endswith("--only ladder --kernels k1_naive,k2_shared")
+    assert kept["ladder"]["command"].endswith("--only ladder --kernels k1_naive,k3_registers")
     assert [row["product"] for row in kept["ladder"]["rows"]] == 2 * list(PRODUCTS)
     assert kept["limits"]["rows"][0]["limit"] == "device memory, read"
     printed = capsys.readouterr().out
     assert printed.startswith(kept["ladder"]["machine"])
-    assert printed.count("k1_naive 1.00 s") == printed.count("k2_shared 1.00 s") == 6
+    assert printed.count("k1_naive 1.00 s") == printed.count("k3_registers 1.00 s") == 6
     pytest.importorskip("matplotlib")
     with pytest.raises(RuntimeError, match="takes the section headline"):
         figure.draw_headline(found, tmp_path / "speed_up.png")

@@ -47,7 +47,7 @@ def test_the_ladder_is_printed(capsys, dtype):
     assert max(map(len, lines)) <= 100
     begins = {line.split()[0]: line for line in lines if line and not line.startswith(" ")}
     assert set(LADDER) <= begins.keys()
-    for name in ("k2_shared", "k3_registers"):
+    for name in ("k3_registers", "k5_tensor_core"):
         numbers = begins[name].split()[1:]
         assert len(numbers) == 7
         gain = gain_of(name, rows_of(name), "forward", dtype)
@@ -62,7 +62,7 @@ def test_the_ladder_says_why_a_rung_does_not_run_here(monkeypatch):
     assert takes == "takes B = 32, 64, 128 in float16, bfloat16, float32"
     assert why == "no GPU was found"
     assert "[1] no GPU was found" in ladder.table()
-    assert ladder.table().count("not here: [1]") == 7
+    assert ladder.table().count("not here: [1]") == 6
     assert ladder.reach_of("k0_cpu").why_not == ""
 
 

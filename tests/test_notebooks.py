@@ -89,14 +89,14 @@ def test_a_notebook_has_the_lesson_and_the_whole_file(name):
 def test_a_lesson_keeps_its_pictures():
     lesson = lesson_of("s03_shared")
     assert "ws: 32 x 32 of a block of w\n" in lesson
-    assert "Solution (k2_banks.py)." in lesson
+    assert "Solution (s03_banks.py)." in lesson
 
 
 def test_the_command_writes_notebooks(tmp_path, capsys):
     folder = tmp_path / "lessons"
-    command_line.main(["notebook", "s03_shared", "k2_shared", "--folder", str(folder)])
-    assert sorted(file.name for file in folder.iterdir()) == ["k2_shared.ipynb", "s03_shared.ipynb"]
-    assert (folder / "k2_shared.ipynb").read_text(encoding="utf-8") == text_of("k2_shared")
+    command_line.main(["notebook", "s03_shared", "k3_registers", "--folder", str(folder)])
+    assert sorted(file.name for file in folder.iterdir()) == ["k3_registers.ipynb", "s03_shared.ipynb"]
+    assert (folder / "k3_registers.ipynb").read_text(encoding="utf-8") == text_of("k3_registers")
     assert capsys.readouterr().out.count(".ipynb") == 2
     with pytest.raises(SystemExit, match=r"RUNG takes some of s01_naive, .*, got 's3'"):
         command_line.main(["notebook", "s3"])

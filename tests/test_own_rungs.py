@@ -82,7 +82,7 @@ def test_the_command_line_times_a_file(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("k2_shared.py", FILE), ("mine.py", "x = 1"), ("mine.txt", FILE), ("no.py", None)],
+    [("k3_registers.py", FILE), ("mine.py", "x = 1"), ("mine.txt", FILE), ("no.py", None)],
     ids=["taken", "no rung", "no python", "missing"],
 )
 def test_refuses(tmp_path, name, content):

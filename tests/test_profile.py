@@ -81,7 +81,7 @@ def test_of_several_launches_the_longest_is_read(ncu, tmp_path, capsys):
     [
         (log_of([]), 1, "no permission", "failed: no permission"),
         ("==PROF== nothing was run", 0, "", "failed: ==PROF== nothing was run"),
-        (log_of([("k1_naive", {})]), 0, "", "saw no launch of k2_shared"),
+        (log_of([("k1_naive", {})]), 0, "", "saw no launch of k3_registers"),
     ],
     ids=["failed", "no launches", "a rung missing"],
 )

@@ -29,7 +29,6 @@ TRACED = {  # warps that compute, warps that fetch for them, stages of a ring, o
     "s12_grouped": (16, 1, 4, 0),
     "s15_store": (16, 1, 4, 1),  # where y waits for the copy engine
     "k1_naive": (4, 0, 0, 0),
-    "k2_shared": (8, 0, 1, 0),
     "k3_registers": (2, 0, 1, 0),
     "k5_tensor_core": (4, 0, 4, 0),
     "k6_hopper": (4, 2, 2, 1),

@@ -108,8 +108,8 @@ def test_the_choice_is_the_fastest_of_those_that_serve(written):
         written({"forward float32 highest B=32": {n: [s] * 12 for n, s in seconds.items()}})
         return choice.choose("forward", "auto", *case)
 
-    assert chosen(k2_shared=2.0, k3_registers=1.0, k5_tensor_core=3.0) == "k3_registers"
-    assert chosen(k7_small_blocks=1.0, k2_shared=2.0) == "k2_shared"  # k7 takes no B = 32
+    assert chosen(k1_naive=2.0, k3_registers=1.0, k5_tensor_core=3.0) == "k3_registers"
+    assert chosen(k7_small_blocks=1.0, k1_naive=2.0) == "k1_naive"  # k7 takes no B = 32
     served = choice.serving("forward", 32, np.dtype(np.float32), "cuda", 4, "highest")
     assert chosen() == served[0]  # nothing known: the last of the ladder
     assert choice.choose("forward", "k1_naive", *case) == "k1_naive"

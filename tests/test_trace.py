@@ -146,8 +146,8 @@ def test_the_command_writes_a_picture(tmp_path, capsys, monkeypatch):
     assert xml.parse(file).getroot().tag.endswith("svg")
     assert "warps: 4, stages of shared memory: 4" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path)
-    command_line.main(["trace", "k2_shared"])
-    assert (tmp_path / "k2_shared.svg").exists()
+    command_line.main(["trace", "k3_registers"])
+    assert (tmp_path / "k3_registers.svg").exists()
     with pytest.raises(SystemExit, match=r"RUNG takes one of s01_naive, .*, got 's99'"):
         command_line.main(["trace", "s99"])
     with pytest.raises(SystemExit, match=r"path takes a name that ends in .svg, got .*\.png"):

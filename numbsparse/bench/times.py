@@ -28,7 +28,7 @@ DENSITIES = (0.02, 0.1, 0.3)
 BATCHES = (1, 8, 16, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 8192)
 SIZES = (8, 16, 32, 64, 128)
 NUMBERS = (("float16", "highest"), *(("float32", precision) for precision in PRECISIONS))
-SLOW = ("k1_naive", "k2_shared")  # nowhere the fastest
+SLOW = ("k1_naive",)  # nowhere the fastest
 PLAIN = "k3_registers"  # nowhere but with blocks of 8
 
 

@@ -23,7 +23,7 @@ Make = Callable[[], Call]
 FEATURES, DENSITY = 4096, 0.1
 BATCH, FEATURE = "batch-major", "feature-major"
 BOTH = ("forward", "weight_grad")
-SIMPLE = ("k1_naive", "k2_shared", "k3_registers")
+SIMPLE = ("k1_naive", "k3_registers")
 TENSOR_CORES = ("k5_tensor_core", "k6_hopper")
 RUNGS = (  # each product by each rung in each case: numbers, block size, batch, order
     (SIMPLE, BOTH, [("float32", 32, 4096, BATCH)]),

@@ -33,8 +33,7 @@ from numbsparse.pages.reads import reads, reads_at
 
 BEFORE = {
     "k1_naive": None,
-    "k2_shared": "k1_naive",
-    "k3_registers": "k2_shared",
+    "k3_registers": "k1_naive",
     "k5_tensor_core": "k3_registers",
     "k6_hopper": "k5_tensor_core",
     "k7_small_blocks": "k3_registers",

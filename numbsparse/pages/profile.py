@@ -47,7 +47,7 @@ class Case(NamedTuple):
         return {"rung": rung, "product": "forward", **shape, "readings": readings}
 
 
-SIMPLE = ("k1_naive", "k2_shared", "k3_registers")
+SIMPLE = ("k1_naive", "k3_registers")
 TENSOR_CORES = ladder.NAMES.index("s08_tensor_core")  # the first step in float16
 SECTIONS = {
     "small": (

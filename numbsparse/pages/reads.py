@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from numbsparse.bench.problem import random
 from numbsparse.bench.results import Row
 from numbsparse.kernels import ladder
-from numbsparse.kernels.matmul import k2_shared, k3_registers, k5_tensor_core
+from numbsparse.kernels.matmul import k3_registers, k5_tensor_core
 from numbsparse.kernels.matmul.k6_hopper.plan import TILES, steps_of
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import WARP_COLUMNS, steps_in_strips
 from numbsparse.kernels.parts.tiles import WIDTH
@@ -56,8 +56,6 @@ def reads(name: str, layout: Layout, size: int, batch: int, dtype: str) -> Reads
         return _of_step(ladder.step(name), layout, size, K)
     if name == "k1_naive":
         return Reads(2 * K, 0)
-    if name == "k2_shared":
-        return Reads(2 * K / min(size, k2_shared.MOST), 2 * K)
     if name == "k3_registers":
         tile: Any = k3_registers.tile_of(size, batch)
         return Reads(K / tile.BM + K / tile.BN, K / tile.TM + K / tile.TN)

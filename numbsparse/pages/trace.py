@@ -15,7 +15,6 @@ from numbsparse.simulator.tracing import Trace, trace
 
 RUNGS = {  # dtype, inputs, outputs, batch, block size: small, and enough to go round a ring
     "k1_naive": ("float32", 32, 32, 8, 16),
-    "k2_shared": ("float32", 32, 16, 16, 16),
     "k3_registers": ("float32", 64, 32, 32, 32),
     "k5_tensor_core": ("float16", 192, 32, 64, 32),
     "k6_hopper": ("float16", 384, 128, 256, 64),

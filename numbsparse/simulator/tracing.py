@@ -119,7 +119,7 @@ def trace(call: Callable[[], Any] | Recording) -> list[Trace]:
     >>> w = ns.nn.init.uniform(ns.Layout([[1, 0], [1, 1]]), 8, seed=0)
     >>> x = np.ones((4, 16), np.float32)
     >>> if ns.device.SIMULATED:
-    ...     (traced,) = ns.testing.trace(lambda: ns.matmul(x, w.to("cuda"), kernel="k2_shared"))
+    ...     (traced,) = ns.testing.trace(lambda: ns.matmul(x, w.to("cuda"), kernel="k3_registers"))
     ...     print(len(traced.stages))
     ... else:
     ...     print(1)

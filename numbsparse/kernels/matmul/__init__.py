@@ -43,7 +43,6 @@ RUNGS = {
     "k0_reference": "cpu",
     "k0_cpu": "cpu",
     "k1_naive": "cuda",
-    "k2_shared": "cuda",
     "k3_registers": "cuda",
     "k5_tensor_core": "cuda",
     "k6_hopper": "cuda",

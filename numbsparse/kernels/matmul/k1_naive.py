@@ -47,9 +47,9 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
     launch(weight_grad_kernel, grid, THREADS, x, dy, index.block_rows, index.block_columns, dvalues)
 
 
-def grid_of(width, height, threads=THREADS):
+def grid_of(width, height):
     """Blocks of threads that cover a width x height output, along x only: y ends at 65535."""
-    return -(-height // threads[1]) * -(-width // threads[0])
+    return -(-height // THREADS[1]) * -(-width // THREADS[0])
 
 
 @cuda.jit(device=True)

@@ -4,7 +4,7 @@ Compute y = x @ w as in puzzle 4, where w keeps only some of its B x B blocks, c
 blocks: those of column c have the numbers p from indptr[c] up to indptr[c + 1]; block p stands in
 the row rows[p] of blocks, and its values are values[numbers[p]], a B x B array. cuda.blockIdx.x is
 the column of blocks, cuda.blockIdx.y the piece of B rows of x and y. What is not kept is not read,
-and takes no time: that is the whole point. `numbsparse/kernels/matmul/k2_shared.py` does the same.
+and takes no time: that is the whole point. `numbsparse/kernels/ladder/s03_shared.py` does the same.
 """
 
 from numba import cuda, float32

@@ -1,6 +1,6 @@
-"""k2_shared: the tile that is read by columns, with and without the 17th column.
+"""s03_shared: a tile that is read by columns, with and without a 17th column.
 
-In `input_grad_kernel` thread tx reads ws[tx, i]: 16 rows at once. In rows of 16 words every second
+Thread tx reads ws[tx, i]: 16 rows at once. In rows of 16 words every second
 row begins in the same bank, so 8 of the 16 words wait for one bank. In rows of 17 no two do.
 The pad costs something too: a warp writes two rows at once, which in rows of 16 fill the 32 banks,
 and in rows of 17 have one bank in common. So each write takes two wavefronts, and each read one.
