@@ -1,168 +1,201 @@
-"""How an intrinsic of `emitted` becomes one instruction: addresses, registers, inline assembly.
+"""How the intrinsics of `emitted` are made: addresses, registers, inline assembly.
 
-Each function returns the signature for Numba and the function that builds the code. Types are
-checked, not converted, because a float32 that quietly becomes a uint32 is a wrong number.
+Types are checked, not converted, because a float32 that quietly becomes a uint32 is a wrong number.
 """
 
 from __future__ import annotations
 
+from inspect import Parameter, Signature
 from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
 from numba.cuda.core.errors import TypingError
+from numba.cuda.extending import intrinsic
 
 i32, i64 = ir.IntType(32), ir.IntType(64)
 u32, f32 = types.uint32, types.float32
 
 GLOBAL, SHARED = 1, 3  # LLVM's numbers of the address spaces
 _LETTERS = {"i32": "r", "i64": "l", "float": "f"}  # kinds of registers, in inline assembly
-_MMA_REGISTERS = " {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
-
-
-def order(text):
-    """An instruction without operands that orders accesses to memory."""
-
-    def build(context, builder, signature, args):
-        emit(builder, text, [], [], memory=True)
-        return context.get_dummy_value()
-
-    return build
 
 
 class Item(NamedTuple):
-    """An operand that is the address of an item of an array; without an index, of its first."""
+    """An operand that is the address of an item: two arguments, an array and a flat index."""
 
-    array: Any
-    index: Any = None
     space: int = SHARED
-    dtype: Any = None
+    dtypes: tuple[Any, ...] = ()  # of the array; any numbers
+    first: bool = False  # of its first item: one argument, the array
 
 
-def on_items(name, text, operands, results=()):
-    """An instruction that reads or writes where its items are; other operands are types.
+class Whole(NamedTuple):
+    """An operand that is any integer, converted."""
 
-    Their order is that of the text and of the intrinsic, which takes an item as array and index.
+    kind: Any
+
+
+def instruction(text, *operands, results=(), name="", ordered=None):
+    """The intrinsic of one instruction.
+
+    In the text $0, $1, ... are the registers of the results, then those of the operands, in whose
+    order the intrinsic takes them: each an `Item`, a `Whole`, or the type of a register.
+
+    name : what an error says; None of the text: its first word
+    ordered : whether the compiler leaves it in its place among loads and stores; None: with an Item
     """
-    taken = []
-    for operand in operands:
-        if isinstance(operand, Item):
-            index = types.int64 if operand.index is None else operand.index
-            check_array(name, operand.array, index, operand.dtype)
-            taken += [operand.array] if operand.index is None else [operand.array, types.int64]
-        else:
-            taken.append(operand)
+    name, at_items = name or text.split()[0], any(isinstance(o, Item) for o in operands)
 
-    def build(context, builder, signature, args):
-        rest, values = iter(args), []
+    def typing_of(typing, *got):
+        rest, taken = iter(got), []
         for operand in operands:
-            value = next(rest)
+            kind = next(rest)
             if isinstance(operand, Item):
-                i = i64(0) if operand.index is None else next(rest)
-                value = address(context, builder, operand.array, value, i, operand.space)
-            values.append(value)
-        kinds = [context.get_value_type(kind) for kind in results]
-        return _packed(context, builder, signature, emit(builder, text, kinds, values, memory=True))
+                index = types.int64 if operand.first else next(rest)
+                check_array(name, kind, index, *operand.dtypes)
+                taken += [kind] if operand.first else [kind, types.int64]
+            elif isinstance(operand, Whole):
+                if not isinstance(kind, types.Integer):
+                    raise TypingError(f"{name} takes an integer, got {kind}")
+                taken.append(operand.kind)
+            else:
+                _check(name, [operand], [kind])
+                taken.append(operand)
 
-    return _result(results)(*taken), build
+        def build(context, builder, signature, args):
+            given, values = zip(signature.args, args, strict=True), []
+            for operand in operands:
+                kind, value = next(given)
+                if isinstance(operand, Item):
+                    i = i64(0) if operand.first else next(given)[1]
+                    value = address(context, builder, kind, value, i, operand.space)
+                values.append(value)
+            kinds = [context.get_value_type(kind) for kind in results]
+            memory = at_items if ordered is None else ordered
+            found = emit(builder, text, kinds, values, memory)
+            if len(found) > 1:
+                return context.make_tuple(builder, signature.return_type, found)
+            return found[0] if results else context.get_dummy_value()
+
+        result = results[0] if results else types.void
+        result = types.UniTuple(result, len(results)) if len(results) > 1 else result
+        return result(*taken), build
+
+    count = sum(2 if isinstance(o, Item) and not o.first else 1 for o in operands)
+    return of_arity(typing_of, count)
 
 
-def ldmatrix_if(name, shared, i, wanted, *kept):
+def of_arity(typing_of, count):
+    """The intrinsic of a function that is given the types of `count` arguments."""
+    names = ("typing", *(f"a{k}" for k in range(count)))
+    parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    typing_of.__signature__ = Signature(parameters)  # which Numba reads
+    return intrinsic(typing_of)
+
+
+def ordering(text):
+    """An instruction without operands that orders accesses to memory."""
+    return instruction(text, ordered=True)
+
+
+def ordering_by(text, name, wanted, fits):
+    """As `ordering`, with a constant n for the place in the text."""
+
+    def typing_of(typing, n):
+        if not isinstance(n, types.IntegerLiteral) or not fits(n.literal_value):
+            raise TypingError(f"{name} takes a constant{wanted}, got {n}")
+
+        def build(context, builder, signature, args):
+            emit(builder, text.format(n.literal_value), [], [], memory=True)
+            return context.get_dummy_value()
+
+        return types.void(n), build
+
+    return intrinsic(typing_of)
+
+
+def ldmatrix_if(name):
     """A predicated load: a branch would end what the compiler moves about as one piece."""
-    check_array(name, shared, i)
-    _check(name, 5 * [u32], [wanted, *kept])
 
-    def build(context, builder, signature, args):
-        source = address(context, builder, shared, args[0], args[1], SHARED)
-        load = name + " {$0, $1, $2, $3}, [$4];"
-        text = "{ .reg .pred p; setp.ne.u32 p, $5, 0; @p " + load + " }"
-        operands = [source, args[2]]
-        results = emit(builder, text, 4 * [i32], operands, memory=True, kept=args[3:])
-        return context.make_tuple(builder, signature.return_type, results)
+    def typing_of(typing, shared, i, wanted, r0, r1, r2, r3):
+        check_array(name, shared, i)
+        _check(name, 5 * [u32], [wanted, r0, r1, r2, r3])
 
-    return types.UniTuple(u32, 4)(shared, types.int64, u32, u32, u32, u32, u32), build
+        def build(context, builder, signature, args):
+            source = address(context, builder, shared, args[0], args[1], SHARED)
+            load = name + " {$0, $1, $2, $3}, [$4];"
+            text = "{ .reg .pred p; setp.ne.u32 p, $5, 0; @p " + load + " }"
+            operands = [source, args[2]]
+            results = emit(builder, text, 4 * [i32], operands, memory=True, kept=args[3:])
+            return context.make_tuple(builder, signature.return_type, results)
 
+        return types.UniTuple(u32, 4)(shared, types.int64, u32, u32, u32, u32, u32), build
 
-def stmatrix(name, shared, i, *registers):
-    _check(name, 4 * [u32], registers)
-    return on_items(name, name + " [$0], {$1, $2, $3, $4};", [Item(shared, i), *registers])
-
-
-def mma(name, *operands):
-    wanted = 6 * [u32] + 4 * [f32]
-    return on_registers(name + _MMA_REGISTERS, 4 * [f32], wanted, operands)
+    return intrinsic(typing_of)
 
 
-def shuffle(text, value, lane):
-    if value not in (u32, types.int32, f32) or not isinstance(lane, types.Integer):
-        raise TypingError(f"shfl takes a register of 32 bits and an integer, got {value}, {lane}")
-    return on_registers(text, [value], [value, types.int32], [value, types.int32])
+def shuffle(mode):
+    """A register of another lane, of any type of 32 bits."""
+
+    def typing_of(typing, value, lane):
+        if value not in (u32, types.int32, f32) or not isinstance(lane, types.Integer):
+            raise TypingError(f"shfl takes 32 bits and an integer, got {value}, {lane}")
+
+        def build(context, builder, signature, args):
+            text = f"shfl.sync.{mode}.b32 $0, $1, $2, 0x1f, 0xffffffff;"
+            return emit(builder, text, [context.get_value_type(value)], args)[0]
+
+        return value(value, types.int32), build
+
+    return intrinsic(typing_of)
 
 
-def on_registers(text, results, wanted, got, ordered=False):
-    """An instruction on registers only; `ordered`, it is not moved."""
-    _check(text.split()[0], wanted, got)
-
-    def build(context, builder, signature, args):
-        kinds = [context.get_value_type(kind) for kind in results]
-        values = emit(builder, text, kinds, args, memory=ordered)
-        return _packed(context, builder, signature, values)
-
-    return _result(results)(*wanted), build
-
-
-def _result(results):
-    """What an instruction of these results returns: nothing, the one, or a tuple."""
-    if len(results) > 1:
-        return types.UniTuple(results[0], len(results))
-    return results[0] if results else types.void
-
-
-def _packed(context, builder, signature, values):
-    if signature.return_type == types.void:
-        return context.get_dummy_value()
-    if len(values) == 1:
-        return values[0]
-    return context.make_tuple(builder, signature.return_type, values)
-
-
-def same_bits(result, wanted, got):
+def same_bits(result, wanted):
     """mov.b32, as a cast that the compiler sees through."""
-    _check("mov.b32", [wanted], [got])
 
-    def build(context, builder, signature, args):
-        return builder.bitcast(args[0], context.get_value_type(result))
+    def typing_of(typing, got):
+        _check("mov.b32", [wanted], [got])
 
-    return result(wanted), build
+        def build(context, builder, signature, args):
+            return builder.bitcast(args[0], context.get_value_type(result))
+
+        return result(wanted), build
+
+    return intrinsic(typing_of)
 
 
-def wide_load(array, j, kind, dtype=None, count=4):
+def wide_load(count, kind, *dtypes):
     """A plain load: the compiler finds out whether it is ld.global.v4 or ld.shared.v4."""
-    check_array(f"a load of {4 * count} bytes", array, j, dtype)
 
-    def build(context, builder, signature, args):
-        pointer = _vector(context, builder, array, args[0], args[1], kind, count)
-        vector = builder.load(pointer, align=4 * count)
-        values = [builder.extract_element(vector, i32(k)) for k in range(count)]
-        return context.make_tuple(builder, signature.return_type, values)
+    def typing_of(typing, array, j):
+        check_array(f"a load of {4 * count} bytes", array, j, *dtypes)
 
-    return types.UniTuple(kind, count)(array, types.int64), build
+        def build(context, builder, signature, args):
+            pointer = _vector(context, builder, array, args[0], args[1], kind, count)
+            vector = builder.load(pointer, align=4 * count)
+            values = [builder.extract_element(vector, i32(k)) for k in range(count)]
+            return context.make_tuple(builder, signature.return_type, values)
+
+        return types.UniTuple(kind, count)(array, types.int64), build
+
+    return intrinsic(typing_of)
 
 
-def wide_store(array, j, kind, dtype, *values):
-    count = len(values)
-    check_array(f"a store of {4 * count} bytes", array, j, dtype)
-    _check(f"a store of {4 * count} bytes", count * [kind], values)
+def wide_store(count, kind, *dtypes):
+    def typing_of(typing, array, j, *values):
+        check_array(f"a store of {4 * count} bytes", array, j, *dtypes)
+        _check(f"a store of {4 * count} bytes", count * [kind], values)
 
-    def build(context, builder, signature, args):
-        pointer = _vector(context, builder, array, args[0], args[1], kind, count)
-        vector = ir.Constant(ir.VectorType(context.get_value_type(kind), count), ir.Undefined)
-        for k in range(count):
-            vector = builder.insert_element(vector, args[2 + k], i32(k))
-        builder.store(vector, pointer, align=4 * count)
-        return context.get_dummy_value()
+        def build(context, builder, signature, args):
+            pointer = _vector(context, builder, array, args[0], args[1], kind, count)
+            vector = ir.Constant(ir.VectorType(context.get_value_type(kind), count), ir.Undefined)
+            for k in range(count):
+                vector = builder.insert_element(vector, args[2 + k], i32(k))
+            builder.store(vector, pointer, align=4 * count)
+            return context.get_dummy_value()
 
-    return types.void(array, types.int64, *values), build
+        return types.void(array, types.int64, *values), build
+
+    return of_arity(typing_of, 2 + count)
 
 
 def _vector(context, builder, array, value, j, kind, count):
@@ -213,10 +246,10 @@ def _check(name, wanted, got):
         raise TypingError(f"{name} takes {wanted}, got {got}")
 
 
-def check_array(name, array, i, dtype=None):
+def check_array(name, array, i, *dtypes):
     fits = isinstance(array, types.Array) and array.layout == "C"
-    if not (fits and (array.dtype == dtype or (dtype is None and _is_number(array.dtype)))):
-        wanted = "numbers" if dtype is None else dtype
+    if not (fits and (array.dtype in dtypes if dtypes else _is_number(array.dtype))):
+        wanted = " or ".join(map(str, dtypes)) or "numbers"
         raise TypingError(f"{name} takes an array of {wanted} in C order, got {array}")
     if not isinstance(i, types.Integer):
         raise TypingError(f"{name} takes the flat index of an item, got {i}")

@@ -30,8 +30,12 @@ from numbsparse.simulator.clocks import COPY_ENGINE, Moment
 from numbsparse.simulator.threads import current
 
 
-def fence_mbarrier_init():
-    pass
+def _nothing(*operands):
+    """What is needed on a GPU only."""
+
+
+fence_mbarrier_init = wait_for_earlier_kernels = let_next_kernel_start = _nothing
+fence_tensor_map = prefetch_tensor_map = _nothing
 
 
 def fence_proxy_async():
@@ -41,50 +45,6 @@ def fence_proxy_async():
 
 def elect():
     return together(meaning.elect, np.uint32(0))
-
-
-def wait_for_earlier_kernels():
-    pass
-
-
-def let_next_kernel_start():
-    pass
-
-
-def fence_tensor_map(tensor_map):
-    pass
-
-
-def prefetch_tensor_map(tensor_map):
-    pass
-
-
-def tma_load_2d(shared, i, tensor_map, column, row, bars, j):
-    _load(shared, i, tensor_map, (row, column), bars, j)
-
-
-def tma_load_3d(shared, i, tensor_map, column, row, layer, bars, j):
-    _load(shared, i, tensor_map, (layer, row, column), bars, j)
-
-
-def tma_load_2d_multicast(shared, i, tensor_map, column, row, bars, j, ranks):
-    _load(shared, i, tensor_map, (row, column), bars, j, int(ranks))
-
-
-def tma_load_5d(shared, i, tensor_map, column, row, layer, block, image, bars, j):
-    _load(shared, i, tensor_map, (image, block, layer, row, column), bars, j)
-
-
-def tma_load_3d_multicast(shared, i, tensor_map, column, row, layer, bars, j, ranks):
-    _load(shared, i, tensor_map, (layer, row, column), bars, j, int(ranks))
-
-
-def tma_store_2d(shared, i, tensor_map, column, row):
-    _store(shared, i, tensor_map, (row, column))
-
-
-def tma_store_5d(shared, i, tensor_map, column, row, layer, block, image):
-    _store(shared, i, tensor_map, (image, block, layer, row, column))
 
 
 def _stores() -> list[list[Moment | None]]:
@@ -139,8 +99,9 @@ def _load(shared, i, tensor_map, corner, bars, j, ranks=None):
             barrier_of(bars, j, rank, copy).deliver(box.size, copy)
 
 
-def _store(shared, i, tensor_map, corner):
+def tma_store_2d(shared, i, tensor_map, *places):
     note_unseen(COPY_ENGINE)
+    corner = places[::-1]
     info = _info(tensor_map, len(corner))
     place, start = _place_of_box(shared, i, info)
     if min(corner) < 0:
@@ -153,6 +114,21 @@ def _store(shared, i, tensor_map, corner):
     for address, nbytes, at in _lines(info, [int(n) for n in corner]):
         ctypes.memmove(address, box[at : at + nbytes].tobytes(), nbytes)
         note("global", True, address, nbytes, written)
+
+
+tma_store_5d = tma_store_2d
+
+
+def _loading(axes):
+    def tma_load(shared, i, tensor_map, *rest):
+        bars, j, *ranks = rest[axes:]
+        _load(shared, i, tensor_map, rest[axes - 1 :: -1], bars, j, *map(int, ranks))
+
+    return tma_load
+
+
+tma_load_2d, tma_load_3d, tma_load_5d = map(_loading, (2, 3, 5))
+tma_load_2d_multicast, tma_load_3d_multicast = map(_loading, (2, 3))
 
 
 def _lines(info, corner) -> Iterator[tuple[int, int, int]]:

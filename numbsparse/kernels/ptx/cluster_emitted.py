@@ -12,47 +12,36 @@ from numba.cuda.extending import intrinsic
 from numbsparse.kernels.ptx.assembly import (
     SHARED,
     Item,
+    Whole,
     address,
     check_array,
     emit,
     f32,
     i32,
     i64,
-    on_items,
-    order,
+    instruction,
+    ordering,
     u32,
 )
 from numbsparse.kernels.ptx.tiles import Operand
 from numbsparse.kernels.ptx.wgmma_emitted import _high, _tied
 
-_ARRIVE = (
-    "{ .reg .b32 there; mapa.shared::cluster.u32 there, $0, $1; "
-    "mbarrier.arrive.shared::cluster.b64 _, [there]; }"
-)
-
-_LOAD_AT = (
-    "{ .reg .b32 there; mapa.shared::cluster.u32 there, $4, $5; "
-    "ld.shared::cluster.v4.f32 {$0, $1, $2, $3}, [there]; }"
-)
-
 _OF_FIRST = "shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;"
 
-
-@intrinsic
-def cluster_sync(typing):
-    return types.void(), order("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;")
-
-
-@intrinsic
-def mbarrier_arrive_at(typing, bars, i, rank):
-    items = [Item(bars, i, dtype=types.uint64), u32]
-    return on_items("mbarrier_arrive_at", _ARRIVE, items)
-
-
-@intrinsic
-def load_4xf32_at(typing, shared, j, rank):
-    items = [Item(shared, j, dtype=f32), u32]
-    return on_items("load_4xf32_at", _LOAD_AT, items, 4 * [f32])
+cluster_sync = ordering("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;")
+mbarrier_arrive_at = instruction(
+    "{ .reg .b32 there; mapa.shared::cluster.u32 there, $0, $1; "
+    "mbarrier.arrive.shared::cluster.b64 _, [there]; }",
+    *(Item(dtypes=(types.uint64,)), Whole(u32)),
+    name="mbarrier_arrive_at",
+)
+load_4xf32_at = instruction(
+    "{ .reg .b32 there; mapa.shared::cluster.u32 there, $4, $5; "
+    "ld.shared::cluster.v4.f32 {$0, $1, $2, $3}, [there]; }",
+    *(Item(dtypes=(f32,)), Whole(u32)),
+    results=4 * (f32,),
+    name="load_4xf32_at",
+)
 
 
 @cache

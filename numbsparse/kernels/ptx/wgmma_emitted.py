@@ -15,7 +15,7 @@ from numba import types
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import intrinsic
 
-from numbsparse.kernels.ptx.assembly import SHARED, address, check_array, f32, i32, order, u32
+from numbsparse.kernels.ptx.assembly import SHARED, address, check_array, f32, i32, ordering_by, u32
 from numbsparse.kernels.ptx.tiles import Operand
 
 _SWIZZLES = {128: 1, 64: 2, 32: 3}
@@ -109,20 +109,13 @@ def from_local(count: int) -> Any:
     return intrinsic(typing_of)
 
 
-@intrinsic
-def more_registers(typing, n):
-    return _set_registers("more_registers", "inc", n)
+def _set_registers(name, direction):
+    text = f"setmaxnreg.{direction}.sync.aligned.u32 {{}};"
+    return ordering_by(text, name, ", 24 to 256 by eights", lambda n: n in range(24, 257, 8))
 
 
-@intrinsic
-def fewer_registers(typing, n):
-    return _set_registers("fewer_registers", "dec", n)
-
-
-def _set_registers(name, direction, n):
-    if not isinstance(n, types.IntegerLiteral) or n.literal_value not in range(24, 257, 8):
-        raise TypingError(f"{name} takes a constant multiple of 8 from 24 to 256, got {n}")
-    return types.void(n), order(f"setmaxnreg.{direction}.sync.aligned.u32 {n.literal_value};")
+more_registers = _set_registers("more_registers", "inc")
+fewer_registers = _set_registers("fewer_registers", "dec")
 
 
 def _products(kind, m_tiles, n, k_steps, a, b, first):
