@@ -448,14 +448,19 @@ def test_tensor_maps_that_are_not_kept(product, monkeypatch):
         pytest.skip("takes compute capability 9.0, or the simulator")
     monkeypatch.setattr(calls, "MOST_MAPS", 0)
     monkeypatch.setattr(calls, "_maps", {})
-    told, bound = [], launches.Bound
+    told, launch, start = [], launches.launch, launches.start
     place = {"weight_grad": 9}.get(product, 8)  # of `fresh` among a launch's arguments
 
     def noted(*args, **options):
         told.append(args[place])
-        return bound(*args, **options)
+        launch(*args, **options)
 
-    monkeypatch.setattr(launches, "Bound", noted)
+    def twice(*args):
+        for first in (True, False):
+            start(*args[:-1], first)
+
+    monkeypatch.setattr(launches, "launch", noted)
+    monkeypatch.setattr(launches, "start", twice)
     check_rung(rung, product, Case(32, 64, 64, 32, 1), "float32", "cuda")
     assert told == [1, 1]
     assert not calls._maps

@@ -330,13 +330,11 @@ def test_before_a_second_stream_nothing_is_ordered(driver, monkeypatch):
     monkeypatch.setattr(launch, "_start", lambda *args: None)
     array = empty((7,), "float32")
     launch.launch(None, 1, 1, array)
-    launch.Bound(None, 1, 1, array)(array)
     del array
     assert not driver.events
 
 
-@pytest.mark.parametrize("bound", [False, True])
-def test_launches_go_to_the_current_stream_in_order(driver, monkeypatch, bound):
+def test_launches_go_to_the_current_stream_in_order(driver, monkeypatch):
     started = []
     prepared = SimpleNamespace(lock=threading.Lock(), values=memoryview(bytearray(0)))
     prepared.function = prepared.pointers = 0
@@ -347,10 +345,7 @@ def test_launches_go_to_the_current_stream_in_order(driver, monkeypatch, bound):
     driver.work(array)
     for handle in (0x100, 1, 0x200):
         with ns.stream(handle):
-            if bound:
-                launch.Bound(None, 1, 1, array)(array)
-            else:
-                launch.launch(None, 1, 1, (array,))
+            launch.launch(None, 1, 1, (array,))
             assert driver.has_seen(handle, array.address)
     assert started == [0x100, 1, 0x200]
 
@@ -633,10 +628,10 @@ def test_calls_are_remembered_for_each_stream(driver, monkeypatch):
     seen, index = [], Layout([[1]]).index
     arrays = tuple(empty((7,), "float32") for _ in "abc")
 
-    def make(index, *operands):
-        return calls.Call(
-            lambda *held: seen.append("first"), lambda *held: seen.append("later"), ()
-        )
+    def make(index, *operands, first):
+        seen.append("first" if first else "later")
+        if (recording := runtime.recording()) is not None:
+            recording.add(lambda: seen.append("again") or (0,))
 
     def again(handle):
         with ns.stream(handle):
@@ -649,4 +644,4 @@ def test_calls_are_remembered_for_each_stream(driver, monkeypatch):
         again(handle)
     driver.captured = set()
     again(0x200)
-    assert seen == ["first", "later"] * 2 + ["later"] + ["first"] * 4
+    assert seen == ["first", "later"] * 2 + ["again"] + ["first"] * 4

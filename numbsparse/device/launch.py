@@ -79,46 +79,6 @@ def launch(
     _start(prepared, values, (grid, block, shared_bytes, cluster, overlap, together), capture)
 
 
-class Bound:
-    """A launch with its arguments, made once for those that come again: half the cost of `launch`.
-
-    It takes what `launch` takes, and keeps no memory: `held` are the arrays that the kernel uses.
-
-    >>> from numba import cuda
-    >>> import numpy as np, numbsparse as ns
-    >>> @cuda.jit
-    ... def double(x):
-    ...     x[cuda.threadIdx.x] *= 2
-    >>> x = ns.to_device(np.ones(2, np.float32))
-    >>> Bound(double, 1, 2, x)(x)
-    >>> x.numpy()
-    array([2., 2.], dtype=float32)
-    """
-
-    def __init__(
-        self,
-        kernel: Any,
-        grid: int | tuple[int, ...],
-        block: int,
-        *args: Any,
-        shared_bytes: int = 0,
-        overlap: bool = False,
-    ):
-        grid = grid if isinstance(grid, tuple) else (grid,)
-        self._how = grid, block, shared_bytes, None, overlap, False
-        if runtime.SIMULATED:
-            self._kernel, self._args = kernel, [_without_owner(arg) for arg in args]
-        else:
-            self._prepared, self._values = _prepare(kernel, args, shared_bytes)
-
-    def __call__(self, *held: DeviceArray) -> None:
-        capture = _hold(held)
-        if runtime.SIMULATED:
-            launch(self._kernel, *self._how[:2], *self._args, shared_bytes=self._how[2])
-            return
-        _start(self._prepared, self._values, self._how, capture)
-
-
 def _hold(args: tuple[Any, ...]) -> Any:
     """Whoever records launches keeps the memory of these; the capture, if one is under way."""
     capture = runtime.capturing()
@@ -131,12 +91,6 @@ def _hold(args: tuple[Any, ...]) -> Any:
     if (recording := runtime.recording()) is not None:
         recording.hold(args)
     return capture
-
-
-def _without_owner(arg: Any) -> Any:
-    if not isinstance(arg, DeviceArray):
-        return arg
-    return DeviceArray(arg.address, arg.shape, arg.dtype, arg.strides)
 
 
 def _check_devices(args: Iterable[Any]) -> None:

@@ -76,7 +76,7 @@ def why_unavailable() -> str | None:
 
 
 def has_numba_cuda() -> bool:
-    """Whether what no GPU kernel can be loaded without is installed: in the simulator, all of it."""
+    """Whether what GPU kernels need to be loaded, or to run in the simulator, is installed."""
     needed = ("numba_cuda", "greenlet") if SIMULATED else ("numba_cuda",)
     return all(find_spec(package) is not None for package in needed)
 

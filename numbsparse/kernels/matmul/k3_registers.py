@@ -5,17 +5,18 @@ for each step of a sum it reads TM + TN values from shared memory, four in one l
 TM * TN products of them. Where B is small, the tiles in shared memory hold several blocks of w.
 
 What changed since the rung before: both operands pass through shared memory, where a block of
-threads reads each once for all its outputs, and `acc` is an array. It stays in registers only where each of its
-places is known when the kernel is compiled, so kernels are now made by functions, for a block size
-and a tile: what is written in capitals is a constant there, and loops over it are unrolled. x is
-transposed on its way to shared memory, so that the values which a thread reads are contiguous.
+threads reads each once for all its outputs, and `acc` is an array. It stays in registers only where
+each of its places is known when the kernel is compiled, so kernels are now made by functions, for a
+block size and a tile: what is written in capitals is a constant there, and loops over it are
+unrolled. x is transposed on its way to shared memory, so that the values which a thread reads are
+contiguous.
 
 Reads per output, for a sum of K products: from global memory K / BM + K / BN, with BM = 128 or more
 rows of a large batch, but BN at most B, because no two block columns keep the same rows; from
-shared memory K / TM + K / TN, where one output a thread would take 2 * K. From global memory the values are
-still loaded one by one, through registers, because only rows that start at a multiple of 16 bytes
-could be read in quads; and while these loads run, the threads multiply nothing: the next rung
-removes both.
+shared memory K / TM + K / TN, where one output a thread would take 2 * K. From global memory the
+values are still loaded one by one, through registers, because only rows that start at a multiple of
+16 bytes could be read in quads; and while these loads run, the threads multiply nothing: the next
+rung removes both.
 """
 
 from __future__ import annotations

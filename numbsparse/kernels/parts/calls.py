@@ -7,57 +7,44 @@ time than the host needs to work out its arguments.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
-from numbsparse.device import DeviceArray, current_stream, is_capturing
-from numbsparse.device.launch import Bound
+from numbsparse.device import DeviceArray, current_stream, is_capturing, runtime
+from numbsparse.device.replay import repeated
 from numbsparse.layout import Index
 
-REMEMBERED = 4096  # launches of a layout
 MOST_MAPS = 2**14  # groups of tensor maps that are kept forever
 
 _maps: dict[int, DeviceArray] = {}
 _announced: set[tuple[Any, ...]] = set()
 
 
-class Call(NamedTuple):
-    """The first launch, which waits for what was made for it; later ones; our arrays they use."""
-
-    first: Bound
-    later: Bound
-    kept: tuple[DeviceArray, ...]
-
-
 def again(
     index: Index,
-    make: Callable[..., Call],
+    make: Callable[..., None],
     operands: tuple[DeviceArray, ...],
     *options: Any,
     more: tuple[DeviceArray, ...] = (),
 ) -> None:
-    """Run make(index, *operands, *options, *more), or the call it returned for these addresses.
+    """Run make(index, *operands, *options, *more, first=...), or what it launched here before.
 
-    A call depends on the addresses and strides of the operands, and on the addresses of `more`.
-    On each stream the first launch waits for what was made for it. Calls that another library
-    captures in a graph are not remembered: the graph's memory may have other uses before and
-    after.
+    Its launches depend on the addresses and strides of the operands, and on the addresses of
+    `more`. On each stream the first one waits for what is made for it. Those that another library
+    captures in a graph are not remembered: the graph's memory may have other uses before and after.
     """
-    calls, (a, b, c) = index.calls, operands
+    (a, b, c), calls, stream = operands, index.calls, current_stream()
     places: tuple[Any, ...] = a.address, a.strides, b.address, b.strides, c.address, c.strides
-    if more:
-        places = *places, *[each.address for each in more]
-    stream = current_stream()
+    places = *places, *(each.address for each in more)
     key = make, options, places, a.shape, b.shape, c.shape, a.dtype, stream.handle
-    call = calls.get(key)
-    if call is not None and not stream.is_captured:
-        call.later(a, b, c, *more, *call.kept)
-        return
-    if len(calls) >= REMEMBERED:
-        calls.clear()
-    call = make(index, *operands, *options, *more)
-    call.first(a, b, c, *more, *call.kept)
-    if not stream.is_captured:
-        calls[key] = call
+    captured = stream.is_captured
+    work = partial(make, index, *operands, *options, *more, first=captured or key not in calls)
+    if captured or is_capturing() or runtime.recording() is not None:
+        work()
+        if not captured:
+            calls.setdefault(key, None)
+    else:
+        repeated(calls, key, (*operands, *more), stream, work)
 
 
 def fresh_each_time(maps: DeviceArray) -> int:

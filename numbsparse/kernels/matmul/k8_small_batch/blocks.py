@@ -26,7 +26,7 @@ from numbsparse.kernels.matmul.k8_small_batch import launch
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, lines_of, name_blocks
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES, aligned_in_place, is_aligned
-from numbsparse.kernels.parts.calls import Call, again
+from numbsparse.kernels.parts.calls import again
 from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.gathers import copying, picking, reading
 from numbsparse.kernels.parts.plans import planned
@@ -102,7 +102,7 @@ def multiply_blocks(x, dy, index, dvalues, form: Form) -> None:
         again(index, along_blocks, (x, dy, dvalues), form)
 
 
-def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
+def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> None:
     """dvalues = x.T @ dy at the kept blocks."""
     size, x_across, dy_across = dvalues.shape[1], is_aligned(x), is_aligned(dy)
     depth, shares = min(size, WIDTH), launch.n_shares()
@@ -132,8 +132,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
         maps = tensor_maps(*boxes, launch.squares_of(dvalues, paired, length))
     before = span(x), launch.view_of(x), span(dy), launch.view_of(dy), w_view
     after = units, count, span(dvalues.reshape(1, -1))
-    kept = (units, count) if made else (units,)
-    return launch.call_of(block_kernel(blocks), blocks, shares, before, maps, after, *kept)
+    launch.start(block_kernel(blocks), blocks, shares, before, maps, after, first)
 
 
 def tiles_of(batch: int, form: Form, engine: bool) -> int:

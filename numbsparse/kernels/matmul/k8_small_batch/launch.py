@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from numbsparse.device import SIMULATED, DeviceArray, compute_capability, multiprocessors
-from numbsparse.device.launch import Bound
+from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import copy_engine, shared_memory
 from numbsparse.kernels.matmul.k8_small_batch.lines import Lines, line_kernel
 from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums
 from numbsparse.kernels.matmul.k8_small_batch.plan import plan_lines
 from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_bits
-from numbsparse.kernels.parts.calls import Call, fresh_each_time
+from numbsparse.kernels.parts.calls import fresh_each_time
 from numbsparse.kernels.parts.gathers import Reach
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import Source
@@ -62,10 +62,13 @@ def by_feature(x: DeviceArray, n_blocks: int, size: int, alone: bool = True) -> 
     return transposed_copy(x) if lines > least + 0.15 * x.size else x
 
 
-def along_lines(index: Index, x, values, y, transposed: bool, form: Form, gates: Any = ()) -> Call:
+def along_lines(
+    index: Index, x, values, y, transposed: bool, form: Form, gates: Any = (), *, first: bool
+) -> None:
     """y = x @ w; tiles of the batch have shares of the multiprocessors in parallel.
 
     gates : a number for each block, (n,) float32
+    first : as in `start`
     """
     source, gated = source_of(serves(x, values), x), isinstance(gates, DeviceArray)
     lines = _lines(x, values, y, transposed, form, source, gated)
@@ -86,20 +89,19 @@ def along_lines(index: Index, x, values, y, transposed: bool, form: Form, gates:
         maps = tensor_maps(x_tiles, squares_of(values, paired, length))
     before = span(x), view_of(x), span(values.reshape(1, -1)), w_view
     after = (gates, *work, *_output(y, lines.sums))
-    kept = (a for a in work if isinstance(a, DeviceArray))
-    return call_of(line_kernel(lines), lines, (shares, tiles), before, maps, after, *kept)
+    start(line_kernel(lines), lines, (shares, tiles), before, maps, after, first)
 
 
-def call_of(
-    kernel: Any, made: Any, grid: Any, before: Any, maps: DeviceArray, after: Any, *kept: Any
-) -> Call:
-    """The launches of a kernel that is `made` for something; `kept` are ours that it uses."""
-    where, shared = (kernel, grid, 32 * made.warps), made.shared_bytes
+def start(
+    kernel: Any, made: Any, grid: Any, before: Any, maps: DeviceArray, after: Any, first: bool
+) -> None:
+    """Launch a kernel that is `made` for something; the first time, after what was made for it."""
     fresh = fresh_each_time(maps) if made.source.engine else 0
-    first = Bound(*where, *before, maps, 1, *after, shared_bytes=shared)
-    overlap = made.source.overlap
-    later = Bound(*where, *before, maps, fresh, *after, shared_bytes=shared, overlap=overlap)
-    return Call(first, later, (maps, *kept))
+    launch(
+        *(kernel, grid, 32 * made.warps, *before, maps, int(first or fresh), *after),
+        shared_bytes=made.shared_bytes,
+        overlap=made.source.overlap and not first,
+    )
 
 
 def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bool) -> Lines:
