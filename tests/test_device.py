@@ -89,6 +89,17 @@ def test_nothing_reaches_the_host_silently(monkeypatch):
     assert len(array) == 3
 
 
+@pytest.mark.parametrize("to", ["uint8", "uint16", "float64"])
+def test_the_bits_of_a_gapless_array_are_of_any_dtype(to):
+    host = np.arange(24, dtype=np.float32).reshape(3, 2, 4)
+    array = ns.to_device(host)
+    np.testing.assert_array_equal(array.view(to).numpy(), host.view(to))
+    assert array[:0].view(to).shape == host[:0].view(to).shape
+    for other in (array.T, array[..., :3], array[:, :, ::2], array[0, 0, 0]):
+        with pytest.raises(ValueError, match="dtype takes 4 bytes an item, or what fills"):
+            other.view(to)
+
+
 @needs_bfloat16
 def test_bfloat16_is_not_shown_as_other_bits():
     # __cuda_array_interface__ would say "<V2", which some libraries take for another thing.

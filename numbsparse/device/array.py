@@ -170,11 +170,22 @@ class DeviceArray:
         return self._keep(asked, DeviceArray(self.address, shape, self.dtype, None, self.owner))
 
     def view(self, dtype: Any) -> DeviceArray:
-        """The same bits as another dtype of the same size."""
+        """The same bits as another dtype; of another size where the array is C-contiguous.
+
+        The last axis is then as much longer or shorter.
+        """
         dtype = as_dtype(dtype)
-        if dtype.itemsize != self.itemsize:
-            raise ValueError(f"dtype takes {self.itemsize} bytes an item, got {dtype}")
-        return DeviceArray(self.address, self.shape, dtype, self.strides, self.owner)
+        if dtype.itemsize == self.itemsize:
+            return DeviceArray(self.address, self.shape, dtype, self.strides, self.owner)
+        *rest, n = self.shape or (0,)
+        nbytes = n * self.itemsize
+        if not (self.shape and self.is_contiguous) or nbytes % dtype.itemsize:
+            raise ValueError(
+                f"dtype takes {self.itemsize} bytes an item, or what fills the last axis of a "
+                f"C-contiguous array, got {dtype}"
+            )
+        shape = (*rest, nbytes // dtype.itemsize)
+        return DeviceArray(self.address, shape, dtype, None, self.owner)
 
     def __getitem__(self, key: Any) -> DeviceArray:
         """Basic indexing: integers, slices with positive steps, `...`, None. Always a view."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 from numba import cuda, float32
 
 from numbsparse.device import SIMULATED, DeviceArray
@@ -55,7 +54,7 @@ def send_parts(rows: DeviceArray, ends: Ends) -> None:
 
 def _send(rows: DeviceArray, width: int, step: int, ends: Ends) -> None:
     """To GPU number i, `width` items of each row from i * step on."""
-    words = _words(rows)
+    words = rows.view("uint32")
     width, step = (n * rows.itemsize // 4 for n in (width, step))
     others = [(ends.rank + i) % ends.size for i in range(1, ends.size)]  # not all to one at a time
     for other in others:
@@ -67,21 +66,14 @@ def _send(rows: DeviceArray, width: int, step: int, ends: Ends) -> None:
 
 def receive_whole(own: DeviceArray, whole: DeviceArray, ends: Ends) -> None:
     """whole[:] = what all GPUs sent, beside each other; `own` is what this one did."""
-    words, mail = _words(own), (ends.mine, ends.exchanges, ends.my_flags, ends.rank)
-    launch(take_whole, _grid(words), THREADS, words, *mail, _words(whole))
+    words, mail = own.view("uint32"), (ends.mine, ends.exchanges, ends.my_flags, ends.rank)
+    launch(take_whole, _grid(words), THREADS, words, *mail, whole.view("uint32"))
 
 
 def receive_sum(term: DeviceArray, part: DeviceArray, ends: Ends) -> None:
     """part[:] = this GPU's part of `term`, and of what the others sent, in the order of GPUs."""
-    items = ends.mine.shape[2] * 4 // part.itemsize
-    mailbox = DeviceArray(ends.mine.address, (2, ends.size, items), part.dtype, None, ends.mine)
-    mail = mailbox, ends.exchanges, ends.my_flags, ends.rank
+    mail = ends.mine.view(part.dtype), ends.exchanges, ends.my_flags, ends.rank
     launch(take_sum, _grid(part), THREADS, term, *mail, part)
-
-
-def _words(rows: DeviceArray) -> DeviceArray:
-    shape = rows.shape[0], rows.shape[1] * rows.itemsize // 4
-    return DeviceArray(rows.address, shape, np.uint32, None, rows.owner)
 
 
 def _grid(rows: DeviceArray) -> tuple[int, int]:

@@ -16,19 +16,15 @@ AT_ONCE = 8  # arrays of a launch
 
 def pack(arrays: Sequence[DeviceArray], flat: DeviceArray, starts: Sequence[int]) -> None:
     """flat[start:] = a, of each array a, C-contiguous and of the dtype of flat, and its start."""
-    width = 4 if all(a.nbytes % 4 == 0 for a in arrays) else flat.itemsize
-    words = [_words(a, width) for a in arrays]
+    width = 4 if all(a.nbytes % 4 == 0 for a in (flat, *arrays)) else flat.itemsize
+    into, *words = (a.reshape(-1).view(f"uint{8 * width}") for a in (flat, *arrays))
     for first in range(0, len(words), AT_ONCE):
         some = words[first : first + AT_ONCE]
         at = [start * flat.itemsize // width for start in starts[first : first + AT_ONCE]]
         grid = min(-(-max(a.size for a in some) // (THREADS * DEEP)), MOST), len(some)
         none = AT_ONCE - len(some)  # arguments that no block of threads takes
         some, at = some + some[:1] * none, at + at[:1] * none
-        launch(pack_kernel, grid, THREADS, _words(flat, width), tuple(at), *some)
-
-
-def _words(a: DeviceArray, width: int) -> DeviceArray:
-    return DeviceArray(a.address, (a.nbytes // width,), f"uint{8 * width}", None, a.owner)
+        launch(pack_kernel, grid, THREADS, into, tuple(at), *some)
 
 
 @cuda.jit

@@ -18,7 +18,6 @@ from numba import cuda, float32, int64
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.kernels.lstm.deal import KINDS, ROWS, B
 from numbsparse.kernels.lstm.on_gpu import far_tanh, sigmoid
@@ -83,10 +82,7 @@ def forward(gates, bias, kept, hs, c, values, index, first, last, arrived, input
 
 def _words(array: DeviceArray) -> DeviceArray:
     """16-bit floats by twos, as words; an even number of them, contiguous."""
-    flat = span(array)
-    if flat.itemsize == 4:
-        return flat
-    return DeviceArray(flat.address, (flat.size // 2,), as_dtype("uint32"), (4,), flat.owner)
+    return span(array) if array.itemsize == 4 else span(array).view("uint32")
 
 
 @cache

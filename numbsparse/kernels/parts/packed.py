@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numpy as np
 from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.device import DeviceArray, empty
@@ -39,14 +38,13 @@ def packed(
     What is beyond the last of the features that are summed over becomes 0. The next kernel may
     start while this one runs.
     """
-    n_blocks, B, _ = values.shape
+    B = values.shape[1]
     item, a_step = values.itemsize, 2 if values.itemsize == 2 and B == PIECE else 1
     n_steps, across = codes.size // a_step, B * item // 4
     out = empty((n_steps * a_step * B * across,), "uint32")
-    in_words = DeviceArray(values.address, (n_blocks, B, across), np.uint32, None, values)
     gated, warps = None if gates is None else values.dtype.name, -(-n_steps // RUN)
     kernel = pack_kernel(B, item, transposed, inside_bits, gated)
-    args = in_words, codes, () if gates is None else gates, out
+    args = values.view("uint32"), codes, () if gates is None else gates, out
     launch(kernel, -(-warps * 32 // THREADS), THREADS, *args)
     return out
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numpy as np
 from numba import cuda, int64, uint16, uint32, uint64
 
 from numbsparse.device import DeviceArray
@@ -29,7 +28,7 @@ def stored(y: DeviceArray) -> tuple[DeviceArray, bool, bool]:
     wide = y.shape[-1] * y.itemsize % least == 0 and y.address % least == 0
     flat = span(y)
     if wide and y.itemsize == 2:
-        flat = DeviceArray(y.address, (y.size // 2,), np.uint32, None, y.owner)
+        flat = flat.view("uint32")
     return flat, transposed, wide
 
 

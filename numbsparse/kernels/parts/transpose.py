@@ -8,6 +8,7 @@ from numba import cuda, int64, uint16, uint32, uint64
 
 from numbsparse.device import SIMULATED, DeviceArray, compute_capability, empty
 from numbsparse.device.launch import launch
+from numbsparse.kernels.parts.aligned import of_bits
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 from numbsparse.kernels.views import span
 
@@ -23,17 +24,10 @@ def transposed_copy(x: DeviceArray) -> DeviceArray:
     overlap = SIMULATED or compute_capability() >= (9, 0)
     kernel = overlapping if overlap else ordered
     grid = -(-columns // SIDE), -(-rows // SIDE)
-    strides = x.strides[0] // 2, x.strides[1] // 2
-    launch(
-        *(kernel, grid, THREADS, _bits(x), strides, x.shape, _bits(out), out.strides[0] // 2),
-        overlap=overlap,
-    )
+    strides, step = (x.strides[0] // 2, x.strides[1] // 2), out.strides[0] // 2
+    args = of_bits(span(x)), strides, x.shape, of_bits(span(out)), step
+    launch(kernel, grid, THREADS, *args, overlap=overlap)
     return out.T
-
-
-def _bits(x: DeviceArray) -> DeviceArray:
-    flat = span(x)
-    return DeviceArray(flat.address, flat.shape, "uint16", None, flat)
 
 
 def _kernel(overlap: bool) -> Any:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-import numpy as np
 from numba import cuda, float32, int32, uint8, uint32, uint64
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
@@ -109,7 +108,8 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     sums = Sums(B, arithmetic, region, x_transposed, dy_transposed)
     slots *= cut.size
     partials = empty((max(slots * pieces * 16 * B, 1),), "float32")
-    lines, out = (index.block_rows, index.block_columns), by_words(dvalues)
+    lines = index.block_rows, index.block_columns
+    out = dvalues.reshape(-1).view("uint32" if dvalues.itemsize == 2 else "float32")
     into = Into(partials, blocks, *lines, (batch, *widths), out)
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
@@ -133,12 +133,6 @@ class Plan(NamedTuple):
     boxes: Any
     codes: Any
     used: Any
-
-
-def by_words(values: DeviceArray) -> DeviceArray:
-    """Along one axis, 16-bit values by twos."""
-    dtype = np.uint32 if values.itemsize == 2 else np.float32
-    return DeviceArray(values.address, (values.nbytes // 4,), dtype, None, values)
 
 
 def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
