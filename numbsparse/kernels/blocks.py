@@ -25,38 +25,34 @@ def threads_for(n: int) -> int:
 
 
 @cuda.jit(device=True)
+def plus(a, b):
+    return a + b
+
+
+@cuda.jit(device=True)
 def larger(a, b):
     """The larger of two, or the NaN."""
     return a if a >= b or a != a else b
 
 
-@cuda.jit(device=True)
-def block_sum(value, scratch):
-    """The sum of the threads' values, for all of them. `scratch` is shared, one item a thread."""
-    t, half = cuda.threadIdx.x, cuda.blockDim.x // 2
-    scratch[t] = value
-    cuda.syncthreads()
-    while half:
-        if t < half:
-            scratch[t] += scratch[t + half]
+def _tree(join):
+    """All threads' values joined, for all of them. `scratch` is shared, one item a thread."""
+
+    @cuda.jit(device=True)
+    def joined(value, scratch):
+        t, half = cuda.threadIdx.x, cuda.blockDim.x // 2
+        scratch[t] = value
         cuda.syncthreads()
-        half //= 2
-    total = scratch[0]
-    cuda.syncthreads()  # scratch may be written again
-    return total
+        while half:
+            if t < half:
+                scratch[t] = join(scratch[t], scratch[t + half])
+            cuda.syncthreads()
+            half //= 2
+        whole = scratch[0]
+        cuda.syncthreads()  # scratch may be written again
+        return whole
+
+    return joined
 
 
-@cuda.jit(device=True)
-def block_max(value, scratch):
-    """The largest of the threads' values, for all of them."""
-    t, half = cuda.threadIdx.x, cuda.blockDim.x // 2
-    scratch[t] = value
-    cuda.syncthreads()
-    while half:
-        if t < half:
-            scratch[t] = larger(scratch[t], scratch[t + half])
-        cuda.syncthreads()
-        half //= 2
-    largest = scratch[0]
-    cuda.syncthreads()
-    return largest
+block_sum, block_max = _tree(plus), _tree(larger)

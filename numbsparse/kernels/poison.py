@@ -7,16 +7,15 @@ from numba import cuda
 
 from numbsparse.device import DeviceArray, to_device
 from numbsparse.device.launch import launch
-from numbsparse.kernels.elementwise import THREADS, blocks
+from numbsparse.kernels.elementwise import THREADS, blocks, fill
 
 # Of the bits of a number without its sign, those of infinity are the last before NaN.
 INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000}
 
 
 def fill_with_nan(array: DeviceArray) -> None:
-    """Every bit of a contiguous array is set: a NaN in each floating-point format."""
-    bits = _bits(array)
-    launch(fill_kernel, blocks(bits.size), THREADS, bits, (1 << 8 * bits.itemsize) - 1)
+    """All values of a C-contiguous array."""
+    fill(array, np.nan)
 
 
 def holds_nan(array: DeviceArray) -> bool:
@@ -30,13 +29,6 @@ def holds_nan(array: DeviceArray) -> bool:
 
 def _bits(array: DeviceArray) -> DeviceArray:
     return array.reshape(-1).view(np.dtype(f"uint{8 * array.itemsize}"))
-
-
-@cuda.jit
-def fill_kernel(bits, value):
-    i = cuda.grid(1)
-    if i < bits.size:
-        bits[i] = value
 
 
 @cuda.jit

@@ -18,7 +18,7 @@ from numba import cuda, float32
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.blocks import LOWEST, MOST_THREADS, larger
+from numbsparse.kernels.blocks import LOWEST, MOST_THREADS, larger, plus
 from numbsparse.kernels.elementwise import offset
 from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.views import collapse, span, strides_within
@@ -114,11 +114,6 @@ def _reduction(combine, identity):
             out[item * cuda.gridDim.y + part] = rounded(scratch[t] / divisor, out)
 
     return kernel
-
-
-@cuda.jit(device=True)
-def plus(a, b):
-    return a + b
 
 
 sum_kernel = _reduction(plus, np.float32(0))

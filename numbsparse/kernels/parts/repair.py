@@ -142,10 +142,10 @@ def factors_of(x: DeviceArray, dy: DeviceArray, orders: tuple[bool, bool], index
 
 
 @cache
-def repairing_blocks(B: int, inside: bool = True) -> Any:
+def repairing_blocks(B: int) -> Any:
     """repair(dvalues, at, dense, orders): number `at` of dvalues, (blocks, B, B), if that is NaN.
 
-    Beyond the features it is 0. Elsewhere it is summed again; or, if not `inside`, left.
+    Beyond the features it is 0. Elsewhere it is summed again.
 
     dense : `Factors`
     orders : whether x and dy are exchanged, x is feature-major, and dy is
@@ -160,10 +160,8 @@ def repairing_blocks(B: int, inside: bool = True) -> Any:
         block = at // (B * B)
         i, j = rows[block] * int64(B) + at // B % B, columns[block] * int64(B) + at % B
         feature, column = (j, i) if swapped else (i, j)
-        total, there = float32(0), feature < in_features and column < out_features
-        if there and not inside:
-            return
-        if there:
+        total = float32(0)
+        if feature < in_features and column < out_features:
             for n in range(batch):
                 left = x[feature * x_stride + n if x_transposed else n * x_stride + feature]
                 right = dy[column * dy_stride + n if dy_transposed else n * dy_stride + column]
