@@ -2,8 +2,8 @@
 
 You will learn what a rung is: a module with `unsupported`, which says in words what the rest does
 not compute, and a function for each product that it does. This one is between k1_naive and
-k3_registers: a thread computes ROWS outputs of one column, and reads each weight once for all of them.
-Reads per output, for a sum of K products: K + K / ROWS, where k1_naive has 2 K.
+k3_registers: a thread computes ROWS outputs of one column, and reads each weight once for all of
+them. Reads per output, for a sum of K products: K + K / ROWS, where k1_naive has 2 K.
 
 Look at `check_rung`: it compares with the reference on awkward shapes, with outputs filled with
 NaN first. What passes can be trusted, and only then is its cost of interest. The simulator

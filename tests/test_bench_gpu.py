@@ -159,7 +159,10 @@ def test_the_chosen_kernel_some_or_all(few, once):
     two = measuring.measure(few, "forward", kernels="k3_registers,k1_naive,k6_hopper")
     assert list(chosen["seconds"]) == [chosen["auto"]]
     assert chosen["auto"] in every["seconds"]
-    assert list(two["seconds"]) == ["k1_naive", "k3_registers"]  # in reading order, those that serve
+    assert list(two["seconds"]) == [
+        "k1_naive",
+        "k3_registers",
+    ]  # in reading order, those that serve
     assert {"k1_naive", "k3_registers"} <= every["seconds"].keys()
     kept = 4 * 8 * 8
     assert every["flops"] == 2 * 5 * kept

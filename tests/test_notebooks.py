@@ -95,7 +95,10 @@ def test_a_lesson_keeps_its_pictures():
 def test_the_command_writes_notebooks(tmp_path, capsys):
     folder = tmp_path / "lessons"
     command_line.main(["notebook", "s03_shared", "k3_registers", "--folder", str(folder)])
-    assert sorted(file.name for file in folder.iterdir()) == ["k3_registers.ipynb", "s03_shared.ipynb"]
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "k3_registers.ipynb",
+        "s03_shared.ipynb",
+    ]
     assert (folder / "k3_registers.ipynb").read_text(encoding="utf-8") == text_of("k3_registers")
     assert capsys.readouterr().out.count(".ipynb") == 2
     with pytest.raises(SystemExit, match=r"RUNG takes some of s01_naive, .*, got 's3'"):
