@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numba import cuda
+from numba import cuda, int32
 from ptx_helpers import on_hopper
 
 from numbsparse import device
@@ -25,6 +25,11 @@ def add_release(arrived, i):
     ptx.add_release(arrived, i, 1)
 
 
+@cuda.jit(device=True)
+def add_acq_rel(arrived, i):
+    ptx.add_acq_rel(arrived, i, int32(1))
+
+
 def rounds(tell):
     @cuda.jit
     def round_kernel(arrived, steps, values, out):
@@ -40,7 +45,7 @@ def rounds(tell):
     return round_kernel
 
 
-@pytest.mark.parametrize("tell", [fence_and_add, add_release])
+@pytest.mark.parametrize("tell", [fence_and_add, add_release, add_acq_rel])
 def test_blocks_wait_for_each_other(tell):
     blocks = 3
     if not device.SIMULATED:
@@ -50,6 +55,23 @@ def test_blocks_wait_for_each_other(tell):
     launch(rounds(tell), blocks, 1, arrived, 5, values, out, together=True)
     expected = 100 * np.arange(5)[:, None] + np.roll(np.arange(blocks), -1)
     np.testing.assert_array_equal(out.numpy(), expected)
+
+
+@cuda.jit
+def ticket_kernel(tickets, out):
+    """Each block takes a number; the last one to come sees what all others wrote before."""
+    out[cuda.blockIdx.x] = cuda.blockIdx.x + 1
+    if ptx.add_acq_rel(tickets, 0, int32(1)) == cuda.gridDim.x - 1:
+        total = 0
+        for block in range(cuda.gridDim.x):
+            total += out[block]
+        tickets[1] = total
+
+
+def test_the_last_block_sees_what_the_others_wrote():
+    tickets, out = (device.to_device(np.zeros(n, np.int32)) for n in (2, 300))
+    launch(ticket_kernel, 300, 1, tickets, out)
+    np.testing.assert_array_equal(tickets.numpy(), [300, 300 * 301 // 2])
 
 
 @pytest.mark.gpu(reason="any grid fits in the simulator")

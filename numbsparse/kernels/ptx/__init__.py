@@ -160,6 +160,8 @@ load_acquire_system = _grid.load_acquire_system
 store_release_system = _grid.store_release_system
 # (array, j, n): array[j] += n after all that this thread wrote, or saw written
 add_release = _grid.add_release
+# (array of int32, j, n) -> array[j] before; then what was written before other additions is seen
+add_acq_rel = _grid.add_acq_rel
 # (): what other blocks wrote, and was acquired, is seen by the copy engine, and the other way round
 fence_proxy_async_global = _grid.fence_proxy_async_global
 

@@ -16,4 +16,9 @@ store_release_system = instruction(
     "st.release.sys.global.u32 [$0], $1;", _COUNTER, Whole(types.int32)
 )
 add_release = instruction("red.release.gpu.global.add.u32 [$0], $1;", _WORD, Whole(u32))
+add_acq_rel = instruction(
+    "atom.acq_rel.gpu.global.add.u32 $0, [$1], $2;",
+    *(_COUNTER, Whole(types.int32)),
+    results=(types.int32,),
+)
 fence_proxy_async_global = ordering("fence.proxy.async.global;")

@@ -31,6 +31,14 @@ def add_release(array, j, n):
     signal(_address(array, j))
 
 
+def add_acq_rel(array, j, n):
+    before = np.int32(array[j])
+    array[j] += n
+    observe(_address(array, j))
+    signal(_address(array, j))
+    return before
+
+
 def _address(array, j):
     flat = np.asarray(array)
     return flat.ctypes.data + int(j) * flat.strides[0]
