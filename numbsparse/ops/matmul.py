@@ -38,6 +38,11 @@ from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.shape import reshape
 from numbsparse.patterns.checks import integer
 
+GRADIENTS = (((1, 0, 2), (2, 1, 0)), ((0, 0, 2), (2, 0, 1)), ((1, 2, 0), (0, 1, 0)))
+"""Of the products y = x @ w, x = y @ w.T and w = sddmm(x.T, y), each linear in both operands: which
+one gives the gradient of its first operand, and which that of its second; each with two of the
+gradient of its result, its first operand, and its second."""
+
 
 def matmul(
     x: Any,
