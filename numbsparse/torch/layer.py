@@ -10,6 +10,7 @@ import torch
 
 from numbsparse import ops
 from numbsparse.layout import Layout
+from numbsparse.nn.init import column_fan_in
 from numbsparse.torch.handles import Handle
 from numbsparse.torch.matrix import BlockSparse
 
@@ -88,6 +89,28 @@ class SparseModule(torch.nn.Module):
             super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
 
 
+class OneWeight(SparseModule):
+    """A layer of one weight, and perhaps a bias; `features` come in through each tap, and go out."""
+
+    features: tuple[int, int]
+
+    def hold_both(self, layout: Layout, bias: bool, device: Any, dtype: Any) -> None:
+        """Make both, and draw them."""
+        self.hold("weight", layout, device, dtype)
+        values = torch.empty(self.features[1], device=device, dtype=dtype) if bias else None
+        self.bias = None if values is None else torch.nn.Parameter(values)
+        self.reset_parameters()
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the weight."""
+        return self.handles["weight"].layout
+
+    def reset_parameters(self) -> None:
+        """Draw weight and bias anew, as torch's layers do for their fan-in."""
+        draw_(self.weight, self.bias, self.layout, self.features)
+
+
 def adopt_layouts_(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> None:
     """Give a model's sparse layers the layouts of a state dict, so that it can be loaded.
 
@@ -130,23 +153,16 @@ def adopt_layouts_(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> Non
 
 
 def draw_(
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    layout: Layout,
-    features: tuple[int, int],
-    taps: int = 1,
+    weight: torch.Tensor, bias: torch.Tensor | None, layout: Layout, features: tuple[int, int]
 ) -> None:
     """Draw as torch's layers do, uniformly within 1 / sqrt(fan-in), which counts only kept blocks.
 
     `features` are those that come in, through each tap, and those that go out.
     """
-    size, index = weight.shape[1], layout.index
-    rows = index.block_rows % (layout.shape[0] // taps)
-    heights = np.minimum(size, features[0] - rows * size)
-    fan_in = np.bincount(index.block_columns, weights=heights, minlength=layout.shape[1])
+    size, columns = weight.shape[1], torch.from_numpy(layout.index.block_columns.copy()).long()
+    fan_in = column_fan_in(layout, size, features[0])
     bound = torch.from_numpy(1 / np.sqrt(np.maximum(fan_in, 1))).to(weight)
-    of_blocks = bound[torch.from_numpy(index.block_columns.copy()).to(weight.device).long()]
     with torch.no_grad():
-        weight.uniform_(-1, 1).mul_(of_blocks[:, None, None])
+        weight.uniform_(-1, 1).mul_(bound[columns.to(weight.device), None, None])
         if bias is not None:
             bias.uniform_(-1, 1).mul_(bound.repeat_interleave(size)[: features[1]])
