@@ -90,7 +90,7 @@ class SparseModule(torch.nn.Module):
 
 
 class OneWeight(SparseModule):
-    """A layer of one weight, and perhaps a bias; `features` come in through each tap, and go out."""
+    """A layer of one weight, perhaps with a bias, of `features` in, through each tap, and out."""
 
     features: tuple[int, int]
 
