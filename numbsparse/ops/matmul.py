@@ -252,7 +252,7 @@ def repeated(known: dict[Any, Any], what: Any, stream: Any, work: Callable[[], A
 def started(known: dict[Any, Any], what: Any, stream: Any) -> bool:
     """Whether launches that `repeated` recorded were started."""
     found = known.get((what, choice.era, stream.handle))
-    if not found or runtime.several_devices or runtime.capture is not None:
+    if not found or found.is_elsewhere or runtime.several_devices or runtime.capture is not None:
         return False
     found.start((), stream)
     return True
