@@ -132,18 +132,19 @@ def train(kind: str, text: Text, options: Namespace) -> dict[str, Any]:
     call = torch.compile(call, fullgraph=size == 1) if options.compile else call
     rows = slice(rank * options.batch // size, (rank + 1) * options.batch // size)
     rng, times = np.random.default_rng(options.seed), []
+    began, first = time.perf_counter(), 0  # of the steps that are timed together
     with progress_bar(kind, options.steps) as bar:
         for step in range(1, options.steps + 1):
-            began = time.perf_counter()
             bits = loss_of(call, batch_of(text.train, text, rng, options)[rows], options)
             bits.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-            value = bits.item()
-            times.append(time.perf_counter() - began)
             if step % EVERY == 0 or step == options.steps:
+                value, now = bits.item(), time.perf_counter()  # which waits for the GPU
+                times.append((now - began) / (step - first))
                 bar.show(step, (step, value, np.nan), options.batch * options.length)
+                began, first = now, step
     rng = np.random.default_rng(0)  # the same held-out text for each
     with torch.no_grad():
         held_out = [
@@ -166,7 +167,7 @@ def batch_of(part: np.ndarray, text: Text, rng: Any, options: Namespace) -> torc
     """Pieces of the text from anywhere, (batch, length + 1)."""
     starts = rng.integers(part.size - options.length, size=(options.batch, 1))
     codes = text.code_of[part[starts + np.arange(options.length + 1)]]
-    return torch.from_numpy(codes).long().to(options.device)
+    return torch.from_numpy(codes).to(options.device).long()
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
