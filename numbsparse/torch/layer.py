@@ -63,16 +63,9 @@ class SparseModule(torch.nn.Module):
             destination[prefix + name + SUFFIX] = getattr(self, name + SUFFIX)
 
     def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *lists: list[str]
     ) -> None:
-        lists = missing_keys, unexpected_keys, error_msgs
+        missing_keys, _, error_msgs = lists
         for name in self.handles:
             key = prefix + name + SUFFIX
             pattern = state_dict.pop(key, None)
@@ -86,7 +79,7 @@ class SparseModule(torch.nn.Module):
                     "numbsparse.torch.adopt_layouts_(model, state_dict) first"
                 )
         if not error_msgs:  # nothing of it is loaded beside a wrong layout
-            super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
+            super()._load_from_state_dict(state_dict, prefix, metadata, strict, *lists)
 
 
 class OneWeight(SparseModule):
