@@ -129,21 +129,24 @@ def train(kind: str, text: Text, options: Namespace) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.1)
     rank, size = ranks()
     call = DistributedDataParallel(model, gradient_as_bucket_view=True) if size > 1 else model
-    call = torch.compile(call, fullgraph=size == 1) if options.compile else call
+    if options.compile:
+        mode = "reduce-overhead" if options.device == "cuda" else None
+        call = torch.compile(call, fullgraph=size == 1, mode=mode)
     rows = slice(rank * options.batch // size, (rank + 1) * options.batch // size)
     rng, times = np.random.default_rng(options.seed), []
+    began, first = time.perf_counter(), 0  # of the steps that are timed together
     with progress_bar(kind, options.steps) as bar:
         for step in range(1, options.steps + 1):
-            began = time.perf_counter()
             bits = loss_of(call, batch_of(text.train, text, rng, options)[rows], options)
             bits.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-            value = bits.item()
-            times.append(time.perf_counter() - began)
             if step % EVERY == 0 or step == options.steps:
+                value, now = bits.item(), time.perf_counter()  # which waits for the GPU
+                times.append((now - began) / (step - first))
                 bar.show(step, (step, value, np.nan), options.batch * options.length)
+                began, first = now, step
     rng = np.random.default_rng(0)  # the same held-out text for each
     with torch.no_grad():
         held_out = [
@@ -166,7 +169,7 @@ def batch_of(part: np.ndarray, text: Text, rng: Any, options: Namespace) -> torc
     """Pieces of the text from anywhere, (batch, length + 1)."""
     starts = rng.integers(part.size - options.length, size=(options.batch, 1))
     codes = text.code_of[part[starts + np.arange(options.length + 1)]]
-    return torch.from_numpy(codes).long().to(options.device)
+    return torch.from_numpy(codes).to(options.device).long()
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
@@ -196,7 +199,8 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
             "took": time.perf_counter() - began,
             "rows": rows,
         }
-        results.save(options.json, {f"ranks {size}, seed {options.seed}": about})
+        name = f"ranks {size}, seed {options.seed}{', compiled' * options.compile}"
+        results.save(options.json, {name: about})
     return rows
 
 
@@ -216,7 +220,7 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--held-out-batches", type=positive, default=20, help="(%(default)s)")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--amp", action="store_true", help="compute in bfloat16 by torch.autocast")
-    add("--compile", action="store_true", help="by torch.compile")
+    add("--compile", action="store_true", help="by torch.compile, on a GPU in its graphs")
     add("--block-size", type=int, choices=(4, 8, 16, 32, 64, 128), default=32,
         help="of the MLPs' layouts (%(default)s)")  # fmt: skip
     add("--seed", type=int, default=0)

@@ -7,13 +7,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_900,
+    "numbsparse": 2_935,
     "numbsparse/autograd": 690,
     "numbsparse/bench": 2_850,
     "numbsparse/compat": 405,
-    "numbsparse/device": 3_770,
+    "numbsparse/device": 3_795,
     "numbsparse/distributed": 2_075,
-    "numbsparse/jax": 790,
+    "numbsparse/jax": 725,
     "numbsparse/kernels": 3_295,
     "numbsparse/kernels/conv": 3_180,
     "numbsparse/kernels/ladder": 1_980,
@@ -23,12 +23,12 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/ptx": 2_715,
     "numbsparse/machine_code": 345,
     "numbsparse/nn": 7_445,
-    "numbsparse/ops": 5_415,
+    "numbsparse/ops": 5_425,
     "numbsparse/pages": 1_730,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 2_485,
-    "numbsparse/torch": 1_860,
+    "numbsparse/torch": 1_815,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

@@ -65,7 +65,7 @@ class Attributes(ctypes.Structure):  # all of ours are words
 class CallFrame(ctypes.Structure):
     _fields_ = (
         *ffi.HEAD,
-        ("api", ctypes.POINTER(ffi.Api)),
+        ("api", ctypes.c_void_p),
         ("context", ctypes.c_void_p),
         ("stage", ctypes.c_int),
         ("operands", Buffers),
@@ -74,13 +74,43 @@ class CallFrame(ctypes.Structure):
     )
 
 
+class Version(ctypes.Structure):
+    _fields_ = (*ffi.HEAD, ("major", ctypes.c_int), ("minor", ctypes.c_int))
+
+
+class Api(ctypes.Structure):
+    _fields_ = (
+        *ffi.HEAD,
+        ("version", Version),
+        ("internal", ctypes.c_void_p),
+        ("error_create", ffi.ErrorCreate),
+        ("error_message", ctypes.c_void_p),
+        ("error_destroy", ctypes.c_void_p),
+        ("handler_register", ctypes.c_void_p),
+        ("stream_get", ffi.StreamGetter),
+    )
+
+
+class Metadata(ctypes.Structure):  # filled by the handler
+    _fields_ = ("struct_size", ctypes.c_size_t), ("version", Version), ("traits", ctypes.c_uint32)
+
+
+class Extension(ctypes.Structure):  # the one for metadata, which others begin like
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("next", ctypes.c_void_p),
+        ("metadata", ctypes.POINTER(Metadata)),
+    )
+
+
 class Caller:
     """Calls a handler as XLA does, with arrays of the host for memory of a GPU."""
 
     def __init__(self, stream=STREAM):
         self.errors, self.stream = [], stream
-        self.api = ffi.Api(ctypes.sizeof(ffi.Api))
-        self.api.error_create = ffi.Api._fields_[4][1](self.error_create)
+        self.api = Api(ctypes.sizeof(Api), None, Version(0, None, 0, 7))
+        self.api.error_create = ffi.ErrorCreate(self.error_create)
         self.api.stream_get = ffi.StreamGetter(self.stream_get)
         self.alive = []
 
@@ -118,7 +148,7 @@ class Caller:
         return Attributes(0, None, n, types, names, items)
 
     def __call__(self, name, operands, result, **words):
-        frame = CallFrame(0, None, ctypes.pointer(self.api), 0xC0, 3)
+        frame = CallFrame(0, None, ctypes.addressof(self.api), 0xC0, 3)
         frame.operands, frame.results = self.buffers(operands), self.buffers([result])
         forms = " ".join(f"{a.dtype}{a.shape}" for a in (*operands, result))
         frame.attributes = self.attributes({"said": f"{' '.join(words.values())} {forms}"})
@@ -234,7 +264,7 @@ def test_memory_of_a_call_in_a_command_buffer_is_its_own_and_stays(monkeypatch):
             assert not Caller(stream)("copied", (x,), y, **HOW)
             np.testing.assert_array_equal(y, x)
     assert len(ffi._arenas) == 2
-    assert n_calls == 2 * 2 + 8, "twice for each set of buffers; elsewhere memory is not its own"
+    assert n_calls == 2 * 2 * 2, "twice for each set of buffers, on each stream"
 
 
 @simulated
@@ -322,11 +352,14 @@ def test_where_jax_is_the_gpu_is_the_first(monkeypatch):
 
 
 def test_handlers_are_fit_for_command_buffers():
-    version = ffi.Version(ctypes.sizeof(ffi.Version))
-    metadata = ffi.Metadata(ctypes.sizeof(ffi.Metadata), version, 0)
-    extension = ffi.Extension(0, ffi.METADATA, None, ctypes.pointer(metadata))
-    frame = CallFrame(0, ctypes.addressof(extension), None)
-    for handler in ffi._handlers.values():
-        metadata.version.major = 7
-        assert not handler(ctypes.byref(frame))
-        assert (metadata.version.major, metadata.traits) == (0, ffi.CAPTURABLE)
+    metadata = Metadata(ctypes.sizeof(Metadata), Version(ctypes.sizeof(Version)), 0)
+    extension = Extension(0, ffi.METADATA, None, ctypes.pointer(metadata))
+    caller = Caller()
+    for api, minor in ((None, 1), (ctypes.addressof(caller.api), 7)):
+        frame = CallFrame(0, ctypes.addressof(extension), api)
+        for handler in ffi._handlers.values():
+            metadata.version.major, metadata.traits = 7, 0
+            assert not handler(ctypes.byref(frame))
+            version = metadata.version.major, metadata.version.minor
+            assert (version, metadata.traits) == ((0, minor), ffi.CAPTURABLE)
+            assert metadata.version.struct_size == ctypes.sizeof(Version)

@@ -112,7 +112,8 @@ def allocate(nbytes: int) -> Block:
     stream = streams.current()
     if stream.arena is not None and stream.is_captured:  # stays, so launches may come again
         return stream.arena.allocate(nbytes)  # type: ignore[no-any-return]
-    _not_recorded()
+    if (recording := runtime.recording()) is not None:
+        return recording.allocate(nbytes, stream)  # type: ignore[no-any-return]
     if (capture := runtime.capturing()) is not None:
         return capture.arena.allocate(nbytes)
     if streams.several and (stream.of_torch or stream.is_captured):

@@ -8,16 +8,23 @@ shapes, and training goes over the same memory step after step.
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
+from weakref import WeakValueDictionary
 
 from numbsparse.device import memory, runtime, streams
 from numbsparse.device.array import DeviceArray, owners_of
+from numbsparse.device.capture import Arena
 from numbsparse.device.torch_tensors import identity as identity_of_tensor
 from numbsparse.device.torch_tensors import stream_handle
 
 REMEMBERED = 4096  # of a layout, and of what it was asked for once
 
 Key = tuple[Any, ...]
+
+# What work takes for itself while it is recorded: all replays of a thread on a stream use it, one
+# after another.
+_arenas: WeakValueDictionary[tuple[int, int], Arena] = WeakValueDictionary()
 
 
 class Replay:
@@ -28,12 +35,14 @@ class Replay:
     starts : functions that start them; each gives a tuple of the driver's error
     held : memory of the GPU that they use beside that of the operands
     used : of the host
-    is_whole : whether they are all that the work did on the GPU: not if it took memory, or copied
+    is_whole : whether they are all that the work did on the GPU: not if it copied
+    thread : the one that may start them, where they use memory that it took; None: all may
     """
 
-    __slots__ = ("held", "is_whole", "starts", "used")
+    __slots__ = ("held", "is_whole", "starts", "thread", "used")
 
     def __init__(self) -> None:
+        self.thread: int | None = None
         self.starts: list[Callable[[], tuple[Any, ...]]] = []
         self.held: list[Any] = []
         self.used: list[Any] = []
@@ -48,6 +57,18 @@ class Replay:
         """Keep what a kernel uses: of ours, because plans are; the rest belongs to operands."""
         blocks = (block for block in owners_of(args) if isinstance(block, memory.Block))
         self.held += (block for block in blocks if not block.stays)
+
+    def allocate(self, nbytes: int, stream: streams.Stream) -> memory.Block:
+        """Memory for this work alone, which leaves nothing there; of few sizes, which all share."""
+        self.thread = get_ident()
+        arena = _arenas.setdefault((self.thread, stream.handle), Arena())
+        self.held.append(arena)
+        return arena.allocate(1 << (nbytes - 1).bit_length())
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether only another thread may start them."""
+        return self.thread is not None and self.thread != get_ident()
 
     def start(self, operands: tuple[Any, ...], stream: streams.Stream) -> None:
         if streams.several and operands:  # what is held was noted as it was recorded
@@ -83,10 +104,11 @@ def repeated(
     known: dict[Key, Any], key: Key, operands: Any, stream: Any, work: Callable[[], Any]
 ) -> None:
     """`replayed` of work that depends on the key alone."""
-    if replay := known.get(key):
-        replay.start(operands, stream)
-    elif replay is False:
+    replay = known.get(key)
+    if replay is False or (replay and replay.is_elsewhere):
         work()
+    elif replay:
+        replay.start(operands, stream)
     elif key in known:
         known[key] = _recorded(work, operands) or False
     else:

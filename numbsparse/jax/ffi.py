@@ -43,23 +43,6 @@ DTYPES = {  # by XLA's number
 HEAD = ("struct_size", c_size_t), ("extension", c_void_p)  # of most structures
 
 
-class Version(ctypes.Structure):
-    _fields_ = (*HEAD, ("major", c_int), ("minor", c_int))
-
-
-class Metadata(ctypes.Structure):  # filled by the handler
-    _fields_ = ("struct_size", c_size_t), ("version", Version), ("traits", ctypes.c_uint32)
-
-
-class Extension(ctypes.Structure):  # the one for metadata, which others begin like
-    _fields_ = (
-        ("struct_size", c_size_t),
-        ("type", c_int),
-        ("next", c_void_p),
-        ("metadata", POINTER(Metadata)),
-    )
-
-
 class NewError(ctypes.Structure):
     _fields_ = (*HEAD, ("message", c_char_p), ("code", c_int))
 
@@ -69,25 +52,18 @@ class StreamOf(ctypes.Structure):  # of an execution context: its stream is fill
 
 
 StreamGetter = ctypes.CFUNCTYPE(c_void_p, POINTER(StreamOf))
-
-
-class Api(ctypes.Structure):
-    _fields_ = (
-        *HEAD,
-        ("version", Version),
-        ("internal", c_void_p),
-        ("error_create", ctypes.CFUNCTYPE(c_void_p, POINTER(NewError))),
-        ("error_message", c_void_p),
-        ("error_destroy", c_void_p),
-        ("handler_register", c_void_p),
-        ("stream_get", StreamGetter),
-    )
+ErrorCreate = ctypes.CFUNCTYPE(c_void_p, POINTER(NewError))
 
 
 # Others as bytes: fields of a structure by the name of each cost ten times as much to read.
 _BUFFER = Struct("@NPiPqP")  # struct_size, extension, dtype, data, rank, dims
 _ADDRESS = Struct("@24xP")  # of it
 _WORD = Struct("@PN")  # start, size: not ended by a zero byte
+_EXTENSION = Struct("@NiPP")  # struct_size, type, next, metadata
+_VERSION = Struct("@iiI")  # of metadata, behind three words: major, minor; and traits
+# struct_size, extension; its version's struct_size, extension, major, minor; internal,
+# error_create, error_message, error_destroy, handler_register, stream_get
+_API = Struct("@NP NPii PPPPPP")
 # struct_size, extension, api, context, stage; of operands and of results struct_size, extension,
 # size, types, items; of attributes struct_size, extension, size, types, names, items
 _FRAME = Struct("@NPPPi NPqPP NPqPP NPqPPP")
@@ -188,20 +164,18 @@ def wait_for_calls() -> None:
 
 def _describe(address: int, api: int) -> None:
     """Answer what XLA asks before the first call: which version of the interface this is."""
-    extension = Extension.from_address(address)
-    if extension.type == METADATA:
-        version = extension.metadata.contents.version
+    _, kind, _, metadata = _EXTENSION.unpack_from(_window(address, _EXTENSION.size))
+    if kind == METADATA:
         # Members are only added from one minor version to the next; another major one XLA refuses.
         # Those that ask without their own version are 0.1.
-        version.major, version.minor = 0, Api.from_address(api).version.minor if api else 1
-        extension.metadata.contents.traits = CAPTURABLE
+        minor = _api(api)[5] if api else 1
+        _VERSION.pack_into(_window(metadata + 24, _VERSION.size), 0, 0, minor, CAPTURABLE)
 
 
 def _stream(api: int, context: int) -> int:
     """The number of the stream that XLA names for a call."""
     asked = StreamOf(ctypes.sizeof(StreamOf), None, context)
-    get = _stream_getter(c_void_p.from_address(api + Api.stream_get.offset).value)
-    if get(ctypes.byref(asked)):
+    if _stream_getter(_api(api)[-1])(ctypes.byref(asked)):
         raise RuntimeError("XLA names no stream for this call")
     return asked.stream or 0
 
@@ -209,6 +183,10 @@ def _stream(api: int, context: int) -> int:
 @lru_cache
 def _stream_getter(address: int) -> Any:
     return StreamGetter(address)
+
+
+def _api(address: int) -> tuple[int, ...]:
+    return _API.unpack_from(_window(address, _API.size))
 
 
 @lru_cache(maxsize=4096)
@@ -249,5 +227,5 @@ def _numpy_array(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.nd
 
 def _error(api: int, message: str) -> int:
     how = NewError(ctypes.sizeof(NewError), None, message.encode(), INTERNAL)
-    error: int = Api.from_address(api).error_create(ctypes.byref(how))
+    error: int = ErrorCreate(_api(api)[7])(ctypes.byref(how))
     return error

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.block_sparse import check_shape
+from numbsparse.block_sparse import Blocks, check_values, checked_shape
 from numbsparse.dtypes import type_name
 from numbsparse.jax import products
 from numbsparse.jax.shards import ASKS
@@ -21,7 +21,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 Dense: TypeAlias = jax.Array | np.ndarray
 
 
-class BlockSparse:
+class BlockSparse(Blocks):
     """A block-sparse matrix of shape (in_features, out_features) whose values are a JAX array.
 
     A pytree with one leaf, the values: `jax.grad` of a function of it gives such a matrix, jit
@@ -69,35 +69,18 @@ class BlockSparse:
         values, layout = _array("values", values), as_layout(layout)
         if values.dtype.name not in DTYPES:
             raise TypeError(f"values takes one of {', '.join(DTYPES)}, got {values.dtype}")
-        blocks = layout.n_blocks
-        if values.ndim != 3 or values.shape[1] != values.shape[2] or values.shape[0] != blocks:
-            raise ValueError(
-                f"values takes the shape ({blocks}, B, B) with this layout, got {values.shape}"
-            )
+        check_values(values, layout.n_blocks)
         self.values, self.stored_layout, self.is_transposed = values, layout, False
-        self.stored_shape = _checked_shape("shape", shape, layout, values.shape[1])
-
-    @property
-    def layout(self) -> Layout:
-        return self.stored_layout.T if self.is_transposed else self.stored_layout
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.stored_shape[::-1] if self.is_transposed else self.stored_shape
+        self.shape = checked_shape("shape", shape, layout.shape, values.shape[1])
 
     @property
     def dtype(self) -> Any:
         return self.values.dtype
 
     @property
-    def block_size(self) -> int:
-        size: int = self.values.shape[-1]
-        return size
-
-    @property
     def T(self) -> BlockSparse:
         """The transposed matrix: the same values, walked the other way."""
-        of = self.stored_layout, self.stored_shape, not self.is_transposed
+        of = self.stored_layout, self.shape[::-1], not self.is_transposed
         return _unflatten(of, (self.values,))
 
     def __matmul__(self, x: Dense) -> jax.Array:
@@ -118,7 +101,7 @@ class BlockSparse:
         """
         array, layout = _array("array", array), as_layout(layout)
         size = integer("block_size", block_size)
-        shape = _checked_shape("array.shape", array.shape, layout, size)
+        shape = checked_shape("array.shape", array.shape, layout.shape, size)
         (rows, columns), index = layout.shape, layout.index
         edge = [(0, n * size - length) for n, length in zip(layout.shape, shape, strict=True)]
         blocks = jnp.pad(array, edge).reshape(rows, size, columns, size)
@@ -136,18 +119,13 @@ class BlockSparse:
         return dense.T if self.is_transposed else dense
 
     def __repr__(self) -> str:
-        kept = f"BlockSparse({self.shape[0]} x {self.shape[1]}, "
-        if not hasattr(self.values, "shape"):  # what a tree.map left there
-            return f"{kept}values={self.values!r})"
-        size, layout = self.block_size, self.stored_layout
-        return (
-            f"{kept}{self.values.dtype}, {layout.n_blocks} blocks of {size} x {size}, "
-            f"density {layout.density:.3g})"
-        )
+        if hasattr(self.values, "shape"):
+            return super().__repr__()
+        return f"BlockSparse({self.shape[0]} x {self.shape[1]}, values={self.values!r})"  # a tree's
 
 
 def _flatten(w: BlockSparse) -> tuple[tuple[Any], Any]:
-    return (w.values,), (w.stored_layout, w.stored_shape, w.is_transposed)
+    return (w.values,), (w.stored_layout, w.shape, w.is_transposed)
 
 
 def _flatten_with_keys(w: BlockSparse) -> tuple[tuple[Any], Any]:
@@ -158,7 +136,7 @@ def _unflatten(static: Any, leaves: Any) -> BlockSparse:
     """A matrix of any leaf, unchecked: JAX also puts tracers, shapes and None there."""
     w = BlockSparse.__new__(BlockSparse)
     (w.values,) = leaves
-    w.stored_layout, w.stored_shape, w.is_transposed = static
+    w.stored_layout, w.shape, w.is_transposed = static
     return w
 
 
@@ -273,7 +251,7 @@ def sddmm(
     if block_size is None:
         block_size = max(1, shape[0] // layout.shape[0])
     size = integer("block_size", block_size)
-    shape = _checked_shape(f"a @ b, in blocks of {size},", shape, layout, size)
+    shape = checked_shape(f"a @ b, in blocks of {size},", shape, layout.shape, size)
     values = products.sddmm.bind(a.T, b, **_static(layout, shape, size, precision))
     return _unflatten((layout, shape, False), (values,))
 
@@ -288,14 +266,6 @@ def _array(argument: str, x: Any) -> jax.Array:
     if not isinstance(x, jax.Array | np.ndarray):
         raise TypeError(f"{argument} takes an array of JAX or NumPy, got {type_name(x)}")
     return x if isinstance(x, jax.Array) else jnp.asarray(x)
-
-
-def _checked_shape(argument: str, shape: Any, layout: Layout, size: int) -> tuple[int, int]:
-    """It, or for None that of whole blocks."""
-    full = layout.shape[0] * size, layout.shape[1] * size
-    shape = full if shape is None else shape
-    check_shape(argument, shape, full, size)
-    return int(shape[0]), int(shape[1])
 
 
 def _check_alike(first: str, a: Any, second: str, b: Any) -> None:

@@ -18,7 +18,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from numbsparse import ops
-from numbsparse.block_sparse import BlockSparse
+from numbsparse.block_sparse import BlockSparse, unchecked
 from numbsparse.device import runtime
 from numbsparse.jax import ffi
 from numbsparse.jax.shards import dealt_by_rows
@@ -38,11 +38,8 @@ def _wait() -> None:
 
 
 def _matrix(values: Any, layout: str, x: Any, y: Any) -> BlockSparse:
-    """What its constructor makes, without checks: those were made when JAX traced the call."""
-    w = BlockSparse.__new__(BlockSparse)
-    w.values, w.stored_layout = values, _layouts[layout]
-    w.shape, w.is_transposed = (x.shape[1], y.shape[1]), False
-    return w
+    """It was checked when JAX traced the call."""
+    return unchecked(values, _layouts[layout], (x.shape[1], y.shape[1]))
 
 
 def _matmul(x: Any, w: Any, y: Any, layout: str, precision: str, *_: str) -> None:
@@ -139,23 +136,14 @@ def _vmapped(made: Primitive, rowwise: bool, operands: Any, axes: Any, how: Any)
     return jax.lax.map(one, moved), 0
 
 
+def _gradient(product: int, a: int, b: int) -> Callable[..., Any]:
+    return lambda *of, **how: PRODUCTS[product].bind(of[a], of[b], **how)
+
+
 matmul = _primitive("block_sparse_matmul", _matmul, 1)
 transposed = _primitive("block_sparse_matmul_transposed", _transposed, 0)
 sddmm = _primitive("block_sparse_sddmm", _sddmm, None)
 
-# Of f(a, b) with the cotangent ct of its result: that of a, and that of b.
-ad.defbilinear(
-    matmul,
-    lambda ct, x, w, **how: transposed.bind(ct, w, **how),
-    lambda ct, x, w, **how: sddmm.bind(x, ct, **how),
-)
-ad.defbilinear(
-    transposed,
-    lambda ct, y, w, **how: matmul.bind(ct, w, **how),
-    lambda ct, y, w, **how: sddmm.bind(ct, y, **how),
-)
-ad.defbilinear(
-    sddmm,
-    lambda ct, x, y, **how: transposed.bind(y, ct, **how),
-    lambda ct, x, y, **how: matmul.bind(x, ct, **how),
-)
+PRODUCTS = matmul, transposed, sddmm
+for _product, _gradients in zip(PRODUCTS, ops.GRADIENTS, strict=True):
+    ad.defbilinear(_product, *(_gradient(*of) for of in _gradients))

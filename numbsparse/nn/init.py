@@ -26,7 +26,7 @@ def fan_in(w: BlockSparse, tap_features: int | None = None) -> np.ndarray:
     array([8, 8, 8, 8, 4, 4, 4, 4])
     """
     features = w.shape[0] if tap_features is None else tap_features
-    return np.repeat(_column_fan_in(w.layout, w.block_size, features), w.block_size)[: w.shape[1]]
+    return np.repeat(column_fan_in(w.layout, w.block_size, features), w.block_size)[: w.shape[1]]
 
 
 def uniform(
@@ -156,7 +156,7 @@ def _scaled(
 ) -> BlockSparse:
     """Values over the square root of their block column's fan-in."""
     in_features = layout.shape[0] * block_size if shape is None else shape[0]
-    inputs = np.maximum(_column_fan_in(layout, block_size, in_features), 1)
+    inputs = np.maximum(column_fan_in(layout, block_size, in_features), 1)
     values /= np.sqrt(inputs)[layout.index.block_columns, None, None]
     return _zero_beyond_the_edge(BlockSparse(values.astype(as_dtype(dtype)), layout, shape=shape))
 
@@ -165,7 +165,7 @@ def _zero_beyond_the_edge(w: BlockSparse) -> BlockSparse:
     return w.with_values(ops.inside(w))
 
 
-def _column_fan_in(layout: Layout, block_size: int, in_features: int) -> np.ndarray:
+def column_fan_in(layout: Layout, block_size: int, in_features: int) -> np.ndarray:
     """Inputs of each block column, (out_blocks,); the last block row may be cut by the edge.
 
     Block rows beyond are those of further taps, cut the same way.

@@ -81,6 +81,7 @@ from numbsparse.ops.loss_scale import (
 from numbsparse.ops.lstm import LSTMTrace, lstm, lstm_grad, lstm_steps, state_dtype
 from numbsparse.ops.made import on_device
 from numbsparse.ops.matmul import (
+    GRADIENTS,
     check_factors,
     matmul,
     multiplies_gates,
@@ -122,6 +123,7 @@ from numbsparse.ops.softmax import (
 __all__ = [
     "ADAM_NUMBERS",
     "GATES",
+    "GRADIENTS",
     "LEAST_SCALE",
     "MOST_SCALE",
     "NUMBERS",

@@ -38,6 +38,11 @@ from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.shape import reshape
 from numbsparse.patterns.checks import integer
 
+GRADIENTS = (((1, 0, 2), (2, 1, 0)), ((0, 0, 2), (2, 0, 1)), ((1, 2, 0), (0, 1, 0)))
+"""Of the products y = x @ w, x = y @ w.T and w = sddmm(x.T, y), each linear in both operands: which
+one gives the gradient of its first operand, and which that of its second; each with two of the
+gradient of its result, its first operand, and its second."""
+
 
 def matmul(
     x: Any,
@@ -247,7 +252,7 @@ def repeated(known: dict[Any, Any], what: Any, stream: Any, work: Callable[[], A
 def started(known: dict[Any, Any], what: Any, stream: Any) -> bool:
     """Whether launches that `repeated` recorded were started."""
     found = known.get((what, choice.era, stream.handle))
-    if not found or runtime.several_devices or runtime.capture is not None:
+    if not found or found.is_elsewhere or runtime.several_devices or runtime.capture is not None:
         return False
     found.start((), stream)
     return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from numbsparse.layout import Layout
 from numbsparse.nn.linear import layout_for
 from numbsparse.ops.conv_window import check_padding, sizes
 from numbsparse.torch.handles import layout_of
-from numbsparse.torch.layer import SparseModule, draw_
+from numbsparse.torch.layer import OneWeight
 from numbsparse.torch.operators import family, given_back, lent, matrix, of_blocks
 
 # Operators take images channels last and how = layout, rows, columns (the features of both), size,
@@ -68,7 +67,7 @@ conv, conv_transpose, conv_weight_grad = family(
 )
 
 
-class _Conv(SparseModule):
+class _Conv(OneWeight):
     """What the convolutions have in common; `axes` of space."""
 
     axes = 0
@@ -104,27 +103,13 @@ class _Conv(SparseModule):
         kernel, self.stride, self.dilation = sizes(self.axes, kernel_size, stride, dilation)
         check_padding(self.axes, padding)
         self.kernel_size, self.padding = kernel, padding
-        channels = layout_for(in_channels, out_channels, layout, block_size)
-        self.hold(
-            "weight", Layout(patterns.taps(channels.pattern, kernel, kept=taps)), device, dtype
-        )
-        self.bias: torch.nn.Parameter | None = None
-        if bias:
-            self.bias = torch.nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype))
-        self.reset_parameters()
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of the weight, (taps * in_blocks, out_blocks)."""
-        return self.handles["weight"].layout
+        self.features = in_channels, out_channels
+        channels = layout_for(*self.features, layout, block_size)
+        of_taps = Layout(patterns.taps(channels.pattern, kernel, kept=taps))
+        self.hold_both(of_taps, bias, device, dtype)
 
     def shape_of(self, name: str) -> tuple[int, int]:
         return self.layout.shape[0] * self.block_size, self.out_channels
-
-    def reset_parameters(self) -> None:
-        """Draw weight and bias anew, as torch's convolutions do for their fan-in."""
-        features = self.in_channels, self.out_channels
-        draw_(self.weight, self.bias, self.layout, features, prod(self.kernel_size))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (batch, in_channels, *space) or without a batch -> y, likewise."""
@@ -187,6 +172,7 @@ class Conv2d(_Conv):
     Attributes
     ----------
     weight : Parameter, (n_blocks, B, B), as `numbsparse.conv` takes it
+    layout : Layout, (taps * in_blocks, out_blocks)
     bias : Parameter, (out_channels,), or None
 
     Raises TypeError or ValueError that names the argument.

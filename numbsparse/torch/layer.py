@@ -10,6 +10,7 @@ import torch
 
 from numbsparse import ops
 from numbsparse.layout import Layout
+from numbsparse.nn.init import column_fan_in
 from numbsparse.torch.handles import Handle
 from numbsparse.torch.matrix import BlockSparse
 
@@ -62,16 +63,9 @@ class SparseModule(torch.nn.Module):
             destination[prefix + name + SUFFIX] = getattr(self, name + SUFFIX)
 
     def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *lists: list[str]
     ) -> None:
-        lists = missing_keys, unexpected_keys, error_msgs
+        missing_keys, _, error_msgs = lists
         for name in self.handles:
             key = prefix + name + SUFFIX
             pattern = state_dict.pop(key, None)
@@ -85,7 +79,29 @@ class SparseModule(torch.nn.Module):
                     "numbsparse.torch.adopt_layouts_(model, state_dict) first"
                 )
         if not error_msgs:  # nothing of it is loaded beside a wrong layout
-            super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
+            super()._load_from_state_dict(state_dict, prefix, metadata, strict, *lists)
+
+
+class OneWeight(SparseModule):
+    """A layer of one weight, perhaps with a bias, of `features` in, through each tap, and out."""
+
+    features: tuple[int, int]
+
+    def hold_both(self, layout: Layout, bias: bool, device: Any, dtype: Any) -> None:
+        """Make both, and draw them."""
+        self.hold("weight", layout, device, dtype)
+        values = torch.empty(self.features[1], device=device, dtype=dtype) if bias else None
+        self.bias = None if values is None else torch.nn.Parameter(values)
+        self.reset_parameters()
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the weight."""
+        return self.handles["weight"].layout
+
+    def reset_parameters(self) -> None:
+        """Draw weight and bias anew, as torch's layers do for their fan-in."""
+        draw_(self.weight, self.bias, self.layout, self.features)
 
 
 def adopt_layouts_(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> None:
@@ -130,23 +146,16 @@ def adopt_layouts_(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> Non
 
 
 def draw_(
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    layout: Layout,
-    features: tuple[int, int],
-    taps: int = 1,
+    weight: torch.Tensor, bias: torch.Tensor | None, layout: Layout, features: tuple[int, int]
 ) -> None:
     """Draw as torch's layers do, uniformly within 1 / sqrt(fan-in), which counts only kept blocks.
 
     `features` are those that come in, through each tap, and those that go out.
     """
-    size, index = weight.shape[1], layout.index
-    rows = index.block_rows % (layout.shape[0] // taps)
-    heights = np.minimum(size, features[0] - rows * size)
-    fan_in = np.bincount(index.block_columns, weights=heights, minlength=layout.shape[1])
+    size, columns = weight.shape[1], torch.from_numpy(layout.index.block_columns.copy()).long()
+    fan_in = column_fan_in(layout, size, features[0])
     bound = torch.from_numpy(1 / np.sqrt(np.maximum(fan_in, 1))).to(weight)
-    of_blocks = bound[torch.from_numpy(index.block_columns.copy()).to(weight.device).long()]
     with torch.no_grad():
-        weight.uniform_(-1, 1).mul_(of_blocks[:, None, None])
+        weight.uniform_(-1, 1).mul_(bound[columns.to(weight.device), None, None])
         if bias is not None:
             bias.uniform_(-1, 1).mul_(bound.repeat_interleave(size)[: features[1]])

@@ -10,10 +10,10 @@ import torch
 from numbsparse import ops, patterns
 from numbsparse.nn.linear import layout_for
 from numbsparse.torch import operators
-from numbsparse.torch.layer import SparseModule, draw_
+from numbsparse.torch.layer import OneWeight
 
 
-class Linear(SparseModule):
+class Linear(OneWeight):
     """y = x @ weight + bias, as torch.nn.Linear, with a weight that is zero in whole blocks.
 
     Parameters
@@ -57,23 +57,11 @@ class Linear(SparseModule):
     ) -> None:
         super().__init__(block_size, precision)
         self.in_features, self.out_features = in_features, out_features
-        layout = layout_for(in_features, out_features, layout, block_size)
-        self.hold("weight", layout, device, dtype)
-        self.bias: torch.nn.Parameter | None = None
-        if bias:
-            self.bias = torch.nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
-        self.reset_parameters()
-
-    @property
-    def layout(self) -> Any:
-        return self.handles["weight"].layout
+        self.features = in_features, out_features
+        self.hold_both(layout_for(*self.features, layout, block_size), bias, device, dtype)
 
     def shape_of(self, name: str) -> tuple[int, int]:
-        return self.in_features, self.out_features
-
-    def reset_parameters(self) -> None:
-        """Draw weight and bias anew, as torch.nn.Linear does for its fan-in."""
-        draw_(self.weight, self.bias, self.layout, (self.in_features, self.out_features))
+        return self.features
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         word, precision = self.handles["weight"].word, ops.checked_precision(self.precision)

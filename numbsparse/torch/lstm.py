@@ -9,7 +9,8 @@ import torch
 
 from numbsparse import ops
 from numbsparse.layout import Layout, as_layout
-from numbsparse.nn.linear import is_list_of_layouts, layout_for
+from numbsparse.nn.linear import layout_for
+from numbsparse.nn.recurrent import layout_of_each
 from numbsparse.patterns.checks import integer
 from numbsparse.torch import operators
 from numbsparse.torch.dispatch import is_odd, is_plain, operator
@@ -226,12 +227,8 @@ class LSTM(SparseModule):
         self.input_size, self.hidden_size = input_size, hidden_size
         self.num_layers = integer("num_layers", num_layers)
         self.batch_first, self.dropout = batch_first, dropout
-        layouts = list(layout) if is_list_of_layouts(layout) else [layout] * num_layers
-        if len(layouts) != num_layers:
-            raise ValueError(
-                f"layout takes one for each of {num_layers} layers, got {len(layouts)}"
-            )
-        for i, recurrent in enumerate(layouts):
+        fitting = f"layout takes one for each of {num_layers} layers"
+        for i, recurrent in enumerate(layout_of_each(layout, num_layers, fitting)):
             inputs, of_inputs = (hidden_size, recurrent) if i else (input_size, input_layout)
             for name, rows, kept in (("ih", inputs, of_inputs), ("hh", hidden_size, recurrent)):
                 one_gate = layout_for(rows, hidden_size, kept, block_size)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from numbsparse import ops
-from numbsparse.block_sparse import check_shape
+from numbsparse.block_sparse import Blocks, check_values, checked_shape
 from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout
 from numbsparse.torch import operators
@@ -16,7 +16,7 @@ from numbsparse.torch.handles import Handle, handle_of
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class BlockSparse:
+class BlockSparse(Blocks):
     """A block-sparse matrix of shape (in_features, out_features) whose values are a tensor.
 
     Parameters
@@ -65,29 +65,15 @@ class BlockSparse:
             raise TypeError(
                 f"values takes a tensor of float16, bfloat16, float32 or float64, got {got}"
             )
-        blocks = handle.n_blocks
-        if values.dim() != 3 or values.shape[1] != values.shape[2] or values.shape[0] != blocks:
-            raise ValueError(
-                f"values takes the shape ({blocks}, B, B) with this layout, "
-                f"got {tuple(values.shape)}"
-            )
-        size, (in_blocks, out_blocks) = values.shape[1], handle.grid
-        full = in_blocks * size, out_blocks * size
-        shape = full if shape is None else shape
-        check_shape("shape", shape, full, size)
-        self.values, self.handle = values, handle
-        self.stored_shape = shape[0], shape[1]
-        self.form = handle.word, *self.stored_shape, size  # as operators take it
-        self.is_transposed = False
+        check_values(values, handle.n_blocks)
+        size = values.shape[1]
+        self.values, self.handle, self.is_transposed = values, handle, False
+        self.shape = checked_shape("shape", shape, handle.grid, size)
+        self.form = handle.word, *self.shape, size  # as operators take it, of the stored values
 
     @property
-    def layout(self) -> Layout:
-        return self.handle.layout.T if self.is_transposed else self.handle.layout
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        rows, columns = self.stored_shape
-        return (columns, rows) if self.is_transposed else (rows, columns)
+    def stored_layout(self) -> Layout:  # type: ignore[override]
+        return self.handle.layout
 
     @property
     def dtype(self) -> torch.dtype:
@@ -101,7 +87,7 @@ class BlockSparse:
     def T(self) -> BlockSparse:
         """The transposed matrix: the same values, walked the other way."""
         view = BlockSparse(self.values, self.handle, shape=self.stored_shape)
-        view.is_transposed = not self.is_transposed
+        view.shape, view.is_transposed = self.shape[::-1], not self.is_transposed
         return view
 
     def __matmul__(self, x: torch.Tensor) -> torch.Tensor:
@@ -124,13 +110,9 @@ class BlockSparse:
         dense = dense.transpose(1, 2).reshape(in_blocks * size, -1)[:rows, :columns]
         return dense.T if self.is_transposed else dense
 
-    def __repr__(self) -> str:
-        size, layout = self.values.shape[1], self.handle.layout
-        return (
-            f"BlockSparse({self.shape[0]} x {self.shape[1]}, {self.values.dtype}, "
-            f"{layout.n_blocks} blocks of {size} x {size}, density {layout.density:.3g}, "
-            f"on {self.values.device})"
-        )
+    @property
+    def _place(self) -> str:  # type: ignore[override]
+        return f", on {self.values.device}"
 
 
 def matmul(

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from numbsparse import ops
-from numbsparse.block_sparse import BlockSparse
+from numbsparse.block_sparse import BlockSparse, check_values, unchecked
 from numbsparse.device import in_library_of
 from numbsparse.dtypes import bfloat16, type_name
 from numbsparse.torch.dispatch import operator
@@ -64,22 +64,9 @@ def given_back(result: Any, like: torch.Tensor) -> torch.Tensor:
 
 def matrix(values: torch.Tensor, layout: str, rows: int, columns: int) -> BlockSparse:
     """The matrix that values and the word for their layout say."""
-    kept, size = layout_of(layout), values.shape[-1]
-    if values.shape != (kept.n_blocks, size, size):
-        raise ValueError(
-            f"values takes the shape ({kept.n_blocks}, B, B) with this layout, "
-            f"got {tuple(values.shape)}"
-        )
-    # As its constructor makes it, in a tenth of the time.
-    w = BlockSparse.__new__(BlockSparse)
-    w.values = ops.operand(lent(values.contiguous()), "values")
-    w.stored_layout, w.shape, w.is_transposed = kept, (rows, columns), False
-    return w
-
-
-# Of f, t and s (see `family`): which of them gives the gradient of its first tensor, and which that
-# of its second, each of two of: the gradient of its result, its first tensor, its second.
-GRADIENTS = (((1, 0, 2), (2, 1, 0)), ((0, 0, 2), (2, 0, 1)), ((1, 2, 0), (0, 1, 0)))
+    kept = layout_of(layout)
+    check_values(values, kept.n_blocks)
+    return unchecked(ops.operand(lent(values.contiguous()), "values"), kept, (rows, columns))
 
 
 def family(
@@ -107,7 +94,7 @@ def family(
         )
 
     for name, kernel, shape, gradients, also in zip(
-        names.split(), kernels, shapes, GRADIENTS, more, strict=True
+        names.split(), kernels, shapes, ops.GRADIENTS, more, strict=True
     ):
         schema = f"{name}(Tensor a, Tensor b, str layout, {numbers}, str precision) -> Tensor"
         how: Any = {"save": save, "backward": partial(backward, gradients), "tensors": 2} | also
