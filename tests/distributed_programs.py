@@ -17,6 +17,7 @@ import numbsparse.distributed as dist
 from numbsparse import nn
 from numbsparse.distributed import watch
 from numbsparse.distributed.links import HEADER
+from numbsparse.distributed.on_host import BySockets
 from numbsparse.dtypes import as_dtype, finfo
 
 FLOATS = ("float16", "float32", "float64")
@@ -235,6 +236,33 @@ def other(what, folder=None):
             os.kill(os.getpid(), signal.SIGKILL)
         model(np.ones((2, 32))).sum().backward()
     return time.monotonic() - began
+
+
+class Deaf(BySockets):
+    """Collectives that wait for the other ranks, whatever those call meanwhile, as NCCL's do."""
+
+    name = "mpi"
+
+
+def layouts_set(by, captured=False):
+    """Some ranks set other layouts before their third pass; gives how many blocks there are.
+
+    They come to it when the others have begun it, which wait for their gradient.
+    """
+    watch.GRACE = 0.2
+    with init() as group:
+        group._host = Deaf(group.split(0)._links)
+        group._parts.clear()  # whose links would else tell the other rank
+        model, x = model_of(0), np.ones((2, 32))
+        dist.DataParallel(model, group)
+        step = ns.graph(lambda: backward(model, x, 1)) if captured else None
+        for nth in range(4):
+            if nth == 2 and group.rank in by:
+                time.sleep(0.4)
+                model[0].weight.data = model_of(0, density=0.25)[0].weight.data
+                model.zero_grad()
+            step() if captured else backward(model, x, 1)
+        return model[0].weight.grad.data.n_blocks
 
 
 def caught():

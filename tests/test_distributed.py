@@ -61,6 +61,7 @@ def pair(folder):
             **({"half": (programs.half, True)} if device.SIMULATED else {}),
             "masks": (programs.masks,),
             "apart": (programs.apart,),
+            "set alike": (programs.layouts_set, (0, 1)),
             "example": (
                 programs.example, "char_lm", [*EXAMPLE, *text, "--out", str(folder / "two")],
             ),
@@ -268,6 +269,21 @@ def test_who_is_lost_is_known_to_all_and_may_be_caught(three):
 
 def test_a_rank_that_does_not_listen_is_ended(tmp_path):
     assert run(programs.other, "busy", str(tmp_path)) == [("died",), ("died",)]
+
+
+@pytest.mark.parametrize("by, captured", [(0, False), pytest.param(1, True, marks=in_simulator)])
+def test_a_layout_that_one_rank_alone_sets_ends_all(by, captured):
+    """Also where the other one waits for its gradient, and would for ever."""
+    ends = run(programs.layouts_set, (by,), captured)
+    assert {kind for kind, *_ in ends} <= {"raised", "died"}
+    assert ends[by][2].startswith(
+        f"rank {1 - by} ended too: rank {by} set a layout before backward pass 3, "
+        f"rank {1 - by} did not: all ranks set theirs before the same pass; rank {by} ends"
+    )
+
+
+def test_all_ranks_may_set_layouts(pair):
+    assert values(of(pair, "set alike")) == [16] * 2
 
 
 def test_a_file_that_cannot_be_written_is_said_on_all_ranks(pair):

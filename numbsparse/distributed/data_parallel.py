@@ -46,10 +46,10 @@ class DataParallel:
     ------
     ValueError
         On all ranks, where one has another model: parameters of other names, dtypes, shapes or
-        block sizes. In `backward` where a layout has changed on one, or it does not reach the same
+        block sizes. In `backward` where all have set other layouts, or it does not reach the same
         parameters on all.
     RankLost
-        In `backward`, where another rank has ended.
+        In `backward`, where another rank has ended, or has set a layout and this one has not.
 
     Examples
     --------
@@ -179,7 +179,9 @@ class DataParallel:
         """The work of this `backward`."""
         if self._work is None:
             layouts = list(map(_layout_of, self._parameters))
-            if any(now is not was for now, was in zip(layouts, self._layouts, strict=True)):
+            set_anew = any(a is not b for a, b in zip(layouts, self._layouts, strict=True))
+            self.group._begin_pass(set_anew)
+            if set_anew:
                 self.check()
             trained = tuple(i for i, p in enumerate(self._parameters) if p.requires_grad)
             if trained in self._orders and trained not in self._buckets:

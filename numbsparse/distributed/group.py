@@ -240,6 +240,19 @@ class Group:
         result: np.ndarray = getattr(self._host, name)(host, *how)
         return result
 
+    def _begin_pass(self, compares: bool) -> None:
+        """See `Watch.begin_pass`; of a captured step, before each launch.
+
+        By sockets all ranks say in each collective what they call, and that is enough.
+        """
+        if self._links and self.backend != "sockets":
+
+            def begin() -> np.ndarray:
+                self._links.watch.begin_pass(compares)
+                return np.empty(0)
+
+            device.live(begin, 0, "uint8") if device.is_capturing() and not compares else begin()
+
     def _agree(self, about: dict[str, Any]) -> None:
         """See that all ranks call the same, where the engine does not, the first time."""
         if (key := str(about)) not in self._agreed:

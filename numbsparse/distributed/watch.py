@@ -23,6 +23,8 @@ class Watch:
     """What is known of the others. News are lines of JSON: {"rank": 1, "failed": "why", or ""}.
 
     Rank 0 passes on what the others say. `lost` is the sentence to end with, once there is one.
+    {"rank": 1, "compares": 7} says that it waits to compare layouts before its seventh backward
+    pass, as all do that have set one: who began that pass already never comes.
     """
 
     def __init__(self, rank: int, calls: dict[int, socket.socket], news: dict[int, socket.socket]):
@@ -31,6 +33,8 @@ class Watch:
         self.left: set[int] = set()  # those that ended as they should
         self._known, self._noticed = threading.Event(), threading.Event()
         self._closed = False
+        self._passes, self._compared = 0, set[int]()  # this rank's, and before which it compares
+        self._comparing: dict[int, int] = {}  # the pass of each other rank that has told of one
         threading.Thread(target=self._run, name="numbsparse ranks", daemon=True).start()
 
     def is_part_of(self, whole: Watch, ranks: list[int]) -> None:
@@ -48,6 +52,28 @@ class Watch:
             self._noticed.set()
             raise RankLost(self.lost)
 
+    def begin_pass(self, compares: bool) -> None:
+        """One more backward pass begins; RankLost where another rank set layouts before it alone.
+
+        compares : whether this rank did, and compares them with the others before it goes on
+        """
+        self._passes += 1
+        if compares:
+            self._compared.add(self._passes)
+            self._tell_all({"rank": self.rank, "compares": self._passes})
+        self._see_who_compares()
+        self.check()
+
+    def _see_who_compares(self) -> None:
+        for rank, nth in list(self._comparing.items()):
+            if nth <= self._passes and nth not in self._compared and not self.lost:
+                why = (
+                    f"{self._name(rank)} set a layout before backward pass {nth}, "
+                    f"{self._name(self.rank)} did not: all ranks set theirs before the same pass"
+                )
+                self._tell_all({"rank": self.rank, "failed": f"ended too: {why}"})
+                self._lose(why)
+
     def refuse(self, rank: int) -> NoReturn:
         """Raise RankLost: the link to this rank is broken."""
         self._known.wait(2)
@@ -60,8 +86,7 @@ class Watch:
     def close(self, failed: str) -> None:
         """Say good-bye to the others, or why this rank fails."""
         self._closed = True
-        for link in self._news.values():
-            _tell(link, {"rank": self.rank, "failed": failed})
+        self._tell_all({"rank": self.rank, "failed": failed})
         for link in self._news.values():  # closed when the other side has read it
             with suppress(OSError):
                 link.shutdown(socket.SHUT_WR)
@@ -87,19 +112,30 @@ class Watch:
                         if rank not in self.left:
                             self._hear(rank, KILLED)
 
-    def _hear(self, rank: int, failed: str) -> None:
+    def _hear(self, rank: int, failed: str = "", compares: int = 0) -> None:
+        if compares:
+            self._comparing[rank] = compares
+            self._see_who_compares()
+            return
         self.left.add(rank)
         if self.rank == 0:
             for other, link in self._news.items():
                 if other != rank:
                     _tell(link, {"rank": rank, "failed": failed})
         if failed and not self.lost and not self._closed:
-            self.lost = f"{self._name(rank)} {failed}"
-            self._known.set()
-            for link in self._calls.values():  # the program may be waiting there
-                with suppress(OSError):
-                    link.shutdown(socket.SHUT_RDWR)
-            threading.Thread(target=self._end, daemon=True).start()
+            self._lose(f"{self._name(rank)} {failed}")
+
+    def _lose(self, why: str) -> None:
+        self.lost = why
+        self._known.set()
+        for link in self._calls.values():  # the program may be waiting there
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+        threading.Thread(target=self._end, daemon=True).start()
+
+    def _tell_all(self, message: dict[str, object]) -> None:
+        for link in self._news.values():
+            _tell(link, message)
 
     def _end(self) -> None:
         """End the process, if the program does not notice: it may be waiting for a GPU."""
