@@ -229,7 +229,7 @@ SENTENCES = {
     "call": "rank 1 called all_gather of float64 (3,), where rank 0 called all_reduce of float64",
     "shape": "rank 1 called all_reduce of float64 (4,) sum, where rank 0 called all_reduce of",
     "layout": "rank 1 has another model: 0.weight is float64, 32 x 128 in blocks of 8",
-    "one layout": "rank 1 called DataParallel.check, where rank 0 called share",
+    "one layout": "rank 1 set a layout before backward pass 1, rank 0 did not: all ranks do so",
     "dtype": "rank 1 has another model: 0.weight is float32",
     "reached": "backward did not reach 2.weight on rank 1, unlike on rank 0",
 }
@@ -277,8 +277,8 @@ def test_a_layout_that_one_rank_alone_sets_ends_all(by, captured):
     ends = run(programs.layouts_set, (by,), captured)
     assert {kind for kind, *_ in ends} <= {"raised", "died"}
     assert ends[by][2].startswith(
-        f"rank {1 - by} ended too: rank {by} set a layout before backward pass 3, "
-        f"rank {1 - by} did not: all ranks set theirs before the same pass; rank {by} ends"
+        f"rank {1 - by} ended too: rank {by} set a layout before backward pass 5, "
+        f"rank {1 - by} did not: all ranks do so before the same pass; rank {by} ends"
     )
 
 

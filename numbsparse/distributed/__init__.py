@@ -8,10 +8,10 @@ few processes on CPUs and for tests, over sockets.
 from numbsparse.distributed.cost import step_seconds
 from numbsparse.distributed.data_parallel import DataParallel
 from numbsparse.distributed.group import Group
+from numbsparse.distributed.links import RankLost
 from numbsparse.distributed.sharded import ShardedOptimizer, save
 from numbsparse.distributed.split import ColumnLinear, RowLinear, SplitLSTM
 from numbsparse.distributed.start import init
-from numbsparse.distributed.watch import RankLost
 
 __all__ = [
     "ColumnLinear",

@@ -180,7 +180,7 @@ class DataParallel:
         if self._work is None:
             layouts = list(map(_layout_of, self._parameters))
             set_anew = any(a is not b for a, b in zip(layouts, self._layouts, strict=True))
-            self.group._begin_pass(set_anew)
+            self.group._begin_pass("set a layout" if set_anew else "")
             if set_anew:
                 self.check()
             trained = tuple(i for i, p in enumerate(self._parameters) if p.requires_grad)

@@ -12,10 +12,10 @@ import numpy as np
 from numbsparse import device, edits
 from numbsparse.device import DeviceArray
 from numbsparse.device.shared import let_go
-from numbsparse.distributed.links import Links, met
+from numbsparse.distributed.links import Links, RankLost
 from numbsparse.distributed.on_gpu import DTYPES, ByNCCL
 from numbsparse.distributed.on_host import OPERATIONS, ByMPI, BySockets, call
-from numbsparse.distributed.watch import RankLost
+from numbsparse.distributed.rendezvous import met
 from numbsparse.ops.elementwise import gapless
 from numbsparse.ops.operands import operand
 from numbsparse.patterns.checks import integer
@@ -144,7 +144,7 @@ class Group:
             return Group(0, 1, self.local_rank, None, None, None)
         rank, size = ranks.index(self.rank), len(ranks)
         links = met(rank, size, {"the ranks": ranks}, 10.0, tell)
-        links.watch.is_part_of(self._links.watch, ranks)
+        links.is_part_of(self._links, ranks)
         host = ByMPI(links, world) if by_mpi else BySockets(links)
         nccl = ByNCCL(links) if self._nccl else None
         self._parts.append(Group(rank, size, self.local_rank, links, host, nccl))
@@ -160,6 +160,7 @@ class Group:
     def close(self) -> None:
         """Leave: wait until the GPU and the other ranks are done. `with` does it at its end."""
         if self._is_open and self._nccl:
+            self._begin_pass("ended its program")
             device.synchronize()
             self.barrier()
         self._leave("")
@@ -181,7 +182,7 @@ class Group:
         if self._is_open:
             self._is_open = False
             atexit.unregister(self._at_exit)
-            self._links.watch.close(failed)
+            self._links.close(failed)
             if self._nccl and failed:
                 for flags in self._waiting:
                     let_go(flags)
@@ -208,7 +209,7 @@ class Group:
         target = None if out is None else _checked_out(out, x, shape)
         on_gpu = isinstance(x, DeviceArray)
         if self._links:
-            self._links.watch.check()
+            self._links.check()
         with device.in_order_with(x):
             if self._nccl and on_gpu:
                 result = device.empty(shape, x.dtype) if target is None else target
@@ -240,18 +241,15 @@ class Group:
         result: np.ndarray = getattr(self._host, name)(host, *how)
         return result
 
-    def _begin_pass(self, compares: bool) -> None:
-        """See `Watch.begin_pass`; of a captured step, before each launch.
+    def _begin_pass(self, why: str = "") -> None:
+        """See `Links.begin_pass`; of a captured step, before each launch."""
 
-        By sockets all ranks say in each collective what they call, and that is enough.
-        """
-        if self._links and self.backend != "sockets":
+        def begin() -> np.ndarray:
+            self._links.begin_pass(why)
+            return np.empty(0)
 
-            def begin() -> np.ndarray:
-                self._links.watch.begin_pass(compares)
-                return np.empty(0)
-
-            device.live(begin, 0, "uint8") if device.is_capturing() and not compares else begin()
+        if self._links:
+            device.live(begin, 0, "uint8") if device.is_capturing() and not why else begin()
 
     def _agree(self, about: dict[str, Any]) -> None:
         """See that all ranks call the same, where the engine does not, the first time."""
