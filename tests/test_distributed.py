@@ -271,7 +271,9 @@ def test_a_rank_that_does_not_listen_is_ended(tmp_path):
     assert run(programs.other, "busy", str(tmp_path)) == [("died",), ("died",)]
 
 
-@pytest.mark.parametrize("by, captured", [(0, False), pytest.param(1, True, marks=in_simulator)])
+@pytest.mark.parametrize(
+    ("by", "captured"), [(0, False), pytest.param(1, True, marks=in_simulator)]
+)
 def test_a_layout_that_one_rank_alone_sets_ends_all(by, captured):
     """Also where the other one waits for its gradient, and would for ever."""
     ends = run(programs.layouts_set, (by,), captured)

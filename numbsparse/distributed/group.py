@@ -206,39 +206,33 @@ class Group:
         self, name: str, x: Any, parts: Any, how: tuple[Any, ...], out: Any, shape: tuple[int, ...]
     ) -> Any:
         """A collective; `parts` is x as the engines take it, shape that of the result."""
-        target = None if out is None else _checked_out(out, x, shape)
         on_gpu = isinstance(x, DeviceArray)
+        target = None if out is None else _checked_out(out, x, shape)
         if self._links:
             self._links.check()
         with device.in_order_with(x):
+            if target is None:
+                target = (device.empty if on_gpu else np.empty)(shape, x.dtype)
             if self._nccl and on_gpu:
-                result = device.empty(shape, x.dtype) if target is None else target
                 self._agree(call(name, x, *map(str, how)))
                 if x.size:
-                    getattr(self._nccl, name)(parts, *how, result)
-            else:
-                result = self._on_host(name, parts, how).reshape(shape)
-                if on_gpu and target is None:
-                    target = device.empty(shape, x.dtype)
-                if isinstance(target, DeviceArray) and not device.SIMULATED:
-                    device.refill(target, result)
-                elif target is not None:
-                    (device.simulated(target) if on_gpu else target)[...] = result
-                result = result if target is None else target
+                    getattr(self._nccl, name)(parts, *how, target)
+            elif on_gpu and not device.SIMULATED:
+                device.refill(target, self._on_host(name, parts.numpy(), how).reshape(shape))
+            else:  # in the simulator in a captured step too, as by NCCL
+                host, into = map(device.simulated, (parts, target)) if on_gpu else (parts, target)
+                into[...] = self._on_host(name, host, how).reshape(shape)
         if out is None:
-            return result
-        edits.note(result, name)
+            return target
+        edits.note(target, name)
         return out
 
-    def _on_host(self, name: str, parts: Any, how: tuple[Any, ...]) -> np.ndarray:
-        host = parts
-        if isinstance(parts, DeviceArray):  # in the simulator in a captured step too, as by NCCL
-            host = device.simulated(parts) if device.SIMULATED else parts.numpy()
+    def _on_host(self, name: str, x: np.ndarray, how: tuple[Any, ...]) -> np.ndarray:
         if self._host is None:  # one process
-            return host.copy()
+            return x
         if self.backend == "mpi":
-            self._agree(call(name, host, *map(str, how)))
-        result: np.ndarray = getattr(self._host, name)(host, *how)
+            self._agree(call(name, x, *map(str, how)))
+        result: np.ndarray = getattr(self._host, name)(x, *how)
         return result
 
     def _begin_pass(self, why: str = "") -> None:

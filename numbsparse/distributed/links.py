@@ -33,9 +33,9 @@ class Links:
     """The links of one rank: of rank 0 to all others, of the others to rank 0.
 
     A thread reads what comes: calls, which the program waits for, and news, which have a "rank".
-    {"rank": 1, "failed": "why", or ""} says that it ends. {"rank": 1, "waits": 7, "why": "..."} says
-    that it waits for all others before its seventh backward pass: who began that pass already never
-    comes. Rank 0 passes on who ends. `lost` is the sentence to end with, once there is one.
+    {"rank": 1, "failed": "why", or ""} says that it ends; {"rank": 1, "waits": 7, "why": "what it
+    did"} that it waits for all others before its seventh backward pass: who began that pass already
+    never comes. Rank 0 passes on who ends. `lost` is the sentence to end with, once there is one.
     """
 
     def __init__(self, rank: int, size: int, sockets: dict[int, socket.socket]):
