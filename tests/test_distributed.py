@@ -154,24 +154,26 @@ def test_a_bucket_has_one_dtype_and_is_sent_as_soon_as_it_is_full(rng):
     order, least = rng.permutation(40).tolist(), 1000
     found = buckets_of(order, arrays, least)
     assert sorted(i for bucket in found for i in bucket.numbers) == list(range(40))
-    full, last = found[:-2], [order.index(bucket.numbers[-1]) for bucket in found[:-2]]
+    last = [order.index(bucket.numbers[-1]) for bucket in found]
     assert last == sorted(last)
-    assert all(sum(arrays[i].nbytes for i in bucket.numbers) >= least for bucket in full)
+    short = [b for b in found if sum(arrays[i].nbytes for i in b.numbers) < least]
+    assert len({arrays[b.numbers[0]].dtype for b in short}) == len(short)
     for numbers, starts, size in found:
         assert len({arrays[i].dtype for i in numbers}) == 1
         assert sum(arrays[i].nbytes for i in numbers[:-1]) < least
-        assert len(numbers) == 1 or max(arrays[i].nbytes for i in numbers) < 2 * least
+        assert len(numbers) == 1 or max(arrays[i].nbytes for i in numbers) < least
         ends = [start + arrays[i].size for i, start in zip(numbers, starts, strict=True)]
         assert [start * arrays[numbers[0]].itemsize % 256 for start in starts] == [0] * len(starts)
         assert all(end <= start for end, start in zip(ends, [*starts[1:], size], strict=True))
 
 
-def test_gradients_are_added_up_over_passes(pair):
-    """Those of each pass are reduced as often as in the first one, which finds the order."""
+def test_the_gradient_of_an_lstm_is_reduced_in_parts(pair):
+    """But not in the first pass, which finds the order, nor where it is added to another."""
     alone, _ = programs.lstm(1 << 20)
     for got, reductions in values(of(pair, "lstm")):
         np.testing.assert_allclose(got, alone, rtol=1e-9, atol=1e-14)
-        assert sorted(reductions[:3]) == sorted(reductions[3:6]) == sorted(reductions[6:])
+        assert sorted(reductions[:3]) == sorted(reductions[3:6])
+        assert max(reductions[6:]) < max(reductions)
         assert sum(reductions) == got.size
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from numbsparse.autograd.tensor import Tensor
+
+
+Done = Callable[[Any, int, int], None]
+"""done(values, first, last): of the gradient's values, those from first to last are there."""
 
 
 class Reducer(Protocol):
@@ -16,6 +20,9 @@ class Reducer(Protocol):
 
     def ready(self, leaf: Tensor, total: Tensor) -> Tensor:
         """The gradient that takes the place of this one; its values may come before `finish`."""
+
+    def parts(self, leaf: Tensor) -> Done | None:
+        """What takes the leaf's gradient part after part, where that is of use, before `ready`."""
 
     def finish(self) -> None:
         """Called at the end of a `backward` that reached leaves of this reducer."""
@@ -26,6 +33,15 @@ class Reducer(Protocol):
 
 reducers: WeakKeyDictionary[Tensor, Reducer] = WeakKeyDictionary()
 """Of the leaves that have one: see `numbsparse.distributed.DataParallel`."""
+
+
+def taker_of_parts(leaf: Tensor) -> Done | None:
+    """What a vjp that makes a leaf's gradient in parts tells of each of them; None for whole ones.
+
+    A gradient that is added to others is reduced as a whole all the same.
+    """
+    reducer = reducers.get(leaf) if reducers and leaf.grad is None else None
+    return None if reducer is None else reducer.parts(leaf)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 
 from numbsparse import device, nn
 from numbsparse.autograd import Tensor
-from numbsparse.autograd.reducers import reducers
+from numbsparse.autograd.reducers import Done, reducers
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.distributed.buckets import Bucket, Work, buckets_of
 from numbsparse.distributed.group import Group
@@ -152,6 +152,20 @@ class DataParallel:
         for values, of_all in work.complete():
             self._reduce(values, of_all)
         return Tensor(data.with_values(mean) if isinstance(data, BlockSparse) else mean)
+
+    def parts(self, leaf: Tensor) -> Done | None:
+        """Reduce a gradient of two buckets or more part after part, if it is next in order."""
+        if not self._syncs or leaf.values.nbytes < 2 * self.bucket:
+            return None
+        work, i = self._begun(), self._number[id(leaf)]
+        if (bucket := work.next()) is None or bucket.numbers != (i,):
+            return None
+
+        def done(values: Any, first: int, last: int) -> None:
+            work.in_parts[i] = values
+            self._reduce(values[first:last], work.mean_of(i, values)[first:last])
+
+        return done
 
     def finish(self) -> None:
         """Let the current stream wait for all that is being reduced."""
