@@ -392,22 +392,6 @@ def test_bad_arguments():
             group.all_reduce(x, out=x)
 
 
-def test_the_cost_of_a_step():
-    """At two cards what was measured, and every further card adds to it."""
-    for nbytes, measured in ((4096, 38e-6), (2**26, 279e-6), (2**30, 3.3e-3)):
-        assert dist.step_seconds(0.0, nbytes, 2) == pytest.approx(measured, rel=0.15)
-    times = [dist.step_seconds(1e-3, 10**8, ranks) for ranks in (1, 2, 8, 9, 64, 1024)]
-    assert times[0] == 1e-3
-    assert times == sorted(set(times))
-    # Rings between many hosts move twice what a card has of the sum, each way once.
-    slow = dist.step_seconds(0.0, 10**9, 2**20, per_host=1, network=1e9, nvlink=1e30)
-    assert slow == pytest.approx(2 * 1.0 + 40 * 15e-6, rel=1e-5)
-    assert dist.step_seconds(1.0, 10**8, 8, overlapped=1.0) == 1.0
-    for bad in ({"compute": -1.0}, {"nbytes": -1}, {"ranks": 0}):
-        with pytest.raises(ValueError, match=next(iter(bad))):
-            dist.step_seconds(**{"compute": 1.0, "nbytes": 1, "ranks": 1} | bad)
-
-
 def test_a_sharded_optimizer_refuses_what_it_does_not_follow():
     with dist.init() as group:
         model = nn.Linear(8, 8, layout=np.eye(2), block_size=4, seed=0)

@@ -26,7 +26,7 @@ Message = tuple[dict[str, Any], bytearray]
 
 
 class RankLost(RuntimeError):
-    """Another rank has gone, so this one cannot go on; the last checkpoint is as it was."""
+    """Another rank has gone, or waits in vain: none goes on; the last checkpoint is as it was."""
 
 
 class Links:
