@@ -9,7 +9,6 @@ After D. Maclaurin, D. Duvenaud, R. P. Adams, "Autograd: Effortless gradients in
 """
 
 from numbsparse.autograd.contexts import Vjp, is_recording, no_grad, noting, recording, unwatched
-from numbsparse.autograd.reducers import taker_of_parts
 from numbsparse.autograd.tape import (
     differentiable_grads,
     grad,
@@ -36,7 +35,6 @@ __all__ = [
     "record",
     "recording",
     "refuse_again",
-    "taker_of_parts",
     "unchanged",
     "unread",
     "unwatched",

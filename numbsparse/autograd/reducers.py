@@ -11,18 +11,17 @@ if TYPE_CHECKING:
     from numbsparse.autograd.tensor import Tensor
 
 
-Done = Callable[[Any, int, int], None]
-"""done(values, first, last): of the gradient's values, those from first to last are there."""
-
-
 class Reducer(Protocol):
     """What makes one gradient of those that several processes found."""
 
     def ready(self, leaf: Tensor, total: Tensor) -> Tensor:
         """The gradient that takes the place of this one; its values may come before `finish`."""
 
-    def parts(self, leaf: Tensor) -> Done | None:
-        """What takes the leaf's gradient part after part, where that is of use, before `ready`."""
+    def parts(self, leaf: Tensor) -> Callable[[Any, int, int], None] | None:
+        """What takes the leaf's gradient in parts before `ready`, where that is of use.
+
+        It is called with all values, of which those from the first number to the last are there.
+        """
 
     def finish(self) -> None:
         """Called at the end of a `backward` that reached leaves of this reducer."""
@@ -33,15 +32,6 @@ class Reducer(Protocol):
 
 reducers: WeakKeyDictionary[Tensor, Reducer] = WeakKeyDictionary()
 """Of the leaves that have one: see `numbsparse.distributed.DataParallel`."""
-
-
-def taker_of_parts(leaf: Tensor) -> Done | None:
-    """What a vjp that makes a leaf's gradient in parts tells of each of them; None for whole ones.
-
-    A gradient that is added to others is reduced as a whole all the same.
-    """
-    reducer = reducers.get(leaf) if reducers and leaf.grad is None else None
-    return None if reducer is None else reducer.parts(leaf)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from numbsparse import device, nn
 from numbsparse.autograd import Tensor
-from numbsparse.autograd.reducers import Done, reducers
+from numbsparse.autograd.reducers import reducers
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.distributed.buckets import Bucket, Work, buckets_of
 from numbsparse.distributed.group import Group
@@ -153,9 +153,12 @@ class DataParallel:
             self._reduce(values, of_all)
         return Tensor(data.with_values(mean) if isinstance(data, BlockSparse) else mean)
 
-    def parts(self, leaf: Tensor) -> Done | None:
-        """Reduce a gradient of two buckets or more part after part, if it is next in order."""
-        if not self._syncs or leaf.values.nbytes < 2 * self.bucket:
+    def parts(self, leaf: Tensor) -> Callable[[Any, int, int], None] | None:
+        """Reduces a gradient of two buckets or more part after part, if it is next in order.
+
+        One that is added to another is reduced whole.
+        """
+        if not self._syncs or leaf.grad is not None or leaf.values.nbytes < 2 * self.bucket:
             return None
         work, i = self._begun(), self._number[id(leaf)]
         if (bucket := work.next()) is None or bucket.numbers != (i,):

@@ -12,9 +12,9 @@ from numbsparse.autograd import (
     is_recording,
     record,
     refuse_again,
-    taker_of_parts,
     unchanged,
 )
+from numbsparse.autograd.reducers import reducers
 from numbsparse.nn.functional.activations import sigmoid, tanh
 from numbsparse.nn.functional.arithmetic import add, cast, data_of, multiply
 from numbsparse.nn.functional.layers import layer_norm
@@ -217,7 +217,8 @@ class _LSTM:
 
         def recurrent(h: Any) -> Any:
             """The gradient of weight_hh, the largest: in parts, where ranks sum it meanwhile."""
-            done = taker_of_parts(self.inputs[2])
+            reducer = reducers.get(self.inputs[2])
+            done = None if reducer is None else reducer.parts(self.inputs[2])
             if done is None:
                 return product(h, weight_hh)
             rows = ops.reshape(h, (dz.shape[0], weight_hh.shape[0]))
