@@ -17,11 +17,8 @@ DTYPES = {
     **{"int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5},
     **{"float16": 6, "float32": 7, "float64": 8, "bfloat16": 9},
 }
-OPERATIONS = {"sum": 0, "max": 2, "min": 3, "mean": 4}
 ABORTED = 2.0  # seconds to wait for it
-# Blocks of threads that NCCL takes from kernels beside it; in clusters they would wait until some
-# neighbouring multiprocessors are free at once.
-CTAS, CLUSTER = 16, 0
+OPERATIONS = {"sum": 0, "max": 2, "min": 3, "mean": 4}
 
 
 def is_installed() -> bool:
@@ -56,10 +53,8 @@ class ByNCCL:
         self._nccl = nccl
         own = bytes(nccl.get_unique_id()).hex() if links.rank == 0 else ""
         name = bytearray.fromhex(links.share(own)[0])
-        how = nccl.Config()
-        how.max_ctas, how.cga_cluster_size = CTAS, CLUSTER
         try:
-            self._comm = nccl.comm_init_rank_scalable(links.size, links.rank, 1, name, how.ptr)
+            self._comm = nccl.comm_init_rank_scalable(links.size, links.rank, 1, name, 0)
         except nccl.NCCLError as error:
             raise RuntimeError(f"NCCL did not start on rank {links.rank}: {error}") from error
 
