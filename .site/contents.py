@@ -151,7 +151,7 @@ REFERENCE = [
         "Processes that train together: what they sum, and what each keeps a part of.",
         {
             "numbsparse.distributed": "init Group DataParallel ShardedOptimizer ColumnLinear "
-            "RowLinear SplitLSTM save RankLost step_seconds"
+            "RowLinear SplitLSTM save RankLost"
         },
     ),
     (

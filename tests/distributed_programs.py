@@ -15,8 +15,9 @@ import numpy as np
 import numbsparse as ns
 import numbsparse.distributed as dist
 from numbsparse import nn
-from numbsparse.distributed import watch
+from numbsparse.distributed import links
 from numbsparse.distributed.links import HEADER
+from numbsparse.distributed.on_host import BySockets
 from numbsparse.dtypes import as_dtype, finfo
 
 FLOATS = ("float16", "float32", "float64")
@@ -196,7 +197,7 @@ def other(what, folder=None):
     """Rank 1 differs; gives the seconds until this rank knows."""
     rank = int(os.environ["RANK"])
     odd, began = rank == 1, time.monotonic()
-    watch.GRACE, version = 1.0, ns.__version__
+    links.GRACE, version = 1.0, ns.__version__
     ns.__version__ = "0.0.1" if what == "version" and odd else version
     try:
         joining = init()
@@ -237,9 +238,44 @@ def other(what, folder=None):
     return time.monotonic() - began
 
 
+class Deaf(BySockets):
+    """Collectives that wait for the other ranks, whatever those call meanwhile, as NCCL's do."""
+
+    name = "mpi"
+
+
+def layouts_set(by, captured=False, place="cpu"):
+    """Some ranks set other layouts before their third pass; gives how many blocks there are.
+
+    They come to it when the others have begun it, which wait for their gradient.
+    """
+    links.GRACE = 0.2
+    with dist.init("nccl", 60.0) if place == "cuda" else init() as group:
+        if place == "cpu":
+            group._host = Deaf(group.split(0)._links)
+            group._parts.clear()  # whose links would else tell the other rank
+        model, other = (model_of(0, "float32", density).to(place) for density in (0.5, 0.25))
+        dist.DataParallel(model, group)
+        x = put(np.ones((2, 32), np.float32), place)
+
+        def step():
+            model.zero_grad()
+            backward(model, x, 1)
+
+        step = ns.graph(step) if captured else step
+        for nth in range(6):
+            if nth == 4 and group.rank in by:
+                time.sleep(0.4)
+                model[0].weight.data = other[0].weight.data
+            step()
+        if place == "cuda":
+            ns.synchronize()
+        return model[0].weight.grad.data.n_blocks
+
+
 def caught():
     """A rank that knows of the loss goes on for as long as it likes."""
-    watch.GRACE = 0.2
+    links.GRACE = 0.2
     group = init()
     if group.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -369,7 +405,7 @@ def passes(model, x):
 
 def waiting(peer_memory, wait):
     """Rank 1 is killed while the GPU of rank 0 waits for it, and its program for one of both."""
-    watch.GRACE = 1.0
+    links.GRACE = 1.0
     with dist.init("nccl", 60.0) as group:
         model = nn.LSTM(8, 48, block_size=8, seed=0).to("cuda")
         if peer_memory:

@@ -31,3 +31,14 @@ def test_a_gpu_waits_for_no_rank_that_was_killed(wait, peer_memory):
     first, second = run(programs.waiting, peer_memory, wait)
     assert second == ("died",)
     assert first == ("died",) or first[2].startswith("rank 1 ended without a word")
+
+
+@pytest.mark.gpu(reason="ranks take a GPU each")
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("by", [(0,), (1,), (0, 1)])
+def test_layouts_are_set_by_all_ranks_or_all_end(by, captured):
+    ends = run(programs.layouts_set, by, captured, "cuda")
+    if len(by) == 2:
+        assert values(ends) == [16] * 2
+    else:
+        assert "set a layout before backward pass 5" in ends[by[0]][2]

@@ -44,3 +44,21 @@ def test_the_guide_has_the_tables_of_the_results(many_cards):
     stored = results.load(many_cards.tables.RESULTS)
     for name in stored:
         assert many_cards.tables.written(name.rpartition(" ")[0], stored[name]) in text
+    assert many_cards.tables.cost() in text
+
+
+def test_the_cost_of_a_step(many_cards):
+    """At two cards what was measured, and every further card adds to it."""
+    step_seconds = many_cards.tables.step_seconds
+    for nbytes, measured in ((4096, 38e-6), (2**26, 279e-6), (2**30, 3.3e-3)):
+        assert step_seconds(0.0, nbytes, 2) == pytest.approx(measured, rel=0.15)
+    times = [step_seconds(1e-3, 10**8, ranks) for ranks in (1, 2, 8, 9, 64, 1024)]
+    assert times[0] == 1e-3
+    assert times == sorted(set(times))
+    # Rings between many hosts move twice what a card has of the sum, each way once.
+    slow = step_seconds(0.0, 10**9, 2**20, per_host=1, network=1e9, nvlink=1e30)
+    assert slow == pytest.approx(2 * 1.0 + 40 * 15e-6, rel=1e-5)
+    assert step_seconds(1.0, 10**8, 8, overlapped=1.0) == 1.0
+    for bad in ({"compute": -1.0}, {"nbytes": -1}, {"ranks": 0}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            step_seconds(**{"compute": 1.0, "nbytes": 1, "ranks": 1} | bad)

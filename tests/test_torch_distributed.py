@@ -119,7 +119,7 @@ def test_under_torchrun_its_store_says_where_rank_0_listens(monkeypatch):
         try:
             return links.share(rank)
         finally:
-            links.watch.close("")
+            links.close("")
 
     with ThreadPoolExecutor() as threads:
         assert list(threads.map(met, range(2))) == [[0, 1]] * 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
@@ -16,6 +16,12 @@ class Reducer(Protocol):
 
     def ready(self, leaf: Tensor, total: Tensor) -> Tensor:
         """The gradient that takes the place of this one; its values may come before `finish`."""
+
+    def parts(self, leaf: Tensor) -> Callable[[Any, int, int], None] | None:
+        """What takes the leaf's gradient in parts before `ready`, where that is of use.
+
+        It is called with all values, of which those from the first number to the last are there.
+        """
 
     def finish(self) -> None:
         """Called at the end of a `backward` that reached leaves of this reducer."""

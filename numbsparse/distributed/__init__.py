@@ -5,13 +5,12 @@ Collectives are NCCL's, by the package nccl4py (`pip install 'numbsparse[dist]'`
 few processes on CPUs and for tests, over sockets.
 """
 
-from numbsparse.distributed.cost import step_seconds
 from numbsparse.distributed.data_parallel import DataParallel
 from numbsparse.distributed.group import Group
+from numbsparse.distributed.links import RankLost
 from numbsparse.distributed.sharded import ShardedOptimizer, save
 from numbsparse.distributed.split import ColumnLinear, RowLinear, SplitLSTM
 from numbsparse.distributed.start import init
-from numbsparse.distributed.watch import RankLost
 
 __all__ = [
     "ColumnLinear",
@@ -23,5 +22,4 @@ __all__ = [
     "SplitLSTM",
     "init",
     "save",
-    "step_seconds",
 ]

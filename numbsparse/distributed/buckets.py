@@ -22,20 +22,22 @@ class Bucket(NamedTuple):
 
 
 def buckets_of(order: Sequence[int], arrays: Sequence[Any], least: int) -> list[Bucket]:
-    """Buckets of `least` bytes and more, each as soon as it is full; a large gradient has its own.
+    """Buckets of `least` bytes and more, by their last gradients; a large gradient has its own.
 
     arrays : what the gradients are like, by number
     """
     found, filling = list[list[int]](), dict[Any, list[int]]()
     for i in order:
-        if arrays[i].nbytes >= 2 * least:
+        if arrays[i].nbytes >= least:
             found.append([i])
             continue
         own = filling.setdefault(arrays[i].dtype, [])
         own.append(i)
         if sum(arrays[j].nbytes for j in own) >= least:
             found.append(filling.pop(arrays[i].dtype))
-    return [_placed(own, arrays) for own in [*found, *filling.values()]]
+    place = {i: nth for nth, i in enumerate(order)}
+    by_end = sorted([*found, *filling.values()], key=lambda own: place[own[-1]])
+    return [_placed(own, arrays) for own in by_end]
 
 
 def _placed(numbers: list[int], arrays: Sequence[Any]) -> Bucket:
@@ -59,6 +61,13 @@ class Work:
         self._flat: dict[int, Any] = {}  # by the first of a bucket
         self.found: dict[int, Any] = {}
         self.means: dict[int, Any] = {}
+        self.in_parts: dict[int, Any] = {}  # values that are on their way already
+
+    def next(self) -> Bucket | None:
+        """The bucket that is reduced next."""
+        if self.buckets is None or self.reduced == len(self.buckets):
+            return None
+        return self.buckets[self.reduced]
 
     def mean_of(self, i: int, values: Any) -> Any:
         """Where the mean of gradient i comes: a part of its bucket's array."""
@@ -73,16 +82,14 @@ class Work:
 
     def complete(self) -> Iterator[tuple[Any, Any]]:
         """What is to be reduced, (values, mean), of each further bucket that is there."""
-        for bucket in (self.buckets or [])[self.reduced :]:
-            if not all(i in self.found for i in reversed(bucket.numbers)):
-                return
+        while (bucket := self.next()) and all(i in self.found for i in reversed(bucket.numbers)):
             self.reduced += 1
             first, *others = bucket.numbers
             if others:
                 flat = self._flat[first]
                 pack([self.found[i] for i in bucket.numbers], flat, bucket.starts)
                 yield flat, flat
-            else:
+            elif self.in_parts.get(first) is not self.found[first]:
                 yield self.found[first], self.means[first]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -46,10 +46,10 @@ class DataParallel:
     ------
     ValueError
         On all ranks, where one has another model: parameters of other names, dtypes, shapes or
-        block sizes. In `backward` where a layout has changed on one, or it does not reach the same
+        block sizes. In `backward` where all have set other layouts, or it does not reach the same
         parameters on all.
     RankLost
-        In `backward`, where another rank has ended.
+        In `backward`, where another rank has ended, or has set a layout and this one has not.
 
     Examples
     --------
@@ -153,6 +153,23 @@ class DataParallel:
             self._reduce(values, of_all)
         return Tensor(data.with_values(mean) if isinstance(data, BlockSparse) else mean)
 
+    def parts(self, leaf: Tensor) -> Callable[[Any, int, int], None] | None:
+        """Reduces a gradient of two buckets or more part after part, if it is next in order.
+
+        One that is added to another is reduced whole.
+        """
+        if not self._syncs or leaf.grad is not None or leaf.values.nbytes < 2 * self.bucket:
+            return None
+        work, i = self._begun(), self._number[id(leaf)]
+        if (bucket := work.next()) is None or bucket.numbers != (i,):
+            return None
+
+        def done(values: Any, first: int, last: int) -> None:
+            work.in_parts[i] = values
+            self._reduce(values[first:last], work.mean_of(i, values)[first:last])
+
+        return done
+
     def finish(self) -> None:
         """Let the current stream wait for all that is being reduced."""
         if (work := self._work) is None:
@@ -179,7 +196,9 @@ class DataParallel:
         """The work of this `backward`."""
         if self._work is None:
             layouts = list(map(_layout_of, self._parameters))
-            if any(now is not was for now, was in zip(layouts, self._layouts, strict=True)):
+            set_anew = any(a is not b for a, b in zip(layouts, self._layouts, strict=True))
+            self.group._begin_pass("set a layout" if set_anew else "")
+            if set_anew:
                 self.check()
             trained = tuple(i for i, p in enumerate(self._parameters) if p.requires_grad)
             if trained in self._orders and trained not in self._buckets:

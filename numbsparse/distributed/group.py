@@ -12,10 +12,10 @@ import numpy as np
 from numbsparse import device, edits
 from numbsparse.device import DeviceArray
 from numbsparse.device.shared import let_go
-from numbsparse.distributed.links import Links, met
+from numbsparse.distributed.links import Links, RankLost
 from numbsparse.distributed.on_gpu import DTYPES, ByNCCL
 from numbsparse.distributed.on_host import OPERATIONS, ByMPI, BySockets, call
-from numbsparse.distributed.watch import RankLost
+from numbsparse.distributed.rendezvous import met
 from numbsparse.ops.elementwise import gapless
 from numbsparse.ops.operands import operand
 from numbsparse.patterns.checks import integer
@@ -144,7 +144,7 @@ class Group:
             return Group(0, 1, self.local_rank, None, None, None)
         rank, size = ranks.index(self.rank), len(ranks)
         links = met(rank, size, {"the ranks": ranks}, 10.0, tell)
-        links.watch.is_part_of(self._links.watch, ranks)
+        links.is_part_of(self._links, ranks)
         host = ByMPI(links, world) if by_mpi else BySockets(links)
         nccl = ByNCCL(links) if self._nccl else None
         self._parts.append(Group(rank, size, self.local_rank, links, host, nccl))
@@ -160,6 +160,7 @@ class Group:
     def close(self) -> None:
         """Leave: wait until the GPU and the other ranks are done. `with` does it at its end."""
         if self._is_open and self._nccl:
+            self._begin_pass("ended its program")
             device.synchronize()
             self.barrier()
         self._leave("")
@@ -181,7 +182,7 @@ class Group:
         if self._is_open:
             self._is_open = False
             atexit.unregister(self._at_exit)
-            self._links.watch.close(failed)
+            self._links.close(failed)
             if self._nccl and failed:
                 for flags in self._waiting:
                     let_go(flags)
@@ -205,40 +206,44 @@ class Group:
         self, name: str, x: Any, parts: Any, how: tuple[Any, ...], out: Any, shape: tuple[int, ...]
     ) -> Any:
         """A collective; `parts` is x as the engines take it, shape that of the result."""
-        target = None if out is None else _checked_out(out, x, shape)
         on_gpu = isinstance(x, DeviceArray)
+        target = None if out is None else _checked_out(out, x, shape)
         if self._links:
-            self._links.watch.check()
+            self._links.check()
         with device.in_order_with(x):
+            if target is None:
+                target = (device.empty if on_gpu else np.empty)(shape, x.dtype)
             if self._nccl and on_gpu:
-                result = device.empty(shape, x.dtype) if target is None else target
                 self._agree(call(name, x, *map(str, how)))
                 if x.size:
-                    getattr(self._nccl, name)(parts, *how, result)
-            else:
-                result = self._on_host(name, parts, how).reshape(shape)
-                if on_gpu and target is None:
-                    target = device.empty(shape, x.dtype)
-                if isinstance(target, DeviceArray) and not device.SIMULATED:
-                    device.refill(target, result)
-                elif target is not None:
-                    (device.simulated(target) if on_gpu else target)[...] = result
-                result = result if target is None else target
+                    getattr(self._nccl, name)(parts, *how, target)
+            elif on_gpu and not device.SIMULATED:
+                device.refill(target, self._on_host(name, parts.numpy(), how).reshape(shape))
+            else:  # in the simulator in a captured step too, as by NCCL
+                host, into = map(device.simulated, (parts, target)) if on_gpu else (parts, target)
+                into[...] = self._on_host(name, host, how).reshape(shape)
         if out is None:
-            return result
-        edits.note(result, name)
+            return target
+        edits.note(target, name)
         return out
 
-    def _on_host(self, name: str, parts: Any, how: tuple[Any, ...]) -> np.ndarray:
-        host = parts
-        if isinstance(parts, DeviceArray):  # in the simulator in a captured step too, as by NCCL
-            host = device.simulated(parts) if device.SIMULATED else parts.numpy()
+    def _on_host(self, name: str, x: np.ndarray, how: tuple[Any, ...]) -> np.ndarray:
         if self._host is None:  # one process
-            return host.copy()
+            return x
         if self.backend == "mpi":
-            self._agree(call(name, host, *map(str, how)))
-        result: np.ndarray = getattr(self._host, name)(host, *how)
+            self._agree(call(name, x, *map(str, how)))
+        result: np.ndarray = getattr(self._host, name)(x, *how)
         return result
+
+    def _begin_pass(self, why: str = "") -> None:
+        """See `Links.begin_pass`; of a captured step, before each launch."""
+
+        def begin() -> np.ndarray:
+            self._links.begin_pass(why)
+            return np.empty(0)
+
+        if self._links:
+            device.live(begin, 0, "uint8") if device.is_capturing() and not why else begin()
 
     def _agree(self, about: dict[str, Any]) -> None:
         """See that all ranks call the same, where the engine does not, the first time."""

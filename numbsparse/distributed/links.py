@@ -1,35 +1,57 @@
-"""Sockets between rank 0 and each other rank: who is there, what they agree on, who has gone.
+"""The other ranks, by a socket between rank 0 and each of them: what all call, and who has gone.
 
-Each pair has two: one for calls, which the program waits on, and one for news, which a thread
-watches. Messages are JSON, so that reading one runs nothing, and arrays follow as their bytes.
+Messages are JSON, so that reading one runs nothing, and arrays follow as their bytes.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import selectors
 import socket
 import struct
-import time
+import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any
 
-from numbsparse.distributed.watch import Watch
-
-KINDS = ("calls", "news")
 HEADER = struct.Struct("!IQ")  # bytes of JSON, and of what follows it
 MOST = 1 << 24  # bytes of JSON that are read
-# Seconds until a host that does not answer counts as gone: idle, then a probe each second.
-KEEP_ALIVE = (("TCP_KEEPIDLE", 4), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 4))
+GRACE = 4.0  # seconds for the program to end by itself, before the thread ends it
+KILLED = "ended without a word: killed, or out of memory"
+
+Message = tuple[dict[str, Any], bytearray]
+
+
+class RankLost(RuntimeError):
+    """Another rank has gone, or waits in vain: none goes on; the last checkpoint is as it was."""
 
 
 class Links:
-    """The links of one rank: of rank 0 to all others, of the others to rank 0."""
+    """The links of one rank: of rank 0 to all others, of the others to rank 0.
 
-    def __init__(self, rank: int, size: int, sockets: dict[str, dict[int, socket.socket]]):
-        self.rank, self.size = rank, size
-        self._calls = sockets["calls"]
-        self.watch = Watch(rank, self._calls, sockets["news"])
+    A thread reads what comes: calls, which the program waits for, and news, which have a "rank".
+    {"rank": 1, "failed": "why", or ""} says that it ends; {"rank": 1, "waits": 7, "why": "what it
+    did"} that it waits for all others before its seventh backward pass: who began that pass already
+    never comes. Rank 0 passes on who ends. `lost` is the sentence to end with, once there is one.
+    """
+
+    def __init__(self, rank: int, size: int, sockets: dict[int, socket.socket]):
+        self.rank, self.size, self._sockets = rank, size, sockets
+        self._calls = {other: SimpleQueue[Message | None]() for other in sockets}
+        self._sending, self._noticed = threading.Lock(), threading.Event()
+        self.lost, self._closed = "", False
+        self._numbers = list(range(size))  # what ranks are called
+        self._gone: set[int] = set()
+        self._passes, self._waited = 0, set[int]()  # backward passes begun; before which it waited
+        self._waiting: dict[int, tuple[int, str]] = {}
+        threading.Thread(target=self._run, name="numbsparse ranks", daemon=True).start()
+
+    def is_part_of(self, whole: Links, ranks: list[int]) -> None:
+        """Call ranks by their numbers in the whole, and know that the program noticed there."""
+        self._numbers, self._noticed = ranks, whole._noticed
 
     def meet(
         self, call: dict[str, Any], payload: Any, answer: Callable[[list[bytearray]], list[Any]]
@@ -72,17 +94,113 @@ class Links:
         found: list[Any] = json.loads(self.meet({"call": call}, json.dumps(value).encode(), answer))
         return found
 
-    def _send(self, rank: int, head: dict[str, Any], payload: Any) -> None:
-        with suppress(OSError):
-            send(self._calls[rank], head, payload)
-            return
-        self.watch.refuse(rank)
+    def check(self) -> None:
+        """Raise RankLost where a rank is lost, RuntimeError where this one has left."""
+        if self._closed:
+            raise RuntimeError("this group is closed: call init again")
+        if self.lost:
+            self._noticed.set()
+            raise RankLost(self.lost)
 
-    def _receive(self, rank: int) -> tuple[dict[str, Any], bytearray]:
-        self.watch.check()
-        with suppress(OSError, EOFError):
-            return receive(self._calls[rank])
-        self.watch.refuse(rank)
+    def begin_pass(self, why: str = "") -> None:
+        """One more backward pass begins; RankLost where another rank waits before it in vain.
+
+        why : where this rank waits for the others before it, what it did
+        """
+        self._passes += 1
+        if why:
+            self._waited.add(self._passes)
+            self._tell({"rank": self.rank, "waits": self._passes, "why": why})
+        self._see_who_waits()
+        self.check()
+
+    def close(self, failed: str) -> None:
+        """Say good-bye to the others, or why this rank fails."""
+        self._closed = True
+        self._tell({"rank": self.rank, "failed": failed})
+        for link in self._sockets.values():  # closed when the other side has read it
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_WR)
+
+    def _send(self, rank: int, head: dict[str, Any], payload: Any = b"") -> None:
+        with self._sending, suppress(OSError):  # the thread sees it, too
+            send(self._sockets[rank], head, payload)
+
+    def _tell(self, news: dict[str, Any], source: int | None = None) -> None:
+        """All others, but for the one that said it."""
+        for rank in self._sockets:
+            if rank != source:
+                self._send(rank, news)
+
+    def _receive(self, rank: int) -> Message:
+        self.check()
+        message = self._calls[rank].get()
+        if message is None:
+            self._calls[rank].put(None)  # for who asks again
+            self.check()
+            self._noticed.set()
+            who, waits = self._name(rank), self._name(self.rank)
+            raise RankLost(f"{who} has ended its program while {waits} waits for it")
+        return message
+
+    def _name(self, rank: int) -> str:
+        return f"rank {self._numbers[rank]}"
+
+    def _run(self) -> None:
+        """The thread: read until all others have gone."""
+        with selectors.DefaultSelector() as selector:
+            for rank, link in self._sockets.items():
+                selector.register(link, selectors.EVENT_READ, (rank, link))
+            while selector.get_map():
+                for key, _ in selector.select():
+                    rank, link = key.data
+                    try:
+                        head, payload = receive(link)
+                    except (OSError, EOFError):
+                        selector.unregister(link)
+                        link.close()
+                        if rank not in self._gone:
+                            self._hear(rank, KILLED)
+                        continue
+                    if "waits" in head:
+                        self._waiting[rank] = head["waits"], head["why"]
+                        self._see_who_waits()
+                    elif "rank" in head:
+                        self._hear(**head)
+                    else:
+                        self._calls[rank].put((head, payload))
+
+    def _hear(self, rank: int, failed: str) -> None:
+        """That a rank has ended."""
+        self._gone.add(rank)
+        if self.rank == 0:
+            self._tell({"rank": rank, "failed": failed}, source=rank)
+        if failed and not self.lost and not self._closed:
+            self._lose(f"{self._name(rank)} {failed}")
+        elif rank in self._calls:
+            self._calls[rank].put(None)
+
+    def _see_who_waits(self) -> None:
+        """Whether a rank waits before a pass that this one began without."""
+        for rank, (nth, why) in list(self._waiting.items()):
+            if nth <= self._passes and nth not in self._waited and not self.lost:
+                lost = f"{self._name(rank)} {why} before backward pass {nth}, "
+                lost += f"{self._name(self.rank)} did not: all ranks do so before the same pass"
+                self._tell({"rank": self.rank, "failed": f"ended too: {lost}"})
+                self._lose(lost)
+
+    def _lose(self, why: str) -> None:
+        self.lost = why
+        for calls in self._calls.values():  # the program may be waiting there
+            calls.put(None)
+        threading.Thread(target=self._end, daemon=True).start()
+
+    def _end(self) -> None:
+        """End the process, if the program does not notice: it may be waiting for a GPU."""
+        if not self._noticed.wait(GRACE) and not self._closed:
+            said = f"numbsparse: {self.lost}; {self._name(self.rank)} ends"
+            print(said, file=sys.__stderr__, flush=True)
+            os._exit(1)
 
 
 def _said(call: dict[str, Any]) -> str:
@@ -97,7 +215,7 @@ def send(link: socket.socket, head: dict[str, Any], payload: Any = b"") -> None:
     link.sendall(payload)
 
 
-def receive(link: socket.socket) -> tuple[dict[str, Any], bytearray]:
+def receive(link: socket.socket) -> Message:
     """The next message, and the bytes with it. EOFError where there will be none."""
     n_words, nbytes = HEADER.unpack(_read(link, HEADER.size))
     if n_words > MOST:
@@ -114,122 +232,3 @@ def _read(link: socket.socket, nbytes: int) -> bytearray:
             raise EOFError("the other side has gone")
         left = left[got:]
     return buffer
-
-
-def met(
-    rank: int,
-    size: int,
-    hello: dict[str, Any],
-    timeout: float,
-    tell: Callable[[Any], Any] | None = None,
-    at: tuple[str, int] = ("", 0),
-) -> Links:
-    """The links of a rank. All know that rank 0 listens `at` a place, or it listens at any.
-
-    Then `tell` gives what rank 0 gave it, (host, port), to all; the others give None. Raises what
-    `gathered` does.
-    """
-    here = socket.gethostname()
-    if rank == 0:
-        listener = socket.create_server(at, backlog=1024)
-        if tell:
-            tell((here, listener.getsockname()[1]))
-        return gathered(listener, hello, size, timeout)
-    host, port = tell(None) if tell else at
-    return joined("127.0.0.1" if host == here else host, port, hello, rank, size, timeout)
-
-
-def gathered(listener: socket.socket, hello: dict[str, Any], size: int, timeout: float) -> Links:
-    """The links of rank 0, when all others have come and said the same.
-
-    Raises RuntimeError where some have not within `timeout` seconds, or are of another version,
-    size or backend; the others then raise the same.
-    """
-    found: dict[str, dict[int, socket.socket]] = {kind: {} for kind in KINDS}
-    deadline, refused = time.monotonic() + timeout, ""
-    with listener:
-        while any(len(links) < size - 1 for links in found.values()):
-            listener.settimeout(max(deadline - time.monotonic(), 0.001))
-            try:
-                link, _ = listener.accept()
-            except TimeoutError:
-                missing = [str(rank) for rank in range(1, size) if rank not in found["news"]]
-                late = f"rank {', '.join(missing)} of {size} has not come in {timeout:g} seconds"
-                refused = refused or late
-                break
-            link.settimeout(1)
-            try:
-                head, _ = receive(link)
-                rank, theirs, known = head["rank"], head["hello"], found[head["kind"]]
-                refused = refused or _unlike(rank, theirs, hello) or _unwanted(rank, size, known)
-            except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
-                link.close()  # something else that knocked
-                continue
-            known[rank] = _kept(link)
-            if refused:  # said to all who come soon
-                deadline = min(deadline, time.monotonic() + 1)
-    for links in found.values():
-        for link in links.values():
-            with suppress(OSError):
-                send(link, {"refused": refused})
-    if refused:
-        raise RuntimeError(refused)
-    return Links(0, size, found)
-
-
-def joined(
-    host: str, port: int, hello: dict[str, Any], rank: int, size: int, timeout: float
-) -> Links:
-    """The links of another rank. Raises RuntimeError as `gathered` does."""
-    deadline = time.monotonic() + timeout
-    found = {kind: {0: _kept(_connected(host, port, deadline))} for kind in KINDS}
-    for kind, links in found.items():
-        send(links[0], {"rank": rank, "kind": kind, "hello": hello})
-    for links in found.values():
-        links[0].settimeout(max(deadline - time.monotonic(), 0) + 2)  # rank 0 says who is missing
-        try:
-            refused = receive(links[0])[0]["refused"]
-        except (OSError, EOFError, ValueError, KeyError):
-            refused = f"rank 0 at {host}:{port} has gone while the ranks met"
-        if refused:
-            raise RuntimeError(refused)
-        links[0].settimeout(None)
-    return Links(rank, size, found)
-
-
-def _connected(host: str, port: int, deadline: float) -> socket.socket:
-    while True:
-        left = deadline - time.monotonic()
-        try:
-            return socket.create_connection((host, port), timeout=max(left, 0.001))
-        except OSError as error:
-            if left < 0.1:
-                raise RuntimeError(
-                    f"rank 0 does not answer at {host}:{port} ({error}): is it there?"
-                ) from None
-            time.sleep(0.05)
-
-
-def _kept(link: socket.socket) -> socket.socket:
-    """The socket, which waits for as long as the other side is there, and sends at once."""
-    link.settimeout(None)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEP_ALIVE:
-        if hasattr(socket, name):  # not on every system
-            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return link
-
-
-def _unlike(rank: int, theirs: dict[str, Any], ours: dict[str, Any]) -> str:
-    """How a rank differs from rank 0, in a sentence; "" where it does not."""
-    for key, value in ours.items():
-        if theirs.get(key) != value:
-            return f"rank {rank} has {key} {theirs.get(key)}, where rank 0 has {value}"
-    return ""
-
-
-def _unwanted(rank: Any, size: int, known: dict[int, Any]) -> str:
-    if rank in known or not 0 < rank < size:
-        return f"two processes say they are rank {rank} of {size}"
-    return ""

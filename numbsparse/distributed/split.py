@@ -58,13 +58,13 @@ class Split(Module):
         self.group = init() if group is None else group
         self._layouts: dict[str, Any] = {}  # of whole weights, with how they are cut
 
-    def keep(self, name: str, w: BlockSparse, axis: int, argument: str, unit: int = 1) -> None:
+    def keep(self, name: str, w: BlockSparse, axis: int, argument: str) -> None:
         """Make the parameter of this name: this rank's block rows (axis 0) or columns (1) of w."""
         size, blocks = self.group.size, w.layout.shape[axis]
-        if w.is_transposed or w.shape[axis] != blocks * w.block_size or blocks % (size * unit):
+        if w.is_transposed or w.shape[axis] != blocks * w.block_size or blocks % size:
             raise ValueError(
-                f"{argument} takes a multiple of {size} ranks x {unit * w.block_size} features "
-                f"along the axis that is split, got {w.shape[axis]}"
+                f"{argument} takes a multiple of {size} ranks x {w.block_size} features along the "
+                f"axis that is split, got {w.shape[axis]}"
             )
         first, after = (blocks // size * (self.group.rank + i) * w.block_size for i in (0, 1))
         own = w[:, first:after] if axis else w[first:after]
@@ -222,8 +222,7 @@ class SplitLSTM(Split):
         self.biases = []
         for i, layer in enumerate(lstm.layers):
             for name in ("weight_ih", "weight_hh"):
-                w = getattr(layer, name).data
-                self.keep(f"{name}_l{i}", w, 1, "hidden_size", ops.GATES)
+                self.keep(f"{name}_l{i}", getattr(layer, name).data, 1, "hidden_size")
             own = Exchange(self.group).part(layer.bias.data)
             self.biases.append(Parameter(ops.copy(own)))
 

@@ -8,7 +8,7 @@ import numpy as np
 
 import numbsparse
 from numbsparse import device
-from numbsparse.distributed import links, on_gpu
+from numbsparse.distributed import on_gpu
 from numbsparse.distributed.environment import (
     Process,
     address,
@@ -17,7 +17,9 @@ from numbsparse.distributed.environment import (
     world_of_mpi,
 )
 from numbsparse.distributed.group import Group
+from numbsparse.distributed.links import Links
 from numbsparse.distributed.on_host import ByMPI, BySockets
+from numbsparse.distributed.rendezvous import met
 from numbsparse.patterns.checks import number
 
 BACKENDS = ("auto", "nccl", "mpi", "sockets")
@@ -88,7 +90,7 @@ def _joined(own: Process, backend: str, timeout: float) -> Group:
         host = ByMPI(found, mpi) if by_mpi else BySockets(found)
         nccl = on_gpu.ByNCCL(found) if with_nccl else None
     except BaseException as error:
-        found.watch.close(f"failed: {error}")
+        found.close(f"failed: {error}")
         raise
     return Group(own.rank, own.size, own.local_rank, found, host, nccl)
 
@@ -109,18 +111,18 @@ def _can_use_nccl(required: bool) -> bool:
     return there
 
 
-def _meet(own: Process, hello: dict[str, Any], mpi: Any, timeout: float) -> links.Links:
+def _meet(own: Process, hello: dict[str, Any], mpi: Any, timeout: float) -> Links:
     """The links, where the launcher's own means tell all where rank 0 listens."""
     who = own.rank, own.size, hello, timeout
     if mpi is not None:
-        return links.met(*who, mpi.bcast)
+        return met(*who, mpi.bcast)
     store, at = store_of_torchrun(timeout), address()
     if store is None:
-        return links.met(*who, at=at)
+        return met(*who, at=at)
 
     def tell(where: tuple[str, int] | None) -> tuple[str, int]:
         if where:
             store.set("port", str(where[1]))
         return at[0], int(store.get("port"))
 
-    return links.met(*who, tell)
+    return met(*who, tell)

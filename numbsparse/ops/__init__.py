@@ -109,6 +109,7 @@ from numbsparse.ops.optimizer import (
 )
 from numbsparse.ops.precision import checked_precision, own_precision, set_precision
 from numbsparse.ops.reduce import max, mean, sum, sum_to
+from numbsparse.ops.sddmm_parts import sddmm_in_parts
 from numbsparse.ops.shape import concatenate, getitem, put, reshape, stack, transpose
 from numbsparse.ops.softmax import (
     cross_entropy,
@@ -225,6 +226,7 @@ __all__ = [
     "scale_columns",
     "scale_to_norm",
     "sddmm",
+    "sddmm_in_parts",
     "sddmm_into",
     "select_gated",
     "set_precision",

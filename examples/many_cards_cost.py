@@ -1,4 +1,4 @@
-"""What a step costs on many cards, from what was measured of one and of two."""
+"""A model of what a step costs on many cards, from what was measured of one and of two."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ def step_seconds(
 
     Raises ValueError for numbers below 0, or no rank.
 
-    >>> import numbsparse.distributed as dist
-    >>> [round(n * 6.3e-3 / dist.step_seconds(6.3e-3, 90_000_000, n), 1) for n in (1, 64)]
+    >>> [round(n * 6.3e-3 / step_seconds(6.3e-3, 90_000_000, n), 1) for n in (1, 64)]
     [1.0, 54.3]
 
     Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH",
