@@ -1,8 +1,9 @@
 """Which runs a plan needs, in which order, and which learning rates are tried for them.
 
 A group compares some models at one size. Each model first gets its learning rate, by short runs
-that are judged by what is held out for validation, and then its long runs, one a seed. What the
-next runs are follows from the plan and from the results that are there, so any number of sittings
+that are judged by what is held out for validation, and then its long runs, one a seed. Short runs
+favour larger rates than long ones, so a group may try long runs at halves, too. What the next runs
+are follows from the plan and from the results that are there, so any number of sittings
 and of processes can share the work.
 """
 
@@ -27,6 +28,9 @@ class Group:
     size: Any
     models: tuple[Any, ...]
     amount: int
+    seeds: int | None = None  # the first ones; None for all of the plan
+    halved: bool = False  # whether halves of the rate are tried in long runs, too
+    like: int | None = None  # amount of the runs that try halves; None: the group's
 
 
 @dataclass(frozen=True)
@@ -79,14 +83,37 @@ def runs_of(plan: Plan, results: Results) -> list[Run]:
     """All runs that are known to be needed, done or not, each once, in the order of work."""
     found: dict[Run, None] = {}
     for group in plan.groups:
-        searches = [search(plan, group, model, results) for model in group.models]
-        for rates, _ in searches:
-            found |= dict.fromkeys(rates)
-        for seed in range(plan.seeds):
-            for model, (_, lr) in zip(group.models, searches, strict=True):
+        choices = [choose(plan, group, model, results) for model in group.models]
+        for runs, _ in choices:
+            found |= dict.fromkeys(runs)
+        for seed in range(min(group.seeds or plan.seeds, plan.seeds)):
+            for model, (_, lr) in zip(group.models, choices, strict=True):
                 run = Run("final", group.size, model, group.amount, lr, seed)
                 found[run] = None
     return list(found)
+
+
+def choose(
+    plan: Plan, group: Group, model: Any, results: Results
+) -> tuple[list[Run], float | None]:
+    """The runs so far that choose a model's rate, and the rate once it is known.
+
+    In a group that is `halved` the search's rate and its half are tried in long runs of the first
+    seed, and further halves while they are better.
+    """
+    runs, lr = search(plan, group, model, results)
+    if lr is None or not group.halved:
+        return runs, lr
+    first = Run("final", group.size, model, group.like or group.amount, lr, seed=0)
+    long, bits = [first], [bits_of(results.get(first.name(plan)))]
+    while long[-1].lr / 2 >= plan.LEAST_RATE:
+        long.append(replace(first, lr=long[-1].lr / 2))
+        bits.append(bits_of(results.get(long[-1].name(plan))))
+        if None in bits or bits[-1] > bits[-2]:
+            break
+    known = [b for b in bits if b is not None]
+    chosen = long[known.index(min(known))].lr if len(known) == len(bits) else None
+    return runs + long, chosen
 
 
 def search(
@@ -128,8 +155,11 @@ def missing(plan: Plan, results: Results) -> Iterator[Run]:
             yield run
 
 
-def seconds_for(run: Run, plan: Plan, results: Results) -> float:
-    """About how long it takes, by the longest run alike that is done; a guess where none is."""
+def seconds_for(run: Run, plan: Plan, results: Results, first: bool = False) -> float:
+    """About how long it takes, by the longest run alike that is done; a guess where none is.
+
+    The first run of a process compiles, or reads what was compiled.
+    """
     own = run.config(plan)
     alike = [
         result
@@ -141,5 +171,5 @@ def seconds_for(run: Run, plan: Plan, results: Results) -> float:
         return 10 + run.amount / plan.PER_SECOND
     longest = max(alike, key=lambda result: result["config"][plan.UNIT])
     share = run.amount / longest["config"][plan.UNIT]
-    begun = min(result["setup_seconds"] for result in alike)  # a process's first run compiles
+    begun = (max if first else min)(result["setup_seconds"] for result in alike)
     return float(begun + 1.1 * share * (longest["wall_seconds"] - longest["setup_seconds"]))

@@ -121,6 +121,28 @@ def test_long_runs_wait_for_their_own_search_alone(plans):
     assert sum(run.lr is None for run in runs) == 4
 
 
+@pytest.mark.parametrize(("best", "chosen", "lengths"), [
+    (4e-3, 2e-3, 2), (1e-3, 1e-3, 3), (3e-4, 2.5e-4, 4), (None, 2e-3, 4)])  # fmt: skip
+def test_long_runs_choose_among_halves_of_the_rate(plans, best, chosen, lengths):
+    """By validation, in long runs of the first seed: the others have the best one's rate."""
+
+    def bits(run):
+        if run.purpose == "final" and best is None:
+            return None  # they all diverge
+        return abs(np.log(run.lr / (2e-3 if run.purpose == "search" else best)))
+
+    group = plans.Group(64, plans.MAIN[:1], 4000, seeds=1, halved=True)
+    longer = plans.Group(64, plans.MAIN[:1], 9000, halved=True, like=4000)
+    plan = small_plan(plans, groups=(group, longer), seeds=3)
+    results, steps = done(plans, plan, bits)
+    finals = [r["config"] for r in results.values() if r["config"]["purpose"] == "final"]
+    tried = [c["lr"] for c in finals if c["characters"] == 4000]
+    assert tried == [2e-3 / 2**i for i in range(lengths)]
+    assert steps[2] == 2  # side by side
+    longest = [(c["lr"], c["seed"]) for c in finals if c["characters"] == 9000]
+    assert longest == [(chosen, seed) for seed in range(3)]
+
+
 @pytest.mark.parametrize("change", [
     {"text": "other"}, {"batch": 64}, {"length": 32}, {"dtype": "float32"}, {"clip": 2.0},
 ])  # fmt: skip
@@ -134,10 +156,14 @@ def test_runs_of_another_kind_do_not_count(plans, change):
 def test_times_are_estimated_from_the_longest_run_alike(plans):
     plan = small_plan(plans)
     runs = plans.runs_of(plan, {})
-    assert plans.seconds_for(runs[0], plan, {}) == pytest.approx(10 + 20)
+    assert plans.seconds_for(runs[0], plan, {}) == pytest.approx(10 + 20 / 0.6)
     times = {"setup_seconds": 2.0, "wall_seconds": 12.0, "validation": 1.0}
     results = {"a": {"config": replace(runs[0], lr=1.0, amount=1000).config(plan)} | times}
-    assert plans.seconds_for(replace(runs[0], amount=2000), plan, results) == pytest.approx(2 + 22)
+    later = times | {"setup_seconds": 0.5, "wall_seconds": 5.5}
+    results["b"] = {"config": replace(runs[0], lr=1.0, amount=500).config(plan)} | later
+    run = replace(runs[0], amount=2000)
+    assert plans.seconds_for(run, plan, results) == pytest.approx(0.5 + 22)
+    assert plans.seconds_for(run, plan, results, first=True) == pytest.approx(2 + 22)
     assert plans.seconds_for(replace(runs[0], size=32, amount=0), plan, results) == 10
 
 
@@ -326,6 +352,15 @@ def test_no_run_is_begun_that_takes_too_long(scaling, small, monkeypatch, capsys
     monkeypatch.setattr(scaling, "train", lambda *_: pytest.fail("begun"))
     scaling.main([*small, "--minutes", "0.1"])  # shorter than the guess of ten seconds
     assert "4 runs can be begun, 4 wait for others" in capsys.readouterr().out
+
+
+def test_some_runs_are_done_before_others(scaling, small, monkeypatch):
+    done, runs = [], imported(monkeypatch, "runs")
+    monkeypatch.setattr(runs.Work, "do", lambda _, run, failed: done.append(run))
+    scaling.main([*small, "--first", "watts", "lr-0.05-"])
+    assert [(run.model.wiring, run.lr) for run in done] == [
+        ("watts_strogatz", 0.05), ("dense", 0.0004), ("dense", 0.05), ("watts_strogatz", 0.0004)
+    ]  # fmt: skip
 
 
 def test_a_run_goes_on_where_the_clock_stopped_it(scaling, plans, small, tmp_path, monkeypatch):
