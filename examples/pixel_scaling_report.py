@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 from pixel_pictures import write_samples
 from pixel_scaling_plan import Model, Size
 from pixel_scaling_run import samples_of
-from runs_report import Result, bits_of_all, counted, line, mean_and_spread, test_of, tried
+from runs_report import (
+    Result,
+    bits_of_all,
+    chosen,
+    counted,
+    line,
+    mean_and_spread,
+    test_of,
+    tried,
+)
 
 HEAD = (
     *("parameters", "model", "filters", "blocks a stage", "density", "learning rate", "images"),
@@ -35,13 +44,10 @@ def of_one_data(results: Iterable[Result]) -> list[Result]:
 
 
 def kinds_of(results: Iterable[Result]) -> dict[Kind, list[Result]]:
-    """The long runs, by what they share: the largest first, and dense models before sparse ones."""
-    found: dict[Kind, list[Result]] = {}
-    for run in of_one_data(results):
-        c = run["config"]
-        if c["purpose"] == "final":
-            kind = Kind(Size(**c["size"]), c["images"], Model(**c["model"]))
-            found.setdefault(kind, []).append(run)
+    """The long runs at the best rate: the largest first, and dense models before sparse ones."""
+    found = chosen(
+        of_one_data(results), lambda c: Kind(Size(**c["size"]), c["images"], Model(**c["model"]))
+    )
     return dict(sorted(found.items(), key=lambda item: (-item[0].size.filters, item[0].model)))
 
 
@@ -50,15 +56,19 @@ def table(results: Iterable[Result]) -> list[str]:
     results = list(results)
     rows = [HEAD, ("---",) * len(HEAD)]
     rows += [_row(kind, runs) for kind, runs in kinds_of(results).items()]
-    rates = tried(of_one_data(results), lambda c: (Size(**c["size"]), Model(**c["model"])))
-    said = ["; ".join(f"{size} {model.name}: {rates[size, model]}" for size, model in rates)]
-    return [*map(line, rows), "", *said, "", counted(results)]
+    lines = [*map(line, rows), ""]
+    for purpose, runs in (("search", "Short runs"), ("final", "Long runs of the first seed")):
+        rates = tried(
+            of_one_data(results), lambda c: (Size(**c["size"]), Model(**c["model"])), purpose
+        )
+        said = "; ".join(f"{size} {model.name}: {bits}" for (size, model), bits in rates.items())
+        lines += [f"{runs}: {said}", ""] if said else []
+    return [*lines, counted(results)]
 
 
 def _row(kind: Kind, runs: list[Result]) -> tuple[str, ...]:
     one = runs[0]
     bits, peak = bits_of_all(runs), one["peak_bytes"]
-    rates = sorted({run["config"]["lr"] for run in runs})
     step = [1000 * run["train_seconds"] / run["steps"] for run in runs]
     return (
         f"{one['parameters'] / 1e6:.2f} million",
@@ -66,7 +76,7 @@ def _row(kind: Kind, runs: list[Result]) -> tuple[str, ...]:
         str(one["filters"]),
         str(one["blocks"]),
         f"{one['density']:.0%}",
-        " ".join(f"{lr:g}" for lr in rates),
+        f"{one['config']['lr']:g}",
         f"{kind.images:,}",
         mean_and_spread(bits),
         f"{len(bits)} of {len(runs)}",

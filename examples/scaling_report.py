@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from runs_report import (
     Result,
     bits_of_all,
+    chosen,
     counted,
     line,
     mean_and_spread,
@@ -33,7 +34,6 @@ class Kind(NamedTuple):
     size: int
     characters: int
     model: Model
-    lr: float
 
 
 def table(results: Iterable[Result]) -> list[str]:
@@ -59,7 +59,10 @@ def report(results: Iterable[Result]) -> list[str]:
             rows.append((rank, (*row[1:6], row[7], row[6], *row[8:10])))
     head = (*HEAD[1:6], HEAD[7], HEAD[6], *HEAD[8:10])
     lines = [head, ("---",) * len(head), *(row for _, row in sorted(rows))]
-    return [*map(line, lines), "", counted(results)]
+    own = [run for run in results if run["config"]["text"] == text]
+    rates = tried(own, lambda c: (c["size"], Model(**c["model"]).name), "final")
+    said = "; ".join(f"{size:,} {name}: {bits}" for (size, name), bits in rates.items())
+    return [*map(line, lines), "", *([said, ""] if said else []), counted(results)]
 
 
 def searches(results: Iterable[Result]) -> list[tuple[str, ...]]:
@@ -74,14 +77,14 @@ def searches(results: Iterable[Result]) -> list[tuple[str, ...]]:
     ]
 
 
+def kind_of(config: Any) -> Kind:
+    model = Model(**config["model"])
+    return Kind(config["text"], config["size"], config["characters"], model)
+
+
 def groups(results: Iterable[Result]) -> dict[Kind, list[Result]]:
-    """The long runs, by what they share, in order of size."""
-    found: dict[Kind, list[Result]] = {}
-    for run in results:
-        c = run["config"]
-        if c["purpose"] == "final":
-            kind = Kind(c["text"], c["size"], c["characters"], Model(**c["model"]), c["lr"])
-            found.setdefault(kind, []).append(run)
+    """The long runs at the best rate, by what they share, in order of size."""
+    found = chosen(results, kind_of)
     return dict(sorted(found.items(), key=lambda item: (*item[0][:3], item[0].model.name)))
 
 
@@ -97,7 +100,7 @@ def _row(kind: Kind, runs: list[Result]) -> tuple[str, ...]:
         f"{one['density']:.1%}",
         f"{path:.2f}" if path else "",
         f"{kind.characters / 1e6:,g} million",
-        f"{kind.lr:g}",
+        f"{one['config']['lr']:g}",
         mean_and_spread(bits),
         f"{len(bits)} of {len(runs)}",
         f"{mean(speeds):.2f}" if speeds else "",

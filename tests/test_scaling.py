@@ -420,9 +420,9 @@ def report(monkeypatch):
     return imported(monkeypatch, "scaling_report")
 
 
-def told(plans, model, bits, text="one", purpose="final", lr=4e-3, size=64):
+def told(plans, model, bits, text="one", purpose="final", lr=4e-3, size=64, seed=0):
     plan = small_plan(plans, text=text)
-    run = plans.Run(purpose, size, model, 4000, lr, 0)
+    run = plans.Run(purpose, size, model, 4000, lr, seed)
     return {
         "config": run.config(plan), "hidden": size, "density": 0.25, "mean_path": 2.5,
         "parameters": 1_500_000, "flop_per_character": 100, "train_seconds": 0.002,
@@ -432,7 +432,8 @@ def told(plans, model, bits, text="one", purpose="final", lr=4e-3, size=64):
 
 
 def test_the_table_has_mean_and_spread_by_model_and_text(plans, report):
-    runs = [told(plans, plans.DENSE, bits) for bits in (1.5, 1.6, None)]
+    runs = [told(plans, plans.DENSE, bits, seed=seed)
+            for seed, bits in enumerate((1.6, 1.5, None))]  # fmt: skip
     runs += [told(plans, plans.DENSE, 3.0, text="other")]
     runs += [told(plans, plans.WATTS, 1.25, size=32)]
     runs += [told(plans, plans.DENSE, bits, purpose="search", lr=lr)
@@ -461,3 +462,6 @@ def test_the_table_has_mean_and_spread_by_model_and_text(plans, report):
     drawn = report.of_one_text([*runs, late])
     assert [(kind.text, len(some)) for kind, some in drawn.items()] == [("one", 1), ("one", 2)]
     assert report.of_one_text([]) == {}
+    worse = told(plans, plans.DENSE, 1.7, lr=8e-3)
+    assert report.table([*runs, worse])[:5] == report.table(runs)[:5]
+    assert report.report([*runs, worse])[-3] == "64 dense: 0.004: 1.6000, 0.008: 1.7000"
