@@ -22,14 +22,15 @@ MULTIPLICATIVE = tuple(
     replace(model, cell="mlstm", internal_steps=n) for n in (4, 2) for model in (DENSE, WATTS)
 )
 LENGTH = 100 * MILLION
-SMALLER, LARGEST = (1280, 832, 2144, 448), 3488  # hidden units of a dense LSTM as large
+SMALLER, LARGEST = (1280, 832, 448, 2144), 3488  # hidden units of a dense LSTM as large
 ABLATIONS = (WIRINGS[0], *MIXING, *DENSITIES, *BLOCKS, *WIRINGS[1:])
 LONGER = Group(832, MAIN[:2], 400 * MILLION, halved=True, like=LENGTH)  # are the curves flat?
 GROUPS = (  # what one seed tells comes first
-    *(Group(size, MAIN[:2], LENGTH, seeds=1, halved=True) for size in (*SMALLER, LARGEST)),
+    *(Group(size, MAIN[:2], LENGTH, seeds=1, halved=True) for size in SMALLER),
     Group(832, WIRINGS, LENGTH),  # whether it is the small world or the width
-    *(Group(1280, (model,), LENGTH, seeds=1) for model in ABLATIONS),
     *(Group(size, MAIN[:2], LENGTH, halved=True) for size in SMALLER),
+    *(Group(1280, (model,), LENGTH, seeds=1) for model in ABLATIONS),
+    Group(LARGEST, MAIN[:2], LENGTH, seeds=1, halved=True),
     replace(LONGER, seeds=1),
     Group(832, MULTIPLICATIVE[:2], LENGTH, seeds=1),
     *(Group(size, MAIN, LENGTH, halved=True) for size in (*SMALLER, LARGEST)),
