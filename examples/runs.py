@@ -195,7 +195,7 @@ def collect(options: Namespace) -> list[Result]:
     for file in options.runs.glob("manifest-*.json"):
         key = file.stem.removeprefix("manifest-")
         manifests[key] = json.loads(file.read_text(encoding="utf-8"))
-    runs = sorted(known(options).values(), key=lambda run: run["finished"])
+    runs = sorted(known(options).values(), key=lambda run: (run["finished"], run["name"]))
     write(options.collect, {"manifests": manifests, "runs": runs})
     return runs
 
