@@ -105,15 +105,15 @@ def choose(
     if lr is None or not group.halved:
         return runs, lr
     first = Run("final", group.size, model, group.like or group.amount, lr, seed=0)
-    long, bits = [first], [bits_of(results.get(first.name(plan)))]
-    while long[-1].lr / 2 >= plan.LEAST_RATE:
-        long.append(replace(first, lr=long[-1].lr / 2))
-        bits.append(bits_of(results.get(long[-1].name(plan))))
-        if None in bits or bits[-1] > bits[-2]:
-            break
-    known = [b for b in bits if b is not None]
-    chosen = long[known.index(min(known))].lr if len(known) == len(bits) else None
-    return runs + long, chosen
+    rates = [lr]
+    while True:
+        if rates[-1] / 2 >= plan.LEAST_RATE:
+            rates.append(rates[-1] / 2)
+        long, bits = measured(first, rates, plan, results)
+        if bits is None:
+            return runs + long, None
+        if len(rates) == 1 or bits[-1] > bits[-2] or rates[-1] / 2 < plan.LEAST_RATE:
+            return runs + long, rates[bits.index(min(bits))]
 
 
 def search(
@@ -127,18 +127,26 @@ def search(
     first = Run("search", group.size, model, plan.search_amount(group), None, SEARCH_SEED)
     rates = sorted(plan.rates)
     while True:
-        runs = [replace(first, lr=rate) for rate in rates]
-        bits = [bits_of(results.get(run.name(plan))) for run in runs]
-        if None in bits:
+        runs, bits = measured(first, rates, plan, results)
+        if bits is None:
             return runs, None
-        known = [inf if b is None else b for b in bits]
-        best = known.index(min(known))
+        best = bits.index(min(bits))
         if best == 0 and rates[0] / 2 >= plan.LEAST_RATE:
             rates.insert(0, rates[0] / 2)
         elif best == len(rates) - 1 and rates[-1] * 2 <= plan.MOST_RATE:
             rates.append(rates[-1] * 2)
         else:
             return runs, rates[best]
+
+
+def measured(
+    first: Run, rates: list[float], plan: Plan, results: Results
+) -> tuple[list[Run], list[float] | None]:
+    """The runs like the first one at these rates, and their bits once all are there."""
+    runs = [replace(first, lr=rate) for rate in rates]
+    bits = [bits_of(results.get(run.name(plan))) for run in runs]
+    known = [b for b in bits if b is not None]
+    return runs, known if len(known) == len(runs) else None
 
 
 def bits_of(result: Mapping[str, Any] | None) -> float | None:

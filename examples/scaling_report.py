@@ -151,10 +151,10 @@ def draw(file: Path, results: Iterable[Result]) -> None:
         if high < 3 * low:  # of one size: a logarithm's ticks would stand one over the other
             axes.set(xscale="linear", xlim=(0, 1.5 * high))
     first = max(kinds, key=lambda kind: sum(k[:3] == kind[:3] for k in kinds))
-    alike = {kind: runs for kind, runs in kinds.items() if kind[:3] == first[:3]}
-    _curves(panels[3], {k: runs for k, runs in alike.items() if k.model.name in several}, colours)
+    of_size = {kind: runs for kind, runs in kinds.items() if kind[:3] == first[:3]}
+    _curves(panels[3], {k: runs for k, runs in of_size.items() if k.model.name in several}, colours)
     _rates(panels[4], [run for run in results if run["config"]["text"] == first.text], colours)
-    _each(panels[5], alike, colours)
+    _each(panels[5], of_size, colours)
     for axes in panels[:5]:
         axes.set_ylabel("bits per character")
         if axes.lines:
