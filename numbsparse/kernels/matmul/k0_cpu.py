@@ -120,10 +120,7 @@ def _slab(features, nbytes):
 
 
 def _product(x, values, y, walk, transposed):
-    """y[:, line] = sum over the line's blocks of x[:, other line] @ block, or its transpose.
-
-    The batch in slabs.
-    """
+    """y[:, line] = sum over the line's blocks of x[:, other line] @ block, or its transpose."""
     x = with_unit_stride(x)
     batch, features = x.shape
     if 0 < batch <= few(values.dtype):
