@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any, ClassVar
@@ -30,6 +30,7 @@ class Group:
     amount: int
     seeds: int | None = None  # the first ones; None for all of the plan
     halved: bool = False  # whether halves of the rate are tried in long runs, too
+    doubled: bool = False  # and if it is halved, whether doubles are
     like: int | None = None  # amount of the runs that try halves; None: the group's
 
 
@@ -98,34 +99,27 @@ def choose(
 ) -> tuple[list[Run], float | None]:
     """The runs so far that choose a model's rate, and the rate once it is known.
 
-    In a group that is `halved` the search's rate and its half are tried in long runs of the first
-    seed, and further halves while they are better.
-    """
-    runs, lr = search(plan, group, model, results)
-    if lr is None or not group.halved:
-        return runs, lr
-    first = Run("final", group.size, model, group.like or group.amount, lr, seed=0)
-    rates = [lr]
-    while True:
-        if rates[-1] / 2 >= plan.LEAST_RATE:
-            rates.append(rates[-1] / 2)
-        long, bits = measured(first, rates, plan, results)
-        if bits is None:
-            return runs + long, None
-        if len(rates) == 1 or bits[-1] > bits[-2] or rates[-1] / 2 < plan.LEAST_RATE:
-            return runs + long, rates[bits.index(min(bits))]
-
-
-def search(
-    plan: Plan, group: Group, model: Any, results: Results
-) -> tuple[list[Run], float | None]:
-    """The short runs of one model so far, and the best rate once it is known.
-
-    The rates of the plan first; then, while the best one is at an end, one beyond it, so that it
-    has a worse neighbour on each side.
+    Short ones; and in a group that is `halved`, long ones of the first seed.
     """
     first = Run("search", group.size, model, plan.search_amount(group), None, SEARCH_SEED)
-    rates = sorted(plan.rates)
+    runs, lr = between_worse(first, plan.rates, True, plan, results)
+    if lr is None or not group.halved:
+        return runs, lr
+    first = Run("final", group.size, model, group.like or group.amount, None, seed=0)
+    rates = (lr, lr / 2) if lr / 2 >= plan.LEAST_RATE else (lr,)
+    long, lr = between_worse(first, rates, group.doubled, plan, results)
+    return runs + long, lr
+
+
+def between_worse(
+    first: Run, first_rates: Iterable[float], doubled: bool, plan: Plan, results: Results
+) -> tuple[list[Run], float | None]:
+    """The runs like the first one so far, and the best rate once it is known.
+
+    At the rates given; then, while the best one is the least, at its half, and if `doubled` while
+    it is the largest, at its double: so that it has a worse neighbour on each side.
+    """
+    rates = sorted(first_rates)
     while True:
         runs, bits = measured(first, rates, plan, results)
         if bits is None:
@@ -133,7 +127,7 @@ def search(
         best = bits.index(min(bits))
         if best == 0 and rates[0] / 2 >= plan.LEAST_RATE:
             rates.insert(0, rates[0] / 2)
-        elif best == len(rates) - 1 and rates[-1] * 2 <= plan.MOST_RATE:
+        elif doubled and best == len(rates) - 1 and rates[-1] * 2 <= plan.MOST_RATE:
             rates.append(rates[-1] * 2)
         else:
             return runs, rates[best]

@@ -89,7 +89,7 @@ def done(plans, plan, bits):
 def test_the_search_ends_between_worse_rates(plans, best, rates):
     plan = small_plan(plans)
     results, _ = done(plans, plan, lambda run: abs(np.log(run.lr / best)))
-    tried, chosen = plans.search(plan, plan.groups[0], plans.DENSE, results)
+    tried, chosen = plans.choose(plan, plan.groups[0], plans.DENSE, results)
     assert chosen == max(best, plan.LEAST_RATE)
     assert len(tried) == rates
     finals = [r["config"] for r in results.values() if r["config"]["purpose"] == "final"]
@@ -101,7 +101,7 @@ def test_the_search_ends_between_worse_rates(plans, best, rates):
 def test_what_diverged_is_not_chosen_and_not_done_again(plans):
     plan = small_plan(plans)
     results, _ = done(plans, plan, lambda run: None if run.lr > 1e-3 else 1 / run.lr)
-    assert plans.search(plan, plan.groups[0], plans.DENSE, results)[1] == 1e-3
+    assert plans.choose(plan, plan.groups[0], plans.DENSE, results)[1] == 1e-3
     assert not list(plans.missing(plan, results))
 
 
@@ -122,8 +122,9 @@ def test_long_runs_wait_for_their_own_search_alone(plans):
 
 
 @pytest.mark.parametrize(("best", "chosen", "lengths"), [
-    (4e-3, 2e-3, 2), (1e-3, 1e-3, 3), (3e-4, 2.5e-4, 4), (None, 2e-3, 4)])  # fmt: skip
-def test_long_runs_choose_among_halves_of_the_rate(plans, best, chosen, lengths):
+    (5e-3, 2e-3, 2), (1e-3, 1e-3, 3), (3e-4, 2.5e-4, 4), (None, 2.5e-4, 4)])  # fmt: skip
+@pytest.mark.parametrize("doubled", [False, True])
+def test_long_runs_choose_among_halves_of_the_rate(plans, best, chosen, lengths, doubled):
     """By validation, in long runs of the first seed: the others have the best one's rate."""
 
     def bits(run):
@@ -131,13 +132,16 @@ def test_long_runs_choose_among_halves_of_the_rate(plans, best, chosen, lengths)
             return None  # they all diverge
         return abs(np.log(run.lr / (2e-3 if run.purpose == "search" else best)))
 
-    group = plans.Group(64, plans.MAIN[:1], 4000, seeds=1, halved=True)
-    longer = plans.Group(64, plans.MAIN[:1], 9000, halved=True, like=4000)
+    group = plans.Group(64, plans.MAIN[:1], 4000, seeds=1, halved=True, doubled=doubled)
+    longer = replace(group, amount=9000, seeds=None, like=4000)
     plan = small_plan(plans, groups=(group, longer), seeds=3)
     results, steps = done(plans, plan, bits)
     finals = [r["config"] for r in results.values() if r["config"]["purpose"] == "final"]
     tried = [c["lr"] for c in finals if c["characters"] == 4000]
-    assert tried == [2e-3 / 2**i for i in range(lengths)]
+    rates = {2e-3 / 2**i for i in range(lengths)}
+    if doubled and best == 5e-3:
+        rates, chosen = rates | {4e-3, 8e-3}, 4e-3
+    assert sorted(tried) == sorted(rates)
     assert steps[2] == 2  # side by side
     longest = [(c["lr"], c["seed"]) for c in finals if c["characters"] == 9000]
     assert longest == [(chosen, seed) for seed in range(3)]
