@@ -262,5 +262,5 @@ def test_the_table_has_mean_and_spread_of_one_set_of_images(plans, report):
 
 def test_sizes_are_chosen(scaling):
     plan = scaling.plan_of(scaling.parse(["--sizes", "64x2"]), {"sha256": "0" * 64})
-    assert [str(group.size) for group in plan.groups] == ["64x2", "64x2"]
+    assert {str(group.size) for group in plan.groups} == {"64x2"}
     assert scaling.plan_of(scaling.parse([]), {"sha256": "0" * 64}).groups == scaling.GROUPS
