@@ -38,9 +38,11 @@ class Size:
 DENSE, DEEPER, WIDER = Model(), Model(deeper=2.0), Model(wider=2.0)
 SMALL, PAPER = Size(64, 2, 16), Size(160, 5, 32)
 GROUPS = (
-    Group(SMALL, (DEEPER, DENSE), 100_000),
+    Group(SMALL, (DENSE, DEEPER), 100_000, halved=True, doubled=True),
+    Group(SMALL, (DENSE,), 156_000, halved=True, doubled=True, like=100_000),  # as many seconds
+    *(Group(PAPER, (model,), 25_600, seeds=1) for model in (DENSE, DEEPER)),
+    Group(SMALL, (WIDER,), 100_000, halved=True, doubled=True),
     Group(PAPER, (DEEPER, DENSE), 25_600),
-    Group(SMALL, (WIDER,), 100_000),
 )
 SEARCH = {SMALL: 24_000, PAPER: 16_000}  # images that a short run sees
 
@@ -51,7 +53,7 @@ class Plan(runs_plan.Plan):
     SHARED: ClassVar[tuple[str, ...]] = ("batch", "mixtures", "average", "dtype", "clip", "data")
     LEAST_RATE: ClassVar[float] = 1.25e-4
     MOST_RATE: ClassVar[float] = 1.6e-2
-    PER_SECOND: ClassVar[float] = 500.0
+    PER_SECOND: ClassVar[float] = 250.0
 
     groups: tuple[Group, ...] = GROUPS
     rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3)

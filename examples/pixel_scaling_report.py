@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 from pixel_pictures import write_samples
 from pixel_scaling_plan import Model, Size
 from pixel_scaling_run import samples_of
-from runs_report import Result, bits_of_all, counted, line, mean_and_spread, test_of, tried
+from runs_report import (
+    Result,
+    bits_of_all,
+    chosen,
+    counted,
+    line,
+    mean_and_spread,
+    test_of,
+    tried,
+)
 
 HEAD = (
     *("parameters", "model", "filters", "blocks a stage", "density", "learning rate", "images"),
@@ -35,13 +44,10 @@ def of_one_data(results: Iterable[Result]) -> list[Result]:
 
 
 def kinds_of(results: Iterable[Result]) -> dict[Kind, list[Result]]:
-    """The long runs, by what they share: the largest first, and dense models before sparse ones."""
-    found: dict[Kind, list[Result]] = {}
-    for run in of_one_data(results):
-        c = run["config"]
-        if c["purpose"] == "final":
-            kind = Kind(Size(**c["size"]), c["images"], Model(**c["model"]))
-            found.setdefault(kind, []).append(run)
+    """The long runs at the best rate: the largest first, and dense models before sparse ones."""
+    found = chosen(
+        of_one_data(results), lambda c: Kind(Size(**c["size"]), c["images"], Model(**c["model"]))
+    )
     return dict(sorted(found.items(), key=lambda item: (-item[0].size.filters, item[0].model)))
 
 
@@ -50,15 +56,19 @@ def table(results: Iterable[Result]) -> list[str]:
     results = list(results)
     rows = [HEAD, ("---",) * len(HEAD)]
     rows += [_row(kind, runs) for kind, runs in kinds_of(results).items()]
-    rates = tried(of_one_data(results), lambda c: (Size(**c["size"]), Model(**c["model"])))
-    said = ["; ".join(f"{size} {model.name}: {rates[size, model]}" for size, model in rates)]
-    return [*map(line, rows), "", *said, "", counted(results)]
+    lines = [*map(line, rows), ""]
+    for purpose, runs in (("search", "Short runs"), ("final", "Long runs of the first seed")):
+        rates = tried(
+            of_one_data(results), lambda c: (Size(**c["size"]), Model(**c["model"])), purpose
+        )
+        said = "; ".join(f"{size} {model.name}: {bits}" for (size, model), bits in rates.items())
+        lines += [f"{runs}: {said}", ""] if said else []
+    return [*lines, counted(results)]
 
 
 def _row(kind: Kind, runs: list[Result]) -> tuple[str, ...]:
     one = runs[0]
     bits, peak = bits_of_all(runs), one["peak_bytes"]
-    rates = sorted({run["config"]["lr"] for run in runs})
     step = [1000 * run["train_seconds"] / run["steps"] for run in runs]
     return (
         f"{one['parameters'] / 1e6:.2f} million",
@@ -66,7 +76,7 @@ def _row(kind: Kind, runs: list[Result]) -> tuple[str, ...]:
         str(one["filters"]),
         str(one["blocks"]),
         f"{one['density']:.0%}",
-        " ".join(f"{lr:g}" for lr in rates),
+        f"{one['config']['lr']:g}",
         f"{kind.images:,}",
         mean_and_spread(bits),
         f"{len(bits)} of {len(runs)}",
@@ -94,13 +104,20 @@ def draw(file: Path, results: Iterable[Result]) -> None:
     figure = Figure(figsize=(11, 3.4 * len(sizes)), layout="constrained")
     for size, row in zip(sizes, figure.subplots(len(sizes), 3, squeeze=False), strict=True):
         alike = {kind: runs for kind, runs in kinds.items() if kind.size == size}
-        for axes, (column, label) in zip(row, enumerate(("images seen", "seconds")), strict=False):
-            for i, (kind, runs) in enumerate(alike.items()):
-                _curve(axes, runs, column, kind.model.name, f"C{i}")
+        usual = max(alike, key=lambda kind: len(alike[kind])).images
+        colours = {model: f"C{i}" for i, model in enumerate(sorted({k.model for k in alike}))}
+        units = (("thousand images seen", 1000), ("seconds", 1))
+        for axes, (column, (label, unit)) in zip(row, enumerate(units), strict=False):
+            for kind, runs in alike.items():
+                curves = [[(mark[column] / unit, mark[3]) for mark in run["curve"]] for run in runs]
+                longer = "" if kind.images == usual else f", {kind.images:,} images"
+                name = kind.model.name + longer
+                _curve(axes, curves, "--" if longer else "-", name, colours[kind.model])
             axes.set(xlabel=label, ylabel="validation bits a dimension")
             axes.legend(fontsize=8)
         row[0].set_title(f"{size}: {_parameters(alike)} million parameters", fontsize=10)
-        _leads(row[2], alike)
+        usual_ones = {kind: runs for kind, runs in alike.items() if kind.images == usual}
+        _leads(row[2], usual_ones, colours)
         for axes in row:
             axes.grid(alpha=0.3)
     figure.savefig(file, dpi=110)
@@ -122,15 +139,15 @@ def _parameters(alike: dict[Kind, list[Result]]) -> str:
     return f"{mean(runs[0]['parameters'] for runs in alike.values()) / 1e6:.1f}"
 
 
-def _curve(axes: Any, runs: list[Result], column: int, name: str, colour: str) -> None:
-    marks = [
-        [(mark[column], mark[3]) for mark in run["curve"][len(run["curve"]) // 4 :]] for run in runs
-    ]
-    points = [(mean(x for x, _ in at), [bits for _, bits in at]) for at in zip(*marks, strict=True)]
-    x = [at for at, _ in points]
-    axes.plot(x, [mean(bits) for _, bits in points], color=colour, label=name)
-    low, high = ([of(bits) for _, bits in points] for of in (min, max))
-    axes.fill_between(x, low, high, color=colour, alpha=0.25)
+def _curve(
+    axes: Any, curves: list[list[tuple[float, float]]], style: str, name: str, colour: str
+) -> None:
+    """Mean and range of curves of (x, bits), but for their first quarter."""
+    marks = list(zip(*curves, strict=True))[len(curves[0]) // 4 :]
+    x = [mean(at for at, _ in mark) for mark in marks]
+    bits = [[bits for _, bits in mark] for mark in marks]
+    axes.plot(x, [*map(mean, bits)], style, color=colour, label=name)
+    axes.fill_between(x, [*map(min, bits)], [*map(max, bits)], color=colour, alpha=0.25)
 
 
 def title_of(photograph: str) -> str:
@@ -138,7 +155,7 @@ def title_of(photograph: str) -> str:
     return Path(photograph.partition(" ")[2]).stem[:14]
 
 
-def _leads(axes: Any, alike: dict[Kind, list[Result]]) -> None:
+def _leads(axes: Any, alike: dict[Kind, list[Result]], colours: dict[Model, str]) -> None:
     """Test bits of each photograph less those of the dense model of the same seed."""
     dense = {
         run["config"]["seed"]: run["by_photograph"]
@@ -153,7 +170,7 @@ def _leads(axes: Any, alike: dict[Kind, list[Result]]) -> None:
             if other and kind.model != Model():
                 off = [run["by_photograph"][name] - other[name] for name in names]
                 places = [at + 0.15 * (i - 1.5) for at in range(len(names))]
-                axes.plot(off, places, "o", color=f"C{i}", markersize=4)
-    axes.axvline(0, color="C0")
+                axes.plot(off, places, "o", color=colours[kind.model], markersize=4)
+    axes.axvline(0, color=colours[Model()])
     axes.set_yticks(range(len(names)), [title_of(name) for name in names], fontsize=8)
     axes.set(xlabel="test bits beyond the dense model's")

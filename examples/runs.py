@@ -46,18 +46,22 @@ class Work:
         """Do the next runs until none is left, or none that the time allows."""
         options, plan = self.options, self.plan
         failed: set[str] = set()  # of this process
+        first = True
         while len(failed) < MOST_FAILED:
             results = known(options)
             left = options.until - time.monotonic()
             fitting = [
                 run
                 for run in missing(plan, results)
-                if run.name(plan) not in failed and seconds_for(run, plan, results) < left
+                if run.name(plan) not in failed and seconds_for(run, plan, results, first) < left
             ]
-            if not any(self.do(run, failed) for run in fitting):
-                if left < 1 or not others_at_work(options.runs):
-                    break
-                time.sleep(1.0)  # what they find may open the way for more
+            fitting.sort(key=lambda run: not all(word in run.name(plan) for word in options.first))
+            if any(self.do(run, failed) for run in fitting):
+                first = False
+            elif left < 1 or not others_at_work(options.runs):
+                break
+            else:
+                time.sleep(1.0)  # what others find may open the way for more
             gc.collect()  # graphs and their memory
         results = known(options)
         waiting = sum(run.lr is None for run in runs_of(plan, results))
@@ -191,7 +195,7 @@ def collect(options: Namespace) -> list[Result]:
     for file in options.runs.glob("manifest-*.json"):
         key = file.stem.removeprefix("manifest-")
         manifests[key] = json.loads(file.read_text(encoding="utf-8"))
-    runs = sorted(known(options).values(), key=lambda run: run["finished"])
+    runs = sorted(known(options).values(), key=lambda run: (run["finished"], run["name"]))
     write(options.collect, {"manifests": manifests, "runs": runs})
     return runs
 
@@ -211,6 +215,8 @@ def add_runs(parser: argparse.ArgumentParser, *, runs: str, results: Path) -> No
     add("--list", action="store_true", help="say which runs there are, and do none")
     add("--collect", type=Path, metavar="FILE", help="write all results to one file, and draw them")
     add("--minutes", type=positive_number, default=inf, help="begin no run that would take longer")
+    add("--first", nargs="+", default=[], metavar="WORD",
+        help="runs with all of these in their names are done before others")  # fmt: skip
     add("--device", choices=("auto", "cpu", "cuda"), default="auto",
         help="auto: a GPU if there is one")  # fmt: skip
     add("--runs", type=Path, default=Path(runs), help="folder of new results (%(default)s)")

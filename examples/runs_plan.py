@@ -1,8 +1,9 @@
 """Which runs a plan needs, in which order, and which learning rates are tried for them.
 
 A group compares some models at one size. Each model first gets its learning rate, by short runs
-that are judged by what is held out for validation, and then its long runs, one a seed. What the
-next runs are follows from the plan and from the results that are there, so any number of sittings
+that are judged by what is held out for validation, and then its long runs, one a seed. Short runs
+favour larger rates than long ones, so a group may try long runs at halves, too. What the next runs
+are follows from the plan and from the results that are there, so any number of sittings
 and of processes can share the work.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any, ClassVar
@@ -27,6 +28,10 @@ class Group:
     size: Any
     models: tuple[Any, ...]
     amount: int
+    seeds: int | None = None  # the first ones; None for all of the plan
+    halved: bool = False  # whether halves of the rate are tried in long runs, too
+    doubled: bool = False  # and if it is halved, whether doubles are
+    like: int | None = None  # amount of the runs that try halves; None: the group's
 
 
 @dataclass(frozen=True)
@@ -79,39 +84,63 @@ def runs_of(plan: Plan, results: Results) -> list[Run]:
     """All runs that are known to be needed, done or not, each once, in the order of work."""
     found: dict[Run, None] = {}
     for group in plan.groups:
-        searches = [search(plan, group, model, results) for model in group.models]
-        for rates, _ in searches:
-            found |= dict.fromkeys(rates)
-        for seed in range(plan.seeds):
-            for model, (_, lr) in zip(group.models, searches, strict=True):
+        choices = [choose(plan, group, model, results) for model in group.models]
+        for runs, _ in choices:
+            found |= dict.fromkeys(runs)
+        for seed in range(min(group.seeds or plan.seeds, plan.seeds)):
+            for model, (_, lr) in zip(group.models, choices, strict=True):
                 run = Run("final", group.size, model, group.amount, lr, seed)
                 found[run] = None
     return list(found)
 
 
-def search(
+def choose(
     plan: Plan, group: Group, model: Any, results: Results
 ) -> tuple[list[Run], float | None]:
-    """The short runs of one model so far, and the best rate once it is known.
+    """The runs so far that choose a model's rate, and the rate once it is known.
 
-    The rates of the plan first; then, while the best one is at an end, one beyond it, so that it
-    has a worse neighbour on each side.
+    Short ones; and in a group that is `halved`, long ones of the first seed.
     """
     first = Run("search", group.size, model, plan.search_amount(group), None, SEARCH_SEED)
-    rates = sorted(plan.rates)
+    runs, lr = between_worse(first, plan.rates, True, plan, results)
+    if lr is None or not group.halved:
+        return runs, lr
+    first = Run("final", group.size, model, group.like or group.amount, None, seed=0)
+    rates = (lr, lr / 2) if lr / 2 >= plan.LEAST_RATE else (lr,)
+    long, lr = between_worse(first, rates, group.doubled, plan, results)
+    return runs + long, lr
+
+
+def between_worse(
+    first: Run, first_rates: Iterable[float], doubled: bool, plan: Plan, results: Results
+) -> tuple[list[Run], float | None]:
+    """The runs like the first one so far, and the best rate once it is known.
+
+    At the rates given; then, while the best one is the least, at its half, and if `doubled` while
+    it is the largest, at its double: so that it has a worse neighbour on each side.
+    """
+    rates = sorted(first_rates)
     while True:
-        runs = [replace(first, lr=rate) for rate in rates]
-        bits = [bits_of(results.get(run.name(plan))) for run in runs]
-        if None in bits:
+        runs, bits = measured(first, rates, plan, results)
+        if bits is None:
             return runs, None
-        known = [inf if b is None else b for b in bits]
-        best = known.index(min(known))
+        best = bits.index(min(bits))
         if best == 0 and rates[0] / 2 >= plan.LEAST_RATE:
             rates.insert(0, rates[0] / 2)
-        elif best == len(rates) - 1 and rates[-1] * 2 <= plan.MOST_RATE:
+        elif doubled and best == len(rates) - 1 and rates[-1] * 2 <= plan.MOST_RATE:
             rates.append(rates[-1] * 2)
         else:
             return runs, rates[best]
+
+
+def measured(
+    first: Run, rates: list[float], plan: Plan, results: Results
+) -> tuple[list[Run], list[float] | None]:
+    """The runs like the first one at these rates, and their bits once all are there."""
+    runs = [replace(first, lr=rate) for rate in rates]
+    bits = [bits_of(results.get(run.name(plan))) for run in runs]
+    known = [b for b in bits if b is not None]
+    return runs, known if len(known) == len(runs) else None
 
 
 def bits_of(result: Mapping[str, Any] | None) -> float | None:
@@ -128,8 +157,11 @@ def missing(plan: Plan, results: Results) -> Iterator[Run]:
             yield run
 
 
-def seconds_for(run: Run, plan: Plan, results: Results) -> float:
-    """About how long it takes, by the longest run alike that is done; a guess where none is."""
+def seconds_for(run: Run, plan: Plan, results: Results, first: bool = False) -> float:
+    """About how long it takes, by the longest run alike that is done; a guess where none is.
+
+    The first run of a process compiles, or reads what was compiled.
+    """
     own = run.config(plan)
     alike = [
         result
@@ -141,5 +173,5 @@ def seconds_for(run: Run, plan: Plan, results: Results) -> float:
         return 10 + run.amount / plan.PER_SECOND
     longest = max(alike, key=lambda result: result["config"][plan.UNIT])
     share = run.amount / longest["config"][plan.UNIT]
-    begun = min(result["setup_seconds"] for result in alike)  # a process's first run compiles
+    begun = (max if first else min)(result["setup_seconds"] for result in alike)
     return float(begun + 1.1 * share * (longest["wall_seconds"] - longest["setup_seconds"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -27,6 +28,21 @@ def bits_of_all(runs: Iterable[Result]) -> list[float]:
     return [bits for bits in map(test_of, runs) if bits is not None]
 
 
+def chosen(results: Iterable[Result], kind: Callable[[Any], Any]) -> dict[Any, list[Result]]:
+    """The long runs of each kind at one learning rate: by validation, the first seed's best."""
+    found: dict[Any, dict[float, list[Result]]] = {}
+    for run in results:
+        c = run["config"]
+        if c["purpose"] == "final":
+            found.setdefault(kind(c), {}).setdefault(c["lr"], []).append(run)
+
+    def first_seed(runs: list[Result]) -> float:
+        bits = {run["config"]["seed"]: run["validation"] for run in runs if not has_diverged(run)}
+        return bits.get(0, inf)
+
+    return {of: min(rates.values(), key=first_seed) for of, rates in found.items()}
+
+
 def mean_and_spread(bits: list[float]) -> str:
     """Mean and sample standard deviation."""
     spread = f" ± {stdev(bits):.4f}" if len(bits) > 1 else ""
@@ -38,13 +54,21 @@ def line(row: Iterable[str]) -> str:
     return f"| {' | '.join(row)} |"
 
 
-def tried(results: Iterable[Result], kind: Callable[[Any], Any]) -> dict[Any, str]:
-    """By kind, of a run's configuration: each learning rate of the search, and validation bits."""
+def tried(
+    results: Iterable[Result], kind: Callable[[Any], Any], purpose: str = "search"
+) -> dict[Any, str]:
+    """By kind, of a run's configuration: each learning rate, and validation bits.
+
+    Of the search; or of the long runs of the first seed, of those kinds that have several rates.
+    """
     found: dict[Any, dict[float, float | None]] = {}
     for run in results:
         c = run["config"]
-        if c["purpose"] == "search":
-            found.setdefault(kind(c), {})[c["lr"]] = run["validation"]
+        if c["purpose"] == purpose and (purpose == "search" or c["seed"] == 0):
+            bits = None if has_diverged(run) else run["validation"]
+            found.setdefault(kind(c), {})[c["lr"]] = bits
+    if purpose != "search":
+        found = {of: rates for of, rates in found.items() if len(rates) > 1}
     return {
         of: ", ".join(
             f"{lr:g}: {'diverged' if b is None else f'{b:.4f}'}" for lr, b in sorted(rates.items())

@@ -15,23 +15,29 @@ MAIN = (DENSE, WATTS, BARABASI)
 
 MILLION = 1_000_000
 WIRINGS = tuple(replace(WATTS, wiring=w) for w in ("random", "balanced", "block_diagonal"))
-DENSITIES = tuple(replace(WATTS, density=d) for d in (0.03, 0.01, 0.3))
-BLOCKS = tuple(replace(WATTS, block_size=b) for b in (8, 16, 64))
-MIXING = tuple(replace(WATTS, rewired=p) for p in (0.0, 1.0))
+DENSITIES = tuple(replace(WATTS, density=d) for d in (0.03, 0.3, 0.01))
+BLOCKS = tuple(replace(WATTS, block_size=b) for b in (16, 64, 8))
+MIXING = tuple(replace(WATTS, rewired=p) for p in (1.0, 0.0))
 MULTIPLICATIVE = tuple(
     replace(model, cell="mlstm", internal_steps=n) for n in (4, 2) for model in (DENSE, WATTS)
 )
-GROUPS = (  # a size is the hidden units of a dense LSTM with as many parameters
-    *(Group(size, MAIN, 100 * MILLION) for size in (832, 448)),
-    Group(832, WIRINGS, 100 * MILLION),  # whether it is the small world or the width
-    *(Group(size, MAIN, 100 * MILLION) for size in (1280, 2144)),
-    Group(832, MULTIPLICATIVE[:2], 100 * MILLION),
-    Group(3488, MAIN, 100 * MILLION),
-    Group(1280, (*WIRINGS, *DENSITIES, *MIXING), 100 * MILLION),
-    Group(832, MAIN[:2], 400 * MILLION),  # whether the curves are flat
-    Group(1280, BLOCKS, 100 * MILLION),
-    Group(832, MULTIPLICATIVE[2:], 100 * MILLION),
-    Group(3488, MAIN[:2], 400 * MILLION),
+LENGTH = 100 * MILLION
+SMALLER, LARGEST = (1280, 832, 448, 2144), 3488  # hidden units of a dense LSTM as large
+ABLATIONS = (WIRINGS[0], *MIXING, *DENSITIES, *BLOCKS, *WIRINGS[1:])
+LONGER = Group(832, MAIN[:2], 400 * MILLION, halved=True, like=LENGTH)  # are the curves flat?
+GROUPS = (  # what one seed tells comes first
+    *(Group(size, MAIN[:2], LENGTH, seeds=1, halved=True) for size in SMALLER),
+    Group(832, WIRINGS, LENGTH),  # whether it is the small world or the width
+    *(Group(size, MAIN[:2], LENGTH, halved=True) for size in SMALLER),
+    *(Group(1280, (model,), LENGTH, seeds=1) for model in ABLATIONS),
+    Group(LARGEST, MAIN[:2], LENGTH, seeds=1, halved=True),
+    replace(LONGER, seeds=1),
+    Group(832, MULTIPLICATIVE[:2], LENGTH, seeds=1),
+    *(Group(size, MAIN, LENGTH, halved=True) for size in (*SMALLER, LARGEST)),
+    Group(1280, ABLATIONS, LENGTH),
+    LONGER,
+    Group(832, MULTIPLICATIVE, LENGTH),
+    Group(LARGEST, MAIN[:2], 400 * MILLION, halved=True, like=LENGTH),
 )
 
 
@@ -41,7 +47,7 @@ class Plan(runs_plan.Plan):
     SHARED: ClassVar[tuple[str, ...]] = ("batch", "length", "dtype", "clip", "text")
     LEAST_RATE: ClassVar[float] = 2.5e-4
     MOST_RATE: ClassVar[float] = 6.4e-2
-    PER_SECOND: ClassVar[float] = MILLION
+    PER_SECOND: ClassVar[float] = 0.6 * MILLION
 
     groups: tuple[Group, ...] = GROUPS
     rates: tuple[float, ...] = (2e-3, 4e-3, 8e-3)

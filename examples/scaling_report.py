@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from runs_report import (
     Result,
     bits_of_all,
+    chosen,
     counted,
     line,
     mean_and_spread,
@@ -33,7 +34,6 @@ class Kind(NamedTuple):
     size: int
     characters: int
     model: Model
-    lr: float
 
 
 def table(results: Iterable[Result]) -> list[str]:
@@ -59,7 +59,10 @@ def report(results: Iterable[Result]) -> list[str]:
             rows.append((rank, (*row[1:6], row[7], row[6], *row[8:10])))
     head = (*HEAD[1:6], HEAD[7], HEAD[6], *HEAD[8:10])
     lines = [head, ("---",) * len(head), *(row for _, row in sorted(rows))]
-    return [*map(line, lines), "", counted(results)]
+    own = [run for run in results if run["config"]["text"] == text]
+    rates = tried(own, lambda c: (c["size"], Model(**c["model"]).name), "final")
+    said = "; ".join(f"{size:,} {name}: {bits}" for (size, name), bits in rates.items())
+    return [*map(line, lines), "", *([said, ""] if said else []), counted(results)]
 
 
 def searches(results: Iterable[Result]) -> list[tuple[str, ...]]:
@@ -74,14 +77,14 @@ def searches(results: Iterable[Result]) -> list[tuple[str, ...]]:
     ]
 
 
+def kind_of(config: Any) -> Kind:
+    model = Model(**config["model"])
+    return Kind(config["text"], config["size"], config["characters"], model)
+
+
 def groups(results: Iterable[Result]) -> dict[Kind, list[Result]]:
-    """The long runs, by what they share, in order of size."""
-    found: dict[Kind, list[Result]] = {}
-    for run in results:
-        c = run["config"]
-        if c["purpose"] == "final":
-            kind = Kind(c["text"], c["size"], c["characters"], Model(**c["model"]), c["lr"])
-            found.setdefault(kind, []).append(run)
+    """The long runs at the best rate, by what they share, in order of size."""
+    found = chosen(results, kind_of)
     return dict(sorted(found.items(), key=lambda item: (*item[0][:3], item[0].model.name)))
 
 
@@ -97,7 +100,7 @@ def _row(kind: Kind, runs: list[Result]) -> tuple[str, ...]:
         f"{one['density']:.1%}",
         f"{path:.2f}" if path else "",
         f"{kind.characters / 1e6:,g} million",
-        f"{kind.lr:g}",
+        f"{one['config']['lr']:g}",
         mean_and_spread(bits),
         f"{len(bits)} of {len(runs)}",
         f"{mean(speeds):.2f}" if speeds else "",
@@ -114,15 +117,17 @@ def draw(file: Path, results: Iterable[Result]) -> None:
     """Test bits, mean and range over the seeds, against three costs; and learning curves."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import LogLocator, NullFormatter
     except ImportError:
         print("no picture: pip install matplotlib")
         return
+    results = list(results)
     kinds = of_one_text(results)
     if not kinds:
         print("no picture: no long run is done")
         return
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    panels = figure.subplots(2, 2).ravel()
+    figure = Figure(figsize=(11, 12), layout="constrained")
+    panels = figure.subplots(3, 2).ravel()
     most = max(kinds, key=lambda kind: len(kinds[kind])).characters
     costs: list[tuple[str, Callable[[Result], float], bool]] = [
         (f"million parameters, after {most / 1e6:g} million characters",
@@ -145,11 +150,21 @@ def draw(file: Path, results: Iterable[Result]) -> None:
         low, high = axes.get_xlim()
         if high < 3 * low:  # of one size: a logarithm's ticks would stand one over the other
             axes.set(xscale="linear", xlim=(0, 1.5 * high))
-    _curves(panels[3], kinds, colours)
-    for axes in panels:
+    first = max(kinds, key=lambda kind: sum(k[:3] == kind[:3] for k in kinds))
+    of_size = {kind: runs for kind, runs in kinds.items() if kind[:3] == first[:3]}
+    _curves(panels[3], {k: runs for k, runs in of_size.items() if k.model.name in several}, colours)
+    _rates(panels[4], [run for run in results if run["config"]["text"] == first.text], colours)
+    _each(panels[5], of_size, colours)
+    for axes in panels[:5]:
         axes.set_ylabel("bits per character")
+        if axes.lines:
+            axes.legend(fontsize=7)
+    for axes in panels:
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+        if axes.get_xscale() == "log":
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
     figure.savefig(file, dpi=110)
 
 
@@ -181,16 +196,47 @@ def _points(
     axes.vlines(x, low, high, color=colour)
 
 
-def _curves(axes: Any, kinds: dict[Kind, list[Result]], colours: dict[str, str]) -> None:
-    """Validation bits by characters, of the size that has most runs: the mean over the seeds."""
-    first = max(kinds, key=lambda kind: sum(k[:3] == kind[:3] for k in kinds))
-    for kind, runs in kinds.items():
-        if kind[:3] != first[:3]:
-            continue
+def _curves(axes: Any, alike: dict[Kind, list[Result]], colours: dict[str, str]) -> None:
+    """Validation bits by characters, of models of one size: the mean over the seeds."""
+    for kind, runs in alike.items():
         marks = zip(*(run["curve"] for run in runs), strict=True)
         points = [(mark[0][0] / 1e6, mean(m[3] for m in mark)) for mark in marks]
         name = kind.model.name
         axes.plot(*zip(*points, strict=True), "-", color=colours[name], label=name)
-    parameters = kinds[first][0]["parameters"] / 1e6
-    axes.set(xlabel=f"million characters read by models of {parameters:.1f} million parameters")
-    axes.set_xscale("log")
+    axes.set(xlabel=f"million characters read by models of {_millions(alike)}", xscale="log")
+
+
+def _millions(alike: dict[Kind, list[Result]]) -> str:
+    parameters = mean(runs[0]["parameters"] for runs in alike.values())
+    return f"{parameters / 1e6:.1f} million parameters"
+
+
+def _rates(axes: Any, results: list[Result], colours: dict[str, str]) -> None:
+    """Validation bits of the first seed's long runs by learning rate, where there are several."""
+    found: dict[tuple[str, int, int], dict[float, Result]] = {}
+    for run in results:
+        c = run["config"]
+        if c["purpose"] == "final" and c["seed"] == 0 and test_of(run) is not None:
+            key = Model(**c["model"]).name, c["characters"], c["size"]
+            found.setdefault(key, {})[c["lr"]] = run
+    several = {key: rates for key, rates in found.items() if len(rates) > 1}
+    labelled = set()
+    for (name, _, _), rates in sorted(several.items()):
+        points = [(lr, run["validation"]) for lr, run in sorted(rates.items())]
+        label = None if name in labelled else name
+        axes.plot(*zip(*points, strict=True), "o-", color=colours[name], markersize=4, label=label)
+        parameters = next(iter(rates.values()))["parameters"] / 1e6
+        axes.annotate(f" {parameters:.0f}", points[-1], fontsize=8, va="center")
+        labelled.add(name)
+    axes.set(xlabel="learning rate of models of so many million parameters", xscale="log")
+
+
+def _each(axes: Any, alike: dict[Kind, list[Result]], colours: dict[str, str]) -> None:
+    """Test bits of each run of models of one size, the best model on top."""
+    worst_first = sorted(alike.items(), key=lambda item: -mean(run["test"] for run in item[1]))
+    for y, (kind, runs) in enumerate(worst_first):
+        bits = [run["test"] for run in runs]
+        axes.plot(bits, [y] * len(bits), "o", color=colours[kind.model.name], markersize=4)
+    names = [kind.model.name for kind, _ in worst_first]
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set(xlabel=f"bits per character of {_millions(alike)}")

@@ -159,7 +159,7 @@ class Layout:
         columns = _walk(lines, self._block_rows, self.shape[1], _in_order(lines, self.shape[1]))
         return Index(self._rows, columns, self._block_rows, self._rows.indices)
 
-    @property
+    @cached_property
     def n_blocks(self) -> int:
         return self._block_rows.size
 

@@ -89,7 +89,7 @@ def done(plans, plan, bits):
 def test_the_search_ends_between_worse_rates(plans, best, rates):
     plan = small_plan(plans)
     results, _ = done(plans, plan, lambda run: abs(np.log(run.lr / best)))
-    tried, chosen = plans.search(plan, plan.groups[0], plans.DENSE, results)
+    tried, chosen = plans.choose(plan, plan.groups[0], plans.DENSE, results)
     assert chosen == max(best, plan.LEAST_RATE)
     assert len(tried) == rates
     finals = [r["config"] for r in results.values() if r["config"]["purpose"] == "final"]
@@ -101,7 +101,7 @@ def test_the_search_ends_between_worse_rates(plans, best, rates):
 def test_what_diverged_is_not_chosen_and_not_done_again(plans):
     plan = small_plan(plans)
     results, _ = done(plans, plan, lambda run: None if run.lr > 1e-3 else 1 / run.lr)
-    assert plans.search(plan, plan.groups[0], plans.DENSE, results)[1] == 1e-3
+    assert plans.choose(plan, plan.groups[0], plans.DENSE, results)[1] == 1e-3
     assert not list(plans.missing(plan, results))
 
 
@@ -121,6 +121,32 @@ def test_long_runs_wait_for_their_own_search_alone(plans):
     assert sum(run.lr is None for run in runs) == 4
 
 
+@pytest.mark.parametrize(("best", "chosen", "lengths"), [
+    (5e-3, 2e-3, 2), (1e-3, 1e-3, 3), (3e-4, 2.5e-4, 4), (None, 2.5e-4, 4)])  # fmt: skip
+@pytest.mark.parametrize("doubled", [False, True])
+def test_long_runs_choose_among_halves_of_the_rate(plans, best, chosen, lengths, doubled):
+    """By validation, in long runs of the first seed: the others have the best one's rate."""
+
+    def bits(run):
+        if run.purpose == "final" and best is None:
+            return None  # they all diverge
+        return abs(np.log(run.lr / (2e-3 if run.purpose == "search" else best)))
+
+    group = plans.Group(64, plans.MAIN[:1], 4000, seeds=1, halved=True, doubled=doubled)
+    longer = replace(group, amount=9000, seeds=None, like=4000)
+    plan = small_plan(plans, groups=(group, longer), seeds=3)
+    results, steps = done(plans, plan, bits)
+    finals = [r["config"] for r in results.values() if r["config"]["purpose"] == "final"]
+    tried = [c["lr"] for c in finals if c["characters"] == 4000]
+    rates = {2e-3 / 2**i for i in range(lengths)}
+    if doubled and best == 5e-3:
+        rates, chosen = rates | {4e-3, 8e-3}, 4e-3
+    assert sorted(tried) == sorted(rates)
+    assert steps[2] == 2  # side by side
+    longest = [(c["lr"], c["seed"]) for c in finals if c["characters"] == 9000]
+    assert longest == [(chosen, seed) for seed in range(3)]
+
+
 @pytest.mark.parametrize("change", [
     {"text": "other"}, {"batch": 64}, {"length": 32}, {"dtype": "float32"}, {"clip": 2.0},
 ])  # fmt: skip
@@ -134,10 +160,14 @@ def test_runs_of_another_kind_do_not_count(plans, change):
 def test_times_are_estimated_from_the_longest_run_alike(plans):
     plan = small_plan(plans)
     runs = plans.runs_of(plan, {})
-    assert plans.seconds_for(runs[0], plan, {}) == pytest.approx(10 + 20)
+    assert plans.seconds_for(runs[0], plan, {}) == pytest.approx(10 + 20 / 0.6)
     times = {"setup_seconds": 2.0, "wall_seconds": 12.0, "validation": 1.0}
     results = {"a": {"config": replace(runs[0], lr=1.0, amount=1000).config(plan)} | times}
-    assert plans.seconds_for(replace(runs[0], amount=2000), plan, results) == pytest.approx(2 + 22)
+    later = times | {"setup_seconds": 0.5, "wall_seconds": 5.5}
+    results["b"] = {"config": replace(runs[0], lr=1.0, amount=500).config(plan)} | later
+    run = replace(runs[0], amount=2000)
+    assert plans.seconds_for(run, plan, results) == pytest.approx(0.5 + 22)
+    assert plans.seconds_for(run, plan, results, first=True) == pytest.approx(2 + 22)
     assert plans.seconds_for(replace(runs[0], size=32, amount=0), plan, results) == 10
 
 
@@ -328,6 +358,15 @@ def test_no_run_is_begun_that_takes_too_long(scaling, small, monkeypatch, capsys
     assert "4 runs can be begun, 4 wait for others" in capsys.readouterr().out
 
 
+def test_some_runs_are_done_before_others(scaling, small, monkeypatch):
+    done, runs = [], imported(monkeypatch, "runs")
+    monkeypatch.setattr(runs.Work, "do", lambda _, run, failed: done.append(run))
+    scaling.main([*small, "--first", "watts", "lr-0.05-"])
+    assert [(run.model.wiring, run.lr) for run in done] == [
+        ("watts_strogatz", 0.05), ("dense", 0.0004), ("dense", 0.05), ("watts_strogatz", 0.0004)
+    ]  # fmt: skip
+
+
 def test_a_run_goes_on_where_the_clock_stopped_it(scaling, plans, small, tmp_path, monkeypatch):
     """Bit for bit: as if it had not been stopped."""
     runs = imported(monkeypatch, "scaling_run")
@@ -385,9 +424,9 @@ def report(monkeypatch):
     return imported(monkeypatch, "scaling_report")
 
 
-def told(plans, model, bits, text="one", purpose="final", lr=4e-3, size=64):
+def told(plans, model, bits, text="one", purpose="final", lr=4e-3, size=64, seed=0):
     plan = small_plan(plans, text=text)
-    run = plans.Run(purpose, size, model, 4000, lr, 0)
+    run = plans.Run(purpose, size, model, 4000, lr, seed)
     return {
         "config": run.config(plan), "hidden": size, "density": 0.25, "mean_path": 2.5,
         "parameters": 1_500_000, "flop_per_character": 100, "train_seconds": 0.002,
@@ -397,7 +436,8 @@ def told(plans, model, bits, text="one", purpose="final", lr=4e-3, size=64):
 
 
 def test_the_table_has_mean_and_spread_by_model_and_text(plans, report):
-    runs = [told(plans, plans.DENSE, bits) for bits in (1.5, 1.6, None)]
+    runs = [told(plans, plans.DENSE, bits, seed=seed)
+            for seed, bits in enumerate((1.6, 1.5, None))]  # fmt: skip
     runs += [told(plans, plans.DENSE, 3.0, text="other")]
     runs += [told(plans, plans.WATTS, 1.25, size=32)]
     runs += [told(plans, plans.DENSE, bits, purpose="search", lr=lr)
@@ -426,3 +466,6 @@ def test_the_table_has_mean_and_spread_by_model_and_text(plans, report):
     drawn = report.of_one_text([*runs, late])
     assert [(kind.text, len(some)) for kind, some in drawn.items()] == [("one", 1), ("one", 2)]
     assert report.of_one_text([]) == {}
+    worse = told(plans, plans.DENSE, 1.7, lr=8e-3)
+    assert report.table([*runs, worse])[:5] == report.table(runs)[:5]
+    assert report.report([*runs, worse])[-3] == "64 dense: 0.004: 1.6000, 0.008: 1.7000"

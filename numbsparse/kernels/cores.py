@@ -45,10 +45,10 @@ def on_cores(
     """
     cores = cores_for(multiply_adds)
     progress = np.zeros((phases, cores + 1), np.int64)
-    share = max(1, work // (cores * SHARES))
-    if cores == 1:  # nobody to wait for
-        function(0, progress, share, *args)
+    if cores == 1:  # nobody to share with, or to wait for
+        function(0, progress, max(1, work), *args)
         return
+    share = max(1, work // (cores * SHARES))
     for core in range(1, cores):
         helper = _helper(os.getpid(), core)
         if helper.qsize() < WAITING:

@@ -23,7 +23,9 @@ def empty_panels(panels: int, length: int, columns: int, dtype: np.dtype) -> np.
 
 def with_unit_stride(x: np.ndarray) -> np.ndarray:
     """x, or a copy if neither of its axes is a run of memory."""
-    return x if x.itemsize in x.strides and x.flags.aligned else np.ascontiguousarray(x)
+    flags = x.flags
+    is_run = flags.c_contiguous or x.itemsize in x.strides
+    return x if is_run and flags.aligned else np.ascontiguousarray(x)
 
 
 @inner()

@@ -42,9 +42,8 @@ def choose(
 
     Worked out once for each case, then looked up. Raises ValueError where none serves.
     """
-    where = x.dtype, type(x), layout.shape, layout.n_blocks
-    made = isinstance(layout, MadeLayout) and isinstance(x, DeviceArray)
-    case: tuple[Any, ...] = product, kernel, block_size, batch, precision, made, *where
+    case: tuple[Any, ...] = (product, kernel, block_size, batch, precision,
+        x.dtype, type(x), type(layout), layout.shape, layout.n_blocks)  # fmt: skip
     if runtime.several_devices:  # of which one may do what another one does not
         case = (*case, runtime.current_id())
     name = _chosen.get(case)
@@ -52,6 +51,7 @@ def choose(
         names = _checked(kernel, precision, "cuda" if isinstance(x, DeviceArray) else "cpu")
         if kernel == "auto" and isinstance(x, DeviceArray):
             names = _by_speed(names, product, block_size, x.dtype, batch, precision, layout)
+        made = isinstance(layout, MadeLayout) and isinstance(x, DeviceArray)
         name = _last_that_serves(names, product, block_size, x, batch, precision, made)
         if len(_chosen) >= MOST:  # every batch is a case, and batches may grow without end
             forget()

@@ -317,7 +317,7 @@ def _product(
     precision: str,
 ) -> Any:
     """dense, x as an array of ours, @ w; or w @ x if `feature_major`: features before the batch."""
-    on_gpu, w_on_gpu = isinstance(x, DeviceArray), w.place == "cuda"
+    on_gpu, w_on_gpu = isinstance(x, DeviceArray), isinstance(w.values, DeviceArray)
     if on_gpu and not w_on_gpu:
         raise ValueError('x is on a GPU and w on the CPU: move the weight with w.to("cuda") first')
     if x.dtype != w.dtype:
@@ -340,8 +340,8 @@ def _product(
     if target is None and on_gpu:
         out, target = empty_in_library_of(dense, shape, x.dtype)
     elif target is None:
-        target = _empty(shape, x)
-    if isinstance(target, DeviceArray) != on_gpu:
+        target = np.empty(shape, x.dtype)
+    elif isinstance(target, DeviceArray) != on_gpu:
         raise ValueError("out takes the device of x, got one on the CPU and one on a GPU")
     _run(x, w, target, feature_major, kernel, precision, kept)
     return in_library_of(dense, target) if out is None else out

@@ -48,15 +48,13 @@ def multiply_few(
     """y[:, line] = sum over the line's blocks of x[:, other line] @ block, or its transpose."""
     batch = len(x)
     rows = min(1 << batch.bit_length() - 1, MOST_ROWS)
-    kernel = few_kernel(values.dtype, rows, values.shape[1])
-    work = -(-batch // rows) * (len(walk.indptr) - 1)
-    multiply_adds = WORTH * values.size * -(-batch // rows)
+    tiles = -(-batch // rows)
     on_cores(
-        kernel,
+        few_kernel(values.dtype, rows, values.shape[1]),
         (x, values, transposed, tuple(walk), y),
         phases=1,
-        work=work,
-        multiply_adds=multiply_adds,
+        work=tiles * (len(walk.indptr) - 1),
+        multiply_adds=WORTH * values.size * tiles,
     )
 
 

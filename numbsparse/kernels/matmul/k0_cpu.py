@@ -74,12 +74,12 @@ def in_floats(compute, a, b, out, *how):
 
 def forward(x, values, index, y, precision="highest"):
     """y[:] = x @ w."""
-    in_floats(_product, x, values, y, index.columns, (values.shape[1], 1))
+    in_floats(_product, x, values, y, index.columns, False)
 
 
 def input_grad(dy, values, index, dx, precision="highest"):
     """dx[:] = dy @ w.T."""
-    in_floats(_product, dy, values, dx, index.rows, (1, values.shape[1]))
+    in_floats(_product, dy, values, dx, index.rows, True)
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest"):
@@ -119,17 +119,15 @@ def _slab(features, nbytes):
     return max(64, INNER_SLAB // max(1, features))
 
 
-def _product(x, values, y, walk, strides):
-    """y[:, line] = sum over the line's blocks of x[:, other line] @ block, the batch in slabs.
-
-    `strides`: how far away in a block are the next step of a sum and the next output.
-    """
+def _product(x, values, y, walk, transposed):
+    """y[:, line] = sum over the line's blocks of x[:, other line] @ block, or its transpose."""
     x = with_unit_stride(x)
     batch, features = x.shape
     if 0 < batch <= few(values.dtype):
-        multiply_few(x, values, walk, y, transposed=strides[0] == 1)
+        multiply_few(x, values, walk, y, transposed)
         return
     size, dtype = values.shape[1], from_dtype(values.dtype)
+    strides = (1, size) if transposed else (size, 1)  # to a sum's next step, to the next output
     rows, vectors = tile_shape(size)
     wide, narrow = vectors * lanes(dtype), lanes(dtype)
     slab = max(1, SLAB // (wide * max(1, features))) * wide
