@@ -29,6 +29,7 @@ import numpy as np
 from numba import from_dtype, literally, types
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
+from numbsparse.kernels.at_address import address_of, call_of
 from numbsparse.kernels.cores import DONE, compiled, inner, next_share, on_cores, wait_or_part
 from numbsparse.kernels.matmul.few_rows import few, multiply_few
 from numbsparse.kernels.matmul.reach import reach
@@ -142,10 +143,10 @@ def _product(x, values, y, walk, strides):
             count -= count % wide
         packed = empty_panels(-(-count // columns), features, columns, values.dtype)
         x_slab, y_slab = x[start : start + count], y[start : start + count]
-        by_line = values.nbytes > OUTER_CACHE
+        by_line, tiles = values.nbytes > OUTER_CACHE, tiles_at(dtype, rows, columns)
         on_cores(
-            product_kernel(dtype, rows, columns),
-            (x_slab, packed, values, strides, tuple(walk), y_slab, by_line),
+            product_kernel(dtype),
+            (x_slab, packed, values, strides, tuple(walk), y_slab, by_line, tiles),
             phases=2,
             work=len(packed) * (len(walk.indptr) - 1) * (size // rows),
             multiply_adds=values.size * len(packed) * columns,
@@ -163,82 +164,101 @@ def read_only(dtype, axes, layout="C"):
     return types.Array(dtype, axes, layout, readonly=True)
 
 
+def signature_of_tiles(dtype):
+    return types.int64(
+        types.int64,  # core
+        types.int64[::1],  # counts
+        types.int64,  # share
+        dtype[:, :, ::1],  # packed (panels, features, columns)
+        read_only(dtype, 3),  # values (n_blocks, B, B)
+        types.UniTuple(types.int64, 2),  # sum_stride, out_stride
+        types.UniTuple(read_only(types.int32, 1), 3),  # indptr (lines + 1,), indices, blocks
+        dtype[:, :],  # y (batch, features of the lines)
+        types.boolean,  # line by line, or panel by panel
+    )
+
+
 @cache
-def product_kernel(dtype, rows, columns):
-    """The compiled loop of `_product` for tiles of `rows` x `columns`."""
-    integers = read_only(types.int32, 1)
+def tiles_kernel(dtype, rows, columns):
+    """A core's share of a product's tiles, `rows` x `columns`; gives how many there are in all."""
+
+    @compiled(signature_of_tiles(dtype))
+    def kernel(core, counts, share, packed, values, strides, walk, y, by_line):
+        sum_stride, out_stride = strides
+        indptr, indices, blocks = walk
+        batch, n_outputs = y.shape
+        panels, features, _ = packed.shape
+        lines, size = len(indptr) - 1, values.shape[1]
+        tiles_in_line = size // rows
+        n_stride, k_stride = y.strides[0] // y.itemsize, y.strides[1] // y.itemsize
+        corner = np.empty((columns, rows), y.dtype)
+        tiles = panels * lines * tiles_in_line
+        first, last = next_share(core, counts, share, tiles)
+        while first < last:
+            for number in range(first, last):
+                pair, r = number // tiles_in_line, number % tiles_in_line * rows
+                line, panel = pair % lines, pair // lines
+                if by_line:
+                    line, panel = pair // panels, pair % panels
+                tile = zeros(packed, rows, columns)
+                for position in range(indptr[line], indptr[line + 1]):
+                    other = indices[position] * size
+                    a = blocks[position] * size * size + r * out_stride
+                    b = (panel * features + other) * columns
+                    following = min(position + 1, len(blocks) - 1)
+                    next_a = blocks[following] * size * size + r * out_stride
+                    next_b = (panel * features + indices[following] * size) * columns
+                    for step in range(min(size, features - other)):
+                        prefetch(values, next_a + step * max(sum_stride, rows), rows)
+                        prefetch(packed, next_b + step * columns, columns)
+                        tile = multiply_add(tile, values, a, out_stride, packed, (b,), 0)
+                        a += sum_stride
+                        b += columns
+                n, k = panel * columns, line * size + r
+                inside = n + columns <= batch and k + rows <= n_outputs
+                if inside and k_stride == 1:
+                    store_transposed(tile, y, n * n_stride + k, n_stride)
+                elif inside and n_stride == 1:  # feature-major
+                    store(tile, y, (k * k_stride + n,), 0, k_stride)
+                else:  # the tile reaches over the edge of y
+                    store_transposed(tile, corner, 0, rows)
+                    for v in range(min(columns, batch - n)):
+                        for i in range(min(rows, n_outputs - k)):
+                            y[n + v, k + i] = corner[v, i]
+            fetch_add(counts, DONE, last - first)
+            first, last = next_share(core, counts, share, tiles)
+        return tiles
+
+    return kernel
+
+
+@cache
+def tiles_at(dtype, rows, columns):
+    """The address of `tiles_kernel`, which `product_kernel` and an LSTM's steps call."""
+    return address_of(tiles_kernel(dtype, rows, columns))
+
+
+@cache
+def product_kernel(dtype):
+    """The compiled loop of `_product`."""
+    of_tiles = signature_of_tiles(dtype)
+    multiply = call_of(of_tiles)
     signature = types.void(
         types.int64,  # core
         types.int64[:, ::1],  # progress
         types.int64,  # share
         read_only(dtype, 2, "A"),  # x (batch, features)
-        dtype[:, :, ::1],  # packed (panels, features, columns)
-        read_only(dtype, 3),  # values (n_blocks, B, B)
-        types.UniTuple(types.int64, 2),  # sum_stride, out_stride
-        types.UniTuple(integers, 3),  # indptr (lines + 1,), indices, blocks (n_blocks,)
-        dtype[:, :],  # y (batch, features of the lines)
-        types.boolean,  # line by line, or panel by panel
+        *of_tiles.args[3:],
+        types.int64,  # where the `tiles_kernel` is
     )
 
     @compiled(signature)
-    def kernel(core, progress, share, x, packed, values, strides, walk, y, by_line):
+    def kernel(core, progress, share, x, packed, values, strides, walk, y, by_line, tiles):
         pack(core, progress[0], x, packed)
         operands = packed, values, strides, walk, y, by_line
-        product(core, progress[1], share, operands, rows, columns)
+        multiply(tiles, (core, progress[1], share, *operands))
 
     return kernel
-
-
-@inner()
-def product(core, counts, share, operands, rows, columns):
-    """This core's share of a product's tiles, `rows` x `columns`, both literal; gives how many
-    there are in all."""
-    rows, columns = literally(rows), literally(columns)
-    packed, values, strides, walk, y, by_line = operands
-    sum_stride, out_stride = strides
-    indptr, indices, blocks = walk
-    batch, n_outputs = y.shape
-    panels, features, _ = packed.shape
-    lines, size = len(indptr) - 1, values.shape[1]
-    tiles_in_line = size // rows
-    n_stride, k_stride = y.strides[0] // y.itemsize, y.strides[1] // y.itemsize
-    corner = np.empty((columns, rows), y.dtype)
-    tiles = panels * lines * tiles_in_line
-    first, last = next_share(core, counts, share, tiles)
-    while first < last:
-        for number in range(first, last):
-            pair, r = number // tiles_in_line, number % tiles_in_line * rows
-            line, panel = pair % lines, pair // lines
-            if by_line:
-                line, panel = pair // panels, pair % panels
-            tile = zeros(packed, rows, columns)
-            for position in range(indptr[line], indptr[line + 1]):
-                other = indices[position] * size
-                a = blocks[position] * size * size + r * out_stride
-                b = (panel * features + other) * columns
-                following = min(position + 1, len(blocks) - 1)
-                next_a = blocks[following] * size * size + r * out_stride
-                next_b = (panel * features + indices[following] * size) * columns
-                for step in range(min(size, features - other)):
-                    prefetch(values, next_a + step * max(sum_stride, rows), rows)
-                    prefetch(packed, next_b + step * columns, columns)
-                    tile = multiply_add(tile, values, a, out_stride, packed, (b,), 0)
-                    a += sum_stride
-                    b += columns
-            n, k = panel * columns, line * size + r
-            inside = n + columns <= batch and k + rows <= n_outputs
-            if inside and k_stride == 1:
-                store_transposed(tile, y, n * n_stride + k, n_stride)
-            elif inside and n_stride == 1:  # feature-major
-                store(tile, y, (k * k_stride + n,), 0, k_stride)
-            else:  # the tile reaches over the edge of y
-                store_transposed(tile, corner, 0, rows)
-                for v in range(min(columns, batch - n)):
-                    for i in range(min(rows, n_outputs - k)):
-                        y[n + v, k + i] = corner[v, i]
-        fetch_add(counts, DONE, last - first)
-        first, last = next_share(core, counts, share, tiles)
-    return tiles
 
 
 @cache
