@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 import numbsparse as ns
 from numbsparse import device
+from numbsparse.kernels.matmul import k0_cpu
 from numbsparse.ops import choice, lstm_streamed
 
 SIMULATED = device.SIMULATED and device.is_available()
@@ -228,7 +229,9 @@ def compare(got, right, rows):
 
 @pytest.fixture(autouse=True)
 def cheap_products(monkeypatch):
-    """Those of the ladder are drawn elsewhere: of a simulated one threads are few."""
+    """Those of the ladder are drawn elsewhere: of a simulated one threads are few, and on the CPU
+    each kernel for few rows takes a second to compile."""
+    monkeypatch.setattr(k0_cpu, "few", lambda dtype: 0)
     if device.SIMULATED:
         rungs = {name: choice.RUNGS[name] for name in ("k0_cpu", "k1_naive")}
         monkeypatch.setattr(choice, "RUNGS", rungs)
