@@ -73,7 +73,7 @@ OF_STREAMS = [  # where kernels stream the recurrent weight: two cases, as the s
         **{"layout": layout, "features": features, "steps": steps},
     }
     for numbers, layout, features, steps in (
-        (HALVES[-1], "long column", "a quarter less", 3),
+        (HALVES[-1], "long column", "a quarter less", 2),
         ("float32, high", "long row", "ragged inputs", 2),
     )
 ]

@@ -82,7 +82,7 @@ OTHER_ORDERS = {  # which no kernel knows of: they are copied before
     "kernel": ["auto"],
     "call": ["x @ w", "w @ x", "sddmm"],
     "numbers": ["float32", HALVES[-1]],
-    "size": [8],
+    "size": [4],
     "batch": [9],
     "x": [order for order in ORDERS if order not in FEW_ORDERS],
     "second": ["C"],

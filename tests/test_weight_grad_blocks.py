@@ -18,10 +18,8 @@ K5 = LADDER["k5_tensor_core"]
 @pytest.mark.parametrize(
     ("B", "dtype"),
     [
-        (16, "float16"),
         (16, "float32"),
         (32, "bfloat16"),
-        (32, "float32"),
         (64, "float32"),
         (128, "float16"),
     ],
