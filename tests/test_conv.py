@@ -223,9 +223,7 @@ def test_nothing_races(name, product, dtype):
 
 @pytest.mark.slow
 @needs_cuda
-@pytest.mark.parametrize(
-    ("product", "dtype"), [("forward", "float32"), ("input_grad", "float16")]
-)
+@pytest.mark.parametrize(("product", "dtype"), [("forward", "float32"), ("input_grad", "float16")])
 def test_blocks_of_threads_that_take_several_lines(dtype, product, monkeypatch):
     """They begin each with sums of zero; usually a line is enough for the simulator."""
     case = ConvCase(2, (5, 4), 64, 50, 16, (2, 1), padding=1, density=1)

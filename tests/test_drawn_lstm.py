@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import numbsparse as ns
 from numbsparse import device
 from numbsparse.kernels.matmul import k0_cpu
-from numbsparse.ops import choice, lstm_streamed
+from numbsparse.ops import lstm_streamed
 
 SIMULATED = device.SIMULATED and device.is_available()
 SIMULATED_WORK = 20_000  # multiplications: simulated threads are slow
@@ -228,16 +228,9 @@ def compare(got, right, rows):
 
 
 @pytest.fixture(autouse=True)
-def cheap_products(monkeypatch):
-    """Those of the ladder are drawn elsewhere: of a simulated one threads are few, and on the CPU
-    each kernel for few rows takes a second to compile."""
+def no_few_rows(cheap_products, monkeypatch):
+    """On the CPU each kernel for few rows takes a second to compile."""
     monkeypatch.setattr(k0_cpu, "few", lambda dtype: 0)
-    if device.SIMULATED:
-        rungs = {name: choice.RUNGS[name] for name in ("k0_cpu", "k1_naive")}
-        monkeypatch.setattr(choice, "RUNGS", rungs)
-    choice.forget()
-    yield
-    choice.forget()
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*invalid value encountered:RuntimeWarning")

@@ -11,22 +11,14 @@ from numbsparse import ops
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.lstm import deal
 from numbsparse.nn import functional as F
-from numbsparse.ops import choice, lstm_streamed
+from numbsparse.ops import lstm_streamed
 
 STEPS, B = 3, 32
 HUB = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]], bool)
 CUT = np.array([[1, 0], [1, 0]], bool)  # a line that two blocks of threads share
 
 
-@pytest.fixture(autouse=True)
-def cheap_products(monkeypatch):
-    """Of what is no recurrent step: the simulator takes its time for each thread."""
-    if ns.device.SIMULATED:
-        rungs = {name: choice.RUNGS[name] for name in ("k0_cpu", "k1_naive")}
-        monkeypatch.setattr(choice, "RUNGS", rungs)
-    choice.forget()
-    yield
-    choice.forget()
+pytestmark = pytest.mark.usefixtures("cheap_products")
 
 
 def draw(rng, dtype, inputs, hidden, batch, drop, steps=STEPS):

@@ -70,7 +70,9 @@ def _run(kernel, ends, arrays, values, walk, shape):
     on_cores(
         kernel(dtype),
         (
-            ends, arrays, (packed, values, tuple(walk), values.nbytes > OUTER_CACHE),
+            ends,
+            arrays,
+            (packed, values, tuple(walk), values.nbytes > OUTER_CACHE),
             tiles_at(dtype, rows, columns),
         ),
         phases=1 + PHASES * abs(ends[1] - ends[0]),

@@ -26,7 +26,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from numba import from_dtype, literally, types
+from numba import from_dtype, types
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from numbsparse.kernels.at_address import address_of, call_of
@@ -93,7 +93,7 @@ def _sum_rows(x, dy, dvalues, index):
     dtype = from_dtype(dvalues.dtype)
     columns = 2 * lanes(dtype)
     width = min(size, columns)  # of a panel; several narrow blocks share a tile
-    kernel = weight_grad_kernel(dtype, tile_shape(size)[0], columns // width)
+    of_slab = slab_at(dtype, tile_shape(size)[0], columns // width)
     x_panels = size // width * (len(index.rows.indptr) - 1)
     dy_panels = size // width * (len(index.columns.indptr) - 1)
     batch, slab = len(x), _slab(width * (x_panels + dy_panels), dvalues.nbytes)
@@ -101,8 +101,16 @@ def _sum_rows(x, dy, dvalues, index):
     packed_dy = empty_panels(dy_panels, min(slab, batch), width, dvalues.dtype)
     lines = (index.block_rows, index.block_columns)
     on_cores(
-        kernel,
-        (with_unit_stride(x).T, with_unit_stride(dy).T, packed_x, packed_dy, lines, dvalues),
+        weight_grad_kernel(dtype),
+        (
+            with_unit_stride(x).T,
+            with_unit_stride(dy).T,
+            packed_x,
+            packed_dy,
+            lines,
+            dvalues,
+            of_slab,
+        ),
         phases=1 + 3 * max(1, -(-batch // slab)),
         work=n_blocks,
         multiply_adds=dvalues.size * batch,
@@ -261,10 +269,64 @@ def product_kernel(dtype):
     return kernel
 
 
+def signature_of_slab(dtype):
+    return types.void(
+        types.int64,  # core
+        types.int64[::1],  # counts
+        types.int64,  # share
+        dtype[:, :, ::1],  # packed_x (panels, length, width)
+        dtype[:, :, ::1],  # packed_dy (panels, length, width)
+        types.UniTuple(read_only(types.int32, 1), 2),  # block_rows, block_columns (n_blocks,)
+        dtype[:, :, ::1],  # dvalues (n_blocks, B, B)
+        types.boolean,  # add to dvalues
+    )
+
+
 @cache
-def weight_grad_kernel(dtype, rows, pieces):
-    """dvalues[b] = x[rows of b] @ dy[columns of b].T, `pieces` blocks of a line in one tile."""
+def slab_kernel(dtype, rows, pieces):
+    """A core's share of the blocks for a slab of the batch, `pieces` of a line in one tile."""
     columns = 2 * lanes(dtype)
+
+    @compiled(signature_of_slab(dtype))
+    def kernel(core, counts, share, packed_x, packed_dy, lines, dvalues, add):
+        block_rows, block_columns = lines
+        _, batch, width = packed_x.shape
+        n_blocks, size, _ = dvalues.shape
+        b, out = np.empty(pieces, np.int64), np.empty(pieces, np.int64)
+        first, last = next_share(core, counts, share, n_blocks)
+        while first < last:
+            block = first
+            while block < last:
+                line, end = block_rows[block], run_of(block_rows, block, last, pieces)
+                for v in range(0, size, width):
+                    places_of_run(block, end, block_columns, size, batch, v, b, out)
+                    sources, targets = to_fixed_tuple(b, pieces), to_fixed_tuple(out, pieces)
+                    for r in range(0, size, rows):
+                        a = (line * size + r) // width * width * batch + r % width
+                        if add:
+                            tile = load(dvalues, targets, r * size, size, rows, columns)
+                        else:
+                            tile = zeros(dvalues, rows, columns)
+                        for n in range(0, batch * width, width):
+                            tile = multiply_add(tile, packed_x, a + n, 1, packed_dy, sources, n)
+                        store(tile, dvalues, targets, r * size, size)
+                block = end
+            fetch_add(counts, DONE, last - first)
+            first, last = next_share(core, counts, share, n_blocks)
+
+    return kernel
+
+
+@cache
+def slab_at(dtype, rows, pieces):
+    """The address of `slab_kernel`."""
+    return address_of(slab_kernel(dtype, rows, pieces))
+
+
+@cache
+def weight_grad_kernel(dtype):
+    """dvalues[b] = x[rows of b] @ dy[columns of b].T, slab after slab of the batch."""
+    add_slab = call_of(signature_of_slab(dtype))
     signature = types.void(
         types.int64,  # core
         types.int64[:, ::1],  # progress: who parted, then three counts for each slab
@@ -275,10 +337,11 @@ def weight_grad_kernel(dtype, rows, pieces):
         dtype[:, :, ::1],  # packed_dy (panels, slab, width)
         types.UniTuple(read_only(types.int32, 1), 2),  # block_rows, block_columns (n_blocks,)
         dtype[:, :, ::1],  # dvalues (n_blocks, B, B)
+        types.int64,  # where the `slab_kernel` is
     )
 
     @compiled(signature)
-    def kernel(core, progress, share, x, dy, packed_x, packed_dy, lines, dvalues):
+    def kernel(core, progress, share, x, dy, packed_x, packed_dy, lines, dvalues, of_slab):
         batch, slab = x.shape[1], packed_x.shape[1]
         for number in range(len(progress) // 3):
             counts, start = progress[1 + 3 * number :], number * slab
@@ -287,7 +350,7 @@ def weight_grad_kernel(dtype, rows, pieces):
             pack(core, counts[0], x[:, start : start + length], some_x)
             pack(core, counts[1], dy[:, start : start + length], some_dy)
             operands = some_x, some_dy, lines, dvalues, number > 0
-            _add_slab(core, counts[2], share, operands, rows, pieces, columns)
+            add_slab(of_slab, (core, counts[2], share, *operands))
             if not wait_or_part(core, counts[2], len(dvalues), progress[0]):
                 return  # before the panels are packed again
 
@@ -299,33 +362,3 @@ def _shorter(packed, length):
     """The beginning of the panels' memory, as panels of another length."""
     panels, _, width = packed.shape
     return packed.reshape(-1)[: panels * length * width].reshape(panels, length, width)
-
-
-@inner()
-def _add_slab(core, counts, share, operands, rows, pieces, columns):
-    """This core's share of the blocks, for one slab of the batch; the last three are literal."""
-    rows, pieces, columns = literally(rows), literally(pieces), literally(columns)
-    packed_x, packed_dy, (block_rows, block_columns), dvalues, add = operands
-    _, batch, width = packed_x.shape
-    n_blocks, size, _ = dvalues.shape
-    b, out = np.empty(pieces, np.int64), np.empty(pieces, np.int64)
-    first, last = next_share(core, counts, share, n_blocks)
-    while first < last:
-        block = first
-        while block < last:
-            line, end = block_rows[block], run_of(block_rows, block, last, pieces)
-            for v in range(0, size, width):
-                places_of_run(block, end, block_columns, size, batch, v, b, out)
-                sources, targets = to_fixed_tuple(b, pieces), to_fixed_tuple(out, pieces)
-                for r in range(0, size, rows):
-                    a = (line * size + r) // width * width * batch + r % width
-                    if add:
-                        tile = load(dvalues, targets, r * size, size, rows, columns)
-                    else:
-                        tile = zeros(dvalues, rows, columns)
-                    for n in range(0, batch * width, width):
-                        tile = multiply_add(tile, packed_x, a + n, 1, packed_dy, sources, n)
-                    store(tile, dvalues, targets, r * size, size)
-            block = end
-        fetch_add(counts, DONE, last - first)
-        first, last = next_share(core, counts, share, n_blocks)
