@@ -6,6 +6,7 @@ to be called, as many callers would be compiled; at an address there is one.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from numba import types
@@ -14,6 +15,7 @@ from numba.core.typing import Signature
 from numba.extending import intrinsic
 
 
+@cache
 def address_of(kernel: Any) -> int:
     """Where the machine code is of a function that `compiled` made for one signature."""
     (made,) = kernel.overloads.values()
@@ -23,7 +25,7 @@ def address_of(kernel: Any) -> int:
 def call_of(signature: Signature) -> Any:
     """`call(address, args)`, for compiled functions: the result of the one there, of `signature`.
 
-    `args` is the tuple of its arguments. The function there stays alive elsewhere.
+    `args` is the tuple of its arguments.
     """
 
     @intrinsic

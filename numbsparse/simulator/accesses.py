@@ -37,17 +37,14 @@ _ATOMIC = ("numba.cuda.simulator.kernelapi", "numbsparse.kernels.ptx.grid_simula
 """Those whose accesses to arrays are atomic."""
 
 
-class Site(NamedTuple):
-    """A place in a kernel's text, or that of a device function."""
+class Site:
+    """A place in a kernel's text, or that of a device function: one object for each.
 
-    code: Any
-    position: Any
+    It is told apart as such, for a code's hash is that of all that is in it.
+    """
 
-    # Each is one object, told apart as such: a code's hash is that of all that is in it.
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
+    def __init__(self, code: Any, position: Any) -> None:
+        self.code, self.position = code, position
 
 
 class Access(NamedTuple):
@@ -322,7 +319,7 @@ def _place(code: Any, instruction: int) -> Any:
 
 def line_of(site: Site) -> str:
     """file:line of a place in the text."""
-    code, position = site
+    code, position = site.code, site.position
     if isinstance(position, tuple):
         line = position[0]
     else:  # the number of an instruction

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 from numba import from_dtype, types
 
-from numbsparse.kernels.at_address import call_of
+from numbsparse.kernels.at_address import address_of, call_of
 from numbsparse.kernels.cores import DONE, compiled, inner, next_share, on_cores, wait_or_part
 from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.kernels.lstm.on_cpu import activate, all_kept, by_gate, differentiate, update
@@ -23,7 +23,7 @@ from numbsparse.kernels.matmul.k0_cpu import (
     read_only,
     signature_of_tiles,
     tile_shape,
-    tiles_at,
+    tiles_kernel,
 )
 from numbsparse.kernels.panels import empty_panels, pack
 from numbsparse.kernels.simd import fetch_add, lanes
@@ -73,7 +73,7 @@ def _run(kernel, ends, arrays, values, walk, shape):
             ends,
             arrays,
             (packed, values, tuple(walk), values.nbytes > OUTER_CACHE),
-            tiles_at(dtype, rows, columns),
+            address_of(tiles_kernel(dtype, rows, columns)),
         ),
         phases=1 + PHASES * abs(ends[1] - ends[0]),
         work=batch,
@@ -148,7 +148,7 @@ def steps_kernel(dtype, back, arrays, operand, gates):
     multiply = call_of(signature_of_tiles(dtype))
 
     @compiled(signature)
-    def kernel(core, progress, share, ends, arrays, recurrent, tiles_kernel):
+    def kernel(core, progress, share, ends, arrays, recurrent, tiles_at):
         (first, last), (packed, values, walk, by_line), out = ends, recurrent, arrays[0]
         strides, batch = (1, values.shape[1]) if back else (values.shape[1], 1), len(out)
         operands = packed, values, strides, walk, out, by_line
@@ -156,7 +156,7 @@ def steps_kernel(dtype, back, arrays, operand, gates):
             t = first - 2 - step if back else first + step
             counts = progress[1 + PHASES * step :]
             pack(core, counts[0], operand(arrays, t), packed)
-            tiles = multiply(tiles_kernel, (core, counts[1], share, *operands))
+            tiles = multiply(tiles_at, (core, counts[1], share, *operands))
             if not wait_or_part(core, counts[1], tiles, progress[0]):
                 return
             n, end = next_share(core, counts[2], share, batch)

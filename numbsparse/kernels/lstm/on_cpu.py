@@ -18,8 +18,8 @@ def forward(gates, recurrent, bias, gain, kept, c_before, c, h, block_size):
     if gain is not None:
         gates, recurrent = gates * gain, np.zeros((1, len(bias)), bias.dtype)
     z, r, b = (by_gate(a, block_size) for a in (gates, recurrent, bias))
-    activate(z, r, read_only(b))
-    update(z, read_only(all_kept(kept, c)), c_before, c, h)
+    activate(z, r, as_read_only(b))
+    update(z, as_read_only(all_kept(kept, c)), c_before, c, h)
 
 
 def backward(gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dbias, dgain, block_size):
@@ -28,8 +28,8 @@ def backward(gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dbias, dg
     if gain is not None:
         np.multiply(gates, gain, out=dgates)
         zeros = np.zeros((1, *dz.shape[1:]), dz.dtype)
-        activate(dz, zeros, read_only(by_gate(bias, block_size)))
-    differentiate(dz, *map(read_only, (all_kept(kept, c), c_before, c, dy)), dh, dc)
+        activate(dz, zeros, as_read_only(by_gate(bias, block_size)))
+    differentiate(dz, *map(as_read_only, (all_kept(kept, c), c_before, c, dy)), dh, dc)
     dbias += np.add.reduce(dgates, axis=0)
     if gain is not None:
         dgain += np.einsum("ij,ij->j", gates, dgates)
@@ -64,7 +64,7 @@ def all_kept(kept, like):
     return np.ones(shape, like.dtype) if kept is None else kept
 
 
-def read_only(array):
+def as_read_only(array):
     """A view that nobody writes to, as an LSTM's steps have it: a kernel is compiled for one more
     with each array that may be written in one call and not in another."""
     view = array.view()

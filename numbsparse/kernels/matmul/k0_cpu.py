@@ -93,7 +93,7 @@ def _sum_rows(x, dy, dvalues, index):
     dtype = from_dtype(dvalues.dtype)
     columns = 2 * lanes(dtype)
     width = min(size, columns)  # of a panel; several narrow blocks share a tile
-    of_slab = slab_at(dtype, tile_shape(size)[0], columns // width)
+    slab_at = address_of(slab_kernel(dtype, tile_shape(size)[0], columns // width))
     x_panels = size // width * (len(index.rows.indptr) - 1)
     dy_panels = size // width * (len(index.columns.indptr) - 1)
     batch, slab = len(x), _slab(width * (x_panels + dy_panels), dvalues.nbytes)
@@ -109,7 +109,7 @@ def _sum_rows(x, dy, dvalues, index):
             packed_dy,
             lines,
             dvalues,
-            of_slab,
+            slab_at,
         ),
         phases=1 + 3 * max(1, -(-batch // slab)),
         work=n_blocks,
@@ -151,10 +151,11 @@ def _product(x, values, y, walk, strides):
             count -= count % wide
         packed = empty_panels(-(-count // columns), features, columns, values.dtype)
         x_slab, y_slab = x[start : start + count], y[start : start + count]
-        by_line, tiles = values.nbytes > OUTER_CACHE, tiles_at(dtype, rows, columns)
+        by_line = values.nbytes > OUTER_CACHE
+        tiles_at = address_of(tiles_kernel(dtype, rows, columns))
         on_cores(
             product_kernel(dtype),
-            (x_slab, packed, values, strides, tuple(walk), y_slab, by_line, tiles),
+            (x_slab, packed, values, strides, tuple(walk), y_slab, by_line, tiles_at),
             phases=2,
             work=len(packed) * (len(walk.indptr) - 1) * (size // rows),
             multiply_adds=values.size * len(packed) * columns,
@@ -241,12 +242,6 @@ def tiles_kernel(dtype, rows, columns):
 
 
 @cache
-def tiles_at(dtype, rows, columns):
-    """The address of `tiles_kernel`, which `product_kernel` and an LSTM's steps call."""
-    return address_of(tiles_kernel(dtype, rows, columns))
-
-
-@cache
 def product_kernel(dtype):
     """The compiled loop of `_product`."""
     of_tiles = signature_of_tiles(dtype)
@@ -261,10 +256,10 @@ def product_kernel(dtype):
     )
 
     @compiled(signature)
-    def kernel(core, progress, share, x, packed, values, strides, walk, y, by_line, tiles):
+    def kernel(core, progress, share, x, packed, values, strides, walk, y, by_line, tiles_at):
         pack(core, progress[0], x, packed)
         operands = packed, values, strides, walk, y, by_line
-        multiply(tiles, (core, progress[1], share, *operands))
+        multiply(tiles_at, (core, progress[1], share, *operands))
 
     return kernel
 
@@ -318,30 +313,22 @@ def slab_kernel(dtype, rows, pieces):
 
 
 @cache
-def slab_at(dtype, rows, pieces):
-    """The address of `slab_kernel`."""
-    return address_of(slab_kernel(dtype, rows, pieces))
-
-
-@cache
 def weight_grad_kernel(dtype):
     """dvalues[b] = x[rows of b] @ dy[columns of b].T, slab after slab of the batch."""
-    add_slab = call_of(signature_of_slab(dtype))
+    of_slabs = signature_of_slab(dtype)
+    add_slab = call_of(of_slabs)
     signature = types.void(
         types.int64,  # core
         types.int64[:, ::1],  # progress: who parted, then three counts for each slab
         types.int64,  # share
         read_only(dtype, 2, "A"),  # x (in_features, batch)
         read_only(dtype, 2, "A"),  # dy (out_features, batch)
-        dtype[:, :, ::1],  # packed_x (panels, slab, width)
-        dtype[:, :, ::1],  # packed_dy (panels, slab, width)
-        types.UniTuple(read_only(types.int32, 1), 2),  # block_rows, block_columns (n_blocks,)
-        dtype[:, :, ::1],  # dvalues (n_blocks, B, B)
+        *of_slabs.args[3:-1],
         types.int64,  # where the `slab_kernel` is
     )
 
     @compiled(signature)
-    def kernel(core, progress, share, x, dy, packed_x, packed_dy, lines, dvalues, of_slab):
+    def kernel(core, progress, share, x, dy, packed_x, packed_dy, lines, dvalues, slab_at):
         batch, slab = x.shape[1], packed_x.shape[1]
         for number in range(len(progress) // 3):
             counts, start = progress[1 + 3 * number :], number * slab
@@ -350,7 +337,7 @@ def weight_grad_kernel(dtype):
             pack(core, counts[0], x[:, start : start + length], some_x)
             pack(core, counts[1], dy[:, start : start + length], some_dy)
             operands = some_x, some_dy, lines, dvalues, number > 0
-            add_slab(of_slab, (core, counts[2], share, *operands))
+            add_slab(slab_at, (core, counts[2], share, *operands))
             if not wait_or_part(core, counts[2], len(dvalues), progress[0]):
                 return  # before the panels are packed again
 
