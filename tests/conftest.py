@@ -180,6 +180,22 @@ def turns_and_holes(request):
         yield
 
 
+@pytest.fixture
+def cheap_products(monkeypatch):
+    """What products are chosen for a test of something else: in the simulator those of a thread for
+    each output, since the tensor cores' take some ten times as long, and have tests of their own.
+    """
+    from numbsparse import device
+    from numbsparse.ops import choice
+
+    if device.SIMULATED:
+        rungs = {name: choice.RUNGS[name] for name in ("k0_cpu", "k1_naive")}
+        monkeypatch.setattr(choice, "RUNGS", rungs)
+    choice.forget()
+    yield
+    choice.forget()
+
+
 @pytest.fixture(params=["cpu", "cuda"])
 def place(request) -> str:
     """Both homes; "cuda" is a GPU where there is one, and the simulator elsewhere."""

@@ -25,6 +25,16 @@ from numbsparse import device
 from numbsparse.device import DeviceArray
 from numbsparse.dtypes import as_array
 
+FEW_ROWS = {  # of the CPU's products of few rows: dtype, rows at once, and the sizes of blocks
+    # Less than a vector, one and several, and several tiles of vectors; each is a kernel, which
+    # takes a second to compile.
+    ("float32", 1): (4, 32),
+    ("float32", 2): (8, 128),
+    ("float32", 4): (8, 64),
+    ("float64", 1): (16,),
+    ("float64", 2): (4,),
+    ("float64", 4): (64,),
+}
 DRAWS, SEED = (int(os.environ.get(f"NUMBSPARSE_{n}", d)) for n, d in (("DRAWS", 1), ("SEED", 0)))
 TRIES = 30 if device.SIMULATED else 300  # real kernels take fewer of the drawn cases
 

@@ -12,6 +12,8 @@ import numbsparse as ns
 from numbsparse import device, nn, ops
 from numbsparse.dtypes import as_dtype
 
+pytestmark = pytest.mark.usefixtures("cheap_products")
+
 KINDS = ["random", "empty", "full", "within"]
 CASES = Space(
     {

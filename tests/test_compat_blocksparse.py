@@ -11,6 +11,8 @@ from conftest import host
 import numbsparse as ns
 from numbsparse.compat.blocksparse import BlocksparseConv, BlocksparseMatMul
 
+pytestmark = pytest.mark.usefixtures("cheap_products")
+
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")
 LAYOUT = np.array([[1, 0, 1, 0, 1], [0, 0, 0, 0, 0], [1, 1, 0, 0, 1]])  # an empty row, and column
 

@@ -12,10 +12,12 @@ from threading import Thread
 import numpy as np
 import pytest
 from conv_helpers import ConvCase, ConvProblem
+from numba import njit, types
 
 import numbsparse as ns
 from numbsparse import ops
 from numbsparse.kernels import cores
+from numbsparse.kernels.at_address import address_of, call_of
 from numbsparse.kernels.conv import rung
 from numbsparse.kernels.conv.k0_cpu import lines as conv_lines
 from numbsparse.kernels.lstm import cpu_steps
@@ -128,3 +130,29 @@ def test_slabs_of_a_convolution_are_added_up(monkeypatch):
     rung("k0_cpu").weight_grad(x, dy, w.layout.index, problem.case.window, out, "highest")
     bound = problem.bound("weight_grad", "float32")
     assert (abs(out - problem.exact("weight_grad")) <= bound).all()
+
+
+def test_a_function_is_called_at_its_address():
+    """Of two of one signature the one that is there; what it raises arrives."""
+    signature = types.int64(types.float64[:], types.int64)
+
+    def made(factor):
+        @cores.compiled(signature)
+        def kernel(x, n):
+            if n < 0:
+                raise ValueError("n is below 0")
+            return np.int64(x[0]) * factor + n
+
+        return kernel
+
+    kernels = [made(factor) for factor in (2, 3)]
+    call = call_of(signature)
+
+    @njit
+    def caller(address, x, n):
+        return call(address, (x, n))
+
+    x = np.array([5.0, 7.0])
+    assert [caller(address_of(kernel), x[1:], 1) for kernel in kernels] == [15, 22]
+    with pytest.raises(ValueError, match="n is below 0"):
+        caller(address_of(kernels[0]), x, -1)

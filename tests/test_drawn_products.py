@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from conftest import HALVES
 from drawn import (
+    FEW_ROWS,
     IMPOSSIBLE,
     ORDERS,
     SEED,
@@ -26,7 +27,7 @@ from hypothesis import strategies as st
 import numbsparse as ns
 from numbsparse import device
 from numbsparse.dtypes import as_dtype, finfo
-from numbsparse.kernels.matmul import RUNGS, rung
+from numbsparse.kernels.matmul import RUNGS, few_rows, rung
 
 SIMULATED = device.SIMULATED and device.is_available()
 SIMULATED_WORK = 50_000  # multiplications: simulated threads are slow
@@ -81,7 +82,7 @@ OTHER_ORDERS = {  # which no kernel knows of: they are copied before
     "kernel": ["auto"],
     "call": ["x @ w", "w @ x", "sddmm"],
     "numbers": ["float32", HALVES[-1]],
-    "size": [8],
+    "size": [4],
     "batch": [9],
     "x": [order for order in ORDERS if order not in FEW_ORDERS],
     "second": ["C"],
@@ -104,8 +105,8 @@ def allowed(place, case):
         return False
     if not has_arrays(of("library"), of("numbers")):
         return False
-    few = place == "cpu" and of("batch") == 1 and {"numbers", "size"} <= known
-    if few and not is_compiled(case["numbers"], case["size"]):
+    compiled = place == "cpu" and of("kernel") != "k0_reference"
+    if compiled and {"numbers", "size", "batch"} <= known and not is_compiled(case):
         return False
     slow = SIMULATED and place == "cuda" and {"size", "batch"} <= known
     if slow and case["batch"] * work_of_a_row(of("layout"), case["size"]) > SIMULATED_WORK:
@@ -113,9 +114,12 @@ def allowed(place, case):
     return serves(place, *map(of, ("kernel", "call", "numbers", "size", "batch")))
 
 
-def is_compiled(numbers, size):
-    """Whether few rows have such blocks, as in test_few_rows: each takes seconds to compile."""
-    return size in ((4, 16, 64) if numbers == "float64" else (4, 8, 32, 128))
+def is_compiled(case):
+    """Whether few rows have such blocks, as in test_few_rows: each takes a second to compile."""
+    dtype, batch = "float64" if case["numbers"] == "float64" else "float32", case["batch"]
+    if not 0 < batch <= few_rows.few(np.dtype(dtype)):
+        return True
+    return case["size"] in FEW_ROWS[dtype, min(1 << batch.bit_length() - 1, few_rows.MOST_ROWS)]
 
 
 @cache
@@ -286,7 +290,7 @@ for each_place in SUITE.cases:
     few["library"] = ["numpy"] if each_place == "cpu" else ["numpy", "numbsparse"]
     if SIMULATED and each_place == "cuda":
         SUITE.add(each_place, few | {"batch": [8, 31, 32, 65]})
-        SUITE.add(each_place, few | {"batch": [0]})
+        SUITE.add(each_place, few | {"batch": [0], "size": [8, 32]})
         SUITE.add(each_place, few | OTHER_ORDERS)
     else:
         SUITE.add(each_place, few, [("kernel", "call", "batch")])

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from drawn import FEW_ROWS
 
 import numbsparse as ns
 from numbsparse.kernels.matmul import few_rows, k0_cpu
 
-# Less than a vector, one and several, and several tiles of vectors; each size takes some seconds to
-# compile for every number of rows.
-SIZES_OF_FEW = [
-    *(("float32", size) for size in (4, 8, 32, 128)),
-    *(("float64", size) for size in (4, 16, 64)),
-]
+KERNELS = [(*of, size) for of, sizes in FEW_ROWS.items() for size in sizes]
 
 
 def matrix(rng, layout, size, dtype, shape):
@@ -22,8 +18,8 @@ def matrix(rng, layout, size, dtype, shape):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize(("dtype", "size"), SIZES_OF_FEW)
-def test_few_rows_are_those_of_many(rng, monkeypatch, size, dtype, transposed):
+@pytest.mark.parametrize(("dtype", "rows", "size"), KERNELS)
+def test_few_rows_are_those_of_many(rng, monkeypatch, dtype, rows, size, transposed):
     layout = ns.Layout(ns.patterns.random(5, 4, 0.5, seed=size))
     w = matrix(rng, layout, size, dtype, (5 * size - 3, 4 * size - 1))
     w = w.T if transposed else w
@@ -35,7 +31,9 @@ def test_few_rows_are_those_of_many(rng, monkeypatch, size, dtype, transposed):
         "multiply_few",
         lambda *args, **how: taken.append(len(args[0])) or few_rows.multiply_few(*args, **how),
     )
-    for batch in range(1, few_rows.few(np.dtype(dtype)) + 1):
+    few = few_rows.few(np.dtype(dtype))
+    batches = range(rows, min(2 * rows if rows < few_rows.MOST_ROWS else few + 1, few + 1))
+    for batch in batches:
         for some in (x, np.asfortranarray(x), x[::-3]):
             rows = many[::-3] if some.strides[0] < 0 else many
             out = np.full((batch, w.shape[1]), np.nan, dtype)
@@ -44,7 +42,7 @@ def test_few_rows_are_those_of_many(rng, monkeypatch, size, dtype, transposed):
         across = np.full((w.shape[1], batch), np.nan, dtype)
         ns.matmul(w.T, np.ascontiguousarray(x[:batch].T), out=across)
         np.testing.assert_array_equal(across.T, many[:batch])
-    assert len(taken) == 4 * few_rows.few(np.dtype(dtype))
+    assert len(taken) == 4 * len(batches)
 
 
 def test_an_empty_batch_and_empty_lines():

@@ -224,7 +224,7 @@ def test_gates_on_a_gpu_are_copied_once(monkeypatch):
         ("k8_small_batch", "float16", 16, 0, "w @ x"),
         ("k8_small_batch", "float32", 32, 0, "x @ w.T"),
         ("k8_small_batch", "float32", 8, 0, "x @ w"),
-        ("k8_small_batch", "float32", 64, 5, "w.T @ x"),
+        ("k8_small_batch", "float16", 64, 5, "w.T @ x"),
         ("k7_small_blocks", "float16", 8, 3, "x @ w"),
         ("k7_small_blocks", "bfloat16", 16, 0, "w @ x"),
         ("k7_small_blocks", "float16", 16, 1, "x @ w.T"),

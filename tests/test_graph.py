@@ -12,7 +12,10 @@ from numbsparse.device import runtime
 from numbsparse.nn import functional as F
 from numbsparse.nn import optim
 
-pytestmark = pytest.mark.skipif(not device.is_available(), reason="no GPU and no simulator")
+pytestmark = [
+    pytest.mark.skipif(not device.is_available(), reason="no GPU and no simulator"),
+    pytest.mark.usefixtures("cheap_products"),
+]
 on_a_gpu = pytest.mark.gpu(reason="the simulator captures nothing")
 
 CALLS = 2 if device.SIMULATED else 5

@@ -10,6 +10,8 @@ from numbsparse import device, nn, ops
 from numbsparse.nn import functional as F
 from numbsparse.nn.utils import GroupLasso, HardConcrete, compact
 
+pytestmark = pytest.mark.usefixtures("cheap_products")
+
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
 
 

@@ -8,23 +8,12 @@ import numbsparse as ns
 from numbsparse import nn, ops
 from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional as F
-from numbsparse.ops import choice
 from numbsparse.testing import check_grads
 
 STEPS, BATCH, INPUTS, B = 2, 3, 5, 8
 
 
-@pytest.fixture(autouse=True)
-def cheap_products(monkeypatch):
-    """The simulator runs a thread for a thread: with few of them it takes a tenth of the time."""
-    if ns.device.SIMULATED:
-        rungs = {name: choice.RUNGS[name] for name in ("k0_cpu", "k1_naive")}
-        monkeypatch.setattr(choice, "RUNGS", rungs)
-        choice.forget()
-        yield
-        choice.forget()
-    else:
-        yield
+pytestmark = pytest.mark.usefixtures("cheap_products")
 
 
 def gates_first(a, block_size):

@@ -10,6 +10,8 @@ import numbsparse as ns
 from numbsparse import nn
 from numbsparse.nn import functional as F
 
+pytestmark = pytest.mark.usefixtures("cheap_products")
+
 WEIGHTS = np.cos(np.arange(2.0 * 64)).reshape(64, 2)
 STEPS, BATCH, INPUTS, UNITS, B = 3, 2, 5, 6, 4
 

@@ -12,6 +12,8 @@ from numbsparse import device, to_device
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
 
+cheap = pytest.mark.usefixtures("cheap_products")
+
 
 @pytest.fixture
 def w(rng, put):
@@ -28,6 +30,7 @@ def assert_near(result, expected):
     np.testing.assert_allclose(host(result), expected, rtol=0, atol=2e-5)
 
 
+@cheap
 @pytest.mark.parametrize("batch", [(), (5,), (0,), (2, 3), (2, 1, 2)], ids=str)
 def test_dense_times_sparse(rng, put, w, batch):
     x = normal(rng, *batch, 30)
@@ -37,6 +40,7 @@ def test_dense_times_sparse(rng, put, w, batch):
     assert_near(put(x) @ w, x @ w.toarray())
 
 
+@cheap
 @pytest.mark.parametrize("batch", [(), (5,), (0,)], ids=str)
 def test_sparse_times_dense(rng, put, w, batch):
     x = normal(rng, 22, *batch)
@@ -45,6 +49,7 @@ def test_sparse_times_dense(rng, put, w, batch):
     assert_near(y, w.toarray() @ x)
 
 
+@cheap
 def test_transposed(rng, put, w):
     dy = normal(rng, 5, 22)
     assert_near(put(dy) @ w.T, dy @ w.toarray().T)
@@ -135,6 +140,7 @@ def test_feature_major_results_are_written_where_they_lie(rng, put, w, monkeypat
     np.testing.assert_array_equal(host(y), host(out))
 
 
+@cheap
 def test_feature_major_gradients(rng, put, w):
     x, dy = normal(rng, 22, 35), normal(rng, 30, 35)
     tensor = ns.Tensor(put(x), requires_grad=True)
@@ -219,6 +225,7 @@ def test_set_precision_holds_until_it_is_set_again(put, asked, place):
             call()
 
 
+@cheap
 def test_sddmm(rng, put, w):
     x, dy = normal(rng, 9, 30), normal(rng, 9, 22)
     full = np.zeros((32, 24), np.float32)

@@ -12,6 +12,8 @@ from numbsparse.nn import optim
 from numbsparse.nn.optim import LossScaler
 from numbsparse.nn.utils import clip_grad_norm
 
+pytestmark = pytest.mark.usefixtures("cheap_products")
+
 needs_a_gpu = pytest.mark.skipif(not device.is_available(), reason="no GPU and no simulator")
 in_halves = pytest.mark.parametrize("dtype", HALVES)
 

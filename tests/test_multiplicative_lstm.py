@@ -11,6 +11,8 @@ from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional as F
 from numbsparse.testing import check_grads
 
+pytestmark = pytest.mark.usefixtures("cheap_products")
+
 needs_a_gpu = pytest.mark.skipif(not device.is_available(), reason="no GPU and no simulator")
 
 

@@ -11,6 +11,8 @@ from numbsparse import nn
 from numbsparse.dtypes import as_dtype, type_name
 from numbsparse.nn import functional as F
 
+pytestmark = pytest.mark.usefixtures("cheap_products")
+
 
 def test_linear_is_the_dense_one_where_blocks_are_kept(rng, put, place):
     layout = ns.Layout(rng.random((3, 2)) < 0.7)

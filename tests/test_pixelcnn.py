@@ -56,7 +56,7 @@ def test_each_seed_has_its_weights_and_each_kind_the_same_images(
         return at(training, batch)
 
     monkeypatch.setattr(sys.modules["pixel_images"].Batches, "at", noted)
-    small = ["--steps", "1", "--compare", "--seeds", "2", "--no-checkpoints"]
+    small = ["--stages", "1", "--steps", "1", "--compare", "--seeds", "2", "--no-checkpoints"]
     rows = pixelcnn.main([*arguments, *small])
     assert not list((tmp_path / "out").glob("*.npz"))
     assert [row["seeds"] for row in rows] == [2, 2]
@@ -93,7 +93,8 @@ def test_an_interrupted_training_goes_on_bit_for_bit(pixelcnn, arguments, tmp_pa
             raise KeyboardInterrupt
         return train_step(self)
 
-    arguments = [*arguments, "--dropout", "0.3", "--steps", "2", "--mark-every", "1"]
+    arguments = [*arguments, "--stages", "1", "--dropout", "0.3"]
+    arguments += ["--steps", "2", "--mark-every", "1"]
     elsewhere = [*arguments, "--out", str(tmp_path / "stopped")]
     monkeypatch.setattr(training, "train_step", interrupted)
     with pytest.raises(SystemExit, match="--resume goes on"):

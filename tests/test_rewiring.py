@@ -14,6 +14,8 @@ from numbsparse.nn import functional as F
 from numbsparse.nn import optim
 from numbsparse.nn.utils import HardConcrete, PruneAndGrow, Rewiring, absent_norms, prune
 
+pytestmark = pytest.mark.usefixtures("cheap_products")
+
 
 def model_of(density=0.4, sizes=(40, 48, 20), **how):
     """Features that end within a block."""

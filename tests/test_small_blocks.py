@@ -25,6 +25,7 @@ CASES = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_products(product, case):
@@ -33,7 +34,7 @@ def test_products(product, case):
 
 IN_A_CLUSTER = [Case(130, 1130, 2100, 8, 0.03), Case(130, 1130, 2100, 16, 0.1)]
 if device.SIMULATED:  # where strips are narrower
-    IN_A_CLUSTER = [Case(3, 300, 300, 8, 0.05), Case(3, 300, 300, 16, 0.15)]
+    IN_A_CLUSTER = [Case(3, 300, 260, 8, 0.05), Case(3, 300, 260, 16, 0.15)]
 
 
 @pytest.mark.pairs
@@ -69,7 +70,7 @@ def test_sums_that_a_cluster_shares(dtype, B, feature_major, product, warps, spl
     """A part may have no stage at all, and the last rows and columns are not there."""
     monkeypatch.setattr(strip_plan, "shared_out", lambda *sizes: (warps, split))
     batch = 70 if warps == 4 else 9
-    case = Case(batch, in_features=20 * B - 3, out_features=5 * B + 5, block_size=B, density=0.4)
+    case = Case(batch, in_features=157, out_features=45, block_size=B, density=0.4)
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda", feature_major=feature_major)
 
 
@@ -124,7 +125,7 @@ def test_layouts_share_kernels(B, item, rng, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("B", [8, 16])
 def test_strips_without_blocks_between_others(rng, B, dtype):
-    wide, tall = (800 // B, 9) if device.SIMULATED else (4096 // B, 64 * 140)
+    wide, tall = (400 // B, 9) if device.SIMULATED else (4096 // B, 64 * 140)
     pattern = rng.random((48 // B, wide)) < 0.4
     pattern[:, wide // 5 : 7 * wide // 10] = False  # more than a strip
     layout, eps = Layout(pattern), np.finfo(dtype).eps
@@ -147,8 +148,16 @@ FEATURE_MAJOR = [
 ]
 
 
-@pytest.mark.parametrize("case", FEATURE_MAJOR, ids=str)
-@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize(
+    ("product", "case"),
+    [
+        (product, case)
+        for n, product in enumerate(PRODUCTS)
+        for m, case in enumerate(FEATURE_MAJOR)
+        if not device.SIMULATED or n == 2 or (n + m) % 2  # of lines each case once
+    ],
+    ids=str,
+)
 def test_products_of_feature_major_activations(product, case, monkeypatch):
     monkeypatch.setattr(aligned, "copy_matrix", None)  # they are read as they are
     check_rung(rung("k7_small_blocks"), product, case, "float16", "cuda", feature_major=True)

@@ -24,6 +24,7 @@ CASES = [
 
 
 @needs_a_gpu
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_products(product, case):

@@ -1,135 +1,25 @@
-"""Streams, their order and their memory, on a driver that is a model: clocks instead of a GPU."""
+"""Streams, their order and their memory, on a driver that is a model."""
 
-import sys
 import threading
-from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from streams_helpers import Planned, Torch, install, make
 
 import numbsparse as ns
 from numbsparse import device
-from numbsparse.device import DeviceArray, capture, interop, launch, memory, runtime, streams
-from numbsparse.device.array import empty, owners_of
-from numbsparse.device.replay import Replay
+from numbsparse.device import interop, launch, memory, runtime, streams
+from numbsparse.device.array import empty
 from numbsparse.kernels.parts import calls, plans
 from numbsparse.layout import Layout
-
-
-class Driver:
-    """Streams and events as vector clocks, and what each address was used for, and when."""
-
-    CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=SimpleNamespace(value=2))
-    CUstreamCaptureStatus = SimpleNamespace(CU_STREAM_CAPTURE_STATUS_NONE=0)
-    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED="relaxed")
-
-    def __init__(self):
-        self.clocks = {}  # of each stream: how much of each other's work comes before its next
-        self.host = Counter()  # what the host has seen the end of
-        self.events, self.uses, self.captured = {}, {}, set()
-        self.mode, self.n_buffers, self.freed = "global", 0, []
-
-    def clock(self, handle):
-        return self.clocks.setdefault(handle, Counter()) | self.host
-
-    def cuEventCreate(self, flags):
-        self.events[len(self.events)] = None
-        return 0, len(self.events) - 1
-
-    def cuEventRecord(self, event, handle):
-        assert handle not in self.captured
-        self.events[event] = self.clock(handle)
-        return (0,)
-
-    def cuStreamWaitEvent(self, handle, event, flags):
-        assert handle not in self.captured
-        self.clocks[handle] = self.clock(handle) | self.events[event]
-        return (0,)
-
-    def cuEventDestroy(self, event):
-        return (0,)
-
-    def cuStreamSynchronize(self, handle):
-        assert handle not in self.captured
-        assert not self.captured or self.mode == "relaxed"
-        self.host |= self.clock(handle)
-        return (0,)
-
-    def cuStreamIsCapturing(self, handle):
-        return 0, int(handle in self.captured)
-
-    def cuThreadExchangeStreamCaptureMode(self, mode):
-        before, self.mode = self.mode, mode
-        return 0, before
-
-    def work(self, array):
-        """A kernel on the current stream uses this array."""
-        memory.note(owners_of((array,)))
-        handle = streams.current().handle
-        self.clocks[handle] = self.clock(handle) + Counter({handle: 1})
-        self.uses.setdefault(array.address, []).append((handle, self.clocks[handle][handle]))
-
-    def has_seen(self, handle, address):
-        """Whether all work on this address comes before what the stream is given next."""
-        return self.comes_after(handle, self.uses.get(address, ()))
-
-    def comes_after(self, handle, uses):
-        clock = self.clock(handle)
-        return all(clock[other] >= number for other, number in uses)
-
-    def buffer(self, nbytes):
-        self.n_buffers += 1
-        return Buffer(0x10000 * self.n_buffers, self, streams.current().handle)
-
-
-class Buffer:
-    """Memory of CUDA's pool, which is freed by the stream that it was taken on."""
-
-    def __init__(self, handle, driver, stream):
-        self.handle, self.driver, self.stream = handle, driver, stream
-
-    def __del__(self):
-        driver = self.driver
-        allowed = self.stream not in driver.captured
-        allowed &= not driver.captured or driver.mode == "relaxed"
-        driver.freed.append((self.handle, allowed))
 
 
 @pytest.fixture
 def driver(monkeypatch):
     return install(monkeypatch)
-
-
-def install(monkeypatch):
-    driver = Driver()
-    streams._known.cache_clear()
-    for module, name, ours in (
-        (runtime, "SIMULATED", False),
-        (runtime, "require", lambda: None),
-        (runtime, "is_available", lambda: True),
-        (runtime, "current_device", lambda: None),
-        (runtime, "make_current", lambda device: None),
-        (streams.DEFAULT, "_device", 0),
-        (streams.Stream, "device", 0),
-        (runtime, "driver", lambda: driver),
-        (streams, "several", True),
-        (streams, "_apart", lambda device: streams.at(99)),
-        (memory, "take", driver.buffer),
-        (memory, "_for_good", {}),
-        (memory, "_late", []),
-        (memory, "_kept", 0),
-        (streams.DEFAULT, "shelves", {}),
-    ):
-        monkeypatch.setattr(module, name, ours)
-    return driver
-
-
-class Torch:
-    def __init__(self, handle):
-        self.cuda_stream = handle
 
 
 class CuPy:
@@ -397,27 +287,6 @@ def test_joined_streams_come_one_after_the_other(driver):
     assert driver.has_seen(0x100, array.address)
 
 
-class Planned:
-    """A layout on a GPU, whose arrays go there as copies."""
-
-    def __init__(self, monkeypatch):
-        self.sent = 0
-
-        def to_device(host):
-            self.sent += 1
-            assert not streams.current().is_captured
-            array = empty(host.shape, host.dtype)
-            return DeviceArray(array.address, array.shape, array.dtype, None, array.owner)
-
-        monkeypatch.setattr(plans, "to_device", to_device)
-        self.index = plans.on_device(Layout([[1, 0], [1, 1]]).index)
-
-
-def make(index, n):
-    assert isinstance(index.rows.indptr, np.ndarray)
-    return np.arange(n), n, plans.scratch(3, np.float32), plans.scratch(2, np.int32)
-
-
 def test_streams_share_a_plan_but_not_what_kernels_write(driver, monkeypatch):
     planned = Planned(monkeypatch)
     with ns.stream(0x100):
@@ -434,173 +303,12 @@ def test_streams_share_a_plan_but_not_what_kernels_write(driver, monkeypatch):
     assert planned.sent == before + 1
 
 
-def torch_that_captures(monkeypatch, handle):
-    """A module that has memory for the stream with this handle."""
-    tensors = []
-
-    def tensor(nbytes, dtype, device):
-        tensors.append(nbytes)
-        return SimpleNamespace(data_ptr=lambda: 0x9000000 + 0x10000 * len(tensors))
-
-    cuda = SimpleNamespace(current_stream=lambda device: Torch(handle))
-    module = SimpleNamespace(cuda=cuda, empty=tensor, uint8="uint8")
-    monkeypatch.setitem(sys.modules, "torch", module)
-    return tensors
-
-
-def test_while_torch_captures_memory_is_of_its_graph(driver, monkeypatch):
-    tensors = torch_that_captures(monkeypatch, 0x100)
-    before = empty((7,), "float32")
-    driver.work(before)
-    driver.captured = {0x100}
-    with ns.stream(0x100):
-        array = empty((7,), "float32")
-        assert type(array.owner) is memory.Lent
-        memory.note(owners_of((array, before)))
-        assert tensors == [28]
-        assert driver.host[1] == 1, "what the graph reads was not waited for"
-        assert driver.mode == "global"
-        for refused in (ns.synchronize, lambda: ns.to_device([1.0]), before.numpy):
-            with pytest.raises(RuntimeError, match="cannot be part of a captured step"):
-                refused()
-    address = before.address
-    del before, array
-    assert empty((7,), "float32").address != address, "memory that a graph reads was given away"
-
-
-def test_operators_of_torch_take_its_memory_on_its_side_streams(driver, monkeypatch):
-    tensors = torch_that_captures(monkeypatch, 0x100)
-    assert streams.of_torch(0, 0) is streams.of_torch(1, 0) is streams.DEFAULT
-    with streams.of_torch(0x100, 0):
-        array = empty((7,), "float32")
-        driver.work(array)
-    assert tensors == [28]
-    driver.work(array)
-    assert driver.has_seen(1, array.address)
-    owner = array.owner
-    del array
-    assert owner.others == (streams.DEFAULT,)
-    events = len(driver.events)
-    del owner
-    assert len(driver.events) == events + 1, "torch gives it to others while it is read"
-
-
-def test_while_another_library_captures_no_memory_is_taken(driver, monkeypatch):
-    torch_that_captures(monkeypatch, 0)
-    driver.captured = {0x100}
-    with (
-        ns.stream(0x100),
-        pytest.raises(RuntimeError, match="while another library than torch captures"),
-    ):
-        empty((7,), "float32")
-
-
-def test_what_is_kept_is_made_aside_while_torch_captures(driver, monkeypatch):
-    tensors = torch_that_captures(monkeypatch, 0x100)
-    filled = []
-    monkeypatch.setattr("numbsparse.kernels.elementwise.fill", lambda a, v: filled.append(a))
-    planned = Planned(monkeypatch)
-    driver.captured = {0x100}
-    with ns.stream(0x100):
-        one = plans.planned(planned.index, make, 5)
-        two = plans.planned(planned.index, make, 5)
-    assert one[0] is two[0]
-    assert one[0].owner.stream.handle == 99
-    assert type(one[2].owner) is type(two[3].owner) is memory.Lent
-    assert filled == [one[3], two[3]], "counters begin at zero in each launch of the graph"
-    assert tensors == [12, 8, 12, 8]
-    assert device.current_stream() is streams.DEFAULT
-
-
-def test_what_is_kept_on_a_side_stream_of_torch_is_no_memory_of_torch(driver, monkeypatch):
-    tensors = torch_that_captures(monkeypatch, 0x100)
-    planned = Planned(monkeypatch)
-    with streams.of_torch(0x100, 0) as side:
-        kept = plans.planned(planned.index, make, 5)
-        assert device.current_stream() is side
-    assert tensors == [], "of a pool that torch may be about to give to a graph"
-    assert {a.owner.stream.handle for a in kept if isinstance(a, DeviceArray)} == {0x100}
-
-
 def test_a_stream_of_others_lives_as_long_as_the_arrays_made_on_it(driver):
     owner = SimpleNamespace(ptr=0x7A0)
     with ns.stream(owner):
         array = empty((7,), "float32")
     assert streams.at(0x7A0) is array.owner.stream
     assert array.owner.stream._owner is owner
-
-
-def test_memory_freed_while_its_stream_is_captured_is_kept(driver):
-    array = empty((7,), "float32")
-    with ns.stream(0x100):
-        driver.work(array)
-    address, driver.captured = array.address, {0x100}
-    del array
-    assert empty((7,), "float32").address != address
-
-
-def test_memory_for_a_stream_that_a_library_beside_torch_captures_stays(driver):
-    """In an arena: taken on a stream apart, it serves again there, and launches may come again."""
-    stream, replay, seen = ns.stream(0x100), Replay(), []
-    stream.arena, driver.captured = capture.Arena(), {0x100}
-    token = runtime.replay.set(replay)
-    for _ in range(2):
-        with stream:
-            seen.append(empty((7,), "float32").address)
-    runtime.replay.reset(token)
-    assert replay.is_whole
-    assert seen == [seen[0]] * 2
-    assert [buffer.stream for buffer in stream.arena._buffers] == [99]
-    driver.captured = set()
-    with stream:
-        assert empty((7,), "float32").address != seen[0]
-    assert not driver.freed
-    stream.arena = None
-    assert [allowed for _, allowed in driver.freed] == [True]
-
-
-def test_what_kernels_write_is_made_once_for_each_arena(driver, monkeypatch):
-    planned, stream, found = Planned(monkeypatch), ns.stream(0x100), []
-    driver.captured = {0x100}
-    for arena in (capture.Arena(), capture.Arena()):
-        stream.arena = arena
-        with stream:
-            found += [plans.planned(planned.index, make, 5) for _ in range(2)]
-            other = plans.planned(Planned(monkeypatch).index, make, 5)
-        assert other[3].address != found[-1][3].address, "of another layout"
-    stream.arena = None
-    assert found[0] is found[1]
-    assert found[2] is found[3]
-    assert found[0][0] is found[2][0]
-    assert found[0][3].address != found[2][3].address
-
-
-LARGE = (memory.LARGEST_KEPT,)
-
-
-def test_a_large_array_is_freed_while_another_stream_is_captured(driver):
-    array, before = empty(LARGE, "float32"), empty(LARGE, "float32")
-    with ns.stream(0x100):
-        driver.work(before)
-    driver.captured = {0x200}
-    addresses = array.address, before.address
-    del array, before
-    assert driver.freed == [(address, True) for address in addresses]
-    assert driver.mode == "global"
-    assert driver.has_seen(1, addresses[1]), "freed while another stream reads it"
-
-
-def test_a_large_array_of_the_captured_stream_is_freed_after(driver):
-    with ns.stream(0x100):
-        array = empty(LARGE, "float32")
-    address, driver.captured = array.address, {0x100}
-    del array
-    empty(LARGE, "float32")
-    driver.captured = set()
-    assert (address, True) not in driver.freed
-    empty(LARGE, "float32")
-    assert (address, True) in driver.freed
-    assert all(allowed for _, allowed in driver.freed)
 
 
 def test_nothing_is_freed_when_python_ends(driver):
@@ -613,15 +321,6 @@ def test_nothing_is_freed_when_python_ends(driver):
     block.__del__()
     assert shelf == [(512, "buffer")]
     block.shelf, block.others, block.stream = None, (), None
-
-
-def test_memory_that_is_kept_is_given_up_while_a_stream_is_captured(driver):
-    del_me = [empty((7,), "float32") for _ in range(3)]
-    driver.captured = {0x100}
-    del_me.clear()
-    assert not driver.freed
-    memory.give_up_kept()
-    assert [allowed for _, allowed in driver.freed] == [True] * 3
 
 
 def test_calls_are_remembered_for_each_stream(driver, monkeypatch):

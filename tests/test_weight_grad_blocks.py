@@ -18,10 +18,8 @@ K5 = LADDER["k5_tensor_core"]
 @pytest.mark.parametrize(
     ("B", "dtype"),
     [
-        (16, "float16"),
         (16, "float32"),
         (32, "bfloat16"),
-        (32, "float32"),
         (64, "float32"),
         (128, "float16"),
     ],
@@ -35,7 +33,7 @@ def test_blocks_over_steps_and_edges(B, dtype):
 
 @pytest.mark.pairs
 @pytest.mark.filterwarnings("ignore:.*invalid value encountered")  # in the simulator
-@pytest.mark.parametrize("arithmetic", ["float16", "bfloat16", "highest", "high"])
+@pytest.mark.parametrize("arithmetic", ["float16", "highest", "high"])
 @pytest.mark.parametrize("B", [16, 32, 64])
 @pytest.mark.parametrize("out_features", [0, 1, 5, 8], ids="{} inside".format)
 def test_zero_beyond_the_edges_whatever_is_beside_them(out_features, B, arithmetic, rng):

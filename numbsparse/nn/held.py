@@ -12,6 +12,7 @@ import numpy as np
 
 ORDERED = (list, tuple, deque, UserList, ValuesView, ItemsView)
 SETS = (set, frozenset)
+PLAIN = frozenset({type(None), bool, int, float, str})  # most attributes, which hold nothing
 
 
 def held(attributes: Mapping[str, Any], kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
@@ -51,6 +52,8 @@ def _within(
 
 def _items(value: Any) -> Iterable[tuple[Any, Any]] | None:
     """What a value holds, with keys; None where it is not looked into."""
+    if type(value) in PLAIN:
+        return None
     if isinstance(value, Mapping):
         return value.items()
     if isinstance(value, ORDERED):

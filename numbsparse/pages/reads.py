@@ -23,6 +23,7 @@ from numbsparse.kernels import ladder
 from numbsparse.kernels.matmul import k3_registers, k5_tensor_core
 from numbsparse.kernels.matmul.k6_hopper.plan import TILES, steps_of
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import WARP_COLUMNS, steps_in_strips
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.tiles import WIDTH
 from numbsparse.layout import Layout
 from numbsparse.pages.committed import in_section, on_gpu, profiled
@@ -92,7 +93,7 @@ def _of_step(step: Any, layout: Layout, size: int, K: float) -> Reads:
     """By the tiles that a step names: BM x BN, of a warp WM rows, of a thread TM x TN."""
     if hasattr(step, "plan"):
         inputs = step.TERMS // min(size, step.TERMS)
-        _, _, records = step.plan(layout.index, step.BN // size, inputs)
+        _, _, records = planned(layout.index, step.plan, step.BN // size, inputs)
         x = (len(records) - 1) * inputs / layout.shape[1]
         w = K / (step.BM * getattr(step, "CLUSTER", 1))
         return Reads(x + w, K / size + K / step.WM)
@@ -108,7 +109,7 @@ def _of_step(step: Any, layout: Layout, size: int, K: float) -> Reads:
 def _of_hopper(layout: Layout, size: int, batch: int, K: float) -> Reads:
     """x once for all columns of a group that meet it, w once for the rows of a cluster."""
     tile = TILES[size]
-    records, _, _ = steps_of(layout.index, False, tile, False)
+    records, _, _ = planned(layout.index, steps_of, False, tile, False)
     tiles_of_x = int((records[:, tile.SHARES] & 255).sum())
     x = tiles_of_x * tile.DEPTH / (layout.shape[1] * size)
     from_shared = (K / size + K / 64) * _filled_up(batch, 64)

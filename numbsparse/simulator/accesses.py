@@ -37,10 +37,20 @@ _ATOMIC = ("numba.cuda.simulator.kernelapi", "numbsparse.kernels.ptx.grid_simula
 """Those whose accesses to arrays are atomic."""
 
 
+class Site:
+    """A place in a kernel's text, or that of a device function: one object for each.
+
+    It is told apart as such, for a code's hash is that of all that is in it.
+    """
+
+    def __init__(self, code: Any, position: Any) -> None:
+        self.code, self.position = code, position
+
+
 class Access(NamedTuple):
     """Neighbouring bytes are read or written."""
 
-    site: Any  # the code, and the place in it
+    site: Site
     atomic: bool
     space: str  # "global" or "shared"
     writes: bool
@@ -260,14 +270,27 @@ def waited_for(those: Iterable[Moment | None]) -> None:
         thread.waited_for(those)
 
 
-def _site() -> tuple[Any, bool]:
+def _site() -> tuple[Site, bool]:
     """Where in a kernel's text, or that of a device function, the running access is; atomic?"""
     frame: Any = sys._getframe(2)
     atomic = False
     while _inside(name := frame.f_globals["__name__"]):
         atomic = atomic or name in _ATOMIC
         frame = frame.f_back
-    return (frame.f_code, _place(frame.f_code, frame.f_lasti)), atomic
+    place = id(frame.f_code), frame.f_lasti
+    code, site = _sites.get(place, (None, None))
+    if code is not frame.f_code:
+        site = _site_at(frame.f_code, place_in(frame))
+        _sites[place] = frame.f_code, site
+    return site, atomic
+
+
+_sites: dict[tuple[int, int], tuple[Any, Site]] = {}  # and the code, which stays alive
+
+
+@cache
+def _site_at(code: Any, position: Any) -> Site:
+    return Site(code, position)
 
 
 @cache
@@ -294,9 +317,9 @@ def _place(code: Any, instruction: int) -> Any:
     return max(start for start in starts if start <= instruction)
 
 
-def line_of(site: Any) -> str:
+def line_of(site: Site) -> str:
     """file:line of a place in the text."""
-    code, position = site
+    code, position = site.code, site.position
     if isinstance(position, tuple):
         line = position[0]
     else:  # the number of an instruction

@@ -30,6 +30,9 @@ _SEVERAL = {slice, type(...), type(None), list, np.ndarray}
 """What names several items, as an index."""
 
 
+_ONE = {int, np.int32, np.uint32, np.int64}
+
+
 def shared_bytes(block: Block, name: Any, nbytes: int) -> np.ndarray:
     """A block's shared memory of that name, allocated at its first use: full of NaN."""
     buffers = _buffers(block)
@@ -132,6 +135,10 @@ def _note(array: Memory, writes: bool, place: Any) -> None:
     """An access to one value, or to those of a slice, one after the other."""
     if accesses.watcher is None:
         return
+    if array.ndim == 1 and type(place) in _ONE:
+        offset = int(place) % len(array) * array.strides[0]  # -1 is the last
+        accesses.note(array.space, writes, array.address + offset, array.itemsize)
+        return
     places = place if type(place) is tuple else (place,)
     if len(places) == array.ndim and _SEVERAL.isdisjoint(map(type, places)):
         every: Iterable[tuple[Any, ...]] = [places]
@@ -141,5 +148,5 @@ def _note(array: Memory, writes: bool, place: Any) -> None:
     for places in every:
         offset = 0
         for i, length, stride in zip(places, array.shape, array.strides, strict=True):
-            offset += int(i) % length * stride  # -1 is the last
+            offset += int(i) % length * stride
         accesses.note(array.space, writes, array.address + offset, array.itemsize)

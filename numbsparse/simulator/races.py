@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from math import gcd
 from typing import Any, NamedTuple
 
-from numbsparse.simulator.accesses import Access, Launch, Recording, line_of, record
+from numbsparse.simulator.accesses import Access, Launch, Recording, Site, line_of, record
 from numbsparse.simulator.clocks import APART, COPY, COPY_ENGINE, WGMMA
 
 _WHO = {
@@ -117,7 +117,7 @@ def _of_launch(launch: Launch) -> Iterator[Race]:
         if (
             others_write
             and (space, others, written, True) in found
-            and repr(others) < repr(written)
+            and _in_text(others) < _in_text(written)
         ):
             continue  # two places that both write are found from both sides
         (home, writer), (_, other) = pair = next(iter(pairs))
@@ -149,6 +149,11 @@ def _by_bytes(launch: Launch) -> Iterator[list[_Touch]]:
             if (those := tuple(each)) not in seen:
                 seen.add(those)
                 yield [*each.values()]
+
+
+def _in_text(place: tuple[Site, str]) -> str:
+    site, unit = place
+    return repr((site.code, site.position, unit))
 
 
 def _unordered(one: Access, other: Access) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from numbsparse.simulator.accesses import Access, Launch, Recording, file_of, line_of, record
+from numbsparse.simulator.accesses import Access, Launch, Recording, Site, file_of, line_of, record
 from numbsparse.simulator.actions import Action, actions_of
 from numbsparse.simulator.clocks import COPY, COPY_ENGINE
 from numbsparse.simulator.counting import OWN, units_of
@@ -285,13 +285,13 @@ def _requests(warps: Iterable[list[Action]]) -> Iterator[tuple[str, Request]]:
 
 
 def _in_text(item: Any) -> Any:
-    code, position = item[0][0]
-    return code.co_filename, str(type(position)), position
+    site = item[0][0]
+    return site.code.co_filename, str(type(site.position)), site.position
 
 
-def _text(site: Any) -> str:
+def _text(site: Site) -> str:
     """The code of an access, where Python knows it."""
-    code, position = site
+    code, position = site.code, site.position
     if not isinstance(position, tuple):
         return ""
     line, last_line, begin, end = position

@@ -13,10 +13,18 @@ from functools import cache
 import numpy as np
 from numba import from_dtype, types
 
+from numbsparse.kernels.at_address import address_of, call_of
 from numbsparse.kernels.cores import DONE, compiled, inner, next_share, on_cores, wait_or_part
 from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.kernels.lstm.on_cpu import activate, all_kept, by_gate, differentiate, update
-from numbsparse.kernels.matmul.k0_cpu import OUTER_CACHE, SLAB, product, read_only, tile_shape
+from numbsparse.kernels.matmul.k0_cpu import (
+    OUTER_CACHE,
+    SLAB,
+    read_only,
+    signature_of_tiles,
+    tile_shape,
+    tiles_kernel,
+)
 from numbsparse.kernels.panels import empty_panels, pack
 from numbsparse.kernels.simd import fetch_add, lanes
 
@@ -60,8 +68,13 @@ def _run(kernel, ends, arrays, values, walk, shape):
     columns = -(-batch // (panels * lanes(dtype))) * lanes(dtype)  # of all panels alike
     packed = empty_panels(panels, features, columns, values.dtype)
     on_cores(
-        kernel(dtype, rows, columns),
-        (ends, arrays, (packed, values, tuple(walk), values.nbytes > OUTER_CACHE)),
+        kernel(dtype),
+        (
+            ends,
+            arrays,
+            (packed, values, tuple(walk), values.nbytes > OUTER_CACHE),
+            address_of(tiles_kernel(dtype, rows, columns)),
+        ),
         phases=1 + PHASES * abs(ends[1] - ends[0]),
         work=batch,
         multiply_adds=values.size * batch,
@@ -69,7 +82,7 @@ def _run(kernel, ends, arrays, values, walk, shape):
 
 
 @cache
-def forward_kernel(dtype, rows, columns):
+def forward_kernel(dtype):
     arrays = (
         dtype[:, ::1],  # x (batch, 4 * width), and by gate
         dtype[:, :, :, ::1],
@@ -90,11 +103,11 @@ def forward_kernel(dtype, rows, columns):
         some = kept[min(t, len(kept) - 1), min(n, kept.shape[1] - 1) :]
         update(z[t, n:end], some, cs[t, n:end], cs[t + 1, n:end], hs[t + 1, n:end])
 
-    return steps_kernel(dtype, rows, columns, False, arrays, operand, gates)
+    return steps_kernel(dtype, False, arrays, operand, gates)
 
 
 @cache
-def backward_kernel(dtype, rows, columns):
+def backward_kernel(dtype):
     arrays = (
         dtype[:, ::1],  # dh (batch, units)
         dtype[:, :, ::1],  # dgates (time, batch, 4 * width), and by gate
@@ -116,10 +129,10 @@ def backward_kernel(dtype, rows, columns):
         states = cs[t, n:end], cs[t + 1, n:end]
         differentiate(dz[t, n:end], some, *states, dy[t, n:end], dh[n:end], dc[n:end])
 
-    return steps_kernel(dtype, rows, columns, True, arrays, operand, gates)
+    return steps_kernel(dtype, True, arrays, operand, gates)
 
 
-def steps_kernel(dtype, rows, columns, back, arrays, operand, gates):
+def steps_kernel(dtype, back, arrays, operand, gates):
     """Of each step: arrays[0] = the product of `operand`(arrays, t), then its `gates`, by rows."""
     walk = types.UniTuple(read_only(types.int32, 1), 3)  # indptr (lines + 1,), indices, blocks
     signature = types.void(
@@ -130,10 +143,12 @@ def steps_kernel(dtype, rows, columns, back, arrays, operand, gates):
         types.BaseTuple.from_types(arrays),
         # packed (panels, features, columns), values (n_blocks, B, B), the walk, line by line or not
         types.Tuple((dtype[:, :, ::1], read_only(dtype, 3), walk, types.boolean)),
+        types.int64,  # where the `tiles_kernel` is
     )
+    multiply = call_of(signature_of_tiles(dtype))
 
     @compiled(signature)
-    def kernel(core, progress, share, ends, arrays, recurrent):
+    def kernel(core, progress, share, ends, arrays, recurrent, tiles_at):
         (first, last), (packed, values, walk, by_line), out = ends, recurrent, arrays[0]
         strides, batch = (1, values.shape[1]) if back else (values.shape[1], 1), len(out)
         operands = packed, values, strides, walk, out, by_line
@@ -141,7 +156,7 @@ def steps_kernel(dtype, rows, columns, back, arrays, operand, gates):
             t = first - 2 - step if back else first + step
             counts = progress[1 + PHASES * step :]
             pack(core, counts[0], operand(arrays, t), packed)
-            tiles = product(core, counts[1], share, operands, rows, columns)
+            tiles = multiply(tiles_at, (core, counts[1], share, *operands))
             if not wait_or_part(core, counts[1], tiles, progress[0]):
                 return
             n, end = next_share(core, counts[2], share, batch)

@@ -18,8 +18,8 @@ def forward(gates, recurrent, bias, gain, kept, c_before, c, h, block_size):
     if gain is not None:
         gates, recurrent = gates * gain, np.zeros((1, len(bias)), bias.dtype)
     z, r, b = (by_gate(a, block_size) for a in (gates, recurrent, bias))
-    activate(z, r, b)
-    update(z, all_kept(kept, c), c_before, c, h)
+    activate(z, r, as_read_only(b))
+    update(z, as_read_only(all_kept(kept, c)), c_before, c, h)
 
 
 def backward(gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dbias, dgain, block_size):
@@ -27,8 +27,9 @@ def backward(gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dbias, dg
     dz = by_gate(dgates, block_size)
     if gain is not None:
         np.multiply(gates, gain, out=dgates)
-        activate(dz, np.zeros((1, *dz.shape[1:]), dz.dtype), by_gate(bias, block_size))
-    differentiate(dz, all_kept(kept, c), c_before, c, dy, dh, dc)
+        zeros = np.zeros((1, *dz.shape[1:]), dz.dtype)
+        activate(dz, zeros, as_read_only(by_gate(bias, block_size)))
+    differentiate(dz, *map(as_read_only, (all_kept(kept, c), c_before, c, dy)), dh, dc)
     dbias += np.add.reduce(dgates, axis=0)
     if gain is not None:
         dgain += np.einsum("ij,ij->j", gates, dgates)
@@ -61,6 +62,14 @@ def all_kept(kept, like):
     """The update's dropout factors; ones, stored only once, where nothing is dropped."""
     shape = (*[1] * (like.ndim - 1), like.shape[-1])
     return np.ones(shape, like.dtype) if kept is None else kept
+
+
+def as_read_only(array):
+    """A view that nobody writes to, as an LSTM's steps have it: a kernel is compiled for one more
+    with each array that may be written in one call and not in another."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 # Loops over j run to the end of a block and use few arrays each, so that they vectorise.

@@ -60,7 +60,7 @@ def multiply_few(
 
 @cache
 def few_kernel(of: np.dtype, rows: int, size: int) -> Any:
-    """The compiled loop for so many rows and blocks of `size`."""
+    """A core's share of the lines, `rows` rows at a time, of blocks of `size`."""
     dtype = from_dtype(of)
     columns = min(size, 4 * lanes(dtype))
     high, wide = min(size, SQUARE), min(size, lanes(dtype))
@@ -81,55 +81,46 @@ def few_kernel(of: np.dtype, rows: int, size: int) -> Any:
 
     @compiled(signature)
     def kernel(core, progress, share, x, values, transposed, walk, y):
-        operands = x, values, transposed, walk, y
-        multiply_lines(core, progress[0], share, operands, rows, columns, high, wide)
+        counts = progress[0]
+        indptr, indices, blocks = walk
+        (batch, features), n_outputs, size = x.shape, y.shape[1], values.shape[1]
+        x_row, x_feature = x.strides[0] // x.itemsize, x.strides[1] // x.itemsize
+        y_row, y_feature = y.strides[0] // y.itemsize, y.strides[1] // y.itemsize
+        corner, square = np.empty((rows, columns), y.dtype), np.empty((size, size), y.dtype)
+        lines = len(indptr) - 1
+        work = -(-batch // rows) * lines
+        first, last = next_share(core, counts, share, work)
+        while first < last:
+            for number in range(first, last):
+                line, top = number % lines, min(number // lines * rows, batch - rows)
+                for left in range(0, size, columns):
+                    tile = zeros(values, rows, columns)
+                    for position in range(indptr[line], indptr[line + 1]):
+                        other, start = indices[position] * size, blocks[position] * size * size
+                        a, steps = top * x_row + other * x_feature, min(size, features - other)
+                        if transposed:
+                            transpose(values, start + left * size, square, columns, high, wide)
+                            for step in range(steps):
+                                b = (step * size,)
+                                tile = multiply_add(tile, x, a, x_row, square, b, 0)
+                                a += x_feature
+                        else:
+                            for step in range(steps):
+                                b = (start + step * size + left,)
+                                tile = multiply_add(tile, x, a, x_row, values, b, 0)
+                                a += x_feature
+                    k = line * size + left
+                    if y_feature == 1 and k + columns <= n_outputs:
+                        store(tile, y, (top * y_row + k,), 0, y_row)
+                    else:
+                        store(tile, corner, (0,), 0, columns)
+                        for r in range(rows):
+                            for v in range(min(columns, n_outputs - k)):
+                                y[top + r, k + v] = corner[r, v]
+            fetch_add(counts, DONE, last - first)
+            first, last = next_share(core, counts, share, work)
 
     return kernel
-
-
-@inner()
-def multiply_lines(core, counts, share, operands, rows, columns, high, wide):
-    """This core's share of the lines, for `rows` rows at a time; the last four are literal."""
-    rows, columns = literally(rows), literally(columns)
-    high, wide = literally(high), literally(wide)
-    x, values, transposed, walk, y = operands
-    indptr, indices, blocks = walk
-    (batch, features), n_outputs, size = x.shape, y.shape[1], values.shape[1]
-    x_row, x_feature = x.strides[0] // x.itemsize, x.strides[1] // x.itemsize
-    y_row, y_feature = y.strides[0] // y.itemsize, y.strides[1] // y.itemsize
-    corner, square = np.empty((rows, columns), y.dtype), np.empty((size, size), y.dtype)
-    lines = len(indptr) - 1
-    work = -(-batch // rows) * lines
-    first, last = next_share(core, counts, share, work)
-    while first < last:
-        for number in range(first, last):
-            line, top = number % lines, min(number // lines * rows, batch - rows)
-            for left in range(0, size, columns):
-                tile = zeros(values, rows, columns)
-                for position in range(indptr[line], indptr[line + 1]):
-                    other, start = indices[position] * size, blocks[position] * size * size
-                    a, steps = top * x_row + other * x_feature, min(size, features - other)
-                    if transposed:
-                        transpose(values, start + left * size, square, columns, high, wide)
-                        for step in range(steps):
-                            b = (step * size,)
-                            tile = multiply_add(tile, x, a, x_row, square, b, 0)
-                            a += x_feature
-                    else:
-                        for step in range(steps):
-                            b = (start + step * size + left,)
-                            tile = multiply_add(tile, x, a, x_row, values, b, 0)
-                            a += x_feature
-                k = line * size + left
-                if y_feature == 1 and k + columns <= n_outputs:
-                    store(tile, y, (top * y_row + k,), 0, y_row)
-                else:
-                    store(tile, corner, (0,), 0, columns)
-                    for r in range(rows):
-                        for v in range(min(columns, n_outputs - k)):
-                            y[top + r, k + v] = corner[r, v]
-        fetch_add(counts, DONE, last - first)
-        first, last = next_share(core, counts, share, work)
 
 
 @inner()

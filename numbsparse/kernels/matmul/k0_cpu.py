@@ -26,9 +26,10 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from numba import from_dtype, literally, types
+from numba import from_dtype, types
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
+from numbsparse.kernels.at_address import address_of, call_of
 from numbsparse.kernels.cores import DONE, compiled, inner, next_share, on_cores, wait_or_part
 from numbsparse.kernels.matmul.few_rows import few, multiply_few
 from numbsparse.kernels.matmul.reach import reach
@@ -92,7 +93,7 @@ def _sum_rows(x, dy, dvalues, index):
     dtype = from_dtype(dvalues.dtype)
     columns = 2 * lanes(dtype)
     width = min(size, columns)  # of a panel; several narrow blocks share a tile
-    kernel = weight_grad_kernel(dtype, tile_shape(size)[0], columns // width)
+    slab_at = address_of(slab_kernel(dtype, tile_shape(size)[0], columns // width))
     x_panels = size // width * (len(index.rows.indptr) - 1)
     dy_panels = size // width * (len(index.columns.indptr) - 1)
     batch, slab = len(x), _slab(width * (x_panels + dy_panels), dvalues.nbytes)
@@ -100,8 +101,16 @@ def _sum_rows(x, dy, dvalues, index):
     packed_dy = empty_panels(dy_panels, min(slab, batch), width, dvalues.dtype)
     lines = (index.block_rows, index.block_columns)
     on_cores(
-        kernel,
-        (with_unit_stride(x).T, with_unit_stride(dy).T, packed_x, packed_dy, lines, dvalues),
+        weight_grad_kernel(dtype),
+        (
+            with_unit_stride(x).T,
+            with_unit_stride(dy).T,
+            packed_x,
+            packed_dy,
+            lines,
+            dvalues,
+            slab_at,
+        ),
         phases=1 + 3 * max(1, -(-batch // slab)),
         work=n_blocks,
         multiply_adds=dvalues.size * batch,
@@ -141,9 +150,10 @@ def _product(x, values, y, walk, transposed):
         packed = empty_panels(-(-count // columns), features, columns, values.dtype)
         x_slab, y_slab = x[start : start + count], y[start : start + count]
         by_line = values.nbytes > OUTER_CACHE
+        tiles_at = address_of(tiles_kernel(dtype, rows, columns))
         on_cores(
-            product_kernel(dtype, rows, columns),
-            (x_slab, packed, values, strides, tuple(walk), y_slab, by_line),
+            product_kernel(dtype),
+            (x_slab, packed, values, strides, tuple(walk), y_slab, by_line, tiles_at),
             phases=2,
             work=len(packed) * (len(walk.indptr) - 1) * (size // rows),
             multiply_adds=values.size * len(packed) * columns,
@@ -161,102 +171,162 @@ def read_only(dtype, axes, layout="C"):
     return types.Array(dtype, axes, layout, readonly=True)
 
 
+def signature_of_tiles(dtype):
+    return types.int64(
+        types.int64,  # core
+        types.int64[::1],  # counts
+        types.int64,  # share
+        dtype[:, :, ::1],  # packed (panels, features, columns)
+        read_only(dtype, 3),  # values (n_blocks, B, B)
+        types.UniTuple(types.int64, 2),  # sum_stride, out_stride
+        types.UniTuple(read_only(types.int32, 1), 3),  # indptr (lines + 1,), indices, blocks
+        dtype[:, :],  # y (batch, features of the lines)
+        types.boolean,  # line by line, or panel by panel
+    )
+
+
 @cache
-def product_kernel(dtype, rows, columns):
-    """The compiled loop of `_product` for tiles of `rows` x `columns`."""
-    integers = read_only(types.int32, 1)
+def tiles_kernel(dtype, rows, columns):
+    """A core's share of a product's tiles, `rows` x `columns`; gives how many there are in all."""
+
+    @compiled(signature_of_tiles(dtype))
+    def kernel(core, counts, share, packed, values, strides, walk, y, by_line):
+        sum_stride, out_stride = strides
+        indptr, indices, blocks = walk
+        batch, n_outputs = y.shape
+        panels, features, _ = packed.shape
+        lines, size = len(indptr) - 1, values.shape[1]
+        tiles_in_line = size // rows
+        n_stride, k_stride = y.strides[0] // y.itemsize, y.strides[1] // y.itemsize
+        corner = np.empty((columns, rows), y.dtype)
+        tiles = panels * lines * tiles_in_line
+        first, last = next_share(core, counts, share, tiles)
+        while first < last:
+            for number in range(first, last):
+                pair, r = number // tiles_in_line, number % tiles_in_line * rows
+                line, panel = pair % lines, pair // lines
+                if by_line:
+                    line, panel = pair // panels, pair % panels
+                tile = zeros(packed, rows, columns)
+                for position in range(indptr[line], indptr[line + 1]):
+                    other = indices[position] * size
+                    a = blocks[position] * size * size + r * out_stride
+                    b = (panel * features + other) * columns
+                    following = min(position + 1, len(blocks) - 1)
+                    next_a = blocks[following] * size * size + r * out_stride
+                    next_b = (panel * features + indices[following] * size) * columns
+                    for step in range(min(size, features - other)):
+                        prefetch(values, next_a + step * max(sum_stride, rows), rows)
+                        prefetch(packed, next_b + step * columns, columns)
+                        tile = multiply_add(tile, values, a, out_stride, packed, (b,), 0)
+                        a += sum_stride
+                        b += columns
+                n, k = panel * columns, line * size + r
+                inside = n + columns <= batch and k + rows <= n_outputs
+                if inside and k_stride == 1:
+                    store_transposed(tile, y, n * n_stride + k, n_stride)
+                elif inside and n_stride == 1:  # feature-major
+                    store(tile, y, (k * k_stride + n,), 0, k_stride)
+                else:  # the tile reaches over the edge of y
+                    store_transposed(tile, corner, 0, rows)
+                    for v in range(min(columns, batch - n)):
+                        for i in range(min(rows, n_outputs - k)):
+                            y[n + v, k + i] = corner[v, i]
+            fetch_add(counts, DONE, last - first)
+            first, last = next_share(core, counts, share, tiles)
+        return tiles
+
+    return kernel
+
+
+@cache
+def product_kernel(dtype):
+    """The compiled loop of `_product`."""
+    of_tiles = signature_of_tiles(dtype)
+    multiply = call_of(of_tiles)
     signature = types.void(
         types.int64,  # core
         types.int64[:, ::1],  # progress
         types.int64,  # share
         read_only(dtype, 2, "A"),  # x (batch, features)
-        dtype[:, :, ::1],  # packed (panels, features, columns)
-        read_only(dtype, 3),  # values (n_blocks, B, B)
-        types.UniTuple(types.int64, 2),  # sum_stride, out_stride
-        types.UniTuple(integers, 3),  # indptr (lines + 1,), indices, blocks (n_blocks,)
-        dtype[:, :],  # y (batch, features of the lines)
-        types.boolean,  # line by line, or panel by panel
+        *of_tiles.args[3:],
+        types.int64,  # where the `tiles_kernel` is
     )
 
     @compiled(signature)
-    def kernel(core, progress, share, x, packed, values, strides, walk, y, by_line):
+    def kernel(core, progress, share, x, packed, values, strides, walk, y, by_line, tiles_at):
         pack(core, progress[0], x, packed)
         operands = packed, values, strides, walk, y, by_line
-        product(core, progress[1], share, operands, rows, columns)
+        multiply(tiles_at, (core, progress[1], share, *operands))
 
     return kernel
 
 
-@inner()
-def product(core, counts, share, operands, rows, columns):
-    """This core's share of a product's tiles, `rows` x `columns`, both literal; gives how many
-    there are in all."""
-    rows, columns = literally(rows), literally(columns)
-    packed, values, strides, walk, y, by_line = operands
-    sum_stride, out_stride = strides
-    indptr, indices, blocks = walk
-    batch, n_outputs = y.shape
-    panels, features, _ = packed.shape
-    lines, size = len(indptr) - 1, values.shape[1]
-    tiles_in_line = size // rows
-    n_stride, k_stride = y.strides[0] // y.itemsize, y.strides[1] // y.itemsize
-    corner = np.empty((columns, rows), y.dtype)
-    tiles = panels * lines * tiles_in_line
-    first, last = next_share(core, counts, share, tiles)
-    while first < last:
-        for number in range(first, last):
-            pair, r = number // tiles_in_line, number % tiles_in_line * rows
-            line, panel = pair % lines, pair // lines
-            if by_line:
-                line, panel = pair // panels, pair % panels
-            tile = zeros(packed, rows, columns)
-            for position in range(indptr[line], indptr[line + 1]):
-                other = indices[position] * size
-                a = blocks[position] * size * size + r * out_stride
-                b = (panel * features + other) * columns
-                following = min(position + 1, len(blocks) - 1)
-                next_a = blocks[following] * size * size + r * out_stride
-                next_b = (panel * features + indices[following] * size) * columns
-                for step in range(min(size, features - other)):
-                    prefetch(values, next_a + step * max(sum_stride, rows), rows)
-                    prefetch(packed, next_b + step * columns, columns)
-                    tile = multiply_add(tile, values, a, out_stride, packed, (b,), 0)
-                    a += sum_stride
-                    b += columns
-            n, k = panel * columns, line * size + r
-            inside = n + columns <= batch and k + rows <= n_outputs
-            if inside and k_stride == 1:
-                store_transposed(tile, y, n * n_stride + k, n_stride)
-            elif inside and n_stride == 1:  # feature-major
-                store(tile, y, (k * k_stride + n,), 0, k_stride)
-            else:  # the tile reaches over the edge of y
-                store_transposed(tile, corner, 0, rows)
-                for v in range(min(columns, batch - n)):
-                    for i in range(min(rows, n_outputs - k)):
-                        y[n + v, k + i] = corner[v, i]
-        fetch_add(counts, DONE, last - first)
-        first, last = next_share(core, counts, share, tiles)
-    return tiles
+def signature_of_slab(dtype):
+    return types.void(
+        types.int64,  # core
+        types.int64[::1],  # counts
+        types.int64,  # share
+        dtype[:, :, ::1],  # packed_x (panels, length, width)
+        dtype[:, :, ::1],  # packed_dy (panels, length, width)
+        types.UniTuple(read_only(types.int32, 1), 2),  # block_rows, block_columns (n_blocks,)
+        dtype[:, :, ::1],  # dvalues (n_blocks, B, B)
+        types.boolean,  # add to dvalues
+    )
 
 
 @cache
-def weight_grad_kernel(dtype, rows, pieces):
-    """dvalues[b] = x[rows of b] @ dy[columns of b].T, `pieces` blocks of a line in one tile."""
+def slab_kernel(dtype, rows, pieces):
+    """A core's share of the blocks for a slab of the batch, `pieces` of a line in one tile."""
     columns = 2 * lanes(dtype)
+
+    @compiled(signature_of_slab(dtype))
+    def kernel(core, counts, share, packed_x, packed_dy, lines, dvalues, add):
+        block_rows, block_columns = lines
+        _, batch, width = packed_x.shape
+        n_blocks, size, _ = dvalues.shape
+        b, out = np.empty(pieces, np.int64), np.empty(pieces, np.int64)
+        first, last = next_share(core, counts, share, n_blocks)
+        while first < last:
+            block = first
+            while block < last:
+                line, end = block_rows[block], run_of(block_rows, block, last, pieces)
+                for v in range(0, size, width):
+                    places_of_run(block, end, block_columns, size, batch, v, b, out)
+                    sources, targets = to_fixed_tuple(b, pieces), to_fixed_tuple(out, pieces)
+                    for r in range(0, size, rows):
+                        a = (line * size + r) // width * width * batch + r % width
+                        if add:
+                            tile = load(dvalues, targets, r * size, size, rows, columns)
+                        else:
+                            tile = zeros(dvalues, rows, columns)
+                        for n in range(0, batch * width, width):
+                            tile = multiply_add(tile, packed_x, a + n, 1, packed_dy, sources, n)
+                        store(tile, dvalues, targets, r * size, size)
+                block = end
+            fetch_add(counts, DONE, last - first)
+            first, last = next_share(core, counts, share, n_blocks)
+
+    return kernel
+
+
+@cache
+def weight_grad_kernel(dtype):
+    """dvalues[b] = x[rows of b] @ dy[columns of b].T, slab after slab of the batch."""
+    of_slabs = signature_of_slab(dtype)
+    add_slab = call_of(of_slabs)
     signature = types.void(
         types.int64,  # core
         types.int64[:, ::1],  # progress: who parted, then three counts for each slab
         types.int64,  # share
         read_only(dtype, 2, "A"),  # x (in_features, batch)
         read_only(dtype, 2, "A"),  # dy (out_features, batch)
-        dtype[:, :, ::1],  # packed_x (panels, slab, width)
-        dtype[:, :, ::1],  # packed_dy (panels, slab, width)
-        types.UniTuple(read_only(types.int32, 1), 2),  # block_rows, block_columns (n_blocks,)
-        dtype[:, :, ::1],  # dvalues (n_blocks, B, B)
+        *of_slabs.args[3:-1],
+        types.int64,  # where the `slab_kernel` is
     )
 
     @compiled(signature)
-    def kernel(core, progress, share, x, dy, packed_x, packed_dy, lines, dvalues):
+    def kernel(core, progress, share, x, dy, packed_x, packed_dy, lines, dvalues, slab_at):
         batch, slab = x.shape[1], packed_x.shape[1]
         for number in range(len(progress) // 3):
             counts, start = progress[1 + 3 * number :], number * slab
@@ -265,7 +335,7 @@ def weight_grad_kernel(dtype, rows, pieces):
             pack(core, counts[0], x[:, start : start + length], some_x)
             pack(core, counts[1], dy[:, start : start + length], some_dy)
             operands = some_x, some_dy, lines, dvalues, number > 0
-            _add_slab(core, counts[2], share, operands, rows, pieces, columns)
+            add_slab(slab_at, (core, counts[2], share, *operands))
             if not wait_or_part(core, counts[2], len(dvalues), progress[0]):
                 return  # before the panels are packed again
 
@@ -277,33 +347,3 @@ def _shorter(packed, length):
     """The beginning of the panels' memory, as panels of another length."""
     panels, _, width = packed.shape
     return packed.reshape(-1)[: panels * length * width].reshape(panels, length, width)
-
-
-@inner()
-def _add_slab(core, counts, share, operands, rows, pieces, columns):
-    """This core's share of the blocks, for one slab of the batch; the last three are literal."""
-    rows, pieces, columns = literally(rows), literally(pieces), literally(columns)
-    packed_x, packed_dy, (block_rows, block_columns), dvalues, add = operands
-    _, batch, width = packed_x.shape
-    n_blocks, size, _ = dvalues.shape
-    b, out = np.empty(pieces, np.int64), np.empty(pieces, np.int64)
-    first, last = next_share(core, counts, share, n_blocks)
-    while first < last:
-        block = first
-        while block < last:
-            line, end = block_rows[block], run_of(block_rows, block, last, pieces)
-            for v in range(0, size, width):
-                places_of_run(block, end, block_columns, size, batch, v, b, out)
-                sources, targets = to_fixed_tuple(b, pieces), to_fixed_tuple(out, pieces)
-                for r in range(0, size, rows):
-                    a = (line * size + r) // width * width * batch + r % width
-                    if add:
-                        tile = load(dvalues, targets, r * size, size, rows, columns)
-                    else:
-                        tile = zeros(dvalues, rows, columns)
-                    for n in range(0, batch * width, width):
-                        tile = multiply_add(tile, packed_x, a + n, 1, packed_dy, sources, n)
-                    store(tile, dvalues, targets, r * size, size)
-            block = end
-        fetch_add(counts, DONE, last - first)
-        first, last = next_share(core, counts, share, n_blocks)

@@ -152,20 +152,27 @@ def in_step(counts, warps, order):
     counts (groups, columns) : pieces of each column, of which a warp has as many as any
     loads (groups, warps) : the pieces that a warp meets in a group
     ahead (warps,) : of the mean, after the next group, if that had none
+
+    In loops alone: `sum` along an axis takes three seconds to compile.
     """
     n, each = 0, counts.shape[1] // warps
-    loads, squares = np.zeros((len(counts), warps)), np.empty(len(counts))
-    needed, ahead = np.empty(len(counts), np.int64), np.zeros(warps)
+    loads, squares = np.zeros((len(counts), warps)), np.zeros(len(counts))
+    needed, ahead, mean = np.empty(len(counts), np.int64), np.zeros(warps), np.zeros(warps)
     for group in range(len(counts)):
         for column in range(counts.shape[1]):
             loads[n, column // each] += counts[group, column]
-        needed[n], squares[n] = group, (loads[n] * loads[n]).sum()
+        for warp in range(warps):
+            squares[n] += loads[n, warp] ** 2
+            mean[warp] += loads[n, warp]
+        needed[n] = group
         n += 1 if squares[n] > 0 else 0
-    mean = loads[:n].sum(0)
-    few = np.arange(min(CHOICE, n))
+    few = np.empty(min(CHOICE, n), np.int64)
+    for which in range(few.size):
+        few[which] = which
     for k in range(n):
         best, least = 0, np.inf
-        ahead -= mean
+        for warp in range(warps):
+            ahead[warp] -= mean[warp]
         for which in range(few.size):
             if few[which] < n:
                 cost = n * squares[few[which]]
@@ -174,6 +181,7 @@ def in_step(counts, warps, order):
                 if cost < least:
                     best, least = which, cost
         order[k] = needed[few[best]]
-        ahead += n * loads[few[best]]
+        for warp in range(warps):
+            ahead[warp] += n * loads[few[best], warp]
         few[best] = few.size + k
     return n

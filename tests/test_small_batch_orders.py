@@ -1,0 +1,110 @@
+"""k8_small_batch reads and writes activations in either order, wherever they begin."""
+
+import numpy as np
+import pytest
+from conftest import HALVES
+from ptx_helpers import needs_ampere
+
+import numbsparse as ns
+from numbsparse import device, ops
+from numbsparse.device import to_device
+from numbsparse.dtypes import as_dtype, finfo
+from numbsparse.kernels.matmul import k0_reference
+from numbsparse.kernels.matmul import k8_small_batch as rung
+from numbsparse.kernels.matmul.k8_small_batch import launch as launches
+from numbsparse.kernels.matmul.k8_small_batch import lines
+from numbsparse.kernels.parts import shares as cutting
+from numbsparse.kernels.parts.aligned import is_aligned
+from numbsparse.kernels.parts.store import ANY, FEATURES
+from numbsparse.kernels.parts.transpose import transposed_copy
+
+ORDERS = ["batch-major", "feature-major"]
+
+
+@needs_ampere
+@pytest.mark.pairs
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("batch", [1, 4, 20, 33, 64])
+@pytest.mark.parametrize("y_order", ORDERS)
+@pytest.mark.parametrize("x_order", ORDERS)
+@pytest.mark.parametrize("transposed", [False, True], ids=["w", "w.T"])
+def test_either_order_of_x_meets_either_order_of_y(transposed, x_order, y_order, batch, dtype, rng):
+    if rung.unsupported("forward", 32, as_dtype(dtype), "cuda", batch):
+        pytest.skip("takes compute capability 9.0, or the simulator")
+    layout = ns.Layout([[1, 0], [1, 1]])
+    values = rng.standard_normal((3, 32, 32)).astype(dtype)
+    w = ns.BlockSparse(values, layout).to("cuda")
+    w = w.T if transposed else w
+    x = rng.standard_normal((batch, 64)).astype(dtype)
+    rows = to_device(x) if x_order == "batch-major" else to_device(np.ascontiguousarray(x.T)).T
+    out = to_device(np.full(x.shape if y_order == "batch-major" else x.T.shape, np.nan, dtype))
+    if y_order == "batch-major":
+        got = ns.matmul(rows, w, out=out, kernel="k8_small_batch").numpy()
+    else:
+        got = ns.matmul(w.T, rows.T, out=out, kernel="k8_small_batch").numpy().T
+    dense = ns.BlockSparse(values.astype(np.float64), layout).toarray()
+    dense = dense.T if transposed else dense
+    bound = 66 * np.finfo(np.float32).eps * (abs(x.astype(np.float64)) @ abs(dense))
+    right = x.astype(np.float64) @ dense
+    assert (abs(got - right) <= bound + float(finfo(dtype).eps) * abs(right)).all()  # NaN is not
+
+
+# Rows of the batch, halves from feature to feature in memory, those before the first row, and how
+# outputs are stored: by twos only where no word is shared with a neighbour.
+HALVES_OF_Y = [
+    (10, 14, 2, FEATURES),
+    (40, 40, 0, FEATURES),
+    (10, 13, 0, ANY),
+    (10, 14, 1, ANY),
+    (9, 14, 0, ANY),
+]
+
+
+@needs_ampere
+@pytest.mark.pairs
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("x_turned", [False, True], ids=["x", "x.T"])
+@pytest.mark.parametrize(("batch", "stride", "start", "way"), HALVES_OF_Y)
+@pytest.mark.parametrize("product", ["forward", "input_grad"])
+def test_halves_that_lie_feature_by_feature(
+    product, batch, stride, start, way, x_turned, dtype, rng, monkeypatch
+):
+    if not launches.has_engine():
+        pytest.skip("takes compute capability 9.0, or the simulator")
+    monkeypatch.setattr(cutting, "TOGETHER", -1)
+    monkeypatch.setattr(lines, "lanes_ask", None)  # by the copy engine, or not at all
+    pattern = np.array([[1, 0, 1], [1, 0, 1]], bool)  # a line of outputs is empty
+    layout = ns.Layout(pattern if product == "forward" else pattern.T)
+    dtype, features = as_dtype(dtype), 90
+    x = rng.standard_normal((batch, 64)).astype(dtype)
+    values = rng.standard_normal((4, 32, 32)).astype(dtype)
+    there = device.to_device(x)
+    if x_turned:
+        wide = np.full((64, 48), np.nan, dtype)  # rows of 16 bytes, as the copy engine takes them
+        wide[:, :batch] = x.T
+        there = device.to_device(wide)[:, :batch].T
+    memory = device.to_device(np.full((features, stride), np.nan, dtype))
+    y = memory[:, start : start + batch].T
+    assert launches.stored(y, rung._form(y, "highest"), 32) == way
+    getattr(rung, product)(
+        there, device.to_device(values), ops.index_beside(layout, memory), y, "highest"
+    )
+    got = memory.numpy().astype(np.float64).T
+    expected, magnitude = np.full((batch, features), np.nan), np.full((batch, features), np.nan)
+    exact = [a.astype(np.float64) for a in (x, values)]
+    getattr(k0_reference, product)(*exact, layout.index, expected)
+    getattr(k0_reference, product)(*map(abs, exact), layout.index, magnitude)
+    bound = 66 * np.finfo(np.float32).eps * magnitude + float(finfo(dtype).eps) * abs(expected)
+    rows = slice(start, start + batch)
+    assert (abs(got[rows] - expected) <= bound).all()
+    assert np.isnan(np.delete(got, np.arange(stride)[rows], 0)).all()
+
+
+@needs_ampere
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (64, 64), (65, 130), (7, 200), (130, 63)])
+def test_a_transposed_copy_is_aligned(rows, columns, rng):
+    x = rng.standard_normal((rows, columns)).astype(np.float16)
+    wide = device.to_device(np.pad(x, [(0, 0), (8, 16)]))[:, 8 : 8 + columns]
+    copied = transposed_copy(wide)
+    assert is_aligned(copied.T)
+    np.testing.assert_array_equal(copied.numpy(), x)

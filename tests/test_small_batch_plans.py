@@ -1,0 +1,152 @@
+"""What k8_small_batch plans and chooses: shares of lines, warps, rows of a tile, stages."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from ptx_helpers import needs_ampere
+
+import numbsparse as ns
+from numbsparse import device
+from numbsparse.dtypes import as_dtype
+from numbsparse.kernels.matmul import PRODUCTS
+from numbsparse.kernels.matmul import k8_small_batch as rung
+from numbsparse.kernels.matmul.k8_small_batch import blocks, lines
+from numbsparse.kernels.matmul.k8_small_batch import launch as launches
+from numbsparse.kernels.matmul.k8_small_batch.blocks import plan_blocks
+from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums
+from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, Lines, plan_lines
+from numbsparse.kernels.parts import shares as cutting
+from numbsparse.kernels.parts.ring import Source
+from numbsparse.kernels.parts.store import ANY
+from numbsparse.kernels.parts.tiles import Form, Operand
+
+
+def units_of(plan, sections, together):
+    """(units as rows of numbers, cuts) of a plan for lines."""
+    begin = Lines(*sections)
+    units = plan[: begin.counts].reshape(-1, 2 * together + 2)
+    return units[:-READ_AHEAD], plan[begin.cuts : begin.empty].reshape(-1, 3)
+
+
+def squares_at(places, size):
+    """The numbers of the squares that begin at values 32 * place, counted row by row of a block."""
+    block, at = np.divmod(32 * places.astype(np.int64), size * size)
+    row, column = np.divmod(at, size)
+    np.testing.assert_array_equal([row % 32, column % 32], 0)
+    cut = max(size // 32, 1)
+    return (block * cut + row // 32) * cut + column // 32
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("size", [8, 16, 32, 64])
+def test_a_plan_holds_every_block_once_in_equal_shares(size, transposed, rng):
+    pattern = rng.random((40, 30)) < 0.2
+    pattern[:, 3] = True  # a line longer than a share
+    pattern[5, :] = True
+    pattern[:, 7] = pattern[9, :] = False
+    index = ns.Layout(pattern).index
+    plan, each, sections, empty, _, tickets = plan_lines(index, transposed, size, 13, 2, 100)
+    together, cut = max(32 // size, 1), max(size // 32, 1)
+    units, cuts = units_of(plan, sections, together)
+    assert len(units) == 13 * 2 * each
+    shares = (units[:, -1].reshape(13, 2 * each) > 0).sum(1)
+    counts = plan[Lines(*sections).counts : Lines(*sections).cuts].reshape(13, 2)
+    np.testing.assert_array_equal(abs(counts).sum(1), shares)
+    assert np.isin(abs(counts[:, 0]) - abs(counts[:, 1]), (0, 1)).all()
+    firsts, lasts = (
+        units.reshape(13, 2, each, -1)[:, 1, 0, -1],
+        units.reshape(13, 2, each, -1)[np.arange(13), 0, abs(counts[:, 0]) - 1, -1],
+    )
+    np.testing.assert_array_equal(counts[:, 1] < 0, (counts[:, 1] != 0) & (firsts == lasts))
+    units = units[units[:, -1] > 0]
+    places = units[:, 0 : 2 * together : 2]
+    squares = np.sort(squares_at(places[places >= 0], size))
+    np.testing.assert_array_equal(squares, np.arange(pattern.sum() * cut * cut))
+    assert shares.max() <= shares.mean() + cutting.TOGETHER  # cutting is not free
+    assert empty == cut
+    assert tickets.size == max(len(cuts), 1)
+    names = units[:, -2]
+    lines = names.copy()
+    lines[names < 0] = cuts[-1 - names[names < 0], 0]
+    mine = index.block_rows if transposed else index.block_columns
+    for unit, line in zip(units, lines, strict=True):
+        for place in unit[0 : 2 * together : 2]:
+            if place >= 0:
+                assert mine[32 * place // size**2] == line // cut
+
+
+def test_a_plan_for_weight_grad_holds_every_square_once(rng):
+    index = ns.Layout(rng.random((9, 7)) < 0.4).index
+    for size, together, cut in ((8, 4, 1), (32, 1, 1), (64, 1, 2)):
+        units, count = plan_blocks(index, size)
+        units = units.reshape(-1, 2 * together + 2)[:count]
+        places = units[:, 0 : 2 * together : 2]
+        expected = np.arange(index.block_rows.size * cut * cut)
+        squares = np.sort(squares_at(places[places >= 0], size))
+        np.testing.assert_array_equal(squares, expected)
+        assert (np.diff(units[:, -2]) >= 0).all()  # x stays as long as it can
+
+
+@pytest.mark.parametrize("warps", [8, 24, 1056])
+def test_no_more_warps_than_steps_and_places(warps):
+    for units, steps in itertools.product((1, 3, 5, 66, 1000, 2000), (1, 2, 3, 7, 12, 256)):
+        split = blocks.split_of(steps, units, warps)
+        assert split in (1, 2, 4, 8)
+        assert split == 1 or (split * units <= warps and split <= (steps + 1) // 2)
+        more = 2 * split
+        assert more > launches.WARPS or more * units > warps or more > (steps + 1) // 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("size", [8, 16, 32, 128])
+def test_tiles_are_longer_where_there_are_many(size, dtype, monkeypatch):
+    monkeypatch.setattr(launches, "MANY", 4)
+    monkeypatch.setattr(launches, "n_shares", lambda: 10)
+    form = Form(dtype, dtype == "float32")
+    most = {8: 80 if form.is_16_bit else 20}.get(size, 40 if form.is_16_bit else 2**30)
+    for batch, n in itertools.product((1, 17, 32, 33, 64, 65, 1000), (1, 10, 11, 20, 40, 100)):
+        for across in (False, True):
+            rows = launches._tile_rows(batch, n, 0, size, form, across)
+            if batch > 32:
+                assert rows == (32 if n * math.ceil(batch / 32) <= most else 64)
+                much = launches._tile_rows(batch, 1, 2**20, size, form, across)
+                assert much == (64 if form.is_16_bit and size > 8 else 32) or batch == 1000
+            else:
+                assert rows == (16 if batch <= 16 and not across else 32)
+
+
+@needs_ampere
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("size", [8, 32])
+def test_large_batches_are_refused(product, size):
+    case = product, size, as_dtype("float32"), "cuda"
+    assert rung.unsupported(*case, 8192) is None
+    assert rung.unsupported(*case, 8193) == "k8_small_batch takes batches up to 8192, got 8193"
+
+
+@needs_ampere
+def test_a_card_with_little_shared_memory_has_no_long_rings(monkeypatch):
+    monkeypatch.setattr(launches, "copy_engine", lambda: True)
+    monkeypatch.setattr(launches, "shared_memory", lambda: 99 * 1024)
+    x, values = (device.to_device(np.zeros(shape, np.float32)) for shape in [(8, 32), (1, 32, 32)])
+    assert not launches.serves(x, values)
+    assert rung.unsupported("forward", 32, "float32", "cuda", 64) is None
+
+
+@pytest.mark.parametrize("kilobytes", [99, 163, 227])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("size", [8, 32])
+def test_a_ring_has_a_stage_at_least_on_every_card(size, dtype, kilobytes, monkeypatch):
+    monkeypatch.setattr(launches, "shared_memory", lambda: 1024 * kilobytes)
+    form, source = Form(dtype, dtype == "float32"), Source(False, 0, False)
+    x_side, w_side = Operand(False, 4), Operand(True, size // 8)
+    made = [
+        lines.Lines(Sums(form, x_side, w_side, ANY), size, source, 8, far=False, tiled=False),
+        blocks.Blocks(form, size, w_side, x_side, source, 8, 132, long=False),
+    ]
+    for kernel in made:
+        kernel = launches.with_stages(kernel, launches.MOST)
+        assert 1 <= kernel.source.stages <= launches.MOST
+        assert kernel.shared_bytes + launches.BARRIERS <= 1024 * kilobytes
