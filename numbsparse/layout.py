@@ -149,15 +149,18 @@ class Layout:
             raise ValueError(
                 f"pattern keeps {block_rows.size} blocks; a layout takes up to 2^31 - 1"
             )
-        everything = np.arange(block_rows.size)
-        self._rows = _walk(block_rows, block_columns, self.shape[0], everything)
+        everything = np.arange(block_rows.size, dtype=np.int32)
+        indptr = _starts(block_rows, self.shape[0])
+        self._rows = Walk(indptr, _int32(block_columns), _read_only(everything))
         self._block_rows = _int32(block_rows)
 
     @cached_property
     def index(self) -> Index:
-        lines = self._rows.indices
-        columns = _walk(lines, self._block_rows, self.shape[1], _in_order(lines, self.shape[1]))
-        return Index(self._rows, columns, self._block_rows, self._rows.indices)
+        lines, n_lines = self._rows.indices, self.shape[1]
+        order = _in_order(lines, n_lines)
+        others = _read_only(self._block_rows[order])
+        columns = Walk(_starts(lines, n_lines), others, _int32(order))
+        return Index(self._rows, columns, self._block_rows, lines)
 
     @property
     def n_blocks(self) -> int:
@@ -245,11 +248,7 @@ class Layout:
             return self
         if self.n_blocks + more.size == other.n_blocks:
             return other
-        flat = np.concatenate([self.flat_indices, more])
-        flat.sort(kind="stable")  # which merges what is sorted already
-        layout = Layout.__new__(Layout)
-        layout._set(self.shape, *np.divmod(flat, self.shape[1]))
-        return layout
+        return layout_of(self.shape, self.flat_indices, more)
 
     def __and__(self, other: Layout) -> Layout:
         if not isinstance(other, Layout):
@@ -315,6 +314,16 @@ def as_layout(layout: Any, argument: str = "layout") -> Layout:
     return layout if isinstance(layout, Layout) else Layout(as_pattern(layout, argument))
 
 
+def layout_of(shape: tuple[int, int], *flat: np.ndarray) -> Layout:
+    """The layout of these blocks, each given once by its flat index, int64; not checked."""
+    together = np.concatenate(flat)
+    together.sort(kind="stable")  # which merges what is sorted already
+    layout = Layout.__new__(Layout)
+    layout._set(shape, *np.divmod(together, shape[1]))
+    layout.__dict__["flat_indices"] = _read_only(together)
+    return layout
+
+
 def positions_among(rising: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Where in rising integers those that are wanted are, int64; -1 where they are not."""
     if not rising.size:
@@ -344,11 +353,11 @@ def _integers(argument: str, numbers: Any) -> np.ndarray:
     return array.astype(np.int64, copy=False)
 
 
-def _walk(lines: np.ndarray, others: np.ndarray, n_lines: int, order: np.ndarray) -> Walk:
-    """Blocks given by (line, other), in stored order, walked line by line, which is `order`."""
+def _starts(lines: np.ndarray, n_lines: int) -> np.ndarray:
+    """Where the blocks of each line begin when they are walked line by line, and the last ends."""
     indptr = np.zeros(n_lines + 1, dtype=np.int32)
     np.cumsum(np.bincount(lines, minlength=n_lines), out=indptr[1:])
-    return Walk(_read_only(indptr), _int32(others[order]), _int32(order))
+    return _read_only(indptr)
 
 
 def _in_order(lines: np.ndarray, n_lines: int) -> np.ndarray:

@@ -10,13 +10,14 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
-from numbsparse.layout import Layout
+from numbsparse.layout import Layout, layout_of
 from numbsparse.nn.module import Module
-from numbsparse.nn.utils.drawn import absent_blocks, swapped, with_blocks
+from numbsparse.nn.utils.drawn import absent_blocks, swapped
 from numbsparse.nn.utils.weights import (
     Weight,
     check_density,
     followers_of,
+    largest,
     load_layouts,
     loaded,
     norms_of,
@@ -171,7 +172,7 @@ class Rewiring:
             layout = kept[weight.name]
             more = layout.n_blocks if self.candidates is None else self.candidates
             drawn = absent_blocks(layout, more, self._generator(step, nth))
-            wider.append(with_blocks(layout, layout.flat_indices, drawn))
+            wider.append(layout_of(layout.shape, layout.flat_indices, drawn))
         set_layouts(weights, self.remap, wider)
         self._kept = kept
 
@@ -183,29 +184,28 @@ class Rewiring:
             layout = self._layout_of(weight)
             if layout is not weight.data.layout:
                 own = own[layout.positions_in(weight.data.layout)]
-            gone, new = self._chosen(weight, layout, own, step, self._generator(step, nth))
-            left = np.delete(layout.flat_indices, gone)
+            stay, new = self._chosen(weight, layout, own, step, self._generator(step, nth))
+            left = layout.flat_indices[stay]
             if self._kept:  # what candidates hold goes too
-                fewer.append(with_blocks(layout, left))
-            other.append(with_blocks(layout, left, new))
+                fewer.append(layout_of(layout.shape, left))
+            other.append(layout_of(layout.shape, left, new))
         set_layouts(weights, self.remap, *([fewer] if fewer else []), other)
         self._kept = {}
 
     def _chosen(
         self, weight: Weight, layout: Layout, norms: np.ndarray, step: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Which of a layout's blocks go, as places in it, and the flat indices of those that come.
+        """Which of a layout's blocks stay, bool, and the flat indices of those that come.
 
         `norms` are those of its blocks; candidates are not among them.
         """
         flat, count = layout.flat_indices, self._count_at(weight, step)
-        order = np.argsort(norms, kind="stable")
         n = round(self.share_at(step) * flat.size)
         if self.grow == "degrees":
-            return swapped(flat, order[:n], layout.shape[1], rng)
+            return swapped(flat, largest(-norms, n), layout.shape[1], rng)
         n = max(n, flat.size - count)
         new = self._grown(weight, layout, count - flat.size + n, rng)
-        return order[: max(flat.size + new.size - count, 0)], new
+        return ~largest(-norms, flat.size + new.size - count), new
 
     def _grown(
         self, weight: Weight, layout: Layout, n: int, rng: np.random.Generator
@@ -215,7 +215,7 @@ class Rewiring:
             return absent_blocks(layout, n, rng)
         candidates = weight.data.layout - layout
         slopes = self._slopes(weight)[candidates.positions_in(weight.data.layout)]
-        return candidates.flat_indices[np.argsort(-slopes, kind="stable")[:n]]
+        return candidates.flat_indices[largest(slopes, n)]
 
     def _slopes(self, weight: Weight) -> np.ndarray:
         """The norms of the gradient of all blocks that it has, candidates among them."""
