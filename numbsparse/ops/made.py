@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from numbsparse.device import DeviceArray
+from numbsparse.device import DeviceArray, current_stream, is_capturing, runtime
 from numbsparse.layout import MOST, Index, Layout, grid_of
 from numbsparse.ops.operands import check_integers, in_order, operand
 from numbsparse.ops.shape import reshape
 from numbsparse.patterns.checks import integer
 
 _numbers = count()
+MOST_PLANS = 16  # of an index that is spared: all are made again for the next layout
+_spare: deque[tuple[Any, Index, str]] = deque(maxlen=8)  # indexes of layouts that are gone
 
 
 class MadeLayout(Layout):
-    """What `Layout.on_device` gives. It refuses what only the host can know of a layout."""
+    """What `Layout.on_device` gives. It refuses what only the host can know of a layout.
 
-    def __init__(self, shape: tuple[int, int], capacity: int, made: Layout | Index):
+    The index of one that is gone serves the next one of its shape on its stream, with plans,
+    recorded products and its word; unless a graph, or another stream, may still use it.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int], capacity: int, made: Layout | Index, stream: int | None = None
+    ):
         self.shape, self._capacity = shape, capacity
         self._made = made  # of the CPU, the layout of the blocks alone
+        self._stream = stream  # the only one on which it was used; None if its index is not spared
+
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if ending() or self._stream is None or isinstance(self._made, Layout):
+            return
+        if len(self._made.made.launches) <= MOST_PLANS:
+            home = self.shape, self._capacity, self._stream
+            _spare.append((home, self._made, self.word))
 
     @property
     def n_blocks(self) -> int:
@@ -74,6 +94,8 @@ class MadeLayout(Layout):
     @property
     def device_index(self) -> Index:  # type: ignore[override]
         if isinstance(self._made, Index):
+            if self._stream is not None and _stream_in_use() != self._stream:
+                self._stream = None
             return self._made
         raise TypeError("this layout is on the CPU: make it from coordinates on the GPU")
 
@@ -161,9 +183,34 @@ def on_device(
     rows, columns = (reshape(a, (a.size,)) for a in (rows, columns))
     if not gpu:
         return MadeLayout(shape, capacity, _of_host(rows, columns, shape, capacity))
-    from numbsparse.kernels.coordinates import index_of
+    from numbsparse.kernels.coordinates import index_of, write_again
 
-    return MadeLayout(shape, capacity, index_of(rows, columns, shape, capacity))
+    stream = _stream_in_use()
+    if (spare := _spared((shape, capacity, stream))) is None:
+        return MadeLayout(shape, capacity, index_of(rows, columns, shape, capacity), stream)
+    _, index, word = spare
+    write_again(index, rows, columns)
+    layout = MadeLayout(shape, capacity, index, stream)
+    layout.word = word
+    return layout
+
+
+def _spared(home: tuple[Any, ...]) -> Any:
+    """One of the spare indexes of this shape, capacity and stream, which is spare no longer."""
+    for spare in tuple(_spare):
+        if spare[0] == home:
+            with suppress(ValueError):  # another thread was quicker
+                _spare.remove(spare)
+                return spare
+    return None
+
+
+def _stream_in_use() -> int | None:
+    """The number of the stream; None where it is captured, or several GPUs have one each."""
+    stream = current_stream()
+    if is_capturing() or runtime.several_devices or stream.is_captured:
+        return None
+    return int(stream.handle)
 
 
 def _of_host(

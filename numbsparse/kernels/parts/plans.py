@@ -13,6 +13,7 @@ from numbsparse.device import (
     current_stream,
     empty,
     outside_capture,
+    replay,
     to_device,
 )
 from numbsparse.layout import Index, Walk
@@ -75,7 +76,9 @@ def _on_stream(index: Index, make: Any, key: Any, stream: Any) -> tuple[Any, ...
         if make not in _on_gpu:
             raise ValueError("this plans its layout on the host: take to_host() of the layout")
         with _where(index):
-            shared = index.plans[make, key] = _on_gpu[make](index, *key)
+            shared, launches = replay.apart(lambda: _on_gpu[make](index, *key))
+        index.plans[make, key] = shared
+        index.made.launches.append(launches)
     elif shared is None:
         result = make(index.on_host or index, *key)
         shared = index.plans[make, key] = _sent(index, result, np.ndarray)
