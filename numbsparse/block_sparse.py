@@ -398,10 +398,8 @@ class BlockSparse:
 
     def __repr__(self) -> str:
         size, place = self.block_size, "" if self.place == "cpu" else f", on {self.place}"
-        return (
-            f"BlockSparse({self.shape[0]} x {self.shape[1]}, {self.dtype}, {self.n_blocks} blocks "
-            f"of {size} x {size}, density {self.density:.3g}{place})"
-        )
+        blocks = self.stored_layout.counted(f" of {size} x {size}")
+        return f"BlockSparse({self.shape[0]} x {self.shape[1]}, {self.dtype}, {blocks}{place})"
 
 
 def _check_data(data: Any) -> None:

@@ -174,6 +174,10 @@ class Layout:
         """This layout; of one that `on_device` made, one that the host knows."""
         return self
 
+    def counted(self, size: str = "") -> str:
+        """How many blocks, of this size, and their density, in words."""
+        return f"{self.n_blocks} blocks{size}, density {self.density:.3g}"
+
     @property
     def density(self) -> float:
         return self.n_blocks / (self.shape[0] * self.shape[1])
@@ -305,8 +309,7 @@ class Layout:
         return Layout.from_arrays, (self.indptr, self.indices, self.shape)
 
     def __repr__(self) -> str:
-        grid = "{} x {}".format(*self.shape)
-        return f"Layout({grid}, {self.n_blocks} blocks, density {self.density:.3g})"
+        return "Layout({} x {}, {})".format(*self.shape, self.counted())
 
 
 def as_layout(layout: Any, argument: str = "layout") -> Layout:

@@ -298,7 +298,24 @@ def test_what_it_refuses(rng, place, put):
         layout | layout
     assert layout == layout
     assert layout != made(np.ones((1, 1), bool), rng, put, more=0)
-    assert repr(layout) == f"Layout(1 x 1, at most 1 blocks, on {place})"
+
+
+def test_it_says_blocks_where_they_were_counted_and_places_before(rng, place, put):
+    layout = made(np.array([[1, 0, 1, 0]], bool), rng, put)
+    w = ns.BlockSparse(put(np.ones((4, 32, 32), np.float32)), layout)
+    there = "" if place == "cpu" else ", on cuda"
+    for _ in range(2):
+        counted = place == "cpu" or layout._kept is not None
+        said = (
+            "{}2 blocks{} in 4 places, density 0.5"
+            if counted
+            else "{}places for 4 blocks{}, density 1 at most"
+        )
+        assert repr(layout) == said.format("Layout(1 x 4, ", "") + f", on {place})"
+        size = " of 32 x 32"
+        assert repr(w) == said.format("BlockSparse(32 x 128, float32, ", size) + f"{there})"
+        assert layout.density == w.density == (0.5 if counted else 1)
+        assert layout.check() == 2
 
 
 def test_places_are_not_mixed(rng):

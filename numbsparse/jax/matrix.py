@@ -139,11 +139,8 @@ class BlockSparse:
         kept = f"BlockSparse({self.shape[0]} x {self.shape[1]}, "
         if not hasattr(self.values, "shape"):  # what a tree.map left there
             return f"{kept}values={self.values!r})"
-        size, layout = self.block_size, self.stored_layout
-        return (
-            f"{kept}{self.values.dtype}, {layout.n_blocks} blocks of {size} x {size}, "
-            f"density {layout.density:.3g})"
-        )
+        blocks = self.stored_layout.counted(f" of {self.block_size} x {self.block_size}")
+        return f"{kept}{self.values.dtype}, {blocks})"
 
 
 def _flatten(w: BlockSparse) -> tuple[tuple[Any], Any]:

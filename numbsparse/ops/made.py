@@ -35,6 +35,7 @@ class MadeLayout(Layout):
     ):
         self.shape, self._capacity = shape, capacity
         self._made = made  # of the CPU, the layout of the blocks alone
+        self._kept: int | None = None  # blocks, once they are counted
         self._stream = stream  # the only one on which it was used; None if its index is not spared
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -72,7 +73,25 @@ class MadeLayout(Layout):
             )
         if distinct > kept:
             raise ValueError(_too_small(self._capacity, distinct))
+        if not self._made.made.is_captured:  # which each replay makes anew
+            self._kept = kept
         return kept
+
+    @property
+    def density(self) -> float:
+        """Of its blocks, if they were counted, else of its places."""
+        blocks = self.n_blocks if self._blocks is None else self._blocks
+        return blocks / (self.shape[0] * self.shape[1])
+
+    @property
+    def _blocks(self) -> int | None:
+        return self._made.n_blocks if isinstance(self._made, Layout) else self._kept
+
+    def counted(self, size: str = "") -> str:
+        if self._blocks is None:
+            return f"places for {self.n_blocks} blocks{size}, density {self.density:.3g} at most"
+        places = "" if self._blocks == self.n_blocks else f" in {self.n_blocks} places"
+        return f"{self._blocks} blocks{size}{places}, density {self.density:.3g}"
 
     def to_host(self) -> Layout:
         """The same blocks as a layout of the host, which has all that layouts have; after `check`.
@@ -112,8 +131,7 @@ class MadeLayout(Layout):
         return id(self)
 
     def __repr__(self) -> str:
-        grid = "{} x {}".format(*self.shape)
-        return f"Layout({grid}, at most {self._capacity} blocks, on {self.place})"
+        return "Layout({} x {}, {}, on {})".format(*self.shape, self.counted(), self.place)
 
 
 @in_order
@@ -143,7 +161,8 @@ def on_device(
     Layout
         With `check()`, which waits for the GPU and says how many blocks there are, and
         `to_host()`, a layout as others are. What only the host could know (`pattern`, `T`,
-        `indices`) raises TypeError.
+        `indices`) raises TypeError. `density` is that of all places until `check` counted the
+        blocks, as what is printed says.
 
     Raises
     ------
@@ -165,7 +184,7 @@ def on_device(
     >>> import numpy as np, numbsparse as ns
     >>> layout = ns.Layout.on_device(np.array([1, 0, -1]), np.array([0, 2, 0]), (2, 3))
     >>> layout, layout.check()
-    (Layout(2 x 3, at most 3 blocks, on cpu), 2)
+    (Layout(2 x 3, 2 blocks in 3 places, density 0.333, on cpu), 2)
     >>> layout.to_host().pattern.astype(int)
     array([[0, 0, 1],
            [1, 0, 0]])

@@ -125,10 +125,10 @@ class BlockSparse:
         return dense.T if self.is_transposed else dense
 
     def __repr__(self) -> str:
-        size, layout = self.values.shape[1], self.handle.layout
+        size = self.values.shape[1]
+        blocks = self.handle.layout.counted(f" of {size} x {size}")
         return (
-            f"BlockSparse({self.shape[0]} x {self.shape[1]}, {self.values.dtype}, "
-            f"{layout.n_blocks} blocks of {size} x {size}, density {layout.density:.3g}, "
+            f"BlockSparse({self.shape[0]} x {self.shape[1]}, {self.values.dtype}, {blocks}, "
             f"on {self.values.device})"
         )
 
