@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,6 +26,14 @@ def index_beside(layout: Layout, array: Any) -> Index:
                 known[device] = on_device(layout.index)
         index = layout.device_index = known[device]
     return index
+
+
+def with_gates(layout: Layout, gates: DeviceArray) -> Layout:
+    """The same layout; kernels may leave out those of its blocks whose gate is zero."""
+    index, gated = index_beside(layout, gates), Layout.__new__(Layout)
+    vars(gated).update({name: of for name, of in vars(layout).items() if name != "T"})
+    gated.device_index = replace(index, gates=(index, gates), plans={}, calls={}, replays={})
+    return gated
 
 
 def _number(index: Index) -> int:
