@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 import numpy as np
+import scipy.sparse
 
 from numbsparse.patterns import as_pattern
 from numbsparse.patterns.checks import integer
@@ -150,18 +151,18 @@ class Layout:
             raise ValueError(
                 f"pattern keeps {block_rows.size} blocks; a layout takes up to 2^31 - 1"
             )
+        indptr = np.zeros(self.shape[0] + 1, np.int32)
+        np.cumsum(np.bincount(block_rows, minlength=self.shape[0]), out=indptr[1:])
         everything = np.arange(block_rows.size, dtype=np.int32)
-        indptr = _starts(block_rows, self.shape[0])
-        self._rows = Walk(indptr, _int32(block_columns), _read_only(everything))
+        self._rows = Walk(_read_only(indptr), _int32(block_columns), _read_only(everything))
         self._block_rows = _int32(block_rows)
 
     @cached_property
     def index(self) -> Index:
-        lines, n_lines = self._rows.indices, self.shape[1]
-        order = _in_order(lines, n_lines)
-        others = _read_only(self._block_rows[order])
-        columns = Walk(_starts(lines, n_lines), others, _int32(order))
-        return Index(self._rows, columns, self._block_rows, lines)
+        indptr, lines, blocks = self._rows
+        by_column = scipy.sparse.csr_array((blocks, lines, indptr), shape=self.shape).tocsc()
+        arrays = by_column.indptr, by_column.indices, by_column.data
+        return Index(self._rows, Walk(*map(_read_only, arrays)), self._block_rows, lines)
 
     @property
     def n_blocks(self) -> int:
@@ -355,21 +356,6 @@ def _integers(argument: str, numbers: Any) -> np.ndarray:
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"{argument} takes integers, got {array.dtype}")
     return array.astype(np.int64, copy=False)
-
-
-def _starts(lines: np.ndarray, n_lines: int) -> np.ndarray:
-    """Where the blocks of each line begin when they are walked line by line, and the last ends."""
-    indptr = np.zeros(n_lines + 1, dtype=np.int32)
-    np.cumsum(np.bincount(lines, minlength=n_lines), out=indptr[1:])
-    return _read_only(indptr)
-
-
-def _in_order(lines: np.ndarray, n_lines: int) -> np.ndarray:
-    """A stable argsort, by counting: so NumPy sorts numbers of 16 bits."""
-    order = np.argsort(lines.astype(np.uint16), kind="stable")
-    if n_lines > 1 << 16:
-        order = order[np.argsort((lines >> 16).astype(np.uint16)[order], kind="stable")]
-    return order
 
 
 def _int32(array: np.ndarray) -> np.ndarray:

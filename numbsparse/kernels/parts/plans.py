@@ -30,13 +30,9 @@ def scratch(size: int, dtype: Any) -> np.ndarray:
 def on_device(index: Index) -> Index:
     """The index arrays on the GPU."""
     with outside_capture():
-        return Index(
-            Walk(*map(to_device, index.rows)),
-            Walk(*map(to_device, index.columns)),
-            to_device(index.block_rows),
-            to_device(index.block_columns),
-            on_host=index,
-        )
+        rows, columns = (Walk(*map(to_device, walk)) for walk in (index.rows, index.columns))
+        # Block columns are what block rows meet.
+        return Index(rows, columns, to_device(index.block_rows), rows.indices, on_host=index)
 
 
 _on_gpu: dict[Any, Callable[..., tuple[Any, ...]]] = {}
