@@ -14,17 +14,18 @@ from numbsparse.layout import Layout, layout_of
 from numbsparse.nn.module import Module
 from numbsparse.nn.utils.drawn import absent_blocks, swapped
 from numbsparse.nn.utils.weights import (
+    COUNT,
+    SHARE,
+    Changing,
     Weight,
     check_density,
     followers_of,
     largest,
-    load_layouts,
     loaded,
     norms_of,
     on_host,
     refuse_capture,
     saved,
-    saved_layouts,
     set_layouts,
     weights_of,
 )
@@ -33,7 +34,13 @@ from numbsparse.patterns.checks import integer, number
 RULES = ("gradient", "random", "degrees")
 
 
-class Rewiring:
+def _shares(argument: str, of: Any) -> dict[str, float]:
+    if not isinstance(of, Mapping):
+        raise TypeError(f"{argument} takes a density of each weight by its name, got {of!r}")
+    return {name: SHARE(argument, share) for name, share in of.items()}
+
+
+class Rewiring(Changing):
     """Every few steps drop a share of the blocks, those of smallest norm, and grow others.
 
     In each weight round(share * blocks) go, where
@@ -95,6 +102,8 @@ class Rewiring:
     swaps: Maslov and Sneppen, "Specificity and Stability in Topology of Protein Networks", 2002.
     """
 
+    numbers = (("steps", COUNT), ("seed", COUNT), ("first", _shares))
+
     def __init__(
         self,
         model: Module | Iterable[Tensor],
@@ -122,7 +131,7 @@ class Rewiring:
         self.remap, self.steps = followers_of(remap), 0
         if density is not None and (stop is None or grow == "degrees"):
             raise ValueError("density takes a stop, and blocks that grow by gradient or at random")
-        self._first = {w.name: w.data.density for w in weights_of(self.model)}
+        self.first = {w.name: w.data.density for w in weights_of(self.model)}
         self._kept: dict[str, Layout] = {}  # without candidates, while these are there
         if self.density is not None:
             check_density(weights_of(self.model), self.density)
@@ -152,7 +161,7 @@ class Rewiring:
         if self.density is None or self.stop is None:
             return self._layout_of(weight).n_blocks
         rows, columns = weight.data.layout.shape
-        density = self._density_at(self._first[weight.name], self.density, step / self.stop)
+        density = self._density_at(self.first[weight.name], self.density, step / self.stop)
         return round(density * rows * columns)
 
     @staticmethod
@@ -231,25 +240,11 @@ class Rewiring:
         return np.random.default_rng([self.seed, step, nth])
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps, seed, first densities, and the layouts by name, with candidates and without."""
-        weights = weights_of(self.model)
-        kept = saved(self._kept)
-        numbers = {"steps": self.steps, "seed": self.seed, "first": dict(self._first)}
-        return numbers | {"layouts": saved_layouts(weights), "kept": kept}
+        return super().state_dict() | {"kept": saved(self._kept)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict()` gave: the weights take its layouts, zeros in new blocks.
-
-        Raises TypeError or ValueError where it is of other weights; nothing is changed then.
-        """
-        names = {"steps", "seed", "first", "layouts", "kept"}
-        if not isinstance(state, Mapping) or set(state) - {"kept"} != names - {"kept"}:
-            raise ValueError(f"state takes {', '.join(sorted(names))}, got {state!r}")
-        weights = weights_of(self.model)
-        steps = integer("state['steps']", state["steps"], least=0)
-        seed = integer("state['seed']", state["seed"], least=0)
-        first = {w.name: number("state['first']", state["first"][w.name], most=1) for w in weights}
-        without = state.get("kept", {})  # a file keeps no empty dict
+    def load_state_dict(self, state: Mapping[str, Any], *, remap: Any = ()) -> None:
+        weights, found = weights_of(self.model), dict(state)
+        without = found.pop("kept", {})  # a file keeps no empty dict
         kept = loaded(weights, without) if without else {}
-        load_layouts(weights, state["layouts"], self.remap)
-        self.steps, self.seed, self._first, self._kept = steps, seed, first, kept
+        super().load_state_dict(found, remap=remap)
+        self._kept = kept
