@@ -1,7 +1,5 @@
 """Layouts made from coordinates on a device: their index, their products, what they refuse."""
 
-from collections import deque
-
 import numpy as np
 import pytest
 from conftest import HALVES, host
@@ -156,7 +154,7 @@ def spare(monkeypatch):
     """Indexes of layouts that are gone: none at first."""
     if not device.is_available():
         pytest.skip(device.why_unavailable())
-    monkeypatch.setattr(made_layouts, "_spare", deque(maxlen=2))
+    monkeypatch.setattr(made_layouts, "_spare", {})
     return made_layouts._spare
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cached_property
 from itertools import count
 from typing import Any
@@ -13,14 +11,17 @@ from typing import Any
 import numpy as np
 
 from numbsparse.device import DeviceArray, current_stream, is_capturing, runtime
-from numbsparse.layout import MOST, Index, Layout, grid_of
+from numbsparse.layout import MOST, Index, Layout, grid_of, layout_of
 from numbsparse.ops.operands import check_integers, in_order, operand
 from numbsparse.ops.shape import reshape
 from numbsparse.patterns.checks import integer
 
-_numbers = count()
+Home = tuple[tuple[int, int], int, int | None]  # shape, capacity, and the stream of its making
+
 MOST_PLANS = 16  # of an index that is spared: all are made again for the next layout
-_spare: deque[tuple[Any, Index, str]] = deque(maxlen=8)  # indexes of layouts that are gone
+MOST_HOMES = 8
+_spare: dict[Home, list[tuple[Index, str]]] = {}  # indexes of layouts that are gone, and words
+_numbers = count()
 
 
 class MadeLayout(Layout):
@@ -31,19 +32,21 @@ class MadeLayout(Layout):
     """
 
     def __init__(
-        self, shape: tuple[int, int], capacity: int, made: Layout | Index, stream: int | None = None
+        self, shape: tuple[int, int], capacity: int, made: Layout | Index, home: Home | None = None
     ):
         self.shape, self._capacity = shape, capacity
         self._made = made  # of the CPU, the layout of the blocks alone
         self._kept: int | None = None  # blocks, once they are counted
-        self._stream = stream  # the only one on which it was used; None if its index is not spared
+        self._home = home  # None if its index is not spared
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if ending() or self._stream is None or isinstance(self._made, Layout):
+        home, made = self._home, self._made
+        if ending() or home is None or home[2] is None or isinstance(made, Layout):
             return
-        if len(self._made.made.launches) <= MOST_PLANS:
-            home = self.shape, self._capacity, self._stream
-            _spare.append((home, self._made, self.word))
+        if len(made.made.launches) <= MOST_PLANS:
+            if home not in _spare and len(_spare) >= MOST_HOMES:
+                _spare.clear()
+            _spare.setdefault(home, []).append((made, self.word))
 
     @property
     def n_blocks(self) -> int:
@@ -113,8 +116,8 @@ class MadeLayout(Layout):
     @property
     def device_index(self) -> Index:  # type: ignore[override]
         if isinstance(self._made, Index):
-            if self._stream is not None and _stream_in_use() != self._stream:
-                self._stream = None
+            if self._home is not None and _stream_in_use() != self._home[2]:
+                self._home = None
             return self._made
         raise TypeError("this layout is on the CPU: make it from coordinates on the GPU")
 
@@ -177,7 +180,8 @@ def on_device(
     Notes
     -----
     On a GPU its products take blocks of 32, 64 and 128, of float16, bfloat16 and float32, and
-    compute capability 8.0; they are fastest on 9.0. On a CPU they take what others take.
+    compute capability 8.0; they are fastest on 9.0. On a CPU they take what others take. The memory
+    of a layout's index and plans stays for the next one of its shape and capacity.
 
     Examples
     --------
@@ -204,24 +208,15 @@ def on_device(
         return MadeLayout(shape, capacity, _of_host(rows, columns, shape, capacity))
     from numbsparse.kernels.coordinates import index_of, write_again
 
-    stream = _stream_in_use()
-    if (spare := _spared((shape, capacity, stream))) is None:
-        return MadeLayout(shape, capacity, index_of(rows, columns, shape, capacity), stream)
-    _, index, word = spare
+    home = shape, capacity, _stream_in_use()
+    try:
+        index, word = _spare.get(home, []).pop()
+    except IndexError:
+        return MadeLayout(shape, capacity, index_of(rows, columns, shape, capacity), home)
     write_again(index, rows, columns)
-    layout = MadeLayout(shape, capacity, index, stream)
+    layout = MadeLayout(shape, capacity, index, home)
     layout.word = word
     return layout
-
-
-def _spared(home: tuple[Any, ...]) -> Any:
-    """One of the spare indexes of this shape, capacity and stream, which is spare no longer."""
-    for spare in tuple(_spare):
-        if spare[0] == home:
-            with suppress(ValueError):  # another thread was quicker
-                _spare.remove(spare)
-                return spare
-    return None
 
 
 def _stream_in_use() -> int | None:
@@ -251,9 +246,7 @@ def _of_host(
         )
     if flat.size > capacity:
         raise ValueError(_too_small(capacity, flat.size))
-    lines, others = np.divmod(flat, shape[1])
-    indptr = np.searchsorted(lines, np.arange(shape[0] + 1))
-    return Layout.from_arrays(indptr, others, shape)
+    return layout_of(shape, flat)
 
 
 def _too_small(capacity: int, blocks: int) -> str:
