@@ -18,7 +18,7 @@ from numbsparse import edits
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty, is_capturing, is_own, to_device
 from numbsparse.dtypes import type_name
-from numbsparse.kernels.parts.plans import on_device
+from numbsparse.kernels.parts.plans import Sent
 from numbsparse.layout import Index, Layout
 from numbsparse.ops.embedding import take_rows
 from numbsparse.ops.index import index_beside, with_gates
@@ -56,7 +56,7 @@ class Places:
         own, chosen = self._layout.index, self._chosen
         rows = own.rows._replace(blocks=chosen)  # which were numbered row by row
         columns = own.columns._replace(blocks=chosen[own.columns.blocks])
-        return on_device(Index(rows, columns, own.block_rows, own.block_columns))
+        return Sent(Index(rows, columns, own.block_rows, own.block_columns))
 
 
 class Known(NamedTuple):

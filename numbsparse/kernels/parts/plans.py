@@ -12,6 +12,7 @@ from numbsparse.device import (
     DeviceArray,
     current_stream,
     empty,
+    on,
     outside_capture,
     replay,
     to_device,
@@ -27,12 +28,26 @@ def scratch(size: int, dtype: Any) -> np.ndarray:
     return np.zeros(size, dtype).view(Scratch)
 
 
-def on_device(index: Index) -> Index:
-    """The index arrays on the GPU."""
-    with outside_capture():
-        rows, columns = (Walk(*map(to_device, walk)) for walk in (index.rows, index.columns))
-        # Block columns are what block rows meet.
-        return Index(rows, columns, to_device(index.block_rows), rows.indices, on_host=index)
+class Sent(Index):
+    """The index arrays on the GPU in use, sent there when they are first asked for.
+
+    Most kernels follow a plan that the host made, and ask for none.
+    """
+
+    device_id: int
+
+    def __init__(self, on_host: Index):
+        own: dict[str, Any] = {"on_host": on_host, "plans": {}, "calls": {}, "replays": {}}
+        vars(self).update(own, device_id=current_stream().device)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("rows", "columns", "block_rows", "block_columns"):
+            raise AttributeError(name)
+        arrays = getattr(self.on_host, name)
+        with on(self.device_id), outside_capture():
+            sent = Walk(*map(to_device, arrays)) if type(arrays) is Walk else to_device(arrays)
+        vars(self)[name] = sent
+        return sent
 
 
 _on_gpu: dict[Any, Callable[..., tuple[Any, ...]]] = {}

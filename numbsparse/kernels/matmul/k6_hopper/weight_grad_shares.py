@@ -68,16 +68,18 @@ def plan(
 
 
 def tables(shares: Shares, edges: Edges) -> Tables:
-    """Copies are (panel, slot | map << 8 | ranks << 16), of neighbours in one copy."""
-    copies, counts = np.zeros_like(shares.loads), np.zeros(len(shares.ends), np.int32)
-    how = np.array(edges, np.int64), MAPS, np.array(RUNS, np.int64)
-    _join(shares.loads, shares.ends, *how, copies, counts)
+    """Copies are (panel, slot | map << 8 | ranks << 16), of neighbours in one copy.
+
+    They take the place of the loads.
+    """
+    loads, counts = shares.loads, np.zeros(len(shares.ends), np.int32)
+    _join(loads, shares.ends, np.array(edges, np.int64), MAPS, np.array(RUNS, np.int64), counts)
     heads = np.stack([counts, shares.arriving], 1)
-    return heads, copies[:, : counts.max(initial=0)], shares.places, shares.outs
+    return heads, loads[:, : counts.max(initial=0)], shares.places, shares.outs
 
 
 @compiled(error_model="numpy")
-def _join(loads, ends, edges, maps, runs, copies, counts):
+def _join(loads, ends, edges, maps, runs, counts):
     for share in range(len(ends)):
         k = copy = 0
         for operand in range(2):
@@ -97,8 +99,8 @@ def _join(loads, ends, edges, maps, runs, copies, counts):
                     while number + 1 < runs.size and runs[number + 1] <= same:
                         number += 1
                     run = runs[number]
-                copies[share, copy, 0] = panel
-                copies[share, copy, 1] = code | maps * operand + number << 8
+                loads[share, copy, 0] = panel
+                loads[share, copy, 1] = code | maps * operand + number << 8
                 copy, k = copy + 1, k + run
         counts[share] = copy
 
