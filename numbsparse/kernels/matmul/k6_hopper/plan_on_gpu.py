@@ -20,14 +20,15 @@ from numba import cuda, int32, uint32
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.coordinates import bits_below, entry_of
-from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, EDGE, LAST, READ_AHEAD, Tile, steps_of
 from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU
 from numbsparse.kernels.parts.plans import on_gpu_of, wanted_of
 from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
+from numbsparse.kernels.ptx import wait_for_earlier_kernels
 from numbsparse.layout import Index
 
 LONE = 32 if SIMULATED else 128  # threads of a group that is one strip
+WANTED = 32 if SIMULATED else 64  # that each look at the gates of a step
 
 
 @on_gpu_of(steps_of)
@@ -165,7 +166,7 @@ def wanted_steps(
     records, strips, lengths = plan
     wanted = empty(records.shape, np.int32)
     args = records.view(np.uint32), gates, wanted.view(np.uint32)
-    launch(wanted_kernel(tile), blocks(len(records)), THREADS, *args)
+    launch(wanted_kernel(tile), -(-len(records) // WANTED), WANTED, *args, overlap=True)
     return wanted, strips, lengths
 
 
@@ -173,27 +174,31 @@ def wanted_steps(
 def wanted_kernel(tile: Tile) -> Any:
     SHARES, SHARE, INPUTS = tile.SHARES, tile.SHARE, tile.INPUTS
     FIRST_INPUT, FIRST_BLOCK, OF_BLOCK = SHARES + 1, SHARES + 1 + INPUTS, tile.PARTS * tile.ACROSS
-    OWN = (1 << SHARE) - 1
+    OWN, BLOCKS = (1 << SHARE) - 1, tile.BLOCKS
 
     @cuda.jit
     def kernel(records, gates, wanted):
         step = cuda.grid(1)
+        wait_for_earlier_kernels()
         if step >= records.shape[0]:
             return
-        masks, inputs = cuda.local.array(SHARES, uint32), uint32(0)
+        masks, inputs, there = cuda.local.array(SHARES, uint32), uint32(0), uint32(0)
         met = taken = place = 0
+        for b in range(BLOCKS):  # zeros behind those of the step
+            block = int32(records[step, FIRST_BLOCK + b] & uint32(EDGE - 1))
+            if gates[block // OF_BLOCK] != 0:
+                there = uint32(there | uint32(1 << b))
         for s in range(SHARES):
             mask = records[step, s]
             own = uint32(mask & uint32(LAST)) | uint32(taken << BEFORE)
             for bit in range(INPUTS * SHARE):
                 if mask >> uint32(bit) & uint32(1):
-                    block = records[step, FIRST_BLOCK + met]
-                    met += 1
-                    if gates[int32(block & uint32(EDGE - 1)) // OF_BLOCK] != 0:
-                        wanted[step, FIRST_BLOCK + taken] = block
+                    if there >> uint32(met) & uint32(1):
+                        wanted[step, FIRST_BLOCK + taken] = records[step, FIRST_BLOCK + met]
                         taken += 1
                         own = uint32(own | uint32(1 << bit))
                         inputs = uint32(inputs | uint32(1 << bit // SHARE))
+                    met += 1
             masks[s] = own
         for s in range(SHARES):
             wanted[step, s] = uint32(masks[s] >> uint32(INPUTS * SHARE) << uint32(INPUTS * SHARE))
