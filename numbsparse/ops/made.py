@@ -36,7 +36,7 @@ class MadeLayout(Layout):
     ):
         self.shape, self._capacity = shape, capacity
         self._made = made  # of the CPU, the layout of the blocks alone
-        self._kept: int | None = None  # blocks, once they are counted
+        self._kept = made.n_blocks if isinstance(made, Layout) else None  # once they are counted
         self._home = home  # None if its index is not spared
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -83,18 +83,14 @@ class MadeLayout(Layout):
     @property
     def density(self) -> float:
         """Of its blocks, if they were counted, else of its places."""
-        blocks = self.n_blocks if self._blocks is None else self._blocks
+        blocks = self._capacity if self._kept is None else self._kept
         return blocks / (self.shape[0] * self.shape[1])
 
-    @property
-    def _blocks(self) -> int | None:
-        return self._made.n_blocks if isinstance(self._made, Layout) else self._kept
-
     def counted(self, size: str = "") -> str:
-        if self._blocks is None:
-            return f"places for {self.n_blocks} blocks{size}, density {self.density:.3g} at most"
-        places = "" if self._blocks == self.n_blocks else f" in {self.n_blocks} places"
-        return f"{self._blocks} blocks{size}{places}, density {self.density:.3g}"
+        if self._kept is None:
+            return f"places for {self._capacity} blocks{size}, density {self.density:.3g} at most"
+        places = "" if self._kept == self._capacity else f" in {self._capacity} places"
+        return f"{self._kept} blocks{size}{places}, density {self.density:.3g}"
 
     def to_host(self) -> Layout:
         """The same blocks as a layout of the host, which has all that layouts have; after `check`.
