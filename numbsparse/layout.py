@@ -335,8 +335,8 @@ def positions_among(rising: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         return np.full(wanted.shape, -1)
     beyond = int(rising[-1]) + 1
     if rising[0] >= 0 and beyond <= SPREAD * rising.size:  # a table is faster than a search
-        table = np.full(beyond + 1, -1, np.int32)
-        table[rising] = np.arange(rising.size)
+        table = np.full(beyond + 1, -1, np.int16 if rising.size < 2**15 else np.int32)
+        table[rising] = np.arange(rising.size, dtype=table.dtype)
         return table[np.minimum(wanted.astype(np.uint64), np.uint64(beyond))].astype(np.int64)
     positions = np.minimum(np.searchsorted(rising, wanted), rising.size - 1)
     positions[rising[positions] != wanted] = -1
