@@ -57,7 +57,8 @@ def tokens_of(tokens: int, experts: int, hidden: int, block: int, device: str) -
     expert = torch.searchsorted(last, rows, right=True)
     columns = torch.arange(wide, device=device) + expert * wide
     columns = torch.where(expert < experts, columns, -1)
-    return Tokens(counts.tolist(), ends.int(), row_of, rows.expand_as(columns), columns, grid)
+    rows = rows.expand_as(columns).contiguous()
+    return Tokens(counts.tolist(), ends.int(), row_of, rows, columns, grid)
 
 
 def layers(

@@ -56,12 +56,9 @@ class Blocks:
         return size
 
     def __repr__(self) -> str:
-        size, layout = self.block_size, self.stored_layout
-        return (
-            f"BlockSparse({self.shape[0]} x {self.shape[1]}, {self.values.dtype}, "
-            f"{layout.n_blocks} blocks of {size} x {size}, density {layout.density:.3g}"
-            f"{self._place})"
-        )
+        blocks = self.stored_layout.counted(f" of {self.block_size} x {self.block_size}")
+        size = f"{self.shape[0]} x {self.shape[1]}"
+        return f"BlockSparse({size}, {self.values.dtype}, {blocks}{self._place})"
 
 
 class BlockSparse(Blocks):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 import numpy as np
+import scipy.sparse
 
 from numbsparse.patterns import as_pattern
 from numbsparse.patterns.checks import integer
@@ -43,6 +44,7 @@ class Index:
     on_host: Index | None = None  # of one on the GPU, the same as NumPy arrays
     plans: dict[Any, Any] = field(default_factory=dict, repr=False)  # see kernels/parts/plans.py
     calls: dict[Any, Any] = field(default_factory=dict, repr=False)  # and kernels/parts/calls.py
+    gates: Any = None  # (the index of all blocks, a number for each): those of zero may be left out
     made: Any = None  # of one made on the GPU, what is known there: see kernels/coordinates.py
     replays: dict[Any, Any] = field(default_factory=dict, repr=False)  # see device/replay.py
 
@@ -149,15 +151,18 @@ class Layout:
             raise ValueError(
                 f"pattern keeps {block_rows.size} blocks; a layout takes up to 2^31 - 1"
             )
-        everything = np.arange(block_rows.size)
-        self._rows = _walk(block_rows, block_columns, self.shape[0], everything)
+        indptr = np.zeros(self.shape[0] + 1, np.int32)
+        np.cumsum(np.bincount(block_rows, minlength=self.shape[0]), out=indptr[1:])
+        everything = np.arange(block_rows.size, dtype=np.int32)
+        self._rows = Walk(_read_only(indptr), _int32(block_columns), _read_only(everything))
         self._block_rows = _int32(block_rows)
 
     @cached_property
     def index(self) -> Index:
-        lines = self._rows.indices
-        columns = _walk(lines, self._block_rows, self.shape[1], _in_order(lines, self.shape[1]))
-        return Index(self._rows, columns, self._block_rows, self._rows.indices)
+        indptr, lines, blocks = self._rows
+        by_column = scipy.sparse.csr_array((blocks, lines, indptr), shape=self.shape).tocsc()
+        arrays = by_column.indptr, by_column.indices, by_column.data
+        return Index(self._rows, Walk(*map(_read_only, arrays)), self._block_rows, lines)
 
     @cached_property
     def n_blocks(self) -> int:
@@ -170,6 +175,10 @@ class Layout:
     def to_host(self) -> Layout:
         """This layout; of one that `on_device` made, one that the host knows."""
         return self
+
+    def counted(self, size: str = "") -> str:
+        """How many blocks, of this size, and their density, in words."""
+        return f"{self.n_blocks} blocks{size}, density {self.density:.3g}"
 
     @property
     def density(self) -> float:
@@ -245,11 +254,7 @@ class Layout:
             return self
         if self.n_blocks + more.size == other.n_blocks:
             return other
-        flat = np.concatenate([self.flat_indices, more])
-        flat.sort(kind="stable")  # which merges what is sorted already
-        layout = Layout.__new__(Layout)
-        layout._set(self.shape, *np.divmod(flat, self.shape[1]))
-        return layout
+        return layout_of(self.shape, self.flat_indices, more)
 
     def __and__(self, other: Layout) -> Layout:
         if not isinstance(other, Layout):
@@ -306,13 +311,22 @@ class Layout:
         return Layout.from_arrays, (self.indptr, self.indices, self.shape)
 
     def __repr__(self) -> str:
-        grid = "{} x {}".format(*self.shape)
-        return f"Layout({grid}, {self.n_blocks} blocks, density {self.density:.3g})"
+        return "Layout({} x {}, {})".format(*self.shape, self.counted())
 
 
 def as_layout(layout: Any, argument: str = "layout") -> Layout:
     """A Layout as it is; a pattern made one."""
     return layout if isinstance(layout, Layout) else Layout(as_pattern(layout, argument))
+
+
+def layout_of(shape: tuple[int, int], *flat: np.ndarray) -> Layout:
+    """The layout of these blocks, each given once by its flat index, int64; not checked."""
+    together = np.concatenate(flat)
+    together.sort(kind="stable")  # which merges what is sorted already
+    layout = Layout.__new__(Layout)
+    layout._set(shape, *np.divmod(together, shape[1]))
+    layout.__dict__["flat_indices"] = _read_only(together)
+    return layout
 
 
 def positions_among(rising: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -321,8 +335,8 @@ def positions_among(rising: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         return np.full(wanted.shape, -1)
     beyond = int(rising[-1]) + 1
     if rising[0] >= 0 and beyond <= SPREAD * rising.size:  # a table is faster than a search
-        table = np.full(beyond + 1, -1, np.int32)
-        table[rising] = np.arange(rising.size)
+        table = np.full(beyond + 1, -1, np.int16 if rising.size < 2**15 else np.int32)
+        table[rising] = np.arange(rising.size, dtype=table.dtype)
         return table[np.minimum(wanted.astype(np.uint64), np.uint64(beyond))].astype(np.int64)
     positions = np.minimum(np.searchsorted(rising, wanted), rising.size - 1)
     positions[rising[positions] != wanted] = -1
@@ -342,21 +356,6 @@ def _integers(argument: str, numbers: Any) -> np.ndarray:
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"{argument} takes integers, got {array.dtype}")
     return array.astype(np.int64, copy=False)
-
-
-def _walk(lines: np.ndarray, others: np.ndarray, n_lines: int, order: np.ndarray) -> Walk:
-    """Blocks given by (line, other), in stored order, walked line by line, which is `order`."""
-    indptr = np.zeros(n_lines + 1, dtype=np.int32)
-    np.cumsum(np.bincount(lines, minlength=n_lines), out=indptr[1:])
-    return Walk(_read_only(indptr), _int32(others[order]), _int32(order))
-
-
-def _in_order(lines: np.ndarray, n_lines: int) -> np.ndarray:
-    """A stable argsort, by counting: so NumPy sorts numbers of 16 bits."""
-    order = np.argsort(lines.astype(np.uint16), kind="stable")
-    if n_lines > 1 << 16:
-        order = order[np.argsort((lines >> 16).astype(np.uint16)[order], kind="stable")]
-    return order
 
 
 def _int32(array: np.ndarray) -> np.ndarray:

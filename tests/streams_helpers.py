@@ -132,7 +132,7 @@ class Planned:
             return DeviceArray(array.address, array.shape, array.dtype, None, array.owner)
 
         monkeypatch.setattr(plans, "to_device", to_device)
-        self.index = plans.on_device(Layout([[1, 0], [1, 1]]).index)
+        self.index = plans.Sent(Layout([[1, 0], [1, 1]]).index)
 
 
 def make(index, n):

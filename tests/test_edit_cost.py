@@ -8,6 +8,7 @@ import pytest
 import numbsparse as ns
 from numbsparse import nn
 from numbsparse.nn import optim
+from numbsparse.nn.utils.weights import largest
 
 
 def lines_of(call):
@@ -81,6 +82,17 @@ def test_all_that_follows_is_found_once(monkeypatch):
     monkeypatch.setattr(ns.layout, "positions_among", noted)
     call()
     assert len(searched) == 1
+
+
+def test_the_largest_are_those_that_a_stable_sort_has_first(rng):
+    for size in (1, 2, 9, 40):
+        norms = rng.integers(5, size=size).astype(np.float32)
+        norms[rng.random(size) < 0.1] = np.nan
+        for n in range(-1, size + 2):
+            right = np.zeros(size, bool)
+            right[np.argsort(-norms, kind="stable")[: max(n, 0)]] = True
+            if n < np.isfinite(norms).sum() or n >= size:
+                np.testing.assert_array_equal(largest(norms, n), right)
 
 
 def test_what_was_met_is_forgotten_with_another(rng):

@@ -261,6 +261,28 @@ def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
 
 
 @pytest.mark.simulator
+@pytest.mark.parametrize(("dtype", "call"), [("float16", "x @ w"), ("float32", "x @ w.T")])
+def test_x_is_not_read_where_all_gates_of_a_step_are_zero(dtype, call, rng):
+    """By a kernel that takes no gates, where only the GPU knows them."""
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    kept, size = np.array([[1, 0, 1], [1, 1, 0]], bool), 32
+    w = ns.BlockSparse(rng.standard_normal((4, size, size)).astype(dtype), kept).to("cuda")
+    used, gone = (w, 1) if call == "x @ w" else (w.T, 2)  # all of whose gates are zero
+    gates = np.float32([0.5, 0, 0, 3 * (gone == 2)])
+    x = rng.standard_normal((3, used.shape[0])).astype(dtype)
+    dense = ns.ops.scale_blocks(w, ns.to_device(gates)).toarray()
+    dense = dense if used is w else dense.T
+    right = x.astype(np.float64) @ dense
+    x[:, gone * size : (gone + 1) * size] = np.nan
+    kept = ops.all_blocks(w, ns.to_device(gates))
+    how = {"kernel": "k6_hopper", "precision": "high"}
+    y = host(ops.matmul(ns.to_device(x), used, gate=kept, **how))
+    bound = 2 ** (-9 if dtype == "float16" else -8) * (abs(np.nan_to_num(x)) @ abs(dense))
+    assert (abs(y - right) <= bound).all()
+
+
+@pytest.mark.simulator
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_blocks_anywhere_in_memory_have_the_same_dot_products(dtype, rng):
     if not device.is_available():

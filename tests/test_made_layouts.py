@@ -9,6 +9,7 @@ from numbsparse import Layout, device
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.nn import functional as F
+from numbsparse.ops import made as made_layouts
 
 UNIT = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-24, "float64": 2**-53}
 
@@ -148,6 +149,69 @@ def test_its_products(case, rng, place, put):
     assert (abs(kept.astype(np.float64) - full) <= bound).all()
 
 
+@pytest.fixture
+def spare(monkeypatch):
+    """Indexes of layouts that are gone: none at first."""
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    monkeypatch.setattr(made_layouts, "_spare", {})
+    return made_layouts._spare
+
+
+def test_the_index_of_one_that_is_gone_serves_the_next(rng, spare):
+    """With its plans and what was recorded; what comes out is of the new blocks."""
+    x, dy = (rng.standard_normal((2, n)).astype(np.float16) for n in (64, 96))
+    x_there, dy_there, ones = map(ns.to_device, (x, dy, np.ones((4, 32, 32), np.float16)))
+    rows, columns = (device.empty((4,), np.int32) for _ in range(2))
+    indexes = []
+    for blocks in ([0, 4, 2], [1, 2], [1, 2, 3, 5], [5]):  # the last is written by what is recorded
+        for array, lines in zip((rows, columns), np.divmod(blocks, 3), strict=True):
+            device.refill(array, np.append(lines, [-1] * (4 - len(blocks))).astype(np.int32))
+        layout = Layout.on_device(rows, columns, (2, 3))
+        indexes.append(layout.device_index)
+        pattern = np.isin(np.arange(6), blocks).reshape(2, 3)
+        assert layout.to_host() == Layout(pattern)
+        if len(indexes) != 2:
+            mask, w = np.kron(pattern, np.ones((32, 32))), ns.BlockSparse(ones, layout)
+            y = ns.matmul(x_there, w, kernel="k6_hopper")
+            close(y, x.astype(np.float64), mask, "float16")
+            dw = ns.sddmm(x_there.T, dy_there, layout, kernel="k8_small_batch")
+            right = np.where(mask, x.T.astype(np.float64) @ dy, 0)
+            np.testing.assert_allclose(dw.toarray(), right, atol=1e-3, rtol=2e-3)
+            del w, dw
+        del layout
+    assert len({id(index) for index in indexes}) == 1
+
+
+def test_an_index_that_may_still_be_used_serves_no_other(monkeypatch, spare):
+    places = ns.to_device(np.arange(2))
+
+    def made():
+        return Layout.on_device(places, places, (2, 2))
+
+    first, second = made(), made()
+    index = second.device_index
+    assert index is not first.device_index
+    del second
+    assert made().device_index is index
+    for stream in (None, 7):  # one that is captured, and another one
+        layout = made()
+        assert layout.device_index is index
+        with monkeypatch.context() as within:
+            within.setattr(made_layouts, "_stream_in_use", lambda stream=stream: stream)
+            assert layout.device_index is index
+        del layout
+        other = made()
+        assert other.device_index is not index
+        index = other.device_index
+        del other
+    spare.clear()
+    layout = made()
+    layout.device_index.made.launches.extend([None] * (made_layouts.MOST_PLANS + 1))
+    del layout
+    assert not spare  # it has plans for too many batches
+
+
 def close(y, a, b, dtype):
     """y is a @ b, but for rounding it and its sums."""
     exact, size = a @ b, abs(a) @ abs(b)
@@ -232,7 +296,24 @@ def test_what_it_refuses(rng, place, put):
         layout | layout
     assert layout == layout
     assert layout != made(np.ones((1, 1), bool), rng, put, more=0)
-    assert repr(layout) == f"Layout(1 x 1, at most 1 blocks, on {place})"
+
+
+def test_it_says_blocks_where_they_were_counted_and_places_before(rng, place, put):
+    layout = made(np.array([[1, 0, 1, 0]], bool), rng, put)
+    w = ns.BlockSparse(put(np.ones((4, 32, 32), np.float32)), layout)
+    there = "" if place == "cpu" else ", on cuda"
+    for _ in range(2):
+        counted = place == "cpu" or layout._kept is not None
+        said = (
+            "{}2 blocks{} in 4 places, density 0.5"
+            if counted
+            else "{}places for 4 blocks{}, density 1 at most"
+        )
+        assert repr(layout) == said.format("Layout(1 x 4, ", "") + f", on {place})"
+        size = " of 32 x 32"
+        assert repr(w) == said.format("BlockSparse(32 x 128, float32, ", size) + f"{there})"
+        assert layout.density == w.density == (0.5 if counted else 1)
+        assert layout.check() == 2
 
 
 def test_places_are_not_mixed(rng):

@@ -16,6 +16,7 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS
 from numbsparse.kernels.matmul.k8_small_batch.plan import lines_of, plan_lines
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.plans import planned
+from numbsparse.ops.index import with_gates
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes kernels")
 weight_grad = import_module("numbsparse.kernels.matmul.k6_hopper.weight_grad")
@@ -72,6 +73,43 @@ def test_records_are_those_of_the_host_without_its_grouping(name, size, rng, mon
                 there = np.s_[inputs : inputs + (wanted[counts] & 255)]
                 np.testing.assert_array_equal(got[there], wanted[there])
                 np.testing.assert_array_equal(got[end : end + blocks], wanted[end : end + blocks])
+
+
+def blocks_of(record, tile):
+    """[(strip of the group, tile of x, kept block)] of a step, and whether it is the last."""
+    found, end = [], tile.SHARES + 1 + tile.INPUTS
+    inputs, blocks = record[tile.SHARES] & 255, record[tile.SHARES] >> 8
+    for share in range(tile.SHARES):
+        mask = int(record[share])
+        own = [b for b in range(tile.INPUTS * tile.SHARE) if mask >> b & 1]
+        assert mask >> plan.BEFORE & plan.MOST == len(found)
+        for bit in own:
+            place, strip = divmod(bit, tile.SHARE)
+            assert place < inputs
+            x, block = record[tile.SHARES + 1 + place], record[end + len(found)]
+            found.append((share * tile.SHARE + strip, x, block))
+    assert len(found) == blocks
+    assert len({x for _, x, _ in found}) == inputs  # none that no block needs
+    return found, bool(record[0] & plan.LAST)
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_steps_of_gated_blocks_are_without_those_of_zero(size, rng, monkeypatch):
+    monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
+    layout = Layout(rng.random((9, 20)) < 0.5)
+    gates = rng.integers(3, size=layout.n_blocks).astype(np.float32)
+    gates[0], gates[1] = np.nan, -0.0
+    gated = with_gates(layout, ns.to_device(gates)).device_index
+    for n, tile in enumerate(tiles_of(size, monkeypatch)):
+        how = n % 2 == 0, tile, n % 3 == 0
+        of = planned(gated.gates[0], steps_of, *how)
+        left = planned(gated, steps_of, *how)
+        assert left[1:] == of[1:]  # the same object says their lengths
+        for record, wanted in zip(of[0].numpy(), left[0].numpy(), strict=True):
+            found, last = blocks_of(record.view(np.uint32), tile)
+            number = [(block & (plan.EDGE - 1)) // tile.PARTS // tile.ACROSS for *_, block in found]
+            right = [of for of, block in zip(found, number, strict=True) if gates[block] != 0]
+            assert blocks_of(wanted.view(np.uint32), tile) == (right, last)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from numbsparse import device
 from numbsparse.kernels.matmul import rung
-from numbsparse.kernels.parts.plans import on_device
+from numbsparse.kernels.parts.plans import Sent
 from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung
 
@@ -55,7 +55,7 @@ def test_mixed_strides(rng):
         for dy_major in (dy, dy.T.copy().T):
             operands = [to_device_as_it_lies(a) for a in (x_major, dy_major)]
             out = device.to_device(np.full((3, 32, 32), np.nan, np.float16))
-            hopper.weight_grad(*operands, on_device(layout.index), out)
+            hopper.weight_grad(*operands, Sent(layout.index), out)
             for block, row, column in zip(
                 out.numpy(), layout.index.block_rows, layout.index.block_columns, strict=True
             ):

@@ -118,13 +118,18 @@ def repeated(
         known[key] = None
 
 
-def _recorded(work: Callable[[], None], operands: tuple[Any, ...]) -> Replay | None:
+def apart(work: Callable[[], Any]) -> tuple[Any, Replay]:
+    """(what the work gives, its launches); whoever records meanwhile does not have these."""
     replay = Replay()
     token = runtime.replay.set(replay)
     try:
-        work()
+        return work(), replay
     finally:
         runtime.replay.reset(token)
+
+
+def _recorded(work: Callable[[], None], operands: tuple[Any, ...]) -> Replay | None:
+    _, replay = apart(work)
     own = set(map(id, owners_of(operands)))
     replay.held = [block for block in replay.held if id(block) not in own]
     return replay if replay.is_whole and replay.starts else None

@@ -7,13 +7,13 @@ bits are counted along lines, lines are summed up, and each word writes where it
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda, int32, int64, uint32
 
-from numbsparse.device import SIMULATED, DeviceArray, current_stream, empty, is_capturing
+from numbsparse.device import SIMULATED, DeviceArray, current_stream, empty, is_capturing, replay
 from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import THREADS, blocks, fill
 from numbsparse.kernels.ptx import shfl_idx
@@ -37,7 +37,9 @@ class Made(NamedTuple):
     rows: Bits
     columns: Bits
     found: DeviceArray  # (4,) int32: KEPT, TWICE, OUTSIDE, DISTINCT
+    cleared: DeviceArray  # all that is zero at first
     is_captured: bool  # made within a capture, which makes it anew in each replay
+    launches: list[Any]  # of its plans
 
 
 def index_of(
@@ -51,26 +53,42 @@ def index_of(
     sides = [(n, -(-m // 32)) for n, m in (shape, shape[::-1])]
     sizes = [4, *(n * words for n, words in sides), *[capacity] * 5]
     whole = empty((sum(sizes),), np.int32)
-    fill(whole, 0)
     ends = np.cumsum(sizes).tolist()
     parts = [whole[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    found, of_rows, of_columns, *arrays = parts
+    found, of_rows, of_columns, indices, places, inputs, of_column, block_rows = parts
     row_bits, column_bits = (
         Bits(part.view(np.uint32).reshape(side), empty(side, np.int32))
         for part, side in zip((of_rows, of_columns), sides, strict=True)
     )
     starts = [empty((n + 1,), np.int32) for n in shape]
-    tables = *row_bits, *column_bits
-    launch(mark, blocks(rows.size), THREADS, rows, columns, tables[0], tables[2], found)
-    launch(count_along_lines(), sum(shape), 32, *tables, *starts)
-    launch(sum_lines(), 2, LINES, *starts, capacity, found)
-    words = sum(n * words for n, words in sides)
-    launch(write_blocks, blocks(max(words, capacity)), THREADS, *tables, *starts, found, *arrays)
-    indices, places, inputs, of_column, block_rows = arrays
     captured = is_capturing() or current_stream().is_captured
-    made = Made(row_bits, column_bits, found, captured)
+    made = Made(row_bits, column_bits, found, whole, captured, [])
     walks = Walk(starts[0], indices, places), Walk(starts[1], inputs, of_column)
-    return Index(*walks, block_rows, indices, made=made)
+    index = Index(*walks, block_rows, indices, made=made)
+    _write(index, rows, columns)
+    return index
+
+
+def _write(index: Index, rows: DeviceArray, columns: DeviceArray) -> None:
+    made, walks = index.made, (index.rows, index.columns)
+    starts, tables = [walk.indptr for walk in walks], (*made.rows, *made.columns)
+    arrays = *walks[0][1:], *walks[1][1:], index.block_rows
+    capacity, words = index.block_rows.size, made.rows.words.size + made.columns.words.size
+    fill(made.cleared, 0)
+    launch(mark, blocks(rows.size), THREADS, rows, columns, tables[0], tables[2], made.found)
+    launch(count_along_lines(), sum(a.size - 1 for a in starts), 32, *tables, *starts)
+    launch(sum_lines(), 2, LINES, *starts, capacity, made.found)
+    grid = blocks(max(words, capacity))
+    launch(write_blocks, grid, THREADS, *tables, *starts, made.found, *arrays)
+
+
+def write_again(index: Index, rows: DeviceArray, columns: DeviceArray) -> None:
+    """Let it be the index of these blocks, with its plans, on the stream that it was made on."""
+    stream, work = current_stream(), partial(_write, index, rows, columns)
+    what = _write, rows.identity, columns.identity
+    replay.repeated(index.replays, what, (rows, columns), stream, work)
+    for launches in index.made.launches:
+        launches.start((), stream)
 
 
 @cuda.jit(device=True)

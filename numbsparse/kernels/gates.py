@@ -21,6 +21,7 @@ from numbsparse.kernels.parts.fragments import UNPACK, scaling
 from numbsparse.kernels.ptx import load_4xf32, load_4xu32, store_4xu32
 
 ZERO = np.float32(0)
+DEEP = 4  # pieces of a thread
 MOST_LANES = 8 if SIMULATED else 256  # threads that sum a block together, a power of 2
 
 
@@ -33,7 +34,7 @@ def scale_blocks(a, where, by, gates, to_all, out):
         launch(scale_blocks_kernel, blocks(out.size), THREADS, *args, width, out.span)
         return
     kernel, shift = scale_pieces_kernel(out.dtype.name), pieces.bit_length() - 1
-    launch(kernel, blocks(out.size // piece), THREADS, *args, shift, out.span)
+    launch(kernel, blocks(-(-out.size // (piece * DEEP))), THREADS, *args, shift, out.span)
 
 
 def block_dots(a, b, where, gates, dots):
@@ -63,29 +64,36 @@ def scale_blocks_kernel(a, where, by, gates, to_all, width, out):
 
 @cache
 def scale_pieces_kernel(dtype: str) -> Any:
-    """The same, a thread for each of 2^shift pieces of 16 bytes: of float32, or 16-bit floats."""
-    PIECE, scaled = 4 if dtype == "float32" else 8, scaling(dtype)
+    """The same, by pieces of 16 bytes, 2^shift a block: of float32, or 16-bit floats.
 
-    @cuda.jit(device=True)
-    def scale_piece(a, at, factor, out, to):
-        w0, w1, w2, w3 = load_4xu32(a, at)
-        store_4xu32(
-            out, to, scaled(w0, factor), scaled(w1, factor), scaled(w2, factor), scaled(w3, factor)
-        )
+    A thread has DEEP of them under way.
+    """
+    PIECE, scaled = 4 if dtype == "float32" else 8, scaling(dtype)
 
     @cuda.jit
     def kernel(a, where, by, gates, to_all, shift, out):
-        i = int64(cuda.grid(1))
-        if i * PIECE >= out.size:
-            return
-        block = i >> shift
-        source = int64(where[block])
-        gate, none = block if to_all else source, uint32(0)
-        if source < 0 or gates[gate] == ZERO:
-            store_4xu32(out, i * PIECE, none, none, none, none)
-        else:
-            at = (source << shift) + i - (block << shift)
-            scale_piece(a, at * PIECE, by[gate], out, i * PIECE)
+        words, factors = cuda.local.array((DEEP, 4), uint32), cuda.local.array(DEEP, float32)
+        first = int64(cuda.blockIdx.x) * (THREADS * DEEP) + cuda.threadIdx.x
+        pieces = out.size // PIECE
+        for k in range(DEEP):
+            i = first + k * THREADS
+            factors[k] = ZERO
+            for n in range(4):
+                words[k, n] = uint32(0)
+            if i < pieces:
+                block = i >> shift
+                source = int64(where[block])
+                gate = block if to_all else source
+                if source >= 0 and gates[gate] != ZERO:
+                    at, factors[k] = (source << shift) + i - (block << shift), by[gate]
+                    w0, w1, w2, w3 = load_4xu32(a, at * PIECE)
+                    words[k, 0], words[k, 1], words[k, 2], words[k, 3] = w0, w1, w2, w3
+        for k in range(DEEP):
+            i, own, by_this = first + k * THREADS, words[k], factors[k]
+            if i < pieces:
+                w0, w1 = scaled(own[0], by_this), scaled(own[1], by_this)
+                w2, w3 = scaled(own[2], by_this), scaled(own[3], by_this)
+                store_4xu32(out, i * PIECE, w0, w1, w2, w3)
 
     return kernel
 

@@ -79,9 +79,11 @@ def remapped(array: Any, old: Form, new: Form, fresh: Any = None) -> Any:
     Zeros without `fresh`. `old` and `new` differ only in their layout, and in whether the matrix is
     a transposed view.
     """
-    if fresh is not None:
-        fresh = new.matrix(moved(fresh, array.device))
-    mapped = ops.remap(old.matrix(array), new.matrix_layout, fresh)
+    fresh = None if fresh is None else moved(fresh, array.device)
+    if old.layout is not None and new.layout is not None and old.is_transposed == new.is_transposed:
+        return ops.in_layout(array, new.layout, old.layout, fresh)
+    wanted = None if fresh is None else new.matrix(fresh)
+    mapped = ops.remap(old.matrix(array), new.matrix_layout, wanted)
     return mapped.stored_as(new.matrix(mapped.values), "array").values
 
 

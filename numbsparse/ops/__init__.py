@@ -21,7 +21,7 @@ from numbsparse.ops.activations import (
     softplus,
 )
 from numbsparse.ops.affine_norm import affine_norm, affine_norm_grad, affine_norm_sums
-from numbsparse.ops.algebra import block_norms, checked_norm, remap
+from numbsparse.ops.algebra import block_norms, checked_norm, in_layout, remap
 from numbsparse.ops.average import average_step
 from numbsparse.ops.cell import cell, cell_grad
 from numbsparse.ops.columns import column_dots, scale_columns
@@ -189,6 +189,7 @@ __all__ = [
     "glu_grad",
     "guarded_adam_numbers",
     "guarded_sgd_numbers",
+    "in_layout",
     "in_order",
     "index_beside",
     "inside",

@@ -58,9 +58,15 @@ def remap(w: BlockSparse, layout: Any, fresh: BlockSparse | None = None) -> Bloc
         return w
     if w.is_transposed:
         return remap(w.T, layout.T, None if fresh is None else fresh.T).T
-    where = positions_beside(layout, w.stored_layout, w.values)
-    values = _taken(w.values, where, None if fresh is None else fresh.values)
-    return BlockSparse(values, layout, shape=w.shape)
+    of = None if fresh is None else fresh.values
+    mapped = w.with_values(in_layout(w.values, layout, w.stored_layout, of))
+    mapped.stored_layout = layout
+    return mapped
+
+
+def in_layout(values: Any, layout: Layout, other: Layout, fresh: Any = None) -> Any:
+    """Stored values of `other` in the order of `layout`, with `fresh` ones, or zeros, between."""
+    return _taken(values, positions_beside(layout, other, values), fresh)
 
 
 def block_norms(w: BlockSparse, by: str = "l2", tap_features: int | None = None) -> Any:

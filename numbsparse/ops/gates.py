@@ -3,7 +3,7 @@
 Blocks whose gate is zero are left out: a smaller layout, made once for each set of them. Under a
 capture for `ns.graph`, where their numbers are not known, and in a layout that `on_device` made,
 they stay, as zeros. A kernel that takes gates reads w as it is, and may skip them; for others the
-gated blocks are computed first.
+gated blocks are computed first, and the plan of a product may leave zeros out on the GPU.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from numbsparse import edits
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty, is_capturing, is_own, to_device
 from numbsparse.dtypes import type_name
-from numbsparse.kernels.parts.plans import on_device
+from numbsparse.kernels.parts.plans import Sent
 from numbsparse.layout import Index, Layout
 from numbsparse.ops.embedding import take_rows
-from numbsparse.ops.index import index_beside
+from numbsparse.ops.index import index_beside, with_gates
 from numbsparse.ops.made import MadeLayout
 from numbsparse.ops.operands import operand
 from numbsparse.ops.shape import reshape
@@ -38,6 +38,7 @@ class Selection(NamedTuple):
     found: Any  # where in `layout` each block of `full` is, int32, -1 where it is not
     gates: Any
     places: Places | None = None  # on a GPU, if blocks are left out
+    is_known: bool = True  # whether the host knows which are zero
 
     def index_beside(self, array: Any) -> Index:
         """Of the layout, with blocks named by where they are in `full`."""
@@ -55,7 +56,7 @@ class Places:
         own, chosen = self._layout.index, self._chosen
         rows = own.rows._replace(blocks=chosen)  # which were numbered row by row
         columns = own.columns._replace(blocks=chosen[own.columns.blocks])
-        return on_device(Index(rows, columns, own.block_rows, own.block_columns))
+        return Sent(Index(rows, columns, own.block_rows, own.block_columns))
 
 
 class Known(NamedTuple):
@@ -146,7 +147,7 @@ def _selected(w: BlockSparse, gates: Any, known: Known | None) -> Selection:
     """`select_gated`, of gates of which this is known, or nothing."""
     full, on_gpu = w.stored_layout, isinstance(gates, DeviceArray)
     if known is None or known.key is None:
-        return all_blocks(w, gates)
+        return all_blocks(w, gates)._replace(is_known=known is not None)
     made = _selections.setdefault(full, {})
     mask, key = known.mask, (on_gpu and gates.device_id, on_gpu, known.key)
     found = made.pop(key, None)
@@ -166,12 +167,12 @@ def _selected(w: BlockSparse, gates: Any, known: Known | None) -> Selection:
 
 
 def all_blocks(w: BlockSparse, gates: Any) -> Selection:
-    """All of w."""
+    """All of w, whatever the gates are."""
     full = w.stored_layout
     if not isinstance(gates, DeviceArray):
         return Selection(full, full, None, None, gates)
     everything = index_beside(full, gates).rows.blocks  # 0, 1, 2, ...
-    return Selection(full, full, everything, everything, gates)
+    return Selection(full, full, everything, everything, gates, None, False)
 
 
 _selections: WeakKeyDictionary[Layout, dict[Any, Any]] = WeakKeyDictionary()
@@ -208,16 +209,22 @@ def _seen(numbers: np.ndarray) -> Known:
 _seen_of: WeakKeyDictionary[Any, tuple[Any, Known]] = WeakKeyDictionary()
 
 
-def gated(w: BlockSparse, by: Any, kept: Selection) -> BlockSparse:
-    """by[b] * w.data[b] of the blocks that are kept, in their layout."""
+def gated(w: BlockSparse, by: Any, kept: Selection, within: bool = False) -> BlockSparse:
+    """by[b] * w.data[b] of the blocks that are kept, in their layout.
+
+    `within` a product, which is done with it before the gates are others, kernels may skip zeros.
+    """
+    layout = kept.layout
     if isinstance(by, DeviceArray):
-        values = _scaled_on_gpu(w.values, kept.chosen, by, kept, False, kept.layout.n_blocks)
+        values = _scaled_on_gpu(w.values, kept.chosen, by, kept, False, layout.n_blocks)
+        if within and not kept.is_known and not isinstance(layout, MadeLayout):
+            layout = with_gates(layout, kept.gates)
     elif kept.chosen is None:
         values = _scaled(w.values, by)
         values[kept.gates == 0] = 0
     else:
         values = _scaled(w.values[kept.chosen], by[kept.chosen], own=True)
-    return BlockSparse(values, kept.layout, shape=w.shape)
+    return BlockSparse(values, layout, shape=w.shape)
 
 
 def ungated(v: BlockSparse, by: Any, kept: Selection) -> BlockSparse:

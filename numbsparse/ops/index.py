@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from numbsparse.device import DeviceArray, on, runtime, to_device
-from numbsparse.kernels.parts.plans import on_device
+from numbsparse.kernels.parts.plans import Sent
 from numbsparse.layout import Index, Layout
 
 
@@ -22,13 +22,25 @@ def index_beside(layout: Layout, array: Any) -> Index:
         known = _device_index.setdefault(layout, {})  # equal layouts share one
         if device not in known:
             with on(device):
-                known[device] = on_device(layout.index)
+                known[device] = Sent(layout.index)
         index = layout.device_index = known[device]
     return index
 
 
+def with_gates(layout: Layout, gates: DeviceArray) -> Layout:
+    """The same layout; kernels may leave out those of its blocks whose gate is zero."""
+    index, gated = index_beside(layout, gates), Layout.__new__(Layout)
+    vars(gated).update({name: of for name, of in vars(layout).items() if name != "T"})
+    gated.device_index = Index.__new__(type(index))
+    own = {"gates": (index, gates), "plans": {}, "calls": {}, "replays": {}}
+    vars(gated.device_index).update(vars(index) | own)
+    return gated
+
+
 def _number(index: Index) -> int:
     """Of the GPU where the arrays are."""
+    if isinstance(index, Sent):
+        return index.device_id
     array: Any = index.block_rows
     return array.device_id
 

@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from functools import cached_property
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from numbsparse.device import DeviceArray
-from numbsparse.layout import MOST, Index, Layout, grid_of
+from numbsparse.device import DeviceArray, current_stream, is_capturing, runtime
+from numbsparse.layout import MOST, Index, Layout, grid_of, layout_of
 from numbsparse.ops.operands import check_integers, in_order, operand
 from numbsparse.ops.shape import reshape
 from numbsparse.patterns.checks import integer
 
+Home = tuple[tuple[int, int], int, int | None]  # shape, capacity, and the stream of its making
+
+MOST_PLANS = 16  # of an index that is spared: all are made again for the next layout
+MOST_HOMES = 8
+_spare: dict[Home, list[tuple[Index, str]]] = {}  # indexes of layouts that are gone, and words
 _numbers = count()
 
 
 class MadeLayout(Layout):
-    """What `Layout.on_device` gives. It refuses what only the host can know of a layout."""
+    """What `Layout.on_device` gives. It refuses what only the host can know of a layout.
 
-    def __init__(self, shape: tuple[int, int], capacity: int, made: Layout | Index):
+    The index of one that is gone serves the next one of its shape on its stream, with plans,
+    recorded products and its word; unless a graph, or another stream, may still use it.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int], capacity: int, made: Layout | Index, home: Home | None = None
+    ):
         self.shape, self._capacity = shape, capacity
         self._made = made  # of the CPU, the layout of the blocks alone
+        self._kept = made.n_blocks if isinstance(made, Layout) else None  # once they are counted
+        self._home = home  # None if its index is not spared
+
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        home, made = self._home, self._made
+        if ending() or home is None or home[2] is None or isinstance(made, Layout):
+            return
+        if len(made.made.launches) <= MOST_PLANS:
+            if home not in _spare and len(_spare) >= MOST_HOMES:
+                _spare.clear()
+            _spare.setdefault(home, []).append((made, self.word))
 
     @property
     def n_blocks(self) -> int:
@@ -52,7 +76,21 @@ class MadeLayout(Layout):
             )
         if distinct > kept:
             raise ValueError(_too_small(self._capacity, distinct))
+        if not self._made.made.is_captured:  # which each replay makes anew
+            self._kept = kept
         return kept
+
+    @property
+    def density(self) -> float:
+        """Of its blocks, if they were counted, else of its places."""
+        blocks = self._capacity if self._kept is None else self._kept
+        return blocks / (self.shape[0] * self.shape[1])
+
+    def counted(self, size: str = "") -> str:
+        if self._kept is None:
+            return f"places for {self._capacity} blocks{size}, density {self.density:.3g} at most"
+        places = "" if self._kept == self._capacity else f" in {self._capacity} places"
+        return f"{self._kept} blocks{size}{places}, density {self.density:.3g}"
 
     def to_host(self) -> Layout:
         """The same blocks as a layout of the host, which has all that layouts have; after `check`.
@@ -74,6 +112,8 @@ class MadeLayout(Layout):
     @property
     def device_index(self) -> Index:  # type: ignore[override]
         if isinstance(self._made, Index):
+            if self._home is not None and _stream_in_use() != self._home[2]:
+                self._home = None
             return self._made
         raise TypeError("this layout is on the CPU: make it from coordinates on the GPU")
 
@@ -90,8 +130,7 @@ class MadeLayout(Layout):
         return id(self)
 
     def __repr__(self) -> str:
-        grid = "{} x {}".format(*self.shape)
-        return f"Layout({grid}, at most {self._capacity} blocks, on {self.place})"
+        return "Layout({} x {}, {}, on {})".format(*self.shape, self.counted(), self.place)
 
 
 @in_order
@@ -121,7 +160,8 @@ def on_device(
     Layout
         With `check()`, which waits for the GPU and says how many blocks there are, and
         `to_host()`, a layout as others are. What only the host could know (`pattern`, `T`,
-        `indices`) raises TypeError.
+        `indices`) raises TypeError. `density` is that of all places until `check` counted the
+        blocks, as what is printed says.
 
     Raises
     ------
@@ -136,14 +176,15 @@ def on_device(
     Notes
     -----
     On a GPU its products take blocks of 32, 64 and 128, of float16, bfloat16 and float32, and
-    compute capability 8.0; they are fastest on 9.0. On a CPU they take what others take.
+    compute capability 8.0; they are fastest on 9.0. On a CPU they take what others take. The memory
+    of a layout's index and plans stays for the next one of its shape and capacity.
 
     Examples
     --------
     >>> import numpy as np, numbsparse as ns
     >>> layout = ns.Layout.on_device(np.array([1, 0, -1]), np.array([0, 2, 0]), (2, 3))
     >>> layout, layout.check()
-    (Layout(2 x 3, at most 3 blocks, on cpu), 2)
+    (Layout(2 x 3, 2 blocks in 3 places, density 0.333, on cpu), 2)
     >>> layout.to_host().pattern.astype(int)
     array([[0, 0, 1],
            [1, 0, 0]])
@@ -161,9 +202,25 @@ def on_device(
     rows, columns = (reshape(a, (a.size,)) for a in (rows, columns))
     if not gpu:
         return MadeLayout(shape, capacity, _of_host(rows, columns, shape, capacity))
-    from numbsparse.kernels.coordinates import index_of
+    from numbsparse.kernels.coordinates import index_of, write_again
 
-    return MadeLayout(shape, capacity, index_of(rows, columns, shape, capacity))
+    home = shape, capacity, _stream_in_use()
+    try:
+        index, word = _spare.get(home, []).pop()
+    except IndexError:
+        return MadeLayout(shape, capacity, index_of(rows, columns, shape, capacity), home)
+    write_again(index, rows, columns)
+    layout = MadeLayout(shape, capacity, index, home)
+    layout.word = word
+    return layout
+
+
+def _stream_in_use() -> int | None:
+    """The number of the stream; None where it is captured, or several GPUs have one each."""
+    stream = current_stream()
+    if is_capturing() or runtime.several_devices or stream.is_captured:
+        return None
+    return int(stream.handle)
 
 
 def _of_host(
@@ -185,9 +242,7 @@ def _of_host(
         )
     if flat.size > capacity:
         raise ValueError(_too_small(capacity, flat.size))
-    lines, others = np.divmod(flat, shape[1])
-    indptr = np.searchsorted(lines, np.arange(shape[0] + 1))
-    return Layout.from_arrays(indptr, others, shape)
+    return layout_of(shape, flat)
 
 
 def _too_small(capacity: int, blocks: int) -> str:

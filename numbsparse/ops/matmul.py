@@ -78,10 +78,10 @@ def matmul(
         blocks a layout is made and planned; the last four are remembered. Gates are copied from a
         GPU to the host once after each change that this library makes to them; another library's
         arrays are copied at every product. Within a step that `ns.graph` captures nothing is
-        copied: `k8_small_batch` skips zeros, others take as long as with all gates one, and results
-        are the same, unless x has infinity or NaN. NaN and infinity as gates are multiplied like
-        any number. In a layout that `Layout.on_device` made the host looks at no gate either, and
-        they are in the order of `w.values`, for `w.T` too.
+        copied: `k8_small_batch` and `k6_hopper` skip zeros, others take as long as with all gates
+        one, and results are the same, unless x has infinity or NaN. NaN and infinity as gates are
+        multiplied like any number. In a layout that `Layout.on_device` made the host looks at no
+        gate either, and they are in the order of `w.values`, for `w.T` too.
     out : array, (..., out_features), or (in_features, batch) in `w @ x`, optional
         C-contiguous, of the same dtype, in memory that no operand has; written whole and returned.
     kernel : str
@@ -381,7 +381,8 @@ def _run(
         compute(x, values, kept.index_beside(x), y, precision, gates=kept.gates)
         return
     if kept is not None:
-        values = gated(w.T if w.is_transposed else w, kept.gates, kept).values
+        v = gated(w.T if w.is_transposed else w, kept.gates, kept, within=True)
+        values, layout = v.values, v.stored_layout
     compute(x, taken(layout, values), index_beside(layout, x), y, precision)
 
 

@@ -26,7 +26,8 @@ def case(
 ) -> str:
     """A product, with its sizes rounded to powers of two: what is near shares the choice."""
     lines, columns = (_rounded(n * block_size) for n in layout.shape)
-    density = _rounded(1 / layout.density) if layout.n_blocks else 0
+    blocks = layout.n_blocks  # of one made on a GPU places, whether the blocks are counted or not
+    density = _rounded(layout.shape[0] * layout.shape[1] / blocks) if blocks else 0
     return (
         f"{product} {dtype} {precision} B={block_size} batch={_rounded(batch)} "
         f"features={lines}x{columns} density=1/{density}"

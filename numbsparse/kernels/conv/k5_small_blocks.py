@@ -20,7 +20,7 @@ from numbsparse.kernels.conv import chosen
 from numbsparse.kernels.conv.k1_naive import repair_lines
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.matmul.reach import reach
-from numbsparse.kernels.parts.plans import on_device, planned
+from numbsparse.kernels.parts.plans import Sent, planned
 from numbsparse.kernels.views import span
 from numbsparse.layout import Index, Layout
 
@@ -80,7 +80,7 @@ def merge(index: Index, n_taps: int, B: int) -> tuple[Any, ...]:
     homes = number[down, across] * along**2 + cell
     cells = np.full((merged.block_rows.size, along**2), -1, np.int32)
     cells.reshape(-1)[homes] = np.arange(homes.size)
-    return on_device(merged), cells, homes.astype(np.int32)
+    return Sent(merged), cells, homes.astype(np.int32)
 
 
 def packed(values: DeviceArray, cells: DeviceArray) -> DeviceArray:

@@ -57,7 +57,7 @@ def give(times, heap, cost):
 def in_turn(owners: np.ndarray, places: int) -> tuple[np.ndarray, np.ndarray]:
     """(pieces place by place, each place's in their order; where each place begins)."""
     order, starts = np.empty(owners.size, np.int64), np.zeros(places + 1, np.int64)
-    _take_turns(owners.astype(np.int64), order, starts)
+    _take_turns(owners.astype(np.int64, copy=False), order, starts)
     return order, starts.astype(np.int32)
 
 

@@ -12,7 +12,9 @@ from numbsparse.device import (
     DeviceArray,
     current_stream,
     empty,
+    on,
     outside_capture,
+    replay,
     to_device,
 )
 from numbsparse.layout import Index, Walk
@@ -26,19 +28,30 @@ def scratch(size: int, dtype: Any) -> np.ndarray:
     return np.zeros(size, dtype).view(Scratch)
 
 
-def on_device(index: Index) -> Index:
-    """The index arrays on the GPU."""
-    with outside_capture():
-        return Index(
-            Walk(*map(to_device, index.rows)),
-            Walk(*map(to_device, index.columns)),
-            to_device(index.block_rows),
-            to_device(index.block_columns),
-            on_host=index,
-        )
+class Sent(Index):
+    """The index arrays on the GPU in use, sent there when they are first asked for.
+
+    Most kernels follow a plan that the host made, and ask for none.
+    """
+
+    device_id: int
+
+    def __init__(self, on_host: Index):
+        own: dict[str, Any] = {"on_host": on_host, "plans": {}, "calls": {}, "replays": {}}
+        vars(self).update(own, device_id=current_stream().device)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("rows", "columns", "block_rows", "block_columns"):
+            raise AttributeError(name)
+        arrays = getattr(self.on_host, name)
+        with on(self.device_id), outside_capture():
+            sent = Walk(*map(to_device, arrays)) if type(arrays) is Walk else to_device(arrays)
+        vars(self)[name] = sent
+        return sent
 
 
 _on_gpu: dict[Any, Callable[..., tuple[Any, ...]]] = {}
+_wanted: dict[Any, Callable[..., tuple[Any, ...]]] = {}
 
 
 def on_gpu_of(make: Any) -> Callable[[Any], Any]:
@@ -54,12 +67,30 @@ def on_gpu_of(make: Any) -> Callable[[Any], Any]:
     return register
 
 
+def wanted_of(make: Any) -> Callable[[Any], Any]:
+    """A decorator: this function leaves blocks whose gate is zero out of a plan of `make`.
+
+    Of gates, the plan of all blocks and the same arguments it makes one for the next launch.
+    """
+
+    def register(function: Any) -> Any:
+        _wanted[make] = function
+        return function
+
+    return register
+
+
 def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tuple[Any, ...]:
     """make(index, *key), with the index as NumPy arrays; its result's arrays go where the index is.
 
     It is called once for every layout and `key`, and its result lives as long as the layout. For
-    a layout made on the GPU, the function registered by `on_gpu_of` is called.
+    a layout made on the GPU, the function registered by `on_gpu_of` is called. With gates that only
+    the GPU knows, that of `wanted_of` is called every time.
     """
+    if index.gates is not None:
+        of, gates = index.gates
+        plan = planned(of, make, *key)
+        return _wanted[make](gates, plan, *key) if make in _wanted else plan
     stream = current_stream()
     found = index.plans.get((make, key, stream.handle))
     if found is None or stream.is_captured:
@@ -75,7 +106,9 @@ def _on_stream(index: Index, make: Any, key: Any, stream: Any) -> tuple[Any, ...
         if make not in _on_gpu:
             raise ValueError("this plans its layout on the host: take to_host() of the layout")
         with _where(index):
-            shared = index.plans[make, key] = _on_gpu[make](index, *key)
+            shared, launches = replay.apart(lambda: _on_gpu[make](index, *key))
+        index.plans[make, key] = shared
+        index.made.launches.append(launches)
     elif shared is None:
         result = make(index.on_host or index, *key)
         shared = index.plans[make, key] = _sent(index, result, np.ndarray)

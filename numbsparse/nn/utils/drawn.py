@@ -18,19 +18,22 @@ def absent_blocks(layout: Layout, n: int, rng: np.random.Generator) -> np.ndarra
     found = own[:0]
     while found.size < n:  # of those drawn at least every other is new
         drawn = rng.integers(total, size=2 * n)
-        found = np.unique(np.concatenate([found, drawn[layout.find(0, drawn) < 0]]))
+        found = np.sort(np.concatenate([found, drawn[layout.find(0, drawn) < 0]]))
+        found = found[np.diff(found, prepend=-1) > 0]
     return rng.choice(found, n, replace=False)
 
 
 def swapped(
     flat: np.ndarray, chosen: np.ndarray, columns: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which of the chosen blocks go, as places in `flat`, and the blocks that they become.
+    """Which blocks stay, bool, and what the chosen ones that do not stay become.
+
+    flat : of all blocks; chosen : bool, which of them are to go
 
     In each round those that are left meet in pairs; a pair that would become blocks that are there,
     or that an earlier pair becomes, waits for the next round.
     """
-    left, new = chosen, flat[:0]
+    left, new = np.flatnonzero(chosen), flat[:0]
     for _ in range(ROUNDS):
         if left.size < 2:
             break
@@ -44,11 +47,6 @@ def swapped(
         done = (first.reshape(-1, 2) & free).all(1)
         new = np.sort(np.concatenate([new, become[done].reshape(-1)]))
         left = np.concatenate([pairs[~done].reshape(-1), odd])
-    return np.setdiff1d(chosen, left, assume_unique=True), new
-
-
-def with_blocks(like: Layout, *flat: np.ndarray) -> Layout:
-    """The layout of these blocks, given by flat indices, in a grid of that shape."""
-    rows, columns = np.divmod(np.sort(np.concatenate(flat)), like.shape[1])
-    indptr = np.append(0, np.cumsum(np.bincount(rows, minlength=like.shape[0])))
-    return Layout.from_arrays(indptr, columns, like.shape)
+    stay = ~chosen
+    stay[left] = True
+    return stay, new

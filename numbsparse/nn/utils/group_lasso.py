@@ -12,7 +12,7 @@ from numbsparse.autograd import Tensor
 from numbsparse.device import moved
 from numbsparse.nn.module import Module
 from numbsparse.nn.utils.weights import (
-    Steered,
+    Changing,
     check_density,
     checked_scope,
     largest_of_all,
@@ -23,7 +23,7 @@ from numbsparse.nn.utils.weights import (
 from numbsparse.patterns.checks import number
 
 
-class GroupLasso(Steered):
+class GroupLasso(Changing):
     """Shrink the blocks of all block-sparse weights until so many are zero.
 
     Each `step` is the proximal operator of strength * sum over blocks b of B * ||w_b||, l2 norms:
@@ -64,6 +64,8 @@ class GroupLasso(Steered):
     Yuan and Lin, "Model selection and estimation in regression with grouped variables", 2006; its
     proximal operator in Parikh and Boyd, "Proximal Algorithms", 2014, section 6.5.4.
     """
+
+    numbers = (("strength", number),)
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from numbsparse.nn import kept
 from numbsparse.nn.functional.gates import numbers_of
 from numbsparse.nn.linear import Linear, ones_for
 from numbsparse.nn.module import Module, Parameter
-from numbsparse.nn.utils.weights import Steered, weights_of
+from numbsparse.nn.utils.weights import Changing, weights_of
 from numbsparse.patterns.checks import integer, number
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1  # the paper's temperature and stretch
@@ -63,7 +63,7 @@ class HardConcreteGate(Module):
         integer(argument, value, least=0, most=2**63 - 1)
 
 
-class HardConcrete(Steered):
+class HardConcrete(Changing):
     """Give all Linear layers of a model hard-concrete gates, and steer how many are not zero.
 
     loss + gates.penalty() is what to train: penalty = strength * max(0, expected density -
@@ -111,6 +111,8 @@ class HardConcrete(Steered):
     equations 10 to 13; the strength as in Gallego-Posada et al., "Controlled Sparsity via
     Constrained Optimization", 2022.
     """
+
+    numbers = (("strength", number),)
 
     def __init__(self, model: Module, density: float, *, rate: float = 0.1, seed: Any = None):
         self.density, self.rate = number("density", density, most=1), number("rate", rate)

@@ -12,7 +12,7 @@ from numbsparse.layout import Layout
 from numbsparse.nn.module import Module
 from numbsparse.nn.utils.pruning import cubic
 from numbsparse.nn.utils.rewiring import Rewiring
-from numbsparse.nn.utils.weights import Weight
+from numbsparse.nn.utils.weights import Weight, largest
 from numbsparse.patterns.checks import integer
 
 
@@ -82,12 +82,10 @@ class PruneAndGrow(Rewiring):
         self, weight: Weight, layout: Layout, norms: np.ndarray, step: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
         n, wide = self._count_at(weight, step), weight.data.layout
-        stay = np.zeros(layout.n_blocks, bool)
-        stay[np.argsort(-norms, kind="stable")[:n]] = True
+        stay = largest(norms, n)
         if step == self.stop:
-            return np.flatnonzero(~stay), layout.flat_indices[:0]
-        steepest = np.argsort(-self._slopes(weight), kind="stable")[:n]
-        own = np.full(wide.n_blocks, -1)
-        own[layout.positions_in(wide)] = np.arange(layout.n_blocks)
-        stay[own[steepest][own[steepest] >= 0]] = True
-        return np.flatnonzero(~stay), wide.flat_indices[steepest[own[steepest] < 0]]
+            return stay, layout.flat_indices[:0]
+        steepest, own = largest(self._slopes(weight), n), layout.positions_in(wide)
+        stay |= steepest[own]
+        steepest[own] = False
+        return stay, wide.flat_indices[steepest]

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
 from numbsparse.nn.module import Module
 from numbsparse.nn.utils.weights import (
+    COUNT,
+    SHARE,
+    Changing,
     check_density,
     checked_scope,
     followers_of,
     keep,
     largest_of_all,
-    load_layouts,
     norms_of,
     refuse_capture,
-    saved_layouts,
     weights_of,
 )
 from numbsparse.patterns.checks import integer, number
@@ -108,7 +109,7 @@ def cubic(first: float, last: float, done: float) -> float:
     return last + (first - last) * (1 - min(max(done, 0), 1)) ** 3
 
 
-class GradualPruning:
+class GradualPruning(Changing):
     """Densities that fall along a cubic from the first to the last, a `prune` every few steps.
 
     density(t) = last + (first - last) * (1 - (t - start) / (stop - start)) ** 3 from step `start`
@@ -147,6 +148,8 @@ class GradualPruning:
     compression", 2017, equation 1, whose sparsity is 1 - density.
     """
 
+    numbers = (("steps", COUNT), ("first", SHARE))
+
     def __init__(
         self,
         model: Module | Iterable[Tensor],
@@ -169,13 +172,13 @@ class GradualPruning:
         if scope == "layer":
             check_density(weights, self.density)
         layouts = [weight.data.layout for weight in weights]
-        self._first = sum(a.n_blocks for a in layouts) / sum(
+        self.first = sum(a.n_blocks for a in layouts) / sum(
             a.shape[0] * a.shape[1] for a in layouts
         )
 
     def density_at(self, step: int) -> float:
         """The density that is aimed at after so many steps."""
-        return cubic(self._first, self.density, (step - self.start) / (self.stop - self.start))
+        return cubic(self.first, self.density, (step - self.start) / (self.stop - self.start))
 
     def step(self) -> None:
         """Count a step, and prune where one is due; after an error it is not counted."""
@@ -185,20 +188,3 @@ class GradualPruning:
         if due and self.start <= step <= self.stop:
             prune(self.model, self.density_at(step), remap=self.remap, **self._how)
         self.steps = step
-
-    def state_dict(self) -> dict[str, Any]:
-        """Steps, the first density, and the layouts by name, as SciPy's index arrays."""
-        layouts = saved_layouts(weights_of(self.model))
-        return {"steps": self.steps, "first": self._first, "layouts": layouts}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict()` gave: the weights take its layouts, zeros in new blocks.
-
-        Raises TypeError or ValueError where it is of other weights; nothing is changed then.
-        """
-        if not isinstance(state, Mapping) or set(state) != {"steps", "first", "layouts"}:
-            raise ValueError(f"state takes steps, first and layouts, got {state!r}")
-        steps = integer("state['steps']", state["steps"], least=0)
-        first = number("state['first']", state["first"], most=1)
-        load_layouts(weights_of(self.model), state["layouts"], self.remap)
-        self.steps, self._first = steps, first

@@ -10,20 +10,22 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
-from numbsparse.layout import Layout
+from numbsparse.layout import Layout, layout_of
 from numbsparse.nn.module import Module
-from numbsparse.nn.utils.drawn import absent_blocks, swapped, with_blocks
+from numbsparse.nn.utils.drawn import absent_blocks, swapped
 from numbsparse.nn.utils.weights import (
+    COUNT,
+    SHARE,
+    Changing,
     Weight,
     check_density,
     followers_of,
-    load_layouts,
+    largest,
     loaded,
     norms_of,
     on_host,
     refuse_capture,
     saved,
-    saved_layouts,
     set_layouts,
     weights_of,
 )
@@ -32,7 +34,13 @@ from numbsparse.patterns.checks import integer, number
 RULES = ("gradient", "random", "degrees")
 
 
-class Rewiring:
+def _shares(argument: str, of: Any) -> dict[str, float]:
+    if not isinstance(of, Mapping):
+        raise TypeError(f"{argument} takes a density of each weight by its name, got {of!r}")
+    return {name: SHARE(argument, share) for name, share in of.items()}
+
+
+class Rewiring(Changing):
     """Every few steps drop a share of the blocks, those of smallest norm, and grow others.
 
     In each weight round(share * blocks) go, where
@@ -94,6 +102,8 @@ class Rewiring:
     swaps: Maslov and Sneppen, "Specificity and Stability in Topology of Protein Networks", 2002.
     """
 
+    numbers = (("steps", COUNT), ("seed", COUNT), ("first", _shares))
+
     def __init__(
         self,
         model: Module | Iterable[Tensor],
@@ -121,7 +131,7 @@ class Rewiring:
         self.remap, self.steps = followers_of(remap), 0
         if density is not None and (stop is None or grow == "degrees"):
             raise ValueError("density takes a stop, and blocks that grow by gradient or at random")
-        self._first = {w.name: w.data.density for w in weights_of(self.model)}
+        self.first = {w.name: w.data.density for w in weights_of(self.model)}
         self._kept: dict[str, Layout] = {}  # without candidates, while these are there
         if self.density is not None:
             check_density(weights_of(self.model), self.density)
@@ -151,7 +161,7 @@ class Rewiring:
         if self.density is None or self.stop is None:
             return self._layout_of(weight).n_blocks
         rows, columns = weight.data.layout.shape
-        density = self._density_at(self._first[weight.name], self.density, step / self.stop)
+        density = self._density_at(self.first[weight.name], self.density, step / self.stop)
         return round(density * rows * columns)
 
     @staticmethod
@@ -171,7 +181,7 @@ class Rewiring:
             layout = kept[weight.name]
             more = layout.n_blocks if self.candidates is None else self.candidates
             drawn = absent_blocks(layout, more, self._generator(step, nth))
-            wider.append(with_blocks(layout, layout.flat_indices, drawn))
+            wider.append(layout_of(layout.shape, layout.flat_indices, drawn))
         set_layouts(weights, self.remap, wider)
         self._kept = kept
 
@@ -183,29 +193,28 @@ class Rewiring:
             layout = self._layout_of(weight)
             if layout is not weight.data.layout:
                 own = own[layout.positions_in(weight.data.layout)]
-            gone, new = self._chosen(weight, layout, own, step, self._generator(step, nth))
-            left = np.delete(layout.flat_indices, gone)
+            stay, new = self._chosen(weight, layout, own, step, self._generator(step, nth))
+            left = layout.flat_indices[stay]
             if self._kept:  # what candidates hold goes too
-                fewer.append(with_blocks(layout, left))
-            other.append(with_blocks(layout, left, new))
+                fewer.append(layout_of(layout.shape, left))
+            other.append(layout_of(layout.shape, left, new))
         set_layouts(weights, self.remap, *([fewer] if fewer else []), other)
         self._kept = {}
 
     def _chosen(
         self, weight: Weight, layout: Layout, norms: np.ndarray, step: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Which of a layout's blocks go, as places in it, and the flat indices of those that come.
+        """Which of a layout's blocks stay, bool, and the flat indices of those that come.
 
         `norms` are those of its blocks; candidates are not among them.
         """
         flat, count = layout.flat_indices, self._count_at(weight, step)
-        order = np.argsort(norms, kind="stable")
         n = round(self.share_at(step) * flat.size)
         if self.grow == "degrees":
-            return swapped(flat, order[:n], layout.shape[1], rng)
+            return swapped(flat, largest(-norms, n), layout.shape[1], rng)
         n = max(n, flat.size - count)
         new = self._grown(weight, layout, count - flat.size + n, rng)
-        return order[: max(flat.size + new.size - count, 0)], new
+        return ~largest(-norms, flat.size + new.size - count), new
 
     def _grown(
         self, weight: Weight, layout: Layout, n: int, rng: np.random.Generator
@@ -215,7 +224,7 @@ class Rewiring:
             return absent_blocks(layout, n, rng)
         candidates = weight.data.layout - layout
         slopes = self._slopes(weight)[candidates.positions_in(weight.data.layout)]
-        return candidates.flat_indices[np.argsort(-slopes, kind="stable")[:n]]
+        return candidates.flat_indices[largest(slopes, n)]
 
     def _slopes(self, weight: Weight) -> np.ndarray:
         """The norms of the gradient of all blocks that it has, candidates among them."""
@@ -231,25 +240,11 @@ class Rewiring:
         return np.random.default_rng([self.seed, step, nth])
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps, seed, first densities, and the layouts by name, with candidates and without."""
-        weights = weights_of(self.model)
-        kept = saved(self._kept)
-        numbers = {"steps": self.steps, "seed": self.seed, "first": dict(self._first)}
-        return numbers | {"layouts": saved_layouts(weights), "kept": kept}
+        return super().state_dict() | {"kept": saved(self._kept)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict()` gave: the weights take its layouts, zeros in new blocks.
-
-        Raises TypeError or ValueError where it is of other weights; nothing is changed then.
-        """
-        names = {"steps", "seed", "first", "layouts", "kept"}
-        if not isinstance(state, Mapping) or set(state) - {"kept"} != names - {"kept"}:
-            raise ValueError(f"state takes {', '.join(sorted(names))}, got {state!r}")
-        weights = weights_of(self.model)
-        steps = integer("state['steps']", state["steps"], least=0)
-        seed = integer("state['seed']", state["seed"], least=0)
-        first = {w.name: number("state['first']", state["first"][w.name], most=1) for w in weights}
-        without = state.get("kept", {})  # a file keeps no empty dict
+    def load_state_dict(self, state: Mapping[str, Any], *, remap: Any = ()) -> None:
+        weights, found = weights_of(self.model), dict(state)
+        without = found.pop("kept", {})  # a file keeps no empty dict
         kept = loaded(weights, without) if without else {}
-        load_layouts(weights, state["layouts"], self.remap)
-        self.steps, self.seed, self._first, self._kept = steps, seed, first, kept
+        super().load_state_dict(found, remap=remap)
+        self._kept = kept

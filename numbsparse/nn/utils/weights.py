@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,31 +15,39 @@ from numbsparse.device import is_capturing
 from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout
 from numbsparse.nn.module import Module
-from numbsparse.patterns.checks import number
+from numbsparse.patterns.checks import integer, number
 
 SCOPES = ("layer", "model")
+COUNT, SHARE = partial(integer, least=0), partial(number, most=1)
 
 
-class Steered:
-    """The base of what learns which blocks to keep, with a penalty whose strength is adapted."""
+class Changing:
+    """The base of what changes the layouts of a model: its state has them, and `numbers`."""
 
     model: Any
-    strength: Any
+    remap: Any = ()
+    numbers: tuple[tuple[str, Callable[[str, Any], Any]], ...]  # attributes, and what checks them
 
     def state_dict(self) -> dict[str, Any]:
-        """The strength, and the layouts by name, as SciPy's index arrays."""
-        return {"strength": self.strength, "layouts": saved_layouts(weights_of(self.model))}
+        """All that training needs to resume; the layouts by name, as SciPy's index arrays."""
+        numbers = {name: getattr(self, name) for name, _ in self.numbers}
+        layouts = {weight.name: weight.data.layout for weight in weights_of(self.model)}
+        return numbers | {"layouts": saved(layouts)}
 
     def load_state_dict(self, state: Mapping[str, Any], *, remap: Any = ()) -> None:
-        """Take what `state_dict()` gave: the weights take its layouts, and `remap` as in `prune`.
+        """Take what `state_dict()` gave: the weights take its layouts, zeros in new blocks.
 
-        Raises TypeError or ValueError where it is of other weights; nothing is changed then.
+        `remap` as in `prune`, besides what was given before. Raises TypeError or ValueError where
+        the state is of other weights; nothing is changed then.
         """
-        if not isinstance(state, Mapping) or set(state) != {"strength", "layouts"}:
-            raise ValueError(f"state takes strength and layouts, got {state!r}")
-        strength = number("state['strength']", state["strength"])
-        load_layouts(weights_of(self.model), state["layouts"], followers_of(remap))
-        self.strength = strength
+        names = {*dict(self.numbers), "layouts"}
+        if not isinstance(state, Mapping) or set(state) != names:
+            raise ValueError(f"state takes {', '.join(sorted(names))}, got {state!r}")
+        numbers = {n: check(f"state[{n!r}]", state[n]) for n, check in self.numbers}
+        weights, followers = weights_of(self.model), [*self.remap, *followers_of(remap)]
+        set_layouts(weights, followers, list(loaded(weights, state["layouts"]).values()))
+        for name, found in numbers.items():
+            setattr(self, name, found)
 
 
 class Weight(NamedTuple):
@@ -136,11 +145,11 @@ def largest_of_all(
 ) -> list[np.ndarray]:
     grids = [w.data.layout.shape[0] * w.data.layout.shape[1] for w in weights]
     if scope == "layer":
-        return [_largest(own, round(density * n)) for own, n in zip(norms, grids, strict=True)]
+        return [largest(own, round(density * n)) for own, n in zip(norms, grids, strict=True)]
     sizes = {w.name: w.data.block_size for w in weights}
     if len(set(sizes.values())) > 1:
         raise ValueError(f'scope="model" compares blocks of one size, got {sizes}: use "layer"')
-    kept = _largest(np.concatenate(norms), round(density * sum(grids)))
+    kept = largest(np.concatenate(norms), round(density * sum(grids)))
     return np.split(kept, np.cumsum([own.size for own in norms])[:-1])
 
 
@@ -171,10 +180,14 @@ def check_density(weights: list[Weight], density: float) -> None:
             )
 
 
-def _largest(norms: np.ndarray, n: int) -> np.ndarray:
-    """Whether each is among the n largest; of equal ones the first is."""
-    kept = np.zeros(norms.size, bool)
-    kept[np.argsort(-norms, kind="stable")[:n]] = True
+def largest(norms: np.ndarray, n: int) -> np.ndarray:
+    """Whether each is among the n largest; of equal ones the first is, and NaN is the last."""
+    if not 0 < n < norms.size:
+        return np.full(norms.size, n > 0)
+    rising = -norms
+    bound = np.partition(rising, n - 1)[n - 1]  # a sort takes ten times as long
+    kept: np.ndarray = rising < bound
+    kept[np.flatnonzero(rising == bound)[: n - np.count_nonzero(kept)]] = True
     return kept
 
 
@@ -243,20 +256,9 @@ def refuse_capture(what: str) -> None:
         raise RuntimeError(f"{what} cannot be part of a captured step: call it after the step")
 
 
-def saved_layouts(weights: list[Weight]) -> dict[str, Any]:
-    """For a state dict: the layouts by name."""
-    return saved({weight.name: weight.data.layout for weight in weights})
-
-
 def saved(layouts: Mapping[str, Layout]) -> dict[str, Any]:
-    """As SciPy's index arrays."""
+    """For a state dict: the layouts by name, as SciPy's index arrays."""
     return {n: {"indptr": a.indptr, "indices": a.indices} for n, a in layouts.items()}
-
-
-def load_layouts(weights: list[Weight], state: Any, followers: list[Any]) -> None:
-    """Give the weights the layouts of `saved_layouts`; ValueError where they are of others."""
-    layouts = loaded(weights, state)
-    set_layouts(weights, followers, list(layouts.values()))
 
 
 def loaded(weights: list[Weight], state: Any) -> dict[str, Layout]:

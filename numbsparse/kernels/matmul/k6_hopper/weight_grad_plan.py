@@ -137,6 +137,8 @@ def cut(times, sums, places, steps, least, rate, to_add):
             continue
         own, order = free.copy(), heap.copy()
         for piece in range(pieces * rest):
+            if end + adding >= best:
+                break
             time = times[whole + piece % rest] * steps / pieces
             end = max(end, give(own, order, time + TO_START))
         if end + adding < best:
@@ -145,7 +147,7 @@ def cut(times, sums, places, steps, least, rate, to_add):
 
 
 def cut_up(
-    tables: Tables, whole: int, pieces: int, steps: int
+    tables: Tables, order: np.ndarray, whole: int, pieces: int, steps: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
     """(heads, loads, places, outs, what was cut, pieces): the tables of what each block does.
 
@@ -154,13 +156,14 @@ def cut_up(
         loads (., 2) : see `coded`
         places (GROUPS, .) : where the operands of a warpgroup's products are
         outs (GROUPS, OUTS) : what they make, or -1
+    order : in which blocks of threads begin; the first `whole` of them have all steps
     heads then have before these the first step and the steps, and after two of them whether sums
     are left: then outs are places among the sums of `what was cut`, piece after piece.
     """
     heads, loads, places, outs = tables
     whole, pieces = (whole, pieces) if pieces > 1 else (len(heads), 0)
-    rest = np.arange(whole, len(heads))
-    of = np.concatenate([np.arange(whole), np.tile(rest, pieces)])
+    rest = order[whole:]
+    of = np.concatenate([order[:whole], np.tile(rest, pieces)])
     piece = np.repeat(np.arange(pieces), rest.size)
     first, last = piece * steps // max(pieces, 1), (piece + 1) * steps // max(pieces, 1)
     span = np.zeros((of.size, 3), np.int32)  # first step, steps, whether sums are left
@@ -310,7 +313,8 @@ def plan(
     sums = rest * tile.UNITS * tile.GROUPS * 64 * tile.N
     times = np.full(len(items), STEP)
     _, whole, pieces = cut(times, sums, processors, steps, 0.0, SUMS_IN_US, TO_ADD_FLOAT32)
-    return cut_up((heads, loads, items.images, items.outs), whole, pieces, steps)
+    order = np.arange(len(items))  # which begins with the longest strips
+    return cut_up((heads, loads, items.images, items.outs), order, whole, pieces, steps)
 
 
 def coded(panels: np.ndarray, operand: int, slot: int, edge: tuple[int, bool]) -> np.ndarray:

@@ -46,11 +46,6 @@ class Shares(NamedTuple):
     # size, and where their operands are; see `ptx.wgmma_units`
     outs: np.ndarray  # (n, GROUPS, OUTS) kept blocks, -1 where there is none
 
-    def of(self, items: np.ndarray, tile: Tile) -> Shares:
-        """Those of some items."""
-        at = (items[:, None] * tile.CLUSTER + np.arange(tile.CLUSTER)).reshape(-1)
-        return Shares(*(array[at] for array in self))
-
     def blocks(self, tile: Tile) -> np.ndarray:
         """(n,) kept blocks; those of 128 are in both warpgroups, half of each."""
         return np.count_nonzero(self.outs >= 0, axis=(1, 2)) // (2 if tile.B == 128 else 1)
@@ -66,23 +61,25 @@ def plan(
     at_once, found = processors // tile.CLUSTER, []
     for items in ways_of(index, tile, at_once):
         shares = shares_of(index, tile, items)
-        in_order = shares.of(np.argsort(times_of(shares, tile), kind="stable")[::-1], tile)
-        found.append((*cut_of(in_order, at_once, steps, tile), in_order))
-    _, whole, pieces, chosen = min(found, key=lambda way: way[0])
-    return plans.cut_up(tables(chosen, edges), whole * tile.CLUSTER, pieces, steps)
+        found.append((*cut_of(shares, at_once, steps, tile), shares))
+    _, whole, pieces, order, chosen = min(found, key=lambda way: way[0])
+    order = (order[:, None] * tile.CLUSTER + np.arange(tile.CLUSTER)).reshape(-1)
+    return plans.cut_up(tables(chosen, edges), order, whole * tile.CLUSTER, pieces, steps)
 
 
 def tables(shares: Shares, edges: Edges) -> Tables:
-    """Copies are (panel, slot | map << 8 | ranks << 16), of neighbours in one copy."""
-    copies, counts = np.zeros_like(shares.loads), np.zeros(len(shares.ends), np.int32)
-    how = np.array(edges, np.int64), MAPS, np.array(RUNS, np.int64)
-    _join(shares.loads, shares.ends, *how, copies, counts)
+    """Copies are (panel, slot | map << 8 | ranks << 16), of neighbours in one copy.
+
+    They take the place of the loads.
+    """
+    loads, counts = shares.loads, np.zeros(len(shares.ends), np.int32)
+    _join(loads, shares.ends, np.array(edges, np.int64), MAPS, np.array(RUNS, np.int64), counts)
     heads = np.stack([counts, shares.arriving], 1)
-    return heads, copies[:, : counts.max(initial=0)], shares.places, shares.outs
+    return heads, loads[:, : counts.max(initial=0)], shares.places, shares.outs
 
 
 @compiled(error_model="numpy")
-def _join(loads, ends, edges, maps, runs, copies, counts):
+def _join(loads, ends, edges, maps, runs, counts):
     for share in range(len(ends)):
         k = copy = 0
         for operand in range(2):
@@ -102,8 +99,8 @@ def _join(loads, ends, edges, maps, runs, copies, counts):
                     while number + 1 < runs.size and runs[number + 1] <= same:
                         number += 1
                     run = runs[number]
-                copies[share, copy, 0] = panel
-                copies[share, copy, 1] = code | maps * operand + number << 8
+                loads[share, copy, 0] = panel
+                loads[share, copy, 1] = code | maps * operand + number << 8
                 copy, k = copy + 1, k + run
         counts[share] = copy
 
@@ -139,17 +136,17 @@ def shares_of(index: Index, tile: Tile, items: np.ndarray) -> Shares:
         np.zeros((n, tile.GROUPS, 1 + 2 * tile.UNITS), np.int32),
         np.full((n, tile.GROUPS, tile.OUTS), -1, np.int32),
     )
-    rows, columns = (a[order].astype(np.int64) for a in (index.block_rows, index.block_columns))
-    kept, step = (order, starts, rows, columns), tile.PANEL_BYTES >> 4
+    lines, step = (index.block_rows, index.block_columns), tile.PANEL_BYTES >> 4
     if tile.B == 128:
-        share_rows(*kept, step, tile.B // tile.PANEL, tile.CLUSTER, *shares)
+        share_rows(order, starts, *lines, step, tile.B // tile.PANEL, tile.CLUSTER, *shares)
     else:
         n_columns = index.columns.indptr.size - 1
 
         def share(first: int, end: int) -> None:
             own, slot = (a[first:end] for a in shares), np.full(n_columns, -1)
-            here = order, starts[first : end + 1], rows, columns
-            share_regions(*here, step, tile.PAIR, slot, *own)
+            begins = starts[first : end + 1]
+            here = order[begins[0] : begins[-1]], begins - begins[0]
+            share_regions(*here, *lines, step, tile.PAIR, slot, *own)
 
         others = [threads().submit(share, k, k + AT_ONCE) for k in range(AT_ONCE, n, AT_ONCE)]
         share(0, AT_ONCE)
@@ -160,10 +157,10 @@ def shares_of(index: Index, tile: Tile, items: np.ndarray) -> Shares:
 
 @compiled(error_model="numpy")
 def share_regions(
-    order, starts, rows, columns, step, pair, slot, loads, ends, arriving, places, outs
+    order, starts, block_rows, block_columns, step, pair, slot, loads, ends, arriving, places, outs
 ):
     """Slots of x, then of dy; and the products, dealt evenly to the warpgroups."""
-    groups = outs.shape[1]
+    groups, rows, columns = outs.shape[1], block_rows[order], block_columns[order]
     for item in range(starts.size - 1):
         first, end = starts[item], starts[item + 1]
         n = products = 0  # of rows
@@ -225,12 +222,13 @@ def share_rows(
             share, copy = item * cluster + rank, 0
             for p in range(panels):
                 if p % busy == rank:
-                    loads[share, copy, 0] = rows[first] * panels + p
+                    loads[share, copy, 0] = rows[order[first]] * panels + p
                     loads[share, copy, 1] = p | ((1 << busy) - 1) << 16
                     copy += 1
             ends[share, 0] = copy
             for slot in range(panels, panels * (1 + past - begin)):
-                panel = columns[first + begin + slot // panels - 1] * panels + slot % panels
+                block = order[first + begin + slot // panels - 1]
+                panel = columns[block] * panels + slot % panels
                 loads[share, copy, 0], loads[share, copy, 1] = panel, slot | ALONE << rank
                 copy += 1
             ends[share, 1] = copy
@@ -270,11 +268,13 @@ def from_l2(panels: int, tile: Tile) -> float:
     return panels * tile.PANEL_BYTES / 8.5e6
 
 
-def times_of(shares: Shares, tile: Tile) -> np.ndarray:
-    """Of a step of each item: its copies or its products, whichever take longer."""
-    of_items = (n.reshape(-1, tile.CLUSTER) for n in (shares.arriving, shares.blocks(tile)))
-    panels, blocks = (n.max(1).astype(np.int64) for n in of_items)
-    products = blocks * tile.B**2 * (2 if tile.B == 32 else 1)
+def times_of(shares: Shares, blocks: np.ndarray, tile: Tile) -> np.ndarray:
+    """Of a step of each item: its copies or its products, whichever take longer.
+
+    blocks (items, CLUSTER) : `Shares.blocks`
+    """
+    panels = shares.arriving.reshape(blocks.shape).max(1)
+    products = blocks.max(1) * tile.B**2 * (2 if tile.B == 32 else 1)
     return np.maximum(copying(panels, tile), products * tile.DEPTH / 4e6)
 
 
@@ -286,8 +286,10 @@ def _see(loads, ends, seen):
             seen[0 if k < ends[share, 0] else 1, loads[share, k, 0]] = True
 
 
-def cut_of(shares: Shares, places: int, steps: int, tile: Tile) -> tuple[float, int, int]:
-    """`cut` of items, longest first.
+def cut_of(
+    shares: Shares, places: int, steps: int, tile: Tile
+) -> tuple[float, int, int, np.ndarray]:
+    """`cut` of the items, and their order: longest first.
 
     However they are cut, the copies take their time, from the L2 cache and, the first of each
     panel, from memory.
@@ -298,8 +300,10 @@ def cut_of(shares: Shares, places: int, steps: int, tile: Tile) -> tuple[float, 
     first = int(np.count_nonzero(seen))
     memory = 2.4  # times as long as from the L2 cache
     least = steps * max(from_l2(panels, tile), memory * from_l2(first, tile))
-    items = len(shares.ends) // tile.CLUSTER
-    rest = shares.blocks(tile)[items // places * places * tile.CLUSTER :]
+    blocks = shares.blocks(tile).reshape(-1, tile.CLUSTER)
+    times = times_of(shares, blocks, tile)
+    order = np.argsort(times, kind="stable")[::-1]
+    rest = blocks[order[order.size // places * places :]]
     rate = 7e4 if tile.UNITS > 1 else 3e5  # pairs of blocks leave theirs number by number
-    sums, times = int(rest.sum()) * tile.B**2, times_of(shares, tile)
-    return plans.cut(times, sums, places, steps, least, rate, plans.TO_ADD)
+    sums = int(rest.sum()) * tile.B**2
+    return *plans.cut(times[order], sums, places, steps, least, rate, plans.TO_ADD), order
