@@ -11,7 +11,7 @@ from conv_helpers import ConvCase, ConvProblem
 
 from numbsparse import device, ops, testing
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.conv import PRODUCTS, RUNGS, rung
+from numbsparse.kernels.conv import PRODUCTS, RUNGS, chosen, rung
 
 SMALL = [
     ConvCase(1, (1, 1), 8, 8, 8, (3, 3), padding=1),  # one pixel
@@ -121,7 +121,7 @@ needs_cuda = pytest.mark.skipif(not device.is_available(), reason="no GPU and no
 TENSOR_CORE = ConvCase(2, (3, 2), 16, 18, 16, (3, 3), padding=1)
 MERGED = ConvCase(2, (3, 4), 24, 18, 8, (2, 3), stride=2, padding=1)
 PART_OF_A_TILE = ConvCase(2, (3, 2), 16, 24, 16, (3, 3), padding=1)
-SIXTEEN_BIT = ["k2_tensor_core", "k4_wgmma"]
+SIXTEEN_BIT = ["k3_tensor_core", "k4_wgmma"]
 LINES = [("float32", "forward"), ("bfloat16", "forward"), ("float16", "input_grad")]
 
 
@@ -129,7 +129,7 @@ LINES = [("float32", "forward"), ("bfloat16", "forward"), ("float16", "input_gra
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_high_rounds_only_operands_of_float32(product):
     problem = ConvProblem(TENSOR_CORE)
-    got, exact = (run("k2_tensor_core", product, problem, "cuda", "high"), problem.exact(product))
+    got, exact = (run("k3_tensor_core", product, problem, "cuda", "high"), problem.exact(product))
     error, magnitude = abs(got - exact), problem.exact(product, magnitude=True)
     assert (error <= problem.bound(product, "float32") + 2.0**-9 * magnitude).all()
     assert not (error <= problem.bound(product, "float32")).all()
@@ -140,7 +140,7 @@ def test_high_rounds_only_operands_of_float32(product):
 @pytest.mark.parametrize(
     ("name", "case", "dtype", "product"),
     [
-        *(("k2_tensor_core", TENSOR_CORE, "float32", product) for product in PRODUCTS),
+        *(("k3_tensor_core", TENSOR_CORE, "float32", product) for product in PRODUCTS),
         *(("k5_small_blocks", MERGED, dtype, product) for dtype, product in LINES),
         *((name, PART_OF_A_TILE, dtype, "weight_grad") for name in SIXTEEN_BIT for dtype in HALVES),
     ],
@@ -166,8 +166,8 @@ if not ON_GPU:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        ("k2_tensor_core", "float16"),
-        ("k2_tensor_core", "float32"),
+        ("k3_tensor_core", "float16"),
+        ("k3_tensor_core", "float32"),
         ("k4_wgmma", "float16"),
     ],
 )
@@ -228,11 +228,11 @@ def test_nothing_races(name, product, dtype):
 def test_blocks_of_threads_that_take_several_lines(dtype, product, monkeypatch):
     """They begin each with sums of zero; usually a line is enough for the simulator."""
     case = ConvCase(2, (5, 4), 64, 50, 16, (2, 1), padding=1, density=1)
-    skip_unless_served("k2_tensor_core", product, case, dtype)
-    module = import_module("numbsparse.kernels.conv.k2_tensor_core.lines")
+    skip_unless_served("k3_tensor_core", product, case, dtype)
+    module = import_module("numbsparse.kernels.conv.k3_tensor_core.lines")
     monkeypatch.setattr(module, "ENOUGH", 2)
     problem = ConvProblem(case, dtype)
-    got = run("k2_tensor_core", product, problem, "cuda").astype(np.float64)
+    got = run("k3_tensor_core", product, problem, "cuda").astype(np.float64)
     assert (abs(got - problem.exact(product)) <= problem.bound(product, dtype)).all()
 
 
@@ -305,7 +305,22 @@ def test_auto_takes_another_rung_where_one_says_why_it_does_not_serve(product, c
     }[product]
     with pytest.raises(ValueError, match=says):
         call(kernel="k4_wgmma")
-    np.testing.assert_array_equal(call(), call(kernel="k2_tensor_core"))
+    others = ("k2_unfolded", "k3_tensor_core")  # these are few outputs: the first that serves
+    other = next(name for name in others if why_not(name, product, case, dtype) is None)
+    np.testing.assert_array_equal(call(), call(kernel=other))
+
+
+@needs_cuda
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_few_outputs_are_unfolded(product):
+    for batch, few in ((1, True), (4096, False)):
+        case = ConvCase(batch, (8, 8), 64, 64, 32, (3, 3), padding=1)
+        how = case.block_size, as_dtype("float16"), "cuda", batch, "highest"
+        if reason := rung("k4_wgmma").unsupported(product, *how):
+            pytest.skip(reason)
+        names = [name for name, place in RUNGS.items() if place == "cuda"]
+        of = chosen(names, product, *how, case.window, case.in_features, case.out_features)
+        assert of is rung("k2_unfolded" if few else "k4_wgmma")
 
 
 @needs_cuda
@@ -328,7 +343,13 @@ def test_images_that_tiles_of_8_x_8_would_fill_badly_are_refused(monkeypatch):
 @needs_cuda
 @pytest.mark.parametrize(
     ("name", "size"),
-    [("k1_naive", 16), ("k2_tensor_core", 16), ("k4_wgmma", 16), ("k5_small_blocks", 8)],
+    [
+        ("k1_naive", 16),
+        ("k2_unfolded", 16),
+        ("k3_tensor_core", 16),
+        ("k4_wgmma", 16),
+        ("k5_small_blocks", 8),
+    ],
 )
 def test_single_products_keep_to_what_their_rung_says(rng, name, size):
     product = "forward" if name == "k4_wgmma" else "weight_grad"

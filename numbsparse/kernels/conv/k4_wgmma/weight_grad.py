@@ -25,7 +25,7 @@ from numbsparse.kernels.conv.boxes import (
     start_rings,
     tile_of,
 )
-from numbsparse.kernels.conv.k2_tensor_core.weight_grad import gather_sums
+from numbsparse.kernels.conv.k3_tensor_core.weight_grad import gather_sums
 from numbsparse.kernels.conv.k4_wgmma.lines import cut_for
 from numbsparse.kernels.conv.walks import Items, block_items
 from numbsparse.kernels.conv.window import PIXELS

@@ -20,7 +20,7 @@ from numbsparse.kernels.conv.boxes import (
     spread,
     tile_of,
 )
-from numbsparse.kernels.conv.k2_tensor_core.products import is_16_bit, line_product
+from numbsparse.kernels.conv.k3_tensor_core.products import is_16_bit, line_product
 from numbsparse.kernels.conv.walks import Units, line_units
 from numbsparse.kernels.conv.window import cut
 from numbsparse.kernels.parts.aligned import aligned_rows

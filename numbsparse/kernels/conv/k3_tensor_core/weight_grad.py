@@ -21,7 +21,7 @@ from numbsparse.kernels.conv.boxes import (
     spread,
     tile_of,
 )
-from numbsparse.kernels.conv.k2_tensor_core.products import box_product, is_16_bit
+from numbsparse.kernels.conv.k3_tensor_core.products import box_product, is_16_bit
 from numbsparse.kernels.conv.walks import Items, block_items
 from numbsparse.kernels.conv.window import cut
 from numbsparse.kernels.elementwise import fill

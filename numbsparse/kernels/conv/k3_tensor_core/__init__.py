@@ -24,8 +24,8 @@ from __future__ import annotations
 from functools import partial
 
 from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
-from numbsparse.kernels.conv.k2_tensor_core import weight_grad as gradient
-from numbsparse.kernels.conv.k2_tensor_core.lines import multiply_lines
+from numbsparse.kernels.conv.k3_tensor_core import weight_grad as gradient
+from numbsparse.kernels.conv.k3_tensor_core.lines import multiply_lines
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.fragments import arithmetic_of
 
@@ -34,7 +34,7 @@ DTYPES = ("float16", "bfloat16", "float32")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 
 
-unsupported = reach("k2_tensor_core", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
+unsupported = reach("k3_tensor_core", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
 
 
 def _lines(product, x, values, index, window, y, precision="highest"):
