@@ -34,8 +34,9 @@ from numbsparse.kernels.conv.boxes import moved, pixel, place_of
 from numbsparse.kernels.conv.k1_naive import output_at
 from numbsparse.kernels.conv.walks import line_walk
 from numbsparse.kernels.conv.window import Three, Window
+from numbsparse.kernels.edge import inside
 from numbsparse.kernels.matmul.reach import reach
-from numbsparse.kernels.parts.aligned import aligned, copy_matrix
+from numbsparse.kernels.parts.aligned import aligned, aligned_values, copy_matrix
 from numbsparse.kernels.parts.plans import on_device, planned
 from numbsparse.kernels.ptx import (
     let_next_kernel_start,
@@ -53,18 +54,7 @@ ROWS = 64  # of a part, a multiple
 IN_CACHE, IN_MEMORY = 1 << 25, 1 << 28  # bytes of a part: of all taps, and of some
 THREADS = (32, 8)  # 16 bytes each of a pixel; pixels
 
-of_card = reach("k2_unfolded", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
-
-
-def unsupported(product, block_size, dtype, place, batch=1, precision="highest", *call):
-    """None, or why in words: see `numbsparse.kernels.conv`."""
-    reason = of_card(product, block_size, dtype, place, batch, precision)
-    if reason is None and call and product != "weight_grad":
-        features = call[2 if product == "input_grad" else 1]
-        if features % block_size:  # what w holds beyond them is not to be read
-            takes = f"takes multiples of {block_size} features in {product}"
-            return f"k2_unfolded {takes}, got {features}"
-    return reason
+unsupported = reach("k2_unfolded", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
 
 
 def is_best(product, block_size, dtype, place, batch, precision, window, *features):
@@ -78,6 +68,9 @@ def is_best(product, block_size, dtype, place, batch, precision, window, *featur
 def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     how = unfolding(product, x, index, window, values.shape[1])
+    if x.shape[2] % values.shape[1]:
+        big, small = (x, y) if product == "forward" else (y, x)
+        values = without_edge(values, index, window.taps, big.shape[2], small.shape[2])
     y = y.reshape(-1, y.shape[2])
     index = index if product == "forward" else planned(index, taps_in_lines, window.taps)[0]
     together = max(IN_CACHE // (4 * how.words * window.taps * ROWS), 1) * ROWS
@@ -116,6 +109,15 @@ def multiplier(product: str, values: DeviceArray, rows: int, precision: str) -> 
         if of.unsupported(product, size, dtype, "cuda", rows, precision) is None:
             return of
     raise ValueError("no rung of matmul serves this")
+
+
+def without_edge(values: DeviceArray, index: Index, n_taps: int, *features: int) -> DeviceArray:
+    """The blocks with zeros beyond in- and out-features, which end within blocks of each tap."""
+    in_blocks, whole = (index.rows.indptr.size - 1) // n_taps, empty(values.shape, values.dtype)
+    inside(
+        aligned_values(values), index.block_rows, index.block_columns, in_blocks, *features, whole
+    )
+    return whole
 
 
 class Unfolding(NamedTuple):
